@@ -1,0 +1,1 @@
+"""The parts of federated algorithms, and the recipes made of them."""

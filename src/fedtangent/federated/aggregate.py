@@ -1,0 +1,79 @@
+"""Reductions of the clients' messages to one value per model."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent.types import Aggregate, Array, Cohort, PyTree
+
+
+class _Sum(NamedTuple):
+    total: PyTree  # [K, ...]
+    weight: Array  # [K]
+
+
+def _add_weighted(total: Array, rows: Cohort, messages: Array) -> Array:
+    """``total[model] += weight * message`` for a batch of slots."""
+    weight = rows.weight.astype(total.dtype)
+    shape = (-1,) + (1,) * (messages.ndim - 1)
+    # A slot of weight 0 must not count even when its message is not finite.
+    counted = jnp.where(weight.reshape(shape) > 0, messages, 0) * weight.reshape(shape)
+    if messages.shape[0] == 1:  # XLA's scatter is slow on a CPU: one row is a slice update
+        model = rows.model[0]
+        return jax.lax.dynamic_update_index_in_dim(total, total[model] + counted[0], model, 0)
+    member = (rows.model[:, None] == jnp.arange(total.shape[0])).astype(total.dtype)
+    return total + jnp.tensordot(member, counted, axes=(0, 0), precision="highest")
+
+
+def weighted_mean() -> Aggregate:
+    """Mean of the messages of each model's slots, weighted by the cohort's weights (FE-2024, remark 1).
+
+    A model without a slot gets 0; the engine leaves its state unchanged and reports it.
+    """
+
+    def init(message: PyTree, num_models: int) -> _Sum:
+        total = jax.tree.map(lambda leaf: jnp.zeros((num_models, *leaf.shape), leaf.dtype), message)
+        dtype = jnp.result_type(*jax.tree.leaves(message), jnp.float32)
+        return _Sum(total, jnp.zeros((num_models,), dtype))
+
+    def add(acc: _Sum, rows: Cohort, messages: PyTree) -> _Sum:
+        total = jax.tree.map(lambda t, m: _add_weighted(t, rows, m), acc.total, messages)
+        return _Sum(total, acc.weight.at[rows.model].add(rows.weight.astype(acc.weight.dtype)))
+
+    def finish(acc: _Sum) -> PyTree:
+        inverse = 1 / jnp.where(acc.weight > 0, acc.weight, 1)
+        return jax.tree.map(
+            lambda t: t * inverse.reshape((-1,) + (1,) * (t.ndim - 1)).astype(t.dtype), acc.total
+        )
+
+    return Aggregate(init, add, finish)
+
+
+class Stacked(NamedTuple):
+    """Messages of each model's slots, kept whole."""
+
+    messages: PyTree  # [K, M, ...]; rows beyond ``count`` are zeros
+    count: Array  # [K] int32
+
+
+def stack(slots_per_model: int) -> Aggregate:
+    """Keep every message: up to ``slots_per_model`` (M) a model, in cohort order, for servers that pool clients."""
+
+    def init(message: PyTree, num_models: int) -> Stacked:
+        buffer = jax.tree.map(lambda m: jnp.zeros((num_models, slots_per_model, *m.shape), m.dtype), message)
+        return Stacked(buffer, jnp.zeros((num_models,), jnp.int32))
+
+    def add(acc: Stacked, rows: Cohort, messages: PyTree) -> Stacked:
+        def one(acc: Stacked, slot: tuple[Cohort, PyTree]) -> tuple[Stacked, None]:
+            row, message = slot
+            active = row.weight > 0
+            at = jnp.where(active, acc.count[row.model], slots_per_model)  # out of range: dropped
+            kept = jax.tree.map(lambda b, m: b.at[row.model, at].set(m, mode="drop"), acc.messages, message)
+            return Stacked(kept, acc.count.at[row.model].add(active.astype(jnp.int32))), None
+
+        return jax.lax.scan(one, acc, (rows, messages))[0]
+
+    return Aggregate(init, add, lambda acc: acc)

@@ -1,0 +1,184 @@
+"""The one federated loop: an algorithm is a composition of a local problem, a channel, an aggregate and a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent import pytrees
+from fedtangent.federated.aggregate import weighted_mean
+from fedtangent.federated.channel import lossless
+from fedtangent.federated.predict import mean_of_models
+from fedtangent.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    Channel,
+    Client,
+    Cohort,
+    Cost,
+    Engine,
+    FederatedData,
+    Key,
+    Local,
+    Model,
+    PyTree,
+    RoundInfo,
+    Schedule,
+    Server,
+)
+
+WEIGHTINGS = ("examples", "uniform")
+
+
+class Keys(NamedTuple):
+    """The three independent keys of a run."""
+
+    init: Key
+    schedule: Key
+    train: Key
+
+
+def keys(seed: int | Key) -> Keys:
+    """Keys for initialisation, schedule and training from one seed (or typed key)."""
+    root = jax.random.key(seed) if isinstance(seed, int) else seed
+    return Keys(*jax.random.split(root, 3))
+
+
+class State(NamedTuple):
+    """Everything a run carries from round to round."""
+
+    round: Array  # [] int32
+    key: Key  # training key; a slot's key is fold_in(fold_in(key, round), client id)
+    schedule_key: Key
+    schedule: PyTree
+    server: PyTree  # [K, ...]
+    client: PyTree  # [K, N, ...]
+
+
+def client_view(data: FederatedData, client_id: Array, active: Array, max_client_size: int) -> Client:
+    """One client's rows of ``data``, padded to ``max_client_size``; an inactive slot has size 0."""
+    start, stop = data.offsets[client_id], data.offsets[client_id + 1]
+    last = data.indices.shape[0] - 1
+    index = data.indices[jnp.minimum(start + jnp.arange(max_client_size, dtype=jnp.int32), last)]
+    return Client(client_id, jnp.where(active, stop - start, 0), index, data)
+
+
+def _weigh(cohort: Cohort, data: FederatedData, weighting: str) -> Cohort:
+    size = data.offsets[cohort.client + 1] - data.offsets[cohort.client]
+    weight = cohort.weight * size.astype(cohort.weight.dtype)
+    if weighting == "uniform":
+        weight = jnp.where(size > 0, cohort.weight, 0)
+    return cohort._replace(weight=weight)
+
+
+def _train_slot(
+    local: Local, channel: Channel, engine: Engine, data: FederatedData, key: Key, broadcasts: PyTree, clients: PyTree
+) -> Callable[[Cohort], tuple[PyTree, PyTree]]:
+    """The pure function of one slot that the engine maps: ``row -> (message, (client_state, info))``."""
+
+    def train(row: Cohort) -> tuple[PyTree, PyTree]:
+        slot_key = jax.random.fold_in(key, row.client)
+        client = client_view(data, row.client, row.weight > 0, engine.max_client_size)
+        before = jax.tree.map(lambda leaf: leaf[row.model, row.client], clients)
+        message, after, info = local.update(slot_key, pytrees.take(broadcasts, row.model), before, client)
+        after = pytrees.where(row.weight > 0, after, before)
+        message = channel.send(jax.random.fold_in(slot_key, 1), message)
+        return message, (after, {**info, "examples": client.size})
+
+    return train
+
+
+def _message_shape(
+    model: Model, local: Local, server: Server, data: FederatedData, engine: Engine
+) -> tuple[PyTree, PyTree]:
+    """Shapes of a message and of a broadcast."""
+
+    def one() -> tuple[PyTree, PyTree]:
+        params = model.init(jax.random.key(0))
+        broadcast = server.broadcast(server.init(params))
+        client = client_view(data, jnp.int32(0), jnp.bool_(True), engine.max_client_size)
+        return local.update(jax.random.key(0), broadcast, local.init(params), client)[0], broadcast
+
+    return jax.eval_shape(one)
+
+
+def compose(
+    name: str,
+    model: Model,
+    local: Local,
+    server: Server,
+    schedule: Schedule,
+    aggregate: Aggregate | None = None,
+    channel: Channel | None = None,
+    predict: Callable[..., object] = mean_of_models,
+    weighting: str = "examples",
+    map_models: Callable[..., Callable[..., PyTree]] = jax.vmap,
+) -> Algorithm:
+    """Compose an algorithm from its parts (DESIGN: one federated loop).
+
+    Args:
+        weighting: ``"examples"`` weighs a client by its number of examples, ``"uniform"`` equally.
+        map_models: how the server's update is mapped over the K models; ``sequentially`` for heavy servers.
+
+    Returns an ``Algorithm`` whose ``step`` needs an ``Engine`` (``simulate`` makes one).
+    Raises ``ValueError`` for an unknown ``weighting``.
+    """
+    if weighting not in WEIGHTINGS:
+        raise ValueError(f"weighting: got {weighting!r}, allowed are {', '.join(WEIGHTINGS)}")
+    reduce = weighted_mean() if aggregate is None else aggregate
+    wire = lossless() if channel is None else channel
+
+    def init(key: Key | int, num_clients: int, init_key: Key | None = None) -> State:
+        if num_clients != schedule.num_clients:
+            raise ValueError(
+                f"data: has {num_clients} clients, but the schedule was built for {schedule.num_clients}"
+            )
+        run = keys(key)
+        model_keys = jax.random.split(run.init if init_key is None else init_key, schedule.num_models)
+        params = pytrees.stack([model.init(k) for k in model_keys])
+        shape = jax.eval_shape(jax.vmap(local.init), params)
+        client = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+        if jax.tree.leaves(shape):
+            per_model = jax.vmap(local.init)(params)
+            grow = (schedule.num_models, num_clients)
+            client = jax.tree.map(lambda p: jnp.broadcast_to(p[:, None], grow + p.shape[1:]), per_model)
+        init_schedule, sample_key = jax.random.split(run.schedule)
+        server_state = jax.vmap(server.init)(params)
+        return State(jnp.int32(0), run.train, sample_key, schedule.init(init_schedule), server_state, client)
+
+    def step(state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, Array]]:
+        cohort, schedule_state = schedule.sample(state.schedule_key, state.schedule, state.round)
+        cohort = _weigh(cohort, data, weighting)
+        broadcasts = jax.vmap(server.broadcast)(state.server)
+        round_key = jax.random.fold_in(state.key, state.round)
+        train = _train_slot(local, wire, engine, data, round_key, broadcasts, state.client)
+        acc = reduce.init(_message_shape(model, local, server, data, engine)[0], schedule.num_models)
+        acc, (client_rows, local_info) = engine.map_clients(train, reduce, acc, cohort)
+        client = jax.tree.map(lambda all_, new: all_.at[cohort.model, cohort.client].set(new), state.client, client_rows)
+        weight = jnp.zeros((schedule.num_models,), cohort.weight.dtype).at[cohort.model].add(cohort.weight)
+        info = RoundInfo(jnp.broadcast_to(state.round, weight.shape), weight)
+        updated, server_info = map_models(server.update)(state.server, reduce.finish(acc), info)
+        updated = pytrees.where(weight > 0, updated, state.server)
+        after = State(state.round + 1, state.key, state.schedule_key, schedule_state, updated, client)
+        return after, {"cohort": cohort, "model_weight": weight, **local_info, **server_info}
+
+    def cost(data: FederatedData, engine: Engine) -> Cost:
+        message, broadcast = _message_shape(model, local, server, data, engine)
+        uplink, per_example = wire.uplink(message, broadcast)
+        return Cost(uplink, per_example, pytrees.num_bytes(broadcast))
+
+    def predict_state(state: State, x: Array) -> object:
+        return predict(model, jax.vmap(server.params)(state.server), x)
+
+    return Algorithm(name, init, step, predict_state, cost, schedule)
+
+
+def sequentially(update: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Map a server update over models one at a time: memory for one model's work only."""
+    return lambda *args: jax.lax.map(lambda row: update(*row), args)
+
+

@@ -1,0 +1,133 @@
+"""Which client trains which model in which round.
+
+A schedule draws a ``Cohort`` of S slots a round. Weights are 1 for a filled slot and 0 for an empty one; the engine
+multiplies them by the clients' sizes unless asked otherwise. Draws depend only on the schedule's key, so the cohorts
+of a run can be unrolled without training anything (``unroll``).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent.types import Array, Cohort, Key, Schedule
+
+
+def _check(num_clients: int, num_models: int) -> None:
+    if num_clients < 1:
+        raise ValueError(f"num_clients: got {num_clients}, must be at least 1")
+    if num_models < 1:
+        raise ValueError(f"num_models: got K = {num_models}, must be at least 1")
+
+
+def _stateless(key: Key) -> tuple[()]:
+    return ()
+
+
+def _cohort(client: Array, model: Array, filled: Array | None = None) -> Cohort:
+    weight = jnp.ones(client.shape, jnp.float32) if filled is None else filled.astype(jnp.float32)
+    return Cohort(client.astype(jnp.int32), model.astype(jnp.int32), weight)
+
+
+def all_clients(num_clients: int, num_models: int = 1) -> Schedule:
+    """Every client trains every model in every round: S = K N slots, model by model."""
+    _check(num_clients, num_models)
+    client = jnp.tile(jnp.arange(num_clients), num_models)
+    model = jnp.repeat(jnp.arange(num_models), num_clients)
+
+    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
+        return _cohort(client, model), state
+
+    return Schedule(num_models, num_clients, num_models * num_clients, _stateless, sample)
+
+
+def uniform_sampling(num_clients: int, clients_per_round: int) -> Schedule:
+    """``clients_per_round`` distinct clients drawn uniformly each round train the one model (FedAvg)."""
+    _check(num_clients, 1)
+    if not 1 <= clients_per_round <= num_clients:
+        raise ValueError(f"clients_per_round: got {clients_per_round}, must be between 1 and num_clients = {num_clients}")
+
+    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
+        client = jax.random.permutation(jax.random.fold_in(key, round_), num_clients)[:clients_per_round]
+        return _cohort(client, jnp.zeros_like(client)), state
+
+    return Schedule(1, num_clients, clients_per_round, _stateless, sample)
+
+
+def per_client_permutations(num_clients: int, num_models: int) -> Schedule:
+    """Each client trains the K models in its own random order, renewed every K rounds (FE-2024, algorithm 1).
+
+    All clients take part in every round, each with one model: S = N.
+    """
+    _check(num_clients, num_models)
+    client = jnp.arange(num_clients)
+
+    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
+        age, step = round_ // num_models, round_ % num_models
+        draws = jax.random.uniform(jax.random.fold_in(key, age), (num_clients, num_models), jnp.float32)
+        return _cohort(client, jnp.argsort(draws, axis=1)[:, step]), state
+
+    return Schedule(num_models, num_clients, num_clients, _stateless, sample)
+
+
+def random_models(num_clients: int, num_models: int) -> Schedule:
+    """Each client trains a model drawn uniformly each round (FE-2024, the ablation of table VII): S = N."""
+    _check(num_clients, num_models)
+    client = jnp.arange(num_clients)
+
+    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
+        model = jax.random.randint(jax.random.fold_in(key, round_), (num_clients,), 0, num_models)
+        return _cohort(client, model), state
+
+    return Schedule(num_models, num_clients, num_clients, _stateless, sample)
+
+
+def strata(num_clients: int, num_models: int, num_strata: int, clients_per_stratum: int | None = None) -> Schedule:
+    """Strata with partial participation (FE-2021, algorithm 1).
+
+    Clients are divided at random into Q strata of equal size (to within one). Each age of K rounds draws a Q x K
+    permutation matrix; in its r-th round stratum q trains model ``P[q, r]`` on ``clients_per_stratum`` clients drawn
+    from it without replacement (all of them by default).
+    """
+    _check(num_clients, num_models)
+    if not 1 <= num_strata <= num_clients:
+        raise ValueError(f"num_strata: got {num_strata}, must be between 1 and num_clients = {num_clients}")
+    smallest, largest = num_clients // num_strata, -(-num_clients // num_strata)
+    per_stratum = largest if clients_per_stratum is None else clients_per_stratum
+    if not 1 <= per_stratum <= largest or (clients_per_stratum is not None and per_stratum > smallest):
+        raise ValueError(
+            f"clients_per_stratum: got {clients_per_stratum}, must be between 1 and {smallest}, the smallest of "
+            f"{num_strata} strata over {num_clients} clients"
+        )
+
+    def init(key: Key) -> Array:
+        """Members of each stratum, [Q, largest] int32, -1 where a stratum is one short."""
+        order = jax.random.permutation(key, num_clients)
+        padded = jnp.full((largest * num_strata,), -1).at[:num_clients].set(order)
+        return padded.reshape(largest, num_strata).T.astype(jnp.int32)
+
+    def sample(key: Key, members: Array, round_: Array) -> tuple[Cohort, Array]:
+        age, step = round_ // num_models, round_ % num_models
+        order_key, pick_key = jax.random.split(key)
+        draws = jax.random.uniform(jax.random.fold_in(order_key, age), (num_strata, num_models), jnp.float32)
+        model = jnp.argsort(draws, axis=1)[:, step]
+        ticket = jax.random.uniform(jax.random.fold_in(pick_key, round_), members.shape, jnp.float32)
+        order = jnp.argsort(jnp.where(members >= 0, ticket, jnp.inf), axis=1)[:, :per_stratum]
+        picked = jnp.take_along_axis(members, order, axis=1).reshape(-1)
+        return _cohort(jnp.maximum(picked, 0), jnp.repeat(model, per_stratum), picked >= 0), members
+
+    return Schedule(num_models, num_clients, num_strata * per_stratum, init, sample)
+
+
+def unroll(schedule: Schedule, key: Key, num_rounds: int) -> Cohort:
+    """The cohorts of the first ``num_rounds`` rounds, arrays [R, S], exactly as ``simulate`` will draw them.
+
+    ``key`` is the schedule's own key (``federated.compose.keys(seed).schedule``).
+    """
+    init_key, sample_key = jax.random.split(key)
+
+    def one(state: object, round_: Array) -> tuple[object, Cohort]:
+        cohort, state = schedule.sample(sample_key, state, round_)
+        return state, cohort
+
+    return jax.lax.scan(one, schedule.init(init_key), jnp.arange(num_rounds))[1]

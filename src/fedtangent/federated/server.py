@@ -1,0 +1,34 @@
+"""What the server does with the aggregated messages, for one model."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import optax
+
+from fedtangent.types import Array, PyTree, RoundInfo, Server
+
+
+class OptaxState(NamedTuple):
+    """Parameters and the state of their optimiser."""
+
+    params: PyTree
+    optimizer: PyTree
+
+
+def optax_server(optimizer: optax.GradientTransformation) -> Server:
+    """Take the aggregated pseudo-gradient ``server - client`` as a gradient of any optax optimiser.
+
+    ``optax.sgd(1.0)`` is FedAvg: the new parameters are the weighted mean of the clients' parameters.
+    """
+
+    def update(state: OptaxState, aggregated: PyTree, info: RoundInfo) -> tuple[OptaxState, dict[str, Array]]:
+        updates, opt_state = optimizer.update(aggregated, state.optimizer, state.params)
+        return OptaxState(optax.apply_updates(state.params, updates), opt_state), {}
+
+    return Server(
+        init=lambda params: OptaxState(params, optimizer.init(params)),
+        broadcast=lambda state: state.params,
+        params=lambda state: state.params,
+        update=update,
+    )

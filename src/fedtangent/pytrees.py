@@ -1,0 +1,69 @@
+"""Arithmetic on parameters: small functions over pytrees of arrays."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent.types import Array, PyTree
+
+
+def add(a: PyTree, b: PyTree) -> PyTree:
+    """Leafwise ``a + b``."""
+    return jax.tree.map(jnp.add, a, b)
+
+
+def subtract(a: PyTree, b: PyTree) -> PyTree:
+    """Leafwise ``a - b``."""
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def scale(factor: Array | float, a: PyTree) -> PyTree:
+    """Leafwise ``factor * a``, in each leaf's own dtype."""
+    return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, a)
+
+
+def zeros_like(a: PyTree) -> PyTree:
+    """Zeros of the shapes and dtypes of ``a``, which may hold arrays or ``jax.ShapeDtypeStruct``."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), a)
+
+
+def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
+    """Leafwise ``a`` where ``condition`` else ``b``; ``condition`` is a scalar or matches the leading axes."""
+
+    def choose(x: Array, y: Array) -> Array:
+        return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim)), x, y)
+
+    return jax.tree.map(choose, a, b)
+
+
+def take(a: PyTree, i: Array | int) -> PyTree:
+    """Row ``i`` of every leaf."""
+    return jax.tree.map(lambda leaf: leaf[i], a)
+
+
+def stack(trees: list[PyTree]) -> PyTree:
+    """Stack pytrees of one structure along a new leading axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def vdot(a: PyTree, b: PyTree) -> Array:
+    """Euclidean inner product of two pytrees, a scalar."""
+    return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)), jnp.zeros(()))
+
+
+def norm(a: PyTree) -> Array:
+    """Euclidean norm of a pytree, a scalar."""
+    return jnp.sqrt(vdot(a, a))
+
+
+def size(a: PyTree) -> int:
+    """Number of scalars in a pytree of arrays or shapes."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(a))
+
+
+def num_bytes(a: PyTree) -> int:
+    """Bytes a pytree of arrays or shapes occupies, uncompressed."""
+    return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(a))

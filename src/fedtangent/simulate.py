@@ -1,0 +1,159 @@
+"""Run an algorithm: chunks of rounds as one compiled program, evaluation between them.
+
+A chunk's number of rounds is a run-time value, so a run traces its loss once whatever the number of rounds, and a
+second run of the same algorithm on data of the same shape compiles nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from fedtangent.types import Aggregate, Algorithm, Array, Cohort, Cost, Engine, FederatedData, Key, Prediction, PyTree
+
+MAPPINGS = ("auto", "scan", "vmap")
+
+
+def scan_clients(train: Callable[..., Any], aggregate: Aggregate, acc: PyTree, cohort: Cohort) -> tuple[PyTree, PyTree]:
+    """Train the slots one after another; each client costs what it holds, and one message is held at a time."""
+
+    def one(acc: PyTree, row: Cohort) -> tuple[PyTree, PyTree]:
+        message, out = train(row)
+        single = jax.tree.map(lambda leaf: leaf[None], (row, message))
+        return aggregate.add(acc, *single), out
+
+    return jax.lax.scan(one, acc, cohort)
+
+
+def vmap_clients(train: Callable[..., Any], aggregate: Aggregate, acc: PyTree, cohort: Cohort) -> tuple[PyTree, PyTree]:
+    """Train all slots at once as one batched program; every slot costs what the largest client costs."""
+    messages, outs = jax.vmap(train)(cohort)
+    return aggregate.add(acc, cohort, messages), outs
+
+
+_MAPS = {"scan": scan_clients, "vmap": vmap_clients}
+
+
+def engine_for(data: FederatedData, mapping: str = "auto") -> Engine:
+    """The engine for ``data``: ``"scan"``, ``"vmap"``, or ``"auto"`` (scan on a CPU, vmap on an accelerator).
+
+    Raises ``ValueError`` for an unknown mapping.
+    """
+    if mapping not in MAPPINGS:
+        raise ValueError(f"mapping: got {mapping!r}, allowed are {', '.join(MAPPINGS)}")
+    if mapping == "auto":
+        mapping = "scan" if jax.default_backend() == "cpu" else "vmap"
+    return Engine(_MAPS[mapping], int(np.max(np.diff(np.asarray(data.offsets)))))
+
+
+@partial(jax.jit, static_argnames=("algorithm", "engine", "length"), donate_argnames=("state",))
+def _run_chunk(
+    algorithm: Algorithm, engine: Engine, length: int, state: PyTree, data: FederatedData, rounds: Array
+) -> tuple[PyTree, PyTree]:
+    """``rounds`` (at most ``length``) rounds; infos come back stacked, rows beyond ``rounds`` are zeros."""
+    shapes = jax.eval_shape(lambda s: algorithm.step(s, data, engine)[1], state)
+    infos = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), shapes)
+
+    def one(i: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        state, infos = carry
+        state, info = algorithm.step(state, data, engine)
+        return state, jax.tree.map(lambda all_, row: all_.at[i].set(row), infos, info)
+
+    return jax.lax.fori_loop(0, rounds, one, (state, infos))
+
+
+@partial(jax.jit, static_argnames=("algorithm",))
+def predict(algorithm: Algorithm, state: PyTree, x: Array) -> Prediction:
+    """The algorithm's prediction at ``x`` [n, ...], compiled once per algorithm and shape."""
+    return algorithm.predict(state, x)
+
+
+class Evaluation(NamedTuple):
+    """What was seen after ``round`` rounds (0 is the initial state)."""
+
+    round: int
+    metrics: dict[str, Any]
+    uplink_bytes: int
+    downlink_bytes: int
+
+
+class History(NamedTuple):
+    """A run's evaluations, and the infos of every round stacked along a leading axis R."""
+
+    evaluations: list[Evaluation]
+    rounds: dict[str, Any]  # NumPy arrays [R, ...]; "cohort" is a Cohort of arrays [R, S]
+    cost: Cost
+
+
+class Run(NamedTuple):
+    """The final state and the history of a run."""
+
+    state: PyTree
+    history: History
+
+
+Evaluate = Callable[[PyTree], dict[str, Any]]
+
+
+def _charge(cost: Cost, infos: dict[str, Any]) -> tuple[int, int]:
+    active = int(np.sum(infos["cohort"].weight > 0))
+    examples = int(np.sum(infos["examples"], dtype=np.int64))
+    return cost.uplink * active + cost.uplink_per_example * examples, cost.downlink * active
+
+
+def _validate(num_rounds: int, evaluate_every: int | None) -> int:
+    if num_rounds < 1:
+        raise ValueError(f"num_rounds: got {num_rounds}, must be at least 1")
+    if evaluate_every is not None and evaluate_every < 1:
+        raise ValueError(f"evaluate_every: got {evaluate_every}, must be at least 1")
+    return min(evaluate_every or num_rounds, num_rounds)
+
+
+def simulate(
+    algorithm: Algorithm,
+    data: FederatedData,
+    num_rounds: int,
+    seed: int | Key = 0,
+    mapping: str = "auto",
+    evaluate_every: int | None = None,
+    evaluate: Evaluate | None = None,
+    init_key: Key | None = None,
+    progress: bool = False,
+) -> Run:
+    """Run ``num_rounds`` rounds of ``algorithm`` on ``data``.
+
+    Args:
+        seed: an int or a typed key; initialisation, schedule and training keys are derived from it.
+        mapping: how a cohort is mapped onto the device; it does not change the result beyond rounding.
+        evaluate_every: rounds between evaluations (default: once at the end); it does not change the result.
+        evaluate: ``state -> metrics``, called on the initial state and after every ``evaluate_every`` rounds.
+        init_key: initialise the models from this key instead (schedule and training keys stay the seed's).
+        progress: show a progress bar.
+
+    Returns ``Run(state, history)``. Raises ``ValueError`` for bad arguments, before any work.
+    """
+    every = _validate(num_rounds, evaluate_every)
+    engine = engine_for(data, mapping)
+    state = algorithm.init(seed, data.num_clients, init_key)
+    measure = evaluate if evaluate is not None else (lambda state: {})
+    cost = algorithm.cost(data, engine)
+    evaluations = [Evaluation(0, measure(state), 0, 0)]
+    chunks, done, uplink, downlink = [], 0, 0, 0
+    with tqdm(total=num_rounds, desc=algorithm.name, unit="round", disable=not progress, leave=False) as bar:
+        while done < num_rounds:
+            rounds = min(every, num_rounds - done)
+            state, infos = _run_chunk(algorithm, engine, every, state, data, jnp.int32(rounds))
+            chunks.append(jax.tree.map(lambda leaf: np.asarray(leaf)[:rounds], infos))
+            done += rounds
+            charged = _charge(cost, chunks[-1])
+            uplink, downlink = uplink + charged[0], downlink + charged[1]
+            evaluations.append(Evaluation(done, measure(state), uplink, downlink))
+            bar.update(rounds)
+    stacked = jax.tree.map(lambda *leaves: np.concatenate(leaves), *chunks)
+    return Run(state, History(evaluations, stacked, cost))

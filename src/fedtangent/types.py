@@ -1,0 +1,186 @@
+"""Shared types, and the legend of axes that every module follows.
+
+Axes, always in this order when several are present::
+
+    K  models of the ensemble        S  slots of a round's cohort
+    N  clients                       n  examples (m: entries of a partition)
+    B  examples of a minibatch       C  outputs of the network
+    R  rounds                        P  parameters
+
+``T`` (the papers' tau) counts local steps. A client's message is ``server - client`` (a pseudo-gradient), so
+that any optax transformation can be the server's optimiser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+Array = jax.Array
+PyTree = Any
+Key = jax.Array
+
+
+class Partition(NamedTuple):
+    """Which examples each client holds: client ``i`` owns ``indices[offsets[i]:offsets[i + 1]]``."""
+
+    indices: np.ndarray  # [m] int32, client after client
+    offsets: np.ndarray  # [N + 1] int32
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients N."""
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Number of examples of each client, [N] int32."""
+        return np.diff(self.offsets)
+
+    def client(self, i: int) -> np.ndarray:
+        """Indices of client ``i``'s examples, [n_i] int32."""
+        return self.indices[self.offsets[i] : self.offsets[i + 1]]
+
+
+class FederatedData(NamedTuple):
+    """Every example once, and the partition that says who holds it. All four are arrays on the device."""
+
+    x: Array  # [n, ...]
+    y: Array  # [n, ...]  targets: [n, C] floating for regression, [n] integer for classification
+    indices: Array  # [m] int32, client after client; an example may belong to several clients
+    offsets: Array  # [N + 1] int32
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients N."""
+        return self.offsets.shape[0] - 1
+
+
+class Client(NamedTuple):
+    """What a local update may look at: one client's examples, padded to the largest client of the data set.
+
+    ``index[j]`` is a row of ``data.x`` for ``j < size``; entries beyond ``size`` are padding.
+    """
+
+    id: Array  # [] int32
+    size: Array  # [] int32, number of real examples (0 marks an empty slot: nothing to do)
+    index: Array  # [max_size] int32
+    data: FederatedData
+
+
+class Cohort(NamedTuple):
+    """The slots of one round: slot ``s`` trains model ``model[s]`` on client ``client[s]``."""
+
+    client: Array  # [S] int32
+    model: Array  # [S] int32
+    weight: Array  # [S] float, 0 marks an empty slot; otherwise relative weight in its model's average
+
+
+class Model(NamedTuple):
+    """A network (or linear model) as pure functions, with the analytic kernel of exactly that network."""
+
+    name: str
+    init: Callable[[Key], PyTree]  # key -> params
+    apply: Callable[[PyTree, Array], Array]  # (params, x [n, ...]) -> [n, C]
+    kernel: Callable[..., Any] | None  # (x1, x2=None, get=("nngp", "ntk")) -> kernels [n1, n2] per output
+    output_size: int
+    structure: Any = None  # what kernels.empirical needs to build the kernel without a Jacobian, or None
+
+
+class Local(NamedTuple):
+    """A client's part of an algorithm; ``update`` sees one client and one model."""
+
+    init: Callable[[PyTree], PyTree]  # params -> client_state, kept per (model, client)
+    update: Callable[..., tuple[PyTree, PyTree, dict[str, Array]]]
+    # (key, broadcast, client_state, client: Client) -> (message, client_state, info)
+
+
+class Server(NamedTuple):
+    """The server's part of an algorithm, for one model."""
+
+    init: Callable[[PyTree], PyTree]  # params -> server_state
+    broadcast: Callable[[PyTree], PyTree]  # server_state -> what a client receives
+    params: Callable[[PyTree], PyTree]  # server_state -> the model's parameters, for prediction
+    update: Callable[..., tuple[PyTree, dict[str, Array]]]
+    # (server_state, aggregated, round_info) -> (server_state, info)
+
+
+class RoundInfo(NamedTuple):
+    """What the server knows of a round, per model."""
+
+    round: Array  # [] int32, from 0
+    weight: Array  # [] float, total weight of the model's slots
+
+
+class Schedule(NamedTuple):
+    """Which client trains which model in which round."""
+
+    num_models: int
+    num_clients: int
+    num_slots: int  # S, static
+    init: Callable[[Key], PyTree]  # key -> schedule_state
+    sample: Callable[..., tuple[Cohort, PyTree]]  # (key, schedule_state, round) -> (Cohort, schedule_state)
+
+
+class Aggregate(NamedTuple):
+    """A reduction of the slots' messages to one value per model, fed in batches of slots of any size B.
+
+    A fold and not a function of all messages, so that a mapping which trains one client at a time never holds
+    more than one message.
+    """
+
+    init: Callable[[PyTree, int], PyTree]  # (shapes of one message, num_models) -> accumulator
+    add: Callable[[PyTree, Cohort, PyTree], PyTree]  # (accumulator, rows [B] of the cohort, messages [B, ...])
+    finish: Callable[[PyTree], PyTree]  # accumulator -> aggregated, leading axis K
+
+
+class Cost(NamedTuple):
+    """Bytes on the wire: a slot with ``n_i`` examples sends ``uplink + uplink_per_example * n_i``."""
+
+    uplink: int
+    uplink_per_example: int
+    downlink: int
+
+
+class Channel(NamedTuple):
+    """How a message travels and what it costs."""
+
+    send: Callable[[Key, PyTree], PyTree]  # (key, message) -> the message as the server receives it
+    uplink: Callable[[PyTree, PyTree], tuple[int, int]]
+    # (shapes of a message, shapes of the broadcast) -> (bytes a message, bytes an example)
+
+
+class Prediction(NamedTuple):
+    """An ensemble's prediction."""
+
+    mean: Array  # [n, C]
+    members: Array  # [K, n, C]
+
+
+class Engine(NamedTuple):
+    """What the simulator decides for an algorithm: static, hashable."""
+
+    map_clients: Callable[..., tuple[PyTree, PyTree]]  # (train_slot, aggregate, accumulator, cohort) -> (acc, outs [S])
+    max_client_size: int
+
+
+class Algorithm(NamedTuple):
+    """A federated algorithm: what ``simulate`` runs."""
+
+    name: str
+    init: Callable[..., PyTree]  # (key, num_clients, init_key=None) -> state
+    step: Callable[..., tuple[PyTree, dict[str, Array]]]  # (state, data, engine) -> (state, info); info is never carried
+    predict: Callable[[PyTree, Array], Prediction]  # (state, x) -> Prediction
+    cost: Callable[[FederatedData, Engine], Cost]
+    schedule: Schedule
+
+
+class Gaussian(NamedTuple):
+    """A Gaussian process at m points: outputs are independent and share the covariance."""
+
+    mean: Array  # [m, C]
+    cov: Array  # [m, m]
+    jitter: float = 0.0  # what was added to the diagonal of Theta to factorise it
