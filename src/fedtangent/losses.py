@@ -21,8 +21,11 @@ def _masked_mean(per_example: Array, mask: Array) -> Array:
 def squared_error(outputs: Array, targets: Array, mask: Array) -> Array:
     """``1 / (2 n) sum_j |f(x_j) - y_j|^2`` over the real examples, summed over outputs (FE-2024, eq. 9).
 
-    ``outputs`` and ``targets`` are [B, C] floating, ``mask`` is [B] bool; returns a scalar.
+    ``outputs`` and ``targets`` are [B, C] floating, ``mask`` is [B] bool; returns a scalar. Raises
+    ``ValueError`` if the shapes of outputs and targets differ.
     """
+    if outputs.shape != targets.shape:
+        raise ValueError(f"squared_error: outputs are {outputs.shape} but targets are {targets.shape}, must be equal")
     return _masked_mean(0.5 * jnp.sum((outputs - targets) ** 2, axis=-1), mask)
 
 

@@ -124,6 +124,7 @@ def simulate(
     evaluate_every: int | None = None,
     evaluate: Evaluate | None = None,
     init_key: Key | None = None,
+    on_evaluation: Callable[[Evaluation], None] | None = None,
     progress: bool = False,
 ) -> Run:
     """Run ``num_rounds`` rounds of ``algorithm`` on ``data``.
@@ -134,7 +135,8 @@ def simulate(
         evaluate_every: rounds between evaluations (default: once at the end); it does not change the result.
         evaluate: ``state -> metrics``, called on the initial state and after every ``evaluate_every`` rounds.
         init_key: initialise the models from this key instead (schedule and training keys stay the seed's).
-        progress: show a progress bar.
+        on_evaluation: called with each evaluation as soon as it is there, so that nothing computed is lost.
+        progress: show a progress bar (on a terminal).
 
     Returns ``Run(state, history)``. Raises ``ValueError`` for bad arguments, before any work.
     """
@@ -143,9 +145,16 @@ def simulate(
     state = algorithm.init(seed, data.num_clients, init_key)
     measure = evaluate if evaluate is not None else (lambda state: {})
     cost = algorithm.cost(data, engine)
-    evaluations = [Evaluation(0, measure(state), 0, 0)]
+    evaluations: list[Evaluation] = []
+
+    def note(evaluation: Evaluation) -> None:
+        evaluations.append(evaluation)
+        if on_evaluation is not None:
+            on_evaluation(evaluation)
+
+    note(Evaluation(0, measure(state), 0, 0))
     chunks, done, uplink, downlink = [], 0, 0, 0
-    with tqdm(total=num_rounds, desc=algorithm.name, unit="round", disable=not progress, leave=False) as bar:
+    with tqdm(total=num_rounds, desc=algorithm.name, unit="round", disable=None if progress else True, leave=False) as bar:
         while done < num_rounds:
             rounds = min(every, num_rounds - done)
             state, infos = _run_chunk(algorithm, engine, every, state, data, jnp.int32(rounds))
@@ -153,7 +162,7 @@ def simulate(
             done += rounds
             charged = _charge(cost, chunks[-1])
             uplink, downlink = uplink + charged[0], downlink + charged[1]
-            evaluations.append(Evaluation(done, measure(state), uplink, downlink))
+            note(Evaluation(done, measure(state), uplink, downlink))
             bar.update(rounds)
     stacked = jax.tree.map(lambda *leaves: np.concatenate(leaves), *chunks)
     return Run(state, History(evaluations, stacked, cost))

@@ -24,7 +24,7 @@ def _add_weighted(total: Array, rows: Cohort, messages: Array) -> Array:
     if messages.shape[0] == 1:  # XLA's scatter is slow on a CPU: one row is a slice update
         model = rows.model[0]
         return jax.lax.dynamic_update_index_in_dim(total, total[model] + counted[0], model, 0)
-    member = (rows.model[:, None] == jnp.arange(total.shape[0])).astype(total.dtype)
+    member = (rows.model[:, None] == jnp.arange(total.shape[0])[None]).astype(total.dtype)
     return total + jnp.tensordot(member, counted, axes=(0, 0), precision="highest")
 
 

@@ -52,7 +52,7 @@ class State(NamedTuple):
     """Everything a run carries from round to round."""
 
     round: Array  # [] int32
-    key: Key  # training key; a slot's key is fold_in(fold_in(key, round), client id)
+    key: Key  # training key; a slot's keys are split from fold_in(fold_in(key, round), client id)
     schedule_key: Key
     schedule: PyTree
     server: PyTree  # [K, ...]
@@ -62,8 +62,8 @@ class State(NamedTuple):
 def client_view(data: FederatedData, client_id: Array, active: Array, max_client_size: int) -> Client:
     """One client's rows of ``data``, padded to ``max_client_size``; an inactive slot has size 0."""
     start, stop = data.offsets[client_id], data.offsets[client_id + 1]
-    last = data.indices.shape[0] - 1
-    index = data.indices[jnp.minimum(start + jnp.arange(max_client_size, dtype=jnp.int32), last)]
+    # Padding repeats the client's own last example: another client's row, were it not finite, would reach the gradient.
+    index = data.indices[jnp.minimum(start + jnp.arange(max_client_size, dtype=jnp.int32), stop - 1)]
     return Client(client_id, jnp.where(active, stop - start, 0), index, data)
 
 
@@ -81,12 +81,12 @@ def _train_slot(
     """The pure function of one slot that the engine maps: ``row -> (message, (client_state, info))``."""
 
     def train(row: Cohort) -> tuple[PyTree, PyTree]:
-        slot_key = jax.random.fold_in(key, row.client)
+        update_key, send_key = jax.random.split(jax.random.fold_in(key, row.client))
         client = client_view(data, row.client, row.weight > 0, engine.max_client_size)
         before = jax.tree.map(lambda leaf: leaf[row.model, row.client], clients)
-        message, after, info = local.update(slot_key, pytrees.take(broadcasts, row.model), before, client)
+        message, after, info = local.update(update_key, pytrees.take(broadcasts, row.model), before, client)
         after = pytrees.where(row.weight > 0, after, before)
-        message = channel.send(jax.random.fold_in(slot_key, 1), message)
+        message = channel.send(send_key, message)
         return message, (after, {**info, "examples": client.size})
 
     return train
@@ -158,7 +158,9 @@ def compose(
         train = _train_slot(local, wire, engine, data, round_key, broadcasts, state.client)
         acc = reduce.init(_message_shape(model, local, server, data, engine)[0], schedule.num_models)
         acc, (client_rows, local_info) = engine.map_clients(train, reduce, acc, cohort)
-        client = jax.tree.map(lambda all_, new: all_.at[cohort.model, cohort.client].set(new), state.client, client_rows)
+        # An empty slot names a client too: dropped, it cannot write over the slot that really trains that client.
+        at = (jnp.where(cohort.weight > 0, cohort.model, schedule.num_models), cohort.client)
+        client = jax.tree.map(lambda all_, new: all_.at[at].set(new, mode="drop"), state.client, client_rows)
         weight = jnp.zeros((schedule.num_models,), cohort.weight.dtype).at[cohort.model].add(cohort.weight)
         info = RoundInfo(jnp.broadcast_to(state.round, weight.shape), weight)
         updated, server_info = map_models(server.update)(state.server, reduce.finish(acc), info)

@@ -1,0 +1,42 @@
+"""fedtangent: federated learning in the kernel regime, simulation and theory side by side.
+
+The public API on one screen::
+
+    data.load(name)            data sets                    partition.dirichlet(...)     clients
+    data.federated_data(...)   data on the device           models.mlp(...)              networks with kernels
+    federated.recipes          fed_avg, fed_ensemble, ntk_fl
+    federated.schedule         who trains which model when
+    simulate(algorithm, data, num_rounds, seed)             compiled rounds
+    kernels.analytic, kernels.empirical_ntk                 tangent kernels
+    theory.gp_limit, theory.federated_flow                  what must come out
+    compare.run(setting)                                    the two side by side
+"""
+
+import jax as _jax
+
+from fedtangent import data, federated, kernels, losses, models, partition, pytrees, theory, types
+from fedtangent.simulate import simulate
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "data",
+    "enable_x64",
+    "federated",
+    "kernels",
+    "losses",
+    "models",
+    "partition",
+    "pytrees",
+    "simulate",
+    "theory",
+    "types",
+]
+
+
+def enable_x64(enabled: bool = True) -> None:
+    """Switch JAX to 64-bit types: theory, NTK-FL's evolution and comparisons run in float64.
+
+    Training stays in the dtype its model and data were made with. The command line does this by itself.
+    """
+    _jax.config.update("jax_enable_x64", enabled)

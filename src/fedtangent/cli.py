@@ -1,0 +1,64 @@
+"""The command line: ``fedtangent compare``, ``train`` and ``list``.
+
+Bad input ends with exit code 2 and one line on standard error, before anything is written.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import tyro
+
+
+def _parse(arguments: Sequence[str] | None) -> tuple[Any, Callable[[Any], Any], Callable[[Any], int]]:
+    from fedtangent.commands import compare, listing, train
+
+    command = tyro.cli(
+        Annotated[compare.CompareOptions, tyro.conf.subcommand("compare")]
+        | Annotated[train.TrainOptions, tyro.conf.subcommand("train")]
+        | Annotated[listing.ListOptions, tyro.conf.subcommand("list")],  # type: ignore[arg-type]
+        prog="fedtangent",
+        description="Federated learning in the kernel regime: simulation and theory side by side.",
+        args=arguments,
+        config=(tyro.conf.OmitSubcommandPrefixes,),
+    )
+    for module, options in (
+        (compare, compare.CompareOptions),
+        (train, train.TrainOptions),
+        (listing, listing.ListOptions),
+    ):
+        if isinstance(command, options):
+            return command, module.prepare, module.run_job
+    raise AssertionError(f"no command for {command!r}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the command line, check it, run it; ends the process with its exit code."""
+    sys.exit(_main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    import fedtangent
+
+    fedtangent.enable_x64()
+    options, prepare, run = _parse(arguments)
+    try:
+        job = prepare(options)
+    except ValueError as error:
+        print(f"fedtangent: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    try:
+        return run(job)
+    except KeyboardInterrupt:
+        print("fedtangent: interrupted; what was finished is in the output folder", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Algorithms, partitions and schedules by name, as ``train`` builds them from its options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedtangent import partition
+from fedtangent.data import Dataset
+from fedtangent.federated import recipes, schedule
+from fedtangent.federated.local import Work
+from fedtangent.types import Algorithm, Model, Partition, Schedule
+
+if TYPE_CHECKING:
+    from fedtangent.commands.train import TrainOptions
+
+
+class AlgorithmEntry(NamedTuple):
+    """A recipe: what it is, how to build it, and the schedule it uses unless told otherwise."""
+
+    description: str
+    build: Callable[[TrainOptions, Model, Schedule], Algorithm]
+    schedule: str
+
+
+class PartitionEntry(NamedTuple):
+    """A partitioner: what it is and how to build it."""
+
+    description: str
+    build: Callable[[TrainOptions, Dataset], Partition]
+
+
+class ScheduleEntry(NamedTuple):
+    """A schedule: what it is and how to build it over N clients."""
+
+    description: str
+    build: Callable[[TrainOptions, int], Schedule]
+
+
+def choose(what: str, name: str, entries: dict[str, NamedTuple]) -> NamedTuple:
+    """The entry called ``name``; raises ``ValueError`` with the allowed names."""
+    if name not in entries:
+        raise ValueError(f"{what}: got {name!r}, allowed are {', '.join(entries)}")
+    return entries[name]
+
+
+def _work(o: TrainOptions) -> Work:
+    return Work(o.local_steps, o.local_epochs, o.batch_size if o.batch_size > 0 else None)
+
+
+def _fed_avg(o: TrainOptions, model: Model, plan: Schedule) -> Algorithm:
+    return recipes.fed_avg(
+        model,
+        plan,
+        client_learning_rate=o.client_learning_rate,
+        server_learning_rate=o.server_learning_rate,
+        work=_work(o),
+        loss=o.loss,
+        weighting=o.weighting,
+    )
+
+
+def _fed_ensemble(o: TrainOptions, model: Model, plan: Schedule) -> Algorithm:
+    return recipes.fed_ensemble(
+        model,
+        plan,
+        client_learning_rate=o.client_learning_rate,
+        server_learning_rate=o.server_learning_rate,
+        work=_work(o),
+        loss=o.loss,
+        weighting=o.weighting,
+    )
+
+
+def _ntk_fl(o: TrainOptions, model: Model, plan: Schedule) -> Algorithm:
+    if o.loss != "squared_error":
+        raise ValueError(f"loss: got {o.loss!r}, but ntk_fl evolves the squared error: use squared_error")
+    return recipes.ntk_fl(
+        model,
+        plan,
+        learning_rate=o.client_learning_rate,
+        times=o.ntk_times,
+        kernel=o.ntk_kernel,
+        slots_per_model=min(plan.num_slots, plan.num_clients),
+    )
+
+
+ALGORITHMS: dict[str, AlgorithmEntry] = {
+    "fed_avg": AlgorithmEntry("local SGD, weighted mean of the clients' models (McMahan et al., 2017)", _fed_avg, "uniform"),
+    "fed_ensemble": AlgorithmEntry(
+        "K models, each client trains one a round (Fed-ensemble, 2021 and 2024)", _fed_ensemble, "permutations"
+    ),
+    "ntk_fl": AlgorithmEntry("clients send Jacobians, the server evolves the kernel (NTK-FL, 2022)", _ntk_fl, "uniform"),
+}
+
+
+def _labels(o: TrainOptions, d: Dataset) -> np.ndarray:
+    if d.num_classes == 0:
+        raise ValueError(f"partition: {o.partition!r} needs class labels, but the data set {d.name} has none")
+    return d.y_train
+
+
+def _by_user(o: TrainOptions, d: Dataset) -> Partition:
+    if d.user_train is None:
+        raise ValueError(f"partition: 'by_user' needs users, but the data set {d.name} has none")
+    return partition.by_user(d.user_train)
+
+
+PARTITIONS: dict[str, PartitionEntry] = {
+    "iid": PartitionEntry(
+        "examples dealt at random", lambda o, d: partition.iid(len(d.x_train), o.num_clients, o.seed)
+    ),
+    "shards": PartitionEntry(
+        "sorted by label, --shards-per-client shards each",
+        lambda o, d: partition.shards(_labels(o, d), o.num_clients, o.shards_per_client, o.seed),
+    ),
+    "classes": PartitionEntry(
+        "exactly --classes-per-client classes a client",
+        lambda o, d: partition.classes(_labels(o, d), o.num_clients, o.classes_per_client, o.seed),
+    ),
+    "dirichlet": PartitionEntry(
+        "label shares from Dirichlet(--alpha)",
+        lambda o, d: partition.dirichlet(_labels(o, d), o.num_clients, o.alpha, o.seed, o.min_client_size),
+    ),
+    "by_user": PartitionEntry("one client for each natural user (sine)", _by_user),
+    "quantity_skew": PartitionEntry(
+        "random examples, sizes from Dirichlet(--alpha)",
+        lambda o, d: partition.quantity_skew(len(d.x_train), o.num_clients, o.alpha, o.seed, o.min_client_size),
+    ),
+}
+
+
+SCHEDULES: dict[str, ScheduleEntry] = {
+    "all": ScheduleEntry(
+        "every client trains every model every round", lambda o, n: schedule.all_clients(n, o.num_models)
+    ),
+    "uniform": ScheduleEntry(
+        "--clients-per-round clients drawn at random train the one model",
+        lambda o, n: schedule.uniform_sampling(n, n if o.clients_per_round is None else o.clients_per_round),
+    ),
+    "permutations": ScheduleEntry(
+        "every client trains the K models in its own random order (Fed-ensemble 2024, algorithm 1)",
+        lambda o, n: schedule.per_client_permutations(n, o.num_models),
+    ),
+    "strata": ScheduleEntry(
+        "--num-strata strata, --clients-per-stratum of each (Fed-ensemble 2021, algorithm 1)",
+        lambda o, n: schedule.strata(n, o.num_models, o.num_strata, o.clients_per_stratum),
+    ),
+    "random": ScheduleEntry(
+        "every client trains a model drawn at random (Fed-ensemble 2024, table VII)",
+        lambda o, n: schedule.random_models(n, o.num_models),
+    ),
+}

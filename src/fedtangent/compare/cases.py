@@ -1,0 +1,190 @@
+"""The cases of ``fedtangent compare``: each is one or more settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent import data as datasets
+from fedtangent import partition
+from fedtangent.compare.settings import Setting, standardised, step_size
+from fedtangent.federated import schedule
+from fedtangent.models.mlp import mlp
+from fedtangent.models.rbf_linear import rbf_linear
+from fedtangent.types import Model
+
+NUM_MODELS = 5  # the papers' default K
+DataDir = str | os.PathLike[str] | None
+
+
+class Scale(NamedTuple):
+    """How large a comparison is run."""
+
+    widths: tuple[int, ...]
+    draws: int
+    num_rounds: int
+
+
+SCALES = ("smoke", "default", "paper")
+
+
+def _scale(scale: str, **by_name: Scale) -> Scale:
+    if scale not in by_name:
+        raise ValueError(f"scale: got {scale!r}, allowed are {', '.join(by_name)}")
+    return by_name[scale]
+
+
+def _with_step(setting: Setting) -> Setting:
+    return dataclasses.replace(setting, learning_rate=step_size(setting))
+
+
+def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
+    """The papers' toy: 50 clients of 2 points, 100 radial basis functions, linear in its parameters."""
+    size = _scale(
+        scale, smoke=Scale((100,), 4, 100), default=Scale((100,), 10, 200), paper=Scale((100,), 100, 2000)
+    )
+    toy = datasets.load("sine", seed=seed)
+    clients = partition.by_user(toy.user_train)
+
+    def model(width: int) -> Model:
+        return rbf_linear(num_features=width, bandwidth=0.08, sigma=1.0, seed=seed, dtype=jnp.float64)
+
+    return _with_step(
+        Setting(
+            name="sine, linear",
+            title="Sine toy (FE-2024, section V-A): 100 radial basis functions, linear in the weights",
+            x_train=toy.x_train,
+            y_train=toy.y_train,
+            x_test=toy.x_test,
+            y_test=toy.y_test,
+            labels_test=None,
+            partition=clients,
+            schedule=schedule.per_client_permutations(clients.num_clients, NUM_MODELS),
+            model=model,
+            widths=size.widths,
+            draws=size.draws,
+            local_steps=10,
+            num_rounds=size.num_rounds,
+            evaluate_every=max(size.num_rounds // 8, 1),
+            seed=seed,
+            is_linear=True,
+        )
+    )
+
+
+def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
+    """A network on the sine data with a gap in the middle (FE-2024, section V-B)."""
+    size = _scale(
+        scale,
+        smoke=Scale((256, 512, 1024, 2048), 6, 40),
+        default=Scale((256, 512, 1024, 2048, 4096), 20, 80),
+        paper=Scale((256, 512, 1024, 2048, 4096, 8192), 100, 400),
+    )
+    toy = datasets.load("sine", seed=seed, gap=True)
+    clients = partition.by_user(toy.user_train)
+
+    def model(width: int) -> Model:
+        return mlp(1, 1, widths=(width,), activation="erf", w_std=4.0, b_std=2.0, last_w_std=1.0, dtype=jnp.float64)
+
+    return _with_step(
+        Setting(
+            name="sine, network",
+            title="Sine with a gap (FE-2024, section V-B): erf network of one hidden layer",
+            x_train=toy.x_train,
+            y_train=toy.y_train,
+            x_test=toy.x_test,
+            y_test=toy.y_test,
+            labels_test=None,
+            partition=clients,
+            schedule=schedule.per_client_permutations(clients.num_clients, NUM_MODELS),
+            model=model,
+            widths=size.widths,
+            draws=size.draws,
+            local_steps=10,
+            num_rounds=size.num_rounds,
+            evaluate_every=max(size.num_rounds // 8, 1),
+            seed=seed,
+        )
+    )
+
+
+def _images(name: str, title: str, data_dir: DataDir, size: Scale, seed: int, num_train: int) -> Setting:
+    images = datasets.load(name, data_dir=data_dir, seed=seed, num_train=num_train, num_test=300)
+    x_train, x_test = standardised(np.asarray(images.x_train, np.float64), np.asarray(images.x_test, np.float64))
+    clients = partition.dirichlet(images.y_train, num_clients=10, alpha=1.0, seed=seed, min_size=2)
+    d, c = x_train.shape[1], images.num_classes
+
+    def model(width: int) -> Model:
+        return mlp(d, c, widths=(width,), activation="relu", w_std=2**0.5, b_std=0.1, dtype=jnp.float64)
+
+    return _with_step(
+        Setting(
+            name=name,
+            title=f"{title}: {num_train} examples on 10 clients (Dirichlet 1.0), ReLU network of one hidden layer",
+            x_train=x_train,
+            y_train=datasets.classification_targets(images.y_train, c, centred=True),
+            x_test=x_test,
+            y_test=datasets.classification_targets(images.y_test, c, centred=True),
+            labels_test=np.asarray(images.y_test),
+            partition=clients,
+            schedule=schedule.per_client_permutations(clients.num_clients, NUM_MODELS),
+            model=model,
+            widths=size.widths,
+            draws=size.draws,
+            local_steps=10,
+            num_rounds=size.num_rounds,
+            evaluate_every=max(size.num_rounds // 8, 1),
+            seed=seed,
+        )
+    )
+
+
+def digits(data_dir: DataDir, scale: str, seed: int) -> Setting:
+    """Scikit-learn's handwritten digits, ten outputs, heterogeneous clients."""
+    size = _scale(
+        scale,
+        smoke=Scale((128, 256, 512, 1024), 3, 40),
+        default=Scale((128, 256, 512, 1024, 2048), 8, 160),
+        paper=Scale((128, 256, 512, 1024, 2048), 20, 400),
+    )
+    return _images("digits", "Digits", data_dir, size, seed, num_train=100)
+
+
+def fashion_mnist(data_dir: DataDir, scale: str, seed: int) -> Setting:
+    """Fashion-MNIST where its files are given."""
+    size = _scale(
+        scale,
+        smoke=Scale((32, 64, 128, 256), 2, 20),
+        default=Scale((64, 128, 256, 512), 4, 100),
+        paper=Scale((128, 256, 512, 1024, 2048), 20, 400),
+    )
+    return _images("fashion_mnist", "Fashion-MNIST", data_dir, size, seed, num_train=100)
+
+
+class Case(NamedTuple):
+    """A named comparison."""
+
+    description: str
+    settings: tuple[Callable[[DataDir, str, int], Setting], ...]
+
+
+CASES: dict[str, Case] = {
+    "sine": Case("the papers' sine toy: the linear model, and a network", (sine_linear, sine_network)),
+    "digits": Case("handwritten digits, ten outputs, heterogeneous clients", (digits,)),
+    "fashion_mnist": Case("Fashion-MNIST, where its files are given", (fashion_mnist,)),
+}
+DEFAULT_CASES = ("sine", "digits")
+
+
+def build(name: str, data_dir: DataDir = None, scale: str = "default", seed: int = 0) -> list[Setting]:
+    """The settings of the case called ``name``; raises ``ValueError`` for unknown names, before any work."""
+    if name not in CASES:
+        raise ValueError(f"case: got {name!r}, allowed are {', '.join(CASES)}")
+    if scale not in SCALES:
+        raise ValueError(f"scale: got {scale!r}, allowed are {', '.join(SCALES)}")
+    return [make(data_dir, scale, seed) for make in CASES[name].settings]

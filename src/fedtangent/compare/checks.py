@@ -1,0 +1,208 @@
+"""Every verdict of one setting."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedtangent.compare.predicted import Predicted, networks, one_client_dropped, run_flow, without_cross_terms
+from fedtangent.compare.settings import Setting
+from fedtangent.compare.simulated import Simulated, weighted_cohorts
+from fedtangent.compare.verdicts import (
+    EXACT,
+    Sampled,
+    Verdict,
+    exact_verdict,
+    mean_verdict,
+    paired_verdict,
+    slope_verdict,
+    variance_verdict,
+)
+from fedtangent.federated import schedule
+from fedtangent.theory import covariance_terms, gp_limit
+from fedtangent.theory.federated_flow import Flow
+from fedtangent.theory.ntk_evolution import ntk_evolution
+from fedtangent.types import Cohort, Gaussian, Schedule
+
+FIXED_POINT = 1e-8
+MAX_DROPPED = 20  # clients tried as the one to leave out
+FIXED_POINT_AGES = 20  # rounds of each schedule, in ages of K: every client trains every model several times
+
+
+def all_verdicts(
+    setting: Setting,
+    cohorts: Cohort,
+    theory: Predicted,
+    seen: tuple[Simulated, ...],
+    moved: tuple[Simulated, ...],
+    errors: list[np.ndarray],
+    untrained: list[np.ndarray],
+) -> tuple[Verdict, ...]:
+    """The comparisons that apply to ``setting``.
+
+    ``errors`` and ``untrained`` hold, per width, each network's relative error to the flow at the last round, and its
+    initial function's.
+    """
+    dropped = _most_missed(setting, theory, cohorts)
+    verdicts = []
+    if setting.is_linear:
+        verdicts.append(_exact(setting, theory, seen[-1], dropped, errors[-1]))
+    else:
+        widths = np.array(setting.widths)
+        verdicts.append(
+            slope_verdict(
+                setting.name, widths, np.array([e.mean() for e in errors]), np.array([u.mean() for u in untrained])
+            )
+        )
+    verdicts += _every_round(setting, theory, seen)
+    if not setting.is_linear:
+        verdicts.append(_paired(setting, theory, seen[-1], dropped))
+    if theory.limit is not None:
+        verdicts += _limit(setting, theory, seen, theory.limit)
+        verdicts += _fixed_points(setting, theory, theory.limit)
+    for m in moved:
+        verdicts += _evolution(setting, theory, m)
+    return tuple(verdicts)
+
+
+def _most_missed(setting: Setting, theory: Predicted, cohorts: Cohort) -> Flow:
+    """The flow without the client whose absence changes the last round's mean most. A negative control."""
+    right = np.asarray(theory.flow.mean(setting.num_rounds))
+    flows = [
+        run_flow(setting, theory.blocks, one_client_dropped(cohorts, client))
+        for client in np.unique(np.asarray(cohorts.client))[:MAX_DROPPED]
+    ]
+    change = [np.linalg.norm(np.asarray(flow.mean(setting.num_rounds)) - right) for flow in flows]
+    return flows[int(np.argmax(change))]
+
+
+def _exact(setting: Setting, theory: Predicted, seen: Simulated, dropped: Flow, errors: np.ndarray) -> Verdict:
+    wrong = np.asarray(dropped.predict(seen.train[0][:, 0], seen.test[0][:, 0], setting.num_rounds))
+    gap = np.max(np.abs(wrong - seen.test[-1][:, 0])) / np.max(np.abs(seen.test[-1]))
+    return exact_verdict(
+        setting.name, "simulation = flow, linear model", float(errors.max()), "flow without one client", float(gap), EXACT
+    )
+
+
+def _every_round(setting: Setting, theory: Predicted, seen: tuple[Simulated, ...]) -> list[Verdict]:
+    verdicts = []
+    for at, r in enumerate(setting.rounds[1:], start=1):
+        samples = Sampled(setting.widths, tuple(s.test[at] for s in seen), *theory.moments[at])
+        untrained = theory.moments[0].mean
+        verdicts.append(mean_verdict(setting.name, f"mean = flow, round {r}", samples, "untrained network", untrained))
+        wrong_cov = without_cross_terms(theory.flow, theory.blocks, r, setting.schedule.num_models)
+        verdicts.append(
+            variance_verdict(setting.name, f"variance = flow, round {r}", samples, "no cross terms", wrong_cov)
+        )
+    return verdicts
+
+
+def _paired(setting: Setting, theory: Predicted, seen: Simulated, dropped: Flow) -> Verdict:
+    """Mean of the networks against the flow from the same initial functions: sampling error all but cancels."""
+    rounds = (setting.num_rounds,)
+    right = networks(theory.flow, seen.train[0], seen.test[0], rounds)[1][0]
+    wrong = networks(dropped, seen.train[0], seen.test[0], rounds)[1][0]
+    return paired_verdict(
+        setting.name,
+        f"mean = flow from the same initial functions, round {setting.num_rounds}",
+        seen.test[-1] - right,
+        "flow without one client",
+        seen.test[-1] - wrong,
+    )
+
+
+def _limit(setting: Setting, theory: Predicted, seen: tuple[Simulated, ...], limit: Gaussian) -> list[Verdict]:
+    """Networks at the last round against Theorem 2, once the flow has come nearer to it than sampling can tell."""
+    num_models = setting.schedule.num_models
+    mean = np.broadcast_to(limit.mean, (num_models, *limit.mean.shape))
+    cov = np.broadcast_to(limit.cov, (num_models, *limit.cov.shape))
+    samples = Sampled(setting.widths, tuple(s.test[-1] for s in seen), mean, cov)
+    if not reached(setting, theory, limit):
+        return []
+    untrained = seen[-1].test[0]
+    wrong_mean = untrained.mean(axis=1)
+    what = f"Theorem 2, round {setting.num_rounds}"
+    prior = np.broadcast_to(theory.blocks.nngp_test, cov.shape)
+    return [
+        mean_verdict(setting.name, f"mean = {what}", samples, "untrained network", wrong_mean),
+        variance_verdict(setting.name, f"variance = {what}", samples, "prior covariance", prior),
+    ]
+
+
+def reached(setting: Setting, theory: Predicted, limit: Gaussian) -> bool:
+    """Whether the flow's last round is nearer to the limit than one standard error of the mean's statistic."""
+    last = theory.moments[-1]
+    off = setting.draws * np.sum((last.mean - limit.mean) ** 2, axis=1) / np.trace(limit.cov)
+    spread = np.sqrt(2 * np.sum(limit.cov**2)) / np.trace(limit.cov)
+    return bool(np.mean(off) <= spread / np.sqrt(off.size))
+
+
+def _evolution(setting: Setting, theory: Predicted, moved: Simulated) -> list[Verdict]:
+    """NTK-FL's networks against the evolution of the limiting kernel for the times they chose."""
+    blocks, y = theory.blocks, setting.y_train
+    times = moved.info["time"][:, 0, :].T  # [K, E]
+    step = 1 / float(np.linalg.eigvalsh(blocks.ntk_train)[-1])
+    responses = {int(t): ntk_evolution(blocks, step, int(t)) for t in np.unique(times)}
+    mean = np.stack([[responses[int(t)] @ y for t in row] for row in times])  # [K, E, m, C]
+    cov = np.stack([np.mean([covariance_terms(blocks, responses[int(t)]).total for t in row], axis=0) for row in times])
+    centred = moved.test[-1] - mean
+    zero = np.zeros_like(mean[:, 0])
+    samples = Sampled((moved.width,), (centred,), zero, cov)
+    spread = f"t = {times.min()}..{times.max()}" if times.min() < times.max() else f"t = {times.max()}"
+    return [
+        mean_verdict(setting.name, f"{moved.method}: mean, {spread}", samples, "untrained network", -mean.mean(axis=1)),
+        variance_verdict(
+            setting.name,
+            f"{moved.method}: variance",
+            samples,
+            "prior covariance",
+            np.broadcast_to(blocks.nngp_test, cov.shape),
+        ),
+    ]
+
+
+def _fixed_points(setting: Setting, theory: Predicted, limit: Gaussian) -> list[Verdict]:
+    """The flow's own fixed point against Theorem 2, under three schedules."""
+    clients = setting.partition.num_clients
+    plans: dict[str, Schedule] = {
+        "full participation": schedule.all_clients(clients),
+        "permutations, K = 5": schedule.per_client_permutations(clients, 5),
+        "strata, one client of each": schedule.strata(clients, 5, max(clients // 2, 1), 1),
+    }
+    missing = limit_without(setting, theory, client=0)
+    return [_fixed_point(setting, theory, name, plan, limit, missing) for name, plan in plans.items()]
+
+
+def limit_without(setting: Setting, theory: Predicted, client: int) -> Gaussian:
+    """Theorem 2 as if ``client`` had no data. A negative control."""
+    keep = np.setdiff1d(np.arange(len(setting.y_train)), setting.partition.client(client))
+    k, rows = theory.blocks, np.ix_(keep, keep)
+    assert k.nngp_train is not None and k.nngp_test_train is not None
+    fewer = k._replace(
+        ntk_train=k.ntk_train[rows],
+        ntk_test_train=k.ntk_test_train[:, keep],
+        nngp_train=k.nngp_train[rows],
+        nngp_test_train=k.nngp_test_train[:, keep],
+    )
+    return gp_limit(fewer, setting.y_train[keep])
+
+
+def _fixed_point(
+    setting: Setting, theory: Predicted, name: str, plan: Schedule, limit: Gaussian, missing: Gaussian
+) -> Verdict:
+    drawn = weighted_cohorts(setting, plan, FIXED_POINT_AGES * plan.num_models)
+    flow = run_flow(setting, theory.blocks, drawn, plan.num_models)
+    found = flow.fixed_point(0)
+    return exact_verdict(
+        setting.name,
+        f"flow's fixed point = Theorem 2, {name}",
+        _distance(found, limit),
+        "limit without one client",
+        _distance(found, missing),
+        FIXED_POINT,
+    )
+
+
+def _distance(a: Gaussian, b: Gaussian) -> float:
+    """The larger of the relative distances of means and covariances."""
+    pairs = ((a.mean, b.mean), (a.cov, b.cov))
+    return float(max(np.linalg.norm(np.asarray(u) - np.asarray(v)) / np.linalg.norm(v) for u, v in pairs))

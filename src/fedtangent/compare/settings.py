@@ -1,0 +1,85 @@
+"""What one comparison fixes: data, partition, schedule, model, widths, step size. Shared by simulation and theory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent import data as datasets
+from fedtangent import models, partition
+from fedtangent.types import FederatedData, Model, Partition, Schedule
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One data set under one schedule, for several widths of one architecture.
+
+    Arrays are float64 on the host. ``learning_rate`` is the client's, chosen from the analytic kernel (``step_size``).
+    """
+
+    name: str
+    title: str
+    x_train: np.ndarray  # [n, d]
+    y_train: np.ndarray  # [n, C]
+    x_test: np.ndarray  # [m, d]
+    y_test: np.ndarray  # [m, C]
+    labels_test: np.ndarray | None  # [m] for classification
+    partition: Partition
+    schedule: Schedule
+    model: Callable[[int], Model]  # width -> model
+    widths: tuple[int, ...]
+    draws: int  # E, independent initialisations of the K models at every width
+    local_steps: int
+    num_rounds: int
+    evaluate_every: int
+    learning_rate: float = 0.0
+    seed: int = 0
+    is_linear: bool = False  # the model is exactly linear: simulation and flow must agree to rounding
+    ntk_times: tuple[int, ...] = tuple(range(100, 2001, 100))
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """Evaluated rounds, from 0 to the last."""
+        return tuple(sorted({*range(0, self.num_rounds, self.evaluate_every), self.num_rounds}))
+
+    @property
+    def largest(self) -> int:
+        """The largest width."""
+        return max(self.widths)
+
+    def federated(self) -> FederatedData:
+        """The training data on the device, in float64."""
+        return datasets.federated_data(self.x_train, self.y_train, self.partition, dtype=jnp.float64)
+
+
+def step_size(setting: Setting, fraction: float = 0.5) -> float:
+    """A fraction of the largest stable full-batch step, ``2 / max_i lambda_max(Theta_ii / n_i)``, from the kernel."""
+    kernel = setting.model(setting.largest).kernel
+    if kernel is None:
+        raise ValueError(f"setting {setting.name}: its model has no analytic kernel to choose a step size from")
+    largest = 0.0
+    for i in range(setting.partition.num_clients):
+        own = setting.partition.client(i)
+        if len(own):
+            theta = np.asarray(kernel(jnp.asarray(setting.x_train[own]), None, get="ntk"), np.float64)
+            largest = max(largest, float(np.linalg.eigvalsh(theta)[-1]) / len(own))
+    return fraction * 2 / largest
+
+
+def standardised(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Centre by the training mean and scale every example to norm sqrt(d), which conditions the kernel well.
+
+    This is also assumption 2 of NTK-FL's theorems (inputs of one norm).
+    """
+    mean = train.mean(axis=0)
+    scaled = []
+    for x in (train - mean, test - mean):
+        norm = np.linalg.norm(x, axis=1, keepdims=True)
+        scaled.append(x / np.where(norm > 0, norm, 1) * np.sqrt(x.shape[1]))
+    return scaled[0], scaled[1]
+
+

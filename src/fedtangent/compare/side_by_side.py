@@ -1,0 +1,125 @@
+"""One setting, whole: simulate, predict, compare."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fedtangent.compare import checks
+from fedtangent.compare.predicted import Predicted, networks, predict
+from fedtangent.compare.settings import Setting
+from fedtangent.compare.simulated import Simulated, cohorts, fed_ensemble, ntk_fl
+from fedtangent.compare.statistics import relative_errors
+from fedtangent.compare.table import Row, simulated_row, theory_row
+from fedtangent.compare.verdicts import Verdict
+from fedtangent.types import Cohort
+
+Report = Callable[[str], None]
+
+
+class FlowGap(NamedTuple):
+    """Networks beside the flow from their own initial functions, at one width and every evaluated round."""
+
+    error: np.ndarray  # [r, K, E] relative error at the test points
+    untrained: np.ndarray  # [K, E] the same for the initial function at the last round
+    simulated_residual: np.ndarray  # [r] root mean square training residual, over all networks
+    predicted_residual: np.ndarray  # [r]
+
+
+class SideBySide(NamedTuple):
+    """Everything that was simulated and predicted for one setting."""
+
+    setting: Setting
+    cohorts: Cohort
+    theory: Predicted
+    simulated: tuple[Simulated, ...]  # Fed-ensemble, one per width, ascending
+    ntk_fl: tuple[Simulated, ...]
+    gaps: tuple[FlowGap, ...]  # one per width
+    rows: tuple[Row, ...]
+    verdicts: tuple[Verdict, ...]
+    seconds: float
+
+
+def flow_gap(setting: Setting, theory: Predicted, seen: Simulated) -> FlowGap:
+    """How far each network is from the flow, relative to how far the flow has moved its function."""
+    train, test = networks(theory.flow, seen.train[0], seen.test[0], seen.rounds)
+    moved = test[-1] - seen.test[0]
+    scale = np.broadcast_to(moved, seen.test.shape)
+    return FlowGap(
+        relative_errors(test, seen.test, scale),
+        relative_errors(test[-1], seen.test[0], moved),
+        _rms(seen.train - setting.y_train),
+        _rms(train - setting.y_train),
+    )
+
+
+def _rms(residual: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.mean(residual**2, axis=(1, 2, 3, 4)))
+
+
+def run(setting: Setting, progress: bool = False, say: Report = lambda line: None) -> SideBySide:
+    """Simulate and predict ``setting`` and compare: rows, verdicts, and what figures need.
+
+    Raises ``ValueError`` when 64-bit mode is off: comparisons run in float64 (``fedtangent.enable_x64()``).
+    """
+    if not jax.config.jax_enable_x64:
+        raise ValueError("compare: needs 64-bit mode, got jax_enable_x64=False; call fedtangent.enable_x64() first")
+    start = time.perf_counter()
+    with jax.default_matmul_precision("highest"):
+        plan = cohorts(setting)
+        say(f"{setting.name}: federated flow and limit")
+        flow_start = time.perf_counter()
+        theory = predict(setting, plan)
+        flow_seconds = time.perf_counter() - flow_start
+        seen = []
+        for width in setting.widths:
+            say(f"{setting.name}: Fed-ensemble, {setting.draws} x K = {setting.schedule.num_models}, width {width}")
+            seen.append(fed_ensemble(setting, width, progress))
+        moved = _evolve(setting, progress, say)
+        gaps = tuple(flow_gap(setting, theory, s) for s in seen)
+        say(f"{setting.name}: verdicts")
+        verdicts = checks.all_verdicts(setting, plan, theory, tuple(seen), moved, [g.error[-1] for g in gaps],
+                                       [g.untrained for g in gaps])
+    rows = _rows(setting, theory, seen, moved, gaps, flow_seconds)
+    return SideBySide(
+        setting, plan, theory, tuple(seen), moved, gaps, rows, verdicts, time.perf_counter() - start
+    )
+
+
+def _evolve(setting: Setting, progress: bool, say: Report) -> tuple[Simulated, ...]:
+    """NTK-FL from the same initialisations: the paper's averaged kernel; the exact one too where outputs differ."""
+    say(f"{setting.name}: NTK-FL, width {setting.largest}")
+    moved = [ntk_fl(setting, setting.largest, "averaged", setting.draws, progress)]
+    if setting.y_train.shape[1] > 1:
+        moved.append(ntk_fl(setting, setting.largest, "exact", setting.draws, progress))
+    return tuple(moved)
+
+
+def _rows(
+    setting: Setting,
+    theory: Predicted,
+    seen: list[Simulated],
+    moved: tuple[Simulated, ...],
+    gaps: tuple[FlowGap, ...],
+    flow_seconds: float,
+) -> tuple[Row, ...]:
+    rows = [
+        simulated_row(setting, s, theory, float(np.mean(g.error[-1]))) for s, g in zip(seen, gaps, strict=True)
+    ]
+    rows += [simulated_row(setting, m, theory, None) for m in moved]
+    last = theory.moments[-1]
+    mean, cov = last.mean.mean(axis=0), last.cov.mean(axis=0)
+    flow = theory_row(setting, theory, f"federated flow, round {setting.num_rounds}", mean, cov, setting.num_rounds)
+    rows.append(flow._replace(seconds=flow_seconds))
+    if theory.limit is not None:
+        rows.append(
+            theory_row(setting, theory, "GP limit (Theorem 2)", np.asarray(theory.limit.mean),
+                       np.asarray(theory.limit.cov), None)
+        )
+    return tuple(rows)
+
+

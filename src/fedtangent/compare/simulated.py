@@ -1,0 +1,132 @@
+"""The simulated side: networks trained by Fed-ensemble, and moved by NTK-FL from the same initialisations."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from fedtangent.compare.settings import Setting
+from fedtangent.federated import recipes, schedule
+from fedtangent.federated.compose import keys
+from fedtangent.federated.local import Work
+from fedtangent.simulate import predict, simulate
+from fedtangent.types import Algorithm, Cohort, Schedule
+
+
+class Simulated(NamedTuple):
+    """Outputs of every network of one method at one width, at the evaluated rounds (0 is the initial function)."""
+
+    method: str
+    width: int
+    rounds: tuple[int, ...]
+    train: np.ndarray  # [r, K, E, n, C]
+    test: np.ndarray  # [r, K, E, m, C]
+    seconds: float  # of one run of the K models, compilation left out where there is more than one run
+    uplink_bytes: int  # of one run of the K models
+    downlink_bytes: int
+    info: dict[str, Any]
+
+
+def init_key(setting: Setting, draw: int) -> jax.Array:
+    """The key that initialises the K models of one draw: the same for every method and every schedule."""
+    return jax.random.fold_in(jax.random.key(setting.seed + 1), draw)
+
+
+def fed_ensemble(setting: Setting, width: int, progress: bool = False) -> Simulated:
+    """Train E ensembles of K networks of ``width`` by Fed-ensemble under the setting's schedule.
+
+    The draws share the schedule (its key is the setting's seed) and differ in the initialisation.
+    """
+    algorithm = recipes.fed_ensemble(
+        setting.model(width),
+        setting.schedule,
+        client_learning_rate=setting.learning_rate,
+        work=Work(steps=setting.local_steps),
+    )
+    return _run(setting, algorithm, "Fed-ensemble", width, setting.num_rounds, setting.evaluate_every, progress)
+
+
+def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool = False) -> Simulated:
+    """One round of NTK-FL with every client in the cohort, from Fed-ensemble's initialisations.
+
+    The step is the largest at which the slowest mode is still damped monotonically, 1 / lambda_max, estimated from
+    the analytic kernel of the pooled data.
+    """
+    clients = setting.partition.num_clients
+    model = setting.model(width)
+    theta = np.asarray(model.kernel(jnp.asarray(setting.x_train), None, get="ntk"))  # type: ignore[misc]
+    examples, outputs = setting.y_train.shape
+    algorithm = recipes.ntk_fl(
+        model,
+        schedule.all_clients(clients, setting.schedule.num_models),
+        learning_rate=examples * outputs / float(np.linalg.eigvalsh(theta)[-1]),
+        times=setting.ntk_times,
+        kernel=kernel,
+        slots_per_model=clients,
+    )
+    return _run(setting, algorithm, f"NTK-FL, {kernel} kernel", width, 1, 1, progress, draws)
+
+
+def _run(
+    setting: Setting,
+    algorithm: Algorithm,
+    method: str,
+    width: int,
+    num_rounds: int,
+    evaluate_every: int,
+    progress: bool,
+    draws: int | None = None,
+) -> Simulated:
+    data, x = setting.federated(), jnp.asarray(np.concatenate([setting.x_train, setting.x_test]))
+    split = len(setting.x_train)
+
+    def outputs(state: Any) -> dict[str, np.ndarray]:
+        return {"outputs": np.asarray(predict(algorithm, state, x).members)}
+
+    seen, seconds, runs = [], [], []
+    total = setting.draws if draws is None else draws
+    title = f"{setting.name}: {method}, width {width}"
+    for draw in tqdm(range(total), desc=title, unit="run", disable=None if progress else True, leave=False):
+        start = time.perf_counter()
+        run = simulate(
+            algorithm,
+            data,
+            num_rounds,
+            seed=setting.seed,
+            evaluate_every=evaluate_every,
+            evaluate=outputs,
+            init_key=init_key(setting, draw),
+        )
+        seconds.append(time.perf_counter() - start)
+        runs.append(run.history)
+        seen.append(np.stack([e.metrics["outputs"] for e in run.history.evaluations]))
+    members = np.stack(seen, axis=2)  # [r, K, E, n + m, C]
+    history = runs[-1]
+    return Simulated(
+        method=method,
+        width=width,
+        rounds=tuple(e.round for e in history.evaluations),
+        train=members[..., :split, :],
+        test=members[..., split:, :],
+        seconds=min(seconds),
+        uplink_bytes=history.evaluations[-1].uplink_bytes,
+        downlink_bytes=history.evaluations[-1].downlink_bytes,
+        info={k: np.stack([h.rounds[k] for h in runs]) for k in history.rounds if k != "cohort"},
+    )
+
+
+def cohorts(setting: Setting) -> Cohort:
+    """The cohorts [R, S] that the simulation draws, weighted by examples as it weighs them."""
+    return weighted_cohorts(setting, setting.schedule, setting.num_rounds)
+
+
+def weighted_cohorts(setting: Setting, plan: Schedule, num_rounds: int) -> Cohort:
+    """The cohorts [R, S] of any schedule over the setting's clients, from the setting's seed."""
+    drawn = schedule.unroll(plan, keys(setting.seed).schedule, num_rounds)
+    size = np.asarray(setting.partition.sizes)[np.asarray(drawn.client)]
+    return Cohort(np.asarray(drawn.client), np.asarray(drawn.model), np.asarray(drawn.weight) * size)  # type: ignore[arg-type]

@@ -1,0 +1,157 @@
+"""Tolerance models: how far apart simulation and theory may be, from sampling error and fitted finite-width terms.
+
+Nothing here is tuned by hand. A sample of networks from a Gaussian process scatters by a known amount, which the
+process's own covariance gives; a finite width adds a term that falls as 1/width, which is fitted on the other widths.
+All functions are plain float64 NumPy. Samples are [K, E, m, C]: K models (schedules), E independent initialisations,
+m points, C outputs, which share a covariance and are independent in the limit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+NUM_STANDARD_ERRORS = 3.0
+
+
+class Statistic(NamedTuple):
+    """A measured ratio whose expectation under the theory is ``expected``, with its standard error."""
+
+    value: float
+    expected: float
+    standard_error: float
+
+    @property
+    def excess(self) -> float:
+        """Measured minus expected."""
+        return self.value - self.expected
+
+    @property
+    def deviation(self) -> float:
+        """Measured minus expected, in standard errors."""
+        return self.excess / self.standard_error
+
+
+def _relative_spread(cov: np.ndarray) -> float:
+    """``2 |cov|_F^2 / tr(cov)^2``: the relative variance of ``|z|^2`` for ``z ~ N(0, cov)``."""
+    return float(2 * np.sum(cov**2) / np.trace(cov) ** 2)
+
+
+def mean_statistic(samples: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> Statistic:
+    """Squared distance of the sample mean from ``mean`` over what the samples' own scatter gives: 1 if they agree.
+
+    ``samples`` [K, E, m, C], E >= 2; ``mean`` [K, m, C]. The distance is summed over points; how strongly the points
+    are correlated, and with it the statistic's standard error, is taken from ``cov`` [K, m, m].
+    """
+    num_models, draws, _, outputs = _checked(samples)
+    distance = np.mean(np.sum((samples.mean(axis=1) - mean) ** 2, axis=1))
+    scatter = np.mean(np.sum(samples.var(axis=1, ddof=1), axis=1)) / draws
+    spread = np.mean([_relative_spread(c) for c in cov]) / (num_models * outputs)
+    return Statistic(float(distance / scatter), 1.0, float(np.sqrt(spread * draws / (draws - 1))))
+
+
+def _checked(samples: np.ndarray) -> tuple[int, ...]:
+    if samples.ndim != 4 or samples.shape[1] < 2:
+        raise ValueError(f"samples: must be [K, E, m, C] with at least 2 draws E, got shape {samples.shape}")
+    return samples.shape
+
+
+def variance_statistic(samples: np.ndarray, cov: np.ndarray) -> Statistic:
+    """Sample variance summed over points, relative to the trace of ``cov``: 1 if they agree.
+
+    ``samples`` [K, E, m, C], E >= 2; ``cov`` [K, m, m].
+    """
+    num_models, draws, _, outputs = _checked(samples)
+    variance = np.sum(samples.var(axis=1, ddof=1), axis=1)  # [K, C]
+    ratio = variance / np.trace(cov, axis1=1, axis2=2)[:, None]
+    spread = np.mean([_relative_spread(c) for c in cov]) / (num_models * outputs * (draws - 1))
+    return Statistic(float(np.mean(ratio)), 1.0, float(np.sqrt(spread)))
+
+
+def paired_statistic(differences: np.ndarray) -> Statistic:
+    """Whether paired differences [K, E, m, C] have mean zero: 1 in expectation if they have.
+
+    The squared mean over the E draws, summed over points, over what the draws' own scatter would give; its standard
+    error is estimated by the jackknife over the draws (E >= 3).
+    """
+    draws = differences.shape[1]
+    if draws < 3:
+        raise ValueError(f"differences: a jackknife needs at least 3 draws, got {draws}")
+
+    def ratio(d: np.ndarray) -> float:
+        scatter = np.sum(d.var(axis=1, ddof=1), axis=1) / d.shape[1]  # [K, C]
+        return float(np.mean(np.sum(d.mean(axis=1) ** 2, axis=1)) / np.mean(scatter))
+
+    left_out = np.array([ratio(np.delete(differences, e, axis=1)) for e in range(draws)])
+    error = np.sqrt((draws - 1) / draws * np.sum((left_out - left_out.mean()) ** 2))
+    return Statistic(ratio(differences), 1.0, float(error))
+
+
+def mean_difference_in_errors(samples: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> float:
+    """Mean over points of ``|sample mean - mean|`` in Monte Carlo standard errors; about 0.80 if they agree.
+
+    ``samples`` [draws, m, C]; ``mean`` [m, C]; ``variance`` [m] of one draw.
+    """
+    error = np.sqrt(np.maximum(variance, 0) / samples.shape[0])[:, None]
+    return float(np.mean(np.abs(samples.mean(axis=0) - mean) / error))
+
+
+class Slope(NamedTuple):
+    """A least-squares line through log-log points."""
+
+    slope: float
+    standard_error: float
+    intercept: float
+
+
+def fitted_slope(widths: np.ndarray, errors: np.ndarray) -> Slope:
+    """Slope of log(error) against log(width), with its standard error from the residuals (at least three points)."""
+    x, y = np.log(np.asarray(widths, float)), np.log(np.asarray(errors, float))
+    if len(x) < 3:
+        raise ValueError(f"widths: a slope with an error needs at least 3 widths, got {len(x)}")
+    centred = x - x.mean()
+    slope = float(centred @ y / (centred @ centred))
+    intercept = float(y.mean() - slope * x.mean())
+    residual = y - intercept - slope * x
+    error = np.sqrt(residual @ residual / (len(x) - 2) / (centred @ centred))
+    return Slope(slope, float(error), intercept)
+
+
+class Allowance(NamedTuple):
+    """What a finite width may add at the largest width, extrapolated from the smaller ones."""
+
+    value: float
+    standard_error: float
+
+
+def finite_width_allowance(widths: np.ndarray, statistics: list[Statistic], power: int) -> Allowance:
+    """Fit ``excess = c / width^power + d / width^(power + 1)`` on all but the largest width; evaluate it there.
+
+    Weighted least squares with the statistics' own standard errors; the second term only where three or more widths
+    remain. ``power`` is 1 for a variance ratio (its leading correction is O(1/width)) and 2 for the squared bias of
+    a mean. Returns 0 +- 0 for a single width.
+    """
+    w = np.asarray(widths, float)
+    if len(w) < 2:
+        return Allowance(0.0, 0.0)
+    order = np.argsort(w)
+    rest, largest = order[:-1], w[order[-1]]
+    powers = -np.arange(power, power + (2 if len(rest) > 2 else 1), dtype=float)
+    basis = (w[rest, None] / largest) ** powers  # 1 in every column at the largest width
+    error = np.array([statistics[i].standard_error for i in rest])
+    excess = np.array([statistics[i].excess for i in rest])
+    covariance = np.linalg.inv((basis / error[:, None] ** 2).T @ basis)
+    coefficients = covariance @ (basis.T @ (excess / error**2))
+    return Allowance(float(np.sum(coefficients)), float(np.sqrt(np.sum(covariance))))
+
+
+def agrees(statistic: Statistic, allowance: Allowance = Allowance(0.0, 0.0)) -> bool:
+    """Whether a statistic is within ``NUM_STANDARD_ERRORS`` of its expectation plus the finite-width term."""
+    error = np.hypot(statistic.standard_error, allowance.standard_error)
+    return bool(abs(statistic.excess - allowance.value) <= NUM_STANDARD_ERRORS * error)
+
+
+def relative_errors(predicted: np.ndarray, seen: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Root mean square of ``seen - predicted`` over the last two axes, relative to that of ``scale``."""
+    return np.sqrt(np.mean((seen - predicted) ** 2, axis=(-2, -1)) / np.mean(scale**2, axis=(-2, -1)))

@@ -1,0 +1,118 @@
+"""The rows of the side-by-side table: every method's predictions put through the same measurements."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtangent.compare.predicted import Predicted
+from fedtangent.compare.settings import Setting
+from fedtangent.compare.simulated import Simulated
+from fedtangent.compare.statistics import mean_difference_in_errors
+
+MEBIBYTE = 2**20
+
+
+class Row(NamedTuple):
+    """One method on one setting. None marks what does not apply to it."""
+
+    setting: str
+    method: str
+    test_mse: float
+    accuracy: float | None
+    nll: float  # Gaussian, per output
+    coverage: float  # of the 95 % interval
+    mean_difference: float | None  # mean |mean - GP mean| in Monte Carlo standard errors
+    variance_ratio: float | None  # to the GP limit's
+    flow_error: float | None  # of each network to the flow from its own initial function, relative
+    rounds: int | None
+    uplink_mib: float | None
+    seconds: float | None
+
+
+class Predictive(NamedTuple):
+    """Gaussian predictions at the test points: ``mean`` [m, C], knowledge ``variance`` [m, C]."""
+
+    mean: np.ndarray
+    variance: np.ndarray
+
+
+def scores(predictive: Predictive, y: np.ndarray) -> tuple[float, float]:
+    """Gaussian NLL per output and coverage of the 95 % interval, with noise added to the knowledge uncertainty.
+
+    The noise variance is the same for every point and output: the mean squared residual not explained by the
+    knowledge variance, on the even test points; NLL and coverage are measured on the odd ones.
+    """
+    fit, held = slice(0, None, 2), slice(1, None, 2)
+    residual = (y - predictive.mean) ** 2
+    noise = max(float(np.mean(residual[fit] - predictive.variance[fit])), 1e-6)
+    variance = predictive.variance[held] + noise
+    nll = 0.5 * np.mean(np.log(2 * np.pi * variance) + residual[held] / variance)
+    return float(nll), float(np.mean(residual[held] <= 1.959963985**2 * variance))
+
+
+def _accuracy(setting: Setting, mean: np.ndarray) -> float | None:
+    if setting.labels_test is None:
+        return None
+    return float(np.mean(np.argmax(mean, axis=-1) == setting.labels_test))
+
+
+def simulated_row(setting: Setting, seen: Simulated, theory: Predicted, flow_error: float | None) -> Row:
+    """A method that trains networks. MSE and accuracy are those of the ensemble of K, averaged over the draws;
+    NLL and coverage take mean and variance from all the draws; the differences are to the limit, or to the flow's
+    last round where there is no limit."""
+    members = seen.test[-1]  # [K, E, m, C]
+    ensembles = members.mean(axis=0)
+    draws = members.reshape(-1, *members.shape[2:])
+    variance = draws.var(axis=0, ddof=1)
+    nll, coverage = scores(Predictive(draws.mean(axis=0), variance), setting.y_test)
+    mean, cov = reference(theory)
+    accuracies = [_accuracy(setting, e) for e in ensembles]
+    return Row(
+        setting=setting.name,
+        method=f"{seen.method}, width {seen.width}",
+        test_mse=float(np.mean((ensembles - setting.y_test) ** 2)),
+        accuracy=None if setting.labels_test is None else float(np.mean(np.array(accuracies, float))),
+        nll=nll,
+        coverage=coverage,
+        mean_difference=mean_difference_in_errors(draws, mean, np.diag(cov)),
+        variance_ratio=float(np.sum(variance.mean(axis=-1)) / np.trace(cov)),
+        flow_error=flow_error,
+        rounds=seen.rounds[-1],
+        uplink_mib=seen.uplink_bytes / MEBIBYTE,
+        seconds=seen.seconds,
+    )
+
+
+def reference(theory: Predicted) -> tuple[np.ndarray, np.ndarray]:
+    """Mean [m, C] and covariance [m, m] of the GP that rows are measured against: the limit where there is one,
+    else the flow at the last round, averaged over models."""
+    if theory.limit is not None:
+        return np.asarray(theory.limit.mean), np.asarray(theory.limit.cov)
+    last = theory.moments[-1]
+    return last.mean.mean(axis=0), last.cov.mean(axis=0)
+
+
+def theory_row(setting: Setting, theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray, rounds: int | None) -> Row:
+    """A Gaussian process: ``mean`` [m, C] and ``cov`` [m, m] of one draw."""
+    limit_mean, limit_cov = reference(theory)
+    variance = np.broadcast_to(np.maximum(np.diag(cov), 0)[:, None], mean.shape)
+    nll, coverage = scores(Predictive(mean, variance), setting.y_test)
+    draws = setting.schedule.num_models * setting.draws
+    return Row(
+        setting=setting.name,
+        method=method,
+        test_mse=float(np.mean((mean - setting.y_test) ** 2)),
+        accuracy=_accuracy(setting, mean),
+        nll=nll,
+        coverage=coverage,
+        mean_difference=float(
+            np.mean(np.abs(mean - limit_mean) / np.sqrt(np.maximum(np.diag(limit_cov), 1e-300) / draws)[:, None])
+        ),
+        variance_ratio=float(np.trace(cov) / np.trace(limit_cov)),
+        flow_error=None,
+        rounds=rounds,
+        uplink_mib=None,
+        seconds=None,
+    )

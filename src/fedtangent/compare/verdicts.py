@@ -1,0 +1,112 @@
+"""Do simulation and theory agree? Each verdict has a negative control that must fail the very same check."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtangent.compare.statistics import (
+    NUM_STANDARD_ERRORS,
+    Allowance,
+    Statistic,
+    agrees,
+    finite_width_allowance,
+    fitted_slope,
+    mean_statistic,
+    paired_statistic,
+    variance_statistic,
+)
+
+SLOPE, SLOPE_BAND = -0.5, 0.1
+EXACT = 1e-9
+
+
+class Verdict(NamedTuple):
+    """The outcome of one comparison and of its negative control."""
+
+    setting: str
+    comparison: str
+    measured: str
+    allowed: str
+    agrees: bool
+    control: str
+    control_measured: str
+    control_fails: bool
+
+    @property
+    def passed(self) -> bool:
+        """The comparison holds and its control does not."""
+        return self.agrees and self.control_fails
+
+
+def slope_verdict(
+    setting: str, widths: np.ndarray, errors: np.ndarray, untrained: np.ndarray, what: str = "each network to the flow"
+) -> Verdict:
+    """Relative errors fall with the width at slope -1/2 +- 0.1; those of the untrained networks do not."""
+    fit, control = fitted_slope(widths, errors), fitted_slope(widths, untrained)
+    return Verdict(
+        setting,
+        f"{what}: error falls with the width",
+        f"slope {fit.slope:+.3f} +- {fit.standard_error:.3f}, {errors[-1]:.3g} at width {widths[-1]}",
+        f"{SLOPE} +- {SLOPE_BAND}",
+        abs(fit.slope - SLOPE) <= SLOPE_BAND,
+        "untrained network",
+        f"slope {control.slope:+.3f}, {untrained[-1]:.3g}",
+        abs(control.slope - SLOPE) > SLOPE_BAND,
+    )
+
+
+def exact_verdict(setting: str, comparison: str, error: float, control: str, control_error: float, bound: float) -> Verdict:
+    """An equality to ``bound``, which the control misses."""
+    return Verdict(
+        setting, comparison, f"{error:.1e}", f"<= {bound:.0e}", bool(error <= bound), control, f"{control_error:.1e}",
+        bool(not control_error <= bound),
+    )
+
+
+def _row(setting: str, what: str, statistic: Statistic, allowance: Allowance, control: str, wrong: Statistic) -> Verdict:
+    error = np.hypot(statistic.standard_error, allowance.standard_error)
+    return Verdict(
+        setting,
+        what,
+        f"{statistic.value:.3f}",
+        f"{statistic.expected + allowance.value:.3f} +- {NUM_STANDARD_ERRORS:.0f} x {error:.3f}",
+        agrees(statistic, allowance),
+        control,
+        f"{wrong.value:.3f}",
+        not agrees(wrong, allowance),
+    )
+
+
+class Sampled(NamedTuple):
+    """One round's samples at every width, [K, E, m, C] each, with what the theory says of them."""
+
+    widths: tuple[int, ...]
+    samples: tuple[np.ndarray, ...]
+    mean: np.ndarray  # [K, m, C]
+    cov: np.ndarray  # [K, m, m]
+
+
+def mean_verdict(setting: str, what: str, seen: Sampled, control: str, wrong_mean: np.ndarray) -> Verdict:
+    """The networks' mean against the theory's at the largest width, beside a wrong mean."""
+    statistics = [mean_statistic(s, seen.mean, seen.cov) for s in seen.samples]
+    allowance = finite_width_allowance(np.array(seen.widths), statistics, power=2)
+    last = int(np.argmax(seen.widths))
+    wrong = mean_statistic(seen.samples[last], wrong_mean, seen.cov)
+    return _row(setting, what, statistics[last], allowance, control, wrong)
+
+
+def variance_verdict(setting: str, what: str, seen: Sampled, control: str, wrong_cov: np.ndarray) -> Verdict:
+    """The networks' variance against the theory's at the largest width, beside a wrong covariance."""
+    statistics = [variance_statistic(s, seen.cov) for s in seen.samples]
+    allowance = finite_width_allowance(np.array(seen.widths), statistics, power=1)
+    last = int(np.argmax(seen.widths))
+    wrong = variance_statistic(seen.samples[last], wrong_cov)
+    return _row(setting, what, statistics[last], allowance, control, wrong)
+
+
+def paired_verdict(setting: str, what: str, differences: np.ndarray, control: str, wrong: np.ndarray) -> Verdict:
+    """Whether networks minus prediction has mean zero, beside the differences to a wrong prediction."""
+    no_allowance = Allowance(0.0, 0.0)
+    return _row(setting, what, paired_statistic(differences), no_allowance, control, paired_statistic(wrong))

@@ -1,0 +1,17 @@
+"""Data sets, class targets, and the data of a federation on the device."""
+
+from fedtangent.data.dataset import Dataset, SourceInfo
+from fedtangent.data.datasets import available, load
+from fedtangent.data.federated import client_sizes, federated_data, max_client_size
+from fedtangent.data.targets import classification_targets
+
+__all__ = [
+    "Dataset",
+    "SourceInfo",
+    "available",
+    "classification_targets",
+    "client_sizes",
+    "federated_data",
+    "load",
+    "max_client_size",
+]

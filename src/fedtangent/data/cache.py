@@ -1,0 +1,93 @@
+"""A cache of plain ``.npy`` arrays, one folder for each data set, every file's sha256 verified on every load."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+import uuid
+from pathlib import Path
+
+import numpy as np
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+def cache_directory(directory: str | os.PathLike[str] | None = None) -> Path:
+    """Where caches live: ``directory``, else $FEDTANGENT_CACHE, else the platform's cache folder of the user."""
+    if directory is not None:
+        return Path(directory).expanduser()
+    if os.environ.get("FEDTANGENT_CACHE"):
+        return Path(os.environ["FEDTANGENT_CACHE"]).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "fedtangent"
+    base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fedtangent"
+
+
+def read(folder: Path) -> dict[str, np.ndarray] | None:
+    """The arrays of a cache folder, by name, or None if there is no such folder.
+
+    Raises ``ValueError`` naming the file, and how to remove the cache, if a file is missing, is not listed in the
+    manifest as it should be, or does not have the listed sha256.
+    """
+    if not folder.exists():
+        return None
+    listed = _manifest(folder)
+    return {name: _array(folder, name, digest) for name, digest in listed.items()}
+
+
+def write(folder: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write a cache folder atomically: it appears whole, or, if another process was first, not at all.
+
+    Raises ``ValueError`` if the folder cannot be written.
+    """
+    work = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    try:
+        work.mkdir(parents=True)
+        digests = {}
+        for name, array in arrays.items():
+            buffer = io.BytesIO()
+            np.save(buffer, array, allow_pickle=False)
+            (work / f"{name}.npy").write_bytes(buffer.getbuffer())
+            digests[name] = hashlib.sha256(buffer.getbuffer()).hexdigest()
+        (work / MANIFEST).write_text(json.dumps({"format": FORMAT, "sha256": digests}, indent=1, sort_keys=True) + "\n")
+        work.rename(folder)
+    except OSError as error:
+        if not (folder / MANIFEST).is_file():
+            raise ValueError(f"cache folder {folder} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _manifest(folder: Path) -> dict[str, str]:
+    """Names and sha256 of the arrays in a cache folder."""
+    path = folder / MANIFEST
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise _corrupted(path, f"cannot be read ({error})") from error
+    digests = content.get("sha256") if isinstance(content, dict) else None
+    if not isinstance(digests, dict) or not digests or content.get("format") != FORMAT:
+        raise _corrupted(path, f"does not list sha256 sums in format {FORMAT}")
+    return digests
+
+
+def _array(folder: Path, name: str, digest: str) -> np.ndarray:
+    path = folder / f"{name}.npy"
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise _corrupted(path, f"cannot be read ({error})") from error
+    actual = hashlib.sha256(raw).hexdigest()
+    if actual != digest:
+        raise _corrupted(path, f"is corrupted: its sha256 is {actual}, expected {digest}")
+    return np.load(io.BytesIO(raw), allow_pickle=False)
+
+
+def _corrupted(path: Path, problem: str) -> ValueError:
+    return ValueError(f"cached file {path} {problem}; remove the folder {path.parent} and it is made again")

@@ -1,0 +1,91 @@
+"""Checks of arguments shared by ``data`` and ``partition``: each raises ``ValueError`` in one line, before any work."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+
+from fedtangent.types import Partition
+
+MAX_INDEX = np.iinfo(np.int32).max
+
+
+def integer(name: str, value: Any, minimum: int, maximum: int | None = None) -> int:
+    """``value`` as an ``int``; raises ``ValueError`` unless it is an integer in ``[minimum, maximum]``."""
+    allowed = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
+        raise ValueError(f"{name} must be an integer, {allowed}; got {value!r}")
+    number = int(value)
+    if number < minimum or (maximum is not None and number > maximum):
+        raise ValueError(f"{name} must be {allowed}; got {number}")
+    return number
+
+
+def positive(name: str, value: Any) -> float:
+    """``value`` as a ``float``; raises ``ValueError`` unless it is a finite number above 0."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+        raise ValueError(f"{name} must be a number above 0; got {value!r}")
+    number = float(value)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{name} must be finite and above 0; got {number}")
+    return number
+
+
+def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
+    """``value``; raises ``ValueError`` naming the allowed values unless it is one of them."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+    return str(value)
+
+
+def class_labels(labels: Any, num_classes: int | None = None, name: str = "labels") -> np.ndarray:
+    """Class labels as an array [n] of their own integer dtype.
+
+    Raises ``ValueError`` unless they are a non-empty 1-D array of integers in ``[0, num_classes)`` (or just not
+    negative, without ``num_classes``).
+    """
+    array = np.asarray(labels)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"{name} must be a 1-D array of integers; got shape {array.shape}, dtype {array.dtype}")
+    if array.size == 0:
+        raise ValueError(f"{name} must not be empty")
+    wrong = array < 0 if num_classes is None else (array < 0) | (array >= num_classes)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        allowed = "at least 0" if num_classes is None else f"from 0 to {num_classes - 1}"
+        raise ValueError(f"{name} must be {allowed}; got {array[at]} at position {at} ({int(wrong.sum())} such)")
+    return array
+
+
+def partition_structure(partition: Partition, num_examples: int) -> None:
+    """Raise ``ValueError`` unless ``partition`` is a well-formed map of clients into ``num_examples`` examples.
+
+    Well-formed: both arrays 1-D and integer; ``offsets`` starts at 0, never falls and ends at ``len(indices)``; at
+    least one client; every index in ``[0, num_examples)``. Clients may be empty and may share examples.
+    """
+    indices, offsets = (np.asarray(a) for a in (partition.indices, partition.offsets))
+    for name, array in (("indices", indices), ("offsets", offsets)):
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(
+                f"partition.{name} must be a 1-D array of integers; got shape {array.shape}, dtype {array.dtype}"
+            )
+    if len(offsets) < 2:
+        raise ValueError(f"partition.offsets must hold num_clients + 1 >= 2 entries; got {len(offsets)}")
+    if offsets[0] != 0 or offsets[-1] != len(indices):
+        raise ValueError(
+            f"partition.offsets must run from 0 to len(indices) = {len(indices)}; got {offsets[0]} to {offsets[-1]}"
+        )
+    falls = np.flatnonzero(offsets[1:] < offsets[:-1])
+    if falls.size:
+        i = int(falls[0])
+        raise ValueError(f"partition.offsets must never fall; offsets[{i}:{i + 2}] are {offsets[i : i + 2].tolist()}")
+    wrong = (indices < 0) | (indices >= num_examples)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise ValueError(
+            f"partition.indices must be from 0 to {num_examples - 1} ({num_examples} examples); "
+            f"got {indices[at]} at position {at}"
+        )

@@ -1,0 +1,123 @@
+"""The data of a whole federation as four arrays on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.data import checks
+from fedtangent.types import Array, FederatedData, Partition
+
+
+def federated_data(
+    x: Any, y: Any, partition: Partition, dtype: Any = None, num_classes: int | None = None
+) -> FederatedData:
+    """Check examples and partition, and move them to the device once.
+
+    Args:
+        x: inputs [n, ...], real numbers.
+        y: targets: [n, C] floating for regression, or [n] integer class labels.
+        partition: who holds which row of ``x``; clients may overlap (``partition.validate(exact=True)`` asks for more).
+        dtype: of ``x`` on the device, and of ``y`` where that is floating: float32, float64 or, for inputs that are
+            symbols, int32 (``y`` is then float32). By default float64 if ``x`` is float64 and JAX has
+            ``jax_enable_x64`` on, float32 otherwise.
+        num_classes: when given, integer labels must lie below it.
+
+    Returns:
+        ``FederatedData`` with int32 labels, indices and offsets.
+
+    Raises:
+        ValueError: no examples, unequal numbers of examples, NaN or infinity in ``x`` or ``y``, targets of another
+            shape or kind, labels or indices out of range, offsets that do not start at 0, fall, or do not end at
+            ``len(indices)``, a dtype that is not offered.
+    """
+    x, y = np.asarray(x), np.asarray(y)
+    dtype = _device_dtype(dtype, x)
+    _check_inputs(x, dtype)
+    if len(x) != (len(y) if y.ndim else -1):
+        raise ValueError(f"x and y must have the same number of examples; got x {x.shape}, y {y.shape}")
+    _check_targets(y, num_classes, dtype)
+    checks.partition_structure(partition, len(x))
+    floating = jnp.float64 if dtype == jnp.float64 else jnp.float32
+    target_dtype = jnp.int32 if np.issubdtype(y.dtype, np.integer) else floating
+    return FederatedData(
+        x=jnp.asarray(x, dtype),
+        y=jnp.asarray(y, target_dtype),
+        indices=jnp.asarray(np.asarray(partition.indices), jnp.int32),
+        offsets=jnp.asarray(np.asarray(partition.offsets), jnp.int32),
+    )
+
+
+def client_sizes(data: FederatedData) -> Array:
+    """Number of examples of each client, [N] int32; may be traced."""
+    return data.offsets[1:] - data.offsets[:-1]
+
+
+def max_client_size(data: FederatedData) -> int:
+    """Number of examples of the largest client, as a Python integer (a static size: ``data`` must be concrete)."""
+    return int(np.max(np.diff(np.asarray(data.offsets))))
+
+
+def _device_dtype(dtype: Any, x: np.ndarray) -> Any:
+    """The dtype of ``x`` on the device."""
+    if dtype is None:
+        wide = x.dtype == np.float64 and _x64()
+        return jnp.dtype(jnp.float64 if wide else jnp.float32)
+    try:
+        wanted = jnp.dtype(dtype)
+    except TypeError as error:
+        raise ValueError(f"dtype must be one of float32, float64, int32; got {dtype!r}") from error
+    if wanted not in (jnp.float32, jnp.float64, jnp.int32):
+        raise ValueError(f"dtype must be one of float32, float64, int32; got {wanted}")
+    if wanted == jnp.float64 and not _x64():
+        raise ValueError("dtype float64 needs jax.config.update('jax_enable_x64', True) before any array is made")
+    return wanted
+
+
+def _x64() -> bool:
+    """Whether JAX keeps float64 here (globally or in an ``enable_x64`` context)."""
+    return bool(jax.config.read("jax_enable_x64"))
+
+
+def _check_inputs(x: np.ndarray, dtype: Any) -> None:
+    if x.ndim == 0 or len(x) == 0:
+        raise ValueError(f"x must hold at least one example along its first axis; got shape {x.shape}")
+    _check_finite("x", x, dtype)
+    if dtype == jnp.int32:
+        if not np.issubdtype(x.dtype, np.integer):
+            raise ValueError(f"x must be integer for dtype int32; got {x.dtype}")
+        limits = np.iinfo(np.int32)
+        if x.size and (x.min() < limits.min or x.max() > limits.max):
+            raise ValueError("x has values beyond the range of int32")
+
+
+def _check_targets(y: np.ndarray, num_classes: int | None, dtype: Any) -> None:
+    if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
+        if num_classes is not None:
+            num_classes = checks.integer("num_classes", num_classes, 1)
+        checks.class_labels(y, num_classes, name="y")
+    elif y.ndim == 2 and jnp.issubdtype(y.dtype, jnp.floating) and y.shape[1] > 0:
+        _check_finite("y", y, dtype)
+    else:
+        raise ValueError(
+            f"y must be [n, C] floating (regression; use y[:, None] for one output) or [n] integer (classes); "
+            f"got shape {y.shape}, dtype {y.dtype}"
+        )
+
+
+def _check_finite(name: str, array: np.ndarray, dtype: Any) -> None:
+    """Raise ``ValueError`` unless ``array`` holds real numbers, all finite, also once they are of ``dtype``."""
+    if not (jnp.issubdtype(array.dtype, jnp.floating) or np.issubdtype(array.dtype, np.integer)):
+        raise ValueError(f"{name} must hold real numbers; got dtype {array.dtype}")
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        rows = ~np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+        if rows.any():
+            raise ValueError(
+                f"{name} must be finite; example {int(np.argmax(rows))} has NaN or infinity "
+                f"({int(rows.sum())} of {len(array)} examples do)"
+            )
+        if dtype != jnp.float64 and array.size and float(np.abs(array).max()) > float(np.finfo(np.float32).max):
+            raise ValueError(f"{name} has values beyond the range of float32; pass dtype=float64 or rescale it")

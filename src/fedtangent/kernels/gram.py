@@ -1,0 +1,172 @@
+"""Kernel (Gram) matrices of train and test points, and their factorisation.
+
+Everything here runs on the host in NumPy float64: a limit that needs ``Theta^-1`` is only as good as its digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.linalg import lapack
+
+# A factor is accepted when the reciprocal condition number leaves at least three of float64's sixteen digits.
+MIN_RECIPROCAL_CONDITION = 1e-13
+SMALLEST_RELATIVE_JITTER = 1e-16
+
+
+class SingularKernelError(ValueError):
+    """A kernel matrix that cannot be inverted in float64, even with the largest jitter allowed."""
+
+
+class KernelBlocks(NamedTuple):
+    """The kernel matrices of ``n`` training and ``m`` test points, float64.
+
+    ``nngp`` is the covariance of the network's outputs at initialisation (the papers' K), ``ntk`` the tangent kernel
+    (Theta). Each is per output, [n, n] for outputs that share it, or [n C, n C] in example-major order
+    (row ``j C + c``) for a kernel that couples outputs. The nngp blocks may be left out where only predictions from
+    given initial functions are wanted (a linearised network); covariances then raise.
+    """
+
+    ntk_train: np.ndarray  # [n, n]
+    ntk_test_train: np.ndarray  # [m, n]
+    nngp_train: np.ndarray | None = None  # [n, n]
+    nngp_test_train: np.ndarray | None = None  # [m, n]
+    nngp_test: np.ndarray | None = None  # [m, m]
+    ntk_test: np.ndarray | None = None  # [m, m]
+
+
+class CholeskyFactor(NamedTuple):
+    """``lower @ lower.T = theta + jitter * I``."""
+
+    lower: np.ndarray  # [n, n] lower triangular, float64
+    jitter: float  # absolute value added to the diagonal, 0.0 if none was needed
+
+
+def kernel_blocks(kernel_fn: Callable[..., Any], x_train: Any, x_test: Any) -> KernelBlocks:
+    """All kernel blocks of train and test points, in float64 whatever JAX's default precision.
+
+    Args:
+        kernel_fn: like ``Model.kernel``: ``(x1, x2, get=("nngp", "ntk")) -> (nngp, ntk)``, [n1, n2] each, where
+            ``x2=None`` means ``x2 = x1``.
+        x_train: [n, ...]; x_test: [m, ...], both finite.
+
+    Returns:
+        KernelBlocks of NumPy float64 arrays; the square blocks are exactly symmetric.
+
+    Raises:
+        ValueError: inputs whose example shapes differ or that are not finite; a kernel that has the wrong shape, is
+            not float64 or is not finite.
+    """
+    train, test = _inputs("x_train", x_train), _inputs("x_test", x_test)
+    if train.shape[1:] != test.shape[1:]:
+        raise ValueError(f"x_train and x_test must hold examples of one shape, got {train.shape} and {test.shape}")
+    with jax.enable_x64(True):
+        nngp_train, ntk_train = _evaluate(kernel_fn, train, None)
+        nngp_cross, ntk_cross = _evaluate(kernel_fn, test, train)
+        nngp_test, ntk_test = _evaluate(kernel_fn, test, None)
+    return KernelBlocks(ntk_train, ntk_cross, nngp_train, nngp_cross, nngp_test, ntk_test)
+
+
+def jittered_cholesky(theta: Any, max_relative_jitter: float = 1e-10) -> CholeskyFactor:
+    """Cholesky factor of a symmetric positive definite matrix, with the least jitter that makes it one in float64.
+
+    Tries no jitter, then 1e-16, 1e-15, ... times the mean of the diagonal, up to ``max_relative_jitter``. A factor
+    counts only if the matrix's reciprocal condition number (LAPACK dpocon) is at least 1e-13, so that a matrix that is
+    singular up to rounding is not inverted into noise.
+
+    Args:
+        theta: [n, n], symmetric, finite.
+        max_relative_jitter: >= 0; 0 allows no jitter at all.
+
+    Returns:
+        CholeskyFactor(lower [n, n] float64, jitter as added to the diagonal).
+
+    Raises:
+        SingularKernelError: no allowed jitter is enough; the message gives lambda_min, lambda_max, the largest tried.
+        ValueError: a matrix that is not square, not symmetric or not finite; a negative ``max_relative_jitter``.
+    """
+    theta = check_symmetric("theta", theta)
+    if not (np.isfinite(max_relative_jitter) and max_relative_jitter >= 0):
+        raise ValueError(f"max_relative_jitter must be finite and >= 0, got {max_relative_jitter}")
+    scale = float(np.mean(np.diag(theta)))
+    largest = 0.0
+    for relative in _jitter_ladder(max_relative_jitter):
+        largest = relative * scale
+        lower = _well_conditioned_factor(theta, largest)
+        if lower is not None:
+            return CholeskyFactor(lower, largest)
+    eigenvalues = np.linalg.eigvalsh(theta)
+    raise SingularKernelError(
+        f"the kernel of the {len(theta)} training rows is singular: lambda_min = {eigenvalues[0]:.3g}, "
+        f"lambda_max = {eigenvalues[-1]:.3g}; the largest jitter tried was {largest:.3g} "
+        f"(max_relative_jitter = {max_relative_jitter:g}); remove repeated inputs or allow more jitter"
+    )
+
+
+def check_symmetric(name: str, matrix: Any) -> np.ndarray:
+    """``matrix`` as float64 [n, n]; ValueError unless square, non-empty, finite and symmetric up to rounding."""
+    array = np.asarray(matrix, np.float64)
+    if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:
+        raise ValueError(f"{name} must be a square matrix [n, n] with n >= 1, got shape {array.shape}")
+    check_finite(name, array)
+    asymmetry = float(np.max(np.abs(array - array.T)))
+    # A kernel assembled from products in another order differs from its transpose by a few roundings per entry.
+    if asymmetry > 1e3 * np.finfo(np.float64).eps * float(np.max(np.abs(array))):
+        raise ValueError(f"{name} must be symmetric, but differs from its transpose by up to {asymmetry:.3g}")
+    return array
+
+
+def check_finite(name: str, array: np.ndarray) -> None:
+    """ValueError naming the first entry that is NaN or infinite."""
+    bad = ~np.isfinite(array)
+    if bad.any():
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(f"{name} must be finite, but entry {where} of shape {array.shape} is {array[where]}")
+
+
+def _inputs(name: str, x: Any) -> np.ndarray:
+    array = np.asarray(x, np.float64)
+    if array.ndim < 1 or array.shape[0] == 0:
+        raise ValueError(f"{name} must hold at least one example along its first axis, got shape {array.shape}")
+    check_finite(name, array)
+    return array
+
+
+def _evaluate(kernel_fn: Callable[..., Any], x1: np.ndarray, x2: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """The two kernels of x1 and x2 (or of x1 with itself), checked, and symmetric where they must be."""
+    second = None if x2 is None else jnp.asarray(x2)
+    result = kernel_fn(jnp.asarray(x1), second, get=("nngp", "ntk"))
+    shape = (len(x1), len(x1 if x2 is None else x2))
+    blocks = []
+    for name in ("nngp", "ntk"):
+        block = np.asarray(getattr(result, name))
+        if block.shape != shape:
+            raise ValueError(f"kernel_fn must return {name} of shape {shape}, got {block.shape}")
+        if block.dtype != np.float64:
+            raise ValueError(f"kernel_fn must compute {name} in float64 for float64 inputs, got {block.dtype}")
+        check_finite(f"kernel_fn's {name}", block)
+        blocks.append(0.5 * (block + block.T) if x2 is None else block)
+    return blocks[0], blocks[1]
+
+
+def _jitter_ladder(max_relative_jitter: float) -> list[float]:
+    """0, 1e-16, 1e-15, ... up to and including the largest allowed."""
+    powers = [SMALLEST_RELATIVE_JITTER * 10.0**i for i in range(40)]
+    ladder = [0.0] + [power for power in powers if power < max_relative_jitter * (1 - 1e-9)]
+    return ladder + ([max_relative_jitter] if max_relative_jitter > 0 else [])
+
+
+def _well_conditioned_factor(theta: np.ndarray, jitter: float) -> np.ndarray | None:
+    """Lower Cholesky factor of ``theta + jitter I``, or None if it is not positive definite to working precision."""
+    shifted = theta.copy()
+    shifted[np.diag_indices_from(shifted)] += jitter
+    norm = float(np.max(np.sum(np.abs(shifted), axis=0)))
+    lower, failed = lapack.dpotrf(shifted, lower=1, clean=1)
+    if failed:
+        return None
+    reciprocal, _ = lapack.dpocon(lower, norm, uplo="L")
+    return lower if reciprocal >= MIN_RECIPROCAL_CONDITION else None

@@ -1,0 +1,73 @@
+"""What the models' analytic kernels have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.types import Array
+
+KERNELS = ("nngp", "ntk")
+
+
+class Kernels(NamedTuple):
+    """Blocks [n1, n2] of the prior covariance (``nngp``) and the tangent kernel (``ntk``); None if not asked for."""
+
+    nngp: Array | None = None
+    ntk: Array | None = None
+
+
+def check_get(get: str | tuple[str, ...]) -> tuple[str, ...]:
+    """``get`` as a tuple of kernel names; raises ``ValueError`` with the allowed ones."""
+    names = (get,) if isinstance(get, str) else tuple(get)
+    if not names or any(name not in KERNELS for name in names):
+        raise ValueError(f"get: got {get!r}, allowed are one or more of {', '.join(KERNELS)}")
+    return names
+
+
+def select(blocks: Kernels, get: str | tuple[str, ...]) -> Any:
+    """``blocks`` as asked for: the array itself for one name, ``Kernels`` for a tuple of names."""
+    return getattr(blocks, get) if isinstance(get, str) else blocks
+
+
+def as_floating(x: Any) -> Array:
+    """``x`` as a floating array: whole numbers (raw pixels, say) take the default floating dtype."""
+    x = jnp.asarray(x)
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.result_type(float))
+
+
+@dataclasses.dataclass(frozen=True)
+class AnalyticKernel:
+    """``(x1, x2=None, get=("nngp", "ntk")) -> Kernels`` of a neural-tangents triple, built when first called."""
+
+    network: Callable[[], Any]  # -> (init, apply, kernel) of neural-tangents
+    prepare: Callable[[Array], Array]  # inputs [n, ...] -> [n, input_size]
+
+    def __call__(self, x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
+        """Kernel blocks [n1, n2]; see ``Kernels``. ``get`` may be one name, then the block itself is returned."""
+        names = check_get(get)
+        first = self.prepare(as_floating(x1))
+        second = None if x2 is None else self.prepare(as_floating(x2))
+        return select(Kernels(**self.network()[2](first, second, names)._asdict()), get)
+
+
+def check_std(**scales: float) -> None:
+    """Raise ``ValueError`` naming the first scale that is negative or not finite."""
+    for name, value in scales.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name}: got {value!r}, must be finite and at least 0")
+
+
+def check_dtype(dtype: Any, needs_x64: bool) -> None:
+    """Raise ``ValueError`` unless ``dtype`` is floating and, if ``needs_x64``, available in the current mode."""
+    wanted = np.dtype(dtype)
+    if not jnp.issubdtype(wanted, jnp.floating):
+        raise ValueError(f"dtype: got {wanted.name}, must be a floating type")
+    if needs_x64 and jax.dtypes.canonicalize_dtype(wanted) != wanted:
+        raise ValueError(f"dtype: {wanted.name} needs JAX's 64-bit mode, call fedtangent.enable_x64() first")

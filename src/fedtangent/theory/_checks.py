@@ -1,0 +1,138 @@
+"""Checks of what the theory is given, before any work starts: one ValueError that names the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedtangent.kernels.gram import KernelBlocks, check_finite, check_symmetric
+from fedtangent.theory._precision import is_concrete
+from fedtangent.types import Cohort, Partition
+
+OUTPUTS = ("shared", "full")
+
+
+def check_targets(y_train: Any) -> np.ndarray:
+    """Targets as float64 [n, C]."""
+    targets = np.asarray(y_train, np.float64)
+    if targets.ndim != 2 or 0 in targets.shape:
+        raise ValueError(f"y_train must be [n, C] with n, C >= 1, got shape {targets.shape}")
+    check_finite("y_train", targets)
+    return targets
+
+
+def check_blocks(k: KernelBlocks, target_shape: tuple[int, ...], outputs: str) -> KernelBlocks:
+    """The blocks as float64, their shapes agreeing with the targets [n, C] and with each other."""
+    if outputs not in OUTPUTS:
+        raise ValueError(f"outputs must be one of {OUTPUTS}, got {outputs!r}")
+    n = target_shape[0] * (target_shape[1] if outputs == "full" else 1)
+    ntk_train = check_symmetric("ntk_train", k.ntk_train)
+    if len(ntk_train) != n:
+        raise ValueError(
+            f'ntk_train must be [{n}, {n}] for y_train {target_shape} and outputs="{outputs}", got {ntk_train.shape}'
+        )
+    m = np.shape(k.ntk_test_train)[0] if np.ndim(k.ntk_test_train) == 2 else 0
+    if outputs == "full" and m % target_shape[1]:
+        raise ValueError(f"ntk_test_train must have a multiple of C = {target_shape[1]} rows, got {m}")
+    shapes = {
+        "ntk_test_train": (m, n),
+        "nngp_train": (n, n),
+        "nngp_test_train": (m, n),
+        "nngp_test": (m, m),
+        "ntk_test": (m, m),
+    }
+    checked: dict[str, np.ndarray | None] = {"ntk_train": ntk_train}
+    for name, shape in shapes.items():
+        block = getattr(k, name)
+        if block is None and name != "ntk_test_train":
+            checked[name] = None
+            continue
+        array = np.asarray(block, np.float64)
+        if array.shape != shape or m == 0:
+            raise ValueError(f"{name} must be [m, n] blocks of one k, here {shape} with m >= 1, got {array.shape}")
+        check_finite(name, array)
+        checked[name] = array
+    return KernelBlocks(**checked)  # type: ignore[arg-type]
+
+
+def check_partition(partition: Partition, n: int) -> Partition:
+    """Indices within the n training rows, offsets that cut them into clients; overlap between clients is allowed."""
+    indices, offsets = np.asarray(partition.indices), np.asarray(partition.offsets)
+    if indices.ndim != 1 or offsets.ndim != 1 or len(offsets) < 2:
+        raise ValueError(f"partition must hold indices [m] and offsets [N + 1], got {indices.shape}, {offsets.shape}")
+    if offsets[0] != 0 or offsets[-1] != len(indices) or np.any(np.diff(offsets) < 0):
+        raise ValueError(f"partition.offsets must rise from 0 to len(indices) = {len(indices)}, got {offsets}")
+    if len(indices) and (indices.min() < 0 or indices.max() >= n):
+        raise ValueError(
+            f"partition.indices must lie in 0..{n - 1} (the rows of y_train), got {indices.min()}..{indices.max()}"
+        )
+    return Partition(indices, offsets)
+
+
+def check_cohorts(cohorts: Cohort, sizes: np.ndarray, num_models: int | None) -> tuple[np.ndarray, np.ndarray, int]:
+    """Client and model of every slot [R, S] and the number of models, consistent with clients of these sizes.
+
+    Empty slots (weight 0) may hold anything; they come back as client 0 and model 0.
+    """
+    client, model = np.asarray(cohorts.client), np.asarray(cohorts.model)
+    shape = np.shape(cohorts.weight)
+    if client.ndim != 2 or client.shape != model.shape or client.shape != shape:
+        shapes = f"{client.shape}, {model.shape}, {shape}"
+        raise ValueError(f"cohorts must hold client, model and weight of one shape [R, S], got {shapes}")
+    present = present_slots(cohorts)
+    if num_models is None:
+        num_models = int(model[present].max()) + 1 if present.any() else 1
+    if num_models < 1:
+        raise ValueError(f"num_models must be >= 1, got {num_models}")
+    for name, values, count in (("client", client, len(sizes)), ("model", model, num_models)):
+        if not np.issubdtype(values.dtype, np.integer):
+            raise ValueError(f"cohorts.{name} must be integers, got {values.dtype}")
+        wrong = present & ((values < 0) | (values >= count))
+        if wrong.any():
+            r, s = (int(i) for i in np.argwhere(wrong)[0])
+            raise ValueError(f"cohorts.{name} must lie in 0..{count - 1}, got {values[r, s]} in round {r}, slot {s}")
+    client, model = np.where(present, client, 0), np.where(present, model, 0)
+    empty = present & (sizes[client] == 0)
+    if empty.any():
+        r, s = (int(i) for i in np.argwhere(empty)[0])
+        raise ValueError(f"client {client[r, s]} holds no examples but has a positive weight in round {r}, slot {s}")
+    return client, model, num_models
+
+
+def present_slots(cohorts: Cohort) -> np.ndarray:
+    """Which slots hold a client, [R, S] bool; all of them where the weights are traced."""
+    if not is_concrete(cohorts.weight):
+        return np.ones(np.shape(cohorts.weight), bool)
+    weight = np.asarray(cohorts.weight, np.float64)
+    if not np.all(np.isfinite(weight)) or np.any(weight < 0):
+        raise ValueError("cohorts.weight must be finite and >= 0 (0 marks an empty slot)")
+    return weight > 0
+
+
+def check_steps(local_steps: Any, num_clients: int) -> np.ndarray:
+    """Local steps of every client, [N] int64."""
+    steps = np.asarray(local_steps)
+    if steps.shape not in ((), (num_clients,)):
+        raise ValueError(f"local_steps must be a number or one per client [{num_clients}], got shape {steps.shape}")
+    if not np.issubdtype(steps.dtype, np.integer) or np.any(steps < 1):
+        raise ValueError(f"local_steps must be integers >= 1, got {local_steps}")
+    return np.broadcast_to(steps, (num_clients,)).astype(np.int64)
+
+
+def check_rate(name: str, rate: Any, shapes: Sequence[tuple[int, ...]]) -> None:
+    """A learning rate of an allowed shape, positive and finite where its value is known."""
+    if np.shape(rate) not in shapes:
+        raise ValueError(f"{name} must have one of the shapes {list(shapes)}, got {np.shape(rate)}")
+    if is_concrete(rate):
+        value = np.asarray(rate, np.float64)
+        if not np.all(np.isfinite(value)) or np.any(value <= 0):
+            raise ValueError(f"{name} must be finite and > 0, got {rate}")
+
+
+def check_index(name: str, value: Any, largest: int) -> int:
+    """An integer in 0..largest."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value <= largest:
+        raise ValueError(f"{name} must be an integer in 0..{largest}, got {value!r}")
+    return int(value)

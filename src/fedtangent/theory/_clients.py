@@ -1,0 +1,103 @@
+"""What a client's local training does to a residual, and the clients of a partition grouped by size.
+
+Full-batch gradient descent of T steps on ``1/(2 n_i) |f(X_i) - Y_i|^2`` moves client i's function by
+``-Theta(x, X_i) A_i g_i`` for the residual ``g_i = f(X_i) - Y_i``, with
+
+    A_i = (eta / n_i) sum_{s < T} (I - (eta / n_i) Theta_ii)^s ,
+
+a function of Theta_ii alone. One eigendecomposition per client gives it for every step size.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.types import Array, Partition
+
+SMALLEST_BUCKET = 32
+
+
+class Bucket(NamedTuple):
+    """Clients of similar size, padded to the largest of them, so that a skewed partition costs what it holds.
+
+    A padding row has ``rows`` equal to the number of kernel rows q (out of range: reads 0, writes nothing),
+    eigenvalue 0 and zero eigenvectors.
+    """
+
+    rows: Array  # [b, s] int32, the client's rows of Theta
+    eigenvalues: Array  # [b, s] of Theta_ii
+    eigenvectors: Array  # [b, s, s], columns
+    num_examples: Array  # [b] float64, n_i
+    local_steps: Array  # [b] int64, T_i
+
+
+class Clients(NamedTuple):
+    """All clients with at least one example."""
+
+    buckets: tuple[Bucket, ...]
+    bucket_of: np.ndarray  # [N] int32, -1 for a client with no examples
+    place_in_bucket: np.ndarray  # [N] int32
+    largest_eigenvalue: np.ndarray  # [N] float64, lambda_max(Theta_ii); 0 for a client with no examples
+
+
+def build_clients(theta: np.ndarray, partition: Partition, local_steps: np.ndarray, rows_per_example: int) -> Clients:
+    """Eigendecompositions of every client's own kernel block.
+
+    ``theta`` is [q, q] with ``q = n * rows_per_example`` in example-major order.
+    """
+    sizes = np.asarray(partition.sizes)
+    bucket_of = np.full(len(sizes), -1, np.int32)
+    place = np.zeros(len(sizes), np.int32)
+    largest = np.zeros(len(sizes))
+    buckets: list[Bucket] = []
+    # Powers of two, small clients together: few programs to compile, and at most twice the rows that are held.
+    scale = np.ceil(np.log2(np.maximum(sizes, SMALLEST_BUCKET))).astype(int)
+    for power in np.unique(scale[sizes > 0]):
+        members = np.flatnonzero((scale == power) & (sizes > 0))
+        bucket_of[members], place[members] = len(buckets), np.arange(len(members))
+        bucket = _build_bucket(theta, partition, members, local_steps, rows_per_example)
+        largest[members] = np.max(bucket.eigenvalues, axis=1)
+        buckets.append(bucket)
+    return Clients(jax.tree.map(jnp.asarray, tuple(buckets)), bucket_of, place, largest)
+
+
+def response(eigenvalues: Array, learning_rate: Array, num_examples: Array, local_steps: Array) -> Array:
+    """Eigenvalues of A_i: ``(1 - (1 - x)^T) / lambda``, ``x = eta lambda / n_i``; and ``eta T / n_i`` at lambda = 0.
+
+    Accurate to rounding for small x (through log1p and expm1) and valid for x > 1 too, where 1 - x is negative.
+    """
+    step = learning_rate / num_examples
+    x = step * eigenvalues
+    small = jnp.abs(x) < 0.5
+    nonzero = small & (jnp.abs(x) > 1e-150)  # below, the limit is exact in float64 and x^2 would underflow
+    x_small = jnp.where(nonzero, x, 0.25)  # any harmless value: keeps derivatives of the branch not taken finite
+    x_large = jnp.where(small, 1.0, x)
+    few_steps = -jnp.expm1(local_steps * jnp.log1p(-x_small)) / x_small
+    many_steps = (1 - jnp.power(1 - x_large, local_steps)) / x_large
+    return step * jnp.where(small, jnp.where(nonzero, few_steps, local_steps), many_steps)
+
+
+def client_rows(partition: Partition, client: int, rows_per_example: int) -> np.ndarray:
+    """Rows of the kernel that belong to a client, [n_i * rows_per_example]."""
+    examples = np.asarray(partition.client(client), np.int64)
+    return (examples[:, None] * rows_per_example + np.arange(rows_per_example)[None, :]).reshape(-1)
+
+
+def _build_bucket(
+    theta: np.ndarray, partition: Partition, members: np.ndarray, local_steps: np.ndarray, rows_per_example: int
+) -> Bucket:
+    sizes = np.asarray(partition.sizes)[members]
+    width = int(sizes.max()) * rows_per_example
+    rows = np.full((len(members), width), len(theta), np.int32)
+    eigenvalues = np.zeros((len(members), width))
+    eigenvectors = np.zeros((len(members), width, width))
+    for position, client in enumerate(members):
+        own = client_rows(partition, client, rows_per_example)
+        used = slice(0, len(own))
+        rows[position, used] = own
+        eigenvalues[position, used], eigenvectors[position, used, used] = np.linalg.eigh(theta[np.ix_(own, own)])
+    return Bucket(rows, eigenvalues, eigenvectors, sizes.astype(float), local_steps[members])

@@ -1,0 +1,48 @@
+"""Float64 for the theory, whatever precision the program trains in."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Inputs = ParamSpec("Inputs")
+Result = TypeVar("Result")
+
+
+def in_float64(function: Callable[Inputs, Result]) -> Callable[Inputs, Result]:
+    """Runs ``function`` with JAX's 64-bit types enabled.
+
+    Where the program has enabled them (``jax_enable_x64``), it is called as it is: traceable, differentiable, returning
+    JAX arrays. Otherwise it runs eagerly in a 64-bit scope and its arrays come back as NumPy float64, which later
+    32-bit JAX code can read; inside someone's jit or grad that is impossible, and a ValueError says so.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Result:
+        if jnp.result_type(float) == np.float64:
+            return function(*args, **kwargs)
+        if _under_trace(args, kwargs):
+            raise ValueError(
+                f"{function.__name__} needs float64 and is being traced (jit, grad, vmap) with 64-bit types disabled: "
+                'call jax.config.update("jax_enable_x64", True) first, or call it outside the traced function'
+            )
+        with jax.enable_x64(True):
+            result = function(*args, **kwargs)
+        return cast(Result, jax.tree.map(lambda a: np.asarray(a) if isinstance(a, jax.Array) else a, result))
+
+    return wrapped
+
+
+def is_concrete(*values: Any) -> bool:
+    """Whether no leaf of the values is a tracer, so that their numbers can be looked at."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
+
+
+def _under_trace(*values: Any) -> bool:
+    """Whether a value is traced, or the call itself is being staged into a larger program."""
+    return not is_concrete(values, jnp.zeros(()))
