@@ -19,7 +19,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Any, Callable[[Any], Any], 
     command = tyro.cli(
         Annotated[compare.CompareOptions, tyro.conf.subcommand("compare")]
         | Annotated[train.TrainOptions, tyro.conf.subcommand("train")]
-        | Annotated[listing.ListOptions, tyro.conf.subcommand("list")],  # type: ignore[arg-type]
+        | Annotated[listing.ListOptions, tyro.conf.subcommand("list")],
         prog="fedtangent",
         description="Federated learning in the kernel regime: simulation and theory side by side.",
         args=arguments,

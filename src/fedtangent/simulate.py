@@ -101,6 +101,10 @@ class Run(NamedTuple):
 Evaluate = Callable[[PyTree], dict[str, Any]]
 
 
+def _first(infos: PyTree, rounds: int) -> PyTree:
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[:rounds], infos)
+
+
 def _charge(cost: Cost, infos: dict[str, Any]) -> tuple[int, int]:
     active = int(np.sum(infos["cohort"].weight > 0))
     examples = int(np.sum(infos["examples"], dtype=np.int64))
@@ -154,11 +158,13 @@ def simulate(
 
     note(Evaluation(0, measure(state), 0, 0))
     chunks, done, uplink, downlink = [], 0, 0, 0
-    with tqdm(total=num_rounds, desc=algorithm.name, unit="round", disable=None if progress else True, leave=False) as bar:
+    with tqdm(
+        total=num_rounds, desc=algorithm.name, unit="round", disable=None if progress else True, leave=False
+    ) as bar:
         while done < num_rounds:
             rounds = min(every, num_rounds - done)
             state, infos = _run_chunk(algorithm, engine, every, state, data, jnp.int32(rounds))
-            chunks.append(jax.tree.map(lambda leaf: np.asarray(leaf)[:rounds], infos))
+            chunks.append(_first(infos, rounds))
             done += rounds
             charged = _charge(cost, chunks[-1])
             uplink, downlink = uplink + charged[0], downlink + charged[1]

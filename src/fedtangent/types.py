@@ -62,12 +62,12 @@ class FederatedData(NamedTuple):
 class Client(NamedTuple):
     """What a local update may look at: one client's examples, padded to the largest client of the data set.
 
-    ``index[j]`` is a row of ``data.x`` for ``j < size``; entries beyond ``size`` are padding.
+    ``rows[j]`` is a row of ``data.x`` for ``j < size``; entries beyond ``size`` are padding.
     """
 
     id: Array  # [] int32
     size: Array  # [] int32, number of real examples (0 marks an empty slot: nothing to do)
-    index: Array  # [max_size] int32
+    rows: Array  # [max_size] int32
     data: FederatedData
 
 
@@ -172,7 +172,7 @@ class Algorithm(NamedTuple):
 
     name: str
     init: Callable[..., PyTree]  # (key, num_clients, init_key=None) -> state
-    step: Callable[..., tuple[PyTree, dict[str, Array]]]  # (state, data, engine) -> (state, info); info is never carried
+    step: Callable[..., tuple[PyTree, dict[str, Array]]]  # (state, data, engine) -> (state, info), info never carried
     predict: Callable[[PyTree, Array], Prediction]  # (state, x) -> Prediction
     cost: Callable[[FederatedData, Engine], Cost]
     schedule: Schedule

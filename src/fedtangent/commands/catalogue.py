@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedtangent import partition
+from fedtangent.commands.options import TrainOptions
 from fedtangent.data import Dataset
 from fedtangent.federated import recipes, schedule
 from fedtangent.federated.local import Work
 from fedtangent.types import Algorithm, Model, Partition, Schedule
-
-if TYPE_CHECKING:
-    from fedtangent.commands.train import TrainOptions
 
 
 class AlgorithmEntry(NamedTuple):
@@ -88,11 +86,15 @@ def _ntk_fl(o: TrainOptions, model: Model, plan: Schedule) -> Algorithm:
 
 
 ALGORITHMS: dict[str, AlgorithmEntry] = {
-    "fed_avg": AlgorithmEntry("local SGD, weighted mean of the clients' models (McMahan et al., 2017)", _fed_avg, "uniform"),
+    "fed_avg": AlgorithmEntry(
+        "local SGD, weighted mean of the clients' models (McMahan et al., 2017)", _fed_avg, "uniform"
+    ),
     "fed_ensemble": AlgorithmEntry(
         "K models, each client trains one a round (Fed-ensemble, 2021 and 2024)", _fed_ensemble, "permutations"
     ),
-    "ntk_fl": AlgorithmEntry("clients send Jacobians, the server evolves the kernel (NTK-FL, 2022)", _ntk_fl, "uniform"),
+    "ntk_fl": AlgorithmEntry(
+        "clients send Jacobians, the server evolves the kernel (NTK-FL, 2022)", _ntk_fl, "uniform"
+    ),
 }
 
 

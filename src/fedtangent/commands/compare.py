@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fedtangent.compare import CASES, DEFAULT_CASES, Setting, SideBySide, build, run
 from fedtangent.report.files import Metric, output_folder, write_config, write_metrics, write_result
-from fedtangent.report.tables import LEGEND, comparison_table, console, verdict_table
+from fedtangent.report.tables import LEGEND, VERDICT_LEGEND, comparison_table, console, verdict_table
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ def prepare(options: CompareOptions) -> Job:
     unknown = [name for name in options.case if name not in CASES]
     if unknown:
         raise ValueError(f"case: got {unknown[0]!r}, allowed are {', '.join(CASES)}")
-    settings = [s for name in dict.fromkeys(options.case) for s in build(name, options.data_dir, options.scale, options.seed)]
+    settings = [
+        s for name in dict.fromkeys(options.case) for s in build(name, options.data_dir, options.scale, options.seed)
+    ]
     return Job(options, tuple(settings))
 
 
@@ -74,6 +76,8 @@ def run_job(job: Job) -> int:
     screen.print(LEGEND, style="dim")
     screen.print()
     screen.print(verdict_table([v for r in results for v in r.verdicts]))
+    screen.print(VERDICT_LEGEND, style="dim")
+    screen.print()
     paths = draw_all(results, folder / "figures")
     passed = all(v.passed for r in results for v in r.verdicts)
     summary = "Simulation and theory agree" if passed else "Simulation and theory DISAGREE: see the verdicts above"
@@ -93,7 +97,9 @@ def _distances(result: SideBySide) -> list[str]:
     if theory.limit is None:
         return [f"no limit: {theory.why_no_limit}"]
     gap = theory.flow.limit_distance(last, 0, theory.limit)
-    return [f"the flow's own distance to the limit at round {last}: mean {gap.mean:.3g}, covariance {gap.cov:.3g} (relative)"]
+    return [
+        f"the flow's own distance to the limit at round {last}: mean {gap.mean:.3g}, covariance {gap.cov:.3g} (relative)"
+    ]
 
 
 def _metrics(seed: int, result: SideBySide) -> list[Metric]:
@@ -107,7 +113,9 @@ def _metrics(seed: int, result: SideBySide) -> list[Metric]:
             for split, outputs in (("train", seen.train[at]), ("test", seen.test[at])):
                 ensemble = outputs.mean(axis=0)
                 rows.append(
-                    Metric(round_, algorithm, seed, split, "mse", float(((ensemble - y[split]) ** 2).mean()), sent, down)
+                    Metric(
+                        round_, algorithm, seed, split, "mse", float(((ensemble - y[split]) ** 2).mean()), sent, down
+                    )
                 )
     return rows
 

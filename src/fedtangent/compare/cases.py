@@ -45,9 +45,7 @@ def _with_step(setting: Setting) -> Setting:
 
 def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """The papers' toy: 50 clients of 2 points, 100 radial basis functions, linear in its parameters."""
-    size = _scale(
-        scale, smoke=Scale((100,), 4, 100), default=Scale((100,), 10, 200), paper=Scale((100,), 100, 2000)
-    )
+    size = _scale(scale, smoke=Scale((100,), 4, 100), default=Scale((100,), 10, 200), paper=Scale((100,), 100, 2000))
     toy = datasets.load("sine", seed=seed)
     clients = partition.by_user(toy.user_train)
 
@@ -68,6 +66,7 @@ def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
             model=model,
             widths=size.widths,
             draws=size.draws,
+            exact_draws=min(size.draws, 3),
             local_steps=10,
             num_rounds=size.num_rounds,
             evaluate_every=max(size.num_rounds // 8, 1),
@@ -105,6 +104,7 @@ def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
             model=model,
             widths=size.widths,
             draws=size.draws,
+            exact_draws=min(size.draws, 3),
             local_steps=10,
             num_rounds=size.num_rounds,
             evaluate_every=max(size.num_rounds // 8, 1),
@@ -136,6 +136,7 @@ def _images(name: str, title: str, data_dir: DataDir, size: Scale, seed: int, nu
             model=model,
             widths=size.widths,
             draws=size.draws,
+            exact_draws=min(size.draws, 3),
             local_steps=10,
             num_rounds=size.num_rounds,
             evaluate_every=max(size.num_rounds // 8, 1),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from fedtangent.compare.predicted import Predicted, networks, one_client_dropped, run_flow, without_cross_terms
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import Simulated, weighted_cohorts
+from fedtangent.compare.statistics import mean_statistic, variance_statistic
 from fedtangent.compare.verdicts import (
     EXACT,
     Sampled,
@@ -14,6 +17,7 @@ from fedtangent.compare.verdicts import (
     exact_verdict,
     mean_verdict,
     paired_verdict,
+    sampled_verdict,
     slope_verdict,
     variance_verdict,
 )
@@ -59,8 +63,8 @@ def all_verdicts(
     if theory.limit is not None:
         verdicts += _limit(setting, theory, seen, theory.limit)
         verdicts += _fixed_points(setting, theory, theory.limit)
-    for m in moved:
-        verdicts += _evolution(setting, theory, m)
+    for method in dict.fromkeys(m.method for m in moved):
+        verdicts += _evolution(setting, theory, tuple(m for m in moved if m.method == method))
     return tuple(verdicts)
 
 
@@ -79,7 +83,12 @@ def _exact(setting: Setting, theory: Predicted, seen: Simulated, dropped: Flow, 
     wrong = np.asarray(dropped.predict(seen.train[0][:, 0], seen.test[0][:, 0], setting.num_rounds))
     gap = np.max(np.abs(wrong - seen.test[-1][:, 0])) / np.max(np.abs(seen.test[-1]))
     return exact_verdict(
-        setting.name, "simulation = flow, linear model", float(errors.max()), "flow without one client", float(gap), EXACT
+        setting.name,
+        "simulation = flow, linear model",
+        float(errors.max()),
+        "flow without one client",
+        float(gap),
+        EXACT,
     )
 
 
@@ -121,7 +130,7 @@ def _limit(setting: Setting, theory: Predicted, seen: tuple[Simulated, ...], lim
     untrained = seen[-1].test[0]
     wrong_mean = untrained.mean(axis=1)
     what = f"Theorem 2, round {setting.num_rounds}"
-    prior = np.broadcast_to(theory.blocks.nngp_test, cov.shape)
+    prior = np.broadcast_to(_prior(theory), cov.shape)
     return [
         mean_verdict(setting.name, f"mean = {what}", samples, "untrained network", wrong_mean),
         variance_verdict(setting.name, f"variance = {what}", samples, "prior covariance", prior),
@@ -136,27 +145,46 @@ def reached(setting: Setting, theory: Predicted, limit: Gaussian) -> bool:
     return bool(np.mean(off) <= spread / np.sqrt(off.size))
 
 
-def _evolution(setting: Setting, theory: Predicted, moved: Simulated) -> list[Verdict]:
-    """NTK-FL's networks against the evolution of the limiting kernel for the times they chose."""
-    blocks, y = theory.blocks, setting.y_train
-    times = moved.info["time"][:, 0, :].T  # [K, E]
+def _prior(theory: Predicted) -> np.ndarray:
+    """Covariance of the initial functions at the test points: a wrong covariance for trained networks."""
+    return theory.moments[0].cov[0]
+
+
+class _Evolved(NamedTuple):
+    """NTK-FL's networks at one width less the limiting kernel's mean at the times they chose, and its covariance."""
+
+    centred: np.ndarray  # [K, E, m, C]
+    mean: np.ndarray  # [K, m, C], the mean that was subtracted, averaged over draws
+    cov: np.ndarray  # [K, m, m]
+    times: np.ndarray  # [K, E]
+
+
+def _evolved(theory: Predicted, y: np.ndarray, moved: Simulated) -> _Evolved:
+    blocks = theory.blocks
+    times = moved.info["time"][:, 0, :].T  # [E, R = 1, K] -> [K, E]
     step = 1 / float(np.linalg.eigvalsh(blocks.ntk_train)[-1])
     responses = {int(t): ntk_evolution(blocks, step, int(t)) for t in np.unique(times)}
+    covs = {t: covariance_terms(blocks, b).total for t, b in responses.items()}
     mean = np.stack([[responses[int(t)] @ y for t in row] for row in times])  # [K, E, m, C]
-    cov = np.stack([np.mean([covariance_terms(blocks, responses[int(t)]).total for t in row], axis=0) for row in times])
-    centred = moved.test[-1] - mean
-    zero = np.zeros_like(mean[:, 0])
-    samples = Sampled((moved.width,), (centred,), zero, cov)
-    spread = f"t = {times.min()}..{times.max()}" if times.min() < times.max() else f"t = {times.max()}"
+    cov = np.stack([np.mean([covs[int(t)] for t in row], axis=0) for row in times])
+    return _Evolved(moved.test[-1] - mean, mean.mean(axis=1), cov, times)
+
+
+def _evolution(setting: Setting, theory: Predicted, moved: tuple[Simulated, ...]) -> list[Verdict]:
+    """NTK-FL's networks, one entry per width, against the limiting kernel's evolution for the times they chose."""
+    evolved = [_evolved(theory, setting.y_train, m) for m in moved]
+    widths, method = tuple(m.width for m in moved), moved[0].method
+    last = evolved[int(np.argmax(widths))]
+    zero = np.zeros_like(last.mean)
+    low, high = last.times.min(), last.times.max()
+    when = f"t = {low}..{high}" if low < high else f"t = {high}"
+    means = [mean_statistic(e.centred, zero, e.cov) for e in evolved]
+    variances = [variance_statistic(e.centred, e.cov) for e in evolved]
+    wrong_mean = mean_statistic(last.centred, -last.mean, last.cov)
+    wrong_variance = variance_statistic(last.centred, np.broadcast_to(_prior(theory), last.cov.shape))
     return [
-        mean_verdict(setting.name, f"{moved.method}: mean, {spread}", samples, "untrained network", -mean.mean(axis=1)),
-        variance_verdict(
-            setting.name,
-            f"{moved.method}: variance",
-            samples,
-            "prior covariance",
-            np.broadcast_to(blocks.nngp_test, cov.shape),
-        ),
+        sampled_verdict(setting.name, f"{method}: mean, {when}", widths, means, 2, "untrained network", wrong_mean),
+        sampled_verdict(setting.name, f"{method}: variance", widths, variances, 1, "prior covariance", wrong_variance),
     ]
 
 

@@ -66,7 +66,7 @@ def without_cross_terms(flow: Flow, blocks: KernelBlocks, round_: int, num_model
     """A wrong covariance, [K, m, m]: the prior and propagated terms without the cross terms. A negative control."""
     wrong = []
     for k in range(num_models):
-        terms = covariance_terms(blocks, np.asarray(flow._influence(round_, k))[:, 0].T)
+        terms = covariance_terms(blocks, np.asarray(flow.influence(round_, k)))
         wrong.append(np.asarray(terms.prior + terms.propagated))
     return np.stack(wrong)
 

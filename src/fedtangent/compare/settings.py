@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data as datasets
-from fedtangent import models, partition
 from fedtangent.types import FederatedData, Model, Partition, Schedule
 
 
@@ -32,6 +31,7 @@ class Setting:
     model: Callable[[int], Model]  # width -> model
     widths: tuple[int, ...]
     draws: int  # E, independent initialisations of the K models at every width
+    exact_draws: int  # draws of NTK-FL with the exact kernel, which costs (n C)^3
     local_steps: int
     num_rounds: int
     evaluate_every: int
@@ -81,5 +81,3 @@ def standardised(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nd
         norm = np.linalg.norm(x, axis=1, keepdims=True)
         scaled.append(x / np.where(norm > 0, norm, 1) * np.sqrt(x.shape[1]))
     return scaled[0], scaled[1]
-
-

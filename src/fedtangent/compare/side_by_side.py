@@ -37,7 +37,7 @@ class SideBySide(NamedTuple):
     cohorts: Cohort
     theory: Predicted
     simulated: tuple[Simulated, ...]  # Fed-ensemble, one per width, ascending
-    ntk_fl: tuple[Simulated, ...]
+    ntk_fl: tuple[Simulated, ...]  # by kernel, then width, ascending
     gaps: tuple[FlowGap, ...]  # one per width
     rows: tuple[Row, ...]
     verdicts: tuple[Verdict, ...]
@@ -66,7 +66,7 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
 
     Raises ``ValueError`` when 64-bit mode is off: comparisons run in float64 (``fedtangent.enable_x64()``).
     """
-    if not jax.config.jax_enable_x64:
+    if not jax.config.read("jax_enable_x64"):
         raise ValueError("compare: needs 64-bit mode, got jax_enable_x64=False; call fedtangent.enable_x64() first")
     start = time.perf_counter()
     with jax.default_matmul_precision("highest"):
@@ -82,20 +82,23 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
         moved = _evolve(setting, progress, say)
         gaps = tuple(flow_gap(setting, theory, s) for s in seen)
         say(f"{setting.name}: verdicts")
-        verdicts = checks.all_verdicts(setting, plan, theory, tuple(seen), moved, [g.error[-1] for g in gaps],
-                                       [g.untrained for g in gaps])
+        verdicts = checks.all_verdicts(
+            setting, plan, theory, tuple(seen), moved, [g.error[-1] for g in gaps], [g.untrained for g in gaps]
+        )
     rows = _rows(setting, theory, seen, moved, gaps, flow_seconds)
-    return SideBySide(
-        setting, plan, theory, tuple(seen), moved, gaps, rows, verdicts, time.perf_counter() - start
-    )
+    return SideBySide(setting, plan, theory, tuple(seen), moved, gaps, rows, verdicts, time.perf_counter() - start)
 
 
 def _evolve(setting: Setting, progress: bool, say: Report) -> tuple[Simulated, ...]:
     """NTK-FL from the same initialisations: the paper's averaged kernel; the exact one too where outputs differ."""
-    say(f"{setting.name}: NTK-FL, width {setting.largest}")
-    moved = [ntk_fl(setting, setting.largest, "averaged", setting.draws, progress)]
+    plans = [("averaged", setting.widths, setting.draws)]
     if setting.y_train.shape[1] > 1:
-        moved.append(ntk_fl(setting, setting.largest, "exact", setting.draws, progress))
+        plans.append(("exact", setting.widths[-3:], setting.exact_draws))
+    moved = []
+    for kernel, widths, draws in plans:
+        for width in widths:
+            say(f"{setting.name}: NTK-FL, {kernel} kernel, width {width}")
+            moved.append(ntk_fl(setting, width, kernel, draws, progress))
     return tuple(moved)
 
 
@@ -107,19 +110,21 @@ def _rows(
     gaps: tuple[FlowGap, ...],
     flow_seconds: float,
 ) -> tuple[Row, ...]:
-    rows = [
-        simulated_row(setting, s, theory, float(np.mean(g.error[-1]))) for s, g in zip(seen, gaps, strict=True)
-    ]
-    rows += [simulated_row(setting, m, theory, None) for m in moved]
+    rows = [simulated_row(setting, s, theory, float(np.mean(g.error[-1]))) for s, g in zip(seen, gaps, strict=True)]
+    rows += [simulated_row(setting, m, theory, None) for m in moved if m.width == setting.largest]
     last = theory.moments[-1]
     mean, cov = last.mean.mean(axis=0), last.cov.mean(axis=0)
     flow = theory_row(setting, theory, f"federated flow, round {setting.num_rounds}", mean, cov, setting.num_rounds)
     rows.append(flow._replace(seconds=flow_seconds))
     if theory.limit is not None:
         rows.append(
-            theory_row(setting, theory, "GP limit (Theorem 2)", np.asarray(theory.limit.mean),
-                       np.asarray(theory.limit.cov), None)
+            theory_row(
+                setting,
+                theory,
+                "GP limit (Theorem 2)",
+                np.asarray(theory.limit.mean),
+                np.asarray(theory.limit.cov),
+                None,
+            )
         )
     return tuple(rows)
-
-

@@ -94,7 +94,9 @@ def reference(theory: Predicted) -> tuple[np.ndarray, np.ndarray]:
     return last.mean.mean(axis=0), last.cov.mean(axis=0)
 
 
-def theory_row(setting: Setting, theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray, rounds: int | None) -> Row:
+def theory_row(
+    setting: Setting, theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray, rounds: int | None
+) -> Row:
     """A Gaussian process: ``mean`` [m, C] and ``cov`` [m, m] of one draw."""
     limit_mean, limit_cov = reference(theory)
     variance = np.broadcast_to(np.maximum(np.diag(cov), 0)[:, None], mean.shape)

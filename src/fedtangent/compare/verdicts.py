@@ -57,15 +57,25 @@ def slope_verdict(
     )
 
 
-def exact_verdict(setting: str, comparison: str, error: float, control: str, control_error: float, bound: float) -> Verdict:
+def exact_verdict(
+    setting: str, comparison: str, error: float, control: str, control_error: float, bound: float
+) -> Verdict:
     """An equality to ``bound``, which the control misses."""
     return Verdict(
-        setting, comparison, f"{error:.1e}", f"<= {bound:.0e}", bool(error <= bound), control, f"{control_error:.1e}",
+        setting,
+        comparison,
+        f"{error:.1e}",
+        f"<= {bound:.0e}",
+        bool(error <= bound),
+        control,
+        f"{control_error:.1e}",
         bool(not control_error <= bound),
     )
 
 
-def _row(setting: str, what: str, statistic: Statistic, allowance: Allowance, control: str, wrong: Statistic) -> Verdict:
+def _row(
+    setting: str, what: str, statistic: Statistic, allowance: Allowance, control: str, wrong: Statistic
+) -> Verdict:
     error = np.hypot(statistic.standard_error, allowance.standard_error)
     return Verdict(
         setting,
@@ -88,22 +98,32 @@ class Sampled(NamedTuple):
     cov: np.ndarray  # [K, m, m]
 
 
+def sampled_verdict(
+    setting: str,
+    what: str,
+    widths: tuple[int, ...],
+    statistics: list[Statistic],
+    power: int,
+    control: str,
+    wrong: Statistic,
+) -> Verdict:
+    """A statistic at the largest width, after the finite-width term fitted on the others, beside a wrong one."""
+    allowance = finite_width_allowance(np.array(widths), statistics, power)
+    return _row(setting, what, statistics[int(np.argmax(widths))], allowance, control, wrong)
+
+
 def mean_verdict(setting: str, what: str, seen: Sampled, control: str, wrong_mean: np.ndarray) -> Verdict:
     """The networks' mean against the theory's at the largest width, beside a wrong mean."""
     statistics = [mean_statistic(s, seen.mean, seen.cov) for s in seen.samples]
-    allowance = finite_width_allowance(np.array(seen.widths), statistics, power=2)
-    last = int(np.argmax(seen.widths))
-    wrong = mean_statistic(seen.samples[last], wrong_mean, seen.cov)
-    return _row(setting, what, statistics[last], allowance, control, wrong)
+    wrong = mean_statistic(seen.samples[int(np.argmax(seen.widths))], wrong_mean, seen.cov)
+    return sampled_verdict(setting, what, seen.widths, statistics, 2, control, wrong)
 
 
 def variance_verdict(setting: str, what: str, seen: Sampled, control: str, wrong_cov: np.ndarray) -> Verdict:
     """The networks' variance against the theory's at the largest width, beside a wrong covariance."""
     statistics = [variance_statistic(s, seen.cov) for s in seen.samples]
-    allowance = finite_width_allowance(np.array(seen.widths), statistics, power=1)
-    last = int(np.argmax(seen.widths))
-    wrong = variance_statistic(seen.samples[last], wrong_cov)
-    return _row(setting, what, statistics[last], allowance, control, wrong)
+    wrong = variance_statistic(seen.samples[int(np.argmax(seen.widths))], wrong_cov)
+    return sampled_verdict(setting, what, seen.widths, statistics, 1, control, wrong)
 
 
 def paired_verdict(setting: str, what: str, differences: np.ndarray, control: str, wrong: np.ndarray) -> Verdict:

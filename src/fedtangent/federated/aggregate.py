@@ -45,9 +45,7 @@ def weighted_mean() -> Aggregate:
 
     def finish(acc: _Sum) -> PyTree:
         inverse = 1 / jnp.where(acc.weight > 0, acc.weight, 1)
-        return jax.tree.map(
-            lambda t: t * inverse.reshape((-1,) + (1,) * (t.ndim - 1)).astype(t.dtype), acc.total
-        )
+        return jax.tree.map(lambda t: t * inverse.reshape((-1,) + (1,) * (t.ndim - 1)).astype(t.dtype), acc.total)
 
     return Aggregate(init, add, finish)
 
@@ -55,8 +53,8 @@ def weighted_mean() -> Aggregate:
 class Stacked(NamedTuple):
     """Messages of each model's slots, kept whole."""
 
-    messages: PyTree  # [K, M, ...]; rows beyond ``count`` are zeros
-    count: Array  # [K] int32
+    messages: PyTree  # [K, M, ...]; rows beyond ``filled`` are zeros
+    filled: Array  # [K] int32
 
 
 def stack(slots_per_model: int) -> Aggregate:
@@ -70,9 +68,9 @@ def stack(slots_per_model: int) -> Aggregate:
         def one(acc: Stacked, slot: tuple[Cohort, PyTree]) -> tuple[Stacked, None]:
             row, message = slot
             active = row.weight > 0
-            at = jnp.where(active, acc.count[row.model], slots_per_model)  # out of range: dropped
+            at = jnp.where(active, acc.filled[row.model], slots_per_model)  # out of range: dropped
             kept = jax.tree.map(lambda b, m: b.at[row.model, at].set(m, mode="drop"), acc.messages, message)
-            return Stacked(kept, acc.count.at[row.model].add(active.astype(jnp.int32))), None
+            return Stacked(kept, acc.filled.at[row.model].add(active.astype(jnp.int32))), None
 
         return jax.lax.scan(one, acc, (rows, messages))[0]
 

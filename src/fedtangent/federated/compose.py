@@ -25,6 +25,7 @@ from fedtangent.types import (
     Key,
     Local,
     Model,
+    Prediction,
     PyTree,
     RoundInfo,
     Schedule,
@@ -114,7 +115,7 @@ def compose(
     schedule: Schedule,
     aggregate: Aggregate | None = None,
     channel: Channel | None = None,
-    predict: Callable[..., object] = mean_of_models,
+    predict: Callable[..., Prediction] = mean_of_models,
     weighting: str = "examples",
     map_models: Callable[..., Callable[..., PyTree]] = jax.vmap,
 ) -> Algorithm:
@@ -134,9 +135,7 @@ def compose(
 
     def init(key: Key | int, num_clients: int, init_key: Key | None = None) -> State:
         if num_clients != schedule.num_clients:
-            raise ValueError(
-                f"data: has {num_clients} clients, but the schedule was built for {schedule.num_clients}"
-            )
+            raise ValueError(f"data: has {num_clients} clients, but the schedule was built for {schedule.num_clients}")
         run = keys(key)
         model_keys = jax.random.split(run.init if init_key is None else init_key, schedule.num_models)
         params = pytrees.stack([model.init(k) for k in model_keys])
@@ -173,7 +172,7 @@ def compose(
         uplink, per_example = wire.uplink(message, broadcast)
         return Cost(uplink, per_example, pytrees.num_bytes(broadcast))
 
-    def predict_state(state: State, x: Array) -> object:
+    def predict_state(state: State, x: Array) -> Prediction:
         return predict(model, jax.vmap(server.params)(state.server), x)
 
     return Algorithm(name, init, step, predict_state, cost, schedule)
@@ -182,5 +181,3 @@ def compose(
 def sequentially(update: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Map a server update over models one at a time: memory for one model's work only."""
     return lambda *args: jax.lax.map(lambda row: update(*row), args)
-
-

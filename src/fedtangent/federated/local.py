@@ -65,14 +65,14 @@ def _gradient(model: Model, loss: Loss, problem: Problem) -> Callable[..., tuple
 
 def _shuffled(key: Key, client: Client) -> Array:
     """A fresh order of the client's real examples, padding last, [max_size]."""
-    padded = client.index.shape[0]
+    padded = client.rows.shape[0]
     draws = jax.random.uniform(key, (padded,), jnp.float32)
-    return client.index[jnp.argsort(jnp.where(jnp.arange(padded) < client.size, draws, jnp.inf))]
+    return client.rows[jnp.argsort(jnp.where(jnp.arange(padded) < client.size, draws, jnp.inf))]
 
 
 def _full_batch(work: Work, client: Client, step: Callable[..., PyTree], carry: PyTree) -> tuple[PyTree, Array]:
-    x, y = client.data.x[client.index], client.data.y[client.index]
-    mask = jnp.arange(client.index.shape[0]) < client.size
+    x, y = client.data.x[client.rows], client.data.y[client.rows]
+    mask = jnp.arange(client.rows.shape[0]) < client.size
     total = jnp.where(client.size > 0, work.steps or work.epochs or 0, 0)
     return jax.lax.fori_loop(0, total, lambda _, c: step(c, x, y, mask), carry), total
 
@@ -80,12 +80,9 @@ def _full_batch(work: Work, client: Client, step: Callable[..., PyTree], carry: 
 def _minibatches(
     work: Work, key: Key, client: Client, step: Callable[..., PyTree], carry: PyTree
 ) -> tuple[PyTree, Array]:
-    batch = min(work.batch_size or 1, client.index.shape[0])
+    batch = min(work.batch_size or 1, client.rows.shape[0])
     per_epoch = -(-client.size // batch)
-    if work.steps is None:
-        total = per_epoch * (work.epochs or 0)
-    else:
-        total = jnp.where(client.size > 0, work.steps, 0)
+    total = per_epoch * (work.epochs or 0) if work.steps is None else jnp.where(client.size > 0, work.steps, 0)
     num_epochs = -(-total // jnp.maximum(per_epoch, 1))
 
     def epoch(e: Array, carry: PyTree) -> PyTree:
@@ -102,7 +99,13 @@ def _minibatches(
 
 
 def minimise(
-    key: Key, model: Model, loss: Loss, optimizer: optax.GradientTransformation, work: Work, problem: Problem, client: Client
+    key: Key,
+    model: Model,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    work: Work,
+    problem: Problem,
+    client: Client,
 ) -> tuple[PyTree, dict[str, Array]]:
     """Run a client's local steps on ``problem``; dynamic trip counts, so that a client costs what it holds.
 
@@ -132,7 +135,9 @@ def local_sgd(model: Model, loss: Loss, optimizer: optax.GradientTransformation,
     """
     validate_work(work)
 
-    def update(key: Key, broadcast: PyTree, client_state: PyTree, client: Client):
+    def update(
+        key: Key, broadcast: PyTree, client_state: PyTree, client: Client
+    ) -> tuple[PyTree, PyTree, dict[str, Array]]:
         params, info = minimise(key, model, loss, optimizer, work, Problem(start=broadcast), client)
         return pytrees.subtract(broadcast, params), client_state, info
 

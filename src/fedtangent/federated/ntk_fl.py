@@ -28,9 +28,11 @@ class Examples(NamedTuple):
 def send_examples() -> Local:
     """The client's part: its examples, standing for their Jacobians. No training takes place."""
 
-    def update(key: Key, broadcast: PyTree, client_state: PyTree, client: Client):
-        mask = jnp.arange(client.index.shape[0]) < client.size
-        message = Examples(client.data.x[client.index], client.data.y[client.index], mask)
+    def update(
+        key: Key, broadcast: PyTree, client_state: PyTree, client: Client
+    ) -> tuple[Examples, PyTree, dict[str, Array]]:
+        mask = jnp.arange(client.rows.shape[0]) < client.size
+        message = Examples(client.data.x[client.rows], client.data.y[client.rows], mask)
         return message, client_state, {"steps": jnp.int32(0)}
 
     return Local(init=lambda params: (), update=update)

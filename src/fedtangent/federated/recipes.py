@@ -13,12 +13,10 @@ from fedtangent.federated.server import optax_server
 from fedtangent.losses import get_loss
 from fedtangent.types import Algorithm, Model, Schedule
 
-LearningRate = float | optax.Schedule
 
-
-def check_rate(name: str, rate: LearningRate) -> None:
-    """Raise ``ValueError`` if a constant learning rate is not a positive finite number."""
-    if not callable(rate) and not 0 < rate < float("inf"):
+def check_rate(name: str, rate: float) -> None:
+    """Raise ``ValueError`` unless a learning rate is positive and finite."""
+    if not 0 < rate < float("inf"):
         raise ValueError(f"{name}: got {rate}, must be positive and finite")
 
 
@@ -104,5 +102,3 @@ def ntk_fl(
         channel=jacobians(model.output_size),
         map_models=sequentially,
     )
-
-

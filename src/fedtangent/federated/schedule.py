@@ -45,7 +45,9 @@ def uniform_sampling(num_clients: int, clients_per_round: int) -> Schedule:
     """``clients_per_round`` distinct clients drawn uniformly each round train the one model (FedAvg)."""
     _check(num_clients, 1)
     if not 1 <= clients_per_round <= num_clients:
-        raise ValueError(f"clients_per_round: got {clients_per_round}, must be between 1 and num_clients = {num_clients}")
+        raise ValueError(
+            f"clients_per_round: got {clients_per_round}, must be between 1 and num_clients = {num_clients}"
+        )
 
     def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
         client = jax.random.permutation(jax.random.fold_in(key, round_), num_clients)[:clients_per_round]

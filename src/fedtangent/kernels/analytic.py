@@ -1,20 +1,44 @@
-"""The analytic kernel of a model."""
+"""The analytic (infinite-width) kernels of a model."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fedtangent.models.kernels import KERNELS
+import jax.numpy as jnp
+
 from fedtangent.types import Array, Model
+
+KERNELS = ("nngp", "ntk")
 
 
 def analytic(model: Model, x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
-    """``Kernels(nngp, ntk)`` of ``model`` between ``x1`` [n1, ...] and ``x2`` [n2, ...] (None means ``x1``).
+    """NNGP and tangent kernel of the infinitely wide network that ``model`` describes.
 
-    The prior covariance and the tangent kernel of one output in the infinite-width limit (exact for a linear model),
-    each [n1, n2] in the inputs' dtype. ``get`` may be one name, then that block itself is returned.
-    Raises ``ValueError`` for unknown names in ``get`` and for a model without an analytic kernel.
+    Args:
+        model: a model with an analytic kernel (``model.kernel`` is not None).
+        x1: [n1, ...] inputs.
+        x2: [n2, ...] inputs of the same shape per example; None means ``x1``.
+        get: ``"nngp"`` (covariance of the outputs at initialisation), ``"ntk"``, or a tuple of them.
+
+    Returns:
+        The block [n1, n2] for a single name; for a tuple a named tuple with those blocks as ``.nngp`` and ``.ntk``.
+        The outputs of the network are independent and share the kernel. A floating dtype: float64 where JAX's 64-bit
+        mode is on and the kernel comes from neural-tangents.
+
+    Raises:
+        ValueError: the model has no analytic kernel; ``get`` names something else; ``x1`` and ``x2`` are not batches
+            of examples of one shape.
     """
     if model.kernel is None:
-        raise ValueError(f"model: {model.name!r} has no analytic kernel; kernels.empirical_ntk takes any model")
-    return model.kernel(x1, x2, get)
+        raise ValueError(f"model: {model.name!r} has no analytic kernel; use kernels.empirical_ntk with its parameters")
+    names = (get,) if isinstance(get, str) else get
+    valid = isinstance(names, tuple | list) and all(name in KERNELS for name in names)
+    if not valid or not names or len(set(names)) != len(names):
+        raise ValueError(f"get: got {get!r}, allowed are {', '.join(map(repr, KERNELS))} and tuples of them")
+    shape1 = jnp.shape(x1)
+    shape2 = shape1 if x2 is None else jnp.shape(x2)
+    if min(len(shape1), len(shape2)) < 2:
+        raise ValueError(f"x1 and x2 must be batches [n, ...] of examples, got shapes {shape1} and {shape2}")
+    if shape1[1:] != shape2[1:]:
+        raise ValueError(f"x1 and x2 must hold examples of one shape, got shapes {shape1} and {shape2}")
+    return model.kernel(x1, x2, get if isinstance(get, str) else tuple(names))

@@ -43,14 +43,6 @@ _MARK = "__jax_proxies__"  # set on modules of neural-tangents that were loaded 
 # What JAX used to do, written with what it does today.
 
 
-class _UnknownValue:
-    """Stands for the old ``PartialVal`` of an output that depends on the parameters (all are treated so)."""
-
-    @staticmethod
-    def is_known() -> bool:
-        return False
-
-
 def _flatten_fun(fun: Callable[..., Any], in_tree: Any) -> tuple[Callable[..., Any], Callable[[], Any]]:
     """``fun`` over flat arguments and results, and a thunk with the structure of the result once it has been called."""
     out_trees: list[Any] = []
@@ -72,7 +64,7 @@ def _linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool) -> tuple[A
     slots = [_Slot() for _ in primals]
     out_slots = _unroll(nested.jaxpr, nested.consts, slots, tape)
     flat = jax.make_jaxpr(lambda *tangents: _play(tape, dict(zip(slots, tangents, strict=True)), out_slots))(*primals)
-    return outputs, [_UnknownValue()] * len(outputs), flat.jaxpr, flat.consts
+    return outputs, [_UNKNOWN] * len(outputs), flat.jaxpr, flat.consts
 
 
 class _Slot:
@@ -134,6 +126,7 @@ def _bind(eqn: Any, inputs: Sequence[Any]) -> list[Any]:
     return list(bound) if eqn.primitive.multiple_results else [bound]
 
 
+_UNKNOWN = types.SimpleNamespace(is_known=lambda: False)  # the old partial value of an output: all need cotangents
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"})  # calls that only nest a jaxpr
 
 
@@ -178,6 +171,20 @@ def _lru_cache(maxsize: int) -> Callable[..., Any]:
         return functools.lru_cache(maxsize)(eager)
 
     return decorate
+
+
+def _with_eager_kernel(predict_with: Callable[..., Any]) -> Callable[..., Any]:
+    """``gradient_descent_mse_ensemble`` with the kernel of what is known evaluated at once: it is kept, see above."""
+
+    @functools.wraps(predict_with)
+    def predict_ensemble(kernel_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def eager(*inputs: Any, **options: Any) -> Any:
+            with jax.ensure_compile_time_eval():
+                return kernel_fn(*inputs, **options)
+
+        return predict_with(eager, *args, **kwargs)
+
+    return predict_ensemble
 
 
 def _safe_zip(*xs: Any) -> list[Any]:
@@ -254,12 +261,13 @@ def _restored() -> tuple[Restored, ...]:
     )
 
 
-def _replaced() -> tuple[Restored, ...]:
+def _replaced(package: Any) -> tuple[Restored, ...]:
     """Functions of neural-tangents itself that no proxy can put right."""
-    module = f"{PACKAGE}._src.empirical"
+    empirical, ensemble = f"{PACKAGE}._src.empirical", package.predict.gradient_descent_mse_ensemble
     return (
-        Restored(module, "_get_flops", _flops, "cost_analysis() returns a dictionary, once a list of them"),
-        Restored(module, "_eqn_vjp_fn", _eqn_vjp, "primitives lost map_primitive, and some their plain transpose rule"),
+        Restored(empirical, "_get_flops", _flops, "cost_analysis() returns a dictionary, once a list of them"),
+        Restored(empirical, "_eqn_vjp_fn", _eqn_vjp, "primitives lost map_primitive, and some their transpose rule"),
+        Restored(f"{PACKAGE}.predict", ensemble.__name__, _with_eager_kernel(ensemble), "kept tracers, like lru_cache"),
     )
 
 
@@ -383,7 +391,7 @@ def _load() -> types.ModuleType:
             warnings.simplefilter("ignore", DeprecationWarning)  # of neural-tangents' own source and imports
             warnings.simplefilter("ignore", SyntaxWarning)
             package = importlib.import_module(PACKAGE)
-        for item in _replaced():
+        for item in _replaced(package):
             module = sys.modules[item.module]
             getattr(module, item.name)  # what is replaced must exist
             setattr(module, item.name, item.value)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from fedtangent.models.dense import DenseLayer, DenseStructure
 from fedtangent.models.kernels import Kernels
-from fedtangent.models.mlp import ACTIVATIONS, mlp, stax_network
+from fedtangent.models.mlp import ACTIVATIONS, PARAMETERIZATIONS, mlp, stax_network
 from fedtangent.models.rbf_linear import LinearStructure, rbf_linear
 from fedtangent.models.registry import available, build
 
 __all__ = [
     "ACTIVATIONS",
+    "PARAMETERIZATIONS",
     "DenseLayer",
     "DenseStructure",
     "Kernels",

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SIMULATED, PREDICTED, NEUTRAL, DATA = "#0072b2", "#d55e00", "#666666", "#222222"  # Okabe-Ito: safe for colour-blind eyes
+SIMULATED, PREDICTED, NEUTRAL, DATA = (
+    "#0072b2",
+    "#d55e00",
+    "#666666",
+    "#222222",
+)  # Okabe-Ito: safe for colour-blind eyes
 SHADES = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594", "#042c5c")
 MEMBERS_SHOWN = 8
 
@@ -59,7 +64,8 @@ def bands(result: SideBySide, folder: Path) -> Path:
     """Networks, NTK-FL and theory on a scalar input: mean, 95 % band, individual models, data."""
     setting, theory = result.setting, result.theory
     x, order = setting.x_test[:, 0], np.argsort(setting.x_test[:, 0])
-    panels = [(s.method, s.test[-1]) for s in (result.simulated[-1], *result.ntk_fl[:1])]
+    evolved = [s for s in result.ntk_fl if s.width == setting.largest][:1]
+    panels = [(s.method, s.test[-1]) for s in (result.simulated[-1], *evolved)]
     figure, axes = _figure(len(panels) + 1, sharey=True, sharex=True)
     for ax, (title, members) in zip(axes[0], panels, strict=False):
         draws = members.reshape(-1, *members.shape[2:])[:, order, 0]
@@ -98,7 +104,12 @@ def width_errors(results: Sequence[SideBySide], folder: Path) -> Path:
         ax.plot(widths, means, "o", color=SIMULATED, label="mean over networks")
         if len(widths) >= 3:
             fit = fitted_slope(widths, means)
-            ax.plot(widths, np.exp(fit.intercept) * widths**fit.slope, color=SIMULATED, label=f"fitted slope {fit.slope:.3f}")
+            ax.plot(
+                widths,
+                np.exp(fit.intercept) * widths**fit.slope,
+                color=SIMULATED,
+                label=f"fitted slope {fit.slope:.3f}",
+            )
         ax.plot(widths, means[-1] * (widths / widths[-1]) ** -0.5, "--", color=PREDICTED, label="theory: slope -1/2")
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")

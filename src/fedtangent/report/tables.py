@@ -13,8 +13,6 @@ from rich.text import Text
 from fedtangent.compare.table import Row
 from fedtangent.compare.verdicts import Verdict
 
-PASS, FAIL = Text("agrees", "green"), Text("DISAGREES", "bold red")
-
 
 def number(value: float | int | None, digits: int = 3) -> str:
     """A number as people read it; a dash for what does not apply."""
@@ -27,31 +25,47 @@ def number(value: float | int | None, digits: int = 3) -> str:
     return f"{value:.{digits}f}"
 
 
+_COLUMNS = {
+    "test MSE": lambda r: number(r.test_mse, 4),
+    "accuracy": lambda r: number(r.accuracy),
+    "NLL": lambda r: number(r.nll),
+    "95 % cover": lambda r: number(r.coverage),
+    "|diff| / SE": lambda r: number(r.mean_difference, 2),
+    "var ratio": lambda r: number(r.variance_ratio),
+    "flow error": lambda r: number(r.flow_error),
+    "rounds": lambda r: number(r.rounds),
+    "MiB up": lambda r: number(r.uplink_mib, 1),
+    "s": lambda r: number(r.seconds, 2),
+}
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
 def comparison_table(rows: Sequence[Row]) -> Table:
     """One setting's methods side by side."""
-    classifies = any(r.accuracy is not None for r in rows)
-    table = Table(title=rows[0].setting, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = {n: f for n, f in _COLUMNS.items() if n != "accuracy" or any(r.accuracy is not None for r in rows)}
+    table = _table(rows[0].setting)
     table.add_column("method", no_wrap=True)
-    names = ["test MSE", "accuracy", "NLL", "95 % cover", "|diff| / SE", "var ratio", "flow error", "rounds", "MiB up", "s"]
-    if not classifies:
-        names.remove("accuracy")
-    for name in names:
+    for name in columns:
         table.add_column(name, justify="right")
     for r in rows:
-        cells = [number(r.test_mse, 4), number(r.accuracy), number(r.nll), number(r.coverage), number(r.mean_difference, 2),
-                 number(r.variance_ratio), number(r.flow_error), number(r.rounds), number(r.uplink_mib, 1),
-                 number(r.seconds, 2)]  # fmt: skip
-        if not classifies:
-            del cells[1]
-        table.add_row(r.method, *cells)
+        table.add_row(r.method, *(cell(r) for cell in columns.values()))
     return table
 
 
 LEGEND = (
-    "test MSE, accuracy: the ensemble of K models, averaged over the independent draws. NLL, 95 % cover: Gaussian with the "
-    "mean and variance of all the draws, plus fitted noise.\n"
+    "test MSE, accuracy: the ensemble of K models, averaged over the independent draws. NLL, 95 % cover: Gaussian with "
+    "the mean and variance of all the draws, plus fitted noise.\n"
     "|diff| / SE, var ratio: to the GP limit (to the flow's last round where the kernel is singular), 0.80 and 1 in "
-    "agreement. flow error: of each network to the flow from its own initial function."
+    "agreement. flow error: of each network to the flow from its own initial function.\n"
+    "MiB up, s: uplink and time of one run of the K models (for the flow: all of it)."
+)
+VERDICT_LEGEND = (
+    "mean: squared distance of the networks' mean from the theory's, over what their own scatter explains. variance: "
+    "theirs over the theory's.\nExpected: 1, plus the finite-width term fitted on the smaller widths, +- 3 standard "
+    "errors. Each control is a wrong theory put through the same check."
 )
 
 
@@ -84,17 +98,25 @@ def _grouped(verdicts: Sequence[Verdict]) -> dict[str, _Group]:
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     """One line per comparison; rounds are folded into one line, which shows the last, or the first that fails."""
-    table = Table(title="Do simulation and theory agree?", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD,
-                  pad_edge=False)  # fmt: skip
-    for name in ("setting", "comparison", "measured", "expected", "verdict", "negative control", "its value", "control"):
+    table = _table("Do simulation and theory agree?")
+    for name in (
+        "setting",
+        "comparison",
+        "measured",
+        "expected",
+        "verdict",
+        "negative control",
+        "it measures",
+        "control",
+    ):
         table.add_column(name)
     for group in _grouped(verdicts).values():
         v, count = group.shown, len(group.all)
         name = v.comparison if count == 1 else f"{v.comparison} (all {count} rounds)"
-        agrees = all(x.agrees for x in group.all)
-        fails = all(x.control_fails for x in group.all)
-        table.add_row(v.setting, name, v.measured, v.allowed, PASS if agrees else FAIL, v.control, v.control_measured,
-                      Text("fails, as it must", "green") if fails else Text("PASSES", "bold red"))  # fmt: skip
+        agrees, fails = all(x.agrees for x in group.all), all(x.control_fails for x in group.all)
+        verdict = Text("agrees", "green") if agrees else Text("DISAGREES", "bold red")
+        control = Text("fails, as it must", "green") if fails else Text("PASSES", "bold red")
+        table.add_row(v.setting, name, v.measured, v.allowed, verdict, v.control, v.control_measured, control)
     return table
 
 

@@ -28,11 +28,11 @@ class Bucket(NamedTuple):
     eigenvalue 0 and zero eigenvectors.
     """
 
-    rows: Array  # [b, s] int32, the client's rows of Theta
-    eigenvalues: Array  # [b, s] of Theta_ii
-    eigenvectors: Array  # [b, s, s], columns
-    num_examples: Array  # [b] float64, n_i
-    local_steps: Array  # [b] int64, T_i
+    rows: Array | np.ndarray  # [b, s] int32, the client's rows of Theta
+    eigenvalues: Array | np.ndarray  # [b, s] of Theta_ii
+    eigenvectors: Array | np.ndarray  # [b, s, s], columns
+    num_examples: Array | np.ndarray  # [b] float64, n_i
+    local_steps: Array | np.ndarray  # [b] int64, T_i
 
 
 class Clients(NamedTuple):

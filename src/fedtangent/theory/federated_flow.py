@@ -105,6 +105,11 @@ class Flow:
         return terms[0] if model is not None else jnp.stack(terms)
 
     @in_float64
+    def influence(self, r: int, model: int) -> Array:
+        """``B = Theta(x, X) M_r`` of one model, [m, q]: ``f_r(x) = f_0(x) - B (f_0(X) - Y)``."""
+        return self._influence(checks.check_index("r", r, self.num_rounds), model)[:, 0, :].T
+
+    @in_float64
     def ensemble_cov(self, r: int) -> Array:
         """Covariance of the uniform average of K models with independent initial functions: [m, m]."""
         return self.cov(r).mean(axis=0) / self.num_models
@@ -132,7 +137,11 @@ class Flow:
         return contraction(np.asarray(self.theta), np.asarray(self.operator(self.num_rounds, model)))
 
     def limit_distance(self, r: int, model: int = 0, limit: Gaussian | None = None) -> LimitDistance:
-        """How far round r's mean and covariance are from Theorem 2's (``limit``, by default ``gp_limit``'s)."""
+        """How far round r's mean and covariance are from Theorem 2's (``limit``, by default ``gp_limit``'s).
+
+        Raises:
+            SingularKernelError: no limit was given and Theta has no usable inverse.
+        """
         limit = gp_limit(self.kernels, self.y_train, outputs=self.outputs) if limit is None else limit
         return LimitDistance(
             _relative_distance(self.mean(r, model), limit.mean), _relative_distance(self.cov(r, model), limit.cov)
