@@ -70,7 +70,7 @@ def run_job(job: Job) -> int:
     screen.print()
     for result in results:
         screen.print(comparison_table(result.rows))
-        for line in _distances(result):
+        for line in _notes(result):
             screen.print(line, style="dim")
         screen.print()
     screen.print(LEGEND, style="dim")
@@ -91,15 +91,21 @@ def _say(screen: object, start: float, line: str) -> None:
     screen.print(f"  {time.perf_counter() - start:6.1f} s  {line}", style="dim", highlight=False)  # type: ignore[attr-defined]
 
 
-def _distances(result: SideBySide) -> list[str]:
-    """How near the flow itself has come to the limit."""
+def _notes(result: SideBySide) -> list[str]:
+    """How near the flow itself has come to the limit, and how good NTK-FL's averaged kernel is."""
     theory, last = result.theory, result.setting.num_rounds
-    if theory.limit is None:
-        return [f"no limit: {theory.why_no_limit}"]
-    gap = theory.flow.limit_distance(last, 0, theory.limit)
-    return [
-        f"the flow's own distance to the limit at round {last}: mean {gap.mean:.3g}, covariance {gap.cov:.3g} (relative)"
-    ]
+    notes = [f"no limit: {theory.why_no_limit}"]
+    if theory.limit is not None:
+        gap = theory.flow.limit_distance(last, 0, theory.limit)
+        notes = [
+            f"the flow's own distance to the limit at round {last}, relative: "
+            f"mean {gap.mean:.3g}, covariance {gap.cov:.3g}"
+        ]
+    if result.setting.y_train.shape[1] > 1:
+        errors = {m.width: float(m.info["kernel_error"].mean()) for m in result.ntk_fl if "averaged" in m.method}
+        shown = ", ".join(f"{error:.3f} at width {width}" for width, error in errors.items())
+        notes.append(f"NTK-FL's averaged kernel H for all outputs, relative error of the whole kernel: {shown}")
+    return notes
 
 
 def _metrics(seed: int, result: SideBySide) -> list[Metric]:

@@ -80,7 +80,7 @@ def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """A network on the sine data with a gap in the middle (FE-2024, section V-B)."""
     size = _scale(
         scale,
-        smoke=Scale((256, 512, 1024, 2048), 6, 40),
+        smoke=Scale((256, 512, 1024, 2048), 8, 40),
         default=Scale((256, 512, 1024, 2048, 4096), 20, 80),
         paper=Scale((256, 512, 1024, 2048, 4096, 8192), 100, 400),
     )
@@ -88,7 +88,7 @@ def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
     clients = partition.by_user(toy.user_train)
 
     def model(width: int) -> Model:
-        return mlp(1, 1, widths=(width,), activation="erf", w_std=4.0, b_std=2.0, last_w_std=1.0, dtype=jnp.float64)
+        return mlp(1, 1, widths=(width,), activation="erf", w_std=8.0, b_std=4.0, last_w_std=1.0, dtype=jnp.float64)
 
     return _with_step(
         Setting(
@@ -105,7 +105,7 @@ def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
             widths=size.widths,
             draws=size.draws,
             exact_draws=min(size.draws, 3),
-            local_steps=10,
+            local_steps=20,
             num_rounds=size.num_rounds,
             evaluate_every=max(size.num_rounds // 8, 1),
             seed=seed,

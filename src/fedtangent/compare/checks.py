@@ -51,12 +51,7 @@ def all_verdicts(
     if setting.is_linear:
         verdicts.append(_exact(setting, theory, seen[-1], dropped, errors[-1]))
     else:
-        widths = np.array(setting.widths)
-        verdicts.append(
-            slope_verdict(
-                setting.name, widths, np.array([e.mean() for e in errors]), np.array([u.mean() for u in untrained])
-            )
-        )
+        verdicts.append(slope_verdict(setting.name, setting.widths, errors, untrained))
     verdicts += _every_round(setting, theory, seen)
     if not setting.is_linear:
         verdicts.append(_paired(setting, theory, seen[-1], dropped))

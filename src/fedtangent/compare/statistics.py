@@ -98,24 +98,30 @@ def mean_difference_in_errors(samples: np.ndarray, mean: np.ndarray, variance: n
 
 
 class Slope(NamedTuple):
-    """A least-squares line through log-log points."""
+    """A weighted least-squares line through log-log points."""
 
     slope: float
     standard_error: float
     intercept: float
 
 
-def fitted_slope(widths: np.ndarray, errors: np.ndarray) -> Slope:
-    """Slope of log(error) against log(width), with its standard error from the residuals (at least three points)."""
-    x, y = np.log(np.asarray(widths, float)), np.log(np.asarray(errors, float))
-    if len(x) < 3:
-        raise ValueError(f"widths: a slope with an error needs at least 3 widths, got {len(x)}")
-    centred = x - x.mean()
-    slope = float(centred @ y / (centred @ centred))
-    intercept = float(y.mean() - slope * x.mean())
-    residual = y - intercept - slope * x
-    error = np.sqrt(residual @ residual / (len(x) - 2) / (centred @ centred))
-    return Slope(slope, float(error), intercept)
+def fitted_slope(widths: np.ndarray, errors: list[np.ndarray]) -> Slope:
+    """Slope of the mean of log(error) against log(width), for several networks' errors at each width.
+
+    Errors scatter over networks by a factor, so their logarithms are averaged; the standard error of the slope comes
+    from that scatter. Raises ``ValueError`` for fewer than 3 widths or fewer than 2 networks at a width.
+    """
+    if len(widths) < 3:
+        raise ValueError(f"widths: a slope needs at least 3 widths, got {len(widths)}")
+    if min(e.size for e in errors) < 2:
+        raise ValueError(f"errors: a scatter needs at least 2 networks a width, got {min(e.size for e in errors)}")
+    x, logs = np.log(np.asarray(widths, float)), [np.log(e.ravel()) for e in errors]
+    y = np.array([v.mean() for v in logs])
+    weight = np.array([v.size / max(v.var(ddof=1), 1e-12) for v in logs])
+    centre = weight @ x / weight.sum()
+    information = weight @ (x - centre) ** 2
+    slope = float(weight @ ((x - centre) * y) / information)
+    return Slope(slope, float(information**-0.5), float(weight @ y / weight.sum() - slope * centre))
 
 
 class Allowance(NamedTuple):
@@ -146,7 +152,10 @@ def finite_width_allowance(widths: np.ndarray, statistics: list[Statistic], powe
     return Allowance(float(np.sum(coefficients)), float(np.sqrt(np.sum(covariance))))
 
 
-def agrees(statistic: Statistic, allowance: Allowance = Allowance(0.0, 0.0)) -> bool:
+NO_ALLOWANCE = Allowance(0.0, 0.0)
+
+
+def agrees(statistic: Statistic, allowance: Allowance = NO_ALLOWANCE) -> bool:
     """Whether a statistic is within ``NUM_STANDARD_ERRORS`` of its expectation plus the finite-width term."""
     error = np.hypot(statistic.standard_error, allowance.standard_error)
     return bool(abs(statistic.excess - allowance.value) <= NUM_STANDARD_ERRORS * error)

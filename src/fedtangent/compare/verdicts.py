@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtangent.compare.statistics import (
+    NO_ALLOWANCE,
     NUM_STANDARD_ERRORS,
     Allowance,
     Statistic,
@@ -41,18 +42,18 @@ class Verdict(NamedTuple):
 
 
 def slope_verdict(
-    setting: str, widths: np.ndarray, errors: np.ndarray, untrained: np.ndarray, what: str = "each network to the flow"
+    setting: str, widths: tuple[int, ...], errors: list[np.ndarray], untrained: list[np.ndarray]
 ) -> Verdict:
     """Relative errors fall with the width at slope -1/2 +- 0.1; those of the untrained networks do not."""
-    fit, control = fitted_slope(widths, errors), fitted_slope(widths, untrained)
+    fit, control = fitted_slope(np.array(widths), errors), fitted_slope(np.array(widths), untrained)
     return Verdict(
         setting,
-        f"{what}: error falls with the width",
-        f"slope {fit.slope:+.3f} +- {fit.standard_error:.3f}, {errors[-1]:.3g} at width {widths[-1]}",
+        "each network to the flow: error against width",
+        f"slope {fit.slope:+.3f} +- {fit.standard_error:.3f}",
         f"{SLOPE} +- {SLOPE_BAND}",
         abs(fit.slope - SLOPE) <= SLOPE_BAND,
         "untrained network",
-        f"slope {control.slope:+.3f}, {untrained[-1]:.3g}",
+        f"slope {control.slope:+.3f}",
         abs(control.slope - SLOPE) > SLOPE_BAND,
     )
 
@@ -128,5 +129,4 @@ def variance_verdict(setting: str, what: str, seen: Sampled, control: str, wrong
 
 def paired_verdict(setting: str, what: str, differences: np.ndarray, control: str, wrong: np.ndarray) -> Verdict:
     """Whether networks minus prediction has mean zero, beside the differences to a wrong prediction."""
-    no_allowance = Allowance(0.0, 0.0)
-    return _row(setting, what, paired_statistic(differences), no_allowance, control, paired_statistic(wrong))
+    return _row(setting, what, paired_statistic(differences), NO_ALLOWANCE, control, paired_statistic(wrong))

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent.federated.aggregate import Stacked
-from fedtangent.federated.ntk_evolution import ntk_evolve
+from fedtangent.federated.ntk_evolution import KERNELS, METHODS, ntk_evolve
 from fedtangent.types import Array, Client, Key, Local, Model, PyTree, RoundInfo, Server
 
 
@@ -42,10 +42,13 @@ def ntk_server(model: Model, *, learning_rate: float, times: tuple[int, ...], ke
     """The server's part: pool the cohort's examples, evolve the kernel, keep the best time (eq. 9-11)."""
     if not times or any(int(t) != t or t < 1 for t in times):
         raise ValueError(f"times: got {times}, must be one or more positive whole numbers of steps")
+    for name, value, allowed in (("kernel", kernel, KERNELS), ("method", method, METHODS)):
+        if value not in allowed:
+            raise ValueError(f"{name}: got {value!r}, allowed are {', '.join(allowed)}")
 
     def update(params: PyTree, aggregated: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
         pooled = jax.tree.map(lambda leaf: leaf.reshape((-1, *leaf.shape[2:])), aggregated.messages)
-        return ntk_evolve(
+        weights, report = ntk_evolve(
             model,
             params,
             pooled.x,
@@ -56,5 +59,7 @@ def ntk_server(model: Model, *, learning_rate: float, times: tuple[int, ...], ke
             kernel=kernel,
             method=method,
         )
+        # Clients beyond the slots of the pool were not heard: reported, not passed over.
+        return weights, {**report, "dropped": jnp.maximum(aggregated.filled - aggregated.messages.mask.shape[0], 0)}
 
     return Server(init=lambda params: params, broadcast=lambda s: s, params=lambda s: s, update=update)

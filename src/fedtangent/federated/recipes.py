@@ -87,18 +87,23 @@ def ntk_fl(
         learning_rate: eta of the halved squared error averaged over examples and outputs.
         times: candidate numbers of gradient steps; the one with the smallest training loss is kept (eq. 11a).
         kernel: ``"averaged"`` is the paper's H for all outputs, ``"exact"`` the full linearised evolution.
-        slots_per_model: the most clients that one model pools in a round (all slots by default).
+        slots_per_model: the most clients that one model pools in a round (all slots by default); ``info["dropped"]``
+            counts, per model, those beyond it.
     """
     check_rate("learning_rate", learning_rate)
     server = ntk_server(model, learning_rate=learning_rate, times=times, kernel=kernel, method=method)
-    pooled = stack(schedule.num_slots if slots_per_model is None else slots_per_model)
+    slots = schedule.num_slots if slots_per_model is None else slots_per_model
+    if not 1 <= slots <= schedule.num_slots:
+        raise ValueError(
+            f"slots_per_model: got {slots}, must be between 1 and {schedule.num_slots}, the schedule's slots"
+        )
     return compose(
         "ntk_fl",
         model,
         send_examples(),
         server,
         schedule,
-        aggregate=pooled,
+        aggregate=stack(slots),
         channel=jacobians(model.output_size),
         map_models=sequentially,
     )

@@ -2,5 +2,6 @@
 
 from fedtangent.kernels.analytic import analytic
 from fedtangent.kernels.empirical import empirical_ntk
+from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
 
-__all__ = ["analytic", "empirical_ntk"]
+__all__ = ["KernelBlocks", "analytic", "empirical_ntk", "kernel_blocks"]

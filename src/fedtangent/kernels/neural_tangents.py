@@ -5,7 +5,7 @@
 neural-tangents 0.6.5 asks JAX (and SciPy) for names and behaviours that have since moved or gone. Nothing installed
 is changed and nothing of JAX is patched, not even during the import: every module of neural-tangents is executed with
 an ``import`` of its own, which hands it proxies of the few modules where something is missing. A proxy is the real
-module plus the names that :data:`RESTORED` lists, each with the reason why it is there. The proxies live only in the
+module plus the names that ``_restored`` lists, each with the reason why it is there. The proxies live only in the
 namespaces of neural-tangents' modules, so they serve its code at import and at run time alike.
 
 ``neural_tangents.experimental`` (TensorFlow kernels) is replaced by an empty module: TensorFlow is never imported.
@@ -160,43 +160,27 @@ def _eqn_vjp(eqn: Any, cotangent: Any, *inputs: Any) -> Sequence[Any]:
     return [next(cotangents) if i in linear else None for i in range(len(inputs))]
 
 
+def _eagerly(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """``fun`` with what is known evaluated at once: a result that is kept must not hold tracers of a passing trace."""
+
+    @functools.wraps(fun)
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        with jax.ensure_compile_time_eval():
+            return fun(*args, **kwargs)
+
+    return eager
+
+
 def _lru_cache(maxsize: int) -> Callable[..., Any]:
-    """``functools.lru_cache`` that evaluates at once what it can: a cached tracer would outlive its trace."""
-
-    def decorate(fun: Callable[..., Any]) -> Callable[..., Any]:
-        def eager(*args: Any) -> Any:
-            with jax.ensure_compile_time_eval():
-                return fun(*args)
-
-        return functools.lru_cache(maxsize)(eager)
-
-    return decorate
+    return lambda fun: functools.lru_cache(maxsize)(_eagerly(fun))
 
 
-def _with_eager_kernel(predict_with: Callable[..., Any]) -> Callable[..., Any]:
-    """``gradient_descent_mse_ensemble`` with the kernel of what is known evaluated at once: it is kept, see above."""
-
-    @functools.wraps(predict_with)
+def _with_eager_kernel(ensemble: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(ensemble)
     def predict_ensemble(kernel_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        def eager(*inputs: Any, **options: Any) -> Any:
-            with jax.ensure_compile_time_eval():
-                return kernel_fn(*inputs, **options)
-
-        return predict_with(eager, *args, **kwargs)
+        return ensemble(_eagerly(kernel_fn), *args, **kwargs)
 
     return predict_ensemble
-
-
-def _safe_zip(*xs: Any) -> list[Any]:
-    return list(zip(*xs, strict=True))
-
-
-def _safe_map(fun: Callable[..., Any], *xs: Any) -> list[Any]:
-    return [fun(*args) for args in _safe_zip(*xs)]
-
-
-def _eigvalsh(matrix: Any, eigvals: tuple[int, int]) -> Any:
-    return scipy.linalg.eigvalsh(matrix, subset_by_index=eigvals)
 
 
 def _size(x: Any, axis: int | None = None) -> int:
@@ -205,6 +189,10 @@ def _size(x: Any, axis: int | None = None) -> int:
 
 def _shape(x: Any) -> tuple[int, ...]:
     return tuple(x.shape) if hasattr(x, "shape") else jnp.shape(x)
+
+
+def _eigvalsh(matrix: Any, eigvals: tuple[int, int]) -> Any:
+    return scipy.linalg.eigvalsh(matrix, subset_by_index=eigvals)
 
 
 def _dtype(x: Any) -> Any:
@@ -236,6 +224,7 @@ def _restored() -> tuple[Restored, ...]:
     from jax.extend import source_info_util
 
     moved = "left jax.core for jax.extend.core in JAX 0.6"
+    util_gone = "jax.util is gone"
     no_checks = types.SimpleNamespace(jax_enable_checks=False)
     return (
         Restored("jax.core", "Jaxpr", extend.Jaxpr, moved),
@@ -245,8 +234,8 @@ def _restored() -> tuple[Restored, ...]:
         Restored("jax.core", "Var", extend.Var, moved),
         Restored("jax.core", "DShapedArray", type("DShapedArray", (), {}), "gone with dynamic shapes: nothing is one"),
         Restored("jax.core", "eval_context", jax.ensure_compile_time_eval, "no longer lets tracers through"),
-        Restored("jax.util", "safe_map", _safe_map, "jax.util is gone"),
-        Restored("jax.util", "safe_zip", _safe_zip, "jax.util is gone"),
+        Restored("jax.util", "safe_map", lambda f, *xs: [f(*x) for x in zip(*xs, strict=True)], util_gone),
+        Restored("jax.util", "safe_zip", lambda *xs: list(zip(*xs, strict=True)), util_gone),
         Restored("jax.interpreters.ad", "zeros_like_p", extend.Primitive("zeros_like"), "gone, unused since 0.4.24"),
         Restored("jax.interpreters.ad", "source_info_util", source_info_util, "now in jax.extend"),
         Restored("jax.interpreters.ad", "config", no_checks, "gone, and so is what its check calls"),
@@ -279,10 +268,10 @@ class _Proxy(types.ModuleType):
 
     def __init__(self, name: str, real: types.ModuleType | None):
         super().__init__(name)
-        self.__dict__["real"] = real
+        self.__dict__["__real__"] = real
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["real"], name)
+        return getattr(self.__dict__["__real__"], name)
 
 
 def _build_proxies() -> dict[str, types.ModuleType]:
@@ -312,9 +301,8 @@ class _Loader(SourceFileLoader):
         proxies = self.proxies
 
         def import_(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-            proxy = proxies.get(name)
-            if isinstance(proxy, _Proxy) and proxy.real is None:
-                return proxy
+            if name in proxies and vars(proxies[name])["__real__"] is None:
+                return proxies[name]
             found = builtins.__import__(name, globals, locals, fromlist, level)
             return proxies.get(found.__name__, found)
 

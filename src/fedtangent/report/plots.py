@@ -100,10 +100,10 @@ def width_errors(results: Sequence[SideBySide], folder: Path) -> Path:
         errors = [g.error[-1].ravel() for g in result.gaps]
         for w, e in zip(widths, errors, strict=True):
             ax.plot(np.full(e.size, w), e, ".", color=NEUTRAL, ms=3, alpha=0.35)
-        means = np.array([e.mean() for e in errors])
-        ax.plot(widths, means, "o", color=SIMULATED, label="mean over networks")
+        means = np.array([np.exp(np.log(e).mean()) for e in errors])
+        ax.plot(widths, means, "o", color=SIMULATED, label="geometric mean over networks")
         if len(widths) >= 3:
-            fit = fitted_slope(widths, means)
+            fit = fitted_slope(widths, errors)
             ax.plot(
                 widths,
                 np.exp(fit.intercept) * widths**fit.slope,
