@@ -1,0 +1,111 @@
+# fedtangent: `make help` lists the targets. `make run` and `make test` need nothing but Python 3.11 to 3.14 (the lock
+# holds packages for these) and a network connection on the first call; everything is installed into .venv.
+
+SHELL := bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+VENV := .venv
+BIN := $(VENV)/bin
+CREATED := $(VENV)/.created
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+
+# Set on the command line: make test PYTHON=/usr/bin/python3.12 PYTEST_ARGS=tests/test_imports.py
+PYTHON ?=
+CANDIDATES = $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3)
+RUN_ARGS ?= --output results/compare
+BENCH_ARGS ?= --output results/bench
+PYTEST_ARGS ?=
+PYTEST_WORKERS ?= 2
+LOCK_ARGS ?=
+
+BENCHMARKS := $(sort $(wildcard benchmarks/*.py))
+NOTEBOOKS := $(sort $(wildcard notebooks/*.py))
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# ---- set-up: two stamps, each written only after its step has succeeded ----
+
+$(CREATED):
+	@for candidate in $(CANDIDATES); do \
+	  if "$$candidate" -c 'import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; then \
+	    echo "creating $(VENV) with $$("$$candidate" --version) ($$candidate)"; \
+	    "$$candidate" -m venv --clear $(VENV) && touch $@; exit; \
+	  fi; \
+	done; \
+	echo "fedtangent needs Python 3.11 to 3.14 with venv and ensurepip (Debian, Ubuntu: package python3-venv)." >&2; \
+	echo "None of these will do: $(CANDIDATES). Name another: make PYTHON=/path/to/python3" >&2; exit 1
+
+# setuptools first: it builds the one package of the lock that has no wheel, and this one.
+$(INSTALLED): $(CREATED) constraints.txt setup.cfg pyproject.toml
+	@rm -f $@
+	sed -n '/^setuptools==/,/[^\\]$$/p' constraints.txt > $(VENV)/setuptools.txt
+	$(PIP) install --no-deps --require-hashes -r $(VENV)/setuptools.txt
+	$(PIP) install --no-deps --require-hashes --no-build-isolation -r constraints.txt
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	touch $@
+
+.PHONY: install
+install: $(INSTALLED) ## set up .venv from the lock (the targets below do it themselves)
+
+# ---- use ----
+
+.PHONY: run
+run: $(INSTALLED) ## the main job: simulation, NTK-FL and Gaussian-process limit side by side
+	$(BIN)/fedtangent compare $(RUN_ARGS)
+
+.PHONY: bench
+bench: $(INSTALLED) ## benchmarks of this machine: every benchmarks/*.py, tables and JSON
+	@set -e; for source in $(BENCHMARKS); do echo "== $$source"; $(BIN)/python $$source $(BENCH_ARGS); done
+
+.PHONY: notebooks
+notebooks: $(INSTALLED) ## execute every notebooks/*.py into an .ipynb with its outputs
+	@mkdir -p build/notebooks
+	@set -e; for source in $(NOTEBOOKS); do \
+	  name=$$(basename $$source .py); echo "executing $$source"; \
+	  $(BIN)/jupytext --quiet --to ipynb --output build/notebooks/$$name.ipynb $$source; \
+	  $(BIN)/jupyter-execute --kernel_name=python3 --inplace build/notebooks/$$name.ipynb; \
+	  mv build/notebooks/$$name.ipynb notebooks/$$name.ipynb; \
+	done
+
+# ---- check ----
+
+.PHONY: test
+test: $(INSTALLED) ## every test but the slow ones, with coverage of src (PYTEST_ARGS selects some, without coverage)
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(or $(PYTEST_ARGS),--cov --cov-report=term)
+
+.PHONY: check-theory
+check-theory: $(INSTALLED) ## every theorem against simulation, the slow tests included
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m "slow or theory" $(PYTEST_ARGS)
+
+.PHONY: test-jax-versions
+test-jax-versions: $(INSTALLED) ## the kernel tests under the oldest supported and the newest installable JAX
+	$(BIN)/python tests/jax_versions.py
+
+.PHONY: lint
+lint: $(INSTALLED) ## ruff check, ruff format --check, mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy src $(wildcard benchmarks/*.py)
+
+# ---- maintain ----
+
+# One version of each package for every supported Python and platform, by the oldest Python's choice. TensorFlow and
+# tf2jax are left out: neural-tangents names them, but only its experimental part, which is not used, imports them.
+.PHONY: lock
+lock: $(CREATED) ## write constraints.txt anew from setup.cfg (LOCK_ARGS=--upgrade for the newest versions)
+	$(BIN)/python -m venv build/lock
+	build/lock/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.10'
+	printf '%s\n' tensorflow tf2jax > build/lock/excludes.txt
+	build/lock/bin/uv pip compile setup.cfg --extra notebooks --extra test --extra dev --output-file constraints.txt \
+	  --universal --python-version 3.11 --fork-strategy fewest --excludes build/lock/excludes.txt --generate-hashes \
+	  --no-annotate --no-emit-index-url --custom-compile-command 'make lock' --quiet $(LOCK_ARGS)
+
+.PHONY: clean
+clean: ## remove .venv, build and caches (results/ stays)
+	rm -rf $(VENV) .venv-versions build dist htmlcov .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests benchmarks notebooks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,79 @@
+"""Tiny idx files, written here byte by byte, and a TFDS download cache seeded with them."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from fedtangent.data import idx
+
+
+class Fake(NamedTuple):
+    source: idx.IdxSource
+    arrays: dict[str, np.ndarray]
+    folder: Path  # holds the four .gz files
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    """An idx file by the format's description, without the code under test."""
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    return header + bytes(int(v) for v in array.ravel())
+
+
+@pytest.fixture(autouse=True)
+def no_surroundings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if "data_dir" not in request.fixturenames:  # which names the folder of real data
+        monkeypatch.delenv("FEDTANGENT_DATA", raising=False)
+    monkeypatch.delenv("FEDTANGENT_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default_cache"))
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Fake:
+    rng = np.random.default_rng(5)
+    arrays = {
+        "x_train": rng.integers(0, 256, (23, 28, 28), dtype=np.uint8),
+        "y_train": (np.arange(23) * 7 % 10).astype(np.uint8),
+        "x_test": rng.integers(0, 256, (7, 28, 28), dtype=np.uint8),
+        "y_test": np.arange(7, dtype=np.uint8),
+    }
+    folder, files = tmp_path / "files", {}
+    folder.mkdir()
+    for role, array in arrays.items():
+        name = idx.MNIST.files[role].filename
+        content = idx_bytes(array)
+        packed = gzip.compress(content, mtime=0)
+        (folder / name).write_bytes(packed)
+        digests = [hashlib.sha256(b).hexdigest() for b in (packed, content)]
+        files[role] = idx.IdxFile(name, len(packed), *digests)
+    # nothing listens on the discard port of this machine
+    source = idx.MNIST._replace(name="fake_images", url="http://127.0.0.1:9/fake/", files=files)
+    return Fake(source, arrays, folder)
+
+
+@pytest.fixture
+def seed_tfds() -> Callable[[idx.IdxSource, Path, Path], Path]:
+    """Puts the files of a source into a TFDS download cache, as TFDS's own download of them would."""
+
+    def seed(source: idx.IdxSource, folder: Path, tfds_dir: Path) -> Path:
+        from tensorflow_datasets.core.download.resource import get_dl_fname
+
+        for file in source.files.values():
+            url = source.url + file.filename
+            path = tfds_dir / "downloads" / source.name / get_dl_fname(url, file.sha256)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(folder / file.filename, path)
+            info = {"urls": [url], "original_fname": file.filename, "dataset_names": [source.name]}
+            path.with_suffix(path.suffix + ".INFO").write_text(json.dumps(info))
+        return tfds_dir
+
+    return seed

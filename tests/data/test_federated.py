@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent.data import classification_targets, client_sizes, federated_data, max_client_size
+from fedtangent.types import FederatedData, Partition
+
+X = np.arange(12.0).reshape(6, 2)
+Y = np.array([0, 1, 2, 0, 1, 2])
+PARTITION = Partition(np.array([0, 1, 2, 5, 3, 4, 0]), np.array([0, 3, 3, 7]))  # one empty client, one shared example
+
+
+@pytest.fixture(params=[True, False], ids=["x64", "x32"])
+def x64(request):
+    before = jax.config.read("jax_enable_x64")
+    jax.config.update("jax_enable_x64", request.param)
+    yield request.param
+    jax.config.update("jax_enable_x64", before)
+
+
+def test_what_is_on_the_device(x64):
+    data = federated_data(X, Y, PARTITION)
+    assert isinstance(data, FederatedData) and all(isinstance(a, jax.Array) for a in data)
+    assert data.x.dtype == (jnp.float64 if x64 else jnp.float32)
+    assert data.y.dtype == data.indices.dtype == data.offsets.dtype == jnp.int32
+    for got, given in zip(data, (X, Y, *PARTITION), strict=True):
+        np.testing.assert_array_equal(got, given)
+    assert data.num_clients == 3
+    np.testing.assert_array_equal(client_sizes(data), [3, 0, 4])
+    np.testing.assert_array_equal(jax.jit(client_sizes)(data), [3, 0, 4])
+    assert max_client_size(data) == 4 and type(max_client_size(data)) is int
+
+
+def test_dtypes(x64):
+    single, regression = X.astype(np.float32), X * 0.1
+    assert federated_data(single, Y, PARTITION).x.dtype == jnp.float32
+    assert federated_data(X.astype(np.uint8), Y, PARTITION).x.dtype == jnp.float32
+    assert federated_data(jnp.asarray(single, jnp.bfloat16), Y, PARTITION).x.dtype == jnp.float32
+    # targets follow the inputs, whatever their own precision
+    assert federated_data(single, regression, PARTITION).y.dtype == jnp.float32
+    assert federated_data(X, single, PARTITION).y.dtype == (jnp.float64 if x64 else jnp.float32)
+    assert federated_data(X, regression, PARTITION, dtype=jnp.float32).y.dtype == jnp.float32
+    symbols = federated_data(X.astype(np.int64), regression, PARTITION, dtype="int32")
+    assert symbols.x.dtype == jnp.int32 and symbols.y.dtype == jnp.float32
+    assert federated_data(X, Y.astype(np.uint8), PARTITION).y.dtype == jnp.int32
+    if x64:
+        assert federated_data(single, Y, PARTITION, dtype=np.float64).x.dtype == jnp.float64
+    else:
+        with pytest.raises(ValueError, match="jax_enable_x64"):
+            federated_data(single, Y, PARTITION, dtype=np.float64)
+
+
+def put(array, at, value):
+    array = np.array(array)
+    array[at] = value
+    return array
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": put(X, (4, 1), np.nan)}, r"x must be finite; example 4 has NaN or infinity \(1 of 6"),
+        ({"x": put(X, (0, 0), -np.inf)}, "x must be finite; example 0"),
+        ({"y": put(X, (5, 0), np.nan)}, "y must be finite; example 5"),
+        ({"y": put(X, (3, 0), np.inf)}, "y must be finite; example 3"),
+        ({"x": put(X, (0, 0), 1e300), "dtype": "float32"}, "x has values beyond the range of float32"),
+        ({"y": put(X, (0, 0), 1e300), "dtype": "float32"}, "y has values beyond the range of float32"),
+        ({"x": X.astype(complex)}, "x must hold real numbers"),
+        ({"x": X.astype(str)}, "x must hold real numbers"),
+        ({"x": X[:0], "y": Y[:0]}, "at least one example"),
+        ({"x": np.float64(3)}, "at least one example"),
+        ({"x": X[:5]}, r"same number of examples; got x \(5, 2\), y \(6,\)"),
+        ({"y": np.int32(3)}, "same number of examples"),
+        ({"y": X[:, 0]}, r"use y\[:, None\] for one output"),
+        ({"y": Y[:, None]}, "y must be"),
+        ({"y": X[:, :0]}, "y must be"),
+        ({"y": X[:, :, None]}, "y must be"),
+        ({"y": Y > 0}, "y must be"),
+        ({"y": put(Y, 2, -1)}, r"y must be at least 0; got -1 at position 2 \(1 such\)"),
+        ({"num_classes": 2}, r"y must be from 0 to 1; got 2 at position 2 \(2 such\)"),
+        ({"num_classes": 0}, "num_classes must be at least 1"),
+        ({"dtype": "float16"}, "dtype must be one of float32, float64, int32; got float16"),
+        ({"dtype": "nonsense"}, "dtype must be one of"),
+        ({"dtype": "int32"}, "x must be integer for dtype int32"),
+        ({"x": np.full((6, 2), 2**40), "dtype": "int32"}, "x has values beyond the range of int32"),
+        ({"indices": put(PARTITION.indices, 3, 6)}, r"partition.indices must be from 0 to 5 .*got 6 at position 3"),
+        ({"indices": put(PARTITION.indices, 3, -1)}, "got -1 at position 3"),
+        ({"indices": PARTITION.indices + 0.0}, "partition.indices must be a 1-D array of integers"),
+        ({"indices": PARTITION.indices[:, None]}, "partition.indices must be a 1-D array of integers"),
+        ({"offsets": np.array([0, 4, 3, 7])}, r"must never fall; offsets\[1:3\] are \[4, 3\]"),
+        ({"offsets": np.array([1, 3, 3, 7])}, "must run from 0 to len.indices. = 7; got 1 to 7"),
+        ({"offsets": np.array([0, 3, 3, 6])}, "got 0 to 6"),
+        ({"offsets": np.array([0])}, "num_clients [+] 1 >= 2 entries; got 1"),
+        ({"offsets": np.array([0.0, 7.0])}, "partition.offsets must be a 1-D array of integers"),
+    ],
+)
+def test_bad_input(changes, message):
+    fields = {key: changes.pop(key) for key in ("indices", "offsets") if key in changes}
+    arguments = {"x": X, "y": Y, "partition": PARTITION._replace(**fields), **changes}
+    with pytest.raises(ValueError, match=message):
+        federated_data(**arguments)
+
+
+def test_classification_targets():
+    labels = np.array([2, 0, 1, 2], np.uint8)
+    hot = classification_targets(labels, 4)
+    assert hot.dtype == np.float64
+    np.testing.assert_array_equal(hot, [[0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]])
+    centred = classification_targets(jnp.asarray(labels), 4, centred=True)
+    np.testing.assert_array_equal(centred, hot - 0.25)
+    np.testing.assert_array_equal(centred.sum(axis=1), np.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_classes", "message"),
+    [
+        ([0, 3], 3, "labels must be from 0 to 2; got 3 at position 1"),
+        ([-1, 0], 3, "got -1 at position 0"),
+        ([0.0, 1.0], 3, "1-D array of integers"),
+        ([[0, 1]], 3, "1-D array of integers"),
+        ([True, False], 3, "1-D array of integers"),
+        (np.zeros(0, int), 3, "must not be empty"),
+        ([0], 0, "num_classes must be at least 1"),
+    ],
+)
+def test_bad_labels(labels, num_classes, message):
+    with pytest.raises(ValueError, match=message):
+        classification_targets(labels, num_classes)

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import functools
+import gzip
+import http.server
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedtangent.data
+from fedtangent.data.images import load_images
+
+
+def same_as_fake(dataset, fake):
+    for split in ("train", "test"):
+        x, y = getattr(dataset, f"x_{split}"), getattr(dataset, f"y_{split}")
+        expected = fake.arrays[f"x_{split}"].reshape(len(x), -1)
+        assert x.dtype == np.float32 and y.dtype == np.int32
+        np.testing.assert_array_equal(np.rint(x * 255), expected)
+        np.testing.assert_allclose(x, expected / 255, rtol=2**-23)
+        np.testing.assert_array_equal(y, fake.arrays[f"y_{split}"])
+
+
+def test_original_files_are_used_as_they_are(fake, monkeypatch, tmp_path):
+    dataset = load_images(fake.source, data_dir=fake.folder, cache_dir=tmp_path / "cache")
+    same_as_fake(dataset, fake)
+    assert dataset.num_classes == 10 and dataset.user_train is None and dataset.info.read_from == str(fake.folder)
+    assert not (tmp_path / "cache").exists()
+    monkeypatch.setenv("FEDTANGENT_DATA", str(fake.folder))
+    same_as_fake(load_images(fake.source), fake)
+    with pytest.raises(ValueError, match="nowhere is not a directory"):
+        load_images(fake.source, data_dir=tmp_path / "nowhere")
+
+
+def test_an_environment_folder_without_the_files_is_an_error(fake, monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDTANGENT_DATA", str(tmp_path))
+    with pytest.raises(ValueError, match="has no train-images"):
+        load_images(fake.source)
+
+
+def test_through_tfds_into_the_cache_without_network(fake, seed_tfds, tmp_path):
+    tfds_dir, cache_dir = tmp_path / "tfds", tmp_path / "cache"
+    seed_tfds(fake.source, fake.folder, tfds_dir)
+    options = {"cache_dir": cache_dir, "tfds_dir": tfds_dir}
+    same_as_fake(load_images(fake.source, **options), fake)
+    assert list(tfds_dir.glob("fedtangent_idx_images/fake_images/1.0.0/*train.array_record*"))
+    shutil.rmtree(tfds_dir / "downloads")  # prepared already: array_record is enough
+    shutil.rmtree(cache_dir)
+    same_as_fake(load_images(fake.source, **options), fake)
+    shutil.rmtree(tfds_dir)  # the cache is enough
+    again = load_images(fake.source, **options)
+    same_as_fake(again, fake)
+    assert again.info.read_from == str(cache_dir / "fake_images") and not tfds_dir.exists()
+    image = cache_dir / "fake_images" / "x_train.npy"
+    image.write_bytes(image.read_bytes()[:-1] + b"?")
+    with pytest.raises(ValueError, match=r"x_train\.npy is corrupted"):
+        load_images(fake.source, **options)
+
+
+def test_prepared_records_are_compared_with_the_published_data(fake, seed_tfds, tmp_path):
+    seed_tfds(fake.source, fake.folder, tmp_path)
+    digest = fake.source.files["x_test"]._replace(sha256_unpacked="0" * 64)
+    source = fake.source._replace(files={**fake.source.files, "x_test": digest})
+    with pytest.raises(ValueError, match=r"x_test in .*fake_images/1\.0\.0 is not the published .* remove that"):
+        load_images(source, cache_dir=tmp_path / "cache", tfds_dir=tmp_path)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_damaged_download_is_an_error(fake, seed_tfds, tmp_path):
+    seed_tfds(fake.source, fake.folder, tmp_path)
+    (damaged,) = tmp_path.glob("downloads/fake_images/*t10k-labels*.gz")
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    with pytest.raises(ValueError, match="is not the published t10k-labels"):
+        load_images(fake.source, cache_dir=tmp_path / "cache", tfds_dir=tmp_path)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_no_network_is_one_clear_line_at_once(fake, monkeypatch, tmp_path):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match=r"fake_images: cannot be prepared from http://127\.0\.0\.1:9/fake/") as caught:
+        load_images(fake.source, cache_dir=tmp_path / "cache", tfds_dir=tmp_path / "tfds")
+    message = str(caught.value)
+    assert "\n" not in message and "FEDTANGENT_DATA" in message and "train-images-idx3-ubyte.gz" in message
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Serves a folder over HTTP from this machine to itself; gives its address."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    servers = []
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+    def start(folder: Path) -> str:
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}/"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_download(fake, serve, tmp_path):
+    source = fake.source._replace(url=serve(fake.folder))
+    same_as_fake(load_images(source, cache_dir=tmp_path / "cache", tfds_dir=tmp_path / "tfds"), fake)
+
+
+def test_a_download_of_something_else_is_an_error(fake, serve, tmp_path):
+    source = fake.source._replace(url=serve(fake.folder))
+    name = source.files["y_test"].filename
+    (fake.folder / name).write_bytes(gzip.compress(b"something else"))
+    options = {"cache_dir": tmp_path / "cache", "tfds_dir": tmp_path / "tfds"}
+    with pytest.raises(ValueError, match=r"cannot be prepared from .*NonMatchingChecksumError: Artifact"):
+        load_images(source, **options)
+    (fake.folder / name).unlink()
+    with pytest.raises(ValueError, match=r"cannot be prepared from .*DownloadError: .*HTTP code: 404"):
+        load_images(source, **options)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_without_tfds(fake, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    monkeypatch.delitem(sys.modules, "fedtangent.data.builders.idx_images", raising=False)
+    monkeypatch.delattr("fedtangent.data.builders.idx_images", raising=False)
+    with pytest.raises(ValueError, match="tensorflow-datasets and array_record are needed"):
+        load_images(fake.source, cache_dir=tmp_path / "cache")
+
+
+def test_options(fake):
+    load = lambda **options: load_images(fake.source, data_dir=fake.folder, **options)  # noqa: E731
+    plain = load(dtype="float64")
+    assert plain.x_train.dtype == np.float64 and plain.x_train.shape == (23, 784)
+    assert plain.x_train.min() >= 0 and plain.x_train.max() <= 1
+    images = load(flatten=False, num_train=5, num_test=3)
+    assert images.x_train.shape == (5, 28, 28, 1) and images.x_test.shape == (3, 28, 28, 1)
+    np.testing.assert_array_equal(images.x_train.reshape(5, -1), load().x_train[:5])
+    assert len(images.y_train) == 5 and len(images.y_test) == 3
+    whole = load(standardise=True, dtype=np.float64)
+    assert abs(whole.x_train.mean()) < 1e-13 and abs(whole.x_train.std() - 1) < 1e-13
+    # the moments are of the whole training set, whatever part is taken, and serve the test set too
+    np.testing.assert_array_equal(load(standardise=True, num_train=2, dtype=np.float64).x_train, whole.x_train[:2])
+    mean, deviation = plain.x_train.mean(), plain.x_train.std()
+    np.testing.assert_allclose(whole.x_test, (plain.x_test - mean) / deviation, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_train": 24}, "num_train must be from 1 to 23; got 24"),
+        ({"num_test": 0}, "num_test must be from 1 to 7; got 0"),
+        ({"num_test": 2.0}, "num_test must be an integer"),
+        ({"dtype": "int32"}, "dtype must be float32 or float64; got int32"),
+        ({"dtype": "no such"}, "dtype must be float32 or float64; got 'no such'"),
+    ],
+)
+def test_bad_options(fake, options, message):
+    with pytest.raises(ValueError, match=message):
+        load_images(fake.source, data_dir=fake.folder, **options)
+
+
+def test_labels_beyond_the_classes_are_an_error(fake):
+    with pytest.raises(ValueError, match="labels must be from 0 to 4"):
+        load_images(fake.source._replace(num_classes=5), data_dir=fake.folder)
+
+
+def test_one_shade_cannot_be_standardised(fake, tmp_path):
+    from fedtangent.data import cache
+
+    cache.write(tmp_path / "fake_images", {**fake.arrays, "x_train": np.full((23, 28, 28), 9, np.uint8)})
+    assert load_images(fake.source, cache_dir=tmp_path).x_train.max() < 0.1
+    with pytest.raises(ValueError, match="standardise"):
+        load_images(fake.source, cache_dir=tmp_path, standardise=True)
+
+
+def test_a_cache_of_something_else_is_an_error(fake, tmp_path):
+    from fedtangent.data import cache
+
+    cache.write(tmp_path / "fake_images", {**fake.arrays, "y_test": np.zeros(6, np.uint8)})
+    with pytest.raises(ValueError, match=r"test images and labels in .* must be uint8"):
+        load_images(fake.source, cache_dir=tmp_path)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from fedtangent.data import idx, images
+source = idx.IdxSource(*{source!r})
+source = source._replace(files={{role: idx.IdxFile(*file) for role, file in source.files.items()}})
+dataset = images.load_images(source, cache_dir={cache!r})
+assert dataset.x_train.shape == (23, 784) and "tensorflow_datasets" in sys.modules
+loaded = [name for name in sys.modules if name.split(".")[0] == "tensorflow"]
+print("loaded", loaded)
+"""
+
+
+def test_tensorflow_is_not_imported_even_where_it_is_installed(fake, seed_tfds, tmp_path):
+    """A stand-in for TensorFlow can be imported, and says so if it is; downloading, preparing and reading never do."""
+    stand_in = tmp_path / "stand_in" / "tensorflow"
+    stand_in.mkdir(parents=True)
+    (stand_in / "__init__.py").write_text("raise SystemExit('tensorflow was imported')\n")
+    seed_tfds(fake.source, fake.folder, tmp_path / "tfds")
+    source = tuple(fake.source._replace(files={role: tuple(f) for role, f in fake.source.files.items()}))
+    program = PROGRAM.format(source=source, cache=str(tmp_path / "cache"))
+    root = Path(fedtangent.data.__file__).parents[2]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{stand_in.parent}{os.pathsep}{root}",
+        "TFDS_DATA_DIR": str(tmp_path / "tfds"),  # where TFDS looks by default
+    }
+
+    def run(text: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", text], env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+
+    result = run(program)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "loaded []"
+    control = run("import tensorflow")
+    assert control.returncode == 1 and "tensorflow was imported" in control.stderr

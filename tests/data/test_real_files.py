@@ -1,0 +1,85 @@
+"""The real files, where FEDTANGENT_DATA names a folder that has them (the fixture ``data_dir`` deselects otherwise)."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from fedtangent import partition
+from fedtangent.data import idx, load
+from fedtangent.data.images import fetch
+
+SOURCES = {"mnist": idx.MNIST, "fashion_mnist": idx.FASHION_MNIST}
+FIRST_LABELS = {"mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], "fashion_mnist": [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]}
+MOMENTS = {"mnist": (0.1307, 0.3081), "fashion_mnist": (0.2860, 0.3530)}  # of the training pixels, as widely quoted
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_original_files(name, data_dir):
+    d = load(name, data_dir=data_dir)
+    assert d.x_train.shape == (60000, 784) and d.x_test.shape == (10000, 784) and d.x_train.dtype == np.float32
+    assert d.y_train[:10].tolist() == FIRST_LABELS[name]
+    assert d.x_train.min() == 0 and d.x_train.max() == 1
+    assert np.bincount(d.y_test).sum() == 10000 and len(np.bincount(d.y_train)) == 10
+    # pixels in the files' order: back in bytes they are the published file after its header of 16 bytes
+    raw = np.rint(d.x_train * 255).astype(np.uint8).tobytes()
+    header = bytes.fromhex("00000803" + "0000ea60" + "0000001c" * 2)
+    assert hashlib.sha256(header + raw).hexdigest() == SOURCES[name].files["x_train"].sha256_unpacked
+    mean, deviation = MOMENTS[name]
+    standard = load(name, data_dir=data_dir, standardise=True, dtype=np.float64, num_train=100)
+    np.testing.assert_allclose(standard.x_train * deviation + mean, d.x_train[:100], atol=3e-4)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_one_name_does_not_take_the_others_files(name, data_dir):
+    (other,) = set(SOURCES) - {name}
+    with pytest.raises(ValueError, match=f"{other}: .* is not the published"):
+        load(other, data_dir=data_dir / name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOURCES)
+def test_through_tfds(name, data_dir, seed_tfds, monkeypatch, tmp_path):
+    source = SOURCES[name]
+    direct, _ = fetch(source, data_dir, None, None)
+    seed_tfds(source, data_dir / name, tmp_path / "tfds")
+    monkeypatch.delenv("FEDTANGENT_DATA")
+    prepared, _ = fetch(source, None, tmp_path / "cache", tmp_path / "tfds")
+    cached, read_from = fetch(source, None, tmp_path / "cache", tmp_path / "nowhere")
+    assert read_from == str(tmp_path / "cache" / name)
+    for role, array in direct.items():
+        np.testing.assert_array_equal(prepared[role], array)
+        np.testing.assert_array_equal(cached[role], array)
+
+
+def test_client_maps_of_the_ntk_fl_authors(data_dir):
+    """The maps' label statistics are those of one ``alpha`` per class, the meaning ``dirichlet`` gives it by default.
+
+    Each client's shares are Dir(alpha, .., alpha) over ten classes and its labels a multinomial draw. Only the second
+    moment has a closed form: E sum_c share_c^2 = E q^2 (1 - 1/n) + 1/n with E q^2 = (alpha + 1) / (10 alpha + 1).
+    Had ``alpha`` been divided among the classes (``method="hsu"``), it would be far away.
+    """
+    labels = load("fashion_mnist", data_dir=data_dir).y_train
+    with np.load(data_dir / "ntk_fed_partitions" / "fmnist300.npz") as maps:
+        for alpha in (0.1, 0.2, 0.3, 0.4, 0.5):
+            squares = []
+            for i in range(5):
+                name = f"a{alpha}_{i}"
+                given = partition.from_index_maps(maps[f"{name}/indices"], maps[f"{name}/offsets"], 60000)
+                with pytest.raises(ValueError, match="exactly one client"):
+                    partition.validate(given, 60000, exact=True)  # clients overlap
+                shares = partition.heterogeneity(given, labels).label_distribution
+                squares.append((shares**2).sum(axis=1))
+            sample, n = np.concatenate(squares), 196
+            error = sample.std() / np.sqrt(sample.size)
+
+            def expected(a: float, n: int = n) -> float:
+                return (a + 1) / (10 * a + 1) * (1 - 1 / n) + 1 / n
+
+            assert abs(sample.mean() - expected(alpha)) < 4 * error
+            assert abs(sample.mean() - expected(alpha / 10)) > 20 * error
+        exact = partition.from_index_maps(maps["iid_0/indices"], maps["iid_0/offsets"])
+    partition.validate(exact, 60000, exact=True)
+    assert set(exact.sizes) == {200}

@@ -1,0 +1,109 @@
+"""Kernel blocks and the jittered Cholesky factor."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent.kernels.gram import SingularKernelError, jittered_cholesky, kernel_blocks
+
+
+class Kernels(NamedTuple):
+    nngp: jax.Array
+    ntk: jax.Array
+
+
+def linear_kernel(x1, x2=None, get=("nngp", "ntk")):
+    assert get == ("nngp", "ntk")
+    product = x1 @ (x1 if x2 is None else x2).T
+    return Kernels(product, 3 * product + 1)
+
+
+def spectrum(values) -> np.ndarray:
+    rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((len(values), len(values))))[0]
+    matrix = rotation * np.array(values) @ rotation.T
+    return 0.5 * (matrix + matrix.T)
+
+
+@pytest.mark.parametrize("global_switch", [True, False])
+def test_blocks_are_float64_and_in_place(global_switch):
+    rng = np.random.default_rng(1)
+    train, test = rng.standard_normal((6, 3)), rng.standard_normal((4, 3))
+    with jax.enable_x64(global_switch):
+        k = kernel_blocks(linear_kernel, train, test)
+    np.testing.assert_allclose(k.nngp_train, train @ train.T, rtol=1e-14, atol=1e-15)
+    np.testing.assert_allclose(k.nngp_test_train, test @ train.T, rtol=1e-14, atol=1e-15)
+    np.testing.assert_allclose(k.nngp_test, test @ test.T, rtol=1e-14, atol=1e-15)
+    np.testing.assert_allclose(k.ntk_train, 3 * train @ train.T + 1, rtol=1e-14, atol=1e-14)
+    np.testing.assert_allclose(k.ntk_test_train, 3 * test @ train.T + 1, rtol=1e-14, atol=1e-14)
+    np.testing.assert_allclose(k.ntk_test, 3 * test @ test.T + 1, rtol=1e-14, atol=1e-14)
+    for block in k:
+        assert isinstance(block, np.ndarray) and block.dtype == np.float64
+    np.testing.assert_array_equal(k.ntk_train, k.ntk_train.T)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "train", "test", "message"),
+    [
+        (linear_kernel, np.ones((3, 2)), np.ones((3, 4)), r"one shape, got \(3, 2\) and \(3, 4\)"),
+        (linear_kernel, np.ones((0, 2)), np.ones((3, 2)), r"x_train must hold at least one example.*\(0, 2\)"),
+        (linear_kernel, np.ones((3, 2)), np.full((3, 2), np.inf), r"x_test must be finite.*\(0, 0\).*inf"),
+        (lambda a, b, get: Kernels(a, a), np.ones((3, 2)), np.ones((3, 2)), r"nngp of shape \(3, 3\), got \(3, 2\)"),
+        (
+            lambda a, b, get: linear_kernel(a.astype(jnp.float32)),
+            np.ones((3, 2)),
+            np.ones((3, 2)),
+            "compute nngp in float64 for float64 inputs, got float32",
+        ),
+        (lambda a, b, get: linear_kernel(a / 0), np.ones((3, 2)), np.ones((3, 2)), "nngp must be finite.*inf"),
+    ],
+)
+def test_blocks_refuse(kernel, train, test, message):
+    with pytest.raises(ValueError, match=message):
+        kernel_blocks(kernel, train, test)
+
+
+def test_factor_without_jitter():
+    theta = spectrum([1e-6, 1e-3, 1.0, 2.0])
+    factor = jittered_cholesky(theta)
+    assert factor.jitter == 0
+    np.testing.assert_allclose(factor.lower @ factor.lower.T, theta, rtol=0, atol=1e-15)
+    np.testing.assert_array_equal(factor.lower, np.tril(factor.lower))
+
+
+@pytest.mark.parametrize("smallest", [0.0, 1e-16, -1e-15])
+def test_least_sufficient_jitter(smallest):
+    theta = spectrum([smallest, 0.5, 1.0, 2.0])
+    factor = jittered_cholesky(theta)
+    relative = factor.jitter / np.mean(np.diag(theta))
+    assert 1e-13 < relative < 1e-11  # condition 1e13 is accepted, ten times worse is not
+    np.testing.assert_allclose(factor.lower @ factor.lower.T, theta + factor.jitter * np.eye(4), rtol=0, atol=1e-15)
+    with pytest.raises(SingularKernelError, match="singular"):
+        jittered_cholesky(theta, max_relative_jitter=0.05 * relative)
+
+
+def test_indefinite_is_refused_with_its_spectrum():
+    with pytest.raises(
+        SingularKernelError, match=r"lambda_min = -0\.1, lambda_max = 3; the largest jitter tried was 1.5e-0"
+    ):
+        jittered_cholesky(spectrum([-0.1, 1.0, 2.1, 3.0]), max_relative_jitter=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("theta", "jitter", "message"),
+    [
+        (np.ones((2, 3)), 0.0, r"theta must be a square matrix.*\(2, 3\)"),
+        (np.ones((0, 0)), 0.0, r"theta must be a square matrix.*\(0, 0\)"),
+        (np.array([[1.0, np.nan], [np.nan, 1.0]]), 0.0, r"theta must be finite.*\(0, 1\)"),
+        (np.array([[1.0, 0.5], [0.4, 1.0]]), 0.0, "theta must be symmetric.*0.1"),
+        (np.eye(2), -1.0, r"max_relative_jitter must be finite and >= 0, got -1\.0"),
+        (np.eye(2), np.nan, "max_relative_jitter must be finite and >= 0, got nan"),
+    ],
+)
+def test_factor_refuses(theta, jitter, message):
+    with pytest.raises(ValueError, match=message):
+        jittered_cholesky(theta, jitter)

@@ -1,0 +1,190 @@
+"""Imports run one way, heavy libraries stay out until they are needed, and `import fedtangent` is quick."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+
+# Data flows this way; an earlier part never imports a later one.
+FLOW = (
+    ("data",),
+    ("partition",),
+    ("federated.schedule",),
+    ("federated.local",),
+    ("federated.channel",),
+    ("federated.aggregate",),
+    ("federated.server",),
+    ("federated.predict",),
+    ("federated.compose",),
+    ("federated.recipes",),
+    ("simulate",),
+    ("compare",),
+    ("report",),
+    ("experiments",),
+    ("commands",),
+    ("cli",),
+)
+ABOVE = {"compare", "report", "experiments", "commands", "cli"}
+NEVER = {
+    "theory": {"federated", "simulate"} | ABOVE,
+    "kernels": {"federated", "simulate", "theory"} | ABOVE,
+    "federated": {"theory", "simulate"} | ABOVE,
+    "data": {"federated", "simulate", "theory"} | ABOVE,
+    "models": {"federated", "simulate", "theory"} | ABOVE,
+    "simulate": {"theory"} | ABOVE,
+}
+SOLE_IMPORTER = {"neural_tangents": "fedtangent.kernels.neural_tangents", "tensorflow": None, "tf2jax": None}
+HEAVY = ("tensorflow", "tensorflow_datasets", "neural_tangents", "matplotlib", "sklearn", "tf2jax", "torch", "keras")
+IMPORT_SECONDS = 1.5
+
+
+def read_sources(root: Path) -> dict[str, str]:
+    """The text of every module under ``root``, by dotted name."""
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
+    return found
+
+
+def imports_of(name: str, sources: dict[str, str]) -> set[str]:
+    """Dotted names that module ``name`` imports anywhere in it; a submodule, where it is one, not its package."""
+    is_package = any(other.startswith(name + ".") for other in sources)
+    found = set()
+    for node in ast.walk(ast.parse(sources[name])):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = name.split(".") + ([""] if is_package else [])
+                base = ".".join([*parents[: len(parents) - node.level], *([base] if base else [])])
+            for alias in node.names:
+                child = f"{base}.{alias.name}"
+                found.add(child if child in sources else base)
+    return found
+
+
+def is_under(module: str, part: str) -> bool:
+    """Whether ``module`` is, or lies in, ``fedtangent.<part>``."""
+    return module == f"fedtangent.{part}" or module.startswith(f"fedtangent.{part}.")
+
+
+def violations(sources: dict[str, str]) -> list[str]:
+    """Every import that goes against the rules above, as `importer -> imported`."""
+    order = {part: place for place, parts in enumerate(FLOW) for part in parts}
+    found = set()
+    for name in sources:
+        for other in imports_of(name, sources):
+            barred = {b for owner, bars in NEVER.items() if is_under(name, owner) for b in bars}
+            for part, place in order.items():
+                if is_under(name, part):
+                    barred |= {later for later, i in order.items() if i > place}
+            if any(is_under(other, part) for part in barred):
+                found.add(f"{name} -> {other}")
+            top = other.partition(".")[0]
+            if top in SOLE_IMPORTER and name != SOLE_IMPORTER[top]:
+                found.add(f"{name} -> {other}")
+    return sorted(found)
+
+
+def cycle(sources: dict[str, str]) -> list[str]:
+    """A cycle of imports among the modules, or []."""
+    graph = {name: {o for o in imports_of(name, sources) if o in sources and o != name} for name in sources}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_imports_run_one_way():
+    sources = read_sources(SOURCE)
+    assert "fedtangent.types" in sources
+    assert violations(sources) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("theory.flow", "from fedtangent.federated import compose", "fedtangent.federated.compose"),
+        ("theory.flow", "def f():\n    import fedtangent.simulate", "fedtangent.simulate"),
+        ("theory.flow", "from ..compare import cases", "fedtangent.compare"),
+        ("kernels", "from . import neural_tangents\nfrom .. import theory", "fedtangent.theory"),
+        ("data.datasets", "from fedtangent import partition", "fedtangent.partition"),
+        ("partition", "from fedtangent.federated.schedule import all_clients", "fedtangent.federated.schedule"),
+        ("federated.local", "from .recipes import fed_avg", "fedtangent.federated.recipes"),
+        ("simulate", "from fedtangent.report import tables", "fedtangent.report"),
+        ("compare.table", "from fedtangent.report import tables", "fedtangent.report"),
+        ("models.mlp", "import neural_tangents as nt", "neural_tangents"),
+        ("models.mlp", "from neural_tangents import stax", "neural_tangents"),
+        ("kernels.neural_tangents", "import tensorflow as tf", "tensorflow"),
+    ],
+)
+def test_a_wrong_import_is_found(name: str, text: str, found: str):
+    sources = {f"fedtangent.{part}": "" for part in ("partition", "simulate", "theory", "federated.compose")}
+    sources |= {f"fedtangent.{part}": "" for part in ("federated.recipes", "kernels.neural_tangents", "report.tables")}
+    sources[f"fedtangent.{name}"] = text
+    bad = violations(sources)
+    assert bad and all(row.startswith(f"fedtangent.{name} -> {found}") for row in bad)
+
+
+def test_the_allowed_importer_is_allowed():
+    assert violations({"fedtangent.kernels.neural_tangents": "import neural_tangents"}) == []
+
+
+def test_no_import_cycles():
+    assert cycle(read_sources(SOURCE)) == []
+
+
+def test_a_cycle_is_found():
+    sources = {"fedtangent.a": "from fedtangent import b", "fedtangent.b": "def f():\n    from . import a"}
+    assert set(cycle(sources)) == {"fedtangent.a", "fedtangent.b"}
+    assert cycle({**sources, "fedtangent.b": ""}) == []
+
+
+PROBE = """
+import json, sys, time
+import jax
+before = set(sys.modules)
+start = time.process_time()
+import fedtangent
+seconds = time.process_time() - start
+print(json.dumps([seconds, sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+def probe(statement: str = "import fedtangent") -> tuple[float, list[str]]:
+    """CPU seconds of ``statement`` in a fresh interpreter that has imported jax, and the top-level modules loaded."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("COV_CORE")} | {"PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, "-c", PROBE.replace("import fedtangent", statement)]
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    seconds, modules = json.loads(out)
+    return seconds, modules
+
+
+def test_import_is_quick_and_light():
+    # CPU time, not the clock's, so that a busy machine does not decide; the median, so that one cold start does not.
+    runs = [probe() for _ in range(3)]
+    loaded = set(runs[0][1])
+    assert "fedtangent" in loaded
+    assert loaded.isdisjoint(HEAVY), sorted(loaded & set(HEAVY))
+    assert statistics.median(seconds for seconds, _ in runs) < IMPORT_SECONDS
+
+
+def test_the_probe_sees_a_heavy_import():
+    assert not set(probe("import matplotlib")[1]).isdisjoint(HEAVY)
+
+
+def test_the_probe_sees_a_slow_import():
+    assert probe(f"while time.process_time() < start + {IMPORT_SECONDS}: pass")[0] >= IMPORT_SECONDS

@@ -1,0 +1,107 @@
+"""Where the flow ends: Theorem 2, the rate of getting there, and the steps for which it gets there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedtangent.kernels.gram import SingularKernelError
+from fedtangent.theory import covariance_terms, federated_flow, gp_limit
+
+SIZES = [3, 1, 5, 2, 7, 6]
+SCHEDULES = {
+    "full participation": lambda maker: maker.run(SIZES, maker.everyone(SIZES, 10), 1),
+    "permutations, K = 5": lambda maker: maker.run(SIZES, maker.permutations(SIZES, 40, 5), 5),
+    "strata, partial participation": lambda maker: maker.run([2] * 12, maker.strata(12, 60, 3, 3, 2), 3),
+}
+
+
+def relative(value, reference) -> float:
+    return float(np.linalg.norm(np.asarray(value) - reference) / np.linalg.norm(reference))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_fixed_point_is_theorem_2(maker, schedule):
+    run = SCHEDULES[schedule](maker)
+    flow = federated_flow(*run.arguments, **run.options)
+    limit = gp_limit(run.blocks, run.y)
+    assert limit.jitter == 0
+    for model in range(run.num_models):
+        end = flow.fixed_point(model)
+        assert relative(end.mean, limit.mean) < 1e-8
+        assert relative(end.cov, limit.cov) < 1e-8
+        assert flow.contraction(model) < 1
+    # the comparison can fail: the run itself has not reached its fixed point, and cross terms matter
+    assert relative(flow.mean(run.client.shape[0], 0), limit.mean) > 1e-4
+    terms = covariance_terms(run.blocks, run.blocks.ntk_test_train @ np.linalg.inv(run.blocks.ntk_train))
+    assert relative(terms.prior + terms.propagated, limit.cov) > 0.1
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_long_run_arrives_at_the_limit_at_the_predicted_rate(maker, schedule):
+    run = SCHEDULES[schedule](maker)
+    flow = federated_flow(*run.arguments, **run.options)
+    rate, num_rounds = flow.contraction(), len(run.client)
+    passes = int(np.ceil(np.log(1e-11) / np.log(rate)))
+    long = replace(
+        run,
+        client=np.tile(run.client, (passes, 1)),
+        model=np.tile(run.model, (passes, 1)),
+        weight=np.tile(run.weight, (passes, 1)),
+        rates=np.tile(run.rates, passes),
+    )
+    flow = federated_flow(*long.arguments, **long.options)
+    end, middle = passes * num_rounds, passes // 2 * num_rounds
+    reached, halfway = flow.limit_distance(end), flow.limit_distance(middle)
+    assert reached.mean < 1e-8 and reached.cov < 1e-8
+    assert halfway.mean > 1e-8  # it was not there all along
+    measured = np.linalg.norm(flow.residual([middle + num_rounds, middle], model=0), axis=(1, 2))
+    assert abs(measured[0] / measured[1] - rate) < 0.01 * rate
+
+
+def test_training_never_seen_has_no_unique_fixed_point(maker):
+    run = maker.run(SIZES, maker.everyone(SIZES, 10), 1)
+    run = replace(run, weight=run.weight * (np.arange(6) != 4))
+    with pytest.raises(SingularKernelError, match="not unique"):
+        federated_flow(*run.arguments).fixed_point()
+
+
+@pytest.mark.parametrize(("steps", "server"), [(1, 1.0), (4, 1.0), (3, 1.5), (4, 1.5), (3, 3.0), (4, 3.0), (1, 2.0)])
+def test_stability_bound_is_tight_for_one_client(maker, steps, server):
+    def radius(factor):
+        rates = np.full(2, bound * factor)
+        flow = federated_flow(run.blocks, run.y, run.partition, run.cohorts, steps, rates, server_learning_rate=server)
+        assert flow.stability().stable == (factor < 1)
+        return flow.contraction()
+
+    run = maker.run([24], maker.everyone([24], 2), 1)
+    bound = federated_flow(
+        run.blocks, run.y, run.partition, run.cohorts, steps, 1.0, server_learning_rate=server
+    ).stability().max_stable_learning_rate  # fmt: skip
+    assert radius(0.98) < 1 < radius(1.02)
+
+
+def test_stability_is_sufficient_for_many_clients_and_names_the_worst(maker):
+    run = maker.run(SIZES, maker.everyone(SIZES, 6), 1)
+    found = federated_flow(*run.arguments).stability()
+    worst = int(np.argmin(found.client_bounds))
+    own = run.train[run.clients[worst]]
+    assert found.max_stable_learning_rate == pytest.approx(2 * len(own) / np.linalg.norm(own, 2) ** 2, rel=1e-12)
+    flow = federated_flow(*replace(run, rates=np.full(6, 0.999 * found.max_stable_learning_rate)).arguments)
+    assert flow.stability().stable and flow.contraction() < 1
+    idle = replace(run, weight=run.weight * (np.arange(6) != worst))
+    assert federated_flow(*idle.arguments).stability().client_bounds[worst] == np.inf
+
+
+def test_limit_of_couplings_between_outputs(maker):
+    """outputs="full" with a Kronecker kernel is outputs="shared"."""
+    run = maker.run(SIZES, maker.everyone(SIZES, 10), 1)
+    full = type(run.blocks)(*(np.kron(block, np.eye(2)) for block in run.blocks))
+    limit, wide = gp_limit(run.blocks, run.y), gp_limit(full, run.y, outputs="full")
+    assert relative(wide.mean, limit.mean) < 1e-12
+    assert relative(wide.cov, np.kron(limit.cov, np.eye(2))) < 1e-10
+    flow = federated_flow(full, *run.arguments[1:], outputs="full")
+    assert relative(flow.mean(10), federated_flow(*run.arguments).mean(10)) < 1e-12
+    assert relative(flow.fixed_point().mean, limit.mean) < 1e-8
