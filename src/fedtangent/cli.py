@@ -42,11 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _main(arguments: Sequence[str] | None) -> int:
     import fedtangent
+    from fedtangent.report.files import output_folder
 
     fedtangent.enable_x64()
     options, prepare, run = _parse(arguments)
     try:
         job = prepare(options)
+        if hasattr(options, "output"):
+            output_folder(options.output)  # the last thing that can be refused
     except ValueError as error:
         print(f"fedtangent: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -48,28 +48,21 @@ def _work(o: TrainOptions) -> Work:
     return Work(o.local_steps, o.local_epochs, o.batch_size if o.batch_size > 0 else None)
 
 
-def _fed_avg(o: TrainOptions, model: Model, plan: Schedule) -> Algorithm:
-    return recipes.fed_avg(
-        model,
-        plan,
-        client_learning_rate=o.client_learning_rate,
-        server_learning_rate=o.server_learning_rate,
-        work=_work(o),
-        loss=o.loss,
-        weighting=o.weighting,
-    )
+def _averaged(recipe: Callable[..., Algorithm]) -> Callable[[TrainOptions, Model, Schedule], Algorithm]:
+    """How to build a recipe that takes FedAvg's arguments."""
 
+    def build(o: TrainOptions, model: Model, plan: Schedule) -> Algorithm:
+        return recipe(
+            model,
+            plan,
+            client_learning_rate=o.client_learning_rate,
+            server_learning_rate=o.server_learning_rate,
+            work=_work(o),
+            loss=o.loss,
+            weighting=o.weighting,
+        )
 
-def _fed_ensemble(o: TrainOptions, model: Model, plan: Schedule) -> Algorithm:
-    return recipes.fed_ensemble(
-        model,
-        plan,
-        client_learning_rate=o.client_learning_rate,
-        server_learning_rate=o.server_learning_rate,
-        work=_work(o),
-        loss=o.loss,
-        weighting=o.weighting,
-    )
+    return build
 
 
 def _ntk_fl(o: TrainOptions, model: Model, plan: Schedule) -> Algorithm:
@@ -87,10 +80,12 @@ def _ntk_fl(o: TrainOptions, model: Model, plan: Schedule) -> Algorithm:
 
 ALGORITHMS: dict[str, AlgorithmEntry] = {
     "fed_avg": AlgorithmEntry(
-        "local SGD, weighted mean of the clients' models (McMahan et al., 2017)", _fed_avg, "uniform"
+        "local SGD, weighted mean of the clients' models (McMahan et al., 2017)", _averaged(recipes.fed_avg), "uniform"
     ),
     "fed_ensemble": AlgorithmEntry(
-        "K models, each client trains one a round (Fed-ensemble, 2021 and 2024)", _fed_ensemble, "permutations"
+        "K models, each client trains one a round (Fed-ensemble, 2021 and 2024)",
+        _averaged(recipes.fed_ensemble),
+        "permutations",
     ),
     "ntk_fl": AlgorithmEntry(
         "clients send Jacobians, the server evolves the kernel (NTK-FL, 2022)", _ntk_fl, "uniform"

@@ -43,8 +43,8 @@ def prepare(options: CompareOptions) -> Job:
     """Check every option and load the data; raises ``ValueError``, and writes nothing."""
     if not options.case:
         raise ValueError(f"case: got none, allowed are {', '.join(CASES)}")
-    if options.seed < 0:
-        raise ValueError(f"seed: got {options.seed}, must be 0 or more")
+    if not 0 <= options.seed < 2**32:
+        raise ValueError(f"seed: got {options.seed}, must be from 0 to 2**32 - 1")
     unknown = [name for name in options.case if name not in CASES]
     if unknown:
         raise ValueError(f"case: got {unknown[0]!r}, allowed are {', '.join(CASES)}")

@@ -15,6 +15,7 @@ from rich.table import Table
 from fedtangent import data, models
 from fedtangent.commands import catalogue
 from fedtangent.commands.options import TrainOptions
+from fedtangent.kernels.gram import check_finite
 from fedtangent.report.files import Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent.report.tables import console, number
 from fedtangent.simulate import Evaluation, engine_for, predict, simulate
@@ -45,9 +46,10 @@ def prepare(options: TrainOptions) -> Job:
     o = options
     if o.local_steps is None and o.local_epochs is None:
         o = dataclasses.replace(o, local_epochs=5)
-    for name in ("seed", "batch_size"):
-        if getattr(o, name) < 0:
-            raise ValueError(f"{name}: got {getattr(o, name)}, must be 0 or more")
+    if not 0 <= o.seed < 2**32:
+        raise ValueError(f"seed: got {o.seed}, must be from 0 to 2**32 - 1")
+    if o.batch_size < 0:
+        raise ValueError(f"batch_size: got {o.batch_size}, must be 0 or more")
     for name in ("num_rounds", "evaluate_every", "num_clients", "num_models"):
         if getattr(o, name) < 1:
             raise ValueError(f"{name}: got {getattr(o, name)}, must be at least 1")
@@ -72,6 +74,8 @@ def prepare(options: TrainOptions) -> Job:
 
 def _split(loaded: data.Dataset, which: str) -> Split:
     x, y = getattr(loaded, f"x_{which}"), getattr(loaded, f"y_{which}")
+    check_finite(f"x_{which}", x)
+    check_finite(f"y_{which}", y)
     inputs = jnp.asarray(x, jnp.float32)
     if loaded.num_classes == 0:
         return Split(inputs, jnp.asarray(y, jnp.float32), None)

@@ -43,19 +43,13 @@ def _with_step(setting: Setting) -> Setting:
     return dataclasses.replace(setting, learning_rate=step_size(setting))
 
 
-def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
-    """The papers' toy: 50 clients of 2 points, 100 radial basis functions, linear in its parameters."""
-    size = _scale(scale, smoke=Scale((100,), 4, 100), default=Scale((100,), 10, 200), paper=Scale((100,), 100, 2000))
-    toy = datasets.load("sine", seed=seed)
+def _sine(name: str, title: str, model: Callable[[int], Model], size: Scale, seed: int, gap: bool) -> Setting:
+    toy = datasets.load("sine", seed=seed, gap=gap)
     clients = partition.by_user(toy.user_train)
-
-    def model(width: int) -> Model:
-        return rbf_linear(num_features=width, bandwidth=0.08, sigma=1.0, seed=seed, dtype=jnp.float64)
-
     return _with_step(
         Setting(
-            name="sine, linear",
-            title="Sine toy (FE-2024, section V-A): 100 radial basis functions, linear in the weights",
+            name=name,
+            title=title,
             x_train=toy.x_train,
             y_train=toy.y_train,
             x_test=toy.x_test,
@@ -66,51 +60,40 @@ def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
             model=model,
             widths=size.widths,
             draws=size.draws,
-            exact_draws=min(size.draws, 3),
+            exact_draws=0,
             local_steps=10,
             num_rounds=size.num_rounds,
             evaluate_every=max(size.num_rounds // 8, 1),
             seed=seed,
-            is_linear=True,
         )
     )
+
+
+def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
+    """The papers' toy: 50 clients of 2 points, 100 radial basis functions, linear in its parameters."""
+    size = _scale(scale, smoke=Scale((100,), 4, 100), default=Scale((100,), 10, 200), paper=Scale((100,), 100, 2000))
+
+    def model(width: int) -> Model:
+        return rbf_linear(num_features=width, bandwidth=0.08, sigma=1.0, seed=seed, dtype=jnp.float64)
+
+    title = "Sine toy (FE-2024, section V-A): 100 radial basis functions, linear in the weights"
+    return dataclasses.replace(_sine("sine, linear", title, model, size, seed, gap=False), is_linear=True)
 
 
 def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """A network on the sine data with a gap in the middle (FE-2024, section V-B)."""
     size = _scale(
         scale,
-        smoke=Scale((256, 512, 1024, 2048), 8, 40),
-        default=Scale((256, 512, 1024, 2048, 4096), 20, 80),
+        smoke=Scale((128, 256, 512, 1024), 8, 30),
+        default=Scale((256, 512, 1024, 2048), 16, 60),
         paper=Scale((256, 512, 1024, 2048, 4096, 8192), 100, 400),
     )
-    toy = datasets.load("sine", seed=seed, gap=True)
-    clients = partition.by_user(toy.user_train)
 
     def model(width: int) -> Model:
         return mlp(1, 1, widths=(width,), activation="erf", w_std=8.0, b_std=4.0, last_w_std=1.0, dtype=jnp.float64)
 
-    return _with_step(
-        Setting(
-            name="sine, network",
-            title="Sine with a gap (FE-2024, section V-B): erf network of one hidden layer",
-            x_train=toy.x_train,
-            y_train=toy.y_train,
-            x_test=toy.x_test,
-            y_test=toy.y_test,
-            labels_test=None,
-            partition=clients,
-            schedule=schedule.per_client_permutations(clients.num_clients, NUM_MODELS),
-            model=model,
-            widths=size.widths,
-            draws=size.draws,
-            exact_draws=min(size.draws, 3),
-            local_steps=20,
-            num_rounds=size.num_rounds,
-            evaluate_every=max(size.num_rounds // 8, 1),
-            seed=seed,
-        )
-    )
+    title = "Sine with a gap (FE-2024, section V-B): erf network of one hidden layer"
+    return _sine("sine, network", title, model, size, seed, gap=True)
 
 
 def _images(name: str, title: str, data_dir: DataDir, size: Scale, seed: int, num_train: int) -> Setting:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data as datasets
+from fedtangent.kernels.gram import check_finite
 from fedtangent.types import FederatedData, Model, Partition, Schedule
 
 
@@ -39,7 +40,10 @@ class Setting:
     seed: int = 0
     is_linear: bool = False  # the model is exactly linear: simulation and flow must agree to rounding
     ntk_times: tuple[int, ...] = tuple(range(100, 2001, 100))
-    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        for name in ("x_train", "y_train", "x_test", "y_test"):
+            check_finite(name, getattr(self, name))
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -75,6 +79,8 @@ def standardised(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nd
 
     This is also assumption 2 of NTK-FL's theorems (inputs of one norm).
     """
+    check_finite("x_train", train)
+    check_finite("x_test", test)
     mean = train.mean(axis=0)
     scaled = []
     for x in (train - mean, test - mean):

@@ -55,9 +55,8 @@ def _flatten_fun(fun: Callable[..., Any], in_tree: Any) -> tuple[Callable[..., A
     return flat, lambda: out_trees[-1]
 
 
-def _linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool) -> tuple[Any, Any, Any, Any]:
+def _linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, Any, Any, Any]:
     """``ad.linearize`` as it was: ``(outputs, partial values, jaxpr of the linear map, its constants)``."""
-    assert not has_aux
     outputs, tangent_map = jax.linearize(fun, *primals)
     nested = jax.make_jaxpr(tangent_map)(*primals)
     tape: list[_Step] = []
@@ -191,12 +190,14 @@ def _shape(x: Any) -> tuple[int, ...]:
     return tuple(x.shape) if hasattr(x, "shape") else jnp.shape(x)
 
 
+class _CustomJvp(jax.custom_jvp):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        known = not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
+        return self.fun(*args, **kwargs) if known else super().__call__(*args, **kwargs)
+
+
 def _eigvalsh(matrix: Any, eigvals: tuple[int, int]) -> Any:
     return scipy.linalg.eigvalsh(matrix, subset_by_index=eigvals)
-
-
-def _dtype(x: Any) -> Any:
-    return jnp.dtype(getattr(x, "dtype", x))
 
 
 def _flops(fun: Callable[..., Any], optimize: bool, *args: Any, **kwargs: Any) -> float:
@@ -225,7 +226,6 @@ def _restored() -> tuple[Restored, ...]:
 
     moved = "left jax.core for jax.extend.core in JAX 0.6"
     util_gone = "jax.util is gone"
-    no_checks = types.SimpleNamespace(jax_enable_checks=False)
     return (
         Restored("jax.core", "Jaxpr", extend.Jaxpr, moved),
         Restored("jax.core", "JaxprEqn", extend.JaxprEqn, moved),
@@ -234,17 +234,18 @@ def _restored() -> tuple[Restored, ...]:
         Restored("jax.core", "Var", extend.Var, moved),
         Restored("jax.core", "DShapedArray", type("DShapedArray", (), {}), "gone with dynamic shapes: nothing is one"),
         Restored("jax.core", "eval_context", jax.ensure_compile_time_eval, "no longer lets tracers through"),
+        Restored("jax", "custom_jvp", _CustomJvp, "JAX 0.8 stages one out even when told to evaluate at once"),
         Restored("jax.util", "safe_map", lambda f, *xs: [f(*x) for x in zip(*xs, strict=True)], util_gone),
         Restored("jax.util", "safe_zip", lambda *xs: list(zip(*xs, strict=True)), util_gone),
         Restored("jax.interpreters.ad", "zeros_like_p", extend.Primitive("zeros_like"), "gone, unused since 0.4.24"),
         Restored("jax.interpreters.ad", "source_info_util", source_info_util, "now in jax.extend"),
-        Restored("jax.interpreters.ad", "config", no_checks, "gone, and so is what its check calls"),
+        Restored("jax.interpreters.ad", "config", types.SimpleNamespace(jax_enable_checks=False), "gone"),
         Restored("jax.interpreters.ad", "linearize", _linearize, "returns other things; can leave nested jaxprs"),
         Restored("jax.extend.linear_util", "wrap_init", lambda fun: fun, "needs debug information now"),
         Restored("jax.api_util", "flatten_fun_nokwargs", _flatten_fun, "takes only what linear_util.wrap_init returns"),
         Restored("jax.numpy", "size", _size, "refuses shapes that stand for arrays"),
         Restored("jax.numpy", "shape", _shape, "refuses shapes that stand for arrays"),
-        Restored("jax.numpy", "dtype", _dtype, "refuses arrays"),
+        Restored("jax.numpy", "dtype", lambda x: jnp.dtype(getattr(x, "dtype", x)), "refuses arrays"),
         Restored("functools", "lru_cache", _lru_cache, "kept tracers of the trace that came first"),
         Restored("scipy.linalg", "eigvalsh", _eigvalsh, "eigvals= is now subset_by_index="),
     )
