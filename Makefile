@@ -76,11 +76,11 @@ notebooks: $(INSTALLED) ## execute every notebooks/*.py into an .ipynb with its 
 
 .PHONY: test
 test: $(INSTALLED) ## every test but the slow ones, with coverage of src (PYTEST_ARGS selects some, without coverage)
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(or $(PYTEST_ARGS),--cov --cov-report=term)
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(or $(PYTEST_ARGS),--cov --cov-report=term)
 
 .PHONY: check-theory
 check-theory: $(INSTALLED) ## every theorem against simulation, the slow tests included
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m "slow or theory" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m "slow or theory" $(PYTEST_ARGS)
 
 .PHONY: test-jax-versions
 test-jax-versions: $(INSTALLED) ## the kernel tests under the oldest supported and the newest installable JAX

@@ -112,10 +112,9 @@ def _charge(cost: Cost, infos: dict[str, Any]) -> tuple[int, int]:
 
 
 def _validate(num_rounds: int, evaluate_every: int | None) -> int:
-    if num_rounds < 1:
-        raise ValueError(f"num_rounds: got {num_rounds}, must be at least 1")
-    if evaluate_every is not None and evaluate_every < 1:
-        raise ValueError(f"evaluate_every: got {evaluate_every}, must be at least 1")
+    for name, value in (("num_rounds", num_rounds), ("evaluate_every", evaluate_every)):
+        if value is not None and (int(value) != value or value < 1):
+            raise ValueError(f"{name}: got {value}, must be a whole number of at least 1")
     return min(evaluate_every or num_rounds, num_rounds)
 
 
@@ -137,7 +136,8 @@ def simulate(
         seed: an int or a typed key; initialisation, schedule and training keys are derived from it.
         mapping: how a cohort is mapped onto the device; it does not change the result beyond rounding.
         evaluate_every: rounds between evaluations (default: once at the end); it does not change the result.
-        evaluate: ``state -> metrics``, called on the initial state and after every ``evaluate_every`` rounds.
+        evaluate: ``state -> metrics``, called on the initial state and after every ``evaluate_every`` rounds. The
+            state's buffers are re-used by the next rounds: copy what is to be kept.
         init_key: initialise the models from this key instead (schedule and training keys stay the seed's).
         on_evaluation: called with each evaluation as soon as it is there, so that nothing computed is lost.
         progress: show a progress bar (on a terminal).

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedtangent.compare import CASES, DEFAULT_CASES, Setting, SideBySide, build, run
-from fedtangent.report.files import Metric, output_folder, write_config, write_metrics, write_result
+from fedtangent.report.files import Metric, check_data_dir, output_folder, write_config, write_metrics, write_result
 from fedtangent.report.tables import LEGEND, VERDICT_LEGEND, comparison_table, console, verdict_table
 
 
@@ -45,6 +45,7 @@ def prepare(options: CompareOptions) -> Job:
         raise ValueError(f"case: got none, allowed are {', '.join(CASES)}")
     if not 0 <= options.seed < 2**32:
         raise ValueError(f"seed: got {options.seed}, must be from 0 to 2**32 - 1")
+    check_data_dir(options.data_dir)
     unknown = [name for name in options.case if name not in CASES]
     if unknown:
         raise ValueError(f"case: got {unknown[0]!r}, allowed are {', '.join(CASES)}")

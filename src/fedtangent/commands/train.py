@@ -16,11 +16,12 @@ from fedtangent import data, models
 from fedtangent.commands import catalogue
 from fedtangent.commands.options import TrainOptions
 from fedtangent.kernels.gram import check_finite
-from fedtangent.report.files import Metric, output_folder, write_config, write_metrics, write_result
+from fedtangent.report.files import Metric, check_data_dir, output_folder, write_config, write_metrics, write_result
 from fedtangent.report.tables import console, number
 from fedtangent.simulate import Evaluation, engine_for, predict, simulate
 from fedtangent.types import Algorithm, Array, FederatedData, Prediction
 
+DIVERGED = 100.0  # times the initial loss
 EVALUATED_TRAIN = 10_000  # training examples that train metrics are measured on, at most
 
 
@@ -53,6 +54,7 @@ def prepare(options: TrainOptions) -> Job:
     for name in ("num_rounds", "evaluate_every", "num_clients", "num_models"):
         if getattr(o, name) < 1:
             raise ValueError(f"{name}: got {getattr(o, name)}, must be at least 1")
+    check_data_dir(o.data_dir)
     entry = cast(catalogue.AlgorithmEntry, catalogue.choose("algorithm", o.algorithm, dict(catalogue.ALGORITHMS)))
     divide = cast(catalogue.PartitionEntry, catalogue.choose("partition", o.partition, dict(catalogue.PARTITIONS)))
     name = entry.schedule if o.schedule == "default" else o.schedule
@@ -62,7 +64,10 @@ def prepare(options: TrainOptions) -> Job:
     clients = divide.build(o, loaded)
     train, test = _split(loaded, "train"), _split(loaded, "test")
     model = _model(o, int(np.prod(loaded.x_train.shape[1:])), train.targets.shape[1])
-    algorithm = entry.build(o, model, plan_of.build(o, clients.num_clients))
+    plan = plan_of.build(o, clients.num_clients)
+    if o.algorithm == "fed_ensemble" and plan.num_models != o.num_models:
+        raise ValueError(f"schedule: {name!r} trains {plan.num_models} model, but num_models is {o.num_models}")
+    algorithm = entry.build(o, model, plan)
     if o.loss == "cross_entropy" and train.labels is None:
         raise ValueError(f"loss: cross_entropy needs class labels, but the data set {loaded.name} has none")
     y = train.labels if o.loss == "cross_entropy" else train.targets

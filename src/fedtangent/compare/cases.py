@@ -85,7 +85,7 @@ def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
     size = _scale(
         scale,
         smoke=Scale((128, 256, 512, 1024), 8, 30),
-        default=Scale((256, 512, 1024, 2048), 16, 60),
+        default=Scale((256, 512, 1024, 2048), 12, 60),
         paper=Scale((256, 512, 1024, 2048, 4096, 8192), 100, 400),
     )
 
@@ -133,7 +133,7 @@ def digits(data_dir: DataDir, scale: str, seed: int) -> Setting:
     size = _scale(
         scale,
         smoke=Scale((128, 256, 512, 1024), 3, 40),
-        default=Scale((128, 256, 512, 1024, 2048), 8, 160),
+        default=Scale((256, 512, 1024, 2048), 6, 160),
         paper=Scale((128, 256, 512, 1024, 2048), 20, 400),
     )
     return _images("digits", "Digits", data_dir, size, seed, num_train=100)

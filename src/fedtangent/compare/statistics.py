@@ -73,7 +73,8 @@ def paired_statistic(differences: np.ndarray) -> Statistic:
     """Whether paired differences [K, E, m, C] have mean zero: 1 in expectation if they have.
 
     The squared mean over the E draws, summed over points, over what the draws' own scatter would give; its standard
-    error is estimated by the jackknife over the draws (E >= 3).
+    error is the jackknife's over the draws (E >= 3), halved in variance: for a squared mean whose expectation is zero
+    the jackknife counts the variance twice.
     """
     draws = differences.shape[1]
     if draws < 3:
@@ -84,7 +85,7 @@ def paired_statistic(differences: np.ndarray) -> Statistic:
         return float(np.mean(np.sum(d.mean(axis=1) ** 2, axis=1)) / np.mean(scatter))
 
     left_out = np.array([ratio(np.delete(differences, e, axis=1)) for e in range(draws)])
-    error = np.sqrt((draws - 1) / draws * np.sum((left_out - left_out.mean()) ** 2))
+    error = np.sqrt((draws - 1) / (2 * draws) * np.sum((left_out - left_out.mean()) ** 2))
     return Statistic(ratio(differences), 1.0, float(error))
 
 

@@ -45,7 +45,7 @@ class Keys(NamedTuple):
 
 def keys(seed: int | Key) -> Keys:
     """Keys for initialisation, schedule and training from one seed (or typed key)."""
-    root = jax.random.key(seed) if isinstance(seed, int) else seed
+    root = seed if isinstance(seed, jax.Array) else jax.random.key(int(seed))
     return Keys(*jax.random.split(root, 3))
 
 

@@ -40,8 +40,8 @@ def send_examples() -> Local:
 
 def ntk_server(model: Model, *, learning_rate: float, times: tuple[int, ...], kernel: str, method: str) -> Server:
     """The server's part: pool the cohort's examples, evolve the kernel, keep the best time (eq. 9-11)."""
-    if not times or any(int(t) != t or t < 1 for t in times):
-        raise ValueError(f"times: got {times}, must be one or more positive whole numbers of steps")
+    if not times or any(int(t) != t or t < 1 for t in times) or list(times) != sorted(set(times)):
+        raise ValueError(f"times: got {times}, must be one or more increasing positive whole numbers of steps")
     for name, value, allowed in (("kernel", kernel, KERNELS), ("method", method, METHODS)):
         if value not in allowed:
             raise ValueError(f"{name}: got {value!r}, allowed are {', '.join(allowed)}")

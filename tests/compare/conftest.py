@@ -1,0 +1,29 @@
+"""Comparisons small enough to run in seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedtangent.compare import Setting, SideBySide, run
+
+from .tiny import digits, linear, network
+
+
+@pytest.fixture(scope="package")
+def linear_setting() -> Setting:
+    return linear()
+
+
+@pytest.fixture(scope="package")
+def linear_result(linear_setting: Setting) -> SideBySide:
+    return run(linear_setting)
+
+
+@pytest.fixture(scope="package")
+def network_result() -> SideBySide:
+    return run(network())
+
+
+@pytest.fixture(scope="package")
+def digits_result() -> SideBySide:
+    return run(digits())

@@ -1,0 +1,207 @@
+"""The side-by-side, end to end: what it reports, and that it notices a wrong theory."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from fedtangent.compare import CASES, Setting, SideBySide, build, checks, predicted, run
+from fedtangent.compare.settings import standardised
+from fedtangent.compare.side_by_side import flow_gap
+from fedtangent.compare.simulated import cohorts, fed_ensemble, init_key
+from fedtangent.compare.verdicts import EXACT, Verdict
+from fedtangent.federated import recipes
+from fedtangent.federated.local import Work
+from fedtangent.simulate import simulate
+from fedtangent.types import Cohort
+
+
+def named(result: SideBySide, start: str) -> list[Verdict]:
+    found = [v for v in result.verdicts if v.comparison.startswith(start)]
+    assert found, [v.comparison for v in result.verdicts]
+    return found
+
+
+def test_a_linear_model_follows_the_flow_to_rounding(linear_result: SideBySide) -> None:
+    (verdict,) = named(linear_result, "simulation = flow")
+    assert verdict.passed
+    error = linear_result.gaps[0].error
+    assert error.shape == (3, 2, 4)
+    # at round 0 the flow is the initial function itself
+    assert np.max(error) <= EXACT
+    assert float(verdict.measured) <= EXACT
+    assert linear_result.gaps[0].untrained.min() > 0.1
+
+
+def test_predicted_and_simulated_residuals_of_a_linear_model_are_one(linear_result: SideBySide) -> None:
+    gap = linear_result.gaps[0]
+    np.testing.assert_allclose(gap.simulated_residual, gap.predicted_residual, rtol=1e-9)
+    assert gap.simulated_residual[-1] < 0.9 * gap.simulated_residual[0]
+
+
+def test_rows_of_a_regression_name_every_method(network_result: SideBySide) -> None:
+    assert [row.method for row in network_result.rows] == [
+        *[f"Fed-ensemble, width {w}" for w in (16, 32, 64)],
+        "NTK-FL, averaged kernel, width 64",
+        "federated flow, round 10",
+        "GP limit (Theorem 2)",
+    ]
+    for row in network_result.rows:
+        assert row.accuracy is None
+        assert np.isfinite([row.test_mse, row.nll, row.coverage, row.mean_difference, row.variance_ratio]).all()
+        assert 0 <= row.coverage <= 1
+    assert network_result.rows[-1].variance_ratio == 1.0
+    assert network_result.rows[-1].mean_difference == 0.0
+
+
+@pytest.mark.slow
+def test_rows_of_a_classification_have_accuracies_and_both_kernels(digits_result: SideBySide) -> None:
+    assert all(row.accuracy is not None and 0 <= row.accuracy <= 1 for row in digits_result.rows)
+    assert "NTK-FL, exact kernel, width 64" in [row.method for row in digits_result.rows]
+    assert named(digits_result, "NTK-FL, exact kernel: mean")
+    setting, row, seen = digits_result.setting, digits_result.rows[2], digits_result.simulated[2]
+    right = [np.mean(np.argmax(e, axis=-1) == setting.labels_test) for e in seen.test[-1].mean(axis=0)]
+    assert row.accuracy == pytest.approx(np.mean(right), rel=1e-12)
+    exact = [m for m in digits_result.ntk_fl if "exact" in m.method]
+    assert all(m.info["kernel_error"].max() == 0 for m in exact)
+
+
+def test_a_row_measures_what_its_networks_did(network_result: SideBySide) -> None:
+    setting, row, seen = network_result.setting, network_result.rows[2], network_result.simulated[2]
+    ensembles = seen.test[-1].mean(axis=0)
+    assert row.test_mse == pytest.approx(np.mean((ensembles - setting.y_test) ** 2), rel=1e-12)
+    assert row.flow_error == pytest.approx(network_result.gaps[2].error[-1].mean(), rel=1e-12)
+    # each of four clients sends one model's float64 weights a round: 64 inputs, 64 hidden, 1 output, biases
+    assert row.uplink_mib is not None
+    assert row.uplink_mib * 2**20 == 10 * 4 * 8 * (64 * 64 + 64 + 64 + 1)
+
+
+def test_every_kind_of_verdict_is_there(linear_result: SideBySide, network_result: SideBySide) -> None:
+    for result in (linear_result, network_result):
+        for r in result.setting.rounds[1:]:
+            named(result, f"mean = flow, round {r}")
+            named(result, f"variance = flow, round {r}")
+        named(result, "NTK-FL, averaged kernel: mean")
+        named(result, "NTK-FL, averaged kernel: variance")
+        assert all(v.setting == result.setting.name for v in result.verdicts)
+    named(network_result, "each network to the flow")
+    named(network_result, "mean = flow from the same initial functions")
+
+
+@pytest.mark.theory
+def test_the_flows_fixed_point_is_theorem_2_under_three_schedules(network_result: SideBySide) -> None:
+    found = named(network_result, "flow's fixed point = Theorem 2")
+    assert len(found) == 3
+    assert all(v.passed for v in found)
+
+
+def test_networks_come_nearer_to_the_flow_with_their_width(network_result: SideBySide) -> None:
+    errors = [gap.error[-1].mean() for gap in network_result.gaps]
+    assert errors[0] > errors[1] > errors[2]
+    for gap in network_result.gaps:  # the distance of the initial function is the unit
+        np.testing.assert_allclose(gap.untrained, 1.0, rtol=1e-12)
+        assert np.all(gap.error[0] < 1e-12)
+
+
+def test_predictions_cover_the_evaluated_rounds(network_result: SideBySide) -> None:
+    assert network_result.setting.rounds == network_result.theory.rounds == (0, 4, 8, 10)
+    assert all(seen.rounds == (0, 4, 8, 10) for seen in network_result.simulated)
+    assert network_result.simulated[0].test.shape == (4, 2, 3, 20, 1)
+    assert network_result.simulated[0].train.shape == (4, 2, 3, 24, 1)
+
+
+def test_ntk_fl_starts_from_fed_ensembles_networks(network_result: SideBySide) -> None:
+    by_width = {seen.width: seen for seen in network_result.simulated}
+    for moved in network_result.ntk_fl:
+        np.testing.assert_array_equal(moved.test[0], by_width[moved.width].test[0])
+
+
+def test_cohorts_are_those_that_the_simulation_records(linear_setting: Setting) -> None:
+    setting = linear_setting
+    algorithm = recipes.fed_ensemble(
+        setting.model(100),
+        setting.schedule,
+        client_learning_rate=setting.learning_rate,
+        work=Work(steps=setting.local_steps),
+    )
+    expected = cohorts(setting)
+    for draw in (0, 1):
+        run_ = simulate(algorithm, setting.federated(), 10, seed=setting.seed, init_key=init_key(setting, draw))
+        recorded = run_.history.rounds["cohort"]
+        for name in ("client", "model", "weight"):
+            np.testing.assert_array_equal(getattr(recorded, name), getattr(expected, name))
+    other = cohorts(dataclasses.replace(setting, seed=5))
+    assert np.any(other.model != expected.model)
+
+
+def more_steps(setting: Setting, blocks: object, plan: Cohort, *rest: object) -> object:
+    return RIGHT_FLOW(dataclasses.replace(setting, local_steps=setting.local_steps + 1), blocks, plan, *rest)
+
+
+def larger_step(setting: Setting, blocks: object, plan: Cohort, *rest: object) -> object:
+    return RIGHT_FLOW(dataclasses.replace(setting, learning_rate=1.01 * setting.learning_rate), blocks, plan, *rest)
+
+
+def equal_weights(setting: Setting, blocks: object, plan: Cohort, *rest: object) -> object:
+    return RIGHT_FLOW(setting, blocks, plan._replace(weight=np.sign(plan.weight)), *rest)
+
+
+RIGHT_FLOW = predicted.run_flow
+
+
+@pytest.mark.parametrize("wrong", [more_steps, larger_step, equal_weights])
+def test_a_wrong_flow_is_noticed(linear_result: SideBySide, monkeypatch: pytest.MonkeyPatch, wrong: object) -> None:
+    """Nothing is trained anew: the right networks are held against a mistaken theory."""
+    setting, seen = linear_result.setting, linear_result.simulated[0]
+    for theory_of, agrees in ((RIGHT_FLOW, True), (wrong, False)):
+        monkeypatch.setattr(predicted, "run_flow", theory_of)
+        monkeypatch.setattr(checks, "run_flow", theory_of)
+        theory = predicted.predict(setting, linear_result.cohorts)
+        gap = flow_gap(setting, theory, seen)
+        verdicts = checks.all_verdicts(
+            setting, linear_result.cohorts, theory, (seen,), (), [gap.error[-1]], [gap.untrained]
+        )
+        (exact,) = [v for v in verdicts if v.comparison.startswith("simulation = flow")]
+        assert (exact.agrees, exact.control_fails) == (agrees, True)
+
+
+def test_a_comparison_repeats_itself(linear_setting: Setting, linear_result: SideBySide) -> None:
+    again = fed_ensemble(linear_setting, 100)
+    np.testing.assert_array_equal(again.test, linear_result.simulated[0].test)
+    draws = again.test[0]  # [K, E, m, C]
+    assert len({draws[k, e].tobytes() for k in range(2) for e in range(4)}) == 8
+
+
+def test_float64_is_asked_for(linear_setting: Setting) -> None:
+    jax.config.update("jax_enable_x64", False)
+    try:
+        with pytest.raises(ValueError, match=r"64-bit mode.*enable_x64"):
+            run(linear_setting)
+    finally:
+        jax.config.update("jax_enable_x64", True)
+
+
+def test_unknown_names_are_refused_with_the_allowed_ones() -> None:
+    with pytest.raises(ValueError, match=r"case: got 'nope', allowed are sine, digits"):
+        build("nope")
+    with pytest.raises(ValueError, match=r"scale: got 'nope', allowed are smoke, default, paper"):
+        build("sine", scale="nope")
+
+
+def test_every_case_is_described() -> None:
+    assert all(case.description and case.settings for case in CASES.values())
+
+
+def test_standardised_inputs_have_one_norm() -> None:
+    rng = np.random.default_rng(0)
+    train, test = rng.uniform(size=(20, 9)), rng.uniform(size=(5, 9))
+    scaled = standardised(train, test)
+    for x in scaled:
+        np.testing.assert_allclose(np.linalg.norm(x, axis=1), 3.0, rtol=1e-12)
+    centred = test - train.mean(axis=0)
+    np.testing.assert_allclose(scaled[1], 3 * centred / np.linalg.norm(centred, axis=1, keepdims=True), rtol=1e-12)
+    same = np.ones((4, 9))
+    assert np.all(standardised(same, same)[0] == 0)

@@ -1,0 +1,222 @@
+"""Laws that every algorithm keeps: one table of algorithms, checked against the recipes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent.federated import recipes
+from fedtangent.federated.compose import compose
+from fedtangent.federated.local import Work
+from fedtangent.federated.schedule import per_client_permutations, strata, uniform_sampling
+from fedtangent.simulate import Run, _run_chunk, engine_for, simulate
+from fedtangent.types import Algorithm, FederatedData, Model, PyTree, Schedule
+
+from .toys import cohorts, counting, distance, federated, fixed, leaves, owned_rows, reordered, two_layer, uneven_data
+
+ROUNDING = 1e-11  # float64; measured differences are below 1e-13, those of a broken law above VISIBLE
+VISIBLE = 1e-4
+SEED = 4
+COMPILES: list[str] = []
+
+
+def _listen(event: str, duration: float, **_: Any) -> None:
+    if "backend_compile" in event:
+        COMPILES.append(event)
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
+
+
+class Row(NamedTuple):
+    build: Callable[[Model, Schedule], Algorithm]
+    schedule: Schedule  # for six clients
+    full_batch: Callable[[Model, Schedule], Algorithm]
+    doubled: str  # what makes one client two: twice the "weight", or the "examples" twice (NTK-FL pools, unweighted)
+
+
+def _fed_avg(work: Work, **options: Any) -> Callable[[Model, Schedule], Algorithm]:
+    return lambda model, schedule: recipes.fed_avg(model, schedule, client_learning_rate=0.2, work=work, **options)
+
+
+def _fed_ensemble(work: Work, **options: Any) -> Callable[[Model, Schedule], Algorithm]:
+    return lambda model, schedule: recipes.fed_ensemble(model, schedule, client_learning_rate=0.2, work=work, **options)
+
+
+def _ntk_fl(kernel: str) -> Callable[[Model, Schedule], Algorithm]:
+    return lambda model, schedule: recipes.ntk_fl(model, schedule, learning_rate=0.3, times=(1, 4, 9), kernel=kernel)
+
+
+ALGORITHMS = {
+    "fed_avg": Row(
+        _fed_avg(Work(epochs=2, batch_size=2)), uniform_sampling(6, 4), _fed_avg(Work(steps=3)), doubled="weight"
+    ),
+    "fed_ensemble": Row(
+        _fed_ensemble(Work(steps=4, batch_size=3), server_learning_rate=0.8, weighting="uniform"),
+        strata(6, 3, 4),
+        _fed_ensemble(Work(epochs=2), weighting="uniform"),
+        doubled="weight",
+    ),
+    "ntk_fl": Row(_ntk_fl("averaged"), per_client_permutations(6, 2), _ntk_fl("exact"), doubled="examples"),
+}
+everywhere = pytest.mark.parametrize("name", ALGORITHMS)
+
+
+def test_every_recipe_has_a_row() -> None:
+    found = {
+        name
+        for name, function in vars(recipes).items()
+        if inspect.isfunction(function)
+        and not name.startswith("_")
+        and function is not compose
+        and typing.get_type_hints(function).get("return") is Algorithm
+    }
+    assert found == set(ALGORITHMS)
+
+
+class Natural(NamedTuple):
+    """A run on six clients, the state after each evaluated round, and what was traced and compiled for it."""
+
+    algorithm: Algorithm
+    run: Run
+    states: dict[int, PyTree]
+    calls: list[int]
+    traces: int
+    compiles: int
+
+
+@functools.cache
+def natural(name: str, mapping: str = "scan", rounds: int = 5, every: int = 2) -> Natural:
+    """A first run; without arguments the third of its chunks of two rounds is incomplete."""
+    model, calls = counting(two_layer())
+    return go(ALGORITHMS[name].build(model, ALGORITHMS[name].schedule), calls, mapping, rounds, every)
+
+
+def go(algorithm: Algorithm, calls: list[int], mapping: str, rounds: int, every: int, seed: int = SEED) -> Natural:
+    before = len(calls)
+    COMPILES.clear()
+    run = simulate(algorithm, uneven_data(), rounds, seed, mapping, every, evaluate=lambda state: {"at": leaves(state)})
+    states = {evaluation.round: evaluation.metrics["at"] for evaluation in run.history.evaluations}
+    return Natural(algorithm, run, states, calls, len(calls) - before, len(COMPILES))
+
+
+def shuffled_slots(schedule: Schedule) -> list[int]:
+    return np.random.default_rng(0).permutation(schedule.num_slots).tolist()
+
+
+@everywhere
+def test_neither_the_mapping_nor_the_order_of_the_slots_changes_the_result(name: str) -> None:
+    row, one = ALGORITHMS[name], natural(name, "scan")
+    order = shuffled_slots(row.schedule)
+    other = simulate(row.build(two_layer(), reordered(row.schedule, order)), uneven_data(), 5, SEED, "vmap")
+    assert distance(one.run.state, other.state) < ROUNDING
+    for mine, theirs in ((one.run.history.rounds[key], other.history.rounds[key]) for key in ("examples", "steps")):
+        assert np.array_equal(mine[:, order], theirs)
+    assert not np.array_equal(one.run.history.rounds["examples"], other.history.rounds["examples"])
+    assert distance(one.states[0], one.states[2]) > VISIBLE
+
+
+@everywhere
+def test_the_evaluation_frequency_does_not_change_a_bit(name: str) -> None:
+    seldom, often = natural(name), natural(name, rounds=6, every=1)
+    assert (list(seldom.states), list(often.states)) == ([0, 2, 4, 5], [0, 1, 2, 3, 4, 5, 6])
+    for round_, state in seldom.states.items():
+        assert distance(state, often.states[round_]) == 0
+    assert distance(seldom.states[4], often.states[3]) > VISIBLE
+    recorded = [run.history.rounds["cohort"] for run in (seldom.run, often.run)]
+    assert all(np.array_equal(a, b[:5]) for a, b in zip(*recorded, strict=True))
+
+
+@everywhere
+def test_stopping_and_continuing_does_not_change_a_bit(name: str) -> None:
+    """``state`` is all that a run carries: the second half, started from the first half's state alone, is the same."""
+    whole, data = natural(name), uneven_data()
+    half = simulate(whole.algorithm, data, 2, SEED, "scan", evaluate_every=2)
+    state, _ = _run_chunk(whole.algorithm, engine_for(data, "scan"), 2, half.state, data, jnp.int32(2))
+    assert distance(leaves(state), whole.states[4]) == 0
+
+
+@everywhere
+def test_traces_do_not_depend_on_the_number_of_rounds_and_a_second_run_compiles_nothing(name: str) -> None:
+    first, longer = natural(name), natural(name, rounds=6, every=1)
+    assert first.traces == longer.traces > 0
+    assert first.compiles > 0
+    again, more = (go(first.algorithm, first.calls, "scan", rounds, 2, seed=8) for rounds in (5, 11))
+    assert (again.compiles, more.compiles) == (0, 0)
+    assert first.traces > again.traces == more.traces  # what is left: the shape of a message, for the ledger
+    assert distance(first.states[4], again.states[4]) > VISIBLE  # another seed, another run
+
+
+@everywhere
+def test_a_run_draws_the_cohorts_that_unroll_shows(name: str) -> None:
+    recorded, unrolled = natural(name).run.history.rounds["cohort"], cohorts(ALGORITHMS[name].schedule, SEED, 5)
+    assert np.array_equal(recorded.client, unrolled.client)
+    assert np.array_equal(recorded.model, unrolled.model)
+    assert np.array_equal(recorded.weight > 0, unrolled.weight > 0)
+
+
+PRESENT = [(0, 0, 1.0), (1, 1, 1.0), (2, 0, 1.0), (5, 1, 1.0), (6, 0, 1.0)]
+
+
+def data_with_empty_and_broken_clients() -> FederatedData:
+    """Eight clients: 4 and 7 (the last) hold nothing; the examples of 3, next to those of a small client, are NaN."""
+    data = uneven_data(sizes=(3, 5, 1, 2, 0, 4, 6, 0))
+    broken = owned_rows(data)[3]
+    return data._replace(x=data.x.at[broken].set(jnp.nan), y=data.y.at[broken].set(jnp.nan))
+
+
+@everywhere
+def test_a_weight_of_zero_or_an_empty_client_is_as_absent(name: str) -> None:
+    """Slots of weight 0 (a client whose data are NaN; a pair that also trains) and slots of clients without data.
+
+    The run that has them trains them all at once (vmap), which is where they could leak.
+    """
+    absent = [(3, 0, 0.0), *PRESENT[:2], (0, 0, 0.0), (4, 0, 1.0), *PRESENT[2:], (7, 1, 1.0)]
+    run, alone = (
+        simulate(
+            ALGORITHMS[name].build(two_layer(), fixed(8, 2, slots)),
+            data_with_empty_and_broken_clients(),
+            2,
+            SEED,
+            mapping,
+        )
+        for slots, mapping in ((absent, "vmap"), (PRESENT, "scan"))
+    )
+    assert all(np.isfinite(leaf).all() for leaf in leaves(run.state.server))
+    assert distance(run.state.server, alone.state.server) < ROUNDING
+    assert np.array_equal(run.history.rounds["model_weight"], alone.history.rounds["model_weight"])
+    for ledger in ("uplink_bytes", "downlink_bytes"):
+        assert getattr(run.history.evaluations[-1], ledger) == getattr(alone.history.evaluations[-1], ledger) > 0
+
+
+def twins(rows_of_last: int) -> FederatedData:
+    """Clients 0, 1 and 2, where 2 holds the same examples as 1, and 3 those ``rows_of_last`` times."""
+    data = uneven_data(sizes=(3, 5))
+    a, b = owned_rows(data)
+    return federated(np.asarray(data.x), np.asarray(data.y), [a, b, b, np.tile(b, rows_of_last)])
+
+
+@everywhere
+def test_two_identical_clients_are_one_that_counts_twice(name: str) -> None:
+    row = ALGORITHMS[name]
+    copies, weight = (1, 2.0) if row.doubled == "weight" else (2, 1.0)
+    data = twins(copies)
+    algorithm = row.full_batch(two_layer(), fixed(4, 1, [(0, 0, 1.0)] * 3))
+    step = jax.jit(algorithm.step, static_argnums=2)
+    ends = []
+    for slots in ([(0, 1.0), (1, 1.0), (2, 1.0)], [(0, 1.0), (3, weight), (0, 0.0)], [(0, 1.0), (1, 1.0), (0, 0.0)]):
+        cohort = fixed(4, 1, [(client, 0, weight) for client, weight in slots]).init(jax.random.key(0))
+        state = algorithm.init(SEED, 4)._replace(schedule=cohort)
+        for _ in range(2):
+            state, _ = step(state, data, engine_for(data, "scan"))
+        ends.append(state.server)
+    assert distance(ends[0], ends[1]) < ROUNDING
+    assert distance(ends[0], ends[2]) > VISIBLE
