@@ -1,0 +1,142 @@
+"""The structured tangent kernel is the contraction of the Jacobian that it never builds."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent.kernels import empirical_ntk
+from fedtangent.models import mlp, rbf_linear
+
+RNG = np.random.default_rng(0)
+X1, X2 = RNG.normal(size=(7, 4)), RNG.normal(size=(5, 4))
+WIDTHS = [(), (6,), (6, 7), (6, 7, 8)]
+
+
+def by_jacobian(model, params, x1, x2) -> np.ndarray:
+    """[n1, C, n2, C] from the explicit Jacobians."""
+
+    def jacobian(x):
+        leaves = jax.tree.leaves(jax.jit(jax.jacrev(model.apply))(params, x))
+        return np.concatenate([np.asarray(leaf).reshape(x.shape[0], model.output_size, -1) for leaf in leaves], axis=2)
+
+    return np.einsum("ikp,jmp->ikjm", jacobian(x1), jacobian(x2))
+
+
+def mean_over_outputs(kernel: np.ndarray) -> np.ndarray:
+    return np.einsum("ikjk->ij", kernel) / kernel.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("widths", "activation", "parameterization", "b_std"),
+    [*itertools.product(WIDTHS, ["erf"], ["ntk", "standard"], [None, 0.3]),
+     *itertools.product([(6, 7)], ["relu", "gelu", "sin", "leaky_relu", "abs", "cos"], ["ntk"], [0.3])],
+)  # fmt: skip
+def test_equals_the_jacobian_contraction(widths, activation, parameterization, b_std):
+    model = mlp(4, 3, widths, activation, parameterization, 1.4, b_std, last_w_std=0.8, dtype=jnp.float64)
+    params = model.init(jax.random.key(1))
+    expected = by_jacobian(model, params, X1, X2)
+    whole = empirical_ntk(model, params, X1, X2, trace=False)
+    assert whole.shape == (7, 3, 5, 3)
+    np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(empirical_ntk(model, params, X1, X2), mean_over_outputs(expected), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("widths", WIDTHS[1:])
+def test_dropping_one_layer_is_noticed(widths):
+    """Negative control: without any one layer's term the difference is far above the tolerance."""
+    model = mlp(4, 3, widths, "erf", dtype=jnp.float64)
+    params = model.init(jax.random.key(1))
+    kernel = np.asarray(empirical_ntk(model, params, X1, X2, trace=False))
+    for layer in range(len(widths) + 1):
+
+        def without(p, x, layer=layer):
+            held = [jax.lax.stop_gradient(q) if i == 2 * layer else q for i, q in enumerate(p)]
+            return model.apply(held, x)
+
+        wrong = by_jacobian(model._replace(apply=without), params, X1, X2)
+        assert np.abs(kernel - wrong).max() > 1e-2
+
+
+@pytest.mark.parametrize("trace", [True, False])
+@pytest.mark.parametrize("block_size", [1, 3, 100])
+def test_blocks_change_nothing(block_size, trace):
+    model = mlp(4, 3, (6, 5), "relu", dtype=jnp.float64)
+    params = model.init(jax.random.key(1))
+    for x2 in (X2, None):
+        whole = empirical_ntk(model, params, X1, x2, trace=trace)
+        blocked = empirical_ntk(model, params, X1, x2, trace=trace, block_size=block_size)
+        assert blocked.shape == whole.shape
+        np.testing.assert_allclose(blocked, whole, rtol=0, atol=1e-13)
+
+
+def test_image_inputs_and_none_for_the_second_argument():
+    model = mlp(4, 3, (6,), dtype=jnp.float64)
+    params = model.init(jax.random.key(1))
+    images = X1.reshape(7, 2, 2)
+    whole = empirical_ntk(model, params, images, block_size=3)
+    np.testing.assert_allclose(whole, empirical_ntk(model, params, X1, X1), rtol=0, atol=1e-13)
+    np.testing.assert_array_equal(np.asarray(whole), np.asarray(whole).T)
+
+
+def test_float32_agrees_to_its_own_precision_and_stays_float32():
+    single, double = mlp(4, 3, (50, 50)), mlp(4, 3, (50, 50), dtype=jnp.float64)
+    params = single.init(jax.random.key(1))
+    kernel = empirical_ntk(single, params, X1, X2)
+    reference = empirical_ntk(double, jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params), X1, X2)
+    assert kernel.dtype == jnp.float32
+    # sums of at most 150 products with relative rounding 2^-24 each, in three layers
+    bound = 3 * 150 * 2.0**-24 * float(jnp.abs(reference).max())
+    assert float(jnp.abs(kernel - reference).max()) < bound
+
+
+def test_linear_model():
+    model = rbf_linear(output_size=2, dtype=jnp.float64)
+    params = model.init(jax.random.key(0))
+    x1, x2 = np.linspace(-1, 1, 6)[:, None], np.linspace(-0.5, 0.9, 4)[:, None]
+    expected = by_jacobian(model, params, x1, x2)
+    np.testing.assert_allclose(empirical_ntk(model, params, x1, x2, trace=False), expected, rtol=0, atol=1e-12)
+    blocked = empirical_ntk(model, params, x1, x2, block_size=4)
+    np.testing.assert_allclose(blocked, mean_over_outputs(expected), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(empirical_ntk(model, params, x1, x2), model.kernel(x1, x2).ntk, rtol=0, atol=1e-12)
+
+
+def test_any_other_function_goes_to_neural_tangents():
+    def apply(params, x):
+        hidden = jnp.tanh(x @ params["a"] + params["c"][None, :])
+        return jnp.concatenate([hidden @ params["b"], jnp.sum(hidden**2, axis=1, keepdims=True)], axis=1)
+
+    model = mlp(4, 3)._replace(apply=apply, structure=None)
+    params = {"a": jnp.asarray(RNG.normal(size=(4, 6))), "b": jnp.asarray(RNG.normal(size=(6, 2))), "c": jnp.ones(6)}
+    expected = by_jacobian(model, params, X1, X2)
+    whole = empirical_ntk(model, params, X1, X2, trace=False)
+    np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-10)
+    traced = empirical_ntk(model, params, X1, X2, block_size=3)
+    np.testing.assert_allclose(traced, mean_over_outputs(expected), rtol=0, atol=1e-10)
+
+
+def test_bad_block_size_is_named():
+    model = rbf_linear()
+    with pytest.raises(ValueError, match="block_size: got 0, must be None or at least 1"):
+        empirical_ntk(model, model.init(jax.random.key(0)), X1[:, :1], block_size=0)
+
+
+def test_no_array_as_large_as_a_jacobian():
+    """The compiled program at n = 50 never holds n C P numbers."""
+    model = mlp(30, 10, (40,))
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    x = jax.ShapeDtypeStruct((50, 30), jnp.float32)
+
+    def largest(function) -> int:
+        jaxpr = jax.make_jaxpr(function)(params, x)
+        shapes = [v.aval.shape for eqn in jaxpr.jaxpr.eqns for v in eqn.outvars]
+        return max(int(np.prod(shape)) for shape in shapes)
+
+    assert largest(lambda p, x: empirical_ntk(model, p, x)) <= 50 * 10 * 50 < 50 * 10 * size
+    # negative control: the Jacobian itself is that large (its largest leaf)
+    assert largest(jax.jacrev(model.apply)) >= 50 * 10 * 30 * 40

@@ -1,0 +1,169 @@
+"""The MLP is exactly neural-tangents' stax network, and its kernel is that network's."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent import models
+from fedtangent.kernels import analytic, empirical_ntk
+from fedtangent.models import mlp, stax_network
+
+X = np.random.default_rng(0).normal(size=(5, 4))
+NETWORKS = [
+    pytest.param(widths, activation, parameterization, b_std, id=f"{widths}-{activation}-{parameterization}-{b_std}")
+    for widths, activation, parameterization, b_std in [
+        *itertools.product([(6, 7)], ["erf"], ["ntk", "standard"], [None, 0.3]),
+        ((), "relu", "ntk", 0.3),
+        ((), "relu", "standard", None),
+        ((6, 7, 8), "gelu", "ntk", None),
+        ((6, 7, 8), "relu", "standard", 0.3),
+    ]
+]
+
+
+def largest_difference(a, b) -> float:
+    return max(float(jnp.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+@pytest.mark.parametrize(("widths", "activation", "parameterization", "b_std"), NETWORKS)
+def test_same_parameters_and_outputs_as_stax(widths, activation, parameterization, b_std):
+    model = mlp(4, 3, widths, activation, parameterization, 1.3, b_std, last_w_std=0.7, dtype=jnp.float64)
+    stax_init, stax_apply, _ = stax_network(model)
+    theirs = stax_init(jax.random.key(1), (-1, 4))[1]
+    ours = model.init(jax.random.key(0))
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    assert jax.tree.map(jnp.shape, ours) == jax.tree.map(jnp.shape, theirs)
+    for params in (ours, theirs):
+        np.testing.assert_allclose(model.apply(params, X), stax_apply(params, X), rtol=0, atol=1e-14)
+    # negative control: the other parameterization is another function of the same parameters
+    other = {"ntk": "standard", "standard": "ntk"}[parameterization]
+    wrong = mlp(4, 3, widths, activation, other, 1.3, b_std, last_w_std=0.7, dtype=jnp.float64)
+    assert float(jnp.abs(wrong.apply(ours, X) - stax_apply(ours, X)).max()) > 0.05
+
+
+@pytest.mark.parametrize("activation", list(models.ACTIVATIONS))
+def test_every_activation_is_that_of_stax(activation):
+    model = mlp(4, 3, (20, 20), activation, dtype=jnp.float64)
+    params = model.init(jax.random.key(0))
+    np.testing.assert_allclose(model.apply(params, X), stax_network(model)[1](params, X), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("parameterization", models.PARAMETERIZATIONS)
+def test_initial_parameters_have_the_stated_scales(parameterization):
+    model = mlp(50, 1, (400,), "relu", parameterization, w_std=1.5, b_std=0.2, dtype=jnp.float64)
+    (weight, bias), _, (last, _) = model.init(jax.random.key(0))
+    expected = {"ntk": (1.0, 1.0, 1.0), "standard": (1.5 / 50**0.5, 0.2, 1.5 / 400**0.5)}[parameterization]
+    for leaf, std in zip((weight, bias, last), expected, strict=True):
+        error = std / (2 * leaf.size) ** 0.5  # of a standard deviation estimated from Gaussian draws
+        assert abs(float(jnp.sqrt(jnp.mean(leaf**2))) - std) < 4 * error
+
+
+def mean_kernel(model, draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over initialisations of the empirical tangent kernel, and its standard error, [5, 5] each."""
+    keys = jax.random.split(jax.random.key(3), draws)
+    kernels = np.asarray(jax.lax.map(lambda key: empirical_ntk(model, model.init(key), X), keys))
+    return kernels.mean(axis=0), kernels.std(axis=0, ddof=1) / draws**0.5
+
+
+@pytest.mark.parametrize("b_std", [None, 0.4])
+@pytest.mark.parametrize("parameterization", models.PARAMETERIZATIONS)
+def test_kernel_is_the_mean_of_the_networks_own_tangent_kernels(parameterization, b_std):
+    """With one hidden layer the expectation is exact at any width, and depends on it in the standard one."""
+    model = mlp(4, 2, (8,), "erf", parameterization, w_std=1.4, b_std=b_std, dtype=jnp.float64)
+    blocks = model.kernel(X)
+    mean, error = mean_kernel(model, 3000)
+    limit = 5.0  # 25 correlated entries: beyond 5 standard errors with probability below 25 * 6e-7
+    assert np.max(np.abs(mean - blocks.ntk) / error) < limit
+    # negative controls: another width's kernel (standard), the prior covariance (ntk)
+    other = mlp(4, 2, (10,), "erf", parameterization, w_std=1.4, b_std=b_std)
+    wrong = blocks.nngp if parameterization == "ntk" else other.kernel(X).ntk
+    assert np.max(np.abs(mean - wrong) / error) > limit
+
+
+def test_deep_networks_approach_their_kernel_as_one_over_root_width():
+    widths = [32, 64, 128, 256]
+    errors = []
+    for width in widths:
+        model = mlp(4, 1, (width, width), "erf", w_std=1.4, b_std=0.1, dtype=jnp.float64)
+        reference = model.kernel(X).ntk
+        keys = jax.random.split(jax.random.key(4), 50)
+        kernels = jax.lax.map(lambda key, model=model: empirical_ntk(model, model.init(key), X), keys)
+        squared = np.sum((np.asarray(kernels) - np.asarray(reference)) ** 2, axis=(1, 2))
+        errors.append(np.sqrt(np.mean(squared) / np.sum(np.asarray(reference) ** 2)))
+    slope = np.polyfit(np.log(widths), np.log(errors), 1)[0]
+    assert abs(slope + 0.5) < 0.1, (slope, errors)
+
+
+def test_prior_covariance_is_that_of_the_outputs():
+    model = mlp(4, 1, (200,), "relu", w_std=1.4, b_std=0.3, dtype=jnp.float64)
+    outputs = jax.lax.map(lambda key: model.apply(model.init(key), X)[:, 0], jax.random.split(jax.random.key(5), 8000))
+    products = outputs[:, :, None] * outputs[:, None, :]
+    error = jnp.std(products, axis=0, ddof=1) / 8000**0.5
+    z = jnp.abs(jnp.mean(products, axis=0) - model.kernel(X, get="nngp")) / error
+    assert float(z.max()) < 5
+    wrong = jnp.abs(jnp.mean(products, axis=0) - model.kernel(X, get="ntk")) / error
+    assert float(wrong.max()) > 5
+
+
+def test_kernel_blocks_and_names():
+    model = mlp(4, 3, (6,))
+    blocks = model.kernel(X, X[:2])
+    assert blocks.nngp.shape == blocks.ntk.shape == (5, 2)
+    assert blocks.ntk.dtype == jnp.float64
+    np.testing.assert_allclose(blocks.ntk, model.kernel(X).ntk[:, :2], rtol=1e-12)
+    only = model.kernel(X, get=("ntk",))
+    assert only.nngp is None
+    np.testing.assert_array_equal(only.ntk, analytic(model, X, get="ntk"))
+    images = (10 * X.reshape(5, 2, 2)).astype(np.uint8)
+    np.testing.assert_array_equal(model.kernel(images).ntk, model.kernel(images.reshape(5, 4).astype(float)).ntk)
+    with pytest.raises(ValueError, match=r"get: got 'gp', allowed are one or more of nngp, ntk"):
+        model.kernel(X, get="gp")
+    with pytest.raises(ValueError, match="no analytic kernel"):
+        analytic(model._replace(kernel=None), X)
+    with pytest.raises(ValueError, match="not built on"):
+        stax_network(models.rbf_linear())
+
+
+def test_init_gives_the_requested_dtype_and_the_same_numbers_in_either_mode():
+    wide = np.float64  # a NumPy scalar in the arguments must not widen the parameters
+    model = mlp(4, 3, (6,), "relu", "standard", w_std=wide(1.4), b_std=wide(0.1))
+    with_x64 = model.init(jax.random.key(0))
+    assert {leaf.dtype for leaf in jax.tree.leaves(with_x64)} == {jnp.dtype(jnp.float32)}
+    assert model.apply(with_x64, X).dtype == jnp.float32
+    with jax.enable_x64(False):
+        without = model.init(jax.random.key(0))
+        double = mlp(4, 3, (6,), dtype=jnp.float64)
+        with pytest.raises(ValueError, match=r"dtype: float64 needs .* fedtangent.enable_x64\(\)"):
+            double.init(jax.random.key(0))
+    assert largest_difference(with_x64, without) == 0
+    assert {leaf.dtype for leaf in jax.tree.leaves(double.init(jax.random.key(0)))} == {jnp.dtype(jnp.float64)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"activation": "tanh"}, "activation: got 'tanh', allowed .* are relu, leaky_relu, abs, erf, gelu, sin, cos"),
+        ({"parameterization": "mup"}, "parameterization: got 'mup', allowed are ntk, standard"),
+        ({"widths": (3, 0)}, "widths: got 0"),
+        ({"widths": (2.5,)}, "widths: got 2.5"),
+        ({"output_size": 0}, "output_size: got 0"),
+        ({"input_size": True}, "input_size: got True"),
+        ({"w_std": -1.0}, "w_std: got -1.0"),
+        ({"b_std": float("nan")}, "b_std: got nan"),
+        ({"dtype": jnp.int32}, "dtype: got int32"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        mlp(**{"input_size": 4, "output_size": 3, **arguments})
+
+
+def test_inputs_of_the_wrong_size_are_named():
+    model = mlp(4, 3)
+    with pytest.raises(ValueError, match=r"x: got \(2, 5\), that is 5 numbers an example, the model takes 4"):
+        model.apply(model.init(jax.random.key(0)), jnp.ones((2, 5)))
