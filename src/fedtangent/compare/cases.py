@@ -119,7 +119,7 @@ def _images(name: str, title: str, data_dir: DataDir, size: Scale, seed: int, nu
             model=model,
             widths=size.widths,
             draws=size.draws,
-            exact_draws=min(size.draws, 3),
+            exact_draws=min(size.draws, 2),
             local_steps=10,
             num_rounds=size.num_rounds,
             evaluate_every=max(size.num_rounds // 8, 1),
