@@ -107,7 +107,7 @@ def mlp(
 
     ``apply`` takes ``x`` [n, ...], flattens each example and computes in the parameters' dtype. ``init(key)`` draws in
     ``dtype``, the same numbers whether or not 64-bit mode is on. ``kernel(x1, x2=None, get=("nngp", "ntk"))`` returns
-    ``Kernels(nngp, ntk)``, each [n1, n2] (per output: outputs are independent in the limit), in the inputs' dtype.
+    ``Kernels(nngp, ntk)``, each [n1, n2] (per output: outputs are independent in the limit), float64 in 64-bit mode.
 
     Raises ``ValueError`` for sizes below 1, unknown names, negative scales and ``float64`` without 64-bit mode.
     """
