@@ -12,6 +12,9 @@ The public API on one screen::
     compare.run(setting)                                    the two side by side
 """
 
+import importlib as _importlib
+from typing import Any as _Any
+
 import jax as _jax
 
 from fedtangent import data, federated, kernels, losses, models, partition, pytrees, theory, types
@@ -20,6 +23,7 @@ from fedtangent.simulate import simulate
 __version__ = "0.1.0"
 
 __all__ = [
+    "compare",
     "data",
     "enable_x64",
     "federated",
@@ -32,6 +36,12 @@ __all__ = [
     "theory",
     "types",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    if name == "compare":  # imported when first asked for: it brings what only comparisons need
+        return _importlib.import_module("fedtangent.compare")
+    raise AttributeError(f"module 'fedtangent' has no attribute {name!r}")
 
 
 def enable_x64(enabled: bool = True) -> None:

@@ -5,7 +5,10 @@ Bad input ends with exit code 2 and one line on standard error, before anything 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -16,7 +19,8 @@ import tyro
 def _parse(arguments: Sequence[str] | None) -> tuple[Any, Callable[[Any], Any], Callable[[Any], int]]:
     from fedtangent.commands import compare, listing, train
 
-    command = tyro.cli(
+    command = _one_line(
+        tyro.cli,
         Annotated[compare.CompareOptions, tyro.conf.subcommand("compare")]
         | Annotated[train.TrainOptions, tyro.conf.subcommand("train")]
         | Annotated[listing.ListOptions, tyro.conf.subcommand("list")],
@@ -33,6 +37,19 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Any, Callable[[Any], Any], 
         if isinstance(command, options):
             return command, module.prepare, module.run_job
     raise AssertionError(f"no command for {command!r}")
+
+
+def _one_line(parse: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call tyro, and say in one line what it says in a box."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return parse(*arguments, **options)
+    except SystemExit as ended:
+        if ended.code == 2:
+            words = re.sub(r"[^\x20-\x7e]+|─+", " ", said.getvalue()).split()
+            print(f"fedtangent: error: {' '.join(words)}", file=sys.stderr)
+        raise
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

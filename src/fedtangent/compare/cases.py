@@ -133,7 +133,7 @@ def digits(data_dir: DataDir, scale: str, seed: int) -> Setting:
     size = _scale(
         scale,
         smoke=Scale((128, 256, 512, 1024), 3, 40),
-        default=Scale((256, 512, 1024, 2048), 6, 160),
+        default=Scale((256, 512, 1024, 2048), 6, 240),
         paper=Scale((128, 256, 512, 1024, 2048), 20, 400),
     )
     return _images("digits", "Digits", data_dir, size, seed, num_train=100)
@@ -143,7 +143,7 @@ def fashion_mnist(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """Fashion-MNIST where its files are given."""
     size = _scale(
         scale,
-        smoke=Scale((32, 64, 128, 256), 2, 20),
+        smoke=Scale((128, 256, 512, 1024), 3, 20),
         default=Scale((64, 128, 256, 512), 4, 100),
         paper=Scale((128, 256, 512, 1024, 2048), 20, 400),
     )

@@ -54,8 +54,8 @@ def fed_ensemble(setting: Setting, width: int, progress: bool = False) -> Simula
 def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool = False) -> Simulated:
     """One round of NTK-FL with every client in the cohort, from Fed-ensemble's initialisations.
 
-    The step is the largest at which the slowest mode is still damped monotonically, 1 / lambda_max, estimated from
-    the analytic kernel of the pooled data.
+    The step is the largest at which every mode is still damped monotonically, 1 / lambda_max of the analytic kernel of
+    the pooled data.
     """
     clients = setting.partition.num_clients
     model = setting.model(width)

@@ -69,24 +69,28 @@ def variance_statistic(samples: np.ndarray, cov: np.ndarray) -> Statistic:
     return Statistic(float(np.mean(ratio)), 1.0, float(np.sqrt(spread)))
 
 
-def paired_statistic(differences: np.ndarray) -> Statistic:
-    """Whether paired differences [K, E, m, C] have mean zero: 1 in expectation if they have.
+SIGNIFICANCE = 0.0027  # two-sided three standard errors
+NUM_FLIPS = 20_000
 
-    The squared mean over the E draws, summed over points, over what the draws' own scatter would give; its standard
-    error is the jackknife's over the draws (E >= 3), halved in variance: for a squared mean whose expectation is zero
-    the jackknife counts the variance twice.
+
+def sign_flip_test(differences: np.ndarray, seed: int = 0) -> float:
+    """P-value for paired differences [K, E, m, C] having mean zero, by flipping signs of whole networks at random.
+
+    The statistic is the squared mean over the E draws, summed over points, outputs and models. If a network is as
+    likely to be above its prediction as below, every pattern of signs is equally likely: no covariance and no number
+    of draws is assumed. The smallest p-value is 1 / (number of flips + 1). Needs K (E - 1) >= 10, for fewer patterns
+    of signs cannot reach ``SIGNIFICANCE``.
     """
-    draws = differences.shape[1]
-    if draws < 3:
-        raise ValueError(f"differences: a jackknife needs at least 3 draws, got {draws}")
+    num_models, draws = differences.shape[:2]
+    if num_models * (draws - 1) < 10:
+        raise ValueError(f"differences: K (E - 1) must be at least 10, got K = {num_models}, E = {draws}")
+    flat = differences.reshape(num_models, draws, -1)
+    gram = np.einsum("kep,kfp->kef", flat, flat)  # the statistic is sum_k s_k' G_k s_k for signs s
 
-    def ratio(d: np.ndarray) -> float:
-        scatter = np.sum(d.var(axis=1, ddof=1), axis=1) / d.shape[1]  # [K, C]
-        return float(np.mean(np.sum(d.mean(axis=1) ** 2, axis=1)) / np.mean(scatter))
-
-    left_out = np.array([ratio(np.delete(differences, e, axis=1)) for e in range(draws)])
-    error = np.sqrt((draws - 1) / (2 * draws) * np.sum((left_out - left_out.mean()) ** 2))
-    return Statistic(ratio(differences), 1.0, float(error))
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], (NUM_FLIPS, num_models, draws))
+    flipped = np.einsum("rke,kef,rkf->r", signs, gram, signs, optimize=True)
+    measured = float(gram.sum())
+    return float((1 + np.sum(flipped >= measured * (1 - 1e-12))) / (1 + NUM_FLIPS))
 
 
 def mean_difference_in_errors(samples: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> float:

@@ -7,15 +7,15 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtangent.compare.statistics import (
-    NO_ALLOWANCE,
     NUM_STANDARD_ERRORS,
+    SIGNIFICANCE,
     Allowance,
     Statistic,
     agrees,
     finite_width_allowance,
     fitted_slope,
     mean_statistic,
-    paired_statistic,
+    sign_flip_test,
     variance_statistic,
 )
 
@@ -42,19 +42,19 @@ class Verdict(NamedTuple):
 
 
 def slope_verdict(
-    setting: str, widths: tuple[int, ...], errors: list[np.ndarray], untrained: list[np.ndarray]
+    setting: str, widths: tuple[int, ...], errors: list[np.ndarray], control: str, wrong: list[np.ndarray]
 ) -> Verdict:
-    """Relative errors fall with the width at slope -1/2 +- 0.1; those of the untrained networks do not."""
-    fit, control = fitted_slope(np.array(widths), errors), fitted_slope(np.array(widths), untrained)
+    """Relative errors to the flow fall with the width at slope -1/2 +- 0.1; those to a wrong flow do not."""
+    fit, other = fitted_slope(np.array(widths), errors), fitted_slope(np.array(widths), wrong)
     return Verdict(
         setting,
         "each network to the flow: error against width",
         f"slope {fit.slope:+.3f} +- {fit.standard_error:.3f}",
         f"{SLOPE} +- {SLOPE_BAND}",
         abs(fit.slope - SLOPE) <= SLOPE_BAND,
-        "untrained network",
-        f"slope {control.slope:+.3f}",
-        abs(control.slope - SLOPE) > SLOPE_BAND,
+        control,
+        f"slope {other.slope:+.3f}",
+        abs(other.slope - SLOPE) > SLOPE_BAND,
     )
 
 
@@ -70,7 +70,7 @@ def exact_verdict(
         bool(error <= bound),
         control,
         f"{control_error:.1e}",
-        bool(not control_error <= bound),
+        bool(control_error > bound),
     )
 
 
@@ -129,4 +129,14 @@ def variance_verdict(setting: str, what: str, seen: Sampled, control: str, wrong
 
 def paired_verdict(setting: str, what: str, differences: np.ndarray, control: str, wrong: np.ndarray) -> Verdict:
     """Whether networks minus prediction has mean zero, beside the differences to a wrong prediction."""
-    return _row(setting, what, paired_statistic(differences), NO_ALLOWANCE, control, paired_statistic(wrong))
+    right, other = sign_flip_test(differences), sign_flip_test(wrong)
+    return Verdict(
+        setting,
+        what,
+        f"p = {right:.3f}",
+        f"p >= {SIGNIFICANCE}",
+        right >= SIGNIFICANCE,
+        control,
+        f"p = {other:.1e}",
+        other < SIGNIFICANCE,
+    )

@@ -119,7 +119,7 @@ def compose(
     weighting: str = "examples",
     map_models: Callable[..., Callable[..., PyTree]] = jax.vmap,
 ) -> Algorithm:
-    """Compose an algorithm from its parts (DESIGN: one federated loop).
+    """Compose an algorithm from its parts in the one federated loop.
 
     Args:
         weighting: ``"examples"`` weighs a client by its number of examples, ``"uniform"`` equally.

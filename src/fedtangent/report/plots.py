@@ -56,7 +56,7 @@ def draw_all(results: Sequence[SideBySide], folder: Path) -> list[Path]:
 
 
 def _band(axes: Axes, x: np.ndarray, mean: np.ndarray, sd: np.ndarray, colour: str, label: str) -> None:
-    axes.fill_between(x, mean - 1.96 * sd, mean + 1.96 * sd, color=colour, alpha=0.18, lw=0, label="95 % of the models")
+    axes.fill_between(x, mean - 1.96 * sd, mean + 1.96 * sd, color=colour, alpha=0.18, lw=0, label="mean +- 1.96 sd")
     axes.plot(x, mean, color=colour, lw=2, label=label)
 
 
@@ -68,7 +68,7 @@ def bands(result: SideBySide, folder: Path) -> Path:
     panels = [(s.method, s.test[-1]) for s in (result.simulated[-1], *evolved)]
     figure, axes = _figure(len(panels) + 1, sharey=True, sharex=True)
     for ax, (title, members) in zip(axes[0], panels, strict=False):
-        draws = members.reshape(-1, *members.shape[2:])[:, order, 0]
+        draws = members.swapaxes(0, 1).reshape(-1, *members.shape[2:])[:, order, 0]
         for draw in draws[:MEMBERS_SHOWN]:
             ax.plot(x[order], draw, color=NEUTRAL, lw=0.7, alpha=0.6)
         _band(ax, x[order], draws.mean(axis=0), draws.std(axis=0, ddof=1), SIMULATED, f"mean of {len(draws)} models")
@@ -164,6 +164,7 @@ def curves(series: dict[str, list[tuple[int, float]]], name: str, title: str, pa
     ax = axes[0][0]
     for (label, points), colour in zip(series.items(), (SIMULATED, PREDICTED, NEUTRAL), strict=False):
         ax.plot([r for r, _ in points], [v for _, v in points], "o-", ms=3, color=colour, label=label)
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel("round")
     ax.set_ylabel(name)
     ax.set_title(title)

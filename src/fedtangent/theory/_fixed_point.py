@@ -1,7 +1,8 @@
 """Where a federated kernel flow ends if its rounds are repeated for ever, without assuming that it is Theta^-1.
 
 A pass over all R rounds maps ``a -> a + M_R (g - Theta a)``, so its fixed point solves ``M_R Theta a = M_R g``. It is
-found from the run's own operator M_R; that it equals ``Theta^-1 g`` (Theorem 2) is then a statement that can fail.
+found from the run's own operator M_R; it is ``Theta^-1 g`` (Theorem 2) whenever it is unique; whether the rounds
+get there is another question, which ``contraction`` answers.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ def ntk_evolution(k: KernelBlocks, step: float, time: int) -> np.ndarray:
 def descent_gain(eigenvalues: Any, step: float, time: int) -> np.ndarray:
     """``(1 - (1 - s lambda)^t) / lambda`` for each eigenvalue, ``s t`` at 0 (negative rounding counts as 0)."""
     x = np.maximum(np.asarray(eigenvalues, np.float64) * step, 0.0)
-    small = x < 1e-12
-    safe = np.where(small, 1.0, x)
-    return step * np.where(small, float(time), (1 - (1 - safe) ** time) / safe)
+    small = np.where((x > 0) & (x < 0.5), x, 0.25)  # expm1 and log1p keep all digits where 1 - (1 - x)^t would cancel
+    large = np.where(x < 0.5, 0.5, x)
+    few = np.where(x > 0, -np.expm1(time * np.log1p(-small)) / small, float(time))
+    return step * np.where(x < 0.5, few, (1 - (1 - large) ** time) / large)
