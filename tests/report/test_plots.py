@@ -39,7 +39,7 @@ def result(name: str, inputs: int, linear: bool = False, widths: tuple[int, ...]
         test = rng.standard_normal((len(ROUNDS), K, E, M, 2))
         return SimpleNamespace(method=method, width=width, rounds=ROUNDS, test=test)
 
-    gap = FlowGap(rng.uniform(0.1, 0.2, (3, K, E)), np.ones((K, E)), np.array([1.0, 0.5, 0.2]), np.array([1, 0.5, 0.2]))
+    gap = FlowGap(rng.uniform(0.1, 0.2, (3, K, E)), np.array([1.0, 0.5, 0.2]), np.array([1, 0.5, 0.2]))
     moments = tuple(Moments(rng.standard_normal((K, M, 2)), np.tile(np.eye(M), (K, 1, 1))) for _ in ROUNDS)
     return SimpleNamespace(
         setting=setting,
