@@ -54,6 +54,9 @@ install: $(INSTALLED) ## set up .venv from the lock (the targets below do it the
 
 # ---- use ----
 
+# OpenBLAS's threads spin beside XLA's when cores are few, and small eigendecompositions then take many times as long.
+run notebooks bench: export OPENBLAS_NUM_THREADS := 1
+
 .PHONY: run
 run: $(INSTALLED) ## the main job: simulation, NTK-FL and Gaussian-process limit side by side
 	$(BIN)/fedtangent compare $(RUN_ARGS)
