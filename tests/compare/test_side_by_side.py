@@ -54,7 +54,7 @@ def test_rows_of_a_regression_name_every_method(network_result: SideBySide) -> N
         assert np.isfinite([value for value in measured if value is not None]).all()
         assert 0 <= row.coverage <= 1
     assert network_result.rows[-1].variance_ratio == 1.0
-    assert network_result.rows[-1].mean_difference == 0.0
+    assert network_result.rows[-1].mean_difference is None  # nothing to compare the limit with but itself
 
 
 @pytest.mark.slow
