@@ -12,12 +12,13 @@ import optax
 import pytest
 
 from fedtangent import simulate as simulate_from_the_root
+from fedtangent.engine import engine_for, scan_clients, vmap_clients
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work, local_sgd
 from fedtangent.federated.schedule import uniform_sampling
 from fedtangent.federated.server import optax_server
 from fedtangent.losses import squared_error
-from fedtangent.simulate import Evaluation, engine_for, scan_clients, simulate, vmap_clients
+from fedtangent.simulate import Evaluation, simulate
 from fedtangent.types import Algorithm, Cost, FederatedData, Model, PyTree
 
 OFFSETS = [0, 2, 5, 6]

@@ -79,6 +79,15 @@ class Cohort(NamedTuple):
     weight: Array  # [S] float, 0 marks an empty slot; otherwise relative weight in its model's average
 
 
+class Slots(NamedTuple):
+    """A cohort as the engine maps it and an aggregate is fed with it, any number of slots B at a time."""
+
+    client: Array  # [B] int32
+    model: Array  # [B] int32
+    weight: Array  # [B] float
+    place: Array  # [B] int32, rank among the filled slots of the model in the cohort's own order
+
+
 class Model(NamedTuple):
     """A network (or linear model) as pure functions, with the analytic kernel of exactly that network."""
 
@@ -133,8 +142,9 @@ class Aggregate(NamedTuple):
     """
 
     init: Callable[[PyTree, int], PyTree]  # (shapes of one message, num_models) -> accumulator
-    add: Callable[[PyTree, Cohort, PyTree], PyTree]  # (accumulator, rows [B] of the cohort, messages [B, ...])
+    add: Callable[[PyTree, Slots, PyTree], PyTree]  # (accumulator, slots [B], messages [B, ...]) -> accumulator
     finish: Callable[[PyTree], PyTree]  # accumulator -> aggregated, leading axis K
+    merge: Callable[[PyTree, str], PyTree]  # (accumulator of one device, mesh axis) -> of all devices, on each
 
 
 class Cost(NamedTuple):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.federated.aggregate import stack, weighted_mean
+from fedtangent.federated.aggregate import slots_of, stack, weighted_mean
 from fedtangent.types import Aggregate, Cohort, PyTree
 
 MODEL, WEIGHT = np.array([2, 0, 2, 0, 2]), np.array([3.0, 0.5, 1.0, 0.0, 0.0])
@@ -27,8 +27,9 @@ def reduced(aggregate: Aggregate, sent: dict[str, np.ndarray], batches: list[sli
     cohort = Cohort(jnp.arange(5), jnp.asarray(MODEL), jnp.asarray(WEIGHT, jnp.float32))
     shapes = {name: jax.ShapeDtypeStruct(m.shape[1:], m.dtype) for name, m in sent.items()}
     acc = aggregate.init(shapes, num_models)
+    slots = slots_of(cohort, 3)
     for batch in batches:
-        rows, part = jax.tree.map(lambda leaf, batch=batch: jnp.asarray(leaf)[batch], (cohort, sent))
+        rows, part = jax.tree.map(lambda leaf, batch=batch: jnp.asarray(leaf)[batch], (slots, sent))
         acc = aggregate.add(acc, rows, part)
     return aggregate.finish(acc)
 

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedtangent.engine import engine_for
 from fedtangent.federated import recipes
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import per_client_permutations, strata, uniform_sampling
-from fedtangent.simulate import Run, _run_chunk, engine_for, simulate
+from fedtangent.simulate import Run, _run_chunk, simulate
 from fedtangent.types import Algorithm, FederatedData, Model, PyTree, Schedule
 
 from .toys import cohorts, counting, distance, federated, fixed, leaves, owned_rows, reordered, two_layer, uneven_data

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 
+from fedtangent.engine import engine_for
 from fedtangent.federated import recipes
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.channel import jacobians, lossless
@@ -22,7 +23,7 @@ from fedtangent.federated.predict import mean_of_models
 from fedtangent.federated.schedule import all_clients, random_models, strata
 from fedtangent.federated.server import optax_server
 from fedtangent.losses import squared_error
-from fedtangent.simulate import Run, engine_for, predict, simulate
+from fedtangent.simulate import Run, predict, simulate
 from fedtangent.types import Client, FederatedData, Key, Local, Model, PyTree, RoundInfo, Server
 
 from . import reference

@@ -15,10 +15,11 @@ from rich.table import Table
 from fedtangent import data, models
 from fedtangent.commands import catalogue
 from fedtangent.commands.options import TrainOptions
+from fedtangent.engine import engine_for
 from fedtangent.kernels.gram import check_finite
 from fedtangent.report.files import Metric, check_data_dir, output_folder, write_config, write_metrics, write_result
 from fedtangent.report.tables import console, number
-from fedtangent.simulate import Evaluation, engine_for, predict, simulate
+from fedtangent.simulate import Evaluation, predict, simulate
 from fedtangent.types import Algorithm, Array, FederatedData, Prediction
 
 DIVERGED = 100.0  # times the initial loss

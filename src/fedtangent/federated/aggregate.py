@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedtangent.types import Aggregate, Array, Cohort, PyTree
+from fedtangent.types import Aggregate, Array, Cohort, PyTree, Slots
 
 
 class _Sum(NamedTuple):
@@ -15,7 +15,7 @@ class _Sum(NamedTuple):
     weight: Array  # [K]
 
 
-def _add_weighted(total: Array, rows: Cohort, messages: Array) -> Array:
+def _add_weighted(total: Array, rows: Slots, messages: Array) -> Array:
     """``total[model] += weight * message`` for a batch of slots."""
     weight = rows.weight.astype(total.dtype)
     shape = (-1,) + (1,) * (messages.ndim - 1)
@@ -39,7 +39,7 @@ def weighted_mean() -> Aggregate:
         dtype = jnp.result_type(*jax.tree.leaves(message), jnp.float32)
         return _Sum(total, jnp.zeros((num_models,), dtype))
 
-    def add(acc: _Sum, rows: Cohort, messages: PyTree) -> _Sum:
+    def add(acc: _Sum, rows: Slots, messages: PyTree) -> _Sum:
         total = jax.tree.map(lambda t, m: _add_weighted(t, rows, m), acc.total, messages)
         return _Sum(total, acc.weight.at[rows.model].add(rows.weight.astype(acc.weight.dtype)))
 
@@ -47,7 +47,17 @@ def weighted_mean() -> Aggregate:
         inverse = 1 / jnp.where(acc.weight > 0, acc.weight, 1)
         return jax.tree.map(lambda t: t * inverse.reshape((-1,) + (1,) * (t.ndim - 1)).astype(t.dtype), acc.total)
 
-    return Aggregate(init, add, finish)
+    def merge(acc: _Sum, axis: str) -> _Sum:
+        return jax.lax.psum(acc, axis)
+
+    return Aggregate(init, add, finish, merge)
+
+
+def slots_of(cohort: Cohort, num_models: int) -> Slots:
+    """The cohort's slots, with the rank of each among the filled slots of its model."""
+    mine = (cohort.model[:, None] == jnp.arange(num_models)[None]) & (cohort.weight > 0)[:, None]
+    before = jnp.cumsum(mine, axis=0, dtype=jnp.int32) - 1
+    return Slots(*cohort, jnp.take_along_axis(before, cohort.model[:, None], axis=1)[:, 0])
 
 
 class Stacked(NamedTuple):
@@ -64,14 +74,17 @@ def stack(slots_per_model: int) -> Aggregate:
         buffer = jax.tree.map(lambda m: jnp.zeros((num_models, slots_per_model, *m.shape), m.dtype), message)
         return Stacked(buffer, jnp.zeros((num_models,), jnp.int32))
 
-    def add(acc: Stacked, rows: Cohort, messages: PyTree) -> Stacked:
-        def one(acc: Stacked, slot: tuple[Cohort, PyTree]) -> tuple[Stacked, None]:
-            row, message = slot
-            active = row.weight > 0
-            at = jnp.where(active, acc.filled[row.model], slots_per_model)  # out of range: dropped
-            kept = jax.tree.map(lambda b, m: b.at[row.model, at].set(m, mode="drop"), acc.messages, message)
-            return Stacked(kept, acc.filled.at[row.model].add(active.astype(jnp.int32))), None
+    def add(acc: Stacked, rows: Slots, messages: PyTree) -> Stacked:
+        active = rows.weight > 0
+        at = jnp.where(active, rows.place, slots_per_model)  # out of range: dropped
+        kept = jax.tree.map(lambda b, m: b.at[rows.model, at].set(m, mode="drop"), acc.messages, messages)
+        return Stacked(kept, acc.filled.at[rows.model].add(active.astype(jnp.int32)))
 
-        return jax.lax.scan(one, acc, (rows, messages))[0]
+    def merge(acc: Stacked, axis: str) -> Stacked:
+        def gather(leaf: Array) -> Array:  # every place is filled on one device at most, and zero on the others
+            wide = leaf.astype(jnp.int32) if leaf.dtype == bool else leaf
+            return jax.lax.psum(wide, axis).astype(leaf.dtype)
 
-    return Aggregate(init, add, lambda acc: acc)
+        return jax.tree.map(gather, acc)
+
+    return Aggregate(init, add, lambda acc: acc, merge)

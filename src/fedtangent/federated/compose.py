@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent import pytrees
-from fedtangent.federated.aggregate import weighted_mean
+from fedtangent.federated.aggregate import slots_of, weighted_mean
 from fedtangent.federated.channel import lossless
 from fedtangent.federated.predict import mean_of_models
 from fedtangent.types import (
@@ -30,6 +30,7 @@ from fedtangent.types import (
     RoundInfo,
     Schedule,
     Server,
+    Slots,
 )
 
 WEIGHTINGS = ("examples", "uniform")
@@ -78,10 +79,10 @@ def _weigh(cohort: Cohort, data: FederatedData, weighting: str) -> Cohort:
 
 def _train_slot(
     local: Local, channel: Channel, engine: Engine, data: FederatedData, key: Key, broadcasts: PyTree, clients: PyTree
-) -> Callable[[Cohort], tuple[PyTree, PyTree]]:
+) -> Callable[[Slots], tuple[PyTree, PyTree]]:
     """The pure function of one slot that the engine maps: ``row -> (message, (client_state, info))``."""
 
-    def train(row: Cohort) -> tuple[PyTree, PyTree]:
+    def train(row: Slots) -> tuple[PyTree, PyTree]:
         update_key, send_key = jax.random.split(jax.random.fold_in(key, row.client))
         client = client_view(data, row.client, row.weight > 0, engine.max_client_size)
         before = jax.tree.map(lambda leaf: leaf[row.model, row.client], clients)
@@ -156,7 +157,7 @@ def compose(
         round_key = jax.random.fold_in(state.key, state.round)
         train = _train_slot(local, wire, engine, data, round_key, broadcasts, state.client)
         acc = reduce.init(_message_shape(model, local, server, data, engine)[0], schedule.num_models)
-        acc, (client_rows, local_info) = engine.map_clients(train, reduce, acc, cohort)
+        acc, (client_rows, local_info) = engine.map_clients(train, reduce, acc, slots_of(cohort, schedule.num_models))
         # An empty slot names a client too: dropped, it cannot write over the slot that really trains that client.
         at = (jnp.where(cohort.weight > 0, cohort.model, schedule.num_models), cohort.client)
         client = jax.tree.map(lambda all_, new: all_.at[at].set(new, mode="drop"), state.client, client_rows)
