@@ -86,6 +86,7 @@ class Slots(NamedTuple):
     model: Array  # [B] int32
     weight: Array  # [B] float
     place: Array  # [B] int32, rank among the filled slots of the model in the cohort's own order
+    size: Array  # [B] int32, examples of the client, 0 for an empty slot
 
 
 class Model(NamedTuple):

@@ -27,7 +27,7 @@ def reduced(aggregate: Aggregate, sent: dict[str, np.ndarray], batches: list[sli
     cohort = Cohort(jnp.arange(5), jnp.asarray(MODEL), jnp.asarray(WEIGHT, jnp.float32))
     shapes = {name: jax.ShapeDtypeStruct(m.shape[1:], m.dtype) for name, m in sent.items()}
     acc = aggregate.init(shapes, num_models)
-    slots = slots_of(cohort, 3)
+    slots = slots_of(cohort, 3, jnp.arange(6))
     for batch in batches:
         rows, part = jax.tree.map(lambda leaf, batch=batch: jnp.asarray(leaf)[batch], (slots, sent))
         acc = aggregate.add(acc, rows, part)

@@ -53,11 +53,12 @@ def weighted_mean() -> Aggregate:
     return Aggregate(init, add, finish, merge)
 
 
-def slots_of(cohort: Cohort, num_models: int) -> Slots:
-    """The cohort's slots, with the rank of each among the filled slots of its model."""
+def slots_of(cohort: Cohort, num_models: int, offsets: Array) -> Slots:
+    """The cohort's slots, with the rank of each among the filled slots of its model, and its number of examples."""
     mine = (cohort.model[:, None] == jnp.arange(num_models)[None]) & (cohort.weight > 0)[:, None]
     before = jnp.cumsum(mine, axis=0, dtype=jnp.int32) - 1
-    return Slots(*cohort, jnp.take_along_axis(before, cohort.model[:, None], axis=1)[:, 0])
+    size = jnp.where(cohort.weight > 0, offsets[cohort.client + 1] - offsets[cohort.client], 0)
+    return Slots(*cohort, jnp.take_along_axis(before, cohort.model[:, None], axis=1)[:, 0], size)
 
 
 class Stacked(NamedTuple):

@@ -157,7 +157,9 @@ def compose(
         round_key = jax.random.fold_in(state.key, state.round)
         train = _train_slot(local, wire, engine, data, round_key, broadcasts, state.client)
         acc = reduce.init(_message_shape(model, local, server, data, engine)[0], schedule.num_models)
-        acc, (client_rows, local_info) = engine.map_clients(train, reduce, acc, slots_of(cohort, schedule.num_models))
+        acc, (client_rows, local_info) = engine.map_clients(
+            train, reduce, acc, slots_of(cohort, schedule.num_models, data.offsets)
+        )
         # An empty slot names a client too: dropped, it cannot write over the slot that really trains that client.
         at = (jnp.where(cohort.weight > 0, cohort.model, schedule.num_models), cohort.client)
         client = jax.tree.map(lambda all_, new: all_.at[at].set(new, mode="drop"), state.client, client_rows)
