@@ -188,6 +188,10 @@ L = np.array([0, 0, 1, 1, 2, 2])
         (lambda: partition.from_index_maps([0, 1], [0, 2, 1, 2]), "must never fall"),
         (lambda: partition.heterogeneity(Partition(np.array([6]), np.array([0, 1])), L), "must be from 0 to 5"),
         (lambda: partition.heterogeneity(Partition(L[:0], np.array([0, 0])), L), "every client is empty"),
+        (
+            lambda: partition.heterogeneity(Partition(L[:2], np.array([0, 2])), L.astype(np.int64) + 10**9),
+            "labels must number the classes from 0: with 1000000",
+        ),
     ],
 )
 def test_mistakes(call, message):

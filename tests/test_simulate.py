@@ -12,16 +12,26 @@ import optax
 import pytest
 
 from fedtangent import simulate as simulate_from_the_root
-from fedtangent.engine import engine_for, scan_clients, vmap_clients
+from fedtangent.engine import engine_for
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work, local_sgd
 from fedtangent.federated.schedule import uniform_sampling
 from fedtangent.federated.server import optax_server
+from fedtangent.loop import chunk_length
 from fedtangent.losses import squared_error
 from fedtangent.simulate import Evaluation, simulate
 from fedtangent.types import Algorithm, Cost, FederatedData, Model, PyTree
 
 OFFSETS = [0, 2, 5, 6]
+COMPILES: list[str] = []
+
+
+def _listen(event: str, duration: float, **_: Any) -> None:
+    if "backend_compile" in event:
+        COMPILES.append(event)
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
 
 
 def data() -> FederatedData:
@@ -92,6 +102,31 @@ def test_evaluate_every_beyond_the_end_is_once_at_the_end() -> None:
         assert np.array_equal(weights(run.state), evaluated()[1][1].metrics["weights"])
 
 
+def test_another_number_of_rounds_compiles_and_traces_nothing() -> None:
+    """Without evaluations too: neither the number of rounds nor their interval is in the compiled program."""
+    sound, traces = algorithm(), []
+    step = lambda *arguments: (traces.append(1), sound.step(*arguments))[1]  # noqa: E731
+    watched = sound._replace(step=step)
+    simulate(watched, data(), 3, mapping="scan")
+    assert len(traces) == 2  # the memory plan's and the program's
+    COMPILES.clear()
+    for rounds, every in ((2, None), (17, None), (300, None), (20, 7)):
+        run = simulate(watched, data(), rounds, mapping="scan", evaluate_every=every)
+        assert len(run.history.rounds["loss"]) == int(run.state.round) == rounds
+    assert (len(traces), COMPILES) == (2, [])
+    simulate(sound._replace(step=lambda *arguments: step(*arguments)), data(), 2, mapping="scan")
+    assert len(traces) == 4  # another algorithm is traced, and compiled
+    assert COMPILES != []
+
+
+def test_a_chunk_of_large_infos_is_short() -> None:
+    def shapes(*shape: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return {"loss": jax.ShapeDtypeStruct(shape, jnp.float32)}
+
+    lengths = [chunk_length(shapes(*shape)) for shape in ((), (1_000,), (100_000,), (1_000, 1_000), (10**9,))]
+    assert lengths == [128, 128, 16, 2, 1]
+
+
 def test_seed_is_an_int_or_its_key() -> None:
     run = functools.partial(simulate, algorithm(), data(), 3, mapping="scan", evaluate_every=3)
     one = weights(run(seed=3).state)
@@ -120,13 +155,6 @@ def test_the_callers_key_and_data_survive_a_run() -> None:
     assert np.array_equal(*ends)
 
 
-def test_engine() -> None:
-    assert engine_for(data(), "scan") == (scan_clients, 3)
-    assert engine_for(data(), "vmap") == (vmap_clients, 3)
-    assert jax.default_backend() == "cpu"
-    assert engine_for(data()) == engine_for(data(), "auto") == (scan_clients, 3)
-
-
 def test_the_root_exports_it() -> None:
     assert simulate_from_the_root is simulate
 
@@ -137,7 +165,7 @@ def test_the_root_exports_it() -> None:
         ({"num_rounds": 0}, "num_rounds: got 0, must be a whole number of at least 1"),
         ({"num_rounds": -3}, "num_rounds: got -3, must be a whole number of at least 1"),
         ({"evaluate_every": 0}, "evaluate_every: got 0, must be a whole number of at least 1"),
-        ({"mapping": "pmap"}, "mapping: got 'pmap', allowed are auto, scan, vmap"),
+        ({"mapping": "pmap"}, "mapping: got 'pmap', allowed are auto, scan, vmap, chunked"),
     ],
 )
 def test_bad_arguments_before_any_work(changed: dict[str, Any], message: str) -> None:

@@ -18,20 +18,21 @@ import tyro
 
 def _parse(arguments: Sequence[str] | None) -> tuple[Any, Callable[[Any], Any], Callable[[Any], int]]:
     from fedtangent.commands import compare, listing, train
+    from fedtangent.commands.options import TrainOptions
 
     command = _one_line(
         tyro.cli,
         Annotated[compare.CompareOptions, tyro.conf.subcommand("compare")]
-        | Annotated[train.TrainOptions, tyro.conf.subcommand("train")]
+        | Annotated[TrainOptions, tyro.conf.subcommand("train")]
         | Annotated[listing.ListOptions, tyro.conf.subcommand("list")],
         prog="fedtangent",
-        description="Federated learning in the kernel regime: simulation and theory side by side.",
+        description="Federated learning in the kernel regime: simulation and theory side by side. --version names it.",
         args=arguments,
         config=(tyro.conf.OmitSubcommandPrefixes,),
     )
     for module, options in (
         (compare, compare.CompareOptions),
-        (train, train.TrainOptions),
+        (train, TrainOptions),
         (listing, listing.ListOptions),
     ):
         if isinstance(command, options):
@@ -59,25 +60,46 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _main(arguments: Sequence[str] | None) -> int:
     import fedtangent
+    from fedtangent.checkpointing import CheckpointError
     from fedtangent.report.files import output_folder
 
+    if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+        print(f"fedtangent {fedtangent.__version__}")
+        return 0
     fedtangent.enable_x64()
     options, prepare, run = _parse(arguments)
     try:
+        _use_devices(options)
         job = prepare(options)
         if hasattr(options, "output"):
             output_folder(options.output)  # the last thing that can be refused
     except ValueError as error:
-        print(f"fedtangent: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return _refused(error)
     try:
         return run(job)
+    except CheckpointError as error:
+        return _refused(error)
     except KeyboardInterrupt:
         print("fedtangent: interrupted; what was finished is in the output folder", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _use_devices(options: Any) -> None:
+    """Before anything else uses a device: how many, and of how many processes."""
+    from fedtangent import distributed
+
+    if hasattr(options, "host_devices"):
+        distributed.use_cores(options.host_devices)
+    if getattr(options, "distributed", False):
+        distributed.start(options.coordinator, options.num_processes, options.process_id)
+
+
+def _refused(error: ValueError) -> int:
+    print(f"fedtangent: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

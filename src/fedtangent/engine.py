@@ -2,44 +2,94 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import AxisType, Mesh
 
+from fedtangent.mapping import AXIS, chunked, sharded
 from fedtangent.types import Aggregate, Engine, FederatedData, PyTree, Slots
 
-MAPPINGS = ("auto", "scan", "vmap")
+MAPPINGS = ("auto", "scan", "vmap", "chunked:<n>", "sharded", "sharded:<scan, vmap or chunked:<n>>")
 
 
-def scan_clients(train: Callable[..., Any], aggregate: Aggregate, acc: PyTree, cohort: Slots) -> tuple[PyTree, PyTree]:
+def scan_clients(
+    train: Callable[..., Any], held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
+) -> tuple[PyTree, PyTree]:
     """Train the slots one after another; each client costs what it holds, and one message is held at a time."""
 
     def one(acc: PyTree, row: Slots) -> tuple[PyTree, PyTree]:
-        message, out = train(row)
+        row, message, out = train(held, row)
         single = jax.tree.map(lambda leaf: leaf[None], (row, message))
         return aggregate.add(acc, *single), out
 
-    return jax.lax.scan(one, acc, cohort)
+    return jax.lax.scan(one, acc, slots)
 
 
-def vmap_clients(train: Callable[..., Any], aggregate: Aggregate, acc: PyTree, cohort: Slots) -> tuple[PyTree, PyTree]:
+def vmap_clients(
+    train: Callable[..., Any], held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
+) -> tuple[PyTree, PyTree]:
     """Train all slots at once as one batched program; every slot costs what the largest client costs."""
-    messages, outs = jax.vmap(train)(cohort)
-    return aggregate.add(acc, cohort, messages), outs
+    received, messages, outs = jax.vmap(train, in_axes=(None, 0))(held, slots)
+    return aggregate.add(acc, received, messages), outs
 
 
-_MAPS = {"scan": scan_clients, "vmap": vmap_clients}
+class Mapping(NamedTuple):
+    """A mapping by its parts; ``str`` of it is its name."""
+
+    kind: str  # "scan", "vmap" or "chunked"
+    width: int | None  # slots at a time on one device; None: all
+    devices: int  # over which the slots are divided
+
+    def __str__(self) -> str:
+        inner = f"chunked:{self.width}" if self.kind == "chunked" else self.kind
+        return inner if self.devices == 1 else f"sharded:{inner}"
 
 
-def engine_for(data: FederatedData, mapping: str = "auto") -> Engine:
-    """The engine for ``data``: ``"scan"``, ``"vmap"``, or ``"auto"`` (scan on a CPU, vmap on an accelerator).
+def parse(name: str, devices: int | None = None) -> Mapping:
+    """The mapping called ``name``: ``scan``, ``vmap``, ``chunked:<n>``, or ``sharded:`` before one of them.
+
+    ``sharded`` alone is ``sharded:scan`` on a CPU and ``sharded:vmap`` on an accelerator; ``devices`` are all by
+    default. Raises ``ValueError`` for any other name.
+    """
+    kind, colon, rest = name.partition(":")
+    over = (jax.device_count() if devices is None else devices) if kind == "sharded" else 1
+    inner = name if kind != "sharded" else (rest if colon else _default_kind())
+    if inner in ("scan", "vmap"):
+        return Mapping(inner, 1 if inner == "scan" else None, over)
+    kind, _, width = inner.partition(":")
+    if kind == "chunked" and width.isdecimal() and int(width) >= 1:
+        return Mapping(kind, int(width), over)
+    raise ValueError(f"mapping: got {name!r}, allowed are {', '.join(MAPPINGS)}")
+
+
+def _default_kind() -> str:
+    return "scan" if jax.default_backend() == "cpu" else "vmap"
+
+
+def default_mapping() -> Mapping:
+    """What ``auto`` is before any measurement: one after another on a CPU, all at once on an accelerator."""
+    return parse("sharded" if jax.device_count() > 1 else _default_kind())
+
+
+@functools.cache
+def device_mesh(devices: int) -> Mesh:
+    """The first ``devices`` devices along one axis, of all processes."""
+    return jax.make_mesh((devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+
+
+def engine_for(data: FederatedData, mapping: str | Mapping = "auto") -> Engine:
+    """The engine for ``data`` under ``mapping``, a name of ``parse`` or ``"auto"`` (``default_mapping``).
 
     Raises ``ValueError`` for an unknown mapping.
     """
-    if mapping not in MAPPINGS:
-        raise ValueError(f"mapping: got {mapping!r}, allowed are {', '.join(MAPPINGS)}")
-    if mapping == "auto":
-        mapping = "scan" if jax.default_backend() == "cpu" else "vmap"
-    return Engine(_MAPS[mapping], int(np.max(np.diff(np.asarray(data.offsets)))))
+    chosen = default_mapping() if mapping == "auto" else parse(mapping) if isinstance(mapping, str) else mapping
+    inner = {"scan": scan_clients, "vmap": vmap_clients}.get(chosen.kind) or chunked(chosen.width or 1, vmap_clients)
+    largest = int(np.max(np.diff(np.asarray(data.offsets))))
+    if chosen.devices == 1:
+        return Engine(inner, largest)
+    mesh = device_mesh(chosen.devices)
+    return Engine(sharded(inner, mesh), largest, mesh)

@@ -18,6 +18,7 @@ from fedtangent.data import checks
 from fedtangent.types import Partition
 
 METHODS = ("per_client", "hsu", "per_class")
+MAX_CELLS = 2**26  # of heterogeneity's table [N, C]: half a gigabyte
 
 
 class Heterogeneity(NamedTuple):
@@ -200,13 +201,19 @@ def sha256(partition: Partition) -> str:
 def heterogeneity(partition: Partition, labels: Any) -> Heterogeneity:
     """Statistics of ``partition`` for ``labels`` [n], integers from 0 to C - 1; see ``Heterogeneity``.
 
-    Raises ``ValueError`` for a malformed partition, one without any example, or labels out of range.
+    Raises ``ValueError`` for a malformed partition, one without any example, labels out of range, or so large that
+    the table [N, C] would exceed 2**26 entries.
     """
     labels = checks.class_labels(labels)
     validate(partition, len(labels))
     if len(partition.indices) == 0:
         raise ValueError("partition must hold at least one example; every client is empty")
     sizes, num_classes = partition.sizes, int(labels.max()) + 1
+    if partition.num_clients * num_classes > MAX_CELLS:
+        raise ValueError(
+            f"labels must number the classes from 0: with {num_classes - 1} as the largest, {partition.num_clients} "
+            f"clients would need a table of {partition.num_clients * num_classes} shares; allowed are {MAX_CELLS}"
+        )
     owner = np.repeat(np.arange(partition.num_clients), sizes)
     cell = owner * num_classes + labels[partition.indices].astype(np.int64)
     counts = np.bincount(cell, minlength=partition.num_clients * num_classes).reshape(-1, num_classes)

@@ -1,38 +1,38 @@
-"""Run an algorithm: chunks of rounds as one compiled program, evaluation between them.
-
-A chunk's number of rounds is a run-time value, so a run traces its loss once whatever the number of rounds, and a
-second run of the same algorithm on data of the same shape compiles nothing.
-"""
+"""``simulate``: run an algorithm on federated data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from tqdm import tqdm
 
-from fedtangent.engine import engine_for
-from fedtangent.types import Algorithm, Array, Cost, Engine, FederatedData, Key, Prediction, PyTree
+from fedtangent import auto, checkpointing, memory
+from fedtangent.checkpointing import CheckpointError, Checkpoints
+from fedtangent.data.checks import is_whole
+from fedtangent.data.federated import max_client_size
+from fedtangent.distributed import replicate
+from fedtangent.engine import Mapping, default_mapping, engine_for, parse
+from fedtangent.history import Evaluation, History, Run
+from fedtangent.loop import Evaluate, Setup, chunk_length, go, info_shapes, start
+from fedtangent.loop import run_chunk as _run_chunk
+from fedtangent.types import Algorithm, Array, FederatedData, Key, Prediction, PyTree
 
-
-@partial(jax.jit, static_argnames=("algorithm", "engine", "length"), donate_argnames=("state",))
-def _run_chunk(
-    algorithm: Algorithm, engine: Engine, length: int, state: PyTree, data: FederatedData, rounds: Array
-) -> tuple[PyTree, PyTree]:
-    """``rounds`` (at most ``length``) rounds; infos come back stacked, rows beyond ``rounds`` are zeros."""
-    shapes = jax.eval_shape(lambda s: algorithm.step(s, data, engine)[1], state)
-    infos = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), shapes)
-
-    def one(i: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-        state, infos = carry
-        state, info = algorithm.step(state, data, engine)
-        return state, jax.tree.map(lambda all_, row: all_.at[i].set(row), infos, info)
-
-    return jax.lax.fori_loop(0, rounds, one, (state, infos))
+__all__ = [
+    "CheckpointError",
+    "Checkpoints",
+    "Evaluation",
+    "History",
+    "Resolved",
+    "Run",
+    "_run_chunk",
+    "predict",
+    "resolve_mapping",
+    "simulate",
+]
 
 
 @partial(jax.jit, static_argnames=("algorithm",))
@@ -41,48 +41,70 @@ def predict(algorithm: Algorithm, state: PyTree, x: Array) -> Prediction:
     return algorithm.predict(state, x)
 
 
-class Evaluation(NamedTuple):
-    """What was seen after ``round`` rounds (0 is the initial state)."""
-
-    round: int
-    metrics: dict[str, Any]
-    uplink_bytes: int
-    downlink_bytes: int
-
-
-class History(NamedTuple):
-    """A run's evaluations, and the infos of every round stacked along a leading axis R."""
-
-    evaluations: list[Evaluation]
-    rounds: dict[str, Any]  # NumPy arrays [R, ...]; "cohort" is a Cohort of arrays [R, S]
-    cost: Cost
-
-
-class Run(NamedTuple):
-    """The final state and the history of a run."""
-
-    state: PyTree
-    history: History
-
-
-Evaluate = Callable[[PyTree], dict[str, Any]]
-
-
-def _first(infos: PyTree, rounds: int) -> PyTree:
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[:rounds], infos)
-
-
-def _charge(cost: Cost, infos: dict[str, Any]) -> tuple[int, int]:
-    active = int(np.sum(infos["cohort"].weight > 0))
-    examples = int(np.sum(infos["examples"], dtype=np.int64))
-    return cost.uplink * active + cost.uplink_per_example * examples, cost.downlink * active
-
-
-def _validate(num_rounds: int, evaluate_every: int | None) -> int:
+def _validate(num_rounds: int, evaluate_every: int | None) -> None:
     for name, value in (("num_rounds", num_rounds), ("evaluate_every", evaluate_every)):
-        if value is not None and (int(value) != value or value < 1):
-            raise ValueError(f"{name}: got {value}, must be a whole number of at least 1")
-    return min(evaluate_every or num_rounds, num_rounds)
+        if value is None and name == "evaluate_every":
+            continue
+        if not is_whole(value) or value is None or value < 1:
+            raise ValueError(f"{name}: got {value!r}, must be a whole number of at least 1")
+
+
+class Resolved(NamedTuple):
+    """A mapping that fits, and why it."""
+
+    mapping: str
+    plan: memory.Plan
+    seconds: dict[str, float]  # a round's, by mapping, where ``auto`` measured some
+
+
+def resolve_mapping(
+    algorithm: Algorithm,
+    data: FederatedData,
+    num_rounds: int,
+    mapping: str = "auto",
+    checkpoint: Checkpoints | None = None,
+    measure: bool = True,
+) -> Resolved:
+    """The mapping that ``simulate`` uses, and its memory plan.
+
+    ``auto`` is the mapping of the run that is resumed, if that was on this device, and otherwise the fastest of those
+    that fit, measured (unless ``measure`` is off, or the run is short) and remembered on this machine.
+
+    Raises ``ValueError`` for an unknown mapping or one that does not fit into memory, ``CheckpointError`` where there
+    is nothing to resume.
+    """
+    largest = max_client_size(data)
+    chosen, seconds = _recorded(mapping, checkpoint), dict[str, float]()
+    length = chunk_length(_shapes(algorithm, data, default_mapping() if chosen is None else chosen))
+    if chosen is None and not measure:
+        chosen = auto.that_fit(algorithm, data, largest, length)[0]
+    if chosen is None:
+        probe = partial(_probe, algorithm, data, length)
+        chosen, seconds = auto.choose(algorithm, data, largest, num_rounds, length, probe)
+    return Resolved(str(chosen), memory.check(algorithm, data, chosen, largest, length), seconds)
+
+
+def _recorded(mapping: str, checkpoint: Checkpoints | None) -> Mapping | None:
+    """The mapping that is asked for by name, or by the run to resume; None where there is a choice."""
+    if mapping != "auto":
+        return parse(mapping)
+    before = None if checkpoint is None else checkpointing.mapping_of(checkpointing.open_store(checkpoint))
+    return None if before is None else parse(before)
+
+
+def _shapes(algorithm: Algorithm, data: FederatedData, mapping: Mapping) -> PyTree:
+    state = jax.eval_shape(lambda: algorithm.init(0, data.num_clients))
+    return info_shapes(algorithm, engine_for(data, mapping), state, data)
+
+
+def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Mapping) -> float:
+    """Seconds a round under ``mapping``, in the very program that the run would use."""
+    engine = engine_for(data, mapping)
+    held = replicate(data, engine.mesh)
+    return auto.seconds_a_round(
+        lambda state, rounds: _run_chunk(algorithm, engine, length, state, held, jnp.int32(rounds)),
+        lambda: replicate(algorithm.init(0, data.num_clients), engine.mesh),
+    )
 
 
 def simulate(
@@ -96,46 +118,68 @@ def simulate(
     init_key: Key | None = None,
     on_evaluation: Callable[[Evaluation], None] | None = None,
     progress: bool = False,
+    checkpoint: Checkpoints | None = None,
+    stop_on_divergence: bool = False,
 ) -> Run:
     """Run ``num_rounds`` rounds of ``algorithm`` on ``data``.
 
     Args:
         seed: an int or a typed key; initialisation, schedule and training keys are derived from it.
-        mapping: how a cohort is mapped onto the device; it does not change the result beyond rounding.
+        mapping: how a cohort is mapped onto the devices, which does not change the result beyond rounding: ``scan``
+            (one client after another), ``vmap`` (all at once), ``chunked:<n>`` (n at a time, of like size),
+            ``sharded`` or ``sharded:<one of these>`` (divided over all devices), ``auto`` (see ``resolve_mapping``).
         evaluate_every: rounds between evaluations (default: once at the end); it does not change the result.
         evaluate: ``state -> metrics``, called on the initial state and after every ``evaluate_every`` rounds. The
             state's buffers are re-used by the next rounds: copy what is to be kept.
         init_key: initialise the models from this key instead (schedule and training keys stay the seed's).
-        on_evaluation: called with each evaluation as soon as it is there, so that nothing computed is lost.
+        on_evaluation: called with each evaluation as soon as it is there, so that nothing computed is lost; when a
+            run is resumed, first with those of the checkpoint.
         progress: show a progress bar (on a terminal).
+        checkpoint: write checkpoints, and continue from one if told so. A run that was stopped, or killed, and
+            resumed returns what the uninterrupted run returns, bit for bit, history included; so does a finished one
+            that is resumed with more rounds. While it runs, the first SIGTERM or SIGINT makes it finish what it
+            computes, save, and return with ``status`` "stopped by ...".
+        stop_on_divergence: look, between chunks, whether the server's numbers are finite and whether any client's
+            loss is; if not, return state and history of the last round for which they were, with ``status``
+            "diverged at round ...". Keeps a second copy of the state on the device.
 
-    Returns ``Run(state, history)``. Raises ``ValueError`` for bad arguments, before any work.
+    Returns ``Run(state, history, status)``. Raises ``ValueError`` for bad arguments, and for a run that does not fit
+    into memory (with the largest chunk that would), before any work;
+    ``CheckpointError``, which is one, for a checkpoint that cannot be continued from.
     """
-    every = _validate(num_rounds, evaluate_every)
+    _validate(num_rounds, evaluate_every)
+    store = None if checkpoint is None else checkpointing.open_store(checkpoint)
+    mapping = resolve_mapping(algorithm, data, num_rounds, mapping, checkpoint).mapping
     engine = engine_for(data, mapping)
     state = algorithm.init(seed, data.num_clients, init_key)
-    measure = evaluate if evaluate is not None else (lambda state: {})
-    cost = algorithm.cost(data, engine)
-    evaluations: list[Evaluation] = []
-
-    def note(evaluation: Evaluation) -> None:
-        evaluations.append(evaluation)
-        if on_evaluation is not None:
-            on_evaluation(evaluation)
-
-    note(Evaluation(0, measure(state), 0, 0))
-    chunks, done, uplink, downlink = [], 0, 0, 0
-    with tqdm(
-        total=num_rounds, desc=algorithm.name, unit="round", disable=None if progress else True, leave=False
-    ) as bar:
-        while done < num_rounds:
-            rounds = min(every, num_rounds - done)
-            state, infos = _run_chunk(algorithm, engine, every, state, data, jnp.int32(rounds))
-            chunks.append(_first(infos, rounds))
-            done += rounds
-            charged = _charge(cost, chunks[-1])
-            uplink, downlink = uplink + charged[0], downlink + charged[1]
-            note(Evaluation(done, measure(state), uplink, downlink))
-            bar.update(rounds)
-    stacked = jax.tree.map(lambda *leaves: np.concatenate(leaves), *chunks)
-    return Run(state, History(evaluations, stacked, cost))
+    shapes = info_shapes(algorithm, engine, state, data)
+    if store is not None:
+        who = checkpointing.identity(algorithm.name, data, seed, init_key, evaluate_every)
+        store = checkpointing.for_run(store, who, mapping, shapes)
+    setup = Setup(
+        algorithm=algorithm,
+        engine=engine,
+        data=data,
+        num_rounds=num_rounds,
+        evaluate_every=evaluate_every,
+        measure=evaluate if evaluate is not None else (lambda state: {}),
+        on_evaluation=on_evaluation if on_evaluation is not None else (lambda evaluation: None),
+        cost=algorithm.cost(data, engine),
+        shapes=shapes,
+        length=chunk_length(shapes),
+        store=store,
+        guard=stop_on_divergence,
+    )
+    begin = start(setup, state)
+    setup = setup._replace(data=replicate(data, engine.mesh))
+    begin = begin._replace(state=replicate(begin.state, engine.mesh))
+    bar = tqdm(
+        total=num_rounds,
+        initial=begin.round,
+        desc=algorithm.name,
+        unit="round",
+        disable=None if progress else True,
+        leave=False,
+    )
+    with checkpointing.stop_signals(store is not None) as signalled, bar:
+        return go(setup, begin, signalled, bar.update)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 Array = jax.Array
 PyTree = Any
@@ -69,6 +70,7 @@ class Client(NamedTuple):
     size: Array  # [] int32, number of real examples (0 marks an empty slot: nothing to do)
     rows: Array  # [max_size] int32
     data: FederatedData
+    round: Array  # [] int32, from 0
 
 
 class Cohort(NamedTuple):
@@ -133,6 +135,8 @@ class Schedule(NamedTuple):
     num_slots: int  # S, static
     init: Callable[[Key], PyTree]  # key -> schedule_state
     sample: Callable[..., tuple[Cohort, PyTree]]  # (key, schedule_state, round) -> (Cohort, schedule_state)
+    contacted: Callable[[PyTree], Array] | None = None
+    # schedule_state after sample -> clients that got a model in that round, [] int32; None: those with a filled slot
 
 
 class Aggregate(NamedTuple):
@@ -164,6 +168,9 @@ class Channel(NamedTuple):
     # (shapes of a message, shapes of the broadcast) -> (bytes a message, bytes an example)
 
 
+Accept = Callable[[PyTree], Array]  # message as received -> [] bool: whether the server counts it
+
+
 class Prediction(NamedTuple):
     """An ensemble's prediction."""
 
@@ -174,8 +181,9 @@ class Prediction(NamedTuple):
 class Engine(NamedTuple):
     """What the simulator decides for an algorithm: static, hashable."""
 
-    map_clients: Callable[..., tuple[PyTree, PyTree]]  # (train_slot, aggregate, accumulator, cohort) -> (acc, outs [S])
+    map_clients: Callable[..., tuple[PyTree, PyTree]]  # (train_slot, aggregate, accumulator, slots) -> (acc, outs [S])
     max_client_size: int
+    mesh: Mesh | None = None  # the devices that hold data and state, None: the default one
 
 
 class Algorithm(NamedTuple):

@@ -19,7 +19,7 @@ TRAIN = {
     "algorithm": (["--algorithm", "fedavg"], "allowed are fed_avg, fed_ensemble, ntk_fl"),
     "dataset": (["--dataset", "cifar"], "digits, sine, mnist, fashion_mnist"),
     "partition": (["--partition", "x"], "allowed are iid, shards, classes, dirichlet, by_user, quantity_skew"),
-    "model": (["--model", "cnn"], "allowed are mlp, rbf_linear"),
+    "model": (["--model", "resnet"], "allowed are mlp, logistic, cnn, lstm, rbf_linear"),
     "schedule": (["--schedule", "x"], "allowed are all, uniform, permutations, strata, random"),
     "loss": (["--loss", "mse"], "allowed are squared_error, cross_entropy"),
     "weighting": (["--weighting", "x"], "examples, uniform"),

@@ -79,8 +79,8 @@ def test_a_comparison_writes_its_files_and_ends_with_its_verdict(run: Callable, 
 def test_a_wrong_theory_ends_with_exit_code_1(run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = predicted.run_flow
 
-    def mistaken(setting: Setting, *rest: object) -> object:
-        return right(dataclasses.replace(setting, local_steps=setting.local_steps + 1), *rest)
+    def mistaken(setting: Setting, *rest: object, **options: object) -> object:
+        return right(dataclasses.replace(setting, local_steps=setting.local_steps + 2), *rest, **options)
 
     monkeypatch.setattr(predicted, "run_flow", mistaken)
     monkeypatch.setattr(checks, "run_flow", mistaken)

@@ -36,7 +36,8 @@ def test_a_run_writes_its_files_and_prints_its_table(run: Callable, folder: Path
     assert ended.code == 0, ended
     out = folder / "out"
     curve = "mse.png" if name == "sine" else "accuracy.png"
-    assert sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()) == [
+    saved = out / "checkpoints"
+    assert sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file() and saved not in p.parents) == [
         "config.json",
         f"figures/{curve}",
         "metrics.csv",
@@ -87,12 +88,37 @@ def test_a_seed_and_a_configuration_repeat_a_run(run: Callable, folder: Path) ->
     assert first != other
 
 
-def test_a_run_that_diverges_is_reported(run: Callable, folder: Path) -> None:
+def test_a_run_that_diverges_ends_at_its_last_good_round(run: Callable, folder: Path) -> None:
     ended = run("train", *RUNS["fed_avg"], "--client-learning-rate", "1e12", "--output", "out")
     assert ended.code == 1
-    assert "diverged" in ended.out
+    assert ended.err.startswith("fedtangent: diverged at round ")
+    assert ended.err.count("\n") == 1
     result = json.loads((folder / "out" / "result.json").read_text(), parse_constant=pytest.fail)
+    assert result["status"].startswith("diverged at round ")
+    assert result["rounds"] == int(result["status"].split()[-1]) - 1 < 4
+    assert max(int(row["round"]) for row in rows_of(folder / "out")) == result["rounds"]
+
+
+def test_a_run_that_diverges_can_be_let_run(run: Callable, folder: Path) -> None:
+    given = ["--client-learning-rate", "1e12", "--no-stop-on-divergence", "--output", "out"]
+    ended = run("train", *RUNS["fed_avg"], *given)
+    assert ended.code == 1
+    assert "diverged" in ended.err
+    result = json.loads((folder / "out" / "result.json").read_text(), parse_constant=pytest.fail)
+    assert result["rounds"] == 4
     assert any(row["value"] is None for row in result["rows"])
+
+
+def test_the_config_says_what_the_options_stood_for(
+    run: Callable, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDTANGENT_DATA", str(tmp_path))
+    run("train", *RUNS["fed_ensemble"], "--output", "out")
+    config = json.loads((folder / "out" / "config.json").read_text())
+    wanted = {"schedule": "permutations", "mapping": "scan", "seconds_a_round": {}, "data_dir": str(tmp_path)}
+    assert config["resolved"] == wanted
+    assert set(config["environment"]) == {"fedtangent", "jax", "jaxlib", "numpy", "python", "device"}
+    assert config["environment"]["numpy"] == np.__version__
 
 
 @pytest.mark.parametrize(("loss", "metric"), [("cross_entropy", "nll"), ("squared_error", "mse")])

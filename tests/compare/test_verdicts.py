@@ -56,7 +56,7 @@ def test_a_control_that_passes_too_is_no_pass(sampled: vd.Sampled) -> None:
         vd.mean_verdict("s", "mean", sampled, "the same", sampled.mean),
         vd.variance_verdict("s", "variance", sampled, "the same", sampled.cov),
         vd.slope_verdict("s", tuple(WIDTHS), errors(-0.5), "the same", errors(-0.5)),
-        vd.exact_verdict("s", "equal", 1e-12, "the same", 1e-12, vd.EXACT),
+        vd.exact_verdict("s", "equal", 1e-12, {"the same": 1e-12, "wrong": 0.3}, vd.EXACT),
     ):
         assert verdict.agrees
         assert not verdict.control_fails
@@ -72,12 +72,20 @@ def test_slope_verdict(slope: float, agrees: bool) -> None:
 
 @pytest.mark.parametrize(("error", "agrees"), [(0.0, True), (1e-9, True), (2e-9, False), (float("nan"), False)])
 def test_exact_verdict(error: float, agrees: bool) -> None:
-    verdict = vd.exact_verdict("s", "equal", error, "one client dropped", 0.3, vd.EXACT)
+    verdict = vd.exact_verdict("s", "equal", error, {"one client dropped": 0.3}, vd.EXACT)
     assert (verdict.agrees, verdict.control_fails, verdict.passed) == (agrees, True, agrees)
 
 
 def test_a_control_that_is_not_a_number_proves_nothing() -> None:
-    assert not vd.exact_verdict("s", "equal", 0.0, "c", float("nan"), vd.EXACT).control_fails
+    assert not vd.exact_verdict("s", "equal", 0.0, {"a": 0.1, "c": float("nan"), "b": 0.2}, vd.EXACT).control_fails
+
+
+@pytest.mark.parametrize(("nearest", "fails"), [(2e-6, True), (1e-6, False), (2e-9, False)])
+def test_the_nearest_control_is_shown_and_must_be_orders_of_magnitude_away(nearest: float, fails: bool) -> None:
+    verdict = vd.exact_verdict("s", "equal", 0.0, {"far": 0.3, "near": nearest, "farther": 0.4}, vd.EXACT)
+    assert verdict.control == "near: nearest of 3"
+    assert verdict.control_measured == f"{nearest:.1e}"
+    assert verdict.control_fails is fails
 
 
 def test_paired_verdict() -> None:

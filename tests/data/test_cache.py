@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 from pathlib import Path
 
@@ -101,3 +103,28 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
         assert cache.cache_directory() == Path.home() / ".cache" / "fedtangent"
     monkeypatch.setattr("sys.platform", "darwin")
     assert cache.cache_directory() == Path.home() / "Library" / "Caches" / "fedtangent"
+
+
+def archive() -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, x=np.zeros(2))
+    return buffer.getvalue()
+
+
+def pickled() -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{"a": 1}], object))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("content", [b"abc", b"", archive(), pickled()])
+def test_a_listed_file_that_is_no_array_is_an_error(folder, content):
+    """The sha256 is right, so only its content can tell."""
+    (folder / "x.npy").write_bytes(content)
+    manifest = json.loads((folder / cache.MANIFEST).read_text())
+    manifest["sha256"]["x"] = hashlib.sha256(content).hexdigest()
+    (folder / cache.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"x\.npy is not a \.npy array") as caught:
+        cache.read(folder)
+    assert f"remove the folder {folder} and it is made again" in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -16,6 +16,7 @@ import pytest
 from fedtangent.engine import engine_for
 from fedtangent.federated import recipes
 from fedtangent.federated.compose import compose
+from fedtangent.federated.faults import dropout, finite
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import per_client_permutations, strata, uniform_sampling
 from fedtangent.simulate import Run, _run_chunk, simulate
@@ -38,22 +39,22 @@ jax.monitoring.register_event_duration_secs_listener(_listen)
 
 
 class Row(NamedTuple):
-    build: Callable[[Model, Schedule], Algorithm]
+    build: Callable[..., Algorithm]  # (model, schedule, accept=None) -> algorithm
     schedule: Schedule  # for six clients
     full_batch: Callable[[Model, Schedule], Algorithm]
     doubled: str  # what makes one client two: twice the "weight", or the "examples" twice (NTK-FL pools, unweighted)
 
 
-def _fed_avg(work: Work, **options: Any) -> Callable[[Model, Schedule], Algorithm]:
-    return lambda model, schedule: recipes.fed_avg(model, schedule, client_learning_rate=0.2, work=work, **options)
+def _fed_avg(work: Work, **options: Any) -> Callable[..., Algorithm]:
+    return functools.partial(recipes.fed_avg, client_learning_rate=0.2, work=work, **options)
 
 
-def _fed_ensemble(work: Work, **options: Any) -> Callable[[Model, Schedule], Algorithm]:
-    return lambda model, schedule: recipes.fed_ensemble(model, schedule, client_learning_rate=0.2, work=work, **options)
+def _fed_ensemble(work: Work, **options: Any) -> Callable[..., Algorithm]:
+    return functools.partial(recipes.fed_ensemble, client_learning_rate=0.2, work=work, **options)
 
 
-def _ntk_fl(kernel: str) -> Callable[[Model, Schedule], Algorithm]:
-    return lambda model, schedule: recipes.ntk_fl(model, schedule, learning_rate=0.3, times=(1, 4, 9), kernel=kernel)
+def _ntk_fl(kernel: str) -> Callable[..., Algorithm]:
+    return functools.partial(recipes.ntk_fl, learning_rate=0.3, times=(1, 4, 9), kernel=kernel)
 
 
 ALGORITHMS = {
@@ -196,6 +197,48 @@ def test_a_weight_of_zero_or_an_empty_client_is_as_absent(name: str) -> None:
     assert np.array_equal(run.history.rounds["model_weight"], alone.history.rounds["model_weight"])
     for ledger in ("uplink_bytes", "downlink_bytes"):
         assert getattr(run.history.evaluations[-1], ledger) == getattr(alone.history.evaluations[-1], ledger) > 0
+
+
+@everywhere
+def test_a_rejected_client_is_as_absent(name: str) -> None:
+    """Client 3, whose data are NaN, sends NaN to model 0; trained all at once, which is where it could leak."""
+    sent = [*PRESENT[:2], (3, 0, 1.0), *PRESENT[2:]]
+    run, unguarded, alone = (
+        simulate(
+            ALGORITHMS[name].build(two_layer(), fixed(8, 2, slots), accept=accept),
+            data_with_empty_and_broken_clients(),
+            2,
+            SEED,
+            mapping,
+            evaluate_every=1,
+        )
+        for slots, accept, mapping in ((sent, finite(), "vmap"), (sent, None, "vmap"), (PRESENT, None, "scan"))
+    )
+    assert distance(run.state.server, alone.state.server) < ROUNDING
+    assert np.array_equal(run.history.rounds["model_weight"], alone.history.rounds["model_weight"])
+    assert run.history.rounds["rejected"].tolist() == [[1, 0]] * 2
+    # It is charged all the same; had its message counted, it would show.
+    assert run.history.evaluations[-1].uplink_bytes > alone.history.evaluations[-1].uplink_bytes > 0
+    assert not distance(unguarded.state.server, alone.state.server) < ROUNDING
+
+
+@everywhere
+def test_a_client_that_drops_out_is_as_absent(name: str) -> None:
+    """Against rounds whose cohorts do not name the clients that dropped out."""
+    model, data, slots = two_layer(), uneven_data(), [(i, i % 2, 1.0) for i in range(6)]
+    faulty = dropout(fixed(6, 2, slots), 0.4)
+    run = simulate(ALGORITHMS[name].build(model, faulty), data, 3, SEED, "vmap")
+    algorithm = ALGORITHMS[name].build(model, fixed(6, 2, slots))
+    step = jax.jit(algorithm.step, static_argnums=2)
+    state, everybody = (algorithm.init(SEED, 6) for _ in range(2))
+    for weight in run.history.rounds["cohort"].weight:
+        left = [slot for slot, w in zip(slots, weight, strict=True) if w > 0]
+        assert 0 < len(left) < 6
+        state, _ = step(state._replace(schedule=fixed(6, 2, left).init(SEED)), data, engine_for(data, "scan"))
+        everybody, _ = step(everybody, data, engine_for(data, "scan"))
+    assert distance(run.state.server, state.server) < ROUNDING
+    assert distance(run.state.server, everybody.server) > VISIBLE
+    assert (run.history.rounds["contacted"] == 6).all()
 
 
 def twins(rows_of_last: int) -> FederatedData:

@@ -119,12 +119,6 @@ def test_any_other_function_goes_to_neural_tangents():
     np.testing.assert_allclose(traced, mean_over_outputs(expected), rtol=0, atol=1e-10)
 
 
-def test_bad_block_size_is_named():
-    model = rbf_linear()
-    with pytest.raises(ValueError, match="block_size: got 0, must be None or at least 1"):
-        empirical_ntk(model, model.init(jax.random.key(0)), X1[:, :1], block_size=0)
-
-
 def test_no_array_as_large_as_a_jacobian():
     """The compiled program at n = 50 never holds n C P numbers."""
     model = mlp(30, 10, (40,))
@@ -140,3 +134,20 @@ def test_no_array_as_large_as_a_jacobian():
     assert largest(lambda p, x: empirical_ntk(model, p, x)) <= 50 * 10 * 50 < 50 * 10 * size
     # negative control: the Jacobian itself is that large (its largest leaf)
     assert largest(jax.jacrev(model.apply)) >= 50 * 10 * 30 * 40
+
+
+@pytest.mark.parametrize("block_size", [0, -1, 2.5, "3", True])
+def test_a_block_size_that_is_no_count_is_refused(block_size):
+    model = mlp(4, 3, (6,), dtype=jnp.float64)
+    with pytest.raises(ValueError, match=r"block_size: got .*, must be None or a whole number of at least 1"):
+        empirical_ntk(model, model.init(jax.random.key(0)), X1, block_size=block_size)
+
+
+def test_another_models_parameters_are_refused():
+    model = mlp(4, 3, (6,), dtype=jnp.float64)
+    for widths in ((6, 6), (), (5,)):
+        other = mlp(4, 3, widths, dtype=jnp.float64)
+        with pytest.raises(ValueError, match=r"params: got arrays of shapes .*, mlp\(4-6-3"):
+            empirical_ntk(model, other.init(jax.random.key(0)), X1)
+    with pytest.raises(ValueError, match=r"params: got arrays of shapes \[\], rbf_linear"):
+        empirical_ntk(rbf_linear(5, dtype=jnp.float64), {}, X1[:, :1])

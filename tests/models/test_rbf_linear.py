@@ -76,9 +76,10 @@ def test_bad_arguments_are_named(arguments, message):
 
 
 def test_registry_builds_by_name():
-    assert models.available() == ("mlp", "rbf_linear")
+    assert models.available() == ("mlp", "logistic", "cnn", "lstm", "rbf_linear")
     for name in models.available():
-        model = build(name, 1, 2)
+        options = {"input_shape": (1, 1), "pool": 1, "convolution": "lax"} if name == "cnn" else {}
+        model = build(name, 1, 2, **options)
         assert model.apply(model.init(jax.random.key(0)), jnp.ones((3, 1))).shape == (3, 2)
         assert model.output_size == 2
         hash(model)  # a static argument of jit
@@ -86,8 +87,8 @@ def test_registry_builds_by_name():
 
 
 def test_registry_names_what_it_does_not_know():
-    with pytest.raises(ValueError, match="model: got 'cnn', allowed are mlp, rbf_linear"):
-        build("cnn", 4, 2)
+    with pytest.raises(ValueError, match="model: got 'resnet', allowed are mlp, logistic, cnn, lstm, rbf"):
+        build("resnet", 4, 2)
     with pytest.raises(ValueError, match=r"depth: not an option of model mlp, allowed are widths, activation"):
         build("mlp", 4, 2, depth=3)
     with pytest.raises(ValueError, match="input_size: got 4, the model rbf_linear takes scalar inputs"):

@@ -60,7 +60,52 @@ BAD = {
         lambda g: {**cohort(model=SLOTS), "num_models": 2},
         r"cohorts\.model must lie in 0\.\.1, got 2 in round 0",
     ),
-    "models": (lambda g: {"num_models": 0}, r"num_models must be >= 1, got 0"),
+    "models": (lambda g: {"num_models": 0}, r"num_models must be an integer >= 1, got 0"),
+    "models not whole": (lambda g: {"num_models": 1.5}, r"num_models must be an integer >= 1, got 1\.5"),
+    "models as text": (lambda g: {"num_models": "2"}, r"num_models must be an integer >= 1, got '2'"),
+    "no rounds": (
+        lambda g: {"cohorts": Cohort(SLOTS[:0], SLOTS[:0], SLOTS[:0] * 1.0)},
+        r"cohorts must hold at least one round of one slot, got \[R, S\] = \[0, 3\]",
+    ),
+    "indices not integer": (
+        lambda g: {"partition": g["partition"]._replace(indices=g["partition"].indices * 1.0)},
+        r"partition\.indices must be integers, got float64",
+    ),
+    "offsets not integer": (
+        lambda g: {"partition": g["partition"]._replace(offsets=g["partition"].offsets * 1.0)},
+        r"partition\.offsets must be integers, got float64",
+    ),
+    "rate as text": (lambda g: {"learning_rate": "0.1"}, r"learning_rate must be a real number .*, got '0\.1'"),
+    "rate missing": (lambda g: {"learning_rate": None}, "learning_rate must be a real number .*, got None"),
+    "rate complex": (lambda g: {"learning_rate": 1j}, "learning_rate must be a real number .*, got 1j"),
+    "rates ragged": (lambda g: {"learning_rate": [[1.0], 2.0]}, "learning_rate must be real numbers in one array"),
+    "server rate as text": (lambda g: {"server_learning_rate": "1"}, "server_learning_rate must be a real number"),
+    "server rate an array": (
+        lambda g: {"server_learning_rate": np.ones(2)},
+        r"server_learning_rate must have one of.*\[\(\)\], got \(2,\)",
+    ),
+    "weight as text": (lambda g: cohort(weight=SLOTS.astype(str)), r"cohorts\.weight must be a real number"),
+    "y as text": (lambda g: {"y_train": g["y_train"].astype(str)}, "y_train must be a real number"),
+    "prior negative": (
+        lambda g: {"k": g["k"]._replace(nngp_train=-g["k"].nngp_train)},
+        r"nngp blocks together must be a covariance \(positive semidefinite\), but the smallest eigenvalue is -",
+    ),
+    "prior of other points": (
+        lambda g: {"k": g["k"]._replace(nngp_test_train=10 * g["k"].nngp_test_train)},
+        "nngp blocks together must be a covariance",
+    ),
+    "prior negative alone": (
+        lambda g: {"k": g["k"]._replace(nngp_test=None, nngp_train=-g["k"].nngp_train)},
+        "nngp_train must be a covariance",
+    ),
+    "prior not symmetric": (
+        lambda g: {"k": g["k"]._replace(nngp_train=np.tri(24))},
+        "nngp_train must be symmetric",
+    ),
+    "prior at test points not symmetric": (
+        lambda g: {"k": g["k"]._replace(nngp_test=np.tri(5))},
+        "nngp_test must be symmetric",
+    ),
     "weight": (lambda g: cohort(weight=SLOTS - 1.0), r"cohorts\.weight must be finite and >= 0"),
     "no examples": (
         lambda g: {"partition": Partition(np.arange(24), np.array([0, 12, 12, 24]))},
@@ -78,8 +123,9 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_flow_refuses(good, name):
     change, message = BAD[name]
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as caught:
         federated_flow(**{**good, **change(good)})
+    assert "\n" not in str(caught.value) or "array" in str(caught.value)  # only an array's own text has lines
 
 
 @pytest.mark.parametrize(
@@ -90,6 +136,22 @@ def test_limit_refuses(good, name):
     given = {key: value for key, value in {**good, **change(good)}.items() if key in ("k", "y_train", "outputs")}
     with pytest.raises(ValueError, match=message):
         gp_limit(**given)
+
+
+@pytest.mark.parametrize("jitter", ["0.1", None, -1.0, True, [0.1]])
+def test_limit_refuses_a_jitter(good, jitter):
+    with pytest.raises(ValueError, match="max_relative_jitter must be finite and >= 0, got"):
+        gp_limit(good["k"], good["y_train"], max_relative_jitter=jitter)
+
+
+def test_a_singular_prior_is_a_covariance(good):
+    """Positive semidefinite to rounding is enough: a model of few parameters has such a prior."""
+    few = np.random.default_rng(0).standard_normal((29, 3)) * 1e3
+    prior = few @ few.T
+    blocks = good["k"]._replace(nngp_train=prior[:24, :24], nngp_test_train=prior[24:, :24], nngp_test=prior[24:, 24:])
+    assert np.all(np.isfinite(gp_limit(blocks, good["y_train"]).cov))
+    nothing = blocks._replace(**{name: 0 * getattr(blocks, name) for name in blocks._fields if "nngp" in name})
+    assert np.all(gp_limit(nothing, good["y_train"]).cov == 0)
 
 
 def test_flow_methods_refuse(good):

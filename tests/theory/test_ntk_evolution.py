@@ -103,3 +103,11 @@ def test_an_unstable_step_is_refused_with_its_bound(factor: float) -> None:
 def test_a_time_that_is_no_number_of_steps_is_refused(time: float) -> None:
     with pytest.raises(ValueError, match="time: got"):
         ntk_evolution(blocks(), 1e-3, time)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["step", "time"])
+@pytest.mark.parametrize("value", ["0.1", None, True, np.ones(2)])
+def test_what_is_no_number_is_refused(name: str, value: object) -> None:
+    given = {"step": 1e-3, "time": 10, name: value}
+    with pytest.raises(ValueError, match=f"{name}: got .*, must be a number"):
+        ntk_evolution(blocks(), **given)  # type: ignore[arg-type]

@@ -10,9 +10,10 @@ import numpy as np
 from fedtangent import partition
 from fedtangent.commands.options import TrainOptions
 from fedtangent.data import Dataset
-from fedtangent.federated import recipes, schedule
+from fedtangent.federated import faults, recipes, schedule
 from fedtangent.federated.local import Work
-from fedtangent.types import Algorithm, Model, Partition, Schedule
+from fedtangent.federated.rates import Rate, staircase_decay
+from fedtangent.types import Accept, Algorithm, Model, Partition, Schedule
 
 
 class AlgorithmEntry(NamedTuple):
@@ -44,6 +45,30 @@ def choose(what: str, name: str, entries: dict[str, NamedTuple]) -> NamedTuple:
     return entries[name]
 
 
+def decayed(rate: float, factor: float, every: int) -> Rate:
+    """``rate`` times ``factor`` after each ``every`` rounds; a plain number where nothing decays."""
+    return rate if factor == 1 else staircase_decay(rate, factor, every)
+
+
+def faulty(
+    plan: Schedule, sizes: np.ndarray, dropout: float, keep_first: int | None, completion_time: str, spread: float
+) -> Schedule:
+    """``plan`` whose clients drop out, and of which the first ``keep_first`` to answer make the round.
+
+    A client's expected completion time is in proportion to its examples, ``sizes`` [N]. Raises ``ValueError``.
+    """
+    if dropout != 0:
+        plan = faults.dropout(plan, dropout)
+    if keep_first is None:
+        return plan
+    return faults.stragglers(plan, keep_first, np.maximum(sizes, 1) / max(np.mean(sizes), 1), completion_time, spread)
+
+
+def acceptance(max_update_norm: float | None) -> Accept | None:
+    """Which messages the server counts: all, or finite ones of at most that norm (infinity: of any)."""
+    return None if max_update_norm is None else faults.finite(max_update_norm)
+
+
 def _work(o: TrainOptions) -> Work:
     return Work(o.local_steps, o.local_epochs, o.batch_size if o.batch_size > 0 else None)
 
@@ -55,11 +80,12 @@ def _averaged(recipe: Callable[..., Algorithm]) -> Callable[[TrainOptions, Model
         return recipe(
             model,
             plan,
-            client_learning_rate=o.client_learning_rate,
+            client_learning_rate=decayed(o.client_learning_rate, o.decay, o.decay_every),
             server_learning_rate=o.server_learning_rate,
             work=_work(o),
             loss=o.loss,
             weighting=o.weighting,
+            accept=acceptance(o.max_update_norm),
         )
 
     return build
@@ -71,9 +97,10 @@ def _ntk_fl(o: TrainOptions, model: Model, plan: Schedule) -> Algorithm:
     return recipes.ntk_fl(
         model,
         plan,
-        learning_rate=o.client_learning_rate,
+        learning_rate=decayed(o.client_learning_rate, o.decay, o.decay_every),
         times=o.ntk_times,
         kernel=o.ntk_kernel,
+        accept=acceptance(o.max_update_norm),
         slots_per_model=min(plan.num_slots, plan.num_clients),
     )
 

@@ -17,7 +17,7 @@ class TrainOptions:
     partition: str = "dirichlet"
     """iid, shards, classes, dirichlet, by_user or quantity_skew."""
     model: str = "mlp"
-    """mlp or rbf_linear."""
+    """mlp, logistic, cnn or rbf_linear."""
     num_rounds: int = 50
     """Communication rounds R."""
     num_clients: int = 20
@@ -54,6 +54,20 @@ class TrainOptions:
     """Step size of the clients; of the evolution, for ntk_fl."""
     server_learning_rate: float = 1.0
     """Step size of the server."""
+    decay: float = 1.0
+    """The clients' step size is multiplied by this every --decay-every rounds (the papers: 0.99)."""
+    decay_every: int = 10
+    """Rounds between decays."""
+    dropout: float = 0.0
+    """Probability that a client drops out of a round: it receives the model and sends nothing."""
+    keep_first: int | None = None
+    """Close a round after so many answers (--clients-per-round 130 --keep-first 100)."""
+    completion_time: str = "lognormal"
+    """keep_first: lognormal or exponential times, in proportion to a client's examples."""
+    completion_spread: float = 1.0
+    """keep_first: standard deviation of the logarithm of a lognormal time."""
+    max_update_norm: float | None = None
+    """Reject updates that are not finite or of a larger norm (inf: only the former)."""
     local_steps: int | None = None
     """Local steps T (give this or --local-epochs)."""
     local_epochs: int | None = None
@@ -68,11 +82,29 @@ class TrainOptions:
     """ntk_fl: candidate numbers of gradient steps."""
     evaluate_every: int = 5
     """Rounds between evaluations."""
+    checkpoint_every: int | None = None
+    """Rounds between checkpoints; 0: none. Default: every ten seconds at most (less often where they take long)."""
+    resume: bool = False
+    """Continue from the newest good checkpoint in OUTPUT; --num-rounds may have grown."""
+    stop_on_divergence: bool = True
+    """End at the last good round when the model's numbers are no longer finite (costs a second copy of the state)."""
     mapping: str = "auto"
-    """How clients are mapped onto the device: auto, scan, vmap."""
+    """How clients are mapped onto the devices: auto, scan, vmap, chunked:<n>, sharded, sharded:<one of these>."""
+    host_devices: int = 0
+    """Without an accelerator: cores that work side by side, each on its own clients (0: all of them)."""
+    distributed: bool = False
+    """One of several processes of one run: started alike on every host, over a shared output folder."""
+    coordinator: str | None = None
+    """distributed: host:port of process 0 (default: $JAX_COORDINATOR_ADDRESS, or the cluster's own variables)."""
+    num_processes: int | None = None
+    """distributed: how many there are (default: $JAX_NUM_PROCESSES, or the cluster's)."""
+    process_id: int | None = None
+    """distributed: which one this is, from 0 (default: $JAX_PROCESS_ID, or the cluster's)."""
     seed: int = 0
     """Seed of everything."""
+    seeds: str | None = None
+    """Several runs, as 0:10 or 0,3,7: other initialisations and cohorts; data and clients stay those of --seed."""
     output: Path = Path("results/train")
-    """Folder for config.json, metrics.csv, result.json and figures/."""
+    """Folder for config.json, metrics.csv, result.json, figures/ and checkpoints/."""
     data_dir: Path | None = None
     """Folder with original data files (default: $FEDTANGENT_DATA)."""

@@ -2,98 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import os
+import signal
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from rich import box
 from rich.table import Table
 
-from fedtangent import data, models
-from fedtangent.commands import catalogue
-from fedtangent.commands.options import TrainOptions
-from fedtangent.engine import engine_for
-from fedtangent.kernels.gram import check_finite
-from fedtangent.report.files import Metric, check_data_dir, output_folder, write_config, write_metrics, write_result
+from fedtangent import memory
+from fedtangent.commands.job import Job, Split, checkpoints_of, prepare, say, seeds_of
+from fedtangent.distributed import is_main
+from fedtangent.history import Evaluation, Run
+from fedtangent.report.files import Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent.report.tables import console, number
-from fedtangent.simulate import Evaluation, predict, simulate
-from fedtangent.types import Algorithm, Array, FederatedData, Prediction
+from fedtangent.simulate import Resolved, predict, resolve_mapping, simulate
+from fedtangent.types import Prediction
 
-DIVERGED = 100.0  # times the initial loss
-EVALUATED_TRAIN = 10_000  # training examples that train metrics are measured on, at most
+__all__ = ["Job", "Split", "measure", "prepare", "run_job"]
 
-
-class Split(NamedTuple):
-    """Examples to evaluate on."""
-
-    x: Array
-    targets: Array  # [n, C] what the squared error compares with
-    labels: Array | None  # [n] class labels, None for regression
+DIVERGED = 100.0  # times the first training loss
+LOWER = "lower the learning rate"
 
 
-class Job(NamedTuple):
-    """A checked run, ready to start."""
-
-    options: TrainOptions
-    algorithm: Algorithm
-    data: FederatedData
-    splits: dict[str, Split]
-
-
-def prepare(options: TrainOptions) -> Job:
-    """Check every option, load and divide the data, compose the algorithm; raises ``ValueError``, writes nothing."""
-    o = options
-    if o.local_steps is None and o.local_epochs is None:
-        o = dataclasses.replace(o, local_epochs=5)
-    if not 0 <= o.seed < 2**32:
-        raise ValueError(f"seed: got {o.seed}, must be from 0 to 2**32 - 1")
-    if o.batch_size < 0:
-        raise ValueError(f"batch_size: got {o.batch_size}, must be 0 or more")
-    for name in ("num_rounds", "evaluate_every", "num_clients", "num_models"):
-        if getattr(o, name) < 1:
-            raise ValueError(f"{name}: got {getattr(o, name)}, must be at least 1")
-    check_data_dir(o.data_dir)
-    entry = cast(catalogue.AlgorithmEntry, catalogue.choose("algorithm", o.algorithm, dict(catalogue.ALGORITHMS)))
-    divide = cast(catalogue.PartitionEntry, catalogue.choose("partition", o.partition, dict(catalogue.PARTITIONS)))
-    name = entry.schedule if o.schedule == "default" else o.schedule
-    plan_of = cast(catalogue.ScheduleEntry, catalogue.choose("schedule", name, dict(catalogue.SCHEDULES)))
-    given = {} if o.num_train is None else {"num_train": o.num_train}
-    loaded = data.load(o.dataset, data_dir=o.data_dir, seed=o.seed, **given)
-    clients = divide.build(o, loaded)
-    train, test = _split(loaded, "train"), _split(loaded, "test")
-    model = _model(o, int(np.prod(loaded.x_train.shape[1:])), train.targets.shape[1])
-    plan = plan_of.build(o, clients.num_clients)
-    if o.algorithm == "fed_ensemble" and plan.num_models != o.num_models:
-        raise ValueError(f"schedule: {name!r} trains {plan.num_models} model, but num_models is {o.num_models}")
-    algorithm = entry.build(o, model, plan)
-    if o.loss == "cross_entropy" and train.labels is None:
-        raise ValueError(f"loss: cross_entropy needs class labels, but the data set {loaded.name} has none")
-    y = train.labels if o.loss == "cross_entropy" else train.targets
-    federated = data.federated_data(np.asarray(loaded.x_train, np.float32), np.asarray(y), clients, dtype=jnp.float32)
-    engine_for(federated, o.mapping)
-    some = jax.tree.map(lambda a: a[:EVALUATED_TRAIN], train)
-    return Job(o, algorithm, federated, {"train": some, "test": test})
-
-
-def _split(loaded: data.Dataset, which: str) -> Split:
-    x, y = getattr(loaded, f"x_{which}"), getattr(loaded, f"y_{which}")
-    check_finite(f"x_{which}", x)
-    check_finite(f"y_{which}", y)
-    inputs = jnp.asarray(x, jnp.float32)
-    if loaded.num_classes == 0:
-        return Split(inputs, jnp.asarray(y, jnp.float32), None)
-    targets = data.classification_targets(y, loaded.num_classes, centred=True)
-    return Split(inputs, jnp.asarray(targets, jnp.float32), jnp.asarray(y, jnp.int32))
-
-
-def _model(o: TrainOptions, input_size: int, output_size: int) -> Any:
-    given: dict[str, Any] = {}
-    if o.model == "mlp":
-        given = {"widths": o.widths, "activation": o.activation, "parameterization": o.parameterization}
-    return models.build(o.model, input_size, output_size, **given)
+def _resolved(job: Job, mapping: Resolved) -> dict[str, Any]:
+    """What the options stand for on this machine."""
+    folder = job.options.data_dir or os.environ.get("FEDTANGENT_DATA") or None
+    return {
+        "schedule": job.schedule,
+        "mapping": mapping.mapping,
+        "seconds_a_round": mapping.seconds,
+        "data_dir": folder and str(Path(folder).absolute()),
+    }
 
 
 def measure(predicted: Prediction, split: Split, loss: str) -> dict[str, float]:
@@ -118,10 +61,11 @@ def measure(predicted: Prediction, split: Split, loss: str) -> dict[str, float]:
 
 
 def run_job(job: Job) -> int:
-    """Run, with metrics.csv written at every evaluation; returns the exit code."""
-    o, screen = job.options, console()
-    folder = output_folder(o.output)
-    write_config(folder, "train", o)
+    """Run, for each of the seeds, with metrics.csv written at every evaluation; returns the exit code."""
+    o, folder, seeds = job.options, output_folder(job.options.output), seeds_of(job.options)
+    several = o.seeds is not None
+    first = checkpoints_of(o, job.schedule, seeds[0] if several else None)
+    mapping = resolve_mapping(job.algorithm, job.data, o.num_rounds, o.mapping, first if first.resume else None)
     metrics: list[Metric] = []
 
     def evaluate(state: Any) -> dict[str, Any]:
@@ -129,46 +73,127 @@ def run_job(job: Job) -> int:
             name: measure(predict(job.algorithm, state, split.x), split, o.loss) for name, split in job.splits.items()
         }
 
-    def note(e: Evaluation) -> None:
+    def note(seed: int, e: Evaluation) -> None:
+        if not is_main():
+            return
+        if not metrics:  # the first thing that happens, once a checkpoint that cannot be resumed has been refused
+            write_config(folder, "train", o, resolved=_resolved(job, mapping))
+            _announce(mapping)
         for split, found in e.metrics.items():
             metrics.extend(
-                Metric(e.round, job.algorithm.name, o.seed, split, name, value, e.uplink_bytes, e.downlink_bytes)
+                Metric(e.round, job.algorithm.name, seed, split, name, value, e.uplink_bytes, e.downlink_bytes)
                 for name, value in found.items()
             )
         write_metrics(folder, metrics)
 
-    run = simulate(
-        job.algorithm,
-        job.data,
-        o.num_rounds,
-        seed=o.seed,
-        mapping=o.mapping,
-        evaluate_every=o.evaluate_every,
-        evaluate=evaluate,
-        on_evaluation=note,
-        progress=True,
-    )
-    last = run.history.evaluations[-1]
-    rows = [{"split": s, "metric": m, "value": v} for s, found in last.metrics.items() for m, v in found.items()]
-    write_result(folder, rows, rounds=last.round, uplink_bytes=last.uplink_bytes, downlink_bytes=last.downlink_bytes)
+    runs: dict[int, Run] = {}
+    for seed in seeds:
+        runs[seed] = simulate(
+            job.algorithm,
+            job.data,
+            o.num_rounds,
+            seed=seed,
+            mapping=mapping.mapping,
+            evaluate_every=o.evaluate_every,
+            evaluate=evaluate,
+            on_evaluation=functools.partial(note, seed),
+            progress=is_main(),
+            checkpoint=None if o.checkpoint_every == 0 else checkpoints_of(o, job.schedule, seed if several else None),
+            stop_on_divergence=o.stop_on_divergence,
+        )
+        if runs[seed].status.startswith("stopped"):
+            say(f"{runs[seed].status}; continue with the same options and --resume")
+            return 128 + signal.Signals[runs[seed].status.split()[2]]
+    return _finish(job, runs, metrics, folder) if is_main() else 0
+
+
+def _announce(found: Resolved) -> None:
+    """How the run is mapped and what memory it is to take."""
+    devices = f" over {jax.device_count()} devices" if found.mapping.startswith("sharded") else ""
+    times = ", ".join(f"{name} {seconds:.3g}" for name, seconds in found.seconds.items())
+    measured = f" (seconds a round: {times})" if times else ""
+    console().print(f"mapping: {found.mapping}{devices}{measured}", highlight=False)
+    console().print(memory.describe(found.plan), highlight=False)
+
+
+def _finish(job: Job, runs: dict[int, Run], metrics: list[Metric], folder: Path) -> int:
+    """Write and print what came out; returns the exit code."""
+    screen, rows = console(), _rows(job, runs)
+    one = next(iter(runs.values()))
+    last = one.history.evaluations[-1]
+    statuses = sorted({run.status for run in runs.values()})
+    sent = {"uplink_bytes": last.uplink_bytes, "downlink_bytes": last.downlink_bytes}
+    write_result(folder, rows, rounds=last.round, status="; ".join(statuses), **sent)
     _draw(job, metrics, folder)
-    screen.print(_table(job, last))
+    screen.print(_table(job, rows, last))
     screen.print(f"numbers in {folder / 'metrics.csv'}, figure in {folder / 'figures'}", highlight=False)
-    diverged = not all(np.isfinite(row["value"]) for row in rows)
-    if diverged:
-        screen.print("[bold red]the run diverged: some metrics are not finite; lower the learning rate[/bold red]")
-    return 1 if diverged else 0
+    for line in _remarks(job, one):
+        say(line)
+    code = 0
+    for seed, run in runs.items():
+        name = "" if len(runs) == 1 else f"seed {seed}: "
+        end = run.history.evaluations[-1]
+        if run.status != "finished":
+            say(f"{name}{run.status}: the results are those of round {end.round}, the last good one; {LOWER}")
+            code = 1
+        elif _diverged(run):
+            say(f"{name}the run diverged: the training loss is {DIVERGED:.0f} times the first one or more; {LOWER}")
+            code = 1
+    return code
 
 
-def _table(job: Job, last: Evaluation) -> Table:
+def _diverged(run: Run) -> bool:
+    """Whether the last training loss is not finite, or far above the untrained models'."""
+    ends = [e.metrics["train"] for e in (run.history.evaluations[0], run.history.evaluations[-1])]
+    first, last = (next(found[name] for name in ("mse", "nll") if name in found) for found in ends)
+    finite = all(np.isfinite(list(found.values())).all() for found in run.history.evaluations[-1].metrics.values())
+    return not finite or last > DIVERGED * first
+
+
+def _remarks(job: Job, run: Run) -> list[str]:
+    """What the user should know before believing the numbers."""
+    weight = np.asarray(run.history.rounds["model_weight"])
+    trained, lines = int(np.sum((weight > 0).sum(axis=0) > 0)), list[str]()
+    if len(weight) and trained < weight.shape[1]:
+        lines.append(
+            f"{weight.shape[1] - trained} of {weight.shape[1]} models were never trained, and count in the average: "
+            "use more clients or rounds, or fewer models"
+        )
+    rejected = int(np.sum(run.history.rounds.get("rejected", 0)))
+    if rejected:
+        lines.append(f"{rejected} messages were rejected: not finite, or larger than allowed")
+    return lines
+
+
+def _rows(job: Job, runs: dict[int, Run]) -> list[dict[str, Any]]:
+    """The last metrics; of several seeds their mean, with the half-width of its 95 % interval (Student's t)."""
+    from scipy.stats import t
+
+    last = [run.history.evaluations[-1].metrics for run in runs.values()]
+    rows: list[dict[str, Any]] = []
+    for split, found in last[0].items():
+        for metric in found:
+            values = np.array([metrics[split][metric] for metrics in last])
+            row = {"split": split, "metric": metric, "value": float(values.mean())}
+            if len(runs) > 1:
+                error = values.std(ddof=1) / np.sqrt(len(values))
+                row |= {"half_width_95": float(t.ppf(0.975, len(values) - 1) * error), "seeds": len(values)}
+            rows.append(row)
+    return rows
+
+
+def _table(job: Job, rows: list[dict[str, Any]], last: Evaluation) -> Table:
+    several = "seeds" in rows[0]
     title = f"{job.algorithm.name} on {job.options.dataset}, round {last.round}"
+    title += f", mean of {rows[0]['seeds']} seeds" if several else ""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("split", "metric"):
         table.add_column(name)
-    table.add_column("value", justify="right")
-    for split, found in last.metrics.items():
-        for name, value in found.items():
-            table.add_row(split, name.replace("_", " "), number(value, 4))
+    for name in ("value", "+- (95 %)") if several else ("value",):
+        table.add_column(name, justify="right")
+    for row in rows:
+        figures = [number(row[key], 4) for key in ("value", "half_width_95") if key in row]
+        table.add_row(row["split"], row["metric"].replace("_", " "), *figures)
     table.add_row("", "uplink MiB", number(last.uplink_bytes / 2**20, 2))
     table.add_row("", "downlink MiB", number(last.downlink_bytes / 2**20, 2))
     return table
@@ -179,6 +204,12 @@ def _draw(job: Job, metrics: list[Metric], folder: Path) -> None:
 
     chosen = "accuracy" if job.splits["test"].labels is not None else "mse"
     series = {
-        split: [(m.round, m.value) for m in metrics if m.split == split and m.metric == chosen] for split in job.splits
+        split: _mean_curve([m for m in metrics if m.split == split and m.metric == chosen]) for split in job.splits
     }
     curves(series, chosen, f"{job.algorithm.name} on {job.options.dataset}", folder / "figures" / f"{chosen}.png")
+
+
+def _mean_curve(metrics: list[Metric]) -> list[tuple[int, float]]:
+    """The mean over seeds at every round."""
+    rounds = sorted({m.round for m in metrics})
+    return [(r, float(np.mean([m.value for m in metrics if m.round == r]))) for r in rounds]

@@ -44,14 +44,17 @@ def _with_step(setting: Setting) -> Setting:
 
 
 def _sine(name: str, title: str, model: Callable[[int], Model], size: Scale, seed: int, gap: bool) -> Setting:
-    toy = datasets.load("sine", seed=seed, gap=gap)
-    clients = partition.by_user(toy.user_train)
+    toy = datasets.load("sine", seed=seed, gap=gap, points_per_client=3)
+    user = np.asarray(toy.user_train)
+    # One, two or three points a client, about two on average as in the paper: weights by examples must matter.
+    kept = np.tile(np.arange(3), len(user) // 3) <= user % 3
+    clients = partition.by_user(user[kept])
     return _with_step(
         Setting(
             name=name,
             title=title,
-            x_train=toy.x_train,
-            y_train=toy.y_train,
+            x_train=toy.x_train[kept],
+            y_train=toy.y_train[kept],
             x_test=toy.x_test,
             y_test=toy.y_test,
             labels_test=None,
@@ -70,13 +73,13 @@ def _sine(name: str, title: str, model: Callable[[int], Model], size: Scale, see
 
 
 def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
-    """The papers' toy: 50 clients of 2 points, 100 radial basis functions, linear in its parameters."""
+    """The papers' toy: 50 clients of 1 to 3 points, 100 radial basis functions, linear in its parameters."""
     size = _scale(scale, smoke=Scale((100,), 4, 100), default=Scale((100,), 10, 200), paper=Scale((100,), 100, 2000))
 
     def model(width: int) -> Model:
         return rbf_linear(num_features=width, bandwidth=0.08, sigma=1.0, seed=seed, dtype=jnp.float64)
 
-    title = "Sine toy (FE-2024, section V-A): 100 radial basis functions, linear in the weights"
+    title = "Sine toy (FE-2024, section V-A), 1 to 3 points a client: 100 radial basis functions, linear in the weights"
     return dataclasses.replace(_sine("sine, linear", title, model, size, seed, gap=False), is_linear=True)
 
 
@@ -92,14 +95,15 @@ def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
     def model(width: int) -> Model:
         return mlp(1, 1, widths=(width,), activation="erf", w_std=8.0, b_std=4.0, last_w_std=1.0, dtype=jnp.float64)
 
-    title = "Sine with a gap (FE-2024, section V-B): erf network of one hidden layer"
+    title = "Sine with a gap (FE-2024, section V-B), 1 to 3 points a client: erf network of one hidden layer"
     return _sine("sine, network", title, model, size, seed, gap=True)
 
 
 def _images(name: str, title: str, data_dir: DataDir, size: Scale, seed: int, num_train: int) -> Setting:
     images = datasets.load(name, data_dir=data_dir, seed=seed, num_train=num_train, num_test=300)
     x_train, x_test = standardised(np.asarray(images.x_train, np.float64), np.asarray(images.x_test, np.float64))
-    clients = partition.dirichlet(images.y_train, num_clients=10, alpha=1.0, seed=seed, min_size=2)
+    # Per class, so that sizes differ too: weights by examples must matter.
+    clients = partition.dirichlet(images.y_train, num_clients=10, alpha=1.0, seed=seed, min_size=2, method="per_class")
     d, c = x_train.shape[1], images.num_classes
 
     def model(width: int) -> Model:
@@ -108,7 +112,8 @@ def _images(name: str, title: str, data_dir: DataDir, size: Scale, seed: int, nu
     return _with_step(
         Setting(
             name=name,
-            title=f"{title}: {num_train} examples on 10 clients (Dirichlet 1.0), ReLU network of one hidden layer",
+            title=f"{title}: {num_train} examples on 10 clients of {min(clients.sizes)} to {max(clients.sizes)} "
+            "(Dirichlet 1.0), ReLU network of one hidden layer",
             x_train=x_train,
             y_train=datasets.classification_targets(images.y_train, c, centred=True),
             x_test=x_test,
@@ -133,7 +138,7 @@ def digits(data_dir: DataDir, scale: str, seed: int) -> Setting:
     size = _scale(
         scale,
         smoke=Scale((128, 256, 512, 1024), 3, 40),
-        default=Scale((256, 512, 1024, 2048), 6, 240),
+        default=Scale((256, 512, 1024, 2048), 6, 208),
         paper=Scale((128, 256, 512, 1024, 2048), 20, 400),
     )
     return _images("digits", "Digits", data_dir, size, seed, num_train=100)
@@ -143,7 +148,7 @@ def fashion_mnist(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """Fashion-MNIST where its files are given."""
     size = _scale(
         scale,
-        smoke=Scale((128, 256, 512, 1024), 3, 20),
+        smoke=Scale((128, 256, 512, 1024), 3, 40),
         default=Scale((64, 128, 256, 512), 4, 100),
         paper=Scale((128, 256, 512, 1024, 2048), 20, 400),
     )

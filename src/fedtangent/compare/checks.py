@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedtangent.compare import exact
 from fedtangent.compare.predicted import Predicted, networks, one_client_dropped, run_flow, without_cross_terms
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import Simulated, weighted_cohorts
 from fedtangent.compare.statistics import mean_statistic, relative_errors, variance_statistic
 from fedtangent.compare.verdicts import (
-    EXACT,
     Sampled,
     Verdict,
     exact_verdict,
@@ -48,10 +48,12 @@ def all_verdicts(
     dropped = _most_missed(setting, theory, cohorts)
     verdicts = []
     if setting.is_linear:
-        verdicts.append(_exact(setting, theory, seen[-1], dropped, errors[-1]))
+        verdicts.append(exact.linear_verdict(setting, theory, seen[-1], cohorts, dropped))
     else:
         wrong = [_errors(setting, dropped, s) for s in seen]
         verdicts.append(slope_verdict(setting.name, setting.widths, errors, "flow without one client", wrong))
+        verdicts.append(exact.linearised_verdict(setting, cohorts))
+    verdicts += exact.law_verdicts(setting, theory, cohorts)
     verdicts += _every_round(setting, theory, seen)
     if not setting.is_linear:
         verdicts.append(_paired(setting, theory, seen[-1], dropped))
@@ -72,19 +74,6 @@ def _most_missed(setting: Setting, theory: Predicted, cohorts: Cohort) -> Flow:
     ]
     change = [np.linalg.norm(np.asarray(flow.mean(setting.num_rounds)) - right) for flow in flows]
     return flows[int(np.argmax(change))]
-
-
-def _exact(setting: Setting, theory: Predicted, seen: Simulated, dropped: Flow, errors: np.ndarray) -> Verdict:
-    wrong = np.asarray(dropped.predict(seen.train[0][:, 0], seen.test[0][:, 0], setting.num_rounds))
-    gap = np.max(np.abs(wrong - seen.test[-1][:, 0])) / np.max(np.abs(seen.test[-1]))
-    return exact_verdict(
-        setting.name,
-        "simulation = flow, linear model",
-        float(errors.max()),
-        "flow without one client",
-        float(gap),
-        EXACT,
-    )
 
 
 def _errors(setting: Setting, flow: Flow, seen: Simulated) -> np.ndarray:
@@ -211,8 +200,7 @@ def _fixed_point(setting: Setting, theory: Predicted, name: str, plan: Schedule,
         setting.name,
         f"flow repeated for ever = Theorem 2, {name}",
         _distance(repeated(flow, setting.y_train), limit),
-        "flow without one client",
-        _distance(repeated(fewer, setting.y_train), limit),
+        {"flow without one client": _distance(repeated(fewer, setting.y_train), limit)},
         FIXED_POINT,
     )
 

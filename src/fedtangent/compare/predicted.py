@@ -49,7 +49,14 @@ def predict(setting: Setting, cohorts: Cohort, width: int | None = None) -> Pred
     return Predicted(blocks, flow, setting.rounds, moments, limit, why)
 
 
-def run_flow(setting: Setting, blocks: KernelBlocks, cohorts: Cohort, num_models: int | None = None) -> Flow:
+def run_flow(
+    setting: Setting,
+    blocks: KernelBlocks,
+    cohorts: Cohort,
+    num_models: int | None = None,
+    server_learning_rate: float = 1.0,
+    outputs: str = "shared",
+) -> Flow:
     """The flow of ``setting`` under ``cohorts``, for the setting's K models unless told otherwise."""
     return federated_flow(
         blocks,
@@ -59,6 +66,8 @@ def run_flow(setting: Setting, blocks: KernelBlocks, cohorts: Cohort, num_models
         local_steps=setting.local_steps,
         learning_rate=setting.learning_rate,
         num_models=setting.schedule.num_models if num_models is None else num_models,
+        server_learning_rate=server_learning_rate,
+        outputs=outputs,
     )
 
 

@@ -26,6 +26,7 @@ class Simulated(NamedTuple):
     rounds: tuple[int, ...]
     train: np.ndarray  # [r, K, E, n, C]
     test: np.ndarray  # [r, K, E, m, C]
+    ensemble: np.ndarray  # [r, E, m, C], the algorithm's own prediction from its K networks
     seconds: float  # of one run of the K models, compilation left out where there is more than one run
     uplink_bytes: int  # of one run of the K models
     downlink_bytes: int
@@ -86,9 +87,10 @@ def _run(
     split = len(setting.x_train)
 
     def outputs(state: Any) -> dict[str, np.ndarray]:
-        return {"outputs": np.asarray(predict(algorithm, state, x).members)}
+        prediction = predict(algorithm, state, x)
+        return {"members": np.asarray(prediction.members), "mean": np.asarray(prediction.mean)}
 
-    seen, seconds, runs = [], [], []
+    seen, means, seconds, runs = [], [], [], []
     total = setting.draws if draws is None else draws
     title = f"{setting.name}: {method}, width {width}"
     for draw in tqdm(range(total), desc=title, unit="run", disable=None if progress else True, leave=False):
@@ -104,7 +106,8 @@ def _run(
         )
         seconds.append(time.perf_counter() - start)
         runs.append(run.history)
-        seen.append(np.stack([e.metrics["outputs"] for e in run.history.evaluations]))
+        seen.append(np.stack([e.metrics["members"] for e in run.history.evaluations]))
+        means.append(np.stack([e.metrics["mean"][split:] for e in run.history.evaluations]))
     members = np.stack(seen, axis=2)  # [r, K, E, n + m, C]
     history = runs[-1]
     return Simulated(
@@ -113,6 +116,7 @@ def _run(
         rounds=tuple(e.round for e in history.evaluations),
         train=members[..., :split, :],
         test=members[..., split:, :],
+        ensemble=np.stack(means, axis=1),
         seconds=min(seconds),
         uplink_bytes=history.evaluations[-1].uplink_bytes,
         downlink_bytes=history.evaluations[-1].downlink_bytes,

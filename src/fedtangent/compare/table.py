@@ -63,7 +63,7 @@ def simulated_row(setting: Setting, seen: Simulated, theory: Predicted, flow_err
     NLL and coverage take mean and variance from all the draws; the differences are to the limit, or to the flow's
     last round where there is no limit (which says nothing of NTK-FL: its differences are then left out)."""
     members = seen.test[-1]  # [K, E, m, C]
-    ensembles = members.mean(axis=0)
+    ensembles = seen.ensemble[-1]  # [E, m, C]
     draws = members.reshape(-1, *members.shape[2:])
     variance = draws.var(axis=0, ddof=1)
     nll, coverage = scores(Predictive(draws.mean(axis=0), variance), setting.y_test)

@@ -86,7 +86,13 @@ def _array(folder: Path, name: str, digest: str) -> np.ndarray:
     actual = hashlib.sha256(raw).hexdigest()
     if actual != digest:
         raise _corrupted(path, f"is corrupted: its sha256 is {actual}, expected {digest}")
-    return np.load(io.BytesIO(raw), allow_pickle=False)
+    try:
+        loaded = np.load(io.BytesIO(raw), allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise _corrupted(path, f"is not a .npy array ({error})") from error
+    if not isinstance(loaded, np.ndarray):  # an .npz archive loads too
+        raise _corrupted(path, "is not a .npy array but an archive of them")
+    return loaded
 
 
 def _corrupted(path: Path, problem: str) -> ValueError:

@@ -13,6 +13,11 @@ from fedtangent.types import Partition
 MAX_INDEX = np.iinfo(np.int32).max
 
 
+def is_whole(value: Any) -> bool:
+    """Whether ``value`` is an integer (a bool is none)."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool | np.bool_)
+
+
 def integer(name: str, value: Any, minimum: int, maximum: int | None = None) -> int:
     """``value`` as an ``int``; raises ``ValueError`` unless it is an integer in ``[minimum, maximum]``."""
     allowed = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
@@ -32,6 +37,13 @@ def positive(name: str, value: Any) -> float:
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name} must be finite and above 0; got {number}")
     return number
+
+
+def boolean(name: str, value: Any) -> bool:
+    """``value`` as a ``bool``; raises ``ValueError`` unless it is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} must be True or False; got {value!r}")
+    return bool(value)
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:

@@ -41,6 +41,7 @@ def load_images(
         ValueError: missing or altered files, a corrupted cache, no network, or an option out of range.
     """
     dtype = as_float(dtype)
+    flatten, standardise = checks.boolean("flatten", flatten), checks.boolean("standardise", standardise)
     arrays, read_from = fetch(source, data_dir, cache_dir, tfds_dir)
     mean, deviation = _moments(arrays["x_train"]) if standardise else (0.0, 1.0)
     parts = {}

@@ -66,20 +66,26 @@ class Stacked(NamedTuple):
 
     messages: PyTree  # [K, M, ...]; rows beyond ``filled`` are zeros
     filled: Array  # [K] int32
+    beyond: Array  # [K] int32, messages that found no place
 
 
 def stack(slots_per_model: int) -> Aggregate:
-    """Keep every message: up to ``slots_per_model`` (M) a model, in cohort order, for servers that pool clients."""
+    """Keep every message: up to ``slots_per_model`` (M) a model, in cohort order, for servers that pool clients.
+
+    A message that the server does not accept leaves its place empty (zeros).
+    """
 
     def init(message: PyTree, num_models: int) -> Stacked:
         buffer = jax.tree.map(lambda m: jnp.zeros((num_models, slots_per_model, *m.shape), m.dtype), message)
-        return Stacked(buffer, jnp.zeros((num_models,), jnp.int32))
+        return Stacked(buffer, *jnp.zeros((2, num_models), jnp.int32))
 
     def add(acc: Stacked, rows: Slots, messages: PyTree) -> Stacked:
         active = rows.weight > 0
         at = jnp.where(active, rows.place, slots_per_model)  # out of range: dropped
         kept = jax.tree.map(lambda b, m: b.at[rows.model, at].set(m, mode="drop"), acc.messages, messages)
-        return Stacked(kept, acc.filled.at[rows.model].add(active.astype(jnp.int32)))
+        without = active & (rows.place >= slots_per_model)
+        filled = acc.filled.at[rows.model].add(active.astype(jnp.int32))
+        return Stacked(kept, filled, acc.beyond.at[rows.model].add(without.astype(jnp.int32)))
 
     def merge(acc: Stacked, axis: str) -> Stacked:
         def gather(leaf: Array) -> Array:  # every place is filled on one device at most, and zero on the others

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from fedtangent import pytrees
 from fedtangent.federated.aggregate import slots_of, weighted_mean
 from fedtangent.federated.channel import lossless
+from fedtangent.federated.faults import num_contacted
 from fedtangent.federated.predict import mean_of_models
 from fedtangent.types import (
+    Accept,
     Aggregate,
     Algorithm,
     Array,
@@ -61,12 +63,14 @@ class State(NamedTuple):
     client: PyTree  # [K, N, ...]
 
 
-def client_view(data: FederatedData, client_id: Array, active: Array, max_client_size: int) -> Client:
+def client_view(
+    data: FederatedData, client_id: Array, active: Array, max_client_size: int, round_: Array | int = 0
+) -> Client:
     """One client's rows of ``data``, padded to ``max_client_size``; an inactive slot has size 0."""
     start, stop = data.offsets[client_id], data.offsets[client_id + 1]
     # Padding repeats the client's own last example: another client's row, were it not finite, would reach the gradient.
     index = data.indices[jnp.minimum(start + jnp.arange(max_client_size, dtype=jnp.int32), stop - 1)]
-    return Client(client_id, jnp.where(active, stop - start, 0), index, data)
+    return Client(client_id, jnp.where(active, stop - start, 0), index, data, jnp.asarray(round_, jnp.int32))
 
 
 def _weigh(cohort: Cohort, data: FederatedData, weighting: str) -> Cohort:
@@ -78,18 +82,27 @@ def _weigh(cohort: Cohort, data: FederatedData, weighting: str) -> Cohort:
 
 
 def _train_slot(
-    local: Local, channel: Channel, engine: Engine, data: FederatedData, key: Key, broadcasts: PyTree, clients: PyTree
-) -> Callable[[Slots], tuple[PyTree, PyTree]]:
-    """The pure function of one slot that the engine maps: ``row -> (message, (client_state, info))``."""
+    local: Local, channel: Channel, accept: Accept | None, engine: Engine
+) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, PyTree]]:
+    """The pure function of one slot that the engine maps.
 
-    def train(row: Slots) -> tuple[PyTree, PyTree]:
+    ``(held, row) -> (row, message, (client_state, weight, info))``, where ``held`` is what every slot sees: data, state
+    and broadcasts. The row comes back as the aggregate is to see it: with weight 0 where the server does not accept the
+    message.
+    """
+
+    def train(held: tuple[FederatedData, State, PyTree], row: Slots) -> tuple[Slots, PyTree, PyTree]:
+        data, state, broadcasts = held
+        key = jax.random.fold_in(state.key, state.round)
         update_key, send_key = jax.random.split(jax.random.fold_in(key, row.client))
-        client = client_view(data, row.client, row.weight > 0, engine.max_client_size)
-        before = jax.tree.map(lambda leaf: leaf[row.model, row.client], clients)
+        client = client_view(data, row.client, row.weight > 0, engine.max_client_size, state.round)
+        before = jax.tree.map(lambda leaf: leaf[row.model, row.client], state.client)
         message, after, info = local.update(update_key, pytrees.take(broadcasts, row.model), before, client)
-        after = pytrees.where(row.weight > 0, after, before)
         message = channel.send(send_key, message)
-        return message, (after, {**info, "examples": client.size})
+        if accept is not None:
+            row = row._replace(weight=jnp.where(accept(message), row.weight, 0))
+        after = pytrees.where(row.weight > 0, after, before)
+        return row, message, (after, row.weight, {**info, "examples": client.size})
 
     return train
 
@@ -108,6 +121,15 @@ def _message_shape(
     return jax.eval_shape(one)
 
 
+def _check_labels(model: Model, data: FederatedData) -> None:
+    """Raise ``ValueError`` for class labels that the model has no output for: a loss would read past the last one."""
+    if isinstance(data.y, jax.core.Tracer) or not jnp.issubdtype(data.y.dtype, jnp.integer) or data.y.size == 0:
+        return
+    largest = int(jnp.max(data.y))
+    if largest >= model.output_size:
+        raise ValueError(f"data: has the label {largest}, but the model {model.name} has {model.output_size} outputs")
+
+
 def compose(
     name: str,
     model: Model,
@@ -119,12 +141,15 @@ def compose(
     predict: Callable[..., Prediction] = mean_of_models,
     weighting: str = "examples",
     map_models: Callable[..., Callable[..., PyTree]] = jax.vmap,
+    accept: Accept | None = None,
 ) -> Algorithm:
     """Compose an algorithm from its parts in the one federated loop.
 
     Args:
         weighting: ``"examples"`` weighs a client by its number of examples, ``"uniform"`` equally.
         map_models: how the server's update is mapped over the K models; ``sequentially`` for heavy servers.
+        accept: which messages the server counts (``faults.finite``); by default all. One that it rejects is as absent,
+            ``info["rejected"]`` counts them per model [K], and a model that is left with none keeps its state.
 
     Returns an ``Algorithm`` whose ``step`` needs an ``Engine`` (``simulate`` makes one).
     Raises ``ValueError`` for an unknown ``weighting``.
@@ -154,23 +179,30 @@ def compose(
         cohort, schedule_state = schedule.sample(state.schedule_key, state.schedule, state.round)
         cohort = _weigh(cohort, data, weighting)
         broadcasts = jax.vmap(server.broadcast)(state.server)
-        round_key = jax.random.fold_in(state.key, state.round)
-        train = _train_slot(local, wire, engine, data, round_key, broadcasts, state.client)
+        train, held = _train_slot(local, wire, accept, engine), (data, state, broadcasts)
         acc = reduce.init(_message_shape(model, local, server, data, engine)[0], schedule.num_models)
-        acc, (client_rows, local_info) = engine.map_clients(
-            train, reduce, acc, slots_of(cohort, schedule.num_models, data.offsets)
+        acc, (client_rows, counted, local_info) = engine.map_clients(
+            train, held, reduce, acc, slots_of(cohort, schedule.num_models, data.offsets)
         )
         # An empty slot names a client too: dropped, it cannot write over the slot that really trains that client.
-        at = (jnp.where(cohort.weight > 0, cohort.model, schedule.num_models), cohort.client)
+        at = (jnp.where(counted > 0, cohort.model, schedule.num_models), cohort.client)
         client = jax.tree.map(lambda all_, new: all_.at[at].set(new, mode="drop"), state.client, client_rows)
-        weight = jnp.zeros((schedule.num_models,), cohort.weight.dtype).at[cohort.model].add(cohort.weight)
+        weight = jnp.zeros((schedule.num_models,), cohort.weight.dtype).at[cohort.model].add(counted)
+        refused = ((cohort.weight > 0) & (counted == 0)).astype(jnp.int32)
         info = RoundInfo(jnp.broadcast_to(state.round, weight.shape), weight)
         updated, server_info = map_models(server.update)(state.server, reduce.finish(acc), info)
         updated = pytrees.where(weight > 0, updated, state.server)
         after = State(state.round + 1, state.key, state.schedule_key, schedule_state, updated, client)
-        return after, {"cohort": cohort, "model_weight": weight, **local_info, **server_info}
+        report = {
+            "cohort": cohort,
+            "contacted": num_contacted(schedule, cohort, schedule_state),
+            "model_weight": weight,
+            "rejected": jnp.zeros((schedule.num_models,), jnp.int32).at[cohort.model].add(refused),
+        }
+        return after, {**report, **local_info, **server_info}
 
     def cost(data: FederatedData, engine: Engine) -> Cost:
+        _check_labels(model, data)
         message, broadcast = _message_shape(model, local, server, data, engine)
         uplink, per_example = wire.uplink(message, broadcast)
         return Cost(uplink, per_example, pytrees.num_bytes(broadcast))

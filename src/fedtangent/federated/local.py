@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from fedtangent import pytrees
+from fedtangent.data.checks import is_whole
+from fedtangent.federated.rates import Optimizer, at_round
 from fedtangent.losses import Loss
 from fedtangent.types import Array, Client, Key, Local, Model, PyTree
 
@@ -23,20 +25,25 @@ class Work(NamedTuple):
 
     Exactly one of ``steps`` (local steps T) and ``epochs`` is set. ``batch_size=None`` is full batch, for which an
     epoch is one step. A client's last, partial batch is masked: its gradient is the mean over its real examples.
+
+    Loops have dynamic trip counts, so that a client costs what it holds. ``differentiable`` makes them static (those of
+    the largest client, steps beyond a client's own are skipped), as reverse-mode differentiation through them needs.
+    The results are the same; minibatches cost more, above all under ``vmap``, where nothing is skipped.
     """
 
     steps: int | None = None
     epochs: int | None = None
     batch_size: int | None = None
+    differentiable: bool = False
 
 
 def validate_work(work: Work) -> None:
-    """Raise ``ValueError`` if ``work`` is not one of ``steps`` or ``epochs``, each at least 1."""
+    """Raise ``ValueError`` if ``work`` is not one of ``steps`` or ``epochs``, each a whole number of at least 1."""
     if (work.steps is None) == (work.epochs is None):
         raise ValueError(f"local work: exactly one of steps and epochs, got steps={work.steps}, epochs={work.epochs}")
-    for name, value in zip(("local steps", "local epochs", "batch_size"), work, strict=True):
-        if value is not None and value < 1:
-            raise ValueError(f"{name}: got {value}, must be at least 1")
+    for name, value in zip(("local steps", "local epochs", "batch_size"), work[:3], strict=True):
+        if value is not None and (not is_whole(value) or value < 1):
+            raise ValueError(f"{name}: got {value!r}, must be a whole number of at least 1")
 
 
 class Problem(NamedTuple):
@@ -73,8 +80,20 @@ def _shuffled(key: Key, client: Client) -> Array:
 def _full_batch(work: Work, client: Client, step: Callable[..., PyTree], carry: PyTree) -> tuple[PyTree, Array]:
     x, y = client.data.x[client.rows], client.data.y[client.rows]
     mask = jnp.arange(client.rows.shape[0]) < client.size
-    total = jnp.where(client.size > 0, work.steps or work.epochs or 0, 0)
+    most = work.steps or work.epochs or 0
+    total = jnp.where(client.size > 0, most, 0)
+    if work.differentiable:
+        return _static_loop(most, total, lambda _, c: step(c, x, y, mask), carry), total
     return jax.lax.fori_loop(0, total, lambda _, c: step(c, x, y, mask), carry), total
+
+
+def _static_loop(most: int, total: Array, body: Callable[..., PyTree], carry: PyTree) -> PyTree:
+    """``body(t, carry)`` for t below ``total``, as a scan over ``most`` steps."""
+
+    def one(carry: PyTree, t: Array) -> tuple[PyTree, None]:
+        return jax.lax.cond(t < total, lambda c: body(t, c), lambda c: c, carry), None
+
+    return jax.lax.scan(one, carry, jnp.arange(most))[0]
 
 
 def _minibatches(
@@ -85,16 +104,28 @@ def _minibatches(
     total = per_epoch * (work.epochs or 0) if work.steps is None else jnp.where(client.size > 0, work.steps, 0)
     num_epochs = -(-total // jnp.maximum(per_epoch, 1))
 
+    def one(order: Array, t: Array, carry: PyTree) -> PyTree:
+        position = t * batch + jnp.arange(batch)
+        rows = order[jnp.minimum(position, order.shape[0] - 1)]
+        # a partition's indices are checked when the data is made: no need to clamp them again in every step
+        x, y = (values.at[rows].get(mode="promise_in_bounds") for values in (client.data.x, client.data.y))
+        return step(carry, x, y, position < client.size)
+
     def epoch(e: Array, carry: PyTree) -> PyTree:
         order = _shuffled(jax.random.fold_in(key, e), client)
+        steps = jnp.minimum(per_epoch, total - e * per_epoch)
+        return jax.lax.fori_loop(0, steps, lambda t, carry: one(order, t, carry), carry)
 
-        def one(t: Array, carry: PyTree) -> PyTree:
-            position = t * batch + jnp.arange(batch)
-            rows = order[jnp.minimum(position, order.shape[0] - 1)]
-            return step(carry, client.data.x[rows], client.data.y[rows], position < client.size)
+    def flat(t: Array, carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
+        e, b = t // jnp.maximum(per_epoch, 1), t % jnp.maximum(per_epoch, 1)
+        order = jax.lax.cond(
+            b == 0, lambda order: _shuffled(jax.random.fold_in(key, e), client), lambda order: order, carry[0]
+        )
+        return order, one(order, b, carry[1])
 
-        return jax.lax.fori_loop(0, jnp.minimum(per_epoch, total - e * per_epoch), one, carry)
-
+    if work.differentiable:
+        most = (work.epochs or 0) * -(-client.rows.shape[0] // batch) if work.steps is None else work.steps
+        return _static_loop(most, total, flat, (client.rows, carry))[1], total
     return jax.lax.fori_loop(0, num_epochs, epoch, carry), total
 
 
@@ -128,17 +159,19 @@ def minimise(
     return params, {"loss": total_loss / jnp.maximum(steps, 1), "steps": jnp.asarray(steps, jnp.int32)}
 
 
-def local_sgd(model: Model, loss: Loss, optimizer: optax.GradientTransformation, work: Work) -> Local:
+def local_sgd(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> Local:
     """Plain local training from the broadcast parameters; the message is ``server - client`` (FedAvg's client).
 
-    Raises ``ValueError`` for an impossible ``work``.
+    ``optimizer`` may be a function from the round to one (``rates.sgd`` of a schedule); its state does not outlive a
+    round. Raises ``ValueError`` for an impossible ``work``.
     """
     validate_work(work)
 
     def update(
         key: Key, broadcast: PyTree, client_state: PyTree, client: Client
     ) -> tuple[PyTree, PyTree, dict[str, Array]]:
-        params, info = minimise(key, model, loss, optimizer, work, Problem(start=broadcast), client)
+        descent = at_round(optimizer, client.round)
+        params, info = minimise(key, model, loss, descent, work, Problem(start=broadcast), client)
         return pytrees.subtract(broadcast, params), client_state, info
 
     return Local(init=lambda params: (), update=update)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from fedtangent.federated.aggregate import Stacked
 from fedtangent.federated.ntk_evolution import KERNELS, METHODS, ntk_evolve
+from fedtangent.federated.rates import Rate, rate_at
 from fedtangent.types import Array, Client, Key, Local, Model, PyTree, RoundInfo, Server
 
 
@@ -38,7 +39,7 @@ def send_examples() -> Local:
     return Local(init=lambda params: (), update=update)
 
 
-def ntk_server(model: Model, *, learning_rate: float, times: tuple[int, ...], kernel: str, method: str) -> Server:
+def ntk_server(model: Model, *, learning_rate: Rate, times: tuple[int, ...], kernel: str, method: str) -> Server:
     """The server's part: pool the cohort's examples, evolve the kernel, keep the best time (eq. 9-11)."""
     if not times or any(int(t) != t or t < 1 for t in times) or list(times) != sorted(set(times)):
         raise ValueError(f"times: got {times}, must be one or more increasing positive whole numbers of steps")
@@ -54,12 +55,12 @@ def ntk_server(model: Model, *, learning_rate: float, times: tuple[int, ...], ke
             pooled.x,
             pooled.y,
             pooled.mask,
-            learning_rate=learning_rate,
+            learning_rate=rate_at(learning_rate, info.round),
             times=tuple(times),
             kernel=kernel,
             method=method,
         )
         # Clients beyond the slots of the pool were not heard: reported, not passed over.
-        return weights, {**report, "dropped": jnp.maximum(aggregated.filled - aggregated.messages.mask.shape[0], 0)}
+        return weights, {**report, "dropped": aggregated.beyond}
 
     return Server(init=lambda params: params, broadcast=lambda s: s, params=lambda s: s, update=update)

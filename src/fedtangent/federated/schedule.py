@@ -10,14 +10,22 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fedtangent.data.checks import is_whole
 from fedtangent.types import Array, Cohort, Key, Schedule
 
 
 def _check(num_clients: int, num_models: int) -> None:
+    _whole(num_clients=num_clients, num_models=num_models)
     if num_clients < 1:
         raise ValueError(f"num_clients: got {num_clients}, must be at least 1")
     if num_models < 1:
         raise ValueError(f"num_models: got K = {num_models}, must be at least 1")
+
+
+def _whole(**given: int | None) -> None:
+    for name, value in given.items():
+        if value is not None and not is_whole(value):
+            raise ValueError(f"{name}: got {value!r}, must be a whole number")
 
 
 def _stateless(key: Key) -> tuple[()]:
@@ -27,6 +35,30 @@ def _stateless(key: Key) -> tuple[()]:
 def _cohort(client: Array, model: Array, filled: Array | None = None) -> Cohort:
     weight = jnp.ones(client.shape, jnp.float32) if filled is None else filled.astype(jnp.float32)
     return Cohort(client.astype(jnp.int32), model.astype(jnp.int32), weight)
+
+
+def _distinct(key: Key, num_clients: int, number: int) -> Array:
+    """``number`` distinct clients, uniformly and in random order, [number] int32.
+
+    A small share of many clients costs what it holds and not what the federation holds: draws with replacement, of
+    which repetitions are left out. Every client is drawn alike, so what is left is uniform too.
+    """
+    if 8 * number > num_clients:
+        return jax.random.permutation(key, num_clients)[:number].astype(jnp.int32)
+
+    def draw(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        attempt = carry[0]
+        drawn = jax.random.randint(jax.random.fold_in(key, attempt), (2 * number,), 0, num_clients, jnp.int32)
+        order = jnp.argsort(drawn, stable=True)
+        ranked = drawn[order]
+        repeated = jnp.concatenate([jnp.zeros((1,), bool), ranked[1:] == ranked[:-1]])
+        fresh = jnp.zeros((2 * number,), bool).at[order].set(~repeated)
+        place = jnp.where(fresh, jnp.cumsum(fresh) - 1, number)  # out of range: dropped
+        chosen = jnp.zeros((number,), jnp.int32).at[place].set(drawn, mode="drop")
+        return attempt + 1, chosen, jnp.sum(fresh)
+
+    first = (jnp.int32(0), jnp.zeros((number,), jnp.int32), jnp.sum(jnp.zeros((1,), bool)))
+    return jax.lax.while_loop(lambda carry: carry[2] < number, draw, first)[1]
 
 
 def all_clients(num_clients: int, num_models: int = 1) -> Schedule:
@@ -44,13 +76,14 @@ def all_clients(num_clients: int, num_models: int = 1) -> Schedule:
 def uniform_sampling(num_clients: int, clients_per_round: int) -> Schedule:
     """``clients_per_round`` distinct clients drawn uniformly each round train the one model (FedAvg)."""
     _check(num_clients, 1)
+    _whole(clients_per_round=clients_per_round)
     if not 1 <= clients_per_round <= num_clients:
         raise ValueError(
             f"clients_per_round: got {clients_per_round}, must be between 1 and num_clients = {num_clients}"
         )
 
     def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
-        client = jax.random.permutation(jax.random.fold_in(key, round_), num_clients)[:clients_per_round]
+        client = _distinct(jax.random.fold_in(key, round_), num_clients, clients_per_round)
         return _cohort(client, jnp.zeros_like(client)), state
 
     return Schedule(1, num_clients, clients_per_round, _stateless, sample)
@@ -92,6 +125,7 @@ def strata(num_clients: int, num_models: int, num_strata: int, clients_per_strat
     from it without replacement (all of them by default).
     """
     _check(num_clients, num_models)
+    _whole(num_strata=num_strata, clients_per_stratum=clients_per_stratum)
     if not 1 <= num_strata <= num_clients:
         raise ValueError(f"num_strata: got {num_strata}, must be between 1 and num_clients = {num_clients}")
     smallest, largest = num_clients // num_strata, -(-num_clients // num_strata)
@@ -122,9 +156,11 @@ def strata(num_clients: int, num_models: int, num_strata: int, clients_per_strat
 
 
 def unroll(schedule: Schedule, key: Key, num_rounds: int) -> Cohort:
-    """The cohorts of the first ``num_rounds`` rounds, arrays [R, S], exactly as ``simulate`` will draw them.
+    """The cohorts of the first ``num_rounds`` rounds, arrays [R, S], as ``simulate`` will draw them.
 
-    ``key`` is the schedule's own key (``federated.compose.keys(seed).schedule``).
+    Weights are the schedule's own, 1 for a filled slot: ``simulate`` multiplies them by the clients' sizes (unless it
+    weighs uniformly), so a theory that is given these cohorts must be given the sizes too. ``key`` is the schedule's
+    own key (``federated.compose.keys(seed).schedule``).
     """
     init_key, sample_key = jax.random.split(key)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import optax
 
+from fedtangent.federated.rates import Optimizer, at_round
 from fedtangent.types import Array, PyTree, RoundInfo, Server
 
 
@@ -16,18 +18,19 @@ class OptaxState(NamedTuple):
     optimizer: PyTree
 
 
-def optax_server(optimizer: optax.GradientTransformation) -> Server:
+def optax_server(optimizer: Optimizer) -> Server:
     """Take the aggregated pseudo-gradient ``server - client`` as a gradient of any optax optimiser.
 
     ``optax.sgd(1.0)`` is FedAvg: the new parameters are the weighted mean of the clients' parameters.
+    ``optimizer`` may be a function from the round to one (``rates.sgd`` of a schedule).
     """
 
     def update(state: OptaxState, aggregated: PyTree, info: RoundInfo) -> tuple[OptaxState, dict[str, Array]]:
-        updates, opt_state = optimizer.update(aggregated, state.optimizer, state.params)
+        updates, opt_state = at_round(optimizer, info.round).update(aggregated, state.optimizer, state.params)
         return OptaxState(optax.apply_updates(state.params, updates), opt_state), {}
 
     return Server(
-        init=lambda params: OptaxState(params, optimizer.init(params)),
+        init=lambda params: OptaxState(params, at_round(optimizer, jnp.int32(0)).init(params)),
         broadcast=lambda state: state.params,
         params=lambda state: state.params,
         update=update,

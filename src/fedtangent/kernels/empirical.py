@@ -8,9 +8,11 @@ back-propagated signal). The kernel is the sum over layers of these products of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedtangent.models.dense import DenseStructure, forward
 from fedtangent.models.rbf_linear import LinearStructure
@@ -38,10 +40,12 @@ def empirical_ntk(
     goes to neural-tangents, which needs each example's output to depend on that example alone. ``block_size`` bounds
     what is held at once besides the result: blocks of at most that many examples by as many.
 
-    Raises ``ValueError`` for ``block_size`` below 1.
+    Raises ``ValueError`` for a ``block_size`` that is not a whole number of at least 1, and for parameters that are
+    not those of ``model``.
     """
-    if block_size is not None and block_size < 1:
-        raise ValueError(f"block_size: got {block_size}, must be None or at least 1")
+    if block_size is not None and not _is_count(block_size):
+        raise ValueError(f"block_size: got {block_size!r}, must be None or a whole number of at least 1")
+    _check_params(model, params)
     x2 = x1 if x2 is None else x2
     block = _block_function(model)
     if block_size is None or block_size >= max(x1.shape[0], x2.shape[0]):
@@ -49,6 +53,21 @@ def empirical_ntk(
     rows, columns = _split(x1, block_size), _split(x2, block_size)
     blocks = jax.lax.map(lambda a: jax.lax.map(lambda b: block(params, a, b, trace), columns), rows)
     return _join(blocks, x1.shape[0], x2.shape[0], trace)
+
+
+def _is_count(value: Any) -> bool:
+    """Whether ``value`` is a whole number of at least 1."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _check_params(model: Model, params: PyTree) -> None:
+    """``ValueError`` unless the parameters have the shapes of ``model.init``'s; for models with a ``structure``."""
+    if model.structure is None:
+        return
+    allowed = [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))]
+    given = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+    if given != allowed:
+        raise ValueError(f"params: got arrays of shapes {given}, {model.name} has {allowed}")
 
 
 def _block_function(model: Model) -> Block:

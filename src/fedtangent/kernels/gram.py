@@ -90,8 +90,9 @@ def jittered_cholesky(theta: Any, max_relative_jitter: float = 1e-10) -> Cholesk
         ValueError: a matrix that is not square, not symmetric or not finite; a negative ``max_relative_jitter``.
     """
     theta = check_symmetric("theta", theta)
-    if not (np.isfinite(max_relative_jitter) and max_relative_jitter >= 0):
-        raise ValueError(f"max_relative_jitter must be finite and >= 0, got {max_relative_jitter}")
+    number = isinstance(max_relative_jitter, (int, float, np.number)) and not isinstance(max_relative_jitter, bool)
+    if not (number and np.isfinite(max_relative_jitter) and max_relative_jitter >= 0):
+        raise ValueError(f"max_relative_jitter must be finite and >= 0, got {max_relative_jitter!r}")
     scale = float(np.mean(np.diag(theta)))
     largest = 0.0
     for relative in _jitter_ladder(max_relative_jitter):
@@ -118,6 +119,27 @@ def check_symmetric(name: str, matrix: Any) -> np.ndarray:
     if asymmetry > 1e3 * np.finfo(np.float64).eps * float(np.max(np.abs(array))):
         raise ValueError(f"{name} must be symmetric, but differs from its transpose by up to {asymmetry:.3g}")
     return array
+
+
+def check_covariance(k: KernelBlocks) -> None:
+    """ValueError unless the nngp blocks that are given are those of one covariance, positive semidefinite to rounding.
+
+    One Cholesky factorisation of all of them together, shifted by sqrt(eps) of the largest variance.
+    """
+    train, cross, test = k.nngp_train, k.nngp_test_train, k.nngp_test
+    if train is not None and cross is not None and test is not None:
+        checked = {"the nngp blocks together": np.block([[train, cross.T], [cross, test]])}
+    else:
+        checked = {n: b for n, b in (("nngp_train", train), ("nngp_test", test)) if b is not None}
+    for name, matrix in checked.items():
+        shift = np.sqrt(np.finfo(np.float64).eps) * float(np.max(np.abs(np.diag(matrix))))
+        shifted = matrix.copy()
+        shifted[np.diag_indices_from(shifted)] += shift
+        if shift > 0 and lapack.dpotrf(shifted, lower=1)[1]:
+            raise ValueError(
+                f"{name} must be a covariance (positive semidefinite), "
+                f"but the smallest eigenvalue is {np.linalg.eigvalsh(matrix)[0]:.3g}"
+            )
 
 
 def check_finite(name: str, array: np.ndarray) -> None:

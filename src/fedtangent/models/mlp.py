@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -44,7 +45,7 @@ class _Layer(NamedTuple):
 
 def _check(sizes: Sequence[int], activation: str, parameterization: str) -> None:
     for name, size in zip(("input_size", *["widths"] * (len(sizes) - 2), "output_size"), sizes, strict=True):
-        if isinstance(size, bool) or int(size) != size or size < 1:
+        if not isinstance(size, numbers.Real) or isinstance(size, bool) or int(size) != size or size < 1:
             raise ValueError(f"{name}: got {size!r}, must be a whole number of at least 1")
     if activation not in ACTIVATIONS:
         allowed = ", ".join(ACTIVATIONS)
@@ -144,3 +145,20 @@ def mlp(
         output_size=output_size,
         structure=structure,
     )
+
+
+def logistic(input_size: int, output_size: int, zero_init: bool = True, dtype: Any = jnp.float32) -> Model:
+    """Multinomial logistic regression ``x W + b``: the linear ``mlp`` in the standard parameterization.
+
+    With ``zero_init`` everything starts at zero, otherwise the weights are N(0, 1 / input_size). Its tangent kernel
+    does not depend on the parameters: ``x1 x2' + 1``.
+    """
+    return mlp(
+        input_size,
+        output_size,
+        (),
+        parameterization="standard",
+        w_std=0.0 if zero_init else 1.0,
+        b_std=0.0,
+        dtype=dtype,
+    )._replace(name=f"logistic({input_size}-{output_size})")

@@ -7,13 +7,13 @@ import dataclasses
 import json
 import math
 import os
-import platform
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
+
+from fedtangent.environment import environment
 
 
 class Metric(NamedTuple):
@@ -76,21 +76,10 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(_plain(value), indent=2) + "\n")
 
 
-def environment() -> dict[str, str]:
-    """Versions and device: what a repetition needs to know besides the configuration."""
-    from fedtangent import __version__
-
-    return {
-        "fedtangent": __version__,
-        "jax": jax.__version__,
-        "python": platform.python_version(),
-        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-    }
-
-
-def write_config(folder: Path, command: str, config: Any) -> None:
-    """config.json: the command and every option, enough to repeat the run, and the environment it ran in."""
-    write_json(folder / "config.json", {"command": command, "options": config, "environment": environment()})
+def write_config(folder: Path, command: str, config: Any, **more: Any) -> None:
+    """config.json: the command and every option, enough to repeat the run, the environment it ran in, and ``more``."""
+    whole = {"command": command, "options": config, **more, "environment": environment()}
+    write_json(folder / "config.json", whole)
 
 
 def write_metrics(folder: Path, metrics: Iterable[Metric]) -> None:

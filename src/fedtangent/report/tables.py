@@ -67,7 +67,8 @@ VERDICT_LEGEND = (
     "mean: squared distance of the networks' mean from the theory's, over what their own scatter explains. variance: "
     "theirs over the theory's.\nExpected: 1, plus the finite-width term fitted on the smaller widths, +- 3 standard "
     'errors. p: of a sign-flip test. Each control is a wrong theory put through the same check; "without one client": '
-    "without the one that is missed most."
+    'without the one that is missed most; "nearest of": of several small mistakes the one that comes nearest.\n'
+    "linearised network, law: models for which the flow is exact, trained by the same code, so that these show."
 )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.kernels.gram import KernelBlocks, check_finite, check_symmetric
+from fedtangent.kernels.gram import KernelBlocks, check_covariance, check_finite, check_symmetric
 from fedtangent.theory._precision import is_concrete
 from fedtangent.types import Cohort, Partition
 
@@ -16,7 +17,7 @@ OUTPUTS = ("shared", "full")
 
 def check_targets(y_train: Any) -> np.ndarray:
     """Targets as float64 [n, C]."""
-    targets = np.asarray(y_train, np.float64)
+    targets = check_real("y_train", y_train)
     if targets.ndim != 2 or 0 in targets.shape:
         raise ValueError(f"y_train must be [n, C] with n, C >= 1, got shape {targets.shape}")
     check_finite("y_train", targets)
@@ -49,17 +50,22 @@ def check_blocks(k: KernelBlocks, target_shape: tuple[int, ...], outputs: str) -
         if block is None and name != "ntk_test_train":
             checked[name] = None
             continue
-        array = np.asarray(block, np.float64)
-        if array.shape != shape or m == 0:
-            raise ValueError(f"{name} must be [m, n] blocks of one k, here {shape} with m >= 1, got {array.shape}")
+        if np.shape(block) != shape or m == 0:
+            raise ValueError(f"{name} must be [m, n] blocks of one k, here {shape} with m >= 1, got {np.shape(block)}")
+        array = check_real(name, block)
         check_finite(name, array)
-        checked[name] = array
-    return KernelBlocks(**checked)  # type: ignore[arg-type]
+        checked[name] = check_symmetric(name, array) if name in ("nngp_train", "nngp_test", "ntk_test") else array
+    blocks = KernelBlocks(**checked)  # type: ignore[arg-type]
+    check_covariance(blocks)
+    return blocks
 
 
 def check_partition(partition: Partition, n: int) -> Partition:
     """Indices within the n training rows, offsets that cut them into clients; overlap between clients is allowed."""
     indices, offsets = np.asarray(partition.indices), np.asarray(partition.offsets)
+    for name, array in (("indices", indices), ("offsets", offsets)):
+        if not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(f"partition.{name} must be integers, got {array.dtype}")
     if indices.ndim != 1 or offsets.ndim != 1 or len(offsets) < 2:
         raise ValueError(f"partition must hold indices [m] and offsets [N + 1], got {indices.shape}, {offsets.shape}")
     if offsets[0] != 0 or offsets[-1] != len(indices) or np.any(np.diff(offsets) < 0):
@@ -81,14 +87,18 @@ def check_cohorts(cohorts: Cohort, sizes: np.ndarray, num_models: int | None) ->
     if client.ndim != 2 or client.shape != model.shape or client.shape != shape:
         shapes = f"{client.shape}, {model.shape}, {shape}"
         raise ValueError(f"cohorts must hold client, model and weight of one shape [R, S], got {shapes}")
+    if 0 in client.shape:
+        raise ValueError(f"cohorts must hold at least one round of one slot, got [R, S] = {list(client.shape)}")
+    for name, values in (("client", client), ("model", model)):
+        if not np.issubdtype(values.dtype, np.integer):
+            raise ValueError(f"cohorts.{name} must be integers, got {values.dtype}")
     present = present_slots(cohorts)
     if num_models is None:
         num_models = int(model[present].max()) + 1 if present.any() else 1
-    if num_models < 1:
-        raise ValueError(f"num_models must be >= 1, got {num_models}")
+    if isinstance(num_models, bool) or not isinstance(num_models, (int, np.integer)) or num_models < 1:
+        raise ValueError(f"num_models must be an integer >= 1, got {num_models!r}")
+    num_models = int(num_models)
     for name, values, count in (("client", client, len(sizes)), ("model", model, num_models)):
-        if not np.issubdtype(values.dtype, np.integer):
-            raise ValueError(f"cohorts.{name} must be integers, got {values.dtype}")
         wrong = present & ((values < 0) | (values >= count))
         if wrong.any():
             r, s = (int(i) for i in np.argwhere(wrong)[0])
@@ -105,7 +115,7 @@ def present_slots(cohorts: Cohort) -> np.ndarray:
     """Which slots hold a client, [R, S] bool; all of them where the weights are traced."""
     if not is_concrete(cohorts.weight):
         return np.ones(np.shape(cohorts.weight), bool)
-    weight = np.asarray(cohorts.weight, np.float64)
+    weight = check_real("cohorts.weight", cohorts.weight)
     if not np.all(np.isfinite(weight)) or np.any(weight < 0):
         raise ValueError("cohorts.weight must be finite and >= 0 (0 marks an empty slot)")
     return weight > 0
@@ -123,12 +133,25 @@ def check_steps(local_steps: Any, num_clients: int) -> np.ndarray:
 
 def check_rate(name: str, rate: Any, shapes: Sequence[tuple[int, ...]]) -> None:
     """A learning rate of an allowed shape, positive and finite where its value is known."""
+    if is_concrete(rate):
+        check_real(name, rate)
     if np.shape(rate) not in shapes:
         raise ValueError(f"{name} must have one of the shapes {list(shapes)}, got {np.shape(rate)}")
     if is_concrete(rate):
         value = np.asarray(rate, np.float64)
         if not np.all(np.isfinite(value)) or np.any(value <= 0):
             raise ValueError(f"{name} must be finite and > 0, got {rate}")
+
+
+def check_real(name: str, value: Any) -> np.ndarray:
+    """Real numbers as float64; ValueError for text, None, bool, complex and anything else."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"{name} must be real numbers in one array, got {value!r}") from error
+    if not (np.issubdtype(array.dtype, np.integer) or jnp.issubdtype(array.dtype, jnp.floating)):
+        raise ValueError(f"{name} must be a real number or an array of them, got {value!r}")
+    return array.astype(np.float64)
 
 
 def check_index(name: str, value: Any, largest: int) -> int:

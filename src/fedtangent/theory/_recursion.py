@@ -57,6 +57,7 @@ def build_rounds(
     return Rounds(jnp.asarray(model, jnp.int32), coefficient, learning_rate, tuple(slots))
 
 
+@functools.partial(jax.jit, static_argnames=("num_models",))
 def normalised(model: np.ndarray, weight: Array, present: np.ndarray, num_models: int) -> Array:
     """Weights [R, S] divided by their model's total in the round; empty slots get 0."""
     weight = jnp.where(jnp.asarray(present), weight, 0.0)

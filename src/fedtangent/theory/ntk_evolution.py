@@ -27,6 +27,9 @@ def ntk_evolution(k: KernelBlocks, step: float, time: int) -> np.ndarray:
     Raises:
         ValueError: ``step`` not positive or beyond the stability bound 2 / lambda_max; ``time`` negative.
     """
+    for name, value in (("step", step), ("time", time)):
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+            raise ValueError(f"{name}: got {value!r}, must be a number")
     theta = np.asarray(k.ntk_train, np.float64)
     eigenvalues, vectors = np.linalg.eigh(theta)
     bound = 2 / float(eigenvalues[-1])

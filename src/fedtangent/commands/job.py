@@ -1,0 +1,177 @@
+"""What ``fedtangent train`` checks and builds before a run starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent import data, models
+from fedtangent.checkpointing import Checkpoints, open_store
+from fedtangent.commands import catalogue
+from fedtangent.commands.options import TrainOptions
+from fedtangent.kernels.gram import check_finite
+from fedtangent.report.files import check_data_dir
+from fedtangent.seeds import parse_seeds
+from fedtangent.simulate import resolve_mapping
+from fedtangent.types import Algorithm, Array, FederatedData, Model
+
+# What a resumed run may have other than the run it continues; results are the same (but for rounding, if mapped anew).
+MAY_DIFFER = (
+    *("num_rounds", "output", "data_dir", "mapping", "checkpoint_every", "resume", "stop_on_divergence", "seeds"),
+    *("distributed", "coordinator", "num_processes", "process_id", "host_devices"),
+)
+EVALUATED_TRAIN = 10_000  # training examples that train metrics are measured on, at most
+
+
+class Split(NamedTuple):
+    """Examples to evaluate on."""
+
+    x: Array
+    targets: Array  # [n, C] what the squared error compares with
+    labels: Array | None  # [n] class labels, None for regression
+
+
+class Job(NamedTuple):
+    """A checked run, ready to start."""
+
+    options: TrainOptions
+    algorithm: Algorithm
+    data: FederatedData
+    splits: dict[str, Split]
+    schedule: str
+
+
+# Options that only some choices use: another value than the default, given with another choice, is a mistake.
+USED_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
+    "alpha": ("partition", ("dirichlet", "quantity_skew")),
+    "min_client_size": ("partition", ("dirichlet", "quantity_skew")),
+    "shards_per_client": ("partition", ("shards",)),
+    "classes_per_client": ("partition", ("classes",)),
+    "clients_per_round": ("schedule", ("uniform",)),
+    "num_models": ("schedule", ("all", "permutations", "strata", "random")),
+    "num_strata": ("schedule", ("strata",)),
+    "clients_per_stratum": ("schedule", ("strata",)),
+    "widths": ("model", ("mlp",)),
+    "activation": ("model", ("mlp",)),
+    "parameterization": ("model", ("mlp",)),
+    "server_learning_rate": ("algorithm", ("fed_avg", "fed_ensemble")),
+    "local_steps": ("algorithm", ("fed_avg", "fed_ensemble")),
+    "local_epochs": ("algorithm", ("fed_avg", "fed_ensemble")),
+    "batch_size": ("algorithm", ("fed_avg", "fed_ensemble")),
+    "weighting": ("algorithm", ("fed_avg", "fed_ensemble")),
+    "ntk_kernel": ("algorithm", ("ntk_fl",)),
+    "ntk_times": ("algorithm", ("ntk_fl",)),
+}
+
+
+def prepare(options: TrainOptions) -> Job:
+    """Check every option, load and divide the data, compose the algorithm; raises ``ValueError``, writes nothing."""
+    o = options
+    entry = cast(catalogue.AlgorithmEntry, catalogue.choose("algorithm", o.algorithm, dict(catalogue.ALGORITHMS)))
+    divide = cast(catalogue.PartitionEntry, catalogue.choose("partition", o.partition, dict(catalogue.PARTITIONS)))
+    name = entry.schedule if o.schedule == "default" else o.schedule
+    plan_of = cast(catalogue.ScheduleEntry, catalogue.choose("schedule", name, dict(catalogue.SCHEDULES)))
+    _check(o, name)
+    if o.local_steps is None and o.local_epochs is None:
+        o = dataclasses.replace(o, local_epochs=5)
+    given = {} if o.num_train is None else {"num_train": o.num_train}
+    loaded = data.load(o.dataset, data_dir=o.data_dir, seed=o.seed, **given)
+    clients = divide.build(o, loaded)
+    train, test = _split(loaded, "train"), _split(loaded, "test")
+    model = _model(o, loaded.x_train.shape[1:], train.targets.shape[1])
+    plan = plan_of.build(o, clients.num_clients)
+    plan = catalogue.faulty(plan, clients.sizes, o.dropout, o.keep_first, o.completion_time, o.completion_spread)
+    if o.algorithm == "fed_ensemble" and plan.num_models != o.num_models:
+        raise ValueError(f"schedule: {name!r} trains {plan.num_models} model, but num_models is {o.num_models}")
+    algorithm = entry.build(o, model, plan)
+    if o.loss == "cross_entropy" and train.labels is None:
+        raise ValueError(f"loss: cross_entropy needs class labels, but the data set {loaded.name} has none")
+    y = train.labels if o.loss == "cross_entropy" else train.targets
+    federated = data.federated_data(np.asarray(loaded.x_train, np.float32), np.asarray(y), clients, dtype=jnp.float32)
+    checkpoint = checkpoints_of(o, name) if o.resume else None
+    resolve_mapping(algorithm, federated, o.num_rounds, o.mapping, checkpoint, measure=False)
+    some = jax.tree.map(lambda a: a[:EVALUATED_TRAIN], train)
+    return Job(o, algorithm, federated, {"train": some, "test": test}, name)
+
+
+def _check(o: TrainOptions, schedule: str) -> None:
+    """Raise ``ValueError`` for an option that is out of range, or that nothing in this run would use."""
+    for seed in (o.seed, *seeds_of(o)):
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"seed: got {seed}, must be from 0 to 2**32 - 1")
+    if o.checkpoint_every is not None and o.checkpoint_every < 0:
+        raise ValueError(f"checkpoint_every: got {o.checkpoint_every}, must be 0 (none) or more")
+    if o.resume and o.checkpoint_every == 0:
+        raise ValueError("resume: needs checkpoints, but checkpoint_every is 0")
+    if o.resume and o.seeds is None:
+        open_store(checkpoints_of(o, schedule))  # where there is none, that is all there is to say
+    if o.batch_size < 0:
+        raise ValueError(f"batch_size: got {o.batch_size}, must be 0 or more")
+    for name in ("num_rounds", "evaluate_every", "num_clients", "num_models"):
+        if getattr(o, name) < 1:
+            raise ValueError(f"{name}: got {getattr(o, name)}, must be at least 1")
+    check_data_dir(o.data_dir)
+    for name in ("completion_time", "completion_spread"):
+        if o.keep_first is None and getattr(o, name) != getattr(TrainOptions(), name):
+            raise ValueError(f"{name}: is used with keep_first only")
+    choices = {"partition": o.partition, "schedule": schedule, "model": o.model, "algorithm": o.algorithm}
+    defaults = TrainOptions()
+    for option, (choice, users) in USED_WITH.items():
+        if getattr(o, option) != getattr(defaults, option) and choices[choice] not in users:
+            raise ValueError(f"{option}: is not used with {choice} {choices[choice]!r}, only with {', '.join(users)}")
+
+
+def seeds_of(o: TrainOptions) -> tuple[int, ...]:
+    """The seeds of the runs that the options ask for; raises ``ValueError`` for a text that names none."""
+    return (o.seed,) if o.seeds is None else parse_seeds(o.seeds)
+
+
+def checkpoints_of(o: TrainOptions, schedule: str, seed: int | None = None) -> Checkpoints:
+    """Checkpoints of this run (of ``seed``, if there are several), also where none are to be written."""
+    config = {k: v for k, v in dataclasses.asdict(o).items() if k not in MAY_DIFFER} | {"schedule": schedule}
+    folder = o.output / "checkpoints" if seed is None else o.output / "checkpoints" / f"seed-{seed}"
+    resume = o.resume and (seed is None or folder.exists())  # of several runs, some may not have begun
+    return Checkpoints(folder, o.checkpoint_every or None, config, resume=resume, notify=say)
+
+
+def _split(loaded: data.Dataset, which: str) -> Split:
+    x, y = getattr(loaded, f"x_{which}"), getattr(loaded, f"y_{which}")
+    check_finite(f"x_{which}", x)
+    check_finite(f"y_{which}", y)
+    inputs = jnp.asarray(x, jnp.float32)
+    if loaded.num_classes == 0:
+        return Split(inputs, jnp.asarray(y, jnp.float32), None)
+    targets = data.classification_targets(y, loaded.num_classes, centred=True)
+    return Split(inputs, jnp.asarray(targets, jnp.float32), jnp.asarray(y, jnp.int32))
+
+
+def _model(o: TrainOptions, shape: tuple[int, ...], output_size: int) -> Model:
+    given: dict[str, Any] = {}
+    if o.model == "mlp":
+        given = {"widths": o.widths, "activation": o.activation, "parameterization": o.parameterization}
+    if o.model == "cnn":
+        given = {"input_shape": _image_shape(shape)}
+    if o.model == "lstm":
+        raise ValueError(f"model: lstm reads characters, but the data set {o.dataset} holds numbers")
+    return models.build(o.model, int(np.prod(shape)), output_size, **given)
+
+
+def _image_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Height, width and channels of an example: a flat one must be a square of one channel."""
+    if len(shape) == 1:
+        side = math.isqrt(shape[0])
+        if side * side != shape[0] or side < 2:
+            raise ValueError(f"model: cnn needs images, but an example has {shape[0]} numbers, which is no square")
+        return (side, side, 1)
+    return shape if len(shape) == 3 else (*shape, 1)
+
+
+def say(line: str) -> None:
+    """One line for the user, on standard error."""
+    print(f"fedtangent: {line}", file=sys.stderr)

@@ -1,0 +1,261 @@
+"""Exact comparisons for networks: models linear in their weights, trained by the setting's own algorithm and schedule.
+
+A network is only near its kernel prediction, too far to notice an error of some percent in either. Here the same code
+trains models for which the prediction is exact, so that the smallest mistake shows: the network linearised at fixed
+weights, and a linear model whose tangent kernel is the setting's own analytic one. Each equality is shown beside
+near misses (``near_misses``) that it must tell from the truth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.compare import predicted
+from fedtangent.compare.predicted import Predicted
+from fedtangent.compare.settings import Setting
+from fedtangent.compare.simulated import Simulated, fed_ensemble, init_key
+from fedtangent.compare.statistics import relative_errors
+from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
+from fedtangent.kernels.empirical import empirical_ntk
+from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.theory import Flow
+from fedtangent.types import Array, Cohort, Key, Model, PyTree
+
+LINEARISED_WIDTH = 64
+NUM_POINTS = 20  # test points of the exact checks
+LAW_ROUNDS = 40  # about as many rounds of the law are checked: a basis of initial functions is trained
+SLOWER = 0.95  # a rate that is wrong by 5 %
+
+Law = tuple[np.ndarray, np.ndarray]  # means [K, m, C] and covariances [K, m, m], or those of the ensemble
+
+
+def near_misses(
+    setting: Setting, cohorts: Cohort, blocks: KernelBlocks, last: int, outputs: str = "shared"
+) -> dict[str, Flow]:
+    """Flows that are slightly wrong after ``last`` rounds, by what is wrong with them: negative controls.
+
+    Those that would be right here (equal weights of equal clients, a shift of rounds that are all alike) are left out.
+    """
+    present = np.asarray(cohorts.weight) > 0
+    equal = cohorts._replace(weight=np.where(present, 1.0, 0.0))  # type: ignore[arg-type]
+    shifted = jax.tree.map(lambda leaf: np.roll(np.asarray(leaf), 1, axis=0), cohorts)
+    wrong: dict[str, tuple[Setting, Cohort, float]] = {
+        f"client rate x {SLOWER}": (
+            dataclasses.replace(setting, learning_rate=SLOWER * setting.learning_rate),
+            cohorts,
+            1.0,
+        ),
+        f"server rate x {SLOWER}": (setting, cohorts, SLOWER),
+        "one client missing in the last round": (setting, _absent_once(cohorts, last), 1.0),
+    }
+    if setting.local_steps > 1:
+        fewer = dataclasses.replace(setting, local_steps=setting.local_steps - 1)
+        wrong["one local step less"] = (fewer, cohorts, 1.0)
+    if len({int(s) for s in setting.partition.sizes if s}) > 1:
+        wrong["clients weighted equally"] = (setting, equal, 1.0)
+    if any(np.any(a != b) for a, b in zip(cohorts, shifted, strict=True)):
+        wrong["cohorts one round late"] = (setting, shifted, 1.0)
+    return {
+        name: predicted.run_flow(of, blocks, plan, server_learning_rate=rate, outputs=outputs)
+        for name, (of, plan, rate) in wrong.items()
+    }
+
+
+def _absent_once(cohorts: Cohort, last: int) -> Cohort:
+    """The same cohorts but for the first filled slot of round number ``last``, counted from 1."""
+    weight = np.array(cohorts.weight)
+    weight[last - 1, int(np.argmax(weight[last - 1] > 0))] = 0.0
+    return cohorts._replace(weight=weight)  # type: ignore[arg-type]
+
+
+def linear_verdict(setting: Setting, theory: Predicted, seen: Simulated, cohorts: Cohort, dropped: Flow) -> Verdict:
+    """Every model of a setting that is linear itself, at every evaluated round, against the flow."""
+    flows = {**near_misses(setting, cohorts, theory.blocks, setting.num_rounds), "flow without one client": dropped}
+    return exact_verdict(
+        setting.name,
+        "simulation = flow, linear model, every round",
+        _largest_error(theory.flow, seen),
+        {name: _largest_error(flow, seen) for name, flow in flows.items()},
+        EXACT,
+    )
+
+
+def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
+    """K networks linearised at fixed weights, each from its own initial weights, against the flow of their kernel.
+
+    The same algorithm, data, schedule, rates and rounds as the setting's networks; the kernel is the whole empirical
+    one, [n C, n C], which couples the outputs.
+    """
+    points = _some_points(setting)
+    base = setting.model(LINEARISED_WIDTH)
+    at = jax.jit(base.init)(jax.random.fold_in(init_key(setting, 0), 1))
+    small = dataclasses.replace(
+        setting,
+        model=lambda width: linearised(base, at),
+        draws=1,
+        x_test=setting.x_test[points],
+        y_test=setting.y_test[points],
+    )
+    blocks = _empirical_blocks(base, at, small)
+    seen = fed_ensemble(small, LINEARISED_WIDTH)
+    flow = predicted.run_flow(small, blocks, cohorts, outputs="full")
+    wrong = near_misses(small, cohorts, blocks, setting.num_rounds, "full")
+    return exact_verdict(
+        setting.name,
+        f"linearised network of width {LINEARISED_WIDTH} = flow of its kernel, every round",
+        _largest_error(flow, seen),
+        {name: _largest_error(other, seen) for name, other in wrong.items()},
+        EXACT,
+    )
+
+
+def linearised(model: Model, at: PyTree) -> Model:
+    """``model`` as a first-order polynomial in its weights about ``at``: ``f(at, x) + df(at, x) (w - at)``."""
+
+    def apply(params: PyTree, x: Array) -> Array:
+        away = jax.tree.map(jnp.subtract, params, at)
+        value, change = jax.jvp(lambda p: model.apply(p, x), (at,), (away,))
+        return value + change
+
+    return Model(f"linearised {model.name}", model.init, apply, None, model.output_size)
+
+
+def _empirical_blocks(model: Model, at: PyTree, setting: Setting) -> KernelBlocks:
+    """The whole tangent kernel at the weights ``at``, rows in example-major order."""
+    train, both = setting.x_train, np.concatenate([setting.x_train, setting.x_test])
+    kernel = jax.jit(lambda x1, x2: empirical_ntk(model, at, x1, x2, trace=False))
+    whole = np.asarray(kernel(jnp.asarray(both), jnp.asarray(train)))
+    rows = len(train) * model.output_size
+    whole = whole.reshape(-1, rows)
+    return KernelBlocks(0.5 * (whole[:rows] + whole[:rows].T), whole[rows:])
+
+
+def _largest_error(flow: Flow, seen: Simulated) -> float:
+    """The largest relative error of any network at any evaluated round, each from its own initial function."""
+    rounds, start = seen.rounds[1:], seen.test[0]
+    draws = range(start.shape[1])
+    test = np.stack([np.asarray(flow.predict(seen.train[0][:, e], start[:, e], rounds)) for e in draws], axis=2)
+    return float(np.max(relative_errors(test, seen.test[1:], test - start)))
+
+
+def law_verdicts(setting: Setting, theory: Predicted, cohorts: Cohort) -> list[Verdict]:
+    """Mean and covariance of each of the K models, and of their ensemble, at a round, from an exact propagation.
+
+    The model is linear, with the setting's analytic kernels: one run trains it from zero, which gives the mean, and
+    from every function of a basis, which gives the covariance ``G G'``.
+    """
+    at, round_ = max((i, r) for i, r in enumerate(setting.rounds) if r <= max(LAW_ROUNDS, setting.rounds[1]))
+    points = _some_points(setting)
+    seen, outputs = _propagated(setting, theory, points, round_), setting.y_train.shape[1]
+    test = seen.test[-1][:, 0]  # [K, m, C + q]
+    mean, spread = test[..., :outputs], test[..., outputs:]
+    cov = spread @ spread.swapaxes(1, 2)
+    of_models = theory.moments[at].mean[:, points], theory.moments[at].cov[:, points][:, :, points]
+    flow = theory.flow
+    ensemble = (
+        np.asarray(flow.ensemble_mean(round_))[points],
+        np.asarray(flow.ensemble_cov(round_))[np.ix_(points, points)],
+    )
+    num_models = len(mean)
+    averaged = seen.ensemble[-1][0, :, :outputs], cov.mean(axis=0) / num_models
+    verdicts = [
+        exact_verdict(
+            setting.name,
+            f"law of each of {num_models} models = flow's, round {round_}",
+            _distance((mean, cov), of_models),
+            _wrong_laws(setting, theory, cohorts, of_models, (mean, cov), at),
+            EXACT,
+        )
+    ]
+    if num_models > 1:
+        fewer = mean[:-1].mean(axis=0), cov[:-1].mean(axis=0) / (num_models - 1)
+        verdicts.append(
+            exact_verdict(
+                setting.name,
+                f"law of the ensemble of {num_models} = flow's, round {round_}",
+                _distance(averaged, ensemble),
+                {f"ensemble of {num_models - 1}": _distance(fewer, ensemble)},
+                EXACT,
+            )
+        )
+    return verdicts
+
+
+def _wrong_laws(
+    setting: Setting, theory: Predicted, cohorts: Cohort, of_models: Law, found: Law, at: int
+) -> dict[str, float]:
+    """Distances of wrong laws from the propagated one: those of near misses (their means alone), and other models'."""
+    points, round_ = _some_points(setting), setting.rounds[at]
+    misses = near_misses(setting, cohorts, theory.blocks, round_)
+    wrong = {name: _relative(np.asarray(flow.mean(round_))[:, points], found[0]) for name, flow in misses.items()}
+    if len(found[0]) > 1:
+        wrong["models exchanged"] = _distance(found, (np.roll(of_models[0], 1, 0), np.roll(of_models[1], 1, 0)))
+    return wrong
+
+
+def _propagated(setting: Setting, theory: Predicted, points: np.ndarray, num_rounds: int) -> Simulated:
+    """One run of a linear model with the setting's analytic kernels, all outputs at once.
+
+    The first C outputs learn the targets from the zero function. The other q start as the columns of a factor G0 of
+    the initial covariance at train and test points and learn zero, which is what a residual does: what becomes of
+    them is a factor of the covariance.
+    """
+    blocks, n = theory.blocks, len(setting.x_train)
+    tangent = _factor(blocks.ntk_train, blocks.ntk_test_train, blocks.ntk_test, points)
+    prior = _factor(blocks.nngp_train, blocks.nngp_test_train, blocks.nngp_test, points)
+    rows, outputs = len(tangent), setting.y_train.shape[1]
+    inputs = np.concatenate([tangent, prior], axis=1)
+    small = dataclasses.replace(
+        setting,
+        model=lambda width: _two_feature_maps(rows, outputs),
+        draws=1,
+        num_rounds=num_rounds,
+        evaluate_every=num_rounds,
+        x_train=inputs[:n],
+        x_test=inputs[n:],
+        y_train=np.concatenate([setting.y_train, np.zeros((n, rows))], axis=1),
+        y_test=np.zeros((len(points), outputs + rows)),
+    )
+    return fed_ensemble(small, rows)
+
+
+def _two_feature_maps(rows: int, outputs: int) -> Model:
+    """``phi(x) W + psi(x) W0`` for inputs [phi, psi]: W starts at 0 and is trained, W0 = [0, I] stays."""
+
+    def init(key: Key) -> PyTree:
+        start = np.concatenate([np.zeros((rows, outputs)), np.eye(rows)], axis=1)
+        return {"trained": jnp.zeros((rows, outputs + rows)), "fixed": jnp.asarray(start)}
+
+    def apply(params: PyTree, x: Array) -> Array:
+        fixed = jax.lax.stop_gradient(params["fixed"])
+        return x[:, :rows] @ params["trained"] + x[:, rows:] @ fixed
+
+    return Model("linear model of given kernels", init, apply, None, outputs + rows)
+
+
+def _factor(train: Any, test_train: Any, test: Any, points: np.ndarray) -> np.ndarray:
+    """``G`` with ``G G'`` the kernel of the training points and some test points, [n + m, n + m]."""
+    cross = np.asarray(test_train)[points]
+    joint = np.block([[np.asarray(train), cross.T], [cross, np.asarray(test)[np.ix_(points, points)]]])
+    eigenvalues, vectors = np.linalg.eigh(joint)
+    return vectors * np.sqrt(np.maximum(eigenvalues, 0))
+
+
+def _some_points(setting: Setting) -> np.ndarray:
+    """At most ``NUM_POINTS`` test points, evenly spread."""
+    count = len(setting.x_test)
+    return np.unique(np.linspace(0, count - 1, min(count, NUM_POINTS)).astype(int))
+
+
+def _relative(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def _distance(law: Law, reference: Law) -> float:
+    """The larger of the relative distances of means and covariances."""
+    return max(_relative(a, b) for a, b in zip(law, reference, strict=True))

@@ -1,0 +1,123 @@
+"""Several devices and several processes: starting JAX's own runtime, and values that every device holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedtangent.types import PyTree
+
+VARIABLES = {
+    "coordinator": "JAX_COORDINATOR_ADDRESS",
+    "num_processes": "JAX_NUM_PROCESSES",
+    "process_id": "JAX_PROCESS_ID",
+}
+
+
+def settings(
+    coordinator: str | None, num_processes: int | None, process_id: int | None, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Arguments of ``jax.distributed.initialize``: those given, else from ``environment``, else left to JAX.
+
+    JAX then asks the cluster's own variables (Slurm, Open MPI). Raises ``ValueError`` for an address without a port,
+    numbers that are none, an id that is not below the number of processes, or only some of the three.
+    """
+    given: dict[str, Any] = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+    for name, variable in VARIABLES.items():
+        if given[name] is None and environment.get(variable):
+            given[name] = environment[variable]
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return {}
+    if missing:
+        raise ValueError(f"distributed: {', '.join(missing)} missing; give all of {', '.join(given)}, or none of them")
+    host, _, port = str(given["coordinator"]).rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"coordinator: got {given['coordinator']!r}, must be host:port")
+    number, index = (_whole(name, given[name]) for name in ("num_processes", "process_id"))
+    if number < 1:
+        raise ValueError(f"num_processes: got {number}, must be at least 1")
+    if not 0 <= index < number:
+        raise ValueError(f"process_id: got {index}, must be from 0 to {number - 1} (num_processes is {number})")
+    return {"coordinator_address": f"{host}:{port}", "num_processes": number, "process_id": index}
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return int(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: got {value!r}, must be a whole number") from error
+
+
+def start(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
+    """Join the other processes; to be called before anything else uses a device.
+
+    Raises ``ValueError`` for bad arguments, and where neither they nor the environment say who the others are.
+    """
+    arguments = settings(coordinator, num_processes, process_id, os.environ)
+    # Only asked for where the devices are CPUs; other platforms bring their own collectives.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(**arguments)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"distributed: cannot start: {error}") from error
+
+
+def use_cores(number: int = 0) -> None:
+    """Make ``number`` cores (0: all that this process may use) devices of their own where there is no accelerator.
+
+    XLA runs a small network on one core however many there are; as devices, each trains clients of its own
+    (``sharded``). Does nothing once a device was used, or where XLA_FLAGS names a number of host devices itself. Raises
+    ``ValueError`` for a negative number, or more than there are cores.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not 0 <= number <= cores:
+        raise ValueError(f"host_devices: got {number}, must be from 0 (all) to {cores}, the cores of this machine")
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", number or cores)
+    except RuntimeError:  # devices are in use already
+        return
+
+
+def is_main() -> bool:
+    """Whether this process writes files and talks to the user: one of all does."""
+    return jax.process_index() == 0
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """``tree`` on each device of ``mesh``, of all processes (they must hold equal values); as it is without a mesh."""
+    if mesh is None:
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    words = [np.asarray(jax.random.key_data(leaf)) if _is_key(leaf) else np.asarray(leaf) for leaf in leaves]
+    placed = jax.jit(lambda rows: rows, out_shardings=NamedSharding(mesh, PartitionSpec()))(words)
+    typed = [
+        jax.random.wrap_key_data(row, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else row
+        for row, leaf in zip(placed, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, typed)
+
+
+def local(tree: PyTree) -> PyTree:
+    """This process's own copy of values that every device holds, on one device: for evaluating and saving."""
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
+            return leaf
+        if _is_key(leaf):
+            words = jax.random.key_data(leaf).addressable_data(0)
+            return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
+        return leaf.addressable_data(0)
+
+    return jax.tree.map(one, tree)

@@ -1,0 +1,177 @@
+"""What goes wrong in a round: clients that drop out, clients that are late, clients that send nonsense.
+
+``dropout`` and ``stragglers`` turn one schedule into another, so that a theory which unrolls the cohorts sees them
+too. The cohorts of the inner schedule are drawn as they would be without them (common random numbers). ``finite`` is
+what the server accepts. In every case the client is as absent: its message and its own state do not count.
+
+Charged are: a model down for every client that the server contacted, also if it then drops out or is late; a message
+up for every client that answered in time, also if it is then rejected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.types import Accept, Array, Client, Cohort, Key, Local, PyTree, Schedule
+
+DISTRIBUTIONS = ("lognormal", "exponential")
+CORRUPTIONS = ("nan", "inf", "explode")
+
+# Folded into the schedule's key; rounds, which are folded into it too, are below 2^31.
+_DROPOUT, _STRAGGLERS, _CORRUPT = (2**31 + i for i in range(3))
+
+
+class Contacted(NamedTuple):
+    """A wrapped schedule's state, and how many clients the server contacted in the last round."""
+
+    inner: PyTree
+    contacted: Array  # [] int32
+
+
+def dropout(schedule: Schedule, probability: float | np.ndarray) -> Schedule:
+    """Each client drops out of each round with a probability, independently: its slots are empty.
+
+    Args:
+        probability: for all clients, or [N], for each its own.
+
+    A client drops out of all models that it would train in a round. Raises ``ValueError`` for a probability outside
+    [0, 1) (1 would leave no client) or another shape.
+    """
+    chance = np.asarray(probability, np.float32)
+    if chance.shape not in ((), (schedule.num_clients,)):
+        raise ValueError(f"probability: got shape {chance.shape}, must be one number or [{schedule.num_clients}]")
+    if not np.all((chance >= 0) & (chance < 1)):
+        raise ValueError(f"probability: got {probability}, must be at least 0 and below 1")
+    of_client = jnp.asarray(np.broadcast_to(chance, (schedule.num_clients,)))
+
+    def pick(key: Key, cohort: Cohort) -> Cohort:
+        draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), (), jnp.float32))(cohort.client)
+        return cohort._replace(weight=jnp.where(draw < of_client[cohort.client], 0, cohort.weight))
+
+    return _wrapped(schedule, schedule.num_slots, _DROPOUT, pick)
+
+
+def stragglers(
+    schedule: Schedule,
+    keep: int,
+    mean_time: Any = 1.0,
+    distribution: str = "lognormal",
+    spread: float = 1.0,
+) -> Schedule:
+    """The server contacts the clients of ``schedule`` and closes the round after the first ``keep`` answers.
+
+    With ``uniform_sampling(N, 130)`` and ``keep=100`` the first 100 of 130 make the round. Late clients' work is lost
+    and not sent. The cohort has ``keep`` slots, in order of completion.
+
+    Args:
+        mean_time: expected completion time, of all clients or [N] (for instance in proportion to their examples).
+        distribution: ``"lognormal"``, ``mean_time * exp(spread z - spread^2 / 2)`` with z standard normal, or
+            ``"exponential"`` with that mean. A client draws one time a round, whatever the model.
+        spread: standard deviation of the log of a lognormal time.
+
+    Raises ``ValueError`` for ``keep`` outside 1 .. S, times or a spread that are not positive, an unknown name.
+    """
+    if not 1 <= keep <= schedule.num_slots:
+        raise ValueError(f"keep: got {keep}, must be between 1 and {schedule.num_slots}, the schedule's slots")
+    if distribution not in DISTRIBUTIONS:
+        raise ValueError(f"distribution: got {distribution!r}, allowed are {', '.join(DISTRIBUTIONS)}")
+    if not 0 < spread < math.inf:
+        raise ValueError(f"spread: got {spread}, must be positive and finite")
+    mean = np.asarray(mean_time, np.float32)
+    if mean.shape not in ((), (schedule.num_clients,)) or not np.all((mean > 0) & np.isfinite(mean)):
+        raise ValueError(
+            f"mean_time: must be positive and finite, one number or [{schedule.num_clients}]; got shape {mean.shape}"
+        )
+    of_client = jnp.asarray(np.broadcast_to(mean, (schedule.num_clients,)))
+
+    def time(key: Key, client: Array) -> Array:
+        mine = jax.random.fold_in(key, client)
+        if distribution == "exponential":
+            return of_client[client] * jax.random.exponential(mine, (), jnp.float32)
+        return of_client[client] * jnp.exp(spread * jax.random.normal(mine, (), jnp.float32) - spread**2 / 2)
+
+    def pick(key: Key, cohort: Cohort) -> Cohort:
+        taken = jax.vmap(lambda i: time(key, i))(cohort.client)
+        first = jnp.argsort(jnp.where(cohort.weight > 0, taken, jnp.inf))[:keep]
+        return jax.tree.map(lambda leaf: leaf[first], cohort)
+
+    return _wrapped(schedule, keep, _STRAGGLERS, pick)
+
+
+def _wrapped(schedule: Schedule, num_slots: int, stream: int, pick: Callable[[Key, Cohort], Cohort]) -> Schedule:
+    """``schedule`` with its cohorts changed by ``pick``, which gets a key of its own for each round."""
+
+    def init(key: Key) -> Contacted:
+        return Contacted(schedule.init(key), jnp.int32(0))
+
+    def sample(key: Key, state: Contacted, round_: Array) -> tuple[Cohort, Contacted]:
+        cohort, inner = schedule.sample(key, state.inner, round_)
+        picked = pick(jax.random.fold_in(jax.random.fold_in(key, jnp.uint32(stream)), round_), cohort)
+        return picked, Contacted(inner, num_contacted(schedule, cohort, inner))
+
+    return Schedule(schedule.num_models, schedule.num_clients, num_slots, init, sample, lambda state: state.contacted)
+
+
+def num_contacted(schedule: Schedule, cohort: Cohort, state: PyTree) -> Array:
+    """How many clients got a model in the round that ``sample`` has just drawn, [] int32."""
+    if schedule.contacted is not None:
+        return schedule.contacted(state)
+    return jnp.sum(cohort.weight > 0, dtype=jnp.int32)
+
+
+def finite(max_norm: float = math.inf) -> Accept:
+    """Accept messages whose numbers are all finite and whose Euclidean norm is at most ``max_norm``.
+
+    Raises ``ValueError`` unless ``max_norm`` is positive.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"max_norm: got {max_norm}, must be positive")
+
+    def accept(message: PyTree) -> Array:
+        numbers = [leaf for leaf in jax.tree.leaves(message) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        good = jnp.bool_(True)
+        for leaf in numbers:
+            good &= jnp.all(jnp.isfinite(leaf))
+        if max_norm < math.inf:
+            # A square that overflows float32 is infinite, and so above the bound.
+            squares = [jnp.sum(jnp.square(leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)))) for leaf in numbers]
+            good &= jnp.sqrt(sum(squares)) <= max_norm
+        return good
+
+    return accept
+
+
+def corrupt(local: Local, probability: float, how: str | Callable[[PyTree], PyTree] = "nan") -> Local:
+    """``local`` whose clients now and then send something else: for tests of what the server does then.
+
+    Args:
+        probability: of each client in each round.
+        how: ``"nan"`` or ``"inf"`` everywhere, ``"explode"``, the message times 10^6, or a function of the message.
+
+    Raises ``ValueError`` for a probability outside [0, 1] or an unknown name.
+    """
+    if not 0 <= probability <= 1:
+        raise ValueError(f"probability: got {probability}, must be from 0 to 1")
+    if isinstance(how, str) and how not in CORRUPTIONS:
+        raise ValueError(f"how: got {how!r}, allowed are {', '.join(CORRUPTIONS)} or a function")
+
+    def spoil(leaf: Array) -> Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        if how == "explode":
+            return leaf * jnp.asarray(1e6, leaf.dtype)
+        return jnp.full_like(leaf, jnp.nan if how == "nan" else jnp.inf)
+
+    def update(key: Key, broadcast: PyTree, state: PyTree, client: Client) -> tuple[PyTree, PyTree, dict[str, Array]]:
+        message, after, info = local.update(key, broadcast, state, client)
+        bad = how(message) if callable(how) else jax.tree.map(spoil, message)
+        hit = jax.random.bernoulli(jax.random.fold_in(key, jnp.uint32(_CORRUPT)), probability)
+        return jax.tree.map(lambda b, m: jnp.where(hit, b, m), bad, message), after, {**info, "corrupt": hit}
+
+    return Local(local.init, update)

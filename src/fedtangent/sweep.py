@@ -1,0 +1,247 @@
+"""Many runs as one program: seeds by hyper-parameters, with common random numbers.
+
+A seed gives the same initial models, cohorts and batches under every configuration, so that configurations are
+compared pair by pair (``fedtangent.paired``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.engine import engine_for
+from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, Partition, PyTree
+
+OVER = ("auto", "map", "vmap")
+
+Config = dict[str, Any]
+Measure = Callable[[Algorithm, PyTree], dict[str, Array]]
+
+
+class Sweep(NamedTuple):
+    """What a sweep measured."""
+
+    configs: tuple[Config, ...]
+    seeds: tuple[int, ...]
+    rounds: np.ndarray  # [E] rounds done at each evaluation, 0 first
+    metrics: dict[str, np.ndarray]  # name -> [seeds, configs, E, ...]
+
+
+class _Group(NamedTuple):
+    """Configurations that share one program: they agree in all that is static."""
+
+    static: Config
+    members: list[int]  # places among all configurations
+    values: dict[str, Array]  # name -> [members], traced
+    partition: Array | None  # [members] int32; None: there is but one
+
+
+def sweep(
+    build: Callable[..., Algorithm],
+    data: FederatedData,
+    num_rounds: int,
+    seeds: Sequence[int],
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    evaluate: Measure,
+    evaluate_every: int | None = None,
+    partitions: Mapping[Any, Partition] | None = None,
+    partition_name: str = "alpha",
+    mapping: str = "auto",
+    over: str = "auto",
+) -> Sweep:
+    """Run every configuration of ``grid`` with every seed.
+
+    Floating values (rates, mu) are traced: configurations that differ in them only are one compiled program. Anything
+    else (the number of models K or of local steps, names) decides shapes or code: each combination of such values is
+    compiled by itself, one program after another.
+
+    Args:
+        build: the algorithm of a configuration, called with the grid's names as keyword arguments; floats arrive as
+            traced scalars. It is first called with each configuration's own numbers, which checks them.
+        grid: values of each argument; the configurations are their product, the last name varying fastest.
+        evaluate: ``(algorithm, state) -> {name: array}``, traced, on the initial state and every ``evaluate_every``
+            rounds and at the end (default: at the end only).
+        partitions: other partitions of the same examples over as many clients, by label: one more axis of the
+            product, called ``partition_name``. They are padded to a common size; ``build`` does not see them.
+        mapping: how each run maps its clients (not ``sharded``).
+        over: ``"map"``, one run after another, each as long as it takes; ``"vmap"``, all at once, every client as
+            long as the largest and the memory of all runs; ``"auto"`` is map on a CPU, vmap on an accelerator.
+
+    Each member equals the single ``simulate`` of its configuration and seed, to rounding. Raises ``ValueError`` for
+    bad arguments before any work.
+    """
+    every = _validate(num_rounds, evaluate_every, grid, partitions, partition_name, data)
+    seeds, how = check_seeds(seeds), choose_over(over)
+    names = [*grid, *([partition_name] if partitions is not None else [])]
+    axes = [*grid.values(), *([list(partitions)] if partitions is not None else [])]
+    configs = tuple(dict(zip(names, values, strict=True)) for values in itertools.product(*axes))
+    for config in configs:
+        build(**{name: config[name] for name in grid})
+    variants = _variants(data, partitions)
+    engine = _common_engine(variants, data, mapping)
+    lengths = [every] * (num_rounds // every) + ([num_rounds % every] if num_rounds % every else [])
+    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+    found: dict[str, np.ndarray] = {}
+    for group in _groups(configs, list(grid), partition_name if partitions is not None else None):
+        member = partial(_member, build, engine, evaluate, group.static, jnp.asarray(lengths, jnp.int32))
+        part = group.partition
+        measured = _program(how, member)(keys, group.values, part, data, variants)
+        for name, rows in measured.items():
+            values = np.asarray(rows)
+            shape = (len(seeds), len(configs), *values.shape[2:])
+            found.setdefault(name, np.empty(shape, values.dtype))[:, group.members] = values
+    return Sweep(configs, seeds, np.cumsum([0, *lengths]), found)
+
+
+def _member(
+    build: Callable[..., Algorithm],
+    engine: Engine,
+    evaluate: Measure,
+    static: Config,
+    lengths: Array,
+    key: Key,
+    values: dict[str, Array],
+    data: FederatedData,
+) -> dict[str, Array]:
+    """One run: its metrics, [E, ...]."""
+    algorithm = build(**static, **values)
+    start = algorithm.init(key, data.num_clients)
+
+    def stretch(state: PyTree, rounds: Array) -> tuple[PyTree, dict[str, Array]]:
+        state = jax.lax.fori_loop(0, rounds, lambda _, s: algorithm.step(s, data, engine)[0], state)
+        return state, evaluate(algorithm, state)
+
+    rest = jax.lax.scan(stretch, start, lengths)[1]
+    first = evaluate(algorithm, start)
+    return jax.tree.map(lambda a, b: jnp.concatenate([jnp.asarray(a)[None], b]), first, rest)
+
+
+def _program(over: str, member: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """``member`` over seeds and configurations, compiled: (keys, values, partition, data, variants) -> [S, C, ...]."""
+
+    def run(
+        keys: Array, values: dict[str, Array], partition: Array | None, data: FederatedData, variants: PyTree
+    ) -> PyTree:
+        def one(key: Key, config: tuple[dict[str, Array], Array | None]) -> PyTree:
+            mine, at = config
+            own = data if at is None else data._replace(indices=variants[0][at], offsets=variants[1][at])
+            return member(key, mine, own)
+
+        configs = (values, partition)
+        if not jax.tree.leaves(configs):
+            return jax.tree.map(lambda leaf: leaf[:, None], map_members(over, lambda key: one(key, configs), keys))
+        return map_members(over, lambda key: map_members(over, lambda config: one(key, config), configs), keys)
+
+    return jax.jit(run)
+
+
+def map_members(over: str, run: Callable[[PyTree], PyTree], members: PyTree) -> PyTree:
+    """``run`` over the leading axis of ``members``, one after another (``"map"``) or all at once (``"vmap"``)."""
+    return jax.vmap(run)(members) if over == "vmap" else jax.lax.map(run, members)
+
+
+def choose_over(over: str) -> str:
+    """``"map"`` or ``"vmap"``; ``"auto"`` is map on a CPU. Raises ``ValueError`` for another name."""
+    if over not in OVER:
+        raise ValueError(f"over: got {over!r}, allowed are {', '.join(OVER)}")
+    if over == "auto":
+        return "map" if jax.default_backend() == "cpu" else "vmap"
+    return over
+
+
+def single_device_engine(data: FederatedData, mapping: str) -> Engine:
+    """The engine of each run of many; ``auto`` is scan on a CPU and vmap elsewhere, also with several devices.
+
+    Raises ``ValueError`` for an unknown mapping and for ``sharded``.
+    """
+    if mapping.startswith("sharded"):
+        raise ValueError(
+            f"mapping: got {mapping!r}, but runs of a sweep are not sharded: use scan, vmap or chunked:<n>"
+        )
+    if mapping == "auto":
+        mapping = "scan" if jax.default_backend() == "cpu" else "vmap"
+    return engine_for(data, mapping)
+
+
+def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
+    """The seeds as integers; raises ``ValueError`` if there is none, one twice, or one outside 0 .. 2^32 - 1."""
+    given = tuple(int(seed) for seed in seeds)
+    if not given or len(set(given)) < len(given) or not all(0 <= seed < 2**32 for seed in given):
+        raise ValueError(f"seeds: got {list(seeds)}, must be one or more different whole numbers from 0 to 2**32 - 1")
+    return given
+
+
+def check_rounds(num_rounds: int, evaluate_every: int | None) -> int:
+    """Rounds between evaluations; raises ``ValueError`` for numbers that are not whole and at least 1."""
+    for name, value in (("num_rounds", num_rounds), ("evaluate_every", evaluate_every)):
+        if value is not None and (int(value) != value or value < 1):
+            raise ValueError(f"{name}: got {value}, must be a whole number of at least 1")
+    return int(min(evaluate_every or num_rounds, num_rounds))
+
+
+def _validate(
+    num_rounds: int,
+    evaluate_every: int | None,
+    grid: Mapping[str, Sequence[Any]],
+    partitions: Mapping[Any, Partition] | None,
+    partition_name: str,
+    data: FederatedData,
+) -> int:
+    every = check_rounds(num_rounds, evaluate_every)
+    for name, values in grid.items():
+        if isinstance(values, str) or len(values) == 0:
+            raise ValueError(f"grid: {name} has {values!r}, must be a list of one or more values")
+    if partitions is not None:
+        if not partitions:
+            raise ValueError("partitions: got none, must be one or more")
+        if partition_name in grid:
+            raise ValueError(f"partition_name: got {partition_name!r}, which is a name of the grid")
+        for label, partition in partitions.items():
+            if len(partition.offsets) - 1 != data.num_clients:
+                raise ValueError(
+                    f"partitions: {label!r} has {len(partition.offsets) - 1} clients, but data has {data.num_clients}"
+                )
+            if len(partition.indices) and np.max(partition.indices) >= data.x.shape[0]:
+                raise ValueError(f"partitions: {label!r} has an index beyond the {data.x.shape[0]} examples")
+    return every
+
+
+def _variants(data: FederatedData, partitions: Mapping[Any, Partition] | None) -> tuple[Array, Array] | None:
+    """Indices [V, m] and offsets [V, N + 1] of all partitions; what pads the indices belongs to no client."""
+    if partitions is None:
+        return None
+    longest = max(len(p.indices) for p in partitions.values())
+    indices = [np.pad(np.asarray(p.indices), (0, longest - len(p.indices))) for p in partitions.values()]
+    offsets = [np.asarray(p.offsets) for p in partitions.values()]
+    return jnp.asarray(np.stack(indices), jnp.int32), jnp.asarray(np.stack(offsets), jnp.int32)
+
+
+def _common_engine(variants: tuple[Array, Array] | None, data: FederatedData, mapping: str) -> Engine:
+    """One engine for all partitions: its largest client is the largest of any."""
+    engine = single_device_engine(data, mapping)
+    if variants is None:
+        return engine
+    return engine._replace(max_client_size=int(np.max(np.diff(np.asarray(variants[1]), axis=1))))
+
+
+def _groups(configs: Sequence[Config], names: list[str], partition_name: str | None) -> list[_Group]:
+    """The configurations by what is static in them, in order of first appearance."""
+    labels = list(dict.fromkeys(config[partition_name] for config in configs)) if partition_name else []
+    traced = [n for n in names if all(isinstance(config[n], float | np.floating) for config in configs)]
+    members: dict[tuple[Any, ...], list[int]] = {}
+    for i, config in enumerate(configs):
+        members.setdefault(tuple(repr(config[n]) for n in names if n not in traced), []).append(i)
+    groups = []
+    for places in members.values():
+        static = {n: configs[places[0]][n] for n in names if n not in traced}
+        values = {n: jnp.asarray([float(configs[i][n]) for i in places]) for n in traced}
+        at = [labels.index(configs[i][partition_name]) for i in places] if partition_name else None
+        groups.append(_Group(static, places, values, None if at is None else jnp.asarray(at, jnp.int32)))
+    return groups

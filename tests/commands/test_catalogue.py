@@ -1,0 +1,41 @@
+"""What options become: rates, schedules with faults, what the server accepts."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent.commands import catalogue
+from fedtangent.federated.compose import keys
+from fedtangent.federated.schedule import all_clients, unroll
+
+
+def test_a_rate_that_does_not_decay_is_the_number() -> None:
+    assert catalogue.decayed(0.3, 1.0, 10) == 0.3
+    assert float(catalogue.decayed(0.3, 0.9, 10)(jnp.int32(25))) == pytest.approx(0.3 * 0.81)
+    with pytest.raises(ValueError, match=r"factor: got 1\.1"):
+        catalogue.decayed(0.3, 1.1, 10)
+
+
+def test_faults_of_a_schedule() -> None:
+    plan, sizes = all_clients(4), np.array([1, 1, 100, 0])
+    assert catalogue.faulty(plan, sizes, 0.0, None, "lognormal", 1.0) is plan
+    both = catalogue.faulty(plan, sizes, 0.3, 2, "lognormal", 0.1)
+    seen = unroll(both, keys(0).schedule, 200)
+    filled = np.asarray(seen.weight) > 0
+    # Those who drop out do not answer: two make the round as long as two are left; the large one is rarely of them.
+    assert np.mean(filled.all(axis=1)) == pytest.approx(1 - 0.3**4 - 4 * 0.7 * 0.3**3, abs=5 * np.sqrt(0.08 / 200))
+    large = (np.asarray(seen.client) == 2) & filled
+    assert 0 < large.mean() < 0.1 < ((np.asarray(seen.client) == 0) & filled).mean()
+
+
+def test_acceptance() -> None:
+    assert catalogue.acceptance(None) is None
+    for bound, expected in ((math.inf, True), (6.0, True), (4.0, False)):
+        accept = catalogue.acceptance(bound)
+        assert accept is not None
+        assert bool(accept({"w": jnp.array([3.0, 4.0])})) is expected
+        assert not accept({"w": jnp.array([math.nan])})

@@ -1,0 +1,155 @@
+"""The exact checks notice small faults of the simulation, which networks of finite width cannot show."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent import partition
+from fedtangent.compare import Setting, SideBySide, build, exact, predicted
+from fedtangent.compare.simulated import cohorts
+from fedtangent.compare.verdicts import Verdict
+from fedtangent.federated import recipes, schedule
+from fedtangent.federated.local import Work
+from fedtangent.models.mlp import mlp
+from fedtangent.theory import Flow
+from fedtangent.types import Algorithm, Model, Prediction, Schedule
+
+from .tiny import digits, network
+
+RIGHT = recipes.fed_ensemble
+Faulty = Callable[..., Algorithm]
+
+
+def few_outputs() -> Setting:
+    """Three outputs, so that the whole kernel couples them, on unequal clients."""
+    small = digits()
+    inputs = small.x_train.shape[1]
+
+    def model(width: int) -> Model:
+        return mlp(inputs, 3, widths=(width,), activation="relu", w_std=2**0.5, b_std=0.1, dtype=jnp.float64)
+
+    return dataclasses.replace(small, y_train=small.y_train[:, :3], y_test=small.y_test[:, :3], model=model)
+
+
+def checked(setting: Setting) -> list[Verdict]:
+    plan = cohorts(setting)
+    theory = predicted.predict(setting, plan)
+    return [exact.linearised_verdict(setting, plan), *exact.law_verdicts(setting, theory, plan)]
+
+
+def with_options(**change: Callable[[Any], object]) -> Faulty:
+    return lambda model, plan, **given: RIGHT(model, plan, **{**given, **{k: f(given) for k, f in change.items()}})
+
+
+def with_sample(change: Callable[..., Any]) -> Faulty:
+    def faulty(model: Model, plan: Schedule, **given: Any) -> Algorithm:
+        def sample(key: jax.Array, state: Any, round_: jax.Array) -> Any:
+            return change(plan.sample, key, state, round_)
+
+        return RIGHT(model, plan._replace(sample=sample), **given)
+
+    return faulty
+
+
+def late(sample: Callable[..., Any], key: jax.Array, state: Any, round_: jax.Array) -> Any:
+    return sample(key, state, jnp.maximum(round_ - 1, 0))
+
+
+def one_absence(sample: Callable[..., Any], key: jax.Array, state: Any, round_: jax.Array) -> Any:
+    cohort, state = sample(key, state, round_)
+    absent = (cohort.client == 1) & (round_ == 3)
+    return cohort._replace(weight=jnp.where(absent, 0.0, cohort.weight)), state
+
+
+FAULTS: dict[str, Faulty] = {
+    "one local step less": with_options(work=lambda given: Work(steps=given["work"].steps - 1)),
+    "server rate": with_options(server_learning_rate=lambda given: 0.99),
+    "client rate": with_options(client_learning_rate=lambda given: 0.99 * given["client_learning_rate"]),
+    "equal weights": with_options(weighting=lambda given: "uniform"),
+    "one round late": with_sample(late),
+    "one absence": with_sample(one_absence),
+}
+
+
+def test_nothing_is_noticed_where_nothing_is_wrong() -> None:
+    assert all(v.passed for v in checked(few_outputs()))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_small_fault_of_the_simulation_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "fed_ensemble", FAULTS[name])
+    linearised, models, ensemble = checked(few_outputs())
+    assert not linearised.agrees
+    assert not models.agrees
+    assert not ensemble.agrees
+
+
+def test_a_wrong_ensemble_is_noticed_by_its_verdict_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fewer(model: Model, plan: Schedule, **given: Any) -> Algorithm:
+        right = RIGHT(model, plan, **given)
+
+        def predict(state: Any, x: jax.Array) -> Prediction:
+            members = right.predict(state, x).members
+            return Prediction(members[:-1].mean(axis=0), members)
+
+        return right._replace(predict=predict)
+
+    monkeypatch.setattr(recipes, "fed_ensemble", fewer)
+    linearised, models, ensemble = checked(few_outputs())
+    assert (linearised.agrees, models.agrees, ensemble.agrees) == (True, True, False)
+
+
+def test_a_wrong_ensemble_covariance_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Flow, "ensemble_cov", lambda flow, r: flow.cov(r).mean(axis=0))
+    _, models, ensemble = checked(network())
+    assert (models.agrees, ensemble.agrees) == (True, False)
+
+
+def test_moments_of_another_model_are_noticed(network_result: SideBySide) -> None:
+    setting, plan, theory = network_result.setting, network_result.cohorts, network_result.theory
+    rolled = tuple(m._replace(mean=np.roll(m.mean, 1, axis=0)) for m in theory.moments)
+    wrong = dataclasses.replace(theory, moments=rolled)
+    assert not exact.law_verdicts(setting, wrong, plan)[0].agrees
+    covs = tuple(m._replace(cov=np.roll(m.cov, 1, axis=0)) for m in theory.moments)
+    assert not exact.law_verdicts(setting, dataclasses.replace(theory, moments=covs), plan)[0].agrees
+
+
+def test_a_linearised_network_is_the_tangent_at_its_weights() -> None:
+    model = mlp(3, 2, widths=(5,), activation="erf", dtype=jnp.float64)
+    at, away = (model.init(jax.random.key(i)) for i in (0, 1))
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 3)))
+    tangent = exact.linearised(model, at)
+    np.testing.assert_allclose(tangent.apply(at, x), model.apply(at, x), rtol=1e-14)
+
+    def on_the_way(t: float) -> Any:
+        return jax.tree.map(lambda a, b: a + t * (b - a), at, away)
+
+    change = (tangent.apply(on_the_way(1.0), x) - model.apply(at, x)) * 1e-4
+    central = (model.apply(on_the_way(1e-4), x) - model.apply(on_the_way(-1e-4), x)) / 2
+    np.testing.assert_allclose(central, change, rtol=0, atol=1e-7 * np.max(np.abs(change)))
+    assert np.max(np.abs(model.apply(away, x) - tangent.apply(away, x))) > 1e-2
+
+
+def test_near_misses_that_would_be_right_are_left_out() -> None:
+    whole = network()
+    equal = dataclasses.replace(
+        whole, partition=partition.iid(24, 4, 0), schedule=schedule.all_clients(4), local_steps=1
+    )
+    for setting, expected in ((whole, 6), (equal, 3)):
+        plan = cohorts(setting)
+        blocks = predicted.predict(setting, plan).blocks
+        assert len(exact.near_misses(setting, plan, blocks, setting.num_rounds)) == expected
+
+
+def test_the_cases_clients_have_unequal_sizes() -> None:
+    for name in ("sine", "digits"):
+        for setting in build(name, scale="smoke"):
+            assert len(set(setting.partition.sizes.tolist())) > 1
+            assert np.array_equal(np.sort(setting.partition.indices), np.arange(len(setting.x_train)))

@@ -1,0 +1,139 @@
+"""Learning rates that change with the round, and rates that are traced."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedtangent.engine import engine_for
+from fedtangent.federated import recipes
+from fedtangent.federated.local import Work
+from fedtangent.federated.rates import at_round, check_rate, rate_at, sgd, staircase_decay
+from fedtangent.federated.schedule import uniform_sampling
+from fedtangent.types import Algorithm, FederatedData, Model
+
+from . import reference
+from .toys import cohorts, distance, leaves, models_of, owned_rows, two_layer, uneven_data
+
+SAMPLING = uniform_sampling(6, 4)
+MODEL = two_layer()
+
+
+def test_the_papers_decay() -> None:
+    rate = staircase_decay(0.1)
+    assert [float(rate(jnp.int32(t))) for t in (0, 9)] == pytest.approx([0.1, 0.1], rel=1e-12)
+    for t in (10, 19, 20, 999, 1500):
+        assert float(rate(jnp.int32(t))) == pytest.approx(0.1 * 0.99 ** (t // 10), rel=1e-12)
+        assert float(rate(jnp.int32(t))) != pytest.approx(0.1 * 0.99 ** (t / 10), rel=1e-12) or t % 10 == 0
+    assert float(staircase_decay(0.2, 0.5, 3)(jnp.int32(7))) == pytest.approx(0.05)
+    assert float(staircase_decay(0.2, 1.0)(jnp.int32(70))) == 0.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((0.0,), "initial: got 0.0"),
+        ((lambda t: 0.1,), "initial: got a schedule"),
+        ((0.1, 0.0), "factor: got 0.0"),
+        ((0.1, 1.5), "factor: got 1.5"),
+        ((0.1, 0.9, 0), "every: got 0"),
+        ((0.1, 0.9, 2.5), "every: got 2.5"),
+    ],
+)
+def test_bad_decay(arguments: tuple[Any, ...], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        staircase_decay(*arguments)
+
+
+def test_only_a_concrete_rate_is_checked() -> None:
+    for bad in (0.0, -1.0, np.nan, jnp.float32(np.inf), lambda t: -0.1 + 0 * t):
+        with pytest.raises(ValueError, match=r"rate: got .*must be positive and finite"):
+            check_rate("rate", bad)
+    with pytest.raises(ValueError, match=r"rate: got an array of shape \(2,\), must be one number"):
+        check_rate("rate", jnp.ones(2))
+    check_rate("rate", staircase_decay(0.1))
+    check_rate("rate", np.float32(0.1))
+
+    def traced(rate: Any) -> Any:
+        check_rate("rate", rate)
+        check_rate("rate", lambda t: rate * t)
+        return rate_at(lambda t: rate * t, jnp.int32(3))
+
+    assert float(jax.jit(traced)(jnp.float64(-1.0))) == -3.0
+
+
+@pytest.mark.parametrize("kind", ["array", "schedule", "numpy"])
+def test_parameters_keep_their_dtype(kind: str) -> None:
+    """A float64 rate on float32 parameters is what a Python number is: rounded first, bit for bit."""
+    rate = {"array": jnp.float64(0.1), "schedule": lambda t: jnp.float64(0.1), "numpy": np.float64(0.1)}[kind]
+    gradient = jax.random.normal(jax.random.key(0), (100,), jnp.float32)
+    optimizer = at_round(sgd(rate), jnp.int32(0))
+    step, _ = optimizer.update(gradient, optimizer.init(gradient), gradient)
+    expected, _ = optax.sgd(0.1).update(gradient, optax.sgd(0.1).init(gradient), gradient)
+    assert step.dtype == jnp.float32
+    assert np.array_equal(step, expected)
+
+
+def fed_avg(client: Any, server: Any = 1.0, model: Model = MODEL, work: Work | None = None) -> Algorithm:
+    work = Work(epochs=2, batch_size=2) if work is None else work
+    return recipes.fed_avg(model, SAMPLING, client_learning_rate=client, server_learning_rate=server, work=work)
+
+
+def end(algorithm: Algorithm, data: FederatedData, rounds: int, mapping: str = "scan") -> Any:
+    state, step = algorithm.init(0, 6), jax.jit(algorithm.step, static_argnums=2)
+    for _ in range(rounds):
+        state, _ = step(state, data, engine_for(data, mapping))
+    return state
+
+
+@functools.cache
+def plain(mapping: str) -> Any:
+    return end(fed_avg(0.2, 0.7), uneven_data(), 3, mapping).server.params
+
+
+@pytest.mark.parametrize(("mapping", "kind"), [("scan", "schedule"), ("vmap", "array"), ("scan", "array")])
+def test_a_constant_schedule_is_the_number_bit_for_bit(mapping: str, kind: str) -> None:
+    wrap = jnp.float64 if kind == "array" else (lambda rate: optax.constant_schedule(rate))
+    other = end(fed_avg(wrap(0.2), wrap(0.7)), uneven_data(), 3, mapping).server.params
+    assert all(np.array_equal(*pair) for pair in zip(leaves(plain(mapping)), leaves(other), strict=True))
+    assert distance(plain(mapping), fed_avg(0.2).init(0, 6).server.params) > 1e-2
+
+
+def replayed(model: reference.Params, client: Any, server: Any, rounds: int) -> reference.Params:
+    """Three full-batch steps a client and round in NumPy, at the rates of each round."""
+    data = uneven_data()
+    rows, x, y = owned_rows(data), np.asarray(data.x), np.asarray(data.y)
+    for t, chosen in enumerate(cohorts(SAMPLING, 0, rounds).client):
+
+        def train(_: int, i: int, w: reference.Params, rate: float = client(t)) -> reference.Params:
+            return reference.sgd(w, x[rows[i]], y[rows[i]], [np.arange(len(rows[i]))] * 3, rate, "squared_error")
+
+        model = reference.fed_avg(model, [chosen.tolist()], train, lambda i: len(rows[i]), server(t))
+    return model
+
+
+def test_a_run_with_schedules_is_the_loop_with_each_rounds_rates() -> None:
+    algorithm = fed_avg(staircase_decay(0.3, 0.5, 2), lambda t: 1 / (1 + t.astype(float)), work=Work(steps=3))
+    (start,) = models_of(algorithm, algorithm.init(0, 6))
+    (found,) = models_of(algorithm, end(algorithm, uneven_data(), 5))
+    assert distance(found, replayed(start, lambda t: 0.3 * 0.5 ** (t // 2), lambda t: 1 / (1 + t), 5)) < 1e-12
+    for wrong in (
+        replayed(start, lambda t: 0.3, lambda t: 1 / (1 + t), 5),
+        replayed(start, lambda t: 0.3 * 0.5 ** (t // 2), lambda t: 1, 5),
+    ):
+        assert distance(found, wrong) > 1e-2
+
+
+def test_ntk_fl_takes_a_schedule() -> None:
+    def after(rate: Any, rounds: int) -> Any:
+        return end(recipes.ntk_fl(MODEL, SAMPLING, learning_rate=rate, times=(4,)), uneven_data(), rounds).server
+
+    halved = staircase_decay(0.3, 0.5, 1)
+    assert distance(after(halved, 1), after(0.3, 1)) < 1e-12
+    assert distance(after(halved, 2), after(0.3, 2)) > 1e-4

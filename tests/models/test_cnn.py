@@ -1,0 +1,137 @@
+"""FedAvg's CNN, the adapter it is built on, the choice of its convolution, and logistic regression."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent import pytrees
+from fedtangent.models import build, choose_convolution, cnn, from_flax, logistic
+
+
+class Published(nn.Module):
+    """The network as it is usually written: relu before the pooling, flax's own layers."""
+
+    @nn.compact
+    def __call__(self, x):
+        for size in (3, 4):
+            x = nn.max_pool(nn.relu(nn.Conv(size, (5, 5))(x)), (2, 2), strides=(2, 2))
+        x = nn.relu(nn.Dense(6)(x.reshape((x.shape[0], -1))))
+        return nn.Dense(5)(x)
+
+
+def test_fedavgs_number_of_parameters():
+    assert pytrees.size(jax.eval_shape(cnn(convolution="gemm").init, jax.random.key(0))) == 1_663_370
+
+
+@pytest.mark.parametrize("convolution", ["lax", "gemm"])
+def test_same_function_and_gradient_as_the_usual_network(convolution):
+    model = cnn((8, 8, 2), 5, filters=(3, 4), hidden=(6,), convolution=convolution)
+    params = model.init(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (3, 8, 8, 2), jnp.float32)
+
+    def usual(params, x):
+        return Published().apply({"params": params}, x)
+
+    def gradients(apply):
+        return jax.jit(jax.value_and_grad(lambda p: jnp.sum(jnp.sin(apply(p, x)))))(params)
+
+    np.testing.assert_allclose(model.apply(params, x.reshape((3, -1))), usual(params, x), rtol=0, atol=2e-6)
+    ours, theirs = gradients(model.apply), gradients(usual)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * float(jnp.abs(b).max()))
+    # negative control: a turned kernel
+    turned = {**params, "Conv_0": {**params["Conv_0"], "kernel": jnp.flip(params["Conv_0"]["kernel"], (0, 1))}}
+    assert float(jnp.abs(model.apply(turned, x) - usual(params, x)).max()) > 0.01
+
+
+def test_clients_with_their_own_parameters_at_once():
+    model = cnn((4, 4, 1), 3, filters=(2,), hidden=(), window=3, convolution="gemm")
+    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 3))
+    x = jax.random.normal(jax.random.key(1), (3, 2, 4, 4), jnp.float32)
+    gradient = jax.grad(lambda p, x: jnp.sum(jnp.sin(model.apply(p, x))))
+    together = jax.jit(jax.vmap(gradient))(params, x)
+    apart = jax.jit(lambda p, x: jax.lax.map(lambda row: gradient(*row), (p, x)))(params, x)
+    for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(apart), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6)
+
+
+def test_the_choice_is_asked_once_and_followed():
+    questions = []
+
+    def cached(question, measure):
+        questions.append(question)
+        return {"lax": 2.0, "gemm": 1.0} if len(questions) == 1 else {"lax": 1.0, "gemm": 2.0}
+
+    assert choose_convolution((8, 8, 2), 4, 3, cached=cached) == "gemm"
+    assert choose_convolution((8, 8, 2), 4, 3, cached=cached, mapping="vmap") == "lax"
+    assert questions[0] != questions[1]
+
+
+@pytest.mark.parametrize("mapping", ["scan", "vmap"])
+def test_the_choice_is_measured(mapping):
+    seen = {}
+
+    def cached(question, measure):
+        seen.update(measure())
+        return seen
+
+    choice = choose_convolution((8, 8, 2), 4, 3, mapping=mapping, cached=cached)
+    assert set(seen) == {"lax", "gemm"} and min(seen.values()) > 0
+    assert seen[choice] == min(seen.values())
+
+
+def test_auto_is_one_of_the_two(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDTANGENT_CACHE", str(tmp_path))
+    model = cnn((4, 4), 3, filters=(2,), hidden=(), window=3)
+    assert model.apply(model.init(jax.random.key(0)), jnp.zeros((2, 16))).shape == (2, 3)
+
+
+BAD = {
+    "input_shape": (lambda: cnn((28,), 10), "input_shape"),
+    "too small": (lambda: cnn((3, 3, 1), 10), "too small"),
+    "filters": (lambda: cnn(filters=()), "filters"),
+    "convolution": (lambda: cnn(convolution="fft"), "allowed are auto, lax, gemm"),
+    "x": (lambda: cnn(convolution="lax").apply({"w": jnp.zeros(1)}, jnp.zeros((2, 10))), "examples of"),
+    "state": (lambda: from_flax(nn.BatchNorm(use_running_average=False), jnp.zeros((2, 3)), 3), "batch_stats"),
+    "output": (lambda: from_flax(nn.Dense(4), jnp.zeros((2, 3)), 3), r"\(2, 4\)"),
+    "registry": (lambda: build("cnn", 100, 10), "input_shape"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(case):
+    make, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_flax_network_of_ones_own():
+    model = from_flax(nn.Dense(3), jnp.zeros((1, 4), jnp.float32), 3)
+    params = model.init(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (5, 4), jnp.float32)
+    np.testing.assert_allclose(model.apply(params, x), x @ params["kernel"] + params["bias"][None], atol=1e-6)
+    assert (model.name, model.kernel, model.output_size) == ("Dense", None, 3)
+
+
+def test_by_name():
+    small = build("cnn", 64, 10, input_shape=(8, 8), filters=(2, 3), hidden=(), convolution="lax")
+    assert small.apply(small.init(jax.random.key(0)), jnp.zeros((2, 64))).shape == (2, 10)
+    assert build("lstm", 20, 30, units=4).name == "lstm(30, 8, 2x4)"
+    assert build("logistic", 4, 3).output_size == 3
+
+
+def test_logistic_regression_and_its_kernel():
+    model = logistic(4, 3, dtype=jnp.float64)
+    x = jax.random.normal(jax.random.key(0), (5, 4))
+    params = model.init(jax.random.key(0))
+    assert all(float(jnp.abs(leaf).max()) == 0 for leaf in jax.tree.leaves(params))
+    np.testing.assert_allclose(model.kernel(x, get="ntk"), x @ x.T + 1, rtol=1e-12)
+    labels = jax.nn.one_hot(jnp.arange(5) % 3, 3)
+    weight, bias = jax.grad(lambda p: -jnp.sum(labels * jax.nn.log_softmax(model.apply(p, x))))(params)[0]
+    np.testing.assert_allclose(weight, x.T @ (1 / 3 - labels), atol=1e-12)
+    np.testing.assert_allclose(bias[0], jnp.sum(1 / 3 - labels, axis=0), atol=1e-12)
+    assert float(jnp.abs(logistic(4, 3, zero_init=False).init(jax.random.key(0))[0][0]).max()) > 0.1

@@ -1,0 +1,204 @@
+"""``gemm_convolution`` is ``lax.conv_general_dilated``: values, derivatives of both modes, and under vmap."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from fedtangent.models import gemm_convolution
+
+LAYOUT = ("NHWC", "HWIO", "NHWC")
+CASES = {
+    "same": ((9, 8), (3, 2), (1, 1), "SAME", (1, 1)),
+    "valid": ((9, 8), (3, 2), (1, 1), "VALID", (1, 1)),
+    "strided": ((9, 8), (3, 3), (2, 3), "SAME", (1, 1)),
+    "dilated": ((11, 9), (3, 2), (1, 1), "SAME_LOWER", (2, 3)),
+    "strided and dilated": ((11, 13), (2, 3), (3, 2), "VALID", (2, 1)),
+    "explicit": ((7, 5), (3, 3), (2, 1), [(2, 0), (1, 3)], (1, 1)),
+    "cropped": ((9, 8), (3, 2), (1, 2), [(-1, 2), (4, -2)], (1, 1)),
+    "one by one": ((6, 5), (1, 1), (2, 2), "SAME", (1, 1)),
+    "window larger than the image": ((3, 4), (5, 5), (1, 1), "SAME", (1, 1)),
+    "rows the window skips": ((10, 10), (2, 2), (4, 4), "VALID", (1, 1)),
+}
+DTYPES = pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+RTOL = {jnp.float32: 2e-6, jnp.float64: 1e-13}  # some units in the last place, relative to the largest entry
+
+
+def operands(spatial, window, dtype, clients=(), channels=(4, 6)):
+    keys = jax.random.split(jax.random.key(1), 2)
+    x = jax.random.normal(keys[0], (*clients, 3, *spatial, channels[0]), dtype)
+    return x, jax.random.normal(keys[1], (*clients, *window, *channels), dtype) / 4
+
+
+def closeness(ours, theirs) -> float:
+    """Largest difference of any pair of leaves, relative to the leaf's largest entry."""
+    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
+    return max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)
+
+
+def loss(convolve, strides, padding, dilation):
+    def scalar(x, w):
+        y = convolve(x, w, strides, padding, rhs_dilation=dilation, dimension_numbers=LAYOUT)
+        return jnp.sum(jnp.sin(y) + y**2)
+
+    return scalar
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"), [*((case, jnp.float32) for case in CASES), ("dilated", jnp.float64), ("cropped", jnp.float64)]
+)
+def test_values_and_derivatives(case, dtype):
+    spatial, window, strides, padding, dilation = CASES[case]
+    x, w = operands(spatial, window, dtype)
+    tangents = (jnp.cos(x), jnp.cos(w))
+
+    def everything(convolve):
+        f = loss(convolve, strides, padding, dilation)
+        return jax.jit(lambda x, w: jax.jvp(jax.value_and_grad(f, (0, 1)), (x, w), tangents))(x, w)
+
+    ours, theirs = everything(gemm_convolution), everything(lax.conv_general_dilated)
+    assert closeness(ours, theirs) < 10 * RTOL[dtype]
+    if case == "same":  # negative control: a turned kernel
+        turned = everything(lambda x, w, *rest, **options: gemm_convolution(x, jnp.flip(w, (0, 1)), *rest, **options))
+        assert closeness(turned, theirs) > 0.01
+
+
+@DTYPES
+def test_values_by_a_plain_loop(dtype):
+    x, w = (np.asarray(a) for a in operands((5, 6), (3, 2), dtype))
+    ours = gemm_convolution(x, w, (2, 1), [(1, 1), (0, 1)], dimension_numbers=LAYOUT)
+    padded = np.pad(x, ((0, 0), (1, 1), (0, 1), (0, 0)))
+    expected = np.zeros((3, 3, 6, 6), dtype)
+    for i in range(3):
+        for j in range(6):
+            expected[:, i, j] = np.tensordot(padded[:, 2 * i : 2 * i + 3, j : j + 2], w, 3)
+    assert closeness(ours, expected) < RTOL[dtype]
+    assert closeness(ours[:, ::-1], expected) > 0.1  # negative control
+
+
+@pytest.mark.parametrize(
+    ("axes", "dtype"),
+    [((0, None), jnp.float32), ((None, 0), jnp.float32), ((0, 0), jnp.float32), ((2, 1), jnp.float64)],
+)
+def test_vmap_inside_and_outside_of_the_gradient(axes, dtype):
+    _, window, strides, padding, dilation = CASES["strided"]
+    x, w = operands((9, 8), window, dtype, (5,))
+    x, w = (a[0] if axis is None else jnp.moveaxis(a, 0, axis) for a, axis in zip((x, w), axes, strict=True))
+
+    def both(convolve):
+        f = loss(convolve, strides, padding, dilation)
+        inside = jax.vmap(jax.value_and_grad(f, (0, 1)), axes)
+        outside = jax.grad(lambda x, w: jnp.sum(jax.vmap(f, axes)(x, w)), (0, 1))
+        return jax.jit(lambda x, w: (inside(x, w), outside(x, w)))(x, w)
+
+    assert closeness(both(gemm_convolution), both(lax.conv_general_dilated)) < 10 * RTOL[dtype]
+
+
+def test_every_gradient_under_vmap_over_one_operand():
+    """Each of the three maps with only its first, or only its second, operand batched."""
+    x, w = operands((6, 5), (3, 3), jnp.float32)
+    y = jax.random.normal(jax.random.key(3), (4, 3, 6, 5, 6), jnp.float32)
+    many_x, many_w = jnp.stack([x, 2 * x, x**2, x]), jnp.stack([w, -w, w**2, w])
+
+    def maps(convolve):
+        def forward(x, w):
+            return convolve(x, w, (1, 1), "SAME", dimension_numbers=LAYOUT)
+
+        def to_input(y, w):
+            return jax.vjp(lambda x: forward(x, w), x)[1](y)[0]
+
+        def to_kernel(x, y):
+            return jax.vjp(lambda w: forward(x, w), w)[1](y)[0]
+
+        first, second = (0, None), (None, 0)
+        inputs = jax.vmap(to_input, first)(y, w), jax.vmap(to_input, second)(y[0], many_w)
+        return inputs, jax.vmap(to_kernel, first)(many_x, y[0]), jax.vmap(to_kernel, second)(x, y)
+
+    ours, theirs = (jax.jit(maps, static_argnums=0)(f) for f in (gemm_convolution, lax.conv_general_dilated))
+    assert closeness(ours, theirs) < 10 * RTOL[jnp.float32]
+
+
+def test_second_order_in_reverse_mode():
+    x, w = operands((6, 5), (3, 2), jnp.float64)
+
+    def norm_of_gradient(convolve):
+        gradients = jax.grad(loss(convolve, (2, 1), "SAME", (1, 1)), (0, 1))
+        return jax.jit(jax.grad(lambda x, w: sum(jnp.sum(g**2) for g in gradients(x, w)), (0, 1)))(x, w)
+
+    ours = norm_of_gradient(gemm_convolution)
+    assert closeness(ours, norm_of_gradient(lax.conv_general_dilated)) < 1e-12
+    assert closeness(jax.tree.map(jnp.negative, ours), ours) > 0.1  # negative control
+
+
+def test_in_a_rematerialised_scan():
+    x, w = operands((6, 5), (3, 3), jnp.float32, channels=(4, 4))
+
+    def deep(convolve):
+        @jax.checkpoint
+        def layer(h, _):
+            return jnp.tanh(convolve(h, w, (1, 1), "SAME", dimension_numbers=LAYOUT)), None
+
+        return jax.jit(jax.value_and_grad(lambda x: jnp.sum(lax.scan(layer, x, None, length=4)[0])))(x)
+
+    assert closeness(deep(gemm_convolution), deep(lax.conv_general_dilated)) < 1e-5
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_feature_groups_and_input_dilation(groups):
+    x, _ = operands((7, 6), (3, 3), jnp.float64)
+    w = jax.random.normal(jax.random.key(2), (3, 3, 4 // groups, 8))
+    options = {"lhs_dilation": (2, 1), "feature_group_count": groups, "dimension_numbers": LAYOUT}
+
+    def gradients(convolve):
+        def scalar(x, w):
+            return jnp.sum(jnp.sin(convolve(x, w, (1, 2), [(1, 0), (2, 1)], **options)))
+
+        return jax.jit(jax.value_and_grad(scalar, (0, 1)))(x, w)
+
+    assert closeness(gradients(gemm_convolution), gradients(lax.conv_general_dilated)) < 1e-12
+
+
+@pytest.mark.parametrize("window", [(3,), (3, 3), (2, 3, 2)], ids=len)
+def test_behind_a_flax_layer_with_one_to_three_axes(window):
+    spatial = (7, 6, 5)[: len(window)]
+    x = jax.random.normal(jax.random.key(0), (2, *spatial, 3), jnp.float32)
+    layers = [nn.Conv(5, window, strides=2, conv_general_dilated=f) for f in (gemm_convolution, None)]
+    params = layers[0].init(jax.random.key(1), x)
+    ours, theirs = (jax.jit(jax.value_and_grad(lambda p, c=c: jnp.sum(jnp.sin(c.apply(p, x)))))(params) for c in layers)
+    assert closeness(ours, theirs) < 10 * RTOL[jnp.float32]
+
+
+def test_no_convolution_with_groups_remains_under_vmap_over_kernels():
+    """What vmap makes of ``lax.conv_general_dilated``; ours must not."""
+    x, w = operands((6, 5), (3, 3), jnp.float32, (5,))
+
+    def program(convolve):
+        batched = jax.vmap(lambda x, w: convolve(x, w, (1, 1), "SAME", dimension_numbers=LAYOUT))
+        return jax.jit(batched).lower(x, w).as_text()
+
+    assert "feature_group_count = 5" in program(lax.conv_general_dilated)
+    assert "feature_group_count = 5" not in program(gemm_convolution)
+
+
+X, W = operands((6, 5), (3, 3), jnp.float32)
+BAD = {
+    "layout": (X, W, {"dimension_numbers": None}, "dimension_numbers"),
+    "channels first": (X, W, {"dimension_numbers": ("NCHW", "OIHW", "NCHW")}, "dimension_numbers"),
+    "dtypes": (X, W.astype(jnp.float64), {}, "float32 and float64"),
+    "integers": (X.astype(jnp.int32), W.astype(jnp.int32), {}, "floating"),
+    "channels": (X, W[:, :, :3], {}, "feature groups"),
+    "groups": (X, W, {"feature_group_count": 3}, "3 feature groups"),
+    "padding": (X, W, {"lhs_dilation": (2, 1)}, "padding: got 'SAME'"),
+    "axes": (X[0, 0], W[0, 0], {}, "spatial axes"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(case):
+    x, w, options, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        gemm_convolution(x, w, (1, 1), "SAME", **{"dimension_numbers": LAYOUT, **options})

@@ -1,0 +1,133 @@
+"""Mappings: every one gives the same rounds, in the cohort's own order, whatever the sizes and the padding."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent.engine import Mapping, default_mapping, device_mesh, engine_for, parse, scan_clients, vmap_clients
+from fedtangent.federated import recipes
+from fedtangent.federated.local import Work
+from fedtangent.federated.schedule import per_client_permutations, strata
+from fedtangent.mapping import _arrange, _by_size, _deal, _restore, chunked, sharded
+from fedtangent.types import Algorithm, Engine, PyTree, Slots
+
+from .federated.toys import distance, two_layer, uneven_data
+
+ROUNDING = 1e-11
+VISIBLE = 1e-4
+NAMES = ["vmap", "chunked:1", "chunked:2", "chunked:4", "chunked:6", "chunked:100"]
+
+
+@functools.cache
+def algorithms() -> dict[str, Algorithm]:
+    model, work = two_layer(), Work(epochs=2, batch_size=2)
+    return {
+        "fed_ensemble": recipes.fed_ensemble(model, strata(6, 3, 4), client_learning_rate=0.2, work=work),
+        "ntk_fl": recipes.ntk_fl(model, per_client_permutations(6, 2), learning_rate=0.3, times=(1, 4)),
+    }
+
+
+def rounds(algorithm: Algorithm, engine: Engine, number: int = 3) -> tuple[PyTree, list[Any]]:
+    """States and infos of the first rounds, each round compiled by itself."""
+    step = jax.jit(lambda state, data: algorithm.step(state, data, engine))
+    state, infos = algorithm.init(4, 6), []
+    for _ in range(number):
+        state, info = step(state, uneven_data())
+        infos.append(jax.tree.map(np.asarray, info))
+    return state, infos
+
+
+@functools.cache
+def reference(name: str) -> tuple[PyTree, list[Any]]:
+    return rounds(algorithms()[name], engine_for(uneven_data(), "scan"))
+
+
+@pytest.mark.parametrize(
+    ("name", "mapping"), [*(("fed_ensemble", m) for m in NAMES), ("ntk_fl", "vmap"), ("ntk_fl", "chunked:4")]
+)
+def test_every_mapping_is_the_same_run(name: str, mapping: str) -> None:
+    state, infos = rounds(algorithms()[name], engine_for(uneven_data(), mapping))
+    assert distance(state, reference(name)[0]) < ROUNDING
+    for mine, theirs in zip(infos, reference(name)[1], strict=True):
+        assert mine.keys() == theirs.keys()
+        for key in ("examples", "model_weight"):
+            assert np.array_equal(mine[key], theirs[key])
+        np.testing.assert_allclose(
+            *(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(i)]) for i in (mine, theirs)), atol=1e-6
+        )
+    assert len(set(reference(name)[1][0]["examples"].tolist())) > 1  # so that a wrong order would show
+
+
+def test_padding_that_counts_is_another_run() -> None:
+    """Negative control: the empty slots that fill the last chunk, given a weight."""
+
+    def counted(*args: Any) -> Any:
+        train, held, aggregate, acc, slots = args
+        return vmap_clients(train, held, aggregate, acc, slots._replace(weight=jnp.maximum(slots.weight, 1.0)))
+
+    engine = Engine(chunked(4, counted), 6)
+    assert distance(rounds(algorithms()["fed_ensemble"], engine)[0], reference("fed_ensemble")[0]) > VISIBLE
+
+
+def test_sharded_over_one_device_is_the_same_run_and_merges() -> None:
+    for name, inner in (("fed_ensemble", chunked(2, vmap_clients)), ("ntk_fl", scan_clients)):
+        engine = Engine(sharded(inner, device_mesh(1)), 6)
+        assert distance(rounds(algorithms()[name], engine)[0], reference(name)[0]) < ROUNDING
+
+
+@hypothesis.given(st.integers(1, 40), st.integers(1, 9))
+def test_every_slot_is_dealt_once_and_evenly(num_slots: int, devices: int) -> None:
+    hands = _deal(num_slots, devices)
+    assert hands.shape == (devices, -(-num_slots // devices))
+    assert sorted(hands.ravel().tolist()) == list(range(hands.size))
+    sizes = np.sort(np.random.default_rng(num_slots).integers(1, 100, hands.size))[::-1]
+    shares = sizes[hands].sum(axis=1)
+    assert shares.max() - shares.min() <= sizes[0]  # no device waits for more than one client of another
+
+
+@hypothesis.given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.integers(1, 5))
+def test_arranged_and_restored(sizes: list[int], width: int) -> None:
+    num, chunks = len(sizes), -(-len(sizes) // width)
+    size = jnp.asarray(sizes, jnp.int32)
+    slots = Slots(jnp.arange(num, dtype=jnp.int32) + 7, jnp.zeros(num, jnp.int32), jnp.ones(num), size, size)
+    order = jnp.full((chunks * width,), num, jnp.int32).at[:num].set(_by_size(slots))
+    rows = _arrange(slots, order)
+    assert np.all(np.diff(np.asarray(rows.size[:num])) <= 0)
+    assert np.all(np.asarray(rows.weight) == (np.arange(chunks * width) < num))
+    np.testing.assert_array_equal(_restore(rows, order, num).client, slots.client)
+
+
+def test_names() -> None:
+    assert parse("scan") == Mapping("scan", 1, 1)
+    assert parse("vmap") == Mapping("vmap", None, 1)
+    assert parse("chunked:8") == Mapping("chunked", 8, 1)
+    assert parse("sharded", devices=4) == Mapping("scan", 1, 4)
+    assert parse("sharded:chunked:3", devices=2) == Mapping("chunked", 3, 2)
+    for name in ("scan", "vmap", "chunked:8", "sharded:scan", "sharded:vmap", "sharded:chunked:3"):
+        assert str(parse(name, devices=2)) == name
+    assert str(parse("sharded:vmap", devices=1)) == "vmap"
+    assert default_mapping() == parse("scan")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "pmap", "chunked", "chunked:", "chunked:0", "chunked:-1", "chunked:x", "sharded:"]
+)
+def test_other_names(name: str) -> None:
+    with pytest.raises(ValueError, match=f"mapping: got {name!r}, allowed are auto, scan, vmap, chunked:<n>"):
+        engine_for(uneven_data(), name)
+
+
+def test_engines_are_equal_so_that_a_second_run_compiles_nothing() -> None:
+    for name in ("scan", "vmap", "chunked:2"):
+        assert engine_for(uneven_data(), name) == engine_for(uneven_data(), name)
+        assert hash(engine_for(uneven_data(), name)) == hash(engine_for(uneven_data(), name))
+    assert engine_for(uneven_data(), "chunked:2") != engine_for(uneven_data(), "chunked:3")
+    assert engine_for(uneven_data()).mesh is None
