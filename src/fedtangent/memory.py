@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.extend import core
 
 from fedtangent import pytrees
 from fedtangent.calibration import memory_limit
@@ -59,20 +59,20 @@ class Plan(NamedTuple):
 
 def _bytes(var: Any) -> int:
     aval = var.aval
-    if isinstance(var, Literal) or not hasattr(aval, "shape"):
+    if isinstance(var, core.Literal) or not hasattr(aval, "shape"):
         return 0
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return 8 * math.prod(aval.shape)
     return math.prod(aval.shape) * jnp.dtype(aval.dtype).itemsize
 
 
-def _inner(equation: Any) -> list[Jaxpr]:
+def _inner(equation: Any) -> list[core.Jaxpr]:
     """The jaxprs that an equation runs."""
     found = []
-    for value in jax.tree.leaves(equation.params, is_leaf=lambda v: isinstance(v, ClosedJaxpr | Jaxpr)):
-        if isinstance(value, ClosedJaxpr):
+    for value in jax.tree.leaves(equation.params, is_leaf=lambda v: isinstance(v, core.ClosedJaxpr | core.Jaxpr)):
+        if isinstance(value, core.ClosedJaxpr):
             found.append(value.jaxpr)
-        elif isinstance(value, Jaxpr):
+        elif isinstance(value, core.Jaxpr):
             found.append(value)
     return found
 
@@ -85,7 +85,7 @@ FUSED = frozenset(
 )
 
 
-def peak_bytes(jaxpr: Jaxpr, loop: bool = False) -> int:
+def peak_bytes(jaxpr: core.Jaxpr, loop: bool = False) -> int:
     """Most bytes of intermediate arrays of ``jaxpr`` alive at once; its inputs and constants are not counted.
 
     An elementwise result with one consumer counts nothing: it is fused into that. Of a loop's body (``loop``) the
@@ -93,10 +93,10 @@ def peak_bytes(jaxpr: Jaxpr, loop: bool = False) -> int:
     """
     last, uses = {}, collections.Counter[Any]()
     for i, equation in enumerate(jaxpr.eqns):
-        last.update({v: i for v in equation.invars if isinstance(v, Var)})
-        uses.update(v for v in equation.invars if isinstance(v, Var))
-    last.update({v: len(jaxpr.eqns) for v in jaxpr.outvars if isinstance(v, Var)})
-    uses.update({v: 2 for v in jaxpr.outvars if isinstance(v, Var)})
+        last.update({v: i for v in equation.invars if isinstance(v, core.Var)})
+        uses.update(v for v in equation.invars if isinstance(v, core.Var))
+    last.update({v: len(jaxpr.eqns) for v in jaxpr.outvars if isinstance(v, core.Var)})
+    uses.update({v: 2 for v in jaxpr.outvars if isinstance(v, core.Var)})
     live, peak = 0, 0
     alive: dict[Any, int] = {}
     for i, equation in enumerate(jaxpr.eqns):

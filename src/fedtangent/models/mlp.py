@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedtangent.data.checks import is_whole
 from fedtangent.models.dense import DenseLayer, DenseStructure, flatten_inputs, forward
 from fedtangent.models.kernels import AnalyticKernel, check_dtype, check_std
 from fedtangent.types import Array, Key, Model, PyTree
@@ -45,7 +45,7 @@ class _Layer(NamedTuple):
 
 def _check(sizes: Sequence[int], activation: str, parameterization: str) -> None:
     for name, size in zip(("input_size", *["widths"] * (len(sizes) - 2), "output_size"), sizes, strict=True):
-        if not isinstance(size, numbers.Real) or isinstance(size, bool) or int(size) != size or size < 1:
+        if not is_whole(size) or size < 1:
             raise ValueError(f"{name}: got {size!r}, must be a whole number of at least 1")
     if activation not in ACTIVATIONS:
         allowed = ", ".join(ACTIVATIONS)
