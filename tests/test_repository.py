@@ -18,6 +18,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from fedtangent import enable_x64
+
 ROOT = Path(__file__).parents[1]
 TARGETS = {"bench", "check-theory", "clean", "help", "install", "lint", "lock", "notebooks", "run", "test"}
 TARGETS.add("test-jax-versions")
@@ -123,7 +125,7 @@ def test_the_lock_is_closed_under_requirements(lock: dict[str, Requirement]):
 
 def test_the_readme_example_does_what_it_says():
     text = (ROOT / "README.md").read_text()
-    (example,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    example, sweep = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     stated = float(re.findall(r"^error = .*# ([0-9.]+)", example, re.MULTILINE)[0])
     names: dict[str, Any] = {}
     exec(compile(example, "README.md", "exec"), names)
@@ -132,6 +134,12 @@ def test_the_readme_example_does_what_it_says():
     untrained = np.linalg.norm(names["initial_test"] - names["predicted"]) / np.linalg.norm(names["predicted"])
     assert untrained > 1
     assert names["limit"].mean.shape == (50, 10) and names["limit"].cov.shape == (50, 50)
+    try:
+        exec(compile(sweep, "README.md", "exec"), names)
+    finally:
+        enable_x64()
+    assert names["found"].metrics["accuracy"].shape == (5, 2, 2)
+    assert names["better"].low > 0
 
 
 def test_the_readme_names_the_locked_jax_and_the_number_of_packages(lock: dict[str, Requirement]):

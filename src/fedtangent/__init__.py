@@ -7,6 +7,9 @@ The public API on one screen::
     federated.recipes          fed_avg, fed_ensemble, ntk_fl
     federated.schedule         who trains which model when
     simulate(algorithm, data, num_rounds, seed)             compiled rounds
+    sweep.sweep, paired.differences, seeds.simulate_seeds   many runs, with intervals
+    checkpointing.Checkpoints, distributed.start            runs that survive; several processes
+    hypergradient.hypergradient                             derivatives through rounds
     kernels.analytic, kernels.empirical_ntk                 tangent kernels
     theory.gp_limit, theory.federated_flow                  what must come out
     compare.run(setting)                                    the two side by side
@@ -17,22 +20,44 @@ from typing import Any as _Any
 
 import jax as _jax
 
-from fedtangent import data, federated, kernels, losses, models, partition, pytrees, theory, types
+from fedtangent import (
+    checkpointing,
+    data,
+    distributed,
+    federated,
+    hypergradient,
+    kernels,
+    losses,
+    models,
+    paired,
+    partition,
+    pytrees,
+    seeds,
+    sweep,
+    theory,
+    types,
+)
 from fedtangent.simulate import simulate
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "checkpointing",
     "compare",
     "data",
+    "distributed",
     "enable_x64",
     "federated",
+    "hypergradient",
     "kernels",
     "losses",
     "models",
+    "paired",
     "partition",
     "pytrees",
+    "seeds",
     "simulate",
+    "sweep",
     "theory",
     "types",
 ]
