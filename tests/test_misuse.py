@@ -1,0 +1,99 @@
+"""Mistakes that once ran silently: each is refused, or said, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent import distributed
+from fedtangent.commands.job import USED_WITH, prepare
+from fedtangent.commands.options import TrainOptions
+from fedtangent.federated import faults, recipes, schedule
+from fedtangent.federated.local import Work, validate_work
+from fedtangent.simulate import simulate
+
+from .federated.toys import OUTPUTS, two_layer, uneven_data
+
+
+def ensemble(num_models: int = 2, dropout: float = 0.0) -> Any:
+    plan = faults.dropout(schedule.per_client_permutations(6, num_models), dropout)
+    return recipes.fed_ensemble(two_layer(), plan, client_learning_rate=0.1, work=Work(steps=1), loss="cross_entropy")
+
+
+def test_a_label_that_the_model_has_no_output_for() -> None:
+    data = uneven_data(labels=True)
+    assert np.isfinite(simulate(ensemble(), data, 1).history.rounds["loss"]).all()
+    wrong = data._replace(y=data.y.at[3].set(OUTPUTS))
+    with pytest.raises(ValueError, match="data: has the label 2, but the model two_layer has 2 outputs"):
+        simulate(ensemble(), wrong, 1)
+
+
+def test_a_client_that_drops_out_has_received_and_sends_nothing() -> None:
+    run = simulate(ensemble(dropout=0.5), uneven_data(labels=True), 40)
+    last, filled = run.history.evaluations[-1], int((run.history.rounds["cohort"].weight > 0).sum())
+    assert 0 < filled < 40 * 6
+    assert last.uplink_bytes == filled * run.history.cost.uplink
+    assert last.downlink_bytes == 40 * 6 * run.history.cost.downlink
+
+
+@pytest.mark.parametrize("work", [Work(steps=2.5), Work(steps=True), Work(epochs="3"), Work(steps=1, batch_size=2.5)])  # type: ignore[arg-type]
+def test_work_in_whole_numbers(work: Work) -> None:
+    with pytest.raises(ValueError, match=r"must be a whole number of at least 1"):
+        validate_work(work)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: schedule.all_clients(2.5),  # type: ignore[arg-type]
+        lambda: schedule.uniform_sampling(3, 1.5),  # type: ignore[arg-type]
+        lambda: schedule.per_client_permutations(3, float("nan")),  # type: ignore[arg-type]
+        lambda: schedule.strata(3, 2, 1.5),  # type: ignore[arg-type]
+    ],
+)
+def test_schedules_in_whole_numbers(build: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match="must be a whole number"):
+        build()
+
+
+@pytest.mark.parametrize("rounds", [2.0, float("inf"), None, True, 0])
+def test_rounds_in_whole_numbers(rounds: Any) -> None:
+    with pytest.raises(ValueError, match=r"num_rounds: got .*, must be a whole number of at least 1"):
+        simulate(ensemble(), uneven_data(labels=True), rounds)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"partition": "iid", "alpha": 3.0}, "alpha: is not used with partition 'iid'"),
+        ({"algorithm": "fed_ensemble", "clients_per_round": 1}, "clients_per_round: is not used with schedule"),
+        ({"algorithm": "ntk_fl", "weighting": "uniform"}, "weighting: is not used with algorithm 'ntk_fl'"),
+        ({"model": "logistic", "widths": (3,)}, "widths: is not used with model 'logistic'"),
+        ({"completion_spread": 2.0}, "completion_spread: is used with keep_first only"),
+        ({"seeds": "3:1"}, "seeds: got '3:1'"),
+    ],
+)
+def test_an_option_that_nothing_would_use(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare(TrainOptions(**options))
+
+
+def test_every_option_with_users_exists() -> None:
+    fields = vars(TrainOptions())
+    assert set(USED_WITH) <= set(fields)
+    assert {choice for choice, _ in USED_WITH.values()} <= set(fields)
+
+
+@pytest.mark.parametrize("number", [-1, 10**6])
+def test_more_cores_than_there_are(number: int) -> None:
+    with pytest.raises(ValueError, match=f"host_devices: got {number}, must be from 0"):
+        distributed.use_cores(number)
+
+
+def test_cores_cannot_become_devices_once_they_are_in_use() -> None:
+    jnp.zeros(1).block_until_ready()
+    distributed.use_cores(0)
