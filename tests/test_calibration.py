@@ -77,7 +77,3 @@ def test_forget(folder: Path) -> None:
     assert len(calls) == 2
     calibration.forget()
     calibration.forget()
-
-
-def test_the_limit_is_within_the_machine() -> None:
-    assert 2**28 < calibration.memory_limit() < 2**45

@@ -105,3 +105,7 @@ def test_in_words() -> None:
         "4 x 2.0 MiB clients, outputs 0 B)"
     )
     assert plan._replace(limit=2**20).largest_chunk == 0
+
+
+def test_the_limit_is_within_the_machine() -> None:
+    assert 2**28 < memory.memory_limit() < 2**45

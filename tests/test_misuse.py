@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -96,4 +97,6 @@ def test_more_cores_than_there_are(number: int) -> None:
 
 def test_cores_cannot_become_devices_once_they_are_in_use() -> None:
     jnp.zeros(1).block_until_ready()
+    before = jax.device_count()
     distributed.use_cores(0)
+    assert jax.device_count() == before

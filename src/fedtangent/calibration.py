@@ -5,7 +5,6 @@ The file is ``calibration.json`` in the cache folder ($FEDTANGENT_CACHE, or the 
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import tempfile
@@ -75,18 +74,3 @@ def _store(key: str, answer: dict[str, Any]) -> None:
         Path(file.name).replace(folder / FILE)
     except OSError:
         return
-
-
-@functools.cache
-def memory_limit() -> int:
-    """Bytes that a run may use on a device: the accelerator's own limit, or the host's memory (cgroups included)."""
-    statistics = jax.local_devices()[0].memory_stats()
-    if statistics and statistics.get("bytes_limit"):
-        return int(statistics["bytes_limit"])
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            host = min(host, int((Path("/sys/fs/cgroup") / name).read_text()))
-        except (OSError, ValueError):  # no such control group, or "max"
-            continue
-    return host

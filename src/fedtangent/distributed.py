@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedtangent.pytrees import is_key
 from fedtangent.types import PyTree
 
 VARIABLES = {
@@ -91,19 +92,15 @@ def is_main() -> bool:
     return jax.process_index() == 0
 
 
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
     """``tree`` on each device of ``mesh``, of all processes (they must hold equal values); as it is without a mesh."""
     if mesh is None:
         return tree
     leaves, structure = jax.tree.flatten(tree)
-    words = [np.asarray(jax.random.key_data(leaf)) if _is_key(leaf) else np.asarray(leaf) for leaf in leaves]
+    words = [np.asarray(jax.random.key_data(leaf)) if is_key(leaf) else np.asarray(leaf) for leaf in leaves]
     placed = jax.jit(lambda rows: rows, out_shardings=NamedSharding(mesh, PartitionSpec()))(words)
     typed = [
-        jax.random.wrap_key_data(row, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else row
+        jax.random.wrap_key_data(row, impl=jax.random.key_impl(leaf)) if is_key(leaf) else row
         for row, leaf in zip(placed, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, typed)
@@ -115,7 +112,7 @@ def local(tree: PyTree) -> PyTree:
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
             return leaf
-        if _is_key(leaf):
+        if is_key(leaf):
             words = jax.random.key_data(leaf).addressable_data(0)
             return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
         return leaf.addressable_data(0)

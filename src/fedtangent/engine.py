@@ -57,7 +57,7 @@ def parse(name: str, devices: int | None = None) -> Mapping:
     """
     kind, colon, rest = name.partition(":")
     over = (jax.device_count() if devices is None else devices) if kind == "sharded" else 1
-    inner = name if kind != "sharded" else (rest if colon else _default_kind())
+    inner = name if kind != "sharded" else (rest if colon else default_kind())
     if inner in ("scan", "vmap"):
         return Mapping(inner, 1 if inner == "scan" else None, over)
     kind, _, width = inner.partition(":")
@@ -66,13 +66,14 @@ def parse(name: str, devices: int | None = None) -> Mapping:
     raise ValueError(f"mapping: got {name!r}, allowed are {', '.join(MAPPINGS)}")
 
 
-def _default_kind() -> str:
+def default_kind() -> str:
+    """What suits one device: one client after another on a CPU, all at once on an accelerator."""
     return "scan" if jax.default_backend() == "cpu" else "vmap"
 
 
 def default_mapping() -> Mapping:
     """What ``auto`` is before any measurement: one after another on a CPU, all at once on an accelerator."""
-    return parse("sharded" if jax.device_count() > 1 else _default_kind())
+    return parse("sharded" if jax.device_count() > 1 else default_kind())
 
 
 @functools.cache

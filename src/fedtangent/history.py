@@ -8,7 +8,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedtangent.data.checks import is_whole
 from fedtangent.types import Cost, PyTree
+
+
+def check_rounds(num_rounds: int, evaluate_every: int | None) -> int:
+    """Rounds between evaluations; raises ``ValueError`` for numbers that are not whole and at least 1."""
+    for name, value in (("num_rounds", num_rounds), ("evaluate_every", evaluate_every)):
+        if value is None and name == "evaluate_every":
+            continue
+        if not is_whole(value) or value is None or value < 1:
+            raise ValueError(f"{name}: got {value!r}, must be a whole number of at least 1")
+    return min(evaluate_every or num_rounds, num_rounds)
 
 
 class Evaluation(NamedTuple):
@@ -54,6 +65,6 @@ def stacked(shapes: PyTree, chunks: Sequence[PyTree]) -> PyTree:
 def charge(cost: Cost, infos: dict[str, Any]) -> tuple[int, int]:
     """Bytes up and down of the rounds in ``infos``; a client that drops out has received, and sends nothing."""
     active = int(np.sum(infos["cohort"].weight > 0))
-    contacted = int(np.sum(infos["contacted"], dtype=np.int64)) if "contacted" in infos else active
+    contacted = int(np.sum(infos["contacted"], dtype=np.int64))
     examples = int(np.sum(infos["examples"], dtype=np.int64))
     return cost.uplink * active + cost.uplink_per_example * examples, cost.downlink * contacted

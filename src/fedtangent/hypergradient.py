@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedtangent.sweep import check_rounds, single_device_engine
+from fedtangent.history import check_rounds
+from fedtangent.sweep import single_device_engine
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, PyTree
 
 REMAT = ("none", "round", "sqrt")

@@ -10,19 +10,34 @@ from __future__ import annotations
 import collections
 import functools
 import math
+import os
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
-import jax.numpy as jnp
 from jax.extend import core
 
 from fedtangent import pytrees
-from fedtangent.calibration import memory_limit
 from fedtangent.engine import Mapping, scan_clients
 from fedtangent.types import Aggregate, Algorithm, Engine, FederatedData, PyTree, Slots
 
 # The device's own program, buffers in flight and fragmentation: the rest of its memory may be planned with.
 USABLE = 0.9
+
+
+@functools.cache
+def memory_limit() -> int:
+    """Bytes that a run may use on a device: the accelerator's own limit, or the host's memory (cgroups included)."""
+    statistics = jax.local_devices()[0].memory_stats()
+    if statistics and statistics.get("bytes_limit"):
+        return int(statistics["bytes_limit"])
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            host = min(host, int((Path("/sys/fs/cgroup") / name).read_text()))
+        except (OSError, ValueError):  # no such control group, or "max"
+            continue
+    return host
 
 
 class Plan(NamedTuple):
@@ -61,9 +76,7 @@ def _bytes(var: Any) -> int:
     aval = var.aval
     if isinstance(var, core.Literal) or not hasattr(aval, "shape"):
         return 0
-    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
-        return 8 * math.prod(aval.shape)
-    return math.prod(aval.shape) * jnp.dtype(aval.dtype).itemsize
+    return math.prod(aval.shape) * pytrees.item_bytes(aval.dtype)
 
 
 def _inner(equation: Any) -> list[core.Jaxpr]:
@@ -139,19 +152,7 @@ def _plan(algorithm: Algorithm, shapes: tuple[Any, ...], max_client_size: int, n
     data: Any = FederatedData(*(cast(Any, jax.ShapeDtypeStruct(shape, dtype)) for shape, dtype in shapes))
     state = jax.eval_shape(lambda: algorithm.init(0, num_clients))
     seen, infos = _look(algorithm, data, state, max_client_size)
-    return seen, pytrees.num_bytes(_plain(state)), pytrees.num_bytes(infos)
-
-
-def _plain(tree: PyTree) -> PyTree:
-    """Shapes with typed keys as their two words."""
-    return jax.tree.map(
-        lambda leaf: (
-            jax.ShapeDtypeStruct((*leaf.shape, 2), jnp.uint32)
-            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            else leaf
-        ),
-        tree,
-    )
+    return seen, pytrees.num_bytes(state), pytrees.num_bytes(infos)
 
 
 def plan(algorithm: Algorithm, data: FederatedData, mapping: Mapping, max_client_size: int, rounds: int) -> Plan:

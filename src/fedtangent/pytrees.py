@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +65,16 @@ def size(a: PyTree) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(a))
 
 
+def is_key(leaf: Any) -> bool:
+    """Whether an array or shape is one of typed PRNG keys."""
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def item_bytes(dtype: Any) -> int:
+    """Bytes of one entry; a typed key's are those of its words."""
+    return dtype.itemsize if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else jnp.dtype(dtype).itemsize
+
+
 def num_bytes(a: PyTree) -> int:
     """Bytes a pytree of arrays or shapes occupies, uncompressed."""
-    return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(a))
+    return sum(math.prod(leaf.shape) * item_bytes(leaf.dtype) for leaf in jax.tree.leaves(a))

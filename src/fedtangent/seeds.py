@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from fedtangent.history import Evaluation, History, Run, charge, first_rounds, stacked
+from fedtangent.history import Evaluation, History, Run, charge, check_rounds, first_rounds, stacked
 from fedtangent.loop import chunk_length, info_shapes, run_chunk
-from fedtangent.sweep import check_rounds, check_seeds, choose_over, map_members, single_device_engine
+from fedtangent.sweep import check_seeds, choose_over, map_members, single_device_engine
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, PyTree
 
 

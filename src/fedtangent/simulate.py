@@ -12,13 +12,11 @@ from tqdm import tqdm
 
 from fedtangent import auto, checkpointing, memory
 from fedtangent.checkpointing import CheckpointError, Checkpoints
-from fedtangent.data.checks import is_whole
 from fedtangent.data.federated import max_client_size
 from fedtangent.distributed import replicate
 from fedtangent.engine import Mapping, default_mapping, engine_for, parse
-from fedtangent.history import Evaluation, History, Run
-from fedtangent.loop import Evaluate, Setup, chunk_length, go, info_shapes, start
-from fedtangent.loop import run_chunk as _run_chunk
+from fedtangent.history import Evaluation, History, Run, check_rounds
+from fedtangent.loop import Evaluate, Setup, chunk_length, go, info_shapes, run_chunk, start
 from fedtangent.types import Algorithm, Array, FederatedData, Key, Prediction, PyTree
 
 __all__ = [
@@ -28,7 +26,6 @@ __all__ = [
     "History",
     "Resolved",
     "Run",
-    "_run_chunk",
     "predict",
     "resolve_mapping",
     "simulate",
@@ -39,14 +36,6 @@ __all__ = [
 def predict(algorithm: Algorithm, state: PyTree, x: Array) -> Prediction:
     """The algorithm's prediction at ``x`` [n, ...], compiled once per algorithm and shape."""
     return algorithm.predict(state, x)
-
-
-def _validate(num_rounds: int, evaluate_every: int | None) -> None:
-    for name, value in (("num_rounds", num_rounds), ("evaluate_every", evaluate_every)):
-        if value is None and name == "evaluate_every":
-            continue
-        if not is_whole(value) or value is None or value < 1:
-            raise ValueError(f"{name}: got {value!r}, must be a whole number of at least 1")
 
 
 class Resolved(NamedTuple):
@@ -102,7 +91,7 @@ def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Mapp
     engine = engine_for(data, mapping)
     held = replicate(data, engine.mesh)
     return auto.seconds_a_round(
-        lambda state, rounds: _run_chunk(algorithm, engine, length, state, held, jnp.int32(rounds)),
+        lambda state, rounds: run_chunk(algorithm, engine, length, state, held, jnp.int32(rounds)),
         lambda: replicate(algorithm.init(0, data.num_clients), engine.mesh),
     )
 
@@ -147,7 +136,7 @@ def simulate(
     into memory (with the largest chunk that would), before any work;
     ``CheckpointError``, which is one, for a checkpoint that cannot be continued from.
     """
-    _validate(num_rounds, evaluate_every)
+    check_rounds(num_rounds, evaluate_every)
     store = None if checkpoint is None else checkpointing.open_store(checkpoint)
     mapping = resolve_mapping(algorithm, data, num_rounds, mapping, checkpoint).mapping
     engine = engine_for(data, mapping)

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.engine import engine_for
+from fedtangent.engine import default_kind, engine_for
+from fedtangent.history import check_rounds
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, Partition, PyTree
 
 OVER = ("auto", "map", "vmap")
@@ -152,7 +153,7 @@ def choose_over(over: str) -> str:
     if over not in OVER:
         raise ValueError(f"over: got {over!r}, allowed are {', '.join(OVER)}")
     if over == "auto":
-        return "map" if jax.default_backend() == "cpu" else "vmap"
+        return {"scan": "map", "vmap": "vmap"}[default_kind()]
     return over
 
 
@@ -166,7 +167,7 @@ def single_device_engine(data: FederatedData, mapping: str) -> Engine:
             f"mapping: got {mapping!r}, but runs of a sweep are not sharded: use scan, vmap or chunked:<n>"
         )
     if mapping == "auto":
-        mapping = "scan" if jax.default_backend() == "cpu" else "vmap"
+        mapping = default_kind()
     return engine_for(data, mapping)
 
 
@@ -176,14 +177,6 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     if not given or len(set(given)) < len(given) or not all(0 <= seed < 2**32 for seed in given):
         raise ValueError(f"seeds: got {list(seeds)}, must be one or more different whole numbers from 0 to 2**32 - 1")
     return given
-
-
-def check_rounds(num_rounds: int, evaluate_every: int | None) -> int:
-    """Rounds between evaluations; raises ``ValueError`` for numbers that are not whole and at least 1."""
-    for name, value in (("num_rounds", num_rounds), ("evaluate_every", evaluate_every)):
-        if value is not None and (int(value) != value or value < 1):
-            raise ValueError(f"{name}: got {value}, must be a whole number of at least 1")
-    return int(min(evaluate_every or num_rounds, num_rounds))
 
 
 def _validate(

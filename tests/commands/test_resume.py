@@ -67,6 +67,18 @@ def test_a_finished_run_is_extended_and_may_move(run: Callable, folder: Path) ->
     assert (options["num_rounds"], options["resume"]) == (9, True)
 
 
+def test_several_seeds_continue_where_one_was_stopped(run: Callable, folder: Path, stopped: Callable) -> None:
+    assert run(*RUN, "--seeds", "0,3", "--output", "whole").code == 0
+    stopped(4)
+    assert run(*RUN, "--seeds", "0,3", "--output", "out").code == 128 + signal.SIGTERM
+    stopped(None)
+    ended = run(*RUN, "--seeds", "0,3", "--output", "out", "--resume")
+    assert (ended.code, ended.err) == (0, "")
+    assert files(folder / "out") == files(folder / "whole")
+    seeds = {line.split(",")[2] for line in (folder / "out" / "metrics.csv").read_text().splitlines()[1:]}
+    assert seeds == {"0", "3"}
+
+
 def tree(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 

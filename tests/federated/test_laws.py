@@ -19,7 +19,8 @@ from fedtangent.federated.compose import compose
 from fedtangent.federated.faults import dropout, finite
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import per_client_permutations, strata, uniform_sampling
-from fedtangent.simulate import Run, _run_chunk, simulate
+from fedtangent.loop import run_chunk
+from fedtangent.simulate import Run, simulate
 from fedtangent.types import Algorithm, FederatedData, Model, PyTree, Schedule
 
 from .toys import cohorts, counting, distance, federated, fixed, leaves, owned_rows, reordered, two_layer, uneven_data
@@ -142,7 +143,7 @@ def test_stopping_and_continuing_does_not_change_a_bit(name: str) -> None:
     """``state`` is all that a run carries: the second half, started from the first half's state alone, is the same."""
     whole, data = natural(name), uneven_data()
     half = simulate(whole.algorithm, data, 2, SEED, "scan", evaluate_every=2)
-    state, _ = _run_chunk(whole.algorithm, engine_for(data, "scan"), 2, half.state, data, jnp.int32(2))
+    state, _ = run_chunk(whole.algorithm, engine_for(data, "scan"), 2, half.state, data, jnp.int32(2))
     assert distance(leaves(state), whole.states[4]) == 0
 
 

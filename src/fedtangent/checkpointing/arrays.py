@@ -9,11 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent.pytrees import is_key
 from fedtangent.types import PyTree
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def layout(state: PyTree) -> dict[str, str]:
@@ -26,7 +23,7 @@ def layout(state: PyTree) -> dict[str, str]:
 
 
 def _on_host(leaf: Any) -> np.ndarray:
-    if _is_key(leaf):
+    if is_key(leaf):
         leaf = jax.random.key_data(leaf)
     if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
         from jax.experimental import multihost_utils
@@ -79,6 +76,6 @@ def _like(leaf: Any, array: np.ndarray) -> Any:
     if not isinstance(leaf, jax.Array):
         return np.asarray(array, leaf.dtype)
     # A copy in JAX's own memory, tied to no device, as a fresh state is: the compiled rounds are then the same ones.
-    if _is_key(leaf):
+    if is_key(leaf):
         return jax.random.wrap_key_data(jnp.array(array), impl=jax.random.key_impl(leaf))
     return jnp.array(array, leaf.dtype)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedtangent.data.checks import is_whole
+
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be continued from: absent, another run's, or damaged."""
@@ -48,7 +50,7 @@ class Checkpoints:
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for a number out of range or a config that cannot be written down."""
         for name, value in (("every", self.every), ("keep", self.keep)):
-            if value is not None and (int(value) != value or value < 1):
+            if value is not None and (not is_whole(value) or value < 1):
                 raise ValueError(f"checkpoint {name}: got {value}, must be a whole number of at least 1")
         plain(dict(self.config), "checkpoint config")
 

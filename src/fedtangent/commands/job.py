@@ -94,23 +94,23 @@ def prepare(options: TrainOptions) -> Job:
         raise ValueError(f"loss: cross_entropy needs class labels, but the data set {loaded.name} has none")
     y = train.labels if o.loss == "cross_entropy" else train.targets
     federated = data.federated_data(np.asarray(loaded.x_train, np.float32), np.asarray(y), clients, dtype=jnp.float32)
-    checkpoint = checkpoints_of(o, name) if o.resume else None
-    resolve_mapping(algorithm, federated, o.num_rounds, o.mapping, checkpoint, measure=False)
+    first = checkpoints_of(o, name, seeds_of(o)[0])
+    resolve_mapping(algorithm, federated, o.num_rounds, o.mapping, first if first.resume else None, measure=False)
     some = jax.tree.map(lambda a: a[:EVALUATED_TRAIN], train)
     return Job(o, algorithm, federated, {"train": some, "test": test}, name)
 
 
 def _check(o: TrainOptions, schedule: str) -> None:
     """Raise ``ValueError`` for an option that is out of range, or that nothing in this run would use."""
-    for seed in (o.seed, *seeds_of(o)):
-        if not 0 <= seed < 2**32:
-            raise ValueError(f"seed: got {seed}, must be from 0 to 2**32 - 1")
+    if not 0 <= o.seed < 2**32:
+        raise ValueError(f"seed: got {o.seed}, must be from 0 to 2**32 - 1")
+    seeds_of(o)
     if o.checkpoint_every is not None and o.checkpoint_every < 0:
         raise ValueError(f"checkpoint_every: got {o.checkpoint_every}, must be 0 (none) or more")
     if o.resume and o.checkpoint_every == 0:
         raise ValueError("resume: needs checkpoints, but checkpoint_every is 0")
     if o.resume and o.seeds is None:
-        open_store(checkpoints_of(o, schedule))  # where there is none, that is all there is to say
+        open_store(checkpoints_of(o, schedule, o.seed))  # where there is none, that is all there is to say
     if o.batch_size < 0:
         raise ValueError(f"batch_size: got {o.batch_size}, must be 0 or more")
     for name in ("num_rounds", "evaluate_every", "num_clients", "num_models"):
@@ -132,11 +132,11 @@ def seeds_of(o: TrainOptions) -> tuple[int, ...]:
     return (o.seed,) if o.seeds is None else parse_seeds(o.seeds)
 
 
-def checkpoints_of(o: TrainOptions, schedule: str, seed: int | None = None) -> Checkpoints:
-    """Checkpoints of this run (of ``seed``, if there are several), also where none are to be written."""
+def checkpoints_of(o: TrainOptions, schedule: str, seed: int) -> Checkpoints:
+    """Checkpoints of the run of ``seed``, also where none are to be written; of several runs each has its folder."""
     config = {k: v for k, v in dataclasses.asdict(o).items() if k not in MAY_DIFFER} | {"schedule": schedule}
-    folder = o.output / "checkpoints" if seed is None else o.output / "checkpoints" / f"seed-{seed}"
-    resume = o.resume and (seed is None or folder.exists())  # of several runs, some may not have begun
+    folder = o.output / "checkpoints" / ("" if o.seeds is None else f"seed-{seed}")
+    resume = o.resume and (o.seeds is None or folder.exists())  # of several runs, some may not have begun
     return Checkpoints(folder, o.checkpoint_every or None, config, resume=resume, notify=say)
 
 

@@ -63,8 +63,7 @@ def measure(predicted: Prediction, split: Split, loss: str) -> dict[str, float]:
 def run_job(job: Job) -> int:
     """Run, for each of the seeds, with metrics.csv written at every evaluation; returns the exit code."""
     o, folder, seeds = job.options, output_folder(job.options.output), seeds_of(job.options)
-    several = o.seeds is not None
-    first = checkpoints_of(o, job.schedule, seeds[0] if several else None)
+    first = checkpoints_of(o, job.schedule, seeds[0])
     mapping = resolve_mapping(job.algorithm, job.data, o.num_rounds, o.mapping, first if first.resume else None)
     metrics: list[Metric] = []
 
@@ -98,7 +97,7 @@ def run_job(job: Job) -> int:
             evaluate=evaluate,
             on_evaluation=functools.partial(note, seed),
             progress=is_main(),
-            checkpoint=None if o.checkpoint_every == 0 else checkpoints_of(o, job.schedule, seed if several else None),
+            checkpoint=None if o.checkpoint_every == 0 else checkpoints_of(o, job.schedule, seed),
             stop_on_divergence=o.stop_on_divergence,
         )
         if runs[seed].status.startswith("stopped"):

@@ -10,7 +10,7 @@ from fedtangent.compare import exact
 from fedtangent.compare.predicted import Predicted, networks, one_client_dropped, run_flow, without_cross_terms
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import Simulated, weighted_cohorts
-from fedtangent.compare.statistics import mean_statistic, relative_errors, variance_statistic
+from fedtangent.compare.statistics import law_distance, mean_statistic, relative_errors, variance_statistic
 from fedtangent.compare.verdicts import (
     Sampled,
     Verdict,
@@ -199,8 +199,8 @@ def _fixed_point(setting: Setting, theory: Predicted, name: str, plan: Schedule,
     return exact_verdict(
         setting.name,
         f"flow repeated for ever = Theorem 2, {name}",
-        _distance(repeated(flow, setting.y_train), limit),
-        {"flow without one client": _distance(repeated(fewer, setting.y_train), limit)},
+        law_distance(_law(repeated(flow, setting.y_train)), _law(limit)),
+        {"flow without one client": law_distance(_law(repeated(fewer, setting.y_train)), _law(limit))},
         FIXED_POINT,
     )
 
@@ -220,7 +220,5 @@ def repeated(flow: Flow, y_train: np.ndarray) -> Gaussian:
         return Gaussian(b @ y_train, covariance_terms(flow.kernels, b).total)
 
 
-def _distance(a: Gaussian, b: Gaussian) -> float:
-    """The larger of the relative distances of means and covariances."""
-    pairs = ((a.mean, b.mean), (a.cov, b.cov))
-    return float(max(np.linalg.norm(np.asarray(u) - np.asarray(v)) / np.linalg.norm(v) for u, v in pairs))
+def _law(process: Gaussian) -> tuple[np.ndarray, np.ndarray]:
+    return np.asarray(process.mean), np.asarray(process.cov)

@@ -19,7 +19,7 @@ from fedtangent.compare import predicted
 from fedtangent.compare.predicted import Predicted
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import Simulated, fed_ensemble, init_key
-from fedtangent.compare.statistics import relative_errors
+from fedtangent.compare.statistics import law_distance, relative_distance, relative_errors
 from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.kernels.gram import KernelBlocks
@@ -138,8 +138,7 @@ def _empirical_blocks(model: Model, at: PyTree, setting: Setting) -> KernelBlock
 def _largest_error(flow: Flow, seen: Simulated) -> float:
     """The largest relative error of any network at any evaluated round, each from its own initial function."""
     rounds, start = seen.rounds[1:], seen.test[0]
-    draws = range(start.shape[1])
-    test = np.stack([np.asarray(flow.predict(seen.train[0][:, e], start[:, e], rounds)) for e in draws], axis=2)
+    test = predicted.networks(flow, seen.train[0], start, rounds)[1]
     return float(np.max(relative_errors(test, seen.test[1:], test - start)))
 
 
@@ -167,7 +166,7 @@ def law_verdicts(setting: Setting, theory: Predicted, cohorts: Cohort) -> list[V
         exact_verdict(
             setting.name,
             f"law of each of {num_models} models = flow's, round {round_}",
-            _distance((mean, cov), of_models),
+            law_distance((mean, cov), of_models),
             _wrong_laws(setting, theory, cohorts, of_models, (mean, cov), at),
             EXACT,
         )
@@ -178,8 +177,8 @@ def law_verdicts(setting: Setting, theory: Predicted, cohorts: Cohort) -> list[V
             exact_verdict(
                 setting.name,
                 f"law of the ensemble of {num_models} = flow's, round {round_}",
-                _distance(averaged, ensemble),
-                {f"ensemble of {num_models - 1}": _distance(fewer, ensemble)},
+                law_distance(averaged, ensemble),
+                {f"ensemble of {num_models - 1}": law_distance(fewer, ensemble)},
                 EXACT,
             )
         )
@@ -192,9 +191,11 @@ def _wrong_laws(
     """Distances of wrong laws from the propagated one: those of near misses (their means alone), and other models'."""
     points, round_ = _some_points(setting), setting.rounds[at]
     misses = near_misses(setting, cohorts, theory.blocks, round_)
-    wrong = {name: _relative(np.asarray(flow.mean(round_))[:, points], found[0]) for name, flow in misses.items()}
+    wrong = {
+        name: relative_distance(np.asarray(flow.mean(round_))[:, points], found[0]) for name, flow in misses.items()
+    }
     if len(found[0]) > 1:
-        wrong["models exchanged"] = _distance(found, (np.roll(of_models[0], 1, 0), np.roll(of_models[1], 1, 0)))
+        wrong["models exchanged"] = law_distance(found, (np.roll(of_models[0], 1, 0), np.roll(of_models[1], 1, 0)))
     return wrong
 
 
@@ -250,12 +251,3 @@ def _some_points(setting: Setting) -> np.ndarray:
     """At most ``NUM_POINTS`` test points, evenly spread."""
     count = len(setting.x_test)
     return np.unique(np.linspace(0, count - 1, min(count, NUM_POINTS)).astype(int))
-
-
-def _relative(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
-
-
-def _distance(law: Law, reference: Law) -> float:
-    """The larger of the relative distances of means and covariances."""
-    return max(_relative(a, b) for a, b in zip(law, reference, strict=True))

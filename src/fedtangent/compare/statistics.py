@@ -8,6 +8,7 @@ m points, C outputs, which share a covariance and are independent in the limit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -159,6 +160,16 @@ def agrees(statistic: Statistic, allowance: Allowance = NO_ALLOWANCE) -> bool:
     """Whether a statistic is within ``NUM_STANDARD_ERRORS`` of its expectation plus the finite-width term."""
     error = np.hypot(statistic.standard_error, allowance.standard_error)
     return bool(abs(statistic.excess - allowance.value) <= NUM_STANDARD_ERRORS * error)
+
+
+def relative_distance(a: np.ndarray, b: np.ndarray) -> float:
+    """``|a - b| / |b|``, Euclidean over all entries."""
+    return float(np.linalg.norm(np.asarray(a) - np.asarray(b)) / np.linalg.norm(b))
+
+
+def law_distance(law: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> float:
+    """The larger of the relative distances of means and covariances."""
+    return max(relative_distance(a, b) for a, b in zip(law, reference, strict=True))
 
 
 def relative_errors(predicted: np.ndarray, seen: np.ndarray, scale: np.ndarray) -> np.ndarray:

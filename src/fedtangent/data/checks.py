@@ -21,7 +21,7 @@ def is_whole(value: Any) -> bool:
 def integer(name: str, value: Any, minimum: int, maximum: int | None = None) -> int:
     """``value`` as an ``int``; raises ``ValueError`` unless it is an integer in ``[minimum, maximum]``."""
     allowed = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
+    if not is_whole(value):
         raise ValueError(f"{name} must be an integer, {allowed}; got {value!r}")
     number = int(value)
     if number < minimum or (maximum is not None and number > maximum):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedtangent.data.checks import is_whole
 from fedtangent.types import Array, PyTree
 
 Rate: TypeAlias = float | Array | Callable[[Array], Array]
@@ -25,7 +26,7 @@ def staircase_decay(initial: Rate, factor: float = 0.99, every: int = 10) -> Cal
         raise ValueError("initial: got a schedule, must be a number")
     if not 0 < factor <= 1:
         raise ValueError(f"factor: got {factor}, must be above 0 and at most 1")
-    if int(every) != every or every < 1:
+    if not is_whole(every) or every < 1:
         raise ValueError(f"every: got {every}, must be a whole number of at least 1")
     if factor == 1:
         return optax.constant_schedule(initial)

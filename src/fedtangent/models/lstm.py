@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedtangent.data.checks import is_whole
 from fedtangent.models.kernels import check_dtype
 from fedtangent.types import Array, Key, Model, PyTree
 
@@ -147,7 +148,7 @@ def lstm(
     """
     sizes = (vocabulary, embedding, units, layers, vocabulary if output_size is None else output_size)
     for name, size in zip(("vocabulary", "embedding", "units", "layers", "output_size"), sizes, strict=True):
-        if isinstance(size, bool) or int(size) != size or size < 1:
+        if not is_whole(size) or size < 1:
             raise ValueError(f"{name}: got {size!r}, must be a whole number of at least 1")
     for name, value, allowed in (
         ("positions", positions, POSITIONS),
