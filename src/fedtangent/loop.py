@@ -96,13 +96,15 @@ def start(setup: Setup, fresh: PyTree) -> Past:
     """The fresh state, or where the checkpoint was."""
     store = setup.store
     if store is None or not store.options.resume:
-        return Past(0, fresh, [], [], (0, 0), checkpointing.Saved(0, None, time.monotonic(), 0.0))
+        once = setup.cost.uplink_once, setup.cost.downlink_once
+        return Past(0, fresh, [], [], once, checkpointing.Saved(0, None, time.monotonic(), 0.0))
     found = checkpointing.restore(store, setup.num_rounds, fresh)
     # The last evaluation of a run that had fewer rounds to do is none of a longer run's.
     evaluations = [e for e in found.evaluations if _is_evaluated(setup, e.round)]
     for evaluation in evaluations:
         setup.on_evaluation(evaluation)
-    sent = charge(setup.cost, stacked(setup.shapes, found.infos))
+    up, down = charge(setup.cost, stacked(setup.shapes, found.infos))
+    sent = up + setup.cost.uplink_once, down + setup.cost.downlink_once
     held = len(found.infos), len(evaluations)
     return Past(found.saved.round, found.state, found.infos, evaluations, sent, found.saved, *held)
 

@@ -75,7 +75,7 @@ def simulate_seeds(
     length = min(chunk_length(shapes), num_rounds)
     evaluations: list[list[Evaluation]] = [[] for _ in seeds]
     chunks: list[list[PyTree]] = [[] for _ in seeds]
-    sent = np.zeros((len(seeds), 2), np.int64)
+    sent = np.tile(np.array([cost.uplink_once, cost.downlink_once], np.int64), (len(seeds), 1))
 
     def look(done: int) -> None:
         for i, seed in enumerate(seeds):

@@ -102,12 +102,21 @@ class Model(NamedTuple):
     structure: Any = None  # what kernels.empirical needs to build the kernel without a Jacobian, or None
 
 
+def _as_parameters(params: PyTree) -> PyTree:
+    return params
+
+
+def _no_memory(message: PyTree) -> PyTree:
+    return ()
+
+
 class Local(NamedTuple):
     """A client's part of an algorithm; ``update`` sees one client and one model."""
 
     init: Callable[[PyTree], PyTree]  # params -> client_state, kept per (model, client)
     update: Callable[..., tuple[PyTree, PyTree, dict[str, Array]]]
     # (key, broadcast, client_state, client: Client) -> (message, client_state, info)
+    message: Callable[[PyTree], PyTree] = _as_parameters  # params -> a tree with the shapes of a message
 
 
 class Server(NamedTuple):
@@ -125,6 +134,8 @@ class RoundInfo(NamedTuple):
 
     round: Array  # [] int32, from 0
     weight: Array  # [] float, total weight of the model's slots
+    num_clients: Array  # [] int32, clients whose messages count
+    key: Key  # for what the server draws
 
 
 class Schedule(NamedTuple):
@@ -153,19 +164,27 @@ class Aggregate(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Bytes on the wire: a slot with ``n_i`` examples sends ``uplink + uplink_per_example * n_i``."""
+    """Bytes on the wire: a slot with ``n_i`` examples sends ``uplink + uplink_per_example * n_i``.
+
+    ``..._once`` is sent before the first round, in all: data that the server holds, or shares.
+    """
 
     uplink: int
     uplink_per_example: int
     downlink: int
+    uplink_once: int = 0
+    downlink_once: int = 0
 
 
 class Channel(NamedTuple):
     """How a message travels and what it costs."""
 
-    send: Callable[[Key, PyTree], PyTree]  # (key, message) -> the message as the server receives it
+    send: Callable[[Key, PyTree, PyTree], tuple[PyTree, PyTree]]
+    # (key, message, memory) -> (the message as the server receives it, memory)
     uplink: Callable[[PyTree, PyTree], tuple[int, int]]
     # (shapes of a message, shapes of the broadcast) -> (bytes a message, bytes an example)
+    init: Callable[[PyTree], PyTree] = _no_memory
+    # a tree shaped as a message -> memory, kept per (model, client): what error feedback still owes
 
 
 Accept = Callable[[PyTree], Array]  # message as received -> [] bool: whether the server counts it
@@ -195,6 +214,8 @@ class Algorithm(NamedTuple):
     predict: Callable[[PyTree, Array], Prediction]  # (state, x) -> Prediction
     cost: Callable[[FederatedData, Engine], Cost]
     schedule: Schedule
+    personal: Callable[..., Prediction] | None = None
+    # (state, data, engine, client id, x) -> what that client predicts; None: what everybody does
 
 
 class Gaussian(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,12 +16,11 @@ from fedtangent.engine import engine_for
 from fedtangent.federated import recipes
 from fedtangent.federated.compose import compose
 from fedtangent.federated.faults import dropout, finite
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import per_client_permutations, strata, uniform_sampling
 from fedtangent.loop import run_chunk
 from fedtangent.simulate import Run, simulate
-from fedtangent.types import Algorithm, FederatedData, Model, PyTree, Schedule
+from fedtangent.types import Algorithm, FederatedData, PyTree, Schedule
 
+from .algorithms import ALGORITHMS
 from .toys import cohorts, counting, distance, federated, fixed, leaves, owned_rows, reordered, two_layer, uneven_data
 
 ROUNDING = 1e-11  # float64; measured differences are below 1e-13, those of a broken law above VISIBLE
@@ -39,37 +37,6 @@ def _listen(event: str, duration: float, **_: Any) -> None:
 jax.monitoring.register_event_duration_secs_listener(_listen)
 
 
-class Row(NamedTuple):
-    build: Callable[..., Algorithm]  # (model, schedule, accept=None) -> algorithm
-    schedule: Schedule  # for six clients
-    full_batch: Callable[[Model, Schedule], Algorithm]
-    doubled: str  # what makes one client two: twice the "weight", or the "examples" twice (NTK-FL pools, unweighted)
-
-
-def _fed_avg(work: Work, **options: Any) -> Callable[..., Algorithm]:
-    return functools.partial(recipes.fed_avg, client_learning_rate=0.2, work=work, **options)
-
-
-def _fed_ensemble(work: Work, **options: Any) -> Callable[..., Algorithm]:
-    return functools.partial(recipes.fed_ensemble, client_learning_rate=0.2, work=work, **options)
-
-
-def _ntk_fl(kernel: str) -> Callable[..., Algorithm]:
-    return functools.partial(recipes.ntk_fl, learning_rate=0.3, times=(1, 4, 9), kernel=kernel)
-
-
-ALGORITHMS = {
-    "fed_avg": Row(
-        _fed_avg(Work(epochs=2, batch_size=2)), uniform_sampling(6, 4), _fed_avg(Work(steps=3)), doubled="weight"
-    ),
-    "fed_ensemble": Row(
-        _fed_ensemble(Work(steps=4, batch_size=3), server_learning_rate=0.8, weighting="uniform"),
-        strata(6, 3, 4),
-        _fed_ensemble(Work(epochs=2), weighting="uniform"),
-        doubled="weight",
-    ),
-    "ntk_fl": Row(_ntk_fl("averaged"), per_client_permutations(6, 2), _ntk_fl("exact"), doubled="examples"),
-}
 everywhere = pytest.mark.parametrize("name", ALGORITHMS)
 
 

@@ -33,7 +33,7 @@ from .toys import SIZES, cohorts, distance, fixed, leaves, two_layer, uneven_dat
 def test_optax_server_takes_the_message_as_a_gradient() -> None:
     server = optax_server(optax.sgd(0.5, momentum=0.9))
     state = server.init({"w": jnp.array([1.0, 2.0])})
-    info = RoundInfo(jnp.int32(0), jnp.float32(1))
+    info = RoundInfo(jnp.int32(0), jnp.float32(1), jnp.int32(1), jax.random.key(0))
     for gradient in ([1.0, 0.0], [0.0, 2.0]):
         state, _ = server.update(state, {"w": jnp.array(gradient)}, info)
     # velocity (1, 0), then (.9, 2)

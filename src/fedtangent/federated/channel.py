@@ -8,8 +8,8 @@ from fedtangent import pytrees
 from fedtangent.types import Channel, Key, PyTree
 
 
-def _as_is(key: Key, message: PyTree) -> PyTree:
-    return message
+def _as_is(key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
+    return message, memory
 
 
 def lossless() -> Channel:

@@ -36,6 +36,7 @@ from fedtangent.types import (
 )
 
 WEIGHTINGS = ("examples", "uniform")
+_SERVER = 2**31  # folded into a round's key for what the server draws
 
 
 class Keys(NamedTuple):
@@ -61,6 +62,7 @@ class State(NamedTuple):
     schedule: PyTree
     server: PyTree  # [K, ...]
     client: PyTree  # [K, N, ...]
+    channel: PyTree  # [K, N, ...], what the channel remembers of each client
 
 
 def client_view(
@@ -86,9 +88,9 @@ def _train_slot(
 ) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, PyTree]]:
     """The pure function of one slot that the engine maps.
 
-    ``(held, row) -> (row, message, (client_state, weight, info))``, where ``held`` is what every slot sees: data, state
-    and broadcasts. The row comes back as the aggregate is to see it: with weight 0 where the server does not accept the
-    message.
+    ``(held, row) -> (row, message, ((client_state, memory), weight, info))``, where ``held`` is what every slot sees:
+    data, state and broadcasts. The row comes back as the aggregate is to see it: with weight 0 where the server does
+    not accept the message.
     """
 
     def train(held: tuple[FederatedData, State, PyTree], row: Slots) -> tuple[Slots, PyTree, PyTree]:
@@ -96,12 +98,12 @@ def _train_slot(
         key = jax.random.fold_in(state.key, state.round)
         update_key, send_key = jax.random.split(jax.random.fold_in(key, row.client))
         client = client_view(data, row.client, row.weight > 0, engine.max_client_size, state.round)
-        before = jax.tree.map(lambda leaf: leaf[row.model, row.client], state.client)
-        message, after, info = local.update(update_key, pytrees.take(broadcasts, row.model), before, client)
-        message = channel.send(send_key, message)
+        before = jax.tree.map(lambda leaf: leaf[row.model, row.client], (state.client, state.channel))
+        message, own, info = local.update(update_key, pytrees.take(broadcasts, row.model), before[0], client)
+        message, memory = channel.send(send_key, message, before[1])
         if accept is not None:
             row = row._replace(weight=jnp.where(accept(message), row.weight, 0))
-        after = pytrees.where(row.weight > 0, after, before)
+        after = pytrees.where(row.weight > 0, (own, memory), before)
         return row, message, (after, row.weight, {**info, "examples": client.size})
 
     return train
@@ -119,6 +121,22 @@ def _message_shape(
         return local.update(jax.random.key(0), broadcast, local.init(params), client)[0], broadcast
 
     return jax.eval_shape(one)
+
+
+def _for_each_client(init: Callable[[PyTree], PyTree], params: PyTree, num_clients: int) -> PyTree:
+    """What ``init`` makes of each model's parameters [K, ...], for each of N clients, [K, N, ...]."""
+    shape = jax.eval_shape(jax.vmap(init), params)
+    if not jax.tree.leaves(shape):
+        return shape
+    return jax.tree.map(
+        lambda p: jnp.broadcast_to(p[:, None], (p.shape[0], num_clients, *p.shape[1:])), jax.vmap(init)(params)
+    )
+
+
+def _server_keys(state: State, num_models: int) -> Key:
+    """One key for each model, apart from those of clients, which are folded from ids below 2^31."""
+    root = jax.random.fold_in(jax.random.fold_in(state.key, state.round), jnp.uint32(_SERVER))
+    return jax.random.split(root, num_models)
 
 
 def _check_labels(model: Model, data: FederatedData) -> None:
@@ -142,6 +160,8 @@ def compose(
     weighting: str = "examples",
     map_models: Callable[..., Callable[..., PyTree]] = jax.vmap,
     accept: Accept | None = None,
+    personal: Callable[..., Prediction] | None = None,
+    once: tuple[int, int] = (0, 0),
 ) -> Algorithm:
     """Compose an algorithm from its parts in the one federated loop.
 
@@ -150,6 +170,9 @@ def compose(
         map_models: how the server's update is mapped over the K models; ``sequentially`` for heavy servers.
         accept: which messages the server counts (``faults.finite``); by default all. One that it rejects is as absent,
             ``info["rejected"]`` counts them per model [K], and a model that is left with none keeps its state.
+        personal: how a client predicts for itself: ``(model, params [K, ...], client_states [K, ...], client, x)`` to a
+            ``Prediction``; by default as everybody does.
+        once: bytes up and down before the first round, for the ledger: data that the server holds or shares.
 
     Returns an ``Algorithm`` whose ``step`` needs an ``Engine`` (``simulate`` makes one).
     Raises ``ValueError`` for an unknown ``weighting``.
@@ -165,15 +188,11 @@ def compose(
         run = keys(key)
         model_keys = jax.random.split(run.init if init_key is None else init_key, schedule.num_models)
         params = pytrees.stack([model.init(k) for k in model_keys])
-        shape = jax.eval_shape(jax.vmap(local.init), params)
-        client = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
-        if jax.tree.leaves(shape):
-            per_model = jax.vmap(local.init)(params)
-            grow = (schedule.num_models, num_clients)
-            client = jax.tree.map(lambda p: jnp.broadcast_to(p[:, None], grow + p.shape[1:]), per_model)
+        client = _for_each_client(local.init, params, num_clients)
+        memory = _for_each_client(lambda p: wire.init(local.message(p)), params, num_clients)
         init_schedule, sample_key = jax.random.split(run.schedule)
         server_state = jax.vmap(server.init)(params)
-        return State(jnp.int32(0), run.train, sample_key, schedule.init(init_schedule), server_state, client)
+        return State(jnp.int32(0), run.train, sample_key, schedule.init(init_schedule), server_state, client, memory)
 
     def step(state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, Array]]:
         cohort, schedule_state = schedule.sample(state.schedule_key, state.schedule, state.round)
@@ -181,18 +200,22 @@ def compose(
         broadcasts = jax.vmap(server.broadcast)(state.server)
         train, held = _train_slot(local, wire, accept, engine), (data, state, broadcasts)
         acc = reduce.init(_message_shape(model, local, server, data, engine)[0], schedule.num_models)
-        acc, (client_rows, counted, local_info) = engine.map_clients(
+        acc, (kept, counted, local_info) = engine.map_clients(
             train, held, reduce, acc, slots_of(cohort, schedule.num_models, data.offsets)
         )
         # An empty slot names a client too: dropped, it cannot write over the slot that really trains that client.
         at = (jnp.where(counted > 0, cohort.model, schedule.num_models), cohort.client)
-        client = jax.tree.map(lambda all_, new: all_.at[at].set(new, mode="drop"), state.client, client_rows)
+        held_before = (state.client, state.channel)
+        client, memory = jax.tree.map(lambda all_, new: all_.at[at].set(new, mode="drop"), held_before, kept)
         weight = jnp.zeros((schedule.num_models,), cohort.weight.dtype).at[cohort.model].add(counted)
+        count = jnp.zeros((schedule.num_models,), jnp.int32).at[cohort.model].add((counted > 0).astype(jnp.int32))
         refused = ((cohort.weight > 0) & (counted == 0)).astype(jnp.int32)
-        info = RoundInfo(jnp.broadcast_to(state.round, weight.shape), weight)
+        info = RoundInfo(
+            jnp.broadcast_to(state.round, weight.shape), weight, count, _server_keys(state, weight.shape[0])
+        )
         updated, server_info = map_models(server.update)(state.server, reduce.finish(acc), info)
         updated = pytrees.where(weight > 0, updated, state.server)
-        after = State(state.round + 1, state.key, state.schedule_key, schedule_state, updated, client)
+        after = State(state.round + 1, state.key, state.schedule_key, schedule_state, updated, client, memory)
         report = {
             "cohort": cohort,
             "contacted": num_contacted(schedule, cohort, schedule_state),
@@ -205,12 +228,19 @@ def compose(
         _check_labels(model, data)
         message, broadcast = _message_shape(model, local, server, data, engine)
         uplink, per_example = wire.uplink(message, broadcast)
-        return Cost(uplink, per_example, pytrees.num_bytes(broadcast))
+        return Cost(uplink, per_example, pytrees.num_bytes(broadcast), *once)
 
     def predict_state(state: State, x: Array) -> Prediction:
         return predict(model, jax.vmap(server.params)(state.server), x)
 
-    return Algorithm(name, init, step, predict_state, cost, schedule)
+    def predict_personal(state: State, data: FederatedData, engine: Engine, client_id: Array, x: Array) -> Prediction:
+        own = jax.tree.map(lambda leaf: leaf[:, client_id], state.client)
+        client = client_view(data, client_id, jnp.bool_(True), engine.max_client_size, state.round)
+        assert personal is not None
+        return personal(model, jax.vmap(server.params)(state.server), own, client, x)
+
+    private = None if personal is None else predict_personal
+    return Algorithm(name, init, step, predict_state, cost, schedule, private)
 
 
 def sequentially(update: Callable[..., PyTree]) -> Callable[..., PyTree]:

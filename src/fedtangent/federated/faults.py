@@ -174,4 +174,4 @@ def corrupt(local: Local, probability: float, how: str | Callable[[PyTree], PyTr
         hit = jax.random.bernoulli(jax.random.fold_in(key, jnp.uint32(_CORRUPT)), probability)
         return jax.tree.map(lambda b, m: jnp.where(hit, b, m), bad, message), after, {**info, "corrupt": hit}
 
-    return Local(local.init, update)
+    return local._replace(update=update)

@@ -1,7 +1,7 @@
 """What a client does: minimise its own objective from where the server starts it.
 
 One local problem serves every algorithm here: minimise ``F_i(w) + <tilt, w> + prox / 2 |w - anchor|^2`` from
-``start``. Algorithms differ in (start, anchor, tilt, prox) only.
+``start``. Algorithms differ in (start, anchor, tilt, prox), and in what the client answers and remembers.
 """
 
 from __future__ import annotations
@@ -159,11 +159,45 @@ def minimise(
     return params, {"loss": total_loss / jnp.maximum(steps, 1), "steps": jnp.asarray(steps, jnp.int32)}
 
 
-def local_sgd(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> Local:
-    """Plain local training from the broadcast parameters; the message is ``server - client`` (FedAvg's client).
+def no_state(params: PyTree) -> tuple[()]:
+    """A client that remembers nothing."""
+    return ()
 
-    ``optimizer`` may be a function from the round to one (``rates.sgd`` of a schedule); its state does not outlive a
-    round. Raises ``ValueError`` for an impossible ``work``.
+
+def from_broadcast(broadcast: PyTree, client_state: PyTree) -> Problem:
+    """The client's own loss, from the broadcast parameters."""
+    return Problem(start=broadcast)
+
+
+def difference(
+    broadcast: PyTree, client_state: PyTree, params: PyTree, steps: Array, client: Client
+) -> tuple[PyTree, PyTree]:
+    """The message ``server - client``, and nothing remembered."""
+    return pytrees.subtract(broadcast, params), client_state
+
+
+def local_training(
+    model: Model,
+    loss: Loss,
+    optimizer: Optimizer,
+    work: Work,
+    pose: Callable[[PyTree, PyTree], Problem] = from_broadcast,
+    answer: Callable[..., tuple[PyTree, PyTree]] = difference,
+    init: Callable[[PyTree], PyTree] = no_state,
+    message: Callable[[PyTree], PyTree] = lambda params: params,
+) -> Local:
+    """Local training on the problem that an algorithm poses.
+
+    Args:
+        optimizer: may be a function from the round to one (``rates.sgd`` of a schedule); its state does not outlive a
+            round.
+        pose: ``(broadcast, client_state) -> Problem``.
+        answer: ``(broadcast, client_state, params, steps, client) -> (message, client_state)``, ``params`` being those
+            after the last of ``steps`` steps.
+        init: ``params -> client_state``.
+        message: ``params ->`` a tree with the shapes of a message.
+
+    Raises ``ValueError`` for an impossible ``work``.
     """
     validate_work(work)
 
@@ -171,7 +205,16 @@ def local_sgd(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> Loc
         key: Key, broadcast: PyTree, client_state: PyTree, client: Client
     ) -> tuple[PyTree, PyTree, dict[str, Array]]:
         descent = at_round(optimizer, client.round)
-        params, info = minimise(key, model, loss, descent, work, Problem(start=broadcast), client)
-        return pytrees.subtract(broadcast, params), client_state, info
+        params, info = minimise(key, model, loss, descent, work, pose(broadcast, client_state), client)
+        return *answer(broadcast, client_state, params, info["steps"], client), info
 
-    return Local(init=lambda params: (), update=update)
+    return Local(init, update, message)
+
+
+def local_sgd(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> Local:
+    """Plain local training from the broadcast parameters; the message is ``server - client`` (FedAvg's client).
+
+    ``optimizer`` may be a function from the round to one (``rates.sgd`` of a schedule). Raises ``ValueError`` for an
+    impossible ``work``.
+    """
+    return local_training(model, loss, optimizer, work)

@@ -1,0 +1,68 @@
+"""What the recipes share: the options that all of them understand, and local training with an average at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+import optax
+
+from fedtangent.federated.compose import compose
+from fedtangent.federated.local import Work, local_training
+from fedtangent.federated.rates import Optimizer, Rate, check_rate, sgd
+from fedtangent.federated.server import optax_server
+from fedtangent.losses import get_loss
+from fedtangent.types import Accept, Algorithm, Array, Channel, Model, Schedule, Server
+
+
+class Options(TypedDict, total=False):
+    """Options of every recipe that trains on its clients."""
+
+    loss: str  # "squared_error" (the default) or "cross_entropy"
+    server_learning_rate: Rate  # of the way to the clients' mean, 1 by default; may be a schedule of the round
+    client_optimizer: Callable[[float | Array], optax.GradientTransformation] | None  # from the rate; SGD by default
+    weighting: str  # "examples" (the default) or "uniform"
+    accept: Accept | None  # which messages count, for instance ``faults.finite()``
+    channel: Channel | None  # how messages travel, lossless by default
+
+
+def client_descent(rate: Rate, make: Callable[[float | Array], optax.GradientTransformation] | None) -> Optimizer:
+    """The clients' optimiser at ``rate``: SGD, or what ``make`` makes of the rate."""
+    if make is None:
+        return sgd(rate)
+    return (lambda round_: make(rate(round_))) if callable(rate) else make(rate)
+
+
+def train_and_average(
+    name: str,
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate,
+    work: Work,
+    options: Options,
+    *,
+    server: Server | None = None,
+    local: dict[str, Callable[..., Any]] | None = None,
+    **parts: Any,
+) -> Algorithm:
+    """Local training on each client and the weighted mean of what they send, as the gradient of a server's step.
+
+    Args:
+        server: by default SGD at ``options["server_learning_rate"]`` (1: the mean of the clients' models).
+        local: ``pose``, ``answer``, ``init`` and ``message`` of ``local.local_training``.
+        parts: further parts of ``compose``.
+
+    Raises ``ValueError`` for rates that are not positive and an impossible ``work``.
+    """
+    server_rate = options.get("server_learning_rate", 1.0)
+    check_rate("client_learning_rate", client_learning_rate)
+    check_rate("server_learning_rate", server_rate)
+    descent = client_descent(client_learning_rate, options.get("client_optimizer"))
+    train = local_training(model, get_loss(options.get("loss", "squared_error")), descent, work, **(local or {}))
+    parts = {
+        "weighting": options.get("weighting", "examples"),
+        "accept": options.get("accept"),
+        "channel": options.get("channel"),
+        **parts,
+    }
+    return compose(name, model, train, server or optax_server(sgd(server_rate)), schedule, **parts)
