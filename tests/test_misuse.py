@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import distributed
+from fedtangent import distributed, hypergradient, models, sweep
+from fedtangent.checkpointing import CheckpointError, Checkpoints
 from fedtangent.commands.job import USED_WITH, prepare
 from fedtangent.commands.options import TrainOptions
 from fedtangent.federated import faults, recipes, schedule
 from fedtangent.federated.local import Work, validate_work
 from fedtangent.simulate import simulate
+from fedtangent.types import Partition
 
 from .federated.toys import OUTPUTS, two_layer, uneven_data
 
@@ -75,12 +79,90 @@ def test_rounds_in_whole_numbers(rounds: Any) -> None:
         ({"algorithm": "ntk_fl", "weighting": "uniform"}, "weighting: is not used with algorithm 'ntk_fl'"),
         ({"model": "logistic", "widths": (3,)}, "widths: is not used with model 'logistic'"),
         ({"completion_spread": 2.0}, "completion_spread: is used with keep_first only"),
+        ({"decay_every": 7}, "decay_every: is used with decay only"),
+        ({"coordinator": "localhost:1234"}, "coordinator: is used with distributed only"),
+        ({"partition": "by_user", "dataset": "sine", "num_clients": 7}, "num_clients: is not used with partition"),
+        ({"seeds": "0:4294967296"}, "seeds: got '0:4294967296', must be at most"),
         ({"seeds": "3:1"}, "seeds: got '3:1'"),
     ],
 )
 def test_an_option_that_nothing_would_use(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         prepare(TrainOptions(**options))
+
+
+def average(rate: float, steps: int) -> Any:
+    return recipes.fed_avg(two_layer(), schedule.all_clients(6), client_learning_rate=rate, work=Work(steps=steps))
+
+
+def test_a_checkpoint_of_another_algorithm_of_the_same_name(tmp_path: Path) -> None:
+    """Without a config, the traced round stands for it."""
+    data = uneven_data()
+    simulate(average(0.1, 3), data, 2, checkpoint=Checkpoints(tmp_path, every=1))
+    again = Checkpoints(tmp_path, every=1, resume=True)
+    for other in (average(0.2, 3), average(0.1, 2)):
+        with pytest.raises(CheckpointError, match="traced round"):
+            simulate(other, data, 4, checkpoint=again)
+    assert simulate(average(0.1, 3), data, 4, checkpoint=again).status == "finished"
+
+
+def test_faults_of_one_kind_draw_for_themselves() -> None:
+    """Two dropouts of 0.3 leave 0.49 of the clients, and not the 0.7 that one draw for both would."""
+    twice = faults.dropout(faults.dropout(schedule.all_clients(500), 0.3), 0.3)
+    left = np.asarray(schedule.unroll(twice, jax.random.key(0), 20).weight).mean()
+    assert abs(left - 0.49) < 4 * np.sqrt(0.49 * 0.51 / 10_000)
+
+
+def test_a_label_without_an_output_in_a_sweep_and_a_hypergradient() -> None:
+    data = uneven_data(labels=True)
+    wrong = data._replace(y=data.y.at[3].set(OUTPUTS))
+
+    def build(rate: Any) -> Any:
+        work = Work(steps=1, differentiable=True)
+        plan = schedule.all_clients(6)
+        return recipes.fed_avg(two_layer(), plan, client_learning_rate=rate, work=work, loss="cross_entropy")
+
+    def zero(algorithm: Any, state: Any) -> Any:
+        return jnp.zeros(())
+
+    with pytest.raises(ValueError, match="data: has the label 2"):
+        sweep.sweep(build, wrong, 1, [0], {"rate": [0.1]}, evaluate=lambda a, s: {"zero": zero(a, s)})
+    with pytest.raises(ValueError, match="data: has the label 2"):
+        hypergradient.hypergradient(build, wrong, 1, 0, {"rate": 0.1}, zero)
+
+
+def test_a_malformed_partition_in_a_sweep() -> None:
+    data = uneven_data()
+    offsets = np.asarray(data.offsets)
+    for indices, ends in ((-np.ones(offsets[-1], int), offsets), (np.asarray(data.indices), offsets[::-1])):
+        with pytest.raises(ValueError, match="partitions: 'bad': partition"):
+            sweep.sweep(
+                lambda: average(0.1, 1),
+                data,
+                1,
+                [0],
+                {},
+                evaluate=lambda a, s: {},
+                partitions={"bad": Partition(indices, ends)},
+            )
+
+
+@pytest.mark.parametrize("seeds", [[1.7], [], [0, 0], [-1], ["1"]])
+def test_seeds_in_whole_numbers(seeds: Any) -> None:
+    with pytest.raises(ValueError, match="seeds: got"):
+        sweep.check_seeds(seeds)
+
+
+def test_an_evaluation_that_is_no_dictionary() -> None:
+    with pytest.raises(ValueError, match="evaluate: returned a float"):
+        simulate(ensemble(), uneven_data(labels=True), 1, evaluate=lambda state: 1.0)  # type: ignore[arg-type, return-value]
+
+
+def test_what_is_no_flax_module() -> None:
+    with pytest.raises(ValueError, match="module: got a int, must be a flax"):
+        models.from_flax(3, np.zeros((1, 2)), 2)
+    with pytest.raises(ValueError, match="example_input: got"):
+        models.from_flax(nn.Dense(2), (1, 64), 2)
 
 
 def test_every_option_with_users_exists() -> None:

@@ -26,7 +26,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Any, Callable[[Any], Any], 
         | Annotated[TrainOptions, tyro.conf.subcommand("train")]
         | Annotated[listing.ListOptions, tyro.conf.subcommand("list")],
         prog="fedtangent",
-        description="Federated learning in the kernel regime: simulation and theory side by side. --version names it.",
+        description="Federated learning in the kernel regime: simulation and theory side by side.",
         args=arguments,
         config=(tyro.conf.OmitSubcommandPrefixes,),
     )

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from fedtangent.data.federated import max_client_size
 from fedtangent.mapping import AXIS, chunked, sharded
 from fedtangent.types import Aggregate, Engine, FederatedData, PyTree, Slots
 
@@ -89,7 +89,7 @@ def engine_for(data: FederatedData, mapping: str | Mapping = "auto") -> Engine:
     """
     chosen = default_mapping() if mapping == "auto" else parse(mapping) if isinstance(mapping, str) else mapping
     inner = {"scan": scan_clients, "vmap": vmap_clients}.get(chosen.kind) or chunked(chosen.width or 1, vmap_clients)
-    largest = int(np.max(np.diff(np.asarray(data.offsets))))
+    largest = max_client_size(data)
     if chosen.devices == 1:
         return Engine(inner, largest)
     mesh = device_mesh(chosen.devices)

@@ -42,13 +42,14 @@ class History(NamedTuple):
 class Run(NamedTuple):
     """The final state and the history of a run.
 
-    ``status`` is ``"finished"``, ``"diverged at round r"`` (state and history are then those of the last good stop)
-    or ``"stopped by SIGTERM at round r"``.
+    ``status`` is ``"finished"``, ``"diverged at round r"`` (state and history are then those of the last good round)
+    or ``"stopped by SIGTERM at round r"``, of which ``signal`` is the number.
     """
 
     state: PyTree
     history: History
     status: str = "finished"
+    signal: int = 0
 
 
 def first_rounds(infos: PyTree, rounds: int) -> PyTree:

@@ -91,7 +91,7 @@ def hypergradient(
     Where the objective is not smooth in a rate (a relu changing sides) this is the derivative of the piece.
     """
     loss = final_objective(build, data, num_rounds, seed, objective, **options)
-    build(**values)
+    build(**values).cost(data, single_device_engine(data, options.get("mapping", "auto")))  # do data fit the model?
     given = {name: jnp.asarray(float(value)) for name, value in values.items()}
     try:
         return Hypergradient(*jax.jit(jax.value_and_grad(loss))(given))

@@ -151,7 +151,7 @@ def go(setup: Setup, past: Past, signalled: Callable[[], int | None], advance: C
             return _diverged(setup, good, chunks, past.round)
         past = _look(setup, past, save=bool(stop))
     status = f"stopped by {signal.Signals(stop).name} at round {past.round}" if stop else "finished"
-    return _run(setup, past, status)
+    return _run(setup, past, status)._replace(signal=stop)
 
 
 def _to_next_stop(
@@ -188,7 +188,10 @@ def _look(setup: Setup, past: Past, save: bool = False) -> Past:
 def _evaluate(setup: Setup, past: Past) -> None:
     if past.evaluations and past.evaluations[-1].round == past.round:
         return
-    past.evaluations.append(Evaluation(past.round, setup.measure(local(past.state)), *past.sent))
+    metrics = setup.measure(local(past.state))
+    if not isinstance(metrics, dict):
+        raise ValueError(f"evaluate: returned a {type(metrics).__name__}, must return a dictionary of metrics by name")
+    past.evaluations.append(Evaluation(past.round, metrics, *past.sent))
     setup.on_evaluation(past.evaluations[-1])
 
 

@@ -13,8 +13,11 @@ from tqdm import tqdm
 
 from fedtangent.history import Evaluation, History, Run, charge, check_rounds, first_rounds, stacked
 from fedtangent.loop import chunk_length, info_shapes, run_chunk
+from fedtangent.pytrees import take
 from fedtangent.sweep import check_seeds, choose_over, map_members, single_device_engine
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, PyTree
+
+MOST_SEEDS = 100_000
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -30,6 +33,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         numbers = [int(end) for end in ends]
         if max(numbers) > 2**32:
             raise ValueError(f"seeds: got {text!r}, must be from 0 to 2**32 - 1")
+        if len(numbers) == 2 and numbers[1] - numbers[0] > MOST_SEEDS:
+            raise ValueError(f"seeds: got {part.strip()!r}, must be at most {MOST_SEEDS} of them")
         if len(numbers) == 2 and numbers[0] >= numbers[1]:
             raise ValueError(f"seeds: got {part.strip()!r}, a range without a seed: its end must be above its start")
         seeds += numbers if len(numbers) == 1 else range(*numbers)
@@ -71,7 +76,7 @@ def simulate_seeds(
     states = jax.vmap(lambda seed: algorithm.init(jax.random.key(seed), data.num_clients))(
         jnp.asarray(seeds, jnp.uint32)
     )
-    cost, shapes = algorithm.cost(data, engine), info_shapes(algorithm, engine, _member(states, 0), data)
+    cost, shapes = algorithm.cost(data, engine), info_shapes(algorithm, engine, take(states, 0), data)
     length = min(chunk_length(shapes), num_rounds)
     evaluations: list[list[Evaluation]] = [[] for _ in seeds]
     chunks: list[list[PyTree]] = [[] for _ in seeds]
@@ -79,7 +84,7 @@ def simulate_seeds(
 
     def look(done: int) -> None:
         for i, seed in enumerate(seeds):
-            metrics = evaluate(_member(states, i)) if evaluate is not None else {}
+            metrics = evaluate(take(states, i)) if evaluate is not None else {}
             evaluations[i].append(Evaluation(done, metrics, int(sent[i, 0]), int(sent[i, 1])))
             if on_evaluation is not None:
                 on_evaluation(seed, evaluations[i][-1])
@@ -91,17 +96,13 @@ def simulate_seeds(
             rounds = min(every - done % every, num_rounds - done, length)
             states, infos = _advance(how, algorithm, engine, length, states, data, jnp.int32(rounds))
             for i, mine in enumerate(chunks):
-                mine.append(first_rounds(_member(infos, i), rounds))
+                mine.append(first_rounds(take(infos, i), rounds))
                 sent[i] += charge(cost, mine[-1])
             done += rounds
             bar.update(rounds)
             if done % every == 0 or done == num_rounds:
                 look(done)
     return {
-        seed: Run(_member(states, i), History(evaluations[i], stacked(shapes, chunks[i]), cost))
+        seed: Run(take(states, i), History(evaluations[i], stacked(shapes, chunks[i]), cost))
         for i, seed in enumerate(seeds)
     }
-
-
-def _member(tree: PyTree, i: int) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[i], tree)

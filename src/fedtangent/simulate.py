@@ -144,6 +144,9 @@ def simulate(
     shapes = info_shapes(algorithm, engine, state, data)
     if store is not None:
         who = checkpointing.identity(algorithm.name, data, seed, init_key, evaluate_every)
+        if not store.options.config:
+            alone = engine_for(data, "scan")
+            who["traced round"] = checkpointing.program(lambda s, d: algorithm.step(s, d, alone), state, data)
         store = checkpointing.for_run(store, who, mapping, shapes)
     setup = Setup(
         algorithm=algorithm,

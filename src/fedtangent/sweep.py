@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent.data.checks import is_whole, partition_structure
 from fedtangent.engine import default_kind, engine_for
 from fedtangent.history import check_rounds
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, Partition, PyTree
@@ -84,9 +85,10 @@ def sweep(
     axes = [*grid.values(), *([list(partitions)] if partitions is not None else [])]
     configs = tuple(dict(zip(names, values, strict=True)) for values in itertools.product(*axes))
     for config in configs:
-        build(**{name: config[name] for name in grid})
+        built = build(**{name: config[name] for name in grid})
     variants = _variants(data, partitions)
     engine = _common_engine(variants, data, mapping)
+    built.cost(data, engine)  # refuses data that do not fit the model
     lengths = [every] * (num_rounds // every) + ([num_rounds % every] if num_rounds % every else [])
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
     found: dict[str, np.ndarray] = {}
@@ -173,10 +175,10 @@ def single_device_engine(data: FederatedData, mapping: str) -> Engine:
 
 def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     """The seeds as integers; raises ``ValueError`` if there is none, one twice, or one outside 0 .. 2^32 - 1."""
-    given = tuple(int(seed) for seed in seeds)
-    if not given or len(set(given)) < len(given) or not all(0 <= seed < 2**32 for seed in given):
-        raise ValueError(f"seeds: got {list(seeds)}, must be one or more different whole numbers from 0 to 2**32 - 1")
-    return given
+    given = list(seeds)
+    if not given or not all(is_whole(seed) and 0 <= seed < 2**32 for seed in given) or len(set(given)) < len(given):
+        raise ValueError(f"seeds: got {given}, must be one or more different whole numbers from 0 to 2**32 - 1")
+    return tuple(int(seed) for seed in given)
 
 
 def _validate(
@@ -201,8 +203,10 @@ def _validate(
                 raise ValueError(
                     f"partitions: {label!r} has {len(partition.offsets) - 1} clients, but data has {data.num_clients}"
                 )
-            if len(partition.indices) and np.max(partition.indices) >= data.x.shape[0]:
-                raise ValueError(f"partitions: {label!r} has an index beyond the {data.x.shape[0]} examples")
+            try:
+                partition_structure(partition, data.x.shape[0])
+            except ValueError as error:
+                raise ValueError(f"partitions: {label!r}: {error}") from error
     return every
 
 

@@ -121,7 +121,7 @@ def test_kernel_blocks_and_names():
     np.testing.assert_array_equal(only.ntk, analytic(model, X, get="ntk"))
     images = (10 * X.reshape(5, 2, 2)).astype(np.uint8)
     np.testing.assert_array_equal(model.kernel(images).ntk, model.kernel(images.reshape(5, 4).astype(float)).ntk)
-    with pytest.raises(ValueError, match=r"get: got 'gp', allowed are one or more of nngp, ntk"):
+    with pytest.raises(ValueError, match=r"get: got 'gp', allowed are 'nngp', 'ntk'"):
         model.kernel(X, get="gp")
     with pytest.raises(ValueError, match="no analytic kernel"):
         analytic(model._replace(kernel=None), X)

@@ -33,8 +33,10 @@ class Checkpoints:
         every: rounds between checkpoints. None: as soon as ten seconds, and twenty times what the last checkpoint
             took, have passed since it, so that they cost at most about 5 % of a long run. Either way one is written
             at the end and on SIGTERM or SIGINT.
-        config: identifies the run; a checkpoint of another config is refused. Strings, numbers, booleans, None, paths,
-            and lists, tuples and mappings of them. Leave out what may differ (where results go, how long to run).
+        config: identifies the run; a checkpoint of another config is refused, naming the fields. Strings, numbers,
+            booleans, None, paths, and lists, tuples and mappings of them. Leave out what may differ (where results go,
+            how long to run). Without one a digest of the traced round stands for it, which tells another algorithm,
+            rate or number of steps, but cannot name it (and may change with the version of JAX).
         keep: how many checkpoints stay, the newest ones; the older serve when the newest is damaged.
         resume: continue from the newest good checkpoint in ``folder``.
         notify: told, in one line each, of damage that was got around and of versions that differ.

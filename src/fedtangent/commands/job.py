@@ -50,6 +50,7 @@ class Job(NamedTuple):
 # Options that only some choices use: another value than the default, given with another choice, is a mistake.
 USED_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "alpha": ("partition", ("dirichlet", "quantity_skew")),
+    "num_clients": ("partition", ("iid", "shards", "classes", "dirichlet", "quantity_skew")),
     "min_client_size": ("partition", ("dirichlet", "quantity_skew")),
     "shards_per_client": ("partition", ("shards",)),
     "classes_per_client": ("partition", ("classes",)),
@@ -117,9 +118,14 @@ def _check(o: TrainOptions, schedule: str) -> None:
         if getattr(o, name) < 1:
             raise ValueError(f"{name}: got {getattr(o, name)}, must be at least 1")
     check_data_dir(o.data_dir)
-    for name in ("completion_time", "completion_spread"):
-        if o.keep_first is None and getattr(o, name) != getattr(TrainOptions(), name):
-            raise ValueError(f"{name}: is used with keep_first only")
+    for switch, off, names in (
+        ("keep_first", None, ("completion_time", "completion_spread")),
+        ("decay", 1.0, ("decay_every",)),
+        ("distributed", False, ("coordinator", "num_processes", "process_id")),
+    ):
+        for name in names:
+            if getattr(o, switch) == off and getattr(o, name) != getattr(TrainOptions(), name):
+                raise ValueError(f"{name}: is used with {switch} only")
     choices = {"partition": o.partition, "schedule": schedule, "model": o.model, "algorithm": o.algorithm}
     defaults = TrainOptions()
     for option, (choice, users) in USED_WITH.items():

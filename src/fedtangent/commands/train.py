@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +99,9 @@ def run_job(job: Job) -> int:
             checkpoint=None if o.checkpoint_every == 0 else checkpoints_of(o, job.schedule, seed),
             stop_on_divergence=o.stop_on_divergence,
         )
-        if runs[seed].status.startswith("stopped"):
+        if runs[seed].signal:
             say(f"{runs[seed].status}; continue with the same options and --resume")
-            return 128 + signal.Signals[runs[seed].status.split()[2]]
+            return 128 + runs[seed].signal
     return _finish(job, runs, metrics, folder) if is_main() else 0
 
 
@@ -118,16 +117,16 @@ def _announce(found: Resolved) -> None:
 def _finish(job: Job, runs: dict[int, Run], metrics: list[Metric], folder: Path) -> int:
     """Write and print what came out; returns the exit code."""
     screen, rows = console(), _rows(job, runs)
-    one = next(iter(runs.values()))
-    last = one.history.evaluations[-1]
+    last = _mean_cost(runs)
     statuses = sorted({run.status for run in runs.values()})
     sent = {"uplink_bytes": last.uplink_bytes, "downlink_bytes": last.downlink_bytes}
     write_result(folder, rows, rounds=last.round, status="; ".join(statuses), **sent)
     _draw(job, metrics, folder)
     screen.print(_table(job, rows, last))
     screen.print(f"numbers in {folder / 'metrics.csv'}, figure in {folder / 'figures'}", highlight=False)
-    for line in _remarks(job, one):
-        say(line)
+    for seed, run in runs.items():
+        for line in _remarks(run):
+            say(("" if len(runs) == 1 else f"seed {seed}: ") + line)
     code = 0
     for seed, run in runs.items():
         name = "" if len(runs) == 1 else f"seed {seed}: "
@@ -143,13 +142,26 @@ def _finish(job: Job, runs: dict[int, Run], metrics: list[Metric], folder: Path)
 
 def _diverged(run: Run) -> bool:
     """Whether the last training loss is not finite, or far above the untrained models'."""
-    ends = [e.metrics["train"] for e in (run.history.evaluations[0], run.history.evaluations[-1])]
-    first, last = (next(found[name] for name in ("mse", "nll") if name in found) for found in ends)
+    first, last = _training_losses(run)
     finite = all(np.isfinite(list(found.values())).all() for found in run.history.evaluations[-1].metrics.values())
     return not finite or last > DIVERGED * first
 
 
-def _remarks(job: Job, run: Run) -> list[str]:
+def _mean_cost(runs: dict[int, Run]) -> Evaluation:
+    """The last evaluation, with the bytes of all seeds averaged."""
+    ends = [run.history.evaluations[-1] for run in runs.values()]
+    up, down = (round(float(np.mean([getattr(e, f"{way}_bytes") for e in ends]))) for way in ("uplink", "downlink"))
+    return ends[-1]._replace(uplink_bytes=up, downlink_bytes=down)
+
+
+def _training_losses(run: Run) -> tuple[float, float]:
+    """The first and the last training loss."""
+    ends = [e.metrics["train"] for e in (run.history.evaluations[0], run.history.evaluations[-1])]
+    first, last = (next(found[name] for name in ("mse", "nll") if name in found) for found in ends)
+    return first, last
+
+
+def _remarks(run: Run) -> list[str]:
     """What the user should know before believing the numbers."""
     weight = np.asarray(run.history.rounds["model_weight"])
     trained, lines = int(np.sum((weight > 0).sum(axis=0) > 0)), list[str]()
@@ -161,6 +173,11 @@ def _remarks(job: Job, run: Run) -> list[str]:
     rejected = int(np.sum(run.history.rounds.get("rejected", 0)))
     if rejected:
         lines.append(f"{rejected} messages were rejected: not finite, or larger than allowed")
+    first, end = _training_losses(run)
+    if not _diverged(run) and end >= first:
+        lines.append(
+            f"the training loss did not fall ({first:.4g}, then {end:.4g}): try another --client-learning-rate"
+        )
     return lines
 
 

@@ -112,10 +112,16 @@ def _wrapped(schedule: Schedule, num_slots: int, stream: int, pick: Callable[[Ke
 
     def sample(key: Key, state: Contacted, round_: Array) -> tuple[Cohort, Contacted]:
         cohort, inner = schedule.sample(key, state.inner, round_)
-        picked = pick(jax.random.fold_in(jax.random.fold_in(key, jnp.uint32(stream)), round_), cohort)
+        own = jax.random.fold_in(jax.random.fold_in(key, jnp.uint32(stream)), round_)
+        picked = pick(jax.random.fold_in(own, _depth(inner)), cohort)
         return picked, Contacted(inner, num_contacted(schedule, cohort, inner))
 
     return Schedule(schedule.num_models, schedule.num_clients, num_slots, init, sample, lambda state: state.contacted)
+
+
+def _depth(state: PyTree) -> int:
+    """How many faults a schedule has already: each draws for itself."""
+    return 1 + _depth(state.inner) if isinstance(state, Contacted) else 0
 
 
 def num_contacted(schedule: Schedule, cohort: Cohort, state: PyTree) -> Array:

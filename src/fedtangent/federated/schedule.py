@@ -62,7 +62,11 @@ def _distinct(key: Key, num_clients: int, number: int) -> Array:
 
 
 def all_clients(num_clients: int, num_models: int = 1) -> Schedule:
-    """Every client trains every model in every round: S = K N slots, model by model."""
+    """Every client trains every model in every round: S = K N slots, model by model.
+
+    A client draws the same minibatches for each of them (its key is its own, not the model's): models differ by where
+    they start, so models that start alike stay alike.
+    """
     _check(num_clients, num_models)
     client = jnp.tile(jnp.arange(num_clients), num_models)
     model = jnp.repeat(jnp.arange(num_models), num_clients)

@@ -6,9 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from fedtangent.models.kernels import KERNELS, check_get
 from fedtangent.types import Array, Model
-
-KERNELS = ("nngp", "ntk")
 
 
 def analytic(model: Model, x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
@@ -31,14 +30,11 @@ def analytic(model: Model, x1: Array, x2: Array | None = None, get: str | tuple[
     """
     if model.kernel is None:
         raise ValueError(f"model: {model.name!r} has no analytic kernel; use kernels.empirical_ntk with its parameters")
-    names = (get,) if isinstance(get, str) else get
-    valid = isinstance(names, tuple | list) and all(name in KERNELS for name in names)
-    if not valid or not names or len(set(names)) != len(names):
-        raise ValueError(f"get: got {get!r}, allowed are {', '.join(map(repr, KERNELS))} and tuples of them")
+    names = check_get(get)
     shape1 = jnp.shape(x1)
     shape2 = shape1 if x2 is None else jnp.shape(x2)
     if min(len(shape1), len(shape2)) < 2:
         raise ValueError(f"x1 and x2 must be batches [n, ...] of examples, got shapes {shape1} and {shape2}")
     if shape1[1:] != shape2[1:]:
         raise ValueError(f"x1 and x2 must hold examples of one shape, got shapes {shape1} and {shape2}")
-    return model.kernel(x1, x2, get if isinstance(get, str) else tuple(names))
+    return model.kernel(x1, x2, get if isinstance(get, str) else names)

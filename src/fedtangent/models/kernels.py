@@ -25,9 +25,9 @@ class Kernels(NamedTuple):
 
 def check_get(get: str | tuple[str, ...]) -> tuple[str, ...]:
     """``get`` as a tuple of kernel names; raises ``ValueError`` with the allowed ones."""
-    names = (get,) if isinstance(get, str) else tuple(get)
-    if not names or any(name not in KERNELS for name in names):
-        raise ValueError(f"get: got {get!r}, allowed are one or more of {', '.join(KERNELS)}")
+    names = (get,) if isinstance(get, str) else tuple(get) if isinstance(get, tuple | list) else ()
+    if not names or any(name not in KERNELS for name in names) or len(set(names)) < len(names):
+        raise ValueError(f"get: got {get!r}, allowed are {', '.join(map(repr, KERNELS))} and tuples of them")
     return names
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import json
 import math
 import os
@@ -84,13 +85,11 @@ def write_config(folder: Path, command: str, config: Any, **more: Any) -> None:
 
 def write_metrics(folder: Path, metrics: Iterable[Metric]) -> None:
     """metrics.csv, whole, atomically."""
-    path = folder / "metrics.csv"
-    part = path.with_name("metrics.csv.part")
-    with part.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(Metric._fields)
-        writer.writerows(metrics)
-    os.replace(part, path)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(Metric._fields)
+    writer.writerows(metrics)
+    write_atomically(folder / "metrics.csv", text.getvalue())
 
 
 def write_result(folder: Path, rows: Iterable[Any], **more: Any) -> None:
