@@ -2,7 +2,7 @@
 
 Tables: ``mappings`` (every model under every mapping, beside a Python loop over a jitted client), ``growth`` (cost
 against clients, rounds, cohort and model size), ``million`` (a million clients of ten examples), ``devices`` (forced
-host devices and two processes; on an accelerator, its own devices). Every measurement is a process of its own.
+host devices and two processes, on a CPU only). Every measurement is a process of its own.
 
     python benchmarks/engine.py --output results/bench
 """
@@ -62,8 +62,10 @@ def cases(tables: list[str], models: list[str], most_clients: int) -> Iterator[C
         for width in (16, 64, 256, 1024):
             yield Case("growth", "mlp", cohort=10, width=width)
     if "million" in tables:
-        for clients in (10_000, 100_000, 1_000_000):
-            yield Case("million", "logistic", clients=clients, cohort=1000, examples=10, steps=1, features=20)
+        # one epoch, where fetching a client's examples from memory shows, and the five of FedAvg's paper
+        for steps in (1, 5):
+            for clients in (10_000, 100_000, 1_000_000):
+                yield Case("million", "logistic", clients=clients, cohort=1000, examples=10, steps=steps, features=20)
     if "devices" in tables:
         yield Case("devices", "mlp", "scan")
         for devices in (2, 4, 8):
@@ -225,6 +227,8 @@ def one(text: str) -> None:
     options = json.loads(text)
     place = options.pop("process", None)
     case = Case(**options)
+    if case.table == "devices":
+        os.environ["JAX_PLATFORMS"] = "cpu"
     if case.devices > 1:
         os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={case.devices}"
     if place is not None:
@@ -261,7 +265,7 @@ def launched(case: Case) -> dict[str, Any]:
 VARYING = {
     "mappings": ("model", "mapping", "width", "batch"),
     "growth": ("model", "clients", "cohort", "width", "rounds"),
-    "million": ("clients", "cohort"),
+    "million": ("clients", "cohort", "steps"),
     "devices": ("mapping", "devices", "processes"),
 }
 FIGURES = ("steps/s", "rounds/s", "GFLOP/s", "share of peak", "MiB", "compile s")

@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedtangent import engine as engine_module
 from fedtangent.engine import Mapping, default_mapping, device_mesh, engine_for, parse, scan_clients, vmap_clients
 from fedtangent.federated import recipes
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import per_client_permutations, strata
 from fedtangent.mapping import _arrange, _by_size, _deal, _restore, chunked, sharded
+from fedtangent.pytrees import num_bytes
 from fedtangent.types import Algorithm, Engine, PyTree, Slots
 
 from .federated.toys import distance, two_layer, uneven_data
@@ -64,6 +66,26 @@ def test_every_mapping_is_the_same_run(name: str, mapping: str) -> None:
             *(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(i)]) for i in (mine, theirs)), atol=1e-6
         )
     assert len(set(reference(name)[1][0]["examples"].tolist())) > 1  # so that a wrong order would show
+
+
+@pytest.mark.parametrize(("held", "cut"), [(1, 1), (2, 2), (4, 4), (100, 100)])
+def test_a_cpu_trains_as_many_at_once_as_its_cache_holds(monkeypatch: pytest.MonkeyPatch, held: int, cut: int) -> None:
+    """The same run, in batches of ``cut`` of the slots, each padded to its own largest client only."""
+    state, widths = algorithms()["fed_ensemble"].init(4, 6), []
+    message = num_bytes(state.server.params) // 3  # of three models
+    monkeypatch.setattr(engine_module, "cache_bytes", lambda: int(3 * message * (held + 0.5)))
+    inside = engine_module._lockstep
+
+    def spy(train: Any, held: Any, aggregate: Any, acc: Any, slots: Slots) -> Any:
+        widths.append(slots.client.shape[0])
+        return inside(train, held, aggregate, acc, slots)
+
+    monkeypatch.setattr(engine_module, "_lockstep", spy)
+    state, _ = rounds(algorithms()["fed_ensemble"], engine_for(uneven_data(), "vmap"), 2)
+    slots = algorithms()["fed_ensemble"].schedule.num_slots
+    assert set(widths) == ({min(cut, slots)} if cut > 1 else set())
+    again, _ = rounds(algorithms()["fed_ensemble"], engine_for(uneven_data(), "scan"), 2)
+    assert distance(state, again) < ROUNDING
 
 
 def test_padding_that_counts_is_another_run() -> None:

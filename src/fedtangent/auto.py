@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedtangent import memory
 from fedtangent.calibration import cached
@@ -43,10 +44,13 @@ def that_fit(algorithm: Algorithm, data: FederatedData, max_client_size: int, ro
 
 
 def fingerprint(algorithm: Algorithm, data: FederatedData, state: PyTree) -> str:
-    """A digest of the traced round: of everything that decides how long it takes, but the numbers."""
+    """A digest of the traced round: of all that it computes, with rates, steps and constants, but not of the data."""
     engine = engine_for(data, parse("scan"))
-    traced = str(jax.make_jaxpr(lambda s, d: algorithm.step(s, d, engine))(state, data))
-    return hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", traced).encode()).hexdigest()
+    traced = jax.make_jaxpr(lambda s, d: algorithm.step(s, d, engine))(state, data)
+    digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced.jaxpr)).encode())  # without this process's addresses
+    for constant in traced.consts:
+        digest.update(np.ascontiguousarray(np.asarray(constant)).tobytes())
+    return digest.hexdigest()
 
 
 def seconds_a_round(run: Callable[[PyTree, int], PyTree], start: Callable[[], PyTree]) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,7 +34,40 @@ def scan_clients(
 def vmap_clients(
     train: Callable[..., Any], held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
 ) -> tuple[PyTree, PyTree]:
-    """Train all slots at once as one batched program; every slot costs what the largest client costs."""
+    """Train all slots at once as one batched program; every slot costs what the largest client of its batch costs.
+
+    On a CPU the batches are of as many slots as its caches hold: more would wait for memory at every local step.
+    """
+    width = side_by_side(sum(leaf.size // leaf.shape[0] * leaf.dtype.itemsize for leaf in jax.tree.leaves(acc)))
+    width = min(width, slots.client.shape[0])
+    if width == 1:
+        return scan_clients(train, held, aggregate, acc, slots)
+    cut = _lockstep if width == slots.client.shape[0] else chunked(width, _lockstep)
+    return cut(train, held, aggregate, acc, slots)
+
+
+def side_by_side(message_bytes: int) -> int:
+    """How many slots with messages of that size are best trained in lockstep on one device of this machine.
+
+    Each has its parameters, their gradient and what becomes of them; an accelerator is given all that there are.
+    """
+    if jax.default_backend() != "cpu":
+        return sys.maxsize
+    return max(1, cache_bytes() // (3 * max(message_bytes, 1)))
+
+
+@functools.cache
+def cache_bytes() -> int:
+    """Bytes of second-level cache of the cores of one device; 1 MiB a core where the system does not tell."""
+    name = "SC_LEVEL2_CACHE_SIZE"
+    of_a_core = os.sysconf(name) if name in os.sysconf_names else 0
+    cores = max((os.cpu_count() or 1) // jax.local_device_count(), 1)
+    return cores * (of_a_core if of_a_core > 0 else 2**20)
+
+
+def _lockstep(
+    train: Callable[..., Any], held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
+) -> tuple[PyTree, PyTree]:
     received, messages, outs = jax.vmap(train, in_axes=(None, 0))(held, slots)
     return aggregate.add(acc, received, messages), outs
 

@@ -18,7 +18,7 @@ import jax
 from jax.extend import core
 
 from fedtangent import pytrees
-from fedtangent.engine import Mapping, scan_clients
+from fedtangent.engine import Mapping, scan_clients, side_by_side
 from fedtangent.types import Aggregate, Algorithm, Engine, FederatedData, PyTree, Slots
 
 # The device's own program, buffers in flight and fragmentation: the rest of its memory may be planned with.
@@ -165,7 +165,7 @@ def plan(algorithm: Algorithm, data: FederatedData, mapping: Mapping, max_client
         state=2 * state,
         aggregate=3 * seen.accumulators,
         slot=seen.slot,
-        concurrent=min(slots, mapping.width or slots),
+        concurrent=min(slots, mapping.width or slots, side_by_side(seen.accumulators // algorithm.schedule.num_models)),
         outputs=seen.outputs * slots + infos * rounds,
         limit=memory_limit(),
     )

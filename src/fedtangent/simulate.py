@@ -145,8 +145,7 @@ def simulate(
     if store is not None:
         who = checkpointing.identity(algorithm.name, data, seed, init_key, evaluate_every)
         if not store.options.config:
-            alone = engine_for(data, "scan")
-            who["traced round"] = checkpointing.program(lambda s, d: algorithm.step(s, d, alone), state, data)
+            who["traced round"] = auto.fingerprint(algorithm, data, state)
         store = checkpointing.for_run(store, who, mapping, shapes)
     setup = Setup(
         algorithm=algorithm,

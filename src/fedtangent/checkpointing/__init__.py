@@ -1,9 +1,9 @@
 """Checkpoints of a run: complete, written atomically, verified when read, refused when they are another run's."""
 
-from fedtangent.checkpointing.identity import identity, program
+from fedtangent.checkpointing.identity import identity
 from fedtangent.checkpointing.options import CheckpointError, Checkpoints
 from fedtangent.checkpointing.signals import stop_signals
 from fedtangent.checkpointing.store import Restored, Saved, Store, due, for_run, mapping_of, open_store, restore, save
 
 __all__ = ["CheckpointError", "Checkpoints", "Restored", "Saved", "Store", "due", "for_run", "identity", "mapping_of"]
-__all__ += ["open_store", "program", "restore", "save", "stop_signals"]
+__all__ += ["open_store", "restore", "save", "stop_signals"]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedtangent.types import Array, FederatedData, Key, PyTree
+from fedtangent.types import Array, FederatedData, Key
 
 _ROWS = 4096  # of each array; enough to tell data apart, cheap for data of any size
 
@@ -32,16 +30,6 @@ def key_text(key: int | Key | None) -> str | None:
     if isinstance(key, jax.Array):
         return f"{key.dtype} {np.asarray(jax.random.key_data(key)).tolist()}"
     return None if key is None else f"seed {int(key)}"
-
-
-def program(step: Callable[..., PyTree], *arguments: Any) -> str:
-    """A digest of ``step`` as JAX traces it, with every number in it: rates, steps, sizes, constants."""
-    traced = jax.make_jaxpr(step)(*arguments)
-    text = re.sub(r"0x[0-9a-f]+", "", str(traced.jaxpr))  # addresses of this process
-    digest = hashlib.sha256(text.encode())
-    for constant in traced.consts:
-        digest.update(np.ascontiguousarray(np.asarray(constant)).tobytes())
-    return digest.hexdigest()[:16]
 
 
 def identity(
