@@ -147,6 +147,75 @@ def test_a_malformed_partition_in_a_sweep() -> None:
             )
 
 
+def swept(evaluate: Any, values: dict[str, list[Any]], build: Any = None) -> sweep.Sweep:
+    def ensemble_of(K: int) -> Any:
+        work, plan = Work(steps=1), schedule.per_client_permutations(6, K)
+        return recipes.fed_ensemble(two_layer(), plan, client_learning_rate=0.1, work=work)
+
+    return sweep.sweep(build or ensemble_of, uneven_data(), 1, [0, 1], values, evaluate=evaluate)
+
+
+def test_a_sweep_whose_configurations_measure_different_things() -> None:
+    def some(algorithm: Any, state: Any) -> Any:
+        return {"size": jnp.zeros(())} | ({"spread": jnp.ones(())} if algorithm.schedule.num_models > 1 else {})
+
+    with pytest.raises(ValueError, match="evaluate: the metric 'spread' is not measured for all"):
+        swept(some, {"K": [2, 1]})
+    with pytest.raises(ValueError, match=r"evaluate: the metric 'per' has shape \[3\] for .* but \[1\]"):
+        swept(lambda a, s: {"per": jnp.zeros(a.schedule.num_models)}, {"K": [3, 1]})
+
+
+def test_a_sweep_whose_configurations_measure_in_different_types() -> None:
+    def halves(algorithm: Any, state: Any) -> Any:
+        return {"value": jnp.int32(1) if algorithm.schedule.num_models == 1 else jnp.float64(0.5)}
+
+    found = swept(halves, {"K": [1, 2]}).metrics["value"]
+    assert found[..., -1].tolist() == [[1.0, 0.5]] * 2
+
+
+def test_a_sweep_over_arrays_that_look_alike() -> None:
+    """Two long arrays whose texts are the same are two configurations."""
+    weight = np.full(2000, 0.1)
+    other = weight.copy()
+    other[600] = 0.9
+    assert repr(weight) == repr(other)
+
+    def build(weight: np.ndarray) -> Any:
+        return average(float(weight.sum()) / 1000, 1)
+
+    found = swept(lambda a, s: {"norm": jnp.linalg.norm(s.server.params["W"])}, {"weight": [weight, other]}, build)
+    ends = found.metrics["norm"][:, :, -1]
+    assert (abs(ends[:, 0] - ends[:, 1]) > 1e-6).all()
+
+
+def test_two_runs_cannot_share_a_checkpoint_folder(tmp_path: Path) -> None:
+    def second(evaluation: Any) -> None:
+        with pytest.raises(CheckpointError, match="in use by another run"):
+            simulate(average(0.1, 1), uneven_data(), 1, seed=1, checkpoint=Checkpoints(tmp_path))
+
+    first = simulate(average(0.1, 1), uneven_data(), 1, checkpoint=Checkpoints(tmp_path), on_evaluation=second)
+    assert first.status == "finished"
+    resumed = Checkpoints(tmp_path, resume=True)
+    assert simulate(average(0.1, 1), uneven_data(), 2, checkpoint=resumed).status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"decay": 0.0}, "decay: got 0.0"),
+        ({"dropout": 1.0}, "dropout: got 1.0"),
+        ({"clients_per_round": 5, "keep_first": 0}, "keep_first: got 0"),
+        ({"max_update_norm": 0.0}, "max_update_norm: got 0.0"),
+        ({"algorithm": "ntk_fl", "ntk_times": (0,)}, "ntk_times: got"),
+        ({"num_rounds": 10**20}, "num_rounds: got"),
+        ({"local_steps": 10**12}, "local steps: got"),
+    ],
+)
+def test_a_mistake_is_called_by_the_name_of_its_option(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare(TrainOptions(**options))
+
+
 @pytest.mark.parametrize("seeds", [[1.7], [], [0, 0], [-1], ["1"]])
 def test_seeds_in_whole_numbers(seeds: Any) -> None:
     with pytest.raises(ValueError, match="seeds: got"):

@@ -1,4 +1,4 @@
-"""The command line: ``fedtangent compare``, ``train`` and ``list``.
+"""The command line: ``fedtangent compare``, ``train``, ``experiment`` and ``list``.
 
 Bad input ends with exit code 2 and one line on standard error, before anything is written.
 """
@@ -17,13 +17,14 @@ import tyro
 
 
 def _parse(arguments: Sequence[str] | None) -> tuple[Any, Callable[[Any], Any], Callable[[Any], int]]:
-    from fedtangent.commands import compare, listing, train
+    from fedtangent.commands import compare, experiment, listing, train
     from fedtangent.commands.options import TrainOptions
 
     command = _one_line(
         tyro.cli,
         Annotated[compare.CompareOptions, tyro.conf.subcommand("compare")]
         | Annotated[TrainOptions, tyro.conf.subcommand("train")]
+        | Annotated[experiment.ExperimentOptions, tyro.conf.subcommand("experiment")]
         | Annotated[listing.ListOptions, tyro.conf.subcommand("list")],
         prog="fedtangent",
         description="Federated learning in the kernel regime: simulation and theory side by side.",
@@ -33,6 +34,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Any, Callable[[Any], Any], 
     for module, options in (
         (compare, compare.CompareOptions),
         (train, TrainOptions),
+        (experiment, experiment.ExperimentOptions),
         (listing, listing.ListOptions),
     ):
         if isinstance(command, options):
@@ -55,10 +57,17 @@ def _one_line(parse: Callable[..., Any], *arguments: Any, **options: Any) -> Any
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line, check it, run it; ends the process with its exit code."""
-    sys.exit(_main(arguments))
+    try:
+        code = _main(arguments)
+    except KeyboardInterrupt:
+        print("fedtangent: interrupted; what was finished is in the output folder", file=sys.stderr)
+        code = 130
+    sys.exit(code)
 
 
 def _main(arguments: Sequence[str] | None) -> int:
+    import jax
+
     import fedtangent
     from fedtangent.checkpointing import CheckpointError
     from fedtangent.report.files import output_folder
@@ -79,12 +88,19 @@ def _main(arguments: Sequence[str] | None) -> int:
         return run(job)
     except CheckpointError as error:
         return _refused(error)
-    except KeyboardInterrupt:
-        print("fedtangent: interrupted; what was finished is in the output folder", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except jax.errors.JaxRuntimeError as error:
+        if not getattr(options, "distributed", False):
+            raise
+        said = str(error).splitlines()[0]
+        print(f"fedtangent: error: another process of this run is gone, or cannot be reached: {said}", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(1)  # an orderly end would wait for that process
+    except OSError as error:  # a full disk, say
+        print(f"fedtangent: error: {error.strerror}: {error.filename or options.output}", file=sys.stderr)
+        return 1
 
 
 def _use_devices(options: Any) -> None:

@@ -17,8 +17,8 @@ def check_rounds(num_rounds: int, evaluate_every: int | None) -> int:
     for name, value in (("num_rounds", num_rounds), ("evaluate_every", evaluate_every)):
         if value is None and name == "evaluate_every":
             continue
-        if not is_whole(value) or value is None or value < 1:
-            raise ValueError(f"{name}: got {value!r}, must be a whole number of at least 1")
+        if not is_whole(value) or value is None or not 1 <= value < 2**31:
+            raise ValueError(f"{name}: got {value!r}, must be a whole number of at least 1 (and below 2**31)")
     return min(evaluate_every or num_rounds, num_rounds)
 
 

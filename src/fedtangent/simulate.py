@@ -161,16 +161,22 @@ def simulate(
         store=store,
         guard=stop_on_divergence,
     )
+    with checkpointing.claimed(store):
+        return _run(setup, state, progress)
+
+
+def _run(setup: Setup, state: PyTree, progress: bool) -> Run:
     begin = start(setup, state)
-    setup = setup._replace(data=replicate(data, engine.mesh))
-    begin = begin._replace(state=replicate(begin.state, engine.mesh))
+    mesh = setup.engine.mesh
+    setup = setup._replace(data=replicate(setup.data, mesh))
+    begin = begin._replace(state=replicate(begin.state, mesh))
     bar = tqdm(
-        total=num_rounds,
+        total=setup.num_rounds,
         initial=begin.round,
-        desc=algorithm.name,
+        desc=setup.algorithm.name,
         unit="round",
         disable=None if progress else True,
         leave=False,
     )
-    with checkpointing.stop_signals(store is not None) as signalled, bar:
+    with checkpointing.stop_signals(setup.store is not None) as signalled, bar:
         return go(setup, begin, signalled, bar.update)

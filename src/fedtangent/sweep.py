@@ -91,16 +91,39 @@ def sweep(
     built.cost(data, engine)  # refuses data that do not fit the model
     lengths = [every] * (num_rounds // every) + ([num_rounds % every] if num_rounds % every else [])
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
-    found: dict[str, np.ndarray] = {}
-    for group in _groups(configs, list(grid), partition_name if partitions is not None else None):
-        member = partial(_member, build, engine, evaluate, group.static, jnp.asarray(lengths, jnp.int32))
-        part = group.partition
-        measured = _program(how, member)(keys, group.values, part, data, variants)
-        for name, rows in measured.items():
-            values = np.asarray(rows)
-            shape = (len(seeds), len(configs), *values.shape[2:])
-            found.setdefault(name, np.empty(shape, values.dtype))[:, group.members] = values
+    groups = _groups(configs, list(grid), partition_name if partitions is not None else None)
+    programs = [
+        _program(how, partial(_member, build, engine, evaluate, group.static, jnp.asarray(lengths, jnp.int32)))
+        for group in groups
+    ]
+    arguments = [(keys, group.values, group.partition, data, variants) for group in groups]
+    shapes = [jax.eval_shape(program, *given) for program, given in zip(programs, arguments, strict=True)]
+    found = _tables(configs, groups, shapes)
+    for group, program, given in zip(groups, programs, arguments, strict=True):
+        for name, rows in program(*given).items():
+            found[name][:, group.members] = np.asarray(rows)
     return Sweep(configs, seeds, np.cumsum([0, *lengths]), found)
+
+
+def _tables(configs: Sequence[Config], groups: Sequence[_Group], shapes: Sequence[PyTree]) -> dict[str, np.ndarray]:
+    """An empty table [seeds, configs, E, ...] for each metric, of a type that holds every group's.
+
+    Raises ``ValueError`` unless all configurations measure the same: metrics of the same names and shapes.
+    """
+    first = shapes[0]
+    for group, mine in zip(groups, shapes, strict=True):
+        for name in sorted(set(first) ^ set(mine)):
+            raise ValueError(f"evaluate: the metric {name!r} is not measured for all of {configs[0]}, {group.static}")
+        for name in first:
+            if first[name].shape[2:] != mine[name].shape[2:]:
+                raise ValueError(
+                    f"evaluate: the metric {name!r} has shape {list(first[name].shape[3:])} for {configs[0]} but "
+                    f"{list(mine[name].shape[3:])} for {group.static}, must be of one shape"
+                )
+    return {
+        name: np.empty((leaf.shape[0], len(configs), *leaf.shape[2:]), np.result_type(*(s[name].dtype for s in shapes)))
+        for name, leaf in first.items()
+    }
 
 
 def _member(
@@ -228,13 +251,22 @@ def _common_engine(variants: tuple[Array, Array] | None, data: FederatedData, ma
     return engine._replace(max_client_size=int(np.max(np.diff(np.asarray(variants[1]), axis=1))))
 
 
+def _same(value: Any) -> tuple[type, Any]:
+    """Equal for values that may share a program; what has no hash (an array) is itself only."""
+    try:
+        hash(value)
+    except TypeError:
+        return type(value), id(value)
+    return type(value), value
+
+
 def _groups(configs: Sequence[Config], names: list[str], partition_name: str | None) -> list[_Group]:
     """The configurations by what is static in them, in order of first appearance."""
     labels = list(dict.fromkeys(config[partition_name] for config in configs)) if partition_name else []
     traced = [n for n in names if all(isinstance(config[n], float | np.floating) for config in configs)]
     members: dict[tuple[Any, ...], list[int]] = {}
     for i, config in enumerate(configs):
-        members.setdefault(tuple(repr(config[n]) for n in names if n not in traced), []).append(i)
+        members.setdefault(tuple(_same(config[n]) for n in names if n not in traced), []).append(i)
     groups = []
     for places in members.values():
         static = {n: configs[places[0]][n] for n in names if n not in traced}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +79,28 @@ def test_several_seeds_continue_where_one_was_stopped(run: Callable, folder: Pat
     assert files(folder / "out") == files(folder / "whole")
     seeds = {line.split(",")[2] for line in (folder / "out" / "metrics.csv").read_text().splitlines()[1:]}
     assert seeds == {"0", "3"}
+
+
+def test_of_several_seeds_one_may_have_no_checkpoint_yet(run: Callable, folder: Path) -> None:
+    several = (*RUN, "--seeds", "0,3", "--output", "out")
+    assert run(*several).code == 0
+    before = files(folder / "out")
+    shutil.rmtree(folder / "out/checkpoints/seed-3/run-0001")
+    assert run(*several, "--resume").code == 0
+    assert files(folder / "out") == before
+    for seed in (0, 3):
+        shutil.rmtree(folder / f"out/checkpoints/seed-{seed}/run-0001")
+    refused(run(*several, "--resume"), "there is no checkpoint in out/checkpoints")
+
+
+def test_a_full_disk_is_one_line(run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("fedtangent.report.files.write_atomically", full)
+    ended = run(*RUN, "--output", "out")
+    assert ended.code == 1
+    assert ended.err == "fedtangent: error: No space left on device: out/config.json\n"
 
 
 def tree(folder: Path) -> dict[Path, int]:

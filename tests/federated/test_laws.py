@@ -40,6 +40,16 @@ jax.monitoring.register_event_duration_secs_listener(_listen)
 everywhere = pytest.mark.parametrize("name", ALGORITHMS)
 
 
+def wherever_it_applies(law: str) -> pytest.MarkDecorator:
+    """Every algorithm but those whose row says why the law does not apply."""
+    return pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if law not in row.exempt])
+
+
+def test_exemptions_name_laws_and_reasons() -> None:
+    for row in ALGORITHMS.values():
+        assert set(row.exempt) <= {"rejection", "doubling"} and all(row.exempt.values())
+
+
 def test_every_recipe_has_a_row() -> None:
     found = {
         name
@@ -143,6 +153,16 @@ def data_with_empty_and_broken_clients() -> FederatedData:
     return data._replace(x=data.x.at[broken].set(jnp.nan), y=data.y.at[broken].set(jnp.nan))
 
 
+def with_broken_clients(name: str, slots: list[tuple[int, int, float]], mapping: str, **options: Any) -> Run:
+    algorithm = ALGORITHMS[name].build(two_layer(), fixed(8, 2, slots), **options)
+    return simulate(algorithm, data_with_empty_and_broken_clients(), 2, SEED, mapping)
+
+
+@functools.cache
+def those_present(name: str) -> Run:
+    return with_broken_clients(name, PRESENT, "scan")
+
+
 @everywhere
 def test_a_weight_of_zero_or_an_empty_client_is_as_absent(name: str) -> None:
     """Slots of weight 0 (a client whose data are NaN; a pair that also trains) and slots of clients without data.
@@ -150,49 +170,39 @@ def test_a_weight_of_zero_or_an_empty_client_is_as_absent(name: str) -> None:
     The run that has them trains them all at once (vmap), which is where they could leak.
     """
     absent = [(3, 0, 0.0), *PRESENT[:2], (0, 0, 0.0), (4, 0, 1.0), *PRESENT[2:], (7, 1, 1.0)]
-    run, alone = (
-        simulate(
-            ALGORITHMS[name].build(two_layer(), fixed(8, 2, slots)),
-            data_with_empty_and_broken_clients(),
-            2,
-            SEED,
-            mapping,
-        )
-        for slots, mapping in ((absent, "vmap"), (PRESENT, "scan"))
-    )
+    run, alone = with_broken_clients(name, absent, "vmap"), those_present(name)
     assert all(np.isfinite(leaf).all() for leaf in leaves(run.state.server))
-    assert distance(run.state.server, alone.state.server) < ROUNDING
+    compared = ALGORITHMS[name].compared
+    assert distance(compared(run.state), compared(alone.state)) < ROUNDING
     assert np.array_equal(run.history.rounds["model_weight"], alone.history.rounds["model_weight"])
     for ledger in ("uplink_bytes", "downlink_bytes"):
-        assert getattr(run.history.evaluations[-1], ledger) == getattr(alone.history.evaluations[-1], ledger) > 0
+        sent = getattr(run.history.evaluations[-1], ledger)
+        assert sent == getattr(alone.history.evaluations[-1], ledger)
+        assert (sent > 0) == (ledger not in ALGORITHMS[name].nothing_on)
 
 
-@everywhere
+@wherever_it_applies("rejection")
 def test_a_rejected_client_is_as_absent(name: str) -> None:
     """Client 3, whose data are NaN, sends NaN to model 0; trained all at once, which is where it could leak."""
     sent = [*PRESENT[:2], (3, 0, 1.0), *PRESENT[2:]]
-    run, unguarded, alone = (
-        simulate(
-            ALGORITHMS[name].build(two_layer(), fixed(8, 2, slots), accept=accept),
-            data_with_empty_and_broken_clients(),
-            2,
-            SEED,
-            mapping,
-            evaluate_every=1,
-        )
-        for slots, accept, mapping in ((sent, finite(), "vmap"), (sent, None, "vmap"), (PRESENT, None, "scan"))
-    )
+    run, alone = with_broken_clients(name, sent, "vmap", accept=finite()), those_present(name)
     assert distance(run.state.server, alone.state.server) < ROUNDING
     assert np.array_equal(run.history.rounds["model_weight"], alone.history.rounds["model_weight"])
     assert run.history.rounds["rejected"].tolist() == [[1, 0]] * 2
-    # It is charged all the same; had its message counted, it would show.
+    # It is charged all the same.
     assert run.history.evaluations[-1].uplink_bytes > alone.history.evaluations[-1].uplink_bytes > 0
-    assert not distance(unguarded.state.server, alone.state.server) < ROUNDING
+
+
+def test_a_broken_client_that_is_not_rejected_shows() -> None:
+    """Negative control of the two laws above."""
+    sent = [*PRESENT[:2], (3, 0, 1.0), *PRESENT[2:]]
+    unguarded = with_broken_clients("fed_avg", sent, "vmap")
+    assert not distance(unguarded.state.server, those_present("fed_avg").state.server) < ROUNDING
 
 
 @everywhere
 def test_a_client_that_drops_out_is_as_absent(name: str) -> None:
-    """Against rounds whose cohorts do not name the clients that dropped out."""
+    """Against rounds in which those that dropped out have no weight, which is as if they were not named."""
     model, data, slots = two_layer(), uneven_data(), [(i, i % 2, 1.0) for i in range(6)]
     faulty = dropout(fixed(6, 2, slots), 0.4)
     run = simulate(ALGORITHMS[name].build(model, faulty), data, 3, SEED, "vmap")
@@ -200,12 +210,13 @@ def test_a_client_that_drops_out_is_as_absent(name: str) -> None:
     step = jax.jit(algorithm.step, static_argnums=2)
     state, everybody = (algorithm.init(SEED, 6) for _ in range(2))
     for weight in run.history.rounds["cohort"].weight:
-        left = [slot for slot, w in zip(slots, weight, strict=True) if w > 0]
-        assert 0 < len(left) < 6
+        left = [(client, model, float(w > 0)) for (client, model, _), w in zip(slots, weight, strict=True)]
+        assert 0 < sum(w for _, _, w in left) < 6
         state, _ = step(state._replace(schedule=fixed(6, 2, left).init(SEED)), data, engine_for(data, "scan"))
         everybody, _ = step(everybody, data, engine_for(data, "scan"))
-    assert distance(run.state.server, state.server) < ROUNDING
-    assert distance(run.state.server, everybody.server) > VISIBLE
+    compared = ALGORITHMS[name].compared
+    assert distance(compared(run.state), compared(state)) < ROUNDING
+    assert distance(compared(run.state), compared(everybody)) > VISIBLE
     assert (run.history.rounds["contacted"] == 6).all()
 
 
@@ -216,7 +227,7 @@ def twins(rows_of_last: int) -> FederatedData:
     return federated(np.asarray(data.x), np.asarray(data.y), [a, b, b, np.tile(b, rows_of_last)])
 
 
-@everywhere
+@wherever_it_applies("doubling")
 def test_two_identical_clients_are_one_that_counts_twice(name: str) -> None:
     row = ALGORITHMS[name]
     copies, weight = (1, 2.0) if row.doubled == "weight" else (2, 1.0)

@@ -3,7 +3,34 @@
 from fedtangent.checkpointing.identity import identity
 from fedtangent.checkpointing.options import CheckpointError, Checkpoints
 from fedtangent.checkpointing.signals import stop_signals
-from fedtangent.checkpointing.store import Restored, Saved, Store, due, for_run, mapping_of, open_store, restore, save
+from fedtangent.checkpointing.store import (
+    Restored,
+    Saved,
+    Store,
+    claimed,
+    due,
+    for_run,
+    has_checkpoint,
+    mapping_of,
+    open_store,
+    restore,
+    save,
+)
 
-__all__ = ["CheckpointError", "Checkpoints", "Restored", "Saved", "Store", "due", "for_run", "identity", "mapping_of"]
-__all__ += ["open_store", "restore", "save", "stop_signals"]
+__all__ = [
+    "CheckpointError",
+    "Checkpoints",
+    "Restored",
+    "Saved",
+    "Store",
+    "claimed",
+    "due",
+    "for_run",
+    "has_checkpoint",
+    "identity",
+    "mapping_of",
+    "open_store",
+    "restore",
+    "save",
+    "stop_signals",
+]

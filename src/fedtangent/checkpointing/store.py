@@ -9,10 +9,13 @@ A segment is in place before the round that relies on it, and a round appears by
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,6 +105,36 @@ def open_store(options: Checkpoints) -> Store:
     return Store(options, runs[0])
 
 
+@contextlib.contextmanager
+def claimed(store: Store | None) -> Iterator[None]:
+    """Hold the checkpoint folder for this run alone, until it ends in whatever way.
+
+    Raises ``CheckpointError`` if another run holds it.
+    """
+    if store is None or jax.process_index() != 0:
+        yield
+        return
+    folder = Path(store.options.folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "lock").open("a")
+    except OSError as error:
+        raise CheckpointError(f"checkpoint folder: cannot write in {folder}: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the system, also when the process is killed
+        except BlockingIOError as error:
+            raise CheckpointError(f"checkpoint folder: {folder} is in use by another run; name another") from error
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is something to resume in ``folder``."""
+    return any(_rounds(run) for run in _runs(folder))
+
+
 def for_run(store: Store, identity: dict[str, Any], mapping: str, shapes: PyTree) -> Store:
     """``store`` for one run: what identifies it, its resolved mapping, the shapes of one round's infos."""
     whole = {"config": plain(dict(store.options.config), "checkpoint config"), **identity}
@@ -142,6 +175,10 @@ def save(store: Store, saved: Saved, round_: int, state: PyTree, infos: PyTree, 
             link = _write(store, Segment(saved.round, round_, saved.link, infos, evaluations), arrays, shape)
         except OSError as error:
             raise CheckpointError(f"checkpoint: cannot write below {store.folder}: {error.strerror}") from error
+        except ValueError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):  # what orbax's writer makes of a full disk
+                raise
+            raise CheckpointError(f"checkpoint: cannot write below {store.folder}: no space left") from error
     now = time.monotonic()
     return Saved(round_, link, now, now - start)
 
@@ -231,7 +268,7 @@ def _refuse_another_run(store: Store, record: dict[str, Any], num_rounds: int, s
     # What the caller named first: a seed that differs also changes keys and data, which would hide it.
     before, now = record["identity"], store.identity
     fields = differences(before["config"], now["config"])
-    fields = fields or differences(before, now) or differences(record["layout"], shape, "state")
+    fields = fields or differences(before, now) + differences(record["layout"], shape, "state")
     if fields:
         raise CheckpointError(f"resume: the checkpoint is of another configuration; different are {', '.join(fields)}")
     if record["round"] > num_rounds:

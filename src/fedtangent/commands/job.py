@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -12,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data, models
-from fedtangent.checkpointing import Checkpoints, open_store
+from fedtangent.checkpointing import Checkpoints, has_checkpoint
 from fedtangent.commands import catalogue
 from fedtangent.commands.options import TrainOptions
 from fedtangent.kernels.gram import check_finite
@@ -71,9 +73,33 @@ USED_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+# Arguments of the library, as the options are called that set them.
+OPTION_OF = {
+    "factor": "decay",
+    "every": "decay_every",
+    "probability": "dropout",
+    "keep": "keep_first",
+    "distribution": "completion_time",
+    "spread": "completion_spread",
+    "max_norm": "max_update_norm",
+    "min_size": "min_client_size",
+    "times": "ntk_times",
+    "kernel": "ntk_kernel",
+}
+
+
 def prepare(options: TrainOptions) -> Job:
     """Check every option, load and divide the data, compose the algorithm; raises ``ValueError``, writes nothing."""
-    o = options
+    try:
+        return _prepare(options)
+    except ValueError as error:
+        said = re.match(r"(\w+)(:| must)", str(error))
+        if said is None or said[1] not in OPTION_OF:
+            raise
+        raise ValueError(OPTION_OF[said[1]] + str(error)[len(said[1]) :]) from error
+
+
+def _prepare(o: TrainOptions) -> Job:
     entry = cast(catalogue.AlgorithmEntry, catalogue.choose("algorithm", o.algorithm, dict(catalogue.ALGORITHMS)))
     divide = cast(catalogue.PartitionEntry, catalogue.choose("partition", o.partition, dict(catalogue.PARTITIONS)))
     name = entry.schedule if o.schedule == "default" else o.schedule
@@ -110,13 +136,14 @@ def _check(o: TrainOptions, schedule: str) -> None:
         raise ValueError(f"checkpoint_every: got {o.checkpoint_every}, must be 0 (none) or more")
     if o.resume and o.checkpoint_every == 0:
         raise ValueError("resume: needs checkpoints, but checkpoint_every is 0")
-    if o.resume and o.seeds is None:
-        open_store(checkpoints_of(o, schedule, o.seed))  # where there is none, that is all there is to say
+    folders = [checkpoints_of(o, schedule, seed).folder for seed in seeds_of(o)]
+    if o.resume and not any(has_checkpoint(Path(folder)) for folder in folders):
+        raise ValueError(f"resume: there is no checkpoint in {o.output / 'checkpoints'}")
     if o.batch_size < 0:
         raise ValueError(f"batch_size: got {o.batch_size}, must be 0 or more")
     for name in ("num_rounds", "evaluate_every", "num_clients", "num_models"):
-        if getattr(o, name) < 1:
-            raise ValueError(f"{name}: got {getattr(o, name)}, must be at least 1")
+        if not 1 <= getattr(o, name) < 2**31:
+            raise ValueError(f"{name}: got {getattr(o, name)}, must be from 1 to 2**31 - 1")
     check_data_dir(o.data_dir)
     for switch, off, names in (
         ("keep_first", None, ("completion_time", "completion_spread")),
@@ -142,7 +169,7 @@ def checkpoints_of(o: TrainOptions, schedule: str, seed: int) -> Checkpoints:
     """Checkpoints of the run of ``seed``, also where none are to be written; of several runs each has its folder."""
     config = {k: v for k, v in dataclasses.asdict(o).items() if k not in MAY_DIFFER} | {"schedule": schedule}
     folder = o.output / "checkpoints" / ("" if o.seeds is None else f"seed-{seed}")
-    resume = o.resume and (o.seeds is None or folder.exists())  # of several runs, some may not have begun
+    resume = o.resume and has_checkpoint(folder)  # of several runs, some may not have begun
     return Checkpoints(folder, o.checkpoint_every or None, config, resume=resume, notify=say)
 
 

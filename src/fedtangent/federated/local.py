@@ -42,8 +42,8 @@ def validate_work(work: Work) -> None:
     if (work.steps is None) == (work.epochs is None):
         raise ValueError(f"local work: exactly one of steps and epochs, got steps={work.steps}, epochs={work.epochs}")
     for name, value in zip(("local steps", "local epochs", "batch_size"), work[:3], strict=True):
-        if value is not None and (not is_whole(value) or value < 1):
-            raise ValueError(f"{name}: got {value!r}, must be a whole number of at least 1")
+        if value is not None and (not is_whole(value) or not 1 <= value < 2**31):
+            raise ValueError(f"{name}: got {value!r}, must be a whole number of at least 1 (and below 2**31)")
 
 
 class Problem(NamedTuple):
