@@ -145,7 +145,10 @@ def test_choosing_how_to_run_many() -> None:
         ({"partitions": {}}, "partitions: got none"),
         ({"partitions": PARTITIONS, "partition_name": "client_learning_rate"}, "partition_name: got 'client_lea"),
         ({"partitions": {"x": tiny_runs.EVEN._replace(offsets=np.array([0, 6, 12]))}}, "'x' has 2 clients, but data"),
-        ({"partitions": {"x": tiny_runs.EVEN._replace(indices=np.arange(1, 13))}}, "'x': partition.indices must be from 0 to 11"),
+        (
+            {"partitions": {"x": tiny_runs.EVEN._replace(indices=np.arange(1, 13))}},
+            "'x': partition.indices must be from 0 to 11",
+        ),
     ],
 )
 def test_bad_arguments(changed: dict[str, Any], named: str) -> None:

@@ -65,6 +65,8 @@ def test_a_message_that_counts_and_is_not_finite_shows() -> None:
 def test_stack_keeps_every_message_of_a_filled_slot_in_order(feed: str, empty: float) -> None:
     kept = reduced(stack(2), messages(empty), FEEDS[feed])
     assert kept.filled.tolist() == [1, 0, 2]
+    assert kept.weight.tolist() == [[0.5, 0], [0, 0], [3, 1]]
+    assert kept.client.tolist() == [[1, 0], [0, 0], [0, 2]]
     for name, sent in messages().items():
         rows: Any = kept.messages[name]
         assert rows.shape == (3, 2, *sent.shape[1:])

@@ -67,6 +67,8 @@ class Stacked(NamedTuple):
     messages: PyTree  # [K, M, ...]; rows beyond ``filled`` are zeros
     filled: Array  # [K] int32
     beyond: Array  # [K] int32, messages that found no place
+    weight: Array  # [K, M] float, 0 where a place is empty
+    client: Array  # [K, M] int32, 0 where a place is empty
 
 
 def stack(slots_per_model: int) -> Aggregate:
@@ -77,7 +79,9 @@ def stack(slots_per_model: int) -> Aggregate:
 
     def init(message: PyTree, num_models: int) -> Stacked:
         buffer = jax.tree.map(lambda m: jnp.zeros((num_models, slots_per_model, *m.shape), m.dtype), message)
-        return Stacked(buffer, *jnp.zeros((2, num_models), jnp.int32))
+        dtype = jnp.result_type(*jax.tree.leaves(message), jnp.float32)
+        counts, places = jnp.zeros((2, num_models), jnp.int32), (num_models, slots_per_model)
+        return Stacked(buffer, counts[0], counts[1], jnp.zeros(places, dtype), jnp.zeros(places, jnp.int32))
 
     def add(acc: Stacked, rows: Slots, messages: PyTree) -> Stacked:
         active = rows.weight > 0
@@ -85,7 +89,10 @@ def stack(slots_per_model: int) -> Aggregate:
         kept = jax.tree.map(lambda b, m: b.at[rows.model, at].set(m, mode="drop"), acc.messages, messages)
         without = active & (rows.place >= slots_per_model)
         filled = acc.filled.at[rows.model].add(active.astype(jnp.int32))
-        return Stacked(kept, filled, acc.beyond.at[rows.model].add(without.astype(jnp.int32)))
+        beyond = acc.beyond.at[rows.model].add(without.astype(jnp.int32))
+        weight = acc.weight.at[rows.model, at].set(rows.weight.astype(acc.weight.dtype), mode="drop")
+        client = acc.client.at[rows.model, at].set(rows.client.astype(jnp.int32), mode="drop")
+        return Stacked(kept, filled, beyond, weight, client)
 
     def merge(acc: Stacked, axis: str) -> Stacked:
         def gather(leaf: Array) -> Array:  # every place is filled on one device at most, and zero on the others

@@ -5,16 +5,25 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from fedtangent import pytrees
+from fedtangent.federated.compression import chain, lossless, with_error_feedback
+from fedtangent.federated.compressors import clip, qsgd, random_k, top_k, uniform_quantiser
 from fedtangent.types import Channel, Key, PyTree
+
+__all__ = [
+    "chain",
+    "clip",
+    "jacobians",
+    "lossless",
+    "qsgd",
+    "random_k",
+    "top_k",
+    "uniform_quantiser",
+    "with_error_feedback",
+]
 
 
 def _as_is(key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
     return message, memory
-
-
-def lossless() -> Channel:
-    """The message as it is, each number in its own dtype."""
-    return Channel(send=_as_is, uplink=lambda message, broadcast: (pytrees.num_bytes(message), 0))
 
 
 def jacobians(output_size: int) -> Channel:

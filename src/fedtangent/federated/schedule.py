@@ -93,6 +93,24 @@ def uniform_sampling(num_clients: int, clients_per_round: int) -> Schedule:
     return Schedule(1, num_clients, clients_per_round, _stateless, sample)
 
 
+def poisson_sampling(num_clients: int, rate: float) -> Schedule:
+    """Each client trains the one model with probability ``rate`` in each round, independently of all others: S = N.
+
+    A round has ``rate * num_clients`` clients on average and may have none. This is the sampling that accounts of
+    differential privacy are tightest for. Raises ``ValueError`` for a rate outside (0, 1].
+    """
+    _check(num_clients, 1)
+    if not 0 < rate <= 1:
+        raise ValueError(f"rate: got {rate}, must be above 0 and at most 1")
+    client = jnp.arange(num_clients)
+
+    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
+        draws = jax.random.uniform(jax.random.fold_in(key, round_), (num_clients,), jnp.float32)
+        return _cohort(client, jnp.zeros_like(client), draws < rate), state
+
+    return Schedule(1, num_clients, num_clients, _stateless, sample)
+
+
 def per_client_permutations(num_clients: int, num_models: int) -> Schedule:
     """Each client trains the K models in its own random order, renewed every K rounds (FE-2024, algorithm 1).
 
@@ -117,6 +135,31 @@ def random_models(num_clients: int, num_models: int) -> Schedule:
     def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
         model = jax.random.randint(jax.random.fold_in(key, round_), (num_clients,), 0, num_models)
         return _cohort(client, model), state
+
+    return Schedule(num_models, num_clients, num_clients, _stateless, sample)
+
+
+def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
+    """What the code published with FE-2024 does in place of algorithm 1: permutations for the first K clients only.
+
+    Clients 0 .. K - 1 train the K models in random orders of their own; every other client trains a model drawn
+    uniformly each round, as in ``random_models``. Orders are renewed after the rounds 0, K, 2K, ..., so that the first
+    of them serves round 0 alone. All clients take part in every round: S = N. The paper's own schedule is
+    ``per_client_permutations``. Raises ``ValueError`` for more models than clients, which that code does not allow.
+    """
+    _check(num_clients, num_models)
+    if num_models > num_clients:
+        raise ValueError(f"num_models: got K = {num_models}, must be at most num_clients = {num_clients}")
+    client = jnp.arange(num_clients)
+
+    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
+        age, step = (round_ + num_models - 1) // num_models, round_ % num_models
+        order_key, draw_key = jax.random.split(key)
+        draws = jax.random.uniform(jax.random.fold_in(order_key, age), (num_models, num_models), jnp.float32)
+        ordered = jnp.argsort(draws, axis=1)[:, step].astype(jnp.int32)
+        free = (num_clients - num_models,)
+        drawn = jax.random.randint(jax.random.fold_in(draw_key, round_), free, 0, num_models, jnp.int32)
+        return _cohort(client, jnp.concatenate([ordered, drawn])), state
 
     return Schedule(num_models, num_clients, num_clients, _stateless, sample)
 

@@ -12,7 +12,7 @@ from fedtangent.federated.local import Work, local_training
 from fedtangent.federated.rates import Optimizer, Rate, check_rate, sgd
 from fedtangent.federated.server import optax_server
 from fedtangent.losses import get_loss
-from fedtangent.types import Accept, Algorithm, Array, Channel, Model, Schedule, Server
+from fedtangent.types import Accept, Algorithm, Array, Channel, Local, Model, Prediction, Schedule, Server
 
 
 class Options(TypedDict, total=False):
@@ -24,6 +24,7 @@ class Options(TypedDict, total=False):
     weighting: str  # "examples" (the default) or "uniform"
     accept: Accept | None  # which messages count, for instance ``faults.finite()``
     channel: Channel | None  # how messages travel, lossless by default
+    personal: Callable[..., Prediction] | None  # how a client predicts for itself (``federated.personal``)
 
 
 def client_descent(rate: Rate, make: Callable[[float | Array], optax.GradientTransformation] | None) -> Optimizer:
@@ -43,6 +44,7 @@ def train_and_average(
     *,
     server: Server | None = None,
     local: dict[str, Callable[..., Any]] | None = None,
+    around: Callable[[Local], Local] | None = None,
     **parts: Any,
 ) -> Algorithm:
     """Local training on each client and the weighted mean of what they send, as the gradient of a server's step.
@@ -50,7 +52,8 @@ def train_and_average(
     Args:
         server: by default SGD at ``options["server_learning_rate"]`` (1: the mean of the clients' models).
         local: ``pose``, ``answer``, ``init`` and ``message`` of ``local.local_training``.
-        parts: further parts of ``compose``.
+        around: what else a client does, as a function of its local training.
+        parts: further parts of ``compose``; ``options["personal"]`` goes before a ``personal`` among them.
 
     Raises ``ValueError`` for rates that are not positive and an impossible ``work``.
     """
@@ -65,4 +68,8 @@ def train_and_average(
         "channel": options.get("channel"),
         **parts,
     }
+    if options.get("personal") is not None:
+        parts["personal"] = options["personal"]
+    if around is not None:
+        train = around(train)
     return compose(name, model, train, server or optax_server(sgd(server_rate)), schedule, **parts)

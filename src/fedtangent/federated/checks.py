@@ -1,0 +1,29 @@
+"""Checks of an algorithm's constants, before any work."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent.types import Array
+
+
+def check_within(name: str, value: float | Array, low: float, high: float = math.inf) -> None:
+    """Raise ``ValueError`` unless ``low <= value < high``, one number.
+
+    A traced value (of a sweep or a hypergradient) has nothing to look at and is passed.
+    """
+    if isinstance(value, jax.core.Tracer):
+        return
+    if jnp.ndim(value) != 0:
+        raise ValueError(f"{name}: got an array of shape {jnp.shape(value)}, must be one number")
+    if not low <= float(value) < high:
+        above = "finite" if high == math.inf else f"below {high:g}"
+        raise ValueError(f"{name}: got {float(value):g}, must be at least {low:g} and {above}")
+
+
+def is_zero(value: float | Array) -> bool:
+    """Whether a constant is known to be 0, so that its term can be left out."""
+    return not isinstance(value, jax.core.Tracer) and float(value) == 0

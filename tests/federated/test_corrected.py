@@ -1,0 +1,427 @@
+"""FedProx, FedDyn, SCAFFOLD, FedNova and Modified Local-GD against NumPy loops written from the papers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedtangent.engine import engine_for
+from fedtangent.federated import recipes
+from fedtangent.federated.faults import finite
+from fedtangent.federated.linear import check_linear, unit_response
+from fedtangent.federated.local import Work
+from fedtangent.federated.rates import staircase_decay
+from fedtangent.federated.schedule import all_clients, per_client_permutations, uniform_sampling
+from fedtangent.simulate import simulate
+from fedtangent.types import Algorithm, Channel
+
+from . import reference_corrected as loops
+from .replay import MODEL, SEED, TOLERANCE, VISIBLE, Case, alike, build, by_examples, replayed, simulated, stepped
+from .toys import SIZES, distance, federated, fixed, leaves, owned_rows, two_layer, uneven_data
+
+FOUR, PAIRS = uniform_sampling(6, 4), per_client_permutations(6, 2)
+FULL, PASSES = Work(steps=3), Work(epochs=2, batch_size=2)  # PASSES: clients make 2 to 6 steps
+HEAVY = functools.partial(optax.sgd, momentum=0.5)
+HALVED = {"rate": staircase_decay(0.2, 0.5, 1), "rate_at": lambda t: 0.2 * 0.5**t}
+
+CASES = {
+    "prox": Case(
+        recipes.fed_prox,
+        {"mu": 0.5},
+        loops.fed_prox,
+        {"mu": 0.5, "weight": by_examples},
+        FOUR,
+        2,
+        PASSES,
+        wrong=("sign", "no_prox"),
+    ),
+    "prox_ensemble_momentum": Case(
+        recipes.fed_prox,
+        {"mu": 1.0, "weighting": "uniform", "client_optimizer": HEAVY},
+        loops.fed_prox,
+        {"mu": 1.0, "weight": alike},
+        PAIRS,
+        4,
+        FULL,
+        loss="cross_entropy",
+        momentum=0.5,
+        wrong=("sign",),
+        **HALVED,
+    ),
+    "dyn": Case(
+        recipes.fed_dyn,
+        {"alpha": 0.5},
+        loops.fed_dyn,
+        {"alpha": 0.5, "num_clients": 6},
+        FOUR,
+        4,
+        PASSES,
+        wrong=("tilt_sign", "forgetful", "participants", "no_h"),
+    ),
+    "dyn_ensemble": Case(
+        recipes.fed_dyn,
+        {"alpha": 0.3},
+        loops.fed_dyn,
+        {"alpha": 0.3, "num_clients": 6},
+        PAIRS,
+        5,
+        FULL,
+        wrong=("tilt_sign", "forgetful", "participants", "no_h"),
+        **HALVED,
+    ),
+    "dyn_by_examples": Case(
+        recipes.fed_dyn,
+        {"alpha": 0.5, "weighting": "examples", "server_learning_rate": 0.6},
+        loops.fed_dyn,
+        {"alpha": 0.5, "num_clients": 6, "weight": by_examples, "server_rate": 0.6},
+        FOUR,
+        3,
+        FULL,
+        wrong=("participants",),
+    ),
+    "scaffold": Case(
+        recipes.scaffold,
+        {"server_learning_rate": 0.7},
+        loops.scaffold,
+        {"num_clients": 6, "server_rate": 0.7},
+        FOUR,
+        4,
+        PASSES,
+        wrong=("sign", "steps", "rate", "forgetful", "fraction"),
+        **HALVED,
+    ),
+    "scaffold_ensemble": Case(
+        recipes.scaffold,
+        {"client_optimizer": optax.sgd},
+        loops.scaffold,
+        {"num_clients": 6, "server_rate": 1.0},
+        PAIRS,
+        4,
+        PASSES,
+        wrong=("sign", "steps", "forgetful", "fraction"),
+    ),
+    "nova": Case(
+        recipes.fed_nova,
+        {"server_learning_rate": 0.9},
+        loops.fed_nova,
+        {"weight": by_examples, "server_rate": 0.9},
+        FOUR,
+        2,
+        PASSES,
+        wrong=("not_normalised", "plain_tau"),
+        **HALVED,
+    ),
+    "nova_momentum_prox_ensemble": Case(
+        recipes.fed_nova,
+        {"mu": 0.8, "client_optimizer": HEAVY, "weighting": "uniform"},
+        loops.fed_nova,
+        {"weight": alike, "mu": 0.8},
+        PAIRS,
+        3,
+        PASSES,
+        momentum=0.5,
+        wrong=("steps", "not_normalised"),
+        **HALVED,
+    ),
+    "nova_given_tau": Case(
+        recipes.fed_nova,
+        {"client_optimizer": HEAVY, "tau_eff": 3.0},
+        loops.fed_nova,
+        {"weight": by_examples, "tau_eff": 3.0},
+        FOUR,
+        2,
+        PASSES,
+        momentum=0.5,
+        wrong=("steps", "not_normalised"),
+    ),
+}
+
+
+@functools.cache
+def ran(name: str) -> tuple[Any, Any]:
+    return simulated(CASES[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_loop(name: str) -> None:
+    start, end = ran(name)
+    assert distance(start, end) > 1e-2
+    assert distance(end, replayed(CASES[name], start)) < TOLERANCE
+
+
+@pytest.mark.parametrize(("name", "wrong"), [(name, wrong) for name, case in CASES.items() for wrong in case.wrong])
+def test_a_loop_with_one_thing_wrong_differs(name: str, wrong: str) -> None:
+    start, end = ran(name)
+    assert distance(end, replayed(CASES[name], start, wrong)) > VISIBLE
+
+
+@pytest.mark.parametrize("first_index", [0, 1])
+def test_modified_local_gd_equals_the_loop_at_its_index(first_index: int) -> None:
+    def case(index: int) -> Case:
+        how = {"first_index": index}
+        return Case(recipes.modified_local_gd, {"first_index": first_index}, _anchored, how, FOUR, 3, FULL, **HALVED)
+
+    start, end = simulated(case(first_index))
+    assert distance(end, replayed(case(first_index), start)) < TOLERANCE
+    assert distance(end, replayed(case(1 - first_index), start)) > 1e-2
+
+
+def _anchored(*arguments: Any, **how: Any) -> Any:
+    return loops.modified_local_gd(*arguments, **how)
+
+
+def test_modified_local_gd_stays_in_its_first_round_as_printed() -> None:
+    one = Case(recipes.modified_local_gd, {}, _anchored, {}, FOUR, 1, FULL)
+    start, end = simulated(one)
+    assert distance(start, end) < 1e-15
+    other = simulated(one._replace(options={"anchoring": lambda k: jnp.float64(1.0)}))[1]  # FedAvg
+    average = simulated(Case(recipes.fed_avg, {"weighting": "uniform"}, _anchored, {}, FOUR, 1, FULL))[1]
+    assert distance(other, average) < 1e-14
+    assert distance(other, start) > 1e-2
+
+
+def test_without_a_pull_fed_prox_is_fed_avg_bit_for_bit() -> None:
+    how = {"client_learning_rate": 0.2, "work": PASSES}
+    average = recipes.fed_avg(MODEL, FOUR, **how)
+    ends = [
+        simulate(algorithm, uneven_data(), 3, SEED, "vmap").state.server.params
+        for algorithm in (
+            average,
+            recipes.fed_prox(MODEL, FOUR, mu=0.0, **how),
+            recipes.fed_prox(MODEL, FOUR, mu=0.1, **how),
+        )
+    ]
+    assert distance(ends[0], ends[1]) == 0
+    assert distance(ends[0], ends[2]) > VISIBLE
+
+
+def test_fed_nova_with_equal_steps_of_sgd_is_fed_avg() -> None:
+    how = {"client_learning_rate": 0.2}
+    for work, same in ((FULL, True), (PASSES, False)):
+        nova, average = (
+            simulate(recipe(MODEL, FOUR, work=work, **how), uneven_data(), 3, SEED, "scan")
+            for recipe in (recipes.fed_nova, recipes.fed_avg)
+        )
+        found = distance(nova.state.server.params, average.state.server.params)
+        assert found < 1e-13 if same else found > VISIBLE
+    cohort = nova.history.rounds["cohort"]
+    steps, sizes = nova.history.rounds["steps"], np.asarray(SIZES)[cohort.client]
+    assert nova.history.rounds["tau_eff"][:, 0] == pytest.approx((steps * sizes).sum(1) / sizes.sum(1), rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "recipe"), [("c", recipes.scaffold), ("h", recipes.fed_dyn)])
+def test_after_a_round_of_all_clients_the_servers_correction_is_the_clients_mean(
+    name: str, recipe: Callable[..., Algorithm]
+) -> None:
+    """SCAFFOLD: c = mean of c_i. FedDyn: h of the server is the mean of the h_i. Not so with clients left out."""
+    options = {"alpha": 0.5} if name == "h" else {}
+    algorithm = recipe(MODEL, all_clients(6), client_learning_rate=0.2, work=PASSES, **options)
+    state, _ = stepped(algorithm, uneven_data(), 3)
+    server = state.server.control if name == "c" else state.server.correction
+    mean = jax.tree.map(lambda own: own[0].mean(axis=0), state.client)
+    assert distance(jax.tree.map(lambda leaf: leaf[0], server), mean) < 1e-12
+    first = jax.tree.map(lambda own: own[0, 0], state.client)
+    assert distance(first, mean) > VISIBLE
+
+
+@pytest.mark.parametrize("name", ["dyn_ensemble", "scaffold"])
+def test_a_rejected_or_absent_client_keeps_its_state(name: str) -> None:
+    """Client 3 sends NaN and is rejected, client 5 is in the cohort with weight 0, client 4 is not in it."""
+    slots = [(0, 0, 1.0), (3, 0, 1.0), (1, 0, 1.0), (5, 0, 0.0), (2, 0, 1.0)]
+    data = uneven_data()
+    broken = data._replace(x=data.x.at[owned_rows(data)[3]].set(jnp.nan))
+    case = CASES[name]._replace(schedule=fixed(6, 1, slots))
+    case = case._replace(options={**case.options, "accept": finite()})
+    state, infos = stepped(build(case), broken, 2, "vmap")
+    assert all((leaf[:, 3:] == 0).all() for leaf in leaves(state.client))
+    assert all((np.abs(leaf[:, :3]) > 0).any() for leaf in leaves(state.client))
+    assert [info["rejected"].tolist() for info in infos] == [[1], [1]]
+    assert all(np.isfinite(leaf).all() for leaf in leaves(state.server))
+
+
+@pytest.mark.parametrize("name", ["dyn", "scaffold"])
+def test_identical_clients_are_one_that_counts_twice_where_all_take_part(name: str) -> None:
+    """|S| / N is 1 for clients 0, 1, 1 and for 0 and 1 with weight 2: the law that the table exempts them from."""
+    data = uneven_data(sizes=(3, 5))
+    a, b = owned_rows(data)
+    ends = []
+    for owned, weights in (([a, b, b], [1, 1, 1]), ([a, b], [1, 2]), ([a, b], [1, 1])):
+        schedule = fixed(len(owned), 1, [(i, 0, float(w)) for i, w in enumerate(weights)])
+        held = federated(np.asarray(data.x), np.asarray(data.y), owned)
+        algorithm = build(CASES[name]._replace(schedule=schedule, work=FULL))
+        ends.append(stepped(algorithm, held, 3)[0].server)
+    assert distance(ends[0], ends[1]) < 1e-12
+    assert distance(ends[0], ends[2]) > VISIBLE
+
+
+def test_what_travels() -> None:
+    """SCAFFOLD doubles the traffic both ways, FedNova adds one number up, FedDyn adds nothing."""
+    data = uneven_data()
+
+    def bytes_of(recipe: Callable[..., Algorithm], **options: Any) -> tuple[int, int]:
+        cost = recipe(MODEL, FOUR, client_learning_rate=0.2, work=PASSES, **options).cost(
+            data, engine_for(data, "scan")
+        )
+        return cost.uplink, cost.downlink
+
+    up, down = bytes_of(recipes.fed_avg)
+    assert bytes_of(recipes.scaffold) == (2 * up, 2 * down)
+    assert bytes_of(recipes.fed_nova) == (up + 8, down)
+    assert bytes_of(recipes.fed_dyn, alpha=1.0) == bytes_of(recipes.fed_prox, mu=1.0) == (up, down)
+
+
+def _halving() -> Channel:
+    """Sends half of what is owed and remembers the rest."""
+
+    def send(key: Any, message: Any, memory: Any) -> tuple[Any, Any]:
+        sent = jax.tree.map(lambda m, owed: (m + owed) / 2, message, memory)
+        return sent, sent
+
+    init = functools.partial(jax.tree.map, jnp.zeros_like)
+    return Channel(send, lambda message, broadcast: (1, 0), init)
+
+
+@pytest.mark.parametrize("name", ["dyn", "scaffold", "nova"])
+def test_a_channel_with_a_memory(name: str) -> None:
+    case = CASES[name]
+    case = case._replace(options={**case.options, "channel": _halving()})
+    state, _ = stepped(build(case), uneven_data(), 2, "vmap")
+    assert min(np.abs(leaf).max() for leaf in leaves(state.channel)) > VISIBLE
+    plain, _ = stepped(build(CASES[name]), uneven_data(), 2, "vmap")
+    assert distance(state.server.params, plain.server.params) > VISIBLE
+
+
+ALL = {
+    "fed_prox": (recipes.fed_prox, {"mu": 0.5}),
+    "fed_dyn": (recipes.fed_dyn, {"alpha": 0.5}),
+    "scaffold": (recipes.scaffold, {}),
+    "fed_nova": (recipes.fed_nova, {"mu": 0.5}),
+    "modified_local_gd": (recipes.modified_local_gd, {"first_index": 1}),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_float32_stays_float32_under_rates_in_float64(name: str) -> None:
+    """The same start and data in both precisions, three rounds of two models in chunks."""
+    recipe, options = ALL[name]
+    rates = {rate: staircase_decay(0.2, 0.5, 1) for rate in ("client_learning_rate", "server_learning_rate")}
+    start = recipe(two_layer(jnp.float32), PAIRS, **rates, work=PASSES, **options).init(SEED, 6)
+    ends = []
+    for dtype in (jnp.float32, jnp.float64):
+        step = jax.jit(recipe(two_layer(dtype), PAIRS, **rates, work=PASSES, **options).step, static_argnums=2)
+        state, data = cast(start, dtype), cast(uneven_data(), dtype)
+        for _ in range(3):
+            state, _ = step(state, data, engine_for(data, "chunked:2"))
+        assert {leaf.dtype for leaf in jax.tree.leaves((state.server, state.client))} == {jnp.dtype(dtype)}
+        ends.append(state.server.params)
+    assert 0 < distance(*ends) < 1e-5
+    assert distance(start.server.params, ends[0]) > 1e-3
+
+
+def cast(tree: Any, dtype: Any) -> Any:
+    """``tree`` with its floating leaves in ``dtype``."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "value"),
+    [("prox", "mu", 0.5), ("dyn", "alpha", 0.5), ("nova_momentum_prox_ensemble", "mu", 0.8)],
+)
+def test_a_traced_constant_is_the_number(name: str, argument: str, value: float) -> None:
+    """And its derivative, through a differentiable loop, is that of finite differences."""
+    case = CASES[name]._replace(work=Work(epochs=2, batch_size=2, differentiable=True))
+    data = uneven_data()
+
+    def end(number: Any) -> Any:
+        algorithm = build(case._replace(options={**case.options, argument: number}))
+        state = algorithm.init(SEED, 6)
+        for _ in range(2):
+            state, _ = algorithm.step(state, data, engine_for(data, "scan"))
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(state.server.params))
+
+    found, slope = jax.jit(jax.value_and_grad(end))(jnp.float64(value))
+    plain = jax.jit(lambda: end(value))()
+    assert float(found) == pytest.approx(float(plain), rel=1e-13)
+    apart = jax.jit(end)
+    numeric = (apart(jnp.float64(value + 1e-5)) - apart(jnp.float64(value - 1e-5))) / 2e-5
+    assert float(slope) == pytest.approx(float(numeric), rel=1e-6)
+    assert abs(float(slope)) > 1e-3
+
+
+def test_the_response_to_unit_gradients_is_the_papers_norm_of_a() -> None:
+    """Wang et al.'s closed forms: T for SGD, momentum (eq. 5 ff), the proximal geometric sum."""
+    rate, rho, mu = 0.1, 0.9, 2.0
+    for T in (1, 4, 30):
+        heavy = (T - rho * (1 - rho**T) / (1 - rho)) / (1 - rho)
+        proximal = (1 - (1 - rate * mu) ** T) / (rate * mu)
+        for optimizer, prox, expected in (
+            (optax.sgd(rate), 0.0, T),
+            (optax.sgd(rate, momentum=rho), 0.0, heavy),
+            (optax.sgd(rate), mu, proximal),
+        ):
+            for most in (None, 30):
+                found = unit_response(optimizer, prox, jnp.int32(T), most, jnp.dtype(jnp.float64)) / rate
+                assert float(found) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (optax.adam, "not linear"),
+        (optax.sign_sgd, "not linear"),
+        (lambda rate: optax.chain(optax.clip_by_global_norm(50.0), optax.sgd(rate)), "not linear"),
+        (lambda rate: optax.chain(optax.add_decayed_weights(0.1), optax.sgd(rate)), "not linear"),
+        (lambda rate: optax.chain(optax.centralize(), optax.sgd(rate)), "treats parameters differently"),
+        (lambda rate: optax.sgd(-rate), "does not move against"),
+        (lambda rate: optax.set_to_zero(), "does not move against"),
+    ],
+)
+def test_fed_nova_refuses_optimisers_without_a_normaliser(make: Any, named: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"client_optimizer: got an optimiser that .*{named}|client_optimizer.*{named}"
+    ):
+        recipes.fed_nova(MODEL, FOUR, client_learning_rate=0.2, work=FULL, client_optimizer=make)
+
+
+def test_linear_optimisers_pass_also_in_float32_and_while_tracing() -> None:
+    for make in (optax.sgd, HEAVY, functools.partial(optax.sgd, momentum=0.9, nesterov=True)):
+        check_linear("client_optimizer", make)
+        with jax.enable_x64(False):
+            check_linear("client_optimizer", make)
+        jax.jit(lambda rate, make=make: (check_linear("client_optimizer", make), rate)[1])(1.0)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changed", "named"),
+    [
+        ("fed_prox", {"mu": -0.1}, "mu: got -0.1, must be at least 0"),
+        ("fed_prox", {"mu": float("nan")}, "mu: got nan"),
+        ("fed_prox", {"mu": np.ones(2)}, r"mu: got an array of shape \(2,\)"),
+        ("fed_dyn", {"alpha": 0.0}, "alpha: got 0.0, must be positive"),
+        ("fed_dyn", {"alpha": -1.0}, "alpha: got -1.0, must be positive"),
+        ("scaffold", {"client_optimizer": HEAVY}, "client_optimizer: .*other than plain SGD"),
+        ("scaffold", {"client_optimizer": optax.adam}, "client_optimizer: .*other than plain SGD"),
+        ("scaffold", {"server_learning_rate": 0.0}, "server_learning_rate: got 0.0"),
+        ("fed_nova", {"mu": -1.0}, "mu: got -1, must be at least 0"),
+        ("fed_nova", {"mu": 20.0}, r"mu \* client_learning_rate: got 2, must be at least 0 and below 1"),
+        ("fed_nova", {"tau_eff": 0.0}, "tau_eff: got 0.0"),
+        ("fed_nova", {"client_learning_rate": 0.0}, "client_learning_rate: got 0.0"),
+        ("modified_local_gd", {"first_index": -1}, "first_index: got -1, must be a whole number of at least 0"),
+        ("modified_local_gd", {"first_index": 0.5}, "first_index: got 0.5"),
+        ("modified_local_gd", {"anchoring": lambda k: jnp.float32(1.5)}, "anchoring: got 1.5 at index 0"),
+        ("modified_local_gd", {"work": Work()}, "exactly one of steps and epochs"),
+        ("scaffold", {"weighting": "size"}, "weighting: got 'size'"),
+    ],
+)
+def test_bad_arguments(recipe: str, changed: dict[str, Any], named: str) -> None:
+    needed = {"fed_prox": {"mu": 0.1}, "fed_dyn": {"alpha": 0.1}}.get(recipe, {})
+    arguments = {"client_learning_rate": 0.1, "work": FULL, **needed} | changed
+    with pytest.raises(ValueError, match=named):
+        getattr(recipes, recipe)(MODEL, FOUR, **arguments)

@@ -1,0 +1,220 @@
+"""DP-FedAvg against a NumPy loop written from the paper, its noise, and rounds in which nobody takes part."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent.engine import engine_for
+from fedtangent.federated import recipes
+from fedtangent.federated.channel import qsgd
+from fedtangent.federated.compose import keys
+from fedtangent.federated.faults import dropout
+from fedtangent.federated.local import Work
+from fedtangent.federated.schedule import poisson_sampling, uniform_sampling
+from fedtangent.simulate import simulate
+from fedtangent.types import Algorithm, Schedule
+
+from . import reference
+from . import reference_channel as loops
+from .toys import NUM_CLIENTS, cohorts, distance, fixed, leaves, models_of, owned_rows, two_layer, uneven_data
+
+SEED, RATE, STEPS, ROUNDS = 3, 0.2, 4, 2
+CLIP, NOISE, SERVER_RATE = 0.3, 0.4, 0.8
+TOLERANCE, VISIBLE = 1e-10, 1e-4
+SCHEDULES = {
+    "fixed": (uniform_sampling(6, 4), None, 4.0),
+    "poisson": (poisson_sampling(6, 0.5), 3.0, 3.0),
+    "dropout": (dropout(uniform_sampling(6, 5), 0.4), None, 5.0),
+}
+
+
+def private(schedule: Schedule, **changed: Any) -> Algorithm:
+    options = {"client_learning_rate": RATE, "work": Work(steps=STEPS), "clip_norm": CLIP, "noise_multiplier": NOISE}
+    return recipes.dp_fed_avg(two_layer(), schedule, **(options | changed))
+
+
+@functools.cache
+def simulated(name: str, mapping: str = "scan") -> tuple[reference.Params, reference.Params]:
+    schedule, expected, _ = SCHEDULES[name]
+    algorithm = private(schedule, expected_clients=expected, server_learning_rate=SERVER_RATE)
+    (start,) = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
+    return start, models_of(algorithm, simulate(algorithm, uneven_data(), ROUNDS, SEED, mapping).state)[0]
+
+
+def noise(t: int) -> reference.Params:
+    """The standard normal numbers of round t, leaf by leaf."""
+    stream = jax.random.fold_in(jax.random.fold_in(keys(SEED).train, t), jnp.uint32(2**31))
+    key = jax.random.split(stream, 1)[0]
+    shapes = {"V": (4, 2), "W": (3, 4), "b": (1, 4)}
+    return {
+        name: np.asarray(jax.random.normal(jax.random.fold_in(key, j), shapes[name], jnp.float64))
+        for j, name in enumerate(loops.NAMES)
+    }
+
+
+def replayed(name: str, fault: str = "none") -> reference.Params:
+    data = uneven_data()
+    x, y = np.asarray(data.x), np.asarray(data.y)
+    schedule, _, m = SCHEDULES[name]
+
+    def train(t: int, i: int, params: reference.Params) -> reference.Params:
+        return reference.sgd(params, x, y, [owned_rows(data)[i]] * STEPS, RATE, "squared_error")
+
+    cohort = cohorts(schedule, SEED, ROUNDS)
+    taking_part = [row[weight > 0].tolist() for row, weight in zip(cohort.client, cohort.weight, strict=True)]
+    deviation = NOISE * CLIP / (1.0 if fault == "noise of the sum" else m)
+    return loops.dp_fed_avg(
+        simulated(name)[0],
+        taking_part,
+        train,
+        100.0 if fault == "unclipped" else CLIP,
+        len(taking_part[0]) if fault == "those who came" else m,
+        0.0 if fault == "no noise" else deviation,
+        noise,
+        SERVER_RATE,
+        fault == "each leaf",
+    )
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_equals_the_loop(name: str) -> None:
+    start, end = simulated(name)
+    assert distance(start, end) > 1e-2
+    assert distance(end, replayed(name)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [(n, f) for n in SCHEDULES for f in ("unclipped", "no noise", "noise of the sum", "each leaf")]
+    + [("dropout", "those who came")],
+)
+def test_a_loop_with_one_thing_wrong_differs(name: str, fault: str) -> None:
+    assert distance(simulated(name)[1], replayed(name, fault)) > VISIBLE
+
+
+@pytest.mark.parametrize("mapping", ["vmap", "chunked:2", "sharded"])
+def test_every_mapping_is_the_same_run(mapping: str) -> None:
+    assert distance(simulated("poisson"), simulated("poisson", mapping)) < TOLERANCE
+
+
+def test_the_noise_has_its_deviation_and_is_new_in_every_round_and_model() -> None:
+    """Clients that do not move (a learning rate of 1e-300): the model is a random walk of known steps."""
+    schedule = fixed(6, 2, [(i, i % 2, 1.0) for i in range(6)])
+    algorithm = private(schedule, client_learning_rate=1e-300, clip_norm=2.0, noise_multiplier=0.5)
+    seen: list[np.ndarray] = []
+    simulate(
+        algorithm,
+        uneven_data(),
+        400,
+        SEED,
+        "scan",
+        evaluate_every=1,
+        evaluate=lambda state: (
+            seen.append(np.concatenate([v.reshape(2, -1) for v in leaves(state.server.params)], 1)) or {}
+        ),
+    )
+    steps = np.diff(np.stack(seen), axis=0).reshape(-1)  # 400 rounds, 2 models, 24 numbers
+    expected = 0.5 * 2.0 / 3  # three of six slots a model
+    error = 1 / math.sqrt(2 * steps.size)
+    assert abs(steps.std() / expected - 1) < 5 * error
+    assert abs(steps.mean()) < 5 * expected / math.sqrt(steps.size)
+    assert len(np.unique(steps)) > 0.99 * steps.size
+    assert abs(expected * 3 / 2 / steps.std() - 1) > 20 * error  # noise over two clients would show
+
+
+def test_a_model_that_no_client_trains_gets_its_noise() -> None:
+    """Under Poisson sampling a round may be empty; a model that stood still would tell so."""
+    algorithm = private(poisson_sampling(6, 1e-6), expected_clients=3.0, clip_norm=1.0, noise_multiplier=0.6)
+    plain = recipes.fed_avg(two_layer(), poisson_sampling(6, 1e-6), client_learning_rate=RATE, work=Work(steps=1))
+    moved = []
+    for one in (algorithm, plain):
+        start = np.concatenate([leaf.ravel() for leaf in leaves(one.init(SEED, 6).server.params)])
+        run = simulate(one, uneven_data(), 200, SEED, "scan")
+        assert not run.history.rounds["cohort"].weight.any()
+        moved.append(np.concatenate([leaf.ravel() for leaf in leaves(run.state.server.params)]) - start)
+    assert not moved[1].any()
+    # 24 numbers, each the sum of 200 normal ones
+    assert abs(np.mean((moved[0] / (0.2 * math.sqrt(200))) ** 2) - 1) < 5 * math.sqrt(2 / 24)
+    assert np.abs(moved[0]).min() > 0
+
+
+def test_without_noise_and_with_a_large_bound_it_is_fed_avg() -> None:
+    schedule = uniform_sampling(6, 4)
+    ours = private(schedule, noise_multiplier=0, clip_norm=1e6)
+    plain = recipes.fed_avg(
+        two_layer(), schedule, client_learning_rate=RATE, work=Work(steps=STEPS), weighting="uniform"
+    )
+    ends = [simulate(one, uneven_data(), 3, SEED, "scan").state.server.params for one in (ours, plain)]
+    assert distance(*ends) < TOLERANCE
+
+
+def test_no_client_moves_the_sum_by_more_than_the_bound_also_through_a_channel() -> None:
+    """QSGD makes messages longer; the server clips what it receives, and the ledger counts what was sent."""
+    data, schedule = uneven_data(), fixed(6, 1, [(1, 0, 1.0), (2, 0, 1.0)])
+    for channel, bytes_ in ((None, 24 * 8), (qsgd(2), 24 * 2 // 8 + 8)):
+        algorithm = private(schedule, noise_multiplier=0, clip_norm=1e-3, channel=channel)
+        start = algorithm.init(SEED, 6)
+        params = np.concatenate([leaf.ravel() for leaf in leaves(start.server.params)])
+        state, _ = jax.jit(algorithm.step, static_argnums=2)(start, data, engine_for(data, "scan"))
+        moved = np.concatenate([leaf.ravel() for leaf in leaves(state.server.params)]) - params
+        assert 1e-4 < np.linalg.norm(moved) <= 1e-3 * (1 + 1e-9)  # two clients, each 1e-3 / 2
+        assert algorithm.cost(data, engine_for(data, "scan")).uplink == bytes_
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"clip_norm": 0.0}, "clip_norm: got 0.0, must be positive and finite"),
+        ({"clip_norm": math.inf}, "clip_norm: got inf"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier: got -1.0, must be at least 0 and finite"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier: got nan"),
+        ({"expected_clients": 0}, "expected_clients: got 0, must be positive"),
+        ({"weighting": "examples"}, "weighting: got 'examples', but dp_fed_avg bounds each client alike"),
+        ({"client_learning_rate": 0.0}, "client_learning_rate"),
+        ({"server_learning_rate": -1.0}, "server_learning_rate"),
+        ({"loss": "hinge"}, "loss"),
+    ],
+)
+def test_bad_arguments(changed: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        private(uniform_sampling(6, 4), **changed)
+
+
+# ---- Poisson sampling ---------------------------------------------------------------------------------------------
+
+
+def test_poisson_sampling_takes_each_client_independently() -> None:
+    """Counts of all 2^6 sets of clients over many rounds, against their probabilities (chi-squared)."""
+    rate, rounds = 0.3, 40_000
+    cohort = cohorts(poisson_sampling(6, rate), SEED, rounds)
+    assert np.array_equal(cohort.client, np.tile(np.arange(6), (rounds, 1))) and not cohort.model.any()
+    assert set(np.unique(cohort.weight)) == {0.0, 1.0}
+    present = cohort.weight > 0
+    counts = np.bincount(present @ (1 << np.arange(6)), minlength=64)
+    size = np.array([bin(s).count("1") for s in range(64)])
+
+    def excess(q: float) -> float:
+        expected = rounds * q**size * (1 - q) ** (6 - size)
+        return float((np.sum((counts - expected) ** 2 / expected) - 63) / math.sqrt(2 * 63))
+
+    assert abs(excess(rate)) < 5
+    assert excess(rate + 0.02) > 10
+    # and independently from round to round
+    together = np.mean(present[1:] & present[:-1], axis=0)
+    assert np.abs(together - rate**2).max() < 5 * math.sqrt(rate**2 / rounds)
+    assert present.all(axis=1).any() and not present.any(axis=1).all()
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.1, -0.5, math.nan])
+def test_poisson_sampling_checks_its_rate(rate: float) -> None:
+    with pytest.raises(ValueError, match=r"rate: got .*, must be above 0 and at most 1"):
+        poisson_sampling(6, rate)
+    with pytest.raises(ValueError, match="num_clients: got 0"):
+        poisson_sampling(0, 0.5)
