@@ -59,10 +59,10 @@ def test_a_comparison_imports_no_tensorflow(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["compare", "--help"], ["list", "--help"]])
-def test_help_is_printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["", "train", "compare", "experiment", "list"])
+def test_help_is_printed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
+        cli.main([*command.split(), "--help"])
     assert ended.value.code == 0
     assert "usage: fedtangent" in capsys.readouterr().out
 

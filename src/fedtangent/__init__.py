@@ -4,14 +4,17 @@ The public API on one screen::
 
     data.load(name)            data sets                    partition.dirichlet(...)     clients
     data.federated_data(...)   data on the device           models.mlp(...)              networks with kernels
-    federated.recipes          fed_avg, fed_ensemble, ntk_fl
-    federated.schedule         who trains which model when
+    federated.recipes          the algorithms: fed_avg, fed_ensemble, scaffold, fed_dyn, ditto, fed_be, ntk_fl, ..
+    federated.schedule, walks  who trains which model when
+    federated.channel          compression and clipping     federated.personal           what clients predict
+    cite(algorithm)            BibTeX of its papers         privacy.epsilon(...)         of a private run
     simulate(algorithm, data, num_rounds, seed)             compiled rounds
     sweep.sweep, paired.differences, seeds.simulate_seeds   many runs, with intervals
     checkpointing.Checkpoints, distributed.start            runs that survive; several processes
     hypergradient.hypergradient                             derivatives through rounds
     kernels.analytic, kernels.empirical_ntk                 tangent kernels
     theory.gp_limit, theory.federated_flow                  what must come out
+    uncertainty.expected_calibration_error(...)             entropies, calibration, intervals, bias and variance
     compare.run(setting)                                    the two side by side
 """
 
@@ -31,18 +34,23 @@ from fedtangent import (
     models,
     paired,
     partition,
+    privacy,
     pytrees,
     seeds,
+    sharing,
     sweep,
     theory,
     types,
+    uncertainty,
 )
+from fedtangent.citations import cite
 from fedtangent.simulate import simulate
 
 __version__ = "0.1.0"
 
 __all__ = [
     "checkpointing",
+    "cite",
     "compare",
     "data",
     "distributed",
@@ -54,12 +62,15 @@ __all__ = [
     "models",
     "paired",
     "partition",
+    "privacy",
     "pytrees",
     "seeds",
+    "sharing",
     "simulate",
     "sweep",
     "theory",
     "types",
+    "uncertainty",
 ]
 
 

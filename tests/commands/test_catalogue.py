@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.commands import catalogue
+from fedtangent.commands import algorithms, catalogue
 from fedtangent.federated.compose import keys
 from fedtangent.federated.schedule import all_clients, unroll
 
 
 def test_a_rate_that_does_not_decay_is_the_number() -> None:
-    assert catalogue.decayed(0.3, 1.0, 10) == 0.3
-    assert float(catalogue.decayed(0.3, 0.9, 10)(jnp.int32(25))) == pytest.approx(0.3 * 0.81)
+    assert algorithms.decayed(0.3, 1.0, 10) == 0.3
+    assert float(algorithms.decayed(0.3, 0.9, 10)(jnp.int32(25))) == pytest.approx(0.3 * 0.81)
     with pytest.raises(ValueError, match=r"factor: got 1\.1"):
-        catalogue.decayed(0.3, 1.1, 10)
+        algorithms.decayed(0.3, 1.1, 10)
 
 
 def test_faults_of_a_schedule() -> None:
@@ -33,9 +33,9 @@ def test_faults_of_a_schedule() -> None:
 
 
 def test_acceptance() -> None:
-    assert catalogue.acceptance(None) is None
+    assert algorithms.acceptance(None) is None
     for bound, expected in ((math.inf, True), (6.0, True), (4.0, False)):
-        accept = catalogue.acceptance(bound)
+        accept = algorithms.acceptance(bound)
         assert accept is not None
         assert bool(accept({"w": jnp.array([3.0, 4.0])})) is expected
         assert not accept({"w": jnp.array([math.nan])})

@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from fedtangent import data, models
-from fedtangent.commands import catalogue
+from fedtangent import data, experiments, models
+from fedtangent.commands import algorithms, catalogue
 from fedtangent.compare import CASES
 
 KINDS = {
-    "algorithms": list(catalogue.ALGORITHMS),
+    "algorithms": list(algorithms.ALGORITHMS),
     "datasets": list(data.available()),
     "models": list(models.available()),
     "partitions": list(catalogue.PARTITIONS),
     "schedules": list(catalogue.SCHEDULES),
     "cases": list(CASES),
+    "experiments": list(experiments.NAMES),
 }
 
 

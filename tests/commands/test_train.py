@@ -18,6 +18,7 @@ DIGITS = ["--num-train", "300", "--num-clients", "5", "--widths", "16", "--num-r
 RUNS = {
     "fed_avg": [*DIGITS, "--algorithm", "fed_avg"],
     "fed_ensemble": [*DIGITS, "--algorithm", "fed_ensemble", "--num-models", "2"],
+    "cross_entropy": [*DIGITS, "--algorithm", "fed_ensemble", "--num-models", "2", "--loss", "cross_entropy"],
     "ntk_fl": [*DIGITS, "--algorithm", "ntk_fl", "--ntk-times", "100", "1000"],
     "sine": ["--dataset", "sine", "--partition", "by_user", "--model", "rbf_linear", "--num-rounds", "4"]
     + ["--evaluate-every", "3", "--algorithm", "fed_ensemble", "--num-models", "2", "--batch-size", "0"]
@@ -40,14 +41,17 @@ def test_a_run_writes_its_files_and_prints_its_table(run: Callable, folder: Path
     assert sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file() and saved not in p.parents) == [
         "config.json",
         f"figures/{curve}",
+        *(["figures/reliability.png"] if name == "cross_entropy" else []),
         "metrics.csv",
         "result.json",
     ]
     assert (out / "metrics.csv").read_text().splitlines()[0] == COLUMNS
     rows = rows_of(out)
     rounds = [0, 3, 4] if name == "sine" else [0, 2, 4]
-    metrics = ["mse"] + ([] if name == "sine" else ["accuracy", "accuracy_of_members"])
-    metrics += ["knowledge_variance"] if name in ("fed_ensemble", "sine") else []
+    metrics = ["nll" if name == "cross_entropy" else "mse"]
+    metrics += [] if name == "sine" else ["accuracy", "accuracy_of_members"]
+    metrics += ["ece", "brier", "predictive_entropy", "mutual_information"] if name == "cross_entropy" else []
+    metrics += ["knowledge_variance"] if name in ("fed_ensemble", "cross_entropy", "sine") else []
     found = [(int(r["round"]), r["split"], r["metric"]) for r in rows]
     assert sorted(found) == sorted((r, s, m) for r in rounds for s in ("train", "test") for m in metrics)
     sent = {int(r["round"]): (int(r["uplink_bytes"]), int(r["downlink_bytes"])) for r in rows}
@@ -138,3 +142,31 @@ def test_measures_against_plain_formulas(loss: str, metric: str) -> None:
     assert found["accuracy"] == np.mean(mean.argmax(axis=-1) == labels)
     assert found["accuracy_of_members"] == pytest.approx(np.mean(members.argmax(axis=-1) == labels), rel=1e-12)
     assert found["knowledge_variance"] == pytest.approx(np.mean(members.var(axis=0)), rel=1e-12)
+    assert list(found) == [m for m in train.METRICS if m in found]
+    if loss == "cross_entropy":
+        entropy = -np.sum(mean * np.log(mean), axis=-1)
+        own = -np.sum(probability * np.log(probability), axis=-1).mean(axis=0)
+        assert found["predictive_entropy"] == pytest.approx(entropy.mean(), rel=1e-12)
+        assert found["mutual_information"] == pytest.approx((entropy - own).mean(), rel=1e-10)
+        assert found["brier"] == pytest.approx(np.mean(np.sum((mean - np.eye(4)[labels]) ** 2, axis=-1)), rel=1e-12)
+        assert 0 < found["ece"] < 1
+
+
+def test_a_single_model_has_nothing_to_disagree_about() -> None:
+    members, labels = np.random.default_rng(0).standard_normal((1, 20, 4)), np.zeros(20, int)
+    split = train.Split(np.zeros((20, 1)), np.eye(4)[labels], labels)  # type: ignore[arg-type]
+    found = train.measure(train.Prediction(members[0], members), split, "cross_entropy")  # type: ignore[arg-type]
+    assert set(found) == set(train.METRICS) - {"mse", "mutual_information", "knowledge_variance"}
+
+
+def test_the_reliability_diagram_pools_the_seeds(run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedtangent.report import plots
+
+    drawn: list[dict[str, list[train.Reliability]]] = []
+    monkeypatch.setattr(plots, "reliability_diagram", lambda methods, *rest: drawn.append(methods))
+    given = [*RUNS["fed_avg"], "--loss", "cross_entropy", "--client-learning-rate", "0.1", "--seeds", "0,1"]
+    assert run("train", *given, "--output", "out").code == 0
+    rows = [r for r in rows_of(folder / "out") if (r["round"], r["split"], r["metric"]) == ("4", "test", "ece")]
+    assert len(drawn) == 1 and len(drawn[0]["fed_avg"]) == len(rows) == 2
+    for row, bins in zip(rows, drawn[0]["fed_avg"], strict=True):  # in the order of the seeds
+        assert float(row["value"]) == pytest.approx(float(train.uncertainty.calibration_error(bins)), rel=1e-6)

@@ -13,6 +13,7 @@ import pytest
 from fedtangent.compare.predicted import Moments
 from fedtangent.compare.side_by_side import FlowGap
 from fedtangent.report import plots
+from fedtangent.uncertainty import Reliability
 
 K, E, N, M = 2, 3, 6, 12
 ROUNDS = (0, 5, 10)
@@ -94,6 +95,40 @@ def test_two_widths_are_plotted_without_a_slope(tmp_path: Path) -> None:
 def test_curves(tmp_path: Path, points: list[tuple[int, float]]) -> None:
     path = plots.curves({"train": points, "test": points}, "accuracy", "fed_avg on digits", tmp_path / "c.png")
     assert_drawn(path)
+
+
+def bins(seed: int, shift: float = 0.0) -> Reliability:
+    confidence = np.linspace(0.05, 0.95, 10)
+    examples = np.random.default_rng(seed).integers(0, 60, 10) * (confidence > 0.3)
+    return Reliability(np.linspace(0, 1, 11), examples, confidence, np.clip(confidence + shift, 0, 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_reliability_diagrams(tmp_path: Path, seeds: int) -> None:
+    methods = {m: [bins(s, shift) for s in range(seeds)] for m, shift in (("FedAvg", -0.1), ("Fed-ensemble", 0.05))}
+    paths = [plots.reliability_diagram({m: methods[m] for m in some}, "digits", tmp_path / f"{len(some)}.png")
+             for some in (["FedAvg"], ["FedAvg", "Fed-ensemble"])]  # fmt: skip
+    for path in paths:
+        assert_drawn(path)
+    one, both = map(pixels, paths)
+    assert np.any(one != both)
+
+
+def test_pooled_bins_are_those_of_all_examples() -> None:
+    several = [bins(0, 0.1), bins(1, -0.2)]
+    edges, examples, confidence, accuracy = plots._pooled(several)
+    np.testing.assert_array_equal(edges, several[0].edges)
+    np.testing.assert_array_equal(examples, np.asarray(several[0].examples) + np.asarray(several[1].examples))
+    assert accuracy @ examples == pytest.approx(sum(float(np.dot(b.accuracy, b.examples)) for b in several))
+    full = examples > 0
+    np.testing.assert_allclose(confidence[full], np.asarray(several[0].confidence)[full])
+
+
+@pytest.mark.parametrize("seeds", [1, 4])
+def test_curves_with_bands(tmp_path: Path, seeds: int) -> None:
+    values = np.random.default_rng(0).uniform(size=(seeds, 3))
+    panels = {"accuracy": {"a": values, "b": values / 2}, "NLL": {"a": values, "b": 2 * values}}
+    assert_drawn(plots.curves_with_bands(panels, [0, 5, 10], "digits", tmp_path / "c.png"))
 
 
 def test_pyplot_is_not_touched(tmp_path: Path) -> None:

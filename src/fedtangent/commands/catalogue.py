@@ -1,4 +1,4 @@
-"""Algorithms, partitions and schedules by name, as ``train`` builds them from its options."""
+"""Partitions and schedules by name, as ``train`` builds them from its options."""
 
 from __future__ import annotations
 
@@ -9,19 +9,10 @@ import numpy as np
 
 from fedtangent import partition
 from fedtangent.commands.options import TrainOptions
+from fedtangent.commands.parse import parse_graph
 from fedtangent.data import Dataset
-from fedtangent.federated import faults, recipes, schedule
-from fedtangent.federated.local import Work
-from fedtangent.federated.rates import Rate, staircase_decay
-from fedtangent.types import Accept, Algorithm, Model, Partition, Schedule
-
-
-class AlgorithmEntry(NamedTuple):
-    """A recipe: what it is, how to build it, and the schedule it uses unless told otherwise."""
-
-    description: str
-    build: Callable[[TrainOptions, Model, Schedule], Algorithm]
-    schedule: str
+from fedtangent.federated import faults, schedule, walks
+from fedtangent.types import Partition, Schedule
 
 
 class PartitionEntry(NamedTuple):
@@ -45,11 +36,6 @@ def choose(what: str, name: str, entries: dict[str, NamedTuple]) -> NamedTuple:
     return entries[name]
 
 
-def decayed(rate: float, factor: float, every: int) -> Rate:
-    """``rate`` times ``factor`` after each ``every`` rounds; a plain number where nothing decays."""
-    return rate if factor == 1 else staircase_decay(rate, factor, every)
-
-
 def faulty(
     plan: Schedule, sizes: np.ndarray, dropout: float, keep_first: int | None, completion_time: str, spread: float
 ) -> Schedule:
@@ -62,62 +48,6 @@ def faulty(
     if keep_first is None:
         return plan
     return faults.stragglers(plan, keep_first, np.maximum(sizes, 1) / max(np.mean(sizes), 1), completion_time, spread)
-
-
-def acceptance(max_update_norm: float | None) -> Accept | None:
-    """Which messages the server counts: all, or finite ones of at most that norm (infinity: of any)."""
-    return None if max_update_norm is None else faults.finite(max_update_norm)
-
-
-def _work(o: TrainOptions) -> Work:
-    return Work(o.local_steps, o.local_epochs, o.batch_size if o.batch_size > 0 else None)
-
-
-def _averaged(recipe: Callable[..., Algorithm]) -> Callable[[TrainOptions, Model, Schedule], Algorithm]:
-    """How to build a recipe that takes FedAvg's arguments."""
-
-    def build(o: TrainOptions, model: Model, plan: Schedule) -> Algorithm:
-        return recipe(
-            model,
-            plan,
-            client_learning_rate=decayed(o.client_learning_rate, o.decay, o.decay_every),
-            server_learning_rate=o.server_learning_rate,
-            work=_work(o),
-            loss=o.loss,
-            weighting=o.weighting,
-            accept=acceptance(o.max_update_norm),
-        )
-
-    return build
-
-
-def _ntk_fl(o: TrainOptions, model: Model, plan: Schedule) -> Algorithm:
-    if o.loss != "squared_error":
-        raise ValueError(f"loss: got {o.loss!r}, but ntk_fl evolves the squared error: use squared_error")
-    return recipes.ntk_fl(
-        model,
-        plan,
-        learning_rate=decayed(o.client_learning_rate, o.decay, o.decay_every),
-        times=o.ntk_times,
-        kernel=o.ntk_kernel,
-        accept=acceptance(o.max_update_norm),
-        slots_per_model=min(plan.num_slots, plan.num_clients),
-    )
-
-
-ALGORITHMS: dict[str, AlgorithmEntry] = {
-    "fed_avg": AlgorithmEntry(
-        "local SGD, weighted mean of the clients' models (McMahan et al., 2017)", _averaged(recipes.fed_avg), "uniform"
-    ),
-    "fed_ensemble": AlgorithmEntry(
-        "K models, each client trains one a round (Fed-ensemble, 2021 and 2024)",
-        _averaged(recipes.fed_ensemble),
-        "permutations",
-    ),
-    "ntk_fl": AlgorithmEntry(
-        "clients send Jacobians, the server evolves the kernel (NTK-FL, 2022)", _ntk_fl, "uniform"
-    ),
-}
 
 
 def _labels(o: TrainOptions, d: Dataset) -> np.ndarray:
@@ -172,6 +102,19 @@ SCHEDULES: dict[str, ScheduleEntry] = {
         "--num-strata strata, --clients-per-stratum of each (Fed-ensemble 2021, algorithm 1)",
         lambda o, n: schedule.strata(n, o.num_models, o.num_strata, o.clients_per_stratum),
     ),
+    "mixed": ScheduleEntry(
+        "permutations for the first K clients, random models for the rest (the published code of Fed-ensemble)",
+        lambda o, n: schedule.mixed_permutations(n, o.num_models),
+    ),
+    "poisson": ScheduleEntry(
+        "every client by itself with probability --clients-per-round / N (differential privacy)",
+        lambda o, n: schedule.poisson_sampling(n, (n if o.clients_per_round is None else o.clients_per_round) / n),
+    ),
+    "random_walk": ScheduleEntry(
+        "K models walk over --graph (Fed-ensemble 2024, V-H)",
+        lambda o, n: walks.random_walk(parse_graph(o.graph, n, o.seed), o.num_models),
+    ),
+    "own": ScheduleEntry("every client trains a model of its own", lambda o, n: walks.own_models(n)),
     "random": ScheduleEntry(
         "every client trains a model drawn at random (Fed-ensemble 2024, table VII)",
         lambda o, n: schedule.random_models(n, o.num_models),

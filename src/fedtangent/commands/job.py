@@ -13,15 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent import data, models
+from fedtangent import data, models, sharing
 from fedtangent.checkpointing import Checkpoints, has_checkpoint
 from fedtangent.commands import catalogue
+from fedtangent.commands.algorithms import ALGORITHMS, AlgorithmEntry, Given
 from fedtangent.commands.options import TrainOptions
 from fedtangent.kernels.gram import check_finite
 from fedtangent.report.files import check_data_dir
 from fedtangent.seeds import parse_seeds
 from fedtangent.simulate import resolve_mapping
-from fedtangent.types import Algorithm, Array, FederatedData, Model
+from fedtangent.types import Algorithm, Array, FederatedData, Model, Partition
 
 # What a resumed run may have other than the run it continues; results are the same (but for rounding, if mapped anew).
 MAY_DIFFER = (
@@ -47,6 +48,7 @@ class Job(NamedTuple):
     data: FederatedData
     splits: dict[str, Split]
     schedule: str
+    of_clients: FederatedData | None = None  # each client's own test examples
 
 
 # Options that only some choices use: another value than the default, given with another choice, is a mistake.
@@ -56,20 +58,13 @@ USED_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "min_client_size": ("partition", ("dirichlet", "quantity_skew")),
     "shards_per_client": ("partition", ("shards",)),
     "classes_per_client": ("partition", ("classes",)),
-    "clients_per_round": ("schedule", ("uniform",)),
-    "num_models": ("schedule", ("all", "permutations", "strata", "random")),
+    "clients_per_round": ("schedule", ("uniform", "poisson")),
+    "num_models": ("schedule", ("all", "permutations", "mixed", "strata", "random", "random_walk")),
     "num_strata": ("schedule", ("strata",)),
     "clients_per_stratum": ("schedule", ("strata",)),
     "widths": ("model", ("mlp",)),
     "activation": ("model", ("mlp",)),
     "parameterization": ("model", ("mlp",)),
-    "server_learning_rate": ("algorithm", ("fed_avg", "fed_ensemble")),
-    "local_steps": ("algorithm", ("fed_avg", "fed_ensemble")),
-    "local_epochs": ("algorithm", ("fed_avg", "fed_ensemble")),
-    "batch_size": ("algorithm", ("fed_avg", "fed_ensemble")),
-    "weighting": ("algorithm", ("fed_avg", "fed_ensemble")),
-    "ntk_kernel": ("algorithm", ("ntk_fl",)),
-    "ntk_times": ("algorithm", ("ntk_fl",)),
 }
 
 
@@ -100,7 +95,7 @@ def prepare(options: TrainOptions) -> Job:
 
 
 def _prepare(o: TrainOptions) -> Job:
-    entry = cast(catalogue.AlgorithmEntry, catalogue.choose("algorithm", o.algorithm, dict(catalogue.ALGORITHMS)))
+    entry = cast(AlgorithmEntry, catalogue.choose("algorithm", o.algorithm, dict(ALGORITHMS)))
     divide = cast(catalogue.PartitionEntry, catalogue.choose("partition", o.partition, dict(catalogue.PARTITIONS)))
     name = entry.schedule if o.schedule == "default" else o.schedule
     plan_of = cast(catalogue.ScheduleEntry, catalogue.choose("schedule", name, dict(catalogue.SCHEDULES)))
@@ -109,22 +104,60 @@ def _prepare(o: TrainOptions) -> Job:
         o = dataclasses.replace(o, local_epochs=5)
     given = {} if o.num_train is None else {"num_train": o.num_train}
     loaded = data.load(o.dataset, data_dir=o.data_dir, seed=o.seed, **given)
-    clients = divide.build(o, loaded)
+    clients, own_test = _apart(o, divide.build(o, loaded))
+    clients, server_data, shared = _at_server(o, loaded, clients)
     train, test = _split(loaded, "train"), _split(loaded, "test")
     model = _model(o, loaded.x_train.shape[1:], train.targets.shape[1])
     plan = plan_of.build(o, clients.num_clients)
     plan = catalogue.faulty(plan, clients.sizes, o.dropout, o.keep_first, o.completion_time, o.completion_spread)
+    if o.algorithm == "dp_fed_avg" and not 0 < o.delta < 1:
+        raise ValueError(f"delta: got {o.delta}, must be above 0 and below 1")
     if o.algorithm == "fed_ensemble" and plan.num_models != o.num_models:
         raise ValueError(f"schedule: {name!r} trains {plan.num_models} model, but num_models is {o.num_models}")
-    algorithm = entry.build(o, model, plan)
+    algorithm = entry.build(o, Given(model, plan, server_data, shared))
     if o.loss == "cross_entropy" and train.labels is None:
         raise ValueError(f"loss: cross_entropy needs class labels, but the data set {loaded.name} has none")
     y = train.labels if o.loss == "cross_entropy" else train.targets
-    federated = data.federated_data(np.asarray(loaded.x_train, np.float32), np.asarray(y), clients, dtype=jnp.float32)
+    x = np.asarray(loaded.x_train, np.float32)
+    federated = data.federated_data(x, np.asarray(y), clients, dtype=jnp.float32)
+    of_clients = None if own_test is None else data.federated_data(x, np.asarray(y), own_test, dtype=jnp.float32)
     first = checkpoints_of(o, name, seeds_of(o)[0])
     resolve_mapping(algorithm, federated, o.num_rounds, o.mapping, first if first.resume else None, measure=False)
     some = jax.tree.map(lambda a: a[:EVALUATED_TRAIN], train)
-    return Job(o, algorithm, federated, {"train": some, "test": test}, name)
+    return Job(o, algorithm, federated, {"train": some, "test": test}, name, of_clients)
+
+
+def _apart(o: TrainOptions, clients: Partition) -> tuple[Partition, Partition | None]:
+    """What clients train on, and what is kept to test what they predict for themselves (``client_test``)."""
+    if not 0 <= o.client_test < 1:
+        raise ValueError(f"client_test: got {o.client_test}, must be at least 0 and below 1")
+    if o.client_test == 0:
+        return clients, None
+    kept, tested = sharing.held_out(clients, o.client_test, o.seed)
+    if len(tested.indices) == 0:
+        raise ValueError(f"client_test: got {o.client_test}, which leaves no client an example to test with")
+    return kept, tested
+
+
+def _at_server(
+    o: TrainOptions, loaded: data.Dataset, clients: Partition
+) -> tuple[Partition, Array | None, np.ndarray | None]:
+    """The clients' examples once the server has its own, those (FedBE), and the shared ones (data sharing)."""
+    if o.algorithm == "fed_be":
+        drawn = np.random.default_rng(o.seed).permutation(np.unique(clients.indices))
+        if not 1 <= o.server_examples < len(drawn):
+            raise ValueError(f"server_examples: got {o.server_examples}, must be from 1 to {len(drawn) - 1}")
+        held = drawn[: o.server_examples]
+        return sharing.without(clients, held), jnp.asarray(loaded.x_train[held], jnp.float32), None
+    if o.algorithm == "data_sharing":
+        if not 0 < o.shared_fraction < 1:
+            raise ValueError(f"shared_fraction: got {o.shared_fraction}, must be above 0 and below 1")
+        if loaded.num_classes == 0:
+            raise ValueError(f"algorithm: data_sharing draws by class, but the data set {loaded.name} has no classes")
+        number = max(1, round(o.shared_fraction * len(loaded.x_train)))
+        shared = sharing.class_balanced(loaded.y_train, number, o.seed)
+        return sharing.with_shared(clients, shared), None, shared
+    return clients, None, None
 
 
 def _check(o: TrainOptions, schedule: str) -> None:
@@ -155,9 +188,22 @@ def _check(o: TrainOptions, schedule: str) -> None:
                 raise ValueError(f"{name}: is used with {switch} only")
     choices = {"partition": o.partition, "schedule": schedule, "model": o.model, "algorithm": o.algorithm}
     defaults = TrainOptions()
-    for option, (choice, users) in USED_WITH.items():
+    for option, (choice, users) in (USED_WITH | used_by_algorithms()).items():
         if getattr(o, option) != getattr(defaults, option) and choices[choice] not in users:
+            if option == "graph" and schedule == "random_walk":
+                continue
+            if o.base in users and "base" in ALGORITHMS[o.algorithm].uses:
+                continue
             raise ValueError(f"{option}: is not used with {choice} {choices[choice]!r}, only with {', '.join(users)}")
+
+
+def used_by_algorithms() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """The options that not every algorithm uses, as ``USED_WITH``."""
+    options = dict.fromkeys(option for entry in ALGORITHMS.values() for option in entry.uses)
+    return {
+        option: ("algorithm", tuple(name for name, entry in ALGORITHMS.items() if option in entry.uses))
+        for option in options
+    }
 
 
 def seeds_of(o: TrainOptions) -> tuple[int, ...]:

@@ -11,22 +11,29 @@ from rich import box
 from rich.table import Table
 
 from fedtangent import data, models
-from fedtangent.commands.catalogue import ALGORITHMS, PARTITIONS, SCHEDULES
+from fedtangent.commands.algorithms import ALGORITHMS
+from fedtangent.commands.catalogue import PARTITIONS, SCHEDULES
 from fedtangent.report.tables import console
 
 
 @dataclass(frozen=True)
 class ListOptions:
-    """List what there is to choose from: algorithms, datasets, models, partitions, schedules or cases."""
+    """List what there is to choose from: algorithms, datasets, models, partitions, schedules, cases or experiments."""
 
     what: Annotated[str, tyro.conf.Positional]
-    """algorithms, datasets, models, partitions, schedules or cases."""
+    """algorithms, datasets, models, partitions, schedules, cases or experiments."""
 
 
 def _cases() -> dict[str, str]:
     from fedtangent.compare import CASES
 
     return {name: case.description for name, case in CASES.items()}
+
+
+def _experiments() -> dict[str, str]:
+    from fedtangent import experiments
+
+    return experiments.available()
 
 
 _LISTS: dict[str, Callable[[], dict[str, str]]] = {
@@ -36,6 +43,7 @@ _LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "partitions": lambda: {name: entry.description for name, entry in PARTITIONS.items()},
     "schedules": lambda: {name: entry.description for name, entry in SCHEDULES.items()},
     "cases": _cases,
+    "experiments": _experiments,
 }
 
 

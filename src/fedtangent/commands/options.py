@@ -11,7 +11,9 @@ class TrainOptions:
     """One federated run: data, partition, model, algorithm. `fedtangent list` names the choices."""
 
     algorithm: str = "fed_avg"
-    """fed_avg, fed_ensemble or ntk_fl."""
+    """fed_avg, fed_ensemble, ntk_fl, .. (`fedtangent list algorithms`)."""
+    base: str = "fed_avg"
+    """fed_ensemble, random_walk, data_sharing: the algorithm inside."""
     dataset: str = "digits"
     """digits, sine, mnist or fashion_mnist."""
     partition: str = "dirichlet"
@@ -33,11 +35,11 @@ class TrainOptions:
     num_train: int | None = None
     """Use only the first so many training examples."""
     schedule: str = "default"
-    """all, uniform, permutations, strata, random; default: the algorithm's own."""
+    """all, uniform, poisson, permutations, mixed, strata, random, random_walk, own; default: the algorithm's own."""
     num_models: int = 5
-    """Models K of the ensemble (schedules all, permutations, strata, random)."""
+    """Models K of the ensemble (not with the schedules uniform, poisson and own)."""
     clients_per_round: int | None = None
-    """Cohort of the schedule uniform (default: everyone)."""
+    """Cohort of the schedules uniform and poisson (default: everyone)."""
     num_strata: int = 5
     """Strata Q of the schedule strata."""
     clients_per_stratum: int | None = None
@@ -52,8 +54,10 @@ class TrainOptions:
     """squared_error (classes as centred one-hot targets) or cross_entropy."""
     client_learning_rate: float = 1.0
     """Step size of the clients; of the evolution, for ntk_fl."""
-    server_learning_rate: float = 1.0
-    """Step size of the server."""
+    client_optimizer: str = "sgd"
+    """sgd, momentum (0.9) or adam; its state does not outlive a round."""
+    server_learning_rate: float | None = None
+    """Step size of the server (default: 1, or the algorithm's own)."""
     decay: float = 1.0
     """The clients' step size is multiplied by this every --decay-every rounds (the papers: 0.99)."""
     decay_every: int = 10
@@ -74,8 +78,48 @@ class TrainOptions:
     """Local epochs (default: 5, unless --local-steps is given)."""
     batch_size: int = 16
     """Minibatch size; 0 for full batches."""
-    weighting: str = "examples"
-    """Weigh clients by examples or uniformly: examples, uniform."""
+    weighting: str | None = None
+    """Weigh clients by examples or uniformly: examples, uniform (default: examples, or the algorithm's own)."""
+    channel: str = "lossless"
+    """How updates travel: lossless, top_k:<share>, random_k:<share>, qsgd:<bits>, quantise:<bits>."""
+    error_feedback: bool = False
+    """A client adds to its next update what the channel left out of this one."""
+    mu: float = 0.1
+    """fed_prox, ditto: strength of the proximal term (Ditto's lambda)."""
+    nova_mu: float = 0.0
+    """fed_nova: strength of the proximal term."""
+    dyn_alpha: float = 0.1
+    """fed_dyn: alpha, the strength of the regulariser."""
+    server_momentum: float = 0.9
+    """fed_avg_m."""
+    beta_1: float = 0.9
+    """fed_adam, fed_yogi."""
+    beta_2: float = 0.99
+    """fed_adam, fed_yogi."""
+    tau: float = 1e-3
+    """fed_adam, fed_yogi, fed_adagrad: degree of adaptivity."""
+    bits: int = 8
+    """fed_com, fed_paq: bits of a number."""
+    clip_norm: float = 1.0
+    """dp_fed_avg: bound on the norm of an update."""
+    noise_multiplier: float = 1.0
+    """dp_fed_avg: noise on the sum of the updates, in units of the bound."""
+    delta: float = 1e-5
+    """dp_fed_avg: delta that the final epsilon is told for."""
+    private: str = "^0/"
+    """lg_fed_avg: regular expression; parameters whose path matches it stay with their client."""
+    graph: str = "ring"
+    """random_walk, gossip: ring, torus, complete or erdos_renyi:<probability>."""
+    shared_fraction: float = 0.1
+    """data_sharing: share of all examples that every client holds."""
+    server_examples: int = 100
+    """fed_be: training examples that the server holds, without labels, and no client does."""
+    posterior: str = "gaussian"
+    """fed_be: gaussian or dirichlet."""
+    num_samples: int = 10
+    """fed_be: models drawn from the posterior."""
+    client_test: float = 0.0
+    """Share of each client's examples kept to test what it predicts for itself (personal models, if it has any)."""
     ntk_kernel: str = "averaged"
     """ntk_fl: averaged (the paper's H for all outputs) or exact."""
     ntk_times: tuple[int, ...] = tuple(range(100, 2001, 100))

@@ -8,22 +8,29 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich import box
 from rich.table import Table
 
-from fedtangent import memory
+from fedtangent import memory, uncertainty
 from fedtangent.commands.job import Job, Split, checkpoints_of, prepare, say, seeds_of
+from fedtangent.commands.measures import measure_clients, privacy
 from fedtangent.distributed import is_main
 from fedtangent.history import Evaluation, Run
 from fedtangent.report.files import Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent.report.tables import console, number
 from fedtangent.simulate import Resolved, predict, resolve_mapping, simulate
-from fedtangent.types import Prediction
+from fedtangent.types import Array, Prediction
+from fedtangent.uncertainty import Reliability
 
 __all__ = ["Job", "Split", "measure", "prepare", "run_job"]
 
 DIVERGED = 100.0  # times the first training loss
+METRICS = (  # in the order of the table
+    *("nll", "mse", "accuracy", "accuracy_of_members", "ece", "brier"),
+    *("predictive_entropy", "mutual_information", "knowledge_variance"),
+)
 LOWER = "lower the learning rate"
 
 
@@ -39,24 +46,40 @@ def _resolved(job: Job, mapping: Resolved) -> dict[str, Any]:
 
 
 def measure(predicted: Prediction, split: Split, loss: str) -> dict[str, float]:
-    """Metrics of an ensemble's prediction: its error, its members' mean error, its knowledge uncertainty."""
+    """Metrics of an ensemble's prediction: its error, its members' mean error, its calibration, its uncertainty."""
     members, mean = np.asarray(predicted.members, np.float64), np.asarray(predicted.mean, np.float64)
-    found: dict[str, float] = {}
-    if loss == "cross_entropy":
-        probability = np.exp(members - members.max(axis=-1, keepdims=True))
-        probability /= probability.sum(axis=-1, keepdims=True)
-        mean = probability.mean(axis=0)
-        picked = np.take_along_axis(mean, np.asarray(split.labels)[:, None], axis=1)
-        found["nll"] = float(-np.mean(np.log(np.maximum(picked, 1e-300))))
-    else:
-        found["mse"] = float(np.mean((mean - np.asarray(split.targets)) ** 2))
-    if split.labels is not None:
-        labels = np.asarray(split.labels)
-        found["accuracy"] = float(np.mean(mean.argmax(axis=-1) == labels))
+    labels = _labels(split)
+    scores, classes = _scores(members, mean, np.asarray(split.targets), labels, loss)
+    found = {name: float(value) for name, value in scores.items()}
+    if labels is not None:  # on the host, where a share is divided exactly
+        found["accuracy"] = float(np.mean(np.asarray(classes) == labels))
         found["accuracy_of_members"] = float(np.mean(members.argmax(axis=-1) == labels))
-    if len(members) > 1:
-        found["knowledge_variance"] = float(np.mean(members.var(axis=0)))
-    return found
+    return {name: found[name] for name in METRICS if name in found}
+
+
+def _labels(split: Split) -> np.ndarray | None:
+    return None if split.labels is None else np.asarray(split.labels)
+
+
+@functools.partial(jax.jit, static_argnames="loss")
+def _scores(
+    members: Array, mean: Array, targets: Array, labels: Array | None, loss: str
+) -> tuple[dict[str, Array], Array]:
+    """The metrics of ``measure`` by name, but for accuracies, and the predicted classes [n]."""
+    several, found = members.shape[0] > 1, dict[str, Array]()
+    if loss == "cross_entropy" and labels is not None:
+        mean = uncertainty.log_probability(members)
+        found["nll"] = uncertainty.negative_log_likelihood(members, labels)
+        found["ece"] = uncertainty.expected_calibration_error(members, labels)
+        found["brier"] = uncertainty.brier_score(members, labels)
+        found["predictive_entropy"] = jnp.mean(uncertainty.predictive_entropy(members))
+        if several:
+            found["mutual_information"] = jnp.mean(uncertainty.mutual_information(members))
+    else:
+        found["mse"] = jnp.mean((mean - targets) ** 2)
+    if several:
+        found["knowledge_variance"] = jnp.mean(uncertainty.knowledge_variance(members))
+    return found, mean.argmax(axis=-1)
 
 
 def run_job(job: Job) -> int:
@@ -67,9 +90,10 @@ def run_job(job: Job) -> int:
     metrics: list[Metric] = []
 
     def evaluate(state: Any) -> dict[str, Any]:
-        return {
+        found = {
             name: measure(predict(job.algorithm, state, split.x), split, o.loss) for name, split in job.splits.items()
         }
+        return found if job.of_clients is None else found | {"clients": measure_clients(job, state)}
 
     def note(seed: int, e: Evaluation) -> None:
         if not is_main():
@@ -85,6 +109,7 @@ def run_job(job: Job) -> int:
         write_metrics(folder, metrics)
 
     runs: dict[int, Run] = {}
+    bins: list[Reliability] = []
     for seed in seeds:
         runs[seed] = simulate(
             job.algorithm,
@@ -102,7 +127,11 @@ def run_job(job: Job) -> int:
         if runs[seed].signal:
             say(f"{runs[seed].status}; continue with the same options and --resume")
             return 128 + runs[seed].signal
-    return _finish(job, runs, metrics, folder) if is_main() else 0
+        if o.loss == "cross_entropy":  # here, because every process takes part in a prediction
+            test = job.splits["test"]
+            members = np.asarray(predict(job.algorithm, runs[seed].state, test.x).members, np.float64)
+            bins.append(uncertainty.reliability(jnp.asarray(members), jnp.asarray(_labels(test))))
+    return _finish(job, runs, metrics, bins, folder) if is_main() else 0
 
 
 def _announce(found: Resolved) -> None:
@@ -114,16 +143,19 @@ def _announce(found: Resolved) -> None:
     console().print(memory.describe(found.plan), highlight=False)
 
 
-def _finish(job: Job, runs: dict[int, Run], metrics: list[Metric], folder: Path) -> int:
+def _finish(job: Job, runs: dict[int, Run], metrics: list[Metric], bins: list[Reliability], folder: Path) -> int:
     """Write and print what came out; returns the exit code."""
     screen, rows = console(), _rows(job, runs)
     last = _mean_cost(runs)
     statuses = sorted({run.status for run in runs.values()})
     sent = {"uplink_bytes": last.uplink_bytes, "downlink_bytes": last.downlink_bytes}
     write_result(folder, rows, rounds=last.round, status="; ".join(statuses), **sent)
-    _draw(job, metrics, folder)
+    _draw(job, metrics, bins, folder)
     screen.print(_table(job, rows, last))
-    screen.print(f"numbers in {folder / 'metrics.csv'}, figure in {folder / 'figures'}", highlight=False)
+    guarantee = privacy(job, last.round)
+    if guarantee is not None:
+        screen.print(guarantee, highlight=False)
+    screen.print(f"numbers in {folder / 'metrics.csv'}, figures in {folder / 'figures'}", highlight=False)
     for seed, run in runs.items():
         for line in _remarks(run):
             say(("" if len(runs) == 1 else f"seed {seed}: ") + line)
@@ -215,14 +247,18 @@ def _table(job: Job, rows: list[dict[str, Any]], last: Evaluation) -> Table:
     return table
 
 
-def _draw(job: Job, metrics: list[Metric], folder: Path) -> None:
-    from fedtangent.report.plots import curves
+def _draw(job: Job, metrics: list[Metric], bins: list[Reliability], folder: Path) -> None:
+    from fedtangent.report.plots import curves, reliability_diagram
 
     chosen = "accuracy" if job.splits["test"].labels is not None else "mse"
     series = {
         split: _mean_curve([m for m in metrics if m.split == split and m.metric == chosen]) for split in job.splits
     }
-    curves(series, chosen, f"{job.algorithm.name} on {job.options.dataset}", folder / "figures" / f"{chosen}.png")
+    title = f"{job.algorithm.name} on {job.options.dataset}"
+    curves(series, chosen, title, folder / "figures" / f"{chosen}.png")
+    if bins:
+        title = f"{title}, test examples" + ("" if len(bins) == 1 else f" of {len(bins)} seeds")
+        reliability_diagram({job.algorithm.name: bins}, title, folder / "figures" / "reliability.png")
 
 
 def _mean_curve(metrics: list[Metric]) -> list[tuple[int, float]]:

@@ -1,5 +1,37 @@
 """The parts of federated algorithms, and the recipes made of them."""
 
-from fedtangent.federated import aggregate, channel, compose, faults, local, predict, rates, recipes, schedule, server
+from fedtangent.federated import (
+    aggregate,
+    channel,
+    compose,
+    distil,
+    faults,
+    graph,
+    local,
+    masks,
+    personal,
+    predict,
+    rates,
+    recipes,
+    schedule,
+    server,
+    walks,
+)
 
-__all__ = ["aggregate", "channel", "compose", "faults", "local", "predict", "rates", "recipes", "schedule", "server"]
+__all__ = [
+    "aggregate",
+    "channel",
+    "compose",
+    "distil",
+    "faults",
+    "graph",
+    "local",
+    "masks",
+    "personal",
+    "predict",
+    "rates",
+    "recipes",
+    "schedule",
+    "server",
+    "walks",
+]

@@ -21,9 +21,7 @@ def from_flax(module: Any, example_input: Any, output_size: int, name: str | Non
     them is not defined here) or whose output is not [n, output_size].
     """
     if not all(hasattr(module, name) for name in ("init", "apply")):
-        raise ValueError(
-            f"module: got a {type(module).__name__}, must be a flax.linen module"
-        )
+        raise ValueError(f"module: got a {type(module).__name__}, must be a flax.linen module")
     if not all(hasattr(example_input, name) for name in ("shape", "dtype")):
         raise ValueError(f"example_input: got {example_input!r}, must be an array or a jax.ShapeDtypeStruct")
     example = jax.ShapeDtypeStruct(example_input.shape, example_input.dtype)

@@ -1,9 +1,9 @@
-"""Figures of the side-by-side. Matplotlib is imported when the first figure is drawn."""
+"""Figures of comparisons, runs and experiments. Matplotlib is imported when the first figure is drawn."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from fedtangent.compare.side_by_side import SideBySide
 from fedtangent.compare.statistics import fitted_slope
+from fedtangent.uncertainty import Reliability, coverage_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +24,7 @@ SIMULATED, PREDICTED, NEUTRAL, DATA = (
     "#222222",
 )  # Okabe-Ito: safe for colour-blind eyes
 SHADES = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594", "#042c5c")
+METHODS = (SIMULATED, PREDICTED, "#009e73", "#cc79a7")
 MEMBERS_SHOWN = 8
 
 
@@ -170,3 +172,65 @@ def curves(series: dict[str, list[tuple[int, float]]], name: str, title: str, pa
     ax.set_title(title)
     ax.legend()
     return _save(figure, path)
+
+
+def curves_with_bands(panels: dict[str, dict[str, np.ndarray]], rounds: Sequence[int], title: str, path: Path) -> Path:
+    """Metrics against the round, a panel for each: the mean over seeds of each method, in its 95 % interval.
+
+    ``panels`` is ``{metric: {method: values [seeds, E]}}``; ``rounds`` [E] are those of the evaluations. The interval
+    is Student's, round by round; with one seed there is none.
+    """
+    from scipy.stats import t
+
+    figure, axes = _figure(len(panels), width=4.6, height=3.6)
+    for ax, (metric, methods) in zip(axes[0], panels.items(), strict=True):
+        for (label, values), colour in zip(methods.items(), METHODS, strict=False):
+            mean, seeds = values.mean(axis=0), len(values)
+            if seeds > 1:
+                half = t.ppf(0.975, seeds - 1) * values.std(axis=0, ddof=1) / np.sqrt(seeds)
+                ax.fill_between(rounds, mean - half, mean + half, color=colour, alpha=0.18, lw=0)
+            ax.plot(rounds, mean, "o-", ms=3, color=colour, label=label)
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.set_xlabel("round")
+        ax.set_ylabel(metric)
+        ax.legend(fontsize=8)
+    figure.suptitle(title)
+    return _save(figure, path)
+
+
+def reliability_diagram(methods: Mapping[str, Sequence[Reliability]], title: str, path: Path) -> Path:
+    """Accuracy against confidence for each method, and below it the share of examples in each bin.
+
+    A method has one ``Reliability`` for each seed, over the same bins; their examples are pooled. Whiskers are 95 %
+    intervals (Wilson) of a bin's accuracy if its examples were independent.
+    """
+    figure, axes = _figure(1, rows=2, width=5.0, height=2.9, sharex=True, height_ratios=(3, 1))
+    upper, lower = axes[:, 0]
+    upper.plot([0, 1], [0, 1], "--", color=NEUTRAL, lw=1, label="calibrated")
+    for i, ((label, seeds), colour) in enumerate(zip(methods.items(), METHODS, strict=False)):
+        edges, count, confidence, accuracy = _pooled(seeds)
+        error = float(np.sum(count * np.abs(accuracy - confidence)) / np.sum(count))
+        name = "ECE" if len(seeds) == 1 else "ECE of all"
+        full = count > 0
+        ends = [coverage_interval(a, int(n)) for a, n in zip(accuracy[full], count[full], strict=True)]
+        whiskers = [accuracy[full] - [float(e.low) for e in ends], [float(e.high) for e in ends] - accuracy[full]]
+        upper.errorbar(confidence[full], accuracy[full], np.maximum(whiskers, 0), fmt="o-", ms=4, capsize=2, lw=1.2,
+                       color=colour, label=f"{label}, {name} {error:.3f}")  # fmt: skip
+        width = np.diff(edges) / len(methods)
+        lower.bar(edges[:-1] + i * width, count / count.sum(), width, align="edge", color=colour, alpha=0.7)
+    upper.set_ylabel("accuracy")
+    upper.set_ylim(-0.02, 1.02)
+    upper.set_title(title)
+    upper.legend(fontsize=8, loc="best")
+    lower.set_xlabel("confidence")
+    lower.set_xlim(0, 1)
+    lower.set_ylabel("examples, share")
+    return _save(figure, path)
+
+
+def _pooled(seeds: Sequence[Reliability]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Edges, and examples, confidence and accuracy of each bin over all seeds."""
+    count = np.sum([np.asarray(s.examples) for s in seeds], axis=0)
+    sums = [np.sum([np.asarray(s.examples) * np.asarray(part) for s, part in zip(seeds, parts, strict=True)], axis=0)
+            for parts in ([s.confidence for s in seeds], [s.accuracy for s in seeds])]  # fmt: skip
+    return np.asarray(seeds[0].edges), count, *(total / np.maximum(count, 1) for total in sums)

@@ -1,0 +1,26 @@
+"""Experiments: one small file for each table, figure or claim of the papers, run by ``fedtangent experiment``.
+
+An experiment's name is its module below this package: ``fed_ensemble.versus_fed_avg`` is ``EXPERIMENT`` in
+``experiments/fed_ensemble/versus_fed_avg.py``. A new one is a new file, and a name in ``NAMES``.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from fedtangent.experiments.contract import Experiment
+
+NAMES = ("fed_ensemble.versus_fed_avg",)
+
+
+def get(name: str) -> Experiment:
+    """The experiment called ``name``; raises ``ValueError`` with the allowed names."""
+    if name not in NAMES:
+        raise ValueError(f"experiment: got {name!r}, allowed are {', '.join(NAMES)}")
+    found: Experiment = importlib.import_module(f"{__name__}.{name}").EXPERIMENT
+    return found
+
+
+def available() -> dict[str, str]:
+    """Names of the experiments, each with a one-line description."""
+    return {name: get(name).description for name in NAMES}
