@@ -117,7 +117,7 @@ def test_the_config_says_what_the_options_stood_for(
     run: Callable, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDTANGENT_DATA", str(tmp_path))
-    run("train", *RUNS["fed_ensemble"], "--output", "out")
+    run("train", *RUNS["fed_ensemble"], "--host-devices", "1", "--output", "out")
     config = json.loads((folder / "out" / "config.json").read_text())
     wanted = {"schedule": "permutations", "mapping": "scan", "seconds_a_round": {}, "data_dir": str(tmp_path)}
     assert config["resolved"] == wanted

@@ -206,7 +206,7 @@ def _remarks(run: Run) -> list[str]:
     if rejected:
         lines.append(f"{rejected} messages were rejected: not finite, or larger than allowed")
     first, end = _training_losses(run)
-    if not _diverged(run) and end >= first:
+    if run.status == "finished" and not _diverged(run) and end >= first:
         lines.append(
             f"the training loss did not fall ({first:.4g}, then {end:.4g}): try another --client-learning-rate"
         )
