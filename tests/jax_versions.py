@@ -1,8 +1,8 @@
-"""Run the neural-tangents tests under the oldest supported and the newest installable JAX.
+"""Run the neural-tangents tests, and every algorithm, under the oldest supported and the newest installable JAX.
 
 ``python tests/jax_versions.py`` makes a virtual environment for each under ``.venv-versions/``, installs what setup.cfg
-asks for (neural-tangents without TensorFlow), runs ``tests/kernels/test_neural_tangents*.py`` in each with warnings as
-errors, prints a table and exits with 1 if anything failed. A second run re-uses the environments while setup.cfg asks
+asks for (neural-tangents without TensorFlow), runs ``tests/kernels/test_neural_tangents*.py``, the mappings' tests and
+a round of every algorithm in each with warnings as errors, prints a table and exits with 1 if anything failed. A second run re-uses the environments while setup.cfg asks
 for the same; remove them to look for a newer JAX.
 
 Under Python 3.11 the newest JAX that can be installed is 0.10.2; newer ones want Python 3.12 or later. The newest
@@ -89,7 +89,9 @@ def run_tests(interpreter: Path, folder: Path) -> Outcome:
     """Run the tests and count; an error of collection counts as a failure."""
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
-    files = sorted((ROOT / "tests" / "kernels").glob("test_neural_tangents*.py"))
+    tests = ROOT / "tests"
+    files = sorted((tests / "kernels").glob("test_neural_tangents*.py"))
+    files += [tests / "test_mapping.py", tests / "commands" / "test_algorithms.py"]
     versions = "import jax, platform; print(jax.__version__, platform.python_version())"
     jax, python = run(interpreter, "-c", versions).split()
     print(f"jax {jax}, python {python}:", flush=True)

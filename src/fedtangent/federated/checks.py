@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,12 @@ def check_within(name: str, value: float | Array, low: float, high: float = math
     if not low <= float(value) < high:
         above = "finite" if high == math.inf else f"below {high:g}"
         raise ValueError(f"{name}: got {float(value):g}, must be at least {low:g} and {above}")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise ``ValueError`` unless ``value`` is positive and finite; one that is traced has no value to look at."""
+    if not isinstance(value, jax.core.Tracer) and not 0 < float(value) < math.inf:
+        raise ValueError(f"{name}: got {value}, must be positive and finite")
 
 
 def is_zero(value: float | Array) -> bool:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from fedtangent.data.checks import is_whole
+from fedtangent.federated.checks import check_positive
 from fedtangent.federated.compression import Code, Sending, Stage, stages_channel
 from fedtangent.types import Array, Channel, Key
 
@@ -34,12 +32,6 @@ def clip(norm: float) -> Channel:
         return sending._replace(values=jnp.where(longer, unit * (bound / root), values))
 
     return stages_channel(Stage(apply, lambda code: code))
-
-
-def check_positive(name: str, value: Any) -> None:
-    """Raise ``ValueError`` unless ``value`` is positive and finite; one that is traced has no value to look at."""
-    if not isinstance(value, jax.core.Tracer) and not 0 < float(value) < math.inf:
-        raise ValueError(f"{name}: got {value}, must be positive and finite")
 
 
 # ---- sparsifiers --------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedtangent import pytrees
 from fedtangent.federated.aggregate import weighted_mean
 from fedtangent.federated.channel import clip, lossless
-from fedtangent.federated.compressors import check_positive
+from fedtangent.federated.checks import check_positive
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate, check_rate, sgd
 from fedtangent.federated.recipes.common import Options, train_and_average
