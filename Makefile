@@ -86,7 +86,7 @@ check-theory: $(INSTALLED) ## every theorem against simulation, the slow tests i
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m "slow or theory" $(PYTEST_ARGS)
 
 .PHONY: test-jax-versions
-test-jax-versions: $(INSTALLED) ## the kernel tests under the oldest supported and the newest installable JAX
+test-jax-versions: $(INSTALLED) ## kernels, mappings, algorithms under the oldest supported and the newest JAX
 	$(BIN)/python tests/jax_versions.py
 
 .PHONY: lint

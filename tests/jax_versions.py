@@ -1,9 +1,9 @@
 """Run the neural-tangents tests, and every algorithm, under the oldest supported and the newest installable JAX.
 
 ``python tests/jax_versions.py`` makes a virtual environment for each under ``.venv-versions/``, installs what setup.cfg
-asks for (neural-tangents without TensorFlow), runs ``tests/kernels/test_neural_tangents*.py``, the mappings' tests and
-a round of every algorithm in each with warnings as errors, prints a table and exits with 1 if anything failed. A second run re-uses the environments while setup.cfg asks
-for the same; remove them to look for a newer JAX.
+asks for (neural-tangents without TensorFlow), runs ``tests/kernels/test_neural_tangents*.py``, the tests of the mappings
+and a round of every algorithm in each with warnings as errors, prints a table and exits with 1 if anything failed. A
+second run re-uses the environments while setup.cfg asks for the same; remove them to look for a newer JAX.
 
 Under Python 3.11 the newest JAX that can be installed is 0.10.2; newer ones want Python 3.12 or later. The newest
 interpreter found on PATH is used for the newest JAX, or the one given by ``--python``.
