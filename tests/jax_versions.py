@@ -1,7 +1,7 @@
 """Run the neural-tangents tests, and every algorithm, under the oldest supported and the newest installable JAX.
 
 ``python tests/jax_versions.py`` makes a virtual environment for each under ``.venv-versions/``, installs what setup.cfg
-asks for (neural-tangents without TensorFlow), runs ``tests/kernels/test_neural_tangents*.py``, the tests of the mappings
+asks for (neural-tangents without TensorFlow), runs ``tests/kernels/test_neural_tangents*.py``, those of the mappings
 and a round of every algorithm in each with warnings as errors, prints a table and exits with 1 if anything failed. A
 second run re-uses the environments while setup.cfg asks for the same; remove them to look for a newer JAX.
 
