@@ -16,11 +16,11 @@ from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.theory import gp_limit
 
 TRAIN = {
-    "algorithm": (["--algorithm", "fedavg"], "allowed are fed_avg, fed_ensemble, ntk_fl"),
+    "algorithm": (["--algorithm", "fedavg"], "allowed are fed_avg, fed_sgd, fed_prox"),
     "dataset": (["--dataset", "cifar"], "digits, sine, mnist, fashion_mnist"),
     "partition": (["--partition", "x"], "allowed are iid, shards, classes, dirichlet, by_user, quantity_skew"),
     "model": (["--model", "resnet"], "allowed are mlp, logistic, cnn, lstm, rbf_linear"),
-    "schedule": (["--schedule", "x"], "allowed are all, uniform, permutations, strata, random"),
+    "schedule": (["--schedule", "x"], "allowed are all, uniform, permutations, strata, mixed"),
     "loss": (["--loss", "mse"], "allowed are squared_error, cross_entropy"),
     "weighting": (["--weighting", "x"], "examples, uniform"),
     "mapping": (["--mapping", "pmap"], "allowed are auto, scan, vmap"),
@@ -39,7 +39,7 @@ TRAIN = {
     "no clients": (["--num-clients", "0"], "num_clients: got 0"),
     "cohort 0": (["--clients-per-round", "0"], "between 1 and num_clients = 20"),
     "cohort too large": (["--clients-per-round", "21"], "between 1 and num_clients = 20"),
-    "min client size": (["--min-client-size", "1000"], "min_size"),
+    "min client size": (["--min-client-size", "1000"], "min_client_size"),
     "client rate 0": (["--client-learning-rate", "0"], "client_learning_rate: got 0"),
     "client rate negative": (["--client-learning-rate", "-0.1"], "client_learning_rate: got -0.1"),
     "client rate nan": (["--client-learning-rate", "nan"], "client_learning_rate: got nan"),

@@ -16,14 +16,14 @@ from fedtangent.federated.local import Work
 P = 64 * 16 + 16 + 16 * 10 + 10
 WORK = {"client_learning_rate": 0.1, "work": Work(steps=1)}
 BUILT = {  # how to build it, and the bytes of a message by hand
-    "fed_com": (lambda o, model, plan: recipes.fed_com(model, plan, **WORK), P + 8),
-    "fed_paq": (lambda o, model, plan: recipes.fed_paq(model, plan, **WORK), P // 2 + 4),
+    "fed_com": (lambda o, given: recipes.fed_com(given.model, given.plan, **WORK), P + 8),
+    "fed_paq": (lambda o, given: recipes.fed_paq(given.model, given.plan, **WORK), P // 2 + 4),
     "dp_fed_avg": (
-        lambda o, model, plan: recipes.dp_fed_avg(model, plan, clip_norm=1.0, noise_multiplier=0.1, **WORK),
+        lambda o, given: recipes.dp_fed_avg(given.model, given.plan, clip_norm=1.0, noise_multiplier=0.1, **WORK),
         4 * P,
     ),
     "sparse": (
-        lambda o, model, plan: recipes.fed_avg(model, plan, channel=with_error_feedback(top_k(20)), **WORK),
+        lambda o, given: recipes.fed_avg(given.model, given.plan, channel=with_error_feedback(top_k(20)), **WORK),
         20 * 4 + -(-20 * 11 // 8),  # 2^10 < P < 2^11
     ),
 }
