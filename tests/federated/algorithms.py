@@ -249,3 +249,7 @@ ALGORITHMS = {
         doubled="weight",
     ),
 }
+
+# Made of the same parts as another row, from which they differ in a formula that has a test of its own: their laws are
+# among the slow tests (make check-theory).
+NIGHTLY = ("fed_adagrad", "fed_avg_m", "fed_be_no_distillation", "fed_paq", "fed_sgd", "fed_yogi", "modified_local_gd")

@@ -20,7 +20,7 @@ from fedtangent.loop import run_chunk
 from fedtangent.simulate import Run, simulate
 from fedtangent.types import Algorithm, FederatedData, PyTree, Schedule
 
-from .algorithms import ALGORITHMS
+from .algorithms import ALGORITHMS, NIGHTLY
 from .toys import cohorts, counting, distance, federated, fixed, leaves, owned_rows, reordered, two_layer, uneven_data
 
 ROUNDING = 1e-11  # float64; measured differences are below 1e-13, those of a broken law above VISIBLE
@@ -37,12 +37,14 @@ def _listen(event: str, duration: float, **_: Any) -> None:
 jax.monitoring.register_event_duration_secs_listener(_listen)
 
 
-everywhere = pytest.mark.parametrize("name", ALGORITHMS)
-
-
 def wherever_it_applies(law: str) -> pytest.MarkDecorator:
     """Every algorithm but those whose row says why the law does not apply."""
-    return pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if law not in row.exempt])
+    names = [name for name, row in ALGORITHMS.items() if law not in row.exempt]
+    marks = [pytest.mark.slow if name in NIGHTLY else () for name in names]
+    return pytest.mark.parametrize("name", [pytest.param(n, marks=m) for n, m in zip(names, marks, strict=True)])
+
+
+everywhere = wherever_it_applies("every other")
 
 
 def test_exemptions_name_laws_and_reasons() -> None:
