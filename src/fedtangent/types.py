@@ -106,6 +106,10 @@ def _as_parameters(params: PyTree) -> PyTree:
     return params
 
 
+def _as_trained(before: PyTree, after: PyTree, sent: PyTree) -> PyTree:
+    return after
+
+
 def _no_memory(message: PyTree) -> PyTree:
     return ()
 
@@ -117,6 +121,8 @@ class Local(NamedTuple):
     update: Callable[..., tuple[PyTree, PyTree, dict[str, Array]]]
     # (key, broadcast, client_state, client: Client) -> (message, client_state, info)
     message: Callable[[PyTree], PyTree] = _as_parameters  # params -> a tree with the shapes of a message
+    settle: Callable[[PyTree, PyTree, PyTree], PyTree] = _as_trained
+    # (client_state before, after update, message as the server receives it) -> client_state
 
 
 class Server(NamedTuple):

@@ -15,6 +15,7 @@ from fedtangent.federated import recipes
 from fedtangent.federated.distil import Distillation
 from fedtangent.federated.graph import complete, ring
 from fedtangent.federated.local import Work
+from fedtangent.federated.recipes import decentralised
 from fedtangent.federated.schedule import per_client_permutations, strata, uniform_sampling
 from fedtangent.federated.walks import own_models
 from fedtangent.federated.walks import random_walk as walks_over
@@ -86,11 +87,11 @@ def _fed_be(work: Work, **options: Any) -> Callable[..., Algorithm]:
 
 
 def _gossip(work: Work, **options: Any) -> Callable[..., Algorithm]:
-    """Over a ring where there are models enough for one."""
+    """Over a ring where there are models enough for one; the laws' schedules are not gossip's own, hence ``mixed``."""
 
     def build(model: Model, schedule: Schedule, **given: Any) -> Algorithm:
         models = schedule.num_models
-        return _with(recipes.gossip, work, mixing=ring(models) if models > 3 else complete(models), **options)(
+        return _with(decentralised.mixed, work, mixing=ring(models) if models > 3 else complete(models), **options)(
             model, schedule, **given
         )
 
@@ -176,9 +177,9 @@ ALGORITHMS = {
         nothing_on=("downlink_bytes",),
     ),
     "random_walk": Row(
-        _with(recipes.random_walk, Work(epochs=2, batch_size=2)),
+        _with(decentralised.walking, Work(epochs=2, batch_size=2), base=recipes.fed_avg),
         walks_over(ring(6), 3),
-        _with(recipes.random_walk, Work(steps=3)),
+        _with(decentralised.walking, Work(steps=3), base=recipes.fed_avg),
         doubled="weight",
         nothing_on=("downlink_bytes",),
     ),

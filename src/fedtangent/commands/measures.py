@@ -35,6 +35,8 @@ def privacy(job: Job, num_rounds: int) -> str | None:
     o, plan = job.options, job.algorithm.schedule
     if o.algorithm != "dp_fed_avg":
         return None
+    if job.schedule == "poisson" and o.keep_first is not None:
+        return "epsilon is not known: with keep_first a client more pushes another one out of the round"
     if job.schedule not in ("uniform", "poisson", "all") or plan.num_models != 1:
         return f"epsilon is not known for the schedule {job.schedule} of {plan.num_models} models"
     number = plan.num_clients if o.clients_per_round is None else o.clients_per_round

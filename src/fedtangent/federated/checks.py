@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from fedtangent.federated.rates import check_number
 from fedtangent.types import Array
 
 
@@ -18,8 +18,7 @@ def check_within(name: str, value: float | Array, low: float, high: float = math
     """
     if isinstance(value, jax.core.Tracer):
         return
-    if jnp.ndim(value) != 0:
-        raise ValueError(f"{name}: got an array of shape {jnp.shape(value)}, must be one number")
+    check_number(name, value)
     if not low <= float(value) < high:
         above = "finite" if high == math.inf else f"below {high:g}"
         raise ValueError(f"{name}: got {float(value):g}, must be at least {low:g} and {above}")
@@ -27,7 +26,10 @@ def check_within(name: str, value: float | Array, low: float, high: float = math
 
 def check_positive(name: str, value: Any) -> None:
     """Raise ``ValueError`` unless ``value`` is positive and finite; one that is traced has no value to look at."""
-    if not isinstance(value, jax.core.Tracer) and not 0 < float(value) < math.inf:
+    if isinstance(value, jax.core.Tracer):
+        return
+    check_number(name, value)
+    if not 0 < float(value) < math.inf:
         raise ValueError(f"{name}: got {value}, must be positive and finite")
 
 

@@ -101,6 +101,7 @@ def _train_slot(
         before = jax.tree.map(lambda leaf: leaf[row.model, row.client], (state.client, state.channel))
         message, own, info = local.update(update_key, pytrees.take(broadcasts, row.model), before[0], client)
         message, memory = channel.send(send_key, message, before[1])
+        own = local.settle(before[0], own, message)
         if accept is not None:
             row = row._replace(weight=jnp.where(accept(message), row.weight, 0))
         after = pytrees.where(row.weight > 0, (own, memory), before)

@@ -82,7 +82,7 @@ def check_linear(name: str, make: Make) -> None:
 
 
 def check_plain(name: str, make: Make) -> None:
-    """Raise ``ValueError`` unless every step of the optimiser ``make(rate)`` is ``-rate g``."""
+    """Raise ``ValueError`` unless every step of the optimiser ``make(rate)`` is ``-rate g``, of the first four."""
     with jax.ensure_compile_time_eval():
         for gradients in (_random(0), *(_scaled(c, _random(1)) for c in _FACTORS)):
             steps = [_moved(make(_RATE), gradients[: t + 1]) for t in range(_STEPS)]

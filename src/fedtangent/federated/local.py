@@ -185,6 +185,7 @@ def local_training(
     answer: Callable[..., tuple[PyTree, PyTree]] = difference,
     init: Callable[[PyTree], PyTree] = no_state,
     message: Callable[[PyTree], PyTree] = lambda params: params,
+    settle: Callable[[PyTree, PyTree, PyTree], PyTree] = lambda before, after, sent: after,
 ) -> Local:
     """Local training on the problem that an algorithm poses.
 
@@ -196,6 +197,7 @@ def local_training(
             after the last of ``steps`` steps.
         init: ``params -> client_state``.
         message: ``params ->`` a tree with the shapes of a message.
+        settle: ``(state before, state after, message as received) -> state``, for states that the server mirrors.
 
     Raises ``ValueError`` for an impossible ``work``.
     """
@@ -208,7 +210,7 @@ def local_training(
         params, info = minimise(key, model, loss, descent, work, pose(broadcast, client_state), client)
         return *answer(broadcast, client_state, params, info["steps"], client), info
 
-    return Local(init, update, message)
+    return Local(init, update, message, settle)
 
 
 def local_sgd(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> Local:

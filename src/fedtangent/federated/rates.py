@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedtangent.data.checks import is_whole
@@ -35,6 +36,15 @@ def staircase_decay(initial: Rate, factor: float = 0.99, every: int = 10) -> Cal
     return lambda round_: decay(jnp.asarray(round_, float))
 
 
+def check_number(name: str, value: Any) -> None:
+    """Raise ``ValueError`` unless ``value`` is one real number (an array of shape [] will do)."""
+    kind = np.asarray(value).dtype
+    if not (jnp.issubdtype(kind, jnp.floating) or jnp.issubdtype(kind, jnp.integer)):
+        raise ValueError(f"{name}: got {value!r}, must be a number")
+    if jnp.ndim(value) != 0:
+        raise ValueError(f"{name}: got an array of shape {jnp.shape(value)}, must be one number")
+
+
 def check_rate(name: str, rate: Rate) -> None:
     """Raise ``ValueError`` unless a rate is positive and finite; of a schedule, its rate in round 0.
 
@@ -43,8 +53,7 @@ def check_rate(name: str, rate: Rate) -> None:
     value = rate(jnp.int32(0)) if callable(rate) else rate
     if isinstance(value, jax.core.Tracer):
         return
-    if jnp.ndim(value) != 0:
-        raise ValueError(f"{name}: got an array of shape {jnp.shape(value)}, must be one number")
+    check_number(name, value)
     if not 0 < float(value) < float("inf"):
         where = " in round 0" if callable(rate) else ""
         raise ValueError(f"{name}: got {float(value)}{where}, must be positive and finite")

@@ -30,6 +30,12 @@ def fed_sgd(model: Model, schedule: Schedule, *, learning_rate: Rate, **options:
     return train_and_average("fed_sgd", model, schedule, learning_rate, Work(steps=1), options)
 
 
+def check_base(base: Any) -> None:
+    """Raise ``ValueError`` unless ``base`` is a recipe, not its name."""
+    if not callable(base):
+        raise ValueError(f"base: got {base!r}, must be a recipe such as recipes.fed_avg")
+
+
 def fed_ensemble(
     model: Model, schedule: Schedule, *, base: Callable[..., Algorithm] = fed_avg, **options: Any
 ) -> Algorithm:
@@ -39,5 +45,6 @@ def fed_ensemble(
     Prediction is the mean of the models (eq. 2). It is ``base`` with another schedule: K = 1 is ``base`` exactly.
     ``options`` are those of ``base``; FedDyn-ensemble (FE-2024, section V-D) is ``base=fed_dyn``.
     """
+    check_base(base)
     algorithm = base(model, schedule, **options)
     return algorithm._replace(name="fed_ensemble" if base is fed_avg else f"{algorithm.name}_ensemble")

@@ -9,6 +9,7 @@ import optax
 
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work, local_training
+from fedtangent.federated.personal import own_models
 from fedtangent.federated.rates import Optimizer, Rate, check_rate, sgd
 from fedtangent.federated.server import optax_server
 from fedtangent.losses import get_loss
@@ -25,6 +26,32 @@ class Options(TypedDict, total=False):
     accept: Accept | None  # which messages count, for instance ``faults.finite()``
     channel: Channel | None  # how messages travel, lossless by default
     personal: Callable[..., Prediction] | None  # how a client predicts for itself (``federated.personal``)
+
+
+def check_options(name: str, work: Work, options: Options) -> None:
+    """Raise ``ValueError`` for an option that does not exist, or is not of its kind."""
+    for option in options:
+        if option not in Options.__annotations__:
+            raise ValueError(f"{option}: is no option of {name}, allowed are {', '.join(Options.__annotations__)}")
+    if not isinstance(work, Work):
+        raise ValueError(f"work: got {work!r}, must be a federated.local.Work")
+    for option in ("client_optimizer", "accept", "personal"):
+        value = options.get(option)
+        if value is not None and not callable(value):
+            raise ValueError(f"{option}: got {value!r}, must be a function ({WHAT[option]})")
+    if options.get("channel") is not None and not isinstance(options["channel"], Channel):
+        raise ValueError(f"channel: got {options['channel']!r}, must be a channel such as channel.qsgd(4)")
+    if options.get("personal") is own_models:
+        raise ValueError(
+            "personal: own_models is for algorithms that keep models with their clients, which use it anyway"
+        )
+
+
+WHAT = {
+    "client_optimizer": "from the rate, such as optax.adam",
+    "accept": "of a message, such as faults.finite()",
+    "personal": "such as personal.weighted_models(loss, gamma)",
+}
 
 
 def client_descent(rate: Rate, make: Callable[[float | Array], optax.GradientTransformation] | None) -> Optimizer:
@@ -57,6 +84,7 @@ def train_and_average(
 
     Raises ``ValueError`` for rates that are not positive and an impossible ``work``.
     """
+    check_options(name, work, options)
     server_rate = options.get("server_learning_rate", 1.0)
     check_rate("client_learning_rate", client_learning_rate)
     check_rate("server_learning_rate", server_rate)

@@ -75,7 +75,8 @@ def fed_dyn(
     participants but divided by the number N of all clients, and the model is the participants' mean minus
     ``h / alpha``. Each model of an ensemble has its own h and h_i.
 
-    The mean is uniform, as in the paper; ``weighting="examples"`` weighs it (and the server's h with it).
+    The mean is uniform, as in the paper; ``weighting="examples"`` weighs it (and the server's h with it). Behind a
+    channel h_i moves by what the server received, so that the server's h stays the mean of all h_i.
     ``server_learning_rate``, not in the paper, is the part of the way that the server goes.
 
     Raises ``ValueError`` for an alpha that is not positive.
@@ -87,10 +88,13 @@ def fed_dyn(
         return Problem(broadcast, anchor=broadcast, tilt=pytrees.scale(-1, h), prox=alpha)
 
     def answer(broadcast: PyTree, h: PyTree, params: PyTree, steps: Array, client: Client) -> tuple[PyTree, PyTree]:
-        message = pytrees.subtract(broadcast, params)
-        return message, pytrees.add(h, pytrees.scale(alpha, message))
+        return pytrees.subtract(broadcast, params), h
+
+    def settle(h: PyTree, same: PyTree, sent: PyTree) -> PyTree:
+        return pytrees.add(h, pytrees.scale(alpha, sent))
 
     local: dict[str, Callable[..., Any]] = {"pose": pose, "answer": answer, "init": pytrees.zeros_like}
+    local["settle"] = settle
     server = dynamic_server(alpha, schedule.num_clients, options.get("server_learning_rate", 1.0))
     return train_and_average(
         "fed_dyn", model, schedule, client_learning_rate, work, options, server=server, local=local
@@ -106,7 +110,8 @@ def scaffold(
     number of steps and the round's rate. It sends ``x - y_i`` and ``c_i+ - c_i``, which is twice FedAvg's traffic both
     ways. The server takes ``x -= server_learning_rate mean(x - y_i)`` and ``c += |S| / N mean(c_i+ - c_i)``.
 
-    The means are uniform, as in the paper, unless ``weighting="examples"``.
+    The means are uniform, as in the paper, unless ``weighting="examples"``. Behind a channel c_i moves by what the
+    server received, so that c stays the mean of all c_i.
 
     Raises ``ValueError`` for a ``client_optimizer`` other than plain SGD, which the formula of c_i+ assumes.
     """
@@ -124,13 +129,17 @@ def scaffold(
         moved = pytrees.subtract(broadcast.params, params)
         each = 1 / (jnp.maximum(steps, 1).astype(float) * rate_at(client_learning_rate, client.round))
         change = pytrees.subtract(pytrees.scale(each, moved), broadcast.control)
-        return Controlled(moved, change), pytrees.add(own, change)
+        return Controlled(moved, change), own
+
+    def settle(own: PyTree, same: PyTree, sent: Controlled) -> PyTree:
+        return pytrees.add(own, sent.control)
 
     local: dict[str, Callable[..., Any]] = {
         "pose": pose,
         "answer": answer,
         "init": pytrees.zeros_like,
         "message": lambda params: Controlled(params, params),
+        "settle": settle,
     }
     server = controlled_server(schedule.num_clients, options.get("server_learning_rate", 1.0))
     return train_and_average(

@@ -14,8 +14,9 @@ from fedtangent.federated.compose import State
 from fedtangent.federated.graph import Graph, check_doubly_stochastic, metropolis_weights, spectral_gap
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate
-from fedtangent.federated.recipes.averaging import fed_avg
+from fedtangent.federated.recipes.averaging import check_base, fed_avg
 from fedtangent.federated.recipes.common import Options, train_and_average
+from fedtangent.federated.schedule import unroll
 from fedtangent.types import Algorithm, Array, Cost, Engine, FederatedData, Key, Model, PyTree, RoundInfo, Schedule
 
 ORDERS = ("train_then_mix", "mix_then_train")
@@ -31,11 +32,28 @@ def random_walk(
     of K models. ``options`` are those of ``base``.
 
     There is no server: a client sends the model that it trained to the next one. The ledger charges one message up for
-    each model in each round and nothing down; a model that stays is charged as one that moves.
+    each model in each round and nothing down; a model that stays is charged as one that moves. Raises ``ValueError``
+    for a schedule under which several clients train one model in a round.
     """
+    check_base(base)
+    if not _walks(schedule):
+        raise ValueError("schedule: must train each model on one client a round, as walks.random_walk does")
+    return walking(model, schedule, base, **options)
+
+
+def walking(model: Model, schedule: Schedule, base: Callable[..., Algorithm], **options: Any) -> Algorithm:
+    """``base`` without a server under any schedule; see ``random_walk``."""
     algorithm = base(model, schedule, **options)
     name = "random_walk" if base is fed_avg else f"{algorithm.name}_random_walk"
     return algorithm._replace(name=name, cost=_between_clients(algorithm, 1.0))
+
+
+def _walks(schedule: Schedule, own: bool = False) -> bool:
+    """Whether each model meets one client a round at most, and with ``own`` the client of its own number."""
+    with jax.ensure_compile_time_eval():
+        first = unroll(schedule, jax.random.key(0), 1)
+        client, model = np.asarray(first.client[0]), np.asarray(first.model[0])
+    return len(np.unique(model)) == len(model) and (not own or np.array_equal(client, model))
 
 
 def gossip(
@@ -69,9 +87,50 @@ def gossip(
     ``info["consensus_distance"]`` is ``sqrt(1 / K sum_k |x_k - mean|^2)`` after mixing.
 
     The ledger charges each client one message to each of its neighbours (W_kj > 0) up, and nothing down; where clients
-    differ in neighbours, each is charged the mean number, rounded up to a byte. Raises ``ValueError`` for a matrix that
-    is none of the above and an unknown order.
+    differ in neighbours, each is charged the mean number, rounded up to a byte.
+
+    Raises ``ValueError`` for a matrix that is none of the above, an unknown order, another schedule, a ``channel``
+    (neighbours need the model, of which a channel has the last change only) and, before a run, for data of which a
+    client has none: it could not take part, and its neighbours would lose touch.
     """
+    if not _walks(schedule, own=True):
+        raise ValueError("schedule: must train model k on client k, and on no other, as walks.own_models does")
+    if options.get("channel") is not None:
+        raise ValueError(
+            "channel: gossip sends whole models, of which a channel has the last change only: leave it out"
+        )
+    algorithm = mixed(
+        model,
+        schedule,
+        client_learning_rate=client_learning_rate,
+        work=work,
+        mixing=mixing,
+        order=order,
+        common_start=common_start,
+        **options,
+    )
+
+    def cost(data: FederatedData, engine: Engine) -> Cost:
+        empty = np.flatnonzero(np.diff(np.asarray(data.offsets)) == 0)
+        if len(empty):
+            raise ValueError(f"data: client {empty[0]} holds no examples; gossip needs every client to train")
+        return algorithm.cost(data, engine)
+
+    return algorithm._replace(cost=cost)
+
+
+def mixed(
+    model: Model,
+    schedule: Schedule,
+    *,
+    client_learning_rate: Rate,
+    work: Work,
+    mixing: Graph | np.ndarray,
+    order: str = "train_then_mix",
+    common_start: bool = True,
+    **options: Unpack[Options],
+) -> Algorithm:
+    """Local training and mixing of the K models under any schedule; see ``gossip``."""
     matrix = np.asarray(metropolis_weights(mixing) if isinstance(mixing, Graph) else mixing, np.float64)
     _check_mixing(matrix, schedule.num_models)
     if order not in ORDERS:

@@ -16,7 +16,7 @@ from fedtangent.federated.compose import compose, sequentially
 from fedtangent.federated.local import Problem, Work, minimise, validate_work
 from fedtangent.federated.pooling import named_examples, pool_server, raw_examples
 from fedtangent.federated.rates import Rate, check_rate
-from fedtangent.federated.recipes.averaging import fed_avg
+from fedtangent.federated.recipes.averaging import check_base, fed_avg
 from fedtangent.federated.recipes.common import client_descent
 from fedtangent.losses import get_loss
 from fedtangent.pytrees import item_bytes
@@ -97,6 +97,7 @@ def data_sharing(
     """
     each = number_given(shared, fraction)
     chosen = np.asarray(shared, np.int64)
+    check_base(base)
     algorithm = base(model, schedule, **options)
 
     def cost(data: FederatedData, engine: Engine) -> Cost:

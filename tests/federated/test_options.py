@@ -1,0 +1,100 @@
+"""Options that recipes refuse, and what a lossy channel must not break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from fedtangent.federated import channel, faults, graph, personal, recipes, walks
+from fedtangent.federated.local import Work
+from fedtangent.federated.schedule import all_clients, per_client_permutations, uniform_sampling
+from fedtangent.simulate import simulate
+from fedtangent.types import Algorithm
+
+from .toys import two_layer, uneven_data
+
+GIVEN: dict[str, Any] = {"client_learning_rate": 0.2, "work": Work(steps=2)}
+RING = graph.ring(6)
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("fed_avg", {"sever_learning_rate": 1e-9}, "sever_learning_rate: is no option of fed_avg"),
+    ("fed_sgd", {"learning_rate": 0.1}, "client_learning_rate: is no option of fed_sgd"),
+    ("scaffold", {"optimizer": optax.adam}, "optimizer: is no option of scaffold"),
+    ("fed_ensemble", {"base": recipes.fed_dyn, "mu": 0.1, "alpha": 0.1}, "mu: is no option of fed_dyn"),
+    ("fed_ensemble", {"base": "fed_avg"}, "base: got 'fed_avg', must be a recipe"),
+    ("fed_prox", {"mu": "0.1"}, "mu: got '0.1', must be a number"),
+    ("fed_avg", {"client_learning_rate": "0.1"}, "client_learning_rate: got '0.1', must be a number"),
+    ("fed_avg", {"server_learning_rate": None}, "server_learning_rate: got None, must be a number"),
+    ("fed_dyn", {"alpha": None}, "alpha: got None, must be a number"),
+    ("fed_avg", {"work": 5}, "work: got 5, must be a federated.local.Work"),
+    ("fed_avg", {"channel": "qsgd"}, "channel: got 'qsgd', must be a channel"),
+    ("fed_avg", {"channel": channel.qsgd}, "channel: got <function qsgd"),
+    ("fed_avg", {"accept": True}, "accept: got True, must be a function"),
+    ("fed_avg", {"client_optimizer": "adam"}, "client_optimizer: got 'adam', must be a function"),
+    ("fed_avg", {"personal": "own"}, "personal: got 'own', must be a function"),
+    ("scaffold", {"personal": personal.own_models}, "personal: own_models is for algorithms"),
+    ("local_only", {"accept": faults.finite()}, "accept: got"),
+    ("dp_fed_avg", {"clip_norm": "a", "noise_multiplier": 1.0}, "clip_norm: got 'a', must be a number"),
+    ("gossip", {"schedule": all_clients(6, 6), "mixing": RING}, "schedule: must train model k on client k"),
+    ("gossip", {"schedule": per_client_permutations(6, 6), "mixing": RING}, "schedule: must train model k on"),
+    (
+        "gossip",
+        {"schedule": walks.own_models(6), "mixing": RING, "channel": channel.top_k(1)},
+        "channel: gossip sends whole models",
+    ),
+    ("random_walk", {"schedule": uniform_sampling(6, 3)}, "schedule: must train each model on one client"),
+]
+
+
+def build(name: str, schedule: Any = None, **more: Any) -> Algorithm:
+    plan = all_clients(6) if schedule is None else schedule
+    return getattr(recipes, name)(two_layer(), plan, **(GIVEN | more))
+
+
+@pytest.mark.parametrize(("name", "options", "message"), REFUSED)
+def test_what_a_recipe_refuses(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(name, **options)
+
+
+def test_gossip_needs_every_client_to_train() -> None:
+    algorithm = build("gossip", walks.own_models(6), mixing=RING)
+    assert np.isfinite(simulate(algorithm, uneven_data(), 1).history.rounds["consensus_distance"]).all()
+    with pytest.raises(ValueError, match="data: client 3 holds no examples"):
+        simulate(algorithm, uneven_data(sizes=(3, 5, 1, 0, 6, 2)), 1)
+
+
+def test_gossip_may_lose_clients_to_faults_and_be_built_under_a_trace() -> None:
+    dropping = faults.dropout(walks.own_models(6), 0.3)
+    assert build("gossip", dropping, mixing=RING).name == "gossip"
+
+    def traced(rate: Any) -> Any:
+        assert build("gossip", dropping, mixing=RING, client_learning_rate=rate).name == "gossip"
+        return rate
+
+    assert float(jax.jit(traced)(0.5)) == 0.5
+
+
+LOSSY: list[Callable[[], Any]] = [
+    lambda: channel.qsgd(3),
+    lambda: channel.top_k(5),
+    lambda: channel.chain(channel.clip(0.1), channel.qsgd(4)),
+]
+
+
+@pytest.mark.parametrize("lossy", LOSSY)
+@pytest.mark.parametrize("name", ["scaffold", "fed_dyn"])
+def test_the_server_mirrors_its_clients_behind_a_lossy_channel(name: str, lossy: Callable[[], Any]) -> None:
+    """SCAFFOLD's c is the mean of all c_i, FedDyn's h of all h_i, also of clients that were not there."""
+    own = {"alpha": 0.3} if name == "fed_dyn" else {}
+    algorithm = build(name, uniform_sampling(6, 3), channel=lossy(), **own)
+    run = simulate(algorithm, uneven_data(), 6, 1, "scan")
+    held = run.state.server.control if name == "scaffold" else run.state.server.correction
+    servers, clients = (jax.tree.leaves(tree) for tree in (held, run.state.client))
+    assert max(np.abs(np.asarray(leaf)).max() for leaf in servers) > 1e-3
+    for server, client in zip(servers, clients, strict=True):
+        np.testing.assert_allclose(np.asarray(server)[0], np.asarray(client)[0].mean(axis=0), atol=1e-12)
