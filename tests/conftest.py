@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before jax is imported: each test process computes on one thread, so that parallel processes do not fight for cores.
@@ -24,6 +26,8 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 DATA = "FEDTANGENT_DATA"
+MOST_MAPS = 25_000
+_TESTED = pytest.StashKey[list[int]]()
 
 
 def _data_folder() -> Path | None:
@@ -49,6 +53,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if needy:
         config.hook.pytest_deselected(items=needy)
         items[:] = [item for item in items if item not in needy]
+
+
+def _memory_maps() -> int:
+    """Memory mappings of this process; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/maps", "rb") as file:
+            return sum(1 for _ in file)
+    except OSError:
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def _few_compiled_programs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Forget compiled programs before the process runs out of memory mappings, of which each takes about ten.
+
+    Linux allows 65530 of them to a process; XLA aborts when it gets no more.
+    """
+    yield
+    tested = request.session.config.stash.setdefault(_TESTED, [0])
+    tested[0] += 1
+    if tested[0] % 10 == 0 and _memory_maps() > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
