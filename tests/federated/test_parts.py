@@ -24,7 +24,7 @@ from fedtangent.federated.schedule import all_clients, random_models, strata
 from fedtangent.federated.server import optax_server
 from fedtangent.losses import squared_error
 from fedtangent.simulate import Run, predict, simulate
-from fedtangent.types import Client, FederatedData, Key, Local, Model, PyTree, RoundInfo, Server
+from fedtangent.types import Client, Cost, FederatedData, Key, Local, Model, PyTree, RoundInfo, Server
 
 from . import reference
 from .toys import SIZES, cohorts, distance, fixed, leaves, two_layer, uneven_data
@@ -163,8 +163,8 @@ def test_each_client_and_round_has_its_own_key_whatever_the_model() -> None:
 def test_the_channels_key_is_not_one_of_training() -> None:
     """The batches of epoch e use fold_in(key, e): noise from such a key would be correlated with the shuffles."""
 
-    def send(key: Key, message: PyTree) -> PyTree:
-        return {**message, "key": jax.random.key_data(key).astype(jnp.float64)}
+    def send(key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
+        return {**message, "key": jax.random.key_data(key).astype(jnp.float64)}, memory
 
     def update(key: Key, broadcast: PyTree, state: PyTree, client: Client) -> tuple[PyTree, PyTree, dict[str, Any]]:
         epochs = jnp.stack([key, *(jax.random.fold_in(key, e) for e in range(4))])
@@ -248,7 +248,7 @@ def test_the_ledger_is_exact_beyond_32_bits() -> None:
     total = 3 * sum(SIZES) * per_example
     assert run.history.evaluations[-1].uplink_bytes == total > 2**32
     assert run.history.evaluations[-1].downlink_bytes == 3 * 6 * 4 * side**2
-    assert run.history.cost == algorithm.cost(data, engine_for(data)) == (0, per_example, 4 * side**2)
+    assert run.history.cost == algorithm.cost(data, engine_for(data)) == Cost(0, per_example, 4 * side**2)
     assert float(np.float32(total)) != total  # a ledger kept in float32 would be wrong
 
 
