@@ -12,6 +12,7 @@ import pytest
 from fedtangent.federated import graph, recipes
 from fedtangent.federated.faults import dropout, finite
 from fedtangent.federated.local import Work
+from fedtangent.federated.recipes import decentralised
 from fedtangent.federated.recipes.decentralised import ORDERS, consensus_distance
 from fedtangent.federated.schedule import uniform_sampling
 from fedtangent.federated.walks import own_models
@@ -203,7 +204,7 @@ def test_bad_arguments(changed: dict[str, Any], named: str) -> None:
 def test_one_model_has_nobody_to_mix_with() -> None:
     """K = 1 is FedAvg: mixing by [[1]]."""
     schedule = uniform_sampling(6, 4)
-    gossip = recipes.gossip(MODEL, schedule, client_learning_rate=RATE, work=WORK, mixing=graph.complete(1))
+    gossip = decentralised.mixed(MODEL, schedule, client_learning_rate=RATE, work=WORK, mixing=graph.complete(1))
     plain = recipes.fed_avg(MODEL, schedule, client_learning_rate=RATE, work=WORK)
     ends = [simulate(a, uneven_data(), ROUNDS, SEED, "scan").state.server.params for a in (gossip, plain)]
     assert distance(*ends) < 1e-14
