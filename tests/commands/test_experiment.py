@@ -95,6 +95,7 @@ def test_experiments_are_listed(run: Callable, folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_unequal_bytes_make_the_experiment_fail(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = trials.bytes_on_the_wire
 
@@ -107,6 +108,7 @@ def test_unequal_bytes_make_the_experiment_fail(run: Callable, monkeypatch: pyte
     assert "does not count: the two methods did not send the same bytes" in ended.out
 
 
+@pytest.mark.slow
 def test_a_diverged_grid_makes_the_experiment_fail(run: Callable) -> None:
     ended = run("experiment", NAME, *TINY, "learning_rates=1e12", "--seeds", "0,1", "--output", "out")
     assert ended.code == 1

@@ -251,6 +251,8 @@ ALGORITHMS = {
     ),
 }
 
-# Made of the same parts as another row, from which they differ in a formula that has a test of its own: their laws are
-# among the slow tests (make check-theory).
+# Made of the same parts as another row, from which they differ in a formula that has tests of its own (or slow to
+# compile): their laws are among the slow tests (make check-theory).
 NIGHTLY = ("fed_adagrad", "fed_avg_m", "fed_be_no_distillation", "fed_paq", "fed_sgd", "fed_yogi", "modified_local_gd")
+NIGHTLY += ("centralised", "data_sharing", "dp_fed_avg", "fed_be", "fed_com", "fed_nova", "fed_prox", "lg_fed_avg")
+NIGHTLY += ("random_walk",)

@@ -330,6 +330,7 @@ def cast(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "argument", "value"),
     [("prox", "mu", 0.5), ("dyn", "alpha", 0.5), ("nova_momentum_prox_ensemble", "mu", 0.8)],

@@ -35,7 +35,10 @@ def built(schedule: Any, name: str, ensemble: bool) -> Any:
     return recipes.fed_ensemble(model, schedule, base=base, **given) if ensemble else base(model, schedule, **given)
 
 
-@pytest.mark.parametrize("name", BASES)
+SLOW = ("fed_prox", "fed_adam", "fed_avg_m", "ditto", "fed_com", "dp_fed_avg")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in BASES])
 def test_one_model_is_the_algorithm_itself_bit_for_bit(name: str) -> None:
     """Permutations of one model are all clients every round."""
     ensemble, alone = (
