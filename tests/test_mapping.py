@@ -73,6 +73,7 @@ def test_a_cpu_trains_as_many_at_once_as_its_cache_holds(monkeypatch: pytest.Mon
     """The same run, in batches of ``cut`` of the slots, each padded to its own largest client only."""
     state, widths = algorithms()["fed_ensemble"].init(4, 6), []
     message = num_bytes(state.server.params) // 3  # of three models
+    monkeypatch.setattr(engine_module, "WORTH", 2)
     monkeypatch.setattr(engine_module, "cache_bytes", lambda: int(3 * message * (held + 0.5)))
     inside = engine_module._lockstep
 
@@ -86,6 +87,12 @@ def test_a_cpu_trains_as_many_at_once_as_its_cache_holds(monkeypatch: pytest.Mon
     assert set(widths) == ({min(cut, slots)} if cut > 1 else set())
     again, _ = rounds(algorithms()["fed_ensemble"], engine_for(uneven_data(), "scan"), 2)
     assert distance(state, again) < ROUNDING
+
+
+def test_a_cpu_whose_cache_holds_few_trains_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    for held, expected in ((engine_module.WORTH - 1, 1), (engine_module.WORTH, engine_module.WORTH)):
+        monkeypatch.setattr(engine_module, "cache_bytes", lambda held=held: 3000 * held)
+        assert engine_module.side_by_side(1000) == expected
 
 
 def test_padding_that_counts_is_another_run() -> None:

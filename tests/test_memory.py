@@ -21,6 +21,12 @@ from fedtangent.types import Algorithm, FederatedData, Partition
 CLIENTS, EXAMPLES, COHORT = 12, 40, 8
 
 
+@pytest.fixture(autouse=True)
+def _a_cache_that_holds_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mappings do what their names say, whatever the cache of this machine."""
+    monkeypatch.setattr("fedtangent.engine.cache_bytes", lambda: 2**60)
+
+
 def data(inputs: int = 30) -> FederatedData:
     n = CLIENTS * EXAMPLES
     offsets = np.arange(0, n + 1, EXAMPLES, dtype=np.int32)
