@@ -14,7 +14,7 @@ import pytest
 
 from fedtangent import distributed, hypergradient, models, sweep
 from fedtangent.checkpointing import CheckpointError, Checkpoints
-from fedtangent.commands.job import USED_WITH, prepare, used_by_algorithms
+from fedtangent.commands.job import prepare, users_of_options
 from fedtangent.commands.options import TrainOptions
 from fedtangent.federated import faults, recipes, schedule
 from fedtangent.federated.local import Work, validate_work
@@ -236,8 +236,8 @@ def test_what_is_no_flax_module() -> None:
 
 def test_every_option_with_users_exists() -> None:
     fields = vars(TrainOptions())
-    assert set(USED_WITH | used_by_algorithms()) <= set(fields)
-    assert {choice for choice, _ in USED_WITH.values()} <= set(fields)
+    assert len(users_of_options()) > 30 and set(users_of_options()) <= set(fields)
+    assert {choice for rules in users_of_options().values() for choice, _ in rules} <= set(fields)
 
 
 @pytest.mark.parametrize("number", [-1, 10**6])

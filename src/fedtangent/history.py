@@ -63,6 +63,11 @@ def stacked(shapes: PyTree, chunks: Sequence[PyTree]) -> PyTree:
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), empty, *chunks)
 
 
+def at_start(cost: Cost) -> tuple[int, int]:
+    """Bytes up and down before the first round."""
+    return cost.uplink_once, cost.downlink_once
+
+
 def charge(cost: Cost, infos: dict[str, Any]) -> tuple[int, int]:
     """Bytes up and down of the rounds in ``infos``; a client that drops out has received, and sends nothing."""
     active = int(np.sum(infos["cohort"].weight > 0))

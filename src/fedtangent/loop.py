@@ -20,7 +20,7 @@ import numpy as np
 from fedtangent import checkpointing
 from fedtangent.distributed import local
 from fedtangent.divergence import broken_round, copied, is_finite
-from fedtangent.history import Evaluation, History, Run, charge, first_rounds, stacked
+from fedtangent.history import Evaluation, History, Run, at_start, charge, first_rounds, stacked
 from fedtangent.types import Algorithm, Array, Cost, Engine, FederatedData, PyTree
 
 Evaluate = Callable[[PyTree], dict[str, Any]]
@@ -96,15 +96,15 @@ def start(setup: Setup, fresh: PyTree) -> Past:
     """The fresh state, or where the checkpoint was."""
     store = setup.store
     if store is None or not store.options.resume:
-        once = setup.cost.uplink_once, setup.cost.downlink_once
-        return Past(0, fresh, [], [], once, checkpointing.Saved(0, None, time.monotonic(), 0.0))
+        return Past(0, fresh, [], [], at_start(setup.cost), checkpointing.Saved(0, None, time.monotonic(), 0.0))
     found = checkpointing.restore(store, setup.num_rounds, fresh)
     # The last evaluation of a run that had fewer rounds to do is none of a longer run's.
     evaluations = [e for e in found.evaluations if _is_evaluated(setup, e.round)]
     for evaluation in evaluations:
         setup.on_evaluation(evaluation)
     up, down = charge(setup.cost, stacked(setup.shapes, found.infos))
-    sent = up + setup.cost.uplink_once, down + setup.cost.downlink_once
+    first = at_start(setup.cost)
+    sent = up + first[0], down + first[1]
     held = len(found.infos), len(evaluations)
     return Past(found.saved.round, found.state, found.infos, evaluations, sent, found.saved, *held)
 

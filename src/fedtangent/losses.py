@@ -12,7 +12,8 @@ from fedtangent.types import Array
 Loss = Callable[[Array, Array, Array], Array]
 
 
-def _masked_mean(per_example: Array, mask: Array) -> Array:
+def masked_mean(per_example: Array, mask: Array) -> Array:
+    """Mean of ``per_example`` [B] where ``mask`` [B] is True, a scalar; 0 where it nowhere is."""
     weight = mask.astype(per_example.dtype)
     kept = jnp.where(mask, per_example, jnp.zeros((), per_example.dtype))
     return jnp.sum(kept) / jnp.maximum(jnp.sum(weight), 1)
@@ -26,13 +27,13 @@ def squared_error(outputs: Array, targets: Array, mask: Array) -> Array:
     """
     if outputs.shape != targets.shape:
         raise ValueError(f"squared_error: outputs are {outputs.shape} but targets are {targets.shape}, must be equal")
-    return _masked_mean(0.5 * jnp.sum((outputs - targets) ** 2, axis=-1), mask)
+    return masked_mean(0.5 * jnp.sum((outputs - targets) ** 2, axis=-1), mask)
 
 
 def cross_entropy(outputs: Array, targets: Array, mask: Array) -> Array:
     """Mean softmax cross entropy over the real examples; ``outputs`` [B, C] logits, ``targets`` [B] integer labels."""
     log_probability = jax.nn.log_softmax(outputs, axis=-1)
-    return _masked_mean(-jnp.take_along_axis(log_probability, targets[:, None], axis=-1)[:, 0], mask)
+    return masked_mean(-jnp.take_along_axis(log_probability, targets[:, None], axis=-1)[:, 0], mask)
 
 
 LOSSES: dict[str, Loss] = {"squared_error": squared_error, "cross_entropy": cross_entropy}

@@ -37,8 +37,8 @@ def iid(num_examples: int, num_clients: int, seed: int) -> Partition:
 
     Raises ``ValueError`` for fewer examples than clients, ``num_clients < 1``, or a seed that is not an integer >= 0.
     """
-    num_clients, rng = _clients(num_clients, num_examples), _generator(seed)
-    return _assemble(np.array_split(rng.permutation(num_examples), num_clients))
+    num_clients, rng = _clients(num_clients, num_examples), generator(seed)
+    return assemble(np.array_split(rng.permutation(num_examples), num_clients))
 
 
 def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> Partition:
@@ -51,7 +51,7 @@ def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> 
     that are not a 1-D array of integers >= 0.
     """
     labels = checks.class_labels(labels)
-    num_clients, rng = _clients(num_clients, len(labels)), _generator(seed)
+    num_clients, rng = _clients(num_clients, len(labels)), generator(seed)
     per_client = checks.integer("shards_per_client", shards_per_client, 1)
     num_shards = num_clients * per_client
     if num_shards > len(labels):
@@ -60,7 +60,7 @@ def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> 
         )
     pieces = np.array_split(np.argsort(labels, kind="stable"), num_shards)
     deal = rng.permutation(num_shards).reshape(num_clients, per_client)
-    return _assemble([np.concatenate([pieces[s] for s in row]) for row in deal])
+    return assemble([np.concatenate([pieces[s] for s in row]) for row in deal])
 
 
 def classes(labels: Any, num_clients: int, classes_per_client: int, seed: int) -> Partition:
@@ -73,7 +73,7 @@ def classes(labels: Any, num_clients: int, classes_per_client: int, seed: int) -
     nobody), a class with fewer examples than clients that drew it, or arguments as in ``shards``.
     """
     labels = checks.class_labels(labels)
-    num_clients, rng = _clients(num_clients, len(labels)), _generator(seed)
+    num_clients, rng = _clients(num_clients, len(labels)), generator(seed)
     _, kind = np.unique(labels, return_inverse=True)
     pool = np.bincount(kind)
     per_client = checks.integer("classes_per_client", classes_per_client, 1, len(pool))
@@ -94,7 +94,7 @@ def classes(labels: Any, num_clients: int, classes_per_client: int, seed: int) -
         examples = rng.permutation(np.flatnonzero(kind == c))
         for client, piece in zip(rng.permutation(members), np.array_split(examples, len(members)), strict=True):
             parts[client].append(piece)
-    return _assemble([np.concatenate(p) for p in parts])
+    return assemble([np.concatenate(p) for p in parts])
 
 
 def dirichlet(
@@ -120,15 +120,15 @@ def dirichlet(
     labels = checks.class_labels(labels)
     alpha = _alpha(alpha)
     method = checks.choice("method", method, METHODS)
-    num_clients, rng = _clients(num_clients, len(labels)), _generator(seed)
+    num_clients, rng = _clients(num_clients, len(labels)), generator(seed)
     min_size = _min_size(min_size, num_clients, len(labels))
     _, kind = np.unique(labels, return_inverse=True)
     pools = [rng.permutation(np.flatnonzero(kind == c)) for c in range(kind.max() + 1)]
     if method == "per_class":
-        return _assemble(_fill_up(rng, _split_classes(rng, pools, num_clients, alpha), min_size))
+        return assemble(_fill_up(rng, _split_classes(rng, pools, num_clients, alpha), min_size))
     shares = np.bincount(kind) / len(labels)
     concentration = alpha * shares * (len(pools) if method == "per_client" else 1)
-    return _assemble(_split_clients(rng, pools, num_clients, concentration))
+    return assemble(_split_clients(rng, pools, num_clients, concentration))
 
 
 def by_user(user_ids: Any) -> Partition:
@@ -142,7 +142,7 @@ def by_user(user_ids: Any) -> Partition:
             f"user_ids must be a non-empty 1-D array of integers or strings; got shape {ids.shape}, dtype {ids.dtype}"
         )
     _, user, counts = np.unique(ids, return_inverse=True, return_counts=True)
-    return _assemble(np.split(np.argsort(user, kind="stable"), np.cumsum(counts)[:-1]))
+    return assemble(np.split(np.argsort(user, kind="stable"), np.cumsum(counts)[:-1]))
 
 
 def quantity_skew(num_examples: int, num_clients: int, alpha: float, seed: int, min_size: int = 1) -> Partition:
@@ -155,11 +155,11 @@ def quantity_skew(num_examples: int, num_clients: int, alpha: float, seed: int, 
     clients than examples.
     """
     alpha = _alpha(alpha)
-    num_clients, rng = _clients(num_clients, num_examples), _generator(seed)
+    num_clients, rng = _clients(num_clients, num_examples), generator(seed)
     min_size = _min_size(min_size, num_clients, num_examples)
     q = rng.dirichlet(np.full(num_clients, alpha))
     sizes = min_size + _apportion(num_examples - num_clients * min_size, q)
-    return _assemble(np.split(rng.permutation(num_examples), np.cumsum(sizes)[:-1]))
+    return assemble(np.split(rng.permutation(num_examples), np.cumsum(sizes)[:-1]))
 
 
 def from_index_maps(indices: Any, offsets: Any, num_examples: int | None = None) -> Partition:
@@ -230,7 +230,8 @@ def heterogeneity(partition: Partition, labels: Any) -> Heterogeneity:
     )
 
 
-def _generator(seed: int) -> np.random.Generator:
+def generator(seed: int) -> np.random.Generator:
+    """The generator of ``seed``, a whole number of at least 0; raises ``ValueError``."""
     return np.random.Generator(np.random.PCG64(checks.integer("seed", seed, 0)))
 
 
@@ -259,7 +260,7 @@ def _min_size(min_size: int, num_clients: int, num_examples: int) -> int:
     return min_size
 
 
-def _assemble(parts: Sequence[np.ndarray]) -> Partition:
+def assemble(parts: Sequence[np.ndarray]) -> Partition:
     """The partition of the given clients, each client's indices in ascending order."""
     sizes = [len(p) for p in parts]
     indices = np.concatenate([np.sort(p) for p in parts]).astype(np.int32)

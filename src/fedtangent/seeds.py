@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from fedtangent.history import Evaluation, History, Run, charge, check_rounds, first_rounds, stacked
+from fedtangent.history import Evaluation, History, Run, at_start, charge, check_rounds, first_rounds, stacked
 from fedtangent.loop import chunk_length, info_shapes, run_chunk
 from fedtangent.pytrees import take
 from fedtangent.sweep import check_seeds, choose_over, map_members, single_device_engine
@@ -80,7 +80,7 @@ def simulate_seeds(
     length = min(chunk_length(shapes), num_rounds)
     evaluations: list[list[Evaluation]] = [[] for _ in seeds]
     chunks: list[list[PyTree]] = [[] for _ in seeds]
-    sent = np.tile(np.array([cost.uplink_once, cost.downlink_once], np.int64), (len(seeds), 1))
+    sent = np.tile(np.array(at_start(cost), np.int64), (len(seeds), 1))
 
     def look(done: int) -> None:
         for i, seed in enumerate(seeds):

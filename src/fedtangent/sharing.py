@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedtangent.data import checks
-from fedtangent.partition import from_index_maps, validate
+from fedtangent.partition import assemble, generator, validate
 from fedtangent.types import Partition
 
 
@@ -25,7 +25,7 @@ def class_balanced(labels: Any, size: int, seed: int) -> np.ndarray:
     """
     labels = checks.class_labels(labels)
     size = checks.integer("size", size, 1, len(labels))
-    rng = _generator(seed)
+    rng = generator(seed)
     _, kind = np.unique(labels, return_inverse=True)
     pool = np.bincount(kind)
     each, extra = divmod(size, len(pool))
@@ -70,7 +70,7 @@ def with_shared(
     al., take it from the clients first (``without``). A client without examples stays without. Indices of a client
     are ascending. Raises ``ValueError`` as ``number_given``, and for a malformed partition.
     """
-    each, rng = number_given(shared, fraction), _generator(seed)
+    each, rng = number_given(shared, fraction), generator(seed)
     validate(partition, checks.MAX_INDEX)
     chosen = np.asarray(shared)
     parts = []
@@ -78,7 +78,7 @@ def with_shared(
         given = chosen if each == len(chosen) else rng.choice(chosen, each, replace=False)
         own = partition.client(i)
         parts.append(np.concatenate([own, given[~np.isin(given, own)]]) if len(own) else own)
-    return _assembled(parts)
+    return assemble(parts)
 
 
 def without(partition: Partition, examples: Sequence[int] | np.ndarray) -> Partition:
@@ -93,7 +93,7 @@ def without(partition: Partition, examples: Sequence[int] | np.ndarray) -> Parti
     for i, own in enumerate(parts):
         if len(own) == 0 < len(partition.client(i)):
             raise ValueError(f"examples: client {i} would be left with none of its {len(partition.client(i))} examples")
-    return _assembled(parts)
+    return assemble(parts)
 
 
 def held_out(partition: Partition, fraction: float, seed: int) -> tuple[Partition, Partition]:
@@ -105,19 +105,10 @@ def held_out(partition: Partition, fraction: float, seed: int) -> tuple[Partitio
     if not 0 < fraction < 1:
         raise ValueError(f"fraction must be above 0 and below 1; got {fraction}")
     validate(partition, checks.MAX_INDEX)
-    rng, train, test = _generator(seed), [], []
+    rng, train, test = generator(seed), [], []
     for own in map(partition.client, range(partition.num_clients)):
         order = rng.permutation(own)
         given = min(round(fraction * len(own)), max(len(own) - 1, 0))
         train.append(order[given:])
         test.append(order[:given])
-    return _assembled(train), _assembled(test)
-
-
-def _assembled(parts: Sequence[np.ndarray]) -> Partition:
-    """The partition of the given clients, each client's indices in ascending order."""
-    return from_index_maps(np.concatenate([np.sort(own) for own in parts]), np.cumsum([0, *map(len, parts)]))
-
-
-def _generator(seed: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(checks.integer("seed", seed, 0)))
+    return assemble(train), assemble(test)

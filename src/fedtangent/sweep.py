@@ -89,20 +89,17 @@ def sweep(
     variants = _variants(data, partitions)
     engine = _common_engine(variants, data, mapping)
     built.cost(data, engine)  # refuses data that do not fit the model
-    lengths = [every] * (num_rounds // every) + ([num_rounds % every] if num_rounds % every else [])
+    lengths = stretches(num_rounds, every)
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
     groups = _groups(configs, list(grid), partition_name if partitions is not None else None)
-    programs = [
-        _program(how, partial(_member, build, engine, evaluate, group.static, jnp.asarray(lengths, jnp.int32)))
-        for group in groups
-    ]
+    programs = [_program(how, partial(member, build, engine, evaluate, group.static, lengths)) for group in groups]
     arguments = [(keys, group.values, group.partition, data, variants) for group in groups]
     shapes = [jax.eval_shape(program, *given) for program, given in zip(programs, arguments, strict=True)]
     found = _tables(configs, groups, shapes)
     for group, program, given in zip(groups, programs, arguments, strict=True):
         for name, rows in program(*given).items():
             found[name][:, group.members] = np.asarray(rows)
-    return Sweep(configs, seeds, np.cumsum([0, *lengths]), found)
+    return Sweep(configs, seeds, np.cumsum(lengths), found)
 
 
 def _tables(configs: Sequence[Config], groups: Sequence[_Group], shapes: Sequence[PyTree]) -> dict[str, np.ndarray]:
@@ -126,31 +123,33 @@ def _tables(configs: Sequence[Config], groups: Sequence[_Group], shapes: Sequenc
     }
 
 
-def _member(
+def stretches(num_rounds: int, every: int) -> list[int]:
+    """Rounds before each evaluation: none before that of the initial state."""
+    return [0] + [every] * (num_rounds // every) + ([num_rounds % every] if num_rounds % every else [])
+
+
+def member(
     build: Callable[..., Algorithm],
     engine: Engine,
     evaluate: Measure,
     static: Config,
-    lengths: Array,
+    lengths: Sequence[int],
     key: Key,
     values: dict[str, Array],
     data: FederatedData,
 ) -> dict[str, Array]:
-    """One run: its metrics, [E, ...]."""
+    """One run, traced: its metrics [E, ...] after each of ``lengths`` more rounds."""
     algorithm = build(**static, **values)
-    start = algorithm.init(key, data.num_clients)
 
     def stretch(state: PyTree, rounds: Array) -> tuple[PyTree, dict[str, Array]]:
         state = jax.lax.fori_loop(0, rounds, lambda _, s: algorithm.step(s, data, engine)[0], state)
         return state, evaluate(algorithm, state)
 
-    rest = jax.lax.scan(stretch, start, lengths)[1]
-    first = evaluate(algorithm, start)
-    return jax.tree.map(lambda a, b: jnp.concatenate([jnp.asarray(a)[None], b]), first, rest)
+    return jax.lax.scan(stretch, algorithm.init(key, data.num_clients), jnp.asarray(lengths, jnp.int32))[1]
 
 
-def _program(over: str, member: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """``member`` over seeds and configurations, compiled: (keys, values, partition, data, variants) -> [S, C, ...]."""
+def _program(over: str, run_member: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """``run_member`` over seeds and configurations: (keys, values, partition, data, variants) -> [S, C, ...]."""
 
     def run(
         keys: Array, values: dict[str, Array], partition: Array | None, data: FederatedData, variants: PyTree
@@ -158,7 +157,7 @@ def _program(over: str, member: Callable[..., PyTree]) -> Callable[..., PyTree]:
         def one(key: Key, config: tuple[dict[str, Array], Array | None]) -> PyTree:
             mine, at = config
             own = data if at is None else data._replace(indices=variants[0][at], offsets=variants[1][at])
-            return member(key, mine, own)
+            return run_member(key, mine, own)
 
         configs = (values, partition)
         if not jax.tree.leaves(configs):

@@ -221,7 +221,7 @@ class Algorithm(NamedTuple):
     cost: Callable[[FederatedData, Engine], Cost]
     schedule: Schedule
     personal: Callable[..., Prediction] | None = None
-    # (state, data, engine, client id, x) -> what that client predicts; None: what everybody does
+    # (state, data, max_client_size, client id, x) -> what that client predicts; None: what everybody does
 
 
 class Gaussian(NamedTuple):

@@ -10,8 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent.commands import train
+from fedtangent import uncertainty
+from fedtangent.commands import measures, train
+from fedtangent.commands.job import Split
 from fedtangent.commands.options import TrainOptions
+from fedtangent.types import Prediction
 
 COLUMNS = "round,algorithm,seed,split,metric,value,uplink_bytes,downlink_bytes"
 DIGITS = ["--num-train", "300", "--num-clients", "5", "--widths", "16", "--num-rounds", "4", "--evaluate-every", "2"]
@@ -130,9 +133,9 @@ def test_measures_against_plain_formulas(loss: str, metric: str) -> None:
     rng = np.random.default_rng(0)
     members, labels = rng.standard_normal((3, 20, 4)), rng.integers(0, 4, 20)
     targets = np.eye(4)[labels] - 0.25
-    found = train.measure(
-        train.Prediction(members.mean(axis=0), members),  # type: ignore[arg-type]
-        train.Split(np.zeros((20, 1)), targets, labels),  # type: ignore[arg-type]
+    found = measures.measure(
+        Prediction(members.mean(axis=0), members),  # type: ignore[arg-type]
+        Split(np.zeros((20, 1)), targets, labels),  # type: ignore[arg-type]
         loss,
     )
     probability = np.exp(members) / np.exp(members).sum(axis=-1, keepdims=True)
@@ -142,7 +145,7 @@ def test_measures_against_plain_formulas(loss: str, metric: str) -> None:
     assert found["accuracy"] == np.mean(mean.argmax(axis=-1) == labels)
     assert found["accuracy_of_members"] == pytest.approx(np.mean(members.argmax(axis=-1) == labels), rel=1e-12)
     assert found["knowledge_variance"] == pytest.approx(np.mean(members.var(axis=0)), rel=1e-12)
-    assert list(found) == [m for m in train.METRICS if m in found]
+    assert list(found) == [m for m in measures.METRICS if m in found]
     if loss == "cross_entropy":
         entropy = -np.sum(mean * np.log(mean), axis=-1)
         own = -np.sum(probability * np.log(probability), axis=-1).mean(axis=0)
@@ -154,19 +157,19 @@ def test_measures_against_plain_formulas(loss: str, metric: str) -> None:
 
 def test_a_single_model_has_nothing_to_disagree_about() -> None:
     members, labels = np.random.default_rng(0).standard_normal((1, 20, 4)), np.zeros(20, int)
-    split = train.Split(np.zeros((20, 1)), np.eye(4)[labels], labels)  # type: ignore[arg-type]
-    found = train.measure(train.Prediction(members[0], members), split, "cross_entropy")  # type: ignore[arg-type]
-    assert set(found) == set(train.METRICS) - {"mse", "mutual_information", "knowledge_variance"}
+    split = Split(np.zeros((20, 1)), np.eye(4)[labels], labels)  # type: ignore[arg-type]
+    found = measures.measure(Prediction(members[0], members), split, "cross_entropy")  # type: ignore[arg-type]
+    assert set(found) == set(measures.METRICS) - {"mse", "mutual_information", "knowledge_variance"}
 
 
 def test_the_reliability_diagram_pools_the_seeds(run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedtangent.report import plots
 
-    drawn: list[dict[str, list[train.Reliability]]] = []
+    drawn: list[dict[str, list[uncertainty.Reliability]]] = []
     monkeypatch.setattr(plots, "reliability_diagram", lambda methods, *rest: drawn.append(methods))
     given = [*RUNS["fed_avg"], "--loss", "cross_entropy", "--client-learning-rate", "0.1", "--seeds", "0,1"]
     assert run("train", *given, "--output", "out").code == 0
     rows = [r for r in rows_of(folder / "out") if (r["round"], r["split"], r["metric"]) == ("4", "test", "ece")]
     assert len(drawn) == 1 and len(drawn[0]["fed_avg"]) == len(rows) == 2
     for row, bins in zip(rows, drawn[0]["fed_avg"], strict=True):  # in the order of the seeds
-        assert float(row["value"]) == pytest.approx(float(train.uncertainty.calibration_error(bins)), rel=1e-6)
+        assert float(row["value"]) == pytest.approx(float(uncertainty.calibration_error(bins)), rel=1e-6)

@@ -13,7 +13,7 @@ import optax
 
 from fedtangent.federated import recipes
 from fedtangent.federated.distil import Distillation
-from fedtangent.federated.graph import complete, ring
+from fedtangent.federated.graph import complete, metropolis_weights, ring
 from fedtangent.federated.local import Work
 from fedtangent.federated.recipes import decentralised
 from fedtangent.federated.schedule import per_client_permutations, strata, uniform_sampling
@@ -86,14 +86,13 @@ def _fed_be(work: Work, **options: Any) -> Callable[..., Algorithm]:
     return _with(recipes.fed_be, work, server_data=_UNLABELLED, num_samples=3, distillation=student, **options)
 
 
-def _gossip(work: Work, **options: Any) -> Callable[..., Algorithm]:
+def _gossip(work: Work, order: str = "train_then_mix") -> Callable[..., Algorithm]:
     """Over a ring where there are models enough for one; the laws' schedules are not gossip's own, hence ``mixed``."""
 
     def build(model: Model, schedule: Schedule, **given: Any) -> Algorithm:
         models = schedule.num_models
-        return _with(decentralised.mixed, work, mixing=ring(models) if models > 3 else complete(models), **options)(
-            model, schedule, **given
-        )
+        matrix = metropolis_weights(ring(models) if models > 3 else complete(models))
+        return decentralised.mixed(model, schedule, 0.2, work, matrix, order, True, given)  # type: ignore[arg-type]
 
     return build
 

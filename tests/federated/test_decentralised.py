@@ -204,7 +204,7 @@ def test_bad_arguments(changed: dict[str, Any], named: str) -> None:
 def test_one_model_has_nobody_to_mix_with() -> None:
     """K = 1 is FedAvg: mixing by [[1]]."""
     schedule = uniform_sampling(6, 4)
-    gossip = decentralised.mixed(MODEL, schedule, client_learning_rate=RATE, work=WORK, mixing=graph.complete(1))
+    gossip = decentralised.mixed(MODEL, schedule, RATE, WORK, np.ones((1, 1)), "train_then_mix", True, {})
     plain = recipes.fed_avg(MODEL, schedule, client_learning_rate=RATE, work=WORK)
     ends = [simulate(a, uneven_data(), ROUNDS, SEED, "scan").state.server.params for a in (gossip, plain)]
     assert distance(*ends) < 1e-14

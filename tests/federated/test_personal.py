@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine import engine_for
+from fedtangent.data.federated import max_client_size
 from fedtangent.federated import personal, recipes
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import per_client_permutations
@@ -68,7 +68,7 @@ def ensemble(how: str, gamma: float = 0.3) -> tuple[Algorithm, PyTree]:
 
 
 def of_client(algorithm: Algorithm, state: PyTree, i: int) -> np.ndarray:
-    return np.asarray(algorithm.personal(state, DATA, engine_for(DATA, "scan"), jnp.int32(i), TEST.x).mean)
+    return np.asarray(algorithm.personal(state, DATA, max_client_size(DATA), jnp.int32(i), TEST.x).mean)
 
 
 @pytest.mark.parametrize("client", [0, 2])
@@ -126,15 +126,15 @@ def test_fine_tuning_equals_the_loop() -> None:
 
 
 def test_personal_predictions_use_the_clients_own_models() -> None:
-    x, engine = np.asarray(TEST.x), engine_for(DATA, "scan")
+    x, largest = np.asarray(TEST.x), max_client_size(DATA)
     for name in ("ditto", "local_only"):
         algorithm, run = ran(name)
-        found = algorithm.personal(run.state, DATA, engine, jnp.int32(1), TEST.x)
+        found = algorithm.personal(run.state, DATA, largest, jnp.int32(1), TEST.x)
         expected = reference.outputs(own_of(run.state.client, 0, 1), x)
         np.testing.assert_allclose(found.mean, expected, rtol=0, atol=1e-13)
     algorithm, run = ran("lg_fed_avg")
     shared = np.asarray(run.state.server.server.params["V"])
-    found = algorithm.personal(run.state, DATA, engine, jnp.int32(1), TEST.x)
+    found = algorithm.personal(run.state, DATA, largest, jnp.int32(1), TEST.x)
     expected = [reference.outputs({**own_of(run.state.client, k, 1), "V": shared[k]}, x) for k in range(2)]
     np.testing.assert_allclose(found.members, expected, rtol=0, atol=1e-13)
     np.testing.assert_allclose(found.mean, np.mean(expected, axis=0), rtol=0, atol=1e-13)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from rich.console import Console
+
 from fedtangent.compare import CASES, DEFAULT_CASES, Setting, SideBySide, build, run
 from fedtangent.report.files import Metric, check_data_dir, output_folder, write_config, write_metrics, write_result
 from fedtangent.report.tables import LEGEND, VERDICT_LEGEND, comparison_table, console, verdict_table
@@ -92,8 +94,8 @@ def run_job(job: Job) -> int:
     return 0 if passed else 1
 
 
-def _say(screen: object, start: float, line: str) -> None:
-    screen.print(f"  {time.perf_counter() - start:6.1f} s  {line}", style="dim", highlight=False)  # type: ignore[attr-defined]
+def _say(screen: Console, start: float, line: str) -> None:
+    screen.print(f"  {time.perf_counter() - start:6.1f} s  {line}", style="dim", highlight=False)
 
 
 def _notes(result: SideBySide) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Annotated, NamedTuple
 
 import tyro
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from fedtangent import experiments
@@ -98,9 +99,9 @@ def run_job(job: Job) -> int:
     return _code(screen, outcome)
 
 
-def _code(screen: object, outcome: Outcome) -> int:
+def _code(screen: Console, outcome: Outcome) -> int:
     for line in outcome.failed:
-        screen.print(f"[bold red]does not count:[/bold red] {line}", highlight=False)  # type: ignore[attr-defined]
+        screen.print(f"[bold red]does not count:[/bold red] {line}", highlight=False)
     return 1 if outcome.failed else 0
 
 

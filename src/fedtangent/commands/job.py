@@ -16,7 +16,7 @@ import numpy as np
 from fedtangent import data, models, sharing
 from fedtangent.checkpointing import Checkpoints, has_checkpoint
 from fedtangent.commands import catalogue
-from fedtangent.commands.algorithms import ALGORITHMS, AlgorithmEntry, Given
+from fedtangent.commands.algorithms import ALGORITHMS, INSIDE, AlgorithmEntry, Given
 from fedtangent.commands.options import TrainOptions
 from fedtangent.kernels.gram import check_finite
 from fedtangent.report.files import check_data_dir
@@ -186,24 +186,31 @@ def _check(o: TrainOptions, schedule: str) -> None:
         for name in names:
             if getattr(o, switch) == off and getattr(o, name) != getattr(TrainOptions(), name):
                 raise ValueError(f"{name}: is used with {switch} only")
-    choices = {"partition": o.partition, "schedule": schedule, "model": o.model, "algorithm": o.algorithm}
+    inside = o.base if "base" in ALGORITHMS[o.algorithm].uses else ""
+    choices = {
+        "partition": o.partition,
+        "schedule": schedule,
+        "model": o.model,
+        "algorithm": o.algorithm,
+        "base": inside,
+    }
     defaults = TrainOptions()
-    for option, (choice, users) in (USED_WITH | used_by_algorithms()).items():
-        if getattr(o, option) != getattr(defaults, option) and choices[choice] not in users:
-            if option == "graph" and schedule == "random_walk":
-                continue
-            if o.base in users and "base" in ALGORITHMS[o.algorithm].uses:
-                continue
+    for option, rules in users_of_options().items():
+        if getattr(o, option) != getattr(defaults, option) and not any(choices[c] in users for c, users in rules):
+            choice, users = rules[0]
             raise ValueError(f"{option}: is not used with {choice} {choices[choice]!r}, only with {', '.join(users)}")
 
 
-def used_by_algorithms() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """The options that not every algorithm uses, as ``USED_WITH``."""
-    options = dict.fromkeys(option for entry in ALGORITHMS.values() for option in entry.uses)
-    return {
-        option: ("algorithm", tuple(name for name, entry in ALGORITHMS.items() if option in entry.uses))
-        for option in options
-    }
+def users_of_options() -> dict[str, list[tuple[str, tuple[str, ...]]]]:
+    """For each option that not every run uses: by what choice, and by which of its values; any one of them will do."""
+    rules = {option: [rule] for option, rule in USED_WITH.items()}
+    for option in dict.fromkeys(option for entry in ALGORITHMS.values() for option in entry.uses):
+        users = tuple(name for name, entry in ALGORITHMS.items() if option in entry.uses)
+        rules.setdefault(option, []).append(("algorithm", users))
+        inside = tuple(name for name, own in INSIDE.items() if option in own.values())
+        rules[option].append(("base", inside))
+    rules["graph"].append(("schedule", ("random_walk",)))
+    return rules
 
 
 def seeds_of(o: TrainOptions) -> tuple[int, ...]:

@@ -1,15 +1,62 @@
-"""What ``train`` tells besides an ensemble's prediction: each client's own, and the privacy of a private run."""
+"""What ``train`` measures: an ensemble's prediction, each client's own, the privacy of a private run."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedtangent.commands.job import Job
+from fedtangent import uncertainty
+from fedtangent.commands.job import Job, Split
 from fedtangent.federated import personal
 from fedtangent.privacy import epsilon
-from fedtangent.types import Array
+from fedtangent.types import Array, Prediction
+
+METRICS = (  # in the order of the table
+    *("nll", "mse", "accuracy", "accuracy_of_members", "ece", "brier"),
+    *("predictive_entropy", "mutual_information", "knowledge_variance"),
+)
+
+
+def measure(predicted: Prediction, split: Split, loss: str) -> dict[str, float]:
+    """Metrics of an ensemble's prediction: its error, its members' mean error, its calibration, its uncertainty."""
+    members, mean = np.asarray(predicted.members, np.float64), np.asarray(predicted.mean, np.float64)
+    labels = labels_of(split)
+    scores, classes = _scores(members, mean, np.asarray(split.targets), labels, loss)
+    found = {name: float(value) for name, value in scores.items()}
+    if labels is not None:  # on the host, where a share is divided exactly
+        found["accuracy"] = float(np.mean(np.asarray(classes) == labels))
+        found["accuracy_of_members"] = float(np.mean(members.argmax(axis=-1) == labels))
+    return {name: found[name] for name in METRICS if name in found}
+
+
+def labels_of(split: Split) -> np.ndarray | None:
+    """The class labels of a split, if it has any."""
+    return None if split.labels is None else np.asarray(split.labels)
+
+
+@functools.partial(jax.jit, static_argnames="loss")
+def _scores(
+    members: Array, mean: Array, targets: Array, labels: Array | None, loss: str
+) -> tuple[dict[str, Array], Array]:
+    """The metrics of ``measure`` by name, but for accuracies, and the predicted classes [n]."""
+    several, found = members.shape[0] > 1, dict[str, Array]()
+    if loss == "cross_entropy" and labels is not None:
+        mean = uncertainty.log_probability(members)
+        found["nll"] = uncertainty.negative_log_likelihood(members, labels)
+        found["ece"] = uncertainty.expected_calibration_error(members, labels)
+        found["brier"] = uncertainty.brier_score(members, labels)
+        found["predictive_entropy"] = jnp.mean(uncertainty.predictive_entropy(members))
+        if several:
+            found["mutual_information"] = jnp.mean(uncertainty.mutual_information(members))
+    else:
+        found["mse"] = jnp.mean((mean - targets) ** 2)
+    if several:
+        found["knowledge_variance"] = jnp.mean(uncertainty.knowledge_variance(members))
+    return found, mean.argmax(axis=-1)
 
 
 def _accuracy_of_targets(outputs: Array, targets: Array, mask: Array) -> Array:

@@ -15,22 +15,17 @@ from rich.table import Table
 
 from fedtangent import memory, uncertainty
 from fedtangent.commands.job import Job, Split, checkpoints_of, prepare, say, seeds_of
-from fedtangent.commands.measures import measure_clients, privacy
+from fedtangent.commands.measures import labels_of, measure, measure_clients, privacy
 from fedtangent.distributed import is_main
 from fedtangent.history import Evaluation, Run
 from fedtangent.report.files import Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent.report.tables import console, number
 from fedtangent.simulate import Resolved, predict, resolve_mapping, simulate
-from fedtangent.types import Array, Prediction
 from fedtangent.uncertainty import Reliability
 
 __all__ = ["Job", "Split", "measure", "prepare", "run_job"]
 
 DIVERGED = 100.0  # times the first training loss
-METRICS = (  # in the order of the table
-    *("nll", "mse", "accuracy", "accuracy_of_members", "ece", "brier"),
-    *("predictive_entropy", "mutual_information", "knowledge_variance"),
-)
 LOWER = "lower the learning rate"
 
 
@@ -43,43 +38,6 @@ def _resolved(job: Job, mapping: Resolved) -> dict[str, Any]:
         "seconds_a_round": mapping.seconds,
         "data_dir": folder and str(Path(folder).absolute()),
     }
-
-
-def measure(predicted: Prediction, split: Split, loss: str) -> dict[str, float]:
-    """Metrics of an ensemble's prediction: its error, its members' mean error, its calibration, its uncertainty."""
-    members, mean = np.asarray(predicted.members, np.float64), np.asarray(predicted.mean, np.float64)
-    labels = _labels(split)
-    scores, classes = _scores(members, mean, np.asarray(split.targets), labels, loss)
-    found = {name: float(value) for name, value in scores.items()}
-    if labels is not None:  # on the host, where a share is divided exactly
-        found["accuracy"] = float(np.mean(np.asarray(classes) == labels))
-        found["accuracy_of_members"] = float(np.mean(members.argmax(axis=-1) == labels))
-    return {name: found[name] for name in METRICS if name in found}
-
-
-def _labels(split: Split) -> np.ndarray | None:
-    return None if split.labels is None else np.asarray(split.labels)
-
-
-@functools.partial(jax.jit, static_argnames="loss")
-def _scores(
-    members: Array, mean: Array, targets: Array, labels: Array | None, loss: str
-) -> tuple[dict[str, Array], Array]:
-    """The metrics of ``measure`` by name, but for accuracies, and the predicted classes [n]."""
-    several, found = members.shape[0] > 1, dict[str, Array]()
-    if loss == "cross_entropy" and labels is not None:
-        mean = uncertainty.log_probability(members)
-        found["nll"] = uncertainty.negative_log_likelihood(members, labels)
-        found["ece"] = uncertainty.expected_calibration_error(members, labels)
-        found["brier"] = uncertainty.brier_score(members, labels)
-        found["predictive_entropy"] = jnp.mean(uncertainty.predictive_entropy(members))
-        if several:
-            found["mutual_information"] = jnp.mean(uncertainty.mutual_information(members))
-    else:
-        found["mse"] = jnp.mean((mean - targets) ** 2)
-    if several:
-        found["knowledge_variance"] = jnp.mean(uncertainty.knowledge_variance(members))
-    return found, mean.argmax(axis=-1)
 
 
 def run_job(job: Job) -> int:
@@ -130,7 +88,7 @@ def run_job(job: Job) -> int:
         if o.loss == "cross_entropy":  # here, because every process takes part in a prediction
             test = job.splits["test"]
             members = np.asarray(predict(job.algorithm, runs[seed].state, test.x).members, np.float64)
-            bins.append(uncertainty.reliability(jnp.asarray(members), jnp.asarray(_labels(test))))
+            bins.append(uncertainty.reliability(jnp.asarray(members), jnp.asarray(labels_of(test))))
     return _finish(job, runs, metrics, bins, folder) if is_main() else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +16,8 @@ from fedtangent.data.checks import is_whole
 from fedtangent.engine import engine_for
 from fedtangent.federated.compose import keys
 from fedtangent.federated.schedule import unroll
-from fedtangent.history import check_rounds
-from fedtangent.sweep import Sweep, choose_over, map_members
+from fedtangent.history import at_start, charge, check_rounds
+from fedtangent.sweep import Sweep, choose_over, map_members, member, stretches
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, PyTree
 from fedtangent.uncertainty import Reliability
 
@@ -108,30 +109,22 @@ def runner(
 
     Trials of equal shapes share what is compiled. ``engine`` must suit the largest client of all of them.
     """
-    every = check_rounds(num_rounds, evaluate_every)
-    lengths = [every] * (num_rounds // every) + ([num_rounds % every] if num_rounds % every else [])
+    lengths = stretches(num_rounds, check_rounds(num_rounds, evaluate_every))
     how = choose_over(over)
-
-    def run(key: Key, rate: Array, held: FederatedData, splits: dict[str, Split]) -> dict[str, Array]:
-        algorithm = build(learning_rate=rate)
-
-        def stretch(state: PyTree, rounds: Array) -> tuple[PyTree, dict[str, Array]]:
-            state = jax.lax.fori_loop(0, rounds, lambda _, s: algorithm.step(s, held, engine)[0], state)
-            return state, measure(algorithm, state, splits)
-
-        # A first stretch of no rounds, so that the measures of the initial state are no second copy of the program.
-        start = algorithm.init(key, held.num_clients)
-        return jax.lax.scan(stretch, start, jnp.asarray([0, *lengths], jnp.int32))[1]
 
     @jax.jit
     def program(key: Key, rates: Array, held: FederatedData, splits: dict[str, Split]) -> dict[str, Array]:
-        return map_members(how, lambda rate: run(key, rate, held, splits), rates)
+        def run(rate: Array) -> dict[str, Array]:
+            evaluate = partial(measure, splits=splits)
+            return member(build, engine, evaluate, {}, lengths, key, {"learning_rate": rate}, held)
+
+        return map_members(how, run, rates)
 
     def runs(trial: Trial, rates: Sequence[float]) -> Sweep:
         found = program(jax.random.key(trial.seed), jnp.asarray(rates), trial.data, trial.splits)
         values = {name: np.asarray(v)[None] for name, v in found.items()}
         configs = tuple({"learning_rate": rate} for rate in rates)
-        return Sweep(configs, (trial.seed,), np.cumsum([0, *lengths]), values)
+        return Sweep(configs, (trial.seed,), np.cumsum(lengths), values)
 
     return runs
 
@@ -150,11 +143,14 @@ def bytes_on_the_wire(algorithm: Algorithm, held: FederatedData, seed: int, roun
     cohort = unroll(algorithm.schedule, keys(seed).schedule, max(int(rounds[-1]), 1))
     sizes = np.diff(np.asarray(held.offsets))[np.asarray(cohort.client)]
     filled = (np.asarray(cohort.weight) > 0) & (sizes > 0)
-    up = np.sum(filled * (cost.uplink + cost.uplink_per_example * sizes.astype(np.int64)), axis=1)
-    down = np.sum(filled * np.int64(cost.downlink), axis=1)
-    sent = np.cumsum(np.stack([up, down], axis=1), axis=0)
-    once = np.array([[cost.uplink_once, cost.downlink_once]], np.int64)
-    return (np.concatenate([np.zeros((1, 2), np.int64), sent]) + once)[rounds]
+    infos = {"cohort": cohort._replace(weight=filled), "contacted": filled.sum(axis=1), "examples": filled * sizes}
+    first = at_start(cost)
+
+    def sent(done: int) -> tuple[int, int]:
+        up, down = charge(cost, jax.tree.map(lambda leaf: leaf[:done], infos))
+        return first[0] + up, first[1] + down
+
+    return np.array([sent(int(done)) for done in rounds], np.int64)
 
 
 def check_numbers(settings: Any, names: tuple[str, ...]) -> None:

@@ -234,9 +234,9 @@ def compose(
     def predict_state(state: State, x: Array) -> Prediction:
         return predict(model, jax.vmap(server.params)(state.server), x)
 
-    def predict_personal(state: State, data: FederatedData, engine: Engine, client_id: Array, x: Array) -> Prediction:
+    def predict_personal(state: State, data: FederatedData, largest: int, client_id: Array, x: Array) -> Prediction:
         own = jax.tree.map(lambda leaf: leaf[:, client_id], state.client)
-        client = client_view(data, client_id, jnp.bool_(True), engine.max_client_size, state.round)
+        client = client_view(data, client_id, jnp.bool_(True), largest, state.round)
         assert personal is not None
         return personal(model, jax.vmap(server.params)(state.server), own, client, x)
 

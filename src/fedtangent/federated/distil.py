@@ -16,7 +16,7 @@ import optax
 from fedtangent import pytrees
 from fedtangent.data.checks import is_whole
 from fedtangent.federated.local import Problem, Work, minimise, validate_work
-from fedtangent.losses import Loss, squared_error
+from fedtangent.losses import Loss, masked_mean, squared_error
 from fedtangent.types import Array, Client, FederatedData, Key, Model, PyTree
 
 
@@ -119,9 +119,7 @@ def soft_cross_entropy(outputs: Array, targets: Array, mask: Array) -> Array:
 
     Its gradient is that of the Kullback-Leibler divergence of the student from the teacher.
     """
-    per_example = -jnp.sum(targets * jax.nn.log_softmax(outputs, axis=-1), axis=-1)
-    kept = jnp.where(mask, per_example, jnp.zeros((), per_example.dtype))
-    return jnp.sum(kept) / jnp.maximum(jnp.sum(mask.astype(per_example.dtype)), 1)
+    return masked_mean(-jnp.sum(targets * jax.nn.log_softmax(outputs, axis=-1), axis=-1), mask)
 
 
 SOFT_LOSSES: dict[str, Loss] = {"cross_entropy": soft_cross_entropy, "squared_error": squared_error}

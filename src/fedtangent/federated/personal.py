@@ -20,8 +20,8 @@ from fedtangent.federated.compose import client_view
 from fedtangent.federated.local import Problem, Work, minimise, validate_work
 from fedtangent.federated.predict import mean_of_models
 from fedtangent.federated.rates import Rate, at_round, check_rate, sgd
-from fedtangent.losses import LOSSES, Loss, get_loss
-from fedtangent.types import Algorithm, Array, Client, Engine, FederatedData, Model, Prediction, PyTree
+from fedtangent.losses import LOSSES, Loss, get_loss, masked_mean
+from fedtangent.types import Algorithm, Array, Client, FederatedData, Model, Prediction, PyTree
 
 Personal = Callable[[Model, PyTree, PyTree, Client, Array], Prediction]
 Measure = Callable[[Array, Array, Array], Array]  # (outputs [m, C], targets [m, ...], mask [m]) -> scalar
@@ -91,8 +91,7 @@ def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Per
 
 def accuracy(outputs: Array, targets: Array, mask: Array) -> Array:
     """Share of the real examples whose largest output is that of their label; ``targets`` [m] integer."""
-    right = jnp.where(mask, jnp.argmax(outputs, axis=-1) == targets, False)
-    return jnp.sum(right, dtype=outputs.dtype) / jnp.maximum(jnp.sum(mask), 1).astype(outputs.dtype)
+    return masked_mean((jnp.argmax(outputs, axis=-1) == targets).astype(outputs.dtype), mask)
 
 
 def mse(outputs: Array, targets: Array, mask: Array) -> Array:
@@ -142,19 +141,14 @@ def evaluate_clients(
     largest = max_client_size(test)
     if largest == 0:
         raise ValueError("test: no client has any test example")
-    engine = Engine(_unmapped, max_client_size(data))
-    return _evaluate(algorithm, engine, value, largest, state, data, test)
+    return _evaluate(algorithm, value, max_client_size(data), largest, state, data, test)
 
 
-def _unmapped(*args: PyTree) -> tuple[PyTree, PyTree]:
-    raise NotImplementedError("a prediction maps no cohort")
-
-
-@partial(jax.jit, static_argnames=("algorithm", "engine", "measure", "largest"))
+@partial(jax.jit, static_argnames=("algorithm", "measure", "largest_train", "largest"))
 def _evaluate(
     algorithm: Algorithm,
-    engine: Engine,
     measure: Measure,
+    largest_train: int,
     largest: int,
     state: PyTree,
     data: FederatedData,
@@ -166,7 +160,7 @@ def _evaluate(
         if algorithm.personal is None:
             predicted = algorithm.predict(state, x)
         else:
-            predicted = algorithm.personal(state, data, engine, client_id, x)
+            predicted = algorithm.personal(state, data, largest_train, client_id, x)
         found = measure(predicted.mean, test.y[mine.rows], mask)
         return jnp.where(mine.size > 0, found, jnp.nan), mine.size
 

@@ -6,58 +6,36 @@ The ideal that federated algorithms are held against: no local drift, and no pri
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedtangent.federated.aggregate import Stacked
 from fedtangent.federated.local import Problem, Work, minimise, validate_work
-from fedtangent.federated.ntk_fl import Examples, send_examples
+from fedtangent.federated.ntk_fl import Examples
 from fedtangent.federated.rates import Optimizer, at_round
 from fedtangent.losses import Loss
 from fedtangent.pytrees import item_bytes
-from fedtangent.types import Array, Channel, Client, FederatedData, Key, Local, Model, PyTree, RoundInfo, Server
-
-
-class Named(NamedTuple):
-    """A client's examples, and whose they are."""
-
-    client: Array  # [] int32
-    examples: Examples
-
-
-def named_examples() -> Local:
-    """The client's part: its examples with its id, so that the order of a cohort does not matter to the server."""
-    send = send_examples()
-
-    def update(
-        key: Key, broadcast: PyTree, client_state: PyTree, client: Client
-    ) -> tuple[Named, PyTree, dict[str, Array]]:
-        examples, client_state, info = send.update(key, broadcast, client_state, client)
-        return Named(client.id, examples), client_state, info
-
-    return Local(init=send.init, update=update)
+from fedtangent.types import Array, Channel, Client, FederatedData, Model, PyTree, RoundInfo, Server
 
 
 def raw_examples() -> Channel:
     """The examples themselves: for each of a client's, the bytes of its x and of its y in their own dtypes."""
 
-    def uplink(message: Named, broadcast: PyTree) -> tuple[int, int]:
-        sent = (message.examples.x, message.examples.y)
-        return 0, sum(math.prod(leaf.shape[1:]) * item_bytes(leaf.dtype) for leaf in sent)
+    def uplink(message: Examples, broadcast: PyTree) -> tuple[int, int]:
+        return 0, sum(math.prod(leaf.shape[1:]) * item_bytes(leaf.dtype) for leaf in (message.x, message.y))
 
     return Channel(send=lambda key, message, memory: (message, memory), uplink=uplink)
 
 
-def pooled_client(received: Named, round_: Array) -> Client:
+def pooled_client(received: Stacked, round_: Array) -> Client:
     """The examples of M clients as those of one: real rows first, client after client in order of their ids.
 
-    ``received`` has leading axis M; places that are empty (no real row) go last.
+    So the order of a cohort does not matter. Messages have leading axis M; empty places (no real row) go last.
     """
-    held = jnp.any(received.examples.mask, axis=1)
+    held = jnp.any(received.messages.mask, axis=1)
     order = jnp.argsort(jnp.where(held, received.client, jnp.iinfo(jnp.int32).max), stable=True)
-    flat = jax.tree.map(lambda leaf: leaf[order].reshape((-1, *leaf.shape[2:])), received.examples)
+    flat = jax.tree.map(lambda leaf: leaf[order].reshape((-1, *leaf.shape[2:])), received.messages)
     rows = jnp.argsort(~flat.mask, stable=True).astype(jnp.int32)
     size = jnp.sum(flat.mask, dtype=jnp.int32)
     data = FederatedData(flat.x, flat.y, rows, jnp.stack([jnp.zeros_like(size), size]))
@@ -72,7 +50,7 @@ def pool_server(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> S
     validate_work(work)
 
     def update(params: PyTree, aggregated: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
-        pool = pooled_client(aggregated.messages, info.round)
+        pool = pooled_client(aggregated, info.round)
         trained, report = minimise(info.key, model, loss, at_round(optimizer, info.round), work, Problem(params), pool)
         return trained, {
             "server_loss": report["loss"],

@@ -99,16 +99,8 @@ def gossip(
         raise ValueError(
             "channel: gossip sends whole models, of which a channel has the last change only: leave it out"
         )
-    algorithm = mixed(
-        model,
-        schedule,
-        client_learning_rate=client_learning_rate,
-        work=work,
-        mixing=mixing,
-        order=order,
-        common_start=common_start,
-        **options,
-    )
+    matrix = np.asarray(metropolis_weights(mixing) if isinstance(mixing, Graph) else mixing, np.float64)
+    algorithm = mixed(model, schedule, client_learning_rate, work, matrix, order, common_start, options)
 
     def cost(data: FederatedData, engine: Engine) -> Cost:
         empty = np.flatnonzero(np.diff(np.asarray(data.offsets)) == 0)
@@ -122,16 +114,14 @@ def gossip(
 def mixed(
     model: Model,
     schedule: Schedule,
-    *,
     client_learning_rate: Rate,
     work: Work,
-    mixing: Graph | np.ndarray,
-    order: str = "train_then_mix",
-    common_start: bool = True,
-    **options: Unpack[Options],
+    matrix: np.ndarray,
+    order: str,
+    common_start: bool,
+    options: Options,
 ) -> Algorithm:
-    """Local training and mixing of the K models under any schedule; see ``gossip``."""
-    matrix = np.asarray(metropolis_weights(mixing) if isinstance(mixing, Graph) else mixing, np.float64)
+    """Local training and mixing of the K models by ``matrix`` [K, K], under any schedule; see ``gossip``."""
     _check_mixing(matrix, schedule.num_models)
     if order not in ORDERS:
         raise ValueError(f"order: got {order!r}, allowed are {', '.join(ORDERS)}")

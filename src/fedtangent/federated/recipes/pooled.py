@@ -14,7 +14,8 @@ import optax
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.compose import compose, sequentially
 from fedtangent.federated.local import Problem, Work, minimise, validate_work
-from fedtangent.federated.pooling import named_examples, pool_server, raw_examples
+from fedtangent.federated.ntk_fl import send_examples
+from fedtangent.federated.pooling import pool_server, raw_examples
 from fedtangent.federated.rates import Rate, check_rate
 from fedtangent.federated.recipes.averaging import check_base, fed_avg
 from fedtangent.federated.recipes.common import client_descent
@@ -61,7 +62,7 @@ def centralised(
     return compose(
         "centralised",
         model,
-        named_examples(),
+        send_examples(),
         server,
         schedule,
         aggregate=stack(slots),
