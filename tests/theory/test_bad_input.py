@@ -80,9 +80,9 @@ BAD = {
     "rate complex": (lambda g: {"learning_rate": 1j}, "learning_rate must be a real number .*, got 1j"),
     "rates ragged": (lambda g: {"learning_rate": [[1.0], 2.0]}, "learning_rate must be real numbers in one array"),
     "server rate as text": (lambda g: {"server_learning_rate": "1"}, "server_learning_rate must be a real number"),
-    "server rate an array": (
-        lambda g: {"server_learning_rate": np.ones(2)},
-        r"server_learning_rate must have one of.*\[\(\)\], got \(2,\)",
+    "server rates of other rounds": (
+        lambda g: {"server_learning_rate": np.ones(3)},
+        r"server_learning_rate must have one of.*\[\(\), \(2,\)\], got \(3,\)",
     ),
     "weight as text": (lambda g: cohort(weight=SLOTS.astype(str)), r"cohorts\.weight must be a real number"),
     "y as text": (lambda g: {"y_train": g["y_train"].astype(str)}, "y_train must be a real number"),

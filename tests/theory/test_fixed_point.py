@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedtangent.kernels.gram import SingularKernelError
+from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.theory import covariance_terms, federated_flow, gp_limit
 
 SIZES = [3, 1, 5, 2, 7, 6]
@@ -61,11 +61,30 @@ def test_a_long_run_arrives_at_the_limit_at_the_predicted_rate(maker, schedule):
     assert abs(measured[0] / measured[1] - rate) < 0.01 * rate
 
 
-def test_training_never_seen_has_no_unique_fixed_point(maker):
+def test_a_client_never_asked_is_no_part_of_the_limit(maker):
     run = maker.run(SIZES, maker.everyone(SIZES, 10), 1)
+    limit = gp_limit(run.blocks, run.y)
     run = replace(run, weight=run.weight * (np.arange(6) != 4))
+    flow = federated_flow(*run.arguments)
+    seen = np.concatenate([rows for i, rows in enumerate(run.clients) if i != 4])
+    k = run.blocks
+    of_seen = KernelBlocks(
+        k.ntk_train[np.ix_(seen, seen)], k.ntk_test_train[:, seen], k.nngp_train[np.ix_(seen, seen)],
+        k.nngp_test_train[:, seen], k.nngp_test, k.ntk_test,
+    )  # fmt: skip
+    expected = gp_limit(of_seen, run.y[seen])
+    assert relative(flow.fixed_point().mean, expected.mean) < 1e-8
+    assert relative(flow.fixed_point().cov, expected.cov) < 1e-8
+    assert relative(flow.fixed_point().mean, limit.mean) > 1e-2
+    assert flow.spectrum().constants == len(run.clients[4])
+
+
+def test_a_nearly_singular_kernel_has_no_fixed_point_in_float64(maker):
+    run = maker.run(SIZES, maker.everyone(SIZES, 10), 1)
+    nearly = run.train.copy()
+    nearly[1] = nearly[0] + 1e-6 * nearly[1]
     with pytest.raises(SingularKernelError, match="not unique"):
-        federated_flow(*run.arguments).fixed_point()
+        federated_flow(*replace(run, train=nearly).arguments).fixed_point()
 
 
 @pytest.mark.parametrize(("steps", "server"), [(1, 1.0), (4, 1.0), (3, 1.5), (4, 1.5), (3, 3.0), (4, 3.0), (1, 2.0)])

@@ -159,3 +159,24 @@ def check_index(name: str, value: Any, largest: int) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value <= largest:
         raise ValueError(f"{name} must be an integer in 0..{largest}, got {value!r}")
     return int(value)
+
+
+def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """One of the allowed names."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} must be one of {tuple(allowed)}, got {value!r}")
+
+
+def check_real_number(name: str, value: Any) -> None:
+    """One real, finite number, where its value is known."""
+    if np.shape(value) != ():
+        raise ValueError(f"{name} must be one number, got shape {np.shape(value)}")
+    if is_concrete(value) and not np.isfinite(check_real(name, value)):
+        raise ValueError(f"{name} must be finite, got {value}")
+
+
+def check_at_least_zero(name: str, value: Any) -> None:
+    """One real, finite number that is not negative, where its value is known."""
+    check_real_number(name, value)
+    if is_concrete(value) and float(value) < 0:
+        raise ValueError(f"{name} must be >= 0, got {value}")

@@ -21,6 +21,9 @@ from fedtangent.types import Array, Partition
 SMALLEST_BUCKET = 32
 
 
+Batches = tuple[tuple[np.ndarray, ...], ...]
+
+
 class Bucket(NamedTuple):
     """Clients of similar size, padded to the largest of them, so that a skewed partition costs what it holds.
 
@@ -33,6 +36,8 @@ class Bucket(NamedTuple):
     eigenvectors: Array | np.ndarray  # [b, s, s], columns
     num_examples: Array | np.ndarray  # [b] float64, n_i
     local_steps: Array | np.ndarray  # [b] int64, T_i
+    block: Array | np.ndarray | None = None  # [b, s, s] Theta_ii, for minibatches only
+    shares: Array | np.ndarray | None = None  # [b, most steps, s], 1 / |B_t| on the rows of step t's batch
 
 
 class Clients(NamedTuple):
@@ -44,10 +49,17 @@ class Clients(NamedTuple):
     largest_eigenvalue: np.ndarray  # [N] float64, lambda_max(Theta_ii); 0 for a client with no examples
 
 
-def build_clients(theta: np.ndarray, partition: Partition, local_steps: np.ndarray, rows_per_example: int) -> Clients:
+def build_clients(
+    theta: np.ndarray,
+    partition: Partition,
+    local_steps: np.ndarray,
+    rows_per_example: int,
+    batches: Batches | None = None,
+) -> Clients:
     """Eigendecompositions of every client's own kernel block.
 
-    ``theta`` is [q, q] with ``q = n * rows_per_example`` in example-major order.
+    ``theta`` is [q, q] with ``q = n * rows_per_example`` in example-major order. ``batches`` gives, per client and
+    local step, the batch as places in the client's own examples.
     """
     sizes = np.asarray(partition.sizes)
     bucket_of = np.full(len(sizes), -1, np.int32)
@@ -61,6 +73,8 @@ def build_clients(theta: np.ndarray, partition: Partition, local_steps: np.ndarr
         bucket_of[members], place[members] = len(buckets), np.arange(len(members))
         bucket = _build_bucket(theta, partition, members, local_steps, rows_per_example)
         largest[members] = np.max(bucket.eigenvalues, axis=1)
+        if batches is not None:
+            bucket = _with_batches(bucket, theta, [batches[i] for i in members], rows_per_example)
         buckets.append(bucket)
     return Clients(jax.tree.map(jnp.asarray, tuple(buckets)), bucket_of, place, largest)
 
@@ -101,3 +115,18 @@ def _build_bucket(
         rows[position, used] = own
         eigenvalues[position, used], eigenvectors[position, used, used] = np.linalg.eigh(theta[np.ix_(own, own)])
     return Bucket(rows, eigenvalues, eigenvectors, sizes.astype(float), local_steps[members])
+
+
+def _with_batches(bucket: Bucket, theta: np.ndarray, batches: list[tuple[np.ndarray, ...]], width: int) -> Bucket:
+    """The bucket with what minibatches need: each client's kernel block, and its batches as shares of its rows."""
+    rows = np.asarray(bucket.rows)
+    count, size = rows.shape
+    shares = np.zeros((count, max(len(steps) for steps in batches), size))
+    block = np.zeros((count, size, size))
+    for i, steps in enumerate(batches):
+        own = rows[i][rows[i] < len(theta)]
+        block[i, : len(own), : len(own)] = theta[np.ix_(own, own)]
+        for t, places in enumerate(steps):
+            for c in range(width):
+                np.add.at(shares[i, t], places * width + c, 1 / len(places))
+    return bucket._replace(block=block, shares=shares)

@@ -1,47 +1,202 @@
 """Where a federated kernel flow ends if its rounds are repeated for ever, without assuming that it is Theta^-1.
 
-A pass over all R rounds maps ``a -> a + M_R (g - Theta a)``, so its fixed point solves ``M_R Theta a = M_R g``. It is
-found from the run's own operator M_R; it is ``Theta^-1 g`` (Theorem 2) whenever it is unique; whether the rounds
-get there is another question, which ``contraction`` answers.
+A pass over all R rounds is an affine map ``s -> L s + d`` of what a model's run remembers: its coefficients, a momentum
+buffer, corrections. Coefficients that no function sees (null directions of Theta) are left out, so that L acts on
+``Lambda^(1/2) V' a``. Some combinations never change, such as ``c - mean(c_i)`` of SCAFFOLD or directions that nobody
+trains; with these at their initial value the fixed point is unique.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax.numpy as jnp
 import numpy as np
-from scipy.linalg import lapack
 
-from fedtangent.kernels.gram import MIN_RECIPROCAL_CONDITION, KernelBlocks, SingularKernelError
+from fedtangent.kernels.gram import SingularKernelError
+from fedtangent.theory._precision import in_float64
+from fedtangent.theory._recursion import Input, Program, State, last_state, zero_state
 from fedtangent.theory.gp_limit import covariance_terms
-from fedtangent.types import Gaussian
+from fedtangent.types import Array, Gaussian
+
+if TYPE_CHECKING:
+    from fedtangent.theory.federated_flow import Flow
+
+NULL, LEAST = 1e-13, 1e-11  # singular values of I - L, relative to the largest: those that are 0, those that are not
 
 
-def fixed_point(k: KernelBlocks, target: np.ndarray, operator: np.ndarray, outputs_per_row: int) -> Gaussian:
-    """Law of the model at the fixed point of repeated passes with operator M_R.
+class Spectrum(NamedTuple):
+    """Eigenvalues of a pass over all rounds."""
 
-    Args:
-        k: kernel blocks with q training rows.
-        target: [q, D]; operator: [q, q], M_R of one pass.
-        outputs_per_row: columns of the mean returned, [m, outputs_per_row].
+    eigenvalues: np.ndarray  # [d] complex, those that never change anything (exactly 1) left out
+    constants: int  # how many were left out
+
+    @property
+    def radius(self) -> float:
+        """The largest modulus: below 1, repeated passes converge at this rate per pass."""
+        return float(np.max(np.abs(self.eigenvalues), initial=0.0))
+
+
+class _Frame(NamedTuple):
+    """Coordinates of a state without null directions."""
+
+    down: np.ndarray  # [rank, q], Lambda^(1/2) V'
+    up: np.ndarray  # [q, rank], V Lambda^(-1/2)
+    own_down: tuple[np.ndarray, ...]  # per bucket [b, s, s], rows of null directions 0
+    own_up: tuple[np.ndarray, ...]  # per bucket [b, s, s]
+    own_held: tuple[np.ndarray, ...]  # per bucket [b, s] bool, directions that count
+
+
+def _frame(program: Program) -> _Frame:
+    values, vectors = np.linalg.eigh(np.asarray(program.theta))
+    held = values > 10 * len(values) * np.finfo(float).eps * values[-1]
+    root = np.sqrt(values[held])
+    own = []
+    for bucket in program.buckets:
+        v, u = np.asarray(bucket.eigenvalues), np.asarray(bucket.eigenvectors)
+        counts = v > 10 * len(values) * np.finfo(float).eps * values[-1]
+        size = np.sqrt(np.where(counts, v, 1.0))
+        down = np.where(counts, size, 0.0)[:, :, None] * u.transpose(0, 2, 1)
+        own.append((down, u * np.where(counts, 1 / size, 0.0)[:, None, :], counts))
+    return _Frame(
+        root[:, None] * vectors[:, held].T, vectors[:, held] / root, *(tuple(part) for part in zip(*own, strict=True))
+    )
+
+
+def _reduced(frame: _Frame, state: State) -> np.ndarray:
+    """Coordinates [d, D] of a state of one model."""
+    parts = [frame.down @ np.asarray(state.a[:, 0])]
+    if state.memory is not None:
+        parts.append(frame.down @ np.asarray(state.memory[:, 0]))
+    for own, down, held in zip(state.own or (), frame.own_down, frame.own_held, strict=False):
+        parts.append((down @ np.asarray(own[:, 0]))[held])
+    return np.concatenate(parts)
+
+
+def _lifted(frame: _Frame, like: State, coordinates: np.ndarray) -> State:
+    """The state of one model with coordinates [d, D]; ``like`` has its parts."""
+    rank, columns = frame.up.shape[1], coordinates.shape[1]
+    taken, rest = [], coordinates
+    for _ in range(1 if like.memory is None else 2):
+        taken.append(jnp.asarray((frame.up @ rest[:rank])[:, None, :]))
+        rest = rest[rank:]
+    own = []
+    for part, up, held in zip(like.own or (), frame.own_up, frame.own_held, strict=False):
+        count = int(held.sum())
+        wide = np.zeros((*held.shape, columns))
+        wide[held], rest = rest[:count], rest[count:]
+        own.append(jnp.asarray((up @ wide)[:, None]))
+        assert own[-1].shape[2] == part.shape[2]
+    return State(taken[0], taken[1] if like.memory is not None else None, tuple(own) or None)
+
+
+def _zeros(flow: Flow, columns: int) -> Input:
+    zeros = jnp.zeros((len(flow.theta), 1, columns))
+    return Input(zeros, zeros if flow.rule.kind.decays else None)
+
+
+def _pass(flow: Flow, model: int, given: Input, start: State, beta: Array) -> State:
+    program = flow.program(model, given.residual.shape[2])
+    return last_state(flow.rule.kind, program, given, beta, start, jnp.ones(flow.num_rounds, bool))
+
+
+@in_float64
+def _map(flow: Flow, model: int, frame: _Frame) -> np.ndarray:
+    """L, [d, d]."""
+    program = flow.program(model, 1)
+    like = zero_state(flow.rule.kind, program, 1, 1)
+    size = len(_reduced(frame, like))
+    basis = _lifted(frame, like, np.eye(size))
+    beta = jnp.zeros((flow.num_rounds + 1, 1))  # of w_0, which the linear part does not see
+    return _reduced(frame, _pass(flow, model, _zeros(flow, size), basis, beta))
+
+
+@in_float64
+def _drives(flow: Flow, model: int, frame: _Frame) -> tuple[np.ndarray, np.ndarray]:
+    """The pass from nothing for unit residuals, and for unit ``J(X) w_0`` where decay has taken all of w_0, [d, q]."""
+    eye = jnp.eye(len(flow.theta))[:, None, :]
+    zeros = jnp.zeros_like(eye)
+    decays = flow.rule.kind.decays
+    start = zero_state(flow.rule.kind, flow.program(model, 1), 1, len(flow.theta))
+    beta = jnp.zeros((flow.num_rounds + 1, 1)) if decays else jnp.ones((flow.num_rounds + 1, 1))
+    plain = _reduced(frame, _pass(flow, model, Input(eye, zeros if decays else None), start, beta))
+    if not decays:
+        return plain, np.zeros_like(plain)
+    return plain, _reduced(frame, _pass(flow, model, Input(zeros, eye), start, beta))
+
+
+def _constants(change: np.ndarray) -> np.ndarray:
+    """Rows [c, d] that span the combinations which ``I - L`` leaves alone."""
+    u, singular, _ = np.linalg.svd(change)
+    between = (singular > NULL * singular[0]) & (singular < LEAST * singular[0])
+    if between.any():
+        raise SingularKernelError(
+            "the fixed point of these rounds is not unique in float64: the pass over them moves some direction by only "
+            f"{singular[between].min() / singular[0]:.3g} of what it moves others; choose a better conditioned kernel"
+        )
+    return u[:, singular <= NULL * singular[0]].T
+
+
+def spectrum(flow: Flow, model: int) -> Spectrum:
+    """Eigenvalues of a pass, without those of combinations that never change."""
+    matrix = _map(flow, model, _frame(flow.program(model, 1)))
+    singular = np.linalg.svd(np.eye(len(matrix)) - matrix, compute_uv=False)
+    count = int(np.sum(singular <= NULL * singular[0]))
+    eigenvalues = np.linalg.eigvals(matrix)
+    return Spectrum(eigenvalues[np.argsort(np.abs(eigenvalues - 1))][count:], count)
+
+
+def fixed_point(flow: Flow, model: int) -> Gaussian:
+    """Law of the model at the fixed point of repeated passes that its initial state leads to.
 
     Raises:
-        SingularKernelError: ``M_R Theta`` is singular in float64: Theta is, or the pass never trains some direction.
+        SingularKernelError: some direction is trained so little that float64 does not determine where it ends.
     """
-    system = operator @ k.ntk_train
-    norm = float(np.max(np.sum(np.abs(system), axis=0)))
-    factor, pivots, failed = lapack.dgetrf(system)
-    reciprocal = 0.0 if failed or not np.isfinite(norm) else float(lapack.dgecon(factor, norm)[0])
-    if reciprocal < MIN_RECIPROCAL_CONDITION:
+    program = flow.program(model, 1)
+    frame = _frame(program)
+    change = np.eye(len(matrix := _map(flow, model, frame))) - matrix
+    constants = _constants(change)
+    drives = _drives(flow, model, frame)
+    stacked = np.concatenate(drives, axis=1)
+    drift = np.linalg.norm(constants @ stacked) / np.linalg.norm(stacked)
+    if drift > 1e-9:
         raise SingularKernelError(
-            f"the fixed point of these rounds is not unique in float64: M_R Theta of the {len(system)} training rows "
-            f"has reciprocal condition number {reciprocal:.3g}, less than {MIN_RECIPROCAL_CONDITION:g}; "
-            "train every client, for more rounds, or choose a better conditioned kernel"
+            f"these rounds have no fixed point: a pass moves some combination by {drift:.3g} of the whole for ever"
         )
-    solved, _ = lapack.dgetrs(factor, pivots, operator)
-    b = k.ntk_test_train @ solved
-    mean = (b @ target).reshape(-1, outputs_per_row)
-    return Gaussian(mean, covariance_terms(k, b).total)
+    system = np.concatenate([change, constants])
+    solved = np.linalg.lstsq(
+        system, np.concatenate([stacked, np.zeros((len(constants), stacked.shape[1]))]), rcond=None
+    )
+    k, rank = flow.kernels, frame.up.shape[1]
+    b = k.ntk_test_train @ (frame.up @ solved[0][:rank])
+    on_residual, on_along = np.split(b, 2, axis=1)
+    c = float(flow.rule.numbers.homogeneity) if flow.rule.kind.decays else 0.0
+    rows = flow.y_train if flow.outputs == "shared" else flow.y_train.reshape(-1, 1)
+    mean = (on_residual @ rows).reshape(-1, flow.y_train.shape[1])
+    return Gaussian(mean, covariance_terms(k, on_residual + c * on_along, 1 - c).total)
 
 
-def contraction(theta: np.ndarray, operator: np.ndarray) -> float:
-    """Spectral radius of ``I - M_R Theta``: below 1, repeated passes converge; its power is the rate per pass."""
-    return float(np.max(np.abs(1 - np.linalg.eigvals(operator @ theta))))
+def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
+    """The largest last-round learning rate, all scaled alike, whose passes do not grow."""
+    from fedtangent.theory.federated_flow import at_rate
+
+    last = float(flow.rounds.learning_rate[-1])
+
+    def grows(factor: float) -> bool:
+        with np.errstate(over="ignore", invalid="ignore"):
+            try:
+                return spectrum(at_rate(flow, factor), model).radius > 1 + 1e-9
+            except np.linalg.LinAlgError:  # overflowed
+                return True
+
+    low, high = 0.0, 1.0
+    while not grows(high):
+        low, high = high, 2 * high
+        if high > 2**40:
+            return float("inf")
+    while high - low > tolerance * high:
+        middle = (low + high) / 2 if low else high / 2
+        if low == 0.0 and middle < 2**-40:
+            return 0.0
+        low, high = (low, middle) if grows(middle) else (middle, high)
+    return last * low

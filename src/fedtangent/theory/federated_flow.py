@@ -1,15 +1,17 @@
 """The exact federated kernel flow: every round of federated training of a linear, linearised or infinitely wide model.
 
-Under squared loss a client's local steps move the function by ``-Theta(x, X_i) A_i g_i`` (see ``_clients``), so the
-global model of every round keeps the form ``f_r(x) = f_0(x) - Theta(x, X) M_r (f_0(X) - Y)`` with
-``M_{r+1} = M_r + S_r (I - Theta M_r)`` and S_r block-diagonal over the round's cohort. This is the exact, discrete
-version of the dynamics that FE-2021 section 9.2 follows to second order in eq. (13)-(16).
+Under squared loss a client's local steps move the function by ``-Theta(x, X_i) z_i`` with z_i linear in its residual
+(see ``_local``), so the global model of every round keeps the form ``f_r(x) = f_0(x) - Theta(x, X) M_r (f_0(X) - Y)``;
+for FedAvg ``M_{r+1} = M_r + S_r (I - Theta M_r)`` with S_r block-diagonal over the round's cohort. This is the exact,
+discrete version of the dynamics that FE-2021 section 9.2 follows to second order in eq. (13)-(16). Weight decay shrinks
+the initial function as well: ``f_r(x) = gamma_r f_0(x) - Theta(x, X) (A_r f_0(X) - M_r Y)``.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -17,13 +19,27 @@ import numpy as np
 
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import _checks as checks
+from fedtangent.theory import _fixed_point, _stability
 from fedtangent.theory._clients import Clients, build_clients
-from fedtangent.theory._fixed_point import contraction, fixed_point
+from fedtangent.theory._fixed_point import Spectrum
 from fedtangent.theory._precision import in_float64, is_concrete
-from fedtangent.theory._recursion import Rounds, build_rounds, normalised, only_model, run_recursion
-from fedtangent.theory._stability import Stability, stability
+from fedtangent.theory._recursion import Input, Program, influence, path, shares_of_start, zero_state
+from fedtangent.theory._rounds import Rounds, build_rounds, normalised, only_model, rows_needed, twice
+from fedtangent.theory._rules import Rule, build_rule
+from fedtangent.theory._stability import Stability
 from fedtangent.theory.gp_limit import covariance_terms, gp_limit
 from fedtangent.types import Array, Cohort, Gaussian, Partition
+
+# Costs in units of a multiply-add, measured on a CPU: reading one entry of Theta, and gathering one.
+READ, GATHER = 40, 120
+
+
+class Slots(NamedTuple):
+    """Who trains what: client and model of every slot, [R, S] each, and which slots are filled."""
+
+    client: np.ndarray
+    model: np.ndarray
+    present: np.ndarray
 
 
 class LimitDistance(NamedTuple):
@@ -48,12 +64,12 @@ class Flow:
     num_models: int
     num_rounds: int
     partition: Partition
+    cohorts: Slots
     theta: Array  # [q, q], q = n (outputs "shared") or n C ("full")
     clients: Clients
     rounds: Rounds
+    rule: Rule
     local_steps: np.ndarray  # [N]
-    trains: np.ndarray  # [K, N] bool, which clients ever train which model
-    server_learning_rate: float
 
     def mean(self, r: int | Sequence[int], model: int | None = None) -> Array:
         """Mean over initial functions of mean zero, ``Theta(x, X) M_r Y``: [..., m, C]."""
@@ -70,24 +86,41 @@ class Flow:
         return after - self.y_train.reshape((1,) * (after.ndim - 2) + self.y_train.shape)
 
     @in_float64
-    def predict(self, f0_train: Any, f0_test: Any, r: int | Sequence[int], model: int | None = None) -> Array:
+    def predict(
+        self,
+        f0_train: Any,
+        f0_test: Any,
+        r: int | Sequence[int],
+        model: int | None = None,
+        *,
+        along_train: Any = None,
+        along_test: Any = None,
+    ) -> Array:
         """``f_r(x)`` of a model that starts as f0: exact for a linear model, or one of infinite width.
 
         Args:
             f0_train: [n, C]; f0_test: [m, C], values of one model's initial function; with ``model=None`` of all
                 models, [K, n, C] and [K, m, C].
+            along_train, along_test: ``J(x) w_0`` of the same shapes, which weight decay takes away from a linearised
+                network; by default ``homogeneity`` times f0, as it is for a linear model (1) or a network without
+                biases whose activations are homogeneous (its number of layers).
 
         Raises:
             ValueError: shapes that do not fit; a round or model out of range.
         """
         start = self._function("f0_test", f0_test, self.kernels.ntk_test_train.shape[0], model)
-        return self._evolve(f0_train, start, jnp.asarray(self.kernels.ntk_test_train), r, model)
+        along = self._along("along_test", along_test, start, model)
+        given = self._given(f0_train, along_train, model)
+        return self._evolve(given, start, along, self.kernels.ntk_test_train, r, model)
 
     @in_float64
-    def predict_train(self, f0_train: Any, r: int | Sequence[int], model: int | None = None) -> Array:
+    def predict_train(
+        self, f0_train: Any, r: int | Sequence[int], model: int | None = None, *, along_train: Any = None
+    ) -> Array:
         """``f_r(X)`` at the training points, [..., n, C]; see ``predict``."""
         start = self._function("f0_train", f0_train, len(self.theta), model)
-        return self._evolve(f0_train, start, self.theta, r, model)
+        along = self._along("along_train", along_train, start, model)
+        return self._evolve(self._given(f0_train, along_train, model), start, along, self.theta, r, model)
 
     def ensemble_mean(self, r: int | Sequence[int]) -> Array:
         """Mean of the uniform average of the K models: [..., m, C]."""
@@ -100,41 +133,85 @@ class Flow:
         [m, m] for one model, [K, m, m] for all; with outputs "full", [m C, m C]. Costs one backward pass over r rounds
         with m columns per model.
         """
-        b = self._influence(checks.check_index("r", r, self.num_rounds), model)
-        terms = [covariance_terms(self.kernels, b[:, i, :].T).total for i in range(b.shape[1])]
+        b, gamma = self._dependence(r, model)
+        terms = [covariance_terms(self.kernels, b[i], gamma[i]).total for i in range(len(b))]
         return terms[0] if model is not None else jnp.stack(terms)
 
     @in_float64
-    def influence(self, r: int, model: int) -> Array:
-        """``B = Theta(x, X) M_r`` of one model, [m, q]: ``f_r(x) = f_0(x) - B (f_0(X) - Y)``."""
-        return self._influence(checks.check_index("r", r, self.num_rounds), model)[:, 0, :].T
+    def cross_cov(self, r: int, model: int, other: int) -> Array:
+        """Covariance of two models that started as the same function, [m, m]; models that did not have none."""
+        k = self.kernels
+        if k.nngp_train is None or k.nngp_test_train is None or k.nngp_test is None:
+            raise ValueError("a covariance needs the blocks nngp_train, nngp_test_train and nngp_test, got None in k")
+        (b,), (g,) = self._dependence(r, model)
+        (c,), (h,) = self._dependence(r, other)
+        cross = h * (b @ k.nngp_test_train.T) + g * (c @ k.nngp_test_train.T).T
+        return g * h * k.nngp_test + b @ k.nngp_train @ c.T - cross
 
     @in_float64
-    def ensemble_cov(self, r: int) -> Array:
-        """Covariance of the uniform average of K models with independent initial functions: [m, m]."""
-        return self.cov(r).mean(axis=0) / self.num_models
+    def influence(self, r: int, model: int) -> Array:
+        """``B`` of one model, [m, q]: ``f_r(x) = f_0(x) - B (f_0(X) - Y)``; with weight decay, what multiplies Y."""
+        return self._influence(r, model).residual[:, 0, :].T
+
+    @in_float64
+    def ensemble_cov(self, r: int, *, common_start: bool = False) -> Array:
+        """Covariance of the uniform average of the K models, [m, m].
+
+        Their initial functions are independent, or one and the same (``common_start``).
+        """
+        if not common_start:
+            return self.cov(r).mean(axis=0) / self.num_models
+        b, gamma = self._dependence(r, None)
+        return covariance_terms(self.kernels, b.mean(axis=0), jnp.mean(gamma)).total
 
     @in_float64
     def operator(self, r: int, model: int = 0) -> Array:
         """``M_r`` itself, [q, q]. An n x n recursion: meant for tests and small problems."""
-        return self._coefficients(jnp.eye(len(self.theta))[:, None, :], r, model)[0, :, 0, :]
+        eye = jnp.eye(len(self.theta))[:, None, :]
+        return self._path(Input(eye, jnp.zeros_like(eye) if self.rule.kind.decays else None), r, model, None)[0, :, 0]
 
     def fixed_point(self, model: int = 0) -> Gaussian:
-        """Law of a model when the R rounds are repeated for ever, from their own ``M_R`` (not from Theta^-1).
+        """Law of a model when the R rounds are repeated for ever, from their own operator (not from Theta^-1).
 
-        It is attained if ``contraction(model) < 1``, which ``stability().stable`` guarantees. Needs a constant or
-        repeating step size to be meaningful. O(R n^3): for small problems.
+        Attained if ``contraction(model) < 1``. Where the clients can all be fitted it is Theorem 2's (of the data that
+        is ever trained on); weight decay, and labels that contradict each other, move it: see ``bias``. Needs constant
+        or repeating step sizes to be meaningful. O((R + n) n^2): for small problems.
 
         Raises:
-            SingularKernelError: not unique in float64, as when some client never trains this model.
+            SingularKernelError: not determined in float64, as when Theta is nearly singular.
         """
-        model = checks.check_index("model", model, self.num_models - 1)
-        operator = np.asarray(self.operator(self.num_rounds, model))
-        return fixed_point(self.kernels, self._rows(self.y_train), operator, self.y_train.shape[1])
+        return _fixed_point.fixed_point(self, checks.check_index("model", model, self.num_models - 1))
+
+    def bias(self, model: int = 0) -> Array:
+        """How far the fixed point's mean is from Theorem 2's, [m, C]: 0 where local losses share their minimiser.
+
+        With everybody in every round FedAvg ends where ``sum_i p_i Phi_i A_i (Phi_i' w - y_i) + decay kappa_i w = 0``
+        (``_local``'s A_i, kappa_i): least squares that weighs a client's residual by A_i in the place of 1 / n_i.
+        Where examples repeat, Theorem 2's ``Theta^-1`` is read as the pseudo-inverse.
+        """
+        found = self.fixed_point(model).mean
+        rows = self._rows(self.y_train)
+        reference = self.kernels.ntk_test_train @ np.linalg.pinv(self.kernels.ntk_train, rcond=1e-12, hermitian=True)
+        return found - (reference @ rows).reshape(found.shape)
 
     def contraction(self, model: int = 0) -> float:
-        """Spectral radius of ``I - M_R Theta``: the factor by which a pass over all rounds shrinks what is left."""
-        return contraction(np.asarray(self.theta), np.asarray(self.operator(self.num_rounds, model)))
+        """Factor by which a pass over all rounds shrinks what is left: the spectral radius of the pass.
+
+        Includes what server and clients remember; directions that no round ever changes do not count.
+        """
+        return self.spectrum(model).radius
+
+    def spectrum(self, model: int = 0) -> Spectrum:
+        """Eigenvalues of a pass over all rounds, as a map of all that a model's run remembers."""
+        return _fixed_point.spectrum(self, checks.check_index("model", model, self.num_models - 1))
+
+    def largest_stable_learning_rate(self, model: int = 0, *, tolerance: float = 1e-4) -> float:
+        """The largest (last) learning rate, all rounds' scaled alike, for which repeated passes do not grow.
+
+        Found on the spectral radius of the very schedule, to a relative ``tolerance``: unlike ``stability`` exact, for
+        every algorithm, and no statement about other schedules. Each trial costs what ``spectrum`` does.
+        """
+        return _fixed_point.largest_stable(self, checks.check_index("model", model, self.num_models - 1), tolerance)
 
     def limit_distance(self, r: int, model: int = 0, limit: Gaussian | None = None) -> LimitDistance:
         """How far round r's mean and covariance are from Theorem 2's (``limit``, by default ``gp_limit``'s).
@@ -148,56 +225,106 @@ class Flow:
         )
 
     def stability(self) -> Stability:
-        """Whether the run's largest step is within the sufficient bound of every client that trains."""
-        if not is_concrete(self.rounds.learning_rate):
-            raise ValueError("stability() needs a known learning_rate, but it is being traced")
-        return stability(
-            self.clients.largest_eigenvalue,
-            self.partition,
-            self.local_steps,
-            np.any(self.trains, axis=0),
-            np.asarray(self.rounds.learning_rate),
-            self.server_learning_rate,
-        )
+        """Whether the run's largest step is within the sufficient bound of every client that trains (FedAvg's rounds).
 
-    def _evolve(self, f0_train: Any, start: Array, theta_x: Array, r: int | Sequence[int], model: int | None) -> Array:
-        """``start - theta_x a_r`` for the path of f0_train's residual, in the caller's axes."""
-        initial = self._function("f0_train", f0_train, len(self.theta), model)
-        path = self._coefficients(initial - jnp.asarray(self._rows(self.y_train))[:, None, :], r, model)
-        moved = start[None] - jnp.einsum("xq,eqkd->exkd", theta_x, path, precision="highest")
+        Raises:
+            ValueError: an algorithm with a memory or FedNova (see ``largest_stable_learning_rate``); a traced rate.
+        """
+        if not is_concrete(self.rounds.learning_rate, self.rounds.server_rate, self.rule.numbers):
+            raise ValueError("stability() needs a known learning_rate and rule, but one is being traced")
+        if self.rule.kind.algorithm != "fed_avg" or self.rule.kind.momentum:
+            name = "server_momentum" if self.rule.kind.momentum else f"algorithm {self.rule.kind.algorithm!r}"
+            raise ValueError(f"stability() is for fed_avg, got {name}: use largest_stable_learning_rate()")
+        trains = np.zeros(self.partition.num_clients, bool)
+        trains[self.cohorts.client[self.cohorts.present]] = True
+        return _stability.stability(self.clients, self.partition, self.local_steps, trains, self.rounds, self.rule)
+
+    @functools.cached_property
+    def _needed(self) -> np.ndarray:
+        width = 1 if self.outputs == "shared" else self.y_train.shape[1]
+        return rows_needed(self.partition, *self.cohorts, self.num_models, width, len(self.theta))
+
+    @functools.cached_property
+    def _rows_a_round(self) -> float:
+        """Kernel rows of the filled slots, on average over rounds."""
+        sizes = np.asarray(self.partition.sizes)[self.cohorts.client]
+        width = 1 if self.outputs == "shared" else self.y_train.shape[1]
+        return float(np.sum(sizes * self.cohorts.present) * width / self.num_rounds)
+
+    def program(self, model: int | None, columns: int) -> Program:
+        """What the recursion runs on for one model, or all, with as many columns for each.
+
+        Residuals are needed of the round's clients alone. Where many columns make the arithmetic dear, their rows of
+        Theta are gathered; else one product with all of Theta is cheaper.
+        """
+        rounds, num_models = self.rounds, self.num_models if model is None else 1
+        rows = self._rows_a_round * num_models / self.num_models
+        if rows * (columns + GATHER) < len(self.theta) * (num_models * columns + READ):
+            rounds = rounds._replace(needed=jnp.asarray(self._needed))
+        if model is not None:
+            rounds = only_model(rounds, checks.check_index("model", model, self.num_models - 1))
+        return Program(self.theta, self.clients.buckets, rounds, self.rule.numbers)
+
+    def shares(self, model: int | None) -> Array:
+        """What weight decay has left of w_0 before each round and after the last, [R + 1, K]."""
+        program, num_models = self.program(model, 1), self.num_models if model is None else 1
+        if not self.rule.kind.decays:
+            return jnp.ones((self.num_rounds + 1, num_models))
+        return shares_of_start(self.rule.kind, program, num_models=num_models)
+
+    def _evolve(
+        self, given: Input, start: Array, along: Array | None, theta_x: Any, r: int | Sequence[int], model: int | None
+    ) -> Array:
+        """``f_r`` where ``start`` [., K, D] is f_0, in the caller's axes."""
+        moved = start[None] - self._path(given, r, model, jnp.asarray(theta_x))
+        if along is not None:
+            left = self.shares(model)[jnp.asarray(np.atleast_1d(r))]
+            moved = moved + (left[:, None, :, None] - 1) * along[None]
         result = moved.transpose(0, 2, 1, 3).reshape(*moved.shape[:1], moved.shape[2], -1, self.y_train.shape[1])
         result = result if model is None else result[:, 0]
         return result if np.ndim(r) else result[0]
 
-    def _coefficients(self, b: Array, r: int | Sequence[int], model: int | None) -> Array:
-        """``M_r b`` after each requested round, [E, q, K, D] (K = 1 for one model)."""
+    def _path(self, given: Input, r: int | Sequence[int], model: int | None, readout: Array | None) -> Array:
+        """``readout M_r`` on the input after each requested round, [E, ., K, D] (K = 1 for one model)."""
         wanted = [checks.check_index("r", value, self.num_rounds) for value in np.atleast_1d(r).tolist()]
         if not wanted:
             raise ValueError("r must name at least one round, got an empty sequence")
         distinct = sorted(set(wanted))
-        order = np.where(np.arange(self.num_rounds) < max(distinct, default=0), np.arange(self.num_rounds), -1)
-        record = np.full(self.num_rounds, len(distinct))
+        record = np.where(np.arange(self.num_rounds) < max(distinct), len(distinct), -1)
         for place, value in enumerate(distinct):
             if value > 0:
                 record[value - 1] = place
-        path = self._run(b, order, record, len(distinct), model)
-        return path if wanted == distinct else path[np.searchsorted(distinct, wanted)]
+        columns = given.residual.shape[2]
+        program, kind = self.program(model, columns), self.rule.kind
+        state = zero_state(kind, program, self.num_models if model is None else 1, columns)
+        steps = jnp.asarray(record, jnp.int32)
+        found = path(kind, program, given, self.shares(model), state, readout, steps, num_records=len(distinct))
+        return found if wanted == distinct else found[np.searchsorted(distinct, wanted)]
 
-    def _influence(self, r: int, model: int | None) -> Array:
-        """``(Theta(x, X) M_r)'`` by the recursion run from round r backwards, [q, K, m]."""
-        b = jnp.asarray(self.kernels.ntk_test_train).T[:, None, :]
-        order = np.maximum(r - 1 - np.arange(self.num_rounds), -1)
-        record = np.where(np.arange(self.num_rounds) == r - 1, 0, 1)
-        return self._run(b, order, record, 1, model)[0]
+    def _influence(self, r: int, model: int | None) -> Input:
+        """How predictions after round r depend on the input, [q, K, m] each."""
+        r = checks.check_index("r", r, self.num_rounds)
+        theta_x = jnp.asarray(self.kernels.ntk_test_train)
+        program, num_models = self.program(model, len(theta_x)), self.num_models if model is None else 1
+        active = jnp.arange(self.num_rounds) < r
+        return influence(self.rule.kind, program, theta_x, self.shares(model), active, num_models=num_models)
 
-    def _run(self, b: Array, order: np.ndarray, record: np.ndarray, num_records: int, model: int | None) -> Array:
-        rounds, num_models = self.rounds, self.num_models
-        if model is not None:
-            rounds, num_models = only_model(rounds, checks.check_index("model", model, num_models - 1)), 1
-        steps = jnp.asarray(order, jnp.int32), jnp.asarray(record, jnp.int32)
-        return run_recursion(
-            self.theta, b, self.clients.buckets, rounds, *steps, num_models=num_models, num_records=num_records
-        )
+    def _dependence(self, r: int, model: int | None) -> tuple[Array, Array]:
+        """B [K, m, q] and gamma [K] of ``f_r(x) = gamma f_0(x) - B f_0(X) + ...``."""
+        found, c = self._influence(r, model), self.rule.numbers.homogeneity
+        b = found.residual if found.along is None else found.residual + c * found.along
+        return b.transpose(1, 2, 0), 1 + c * (self.shares(model)[r] - 1)
+
+    def _given(self, f0_train: Any, along_train: Any, model: int | None) -> Input:
+        f0 = self._function("f0_train", f0_train, len(self.theta), model)
+        residual = f0 - jnp.asarray(self._rows(self.y_train))[:, None, :]
+        return Input(residual, self._along("along_train", along_train, f0, model))
+
+    def _along(self, name: str, values: Any, f0: Array, model: int | None) -> Array | None:
+        """``J(x) w_0``, [rows, K, D]; None without weight decay, which alone needs it."""
+        if not self.rule.kind.decays:
+            return None
+        return self.rule.numbers.homogeneity * f0 if values is None else self._function(name, values, len(f0), model)
 
     def _function(self, name: str, values: Any, rows: int, model: int | None) -> Array:
         """Values [n, C] of one model or [K, n, C] of all, as [rows, K, D]."""
@@ -231,6 +358,16 @@ def federated_flow(
     num_models: int | None = None,
     server_learning_rate: Any = 1.0,
     outputs: str = "shared",
+    algorithm: str = "fed_avg",
+    dynamics: str = "gradient_descent",
+    prox: Any = 0.0,
+    alpha: Any = None,
+    weight_decay: Any = 0.0,
+    homogeneity: Any = 1.0,
+    server_momentum: Any = 0.0,
+    nesterov: bool = False,
+    step_weights: Any = None,
+    batches: Sequence[Sequence[Any]] | None = None,
 ) -> Flow:
     """Exact prediction of every round of federated gradient descent on ``1/(2 n_i) sum_j |f(x_j) - y_j|^2``.
 
@@ -248,36 +385,65 @@ def federated_flow(
         local_steps: steps T of gradient descent, an integer or one per client [N].
         learning_rate: step size, a number or one per round [R].
         num_models: K; by default one more than the largest model in use.
-        server_learning_rate: step of the server, a number.
+        server_learning_rate: step of the server, a number or one per round [R].
         outputs: "shared", one [n, n] kernel for all outputs; or "full", [n C, n C] in example-major order.
+        algorithm: "fed_avg"; "fed_dyn" (Acar et al., 2021, algorithm 1, with its ``alpha``); "scaffold" (Karimireddy
+            et al., 2020, algorithm 1, option II); "fed_nova" (Wang et al., 2020, eq. 6 and 7). The cohorts' weights
+            are those of the clients' mean in each; FedDyn's and SCAFFOLD's papers have them uniform.
+        dynamics: "gradient_descent", or "gradient_flow" for the time ``local_steps * learning_rate``.
+        prox: mu of FedProx's ``mu / 2 |w - w_server|^2``.
+        weight_decay: of the local objective, ``weight_decay / 2 |w|^2``.
+        homogeneity: ``J(x) w_0 / f_0(x)``, for weight decay: 1 for a linear model.
+        server_momentum: FedAvgM's, in [0, 1); ``nesterov`` looks ahead.
+        step_weights: [T] factors of the local steps' sizes, T the largest of local_steps.
+        batches: per client, for each of its local steps the training rows of that step's minibatch, the same in every
+            round; the default is all of the client's. The gradient is the mean over the batch.
 
     Returns:
-        Flow. Differentiable with respect to learning_rate, server_learning_rate and the cohorts' weights (with
+        Flow. Differentiable with respect to every rate and number of the rule and the cohorts' weights (with
         ``jax_enable_x64`` set); kernels, targets and indices must be known numbers.
 
     Raises:
         ValueError: shapes that do not fit; indices out of range; values not finite; local_steps < 1; a rate <= 0; a
-            client without examples in a slot; float64 unavailable because the call is traced with 64-bit types off.
+            client without examples in a slot; options that exclude each other; float64 unavailable because the call is
+            traced with 64-bit types off.
     """
     targets = checks.check_targets(y_train)
     k = checks.check_blocks(k, targets.shape, outputs)
     partition = checks.check_partition(partition, len(targets))
     client, model, num_models = checks.check_cohorts(cohorts, np.asarray(partition.sizes), num_models)
     steps = checks.check_steps(local_steps, partition.num_clients)
-    checks.check_rate("learning_rate", learning_rate, [(), (len(client),)])
-    checks.check_rate("server_learning_rate", server_learning_rate, [()])
-    present = checks.present_slots(cohorts)
-
-    clients = build_clients(k.ntk_train, partition, steps, targets.shape[1] if outputs == "full" else 1)
-    weight = normalised(model, jnp.asarray(cohorts.weight, jnp.float64), present, num_models)
-    rates = jnp.broadcast_to(jnp.asarray(learning_rate, jnp.float64), (len(client),))
-    rounds = build_rounds(clients, client, model, present, server_learning_rate * weight, rates)
-    trains = np.zeros((num_models, partition.num_clients), bool)
-    trains[model[present], client[present]] = True
-    return Flow(
-        k, targets, outputs, num_models, len(client), partition, jnp.asarray(k.ntk_train), clients, rounds,
-        steps, trains, server_learning_rate,
+    for name, rate in (("learning_rate", learning_rate), ("server_learning_rate", server_learning_rate)):
+        checks.check_rate(name, rate, [(), (len(client),)])
+    rule = build_rule(
+        steps, partition, algorithm=algorithm, dynamics=dynamics, prox=prox, alpha=alpha, weight_decay=weight_decay,
+        homogeneity=homogeneity, server_momentum=server_momentum, nesterov=nesterov, step_weights=step_weights,
+        batches=batches,
     )  # fmt: skip
+    present = checks.present_slots(cohorts)
+    if algorithm in ("fed_dyn", "scaffold") and (again := twice(client, model, present)) is not None:
+        raise ValueError(f"{algorithm} needs each client once per model and round, got client {again[1]} twice in "
+                         f"round {again[0]}")  # fmt: skip
+
+    width = targets.shape[1] if outputs == "full" else 1
+    clients = build_clients(k.ntk_train, partition, steps, width, rule.batches)
+    weight = normalised(model, jnp.asarray(cohorts.weight, jnp.float64), present, num_models)
+    rates, server_rates = (
+        jnp.broadcast_to(jnp.asarray(rate, jnp.float64), (len(client),))
+        for rate in (learning_rate, server_learning_rate)
+    )
+    rounds = build_rounds(
+        clients, partition.num_clients, client, model, present, weight, rates, server_rates, num_models
+    )
+    return Flow(
+        k, targets, outputs, num_models, len(client), partition, Slots(client, model, present),
+        jnp.asarray(k.ntk_train), clients, rounds, rule, steps,
+    )  # fmt: skip
+
+
+def at_rate(flow: Flow, factor: float) -> Flow:
+    """The same run with every local step size times ``factor``."""
+    return replace(flow, rounds=flow.rounds._replace(learning_rate=flow.rounds.learning_rate * factor))
 
 
 def _relative_distance(value: Any, reference: Any) -> float:

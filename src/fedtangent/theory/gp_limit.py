@@ -26,11 +26,11 @@ class CovarianceTerms(NamedTuple):
         return 0.5 * (covariance + covariance.T)
 
 
-def covariance_terms(k: KernelBlocks, b: Any) -> CovarianceTerms:
-    """Covariance of ``f(x) = f0(x) - B (f0(X) - Y)`` for ``f0 ~ GP(0, K)``, term by term.
+def covariance_terms(k: KernelBlocks, b: Any, gamma: Any = 1.0) -> CovarianceTerms:
+    """Covariance of ``f(x) = gamma f0(x) - B f0(X) + ...`` for ``f0 ~ GP(0, K)``, term by term.
 
     With ``B = Theta(x, X) Theta^-1`` this is the covariance of Theorem 2 (FE-2024) / 4.2 (FE-2021); with
-    ``B = Theta(x, X) M_r`` it is that of round r of a federated run.
+    ``B = Theta(x, X) M_r`` it is that of round r of a federated run; gamma is 1 but where weight decay shrinks f0.
 
     Args:
         k: kernel blocks with the nngp parts.
@@ -43,8 +43,8 @@ def covariance_terms(k: KernelBlocks, b: Any) -> CovarianceTerms:
         raise ValueError("a covariance needs the blocks nngp_train, nngp_test_train and nngp_test, got None in k")
     if b.shape != k.nngp_test_train.shape:
         raise ValueError(f"b must have the shape of nngp_test_train, {k.nngp_test_train.shape}, got {b.shape}")
-    half = b @ k.nngp_test_train.T
-    return CovarianceTerms(k.nngp_test, b @ k.nngp_train @ b.T, half + half.T)
+    half = gamma * (b @ k.nngp_test_train.T)
+    return CovarianceTerms(gamma**2 * k.nngp_test, b @ k.nngp_train @ b.T, half + half.T)
 
 
 def gp_limit(k: KernelBlocks, y_train: Any, *, max_relative_jitter: float = 1e-10, outputs: str = "shared") -> Gaussian:

@@ -1,0 +1,377 @@
+"""Every option of the flow against the algorithm carried out on a linear model, and against the option left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.theory import federated_flow, gp_limit
+from fedtangent.types import Cohort
+
+from . import reference_rules
+
+SIZES = [3, 1, 5, 2, 7, 6]
+STEPS = np.array([4, 2, 5, 3, 1, 4])
+ROUNDS = [0, 1, 4, 10]
+TOLERANCE = 1e-9  # the same arithmetic in another order, float64
+WRONG = 1e-4  # the least distance of a flow with the option left out: its effect within ten rounds
+
+
+def order_of(run) -> list[list[np.ndarray]]:
+    """Minibatches of up to two rows in a fixed order, round and round."""
+    found = []
+    for rows, steps in zip(run.clients, run.steps, strict=True):
+        cut = [rows[s : s + 2] for s in range(0, len(rows), 2)]
+        found.append([cut[t % len(cut)] for t in range(steps)])
+    return found
+
+
+def tail(run) -> np.ndarray:
+    """Server rates that fall."""
+    return 0.9 * 0.9 ** np.arange(len(run.client))
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "prox": {"prox": 0.4},
+    "weight decay": {"weight_decay": 0.2},
+    "prox and weight decay": {"prox": 0.3, "weight_decay": 0.1},
+    "server rates": {"server_learning_rate": tail},
+    "momentum": {"server_momentum": 0.6, "server_learning_rate": 0.5},
+    "nesterov": {"server_momentum": 0.6, "nesterov": True, "server_learning_rate": 0.5},
+    "momentum and weight decay": {"server_momentum": 0.5, "weight_decay": 0.2, "server_learning_rate": 0.6},
+    "fed_dyn": {"algorithm": "fed_dyn", "alpha": 0.5},
+    "fed_dyn, server rate": {"algorithm": "fed_dyn", "alpha": 0.5, "server_learning_rate": 0.7},
+    "scaffold": {"algorithm": "scaffold"},
+    "scaffold, server rate": {"algorithm": "scaffold", "server_learning_rate": 0.7},
+    "fed_nova": {"algorithm": "fed_nova"},
+    "fed_nova and prox": {"algorithm": "fed_nova", "prox": 0.4, "server_learning_rate": 0.8},
+    "gradient flow": {"dynamics": "gradient_flow"},
+    "gradient flow, prox, weight decay": {"dynamics": "gradient_flow", "prox": 0.3, "weight_decay": 0.2},
+    "gradient flow, scaffold": {"dynamics": "gradient_flow", "algorithm": "scaffold"},
+    "gradient flow, fed_dyn": {"dynamics": "gradient_flow", "algorithm": "fed_dyn", "alpha": 0.5},
+    "step weights": {"step_weights": np.array([0.3, 1.2, 0.7, 0.0, 1.5])},
+    "step weights, weight decay": {"step_weights": np.array([0.3, 1.2, 0.7, 0.0, 1.5]), "weight_decay": 0.2},
+    "step weights, fed_nova": {"step_weights": np.array([0.3, 1.2, 0.7, 0.0, 1.5]), "algorithm": "fed_nova"},
+    "minibatches": {"batches": order_of},
+    "minibatches, prox, weight decay": {"batches": order_of, "prox": 0.3, "weight_decay": 0.2},
+    "minibatches, scaffold": {"batches": order_of, "algorithm": "scaffold"},
+    "minibatches, fed_dyn": {"batches": order_of, "algorithm": "fed_dyn", "alpha": 0.5},
+    "minibatches, step weights": {"batches": order_of, "step_weights": np.array([0.3, 1.2, 0.7, 0.0, 1.5])},
+}
+LEFT_OUT = {  # the option whose absence must show
+    "server rates": "server_learning_rate",
+    "momentum": "server_momentum",
+    "nesterov": "nesterov",
+    "fed_dyn, server rate": "server_learning_rate",
+    "scaffold, server rate": "server_learning_rate",
+    "fed_nova and prox": "prox",
+    "gradient flow, scaffold": "algorithm",
+    "step weights, fed_nova": "algorithm",
+    "minibatches, scaffold": "algorithm",
+    "minibatches, step weights": "step_weights",
+}
+
+
+def sampled(maker) -> tuple:
+    """Uniform sampling: four of six clients a round, with unequal weights."""
+    client = np.array([maker.rng.choice(6, 4, replace=False) for _ in range(10)])
+    return client, np.zeros_like(client), maker.rng.uniform(0.5, 2.0, client.shape)
+
+
+def walk(maker) -> tuple:
+    """Two models that walk on a ring of six clients."""
+    places = np.stack(
+        [np.cumsum(maker.rng.choice([-1, 1], 10)) % 6, (3 + np.cumsum(maker.rng.choice([-1, 1], 10))) % 6]
+    )
+    return places.T, np.tile([0, 1], (10, 1)), np.ones((10, 2))
+
+
+SCHEDULES = {
+    "permutations": lambda maker: (maker.permutations(SIZES, 10, 2), 2),
+    "sampled": lambda maker: (sampled(maker), 1),
+    "walk": lambda maker: (walk(maker), 2),
+    "everyone": lambda maker: (maker.everyone(SIZES, 10), 1),
+}
+
+
+def made(maker, schedule: str, name: str):
+    cohorts, num_models = SCHEDULES[schedule](maker)
+    run = maker.run(SIZES, cohorts, num_models, steps=STEPS, rates=0.6 * 0.97 ** np.arange(10))
+    rule = {key: value(run) if callable(value) else value for key, value in RULES[name].items()}
+    return run, rule
+
+
+def flow_of(run, rule):
+    return federated_flow(*run.arguments, num_models=run.num_models, **rule)
+
+
+def distance(value, reference) -> float:
+    value, reference = np.asarray(value), np.asarray(reference)
+    assert value.shape == reference.shape
+    return float(np.max(np.abs(value - reference)) / np.max(np.abs(reference)))
+
+
+def without(rule: dict, option: str) -> dict:
+    left = {key: value for key, value in rule.items() if key != option}
+    if option == "algorithm":
+        left.pop("alpha", None)
+    if option == "server_momentum":
+        left.pop("nesterov", None)
+    return left
+
+
+def nightly(names, daily):
+    """All names, those not among ``daily`` for ``make check-theory`` only: each compiles programs of its own."""
+    return [name if name in daily else pytest.param(name, marks=pytest.mark.theory) for name in names]
+
+
+DAILY = ("prox and weight decay", "momentum and weight decay", "fed_dyn", "scaffold", "fed_nova and prox")
+DAILY += ("gradient flow, prox, weight decay", "step weights, weight decay", "minibatches, scaffold")
+
+
+@pytest.mark.parametrize("name", nightly(RULES, DAILY))
+def test_every_option_is_the_algorithm_itself(maker, name):
+    is_the_algorithm(maker, "permutations", name)
+
+
+@pytest.mark.theory
+@pytest.mark.parametrize("name", RULES)
+def test_every_option_with_sampled_clients(maker, name):
+    is_the_algorithm(maker, "sampled", name)
+
+
+def is_the_algorithm(maker, schedule, name):
+    run, rule = made(maker, schedule, name)
+    w0 = np.random.default_rng(3).standard_normal((run.num_models, run.train.shape[1], 2))
+    paths = [reference_rules.train(run, rule, k, w0[k]) for k in range(run.num_models)]
+    expected = np.array([[run.test @ p[r] for p in paths] for r in ROUNDS])
+    flow = flow_of(run, rule)
+    assert distance(flow.predict(run.train @ w0, run.test @ w0, ROUNDS), expected) < TOLERANCE
+    root = [run.test @ reference_rules.weight_map(run, rule, k) * np.sqrt(run.prior) for k in range(run.num_models)]
+    assert distance(flow.cov(10), np.array([r @ r.T for r in root])) < TOLERANCE
+    mean = [run.test @ reference_rules.train(run, rule, k, 0 * w0[k])[10] for k in range(run.num_models)]
+    assert distance(flow.mean(ROUNDS)[-1], np.array(mean)) < TOLERANCE
+    option = LEFT_OUT.get(name, next(iter(rule)))
+    wrong = flow_of(run, without(rule, option)).predict(run.train @ w0, run.test @ w0, ROUNDS)
+    assert distance(wrong[-1], expected[-1]) > WRONG
+
+
+@pytest.mark.theory
+@pytest.mark.parametrize("name", ["scaffold", "fed_dyn", "momentum and weight decay"])
+@pytest.mark.parametrize("schedule", ["walk", "everyone"])
+def test_other_schedules(maker, schedule, name):
+    run, rule = made(maker, schedule, name)
+    w0 = np.random.default_rng(3).standard_normal((run.num_models, run.train.shape[1], 2))
+    expected = [run.test @ reference_rules.train(run, rule, k, w0[k])[10] for k in range(run.num_models)]
+    assert distance(flow_of(run, rule).predict(run.train @ w0, run.test @ w0, 10), expected) < TOLERANCE
+
+
+def test_models_that_start_as_one(maker):
+    run, rule = made(maker, "permutations", "weight decay")
+    maps = [run.test @ reference_rules.weight_map(run, rule, k) for k in range(2)]
+    flow = flow_of(run, rule)
+    expected = maps[0] * run.prior @ maps[1].T
+    assert distance(flow.cross_cov(10, 0, 1), expected) < TOLERANCE
+    mean = (maps[0] + maps[1]) / 2
+    assert distance(flow.ensemble_cov(10, common_start=True), mean * run.prior @ mean.T) < TOLERANCE
+    assert distance(flow.ensemble_cov(10), mean * run.prior @ mean.T) > 0.05
+    assert distance(flow.cross_cov(10, 0, 0), expected) > WRONG
+
+
+def test_outputs_that_are_coupled(maker):
+    """Minibatches and SCAFFOLD with a kernel [n C, n C]: one of two independent outputs is the shared one."""
+    for name in ("minibatches, scaffold",):
+        run, rule = made(maker, "permutations", name)
+        full = KernelBlocks(*(np.kron(block, np.eye(2)) for block in run.blocks))
+        wide = federated_flow(full, *run.arguments[1:], num_models=2, outputs="full", **rule)
+        w0 = np.random.default_rng(3).standard_normal((2, run.train.shape[1], 2))
+        f0 = run.train @ w0, run.test @ w0
+        assert distance(wide.predict(*f0, ROUNDS), flow_of(run, rule).predict(*f0, ROUNDS)) < TOLERANCE
+
+
+ENDS = {
+    **{n: RULES[n] for n in ("prox", "weight decay", "momentum", "momentum and weight decay", "fed_dyn", "scaffold")},
+    **{n: RULES[n] for n in ("fed_nova", "gradient flow", "minibatches", "minibatches, scaffold")},
+}
+
+
+@pytest.mark.parametrize("labels", ["one truth", "contradicting"])
+@pytest.mark.parametrize("name", nightly(ENDS, ("scaffold", "weight decay", "minibatches")))
+def test_the_fixed_point_is_where_long_runs_end(maker, name, labels):
+    run = long_run(maker, labels == "contradicting")
+    rule = {key: value(run) if callable(value) else value for key, value in ENDS[name].items()}
+    flow = flow_of(run, rule)
+    rate = flow.contraction()
+    assert rate < 1
+    passes = int(np.ceil(np.log(1e-11) / np.log(rate)))
+    w0 = np.random.default_rng(3).standard_normal((run.train.shape[1], 2))
+    long = replace(
+        run,
+        **{part: np.tile(getattr(run, part), (passes, 1)) for part in ("client", "model", "weight")},
+        rates=np.tile(run.rates, passes),
+    )
+    end = flow.fixed_point()
+    reached = run.test @ reference_rules.train(long, rule, 0, 0 * w0)[-1]
+    assert distance(end.mean, reached) < 1e-7
+    root = run.test @ reference_rules.weight_map(long, rule, 0) * np.sqrt(run.prior)
+    assert np.max(np.abs(end.cov - root @ root.T)) < 1e-7 * np.max(np.abs(run.blocks.nngp_test))
+    biased = labels == "contradicting" and not corrects(name)
+    bias = np.max(np.abs(flow.bias())) / np.max(np.abs(reached))
+    if biased or "decay" in name:
+        assert bias > 1e-3
+    else:
+        assert bias < 1e-7
+
+
+def corrects(name: str) -> bool:
+    """FedDyn and SCAFFOLD end at the pooled minimiser whatever the labels (full batches, everybody in every round)."""
+    return name in ("fed_dyn", "scaffold")
+
+
+def long_run(maker, contradicting: bool):
+    """Everybody in every round, with fewer features than rows where labels are to contradict each other."""
+    sizes = [4, 4, 4]
+    cohorts = maker.everyone(sizes, 1)
+    run = maker.run(sizes, cohorts, 1, n=24, steps=np.array([3, 2, 4]), rates=np.full(1, 0.6))
+    size = 6 if contradicting else 40
+    features = maker.rng.standard_normal((29, size)) / np.sqrt(size) * (1.0 if contradicting else 2.0)
+    prior = maker.rng.uniform(0.2, 3.0, size)
+    run = replace(run, train=features[:24], test=features[24:], prior=prior)
+    used = np.concatenate(run.clients)
+    place = {int(row): i for i, row in enumerate(used)}
+    clients = tuple(np.array([place[int(row)] for row in rows]) for rows in run.clients)
+    return replace(run, train=run.train[used], y=run.y[used], clients=clients)
+
+
+def test_theorem_2_with_weight_decay_is_ridge(maker):
+    """One step a round with everybody: the fixed point is the ridge solution, in closed form."""
+    run = replace(long_run(maker, False), steps=np.ones(3, int))
+    decay = 0.2
+    flow = flow_of(run, {"weight_decay": decay})
+    n = len(run.y)
+    ridge = run.train.T @ np.linalg.solve(run.train @ run.train.T / n + decay * np.eye(n), run.y) / n
+    assert distance(flow.fixed_point().mean, run.test @ ridge) < 1e-9
+    assert np.max(np.abs(flow.fixed_point().cov)) < 1e-9  # nothing of the initial function is left
+    bias = run.test @ ridge - gp_limit(run.blocks, run.y).mean
+    assert distance(flow.bias(), bias) < 1e-7 and np.max(np.abs(bias)) > 1e-2
+
+
+STEPPED = ("prox", "momentum", "scaffold", "fed_dyn", "fed_nova", "minibatches", "weight decay")
+
+
+@pytest.mark.parametrize("name", nightly(STEPPED, ("momentum",)))
+def test_the_largest_stable_step_parts_runs_that_grow_from_those_that_do_not(maker, name):
+    run = long_run(maker, False)
+    rule = {key: value(run) if callable(value) else value for key, value in RULES[name].items()}
+    bound = flow_of(run, rule).largest_stable_learning_rate()
+    w0 = np.random.default_rng(3).standard_normal((run.train.shape[1], 2))
+
+    def size(factor: float) -> float:
+        rounds = 400
+        long = replace(
+            run,
+            **{part: np.tile(getattr(run, part), (rounds, 1)) for part in ("client", "model", "weight")},
+            rates=np.full(rounds, factor * bound),
+        )
+        with np.errstate(all="ignore"):
+            path = reference_rules.train(long, rule, 0, w0)
+        return float(np.linalg.norm(path[-1]) / np.linalg.norm(path[rounds // 2]))
+
+    assert size(0.97) < 1.01
+    assert not size(1.03) < 1.5
+
+
+def test_derivatives_of_every_number(maker):
+    run, _ = made(maker, "everyone", "prox")
+
+    def loss(numbers):
+        flow = federated_flow(
+            *run.arguments[:3], Cohort(run.client, run.model, numbers["weight"]), run.steps, numbers["rate"],
+            num_models=1, prox=numbers["prox"], weight_decay=numbers["decay"], step_weights=numbers["steps"],
+            server_momentum=numbers["momentum"],
+        )  # fmt: skip
+        return jnp.sum(flow.mean(10) ** 2) + jnp.sum(flow.cov(4, 0))
+
+    at = {"rate": 0.5, "prox": 0.3, "decay": 0.1, "momentum": 0.4, "steps": np.linspace(0.5, 1.5, 5)}
+    at = jax.tree.map(jnp.asarray, at | {"weight": run.weight})
+    slope = jax.jit(jax.grad(loss))(at)
+    for name, value in at.items():
+        direction = np.random.default_rng(0).standard_normal(value.shape)
+        ahead, behind = (loss(at | {name: value + sign * 1e-5 * direction}) for sign in (1, -1))
+        found = float(jnp.sum(slope[name] * direction))
+        # central differences: truncation and rounding are both about 1e-10 of values of order 1
+        assert abs((ahead - behind) / 2e-5 - found) < 1e-6 * max(abs(found), 1e-2), name
+        assert abs(found) > 1e-6, name
+
+
+BAD = {
+    "algorithm": ({"algorithm": "fed_prox"}, "algorithm must be one of .* got 'fed_prox'"),
+    "dynamics": ({"dynamics": "flow"}, "dynamics must be one of .* got 'flow'"),
+    "prox": ({"prox": -1.0}, "prox must be >= 0, got -1.0"),
+    "decay": ({"weight_decay": np.nan}, "weight_decay must be finite, got nan"),
+    "alpha missing": ({"algorithm": "fed_dyn"}, "alpha is needed by algorithm"),
+    "alpha unused": ({"alpha": 1.0}, "alpha is needed by .* used by no other, got 1.0 for fed_avg"),
+    "momentum": ({"server_momentum": 1.0}, "server_momentum must be below 1, got 1.0"),
+    "nesterov": ({"nesterov": True}, "nesterov needs a server_momentum"),
+    "momentum with scaffold": ({"algorithm": "scaffold", "server_momentum": 0.5}, "server_momentum goes with fed_avg"),
+    "prox with scaffold": ({"algorithm": "scaffold", "prox": 0.5}, "prox goes with fed_avg and fed_nova"),
+    "decay with fed_nova": ({"algorithm": "fed_nova", "weight_decay": 0.5}, "weight_decay goes with fed_avg"),
+    "weights of steps": ({"step_weights": np.ones(3)}, r"step_weights must be one per local step, \[5\], got .*3"),
+    "negative weights": ({"step_weights": -np.ones(5)}, "step_weights must be finite, >= 0"),
+    "scaffold's steps": ({"algorithm": "scaffold", "step_weights": np.ones(5)}, "step_weights do not go with scaffold"),
+    "batches of fewer": ({"batches": [[[0]]]}, "batches must be one list per client, 6, got 1"),
+    "homogeneity": ({"homogeneity": np.ones(2)}, "homogeneity must be one number"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_rule_is_refused(maker, name):
+    run, _ = made(maker, "everyone", "prox")
+    rule, message = BAD[name]
+    with pytest.raises(ValueError, match=message) as caught:
+        flow_of(run, rule)
+    assert "\n" not in str(caught.value)
+
+
+def test_batches_are_checked(maker):
+    run, rule = made(maker, "everyone", "minibatches")
+    batches = [list(steps) for steps in rule["batches"]]
+    with pytest.raises(ValueError, match=r"batches of client 0 must be one per local step, 4, got 3"):
+        flow_of(run, {"batches": [batches[0][:3], *batches[1:]]})
+    stranger = run.clients[1][0]
+    with pytest.raises(
+        ValueError, match=rf"batches\[0\]\[1\] must be training rows of client 0, .* got \[{stranger}\]"
+    ):
+        flow_of(run, {"batches": [[batches[0][0], [stranger], *batches[0][2:]], *batches[1:]]})
+    with pytest.raises(ValueError, match="batches are steps of gradient descent"):
+        flow_of(run, rule | {"dynamics": "gradient_flow"})
+
+
+def test_a_client_twice_in_a_round_is_refused_where_clients_remember(maker):
+    run, rule = made(maker, "everyone", "scaffold")
+    client = run.client.copy()
+    client[3, 1] = client[3, 0]
+    with pytest.raises(
+        ValueError, match="scaffold needs each client once per model and round, got client 0 twice in round 3"
+    ):
+        flow_of(replace(run, client=client), rule)
+    flow_of(replace(run, client=client), {})
+
+
+def test_stability_counts_the_rule(maker):
+    run = long_run(maker, False)
+    plain = flow_of(run, {}).stability().max_stable_learning_rate
+    assert flow_of(run, {"prox": 1.0}).stability().max_stable_learning_rate < plain
+    assert flow_of(run, {"step_weights": 2 * np.ones(4)}).stability().max_stable_learning_rate == pytest.approx(
+        plain / 2
+    )
+    assert flow_of(run, {"dynamics": "gradient_flow"}).stability().max_stable_learning_rate == np.inf
+    assert flow_of(run, {"batches": order_of(run)}).stability().max_stable_learning_rate < plain
+    with pytest.raises(ValueError, match=r"stability\(\) is for fed_avg, got algorithm 'scaffold'"):
+        flow_of(run, {"algorithm": "scaffold"}).stability()
