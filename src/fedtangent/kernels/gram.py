@@ -16,6 +16,7 @@ from scipy.linalg import lapack
 # A factor is accepted when the reciprocal condition number leaves at least three of float64's sixteen digits.
 MIN_RECIPROCAL_CONDITION = 1e-13
 SMALLEST_RELATIVE_JITTER = 1e-16
+MOST_CHECKED, BAND = 2048, 256
 
 
 class SingularKernelError(ValueError):
@@ -114,9 +115,9 @@ def check_symmetric(name: str, matrix: Any) -> np.ndarray:
     if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:
         raise ValueError(f"{name} must be a square matrix [n, n] with n >= 1, got shape {array.shape}")
     check_finite(name, array)
-    asymmetry = float(np.max(np.abs(array - array.T)))
+    asymmetry = max(float(np.max(np.abs(array[b] - array[:, b].T))) for b in _bands(len(array)))
     # A kernel assembled from products in another order differs from its transpose by a few roundings per entry.
-    if asymmetry > 1e3 * np.finfo(np.float64).eps * float(np.max(np.abs(array))):
+    if asymmetry > 1e3 * np.finfo(np.float64).eps * max(float(np.max(array)), -float(np.min(array))):
         raise ValueError(f"{name} must be symmetric, but differs from its transpose by up to {asymmetry:.3g}")
     return array
 
@@ -124,13 +125,20 @@ def check_symmetric(name: str, matrix: Any) -> np.ndarray:
 def check_covariance(k: KernelBlocks) -> None:
     """ValueError unless the nngp blocks that are given are those of one covariance, positive semidefinite to rounding.
 
-    One Cholesky factorisation of all of them together, shifted by sqrt(eps) of the largest variance.
+    One Cholesky factorisation of all of them together, shifted by sqrt(eps) of the largest variance; of more than 2,048
+    points, of the test points and as many training points (evenly spaced) as that leaves, so that a check does not
+    cost more memory than the work.
     """
     train, cross, test = k.nngp_train, k.nngp_test_train, k.nngp_test
     if train is not None and cross is not None and test is not None:
-        checked = {"the nngp blocks together": np.block([[train, cross.T], [cross, test]])}
+        m = min(len(test), MOST_CHECKED // 2)
+        rows = _spaced(len(train), MOST_CHECKED - m)
+        own = train[np.ix_(rows, rows)]
+        checked = {"the nngp blocks together": np.block([[own, cross[:m, rows].T], [cross[:m, rows], test[:m, :m]]])}
     else:
-        checked = {n: b for n, b in (("nngp_train", train), ("nngp_test", test)) if b is not None}
+        given = {n: b for n, b in (("nngp_train", train), ("nngp_test", test)) if b is not None}
+        spaced = {n: _spaced(len(b), MOST_CHECKED) for n, b in given.items()}
+        checked = {n: b[np.ix_(spaced[n], spaced[n])] for n, b in given.items()}
     for name, matrix in checked.items():
         shift = np.sqrt(np.finfo(np.float64).eps) * float(np.max(np.abs(np.diag(matrix))))
         shifted = matrix.copy()
@@ -142,10 +150,35 @@ def check_covariance(k: KernelBlocks) -> None:
             )
 
 
+def _spaced(count: int, most: int) -> np.ndarray:
+    """Up to ``most`` of ``count`` places, evenly spaced."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
+
+
+def _bands(count: int) -> list[slice]:
+    """Slices of rows that a check looks at one after the other."""
+    return [slice(start, start + BAND) for start in range(0, count, BAND)]
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """A read-only copy at an address that JAX can use as it is, so that a large kernel is held once."""
+    size = array.size + 8
+    whole = np.empty(size)
+    start = (-whole.ctypes.data % 64) // 8
+    copy = whole[start : start + array.size].reshape(array.shape)
+    copy[...] = array
+    copy.flags.writeable = False
+    return copy
+
+
 def check_finite(name: str, array: np.ndarray) -> None:
     """ValueError naming the first entry that is NaN or infinite."""
-    bad = ~np.isfinite(array)
-    if bad.any():
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.sum(array)
+    if not np.isfinite(total):  # one pass; a sum that overflows is looked at entry by entry too
+        bad = ~np.isfinite(array)
+        if not bad.any():
+            return
         where = tuple(int(i) for i in np.argwhere(bad)[0])
         raise ValueError(f"{name} must be finite, but entry {where} of shape {array.shape} is {array[where]}")
 
@@ -171,7 +204,7 @@ def _evaluate(kernel_fn: Callable[..., Any], x1: np.ndarray, x2: np.ndarray | No
         if block.dtype != np.float64:
             raise ValueError(f"kernel_fn must compute {name} in float64 for float64 inputs, got {block.dtype}")
         check_finite(f"kernel_fn's {name}", block)
-        blocks.append(0.5 * (block + block.T) if x2 is None else block)
+        blocks.append(read_only(0.5 * (block + block.T) if x2 is None else block))
     return blocks[0], blocks[1]
 
 

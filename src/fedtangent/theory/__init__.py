@@ -11,7 +11,11 @@ Index of theorems:
 ``federated_flow``          exact law and predictions of every round for any cohorts: the discrete dynamics behind
                             FE-2021 section 9.2, eq. (13)-(16), without their remainder terms
 ``Flow.fixed_point``        where those dynamics end, from their own operator: Theorem 2 as a checkable statement
-``Flow.stability``          the step sizes for which they converge
+``Flow.bias``               how far that is from Theorem 2: weight decay, labels that contradict each other
+``Flow.stability``          the step sizes for which they converge, whatever the schedule;
+                            ``Flow.largest_stable_learning_rate``: for this one
+``predicted_loss``          eq. (10) of FE-2024 for the ensemble's prediction, differentiable in every number of a run;
+                            ``best_learning_rate`` minimises it
 ==========================  ======================================================================================
 
 FE-2021 and FE-2024 are the two papers on Fed-ensemble (arXiv 2021 and IEEE TASE 2024).
@@ -20,13 +24,18 @@ FE-2021 and FE-2024 are the two papers on Fed-ensemble (arXiv 2021 and IEEE TASE
 from fedtangent.theory._stability import Stability
 from fedtangent.theory.federated_flow import Flow, LimitDistance, federated_flow
 from fedtangent.theory.gp_limit import CovarianceTerms, covariance_terms, gp_limit
+from fedtangent.theory.tuning import BestRate, PredictedLoss, best_learning_rate, predicted_loss
 
 __all__ = [
+    "BestRate",
     "CovarianceTerms",
     "Flow",
     "LimitDistance",
+    "PredictedLoss",
     "Stability",
+    "best_learning_rate",
     "covariance_terms",
     "federated_flow",
     "gp_limit",
+    "predicted_loss",
 ]

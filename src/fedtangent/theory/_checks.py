@@ -151,7 +151,7 @@ def check_real(name: str, value: Any) -> np.ndarray:
         raise ValueError(f"{name} must be real numbers in one array, got {value!r}") from error
     if not (np.issubdtype(array.dtype, np.integer) or jnp.issubdtype(array.dtype, jnp.floating)):
         raise ValueError(f"{name} must be a real number or an array of them, got {value!r}")
-    return array.astype(np.float64)
+    return array.astype(np.float64, copy=False)
 
 
 def check_index(name: str, value: Any, largest: int) -> int:

@@ -46,3 +46,8 @@ def is_concrete(*values: Any) -> bool:
 def _under_trace(*values: Any) -> bool:
     """Whether a value is traced, or the call itself is being staged into a larger program."""
     return not is_concrete(values, jnp.zeros(()))
+
+
+def on_device(array: np.ndarray) -> jax.Array:
+    """``array`` for JAX: without a copy where it is read-only (``kernels.gram.read_only``), and so cannot change."""
+    return jnp.asarray(array) if array.flags.writeable else jax.device_put(array)

@@ -122,18 +122,34 @@ def last_state(kind: Kind, program: Program, given: Input, beta: Array, start: S
 
 @functools.partial(jax.jit, static_argnames=("kind", "num_models"))
 def influence(kind: Kind, program: Program, theta_x: Array, beta: Array, active: Array, *, num_models: int) -> Input:
-    """Transpose of ``(residual, along) -> Theta(x, X) a``, [q, K, m] each: how a prediction depends on the input."""
-    shape = jax.ShapeDtypeStruct((theta_x.shape[1], num_models, theta_x.shape[0]), jnp.float64)
+    """Transpose of ``(residual, along) -> Theta(x, X) a``, [q, K, m] each: how a prediction depends on the input.
 
-    def learnt(given: Input) -> Array:
-        start = zero_state(kind, program, num_models, theta_x.shape[0])
-        return last_state(kind, program, given, beta, start, active).a
+    Each round's transpose in turn, from the last to the first: that of the whole scan would keep what is gathered in
+    every round.
+    """
+    columns = theta_x.shape[0]
+    state = zero_state(kind, program, num_models, columns)
+    zeros = jnp.zeros_like(state.a)
+    given = Input(zeros, zeros if kind.decays else None)
 
-    like: Any = Input(shape, shape if kind.decays else None)  # type: ignore[arg-type]
-    transposed = jax.linear_transpose(learnt, like)
-    cotangent = jnp.broadcast_to(theta_x.T[:, None, :], shape.shape)
-    found: Input = transposed(cotangent)[0]
-    return found
+    def back(carry: tuple[State, Input], now: tuple[Array, Array]) -> tuple[tuple[State, Input], None]:
+        j, is_active = now
+
+        def transposed() -> tuple[State, Input]:
+            behind, total = carry
+
+            def forward(given: Input, state: State) -> State:
+                return one_round(kind, program, given, beta[j], state, j)
+
+            of_input, of_state = jax.linear_transpose(forward, given, state)(behind)
+            return of_state, jax.tree.map(jnp.add, total, of_input)
+
+        return jax.lax.cond(is_active, transposed, lambda: carry), None
+
+    last = state._replace(a=jnp.broadcast_to(theta_x.T[:, None, :], zeros.shape))
+    rounds = jnp.arange(len(active))
+    (_, total), _ = jax.lax.scan(back, (last, given), (rounds, active), reverse=True)
+    return total
 
 
 def one_round(kind: Kind, program: Program, given: Input, beta: Array, state: State, j: Array) -> State:
@@ -207,7 +223,7 @@ def _answers(
 
         return jax.lax.cond(present, trained, lambda: jnp.zeros_like(g))
 
-    z = jax.lax.map(one, (place, slots.present[j], g, b, own))
+    z = jax.lax.map(jax.checkpoint(one), (place, slots.present[j], g, b, own))
     kappa = _kappas_of(kind, program, bucket, slots, j)
     return _Answers(z if own is None else z + kappa[:, None, None] * own, z, kappa)
 
@@ -308,7 +324,8 @@ def _products(program: Program, a: Array, j: Array) -> Array:
         mine, columns = model
         return _matmul(program.theta.at[mine].get(mode="fill", fill_value=0.0), columns)
 
-    found = jax.lax.map(one, (rows, a.transpose(1, 0, 2)))
+    # Without the checkpoint a transpose would gather the rows of all models first, another n x n numbers.
+    found = jax.lax.map(jax.checkpoint(one), (rows, a.transpose(1, 0, 2)))
     return jnp.zeros_like(a).at[rows, jnp.arange(a.shape[1])[:, None]].add(found, mode="drop", unique_indices=True)
 
 

@@ -22,7 +22,7 @@ from fedtangent.theory import _checks as checks
 from fedtangent.theory import _fixed_point, _stability
 from fedtangent.theory._clients import Clients, build_clients
 from fedtangent.theory._fixed_point import Spectrum
-from fedtangent.theory._precision import in_float64, is_concrete
+from fedtangent.theory._precision import in_float64, is_concrete, on_device
 from fedtangent.theory._recursion import Input, Program, influence, path, shares_of_start, zero_state
 from fedtangent.theory._rounds import Rounds, build_rounds, normalised, only_model, rows_needed, twice
 from fedtangent.theory._rules import Rule, build_rule
@@ -111,7 +111,7 @@ class Flow:
         start = self._function("f0_test", f0_test, self.kernels.ntk_test_train.shape[0], model)
         along = self._along("along_test", along_test, start, model)
         given = self._given(f0_train, along_train, model)
-        return self._evolve(given, start, along, self.kernels.ntk_test_train, r, model)
+        return self._evolve(given, start, along, jnp.asarray(self.kernels.ntk_test_train), r, model)
 
     @in_float64
     def predict_train(
@@ -133,20 +133,27 @@ class Flow:
         [m, m] for one model, [K, m, m] for all; with outputs "full", [m C, m C]. Costs one backward pass over r rounds
         with m columns per model.
         """
-        b, gamma = self._dependence(r, model)
-        terms = [covariance_terms(self.kernels, b[i], gamma[i]).total for i in range(len(b))]
+        b, gamma = self.dependence(r, model)
+        terms = [covariance_terms(self._prior, b[i], gamma[i]).total for i in range(len(b))]
         return terms[0] if model is not None else jnp.stack(terms)
 
     @in_float64
     def cross_cov(self, r: int, model: int, other: int) -> Array:
         """Covariance of two models that started as the same function, [m, m]; models that did not have none."""
-        k = self.kernels
+        k = self._prior
         if k.nngp_train is None or k.nngp_test_train is None or k.nngp_test is None:
             raise ValueError("a covariance needs the blocks nngp_train, nngp_test_train and nngp_test, got None in k")
-        (b,), (g,) = self._dependence(r, model)
-        (c,), (h,) = self._dependence(r, other)
+        (b,), (g,) = self.dependence(r, model)
+        (c,), (h,) = self.dependence(r, other)
         cross = h * (b @ k.nngp_test_train.T) + g * (c @ k.nngp_test_train.T).T
         return g * h * k.nngp_test + b @ k.nngp_train @ c.T - cross
+
+    @in_float64
+    def dependence(self, r: int, model: int | None = None) -> tuple[Array, Array]:
+        """B [K, m, q] and gamma [K] of ``f_r(x) = gamma f_0(x) - B f_0(X) + ..``, K = 1 for one model."""
+        found, c = self._influence(r, model), self.rule.numbers.homogeneity
+        b = found.residual if found.along is None else found.residual + c * found.along
+        return b.transpose(1, 2, 0), 1 + c * (self.shares(model)[r] - 1)
 
     @in_float64
     def influence(self, r: int, model: int) -> Array:
@@ -161,8 +168,8 @@ class Flow:
         """
         if not common_start:
             return self.cov(r).mean(axis=0) / self.num_models
-        b, gamma = self._dependence(r, None)
-        return covariance_terms(self.kernels, b.mean(axis=0), jnp.mean(gamma)).total
+        b, gamma = self.dependence(r, None)
+        return covariance_terms(self._prior, b.mean(axis=0), jnp.mean(gamma)).total
 
     @in_float64
     def operator(self, r: int, model: int = 0) -> Array:
@@ -239,6 +246,12 @@ class Flow:
         trains[self.cohorts.client[self.cohorts.present]] = True
         return _stability.stability(self.clients, self.partition, self.local_steps, trains, self.rounds, self.rule)
 
+    @property
+    def _prior(self) -> KernelBlocks:
+        """The kernels, with the largest nngp block where JAX can use it without another copy."""
+        whole = self.kernels.nngp_train
+        return self.kernels if whole is None else self.kernels._replace(nngp_train=on_device(whole))  # type: ignore[arg-type]
+
     @functools.cached_property
     def _needed(self) -> np.ndarray:
         width = 1 if self.outputs == "shared" else self.y_train.shape[1]
@@ -273,10 +286,10 @@ class Flow:
         return shares_of_start(self.rule.kind, program, num_models=num_models)
 
     def _evolve(
-        self, given: Input, start: Array, along: Array | None, theta_x: Any, r: int | Sequence[int], model: int | None
+        self, given: Input, start: Array, along: Array | None, theta_x: Array, r: int | Sequence[int], model: int | None
     ) -> Array:
         """``f_r`` where ``start`` [., K, D] is f_0, in the caller's axes."""
-        moved = start[None] - self._path(given, r, model, jnp.asarray(theta_x))
+        moved = start[None] - self._path(given, r, model, theta_x)
         if along is not None:
             left = self.shares(model)[jnp.asarray(np.atleast_1d(r))]
             moved = moved + (left[:, None, :, None] - 1) * along[None]
@@ -308,12 +321,6 @@ class Flow:
         program, num_models = self.program(model, len(theta_x)), self.num_models if model is None else 1
         active = jnp.arange(self.num_rounds) < r
         return influence(self.rule.kind, program, theta_x, self.shares(model), active, num_models=num_models)
-
-    def _dependence(self, r: int, model: int | None) -> tuple[Array, Array]:
-        """B [K, m, q] and gamma [K] of ``f_r(x) = gamma f_0(x) - B f_0(X) + ...``."""
-        found, c = self._influence(r, model), self.rule.numbers.homogeneity
-        b = found.residual if found.along is None else found.residual + c * found.along
-        return b.transpose(1, 2, 0), 1 + c * (self.shares(model)[r] - 1)
 
     def _given(self, f0_train: Any, along_train: Any, model: int | None) -> Input:
         f0 = self._function("f0_train", f0_train, len(self.theta), model)
@@ -437,7 +444,7 @@ def federated_flow(
     )
     return Flow(
         k, targets, outputs, num_models, len(client), partition, Slots(client, model, present),
-        jnp.asarray(k.ntk_train), clients, rounds, rule, steps,
+        on_device(k.ntk_train), clients, rounds, rule, steps,
     )  # fmt: skip
 
 
