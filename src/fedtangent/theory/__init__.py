@@ -14,6 +14,13 @@ Index of theorems:
 ``Flow.bias``               how far that is from Theorem 2: weight decay, labels that contradict each other
 ``Flow.stability``          the step sizes for which they converge, whatever the schedule;
                             ``Flow.largest_stable_learning_rate``: for this one
+``theorem_1``               Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021): bounds of the residual and of the weights'
+                            movement, and which of their assumptions hold on given data
+``exponential_product``     Lemma 9.2 of FE-2021, and ``exponential_average`` Lemma 9.3: second-order terms
+``expansion``               an age by eq. (13)-(14), for gradient flow and gradient descent, from ``age_operators``;
+                            ``condition_15`` is eq. (15)
+``kappa_4``                 section 9.4 of FE-2021: the gap between a network and its linearisation;
+                            ``gap_from_drift`` the same from a measured change of the kernel
 ``predicted_loss``          eq. (10) of FE-2024 for the ensemble's prediction, differentiable in every number of a run;
                             ``best_learning_rate`` minimises it
 ==========================  ======================================================================================
@@ -22,8 +29,12 @@ FE-2021 and FE-2024 are the two papers on Fed-ensemble (arXiv 2021 and IEEE TASE
 """
 
 from fedtangent.theory._stability import Stability
+from fedtangent.theory.age import age_operators, condition_15, expansion
+from fedtangent.theory.convergence import Theorem1, theorem_1, weight_movement
 from fedtangent.theory.federated_flow import Flow, LimitDistance, federated_flow
 from fedtangent.theory.gp_limit import CovarianceTerms, covariance_terms, gp_limit
+from fedtangent.theory.linearisation_gap import gap_from_drift, kappa_4, linearisation_gap
+from fedtangent.theory.second_order import exponential_average, exponential_product
 from fedtangent.theory.tuning import BestRate, PredictedLoss, best_learning_rate, predicted_loss
 
 __all__ = [
@@ -33,9 +44,20 @@ __all__ = [
     "LimitDistance",
     "PredictedLoss",
     "Stability",
+    "Theorem1",
+    "age_operators",
     "best_learning_rate",
+    "condition_15",
     "covariance_terms",
+    "expansion",
+    "exponential_average",
+    "exponential_product",
     "federated_flow",
+    "gap_from_drift",
     "gp_limit",
+    "kappa_4",
+    "linearisation_gap",
     "predicted_loss",
+    "theorem_1",
+    "weight_movement",
 ]

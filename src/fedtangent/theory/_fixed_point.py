@@ -8,21 +8,38 @@ trains; with these at their initial value the fixed point is unique.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.kernels.gram import SingularKernelError
+from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.theory._precision import in_float64
 from fedtangent.theory._recursion import Input, Program, State, last_state, zero_state
+from fedtangent.theory._rules import Rule
 from fedtangent.theory.gp_limit import covariance_terms
 from fedtangent.types import Array, Gaussian
 
-if TYPE_CHECKING:
-    from fedtangent.theory.federated_flow import Flow
-
 NULL, LEAST = 1e-13, 1e-11  # singular values of I - L, relative to the largest: those that are 0, those that are not
+
+
+class Flow(Protocol):
+    """What is needed of a flow."""
+
+    @property
+    def kernels(self) -> KernelBlocks: ...
+    @property
+    def y_train(self) -> np.ndarray: ...
+    @property
+    def outputs(self) -> str: ...
+    @property
+    def num_rounds(self) -> int: ...
+    @property
+    def theta(self) -> Array: ...
+    @property
+    def rule(self) -> Rule: ...
+    def program(self, model: int | None, columns: int) -> Program: ...
 
 
 class Spectrum(NamedTuple):
@@ -176,16 +193,13 @@ def fixed_point(flow: Flow, model: int) -> Gaussian:
     return Gaussian(mean, covariance_terms(k, on_residual + c * on_along, 1 - c).total)
 
 
-def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
-    """The largest last-round learning rate, all scaled alike, whose passes do not grow."""
-    from fedtangent.theory.federated_flow import at_rate
-
-    last = float(flow.rounds.learning_rate[-1])
+def largest_stable(spectrum_at: Callable[[float], Spectrum], tolerance: float) -> float:
+    """The largest factor on all step sizes whose passes do not grow, to a relative tolerance; inf, or 0 for none."""
 
     def grows(factor: float) -> bool:
         with np.errstate(over="ignore", invalid="ignore"):
             try:
-                return spectrum(at_rate(flow, factor), model).radius > 1 + 1e-9
+                return spectrum_at(factor).radius > 1 + 1e-9
             except np.linalg.LinAlgError:  # overflowed
                 return True
 
@@ -199,4 +213,4 @@ def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
         if low == 0.0 and middle < 2**-40:
             return 0.0
         low, high = (low, middle) if grows(middle) else (middle, high)
-    return last * low
+    return low

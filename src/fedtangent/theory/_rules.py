@@ -119,8 +119,9 @@ def _check_company(algorithm: str, prox: Any, decays: bool, momentum: bool, weig
 def _weights(step_weights: Any, most: int) -> Any:
     if step_weights is None:
         return np.ones(most)
-    if np.shape(step_weights) != (most,):
+    if np.ndim(step_weights) != 1 or len(step_weights) < most:
         raise ValueError(f"step_weights must be one per local step, [{most}], got shape {np.shape(step_weights)}")
+    step_weights = step_weights[:most]
     if is_concrete(step_weights):
         values = checks.check_real("step_weights", step_weights)
         if not np.all(np.isfinite(values)) or np.any(values < 0) or values.sum() == 0:

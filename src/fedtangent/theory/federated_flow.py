@@ -218,7 +218,9 @@ class Flow:
         Found on the spectral radius of the very schedule, to a relative ``tolerance``: unlike ``stability`` exact, for
         every algorithm, and no statement about other schedules. Each trial costs what ``spectrum`` does.
         """
-        return _fixed_point.largest_stable(self, checks.check_index("model", model, self.num_models - 1), tolerance)
+        checks.check_index("model", model, self.num_models - 1)
+        last = float(self.rounds.learning_rate[-1])
+        return last * _fixed_point.largest_stable(lambda factor: at_rate(self, factor).spectrum(model), tolerance)
 
     def limit_distance(self, r: int, model: int = 0, limit: Gaussian | None = None) -> LimitDistance:
         """How far round r's mean and covariance are from Theorem 2's (``limit``, by default ``gp_limit``'s).

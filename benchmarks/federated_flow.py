@@ -1,0 +1,128 @@
+"""Seconds and memory of the exact federated flow: means of every round, and the covariance of test points at the last.
+
+Fed-ensemble's per-client permutations of K models over 100 clients. Memory is the peak above the process before the
+kernels were made, in units of one n x n matrix of doubles; the covariance needs two of them as its input (Theta and K),
+the means one. Each size runs in a process of its own.
+
+    python benchmarks/federated_flow.py --output results/bench
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedtangent import partition
+from fedtangent.kernels.gram import KernelBlocks, read_only
+from fedtangent.theory import federated_flow
+from fedtangent.types import Cohort
+
+CLIENTS, OUTPUTS, FEATURES, LOCAL_STEPS = 100, 10, 30, 10
+BLOCK = 1000
+
+
+def peak_bytes() -> int:
+    """Peak resident memory of this process, Linux only."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024
+
+
+def kernel(x1: np.ndarray, x2: np.ndarray, exponential: bool) -> np.ndarray:
+    """A positive definite kernel, [n1, n2], made in blocks of rows so that it is held once."""
+    out = read_only(np.broadcast_to(0.0, (len(x1), len(x2))))
+    out.flags.writeable = True
+    for start in range(0, len(x1), BLOCK):
+        rows = slice(start, start + BLOCK)
+        np.dot(x1[rows], x2.T, out=out[rows])
+        out[rows] /= x1.shape[1]
+        if exponential:
+            np.exp(out[rows], out=out[rows])
+        else:
+            out[rows] += 1.0
+    out.flags.writeable = False
+    return out
+
+
+def measure(num_train: int, num_test: int, num_rounds: int, num_models: int, cov: bool) -> dict[str, Any]:
+    """One size, in this process."""
+    jax.config.update("jax_enable_x64", True)
+    rng, before = np.random.default_rng(0), peak_bytes()
+    train, test = (rng.standard_normal((n, FEATURES)) for n in (num_train, num_test))
+    pairs = {"train": (train, train), "test_train": (test, train), "test": (test, test)}
+    nngp = {f"nngp_{name}": kernel(*pair, False) for name, pair in pairs.items()} if cov else {}
+    blocks = KernelBlocks(ntk_train=kernel(train, train, True), ntk_test_train=kernel(test, train, True), **nngp)
+    held = partition.iid(num_train, CLIENTS, seed=0)
+    orders = rng.permuted(np.tile(np.arange(num_models), (-(-num_rounds // num_models), CLIENTS, 1)), axis=2)
+    model = orders.transpose(0, 2, 1).reshape(-1, CLIENTS)[:num_rounds]
+    shape = (num_rounds, CLIENTS)
+    client, weight = (np.broadcast_to(row, shape) for row in (np.arange(CLIENTS), np.asarray(held.sizes, float)))
+    rate = 0.5 * num_train / CLIENTS / float(np.trace(blocks.ntk_train)) * CLIENTS
+    y = rng.standard_normal((num_train, OUTPUTS))
+    start = time.perf_counter()
+    plan = Cohort(client, model, weight)  # type: ignore[arg-type]
+    flow = federated_flow(blocks, y, held, plan, LOCAL_STEPS, rate, num_models=num_models)
+    built = time.perf_counter()
+    means = np.asarray(flow.mean(range(num_rounds + 1)))
+    half = time.perf_counter()
+    found = {"build_seconds": built - start, "means_seconds": half - built}
+    if cov:
+        covariance = np.asarray(flow.cov(num_rounds))
+        found["cov_seconds"] = time.perf_counter() - half
+        assert np.all(np.isfinite(covariance))
+    assert np.all(np.isfinite(means))
+    memory = (peak_bytes() - before) / (8 * num_train**2)
+    return {
+        "examples": num_train, "test_points": num_test, "rounds": num_rounds, "models": num_models, "clients": CLIENTS,
+        **found, "seconds": time.perf_counter() - start, "peak_over_n_squared_doubles": memory,
+    }  # fmt: skip
+
+
+def parse() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="folder for federated_flow.json")
+    parser.add_argument("--examples", type=int, nargs="+", default=[1250, 2500, 5000], help="sizes with covariance")
+    parser.add_argument("--means-only", type=int, nargs="*", default=[10000], help="sizes of means alone")
+    parser.add_argument("--models", type=int, nargs="+", default=[1, 5])
+    parser.add_argument("--test-points", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--child", choices=("cov", "means"), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run, print and write."""
+    options = parse()
+    if options.child:
+        size = options.examples[0], options.test_points, options.rounds, options.models[0]
+        print(json.dumps(measure(*size, options.child == "cov")))
+        return
+    rows = []
+    print("examples models  build s  means s   cov s  total s  peak / n^2 doubles")
+    work = [("cov", n, k) for n in options.examples for k in options.models]
+    work += [("means", n, options.models[0]) for n in options.means_only]
+    for kind, n, k in work:
+        command = [sys.executable, __file__, "--child", kind, "--examples", str(n), "--models", str(k)]
+        command += ["--test-points", str(options.test_points), "--rounds", str(options.rounds)]
+        row = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        cov = f"{row['cov_seconds']:7.1f}" if "cov_seconds" in row else "      -"
+        print(
+            f"{n:8} {k:6} {row['build_seconds']:8.1f} {row['means_seconds']:8.1f} {cov} {row['seconds']:8.1f} "
+            f"{row['peak_over_n_squared_doubles']:8.2f}", flush=True,
+        )  # fmt: skip
+        rows.append(row)
+    if options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
+        (options.output / "federated_flow.json").write_text(json.dumps({"rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

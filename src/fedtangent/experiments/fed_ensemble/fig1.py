@@ -1,0 +1,291 @@
+"""An ensemble of three samples from the posterior: the Gaussian process of Theorem 2 beside models trained (FE-2024,
+Fig. 1; FE-2021, Fig. 1).
+
+The paper's figure is a drawing. Here the process is computed, and three models are trained by Fed-ensemble on the same
+data: the linear model of section V-A, for which Theorem 2 is exact, and an erf network, for which it holds as the width
+grows. That they are draws of the process is tested; the same models before training are the control, which must fail.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedtangent.compare.statistics import SIGNIFICANCE
+from fedtangent.experiments import sine, trials
+from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.federated import schedule
+from fedtangent.report.files import Metric
+from fedtangent.sweep import check_seeds
+from fedtangent.theory import gp_limit
+from fedtangent.types import Algorithm, Gaussian, Model
+
+MODELS = {"linear": "linear model, 100 RBFs", "network": "erf network"}
+BEFORE, AFTER = "untrained", "trained"
+LEAST_SD = 0.1  # of the largest: nearer to the data a standardised distance divides rounding by rounding
+SHARE_OF_VARIANCE = 0.99  # what the directions of the quadratic form hold
+BAND = 1.959963984540054  # the normal quantile of 0.975
+REFERENCE_DRAWS = 4000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Data with inputs far enough from each other that Theta has full rank, which Theorem 2 assumes."""
+
+    num_clients: int = 5
+    points_per_client: int = 2
+    spacing: float = 0.1
+    num_models: int = 3
+    width: int = 1024
+    local_steps: int = 10
+    num_rounds: int = 800
+
+
+SETTINGS = {"smoke": Settings(), "paper": Settings(width=8192, num_rounds=3000)}
+
+
+class Distance(NamedTuple):
+    """How far functions are from being draws of a Gaussian process, each [K]."""
+
+    largest: np.ndarray  # the largest |f - m| / sd
+    inside: np.ndarray  # share of points in the 95 % band
+    squared: np.ndarray  # squared Mahalanobis distance in the leading directions: chi-square of ``rank`` degrees
+
+
+class Law(NamedTuple):
+    """A Gaussian process at m points, and the directions in which it can be told from others."""
+
+    mean: np.ndarray  # [m]
+    sd: np.ndarray  # [m]
+    kept: np.ndarray  # [m] bool, points whose sd is not negligible
+    directions: np.ndarray  # [m, rank], unit eigenvectors of the covariance, leading first
+    variances: np.ndarray  # [rank]
+
+    @property
+    def rank(self) -> int:
+        """Effective rank: the fewest directions that hold 99 % of the variance."""
+        return len(self.variances)
+
+
+class Case(NamedTuple):
+    """One model family under one seed."""
+
+    seed: int
+    held: sine.SineData
+    limit: Gaussian
+    law: Law
+    trained: sine.Trained
+    distances: dict[str, Distance]  # by BEFORE, AFTER
+    left: float  # relative distance of the finite round's mean from the limit's, the largest over models
+
+
+def law_of(process: Gaussian) -> Law:
+    """Standard deviations and leading directions of a process of one output."""
+    values, vectors = np.linalg.eigh(np.asarray(process.cov))
+    values, vectors = np.maximum(values[::-1], 0), vectors[:, ::-1]
+    rank = 1 + int(np.searchsorted(np.cumsum(values) / np.sum(values), SHARE_OF_VARIANCE))
+    sd = np.sqrt(np.maximum(np.diag(process.cov), 0))
+    kept = sd >= LEAST_SD * np.max(sd)
+    return Law(np.asarray(process.mean)[:, 0], sd, kept, vectors[:, :rank], values[:rank])
+
+
+def distance(law: Law, functions: np.ndarray) -> Distance:
+    """Distances of ``functions`` [K, m] from the process."""
+    away = functions - law.mean
+    z = np.abs(away[:, law.kept] / law.sd[law.kept])
+    squared = np.sum((away @ law.directions) ** 2 / law.variances, axis=1)
+    return Distance(np.max(z, axis=1), np.mean(z <= BAND, axis=1), squared)
+
+
+def draws(law: Law, count: int, seed: int) -> np.ndarray:
+    """``count`` draws of the process in its leading directions, [count, m]."""
+    normal = np.random.default_rng(seed).standard_normal((count, law.rank))
+    return law.mean + (normal * np.sqrt(law.variances)) @ law.directions.T
+
+
+def prepare(request: Request) -> Prepared:
+    """Check the request and build the first seed's data; raises ``ValueError``."""
+    name = choose(EXPERIMENT, request)
+    seeds, s = check_seeds(request.seeds), changed(SETTINGS[request.scale], request.changes)
+    trials.check_numbers(s, ("num_clients", "points_per_client", "num_models", "width", "local_steps", "num_rounds"))
+    for seed in seeds:
+        load(s, seed)
+
+    def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            return _run(s, name, seeds, say, keep, figures)
+
+    return Prepared(s, name, run)
+
+
+def load(s: Settings, seed: int) -> sine.SineData:
+    """The data of one seed."""
+    return sine.load(seed, s.num_clients, s.points_per_client, gap=False, spacing=s.spacing)
+
+
+def _run(
+    s: Settings,
+    dataset: str,
+    seeds: tuple[int, ...],
+    say: Callable[[str], None],
+    keep: Callable[[Sequence[Metric]], None],
+    figures: Path,
+) -> Outcome:
+    plan = schedule.per_client_permutations(s.num_clients, s.num_models)
+    cases: dict[str, list[Case]] = {}
+    for name, model in (("linear", sine.linear_model()), ("network", sine.network(s.width))):
+        algorithm = sine.algorithm(model, load(s, seeds[0]), plan, s.local_steps)
+        cases[name] = []
+        for seed in seeds:
+            start = time.perf_counter()
+            case = _case(s, model, algorithm, seed)
+            cases[name].append(case)
+            keep(_metrics(s, name, case))
+            ratio = float(np.mean(case.distances[AFTER].squared)) / case.law.rank
+            say(f"seed {seed}, {MODELS[name]}: {time.perf_counter() - start:.0f} s, "
+                f"squared distance over its expectation {ratio:.2f}")  # fmt: skip
+    pools = [pooled(name, when, cases[name]) for name in MODELS for when in (AFTER, BEFORE)]
+    _draw(s, {name: found[0] for name, found in cases.items()}, figures)
+    details = {"settings": s, "dataset": dataset, "models": _plain(cases)}
+    return Outcome((_each(s, cases), _pools(s, pools, len(seeds))), pools, details, _remarks(s, cases, pools))
+
+
+def _case(s: Settings, model: Model, algorithm: Algorithm, seed: int) -> Case:
+    held = load(s, seed)
+    trained = sine.train(held, algorithm, s.num_rounds, seed)
+    flow, blocks = sine.flow(held, model, algorithm.schedule, s.local_steps, s.num_rounds, seed)
+    limit = gp_limit(blocks, held.y)
+    law = law_of(limit)
+    left = max(flow.limit_distance(s.num_rounds, k, limit).mean for k in range(s.num_models))
+    found = {when: distance(law, f[:, :, 0]) for when, f in ((BEFORE, trained.start), (AFTER, trained.test))}
+    return Case(seed, held, limit, law, trained, found, left)
+
+
+def pooled(name: str, when: str, cases: Sequence[Case]) -> dict[str, Any]:
+    """All models of all seeds against the process: the mean squared distance over its expectation 1, and the band.
+
+    The interval of the ratio is that of a chi-square variable, at three standard errors' level; those of the share and
+    of the largest distance, at the same level, come from as many draws of the processes themselves.
+    """
+    from scipy.stats import chi2
+
+    of = [case.distances[when] for case in cases]
+    freedom = sum(case.law.rank * len(d.squared) for case, d in zip(cases, of, strict=True))
+    ratio = float(sum(np.sum(d.squared) for d in of)) / freedom
+    low, high = (float(chi2.ppf(q, freedom)) / freedom for q in (SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2))
+    shares, largest = _reference(cases, len(of[0].squared))
+    return {
+        "model": name, "when": when, "models": sum(len(d.squared) for d in of), "degrees": freedom,
+        "ratio": ratio, "ratio_low": low, "ratio_high": high,
+        "inside": float(np.mean([d.inside for d in of])), "inside_low": shares[0], "inside_high": shares[1],
+        "largest": float(np.max([d.largest for d in of])), "largest_high": largest,
+        "verdict": "draws of the process" if low <= ratio <= high else "no draws of it",
+    }  # fmt: skip
+
+
+def _reference(cases: Sequence[Case], num_models: int) -> tuple[tuple[float, float], float]:
+    """Range of the share of points inside, and the upper end of the largest distance, over draws of the processes."""
+    inside, largest = np.zeros(REFERENCE_DRAWS), np.zeros(REFERENCE_DRAWS)
+    for i, case in enumerate(cases):
+        found = distance(case.law, draws(case.law, REFERENCE_DRAWS * num_models, i))
+        inside += found.inside.reshape(REFERENCE_DRAWS, num_models).mean(axis=1) / len(cases)
+        largest = np.maximum(largest, found.largest.reshape(REFERENCE_DRAWS, num_models).max(axis=1))
+    low, high = np.quantile(inside, [SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2])
+    return (float(low), float(high)), float(np.quantile(largest, 1 - SIGNIFICANCE))
+
+
+def _metrics(s: Settings, name: str, case: Case) -> list[Metric]:
+    return [
+        Metric(r, f"{name} model={k}", case.seed, "test", metric, float(values[k]), 0, 0)
+        for when, r in ((BEFORE, 0), (AFTER, s.num_rounds))
+        for metric, values in case.distances[when]._asdict().items()
+        for k in range(s.num_models)
+    ]
+
+
+def _plain(cases: dict[str, list[Case]]) -> list[dict[str, Any]]:
+    return [
+        {"model": name, "seed": case.seed, "member": k, "when": when, "rank": case.law.rank,
+         **{metric: float(values[k]) for metric, values in d._asdict().items()}}
+        for name, found in cases.items() for case in found for when, d in case.distances.items()
+        for k in range(len(d.squared))
+    ]  # fmt: skip
+
+
+def _each(s: Settings, cases: dict[str, list[Case]]) -> Sheet:
+    """Every model of the first seed."""
+    from scipy.stats import chi2
+
+    rows = []
+    for name, found in cases.items():
+        for when in (AFTER, BEFORE):
+            law, of = found[0].law, found[0].distances[when]
+            low, high = chi2.ppf([0.025, 0.975], law.rank)
+            rows += [
+                (f"{name} {k + 1}, {when}", f"{of.largest[k]:.2f}", f"{of.inside[k]:.0%}", f"{of.squared[k]:.1f}",
+                 str(law.rank), f"[{low:.1f}, {high:.1f}]", "yes" if low <= of.squared[k] <= high else "NO")
+                for k in range(s.num_models)
+            ]  # fmt: skip
+    seed = next(iter(cases.values()))[0].seed
+    title = f"Each model of seed {seed} against Theorem 2's process: the models of the figure"
+    columns = ("model", "largest |f - m| / sd", "in the 95 % band", "squared distance", "effective rank",
+               "95 % of chi-square", "within")  # fmt: skip
+    return Sheet(title, columns, tuple(rows))
+
+
+def _pools(s: Settings, pools: list[dict[str, Any]], num_seeds: int) -> Sheet:
+    rows = tuple(
+        (f"{MODELS[p['model']]}, {p['when']}", str(p["models"]), f"{p['ratio']:.3f}",
+         f"[{p['ratio_low']:.3f}, {p['ratio_high']:.3f}]", f"{p['inside']:.1%}",
+         f"[{p['inside_low']:.1%}, {p['inside_high']:.1%}]", f"{p['largest']:.2f}", f"{p['largest_high']:.2f}",
+         p["verdict"])
+        for p in pools
+    )  # fmt: skip
+    columns = ("all seeds", "models", "squared distance / rank", "of draws", "in the band", "of draws",
+               "largest |f - m| / sd", "at most, of draws", "the models are")  # fmt: skip
+    title = f"Are they samples of the posterior? {num_seeds} seeds, ranges of draws at three standard errors (99.73 %)"
+    return Sheet(title, columns, rows)
+
+
+def _remarks(s: Settings, cases: dict[str, list[Case]], pools: list[dict[str, Any]]) -> tuple[str, ...]:
+    right = all((p["verdict"] == "draws of the process") == (p["when"] == AFTER) for p in pools)
+    claim = "Remark 4 of FE-2024: all models are samples of the same posterior process"
+    lines = [
+        f"{claim}: {'holds, and the untrained models are told apart' if right else 'DOES NOT HOLD in these numbers'}",
+        f"settings: {', '.join(f'{name} {value}' for name, value in vars(s).items())}",
+    ]
+    for name, found in cases.items():
+        case = found[0]
+        lines.append(
+            f"{MODELS[name]}: after {s.num_rounds} rounds the exact mean is within "
+            f"{max(c.left for c in found):.1e} of the limit's; {int(np.sum(case.law.kept))} of {len(case.law.kept)} "
+            f"points have a standard deviation of at least {LEAST_SD:g} of the largest, {np.max(case.law.sd):.2f}"
+        )
+    return tuple(lines)
+
+
+def _draw(s: Settings, cases: dict[str, Case], figures: Path) -> None:
+    from fedtangent.report.uncertainty_plots import PosteriorRow, posterior_samples
+
+    rows = []
+    for name, case in cases.items():
+        label = MODELS[name] + (f", width {s.width}" if name == "network" else "")
+        samples = draws(case.law, s.num_models, case.seed)
+        rows.append(
+            PosteriorRow(label, case.held.x[:, 0], case.held.y[:, 0], case.held.x_test[:, 0], case.law.mean,
+                         case.law.sd, samples, case.trained.test[:, :, 0], case.trained.start[:, :, 0])
+        )  # fmt: skip
+    posterior_samples(rows, s.num_rounds, figures / "posterior_samples.png")
+
+
+EXPERIMENT = Experiment(
+    "three samples of the posterior (FE-2024, Fig. 1): Theorem 2 beside trained models, tested as its draws",
+    ("sine",),
+    prepare,
+)
