@@ -17,6 +17,7 @@ PYTHON ?=
 CANDIDATES = $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3)
 RUN_ARGS ?= --output results/compare
 BENCH_ARGS ?= --output results/bench
+CHECK_ARGS ?= --output results/check-theory
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 LOCK_ARGS ?=
@@ -55,7 +56,7 @@ install: $(INSTALLED) ## set up .venv from the lock (the targets below do it the
 # ---- use ----
 
 # OpenBLAS's threads spin beside XLA's when cores are few, and small eigendecompositions then take many times as long.
-run notebooks bench: export OPENBLAS_NUM_THREADS := 1
+run notebooks bench check-theory: export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: run
 run: $(INSTALLED) ## the main job: simulation, NTK-FL and Gaussian-process limit side by side
@@ -82,8 +83,11 @@ test: $(INSTALLED) ## every test but the slow ones, with coverage of src (PYTEST
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(or $(PYTEST_ARGS),--cov --cov-report=term)
 
 .PHONY: check-theory
-check-theory: $(INSTALLED) ## every theorem against simulation, the slow tests included
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m "slow or theory" $(PYTEST_ARGS)
+check-theory: $(INSTALLED) ## every theorem against simulation: the slow tests, then all checks in one table
+	status=0; \
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m "slow or theory" $(PYTEST_ARGS) || status=1; \
+	$(BIN)/python -m fedtangent check-theory $(CHECK_ARGS) || status=1; \
+	exit $$status
 
 .PHONY: test-jax-versions
 test-jax-versions: $(INSTALLED) ## kernels, mappings, algorithms under the oldest supported and the newest JAX

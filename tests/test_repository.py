@@ -193,10 +193,21 @@ def test_a_second_call_installs_nothing(tree: Path, target: str):
     first, calls = make(tree, target)
     assert first.returncode == 0, first.stderr
     assert installs(calls) == 3 and sum("-m venv" in call for call in calls) == 1
-    assert "pytest" in calls[-1]
+    commands = ["pytest", "fedtangent check-theory"] if target == "check-theory" else ["pytest"]
+    assert all(command in call for command, call in zip(commands, calls[-len(commands) :], strict=True))
     second, calls = make(tree, target)
     assert second.returncode == 0
-    assert len(calls) == 1 and "pytest" in calls[0]
+    assert len(calls) == len(commands)
+    assert all(command in call for command, call in zip(commands, calls, strict=True))
+
+
+@pytest.mark.parametrize("failing", ["pytest", "check-theory"])
+def test_the_table_of_theorems_comes_last_and_either_part_may_fail(tree: Path, failing: str):
+    stand_in = tree / "python-stand-in"
+    stand_in.write_text(STAND_IN + f'if [[ "$*" == *{failing}* ]]; then exit 1; fi\n')
+    ended, calls = make(tree, "check-theory")
+    assert ended.returncode != 0
+    assert "pytest" in calls[-2] and "fedtangent check-theory" in calls[-1]
 
 
 @pytest.mark.parametrize("name", ["constraints.txt", "setup.cfg"])

@@ -1,4 +1,4 @@
-"""The command line: ``fedtangent compare``, ``train``, ``experiment`` and ``list``.
+"""The command line: ``fedtangent compare``, ``train``, ``experiment``, ``check-theory`` and ``list``.
 
 Bad input ends with exit code 2 and one line on standard error, before anything is written.
 """
@@ -17,7 +17,7 @@ import tyro
 
 
 def _parse(arguments: Sequence[str] | None) -> tuple[Any, Callable[[Any], Any], Callable[[Any], int]]:
-    from fedtangent.commands import compare, experiment, listing, train
+    from fedtangent.commands import check_theory, compare, experiment, listing, train
     from fedtangent.commands.options import TrainOptions
 
     command = _one_line(
@@ -25,6 +25,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Any, Callable[[Any], Any], 
         Annotated[compare.CompareOptions, tyro.conf.subcommand("compare")]
         | Annotated[TrainOptions, tyro.conf.subcommand("train")]
         | Annotated[experiment.ExperimentOptions, tyro.conf.subcommand("experiment")]
+        | Annotated[check_theory.CheckTheoryOptions, tyro.conf.subcommand("check-theory")]
         | Annotated[listing.ListOptions, tyro.conf.subcommand("list")],
         prog="fedtangent",
         description="Federated learning in the kernel regime: simulation and theory side by side.",
@@ -35,6 +36,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Any, Callable[[Any], Any], 
         (compare, compare.CompareOptions),
         (train, TrainOptions),
         (experiment, experiment.ExperimentOptions),
+        (check_theory, check_theory.CheckTheoryOptions),
         (listing, listing.ListOptions),
     ):
         if isinstance(command, options):

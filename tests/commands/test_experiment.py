@@ -116,7 +116,7 @@ def test_a_diverged_grid_makes_the_experiment_fail(run: Callable) -> None:
 
 
 BAD = {
-    "name": (["x"], "experiment: got 'x', allowed are fed_ensemble.versus_fed_avg"),
+    "name": (["x"], f"experiment: got 'x', allowed are {', '.join(experiments.NAMES)}"),
     "scale": ([NAME, "--scale", "huge"], "scale: got 'huge', allowed are smoke, paper"),
     "dataset": ([NAME, "--dataset", "sine"], "dataset: got 'sine', allowed are digits, fashion_mnist, mnist"),
     "one seed": ([NAME, "--seeds", "3"], "seeds: got 1, a paired difference needs at least 2"),

@@ -10,6 +10,7 @@ import pytest
 from fedtangent import data, experiments, models
 from fedtangent.commands import algorithms, catalogue
 from fedtangent.compare import CASES
+from fedtangent.compare.theorem_checks import MODULES
 
 KINDS = {
     "algorithms": list(algorithms.ALGORITHMS),
@@ -19,6 +20,7 @@ KINDS = {
     "schedules": list(catalogue.SCHEDULES),
     "cases": list(CASES),
     "experiments": list(experiments.NAMES),
+    "theorems": list(MODULES),
 }
 
 

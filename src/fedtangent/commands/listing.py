@@ -18,10 +18,10 @@ from fedtangent.report.tables import console
 
 @dataclass(frozen=True)
 class ListOptions:
-    """List what there is to choose from: algorithms, datasets, models, partitions, schedules, cases or experiments."""
+    """List what there is to choose from: algorithms, datasets, models, partitions, schedules, cases and more."""
 
     what: Annotated[str, tyro.conf.Positional]
-    """algorithms, datasets, models, partitions, schedules, cases or experiments."""
+    """algorithms, datasets, models, partitions, schedules, cases, experiments or theorems."""
 
 
 def _cases() -> dict[str, str]:
@@ -36,6 +36,12 @@ def _experiments() -> dict[str, str]:
     return experiments.available()
 
 
+def _theorems() -> dict[str, str]:
+    from fedtangent.compare.theorem_checks import MODULES
+
+    return MODULES
+
+
 _LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "algorithms": lambda: {name: entry.description for name, entry in ALGORITHMS.items()},
     "datasets": data.available,
@@ -44,6 +50,7 @@ _LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "schedules": lambda: {name: entry.description for name, entry in SCHEDULES.items()},
     "cases": _cases,
     "experiments": _experiments,
+    "theorems": _theorems,
 }
 
 

@@ -65,12 +65,10 @@ def step_size(setting: Setting, fraction: float = 0.5) -> float:
     kernel = setting.model(setting.largest).kernel
     if kernel is None:
         raise ValueError(f"setting {setting.name}: its model has no analytic kernel to choose a step size from")
-    largest = 0.0
-    for i in range(setting.partition.num_clients):
-        own = setting.partition.client(i)
-        if len(own):
-            theta = np.asarray(kernel(jnp.asarray(setting.x_train[own]), None, get="ntk"), np.float64)
-            largest = max(largest, float(np.linalg.eigvalsh(theta)[-1]) / len(own))
+    # At once: a kernel of each client's own size would be a program each.
+    theta = np.asarray(kernel(jnp.asarray(setting.x_train), None, get="ntk"), np.float64)
+    clients = (setting.partition.client(i) for i in range(setting.partition.num_clients))
+    largest = max(float(np.linalg.eigvalsh(theta[np.ix_(own, own)])[-1]) / len(own) for own in clients if len(own))
     return fraction * 2 / largest
 
 

@@ -10,7 +10,16 @@ import importlib
 
 from fedtangent.experiments.contract import Experiment
 
-NAMES = ("fed_ensemble.versus_fed_avg",)
+NAMES = (
+    "fed_ensemble.corollary1",
+    "fed_ensemble.fig1",
+    "fed_ensemble.fig2",
+    "fed_ensemble.fig3",
+    "fed_ensemble.table1",
+    "fed_ensemble.theorem1",
+    "fed_ensemble.theorem2",
+    "fed_ensemble.versus_fed_avg",
+)
 
 
 def get(name: str) -> Experiment:

@@ -1,6 +1,6 @@
 """Every theorem against simulation, each beside a wrong theory that must not pass; modules are imported when run.
 
-A check module holds ``checks(scale, seed) -> list[TheoremCheck]``. ``scale`` is "default" (about a minute a module on
+A check module holds ``checks(scale, seed) -> list[TheoremCheck]``. ``scale`` is "default" (some minutes a module on
 two cores) or "large" (larger sizes, more seeds); ``seed`` sets every random draw.
 """
 

@@ -1,0 +1,201 @@
+"""Theorem 2 (FE-2024; 4.2 of FE-2021) on trained networks: the law of K models beside its closed form.
+
+K networks are trained by Fed-ensemble at two widths, on the sine and on the digits. Their mean, variance, off-diagonal
+covariances and coverage stand beside the limit's (or the exact flow's, where the run has not come to the limit),
+entry by entry, and each beside a wrong theory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtangent.compare.ensemble_law import PARTS, coverage, entries, judge, judge_coverage
+from fedtangent.compare.ensemble_law import Outcome as Judged
+from fedtangent.compare.theorem2 import (
+    NUM_MODELS,
+    SETTINGS,
+    Theorem2,
+    Trained,
+    compare,
+    mean_bias,
+    one_client_alone,
+    variance_bias,
+    without_cross_terms,
+)
+from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.experiments.trials import check_numbers
+from fedtangent.report.files import Metric, check_data_dir
+
+BOTH = "digits_and_sine"
+NAMES = {"mean": "mean", "variance": "variance", "covariance": "off-diagonal covariance"}
+COLUMNS = ("statistic", "width", "measured", "predicted", "SE", "beyond 3 SE", "farthest", "allowed", "verdict")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How many networks, how wide, how long."""
+
+    num_models: int = NUM_MODELS
+    widths: tuple[int, ...] = (256, 512)
+    digits_rounds: int = 800
+    sine_rounds: int = 800
+
+
+SCALES = {"smoke": Settings(), "paper": Settings(widths=(1024, 4096), digits_rounds=2000, sine_rounds=2000)}
+
+
+def prepare(request: Request) -> Prepared:
+    """Check the request; raises ``ValueError``."""
+    name = choose(EXPERIMENT, request)
+    check_data_dir(request.data_dir)
+    settings = changed(SCALES[request.scale], request.changes)
+    check_numbers(settings, ("num_models", "digits_rounds", "sine_rounds"))
+    if settings.num_models < 2:
+        raise ValueError(f"num_models: got {settings.num_models}, a variance needs at least 2")
+    if min(settings.widths) < 1:
+        raise ValueError(f"widths: got {min(settings.widths)}, must be at least 1")
+    names = BOTH.split("_and_") if name == BOTH else [name]
+    made = [
+        SETTINGS[n](request.seeds[0], settings.num_models, settings.widths, getattr(settings, f"{n}_rounds"))
+        for n in names
+    ]
+
+    def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
+        from fedtangent.report.theorem2_plots import theorem2_figure
+
+        sheets, rows, remarks = [], [], [_one_seed(request.seeds[0], settings)]
+        for setting in made:
+            result = compare(setting, say)
+            found = table(result)
+            rows += found
+            keep(_metrics(result, found, request.seeds[0]))
+            sheets.append(_sheet(result, found))
+            remarks += _remarks(result)
+            theorem2_figure(result, figures / f"theorem2_{setting.name}.png")
+        details = {"settings": settings, "dataset": name, "seed": request.seeds[0]}
+        return Outcome(tuple(sheets), rows, details, tuple(remarks))
+
+    return Prepared(settings, name, run)
+
+
+def _one_seed(seed: int, settings: Settings) -> str:
+    return (
+        f"data, schedule and initialisations are those of seed {seed} alone: the {settings.num_models} models, "
+        "independent draws of one law, are the repetitions"
+    )
+
+
+def table(result: Theorem2) -> list[dict[str, Any]]:
+    """One row for each statistic, width and theory: the right one, and a wrong one."""
+    wrong = {"mean": ("largest client alone", one_client_alone(result))}
+    wrong |= dict.fromkeys(("variance", "covariance"), ("no cross terms", without_cross_terms(result)))
+    rows = []
+    for trained in result.trained:
+        for part in PARTS:
+            for theory, law in ((result.of, result.law), wrong[part]):
+                found = entries(trained.samples, law)[part]
+                judged = judge(found, part, result.null)
+                row: dict[str, Any] = {
+                    "measured": _size(found.measured, part),
+                    "predicted": _size(found.predicted, part),
+                    "standard_error": float(np.mean(found.standard_error)),
+                    "share_beyond": found.share_beyond,
+                    "farthest": found.farthest,
+                }
+                rows.append(_row(result, trained, NAMES[part], theory, judged, row))
+        bias = variance_bias(trained, result.law).value
+        for theory, samples in ((result.of, trained.samples), ("untrained networks", trained.start)):
+            inside = coverage(samples, result.law)
+            numbers: dict[str, Any] = {
+                "measured": inside.inside / inside.trials,
+                "predicted": 0.95,
+                "standard_error": float(np.sqrt(0.95 * 0.05 / inside.trials)),
+                "share_beyond": None,
+                "farthest": None,
+            }
+            judged = judge_coverage(inside, result.null, bias)
+            rows.append(_row(result, trained, "coverage of 95 % intervals", theory, judged, numbers))
+    return rows
+
+
+def _size(values: np.ndarray, part: str) -> float:
+    """An average that does not cancel: root mean square, but of variances the mean."""
+    return float(np.mean(values)) if part == "variance" else float(np.sqrt(np.mean(values**2)))
+
+
+def _row(
+    result: Theorem2, trained: Trained, statistic: str, theory: str, judged: Judged, numbers: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "dataset": result.setting.name,
+        "width": trained.width,
+        "statistic": statistic,
+        "theory": theory,
+        "is_control": theory != result.of,
+        **numbers,
+        "allowed": judged.allowed,
+        "agrees": judged.agrees,
+    }
+
+
+def _sheet(result: Theorem2, rows: list[dict[str, Any]]) -> Sheet:
+    shown = []
+    for row in rows:
+        name = f"{row['statistic']}, wrong theory: {row['theory']}" if row["is_control"] else row["statistic"]
+        beyond, farthest = "-", "-"
+        if row["share_beyond"] is not None:
+            beyond, farthest = f"{row['share_beyond']:.2%}", f"{row['farthest']:.1f} SE"
+        verdict = "holds" if row["agrees"] else "does not hold"
+        if row["is_control"]:
+            verdict = "PASSES TOO" if row["agrees"] else "fails, as it must"
+        numbers = (f"{row[n]:.4g}" for n in ("measured", "predicted", "standard_error"))
+        shown.append((name, str(row["width"]), *numbers, beyond, farthest, row["allowed"], verdict))
+    s = result.setting
+    title = (
+        f"{s.name}: K = {len(result.law.mean)} networks after {s.num_rounds} rounds against {result.of}, "
+        f"{len(s.x_test)} test points, {s.y_train.shape[1]} outputs"
+    )
+    return Sheet(title, COLUMNS, tuple(shown))
+
+
+def _remarks(result: Theorem2) -> list[str]:
+    name = result.setting.name
+    lines = [
+        f"{name}: the exact law at the last round is {result.gap.mean:.2g} SE (mean), {result.gap.variance:.2g} SE "
+        f"(variance) from the limit at most; after a tenth of the rounds {result.early.mean:.2g} and "
+        f"{result.early.variance:.2g}"
+    ]
+    for trained in result.trained:
+        bias = variance_bias(trained, result.law)
+        lines.append(
+            f"{name}, width {trained.width}: the finite width changes the variance by {bias.value:+.1%} +- "
+            f"{bias.standard_error:.1%}, the mean by {mean_bias(trained, result.law):.2f} SE of {len(result.law.mean)} "
+            "models (root mean square): against the flow from the same initial functions"
+        )
+    lines.append(
+        f"{name}: measured and predicted are means over entries (of the mean and covariances root mean squares), SE "
+        "of one entry; allowed: what 99.9 % of draws from the law stay below"
+    )
+    return lines
+
+
+def _metrics(result: Theorem2, rows: list[dict[str, Any]], seed: int) -> list[Metric]:
+    sent = {t.width: (t.uplink_bytes, t.downlink_bytes) for t in result.trained}
+    return [
+        Metric(result.setting.num_rounds, f"fed_ensemble width {r['width']} [{r['dataset']}]", seed, "test",
+               f"{r['statistic']}: {name}", float(r[name]), *sent[r["width"]])
+        for r in rows if not r["is_control"] for name in ("measured", "predicted", "share_beyond")
+        if r[name] is not None
+    ]  # fmt: skip
+
+
+EXPERIMENT = Experiment(
+    "Theorem 2 on K = 50 trained networks: mean, variance, covariances, coverage beside the closed form",
+    (BOTH, "digits", "sine"),
+    prepare,
+)

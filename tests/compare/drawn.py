@@ -1,0 +1,44 @@
+"""Theorem 2's comparison with networks that are drawn from the limit itself: no training."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from fedtangent.compare import theorem2
+from fedtangent.compare.ensemble_law import Law, null
+from fedtangent.compare.settings import Setting
+from fedtangent.kernels.gram import kernel_blocks
+from fedtangent.theory import gp_limit
+
+
+def drawn_for(setting: Setting, num_draws: int = 1000) -> theorem2.Theorem2:
+    """K models of every width of ``setting``, drawn from the limit; before training, from the prior."""
+    kernel = setting.model(setting.largest).kernel
+    assert kernel is not None
+    blocks = kernel_blocks(kernel, setting.x_train, setting.x_test)
+    limit = gp_limit(blocks, setting.y_train)
+    models = setting.schedule.num_models
+    law = Law(*(np.broadcast_to(part, (models, *part.shape)) for part in limit[:2]))
+    rng = np.random.default_rng(setting.seed)
+
+    def draw(cov: np.ndarray) -> np.ndarray:
+        eigenvalues, vectors = np.linalg.eigh(cov)
+        return (vectors * np.sqrt(np.maximum(eigenvalues, 0))) @ rng.standard_normal(law.mean.shape)
+
+    assert blocks.nngp_test is not None
+    trained = []
+    for width in setting.widths:
+        samples = law.mean + draw(limit.cov)
+        trained.append(theorem2.Trained(width, draw(blocks.nngp_test), samples, samples, 8, 8))
+    gaps = theorem2.Gap(0.1, 0.2), theorem2.Gap(3.0, 4.0)
+    of = "Theorem 2's limit"
+    return theorem2.Theorem2(setting, blocks, None, None, limit, *gaps, law, of, null(law, num_draws), tuple(trained))  # type: ignore[arg-type]
+
+
+def drawn(outputs: int = 1) -> theorem2.Theorem2:
+    """Fifty models of the sine at widths 256 and 1024, with so many outputs that learn the same."""
+    setting = theorem2.sine(0, 50, (256, 1024), 100)
+    targets = np.repeat(setting.y_train, outputs, axis=1), np.repeat(setting.y_test, outputs, axis=1)
+    return drawn_for(dataclasses.replace(setting, y_train=targets[0], y_test=targets[1]))

@@ -1,0 +1,80 @@
+"""The experiment on Theorem 2: its table is the checks' own, a wrong theory stands beside every row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedtangent.experiments.contract import Outcome, Request
+from fedtangent.experiments.fed_ensemble import theorem2 as experiment
+from fedtangent.report.files import Metric
+
+from ..compare.drawn import drawn_for
+
+TINY = ("num_models=30", "widths=64,256", "sine_rounds=60", "digits_rounds=10")
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, list[Metric], Path]:
+    kept: list[Metric] = []
+    folder = tmp_path_factory.mktemp("figures")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "compare", lambda setting, say: drawn_for(setting))
+        prepared = experiment.prepare(Request("smoke", (0, 1), "sine", None, TINY))
+        assert (prepared.settings.num_models, prepared.settings.widths) == (30, (64, 256))
+        return prepared.run(lambda line: None, kept.extend, folder), kept, folder
+
+
+def test_every_statistic_has_a_wrong_theory_beside_it(ended: tuple[Outcome, list[Metric], Path]) -> None:
+    outcome, _, _ = ended
+    assert len(outcome.rows) == 2 * 4 * 2
+    assert [row["dataset"] for row in outcome.rows] == ["sine"] * 16
+    assert [row["is_control"] for row in outcome.rows] == [False, True] * 8
+    assert all(row["agrees"] for row in outcome.rows if not row["is_control"])
+    means = [row for row in outcome.rows if row["statistic"] == "mean"]
+    assert [row["agrees"] for row in means] == [True, False] * 2
+    assert {row["width"] for row in outcome.rows} == {64, 256}
+    assert all(row["theory"] == "Theorem 2's limit" for row in outcome.rows if not row["is_control"])
+    assert not outcome.failed
+
+
+def test_it_prints_draws_and_says_what_it_did(ended: tuple[Outcome, list[Metric], Path]) -> None:
+    outcome, kept, folder = ended
+    assert sorted(p.name for p in folder.iterdir()) == ["theorem2_sine.png"]
+    assert "K = 30 networks after 60 rounds against Theorem 2's limit" in outcome.sheets[0].title
+    for sheet in outcome.sheets:
+        assert all(len(row) == len(sheet.columns) for row in sheet.rows)
+    assert "seed 0 alone" in outcome.remarks[0]
+    assert any("changes the variance by" in line for line in outcome.remarks)
+    assert {m.seed for m in kept} == {0} and all(m.uplink_bytes > 0 for m in kept)
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (Request("smoke", (0,), "mnist"), "dataset: got 'mnist', allowed are digits_and_sine, digits, sine"),
+        (Request("huge", (0,)), "scale: got 'huge'"),
+        (Request("smoke", (0,), None, None, ("num_models=1",)), "num_models: got 1, a variance needs at least 2"),
+        (Request("smoke", (0,), None, None, ("widths=0",)), "widths: got 0, must be at least 1"),
+        (Request("smoke", (0,), None, None, ("sine_rounds=0",)), "sine_rounds: got 0"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(request_: Request, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*args: object) -> None:
+        pytest.fail("the work has started")
+
+    monkeypatch.setattr(experiment, "compare", started)
+    with pytest.raises(ValueError, match=said):
+        experiment.prepare(request_)
+
+
+@pytest.mark.slow
+@pytest.mark.theory
+def test_a_real_run_agrees_with_its_law(tmp_path: Path) -> None:
+    prepared = experiment.prepare(Request("smoke", (1,), "sine", None, ("num_models=20", "widths=128,512")))
+    outcome = prepared.run(lambda line: None, lambda metrics: None, tmp_path)
+    assert all(row["agrees"] for row in outcome.rows if not row["is_control"])
+    assert not any(
+        row["agrees"] for row in outcome.rows if row["statistic"] in ("mean", "variance") and row["is_control"]
+    )
