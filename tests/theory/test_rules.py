@@ -287,6 +287,7 @@ def test_the_largest_stable_step_parts_runs_that_grow_from_those_that_do_not(mak
     assert not size(1.03) < 1.5
 
 
+@pytest.mark.theory
 def test_derivatives_of_every_number(maker):
     run, _ = made(maker, "everyone", "prox")
 

@@ -23,6 +23,9 @@ Index of theorems:
                             ``gap_from_drift`` the same from a measured change of the kernel
 ``predicted_loss``          eq. (10) of FE-2024 for the ensemble's prediction, differentiable in every number of a run;
                             ``best_learning_rate`` minimises it
+``corollary_1``             Corollary 1 of FE-2024, eq. (11) (4.1 of FE-2021): variance k(x, x)/K, and at finite rounds
+``decompose_laws``          eq. (10) of FE-2024 / (3) of FE-2021 in closed form, from ``ensemble_law`` of each schedule
+                            (``ensemble_laws``: of many); ``decompose_runs`` measures the same from repeated runs
 ==========================  ======================================================================================
 
 FE-2021 and FE-2024 are the two papers on Fed-ensemble (arXiv 2021 and IEEE TASE 2024).
@@ -30,6 +33,13 @@ FE-2021 and FE-2024 are the two papers on Fed-ensemble (arXiv 2021 and IEEE TASE
 
 from fedtangent.theory._stability import Stability
 from fedtangent.theory.age import age_operators, condition_15, expansion
+from fedtangent.theory.bias_variance import (
+    corollary_1,
+    decompose_laws,
+    decompose_runs,
+    ensemble_law,
+    ensemble_laws,
+)
 from fedtangent.theory.convergence import Theorem1, theorem_1, weight_movement
 from fedtangent.theory.federated_flow import Flow, LimitDistance, federated_flow
 from fedtangent.theory.gp_limit import CovarianceTerms, covariance_terms, gp_limit
@@ -48,7 +58,12 @@ __all__ = [
     "age_operators",
     "best_learning_rate",
     "condition_15",
+    "corollary_1",
     "covariance_terms",
+    "decompose_laws",
+    "decompose_runs",
+    "ensemble_law",
+    "ensemble_laws",
     "expansion",
     "exponential_average",
     "exponential_product",

@@ -108,7 +108,8 @@ def rows_needed(
         for k in range(num_models):
             mine = client[r][present[r] & (model[r] == k)]
             found.append(np.unique(np.concatenate([own[i] for i in mine])) if len(mine) else np.zeros(0, np.int64))
-    width = max(1, max(len(rows) for rows in found))
+    # A power of two, so that another schedule of the same clients is the same program.
+    width = min(num_rows, 1 << max(0, max(len(rows) for rows in found) - 1).bit_length())
     table = np.tile(num_rows + np.arange(width, dtype=np.int32), (len(found), 1))
     for line, rows in zip(table, found, strict=True):
         line[: len(rows)] = rows

@@ -1,0 +1,156 @@
+"""Ensembles trained again and again: many schedules, and for a linear model many initial functions under each.
+
+What is measured here (``simulated``) and what theory says of the same schedules (``laws``) share the data, the step
+and the keys of the schedules, and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent import data, partition
+from fedtangent.federated import recipes
+from fedtangent.federated.compose import keys
+from fedtangent.federated.local import Work
+from fedtangent.federated.schedule import per_client_permutations, unroll
+from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
+from fedtangent.models.rbf_linear import rbf_linear
+from fedtangent.simulate import predict, simulate
+from fedtangent.theory.bias_variance import EnsembleLaw, Estimate, ensemble_laws
+from fedtangent.types import Cohort, Model, Partition, Schedule
+
+TEST_POINTS = 201
+# Variances of the sine data (FE-2024, section V-A): of a client's amplitude, and of the noise.
+AMPLITUDE, NOISE = 0.2**2, 0.2**2
+
+
+class PowerLaw(NamedTuple):
+    """A fitted ``variance ~ K^slope``."""
+
+    slope: float
+    standard_error: float
+
+
+class Problem(NamedTuple):
+    """Data, a model whose C outputs are independent if it is linear, its kernels, and how clients train it."""
+
+    x: np.ndarray  # [n, 1]
+    y: np.ndarray  # [n, 1]
+    clients: Partition
+    x_test: np.ndarray  # [m, 1], an even grid
+    expected: np.ndarray  # [m, 1], E[y | x] there
+    noise: float  # E_x Var[y | x] over the grid
+    model: Callable[[int], Model]  # number of outputs -> model
+    blocks: KernelBlocks
+    learning_rate: float
+    local_steps: int
+
+
+def sine_problem(
+    seed: int,
+    *,
+    local_steps: int,
+    sigma: float = 1.0,
+    gap: bool = False,
+    num_clients: int = 50,
+    points_per_client: int = 2,
+    num_features: int = 100,
+    bandwidth: float = 0.08,
+) -> Problem:
+    """The toy of FE-2024, section V-A (FE-2021, section 5), in float64; ``gap``: the data of section V-B.
+
+    The paper gives neither step size nor local steps: the step here is half of the largest that is stable whatever
+    the data, ``1 / max_x Theta(x, x)``. ``seed`` draws the data; the 100 centres are those of seed 0.
+    """
+    toy = data.load("sine", seed=seed, num_clients=num_clients, points_per_client=points_per_client, gap=gap,
+                    test_points=TEST_POINTS)  # fmt: skip
+
+    def model(outputs: int) -> Model:
+        return rbf_linear(num_features, bandwidth, sigma, seed=0, output_size=outputs, dtype=jnp.float64)
+
+    kernel = model(1).kernel
+    assert kernel is not None
+    blocks = kernel_blocks(kernel, toy.x_train, toy.x_test)
+    assert blocks.ntk_test is not None
+    expected = np.asarray(toy.y_test)
+    noise = float(np.mean(AMPLITUDE * expected**2 + NOISE))
+    clients = partition.by_user(np.asarray(toy.user_train))
+    return Problem(np.asarray(toy.x_train), np.asarray(toy.y_train), clients, np.asarray(toy.x_test), expected,
+                         noise, model, blocks, 1 / float(np.max(np.diag(blocks.ntk_test))), local_steps)  # fmt: skip
+
+
+@functools.cache
+def permutations(num_clients: int, num_models: int) -> Schedule:
+    """``per_client_permutations``, one object for each size: programs are compiled once for each schedule object."""
+    return per_client_permutations(num_clients, num_models)
+
+
+def seeds_of(num_models: int, count: int, first: int = 0) -> range:
+    """Seeds of the runs of K models, other ones for every K, so that results for several K are independent."""
+    return range(first + 1000 * num_models, first + 1000 * num_models + count)
+
+
+def laws(
+    problem: Problem, plan: Schedule, rounds: Sequence[int], seeds: Sequence[int]
+) -> list[tuple[EnsembleLaw, ...]]:
+    """Exact law after each of ``rounds`` for each seed's schedule, ``[schedule][round]``."""
+    held = schedules(problem, plan, max(rounds), seeds)
+    each = [Cohort(*(np.asarray(leaf)[i] for leaf in held)) for i in range(len(seeds))]
+    return ensemble_laws(
+        problem.blocks, problem.y, problem.clients, each, problem.local_steps, problem.learning_rate, rounds,
+        plan.num_models,
+    )  # fmt: skip
+
+
+def schedules(problem: Problem, plan: Schedule, num_rounds: int, seeds: Sequence[int]) -> Cohort:
+    """The cohorts of each seed's run, [schedules, R, S], clients weighted by examples as the simulation does."""
+    longer = max(256, 1 << (num_rounds - 1).bit_length())  # one compiled program serves runs of many lengths
+    drawn = [_unrolled(plan, keys(int(seed)).schedule, longer) for seed in seeds]
+    client, model, weight = (np.stack([np.asarray(c[i])[:num_rounds] for c in drawn]) for i in range(3))
+    return Cohort(client, model, weight * np.asarray(problem.clients.sizes)[client])  # type: ignore[arg-type]
+
+
+_unrolled = jax.jit(unroll, static_argnums=(0, 2))
+
+
+def simulated(problem: Problem, plan: Schedule, num_rounds: int, seeds: Sequence[int], draws: int) -> np.ndarray:
+    """Predictions of trained ensembles, [S, J, m, 1]: one run for each seed's schedule, J = ``draws`` outputs in each.
+
+    The outputs of a linear model share no weights and, under squared loss, no gradients: each is an independent
+    initialisation of the one-output model, trained by the same schedule on the same targets. For a network, whose
+    outputs share layers, ``draws`` must be 1.
+    """
+    model = problem.model(draws)
+    algorithm = recipes.fed_ensemble(
+        model, plan, client_learning_rate=problem.learning_rate, work=Work(steps=problem.local_steps)
+    )
+    targets = np.tile(problem.y, (1, draws))
+    held = data.federated_data(problem.x, targets, problem.clients, dtype=jnp.float64)
+    x, seen = jnp.asarray(problem.x_test), []
+    for seed in seeds:
+        run = simulate(algorithm, held, num_rounds, seed=int(seed), mapping="scan")
+        seen.append(np.asarray(predict(algorithm, run.state, x).mean).T[:, :, None])
+    return np.stack(seen)
+
+
+def power_law(variances: Mapping[int, Estimate]) -> PowerLaw:
+    """The slope of ``log variance`` in ``log K``, weighted by relative standard errors (equally if they are 0).
+
+    Raises:
+        ValueError: fewer than two K, or a variance that is not positive.
+    """
+    k, value = np.array(list(variances), float), np.array([v.value for v in variances.values()])
+    if len(k) < 2 or not np.all(value > 0):
+        raise ValueError(f"variances must be positive, at two K or more, got {dict(variances)}")
+    error = np.array([v.standard_error for v in variances.values()]) / value
+    known = bool(np.all(error > 0))
+    weight = 1 / error**2 if known else np.ones(len(k))
+    x = np.log(k) - weight @ np.log(k) / weight.sum()
+    information = float(weight @ x**2)
+    return PowerLaw(float(weight @ (x * np.log(value)) / information), information**-0.5 if known else 0.0)

@@ -1,0 +1,247 @@
+"""Corollary 1 of FE-2024: the variance of an ensemble of K models is k(x, x)/K (eq. 11), and what finite rounds add.
+
+On the sine functions with a gap (section V-B), where the variance does not die out: the linear toy by its exact flow
+and by simulation, and networks of two widths beside the infinitely wide one. Every run draws its initial models and
+its schedule; the data stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from scipy.stats import t as student
+
+from fedtangent.compare import repeated_runs
+from fedtangent.compare.repeated_runs import PowerLaw, Problem, power_law
+from fedtangent.compare.statistics import SIGNIFICANCE
+from fedtangent.experiments import sine, trials
+from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.kernels.gram import kernel_blocks
+from fedtangent.report.files import Metric
+from fedtangent.sweep import check_seeds
+from fedtangent.theory.bias_variance import (
+    Corollary1,
+    Decomposition,
+    corollary_1,
+    decompose_laws,
+    decompose_runs,
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``spacing``: least distance of the networks' inputs, so that their kernel has an inverse."""
+
+    num_models: tuple[int, ...] = (1, 2, 4, 8)
+    num_clients: int = 50
+    points_per_client: int = 2
+    local_steps: int = 10
+    num_rounds: int = 60
+    schedules: int = 20
+    draws: int = 20
+    widths: tuple[int, ...] = (32, 128)
+    network_clients: int = 8
+    spacing: float = 0.03
+    network_rounds: int = 40
+    network_runs: int = 24
+
+
+PAPER = Settings(
+    num_models=(1, 2, 4, 8, 16, 32), num_rounds=1000, schedules=100, widths=(128, 512), network_rounds=400,
+    network_runs=100,
+)  # fmt: skip
+SETTINGS = {"smoke": Settings(), "paper": PAPER}
+
+
+class Series(NamedTuple):
+    """One model for every K: closed form and simulation, the limit of one model where there is one."""
+
+    name: str
+    num_rounds: int
+    limit: Corollary1
+    exact: dict[int, Decomposition]
+    seen: dict[int, Decomposition]
+    runs: int  # independent ones, of each K
+
+    @property
+    def predicted_slope(self) -> PowerLaw:
+        """Of the closed form's variance in K."""
+        return power_law({k: d.variance for k, d in self.exact.items()})
+
+    @property
+    def slope(self) -> PowerLaw:
+        """Of the simulated variance in K."""
+        return power_law({k: d.variance for k, d in self.seen.items()})
+
+
+def prepare(request: Request) -> Prepared:
+    """Check the request and build the networks' data; raises ``ValueError``."""
+    name = choose(EXPERIMENT, request)
+    seeds, s = check_seeds(request.seeds), changed(SETTINGS[request.scale], request.changes)
+    trials.check_numbers(s, ("num_clients", "points_per_client", "local_steps", "num_rounds", "network_clients",
+                             "network_rounds"))  # fmt: skip
+    for option in ("num_models", "widths"):
+        values = getattr(s, option)
+        if min(values) < 1 or len(set(values)) < len(values):
+            raise ValueError(f"{option}: got {values}, must be different whole numbers of at least 1")
+    if len(s.num_models) < 2:
+        raise ValueError(f"num_models: got {s.num_models}, a slope needs at least 2")
+    for option, least in (("schedules", 3), ("draws", 2), ("network_runs", 3)):
+        if getattr(s, option) < least:
+            raise ValueError(f"{option}: got {getattr(s, option)}, must be at least {least}")
+    _network_problem(s, seeds[0], s.widths[0])
+
+    def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            return _run(s, seeds[0], say, keep, figures)
+
+    return Prepared(s, name, run)
+
+
+def _network_problem(s: Settings, seed: int, width: int) -> Problem:
+    """Erf networks of one hidden layer; the kernel is that of infinite width."""
+    with jax.enable_x64(True):
+        held = sine.load(seed, s.network_clients, s.points_per_client, True, s.spacing, repeated_runs.TEST_POINTS)
+        model = sine.network(width)
+        assert model.kernel is not None
+        blocks = kernel_blocks(model.kernel, held.x, held.x_test)
+        rate = sine.step_size(model, held)
+    return Problem(held.x, held.y, held.clients, held.x_test, held.y_test, 0.0, lambda outputs: model, blocks, rate,
+                   s.local_steps)  # fmt: skip
+
+
+def _run(
+    s: Settings,
+    seed: int,
+    say: Callable[[str], None],
+    keep: Callable[[Sequence[Metric]], None],
+    figures: Path,
+) -> Outcome:
+    linear = repeated_runs.sine_problem(
+        seed, local_steps=s.local_steps, gap=True, num_clients=s.num_clients, points_per_client=s.points_per_client
+    )
+    found = [_series("linear toy", linear, s.num_models, s.num_rounds, s.schedules, s.draws)]
+    say(f"linear toy: every K, {s.schedules} schedules of {s.draws} initialisations, {s.num_rounds} rounds")
+    for width in s.widths:
+        problem = _network_problem(s, seed, width)
+        found.append(_series(f"erf, width {width}", problem, s.num_models, s.network_rounds, s.network_runs, 1))
+        say(f"networks of width {width}: every K, {s.network_runs} runs, {s.network_rounds} rounds")
+    keep([m for one in found for m in _metrics(one, seed)])
+    _draw(found, figures)
+    rows = [
+        {"model": one.name, "num_models": k, "num_rounds": one.num_rounds, "closed_form": one.exact[k],
+         "simulated": one.seen[k], "limit": _limit(one, k)}
+        for one in found for k in one.seen
+    ]  # fmt: skip
+    slopes = {one.name: {"closed_form": one.predicted_slope, "simulated": one.slope} for one in found}
+    return Outcome(
+        (*(_sheet(one) for one in found), _slopes(found)), rows, {"slopes": slopes}, _remarks(found), _failures(found)
+    )
+
+
+def _series(
+    name: str, problem: Problem, num_models: Sequence[int], num_rounds: int, schedules: int, draws: int
+) -> Series:
+    exact, seen = {}, {}
+    for k in num_models:
+        plan = repeated_runs.permutations(problem.clients.num_clients, k)
+        # One model is trained by all clients in every round: its schedule is no draw.
+        seeds = repeated_runs.seeds_of(k, schedules)
+        drawn = repeated_runs.laws(problem, plan, (num_rounds,), seeds if k > 1 else seeds[:1])
+        exact[k] = decompose_laws([law[0] for law in drawn], problem.expected, problem.noise)
+        runs = repeated_runs.simulated(problem, plan, num_rounds, seeds, draws)
+        seen[k] = decompose_runs(runs if draws > 1 else runs[:, 0], problem.expected, problem.noise)
+    return Series(name, num_rounds, corollary_1(problem.blocks, problem.y, 1), exact, seen, schedules)
+
+
+def _limit(one: Series, num_models: int) -> float | None:
+    return None if one.limit.limit is None else float(one.limit.limit.mean()) / num_models
+
+
+def _metrics(one: Series, seed: int) -> list[Metric]:
+    return [
+        Metric(one.num_rounds, f"{how} {one.name} K={k}", seed, "test", "variance", d[k].variance.value, 0, 0)
+        for how, d in (("closed_form", one.exact), ("fed_ensemble", one.seen)) for k in d
+    ]  # fmt: skip
+
+
+def _sheet(one: Series) -> Sheet:
+    columns = ("K", "limit k/K", "at this round", "from schedules", "simulated", "apart, SE", "simulated x K")
+    rows = []
+    for k, seen in one.seen.items():
+        exact, limit = one.exact[k], _limit(one, k)
+        apart = (seen.variance.value - exact.variance.value) / seen.variance.standard_error
+        rows.append((
+            str(k), "-" if limit is None else f"{limit:.4f}", f"{exact.variance.value:.4f}",
+            f"{exact.schedules.value:.5f}", f"{seen.variance.value:.4f} +- {seen.variance.standard_error:.4f}",
+            f"{apart:+.1f}", f"{k * seen.variance.value:.4f}",
+        ))  # fmt: skip
+    return Sheet(f"{one.name}: variance of the average of K models after {one.num_rounds} rounds", columns, tuple(rows))
+
+
+def _slopes(found: list[Series]) -> Sheet:
+    rows = tuple(
+        (one.name, "-1", f"{one.predicted_slope.slope:.3f}", f"{one.slope.slope:.3f} +- {one.slope.standard_error:.3f}",
+         f"{one.slope.slope / one.slope.standard_error:.1f}")
+        for one in found
+    )  # fmt: skip
+    columns = ("slope of log variance in log K", "corollary 1", "closed form", "simulated", "from 0, SE")
+    return Sheet("the slope: -1 for independent models of equal training, 0 if averaging did nothing", columns, rows)
+
+
+def _allowed(one: Series, comparisons: int) -> float:
+    """Standard errors at which one of so many comparisons fails by chance as rarely as one does at three."""
+    return float(student.ppf(1 - SIGNIFICANCE / comparisons / 2, one.runs - 1))
+
+
+def _failures(found: list[Series]) -> tuple[str, ...]:
+    """The linear toy must agree with its closed form at every K; every slope with its closed form's."""
+    failed = []
+    for one in found:
+        apart = abs(one.slope.slope - one.predicted_slope.slope) / one.slope.standard_error
+        if not apart <= _allowed(one, len(found)):
+            failed.append(f"{one.name}: simulated and predicted slopes are {apart:.1f} standard errors apart")
+    exact, seen = found[0].exact, found[0].seen
+    for k, d in seen.items():
+        apart = abs(d.variance.value - exact[k].variance.value) / d.variance.standard_error
+        if not apart <= _allowed(found[0], len(seen)):
+            failed.append(f"{found[0].name}, K = {k}: variances are {apart:.1f} standard errors apart")
+    return tuple(failed)
+
+
+def _remarks(found: list[Series]) -> tuple[str, ...]:
+    lines = ["SE: standard errors over runs (of the linear toy: over schedules); variances are means over [-1, 1]"]
+    for one in found:
+        rank = one.limit.assumptions[0]
+        if not rank.holds:
+            lines.append(f"{one.name}: corollary 1 assumes that {rank.name}, which fails in float64: {rank.detail}")
+    lines.append("networks: the closed form is that of infinite width; their own variance differs by O(1/width)")
+    return tuple(lines)
+
+
+def _draw(found: list[Series], out: Path) -> None:
+    from fedtangent.report.variance_plots import Points, variance_against_models
+
+    panels: dict[str, Any] = {}
+    for one in found:
+        series = {"predicted at this round": Points({k: (d.variance.value, 0.0) for k, d in one.exact.items()}, True)}
+        limits = {k: _limit(one, k) for k in one.seen}
+        if None not in limits.values():
+            series["limit, k(x, x)/K"] = Points({k: (float(v or 0), 0.0) for k, v in limits.items()}, True)
+        series["simulated"] = Points(
+            {k: (d.variance.value, d.variance.standard_error) for k, d in one.seen.items()}, False
+        )
+        slope = f"slope {one.slope.slope:.2f} +- {one.slope.standard_error:.2f}"
+        panels[f"{one.name}, {one.num_rounds} rounds: {slope}"] = series
+    variance_against_models(panels, "variance of the ensemble average (corollary 1)", out / "corollary1.png")
+
+
+EXPERIMENT = Experiment(
+    "Corollary 1: the variance of the average of K models falls as 1/K; linear toy and networks of two widths",
+    ("sine",),
+    prepare,
+)
