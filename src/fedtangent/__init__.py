@@ -13,6 +13,7 @@ The public API on one screen::
     checkpointing.Checkpoints, distributed.start            runs that survive; several processes
     hypergradient.hypergradient                             derivatives through rounds
     kernels.analytic, kernels.empirical_ntk                 tangent kernels
+    diagnostics.kernel_diagnostics(...)                     kernels along training: drift, alignment, commutators
     theory.gp_limit, theory.federated_flow                  what must come out
     uncertainty.expected_calibration_error(...)             entropies, calibration, intervals, bias and variance
     compare.run(setting)                                    the two side by side
@@ -26,6 +27,7 @@ import jax as _jax
 from fedtangent import (
     checkpointing,
     data,
+    diagnostics,
     distributed,
     federated,
     hypergradient,
@@ -53,6 +55,7 @@ __all__ = [
     "cite",
     "compare",
     "data",
+    "diagnostics",
     "distributed",
     "enable_x64",
     "federated",

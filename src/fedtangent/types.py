@@ -222,6 +222,8 @@ class Algorithm(NamedTuple):
     schedule: Schedule
     personal: Callable[..., Prediction] | None = None
     # (state, data, max_client_size, client id, x) -> what that client predicts; None: what everybody does
+    params: Callable[[PyTree], PyTree] | None = None
+    # state -> the parameters of the K networks that it predicts with, [K, ...]; None: there are no such networks
 
 
 class Gaussian(NamedTuple):

@@ -18,6 +18,7 @@ from fedtangent.checkpointing import Checkpoints, has_checkpoint
 from fedtangent.commands import catalogue
 from fedtangent.commands.algorithms import ALGORITHMS, INSIDE, AlgorithmEntry, Given
 from fedtangent.commands.options import TrainOptions
+from fedtangent.diagnostics import check_watchable
 from fedtangent.kernels.gram import check_finite
 from fedtangent.report.files import check_data_dir
 from fedtangent.seeds import parse_seeds
@@ -49,6 +50,7 @@ class Job(NamedTuple):
     splits: dict[str, Split]
     schedule: str
     of_clients: FederatedData | None = None  # each client's own test examples
+    watched: Model | None = None  # the network whose kernels are measured, if any are
 
 
 # Options that only some choices use: another value than the default, given with another choice, is a mistake.
@@ -80,7 +82,9 @@ OPTION_OF = {
     "min_size": "min_client_size",
     "times": "ntk_times",
     "kernel": "ntk_kernel",
+    "num_examples": "diagnostics_examples",
 }
+DIAGNOSTICS = ("none", "kernel")
 
 
 def prepare(options: TrainOptions) -> Job:
@@ -115,6 +119,9 @@ def _prepare(o: TrainOptions) -> Job:
     if o.algorithm == "fed_ensemble" and plan.num_models != o.num_models:
         raise ValueError(f"schedule: {name!r} trains {plan.num_models} model, but num_models is {o.num_models}")
     algorithm = entry.build(o, Given(model, plan, server_data, shared))
+    watched = model if o.diagnostics == "kernel" else None
+    if watched is not None:
+        check_watchable(algorithm, watched, clients.num_clients, o.diagnostics_examples)
     if o.loss == "cross_entropy" and train.labels is None:
         raise ValueError(f"loss: cross_entropy needs class labels, but the data set {loaded.name} has none")
     y = train.labels if o.loss == "cross_entropy" else train.targets
@@ -124,7 +131,7 @@ def _prepare(o: TrainOptions) -> Job:
     first = checkpoints_of(o, name, seeds_of(o)[0])
     resolve_mapping(algorithm, federated, o.num_rounds, o.mapping, first if first.resume else None, measure=False)
     some = jax.tree.map(lambda a: a[:EVALUATED_TRAIN], train)
-    return Job(o, algorithm, federated, {"train": some, "test": test}, name, of_clients)
+    return Job(o, algorithm, federated, {"train": some, "test": test}, name, of_clients, watched)
 
 
 def _apart(o: TrainOptions, clients: Partition) -> tuple[Partition, Partition | None]:
@@ -177,11 +184,14 @@ def _check(o: TrainOptions, schedule: str) -> None:
     for name in ("num_rounds", "evaluate_every", "num_clients", "num_models"):
         if not 1 <= getattr(o, name) < 2**31:
             raise ValueError(f"{name}: got {getattr(o, name)}, must be from 1 to 2**31 - 1")
+    if o.diagnostics not in DIAGNOSTICS:
+        raise ValueError(f"diagnostics: got {o.diagnostics!r}, allowed are {', '.join(DIAGNOSTICS)}")
     check_data_dir(o.data_dir)
     for switch, off, names in (
         ("keep_first", None, ("completion_time", "completion_spread")),
         ("decay", 1.0, ("decay_every",)),
         ("distributed", False, ("coordinator", "num_processes", "process_id")),
+        ("diagnostics", "none", ("diagnostics_examples",)),
     ):
         for name in names:
             if getattr(o, switch) == off and getattr(o, name) != getattr(TrainOptions(), name):

@@ -126,6 +126,10 @@ class TrainOptions:
     """ntk_fl: candidate numbers of gradient steps."""
     evaluate_every: int = 5
     """Rounds between evaluations."""
+    diagnostics: str = "none"
+    """none, or kernel: the models' tangent kernels at every evaluation (drift, alignment, spectrum, commutators)."""
+    diagnostics_examples: int = 256
+    """diagnostics: training examples that kernels are measured on, drawn from every client."""
     checkpoint_every: int | None = None
     """Rounds between checkpoints; 0: none. Default: every ten seconds at most (less often where they take long)."""
     resume: bool = False

@@ -15,7 +15,9 @@ from rich.table import Table
 
 from fedtangent import memory, uncertainty
 from fedtangent.commands.job import Job, Split, checkpoints_of, prepare, say, seeds_of
+from fedtangent.commands.kernels import KERNEL, KERNEL_SHOWN, draw_kernels, kernel_watch
 from fedtangent.commands.measures import labels_of, measure, measure_clients, privacy
+from fedtangent.diagnostics import KernelDiagnostics
 from fedtangent.distributed import is_main
 from fedtangent.history import Evaluation, Run
 from fedtangent.report.files import Metric, output_folder, write_config, write_metrics, write_result
@@ -47,11 +49,14 @@ def run_job(job: Job) -> int:
     mapping = resolve_mapping(job.algorithm, job.data, o.num_rounds, o.mapping, first if first.resume else None)
     metrics: list[Metric] = []
 
-    def evaluate(state: Any) -> dict[str, Any]:
+    watch = kernel_watch(job, seeds[0])
+
+    def evaluate(kernels: KernelDiagnostics | None, state: Any) -> dict[str, Any]:
         found = {
             name: measure(predict(job.algorithm, state, split.x), split, o.loss) for name, split in job.splits.items()
         }
-        return found if job.of_clients is None else found | {"clients": measure_clients(job, state)}
+        found |= {} if job.of_clients is None else {"clients": measure_clients(job, state)}
+        return found | ({} if kernels is None else {KERNEL: kernels(state)})
 
     def note(seed: int, e: Evaluation) -> None:
         if not is_main():
@@ -76,7 +81,7 @@ def run_job(job: Job) -> int:
             seed=seed,
             mapping=mapping.mapping,
             evaluate_every=o.evaluate_every,
-            evaluate=evaluate,
+            evaluate=functools.partial(evaluate, watch and watch.of_seed(job.algorithm, job.data.num_clients, seed)),
             on_evaluation=functools.partial(note, seed),
             progress=is_main(),
             checkpoint=None if o.checkpoint_every == 0 else checkpoints_of(o, job.schedule, seed),
@@ -89,7 +94,11 @@ def run_job(job: Job) -> int:
             test = job.splits["test"]
             members = np.asarray(predict(job.algorithm, runs[seed].state, test.x).members, np.float64)
             bins.append(uncertainty.reliability(jnp.asarray(members), jnp.asarray(labels_of(test))))
-    return _finish(job, runs, metrics, bins, folder) if is_main() else 0
+    if not is_main():
+        return 0
+    if watch is not None:
+        draw_kernels(job, watch, runs[seeds[0]], metrics, folder)
+    return _finish(job, runs, metrics, bins, folder)
 
 
 def _announce(found: Resolved) -> None:
@@ -133,7 +142,9 @@ def _finish(job: Job, runs: dict[int, Run], metrics: list[Metric], bins: list[Re
 def _diverged(run: Run) -> bool:
     """Whether the last training loss is not finite, or far above the untrained models'."""
     first, last = _training_losses(run)
-    finite = all(np.isfinite(list(found.values())).all() for found in run.history.evaluations[-1].metrics.values())
+    measured = run.history.evaluations[-1].metrics
+    # a condition number may be infinite
+    finite = all(np.isfinite(list(found.values())).all() for split, found in measured.items() if split != KERNEL)
     return not finite or last > DIVERGED * first
 
 
@@ -182,7 +193,8 @@ def _rows(job: Job, runs: dict[int, Run]) -> list[dict[str, Any]]:
             values = np.array([metrics[split][metric] for metrics in last])
             row = {"split": split, "metric": metric, "value": float(values.mean())}
             if len(runs) > 1:
-                error = values.std(ddof=1) / np.sqrt(len(values))
+                with np.errstate(invalid="ignore"):  # an infinite condition number
+                    error = values.std(ddof=1) / np.sqrt(len(values))
                 row |= {"half_width_95": float(t.ppf(0.975, len(values) - 1) * error), "seeds": len(values)}
             rows.append(row)
     return rows
@@ -198,6 +210,8 @@ def _table(job: Job, rows: list[dict[str, Any]], last: Evaluation) -> Table:
     for name in ("value", "+- (95 %)") if several else ("value",):
         table.add_column(name, justify="right")
     for row in rows:
+        if row["split"] == KERNEL and row["metric"] not in KERNEL_SHOWN:
+            continue  # they are in result.json and metrics.csv
         figures = [number(row[key], 4) for key in ("value", "half_width_95") if key in row]
         table.add_row(row["split"], row["metric"].replace("_", " "), *figures)
     table.add_row("", "uplink MiB", number(last.uplink_bytes / 2**20, 2))

@@ -231,17 +231,20 @@ def compose(
         uplink, per_example = wire.uplink(message, broadcast)
         return Cost(uplink, per_example, pytrees.num_bytes(broadcast), *once)
 
+    def params(state: State) -> PyTree:
+        return jax.vmap(server.params)(state.server)
+
     def predict_state(state: State, x: Array) -> Prediction:
-        return predict(model, jax.vmap(server.params)(state.server), x)
+        return predict(model, params(state), x)
 
     def predict_personal(state: State, data: FederatedData, largest: int, client_id: Array, x: Array) -> Prediction:
         own = jax.tree.map(lambda leaf: leaf[:, client_id], state.client)
         client = client_view(data, client_id, jnp.bool_(True), largest, state.round)
         assert personal is not None
-        return personal(model, jax.vmap(server.params)(state.server), own, client, x)
+        return personal(model, params(state), own, client, x)
 
     private = None if personal is None else predict_personal
-    return Algorithm(name, init, step, predict_state, cost, schedule, private)
+    return Algorithm(name, init, step, predict_state, cost, schedule, private, params)
 
 
 def sequentially(update: Callable[..., PyTree]) -> Callable[..., PyTree]:

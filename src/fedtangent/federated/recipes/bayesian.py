@@ -167,7 +167,7 @@ def fed_be_no_distillation(
         server=Server(init, lambda state: state.params, lambda state: state, update),
         aggregate=stack(places),
         predict=predict,
-    )
+    )._replace(params=None)  # it predicts with draws from the posterior
 
 
 def _teacher(

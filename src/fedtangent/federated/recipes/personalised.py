@@ -149,7 +149,7 @@ def lg_fed_avg(
         server=server,
         local=parts,
         personal=personal,
-    )
+    )._replace(params=None)  # nobody's network: its private part is the initial one
 
 
 def _of_shared_part(server: Server, mask: PyTree) -> Server:
@@ -212,7 +212,7 @@ def local_only(
         members = jax.lax.map(lambda models: _mean_of_clients(model, models, x), state.client)
         return Prediction(jnp.mean(members, axis=0), members)
 
-    return algorithm._replace(predict=predict)
+    return algorithm._replace(predict=predict, params=None)  # the server's models never move
 
 
 def _mean_of_clients(model: Model, models: PyTree, x: Array) -> Array:

@@ -1,0 +1,171 @@
+"""One model's prediction for the residual ledger, and how far a network may be from it, from first principles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.theory import federated_flow
+from fedtangent.types import Cohort, Partition
+
+ROUNDING = 8.0  # standard deviations, about, of a sum of independent roundings
+PER_ROUND = ("learning_rate", "server_learning_rate")  # options of the flow that may be one number a round
+
+
+class Federation(NamedTuple):
+    """What all models of a run share: targets, clients, who trained what, and the options of the flow."""
+
+    y: np.ndarray  # [n, C]
+    partition: Partition
+    cohorts: Cohort  # [R, S], weighted as the run weighs them
+    num_models: int
+    outputs: str  # "shared" or "full", as the flow has them
+    options: Mapping[str, Any]  # local_steps, learning_rate, ... of ``federated_flow``
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds R of the prediction."""
+        return len(np.asarray(self.cohorts.client))
+
+    def rows(self, client: int) -> np.ndarray:
+        """Rows of the kernel that belong to a client's examples."""
+        own = np.unique(self.partition.client(client))
+        if self.outputs == "shared":
+            return own
+        return (own[:, None] * self.y.shape[1] + np.arange(self.y.shape[1])).ravel()
+
+    def predict(
+        self, model: int, theta: np.ndarray, y: np.ndarray, start: np.ndarray, along: np.ndarray | None, skip: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Coefficients [R + 1, q, D] and outputs [R + 1, n, C] of ``model`` without the first ``skip`` rounds.
+
+        As many empty rounds at the end keep the flow's shape, so that every prediction shares one compiled program: the
+        one for test points whose kernel rows are the identity, where it predicts coefficients, and the training rows.
+        """
+        cohorts = Cohort(*(_later(np.asarray(leaf), skip, 0) for leaf in self.cohorts))  # type: ignore[arg-type]
+        options = dict(self.options)
+        for name in PER_ROUND:
+            if np.ndim(options.get(name, 0.0)) == 1:
+                options[name] = _later(np.asarray(options[name]), skip, np.asarray(options[name])[-1])
+        size, zeros = len(theta), np.zeros_like(start)
+        flow = federated_flow(
+            KernelBlocks(theta, np.concatenate([np.eye(size), theta])),
+            y,
+            self.partition,
+            cohorts,
+            num_models=self.num_models,
+            outputs=self.outputs,
+            **options,
+        )
+        decay = {} if along is None else {"along_train": along, "along_test": np.concatenate([zeros, along])}
+        every = list(range(self.num_rounds + 1))
+        both = np.asarray(flow.predict(start, np.concatenate([zeros, start]), every, model, **decay))
+        coefficients, outputs = np.split(both, 2, axis=1)
+        return coefficients.reshape(len(every), size, -1), outputs
+
+
+def _later(values: np.ndarray, skip: int, fill: Any) -> np.ndarray:
+    """``values`` [R, ...] from row ``skip`` on, filled up to R rows."""
+    return np.concatenate([values[skip:], np.full_like(values[:skip], fill)])
+
+
+class Path(NamedTuple):
+    """The prediction of one model at every round, from its own initial function and kernel."""
+
+    outputs: np.ndarray  # [R + 1, n, C]
+    coefficients: np.ndarray  # [R + 1, q, D]: outputs = (the initial function's share) + theta @ coefficients
+    local_moves: np.ndarray  # [R] the farthest that a client's weights move from the server's in each round
+    propagate: Callable[[int, np.ndarray], np.ndarray]  # round r, values [q, D] -> [R + 1 - r, q, D], r's own first
+
+
+def predict_path(of: Federation, model: int, theta: np.ndarray, start: np.ndarray, along: np.ndarray | None) -> Path:
+    """What the flow says of ``model``, which started as the function ``start`` [n, C] with the kernel ``theta``.
+
+    ``along`` is ``J(X) w_0`` [n, C], for weight decay (None without).
+    """
+    coefficients, outputs = of.predict(model, theta, of.y, start, along)
+
+    def propagate(round_: int, values: np.ndarray) -> np.ndarray:
+        begin = values.reshape(start.shape)
+        later = of.predict(model, theta, np.zeros_like(of.y), begin, None if along is None else begin, round_)[1]
+        return later[: of.num_rounds + 1 - round_].reshape(-1, *values.shape)
+
+    return Path(outputs, coefficients, _local_moves(of, model, theta, np.diff(coefficients, axis=0)), propagate)
+
+
+def _local_moves(of: Federation, model: int, theta: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """``max_i |w_i - w|`` in every round, [R]: client i alone moved the weights by ``J_i' c_i / p_i``."""
+    client, trained = np.asarray(of.cohorts.client), np.asarray(of.cohorts.model)
+    weight = np.where(trained == model, np.asarray(of.cohorts.weight, np.float64), 0.0)
+    rates = np.broadcast_to(np.asarray(of.options.get("server_learning_rate", 1.0), np.float64), (of.num_rounds,))
+    moves = np.zeros(of.num_rounds)
+    for r, s in zip(*np.nonzero(weight), strict=True):
+        own = of.rows(int(client[r, s]))
+        coefficients = steps[r, own] * weight[r].sum() / (weight[r, s] * rates[r])
+        squared = float(np.sum(coefficients * (theta[np.ix_(own, own)] @ coefficients)))
+        moves[r] = max(moves[r], np.sqrt(max(squared, 0.0)))
+    return moves
+
+
+class Source(NamedTuple):
+    """What the kernel's change during one interval between evaluations adds to the gap, at every later round."""
+
+    round: int  # the end of the interval
+    later: np.ndarray  # [R + 1 - round, q, D]
+    sizes: np.ndarray  # [N] at each client's examples, where nothing that clients add cancels; all clients' at least
+    left: np.ndarray  # [R + 1 - round] share of the whole that is left
+    local: float  # share that the weights' moves within rounds may add
+
+
+def source(of: Federation, path: Path, change: np.ndarray, begin: int, end: int, travelled: float) -> Source:
+    """The first-order source of the interval from round ``begin`` to ``end``; see ``residual_ledger``.
+
+    ``change`` [q, q] is the kernel's at its end, ``travelled`` is ``|w - w_0|`` there.
+    """
+    steps = path.coefficients[end] - path.coefficients[begin]
+    later = path.propagate(end, change @ steps)
+    rows = [of.rows(i) for i in range(of.partition.num_clients)]
+    sizes = np.zeros(len(rows))
+    for adds in rows:  # a client that holds nothing has no rows, and adds nothing
+        added = np.sum((change[:, adds] @ steps[adds]) ** 2, axis=1)
+        sizes += [np.sqrt(np.sum(added[own]) / max(len(own) * steps.shape[1], 1)) for own in rows]
+    # A client's block of the kernel may end the interval near its start though it was not so on the way: none gets less
+    # than all clients' root mean square.
+    counts = np.array([len(own) for own in rows])
+    sizes = np.maximum(sizes, np.sqrt(np.sum(counts * sizes**2) / np.sum(counts)))
+    whole = np.sqrt(np.sum(later**2, axis=(1, 2)))
+    local = float(np.max(path.local_moves[begin:end], initial=0.0))
+    left = whole / whole[0] if whole[0] > 0 else np.zeros_like(whole)
+    return Source(end, later, sizes, left, local / travelled if local > 0 else 0.0)
+
+
+def first_order(sources: list[Source], round_: int, client: int, rows: np.ndarray) -> float:
+    """Root mean square over a client's ``rows`` of what the sources may have become by ``round_``.
+
+    Of each source the larger of two: as it has evolved there, and its size without cancellation times what is left of
+    the whole; summed over sources.
+    """
+    sizes = [
+        (1 + s.local) * max(rms(s.later[round_ - s.round][rows]), s.sizes[client] * s.left[round_ - s.round])
+        for s in sources
+    ]
+    return float(sum(sizes))
+
+
+def rounding(unit: float, steps: float, operations: int, largest: float, weights: float) -> float:
+    """What floating-point arithmetic may do to a value of the function after ``steps`` local steps.
+
+    A step evaluates inner products of ``operations`` terms and adds to the weights; local steps on squared loss and
+    averages do not expand weights' errors (for a stable step size), so that roundings add up. Each is at most ``unit``
+    times ``largest * weights``, the norms of a feature vector and of the weights, and sums of independent roundings
+    grow as the root of their number (Higham and Mary, 2019).
+    """
+    return float(ROUNDING * unit * np.sqrt((1 + steps) * operations) * largest * weights)
+
+
+def rms(values: np.ndarray) -> float:
+    """Root mean square."""
+    return float(np.sqrt(np.mean(values**2)))

@@ -1,0 +1,294 @@
+"""The residual ledger: at every evaluation of a run, simulated less predicted function, client by client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent import pytrees
+from fedtangent.compare import ledger_bounds as bounds
+from fedtangent.data.checks import integer
+from fedtangent.diagnostics import check_watchable
+from fedtangent.federated import schedule
+from fedtangent.federated.compose import WEIGHTINGS, keys
+from fedtangent.history import History
+from fedtangent.kernels.empirical import empirical_ntk
+from fedtangent.models.rbf_linear import LinearStructure
+from fedtangent.types import Algorithm, Array, Cohort, FederatedData, Key, Model, Partition, PyTree
+
+
+class LedgerRow(NamedTuple):
+    """One client's examples under one model at one evaluation; root mean squares over examples and outputs."""
+
+    round: int
+    model: int
+    client: int
+    gap: float  # of the simulated function less the predicted one, which is that of the residuals
+    tolerance: float
+    passed: bool  # gap <= tolerance; False where either is not a number
+    moved: float  # of the predicted function less the initial one: the scale of the other two
+
+
+class Snapshot(NamedTuple):
+    """What was seen of the K models at one evaluation."""
+
+    round: int
+    outputs: np.ndarray  # [K, n, C]
+    change: np.ndarray  # [K, q, q] of the kernel since round 0
+    travelled: np.ndarray  # [K] |w - w_0|
+    weights: np.ndarray  # [K] |w|
+
+
+class Observer(NamedTuple):
+    """How a state is looked at, and what was there at the start."""
+
+    look: Callable[[PyTree], tuple[Array, Array, Array, Array]]  # state -> outputs, kernels, travelled, weights
+    kernels: np.ndarray  # [K, q, q] at round 0
+    along: np.ndarray | None  # [K, n, C] J(X) w_0, for weight decay
+    unit: float  # rounding unit of the run
+    parameters: int
+
+
+@dataclass(frozen=True)
+class ResidualLedger:
+    """``evaluate`` of a run that fills ``rows``; made by ``residual_ledger``, where everything is explained."""
+
+    federation: bounds.Federation
+    observer: Observer
+    paths: tuple[bounds.Path, ...]  # one per model
+    snapshots: list[Snapshot] = field(default_factory=list)
+    sources: tuple[list[bounds.Source], ...] = ()
+    rows: list[LedgerRow] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every row has passed (and there is one)."""
+        return bool(self.rows) and all(row.passed for row in self.rows)
+
+    def __call__(self, state: PyTree) -> dict[str, float]:
+        """Add the rows of this evaluation; returns the share that failed, the worst gap / tolerance, both's means."""
+        outputs, kernels, travelled, weights = (np.asarray(a) for a in self.observer.look(state))
+        seen = Snapshot(int(state.round), outputs, kernels - self.observer.kernels, travelled, weights)
+        if seen.round > self.federation.num_rounds:
+            raise ValueError(
+                f"num_rounds: the ledger was made for {self.federation.num_rounds}, the run is at {seen.round}"
+            )
+        if self.snapshots and seen.round <= self.snapshots[-1].round:
+            raise ValueError(
+                f"state: of round {seen.round} after {self.snapshots[-1].round}; make a ledger for each run"
+            )
+        return self._record(seen)
+
+    def _record(self, seen: Snapshot) -> dict[str, float]:
+        before = self.snapshots[-1].round if self.snapshots else 0
+        self.snapshots.append(seen)
+        rows = [row for k in range(len(self.paths)) for row in self._of_model(k, seen, before)]
+        self.rows.extend(rows)
+        with np.errstate(invalid="ignore"):
+            ratios = np.array([row.gap for row in rows]) / [row.tolerance for row in rows]
+        return {
+            "failed": float(np.mean([not row.passed for row in rows])),
+            "worst_ratio": float(np.max(ratios)),
+            "gap": float(np.mean([row.gap for row in rows])),
+            "tolerance": float(np.mean([row.tolerance for row in rows])),
+        }
+
+    def _of_model(self, k: int, seen: Snapshot, before: int) -> list[LedgerRow]:
+        of, path, r = self.federation, self.paths[k], seen.round
+        if r > before:
+            self.sources[k].append(bounds.source(of, path, seen.change[k], before, r, float(seen.travelled[k])))
+        shape = path.coefficients.shape[1:]
+        gap = (seen.outputs[k] - path.outputs[r]).reshape(shape)
+        moved = (path.outputs[r] - path.outputs[0]).reshape(shape)
+        kernel = self.observer.kernels[k]
+        steps = r * float(np.max(of.options["local_steps"]))
+        floor = bounds.rounding(
+            self.observer.unit,
+            steps,
+            self.observer.parameters + len(kernel),
+            float(np.sqrt(np.max(np.diag(kernel)))),
+            max(float(s.weights[k]) for s in self.snapshots),
+        )
+        rows = []
+        for client in np.flatnonzero(of.partition.sizes):
+            own = of.rows(int(client))
+            off = bounds.rms(gap[own])
+            allowed = floor + bounds.first_order(self.sources[k], r, int(client), own)
+            rows.append(LedgerRow(r, k, int(client), off, allowed, bool(off <= allowed), bounds.rms(moved[own])))
+        return rows
+
+    def against(
+        self, *, cohorts: Cohort | None = None, models: Sequence[int] | None = None, **options: Any
+    ) -> ResidualLedger:
+        """The same evaluations against another prediction: of other cohorts, other options of the flow, or with the
+        initial functions of other ``models`` [K]. Wrong ones must fail.
+
+        ``against(cohorts=run.history.rounds["cohort"])`` is the prediction for what a run has recorded.
+        """
+        old = self.federation
+        plan = old.cohorts if cohorts is None else _as_recorded(cohorts)
+        of = old._replace(cohorts=plan, options={**old.options, **options})
+        starts = self.paths if models is None else [self.paths[m] for m in models]
+        made = _ledger(of, self.observer, np.stack([path.outputs[0] for path in starts]))
+        for seen in self.snapshots:
+            made._record(seen)
+        return made
+
+    def is_of(self, history: History) -> bool:
+        """Whether the cohorts that a run has recorded are, slot for slot, those of the prediction."""
+        recorded, assumed = _as_recorded(history.rounds["cohort"]), self.federation.cohorts
+        done = len(recorded.client)
+        present = np.asarray(recorded.weight) > 0
+        pairs = [(np.asarray(a), np.asarray(b)[:done]) for a, b in zip(recorded, assumed, strict=True)]
+        return all(np.array_equal(np.where(present, a, 0), np.where(present, b, 0)) for a, b in pairs) and bool(
+            np.array_equal(present, pairs[-1][1] > 0)
+        )
+
+
+def residual_ledger(
+    algorithm: Algorithm,
+    model: Model,
+    data: FederatedData,
+    num_rounds: int,
+    /,
+    *,
+    seed: int | Key = 0,
+    init_key: Key | None = None,
+    weighting: str = "examples",
+    local_steps: Any,
+    learning_rate: Any,
+    **options: Any,
+) -> ResidualLedger:
+    """An ``evaluate`` for ``simulate`` that holds every model, on every client's examples, against the theory.
+
+    The prediction of a model is ``theory.federated_flow`` with that model's own empirical kernel Theta_0 and own
+    initial function, under the cohorts that the algorithm's schedule draws from ``seed``. At every evaluation each
+    model and client gives a ``LedgerRow``: the root mean square gap between simulated and predicted residual, its
+    tolerance, and whether it is within.
+
+    The tolerance has no constant to fit. For a model linear in its weights it is rounding (``ledger_bounds.rounding``).
+    A network adds what FE-2021 section 9.4 integrates: while the kernel is Theta_t, the gap grows by ``(Theta_t -
+    Theta_0)`` times the coefficients that move the function, and then evolves as the linear model does. For every
+    interval between evaluations the ledger takes the kernel's change measured at its end, times the coefficients that
+    the flow adds in it, without cancellation between clients or intervals, and no client less than all clients' root
+    mean square; how it evolves is the flow's own statement. That is first order in the kernel's change, which is
+    O(width^-1/2) at most. The term of second order in the step size (the kernel's change within a round, and the
+    curvature that averaging meets, the paper's v_1) is to the first as a client's move within a round is to
+    ``|w - w_0|``, and is added in that proportion. A kernel that changes much and comes back between two evaluations
+    goes unseen: evaluate more often.
+
+    A network passes no sharper test than its width allows: a mistake shows once it is larger than the tolerance.
+    Memory: a kernel [n C, n C] (or [n, n] for one output) for each model and evaluation.
+
+    Args:
+        seed, init_key: those of the run. num_rounds: of the run, at least.
+        weighting: how the algorithm weighs clients, ``"examples"`` or ``"uniform"``.
+        local_steps, learning_rate, options: those of ``federated_flow``, which knows nothing of the algorithm's
+            (``prox=0.1``, ``server_momentum=0.9``, ``algorithm="scaffold"``, ..). What a server or a client remembers
+            is left out of how a source evolves, not of the prediction.
+
+    Raises ``ValueError`` without 64-bit mode, for targets that are labels, for an algorithm without networks of
+    ``model``, and for whatever the flow refuses.
+
+    Example, a linear model that follows the flow to rounding, and a prediction with a step size wrong by 1 %:
+
+        >>> import jax.numpy as jnp, numpy as np, fedtangent as ft
+        >>> ft.enable_x64()
+        >>> x = np.linspace(-1, 1, 12)[:, None]
+        >>> clients = ft.partition.iid(12, 3, seed=0)
+        >>> data = ft.data.federated_data(x, np.sin(3 * x), clients, dtype=jnp.float64)
+        >>> model = ft.models.rbf_linear(num_features=20, bandwidth=0.3, dtype=jnp.float64)
+        >>> plan = ft.federated.schedule.per_client_permutations(3, 2)
+        >>> work = ft.federated.local.Work(steps=5)
+        >>> algorithm = ft.federated.recipes.fed_ensemble(model, plan, client_learning_rate=0.1, work=work)
+        >>> ledger = ft.compare.residual_ledger(algorithm, model, data, 20, local_steps=5, learning_rate=0.1)
+        >>> run = ft.simulate(algorithm, data, 20, evaluate_every=10, evaluate=ledger)
+        >>> len(ledger.rows), ledger.passed, ledger.is_of(run.history)
+        (18, True, True)
+        >>> max(row.gap for row in ledger.rows) < 1e-12
+        True
+        >>> ledger.against(learning_rate=0.101).passed
+        False
+    """
+    if not jax.config.read("jax_enable_x64"):
+        raise ValueError("residual_ledger: needs 64-bit mode, got jax_enable_x64=False; call fedtangent.enable_x64()")
+    rounds = integer("num_rounds", num_rounds, 1)
+    if weighting not in WEIGHTINGS:
+        raise ValueError(f"weighting: got {weighting!r}, allowed are {', '.join(WEIGHTINGS)}")
+    if not jnp.issubdtype(data.y.dtype, jnp.floating):
+        raise ValueError(
+            f"data: its targets are {data.y.dtype} labels, the theory is of squared loss on numbers [n, C]"
+        )
+    check_watchable(algorithm, model, data.num_clients)
+    shared = model.output_size == 1 or isinstance(model.structure, LinearStructure)
+    of = bounds.Federation(
+        y=np.asarray(data.y, np.float64),
+        partition=Partition(np.asarray(data.indices), np.asarray(data.offsets)),
+        cohorts=_drawn(algorithm, data, seed, rounds, weighting),
+        num_models=algorithm.schedule.num_models,
+        outputs="shared" if shared else "full",
+        options={"local_steps": local_steps, "learning_rate": learning_rate, **options},
+    )
+    start = algorithm.init(seed, data.num_clients, init_key)
+    observer, outputs = _observer(algorithm, model, data, start, of)
+    return _ledger(of, observer, outputs)
+
+
+def _ledger(of: bounds.Federation, observer: Observer, starts: np.ndarray) -> ResidualLedger:
+    """A ledger without rows; ``starts`` [K, n, C] are the initial functions."""
+    paths = tuple(
+        bounds.predict_path(of, k, kernel, starts[k], None if observer.along is None else observer.along[k])
+        for k, kernel in enumerate(observer.kernels)
+    )
+    return ResidualLedger(of, observer, paths, sources=tuple([] for _ in paths))
+
+
+def _drawn(algorithm: Algorithm, data: FederatedData, seed: int | Key, num_rounds: int, weighting: str) -> Cohort:
+    """The cohorts [R, S] that a run of ``seed`` draws, weighted as it weighs them."""
+    drawn = schedule.unroll(algorithm.schedule, keys(seed).schedule, num_rounds)
+    size = np.diff(np.asarray(data.offsets))[np.asarray(drawn.client)]
+    factor = size if weighting == "examples" else (size > 0)
+    return _as_recorded(drawn._replace(weight=drawn.weight * factor))
+
+
+def _as_recorded(cohorts: Cohort) -> Cohort:
+    return Cohort(*(np.asarray(leaf) for leaf in cohorts))  # type: ignore[arg-type]
+
+
+def _observer(
+    algorithm: Algorithm, model: Model, data: FederatedData, start: PyTree, of: bounds.Federation
+) -> tuple[Observer, np.ndarray]:
+    """How states are looked at, and the initial functions [K, n, C]."""
+    parameters = algorithm.params
+    assert parameters is not None
+    initial, x = parameters(start), data.x
+    wide = x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    size, shared = len(of.y) * (1 if of.outputs == "shared" else of.y.shape[1]), of.outputs == "shared"
+
+    def one(pair: tuple[PyTree, PyTree]) -> tuple[Array, Array, Array, Array]:
+        params, first = pair
+        in_64 = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
+        kernel = empirical_ntk(model, in_64, wide, trace=shared).reshape(size, size)
+        away = jax.tree.map(lambda a, b: a - b.astype(jnp.float64), in_64, first)
+        outputs = model.apply(params, x).astype(jnp.float64)
+        return outputs, 0.5 * (kernel + kernel.T), pytrees.norm(away), pytrees.norm(in_64)
+
+    @jax.jit
+    def look(state: PyTree) -> tuple[Array, Array, Array, Array]:
+        found: tuple[Array, Array, Array, Array] = jax.lax.map(one, (parameters(state), initial))
+        return found
+
+    along = None
+    if np.any(np.asarray(of.options.get("weight_decay", 0.0)) != 0):
+        tangents = jax.lax.map(lambda p: jax.jvp(lambda w: model.apply(w, x), (p,), (p,))[1], initial)
+        along = np.asarray(tangents, np.float64)
+    outputs, kernels, _, _ = look(start)
+    leaves = jax.tree.leaves(initial)
+    unit = max(float(jnp.finfo(leaf.dtype).eps) for leaf in leaves) / 2
+    count = sum(leaf.size for leaf in leaves) // of.num_models
+    return Observer(look, np.asarray(kernels), along, unit, count), np.asarray(outputs)
