@@ -84,8 +84,8 @@ def grid(plane: Plane, num_points: int, margin: float = 0.3) -> tuple[np.ndarray
     """
     if not is_whole(num_points) or num_points < 2:
         raise ValueError(f"num_points: got {num_points!r}, must be a whole number of at least 2")
-    if not (np.isfinite(margin) and margin >= 0):
-        raise ValueError(f"margin: got {margin}, must be 0 or more")
+    if not isinstance(margin, (int, float, np.number)) or not (np.isfinite(margin) and margin >= 0):
+        raise ValueError(f"margin: got {margin!r}, must be a number of 0 or more")
     low, high = plane.coordinates.min(axis=0), plane.coordinates.max(axis=0)
     half = (0.5 + margin) * float(np.max(high - low))
     first, second = 0.5 * (low + high)
@@ -117,6 +117,9 @@ def segment(
     loss: Loss, start: PyTree, end: PyTree, shares: Any, arguments: tuple[Any, ...] = (), chunk: int = 8
 ) -> np.ndarray:
     """``loss(start + s (end - start), *arguments)`` for every s of ``shares`` [q]: [q]; other arguments as above."""
+    structures: list[Any] = [jax.tree.structure(model) for model in (start, end)]
+    if structures[0] != structures[1] or _shapes(start) != _shapes(end):
+        raise ValueError("end: must have the structure and the shapes of start")
     if np.ndim(shares) != 1 or np.size(shares) == 0:
         raise ValueError(f"shares: got shape {np.shape(shares)}, must be a vector of one or more numbers")
     basis = start, (pytrees.subtract(end, start),)
@@ -125,6 +128,8 @@ def segment(
 
 def barrier(losses: np.ndarray) -> float:
     """The highest loss on a segment minus that at its worse end; 0 if none is higher. ``losses`` [q], ends included."""
+    if np.ndim(losses) != 1 or np.size(losses) < 2:
+        raise ValueError(f"losses: got shape {np.shape(losses)}, must be a vector with both ends of the segment")
     return float(np.max(losses) - max(losses[0], losses[-1]))
 
 
@@ -187,14 +192,16 @@ def _evaluate(
 
 def _vectors(models: Sequence[PyTree]) -> tuple[np.ndarray, float]:
     """The three models as rows [3, P] float64, and the coarsest precision of their leaves; checked."""
-    if len(models) != 3:
+    if not isinstance(models, Sequence) or len(models) != 3:
+        if not isinstance(models, Sequence):
+            raise ValueError(f"models: got {models!r:.60}, must be a sequence of three")
         raise ValueError(f"models: got {len(models)}, a plane needs 3")
     structures: list[Any] = [jax.tree.structure(m) for m in models]
-    shapes = [[np.shape(leaf) for leaf in jax.tree.leaves(m)] for m in models]
+    shapes = [_shapes(m) for m in models]
     for i in (1, 2):
         if structures[i] != structures[0] or shapes[i] != shapes[0]:
             raise ValueError(f"models: 1 and {i + 1} differ in structure or shapes, got {shapes[0]} and {shapes[i]}")
-    dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(models[0])}
+    dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(list(models))}
     if not dtypes or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
         raise ValueError(
             f"models: must hold floating arrays, got {', '.join(sorted(str(d) for d in dtypes)) or 'none'}"
@@ -203,6 +210,10 @@ def _vectors(models: Sequence[PyTree]) -> tuple[np.ndarray, float]:
     if not np.all(np.isfinite(rows)):
         raise ValueError("models: must be finite")
     return rows, max(float(jnp.finfo(dtype).eps) for dtype in dtypes)
+
+
+def _shapes(model: PyTree) -> list[tuple[int, ...]]:
+    return [np.shape(leaf) for leaf in jax.tree.leaves(model)]
 
 
 def _tree(vector: np.ndarray, like: PyTree) -> PyTree:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.theory import federated_flow, gp_limit
 from fedtangent.types import Cohort
 
@@ -376,3 +376,122 @@ def test_stability_counts_the_rule(maker):
     assert flow_of(run, {"batches": order_of(run)}).stability().max_stable_learning_rate < plain
     with pytest.raises(ValueError, match=r"stability\(\) is for fed_avg, got algorithm 'scaffold'"):
         flow_of(run, {"algorithm": "scaffold"}).stability()
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fed_dyn", "momentum"])
+def test_a_slot_of_traced_weight_zero_is_empty(maker, name):
+    run, rule = made(maker, "everyone", name)
+    weight = run.weight * (np.arange(6) != 2)
+    weight[3] = 0  # and a round in which nobody trains
+    one_round = replace(run, weight=weight)
+
+    def mean(weight):
+        cohorts = Cohort(run.client, run.model, weight)
+        return federated_flow(*run.arguments[:3], cohorts, *run.arguments[4:], num_models=1, **rule).mean(10)
+
+    assert distance(jax.jit(mean)(jnp.asarray(weight)), flow_of(one_round, rule).mean(10)) < 1e-12
+    assert distance(flow_of(run, rule).mean(10), flow_of(one_round, rule).mean(10)) > WRONG
+
+
+@pytest.mark.parametrize("dynamics", ["gradient_descent", "gradient_flow"])
+def test_the_derivative_by_prox_at_zero(maker, dynamics):
+    run, _ = made(maker, "everyone", "prox")
+
+    def value(mu):
+        rule = {"algorithm": "fed_nova", "prox": mu, "dynamics": dynamics}
+        return jnp.sum(flow_of(run, rule).mean(10))
+
+    at_zero = float(jax.grad(value)(0.0))
+    assert at_zero == pytest.approx((float(value(1e-5)) - float(value(0.0))) / 1e-5, rel=1e-3)
+
+
+def test_a_model_that_nobody_trains_stays(maker):
+    run, _ = made(maker, "everyone", "weight decay")
+    flow = federated_flow(*run.arguments, num_models=2, weight_decay=0.3)
+    assert distance(flow.fixed_point(1).cov, run.blocks.nngp_test) < 1e-12
+    assert flow.contraction(1) == 0
+    assert distance(flow.bias(1), -gp_limit(run.blocks, run.y).mean) < 1e-7
+    assert flow.contraction(0) < 1
+
+
+def test_the_rate_of_weight_decay_is_part_of_the_spectrum(maker):
+    """What is left of the initial function shrinks more slowly than the residual."""
+    run = long_run(maker, False)
+    flow = flow_of(run, {"weight_decay": 0.001})
+    long = replace(
+        run,
+        **{part: np.tile(getattr(run, part), (900, 1)) for part in ("client", "model", "weight")},
+        rates=np.full(900, 0.6),
+    )
+    maps = [run.test @ reference_rules.weight_map(replace(long, client=long.client[:r]), {"weight_decay": 0.001}, 0)
+            for r in (600, 900)]  # fmt: skip
+    ends = [np.linalg.norm(m * np.sqrt(run.prior)) for m in maps]
+    assert flow.contraction() == pytest.approx((ends[1] / ends[0]) ** (1 / 300), rel=1e-4)
+
+
+def test_tiny_steps_are_told_or_right(maker):
+    run = long_run(maker, False)
+    bound = flow_of(run, {}).largest_stable_learning_rate()
+    tiny = replace(run, rates=np.full(1, 1e-13))
+    assert flow_of(tiny, {}).largest_stable_learning_rate() == pytest.approx(bound, rel=1e-3)
+    with pytest.raises(SingularKernelError, match="not unique"):
+        flow_of(tiny, {}).fixed_point()
+
+
+def test_millions_of_local_steps_cost_no_memory(maker):
+    run, _ = made(maker, "everyone", "prox")
+    flow = flow_of(replace(run, steps=np.full(6, 10**9)), {"prox": 0.1})
+    assert len(flow.rule.numbers.step_weights) == 1 and np.all(np.isfinite(flow.mean(10)))
+
+
+def test_minibatches_where_a_client_holds_nothing(maker):
+    run, rule = made(maker, "everyone", "minibatches")
+    empty = replace(run, clients=(*run.clients, np.zeros(0, int)), steps=np.append(run.steps, 3))
+    found = flow_of(empty, {"batches": [*rule["batches"], []]})
+    np.testing.assert_allclose(found.mean(10), flow_of(run, rule).mean(10), rtol=1e-12)
+
+
+ODD = {
+    "k": (lambda a: {"k": None}, "k must be a KernelBlocks, got None"),
+    "partition": (lambda a: {"partition": [1]}, r"partition must be a Partition, got \[1\]"),
+    "cohorts": (lambda a: {"cohorts": (1, 2)}, "cohorts must be a Cohort"),
+    "negative": (lambda a: {"k": a["k"]._replace(ntk_train=-a["k"].ntk_train)}, "ntk_train must be positive semidef"),
+    "batches": (lambda a: {"batches": 3}, "batches must be one list per client, 6, got 3"),
+    "ragged": (lambda a: {"step_weights": [[1.0], 2.0]}, "step_weights must be real numbers in one array"),
+    "nesterov": (lambda a: {"nesterov": "no", "server_momentum": 0.5}, "nesterov must be True or False, got 'no'"),
+    "prox": (lambda a: {"algorithm": "fed_nova", "prox": 40.0}, "prox times the largest step must be below 1"),
+    "steps": (
+        lambda a: {"algorithm": "fed_nova", "step_weights": [0.0, 0, 1, 1, 1]},
+        r"step_weights must not all be 0 for a client's own steps .* for client 1 with 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_arguments_are_refused_in_one_line(maker, name):
+    run, _ = made(maker, "everyone", "prox")
+    names = ("k", "y_train", "partition", "cohorts", "local_steps", "learning_rate")
+    given = dict(zip(names, run.arguments, strict=True))
+    change, message = ODD[name]
+    with pytest.raises(ValueError, match=message) as caught:
+        federated_flow(**given | change(given))
+    assert "\n" not in str(caught.value)
+
+
+def test_odd_questions_are_refused_in_one_line(maker):
+    run, rule = made(maker, "permutations", "weight decay")
+    flow = flow_of(run, rule)
+    f0, f0_test = np.zeros((2, 24, 2)), np.zeros((2, 5, 2))
+    with pytest.raises(ValueError, match="along_train and along_test go together"):
+        flow.predict(f0, f0_test, 1, along_train=f0)
+    with pytest.raises(ValueError, match="along_train is used with weight_decay only"):
+        flow_of(run, {}).predict_train(f0, 1, along_train=f0)
+    with pytest.raises(ValueError, match="f0_train must be finite"):
+        flow.predict_train(f0 * np.nan, 1)
+    for ask in (flow.influence, flow.operator):
+        with pytest.raises(ValueError, match=r"model must be an integer in 0\.\.1, got None"):
+            ask(3, None)
+    with pytest.raises(ValueError, match="tolerance must be finite and > 0, got 0"):
+        flow.largest_stable_learning_rate(tolerance=0)
+    with pytest.raises(ValueError, match="need known rates and numbers"):
+        jax.jit(lambda rate: federated_flow(*run.arguments[:-1], rate, num_models=2).contraction())(0.5)

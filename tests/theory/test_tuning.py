@@ -70,7 +70,7 @@ def test_the_best_rate_of_a_known_loss():
     [
         ((0.0, 1.0), "low must be finite and > 0, got 0.0"),
         ((2.0, 1.0), "low must be below high, got 2.0 and 1.0"),
-        ((1.0, 2.0, 2), "coarse must be at least 3, got 2"),
+        ((1.0, 2.0, 2), "coarse must be a whole number of at least 3, got 2"),
     ],
 )
 def test_a_bad_interval_is_refused(arguments, message):

@@ -60,6 +60,7 @@ def run_job(job: Job) -> int:
     write_config(folder, "check-theory", options)
     done: dict[str, list[TheoremCheck]] = {}
     seconds: dict[str, float] = {}
+    write_result(folder, [], passed=False, seconds=seconds)  # nothing is left of an earlier run's verdict
 
     def write() -> bool:
         rows = [{"group": name, **c._asdict(), "ok": c.ok} for name, checks in done.items() for c in checks]

@@ -78,4 +78,6 @@ def age_plan(
     np.add.at(visits, (rounds[inside] // length, model[inside], client[inside]), 1)
     trains = np.zeros(partition.num_clients, bool)
     trains[client[weight > 0]] = True
+    if not trains.any():
+        raise ValueError("cohorts must have a filled slot (weight above 0), got none")
     return AgePlan(int(length), num_rounds, num_models, examples, visits, error, steps, rates, trains)

@@ -180,3 +180,28 @@ def check_at_least_zero(name: str, value: Any) -> None:
     check_real_number(name, value)
     if is_concrete(value) and float(value) < 0:
         raise ValueError(f"{name} must be >= 0, got {value}")
+
+
+def check_rows(name: str, value: Any) -> np.ndarray:
+    """Whole numbers as a flat array."""
+    try:
+        rows = np.asarray(value).reshape(-1)
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"{name} must be training rows, got {value!r}") from error
+    if len(rows) and not np.issubdtype(rows.dtype, np.integer):
+        raise ValueError(f"{name} must be training rows, got {value!r}")
+    return rows
+
+
+def check_kind(name: str, value: Any, kind: type) -> None:
+    """A value of the type that an argument is to have."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} must be a {kind.__name__}, got {value!r:.60}")
+
+
+def check_blocks_semidefinite(smallest: np.ndarray, largest: np.ndarray) -> None:
+    """No client's own block of Theta has an eigenvalue below 0 by more than rounding."""
+    for i in np.flatnonzero(smallest < -1e-6 * np.maximum(largest, np.abs(smallest).max(initial=0.0))):
+        raise ValueError(
+            f"ntk_train must be positive semidefinite, but the block of client {i} has eigenvalue {smallest[i]:.3g}"
+        )

@@ -47,6 +47,7 @@ class Clients(NamedTuple):
     bucket_of: np.ndarray  # [N] int32, -1 for a client with no examples
     place_in_bucket: np.ndarray  # [N] int32
     largest_eigenvalue: np.ndarray  # [N] float64, lambda_max(Theta_ii); 0 for a client with no examples
+    smallest_eigenvalue: np.ndarray  # [N] float64, the least, or 0 if none is below
 
 
 def build_clients(
@@ -64,7 +65,7 @@ def build_clients(
     sizes = np.asarray(partition.sizes)
     bucket_of = np.full(len(sizes), -1, np.int32)
     place = np.zeros(len(sizes), np.int32)
-    largest = np.zeros(len(sizes))
+    largest, smallest = np.zeros(len(sizes)), np.zeros(len(sizes))
     buckets: list[Bucket] = []
     # Powers of two, small clients together: few programs to compile, and at most twice the rows that are held.
     scale = np.ceil(np.log2(np.maximum(sizes, SMALLEST_BUCKET))).astype(int)
@@ -72,11 +73,11 @@ def build_clients(
         members = np.flatnonzero((scale == power) & (sizes > 0))
         bucket_of[members], place[members] = len(buckets), np.arange(len(members))
         bucket = _build_bucket(theta, partition, members, local_steps, rows_per_example)
-        largest[members] = np.max(bucket.eigenvalues, axis=1)
+        largest[members], smallest[members] = np.max(bucket.eigenvalues, axis=1), np.min(bucket.eigenvalues, axis=1)
         if batches is not None:
             bucket = _with_batches(bucket, theta, [batches[i] for i in members], rows_per_example)
         buckets.append(bucket)
-    return Clients(jax.tree.map(jnp.asarray, tuple(buckets)), bucket_of, place, largest)
+    return Clients(jax.tree.map(jnp.asarray, tuple(buckets)), bucket_of, place, largest, np.minimum(smallest, 0.0))
 
 
 def response(eigenvalues: Array, learning_rate: Array, num_examples: Array, local_steps: Array) -> Array:
@@ -92,7 +93,10 @@ def response(eigenvalues: Array, learning_rate: Array, num_examples: Array, loca
     x_large = jnp.where(small, 1.0, x)
     few_steps = -jnp.expm1(local_steps * jnp.log1p(-x_small)) / x_small
     many_steps = (1 - jnp.power(1 - x_large, local_steps)) / x_large
-    return step * jnp.where(small, jnp.where(nonzero, few_steps, local_steps), many_steps)
+    # the first terms at 0, where the value is T, for the derivatives there
+    t = jnp.asarray(local_steps, x.dtype)
+    near = t - t * (t - 1) / 2 * x + t * (t - 1) * (t - 2) / 6 * x**2
+    return step * jnp.where(small, jnp.where(nonzero, few_steps, near), many_steps)
 
 
 def client_rows(partition: Partition, client: int, rows_per_example: int) -> np.ndarray:

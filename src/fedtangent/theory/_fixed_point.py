@@ -9,19 +9,21 @@ trains; with these at their initial value the fixed point is unique.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
-from fedtangent.theory._precision import in_float64
-from fedtangent.theory._recursion import Input, Program, State, last_state, zero_state
+from fedtangent.theory._precision import in_float64, is_concrete
+from fedtangent.theory._recursion import Input, Program, State, decay_map, last_state, zero_state
 from fedtangent.theory._rules import Rule
 from fedtangent.theory.gp_limit import covariance_terms
 from fedtangent.types import Array, Gaussian
 
-NULL, LEAST = 1e-13, 1e-11  # singular values of I - L, relative to the largest: those that are 0, those that are not
+# Singular values of I - L, relative to the largest: those that are 0, those that are not. I - L is known to rounding of
+# L, whose norm is about 1: below LEAST in absolute terms too little is left of it.
+NULL, LEAST = 1e-13, 1e-11
 
 
 class Flow(Protocol):
@@ -129,38 +131,62 @@ def _map(flow: Flow, model: int, frame: _Frame) -> np.ndarray:
 
 
 @in_float64
-def _drives(flow: Flow, model: int, frame: _Frame) -> tuple[np.ndarray, np.ndarray]:
-    """The pass from nothing for unit residuals, and for unit ``J(X) w_0`` where decay has taken all of w_0, [d, q]."""
+def _drives(flow: Flow, model: int, frame: _Frame, taken: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The pass from nothing for unit residuals, and for unit ``J(X) w_0`` if decay has ``taken`` all of it, [d, q]."""
     eye = jnp.eye(len(flow.theta))[:, None, :]
     zeros = jnp.zeros_like(eye)
     decays = flow.rule.kind.decays
     start = zero_state(flow.rule.kind, flow.program(model, 1), 1, len(flow.theta))
-    beta = jnp.zeros((flow.num_rounds + 1, 1)) if decays else jnp.ones((flow.num_rounds + 1, 1))
+    beta = jnp.zeros((flow.num_rounds + 1, 1)) if taken else jnp.ones((flow.num_rounds + 1, 1))
     plain = _reduced(frame, _pass(flow, model, Input(eye, zeros if decays else None), start, beta))
-    if not decays:
+    if not taken:
         return plain, np.zeros_like(plain)
     return plain, _reduced(frame, _pass(flow, model, Input(zeros, eye), start, beta))
+
+
+def _null(singular: np.ndarray) -> np.ndarray:
+    """Which singular values of ``I - L`` are 0."""
+    largest = float(singular[0]) if len(singular) else 0.0
+    return singular <= max(NULL * largest, 4 * len(singular) * np.finfo(float).eps)
 
 
 def _constants(change: np.ndarray) -> np.ndarray:
     """Rows [c, d] that span the combinations which ``I - L`` leaves alone."""
     u, singular, _ = np.linalg.svd(change)
-    between = (singular > NULL * singular[0]) & (singular < LEAST * singular[0])
+    null = _null(singular)
+    between = ~null & (singular < max(LEAST * singular.max(initial=0.0), LEAST))
     if between.any():
         raise SingularKernelError(
             "the fixed point of these rounds is not unique in float64: the pass over them moves some direction by only "
-            f"{singular[between].min() / singular[0]:.3g} of what it moves others; choose a better conditioned kernel"
+            f"{singular[between].min():.3g} of itself, others by {singular[0]:.3g}; take larger steps, or a better "
+            "conditioned kernel"
         )
-    return u[:, singular <= NULL * singular[0]].T
+    return u[:, null].T
+
+
+def _decay(flow: Flow, model: int) -> np.ndarray | None:
+    """What a pass does to the share of w_0, as a matrix; None where weight decay does not reach the model."""
+    if not flow.rule.kind.decays:
+        return None
+    found = np.asarray(decay_map(flow.rule.kind, flow.program(model, 1)))
+    return None if found[0, 0] == 1 else found
+
+
+def _check_known(flow: Flow) -> None:
+    rounds = flow.program(0, 1).rounds
+    if not is_concrete(rounds.learning_rate, rounds.weight, rounds.server_rate, flow.rule.numbers):
+        raise ValueError("fixed points and spectra need known rates and numbers, but one is being traced")
 
 
 def spectrum(flow: Flow, model: int) -> Spectrum:
     """Eigenvalues of a pass, without those of combinations that never change."""
+    _check_known(flow)
     matrix = _map(flow, model, _frame(flow.program(model, 1)))
-    singular = np.linalg.svd(np.eye(len(matrix)) - matrix, compute_uv=False)
-    count = int(np.sum(singular <= NULL * singular[0]))
+    count = int(np.sum(_null(np.linalg.svd(np.eye(len(matrix)) - matrix, compute_uv=False))))
     eigenvalues = np.linalg.eigvals(matrix)
-    return Spectrum(eigenvalues[np.argsort(np.abs(eigenvalues - 1))][count:], count)
+    moved = eigenvalues[np.argsort(np.abs(eigenvalues - 1))][count:]
+    decay = _decay(flow, model)
+    return Spectrum(moved if decay is None else np.concatenate([moved, np.linalg.eigvals(decay)]), count)
 
 
 def fixed_point(flow: Flow, model: int) -> Gaussian:
@@ -169,14 +195,32 @@ def fixed_point(flow: Flow, model: int) -> Gaussian:
     Raises:
         SingularKernelError: some direction is trained so little that float64 does not determine where it ends.
     """
-    program = flow.program(model, 1)
-    frame = _frame(program)
+    on_residual, on_along, c = _influence_at_end(flow, model)
+    mean: Any = _mean(flow, on_residual)
+    return Gaussian(mean, covariance_terms(flow.kernels, on_residual + c * on_along, 1 - c).total)
+
+
+def mean_at_end(flow: Flow, model: int) -> np.ndarray:
+    """The mean of ``fixed_point`` alone, [m, C], which needs no prior."""
+    return _mean(flow, _influence_at_end(flow, model)[0])
+
+
+def _mean(flow: Flow, on_residual: np.ndarray) -> np.ndarray:
+    rows = flow.y_train if flow.outputs == "shared" else flow.y_train.reshape(-1, 1)
+    return (on_residual @ rows).reshape(-1, flow.y_train.shape[1])
+
+
+def _influence_at_end(flow: Flow, model: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """How the fixed point depends on residuals and on ``J(X) w_0`` [m, q], and how much of the latter decay takes."""
+    _check_known(flow)
+    frame = _frame(flow.program(model, 1))
+    decays = _decay(flow, model) is not None
     change = np.eye(len(matrix := _map(flow, model, frame))) - matrix
     constants = _constants(change)
-    drives = _drives(flow, model, frame)
-    stacked = np.concatenate(drives, axis=1)
-    drift = np.linalg.norm(constants @ stacked) / np.linalg.norm(stacked)
-    if drift > 1e-9:
+    stacked = np.concatenate(_drives(flow, model, frame, decays), axis=1)
+    size = np.linalg.norm(stacked)
+    drift = np.linalg.norm(constants @ stacked) / size if size > 0 else 0.0
+    if not drift <= 1e-9:
         raise SingularKernelError(
             f"these rounds have no fixed point: a pass moves some combination by {drift:.3g} of the whole for ever"
         )
@@ -184,17 +228,16 @@ def fixed_point(flow: Flow, model: int) -> Gaussian:
     solved = np.linalg.lstsq(
         system, np.concatenate([stacked, np.zeros((len(constants), stacked.shape[1]))]), rcond=None
     )
-    k, rank = flow.kernels, frame.up.shape[1]
-    b = k.ntk_test_train @ (frame.up @ solved[0][:rank])
+    b = flow.kernels.ntk_test_train @ (frame.up @ solved[0][: frame.up.shape[1]])
     on_residual, on_along = np.split(b, 2, axis=1)
-    c = float(flow.rule.numbers.homogeneity) if flow.rule.kind.decays else 0.0
-    rows = flow.y_train if flow.outputs == "shared" else flow.y_train.reshape(-1, 1)
-    mean = (on_residual @ rows).reshape(-1, flow.y_train.shape[1])
-    return Gaussian(mean, covariance_terms(k, on_residual + c * on_along, 1 - c).total)
+    return on_residual, on_along, float(flow.rule.numbers.homogeneity) if decays else 0.0
 
 
-def largest_stable(spectrum_at: Callable[[float], Spectrum], tolerance: float) -> float:
-    """The largest factor on all step sizes whose passes do not grow, to a relative tolerance; inf, or 0 for none."""
+def largest_stable(spectrum_at: Callable[[float], Spectrum], small: float, tolerance: float) -> float:
+    """The end of the factors, from 0 on, whose passes do not grow, to a relative tolerance; inf, or 0 for none.
+
+    Doubling begins at ``small``.
+    """
 
     def grows(factor: float) -> bool:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -203,14 +246,14 @@ def largest_stable(spectrum_at: Callable[[float], Spectrum], tolerance: float) -
             except np.linalg.LinAlgError:  # overflowed
                 return True
 
-    low, high = 0.0, 1.0
+    low, high = 0.0, small
     while not grows(high):
         low, high = high, 2 * high
-        if high > 2**40:
+        if high > 2**40 * small:
             return float("inf")
-    while high - low > tolerance * high:
+    while high - low > max(tolerance, 1e-15) * high:
         middle = (low + high) / 2 if low else high / 2
-        if low == 0.0 and middle < 2**-40:
+        if low == 0.0 and middle < 2**-40 * small:
             return 0.0
         low, high = (low, middle) if grows(middle) else (middle, high)
     return low

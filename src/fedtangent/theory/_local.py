@@ -104,12 +104,12 @@ def _by_recursion(
 
 def _flow(kind: Kind, numbers: Numbers, x: Array, nu: Array, rate: Array, num_examples: Array, steps: Array) -> Gains:
     """Gradient flow for the time ``sum of the step sizes``."""
-    time = jnp.sum(sizes_of_steps(kind, numbers, rate, steps))
+    time = jnp.sum(sizes_of_steps(kind, numbers, rate, steps)) if kind.weighs_steps else rate * steps
 
     def phi(h: Array) -> Array:  # (1 - e^{-time h}) / h
         y = time * h
         near = jnp.abs(y) < 1e-150
-        return time * jnp.where(near, 1.0, -jnp.expm1(-y) / jnp.where(near, 1.0, y))
+        return time * jnp.where(near, 1.0 - y / 2 + y**2 / 6, -jnp.expm1(-y) / jnp.where(near, 1.0, y))
 
     def slope(y: Array) -> Array:  # -d/dy of (1 - e^{-y}) / y
         near = jnp.abs(y) < 0.5

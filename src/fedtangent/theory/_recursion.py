@@ -61,8 +61,20 @@ def zero_state(kind: Kind, program: Program, num_models: int, columns: int) -> S
 @functools.partial(jax.jit, static_argnames=("kind", "num_models"))
 def shares_of_start(kind: Kind, program: Program, *, num_models: int) -> Array:
     """beta before each round and after the last, [R + 1, K]: how much of w_0 weight decay has left."""
-    rounds = program.rounds
-    start = jnp.ones(num_models), jnp.zeros(num_models)
+    return _decay(kind, program, jnp.ones(num_models), jnp.zeros(num_models))[0]
+
+
+@functools.partial(jax.jit, static_argnames=("kind",))
+def decay_map(kind: Kind, program: Program) -> Array:
+    """What a pass does to one model's beta and, with server momentum, to its memory of it: [1, 1] or [2, 2]."""
+    columns = [_decay(kind, program, jnp.full(1, b), jnp.full(1, 1.0 - b)) for b in (1.0, 0.0)]
+    whole = jnp.stack([jnp.stack([betas[-1, 0], memory[0]]) for betas, memory in columns], axis=1)
+    return whole if kind.momentum else whole[:1, :1]
+
+
+def _decay(kind: Kind, program: Program, beta: Array, memory: Array) -> tuple[Array, Array]:
+    """beta before each round and after the last, [R + 1, K], and the server's memory of it at the end, [K]."""
+    rounds, num_models = program.rounds, len(beta)
 
     def step(carry: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], Array]:
         beta, memory = carry
@@ -70,8 +82,8 @@ def shares_of_start(kind: Kind, program: Program, *, num_models: int) -> Array:
         moved, memory = _server_momentum(kind, program.numbers, change, memory, rounds.trained[j])
         return (beta + rounds.server_rate[j] * moved, memory), beta
 
-    (last, _), before = jax.lax.scan(step, start, jnp.arange(rounds.model.shape[0]))
-    return jnp.concatenate([before, last[None]])
+    (last, memory), before = jax.lax.scan(step, (beta, memory), jnp.arange(rounds.model.shape[0]))
+    return jnp.concatenate([before, last[None]]), memory
 
 
 @functools.partial(jax.jit, static_argnames=("kind", "num_records"))

@@ -45,7 +45,12 @@ def build_rounds(
     server_rate: Array,
     num_models: int,
 ) -> Rounds:
-    """Sorts the slots [R, S] into the clients' buckets, with weights [R, S] that are relative already."""
+    """Sorts the slots [R, S] into the clients' buckets, with weights [R, S] that are relative already.
+
+    ``present`` marks slots that may be filled; of those, a slot of weight 0 is empty (known late where weights are
+    traced).
+    """
+    filled = jnp.asarray(present) & (weight > 0)
     slots = []
     for index in range(len(clients.buckets)):
         mine = present & (clients.bucket_of[client] == index)
@@ -53,16 +58,18 @@ def build_rounds(
         order = np.argsort(~mine, axis=1, kind="stable")[:, :width]
         held = np.take_along_axis(mine, order, axis=1)
         place = np.where(held, clients.place_in_bucket[np.take_along_axis(client, order, axis=1)], 0)
-        slots.append(BucketSlots(jnp.asarray(order, jnp.int32), jnp.asarray(place, jnp.int32), jnp.asarray(held)))
-    counts = np.zeros((len(model), num_models))
-    np.add.at(counts, (np.arange(len(model))[:, None], model), present)
+        packed = jnp.asarray(order, jnp.int32)
+        really = jnp.asarray(held) & jnp.take_along_axis(filled, packed, axis=1)
+        slots.append(BucketSlots(packed, jnp.asarray(place, jnp.int32), really))
+    places = jnp.arange(len(model))[:, None], jnp.asarray(model)
+    counts = jnp.zeros((len(model), num_models)).at[places].add(filled.astype(jnp.float64))
     return Rounds(
         jnp.asarray(model, jnp.int32),
         weight,
         learning_rate,
         server_rate,
-        jnp.asarray(counts / num_clients),
-        jnp.asarray(counts > 0),
+        counts / num_clients,
+        counts > 0,
         tuple(slots),
     )
 

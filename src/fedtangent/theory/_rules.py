@@ -84,8 +84,12 @@ def build_rule(
     _check_company(algorithm, prox, decays, momentum, step_weights is not None)
     if nesterov and not momentum:
         raise ValueError("nesterov needs a server_momentum above 0")
-    most = int(local_steps.max())
+    if not isinstance(nesterov, (bool, np.bool_)):
+        raise ValueError(f"nesterov must be True or False, got {nesterov!r}")
     found = None if batches is None else _places(batches, local_steps, partition)
+    tilted = decays or algorithm in ("fed_dyn", "scaffold")
+    by_steps = step_weights is not None or found is not None or (tilted and dynamics == "gradient_descent")
+    most = int(local_steps.max()) if by_steps else 1  # else a closed form serves, however many steps there are
     if found is not None and dynamics == "gradient_flow":
         raise ValueError('batches are steps of gradient descent, got dynamics "gradient_flow"')
     kind = Kind(
@@ -98,6 +102,21 @@ def build_rule(
     return Rule(kind, numbers, found)
 
 
+def check_normalisers(rule: Rule, local_steps: np.ndarray, rates: Any, trains: np.ndarray) -> None:
+    """FedNova divides by how far a constant force moves a client: that must be a positive way."""
+    kind, numbers = rule.kind, rule.numbers
+    if kind.algorithm != "fed_nova" or not is_concrete(numbers, rates):
+        return
+    weights, prox = np.asarray(numbers.step_weights), float(numbers.prox)
+    if kind.dynamics == "gradient_descent" and prox * float(np.max(rates)) * float(weights.max()) >= 1:
+        raise ValueError(f"prox times the largest step must be below 1 for fed_nova, got prox {prox:g}, step "
+                         f"{float(np.max(rates)) * float(weights.max()):g}")  # fmt: skip
+    for i in np.flatnonzero(trains):
+        if kind.weighs_steps and weights[: local_steps[i]].sum() == 0:
+            raise ValueError(f"step_weights must not all be 0 for a client's own steps (fed_nova), got "
+                             f"{weights.tolist()} for client {i} with {local_steps[i]}")  # fmt: skip
+
+
 def _is_on(value: Any) -> bool:
     """Whether a number is not known to be 0."""
     return not is_concrete(value) or float(value) != 0
@@ -107,7 +126,8 @@ def _check_company(algorithm: str, prox: Any, decays: bool, momentum: bool, weig
     """Corrections are defined for the plain local objective and the plain server."""
     if algorithm in ("fed_dyn", "scaffold") and (decays or _is_on(prox)):
         name = "weight_decay" if decays else "prox"
-        raise ValueError(f"{name} goes with fed_avg and fed_nova, not with algorithm {algorithm!r}")
+        others = "fed_avg" if decays else "fed_avg and fed_nova"
+        raise ValueError(f"{name} goes with {others}, not with algorithm {algorithm!r}")
     if algorithm == "fed_nova" and decays:
         raise ValueError("weight_decay goes with fed_avg: fed_nova's normaliser is that of an undecayed step")
     if algorithm != "fed_avg" and momentum:
@@ -119,11 +139,13 @@ def _check_company(algorithm: str, prox: Any, decays: bool, momentum: bool, weig
 def _weights(step_weights: Any, most: int) -> Any:
     if step_weights is None:
         return np.ones(most)
+    if is_concrete(step_weights):
+        step_weights = checks.check_real("step_weights", step_weights)
     if np.ndim(step_weights) != 1 or len(step_weights) < most:
         raise ValueError(f"step_weights must be one per local step, [{most}], got shape {np.shape(step_weights)}")
     step_weights = step_weights[:most]
     if is_concrete(step_weights):
-        values = checks.check_real("step_weights", step_weights)
+        values = np.asarray(step_weights)
         if not np.all(np.isfinite(values)) or np.any(values < 0) or values.sum() == 0:
             raise ValueError(f"step_weights must be finite, >= 0 and not all 0, got {step_weights}")
     return step_weights
@@ -133,16 +155,21 @@ def _places(
     batches: Sequence[Sequence[Any]], local_steps: np.ndarray, partition: Partition
 ) -> tuple[tuple[np.ndarray, ...], ...]:
     """Each batch as places in its client's own examples."""
-    if len(batches) != partition.num_clients:
-        raise ValueError(f"batches must be one list per client, {partition.num_clients}, got {len(batches)}")
-    found = []
+    lists = isinstance(batches, Sequence) and all(isinstance(s, (Sequence, np.ndarray)) for s in batches)
+    if not lists or len(batches) != partition.num_clients:
+        got = len(batches) if lists else f"{batches!r:.60}"
+        raise ValueError(f"batches must be one list per client, {partition.num_clients}, got {got}")
+    found: list[tuple[np.ndarray, ...]] = []
     for i, steps in enumerate(batches):
+        if partition.sizes[i] == 0:
+            found.append(())
+            continue
         if len(steps) != local_steps[i]:
             raise ValueError(f"batches of client {i} must be one per local step, {local_steps[i]}, got {len(steps)}")
         own = {int(row): place for place, row in enumerate(partition.client(i))}
         places = []
         for t, batch in enumerate(steps):
-            rows = np.asarray(batch).reshape(-1)
+            rows = checks.check_rows(f"batches[{i}][{t}]", batch)
             if len(rows) == 0 or not np.issubdtype(rows.dtype, np.integer) or any(int(row) not in own for row in rows):
                 raise ValueError(
                     f"batches[{i}][{t}] must be training rows of client {i}, at least one, got {rows.tolist()}"

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.kernels.gram import KernelBlocks, check_finite
 from fedtangent.theory import _checks as checks
 from fedtangent.theory._age_plan import AgePlan, age_plan
 from fedtangent.theory.assumptions import Assumption, Problem, assumptions, failing
@@ -212,8 +212,10 @@ def theorem_1(
     f0 = np.zeros((plan.num_models, *y.shape)) if f0_train is None else checks.check_real("f0_train", f0_train)
     if f0.shape != (plan.num_models, *y.shape):
         raise ValueError(f"f0_train must have shape {(plan.num_models, *y.shape)}, got {f0.shape}")
+    check_finite("f0_train", f0)
     for name, value, least in (("c1", c1, 0.0), ("width", width, 1.0)):
-        if not np.isfinite(value) or value < least:
+        checks.check_real_number(name, value)
+        if value < least:
             raise ValueError(f"{name} must be finite and at least {least:g}, got {value!r}")
     eigenvalues, vectors = np.linalg.eigh(k.ntk_train)
     constants = _constants(k.ntk_train, eigenvalues, partition, plan, np.linalg.norm(f0 - y, axis=(1, 2)), c1, width)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.kernels.gram import KernelBlocks, check_finite
 from fedtangent.theory import _checks as checks
 from fedtangent.theory import _fixed_point, _stability
 from fedtangent.theory._clients import Clients, build_clients
@@ -25,7 +25,7 @@ from fedtangent.theory._fixed_point import Spectrum
 from fedtangent.theory._precision import in_float64, is_concrete, on_device
 from fedtangent.theory._recursion import Input, Program, influence, path, shares_of_start, zero_state
 from fedtangent.theory._rounds import Rounds, build_rounds, normalised, only_model, rows_needed, twice
-from fedtangent.theory._rules import Rule, build_rule
+from fedtangent.theory._rules import Rule, build_rule, check_normalisers
 from fedtangent.theory._stability import Stability
 from fedtangent.theory.gp_limit import covariance_terms, gp_limit
 from fedtangent.types import Array, Cohort, Gaussian, Partition
@@ -108,6 +108,8 @@ class Flow:
         Raises:
             ValueError: shapes that do not fit; a round or model out of range.
         """
+        if (along_train is None) != (along_test is None):
+            raise ValueError("along_train and along_test go together, got one of them")
         start = self._function("f0_test", f0_test, self.kernels.ntk_test_train.shape[0], model)
         along = self._along("along_test", along_test, start, model)
         given = self._given(f0_train, along_train, model)
@@ -140,7 +142,8 @@ class Flow:
     @in_float64
     def cross_cov(self, r: int, model: int, other: int) -> Array:
         """Covariance of two models that started as the same function, [m, m]; models that did not have none."""
-        k = self._prior
+        k, last = self._prior, self.num_models - 1
+        model, other = checks.check_index("model", model, last), checks.check_index("other", other, last)
         if k.nngp_train is None or k.nngp_test_train is None or k.nngp_test is None:
             raise ValueError("a covariance needs the blocks nngp_train, nngp_test_train and nngp_test, got None in k")
         (b,), (g,) = self.dependence(r, model)
@@ -158,6 +161,7 @@ class Flow:
     @in_float64
     def influence(self, r: int, model: int) -> Array:
         """``B`` of one model, [m, q]: ``f_r(x) = f_0(x) - B (f_0(X) - Y)``; with weight decay, what multiplies Y."""
+        model = checks.check_index("model", model, self.num_models - 1)
         return self._influence(r, model).residual[:, 0, :].T
 
     @in_float64
@@ -174,6 +178,7 @@ class Flow:
     @in_float64
     def operator(self, r: int, model: int = 0) -> Array:
         """``M_r`` itself, [q, q]. An n x n recursion: meant for tests and small problems."""
+        model = checks.check_index("model", model, self.num_models - 1)
         eye = jnp.eye(len(self.theta))[:, None, :]
         return self._path(Input(eye, jnp.zeros_like(eye) if self.rule.kind.decays else None), r, model, None)[0, :, 0]
 
@@ -196,7 +201,7 @@ class Flow:
         (``_local``'s A_i, kappa_i): least squares that weighs a client's residual by A_i in the place of 1 / n_i.
         Where examples repeat, Theorem 2's ``Theta^-1`` is read as the pseudo-inverse.
         """
-        found = self.fixed_point(model).mean
+        found = _fixed_point.mean_at_end(self, checks.check_index("model", model, self.num_models - 1))
         rows = self._rows(self.y_train)
         reference = self.kernels.ntk_test_train @ np.linalg.pinv(self.kernels.ntk_train, rcond=1e-12, hermitian=True)
         return found - (reference @ rows).reshape(found.shape)
@@ -216,11 +221,16 @@ class Flow:
         """The largest (last) learning rate, all rounds' scaled alike, for which repeated passes do not grow.
 
         Found on the spectral radius of the very schedule, to a relative ``tolerance``: unlike ``stability`` exact, for
-        every algorithm, and no statement about other schedules. Each trial costs what ``spectrum`` does.
+        every algorithm, and no statement about other schedules. It is the end of the interval of stable rates that
+        begins at 0, looked for by doubling; inf if none is too large. Each trial costs what ``spectrum`` does.
         """
         checks.check_index("model", model, self.num_models - 1)
-        last = float(self.rounds.learning_rate[-1])
-        return last * _fixed_point.largest_stable(lambda factor: at_rate(self, factor).spectrum(model), tolerance)
+        checks.check_rate("tolerance", tolerance, [()])
+        last, stiffest = float(self.rounds.learning_rate[-1]), float(np.max(self.clients.largest_eigenvalue))
+        small = 1.0 if stiffest == 0 else float(np.min(self.partition.sizes.clip(1))) / stiffest / 64 / last
+        return last * _fixed_point.largest_stable(
+            lambda factor: at_rate(self, factor).spectrum(model), small, tolerance
+        )
 
     def limit_distance(self, r: int, model: int = 0, limit: Gaussian | None = None) -> LimitDistance:
         """How far round r's mean and covariance are from Theorem 2's (``limit``, by default ``gp_limit``'s).
@@ -332,6 +342,8 @@ class Flow:
     def _along(self, name: str, values: Any, f0: Array, model: int | None) -> Array | None:
         """``J(x) w_0``, [rows, K, D]; None without weight decay, which alone needs it."""
         if not self.rule.kind.decays:
+            if values is not None:
+                raise ValueError(f"{name} is used with weight_decay only")
             return None
         return self.rule.numbers.homogeneity * f0 if values is None else self._function(name, values, len(f0), model)
 
@@ -340,6 +352,8 @@ class Flow:
         examples = rows if self.outputs == "shared" else rows // self.y_train.shape[1]
         models = () if model is not None else (self.num_models,)
         shape = (*models, examples, self.y_train.shape[1])
+        if is_concrete(values):
+            check_finite(name, values := checks.check_real(name, values))
         if np.shape(values) != shape:
             raise ValueError(f"{name} must have shape {shape} for model={model}, got {np.shape(values)}")
         stacked = jnp.asarray(values, jnp.float64).reshape(-1, rows, shape[-1] if self.outputs == "shared" else 1)
@@ -417,6 +431,12 @@ def federated_flow(
             client without examples in a slot; options that exclude each other; float64 unavailable because the call is
             traced with 64-bit types off.
     """
+    for name, value, kind in (
+        ("k", k, KernelBlocks),
+        ("partition", partition, Partition),
+        ("cohorts", cohorts, Cohort),
+    ):
+        checks.check_kind(name, value, kind)
     targets = checks.check_targets(y_train)
     k = checks.check_blocks(k, targets.shape, outputs)
     partition = checks.check_partition(partition, len(targets))
@@ -430,12 +450,17 @@ def federated_flow(
         batches=batches,
     )  # fmt: skip
     present = checks.present_slots(cohorts)
-    if algorithm in ("fed_dyn", "scaffold") and (again := twice(client, model, present)) is not None:
+    trains = np.zeros(partition.num_clients, bool)
+    trains[client[present]] = True
+    check_normalisers(rule, steps, learning_rate, trains)
+    known = is_concrete(cohorts.weight)
+    if known and algorithm in ("fed_dyn", "scaffold") and (again := twice(client, model, present)) is not None:
         raise ValueError(f"{algorithm} needs each client once per model and round, got client {again[1]} twice in "
                          f"round {again[0]}")  # fmt: skip
 
     width = targets.shape[1] if outputs == "full" else 1
     clients = build_clients(k.ntk_train, partition, steps, width, rule.batches)
+    checks.check_blocks_semidefinite(clients.smallest_eigenvalue, clients.largest_eigenvalue)
     weight = normalised(model, jnp.asarray(cohorts.weight, jnp.float64), present, num_models)
     rates, server_rates = (
         jnp.broadcast_to(jnp.asarray(rate, jnp.float64), (len(client),))

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.linalg import expm
 
 from fedtangent.kernels.gram import check_finite
-from fedtangent.theory._checks import check_real
+from fedtangent.theory._checks import check_real, check_real_number
 
 DYNAMICS = ("flow", "descent")
 
@@ -75,6 +75,7 @@ def exponential_product(operators: Any, step: float) -> Expansion:
         ValueError: operators that are not square matrices of one size, or not finite.
     """
     a = _operators(operators)
+    check_real_number("step", step)
     return Expansion(expm(-step * a.sum(axis=0)), 0.5 * step**2 * commutator_sum(list(a)))
 
 
@@ -92,9 +93,10 @@ def exponential_average(operators: Any, weights: Any, step: float) -> Expansion:
         ValueError: operators that are not square matrices of one size, or not finite; weights that do not fit.
     """
     a, p = _operators(operators), check_real("weights", weights)
-    if p.shape != (len(a),) or np.any(p < 0) or abs(p.sum() - 1) > 1e-12:
+    if p.shape != (len(a),) or not (np.all(p >= 0) and abs(p.sum() - 1) <= 1e-12):
         raise ValueError(f"weights must be [{len(a)}], >= 0 and sum to 1, got shape {p.shape} and sum {p.sum():.6g}")
     mean = np.einsum("i,ijk->jk", p, a)
+    check_real_number("step", step)
     return Expansion(expm(-step * mean), 0.5 * step**2 * variance(list(a), p.tolist()))
 
 

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent.kernels.gram import check_finite
 from fedtangent.theory import _checks as checks
-from fedtangent.theory._precision import in_float64
+from fedtangent.theory._precision import in_float64, is_concrete
 from fedtangent.theory.federated_flow import Flow
 from fedtangent.theory.gp_limit import covariance_terms
 from fedtangent.types import Array
@@ -41,11 +42,16 @@ def predicted_loss(flow: Flow, y_test: Any, r: int | None = None, mixing: Any = 
     """
     if flow.outputs != "shared":
         raise ValueError(f'predicted_loss needs outputs "shared", got {flow.outputs!r}')
-    targets = checks.check_real("y_test", y_test)
+    checks.check_kind("flow", flow, Flow)
+    if not is_concrete(y_test):
+        raise ValueError("y_test must be known numbers, but it is being traced")
+    check_finite("y_test", targets := checks.check_real("y_test", y_test))
     shape = (flow.kernels.ntk_test_train.shape[0], flow.y_train.shape[1])
     if targets.shape != shape:
         raise ValueError(f"y_test must be [m, C], here {shape}, got {targets.shape}")
     r = flow.num_rounds if r is None else checks.check_index("r", r, flow.num_rounds)
+    if mixing is not None and is_concrete(mixing):
+        check_finite("mixing", checks.check_real("mixing", mixing))
     weights = jnp.full(flow.num_models, 1 / flow.num_models) if mixing is None else jnp.asarray(mixing, jnp.float64)
     if weights.shape != (flow.num_models,):
         raise ValueError(f"mixing must be one weight per model, [{flow.num_models}], got shape {weights.shape}")
@@ -92,8 +98,9 @@ def best_learning_rate(
         checks.check_rate(name, value, [()])
     if not low < high:
         raise ValueError(f"low must be below high, got {low} and {high}")
-    if coarse < 3:
-        raise ValueError(f"coarse must be at least 3, got {coarse}")
+    if isinstance(coarse, bool) or not isinstance(coarse, (int, np.integer)) or coarse < 3:
+        raise ValueError(f"coarse must be a whole number of at least 3, got {coarse!r}")
+    checks.check_rate("tolerance", tolerance, [()])
     if jnp.result_type(float) != np.float64:
         raise ValueError(
             'best_learning_rate differentiates in float64: jax.config.update("jax_enable_x64", True) first'
@@ -130,7 +137,7 @@ def _bisect(
     if not 0 <= other < len(grid):
         return best
     low, high = (best[0], grid[other][0]) if right else (grid[other][0], best[0])
-    while high - low > tolerance:
+    while high - low > max(tolerance, 1e-14):
         middle = look((low + high) / 2)
         best = min(best, middle, key=lambda found: found[1])
         # not finite: too large a rate
