@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtangent.federated.compose import keys
+from fedtangent.federated.compose import drawn_cohorts, keys
 from fedtangent.federated.schedule import (
     all_clients,
     per_client_permutations,
@@ -21,7 +21,7 @@ from fedtangent.federated.schedule import (
     uniform_sampling,
     unroll,
 )
-from fedtangent.types import Cohort, Schedule
+from fedtangent.types import Cohort, Partition, Schedule
 
 from .toys import cohorts
 
@@ -255,3 +255,15 @@ def test_bad_arguments(build: Callable[[], Schedule], message: str) -> None:
 def test_the_limits_themselves_are_allowed() -> None:
     limits = (uniform_sampling(3, 3), strata(7, 2, 7, 1), strata(7, 2, 1, 7), strata(7, 2, 3, 2), all_clients(1))
     assert [schedule.num_slots for schedule in limits] == [3, 7, 7, 6, 1]
+
+
+def test_drawn_cohorts_are_those_of_a_run():
+    held = Partition(np.arange(15, dtype=np.int32), np.array([0, 1, 3, 6, 10, 15], np.int32))
+    plan = uniform_sampling(5, 2)
+    found = drawn_cohorts(plan, held, 4, seed=3)
+    np.testing.assert_array_equal(found.weight, np.asarray(held.sizes)[found.client])
+    np.testing.assert_array_equal(drawn_cohorts(plan, held, 4, 3, "uniform").weight, np.ones((4, 2)))
+    with pytest.raises(ValueError, match="weighting: got 'size'"):
+        drawn_cohorts(plan, held, 4, weighting="size")
+    with pytest.raises(ValueError, match="partition: got 5 clients, but the schedule is of 6"):
+        drawn_cohorts(all_clients(6), held, 4)

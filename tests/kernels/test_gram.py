@@ -107,3 +107,19 @@ def test_indefinite_is_refused_with_its_spectrum():
 def test_factor_refuses(theta, jitter, message):
     with pytest.raises(ValueError, match=message):
         jittered_cholesky(theta, jitter)
+
+
+def test_kernels_of_ones_own_may_be_plain_pairs():
+    x, x_test = np.arange(3.0)[:, None], np.arange(2.0)[:, None]
+
+    def own(x1, x2=None):
+        x2 = x1 if x2 is None else x2
+        return x1 @ x2.T + 1, 2 * (x1 @ x2.T) + 1
+
+    found = kernel_blocks(own, x, x_test)
+    np.testing.assert_array_equal(found.nngp_train, x @ x.T + 1)
+    np.testing.assert_array_equal(found.ntk_test_train, 2 * x_test @ x.T + 1)
+    with pytest.raises(ValueError, match="kernel_fn must return the pair"):
+        kernel_blocks(lambda x1, x2: x1, x, x_test)
+    with pytest.raises(ValueError, match="kernel_fn must be a function"):
+        kernel_blocks(3, x, x_test)

@@ -228,3 +228,13 @@ def test_float64_without_the_global_switch(maker):
             jax.jit(lambda rate: federated_flow(*run.arguments[:-1], rate).mean(10))(0.9)
         with pytest.raises(ValueError, match="jax_enable_x64"):
             jax.jit(lambda x: x + flow.mean(10))(np.zeros(1))
+
+
+def test_variances_of_several_rounds(maker):
+    run = maker.run([6, 18], maker.permutations([6, 18], 10, 2), 2)
+    flow = federated_flow(*run.arguments, **run.options)
+    found = flow.variance([0, 7])
+    assert found.shape == (2, 2, 5)
+    assert distance(found[1], [np.diag(run.covariance(k, 7)) for k in range(2)]) < TOLERANCE
+    assert distance(flow.variance(7, 1), np.diag(run.covariance(1, 7))) < TOLERANCE
+    assert len(repr(flow)) < 200

@@ -42,8 +42,8 @@ class ExperimentOptions:
     """Seeds, as 0:10 or 0,3,7 (default: five, from --seed on)."""
     seed: int = 0
     """First of the five seeds, where --seeds is not given."""
-    output: Path = Path("results/experiment")
-    """Folder for config.json, metrics.csv, result.json and figures/."""
+    output: Path | None = None
+    """Folder for config.json, metrics.csv, result.json and figures/ (default: results/experiment/NAME)."""
     data_dir: Path | None = None
     """Folder with original data files (default: $FEDTANGENT_DATA)."""
 
@@ -72,7 +72,7 @@ def prepare(options: ExperimentOptions) -> Job:
 def run_job(job: Job) -> int:
     """Run the experiment, with metrics.csv written as it goes; returns the exit code."""
     screen, start, options = console(), time.perf_counter(), job.options
-    folder = output_folder(options.output)
+    folder = output_folder(options.output or Path("results/experiment") / options.name)
     resolved = {"seeds": job.seeds, "dataset": job.prepared.dataset, "settings": job.prepared.settings}
     write_config(folder, "experiment", options, resolved=resolved)
     metrics: list[Metric] = []

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from fedtangent.compare.settings import Setting
 from fedtangent.federated import recipes, schedule
-from fedtangent.federated.compose import keys
+from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.federated.local import Work
 from fedtangent.simulate import predict, simulate
 from fedtangent.types import Algorithm, Cohort, Schedule
@@ -131,6 +131,4 @@ def cohorts(setting: Setting) -> Cohort:
 
 def weighted_cohorts(setting: Setting, plan: Schedule, num_rounds: int) -> Cohort:
     """The cohorts [R, S] of any schedule over the setting's clients, from the setting's seed."""
-    drawn = schedule.unroll(plan, keys(setting.seed).schedule, num_rounds)
-    size = np.asarray(setting.partition.sizes)[np.asarray(drawn.client)]
-    return Cohort(np.asarray(drawn.client), np.asarray(drawn.model), np.asarray(drawn.weight) * size)  # type: ignore[arg-type]
+    return drawn_cohorts(plan, setting.partition, num_rounds, setting.seed)

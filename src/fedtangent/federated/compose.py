@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedtangent import pytrees
 from fedtangent.federated.aggregate import slots_of, weighted_mean
 from fedtangent.federated.channel import lossless
 from fedtangent.federated.faults import num_contacted
 from fedtangent.federated.predict import mean_of_models
+from fedtangent.federated.schedule import unroll
 from fedtangent.types import (
     Accept,
     Aggregate,
@@ -27,6 +29,7 @@ from fedtangent.types import (
     Key,
     Local,
     Model,
+    Partition,
     Prediction,
     PyTree,
     RoundInfo,
@@ -45,6 +48,27 @@ class Keys(NamedTuple):
     init: Key
     schedule: Key
     train: Key
+
+
+def drawn_cohorts(
+    schedule: Schedule, partition: Partition, num_rounds: int, seed: int = 0, weighting: str = "examples"
+) -> Cohort:
+    """The cohorts that ``simulate`` will draw with ``seed``, weighted as it weighs them: what the theory is given.
+
+    NumPy arrays [R, S]. ``weighting`` is the algorithm's: "examples", or "uniform".
+
+    Raises ``ValueError`` for another weighting, or a partition with another number of clients than the schedule's.
+    """
+    if weighting not in WEIGHTINGS:
+        raise ValueError(f"weighting: got {weighting!r}, allowed are {', '.join(WEIGHTINGS)}")
+    if partition.num_clients != schedule.num_clients:
+        raise ValueError(
+            f"partition: got {partition.num_clients} clients, but the schedule is of {schedule.num_clients}"
+        )
+    drawn = unroll(schedule, keys(seed).schedule, num_rounds)
+    size = np.asarray(partition.sizes)[np.asarray(drawn.client)] if weighting == "examples" else 1.0
+    client, model, weight = (np.asarray(part) for part in drawn)
+    return Cohort(client, model, weight * size)  # type: ignore[arg-type]
 
 
 def keys(seed: int | Key) -> Keys:

@@ -5,6 +5,7 @@ Everything here runs on the host in NumPy float64: a limit that needs ``Theta^-1
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ def kernel_blocks(kernel_fn: Callable[..., Any], x_train: Any, x_test: Any) -> K
 
     Args:
         kernel_fn: like ``Model.kernel``: ``(x1, x2, get=("nngp", "ntk")) -> (nngp, ntk)``, [n1, n2] each, where
-            ``x2=None`` means ``x2 = x1``.
+            ``x2=None`` means ``x2 = x1``. An own function may leave ``get`` out, and return a plain pair.
         x_train: [n, ...]; x_test: [m, ...], both finite.
 
     Returns:
@@ -194,11 +195,11 @@ def _inputs(name: str, x: Any) -> np.ndarray:
 def _evaluate(kernel_fn: Callable[..., Any], x1: np.ndarray, x2: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """The two kernels of x1 and x2 (or of x1 with itself), checked, and symmetric where they must be."""
     second = None if x2 is None else jnp.asarray(x2)
-    result = kernel_fn(jnp.asarray(x1), second, get=("nngp", "ntk"))
+    result = _pair(kernel_fn, jnp.asarray(x1), second)
     shape = (len(x1), len(x1 if x2 is None else x2))
     blocks = []
     for name in ("nngp", "ntk"):
-        block = np.asarray(getattr(result, name))
+        block = np.asarray(result[name])
         if block.shape != shape:
             raise ValueError(f"kernel_fn must return {name} of shape {shape}, got {block.shape}")
         if block.dtype != np.float64:
@@ -206,6 +207,23 @@ def _evaluate(kernel_fn: Callable[..., Any], x1: np.ndarray, x2: np.ndarray | No
         check_finite(f"kernel_fn's {name}", block)
         blocks.append(read_only(0.5 * (block + block.T) if x2 is None else block))
     return blocks[0], blocks[1]
+
+
+def _pair(kernel_fn: Callable[..., Any], x1: Any, x2: Any) -> dict[str, Any]:
+    """Both kernels by name, of a function with or without ``get``."""
+    if not callable(kernel_fn):
+        raise ValueError(f"kernel_fn must be a function of (x1, x2), such as model.kernel, got {kernel_fn!r:.60}")
+    try:
+        parameters = inspect.signature(kernel_fn).parameters.values()
+        takes_get = any(p.name == "get" or p.kind == p.VAR_KEYWORD for p in parameters)
+    except (TypeError, ValueError):  # a built-in without a signature
+        takes_get = True
+    result = kernel_fn(x1, x2, get=("nngp", "ntk")) if takes_get else kernel_fn(x1, x2)
+    if all(hasattr(result, name) for name in ("nngp", "ntk")):
+        return {"nngp": result.nngp, "ntk": result.ntk}
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ValueError(f"kernel_fn must return the pair (nngp, ntk), got {type(result).__name__}")
+    return dict(zip(("nngp", "ntk"), result, strict=True))
 
 
 def _jitter_ladder(max_relative_jitter: float) -> list[float]:

@@ -107,13 +107,19 @@ def initial_radius(nngp_train: Any, y_train: Any, delta: float = 0.05) -> float:
     return float(np.linalg.norm(y) + np.sqrt(square + 2 * np.linalg.norm(prior, 2) * s**2))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Theorem1:
     """Theorem 1 for one run; made by ``theorem_1``. A is the number of whole ages, K of models."""
 
     constants: Constants
     assumptions: tuple[Assumption, ...]
     plan: AgePlan
+
+    def __repr__(self) -> str:
+        p, c = self.plan, self.constants
+        of = f"{p.num_ages} ages of {p.rounds_per_age} rounds, {p.num_models} models"
+        numbers = f"lambda_min {c.lambda_min:.3g}, nbar {c.examples_per_round:g}, R_0 {c.r0.max():.3g}"
+        return "\n  ".join([f"Theorem1({of}", numbers, *map(str, self.assumptions)]) + ")"
 
     @property
     def failing(self) -> tuple[str, ...]:

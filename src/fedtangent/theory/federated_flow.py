@@ -49,7 +49,7 @@ class LimitDistance(NamedTuple):
     cov: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Flow:
     """The law and the predictions of every model after every round; made by ``federated_flow``.
 
@@ -70,6 +70,13 @@ class Flow:
     rounds: Rounds
     rule: Rule
     local_steps: np.ndarray  # [N]
+
+    def __repr__(self) -> str:
+        rule, n = self.rule.kind, len(self.y_train)
+        return (
+            f"Flow({rule.algorithm}, {rule.dynamics}, {self.num_models} models, {self.num_rounds} rounds, "
+            f"{self.partition.num_clients} clients, {n} training and {len(self.kernels.ntk_test_train)} test rows)"
+        )
 
     def mean(self, r: int | Sequence[int], model: int | None = None) -> Array:
         """Mean over initial functions of mean zero, ``Theta(x, X) M_r Y``: [..., m, C]."""
@@ -135,9 +142,19 @@ class Flow:
         [m, m] for one model, [K, m, m] for all; with outputs "full", [m C, m C]. Costs one backward pass over r rounds
         with m columns per model.
         """
+        if model is None:  # one after the other, so that the memory is that of one
+            return jnp.stack([jnp.asarray(self.cov(r, k)) for k in range(self.num_models)])
         b, gamma = self.dependence(r, model)
-        terms = [covariance_terms(self._prior, b[i], gamma[i]).total for i in range(len(b))]
-        return terms[0] if model is not None else jnp.stack(terms)
+        return covariance_terms(self._prior, b[0], gamma[0]).total
+
+    @in_float64
+    def variance(self, r: int | Sequence[int], model: int | None = None) -> Array:
+        """Variance of each test point's outputs, [..., K, m] ([..., m] for one model); a backward pass for each round.
+
+        With outputs "full", [..., m C]. See ``cov``.
+        """
+        found = [jnp.diagonal(jnp.asarray(self.cov(i, model)), axis1=-2, axis2=-1) for i in np.atleast_1d(r).tolist()]
+        return jnp.stack(found) if np.ndim(r) else found[0]
 
     @in_float64
     def cross_cov(self, r: int, model: int, other: int) -> Array:
