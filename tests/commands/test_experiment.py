@@ -12,7 +12,9 @@ import pytest
 from scipy import stats
 
 from fedtangent import experiments
+from fedtangent.commands import experiment
 from fedtangent.experiments import trials
+from fedtangent.experiments.contract import Sheet
 from fedtangent.report.files import Metric
 
 NAME = "fed_ensemble.versus_fed_avg"
@@ -151,3 +153,8 @@ def test_bad_input_ends_before_any_work(run: Callable, folder: Path, name: str) 
     assert says in ended.err
     assert ended.out == ""
     assert list(folder.iterdir()) == []
+
+
+def test_columns_of_words_stand_to_the_left():
+    table = experiment._table(Sheet("t", ("a", "b", "c"), (("x", "1.5 +- .1", "holds"), ("y", "", "2 of 3"))))
+    assert [column.justify for column in table.columns] == ["left", "right", "left"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -105,11 +106,16 @@ def _code(screen: Console, outcome: Outcome) -> int:
     return 1 if outcome.failed else 0
 
 
+def _numeric(cells: Iterable[str]) -> bool:
+    """Whether every cell that says something begins as a number does."""
+    return all(re.match(r"[+-]?\.?\d|nan|inf|-$", cell) for cell in cells if cell)
+
+
 def _table(sheet: Sheet) -> Table:
     table = Table(title=sheet.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(sheet.columns[0], no_wrap=True)
-    for name in sheet.columns[1:]:
-        table.add_column(name, justify="right")
+    for place, name in enumerate(sheet.columns[1:], start=1):
+        table.add_column(name, justify="right" if _numeric(row[place] for row in sheet.rows) else "left")
     for row in sheet.rows:
         table.add_row(*row)
     return table

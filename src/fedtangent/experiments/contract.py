@@ -27,7 +27,7 @@ class Sheet(NamedTuple):
     """A table to print; numbers are already text."""
 
     title: str
-    columns: tuple[str, ...]  # the first is text, the others stand to the right
+    columns: tuple[str, ...]  # the first is text; of the others, those of numbers stand to the right
     rows: tuple[tuple[str, ...], ...]
 
 
