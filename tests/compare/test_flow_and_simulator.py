@@ -52,6 +52,7 @@ def test_fed_nova_with_unequal_numbers_of_steps():
     assert error() > 1e-2  # FedAvg of the same clients
 
 
+@pytest.mark.slow
 @pytest.mark.theory
 @pytest.mark.parametrize("alpha", [0.1, 10.0])
 def test_the_best_rate_of_a_sweep_is_the_predicted_one(alpha):

@@ -68,6 +68,7 @@ def trained(width: int, key: jax.Array, name: str) -> np.ndarray:
     return np.stack([*seen, np.asarray(model.apply(w, X))])
 
 
+@pytest.mark.slow
 @pytest.mark.theory
 @pytest.mark.parametrize("name", RULES)
 def test_networks_come_nearer_with_their_width(name):

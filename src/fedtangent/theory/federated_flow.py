@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.kernels.gram import KernelBlocks, check_finite
+from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import _checks as checks
 from fedtangent.theory import _fixed_point, _stability
 from fedtangent.theory._clients import Clients, build_clients
@@ -370,7 +370,7 @@ class Flow:
         models = () if model is not None else (self.num_models,)
         shape = (*models, examples, self.y_train.shape[1])
         if is_concrete(values):
-            check_finite(name, values := checks.check_real(name, values))
+            values = checks.check_real(name, values)
         if np.shape(values) != shape:
             raise ValueError(f"{name} must have shape {shape} for model={model}, got {np.shape(values)}")
         stacked = jnp.asarray(values, jnp.float64).reshape(-1, rows, shape[-1] if self.outputs == "shared" else 1)

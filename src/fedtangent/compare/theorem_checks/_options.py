@@ -107,7 +107,7 @@ OPTIONS = (
         recipes.fed_avg_m,
         {"momentum": 0.5, "nesterov": True, "server_learning_rate": 0.5},
         {"server_momentum": 0.5, "nesterov": True, "server_learning_rate": 0.5},
-        {"nesterov": False},
+        {"nesterov": False, "server_momentum": 0.0},  # the look ahead alone is less than a network's own gap
     ),
     Option(
         "local steps that shrink",
