@@ -52,6 +52,16 @@ def differences(
     return [_difference(config, mine, base, confidence, paired) for config, mine in others]
 
 
+def half_width(values: np.ndarray, confidence: float = 0.95) -> np.ndarray:
+    """Half of Student's interval for the mean over the first axis, [...] of values [n, ...], n >= 2."""
+    from scipy.stats import t
+
+    n = len(values)
+    with np.errstate(invalid="ignore"):  # of values that are not finite
+        error = np.std(values, axis=0, ddof=1) / np.sqrt(n)
+    return np.asarray(t.ppf(0.5 + confidence / 2, n - 1) * error)
+
+
 def _values(sweep: Sweep, metric: str, evaluation: int) -> np.ndarray:
     """The metric at one evaluation, [seeds, configs] float64."""
     if metric not in sweep.metrics:

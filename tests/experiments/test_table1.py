@@ -94,7 +94,7 @@ def test_the_fitted_slope_is_weighted() -> None:
     [
         ("table1", "num_models=1,3", "num_models: got"),
         ("table1", "rounds=0,4", "rounds: got"),
-        ("table1", "schedules=2", "schedules: got 2, must be at least 3"),
+        ("table1", "schedules=2", "schedules: got 2, must be a whole number of at least 3"),
         ("corollary1", "num_models=1", "num_models: got .* a slope needs"),
         ("corollary1", "widths=8,8", "widths: got"),
         ("corollary1", "draws=1", "draws: got 1"),

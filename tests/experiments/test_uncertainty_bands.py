@@ -116,7 +116,7 @@ def test_a_simulation_that_is_not_the_flow_does_not_count() -> None:
     ("seeds", "changes", "says"),
     [
         ((0,), (), "seeds: got 1, an interval needs at least 2"),
-        ((0, 1), ("num_models=1",), "num_models: got 1, an ensemble needs at least 2"),
+        ((0, 1), ("num_models=1",), "num_models: got 1, must be a whole number of at least 2"),
         ((0, 1), ("model=x",), "model: got 'x', allowed are linear, network"),
         ((0, 1), ("num_rounds=0",), "num_rounds: got 0"),
     ],

@@ -263,6 +263,10 @@ def test_drawn_cohorts_are_those_of_a_run():
     found = drawn_cohorts(plan, held, 4, seed=3)
     np.testing.assert_array_equal(found.weight, np.asarray(held.sizes)[found.client])
     np.testing.assert_array_equal(drawn_cohorts(plan, held, 4, 3, "uniform").weight, np.ones((4, 2)))
+    # a client without examples counts for nothing, whatever the weighting
+    idle = Partition(np.arange(6), np.array([0, 1, 2, 3, 3, 4, 6]))
+    uniform = drawn_cohorts(all_clients(6), idle, 2, weighting="uniform")
+    np.testing.assert_array_equal(uniform.weight, np.broadcast_to([1, 1, 1, 0, 1, 1], (2, 6)))
     with pytest.raises(ValueError, match="weighting: got 'size'"):
         drawn_cohorts(plan, held, 4, weighting="size")
     with pytest.raises(ValueError, match="partition: got 5 clients, but the schedule is of 6"):

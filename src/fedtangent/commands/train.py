@@ -20,6 +20,7 @@ from fedtangent.commands.measures import labels_of, measure, measure_clients, pr
 from fedtangent.diagnostics import KernelDiagnostics
 from fedtangent.distributed import is_main
 from fedtangent.history import Evaluation, Run
+from fedtangent.paired import half_width
 from fedtangent.report.files import Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent.report.tables import console, number
 from fedtangent.simulate import Resolved, predict, resolve_mapping, simulate
@@ -184,8 +185,6 @@ def _remarks(run: Run) -> list[str]:
 
 def _rows(job: Job, runs: dict[int, Run]) -> list[dict[str, Any]]:
     """The last metrics; of several seeds their mean, with the half-width of its 95 % interval (Student's t)."""
-    from scipy.stats import t
-
     last = [run.history.evaluations[-1].metrics for run in runs.values()]
     rows: list[dict[str, Any]] = []
     for split, found in last[0].items():
@@ -193,9 +192,7 @@ def _rows(job: Job, runs: dict[int, Run]) -> list[dict[str, Any]]:
             values = np.array([metrics[split][metric] for metrics in last])
             row = {"split": split, "metric": metric, "value": float(values.mean())}
             if len(runs) > 1:
-                with np.errstate(invalid="ignore"):  # an infinite condition number
-                    error = values.std(ddof=1) / np.sqrt(len(values))
-                row |= {"half_width_95": float(t.ppf(0.975, len(values) - 1) * error), "seeds": len(values)}
+                row |= {"half_width_95": float(half_width(values)), "seeds": len(values)}
             rows.append(row)
     return rows
 

@@ -23,7 +23,7 @@ from fedtangent.compare.verdicts import (
 )
 from fedtangent.federated import schedule
 from fedtangent.theory import covariance_terms
-from fedtangent.theory.federated_flow import Flow
+from fedtangent.theory.flow import Flow
 from fedtangent.theory.ntk_evolution import ntk_evolution
 from fedtangent.types import Cohort, Gaussian, Schedule
 

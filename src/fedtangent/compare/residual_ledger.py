@@ -14,8 +14,7 @@ from fedtangent import pytrees
 from fedtangent.compare import ledger_bounds as bounds
 from fedtangent.data.checks import integer
 from fedtangent.diagnostics import check_watchable
-from fedtangent.federated import schedule
-from fedtangent.federated.compose import WEIGHTINGS, keys
+from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.history import History
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.models.rbf_linear import LinearStructure
@@ -218,18 +217,17 @@ def residual_ledger(
     if not jax.config.read("jax_enable_x64"):
         raise ValueError("residual_ledger: needs 64-bit mode, got jax_enable_x64=False; call fedtangent.enable_x64()")
     rounds = integer("num_rounds", num_rounds, 1)
-    if weighting not in WEIGHTINGS:
-        raise ValueError(f"weighting: got {weighting!r}, allowed are {', '.join(WEIGHTINGS)}")
     if not jnp.issubdtype(data.y.dtype, jnp.floating):
         raise ValueError(
             f"data: its targets are {data.y.dtype} labels, the theory is of squared loss on numbers [n, C]"
         )
     check_watchable(algorithm, model, data.num_clients)
+    held = Partition(np.asarray(data.indices), np.asarray(data.offsets))
     shared = model.output_size == 1 or isinstance(model.structure, LinearStructure)
     of = bounds.Federation(
         y=np.asarray(data.y, np.float64),
-        partition=Partition(np.asarray(data.indices), np.asarray(data.offsets)),
-        cohorts=_drawn(algorithm, data, seed, rounds, weighting),
+        partition=held,
+        cohorts=drawn_cohorts(algorithm.schedule, held, rounds, seed, weighting),
         num_models=algorithm.schedule.num_models,
         outputs="shared" if shared else "full",
         options={"local_steps": local_steps, "learning_rate": learning_rate, **options},
@@ -246,14 +244,6 @@ def _ledger(of: bounds.Federation, observer: Observer, starts: np.ndarray) -> Re
         for k, kernel in enumerate(observer.kernels)
     )
     return ResidualLedger(of, observer, paths, sources=tuple([] for _ in paths))
-
-
-def _drawn(algorithm: Algorithm, data: FederatedData, seed: int | Key, num_rounds: int, weighting: str) -> Cohort:
-    """The cohorts [R, S] that a run of ``seed`` draws, weighted as it weighs them."""
-    drawn = schedule.unroll(algorithm.schedule, keys(seed).schedule, num_rounds)
-    size = np.diff(np.asarray(data.offsets))[np.asarray(drawn.client)]
-    factor = size if weighting == "examples" else (size > 0)
-    return _as_recorded(drawn._replace(weight=drawn.weight * factor))
 
 
 def _as_recorded(cohorts: Cohort) -> Cohort:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -58,6 +60,13 @@ class Setting:
     def federated(self) -> FederatedData:
         """The training data on the device, in float64."""
         return datasets.federated_data(self.x_train, self.y_train, self.partition, dtype=jnp.float64)
+
+
+@contextlib.contextmanager
+def exact_arithmetic() -> Iterator[None]:
+    """Float64 and full matrix products, whatever the program runs in: what comparisons need."""
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        yield
 
 
 def step_size(setting: Setting, fraction: float = 0.5) -> float:

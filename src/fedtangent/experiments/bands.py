@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from scipy.stats import t
 
 from fedtangent import uncertainty
+from fedtangent.paired import half_width
 from fedtangent.types import Gaussian
 
 NORMAL_95 = 1.959963984540054  # the normal quantile of 0.975
@@ -105,5 +105,5 @@ def summary(name: str, values: Any) -> Summary:
         return Summary(mean, np.nan, np.nan)
     if name == "ratio":
         return Summary(*(float(np.exp(v)) for v in summary("logarithm", np.log(values))))
-    half = float(t.ppf(0.975, len(values) - 1)) * float(np.std(values, ddof=1)) / np.sqrt(len(values))
+    half = float(half_width(values))
     return Summary(mean, mean - half, mean + half)

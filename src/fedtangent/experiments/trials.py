@@ -17,7 +17,7 @@ from fedtangent.engine import engine_for
 from fedtangent.federated.compose import keys
 from fedtangent.federated.schedule import unroll
 from fedtangent.history import at_start, charge, check_rounds
-from fedtangent.sweep import Sweep, choose_over, map_members, member, stretches
+from fedtangent.sweep import Sweep, check_seeds, choose_over, map_members, member, stretches
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, PyTree
 from fedtangent.uncertainty import Reliability
 
@@ -153,8 +153,24 @@ def bytes_on_the_wire(algorithm: Algorithm, held: FederatedData, seed: int, roun
     return np.array([sent(int(done)) for done in rounds], np.int64)
 
 
-def check_numbers(settings: Any, names: tuple[str, ...]) -> None:
-    """Raise ``ValueError`` unless the settings called ``names`` are whole numbers of at least 1."""
+def check_numbers(settings: Any, names: tuple[str, ...], least: int = 1) -> None:
+    """Raise ``ValueError`` unless the settings called ``names`` are whole numbers of at least ``least``."""
     for name in names:
-        if not is_whole(getattr(settings, name)) or getattr(settings, name) < 1:
-            raise ValueError(f"{name}: got {getattr(settings, name)!r}, must be a whole number of at least 1")
+        if not is_whole(getattr(settings, name)) or getattr(settings, name) < least:
+            raise ValueError(f"{name}: got {getattr(settings, name)!r}, must be a whole number of at least {least}")
+
+
+def check_different(settings: Any, names: tuple[str, ...]) -> None:
+    """Raise ``ValueError`` unless the settings called ``names`` are different whole numbers of at least 1."""
+    for name in names:
+        values = getattr(settings, name)
+        if not values or min(values) < 1 or len(set(values)) < len(values):
+            raise ValueError(f"{name}: got {values}, must be different whole numbers of at least 1")
+
+
+def several(seeds: Sequence[int]) -> tuple[int, ...]:
+    """Checked seeds, of which an interval needs two; raises ``ValueError``."""
+    checked = check_seeds(seeds)
+    if len(checked) < 2:
+        raise ValueError("seeds: got 1, an interval needs at least 2")
+    return checked

@@ -51,7 +51,7 @@ class Keys(NamedTuple):
 
 
 def drawn_cohorts(
-    schedule: Schedule, partition: Partition, num_rounds: int, seed: int = 0, weighting: str = "examples"
+    schedule: Schedule, partition: Partition, num_rounds: int, seed: int | Key = 0, weighting: str = "examples"
 ) -> Cohort:
     """The cohorts that ``simulate`` will draw with ``seed``, weighted as it weighs them: what the theory is given.
 
@@ -65,10 +65,8 @@ def drawn_cohorts(
         raise ValueError(
             f"partition: got {partition.num_clients} clients, but the schedule is of {schedule.num_clients}"
         )
-    drawn = unroll(schedule, keys(seed).schedule, num_rounds)
-    size = np.asarray(partition.sizes)[np.asarray(drawn.client)] if weighting == "examples" else 1.0
-    client, model, weight = (np.asarray(part) for part in drawn)
-    return Cohort(client, model, weight * size)  # type: ignore[arg-type]
+    drawn = jax.tree.map(np.asarray, unroll(schedule, keys(seed).schedule, num_rounds))
+    return _weigh(drawn, np.asarray(partition.offsets), weighting)
 
 
 def keys(seed: int | Key) -> Keys:
@@ -99,12 +97,11 @@ def client_view(
     return Client(client_id, jnp.where(active, stop - start, 0), index, data, jnp.asarray(round_, jnp.int32))
 
 
-def _weigh(cohort: Cohort, data: FederatedData, weighting: str) -> Cohort:
-    size = data.offsets[cohort.client + 1] - data.offsets[cohort.client]
-    weight = cohort.weight * size.astype(cohort.weight.dtype)
-    if weighting == "uniform":
-        weight = jnp.where(size > 0, cohort.weight, 0)
-    return cohort._replace(weight=weight)
+def _weigh(cohort: Cohort, offsets: Array | np.ndarray, weighting: str) -> Cohort:
+    """Weights times the clients' sizes, or whether they hold anything."""
+    size = offsets[cohort.client + 1] - offsets[cohort.client]
+    factor = size > 0 if weighting == "uniform" else size
+    return cohort._replace(weight=cohort.weight * factor.astype(cohort.weight.dtype))
 
 
 def _train_slot(
@@ -221,7 +218,7 @@ def compose(
 
     def step(state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, Array]]:
         cohort, schedule_state = schedule.sample(state.schedule_key, state.schedule, state.round)
-        cohort = _weigh(cohort, data, weighting)
+        cohort = _weigh(cohort, data.offsets, weighting)
         broadcasts = jax.vmap(server.broadcast)(state.server)
         train, held = _train_slot(local, wire, accept, engine), (data, state, broadcasts)
         acc = reduce.init(_message_shape(model, local, server, data, engine)[0], schedule.num_models)

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedtangent.compare.side_by_side import SideBySide
 from fedtangent.compare.statistics import fitted_slope
+from fedtangent.paired import half_width
 from fedtangent.uncertainty import Reliability, coverage_interval
 
 if TYPE_CHECKING:
@@ -180,14 +181,12 @@ def curves_with_bands(panels: dict[str, dict[str, np.ndarray]], rounds: Sequence
     ``panels`` is ``{metric: {method: values [seeds, E]}}``; ``rounds`` [E] are those of the evaluations. The interval
     is Student's, round by round; with one seed there is none.
     """
-    from scipy.stats import t
-
     figure, axes = _figure(len(panels), width=4.6, height=3.6)
     for ax, (metric, methods) in zip(axes[0], panels.items(), strict=True):
         for (label, values), colour in zip(methods.items(), METHODS, strict=False):
             mean, seeds = values.mean(axis=0), len(values)
             if seeds > 1:
-                half = t.ppf(0.975, seeds - 1) * values.std(axis=0, ddof=1) / np.sqrt(seeds)
+                half = half_width(values)
                 ax.fill_between(rounds, mean - half, mean + half, color=colour, alpha=0.18, lw=0)
             ax.plot(rounds, mean, "o-", ms=3, color=colour, label=label)
         ax.xaxis.get_major_locator().set_params(integer=True)

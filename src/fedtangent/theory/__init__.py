@@ -41,7 +41,8 @@ from fedtangent.theory.bias_variance import (
     ensemble_laws,
 )
 from fedtangent.theory.convergence import Theorem1, theorem_1, weight_movement
-from fedtangent.theory.federated_flow import Flow, LimitDistance, federated_flow
+from fedtangent.theory.federated_flow import federated_flow
+from fedtangent.theory.flow import Flow, LimitDistance
 from fedtangent.theory.gp_limit import CovarianceTerms, covariance_terms, gp_limit
 from fedtangent.theory.linearisation_gap import gap_from_drift, kappa_4, linearisation_gap
 from fedtangent.theory.second_order import exponential_average, exponential_product

@@ -23,7 +23,8 @@ import numpy as np
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.theory import _checks as checks
 from fedtangent.theory._precision import in_float64
-from fedtangent.theory.federated_flow import Flow, federated_flow
+from fedtangent.theory.federated_flow import federated_flow
+from fedtangent.theory.flow import Flow
 from fedtangent.theory.gp_limit import gp_limit
 from fedtangent.types import Cohort, Partition
 

@@ -26,6 +26,13 @@ class CovarianceTerms(NamedTuple):
         return 0.5 * (covariance + covariance.T)
 
 
+def prior_blocks(k: KernelBlocks) -> tuple[Any, Any, Any]:
+    """The blocks nngp_train, nngp_test_train and nngp_test of ``k``; ``ValueError`` where one was left out."""
+    if k.nngp_train is None or k.nngp_test_train is None or k.nngp_test is None:
+        raise ValueError("a covariance needs the blocks nngp_train, nngp_test_train and nngp_test, got None in k")
+    return k.nngp_train, k.nngp_test_train, k.nngp_test
+
+
 def covariance_terms(k: KernelBlocks, b: Any, gamma: Any = 1.0) -> CovarianceTerms:
     """Covariance of ``f(x) = gamma f0(x) - B f0(X) + ...`` for ``f0 ~ GP(0, K)``, term by term.
 
@@ -39,12 +46,11 @@ def covariance_terms(k: KernelBlocks, b: Any, gamma: Any = 1.0) -> CovarianceTer
     Raises:
         ValueError: ``k`` has no nngp blocks, or ``b`` is not [m, n].
     """
-    if k.nngp_train is None or k.nngp_test_train is None or k.nngp_test is None:
-        raise ValueError("a covariance needs the blocks nngp_train, nngp_test_train and nngp_test, got None in k")
-    if b.shape != k.nngp_test_train.shape:
-        raise ValueError(f"b must have the shape of nngp_test_train, {k.nngp_test_train.shape}, got {b.shape}")
-    half = gamma * (b @ k.nngp_test_train.T)
-    return CovarianceTerms(gamma**2 * k.nngp_test, b @ k.nngp_train @ b.T, half + half.T)
+    prior, prior_cross, prior_test = prior_blocks(k)
+    if b.shape != prior_cross.shape:
+        raise ValueError(f"b must have the shape of nngp_test_train, {prior_cross.shape}, got {b.shape}")
+    half = gamma * (b @ prior_cross.T)
+    return CovarianceTerms(gamma**2 * prior_test, b @ prior @ b.T, half + half.T)
 
 
 def gp_limit(k: KernelBlocks, y_train: Any, *, max_relative_jitter: float = 1e-10, outputs: str = "shared") -> Gaussian:

@@ -12,8 +12,7 @@ import numpy as np
 from fedtangent.kernels.gram import check_finite
 from fedtangent.theory import _checks as checks
 from fedtangent.theory._precision import in_float64, is_concrete
-from fedtangent.theory.federated_flow import Flow
-from fedtangent.theory.gp_limit import covariance_terms
+from fedtangent.theory.flow import Flow
 from fedtangent.types import Array
 
 
@@ -57,15 +56,12 @@ def predicted_loss(flow: Flow, y_test: Any, r: int | None = None, mixing: Any = 
         raise ValueError(f"mixing must be one weight per model, [{flow.num_models}], got shape {weights.shape}")
     mean = jnp.einsum("k,kmc->mc", weights, flow.mean(r))
     bias = jnp.mean((mean - targets) ** 2)
-    variance = jnp.sum(weights**2 * _variances(flow, r)) if flow.kernels.nngp_train is not None else jnp.zeros(())
+    variance = (
+        jnp.sum(weights**2 * jnp.mean(flow.variance(r), axis=1))
+        if flow.kernels.nngp_train is not None
+        else jnp.zeros(())
+    )
     return PredictedLoss(bias + variance, bias, variance)
-
-
-def _variances(flow: Flow, r: int) -> Array:
-    """Each model's variance averaged over test points, [K]."""
-    b, gamma = flow.dependence(r)
-    traces = [jnp.mean(jnp.diag(covariance_terms(flow.kernels, b[k], gamma[k]).total)) for k in range(len(b))]
-    return jnp.stack(traces)
 
 
 class BestRate(NamedTuple):

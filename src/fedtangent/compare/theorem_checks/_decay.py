@@ -14,7 +14,8 @@ from fedtangent.compare.theorem_checks import TheoremCheck
 from fedtangent.compare.theorem_checks._ages import toy
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent.theory.convergence import Theorem1, kappa_2, largest_progress, theorem_1, weight_movement
-from fedtangent.theory.federated_flow import Flow, federated_flow
+from fedtangent.theory.federated_flow import federated_flow
+from fedtangent.theory.flow import Flow
 from fedtangent.types import Cohort, Partition
 
 STEPS = 10  # local steps of the run that meets the assumptions

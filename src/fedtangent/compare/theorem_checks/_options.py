@@ -33,6 +33,7 @@ class Option(NamedTuple):
 
 
 def every_client(num_models: int = 1) -> Schedule:
+    """Every client trains every model in every round."""
     return schedule.all_clients(NUM_CLIENTS, num_models)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 from scipy.stats import t as student
 
 from fedtangent.compare import repeated_runs
 from fedtangent.compare.repeated_runs import PowerLaw, Problem, power_law
+from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.compare.statistics import NUM_STANDARD_ERRORS, SIGNIFICANCE
 from fedtangent.compare.theorem_checks import SCALES, TheoremCheck
 from fedtangent.compare.verdicts import EXACT
@@ -27,7 +27,7 @@ def checks(scale: str, seed: int) -> list[TheoremCheck]:
     if scale not in SIZES:
         raise ValueError(f"scale: got {scale!r}, allowed are {', '.join(SCALES)}")
     schedules, draws, num_rounds = SIZES[scale]
-    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+    with exact_arithmetic():
         problem = repeated_runs.sine_problem(seed, local_steps=10, gap=True, num_clients=CLIENTS)
         exact, seen, runs = {}, {}, {}
         for k in NUM_MODELS:
@@ -102,7 +102,7 @@ def _parts(exact: Decomposition, seen: Decomposition, schedules: int, sizes: str
 
 def _schedules(seed: int, schedules: int, num_rounds: int) -> TheoremCheck:
     """The schedules' part alone: models that all start at zero differ by nothing else, and must agree to rounding."""
-    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+    with exact_arithmetic():
         problem = repeated_runs.sine_problem(seed, local_steps=10, sigma=0.0, num_clients=CLIENTS)
         plan = repeated_runs.permutations(CLIENTS, LAST)
         laws = repeated_runs.laws(problem, plan, (num_rounds,), range(seed, seed + schedules))
@@ -142,7 +142,7 @@ def _identity(runs: np.ndarray, seen: Decomposition, problem: Problem, sizes: st
 
 def _limit(problem: Problem, sizes: str, num_rounds: int) -> TheoremCheck:
     """Corollary 1's assumption on Theta, and how far the finite round is from its limit."""
-    with jax.enable_x64(True):
+    with exact_arithmetic():
         found = corollary_1(problem.blocks, problem.y, LAST)
         plan = repeated_runs.permutations(CLIENTS, 1)
         rounds = (num_rounds, 30 * num_rounds)

@@ -20,15 +20,14 @@ from fedtangent.compare.statistics import relative_errors
 from fedtangent.compare.theorem_checks import TheoremCheck
 from fedtangent.compare.theorem_checks._options import NUM_CLIENTS, OPTIONS, Option, every_client
 from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict, slope_verdict
-from fedtangent.federated import schedule
-from fedtangent.federated.compose import keys
+from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.federated.local import Work
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent.models.mlp import mlp
 from fedtangent.models.rbf_linear import rbf_linear
 from fedtangent.simulate import predict, simulate
 from fedtangent.theory import Flow, federated_flow
-from fedtangent.types import Cohort, Model, Partition
+from fedtangent.types import Model, Partition
 
 THEOREM = "federated flow (FE-2021 section 9.2, exact)"
 LOCAL_STEPS = 4
@@ -140,22 +139,17 @@ def run(option: Option, case: Case, width: int, draws: int, rounds_apart: int) -
 def flow_of(option: Option, case: Case, blocks: KernelBlocks, **changes: Any) -> Flow:
     """What theory says of the option; ``changes`` make it wrong."""
     plan = option.schedule()
-    cohorts = changes.pop("cohorts", None)
-    cohorts = schedule.unroll(plan, keys(case.seed).schedule, case.num_rounds) if cohorts is None else cohorts
-    weight = np.asarray(cohorts.weight)
-    if not changes.pop("uniform", option.uniform):
-        weight = weight * np.asarray(case.partition.sizes)[np.asarray(cohorts.client)]
+    weighting = "uniform" if changes.pop("uniform", option.uniform) else "examples"
+    cohorts = drawn_cohorts(changes.pop("plan", plan), case.partition, case.num_rounds, case.seed, weighting)
     given = {"local_steps": LOCAL_STEPS, "learning_rate": case.learning_rate, **option.predicted, **changes}
-    weighted = Cohort(np.asarray(cohorts.client), np.asarray(cohorts.model), weight)  # type: ignore[arg-type]
-    return federated_flow(blocks, case.y_train, case.partition, weighted, num_models=plan.num_models, **given)
+    return federated_flow(blocks, case.y_train, case.partition, cohorts, num_models=plan.num_models, **given)
 
 
 def wrong_flows(option: Option, case: Case, blocks: KernelBlocks) -> dict[str, Flow]:
     """Wrong theories of the option, the one that ignores it first."""
     wrong: dict[str, dict[str, Any]] = {}
     if option.ignored is None:
-        everyone = schedule.unroll(every_client(option.schedule().num_models), jax.random.key(0), case.num_rounds)
-        wrong["schedule ignored"] = {"cohorts": everyone}
+        wrong["schedule ignored"] = {"plan": every_client(option.schedule().num_models)}
     else:
         wrong["local steps ignored" if "local_steps" in option.ignored else "option ignored"] = option.ignored
     wrong["one local step less"] = {"local_steps": LOCAL_STEPS - 1}

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 from scipy.stats import t as student
 
 from fedtangent.compare import repeated_runs
 from fedtangent.compare.repeated_runs import PowerLaw, Problem, power_law
+from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.compare.statistics import SIGNIFICANCE
 from fedtangent.experiments import sine, trials
 from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
@@ -84,19 +84,15 @@ def prepare(request: Request) -> Prepared:
     seeds, s = check_seeds(request.seeds), changed(SETTINGS[request.scale], request.changes)
     trials.check_numbers(s, ("num_clients", "points_per_client", "local_steps", "num_rounds", "network_clients",
                              "network_rounds"))  # fmt: skip
-    for option in ("num_models", "widths"):
-        values = getattr(s, option)
-        if min(values) < 1 or len(set(values)) < len(values):
-            raise ValueError(f"{option}: got {values}, must be different whole numbers of at least 1")
+    trials.check_different(s, ("num_models", "widths"))
     if len(s.num_models) < 2:
         raise ValueError(f"num_models: got {s.num_models}, a slope needs at least 2")
-    for option, least in (("schedules", 3), ("draws", 2), ("network_runs", 3)):
-        if getattr(s, option) < least:
-            raise ValueError(f"{option}: got {getattr(s, option)}, must be at least {least}")
+    trials.check_numbers(s, ("draws",), least=2)
+    trials.check_numbers(s, ("schedules", "network_runs"), least=3)
     _network_problem(s, seeds[0], s.widths[0])
 
     def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
-        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        with exact_arithmetic():
             return _run(s, seeds[0], say, keep, figures)
 
     return Prepared(s, name, run)
@@ -104,7 +100,7 @@ def prepare(request: Request) -> Prepared:
 
 def _network_problem(s: Settings, seed: int, width: int) -> Problem:
     """Erf networks of one hidden layer; the kernel is that of infinite width."""
-    with jax.enable_x64(True):
+    with exact_arithmetic():
         held = sine.load(seed, s.network_clients, s.points_per_client, True, s.spacing, repeated_runs.TEST_POINTS)
         model = sine.network(width)
         assert model.kernel is not None

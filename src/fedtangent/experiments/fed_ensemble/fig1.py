@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
+from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.compare.statistics import SIGNIFICANCE
 from fedtangent.experiments import sine, trials
 from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
@@ -118,7 +118,7 @@ def prepare(request: Request) -> Prepared:
         load(s, seed)
 
     def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
-        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        with exact_arithmetic():
             return _run(s, name, seeds, say, keep, figures)
 
     return Prepared(s, name, run)

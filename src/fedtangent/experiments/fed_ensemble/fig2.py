@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
+from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.compare.statistics import relative_distance
 from fedtangent.compare.verdicts import EXACT
 from fedtangent.experiments import bands, sine, trials
@@ -25,7 +25,6 @@ from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Reque
 from fedtangent.federated import schedule
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.report.files import Metric
-from fedtangent.sweep import check_seeds
 from fedtangent.theory import gp_limit
 from fedtangent.types import Algorithm, Model
 
@@ -64,19 +63,16 @@ class Case(NamedTuple):
 def prepare(request: Request) -> Prepared:
     """Check the request and build every seed's data; raises ``ValueError``."""
     name = choose(EXPERIMENT, request)
-    seeds, s = check_seeds(request.seeds), changed(SETTINGS[request.scale], request.changes)
-    if len(seeds) < 2:
-        raise ValueError("seeds: got 1, an interval needs at least 2")
-    trials.check_numbers(s, ("num_clients", "points_per_client", "num_models", "width", "local_steps", "num_rounds"))
-    if s.num_models < 2:
-        raise ValueError(f"num_models: got {s.num_models}, an ensemble needs at least 2")
+    seeds, s = trials.several(request.seeds), changed(SETTINGS[request.scale], request.changes)
+    trials.check_numbers(s, ("num_clients", "points_per_client", "width", "local_steps", "num_rounds"))
+    trials.check_numbers(s, ("num_models",), least=2)
     if s.model not in ("linear", "network"):
         raise ValueError(f"model: got {s.model!r}, allowed are linear, network")
     for seed in seeds:
         load(s, seed)
 
     def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
-        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        with exact_arithmetic():
             return _run(s, name, seeds, say, keep, figures)
 
     return Prepared(s, name, run)

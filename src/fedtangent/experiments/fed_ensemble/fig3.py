@@ -35,7 +35,6 @@ from fedtangent.federated import recipes, schedule
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import staircase_decay
 from fedtangent.report.files import Metric, check_data_dir
-from fedtangent.sweep import check_seeds
 from fedtangent.types import Algorithm, Model
 
 ENSEMBLE, SAME_START, SAME_MODEL = "ensemble", "same start", "one model"
@@ -82,9 +81,7 @@ def prepare(request: Request) -> Prepared:
     """Check the request, build the algorithm and load the first seed's data; raises ``ValueError``."""
     name = choose(EXPERIMENT, request)
     check_data_dir(request.data_dir)
-    seeds = check_seeds(request.seeds)
-    if len(seeds) < 2:
-        raise ValueError("seeds: got 1, an interval needs at least 2")
+    seeds = trials.several(request.seeds)
     s = changed(SETTINGS[name, request.scale], request.changes)
     names = ("num_clients", "classes_per_client", "num_models", "local_epochs", "batch_size", "width", "num_points")
     trials.check_numbers(s, names)

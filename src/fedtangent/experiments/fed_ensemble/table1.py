@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 from scipy.stats import t as student
 
 from fedtangent.compare import repeated_runs
+from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.compare.statistics import SIGNIFICANCE
 from fedtangent.experiments import table1_scan as scan
 from fedtangent.experiments import trials
@@ -54,18 +54,14 @@ def prepare(request: Request) -> Prepared:
     name = choose(EXPERIMENT, request)
     seeds, s = check_seeds(request.seeds), changed(SETTINGS[request.scale], request.changes)
     trials.check_numbers(s, ("num_clients", "points_per_client"))
-    for option in ("num_models", "local_steps", "rounds", "ages"):
-        values = getattr(s, option)
-        if min(values) < 1 or len(set(values)) < len(values):
-            raise ValueError(f"{option}: got {values}, must be different whole numbers of at least 1")
+    trials.check_different(s, ("num_models", "local_steps", "rounds", "ages"))
     if not set(s.num_models) <= set(PUBLISHED):
         raise ValueError(f"num_models: got {s.num_models}, the paper has {tuple(PUBLISHED)}")
-    for option, least in (("scanned_schedules", 2), ("schedules", 3), ("draws", 2)):
-        if getattr(s, option) < least:
-            raise ValueError(f"{option}: got {getattr(s, option)}, must be at least {least}")
+    trials.check_numbers(s, ("scanned_schedules", "draws"), least=2)
+    trials.check_numbers(s, ("schedules",), least=3)
 
     def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
-        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        with exact_arithmetic():
             return _run(s, seeds, say, keep, figures)
 
     return Prepared(s, name, run)

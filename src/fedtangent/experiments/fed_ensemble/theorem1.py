@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from fedtangent.compare import cases
 from fedtangent.compare.predicted import run_flow
-from fedtangent.compare.settings import Setting
+from fedtangent.compare.settings import Setting, exact_arithmetic
 from fedtangent.compare.simulated import fed_ensemble, weighted_cohorts
 from fedtangent.experiments import trials
 from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
@@ -77,7 +76,7 @@ def prepare(request: Request) -> Prepared:
         raise ValueError(f"step_factor: got {settings.step_factor}, must be positive")
 
     def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
-        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        with exact_arithmetic():
             found = []
             for seed in seeds:
                 start = time.perf_counter()

@@ -26,7 +26,7 @@ from fedtangent.federated.local import Work
 from fedtangent.federated.rates import sgd, staircase_decay
 from fedtangent.history import check_rounds
 from fedtangent.report.files import Metric, check_data_dir
-from fedtangent.sweep import Sweep, check_seeds, single_device_engine
+from fedtangent.sweep import Sweep, single_device_engine
 from fedtangent.types import Algorithm, Array, Model
 
 BASELINE, METHOD = "fed_avg", "fed_ensemble"
@@ -90,14 +90,11 @@ def prepare(request: Request) -> Prepared:
     """Check the request, and build the first seed's trial and algorithms; raises ``ValueError``."""
     name = choose(EXPERIMENT, request)
     check_data_dir(request.data_dir)
-    seeds = check_seeds(request.seeds)
-    if len(seeds) < 2:
-        raise ValueError("seeds: got 1, a paired difference needs at least 2")
+    seeds = trials.several(request.seeds)
     settings = changed(SETTINGS[name, request.scale], request.changes)
     check_rounds(settings.num_rounds, settings.evaluate_every)
-    trials.check_numbers(settings, ("num_clients", "num_models", "local_epochs", "batch_size", "width"))
-    if settings.num_models < 2:
-        raise ValueError(f"num_models: got {settings.num_models}, an ensemble needs at least 2")
+    trials.check_numbers(settings, ("num_clients", "local_epochs", "batch_size", "width"))
+    trials.check_numbers(settings, ("num_models",), least=2)
     if settings.weight_decay < 0:
         raise ValueError(f"weight_decay: got {settings.weight_decay}, must be 0 or more")
 
