@@ -14,12 +14,13 @@ import pytest
 
 from fedtangent import engine as engine_module
 from fedtangent.engine import Mapping, default_mapping, device_mesh, engine_for, parse, scan_clients, vmap_clients
-from fedtangent.federated import recipes
+from fedtangent.federated import compose, recipes
+from fedtangent.federated.compose import _fetched
 from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import per_client_permutations, strata
+from fedtangent.federated.schedule import all_clients, per_client_permutations, strata, uniform_sampling
 from fedtangent.mapping import _arrange, _by_size, _deal, _restore, chunked, sharded
 from fedtangent.pytrees import num_bytes
-from fedtangent.types import Algorithm, Engine, PyTree, Slots
+from fedtangent.types import Algorithm, Cohort, Engine, FederatedData, PyTree, Slots
 
 from .federated.toys import distance, two_layer, uneven_data
 
@@ -160,3 +161,51 @@ def test_engines_are_equal_so_that_a_second_run_compiles_nothing() -> None:
         assert hash(engine_for(uneven_data(), name)) == hash(engine_for(uneven_data(), name))
     assert engine_for(uneven_data(), "chunked:2") != engine_for(uneven_data(), "chunked:3")
     assert engine_for(uneven_data()).mesh is None
+
+
+def test_a_cohort_is_fetched_together_only_where_that_is_cheap() -> None:
+    x = jnp.arange(400.0).reshape(200, 2)
+    even = FederatedData(x, x[:, 0], jnp.arange(200, dtype=jnp.int32)[::-1], jnp.arange(0, 201, 5, dtype=jnp.int32))
+    cohort = uniform_sampling(40, 8).sample(jax.random.key(0), (), jnp.int32(0))[0]
+    found = _fetched(even, cohort, 5)
+    assert found is not None
+    for slot, client in enumerate(np.asarray(cohort.client)):  # a client's own rows, through the partition's indices
+        np.testing.assert_array_equal(found[0][slot], x[::-1][5 * client : 5 * client + 5])
+    assert _fetched(even, all_clients(40).sample(jax.random.key(0), (), jnp.int32(0))[0], 5) is None  # most of the data
+    skewed = even._replace(offsets=jnp.concatenate([jnp.arange(40, dtype=jnp.int32), jnp.array([200], jnp.int32)]))
+    assert _fetched(skewed, Cohort(*(leaf[:1] for leaf in cohort)), 161) is None  # most of it would be padding
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [("fed_avg", "scan"), ("fed_avg", "vmap"), ("fed_avg", "sharded:chunked:2"), ("ntk_fl", "scan")]
+)
+def test_fetching_a_cohort_together_changes_nothing(method: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(2, 6, 40))]).astype(np.int32)
+    x = jnp.asarray(rng.normal(size=(offsets[-1], 3)))
+    order = jnp.asarray(rng.permutation(offsets[-1]), jnp.int32)
+    data = FederatedData(x, jnp.sin(x[:, :2]), order, jnp.asarray(offsets))
+    model, plan = two_layer(), uniform_sampling(40, 5)
+
+    def build() -> Algorithm:
+        if method == "ntk_fl":
+            return recipes.ntk_fl(model, plan, learning_rate=0.3, times=(1, 4))
+        return recipes.fed_avg(model, plan, client_learning_rate=0.2, work=Work(epochs=2, batch_size=2))
+
+    def run() -> PyTree:
+        algorithm, engine = build(), engine_for(data, name)
+        once = jax.jit(lambda state: algorithm.step(state, data, engine)[0])
+        return once(once(algorithm.init(0, 40))).server
+
+    together = run()
+    asked: list[bool] = []
+
+    def apart(*given: Any) -> None:
+        asked.append(_fetched(*given) is not None)
+
+    monkeypatch.setattr(compose, "_fetched", apart)
+    assert distance(run(), together) < ROUNDING
+    assert asked and all(asked)
+    # a cohort whose slots are given each other's examples is another run
+    monkeypatch.setattr(compose, "_fetched", lambda *given: jax.tree.map(lambda leaf: leaf[::-1], _fetched(*given)))
+    assert distance(run(), together) > VISIBLE or method == "ntk_fl"

@@ -27,8 +27,7 @@ def _by_size(slots: Slots) -> Array:
 
 def _arrange(slots: Slots, order: Array) -> Slots:
     """The slots at ``order`` [...]; an entry of S, beyond the last slot, becomes an empty slot."""
-    padded = jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.zeros((1,), leaf.dtype)]), slots)
-    return jax.tree.map(lambda leaf: leaf[order], padded)
+    return jax.tree.map(lambda leaf: leaf.at[order].get(mode="fill", fill_value=0), slots)
 
 
 def _restore(outs: PyTree, order: Array, num_slots: int) -> PyTree:

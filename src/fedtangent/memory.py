@@ -43,7 +43,7 @@ def memory_limit() -> int:
 class Plan(NamedTuple):
     """Predicted peak bytes of a run on one device."""
 
-    data: int  # examples, targets, partition
+    data: int  # examples, targets, partition, and those of a cohort again where they are fetched together
     state: int  # models, server and client state, schedule, with the copy that the last good round is kept in
     aggregate: int  # accumulators and the server's work on them
     slot: int  # one client's update
@@ -129,6 +129,7 @@ class _Seen(NamedTuple):
     slot: int
     outputs: int
     accumulators: int
+    block: int  # the cohort's examples, where they are fetched together
 
 
 def _look(algorithm: Algorithm, data: PyTree, state: PyTree, max_client_size: int) -> tuple[_Seen, PyTree]:
@@ -139,7 +140,8 @@ def _look(algorithm: Algorithm, data: PyTree, state: PyTree, max_client_size: in
         row = pytrees.take(slots, 0)
         closed = jax.make_jaxpr(train)(held, row)
         outputs = jax.eval_shape(lambda r: train(held, r)[-1], row)
-        seen.append(_Seen(peak_bytes(closed.jaxpr), pytrees.num_bytes(outputs), pytrees.num_bytes(acc)))
+        held_bytes = (peak_bytes(closed.jaxpr), *map(pytrees.num_bytes, (outputs, acc, slots.block)))
+        seen.append(_Seen(*held_bytes))
         return scan_clients(train, held, aggregate, acc, slots)
 
     engine = Engine(spy, max_client_size)
@@ -160,8 +162,9 @@ def plan(algorithm: Algorithm, data: FederatedData, mapping: Mapping, max_client
     shapes = tuple((tuple(leaf.shape), str(leaf.dtype)) for leaf in data)
     seen, state, infos = _plan(algorithm, shapes, max_client_size, data.num_clients)
     slots = -(-algorithm.schedule.num_slots // mapping.devices)
+    copies = 1 if mapping.kind == "scan" and mapping.devices == 1 else 3  # others arrange the slots
     return Plan(
-        data=pytrees.num_bytes(data),
+        data=pytrees.num_bytes(data) + copies * seen.block,
         state=2 * state,
         aggregate=3 * seen.accumulators,
         slot=seen.slot,

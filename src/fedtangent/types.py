@@ -89,6 +89,8 @@ class Slots(NamedTuple):
     weight: Array  # [B] float
     place: Array  # [B] int32, rank among the filled slots of the model in the cohort's own order
     size: Array  # [B] int32, examples of the client, 0 for an empty slot
+    block: tuple[Array, Array] | None = None
+    # x [B, max_size, ...] and y [B, max_size, ...] of the clients, where the engine fetched them for the whole round
 
 
 class Model(NamedTuple):
