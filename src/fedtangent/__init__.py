@@ -9,6 +9,7 @@ The public API on one screen::
     federated.channel          compression and clipping     federated.personal           what clients predict
     cite(algorithm)            BibTeX of its papers         privacy.epsilon(...)         of a private run
     simulate(algorithm, data, num_rounds, seed)             compiled rounds
+    attacks.from_jacobians, ssim                            what a curious server reads
     sweep.sweep, paired.differences, seeds.simulate_seeds   many runs, with intervals
     checkpointing.Checkpoints, distributed.start            runs that survive; several processes
     hypergradient.hypergradient                             derivatives through rounds
@@ -25,6 +26,7 @@ from typing import Any as _Any
 import jax as _jax
 
 from fedtangent import (
+    attacks,
     checkpointing,
     data,
     diagnostics,
@@ -51,6 +53,7 @@ from fedtangent.simulate import simulate
 __version__ = "0.1.0"
 
 __all__ = [
+    "attacks",
     "checkpointing",
     "cite",
     "compare",

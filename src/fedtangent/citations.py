@@ -136,6 +136,7 @@ BIBTEX: dict[str, str] = {
 # Keys of the papers of each algorithm, by its name; of an ensemble of another algorithm: those of both.
 PAPERS: dict[str, tuple[str, ...]] = {
     "centralised": ("yue2022",),
+    "cp_ntk_fl": ("yue2022",),
     "data_sharing": ("zhao2018",),
     "ditto": ("li2021",),
     "dp_fed_avg": ("mcmahan2018",),

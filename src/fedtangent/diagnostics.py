@@ -15,6 +15,8 @@ from fedtangent.data.checks import integer
 from fedtangent.data.targets import classification_targets
 from fedtangent.kernels import diagnostics as measures
 from fedtangent.kernels.empirical import empirical_ntk
+from fedtangent.models.dense import DenseStructure
+from fedtangent.models.rbf_linear import LinearStructure
 from fedtangent.types import Algorithm, Array, FederatedData, Key, Model, Partition, PyTree
 
 METRICS = (  # of each model
@@ -103,9 +105,9 @@ def kernel_diagnostics(
     rank, trace over largest eigenvalue, ends of the spectrum, condition number; mean norm of the pairwise commutators
     of the clients' Gram operators and the norm of their variance (FE-2021 section 9.2, Lemmas 9.2 and 9.3). See
     ``kernels.diagnostics`` for the definitions. Kernels are means over outputs, computed in float64 where JAX's 64-bit
-    types are enabled and the model has a ``structure``; a convolutional network's are computed in its own precision (in
-    float32 eigenvalues below 1e-6 of the largest are rounding). The initial ones are recomputed from the seed, so that
-    a resumed run has the same Theta_0.
+    types are enabled and the model is an ``mlp`` or linear in its parameters; any other network's are computed in its
+    own precision (in float32 eigenvalues below 1e-6 of the largest are rounding). The initial ones are recomputed from
+    the seed, so that a resumed run has the same Theta_0.
 
     Args:
         algorithm: one that predicts with K networks of ``model``; its ``params`` says so.
@@ -118,7 +120,7 @@ def kernel_diagnostics(
     """
     params = check_watchable(algorithm, model, data.num_clients, num_examples)
     watched = stratified(data, model.output_size, num_examples, examples_seed)
-    cheap = model.structure is not None
+    cheap = isinstance(model.structure, (DenseStructure, LinearStructure))
 
     @jax.jit
     def kernels_of(all_params: PyTree, x: Array) -> Array:

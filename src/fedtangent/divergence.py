@@ -37,6 +37,24 @@ def broken_round(infos: dict[str, Any]) -> int | None:
     return int(rows[0]) if rows.size else None
 
 
+def refused_round(infos: dict[str, Any]) -> tuple[int, str] | None:
+    """The first row of ``infos`` in which a server refused a learning rate as unstable, and why; or None.
+
+    Such a server reports ``refused``, ``learning_rate`` and ``stable_learning_rate``, each [R, K]; its model is as it
+    was before that round.
+    """
+    if "refused" not in infos:
+        return None
+    refused = np.asarray(infos["refused"])
+    rows = np.flatnonzero(refused.any(axis=1))
+    if rows.size == 0:
+        return None
+    row = int(rows[0])
+    model = int(np.flatnonzero(refused[row])[0])
+    given, stable = (float(infos[name][row][model]) for name in ("learning_rate", "stable_learning_rate"))
+    return row, f"learning rate {given:.6g} is above {stable:.6g}, the largest stable one"
+
+
 def copied(state: PyTree) -> PyTree:
     """The state in buffers of its own, which the next chunk cannot take over."""
     return jax.tree.map(jnp.copy, state)

@@ -42,8 +42,10 @@ class History(NamedTuple):
 class Run(NamedTuple):
     """The final state and the history of a run.
 
-    ``status`` is ``"finished"``, ``"diverged at round r"`` (state and history are then those of the last good round)
-    or ``"stopped by SIGTERM at round r"``, of which ``signal`` is the number.
+    ``status`` is ``"finished"``, ``"diverged at round r"`` (state and history are then those of the last good round),
+    ``"unstable at round r: .."`` (a server refused that round's learning rate and kept its model; with
+    ``stop_on_divergence`` the run ends before it) or ``"stopped by SIGTERM at round r"``, of which ``signal`` is the
+    number.
     """
 
     state: PyTree

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedtangent import checkpointing
 from fedtangent.distributed import local
-from fedtangent.divergence import broken_round, copied, is_finite
+from fedtangent.divergence import broken_round, copied, is_finite, refused_round
 from fedtangent.history import Evaluation, History, Run, at_start, charge, first_rounds, stacked
 from fedtangent.types import Algorithm, Array, Cost, Engine, FederatedData, PyTree
 
@@ -148,9 +148,9 @@ def go(setup: Setup, past: Past, signalled: Callable[[], int | None], advance: C
         good, chunks = past._replace(state=copied(past.state)) if setup.guard else None, len(past.chunks)
         past, stop = _to_next_stop(setup, past, signalled, advance)
         if good is not None and not _is_good(past, chunks):
-            return _diverged(setup, good, chunks, past.round)
+            return _diverged(setup, good, chunks, past)
         past = _look(setup, past, save=bool(stop))
-    status = f"stopped by {signal.Signals(stop).name} at round {past.round}" if stop else "finished"
+    status = f"stopped by {signal.Signals(stop).name} at round {past.round}" if stop else _end(past)
     return _run(setup, past, status)._replace(signal=stop)
 
 
@@ -203,12 +203,35 @@ def _save(setup: Setup, store: checkpointing.Store, past: Past) -> Past:
 
 
 def _is_good(past: Past, chunks: int) -> bool:
-    """Whether the state is finite, and somebody's loss in every round since there were so many ``chunks``."""
-    return is_finite(past.state) and all(broken_round(infos) is None for infos in past.chunks[chunks:])
+    """Whether no round since there were so many ``chunks`` was refused or without a loss, and the state is finite."""
+    news = past.chunks[chunks:]
+    return is_finite(past.state) and all(broken_round(i) is None and refused_round(i) is None for i in news)
 
 
-def _diverged(setup: Setup, good: Past, chunks: int, bad: int) -> Run:
+def _refused(past: Past, chunks: int = 0) -> tuple[int, str] | None:
+    """The first round since there were so many ``chunks`` that a server refused, from 1, and why."""
+    done = past.round - sum(_rounds(infos) for infos in past.chunks[chunks:])
+    for infos in past.chunks[chunks:]:
+        found = refused_round(infos)
+        if found is not None:
+            return done + found[0] + 1, found[1]
+        done += _rounds(infos)
+    return None
+
+
+def _end(past: Past) -> str:
+    """The status of a run that came to its end, in which rounds may have been refused."""
+    refused = _refused(past)
+    return "finished" if refused is None else f"unstable at round {refused[0]}: {refused[1]}"
+
+
+def _rounds(infos: PyTree) -> int:
+    return int(jax.tree.leaves(infos)[0].shape[0])
+
+
+def _diverged(setup: Setup, good: Past, chunks: int, bad: Past) -> Run:
     """Find the last good round between ``good`` and ``bad`` by running it again, and end there."""
+    refused = _refused(bad, chunks)
 
     def replay(round_: int) -> Past:
         del good.chunks[chunks:]
@@ -217,7 +240,9 @@ def _diverged(setup: Setup, good: Past, chunks: int, bad: int) -> Run:
             past = _chunk(setup, past, min(round_ - past.round, setup.length))
         return past
 
-    low, high = good.round, bad
+    low, high = good.round, bad.round if refused is None else refused[0]
+    if refused is not None and _is_good(replay(high - 1), chunks):
+        low = high - 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if _is_good(replay(middle), chunks) else (low, middle)
@@ -225,6 +250,8 @@ def _diverged(setup: Setup, good: Past, chunks: int, bad: int) -> Run:
     _evaluate(setup, past)
     if setup.store is not None and past.round > past.saved.round:
         past = _save(setup, setup.store, past)
+    if refused is not None and refused[0] == high:
+        return _run(setup, past, f"unstable at round {high}: {refused[1]}")
     return _run(setup, past, f"diverged at round {high}")
 
 

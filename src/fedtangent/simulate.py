@@ -130,7 +130,8 @@ def simulate(
             computes, save, and return with ``status`` "stopped by ...".
         stop_on_divergence: look, between chunks, whether the server's numbers are finite and whether any client's
             loss is; if not, return state and history of the last round for which they were, with ``status``
-            "diverged at round ...". Keeps a second copy of the state on the device.
+            "diverged at round ..."; and likewise before a round whose rate the server refused, "unstable at round ...".
+            Keeps a second copy of the state on the device.
 
     Returns ``Run(state, history, status)``. Raises ``ValueError`` for bad arguments, and for a run that does not fit
     into memory (with the largest chunk that would), before any work;

@@ -10,7 +10,7 @@ from fedtangent.data import available, load
 
 def test_registry():
     names = available()
-    assert list(names) == ["digits", "sine", "mnist", "fashion_mnist"]
+    assert list(names) == ["digits", "sine", "mnist", "fashion_mnist", "femnist_digits", "cifar10"]
     assert all(text and "\n" not in text for text in names.values())
     for name in ("digits", "sine"):
         assert load(name).name == name
@@ -19,7 +19,7 @@ def test_registry():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("digit", {}, "dataset must be one of digits, sine, mnist, fashion_mnist; got 'digit'"),
+        ("digit", {}, "dataset must be one of digits, sine, mnist, fashion_mnist, .*; got 'digit'"),
         ("digits", {"gap": True}, "digits has no option gap; it has test_fraction, flatten, num_train"),
         ("sine", {"num_train": 3}, "sine has no option num_train"),
         ("mnist", {"source": 3}, "mnist has no option source"),

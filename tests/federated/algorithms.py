@@ -118,6 +118,12 @@ ALGORITHMS = {
         doubled="weight",
     ),
     "ntk_fl": Row(_ntk_fl("averaged"), per_client_permutations(6, 2), _ntk_fl("exact"), doubled="examples"),
+    "cp_ntk_fl": Row(
+        functools.partial(recipes.cp_ntk_fl, learning_rate=0.3, times=(1, 4, 9), beta=0.6, sparsity=0.5),
+        uniform_sampling(6, 4),
+        functools.partial(recipes.cp_ntk_fl, learning_rate=0.3, times=(1, 4, 9), sparsity=0.5),
+        doubled="examples",
+    ),
     "centralised": Row(
         functools.partial(recipes.centralised, learning_rate=0.2, work=Work(epochs=2, batch_size=3)),
         uniform_sampling(6, 4),
@@ -254,4 +260,4 @@ ALGORITHMS = {
 # compile): their laws are among the slow tests (make check-theory).
 NIGHTLY = ("fed_adagrad", "fed_avg_m", "fed_be_no_distillation", "fed_paq", "fed_sgd", "fed_yogi", "modified_local_gd")
 NIGHTLY += ("centralised", "data_sharing", "dp_fed_avg", "fed_be", "fed_com", "fed_nova", "fed_prox", "lg_fed_avg")
-NIGHTLY += ("random_walk",)
+NIGHTLY += ("random_walk", "cp_ntk_fl")

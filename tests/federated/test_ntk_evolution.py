@@ -63,9 +63,11 @@ def evolve(outputs: int, times=(STEPS,), rate=RATE, mask=EVERY_ROW, x=X, y=None,
     return model, params, y, new, info
 
 
-EXACT = [(3, "exact", "eigh"), (3, "exact", "iterate"), (1, "exact", "eigh"), (1, "exact", "iterate")]
+EXACT = [(outputs, "exact", method) for outputs in (3, 1) for method in ("eigh", "iterate")] + [
+    (3, "exact", "chebyshev")
+]
 MODES = list(itertools.product(["averaged", "exact"], ["eigh", "iterate"]))
-ONE_OUTPUT = [(1, "averaged", "eigh"), (1, "averaged", "iterate")]
+ONE_OUTPUT = [(1, "averaged", "eigh"), (1, "averaged", "iterate"), (1, "averaged", "chebyshev")]
 
 
 @pytest.mark.parametrize(("outputs", "kernel", "method"), EXACT + ONE_OUTPUT)
@@ -174,7 +176,7 @@ def test_the_time_with_the_smallest_loss_of_the_real_network_is_kept(method):
 @pytest.mark.parametrize(("kernel", "method"), MODES)
 def test_divergence_is_masked_and_reported(kernel, method):
     stable = float(evolve(3, kernel=kernel, method=method)[4]["stable_learning_rate"])
-    modes = {"kernel": kernel, "method": method}
+    modes = {"kernel": kernel, "method": method, "unstable": "allow"}
     _, params, _, new, info = evolve(3, (1, 2000), 100 * stable, **modes)
     assert np.isfinite(info["losses"][0]) and np.isinf(info["losses"][1])
     assert int(info["time"]) == 1 and int(info["status"]) == OK
@@ -252,7 +254,13 @@ def test_jit_vmap_and_a_traced_learning_rate():
         ({"rate": -1.0}, "learning_rate: got -1.0"),
         ({"rate": float("inf")}, "learning_rate: got inf"),
         ({"kernel": "full"}, "kernel: got 'full', allowed are averaged, exact"),
-        ({"method": "svd"}, "method: got 'svd', allowed are auto, eigh, iterate"),
+        ({"method": "svd"}, "method: got 'svd', allowed are auto, eigh, chebyshev, iterate"),
+        ({"criterion": "mse"}, "criterion: got 'mse', allowed are loss, accuracy"),
+        ({"unstable": "warn"}, "unstable: got 'warn', allowed are stop, clip, allow"),
+        ({"patience": 0}, "patience: got 0, must be None or a whole number of at least 1"),
+        ({"kernel_bytes": 100, "method": "eigh"}, r"method: eigh holds a kernel of 648 bytes \[9, 9\]"),
+        ({"validation": (np.ones((5, 4)), np.ones((5, 2)))}, r"validation: got x \(5, 4\) and y \(5, 2\)"),
+        ({"validation": (np.ones((5, 3)), np.ones((5, 3)))}, r"validation: got x \(5, 3\)"),
         ({"y": np.zeros((9, 2))}, r"y and mask: got \(9, 2\) and \(9,\)"),
         ({"mask": np.ones(8, bool)}, r"y and mask: got \(9, 3\) and \(8,\)"),
     ],

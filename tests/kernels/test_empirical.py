@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.kernels import empirical_ntk
+from fedtangent.kernels import empirical, empirical_ntk
 from fedtangent.models import mlp, rbf_linear
 
 RNG = np.random.default_rng(0)
@@ -72,6 +72,26 @@ def test_blocks_change_nothing(block_size, trace):
         blocked = empirical_ntk(model, params, X1, x2, trace=trace, block_size=block_size)
         assert blocked.shape == whole.shape
         np.testing.assert_allclose(blocked, whole, rtol=0, atol=1e-13)
+
+
+def test_half_of_a_symmetric_kernel_s_blocks_are_computed(monkeypatch):
+    """Of its own accord, for kernels of many examples: the same kernel, exactly symmetric, from 6 blocks and not 9."""
+    model = mlp(4, 3, (6, 5), "relu", dtype=jnp.float64)
+    params = model.init(jax.random.key(1))
+    monkeypatch.setattr(empirical, "SYMMETRIC_BLOCK", 3)
+    computed = []
+    block = empirical._dense_block
+
+    def counted(structure, params, rows1, rows2, trace):
+        jax.debug.callback(lambda: computed.append(rows2 is None))
+        return block(structure, params, rows1, rows2, trace)
+
+    monkeypatch.setattr(empirical, "_dense_block", counted)
+    half = jax.jit(lambda p, x: empirical_ntk(model, p, x))(params, X1)
+    jax.effects_barrier()
+    assert sorted(computed) == [False] * 3 + [True] * 3
+    np.testing.assert_allclose(half, empirical_ntk(model, params, X1, X1), rtol=0, atol=1e-13)
+    np.testing.assert_array_equal(half, np.asarray(half).T)
 
 
 def test_image_inputs_and_none_for_the_second_argument():

@@ -13,8 +13,9 @@ from fedtangent.commands.parse import parse_channel, parse_graph
 from fedtangent.federated import faults, recipes
 from fedtangent.federated.distil import Distillation
 from fedtangent.federated.local import Work
+from fedtangent.federated.ntk_fl import largest_pool
 from fedtangent.federated.rates import Rate, staircase_decay
-from fedtangent.types import Accept, Algorithm, Array, Model, Schedule
+from fedtangent.types import Accept, Algorithm, Array, Model, Partition, Schedule
 
 
 class Given(NamedTuple):
@@ -24,6 +25,8 @@ class Given(NamedTuple):
     plan: Schedule
     server_data: Array | None = None  # x [m, ...], what FedBE distils on
     shared: np.ndarray | None = None  # indices of the examples that every client was given
+    validation: tuple[Array, Array] | None = None  # x [m, ...] and targets [m, C] that NTK-FL's server holds
+    clients: Partition | None = None
 
 
 class AlgorithmEntry(NamedTuple):
@@ -37,7 +40,13 @@ class AlgorithmEntry(NamedTuple):
 
 
 TRAINING = ("local_steps", "local_epochs", "batch_size", "client_optimizer")
-AVERAGING = (*TRAINING, "weighting", "server_learning_rate", "channel", "error_feedback")
+WIRE = ("beta", "shuffle")  # what every algorithm with a server's average can have
+SUMMED = ("sparsity", "secure_aggregation", "channel", "error_feedback")  # those without a channel of their own, too
+AVERAGING = (*TRAINING, "weighting", "server_learning_rate", *WIRE, *SUMMED)
+EVOLUTION = (
+    *("ntk_kernel", "ntk_times", "ntk_method", "ntk_choose", "ntk_criterion", "ntk_patience", "ntk_unstable"),
+    "server_examples",
+)
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation] | None] = {
     "sgd": None,
     "momentum": lambda rate: optax.sgd(rate, momentum=0.9),
@@ -77,7 +86,10 @@ def _averaging(o: TrainOptions, *left_out: str) -> dict[str, Any]:
         given["server_learning_rate"] = o.server_learning_rate
     if o.weighting is not None:
         given["weighting"] = o.weighting
-    wire = parse_channel(o.channel, o.error_feedback)
+    given |= {"beta": o.beta} if o.beta != 1 else {}
+    given |= {"shuffle": True} if o.shuffle else {}
+    given |= {"secure_aggregation": 32} if o.secure_aggregation else {}
+    wire = parse_channel(o.channel if o.sparsity == 0 else f"top_k:{1 - o.sparsity:.15f}", o.error_feedback)
     if wire is not None:
         given["channel"] = wire
     return {name: value for name, value in given.items() if name not in left_out}
@@ -160,17 +172,32 @@ def _gossip(o: TrainOptions, given: Given) -> Algorithm:
 
 
 def _ntk_fl(o: TrainOptions, given: Given) -> Algorithm:
+    return recipes.ntk_fl(given.model, given.plan, **_evolving(o, given))
+
+
+def _cp_ntk_fl(o: TrainOptions, given: Given) -> Algorithm:
+    own: dict[str, Any] = {"beta": o.beta, "sparsity": o.sparsity, "shuffle": o.shuffle}
+    return recipes.cp_ntk_fl(given.model, given.plan, **_evolving(o, given), **own)
+
+
+def _evolving(o: TrainOptions, given: Given) -> dict[str, Any]:
+    """Arguments of the recipes that evolve a kernel."""
     if o.loss != "squared_error":
-        raise ValueError(f"loss: got {o.loss!r}, but ntk_fl evolves the squared error: use squared_error")
-    return recipes.ntk_fl(
-        given.model,
-        given.plan,
-        learning_rate=decayed(o.client_learning_rate, o.decay, o.decay_every),
-        times=o.ntk_times,
-        kernel=o.ntk_kernel,
-        accept=acceptance(o.max_update_norm),
-        slots_per_model=min(given.plan.num_slots, given.plan.num_clients),
-    )
+        raise ValueError(f"loss: got {o.loss!r}, but {o.algorithm} evolves the squared error: use squared_error")
+    slots = min(given.plan.num_slots, given.plan.num_clients)
+    return {
+        "learning_rate": decayed(o.client_learning_rate, o.decay, o.decay_every),
+        "times": o.ntk_times,
+        "kernel": o.ntk_kernel,
+        "method": o.ntk_method,
+        "validation": given.validation,
+        "criterion": o.ntk_criterion,
+        "patience": o.ntk_patience,
+        "unstable": o.ntk_unstable,
+        "pool_size": None if given.clients is None else largest_pool(given.clients, slots),
+        "accept": acceptance(o.max_update_norm),
+        "slots_per_model": slots,
+    }
 
 
 _ADAPTIVE = {"tau": "tau"}
@@ -202,7 +229,7 @@ _ENTRIES: dict[str, AlgorithmEntry] = {
     "fed_sgd": AlgorithmEntry(
         "one full-batch gradient of each client (McMahan et al., 2017)",
         _fed_sgd,
-        uses=("weighting", "server_learning_rate", "channel", "error_feedback", "client_optimizer"),
+        uses=("weighting", "server_learning_rate", *WIRE, *SUMMED, "client_optimizer"),
     ),
     "fed_prox": _entry("fed_prox", "clients are held near the model they got by --mu (Li et al., 2020)"),
     "fed_dyn": _entry("fed_dyn", "dynamic regularisation of strength --dyn-alpha (Acar et al., 2021)"),
@@ -266,12 +293,12 @@ _ENTRIES: dict[str, AlgorithmEntry] = {
     "fed_com": AlgorithmEntry(
         "FedAvg through an unbiased quantiser of --bits (FedCOM, Haddadpour et al., 2021)",
         _averaged(recipes.fed_com, bits="bits"),
-        uses=(*TRAINING, "weighting", "server_learning_rate", "bits"),
+        uses=(*TRAINING, *WIRE, "weighting", "server_learning_rate", "bits"),
     ),
     "fed_paq": AlgorithmEntry(
         "FedAvg through QSGD's quantiser of --bits (FedPAQ, Reisizadeh et al., 2020)",
         _averaged(recipes.fed_paq, bits="bits"),
-        uses=(*TRAINING, "weighting", "server_learning_rate", "bits"),
+        uses=(*TRAINING, *WIRE, "weighting", "server_learning_rate", "bits"),
     ),
     "dp_fed_avg": AlgorithmEntry(
         "clipped updates, Gaussian noise, central differential privacy (McMahan et al., 2018)",
@@ -281,7 +308,12 @@ _ENTRIES: dict[str, AlgorithmEntry] = {
     "ntk_fl": AlgorithmEntry(
         "clients send Jacobians, the server evolves the kernel (NTK-FL, 2022)",
         _ntk_fl,
-        uses=("ntk_kernel", "ntk_times"),
+        uses=EVOLUTION,
+    ),
+    "cp_ntk_fl": AlgorithmEntry(
+        "NTK-FL on --beta of the examples, Jacobians of --sparsity, --shuffle (CP-NTK-FL, 2022)",
+        _cp_ntk_fl,
+        uses=(*EVOLUTION, "sparsity", *WIRE),
     ),
 }
 
@@ -312,5 +344,6 @@ _PARTS = {
     "fed_paq": "local SGD, QSGD; mean; SGD",
     "dp_fed_avg": "local SGD, clipping; sum over m; SGD, noise",
     "ntk_fl": "its Jacobians; pool; kernel evolution",
+    "cp_ntk_fl": "its Jacobians, fewer and sparse; pool, shuffled; kernel evolution",
 }
 ALGORITHMS = {name: entry._replace(parts=_PARTS[name]) for name, entry in _ENTRIES.items()}

@@ -18,6 +18,7 @@ from fedtangent.checkpointing import Checkpoints, has_checkpoint
 from fedtangent.commands import catalogue
 from fedtangent.commands.algorithms import ALGORITHMS, INSIDE, AlgorithmEntry, Given
 from fedtangent.commands.options import TrainOptions
+from fedtangent.commands.wire import check_wire, exchanged, project, seed_digest
 from fedtangent.diagnostics import check_watchable
 from fedtangent.kernels.gram import check_finite
 from fedtangent.report.files import check_data_dir
@@ -29,6 +30,7 @@ from fedtangent.types import Algorithm, Array, FederatedData, Model, Partition
 MAY_DIFFER = (
     *("num_rounds", "output", "data_dir", "mapping", "checkpoint_every", "resume", "stop_on_divergence", "seeds"),
     *("distributed", "coordinator", "num_processes", "process_id", "host_devices"),
+    "key_file",  # where the seed is kept; which seed it is may not differ
 )
 EVALUATED_TRAIN = 10_000  # training examples that train metrics are measured on, at most
 
@@ -79,16 +81,25 @@ OPTION_OF = {
     "distribution": "completion_time",
     "spread": "completion_spread",
     "max_norm": "max_update_norm",
+    "accept": "max_update_norm",
     "min_size": "min_client_size",
     "times": "ntk_times",
     "kernel": "ntk_kernel",
+    "method": "ntk_method",
+    "criterion": "ntk_criterion",
+    "patience": "ntk_patience",
+    "unstable": "ntk_unstable",
     "num_examples": "diagnostics_examples",
 }
 DIAGNOSTICS = ("none", "kernel")
+CHOOSE = ("training", "validation")
 
 
 def prepare(options: TrainOptions) -> Job:
-    """Check every option, load and divide the data, compose the algorithm; raises ``ValueError``, writes nothing."""
+    """Check every option, load and divide the data, compose the algorithm; raises ``ValueError``.
+
+    Writes nothing but the key file that a projection needs, where there is none.
+    """
     try:
         return _prepare(options)
     except ValueError as error:
@@ -109,7 +120,9 @@ def _prepare(o: TrainOptions) -> Job:
     given = {} if o.num_train is None else {"num_train": o.num_train}
     loaded = data.load(o.dataset, data_dir=o.data_dir, seed=o.seed, **given)
     clients, own_test = _apart(o, divide.build(o, loaded))
+    loaded = project(o, loaded, clients.num_clients)
     clients, server_data, shared = _at_server(o, loaded, clients)
+    clients, held = _to_validate(o, clients)
     train, test = _split(loaded, "train"), _split(loaded, "test")
     model = _model(o, loaded.x_train.shape[1:], train.targets.shape[1])
     plan = plan_of.build(o, clients.num_clients)
@@ -118,7 +131,10 @@ def _prepare(o: TrainOptions) -> Job:
         raise ValueError(f"delta: got {o.delta}, must be above 0 and below 1")
     if o.algorithm == "fed_ensemble" and plan.num_models != o.num_models:
         raise ValueError(f"schedule: {name!r} trains {plan.num_models} model, but num_models is {o.num_models}")
-    algorithm = entry.build(o, Given(model, plan, server_data, shared))
+    validation = None if held is None else (train.x[held], train.targets[held])
+    algorithm = exchanged(
+        o, entry.build(o, Given(model, plan, server_data, shared, validation, clients)), clients.num_clients
+    )
     watched = model if o.diagnostics == "kernel" else None
     if watched is not None:
         check_watchable(algorithm, watched, clients.num_clients, o.diagnostics_examples)
@@ -151,10 +167,7 @@ def _at_server(
 ) -> tuple[Partition, Array | None, np.ndarray | None]:
     """The clients' examples once the server has its own, those (FedBE), and the shared ones (data sharing)."""
     if o.algorithm == "fed_be":
-        drawn = np.random.default_rng(o.seed).permutation(np.unique(clients.indices))
-        if not 1 <= o.server_examples < len(drawn):
-            raise ValueError(f"server_examples: got {o.server_examples}, must be from 1 to {len(drawn) - 1}")
-        held = drawn[: o.server_examples]
+        held = _drawn(o, clients)
         return sharing.without(clients, held), jnp.asarray(loaded.x_train[held], jnp.float32), None
     if o.algorithm == "data_sharing":
         if not 0 < o.shared_fraction < 1:
@@ -167,17 +180,39 @@ def _at_server(
     return clients, None, None
 
 
+def _to_validate(o: TrainOptions, clients: Partition) -> tuple[Partition, np.ndarray | None]:
+    """The clients' examples once the server has its own, and the indices of those that NTK-FL chooses the time by."""
+    if "ntk_choose" not in ALGORITHMS[o.algorithm].uses:
+        return clients, None
+    if o.ntk_choose not in CHOOSE:
+        raise ValueError(f"ntk_choose: got {o.ntk_choose!r}, allowed are {', '.join(CHOOSE)}")
+    if o.ntk_choose == "training":
+        if o.server_examples != TrainOptions().server_examples:
+            raise ValueError("server_examples: is used with ntk_choose validation only")
+        return clients, None
+    held = _drawn(o, clients)
+    return sharing.without(clients, held), held
+
+
+def _drawn(o: TrainOptions, clients: Partition) -> np.ndarray:
+    """Indices of ``server_examples`` of the clients' examples."""
+    drawn = np.random.default_rng(o.seed).permutation(np.unique(clients.indices))
+    if not 1 <= o.server_examples < len(drawn):
+        raise ValueError(f"server_examples: got {o.server_examples}, must be from 1 to {len(drawn) - 1}")
+    return drawn[: o.server_examples]
+
+
 def _check(o: TrainOptions, schedule: str) -> None:
     """Raise ``ValueError`` for an option that is out of range, or that nothing in this run would use."""
     if not 0 <= o.seed < 2**32:
         raise ValueError(f"seed: got {o.seed}, must be from 0 to 2**32 - 1")
     seeds_of(o)
+    check_wire(o)
     if o.checkpoint_every is not None and o.checkpoint_every < 0:
         raise ValueError(f"checkpoint_every: got {o.checkpoint_every}, must be 0 (none) or more")
     if o.resume and o.checkpoint_every == 0:
         raise ValueError("resume: needs checkpoints, but checkpoint_every is 0")
-    folders = [checkpoints_of(o, schedule, seed).folder for seed in seeds_of(o)]
-    if o.resume and not any(has_checkpoint(Path(folder)) for folder in folders):
+    if o.resume and not any(has_checkpoint(_checkpoint_folder(o, seed)) for seed in seeds_of(o)):
         raise ValueError(f"resume: there is no checkpoint in {o.output / 'checkpoints'}")
     if o.batch_size < 0:
         raise ValueError(f"batch_size: got {o.batch_size}, must be 0 or more")
@@ -231,9 +266,14 @@ def seeds_of(o: TrainOptions) -> tuple[int, ...]:
 def checkpoints_of(o: TrainOptions, schedule: str, seed: int) -> Checkpoints:
     """Checkpoints of the run of ``seed``, also where none are to be written; of several runs each has its folder."""
     config = {k: v for k, v in dataclasses.asdict(o).items() if k not in MAY_DIFFER} | {"schedule": schedule}
-    folder = o.output / "checkpoints" / ("" if o.seeds is None else f"seed-{seed}")
+    config |= {} if o.projection is None else {"projection_seed": seed_digest(o)}
+    folder = _checkpoint_folder(o, seed)
     resume = o.resume and has_checkpoint(folder)  # of several runs, some may not have begun
     return Checkpoints(folder, o.checkpoint_every or None, config, resume=resume, notify=say)
+
+
+def _checkpoint_folder(o: TrainOptions, seed: int) -> Path:
+    return o.output / "checkpoints" / ("" if o.seeds is None else f"seed-{seed}")
 
 
 def _split(loaded: data.Dataset, which: str) -> Split:

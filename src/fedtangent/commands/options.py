@@ -15,7 +15,7 @@ class TrainOptions:
     base: str = "fed_avg"
     """fed_ensemble, random_walk, data_sharing: the algorithm inside."""
     dataset: str = "digits"
-    """digits, sine, mnist or fashion_mnist."""
+    """digits, sine, mnist, fashion_mnist, femnist_digits or cifar10."""
     partition: str = "dirichlet"
     """iid, shards, classes, dirichlet, by_user or quantity_skew."""
     model: str = "mlp"
@@ -84,6 +84,18 @@ class TrainOptions:
     """How updates travel: lossless, top_k:<share>, random_k:<share>, qsgd:<bits>, quantise:<bits>."""
     error_feedback: bool = False
     """A client adds to its next update what the channel left out of this one."""
+    beta: float = 1.0
+    """Share of its examples that a client uses in a round, drawn anew in each."""
+    projection: int | None = None
+    """Project inputs to so many numbers with a Gaussian matrix, whose secret seed a key server hands to the clients."""
+    key_file: Path | None = None
+    """projection: where the secret seed is kept, for you alone; made if absent (default: $FEDTANGENT_KEY_FILE)."""
+    sparsity: float = 0.0
+    """Share of the numbers sent that is set to zero, the smallest: of each example's Jacobian, or of an update."""
+    shuffle: bool = False
+    """A shuffling server permutes what clients send, so that the server does not know who sent what."""
+    secure_aggregation: bool = False
+    """Clients send masked 32-bit numbers, of which the server learns the sum only (not with Jacobians)."""
     mu: float = 0.1
     """fed_prox, ditto: strength of the proximal term (Ditto's lambda)."""
     nova_mu: float = 0.0
@@ -113,7 +125,7 @@ class TrainOptions:
     shared_fraction: float = 0.1
     """data_sharing: share of all examples that every client holds."""
     server_examples: int = 100
-    """fed_be: training examples that the server holds, without labels, and no client does."""
+    """fed_be (without labels), --ntk-choose validation: training examples that the server holds, and no client does."""
     posterior: str = "gaussian"
     """fed_be: gaussian or dirichlet."""
     num_samples: int = 10
@@ -124,6 +136,16 @@ class TrainOptions:
     """ntk_fl: averaged (the paper's H for all outputs) or exact."""
     ntk_times: tuple[int, ...] = tuple(range(100, 2001, 100))
     """ntk_fl: candidate numbers of gradient steps."""
+    ntk_method: str = "auto"
+    """ntk_fl: auto (the cheapest), eigh, chebyshev or iterate; all give the same."""
+    ntk_choose: str = "training"
+    """ntk_fl: the number of steps by the round's training examples, or by validation on --server-examples."""
+    ntk_criterion: str = "loss"
+    """ntk_fl: choose the number of steps by loss or accuracy."""
+    ntk_patience: int | None = None
+    """ntk_fl: stop looking once the criterion got worse so many candidates in a row (default: look at all)."""
+    ntk_unstable: str = "stop"
+    """ntk_fl, a step size above the largest stable one: stop, clip (take 0.9 of that) or allow."""
     evaluate_every: int = 5
     """Rounds between evaluations."""
     diagnostics: str = "none"

@@ -17,6 +17,7 @@ from fedtangent import memory, uncertainty
 from fedtangent.commands.job import Job, Split, checkpoints_of, prepare, say, seeds_of
 from fedtangent.commands.kernels import KERNEL, KERNEL_SHOWN, draw_kernels, kernel_watch
 from fedtangent.commands.measures import labels_of, measure, measure_clients, privacy
+from fedtangent.commands.wire import seed_digest
 from fedtangent.diagnostics import KernelDiagnostics
 from fedtangent.distributed import is_main
 from fedtangent.history import Evaluation, Run
@@ -40,6 +41,7 @@ def _resolved(job: Job, mapping: Resolved) -> dict[str, Any]:
         "mapping": mapping.mapping,
         "seconds_a_round": mapping.seconds,
         "data_dir": folder and str(Path(folder).absolute()),
+        **({} if job.options.projection is None else {"projection_seed": seed_digest(job.options)}),
     }
 
 
@@ -175,6 +177,9 @@ def _remarks(run: Run) -> list[str]:
     rejected = int(np.sum(run.history.rounds.get("rejected", 0)))
     if rejected:
         lines.append(f"{rejected} messages were rejected: not finite, or larger than allowed")
+    saturated = int(np.sum(run.history.rounds.get("saturated", 0)))
+    if saturated:
+        lines.append(f"{saturated} numbers were cut to what the sum of masked messages can hold")
     first, end = _training_losses(run)
     if run.status == "finished" and not _diverged(run) and end >= first:
         lines.append(

@@ -3,6 +3,7 @@
 from fedtangent.data.dataset import Dataset, SourceInfo
 from fedtangent.data.datasets import available, load
 from fedtangent.data.federated import client_sizes, federated_data, max_client_size
+from fedtangent.data.projection import projected, projection_matrix
 from fedtangent.data.targets import classification_targets
 
 __all__ = [
@@ -14,4 +15,6 @@ __all__ = [
     "federated_data",
     "load",
     "max_client_size",
+    "projected",
+    "projection_matrix",
 ]

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedtangent.data import embedded, idx, images
+from fedtangent.data import archives, embedded, idx, images
 from fedtangent.data.dataset import Dataset
 
 
@@ -26,6 +26,8 @@ _REGISTRY = {
     "sine": _Entry("noisy sine functions, 50 clients of 2 points, generated", embedded.load_sine),
     "mnist": _images(idx.MNIST),
     "fashion_mnist": _images(idx.FASHION_MNIST),
+    "femnist_digits": _Entry("handwritten digits of FEMNIST by writer, 28 x 28 grey", archives.load_femnist_digits),
+    "cifar10": _Entry("photographs of ten things, 32 x 32 in colour", archives.load_cifar10),
 }
 
 
@@ -43,7 +45,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 
             Data sets that are embedded or generated do not look at it.
         seed: for what is random: the generated data, the split of ``digits``. File data sets have their own split.
         options: those of the data set's loader: ``embedded.load_digits``, ``embedded.load_sine``,
-            ``images.load_images``.
+            ``images.load_images``, ``archives.load_femnist_digits``, ``archives.load_cifar10``.
 
     Raises:
         ValueError: an unknown name or option, an option out of range, missing, altered or corrupted files.

@@ -19,6 +19,18 @@ NAMES = (
     "fed_ensemble.theorem1",
     "fed_ensemble.theorem2",
     "fed_ensemble.versus_fed_avg",
+    "ntk_fl.fig3",
+    "ntk_fl.fig4a",
+    "ntk_fl.fig4b",
+    "ntk_fl.fig4c",
+    "ntk_fl.fig5",
+    "ntk_fl.fig6",
+    "ntk_fl.fig7",
+    "ntk_fl.fig8",
+    "ntk_fl.fig9",
+    "ntk_fl.table1",
+    "ntk_fl.theorem1",
+    "ntk_fl.theorem2",
 )
 
 

@@ -7,6 +7,7 @@ from fedtangent.federated import (
     distil,
     faults,
     graph,
+    key_server,
     local,
     masks,
     personal,
@@ -14,7 +15,11 @@ from fedtangent.federated import (
     rates,
     recipes,
     schedule,
+    secure_aggregation,
     server,
+    shuffler,
+    sparse_tangent,
+    subsample,
     walks,
 )
 
@@ -25,6 +30,7 @@ __all__ = [
     "distil",
     "faults",
     "graph",
+    "key_server",
     "local",
     "masks",
     "personal",
@@ -32,6 +38,10 @@ __all__ = [
     "rates",
     "recipes",
     "schedule",
+    "secure_aggregation",
     "server",
+    "shuffler",
+    "sparse_tangent",
+    "subsample",
     "walks",
 ]

@@ -26,8 +26,9 @@ class Work(NamedTuple):
     Exactly one of ``steps`` (local steps T) and ``epochs`` is set. ``batch_size=None`` is full batch, for which an
     epoch is one step. A client's last, partial batch is masked: its gradient is the mean over its real examples.
 
-    Loops have dynamic trip counts, so that a client costs what it holds. ``differentiable`` makes them static (those of
-    the largest client, steps beyond a client's own are skipped), as reverse-mode differentiation through them needs.
+    Loops have dynamic trip counts, so that a client costs what it holds, and ``steps`` may be traced: one program for
+    many numbers of steps. ``differentiable`` makes the counts static (those of the largest client, steps beyond a
+    client's own are skipped; ``steps`` cannot be traced then), as reverse-mode differentiation through them needs.
     The results are the same; minibatches cost more, above all under ``vmap``, where nothing is skipped.
     """
 
@@ -42,6 +43,8 @@ def validate_work(work: Work) -> None:
     if (work.steps is None) == (work.epochs is None):
         raise ValueError(f"local work: exactly one of steps and epochs, got steps={work.steps}, epochs={work.epochs}")
     for name, value in zip(("local steps", "local epochs", "batch_size"), work[:3], strict=True):
+        if name == "local steps" and isinstance(value, jax.core.Tracer):
+            continue  # type: ignore[unreachable]  # of a sweep: it has no value to look at
         if value is not None and (not is_whole(value) or not 1 <= value < 2**31):
             raise ValueError(f"{name}: got {value!r}, must be a whole number of at least 1 (and below 2**31)")
 
@@ -80,7 +83,7 @@ def _shuffled(key: Key, client: Client) -> Array:
 def _full_batch(work: Work, client: Client, step: Callable[..., PyTree], carry: PyTree) -> tuple[PyTree, Array]:
     x, y = client.data.x[client.rows], client.data.y[client.rows]
     mask = jnp.arange(client.rows.shape[0]) < client.size
-    most = work.steps or work.epochs or 0
+    most = (work.epochs or 0) if work.steps is None else work.steps
     total = jnp.where(client.size > 0, most, 0)
     if work.differentiable:
         return _static_loop(most, total, lambda _, c: step(c, x, y, mask), carry), total

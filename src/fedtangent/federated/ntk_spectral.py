@@ -34,11 +34,18 @@ def evolve_dual(kernel: Array, residual: Array, step: Array | float, times: tupl
     ``2 / lambda_max`` diverge and may overflow to non-finite values, as the descent would.
     """
     eigenvalues, vectors = jnp.linalg.eigh(kernel)
+    return spectral_dual(eigenvalues, vectors, residual, step, times), eigenvalues
+
+
+def spectral_dual(
+    eigenvalues: Array, vectors: Array, residual: Array, step: Array | float, times: tuple[int, ...]
+) -> Array:
+    """``evolve_dual`` from the eigenvalues [m] and eigenvectors [m, m] of the kernel: R [Psi, m, C]."""
     coefficients = vectors.T @ residual
     responses = jnp.stack([step * geometric_sum(step * jnp.maximum(eigenvalues, 0), t) for t in times], axis=1)
     scaled = responses[:, :, None] * coefficients[:, None, :]  # [m, Psi, C]
     dual = vectors @ scaled.reshape((scaled.shape[0], -1))
-    return dual.reshape(scaled.shape).transpose(1, 0, 2), eigenvalues
+    return dual.reshape(scaled.shape).transpose(1, 0, 2)
 
 
 def geometric_sum(z: Array, t: int) -> Array:
@@ -54,13 +61,19 @@ def geometric_sum(z: Array, t: int) -> Array:
 
 
 def iterate_dual(
-    product: Callable[[Array], Array], residual: Array, step: Array | float, times: tuple[int, ...]
+    product: Callable[[Array], Array],
+    residual: Array,
+    step: Array | float,
+    times: tuple[int, ...],
+    active: Array | bool = True,
 ) -> Array:
     """The dual [Psi, n, C] after each number of steps, by taking the steps: ``product(g)`` is ``K g`` for g [n, C].
 
-    Costs ``max(times)`` products and holds no matrix that ``product`` does not hold. ``times`` must increase.
+    Costs ``max(times)`` products and holds no matrix that ``product`` does not hold. ``times`` must increase. Where
+    ``active`` is False no step is taken, and the result is zero.
     """
     gaps = jnp.asarray([b - a for a, b in zip((0, *times[:-1]), times, strict=True)], jnp.int32)
+    gaps = jnp.where(active, gaps, 0)
 
     def advance(carry: tuple[Array, Array], gap: Array) -> tuple[tuple[Array, Array], Array]:
         def one(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:

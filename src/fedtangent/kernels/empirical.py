@@ -2,23 +2,36 @@
 
 A dense layer ``z = a h W + c b`` adds ``(a^2 <h_i, h_j> + c^2) <d_i^k, d_j^m>`` to the kernel of output k at example i
 and output m at example j, where ``d_i^k`` is the derivative of output k with respect to that layer's z (the
-back-propagated signal). The kernel is the sum over layers of these products of two Gram matrices.
+back-propagated signal). The kernel is the sum over layers of these products of two Gram matrices. Convolutions, and
+dense layers within any flax network, are ``kernels.layered``'s.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent.kernels.layered import is_layered, layered_kernel
 from fedtangent.models.dense import DenseStructure, forward
+from fedtangent.models.layers import FlaxStructure, read_plan
 from fedtangent.models.rbf_linear import LinearStructure
 from fedtangent.types import Array, Model, PyTree
 
-Block = Callable[[PyTree, Array, Array, bool], Array]
+SYMMETRIC_BLOCK = 512  # examples: large enough for a fast product, small enough for half the work to be left out
+
+
+class _Form(NamedTuple):
+    """How one kind of model computes its kernel: what is computed once for every example, and a block of the kernel."""
+
+    prepare: Callable[[PyTree, Array], PyTree]  # (params, x [n, ...]) -> rows [n, ...]
+    block: Callable[[PyTree, PyTree, PyTree | None, bool], Array]
+    # (params, rows1, rows2, trace) -> [n1, n2] or [n1, C, n2, C]; rows2 None are rows1, for a symmetric block
+    is_cheap: bool  # whether blocks of its own choosing cost nothing
 
 
 def empirical_ntk(
@@ -36,9 +49,11 @@ def empirical_ntk(
     ``model.kernel(x1, x2).ntk`` as the network widens. ``trace=False`` returns the whole kernel [n1, C, n2, C].
     ``x2=None`` means ``x1``. The parameters' dtype is the dtype of the result, and of everything on the way.
 
-    Structured (see the module) for models whose ``structure`` says that they are dense or linear; any other ``apply``
-    goes to neural-tangents, which needs each example's output to depend on that example alone. ``block_size`` bounds
-    what is held at once besides the result: blocks of at most that many examples by as many.
+    Structured (see the module) for models whose ``structure`` says that they are dense, linear, or flax networks of
+    whose parameters all but 65,536 at most belong to dense or convolutional layers; any other ``apply`` goes to
+    neural-tangents. The latter two need each example's output to depend on that example alone. ``block_size`` bounds
+    what is held at once besides the result: blocks of at most that many examples by as many. With ``x2=None`` only the
+    blocks on and above the diagonal are computed.
 
     Raises ``ValueError`` for a ``block_size`` that is not a whole number of at least 1, and for parameters that are
     not those of ``model``.
@@ -46,13 +61,14 @@ def empirical_ntk(
     if block_size is not None and not _is_count(block_size):
         raise ValueError(f"block_size: got {block_size!r}, must be None or a whole number of at least 1")
     _check_params(model, params)
-    x2 = x1 if x2 is None else x2
-    block = _block_function(model)
-    if block_size is None or block_size >= max(x1.shape[0], x2.shape[0]):
-        return block(params, x1, x2, trace)
-    rows, columns = _split(x1, block_size), _split(x2, block_size)
-    blocks = jax.lax.map(lambda a: jax.lax.map(lambda b: block(params, a, b, trace), columns), rows)
-    return _join(blocks, x1.shape[0], x2.shape[0], trace)
+    form = _form(model, params, x1)
+    if 0 in (x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0]):
+        return _zeros(model, params, x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0], trace)
+    if x2 is None:
+        own = min(SYMMETRIC_BLOCK, x1.shape[0]) if form.is_cheap else x1.shape[0]
+        return _symmetric(form, model, params, x1, trace, own if block_size is None else block_size)
+    largest = max(x1.shape[0], x2.shape[0])
+    return _rectangular(form, model, params, x1, x2, trace, largest if block_size is None else block_size)
 
 
 def _is_count(value: Any) -> bool:
@@ -70,36 +86,112 @@ def _check_params(model: Model, params: PyTree) -> None:
         raise ValueError(f"params: got arrays of shapes {given}, {model.name} has {allowed}")
 
 
-def _block_function(model: Model) -> Block:
-    """``(params, x1, x2, trace) -> kernel`` for this kind of model."""
-    structure = model.structure
+def _form(model: Model, params: PyTree, x: Array) -> _Form:
+    """The form of this kind of model."""
+    structure, outputs = model.structure, model.output_size
     if isinstance(structure, DenseStructure):
-        return lambda params, x1, x2, trace: _dense(structure, params, x1, x2, trace)
+        return _Form(
+            lambda params, x: forward(structure, params, x), functools.partial(_dense_block, structure), is_cheap=True
+        )
     if isinstance(structure, LinearStructure):
-        return lambda params, x1, x2, trace: _linear(structure, model.output_size, params, x1, x2, trace)
-    return lambda params, x1, x2, trace: _general(model.apply, params, x1, x2, trace)
+        return _Form(
+            lambda params, x: structure.features(x.astype(jax.tree.leaves(params)[0].dtype)),
+            lambda params, phi1, phi2, trace: _linear(outputs, phi1, phi2, trace),
+            is_cheap=True,
+        )
+    plan = read_plan(structure, params, x) if isinstance(structure, FlaxStructure) else None
+    if plan is not None and is_layered(plan):
+        return _Form(lambda params, x: x, functools.partial(layered_kernel, structure, plan, outputs), is_cheap=False)
+    return _Form(lambda params, x: x, functools.partial(_general, model.apply), is_cheap=False)
 
 
-def _split(x: Array, block_size: int) -> Array:
-    """[n, ...] as [blocks, block_size, ...], the last one padded with zeros, which ``_join`` cuts off again."""
-    padding = -x.shape[0] % block_size
-    padded = jnp.concatenate([x, jnp.zeros((padding, *x.shape[1:]), x.dtype)])
-    return padded.reshape((-1, block_size, *x.shape[1:]))
+def _balanced(n: int, block_size: int) -> tuple[int, int]:
+    """Blocks of equal size, at most ``block_size``, for ``n`` examples: (size, how many)."""
+    blocks = -(-n // block_size)
+    return -(-n // blocks), blocks
 
 
-def _join(blocks: Array, n1: int, n2: int, trace: bool) -> Array:
-    """[rows, columns, b, b] or [rows, columns, b, C, b, C] as one kernel."""
-    rows, columns, b = blocks.shape[:3]
-    if trace:
-        return blocks.transpose(0, 2, 1, 3).reshape(rows * b, columns * b)[:n1, :n2]
-    outputs = blocks.shape[3]
-    joined = blocks.transpose(0, 2, 3, 1, 4, 5).reshape(rows * b, outputs, columns * b, outputs)
-    return joined[:n1, :, :n2, :]
+def _pad(rows: PyTree, n: int, length: int) -> PyTree:
+    """Rows of ``n`` examples with zeros up to ``length``: their kernel is cut off again."""
+    if n == length:
+        return rows
+    return jax.tree.map(lambda r: jnp.concatenate([r, jnp.zeros((length - n, *r.shape[1:]), r.dtype)]), rows)
 
 
-def _dense(structure: DenseStructure, params: PyTree, x1: Array, x2: Array, trace: bool) -> Array:
-    inputs1, outputs1 = forward(structure, params, x1)
-    inputs2, outputs2 = forward(structure, params, x2)
+def _cut(rows: PyTree, start: Array, size: int) -> PyTree:
+    return jax.tree.map(lambda r: jax.lax.dynamic_slice_in_dim(r, start, size), rows)
+
+
+def _write(kernel: Array, block: Array, row: Array, column: Array) -> Array:
+    """``kernel`` with ``block`` at examples (row, column)."""
+    zero = jnp.zeros_like(row)
+    return jax.lax.dynamic_update_slice(kernel, block, (row, column) if kernel.ndim == 2 else (row, zero, column, zero))
+
+
+def _transposed(block: Array) -> Array:
+    """The block at (column, row) of a symmetric kernel."""
+    return block.T if block.ndim == 2 else block.transpose(2, 3, 0, 1)
+
+
+def _symmetric(form: _Form, model: Model, params: PyTree, x: Array, trace: bool, block_size: int) -> Array:
+    """The kernel of ``x`` with itself from the blocks on and above the diagonal."""
+    n = x.shape[0]
+    size, blocks = _balanced(n, block_size)
+    if blocks == 1:
+        return form.block(params, form.prepare(params, x), None, trace)
+    rows = _pad(form.prepare(params, x), n, size * blocks)
+    pairs = jnp.asarray([(i, j) for i in range(blocks) for j in range(i + 1, blocks)], jnp.int32).reshape((-1, 2))
+
+    def on_diagonal(i: Array, kernel: Array) -> Array:
+        return _write(kernel, form.block(params, _cut(rows, i * size, size), None, trace), i * size, i * size)
+
+    def above(p: Array, kernel: Array) -> Array:
+        row, column = pairs[p, 0] * size, pairs[p, 1] * size
+        block = form.block(params, _cut(rows, row, size), _cut(rows, column, size), trace)
+        return _write(_write(kernel, block, row, column), _transposed(block), column, row)
+
+    kernel = _zeros(model, params, size * blocks, size * blocks, trace)
+    kernel = jax.lax.fori_loop(0, blocks, on_diagonal, kernel)
+    kernel = jax.lax.fori_loop(0, pairs.shape[0], above, kernel)
+    return kernel[:n, :n] if trace else kernel[:n, :, :n, :]
+
+
+def _rectangular(
+    form: _Form, model: Model, params: PyTree, x1: Array, x2: Array, trace: bool, block_size: int
+) -> Array:
+    """The kernel of ``x1`` with ``x2``, block by block."""
+    n1, n2 = x1.shape[0], x2.shape[0]
+    (size1, blocks1), (size2, blocks2) = _balanced(n1, block_size), _balanced(n2, block_size)
+    if blocks1 * blocks2 == 1:
+        return form.block(params, form.prepare(params, x1), form.prepare(params, x2), trace)
+    rows1 = _pad(form.prepare(params, x1), n1, size1 * blocks1)
+    rows2 = _pad(form.prepare(params, x2), n2, size2 * blocks2)
+
+    def one(p: Array, kernel: Array) -> Array:
+        row, column = p // blocks2 * size1, p % blocks2 * size2
+        block = form.block(params, _cut(rows1, row, size1), _cut(rows2, column, size2), trace)
+        return _write(kernel, block, row, column)
+
+    start = _zeros(model, params, size1 * blocks1, size2 * blocks2, trace)
+    kernel = jax.lax.fori_loop(0, blocks1 * blocks2, one, start)
+    return kernel[:n1, :n2] if trace else kernel[:n1, :, :n2, :]
+
+
+def _zeros(model: Model, params: PyTree, n1: int, n2: int, trace: bool) -> Array:
+    shape = (n1, n2) if trace else (n1, model.output_size, n2, model.output_size)
+    return jnp.zeros(shape, jnp.result_type(*jax.tree.leaves(params)))
+
+
+def _dense_block(
+    structure: DenseStructure,
+    params: PyTree,
+    rows1: tuple[list[Array], list[Array]],
+    rows2: tuple[list[Array], list[Array]] | None,
+    trace: bool,
+) -> Array:
+    """A block from the layers' inputs and outputs before the activation, as ``forward`` gives them."""
+    inputs1, outputs1 = rows1
+    inputs2, outputs2 = rows1 if rows2 is None else rows2
     grams = []
     for h1, h2, layer in zip(inputs1, inputs2, structure.layers, strict=True):
         gram = layer.weight_scale**2 * (h1 @ h2.T)
@@ -148,16 +240,17 @@ def _signals(structure: DenseStructure, params: PyTree, outputs: list[Array]) ->
     return signals
 
 
-def _linear(structure: LinearStructure, num_outputs: int, params: PyTree, x1: Array, x2: Array, trace: bool) -> Array:
+def _linear(num_outputs: int, phi1: Array, phi2: Array | None, trace: bool) -> Array:
     """Every output has its own weights on the same features, so the kernel is ``phi phi' (x) I``."""
-    dtype = jax.tree.leaves(params)[0].dtype
-    gram = structure.features(x1.astype(dtype)) @ structure.features(x2.astype(dtype)).T
+    gram = phi1 @ (phi1 if phi2 is None else phi2).T
     if trace:
         return gram
-    return gram[:, None, :, None] * jnp.eye(num_outputs, dtype=dtype)[None, :, None, :]
+    return gram[:, None, :, None] * jnp.eye(num_outputs, dtype=gram.dtype)[None, :, None, :]
 
 
-def _general(apply: Callable[[PyTree, Array], Array], params: PyTree, x1: Array, x2: Array, trace: bool) -> Array:
+def _general(
+    apply: Callable[[PyTree, Array], Array], params: PyTree, x1: Array, x2: Array | None, trace: bool
+) -> Array:
     # imported here: neural-tangents takes long to import, and the structured kernels do not need it
     from fedtangent.kernels.neural_tangents import nt
 

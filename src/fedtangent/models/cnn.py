@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from fedtangent.models.choice import resolve_convolution
 from fedtangent.models.flax_adapter import from_flax
+from fedtangent.models.layers import FlaxStructure
 from fedtangent.models.pooling import max_pool
 from fedtangent.types import Array, Model, PyTree
 
@@ -88,4 +89,4 @@ def cnn(
         dtype = jax.tree.leaves(params)[0].dtype
         return flat.apply(params, x.reshape((x.shape[0], *shape)).astype(dtype))
 
-    return flat._replace(apply=apply)
+    return flat._replace(apply=apply, structure=FlaxStructure(apply))

@@ -51,14 +51,15 @@ class Geometry(NamedTuple):
         return tuple(max(0, (r - e) // s + 1) for r, e, s in zip(room, self.extent, self.strides, strict=True))
 
 
-def _channels_last(ndim: int) -> tuple[str, str, str]:
+def channels_last(ndim: int) -> tuple[str, str, str]:
+    """The dimension numbers of arrays with ``ndim`` axes, channels last."""
     spatial = "DHW"[-(ndim - 2) :]
     return f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"
 
 
 def _library(x: Array, w: Array, g: Geometry) -> Array:
     return lax.conv_general_dilated(
-        x, w, g.strides, g.padding, rhs_dilation=g.dilation, dimension_numbers=_channels_last(x.ndim),
+        x, w, g.strides, g.padding, rhs_dilation=g.dilation, dimension_numbers=channels_last(x.ndim),
         precision=g.precision,
     )  # fmt: skip
 
@@ -71,7 +72,7 @@ def _direct_to_input(y: Array, w: Array, g: Geometry) -> Array:
     turned = jnp.swapaxes(jnp.flip(w, range(w.ndim - 2)), -1, -2)
     return lax.conv_general_dilated(
         y, turned, (1,) * len(g.window), list(zip(before, after, strict=True)), lhs_dilation=g.strides,
-        rhs_dilation=g.dilation, dimension_numbers=_channels_last(y.ndim), precision=g.precision,
+        rhs_dilation=g.dilation, dimension_numbers=channels_last(y.ndim), precision=g.precision,
     )  # fmt: skip
 
 
@@ -84,24 +85,27 @@ def _direct_to_kernel(x: Array, y: Array, g: Geometry) -> Array:
     ]  # fmt: skip
     out = lax.conv_general_dilated(
         jnp.swapaxes(x, 0, -1), jnp.moveaxis(y, 0, -2), g.dilation, padding, rhs_dilation=g.strides,
-        dimension_numbers=_channels_last(x.ndim), precision=g.precision,
+        dimension_numbers=channels_last(x.ndim), precision=g.precision,
     )  # fmt: skip
     return jnp.moveaxis(out, 0, -2)
 
 
-def _product(x: Array, w: Array, g: Geometry) -> Array:
-    """The convolution as one matrix product of patches [B * output, window * I] with the kernel."""
+def patches(x: Array, g: Geometry) -> Array:
+    """What the window sees at each place of ``x`` [B, *spatial, I], as [B, *output, window * I] in a kernel's order."""
     padded = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((low, high, 0) for low, high in g.padding), (0, 0, 0)])
     shifted = []
     for offset in itertools.product(*map(range, g.window)):
         start = [o * d for o, d in zip(offset, g.dilation, strict=True)]
         stop = [a + (n - 1) * s + 1 for a, n, s in zip(start, g.output, g.strides, strict=True)]
         shifted.append(lax.slice(padded, (0, *start, 0), (x.shape[0], *stop, x.shape[-1]), (1, *g.strides, 1)))
-    patches = shifted[0] if len(shifted) == 1 else lax.concatenate(shifted, x.ndim - 1)
-    flat = patches.reshape((-1, patches.shape[-1]))
-    return lax.dot(flat, w.reshape((-1, w.shape[-1])), precision=g.precision).reshape(
-        (*patches.shape[:-1], w.shape[-1])
-    )
+    return shifted[0] if len(shifted) == 1 else lax.concatenate(shifted, x.ndim - 1)
+
+
+def _product(x: Array, w: Array, g: Geometry) -> Array:
+    """The convolution as one matrix product of patches [B * output, window * I] with the kernel."""
+    seen = patches(x, g)
+    flat = seen.reshape((-1, seen.shape[-1]))
+    return lax.dot(flat, w.reshape((-1, w.shape[-1])), precision=g.precision).reshape((*seen.shape[:-1], w.shape[-1]))
 
 
 def _transposed(forward: Callable[[Array, Array, Geometry], Array], by: str) -> Callable[..., Array]:
@@ -209,10 +213,10 @@ ad.defbilinear(
 def _check(x: Array, w: Array, dimension_numbers: Any, groups: int) -> None:
     if not 3 <= x.ndim <= 5 or w.ndim != x.ndim:
         raise ValueError(f"lhs and rhs: got {x.shape} and {w.shape}, must have one to three spatial axes each")
-    wanted = lax.conv_dimension_numbers(x.shape, w.shape, _channels_last(x.ndim))
+    wanted = lax.conv_dimension_numbers(x.shape, w.shape, channels_last(x.ndim))
     given = lax.conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
     if given != wanted:
-        allowed = ", ".join(_channels_last(x.ndim))
+        allowed = ", ".join(channels_last(x.ndim))
         raise ValueError(f"dimension_numbers: got {dimension_numbers}, allowed are those of ({allowed})")
     if x.dtype != w.dtype or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"lhs and rhs: got {x.dtype} and {w.dtype}, must be of one floating type")

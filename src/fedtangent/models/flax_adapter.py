@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedtangent.models.layers import FlaxStructure
 from fedtangent.types import Array, Key, Model, PyTree
 
 
@@ -49,4 +50,10 @@ def from_flax(module: Any, example_input: Any, output_size: int, name: str | Non
         apply=apply,
         kernel=None,
         output_size=output_size,
+        structure=FlaxStructure(lambda params, x: apply(params, _in_their_dtype(params, x))),
     )
+
+
+def _in_their_dtype(params: PyTree, x: Array) -> Array:
+    """``x`` in the parameters' dtype, unless it is not floating."""
+    return x.astype(jnp.result_type(*jax.tree.leaves(params))) if jnp.issubdtype(x.dtype, jnp.floating) else x

@@ -25,7 +25,7 @@ SIMULATED, PREDICTED, NEUTRAL, DATA = (
     "#222222",
 )  # Okabe-Ito: safe for colour-blind eyes
 SHADES = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594", "#042c5c")
-METHODS = (SIMULATED, PREDICTED, "#009e73", "#cc79a7")
+METHODS = (SIMULATED, PREDICTED, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MEMBERS_SHOWN = 8
 
 

@@ -26,6 +26,10 @@ Index of theorems:
 ``corollary_1``             Corollary 1 of FE-2024, eq. (11) (4.1 of FE-2021): variance k(x, x)/K, and at finite rounds
 ``decompose_laws``          eq. (10) of FE-2024 / (3) of FE-2021 in closed form, from ``ensemble_law`` of each schedule
                             (``ensemble_laws``: of many); ``decompose_runs`` measures the same from repeated runs
+``ntk_theorem_1``           Theorem 1 of NTK-FL (Yue et al., ICML 2022): decay of the residual by t steps, and which of
+                            its assumptions hold; ``ntk_theorem_2``: Theorem 2, FedAvg's rounds
+``weight_gap_bound``        Lemma 2 of NTK-FL: the distance of its weights to gradient descent's. Lemmas 1, 3, 4 and
+                            the kernels (13) and (54) are in ``theory.two_layer_relu``
 ==========================  ======================================================================================
 
 FE-2021 and FE-2024 are the two papers on Fed-ensemble (arXiv 2021 and IEEE TASE 2024).
@@ -45,14 +49,17 @@ from fedtangent.theory.federated_flow import federated_flow
 from fedtangent.theory.flow import Flow, LimitDistance
 from fedtangent.theory.gp_limit import CovarianceTerms, covariance_terms, gp_limit
 from fedtangent.theory.linearisation_gap import gap_from_drift, kappa_4, linearisation_gap
+from fedtangent.theory.ntk_convergence import NtkTheorem, ntk_theorem_1, ntk_theorem_2
 from fedtangent.theory.second_order import exponential_average, exponential_product
 from fedtangent.theory.tuning import BestRate, PredictedLoss, best_learning_rate, predicted_loss
+from fedtangent.theory.weight_gap import weight_gap_bound
 
 __all__ = [
     "BestRate",
     "CovarianceTerms",
     "Flow",
     "LimitDistance",
+    "NtkTheorem",
     "PredictedLoss",
     "Stability",
     "Theorem1",
@@ -73,7 +80,10 @@ __all__ = [
     "gp_limit",
     "kappa_4",
     "linearisation_gap",
+    "ntk_theorem_1",
+    "ntk_theorem_2",
     "predicted_loss",
     "theorem_1",
+    "weight_gap_bound",
     "weight_movement",
 ]

@@ -16,6 +16,7 @@ MODULES = {
     "gp_limit": "Theorem 2: the law of K trained networks, entry by entry, on sine and on digits",
     "bias_variance": "Corollary 1 and the bias-variance decomposition of an ensemble",
     "ledger": "the residual ledger: simulated minus predicted residuals during training",
+    "ntk_fl": "Theorems 1 and 2, Lemmas 1 and 2 of NTK-FL: rates of descent and of FedAvg, the gap of the weights",
 }
 SCALES = ("default", "large")
 

@@ -9,10 +9,11 @@ from fedtangent.federated.recipes.decentralised import gossip, random_walk
 from fedtangent.federated.recipes.personalised import ditto, lg_fed_avg, local_only
 from fedtangent.federated.recipes.pooled import centralised, data_sharing, warm_started
 from fedtangent.federated.recipes.private import dp_fed_avg
-from fedtangent.federated.recipes.tangent import ntk_fl
+from fedtangent.federated.recipes.tangent import cp_ntk_fl, ntk_fl
 
 __all__ = [
     "centralised",
+    "cp_ntk_fl",
     "data_sharing",
     "ditto",
     "dp_fed_avg",

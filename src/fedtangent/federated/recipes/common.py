@@ -7,11 +7,15 @@ from typing import Any, TypedDict
 
 import optax
 
+from fedtangent.federated.aggregate import weighted_mean
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work, local_training
 from fedtangent.federated.personal import own_models
 from fedtangent.federated.rates import Optimizer, Rate, check_rate, sgd
+from fedtangent.federated.secure_aggregation import BITS, masked_numbers, secured
 from fedtangent.federated.server import optax_server
+from fedtangent.federated.shuffler import shuffled
+from fedtangent.federated.subsample import check_beta, subsampled
 from fedtangent.losses import get_loss
 from fedtangent.types import Accept, Algorithm, Array, Channel, Local, Model, Prediction, Schedule, Server
 
@@ -26,6 +30,9 @@ class Options(TypedDict, total=False):
     accept: Accept | None  # which messages count, for instance ``faults.finite()``
     channel: Channel | None  # how messages travel, lossless by default
     personal: Callable[..., Prediction] | None  # how a client predicts for itself (``federated.personal``)
+    beta: float  # share of its examples that a client uses in a round (``subsample``), 1 by default
+    shuffle: bool  # a server between clients and aggregation permutes the messages (``shuffler``)
+    secure_aggregation: int | None  # bits of the masked numbers of which the server sees the sum (32 or 64)
 
 
 def check_options(name: str, work: Work, options: Options) -> None:
@@ -41,6 +48,9 @@ def check_options(name: str, work: Work, options: Options) -> None:
             raise ValueError(f"{option}: got {value!r}, must be a function ({WHAT[option]})")
     if options.get("channel") is not None and not isinstance(options["channel"], Channel):
         raise ValueError(f"channel: got {options['channel']!r}, must be a channel such as channel.qsgd(4)")
+    check_beta(options.get("beta", 1.0))
+    if options.get("shuffle", False) not in (True, False):
+        raise ValueError(f"shuffle: got {options['shuffle']!r}, must be True or False")
     if options.get("personal") is own_models:
         raise ValueError(
             "personal: own_models is for algorithms that keep models with their clients, which use it anyway"
@@ -96,8 +106,34 @@ def train_and_average(
         "channel": options.get("channel"),
         **parts,
     }
+    bits = options.get("secure_aggregation")
+    if bits is not None:
+        _secure(name, bits, options, parts)
     if options.get("personal") is not None:
         parts["personal"] = options["personal"]
     if around is not None:
         train = around(train)
-    return compose(name, model, train, server or optax_server(sgd(server_rate)), schedule, **parts)
+    train = subsampled(train, options.get("beta", 1.0))
+    server = server or optax_server(sgd(server_rate))
+    if bits is not None:
+        parts["channel"] = masked_numbers(bits)
+        parts["aggregate"], server = secured(server, schedule.num_slots, bits=bits)
+    if options.get("shuffle"):
+        parts["aggregate"], server = shuffled(parts.get("aggregate") or weighted_mean(), server, schedule.num_slots)
+    return compose(name, model, train, server, schedule, **parts)
+
+
+def _secure(name: str, bits: Any, options: Options, parts: dict[str, Any]) -> None:
+    """Raise ``ValueError`` where the server needs to see single messages, which secure aggregation hides."""
+    if isinstance(bits, bool) or bits not in BITS:
+        raise ValueError(f"secure_aggregation: got {bits!r}, must be the bits of a masked number, 32 or 64")
+    if parts.get("aggregate") is not None:
+        raise ValueError(f"secure_aggregation: {name} needs single messages at the server, which sees their sum only")
+    if parts.get("accept") is not None:
+        raise ValueError("accept: needs single messages, of which a server with secure_aggregation sees the sum only")
+    if parts.get("channel") is not None:
+        raise ValueError(
+            "channel: must be lossless with secure_aggregation, whose masks fill every number of a message"
+        )
+    if options.get("shuffle"):
+        raise ValueError("shuffle: adds nothing to secure_aggregation, whose server sees the sum only")

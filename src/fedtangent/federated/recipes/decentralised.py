@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 import jax
@@ -36,9 +36,17 @@ def random_walk(
     for a schedule under which several clients train one model in a round.
     """
     check_base(base)
+    _no_server("random_walk", options)
     if not _walks(schedule):
         raise ValueError("schedule: must train each model on one client a round, as walks.random_walk does")
     return walking(model, schedule, base, **options)
+
+
+def _no_server(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for options that hide clients from a server."""
+    for option in ("shuffle", "secure_aggregation"):
+        if options.get(option):
+            raise ValueError(f"{option}: hides clients from a server, but {name} has none: leave it out")
 
 
 def walking(model: Model, schedule: Schedule, base: Callable[..., Algorithm], **options: Any) -> Algorithm:
@@ -95,6 +103,7 @@ def gossip(
     """
     if not _walks(schedule, own=True):
         raise ValueError("schedule: must train model k on client k, and on no other, as walks.own_models does")
+    _no_server("gossip", options)
     if options.get("channel") is not None:
         raise ValueError(
             "channel: gossip sends whole models, of which a channel has the last change only: leave it out"

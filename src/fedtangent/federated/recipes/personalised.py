@@ -176,10 +176,10 @@ def local_only(
     ``algorithm.personal`` predicts with the client's own models; ``algorithm.predict`` is the mean over all N clients
     of their models' outputs (also of clients that have not trained yet), at the cost of N predictions a model.
 
-    Raises ``ValueError`` for the options ``server_learning_rate``, ``channel`` and ``accept``: there is no server's
-    step, and nothing travels.
+    Raises ``ValueError`` for the options ``server_learning_rate``, ``channel``, ``accept``, ``shuffle`` and
+    ``secure_aggregation``: there is no server's step, and nothing travels.
     """
-    for name in ("server_learning_rate", "channel", "accept"):
+    for name in ("server_learning_rate", "channel", "accept", "shuffle", "secure_aggregation"):
         if options.get(name) is not None:
             raise ValueError(f"{name}: got {options.get(name)!r}, but in local_only nothing travels: leave it out")
     initial = pytrees.num_bytes(jax.eval_shape(model.init, jax.random.key(0)))

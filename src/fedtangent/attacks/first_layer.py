@@ -1,0 +1,54 @@
+"""The input of a dense first layer, read off its gradient or Jacobian in closed form."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from fedtangent.attacks.observation import Observed
+from fedtangent.models.dense import DenseStructure
+from fedtangent.types import Array, Model, PyTree
+
+
+def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float = 0.0) -> Array:
+    """Inputs [m, input_size] of a dense network from Jacobians [m, C, P] or gradients [m, P] of single examples.
+
+    The derivative by the first layer's weights is the input times the derivative by its biases, ``dW[i, h] = x_i
+    d[h]`` and ``db[h] = d[h]`` up to the layer's scales, for every output: ``x_i = sum_h dW[i, h] db[h] / sum_h
+    db[h]^2`` over the hidden units (and outputs) where both entries were kept. Exact wherever one pair was kept, at
+    any sparsity, and with any activation; a pixel of which none was kept becomes ``fill``. The gradient of a batch
+    gives a mixture of its inputs. (Phong et al., 2018; Geiping et al., 2020, proposition 3.1.)
+
+    Raises ``ValueError`` for a network that is not dense or has no biases in its first layer, and other shapes.
+    """
+    structure: Any = model.structure
+    if not isinstance(structure, DenseStructure) or structure.layers[0].bias_scale is None:
+        raise ValueError(f"model: {model.name} has no dense first layer with biases, its input cannot be read off")
+    flat = ravel_pytree(params)[0]
+    if seen.values.shape[-1] != flat.size or seen.values.ndim not in (2, 3):
+        raise ValueError(f"seen: got {seen.values.shape}, must be [m, C, {flat.size}] or [m, {flat.size}]")
+    scale = structure.layers[0].bias_scale / structure.layers[0].weight_scale
+    return _read(scale, float(fill), params, seen)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _read(scale: float, fill: float, params: PyTree, seen: Observed) -> Array:
+    flat, unravel = ravel_pytree(params)
+    values, kept = (part.reshape(len(part), -1, flat.size) for part in seen)
+
+    def pieces(row: Array) -> tuple[Array, Array]:
+        weight, bias = unravel(row.astype(flat.dtype))[0]
+        return weight, bias
+
+    def one(values: Array, kept: Array) -> Array:
+        weight, bias = jax.vmap(pieces)(values)  # [C, input, hidden], [C, 1, hidden]
+        both = jnp.multiply(*jax.vmap(pieces)(kept))
+        squared = jnp.einsum("cih,ch->i", both, bias[:, 0] ** 2)
+        read = scale * jnp.einsum("cih,ch->i", weight * both, bias[:, 0])
+        return jnp.where(squared > 0, read / jnp.where(squared > 0, squared, 1), fill)
+
+    return jax.lax.map(lambda pair: one(*pair), (values, kept))

@@ -1,0 +1,233 @@
+"""Deep leakage: find the input whose gradient, or Jacobian, is the one that was sent (Zhu, Liu and Han, 2019)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from fedtangent.attacks.minimise import OPTIMIZERS, Minimum, minimise
+from fedtangent.attacks.observation import Observed
+from fedtangent.data.checks import is_whole
+from fedtangent.types import Array, Key, Model, PyTree
+
+Sight = tuple[Array, Array, Array | None]  # messages, weight of every entry, outputs or labels if they are known
+COMPARED = ("all", "kept")
+SOFT_LOSSES = ("cross_entropy", "squared_error")
+
+
+@dataclass(frozen=True)
+class Attack:
+    """How the attacker searches.
+
+    ``compare`` says which entries of a sparsified message have to match: ``"all"``, zeros included, is what Zhu et
+    al. (2019) and the attacks that build on them do; ``"kept"``, those that were sent only, is what an attacker does
+    who knows that the others are not zero. Pixels start as N(0, init_scale^2), as do the logits of unknown labels.
+
+    Raises ``ValueError`` for unknown names, numbers that are not positive, and counts below 1.
+    """
+
+    optimizer: str = "lbfgs"
+    num_steps: int = 300
+    learning_rate: float = 0.1  # of adam
+    num_restarts: int = 1  # the one with the smallest mismatch counts
+    compare: str = "all"
+    init_scale: float = 1.0
+    tolerance: float = 1e-10  # relative squared mismatch at which the search ends
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("optimizer", OPTIMIZERS), ("compare", COMPARED)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, allowed are {', '.join(allowed)}")
+        for name in ("num_steps", "num_restarts"):
+            if not is_whole(getattr(self, name)) or getattr(self, name) < 1:
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, must be a whole number of at least 1")
+        for name in ("learning_rate", "init_scale", "tolerance"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name}: got {value!r}, must be positive")
+
+
+class Leak(NamedTuple):
+    """What came out for each of m messages, the best restart of each."""
+
+    x: Array  # [m, ...] from a Jacobian, [m, B, ...] from a gradient
+    labels: Array | None  # [m, B, C] from a gradient: probabilities (cross entropy) or targets (squared error)
+    mismatch: Array  # [m] squared distance of what was compared, relative to the squared norm of what was seen
+    history: Array  # [m, num_steps + 1] lowest mismatch so far
+    steps: Array  # [m] int32
+    finite: Array  # [m] bool, False where every restart met only values that are not finite
+
+
+def from_jacobians(
+    model: Model,
+    params: PyTree,
+    seen: Observed,
+    shape: tuple[int, ...],
+    key: Key,
+    attack: Attack = Attack(),
+    outputs: Array | None = None,
+) -> Leak:
+    """Inputs [m, ...] of ``shape`` from Jacobians: minimise ``|J(x') - J|^2 / |J|^2`` for each example by itself.
+
+    ``seen.values`` is [m, C, P] as ``observation.jacobians`` has it, rows of any example and client in any order: an
+    example's Jacobian says nothing of the others'. ``outputs`` [m, C] are the network's outputs, which clients of
+    NTK-FL send too; where given, ``|f(x') - f|^2 / |f|^2`` is added. Labels are sent in the open and do not enter.
+
+    A network of ReLUs has Jacobians that are piecewise linear in the input: what is minimised is then smooth only
+    inside a cell of constant activations, and its gradient knows nothing of the cells beyond. Smooth activations
+    (Zhu et al. use the sigmoid) have no such walls.
+
+    Raises ``ValueError`` for shapes that do not fit the model.
+    """
+    size = ravel_pytree(params)[0].size
+    expected = (model.output_size, size)
+    if seen.values.ndim != 3 or seen.values.shape[1:] != expected:
+        raise ValueError(f"seen: got {seen.values.shape}, the model's Jacobians are [m, {expected[0]}, {expected[1]}]")
+    _check_shape(model, params, shape)
+    if outputs is not None and outputs.shape != seen.values.shape[:2]:
+        raise ValueError(f"outputs: got {outputs.shape}, must be {seen.values.shape[:2]}")
+    flat = ravel_pytree(params)[0]
+    start = _normal(key, (len(seen.values) * attack.num_restarts, *shape), flat) * attack.init_scale, None
+    sight = seen.values, _weight(seen, attack), outputs
+    return _best_of(_jacobian_search(model, _limits(attack), params, sight, start), len(seen.values))
+
+
+def from_gradients(
+    model: Model,
+    params: PyTree,
+    seen: Observed,
+    shape: tuple[int, ...],
+    key: Key,
+    attack: Attack = Attack(),
+    batch_size: int = 1,
+    loss: str = "cross_entropy",
+    labels: Array | None = None,
+) -> Leak:
+    """Inputs [m, B, ...] from gradients of batches: minimise ``|grad(x', y') - g|^2 / |g|^2``.
+
+    ``seen.values`` is [m, P] as ``observation.gradient`` has it, each of a batch of its own of ``batch_size`` examples
+    of ``shape``. Labels are found as well, cross entropy's as the softmax of logits (Zhu et al., 2019, Algorithm 1),
+    unless ``labels`` [m, B, C] (probabilities or targets) are given. The order of a batch cannot be found.
+
+    With ReLU the search meets the walls of ``from_jacobians``. Raises ``ValueError`` for shapes that do not fit the
+    model, an unknown loss and a batch size below 1.
+    """
+    size = ravel_pytree(params)[0].size
+    if seen.values.ndim != 2 or seen.values.shape[1] != size:
+        raise ValueError(f"seen: got {seen.values.shape}, the model's gradients are [m, {size}]")
+    if not is_whole(batch_size) or batch_size < 1:
+        raise ValueError(f"batch_size: got {batch_size!r}, must be a whole number of at least 1")
+    if loss not in SOFT_LOSSES:
+        raise ValueError(f"loss: got {loss!r}, allowed are {', '.join(SOFT_LOSSES)}")
+    _check_shape(model, params, shape)
+    wanted = (len(seen.values), batch_size, model.output_size)
+    if labels is not None and labels.shape != wanted:
+        raise ValueError(f"labels: got {labels.shape}, must be {wanted}")
+    flat, (pixels, logits) = ravel_pytree(params)[0], jax.random.split(key)
+    count = len(seen.values) * attack.num_restarts
+    x = _normal(pixels, (count, batch_size, *shape), flat) * attack.init_scale
+    guess = _normal(logits, (count, *wanted[1:]), flat) if labels is None else None
+    sight = seen.values, _weight(seen, attack), labels
+    found = _gradient_search(model, loss, _limits(attack), params, sight, (x, guess))
+    leak = _best_of(found, len(seen.values))
+    return leak._replace(labels=_targets(loss, leak.labels, labels))
+
+
+def _check_shape(model: Model, params: PyTree, shape: tuple[int, ...]) -> None:
+    try:
+        jax.eval_shape(model.apply, params, jax.ShapeDtypeStruct((1, *shape), jnp.float32))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"shape: got {shape}, {model.name} does not take examples of it: {error}") from error
+
+
+def _relative(found: Array, wanted: Array, weight: Array) -> Array:
+    """Squared distance over the entries of weight 1, relative to the squared norm of what is wanted."""
+    return jnp.sum(weight * (found - wanted) ** 2) / jnp.maximum(jnp.sum(weight * wanted**2), jnp.finfo(found).tiny)
+
+
+def _weight(seen: Observed, attack: Attack) -> Array:
+    return (seen.kept | (attack.compare == "all")).astype(seen.values.dtype)
+
+
+def _normal(key: Key, shape: tuple[int, ...], like: Array) -> Array:
+    return jax.random.normal(key, shape, like.dtype)
+
+
+def _limits(attack: Attack) -> Attack:
+    """What the compiled search depends on: attacks that differ in the rest share one program."""
+    return replace(attack, compare="all", init_scale=1.0, num_restarts=1)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _jacobian_search(model: Model, attack: Attack, params: PyTree, sight: Sight, starts: tuple[Array, None]) -> Minimum:
+    flat, unravel = ravel_pytree(params)
+
+    def mismatch(seen: Sight, point: tuple[Array, None]) -> Array:
+        (values, weight, outputs), x = seen, point[0][None]
+        found = jax.jacrev(lambda w: model.apply(unravel(w), x)[0])(flat)
+        apart = _relative(found, values, weight)
+        if outputs is None:
+            return apart
+        return apart + _relative(model.apply(params, x)[0], outputs, jnp.ones_like(outputs))
+
+    return _search_all(mismatch, attack, sight, starts)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _gradient_search(
+    model: Model, loss: str, attack: Attack, params: PyTree, sight: Sight, starts: tuple[Array, Array | None]
+) -> Minimum:
+    flat, unravel = ravel_pytree(params)
+
+    def mismatch(seen: Sight, point: tuple[Array, Array | None]) -> Array:
+        values, weight, known = seen
+        y = _targets(loss, point[1], known)
+        found = jax.grad(lambda w: _soft_loss(loss, model.apply(unravel(w), point[0]), y))(flat)
+        return _relative(found, values, weight)
+
+    return _search_all(mismatch, attack, sight, starts)
+
+
+def _search_all(mismatch: Callable[[Sight, PyTree], Array], attack: Attack, sight: Sight, starts: PyTree) -> Minimum:
+    """A search from every start, one after another: the starts of one message follow each other."""
+    count = len(jax.tree.leaves(starts)[0])
+    restarts = count // len(sight[0])
+
+    def search(part: tuple[Array, PyTree]) -> Minimum:
+        number, start = part
+        seen = jax.tree.map(lambda leaf: leaf[number // restarts], sight)
+        limits = attack.num_steps, attack.learning_rate, attack.tolerance
+        return minimise(partial(mismatch, seen), start, attack.optimizer, *limits)
+
+    return jax.lax.map(search, (jnp.arange(count), starts))
+
+
+def _best_of(found: Minimum, messages: int) -> Leak:
+    """Of each message's restarts the one with the smallest mismatch."""
+    rows = jax.tree.map(lambda leaf: leaf.reshape(messages, -1, *leaf.shape[1:]), found)
+    best = jnp.argmin(rows.value, axis=1)
+    point, value, history, steps = jax.tree.map(lambda leaf: leaf[jnp.arange(messages), best], rows)
+    x, guess = point
+    return Leak(x, guess, value, history, steps, jnp.isfinite(value))
+
+
+def _targets(loss: str, guess: Array | None, known: Array | None) -> Array:
+    """Labels as the loss takes them: those known, or those searched for."""
+    if known is not None:
+        return known
+    assert guess is not None
+    return jax.nn.softmax(guess) if loss == "cross_entropy" else guess
+
+
+def _soft_loss(loss: str, outputs: Array, y: Array) -> Array:
+    """The losses of ``fedtangent.losses`` over a whole batch, with probabilities for classes."""
+    if loss == "cross_entropy":
+        return jnp.mean(-jnp.sum(y * jax.nn.log_softmax(outputs), axis=-1))
+    return jnp.mean(0.5 * jnp.sum((outputs - y) ** 2, axis=-1))

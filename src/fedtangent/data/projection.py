@@ -1,0 +1,69 @@
+"""Gaussian projection of inputs with a seed that clients share and the server does not know (CP-NTK-FL).
+
+Data are projected once, before a run: a client of Yue et al. (ICML 2022, section 4.2) computes on ``Z = X P`` only, and
+so does whoever is to use its model, the test examples too.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedtangent.data import checks
+from fedtangent.data.dataset import Dataset
+
+SCALES = ("coordinates", "lengths", "none")
+
+
+def projection_matrix(
+    input_size: int, dimension: int, seed: int | bytes, scale: str = "coordinates", dtype: type = np.float64
+) -> np.ndarray:
+    """P [input_size, dimension] with i.i.d. Gaussian entries (Yue et al., ICML 2022, section 4.2).
+
+    Args:
+        seed: a whole number of any size, not negative, or the bytes of one (the seed that a key server hands out). The
+            entries are NumPy's Philox stream of it, drawn in float64.
+        scale: the paper's entries are N(0, 1), ``"none"``, which makes inputs about ``sqrt(dimension)`` times as long.
+            ``"coordinates"`` divides by ``sqrt(input_size)``: a projected coordinate has on average the mean square of
+            an original one, so that a network whose first layer is scaled by, or drawn for, its number of inputs has
+            activations of the same size as before, and the same step sizes do. ``"lengths"`` divides by
+            ``sqrt(dimension)``: lengths and inner products are kept on average (Johnson and Lindenstrauss).
+
+    Raises ``ValueError`` for a dimension below 1 or above ``input_size``, a negative seed, and an unknown scale.
+    """
+    _check(input_size, dimension, scale)
+    entropy = int.from_bytes(seed, "big") if isinstance(seed, bytes) else seed
+    if not checks.is_whole(entropy) or entropy < 0:  # the seed is a secret: it is not told
+        raise ValueError("seed: must be a whole number of at least 0, or bytes")
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(int(entropy))))
+    factor = {"coordinates": input_size, "lengths": dimension, "none": 1}[scale] ** -0.5
+    return (factor * generator.standard_normal((input_size, dimension))).astype(dtype)
+
+
+def projected(dataset: Dataset, dimension: int, seed: int | bytes, scale: str = "coordinates") -> Dataset:
+    """``dataset`` with every example flattened and projected to ``dimension`` numbers, training and test alike.
+
+    Inputs keep their dtype; the products are formed in float64. Raises ``ValueError`` as ``projection_matrix`` does.
+    """
+    shape = dataset.x_train.shape[1:]
+    matrix = projection_matrix(math.prod(shape), dimension, seed, scale)
+    train, test = (_project(x, matrix) for x in (dataset.x_train, dataset.x_test))
+    return dataset._replace(x_train=train, x_test=test)
+
+
+def _project(x: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    flat = x.reshape(len(x), -1)
+    rows = max(1, 2**24 // max(1, matrix.shape[0]))  # so that no float64 copy of a large data set is made
+    parts = [flat[i : i + rows].astype(np.float64) @ matrix for i in range(0, len(flat), rows)]
+    whole = np.concatenate(parts) if parts else np.zeros((0, matrix.shape[1]))
+    return whole.astype(x.dtype)
+
+
+def _check(input_size: int, dimension: int, scale: str) -> None:
+    if not checks.is_whole(dimension) or dimension < 1:
+        raise ValueError(f"dimension: got {dimension!r}, must be a whole number of at least 1")
+    if dimension > input_size:
+        raise ValueError(f"dimension: got {dimension}, larger than the {input_size} inputs, must be at most that")
+    if scale not in SCALES:
+        raise ValueError(f"scale: got {scale!r}, allowed are {', '.join(SCALES)}")

@@ -1,0 +1,1 @@
+"""Experiments of NTK-FL and CP-NTK-FL (Yue et al., ICML 2022)."""

@@ -1,0 +1,181 @@
+"""The trusted key server of CP-NTK-FL: one secret seed, sealed to each client's public key (Yue et al., 2022, 4.2).
+
+Clients make a key pair each and publish the public half; the key server draws the seed of the random projection and
+sends to every client a box that only that client can open (libsodium's sealed boxes: X25519 and XSalsa20-Poly1305, by
+PyNaCl). The aggregation server sees neither the seed nor a private key, and takes part in nothing here.
+
+Secrets are held in ``Secret``, which prints as nothing and cannot be pickled; they are never part of an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedtangent.types import Algorithm, Cost, Engine, FederatedData
+
+SEED_BYTES, KEY_BYTES, SALT_BYTES = 32, 32, 16
+SEALED_BYTES = SEED_BYTES + 48  # the one-time public key and the authenticator of a sealed box
+_HEADER = "fedtangent key file 1"
+
+
+class Secret:
+    """Bytes that must not be seen: only ``reveal`` gives them out."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: bytes) -> None:
+        self._value = bytes(value)
+
+    def reveal(self) -> bytes:
+        """The bytes."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(hidden)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and secrets.compare_digest(self._value, other._value)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Secret cannot be pickled or copied")
+
+
+class KeyPair(NamedTuple):
+    """A client's keys."""
+
+    public: bytes  # [32], to be published
+    private: Secret
+
+
+class KeyFile(NamedTuple):
+    """What a key file holds."""
+
+    seed: Secret
+    salt: bytes
+
+    @property
+    def digest(self) -> str:
+        """Tells one seed from another without telling the seed: its salted SHA-256, and the salt."""
+        found = hashlib.sha256(b"fedtangent projection seed" + self.salt + self.seed.reveal()).hexdigest()
+        return f"{self.salt.hex()}:{found[:32]}"
+
+
+def generate_keys() -> KeyPair:
+    """A client's new key pair, from the operating system's randomness."""
+    from nacl.public import PrivateKey
+
+    private = PrivateKey.generate()
+    return KeyPair(bytes(private.public_key), Secret(bytes(private)))
+
+
+def draw_seed() -> Secret:
+    """A new seed of 256 bits, from the operating system's randomness."""
+    return Secret(secrets.token_bytes(SEED_BYTES))
+
+
+def seal_seed(seed: Secret, public_key: bytes) -> bytes:
+    """The key server's message to one client: ``seed`` in a box for that public key, [80] bytes.
+
+    Raises ``ValueError`` for a public key that is not one of 32 bytes, and a seed of another length than 32.
+    """
+    from nacl.exceptions import CryptoError
+    from nacl.public import PublicKey, SealedBox
+
+    _check_bytes("public_key", public_key, KEY_BYTES)
+    if not isinstance(seed, Secret) or len(seed.reveal()) != SEED_BYTES:
+        raise ValueError(f"seed: must be a Secret of {SEED_BYTES} bytes")
+    try:
+        return bytes(SealedBox(PublicKey(public_key)).encrypt(seed.reveal()))
+    except (CryptoError, RuntimeError) as error:
+        raise ValueError("public_key: no box can be sealed to it, it is not a client's key") from error
+
+
+def open_seed(sealed: bytes, keys: KeyPair) -> Secret:
+    """What a client finds in its box. Raises ``ValueError`` for another client's box, a damaged one, or no key pair."""
+    from nacl.exceptions import CryptoError
+    from nacl.public import PrivateKey, SealedBox
+
+    if not isinstance(keys, KeyPair) or not isinstance(keys.private, Secret):
+        raise ValueError("keys: must be a KeyPair, as generate_keys makes one")
+    _check_bytes("private_key", keys.private.reveal(), KEY_BYTES)
+    _check_bytes("sealed", sealed, SEALED_BYTES)
+    try:
+        return Secret(SealedBox(PrivateKey(keys.private.reveal())).decrypt(sealed))
+    except CryptoError:
+        raise ValueError("sealed: does not open with these keys: sealed for another client, or damaged") from None
+
+
+def hand_out(seed: Secret, clients: Iterable[KeyPair]) -> list[Secret]:
+    """The whole exchange: the seed sealed to each client, and what each client opens, in the clients' order."""
+    return [open_seed(seal_seed(seed, keys.public), keys) for keys in clients]
+
+
+def with_key_exchange(algorithm: Algorithm, num_clients: int) -> Algorithm:
+    """``algorithm`` whose ledger has, before the first round, each client's public key up and its sealed seed down."""
+
+    def cost(data: FederatedData, engine: Engine) -> Cost:
+        found = algorithm.cost(data, engine)
+        up, down = found.uplink_once + num_clients * KEY_BYTES, found.downlink_once + num_clients * SEALED_BYTES
+        return found._replace(uplink_once=up, downlink_once=down)
+
+    return algorithm._replace(cost=cost)
+
+
+def open_key_file(path: str | os.PathLike[str]) -> KeyFile:
+    """The seed kept at ``path``; a new one from the operating system, readable by its owner alone, if there is none.
+
+    Raises ``ValueError`` for a file that others can read, that is none of ours, or that cannot be made.
+    """
+    place = Path(path)
+    try:
+        if not place.exists():
+            _create(place, draw_seed(), secrets.token_bytes(SALT_BYTES))
+        return _read(place)
+    except OSError as error:
+        raise ValueError(f"key_file: cannot use {place}: {error.strerror}") from error
+
+
+def _create(path: Path, seed: Secret, salt: bytes) -> None:
+    """Write a new key file, whole or not at all; one that another process made meanwhile stays."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # of mode 0600
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(f"{_HEADER}\nsalt {salt.hex()}\nseed {seed.reveal().hex()}\n")
+        with contextlib.suppress(FileExistsError):
+            os.link(name, path)
+    finally:
+        os.unlink(name)
+
+
+def _read(path: Path) -> KeyFile:
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"key_file: {path} is not a file")
+    if mode & 0o077:
+        raise ValueError(f"key_file: others may read {path}; make it yours alone with chmod 600")
+    lines = path.read_bytes().decode("ascii", "replace").splitlines()
+    parts = [line.split(" ") for line in lines[1:]]
+    if len(lines) == 3 and lines[0] == _HEADER and [part[0] for part in parts] == ["salt", "seed"]:
+        try:
+            salt, seed = (bytes.fromhex(part[1]) for part in parts)
+        except (ValueError, IndexError):
+            salt = seed = b""
+        if (len(salt), len(seed)) == (SALT_BYTES, SEED_BYTES):
+            return KeyFile(Secret(seed), salt)
+    raise ValueError(f"key_file: {path} is not a key file of fedtangent, or is damaged")
+
+
+def _check_bytes(name: str, value: Any, length: int) -> None:
+    if not isinstance(value, bytes) or len(value) != length:
+        got = f"{len(value)} bytes" if isinstance(value, bytes) else f"a {type(value).__name__}"
+        raise ValueError(f"{name}: got {got}, must be {length} bytes")

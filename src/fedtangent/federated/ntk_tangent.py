@@ -1,0 +1,95 @@
+"""A network linearised at its weights, as the evolution of NTK-FL sees it, on the pooled examples of a cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent.kernels.empirical import empirical_ntk
+from fedtangent.types import Array, Model, PyTree
+
+BLOCK_SIZE = 1024  # examples by examples of the kernel built at once
+
+
+class Pool(NamedTuple):
+    """The cohort's examples; rows of padding are zero."""
+
+    x: Array  # [n, ...] float64 where it was floating
+    y: Array  # [n, C] float64
+    mask: Array  # [n, 1] float64, 1 at a real example
+    num_examples: Array  # [] float64, real ones (at least 1)
+
+
+class Tangent(NamedTuple):
+    """What the evolution sees of the linearised network, on the pooled examples; rows of padding are zero.
+
+    With J [n, C, P] the derivative of the outputs by the weights (or what stands for it: a sparsified one), float64.
+    """
+
+    outputs: Array  # f_0 [n, C]
+    gram: Callable[[], Array]  # () -> H [n, n], 1/C sum_k <J_ik, J_jk>, zero rows and columns at padding
+    push: Callable[[PyTree], Array]  # J: change of weights -> change of outputs [n, C]
+    pull: Callable[[Array], PyTree]  # J': [n, C] -> change of weights
+    whole: Callable[[], Array] | None = None  # () -> [n C, n C], <J_ik, J_jm>; None: built by push and pull
+
+
+Linearise = Callable[[Model, PyTree, Pool], Tangent]  # (model, weights in float64, pool) -> Tangent
+
+
+def pool_examples(x: Array, y: Array, mask: Array) -> Pool:
+    """Float64 examples with padding set to zero, so that not even a NaN in it counts."""
+    real = mask.reshape((-1,) + (1,) * (x.ndim - 1))
+    x = jnp.where(real, x, jnp.zeros((), x.dtype))
+    x = x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    y = jnp.where(mask[:, None], y, jnp.zeros((), y.dtype)).astype(jnp.float64)
+    return Pool(x, y, mask[:, None].astype(jnp.float64), jnp.maximum(jnp.sum(mask), 1).astype(jnp.float64))
+
+
+def linearise_network(model: Model, weights: PyTree, pool: Pool) -> Tangent:
+    """The whole network's linearisation at ``weights`` (float64): structured kernels, no Jacobian in memory."""
+    outputs, push = jax.linearize(lambda p: pool.mask * model.apply(p, pool.x), weights)
+    transpose = jax.linear_transpose(push, weights)
+
+    def gram() -> Array:
+        return empirical_ntk(model, weights, pool.x, block_size=BLOCK_SIZE) * (pool.mask * pool.mask.T)
+
+    def whole() -> Array:
+        size = pool.y.size
+        flat_mask = jnp.broadcast_to(pool.mask, pool.y.shape).reshape((-1, 1))
+        kernel = empirical_ntk(model, weights, pool.x, trace=False).reshape((size, size))
+        return kernel * (flat_mask * flat_mask.T)
+
+    return Tangent(outputs, gram, push, lambda v: transpose(v)[0], whole)
+
+
+def whole_kernel(tangent: Tangent, shape: tuple[int, ...]) -> Array:
+    """The whole kernel [n C, n C] of a tangent on ``shape`` = (n, C) outputs."""
+    if tangent.whole is not None:
+        return tangent.whole()
+    size = shape[0] * shape[1]
+    units = jnp.eye(size).reshape((size, *shape))
+    return jax.lax.map(lambda unit: tangent.push(tangent.pull(unit)), units).reshape((size, size))
+
+
+def averaged_product(tangent: Tangent, shape: tuple[int, ...]) -> Callable[[Array], Array]:
+    """``g -> H g`` [n, C] without the kernel in memory: C^2 passes through the network and back for each product."""
+    n, outputs = shape
+
+    def one(g: Array, c: Array, k: Array) -> Array:
+        """Column c of g under the kernel of output k, [n]."""
+        at_k = jnp.zeros((n, outputs)).at[:, k].set(g[:, c])
+        return tangent.push(tangent.pull(at_k))[:, k]
+
+    def product(g: Array) -> Array:
+        def column(c: Array) -> Array:
+            def add(k: Array, total: Array) -> Array:
+                return total + one(g, c, k)
+
+            return jax.lax.fori_loop(0, outputs, add, jnp.zeros(n)) / outputs
+
+        return jax.lax.map(column, jnp.arange(outputs)).T
+
+    return product

@@ -1,0 +1,53 @@
+"""A shuffling server between the clients and the aggregation server (Yue et al., ICML 2022, section 4.2, figure 2).
+
+It passes on what it is sent in a random order, without names, so that the server cannot tell who sent what. Averages,
+and the evolution of the tangent kernel, do not depend on the order.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent.federated.aggregate import Stacked, stack
+from fedtangent.types import Aggregate, Array, Key, PyTree, RoundInfo, Server, Slots
+
+_SHUFFLER = 2**31 + 2  # folded into a round's key, apart from what the server itself draws
+
+
+def permuted(key: Key, rows: PyTree) -> PyTree:
+    """Every array of ``rows``, all with the same leading axis, in the same random order along it."""
+    count = jax.tree.leaves(rows)[0].shape[0]
+    order = jax.random.permutation(jax.random.fold_in(key, jnp.uint32(_SHUFFLER)), count)
+    return jax.tree.map(lambda leaf: leaf[order], rows)
+
+
+def shuffled(aggregate: Aggregate, server: Server, slots_per_model: int) -> tuple[Aggregate, Server]:
+    """``aggregate`` and ``server`` behind a shuffler: what the server aggregates comes in a random order, unnamed.
+
+    Messages travel with their weights and without the clients' ids; the order is drawn with the round's key. All
+    messages of a round are held at once: ``slots_per_model`` of them (all of the schedule's slots, that none is lost).
+    """
+
+    def update(state: PyTree, received: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
+        messages, weight = permuted(info.key, (received.messages, received.weight))
+        return server.update(state, folded(aggregate, messages, weight), info)
+
+    return stack(slots_per_model), server._replace(update=update)
+
+
+def folded(aggregate: Aggregate, messages: PyTree, weight: Array) -> PyTree:
+    """What ``aggregate`` makes of one model's messages [M, ...] with weights [M], a weight of 0 being no message."""
+    filled = weight > 0
+    place = jnp.cumsum(filled, dtype=jnp.int32) - 1
+    count = weight.shape[0]
+    slots = Slots(
+        client=jnp.arange(count, dtype=jnp.int32),  # not a client's id: where its message stands
+        model=jnp.zeros((count,), jnp.int32),
+        weight=weight,
+        place=place,
+        size=filled.astype(jnp.int32),
+    )
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), messages)
+    total = aggregate.finish(aggregate.add(aggregate.init(one, 1), slots, messages))
+    return jax.tree.map(lambda leaf: leaf[0], total)

@@ -1,0 +1,67 @@
+"""Clients that use a part of their examples in each round."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.federated.rates import check_number
+from fedtangent.types import Array, Client, Key, Local, Partition, PyTree
+
+_SUBSAMPLE = 2**31 + 7  # folded into a client's key, apart from the epochs that local training folds into it
+
+
+def num_sampled(size: int | np.ndarray, beta: float) -> np.ndarray:
+    """How many of ``size`` examples a client uses: ``beta * size`` rounded half up, at least 1; 0 of none."""
+    size = np.asarray(size)
+    return np.where(size > 0, np.maximum(1, np.floor(beta * size + 0.5)), 0).astype(np.int32)
+
+
+def largest_sample(partition: Partition, clients: int, beta: float) -> int:
+    """The most examples that so many clients of ``partition`` use together in a round, at least 1."""
+    return max(1, int(np.sort(num_sampled(partition.sizes, beta))[::-1][:clients].sum()))
+
+
+def check_beta(beta: float) -> None:
+    """Raise ``ValueError`` unless ``beta`` is a number in (0, 1]."""
+    check_number("beta", beta)
+    if not 0 < beta <= 1:
+        raise ValueError(f"beta: got {beta}, must be above 0 and at most 1")
+
+
+def subsampled(local: Local, beta: float) -> Local:
+    """``local`` on a part of each client's examples, drawn anew in every round (Yue et al., ICML 2022, section 4.2).
+
+    A client of n examples uses ``num_sampled(n, beta)`` of them, drawn uniformly without replacement with its own key
+    of the round; a client that trains two models in a round draws the same for both. ``info["examples"]``, by which the
+    ledger charges what is sent per example, counts the drawn ones. A client's weight in an average stays that of all
+    that it holds: with one beta for all this differs by rounding only, and does not change with the draw. Arrays are as
+    small as the largest draw. ``beta = 1`` is ``local`` itself.
+
+    Raises ``ValueError`` for a beta outside (0, 1].
+    """
+    check_beta(beta)
+    if beta == 1:
+        return local
+
+    def update(
+        key: Key, broadcast: PyTree, client_state: PyTree, client: Client
+    ) -> tuple[PyTree, PyTree, dict[str, Array]]:
+        drawn = _draw(jax.random.fold_in(key, jnp.uint32(_SUBSAMPLE)), client, beta)
+        message, client_state, info = local.update(key, broadcast, client_state, drawn)
+        return message, client_state, {**info, "examples": drawn.size}
+
+    return local._replace(update=update)
+
+
+def _draw(key: Key, client: Client, beta: float) -> Client:
+    most = client.rows.shape[0]
+    counts = num_sampled(np.arange(most + 1), beta)  # a table, so that host and device round alike
+    size = jnp.asarray(counts)[client.size]
+    draws = jax.random.uniform(key, (most,), jnp.float32)
+    order = jnp.argsort(jnp.where(jnp.arange(most) < client.size, draws, jnp.inf))
+    rows = client.rows[order][: max(1, int(counts.max(initial=0)))]
+    # Padding repeats a drawn example, as everywhere: a row that was not drawn must not be touched.
+    at = jnp.minimum(jnp.arange(rows.shape[0]), jnp.maximum(size - 1, 0))
+    return client._replace(size=size, rows=rows[at])

@@ -1,0 +1,272 @@
+"""The tangent kernel of a flax network from its dense and convolutional layers, one output's signals at a time.
+
+A layer that uses one matrix at positions p, ``z_i(p) = a_i(p) W + b``, adds
+``sum_{p,q} (<a_i(p), a_j(q)> + 1) <d_i^k(p), d_j^m(q)>`` to the kernel of output k at example i and output m at example
+j (the 1 is the bias's), where ``a_i(p)`` is the patch that enters and ``d_i^k(p)`` the derivative of output k by
+``z_i(p)``. It is summed either in this order, over pairs of positions, or as the product of the layer's own gradients
+``G_i^k = sum_p (a_i(p), 1) d_i^k(p)'`` [fan_in + 1, channels], whichever takes fewer multiplications.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent.models.layers import Call, FlaxStructure, Plan, layer_patches, run_layers
+from fedtangent.types import Array, PyTree
+
+MOST_OTHERS = 2**16  # parameters outside layers up to which their per-example gradients are built
+HELD = 2**25  # numbers of intermediate arrays held at once
+STRIPS = 8  # of a symmetric product, of which only the upper ones are computed
+SMALLEST_STRIP = 128  # examples
+
+
+class _Layer(NamedTuple):
+    """The calls of one layer, positions one after the other."""
+
+    calls: tuple[int, ...]
+    positions: int
+    fan_in: int  # with the bias's 1
+    channels: int
+
+
+class _Rows(NamedTuple):
+    """A batch of examples: what enters each call [n, ...], and the signals of output k."""
+
+    inputs: list[Array]
+    pull: Callable[[Array], tuple[list[Array], list[Array]]]  # k -> (by call [n, ...], gradients of others [n, ...])
+
+
+def is_layered(plan: Plan) -> bool:
+    """Whether the weights of the network are those of its layers, but for at most ``MOST_OTHERS``."""
+    return bool(plan.calls) and plan.num_others <= MOST_OTHERS
+
+
+def layered_kernel(
+    structure: FlaxStructure, plan: Plan, num_outputs: int, params: PyTree, x1: Array, x2: Array | None, trace: bool
+) -> Array:
+    """``empirical_ntk`` of a flax network: the mean over outputs [n1, n2], or [n1, C, n2, C]; ``x2=None`` is ``x1``."""
+    layers = _layers(plan)
+    rows1 = _rows(structure, plan, num_outputs, params, x1)
+    rows2 = None if x2 is None else _rows(structure, plan, num_outputs, params, x2)
+    sizes = (x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0], num_outputs if trace else num_outputs**2)
+    by_gradients = [_prefers_gradients(layer, *sizes, num_outputs) for layer in layers]
+    contract = _trace if trace else _full
+    kernel = contract(plan, layers, by_gradients, rows1, rows2, num_outputs)
+    return kernel.astype(jnp.result_type(*jax.tree.leaves(params)))
+
+
+def _layers(plan: Plan) -> list[_Layer]:
+    """The plan's layers, each with all its calls."""
+    found: dict[Any, list[int]] = {}
+    for c, call in enumerate(plan.calls):
+        found.setdefault(call.path, []).append(c)
+    layers = []
+    for own in found.values():
+        call = plan.calls[own[0]]
+        positions = sum(plan.calls[c].positions for c in own)
+        layers.append(_Layer(tuple(own), positions, call.fan_in + call.has_bias, call.output[-1]))
+    return layers
+
+
+def _prefers_gradients(layer: _Layer, n1: int, n2: int, blocks: int, num_outputs: int) -> bool:
+    """Whether products of the layer's gradients take fewer multiplications than pairs of positions."""
+    size = layer.fan_in * layer.channels
+    by_gradients = (n1 + n2) * num_outputs * layer.positions * size + n1 * n2 * blocks * size
+    by_positions = n1 * n2 * layer.positions**2 * (layer.fan_in + blocks * (layer.channels + 1))
+    return by_gradients < by_positions
+
+
+def _rows(structure: FlaxStructure, plan: Plan, num_outputs: int, params: PyTree, x: Array) -> _Rows:
+    """The forward pass on ``x`` [n, ...] and its linearisation at the calls' outputs and at the other leaves."""
+    leaves, tree = jax.tree.flatten(params)
+    dtype = jnp.result_type(*leaves)
+    n = x.shape[0]
+
+    def one(shifts: list[Array], others: list[Array], example: Array) -> tuple[Array, list[Array]]:
+        own = list(leaves)
+        for i, leaf in zip(plan.others, others, strict=True):
+            own[i] = leaf
+        outputs, inputs = run_layers(structure, plan, jax.tree.unflatten(tree, own), shifts, example[None])
+        return outputs[0], inputs
+
+    # every example has shifts and other leaves of its own, so that one backward pass gives every example's derivative
+    shifts = [jnp.zeros((n, *call.output), dtype) for call in plan.calls]
+    others = [jnp.broadcast_to(leaves[i], (n, *jnp.shape(leaves[i]))) for i in plan.others]
+    outputs, pull, inputs = jax.vjp(lambda s, o: jax.vmap(one)(s, o, x), shifts, others, has_aux=True)
+
+    def of_output(k: Array) -> tuple[list[Array], list[Array]]:
+        basis = (jnp.arange(num_outputs) == k).astype(outputs.dtype)
+        return pull(jnp.broadcast_to(basis, outputs.shape))
+
+    return _Rows([h.astype(dtype) for h in inputs], of_output)
+
+
+def _signals(layer: _Layer, by_call: list[Array]) -> Array:
+    """A layer's signals [n, P, channels]."""
+    parts = [by_call[c].reshape((by_call[c].shape[0], -1, layer.channels)) for c in layer.calls]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+
+
+def _features(calls: tuple[Call, ...], layer: _Layer, inputs: list[Array]) -> Array:
+    """What a layer's weights multiply, with the bias's 1: [n, P, fan_in]."""
+    parts = [layer_patches(calls[c], inputs[c]) for c in layer.calls]
+    seen = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+    if not calls[layer.calls[0]].has_bias:
+        return seen
+    return jnp.concatenate([seen, jnp.ones((*seen.shape[:-1], 1), seen.dtype)], axis=-1)
+
+
+def _trace(
+    plan: Plan, layers: list[_Layer], by_gradients: list[bool], rows1: _Rows, rows2: _Rows | None, num_outputs: int
+) -> Array:
+    """The mean over outputs [n1, n2]."""
+
+    def one_output(total: Array, k: Array) -> tuple[Array, list[tuple[Array, Array | None]]]:
+        signals1, others1 = rows1.pull(k)
+        signals2, others2 = (None, None) if rows2 is None else rows2.pull(k)
+        kept = []
+        for layer, gradients in zip(layers, by_gradients, strict=True):
+            d1 = _signals(layer, signals1)[:, None]
+            d2 = None if signals2 is None else _signals(layer, signals2)[:, None]
+            if gradients:
+                total = total + _gradient_product(plan.calls, layer, rows1, d1, rows2, d2)
+            else:
+                kept.append((d1[:, 0], None if d2 is None else d2[:, 0]))
+        if plan.others:
+            total = total + gram(_flat(others1), None if others2 is None else _flat(others2))
+        return total, kept
+
+    n1, n2, dtype = _sizes(rows1, rows2)
+    total, kept = jax.lax.scan(one_output, jnp.zeros((n1, n2), dtype), jnp.arange(num_outputs))
+    rest = [layer for layer, gradients in zip(layers, by_gradients, strict=True) if not gradients]
+    for layer, (d1, d2) in zip(rest, kept, strict=True):
+        wide2 = None if d2 is None else _channels(d2)
+        total = total + _position_product(plan.calls, layer, rows1, _channels(d1), rows2, wide2)[:, 0, :, 0]
+    return total / num_outputs
+
+
+def _channels(d: Array) -> Array:
+    """Signals [C, n, P, channels] as [n, 1, P, C channels]: the sum over outputs is one more sum over channels."""
+    moved = d.transpose(1, 2, 0, 3)
+    return moved.reshape((moved.shape[0], 1, moved.shape[1], -1))
+
+
+def _full(
+    plan: Plan, layers: list[_Layer], by_gradients: list[bool], rows1: _Rows, rows2: _Rows | None, num_outputs: int
+) -> Array:
+    """The whole kernel [n1, C, n2, C]."""
+
+    def every_output(rows: _Rows | None) -> tuple[list[Array], Array] | None:
+        if rows is None:
+            return None
+        by_call, others = jax.lax.map(rows.pull, jnp.arange(num_outputs))
+        signals = [_signals(layer, [d.reshape((-1, *d.shape[2:])) for d in by_call]) for layer in layers]
+        split = [d.reshape((num_outputs, -1, *d.shape[1:])).swapaxes(0, 1) for d in signals]
+        flat = [o.swapaxes(0, 1).reshape((o.shape[1] * num_outputs, -1)) for o in others]
+        return split, jnp.concatenate(flat, axis=1) if flat else jnp.zeros(())
+
+    n1, n2, dtype = _sizes(rows1, rows2)
+    every1, every2 = every_output(rows1), every_output(rows2)
+    assert every1 is not None
+    total = jnp.zeros((n1, num_outputs, n2, num_outputs), dtype)
+    if plan.others:
+        total = total + gram(every1[1], None if every2 is None else every2[1]).reshape(total.shape)
+    for i, (layer, gradients) in enumerate(zip(layers, by_gradients, strict=True)):
+        product = _gradient_product if gradients else _position_product
+        d2 = None if every2 is None else every2[0][i]
+        total = total + product(plan.calls, layer, rows1, every1[0][i], rows2, d2).reshape(total.shape)
+    return total
+
+
+def _sizes(rows1: _Rows, rows2: _Rows | None) -> tuple[int, int, Any]:
+    return rows1.inputs[0].shape[0], (rows2 or rows1).inputs[0].shape[0], rows1.inputs[0].dtype
+
+
+def _flat(others: list[Array]) -> Array:
+    """Gradients of the other leaves [n, parameters]."""
+    return jnp.concatenate([o.reshape((o.shape[0], -1)) for o in others], axis=1)
+
+
+def _gradient_product(
+    calls: tuple[Call, ...], layer: _Layer, rows1: _Rows, d1: Array, rows2: _Rows | None, d2: Array | None
+) -> Array:
+    """Products of the layer's gradients [n1 K, n2 K] for signals [n, K, P, channels], some channels at a time."""
+    rows = max(d1.shape[0], 0 if d2 is None else d2.shape[0]) * d1.shape[1]
+    most = max(1, HELD // (rows * layer.fan_in))
+    width = next(w for w in range(min(most, layer.channels), 0, -1) if layer.channels % w == 0)
+
+    def gradients(rows: _Rows, d: Array) -> Array:
+        own = [rows.inputs[c] for c in range(len(calls))]
+
+        def one(example: tuple[list[Array], Array]) -> Array:
+            inputs, signal = example  # [...], [K, P, width]
+            seen = _features(calls, layer, [h[None] for h in inputs])[0]
+            wide = signal.transpose(1, 0, 2).reshape((layer.positions, -1))
+            return (seen.T @ wide).reshape((layer.fan_in, signal.shape[0], -1)).transpose(1, 0, 2)
+
+        built = _map_examples(one, (own, d), layer.positions * layer.fan_in)
+        return built.reshape((d.shape[0] * d.shape[1], -1))
+
+    def some(total: Array, start: Array) -> tuple[Array, None]:
+        def part(d: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(d, start, width, axis=3)
+
+        g2 = None if rows2 is None or d2 is None else gradients(rows2, part(d2))
+        return total + gram(gradients(rows1, part(d1)), g2), None
+
+    n2 = d1.shape[0] if d2 is None else d2.shape[0]
+    zero = jnp.zeros((d1.shape[0] * d1.shape[1], n2 * d1.shape[1]), d1.dtype)
+    return jax.lax.scan(some, zero, jnp.arange(0, layer.channels, width))[0]
+
+
+def _position_product(
+    calls: tuple[Call, ...], layer: _Layer, rows1: _Rows, d1: Array, rows2: _Rows | None, d2: Array | None
+) -> Array:
+    """The layer's kernel [n1, K, n2, K] summed over pairs of positions, for signals [n, K, P, channels]."""
+    if layer.positions == 1:
+        a1 = _features(calls, layer, rows1.inputs)[:, 0]
+        a2 = None if rows2 is None else _features(calls, layer, rows2.inputs)[:, 0]
+        n1, k = d1.shape[:2]
+        signals = gram(d1.reshape((n1 * k, -1)), None if d2 is None else d2.reshape((-1, d2.shape[-1])))
+        return gram(a1, a2)[:, None, :, None] * signals.reshape((n1, k, -1, k))
+    other_inputs, other_d = (rows1.inputs, d1) if rows2 is None or d2 is None else (rows2.inputs, d2)
+    a2 = _features(calls, layer, other_inputs)
+
+    def some(example: tuple[list[Array], Array]) -> Array:
+        inputs, signal = example
+        a1 = _features(calls, layer, [h[None] for h in inputs])[0]
+        pairs = jnp.einsum("pf,jqf->pjq", a1, a2)
+        return jnp.einsum("pjq,kpjmq->kjm", pairs, jnp.einsum("kpc,jmqc->kpjmq", signal, other_d))
+
+    numbers = layer.positions**2 * other_d.shape[0] * (1 + d1.shape[1] ** 2)
+    return _map_examples(some, (rows1.inputs, d1), numbers)
+
+
+def _map_examples(function: Callable[[Any], Array], examples: PyTree, numbers: int) -> Array:
+    """``function`` of each example, which holds ``numbers`` numbers: one by one on a CPU, whose batched products are
+    slow, and elsewhere as many at once as may be held."""
+    if jax.default_backend() == "cpu":
+        return jax.lax.map(function, examples)
+    return jax.lax.map(function, examples, batch_size=max(1, HELD // numbers))
+
+
+def gram(a: Array, b: Array | None = None) -> Array:
+    """``a b'`` for ``a`` [m, p] and ``b`` [n, p]; ``b=None`` is ``a``, of whose product only one half is computed."""
+    if b is not None:
+        return a @ b.T
+    m = a.shape[0]
+    strips = min(STRIPS, m // SMALLEST_STRIP)
+    if strips < 2:
+        return a @ a.T
+    ends = [math.ceil(m * i / strips) for i in range(strips + 1)]
+    upper = jnp.zeros((m, m), a.dtype)
+    for start, stop in itertools.pairwise(ends):
+        upper = upper.at[start:stop, start:].set(a[start:stop] @ a[start:].T)
+    index = jnp.arange(m)
+    return jnp.where(index[:, None] <= index[None, :], upper, upper.T)

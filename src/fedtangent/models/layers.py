@@ -1,0 +1,229 @@
+"""Which weights of a flax network sit in dense and convolutional layers, and what enters those layers.
+
+Such a layer is linear in its weights with the same matrix at every position, ``z(p) = patch(p) W + b``, and that is
+all that ``kernels.layered`` needs to know of it. A weight that is used in any other way as well (tied, transformed,
+inside a lifted transformation such as ``nn.scan``) is not counted as a layer's, so that what is counted is exact.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedtangent.models.convolution import Geometry, channels_last, gemm_convolution, patches
+from fedtangent.types import Array, PyTree
+
+Path = tuple[str, ...]
+
+_CUSTOM = ("dot_general", "dot_general_cls", "conv_general_dilated_cls", "mask")  # what makes a layer another function
+
+
+class FlaxStructure(NamedTuple):
+    """A network of which flax runs every layer: what to intercept. ``apply`` is a function, so that it hashes."""
+
+    apply: Callable[[PyTree, Array], Array]  # (params, x [n, ...]) -> [n, C], in the parameters' dtype
+
+
+class Call(NamedTuple):
+    """One use of a layer on one example: static."""
+
+    path: Path  # of the layer in the tree of parameters
+    window: tuple[int, ...]  # of a convolution; () for a dense layer
+    strides: tuple[int, ...]
+    padding: Any
+    dilation: tuple[int, ...]
+    fan_in: int  # numbers in a patch
+    has_bias: bool
+    input: tuple[int, ...]  # what enters and what comes out for a batch of one example
+    output: tuple[int, ...]
+
+    @property
+    def positions(self) -> int:
+        """Positions P at which the layer's matrix is used on an example."""
+        return math.prod(self.output[:-1])
+
+
+class Plan(NamedTuple):
+    """What the weights of a network are: static, for one shape of an example."""
+
+    calls: tuple[Call, ...]  # of layers all of whose uses are among these, in the order of the forward pass
+    others: tuple[int, ...]  # leaves that do anything else
+    num_others: int  # parameters in them
+
+
+class _Uses(NamedTuple):
+    calls: list[Call]
+    leaves: dict[Path, list[int]]  # of a layer's own weights, by the layer's path
+    inputs: list[Any]  # what enters each call
+
+
+def read_plan(structure: FlaxStructure, params: PyTree, x: Any) -> Plan:
+    """How ``structure`` uses the leaves of ``params`` on examples like ``x`` [n, ...]; arrays or their shapes.
+
+    A leaf belongs to layers if nothing but those layers' outputs depends on it. Leaves on which nothing depends are
+    neither theirs nor among the others.
+    """
+    one = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), params)
+    uses = _Uses([], {}, [])
+
+    def without_layers(p: PyTree, x: Array) -> tuple[Array, list[Array]]:
+        leaves = jax.tree.leaves(p)
+        with _intercept(functools.partial(_note, uses, leaves)):
+            outputs = structure.apply(p, x)
+        return outputs, uses.inputs
+
+    jaxpr = jax.make_jaxpr(without_layers)(shapes, one).jaxpr
+    sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)]
+    needed = _needed(jaxpr)
+    read = {i for i, v in enumerate(jaxpr.invars[: len(sizes)]) if id(v) in needed}
+    kept = {path for path, own in uses.leaves.items() if not read & set(own)}
+    others = tuple(sorted(read | {i for path, own in uses.leaves.items() if path not in kept for i in own}))
+    return Plan(tuple(call for call in uses.calls if call.path in kept), others, sum(sizes[i] for i in others))
+
+
+def _needed(jaxpr: Any) -> set[int]:
+    """Identities of the variables on which a jaxpr's results depend."""
+    needed = {id(v) for v in jaxpr.outvars}
+    for eqn in reversed(jaxpr.eqns):
+        if needed & {id(v) for v in eqn.outvars}:
+            needed |= {id(v) for v in eqn.invars}
+    return needed
+
+
+def run_layers(
+    structure: FlaxStructure, plan: Plan, params: PyTree, shifts: list[Array], x: Array
+) -> tuple[Array, list[Array]]:
+    """The network's outputs on one example ``x`` [1, ...] with ``shifts[c]`` added to what call ``c`` returns.
+
+    Returns outputs [1, C] and each call's input. The derivative by a shift is the signal propagated back to that call.
+    Convolutions are ``gemm_convolution``'s, whose derivatives stay fast inside loops on a CPU.
+    """
+    inputs: list[Array] = []
+    own = {call.path for call in plan.calls}
+
+    def shift(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        if not _is_call(args, kwargs, context) or tuple(context.module.path) not in own:
+            return next_fun(*args, **kwargs)
+        call = plan.calls[len(inputs)]
+        output = _convolve(context.module, call, args[0]) if call.window else next_fun(*args)
+        moved = output + shifts[len(inputs)].astype(output.dtype)
+        inputs.append(args[0])
+        return moved
+
+    with _intercept(shift):
+        outputs = structure.apply(params, x)
+    return outputs, inputs
+
+
+def _convolve(layer: Any, call: Call, x: Array) -> Array:
+    """The output of a convolutional layer."""
+    images = x.reshape((-1, *x.shape[-len(call.window) - 1 :]))
+    z = gemm_convolution(
+        images, layer.get_variable("params", "kernel"), call.strides, call.padding, rhs_dilation=call.dilation,
+        dimension_numbers=channels_last(images.ndim), precision=layer.precision,
+    )  # fmt: skip
+    if call.has_bias:
+        z = z + layer.get_variable("params", "bias").reshape((1,) * (z.ndim - 1) + (-1,))
+    return z.reshape(call.output)
+
+
+def layer_patches(call: Call, inputs: Array) -> Array:
+    """What the layer's matrix multiplies: ``inputs`` [n, *call.input] as [n, P, fan_in]."""
+    n = inputs.shape[0]
+    if not call.window:
+        return inputs.reshape((n, call.positions, call.fan_in))
+    num_axes = len(call.window)
+    x = inputs.reshape((-1, *inputs.shape[-num_axes - 1 :]))
+    padding = call.padding
+    if isinstance(padding, str):
+        extent = [(k - 1) * d + 1 for k, d in zip(call.window, call.dilation, strict=True)]
+        padding = lax.padtype_to_pads(x.shape[1:-1], extent, call.strides, padding)
+    pairs = tuple((int(low), int(high)) for low, high in padding)
+    geometry = Geometry(x.shape[1:-1], call.window, call.strides, pairs, call.dilation, None)
+    return patches(x, geometry).reshape((n, call.positions, call.fan_in))
+
+
+@contextlib.contextmanager
+def _intercept(interceptor: Callable[..., Any]) -> Iterator[None]:
+    import flax.linen as nn  # here: it takes longer to import than the rest of the package
+
+    with nn.intercept_methods(interceptor):
+        yield
+
+
+def _is_call(args: Any, kwargs: Any, context: Any) -> bool:
+    """Whether this is ``layer(x)`` of a plain dense or convolutional layer."""
+    import flax.linen as nn
+
+    return type(context.module) in (nn.Dense, nn.Conv) and context.method_name == "__call__" and (
+        len(args) == 1 and not kwargs
+    )  # fmt: skip
+
+
+def _note(uses: _Uses, leaves: list[Any], next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    """Note a layer's call and return zeros in place of its output, which so depends on nothing."""
+    output = next_fun(*args, **kwargs)
+    if not _is_call(args, kwargs, context):
+        return output
+    layer, x = context.module, args[0]
+    own = _own_leaves(layer, leaves)
+    if own is None or not _is_plain(layer, leaves[own[0]], x):
+        return output
+    path = tuple(layer.path)
+    uses.leaves[path] = own
+    uses.inputs.append(x)
+    uses.calls.append(_call(layer, path, leaves[own[0]].shape, x.shape, output.shape))
+    return jnp.zeros(output.shape, output.dtype)
+
+
+def _own_leaves(layer: Any, leaves: list[Any]) -> list[int] | None:
+    """Which leaves a layer's kernel and bias are; None if one is not, as inside lifted transformations."""
+    names = ("kernel", "bias") if layer.use_bias else ("kernel",)
+    held = [layer.get_variable("params", name) for name in names]
+    found = [[i for i, leaf in enumerate(leaves) if leaf is value] for value in held]
+    return [where[0] for where in found] if all(len(where) == 1 for where in found) else None
+
+
+def _is_plain(layer: Any, kernel: Any, x: Any) -> bool:
+    """Whether the layer is ``patch W + b`` in the dtype of its kernel."""
+    custom = [getattr(layer, name, None) for name in _CUSTOM]
+    if any(value is not None for value in custom) or layer.dtype not in (None, kernel.dtype):
+        return False
+    if getattr(layer, "promote_dtype", None) not in (None, type(layer).promote_dtype) or x.dtype != kernel.dtype:
+        return False
+    if not hasattr(layer, "kernel_size"):
+        return True
+    convolution = layer.conv_general_dilated
+    return (
+        convolution in (None, lax.conv_general_dilated, gemm_convolution)
+        and layer.feature_group_count == 1
+        and set(_each(layer.input_dilation, 1)) == {1}
+        and layer.padding not in ("CIRCULAR", "REFLECT", "CAUSAL")
+    )
+
+
+def _call(layer: Any, path: Path, kernel: tuple[int, ...], input_: tuple[int, ...], output: tuple[int, ...]) -> Call:
+    fan_in, window = math.prod(kernel[:-1]), kernel[:-2]
+    if not window:
+        return Call(path, (), (), None, (), fan_in, layer.use_bias, input_, output)
+    num_axes = len(window)
+    padding = layer.padding
+    if isinstance(padding, int):
+        padding = [padding] * num_axes
+    if not isinstance(padding, str):
+        padding = tuple((p, p) if isinstance(p, int) else (int(p[0]), int(p[1])) for p in padding)
+    strides, dilation = _each(layer.strides, num_axes), _each(layer.kernel_dilation, num_axes)
+    return Call(path, window, strides, padding, dilation, fan_in, layer.use_bias, input_, output)
+
+
+def _each(value: Any, num_axes: int) -> tuple[int, ...]:
+    """flax's number, numbers or None for every spatial axis."""
+    return (1 if value is None else value,) * num_axes if value is None or isinstance(value, int) else tuple(value)

@@ -1,0 +1,227 @@
+"""NTK-FL's comparisons: what the methods share, that a run is the engine's own, that finished runs are read again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedtangent import simulate
+from fedtangent.experiments import cohort_report as report
+from fedtangent.experiments import cohort_runs as runs
+from fedtangent.experiments.cohort_methods import methods
+from fedtangent.experiments.cohort_runs import Bench, Config, Curve, play
+from fedtangent.experiments.cohort_settings import COMPRESSED, DIGITS, METHODS, Settings, check
+from fedtangent.experiments.cohort_trials import distorted, divide, one_hot, projected, with_global_set
+from fedtangent.experiments.trials import Trial
+
+TINY = replace(
+    DIGITS, num_clients=12, clients_per_round=3, num_rounds=3, reference_rounds=4, window=2, width=8, batch_size=8,
+    learning_rates=(0.1, 0.3), tangent_rates=(0.03,), local_steps=(2, 4), server_steps=(5,), times=(10, 40),
+    tuning_rounds=2, num_train=240, num_validation=60, num_test=80, beta=0.5, projected=9, sparsity=0.5,
+    methods=(*METHODS, *COMPRESSED),
+)  # fmt: skip
+
+
+def trial(seed: int = 0, s: Settings = TINY) -> Trial:
+    return divide("digits", None, seed, s)
+
+
+def bench(folder: Path, s: Settings = TINY) -> Bench:
+    return Bench(s, lambda seed: divide("digits", None, seed, s), folder, lambda line: None, lambda rows: None)
+
+
+OTHERS = [name for name in TINY.methods if name != "fed_avg"]
+
+
+@pytest.mark.parametrize("name", ["fed_avg", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+def test_a_run_is_that_of_simulate(name: str, tmp_path: Path) -> None:
+    where = bench(tmp_path, replace(TINY, methods=(name,)))
+    method = where.methods(3)[name]
+    config = Config(name, method.rates[-1], method.steps[-1])
+    found = play(where, config, 3, 2)
+    x, labels = method.splits["test"]
+    algorithm = method.build(config.steps, config.rate)
+
+    def look(state: object) -> dict[str, float]:
+        outputs = algorithm.predict(state, x).mean
+        return {"accuracy": float(jnp.mean(outputs.argmax(axis=-1) == labels))}
+
+    run = simulate(algorithm, method.data, 2, seed=3, mapping="scan", evaluate_every=1, evaluate=look)
+    np.testing.assert_allclose(found.test, [e.metrics["accuracy"] for e in run.history.evaluations], atol=0.02)
+    assert list(found.uplink) == [e.uplink_bytes for e in run.history.evaluations]
+    assert list(found.downlink) == [e.downlink_bytes for e in run.history.evaluations]
+    other = play(where, Config(name, method.rates[-1] / 300, method.steps[0]), 3, 2)
+    assert not np.array_equal(other.test, found.test)  # the rate is an argument of the program, and used
+
+
+def test_methods_share_start_and_cohorts(tmp_path: Path) -> None:
+    where = bench(tmp_path)
+    found = where.methods(1)
+    alike = ("centralised", "ntk_fl", "data_sharing", "fed_nova", "fed_avg", "qsgd")
+    starts, cohorts = [], []
+    for name in alike:
+        algorithm = found[name].build(2, 0.1)
+        state = algorithm.init(1, TINY.num_clients)
+        assert algorithm.params is not None
+        starts.append(jax.tree.leaves(algorithm.params(state)))
+        cohorts.append(np.asarray(algorithm.schedule.sample(state.schedule_key, state.schedule, state.round)[0].client))
+    for start, cohort in zip(starts, cohorts, strict=True):
+        np.testing.assert_array_equal(cohort, cohorts[0])
+        for a, b in zip(start, starts[0], strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert {name: len(m.steps) for name, m in found.items() if name in ("ntk_fl", "cp_ntk_fl")} == {
+        "ntk_fl": 1, "cp_ntk_fl": 1}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_without_momentum_fed_nova_of_equal_steps_is_fed_avg(tmp_path: Path) -> None:
+    """Why FedNova's clients have momentum here: clients of equal local steps leave it nothing to normalise."""
+    where = bench(tmp_path, replace(TINY, momentum=0.0, methods=("fed_nova", "fed_avg")))
+    plain = [play(where, Config(name, 0.3, 4), 0, 3).test for name in ("fed_nova", "fed_avg")]
+    np.testing.assert_allclose(plain[0], plain[1], atol=1e-12)
+    other = bench(tmp_path, replace(TINY, methods=("fed_nova",)))
+    assert not np.array_equal(play(other, Config("fed_nova", 0.3, 4), 0, 3).test, plain[1])
+
+
+def test_finished_runs_are_read_and_the_others_share_one_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = replace(TINY, methods=("fed_avg",))
+    config, where = Config("fed_avg", 0.3, 4), bench(tmp_path, s)
+    first = play(where, config, 0, 3)
+    calls = []
+    honest = runs._compute
+    monkeypatch.setattr(runs, "_compute", lambda *given: calls.append(given) or honest(*given))
+    again, shorter = play(bench(tmp_path, s), config, 0, 3), play(bench(tmp_path, s), config, 0, 2)
+    assert calls == []
+    np.testing.assert_array_equal(again.test, first.test)
+    np.testing.assert_array_equal(shorter.test, first.test[:3])
+    assert again.seconds == first.seconds and shorter.num_rounds == 2
+    longer = play(where, config, 0, 4)  # more rounds, another seed, rate, number of steps: computed
+    np.testing.assert_array_equal(longer.test[:4], first.test)
+    for other, seed in ((config, 1), (config._replace(rate=0.1), 0), (config._replace(steps=2), 0)):
+        play(where, other, seed, 3)
+    assert len(calls) == 4 and not list(tmp_path.glob("*.part"))
+    (program,) = where.compiled.values()
+    assert program.one._cache_size() == program.begin._cache_size() == 1
+    names = set(tmp_path.iterdir())
+    for changes in ({"alpha": 0.3}, {"batch_size": 5}, {"width": 9}, {"times": (3,)}):  # named apart
+        other = bench(tmp_path, replace(s, **changes))  # type: ignore[arg-type]
+        other.methods(0)
+        assert tmp_path / f"fed_avg-{runs._digest(other, config)}.npz" not in names
+
+
+def test_the_choice_is_the_best_on_validation_examples(tmp_path: Path) -> None:
+    where = bench(tmp_path, replace(TINY, methods=("fed_avg",), tuning_rounds=4))
+    tuned = runs.tune(where, "fed_avg")
+    assert len(tuned.grid) == 4
+    own = {c: play(where, c, TINY.tuning_seed, 4).validation[-1] for c in tuned.grid}  # read
+    assert own == tuned.grid and own[tuned.config] == max(own.values())
+    assert set(tuned.at_edge) == {"rate", "steps"}  # each grid has two values
+
+
+def test_a_trial_is_standardised_and_its_parts_do_not_meet() -> None:
+    held = trial()
+    sets = [{row.tobytes() for row in np.asarray(x)} for x in (held.data.x, *(s.x for s in held.splits.values()))]
+    assert [len(s) for s in sets] == [240, 60, 80]
+    assert not (sets[0] & sets[1]) and not (sets[0] & sets[2]) and not (sets[1] & sets[2])
+    everything = trial(s=replace(TINY, num_train=0))
+    x = np.concatenate([np.asarray(everything.data.x), np.asarray(everything.splits["validation"].x)])
+    assert abs(x.mean()) < 1e-5 and abs(x.std() - 1) < 1e-5
+    np.testing.assert_array_equal(np.asarray(one_hot(held).y).argmax(axis=1), np.asarray(held.data.y))
+    assert np.asarray(one_hot(held).y).sum() == 240
+
+
+def test_the_global_set_is_balanced_and_everybodys() -> None:
+    held = trial()
+    given, shared = with_global_set(held, 0.1, held.data.y)
+    assert len(shared) == 24 and np.ptp(np.bincount(np.asarray(held.data.y)[shared])) <= 1
+    offsets, indices = np.asarray(given.offsets), np.asarray(given.indices)
+    for i in range(TINY.num_clients):
+        assert set(shared) <= set(indices[offsets[i] : offsets[i + 1]])
+
+
+def test_projection_is_one_matrix_for_all() -> None:
+    held, small = trial(), projected(trial(), 9)
+    assert small.data.x.shape == (240, 9)
+    matrix = np.linalg.lstsq(np.asarray(held.data.x), np.asarray(small.data.x), rcond=None)[0]
+    test = held.splits["test"].x
+    np.testing.assert_allclose(np.asarray(test) @ matrix, small.splits["test"].x, atol=1e-3)
+    with pytest.raises(ValueError, match="projected: got 65, larger than the 64 inputs"):
+        projected(held, 65)
+
+
+def test_each_client_distorts_in_its_own_way() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(6, 64))
+    owner = np.array([0, 0, 1, 1, 2, 2])
+    found = distorted(x, owner, 3, 7)
+    for i in range(3):
+        a, b = (np.sort(v[owner == i].reshape(2, -1)) for v in (x, found))
+        slope, intercept = np.polyfit(a.ravel(), b.ravel(), 1)  # pixels are moved, and one line for both images
+        np.testing.assert_allclose(b, slope * a + intercept, atol=1e-12)
+        assert 0.5 <= slope <= 1.5 and -0.2 <= intercept <= 0.2
+    np.testing.assert_array_equal(found, distorted(x, owner, 3, 7))
+    assert not np.allclose(distorted(x, owner, 3, 8), found)
+
+
+def curve(test: list[float], up: int = 100) -> Curve:
+    n = len(test)
+    sent = up * np.arange(n)
+    nothing = np.zeros(n - 1, np.int32)
+    return Curve(np.array(test), np.array(test), sent, sent, nothing, nothing, 1.0)
+
+
+def test_rounds_to_a_level_and_differences() -> None:
+    a, b = curve([0.9, 0.2, 0.5, 0.8]), curve([0.1, 0.6, 0.7, 0.1])
+    assert [report.first_round(c, 0.5) for c in (a, b)] == [2, 1]  # round 0 is not counted
+    assert report.first_round(a, 0.81) is None
+    found = report.reached([a, b], [0.5, 0.7])
+    assert found.rounds == [2, 2] and found.mean_rounds == 2 and found.mean_mib == 200 / 2**20
+    never = report.reached([a, b], [0.5, 0.9])
+    assert never.mean_rounds == np.inf and never.mean_mib == np.inf
+    held = {"ntk_fl": [curve([0, x, x + 0.1]) for x in (0.5, 0.6, 0.9)],
+            "fed_avg": [curve([0, x, x]) for x in (0.4, 0.55, 0.5)]}  # fmt: skip
+    _, rows = report.against(held, "ntk_fl", 2, 2)
+    row = rows[1]
+    interval = stats.ttest_rel([0.55, 0.65, 0.95], [0.4, 0.55, 0.5]).confidence_interval(0.95)
+    np.testing.assert_allclose([row["low_95"], row["high_95"]], [interval.low, interval.high], rtol=1e-9)
+    assert row["ntk_fl_is_above"] == "undecided"
+    assert [report.verdict(report.estimate(v)) for v in ([0.1, 0.11, 0.12], [-0.1, -0.11], [-0.1, 0.2])] == [
+        "yes", "no", "undecided"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": ("fedavg",)}, "methods: got 'fedavg', allowed are centralised"),
+        ({"partition": "x"}, "partition: got 'x', allowed are dirichlet, writers, shifted"),
+        ({"loss": "x"}, "loss: got 'x', allowed are cross_entropy, squared_error"),
+        ({"learning_rates": (0.1, -1.0)}, "learning_rates: got"),
+        ({"times": ()}, "times: got"),
+        ({"times": (5, 2)}, "times: got"),
+        ({"beta": 0.0}, "beta: got 0.0, must be above 0 and at most 1"),
+        ({"beta": 1.1}, "beta: got 1.1"),
+        ({"sparsity": 1.0}, "sparsity: got 1.0"),
+        ({"momentum": 1.0}, "momentum: got 1.0"),
+        ({"clients_per_round": 13}, "clients_per_round: got 13, there are 12 clients"),
+        ({"window": 4}, "window: got 4"),
+        ({"num_rounds": 0}, "num_rounds: got 0"),
+    ],
+)
+def test_settings_out_of_range(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        check(replace(TINY, **changes))  # type: ignore[arg-type]
+    check(TINY)
+
+
+def test_writers_need_data_that_name_them() -> None:
+    with pytest.raises(ValueError, match="partition: got 'writers', but the data set digits does not say"):
+        trial(s=replace(TINY, partition="writers"))
+    assert len(methods(TINY, trial())) == len(TINY.methods)

@@ -1,0 +1,94 @@
+"""NTK-FL's Fig. 8: what is claimed can fail in each part, the request is checked, and a small run counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedtangent import experiments
+from fedtangent.experiments import leakage_runs as runs
+from fedtangent.experiments.contract import Request
+from fedtangent.experiments.ntk_fl import fig8
+from fedtangent.experiments.ntk_fl.fig8 import Score
+
+NOISE = np.array([-0.01, 0.0, 0.01])
+
+
+def table(**means: dict[float, float]) -> dict[str, dict[float, Score]]:
+    """Scores with a spread of .01 around means that agree with the paper, but for ``means``."""
+    agreeing = {0.9: 0.05, 0.5: 0.6}
+    base = dict.fromkeys((*runs.DEEP, runs.READ, *runs.SWITCHES), agreeing)
+    base |= {runs.READ: {0.9: 0.05, 0.5: 0.6}, runs.ROWS: {0.9: 0.05, 0.5: 0.6}}
+    base |= {name: {0.9: 0.0, 0.5: 0.02} for name in (runs.PLACE, runs.WEIGHTS, runs.SECRET)}
+    base |= {name: {0.9: 0.05, 0.5: 0.55} for name in (runs.COLLUSION, runs.LEAKED)}
+
+    def score(mean: float) -> Score:
+        return Score(mean, 0.01 / 3**0.5, mean + NOISE)
+
+    return {name: {s: score(m) for s, m in (means.get(name) or of).items()} for name, of in base.items()}
+
+
+def holds(scores: dict[str, dict[float, Score]]) -> dict[str, bool]:
+    return {claim: ok for claim, _, ok in fig8.judge(scores)}
+
+
+def test_each_claim_can_fail() -> None:
+    agreed = holds(table())
+    fall, protects = "less sparsity, closer images", "sparsity protects as published"
+    assert all(ok for claim, ok in agreed.items() if claim.startswith((fall, protects)))
+    assert agreed["shuffled rows hide whose image it is"] and agreed["projection hides the image"]
+    assert not agreed["shuffled rows hide the image"] and not agreed["shuffled weights hide it if a client colludes"]
+    name = fig8.NAMES[runs.KEPT]
+    assert not holds(table(**{runs.KEPT: {0.9: 0.05, 0.5: 0.02}}))[f"{fall}: {name}"]
+    beyond = holds(table(**{runs.KEPT: {0.9: 0.12, 0.5: 0.6}}))
+    assert beyond[f"{fall}: {name}"] and not beyond[f"{protects}: {name}"]
+    assert not holds(table(**{runs.SECRET: {0.9: 0.05, 0.5: 0.6}}))["projection hides the image"]
+
+
+def test_summaries_are_means_over_the_images_of_all_seeds() -> None:
+    def read(*ssim: float) -> runs.Read:
+        return runs.Read(np.array(ssim), np.zeros((len(ssim), 8, 8)), True)
+
+    found = fig8.summaries([{"a": {0.5: read(0.1, 0.4)}}, {"a": {0.5: read(0.3, 0.8)}}])["a"][0.5]
+    assert found.mean == pytest.approx(0.4)
+    assert found.error == pytest.approx(np.std([0.1, 0.4, 0.3, 0.8], ddof=1) / 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ("sparsities=0.5,1", ("sparsities", "below 1")),
+        ("sparsities=0.5,0.5", ("sparsities", "different")),
+        ("network=resnet", ("network", "lenet, mlp")),
+        ("activation=erf", ("activation", "lenet has sigmoid, relu")),
+        ("num_images=1", ("num_images", "at least 2")),
+        ("num_images=1000", ("num_images", "test set has 359")),
+        ("projected_share=1.5", ("projected_share", "1.5")),
+        ("optimizer=sgd", ("optimizer", "lbfgs, adam")),
+    ],
+)
+def test_a_bad_request_is_refused(change: str, parts: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError) as error:
+        experiments.get("ntk_fl.fig8").prepare(Request("smoke", (0,), changes=(change,)))
+    assert all(part in str(error.value) for part in parts), str(error.value)
+
+
+def test_nothing_stays_in_its_place() -> None:
+    for seed in range(20):
+        order = runs._derangement(np.random.default_rng(seed), 5)
+        assert sorted(order) == list(range(5)) and not (order == np.arange(5)).any()
+
+
+@pytest.mark.slow
+def test_a_small_run_counts(tmp_path: Path) -> None:
+    changes = ("num_images=3", "sparsities=0.9,0.5,0", "num_steps=100", "network=mlp", "activation=erf", "width=30")
+    prepared = experiments.get("ntk_fl.fig8").prepare(Request("smoke", (0, 1), changes=changes))
+    outcome = prepared.run(lambda line: None, lambda metrics: None, tmp_path)
+    assert outcome.failed == () and len(outcome.rows) == 10 * 3
+    assert {path.name for path in tmp_path.iterdir()} == {"fig8_images.png", "fig8_ssim.png"}
+    ssim = {(row["attack"], row["sparsity"]): row["ssim"] for row in outcome.rows}
+    assert ssim[runs.READ, 0.0] > 0.999 and ssim[runs.ROWS, 0.0] > 0.999
+    assert ssim[runs.PLACE, 0.0] < 0.6 and ssim[runs.WEIGHTS, 0.0] < 0.5
+    assert ssim[runs.LEAKED, 0.0] > ssim[runs.SECRET, 0.0] + 0.1
