@@ -173,6 +173,9 @@ def test_a_cohort_is_fetched_together_only_where_that_is_cheap() -> None:
         np.testing.assert_array_equal(found[0][slot], x[::-1][5 * client : 5 * client + 5])
     assert _fetched(even, all_clients(40).sample(jax.random.key(0), (), jnp.int32(0))[0], 5) is None  # most of the data
     skewed = even._replace(offsets=jnp.concatenate([jnp.arange(40, dtype=jnp.int32), jnp.array([200], jnp.int32)]))
+    everybody = jnp.tile(jnp.arange(5, dtype=jnp.int32), 200)  # 200 clients that share five of ten examples
+    shared = FederatedData(x[:10], x[:10, 0], everybody, jnp.arange(0, 1001, 5, dtype=jnp.int32))
+    assert _fetched(shared, cohort, 5) is None  # forty examples, four times the data
     assert _fetched(skewed, Cohort(*(leaf[:1] for leaf in cohort)), 161) is None  # most of it would be padding
 
 

@@ -125,7 +125,7 @@ def test_the_lock_is_closed_under_requirements(lock: dict[str, Requirement]):
 
 def test_the_readme_example_does_what_it_says():
     text = (ROOT / "README.md").read_text()
-    example, _, theory, sweep = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    example, _, attack, theory, sweep = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     stated = float(re.findall(r"^error = .*# ([0-9.]+)", example, re.MULTILINE)[0])
     names: dict[str, Any] = {}
     exec(compile(example, "README.md", "exec"), names)
@@ -134,6 +134,8 @@ def test_the_readme_example_does_what_it_says():
     untrained = np.linalg.norm(names["initial_test"] - names["predicted"]) / np.linalg.norm(names["predicted"])
     assert untrained > 1
     assert names["limit"].mean.shape == (50, 10) and names["limit"].cov.shape == (50, 50)
+    exec(compile(attack, "README.md", "exec"), names)
+    assert names["similarity"] > 0.99
     exec(compile(theory, "README.md", "exec"), names)
     assert not names["plain"].at_edge and names["corrected"].loss < names["plain"].loss
     try:

@@ -14,6 +14,7 @@ from fedtangent.commands.job import checkpoints_of, prepare
 from fedtangent.commands.options import TrainOptions
 from fedtangent.commands.train import run_job
 from fedtangent.data.projection import projection_matrix
+from fedtangent.federated import recipes
 from fedtangent.federated.key_server import SEALED_BYTES, open_key_file
 
 TINY: dict[str, Any] = {
@@ -95,6 +96,19 @@ def test_switches_reach_the_algorithms(tmp_path: Path) -> None:
     )
 
 
+def test_the_pool_has_no_more_places_than_examples_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    recipe = recipes.cp_ntk_fl
+
+    def spy(*parts: Any, **more: Any) -> Any:
+        given.update(more)
+        return recipe(*parts, **more)
+
+    monkeypatch.setattr(recipes, "cp_ntk_fl", spy)
+    sizes = np.diff(prepare(options(tmp_path, algorithm="cp_ntk_fl", beta=0.25)).data.offsets)
+    assert given["pool_size"] == sum(max(1, int(0.25 * size + 0.5)) for size in sizes) < sizes.sum() / 2
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -118,6 +132,8 @@ def test_switches_reach_the_algorithms(tmp_path: Path) -> None:
         ({"secure_aggregation": True, "channel": "top_k:0.1"}, "channel: must be lossless with secure_aggregation"),
         ({"secure_aggregation": True, "sparsity": 0.5}, "channel: must be lossless with secure_aggregation"),
         ({"secure_aggregation": True, "max_update_norm": 5.0}, "max_update_norm: needs single messages"),
+        ({"algorithm": "cp_ntk_fl", "max_update_norm": 5.0}, "max_update_norm: is a bound on updates, of which cp_ntk"),
+        ({"algorithm": "centralised", "max_update_norm": 5.0}, "max_update_norm: is a bound on updates, of which cent"),
         ({"secure_aggregation": True, "shuffle": True}, "shuffle: adds nothing to secure_aggregation"),
         ({"shuffle": True, "algorithm": "gossip"}, "shuffle: hides clients from a server, but gossip has none"),
     ],

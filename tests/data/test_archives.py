@@ -44,6 +44,12 @@ def test_femnist_keeps_digits_and_their_writers(tmp_path: Path) -> None:
     assert load("femnist_digits", data_dir=tmp_path, flatten=False, num_train=2).x_train.shape == (2, 28, 28, 1)
 
 
+def test_femnist_is_found_in_a_folder_named_after_its_source(tmp_path: Path) -> None:
+    (tmp_path / "femnist_leaf").mkdir()
+    femnist(tmp_path / "femnist_leaf")
+    assert len(load("femnist_digits", data_dir=tmp_path).y_train) == 6
+
+
 @pytest.mark.parametrize("with_test", [True, False])
 def test_cifar10_takes_the_last_fifth_to_test_on_where_there_is_no_test_set(tmp_path: Path, with_test: bool) -> None:
     (tmp_path / "cifar10").mkdir()

@@ -10,6 +10,7 @@ import pytest
 from fedtangent import partition
 from fedtangent.data import idx, load
 from fedtangent.data.images import fetch
+from fedtangent.experiments.ntk_fl.fig4a import WRITERS
 
 SOURCES = {"mnist": idx.MNIST, "fashion_mnist": idx.FASHION_MNIST}
 FIRST_LABELS = {"mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], "fashion_mnist": [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]}
@@ -83,3 +84,9 @@ def test_client_maps_of_the_ntk_fl_authors(data_dir):
         exact = partition.from_index_maps(maps["iid_0/indices"], maps["iid_0/offsets"])
     partition.validate(exact, 60000, exact=True)
     assert set(exact.sizes) == {200}
+
+
+def test_fig4a_has_as_many_clients_as_there_are_writers_of_digits(data_dir):
+    if not list(data_dir.glob("femnist*/*.npz")):
+        pytest.skip("no FEMNIST in the data folder")
+    assert len(np.unique(load("femnist_digits", data_dir=data_dir).user_train)) == WRITERS.num_clients

@@ -9,16 +9,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy import stats
 
 from fedtangent import simulate
 from fedtangent.experiments import cohort_report as report
 from fedtangent.experiments import cohort_runs as runs
+from fedtangent.experiments.cohort_curves import soon
 from fedtangent.experiments.cohort_methods import methods
 from fedtangent.experiments.cohort_runs import Bench, Config, Curve, play
 from fedtangent.experiments.cohort_settings import COMPRESSED, DIGITS, METHODS, Settings, check
 from fedtangent.experiments.cohort_trials import distorted, divide, one_hot, projected, with_global_set
+from fedtangent.experiments.ntk_fl import table1
 from fedtangent.experiments.trials import Trial
+from fedtangent.report import grid_plots
 
 TINY = replace(
     DIGITS, num_clients=12, clients_per_round=3, num_rounds=3, reference_rounds=4, window=2, width=8, batch_size=8,
@@ -201,9 +205,11 @@ def test_rounds_to_a_level_and_differences() -> None:
     ("changes", "message"),
     [
         ({"methods": ("fedavg",)}, "methods: got 'fedavg', allowed are centralised"),
+        ({"methods": ("fed_avg", "fed_avg")}, "methods: got fed_avg, fed_avg, must be different"),
         ({"partition": "x"}, "partition: got 'x', allowed are dirichlet, writers, shifted"),
         ({"loss": "x"}, "loss: got 'x', allowed are cross_entropy, squared_error"),
         ({"learning_rates": (0.1, -1.0)}, "learning_rates: got"),
+        ({"tangent_rates": (0.1, float("nan"))}, "tangent_rates: got"),
         ({"times": ()}, "times: got"),
         ({"times": (5, 2)}, "times: got"),
         ({"beta": 0.0}, "beta: got 0.0, must be above 0 and at most 1"),
@@ -225,3 +231,32 @@ def test_writers_need_data_that_name_them() -> None:
     with pytest.raises(ValueError, match="partition: got 'writers', but the data set digits does not say"):
         trial(s=replace(TINY, partition="writers"))
     assert len(methods(TINY, trial())) == len(TINY.methods)
+
+
+def test_table_1_counts_rounds_and_uplink_against_the_papers() -> None:
+    reached = report.Reached([4, 6], [50, 70])
+    found = {"cp_ntk_fl": reached, "fed_com": report.Reached([20, 30], [100, 140])}
+    found["fed_avg"] = report.Reached([30, None], [900, None])
+    assert table1.judge(table1.SMALL, found) == [
+        "CP-NTK-FL needs 0.20 times the rounds of FedCOM, 8 bit and 0.50 times its uplink (the paper: 0.10 and 1.02)",
+        "CP-NTK-FL needs at most 0.04 times the rounds of FedAvg (the paper: 0.09 and 0.22)",
+    ]
+
+
+def test_the_figures_of_few_values_and_of_all_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Figure] = []
+    monkeypatch.setattr(grid_plots, "_save", lambda figure, path: kept.append(figure) or path)
+    for points in (2, 20):
+        lines = {name: np.zeros((2, points)) for name in (*METHODS, *COMPRESSED)}
+        grid_plots.lines_with_errors(lines, list(range(points)), ("x", "y"), "title", tmp_path / "a.png")
+    for figure in kept:
+        legend = figure.axes[0].get_legend()
+        assert legend is not None and [t.get_text() for t in legend.get_texts()] == [*METHODS, *COMPRESSED]
+    assert list(kept[0].axes[0].get_xticks()) == [0, 1] and len(kept[0].axes[0].containers) == 9
+
+
+def test_a_level_that_is_not_reached_is_said_in_words() -> None:
+    s = replace(TINY, num_rounds=12, reference_rounds=24)
+    tenth = "NTK-FL gets there in at most a tenth of the rounds (2.4): "
+    assert soon(report.Reached([1, 2], [9, 9]), s) == tenth + "yes, in 1.5"
+    assert soon(report.Reached([None, 2], [None, 9]), s) == tenth + "no, not with every seed in 12"

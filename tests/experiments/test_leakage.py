@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedtangent import experiments
+from fedtangent.attacks import Attack
 from fedtangent.experiments import leakage_runs as runs
 from fedtangent.experiments.contract import Request
 from fedtangent.experiments.ntk_fl import fig8
@@ -92,3 +93,13 @@ def test_a_small_run_counts(tmp_path: Path) -> None:
     assert ssim[runs.READ, 0.0] > 0.999 and ssim[runs.ROWS, 0.0] > 0.999
     assert ssim[runs.PLACE, 0.0] < 0.6 and ssim[runs.WEIGHTS, 0.0] < 0.5
     assert ssim[runs.LEAKED, 0.0] > ssim[runs.SECRET, 0.0] + 0.1
+
+
+def test_images_are_of_as_many_classes_as_there_can_be() -> None:
+    def loaded(count: int, known: int = 5) -> runs.Images:
+        return runs.load(runs.Setup(count, "mlp", "erf", 30, known, 0.3, Attack()), "digits", None, 0)
+
+    assert len(set(loaded(10).labels.tolist())) == 10
+    assert sorted(np.bincount(loaded(13).labels)) == [1] * 7 + [2] * 3
+    every = np.concatenate([loaded(4, 355).x, loaded(4, 355).known])
+    assert len(np.unique(every.reshape(359, -1), axis=0)) == 359

@@ -103,6 +103,7 @@ def test_a_control_that_is_not_broken_does_not_count(tmp_path, monkeypatch):
         ("theorem2", {"changes": ("local_steps=0,2",)}, r"local_steps: got \(0, 2\), must be different whole"),
         ("theorem2", {"changes": ("widths=8,8",)}, r"widths: got \(8, 8\), must be different whole"),
         ("fig9", {"changes": ("num_clients=80",)}, "num_clients: got 80, must be at most total_clients, 60"),
+        ("fig9", {"changes": ("alpha=nan",)}, "alpha: got nan, must be finite and positive"),
         ("fig9", {"changes": ("step_factor=1.0",)}, "step_factor: got 1.0, must lie between 0 and 1"),
         ("fig9", {"scale": "huge"}, "scale: got 'huge'"),
     ],

@@ -120,7 +120,7 @@ def test_a_key_file_that_is_not_fit(tmp_path: Path, text: str | None, mode: int,
 
 
 def test_a_key_file_that_cannot_be_made(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"key_file: cannot use .*: No such file"):
+    with pytest.raises(ValueError, match=r"key_file: cannot use .*: there is no folder .*nowhere"):
         open_key_file(tmp_path / "nowhere" / "key")
     with pytest.raises(ValueError, match=r"key_file: .* is not a file"):
         open_key_file(tmp_path)

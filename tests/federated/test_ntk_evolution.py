@@ -204,6 +204,7 @@ def test_nothing_to_learn_from_keeps_the_parameters():
     _, params, _, new, info = evolve(3, mask=np.zeros(9, bool))
     assert int(info["status"]) == NO_EXAMPLES and int(info["time"]) == 0
     np.testing.assert_array_equal(flat(new), flat(params))
+    assert float(info["kernel_error"]) == 0 and float(info["function_gap"]) == 0  # and not NaN, of no kernel at all
 
 
 def test_float32_parameters_stay_float32_and_follow_the_float64_evolution():
@@ -250,9 +251,17 @@ def test_jit_vmap_and_a_traced_learning_rate():
         ({"times": (0, 5)}, r"times: got \(0, 5\), must be one or more increasing positive whole numbers"),
         ({"times": (5, 5)}, "increasing"),
         ({"times": (1.5,)}, "whole numbers"),
+        ({"times": (5, float("nan"))}, r"times: got \(5, nan\)"),
+        ({"times": (5, float("inf"))}, r"times: got \(5, inf\)"),
+        ({"times": (5, 2**31)}, r"times: got \(5, 2147483648\), must be .* below 2\*\*31"),
+        ({"times": (True,)}, "times: got"),
+        ({"times": 5}, "times: got 5, must be one or more"),
+        ({"times": ("5",)}, "times: got"),
         ({"rate": 0.0}, "learning_rate: got 0.0, must be finite and positive"),
         ({"rate": -1.0}, "learning_rate: got -1.0"),
         ({"rate": float("inf")}, "learning_rate: got inf"),
+        ({"rate": "fast"}, "learning_rate: got 'fast', must be a number"),
+        ({"rate": np.ones(1)}, r"learning_rate: got an array of shape \(1,\)"),
         ({"kernel": "full"}, "kernel: got 'full', allowed are averaged, exact"),
         ({"method": "svd"}, "method: got 'svd', allowed are auto, eigh, chebyshev, iterate"),
         ({"criterion": "mse"}, "criterion: got 'mse', allowed are loss, accuracy"),
@@ -261,6 +270,7 @@ def test_jit_vmap_and_a_traced_learning_rate():
         ({"kernel_bytes": 100, "method": "eigh"}, r"method: eigh holds a kernel of 648 bytes \[9, 9\]"),
         ({"validation": (np.ones((5, 4)), np.ones((5, 2)))}, r"validation: got x \(5, 4\) and y \(5, 2\)"),
         ({"validation": (np.ones((5, 3)), np.ones((5, 3)))}, r"validation: got x \(5, 3\)"),
+        ({"x": X[:0], "y": np.ones((0, 3)), "mask": np.ones(0, bool)}, r"x: got shape \(0, .*, must hold at least one"),
         ({"y": np.zeros((9, 2))}, r"y and mask: got \(9, 2\) and \(9,\)"),
         ({"mask": np.ones(8, bool)}, r"y and mask: got \(9, 3\) and \(8,\)"),
     ],

@@ -34,7 +34,10 @@ def lenet(
     """
     shape = tuple(int(n) for n in input_shape)
     if len(shape) != 3 or min(shape) < 1 or output_size < 1:
-        raise ValueError(f"lenet: got input_shape={shape}, output_size={output_size}, all at least 1")
+        raise ValueError(
+            f"lenet: got input_shape={shape}, output_size={output_size}; input_shape must be (H, W, channels), all of "
+            "them and output_size at least 1"
+        )
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation: got {activation!r}, allowed are {', '.join(ACTIVATIONS)}")
     if not weight_range > 0:

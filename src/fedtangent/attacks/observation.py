@@ -44,8 +44,11 @@ def _jacobians(model: Model, params: PyTree, x: Array) -> Array:
 def gradient(model: Model, params: PyTree, x: Array, y: Array, loss: str = "cross_entropy") -> Observed:
     """The gradient by the parameters of the mean loss over one batch: ``values`` [1, P].
 
-    ``x`` is [B, ...]; ``y`` are integer classes [B] or, of ``loss`` ``"squared_error"``, targets [B, C].
+    ``x`` is [B, ...]; ``y`` are integer classes [B] or, of ``loss`` ``"squared_error"``, targets [B, C]. Raises
+    ``ValueError`` if there are not as many.
     """
+    if len(x) != len(y):
+        raise ValueError(f"y: got {len(y)} of {len(x)} examples")
     values = _gradient(model, get_loss(loss), params, jnp.asarray(x), jnp.asarray(y))
     return Observed(values, jnp.ones(values.shape, bool))
 

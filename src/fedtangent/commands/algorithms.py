@@ -13,8 +13,8 @@ from fedtangent.commands.parse import parse_channel, parse_graph
 from fedtangent.federated import faults, recipes
 from fedtangent.federated.distil import Distillation
 from fedtangent.federated.local import Work
-from fedtangent.federated.ntk_fl import largest_pool
 from fedtangent.federated.rates import Rate, staircase_decay
+from fedtangent.federated.subsample import largest_sample
 from fedtangent.types import Accept, Algorithm, Array, Model, Partition, Schedule
 
 
@@ -194,7 +194,7 @@ def _evolving(o: TrainOptions, given: Given) -> dict[str, Any]:
         "criterion": o.ntk_criterion,
         "patience": o.ntk_patience,
         "unstable": o.ntk_unstable,
-        "pool_size": None if given.clients is None else largest_pool(given.clients, slots),
+        "pool_size": None if given.clients is None else largest_sample(given.clients, slots, o.beta),
         "accept": acceptance(o.max_update_norm),
         "slots_per_model": slots,
     }

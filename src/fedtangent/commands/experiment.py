@@ -85,12 +85,14 @@ def run_job(job: Job) -> int:
         metrics.extend(more)
         write_metrics(folder, metrics)
 
-    screen.print(f"[bold]{options.name}[/bold] on {job.prepared.dataset}, {len(job.seeds)} seeds", highlight=False)
+    count = "1 seed" if len(job.seeds) == 1 else f"{len(job.seeds)} seeds"
+    screen.print(f"[bold]{options.name}[/bold] on {job.prepared.dataset}, {count}", highlight=False)
     outcome = job.prepared.run(say, keep, folder / "figures")
     seconds = time.perf_counter() - start
     write_result(folder, outcome.rows, **outcome.details, failed=outcome.failed, seconds=seconds)
     screen.print()
     for sheet in outcome.sheets:
+        screen.print(sheet.title, style="bold", highlight=False, markup=False)  # a table's own folds to its width
         screen.print(_table(sheet))
     for line in outcome.remarks:
         screen.print(line, style="dim", highlight=False)
@@ -112,7 +114,7 @@ def _numeric(cells: Iterable[str]) -> bool:
 
 
 def _table(sheet: Sheet) -> Table:
-    table = Table(title=sheet.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(sheet.columns[0], no_wrap=True)
     for place, name in enumerate(sheet.columns[1:], start=1):
         table.add_column(name, justify="right" if _numeric(row[place] for row in sheet.rows) else "left")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -26,6 +27,11 @@ def check_wire(o: TrainOptions) -> None:
         raise ValueError(
             f"secure_aggregation: {o.algorithm} needs every client's {what} one by one, but masked messages give their "
             "sum only: use it with an algorithm that averages"
+        )
+    if o.algorithm in (*JACOBIANS, "centralised") and o.max_update_norm is not None and o.max_update_norm < math.inf:
+        raise ValueError(
+            f"max_update_norm: is a bound on updates, of which {o.algorithm} has none: give inf, to reject what is not "
+            "finite"
         )
     if o.sparsity > 0 and o.channel != "lossless":
         raise ValueError(f"sparsity: sends by top_k, but channel is {o.channel!r}: give one of the two")

@@ -27,7 +27,7 @@ def load_femnist_digits(
     """The digits of LEAF's FEMNIST, ink 1 on paper 0, with the writer of each training example in ``user_train``.
 
     Args:
-        data_dir: folder that holds ``femnist*.npz``, itself or in its subfolder ``femnist_digits``; by default
+        data_dir: folder that holds ``femnist*.npz``, itself or in a subfolder ``femnist*``; by default
             $FEDTANGENT_DATA. The archive has ``train_images`` [n, 28, 28] uint8 (255 is paper), ``train_labels`` [n]
             (those below 10 are digits), ``train_offsets`` [W + 1] (writer after writer), and the same for ``test``.
         flatten: x is [n, 784] rather than [n, 28, 28, 1].
@@ -71,7 +71,7 @@ def load_cifar10(
     """CIFAR-10, or a part of it: colour images in [0, 1], flattened or [n, 32, 32, 3].
 
     Args:
-        data_dir: folder that holds ``cifar10*.npz``, itself or in its subfolder ``cifar10``; by default
+        data_dir: folder that holds ``cifar10*.npz``, itself or in a subfolder ``cifar10*``; by default
             $FEDTANGENT_DATA. The archive has ``train_images`` [n, 32, 32, 3] uint8 and ``train_labels`` [n], and
             perhaps the same for ``test``; without, the last fifth of the training images is the test set.
         flatten: x is [n, 3072] rather than [n, 32, 32, 3].
@@ -106,10 +106,12 @@ def _find(name: str, data_dir: Directory | None) -> Path:
             f"{name}: needs its archive {PREFIXES[name]}*.npz: name its folder by data_dir or FEDTANGENT_DATA"
         )
     directory = Path(given).expanduser()
-    found = [p for place in (directory / name, directory) for p in sorted(place.glob(f"{PREFIXES[name]}*.npz"))]
+    own = PREFIXES[name]
+    places = (directory / name, directory, *sorted(p for p in directory.glob(f"{own}*") if p.is_dir()))
+    found = [path for place in places for path in sorted(place.glob(f"{own}*.npz"))]
     if not found:
         raise ValueError(
-            f"{name}: data directory {directory} has no {PREFIXES[name]}*.npz (looked in it and in {name})"
+            f"{name}: data directory {directory} has no {own}*.npz (looked in it and in its folders {own}*)"
         )
     return found[0]
 

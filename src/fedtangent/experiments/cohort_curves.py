@@ -89,9 +89,7 @@ def _outcome(
         title = f"rounds to FedAvg's accuracy after {s.reference_rounds} rounds, {sum(levels) / len(levels):.4f}"
         found, reached = report.to_the_level(runs, levels, title)
         sheets.append(found)
-        mean, tenth = reached["ntk_fl"].mean_rounds, s.reference_rounds / 10
-        holds = "yes" if mean <= tenth else "no"
-        lines.append(f"NTK-FL gets there in at most a tenth of the rounds ({tenth:g}): {holds}, in {mean:.1f}")
+        lines.append(soon(reached["ntk_fl"], s))
         details |= {"levels": levels, "rounds_to_level": reached}
     sheets += [report.by_round(runs), report.tuning(tuned)]
     title = f"{dataset}, {_clients(s)}, {len(next(iter(runs.values())))} seeds"
@@ -113,6 +111,14 @@ def judge(rows: list[dict[str, Any]], s: Settings) -> list[str]:
             label = report.LABELS[name]
             lines.append(f"NTK-FL is above {label} after {s.num_rounds} rounds: {row['ntk_fl_is_above']}, by {text}")
     return lines
+
+
+def soon(reached: report.Reached, s: Settings) -> str:
+    """Whether NTK-FL gets to the accuracy of FedAvg's last round in at most a tenth of its rounds."""
+    mean, tenth = reached.mean_rounds, s.reference_rounds / 10
+    found = f"not with every seed in {s.num_rounds}" if None in reached.rounds else f"in {mean:.1f}"
+    holds = "yes" if mean <= tenth else "no"
+    return f"NTK-FL gets there in at most a tenth of the rounds ({tenth:g}): {holds}, {found}"
 
 
 def _clients(s: Settings) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fedtangent.experiments.trials import check_numbers
@@ -88,8 +89,9 @@ def check(s: Settings) -> None:
     check_numbers(s, ("num_train", "num_test", "projected", "tuning_seed", "value_bits"), least=0)
     _check_names(s)
     for name in ("learning_rates", "tangent_rates"):
-        if not getattr(s, name) or min(getattr(s, name)) <= 0:
-            raise ValueError(f"{name}: got {getattr(s, name)}, must be one or more positive numbers")
+        rates = getattr(s, name)
+        if not rates or not all(0 < rate < math.inf for rate in rates):
+            raise ValueError(f"{name}: got {rates}, must be one or more positive numbers")
     for name in ("local_steps", "server_steps", "times"):
         values = getattr(s, name)
         if not values or min(values) < 1 or list(values) != sorted(set(values)):
@@ -112,6 +114,8 @@ def _check_names(s: Settings) -> None:
     for one in s.methods:
         if one not in (*METHODS, *COMPRESSED):
             raise ValueError(f"methods: got {one!r}, allowed are {', '.join((*METHODS, *COMPRESSED))}")
+    if len(set(s.methods)) < len(s.methods):
+        raise ValueError(f"methods: got {', '.join(s.methods)}, must be different")
     for name, allowed in (("partition", PARTITIONS), ("loss", ("cross_entropy", "squared_error"))):
         if getattr(s, name) not in allowed:
             raise ValueError(f"{name}: got {getattr(s, name)!r}, allowed are {', '.join(allowed)}")

@@ -68,7 +68,7 @@ def _clients(loaded: Any, labels: np.ndarray, train: np.ndarray, seed: int, s: S
         raise ValueError(f"partition: got 'writers', but the data set {loaded.name} does not say who wrote what")
     users, owner = np.unique(loaded.user_train, return_inverse=True)
     if len(users) != s.num_clients:
-        raise ValueError(f"num_clients: got {s.num_clients}, but the data set {loaded.name} has {len(users)} writers")
+        raise ValueError(f"num_clients: got {s.num_clients}, must be {len(users)}, the writers that {loaded.name} has")
     mine = owner[train]
     return partition.assemble([np.flatnonzero(mine == i) for i in range(len(users))])
 

@@ -63,13 +63,20 @@ Found = dict[str, dict[float, Read]]  # by attack and sparsity
 
 
 def load(setup: Setup, name: str, data_dir: Path | None, seed: int) -> Images:
-    """Images drawn from the test set; raises ``ValueError`` for more images than there are."""
+    """Images drawn from the test set, of as many classes as there can be: those of one class resemble each other.
+
+    Raises ``ValueError`` for more images than there are.
+    """
     held = data.load(name, data_dir=data_dir, seed=seed, dtype="float32")
     wanted = setup.num_images + setup.num_known
     if wanted > len(held.x_test):
         raise ValueError(f"num_images: got {wanted} with num_known, the test set has {len(held.x_test)}")
     side = math.isqrt(held.x_test.shape[1])
-    rows = np.random.default_rng(seed).choice(len(held.x_test), wanted, replace=False)
+    drawn = np.random.default_rng(seed).permutation(len(held.x_test))
+    labels = np.asarray(held.y_test)[drawn]
+    turn = np.array([np.sum(labels[:i] == labels[i]) for i in range(len(labels))])  # of its class before it
+    first = np.argsort(turn, kind="stable")[: setup.num_images]
+    rows = np.concatenate([drawn[first], np.delete(drawn, first)])[:wanted]
     x = np.asarray(held.x_test[rows], np.float32).reshape(-1, side, side)
     own = rows[: setup.num_images]
     return Images(seed, x[: len(own)], np.asarray(held.y_test[own]), x[len(own) :], held.num_classes)

@@ -11,6 +11,8 @@ import numpy as np
 
 from fedtangent import data as datasets
 from fedtangent.experiments import trials
+from fedtangent.models.two_layer_relu import two_layer_relu
+from fedtangent.theory.two_layer_relu import empirical_kernel, expected_kernel
 from fedtangent.types import FederatedData, Model, Partition, PyTree
 
 DATASETS = ("digits", "sphere", "fashion_mnist")
@@ -93,3 +95,25 @@ def key(seed: int, width: int) -> jax.Array:
 def start(model: Model, run_key: jax.Array) -> PyTree:
     """The weights that a run of one model begins with, given ``run_key`` as its ``init_key``."""
     return model.init(jax.random.split(run_key, 1)[0])
+
+
+class Start(NamedTuple):
+    """The network of one seed and width, as every run of it begins."""
+
+    model: Model
+    params: PyTree
+    kernel: np.ndarray  # [N, N] empirical
+    residual: np.ndarray  # [N]
+
+
+def network(task: Problem, width: int, seed: int) -> Start:
+    """The network of ``seed`` at ``width`` in float64. Needs 64-bit types."""
+    model = two_layer_relu(task.x.shape[1], width, seed=seed, dtype=jnp.float64)
+    params = start(model, key(seed, width))
+    residual = np.asarray(model.apply(params, jnp.asarray(task.x)))[:, 0] - task.y
+    return Start(model, params, empirical_kernel(task.x, params["v"]), residual)
+
+
+def step_size(task: Problem, factor: float) -> float:
+    """``factor`` of the largest stable step of the limiting kernel, 2 N / lambda_max."""
+    return factor * 2 * len(task.x) / float(np.linalg.eigvalsh(expected_kernel(task.x))[-1])

@@ -105,7 +105,8 @@ def _fetched(data: FederatedData, cohort: Cohort, max_client_size: int) -> tuple
     Not done where the cohort holds much of the data, or where clients differ so much in size that it is mostly padding.
     """
     padded, held = max_client_size * data.num_clients, data.indices.shape[0]
-    if padded > 4 * held or 4 * max_client_size * cohort.client.shape[0] > held:
+    most = min(held, data.x.shape[0])  # examples that many clients share stand in the data once
+    if padded > 4 * held or 4 * max_client_size * cohort.client.shape[0] > most:
         return None
     rows = jax.vmap(lambda i: client_view(data, i, jnp.bool_(True), max_client_size).rows)(cohort.client)
     return data.x[rows], data.y[rows]

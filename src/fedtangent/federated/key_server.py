@@ -142,7 +142,8 @@ def open_key_file(path: str | os.PathLike[str]) -> KeyFile:
             _create(place, draw_seed(), secrets.token_bytes(SALT_BYTES))
         return _read(place)
     except OSError as error:
-        raise ValueError(f"key_file: cannot use {place}: {error.strerror}") from error
+        what = error.strerror if place.parent.is_dir() else f"there is no folder {place.parent}"
+        raise ValueError(f"key_file: cannot use {place}: {what}") from error
 
 
 def _create(path: Path, seed: Secret, salt: bytes) -> None:

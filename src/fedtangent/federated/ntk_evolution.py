@@ -292,7 +292,7 @@ def _kernel_error(pool: Pool, tangent: Tangent, quadratic: _Quadratic) -> Array:
 
         squared, rest = jax.tree.map(jnp.mean, jax.lax.map(probe, jnp.arange(PROBES), batch_size=4))
         rest = rest if matrix is None else outputs * jnp.sum(matrix**2)
-    return jnp.sqrt(squared / (squared + rest))
+    return jnp.sqrt(squared / jnp.where(squared + rest == 0, 1, squared + rest))
 
 
 def _signs(shape: tuple[int, ...], i: Array | int = 0) -> Array:

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedtangent.data.checks import is_whole
+from fedtangent.data.checks import MAX_INDEX, is_whole
 from fedtangent.federated.ntk_chebyshev import chebyshev_degree
 from fedtangent.federated.ntk_spectral import LANCZOS_STEPS
 from fedtangent.federated.ntk_tangent import Linearise
 from fedtangent.federated.ntk_time import CRITERIA
+from fedtangent.federated.rates import check_number
 from fedtangent.types import Array, Model
 
 KERNELS = ("averaged", "exact")
@@ -75,11 +76,17 @@ def evolution_plan(
 
 def check_times(times: Any) -> tuple[int, ...]:
     """The candidate numbers of steps; raises ``ValueError`` unless there is one, and they increase from 1 or more."""
-    given = tuple(times)
-    increasing = all(a < b for a, b in itertools.pairwise(given))
-    if not given or any(int(t) != t or t < 1 for t in given) or not increasing:
-        raise ValueError(f"times: got {given}, must be one or more increasing positive whole numbers of steps")
+    given = tuple(times) if np.ndim(times) == 1 else ()
+    if not given or not all(map(_is_count, given)) or any(a >= b for a, b in itertools.pairwise(given)):
+        raise ValueError(
+            f"times: got {given or times!r}, must be one or more increasing positive whole numbers of steps below 2**31"
+        )
     return tuple(int(t) for t in given)
+
+
+def _is_count(value: Any) -> bool:
+    """Whether a number is whole, and from 1 to 2^31 - 1: rounds of a loop are counted in 32 bits."""
+    return np.asarray(value).dtype.kind in "iuf" and 1 <= value <= MAX_INDEX and int(value) == value
 
 
 def check_settings(s: Settings) -> Settings:
@@ -100,8 +107,12 @@ def check_evolution(s: Settings, model: Model, x: Array, y: Array, mask: Array, 
     if jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
         raise ValueError("ntk_evolve: needs JAX's 64-bit mode, call fedtangent.enable_x64() first")
     s = check_settings(s)
-    if not isinstance(learning_rate, jax.core.Tracer) and not (math.isfinite(learning_rate) and learning_rate > 0):
-        raise ValueError(f"learning_rate: got {learning_rate}, must be finite and positive")
+    if not isinstance(learning_rate, jax.core.Tracer):
+        check_number("learning_rate", learning_rate)
+        if not (math.isfinite(learning_rate) and learning_rate > 0):
+            raise ValueError(f"learning_rate: got {learning_rate}, must be finite and positive")
+    if x.shape[0] == 0:
+        raise ValueError(f"x: got shape {x.shape}, must hold at least one row (of padding, if there is no example)")
     if y.shape != (x.shape[0], model.output_size) or mask.shape != (x.shape[0],):
         raise ValueError(
             f"y and mask: got {y.shape} and {mask.shape}, but x {x.shape} and a model of {model.output_size} outputs "

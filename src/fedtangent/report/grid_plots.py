@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -10,24 +11,34 @@ import numpy as np
 from fedtangent.report.plots import METHODS, _figure, _save
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
+FEW = 8  # values of x
 
 
 def lines_with_errors(
     lines: dict[str, np.ndarray], x: Sequence[float], names: tuple[str, str], title: str, path: Path
 ) -> Path:
-    """A line for each key of ``lines``, values [seeds, len(x)]: the mean over seeds, shaded by its standard error.
+    """A line for each key of ``lines``, values [seeds, len(x)]: the mean over seeds and its standard error.
 
-    ``names`` are those of the two axes, across and up.
+    The error is a shade around the line, or a bar at each of few values of ``x``. ``names`` are those of the two axes,
+    across and up.
     """
     figure, axes = _figure(1, width=6.2, height=4.2)
     ax = axes[0][0]
-    for (label, values), colour, marker in zip(lines.items(), METHODS, MARKERS, strict=False):
-        mean = values.mean(axis=0)
+    for (label, values), i in zip(lines.items(), count(), strict=False):
+        mean, colour = values.mean(axis=0), METHODS[i % len(METHODS)]
+        at, every = np.asarray(x, float), max(1, len(x) // 25)
         if len(values) > 1:
             error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-            ax.fill_between(x, mean - error, mean + error, color=colour, alpha=0.18, lw=0)
-        ax.plot(x, mean, marker=marker, ms=3.5, lw=1.4, color=colour, label=label, markevery=max(1, len(x) // 25))
-    if all(float(v).is_integer() for v in x):
+            if len(x) > FEW:
+                ax.fill_between(at, mean - error, mean + error, color=colour, alpha=0.18, lw=0)
+            else:
+                at = at + (i - (len(lines) - 1) / 2) * 0.01 * (at[-1] - at[0])  # beside each other
+                ax.errorbar(at, mean, error, fmt="none", ecolor=colour, elinewidth=1.0, capsize=2.5)
+        style = {"marker": MARKERS[i % len(MARKERS)], "ls": ("-", "--")[i // len(METHODS) % 2], "color": colour}
+        ax.plot(at, mean, ms=3.5, lw=1.4, label=label, markevery=every, **style)
+    if len(x) <= FEW:
+        ax.set_xticks(list(x))
+    elif all(float(v).is_integer() for v in x):
         ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel(names[0])
     ax.set_ylabel(f"{names[1]} (mean, standard error)")

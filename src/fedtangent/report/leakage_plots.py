@@ -54,7 +54,7 @@ def reconstructions(
     original: np.ndarray, rows: Mapping[str, Sequence[Shown]], columns: Sequence[str], title: str, path: Path
 ) -> Path:
     """A row of images for each attack, a column for each sparsity, beside the original; SSIM below each."""
-    figure, axes = _figure(len(columns) + 1, len(rows), width=1.15, height=1.2)
+    figure, axes = _figure(len(columns) + 1, len(rows), width=max(1.15, 5.0 / (len(columns) + 1)), height=1.2)
     for line, (label, shown) in zip(axes, rows.items(), strict=True):
         line[0].imshow(original, cmap="gray", vmin=0, vmax=1)
         line[0].set_ylabel(label, fontsize=8, rotation=0, ha="right", va="center")

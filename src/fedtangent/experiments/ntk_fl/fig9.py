@@ -9,6 +9,7 @@ control is that second bound for the factor 1/n that eq. (12) would have without
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,6 +85,8 @@ def prepare(request: Request) -> Prepared:
     for option, value in (("step_factor", s.step_factor), ("delta", s.delta)):
         if not 0 < value < 1:
             raise ValueError(f"{option}: got {value}, must lie between 0 and 1")
+    if not 0 < s.alpha < math.inf:
+        raise ValueError(f"alpha: got {s.alpha}, must be finite and positive")
     if s.last_step < 10:
         raise ValueError(f"last_step: got {s.last_step}, must be at least 10")
 

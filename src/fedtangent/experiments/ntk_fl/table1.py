@@ -98,11 +98,14 @@ def judge(s: Target, found: dict[str, report.Reached]) -> list[str]:
     for name, other in found.items():
         if name != "cp_ntk_fl":
             rounds = s.reference_rounds if None in other.rounds else other.mean_rounds
-            least = "at least " if None in other.rounds else ""
-            uplink = "" if None in other.rounds else f", with {own.mean_mib / other.mean_mib:.2f} times its uplink"
-            lines.append(
-                f"CP-NTK-FL needs {least}{rounds / own.mean_rounds:.1f} times fewer rounds than {LABELS[name]}{uplink}"
-            )
+            most = "at most " if None in other.rounds else ""
+            uplink = "" if None in other.rounds else f" and {own.mean_mib / other.mean_mib:.2f} times its uplink"
+            paper = ""
+            if name in PUBLISHED:
+                published = [a / b for a, b in zip(PUBLISHED["cp_ntk_fl"], PUBLISHED[name], strict=True)]
+                paper = f" (the paper: {published[0]:.2f} and {published[1]:.2f})"
+            ratio = f"{most}{own.mean_rounds / rounds:.2f} times the rounds"
+            lines.append(f"CP-NTK-FL needs {ratio} of {LABELS[name]}{uplink}{paper}")
     return lines
 
 

@@ -25,7 +25,6 @@ from fedtangent.models.two_layer_relu import two_layer_relu
 from fedtangent.report.files import Metric
 from fedtangent.sweep import check_seeds
 from fedtangent.theory.ntk_convergence import NtkTheorem, linear_rate, ntk_theorem_1
-from fedtangent.theory.two_layer_relu import empirical_kernel, expected_kernel
 from fedtangent.types import Array, PyTree
 
 METHODS = {
@@ -89,21 +88,13 @@ def prepare(request: Request) -> Prepared:
     return Prepared(settings, name, run)
 
 
-def step_size(task: two_layer.Problem, factor: float) -> float:
-    """``factor`` of the largest stable step of the limiting kernel, 2 N / lambda_max."""
-    return factor * 2 * len(task.x) / float(np.linalg.eigvalsh(expected_kernel(task.x))[-1])
-
-
 def follow(task: two_layer.Problem, s: Settings, seed: int) -> list[Followed]:
     """Every width and step of one seed. Needs 64-bit types."""
     found = []
     for width in s.widths:
-        model = two_layer_relu(task.x.shape[1], width, seed=seed, dtype=jnp.float64)
-        params = two_layer.start(model, two_layer.key(seed, width))
-        kernel = empirical_kernel(task.x, params["v"])
-        residual = np.asarray(model.apply(params, jnp.asarray(task.x)))[:, 0] - task.y
+        model, params, kernel, residual = two_layer.network(task, width, seed)
         for factor in s.step_factors:
-            eta = step_size(task, factor)
+            eta = two_layer.step_size(task, factor)
             paths = descents(model, params, task.x, task.y[:, None], eta, s.last_time, watch=movement)
             theorem = ntk_theorem_1(task.x, residual, learning_rate=eta, width=width, delta=s.delta,
                                     radius=float(paths.watched["moved"].max()), initial_kernel=kernel)  # fmt: skip
@@ -122,7 +113,7 @@ def times(s: Settings) -> tuple[int, ...]:
 
 
 def _rounds(task: two_layer.Problem, s: Settings, seed: int) -> Rounds:
-    width, eta = s.widths[-1], step_size(task, s.step_factors[-1])
+    width, eta = s.widths[-1], two_layer.step_size(task, s.step_factors[-1])
     model = two_layer_relu(task.x.shape[1], width, seed=seed, dtype=jnp.float64)
     return several_rounds(task, model, two_layer.key(seed, width), eta, times(s), s.num_rounds, seed)
 

@@ -23,12 +23,10 @@ from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Reque
 from fedtangent.experiments.ntk_rounds import several_rounds
 from fedtangent.federated import recipes, schedule
 from fedtangent.federated.local import Work
-from fedtangent.models.two_layer_relu import two_layer_relu
 from fedtangent.report.files import Metric
 from fedtangent.simulate import predict, simulate
 from fedtangent.sweep import check_seeds
 from fedtangent.theory.ntk_convergence import NtkTheorem, ntk_theorem_2
-from fedtangent.theory.two_layer_relu import empirical_kernel, expected_kernel
 from fedtangent.types import PyTree
 
 EVALUATIONS = 50  # about so many rounds are looked at
@@ -102,16 +100,13 @@ def prepare(request: Request) -> Prepared:
 
 def follow(task: two_layer.Problem, s: Settings, seed: int) -> list[Followed]:
     """Every width, step and number of local steps of one seed. Needs 64-bit types."""
-    found, largest = [], float(np.linalg.eigvalsh(expected_kernel(task.x))[-1])
+    found = []
     times = tuple(int(t) for t in np.unique(np.linspace(s.ntk_time / 10, s.ntk_time, 10).round()))
     for width in s.widths:
-        model = two_layer_relu(task.x.shape[1], width, seed=seed, dtype=jnp.float64)
+        model, _, kernel, residual = two_layer.network(task, width, seed)
         key = two_layer.key(seed, width)
-        params = two_layer.start(model, key)
-        kernel = empirical_kernel(task.x, params["v"])
-        residual = np.asarray(model.apply(params, jnp.asarray(task.x)))[:, 0] - task.y
         for factor in s.step_factors:
-            eta = factor * 2 * len(task.x) / largest
+            eta = two_layer.step_size(task, factor)
             evolved = several_rounds(task, model, key, eta, times, 1, seed)
             for steps in s.local_steps:
                 theorem = ntk_theorem_2(
