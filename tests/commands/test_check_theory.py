@@ -41,7 +41,7 @@ def test_everything_right_ends_with_0_and_the_table_is_last(run: Callable, folde
     ended = run("check-theory", "--seed", 7, "--output", "out")
     assert ended.code == 0, ended
     lines = [line for line in ended.out.splitlines() if line.strip()]
-    assert lines[-1] == "All 5 checks hold, and every wrong theory fails its own."
+    assert lines[-1] == "All 6 checks hold, and every wrong theory fails its own."
     header = next(line for line in lines if "statement checked" in line)
     for column in ("theorem", "sizes", "measured", "predicted", "verdict", "negative control"):
         assert column in header
@@ -83,7 +83,7 @@ def test_some_groups_alone_at_another_scale(run: Callable, folder: Path, groups:
     ("arguments", "said"),
     [
         (("--scale", "huge"), "scale: got 'huge', allowed are default, large"),
-        (("--only", "gp"), "only: got 'gp', allowed are flow, convergence, gp_limit, bias_variance, ledger"),
+        (("--only", "gp"), "only: got 'gp', allowed are flow, convergence, gp_limit, bias_variance, ledger, ntk_fl"),
         (("--seed", "-1"), "seed: got -1, must be from 0 to 2**32 - 1"),
     ],
 )

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedtangent.compare.ntk_descents import descents
-from fedtangent.experiments.ntk_fl import theorem1, theorem2, two_layer
+from fedtangent.experiments import two_layer
+from fedtangent.experiments.ntk_fl import theorem1, theorem2
 from fedtangent.experiments.ntk_rounds import several_rounds
 from fedtangent.models.mlp import mlp
 from fedtangent.models.two_layer_relu import output_signs, two_layer_relu
