@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from fedtangent.commands.job import Job, Split, checkpoints_of, prepare, say, se
 from fedtangent.commands.kernels import KERNEL, KERNEL_SHOWN, draw_kernels, kernel_watch
 from fedtangent.commands.measures import labels_of, measure, measure_clients, privacy
 from fedtangent.commands.wire import seed_digest
+from fedtangent.data.cache import given_directory
 from fedtangent.diagnostics import KernelDiagnostics
 from fedtangent.distributed import is_main
 from fedtangent.history import Evaluation, Run
@@ -35,12 +35,12 @@ LOWER = "lower the learning rate"
 
 def _resolved(job: Job, mapping: Resolved) -> dict[str, Any]:
     """What the options stand for on this machine."""
-    folder = job.options.data_dir or os.environ.get("FEDTANGENT_DATA") or None
+    folder = given_directory(job.options.data_dir)
     return {
         "schedule": job.schedule,
         "mapping": mapping.mapping,
         "seconds_a_round": mapping.seconds,
-        "data_dir": folder and str(Path(folder).absolute()),
+        "data_dir": None if folder is None else str(folder.absolute()),
         **({} if job.options.projection is None else {"projection_seed": seed_digest(job.options)}),
     }
 

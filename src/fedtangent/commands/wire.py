@@ -10,6 +10,7 @@ from fedtangent.commands.options import TrainOptions
 from fedtangent.data import Dataset
 from fedtangent.data.projection import projected
 from fedtangent.federated.key_server import KeyFile, generate_keys, hand_out, open_key_file, with_key_exchange
+from fedtangent.federated.secure_aggregation import sum_only
 from fedtangent.federated.sparsify import check_sparsity
 from fedtangent.federated.subsample import check_beta
 from fedtangent.types import Algorithm
@@ -23,11 +24,7 @@ def check_wire(o: TrainOptions) -> None:
     check_beta(o.beta)
     check_sparsity(o.sparsity)
     if o.secure_aggregation and o.algorithm in (*JACOBIANS, "centralised"):
-        what = "Jacobians" if o.algorithm in JACOBIANS else "examples"
-        raise ValueError(
-            f"secure_aggregation: {o.algorithm} needs every client's {what} one by one, but masked messages give their "
-            "sum only: use it with an algorithm that averages"
-        )
+        raise sum_only(o.algorithm, "Jacobians" if o.algorithm in JACOBIANS else "examples")
     if o.algorithm in (*JACOBIANS, "centralised") and o.max_update_norm is not None and o.max_update_norm < math.inf:
         raise ValueError(
             f"max_update_norm: is a bound on updates, of which {o.algorithm} has none: give inf, to reject what is not "

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.data import checks
+from fedtangent.data import cache, checks
 from fedtangent.data.dataset import Dataset, SourceInfo, as_float, first
 
 Directory = str | os.PathLike[str]
@@ -100,12 +100,11 @@ def load_cifar10(
 
 
 def _find(name: str, data_dir: Directory | None) -> Path:
-    given = data_dir if data_dir is not None else os.environ.get("FEDTANGENT_DATA") or None
-    if given is None:
+    directory = cache.given_directory(data_dir)
+    if directory is None:
         raise ValueError(
             f"{name}: needs its archive {PREFIXES[name]}*.npz: name its folder by data_dir or FEDTANGENT_DATA"
         )
-    directory = Path(given).expanduser()
     own = PREFIXES[name]
     places = (directory / name, directory, *sorted(p for p in directory.glob(f"{own}*") if p.is_dir()))
     found = [path for place in places for path in sorted(place.glob(f"{own}*.npz"))]

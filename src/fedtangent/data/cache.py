@@ -29,6 +29,12 @@ def cache_directory(directory: str | os.PathLike[str] | None = None) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "fedtangent"
 
 
+def given_directory(directory: str | os.PathLike[str] | None = None) -> Path | None:
+    """The folder with original files that was named: ``directory``, else $FEDTANGENT_DATA, else None."""
+    given = directory if directory is not None else os.environ.get("FEDTANGENT_DATA") or None
+    return None if given is None else Path(given).expanduser()
+
+
 def read(folder: Path) -> dict[str, np.ndarray] | None:
     """The arrays of a cache folder, by name, or None if there is no such folder.
 

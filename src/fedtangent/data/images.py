@@ -58,9 +58,8 @@ def fetch(
     source: idx.IdxSource, data_dir: Directory | None, cache_dir: Directory | None, tfds_dir: Directory | None
 ) -> tuple[dict[str, np.ndarray], str]:
     """The four uint8 arrays, [n, 28, 28] and [n], and where they were read from; arguments as in ``load_images``."""
-    given = data_dir if data_dir is not None else os.environ.get("FEDTANGENT_DATA") or None
-    if given is not None:
-        directory = Path(given).expanduser()
+    directory = cache.given_directory(data_dir)
+    if directory is not None:
         paths = idx.find(source, directory)
         arrays, read_from = {role: idx.read(source, role, path) for role, path in paths.items()}, directory
     else:

@@ -13,7 +13,7 @@ import numpy as np
 from fedtangent import data, partition, sharing
 from fedtangent.data.projection import projection_matrix
 from fedtangent.experiments.cohort_settings import Settings
-from fedtangent.experiments.trials import Split, Trial
+from fedtangent.experiments.trials import Split, Trial, draw_rows
 from fedtangent.types import Array, FederatedData, Partition
 
 
@@ -27,17 +27,8 @@ def divide(name: str, data_dir: str | os.PathLike[str] | None, seed: int, s: Set
     """
     loaded = data.load(name, data_dir=data_dir, seed=seed)
     rng = np.random.default_rng(seed)
-    order, others = rng.permutation(len(loaded.x_train)), rng.permutation(len(loaded.x_test))
-    num_train = s.num_train or len(order) - s.num_validation
-    for option, wanted, most in (
-        ("num_validation", s.num_validation, len(order) - 1),
-        ("num_train", num_train, len(order) - s.num_validation),
-        ("num_test", s.num_test or len(others), len(others)),
-    ):
-        if not 1 <= wanted <= most:
-            raise ValueError(f"{option}: got {wanted}, must be from 1 to {most}")
-    held_out, train = order[: s.num_validation], order[s.num_validation : s.num_validation + num_train]
-    rows = {"train": train, "validation": held_out, "test": others[: s.num_test or len(others)]}
+    train, held_out, test = draw_rows(rng, loaded, s.num_train, s.num_validation, s.num_test)
+    rows = {"train": train, "validation": held_out, "test": test}
     mean, deviation = float(loaded.x_train.mean()), float(loaded.x_train.std())
     x = {part: np.asarray(_source(loaded, part)[0][at], np.float32) for part, at in rows.items()}
     y = {part: np.asarray(_source(loaded, part)[1][at], np.int32) for part, at in rows.items()}
@@ -47,7 +38,7 @@ def divide(name: str, data_dir: str | os.PathLike[str] | None, seed: int, s: Set
         x |= {p: distorted(x[p], rng.integers(s.num_clients, size=len(x[p])), s.num_clients, seed)
               for p in ("validation", "test")}  # fmt: skip
     x = {part: (v - np.float32(mean)) / np.float32(deviation) for part, v in x.items()}
-    held = data.federated_data(x["train"].reshape(num_train, -1), y["train"], clients, jnp.float32)
+    held = data.federated_data(x["train"].reshape(len(train), -1), y["train"], clients, jnp.float32)
     splits = {
         part: Split(jnp.asarray(x[part].reshape(len(x[part]), -1)), jnp.asarray(y[part]))
         for part in ("validation", "test")

@@ -64,17 +64,7 @@ def divide(
     """
     loaded = data.load(name, data_dir=data_dir, seed=seed)
     rng = np.random.default_rng(seed)
-    order, others = rng.permutation(len(loaded.x_train)), rng.permutation(len(loaded.x_test))
-    num_train = num_train or len(order) - num_validation
-    for option, wanted, most in (
-        ("num_validation", num_validation, len(order) - 1),
-        ("num_train", num_train, len(order) - num_validation),
-        ("num_test", num_test or len(others), len(others)),
-    ):
-        if not 1 <= wanted <= most:
-            raise ValueError(f"{option}: got {wanted}, must be from 1 to {most}")
-    held_out, train = order[:num_validation], order[num_validation : num_validation + num_train]
-    test = others[: num_test or len(others)]
+    train, held_out, test = draw_rows(rng, loaded, num_train, num_validation, num_test)
     y = loaded.y_train[train]
     clients = partition.classes(y, num_clients, classes_per_client, seed)
     held = data.federated_data(np.asarray(loaded.x_train[train], np.float32), y, clients, jnp.float32)
@@ -83,6 +73,25 @@ def divide(
         "test": _split(loaded.x_test[test], loaded.y_test[test]),
     }
     return Trial(seed, held, splits, loaded.num_classes)
+
+
+def draw_rows(
+    rng: np.random.Generator, loaded: data.Dataset, num_train: int, num_validation: int, num_test: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows to train on and to validate on, both of the training set, and rows of the test set.
+
+    ``num_train`` and ``num_test`` are 0 for all that there are. Raises ``ValueError`` for more than there are.
+    """
+    order, others = rng.permutation(len(loaded.x_train)), rng.permutation(len(loaded.x_test))
+    num_train, num_test = num_train or len(order) - num_validation, num_test or len(others)
+    for option, wanted, most in (
+        ("num_validation", num_validation, len(order) - 1),
+        ("num_train", num_train, len(order) - num_validation),
+        ("num_test", num_test, len(others)),
+    ):
+        if not 1 <= wanted <= most:
+            raise ValueError(f"{option}: got {wanted}, must be from 1 to {most}")
+    return order[num_validation : num_validation + num_train], order[:num_validation], others[:num_test]
 
 
 def _split(x: np.ndarray, y: np.ndarray) -> Split:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +58,16 @@ def problem(name: str, data_dir: Path | None, num_examples: int, num_clients: in
     offsets = np.arange(0, num_examples + 1, num_examples // num_clients, dtype=np.int32)
     norms = np.linalg.norm(x, axis=1, keepdims=True)
     return Problem(x / norms, np.where(np.asarray(classes) % 2 == 0, 1.0, -1.0), Partition(order, offsets))
+
+
+def problems(
+    name: str, data_dir: Path | None, settings: Any, seeds: tuple[int, ...], say: Callable[[str], None]
+) -> Iterator[tuple[int, Problem]]:
+    """Each seed with its problem; says how long was spent on it once the next is asked for."""
+    for seed in seeds:
+        start = time.perf_counter()
+        yield seed, problem(name, data_dir, settings.num_examples, settings.num_clients, seed)
+        say(f"seed {seed}: {time.perf_counter() - start:.0f} s")
 
 
 def check(settings: Any, whole: tuple[str, ...]) -> None:

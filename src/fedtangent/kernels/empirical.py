@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from fedtangent.data.checks import is_whole
 from fedtangent.kernels.layered import is_layered, layered_kernel
 from fedtangent.models.dense import DenseStructure, forward
 from fedtangent.models.layers import FlaxStructure, read_plan
@@ -58,7 +58,7 @@ def empirical_ntk(
     Raises ``ValueError`` for a ``block_size`` that is not a whole number of at least 1, and for parameters that are
     not those of ``model``.
     """
-    if block_size is not None and not _is_count(block_size):
+    if block_size is not None and not (is_whole(block_size) and block_size >= 1):
         raise ValueError(f"block_size: got {block_size!r}, must be None or a whole number of at least 1")
     _check_params(model, params)
     form = _form(model, params, x1)
@@ -69,11 +69,6 @@ def empirical_ntk(
         return _symmetric(form, model, params, x1, trace, own if block_size is None else block_size)
     largest = max(x1.shape[0], x2.shape[0])
     return _rectangular(form, model, params, x1, x2, trace, largest if block_size is None else block_size)
-
-
-def _is_count(value: Any) -> bool:
-    """Whether ``value`` is a whole number of at least 1."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= 1
 
 
 def _check_params(model: Model, params: PyTree) -> None:

@@ -175,6 +175,20 @@ def check_real_number(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be finite, got {value}")
 
 
+def check_positive(**values: Any) -> None:
+    """Real, finite numbers above 0, by their names."""
+    for name, value in values.items():
+        check_real_number(name, value)
+        if value <= 0:
+            raise ValueError(f"{name} must be positive, got {value!r}")
+
+
+def check_probability(name: str, value: float) -> None:
+    """A number strictly between 0 and 1."""
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must lie between 0 and 1, got {value!r}")
+
+
 def check_at_least_zero(name: str, value: Any) -> None:
     """One real, finite number that is not negative, where its value is known."""
     check_real_number(name, value)

@@ -100,8 +100,7 @@ def initial_radius(nngp_train: Any, y_train: Any, delta: float = 0.05) -> float:
     prior = checks.check_symmetric("nngp_train", nngp_train)
     if len(prior) != len(y):
         raise ValueError(f"nngp_train must be [{len(y)}, {len(y)}] for y_train {y.shape}, got {prior.shape}")
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie between 0 and 1, got {delta!r}")
+    checks.check_probability("delta", delta)
     s, outputs = np.sqrt(-np.log(delta)), y.shape[1]
     square = outputs * np.trace(prior) + 2 * np.sqrt(outputs) * np.linalg.norm(prior) * s
     return float(np.linalg.norm(y) + np.sqrt(square + 2 * np.linalg.norm(prior, 2) * s**2))

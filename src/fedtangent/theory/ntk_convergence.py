@@ -204,12 +204,8 @@ def _constants(
     start = checks.check_real("residual", residual)
     if start.shape != (len(x),):
         raise ValueError(f"residual must have shape {(len(x),)}, got {start.shape}")
-    for name, value in (("learning_rate", learning_rate), ("width", width)):
-        checks.check_real_number(name, value)
-        if value <= 0:
-            raise ValueError(f"{name} must be positive, got {value!r}")
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie between 0 and 1, got {delta!r}")
+    checks.check_positive(learning_rate=learning_rate, width=width)
+    checks.check_probability("delta", delta)
     kernel = expected_kernel(x, covariance)
     eigenvalues = np.linalg.eigvalsh(kernel)
     least = float(covariance) if np.ndim(covariance) == 0 else float(np.linalg.eigvalsh(covariance)[0])

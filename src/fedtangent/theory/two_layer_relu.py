@@ -145,9 +145,7 @@ def check_division(partition: Partition, num_examples: int) -> Partition:
 
 def _root(covariance: Any, input_size: int) -> np.ndarray:
     if np.ndim(covariance) == 0:
-        checks.check_real_number("covariance", covariance)
-        if covariance <= 0:
-            raise ValueError(f"covariance must be positive, got {covariance!r}")
+        checks.check_positive(covariance=covariance)
         return math.sqrt(covariance) * np.eye(input_size)
     return square_root(covariance, input_size)
 
@@ -156,9 +154,5 @@ def _check_lemma(radius: float, alpha: float, delta: float, width: float, num_ex
     if form not in FORMS:
         raise ValueError(f"form must be one of {FORMS}, got {form!r}")
     checks.check_at_least_zero("radius", radius)
-    for name, value in (("alpha", alpha), ("width", width), ("num_examples", num_examples)):
-        checks.check_real_number(name, value)
-        if value <= 0:
-            raise ValueError(f"{name} must be positive, got {value!r}")
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie between 0 and 1, got {delta!r}")
+    checks.check_positive(alpha=alpha, width=width, num_examples=num_examples)
+    checks.check_probability("delta", delta)

@@ -77,10 +77,7 @@ def figure_bound(gamma: Any) -> np.ndarray:
 
 def _per_step(learning_rate: float, width: int, input_size: int) -> float:
     """``eta sqrt(d / n)``: what one example's changed neuron adds, for a residual of 1, times N."""
-    for name, value in (("learning_rate", learning_rate), ("width", width), ("input_size", input_size)):
-        checks.check_real_number(name, value)
-        if value <= 0:
-            raise ValueError(f"{name} must be positive, got {value!r}")
+    checks.check_positive(learning_rate=learning_rate, width=width, input_size=input_size)
     return learning_rate * math.sqrt(input_size / width)
 
 

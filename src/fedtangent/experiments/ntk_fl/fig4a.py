@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedtangent.experiments.cohort_curves import figure_4
-from fedtangent.experiments.cohort_settings import DIGITS, Settings
+from fedtangent.experiments.cohort_settings import DIGITS, IMAGES, Settings
 
 # The writers of digits in LEAF's sample of FEMNIST, of which the paper has 300; of another sample: --set num_clients=
 WRITERS = Settings(partition="writers", num_clients=102, num_validation=1000)
@@ -17,16 +17,7 @@ EXPERIMENT = figure_4(
         ("digits", "smoke"): replace(DIGITS, partition="shifted"),
         ("digits", "paper"): replace(DIGITS, partition="shifted"),
         ("femnist_digits", "smoke"): replace(
-            WRITERS,
-            num_rounds=12,
-            reference_rounds=24,
-            batch_size=50,
-            learning_rates=(0.01, 0.03, 0.1),
-            tangent_rates=(0.01, 0.03, 0.1),
-            local_steps=(1, 5, 20),
-            server_steps=(20, 100),
-            times=(100, 200, 400, 800, 1400, 2000),
-            tuning_rounds=8,
+            IMAGES, partition="writers", num_clients=WRITERS.num_clients, clients_per_round=20, num_train=0, num_test=0
         ),
         ("femnist_digits", "paper"): WRITERS,
     },

@@ -7,7 +7,6 @@ NTK-FL sends out. The rate with lambda_max for lambda is the control, which has 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,13 +75,10 @@ def prepare(request: Request) -> Prepared:
     def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
         found, rounds = [], []
         with exact_arithmetic():
-            for seed in seeds:
-                start = time.perf_counter()
-                task = two_layer.problem(name, request.data_dir, settings.num_examples, settings.num_clients, seed)
+            for seed, task in two_layer.problems(name, request.data_dir, settings, seeds, say):
                 found += follow(task, settings, seed)
                 rounds.append(_rounds(task, settings, seed))
                 keep(_metrics([f for f in found if f.seed == seed]))
-                say(f"seed {seed}: {time.perf_counter() - start:.0f} s")
             return _conclude(name, settings, found, rounds, figures)
 
     return Prepared(settings, name, run)

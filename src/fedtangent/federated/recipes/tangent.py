@@ -14,6 +14,7 @@ from fedtangent.federated.compose import compose, sequentially
 from fedtangent.federated.ntk_evolution import Evolution
 from fedtangent.federated.ntk_fl import ntk_server, send_examples
 from fedtangent.federated.rates import Rate, check_rate
+from fedtangent.federated.secure_aggregation import sum_only
 from fedtangent.federated.sparse_tangent import sparse_linearise
 from fedtangent.federated.sparsify import check_sparsity, check_value_bits
 from fedtangent.federated.subsample import subsampled
@@ -107,10 +108,7 @@ def cp_ntk_fl(
 def _check_single(name: str, options: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` for secure aggregation."""
     if "secure_aggregation" in options:
-        raise ValueError(
-            f"secure_aggregation: {name} needs every client's Jacobians one by one, but masked messages give their sum "
-            "only: use it with an algorithm that averages"
-        )
+        raise sum_only(name, "Jacobians")
 
 
 def _pooled(
