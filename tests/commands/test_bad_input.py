@@ -62,7 +62,10 @@ TRAIN = {
     "strata too small": (["--schedule", "strata", "--clients-per-stratum", "9"], "clients_per_stratum: got 9"),
     "time 0": (["--algorithm", "ntk_fl", "--ntk-times", "0"], "times"),
     "times that fall": (["--algorithm", "ntk_fl", "--ntk-times", "20", "10"], "times"),
-    "ntk_fl with cross entropy": (["--algorithm", "ntk_fl", "--loss", "cross_entropy"], "squared_error"),
+    "cross entropy by eigh": (
+        ["--algorithm", "ntk_fl", "--loss", "cross_entropy", "--ntk-method", "eigh"],
+        "not linear: use auto or iterate",
+    ),
     "users of digits": (["--partition", "by_user"], "the data set digits has none"),
     "classes of sine": (["--dataset", "sine"], "the data set sine has none"),
     "cross entropy of sine": (["--dataset", "sine", "--partition", "by_user", "--loss", "cross_entropy"], "labels"),

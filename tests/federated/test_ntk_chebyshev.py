@@ -11,7 +11,8 @@ import pytest
 from numpy.polynomial import chebyshev
 
 from fedtangent.federated.ntk_chebyshev import CUT, chebyshev_degree, chebyshev_dual, chebyshev_series
-from fedtangent.federated.ntk_evolution import _by_products, evolution_plan, linearise_network, ntk_evolve
+from fedtangent.federated.ntk_dynamics import by_products
+from fedtangent.federated.ntk_evolution import evolution_plan, linearise_network, ntk_evolve
 from fedtangent.federated.ntk_options import KERNEL_BYTES
 from fedtangent.federated.ntk_tangent import averaged_product, pool_examples
 from fedtangent.kernels import empirical_ntk
@@ -96,7 +97,7 @@ def test_an_eigenvalue_outside_of_the_interval_is_noticed_and_the_steps_are_take
 
     def evolve(believed, method="chebyshev"):
         step, active = jnp.asarray(0.3 / largest), jnp.bool_(True)
-        return _by_products(lambda g: kernel @ g, residual, jnp.asarray(believed), (10, 300), method, step, active)
+        return by_products(lambda g: kernel @ g, residual, jnp.asarray(believed), (10, 300), method, step, active)
 
     expected = evolve(largest, "iterate")[0]
     for believed in (largest, 0.6 * largest):  # Lanczos' value comes from below

@@ -25,7 +25,9 @@ class Given(NamedTuple):
     plan: Schedule
     server_data: Array | None = None  # x [m, ...], what FedBE distils on
     shared: np.ndarray | None = None  # indices of the examples that every client was given
-    validation: tuple[Array, Array] | None = None  # x [m, ...] and targets [m, C] that NTK-FL's server holds
+    validation: tuple[Array, Array] | None = (
+        None  # x [m, ...] and targets [m, C] or labels [m] that NTK-FL's server holds
+    )
     clients: Partition | None = None
 
 
@@ -182,8 +184,6 @@ def _cp_ntk_fl(o: TrainOptions, given: Given) -> Algorithm:
 
 def _evolving(o: TrainOptions, given: Given) -> dict[str, Any]:
     """Arguments of the recipes that evolve a kernel."""
-    if o.loss != "squared_error":
-        raise ValueError(f"loss: got {o.loss!r}, but {o.algorithm} evolves the squared error: use squared_error")
     slots = min(given.plan.num_slots, given.plan.num_clients)
     return {
         "learning_rate": decayed(o.client_learning_rate, o.decay, o.decay_every),
@@ -194,6 +194,7 @@ def _evolving(o: TrainOptions, given: Given) -> dict[str, Any]:
         "criterion": o.ntk_criterion,
         "patience": o.ntk_patience,
         "unstable": o.ntk_unstable,
+        "loss": o.loss,
         "pool_size": None if given.clients is None else largest_sample(given.clients, slots, o.beta),
         "accept": acceptance(o.max_update_norm),
         "slots_per_model": slots,

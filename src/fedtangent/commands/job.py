@@ -131,16 +131,16 @@ def _prepare(o: TrainOptions) -> Job:
         raise ValueError(f"delta: got {o.delta}, must be above 0 and below 1")
     if o.algorithm == "fed_ensemble" and plan.num_models != o.num_models:
         raise ValueError(f"schedule: {name!r} trains {plan.num_models} model, but num_models is {o.num_models}")
-    validation = None if held is None else (train.x[held], train.targets[held])
+    y = train.labels if o.loss == "cross_entropy" else train.targets
+    if y is None:
+        raise ValueError(f"loss: cross_entropy needs class labels, but the data set {loaded.name} has none")
+    validation = None if held is None else (train.x[held], y[held])
     algorithm = exchanged(
         o, entry.build(o, Given(model, plan, server_data, shared, validation, clients)), clients.num_clients
     )
     watched = model if o.diagnostics == "kernel" else None
     if watched is not None:
         check_watchable(algorithm, watched, clients.num_clients, o.diagnostics_examples)
-    if o.loss == "cross_entropy" and train.labels is None:
-        raise ValueError(f"loss: cross_entropy needs class labels, but the data set {loaded.name} has none")
-    y = train.labels if o.loss == "cross_entropy" else train.targets
     x = np.asarray(loaded.x_train, np.float32)
     federated = data.federated_data(x, np.asarray(y), clients, dtype=jnp.float32)
     of_clients = None if own_test is None else data.federated_data(x, np.asarray(y), own_test, dtype=jnp.float32)

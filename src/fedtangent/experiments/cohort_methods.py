@@ -39,6 +39,7 @@ class Method(NamedTuple):
 LABELS = {
     "centralised": "centralised",
     "ntk_fl": "NTK-FL",
+    "ntk_fl_cross_entropy": "NTK-FL, cross entropy",
     "data_sharing": "data sharing",
     "fed_nova": "FedNova",
     "fed_avg": "FedAvg",
@@ -74,7 +75,8 @@ def methods(s: Settings, trial: Trial) -> dict[str, Method]:
     """
     makers = {
         "centralised": _centralised,
-        "ntk_fl": _ntk_fl,
+        "ntk_fl": _ntk_fl("ntk_fl", "squared_error"),
+        "ntk_fl_cross_entropy": _ntk_fl("ntk_fl_cross_entropy", "cross_entropy"),
         "data_sharing": _data_sharing,
         "fed_nova": _averaging(recipes.fed_nova, "fed_nova", client_optimizer=_momentum(s.momentum)),
         "fed_avg": _averaging(recipes.fed_avg, "fed_avg"),
@@ -134,13 +136,18 @@ def _centralised(s: Settings, trial: Trial, model: Model, plan: Schedule) -> Met
     return Method(LABELS["centralised"], False, s.learning_rates, s.server_steps, build, held, trial.splits)
 
 
-def _ntk_fl(s: Settings, trial: Trial, model: Model, plan: Schedule) -> Method:
-    pool = _rounded(largest_pool(_partition(trial), s.clients_per_round))
+def _ntk_fl(name: str, loss: str) -> Callable[..., Method]:
+    def make(s: Settings, trial: Trial, model: Model, plan: Schedule) -> Method:
+        pool = _rounded(largest_pool(_partition(trial), s.clients_per_round))
 
-    def build(steps: Count, rate: float | Array) -> Algorithm:
-        return recipes.ntk_fl(model, plan, learning_rate=rate, times=s.times, pool_size=pool, unstable="clip")
+        def build(steps: Count, rate: float | Array) -> Algorithm:
+            return recipes.ntk_fl(
+                model, plan, learning_rate=rate, times=s.times, pool_size=pool, unstable="clip", loss=loss
+            )
 
-    return Method(LABELS["ntk_fl"], True, s.tangent_rates, (0,), build, one_hot(trial), trial.splits, pool)
+        return Method(LABELS[name], True, s.tangent_rates, (0,), build, one_hot(trial), trial.splits, pool)
+
+    return make
 
 
 def _cp_ntk_fl(s: Settings, trial: Trial, model: Model, plan: Schedule) -> Method:

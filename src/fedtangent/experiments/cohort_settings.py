@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedtangent.experiments.trials import check_numbers
 
-METHODS = ("centralised", "ntk_fl", "data_sharing", "fed_nova", "fed_avg")
+METHODS = ("centralised", "ntk_fl", "ntk_fl_cross_entropy", "data_sharing", "fed_nova", "fed_avg")
 COMPRESSED = ("cp_ntk_fl", "cp_fed_avg", "fed_com", "qsgd")
 PARTITIONS = ("dirichlet", "writers", "shifted")
 # The paper's grids (appendix A; section 6).

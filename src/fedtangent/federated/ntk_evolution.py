@@ -10,28 +10,27 @@ come, one-hot with or without their mean (``data.classification_targets``): the 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 
-from fedtangent.federated.ntk_chebyshev import chebyshev_dual
+from fedtangent.federated.ntk_dynamics import Dynamics, dynamics_of, method_of, signs
 from fedtangent.federated.ntk_options import (
     KERNELS,
+    LOSSES,
     METHODS,
     UNSTABLE,
     Settings,
     check_evolution,
     check_validation,
     evolution_plan,
+    probabilities,
 )
-from fedtangent.federated.ntk_spectral import iterate_dual, largest_eigenvalue, spectral_dual
 from fedtangent.federated.ntk_tangent import (
     Linearise,
     Pool,
     Tangent,
-    averaged_product,
     linearise_network,
     pool_examples,
     whole_kernel,
@@ -43,6 +42,7 @@ __all__ = [
     "CRITERIA",
     "DIVERGED",
     "KERNELS",
+    "LOSSES",
     "METHODS",
     "NO_EXAMPLES",
     "OK",
@@ -62,7 +62,7 @@ OK, DIVERGED, NO_EXAMPLES, REFUSED = 0, 1, 2, 3  # info["status"]
 
 LARGEST_EXACT_ERROR = 1024  # n C up to which the averaged kernel's error is computed and not estimated
 PROBES = 16
-MARGIN = 1.1  # of the Chebyshev interval over Lanczos' largest eigenvalue, which comes from below
+STABLE = {"squared_error": "2 N C", "cross_entropy": "4 N"}  # over lambda_max: two over the loss's largest curvature
 SAFETY = 0.9  # of the largest stable learning rate that "clip" takes
 
 
@@ -74,6 +74,7 @@ class Choices(TypedDict, total=False):
     criterion: str
     patience: int | None
     unstable: str
+    loss: str
     kernel_bytes: int
 
 
@@ -95,6 +96,7 @@ def ntk_evolve(
 
     Args:
         x, y, mask: pooled examples [n, ...], targets [n, C] and which rows are real, [n]; the others have no effect.
+            With the cross entropy, targets are class labels [n], or probabilities [n, C].
         learning_rate: eta of the descent, positive; may be traced.
         times: candidate numbers of steps, increasing (static).
         kernel: ``"averaged"`` evolves every output with the paper's ``H = 1/C sum_k Theta_kk`` [n, n];
@@ -112,45 +114,58 @@ def ntk_evolve(
         unstable: what to do with a learning rate above ``2 N C / lambda_max`` of the kernel in use: ``"stop"`` (raise,
             or where the values are traced keep the parameters, with status 3), ``"clip"`` it to 0.9 of that, or
             ``"allow"`` it, which diverges at large times. The averaged kernel's lambda_max is below the whole one's.
+        loss: ``"squared_error"``, the paper's; or ``"cross_entropy"``, ``-1/N sum y log softmax(f)``, that of its
+            authors' code: f moves by ``eta / N Theta (y - softmax(f))`` a step, which has no closed form and is
+            iterated. It diverges for no step of up to ``4 N / lambda_max``.
         kernel_bytes: the most that the averaged kernel [n, n] may take; beyond it products are taken by C^2 passes
             through the network each. 4 GiB by default.
 
     Returns the new parameters in their own dtype, and ``info``: ``time`` [] int32 chosen (0 if none), ``losses`` [Psi]
     of the real network at every candidate (infinite where not finite, NaN where the search had ended), ``loss_before``
     [], ``status`` (0 fine, 1 every candidate diverged, 2 no examples, 3 refused; but for 0 the parameters are kept),
-    ``refused`` [] bool, ``lambda_max`` [] of the kernel in use, ``stable_learning_rate`` [] = 2 N C / lambda_max and
-    ``learning_rate`` [] taken, ``products`` [] int32 with the kernel that the evolution took, ``kernel_error`` [] =
-    |Theta - H (x) I| / |Theta| in Frobenius norm (estimated by 16 fixed random probes when n C > 1024), and
-    ``function_gap`` [], the relative difference on the pooled examples between the linearised network at the chosen
-    weights and the function that the kernel in use predicts. The last two are 0 in exact mode.
+    ``refused`` [] bool, ``lambda_max`` [] of the kernel in use, ``stable_learning_rate`` [] = 2 N C / lambda_max (of
+    the cross entropy 4 N / lambda_max) and ``learning_rate`` [] taken, ``products`` [] int32 with the kernel that the
+    evolution took, ``kernel_error`` [] = |Theta - H (x) I| / |Theta| in Frobenius norm (estimated by 16 fixed random
+    probes when n C > 1024), and ``function_gap`` [], the relative difference on the pooled examples between the
+    linearised network at the chosen weights and the function that the kernel in use predicts. The last two are 0 in
+    exact mode.
 
     Evolution is in float64. Raises ``ValueError`` without 64-bit mode and for a bad argument, named.
     """
     given = dict(options)
     validation = given.pop("validation", None)
     settings = Settings(times=times, kernel=kernel, method=method, **given)  # type: ignore[arg-type]
+    if settings.loss == "cross_entropy":
+        y = probabilities("y", y, model.output_size, mask)
+        if isinstance(validation, tuple) and len(validation) == 2:
+            validation = (validation[0], probabilities("validation", validation[1], model.output_size))
     settings = check_evolution(settings, model, x, y, mask, learning_rate)
     check_validation(validation, model, x)
     new, info = _evolve(model, params, x, y, mask, learning_rate, validation, settings)
     if settings.unstable == "stop" and not isinstance(info["refused"], jax.core.Tracer) and jnp.any(info["refused"]):
         raise ValueError(
             f"learning_rate: got {float(info['learning_rate']):.6g}, above {float(info['stable_learning_rate']):.6g}, "
-            f"the largest stable one, 2 N C / lambda_max of the {kernel} kernel of these {int(jnp.sum(mask))} examples"
+            f"the largest stable one, {STABLE[settings.loss]} / lambda_max of the {kernel} kernel of these "
+            f"{int(jnp.sum(mask))} examples"
         )
     return new, info
 
 
-def linearised_descent(model: Model, params: PyTree, x: Array, y: Array, steps: int, learning_rate: float) -> PyTree:
+def linearised_descent(
+    model: Model, params: PyTree, x: Array, y: Array, steps: int, learning_rate: float, loss: str = "squared_error"
+) -> PyTree:
     """``params`` after ``steps`` of gradient descent on the linearised network, taken one by one in weight space.
 
-    Loss ``1/(2 n C) sum |f - y|^2`` over ``x`` [n, ...], ``y`` [n, C]; computed in the parameters' dtype.
+    Loss ``1/(2 n C) sum |f - y|^2``, or for "cross_entropy" ``-1/n sum y log softmax(f)``, over ``x`` [n, ...] and
+    ``y`` [n, C]; computed in the parameters' dtype.
     """
     outputs, push = jax.linearize(lambda p: model.apply(p, x), params)
     pull = jax.linear_transpose(push, params)
-    step = learning_rate / y.size
+    step = learning_rate / (y.size if loss == "squared_error" else y.shape[0])
+    predict = (lambda f: f) if loss == "squared_error" else functools.partial(jax.nn.softmax, axis=1)
 
     def one(_: Array, change: PyTree) -> PyTree:
-        (gradient,) = pull(outputs + push(change) - y.astype(outputs.dtype))
+        (gradient,) = pull(predict(outputs + push(change)) - y.astype(outputs.dtype))
         return jax.tree.map(lambda c, g: c - step * g, change, gradient)
 
     change = jax.lax.fori_loop(0, steps, one, jax.tree.map(jnp.zeros_like, params))
@@ -165,118 +180,51 @@ def _evolve(
     pool = pool_examples(x, y, mask)
     weights = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
     tangent = (settings.linearise or linearise_network)(model, weights, pool)
-    quadratic = _quadratic(pool, tangent, settings, _method(params, y.shape, settings))
-    number = pool.num_examples * y.shape[1]
-    stable = 2 * number / quadratic.lambda_max
+    dynamics = dynamics_of(pool, tangent, settings, method_of(params, y.shape, settings))
+    squared = settings.loss == "squared_error"
+    number = pool.num_examples * (y.shape[1] if squared else 1)  # eta over it is the step in function space
+    stable = (2 if squared else 4) * number / dynamics.lambda_max
     rate = jnp.asarray(learning_rate, jnp.float64)
     rate = jnp.minimum(rate, SAFETY * stable) if settings.unstable == "clip" else rate
     some = jnp.any(mask)
     refused = some & (rate > stable) if settings.unstable == "stop" else jnp.bool_(False)
-    dual, products = quadratic.dual(rate / number, ~refused)
+    dual, products = dynamics.dual(rate / number, ~refused)
     examples = pool if validation is None else pool_examples(*validation, jnp.ones(validation[0].shape[0], bool))
-    found = choose_time(model, params, tangent.pull, dual, examples, settings.criterion, settings.patience)
+    found = choose_time(
+        model, params, tangent.pull, dual, examples, settings.criterion, settings.patience, settings.loss
+    )
     status = jnp.where(found.best < 0, DIVERGED, OK)
     status = jnp.where(some, jnp.where(refused, REFUSED, status), NO_EXAMPLES)
     kept = jax.tree.map(lambda new, old: jnp.where(refused, old, new), found.params, params)
     info = {
         "time": jnp.where(status == OK, jnp.asarray(settings.times, jnp.int32)[found.best], 0),
         "losses": jnp.where(refused, jnp.inf, found.losses),
-        "loss_before": network_loss(model, params, examples, settings.criterion),
+        "loss_before": network_loss(model, params, examples, settings.criterion, settings.loss),
         "status": status.astype(jnp.int32),
         "refused": refused,
-        "lambda_max": quadratic.lambda_max,
+        "lambda_max": dynamics.lambda_max,
         "stable_learning_rate": stable,
         "learning_rate": rate,
         "products": products,
-        **_errors(pool, tangent, quadratic, dual[found.best], settings.kernel),
+        **_errors(pool, tangent, dynamics, dual[found.best], settings.kernel),
     }
     return kept, info
 
 
-class _Quadratic(NamedTuple):
-    """The loss of the linearised network, through its kernel."""
-
-    product: Callable[[Array], Array]  # g -> K g, [n, C]
-    lambda_max: Array  # []
-    dual: Callable[[Array, Array], tuple[Array, Array]]  # (step, whether to) -> (R [Psi, n, C], products [] int32)
-    matrix: Array | None  # H [n, n] where it is held
-
-
-def _method(params: PyTree, shape: tuple[int, ...], s: Settings) -> str:
-    if s.method != "auto":
-        return s.method
-    num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return evolution_plan(num_params, shape[0], shape[1], s.times, s.kernel, s.kernel_bytes).method
-
-
-def _quadratic(pool: Pool, tangent: Tangent, s: Settings, method: str) -> _Quadratic:
-    """The kernel in use as a product, its largest eigenvalue, and the evolution under it."""
-    residual = pool.y - tangent.outputs
-    n = residual.shape[0]
-    matrix = tangent.gram() if s.kernel == "averaged" and 8 * n * n <= s.kernel_bytes else None
-    if s.kernel == "exact":
-        product, start = lambda g: tangent.push(tangent.pull(g)), pool.mask * _signs(residual.shape)
-    elif matrix is None:
-        product, start = averaged_product(tangent, residual.shape), jnp.broadcast_to(pool.mask, residual.shape)
-    else:
-        product, start = lambda g: matrix @ g, pool.mask
-    if method == "eigh":
-        held = whole_kernel(tangent, residual.shape) if s.kernel == "exact" else matrix
-        lambda_max, dual = _by_eigh(held, residual, s.times)
-    else:
-        lambda_max = largest_eigenvalue(product, start)
-        dual = functools.partial(_by_products, product, residual, lambda_max, s.times, method)
-
-    def masked(step: Array, active: Array) -> tuple[Array, Array]:
-        found, products = dual(step, active)
-        return found * pool.mask[None, :, :], products
-
-    return _Quadratic(product, lambda_max, masked, matrix)
-
-
-def _by_eigh(
-    kernel: Array | None, residual: Array, times: tuple[int, ...]
-) -> tuple[Array, Callable[[Array, Array], tuple[Array, Array]]]:
-    """The largest eigenvalue of H [n, n] or of the whole kernel [n C, n C], and the evolution under it."""
-    assert kernel is not None
-    eigenvalues, vectors = jnp.linalg.eigh(kernel)
-
-    def dual(step: Array, active: Array) -> tuple[Array, Array]:
-        found = spectral_dual(eigenvalues, vectors, residual.reshape((kernel.shape[0], -1)), step, times)
-        return jnp.where(active, found, 0).reshape((len(times), *residual.shape)), jnp.int32(0)
-
-    return eigenvalues[-1], dual
-
-
-def _by_products(
-    product: Callable[[Array], Array], residual: Array, lambda_max: Array, times: tuple[int, ...], method: str,
-    step: Array, active: Array,
-) -> tuple[Array, Array]:  # fmt: skip
-    """By a Chebyshev series where the step is stable, and where it is not, or the series breaks, step by step."""
-    if method == "iterate":
-        return iterate_dual(product, residual, step, times, active), jnp.where(active, times[-1], 0).astype(jnp.int32)
-    is_stable = step * lambda_max <= 2
-    largest = jnp.minimum(MARGIN * lambda_max, 2 / step)
-    series, products, inside = chebyshev_dual(product, residual, step, times, largest, active & is_stable)
-    otherwise = active & ~(inside & is_stable)
-    steps = iterate_dual(product, residual, step, times, otherwise)
-    return jnp.where(otherwise, steps, series), products + jnp.where(otherwise, times[-1], 0).astype(jnp.int32)
-
-
-def _errors(pool: Pool, tangent: Tangent, quadratic: _Quadratic, chosen: Array, kernel: str) -> dict[str, Array]:
+def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, kernel: str) -> dict[str, Array]:
     """How far the averaged kernel is from the whole one, and the function it predicts from the network's."""
     if kernel == "exact":
         return {"kernel_error": jnp.zeros(()), "function_gap": jnp.zeros(())}
-    predicted = quadratic.product(chosen)
+    predicted = dynamics.product(chosen)
     scale = jnp.linalg.norm(predicted)
     gap = jnp.linalg.norm(tangent.push(tangent.pull(chosen)) - predicted) / jnp.where(scale == 0, 1, scale)
-    return {"kernel_error": _kernel_error(pool, tangent, quadratic), "function_gap": gap}
+    return {"kernel_error": _kernel_error(pool, tangent, dynamics), "function_gap": gap}
 
 
-def _kernel_error(pool: Pool, tangent: Tangent, quadratic: _Quadratic) -> Array:
+def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics) -> Array:
     """``|Theta - H (x) I| / |Theta|``; H is a projection of Theta, so ``|Theta|^2 = |Theta - H (x) I|^2 + C |H|^2``."""
     n, outputs = pool.y.shape
-    matrix = quadratic.matrix
+    matrix = dynamics.matrix
     if outputs == 1:
         return jnp.zeros(())
     if n * outputs <= LARGEST_EXACT_ERROR and matrix is not None:
@@ -286,15 +234,10 @@ def _kernel_error(pool: Pool, tangent: Tangent, quadratic: _Quadratic) -> Array:
     else:
 
         def probe(i: Array) -> tuple[Array, Array]:
-            z = pool.mask * _signs(pool.y.shape, i)
-            averaged = quadratic.product(z)
+            z = pool.mask * signs(pool.y.shape, i)
+            averaged = dynamics.product(z)
             return jnp.sum((tangent.push(tangent.pull(z)) - averaged) ** 2), jnp.sum(averaged**2)
 
         squared, rest = jax.tree.map(jnp.mean, jax.lax.map(probe, jnp.arange(PROBES), batch_size=4))
         rest = rest if matrix is None else outputs * jnp.sum(matrix**2)
     return jnp.sqrt(squared / jnp.where(squared + rest == 0, 1, squared + rest))
-
-
-def _signs(shape: tuple[int, ...], i: Array | int = 0) -> Array:
-    """Fixed random signs, float64: probes need no seed of the run's."""
-    return jax.random.rademacher(jax.random.fold_in(jax.random.key(0), i), shape, jnp.float64)

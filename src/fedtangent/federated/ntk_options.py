@@ -7,6 +7,7 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.data.checks import MAX_INDEX, is_whole
@@ -20,6 +21,7 @@ from fedtangent.types import Array, Model
 KERNELS = ("averaged", "exact")
 METHODS = ("auto", "eigh", "chebyshev", "iterate")
 UNSTABLE = ("stop", "clip", "allow")
+LOSSES = ("squared_error", "cross_entropy")
 
 LARGEST_FULL_KERNEL = 4096  # n C up to which "auto" holds the whole kernel
 KERNEL_BYTES = 4 * 2**30
@@ -39,6 +41,7 @@ class Settings(NamedTuple):
     criterion: str = "loss"
     patience: int | None = None
     unstable: str = "stop"
+    loss: str = "squared_error"
     kernel_bytes: int = KERNEL_BYTES
 
 
@@ -92,9 +95,15 @@ def _is_count(value: Any) -> bool:
 def check_settings(s: Settings) -> Settings:
     """The settings, with whole times; raises ``ValueError`` for one that is not allowed."""
     times = check_times(s.times)
-    for name, allowed in (("kernel", KERNELS), ("method", METHODS), ("criterion", CRITERIA), ("unstable", UNSTABLE)):
+    for name, allowed in (
+        ("kernel", KERNELS), ("method", METHODS), ("criterion", CRITERIA), ("unstable", UNSTABLE), ("loss", LOSSES),
+    ):  # fmt: skip
         if getattr(s, name) not in allowed:
             raise ValueError(f"{name}: got {getattr(s, name)!r}, allowed are {', '.join(allowed)}")
+    if s.loss == "cross_entropy" and s.method in ("eigh", "chebyshev"):
+        raise ValueError(
+            f"method: got {s.method!r}, but the evolution of the cross entropy is not linear: use auto or iterate"
+        )
     if s.patience is not None and not (is_whole(s.patience) and s.patience >= 1):
         raise ValueError(f"patience: got {s.patience!r}, must be None or a whole number of at least 1")
     if not (is_whole(s.kernel_bytes) and s.kernel_bytes >= 0):
@@ -126,6 +135,29 @@ def check_evolution(s: Settings, model: Model, x: Array, y: Array, mask: Array, 
             f"{s.kernel_bytes}: use auto, chebyshev or iterate"
         )
     return s
+
+
+def probabilities(name: str, y: Array, num_classes: int, mask: Array | None = None) -> Array:
+    """Targets of the cross entropy as probabilities [n, C], from those or from class labels [n].
+
+    Raises ``ValueError`` where values are known and rows are not probabilities, or labels not classes.
+    """
+    real = np.ones(np.shape(y)[:1], bool) if mask is None else mask
+    if np.shape(real) != np.shape(y)[:1]:
+        return y  # refused for its shape
+    known = not any(isinstance(value, jax.core.Tracer) for value in (y, real))
+    if np.ndim(y) == 1 and jnp.issubdtype(y.dtype, jnp.integer):
+        if known and np.any(real & ((np.asarray(y) < 0) | (np.asarray(y) >= num_classes))):
+            raise ValueError(f"{name}: class labels must be from 0 to {num_classes - 1}")
+        return jax.nn.one_hot(y, num_classes, dtype=jnp.float64)
+    if known and np.ndim(y) == 2:
+        rows = np.asarray(y, np.float64)[np.asarray(real)]
+        if not (np.all(rows >= 0) and np.allclose(rows.sum(axis=1), 1, atol=1e-6)):
+            raise ValueError(
+                f"{name}: loss is cross_entropy, so rows must be probabilities (one-hot targets without their mean), "
+                "or class labels [n]"
+            )
+    return y
 
 
 def check_validation(validation: Any, model: Model, x: Any = None) -> None:

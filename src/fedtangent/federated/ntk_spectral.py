@@ -72,18 +72,30 @@ def iterate_dual(
     Costs ``max(times)`` products and holds no matrix that ``product`` does not hold. ``times`` must increase. Where
     ``active`` is False no step is taken, and the result is zero.
     """
+    return descend_dual(product, lambda moved: residual - moved, residual, step, times, active)
+
+
+def descend_dual(
+    product: Callable[[Array], Array],
+    force: Callable[[Array], Array],
+    like: Array,
+    step: Array | float,
+    times: tuple[int, ...],
+    active: Array | bool = True,
+) -> Array:
+    """``iterate_dual`` for any loss of the outputs: ``R_{t+1} = R_t + step force(K R_t)``, from zero.
+
+    ``force`` maps what the outputs have moved [n, C] to minus the derivative of the loss there (times what ``step``
+    leaves out); ``like`` is an array of the dual's shape and dtype. Returns R [Psi, n, C].
+    """
     gaps = jnp.asarray([b - a for a, b in zip((0, *times[:-1]), times, strict=True)], jnp.int32)
     gaps = jnp.where(active, gaps, 0)
 
-    def advance(carry: tuple[Array, Array], gap: Array) -> tuple[tuple[Array, Array], Array]:
-        def one(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-            dual, left = state
-            return dual + step * left, left - step * product(left)
+    def advance(dual: Array, gap: Array) -> tuple[Array, Array]:
+        dual = jax.lax.fori_loop(0, gap, lambda _, now: now + step * force(product(now)), dual)
+        return dual, dual
 
-        carry = jax.lax.fori_loop(0, gap, one, carry)
-        return carry, carry[0]
-
-    return jax.lax.scan(advance, (jnp.zeros_like(residual), residual), gaps)[1]
+    return jax.lax.scan(advance, jnp.zeros_like(like), gaps)[1]
 
 
 def largest_eigenvalue(product: Callable[[Array], Array], start: Array) -> Array:

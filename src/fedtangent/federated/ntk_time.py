@@ -22,10 +22,13 @@ class Choice(NamedTuple):
     losses: Array  # [Psi] of every candidate looked at, infinite where not finite, NaN where the search had ended
 
 
-def network_loss(model: Model, params: PyTree, examples: Pool, criterion: str = "loss") -> Array:
-    """``1/(2 N C) sum |f - y|^2`` of the real network, at the parameters as they will be sent (their own dtype).
+def network_loss(
+    model: Model, params: PyTree, examples: Pool, criterion: str = "loss", loss: str = "squared_error"
+) -> Array:
+    """The loss of the real network at the parameters as they will be sent (in their own dtype), a scalar.
 
-    With the criterion "accuracy", the share of examples whose largest output is not where the largest target is.
+    ``1/(2 N C) sum |f - y|^2``, or with the loss "cross_entropy" ``-1/N sum y log softmax(f)``; with the criterion
+    "accuracy" the share of examples whose largest output is not where the largest target is.
     """
     dtype = jax.tree.leaves(params)[0].dtype
     x = examples.x.astype(dtype) if jnp.issubdtype(examples.x.dtype, jnp.floating) else examples.x
@@ -34,6 +37,11 @@ def network_loss(model: Model, params: PyTree, examples: Pool, criterion: str = 
         wrong = jnp.argmax(outputs, axis=1) != jnp.argmax(examples.y, axis=1)
         finite = jnp.all(jnp.isfinite(outputs) | (examples.mask == 0))
         return jnp.where(finite, jnp.sum(examples.mask[:, 0] * wrong) / examples.num_examples, jnp.inf)
+    if loss == "cross_entropy":
+        logarithms = jax.nn.log_softmax(outputs.astype(jnp.float64), axis=1)
+        # A probability that came out 0 where the target is 0 counts 0, not NaN.
+        each = jnp.where(examples.y > 0, examples.y * logarithms, 0)
+        return -jnp.sum(jnp.where(examples.mask > 0, each, 0)) / examples.num_examples
     difference = examples.mask * (outputs.astype(jnp.float64) - examples.y)
     return jnp.sum(difference**2) / (2 * examples.num_examples * examples.y.shape[1])
 
@@ -46,6 +54,7 @@ def choose_time(
     examples: Pool,
     criterion: str = "loss",
     patience: int | None = None,
+    loss: str = "squared_error",
 ) -> Choice:
     """The candidate weights ``params + J' R_t`` with the smallest finite loss on ``examples``; the first of equals.
 
@@ -65,13 +74,13 @@ def choose_time(
         i, rises, last, least, best, losses = carry
         change = pull(dual[i])
         evolved = jax.tree.map(lambda leaf, c: (leaf + c).astype(leaf.dtype), params, change)
-        loss = network_loss(model, evolved, examples, criterion)
-        loss = jnp.where(jnp.isfinite(loss), loss, jnp.inf)
-        better = loss < least
+        value = network_loss(model, evolved, examples, criterion, loss)
+        value = jnp.where(jnp.isfinite(value), value, jnp.inf)
+        better = value < least
         kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), evolved, best[0])
-        rises = jnp.where((loss > last) | jnp.isinf(loss), rises + 1, 0)
+        rises = jnp.where((value > last) | jnp.isinf(value), rises + 1, 0)
         best = (kept, jnp.where(better, i, best[1]))
-        return i + 1, rises, loss, jnp.minimum(loss, least), best, losses.at[i].set(loss)
+        return i + 1, rises, value, jnp.minimum(value, least), best, losses.at[i].set(value)
 
     infinite = jnp.asarray(jnp.inf, jnp.float64)
     start = (jnp.int32(0), jnp.int32(0), infinite, infinite, (params, jnp.int32(-1)), jnp.full(number, jnp.nan))

@@ -1,0 +1,198 @@
+"""NTK-FL's evolution under the cross entropy is gradient descent on the linearised network, loss -1/N sum y log p."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent import data, partition
+from fedtangent.federated import recipes, schedule
+from fedtangent.federated.ntk_evolution import linearised_descent, ntk_evolve
+from fedtangent.kernels import empirical_ntk
+from fedtangent.models import mlp
+from fedtangent.simulate import simulate
+
+RATE, STEPS, N, C = 0.3, 60, 11, 3
+RNG = np.random.default_rng(0)
+X, LABELS = RNG.normal(size=(N, 4)), RNG.integers(0, C, N)
+ONE_HOT = np.eye(C)[LABELS]
+EVERY_ROW = np.ones(N, bool)
+
+
+@functools.cache
+def network():
+    return mlp(4, C, (12,), "relu", dtype=jnp.float64)
+
+
+def flat(params) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
+
+
+def softmax(f: np.ndarray) -> np.ndarray:
+    power = np.exp(f - f.max(axis=1, keepdims=True))
+    return power / power.sum(axis=1, keepdims=True)
+
+
+def cross_entropy(f: np.ndarray, y: np.ndarray) -> float:
+    return float(-np.sum(y * np.log(softmax(f))) / len(y))
+
+
+def evolve(y=LABELS, times=(STEPS,), x=X, mask=EVERY_ROW, rate=RATE, **modes):
+    model = network()
+    params = model.init(jax.random.key(0))
+    given = jnp.asarray(x), jnp.asarray(y), jnp.asarray(mask)
+    new, info = ntk_evolve(model, params, *given, rate, times, loss="cross_entropy", **modes)
+    return model, params, new, info
+
+
+def jacobian(model, params) -> np.ndarray:
+    leaves = jax.tree.leaves(jax.jacrev(lambda p: model.apply(p, X))(params))
+    return np.concatenate([np.asarray(leaf).reshape(N * C, -1) for leaf in leaves], axis=1)
+
+
+def descend(model, params, steps: int, scale: float = N, predict=softmax) -> np.ndarray:
+    """In NumPy, on the explicit linearisation."""
+    j, start = jacobian(model, params), np.asarray(model.apply(params, X))
+    change = np.zeros(j.shape[1])
+    for _ in range(steps):
+        f = start + (j @ change).reshape(N, C)
+        change = change - RATE / scale * j.T @ (predict(f) - ONE_HOT).ravel()
+    return flat(params) + change
+
+
+def test_weights_equal_descent_on_the_linearised_network():
+    model, params, new, info = evolve(kernel="exact")
+    expected = descend(model, params, STEPS)
+    moved = np.linalg.norm(expected - flat(params))
+    assert np.linalg.norm(flat(new) - expected) < 1e-12 * moved
+    assert int(info["products"]) == STEPS
+    for wrong in (
+        descend(model, params, STEPS, scale=N * C),  # averaged over outputs, as the squared error is
+        descend(model, params, STEPS, predict=lambda f: f),  # the squared error's residual
+        descend(model, params, STEPS + 1),
+    ):
+        assert np.linalg.norm(wrong - expected) > 1e-3 * moved
+    taken = linearised_descent(model, params, jnp.asarray(X), jnp.asarray(ONE_HOT), STEPS, RATE, "cross_entropy")
+    np.testing.assert_allclose(flat(taken), expected, rtol=0, atol=1e-12 * moved)
+
+
+def test_averaged_kernel_moves_every_output_by_itself():
+    model, params, new, _ = evolve(kernel="averaged")
+    kernel, start = np.asarray(empirical_ntk(model, params, jnp.asarray(X))), np.asarray(model.apply(params, X))
+    dual = np.zeros((N, C))
+    for _ in range(STEPS):
+        dual = dual + RATE / N * (ONE_HOT - softmax(start + kernel @ dual))
+    expected = flat(params) + jacobian(model, params).T @ dual.ravel()
+    moved = np.linalg.norm(expected - flat(params))
+    assert np.linalg.norm(flat(new) - expected) < 1e-12 * moved
+    assert np.linalg.norm(flat(evolve(kernel="exact")[2]) - expected) > 1e-2 * moved
+
+
+def test_the_time_is_chosen_by_the_network_s_cross_entropy():
+    times, unseen = (2, 20, 60, 400, 2000), jnp.asarray(X[::-1])
+    model, params, _, info = evolve(times=times, kernel="exact", validation=(unseen, LABELS))
+    unflatten = jax.flatten_util.ravel_pytree(params)[1]
+    outputs = [np.asarray(model.apply(unflatten(jnp.asarray(descend(model, params, t))), unseen)) for t in times]
+    losses = [cross_entropy(f, ONE_HOT) for f in outputs]
+    np.testing.assert_allclose(info["losses"], losses, rtol=1e-10)
+    assert times[int(np.argmin(losses))] == int(info["time"])
+    assert not np.allclose(info["losses"], [np.mean((f - ONE_HOT) ** 2) / 2 for f in outputs], rtol=1e-2)
+    np.testing.assert_allclose(info["loss_before"], cross_entropy(np.asarray(model.apply(params, unseen)), ONE_HOT))
+
+
+@pytest.mark.parametrize("kernel", ["averaged", "exact"])
+def test_padding_does_not_count_and_labels_are_one_hot_targets(kernel):
+    alone = evolve(kernel=kernel)
+    padded = evolve(
+        x=np.concatenate([X, np.full((3, 4), np.nan)]), y=np.concatenate([LABELS, [99, -1, 0]]),
+        mask=np.concatenate([EVERY_ROW, np.zeros(3, bool)]), kernel=kernel,
+    )  # fmt: skip
+    for other in (padded, evolve(y=ONE_HOT, kernel=kernel)):
+        np.testing.assert_allclose(flat(other[2]), flat(alone[2]), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(other[3]["losses"], alone[3]["losses"], rtol=1e-12)
+
+
+def test_largest_stable_rate_is_that_of_the_largest_curvature():
+    model, params, _, info = evolve(kernel="exact", unstable="clip", rate=1e9)
+    j = jacobian(model, params)
+    largest = np.linalg.eigvalsh(j @ j.T)[-1]
+    np.testing.assert_allclose(info["stable_learning_rate"], 4 * N / largest, rtol=1e-8)
+    np.testing.assert_allclose(info["learning_rate"], 0.9 * 4 * N / largest, rtol=1e-8)
+    with pytest.raises(ValueError, match=r"learning_rate: got .* 4 N / lambda_max of the exact kernel of these 11"):
+        evolve(kernel="exact", rate=5 * N / largest)
+    assert int(info["status"]) == 0
+
+
+def test_descent_at_the_largest_stable_rate_never_rises_and_beyond_it_may():
+    """On two examples whose softmax sits at its largest curvature, 1/2: outputs equal, two classes."""
+    kernel, y = np.array([[1.0]]), np.array([[0.5, 0.5]])
+
+    def last(rate: float) -> float:
+        """Distance from the minimum after many steps, from 1e-3 away."""
+        f = np.array([[1e-3, -1e-3]])
+        for _ in range(200):
+            f = f - rate * kernel @ (softmax(f) - y)
+        return float(np.abs(f).max())
+
+    assert last(0.99 * 4) < 1e-3 < last(1.01 * 4)
+
+
+def test_confident_rows_are_no_nan():
+    """log(softmax) of outputs 2000 apart is minus infinity where the target is 0."""
+    model = network()
+    params = jax.tree.map(lambda leaf: 300 * leaf, model.init(jax.random.key(0)))
+    given = jnp.asarray(X), jnp.asarray(LABELS), jnp.asarray(EVERY_ROW)
+    outputs = np.asarray(model.apply(params, X))
+    assert np.ptp(outputs, axis=1).max() > 2000
+    _, info = ntk_evolve(model, params, *given, 1e-6, (1, 2), loss="cross_entropy")
+    assert np.all(np.isfinite(info["losses"]))
+    assert np.isfinite(info["loss_before"])
+
+
+@pytest.mark.parametrize(
+    ("y", "options", "message"),
+    [
+        (LABELS, {"method": "eigh"}, "method: got 'eigh', but the evolution of the cross entropy is not linear"),
+        (LABELS, {"method": "chebyshev"}, "not linear: use auto or iterate"),
+        (ONE_HOT - 1 / C, {}, "y: loss is cross_entropy, so rows must be probabilities"),
+        (LABELS + 1, {}, "y: class labels must be from 0 to 2"),
+        (LABELS - 1, {}, "y: class labels must be from 0 to 2"),
+        (LABELS[:5], {}, "y and mask"),
+        (LABELS, {"validation": (X, LABELS + 1)}, "validation: class labels must be from 0 to 2"),
+    ],
+)  # fmt: skip
+def test_bad_input(y, options, message):
+    with pytest.raises(ValueError, match=message):
+        evolve(y=y, **options)
+
+
+def test_unknown_loss():
+    given = jnp.asarray(X), jnp.asarray(ONE_HOT), jnp.asarray(EVERY_ROW)
+    with pytest.raises(ValueError, match="loss: got 'hinge', allowed are squared_error, cross_entropy"):
+        ntk_evolve(network(), network().init(jax.random.key(0)), *given, RATE, (1,), loss="hinge")
+
+
+def test_a_federated_run_on_class_labels():
+    """One round with every client is the evolution of all examples; the ledger charges outputs and targets."""
+    clients = partition.iid(N, 3, seed=0)
+    federated = data.federated_data(X, LABELS, clients, dtype=jnp.float64)
+    model = network()
+    algorithm = recipes.ntk_fl(
+        model, schedule.all_clients(3), learning_rate=RATE, times=(STEPS,), loss="cross_entropy", kernel="exact"
+    )
+    seen: list = []
+
+    def look(state):
+        seen.append(jax.tree.map(lambda leaf: np.array(leaf[0]), algorithm.params(state)))
+        return {}
+
+    simulate(algorithm, federated, 1, 0, evaluate_every=1, evaluate=look)
+    start, end = seen
+    expected = descend(model, start, STEPS)
+    assert np.linalg.norm(flat(end) - expected) < 1e-10 * np.linalg.norm(expected - flat(start))
+    assert np.linalg.norm(descend(model, start, STEPS - 1) - expected) > 1e-3 * np.linalg.norm(expected - flat(start))
