@@ -196,3 +196,16 @@ def test_a_federated_run_on_class_labels():
     expected = descend(model, start, STEPS)
     assert np.linalg.norm(flat(end) - expected) < 1e-10 * np.linalg.norm(expected - flat(start))
     assert np.linalg.norm(descend(model, start, STEPS - 1) - expected) > 1e-3 * np.linalg.norm(expected - flat(start))
+
+
+def test_a_run_validated_on_class_labels_and_refused_with_wrong_ones():
+    clients, model = partition.iid(N, 3, seed=0), network()
+    federated = data.federated_data(X, LABELS, clients, dtype=jnp.float64)
+    options = {"learning_rate": RATE, "times": (5, 50, 500), "loss": "cross_entropy"}
+    held = jnp.asarray(X[:4]), jnp.asarray(LABELS[:4])
+    algorithm = recipes.ntk_fl(model, schedule.all_clients(3), validation=held, **options)
+    run = simulate(algorithm, federated, 1, 0)
+    losses = np.asarray(run.history.rounds["losses"]).ravel()
+    assert np.asarray(run.history.rounds["time"]).item() == options["times"][int(np.argmin(losses))]
+    with pytest.raises(ValueError, match="validation: class labels must be from 0 to 2"):
+        recipes.ntk_fl(model, schedule.all_clients(3), validation=(held[0], held[1] + 3), **options)

@@ -26,6 +26,7 @@ from fedtangent.federated.ntk_options import (
     check_validation,
     evolution_plan,
     probabilities,
+    validation_of,
 )
 from fedtangent.federated.ntk_tangent import (
     Linearise,
@@ -133,12 +134,10 @@ def ntk_evolve(
     Evolution is in float64. Raises ``ValueError`` without 64-bit mode and for a bad argument, named.
     """
     given = dict(options)
-    validation = given.pop("validation", None)
+    validation = validation_of(given.pop("validation", None), options.get("loss", ""), model.output_size)
     settings = Settings(times=times, kernel=kernel, method=method, **given)  # type: ignore[arg-type]
     if settings.loss == "cross_entropy":
         y = probabilities("y", y, model.output_size, mask)
-        if isinstance(validation, tuple) and len(validation) == 2:
-            validation = (validation[0], probabilities("validation", validation[1], model.output_size))
     settings = check_evolution(settings, model, x, y, mask, learning_rate)
     check_validation(validation, model, x)
     new, info = _evolve(model, params, x, y, mask, learning_rate, validation, settings)

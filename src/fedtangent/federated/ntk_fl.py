@@ -16,7 +16,7 @@ import numpy as np
 from fedtangent.data.checks import is_whole
 from fedtangent.federated.aggregate import Stacked
 from fedtangent.federated.ntk_evolution import Evolution, ntk_evolve
-from fedtangent.federated.ntk_options import Settings, check_settings, check_validation
+from fedtangent.federated.ntk_options import Settings, check_settings, check_validation, validation_of
 from fedtangent.federated.rates import Rate, rate_at
 from fedtangent.federated.shuffler import permuted
 from fedtangent.types import Array, Client, Key, Local, Model, Partition, PyTree, RoundInfo, Server
@@ -65,7 +65,7 @@ def ntk_server(
     """
     settings = {name: value for name, value in evolution.items() if name != "validation"}
     check_settings(Settings(times=times, **settings))  # type: ignore[arg-type]
-    check_validation(evolution.get("validation"), model)
+    check_validation(validation_of(evolution.get("validation"), evolution.get("loss", ""), model.output_size), model)
     if pool_size is not None and not (is_whole(pool_size) and pool_size >= 1):
         raise ValueError(f"pool_size: got {pool_size!r}, must be None or a whole number of at least 1")
 

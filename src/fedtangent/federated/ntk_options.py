@@ -160,6 +160,13 @@ def probabilities(name: str, y: Array, num_classes: int, mask: Array | None = No
     return y
 
 
+def validation_of(validation: Any, loss: str, num_classes: int) -> Any:
+    """The validation examples, with the cross entropy's class labels as probabilities; others come back as they are."""
+    if loss != "cross_entropy" or not isinstance(validation, tuple) or len(validation) != 2:
+        return validation
+    return validation[0], probabilities("validation", jnp.asarray(validation[1]), num_classes)
+
+
 def check_validation(validation: Any, model: Model, x: Any = None) -> None:
     """Raise ``ValueError`` for validation examples that are none, or of another shape than ``x``'s and the targets."""
     if validation is None:
