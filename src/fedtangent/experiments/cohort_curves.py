@@ -18,6 +18,7 @@ from fedtangent.report.files import Metric, check_data_dir
 
 Say = Callable[[str], None]
 Keep = Callable[[Sequence[Metric]], None]
+EVOLVED = ("ntk_fl", "ntk_fl_cross_entropy")
 NEAR = 0.02  # of accuracy: what "similar to the centralised" is taken to mean
 
 
@@ -80,16 +81,17 @@ def figure_4(
 def _outcome(
     s: Settings, dataset: str, claim: str, note: str | None, tuned: dict[str, Tuned], runs: Runs, figures: Path
 ) -> Outcome:
-    sheet, rows = report.against(runs, "ntk_fl", s.num_rounds, s.window)
-    sheets: list[Sheet] = [sheet]
+    compared = {name: report.against(runs, name, s.num_rounds, s.window) for name in EVOLVED if name in runs}
+    sheets: list[Sheet] = [sheet for sheet, _ in compared.values()]
+    rows = [{"compared": name, **row} for name, (_, found) in compared.items() for row in found]
     details: dict[str, Any] = {"settings": s, "dataset": dataset, "tuned": report.plain(tuned), "claim": claim}
-    lines = [f"the paper: {claim}", *judge(rows, s)]
+    lines = [f"the paper: {claim}", *(line for name, (_, found) in compared.items() for line in judge(found, s, name))]
     if "fed_avg" in runs:
         levels = [report.after(c, s.reference_rounds, s.window) for c in runs["fed_avg"]]
         title = f"rounds to FedAvg's accuracy after {s.reference_rounds} rounds, {sum(levels) / len(levels):.4f}"
-        found, reached = report.to_the_level(runs, levels, title)
-        sheets.append(found)
-        lines.append(soon(reached["ntk_fl"], s))
+        sheet, reached = report.to_the_level(runs, levels, title)
+        sheets.append(sheet)
+        lines += [soon(reached[name], s, name) for name in compared]
         details |= {"levels": levels, "rounds_to_level": reached}
     sheets += [report.by_round(runs), report.tuning(tuned)]
     title = f"{dataset}, {_clients(s)}, {len(next(iter(runs.values())))} seeds"
@@ -97,8 +99,9 @@ def _outcome(
     return Outcome(tuple(sheets), rows, details, (*lines, *remarks(s, note)), report.unstable(runs))
 
 
-def judge(rows: list[dict[str, Any]], s: Settings) -> list[str]:
-    """The claim's parts, each with a verdict by the interval over seeds."""
+def judge(rows: list[dict[str, Any]], s: Settings, method: str = "ntk_fl") -> list[str]:
+    """The claim's parts of one way to evolve, each with a verdict by the interval over seeds."""
+    own = report.LABELS[method]
     found = {row["method"]: row for row in rows if "difference" in row}
     lines = []
     for name, row in found.items():
@@ -106,19 +109,19 @@ def judge(rows: list[dict[str, Any]], s: Settings) -> list[str]:
         if name == "centralised":
             difference = report.Estimate(row["difference"], row["low_95"], row["high_95"])
             holds = report.verdict(difference, -NEAR)
-            lines.append(f"NTK-FL is within {NEAR:g} of the centralised training: {holds}, it is {text} from it")
+            lines.append(f"{own} is within {NEAR:g} of the centralised training: {holds}, it is {text} from it")
         else:
             label = report.LABELS[name]
-            lines.append(f"NTK-FL is above {label} after {s.num_rounds} rounds: {row['ntk_fl_is_above']}, by {text}")
+            lines.append(f"{own} is above {label} after {s.num_rounds} rounds: {row[f'{method}_is_above']}, by {text}")
     return lines
 
 
-def soon(reached: report.Reached, s: Settings) -> str:
+def soon(reached: report.Reached, s: Settings, method: str = "ntk_fl") -> str:
     """Whether NTK-FL gets to the accuracy of FedAvg's last round in at most a tenth of its rounds."""
     mean, tenth = reached.mean_rounds, s.reference_rounds / 10
     found = f"not with every seed in {s.num_rounds}" if None in reached.rounds else f"in {mean:.1f}"
     holds = "yes" if mean <= tenth else "no"
-    return f"NTK-FL gets there in at most a tenth of the rounds ({tenth:g}): {holds}, {found}"
+    return f"{report.LABELS[method]} gets there in at most a tenth of the rounds ({tenth:g}): {holds}, {found}"
 
 
 def _clients(s: Settings) -> str:
@@ -131,7 +134,8 @@ def remarks(s: Settings, note: str | None) -> tuple[str, ...]:
     lines = [
         f"one network of {s.width} hidden units in the standard parameterization for all, inputs standardised, last "
         f"layer drawn with {s.last_w_std:g} / sqrt(width); gradient methods under the {s.loss.replace('_', ' ')}, "
-        "NTK-FL under the halved mean squared error to one-hot targets, its step clipped at the largest stable one",
+        "NTK-FL under the halved mean squared error to one-hot targets (the paper) or the cross entropy (its authors' "
+        "code), its step clipped at the largest stable one",
     ]
     if "centralised" in s.methods:
         lines.append(

@@ -44,11 +44,13 @@ LABELS = {
     "fed_nova": "FedNova",
     "fed_avg": "FedAvg",
     "cp_ntk_fl": "CP-NTK-FL",
+    "cp_ntk_fl_cross_entropy": "CP-NTK-FL, cross entropy",
     "cp_fed_avg": "FedAvg, subsampled and projected",
     "fed_com": "FedCOM, 8 bit",
     "qsgd": "QSGD, 4 bit",
 }
-PAIRED = {"cp_ntk_fl": "ntk_fl", "cp_fed_avg": "fed_avg"}  # each with what it makes smaller
+# Each with what it makes smaller.
+PAIRED = {"cp_ntk_fl": "ntk_fl", "cp_ntk_fl_cross_entropy": "ntk_fl_cross_entropy", "cp_fed_avg": "fed_avg"}
 
 
 def network(s: Settings, trial: Trial) -> Model:
@@ -80,7 +82,8 @@ def methods(s: Settings, trial: Trial) -> dict[str, Method]:
         "data_sharing": _data_sharing,
         "fed_nova": _averaging(recipes.fed_nova, "fed_nova", client_optimizer=_momentum(s.momentum)),
         "fed_avg": _averaging(recipes.fed_avg, "fed_avg"),
-        "cp_ntk_fl": _cp_ntk_fl,
+        "cp_ntk_fl": _cp_ntk_fl("cp_ntk_fl", "squared_error"),
+        "cp_ntk_fl_cross_entropy": _cp_ntk_fl("cp_ntk_fl_cross_entropy", "cross_entropy"),
         "cp_fed_avg": _averaging(recipes.fed_avg, "cp_fed_avg", beta=s.beta),
         "fed_com": _averaging(recipes.fed_com, "fed_com"),
         "qsgd": _averaging(recipes.fed_paq, "qsgd"),
@@ -150,24 +153,28 @@ def _ntk_fl(name: str, loss: str) -> Callable[..., Method]:
     return make
 
 
-def _cp_ntk_fl(s: Settings, trial: Trial, model: Model, plan: Schedule) -> Method:
-    pool = _rounded(largest_sample(_partition(trial), s.clients_per_round, s.beta))
-    bits = s.value_bits or None
+def _cp_ntk_fl(name: str, loss: str) -> Callable[..., Method]:
+    def make(s: Settings, trial: Trial, model: Model, plan: Schedule) -> Method:
+        pool = _rounded(largest_sample(_partition(trial), s.clients_per_round, s.beta))
+        bits = s.value_bits or None
 
-    def build(steps: Count, rate: float | Array) -> Algorithm:
-        return recipes.cp_ntk_fl(
-            model,
-            plan,
-            learning_rate=rate,
-            times=s.times,
-            beta=s.beta,
-            sparsity=s.sparsity,
-            value_bits=bits,
-            pool_size=pool,
-            unstable="clip",
-        )
+        def build(steps: Count, rate: float | Array) -> Algorithm:
+            return recipes.cp_ntk_fl(
+                model,
+                plan,
+                learning_rate=rate,
+                times=s.times,
+                beta=s.beta,
+                sparsity=s.sparsity,
+                value_bits=bits,
+                pool_size=pool,
+                unstable="clip",
+                loss=loss,
+            )
 
-    return Method(LABELS["cp_ntk_fl"], True, s.tangent_rates, (0,), build, one_hot(trial), trial.splits, pool)
+        return Method(LABELS[name], True, s.tangent_rates, (0,), build, one_hot(trial), trial.splits, pool)
+
+    return make
 
 
 def _partition(trial: Trial) -> Partition:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedtangent.experiments.trials import check_numbers
 
 METHODS = ("centralised", "ntk_fl", "ntk_fl_cross_entropy", "data_sharing", "fed_nova", "fed_avg")
-COMPRESSED = ("cp_ntk_fl", "cp_fed_avg", "fed_com", "qsgd")
+COMPRESSED = ("cp_ntk_fl", "cp_ntk_fl_cross_entropy", "cp_fed_avg", "fed_com", "qsgd")
 PARTITIONS = ("dirichlet", "writers", "shifted")
 # The paper's grids (appendix A; section 6).
 PAPER_RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
