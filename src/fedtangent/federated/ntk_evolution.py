@@ -190,7 +190,15 @@ def _evolve(
     dual, products = dynamics.dual(rate / number, ~refused)
     examples = pool if validation is None else pool_examples(*validation, jnp.ones(validation[0].shape[0], bool))
     found = choose_time(
-        model, params, tangent.pull, dual, examples, settings.criterion, settings.patience, settings.loss
+        model,
+        params,
+        tangent.pull,
+        dual,
+        examples,
+        settings.criterion,
+        settings.patience,
+        settings.loss,
+        tangent.remade,
     )
     status = jnp.where(found.best < 0, DIVERGED, OK)
     status = jnp.where(some, jnp.where(refused, REFUSED, status), NO_EXAMPLES)
@@ -237,6 +245,8 @@ def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics) -> Array:
             averaged = dynamics.product(z)
             return jnp.sum((tangent.push(tangent.pull(z)) - averaged) ** 2), jnp.sum(averaged**2)
 
-        squared, rest = jax.tree.map(jnp.mean, jax.lax.map(probe, jnp.arange(PROBES), batch_size=4))
+        squared, rest = jax.tree.map(
+            jnp.mean, jax.lax.map(probe, jnp.arange(PROBES), batch_size=PROBES if tangent.remade else 4)
+        )
         rest = rest if matrix is None else outputs * jnp.sum(matrix**2)
     return jnp.sqrt(squared / jnp.where(squared + rest == 0, 1, squared + rest))

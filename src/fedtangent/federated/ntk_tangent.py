@@ -34,6 +34,7 @@ class Tangent(NamedTuple):
     push: Callable[[PyTree], Array]  # J: change of weights -> change of outputs [n, C]
     pull: Callable[[Array], PyTree]  # J': [n, C] -> change of weights
     whole: Callable[[], Array] | None = None  # () -> [n C, n C], <J_ik, J_jm>; None: built by push and pull
+    remade: bool = False  # whether push and pull make the Jacobian's entries anew: many at once then cost as one
 
 
 Linearise = Callable[[Model, PyTree, Pool], Tangent]  # (model, weights in float64, pool) -> Tangent

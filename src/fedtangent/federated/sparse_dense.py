@@ -88,7 +88,7 @@ def dense_tangent(
         by_bias = None if last.bias is None else wide(last.bias).T @ residual
         return [*change, (wide(last.inputs).T @ residual, by_bias)]
 
-    return Tangent(outputs, gram, push, pull, whole)
+    return Tangent(outputs, gram, push, pull, whole, remade=True)
 
 
 class _Hidden(NamedTuple):

@@ -133,7 +133,7 @@ def _general_tangent(model: Model, weights: PyTree, x: Array, mask: Array, outpu
         split = jnp.split(vector, ends)
         return jax.tree.unflatten(structure, [v.reshape(leaf.shape) for v, leaf in zip(split, leaves, strict=True)])
 
-    return Tangent(outputs, gram, push, pull, kernel)
+    return Tangent(outputs, gram, push, pull, kernel, remade=True)
 
 
 def _by_blocks(rows: Callable[[Array], Array], blocks: int, size: int) -> Array:
