@@ -85,7 +85,8 @@ test: $(INSTALLED) ## every test but the slow ones, with coverage of src (PYTEST
 .PHONY: check-theory
 check-theory: $(INSTALLED) ## every theorem against simulation: the slow tests, then all checks in one table
 	status=0; \
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m "slow or theory" $(PYTEST_ARGS) || status=1; \
+	XLA_FLAGS="$$XLA_FLAGS --xla_backend_optimization_level=3" \
+	  $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m "slow or theory" $(PYTEST_ARGS) || status=1; \
 	$(BIN)/python -m fedtangent check-theory $(CHECK_ARGS) || status=1; \
 	exit $$status
 

@@ -59,6 +59,7 @@ def assert_same(found: dict[str, Any], mapping: str) -> None:
         assert not np.allclose(run["weights"], np.roll(run["weights"], 1), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_eight_devices_have_the_history_of_one() -> None:
     found = finished([launch(8, ("sharded", "sharded:chunked:2"))])
     assert (found["devices"], found["processes"]) == (8, 1)

@@ -107,6 +107,7 @@ def peak(remat: str, rounds: int) -> int:
     return compiled.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_memory_grows_as_documented() -> None:
     state = 2000 * 8
     growth = {remat: (peak(remat, 100) - peak(remat, 16)) / state for remat in ("none", "round", "sqrt")}

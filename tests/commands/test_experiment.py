@@ -62,6 +62,7 @@ def test_an_experiment_writes_its_files_and_prints_its_tables(run: Callable, fol
         assert word in ended.out
 
 
+@pytest.mark.slow
 def test_the_table_is_that_of_the_t_test_on_metrics_csv(run: Callable, folder: Path) -> None:
     run("experiment", NAME, *TINY, "--seeds", "0:3", "--output", "out")
     rows = rows_of(folder / "out")

@@ -28,6 +28,7 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_what_is_written_what_does_not_change_and_a_resumed_run(
     run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

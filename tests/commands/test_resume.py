@@ -69,6 +69,7 @@ def test_a_finished_run_is_extended_and_may_move(run: Callable, folder: Path) ->
     assert (options["num_rounds"], options["resume"]) == (9, True)
 
 
+@pytest.mark.slow
 def test_several_seeds_continue_where_one_was_stopped(run: Callable, folder: Path, stopped: Callable) -> None:
     assert run(*RUN, "--seeds", "0,3", "--output", "whole").code == 0
     stopped(4)
@@ -81,6 +82,7 @@ def test_several_seeds_continue_where_one_was_stopped(run: Callable, folder: Pat
     assert seeds == {"0", "3"}
 
 
+@pytest.mark.slow
 def test_of_several_seeds_one_may_have_no_checkpoint_yet(run: Callable, folder: Path) -> None:
     several = (*RUN, "--seeds", "0,3", "--output", "out")
     assert run(*several).code == 0

@@ -112,6 +112,7 @@ def test_a_wrong_ensemble_covariance_is_noticed(monkeypatch: pytest.MonkeyPatch)
     assert (models.agrees, ensemble.agrees) == (True, False)
 
 
+@pytest.mark.slow
 def test_moments_of_another_model_are_noticed(network_result: SideBySide) -> None:
     setting, plan, theory = network_result.setting, network_result.cohorts, network_result.theory
     rolled = tuple(m._replace(mean=np.roll(m.mean, 1, axis=0)) for m in theory.moments)

@@ -41,6 +41,7 @@ def test_predicted_and_simulated_residuals_of_a_linear_model_are_one(linear_resu
     assert gap.simulated_residual[-1] < 0.9 * gap.simulated_residual[0]
 
 
+@pytest.mark.slow
 def test_rows_of_a_regression_name_every_method(network_result: SideBySide) -> None:
     assert [row.method for row in network_result.rows] == [
         *[f"Fed-ensemble, width {w}" for w in (16, 32, 64)],
@@ -69,6 +70,7 @@ def test_rows_of_a_classification_have_accuracies_and_both_kernels(digits_result
     assert all(m.info["kernel_error"].max() == 0 for m in exact)
 
 
+@pytest.mark.slow
 def test_a_row_measures_what_its_networks_did(network_result: SideBySide) -> None:
     setting, row, seen = network_result.setting, network_result.rows[2], network_result.simulated[2]
     ensembles = seen.test[-1].mean(axis=0)
@@ -79,6 +81,7 @@ def test_a_row_measures_what_its_networks_did(network_result: SideBySide) -> Non
     assert row.uplink_mib * 2**20 == 10 * 4 * 8 * (64 * 64 + 64 + 64 + 1)
 
 
+@pytest.mark.slow
 def test_every_kind_of_verdict_is_there(linear_result: SideBySide, network_result: SideBySide) -> None:
     for result in (linear_result, network_result):
         for r in result.setting.rounds[1:]:
@@ -98,6 +101,7 @@ def test_every_kind_of_verdict_is_there(linear_result: SideBySide, network_resul
     named(network_result, "mean = flow from the same initial functions")
 
 
+@pytest.mark.slow
 @pytest.mark.theory
 def test_the_flows_fixed_point_is_theorem_2_under_three_schedules(network_result: SideBySide) -> None:
     found = named(network_result, "flow repeated for ever = Theorem 2")
@@ -105,6 +109,7 @@ def test_the_flows_fixed_point_is_theorem_2_under_three_schedules(network_result
     assert all(v.passed for v in found)
 
 
+@pytest.mark.slow
 def test_networks_come_nearer_to_the_flow_with_their_width(network_result: SideBySide) -> None:
     errors = [gap.error[-1].mean() for gap in network_result.gaps]
     assert errors[0] > errors[1] > errors[2]
@@ -112,6 +117,7 @@ def test_networks_come_nearer_to_the_flow_with_their_width(network_result: SideB
         assert np.all(gap.error[0] < 1e-12)
 
 
+@pytest.mark.slow
 def test_predictions_cover_the_evaluated_rounds(network_result: SideBySide) -> None:
     assert network_result.setting.rounds == network_result.theory.rounds == (0, 4, 8, 10)
     assert all(seen.rounds == (0, 4, 8, 10) for seen in network_result.simulated)
@@ -119,6 +125,7 @@ def test_predictions_cover_the_evaluated_rounds(network_result: SideBySide) -> N
     assert network_result.simulated[0].train.shape == (4, 2, 3, 24, 1)
 
 
+@pytest.mark.slow
 def test_ntk_fl_starts_from_fed_ensembles_networks(network_result: SideBySide) -> None:
     by_width = {seen.width: seen for seen in network_result.simulated}
     for moved in network_result.ntk_fl:

@@ -29,6 +29,7 @@ def run(name: str, changes: tuple[str, ...], folder: Path) -> tuple[Outcome, lis
     return outcome, kept
 
 
+@pytest.mark.slow
 def test_table_1_stands_beside_the_published_numbers(tmp_path: Path) -> None:
     outcome, metrics = run("table1", TABLE, tmp_path)
     assert outcome.failed == ()
@@ -68,6 +69,7 @@ def test_a_curve_made_of_the_published_numbers_is_found() -> None:
     assert fits[2].bias_factor > 5  # the squared bias is another number
 
 
+@pytest.mark.slow
 def test_simulation_is_the_closed_form_where_all_models_start_at_zero() -> None:
     problem = repeated_runs.sine_problem(3, local_steps=4, sigma=0.0, num_clients=10)
     plan = repeated_runs.permutations(10, 3)

@@ -50,6 +50,7 @@ def test_no_example_is_both_trained_and_evaluated_on() -> None:
 
 
 @pytest.mark.parametrize("name", experiment.NAMES)
+@pytest.mark.slow
 def test_a_run_is_that_of_simulate(name: str) -> None:
     trial = divided(4)
     engine = single_device_engine(trial.data, "scan")

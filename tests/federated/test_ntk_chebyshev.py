@@ -89,6 +89,7 @@ def test_it_equals_the_spectrum_and_the_steps_on_real_digits(share):
     assert np.abs(few[1] - taken).max() > 1e-7 * np.abs(taken).max()
 
 
+@pytest.mark.slow
 def test_an_eigenvalue_outside_of_the_interval_is_noticed_and_the_steps_are_taken():
     kernel, residual = (jnp.asarray(part) for part in digits())
     largest = float(np.linalg.eigvalsh(kernel)[-1])
@@ -116,6 +117,7 @@ def test_where_it_is_not_active_nothing_is_computed():
     assert int(products) == 0 and not np.any(dual)
 
 
+@pytest.mark.slow
 def test_products_without_the_kernel_in_memory():
     """H g by passes through the network is H g, and the evolution with it the same."""
     model = mlp(4, 3, (12,), dtype=jnp.float64)

@@ -59,6 +59,7 @@ def test_any_network_follows_the_descent_on_its_linearisation(name):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
+@pytest.mark.slow
 def test_a_pool_without_padding_changes_nothing(dtype):
     """Uneven clients, one of them empty, two models, an empty slot."""
     data = uneven_data(sizes=(3, 5, 0, 4, 6, 2))

@@ -129,6 +129,7 @@ def test_relu_kernel_of_inputs_with_themselves_is_the_arc_cosine_formula():
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_batched_kernel_is_the_kernel(case: str):
     net, shape, _ = CASES[case]
     x1 = jax.random.normal(jax.random.key(0), (4, *shape[1:]))

@@ -103,6 +103,7 @@ def ensemble(t: float | None) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 @pytest.mark.parametrize("t", [0.7, 50.0, None])
+@pytest.mark.slow
 def test_gradient_descent_mse_ensemble_is_the_gaussian_process(t: float | None):
     fn = predict.gradient_descent_mse_ensemble(NET[2], X, Y, diag_reg=0.0)
     ours = fn(t=t, x_test=X_TEST, get=("nngp", "ntk"), compute_cov=True)
@@ -113,6 +114,7 @@ def test_gradient_descent_mse_ensemble_is_the_gaussian_process(t: float | None):
     assert np.abs(ours.ntk.covariance - right["nngp"][1]).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_an_ensemble_first_used_under_jit_can_be_used_eagerly():
     fn = predict.gradient_descent_mse_ensemble(NET[2], X, Y)
     for t in (0.7, None):

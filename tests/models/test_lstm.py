@@ -82,6 +82,7 @@ def test_gradient_is_that_of_jax_and_of_finite_differences(positions):
     assert abs(float(pytrees.vdot(wrong, direction)) - numeric) > 1e-4
 
 
+@pytest.mark.slow
 def test_clients_with_their_own_parameters_at_once_and_second_order():
     model = lstm(**SIZES)
     params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 2))
