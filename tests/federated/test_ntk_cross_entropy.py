@@ -12,7 +12,8 @@ import pytest
 
 from fedtangent import data, partition
 from fedtangent.federated import recipes, schedule
-from fedtangent.federated.ntk_evolution import linearised_descent, ntk_evolve
+from fedtangent.federated.ntk_evolution import evolution_plan, linearised_descent, ntk_evolve
+from fedtangent.federated.sparse_tangent import sparse_linearise
 from fedtangent.kernels import empirical_ntk
 from fedtangent.models import mlp
 from fedtangent.simulate import simulate
@@ -209,3 +210,58 @@ def test_a_run_validated_on_class_labels_and_refused_with_wrong_ones():
     assert np.asarray(run.history.rounds["time"]).item() == options["times"][int(np.argmin(losses))]
     with pytest.raises(ValueError, match="validation: class labels must be from 0 to 2"):
         recipes.ntk_fl(model, schedule.all_clients(3), validation=(held[0], held[1] + 3), **options)
+
+
+def test_centred_targets_are_refused_before_a_run():
+    clients, model = partition.iid(N, 3, seed=0), network()
+    algorithm = recipes.ntk_fl(model, schedule.all_clients(3), learning_rate=RATE, times=(5,), loss="cross_entropy")
+    centred = data.federated_data(X, ONE_HOT - 1 / C, clients, dtype=jnp.float64)
+    with pytest.raises(ValueError, match="data: targets: loss is cross_entropy, so rows must be probabilities"):
+        simulate(algorithm, centred, 1, 0)
+
+
+@pytest.mark.parametrize("mask", [np.ones(N), np.ones(N, int), 2 * np.ones(N, int)])
+def test_a_mask_of_numbers_is_one_of_truths(mask):
+    wrong = LABELS.copy()
+    wrong[5] = 9
+    with pytest.raises(ValueError, match="y: class labels must be from 0 to 2"):
+        evolve(y=wrong, mask=mask)
+    rows = ONE_HOT.copy()
+    rows[5] = 7, -3, 9
+    with pytest.raises(ValueError, match="y: loss is cross_entropy, so rows must be probabilities"):
+        evolve(y=rows, mask=mask)
+
+
+def test_one_output_has_no_cross_entropy():
+    model = mlp(4, 1, (3,), "relu", dtype=jnp.float64)
+    given = jnp.asarray(X), jnp.asarray(0 * LABELS), jnp.asarray(EVERY_ROW)
+    with pytest.raises(ValueError, match="loss: got 'cross_entropy', needs at least two outputs, but the model has 1"):
+        ntk_evolve(model, model.init(jax.random.key(0)), *given, RATE, (1,), loss="cross_entropy")
+
+
+def test_the_descent_step_by_step_takes_labels_and_refuses_what_does_not_fit():
+    model, x = network(), jnp.asarray(X)
+    params = model.init(jax.random.key(0))
+    of_labels, of_rows = (
+        flat(linearised_descent(model, params, x, jnp.asarray(y), 5, RATE, "cross_entropy")) for y in (LABELS, ONE_HOT)
+    )
+    np.testing.assert_array_equal(of_labels, of_rows)
+    with pytest.raises(ValueError, match="loss: got 'hinge', allowed are squared_error, cross_entropy"):
+        linearised_descent(model, params, x, jnp.asarray(ONE_HOT), 5, RATE, "hinge")
+    with pytest.raises(ValueError, match=r"y: got shape \(11,\), must be \(11, 3\)"):
+        linearised_descent(model, params, x, jnp.asarray(LABELS), 5, RATE)
+
+
+def test_sparsified_jacobians_under_the_whole_kernel_are_the_passes():
+    """Where the kernel of remade Jacobians is held it gives what push and pull give."""
+    linearise = sparse_linearise(0.9, dtype=jnp.float64)
+    held = evolve(kernel="exact", linearise=linearise)
+    passes = evolve(kernel="exact", linearise=linearise, kernel_bytes=0)
+    np.testing.assert_allclose(flat(held[2]), flat(passes[2]), rtol=0, atol=1e-12)
+    assert np.abs(flat(held[2]) - flat(evolve(kernel="exact")[2])).max() > 1e-4
+
+
+def test_the_plan_of_the_cross_entropy_has_one_method():
+    assert evolution_plan(100, N, C, (2000,), loss="cross_entropy").method == "iterate"
+    assert set(evolution_plan(100, N, C, (2000,), loss="cross_entropy").seconds) == {"iterate"}
+    assert evolution_plan(100, N, C, (2000,)).method == "eigh"

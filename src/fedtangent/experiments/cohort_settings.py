@@ -31,7 +31,7 @@ class Settings:
     width: int = 100
     last_w_std: float = 0.1  # of the last layer's initial weights times sqrt(width): the network starts near zero
     batch_size: int = 200
-    loss: str = "cross_entropy"  # of the gradient methods; NTK-FL has the halved mean squared error
+    loss: str = "cross_entropy"  # of the gradient methods; that of NTK-FL is in its name
     learning_rates: tuple[float, ...] = PAPER_RATES
     tangent_rates: tuple[float, ...] = PAPER_RATES
     local_steps: tuple[int, ...] = PAPER_STEPS

@@ -39,12 +39,12 @@ def jacobians(output_size: int, sparsity: float = 0.0, value_bits: int | None = 
     """
 
     def uplink(message: PyTree, broadcast: PyTree) -> tuple[int, int]:
-        rest = 2 * output_size * jnp.dtype(message.y.dtype).itemsize
+        widest = jnp.result_type(*jax.tree.leaves(broadcast)).itemsize
+        rest = 2 * output_size * widest
         if sparsity == 0 and value_bits is None:
             return 0, output_size * pytrees.num_bytes(broadcast) + rest
         total = output_size * pytrees.size(broadcast)
         kept = num_kept(sparsity, total)
-        widest = jnp.result_type(*jax.tree.leaves(broadcast)).itemsize
         bits = kept * (value_bits or 8 * widest) + place_bits(kept, total)
         return 0, -(-bits // 8) + rest
 

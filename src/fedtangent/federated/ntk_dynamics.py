@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent.federated.ntk_chebyshev import chebyshev_dual
-from fedtangent.federated.ntk_options import Settings, evolution_plan
+from fedtangent.federated.ntk_options import LARGEST_FULL_KERNEL, Settings, evolution_plan
 from fedtangent.federated.ntk_spectral import descend_dual, iterate_dual, largest_eigenvalue, spectral_dual
 from fedtangent.federated.ntk_tangent import Pool, Tangent, averaged_product, whole_kernel
 from fedtangent.types import Array, PyTree
@@ -31,12 +31,10 @@ class Dynamics(NamedTuple):
 
 def method_of(params: PyTree, shape: tuple[int, ...], s: Settings) -> str:
     """The method that is taken on targets of ``shape`` = (n, C): of those that the loss allows, the cheapest."""
-    if s.loss == "cross_entropy":
-        return "iterate"
     if s.method != "auto":
         return s.method
     num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return evolution_plan(num_params, shape[0], shape[1], s.times, s.kernel, s.kernel_bytes).method
+    return evolution_plan(num_params, shape[0], shape[1], s.times, s.kernel, s.kernel_bytes, s.loss).method
 
 
 def dynamics_of(pool: Pool, tangent: Tangent, s: Settings, method: str) -> Dynamics:
@@ -52,6 +50,8 @@ def dynamics_of(pool: Pool, tangent: Tangent, s: Settings, method: str) -> Dynam
         product, start = lambda g: matrix @ g, pool.mask
     dual: Dual
     if s.loss == "cross_entropy":
+        if s.kernel == "exact" and tangent.remade and _holds_whole(residual.size, s):
+            product = _flat_product(whole_kernel(tangent, residual.shape))  # else every step makes all entries twice
         lambda_max = largest_eigenvalue(product, start)
         dual = functools.partial(_by_descent, product, pool, tangent.outputs, s.times)
     elif method == "eigh":
@@ -66,6 +66,15 @@ def dynamics_of(pool: Pool, tangent: Tangent, s: Settings, method: str) -> Dynam
         return found * pool.mask[None, :, :], products
 
     return Dynamics(product, lambda_max, masked, matrix)
+
+
+def _holds_whole(size: int, s: Settings) -> bool:
+    return size <= LARGEST_FULL_KERNEL and 8 * size**2 <= s.kernel_bytes
+
+
+def _flat_product(kernel: Array) -> Callable[[Array], Array]:
+    """``g -> K g`` for g [n, C] and the whole kernel K [n C, n C]."""
+    return lambda g: (kernel @ g.ravel()).reshape(g.shape)
 
 
 def _by_eigh(kernel: Array | None, residual: Array, times: tuple[int, ...]) -> tuple[Array, Dual]:

@@ -1,15 +1,17 @@
 """The server's evolution of NTK-FL: from pooled examples to new weights without a Jacobian in memory.
 
-Conventions, consistent between function and weights: the loss is ``1/(2 N C) sum |f - y|^2`` over the N real examples,
-``Theta`` sums over parameters, so that gradient descent with learning rate eta moves the function of the linearised
-network by ``s = eta / (N C)`` times ``Theta (y - f)`` a step. (Yue et al., ICML 2022, print eta / N with the kernel H
-in (9a) and eta / (N C) in (10); only the latter in both makes weights and function agree.) Targets are taken as they
-come, one-hot with or without their mean (``data.classification_targets``): the paper does not say which.
+Conventions, consistent between function and weights: unless the cross entropy is asked for, the loss is
+``1/(2 N C) sum |f - y|^2`` over the N real examples, ``Theta`` sums over parameters, so that gradient descent with
+learning rate eta moves the function of the linearised network by ``s = eta / (N C)`` times ``Theta (y - f)`` a step.
+(Yue et al., ICML 2022, print eta / N with the kernel H in (9a) and eta / (N C) in (10); only the latter in both makes
+weights and function agree.) Targets are taken as they come, one-hot with or without their mean
+(``data.classification_targets``): the paper does not say which.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import TypedDict, Unpack
 
 import jax
@@ -18,6 +20,7 @@ import jax.numpy as jnp
 from fedtangent.federated.ntk_dynamics import Dynamics, dynamics_of, method_of, signs
 from fedtangent.federated.ntk_options import (
     KERNELS,
+    LABELS,
     LOSSES,
     METHODS,
     UNSTABLE,
@@ -36,7 +39,7 @@ from fedtangent.federated.ntk_tangent import (
     pool_examples,
     whole_kernel,
 )
-from fedtangent.federated.ntk_time import CRITERIA, choose_time, network_loss
+from fedtangent.federated.ntk_time import CHANGES_BYTES, CRITERIA, choose_time, network_loss
 from fedtangent.types import Array, Model, PyTree
 
 __all__ = [
@@ -105,16 +108,17 @@ def ntk_evolve(
         method: ``"eigh"``, one eigendecomposition for all times (of H, or of the [n C, n C] kernel); ``"chebyshev"``,
             a series of about ``sqrt(60 t)`` products with the kernel (with H, or with one forward and one backward
             derivative each); ``"iterate"``, the steps themselves, t products; ``"auto"``, the cheapest by measured
-            cost (``evolution_plan`` tells which). All give the same up to rounding.
+            cost (``evolution_plan`` tells which). All give the same up to rounding. The cross entropy is iterated.
         linearise: what stands for the network's Jacobian (static: a function, made once); the whole network's by
             default.
-        validation: x [m, ...] and y [m, C] of examples that the server holds, of held-out clients say: the time is
-            chosen by the loss on them, and by that on the pooled examples (11a) where there are none.
+        validation: x [m, ...] and y [m, C], or labels as above, of examples that the server holds, of held-out clients
+            say: the time is chosen by the loss on them, and by that on the pooled examples (11a) where there are none.
         criterion: ``"loss"``, or ``"accuracy"`` (by the share of wrong examples, ties to the earlier time).
         patience: end the search once the loss has risen so many candidates in a row; None looks at all.
-        unstable: what to do with a learning rate above ``2 N C / lambda_max`` of the kernel in use: ``"stop"`` (raise,
-            or where the values are traced keep the parameters, with status 3), ``"clip"`` it to 0.9 of that, or
-            ``"allow"`` it, which diverges at large times. The averaged kernel's lambda_max is below the whole one's.
+        unstable: what to do with a learning rate above ``2 N C / lambda_max`` of the kernel in use (of the cross
+            entropy ``4 N / lambda_max``): ``"stop"`` (raise, or where the values are traced keep the parameters, with
+            status 3), ``"clip"`` it to 0.9 of that, or ``"allow"`` it, which diverges at large times. The averaged
+            kernel's lambda_max is below the whole one's.
         loss: ``"squared_error"``, the paper's; or ``"cross_entropy"``, ``-1/N sum y log softmax(f)``, that of its
             authors' code: f moves by ``eta / N Theta (y - softmax(f))`` a step, which has no closed form and is
             iterated. It diverges for no step of up to ``4 N / lambda_max``.
@@ -156,8 +160,14 @@ def linearised_descent(
     """``params`` after ``steps`` of gradient descent on the linearised network, taken one by one in weight space.
 
     Loss ``1/(2 n C) sum |f - y|^2``, or for "cross_entropy" ``-1/n sum y log softmax(f)``, over ``x`` [n, ...] and
-    ``y`` [n, C]; computed in the parameters' dtype.
+    ``y`` [n, C] (or its class labels [n]); computed in the parameters' dtype. Raises ``ValueError`` for another loss,
+    and for targets that do not fit.
     """
+    if loss not in LOSSES:
+        raise ValueError(f"loss: got {loss!r}, allowed are {', '.join(LOSSES)}")
+    y = probabilities("y", y, model.output_size) if loss == "cross_entropy" else y
+    if y.shape != (x.shape[0], model.output_size):
+        raise ValueError(f"y: got shape {y.shape}, must be {(x.shape[0], model.output_size)} ({LABELS[loss]})")
     outputs, push = jax.linearize(lambda p: model.apply(p, x), params)
     pull = jax.linear_transpose(push, params)
     step = learning_rate / (y.size if loss == "squared_error" else y.shape[0])
@@ -228,6 +238,13 @@ def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, ker
     return {"kernel_error": _kernel_error(pool, tangent, dynamics), "function_gap": gap}
 
 
+def _at_once(tangent: Tangent, pool: Pool) -> int:
+    """Probes taken together: 4, and up to all of them where that saves making the Jacobian anew."""
+    shapes = jax.tree.leaves(jax.eval_shape(tangent.pull, pool.y))
+    num_bytes = 8 * sum(math.prod(leaf.shape) for leaf in shapes)
+    return min(max(CHANGES_BYTES // max(1, num_bytes), 4), PROBES) if tangent.remade else 4
+
+
 def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics) -> Array:
     """``|Theta - H (x) I| / |Theta|``; H is a projection of Theta, so ``|Theta|^2 = |Theta - H (x) I|^2 + C |H|^2``."""
     n, outputs = pool.y.shape
@@ -246,7 +263,7 @@ def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics) -> Array:
             return jnp.sum((tangent.push(tangent.pull(z)) - averaged) ** 2), jnp.sum(averaged**2)
 
         squared, rest = jax.tree.map(
-            jnp.mean, jax.lax.map(probe, jnp.arange(PROBES), batch_size=PROBES if tangent.remade else 4)
+            jnp.mean, jax.lax.map(probe, jnp.arange(PROBES), batch_size=_at_once(tangent, pool))
         )
         rest = rest if matrix is None else outputs * jnp.sum(matrix**2)
     return jnp.sqrt(squared / jnp.where(squared + rest == 0, 1, squared + rest))

@@ -23,6 +23,12 @@ METHODS = ("auto", "eigh", "chebyshev", "iterate")
 UNSTABLE = ("stop", "clip", "allow")
 LOSSES = ("squared_error", "cross_entropy")
 
+# What to do with class labels.
+LABELS = {
+    "squared_error": "class labels: one-hot, as data.classification_targets makes them, or loss cross_entropy",
+    "cross_entropy": "class labels: whole numbers [n]",
+}
+
 LARGEST_FULL_KERNEL = 4096  # n C up to which "auto" holds the whole kernel
 KERNEL_BYTES = 4 * 2**30
 
@@ -58,9 +64,11 @@ class Plan(NamedTuple):
 
 def evolution_plan(
     num_params: int, num_examples: int, num_outputs: int, times: tuple[int, ...], kernel: str = "averaged",
-    kernel_bytes: int = KERNEL_BYTES,
+    kernel_bytes: int = KERNEL_BYTES, loss: str = "squared_error",
 ) -> Plan:  # fmt: skip
     """The cheapest method for n pooled examples (with padding) and the grid ``times``, from measured costs.
+
+    The cross entropy has but one, "iterate".
 
     The kernel itself, which every method needs, does not count, but the whole kernel [n C, n C] does.
     """
@@ -74,6 +82,7 @@ def evolution_plan(
     seconds = {"eigh": EIGH_SECONDS * size**3} if held else {}
     seconds["chebyshev"] = (LANCZOS_STEPS + chebyshev_degree(max(times))) * product
     seconds["iterate"] = (LANCZOS_STEPS + max(times)) * product
+    seconds = seconds if loss == "squared_error" else {"iterate": seconds["iterate"]}
     return Plan(min(seconds, key=lambda name: seconds[name]), seconds)
 
 
@@ -125,8 +134,7 @@ def check_evolution(s: Settings, model: Model, x: Array, y: Array, mask: Array, 
     if y.shape != (x.shape[0], model.output_size) or mask.shape != (x.shape[0],):
         raise ValueError(
             f"y and mask: got {y.shape} and {mask.shape}, but x {x.shape} and a model of {model.output_size} outputs "
-            f"need {(x.shape[0], model.output_size)} and {(x.shape[0],)} (class labels: one-hot, as "
-            "data.classification_targets makes them)"
+            f"need {(x.shape[0], model.output_size)} and {(x.shape[0],)} ({LABELS[s.loss]})"
         )
     size = x.shape[0] * (model.output_size if s.kernel == "exact" else 1)
     if s.method == "eigh" and 8 * size**2 > s.kernel_bytes:
@@ -140,23 +148,23 @@ def check_evolution(s: Settings, model: Model, x: Array, y: Array, mask: Array, 
 def probabilities(name: str, y: Array, num_classes: int, mask: Array | None = None) -> Array:
     """Targets of the cross entropy as probabilities [n, C], from those or from class labels [n].
 
-    Raises ``ValueError`` where values are known and rows are not probabilities, or labels not classes.
+    Raises ``ValueError`` for fewer than two classes and, where values are known, for rows that are not probabilities
+    and labels that are not classes. Other shapes come back as they are.
     """
-    real = np.ones(np.shape(y)[:1], bool) if mask is None else mask
-    if np.shape(real) != np.shape(y)[:1]:
-        return y  # refused for its shape
-    known = not any(isinstance(value, jax.core.Tracer) for value in (y, real))
+    if num_classes < 2:
+        raise ValueError(f"loss: got 'cross_entropy', needs at least two outputs, but the model has {num_classes}")
+    known = not any(isinstance(value, jax.core.Tracer) for value in (y, mask))
+    fits = np.ndim(y) > 0 and (mask is None or np.shape(mask) == np.shape(y)[:1])
+    rows = np.asarray(y)[slice(None) if mask is None else np.asarray(mask) != 0] if known and fits else np.empty(0)
     if np.ndim(y) == 1 and jnp.issubdtype(y.dtype, jnp.integer):
-        if known and np.any(real & ((np.asarray(y) < 0) | (np.asarray(y) >= num_classes))):
+        if np.any((rows < 0) | (rows >= num_classes)):
             raise ValueError(f"{name}: class labels must be from 0 to {num_classes - 1}")
         return jax.nn.one_hot(y, num_classes, dtype=jnp.float64)
-    if known and np.ndim(y) == 2:
-        rows = np.asarray(y, np.float64)[np.asarray(real)]
-        if not (np.all(rows >= 0) and np.allclose(rows.sum(axis=1), 1, atol=1e-6)):
-            raise ValueError(
-                f"{name}: loss is cross_entropy, so rows must be probabilities (one-hot targets without their mean), "
-                "or class labels [n]"
-            )
+    if rows.ndim == 2 and not (np.all(rows >= 0) and np.allclose(rows.sum(axis=1), 1, atol=1e-6)):
+        raise ValueError(
+            f"{name}: loss is cross_entropy, so rows must be probabilities (one-hot targets without their mean), "
+            "or class labels [n]"
+        )
     return y
 
 
@@ -164,7 +172,7 @@ def validation_of(validation: Any, loss: str, num_classes: int) -> Any:
     """The validation examples, with the cross entropy's class labels as probabilities; others come back as they are."""
     if loss != "cross_entropy" or not isinstance(validation, tuple) or len(validation) != 2:
         return validation
-    return validation[0], probabilities("validation", jnp.asarray(validation[1]), num_classes)
+    return jnp.asarray(validation[0]), probabilities("validation", jnp.asarray(validation[1]), num_classes)
 
 
 def check_validation(validation: Any, model: Model, x: Any = None) -> None:

@@ -7,18 +7,20 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.channel import jacobians
 from fedtangent.federated.compose import compose, sequentially
 from fedtangent.federated.ntk_evolution import Evolution
 from fedtangent.federated.ntk_fl import ntk_server, send_examples
+from fedtangent.federated.ntk_options import probabilities
 from fedtangent.federated.rates import Rate, check_rate
 from fedtangent.federated.secure_aggregation import sum_only
 from fedtangent.federated.sparse_tangent import sparse_linearise
 from fedtangent.federated.sparsify import check_sparsity, check_value_bits
 from fedtangent.federated.subsample import subsampled
-from fedtangent.types import Accept, Algorithm, Channel, Local, Model, Schedule, Server
+from fedtangent.types import Accept, Algorithm, Channel, Cost, Engine, FederatedData, Local, Model, Schedule, Server
 
 
 def ntk_fl(
@@ -35,14 +37,15 @@ def ntk_fl(
     """NTK-FL (Yue et al., ICML 2022, section 4.1): clients send Jacobians, the server evolves the tangent kernel.
 
     Args:
-        learning_rate: eta of the halved squared error averaged over examples and outputs.
+        learning_rate: eta of the halved squared error averaged over examples and outputs, or of the mean cross
+            entropy (``loss="cross_entropy"``, on class labels).
         times: candidate numbers of gradient steps; the one with the smallest training loss is kept (eq. 11a).
         pool_size: the most examples that one model pools in a round, which is the size of the kernel; ``largest_pool``
             of the partition drops none and leaves the padding out. ``info["examples_dropped"]`` counts those beyond.
         slots_per_model: the most clients that one model pools in a round (all slots by default); ``info["dropped"]``
             counts, per model, those beyond it.
-        evolution: the other options of ``ntk_evolve``: ``kernel``, ``method``, ``unstable`` (a round whose learning
-            rate is above the largest stable one keeps the model, and ``simulate`` says so in its status), and
+        evolution: the other options of ``ntk_evolve``: ``kernel``, ``method``, ``loss``, ``unstable`` (a round whose
+            learning rate is above the largest stable one keeps the model, and ``simulate`` says so in its status), and
             ``validation`` with ``criterion`` and ``patience`` for the choice of the time. Validation examples count as
             sent up once, before the first round.
 
@@ -122,7 +125,7 @@ def _pooled(
         raise ValueError(
             f"slots_per_model: got {slots}, must be between 1 and {schedule.num_slots}, the schedule's slots"
         )
-    return compose(
+    algorithm = compose(
         name,
         model,
         local,
@@ -132,5 +135,13 @@ def _pooled(
         channel=wire,
         map_models=sequentially,
         accept=accept,
-        once=(sum(leaf.size * leaf.dtype.itemsize for leaf in held), 0),
+        once=(sum(np.asarray(leaf).nbytes for leaf in held), 0),
     )
+    if evolution.get("loss") != "cross_entropy":
+        return algorithm
+
+    def cost(data: FederatedData, engine: Engine) -> Cost:
+        probabilities("data: targets", data.y, model.output_size)  # before a run starts: in a round values are traced
+        return algorithm.cost(data, engine)
+
+    return algorithm._replace(cost=cost)
