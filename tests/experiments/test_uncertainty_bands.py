@@ -81,7 +81,6 @@ def test_the_claim_can_fail_in_each_part() -> None:
     assert [ok for *_, ok in fig2.judge(table(9, 0.99, 0.9))] == [True, True, False]
 
 
-@pytest.mark.slow
 def test_the_experiment_shows_the_gap_and_its_simulation_is_the_flow(tmp_path: Path) -> None:
     changes = ("num_clients=8", "spacing=0.03", "num_models=3", "num_rounds=40")
     kept: list[object] = []
