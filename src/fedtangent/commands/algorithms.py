@@ -25,9 +25,7 @@ class Given(NamedTuple):
     plan: Schedule
     server_data: Array | None = None  # x [m, ...], what FedBE distils on
     shared: np.ndarray | None = None  # indices of the examples that every client was given
-    validation: tuple[Array, Array] | None = (
-        None  # x [m, ...] and targets [m, C] or labels [m] that NTK-FL's server holds
-    )
+    validation: tuple[Array, Array] | None = None  # NTK-FL's server's: x [m, ...], targets [m, C] or labels [m]
     clients: Partition | None = None
 
 

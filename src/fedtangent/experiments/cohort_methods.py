@@ -14,7 +14,6 @@ from fedtangent.experiments.cohort_trials import one_hot, projected, with_global
 from fedtangent.experiments.trials import Split, Trial
 from fedtangent.federated import recipes, schedule
 from fedtangent.federated.local import Work
-from fedtangent.federated.ntk_fl import largest_pool
 from fedtangent.federated.rates import sgd
 from fedtangent.federated.subsample import largest_sample
 from fedtangent.types import Algorithm, Array, FederatedData, Model, Partition, Schedule
@@ -49,6 +48,13 @@ LABELS = {
     "fed_com": "FedCOM, 8 bit",
     "qsgd": "QSGD, 4 bit",
 }
+# The methods that evolve a kernel, each with its loss.
+EVOLVED = {
+    "ntk_fl": "squared_error",
+    "ntk_fl_cross_entropy": "cross_entropy",
+    "cp_ntk_fl": "squared_error",
+    "cp_ntk_fl_cross_entropy": "cross_entropy",
+}
 # Each with what it makes smaller.
 PAIRED = {"cp_ntk_fl": "ntk_fl", "cp_ntk_fl_cross_entropy": "ntk_fl_cross_entropy", "cp_fed_avg": "fed_avg"}
 
@@ -77,13 +83,10 @@ def methods(s: Settings, trial: Trial) -> dict[str, Method]:
     """
     makers = {
         "centralised": _centralised,
-        "ntk_fl": _ntk_fl("ntk_fl", "squared_error"),
-        "ntk_fl_cross_entropy": _ntk_fl("ntk_fl_cross_entropy", "cross_entropy"),
+        **{name: _evolving(name) for name in EVOLVED},
         "data_sharing": _data_sharing,
         "fed_nova": _averaging(recipes.fed_nova, "fed_nova", client_optimizer=_momentum(s.momentum)),
         "fed_avg": _averaging(recipes.fed_avg, "fed_avg"),
-        "cp_ntk_fl": _cp_ntk_fl("cp_ntk_fl", "squared_error"),
-        "cp_ntk_fl_cross_entropy": _cp_ntk_fl("cp_ntk_fl_cross_entropy", "cross_entropy"),
         "cp_fed_avg": _averaging(recipes.fed_avg, "cp_fed_avg", beta=s.beta),
         "fed_com": _averaging(recipes.fed_com, "fed_com"),
         "qsgd": _averaging(recipes.fed_paq, "qsgd"),
@@ -139,37 +142,26 @@ def _centralised(s: Settings, trial: Trial, model: Model, plan: Schedule) -> Met
     return Method(LABELS["centralised"], False, s.learning_rates, s.server_steps, build, held, trial.splits)
 
 
-def _ntk_fl(name: str, loss: str) -> Callable[..., Method]:
+def _evolving(name: str) -> Callable[..., Method]:
+    """NTK-FL or, with the settings' switches, CP-NTK-FL, under the loss that ``EVOLVED`` gives for the name."""
+    compressed = name.startswith("cp_")
+
     def make(s: Settings, trial: Trial, model: Model, plan: Schedule) -> Method:
-        pool = _rounded(largest_pool(_partition(trial), s.clients_per_round))
-
-        def build(steps: Count, rate: float | Array) -> Algorithm:
-            return recipes.ntk_fl(
-                model, plan, learning_rate=rate, times=s.times, pool_size=pool, unstable="clip", loss=loss
-            )
-
-        return Method(LABELS[name], True, s.tangent_rates, (0,), build, one_hot(trial), trial.splits, pool)
-
-    return make
-
-
-def _cp_ntk_fl(name: str, loss: str) -> Callable[..., Method]:
-    def make(s: Settings, trial: Trial, model: Model, plan: Schedule) -> Method:
-        pool = _rounded(largest_sample(_partition(trial), s.clients_per_round, s.beta))
+        pool = _rounded(largest_sample(_partition(trial), s.clients_per_round, s.beta if compressed else 1.0))
+        recipe: Callable[..., Algorithm] = recipes.cp_ntk_fl if compressed else recipes.ntk_fl
         bits = s.value_bits or None
+        own: dict[str, Any] = {"beta": s.beta, "sparsity": s.sparsity, "value_bits": bits} if compressed else {}
 
         def build(steps: Count, rate: float | Array) -> Algorithm:
-            return recipes.cp_ntk_fl(
+            return recipe(
                 model,
                 plan,
                 learning_rate=rate,
                 times=s.times,
-                beta=s.beta,
-                sparsity=s.sparsity,
-                value_bits=bits,
                 pool_size=pool,
                 unstable="clip",
-                loss=loss,
+                loss=EVOLVED[name],
+                **own,
             )
 
         return Method(LABELS[name], True, s.tangent_rates, (0,), build, one_hot(trial), trial.splits, pool)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent.federated.ntk_chebyshev import chebyshev_dual
+from fedtangent.federated.ntk_losses import OUTPUT_LOSSES, OutputLoss
 from fedtangent.federated.ntk_options import LARGEST_FULL_KERNEL, Settings, evolution_plan
 from fedtangent.federated.ntk_spectral import descend_dual, iterate_dual, largest_eigenvalue, spectral_dual
 from fedtangent.federated.ntk_tangent import Pool, Tangent, averaged_product, whole_kernel
@@ -53,7 +54,7 @@ def dynamics_of(pool: Pool, tangent: Tangent, s: Settings, method: str) -> Dynam
         if s.kernel == "exact" and tangent.remade and _holds_whole(residual.size, s):
             product = _flat_product(whole_kernel(tangent, residual.shape))  # else every step makes all entries twice
         lambda_max = largest_eigenvalue(product, start)
-        dual = functools.partial(_by_descent, product, pool, tangent.outputs, s.times)
+        dual = functools.partial(_by_descent, product, OUTPUT_LOSSES[s.loss], pool, tangent.outputs, s.times)
     elif method == "eigh":
         held = whole_kernel(tangent, residual.shape) if s.kernel == "exact" else matrix
         lambda_max, dual = _by_eigh(held, residual, s.times)
@@ -105,12 +106,13 @@ def by_products(
 
 
 def _by_descent(
-    product: Callable[[Array], Array], pool: Pool, outputs: Array, times: tuple[int, ...], step: Array, active: Array
-) -> tuple[Array, Array]:
-    """The cross entropy's descent, step by step."""
+    product: Callable[[Array], Array], loss: OutputLoss, pool: Pool, outputs: Array, times: tuple[int, ...],
+    step: Array, active: Array,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The descent of a loss whose derivative is not linear, step by step."""
 
     def force(moved: Array) -> Array:
-        return pool.mask * (pool.y - jax.nn.softmax(outputs + moved, axis=1))
+        return pool.mask * (pool.y - loss.predict(outputs + moved))
 
     found = descend_dual(product, force, outputs, step, times, active)
     return found, jnp.where(active, times[-1], 0).astype(jnp.int32)

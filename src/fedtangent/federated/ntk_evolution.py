@@ -11,17 +11,15 @@ weights and function agree.) Targets are taken as they come, one-hot with or wit
 from __future__ import annotations
 
 import functools
-import math
 from typing import TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 
 from fedtangent.federated.ntk_dynamics import Dynamics, dynamics_of, method_of, signs
+from fedtangent.federated.ntk_losses import LOSSES, OUTPUT_LOSSES
 from fedtangent.federated.ntk_options import (
     KERNELS,
-    LABELS,
-    LOSSES,
     METHODS,
     UNSTABLE,
     Settings,
@@ -36,10 +34,11 @@ from fedtangent.federated.ntk_tangent import (
     Pool,
     Tangent,
     linearise_network,
+    num_together,
     pool_examples,
     whole_kernel,
 )
-from fedtangent.federated.ntk_time import CHANGES_BYTES, CRITERIA, choose_time, network_loss
+from fedtangent.federated.ntk_time import CRITERIA, choose_time, network_loss
 from fedtangent.types import Array, Model, PyTree
 
 __all__ = [
@@ -66,7 +65,6 @@ OK, DIVERGED, NO_EXAMPLES, REFUSED = 0, 1, 2, 3  # info["status"]
 
 LARGEST_EXACT_ERROR = 1024  # n C up to which the averaged kernel's error is computed and not estimated
 PROBES = 16
-STABLE = {"squared_error": "2 N C", "cross_entropy": "4 N"}  # over lambda_max: two over the loss's largest curvature
 SAFETY = 0.9  # of the largest stable learning rate that "clip" takes
 
 
@@ -148,8 +146,8 @@ def ntk_evolve(
     if settings.unstable == "stop" and not isinstance(info["refused"], jax.core.Tracer) and jnp.any(info["refused"]):
         raise ValueError(
             f"learning_rate: got {float(info['learning_rate']):.6g}, above {float(info['stable_learning_rate']):.6g}, "
-            f"the largest stable one, {STABLE[settings.loss]} / lambda_max of the {kernel} kernel of these "
-            f"{int(jnp.sum(mask))} examples"
+            f"the largest stable one, {OUTPUT_LOSSES[settings.loss].stable} / lambda_max of the {kernel} kernel of "
+            f"these {int(jnp.sum(mask))} examples"
         )
     return new, info
 
@@ -165,16 +163,16 @@ def linearised_descent(
     """
     if loss not in LOSSES:
         raise ValueError(f"loss: got {loss!r}, allowed are {', '.join(LOSSES)}")
+    of = OUTPUT_LOSSES[loss]
     y = probabilities("y", y, model.output_size) if loss == "cross_entropy" else y
     if y.shape != (x.shape[0], model.output_size):
-        raise ValueError(f"y: got shape {y.shape}, must be {(x.shape[0], model.output_size)} ({LABELS[loss]})")
+        raise ValueError(f"y: got shape {y.shape}, must be {(x.shape[0], model.output_size)} ({of.labels})")
     outputs, push = jax.linearize(lambda p: model.apply(p, x), params)
     pull = jax.linear_transpose(push, params)
-    step = learning_rate / (y.size if loss == "squared_error" else y.shape[0])
-    predict = (lambda f: f) if loss == "squared_error" else functools.partial(jax.nn.softmax, axis=1)
+    step = learning_rate / of.divisor(*y.shape)
 
     def one(_: Array, change: PyTree) -> PyTree:
-        (gradient,) = pull(predict(outputs + push(change)) - y.astype(outputs.dtype))
+        (gradient,) = pull(of.predict(outputs + push(change)) - y.astype(outputs.dtype))
         return jax.tree.map(lambda c, g: c - step * g, change, gradient)
 
     change = jax.lax.fori_loop(0, steps, one, jax.tree.map(jnp.zeros_like, params))
@@ -190,9 +188,9 @@ def _evolve(
     weights = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
     tangent = (settings.linearise or linearise_network)(model, weights, pool)
     dynamics = dynamics_of(pool, tangent, settings, method_of(params, y.shape, settings))
-    squared = settings.loss == "squared_error"
-    number = pool.num_examples * (y.shape[1] if squared else 1)  # eta over it is the step in function space
-    stable = (2 if squared else 4) * number / dynamics.lambda_max
+    loss = OUTPUT_LOSSES[settings.loss]
+    number = loss.divisor(pool.num_examples, y.shape[1])  # eta over it is the step in function space
+    stable = 2 / loss.curvature * number / dynamics.lambda_max
     rate = jnp.asarray(learning_rate, jnp.float64)
     rate = jnp.minimum(rate, SAFETY * stable) if settings.unstable == "clip" else rate
     some = jnp.any(mask)
@@ -208,7 +206,7 @@ def _evolve(
         settings.criterion,
         settings.patience,
         settings.loss,
-        tangent.remade,
+        at_once=num_together(tangent, params, len(settings.times)) == len(settings.times) > 1,
     )
     status = jnp.where(found.best < 0, DIVERGED, OK)
     status = jnp.where(some, jnp.where(refused, REFUSED, status), NO_EXAMPLES)
@@ -223,29 +221,24 @@ def _evolve(
         "stable_learning_rate": stable,
         "learning_rate": rate,
         "products": products,
-        **_errors(pool, tangent, dynamics, dual[found.best], settings.kernel),
+        **_errors(pool, tangent, dynamics, dual[found.best], settings.kernel, num_together(tangent, params, PROBES, 4)),
     }
     return kept, info
 
 
-def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, kernel: str) -> dict[str, Array]:
+def _errors(
+    pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, kernel: str, together: int
+) -> dict[str, Array]:
     """How far the averaged kernel is from the whole one, and the function it predicts from the network's."""
     if kernel == "exact":
         return {"kernel_error": jnp.zeros(()), "function_gap": jnp.zeros(())}
     predicted = dynamics.product(chosen)
     scale = jnp.linalg.norm(predicted)
     gap = jnp.linalg.norm(tangent.push(tangent.pull(chosen)) - predicted) / jnp.where(scale == 0, 1, scale)
-    return {"kernel_error": _kernel_error(pool, tangent, dynamics), "function_gap": gap}
+    return {"kernel_error": _kernel_error(pool, tangent, dynamics, together), "function_gap": gap}
 
 
-def _at_once(tangent: Tangent, pool: Pool) -> int:
-    """Probes taken together: 4, and up to all of them where that saves making the Jacobian anew."""
-    shapes = jax.tree.leaves(jax.eval_shape(tangent.pull, pool.y))
-    num_bytes = 8 * sum(math.prod(leaf.shape) for leaf in shapes)
-    return min(max(CHANGES_BYTES // max(1, num_bytes), 4), PROBES) if tangent.remade else 4
-
-
-def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics) -> Array:
+def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics, together: int) -> Array:
     """``|Theta - H (x) I| / |Theta|``; H is a projection of Theta, so ``|Theta|^2 = |Theta - H (x) I|^2 + C |H|^2``."""
     n, outputs = pool.y.shape
     matrix = dynamics.matrix
@@ -262,8 +255,6 @@ def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics) -> Array:
             averaged = dynamics.product(z)
             return jnp.sum((tangent.push(tangent.pull(z)) - averaged) ** 2), jnp.sum(averaged**2)
 
-        squared, rest = jax.tree.map(
-            jnp.mean, jax.lax.map(probe, jnp.arange(PROBES), batch_size=_at_once(tangent, pool))
-        )
+        squared, rest = jax.tree.map(jnp.mean, jax.lax.map(probe, jnp.arange(PROBES), batch_size=together))
         rest = rest if matrix is None else outputs * jnp.sum(matrix**2)
     return jnp.sqrt(squared / jnp.where(squared + rest == 0, 1, squared + rest))

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedtangent.data.checks import MAX_INDEX, is_whole
 from fedtangent.federated.ntk_chebyshev import chebyshev_degree
+from fedtangent.federated.ntk_losses import LOSSES, OUTPUT_LOSSES
 from fedtangent.federated.ntk_spectral import LANCZOS_STEPS
 from fedtangent.federated.ntk_tangent import Linearise
 from fedtangent.federated.ntk_time import CRITERIA
@@ -21,13 +22,6 @@ from fedtangent.types import Array, Model
 KERNELS = ("averaged", "exact")
 METHODS = ("auto", "eigh", "chebyshev", "iterate")
 UNSTABLE = ("stop", "clip", "allow")
-LOSSES = ("squared_error", "cross_entropy")
-
-# What to do with class labels.
-LABELS = {
-    "squared_error": "class labels: one-hot, as data.classification_targets makes them, or loss cross_entropy",
-    "cross_entropy": "class labels: whole numbers [n]",
-}
 
 LARGEST_FULL_KERNEL = 4096  # n C up to which "auto" holds the whole kernel
 KERNEL_BYTES = 4 * 2**30
@@ -134,7 +128,7 @@ def check_evolution(s: Settings, model: Model, x: Array, y: Array, mask: Array, 
     if y.shape != (x.shape[0], model.output_size) or mask.shape != (x.shape[0],):
         raise ValueError(
             f"y and mask: got {y.shape} and {mask.shape}, but x {x.shape} and a model of {model.output_size} outputs "
-            f"need {(x.shape[0], model.output_size)} and {(x.shape[0],)} ({LABELS[s.loss]})"
+            f"need {(x.shape[0], model.output_size)} and {(x.shape[0],)} ({OUTPUT_LOSSES[s.loss].labels})"
         )
     size = x.shape[0] * (model.output_size if s.kernel == "exact" else 1)
     if s.method == "eigh" and 8 * size**2 > s.kernel_bytes:

@@ -37,6 +37,15 @@ class Tangent(NamedTuple):
     remade: bool = False  # whether push and pull make the Jacobian's entries anew: many at once then cost as one
 
 
+CHANGES_BYTES = 2**28  # of changes of weights that are pulled or pushed at once
+
+
+def num_together(tangent: Tangent, params: PyTree, wanted: int, least: int = 1) -> int:
+    """How many of ``wanted`` duals to pull, or changes to push, at once: ``least``, more where entries are remade."""
+    num_bytes = 8 * sum(leaf.size for leaf in jax.tree.leaves(params))
+    return min(wanted, max(least, CHANGES_BYTES // max(1, num_bytes)) if tangent.remade else least)
+
+
 Linearise = Callable[[Model, PyTree, Pool], Tangent]  # (model, weights in float64, pool) -> Tangent
 
 

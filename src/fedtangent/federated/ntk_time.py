@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedtangent.federated.ntk_losses import OUTPUT_LOSSES
 from fedtangent.federated.ntk_tangent import Pool
 from fedtangent.types import Array, Model, PyTree
 
 CRITERIA = ("loss", "accuracy")
-CHANGES_BYTES = 2**28  # of all candidates' weights, where they are pulled at once
 
 
 class Choice(NamedTuple):
@@ -38,13 +38,9 @@ def network_loss(
         wrong = jnp.argmax(outputs, axis=1) != jnp.argmax(examples.y, axis=1)
         finite = jnp.all(jnp.isfinite(outputs) | (examples.mask == 0))
         return jnp.where(finite, jnp.sum(examples.mask[:, 0] * wrong) / examples.num_examples, jnp.inf)
-    if loss == "cross_entropy":
-        logarithms = jax.nn.log_softmax(outputs.astype(jnp.float64), axis=1)
-        # A probability that came out 0 where the target is 0 counts 0, not NaN.
-        each = jnp.where(examples.y > 0, examples.y * logarithms, 0)
-        return -jnp.sum(jnp.where(examples.mask > 0, each, 0)) / examples.num_examples
-    difference = examples.mask * (outputs.astype(jnp.float64) - examples.y)
-    return jnp.sum(difference**2) / (2 * examples.num_examples * examples.y.shape[1])
+    of = OUTPUT_LOSSES[loss]
+    each = jnp.where(examples.mask[:, 0] > 0, of.examples(outputs.astype(jnp.float64), examples.y), 0)
+    return jnp.sum(each) / of.divisor(examples.num_examples, examples.y.shape[1])
 
 
 def choose_time(
@@ -64,12 +60,10 @@ def choose_time(
         dual: R_t [Psi, n, C] of every candidate, in order of time.
         patience: end the search once the loss has risen so many times in a row (never by default). That finds what the
             whole search finds where the loss falls, and then rises.
-        at_once: apply ``pull`` to all candidates together (while their weights take less than 256 MiB), where that
-            costs little more than one.
+        at_once: apply ``pull`` to all candidates together, where that costs little more than one.
     """
     number = dual.shape[0]
-    num_bytes = 8 * number * sum(leaf.size for leaf in jax.tree.leaves(params))
-    changes = jax.vmap(pull)(dual) if at_once and num_bytes <= CHANGES_BYTES else None
+    changes = jax.vmap(pull)(dual) if at_once else None
     limit = number if patience is None else patience
 
     def more(carry: tuple[Any, ...]) -> Array:

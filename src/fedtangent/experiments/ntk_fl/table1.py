@@ -8,7 +8,7 @@ from typing import Any
 
 from fedtangent.experiments import cohort_report as report
 from fedtangent.experiments.cohort_curves import Keep, Say, bench_of, check_builds, checked, remarks
-from fedtangent.experiments.cohort_methods import LABELS
+from fedtangent.experiments.cohort_methods import EVOLVED, LABELS
 from fedtangent.experiments.cohort_runs import repeat, tune
 from fedtangent.experiments.cohort_settings import DIGITS, IMAGES, Settings
 from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet
@@ -21,9 +21,6 @@ COMPRESSOR = (
     "number of a Jacobian. Here the largest are kept, and their places sent: sparsity and value_bits"
 )
 NOTES = {"digits": "scikit-learn's digits (64 inputs) stand in for Fashion-MNIST, with a target of their own"}
-
-
-EVOLVED = ("cp_ntk_fl", "cp_ntk_fl_cross_entropy")
 
 
 @dataclass(frozen=True)
