@@ -23,7 +23,7 @@ PYTEST_WORKERS ?= 2
 LOCK_ARGS ?=
 
 # What must hold to the bit, once more with all of the compiler's optimisations, which make test leaves out.
-LAWS := tests/federated/test_laws.py tests/commands/test_resume.py tests/test_checkpoint.py tests/test_kill.py
+LAWS := tests/federated/test_laws.py tests/cli/test_resume.py tests/engine/test_checkpoint.py tests/engine/test_kill.py
 
 BENCHMARKS := $(sort $(wildcard benchmarks/*.py))
 NOTEBOOKS := $(sort $(wildcard notebooks/*.py))

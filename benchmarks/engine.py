@@ -181,11 +181,11 @@ def simulated(case: Case) -> Callable[[int], None]:
     import jax
 
     import fedtangent as ft
-    from fedtangent.federated import recipes, schedule
+    from fedtangent.federated import algorithms, schedule
 
     model, loss, work, data = build(case)
     plan = schedule.uniform_sampling(case.clients, min(case.cohort, case.clients))
-    algorithm = recipes.fed_avg(model, plan, client_learning_rate=0.05, work=work, loss=loss)
+    algorithm = algorithms.fed_avg(model, plan, client_learning_rate=0.05, work=work, loss=loss)
 
     def rounds(number: int) -> None:
         jax.block_until_ready(ft.simulate(algorithm, data, number, mapping=case.mapping).state)
@@ -237,7 +237,7 @@ def one(text: str) -> None:
     if case.devices > 1:
         os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={case.devices}"
     if place is not None:
-        from fedtangent import distributed
+        from fedtangent.engine import processes as distributed
 
         distributed.start(place["coordinator"], case.processes, place["id"])
     found = measure(case)

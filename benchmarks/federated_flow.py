@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedtangent import partition
+from fedtangent.data import partition
 from fedtangent.kernels.gram import KernelBlocks, read_only
 from fedtangent.theory import federated_flow
 from fedtangent.types import Cohort

@@ -27,11 +27,11 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 
-from fedtangent.federated.ntk_chebyshev import chebyshev_dual
-from fedtangent.federated.ntk_evolution import ntk_evolve
-from fedtangent.federated.ntk_spectral import evolve_dual, largest_eigenvalue
-from fedtangent.federated.ntk_tangent import linearise_network, pool_examples
-from fedtangent.federated.ntk_time import choose_time
+from fedtangent.federated.ntk_fl.chebyshev import chebyshev_dual
+from fedtangent.federated.ntk_fl.evolution import ntk_evolve
+from fedtangent.federated.ntk_fl.spectral import evolve_dual, largest_eigenvalue
+from fedtangent.federated.ntk_fl.tangent import linearise_network, pool_examples
+from fedtangent.federated.ntk_fl.time import choose_time
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.models import mlp
 from fedtangent.types import Array, Model, PyTree

@@ -30,8 +30,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedtangent
-from fedtangent import data, kernels, models, partition, simulate, theory
-from fedtangent.federated import compose, recipes, schedule
+from fedtangent import data, kernels, models, simulate, theory
+from fedtangent.data import partition
+from fedtangent.federated import algorithms, compose, schedule
 from fedtangent.federated.local import Work
 from fedtangent.types import Cohort
 
@@ -89,7 +90,7 @@ mean, cov = np.asarray(flow.mean(ROUNDS)), np.asarray(flow.cov(ROUNDS))  # [K, m
 # ## Simulation: networks trained by Fed-ensemble
 
 # %%
-algorithm = recipes.fed_ensemble(model, plan, client_learning_rate=rate, work=Work(steps=STEPS))
+algorithm = algorithms.fed_ensemble(model, plan, client_learning_rate=rate, work=Work(steps=STEPS))
 x_test = jnp.asarray(toy.x_test)
 x_all = jnp.concatenate([jnp.asarray(toy.x_train), x_test])
 n = len(toy.x_train)
@@ -115,7 +116,7 @@ start, trained = np.stack(start, 1), np.stack(trained, 1)  # [K, draws, n + m, 1
 # training loss. (The simulator never forms the Jacobians; the ledger is charged for them all the same.)
 
 # %%
-ntk_fl = recipes.ntk_fl(
+ntk_fl = algorithms.ntk_fl(
     model,
     schedule.all_clients(clients.num_clients, K),
     learning_rate=n / eigenvalues[-1],

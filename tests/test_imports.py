@@ -15,33 +15,29 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 
-# Data flows this way; an earlier part never imports a later one.
+# Rooms from the ground up; one imports what stands before it, never what stands after. Below one roof, data flows this
+# way too.
+GROUND = ("types", "pytrees", "checks", "losses", "streams", "papers")
 FLOW = (
     ("data",),
-    ("partition",),
-    ("federated.schedule",),
-    ("federated.local",),
-    ("federated.channel",),
-    ("federated.aggregate",),
-    ("federated.server",),
-    ("federated.predict",),
-    ("federated.compose",),
-    ("federated.recipes",),
-    ("simulate",),
+    *((f"federated.{part}",) for part in ("schedule", "local", "aggregate", "wire", "server", "predict", "compose")),
+    ("federated.algorithms",),
+    ("engine",),
     ("compare",),
-    ("report",),
+    ("output",),
     ("experiments",),
-    ("commands",),
     ("cli",),
 )
-ABOVE = {"compare", "report", "experiments", "commands", "cli"}
+ABOVE = {"compare", "experiments", "cli"}
 NEVER = {
-    "theory": {"federated", "simulate"} | ABOVE,
-    "kernels": {"federated", "simulate", "theory"} | ABOVE,
-    "federated": {"theory", "simulate"} | ABOVE,
-    "data": {"federated", "simulate", "theory"} | ABOVE,
-    "models": {"federated", "simulate", "theory"} | ABOVE,
-    "simulate": {"theory"} | ABOVE,
+    **{part: {"data", "models", "kernels", "federated", "engine", "theory", "measures"} | ABOVE for part in GROUND},
+    "theory": {"federated", "engine"} | ABOVE,
+    "kernels": {"theory"} | ABOVE,
+    "federated": {"theory", "engine"} | ABOVE,
+    "data": {"models", "kernels", "federated", "engine", "theory"} | ABOVE,
+    "models": {"federated", "engine", "theory"} | ABOVE,
+    "engine": {"theory", "output"} | ABOVE,
+    "measures": {"theory", "output"} | ABOVE,
 }
 SOLE_IMPORTER = {"neural_tangents": "fedtangent.kernels.neural_tangents", "tensorflow": None, "tf2jax": None}
 HEAVY = ("tensorflow", "tensorflow_datasets", "neural_tangents", "matplotlib", "sklearn", "tf2jax", "torch", "keras")
@@ -118,22 +114,22 @@ def test_imports_run_one_way():
     ("name", "text", "found"),
     [
         ("theory.flow", "from fedtangent.federated import compose", "fedtangent.federated.compose"),
-        ("theory.flow", "def f():\n    import fedtangent.simulate", "fedtangent.simulate"),
+        ("theory.flow", "def f():\n    import fedtangent.engine.run", "fedtangent.engine.run"),
         ("theory.flow", "from ..compare import cases", "fedtangent.compare"),
         ("kernels", "from . import neural_tangents\nfrom .. import theory", "fedtangent.theory"),
-        ("data.datasets", "from fedtangent import partition", "fedtangent.partition"),
-        ("partition", "from fedtangent.federated.schedule import all_clients", "fedtangent.federated.schedule"),
-        ("federated.local", "from .recipes import fed_avg", "fedtangent.federated.recipes"),
-        ("simulate", "from fedtangent.report import tables", "fedtangent.report"),
-        ("compare.table", "from fedtangent.report import tables", "fedtangent.report"),
-        ("models.mlp", "import neural_tangents as nt", "neural_tangents"),
-        ("models.mlp", "from neural_tangents import stax", "neural_tangents"),
+        ("data.dataset", "from fedtangent.federated.schedule import all_clients", "fedtangent.federated.schedule"),
+        ("checks", "from fedtangent import data", "fedtangent.data"),
+        ("federated.local", "from .algorithms import fed_avg", "fedtangent.federated.algorithms"),
+        ("engine.run", "from fedtangent.output import tables", "fedtangent.output"),
+        ("compare.table", "from fedtangent.output import tables", "fedtangent.output"),
+        ("models.dense", "import neural_tangents as nt", "neural_tangents"),
+        ("models.dense", "from neural_tangents import stax", "neural_tangents"),
         ("kernels.neural_tangents", "import tensorflow as tf", "tensorflow"),
     ],
 )
 def test_a_wrong_import_is_found(name: str, text: str, found: str):
-    sources = {f"fedtangent.{part}": "" for part in ("partition", "simulate", "theory", "federated.compose")}
-    sources |= {f"fedtangent.{part}": "" for part in ("federated.recipes", "kernels.neural_tangents", "report.tables")}
+    rooms = ("engine.run", "theory", "data", "federated.compose", "federated.algorithms", "kernels.neural_tangents")
+    sources = {f"fedtangent.{part}": "" for part in (*rooms, "output.tables")}
     sources[f"fedtangent.{name}"] = text
     bad = violations(sources)
     assert bad and all(row.startswith(f"fedtangent.{name} -> {found}") for row in bad)

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import distributed, hypergradient, models, sweep
-from fedtangent.checkpointing import CheckpointError, Checkpoints
-from fedtangent.commands.job import prepare, users_of_options
-from fedtangent.commands.options import TrainOptions
-from fedtangent.federated import faults, recipes, schedule
+from fedtangent import models
+from fedtangent.cli.job import prepare, users_of_options
+from fedtangent.cli.options import TrainOptions
+from fedtangent.engine import hypergradients, processes, sweeps
+from fedtangent.engine.checkpoints import CheckpointError, Checkpoints
+from fedtangent.engine.run import simulate
+from fedtangent.federated import algorithms, faults, schedule
 from fedtangent.federated.local import Work, validate_work
-from fedtangent.simulate import simulate
 from fedtangent.types import Partition
 
 from .federated.toys import OUTPUTS, two_layer, uneven_data
@@ -26,7 +27,9 @@ from .federated.toys import OUTPUTS, two_layer, uneven_data
 
 def ensemble(num_models: int = 2, dropout: float = 0.0) -> Any:
     plan = faults.dropout(schedule.per_client_permutations(6, num_models), dropout)
-    return recipes.fed_ensemble(two_layer(), plan, client_learning_rate=0.1, work=Work(steps=1), loss="cross_entropy")
+    return algorithms.fed_ensemble(
+        two_layer(), plan, client_learning_rate=0.1, work=Work(steps=1), loss="cross_entropy"
+    )
 
 
 def test_a_label_that_the_model_has_no_output_for() -> None:
@@ -92,7 +95,7 @@ def test_an_option_that_nothing_would_use(options: dict[str, Any], message: str)
 
 
 def average(rate: float, steps: int) -> Any:
-    return recipes.fed_avg(two_layer(), schedule.all_clients(6), client_learning_rate=rate, work=Work(steps=steps))
+    return algorithms.fed_avg(two_layer(), schedule.all_clients(6), client_learning_rate=rate, work=Work(steps=steps))
 
 
 def test_a_checkpoint_of_another_algorithm_of_the_same_name(tmp_path: Path) -> None:
@@ -120,15 +123,15 @@ def test_a_label_without_an_output_in_a_sweep_and_a_hypergradient() -> None:
     def build(rate: Any) -> Any:
         work = Work(steps=1, differentiable=True)
         plan = schedule.all_clients(6)
-        return recipes.fed_avg(two_layer(), plan, client_learning_rate=rate, work=work, loss="cross_entropy")
+        return algorithms.fed_avg(two_layer(), plan, client_learning_rate=rate, work=work, loss="cross_entropy")
 
     def zero(algorithm: Any, state: Any) -> Any:
         return jnp.zeros(())
 
     with pytest.raises(ValueError, match="data: has the label 2"):
-        sweep.sweep(build, wrong, 1, [0], {"rate": [0.1]}, evaluate=lambda a, s: {"zero": zero(a, s)})
+        sweeps.sweep(build, wrong, 1, [0], {"rate": [0.1]}, evaluate=lambda a, s: {"zero": zero(a, s)})
     with pytest.raises(ValueError, match="data: has the label 2"):
-        hypergradient.hypergradient(build, wrong, 1, 0, {"rate": 0.1}, zero)
+        hypergradients.hypergradient(build, wrong, 1, 0, {"rate": 0.1}, zero)
 
 
 def test_a_malformed_partition_in_a_sweep() -> None:
@@ -136,7 +139,7 @@ def test_a_malformed_partition_in_a_sweep() -> None:
     offsets = np.asarray(data.offsets)
     for indices, ends in ((-np.ones(offsets[-1], int), offsets), (np.asarray(data.indices), offsets[::-1])):
         with pytest.raises(ValueError, match="partitions: 'bad': partition"):
-            sweep.sweep(
+            sweeps.sweep(
                 lambda: average(0.1, 1),
                 data,
                 1,
@@ -147,12 +150,12 @@ def test_a_malformed_partition_in_a_sweep() -> None:
             )
 
 
-def swept(evaluate: Any, values: dict[str, list[Any]], build: Any = None) -> sweep.Sweep:
+def swept(evaluate: Any, values: dict[str, list[Any]], build: Any = None) -> sweeps.Sweep:
     def ensemble_of(K: int) -> Any:
         work, plan = Work(steps=1), schedule.per_client_permutations(6, K)
-        return recipes.fed_ensemble(two_layer(), plan, client_learning_rate=0.1, work=work)
+        return algorithms.fed_ensemble(two_layer(), plan, client_learning_rate=0.1, work=work)
 
-    return sweep.sweep(build or ensemble_of, uneven_data(), 1, [0, 1], values, evaluate=evaluate)
+    return sweeps.sweep(build or ensemble_of, uneven_data(), 1, [0, 1], values, evaluate=evaluate)
 
 
 def test_a_sweep_whose_configurations_measure_different_things() -> None:
@@ -219,7 +222,7 @@ def test_a_mistake_is_called_by_the_name_of_its_option(options: dict[str, Any], 
 @pytest.mark.parametrize("seeds", [[1.7], [], [0, 0], [-1], ["1"]])
 def test_seeds_in_whole_numbers(seeds: Any) -> None:
     with pytest.raises(ValueError, match="seeds: got"):
-        sweep.check_seeds(seeds)
+        sweeps.check_seeds(seeds)
 
 
 def test_an_evaluation_that_is_no_dictionary() -> None:
@@ -243,11 +246,11 @@ def test_every_option_with_users_exists() -> None:
 @pytest.mark.parametrize("number", [-1, 10**6])
 def test_more_cores_than_there_are(number: int) -> None:
     with pytest.raises(ValueError, match=f"host_devices: got {number}, must be from 0"):
-        distributed.use_cores(number)
+        processes.use_cores(number)
 
 
 def test_cores_cannot_become_devices_once_they_are_in_use() -> None:
     jnp.zeros(1).block_until_ready()
     before = jax.device_count()
-    distributed.use_cores(0)
+    processes.use_cores(0)
     assert jax.device_count() == before

@@ -1,4 +1,4 @@
-"""One measurement of fedtangent: ``fedtangent.simulate`` on FedAvg with uniform sampling."""
+"""One measurement of fedtangent: ``fedtangent.engine.run`` on FedAvg with uniform sampling."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def measure(arguments: Any) -> dict[str, Any]:
     """Compile and train the compared rounds; then time blocks of as many rounds, compiled already."""
     workload = WORKLOADS[arguments.workload]
     problem = workloads.read(arguments.data)
-    algorithm = ft.federated.recipes.fed_avg(
+    algorithm = ft.federated.algorithms.fed_avg(
         starting_at(workload.name, build_model(workload.name), problem.initial),
         ft.federated.schedule.uniform_sampling(workload.num_clients, workload.clients_per_round),
         client_learning_rate=workload.learning_rate,

@@ -4,19 +4,19 @@ The public API on one screen::
 
     data.load(name)            data sets                    partition.dirichlet(...)     clients
     data.federated_data(...)   data on the device           models.mlp(...)              networks with kernels
-    federated.recipes          the algorithms: fed_avg, fed_ensemble, scaffold, fed_dyn, ditto, fed_be, ntk_fl, ..
-    federated.schedule, walks  who trains which model when
-    federated.channel          compression and clipping     federated.personal           what clients predict
-    cite(algorithm)            BibTeX of its papers         privacy.epsilon(...)         of a private run
+    federated.algorithms       fed_avg, fed_ensemble, scaffold, fed_dyn, ditto, fed_be, ntk_fl, ..
+    federated.schedule         who trains which model when
+    federated.wire.channel     compression and clipping     federated.personal           what clients predict
+    cite(algorithm)            BibTeX of its papers         measures.privacy.epsilon()   of a private run
     simulate(algorithm, data, num_rounds, seed)             compiled rounds
+    sweep(...), simulate_seeds(...)                         many runs; measures.paired has their intervals
+    hypergradient(...)                                      derivatives through rounds
+    engine.checkpoints.Checkpoints, engine.processes.start  runs that survive; several processes
     attacks.from_jacobians, ssim                            what a curious server reads
-    sweep.sweep, paired.differences, seeds.simulate_seeds   many runs, with intervals
-    checkpointing.Checkpoints, distributed.start            runs that survive; several processes
-    hypergradient.hypergradient                             derivatives through rounds
     kernels.analytic, kernels.empirical_ntk                 tangent kernels
-    diagnostics.kernel_diagnostics(...)                     kernels along training: drift, alignment, commutators
+    measures.tangent_kernels                                kernels along training: drift, alignment, commutators
+    measures.uncertainty                                    entropies, calibration, intervals, bias and variance
     theory.gp_limit, theory.federated_flow                  what must come out
-    uncertainty.expected_calibration_error(...)             entropies, calibration, intervals, bias and variance
     compare.run(setting)                                    the two side by side
 """
 
@@ -25,59 +25,38 @@ from typing import Any as _Any
 
 import jax as _jax
 
-from fedtangent import (
-    attacks,
-    checkpointing,
-    data,
-    diagnostics,
-    distributed,
-    federated,
-    hypergradient,
-    kernels,
-    losses,
-    models,
-    paired,
-    partition,
-    privacy,
-    pytrees,
-    seeds,
-    sharing,
-    sweep,
-    theory,
-    types,
-    uncertainty,
-)
-from fedtangent.citations import cite
-from fedtangent.simulate import simulate
+from fedtangent import attacks, data, engine, federated, kernels, losses, measures, models, pytrees, theory, types
+from fedtangent.data import partition
+from fedtangent.engine import hypergradient, simulate, simulate_seeds, sweep
+from fedtangent.papers import cite
 
 __version__ = "0.1.0"
 
 __all__ = [
     "attacks",
-    "checkpointing",
     "cite",
     "compare",
     "data",
-    "diagnostics",
-    "distributed",
     "enable_x64",
+    "engine",
     "federated",
     "hypergradient",
     "kernels",
     "losses",
+    "measures",
     "models",
-    "paired",
     "partition",
-    "privacy",
     "pytrees",
-    "seeds",
-    "sharing",
     "simulate",
+    "simulate_seeds",
     "sweep",
     "theory",
     "types",
-    "uncertainty",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
 
 
 def __getattr__(name: str) -> _Any:

@@ -1,6 +1,6 @@
 """``python -m fedtangent``."""
 
-from fedtangent.cli import main
+from fedtangent.cli.command_line import main
 
 if __name__ == "__main__":
     main()

@@ -11,19 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import partition
 from fedtangent.compare import Setting, SideBySide, build, exact, predicted
 from fedtangent.compare.simulated import cohorts
 from fedtangent.compare.verdicts import Verdict
-from fedtangent.federated import recipes, schedule
+from fedtangent.data import partition
+from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
-from fedtangent.models.mlp import mlp
+from fedtangent.models.dense import mlp
 from fedtangent.theory import Flow
 from fedtangent.types import Algorithm, Model, Prediction, Schedule
 
 from .tiny import digits, network
 
-RIGHT = recipes.fed_ensemble
+RIGHT = algorithms.fed_ensemble
 Faulty = Callable[..., Algorithm]
 
 
@@ -84,7 +84,7 @@ def test_nothing_is_noticed_where_nothing_is_wrong() -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_small_fault_of_the_simulation_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "fed_ensemble", FAULTS[name])
+    monkeypatch.setattr(algorithms, "fed_ensemble", FAULTS[name])
     linearised, models, ensemble = checked(few_outputs())
     assert not linearised.agrees
     assert not models.agrees
@@ -101,7 +101,7 @@ def test_a_wrong_ensemble_is_noticed_by_its_verdict_alone(monkeypatch: pytest.Mo
 
         return right._replace(predict=predict)
 
-    monkeypatch.setattr(recipes, "fed_ensemble", fewer)
+    monkeypatch.setattr(algorithms, "fed_ensemble", fewer)
     linearised, models, ensemble = checked(few_outputs())
     assert (linearised.agrees, models.agrees, ensemble.agrees) == (True, True, False)
 

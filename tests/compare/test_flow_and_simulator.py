@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import data, partition
-from fedtangent.federated import recipes, schedule
+from fedtangent import data
+from fedtangent.data import partition
+from fedtangent.engine.run import predict, simulate
+from fedtangent.engine.sweeps import sweep
+from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.compose import keys
 from fedtangent.federated.local import Work
 from fedtangent.kernels.gram import kernel_blocks
-from fedtangent.models.rbf_linear import rbf_linear
-from fedtangent.simulate import predict, simulate
-from fedtangent.sweep import sweep
+from fedtangent.models.linear import rbf_linear
 from fedtangent.theory import best_learning_rate, federated_flow, predicted_loss
 from fedtangent.types import Cohort
 
@@ -33,7 +34,7 @@ def test_fed_nova_with_unequal_numbers_of_steps():
     x, y = np.repeat(rng.uniform(-1, 1, (5, 1)), sizes, axis=0), np.repeat(rng.standard_normal((5, 2)), sizes, axis=0)
     held = partition.Partition(np.arange(19, dtype=np.int32), np.cumsum([0, *sizes]).astype(np.int32))
     plan = schedule.uniform_sampling(5, 3)
-    algorithm = recipes.fed_nova(MODEL, plan, client_learning_rate=0.2, work=Work(epochs=1, batch_size=1), mu=0.3)
+    algorithm = algorithms.fed_nova(MODEL, plan, client_learning_rate=0.2, work=Work(epochs=1, batch_size=1), mu=0.3)
     on_device, points = data.federated_data(x, y, held, dtype=jnp.float64), jnp.asarray(np.concatenate([x, GRID]))
     history = simulate(
         algorithm, on_device, 12, seed=4, mapping="scan", evaluate_every=12,
@@ -76,7 +77,7 @@ def test_the_best_rate_of_a_sweep_is_the_predicted_one(alpha):
     rates = np.geomspace(found.rate / 3, min(3 * found.rate, 1.4 * bound), 9).tolist()
 
     def build(rate):
-        return recipes.fed_avg(MODEL, plan, client_learning_rate=rate, work=Work(steps=5))
+        return algorithms.fed_avg(MODEL, plan, client_learning_rate=rate, work=Work(steps=5))
 
     measured = sweep(
         build, on_device, 3, range(200), {"rate": [*rates, found.rate]},

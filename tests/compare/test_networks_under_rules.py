@@ -16,7 +16,7 @@ import pytest
 
 from fedtangent.compare.verdicts import slope_verdict
 from fedtangent.kernels.gram import kernel_blocks
-from fedtangent.models.mlp import mlp
+from fedtangent.models.dense import mlp
 from fedtangent.theory import federated_flow
 from fedtangent.types import Cohort, Partition
 

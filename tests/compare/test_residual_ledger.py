@@ -18,16 +18,17 @@ import numpy as np
 import pytest
 
 import fedtangent
-from fedtangent import data, partition
+from fedtangent import data
 from fedtangent.compare import LedgerRow, ResidualLedger, ledger_bounds, residual_ledger
 from fedtangent.compare.statistics import fitted_slope
-from fedtangent.federated import recipes, schedule
+from fedtangent.data import partition
+from fedtangent.engine.run import Run, simulate
+from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models import mlp, rbf_linear
-from fedtangent.models.rbf_linear import LinearStructure
-from fedtangent.report.ledger import ledger_heat_map, ledger_table, summary, write_ledger
-from fedtangent.report.tables import console
-from fedtangent.simulate import Run, simulate
+from fedtangent.models.linear import LinearStructure
+from fedtangent.output.ledger import ledger_heat_map, ledger_table, summary, write_ledger
+from fedtangent.output.tables import console
 from fedtangent.types import Cohort, Model, Partition
 
 ROUNDS, STEPS, CLIENTS, RATE = 12, 3, 4, 0.5
@@ -42,7 +43,7 @@ class Seen(NamedTuple):
     weights: np.ndarray  # [K, features, 1] initial ones
 
 
-def seen(model: Model, y: np.ndarray, *, x: np.ndarray = X, recipe: Any = recipes.fed_ensemble, rate: float = RATE,
+def seen(model: Model, y: np.ndarray, *, x: np.ndarray = X, recipe: Any = algorithms.fed_ensemble, rate: float = RATE,
          dtype: Any = jnp.float64, weighting: str = "examples", flow: Any = None, num_models: int = 2, seed: int = 3,
          evaluate_every: int = 4, **options: Any) -> Seen:  # fmt: skip
     held = data.federated_data(x, y, PARTITION, dtype=dtype)
@@ -215,12 +216,12 @@ def test_several_outputs_and_uniform_weights() -> None:
 
 
 def _uniform(*given: Any, **options: Any) -> Any:
-    return recipes.fed_avg(*given, weighting="uniform", **options)
+    return algorithms.fed_avg(*given, weighting="uniform", **options)
 
 
 @pytest.mark.slow
 def test_the_proximal_term_is_predicted_and_missed_where_ignored() -> None:
-    options: dict[str, Any] = {"recipe": recipes.fed_prox, "mu": 0.3, "flow": {"prox": 0.3}}
+    options: dict[str, Any] = {"recipe": algorithms.fed_prox, "mu": 0.3, "flow": {"prox": 0.3}}
     found = seen(network(4096), np.sin(2 * X[:, :1]), **options)
     assert found.ledger.passed
     assert not found.ledger.against(prox=0.0).passed
@@ -287,7 +288,7 @@ def test_the_example_of_the_docstring() -> None:
 
 
 def _made(
-    model: Model | None = None, held: Any = None, rounds: Any = 3, recipe: Any = recipes.fed_avg, **more: Any
+    model: Model | None = None, held: Any = None, rounds: Any = 3, recipe: Any = algorithms.fed_avg, **more: Any
 ) -> Any:
     held = data.federated_data(X, X[:, :1], PARTITION, dtype=jnp.float64) if held is None else held
     own = network(4)
@@ -302,7 +303,7 @@ def _made(
         (lambda: _made(rounds=0), "num_rounds must be at least 1; got 0"),
         (lambda: _made(weighting="size"), "weighting: got 'size', allowed are examples, uniform"),
         (lambda: _made(network(5)), "does not have the parameters of the networks of fed_avg"),
-        (lambda: _made(recipe=recipes.local_only), "algorithm: local_only does not predict with trained networks"),
+        (lambda: _made(recipe=algorithms.local_only), "algorithm: local_only does not predict with trained networks"),
         (
             lambda: _made(held=data.federated_data(X, np.zeros(14, int), PARTITION)),
             "data: its targets are int32 labels",

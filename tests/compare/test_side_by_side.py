@@ -13,9 +13,9 @@ from fedtangent.compare.settings import standardised
 from fedtangent.compare.side_by_side import flow_gap
 from fedtangent.compare.simulated import cohorts, fed_ensemble, init_key
 from fedtangent.compare.verdicts import EXACT, Verdict
-from fedtangent.federated import recipes
+from fedtangent.engine.run import simulate
+from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
-from fedtangent.simulate import simulate
 from fedtangent.types import Cohort
 
 
@@ -134,7 +134,7 @@ def test_ntk_fl_starts_from_fed_ensembles_networks(network_result: SideBySide) -
 
 def test_cohorts_are_those_that_the_simulation_records(linear_setting: Setting) -> None:
     setting = linear_setting
-    algorithm = recipes.fed_ensemble(
+    algorithm = algorithms.fed_ensemble(
         setting.model(100),
         setting.schedule,
         client_learning_rate=setting.learning_rate,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent.compare import ensemble_law, theorem2, theorem_checks
+from fedtangent.compare import ensemble_law, theorem2, theorems
 from fedtangent.compare.ensemble_law import PARTS, Law, Null, coverage, entries, judge, judge_coverage
-from fedtangent.compare.theorem_checks import flow, gp_limit
+from fedtangent.compare.theorems import flow, gp_limit
 
 from .drawn import drawn
 
@@ -126,10 +126,10 @@ def test_every_option_has_a_name_of_its_own_and_a_theory_that_ignores_it() -> No
 
 
 def test_every_group_of_checks_is_there() -> None:
-    for name in theorem_checks.MODULES:
-        assert callable(theorem_checks.load(name))
+    for name in theorems.MODULES:
+        assert callable(theorems.load(name))
     with pytest.raises(ValueError, match="only: got 'x', allowed are flow, convergence"):
-        theorem_checks.load("x")
+        theorems.load("x")
 
 
 def test_networks_drawn_from_the_limit_pass_every_check_and_the_wrong_theories_none() -> None:
@@ -165,7 +165,7 @@ def test_a_bias_that_falls_with_the_width_is_told_from_one_that_does_not() -> No
     result = drawn(outputs=8)
     law = result.law
 
-    def biased(by: tuple[float, float]) -> theorem_checks.TheoremCheck:
+    def biased(by: tuple[float, float]) -> theorems.TheoremCheck:
         trained = tuple(
             t._replace(samples=law.mean + np.sqrt(1 + b) * (t.own_flow - law.mean))
             for t, b in zip(result.trained, by, strict=True)

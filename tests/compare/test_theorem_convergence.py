@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fedtangent.compare.network_gap import network_gap, own_linearisation
-from fedtangent.compare.theorem_checks import _decay, _width, convergence
-from fedtangent.compare.theorem_checks._second_order import second_order_checks
-from fedtangent.models.mlp import mlp
+from fedtangent.compare.theorems import _decay, _width, convergence
+from fedtangent.compare.theorems._second_order import second_order_checks
+from fedtangent.models.dense import mlp
 
 
 def check(rows) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedtangent.compare.theorem_checks import ntk_fl
+from fedtangent.compare.theorems import ntk_fl
 
 
 @pytest.mark.theory

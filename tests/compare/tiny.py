@@ -6,13 +6,13 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from fedtangent import partition
 from fedtangent.compare import Setting
 from fedtangent.compare.cases import digits as whole_digits
 from fedtangent.compare.cases import sine_linear
 from fedtangent.compare.settings import step_size
+from fedtangent.data import partition
 from fedtangent.federated import schedule
-from fedtangent.models.mlp import mlp
+from fedtangent.models.dense import mlp
 from fedtangent.types import Model
 
 NUM_MODELS = 2

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedtangent.data
-from fedtangent.data.images import load_images
+from fedtangent.data.sources.images import load_images
 
 
 def same_as_fake(dataset, fake):
@@ -134,8 +134,8 @@ def test_a_download_of_something_else_is_an_error(fake, serve, tmp_path):
 
 def test_without_tfds(fake, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    monkeypatch.delitem(sys.modules, "fedtangent.data.builders.idx_images", raising=False)
-    monkeypatch.delattr("fedtangent.data.builders.idx_images", raising=False)
+    monkeypatch.delitem(sys.modules, "fedtangent.data.sources.tfds_idx", raising=False)
+    monkeypatch.delattr("fedtangent.data.sources.tfds_idx", raising=False)
     with pytest.raises(ValueError, match="tensorflow-datasets and array_record are needed"):
         load_images(fake.source, cache_dir=tmp_path / "cache")
 
@@ -197,7 +197,7 @@ def test_a_cache_of_something_else_is_an_error(fake, tmp_path):
 PROGRAM = """
 import sys
 from pathlib import Path
-from fedtangent.data import idx, images
+from fedtangent.data.sources import idx, images
 source = idx.IdxSource(*{source!r})
 source = source._replace(files={{role: idx.IdxFile(*file) for role, file in source.files.items()}})
 dataset = images.load_images(source, cache_dir={cache!r})

@@ -7,9 +7,9 @@ import hashlib
 import numpy as np
 import pytest
 
-from fedtangent import partition
-from fedtangent.data import idx, load
-from fedtangent.data.images import fetch
+from fedtangent.data import load, partition
+from fedtangent.data.sources import idx
+from fedtangent.data.sources.images import fetch
 from fedtangent.experiments.ntk_fl.fig4a import WRITERS
 
 SOURCES = {"mnist": idx.MNIST, "fashion_mnist": idx.FASHION_MNIST}

@@ -13,16 +13,16 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from fedtangent import simulate
-from fedtangent.experiments import cohort_report as report
-from fedtangent.experiments import cohort_runs as runs
-from fedtangent.experiments.cohort_curves import soon
-from fedtangent.experiments.cohort_methods import methods
-from fedtangent.experiments.cohort_runs import Bench, Config, Curve, play
-from fedtangent.experiments.cohort_settings import COMPRESSED, DIGITS, METHODS, Settings, check
-from fedtangent.experiments.cohort_trials import distorted, divide, one_hot, projected, with_global_set
+from fedtangent.experiments.lab import cohort_report as report
+from fedtangent.experiments.lab import cohort_runs as runs
+from fedtangent.experiments.lab.cohort_curves import soon
+from fedtangent.experiments.lab.cohort_methods import methods
+from fedtangent.experiments.lab.cohort_runs import Bench, Config, Curve, play
+from fedtangent.experiments.lab.cohort_settings import COMPRESSED, DIGITS, METHODS, Settings, check
+from fedtangent.experiments.lab.cohort_trials import distorted, divide, one_hot, projected, with_global_set
+from fedtangent.experiments.lab.trials import Trial
 from fedtangent.experiments.ntk_fl import table1
-from fedtangent.experiments.trials import Trial
-from fedtangent.report import grid_plots
+from fedtangent.output import grid_plots
 
 TINY = replace(
     DIGITS, num_clients=12, clients_per_round=3, num_rounds=3, reference_rounds=4, window=2, width=8, batch_size=8,

@@ -9,8 +9,8 @@ import pytest
 
 from fedtangent import experiments
 from fedtangent.attacks import Attack
-from fedtangent.experiments import leakage_runs as runs
-from fedtangent.experiments.contract import Request
+from fedtangent.experiments.lab import leakage_runs as runs
+from fedtangent.experiments.lab.contract import Request
 from fedtangent.experiments.ntk_fl import fig8
 from fedtangent.experiments.ntk_fl.fig8 import Score
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fedtangent import models
-from fedtangent.experiments import triples
-from fedtangent.experiments.contract import Request
 from fedtangent.experiments.fed_ensemble import fig3
-from fedtangent.loss_surface import mean_loss
+from fedtangent.experiments.lab import triples
+from fedtangent.experiments.lab.contract import Request
+from fedtangent.measures.loss_surface import mean_loss
 
 TINY = ("num_clients=5", "num_models=3", "num_rounds=8", "local_epochs=2", "width=8", "num_points=7", "num_train=200")
 

@@ -7,7 +7,7 @@ import importlib
 import numpy as np
 import pytest
 
-from fedtangent.experiments.contract import Request
+from fedtangent.experiments.lab.contract import Request
 
 SMALL = {
     "theorem1": ("widths=64", "num_examples=32", "num_clients=2", "last_time=600", "num_rounds=2"),
@@ -77,7 +77,7 @@ def test_figure_9(tmp_path):
 def test_a_control_that_is_not_broken_does_not_count(tmp_path, monkeypatch):
     """A residual that vanishes at once is under every bound."""
     theorem2 = module("theorem2")
-    from fedtangent.theory.ntk_convergence import ntk_theorem_2
+    from fedtangent.theory.ntk_fl.convergence import ntk_theorem_2
     from fedtangent.types import Partition
 
     part = Partition(np.array([0, 1], np.int32), np.array([0, 1, 2], np.int32))

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent.experiments import sine
-from fedtangent.experiments.contract import Request
 from fedtangent.experiments.fed_ensemble import fig1
+from fedtangent.experiments.lab import sine
+from fedtangent.experiments.lab.contract import Request
 from fedtangent.federated import schedule
 from fedtangent.kernels.gram import kernel_blocks
 from fedtangent.theory import gp_limit

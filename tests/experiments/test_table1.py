@@ -10,10 +10,10 @@ import pytest
 
 from fedtangent import experiments
 from fedtangent.compare import repeated_runs
-from fedtangent.experiments import table1_scan as scan
-from fedtangent.experiments.contract import Outcome, Request
-from fedtangent.report.files import Metric, write_result
-from fedtangent.theory.bias_variance import Estimate
+from fedtangent.experiments.lab import table1_scan as scan
+from fedtangent.experiments.lab.contract import Outcome, Request
+from fedtangent.output.files import Metric, write_result
+from fedtangent.theory.fed_ensemble.bias_variance import Estimate
 
 TABLE = ("num_clients=12", "num_models=1,2", "local_steps=3", "rounds=3,6", "ages=2", "scanned_schedules=2",
          "schedules=6", "draws=6")  # fmt: skip

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedtangent.compare.theorem_checks import _decay
-from fedtangent.experiments.contract import Request
+from fedtangent.compare.theorems import _decay
 from fedtangent.experiments.fed_ensemble import theorem1
+from fedtangent.experiments.lab.contract import Request
 
 SMALL = ("width=16", "num_rounds=10", "flow_ages=4")
 

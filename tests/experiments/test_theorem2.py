@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fedtangent.experiments.contract import Outcome, Request
 from fedtangent.experiments.fed_ensemble import theorem2 as experiment
-from fedtangent.report.files import Metric
+from fedtangent.experiments.lab.contract import Outcome, Request
+from fedtangent.output.files import Metric
 
 from ..compare.drawn import drawn_for
 

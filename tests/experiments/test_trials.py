@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import experiments, models, simulate, uncertainty
-from fedtangent.experiments import choice, contract, trials
+from fedtangent import experiments, models, simulate
+from fedtangent.engine.sweeps import Sweep, single_device_engine
 from fedtangent.experiments.fed_ensemble import versus_fed_avg as experiment
-from fedtangent.federated import recipes, schedule
+from fedtangent.experiments.lab import choice, contract, trials
+from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
-from fedtangent.sweep import Sweep, single_device_engine
+from fedtangent.measures import uncertainty
 from fedtangent.types import Algorithm, Array, PyTree
 
 SIZES = {"num_clients": 6, "classes_per_client": 2, "num_train": 120, "num_validation": 60, "num_test": 50}
@@ -86,7 +87,7 @@ def test_trials_share_a_compiled_program() -> None:
     def build(learning_rate: object):  # type: ignore[no-untyped-def]
         compiled.append(1)
         model = models.build("mlp", 64, 10, widths=(4,))
-        return recipes.fed_avg(
+        return algorithms.fed_avg(
             model, schedule.all_clients(6), client_learning_rate=learning_rate, work=Work(steps=1), loss="cross_entropy"
         )
 
@@ -105,7 +106,7 @@ def test_bytes_of_a_schedule_that_sends_twice_are_twice() -> None:
     trial = divided()
     model = models.build("mlp", 64, 10, widths=(4,))
     one, two = (
-        recipes.fed_avg(model, schedule.all_clients(6, k), client_learning_rate=0.1, work=Work(steps=1),
+        algorithms.fed_avg(model, schedule.all_clients(6, k), client_learning_rate=0.1, work=Work(steps=1),
                         loss="cross_entropy")
         for k in (1, 2)
     )  # fmt: skip

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtangent.experiments import bands, sine
-from fedtangent.experiments.bands import Band, Summary
-from fedtangent.experiments.contract import Request
 from fedtangent.experiments.fed_ensemble import fig2
+from fedtangent.experiments.lab import bands, sine
+from fedtangent.experiments.lab.bands import Band, Summary
+from fedtangent.experiments.lab.contract import Request
 
 GRID = np.linspace(-1, 1, 41)[:, None]
 TRUTH = np.sin(2 * np.pi * GRID)

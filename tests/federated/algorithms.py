@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedtangent.federated import recipes
+from fedtangent.federated import algorithms
+from fedtangent.federated.algorithms import decentralised
 from fedtangent.federated.distil import Distillation
 from fedtangent.federated.graph import complete, metropolis_weights, ring
 from fedtangent.federated.local import Work
-from fedtangent.federated.recipes import decentralised
-from fedtangent.federated.schedule import per_client_permutations, strata, uniform_sampling
-from fedtangent.federated.walks import own_models
-from fedtangent.federated.walks import random_walk as walks_over
+from fedtangent.federated.schedule import own_models, per_client_permutations, strata, uniform_sampling
+from fedtangent.federated.schedule import random_walk as walks_over
 from fedtangent.types import Algorithm, Engine, FederatedData, Model, PyTree, Schedule
 
 
@@ -33,15 +32,15 @@ class Row(NamedTuple):
 
 
 def _fed_avg(work: Work, **options: Any) -> Callable[..., Algorithm]:
-    return functools.partial(recipes.fed_avg, client_learning_rate=0.2, work=work, **options)
+    return functools.partial(algorithms.fed_avg, client_learning_rate=0.2, work=work, **options)
 
 
 def _fed_ensemble(work: Work, **options: Any) -> Callable[..., Algorithm]:
-    return functools.partial(recipes.fed_ensemble, client_learning_rate=0.2, work=work, **options)
+    return functools.partial(algorithms.fed_ensemble, client_learning_rate=0.2, work=work, **options)
 
 
 def _ntk_fl(kernel: str) -> Callable[..., Algorithm]:
-    return functools.partial(recipes.ntk_fl, learning_rate=0.3, times=(1, 4, 9), kernel=kernel)
+    return functools.partial(algorithms.ntk_fl, learning_rate=0.3, times=(1, 4, 9), kernel=kernel)
 
 
 def _with(recipe: Callable[..., Algorithm], work: Work, **options: Any) -> Callable[..., Algorithm]:
@@ -67,7 +66,9 @@ def _shared(data: FederatedData) -> FederatedData:
 
 def _data_sharing(model: Model, schedule: Schedule, **options: Any) -> Algorithm:
     """Data sharing on whatever data a law has, once its clients have been given the shared rows."""
-    algorithm = recipes.data_sharing(model, schedule, shared=np.asarray(_GLOBAL), client_learning_rate=0.2, **options)
+    algorithm = algorithms.data_sharing(
+        model, schedule, shared=np.asarray(_GLOBAL), client_learning_rate=0.2, **options
+    )
 
     def larger(engine: Engine) -> Engine:
         return engine._replace(max_client_size=engine.max_client_size + len(_GLOBAL))
@@ -83,7 +84,7 @@ _UNLABELLED = np.random.default_rng(7).normal(size=(7, 3))
 
 def _fed_be(work: Work, **options: Any) -> Callable[..., Algorithm]:
     student = Distillation(epochs=3, batch_size=3, learning_rate=0.3, final_learning_rate=0.1, start=2, cycle=3)
-    return _with(recipes.fed_be, work, server_data=_UNLABELLED, num_samples=3, distillation=student, **options)
+    return _with(algorithms.fed_be, work, server_data=_UNLABELLED, num_samples=3, distillation=student, **options)
 
 
 def _gossip(work: Work, order: str = "train_then_mix") -> Callable[..., Algorithm]:
@@ -112,22 +113,22 @@ ALGORITHMS = {
         doubled="weight",
     ),
     "fed_sgd": Row(
-        functools.partial(recipes.fed_sgd, learning_rate=0.2),
+        functools.partial(algorithms.fed_sgd, learning_rate=0.2),
         uniform_sampling(6, 4),
-        functools.partial(recipes.fed_sgd, learning_rate=0.3),
+        functools.partial(algorithms.fed_sgd, learning_rate=0.3),
         doubled="weight",
     ),
     "ntk_fl": Row(_ntk_fl("averaged"), per_client_permutations(6, 2), _ntk_fl("exact"), doubled="examples"),
     "cp_ntk_fl": Row(
-        functools.partial(recipes.cp_ntk_fl, learning_rate=0.3, times=(1, 4, 9), beta=0.6, sparsity=0.5),
+        functools.partial(algorithms.cp_ntk_fl, learning_rate=0.3, times=(1, 4, 9), beta=0.6, sparsity=0.5),
         uniform_sampling(6, 4),
-        functools.partial(recipes.cp_ntk_fl, learning_rate=0.3, times=(1, 4, 9), sparsity=0.5),
+        functools.partial(algorithms.cp_ntk_fl, learning_rate=0.3, times=(1, 4, 9), sparsity=0.5),
         doubled="examples",
     ),
     "centralised": Row(
-        functools.partial(recipes.centralised, learning_rate=0.2, work=Work(epochs=2, batch_size=3)),
+        functools.partial(algorithms.centralised, learning_rate=0.2, work=Work(epochs=2, batch_size=3)),
         uniform_sampling(6, 4),
-        functools.partial(recipes.centralised, learning_rate=0.2, work=Work(steps=3)),
+        functools.partial(algorithms.centralised, learning_rate=0.2, work=Work(steps=3)),
         doubled="examples",
         nothing_on=("downlink_bytes",),
     ),
@@ -138,21 +139,21 @@ ALGORITHMS = {
         doubled="weight",
     ),
     "ditto": Row(
-        _with(recipes.ditto, Work(steps=3, batch_size=2), mu=0.5, personal_work=Work(epochs=2, batch_size=3)),
+        _with(algorithms.ditto, Work(steps=3, batch_size=2), mu=0.5, personal_work=Work(epochs=2, batch_size=3)),
         uniform_sampling(6, 4),
-        _with(recipes.ditto, Work(steps=3), mu=0.5),
+        _with(algorithms.ditto, Work(steps=3), mu=0.5),
         doubled="weight",
     ),
     "lg_fed_avg": Row(
-        _with(recipes.lg_fed_avg, Work(epochs=2, batch_size=2), private=["W", "b"]),
+        _with(algorithms.lg_fed_avg, Work(epochs=2, batch_size=2), private=["W", "b"]),
         strata(6, 3, 4),
-        _with(recipes.lg_fed_avg, Work(steps=3), private=["W", "b"]),
+        _with(algorithms.lg_fed_avg, Work(steps=3), private=["W", "b"]),
         doubled="weight",
     ),
     "local_only": Row(
-        _with(recipes.local_only, Work(epochs=2, batch_size=2)),
+        _with(algorithms.local_only, Work(epochs=2, batch_size=2)),
         uniform_sampling(6, 4),
-        _with(recipes.local_only, Work(steps=3)),
+        _with(algorithms.local_only, Work(steps=3)),
         doubled="weight",
         compared=lambda state: state.client,
         nothing_on=("uplink_bytes",),
@@ -168,9 +169,11 @@ ALGORITHMS = {
         doubled="weight",
     ),
     "fed_be_no_distillation": Row(
-        _with(recipes.fed_be_no_distillation, Work(epochs=2, batch_size=2), posterior="dirichlet", slots_per_model=4),
+        _with(
+            algorithms.fed_be_no_distillation, Work(epochs=2, batch_size=2), posterior="dirichlet", slots_per_model=4
+        ),
         uniform_sampling(6, 4),
-        _with(recipes.fed_be_no_distillation, Work(steps=3)),
+        _with(algorithms.fed_be_no_distillation, Work(steps=3)),
         doubled="weight",
         exempt={"doubling": "the state holds the clients' models, each of which is a member of the ensemble"},
     ),
@@ -182,47 +185,47 @@ ALGORITHMS = {
         nothing_on=("downlink_bytes",),
     ),
     "random_walk": Row(
-        _with(decentralised.walking, Work(epochs=2, batch_size=2), base=recipes.fed_avg),
+        _with(decentralised.walking, Work(epochs=2, batch_size=2), base=algorithms.fed_avg),
         walks_over(ring(6), 3),
-        _with(decentralised.walking, Work(steps=3), base=recipes.fed_avg),
+        _with(decentralised.walking, Work(steps=3), base=algorithms.fed_avg),
         doubled="weight",
         nothing_on=("downlink_bytes",),
     ),
     "fed_prox": Row(
-        _with(recipes.fed_prox, Work(epochs=2, batch_size=2), mu=0.5),
+        _with(algorithms.fed_prox, Work(epochs=2, batch_size=2), mu=0.5),
         uniform_sampling(6, 4),
-        _with(recipes.fed_prox, Work(steps=3), mu=0.5),
+        _with(algorithms.fed_prox, Work(steps=3), mu=0.5),
         doubled="weight",
     ),
     "fed_dyn": Row(
-        _with(recipes.fed_dyn, Work(steps=4, batch_size=2), alpha=0.5),
+        _with(algorithms.fed_dyn, Work(steps=4, batch_size=2), alpha=0.5),
         per_client_permutations(6, 2),
-        _with(recipes.fed_dyn, Work(steps=3), alpha=0.5),
+        _with(algorithms.fed_dyn, Work(steps=3), alpha=0.5),
         doubled="weight",
         exempt={"doubling": _COUNTS},
     ),
     "scaffold": Row(
-        _with(recipes.scaffold, Work(epochs=2, batch_size=2), server_learning_rate=0.8),
+        _with(algorithms.scaffold, Work(epochs=2, batch_size=2), server_learning_rate=0.8),
         per_client_permutations(6, 2),
-        _with(recipes.scaffold, Work(steps=3)),
+        _with(algorithms.scaffold, Work(steps=3)),
         doubled="weight",
         exempt={"doubling": _COUNTS},
     ),
     "fed_nova": Row(
         _with(
-            recipes.fed_nova,
+            algorithms.fed_nova,
             Work(epochs=2, batch_size=2),
             mu=0.3,
             client_optimizer=functools.partial(optax.sgd, momentum=0.5),
         ),
         uniform_sampling(6, 4),
-        _with(recipes.fed_nova, Work(epochs=2)),
+        _with(algorithms.fed_nova, Work(epochs=2)),
         doubled="weight",
     ),
     "modified_local_gd": Row(
-        _with(recipes.modified_local_gd, Work(steps=3)),
+        _with(algorithms.modified_local_gd, Work(steps=3)),
         uniform_sampling(6, 4),
-        _with(recipes.modified_local_gd, Work(steps=3), first_index=1),
+        _with(algorithms.modified_local_gd, Work(steps=3), first_index=1),
         doubled="weight",
     ),
     **{
@@ -232,26 +235,26 @@ ALGORITHMS = {
             _with(recipe, Work(steps=3)),
             doubled="weight",
         )
-        for recipe in (recipes.fed_adam, recipes.fed_yogi, recipes.fed_adagrad, recipes.fed_avg_m)
+        for recipe in (algorithms.fed_adam, algorithms.fed_yogi, algorithms.fed_adagrad, algorithms.fed_avg_m)
     },
     "fed_com": Row(
-        _with(recipes.fed_com, Work(epochs=2, batch_size=2), server_learning_rate=0.8),
+        _with(algorithms.fed_com, Work(epochs=2, batch_size=2), server_learning_rate=0.8),
         uniform_sampling(6, 4),
-        _with(recipes.fed_com, Work(steps=3)),
+        _with(algorithms.fed_com, Work(steps=3)),
         doubled="weight",
         exempt={"doubling": _DRAWS},
     ),
     "fed_paq": Row(
-        _with(recipes.fed_paq, Work(steps=4, batch_size=2), bucket_size=5, weighting="uniform"),
+        _with(algorithms.fed_paq, Work(steps=4, batch_size=2), bucket_size=5, weighting="uniform"),
         per_client_permutations(6, 2),
-        _with(recipes.fed_paq, Work(steps=3)),
+        _with(algorithms.fed_paq, Work(steps=3)),
         doubled="weight",
         exempt={"doubling": _DRAWS},
     ),
     "dp_fed_avg": Row(
-        _with(recipes.dp_fed_avg, Work(epochs=2, batch_size=2), **_PRIVATE),
+        _with(algorithms.dp_fed_avg, Work(epochs=2, batch_size=2), **_PRIVATE),
         uniform_sampling(6, 4),
-        _with(recipes.dp_fed_avg, Work(steps=3), **_PRIVATE),
+        _with(algorithms.dp_fed_avg, Work(steps=3), **_PRIVATE),
         doubled="weight",
     ),
 }

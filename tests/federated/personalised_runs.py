@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedtangent.federated import recipes
+from fedtangent.engine.run import Run, simulate
+from fedtangent.federated import algorithms
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import all_clients, per_client_permutations, uniform_sampling
 from fedtangent.federated.server import optax_server
-from fedtangent.simulate import Run, simulate
 from fedtangent.types import Algorithm, Local, PyTree, Schedule
 
 from . import reference
@@ -64,17 +64,17 @@ def ran(name: str) -> tuple[Algorithm, Run]:
     common = {"client_learning_rate": RATE, "work": GLOBAL}
     algorithm, rounds = {
         "ditto": lambda: (
-            recipes.ditto(MODEL, PARTIAL, mu=0.7, personal_learning_rate=0.1, personal_work=OWN, **common),
+            algorithms.ditto(MODEL, PARTIAL, mu=0.7, personal_learning_rate=0.1, personal_work=OWN, **common),
             ROUNDS,
         ),
         "lg_fed_avg": lambda: (
-            recipes.lg_fed_avg(
+            algorithms.lg_fed_avg(
                 MODEL, PERMUTED, private="[Wb]", weighting="uniform", server_learning_rate=0.7, **common
             ),
             4,
         ),
-        "local_only": lambda: (recipes.local_only(MODEL, PARTIAL, **common), ROUNDS),
-        "fed_avg": lambda: (recipes.fed_avg(MODEL, PARTIAL, **common), ROUNDS),
+        "local_only": lambda: (algorithms.local_only(MODEL, PARTIAL, **common), ROUNDS),
+        "fed_avg": lambda: (algorithms.fed_avg(MODEL, PARTIAL, **common), ROUNDS),
     }[name]()
     return algorithm, simulate(algorithm, DATA, rounds, SEED, "scan")
 
@@ -86,7 +86,7 @@ def start(name: str) -> list[reference.Params]:
 
 def models_of_state(algorithm: Algorithm) -> list[PyTree]:
     """The initial models, as ``init`` makes them for any algorithm on this schedule and seed."""
-    plain = recipes.fed_avg if algorithm.schedule.num_models == 1 else recipes.fed_ensemble
+    plain = algorithms.fed_avg if algorithm.schedule.num_models == 1 else algorithms.fed_ensemble
     same = plain(MODEL, algorithm.schedule, client_learning_rate=RATE, work=GLOBAL)
     return models_of(same, same.init(SEED, NUM_CLIENTS))
 

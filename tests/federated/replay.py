@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedtangent.engine import engine_for
-from fedtangent.federated import recipes
+from fedtangent.engine.clients import engine_for
+from fedtangent.engine.run import simulate
+from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import all_clients
-from fedtangent.simulate import simulate
 from fedtangent.types import Algorithm, FederatedData, Schedule
 
 from . import reference
@@ -58,7 +58,7 @@ def build(case: Case) -> Algorithm:
     """The algorithm of a case; an ensemble where its schedule has several models."""
     arguments = {"client_learning_rate": case.rate, "work": case.work, "loss": case.loss, **case.options}
     if case.schedule.num_models > 1:
-        return recipes.fed_ensemble(MODEL, case.schedule, base=case.recipe, **arguments)
+        return algorithms.fed_ensemble(MODEL, case.schedule, base=case.recipe, **arguments)
     return case.recipe(MODEL, case.schedule, **arguments)
 
 

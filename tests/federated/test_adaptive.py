@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from fedtangent.federated import adaptive, recipes
+from fedtangent.federated import adaptive, algorithms
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import staircase_decay
 from fedtangent.federated.schedule import per_client_permutations, uniform_sampling
@@ -41,9 +41,9 @@ def adaptive_case(
 
 
 CASES = {
-    "adam": adaptive_case(recipes.fed_adam, {}, ("bias_correction", "zero_start")),
+    "adam": adaptive_case(algorithms.fed_adam, {}, ("bias_correction", "zero_start")),
     "adam_ensemble": adaptive_case(
-        recipes.fed_adam,
+        algorithms.fed_adam,
         {"server_learning_rate": HALVED, "beta_1": 0.5, "beta_2": 0.7, "tau": 0.02, "weighting": "uniform"},
         ("bias_correction", "zero_start"),
         PAIRS,
@@ -52,18 +52,18 @@ CASES = {
     ),
     # a second moment that starts above the squares must fall by their size, and below it grow: both signs
     "yogi": adaptive_case(
-        recipes.fed_yogi,
+        algorithms.fed_yogi,
         {"initial_second_moment": 3e-3, "beta_2": 0.8},
         ("as_adam", "zero_start"),
         initial=3e-3,
         beta_2=0.8,
     ),
-    "yogi_published": adaptive_case(recipes.fed_yogi, {}, ("bias_correction", "zero_start")),
+    "yogi_published": adaptive_case(algorithms.fed_yogi, {}, ("bias_correction", "zero_start")),
     "adagrad": adaptive_case(
-        recipes.fed_adagrad, {"tau": 0.1}, ("zero_start",), rate=lambda t: 0.1, beta_1=0.0, tau=0.1, initial=0.01
+        algorithms.fed_adagrad, {"tau": 0.1}, ("zero_start",), rate=lambda t: 0.1, beta_1=0.0, tau=0.1, initial=0.01
     ),
     "adagrad_momentum": adaptive_case(
-        recipes.fed_adagrad,
+        algorithms.fed_adagrad,
         {"server_learning_rate": jnp.float64(0.05), "beta_1": 0.8, "tau": 0.1, "initial_second_moment": 0.0},
         ("bias_correction",),
         PAIRS,
@@ -73,7 +73,7 @@ CASES = {
         initial=0.0,
     ),
     "avg_m": Case(
-        recipes.fed_avg_m,
+        algorithms.fed_avg_m,
         {},
         loops.fed_avg_m,
         {"weight": by_examples, "momentum": 0.9, "rate": lambda t: 1.0},
@@ -83,7 +83,7 @@ CASES = {
         wrong=("forgetful", "nesterov"),
     ),
     "avg_m_nesterov_ensemble": Case(
-        recipes.fed_avg_m,
+        algorithms.fed_avg_m,
         {"momentum": 0.5, "nesterov": True, "server_learning_rate": HALVED, "weighting": "uniform"},
         loops.fed_avg_m,
         {"weight": alike, "momentum": 0.5, "nesterov": True, "rate": lambda t: 0.1 * 0.5**t},
@@ -144,7 +144,7 @@ def test_fed_adam_is_not_optax_adam_and_what_makes_it_so() -> None:
 
 def test_momentum_of_zero_is_fed_avg() -> None:
     still = CASES["avg_m"]._replace(options={"momentum": 0.0})
-    average = still._replace(recipe=recipes.fed_avg, options={})
+    average = still._replace(recipe=algorithms.fed_avg, options={})
     (_, end), (_, plain) = simulated(still, "vmap"), simulated(average, "vmap")
     assert distance(end, plain) < 1e-15
     assert distance(ran("avg_m")[1], plain) > VISIBLE
@@ -196,4 +196,4 @@ def test_constants_may_be_traced() -> None:
 def test_bad_arguments(recipe: str, changed: dict[str, Any], named: str) -> None:
     arguments = {"client_learning_rate": 0.1, "work": FULL} | changed
     with pytest.raises(ValueError, match=named):
-        getattr(recipes, recipe)(MODEL, FOUR, **arguments)
+        getattr(algorithms, recipe)(MODEL, FOUR, **arguments)

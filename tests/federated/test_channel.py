@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.federated.channel import (
+from fedtangent.federated.wire.channel import (
     chain,
     clip,
     jacobians,

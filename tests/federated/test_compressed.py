@@ -11,9 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine import engine_for
-from fedtangent.federated import recipes
-from fedtangent.federated.channel import (
+from fedtangent.engine.clients import engine_for
+from fedtangent.engine.run import Run, simulate
+from fedtangent.federated import algorithms
+from fedtangent.federated.compose import keys
+from fedtangent.federated.faults import dropout, finite
+from fedtangent.federated.local import Work
+from fedtangent.federated.schedule import poisson_sampling, uniform_sampling
+from fedtangent.federated.wire.channel import (
     chain,
     clip,
     lossless,
@@ -23,12 +28,7 @@ from fedtangent.federated.channel import (
     uniform_quantiser,
     with_error_feedback,
 )
-from fedtangent.federated.compose import keys
-from fedtangent.federated.faults import dropout, finite
-from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import poisson_sampling, uniform_sampling
 from fedtangent.models import mlp
-from fedtangent.simulate import Run, simulate
 from fedtangent.types import Channel, FederatedData
 
 from . import reference
@@ -42,11 +42,11 @@ TOLERANCE, VISIBLE = 1e-10, 1e-4
 
 FEEDBACK = with_error_feedback(top_k(6))
 ALGORITHMS = {
-    "fed_com": functools.partial(recipes.fed_com, bits=3, server_learning_rate=0.8),
-    "fed_paq": functools.partial(recipes.fed_paq, bits=3, weighting="uniform"),
-    "fed_paq_buckets": functools.partial(recipes.fed_paq, bits=4, bucket_size=5),
+    "fed_com": functools.partial(algorithms.fed_com, bits=3, server_learning_rate=0.8),
+    "fed_paq": functools.partial(algorithms.fed_paq, bits=3, weighting="uniform"),
+    "fed_paq_buckets": functools.partial(algorithms.fed_paq, bits=4, bucket_size=5),
     "top_k_feedback": functools.partial(
-        recipes.fed_avg, channel=with_error_feedback(top_k(6)), server_learning_rate=0.8
+        algorithms.fed_avg, channel=with_error_feedback(top_k(6)), server_learning_rate=0.8
     ),
 }
 
@@ -140,7 +140,7 @@ def test_a_rejected_client_keeps_its_memory() -> None:
     schedule = fixed(6, 1, [(0, 0, 1.0), (1, 0, 1.0), (2, 0, 1.0)])
     ends = []
     for accept in (finite(), None):
-        algorithm = recipes.fed_avg(
+        algorithm = algorithms.fed_avg(
             two_layer(),
             schedule,
             client_learning_rate=RATE,
@@ -190,7 +190,7 @@ def in_float32() -> FederatedData:
 def test_the_history_charges_messages_times_bytes(name: str) -> None:
     """Clients that are not sampled cost nothing; one that drops out has received the model and sends nothing."""
     schedule = dropout(poisson_sampling(6, 0.6), 0.3)
-    algorithm = recipes.fed_avg(
+    algorithm = algorithms.fed_avg(
         two_layer(jnp.float32), schedule, client_learning_rate=RATE, work=Work(steps=1), channel=CHANNELS[name]
     )
     run = simulate(algorithm, in_float32(), 6, SEED, "scan", evaluate_every=1)
@@ -206,9 +206,9 @@ def test_the_history_charges_messages_times_bytes(name: str) -> None:
 @pytest.mark.parametrize(
     ("build", "rounds", "published"),
     [
-        (recipes.fed_avg, 284, 1720),
-        (functools.partial(recipes.fed_com, bits=8), 250, 379),
-        (functools.partial(recipes.fed_paq, bits=4), 614, 465),
+        (algorithms.fed_avg, 284, 1720),
+        (functools.partial(algorithms.fed_com, bits=8), 250, 379),
+        (functools.partial(algorithms.fed_paq, bits=4), 614, 465),
     ],
 )
 def test_megabytes_of_ntk_fls_table_1(build: Callable[..., Any], rounds: int, published: int) -> None:
@@ -226,12 +226,12 @@ def test_megabytes_of_ntk_fls_table_1(build: Callable[..., Any], rounds: int, pu
 @pytest.mark.parametrize(
     ("build", "changed", "named"),
     [
-        (recipes.fed_com, {"bits": 1}, "bits: got 1, must be a whole number from 2 to 16"),
-        (recipes.fed_paq, {"bits": 17}, "bits: got 17"),
-        (recipes.fed_paq, {"bucket_size": 0}, "bucket_size: got 0"),
-        (recipes.fed_com, {"channel": lossless()}, "channel: fed_com has a channel of its own"),
-        (recipes.fed_paq, {"channel": qsgd(3)}, "channel: fed_paq has a channel of its own"),
-        (recipes.fed_com, {"client_learning_rate": 0.0}, "client_learning_rate"),
+        (algorithms.fed_com, {"bits": 1}, "bits: got 1, must be a whole number from 2 to 16"),
+        (algorithms.fed_paq, {"bits": 17}, "bits: got 17"),
+        (algorithms.fed_paq, {"bucket_size": 0}, "bucket_size: got 0"),
+        (algorithms.fed_com, {"channel": lossless()}, "channel: fed_com has a channel of its own"),
+        (algorithms.fed_paq, {"channel": qsgd(3)}, "channel: fed_paq has a channel of its own"),
+        (algorithms.fed_com, {"client_learning_rate": 0.0}, "client_learning_rate"),
     ],
 )
 def test_bad_arguments(build: Callable[..., Any], changed: dict[str, Any], named: str) -> None:
@@ -240,7 +240,7 @@ def test_bad_arguments(build: Callable[..., Any], changed: dict[str, Any], named
 
 
 def test_more_numbers_than_a_message_has_are_refused_before_any_work() -> None:
-    algorithm = recipes.fed_avg(
+    algorithm = algorithms.fed_avg(
         two_layer(), SCHEDULE, client_learning_rate=0.1, work=Work(steps=1), channel=top_k(P + 1)
     )
     with pytest.raises(ValueError, match=f"k: got {P + 1}, must be from 1 to {P}"):

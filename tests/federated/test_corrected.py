@@ -12,14 +12,14 @@ import numpy as np
 import optax
 import pytest
 
-from fedtangent.engine import engine_for
-from fedtangent.federated import recipes
+from fedtangent.engine.clients import engine_for
+from fedtangent.engine.run import simulate
+from fedtangent.federated import algorithms
 from fedtangent.federated.faults import finite
 from fedtangent.federated.linear import check_linear, unit_response
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import staircase_decay
 from fedtangent.federated.schedule import all_clients, per_client_permutations, uniform_sampling
-from fedtangent.simulate import simulate
 from fedtangent.types import Algorithm, Channel
 
 from . import reference_corrected as loops
@@ -33,7 +33,7 @@ HALVED = {"rate": staircase_decay(0.2, 0.5, 1), "rate_at": lambda t: 0.2 * 0.5**
 
 CASES = {
     "prox": Case(
-        recipes.fed_prox,
+        algorithms.fed_prox,
         {"mu": 0.5},
         loops.fed_prox,
         {"mu": 0.5, "weight": by_examples},
@@ -43,7 +43,7 @@ CASES = {
         wrong=("sign", "no_prox"),
     ),
     "prox_ensemble_momentum": Case(
-        recipes.fed_prox,
+        algorithms.fed_prox,
         {"mu": 1.0, "weighting": "uniform", "client_optimizer": HEAVY},
         loops.fed_prox,
         {"mu": 1.0, "weight": alike},
@@ -56,7 +56,7 @@ CASES = {
         **HALVED,
     ),
     "dyn": Case(
-        recipes.fed_dyn,
+        algorithms.fed_dyn,
         {"alpha": 0.5},
         loops.fed_dyn,
         {"alpha": 0.5, "num_clients": 6},
@@ -66,7 +66,7 @@ CASES = {
         wrong=("tilt_sign", "forgetful", "participants", "no_h"),
     ),
     "dyn_ensemble": Case(
-        recipes.fed_dyn,
+        algorithms.fed_dyn,
         {"alpha": 0.3},
         loops.fed_dyn,
         {"alpha": 0.3, "num_clients": 6},
@@ -77,7 +77,7 @@ CASES = {
         **HALVED,
     ),
     "dyn_by_examples": Case(
-        recipes.fed_dyn,
+        algorithms.fed_dyn,
         {"alpha": 0.5, "weighting": "examples", "server_learning_rate": 0.6},
         loops.fed_dyn,
         {"alpha": 0.5, "num_clients": 6, "weight": by_examples, "server_rate": 0.6},
@@ -87,7 +87,7 @@ CASES = {
         wrong=("participants",),
     ),
     "scaffold": Case(
-        recipes.scaffold,
+        algorithms.scaffold,
         {"server_learning_rate": 0.7},
         loops.scaffold,
         {"num_clients": 6, "server_rate": 0.7},
@@ -98,7 +98,7 @@ CASES = {
         **HALVED,
     ),
     "scaffold_ensemble": Case(
-        recipes.scaffold,
+        algorithms.scaffold,
         {"client_optimizer": optax.sgd},
         loops.scaffold,
         {"num_clients": 6, "server_rate": 1.0},
@@ -108,7 +108,7 @@ CASES = {
         wrong=("sign", "steps", "forgetful", "fraction"),
     ),
     "nova": Case(
-        recipes.fed_nova,
+        algorithms.fed_nova,
         {"server_learning_rate": 0.9},
         loops.fed_nova,
         {"weight": by_examples, "server_rate": 0.9},
@@ -119,7 +119,7 @@ CASES = {
         **HALVED,
     ),
     "nova_momentum_prox_ensemble": Case(
-        recipes.fed_nova,
+        algorithms.fed_nova,
         {"mu": 0.8, "client_optimizer": HEAVY, "weighting": "uniform"},
         loops.fed_nova,
         {"weight": alike, "mu": 0.8},
@@ -131,7 +131,7 @@ CASES = {
         **HALVED,
     ),
     "nova_given_tau": Case(
-        recipes.fed_nova,
+        algorithms.fed_nova,
         {"client_optimizer": HEAVY, "tau_eff": 3.0},
         loops.fed_nova,
         {"weight": by_examples, "tau_eff": 3.0},
@@ -166,7 +166,7 @@ def test_a_loop_with_one_thing_wrong_differs(name: str, wrong: str) -> None:
 def test_modified_local_gd_equals_the_loop_at_its_index(first_index: int) -> None:
     def case(index: int) -> Case:
         how = {"first_index": index}
-        return Case(recipes.modified_local_gd, {"first_index": first_index}, _anchored, how, FOUR, 3, FULL, **HALVED)
+        return Case(algorithms.modified_local_gd, {"first_index": first_index}, _anchored, how, FOUR, 3, FULL, **HALVED)
 
     start, end = simulated(case(first_index))
     assert distance(end, replayed(case(first_index), start)) < TOLERANCE
@@ -178,24 +178,24 @@ def _anchored(*arguments: Any, **how: Any) -> Any:
 
 
 def test_modified_local_gd_stays_in_its_first_round_as_printed() -> None:
-    one = Case(recipes.modified_local_gd, {}, _anchored, {}, FOUR, 1, FULL)
+    one = Case(algorithms.modified_local_gd, {}, _anchored, {}, FOUR, 1, FULL)
     start, end = simulated(one)
     assert distance(start, end) < 1e-15
     other = simulated(one._replace(options={"anchoring": lambda k: jnp.float64(1.0)}))[1]  # FedAvg
-    average = simulated(Case(recipes.fed_avg, {"weighting": "uniform"}, _anchored, {}, FOUR, 1, FULL))[1]
+    average = simulated(Case(algorithms.fed_avg, {"weighting": "uniform"}, _anchored, {}, FOUR, 1, FULL))[1]
     assert distance(other, average) < 1e-14
     assert distance(other, start) > 1e-2
 
 
 def test_without_a_pull_fed_prox_is_fed_avg_bit_for_bit() -> None:
     how = {"client_learning_rate": 0.2, "work": PASSES}
-    average = recipes.fed_avg(MODEL, FOUR, **how)
+    average = algorithms.fed_avg(MODEL, FOUR, **how)
     ends = [
         simulate(algorithm, uneven_data(), 3, SEED, "vmap").state.server.params
         for algorithm in (
             average,
-            recipes.fed_prox(MODEL, FOUR, mu=0.0, **how),
-            recipes.fed_prox(MODEL, FOUR, mu=0.1, **how),
+            algorithms.fed_prox(MODEL, FOUR, mu=0.0, **how),
+            algorithms.fed_prox(MODEL, FOUR, mu=0.1, **how),
         )
     ]
     assert distance(ends[0], ends[1]) == 0
@@ -207,7 +207,7 @@ def test_fed_nova_with_equal_steps_of_sgd_is_fed_avg() -> None:
     for work, same in ((FULL, True), (PASSES, False)):
         nova, average = (
             simulate(recipe(MODEL, FOUR, work=work, **how), uneven_data(), 3, SEED, "scan")
-            for recipe in (recipes.fed_nova, recipes.fed_avg)
+            for recipe in (algorithms.fed_nova, algorithms.fed_avg)
         )
         found = distance(nova.state.server.params, average.state.server.params)
         assert found < 1e-13 if same else found > VISIBLE
@@ -216,7 +216,7 @@ def test_fed_nova_with_equal_steps_of_sgd_is_fed_avg() -> None:
     assert nova.history.rounds["tau_eff"][:, 0] == pytest.approx((steps * sizes).sum(1) / sizes.sum(1), rel=1e-12)
 
 
-@pytest.mark.parametrize(("name", "recipe"), [("c", recipes.scaffold), ("h", recipes.fed_dyn)])
+@pytest.mark.parametrize(("name", "recipe"), [("c", algorithms.scaffold), ("h", algorithms.fed_dyn)])
 def test_after_a_round_of_all_clients_the_servers_correction_is_the_clients_mean(
     name: str, recipe: Callable[..., Algorithm]
 ) -> None:
@@ -271,10 +271,10 @@ def test_what_travels() -> None:
         )
         return cost.uplink, cost.downlink
 
-    up, down = bytes_of(recipes.fed_avg)
-    assert bytes_of(recipes.scaffold) == (2 * up, 2 * down)
-    assert bytes_of(recipes.fed_nova) == (up + 8, down)
-    assert bytes_of(recipes.fed_dyn, alpha=1.0) == bytes_of(recipes.fed_prox, mu=1.0) == (up, down)
+    up, down = bytes_of(algorithms.fed_avg)
+    assert bytes_of(algorithms.scaffold) == (2 * up, 2 * down)
+    assert bytes_of(algorithms.fed_nova) == (up + 8, down)
+    assert bytes_of(algorithms.fed_dyn, alpha=1.0) == bytes_of(algorithms.fed_prox, mu=1.0) == (up, down)
 
 
 def _halving() -> Channel:
@@ -299,11 +299,11 @@ def test_a_channel_with_a_memory(name: str) -> None:
 
 
 ALL = {
-    "fed_prox": (recipes.fed_prox, {"mu": 0.5}),
-    "fed_dyn": (recipes.fed_dyn, {"alpha": 0.5}),
-    "scaffold": (recipes.scaffold, {}),
-    "fed_nova": (recipes.fed_nova, {"mu": 0.5}),
-    "modified_local_gd": (recipes.modified_local_gd, {"first_index": 1}),
+    "fed_prox": (algorithms.fed_prox, {"mu": 0.5}),
+    "fed_dyn": (algorithms.fed_dyn, {"alpha": 0.5}),
+    "scaffold": (algorithms.scaffold, {}),
+    "fed_nova": (algorithms.fed_nova, {"mu": 0.5}),
+    "modified_local_gd": (algorithms.modified_local_gd, {"first_index": 1}),
 }
 
 
@@ -388,7 +388,7 @@ def test_fed_nova_refuses_optimisers_without_a_normaliser(make: Any, named: str)
     with pytest.raises(
         ValueError, match=f"client_optimizer: got an optimiser that .*{named}|client_optimizer.*{named}"
     ):
-        recipes.fed_nova(MODEL, FOUR, client_learning_rate=0.2, work=FULL, client_optimizer=make)
+        algorithms.fed_nova(MODEL, FOUR, client_learning_rate=0.2, work=FULL, client_optimizer=make)
 
 
 def test_linear_optimisers_pass_also_in_float32_and_while_tracing() -> None:
@@ -425,4 +425,4 @@ def test_bad_arguments(recipe: str, changed: dict[str, Any], named: str) -> None
     needed = {"fed_prox": {"mu": 0.1}, "fed_dyn": {"alpha": 0.1}}.get(recipe, {})
     arguments = {"client_learning_rate": 0.1, "work": FULL, **needed} | changed
     with pytest.raises(ValueError, match=named):
-        getattr(recipes, recipe)(MODEL, FOUR, **arguments)
+        getattr(algorithms, recipe)(MODEL, FOUR, **arguments)

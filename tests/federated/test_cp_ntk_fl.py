@@ -13,17 +13,18 @@ import pytest
 
 from fedtangent.data import load
 from fedtangent.data.projection import projected, projection_matrix
-from fedtangent.engine import engine_for
-from fedtangent.federated import channel, recipes
+from fedtangent.engine.clients import engine_for
+from fedtangent.engine.run import simulate
+from fedtangent.federated import algorithms
 from fedtangent.federated.aggregate import Stacked, weighted_mean
 from fedtangent.federated.compose import client_view
 from fedtangent.federated.local import Work
-from fedtangent.federated.ntk_fl import Examples, ntk_server
+from fedtangent.federated.ntk_fl.server import Examples, ntk_server
 from fedtangent.federated.schedule import all_clients, uniform_sampling
-from fedtangent.federated.shuffler import folded, permuted
-from fedtangent.federated.subsample import largest_sample, num_sampled, subsampled
+from fedtangent.federated.wire import channel
+from fedtangent.federated.wire.shuffler import folded, permuted
+from fedtangent.federated.wire.subsample import largest_sample, num_sampled, subsampled
 from fedtangent.models import mlp
-from fedtangent.simulate import simulate
 from fedtangent.types import FederatedData, Local, Partition, RoundInfo
 
 from .toys import distance, owned_rows, recording_local, two_layer, uneven_data
@@ -90,9 +91,9 @@ def test_local_training_sees_the_drawn_rows_alone() -> None:
 def test_beta_outside_its_range_is_refused(beta: float) -> None:
     options: dict[str, Any] = {"client_learning_rate": 0.1, "work": Work(steps=1)}
     with pytest.raises(ValueError, match=r"beta: got .*, must be above 0 and at most 1"):
-        recipes.fed_avg(two_layer(), all_clients(6), beta=beta, **options)
+        algorithms.fed_avg(two_layer(), all_clients(6), beta=beta, **options)
     with pytest.raises(ValueError, match=r"beta: got .*, must be above 0 and at most 1"):
-        recipes.cp_ntk_fl(two_layer(), all_clients(6), learning_rate=0.1, beta=beta)
+        algorithms.cp_ntk_fl(two_layer(), all_clients(6), learning_rate=0.1, beta=beta)
 
 
 # ---- projection ---------------------------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ def test_messages_are_shuffled_with_their_weights_before_averaging() -> None:
 def test_fed_avg_behind_a_shuffler_is_fed_avg() -> None:
     options: dict[str, Any] = {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=2)}
     plain, mixed = (
-        simulate(recipes.fed_avg(two_layer(), uniform_sampling(6, 4), shuffle=s, **options), uneven_data(), 2, 1)
+        simulate(algorithms.fed_avg(two_layer(), uniform_sampling(6, 4), shuffle=s, **options), uneven_data(), 2, 1)
         for s in (False, True)
     )
     assert distance(plain.state.server, mixed.state.server) < 1e-12
@@ -209,8 +210,8 @@ def test_fed_avg_behind_a_shuffler_is_fed_avg() -> None:
 def test_cp_ntk_fl_with_a_shuffler_alone_is_ntk_fl() -> None:
     data, plan = uneven_data(), uniform_sampling(6, 4)
     given: dict[str, Any] = {"learning_rate": 0.3, "times": (1, 9), "kernel": "averaged", "method": "eigh"}
-    plain = simulate(recipes.ntk_fl(network(), plan, **given), data, 1, 1, "scan")
-    mixed = simulate(recipes.cp_ntk_fl(network(), plan, **given), data, 1, 1, "scan")
+    plain = simulate(algorithms.ntk_fl(network(), plan, **given), data, 1, 1, "scan")
+    mixed = simulate(algorithms.cp_ntk_fl(network(), plan, **given), data, 1, 1, "scan")
     assert distance(plain.state.server, mixed.state.server) < 1e-12
     assert plain.history.evaluations[-1].uplink_bytes == mixed.history.evaluations[-1].uplink_bytes > 0
 
@@ -226,7 +227,7 @@ def image_data(inputs: int) -> FederatedData:
 
 def bytes_per_example(inputs: int, **options: Any) -> int:
     data = image_data(inputs)
-    algorithm = recipes.cp_ntk_fl(mlp(inputs, 10, (100,)), all_clients(1), learning_rate=0.1, **options)
+    algorithm = algorithms.cp_ntk_fl(mlp(inputs, 10, (100,)), all_clients(1), learning_rate=0.1, **options)
     return algorithm.cost(data, engine_for(data, "scan")).uplink_per_example
 
 
@@ -255,7 +256,7 @@ def test_the_papers_table_1_needs_99_percent_of_a_jacobian_set_to_zero() -> None
 def test_beta_is_charged_by_what_is_drawn() -> None:
     options: dict[str, Any] = {"learning_rate": 0.1, "times": (1,), "sparsity": 0.0, "shuffle": False}
     data, model = uneven_data(), network()
-    algorithm = recipes.cp_ntk_fl(model, all_clients(6), beta=0.5, method="eigh", **options)
+    algorithm = algorithms.cp_ntk_fl(model, all_clients(6), beta=0.5, method="eigh", **options)
     run = simulate(algorithm, data, 1, 0, "scan")
     drawn = num_sampled(np.diff(np.asarray(data.offsets)), 0.5)
     np.testing.assert_array_equal(run.history.rounds["examples"][0], drawn)
@@ -275,7 +276,7 @@ def test_beta_is_charged_by_what_is_drawn() -> None:
 )
 def test_what_the_recipes_refuse(recipe: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        getattr(recipes, recipe)(two_layer(), all_clients(6), learning_rate=0.1, **options)
+        getattr(algorithms, recipe)(two_layer(), all_clients(6), learning_rate=0.1, **options)
 
 
 def test_sparse_jacobians_cost_less_only_where_they_are_sparse_enough() -> None:

@@ -9,14 +9,13 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent.federated import graph, recipes
+from fedtangent.engine.run import Run, predict, simulate
+from fedtangent.federated import algorithms, graph
+from fedtangent.federated.algorithms import decentralised
+from fedtangent.federated.algorithms.decentralised import ORDERS, consensus_distance
 from fedtangent.federated.faults import dropout, finite
 from fedtangent.federated.local import Work
-from fedtangent.federated.recipes import decentralised
-from fedtangent.federated.recipes.decentralised import ORDERS, consensus_distance
-from fedtangent.federated.schedule import uniform_sampling
-from fedtangent.federated.walks import own_models
-from fedtangent.simulate import Run, predict, simulate
+from fedtangent.federated.schedule import own_models, uniform_sampling
 from fedtangent.types import Algorithm, Key, PyTree, Schedule
 
 from . import reference, reference_decentralised
@@ -33,7 +32,7 @@ def schedule_of(away: bool) -> Schedule:
 
 
 def build(order: str, away: bool, steps: int = STEPS, **options: Any) -> Algorithm:
-    return recipes.gossip(
+    return algorithms.gossip(
         MODEL,
         schedule_of(away),
         client_learning_rate=RATE,
@@ -114,7 +113,7 @@ def still(algorithm: Algorithm, rounds: int) -> tuple[PyTree, PyTree, Run]:
 @pytest.mark.parametrize("away", [False, True])
 def test_mixing_keeps_the_mean_and_brings_models_together_as_fast_as_the_gap_says(away: bool) -> None:
     options = {"client_learning_rate": 1e-14, "work": Work(steps=1), "mixing": RING, "common_start": False}
-    before, after, run = still(recipes.gossip(MODEL, schedule_of(away), **options), 12)
+    before, after, run = still(algorithms.gossip(MODEL, schedule_of(away), **options), 12)
     for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         np.testing.assert_allclose(a.mean(axis=0), b.mean(axis=0), rtol=0, atol=1e-12)
     apart = np.array([float(consensus_distance(before)), *run.history.rounds["consensus_distance"]])
@@ -172,7 +171,7 @@ def test_it_is_the_same_under_every_mapping_and_in_float32() -> None:
         for mapping in ("scan", "vmap", "chunked:4")
     ]
     assert max(distance(ends[0], other) for other in ends[1:]) < 1e-12
-    single = recipes.gossip(two_layer(np.float32), own_models(6), client_learning_rate=RATE, work=WORK, mixing=RING)
+    single = algorithms.gossip(two_layer(np.float32), own_models(6), client_learning_rate=RATE, work=WORK, mixing=RING)
     data = uneven_data()
     data = data._replace(x=data.x.astype(np.float32), y=data.y.astype(np.float32))
     params = simulate(single, data, ROUNDS, SEED, "scan").state.server.params
@@ -198,14 +197,14 @@ W4 = np.full((6, 6), 1 / 6)
 def test_bad_arguments(changed: dict[str, Any], named: str) -> None:
     arguments = {"client_learning_rate": 0.1, "work": WORK, "mixing": RING} | changed
     with pytest.raises(ValueError, match=named):
-        recipes.gossip(MODEL, own_models(6), **arguments)
+        algorithms.gossip(MODEL, own_models(6), **arguments)
 
 
 def test_one_model_has_nobody_to_mix_with() -> None:
     """K = 1 is FedAvg: mixing by [[1]]."""
     schedule = uniform_sampling(6, 4)
     gossip = decentralised.mixed(MODEL, schedule, RATE, WORK, np.ones((1, 1)), "train_then_mix", True, {})
-    plain = recipes.fed_avg(MODEL, schedule, client_learning_rate=RATE, work=WORK)
+    plain = algorithms.fed_avg(MODEL, schedule, client_learning_rate=RATE, work=WORK)
     ends = [simulate(a, uneven_data(), ROUNDS, SEED, "scan").state.server.params for a in (gossip, plain)]
     assert distance(*ends) < 1e-14
 
@@ -214,7 +213,7 @@ def test_mixing_does_not_read_what_is_absent() -> None:
     """A model that nobody trains this round may be anything, even NaN, and its neighbours do not see it."""
 
     schedule = fixed(6, 6, [(i, i, float(i != 2)) for i in range(6)])
-    algorithm = recipes.gossip(MODEL, schedule, client_learning_rate=RATE, work=WORK, mixing=RING)
+    algorithm = algorithms.gossip(MODEL, schedule, client_learning_rate=RATE, work=WORK, mixing=RING)
 
     def spoilt(key: Key, num_clients: int, init_key: Key | None = None) -> PyTree:
         state = algorithm.init(key, num_clients, init_key)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from fedtangent.federated import recipes
+from fedtangent.engine.run import simulate
+from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import all_clients, per_client_permutations
-from fedtangent.simulate import simulate
 
 from .toys import distance, two_layer, uneven_data
 
@@ -29,10 +29,10 @@ SEED, ROUNDS = 3, 3
 
 
 def built(schedule: Any, name: str, ensemble: bool) -> Any:
-    base, own = getattr(recipes, name), BASES[name]
+    base, own = getattr(algorithms, name), BASES[name]
     given = {"client_learning_rate": 0.2, "work": Work(epochs=1, batch_size=2), **own}
     model = two_layer()
-    return recipes.fed_ensemble(model, schedule, base=base, **given) if ensemble else base(model, schedule, **given)
+    return algorithms.fed_ensemble(model, schedule, base=base, **given) if ensemble else base(model, schedule, **given)
 
 
 SLOW = ("fed_prox", "fed_adam", "fed_avg_m", "ditto", "fed_com", "dp_fed_avg")

@@ -12,12 +12,12 @@ import optax
 import pytest
 from scipy.stats import norm
 
+from fedtangent.engine.run import Run, simulate
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.compose import compose, keys
 from fedtangent.federated.faults import corrupt, dropout, finite, stragglers
 from fedtangent.federated.schedule import all_clients, strata, uniform_sampling, unroll
 from fedtangent.federated.server import optax_server
-from fedtangent.simulate import Run, simulate
 from fedtangent.types import Algorithm, Cohort, FederatedData, Schedule
 
 from .test_parts import pooling, visiting

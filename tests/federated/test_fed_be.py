@@ -12,13 +12,13 @@ import optax
 import pytest
 from scipy import stats
 
-from fedtangent.federated import recipes
+from fedtangent.engine.run import predict, simulate
+from fedtangent.federated import algorithms
 from fedtangent.federated.compose import keys
 from fedtangent.federated.distil import Distillation, cyclical_rate, distil, num_steps, soft_cross_entropy
 from fedtangent.federated.local import Work
 from fedtangent.federated.posterior import Clients, dirichlet, gaussian
 from fedtangent.federated.schedule import random_models, uniform_sampling
-from fedtangent.simulate import predict, simulate
 from fedtangent.types import Algorithm, Key, Schedule
 
 from . import reference, reference_fed_be
@@ -63,9 +63,9 @@ def build(case: Case, **changed: Any) -> Algorithm:
         "members": case.members,
     }
     if case.student is None:
-        return recipes.fed_be_no_distillation(MODEL, case.schedule, **options | changed)
+        return algorithms.fed_be_no_distillation(MODEL, case.schedule, **options | changed)
     options |= {"server_data": SERVER_X, "distillation": case.student, "temperature": case.temperature}
-    return recipes.fed_be(MODEL, case.schedule, **options | changed)
+    return algorithms.fed_be(MODEL, case.schedule, **options | changed)
 
 
 @functools.cache
@@ -200,7 +200,7 @@ def test_without_distillation_the_ensemble_predicts_and_the_models_are_fed_avgs(
     np.testing.assert_allclose(mean, loop(), rtol=0, atol=TOLERANCE)
     for fault in ("weights", "samples", "clients", "mean"):
         assert np.abs(mean - loop(fault)).max() > VISIBLE, fault
-    plain = recipes.fed_avg(MODEL, case.schedule, client_learning_rate=RATE, work=Work(steps=STEPS), loss=case.loss)
+    plain = algorithms.fed_avg(MODEL, case.schedule, client_learning_rate=RATE, work=Work(steps=STEPS), loss=case.loss)
     same = simulate(plain, uneven_data(labels=case.loss == "cross_entropy"), ROUNDS, SEED, "scan")
     assert distance(models_of(plain, same.state), end) < TOLERANCE
     if case.schedule.num_models == 1:  # all places are filled
@@ -232,7 +232,7 @@ def test_float32_stays_float32() -> None:
     data = uneven_data(labels=True)
     data = data._replace(x=data.x.astype(np.float32))
     case = CASES["gaussian"]
-    algorithm = recipes.fed_be(
+    algorithm = algorithms.fed_be(
         two_layer(np.float32),
         case.schedule,
         client_learning_rate=RATE,

@@ -1,4 +1,4 @@
-"""Laws that every algorithm keeps: one table of algorithms, checked against the recipes."""
+"""Laws that every algorithm keeps: one table of algorithms, checked against the algorithms."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine import engine_for
-from fedtangent.federated import recipes
+from fedtangent.engine.clients import engine_for
+from fedtangent.engine.loop import run_chunk
+from fedtangent.engine.run import Run, simulate
+from fedtangent.federated import algorithms
 from fedtangent.federated.compose import compose
 from fedtangent.federated.faults import dropout, finite
-from fedtangent.loop import run_chunk
-from fedtangent.simulate import Run, simulate
 from fedtangent.types import Algorithm, FederatedData, PyTree, Schedule
 
 from .algorithms import ALGORITHMS, NIGHTLY
@@ -55,7 +55,7 @@ def test_exemptions_name_laws_and_reasons() -> None:
 def test_every_recipe_has_a_row() -> None:
     found = {
         name
-        for name, function in vars(recipes).items()
+        for name, function in vars(algorithms).items()
         if inspect.isfunction(function)
         and not name.startswith("_")
         and function is not compose

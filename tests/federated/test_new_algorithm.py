@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fedtangent.engine.run import simulate
+from fedtangent.federated.algorithms import fed_ensemble
 from fedtangent.federated.local import Work
-from fedtangent.federated.recipes import fed_ensemble
 from fedtangent.federated.schedule import per_client_permutations, uniform_sampling
-from fedtangent.simulate import simulate
 from fedtangent.types import Algorithm
 
 from .reference import Params, sgd

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numpy.polynomial import chebyshev
 
-from fedtangent.federated.ntk_chebyshev import CUT, chebyshev_degree, chebyshev_dual, chebyshev_series
-from fedtangent.federated.ntk_dynamics import by_products
-from fedtangent.federated.ntk_evolution import evolution_plan, linearise_network, ntk_evolve
-from fedtangent.federated.ntk_options import KERNEL_BYTES
-from fedtangent.federated.ntk_tangent import averaged_product, pool_examples
+from fedtangent.federated.ntk_fl.chebyshev import CUT, chebyshev_degree, chebyshev_dual, chebyshev_series
+from fedtangent.federated.ntk_fl.dynamics import by_products
+from fedtangent.federated.ntk_fl.evolution import evolution_plan, linearise_network, ntk_evolve
+from fedtangent.federated.ntk_fl.options import KERNEL_BYTES
+from fedtangent.federated.ntk_fl.tangent import averaged_product, pool_examples
 from fedtangent.kernels import empirical_ntk
 from fedtangent.models import mlp
 

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent import data, partition
-from fedtangent.federated import recipes, schedule
-from fedtangent.federated.ntk_evolution import evolution_plan, linearised_descent, ntk_evolve
-from fedtangent.federated.sparse_tangent import sparse_linearise
+from fedtangent import data
+from fedtangent.data import partition
+from fedtangent.engine.run import simulate
+from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.ntk_fl.evolution import evolution_plan, linearised_descent, ntk_evolve
+from fedtangent.federated.ntk_fl.sparse_tangent import sparse_linearise
 from fedtangent.kernels import empirical_ntk
 from fedtangent.models import mlp
-from fedtangent.simulate import simulate
 
 RATE, STEPS, N, C = 0.3, 60, 11, 3
 RNG = np.random.default_rng(0)
@@ -183,7 +184,7 @@ def test_a_federated_run_on_class_labels():
     clients = partition.iid(N, 3, seed=0)
     federated = data.federated_data(X, LABELS, clients, dtype=jnp.float64)
     model = network()
-    algorithm = recipes.ntk_fl(
+    algorithm = algorithms.ntk_fl(
         model, schedule.all_clients(3), learning_rate=RATE, times=(STEPS,), loss="cross_entropy", kernel="exact"
     )
     seen: list = []
@@ -204,17 +205,17 @@ def test_a_run_validated_on_class_labels_and_refused_with_wrong_ones():
     federated = data.federated_data(X, LABELS, clients, dtype=jnp.float64)
     options = {"learning_rate": RATE, "times": (5, 50, 500), "loss": "cross_entropy"}
     held = jnp.asarray(X[:4]), jnp.asarray(LABELS[:4])
-    algorithm = recipes.ntk_fl(model, schedule.all_clients(3), validation=held, **options)
+    algorithm = algorithms.ntk_fl(model, schedule.all_clients(3), validation=held, **options)
     run = simulate(algorithm, federated, 1, 0)
     losses = np.asarray(run.history.rounds["losses"]).ravel()
     assert np.asarray(run.history.rounds["time"]).item() == options["times"][int(np.argmin(losses))]
     with pytest.raises(ValueError, match="validation: class labels must be from 0 to 2"):
-        recipes.ntk_fl(model, schedule.all_clients(3), validation=(held[0], held[1] + 3), **options)
+        algorithms.ntk_fl(model, schedule.all_clients(3), validation=(held[0], held[1] + 3), **options)
 
 
 def test_centred_targets_are_refused_before_a_run():
     clients, model = partition.iid(N, 3, seed=0), network()
-    algorithm = recipes.ntk_fl(model, schedule.all_clients(3), learning_rate=RATE, times=(5,), loss="cross_entropy")
+    algorithm = algorithms.ntk_fl(model, schedule.all_clients(3), learning_rate=RATE, times=(5,), loss="cross_entropy")
     centred = data.federated_data(X, ONE_HOT - 1 / C, clients, dtype=jnp.float64)
     with pytest.raises(ValueError, match="data: targets: loss is cross_entropy, so rows must be probabilities"):
         simulate(algorithm, centred, 1, 0)

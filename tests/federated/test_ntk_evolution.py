@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.federated.ntk_evolution import DIVERGED, NO_EXAMPLES, OK, linearised_descent, ntk_evolve
-from fedtangent.federated.ntk_spectral import evolve_dual, geometric_sum, iterate_dual, largest_eigenvalue
+from fedtangent.federated.ntk_fl.evolution import DIVERGED, NO_EXAMPLES, OK, linearised_descent, ntk_evolve
+from fedtangent.federated.ntk_fl.spectral import evolve_dual, geometric_sum, iterate_dual, largest_eigenvalue
 from fedtangent.kernels import empirical_ntk
 from fedtangent.models import mlp, rbf_linear
 

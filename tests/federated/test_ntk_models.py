@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.federated import recipes
-from fedtangent.federated.ntk_evolution import linearised_descent, ntk_evolve
-from fedtangent.federated.ntk_fl import largest_pool
+from fedtangent.engine.run import simulate
+from fedtangent.federated import algorithms
+from fedtangent.federated.ntk_fl.evolution import linearised_descent, ntk_evolve
+from fedtangent.federated.ntk_fl.server import largest_pool
 from fedtangent.federated.schedule import all_clients, per_client_permutations
 from fedtangent.models import cnn, lstm
 from fedtangent.models.flax_adapter import from_flax
-from fedtangent.simulate import simulate
 from fedtangent.types import Model, Partition
 
 from .toys import distance, fixed, leaves, two_layer, uneven_data
@@ -69,7 +69,7 @@ def test_a_pool_without_padding_changes_nothing(dtype):
     assert largest_pool(partition, 2) == 11 and largest_pool(partition, 0) == 1
 
     def run(pool_size):
-        algorithm = recipes.ntk_fl(
+        algorithm = algorithms.ntk_fl(
             two_layer(dtype), fixed(6, 2, slots), learning_rate=0.2, times=(2, 7), pool_size=pool_size
         )
         return simulate(algorithm, data, 2, seed=0, mapping="scan")
@@ -86,7 +86,7 @@ def test_a_pool_without_padding_changes_nothing(dtype):
 def test_two_models_of_a_shuffled_pool_stay_the_same_to_rounding():
     from fedtangent.federated.aggregate import stack
     from fedtangent.federated.compose import compose, sequentially
-    from fedtangent.federated.ntk_fl import ntk_server, send_examples
+    from fedtangent.federated.ntk_fl.server import ntk_server, send_examples
 
     def run(shuffle):
         model, plan = two_layer(), per_client_permutations(6, 2)
@@ -98,7 +98,7 @@ def test_two_models_of_a_shuffled_pool_stay_the_same_to_rounding():
 
 
 def test_class_labels_are_told_to_become_targets():
-    algorithm = recipes.ntk_fl(two_layer(), all_clients(6), learning_rate=0.1, times=(1,))
+    algorithm = algorithms.ntk_fl(two_layer(), all_clients(6), learning_rate=0.1, times=(1,))
     with pytest.raises(ValueError, match=r"y and mask: got \(36,\) and .*class labels: one-hot"):
         simulate(algorithm, uneven_data(labels=True), 1)
 
@@ -115,4 +115,4 @@ def test_class_labels_are_told_to_become_targets():
 )
 def test_mistakes_are_named_before_any_work(options, message):
     with pytest.raises(ValueError, match=message):
-        recipes.ntk_fl(two_layer(), all_clients(6), **{"learning_rate": 0.1, "times": (1,), **options})
+        algorithms.ntk_fl(two_layer(), all_clients(6), **{"learning_rate": 0.1, "times": (1,), **options})

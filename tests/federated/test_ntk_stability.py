@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.federated import recipes
-from fedtangent.federated.ntk_evolution import DIVERGED, OK, REFUSED, SAFETY, ntk_evolve
+from fedtangent.engine.run import simulate
+from fedtangent.federated import algorithms
+from fedtangent.federated.ntk_fl.evolution import DIVERGED, OK, REFUSED, SAFETY, ntk_evolve
 from fedtangent.federated.schedule import all_clients
-from fedtangent.simulate import simulate
 
 from .test_ntk_evolution import EVERY_ROW, X, evolve, flat, jacobian, network, targets
 from .toys import leaves, two_layer, uneven_data
@@ -63,7 +63,9 @@ def test_clip_is_the_run_at_nine_tenths_of_the_largest_stable_rate():
 @functools.cache  # one object, so that its round compiles once
 def rising():
     """From the fourth round on the rate is far above the largest stable one."""
-    return recipes.ntk_fl(two_layer(), all_clients(6), learning_rate=lambda r: jnp.where(r < 3, 0.3, 1e4), times=(4, 9))
+    return algorithms.ntk_fl(
+        two_layer(), all_clients(6), learning_rate=lambda r: jnp.where(r < 3, 0.3, 1e4), times=(4, 9)
+    )
 
 
 def run(rounds: int, **options):

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine import engine_for, parse
-from fedtangent.federated import recipes
-from fedtangent.federated.ntk_tangent import pool_examples
-from fedtangent.federated.ntk_time import choose_time
+from fedtangent.engine.clients import engine_for, parse
+from fedtangent.federated import algorithms
+from fedtangent.federated.ntk_fl.tangent import pool_examples
+from fedtangent.federated.ntk_fl.time import choose_time
 from fedtangent.federated.schedule import all_clients
 from fedtangent.types import Model
 
@@ -83,7 +83,7 @@ def test_validation_examples_are_charged_once():
     model = two_layer()
     held = (jnp.zeros((5, *data.x.shape[1:])), jnp.zeros((5, model.output_size)))
     costs = [
-        recipes.ntk_fl(model, plan, learning_rate=0.1, times=(1,), validation=validation).cost(
+        algorithms.ntk_fl(model, plan, learning_rate=0.1, times=(1,), validation=validation).cost(
             data, engine_for(data, parse("scan"))
         )
         for validation in (None, held)

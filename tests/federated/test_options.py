@@ -10,10 +10,11 @@ import numpy as np
 import optax
 import pytest
 
-from fedtangent.federated import channel, faults, graph, personal, recipes, walks
+from fedtangent.engine.run import simulate
+from fedtangent.federated import algorithms, faults, graph, personal, schedule
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import all_clients, per_client_permutations, uniform_sampling
-from fedtangent.simulate import simulate
+from fedtangent.federated.wire import channel
 from fedtangent.types import Algorithm
 
 from .toys import two_layer, uneven_data
@@ -24,7 +25,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fed_avg", {"sever_learning_rate": 1e-9}, "sever_learning_rate: is no option of fed_avg"),
     ("fed_sgd", {"learning_rate": 0.1}, "client_learning_rate: is no option of fed_sgd"),
     ("scaffold", {"optimizer": optax.adam}, "optimizer: is no option of scaffold"),
-    ("fed_ensemble", {"base": recipes.fed_dyn, "mu": 0.1, "alpha": 0.1}, "mu: is no option of fed_dyn"),
+    ("fed_ensemble", {"base": algorithms.fed_dyn, "mu": 0.1, "alpha": 0.1}, "mu: is no option of fed_dyn"),
     ("fed_ensemble", {"base": "fed_avg"}, "base: got 'fed_avg', must be a recipe"),
     ("fed_prox", {"mu": "0.1"}, "mu: got '0.1', must be a number"),
     ("fed_avg", {"client_learning_rate": "0.1"}, "client_learning_rate: got '0.1', must be a number"),
@@ -43,7 +44,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gossip", {"schedule": per_client_permutations(6, 6), "mixing": RING}, "schedule: must train model k on"),
     (
         "gossip",
-        {"schedule": walks.own_models(6), "mixing": RING, "channel": channel.top_k(1)},
+        {"schedule": schedule.own_models(6), "mixing": RING, "channel": channel.top_k(1)},
         "channel: gossip sends whole models",
     ),
     ("random_walk", {"schedule": uniform_sampling(6, 3)}, "schedule: must train each model on one client"),
@@ -52,7 +53,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 def build(name: str, schedule: Any = None, **more: Any) -> Algorithm:
     plan = all_clients(6) if schedule is None else schedule
-    return getattr(recipes, name)(two_layer(), plan, **(GIVEN | more))
+    return getattr(algorithms, name)(two_layer(), plan, **(GIVEN | more))
 
 
 @pytest.mark.parametrize(("name", "options", "message"), REFUSED)
@@ -62,14 +63,14 @@ def test_what_a_recipe_refuses(name: str, options: dict[str, Any], message: str)
 
 
 def test_gossip_needs_every_client_to_train() -> None:
-    algorithm = build("gossip", walks.own_models(6), mixing=RING)
+    algorithm = build("gossip", schedule.own_models(6), mixing=RING)
     assert np.isfinite(simulate(algorithm, uneven_data(), 1).history.rounds["consensus_distance"]).all()
     with pytest.raises(ValueError, match="data: client 3 holds no examples"):
         simulate(algorithm, uneven_data(sizes=(3, 5, 1, 0, 6, 2)), 1)
 
 
 def test_gossip_may_lose_clients_to_faults_and_be_built_under_a_trace() -> None:
-    dropping = faults.dropout(walks.own_models(6), 0.3)
+    dropping = faults.dropout(schedule.own_models(6), 0.3)
     assert build("gossip", dropping, mixing=RING).name == "gossip"
 
     def traced(rate: Any) -> Any:

@@ -12,18 +12,18 @@ import numpy as np
 import optax
 import pytest
 
-from fedtangent.engine import engine_for
-from fedtangent.federated import recipes
+from fedtangent.engine.clients import engine_for
+from fedtangent.engine.run import Run, predict, simulate
+from fedtangent.federated import algorithms
 from fedtangent.federated.aggregate import stack
-from fedtangent.federated.channel import jacobians, lossless
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work, local_sgd
-from fedtangent.federated.ntk_fl import send_examples
+from fedtangent.federated.ntk_fl.server import send_examples
 from fedtangent.federated.predict import mean_of_models
 from fedtangent.federated.schedule import all_clients, random_models, strata
 from fedtangent.federated.server import optax_server
+from fedtangent.federated.wire.channel import jacobians, lossless
 from fedtangent.losses import squared_error
-from fedtangent.simulate import Run, predict, simulate
 from fedtangent.types import Client, Cost, FederatedData, Key, Local, Model, PyTree, RoundInfo, Server
 
 from . import reference
@@ -50,14 +50,14 @@ def test_prediction_is_the_mean_of_the_models(model: Model, data: FederatedData)
 
 
 def test_predict_of_a_run_uses_its_models(model: Model, data: FederatedData) -> None:
-    algorithm = recipes.fed_ensemble(model, all_clients(6, 2), client_learning_rate=0.1, work=Work(steps=1))
+    algorithm = algorithms.fed_ensemble(model, all_clients(6, 2), client_learning_rate=0.1, work=Work(steps=1))
     state = algorithm.init(0, 6)
     direct = mean_of_models(model, state.server.params, data.x)
     assert distance(predict(algorithm, state, data.x), direct) < 1e-14
 
 
 def test_models_start_apart_and_from_the_init_key(model: Model) -> None:
-    algorithm = recipes.fed_ensemble(model, all_clients(6, 2), client_learning_rate=0.1, work=Work(steps=1))
+    algorithm = algorithms.fed_ensemble(model, all_clients(6, 2), client_learning_rate=0.1, work=Work(steps=1))
     start = algorithm.init(0, 6).server.params
     assert distance(*(jax.tree.map(lambda leaf, k=k: leaf[k], start) for k in (0, 1))) > 0.1
     assert distance(start, algorithm.init(0, 6).server.params) == 0
@@ -199,7 +199,7 @@ def parameters(output_size: int = 2) -> int:
 
 
 def test_a_model_up_and_a_model_down_per_filled_slot() -> None:
-    algorithm = recipes.fed_ensemble(two_layer(jnp.float32), STRATA, client_learning_rate=0.1, work=Work(steps=1))
+    algorithm = algorithms.fed_ensemble(two_layer(jnp.float32), STRATA, client_learning_rate=0.1, work=Work(steps=1))
     data = uneven_data()
     data = data._replace(x=data.x.astype(jnp.float32), y=data.y.astype(jnp.float32))
     run = simulate(algorithm, data, 3, 0, "scan", evaluate_every=2)
@@ -210,7 +210,7 @@ def test_a_model_up_and_a_model_down_per_filled_slot() -> None:
 
 def test_a_client_without_examples_is_not_charged() -> None:
     schedule = fixed(3, 1, [(0, 0, 1.0), (1, 0, 1.0), (2, 0, 0.0)])
-    algorithm = recipes.fed_avg(two_layer(), schedule, client_learning_rate=0.1, work=Work(steps=1))
+    algorithm = algorithms.fed_avg(two_layer(), schedule, client_learning_rate=0.1, work=Work(steps=1))
     run = simulate(algorithm, uneven_data(sizes=(2, 0, 3)), 2, 0, "scan")
     assert run.history.evaluations[-1].uplink_bytes == 2 * parameters() * 8
     assert run.history.rounds["examples"].tolist() == [[2, 0, 0]] * 2
@@ -218,7 +218,7 @@ def test_a_client_without_examples_is_not_charged() -> None:
 
 def test_ntk_fl_is_charged_for_its_jacobians_and_reports_who_found_no_place(model: Model) -> None:
     schedule = fixed(6, 1, [(1, 0, 1.0), (4, 0, 1.0), (2, 0, 0.0)])
-    algorithm = recipes.ntk_fl(model, schedule, learning_rate=0.1, times=(1,), slots_per_model=1)
+    algorithm = algorithms.ntk_fl(model, schedule, learning_rate=0.1, times=(1,), slots_per_model=1)
     run = simulate(algorithm, uneven_data(), 2, 0, "scan")
     assert run.history.rounds["dropped"].tolist() == [[1], [1]]
     examples = SIZES[1] + SIZES[4]  # both were sent
@@ -231,7 +231,7 @@ def test_the_ledger_is_exact_beyond_32_bits() -> None:
     """Jacobians of a wide model, charged and never built: the server of this run keeps its weights."""
     outputs, side = 10, 1500
     wide = Model("wide", lambda key: jnp.zeros((side, side), jnp.float32), lambda w, x: x, None, outputs)
-    algorithm = recipes.ntk_fl(wide, all_clients(6), learning_rate=0.1, times=(1,))
+    algorithm = algorithms.ntk_fl(wide, all_clients(6), learning_rate=0.1, times=(1,))
     idle = compose(
         "idle",
         wide,
@@ -256,7 +256,7 @@ def test_the_ledger_is_exact_beyond_32_bits() -> None:
 
 
 def test_data_of_another_number_of_clients(model: Model, data: FederatedData) -> None:
-    algorithm = recipes.fed_avg(model, all_clients(5), client_learning_rate=0.1, work=Work(steps=1))
+    algorithm = algorithms.fed_avg(model, all_clients(5), client_learning_rate=0.1, work=Work(steps=1))
     with pytest.raises(ValueError, match="data: has 6 clients, but the schedule was built for 5"):
         simulate(algorithm, data, 1)
 
@@ -284,4 +284,4 @@ def test_unknown_weighting(model: Model) -> None:
 )
 def test_bad_arguments_of_ntk_fl(model: Model, changed: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        recipes.ntk_fl(model, all_clients(6), **({"learning_rate": 0.1} | changed))
+        algorithms.ntk_fl(model, all_clients(6), **({"learning_rate": 0.1} | changed))

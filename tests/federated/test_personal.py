@@ -10,36 +10,15 @@ import numpy as np
 import pytest
 
 from fedtangent.data.federated import max_client_size
-from fedtangent.federated import personal, recipes
+from fedtangent.federated import algorithms, personal
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import per_client_permutations
 from fedtangent.types import Algorithm, FederatedData, PyTree
 
 from . import reference
 from . import reference_personalised as loops
-from .personalised_runs import (
-    DATA,
-    GLOBAL,
-    MODEL,
-    OWN,
-    OWNED,
-    PARTIAL,
-    RATE,
-    SEED,
-    VISIBLE,
-    X,
-    Y,
-    own_of,
-    ran,
-)
-from .toys import (
-    NUM_CLIENTS,
-    counting,
-    distance,
-    federated,
-    models_of,
-    owned_rows,
-)
+from .personalised_runs import DATA, GLOBAL, MODEL, OWN, OWNED, PARTIAL, RATE, SEED, VISIBLE, X, Y, own_of, ran
+from .toys import NUM_CLIENTS, counting, distance, federated, models_of, owned_rows
 
 
 def uneven_test_data() -> FederatedData:
@@ -61,7 +40,7 @@ def ensemble(how: str, gamma: float = 0.3) -> tuple[Algorithm, PyTree]:
         "minibatches": lambda: personal.fine_tuned("squared_error", 0.2, OWN),
         "none": lambda: None,
     }[how]()
-    algorithm = recipes.fed_ensemble(
+    algorithm = algorithms.fed_ensemble(
         MODEL, per_client_permutations(6, 3), client_learning_rate=RATE, work=GLOBAL, personal=own
     )
     return algorithm, algorithm.init(SEED, NUM_CLIENTS)
@@ -191,7 +170,7 @@ def _count(outputs: Any, targets: Any, mask: Any) -> Any:
 
 def test_a_second_evaluation_traces_nothing() -> None:
     model, calls = counting(MODEL)
-    algorithm = recipes.local_only(model, PARTIAL, client_learning_rate=RATE, work=GLOBAL)
+    algorithm = algorithms.local_only(model, PARTIAL, client_learning_rate=RATE, work=GLOBAL)
     state = algorithm.init(SEED, NUM_CLIENTS)
     personal.evaluate_clients(algorithm, state, DATA, TEST, "mse")
     assert (seen := len(calls)) > 0

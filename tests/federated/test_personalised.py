@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine import engine_for
-from fedtangent.federated import recipes
+from fedtangent.engine.clients import engine_for
+from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
 from fedtangent.federated.masks import joined, private_mask, private_part, shared_part
 from fedtangent.federated.schedule import all_clients
@@ -38,12 +38,7 @@ from .personalised_runs import (
     start,
     train,
 )
-from .toys import (
-    NUM_CLIENTS,
-    distance,
-    models_of,
-    two_layer,
-)
+from .toys import NUM_CLIENTS, distance, models_of, two_layer
 
 
 def ditto_loop(fault: str) -> tuple[reference.Params, list[reference.Params]]:
@@ -172,7 +167,7 @@ def test_parts_of_a_nested_model_join_again() -> None:
 def test_float32_stays_float32(recipe: str) -> None:
     extra = {"ditto": {"mu": 0.1}, "lg_fed_avg": {"private": "V"}}.get(recipe, {})
     model = two_layer(jnp.float32)
-    algorithm = getattr(recipes, recipe)(model, PERMUTED, client_learning_rate=RATE, work=GLOBAL, **extra)
+    algorithm = getattr(algorithms, recipe)(model, PERMUTED, client_learning_rate=RATE, work=GLOBAL, **extra)
     data = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.float64 else leaf, DATA)
     before = algorithm.init(SEED, NUM_CLIENTS)
     after = jax.eval_shape(lambda s, d: algorithm.step(s, d, engine_for(data, "vmap"))[0], before, data)
@@ -207,4 +202,4 @@ COMMON = {"client_learning_rate": 0.1, "work": Work(steps=1)}
 )
 def test_bad_arguments(recipe: str, changed: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        getattr(recipes, recipe)(MODEL, all_clients(6), **(COMMON | changed))
+        getattr(algorithms, recipe)(MODEL, all_clients(6), **(COMMON | changed))

@@ -11,17 +11,17 @@ import numpy as np
 import optax
 import pytest
 
-from fedtangent import sharing
-from fedtangent.engine import engine_for
-from fedtangent.federated import recipes
+from fedtangent.data import sharing
+from fedtangent.engine.clients import engine_for
+from fedtangent.engine.run import simulate
+from fedtangent.federated import algorithms
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work
-from fedtangent.federated.ntk_fl import send_examples
+from fedtangent.federated.ntk_fl.server import send_examples
 from fedtangent.federated.pooling import pool_server
 from fedtangent.federated.schedule import all_clients, per_client_permutations, uniform_sampling
 from fedtangent.losses import squared_error
-from fedtangent.simulate import simulate
 from fedtangent.types import FederatedData, Model, Partition, Schedule
 
 from . import reference
@@ -82,7 +82,7 @@ def chosen(schedule: Schedule, t: int, k: int) -> list[int]:
 
 @functools.cache
 def ran(name: str, mapping: str = "scan") -> tuple[list[reference.Params], list[reference.Params], Any]:
-    algorithm = recipes.centralised(MODEL, SCHEDULES[name], learning_rate=RATE, work=POOLED)
+    algorithm = algorithms.centralised(MODEL, SCHEDULES[name], learning_rate=RATE, work=POOLED)
     begin = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
     run = simulate(algorithm, DATA, ROUNDS, SEED, mapping)
     return begin, models_of(algorithm, run.state), run
@@ -119,7 +119,7 @@ def test_centralised_equals_the_loop(name: str) -> None:
 
 def test_full_batch_steps_weigh_every_example_alike() -> None:
     schedule = all_clients(6)
-    algorithm = recipes.centralised(MODEL, schedule, learning_rate=RATE, work=Work(steps=4))
+    algorithm = algorithms.centralised(MODEL, schedule, learning_rate=RATE, work=Work(steps=4))
     (params,) = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
     run = simulate(algorithm, DATA, 2, SEED, "vmap")
     end = reference.sgd(params, X, Y, [np.arange(len(X))] * 8, RATE, "squared_error")
@@ -135,12 +135,12 @@ def test_the_ledger_charges_the_cohorts_examples_and_nothing_down() -> None:
     pooled = [sum(SIZES[i] for i in chosen(SCHEDULES["sampled"], t, 0)) for t in range(ROUNDS)]
     assert run.history.rounds["pooled"][:, 0].tolist() == pooled
     labelled = uneven_data(labels=True)
-    algorithm = recipes.centralised(MODEL, all_clients(6), learning_rate=1.0, work=POOLED, loss="cross_entropy")
+    algorithm = algorithms.centralised(MODEL, all_clients(6), learning_rate=1.0, work=POOLED, loss="cross_entropy")
     assert algorithm.cost(labelled, engine_for(labelled, "scan"))[:3] == (0, 8 * 3 + 4, 0)
 
 
 def test_clients_without_a_place_in_the_pool_are_reported() -> None:
-    algorithm = recipes.centralised(
+    algorithm = algorithms.centralised(
         MODEL,
         fixed(6, 1, [(i, 0, 1.0) for i in (4, 0, 5, 2)]),
         learning_rate=RATE,
@@ -167,7 +167,7 @@ def shared_data(fraction: float = 1.0) -> FederatedData:
 
 def test_data_sharing_is_fed_avg_on_own_and_shared_examples() -> None:
     schedule, data = uniform_sampling(6, 4), shared_data()
-    algorithm = recipes.data_sharing(MODEL, schedule, shared=SHARED, client_learning_rate=RATE, work=Work(steps=3))
+    algorithm = algorithms.data_sharing(MODEL, schedule, shared=SHARED, client_learning_rate=RATE, work=Work(steps=3))
     (params,) = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
     run = simulate(algorithm, data, ROUNDS, SEED, "scan")
 
@@ -191,12 +191,12 @@ def test_data_sharing_is_fed_avg_on_own_and_shared_examples() -> None:
 
 def test_data_sharing_charges_the_fraction_and_goes_around_any_algorithm() -> None:
     data = shared_data(0.67)
-    algorithm = recipes.data_sharing(
+    algorithm = algorithms.data_sharing(
         MODEL,
         per_client_permutations(6, 2),
         shared=SHARED,
         fraction=0.67,
-        base=recipes.fed_ensemble,
+        base=algorithms.fed_ensemble,
         client_learning_rate=RATE,
         work=Work(steps=1),
     )
@@ -205,7 +205,7 @@ def test_data_sharing_charges_the_fraction_and_goes_around_any_algorithm() -> No
 
 
 def test_data_that_was_not_shared_is_an_error() -> None:
-    algorithm = recipes.data_sharing(
+    algorithm = algorithms.data_sharing(
         MODEL, all_clients(6), shared=SHARED, client_learning_rate=RATE, work=Work(steps=1)
     )
     for data in (DATA, shared_data(0.5)):
@@ -213,20 +213,20 @@ def test_data_that_was_not_shared_is_an_error() -> None:
             ValueError, match=r"data: client \d holds \d of the shared examples, must hold 3 .*with_shared"
         ):
             simulate(algorithm, data, 1, SEED, "scan")
-    beyond = recipes.data_sharing(MODEL, all_clients(6), shared=[99], client_learning_rate=RATE, work=Work(steps=1))
+    beyond = algorithms.data_sharing(MODEL, all_clients(6), shared=[99], client_learning_rate=RATE, work=Work(steps=1))
     with pytest.raises(ValueError, match="shared: has the index 99, but data has 21 examples"):
         simulate(beyond, DATA, 1, SEED, "scan")
 
 
 def test_a_warm_start_is_training_on_the_global_set() -> None:
     model, calls = counting(MODEL)
-    warm = recipes.warm_started(model, DATA.x[SHARED], DATA.y[SHARED], learning_rate=RATE, work=Work(steps=5))
+    warm = algorithms.warm_started(model, DATA.x[SHARED], DATA.y[SHARED], learning_rate=RATE, work=Work(steps=5))
     key = jax.random.key(4)
     begin = {name: np.asarray(leaf) for name, leaf in MODEL.init(jax.random.split(key)[0]).items()}
     end = reference.sgd(begin, X, Y, [SHARED] * 5, RATE, "squared_error")
     assert distance({name: np.asarray(leaf) for name, leaf in warm.init(key).items()}, end) < TOLERANCE
     assert distance(begin, end) > 0.01
-    algorithm = recipes.fed_avg(warm, all_clients(6), client_learning_rate=RATE, work=Work(steps=1))
+    algorithm = algorithms.fed_avg(warm, all_clients(6), client_learning_rate=RATE, work=Work(steps=1))
     first = jax.random.split(key, 1)[0]
     started = models_of(algorithm, algorithm.init(0, NUM_CLIENTS, key))[0]
     assert distance(started, {name: np.asarray(leaf) for name, leaf in warm.init(first).items()}) == 0
@@ -265,14 +265,14 @@ def test_bad_arguments(recipe: str, changed: dict[str, Any], named: str) -> None
     arguments = GOOD[recipe] | changed
     with pytest.raises(ValueError, match=named):
         if recipe == "warm_started":
-            recipes.warm_started(MODEL, DATA.x, arguments.pop("y", DATA.y), **arguments)
+            algorithms.warm_started(MODEL, DATA.x, arguments.pop("y", DATA.y), **arguments)
         else:
-            getattr(recipes, recipe)(MODEL, all_clients(6), **arguments)
+            getattr(algorithms, recipe)(MODEL, all_clients(6), **arguments)
 
 
 @pytest.mark.parametrize("recipe", ["centralised", "data_sharing"])
 def test_float32_stays_float32(recipe: str) -> None:
-    algorithm = getattr(recipes, recipe)(two_layer(jnp.float32), all_clients(6), **GOOD[recipe])
+    algorithm = getattr(algorithms, recipe)(two_layer(jnp.float32), all_clients(6), **GOOD[recipe])
     data = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.float64 else leaf, DATA)
     before = algorithm.init(SEED, NUM_CLIENTS)
     after = jax.eval_shape(lambda s, d: algorithm.step(s, d, engine_for(data, "vmap"))[0], before, data)

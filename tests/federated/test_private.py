@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine import engine_for
-from fedtangent.federated import recipes
-from fedtangent.federated.channel import qsgd
+from fedtangent.engine.clients import engine_for
+from fedtangent.engine.run import simulate
+from fedtangent.federated import algorithms
 from fedtangent.federated.compose import keys
 from fedtangent.federated.faults import dropout
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import poisson_sampling, uniform_sampling
-from fedtangent.simulate import simulate
+from fedtangent.federated.wire.channel import qsgd
 from fedtangent.types import Algorithm, Schedule
 
 from . import reference
@@ -37,7 +37,7 @@ SCHEDULES = {
 
 def private(schedule: Schedule, **changed: Any) -> Algorithm:
     options = {"client_learning_rate": RATE, "work": Work(steps=STEPS), "clip_norm": CLIP, "noise_multiplier": NOISE}
-    return recipes.dp_fed_avg(two_layer(), schedule, **(options | changed))
+    return algorithms.dp_fed_avg(two_layer(), schedule, **(options | changed))
 
 
 @functools.cache
@@ -132,7 +132,7 @@ def test_the_noise_has_its_deviation_and_is_new_in_every_round_and_model() -> No
 def test_a_model_that_no_client_trains_gets_its_noise() -> None:
     """Under Poisson sampling a round may be empty; a model that stood still would tell so."""
     algorithm = private(poisson_sampling(6, 1e-6), expected_clients=3.0, clip_norm=1.0, noise_multiplier=0.6)
-    plain = recipes.fed_avg(two_layer(), poisson_sampling(6, 1e-6), client_learning_rate=RATE, work=Work(steps=1))
+    plain = algorithms.fed_avg(two_layer(), poisson_sampling(6, 1e-6), client_learning_rate=RATE, work=Work(steps=1))
     moved = []
     for one in (algorithm, plain):
         start = np.concatenate([leaf.ravel() for leaf in leaves(one.init(SEED, 6).server.params)])
@@ -148,7 +148,7 @@ def test_a_model_that_no_client_trains_gets_its_noise() -> None:
 def test_without_noise_and_with_a_large_bound_it_is_fed_avg() -> None:
     schedule = uniform_sampling(6, 4)
     ours = private(schedule, noise_multiplier=0, clip_norm=1e6)
-    plain = recipes.fed_avg(
+    plain = algorithms.fed_avg(
         two_layer(), schedule, client_learning_rate=RATE, work=Work(steps=STEPS), weighting="uniform"
     )
     ends = [simulate(one, uneven_data(), 3, SEED, "scan").state.server.params for one in (ours, plain)]

@@ -11,8 +11,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedtangent.engine import engine_for
-from fedtangent.federated import recipes
+from fedtangent.engine.clients import engine_for
+from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import at_round, check_rate, rate_at, sgd, staircase_decay
 from fedtangent.federated.schedule import uniform_sampling
@@ -82,7 +82,7 @@ def test_parameters_keep_their_dtype(kind: str) -> None:
 
 def fed_avg(client: Any, server: Any = 1.0, model: Model = MODEL, work: Work | None = None) -> Algorithm:
     work = Work(epochs=2, batch_size=2) if work is None else work
-    return recipes.fed_avg(model, SAMPLING, client_learning_rate=client, server_learning_rate=server, work=work)
+    return algorithms.fed_avg(model, SAMPLING, client_learning_rate=client, server_learning_rate=server, work=work)
 
 
 def end(algorithm: Algorithm, data: FederatedData, rounds: int, mapping: str = "scan") -> Any:
@@ -132,7 +132,7 @@ def test_a_run_with_schedules_is_the_loop_with_each_rounds_rates() -> None:
 
 def test_ntk_fl_takes_a_schedule() -> None:
     def after(rate: Any, rounds: int) -> Any:
-        return end(recipes.ntk_fl(MODEL, SAMPLING, learning_rate=rate, times=(4,)), uneven_data(), rounds).server
+        return end(algorithms.ntk_fl(MODEL, SAMPLING, learning_rate=rate, times=(4,)), uneven_data(), rounds).server
 
     halved = staircase_decay(0.3, 0.5, 1)
     assert distance(after(halved, 1), after(0.3, 1)) < 1e-12

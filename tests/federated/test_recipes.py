@@ -10,17 +10,11 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent.federated import recipes
+from fedtangent.engine.run import simulate
+from fedtangent.federated import algorithms
 from fedtangent.federated.compose import keys
 from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import (
-    all_clients,
-    per_client_permutations,
-    random_models,
-    strata,
-    uniform_sampling,
-)
-from fedtangent.simulate import simulate
+from fedtangent.federated.schedule import all_clients, per_client_permutations, random_models, strata, uniform_sampling
 from fedtangent.types import Cohort, FederatedData, Schedule
 
 from . import reference
@@ -112,7 +106,7 @@ def case_data(case: Case) -> FederatedData:
 def simulated(name: str) -> tuple[Models, Models]:
     """The models before and after a run of the engine."""
     case = CASES[name]
-    algorithm = getattr(recipes, case.recipe)(
+    algorithm = getattr(algorithms, case.recipe)(
         MODEL,
         case.schedule,
         client_learning_rate=RATE,
@@ -214,4 +208,4 @@ def test_cases_have_partial_participation_empty_slots_and_unvisited_models() -> 
 def test_bad_arguments(recipe: str, changed: dict[str, object], named: str) -> None:
     arguments = {"client_learning_rate": 0.1, "work": Work(steps=1)} | changed
     with pytest.raises(ValueError, match=named):
-        getattr(recipes, recipe)(MODEL, all_clients(6), **arguments)
+        getattr(algorithms, recipe)(MODEL, all_clients(6), **arguments)

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.federated import channel, faults, recipes, walks
+from fedtangent.engine.run import simulate
+from fedtangent.federated import algorithms, faults, schedule
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import all_clients, uniform_sampling
-from fedtangent.federated.secure_aggregation import decode_mean, encode, fraction_bits, mask_messages
-from fedtangent.simulate import simulate
+from fedtangent.federated.wire import channel
+from fedtangent.federated.wire.secure_aggregation import decode_mean, encode, fraction_bits, mask_messages
 
 from .toys import distance, two_layer, uneven_data
 
@@ -104,7 +105,7 @@ def options(**more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["fed_avg", pytest.param("scaffold", marks=pytest.mark.slow)])
 def test_clients_that_drop_out(name: str) -> None:
     """Masks are drawn among those who answered: the average is the plain one, to the resolution of the numbers."""
-    plan, data, recipe = faults.dropout(uniform_sampling(6, 4), 0.4), uneven_data(), getattr(recipes, name)
+    plan, data, recipe = faults.dropout(uniform_sampling(6, 4), 0.4), uneven_data(), getattr(algorithms, name)
     plain = simulate(recipe(two_layer(), plan, **options()), data, 3, 2, "scan")
     answered = (plain.history.rounds["cohort"].weight > 0).sum(axis=1)
     assert answered.min() < 4
@@ -128,13 +129,13 @@ def test_clients_that_drop_out(name: str) -> None:
         ("dp_fed_avg", {"clip_norm": 1.0, "noise_multiplier": 1.0}, "secure_aggregation: dp_fed_avg needs single"),
         ("fed_be_no_distillation", {}, "secure_aggregation: fed_be_no_distillation needs single messages"),
         ("local_only", {}, "secure_aggregation: got 32, but in local_only nothing travels"),
-        ("random_walk", {"schedule": walks.own_models(6)}, "secure_aggregation: hides clients from a server"),
+        ("random_walk", {"schedule": schedule.own_models(6)}, "secure_aggregation: hides clients from a server"),
     ],
 )
 def test_where_the_server_needs_single_messages(name: str, more: dict[str, Any], message: str) -> None:
     given = {"schedule": all_clients(6), "secure_aggregation": 32} | more
     with pytest.raises(ValueError, match=message):
-        getattr(recipes, name)(two_layer(), **options(**given))
+        getattr(algorithms, name)(two_layer(), **options(**given))
 
 
 def test_bits_and_limits() -> None:

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.federated import sparse_dense
-from fedtangent.federated.ntk_evolution import ntk_evolve
-from fedtangent.federated.ntk_tangent import pool_examples
-from fedtangent.federated.sparse_tangent import sparse_linearise
-from fedtangent.federated.sparsify import count_all, count_numbers, count_products, num_kept, threshold_of
+from fedtangent.federated.ntk_fl import sparse_dense
+from fedtangent.federated.ntk_fl.evolution import ntk_evolve
+from fedtangent.federated.ntk_fl.sparse_tangent import sparse_linearise
+from fedtangent.federated.ntk_fl.tangent import pool_examples
+from fedtangent.federated.wire.sparsify import count_all, count_numbers, count_products, num_kept, threshold_of
 from fedtangent.models import mlp
 from fedtangent.types import Model
 

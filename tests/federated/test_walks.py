@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtangent.federated import graph, recipes
+from fedtangent.engine.run import simulate
+from fedtangent.federated import algorithms, graph
 from fedtangent.federated.compose import keys
 from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import mixed_permutations
-from fedtangent.federated.walks import own_models, random_walk
-from fedtangent.simulate import simulate
+from fedtangent.federated.schedule import mixed_permutations, own_models, random_walk
 
 from . import reference, reference_decentralised
 from .toys import NUM_CLIENTS, cohorts, distance, models_of, owned_rows, two_layer, uneven_data
@@ -103,7 +102,7 @@ def test_two_rounds_of_the_recipe_equal_the_loop(base: str) -> None:
     """Two rounds of three walks over six uneven clients; each model walks alone."""
     data, model, schedule = uneven_data(), two_layer(), random_walk(graph.ring(NUM_CLIENTS), 3)
     options = {"client_learning_rate": RATE, "work": Work(steps=STEPS)}
-    algorithm = recipes.random_walk(model, schedule, base=getattr(recipes, base), **options)
+    algorithm = algorithms.random_walk(model, schedule, base=getattr(algorithms, base), **options)
     start = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
     run = simulate(algorithm, data, 2, SEED, "scan")
     end, walked, rows = models_of(algorithm, run.state), paths(schedule, 2, SEED), owned_rows(data)

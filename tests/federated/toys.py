@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedtangent.engine.run import Run, simulate
 from fedtangent.federated import schedule as schedules
 from fedtangent.federated.compose import compose, keys
 from fedtangent.federated.local import Work, local_sgd
 from fedtangent.federated.server import optax_server
 from fedtangent.losses import squared_error
-from fedtangent.simulate import Run, simulate
 from fedtangent.types import Algorithm, Array, Cohort, FederatedData, Key, Local, Model, PyTree, Schedule
 
 SIZES = (3, 5, 1, 4, 6, 2)  # six uneven clients, one of a single example

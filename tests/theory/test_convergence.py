@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedtangent.theory import federated_flow
-from fedtangent.theory.convergence import (
+from fedtangent.theory.fed_ensemble.convergence import (
     FORMS,
     initial_radius,
     kappa_2,
@@ -17,7 +17,7 @@ from fedtangent.theory.convergence import (
     theorem_1,
     weight_movement,
 )
-from fedtangent.theory.linearisation_gap import gap_from_drift, kappa_4, linearisation_gap
+from fedtangent.theory.fed_ensemble.linearisation_gap import gap_from_drift, kappa_4, linearisation_gap
 from fedtangent.types import Cohort, Partition
 
 MODELS, OWN, AGES = 5, 4, 60

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent.theory import ntk_convergence as theory
-from fedtangent.theory import weight_gap
-from fedtangent.theory.two_layer_relu import active_neurons, empirical_kernel, expected_kernel
+from fedtangent.theory.ntk_fl import convergence as theory
+from fedtangent.theory.ntk_fl import weight_gap
+from fedtangent.theory.ntk_fl.two_layer import active_neurons, empirical_kernel, expected_kernel
 from fedtangent.types import Partition
 
 from .two_layer_reference import Network, descend, descend_linear, draw, fed_avg_round, sphere

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedtangent.kernels.gram import KernelBlocks
-from fedtangent.theory.gp_limit import covariance_terms, gp_limit
-from fedtangent.theory.ntk_evolution import descent_gain, ntk_evolution
+from fedtangent.theory.fed_ensemble.limit import covariance_terms, gp_limit
+from fedtangent.theory.ntk_fl.evolution import descent_gain, ntk_evolution
 
 N, M, C = 12, 5, 2
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from fedtangent.compare.ntk_descents import descents
-from fedtangent.experiments import two_layer
+from fedtangent.experiments.lab import two_layer
+from fedtangent.experiments.lab.ntk_rounds import several_rounds
 from fedtangent.experiments.ntk_fl import theorem1, theorem2
-from fedtangent.experiments.ntk_rounds import several_rounds
-from fedtangent.models.mlp import mlp
-from fedtangent.models.two_layer_relu import output_signs, two_layer_relu
+from fedtangent.models.dense import mlp
+from fedtangent.models.two_layer import output_signs, two_layer_relu
 
 from .two_layer_reference import Network, descend, descend_linear, fed_avg_round, sphere
 

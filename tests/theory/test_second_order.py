@@ -7,8 +7,15 @@ import pytest
 
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import federated_flow
-from fedtangent.theory.age import age_operators, condition_15, equation_13, expansion, gram_operator, operator_u
-from fedtangent.theory.second_order import (
+from fedtangent.theory.fed_ensemble.age import (
+    age_operators,
+    condition_15,
+    equation_13,
+    expansion,
+    gram_operator,
+    operator_u,
+)
+from fedtangent.theory.fed_ensemble.second_order import (
     commutator,
     commutator_sum,
     exponential_average,

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedtangent.attacks.minimise import OPTIMIZERS, Minimum, minimise
 from fedtangent.attacks.observation import Observed
-from fedtangent.data.checks import is_whole
+from fedtangent.checks import is_whole
 from fedtangent.types import Array, Key, Model, PyTree
 
 Sight = tuple[Array, Array, Array | None]  # messages, weight of every entry, outputs or labels if they are known

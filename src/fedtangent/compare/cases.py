@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data as datasets
-from fedtangent import partition
 from fedtangent.compare.settings import Setting, standardised, step_size
+from fedtangent.data import partition
 from fedtangent.federated import schedule
-from fedtangent.models.mlp import mlp
-from fedtangent.models.rbf_linear import rbf_linear
+from fedtangent.models.dense import mlp
+from fedtangent.models.linear import rbf_linear
 from fedtangent.types import Model
 
 NUM_MODELS = 5  # the papers' default K

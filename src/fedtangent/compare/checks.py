@@ -23,8 +23,8 @@ from fedtangent.compare.verdicts import (
 )
 from fedtangent.federated import schedule
 from fedtangent.theory import covariance_terms
-from fedtangent.theory.flow import Flow
-from fedtangent.theory.ntk_evolution import ntk_evolution
+from fedtangent.theory.flow.flow import Flow
+from fedtangent.theory.ntk_fl.evolution import ntk_evolution
 from fedtangent.types import Cohort, Gaussian, Schedule
 
 FIXED_POINT = 1e-8

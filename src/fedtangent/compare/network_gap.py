@@ -15,10 +15,10 @@ import numpy as np
 
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import init_key
-from fedtangent.federated import recipes
+from fedtangent.engine.run import predict, simulate
+from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
 from fedtangent.kernels.empirical import empirical_ntk
-from fedtangent.simulate import predict, simulate
 from fedtangent.types import Algorithm, Array, Key, Model, PyTree
 
 
@@ -82,7 +82,7 @@ def network_gap(setting: Setting, width: int) -> NetworkGap:
 
 
 def _algorithm(setting: Setting, model: Model) -> Algorithm:
-    return recipes.fed_ensemble(
+    return algorithms.fed_ensemble(
         model,
         setting.schedule,
         client_learning_rate=setting.learning_rate,

@@ -10,7 +10,7 @@ import numpy as np
 from fedtangent.compare.settings import Setting
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError, kernel_blocks
 from fedtangent.theory import Flow, federated_flow, gp_limit
-from fedtangent.theory.gp_limit import covariance_terms
+from fedtangent.theory.fed_ensemble.limit import covariance_terms
 from fedtangent.types import Cohort, Gaussian
 
 

@@ -14,15 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent import data, partition
-from fedtangent.federated import recipes
+from fedtangent import data
+from fedtangent.data import partition
+from fedtangent.engine.run import predict, simulate
+from fedtangent.federated import algorithms
 from fedtangent.federated.compose import keys
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import per_client_permutations, unroll
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
-from fedtangent.models.rbf_linear import rbf_linear
-from fedtangent.simulate import predict, simulate
-from fedtangent.theory.bias_variance import EnsembleLaw, Estimate, ensemble_laws
+from fedtangent.models.linear import rbf_linear
+from fedtangent.theory.fed_ensemble.bias_variance import EnsembleLaw, Estimate, ensemble_laws
 from fedtangent.types import Cohort, Model, Partition, Schedule
 
 TEST_POINTS = 201
@@ -127,7 +128,7 @@ def simulated(problem: Problem, plan: Schedule, num_rounds: int, seeds: Sequence
     outputs share layers, ``draws`` must be 1.
     """
     model = problem.model(draws)
-    algorithm = recipes.fed_ensemble(
+    algorithm = algorithms.fed_ensemble(
         model, plan, client_learning_rate=problem.learning_rate, work=Work(steps=problem.local_steps)
     )
     targets = np.tile(problem.y, (1, draws))

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import pytrees
+from fedtangent.checks import integer
 from fedtangent.compare import ledger_bounds as bounds
-from fedtangent.data.checks import integer
-from fedtangent.diagnostics import check_watchable
+from fedtangent.engine.history import History
 from fedtangent.federated.compose import drawn_cohorts
-from fedtangent.history import History
 from fedtangent.kernels.empirical import empirical_ntk
-from fedtangent.models.rbf_linear import LinearStructure
+from fedtangent.measures.tangent_kernels import check_watchable
+from fedtangent.models.linear import LinearStructure
 from fedtangent.types import Algorithm, Array, Cohort, FederatedData, Key, Model, Partition, PyTree
 
 
@@ -204,7 +204,7 @@ def residual_ledger(
         >>> model = ft.models.rbf_linear(num_features=20, bandwidth=0.3, dtype=jnp.float64)
         >>> plan = ft.federated.schedule.per_client_permutations(3, 2)
         >>> work = ft.federated.local.Work(steps=5)
-        >>> algorithm = ft.federated.recipes.fed_ensemble(model, plan, client_learning_rate=0.1, work=work)
+        >>> algorithm = ft.federated.algorithms.fed_ensemble(model, plan, client_learning_rate=0.1, work=work)
         >>> ledger = ft.compare.residual_ledger(algorithm, model, data, 20, local_steps=5, learning_rate=0.1)
         >>> run = ft.simulate(algorithm, data, 20, evaluate_every=10, evaluate=ledger)
         >>> len(ledger.rows), ledger.passed, ledger.is_of(run.history)

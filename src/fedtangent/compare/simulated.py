@@ -11,10 +11,10 @@ import numpy as np
 from tqdm import tqdm
 
 from fedtangent.compare.settings import Setting
-from fedtangent.federated import recipes, schedule
+from fedtangent.engine.run import predict, simulate
+from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.federated.local import Work
-from fedtangent.simulate import predict, simulate
 from fedtangent.types import Algorithm, Cohort, Schedule
 
 
@@ -43,7 +43,7 @@ def fed_ensemble(setting: Setting, width: int, progress: bool = False) -> Simula
 
     The draws share the schedule (its key is the setting's seed) and differ in the initialisation.
     """
-    algorithm = recipes.fed_ensemble(
+    algorithm = algorithms.fed_ensemble(
         setting.model(width),
         setting.schedule,
         client_learning_rate=setting.learning_rate,
@@ -62,7 +62,7 @@ def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool
     model = setting.model(width)
     theta = np.asarray(model.kernel(jnp.asarray(setting.x_train), None, get="ntk"))  # type: ignore[misc]
     examples, outputs = setting.y_train.shape
-    algorithm = recipes.ntk_fl(
+    algorithm = algorithms.ntk_fl(
         model,
         schedule.all_clients(clients, setting.schedule.num_models),
         learning_rate=examples * outputs / float(np.linalg.eigvalsh(theta)[-1]),

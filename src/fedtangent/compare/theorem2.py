@@ -16,17 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data as datasets
-from fedtangent import partition
 from fedtangent.compare import cases
 from fedtangent.compare.ensemble_law import Law, Null, null
 from fedtangent.compare.predicted import networks, run_flow
 from fedtangent.compare.settings import Setting, step_size
 from fedtangent.compare.simulated import cohorts, fed_ensemble
+from fedtangent.data import partition
 from fedtangent.federated import schedule
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError, kernel_blocks
-from fedtangent.models.mlp import mlp
+from fedtangent.models.dense import mlp
 from fedtangent.theory import Flow, gp_limit
-from fedtangent.theory.gp_limit import covariance_terms
+from fedtangent.theory.fed_ensemble.limit import covariance_terms
 from fedtangent.types import Cohort, Gaussian, Model
 
 NUM_MODELS = 50

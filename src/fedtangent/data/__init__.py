@@ -1,10 +1,9 @@
 """Data sets, class targets, and the data of a federation on the device."""
 
-from fedtangent.data.dataset import Dataset, SourceInfo
-from fedtangent.data.datasets import available, load
+from fedtangent.data.dataset import Dataset, SourceInfo, classification_targets
 from fedtangent.data.federated import client_sizes, federated_data, max_client_size
 from fedtangent.data.projection import projected, projection_matrix
-from fedtangent.data.targets import classification_targets
+from fedtangent.data.sources.catalogue import available, load
 
 __all__ = [
     "Dataset",

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.data import checks
+from fedtangent import checks
 from fedtangent.types import Array, FederatedData, Partition
 
 

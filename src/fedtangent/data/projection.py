@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from fedtangent.data import checks
+from fedtangent import checks
 from fedtangent.data.dataset import Dataset
 
 SCALES = ("coordinates", "lengths", "none")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 
-from fedtangent.experiments.contract import Experiment
+from fedtangent.experiments.lab.contract import Experiment
 
 NAMES = (
     "fed_ensemble.corollary1",

@@ -11,10 +11,10 @@ import numpy as np
 
 from fedtangent import pytrees
 from fedtangent.federated.aggregate import slots_of, weighted_mean
-from fedtangent.federated.channel import lossless
 from fedtangent.federated.faults import num_contacted
 from fedtangent.federated.predict import mean_of_models
 from fedtangent.federated.schedule import unroll
+from fedtangent.federated.wire.channel import lossless
 from fedtangent.types import (
     Accept,
     Aggregate,

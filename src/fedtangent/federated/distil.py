@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedtangent import pytrees
-from fedtangent.data.checks import is_whole
+from fedtangent.checks import is_whole
 from fedtangent.federated.local import Problem, Work, minimise, validate_work
 from fedtangent.losses import Loss, masked_mean, squared_error
 from fedtangent.types import Array, Client, FederatedData, Key, Model, PyTree

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtangent.data.checks import integer
+from fedtangent.checks import integer
 
 TOLERANCE = 1e-9  # of a row that must sum to 1, and of a matrix that must be symmetric
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedtangent import pytrees
-from fedtangent.data.checks import is_whole
+from fedtangent.checks import is_whole
 from fedtangent.federated.rates import Optimizer, at_round
 from fedtangent.losses import Loss
 from fedtangent.types import Array, Client, Key, Local, Model, PyTree

@@ -41,7 +41,7 @@ def private_mask(model: Model, private: Private) -> PyTree:
         raise ValueError(f"private: got {shown!r} that matches no parameter; the parameters are {', '.join(paths)}")
     if all(chosen):
         raise ValueError(
-            "private: matches all parameters, which leaves nothing to share (recipes.local_only shares nothing); the "
+            "private: matches all parameters, which leaves nothing to share (local_only shares nothing); the "
             f"parameters are {', '.join(paths)}"
         )
     return jax.tree.unflatten(structure, chosen)

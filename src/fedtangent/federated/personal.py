@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedtangent.data.checks import positive
+from fedtangent.checks import positive
 from fedtangent.data.federated import max_client_size
 from fedtangent.federated.compose import client_view
 from fedtangent.federated.local import Problem, Work, minimise, validate_work

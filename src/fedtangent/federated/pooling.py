@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fedtangent.federated.aggregate import Stacked
 from fedtangent.federated.local import Problem, Work, minimise, validate_work
-from fedtangent.federated.ntk_fl import Examples
+from fedtangent.federated.ntk_fl.server import Examples
 from fedtangent.federated.rates import Optimizer, at_round
 from fedtangent.losses import Loss
 from fedtangent.pytrees import item_bytes

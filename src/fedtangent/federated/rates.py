@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from fedtangent.data.checks import is_whole
+from fedtangent.checks import check_number, is_whole
 from fedtangent.types import Array, PyTree
 
 Rate: TypeAlias = float | Array | Callable[[Array], Array]
@@ -34,15 +33,6 @@ def staircase_decay(initial: Rate, factor: float = 0.99, every: int = 10) -> Cal
     decay = optax.exponential_decay(initial, int(every), factor, staircase=True)
     # Of a whole number optax computes in float32, also where everything else is float64.
     return lambda round_: decay(jnp.asarray(round_, float))
-
-
-def check_number(name: str, value: Any) -> None:
-    """Raise ``ValueError`` unless ``value`` is one real number (an array of shape [] will do)."""
-    kind = np.asarray(value).dtype
-    if not (jnp.issubdtype(kind, jnp.floating) or jnp.issubdtype(kind, jnp.integer)):
-        raise ValueError(f"{name}: got {value!r}, must be a number")
-    if jnp.ndim(value) != 0:
-        raise ValueError(f"{name}: got an array of shape {jnp.shape(value)}, must be one number")
 
 
 def check_rate(name: str, rate: Rate) -> None:

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedtangent.data.checks import is_whole
+from fedtangent.checks import is_whole
 from fedtangent.kernels.layered import is_layered, layered_kernel
-from fedtangent.models.dense import DenseStructure, forward
+from fedtangent.models.dense_structure import DenseStructure, forward
 from fedtangent.models.layers import FlaxStructure, read_plan
-from fedtangent.models.rbf_linear import LinearStructure
+from fedtangent.models.linear import LinearStructure
 from fedtangent.types import Array, Model, PyTree
 
 SYMMETRIC_BLOCK = 512  # examples: large enough for a fast product, small enough for half the work to be left out

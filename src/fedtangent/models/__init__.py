@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from fedtangent.models.choice import CONVOLUTIONS, choose_convolution
-from fedtangent.models.cnn import cnn
-from fedtangent.models.convolution import gemm_convolution
-from fedtangent.models.dense import DenseLayer, DenseStructure
+from fedtangent.models.convolutional import cnn
+from fedtangent.models.cpu.choice import CONVOLUTIONS, choose_convolution
+from fedtangent.models.cpu.convolution import gemm_convolution
+from fedtangent.models.cpu.pooling import max_pool
+from fedtangent.models.dense import ACTIVATIONS, PARAMETERIZATIONS, logistic, mlp, stax_network
+from fedtangent.models.dense_structure import DenseLayer, DenseStructure
 from fedtangent.models.flax_adapter import from_flax
 from fedtangent.models.kernels import Kernels
-from fedtangent.models.lstm import lstm
-from fedtangent.models.mlp import ACTIVATIONS, PARAMETERIZATIONS, logistic, mlp, stax_network
-from fedtangent.models.pooling import max_pool
-from fedtangent.models.rbf_linear import LinearStructure, rbf_linear
+from fedtangent.models.linear import LinearStructure, rbf_linear
+from fedtangent.models.recurrent import lstm
 from fedtangent.models.registry import available, build
 
 __all__ = [

@@ -1,54 +1,164 @@
-"""The structure of a dense network, and its forward pass: what training and the structured kernels share."""
+"""Multilayer perceptrons as neural-tangents stax networks, with the analytic kernel of exactly that network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from fedtangent.types import Array, PyTree
+import jax
+import jax.numpy as jnp
+
+from fedtangent.checks import is_whole
+from fedtangent.models.dense_structure import DenseLayer, DenseStructure, flatten_inputs, forward
+from fedtangent.models.kernels import AnalyticKernel, check_dtype, check_std
+from fedtangent.types import Array, Key, Model, PyTree
+
+PARAMETERIZATIONS = ("ntk", "standard")
 
 
-class DenseLayer(NamedTuple):
-    """``z = weight_scale * h W + bias_scale * b``; ``bias_scale`` is None where the layer has no bias."""
+class Activation(NamedTuple):
+    """An elementwise function, and the name and arguments of its layer in stax, which holds its analytic kernel."""
 
-    weight_scale: float  # Python floats, so that they never decide the dtype
-    bias_scale: float | None
+    function: Callable[[Array], Array]
+    stax_name: str
+    stax_arguments: dict[str, float]
 
 
-class DenseStructure(NamedTuple):
-    """Dense layers with one elementwise activation between them.
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": Activation(jax.nn.relu, "Relu", {}),
+    "leaky_relu": Activation(lambda z: jax.nn.leaky_relu(z, 0.01), "LeakyRelu", {"alpha": 0.01}),
+    "abs": Activation(jnp.abs, "Abs", {}),
+    "erf": Activation(jax.scipy.special.erf, "Erf", {}),
+    "gelu": Activation(lambda z: jax.nn.gelu(z, approximate=False), "Gelu", {}),
+    "sin": Activation(jnp.sin, "Sin", {}),
+    "cos": Activation(jnp.cos, "Cos", {}),
+}
 
-    Parameters follow neural-tangents' stax: a list with ``(W [fan_in, fan_out], b [1, fan_out] or None)`` for each
-    layer and ``()`` for each activation in between, so layer ``l``'s parameters are ``params[2 * l]``.
+
+class _Layer(NamedTuple):
+    fan_in: int
+    fan_out: int
+    w_std: float
+    b_std: float | None
+
+
+def _check(sizes: Sequence[int], activation: str, parameterization: str) -> None:
+    for name, size in zip(("input_size", *["widths"] * (len(sizes) - 2), "output_size"), sizes, strict=True):
+        if not is_whole(size) or size < 1:
+            raise ValueError(f"{name}: got {size!r}, must be a whole number of at least 1")
+    if activation not in ACTIVATIONS:
+        allowed = ", ".join(ACTIVATIONS)
+        raise ValueError(f"activation: got {activation!r}, allowed (those with an analytic kernel) are {allowed}")
+    if parameterization not in PARAMETERIZATIONS:
+        raise ValueError(f"parameterization: got {parameterization!r}, allowed are {', '.join(PARAMETERIZATIONS)}")
+
+
+def _initialise(layers: tuple[_Layer, ...], parameterization: str, dtype: Any, key: Key) -> PyTree:
+    params: list[Any] = []
+    for i, layer in enumerate(layers):
+        weight_key, bias_key = jax.random.split(jax.random.fold_in(key, i))
+        standard = parameterization == "standard"
+        weight_std = layer.w_std / layer.fan_in**0.5 if standard else 1.0
+        bias_std = (layer.b_std or 0.0) if standard else 1.0
+        weight = weight_std * jax.random.normal(weight_key, (layer.fan_in, layer.fan_out), dtype)
+        bias = None if layer.b_std is None else bias_std * jax.random.normal(bias_key, (1, layer.fan_out), dtype)
+        params.extend([(weight, bias), ()] if i + 1 < len(layers) else [(weight, bias)])
+    return params
+
+
+def _stax(layers: tuple[_Layer, ...], activation: str, parameterization: str) -> Any:
+    # imported here: neural-tangents takes longer to import than the rest of the package together
+    from fedtangent.kernels.neural_tangents import stax
+
+    chosen = ACTIVATIONS[activation]
+    stack = []
+    for i, layer in enumerate(layers):
+        if i:
+            stack.append(getattr(stax, chosen.stax_name)(**chosen.stax_arguments))
+        stack.append(stax.Dense(layer.fan_out, layer.w_std, layer.b_std, parameterization=parameterization))
+    return stax.serial(*stack)
+
+
+def stax_network(model: Model) -> Any:
+    """The neural-tangents triple ``(init, apply, kernel)`` of a model made by ``mlp``, with the same parameters."""
+    if not isinstance(model.kernel, AnalyticKernel):
+        raise ValueError(f"model: {model.name!r} is not built on neural-tangents' stax")
+    return model.kernel.network()
+
+
+def mlp(
+    input_size: int,
+    output_size: int,
+    widths: Sequence[int] = (512,),
+    activation: str = "relu",
+    parameterization: str = "ntk",
+    w_std: float = 2.0**0.5,
+    b_std: float | None = 0.1,
+    last_w_std: float | None = None,
+    dtype: Any = jnp.float32,
+) -> Model:
+    """A multilayer perceptron of any depth (``widths=()`` is linear) whose ``kernel`` is its infinite-width limit.
+
+    Layer ``z = (w_std / sqrt(fan_in)) h W + b_std b`` with N(0, 1) entries in the ``ntk`` parameterization, and
+    ``z = h W + b`` with entries N(0, w_std^2 / fan_in) and N(0, b_std^2) in the ``standard`` one, whose tangent kernel
+    grows with ``widths`` and is that of these very widths. ``b_std=None`` leaves the biases out; ``b_std=0`` in the
+    standard parameterization keeps them, trainable from zero. ``last_w_std`` replaces ``w_std`` in the last layer: a
+    small value starts the network near zero.
+
+    ``apply`` takes ``x`` [n, ...], flattens each example and computes in the parameters' dtype. ``init(key)`` draws in
+    ``dtype``, the same numbers whether or not 64-bit mode is on. ``kernel(x1, x2=None, get=("nngp", "ntk"))`` returns
+    ``Kernels(nngp, ntk)``, each [n1, n2] (per output: outputs are independent in the limit), float64 in 64-bit mode.
+
+    Raises ``ValueError`` for sizes below 1, unknown names, negative scales and ``float64`` without 64-bit mode.
     """
+    widths = (widths,) if isinstance(widths, int) else tuple(widths)
+    sizes = (input_size, *widths, output_size)
+    _check(sizes, activation, parameterization)
+    check_std(w_std=w_std, b_std=0.0 if b_std is None else b_std, last_w_std=last_w_std or 0.0)
+    check_dtype(dtype, needs_x64=False)
+    # Python floats: a NumPy scalar would turn float32 into float64
+    scales = [float(w_std)] * len(widths) + [float(w_std if last_w_std is None else last_w_std)]
+    b_std = None if b_std is None else float(b_std)
+    layers = tuple(_Layer(*layer, b_std) for layer in zip(sizes[:-1], sizes[1:], scales, strict=True))
+    dense = tuple(
+        DenseLayer(layer.w_std / layer.fan_in**0.5, b_std)
+        if parameterization == "ntk"
+        else DenseLayer(1.0, None if b_std is None else 1.0)
+        for layer in layers
+    )
+    structure = DenseStructure(input_size, ACTIVATIONS[activation].function, dense)
 
-    input_size: int
-    activation: Callable[[Array], Array]
-    layers: tuple[DenseLayer, ...]
+    def init(key: Key) -> PyTree:
+        check_dtype(dtype, needs_x64=True)
+        return _initialise(layers, parameterization, dtype, key)
+
+    kernel = AnalyticKernel(
+        network=functools.cache(lambda: _stax(layers, activation, parameterization)),
+        prepare=lambda x: flatten_inputs(x, input_size),
+    )
+    return Model(
+        name=f"mlp({'-'.join(map(str, sizes))}, {activation}, {parameterization})",
+        init=init,
+        apply=lambda params, x: forward(structure, params, x)[1][-1],
+        kernel=kernel,
+        output_size=output_size,
+        structure=structure,
+    )
 
 
-def flatten_inputs(x: Array, input_size: int) -> Array:
-    """``x`` [n, ...] as [n, input_size]; raises ``ValueError`` naming both sizes if they differ."""
-    flat = x.reshape((x.shape[0], -1)) if x.shape[0] else x.reshape((0, input_size))
-    if flat.shape[1] != input_size:
-        raise ValueError(f"x: got {x.shape}, that is {flat.shape[1]} numbers an example, the model takes {input_size}")
-    return flat
+def logistic(input_size: int, output_size: int, zero_init: bool = True, dtype: Any = jnp.float32) -> Model:
+    """Multinomial logistic regression ``x W + b``: the linear ``mlp`` in the standard parameterization.
 
-
-def forward(structure: DenseStructure, params: PyTree, x: Array) -> tuple[list[Array], list[Array]]:
-    """Every layer's inputs ``h`` [n, fan_in] and outputs before the activation ``z`` [n, fan_out].
-
-    Computed in the parameters' dtype; ``z[-1]`` is the network's output [n, C].
+    With ``zero_init`` everything starts at zero, otherwise the weights are N(0, 1 / input_size). Its tangent kernel
+    does not depend on the parameters: ``x1 x2' + 1``.
     """
-    h = flatten_inputs(x, structure.input_size).astype(params[0][0].dtype)
-    inputs: list[Array] = []
-    outputs: list[Array] = []
-    for i, layer in enumerate(structure.layers):
-        weight, bias = params[2 * i]
-        h = structure.activation(outputs[-1]) if i else h
-        z = layer.weight_scale * (h @ weight)
-        if layer.bias_scale is not None:
-            z = z + layer.bias_scale * bias
-        inputs.append(h)
-        outputs.append(z)
-    return inputs, outputs
+    return mlp(
+        input_size,
+        output_size,
+        (),
+        parameterization="standard",
+        w_std=0.0 if zero_init else 1.0,
+        b_std=0.0,
+        dtype=dtype,
+    )._replace(name=f"logistic({input_size}-{output_size})")

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedtangent.models.convolution import Geometry, channels_last, gemm_convolution, patches
+from fedtangent.models.cpu.convolution import Geometry, channels_last, gemm_convolution, patches
 from fedtangent.types import Array, PyTree
 
 Path = tuple[str, ...]

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from fedtangent.models.cnn import cnn
-from fedtangent.models.lstm import lstm
-from fedtangent.models.mlp import logistic, mlp
-from fedtangent.models.rbf_linear import rbf_linear
+from fedtangent.models.convolutional import cnn
+from fedtangent.models.dense import logistic, mlp
+from fedtangent.models.linear import rbf_linear
+from fedtangent.models.recurrent import lstm
 from fedtangent.types import Model
 
 

@@ -35,24 +35,24 @@ Index of theorems:
 FE-2021 and FE-2024 are the two papers on Fed-ensemble (arXiv 2021 and IEEE TASE 2024).
 """
 
-from fedtangent.theory._stability import Stability
-from fedtangent.theory.age import age_operators, condition_15, expansion
-from fedtangent.theory.bias_variance import (
+from fedtangent.theory.fed_ensemble.age import age_operators, condition_15, expansion
+from fedtangent.theory.fed_ensemble.bias_variance import (
     corollary_1,
     decompose_laws,
     decompose_runs,
     ensemble_law,
     ensemble_laws,
 )
-from fedtangent.theory.convergence import Theorem1, theorem_1, weight_movement
-from fedtangent.theory.federated_flow import federated_flow
-from fedtangent.theory.flow import Flow, LimitDistance
-from fedtangent.theory.gp_limit import CovarianceTerms, covariance_terms, gp_limit
-from fedtangent.theory.linearisation_gap import gap_from_drift, kappa_4, linearisation_gap
-from fedtangent.theory.ntk_convergence import NtkTheorem, ntk_theorem_1, ntk_theorem_2
-from fedtangent.theory.second_order import exponential_average, exponential_product
-from fedtangent.theory.tuning import BestRate, PredictedLoss, best_learning_rate, predicted_loss
-from fedtangent.theory.weight_gap import weight_gap_bound
+from fedtangent.theory.fed_ensemble.convergence import Theorem1, theorem_1, weight_movement
+from fedtangent.theory.fed_ensemble.limit import CovarianceTerms, covariance_terms, gp_limit
+from fedtangent.theory.fed_ensemble.linearisation_gap import gap_from_drift, kappa_4, linearisation_gap
+from fedtangent.theory.fed_ensemble.second_order import exponential_average, exponential_product
+from fedtangent.theory.flow.exact import federated_flow
+from fedtangent.theory.flow.flow import Flow, LimitDistance
+from fedtangent.theory.flow.stability import Stability
+from fedtangent.theory.flow.tuning import BestRate, PredictedLoss, best_learning_rate, predicted_loss
+from fedtangent.theory.ntk_fl.convergence import NtkTheorem, ntk_theorem_1, ntk_theorem_2
+from fedtangent.theory.ntk_fl.weight_gap import weight_gap_bound
 
 __all__ = [
     "BestRate",

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtangent.kernels.gram import check_symmetric
-from fedtangent.theory import _checks as checks
-from fedtangent.theory._age_plan import AgePlan
+from fedtangent.theory import checks
+from fedtangent.theory.fed_ensemble.age_plan import AgePlan
 from fedtangent.types import Partition
 
 ROUNDING = 1e-12  # of inputs that were scaled to norm 1

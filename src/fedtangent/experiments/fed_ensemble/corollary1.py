@@ -18,12 +18,12 @@ from fedtangent.compare import repeated_runs
 from fedtangent.compare.repeated_runs import PowerLaw, Problem, power_law
 from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.compare.statistics import SIGNIFICANCE
-from fedtangent.experiments import sine, trials
-from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.engine.sweeps import check_seeds
+from fedtangent.experiments.lab import sine, trials
+from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
 from fedtangent.kernels.gram import kernel_blocks
-from fedtangent.report.files import Metric
-from fedtangent.sweep import check_seeds
-from fedtangent.theory.bias_variance import (
+from fedtangent.output.files import Metric
+from fedtangent.theory.fed_ensemble.bias_variance import (
     Corollary1,
     Decomposition,
     corollary_1,
@@ -220,7 +220,7 @@ def _remarks(found: list[Series]) -> tuple[str, ...]:
 
 
 def _draw(found: list[Series], out: Path) -> None:
-    from fedtangent.report.variance_plots import Points, variance_against_models
+    from fedtangent.output.variance_plots import Points, variance_against_models
 
     panels: dict[str, Any] = {}
     for one in found:

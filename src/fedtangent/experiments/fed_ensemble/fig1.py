@@ -18,11 +18,11 @@ import numpy as np
 
 from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.compare.statistics import SIGNIFICANCE
-from fedtangent.experiments import sine, trials
-from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.engine.sweeps import check_seeds
+from fedtangent.experiments.lab import sine, trials
+from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
 from fedtangent.federated import schedule
-from fedtangent.report.files import Metric
-from fedtangent.sweep import check_seeds
+from fedtangent.output.files import Metric
 from fedtangent.theory import gp_limit
 from fedtangent.types import Algorithm, Gaussian, Model
 
@@ -271,7 +271,7 @@ def _remarks(s: Settings, cases: dict[str, list[Case]], pools: list[dict[str, An
 
 
 def _draw(s: Settings, cases: dict[str, Case], figures: Path) -> None:
-    from fedtangent.report.uncertainty_plots import PosteriorRow, posterior_samples
+    from fedtangent.output.uncertainty_plots import PosteriorRow, posterior_samples
 
     rows = []
     for name, case in cases.items():

@@ -19,12 +19,12 @@ import numpy as np
 from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.compare.statistics import relative_distance
 from fedtangent.compare.verdicts import EXACT
-from fedtangent.experiments import bands, sine, trials
-from fedtangent.experiments.bands import Band, Summary
-from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.experiments.lab import bands, sine, trials
+from fedtangent.experiments.lab.bands import Band, Summary
+from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
 from fedtangent.federated import schedule
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
-from fedtangent.report.files import Metric
+from fedtangent.output.files import Metric
 from fedtangent.theory import gp_limit
 from fedtangent.types import Algorithm, Model
 
@@ -249,8 +249,8 @@ def _remarks(s: Settings, cases: Sequence[Case], claims: Sequence[tuple[str, str
 
 
 def _draw(s: Settings, case: Case, figures: Path) -> None:
-    from fedtangent.report.plots import METHODS, NEUTRAL, PREDICTED
-    from fedtangent.report.uncertainty_plots import BandPanel, bands_side_by_side
+    from fedtangent.output.plots import METHODS, NEUTRAL, PREDICTED
+    from fedtangent.output.uncertainty_plots import BandPanel, bands_side_by_side
 
     colours = {AVERAGE: METHODS[3], ENSEMBLE: METHODS[0], WITH_NOISE: METHODS[2], FLOW: PREDICTED, LIMIT: NEUTRAL}
     titles = labels(s) | ({LIMIT: f"{labels(s)[LIMIT]}: singular"} if case.trouble else {})

@@ -17,11 +17,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent import data, loss_surface, models, partition, pytrees
-from fedtangent.experiments import bands, trials
-from fedtangent.experiments.bands import Summary
-from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
-from fedtangent.experiments.triples import (
+from fedtangent import data, models, pytrees
+from fedtangent.data import partition
+from fedtangent.experiments.lab import bands, trials
+from fedtangent.experiments.lab.bands import Summary
+from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.experiments.lab.triples import (
     PAIRS,
     Images,
     Triple,
@@ -31,10 +32,11 @@ from fedtangent.experiments.triples import (
     measurer,
     train,
 )
-from fedtangent.federated import recipes, schedule
+from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import staircase_decay
-from fedtangent.report.files import Metric, check_data_dir
+from fedtangent.measures import loss_surface
+from fedtangent.output.files import Metric, check_data_dir
 from fedtangent.types import Algorithm, Model
 
 ENSEMBLE, SAME_START, SAME_MODEL = "ensemble", "same start", "one model"
@@ -129,7 +131,7 @@ def _model(s: Settings, images: Images) -> Model:
 
 
 def _algorithm(s: Settings, model: Model) -> Algorithm:
-    return recipes.fed_ensemble(
+    return algorithms.fed_ensemble(
         model,
         schedule.per_client_permutations(s.num_clients, s.num_models),
         client_learning_rate=staircase_decay(s.learning_rate, s.decay, 10),
@@ -266,7 +268,7 @@ def _draw(
     s: Settings, dataset: str, triples: dict[str, Triple], loss: loss_surface.Loss, images: Images, figures: Path
 ) -> str:
     """Draw both figures; returns where the first plane is lowest."""
-    from fedtangent.report.surface_plots import SurfacePanel, loss_segments, loss_surfaces
+    from fedtangent.output.surface_plots import SurfacePanel, loss_segments, loss_surfaces
 
     given, panels = (images.held.x, images.held.y), []
     for kind, t in triples.items():

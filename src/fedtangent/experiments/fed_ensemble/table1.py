@@ -18,13 +18,13 @@ from scipy.stats import t as student
 from fedtangent.compare import repeated_runs
 from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.compare.statistics import SIGNIFICANCE
-from fedtangent.experiments import table1_scan as scan
-from fedtangent.experiments import trials
-from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
-from fedtangent.experiments.table1_scan import BUDGETS, PUBLISHED, Fit
-from fedtangent.report.files import Metric
-from fedtangent.sweep import check_seeds
-from fedtangent.theory.bias_variance import Decomposition, decompose_laws, decompose_runs
+from fedtangent.engine.sweeps import check_seeds
+from fedtangent.experiments.lab import table1_scan as scan
+from fedtangent.experiments.lab import trials
+from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.experiments.lab.table1_scan import BUDGETS, PUBLISHED, Fit
+from fedtangent.output.files import Metric
+from fedtangent.theory.fed_ensemble.bias_variance import Decomposition, decompose_laws, decompose_runs
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _remarks(s: Settings, fits: list[Fit], nearest: dict[str, Fit], checks: list
 
 
 def _draw(nearest: dict[str, Fit], found: dict[str, dict[int, tuple[Decomposition, Decomposition]]], out: Path) -> None:
-    from fedtangent.report.variance_plots import Points, variance_against_models
+    from fedtangent.output.variance_plots import Points, variance_against_models
 
     panels = {}
     for budget, fit in nearest.items():

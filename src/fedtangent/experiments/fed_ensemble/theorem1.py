@@ -20,13 +20,13 @@ from fedtangent.compare import cases
 from fedtangent.compare.predicted import run_flow
 from fedtangent.compare.settings import Setting, exact_arithmetic
 from fedtangent.compare.simulated import fed_ensemble, weighted_cohorts
-from fedtangent.experiments import trials
-from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.engine.sweeps import check_seeds
+from fedtangent.experiments.lab import trials
+from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
 from fedtangent.kernels.gram import kernel_blocks
-from fedtangent.report.files import Metric
-from fedtangent.sweep import check_seeds
+from fedtangent.output.files import Metric
 from fedtangent.theory import Flow
-from fedtangent.theory.convergence import Theorem1, theorem_1
+from fedtangent.theory.fed_ensemble.convergence import Theorem1, theorem_1
 from fedtangent.types import Cohort
 
 FORMS = {
@@ -246,7 +246,7 @@ def _remarks(first: Followed) -> tuple[str, ...]:
 
 def draw(found: Followed, name: str, folder: Path) -> Path:
     """The networks' rounds, and the flow to its end, with every bound and the exact rate."""
-    from fedtangent.report.decay_plots import Decay, decay
+    from fedtangent.output.decay_plots import Decay, decay
 
     length, short = found.theorem.plan.rounds_per_age, len(found.networks)
     ends = np.arange(0, len(found.flow), length)

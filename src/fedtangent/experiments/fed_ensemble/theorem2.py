@@ -27,9 +27,9 @@ from fedtangent.compare.theorem2 import (
     variance_bias,
     without_cross_terms,
 )
-from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
-from fedtangent.experiments.trials import check_numbers
-from fedtangent.report.files import Metric, check_data_dir
+from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.experiments.lab.trials import check_numbers
+from fedtangent.output.files import Metric, check_data_dir
 
 BOTH = "digits_and_sine"
 NAMES = {"mean": "mean", "variance": "variance", "covariance": "off-diagonal covariance"}
@@ -66,7 +66,7 @@ def prepare(request: Request) -> Prepared:
     ]
 
     def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
-        from fedtangent.report.theorem2_plots import theorem2_figure
+        from fedtangent.output.theorem2_plots import theorem2_figure
 
         sheets, rows, remarks = [], [], [_one_seed(request.seeds[0], settings)]
         for setting in made:

@@ -19,14 +19,14 @@ import optax
 
 from fedtangent import models
 from fedtangent.data.federated import max_client_size
-from fedtangent.experiments import choice, trials
-from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
-from fedtangent.federated import recipes, schedule
+from fedtangent.engine.history import check_rounds
+from fedtangent.engine.sweeps import Sweep, single_device_engine
+from fedtangent.experiments.lab import choice, trials
+from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import sgd, staircase_decay
-from fedtangent.history import check_rounds
-from fedtangent.report.files import Metric, check_data_dir
-from fedtangent.sweep import Sweep, single_device_engine
+from fedtangent.output.files import Metric, check_data_dir
 from fedtangent.types import Algorithm, Array, Model
 
 BASELINE, METHOD = "fed_avg", "fed_ensemble"
@@ -126,7 +126,7 @@ def builders(s: Settings, trial: trials.Trial) -> dict[str, Callable[..., Algori
 
     def builder(name: str) -> Callable[..., Algorithm]:
         def build(learning_rate: float | Array) -> Algorithm:
-            return getattr(recipes, name)(
+            return getattr(algorithms, name)(
                 model,
                 plans[name],
                 client_learning_rate=staircase_decay(learning_rate, s.decay, 10),
@@ -284,7 +284,7 @@ def _traffic(last: dict[str, np.ndarray]) -> Sheet:
 
 
 def _draw(s: Settings, dataset: str, found: Sweep, of: dict[str, choice.Chosen], figures: Path) -> None:
-    from fedtangent.report.plots import curves_with_bands, reliability_diagram
+    from fedtangent.output.plots import curves_with_bands, reliability_diagram
 
     panels = {
         LABELS[m]: {NAMES[a]: found.metrics[f"test.{m}"][:, c.place] for a, c in of.items()} for m in trials.SCORES

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.experiments import cohort_report as report
-from fedtangent.experiments.cohort_curves import Keep, Say, bench_of, check_builds, checked, remarks
-from fedtangent.experiments.cohort_methods import LABELS, PAIRED
-from fedtangent.experiments.cohort_runs import Runs, repeat, tune
-from fedtangent.experiments.cohort_settings import DIGITS, IMAGES, Settings
-from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet
+from fedtangent.experiments.lab import cohort_report as report
+from fedtangent.experiments.lab.cohort_curves import Keep, Say, bench_of, check_builds, checked, remarks
+from fedtangent.experiments.lab.cohort_methods import LABELS, PAIRED
+from fedtangent.experiments.lab.cohort_runs import Runs, repeat, tune
+from fedtangent.experiments.lab.cohort_settings import DIGITS, IMAGES, Settings
+from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet
 
 CLAIM = "a slight loss of accuracy for NTK-FL, a clear one for FedAvg (curves of 18 rounds only)"
 NOTES = {"digits": "scikit-learn's digits (64 inputs) stand in for Fashion-MNIST: name fashion_mnist and its folder"}

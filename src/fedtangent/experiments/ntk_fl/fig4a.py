@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedtangent.experiments.cohort_curves import figure_4
-from fedtangent.experiments.cohort_settings import DIGITS, IMAGES, Settings
+from fedtangent.experiments.lab.cohort_curves import figure_4
+from fedtangent.experiments.lab.cohort_settings import DIGITS, IMAGES, Settings
 
 # The writers of digits in LEAF's sample of FEMNIST, of which the paper has 300; of another sample: --set num_clients=
 WRITERS = Settings(partition="writers", num_clients=102, num_validation=1000)

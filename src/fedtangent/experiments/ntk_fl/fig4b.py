@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fedtangent.experiments.cohort_curves import figure_4
-from fedtangent.experiments.cohort_settings import DIGITS, IMAGES, Settings
+from fedtangent.experiments.lab.cohort_curves import figure_4
+from fedtangent.experiments.lab.cohort_settings import DIGITS, IMAGES, Settings
 
 EXPERIMENT = figure_4(
     "NTK-FL against its baselines by round, MNIST with label skew: accuracy, rounds to FedAvg's, paired seeds",

@@ -5,8 +5,8 @@ With ``--set alpha=0.1`` it is the comparison at the heterogeneity of Table 1 an
 
 from __future__ import annotations
 
-from fedtangent.experiments.cohort_curves import figure_4
-from fedtangent.experiments.cohort_settings import DIGITS, IMAGES, Settings
+from fedtangent.experiments.lab.cohort_curves import figure_4
+from fedtangent.experiments.lab.cohort_settings import DIGITS, IMAGES, Settings
 
 EXPERIMENT = figure_4(
     "NTK-FL against its baselines by round, Fashion-MNIST with label skew: accuracy, rounds to FedAvg's, paired seeds",

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.experiments import cohort_report as report
-from fedtangent.experiments.cohort_curves import Keep, Say, bench_of, check_builds, checked, remarks
-from fedtangent.experiments.cohort_methods import LABELS
-from fedtangent.experiments.cohort_runs import Runs, Tuned, repeat, tune
-from fedtangent.experiments.cohort_settings import DIGITS, IMAGES, Settings
-from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet
+from fedtangent.experiments.lab import cohort_report as report
+from fedtangent.experiments.lab.cohort_curves import Keep, Say, bench_of, check_builds, checked, remarks
+from fedtangent.experiments.lab.cohort_methods import LABELS
+from fedtangent.experiments.lab.cohort_runs import Runs, Tuned, repeat, tune
+from fedtangent.experiments.lab.cohort_settings import DIGITS, IMAGES, Settings
+from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet
 
 CLAIM = "NTK-FL is stable in alpha from .1 to .5; FedAvg and FedNova drop at small alpha (curves only)"
 NOTES = {"digits": "scikit-learn's digits stand in for Fashion-MNIST: name fashion_mnist and its folder"}
@@ -118,7 +118,7 @@ def _table(s: Alphas, ends: dict[float, dict[str, np.ndarray]], gains: dict[str,
 
 
 def _draw(s: Alphas, ends: dict[float, dict[str, np.ndarray]], title: str, path: Path) -> None:
-    from fedtangent.report.grid_plots import lines_with_errors
+    from fedtangent.output.grid_plots import lines_with_errors
 
     lines = {LABELS[m]: np.stack([of[m] for of in ends.values()], axis=1) for m in s.methods}
     lines_with_errors(lines, s.alphas, ("Dirichlet alpha", "test accuracy"), title, path)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.experiments import cohort_report as report
-from fedtangent.experiments.cohort_curves import Keep, Say, bench_of, check_builds, checked, remarks
-from fedtangent.experiments.cohort_runs import Runs, Tuned, repeat, tune
-from fedtangent.experiments.cohort_settings import DIGITS, IMAGES, Settings
-from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet
+from fedtangent.experiments.lab import cohort_report as report
+from fedtangent.experiments.lab.cohort_curves import Keep, Say, bench_of, check_builds, checked, remarks
+from fedtangent.experiments.lab.cohort_runs import Runs, Tuned, repeat, tune
+from fedtangent.experiments.lab.cohort_settings import DIGITS, IMAGES, Settings
+from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet
 
 CLAIM = "a larger beta or d1' gives a higher accuracy, and all are near each other: 81.9 to 85.0 %"
 NOTES = {"digits": "scikit-learn's digits (64 inputs) stand in for Fashion-MNIST: name fashion_mnist and its folder"}
@@ -140,7 +140,7 @@ def _table(s: Grid, ends: dict[tuple[float, int], np.ndarray]) -> Sheet:
 
 
 def _draw(s: Grid, ends: dict[tuple[float, int], np.ndarray], title: str, path: Path) -> None:
-    from fedtangent.report.grid_plots import heat_map
+    from fedtangent.output.grid_plots import heat_map
 
     values = np.array([[100 * ends[b, d].mean() for d in s.dimensions] for b in s.betas])
     heat_map(values, [f"{b:g}" for b in s.betas], [str(d) for d in s.dimensions], ("beta", "d1'"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedtangent.experiments.cohort_curves import figure_4
-from fedtangent.experiments.cohort_settings import DIGITS, IMAGES, Settings
+from fedtangent.experiments.lab.cohort_curves import figure_4
+from fedtangent.experiments.lab.cohort_settings import DIGITS, IMAGES, Settings
 
 EXPERIMENT = figure_4(
     "NTK-FL against its baselines by round, CIFAR-10 with label skew (alpha .1): accuracy, rounds to FedAvg's",

@@ -18,12 +18,12 @@ import numpy as np
 
 from fedtangent import models
 from fedtangent.attacks import Attack
-from fedtangent.experiments import leakage_runs as runs
-from fedtangent.experiments import trials
-from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
-from fedtangent.experiments.leakage_runs import Found, Images, Setup
-from fedtangent.report.files import Metric
-from fedtangent.sweep import check_seeds
+from fedtangent.engine.sweeps import check_seeds
+from fedtangent.experiments.lab import leakage_runs as runs
+from fedtangent.experiments.lab import trials
+from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.experiments.lab.leakage_runs import Found, Images, Setup
+from fedtangent.output.files import Metric
 
 ALL, COLLUSION, DEEP, GRADIENT, KEPT = runs.ALL, runs.COLLUSION, runs.DEEP, runs.GRADIENT, runs.KEPT
 LEAKED, PLACE, READ, ROWS = runs.LEAKED, runs.PLACE, runs.READ, runs.ROWS
@@ -242,7 +242,7 @@ def _draw(
     sparsities: Sequence[float],
     figures: Path,
 ) -> None:
-    from fedtangent.report.leakage_plots import Shown, reconstructions, similarity_against_sparsity
+    from fedtangent.output.leakage_plots import Shown, reconstructions, similarity_against_sparsity
 
     shown = {
         NAMES[name]: [Shown(found[name][v].x[0], float(found[name][v].ssim[0])) for v in sparsities]

@@ -21,19 +21,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data as datasets
-from fedtangent import partition
 from fedtangent.compare.ntk_descents import Descents, descents
 from fedtangent.compare.settings import exact_arithmetic
-from fedtangent.experiments import trials
-from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.data import partition
+from fedtangent.engine.sweeps import check_seeds
+from fedtangent.experiments.lab import trials
+from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
 from fedtangent.experiments.ntk_fl.theorem1 import movement
 from fedtangent.kernels.empirical import empirical_ntk
-from fedtangent.models.mlp import mlp
-from fedtangent.models.two_layer_relu import two_layer_relu
-from fedtangent.report.files import Metric
-from fedtangent.sweep import check_seeds
-from fedtangent.theory.two_layer_relu import empirical_kernel
-from fedtangent.theory.weight_gap import figure_bound, residual_part, switched_bound, weight_gap_bound
+from fedtangent.models.dense import mlp
+from fedtangent.models.two_layer import two_layer_relu
+from fedtangent.output.files import Metric
+from fedtangent.theory.ntk_fl.two_layer import empirical_kernel
+from fedtangent.theory.ntk_fl.weight_gap import figure_bound, residual_part, switched_bound, weight_gap_bound
 from fedtangent.types import Array, PyTree
 
 NETWORKS = {
@@ -234,7 +234,7 @@ def _remarks() -> tuple[str, ...]:
 
 def draw(found: list[Gap], s: Settings, name: str, folder: Path) -> Path:
     """First seed: the gap by update step, with the paper's bound and Lemma 2's."""
-    from fedtangent.report.ntk_plots import Curves, bounded
+    from fedtangent.output.ntk_plots import Curves, bounded
 
     steps, panels = np.arange(s.last_step + 1), []
     for g in found[: len(NETWORKS)]:

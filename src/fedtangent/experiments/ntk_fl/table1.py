@@ -6,12 +6,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fedtangent.experiments import cohort_report as report
-from fedtangent.experiments.cohort_curves import Keep, Say, bench_of, check_builds, checked, remarks
-from fedtangent.experiments.cohort_methods import EVOLVED, LABELS
-from fedtangent.experiments.cohort_runs import repeat, tune
-from fedtangent.experiments.cohort_settings import DIGITS, IMAGES, Settings
-from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet
+from fedtangent.experiments.lab import cohort_report as report
+from fedtangent.experiments.lab.cohort_curves import Keep, Say, bench_of, check_builds, checked, remarks
+from fedtangent.experiments.lab.cohort_methods import EVOLVED, LABELS
+from fedtangent.experiments.lab.cohort_runs import repeat, tune
+from fedtangent.experiments.lab.cohort_settings import DIGITS, IMAGES, Settings
+from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet
 
 CLAIM = "CP-NTK-FL needs the fewest rounds, by an order of magnitude, at a similar uplink"
 # Rounds and MiB of uplink to 85 % on Fashion-MNIST, alpha = .1 (the paper prints MB; its FedAvg's are MiB).

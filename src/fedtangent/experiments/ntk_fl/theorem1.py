@@ -17,13 +17,13 @@ import numpy as np
 
 from fedtangent.compare.ntk_descents import Descents, descents
 from fedtangent.compare.settings import exact_arithmetic
-from fedtangent.experiments import two_layer
-from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
-from fedtangent.experiments.ntk_rounds import Rounds, several_rounds
-from fedtangent.models.two_layer_relu import two_layer_relu
-from fedtangent.report.files import Metric
-from fedtangent.sweep import check_seeds
-from fedtangent.theory.ntk_convergence import NtkTheorem, linear_rate, ntk_theorem_1
+from fedtangent.engine.sweeps import check_seeds
+from fedtangent.experiments.lab import two_layer
+from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.experiments.lab.ntk_rounds import Rounds, several_rounds
+from fedtangent.models.two_layer import two_layer_relu
+from fedtangent.output.files import Metric
+from fedtangent.theory.ntk_fl.convergence import NtkTheorem, linear_rate, ntk_theorem_1
 from fedtangent.types import Array, PyTree
 
 METHODS = {
@@ -235,7 +235,7 @@ def _remarks(rows: list[dict[str, Any]], found: list[Followed]) -> tuple[str, ..
 
 def draw(found: list[Followed], s: Settings, name: str, folder: Path) -> Path:
     """First seed, largest step: squared residuals of the three under the bound, by width."""
-    from fedtangent.report.ntk_plots import Curves, bounded
+    from fedtangent.output.ntk_plots import Curves, bounded
 
     panels = []
     for f in found:

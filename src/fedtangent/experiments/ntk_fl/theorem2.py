@@ -17,15 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.compare.settings import exact_arithmetic
-from fedtangent.experiments import trials, two_layer
-from fedtangent.experiments.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
-from fedtangent.experiments.ntk_rounds import several_rounds
-from fedtangent.federated import recipes, schedule
+from fedtangent.engine.run import predict, simulate
+from fedtangent.engine.sweeps import check_seeds
+from fedtangent.experiments.lab import trials, two_layer
+from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.experiments.lab.ntk_rounds import several_rounds
+from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
-from fedtangent.report.files import Metric
-from fedtangent.simulate import predict, simulate
-from fedtangent.sweep import check_seeds
-from fedtangent.theory.ntk_convergence import NtkTheorem, ntk_theorem_2
+from fedtangent.output.files import Metric
+from fedtangent.theory.ntk_fl.convergence import NtkTheorem, ntk_theorem_2
 from fedtangent.types import PyTree
 
 EVALUATIONS = 50  # about so many rounds are looked at
@@ -123,7 +123,7 @@ def fed_avg_residuals(
     The recipe divides by a client's N_m = N / M examples where (58) divides by N: its step is ``eta / M``.
     """
     clients, x = task.partition.num_clients, jnp.asarray(task.x)
-    algorithm = recipes.fed_avg(
+    algorithm = algorithms.fed_avg(
         model, schedule.all_clients(clients), client_learning_rate=learning_rate / clients, work=Work(steps=local_steps)
     )
 
@@ -246,7 +246,7 @@ def _remarks(found: list[Followed]) -> tuple[str, ...]:
 
 def draw(found: list[Followed], s: Settings, name: str, folder: Path) -> Path:
     """First seed, largest width and step: FedAvg by local steps, under the bound."""
-    from fedtangent.report.ntk_plots import Curves, bounded
+    from fedtangent.output.ntk_plots import Curves, bounded
 
     panels, rounds = [], found[0].rounds
     for f in found:

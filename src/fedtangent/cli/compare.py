@@ -1,0 +1,145 @@
+"""``fedtangent compare``: simulation, NTK-FL and the Gaussian-process limit side by side."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from fedtangent.compare import CASES, DEFAULT_CASES, Setting, SideBySide, build, run
+from fedtangent.output.files import Metric, check_data_dir, output_folder, write_config, write_metrics, write_result
+from fedtangent.output.tables import LEGEND, VERDICT_LEGEND, comparison_table, console, verdict_table
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Networks trained by Fed-ensemble, NTK-FL's evolution and the Gaussian-process limit, side by side.
+
+    Ends with a table, figures, and a verdict on each comparison with its negative control. Exits with 1 if simulation
+    and theory disagree anywhere.
+    """
+
+    case: tuple[str, ...] = DEFAULT_CASES
+    """Cases to compare: sine, digits, fashion_mnist (needs its files; see --data-dir)."""
+    scale: str = "default"
+    """How large: smoke (small, for CI), default (minutes), paper (an accelerator's work)."""
+    seed: int = 0
+    """Seed of data, partitions, schedules and initialisations."""
+    output: Path = Path("results/compare")
+    """Folder for config.json, metrics.csv, result.json and figures/."""
+    data_dir: Path | None = None
+    """Folder with original data files (default: $FEDTANGENT_DATA)."""
+
+
+class Job(NamedTuple):
+    """A checked comparison, ready to run."""
+
+    options: CompareOptions
+    settings: tuple[Setting, ...]
+
+
+def prepare(options: CompareOptions) -> Job:
+    """Check every option and load the data; raises ``ValueError``, and writes nothing."""
+    if not options.case:
+        raise ValueError(f"case: got none, allowed are {', '.join(CASES)}")
+    if not 0 <= options.seed < 2**32:
+        raise ValueError(f"seed: got {options.seed}, must be from 0 to 2**32 - 1")
+    check_data_dir(options.data_dir)
+    unknown = [name for name in options.case if name not in CASES]
+    if unknown:
+        raise ValueError(f"case: got {unknown[0]!r}, allowed are {', '.join(CASES)}")
+    settings = [
+        s for name in dict.fromkeys(options.case) for s in build(name, options.data_dir, options.scale, options.seed)
+    ]
+    return Job(options, tuple(settings))
+
+
+def run_job(job: Job) -> int:
+    """Run every setting, print tables and write files after each; returns the exit code."""
+    from fedtangent.output.plots import draw_all
+
+    screen, start = console(), time.perf_counter()
+    folder = output_folder(job.options.output)
+    write_config(folder, "compare", job.options)
+    results: list[SideBySide] = []
+    for setting in job.settings:
+        screen.print(f"[bold]{setting.title}[/bold]")
+        result = run(setting, progress=True, say=lambda line: _say(screen, start, line))
+        results.append(result)
+        _write(folder, job.options.seed, results)
+    screen.print()
+    for result in results:
+        screen.print(comparison_table(result.rows))
+        for line in _notes(result):
+            screen.print(line, style="dim")
+        screen.print()
+    screen.print(LEGEND, style="dim")
+    screen.print()
+    screen.print(verdict_table([v for r in results for v in r.verdicts]))
+    screen.print(VERDICT_LEGEND, style="dim")
+    screen.print()
+    paths = draw_all(results, folder / "figures")
+    passed = all(v.passed for r in results for v in r.verdicts)
+    summary = "Simulation and theory agree"
+    if not all(v.agrees for r in results for v in r.verdicts):
+        summary = "Simulation and theory DISAGREE: see the verdicts above"
+    elif not passed:
+        summary = "Inconclusive: a negative control passes too; see the verdicts above"
+    count = sum(len(r.verdicts) for r in results)
+    screen.print(f"[bold]{summary}[/bold] ({count} comparisons, {time.perf_counter() - start:.0f} s)")
+    screen.print(f"{len(paths)} figures in {folder / 'figures'}; numbers in {folder / 'result.json'}", highlight=False)
+    return 0 if passed else 1
+
+
+def _say(screen: Console, start: float, line: str) -> None:
+    screen.print(f"  {time.perf_counter() - start:6.1f} s  {line}", style="dim", highlight=False)
+
+
+def _notes(result: SideBySide) -> list[str]:
+    """How near the flow itself has come to the limit, and how good NTK-FL's averaged kernel is."""
+    theory, last = result.theory, result.setting.num_rounds
+    notes = [f"no limit to compare with, so the flow is the prediction: {theory.why_no_limit.split(';')[0]}"]
+    if theory.limit is not None:
+        gap = theory.flow.limit_distance(last, 0, theory.limit)
+        notes = [
+            f"the flow's own distance to the limit at round {last}, relative: "
+            f"mean {gap.mean:.3g}, covariance {gap.cov:.3g}"
+        ]
+        if not any("Theorem 2, round" in v.comparison for v in result.verdicts):
+            notes.append("the flow has not reached the limit to within sampling error: networks are not judged by it")
+    if result.setting.y_train.shape[1] > 1:
+        errors = {m.width: float(m.info["kernel_error"].mean()) for m in result.ntk_fl if "averaged" in m.method}
+        shown = ", ".join(f"{error:.3f} at width {width}" for width, error in errors.items())
+        notes.append(f"NTK-FL's averaged kernel H for all outputs, relative error of the whole kernel: {shown}")
+    return notes
+
+
+def _metrics(seed: int, result: SideBySide) -> list[Metric]:
+    rows = []
+    y = {"train": result.setting.y_train, "test": result.setting.y_test}
+    for seen in (*result.simulated, *result.ntk_fl):
+        algorithm = f"{seen.method}, width {seen.width} [{result.setting.name}]"
+        for at, round_ in enumerate(seen.rounds):
+            sent = seen.uplink_bytes * round_ // max(seen.rounds[-1], 1)
+            down = seen.downlink_bytes * round_ // max(seen.rounds[-1], 1)
+            for split, outputs in (("train", seen.train[at]), ("test", seen.test[at])):
+                ensemble = outputs.mean(axis=0)
+                rows.append(
+                    Metric(
+                        round_, algorithm, seed, split, "mse", float(((ensemble - y[split]) ** 2).mean()), sent, down
+                    )
+                )
+    return rows
+
+
+def _write(folder: Path, seed: int, results: list[SideBySide]) -> None:
+    write_metrics(folder, [m for r in results for m in _metrics(seed, r)])
+    write_result(
+        folder,
+        [row for r in results for row in r.rows],
+        verdicts=[{**v._asdict(), "passed": v.passed} for r in results for v in r.verdicts],
+        seconds={r.setting.name: r.seconds for r in results},
+    )

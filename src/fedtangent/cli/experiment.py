@@ -1,0 +1,123 @@
+"""``fedtangent experiment``: one table, figure or claim of the papers."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedtangent import experiments
+from fedtangent.engine.sweeps import parse_seeds
+from fedtangent.experiments.lab.contract import Outcome, Prepared, Request, Sheet
+from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
+from fedtangent.output.tables import console
+
+NUM_SEEDS = 5
+
+
+@dataclass(frozen=True)
+class ExperimentOptions:
+    """One experiment: a table, figure or claim of the papers, with its published numbers beside ours.
+
+    `fedtangent list experiments` names them. Exits with 1 if the experiment does not count (it diverged, or the
+    methods did not get the same budget); a claim that does not hold is a result.
+    """
+
+    name: Annotated[str, tyro.conf.Positional]
+    """Which experiment, such as fed_ensemble.versus_fed_avg."""
+    scale: str = "smoke"
+    """smoke (minutes on two cores) or paper (the papers' sizes, an accelerator's work)."""
+    dataset: str | None = None
+    """One of the experiment's data sets (default: its first)."""
+    set: tuple[str, ...] = ()
+    """Settings with another value than the scale's, as num_rounds=20 learning_rates=0.1,0.3."""
+    seeds: str | None = None
+    """Seeds, as 0:10 or 0,3,7 (default: five, from --seed on)."""
+    seed: int = 0
+    """First of the five seeds, where --seeds is not given."""
+    output: Path | None = None
+    """Folder for config.json, metrics.csv, result.json and figures/ (default: results/experiment/NAME)."""
+    data_dir: Path | None = None
+    """Folder with original data files (default: $FEDTANGENT_DATA)."""
+
+
+class Job(NamedTuple):
+    """A checked experiment, ready to run."""
+
+    options: ExperimentOptions
+    seeds: tuple[int, ...]
+    prepared: Prepared
+
+
+def prepare(options: ExperimentOptions) -> Job:
+    """Check every option, load the first seed's data; raises ``ValueError``, and writes nothing."""
+    found = experiments.get(options.name)
+    if not 0 <= options.seed <= 2**32 - NUM_SEEDS:
+        raise ValueError(f"seed: got {options.seed}, must be from 0 to 2**32 - {NUM_SEEDS}")
+    if options.seeds is not None and options.seed != 0:
+        raise ValueError("seed: is used without seeds only")
+    text = f"{options.seed}:{options.seed + NUM_SEEDS}" if options.seeds is None else options.seeds
+    seeds = parse_seeds(text)
+    request = Request(options.scale, seeds, options.dataset, options.data_dir, options.set)
+    return Job(options, seeds, found.prepare(request))
+
+
+def run_job(job: Job) -> int:
+    """Run the experiment, with metrics.csv written as it goes; returns the exit code."""
+    screen, start, options = console(), time.perf_counter(), job.options
+    folder = output_folder(options.output or Path("results/experiment") / options.name)
+    resolved = {"seeds": job.seeds, "dataset": job.prepared.dataset, "settings": job.prepared.settings}
+    write_config(folder, "experiment", options, resolved=resolved)
+    metrics: list[Metric] = []
+
+    def say(line: str) -> None:
+        screen.print(f"  {time.perf_counter() - start:6.1f} s  {line}", style="dim", highlight=False)
+
+    def keep(more: Sequence[Metric]) -> None:
+        metrics.extend(more)
+        write_metrics(folder, metrics)
+
+    count = "1 seed" if len(job.seeds) == 1 else f"{len(job.seeds)} seeds"
+    screen.print(f"[bold]{options.name}[/bold] on {job.prepared.dataset}, {count}", highlight=False)
+    outcome = job.prepared.run(say, keep, folder / "figures")
+    seconds = time.perf_counter() - start
+    write_result(folder, outcome.rows, **outcome.details, failed=outcome.failed, seconds=seconds)
+    screen.print()
+    for sheet in outcome.sheets:
+        screen.print(sheet.title, style="bold", highlight=False, markup=False)  # a table's own folds to its width
+        screen.print(_table(sheet))
+    for line in outcome.remarks:
+        screen.print(line, style="dim", highlight=False)
+    screen.print(
+        f"{seconds:.0f} s; numbers in {folder / 'result.json'}, figures in {folder / 'figures'}", highlight=False
+    )
+    return _code(screen, outcome)
+
+
+def _code(screen: Console, outcome: Outcome) -> int:
+    for line in outcome.failed:
+        screen.print(f"[bold red]does not count:[/bold red] {line}", highlight=False)
+    return 1 if outcome.failed else 0
+
+
+def _numeric(cells: Iterable[str]) -> bool:
+    """Whether every cell that says something begins as a number does."""
+    return all(re.match(r"[+-]?\.?\d|nan|inf|-$", cell) for cell in cells if cell)
+
+
+def _table(sheet: Sheet) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(sheet.columns[0], no_wrap=True)
+    for place, name in enumerate(sheet.columns[1:], start=1):
+        table.add_column(name, justify="right" if _numeric(row[place] for row in sheet.rows) else "left")
+    for row in sheet.rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,218 @@
+"""Theorem 1's bounds beside the measured decay: on a run that meets its assumptions, and on sine and digits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtangent.compare import cases, theorem2
+from fedtangent.compare.settings import Setting
+from fedtangent.compare.simulated import cohorts, fed_ensemble
+from fedtangent.compare.theorems import TheoremCheck
+from fedtangent.compare.theorems._ages import toy
+from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
+from fedtangent.theory.fed_ensemble.convergence import Theorem1, kappa_2, largest_progress, theorem_1, weight_movement
+from fedtangent.theory.flow.exact import federated_flow
+from fedtangent.theory.flow.flow import Flow
+from fedtangent.types import Cohort, Partition
+
+STEPS = 10  # local steps of the run that meets the assumptions
+MOVING_AGES = 200
+SMALL, LARGE = 0.02, 0.5  # steps, as fractions of the largest stable one
+
+
+class Latin(NamedTuple):
+    """A run with the same number of examples in every round: equal clients take turns at the models in a cycle."""
+
+    flow: Flow
+    theorem: Theorem1
+
+
+def latin(seed: int, num_models: int, num_ages: int, fraction: float) -> Latin:
+    """Two clients of four points a model, random features; the step is a fraction of the largest stable one."""
+    rng = np.random.default_rng(seed)
+    clients, own = 2 * num_models, 4
+    n, rounds = clients * own, num_models * num_ages
+    features = rng.standard_normal((n + 1, 3 * n)) / np.sqrt(3 * n)
+    theta = features @ features.T
+    blocks = KernelBlocks(theta[:n, :n], theta[n:, :n])
+    y = rng.standard_normal((n, 2))
+    partition = Partition(rng.permutation(n).astype(np.int32), np.arange(0, n + 1, own, dtype=np.int32))
+    client = np.broadcast_to(np.arange(clients), (rounds, clients))
+    plan = Cohort(client, (client + np.arange(rounds)[:, None]) % num_models, np.full(client.shape, float(own)))  # type: ignore[arg-type]
+    largest = max(
+        np.linalg.eigvalsh(theta[np.ix_(rows, rows)])[-1] / own
+        for rows in (np.asarray(partition.client(i)) for i in range(clients))
+    )
+    arguments = (blocks, y, partition, plan, STEPS, float(fraction * 2 / largest))
+    return Latin(federated_flow(*arguments, num_models=num_models), theorem_1(*arguments, num_models=num_models))
+
+
+def residual_norms(flow: Flow, rounds: list[int]) -> np.ndarray:
+    """Norm of the mean residual of each model after each of ``rounds``, [E, K]."""
+    return np.linalg.norm(np.asarray(flow.residual(rounds)), axis=(2, 3))
+
+
+def worst(norms: np.ndarray, bound: np.ndarray) -> float:
+    """The largest ratio of what is measured to its bound after the start."""
+    return float(np.max(norms[1:] / bound[1:]))
+
+
+def decay_checks(scale: str, seed: int) -> list[TheoremCheck]:
+    """Every statement on the decay of the residual and the movement of the weights."""
+    ages = 200 if scale == "default" else 2000
+    return [*_where_it_applies(seed, ages), _growth(seed, scale), *_movement(seed), *_networks(scale, seed)]
+
+
+def _where_it_applies(seed: int, ages: int) -> list[TheoremCheck]:
+    five, ten = latin(seed, 5, ages, SMALL), latin(seed, 10, ages, SMALL)
+    norms, many = (residual_norms(run.flow, list(range(0, k * ages + 1, k))) for run, k in ((five, 5), (ten, 10)))
+    where = [f"n = {8 * k}, {2 * k} clients, K = {k}, exact flow of {ages} ages" for k in (5, 10)]
+    printed = worst(norms, five.theorem.residual_bound("equation_18"))
+    informal = worst(many, ten.theorem.residual_bound("informal"))
+    what = "residual / bound e^(-u t / 3) R_0, largest over ages t and models; u = eta_0 tau lambda_min / nbar"
+    return [
+        _bounded("FE-2021 Theorem 9.1, as proved", what, where[0], worst(norms, five.theorem.residual_bound()),
+                 "eq. (18) as printed, e^(-K u t / 3)", printed),
+        _bounded("FE-2024 Theorem 1 (4.1)", what, where[1], worst(many, ten.theorem.residual_bound()),
+                 "4.1 as stated, t = rounds x local steps: e^(-K u t / 6)", informal),
+        _rate(five, where[0], ages),
+        _too_large(seed, ages),
+    ]  # fmt: skip
+
+
+def _bounded(theorem: str, what: str, where: str, ratio: float, control: str, wrong: float) -> TheoremCheck:
+    return TheoremCheck(theorem, what, where, f"{ratio:.3g}", "<= 1", ratio <= 1, f"{control}: {wrong:.3g}", wrong > 1)
+
+
+def _rate(run: Latin, where: str, ages: int) -> TheoremCheck:
+    """The decay of a late age, from the residuals themselves."""
+    last = run.flow.num_rounds
+    ends = residual_norms(run.flow, [last - 5 * (ages // 4), last])
+    unit = float(run.theorem.exponent("first_order")[1])
+    found = float(np.min(np.log(ends[0] / ends[1]))) / (ages // 4) / unit
+    return TheoremCheck(
+        "FE-2021 eq. (27)",
+        "decay of the residual's logarithm in a late age, slowest model, in units of u",
+        where,
+        f"{found:.3f}",
+        ">= 1/3 (first order: 1)",
+        found >= 1 / 3,
+        "K / 3 = 1.667 of eq. (18) is more",
+        found < 5 / 3,
+    )
+
+
+def _too_large(seed: int, ages: int) -> TheoremCheck:
+    """With half of the largest stable step and ten local steps the bound fails; the report has to say why."""
+    run = latin(seed, 5, ages, LARGE)
+    ratio = worst(residual_norms(run.flow, list(range(0, 5 * ages + 1, 5))), run.theorem.residual_bound())
+    of_the_step = [a for a in run.theorem.assumptions if a.name in ("kappa_2_below_1", "kappa_3_small")]
+    others = [name for name in run.theorem.failing if name not in {a.name for a in of_the_step}]
+    return TheoremCheck(
+        "FE-2021 Theorem 9.1",
+        f"a step of {LARGE:g} of the largest stable one, {STEPS} local steps: the bound fails, and the report says why",
+        f"n = 40, 10 clients, K = 5, exact flow of {ages} ages",
+        f"residual / bound {ratio:.3g}; fails: {', '.join(run.theorem.failing)}",
+        "> 1 only where an assumption fails",
+        ratio <= 1 or bool(run.theorem.failing),
+        f"without the assumptions on the step, failing: {others or 'none'}",
+        ratio > 1 and not others,
+    )
+
+
+def _growth(seed: int, scale: str) -> TheoremCheck:
+    """Eq. (20): inside an age the residual grows by at most 1 + kappa_2, at the largest step the theorem allows."""
+    case = toy(seed, (3, 1, 5, 2, 3) if scale == "default" else (8, 3, 12, 6, 9, 2, 10), 3)._replace(
+        steps=np.full(5 if scale == "default" else 7, 4)
+    )
+    c2 = float(sum(np.sqrt(np.trace(case.theta[np.ix_(r, r)])) for r in case.rows))
+    progress = 0.999 * largest_progress(0.0, c2, 1.0, 1.0)
+    growth = max(
+        float(np.linalg.norm(case._replace(model=case.model[:r]).true_age(progress / 4, "flow"), 2))
+        for r in range(1, len(case.model) + 1)
+    )
+    allowed = 1 + kappa_2(progress, 0.0, c2, 1.0, 1.0)
+    return TheoremCheck(
+        "FE-2021 eq. (20), (26)",
+        "growth of the residual inside an age, worst direction, where kappa_2 < 1",
+        f"n = {len(case.theta)}, {len(case.rows)} clients, K = 3, eta_0 tau = {progress:.2e}",
+        f"{growth:.9f}",
+        f"<= 1 + kappa_2 = {allowed:.4f}",
+        growth <= allowed < 2,
+        f"no growth at all: {growth - 1:.1e} above 1",
+        growth > 1 + 1e-12,
+    )
+
+
+def _movement(seed: int) -> list[TheoremCheck]:
+    run = latin(seed, 5, MOVING_AGES, fraction=0.005)
+    flow, theorem, last = run.flow, run.theorem, 5 * MOVING_AGES
+    inside = residual_norms(flow, list(range(last + 1)))
+    growth = float(max((inside[a : a + 5] / inside[a]).max() for a in range(0, last, 5)))
+    ages, theta = np.array([0, 1, 2, 5, 10, 20, 50, 100, MOVING_AGES]), np.asarray(flow.kernels.ntk_train)
+    moved = np.array([[weight_movement(theta, flow.operator(5 * int(a), 0), -flow.y_train)] for a in ages])
+    bound, printed = (theorem.movement_bound(form, growth)[ages, :1] for form in ("summed", "equation_18"))
+    ratio, wrong = worst(moved, bound), worst(moved, np.broadcast_to(bound[1], bound.shape))
+    return [
+        TheoremCheck(
+            "FE-2021 Theorem 9.1, eq. (18) second line",
+            "movement of the weights / bound, largest over ages; growth inside an age measured",
+            f"n = 40, 10 clients, K = 5, exact flow of {MOVING_AGES} ages",
+            f"{ratio:.3g} (as printed, with 3 eta_0 nbar for 3: {worst(moved, printed):.3g})",
+            "<= 1",
+            ratio <= 1,
+            f"the bound of the first age for all: {wrong:.3g}",
+            wrong > 1,
+        )
+    ]
+
+
+def _networks(scale: str, seed: int) -> list[TheoremCheck]:
+    width, rounds = (256, 30) if scale == "default" else (1024, 100)
+    rows = []
+    for make in (cases.digits, cases.sine_network):
+        setting = make(None, "smoke", seed)
+        setting = dataclasses.replace(setting, widths=(width,), draws=1, num_rounds=rounds, evaluate_every=5)
+        rows.append(_one_network(setting, width))
+    # The runs that Theorem 2 is checked on. Sine networks of width 256 are not among them: late in the run they break
+    # the bound (1.8 times at seed 0), where kappa_2 and (iv) fail, so that nothing was promised.
+    runs = [(theorem2.digits, 256), (theorem2.sine, 1024), *([(theorem2.digits, 1024)] if scale == "large" else [])]
+    for make_setting, large in runs:
+        setting = make_setting(seed, theorem2.NUM_MODELS, (large,), 1000)
+        rows.append(_one_network(dataclasses.replace(setting, draws=1, evaluate_every=theorem2.NUM_MODELS), large))
+    return rows
+
+
+def _one_network(setting: Setting, width: int) -> TheoremCheck:
+    seen = fed_ensemble(setting, width)
+    blocks = kernel_blocks(setting.model(width).kernel, setting.x_train, setting.x_test)  # type: ignore[arg-type]
+    theorem = theorem_1(
+        blocks,
+        setting.y_train,
+        setting.partition,
+        cohorts(setting),
+        setting.local_steps,
+        setting.learning_rate,
+        num_models=setting.schedule.num_models,
+        f0_train=seen.train[0, :, 0],
+        x_train=setting.x_train,
+    )
+    length = theorem.plan.rounds_per_age
+    norms = np.linalg.norm(seen.train[:, :, 0] - setting.y_train, axis=(2, 3))  # at every age
+    ratio = worst(norms, theorem.residual_bound()[: len(norms)])
+    wrong = worst(norms, theorem.residual_bound("proof", theorem.constants.lambda_max)[: len(norms)])
+    return TheoremCheck(
+        "FE-2024 Theorem 1",
+        f"{setting.name}: trained networks' residual / bound, largest over ages and models; assumptions that fail: "
+        f"{', '.join(theorem.failing)}",
+        f"n = {len(setting.x_train)}, {setting.partition.num_clients} clients, K = {length}, width {width}, "
+        f"{setting.num_rounds} rounds",
+        f"{ratio:.3g} (lambda_min {theorem.constants.lambda_min:.2g})",
+        "<= 1",
+        ratio <= 1,
+        f"lambda_max for lambda_min: {wrong:.3g}",
+        wrong > 1,
+    )

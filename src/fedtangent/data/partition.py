@@ -1,0 +1,348 @@
+"""Who holds which example: partitioners, and statistics of how unlike the clients are.
+
+Every partitioner returns a ``Partition`` of int32 arrays; a client's indices are in ascending order. Randomness comes
+from ``numpy.random.Generator(PCG64(seed))`` alone, so that a seed gives the same partition on every platform;
+``sha256`` is its fingerprint. ``iid``, ``shards``, ``classes``, ``dirichlet``, ``by_user`` and ``quantity_skew`` give
+every example to exactly one client.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent import checks
+from fedtangent.types import Partition
+
+METHODS = ("per_client", "hsu", "per_class")
+MAX_CELLS = 2**26  # of heterogeneity's table [N, C]: half a gigabyte
+
+
+class Heterogeneity(NamedTuple):
+    """How unlike the clients of a partition are. The means are over clients that hold anything."""
+
+    label_distribution: np.ndarray  # [N, C] float64, share of each class among a client's examples (0 if it has none)
+    total_variation: float  # mean over clients of 1/2 sum_c |share - share in all clients' examples together|
+    commonest_share: float  # mean over clients of the share of the client's commonest label
+    size_min: int
+    size_median: float
+    size_max: int
+
+
+def iid(num_examples: int, num_clients: int, seed: int) -> Partition:
+    """Examples dealt at random, sizes equal to within one (the first clients hold the one more).
+
+    Raises ``ValueError`` for fewer examples than clients, ``num_clients < 1``, or a seed that is not an integer >= 0.
+    """
+    num_clients, rng = _clients(num_clients, num_examples), generator(seed)
+    return assemble(np.array_split(rng.permutation(num_examples), num_clients))
+
+
+def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> Partition:
+    """Sort by label, cut into equal shards, deal them at random (McMahan et al., 2017, section 3).
+
+    The ``num_clients * shards_per_client`` shards have equal sizes to within one, so that where classes differ in size
+    a shard can straddle a boundary and its client meet one class more than it has shards. ``classes`` never does that.
+
+    Raises ``ValueError`` for more shards than examples, ``num_clients`` or ``shards_per_client`` below 1, or labels
+    that are not a 1-D array of integers >= 0.
+    """
+    labels = checks.class_labels(labels)
+    num_clients, rng = _clients(num_clients, len(labels)), generator(seed)
+    per_client = checks.integer("shards_per_client", shards_per_client, 1)
+    num_shards = num_clients * per_client
+    if num_shards > len(labels):
+        raise ValueError(
+            f"num_clients * shards_per_client = {num_shards} shards must not exceed the {len(labels)} examples"
+        )
+    pieces = np.array_split(np.argsort(labels, kind="stable"), num_shards)
+    deal = rng.permutation(num_shards).reshape(num_clients, per_client)
+    return assemble([np.concatenate([pieces[s] for s in row]) for row in deal])
+
+
+def classes(labels: Any, num_clients: int, classes_per_client: int, seed: int) -> Partition:
+    """Each client holds exactly ``classes_per_client`` classes (the Fed-ensemble papers' "exactly two labels", N.o.C.).
+
+    The ``num_clients * classes_per_client`` slots are divided equally among the classes present (to within one); a
+    class's examples are divided equally, at random, among the clients that drew it.
+
+    Raises ``ValueError`` for more classes a client than there are, fewer slots than classes (some class would go to
+    nobody), a class with fewer examples than clients that drew it, or arguments as in ``shards``.
+    """
+    labels = checks.class_labels(labels)
+    num_clients, rng = _clients(num_clients, len(labels)), generator(seed)
+    _, kind = np.unique(labels, return_inverse=True)
+    pool = np.bincount(kind)
+    per_client = checks.integer("classes_per_client", classes_per_client, 1, len(pool))
+    base, extra = divmod(num_clients * per_client, len(pool))
+    slots = np.full(len(pool), base) + (rng.permutation(len(pool)) < extra)
+    if base == 0:
+        raise ValueError(
+            f"num_clients * classes_per_client = {num_clients * per_client} must be at least the {len(pool)} classes"
+        )
+    if (slots > pool).any():
+        at = int(np.argmax(slots > pool))
+        raise ValueError(
+            f"{slots[at]} clients would share a class of {pool[at]} examples; use fewer clients or classes"
+        )
+    holders = _deal_classes(rng, slots, num_clients, per_client)
+    parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
+    for c, members in enumerate(holders):
+        examples = rng.permutation(np.flatnonzero(kind == c))
+        for client, piece in zip(rng.permutation(members), np.array_split(examples, len(members)), strict=True):
+            parts[client].append(piece)
+    return assemble([np.concatenate(p) for p in parts])
+
+
+def dirichlet(
+    labels: Any, num_clients: int, alpha: float, seed: int, min_size: int = 1, method: str = "per_client"
+) -> Partition:
+    """Label proportions drawn from a Dirichlet distribution; a smaller ``alpha`` makes clients less alike.
+
+    With C classes in shares p (``alpha C p`` is ``(alpha, .., alpha)`` when classes are equally common):
+
+    - ``"per_client"``: client i draws ``q_i ~ Dir(alpha C p)`` and its labels from ``q_i`` without replacement, ``q_i``
+      being renormalised whenever a class is used up (Hsu et al., 2019). Sizes are equal to within one. This is the
+      ``Dir(alpha)`` of the NTK-FL paper (section 6, "symmetric Dirichlet distribution"), whose authors' client maps
+      have the label statistics of one ``alpha`` per class.
+    - ``"hsu"``: the same with ``q_i ~ Dir(alpha p)``, as Hsu et al. print it: C times the heterogeneity parameter.
+    - ``"per_class"``: each class is divided among the clients by ``Dir(alpha, .., alpha)`` over clients (Yurochkin et
+      al., 2019), so sizes differ too. Clients below ``min_size`` take random examples from the largest ones.
+
+    What is left for a client depends on those before it, so clients draw in random order.
+
+    Raises ``ValueError`` for ``alpha`` outside [1e-9, 1e9], ``min_size`` beyond what the examples allow, an
+    unknown method, more clients than examples, or labels that are not a 1-D array of integers >= 0.
+    """
+    labels = checks.class_labels(labels)
+    alpha = _alpha(alpha)
+    method = checks.choice("method", method, METHODS)
+    num_clients, rng = _clients(num_clients, len(labels)), generator(seed)
+    min_size = _min_size(min_size, num_clients, len(labels))
+    _, kind = np.unique(labels, return_inverse=True)
+    pools = [rng.permutation(np.flatnonzero(kind == c)) for c in range(kind.max() + 1)]
+    if method == "per_class":
+        return assemble(_fill_up(rng, _split_classes(rng, pools, num_clients, alpha), min_size))
+    shares = np.bincount(kind) / len(labels)
+    concentration = alpha * shares * (len(pools) if method == "per_client" else 1)
+    return assemble(_split_clients(rng, pools, num_clients, concentration))
+
+
+def by_user(user_ids: Any) -> Partition:
+    """One client for each distinct user (writer, speaker, device), in ascending order of their ids.
+
+    Raises ``ValueError`` unless ``user_ids`` is a non-empty 1-D array of integers or strings.
+    """
+    ids = np.asarray(user_ids)
+    if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iuUS":
+        raise ValueError(
+            f"user_ids must be a non-empty 1-D array of integers or strings; got shape {ids.shape}, dtype {ids.dtype}"
+        )
+    _, user, counts = np.unique(ids, return_inverse=True, return_counts=True)
+    return assemble(np.split(np.argsort(user, kind="stable"), np.cumsum(counts)[:-1]))
+
+
+def quantity_skew(num_examples: int, num_clients: int, alpha: float, seed: int, min_size: int = 1) -> Partition:
+    """Random examples, sizes from a Dirichlet distribution: labels alike, quantities not.
+
+    Each client gets ``min_size`` examples; what remains is divided by ``q ~ Dir(alpha, .., alpha)`` over the clients,
+    rounded to whole examples by largest remainder.
+
+    Raises ``ValueError`` for ``alpha`` outside [1e-9, 1e9], ``min_size`` beyond what the examples allow, or more
+    clients than examples.
+    """
+    alpha = _alpha(alpha)
+    num_clients, rng = _clients(num_clients, num_examples), generator(seed)
+    min_size = _min_size(min_size, num_clients, num_examples)
+    q = rng.dirichlet(np.full(num_clients, alpha))
+    sizes = min_size + _apportion(num_examples - num_clients * min_size, q)
+    return assemble(np.split(rng.permutation(num_examples), np.cumsum(sizes)[:-1]))
+
+
+def from_index_maps(indices: Any, offsets: Any, num_examples: int | None = None) -> Partition:
+    """A given map: client ``i`` holds ``indices[offsets[i]:offsets[i + 1]]``, in that order; clients may overlap.
+
+    Raises ``ValueError`` unless the map is well-formed (``validate``), into ``num_examples`` examples where given.
+    """
+    partition = Partition(np.asarray(indices), np.asarray(offsets))
+    validate(partition, checks.MAX_INDEX if num_examples is None else num_examples)
+    return Partition(partition.indices.astype(np.int32), partition.offsets.astype(np.int32))
+
+
+def validate(partition: Partition, num_examples: int, exact: bool = False) -> None:
+    """Raise ``ValueError`` unless ``partition`` is a well-formed map of clients into ``num_examples`` examples.
+
+    Offsets must start at 0, never fall and end at ``len(indices)``; indices must be in range. With ``exact``, every
+    example must belong to exactly one client.
+    """
+    num_examples = checks.integer("num_examples", num_examples, 1, checks.MAX_INDEX)
+    checks.partition_structure(partition, num_examples)
+    if exact:
+        held = np.bincount(partition.indices, minlength=num_examples)
+        if (held != 1).any():
+            at = int(np.argmax(held != 1))
+            raise ValueError(
+                f"partition must give each of {num_examples} examples to exactly one client; example {at} is held "
+                f"{held[at]} times ({int((held != 1).sum())} such)"
+            )
+
+
+def sha256(partition: Partition) -> str:
+    """Hexadecimal fingerprint: SHA-256 of N as 8 bytes, then offsets and indices as 4 bytes each, all little-endian."""
+    digest = hashlib.sha256(np.array(partition.num_clients, "<i8").tobytes())
+    digest.update(np.asarray(partition.offsets).astype("<i4").tobytes())
+    digest.update(np.asarray(partition.indices).astype("<i4").tobytes())
+    return digest.hexdigest()
+
+
+def heterogeneity(partition: Partition, labels: Any) -> Heterogeneity:
+    """Statistics of ``partition`` for ``labels`` [n], integers from 0 to C - 1; see ``Heterogeneity``.
+
+    Raises ``ValueError`` for a malformed partition, one without any example, labels out of range, or so large that
+    the table [N, C] would exceed 2**26 entries.
+    """
+    labels = checks.class_labels(labels)
+    validate(partition, len(labels))
+    if len(partition.indices) == 0:
+        raise ValueError("partition must hold at least one example; every client is empty")
+    sizes, num_classes = partition.sizes, int(labels.max()) + 1
+    if partition.num_clients * num_classes > MAX_CELLS:
+        raise ValueError(
+            f"labels must number the classes from 0: with {num_classes - 1} as the largest, {partition.num_clients} "
+            f"clients would need a table of {partition.num_clients * num_classes} shares; allowed are {MAX_CELLS}"
+        )
+    owner = np.repeat(np.arange(partition.num_clients), sizes)
+    cell = owner * num_classes + labels[partition.indices].astype(np.int64)
+    counts = np.bincount(cell, minlength=partition.num_clients * num_classes).reshape(-1, num_classes)
+    share = counts / np.maximum(sizes, 1)[:, None]
+    held = share[sizes > 0]
+    overall = counts.sum(axis=0) / counts.sum()
+    return Heterogeneity(
+        label_distribution=share,
+        total_variation=float(np.abs(held - overall).sum(axis=1).mean() / 2),
+        commonest_share=float(held.max(axis=1).mean()),
+        size_min=int(sizes.min()),
+        size_median=float(np.median(sizes)),
+        size_max=int(sizes.max()),
+    )
+
+
+def generator(seed: int) -> np.random.Generator:
+    """The generator of ``seed``, a whole number of at least 0; raises ``ValueError``."""
+    return np.random.Generator(np.random.PCG64(checks.integer("seed", seed, 0)))
+
+
+def _clients(num_clients: int, num_examples: int) -> int:
+    checks.integer("num_examples", num_examples, 1, checks.MAX_INDEX)
+    num_clients = checks.integer("num_clients", num_clients, 1)
+    if num_clients > num_examples:
+        raise ValueError(f"num_clients must not exceed the {num_examples} examples; got {num_clients}")
+    return num_clients
+
+
+def _alpha(alpha: float) -> float:
+    alpha = checks.positive("alpha", alpha)
+    if not 1e-9 <= alpha <= 1e9:  # beyond, gamma variates under- and overflow; the limits are reached long before
+        raise ValueError(f"alpha must be from 1e-9 to 1e9; got {alpha}")
+    return alpha
+
+
+def _min_size(min_size: int, num_clients: int, num_examples: int) -> int:
+    min_size = checks.integer("min_size", min_size, 0)
+    if min_size * num_clients > num_examples:
+        raise ValueError(
+            f"min_size must be at most {num_examples // num_clients} for {num_clients} clients and {num_examples} "
+            f"examples; got {min_size}"
+        )
+    return min_size
+
+
+def assemble(parts: Sequence[np.ndarray]) -> Partition:
+    """The partition of the given clients, each client's indices in ascending order."""
+    sizes = [len(p) for p in parts]
+    indices = np.concatenate([np.sort(p) for p in parts]).astype(np.int32)
+    return Partition(indices, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
+
+
+def _apportion(total: int, shares: np.ndarray) -> np.ndarray:
+    """``total`` divided into integers in proportion to ``shares`` (which sum to 1), by largest remainder."""
+    exact = total * shares
+    whole = np.floor(exact).astype(np.int64)
+    rest = total - int(whole.sum())
+    whole[np.argsort(whole - exact, kind="stable")[:rest]] += 1
+    return whole
+
+
+def _deal_classes(rng: np.random.Generator, slots: np.ndarray, num_clients: int, per_client: int) -> list[list[int]]:
+    """For each class its clients, ``slots[c]`` of them; every client gets ``per_client`` different classes.
+
+    Always possible: no class has more slots left than clients remain, since one that has as many is taken at once.
+    """
+    slots = slots.copy()
+    holders: list[list[int]] = [[] for _ in slots]
+    for turn, client in enumerate(rng.permutation(num_clients)):
+        forced = np.flatnonzero(slots == num_clients - turn)
+        weights = np.where(slots == num_clients - turn, 0, slots)
+        free = per_client - len(forced)
+        drawn = rng.choice(len(slots), free, replace=False, p=weights / weights.sum()) if free else forced[:0]
+        for c in np.concatenate([forced, drawn]):
+            slots[c] -= 1
+            holders[c].append(int(client))
+    return holders
+
+
+def _split_clients(
+    rng: np.random.Generator, pools: list[np.ndarray], num_clients: int, concentration: np.ndarray
+) -> list[np.ndarray]:
+    """Equal clients, one after another in random order, each drawing its label shares and then its examples."""
+    num_examples = sum(len(p) for p in pools)
+    base, extra = divmod(num_examples, num_clients)
+    used, parts = np.zeros(len(pools), np.int64), [np.empty(0, np.int64)] * num_clients
+    available = np.array([len(p) for p in pools])
+    for client in rng.permutation(num_clients):
+        counts = _draw_counts(rng, base + (client < extra), available - used, rng.dirichlet(concentration))
+        parts[client] = np.concatenate([p[u : u + k] for p, u, k in zip(pools, used, counts, strict=True)])
+        used += counts
+    return parts
+
+
+def _draw_counts(rng: np.random.Generator, size: int, pool: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """How many examples of each class a client draws, [C]: ``size`` draws from ``shares``, without replacement.
+
+    The same law as drawing one label at a time and renormalising ``shares`` when a class is used up: what a
+    multinomial draw takes beyond the pool is drawn again from the other classes. If no class that is left has any
+    share, the rest comes from what the pool holds.
+    """
+    counts = np.zeros_like(pool)
+    while (missing := size - int(counts.sum())) > 0:
+        left = pool - counts
+        weights = np.where(left > 0, shares, 0.0)
+        if weights.sum() <= 0:
+            weights = left.astype(np.float64)
+        counts += np.minimum(rng.multinomial(missing, weights / weights.sum()), left)
+    return counts
+
+
+def _split_classes(
+    rng: np.random.Generator, pools: list[np.ndarray], num_clients: int, alpha: float
+) -> list[np.ndarray]:
+    """Each class divided among all clients in its own Dirichlet shares."""
+    pieces = []
+    for pool in pools:
+        sizes = _apportion(len(pool), rng.dirichlet(np.full(num_clients, alpha)))
+        pieces.append(np.split(pool, np.cumsum(sizes)[:-1]))
+    return [np.concatenate(own) for own in zip(*pieces, strict=True)]
+
+
+def _fill_up(rng: np.random.Generator, parts: list[np.ndarray], min_size: int) -> list[np.ndarray]:
+    """Move random examples, one at a time, from the largest client to the smallest until all have ``min_size``."""
+    clients, sizes = [p.tolist() for p in parts], np.array([len(p) for p in parts])
+    while sizes.min() < min_size:
+        poor, rich = int(sizes.argmin()), int(sizes.argmax())
+        clients[poor].append(clients[rich].pop(int(rng.integers(sizes[rich]))))
+        sizes[poor] += 1
+        sizes[rich] -= 1
+    return [np.array(c, np.int64) for c in clients]

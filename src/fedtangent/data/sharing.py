@@ -1,0 +1,114 @@
+"""A global set of examples that clients share: how it is drawn, and partitions in which clients hold it too.
+
+Randomness comes from ``numpy.random.Generator(PCG64(seed))`` alone, as in ``partition``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedtangent import checks
+from fedtangent.data.partition import assemble, generator, validate
+from fedtangent.types import Partition
+
+
+def class_balanced(labels: Any, size: int, seed: int) -> np.ndarray:
+    """Indices of ``size`` examples drawn uniformly by class (Zhao et al., 2018, section 4), ascending int32.
+
+    Each class present gives equally many, to within one, without replacement; which give one more is drawn too.
+
+    Raises ``ValueError`` for a size outside 1 .. n, a class with too few examples, or labels that are not a 1-D array
+    of integers >= 0.
+    """
+    labels = checks.class_labels(labels)
+    size = checks.integer("size", size, 1, len(labels))
+    rng = generator(seed)
+    _, kind = np.unique(labels, return_inverse=True)
+    pool = np.bincount(kind)
+    each, extra = divmod(size, len(pool))
+    wanted = np.full(len(pool), each) + (rng.permutation(len(pool)) < extra)
+    if (wanted > pool).any():
+        at = int(np.argmax(wanted > pool))
+        raise ValueError(f"size: got {size}, which asks for {wanted[at]} examples of a class that has {pool[at]}")
+    drawn = [rng.choice(np.flatnonzero(kind == c), k, replace=False) for c, k in enumerate(wanted)]
+    return np.sort(np.concatenate(drawn)).astype(np.int32)
+
+
+def number_given(shared: Sequence[int] | np.ndarray, fraction: float) -> int:
+    """How many of the shared examples each client gets: ``fraction`` of them, rounded, at least one.
+
+    Raises ``ValueError`` for a ``shared`` that is empty, repeats an index or is no list of whole numbers from 0, and a
+    fraction outside (0, 1].
+    """
+    chosen = np.asarray(shared)
+    if chosen.ndim != 1 or chosen.size == 0 or not np.issubdtype(chosen.dtype, np.integer):
+        raise ValueError(
+            f"shared must be a non-empty 1-D array of indices; got shape {chosen.shape}, dtype {chosen.dtype}"
+        )
+    if chosen.min() < 0 or len(np.unique(chosen)) < len(chosen):
+        raise ValueError("shared must hold indices of at least 0, each once")
+    if not checks.positive("fraction", fraction) <= 1:
+        raise ValueError(f"fraction must be above 0 and at most 1; got {fraction}")
+    return max(1, round(float(fraction) * len(chosen)))
+
+
+def with_shared(
+    partition: Partition, shared: Sequence[int] | np.ndarray, fraction: float = 1.0, seed: int = 0
+) -> Partition:
+    """``partition`` in which every client that has examples holds shared ones too (Zhao et al., 2018, section 4).
+
+    Args:
+        shared: indices of the global set.
+        fraction: the paper's alpha: each client gets its own random ``fraction`` of the set (``number_given``); 1, as
+            in NTK-FL (section 6), gives all of it to everybody.
+        seed: of the draws, of which ``fraction=1`` has none.
+
+    A client that owns a shared example already holds it once; where the set is to come from elsewhere, as in Zhao et
+    al., take it from the clients first (``without``). A client without examples stays without. Indices of a client
+    are ascending. Raises ``ValueError`` as ``number_given``, and for a malformed partition.
+    """
+    each, rng = number_given(shared, fraction), generator(seed)
+    validate(partition, checks.MAX_INDEX)
+    chosen = np.asarray(shared)
+    parts = []
+    for i in range(partition.num_clients):
+        given = chosen if each == len(chosen) else rng.choice(chosen, each, replace=False)
+        own = partition.client(i)
+        parts.append(np.concatenate([own, given[~np.isin(given, own)]]) if len(own) else own)
+    return assemble(parts)
+
+
+def without(partition: Partition, examples: Sequence[int] | np.ndarray) -> Partition:
+    """``partition`` whose clients hold none of ``examples``: a global set that is nobody's own.
+
+    Raises ``ValueError`` for ``examples`` as ``number_given``, a malformed partition, or a client that would be left
+    with nothing.
+    """
+    number_given(examples, 1.0)
+    validate(partition, checks.MAX_INDEX)
+    parts = [own[~np.isin(own, np.asarray(examples))] for own in map(partition.client, range(partition.num_clients))]
+    for i, own in enumerate(parts):
+        if len(own) == 0 < len(partition.client(i)):
+            raise ValueError(f"examples: client {i} would be left with none of its {len(partition.client(i))} examples")
+    return assemble(parts)
+
+
+def held_out(partition: Partition, fraction: float, seed: int) -> tuple[Partition, Partition]:
+    """``partition`` without, and of, a random part of each client's examples, to test on: (train, test).
+
+    Each client gives ``fraction`` of its examples, rounded, but keeps at least one. Raises ``ValueError`` for a
+    fraction outside (0, 1) or a malformed partition.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction must be above 0 and below 1; got {fraction}")
+    validate(partition, checks.MAX_INDEX)
+    rng, train, test = generator(seed), [], []
+    for own in map(partition.client, range(partition.num_clients)):
+        order = rng.permutation(own)
+        given = min(round(fraction * len(own)), max(len(own) - 1, 0))
+        train.append(order[given:])
+        test.append(order[:given])
+    return assemble(train), assemble(test)

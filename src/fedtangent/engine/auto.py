@@ -1,0 +1,97 @@
+"""The mapping ``auto``: by platform and memory, and for longer runs by a short measurement that is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.data.calibration import cached
+from fedtangent.engine import memory
+from fedtangent.engine.clients import Mapping, default_mapping, engine_for, parse
+from fedtangent.types import Algorithm, FederatedData, PyTree
+
+# A run that the default mapping finishes sooner is not worth measuring others for: each has to be compiled.
+WORTH_SECONDS = 20.0
+WORTH_ROUNDS = 20
+Probe = Callable[[Mapping], float]
+
+
+def candidates(num_slots: int) -> list[Mapping]:
+    """Mappings worth trying on this platform for a cohort of ``num_slots``, the default first."""
+    inner = (
+        ["scan", "chunked:4", "chunked:16"] if jax.default_backend() == "cpu" else ["vmap", "chunked:64", "chunked:16"]
+    )
+    names = [f"sharded:{name}" for name in inner] if jax.device_count() > 1 else inner
+    tried = [default_mapping(), *(parse(name) for name in names)]
+    return [m for m in dict.fromkeys(tried) if (m.width or 1) <= num_slots]
+
+
+def that_fit(algorithm: Algorithm, data: FederatedData, max_client_size: int, rounds: int) -> list[Mapping]:
+    """Those of ``candidates`` within the memory; the largest chunk that fits, or one after another, if none is."""
+    tried = candidates(algorithm.schedule.num_slots)
+    fitting = [m for m in tried if memory.plan(algorithm, data, m, max_client_size, rounds).fits]
+    if fitting:
+        return fitting
+    largest = memory.plan(algorithm, data, tried[0], max_client_size, rounds).largest_chunk
+    narrow = parse("scan") if largest < 2 else parse(f"chunked:{largest}")
+    return [narrow._replace(devices=tried[0].devices)]
+
+
+def fingerprint(algorithm: Algorithm, data: FederatedData, state: PyTree) -> str:
+    """A digest of the traced round: of all that it computes, with rates, steps and constants, but not of the data."""
+    engine = engine_for(data, parse("scan"))
+    traced = jax.make_jaxpr(lambda s, d: algorithm.step(s, d, engine))(state, data)
+    digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced.jaxpr)).encode())  # without this process's addresses
+    for constant in traced.consts:
+        digest.update(np.ascontiguousarray(np.asarray(constant)).tobytes())
+    return digest.hexdigest()
+
+
+def seconds_a_round(run: Callable[[PyTree, int], PyTree], start: Callable[[], PyTree]) -> float:
+    """Wall time of one round once it is compiled: the better of two."""
+    jax.block_until_ready(run(start(), 1))
+    times = []
+    for _ in range(2):
+        state = jax.block_until_ready(start())
+        began = time.perf_counter()
+        jax.block_until_ready(run(state, 1))
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def choose(
+    algorithm: Algorithm, data: FederatedData, max_client_size: int, num_rounds: int, rounds: int, probe: Probe
+) -> tuple[Mapping, dict[str, float]]:
+    """The mapping for a run of ``num_rounds`` rounds, and what was measured (seconds a round by mapping's name).
+
+    ``probe`` measures a mapping. One process decides alone; several processes take the default, as measurements of
+    their own could differ.
+    """
+    fitting = that_fit(algorithm, data, max_client_size, rounds)
+    if len(fitting) == 1 or num_rounds < WORTH_ROUNDS or jax.process_count() > 1:
+        return fitting[0], {}
+
+    state = jax.eval_shape(lambda: algorithm.init(0, data.num_clients))
+    question = {"round": fingerprint(algorithm, data, state), "sizes": _histogram(data)}
+
+    def measured(mapping: Mapping) -> float:
+        asked = {"what": "seconds a round", "mapping": str(mapping), **question}
+        return cached(asked, lambda: {"seconds": probe(mapping)})["seconds"]
+
+    times = {fitting[0]: measured(fitting[0])}
+    if times[fitting[0]] * num_rounds >= WORTH_SECONDS:
+        times |= {mapping: measured(mapping) for mapping in fitting[1:]}
+    best = min(times, key=times.__getitem__)
+    return best, {str(mapping): seconds for mapping, seconds in times.items()}
+
+
+def _histogram(data: FederatedData) -> list[int]:
+    """Quantiles of the clients' sizes: they decide how even the chunks are."""
+    sizes = jnp.diff(data.offsets)
+    return [int(q) for q in jnp.quantile(sizes.astype(jnp.float32), jnp.array([0.0, 0.25, 0.5, 0.75, 1.0]))]

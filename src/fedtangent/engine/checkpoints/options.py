@@ -1,0 +1,82 @@
+"""What a caller says about checkpoints, and the error of one that cannot be continued from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtangent.checks import is_whole
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be continued from: absent, another run's, or damaged."""
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, stacklevel=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+    """Where, how often and of what run checkpoints are written.
+
+    A run that starts without ``resume`` leaves what ``folder`` holds untouched until its own first checkpoint is
+    written; only then are older runs' checkpoints removed.
+
+    Args:
+        folder: made if need be. Several processes of one run must see the same folder; the first writes.
+        every: rounds between checkpoints. None: as soon as ten seconds, and twenty times what the last checkpoint
+            took, have passed since it, so that they cost at most about 5 % of a long run. Either way one is written
+            at the end and on SIGTERM or SIGINT.
+        config: identifies the run; a checkpoint of another config is refused, naming the fields. Strings, numbers,
+            booleans, None, paths, and lists, tuples and mappings of them. Leave out what may differ (where results go,
+            how long to run). Without one a digest of the traced round stands for it, which tells another algorithm,
+            rate or number of steps, but cannot name it (and may change with the version of JAX).
+        keep: how many checkpoints stay, the newest ones; the older serve when the newest is damaged.
+        resume: continue from the newest good checkpoint in ``folder``.
+        notify: told, in one line each, of damage that was got around and of versions that differ.
+    """
+
+    folder: str | os.PathLike[str]
+    every: int | None = None
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    keep: int = 3
+    resume: bool = False
+    notify: Callable[[str], None] = _warn
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a number out of range or a config that cannot be written down."""
+        for name, value in (("every", self.every), ("keep", self.keep)):
+            if value is not None and (not is_whole(value) or value < 1):
+                raise ValueError(f"checkpoint {name}: got {value}, must be a whole number of at least 1")
+        plain(dict(self.config), "checkpoint config")
+
+
+def plain(value: Any, where: str) -> Any:
+    """``value`` as JSON holds it; raises ``ValueError`` naming ``where`` for what JSON cannot hold exactly."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v, f"{where}[{k!r}]") for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v, f"{where}[{i}]") for i, v in enumerate(value)]
+    if isinstance(value, Path):
+        return str(value)
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    raise ValueError(f"{where}: got a {type(value).__name__}, allowed are strings, numbers, booleans, None and paths")
+
+
+def differences(before: Any, now: Any, name: str = "") -> list[str]:
+    """The fields in which two plain values differ, as ``name (before in the checkpoint, now now)``."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        found = []
+        for key in (*before, *(k for k in now if k not in before)):
+            inner = f"{name}.{key}" if name else key
+            found += differences(before.get(key, "nothing"), now.get(key, "nothing"), inner)
+        return found
+    texts = [json.dumps(value) for value in (before, now)]
+    return [] if texts[0] == texts[1] else [f"{name} ({texts[0]} in the checkpoint, {texts[1]} now)"]

@@ -1,0 +1,292 @@
+"""Checkpoints in a folder::
+
+    checkpoints/run-0001/history/00000000-00000005.npz    a segment of the history
+    checkpoints/run-0001/round-00000005/state/...         the state, written by orbax
+    checkpoints/run-0001/round-00000005/record.json       what it is, and the SHA-256 of all it relies on
+
+A segment is in place before the round that relies on it, and a round appears by one rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from fedtangent.engine.checkpoints.arrays import layout, on_host, read_state, write_arrays
+from fedtangent.engine.checkpoints.files import (
+    DamagedError,
+    check_digests,
+    digests,
+    read_checked,
+    read_record,
+    sha256,
+    sync_folder,
+    write_durably,
+    write_record,
+)
+from fedtangent.engine.checkpoints.options import CheckpointError, Checkpoints, differences, plain
+from fedtangent.engine.checkpoints.segment import Link, Segment, decode, encode
+from fedtangent.engine.environment import environment
+from fedtangent.engine.history import Evaluation
+from fedtangent.types import PyTree
+
+FORMAT = 1
+RECORD = "record.json"
+_SECONDS, _TIMES = 10.0, 20
+
+
+class Store(NamedTuple):
+    """Where a run's checkpoints go, and what identifies it."""
+
+    options: Checkpoints
+    folder: Path  # this run's own
+    identity: PyTree = None  # what a checkpoint must share with the run that continues from it
+    circumstances: PyTree = None  # what is only reported where it differs
+    shapes: PyTree = None  # of one round's infos
+
+
+class Saved(NamedTuple):
+    """The last checkpoint: its round, the end of its history, and what it cost."""
+
+    round: int
+    link: Link | None
+    at: float  # time.monotonic()
+    seconds: float
+
+
+class Restored(NamedTuple):
+    """What a run continues from."""
+
+    state: PyTree
+    infos: list[PyTree]  # chunk after chunk
+    evaluations: list[Evaluation]
+    saved: Saved
+
+
+def _rounds(run: Path) -> list[tuple[int, Path]]:
+    """The checkpoints in a run's folder, newest first."""
+    if not run.is_dir():
+        return []
+    found = [(int(p.name[6:]), p) for p in run.iterdir() if re.fullmatch(r"round-\d{8,}", p.name)]
+    return sorted(found, reverse=True)
+
+
+def _runs(folder: Path) -> list[Path]:
+    """The runs' folders, newest first."""
+    if not folder.is_dir():
+        return []
+    found = [p for p in folder.iterdir() if re.fullmatch(r"run-\d{4,}", p.name)]
+    return sorted(found, key=lambda p: int(p.name[4:]), reverse=True)
+
+
+def open_store(options: Checkpoints) -> Store:
+    """The place of a new run, or, to resume, of the newest run that has a checkpoint; nothing is written yet.
+
+    Raises ``CheckpointError`` where there is nothing to resume, or ``folder`` is a file.
+    """
+    folder = Path(options.folder)
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"checkpoint folder: {folder} is not a directory")
+    runs = _runs(folder)
+    if not options.resume:
+        return Store(options, folder / f"run-{int(runs[0].name[4:]) + 1 if runs else 1:04d}")
+    runs = [run for run in runs if _rounds(run)]
+    if not runs:
+        raise CheckpointError(f"resume: there is no checkpoint in {folder}")
+    return Store(options, runs[0])
+
+
+@contextlib.contextmanager
+def claimed(store: Store | None) -> Iterator[None]:
+    """Hold the checkpoint folder for this run alone, until it ends in whatever way.
+
+    Raises ``CheckpointError`` if another run holds it.
+    """
+    if store is None or jax.process_index() != 0:
+        yield
+        return
+    folder = Path(store.options.folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "lock").open("a")
+    except OSError as error:
+        raise CheckpointError(f"checkpoint folder: cannot write in {folder}: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the system, also when the process is killed
+        except BlockingIOError as error:
+            raise CheckpointError(f"checkpoint folder: {folder} is in use by another run; name another") from error
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is something to resume in ``folder``."""
+    return any(_rounds(run) for run in _runs(folder))
+
+
+def for_run(store: Store, identity: dict[str, Any], mapping: str, shapes: PyTree) -> Store:
+    """``store`` for one run: what identifies it, its resolved mapping, the shapes of one round's infos."""
+    whole = {"config": plain(dict(store.options.config), "checkpoint config"), **identity}
+    return store._replace(identity=whole, circumstances=_circumstances(mapping), shapes=shapes)
+
+
+def _circumstances(mapping: str) -> dict[str, Any]:
+    return {**environment(), "mapping": mapping, "float": str(jax.numpy.result_type(float))}
+
+
+def mapping_of(store: Store) -> str | None:
+    """The mapping of the run that is resumed, if it ran on the same device: ``auto`` must not choose another."""
+    for _, path in _rounds(store.folder) if store.options.resume else []:
+        try:
+            found = read_record(path / RECORD)["circumstances"]
+        except DamagedError:
+            continue
+        return found["mapping"] if found["device"] == environment()["device"] else None
+    return None
+
+
+def due(store: Store, saved: Saved) -> bool:
+    """Whether a run whose ``every`` is None is to write a checkpoint now; see ``Checkpoints``."""
+    waited = time.monotonic() - saved.at
+    return store.options.every is None and waited >= max(_SECONDS, _TIMES * saved.seconds)
+
+
+def save(store: Store, saved: Saved, round_: int, state: PyTree, infos: PyTree, evaluations: list[Evaluation]) -> Saved:
+    """Write a checkpoint after ``round_`` rounds; ``infos`` and ``evaluations`` are those since ``saved``.
+
+    Every process calls it, the first writes. Returns the new ``Saved``. Raises ``CheckpointError`` where the disk does
+    not let it, ``ValueError`` for metrics that a checkpoint cannot hold.
+    """
+    start = time.monotonic()
+    arrays, shape, link = on_host(state), layout(state), None
+    if jax.process_index() == 0:
+        try:
+            link = _write(store, Segment(saved.round, round_, saved.link, infos, evaluations), arrays, shape)
+        except OSError as error:
+            raise CheckpointError(f"checkpoint: cannot write below {store.folder}: {error.strerror}") from error
+        except ValueError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):  # what orbax's writer makes of a full disk
+                raise
+            raise CheckpointError(f"checkpoint: cannot write below {store.folder}: no space left") from error
+    now = time.monotonic()
+    return Saved(round_, link, now, now - start)
+
+
+def _write(store: Store, segment: Segment, arrays: dict[str, Any], shape: dict[str, str]) -> Link:
+    history = store.folder / "history"
+    history.mkdir(parents=True, exist_ok=True)
+    content = encode(segment, store.shapes)
+    link = Link(f"{segment.start:08d}-{segment.stop:08d}.npz", sha256(content))
+    write_durably(history / link.name, content)
+    _write_round(store, segment.stop, arrays, shape, link)
+    _tidy(store, segment.stop)
+    return link
+
+
+def _write_round(store: Store, round_: int, arrays: dict[str, Any], shape: dict[str, str], link: Link) -> None:
+    final = store.folder / f"round-{round_:08d}"
+    part = final.with_name(final.name + ".part")
+    for stale in (part, final):
+        if stale.exists():  # left by a kill, or damaged and therefore written again
+            _remove(stale)
+    part.mkdir()
+    write_arrays(part / "state", arrays)
+    record = {
+        "format": FORMAT,
+        "round": round_,
+        "identity": store.identity,
+        "circumstances": store.circumstances,
+        "layout": shape,
+        "history": link,
+        "files": digests(part),
+    }
+    write_record(part / RECORD, record)
+    os.rename(part, final)
+    sync_folder(store.folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder so that a kill on the way leaves nothing that looks like a checkpoint."""
+    gone = folder.with_name(folder.name.removesuffix(".gone") + ".gone")
+    if gone != folder:
+        if gone.exists():
+            shutil.rmtree(gone)
+        os.rename(folder, gone)
+    shutil.rmtree(gone)
+
+
+def _tidy(store: Store, round_: int) -> None:
+    """Keep the newest checkpoints up to ``round_``; later ones (damaged, got around) and older runs go."""
+    kept = [path for r, path in _rounds(store.folder) if r <= round_][: store.options.keep]
+    unwanted = [path for path in store.folder.iterdir() if path.name.startswith("round-") and path not in kept]
+    for path in unwanted + [run for run in Path(store.options.folder).glob("run-*") if run != store.folder]:
+        _remove(path)
+
+
+def restore(store: Store, num_rounds: int, like: PyTree) -> Restored:
+    """The newest good checkpoint, verified whole; ``like`` is a fresh state of the same run.
+
+    Damage is got around by the checkpoint before it, and told through ``notify``, as are other circumstances.
+
+    Raises ``CheckpointError`` if the checkpoint is another run's (naming the fields), is beyond ``num_rounds``, or if
+    none is good.
+    """
+    tell = store.options.notify if jax.process_index() == 0 else (lambda line: None)
+    checked, damage = False, []
+    for round_, path in _rounds(store.folder):
+        try:
+            record = read_record(path / RECORD)
+            if not checked:
+                _refuse_another_run(store, record, num_rounds, layout(like))
+                checked = True
+            found = _read(store, path, record, like)
+        except DamagedError as error:
+            damage.append(f"the checkpoint of round {round_} is damaged ({error})")
+            continue
+        for line in damage:
+            tell(f"{line}; going back to round {round_}")
+        for line in differences(record["circumstances"], store.circumstances):
+            tell(f"differs from the run that is continued: {line}; results may differ in rounding")
+        return found
+    raise CheckpointError(f"resume: no good checkpoint in {store.folder}: {'; '.join(damage)}")
+
+
+def _refuse_another_run(store: Store, record: dict[str, Any], num_rounds: int, shape: dict[str, str]) -> None:
+    if record["format"] != FORMAT:
+        raise CheckpointError(f"resume: the checkpoint has format {record['format']}, this version reads {FORMAT}")
+    # What the caller named first: a seed that differs also changes keys and data, which would hide it.
+    before, now = record["identity"], store.identity
+    fields = differences(before["config"], now["config"])
+    fields = fields or differences(before, now) + differences(record["layout"], shape, "state")
+    if fields:
+        raise CheckpointError(f"resume: the checkpoint is of another configuration; different are {', '.join(fields)}")
+    if record["round"] > num_rounds:
+        raise CheckpointError(f"num_rounds: got {num_rounds}, but the checkpoint is at round {record['round']}")
+
+
+def _read(store: Store, path: Path, record: dict[str, Any], like: PyTree) -> Restored:
+    check_digests(path, record["files"])
+    last: Link | None = Link(*record["history"])
+    link, segments = last, []
+    while link is not None:
+        segment = decode(read_checked(store.folder / "history" / link.name, link.sha256), store.shapes)
+        segments.append(segment)
+        link = segment.previous
+    segments.reverse()
+    return Restored(
+        read_state(path / "state", like),
+        [segment.infos for segment in segments],
+        [evaluation for segment in segments for evaluation in segment.evaluations],
+        Saved(record["round"], last, time.monotonic(), 0.0),
+    )

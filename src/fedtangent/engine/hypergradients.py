@@ -1,0 +1,128 @@
+"""Hypergradients: the derivative of what a run ends with by its rates, through every round and local step.
+
+Reverse-mode differentiation of the whole run. What the backward pass needs of a round is computed again when it gets
+there (rematerialised), so that memory grows with the state of a round and not with its local steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent.engine.history import check_rounds
+from fedtangent.engine.sweeps import single_device_engine
+from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, PyTree
+
+REMAT = ("none", "round", "sqrt")
+
+Objective = Callable[[Algorithm, PyTree], Array]
+Loss = Callable[[dict[str, Array]], Array]
+
+
+class Hypergradient(NamedTuple):
+    """The final objective and its derivative by each value, all scalars."""
+
+    value: Array
+    gradient: dict[str, Array]
+
+
+def final_objective(
+    build: Callable[..., Algorithm],
+    data: FederatedData,
+    num_rounds: int,
+    seed: int | Key,
+    objective: Objective,
+    *,
+    mapping: str = "auto",
+    remat: str = "round",
+    last: int | None = None,
+) -> Loss:
+    """The function ``values -> objective after num_rounds``, which ``jax.grad`` and ``jax.jit`` take.
+
+    Args:
+        build: the algorithm of ``values``, given as keyword arguments: traced scalars such as rates and mu. Its local
+            work must be ``differentiable`` (``Work(..., differentiable=True)``): a loop of dynamic length has no
+            reverse mode.
+        objective: ``(algorithm, final state) -> scalar``, for instance the validation loss.
+        mapping: how clients are mapped (not ``sharded``).
+        remat: what is kept for the backward pass. ``"none"``: all local steps of all rounds. ``"round"``: the state
+            before each round; every round is computed twice. ``"sqrt"``: the states before about sqrt(R) stretches of
+            as many rounds; every round is computed three times. Beside that, the local steps of one round.
+        last: differentiate through the last so many rounds only (truncated); the rounds before count as given.
+
+    Raises ``ValueError`` for bad arguments.
+    """
+    check_rounds(num_rounds, None)
+    if remat not in REMAT:
+        raise ValueError(f"remat: got {remat!r}, allowed are {', '.join(REMAT)}")
+    if last is not None and not 1 <= last <= num_rounds:
+        raise ValueError(f"last: got {last}, must be between 1 and num_rounds = {num_rounds}")
+    engine = single_device_engine(data, mapping)
+    through = num_rounds if last is None else last
+
+    def run(values: dict[str, Array]) -> Array:
+        algorithm = build(**values)
+        state = algorithm.init(seed, data.num_clients)
+        if through < num_rounds:
+            constant = build(**jax.lax.stop_gradient(values))
+            state = jax.lax.fori_loop(0, num_rounds - through, lambda _, s: constant.step(s, data, engine)[0], state)
+            state = jax.tree.map(_stopped, state)
+        return objective(algorithm, _rounds(algorithm, engine, data, through, remat, state))
+
+    return run
+
+
+def hypergradient(
+    build: Callable[..., Algorithm],
+    data: FederatedData,
+    num_rounds: int,
+    seed: int | Key,
+    values: Mapping[str, float],
+    objective: Objective,
+    **options: Any,
+) -> Hypergradient:
+    """The objective after ``num_rounds`` and its derivative by each of ``values``.
+
+    Arguments and errors are those of ``final_objective``; ``values`` are checked by ``build`` as plain numbers first.
+    Where the objective is not smooth in a rate (a relu changing sides) this is the derivative of the piece.
+    """
+    loss = final_objective(build, data, num_rounds, seed, objective, **options)
+    build(**values).cost(data, single_device_engine(data, options.get("mapping", "auto")))  # do data fit the model?
+    given = {name: jnp.asarray(float(value)) for name, value in values.items()}
+    try:
+        return Hypergradient(*jax.jit(jax.value_and_grad(loss))(given))
+    except ValueError as error:
+        if "Reverse-mode" not in str(error):
+            raise
+        raise ValueError(
+            "build: the algorithm has a loop of dynamic length; for its local work use Work(..., differentiable=True)"
+        ) from error
+
+
+def _rounds(
+    algorithm: Algorithm, engine: Engine, data: FederatedData, num_rounds: int, remat: str, state: PyTree
+) -> PyTree:
+    """``num_rounds`` rounds as scans."""
+
+    def one(state: PyTree, _: None) -> tuple[PyTree, None]:
+        return algorithm.step(state, data, engine)[0], None
+
+    step = one if remat == "none" else jax.checkpoint(one, prevent_cse=False)
+
+    def stretch(state: PyTree, length: int) -> PyTree:
+        return jax.lax.scan(step, state, None, length=length)[0]
+
+    if remat != "sqrt":
+        return stretch(state, num_rounds)
+    inner = math.isqrt(num_rounds)
+    outer, rest = divmod(num_rounds, inner)
+    segment = jax.checkpoint(lambda state, _: (stretch(state, inner), None), prevent_cse=False)
+    return stretch(jax.lax.scan(segment, state, None, length=outer)[0], rest)
+
+
+def _stopped(leaf: Array) -> Array:
+    return jax.lax.stop_gradient(leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf

@@ -1,0 +1,307 @@
+"""The loop of a run: chunks of rounds as one compiled program; evaluation, checkpoints, divergence between them.
+
+A chunk's number of rounds is a run-time value and its buffer for infos has a size of its own, so a run traces its
+loss once whatever the number of rounds, where a run is cut into chunks does not change a bit, and a second run of the
+same algorithm on data of the same shape compiles nothing.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.engine import checkpoints
+from fedtangent.engine.history import Evaluation, History, Run, at_start, charge, first_rounds, stacked
+from fedtangent.engine.processes import local
+from fedtangent.types import Algorithm, Array, Cost, Engine, FederatedData, PyTree
+
+Evaluate = Callable[[PyTree], dict[str, Any]]
+_INFO_BYTES = 8 * 2**20  # of a chunk's infos, at most (a round's, if that is more)
+_INFO_ROUNDS = 128
+_SECONDS = 1.0  # a chunk's, about, where a signal may want the run to stop
+
+
+@partial(jax.jit, static_argnames=("algorithm", "engine"), inline=True)
+def _step(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> tuple[PyTree, PyTree]:
+    """One round; jitted so that its shapes and the compiled chunks share one trace."""
+    return algorithm.step(state, data, engine)
+
+
+def info_shapes(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> PyTree:
+    """Shapes of the infos of one round."""
+    return jax.eval_shape(lambda s, d: _step(algorithm, engine, s, d)[1], state, data)
+
+
+@partial(jax.jit, static_argnames=("algorithm", "engine", "length"), donate_argnames=("state",))
+def run_chunk(
+    algorithm: Algorithm, engine: Engine, length: int, state: PyTree, data: FederatedData, rounds: Array
+) -> tuple[PyTree, PyTree]:
+    """``rounds`` (at most ``length``) rounds; infos come back stacked, rows beyond ``rounds`` are zeros."""
+    shapes = info_shapes(algorithm, engine, state, data)
+    infos = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), shapes)
+
+    def one(i: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        state, infos = carry
+        state, info = _step(algorithm, engine, state, data)
+        return state, jax.tree.map(lambda all_, row: all_.at[i].set(row), infos, info)
+
+    return jax.lax.fori_loop(0, rounds, one, (state, infos))
+
+
+def chunk_length(shapes: PyTree) -> int:
+    """Rounds whose infos fit the buffer: a power of two that depends on the size of a round's infos only."""
+    of_a_round = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    return 2 ** int(np.log2(min(max(_INFO_BYTES // max(of_a_round, 1), 1), _INFO_ROUNDS)))
+
+
+class Setup(NamedTuple):
+    """What stays the same during a run."""
+
+    algorithm: Algorithm
+    engine: Engine
+    data: FederatedData
+    num_rounds: int
+    evaluate_every: int | None
+    measure: Evaluate
+    on_evaluation: Callable[[Evaluation], None]
+    cost: Cost
+    shapes: PyTree  # of one round's infos
+    length: int  # rounds of a chunk, at most
+    store: checkpoints.Store | None
+    guard: bool  # stop on divergence
+
+
+class Past(NamedTuple):
+    """What has happened so far; the lists grow."""
+
+    round: int
+    state: PyTree
+    chunks: list[PyTree]
+    evaluations: list[Evaluation]
+    sent: tuple[int, int]  # bytes up and down
+    saved: checkpoints.Saved
+    saved_chunks: int = 0  # how many of them the last checkpoint holds
+    saved_evaluations: int = 0
+
+
+def start(setup: Setup, fresh: PyTree) -> Past:
+    """The fresh state, or where the checkpoint was."""
+    store = setup.store
+    if store is None or not store.options.resume:
+        return Past(0, fresh, [], [], at_start(setup.cost), checkpoints.Saved(0, None, time.monotonic(), 0.0))
+    found = checkpoints.restore(store, setup.num_rounds, fresh)
+    # The last evaluation of a run that had fewer rounds to do is none of a longer run's.
+    evaluations = [e for e in found.evaluations if _is_evaluated(setup, e.round)]
+    for evaluation in evaluations:
+        setup.on_evaluation(evaluation)
+    up, down = charge(setup.cost, stacked(setup.shapes, found.infos))
+    first = at_start(setup.cost)
+    sent = up + first[0], down + first[1]
+    held = len(found.infos), len(evaluations)
+    return Past(found.saved.round, found.state, found.infos, evaluations, sent, found.saved, *held)
+
+
+def _is_evaluated(setup: Setup, round_: int) -> bool:
+    every = setup.evaluate_every
+    return round_ in (0, setup.num_rounds) or (every is not None and round_ % every == 0)
+
+
+def _next_stop(setup: Setup, done: int) -> int:
+    """The next round to look up at: for an evaluation, a checkpoint, or divergence."""
+    intervals = [setup.evaluate_every, setup.store.options.every if setup.store else None]
+    intervals += [setup.length if setup.guard else None]
+    return min([done - done % n + n for n in intervals if n is not None] + [setup.num_rounds])
+
+
+def _agreed(number: int) -> int:
+    """The largest ``number`` that any process of this run has: what depends on the clock or on a signal."""
+    if jax.process_count() == 1:
+        return number
+    from jax.experimental import multihost_utils
+
+    return int(np.max(multihost_utils.process_allgather(np.int32(number))))
+
+
+def _chunk(setup: Setup, past: Past, rounds: int) -> Past:
+    """``rounds`` rounds later, at most a chunk; the state of ``past`` is used up."""
+    state, infos = run_chunk(setup.algorithm, setup.engine, setup.length, past.state, setup.data, jnp.int32(rounds))
+    past.chunks.append(first_rounds(infos, rounds))
+    up, down = charge(setup.cost, past.chunks[-1])
+    return past._replace(round=past.round + rounds, state=state, sent=(past.sent[0] + up, past.sent[1] + down))
+
+
+def go(setup: Setup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], Any]) -> Run:
+    """From ``past`` to the end of the run, or as far as divergence or a signal lets it come.
+
+    ``signalled`` tells a signal's number once there was one; ``advance`` is told of rounds done.
+    """
+    past, stop = _look(setup, past), 0
+    while past.round < setup.num_rounds and not stop:
+        good, chunks = past._replace(state=copied(past.state)) if setup.guard else None, len(past.chunks)
+        past, stop = _to_next_stop(setup, past, signalled, advance)
+        if good is not None and not _is_good(past, chunks):
+            return _diverged(setup, good, chunks, past)
+        past = _look(setup, past, save=bool(stop))
+    status = f"stopped by {signal.Signals(stop).name} at round {past.round}" if stop else _end(past)
+    return _run(setup, past, status)._replace(signal=stop)
+
+
+def _to_next_stop(
+    setup: Setup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], Any]
+) -> tuple[Past, int]:
+    """Compute up to the next stop, or until a checkpoint is due or a signal came (its number comes back, or 0)."""
+    aim, stop, store = _next_stop(setup, past.round), 0, setup.store
+    pace = setup.length if store is None else 1
+    while past.round < aim and not stop:
+        begun, rounds = time.monotonic(), min(aim - past.round, pace)
+        past = _chunk(setup, past, rounds)
+        advance(rounds)
+        if store is not None:
+            measured = int(rounds * _SECONDS / max(time.monotonic() - begun, 1e-6))
+            pace = _agreed(min(max(measured, 1), setup.length))
+            stop = _agreed(signalled() or 0)
+            if _agreed(checkpoints.due(store, past.saved)):
+                break
+    return past, stop
+
+
+def _look(setup: Setup, past: Past, save: bool = False) -> Past:
+    """Evaluate, and save, as is due at this round; ``save`` in any case, before the run ends early."""
+    if _is_evaluated(setup, past.round):
+        _evaluate(setup, past)
+    store = setup.store
+    if store is None or past.round == past.saved.round:
+        return past
+    every, last = store.options.every, past.round == setup.num_rounds
+    wanted = past.round % every == 0 if every else bool(_agreed(checkpoints.due(store, past.saved)))
+    return _save(setup, store, past) if wanted or save or last else past
+
+
+def _evaluate(setup: Setup, past: Past) -> None:
+    if past.evaluations and past.evaluations[-1].round == past.round:
+        return
+    metrics = setup.measure(local(past.state))
+    if not isinstance(metrics, dict):
+        raise ValueError(f"evaluate: returned a {type(metrics).__name__}, must return a dictionary of metrics by name")
+    past.evaluations.append(Evaluation(past.round, metrics, *past.sent))
+    setup.on_evaluation(past.evaluations[-1])
+
+
+def _save(setup: Setup, store: checkpoints.Store, past: Past) -> Past:
+    infos = stacked(setup.shapes, past.chunks[past.saved_chunks :])
+    news = past.evaluations[past.saved_evaluations :]
+    saved = checkpoints.save(store, past.saved, past.round, local(past.state), infos, news)
+    return past._replace(saved=saved, saved_chunks=len(past.chunks), saved_evaluations=len(past.evaluations))
+
+
+def _is_good(past: Past, chunks: int) -> bool:
+    """Whether no round since there were so many ``chunks`` was refused or without a loss, and the state is finite."""
+    news = past.chunks[chunks:]
+    return is_finite(past.state) and all(broken_round(i) is None and refused_round(i) is None for i in news)
+
+
+def _refused(past: Past, chunks: int = 0) -> tuple[int, str] | None:
+    """The first round since there were so many ``chunks`` that a server refused, from 1, and why."""
+    done = past.round - sum(_rounds(infos) for infos in past.chunks[chunks:])
+    for infos in past.chunks[chunks:]:
+        found = refused_round(infos)
+        if found is not None:
+            return done + found[0] + 1, found[1]
+        done += _rounds(infos)
+    return None
+
+
+def _end(past: Past) -> str:
+    """The status of a run that came to its end, in which rounds may have been refused."""
+    refused = _refused(past)
+    return "finished" if refused is None else f"unstable at round {refused[0]}: {refused[1]}"
+
+
+def _rounds(infos: PyTree) -> int:
+    return int(jax.tree.leaves(infos)[0].shape[0])
+
+
+def _diverged(setup: Setup, good: Past, chunks: int, bad: Past) -> Run:
+    """Find the last good round between ``good`` and ``bad`` by running it again, and end there."""
+    refused = _refused(bad, chunks)
+
+    def replay(round_: int) -> Past:
+        del good.chunks[chunks:]
+        past = good._replace(state=copied(good.state))
+        while past.round < round_:
+            past = _chunk(setup, past, min(round_ - past.round, setup.length))
+        return past
+
+    low, high = good.round, bad.round if refused is None else refused[0]
+    if refused is not None and _is_good(replay(high - 1), chunks):
+        low = high - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _is_good(replay(middle), chunks) else (low, middle)
+    past = replay(low)
+    _evaluate(setup, past)
+    if setup.store is not None and past.round > past.saved.round:
+        past = _save(setup, setup.store, past)
+    if refused is not None and refused[0] == high:
+        return _run(setup, past, f"unstable at round {high}: {refused[1]}")
+    return _run(setup, past, f"diverged at round {high}")
+
+
+def _run(setup: Setup, past: Past, status: str) -> Run:
+    return Run(local(past.state), History(past.evaluations, stacked(setup.shapes, past.chunks), setup.cost), status)
+
+
+@jax.jit
+def _all_finite(tree: PyTree) -> Array:
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves])) if leaves else jnp.bool_(True)
+
+
+def is_finite(state: PyTree) -> bool:
+    """Whether the server's part of ``state`` (all of a state that has none) holds finite numbers only."""
+    return bool(_all_finite(getattr(state, "server", state)))
+
+
+def broken_round(infos: dict[str, Any]) -> int | None:
+    """The first row of ``infos`` in which no client that trained saw a finite loss, or None.
+
+    One client's broken data are that client's trouble; when nobody's loss is finite it is the model's.
+    """
+    if "loss" not in infos:
+        return None
+    active = infos["cohort"].weight > 0
+    finite = np.isfinite(infos["loss"])
+    if finite.shape != active.shape:
+        return None
+    rows = np.flatnonzero(active.any(axis=1) & ~(finite & active).any(axis=1))
+    return int(rows[0]) if rows.size else None
+
+
+def refused_round(infos: dict[str, Any]) -> tuple[int, str] | None:
+    """The first row of ``infos`` in which a server refused a learning rate as unstable, and why; or None.
+
+    Such a server reports ``refused``, ``learning_rate`` and ``stable_learning_rate``, each [R, K]; its model is as it
+    was before that round.
+    """
+    if "refused" not in infos:
+        return None
+    refused = np.asarray(infos["refused"])
+    rows = np.flatnonzero(refused.any(axis=1))
+    if rows.size == 0:
+        return None
+    row = int(rows[0])
+    model = int(np.flatnonzero(refused[row])[0])
+    given, stable = (float(infos[name][row][model]) for name in ("learning_rate", "stable_learning_rate"))
+    return row, f"learning rate {given:.6g} is above {stable:.6g}, the largest stable one"
+
+
+def copied(state: PyTree) -> PyTree:
+    """The state in buffers of its own, which the next chunk cannot take over."""
+    return jax.tree.map(jnp.copy, state)

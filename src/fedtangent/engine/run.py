@@ -1,0 +1,183 @@
+"""``simulate``: run an algorithm on federated data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from tqdm import tqdm
+
+from fedtangent.data.federated import max_client_size
+from fedtangent.engine import auto, checkpoints, memory
+from fedtangent.engine.checkpoints import CheckpointError, Checkpoints
+from fedtangent.engine.clients import Mapping, default_mapping, engine_for, parse
+from fedtangent.engine.history import Evaluation, History, Run, check_rounds
+from fedtangent.engine.loop import Evaluate, Setup, chunk_length, go, info_shapes, run_chunk, start
+from fedtangent.engine.processes import replicate
+from fedtangent.types import Algorithm, Array, FederatedData, Key, Prediction, PyTree
+
+__all__ = [
+    "CheckpointError",
+    "Checkpoints",
+    "Evaluation",
+    "History",
+    "Resolved",
+    "Run",
+    "predict",
+    "resolve_mapping",
+    "simulate",
+]
+
+
+@partial(jax.jit, static_argnames=("algorithm",))
+def predict(algorithm: Algorithm, state: PyTree, x: Array) -> Prediction:
+    """The algorithm's prediction at ``x`` [n, ...], compiled once per algorithm and shape."""
+    return algorithm.predict(state, x)
+
+
+class Resolved(NamedTuple):
+    """A mapping that fits, and why it."""
+
+    mapping: str
+    plan: memory.Plan
+    seconds: dict[str, float]  # a round's, by mapping, where ``auto`` measured some
+
+
+def resolve_mapping(
+    algorithm: Algorithm,
+    data: FederatedData,
+    num_rounds: int,
+    mapping: str = "auto",
+    checkpoint: Checkpoints | None = None,
+    measure: bool = True,
+) -> Resolved:
+    """The mapping that ``simulate`` uses, and its memory plan.
+
+    ``auto`` is the mapping of the run that is resumed, if that was on this device, and otherwise the fastest of those
+    that fit, measured (unless ``measure`` is off, or the run is short) and remembered on this machine.
+
+    Raises ``ValueError`` for an unknown mapping or one that does not fit into memory, ``CheckpointError`` where there
+    is nothing to resume.
+    """
+    largest = max_client_size(data)
+    chosen, seconds = _recorded(mapping, checkpoint), dict[str, float]()
+    length = chunk_length(_shapes(algorithm, data, default_mapping() if chosen is None else chosen))
+    if chosen is None and not measure:
+        chosen = auto.that_fit(algorithm, data, largest, length)[0]
+    if chosen is None:
+        probe = partial(_probe, algorithm, data, length)
+        chosen, seconds = auto.choose(algorithm, data, largest, num_rounds, length, probe)
+    return Resolved(str(chosen), memory.check(algorithm, data, chosen, largest, length), seconds)
+
+
+def _recorded(mapping: str, checkpoint: Checkpoints | None) -> Mapping | None:
+    """The mapping that is asked for by name, or by the run to resume; None where there is a choice."""
+    if mapping != "auto":
+        return parse(mapping)
+    before = None if checkpoint is None else checkpoints.mapping_of(checkpoints.open_store(checkpoint))
+    return None if before is None else parse(before)
+
+
+def _shapes(algorithm: Algorithm, data: FederatedData, mapping: Mapping) -> PyTree:
+    state = jax.eval_shape(lambda: algorithm.init(0, data.num_clients))
+    return info_shapes(algorithm, engine_for(data, mapping), state, data)
+
+
+def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Mapping) -> float:
+    """Seconds a round under ``mapping``, in the very program that the run would use."""
+    engine = engine_for(data, mapping)
+    held = replicate(data, engine.mesh)
+    return auto.seconds_a_round(
+        lambda state, rounds: run_chunk(algorithm, engine, length, state, held, jnp.int32(rounds)),
+        lambda: replicate(algorithm.init(0, data.num_clients), engine.mesh),
+    )
+
+
+def simulate(
+    algorithm: Algorithm,
+    data: FederatedData,
+    num_rounds: int,
+    seed: int | Key = 0,
+    mapping: str = "auto",
+    evaluate_every: int | None = None,
+    evaluate: Evaluate | None = None,
+    init_key: Key | None = None,
+    on_evaluation: Callable[[Evaluation], None] | None = None,
+    progress: bool = False,
+    checkpoint: Checkpoints | None = None,
+    stop_on_divergence: bool = False,
+) -> Run:
+    """Run ``num_rounds`` rounds of ``algorithm`` on ``data``.
+
+    Args:
+        seed: an int or a typed key; initialisation, schedule and training keys are derived from it.
+        mapping: how a cohort is mapped onto the devices, which does not change the result beyond rounding: ``scan``
+            (one client after another), ``vmap`` (all at once), ``chunked:<n>`` (n at a time, of like size),
+            ``sharded`` or ``sharded:<one of these>`` (divided over all devices), ``auto`` (see ``resolve_mapping``).
+        evaluate_every: rounds between evaluations (default: once at the end); it does not change the result.
+        evaluate: ``state -> metrics``, called on the initial state and after every ``evaluate_every`` rounds. The
+            state's buffers are re-used by the next rounds: copy what is to be kept.
+        init_key: initialise the models from this key instead (schedule and training keys stay the seed's).
+        on_evaluation: called with each evaluation as soon as it is there, so that nothing computed is lost; when a
+            run is resumed, first with those of the checkpoint.
+        progress: show a progress bar (on a terminal).
+        checkpoint: write checkpoints, and continue from one if told so. A run that was stopped, or killed, and
+            resumed returns what the uninterrupted run returns, bit for bit, history included; so does a finished one
+            that is resumed with more rounds. While it runs, the first SIGTERM or SIGINT makes it finish what it
+            computes, save, and return with ``status`` "stopped by ...".
+        stop_on_divergence: look, between chunks, whether the server's numbers are finite and whether any client's
+            loss is; if not, return state and history of the last round for which they were, with ``status``
+            "diverged at round ..."; and likewise before a round whose rate the server refused, "unstable at round ...".
+            Keeps a second copy of the state on the device.
+
+    Returns ``Run(state, history, status)``. Raises ``ValueError`` for bad arguments, and for a run that does not fit
+    into memory (with the largest chunk that would), before any work;
+    ``CheckpointError``, which is one, for a checkpoint that cannot be continued from.
+    """
+    check_rounds(num_rounds, evaluate_every)
+    store = None if checkpoint is None else checkpoints.open_store(checkpoint)
+    mapping = resolve_mapping(algorithm, data, num_rounds, mapping, checkpoint).mapping
+    engine = engine_for(data, mapping)
+    state = algorithm.init(seed, data.num_clients, init_key)
+    shapes = info_shapes(algorithm, engine, state, data)
+    if store is not None:
+        who = checkpoints.identity(algorithm.name, data, seed, init_key, evaluate_every)
+        if not store.options.config:
+            who["traced round"] = auto.fingerprint(algorithm, data, state)
+        store = checkpoints.for_run(store, who, mapping, shapes)
+    setup = Setup(
+        algorithm=algorithm,
+        engine=engine,
+        data=data,
+        num_rounds=num_rounds,
+        evaluate_every=evaluate_every,
+        measure=evaluate if evaluate is not None else (lambda state: {}),
+        on_evaluation=on_evaluation if on_evaluation is not None else (lambda evaluation: None),
+        cost=algorithm.cost(data, engine),
+        shapes=shapes,
+        length=chunk_length(shapes),
+        store=store,
+        guard=stop_on_divergence,
+    )
+    with checkpoints.claimed(store):
+        return _run(setup, state, progress)
+
+
+def _run(setup: Setup, state: PyTree, progress: bool) -> Run:
+    begin = start(setup, state)
+    mesh = setup.engine.mesh
+    setup = setup._replace(data=replicate(setup.data, mesh))
+    begin = begin._replace(state=replicate(begin.state, mesh))
+    bar = tqdm(
+        total=setup.num_rounds,
+        initial=begin.round,
+        desc=setup.algorithm.name,
+        unit="round",
+        disable=None if progress else True,
+        leave=False,
+    )
+    with checkpoints.stop_signals(setup.store is not None) as signalled, bar:
+        return go(setup, begin, signalled, bar.update)

@@ -1,0 +1,369 @@
+"""Many runs as one program: seeds by hyper-parameters, with common random numbers.
+
+A seed gives the same initial models, cohorts and batches under every configuration, so that configurations are
+compared pair by pair (``fedtangent.measures.paired``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from fedtangent.checks import is_whole, partition_structure
+from fedtangent.engine.clients import default_kind, engine_for
+from fedtangent.engine.history import Evaluation, History, Run, at_start, charge, check_rounds, first_rounds, stacked
+from fedtangent.engine.loop import chunk_length, info_shapes, run_chunk
+from fedtangent.pytrees import take
+from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, Partition, PyTree
+
+OVER = ("auto", "map", "vmap")
+
+Config = dict[str, Any]
+Measure = Callable[[Algorithm, PyTree], dict[str, Array]]
+
+
+class Sweep(NamedTuple):
+    """What a sweep measured."""
+
+    configs: tuple[Config, ...]
+    seeds: tuple[int, ...]
+    rounds: np.ndarray  # [E] rounds done at each evaluation, 0 first
+    metrics: dict[str, np.ndarray]  # name -> [seeds, configs, E, ...]
+
+
+class _Group(NamedTuple):
+    """Configurations that share one program: they agree in all that is static."""
+
+    static: Config
+    members: list[int]  # places among all configurations
+    values: dict[str, Array]  # name -> [members], traced
+    partition: Array | None  # [members] int32; None: there is but one
+
+
+def sweep(
+    build: Callable[..., Algorithm],
+    data: FederatedData,
+    num_rounds: int,
+    seeds: Sequence[int],
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    evaluate: Measure,
+    evaluate_every: int | None = None,
+    partitions: Mapping[Any, Partition] | None = None,
+    partition_name: str = "alpha",
+    mapping: str = "auto",
+    over: str = "auto",
+) -> Sweep:
+    """Run every configuration of ``grid`` with every seed.
+
+    Floating values (rates, mu) are traced: configurations that differ in them only are one compiled program. Anything
+    else (the number of models K or of local steps, names) decides shapes or code: each combination of such values is
+    compiled by itself, one program after another.
+
+    Args:
+        build: the algorithm of a configuration, called with the grid's names as keyword arguments; floats arrive as
+            traced scalars. It is first called with each configuration's own numbers, which checks them.
+        grid: values of each argument; the configurations are their product, the last name varying fastest.
+        evaluate: ``(algorithm, state) -> {name: array}``, traced, on the initial state and every ``evaluate_every``
+            rounds and at the end (default: at the end only).
+        partitions: other partitions of the same examples over as many clients, by label: one more axis of the
+            product, called ``partition_name``. They are padded to a common size; ``build`` does not see them.
+        mapping: how each run maps its clients (not ``sharded``).
+        over: ``"map"``, one run after another, each as long as it takes; ``"vmap"``, all at once, every client as
+            long as the largest and the memory of all runs; ``"auto"`` is map on a CPU, vmap on an accelerator.
+
+    Each member equals the single ``simulate`` of its configuration and seed, to rounding. Raises ``ValueError`` for
+    bad arguments before any work.
+    """
+    every = _validate(num_rounds, evaluate_every, grid, partitions, partition_name, data)
+    seeds, how = check_seeds(seeds), choose_over(over)
+    names = [*grid, *([partition_name] if partitions is not None else [])]
+    axes = [*grid.values(), *([list(partitions)] if partitions is not None else [])]
+    configs = tuple(dict(zip(names, values, strict=True)) for values in itertools.product(*axes))
+    for config in configs:
+        built = build(**{name: config[name] for name in grid})
+    variants = _variants(data, partitions)
+    engine = _common_engine(variants, data, mapping)
+    built.cost(data, engine)  # refuses data that do not fit the model
+    lengths = stretches(num_rounds, every)
+    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+    groups = _groups(configs, list(grid), partition_name if partitions is not None else None)
+    programs = [_program(how, partial(member, build, engine, evaluate, group.static, lengths)) for group in groups]
+    arguments = [(keys, group.values, group.partition, data, variants) for group in groups]
+    shapes = [jax.eval_shape(program, *given) for program, given in zip(programs, arguments, strict=True)]
+    found = _tables(configs, groups, shapes)
+    for group, program, given in zip(groups, programs, arguments, strict=True):
+        for name, rows in program(*given).items():
+            found[name][:, group.members] = np.asarray(rows)
+    return Sweep(configs, seeds, np.cumsum(lengths), found)
+
+
+def _tables(configs: Sequence[Config], groups: Sequence[_Group], shapes: Sequence[PyTree]) -> dict[str, np.ndarray]:
+    """An empty table [seeds, configs, E, ...] for each metric, of a type that holds every group's.
+
+    Raises ``ValueError`` unless all configurations measure the same: metrics of the same names and shapes.
+    """
+    first = shapes[0]
+    for group, mine in zip(groups, shapes, strict=True):
+        for name in sorted(set(first) ^ set(mine)):
+            raise ValueError(f"evaluate: the metric {name!r} is not measured for all of {configs[0]}, {group.static}")
+        for name in first:
+            if first[name].shape[2:] != mine[name].shape[2:]:
+                raise ValueError(
+                    f"evaluate: the metric {name!r} has shape {list(first[name].shape[3:])} for {configs[0]} but "
+                    f"{list(mine[name].shape[3:])} for {group.static}, must be of one shape"
+                )
+    return {
+        name: np.empty((leaf.shape[0], len(configs), *leaf.shape[2:]), np.result_type(*(s[name].dtype for s in shapes)))
+        for name, leaf in first.items()
+    }
+
+
+def stretches(num_rounds: int, every: int) -> list[int]:
+    """Rounds before each evaluation: none before that of the initial state."""
+    return [0] + [every] * (num_rounds // every) + ([num_rounds % every] if num_rounds % every else [])
+
+
+def member(
+    build: Callable[..., Algorithm],
+    engine: Engine,
+    evaluate: Measure,
+    static: Config,
+    lengths: Sequence[int],
+    key: Key,
+    values: dict[str, Array],
+    data: FederatedData,
+) -> dict[str, Array]:
+    """One run, traced: its metrics [E, ...] after each of ``lengths`` more rounds."""
+    algorithm = build(**static, **values)
+
+    def stretch(state: PyTree, rounds: Array) -> tuple[PyTree, dict[str, Array]]:
+        state = jax.lax.fori_loop(0, rounds, lambda _, s: algorithm.step(s, data, engine)[0], state)
+        return state, evaluate(algorithm, state)
+
+    return jax.lax.scan(stretch, algorithm.init(key, data.num_clients), jnp.asarray(lengths, jnp.int32))[1]
+
+
+def _program(over: str, run_member: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """``run_member`` over seeds and configurations: (keys, values, partition, data, variants) -> [S, C, ...]."""
+
+    def run(
+        keys: Array, values: dict[str, Array], partition: Array | None, data: FederatedData, variants: PyTree
+    ) -> PyTree:
+        def one(key: Key, config: tuple[dict[str, Array], Array | None]) -> PyTree:
+            mine, at = config
+            own = data if at is None else data._replace(indices=variants[0][at], offsets=variants[1][at])
+            return run_member(key, mine, own)
+
+        configs = (values, partition)
+        if not jax.tree.leaves(configs):
+            return jax.tree.map(lambda leaf: leaf[:, None], map_members(over, lambda key: one(key, configs), keys))
+        return map_members(over, lambda key: map_members(over, lambda config: one(key, config), configs), keys)
+
+    return jax.jit(run)
+
+
+def map_members(over: str, run: Callable[[PyTree], PyTree], members: PyTree) -> PyTree:
+    """``run`` over the leading axis of ``members``, one after another (``"map"``) or all at once (``"vmap"``)."""
+    return jax.vmap(run)(members) if over == "vmap" else jax.lax.map(run, members)
+
+
+def choose_over(over: str) -> str:
+    """``"map"`` or ``"vmap"``; ``"auto"`` is map on a CPU. Raises ``ValueError`` for another name."""
+    if over not in OVER:
+        raise ValueError(f"over: got {over!r}, allowed are {', '.join(OVER)}")
+    if over == "auto":
+        return {"scan": "map", "vmap": "vmap"}[default_kind()]
+    return over
+
+
+def single_device_engine(data: FederatedData, mapping: str) -> Engine:
+    """The engine of each run of many; ``auto`` is scan on a CPU and vmap elsewhere, also with several devices.
+
+    Raises ``ValueError`` for an unknown mapping and for ``sharded``.
+    """
+    if mapping.startswith("sharded"):
+        raise ValueError(
+            f"mapping: got {mapping!r}, but runs of a sweep are not sharded: use scan, vmap or chunked:<n>"
+        )
+    if mapping == "auto":
+        mapping = default_kind()
+    return engine_for(data, mapping)
+
+
+def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
+    """The seeds as integers; raises ``ValueError`` if there is none, one twice, or one outside 0 .. 2^32 - 1."""
+    given = list(seeds)
+    if not given or not all(is_whole(seed) and 0 <= seed < 2**32 for seed in given) or len(set(given)) < len(given):
+        raise ValueError(f"seeds: got {given}, must be one or more different whole numbers from 0 to 2**32 - 1")
+    return tuple(int(seed) for seed in given)
+
+
+def _validate(
+    num_rounds: int,
+    evaluate_every: int | None,
+    grid: Mapping[str, Sequence[Any]],
+    partitions: Mapping[Any, Partition] | None,
+    partition_name: str,
+    data: FederatedData,
+) -> int:
+    every = check_rounds(num_rounds, evaluate_every)
+    for name, values in grid.items():
+        if isinstance(values, str) or len(values) == 0:
+            raise ValueError(f"grid: {name} has {values!r}, must be a list of one or more values")
+    if partitions is not None:
+        if not partitions:
+            raise ValueError("partitions: got none, must be one or more")
+        if partition_name in grid:
+            raise ValueError(f"partition_name: got {partition_name!r}, which is a name of the grid")
+        for label, partition in partitions.items():
+            if len(partition.offsets) - 1 != data.num_clients:
+                raise ValueError(
+                    f"partitions: {label!r} has {len(partition.offsets) - 1} clients, but data has {data.num_clients}"
+                )
+            try:
+                partition_structure(partition, data.x.shape[0])
+            except ValueError as error:
+                raise ValueError(f"partitions: {label!r}: {error}") from error
+    return every
+
+
+def _variants(data: FederatedData, partitions: Mapping[Any, Partition] | None) -> tuple[Array, Array] | None:
+    """Indices [V, m] and offsets [V, N + 1] of all partitions; what pads the indices belongs to no client."""
+    if partitions is None:
+        return None
+    longest = max(len(p.indices) for p in partitions.values())
+    indices = [np.pad(np.asarray(p.indices), (0, longest - len(p.indices))) for p in partitions.values()]
+    offsets = [np.asarray(p.offsets) for p in partitions.values()]
+    return jnp.asarray(np.stack(indices), jnp.int32), jnp.asarray(np.stack(offsets), jnp.int32)
+
+
+def _common_engine(variants: tuple[Array, Array] | None, data: FederatedData, mapping: str) -> Engine:
+    """One engine for all partitions: its largest client is the largest of any."""
+    engine = single_device_engine(data, mapping)
+    if variants is None:
+        return engine
+    return engine._replace(max_client_size=int(np.max(np.diff(np.asarray(variants[1]), axis=1))))
+
+
+def _same(value: Any) -> tuple[type, Any]:
+    """Equal for values that may share a program; what has no hash (an array) is itself only."""
+    try:
+        hash(value)
+    except TypeError:
+        return type(value), id(value)
+    return type(value), value
+
+
+def _groups(configs: Sequence[Config], names: list[str], partition_name: str | None) -> list[_Group]:
+    """The configurations by what is static in them, in order of first appearance."""
+    labels = list(dict.fromkeys(config[partition_name] for config in configs)) if partition_name else []
+    traced = [n for n in names if all(isinstance(config[n], float | np.floating) for config in configs)]
+    members: dict[tuple[Any, ...], list[int]] = {}
+    for i, config in enumerate(configs):
+        members.setdefault(tuple(_same(config[n]) for n in names if n not in traced), []).append(i)
+    groups = []
+    for places in members.values():
+        static = {n: configs[places[0]][n] for n in names if n not in traced}
+        values = {n: jnp.asarray([float(configs[i][n]) for i in places]) for n in traced}
+        at = [labels.index(configs[i][partition_name]) for i in places] if partition_name else None
+        groups.append(_Group(static, places, values, None if at is None else jnp.asarray(at, jnp.int32)))
+    return groups
+
+
+MOST_SEEDS = 100_000
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Seeds as written on a command line: ``"0:10"`` is 0 to 9, ``"0,3,7"`` those three; they may be combined.
+
+    Raises ``ValueError`` for anything else, for an empty range, a seed given twice or beyond 2^32 - 1.
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        ends = part.strip().split(":")
+        if len(ends) > 2 or not all(end.isdecimal() for end in ends):
+            raise ValueError(f"seeds: got {text!r}, must be like 0:10 (0 to 9) or 0,3,7")
+        numbers = [int(end) for end in ends]
+        if max(numbers) > 2**32:
+            raise ValueError(f"seeds: got {text!r}, must be from 0 to 2**32 - 1")
+        if len(numbers) == 2 and numbers[1] - numbers[0] > MOST_SEEDS:
+            raise ValueError(f"seeds: got {part.strip()!r}, must be at most {MOST_SEEDS} of them")
+        if len(numbers) == 2 and numbers[0] >= numbers[1]:
+            raise ValueError(f"seeds: got {part.strip()!r}, a range without a seed: its end must be above its start")
+        seeds += numbers if len(numbers) == 1 else range(*numbers)
+    return check_seeds(seeds)
+
+
+@partial(jax.jit, static_argnames=("over", "algorithm", "engine", "length"))
+def _advance(
+    over: str, algorithm: Algorithm, engine: Engine, length: int, states: PyTree, data: FederatedData, rounds: Array
+) -> tuple[PyTree, PyTree]:
+    """``rounds`` more rounds of every run; states and infos have the seeds as their leading axis."""
+    return map_members(over, lambda state: run_chunk(algorithm, engine, length, state, data, rounds), states)
+
+
+def simulate_seeds(
+    algorithm: Algorithm,
+    data: FederatedData,
+    num_rounds: int,
+    seeds: Sequence[int],
+    mapping: str = "auto",
+    evaluate_every: int | None = None,
+    evaluate: Callable[[PyTree], dict[str, Any]] | None = None,
+    on_evaluation: Callable[[int, Evaluation], None] | None = None,
+    progress: bool = False,
+    over: str = "auto",
+) -> dict[int, Run]:
+    """``simulate`` for each of ``seeds``, in one compiled program; returns the run of each seed.
+
+    Args:
+        evaluate: ``state -> metrics``, called for each seed as ``simulate`` would.
+        on_evaluation: called with the seed and its evaluation.
+        over: as in ``sweep``: one run after another (``"map"``), all at once (``"vmap"``), by platform (``"auto"``).
+
+    The other arguments are those of ``simulate``; ``mapping`` cannot be sharded. All runs are in memory at once. Each
+    equals its own ``simulate``, to rounding. Raises ``ValueError`` for bad arguments, before any work.
+    """
+    every, seeds, how = check_rounds(num_rounds, evaluate_every), check_seeds(seeds), choose_over(over)
+    engine = single_device_engine(data, mapping)
+    states = jax.vmap(lambda seed: algorithm.init(jax.random.key(seed), data.num_clients))(
+        jnp.asarray(seeds, jnp.uint32)
+    )
+    cost, shapes = algorithm.cost(data, engine), info_shapes(algorithm, engine, take(states, 0), data)
+    length = min(chunk_length(shapes), num_rounds)
+    evaluations: list[list[Evaluation]] = [[] for _ in seeds]
+    chunks: list[list[PyTree]] = [[] for _ in seeds]
+    sent = np.tile(np.array(at_start(cost), np.int64), (len(seeds), 1))
+
+    def look(done: int) -> None:
+        for i, seed in enumerate(seeds):
+            metrics = evaluate(take(states, i)) if evaluate is not None else {}
+            evaluations[i].append(Evaluation(done, metrics, int(sent[i, 0]), int(sent[i, 1])))
+            if on_evaluation is not None:
+                on_evaluation(seed, evaluations[i][-1])
+
+    look(0)
+    done, label = 0, f"{algorithm.name}, {len(seeds)} seeds"
+    with tqdm(total=num_rounds, desc=label, unit="round", disable=None if progress else True, leave=False) as bar:
+        while done < num_rounds:
+            rounds = min(every - done % every, num_rounds - done, length)
+            states, infos = _advance(how, algorithm, engine, length, states, data, jnp.int32(rounds))
+            for i, mine in enumerate(chunks):
+                mine.append(first_rounds(take(infos, i), rounds))
+                sent[i] += charge(cost, mine[-1])
+            done += rounds
+            bar.update(rounds)
+            if done % every == 0 or done == num_rounds:
+                look(done)
+    return {
+        seed: Run(take(states, i), History(evaluations[i], stacked(shapes, chunks[i]), cost))
+        for i, seed in enumerate(seeds)
+    }

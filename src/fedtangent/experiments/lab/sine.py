@@ -1,0 +1,134 @@
+"""Fed-ensemble on the sine functions of FE-2024, section V: data, training, and what theory says of the same run."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent import data
+from fedtangent.compare import predicted
+from fedtangent.compare.settings import Setting
+from fedtangent.compare.simulated import weighted_cohorts
+from fedtangent.data import partition
+from fedtangent.engine.run import predict, simulate
+from fedtangent.federated import algorithms
+from fedtangent.federated.local import Work
+from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
+from fedtangent.models.dense import mlp
+from fedtangent.models.linear import rbf_linear
+from fedtangent.theory import Flow
+from fedtangent.types import Algorithm, Model, Partition, Schedule
+
+CANDIDATES = 40  # clients to choose each client from, where points must not be close
+
+
+class SineData(NamedTuple):
+    """Training points, who holds them, and the true function on an even grid of [-1, 1]."""
+
+    x: np.ndarray  # [n, 1]
+    y: np.ndarray  # [n, 1]
+    clients: Partition
+    x_test: np.ndarray  # [m, 1]
+    y_test: np.ndarray  # [m, 1], sin(2 pi x)
+
+
+class Trained(NamedTuple):
+    """Outputs of the K models of a run, before the first round and after the last, [K, n, 1] and [K, m, 1]."""
+
+    start_train: np.ndarray
+    start: np.ndarray
+    train: np.ndarray
+    test: np.ndarray
+
+
+def load(
+    seed: int, num_clients: int, points_per_client: int, gap: bool, spacing: float = 0.0, test_points: int = 201
+) -> SineData:
+    """The paper's sine data (``data.embedded.load_sine``), if asked with inputs at least ``spacing`` apart.
+
+    For ``spacing`` > 0 clients are taken in the order in which they are drawn, and left out if one of their inputs is
+    too close to another. Close inputs make the tangent kernel singular, and Theorem 2 assumes that it is not.
+
+    Raises ``ValueError`` for options out of range, or a spacing at which there are not so many clients.
+    """
+    if not (math.isfinite(spacing) and spacing >= 0):
+        raise ValueError(f"spacing: got {spacing}, must be 0 or more")
+    drawn = num_clients * (CANDIDATES if spacing > 0 else 1)
+    toy = data.load("sine", seed=seed, num_clients=drawn, points_per_client=points_per_client, gap=gap,
+                    test_points=test_points)  # fmt: skip
+    kept: list[int] = []
+    x = np.asarray(toy.x_train, np.float64).reshape(drawn, points_per_client)
+    for i in range(drawn):
+        inputs = np.sort(np.concatenate([x[kept].ravel(), x[i]]))
+        if spacing == 0 or np.all(np.diff(inputs) >= spacing):
+            kept.append(i)
+        if len(kept) == num_clients:
+            break
+    else:
+        raise ValueError(
+            f"spacing: got {spacing:g}, at which {len(kept)} of {drawn} clients fit, must be smaller for {num_clients}"
+        )
+    rows = np.isin(np.asarray(toy.user_train), kept)
+    clients = partition.by_user(np.asarray(toy.user_train)[rows])
+    return SineData(np.asarray(toy.x_train)[rows], np.asarray(toy.y_train)[rows], clients, toy.x_test, toy.y_test)
+
+
+def linear_model() -> Model:
+    """The paper's 100 radial basis functions (FE-2024, section V-A), in float64."""
+    return rbf_linear(100, 0.08, 1.0, seed=0, dtype=jnp.float64)
+
+
+def network(width: int) -> Model:
+    """An erf network of one hidden layer whose units change over [-1, 1], in float64."""
+    return mlp(1, 1, widths=(width,), activation="erf", w_std=8.0, b_std=4.0, last_w_std=4.0, dtype=jnp.float64)
+
+
+def step_size(model: Model, held: SineData) -> float:
+    """Half of the largest step that is stable for every client: ``1 / max Theta(x, x)`` over the domain.
+
+    ``lambda_max(Theta_ii) / n_i`` is at most the mean of Theta's diagonal; and unlike it, the bound does not depend on
+    the data, so that one program serves every seed.
+    """
+    assert model.kernel is not None
+    theta = np.asarray(model.kernel(jnp.asarray(held.x_test), None, get="ntk"))
+    return 1.0 / float(np.max(np.diag(theta)))
+
+
+def algorithm(model: Model, held: SineData, plan: Schedule, local_steps: int) -> Algorithm:
+    """Fed-ensemble of full-batch gradient descent; FedAvg if ``plan`` has one model."""
+    return algorithms.fed_ensemble(
+        model, plan, client_learning_rate=step_size(model, held), work=Work(steps=local_steps)
+    )
+
+
+def train(held: SineData, of: Algorithm, num_rounds: int, seed: int) -> Trained:
+    """Run ``num_rounds`` rounds; initial models, schedule and training depend on ``seed`` alone."""
+    x, split = jnp.asarray(np.concatenate([held.x, held.x_test])), len(held.x)
+    seen = simulate(
+        of,
+        data.federated_data(held.x, held.y, held.clients, dtype=jnp.float64),
+        num_rounds,
+        seed=seed,
+        mapping="scan",
+        evaluate=lambda state: {"members": np.asarray(predict(of, state, x).members)},
+    ).history.evaluations
+    first, last = seen[0].metrics["members"], seen[-1].metrics["members"]
+    return Trained(first[:, :split], first[:, split:], last[:, :split], last[:, split:])
+
+
+def flow(
+    held: SineData, model: Model, plan: Schedule, local_steps: int, num_rounds: int, seed: int
+) -> tuple[Flow, KernelBlocks]:
+    """The exact law of the run that ``train`` makes, under its very cohorts; and the kernel blocks."""
+    assert model.kernel is not None
+    setting = Setting(
+        name="sine", title="", x_train=held.x, y_train=held.y, x_test=held.x_test, y_test=held.y_test, labels_test=None,
+        partition=held.clients, schedule=plan, model=lambda width: model, widths=(1,), draws=1, exact_draws=0,
+        local_steps=local_steps, num_rounds=num_rounds, evaluate_every=num_rounds,
+        learning_rate=step_size(model, held), seed=seed,
+    )  # fmt: skip
+    blocks = kernel_blocks(model.kernel, held.x, held.x_test)
+    return predicted.run_flow(setting, blocks, weighted_cohorts(setting, plan, num_rounds)), blocks

@@ -1,0 +1,136 @@
+"""FedAvg with a better server: momentum (FedAvgM) and adaptive rates (FedAdam, FedYogi, FedAdagrad) as published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Unpack
+
+import optax
+
+from fedtangent.checks import check_within
+from fedtangent.federated import adaptive
+from fedtangent.federated.adaptive import Number
+from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
+from fedtangent.federated.local import Work
+from fedtangent.federated.rates import Rate, check_rate
+from fedtangent.federated.server import optax_server
+from fedtangent.types import Algorithm, Model, Schedule
+
+
+def _with_server(
+    name: str,
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate,
+    work: Work,
+    options: Options,
+    make: Callable[[Number], optax.GradientTransformation],
+    default_rate: float,
+) -> Algorithm:
+    """FedAvg's clients with the server optimiser ``make(server_learning_rate)``."""
+    rate = options.get("server_learning_rate", default_rate)
+    check_rate("server_learning_rate", rate)
+    server = optax_server(client_descent(rate, make))
+    return train_and_average(name, model, schedule, client_learning_rate, work, options, server=server)
+
+
+def _check_moments(tau: Number, initial: Number | None, **betas: Number) -> None:
+    for name, beta in betas.items():
+        check_within(name, beta, 0, 1)
+    check_rate("tau", tau)
+    if initial is not None:
+        check_within("initial_second_moment", initial, 0)
+
+
+def fed_adam(
+    model: Model,
+    schedule: Schedule,
+    *,
+    client_learning_rate: Rate,
+    work: Work,
+    beta_1: Number = 0.9,
+    beta_2: Number = 0.99,
+    tau: Number = 1e-3,
+    initial_second_moment: Number | None = None,
+    **options: Unpack[Options],
+) -> Algorithm:
+    """FedAdam (Reddi et al., 2021, algorithm 2): the server steps by ``-eta m / (sqrt(v) + tau)``.
+
+    ``m = beta_1 m + (1 - beta_1) d`` and ``v = beta_2 v + (1 - beta_2) d^2`` for the clients' mean pseudo-gradient d,
+    without bias correction: it is not ``optax.adam``. The paper's beta, and its tau where it is not tuned.
+
+    Args:
+        initial_second_moment: v before the first round, ``tau^2`` by default (the paper: at least that).
+
+    ``server_learning_rate`` (eta) is 0.01 by default, since steps are of its order and not of the pseudo-gradient's;
+    the paper tunes it. Clients are weighted by examples unless ``weighting="uniform"`` (the algorithm as printed).
+
+    Raises ``ValueError`` for a beta outside [0, 1), a tau that is not positive and a negative initial moment.
+    """
+    _check_moments(tau, initial_second_moment, beta_1=beta_1, beta_2=beta_2)
+    make = partial(adaptive.adam, beta_1=beta_1, beta_2=beta_2, tau=tau, initial=initial_second_moment)
+    return _with_server("fed_adam", model, schedule, client_learning_rate, work, options, make, 0.01)
+
+
+def fed_yogi(
+    model: Model,
+    schedule: Schedule,
+    *,
+    client_learning_rate: Rate,
+    work: Work,
+    beta_1: Number = 0.9,
+    beta_2: Number = 0.99,
+    tau: Number = 1e-3,
+    initial_second_moment: Number | None = None,
+    **options: Unpack[Options],
+) -> Algorithm:
+    """FedYogi (Reddi et al., 2021, algorithm 2): FedAdam with ``v -= (1 - beta_2) d^2 sign(v - d^2)``.
+
+    Arguments, defaults and errors are those of ``fed_adam``.
+    """
+    _check_moments(tau, initial_second_moment, beta_1=beta_1, beta_2=beta_2)
+    make = partial(adaptive.yogi, beta_1=beta_1, beta_2=beta_2, tau=tau, initial=initial_second_moment)
+    return _with_server("fed_yogi", model, schedule, client_learning_rate, work, options, make, 0.01)
+
+
+def fed_adagrad(
+    model: Model,
+    schedule: Schedule,
+    *,
+    client_learning_rate: Rate,
+    work: Work,
+    beta_1: Number = 0.0,
+    tau: Number = 1e-3,
+    initial_second_moment: Number | None = None,
+    **options: Unpack[Options],
+) -> Algorithm:
+    """FedAdagrad (Reddi et al., 2021, algorithm 2): FedAdam with ``v += d^2``; no momentum by default.
+
+    ``server_learning_rate`` is 0.1 by default; the other arguments and the errors are those of ``fed_adam``.
+    """
+    _check_moments(tau, initial_second_moment, beta_1=beta_1)
+    make = partial(adaptive.adagrad, beta_1=beta_1, tau=tau, initial=initial_second_moment)
+    return _with_server("fed_adagrad", model, schedule, client_learning_rate, work, options, make, 0.1)
+
+
+def fed_avg_m(
+    model: Model,
+    schedule: Schedule,
+    *,
+    client_learning_rate: Rate,
+    work: Work,
+    momentum: Number = 0.9,
+    nesterov: bool = False,
+    **options: Unpack[Options],
+) -> Algorithm:
+    """FedAvgM (Hsu et al., 2019, section 4.3): ``v = momentum v + d``, the server moves by ``-eta v``.
+
+    d is the clients' mean pseudo-gradient and eta ``server_learning_rate``, 1 by default as in the paper; momentum 0
+    is FedAvg. With ``nesterov`` the server moves by ``-eta (d + momentum v)``.
+
+    Raises ``ValueError`` for a momentum outside [0, 1).
+    """
+    check_within("momentum", momentum, 0, 1)
+    make = partial(adaptive.momentum, decay=momentum, nesterov=nesterov)
+    return _with_server("fed_avg_m", model, schedule, client_learning_rate, work, options, make, 1.0)

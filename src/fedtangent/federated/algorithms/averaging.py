@@ -1,0 +1,50 @@
+"""Averages of locally trained models: FedAvg, FedSGD, and Fed-ensemble around any algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+from fedtangent.federated.algorithms.common import Options, train_and_average
+from fedtangent.federated.local import Work
+from fedtangent.federated.rates import Rate
+from fedtangent.types import Algorithm, Model, Schedule
+
+
+def fed_avg(
+    model: Model, schedule: Schedule, *, client_learning_rate: Rate, work: Work, **options: Unpack[Options]
+) -> Algorithm:
+    """FedAvg (McMahan et al., 2017, algorithm 1): local SGD from the broadcast model, weighted mean of the models.
+
+    With ``server_learning_rate`` other than 1 the server moves that fraction of the way to the mean. Rates may be
+    schedules of the round (``federated.rates``). Further options: ``algorithms.common.Options``.
+    """
+    return train_and_average("fed_avg", model, schedule, client_learning_rate, work, options)
+
+
+def fed_sgd(model: Model, schedule: Schedule, *, learning_rate: Rate, **options: Unpack[Options]) -> Algorithm:
+    """FedSGD (McMahan et al., 2017, section 2): each client sends one full-batch gradient, the server steps.
+
+    It is FedAvg with one local step; ``learning_rate`` is the step size of the mean gradient.
+    """
+    return train_and_average("fed_sgd", model, schedule, learning_rate, Work(steps=1), options)
+
+
+def check_base(base: Any) -> None:
+    """Raise ``ValueError`` unless ``base`` is a recipe, not its name."""
+    if not callable(base):
+        raise ValueError(f"base: got {base!r}, must be a recipe such as algorithms.fed_avg")
+
+
+def fed_ensemble(
+    model: Model, schedule: Schedule, *, base: Callable[..., Algorithm] = fed_avg, **options: Any
+) -> Algorithm:
+    """Fed-ensemble: K models under a schedule that gives each client one model a round, around any algorithm.
+
+    FE-2024, algorithm 1 with ``schedule.per_client_permutations``; FE-2021, algorithm 1 with ``schedule.strata``.
+    Prediction is the mean of the models (eq. 2). It is ``base`` with another schedule: K = 1 is ``base`` exactly.
+    ``options`` are those of ``base``; FedDyn-ensemble (FE-2024, section V-D) is ``base=fed_dyn``.
+    """
+    check_base(base)
+    algorithm = base(model, schedule, **options)
+    return algorithm._replace(name="fed_ensemble" if base is fed_avg else f"{algorithm.name}_ensemble")

@@ -1,0 +1,191 @@
+"""FedBE: the server samples models from a distribution fitted to the clients', and distils their ensemble."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent.checks import integer
+from fedtangent.federated.aggregate import Stacked, stack
+from fedtangent.federated.algorithms.common import Options, train_and_average
+from fedtangent.federated.compose import sequentially
+from fedtangent.federated.distil import FEDBE, SOFT_LOSSES, Distillation, check_distillation, distil
+from fedtangent.federated.local import Work
+from fedtangent.federated.posterior import (
+    MEMBERS,
+    Clients,
+    Teacher,
+    check_teacher,
+    clients_of,
+    ensemble_outputs,
+    members_of,
+    no_clients,
+    weighted_mean_of,
+)
+from fedtangent.federated.rates import Rate
+from fedtangent.losses import get_loss
+from fedtangent.types import Algorithm, Array, Key, Model, Prediction, PyTree, RoundInfo, Schedule, Server
+
+
+def fed_be(
+    model: Model,
+    schedule: Schedule,
+    *,
+    client_learning_rate: Rate,
+    work: Work,
+    server_data: Array | None = None,
+    num_samples: int = 10,
+    posterior: str = "gaussian",
+    concentration: float = 1.0,
+    members: tuple[str, ...] = MEMBERS,
+    distillation: Distillation = FEDBE,
+    temperature: float = 1.0,
+    slots_per_model: int | None = None,
+    **options: Unpack[Options],
+) -> Algorithm:
+    """FedBE (Chen and Chao, ICLR 2021, algorithm 1): distil a Bayesian ensemble of the round's models at the server.
+
+    The server fits a distribution to the clients' models, draws ``num_samples`` models from it, takes the mean
+    prediction of the ensemble on its own data as soft labels, and trains a student on them that starts at the clients'
+    weighted mean. The student is the next global model.
+
+    Args:
+        server_data: x [m, ...] without labels, held by the server. Charged as sent up once, before the first round.
+        posterior: ``"gaussian"`` (diagonal) or ``"dirichlet"`` (random convex combinations).
+        concentration: of the symmetric Dirichlet distribution.
+        members: what the ensemble is made of: ``"samples"``, ``"clients"`` and ``"mean"``, each model counting once.
+        distillation: rates, steps and cycles of the student, see ``distil.Distillation``.
+        temperature: soft labels are ``p^(1/T)`` normalised; 1 is the paper's, 0.5 that of the code published with it.
+            With ``loss="squared_error"``, for which labels are mean outputs, only 1 is allowed.
+        slots_per_model: the most clients that one model hears in a round (all slots by default); ``info["dropped"]``
+            counts, per model, those beyond it.
+        options: ``algorithms.common.Options``; the server has no rate but the student's.
+
+    ``info["distillation_loss"]`` is the student's mean loss. Raises ``ValueError`` without server data, for a server
+    rate, and for options out of range.
+    """
+    if server_data is None:
+        raise ValueError(
+            "server_data: got None; FedBE distils on examples without labels at the server, x [m, ...] "
+            "(fed_be_no_distillation needs none)"
+        )
+    unlabelled = jnp.asarray(server_data)
+    if unlabelled.ndim < 1 or unlabelled.shape[0] < 1:
+        raise ValueError(f"server_data: got shape {unlabelled.shape}, must be x [m, ...] of at least one example")
+    check_distillation(distillation, unlabelled.shape[0])
+    loss = options.get("loss", "squared_error")
+    if not 0 < temperature < float("inf") or (loss != "cross_entropy" and temperature != 1):
+        raise ValueError(f"temperature: got {temperature}, must be positive and finite, and 1 for the loss {loss!r}")
+    teacher = _teacher(posterior, num_samples, concentration, members, options)
+
+    def update(params: PyTree, sent: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
+        clients = clients_of(params, sent)
+        mean, (sample_key, student_key) = weighted_mean_of(clients), jax.random.split(info.key)
+        ensemble = members_of(teacher, sample_key, mean, clients)
+        _, labels = ensemble_outputs(model, *ensemble, unlabelled, loss == "cross_entropy")
+        if temperature != 1:
+            sharper = labels ** (1 / temperature)
+            labels = sharper / jnp.sum(sharper, axis=-1, keepdims=True)
+        student, seen = distil(student_key, model, SOFT_LOSSES[loss], distillation, mean, unlabelled, labels)
+        return student, {"distillation_loss": seen, "dropped": sent.beyond}
+
+    return train_and_average(
+        "fed_be",
+        model,
+        schedule,
+        client_learning_rate,
+        work,
+        options,
+        server=Server(lambda params: params, lambda state: state, lambda state: state, update),
+        aggregate=stack(_places(schedule, slots_per_model)),
+        map_models=sequentially,
+        once=(unlabelled.size * unlabelled.dtype.itemsize, 0),
+    )
+
+
+class Posterior(NamedTuple):
+    """A model, and what its ensemble is drawn from when it predicts."""
+
+    params: PyTree  # the clients' weighted mean, the next round's model
+    clients: Clients  # of the last round in which any client trained this model
+    key: Key
+
+
+def fed_be_no_distillation(
+    model: Model,
+    schedule: Schedule,
+    *,
+    client_learning_rate: Rate,
+    work: Work,
+    num_samples: int = 10,
+    posterior: str = "gaussian",
+    concentration: float = 1.0,
+    members: tuple[str, ...] = MEMBERS,
+    slots_per_model: int | None = None,
+    **options: Unpack[Options],
+) -> Algorithm:
+    """FedBE without distillation (FE-2021 and FE-2024's FedBE-noKD): FedAvg that predicts with FedBE's ensemble.
+
+    The next global model is the clients' weighted mean, so no data are needed at the server; a prediction is the
+    mean over the ensemble that FedBE would distil, drawn from the last round's models. The state therefore holds the
+    clients' models of a round, ``slots_per_model`` for each of the K models. Options as in ``fed_be``.
+
+    With ``loss="cross_entropy"`` the prediction's mean is the log of the members' mean probability, whose softmax is
+    that probability. ``members`` of the prediction are those of all K ensembles, [K E, n, C]; where a place is empty
+    stands the ensemble's mean, which changes no mean over members.
+    """
+    teacher = _teacher(posterior, num_samples, concentration, members, options)
+    places, probabilities = _places(schedule, slots_per_model), options.get("loss") == "cross_entropy"
+
+    def init(params: PyTree) -> Posterior:
+        return Posterior(params, no_clients(params, places), jax.random.key(0))
+
+    def update(state: Posterior, sent: Stacked, info: RoundInfo) -> tuple[Posterior, dict[str, Array]]:
+        clients = clients_of(state.params, sent)
+        return Posterior(weighted_mean_of(clients), clients, info.key), {"dropped": sent.beyond}
+
+    def predict(model: Model, state: Posterior, x: Array) -> Prediction:
+        def one(row: Posterior) -> tuple[Array, Array]:
+            ensemble, present = members_of(teacher, row.key, row.params, row.clients)
+            outputs, mean = ensemble_outputs(model, ensemble, present, x, probabilities)
+            neutral = jnp.log(mean) if probabilities else mean
+            return jnp.where(present[:, None, None], outputs, neutral[None]), mean
+
+        outputs, means = jax.lax.map(one, state)
+        mean = jnp.mean(means, axis=0)
+        return Prediction(jnp.log(mean) if probabilities else mean, outputs.reshape((-1, *outputs.shape[2:])))
+
+    return train_and_average(
+        "fed_be_no_distillation",
+        model,
+        schedule,
+        client_learning_rate,
+        work,
+        options,
+        server=Server(init, lambda state: state.params, lambda state: state, update),
+        aggregate=stack(places),
+        predict=predict,
+    )._replace(params=None)  # it predicts with draws from the posterior
+
+
+def _teacher(
+    posterior: str, num_samples: int, concentration: float, members: tuple[str, ...], options: Options
+) -> Teacher:
+    """What the ensemble is made of, checked."""
+    if options.get("server_learning_rate", 1) != 1:
+        raise ValueError(
+            f"server_learning_rate: got {options['server_learning_rate']}, must be 1: the server does not step"
+        )
+    get_loss(options.get("loss", "squared_error"))
+    teacher = Teacher(posterior, integer("num_samples", num_samples, 1), concentration, tuple(members))
+    check_teacher(teacher)
+    return teacher
+
+
+def _places(schedule: Schedule, slots_per_model: int | None) -> int:
+    """How many clients' messages one model keeps."""
+    if slots_per_model is None:
+        return schedule.num_slots
+    return integer("slots_per_model", slots_per_model, 1, schedule.num_slots)

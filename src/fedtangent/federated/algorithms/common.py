@@ -1,0 +1,139 @@
+"""What the recipes share: the options that all of them understand, and local training with an average at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+import optax
+
+from fedtangent.federated.aggregate import weighted_mean
+from fedtangent.federated.compose import compose
+from fedtangent.federated.local import Work, local_training
+from fedtangent.federated.personal import own_models
+from fedtangent.federated.rates import Optimizer, Rate, check_rate, sgd
+from fedtangent.federated.server import optax_server
+from fedtangent.federated.wire.secure_aggregation import BITS, masked_numbers, secured
+from fedtangent.federated.wire.shuffler import shuffled
+from fedtangent.federated.wire.subsample import check_beta, subsampled
+from fedtangent.losses import get_loss
+from fedtangent.types import Accept, Algorithm, Array, Channel, Local, Model, Prediction, Schedule, Server
+
+
+class Options(TypedDict, total=False):
+    """Options of every recipe that trains on its clients."""
+
+    loss: str  # "squared_error" (the default) or "cross_entropy"
+    server_learning_rate: Rate  # of the way to the clients' mean, 1 by default; may be a schedule of the round
+    client_optimizer: Callable[[float | Array], optax.GradientTransformation] | None  # from the rate; SGD by default
+    weighting: str  # "examples" (the default) or "uniform"
+    accept: Accept | None  # which messages count, for instance ``faults.finite()``
+    channel: Channel | None  # how messages travel, lossless by default
+    personal: Callable[..., Prediction] | None  # how a client predicts for itself (``federated.personal``)
+    beta: float  # share of its examples that a client uses in a round (``subsample``), 1 by default
+    shuffle: bool  # a server between clients and aggregation permutes the messages (``shuffler``)
+    secure_aggregation: int | None  # bits of the masked numbers of which the server sees the sum (32 or 64)
+
+
+def check_options(name: str, work: Work, options: Options) -> None:
+    """Raise ``ValueError`` for an option that does not exist, or is not of its kind."""
+    for option in options:
+        if option not in Options.__annotations__:
+            raise ValueError(f"{option}: is no option of {name}, allowed are {', '.join(Options.__annotations__)}")
+    if not isinstance(work, Work):
+        raise ValueError(f"work: got {work!r}, must be a federated.local.Work")
+    for option in ("client_optimizer", "accept", "personal"):
+        value = options.get(option)
+        if value is not None and not callable(value):
+            raise ValueError(f"{option}: got {value!r}, must be a function ({WHAT[option]})")
+    if options.get("channel") is not None and not isinstance(options["channel"], Channel):
+        raise ValueError(f"channel: got {options['channel']!r}, must be a channel such as channel.qsgd(4)")
+    check_beta(options.get("beta", 1.0))
+    if options.get("shuffle", False) not in (True, False):
+        raise ValueError(f"shuffle: got {options['shuffle']!r}, must be True or False")
+    if options.get("personal") is own_models:
+        raise ValueError(
+            "personal: own_models is for algorithms that keep models with their clients, which use it anyway"
+        )
+
+
+WHAT = {
+    "client_optimizer": "from the rate, such as optax.adam",
+    "accept": "of a message, such as faults.finite()",
+    "personal": "such as personal.weighted_models(loss, gamma)",
+}
+
+
+def client_descent(rate: Rate, make: Callable[[float | Array], optax.GradientTransformation] | None) -> Optimizer:
+    """The clients' optimiser at ``rate``: SGD, or what ``make`` makes of the rate."""
+    if make is None:
+        return sgd(rate)
+    return (lambda round_: make(rate(round_))) if callable(rate) else make(rate)
+
+
+def train_and_average(
+    name: str,
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate,
+    work: Work,
+    options: Options,
+    *,
+    server: Server | None = None,
+    local: dict[str, Callable[..., Any]] | None = None,
+    around: Callable[[Local], Local] | None = None,
+    **parts: Any,
+) -> Algorithm:
+    """Local training on each client and the weighted mean of what they send, as the gradient of a server's step.
+
+    Args:
+        server: by default SGD at ``options["server_learning_rate"]`` (1: the mean of the clients' models).
+        local: ``pose``, ``answer``, ``init`` and ``message`` of ``local.local_training``.
+        around: what else a client does, as a function of its local training.
+        parts: further parts of ``compose``; ``options["personal"]`` goes before a ``personal`` among them.
+
+    Raises ``ValueError`` for rates that are not positive and an impossible ``work``.
+    """
+    check_options(name, work, options)
+    server_rate = options.get("server_learning_rate", 1.0)
+    check_rate("client_learning_rate", client_learning_rate)
+    check_rate("server_learning_rate", server_rate)
+    descent = client_descent(client_learning_rate, options.get("client_optimizer"))
+    train = local_training(model, get_loss(options.get("loss", "squared_error")), descent, work, **(local or {}))
+    parts = {
+        "weighting": options.get("weighting", "examples"),
+        "accept": options.get("accept"),
+        "channel": options.get("channel"),
+        **parts,
+    }
+    bits = options.get("secure_aggregation")
+    if bits is not None:
+        _secure(name, bits, options, parts)
+    if options.get("personal") is not None:
+        parts["personal"] = options["personal"]
+    if around is not None:
+        train = around(train)
+    train = subsampled(train, options.get("beta", 1.0))
+    server = server or optax_server(sgd(server_rate))
+    if bits is not None:
+        parts["channel"] = masked_numbers(bits)
+        parts["aggregate"], server = secured(server, schedule.num_slots, bits=bits)
+    if options.get("shuffle"):
+        parts["aggregate"], server = shuffled(parts.get("aggregate") or weighted_mean(), server, schedule.num_slots)
+    return compose(name, model, train, server, schedule, **parts)
+
+
+def _secure(name: str, bits: Any, options: Options, parts: dict[str, Any]) -> None:
+    """Raise ``ValueError`` where the server needs to see single messages, which secure aggregation hides."""
+    if isinstance(bits, bool) or bits not in BITS:
+        raise ValueError(f"secure_aggregation: got {bits!r}, must be the bits of a masked number, 32 or 64")
+    if parts.get("aggregate") is not None:
+        raise ValueError(f"secure_aggregation: {name} needs single messages at the server, which sees their sum only")
+    if parts.get("accept") is not None:
+        raise ValueError("accept: needs single messages, of which a server with secure_aggregation sees the sum only")
+    if parts.get("channel") is not None:
+        raise ValueError(
+            "channel: must be lossless with secure_aggregation, whose masks fill every number of a message"
+        )
+    if options.get("shuffle"):
+        raise ValueError("shuffle: adds nothing to secure_aggregation, whose server sees the sum only")

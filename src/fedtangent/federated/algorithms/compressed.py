@@ -1,0 +1,57 @@
+"""FedAvg whose clients send compressed updates."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from fedtangent.federated.algorithms.common import Options, train_and_average
+from fedtangent.federated.local import Work
+from fedtangent.federated.rates import Rate
+from fedtangent.federated.wire.channel import qsgd, uniform_quantiser
+from fedtangent.types import Algorithm, Channel, Model, Schedule
+
+
+def fed_com(
+    model: Model,
+    schedule: Schedule,
+    *,
+    client_learning_rate: Rate,
+    work: Work,
+    bits: int = 8,
+    **options: Unpack[Options],
+) -> Algorithm:
+    """FedCOM (Haddadpour et al., 2021, algorithm 1): local SGD, updates sent through an unbiased quantiser.
+
+    The quantiser is ``channel.uniform_quantiser(bits)``. The paper quantises ``(server - client) / eta`` and multiplies
+    by eta at the server; the quantiser scales with what it is given, so that this is the same. ``server_learning_rate``
+    is the paper's gamma. The paper weighs clients equally: ``weighting="uniform"``. For other channels use ``fed_avg``.
+    Raises ``ValueError`` for bits outside 2 .. 16.
+    """
+    wire = _own("fed_com", uniform_quantiser(bits), options)
+    return train_and_average("fed_com", model, schedule, client_learning_rate, work, options, channel=wire)
+
+
+def fed_paq(
+    model: Model,
+    schedule: Schedule,
+    *,
+    client_learning_rate: Rate,
+    work: Work,
+    bits: int = 4,
+    bucket_size: int | None = None,
+    **options: Unpack[Options],
+) -> Algorithm:
+    """FedPAQ (Reisizadeh et al., 2020, algorithm 1): local SGD, updates quantised as in QSGD, and their mean.
+
+    The quantiser is ``channel.qsgd(bits, bucket_size=...)``; with 4 bits it is NTK-FL's baseline "QSGD" (table 1). The
+    paper weighs clients equally: ``weighting="uniform"``. For other channels use ``fed_avg``. Raises ``ValueError`` for
+    bits outside 2 .. 16 and a ``bucket_size`` below 1.
+    """
+    wire = _own("fed_paq", qsgd(bits, bucket_size=bucket_size), options)
+    return train_and_average("fed_paq", model, schedule, client_learning_rate, work, options, channel=wire)
+
+
+def _own(name: str, channel: Channel, options: Options) -> Channel:
+    if options.get("channel") is not None:
+        raise ValueError(f"channel: {name} has a channel of its own; give another one to fed_avg")
+    return channel

@@ -1,0 +1,248 @@
+"""Averages corrected for clients that drift: FedProx, FedDyn, SCAFFOLD, FedNova, and Modified Local-GD's anchor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Unpack, cast
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent import pytrees
+from fedtangent.checks import check_within, is_whole, is_zero
+from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
+from fedtangent.federated.corrections import (
+    Controlled,
+    Normalised,
+    anchored_server,
+    controlled_server,
+    dynamic_server,
+    normalised_server,
+)
+from fedtangent.federated.linear import check_linear, check_plain, most_steps, unit_response
+from fedtangent.federated.local import Problem, Work
+from fedtangent.federated.rates import Rate, at_round, check_rate, rate_at
+from fedtangent.types import Algorithm, Array, Client, Model, PyTree, Schedule
+
+
+def _proximal(mu: float | Array) -> Callable[[PyTree, PyTree], Problem]:
+    """Pose ``F_i(w) + mu / 2 |w - w_server|^2``; a mu of 0 costs nothing."""
+    if is_zero(mu):
+        return lambda broadcast, client_state: Problem(broadcast)
+    return lambda broadcast, client_state: Problem(broadcast, anchor=broadcast, prox=mu)
+
+
+def _uniform(options: Options) -> Options:
+    """``options``, with a uniform mean unless they say otherwise."""
+    return cast(Options, {"weighting": "uniform", **options})
+
+
+def fed_prox(
+    model: Model,
+    schedule: Schedule,
+    *,
+    mu: float | Array,
+    client_learning_rate: Rate,
+    work: Work,
+    **options: Unpack[Options],
+) -> Algorithm:
+    """FedProx (Li et al., 2020, algorithm 2): FedAvg of ``F_i(w) + mu / 2 |w - w_server|^2``.
+
+    mu = 0 is FedAvg, bit for bit. The paper draws clients in proportion to their examples and averages uniformly;
+    here, as for FedAvg, the schedule draws and ``weighting`` weighs (by examples unless told otherwise).
+
+    Raises ``ValueError`` for a negative mu.
+    """
+    check_within("mu", mu, 0)
+    local = {"pose": _proximal(mu)}
+    return train_and_average("fed_prox", model, schedule, client_learning_rate, work, options, local=local)
+
+
+def fed_dyn(
+    model: Model,
+    schedule: Schedule,
+    *,
+    alpha: float | Array,
+    client_learning_rate: Rate,
+    work: Work,
+    **options: Unpack[Options],
+) -> Algorithm:
+    """FedDyn (Acar et al., 2021, algorithm 1): a dynamic regulariser aligns the clients' optima with the server's.
+
+    A client minimises ``F_i(w) - <h_i, w> + alpha / 2 |w - w_server|^2`` (approximately: ``work``) and then takes
+    ``h_i -= alpha (w_i - w_server)``. The server takes ``h -= alpha / N sum_i (w_i - w_server)``, over the
+    participants but divided by the number N of all clients, and the model is the participants' mean minus
+    ``h / alpha``. Each model of an ensemble has its own h and h_i.
+
+    The mean is uniform, as in the paper; ``weighting="examples"`` weighs it (and the server's h with it). Behind a
+    channel h_i moves by what the server received, so that the server's h stays the mean of all h_i.
+    ``server_learning_rate``, not in the paper, is the part of the way that the server goes.
+
+    Raises ``ValueError`` for an alpha that is not positive.
+    """
+    check_rate("alpha", alpha)
+    options = _uniform(options)
+
+    def pose(broadcast: PyTree, h: PyTree) -> Problem:
+        return Problem(broadcast, anchor=broadcast, tilt=pytrees.scale(-1, h), prox=alpha)
+
+    def answer(broadcast: PyTree, h: PyTree, params: PyTree, steps: Array, client: Client) -> tuple[PyTree, PyTree]:
+        return pytrees.subtract(broadcast, params), h
+
+    def settle(h: PyTree, same: PyTree, sent: PyTree) -> PyTree:
+        return pytrees.add(h, pytrees.scale(alpha, sent))
+
+    local: dict[str, Callable[..., Any]] = {"pose": pose, "answer": answer, "init": pytrees.zeros_like}
+    local["settle"] = settle
+    server = dynamic_server(alpha, schedule.num_clients, options.get("server_learning_rate", 1.0))
+    return train_and_average(
+        "fed_dyn", model, schedule, client_learning_rate, work, options, server=server, local=local
+    )
+
+
+def scaffold(
+    model: Model, schedule: Schedule, *, client_learning_rate: Rate, work: Work, **options: Unpack[Options]
+) -> Algorithm:
+    """SCAFFOLD with option II (Karimireddy et al., 2020, algorithm 1): control variates take the drift out of SGD.
+
+    A client steps by ``-rate (g - c_i + c)`` and then has ``c_i+ = c_i - c + (x - y_i) / (steps rate)``, with its own
+    number of steps and the round's rate. It sends ``x - y_i`` and ``c_i+ - c_i``, which is twice FedAvg's traffic both
+    ways. The server takes ``x -= server_learning_rate mean(x - y_i)`` and ``c += |S| / N mean(c_i+ - c_i)``.
+
+    The means are uniform, as in the paper, unless ``weighting="examples"``. Behind a channel c_i moves by what the
+    server received, so that c stays the mean of all c_i.
+
+    Raises ``ValueError`` for a ``client_optimizer`` other than plain SGD, which the formula of c_i+ assumes.
+    """
+    make = options.get("client_optimizer")
+    if make is not None:
+        check_plain("client_optimizer", make)
+    options = _uniform(options)
+
+    def pose(broadcast: Controlled, own: PyTree) -> Problem:
+        return Problem(broadcast.params, tilt=pytrees.subtract(broadcast.control, own))
+
+    def answer(
+        broadcast: Controlled, own: PyTree, params: PyTree, steps: Array, client: Client
+    ) -> tuple[Controlled, PyTree]:
+        moved = pytrees.subtract(broadcast.params, params)
+        each = 1 / (jnp.maximum(steps, 1).astype(float) * rate_at(client_learning_rate, client.round))
+        change = pytrees.subtract(pytrees.scale(each, moved), broadcast.control)
+        return Controlled(moved, change), own
+
+    def settle(own: PyTree, same: PyTree, sent: Controlled) -> PyTree:
+        return pytrees.add(own, sent.control)
+
+    local: dict[str, Callable[..., Any]] = {
+        "pose": pose,
+        "answer": answer,
+        "init": pytrees.zeros_like,
+        "message": lambda params: Controlled(params, params),
+        "settle": settle,
+    }
+    server = controlled_server(schedule.num_clients, options.get("server_learning_rate", 1.0))
+    return train_and_average(
+        "scaffold", model, schedule, client_learning_rate, work, options, server=server, local=local
+    )
+
+
+def fed_nova(
+    model: Model,
+    schedule: Schedule,
+    *,
+    client_learning_rate: Rate,
+    work: Work,
+    mu: float | Array = 0.0,
+    tau_eff: Rate | None = None,
+    **options: Unpack[Options],
+) -> Algorithm:
+    """FedNova (Wang et al., 2020, eq. 6 and 7): clients with more local steps do not pull the mean towards them.
+
+    A client sends ``d_i = (x - x_i) / a_i`` and its normaliser a_i, which is how far, in units of the rate, its own
+    optimiser moves on unit gradients in its own number of steps. That is the paper's ``|a_i|_1`` (the number of steps
+    for SGD; its sections 3 and 4 for momentum and the proximal term), as long as no gradient counts negatively. The
+    server takes ``x -= server_learning_rate tau_eff sum_i p_i d_i``.
+
+    Args:
+        mu: proximal term ``mu / 2 |w - w_server|^2`` of the local objective.
+        tau_eff: effective number of local steps, possibly a schedule of the round; by default ``sum_i p_i a_i``.
+            ``info["tau_eff"]`` [K] reports it.
+
+    ``client_optimizer`` may be any that is linear in the gradients (SGD, momentum), tried out here. Raises
+    ``ValueError`` for one that is not (``optax.adam``), a negative mu, and ``mu * client_learning_rate`` from 1 on.
+    """
+    check_within("mu", mu, 0)
+    check_rate("client_learning_rate", client_learning_rate)
+    check_within("mu * client_learning_rate", mu * rate_at(client_learning_rate, jnp.int32(0)), 0, 1)
+    if tau_eff is not None:
+        check_rate("tau_eff", tau_eff)
+    make = options.get("client_optimizer")
+    if make is not None:
+        check_linear("client_optimizer", make)
+    descent = client_descent(client_learning_rate, make)
+
+    def normaliser(steps: Array, client: Client, dtype: jnp.dtype) -> Array:
+        if make is None and is_zero(mu):
+            return jnp.maximum(steps, 1).astype(dtype)
+        most = most_steps(work, client.rows.shape[0]) if work.differentiable else None
+        moved = unit_response(at_round(descent, client.round), mu, jnp.maximum(steps, 1), most, dtype)
+        return moved / jnp.asarray(rate_at(client_learning_rate, client.round), dtype)
+
+    def answer(
+        broadcast: PyTree, state: PyTree, params: PyTree, steps: Array, client: Client
+    ) -> tuple[Normalised, PyTree]:
+        own = normaliser(steps, client, _precision(params))
+        return Normalised(pytrees.scale(1 / own, pytrees.subtract(broadcast, params)), own), state
+
+    local: dict[str, Callable[..., Any]] = {
+        "pose": _proximal(mu),
+        "answer": answer,
+        "message": lambda params: Normalised(params, jnp.zeros((), _precision(params))),
+    }
+    server = normalised_server(tau_eff, options.get("server_learning_rate", 1.0))
+    return train_and_average(
+        "fed_nova", model, schedule, client_learning_rate, work, options, server=server, local=local
+    )
+
+
+def _precision(params: PyTree) -> jnp.dtype:
+    return jnp.result_type(*jax.tree.leaves(params), jnp.float32)
+
+
+def halpern(index: Array) -> Array:
+    """``alpha^k = 1 - 1 / (k + 1)`` at ``index`` k (Local-GD paper, below eq. 16)."""
+    return 1 - 1 / (jnp.asarray(index, float) + 1)
+
+
+def modified_local_gd(
+    model: Model,
+    schedule: Schedule,
+    *,
+    client_learning_rate: Rate,
+    work: Work,
+    anchoring: Callable[[Array], Array] = halpern,
+    first_index: int = 0,
+    **options: Unpack[Options],
+) -> Algorithm:
+    """Modified Local-GD (Local-GD paper, algorithm 3): the clients' mean, drawn back to where the run started.
+
+    In round k (from 0) ``w^{k+1} = (1 - alpha) w^0 + alpha mean_i(w_i)``, with w_i the models just trained from w^k
+    (line 9 prints ``w_i^k``; eq. 63 of its appendix has ``w_i^{k+1}``) and a uniform mean unless ``weighting`` says
+    otherwise. ``server_learning_rate``, not in the paper, is how far from w^k to the mean the server goes first.
+
+    Args:
+        anchoring: the index to alpha.
+        first_index: alpha of round k is ``anchoring(k + first_index)``. 0 is algorithm 3 and eq. (63): the first
+            round has alpha 0 and changes nothing. 1 is eq. (16), ``alpha^{k+1}``: the first round has alpha 1/2.
+
+    Raises ``ValueError`` for a ``first_index`` that is not a whole number from 0 on, and an ``anchoring`` that starts
+    outside [0, 1].
+    """
+    if not is_whole(first_index) or first_index < 0:
+        raise ValueError(f"first_index: got {first_index!r}, must be a whole number of at least 0")
+    begin = anchoring(jnp.int32(first_index))
+    if not isinstance(begin, jax.core.Tracer) and not 0 <= float(begin) <= 1:
+        raise ValueError(f"anchoring: got {float(begin):g} at index {first_index}, must be from 0 to 1")
+    options = _uniform(options)
+    server = anchored_server(anchoring, int(first_index), options.get("server_learning_rate", 1.0))
+    return train_and_average("modified_local_gd", model, schedule, client_learning_rate, work, options, server=server)

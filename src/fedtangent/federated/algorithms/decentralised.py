@@ -1,0 +1,207 @@
+"""Learning without a server: models that walk from client to client, and models that neighbours mix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent import pytrees
+from fedtangent.federated.algorithms.averaging import check_base, fed_avg
+from fedtangent.federated.algorithms.common import Options, train_and_average
+from fedtangent.federated.compose import State
+from fedtangent.federated.graph import Graph, check_doubly_stochastic, metropolis_weights, spectral_gap
+from fedtangent.federated.local import Work
+from fedtangent.federated.rates import Rate
+from fedtangent.federated.schedule import unroll
+from fedtangent.types import Algorithm, Array, Cost, Engine, FederatedData, Key, Model, PyTree, RoundInfo, Schedule
+
+ORDERS = ("train_then_mix", "mix_then_train")
+
+
+def random_walk(
+    model: Model, schedule: Schedule, *, base: Callable[..., Algorithm] = fed_avg, **options: Any
+) -> Algorithm:
+    """K models walk over a graph of clients and train where they stand (FE-2024, section V-H and figure 6).
+
+    It is ``base`` (FedAvg with one client for each model: the client's model is the next) under the schedule
+    ``schedule.random_walk(graph, K)``: "FedAvg Random Walk" is K = 1, "Fed-ensemble Random Walk" predicts with the mean
+    of K models. ``options`` are those of ``base``.
+
+    There is no server: a client sends the model that it trained to the next one. The ledger charges one message up for
+    each model in each round and nothing down; a model that stays is charged as one that moves. Raises ``ValueError``
+    for a schedule under which several clients train one model in a round.
+    """
+    check_base(base)
+    _no_server("random_walk", options)
+    if not _walks(schedule):
+        raise ValueError("schedule: must train each model on one client a round, as schedule.random_walk does")
+    return walking(model, schedule, base, **options)
+
+
+def _no_server(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for options that hide clients from a server."""
+    for option in ("shuffle", "secure_aggregation"):
+        if options.get(option):
+            raise ValueError(f"{option}: hides clients from a server, but {name} has none: leave it out")
+
+
+def walking(model: Model, schedule: Schedule, base: Callable[..., Algorithm], **options: Any) -> Algorithm:
+    """``base`` without a server under any schedule; see ``random_walk``."""
+    algorithm = base(model, schedule, **options)
+    name = "random_walk" if base is fed_avg else f"{algorithm.name}_random_walk"
+    return algorithm._replace(name=name, cost=_between_clients(algorithm, 1.0))
+
+
+def _walks(schedule: Schedule, own: bool = False) -> bool:
+    """Whether each model meets one client a round at most, and with ``own`` the client of its own number."""
+    with jax.ensure_compile_time_eval():
+        first = unroll(schedule, jax.random.key(0), 1)
+        client, model = np.asarray(first.client[0]), np.asarray(first.model[0])
+    return len(np.unique(model)) == len(model) and (not own or np.array_equal(client, model))
+
+
+def gossip(
+    model: Model,
+    schedule: Schedule,
+    *,
+    client_learning_rate: Rate,
+    work: Work,
+    mixing: Graph | np.ndarray,
+    order: str = "train_then_mix",
+    common_start: bool = True,
+    **options: Unpack[Options],
+) -> Algorithm:
+    """Gossip averaging, or decentralised SGD: every client trains its own model and mixes it with its neighbours'.
+
+    With ``W`` the mixing matrix, ``x_k`` the models and ``d_k`` what local training takes off model k:
+    ``x_k <- sum_j W_kj (x_j - d_j)`` for ``"train_then_mix"`` (Koloskova et al., ICML 2020, algorithm 1), and
+    ``x_k <- sum_j W_kj x_j - d_k`` for ``"mix_then_train"``, where training and sending take place at once. With one
+    local step the latter is D-PSGD (Lian et al., NeurIPS 2017, algorithm 1, whose footnote allows the former too).
+
+    Args:
+        schedule: ``schedule.own_models(N)``, model k on client k.
+        mixing: [K, K], symmetric, rows sum to 1, at least 0, with a spectral gap; of a graph its
+            ``graph.metropolis_weights``.
+        common_start: all models start alike, as the papers have it; otherwise each from its own initialisation.
+        options: ``algorithms.common.Options``.
+
+    A client that is not there (it drops out, or its message is rejected) neither trains nor exchanges: its model stays
+    as it is, and its neighbours keep the share that it would have had. So every round mixes by a symmetric, doubly
+    stochastic matrix, and mixing never changes the mean of the models. Prediction is the mean of the models' outputs.
+    ``info["consensus_distance"]`` is ``sqrt(1 / K sum_k |x_k - mean|^2)`` after mixing.
+
+    The ledger charges each client one message to each of its neighbours (W_kj > 0) up, and nothing down; where clients
+    differ in neighbours, each is charged the mean number, rounded up to a byte.
+
+    Raises ``ValueError`` for a matrix that is none of the above, an unknown order, another schedule, a ``channel``
+    (neighbours need the model, of which a channel has the last change only) and, before a run, for data of which a
+    client has none: it could not take part, and its neighbours would lose touch.
+    """
+    if not _walks(schedule, own=True):
+        raise ValueError("schedule: must train model k on client k, and on no other, as schedule.own_models does")
+    _no_server("gossip", options)
+    if options.get("channel") is not None:
+        raise ValueError(
+            "channel: gossip sends whole models, of which a channel has the last change only: leave it out"
+        )
+    matrix = np.asarray(metropolis_weights(mixing) if isinstance(mixing, Graph) else mixing, np.float64)
+    algorithm = mixed(model, schedule, client_learning_rate, work, matrix, order, common_start, options)
+
+    def cost(data: FederatedData, engine: Engine) -> Cost:
+        empty = np.flatnonzero(np.diff(np.asarray(data.offsets)) == 0)
+        if len(empty):
+            raise ValueError(f"data: client {empty[0]} holds no examples; gossip needs every client to train")
+        return algorithm.cost(data, engine)
+
+    return algorithm._replace(cost=cost)
+
+
+def mixed(
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate,
+    work: Work,
+    matrix: np.ndarray,
+    order: str,
+    common_start: bool,
+    options: Options,
+) -> Algorithm:
+    """Local training and mixing of the K models by ``matrix`` [K, K], under any schedule; see ``gossip``."""
+    _check_mixing(matrix, schedule.num_models)
+    if order not in ORDERS:
+        raise ValueError(f"order: got {order!r}, allowed are {', '.join(ORDERS)}")
+
+    def map_models(update: Callable[..., Any]) -> Callable[..., Any]:
+        def updated(before: Any, aggregated: PyTree, info: RoundInfo) -> tuple[Any, dict[str, Array]]:
+            after, report = jax.vmap(update)(before, aggregated, info)
+            present = info.weight > 0
+            sent = after.params if order == "train_then_mix" else before.params
+            params = _mix(_among(matrix, present), present, sent)
+            if order == "mix_then_train":
+                params = pytrees.add(params, pytrees.subtract(after.params, before.params))
+            params = pytrees.where(present, params, before.params)
+            return after._replace(params=params), {**report, "consensus_distance": consensus_distance(params)}
+
+        return updated
+
+    algorithm = train_and_average("gossip", model, schedule, client_learning_rate, work, options, map_models=map_models)
+    neighbours = np.count_nonzero(matrix - np.diag(matrix.diagonal()), axis=1)
+
+    def init(key: Key | int, num_clients: int, init_key: Key | None = None) -> State:
+        state: State = algorithm.init(key, num_clients, init_key)
+        # the states of server and clients are made of the parameters: all models get those of model 0
+        first = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), (state.server, state.client, state.channel)
+        )
+        return state._replace(server=first[0], client=first[1], channel=first[2])
+
+    cost = _between_clients(algorithm, float(neighbours.mean()))
+    return algorithm._replace(init=init if common_start else algorithm.init, cost=cost)
+
+
+def consensus_distance(params: PyTree) -> Array:
+    """``sqrt(1 / K sum_k |x_k - mean|^2)`` of models with leading axis K, a scalar."""
+    away = jax.tree.map(lambda leaf: leaf - jnp.mean(leaf, axis=0, keepdims=True), params)
+    return pytrees.norm(away) / jnp.sqrt(jax.tree.leaves(params)[0].shape[0])
+
+
+def _check_mixing(matrix: np.ndarray, num_models: int) -> None:
+    if matrix.shape != (num_models, num_models):
+        raise ValueError(
+            f"mixing: got shape {matrix.shape}, must be [{num_models}, {num_models}], the schedule's models"
+        )
+    check_doubly_stochastic("mixing", matrix)
+    if spectral_gap(matrix) < 1e-9:
+        raise ValueError("mixing: has no spectral gap, so that models would never agree; let each keep a share")
+
+
+def _among(matrix: np.ndarray, present: Array) -> Array:
+    """The mixing matrix among those present: what would come from or go to the others stays at home."""
+    pairs = present[:, None] & present[None] & ~jnp.eye(len(matrix), dtype=bool)
+    exchanged = jnp.where(pairs, jnp.asarray(matrix), 0)
+    return exchanged + jnp.diag(1 - jnp.sum(exchanged, axis=1))
+
+
+def _mix(matrix: Array, present: Array, params: PyTree) -> PyTree:
+    """``sum_j W_kj x_j``; a model that is absent does not count even where it is not finite."""
+
+    def leaf(x: Array) -> Array:
+        kept = jnp.where(present.reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
+        return jnp.tensordot(matrix.astype(x.dtype), kept, axes=(1, 0), precision="highest")
+
+    return jax.tree.map(leaf, params)
+
+
+def _between_clients(algorithm: Algorithm, messages: float) -> Callable[[FederatedData, Engine], Cost]:
+    """The ledger of clients that send ``messages`` messages each round to one another, and have no server."""
+
+    def cost(data: FederatedData, engine: Engine) -> Cost:
+        of_one = algorithm.cost(data, engine)
+        uplink, per_example = (int(np.ceil(messages * each)) for each in of_one[:2])
+        return of_one._replace(uplink=uplink, uplink_per_example=per_example, downlink=0)
+
+    return cost

@@ -1,0 +1,226 @@
+"""Algorithms whose clients keep models, or parts of models, of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent import pytrees
+from fedtangent.checks import check_within
+from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
+from fedtangent.federated.local import Problem, Work, minimise, no_state, validate_work
+from fedtangent.federated.masks import Private, joined, private_mask, private_part, shared_part
+from fedtangent.federated.personal import own_models
+from fedtangent.federated.predict import mean_of_models
+from fedtangent.federated.rates import Optimizer, Rate, at_round, check_rate, sgd
+from fedtangent.federated.server import optax_server
+from fedtangent.losses import Loss, get_loss
+from fedtangent.types import (
+    Algorithm,
+    Array,
+    Client,
+    Key,
+    Local,
+    Model,
+    Prediction,
+    PyTree,
+    RoundInfo,
+    Schedule,
+    Server,
+)
+
+_PERSONAL = 2**31  # folded into a client's key for its personal model; epochs, folded into it too, are below
+
+
+def ditto(
+    model: Model,
+    schedule: Schedule,
+    *,
+    mu: float | Array,
+    client_learning_rate: Rate,
+    work: Work,
+    personal_learning_rate: Rate | None = None,
+    personal_work: Work | None = None,
+    **options: Unpack[Options],
+) -> Algorithm:
+    """Ditto (Li et al., 2021, algorithm 1): FedAvg, and a personal model v_i beside it for every client.
+
+    A client that takes part trains the broadcast model w as in FedAvg, and takes ``personal_work`` steps
+    ``v_i <- v_i - rate * (grad F_i(v_i) + mu (v_i - w))`` on its own, w being the model as broadcast. v_i starts from
+    the initial model and never travels; ``algorithm.personal`` predicts with it (the mean over the K models' v_i).
+
+    Args:
+        mu: the paper's lambda, at least 0: 0 leaves v_i to the client alone, a large one keeps it at w.
+        personal_learning_rate: ``client_learning_rate`` by default; a schedule of the round too.
+        personal_work: ``work`` by default; its minibatches are drawn apart from those of the global model.
+
+    The server averages as in FedAvg (by examples; the paper's 1/|S_t| is ``weighting="uniform"``) and gets the same
+    global model. Raises ``ValueError`` for a negative ``mu``, a rate that is not positive, an impossible work.
+    """
+    check_within("mu", mu, 0.0)
+    rate = client_learning_rate if personal_learning_rate is None else personal_learning_rate
+    own_work = work if personal_work is None else personal_work
+    check_rate("personal_learning_rate" if personal_learning_rate is not None else "client_learning_rate", rate)
+    validate_work(own_work)
+    loss = get_loss(options.get("loss", "squared_error"))
+    descent = client_descent(rate, options.get("client_optimizer"))
+
+    def around(train: Local) -> Local:
+        return _with_personal_model(train, model, loss, descent, own_work, mu)
+
+    return train_and_average(
+        "ditto", model, schedule, client_learning_rate, work, options, around=around, personal=own_models
+    )
+
+
+def _with_personal_model(
+    train: Local, model: Model, loss: Loss, optimizer: Optimizer, work: Work, mu: float | Array
+) -> Local:
+    """``train``, and steps on a personal model kept near the broadcast one."""
+
+    def update(key: Key, broadcast: PyTree, own: PyTree, client: Client) -> tuple[PyTree, PyTree, dict[str, Array]]:
+        message, _, info = train.update(key, broadcast, (), client)
+        problem = Problem(start=own, anchor=broadcast, prox=mu)
+        personal_key, descent = jax.random.fold_in(key, jnp.uint32(_PERSONAL)), at_round(optimizer, client.round)
+        own, aside = minimise(personal_key, model, loss, descent, work, problem, client)
+        return message, own, {**info, "personal_loss": aside["loss"], "personal_steps": aside["steps"]}
+
+    return Local(lambda params: params, update, train.message)
+
+
+class _Shared(NamedTuple):
+    server: PyTree  # state of the server's optimiser, of the shared parameters
+    private: PyTree  # the initial private parameters
+
+
+def lg_fed_avg(
+    model: Model,
+    schedule: Schedule,
+    *,
+    private: Private,
+    client_learning_rate: Rate,
+    work: Work,
+    **options: Unpack[Options],
+) -> Algorithm:
+    """LG-FedAvg (Liang et al., 2020, algorithm 1): some parameters stay with the client, the others are averaged.
+
+    Local training is joint over both parts. Only the shared ones are broadcast, sent and charged; a client's private
+    ones start from the initial model and are its own for each of the K models.
+
+    Args:
+        private: which parameters stay: a tree of bools like the parameters, a function of a parameter's path, a
+            regular expression searched for in the path, or names (``federated.masks.private_mask``). The paper's are
+            the lower layers, a client's own representation.
+
+    ``algorithm.personal`` predicts with the shared part and the client's own private part. ``algorithm.predict``, for
+    somebody without a private part, uses the shared part with the *initial* private part, which it was not trained
+    with. Raises ``ValueError`` for a ``private`` that matches no parameter, or all of them.
+    """
+    mask = private_mask(model, private)
+    rate = options.get("server_learning_rate", 1.0)
+    check_rate("server_learning_rate", rate)
+
+    def pose(broadcast: PyTree, own: PyTree) -> Problem:
+        return Problem(start=joined(broadcast, own))
+
+    def answer(broadcast: PyTree, own: PyTree, params: PyTree, steps: Array, client: Client) -> tuple[PyTree, PyTree]:
+        return pytrees.subtract(broadcast, shared_part(mask, params)), private_part(mask, params)
+
+    def personal(model: Model, params: PyTree, states: PyTree, client: Client, x: Array) -> Prediction:
+        return mean_of_models(model, joined(shared_part(mask, params), states), x)
+
+    parts: dict[str, Callable[..., PyTree]] = {
+        "pose": pose,
+        "answer": answer,
+        "init": lambda params: private_part(mask, params),
+        "message": lambda params: shared_part(mask, params),
+    }
+    server = _of_shared_part(optax_server(sgd(rate)), mask)
+    return train_and_average(
+        "lg_fed_avg",
+        model,
+        schedule,
+        client_learning_rate,
+        work,
+        options,
+        server=server,
+        local=parts,
+        personal=personal,
+    )._replace(params=None)  # nobody's network: its private part is the initial one
+
+
+def _of_shared_part(server: Server, mask: PyTree) -> Server:
+    """``server`` for the shared parameters only."""
+
+    def update(state: _Shared, aggregated: PyTree, info: RoundInfo) -> tuple[_Shared, dict[str, Array]]:
+        updated, report = server.update(state.server, aggregated, info)
+        return state._replace(server=updated), report
+
+    return Server(
+        init=lambda params: _Shared(server.init(shared_part(mask, params)), private_part(mask, params)),
+        broadcast=lambda state: server.broadcast(state.server),
+        params=lambda state: joined(server.params(state.server), state.private),
+        update=update,
+    )
+
+
+def local_only(
+    model: Model, schedule: Schedule, *, client_learning_rate: Rate, work: Work, **options: Unpack[Options]
+) -> Algorithm:
+    """Purely local training: every client trains models of its own, from the initial ones, and nothing is averaged.
+
+    Charged are the K initial models, sent to every client before the first round, and nothing after that.
+    ``algorithm.personal`` predicts with the client's own models; ``algorithm.predict`` is the mean over all N clients
+    of their models' outputs (also of clients that have not trained yet), at the cost of N predictions a model.
+
+    Raises ``ValueError`` for the options ``server_learning_rate``, ``channel``, ``accept``, ``shuffle`` and
+    ``secure_aggregation``: there is no server's step, and nothing travels.
+    """
+    for name in ("server_learning_rate", "channel", "accept", "shuffle", "secure_aggregation"):
+        if options.get(name) is not None:
+            raise ValueError(f"{name}: got {options.get(name)!r}, but in local_only nothing travels: leave it out")
+    initial = pytrees.num_bytes(jax.eval_shape(model.init, jax.random.key(0)))
+    parts: dict[str, Callable[..., PyTree]] = {
+        "pose": lambda broadcast, own: Problem(start=own),
+        "answer": lambda broadcast, own, params, steps, client: ((), params),
+        "init": lambda params: params,
+        "message": no_state,
+    }
+    server = Server(
+        init=lambda params: params,
+        broadcast=no_state,
+        params=lambda state: state,
+        update=lambda state, aggregated, info: (state, {}),
+    )
+    algorithm = train_and_average(
+        "local_only",
+        model,
+        schedule,
+        client_learning_rate,
+        work,
+        options,
+        server=server,
+        local=parts,
+        personal=own_models,
+        once=(0, schedule.num_models * schedule.num_clients * initial),
+    )
+
+    def predict(state: PyTree, x: Array) -> Prediction:
+        members = jax.lax.map(lambda models: _mean_of_clients(model, models, x), state.client)
+        return Prediction(jnp.mean(members, axis=0), members)
+
+    return algorithm._replace(predict=predict, params=None)  # the server's models never move
+
+
+def _mean_of_clients(model: Model, models: PyTree, x: Array) -> Array:
+    """The mean of the N clients' outputs, [n, C], one client at a time; ``models`` is [N, ...]."""
+    num_clients = jax.tree.leaves(models)[0].shape[0]
+    shape = jax.eval_shape(model.apply, pytrees.take(models, 0), x)
+
+    def add(total: Array, params: PyTree) -> tuple[Array, None]:
+        return total + model.apply(params, x), None
+
+    return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), models)[0] / num_clients

@@ -1,0 +1,158 @@
+"""Baselines that move data: training at the server on the cohort's examples, and examples that everybody shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedtangent.data.sharing import number_given
+from fedtangent.federated.aggregate import stack
+from fedtangent.federated.algorithms.averaging import check_base, fed_avg
+from fedtangent.federated.algorithms.common import client_descent
+from fedtangent.federated.compose import compose, sequentially
+from fedtangent.federated.local import Problem, Work, minimise, validate_work
+from fedtangent.federated.ntk_fl.server import send_examples
+from fedtangent.federated.pooling import pool_server, raw_examples
+from fedtangent.federated.rates import Rate, check_rate
+from fedtangent.losses import get_loss
+from fedtangent.pytrees import item_bytes
+from fedtangent.types import Accept, Algorithm, Array, Client, Cost, Engine, FederatedData, Key, Model, PyTree, Schedule
+
+
+def centralised(
+    model: Model,
+    schedule: Schedule,
+    *,
+    learning_rate: Rate,
+    work: Work,
+    loss: str = "squared_error",
+    optimizer: Callable[[float | Array], optax.GradientTransformation] | None = None,
+    slots_per_model: int | None = None,
+    accept: Accept | None = None,
+) -> Algorithm:
+    """Centralised training, the upper bound of NTK-FL, section 6, (iii): SGD at the server on the cohort's data.
+
+    The clients of a round hand over their examples; the server trains each model on the pooled examples of its
+    clients: ``work`` counts its steps, or its epochs over the pool, and its minibatches are drawn from all pooled rows.
+    Every example counts alike. The ledger charges each example's x and y, every time that its client is in a cohort,
+    and nothing downwards.
+
+    Args:
+        learning_rate: may be a schedule of the round.
+        optimizer: from the rate, SGD by default; its state does not outlive a round.
+        slots_per_model: the most clients that one model pools in a round (all slots by default); ``info["dropped"]``
+            counts, per model, those beyond it.
+
+    Raises ``ValueError`` for a rate that is not positive, an impossible ``work``, an unknown loss, or
+    ``slots_per_model`` outside 1 .. S.
+    """
+    check_rate("learning_rate", learning_rate)
+    slots = schedule.num_slots if slots_per_model is None else slots_per_model
+    if not 1 <= slots <= schedule.num_slots:
+        raise ValueError(
+            f"slots_per_model: got {slots}, must be between 1 and {schedule.num_slots}, the schedule's slots"
+        )
+    server = pool_server(model, get_loss(loss), client_descent(learning_rate, optimizer), work)
+    return compose(
+        "centralised",
+        model,
+        send_examples(),
+        server,
+        schedule,
+        aggregate=stack(slots),
+        channel=raw_examples(),
+        map_models=sequentially,
+        accept=accept,
+    )
+
+
+def data_sharing(
+    model: Model,
+    schedule: Schedule,
+    *,
+    shared: Sequence[int] | np.ndarray,
+    fraction: float = 1.0,
+    base: Callable[..., Algorithm] = fed_avg,
+    **options: Any,
+) -> Algorithm:
+    """Data sharing (Zhao et al., 2018, section 4; NTK-FL, section 6, (i)): clients also train on a global set.
+
+    It is ``base`` on data that ``sharing.with_shared(partition, shared, fraction)`` made, charged once, before the
+    first round, for the x and y of the shared examples that every client is sent. A client's weight counts all that it
+    holds. Zhao et al. start from a model trained on the global set: ``warm_started``.
+
+    Args:
+        shared: indices of the global set G (``sharing.class_balanced`` draws one uniformly by class). NTK-FL's has
+            10 % as many examples as all clients together.
+        fraction: how much of it each client got, the paper's alpha; NTK-FL's clients get all of it.
+        options: those of ``base``.
+
+    Raises ``ValueError`` for a ``shared`` that is empty, repeats an index or is no list of whole numbers, a fraction
+    outside (0, 1], and, before a run, for data of which some client that has examples was not given its shared ones.
+    """
+    each = number_given(shared, fraction)
+    chosen = np.asarray(shared, np.int64)
+    check_base(base)
+    algorithm = base(model, schedule, **options)
+
+    def cost(data: FederatedData, engine: Engine) -> Cost:
+        found = algorithm.cost(data, engine)
+        clients = _sharing_clients(data, chosen, each)
+        example = sum(math.prod(leaf.shape[1:]) * item_bytes(leaf.dtype) for leaf in (data.x, data.y))
+        return found._replace(downlink_once=found.downlink_once + clients * each * example)
+
+    name = "data_sharing" if base is fed_avg else f"{algorithm.name}_data_sharing"
+    return algorithm._replace(name=name, cost=cost)
+
+
+def _sharing_clients(data: FederatedData, shared: np.ndarray, each: int) -> int:
+    """How many clients were given ``each`` of the shared examples; raises unless all that have examples were."""
+    num_examples, offsets = data.x.shape[0], np.asarray(data.offsets)
+    if shared.max() >= num_examples:
+        raise ValueError(f"shared: has the index {shared.max()}, but data has {num_examples} examples")
+    is_shared = np.zeros(num_examples, bool)
+    is_shared[shared] = True
+    before = np.concatenate([[0], np.cumsum(is_shared[np.asarray(data.indices)])])
+    holds, sizes = before[offsets[1:]] - before[offsets[:-1]], np.diff(offsets)
+    short = np.flatnonzero((sizes > 0) & (holds < each))
+    if short.size:
+        raise ValueError(
+            f"data: client {short[0]} holds {holds[short[0]]} of the shared examples, must hold {each} "
+            f"({short.size} such): make the partition with sharing.with_shared"
+        )
+    return int(np.sum(sizes > 0))
+
+
+def warm_started(
+    model: Model, x: Array, y: Array, *, learning_rate: float, work: Work, loss: str = "squared_error"
+) -> Model:
+    """``model`` initialised by training on given examples: Zhao et al.'s warm-up on the global set.
+
+    Args:
+        x, y: the examples [n, ...] that the server holds, in the model's dtype.
+        learning_rate, work, loss: of SGD from ``model.init(key)``.
+
+    Raises ``ValueError`` for a rate that is not positive, an impossible work, an unknown loss, or other lengths.
+    """
+    check_rate("learning_rate", learning_rate)
+    validate_work(work)
+    value, descent = get_loss(loss), optax.sgd(learning_rate)
+    if x.shape[0] != y.shape[0] or x.shape[0] == 0:
+        raise ValueError(f"x and y: must have the same number of examples, at least one; got {x.shape} and {y.shape}")
+    rows = jnp.arange(x.shape[0], dtype=jnp.int32)
+    size = jnp.int32(x.shape[0])
+    data = FederatedData(x, y, rows, jnp.stack([jnp.zeros_like(size), size]))
+    server = Client(jnp.int32(0), size, rows, data, jnp.int32(0))
+
+    @jax.jit
+    def init(key: Key) -> PyTree:
+        init_key, train_key = jax.random.split(key)
+        return minimise(train_key, model, value, descent, work, Problem(model.init(init_key)), server)[0]
+
+    return model._replace(name=f"{model.name}, warm-started", init=init)

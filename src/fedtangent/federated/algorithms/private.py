@@ -1,0 +1,163 @@
+"""Federated averaging under differential privacy of whole clients; ``fedtangent.measures.privacy`` accounts for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent import pytrees
+from fedtangent.checks import check_positive
+from fedtangent.federated.aggregate import weighted_mean
+from fedtangent.federated.algorithms.common import Options, train_and_average
+from fedtangent.federated.local import Work
+from fedtangent.federated.rates import Rate, check_rate, sgd
+from fedtangent.federated.server import optax_server
+from fedtangent.federated.wire.channel import clip, lossless
+from fedtangent.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    Channel,
+    Engine,
+    FederatedData,
+    Key,
+    Model,
+    PyTree,
+    RoundInfo,
+    Schedule,
+    Server,
+)
+
+_EMPTY = 2**31 + 1  # folded into a round's key for a round without clients; compose's own stream is 2^31
+
+
+def dp_fed_avg(
+    model: Model,
+    schedule: Schedule,
+    *,
+    client_learning_rate: Rate,
+    work: Work,
+    clip_norm: float,
+    noise_multiplier: float,
+    expected_clients: float | None = None,
+    **options: Unpack[Options],
+) -> Algorithm:
+    """Central DP-FedAvg (McMahan et al., 2018, algorithm 1, with flat clipping and the fixed-denominator estimator).
+
+    Each client's whole update is clipped to length ``clip_norm``; the server moves by ``(sum of the updates) / m`` plus
+    Gaussian noise of standard deviation ``noise_multiplier * clip_norm / m`` in every coordinate, all clients weighing
+    the same. The noise is drawn at the server, for every model in every round, also where no client took part.
+
+    ``m`` is fixed: clients that drop out, are late or are rejected make the sum smaller and change neither ``m`` nor
+    the noise, so that the guarantee of ``privacy.epsilon`` for the planned cohort holds, and the model moves less.
+    Which clients took part is not hidden from the server, which is trusted.
+
+    Args:
+        clip_norm: the bound on a client's update.
+        noise_multiplier: noise in units of ``clip_norm``, on the sum of the updates.
+        expected_clients: m; by default the schedule's slots a model. Under ``schedule.poisson_sampling`` give
+            ``rate * num_clients``.
+        options: those of ``algorithms.common.Options`` but ``weighting``. A ``channel`` compresses; the server
+            then clips what it receives, so that compression cannot lengthen an update.
+
+    Raises ``ValueError`` for a ``clip_norm`` that is not positive, a ``noise_multiplier`` below 0, ``expected_clients``
+    that are not positive, and a ``weighting`` other than ``"uniform"``.
+    """
+    check_positive("clip_norm", clip_norm)
+    _check_noise(noise_multiplier)
+    if options.get("weighting", "uniform") != "uniform":
+        raise ValueError(f"weighting: got {options['weighting']!r}, but dp_fed_avg bounds each client alike: uniform")
+    m = schedule.num_slots / schedule.num_models if expected_clients is None else expected_clients
+    check_positive("expected_clients", m)
+    server_rate = options.get("server_learning_rate", 1.0)
+    check_rate("server_learning_rate", server_rate)
+    server = noisy(optax_server(sgd(server_rate)), noise_multiplier * clip_norm / m)
+    algorithm = train_and_average(
+        "dp_fed_avg",
+        model,
+        schedule,
+        client_learning_rate,
+        work,
+        options,
+        server=server,
+        aggregate=fixed_mean(m),
+        weighting="uniform",
+        channel=_received_clipped(options.get("channel") or lossless(), clip_norm),
+    )
+    return algorithm._replace(step=_also_without_clients(algorithm.step, server))
+
+
+def _check_noise(multiplier: Any) -> None:
+    if not isinstance(multiplier, jax.core.Tracer) and not 0 <= float(multiplier) < math.inf:
+        raise ValueError(f"noise_multiplier: got {multiplier}, must be at least 0 and finite")
+
+
+def _received_clipped(channel: Channel, norm: float) -> Channel:
+    """``channel``, and what comes out of it clipped by the receiver: it costs the same."""
+    shorten = clip(norm).send
+
+    def send(key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
+        received, memory = channel.send(key, message, memory)
+        return shorten(key, received, ())[0], memory
+
+    return channel._replace(send=send)
+
+
+def noisy(server: Server, deviation: float | Array) -> Server:
+    """``server`` whose aggregate gets Gaussian noise of that standard deviation in every coordinate.
+
+    Leaf j (in the order of ``jax.tree.leaves``) draws from ``fold_in(info.key, j)``, in its own dtype.
+    """
+
+    def update(state: PyTree, aggregated: PyTree, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
+        leaves, structure = jax.tree.flatten(aggregated)
+        with_noise = [
+            leaf + jnp.asarray(deviation, leaf.dtype) * _normal(jax.random.fold_in(info.key, j), leaf)
+            for j, leaf in enumerate(leaves)
+        ]
+        return server.update(state, jax.tree.unflatten(structure, with_noise), info)
+
+    return server._replace(update=update)
+
+
+def _normal(key: Key, leaf: Array) -> Array:
+    return jax.random.normal(key, leaf.shape, leaf.dtype)
+
+
+def fixed_mean(count: float | Array) -> Aggregate:
+    """The weighted sum of each model's messages over a fixed ``count``, however many there are.
+
+    McMahan et al., 2018, the estimator f_f. Of no messages it is 0.
+    """
+
+    def finish(acc: Any) -> PyTree:
+        return pytrees.scale(1 / count, acc.total)
+
+    return weighted_mean()._replace(finish=finish)
+
+
+def _also_without_clients(step: Callable[..., Any], server: Server) -> Callable[..., Any]:
+    """``step`` that updates the server, with an aggregate of 0, also of a model that no client's message reached.
+
+    The loop leaves such a model as it is. Under differential privacy it must get its noise: that it did not move would
+    tell for certain that nobody took part.
+    """
+
+    def private(state: PyTree, data: FederatedData, engine: Engine) -> tuple[PyTree, dict[str, Array]]:
+        after, info = step(state, data, engine)
+        weight = info["model_weight"]
+        root = jax.random.fold_in(jax.random.fold_in(state.key, state.round), jnp.uint32(_EMPTY))
+        what = RoundInfo(
+            jnp.broadcast_to(state.round, weight.shape),
+            jnp.zeros_like(weight),
+            jnp.zeros(weight.shape, jnp.int32),
+            jax.random.split(root, weight.shape[0]),
+        )
+        still, _ = jax.vmap(server.update)(state.server, pytrees.zeros_like(state.server.params), what)
+        return after._replace(server=pytrees.where(weight > 0, after.server, still)), info
+
+    return private

@@ -1,0 +1,1 @@
+"""NTK-FL's parts."""

@@ -1,0 +1,153 @@
+"""Secure aggregation: the server learns the sum of the clients' messages and none of them (Bonawitz et al., 2017).
+
+Clients write their numbers as whole numbers modulo 2^bits and each pair of them agrees on a random mask, which one adds
+and the other subtracts. A masked message is uniformly distributed; in the sum of all the masks cancel exactly.
+
+What is simulated is one round without malice: masks are drawn among those clients whose messages arrive, as if it were
+known before who does (the protocol reaches the same sum by sharing each client's secrets among the others, who reveal
+those of the clients that dropped out). Agreements on keys are replaced by draws from the round's key, and charged.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent import pytrees
+from fedtangent.checks import check_positive
+from fedtangent.federated.aggregate import Stacked, stack
+from fedtangent.types import Aggregate, Array, Channel, Key, PyTree, RoundInfo, Server
+
+BITS = (32, 64)
+KEY_BYTES = 32  # of a public key, for the agreement of each pair
+_MASKS = 2**31 + 3  # folded into a round's key, apart from what the server itself draws
+
+
+def secured(server: Server, slots_per_model: int, *, bits: int = 32, limit: float = 16.0) -> tuple[Aggregate, Server]:
+    """An aggregate and a server that moves by the mean which secure aggregation gives it, weighted as usual.
+
+    Client i sends ``u_i m_i`` and ``u_i``, its weight over the largest one of the round, each rounded to a multiple of
+    ``2^-fraction_bits(slots_per_model, bits, limit)`` and masked. The server decodes both sums; the mean is their
+    quotient. Nothing else reaches ``server``.
+
+    Args:
+        bits: of a number on the wire, 32, or 64 (in JAX's 64-bit mode).
+        limit: the largest magnitude of a number of a message; larger ones are cut to it, not-a-number to 0, because
+            the sum must not wrap around. ``info["saturated"]`` counts them.
+
+    Raises ``ValueError`` for other bits, 64 without 64-bit mode, a limit that is not positive or leaves no bit for the
+    fraction, and messages with parts that are not floating.
+    """
+    fraction_bits(slots_per_model, bits, limit)
+
+    def update(state: PyTree, received: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
+        numbers, saturated = encode(received.messages, received.weight, bits, limit)
+        key = jax.random.fold_in(info.key, jnp.uint32(_MASKS))
+        masked = mask_messages(key, numbers, received.weight > 0, received.client)
+        total = jnp.sum(masked, axis=0, dtype=masked.dtype)  # all that the server looks at
+        mean = decode_mean(total, received.messages, bits, limit)
+        after, report = server.update(state, mean, info)
+        return after, {**report, "saturated": saturated}
+
+    return stack(slots_per_model), server._replace(update=update)
+
+
+def sum_only(algorithm: str, messages: str) -> ValueError:
+    """What to raise where an algorithm's server reads each client's ``messages``."""
+    return ValueError(
+        f"secure_aggregation: {algorithm} needs every client's {messages} one by one, but masked messages give their "
+        "sum only: use it with an algorithm that averages"
+    )
+
+
+def masked_numbers(bits: int = 32) -> Channel:
+    """The uplink of secure aggregation: each number and the weight in ``bits`` bits, and a public key.
+
+    Raises ``ValueError`` for bits other than 32 and 64.
+    """
+    _check_bits(bits)
+
+    def uplink(message: PyTree, broadcast: PyTree) -> tuple[int, int]:
+        return (pytrees.size(message) + 1) * bits // 8 + KEY_BYTES, 0
+
+    return Channel(send=lambda key, message, memory: (message, memory), uplink=uplink)
+
+
+def fraction_bits(num_messages: int, bits: int, limit: float) -> int:
+    """Bits after the point, so that no sum of ``num_messages`` numbers within ``limit`` leaves 2^bits."""
+    _check_bits(bits)
+    check_positive("limit", limit)
+    whole = math.ceil(math.log2(num_messages * max(limit, 1.0))) + 1  # and a sign
+    # one bit is left over, for sums of numbers that were rounded up
+    if bits - 1 - whole < 1:
+        raise ValueError(f"limit: got {limit:g}, which leaves sums of {num_messages} messages no digit of {bits} bits")
+    return bits - 1 - whole
+
+
+def _check_bits(bits: int) -> None:
+    if bits not in BITS:
+        raise ValueError(f"bits: got {bits!r}, allowed are 32 and 64")
+    if bits == 64 and jax.dtypes.canonicalize_dtype(np.uint64) != np.uint64:
+        raise ValueError("bits: 64 needs JAX's 64-bit mode, call fedtangent.enable_x64() first")
+
+
+def encode(messages: PyTree, weight: Array, bits: int, limit: float) -> tuple[Array, Array]:
+    """Messages [M, ...] as whole numbers modulo 2^bits, [M, P + 1], the weight last, and how many were cut."""
+    leaves = jax.tree.leaves(messages)
+    if any(pytrees.is_key(leaf) or not jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
+        raise ValueError("secure_aggregation: sums floating numbers, but the algorithm's messages hold others")
+    dtype = jnp.result_type(*leaves, jnp.float32)
+    values = jnp.concatenate([leaf.reshape((leaf.shape[0], -1)).astype(dtype) for leaf in leaves], axis=1)
+    share = (weight / jnp.where(jnp.any(weight > 0), jnp.max(weight), 1)).astype(dtype)[:, None]
+    cut = jnp.where(jnp.isfinite(values), jnp.clip(values, -limit, limit), 0)
+    saturated = jnp.sum((cut != values) & (share > 0), dtype=jnp.int32)
+    scale = 2.0 ** fraction_bits(weight.shape[0], bits, limit)
+    scaled = jnp.concatenate([share * cut, share], axis=1) * scale
+    signed, unsigned = (jnp.int32, jnp.uint32) if bits == 32 else (jnp.int64, jnp.uint64)
+    return jax.lax.bitcast_convert_type(jnp.round(jnp.where(share > 0, scaled, 0)).astype(signed), unsigned), saturated
+
+
+def mask_messages(key: Key, numbers: Array, active: Array, client: Array) -> Array:
+    """What each client sends, [M, P]: its whole numbers and the masks of its pairs, modulo 2^bits.
+
+    Args:
+        numbers: [M, P] uint32 or uint64.
+        active: whose messages arrive, [M]; the others' rows are 0, and nobody has a mask with them.
+        client: ids [M]; a pair's mask depends on the two ids alone, and the one with the smaller id adds it.
+    """
+    count = numbers.shape[0]
+
+    def of_pair(i: Array, j: Array) -> Array:
+        low, high = jnp.minimum(client[i], client[j]), jnp.maximum(client[i], client[j])
+        shared = jax.random.fold_in(jax.random.fold_in(key, low), high)
+        return jax.random.bits(shared, numbers.shape[1:], numbers.dtype)
+
+    def add(i: Array, sent: Array) -> Array:
+        def with_other(j: Array, sent: Array) -> Array:
+            mask = jnp.where(client[i] < client[j], of_pair(i, j), jnp.zeros((), numbers.dtype) - of_pair(i, j))
+            return sent.at[i].add(mask).at[j].add(jnp.zeros((), numbers.dtype) - mask)
+
+        def both(j: Array, sent: Array) -> Array:
+            return jax.lax.cond(active[i] & active[j], with_other, lambda j, sent: sent, j, sent)
+
+        return jax.lax.fori_loop(i + 1, count, both, sent)
+
+    plain = jnp.where(active[:, None], numbers, jnp.zeros((), numbers.dtype))
+    return jax.lax.fori_loop(0, count, add, plain)
+
+
+def decode_mean(total: Array, like: PyTree, bits: int, limit: float) -> PyTree:
+    """The weighted mean in a sum [P + 1] of encoded messages; ``like`` [M, ...] has the messages' shapes."""
+    leaves, structure = jax.tree.flatten(like)
+    dtype = jnp.result_type(*leaves, jnp.float32)
+    signed = jax.lax.bitcast_convert_type(total, jnp.int32 if bits == 32 else jnp.int64).astype(dtype)
+    mean = signed[:-1] / jnp.where(signed[-1] > 0, signed[-1], 1)
+    found, start = [], 0
+    for leaf in leaves:
+        size = math.prod(leaf.shape[1:])
+        found.append(mean[start : start + size].reshape(leaf.shape[1:]).astype(leaf.dtype))
+        start += size
+    return jax.tree.unflatten(structure, found)

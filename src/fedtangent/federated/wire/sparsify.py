@@ -1,0 +1,125 @@
+"""Which entries of an example's Jacobian are kept: its threshold, found by counting and not by sorting.
+
+Of the C P numbers of an example's Jacobian the k of largest magnitude are kept (top-k sparsification, Yue et al., ICML
+2022, section 4.2 and appendix B). A threshold that leaves exactly those is found by bisection over the bit patterns of
+floating numbers, whose order is the numbers', given a function that counts the entries above one. A dense layer's part
+is an outer product, so that its count is a sum of binary searches in the sorted inputs of the layer.
+
+Entries that equal the k-th magnitude are all kept (with k reached only among them, more than k entries are), so that
+the choice depends neither on the order of parameters nor on that of outputs. Zeros are never sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent.checks import is_whole
+from fedtangent.federated.rates import check_number
+from fedtangent.types import Array
+
+Count = Callable[[Array], Array]  # thresholds [b] -> entries of each example of at least that magnitude, [b]
+
+
+class Keep(NamedTuple):
+    """What is kept of a Jacobian: one of the first two, and how it is written down."""
+
+    sparsity: float | None  # share of the C P numbers of an example that is set to zero
+    threshold: float | None  # magnitude from which numbers are kept
+    value_bits: int | None  # of a kept number: a sign, 8 bits of exponent and the rest; None: those of the dtype
+
+
+def num_kept(sparsity: float, total: int) -> int:
+    """How many of ``total`` numbers are kept: the share that is not set to zero, rounded half up, at least 1."""
+    return max(1, math.floor((1 - sparsity) * total + 0.5))
+
+
+def check_sparsity(sparsity: float) -> None:
+    """Raise ``ValueError`` unless ``sparsity`` is a number in [0, 1)."""
+    check_number("sparsity", sparsity)
+    if not 0 <= sparsity < 1:
+        raise ValueError(f"sparsity: got {sparsity}, must be at least 0 and below 1 (the share set to zero)")
+
+
+def check_value_bits(bits: int | None) -> None:
+    """Raise ``ValueError`` unless ``bits`` is None or a whole number from 10 to 32."""
+    if bits is not None and (not is_whole(bits) or not 10 <= bits <= 32):
+        raise ValueError(f"value_bits: got {bits!r}, must be a whole number from 10 to 32")
+
+
+def rounded(values: Array, bits: int | None) -> Array:
+    """``values`` rounded to nearest, with as many bits as the wire has for one."""
+    return values if bits is None else jax.lax.reduce_precision(values, 8, bits - 9)
+
+
+def threshold_of(count: Count, largest: Array, k: int) -> Array:
+    """A threshold for each example that exactly its k largest magnitudes reach (and their equals), [b].
+
+    It is the k-th magnitude itself, or a number between it and the next one below. 0 where fewer than k entries are
+    above zero.
+
+    Args:
+        count: entries of at least a magnitude, exact and not rising in it.
+        largest: an upper bound of the magnitudes, [b], float32 or float64, finite.
+    """
+    bits = jnp.int32 if largest.dtype == jnp.float32 else jnp.int64
+
+    def as_number(pattern: Array) -> Array:
+        return jax.lax.bitcast_convert_type(pattern, largest.dtype)
+
+    def narrow(ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends  # at least k entries reach low, fewer than k reach high
+        middle = low + (high - low) // 2
+        found = count(as_number(middle))
+        low, high = jnp.where(found >= k, middle, low), jnp.where(found >= k, high, middle)
+        return low, jnp.where(found == k, middle + 1, high)  # exactly k: any number of this gap will do
+
+    low = jnp.zeros(largest.shape, bits)
+    high = jax.lax.bitcast_convert_type(jnp.abs(largest), bits) + 1
+    low = jax.lax.while_loop(lambda ends: jnp.any(ends[1] - ends[0] > 1), narrow, (low, high))[0]
+    # Subnormal numbers are taken for 0 by some processors: below the least normal one there is nothing to keep.
+    least = jax.lax.bitcast_convert_type(jnp.asarray(jnp.finfo(largest.dtype).tiny, largest.dtype), bits)
+    return as_number(jnp.where(low <= least, 0, low))
+
+
+def count_products(left: Array, right: Array) -> Count:
+    """Counts the products ``|left_u right_q|``, each rounded to their dtype, of at least a threshold.
+
+    ``left`` [b, U] and ``right`` [b, Q]; a threshold costs Q binary searches among U sorted numbers.
+    """
+    size = left.shape[1]
+    width = 1 << size.bit_length()
+    padding = jnp.full((left.shape[0], width - size), jnp.inf, left.dtype)
+    ordered = jnp.concatenate([jnp.sort(jnp.abs(left), axis=1), padding], axis=1)
+    factors = jnp.abs(right)
+
+    def count(threshold: Array) -> Array:
+        below = jnp.zeros(factors.shape, jnp.int32)  # how many products of this factor are below the threshold
+        step = width // 2
+        while step:
+            value = jnp.take_along_axis(ordered, below + (step - 1), axis=1, mode="promise_in_bounds")
+            # the product itself is compared: divided thresholds would round otherwise; padding is never below
+            below = jnp.where(value * factors < threshold[:, None], below + step, below)
+            step //= 2
+        return jnp.sum(size - below, axis=1, dtype=jnp.int32)
+
+    return count
+
+
+def count_numbers(numbers: Array, times: int = 1) -> Count:
+    """Counts the numbers [b, Q] of at least a magnitude, each of which occurs ``times`` times."""
+    magnitudes = jnp.abs(numbers)
+    return lambda threshold: times * jnp.sum(magnitudes >= threshold[:, None], axis=1, dtype=jnp.int32)
+
+
+def count_all(*counts: Count) -> Count:
+    """The sum of counts."""
+
+    def count(threshold: Array) -> Array:
+        return jnp.sum(jnp.stack([one(threshold) for one in counts]), axis=0)
+
+    return count

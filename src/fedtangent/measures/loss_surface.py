@@ -1,0 +1,227 @@
+"""The loss on the plane through three models, and on the segment between two.
+
+Garipov et al., "Loss surfaces, mode connectivity, and fast ensembling of DNNs" (NeurIPS 2018), appendix A.1: with
+``u = w2 - w1`` and ``v = (w3 - w1) - <w3 - w1, u> u / |u|^2``, both normalised, a point of the plane through w1, w2 and
+w3 is ``w1 + a u + b v``. FE-2024 draws its Fig. 3 on that plane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from fedtangent import pytrees
+from fedtangent.checks import is_whole
+from fedtangent.losses import get_loss
+from fedtangent.types import Array, Model, PyTree
+
+Loss = Callable[..., Array]  # (params, *arguments) -> []
+POINTS_A_CALL = 512  # between two updates of a progress bar
+
+
+class Plane(NamedTuple):
+    """An affine plane in parameter space with an orthonormal frame, and where the three models lie in it."""
+
+    origin: PyTree  # the first model
+    first: PyTree  # of norm 1, towards the second model
+    second: PyTree  # of norm 1, orthogonal to ``first``, on the side of the third model
+    coordinates: np.ndarray  # [3, 2] float64: (0, 0), (|w2 - w1|, 0), (a3, b3) with b3 > 0
+
+    @property
+    def centre(self) -> np.ndarray:
+        """Coordinates of the mean of the three models, [2]."""
+        return self.coordinates.mean(axis=0)
+
+
+def plane_through(models: Sequence[PyTree]) -> Plane:
+    """The plane through three models, by Gram-Schmidt of ``(w2 - w1, w3 - w1)`` in float64.
+
+    ``models`` are three pytrees of floating arrays, of one structure and the same shapes. ``point(plane, *c)`` at each
+    row c of ``coordinates`` is that model again, to rounding.
+
+    Raises ``ValueError`` for another number of models, unequal structures or shapes, leaves that are not floating or
+    not finite, or models that are equal or lie on one line (to the precision of their dtype).
+    """
+    vectors, precision = _vectors(models)
+    u, towards = vectors[1] - vectors[0], vectors[2] - vectors[0]
+    rounding = precision * np.max(np.abs(vectors)) * np.sqrt(vectors.shape[1])
+    lengths = [float(np.linalg.norm(d)) for d in (u, towards, vectors[2] - vectors[1])]
+    if min(lengths) <= rounding:
+        pair = ("1 and 2", "1 and 3", "2 and 3")[int(np.argmin(lengths))]
+        raise ValueError(f"models: {pair} are equal (their distance is {min(lengths):.3g}), must be three points")
+    u /= lengths[0]
+    a = float(towards @ u)
+    v = towards - a * u
+    v -= (v @ u) * u  # again: the first pass leaves rounding in proportion to a
+    b = float(np.linalg.norm(v))
+    if b <= np.sqrt(precision) * lengths[1]:
+        raise ValueError(
+            f"models: lie on one line (the third is {b:.3g} off it, at a distance of {lengths[1]:.3g}), "
+            "a plane needs three points that do not"
+        )
+    coordinates = np.array([[0.0, 0.0], [lengths[0], 0.0], [a, b]])
+    return Plane(models[0], _tree(u, models[0]), _tree(v / b, models[0]), coordinates)
+
+
+def point(plane: Plane, a: Array | float, b: Array | float) -> PyTree:
+    """The parameters ``origin + a first + b second``; may be traced."""
+    return pytrees.add(plane.origin, pytrees.add(pytrees.scale(a, plane.first), pytrees.scale(b, plane.second)))
+
+
+def grid(plane: Plane, num_points: int, margin: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates [num_points] along each direction of a square around the three models.
+
+    Its centre is that of the smallest rectangle that holds them, and it reaches ``margin`` times that rectangle's
+    larger side beyond it.
+
+    Raises ``ValueError`` for fewer than 2 points or a negative margin.
+    """
+    if not is_whole(num_points) or num_points < 2:
+        raise ValueError(f"num_points: got {num_points!r}, must be a whole number of at least 2")
+    if not isinstance(margin, (int, float, np.number)) or not (np.isfinite(margin) and margin >= 0):
+        raise ValueError(f"margin: got {margin!r}, must be a number of 0 or more")
+    low, high = plane.coordinates.min(axis=0), plane.coordinates.max(axis=0)
+    half = (0.5 + margin) * float(np.max(high - low))
+    first, second = 0.5 * (low + high)
+    return np.linspace(first - half, first + half, num_points), np.linspace(second - half, second + half, num_points)
+
+
+def surface(
+    loss: Loss, plane: Plane, a: Any, b: Any, arguments: tuple[Any, ...] = (), chunk: int = 8, progress: bool = False
+) -> np.ndarray:
+    """``loss(point(plane, a_j, b_i), *arguments)`` at every point of a grid, [B, A] for ``a`` [A] and ``b`` [B].
+
+    Args:
+        loss: a scalar of the parameters; compiled once, so it should be the same function in every call.
+        arguments: pytrees of arrays that the loss needs, such as the data.
+        chunk: points evaluated at once: more is faster and takes more memory.
+        progress: show a progress bar (on a terminal).
+
+    Raises ``ValueError`` for ``a`` or ``b`` that are not vectors, or ``chunk`` below 1.
+    """
+    for name, values in (("a", a), ("b", b)):
+        if np.ndim(values) != 1 or np.size(values) == 0:
+            raise ValueError(f"{name}: got shape {np.shape(values)}, must be a vector of one or more coordinates")
+    points = np.stack(np.meshgrid(np.asarray(a, np.float64), np.asarray(b, np.float64)), axis=-1).reshape(-1, 2)
+    basis = plane.origin, (plane.first, plane.second)
+    return _evaluate(loss, basis, points, arguments, chunk, progress).reshape(np.size(b), np.size(a))
+
+
+def segment(
+    loss: Loss, start: PyTree, end: PyTree, shares: Any, arguments: tuple[Any, ...] = (), chunk: int = 8
+) -> np.ndarray:
+    """``loss(start + s (end - start), *arguments)`` for every s of ``shares`` [q]: [q]; other arguments as above."""
+    structures: list[Any] = [jax.tree.structure(model) for model in (start, end)]
+    if structures[0] != structures[1] or _shapes(start) != _shapes(end):
+        raise ValueError("end: must have the structure and the shapes of start")
+    if np.ndim(shares) != 1 or np.size(shares) == 0:
+        raise ValueError(f"shares: got shape {np.shape(shares)}, must be a vector of one or more numbers")
+    basis = start, (pytrees.subtract(end, start),)
+    return _evaluate(loss, basis, np.asarray(shares, np.float64)[:, None], arguments, chunk, False)
+
+
+def barrier(losses: np.ndarray) -> float:
+    """The highest loss on a segment minus that at its worse end; 0 if none is higher. ``losses`` [q], ends included."""
+    if np.ndim(losses) != 1 or np.size(losses) < 2:
+        raise ValueError(f"losses: got shape {np.shape(losses)}, must be a vector with both ends of the segment")
+    return float(np.max(losses) - max(losses[0], losses[-1]))
+
+
+def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
+    """``(params, x [n, ...], y [n, ...]) -> []``: the mean of a loss over all examples, ``block`` of them at a time.
+
+    ``loss`` is a name of ``fedtangent.losses``. Raises ``ValueError`` for an unknown one, or ``block`` below 1.
+    """
+    one = get_loss(loss)
+    if not is_whole(block) or block < 1:
+        raise ValueError(f"block: got {block!r}, must be a whole number of at least 1")
+
+    def whole(params: PyTree, x: Array, y: Array) -> Array:
+        n, size = x.shape[0], min(block, x.shape[0])
+        starts = jnp.arange(-(-n // size), dtype=jnp.int32) * size
+
+        def of_block(start: Array) -> Array:
+            first = jnp.minimum(start, n - size)  # the last block overlaps the one before: its first rows do not count
+            rows = [jax.lax.dynamic_slice_in_dim(values, first, size) for values in (x, y)]
+            mask = first + jnp.arange(size, dtype=jnp.int32) >= start
+            mean = one(model.apply(params, rows[0]), rows[1], mask)
+            return mean * jnp.sum(mask.astype(mean.dtype))
+
+        return jnp.sum(jax.lax.map(of_block, starts)) / n
+
+    return whole
+
+
+@partial(jax.jit, static_argnames=("loss", "chunk"))
+def _chunk(loss: Loss, basis: PyTree, points: Array, arguments: tuple[Any, ...], chunk: int) -> Array:
+    """The loss at ``origin + sum_d points[:, d] directions[d]``, [q]."""
+    origin, directions = basis
+
+    def at(coordinates: Array) -> Array:
+        params = origin
+        for i, direction in enumerate(directions):
+            params = pytrees.add(params, pytrees.scale(coordinates[i], direction))
+        return loss(params, *arguments)
+
+    return jax.lax.map(at, points, batch_size=chunk)
+
+
+def _evaluate(
+    loss: Loss, basis: PyTree, points: np.ndarray, arguments: tuple[Any, ...], chunk: int, progress: bool
+) -> np.ndarray:
+    """``_chunk`` over all points [q, d] in calls of one shape, so that it is compiled once."""
+    if not is_whole(chunk) or chunk < 1:
+        raise ValueError(f"chunk: got {chunk!r}, must be a whole number of at least 1")
+    size = min(len(points), max(POINTS_A_CALL, chunk))
+    padded = np.concatenate([points, np.repeat(points[-1:], -len(points) % size, axis=0)])
+    found = []
+    with tqdm(total=len(points), desc="loss surface", unit="point", disable=None if progress else True,
+              leave=False) as bar:  # fmt: skip
+        for start in range(0, len(padded), size):
+            part = jnp.asarray(padded[start : start + size])
+            found.append(np.asarray(_chunk(loss, basis, part, arguments, chunk)))
+            bar.update(min(size, len(points) - start))
+    return np.concatenate(found)[: len(points)]
+
+
+def _vectors(models: Sequence[PyTree]) -> tuple[np.ndarray, float]:
+    """The three models as rows [3, P] float64, and the coarsest precision of their leaves; checked."""
+    if not isinstance(models, Sequence) or len(models) != 3:
+        if not isinstance(models, Sequence):
+            raise ValueError(f"models: got {models!r:.60}, must be a sequence of three")
+        raise ValueError(f"models: got {len(models)}, a plane needs 3")
+    structures: list[Any] = [jax.tree.structure(m) for m in models]
+    shapes = [_shapes(m) for m in models]
+    for i in (1, 2):
+        if structures[i] != structures[0] or shapes[i] != shapes[0]:
+            raise ValueError(f"models: 1 and {i + 1} differ in structure or shapes, got {shapes[0]} and {shapes[i]}")
+    dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(list(models))}
+    if not dtypes or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+        raise ValueError(
+            f"models: must hold floating arrays, got {', '.join(sorted(str(d) for d in dtypes)) or 'none'}"
+        )
+    rows = np.stack([np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in jax.tree.leaves(m)]) for m in models])
+    if not np.all(np.isfinite(rows)):
+        raise ValueError("models: must be finite")
+    return rows, max(float(jnp.finfo(dtype).eps) for dtype in dtypes)
+
+
+def _shapes(model: PyTree) -> list[tuple[int, ...]]:
+    return [np.shape(leaf) for leaf in jax.tree.leaves(model)]
+
+
+def _tree(vector: np.ndarray, like: PyTree) -> PyTree:
+    """``vector`` [P] in the structure, shapes and dtypes of ``like``."""
+    leaves, structure = jax.tree.flatten(like)
+    ends = np.cumsum([np.size(leaf) for leaf in leaves])
+    parts = np.split(vector, ends[:-1])
+    shaped = [
+        jnp.asarray(p.reshape(np.shape(leaf)), jnp.result_type(leaf)) for p, leaf in zip(parts, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, shaped)

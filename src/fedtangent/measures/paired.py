@@ -1,0 +1,90 @@
+"""Differences between the configurations of a sweep and a baseline, with confidence intervals over seeds."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtangent.engine.sweeps import Config, Sweep
+
+
+class Difference(NamedTuple):
+    """A configuration's metric minus the baseline's: the mean over seeds and its confidence interval."""
+
+    config: Config
+    mean: float
+    low: float
+    high: float
+    standard_error: float
+    num_seeds: int
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval leaves zero out."""
+        return self.low > 0 or self.high < 0
+
+
+def differences(
+    sweep: Sweep, metric: str, baseline: Config, evaluation: int = -1, confidence: float = 0.95, paired: bool = True
+) -> list[Difference]:
+    """Every other configuration against ``baseline``, in the order of the sweep.
+
+    Args:
+        metric: a metric that is one number per run and evaluation.
+        baseline: values that name exactly one configuration; names may be left out.
+        evaluation: place among ``sweep.rounds``, by default the last.
+        paired: differences seed by seed, with Student's t of n - 1 degrees of freedom; otherwise the two samples are
+            taken as independent, with Welch's standard error and degrees of freedom.
+
+    Raises ``ValueError`` for fewer than two seeds, an unknown metric, a baseline that is not exactly one configuration,
+    or a confidence outside (0, 1).
+    """
+    values = _values(sweep, metric, evaluation)
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence: got {confidence}, must be between 0 and 1")
+    matching = [i for i, c in enumerate(sweep.configs) if all(k in c and c[k] == v for k, v in baseline.items())]
+    if len(matching) != 1:
+        raise ValueError(f"baseline: {baseline} names {len(matching)} configurations, must name exactly one")
+    base = values[:, matching[0]]
+    others = [(config, values[:, i]) for i, config in enumerate(sweep.configs) if i != matching[0]]
+    return [_difference(config, mine, base, confidence, paired) for config, mine in others]
+
+
+def half_width(values: np.ndarray, confidence: float = 0.95) -> np.ndarray:
+    """Half of Student's interval for the mean over the first axis, [...] of values [n, ...], n >= 2."""
+    from scipy.stats import t
+
+    n = len(values)
+    with np.errstate(invalid="ignore"):  # of values that are not finite
+        error = np.std(values, axis=0, ddof=1) / np.sqrt(n)
+    return np.asarray(t.ppf(0.5 + confidence / 2, n - 1) * error)
+
+
+def _values(sweep: Sweep, metric: str, evaluation: int) -> np.ndarray:
+    """The metric at one evaluation, [seeds, configs] float64."""
+    if metric not in sweep.metrics:
+        raise ValueError(f"metric: got {metric!r}, allowed are {', '.join(sweep.metrics)}")
+    if sweep.metrics[metric].ndim != 3:
+        raise ValueError(f"metric: {metric!r} has shape {sweep.metrics[metric].shape[3:]} a run, must be one number")
+    if len(sweep.seeds) < 2:
+        raise ValueError("seeds: got 1, an interval needs at least 2")
+    if not -len(sweep.rounds) <= evaluation < len(sweep.rounds):
+        raise ValueError(f"evaluation: got {evaluation}, but there are {len(sweep.rounds)}")
+    return sweep.metrics[metric][:, :, evaluation].astype(np.float64)
+
+
+def _difference(config: Config, mine: np.ndarray, base: np.ndarray, confidence: float, paired: bool) -> Difference:
+    from scipy.stats import t
+
+    n = len(mine)
+    mean = float(np.mean(mine - base))
+    if paired:
+        error, freedom = float(np.std(mine - base, ddof=1)) / math.sqrt(n), float(n - 1)
+    else:
+        a, b = np.var(mine, ddof=1) / n, np.var(base, ddof=1) / n
+        error = math.sqrt(a + b)
+        freedom = float((a + b) ** 2 * (n - 1) / (a**2 + b**2)) if error > 0 else float(n - 1)
+    half = float(t.ppf(0.5 + confidence / 2, freedom)) * error
+    return Difference(config, mean, mean - half, mean + half, error, n)

@@ -1,0 +1,77 @@
+"""Privacy accounting: the (epsilon, delta) of a run of ``algorithms.dp_fed_avg``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fedtangent.checks import is_whole
+
+SAMPLINGS = ("without_replacement", "poisson")
+
+
+def epsilon(
+    *,
+    num_clients: int,
+    clients_per_round: float,
+    num_rounds: int,
+    noise_multiplier: float,
+    delta: float,
+    sampling: str = "without_replacement",
+) -> float:
+    """Epsilon, at ``delta``, of the models of all rounds of ``dp_fed_avg``, for whole clients.
+
+    An upper bound by Renyi differential privacy (Mironov, 2017), computed by the ``dp-accounting`` library.
+
+    Args:
+        clients_per_round: of ``schedule.uniform_sampling``, a whole number; under Poisson sampling the expected number,
+            ``rate * num_clients``.
+        noise_multiplier: of ``dp_fed_avg``: noise on the sum of the updates in units of ``clip_norm``.
+        sampling: ``"poisson"`` (``schedule.poisson_sampling``; Mironov, Talwar and Zhang, 2019): neighbouring
+            federations differ by a client that is there or not, which moves the sum by at most ``clip_norm``.
+            ``"without_replacement"`` (``schedule.uniform_sampling``; ``schedule.all_clients`` with
+            ``clients_per_round = num_clients``; Wang, Balle and Kasiviswanathan, 2019, theorem 27): the number of
+            clients is public and neighbours differ in one client's data, which moves the sum by up to twice
+            ``clip_norm``, so that the noise counts half. The two are not to be compared with each other.
+
+    Returns infinity without noise. It is for one model: with K models of which a client trains one a round, count the
+    rounds of all. Raises ``ValueError`` for numbers out of range and an unknown ``sampling``.
+    """
+    _check(num_clients, clients_per_round, num_rounds, noise_multiplier, delta, sampling)
+    if noise_multiplier == 0:
+        return math.inf
+    import dp_accounting  # a second to import, and nothing else needs it
+    from dp_accounting import rdp
+
+    if sampling == "poisson":
+        relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+        noise = dp_accounting.GaussianDpEvent(float(noise_multiplier))
+        one = dp_accounting.PoissonSampledDpEvent(clients_per_round / num_clients, noise)
+    else:
+        relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+        noise = dp_accounting.GaussianDpEvent(float(noise_multiplier) / 2)
+        one = dp_accounting.SampledWithoutReplacementDpEvent(int(num_clients), int(clients_per_round), noise)
+
+    def total(event: Any) -> float:
+        accountant = rdp.RdpAccountant(neighboring_relation=relation)
+        return float(accountant.compose(event, int(num_rounds)).get_epsilon(float(delta)))
+
+    return min(total(one), total(noise))  # sampling takes nothing away, though its bound may lie above that
+
+
+def _check(
+    num_clients: int, clients_per_round: float, num_rounds: int, noise_multiplier: float, delta: float, sampling: str
+) -> None:
+    for name, value in (("num_clients", num_clients), ("num_rounds", num_rounds)):
+        if not is_whole(value) or value < 1:
+            raise ValueError(f"{name}: got {value!r}, must be a whole number of at least 1")
+    if sampling not in SAMPLINGS:
+        raise ValueError(f"sampling: got {sampling!r}, allowed are {', '.join(SAMPLINGS)}")
+    if not 0 < clients_per_round <= num_clients:
+        raise ValueError(f"clients_per_round: got {clients_per_round}, must be above 0, at most {num_clients}")
+    if sampling == "without_replacement" and not is_whole(clients_per_round):
+        raise ValueError(f"clients_per_round: got {clients_per_round}, must be a whole number without replacement")
+    if not 0 <= noise_multiplier < math.inf:
+        raise ValueError(f"noise_multiplier: got {noise_multiplier}, must be at least 0 and finite")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta: got {delta}, must be between 0 and 1")

@@ -1,0 +1,1 @@
+"""How convolutions and pooling are computed where that is faster."""

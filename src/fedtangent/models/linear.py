@@ -1,0 +1,77 @@
+"""The linear model of radial basis functions: the toy of Fed-ensemble (FE-2024, section V-A)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.checks import is_whole
+from fedtangent.models.dense_structure import flatten_inputs
+from fedtangent.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, check_std, select
+from fedtangent.types import Array, Key, Model, PyTree
+
+
+class LinearStructure(NamedTuple):
+    """A model linear in its parameters: ``f(x) = features(x) @ params["weights"]``."""
+
+    features: Callable[[Array], Array]  # x [n, ...] -> [n, num_features], in x's dtype
+
+
+def rbf_linear(
+    num_features: int = 100,
+    bandwidth: float = 0.08,
+    sigma: float = 1.0,
+    seed: int = 0,
+    output_size: int = 1,
+    dtype: Any = jnp.float32,
+) -> Model:
+    """``f(x) = sum_p w_p exp(-(x - v_p)^2 / (2 b^2))`` for scalar ``x`` (FE-2024, section V-A).
+
+    ``num_features`` = 100 and ``bandwidth`` = b = 0.08 are the paper's; the centres v_p are drawn uniformly from
+    [-1, 1] by ``seed`` and stay fixed. The weights start as N(0, sigma^2): the paper leaves sigma open, we take 1.
+    Each of the ``output_size`` outputs has its own weights: ``params["weights"]`` is [num_features, C].
+
+    The kernel is exact, not a limit: ``nngp = sigma^2 phi(x1) phi(x2)'`` and ``ntk = phi(x1) phi(x2)'``, [n1, n2] each.
+
+    Raises ``ValueError`` for sizes below 1, ``bandwidth`` not positive, ``sigma`` negative, inputs that are not scalar.
+    """
+    for name, size in (("num_features", num_features), ("output_size", output_size)):
+        if not is_whole(size) or size < 1:
+            raise ValueError(f"{name}: got {size!r}, must be a whole number of at least 1")
+    check_std(bandwidth=bandwidth, sigma=sigma)
+    if bandwidth == 0:
+        raise ValueError("bandwidth: got 0, must be positive")
+    check_dtype(dtype, needs_x64=False)
+    sigma = float(sigma)  # a NumPy scalar would turn float32 into float64
+    centres = np.random.default_rng(seed).uniform(-1.0, 1.0, num_features)
+
+    def features(x: Array) -> Array:
+        x = flatten_inputs(x, 1)
+        return jnp.exp(-((x - jnp.asarray(centres, x.dtype)[None, :]) ** 2) / (2 * float(bandwidth) ** 2))
+
+    def init(key: Key) -> PyTree:
+        check_dtype(dtype, needs_x64=True)
+        return {"weights": sigma * jax.random.normal(key, (num_features, output_size), dtype)}
+
+    def apply(params: PyTree, x: Array) -> Array:
+        return features(x.astype(params["weights"].dtype)) @ params["weights"]
+
+    def kernel(x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
+        names = check_get(get)
+        phi1 = features(as_floating(x1))
+        gram = phi1 @ (phi1 if x2 is None else features(as_floating(x2))).T
+        blocks = Kernels(nngp=sigma**2 * gram if "nngp" in names else None, ntk=gram if "ntk" in names else None)
+        return select(blocks, get)
+
+    return Model(
+        name=f"rbf_linear({num_features}, b={bandwidth}, seed={seed})",
+        init=init,
+        apply=apply,
+        kernel=kernel,
+        output_size=output_size,
+        structure=LinearStructure(features),
+    )

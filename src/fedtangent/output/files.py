@@ -1,0 +1,97 @@
+"""The files of an output folder: config.json, metrics.csv, result.json."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent.engine.environment import environment
+
+
+class Metric(NamedTuple):
+    """One row of metrics.csv: one metric of one evaluation."""
+
+    round: int
+    algorithm: str
+    seed: int
+    split: str  # "train" or "test"
+    metric: str
+    value: float
+    uplink_bytes: int
+    downlink_bytes: int
+
+
+def output_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder at ``path``, made if need be; raises ``ValueError`` where that cannot be."""
+    folder = Path(path)
+    try:
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"output: cannot make the folder {folder}: {error.strerror}") from error
+    return folder
+
+
+def check_data_dir(path: Path | None) -> None:
+    """Raise ``ValueError`` if a data folder is named that is not one."""
+    if path is not None and not path.is_dir():
+        raise ValueError(f"data_dir: {path} is not a directory; name one that holds the original files")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` so that a reader, or a kill, sees the old file or the new one, never a part."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as what JSON knows; not-a-number becomes null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if hasattr(value, "_asdict"):
+        return _plain(value._asdict())
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if value is None or isinstance(value, (str, int, bool)) else str(value)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a dataclass, NamedTuple, dict or list as JSON, atomically."""
+    write_atomically(path, json.dumps(_plain(value), indent=2) + "\n")
+
+
+def write_config(folder: Path, command: str, config: Any, **more: Any) -> None:
+    """config.json: the command and every option, enough to repeat the run, the environment it ran in, and ``more``."""
+    whole = {"command": command, "options": config, **more, "environment": environment()}
+    write_json(folder / "config.json", whole)
+
+
+def write_metrics(folder: Path, metrics: Iterable[Metric]) -> None:
+    """metrics.csv, whole, atomically."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(Metric._fields)
+    writer.writerows(metrics)
+    write_atomically(folder / "metrics.csv", text.getvalue())
+
+
+def write_result(folder: Path, rows: Iterable[Any], **more: Any) -> None:
+    """result.json: the final table as ``{"rows": [...]}``, and whatever else belongs to the result."""
+    write_json(folder / "result.json", {"rows": list(rows), **more})

@@ -1,0 +1,108 @@
+"""Figures of the loss on a plane through three models, and on the segments between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedtangent.output.plots import METHODS, _figure, _save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LEVELS = 24
+
+
+class SurfacePanel(NamedTuple):
+    """The loss on one plane."""
+
+    name: str
+    a: np.ndarray  # [A] coordinates along the first direction
+    b: np.ndarray  # [B]
+    loss: np.ndarray  # [B, A], positive
+    models: np.ndarray  # [3, 2] coordinates of the three models
+    labels: tuple[str, ...]  # of the models
+
+
+def loss_surfaces(panels: Sequence[SurfacePanel], title: str, path: Path) -> Path:
+    """Contours of the logarithm of the loss on each plane, in one range of colours, with the models marked.
+
+    A cross is the mean of the three models; dotted lines are the segments between them. Raises ``ValueError`` for a
+    loss that is nowhere finite and positive.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    logs = [_log10(panel.loss) for panel in panels]
+    low, high = min(float(np.nanmin(v)) for v in logs), max(float(np.nanmax(v)) for v in logs)
+    high = max(high, low + 1e-3)
+    levels, norm = np.linspace(low, high, LEVELS + 1), Normalize(low, high)
+    figure, axes = _figure(len(panels), width=4.3, height=4.6)
+    for ax, panel, values in zip(axes[0], panels, logs, strict=True):
+        ax.contourf(panel.a, panel.b, values, levels, cmap="viridis", norm=norm, extend="both")
+        ax.contour(panel.a, panel.b, values, levels[::2], colors="white", linewidths=0.4, alpha=0.5)
+        _mark(ax, panel)
+        ax.set_aspect("equal")
+        ax.set_title(panel.name, fontsize=10)
+        ax.set_xlabel("distance in weights, from model 1 to 2")
+    axes[0][0].set_ylabel("distance across, towards model 3")
+    bar = figure.colorbar(ScalarMappable(norm, "viridis"), ax=list(axes[0]), shrink=0.85, pad=0.015)
+    bar.set_label("log10 of the loss in nats")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    legend = figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9)
+    legend.get_frame().set(facecolor="#31688e", alpha=1.0)
+    for text in legend.get_texts():
+        text.set_color("white")
+    figure.suptitle(title, fontsize=11)
+    return _save(figure, path)
+
+
+def loss_segments(panels: Mapping[str, Mapping[str, np.ndarray]], title: str, path: Path) -> Path:
+    """The loss along the segments between models, ``{panel: {pair: values [q]}}``, on one logarithmic axis."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    figure, axes = _figure(len(panels), width=4.0, height=3.2, sharex=True, sharey=True)
+    for ax, (name, pairs) in zip(axes[0], panels.items(), strict=True):
+        for (pair, values), colour in zip(pairs.items(), METHODS, strict=False):
+            ax.plot(np.linspace(0, 1, len(values)), values, color=colour, lw=1.8, label=f"model {pair}")
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.set_title(name, fontsize=10)
+        ax.set_xlabel("share of the way")
+        ax.grid(alpha=0.25)
+    axes[0][0].set_ylabel("loss in nats")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9, frameon=False)
+    figure.suptitle(title, fontsize=11)
+    return _save(figure, path)
+
+
+def _log10(loss: np.ndarray) -> np.ndarray:
+    """Base 10 logarithms, with not a number where there is none."""
+    usable = np.isfinite(loss) & (loss > 0)
+    if not usable.any():
+        raise ValueError("loss: is nowhere finite and positive, there is nothing to draw")
+    return np.where(usable, np.log10(np.where(usable, loss, 1.0)), np.nan)
+
+
+def _mark(ax: Axes, panel: SurfacePanel) -> None:
+    """The models, each labelled away from the others, the segments between them and their mean."""
+    corners = np.concatenate([panel.models, panel.models[:1]])
+    centre = panel.models.mean(axis=0)
+    ax.plot(corners[:, 0], corners[:, 1], ":", color="white", lw=1.2, label="segments")
+    ax.plot(*centre, "x", color="white", ms=7, mew=2, label="mean of the weights")
+    ax.plot(panel.models[:, 0], panel.models[:, 1], "o", ls="", color="white", mec="black", ms=7, label="models")
+    for place, label in zip(panel.models, panel.labels, strict=True):
+        x, y = (place - centre) / np.linalg.norm(place - centre)
+        beside = "left" if x > 0.4 else "right" if x < -0.4 else "center"
+        above = "bottom" if y > 0.4 else "top" if y < -0.4 else "center"
+        text = ax.annotate(
+            label, tuple(place), xytext=(9 * x, 9 * y), textcoords="offset points", color="white", ha=beside, va=above,
+            fontsize=10, fontweight="bold",
+        )  # fmt: skip
+        text.set_in_layout(False)  # or the layout makes room for it outside the axes

@@ -1,0 +1,158 @@
+"""Figures of functions with their bands: samples of a posterior, and what methods know where they have no data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedtangent.output.plots import DATA, METHODS, NEUTRAL, PREDICTED, _figure, _save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BAND = 1.959963984540054  # the normal quantile of 0.975
+TICKS = (-1.0, -0.5, 0.0, 0.5, 1.0)
+MEMBERS = (METHODS[0], METHODS[2], METHODS[3], "#e69f00", "#56b4e9")  # one colour a model, apart from the theory's
+
+
+class PosteriorRow(NamedTuple):
+    """One family of models on a scalar input: the process, draws of it, and models trained from their own start."""
+
+    name: str
+    x: np.ndarray  # [n] training inputs
+    y: np.ndarray  # [n]
+    grid: np.ndarray  # [m]
+    mean: np.ndarray  # [m]
+    sd: np.ndarray  # [m]
+    draws: np.ndarray  # [K, m]
+    trained: np.ndarray  # [K, m]
+    untrained: np.ndarray  # [K, m]
+
+
+class BandPanel(NamedTuple):
+    """A method's prediction on a scalar input."""
+
+    name: str
+    mean: np.ndarray  # [m]
+    sd: np.ndarray  # [m]
+    members: np.ndarray  # [K, m], drawn as thin lines; K = 0 for none
+    colour: str
+
+
+def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path) -> Path:
+    """For each family: the process and draws of it, the trained models in its band, the untrained ones.
+
+    The three panels of a row share their axes, which hold the band and the data; untrained models may leave them.
+    """
+    figure, axes = _figure(3, rows=len(rows), width=4.2, height=3.1, sharex=True, sharey="row")
+    for line, row in zip(axes, rows, strict=True):
+        shown = (
+            ("Theorem 2: three draws", row.draws),
+            (f"Fed-ensemble: after {num_rounds} rounds", row.trained),
+            ("the same models before training", row.untrained),
+        )
+        for ax, (title, functions) in zip(line, shown, strict=True):
+            _process(ax, row.grid, row.mean, row.sd)
+            for f, colour in zip(functions, MEMBERS, strict=False):
+                ax.plot(row.grid, f, color=colour, lw=1.3)
+            ax.plot(row.x, row.y, "o", ms=4.5, color=DATA, mec="white", mew=0.6, zorder=5)
+            ax.set_title(title, fontsize=10)
+        held = np.concatenate([row.mean - 1.6 * BAND * row.sd, row.mean + 1.6 * BAND * row.sd, row.y])
+        line[0].set_ylim(float(held.min()), float(held.max()))
+        line[0].set_xlim(float(row.grid[0]), float(row.grid[-1]))
+        line[0].set_ylabel(f"{row.name}\nf(x)")
+    for ax in axes[-1]:
+        ax.set_xlabel("input x")
+    axes[0][0].set_xticks(TICKS)
+    from matplotlib.lines import Line2D
+
+    entries = _legend_entries(PREDICTED, "mean of Theorem 2's process", "its 95 % band")
+    entries += [
+        (Line2D([], [], color=c, lw=1.3), f"draw or model {k + 1}") for k, c in enumerate(MEMBERS[: len(rows[0].draws)])
+    ]
+    _legend(figure, [*entries, _points()])
+    return _save(figure, path)
+
+
+def bands_side_by_side(
+    panels: Sequence[BandPanel], x: np.ndarray, y: np.ndarray, grid: np.ndarray, truth: np.ndarray,
+    regions: Sequence[tuple[float, float]], height: float, title: str, path: Path,
+) -> Path:  # fmt: skip
+    """One panel for each method: mean, 95 % band, models, data and the true function, all on the same axes.
+
+    ``regions`` are the intervals that hold data; the rest is shaded. The axes show [-height, height].
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    columns = min(len(panels), 3)
+    figure, axes = _figure(columns, rows=-(-len(panels) // columns), width=4.2, height=3.1, sharex=True, sharey=True)
+    for ax, panel in zip(axes.ravel(), panels, strict=False):
+        for low, high in _complement(regions, float(grid[0]), float(grid[-1])):
+            ax.axvspan(low, high, color="#000000", alpha=0.05, lw=0)
+        ax.fill_between(grid, panel.mean - BAND * panel.sd, panel.mean + BAND * panel.sd, color=panel.colour, alpha=0.2,
+                        lw=0)  # fmt: skip
+        for f in panel.members:
+            ax.plot(grid, f, color=panel.colour, lw=0.7, alpha=0.6)
+        ax.plot(grid, truth, "--", color=NEUTRAL, lw=1.2)
+        ax.plot(grid, panel.mean, color=panel.colour, lw=2)
+        ax.plot(x, y, ".", ms=3.5, color=DATA, alpha=0.8, zorder=5)
+        ax.set_title(panel.name, fontsize=10)
+        ax.set_ylim(-height, height)
+        ax.set_xlim(float(grid[0]), float(grid[-1]))
+    spare = axes.ravel()[len(panels) :]
+    for ax in spare:
+        ax.set_axis_off()
+    for column in range(columns):
+        lowest = axes.ravel()[: len(panels)][column::columns][-1]
+        lowest.set_xlabel("input x")
+        lowest.tick_params(labelbottom=True)
+    axes[0][0].set_xticks(TICKS)
+    for line in axes:
+        line[0].set_ylabel("f(x)")
+    entries = [
+        (Line2D([], [], color=DATA, lw=2), "prediction"), (Patch(color=DATA, alpha=0.2, lw=0), "its 95 % band"),
+        (Line2D([], [], color=DATA, lw=0.7, alpha=0.6), "models of the ensemble"),
+        (Line2D([], [], color=NEUTRAL, ls="--", lw=1.2), "true function sin(2 pi x)"), _points(),
+        (Patch(color="#000000", alpha=0.05, lw=0), "no data"),
+    ]  # fmt: skip
+    figure.suptitle(title, fontsize=11)
+    if len(spare):
+        spare[0].legend(*zip(*entries, strict=True), loc="center", fontsize=10, frameon=False)
+    else:
+        _legend(figure, entries)
+    return _save(figure, path)
+
+
+def _process(ax: Axes, grid: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> None:
+    ax.fill_between(grid, mean - BAND * sd, mean + BAND * sd, color=PREDICTED, alpha=0.15, lw=0)
+    ax.plot(grid, mean, color=PREDICTED, lw=1.6)
+
+
+def _complement(regions: Sequence[tuple[float, float]], low: float, high: float) -> list[tuple[float, float]]:
+    """What ``regions``, ascending, leave of [low, high]."""
+    ends = [low, *(end for region in regions for end in region), high]
+    return [(a, b) for a, b in zip(ends[::2], ends[1::2], strict=True) if b > a]
+
+
+def _legend_entries(colour: str, line: str, band: str) -> list[tuple[object, str]]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    return [(Line2D([], [], color=colour, lw=1.6), line), (Patch(color=colour, alpha=0.15, lw=0), band)]
+
+
+def _points() -> tuple[object, str]:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], ls="", marker="o", ms=4.5, color=DATA), "training data"
+
+
+def _legend(figure: Figure, entries: Sequence[tuple[object, str]]) -> None:
+    """One legend below all panels."""
+    handles, labels = zip(*entries, strict=True)
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(entries), fontsize=9, frameon=False)

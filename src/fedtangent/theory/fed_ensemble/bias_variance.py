@@ -1,0 +1,290 @@
+"""Bias and variance of an ensemble's prediction, measured and in closed form: FE-2021 eq. (3), FE-2024 eq. (10).
+
+    E (y - h)^2 = E_x (y - ybar)^2 + E_x (ybar - hbar)^2 + E_x (h - hbar)^2
+
+with h the average of K models, hbar its expectation over all that is random in a run, ybar(x) = E[y | x]. FE-2024's
+eq. (10) prints h for hbar in the second term, with which the two sides differ by the variance; FE-2021's eq. (3) is
+meant. Two things are random in a run: the initial functions, and the schedule (who trains which model when), so by
+the law of total variance
+
+    E_x (h - hbar)^2 = E_schedules[ sum_k k_k(x, x) / K^2 ] + Var_schedules[ mean of h given the schedule ].
+
+The first part is what the K independent initial functions leave, the second what their training orders add; at the
+fixed point of Theorem 2 the schedule no longer matters and Corollary 1's k(x, x)/K is all there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
+from fedtangent.theory import checks
+from fedtangent.theory.fed_ensemble.limit import gp_limit
+from fedtangent.theory.flow.exact import federated_flow
+from fedtangent.theory.flow.flow import Flow
+from fedtangent.theory.precision import in_float64
+from fedtangent.types import Cohort, Partition
+
+# Directions of the initial function with less than this share of the largest variance are rounding errors.
+NEGLIGIBLE = 1e-13
+# Models that share a pass: 100 training points and 50 columns of each are 40 MB.
+MODELS_AT_ONCE = 1024
+
+
+class Estimate(NamedTuple):
+    """A number and its standard error (0 where it is exact, nan where it cannot be known)."""
+
+    value: float
+    standard_error: float
+
+
+class Decomposition(NamedTuple):
+    """The terms of eq. (3) / (10), averaged over points and outputs; ``total = noise + bias + variance``."""
+
+    noise: float  # data uncertainty, E_x Var[y | x]
+    bias: Estimate  # squared, E_x (ybar - hbar)^2
+    initialisation: Estimate  # the variance's part from initial functions
+    schedules: Estimate  # the variance's part from schedules
+    variance: Estimate  # knowledge uncertainty: the two together
+    total: Estimate
+
+
+class EnsembleLaw(NamedTuple):
+    """Mean and variance of the average of K models after a round, given the schedule."""
+
+    mean: np.ndarray  # [m, C]
+    variance: np.ndarray  # [m], or [m, C] where outputs differ: sum_k k_k(x, x) / K^2
+
+
+class Assumption(NamedTuple):
+    """An assumption of a theorem, looked at on the given data."""
+
+    name: str
+    holds: bool
+    detail: str
+
+
+class Corollary1(NamedTuple):
+    """Corollary 1's right-hand side, and the exact left-hand side at a finite round, at m test points."""
+
+    mean: np.ndarray | None  # [m, C], m(x) of Theorem 2; None where Theta has no usable inverse
+    limit: np.ndarray | None  # [m], k(x, x) / K
+    at_round: np.ndarray | None  # [m, C], E (1/K sum_k f_k - m)^2 = variance + (mean - m)^2 at the round
+    variance: np.ndarray | None  # [m] or [m, C], its variance part, known even without a limit
+    assumptions: tuple[Assumption, ...]
+
+
+def decompose_runs(runs: Any, expected: Any, noise_variance: float = 0.0) -> Decomposition:
+    """The decomposition measured from repeated runs, unbiased, with jackknife standard errors.
+
+    Args:
+        runs: predictions of the ensemble, [S, J, m, C]: S schedules, drawn independently, and for each J >= 2
+            independent initialisations (an analysis of variance tells the parts apart); or [E, m, C], E >= 2
+            independent runs that differ in both, from which only their sum is known (the parts are nan).
+        expected: [m, C], ybar(x) at points of p(x).
+        noise_variance: E_x Var[y | x].
+
+    The bias is corrected for the sampling variance of the mean, so that it may come out below 0. Standard errors leave
+    out one schedule, or one run, at a time.
+
+    Raises:
+        ValueError: shapes that do not fit, too few runs, values that are not finite, a negative noise variance.
+    """
+    runs, expected = checks.check_real("runs", runs), checks.check_real("expected", expected)
+    if runs.ndim not in (3, 4) or runs.shape[0] < 2 or (runs.ndim == 4 and runs.shape[1] < 2):
+        raise ValueError(f"runs must be [E, m, C] with E >= 2 or [S, J, m, C] with S, J >= 2, got shape {runs.shape}")
+    if expected.shape != runs.shape[-2:]:
+        raise ValueError(f"expected must have the shape {runs.shape[-2:]} of a run, got {expected.shape}")
+    if not (np.all(np.isfinite(runs)) and np.all(np.isfinite(expected))):
+        raise ValueError("runs and expected must be finite")
+    noise = _check_noise(noise_variance)
+    if runs.ndim == 4:
+        within = runs.var(axis=1, ddof=1).mean(axis=(1, 2))
+        return _combined(runs.mean(axis=1), within, 1 / runs.shape[1], expected, noise)
+    found = _combined(runs, np.zeros(len(runs)), 0.0, expected, noise)
+    unknown = Estimate(float("nan"), float("nan"))
+    return found._replace(initialisation=unknown, schedules=unknown)
+
+
+def ensemble_law(flow: Flow, r: int) -> EnsembleLaw:
+    """Exact law of the ensemble's prediction after round ``r`` of a flow, given its schedule, at its m test points.
+
+    With independent initial functions the K models' variances add: ``sum_k k_k(x, x) / K^2``. One backward pass.
+    """
+    variance = np.diag(np.asarray(flow.ensemble_cov(r)))
+    mean = np.asarray(flow.ensemble_mean(r))
+    return EnsembleLaw(mean, variance if len(variance) == len(mean) else variance.reshape(mean.shape))
+
+
+@in_float64
+def ensemble_laws(
+    k: KernelBlocks,
+    y_train: Any,
+    partition: Partition,
+    cohorts: Sequence[Cohort],
+    local_steps: Any,
+    learning_rate: Any,
+    rounds: Sequence[int],
+    num_models: int,
+    **options: Any,
+) -> list[tuple[EnsembleLaw, ...]]:
+    """``ensemble_law`` of several schedules after each of ``rounds``, ``[schedule][round]``: for scans over settings.
+
+    The initial function is ``f0 = G z`` for a factor G of its covariance at all points, of the numerical rank q of the
+    kernel (about 50 for 100 radial basis functions): the flow moves the q columns as it moves any initial function
+    whose targets are 0, and one forward pass with C + q outputs serves all rounds. The models of many schedules go
+    through one pass together, as if they were one ensemble.
+
+    Args:
+        cohorts: one for each schedule, arrays [R, S] of equal shapes.
+        rounds: any of 0 .. R. Other arguments, and ``options``: those of ``federated_flow`` (outputs that share a
+            kernel).
+
+    Raises:
+        ValueError: as ``federated_flow``; no cohorts, or of different shapes; ``k`` has no nngp blocks.
+    """
+    if not cohorts or len({np.shape(c.client) for c in cohorts}) > 1:
+        raise ValueError(f"cohorts must be one or more of one shape, got {[np.shape(c.client) for c in cohorts]}")
+    targets, factor = checks.check_targets(y_train), _factor(k)
+    outputs, q = targets.shape[1], factor.shape[1]
+    start = np.concatenate([np.zeros((len(factor), outputs)), factor], axis=1)
+    padded = np.concatenate([targets, np.zeros((len(targets), q))], axis=1)
+    found: list[tuple[EnsembleLaw, ...]] = []
+    passes = -(-len(cohorts) * num_models // MODELS_AT_ONCE)
+    for part in np.array_split(np.arange(len(cohorts)), min(passes, len(cohorts))):
+        joined = _side_by_side([cohorts[i] for i in part], num_models)
+        flow = federated_flow(
+            k, padded, partition, joined, local_steps, learning_rate, num_models=len(part) * num_models, **options
+        )
+        models = (flow.num_models, 1, 1)
+        first, others = np.tile(start[: len(targets)], models), np.tile(start[len(targets) :], models)
+        after = np.asarray(flow.predict(first, others, tuple(rounds)))
+        after = after.reshape(len(rounds), len(part), num_models, *after.shape[2:])  # [r, schedule, K, m, C + q]
+        mean = after[..., :outputs].mean(axis=2)
+        variance = np.einsum("eskmq,eskmq->esm", after[..., outputs:], after[..., outputs:]) / num_models**2
+        found += [tuple(map(EnsembleLaw, mean[:, i], variance[:, i])) for i in range(len(part))]
+    return found
+
+
+def _side_by_side(cohorts: Sequence[Cohort], num_models: int) -> Cohort:
+    """Several schedules as one, with models of their own."""
+    client, weight = (np.concatenate([np.asarray(c[i]) for c in cohorts], axis=1) for i in (0, 2))
+    model = np.concatenate([np.asarray(c.model) + i * num_models for i, c in enumerate(cohorts)], axis=1)
+    return Cohort(client, model, weight)  # type: ignore[arg-type]
+
+
+def decompose_laws(laws: Sequence[EnsembleLaw], expected: Any, noise_variance: float = 0.0) -> Decomposition:
+    """The decomposition in closed form: given one schedule exactly, over several by averaging over those drawn.
+
+    Args:
+        laws: one for each of S independently drawn schedules. With S = 1 the schedule is taken as given: its part
+            of the variance is 0, and all is exact. With more, standard errors are those of the draw of schedules.
+        expected: [m, C], ybar(x) at points of p(x).
+        noise_variance: E_x Var[y | x].
+
+    Raises:
+        ValueError: no law, laws of different shapes, an ``expected`` that does not fit, a negative noise variance.
+    """
+    if not laws or len({law.mean.shape for law in laws}) > 1:
+        raise ValueError(f"laws must be one or more of one shape, got {[law.mean.shape for law in laws]}")
+    expected = checks.check_real("expected", expected)
+    if expected.shape != laws[0].mean.shape:
+        raise ValueError(f"expected must have the shape {laws[0].mean.shape} of a mean, got {expected.shape}")
+    noise = _check_noise(noise_variance)
+    within = np.array([law.variance.mean() for law in laws])
+    if len(laws) == 1:
+        bias, exact = float(np.mean((laws[0].mean - expected) ** 2)), float(within[0])
+        parts = [Estimate(v, 0.0) for v in (bias, exact, 0.0, exact, noise + bias + exact)]
+        return Decomposition(noise, *parts)
+    return _combined(np.stack([law.mean for law in laws]), within, 0.0, expected, noise)
+
+
+def corollary_1(
+    k: KernelBlocks,
+    y_train: Any,
+    num_models: int,
+    flow: Flow | None = None,
+    r: int | None = None,
+    max_relative_jitter: float = 1e-10,
+) -> Corollary1:
+    """Corollary 1 of FE-2024, eq. (11) (4.1 of FE-2021): ``E (1/K sum_k f_k(x) - m(x))^2 = k(x, x)/K + o(eta_0^2)``.
+
+    m and k are those of Theorem 2, after sufficiently many rounds. With a ``flow`` of K models, the exact left-hand
+    side at round ``r`` (default: its last) stands beside it: there ``sum_k k_k(x, x)/K^2 + (mean - m)^2`` takes the
+    place of ``k(x, x)/K``, with no remainder.
+
+    Assumes: Theta of full rank (assumption 1 of Theorem 1; here: an inverse in float64 with at most
+    ``max_relative_jitter``), and a step size below a threshold (looked at where a flow is given). A singular Theta is
+    reported in ``assumptions``, with ``limit`` None, and does not raise.
+
+    Raises:
+        ValueError: ``num_models`` that is not a positive integer or not the flow's, blocks that do not fit.
+    """
+    if isinstance(num_models, bool) or not isinstance(num_models, (int, np.integer)) or num_models < 1:
+        raise ValueError(f"num_models must be an integer >= 1, got {num_models!r}")
+    if flow is not None and flow.num_models != num_models:
+        raise ValueError(f"num_models must be that of the flow, {flow.num_models}, got {num_models}")
+    limit, full_rank = None, "Theta has full rank"
+    try:
+        limit = gp_limit(k, y_train, max_relative_jitter=max_relative_jitter)
+        looked = [Assumption(full_rank, limit.jitter == 0, f"jitter added to its diagonal: {limit.jitter:.3g}")]
+    except SingularKernelError as error:
+        looked = [Assumption(full_rank, False, str(error))]
+    mean = None if limit is None else np.asarray(limit.mean)
+    shares = None if limit is None else np.diag(limit.cov) / num_models
+    if flow is None:
+        return Corollary1(mean, shares, None, None, tuple(looked))
+    stability = flow.stability()
+    detail = f"the sufficient bound is {stability.max_stable_learning_rate:.3g}"
+    looked.append(Assumption("the step size is stable for every client", stability.stable, detail))
+    law = ensemble_law(flow, flow.num_rounds if r is None else r)
+    variance = law.variance if law.variance.ndim == 2 else law.variance[:, None]
+    distance = None if mean is None else variance + (law.mean - mean) ** 2
+    return Corollary1(mean, shares, distance, law.variance, tuple(looked))
+
+
+def _combined(means: np.ndarray, within: np.ndarray, share: float, expected: np.ndarray, noise: float) -> Decomposition:
+    """From means [S, m, C] of S groups and the variance within each [S], of which the means hold ``share``."""
+
+    def terms(means: np.ndarray, within: np.ndarray) -> np.ndarray:
+        between = means.var(axis=0, ddof=1).mean()
+        initialisation = within.mean()
+        schedules = between - share * initialisation
+        bias = np.mean((means.mean(axis=0) - expected) ** 2) - between / len(means)
+        variance = initialisation + schedules
+        return np.array([bias, initialisation, schedules, variance, noise + bias + variance])
+
+    values = terms(means, within)
+    errors = _jackknife(lambda keep: terms(means[keep], within[keep]), len(means))
+    return Decomposition(noise, *(Estimate(float(v), float(e)) for v, e in zip(values, errors, strict=True)))
+
+
+def _jackknife(statistic: Callable[[np.ndarray], np.ndarray], count: int) -> np.ndarray:
+    """Standard errors of a statistic of ``count`` independent groups, from leaving out one at a time; nan for two."""
+    if count < 3:
+        return np.full_like(statistic(np.arange(count)), np.nan)
+    left_out = np.stack([statistic(np.delete(np.arange(count), i)) for i in range(count)])
+    return np.sqrt((count - 1) * left_out.var(axis=0))
+
+
+def _factor(k: KernelBlocks) -> np.ndarray:
+    """``G`` [n + m, q] with ``G G'`` the covariance of the initial function at training and test points."""
+    train, cross, test = k.nngp_train, k.nngp_test_train, k.nngp_test
+    if train is None or cross is None or test is None:
+        raise ValueError("a variance needs the blocks nngp_train, nngp_test_train and nngp_test, got None in k")
+    eigenvalues, vectors = np.linalg.eigh(np.block([[train, cross.T], [cross, test]]))
+    kept = int(np.sum(eigenvalues > NEGLIGIBLE * eigenvalues[-1]))
+    # Rounded up, so that kernels of similar rank share a compiled program; what is added is zero to rounding.
+    q = min(-(-kept // 16) * 16, len(eigenvalues))
+    largest = slice(len(eigenvalues) - q, None)
+    return np.asarray(vectors[:, largest] * np.sqrt(np.maximum(eigenvalues[largest], 0)))
+
+
+def _check_noise(noise_variance: Any) -> float:
+    value = checks.check_real("noise_variance", noise_variance)
+    if value.shape != () or not np.isfinite(value) or value < 0:
+        raise ValueError(f"noise_variance must be a number >= 0, got {noise_variance!r}")
+    return float(value)

@@ -1,0 +1,269 @@
+"""Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021): exponential decay of the training error, and the weights' movement.
+
+Conventions. The papers' step is ``eta = eta_0 / l`` on weights of the standard parameterisation, and their Theta is
+``J' J / l``. Here Theta is the kernel in the NTK parameterisation, so eta_0 is the step size as it is used, and
+``l^-1/2 ||J_i||_F`` is ``sqrt(trace Theta_ii)``. A movement of the weights in the NTK parameterisation is the bound
+without its factor ``l^-1/2``; ``width`` puts it back.
+
+The statement comes in three forms that do not agree; with ``u = eta_0 tau lambda_m / nbar`` (to first order the true
+rate of an age of K rounds, by eq. 27) the norm of the residual falls in each age by ``e^{-f u}``:
+
+==============  =====  ============================================================================================
+"proof"         1/3    the last lines of the proof of 9.1, and what it proves
+"equation_18"   K/3    eq. (18) as printed, ``e^{-eta_0 lambda_m t K tau / (3 nbar)}`` after t ages: a factor K that the
+                       proof does not have; faster than the first-order rate itself for K > 3
+"informal"      K/6    4.1 (FE-2024's Theorem 1), of the squared error, with t as FE-2024 counts it: rounds times
+                       local steps; faster than the first-order rate for K > 6
+==============  =====  ============================================================================================
+
+All are up to a remainder ``o(eta_0^2 tau^2)``, which the bounds here leave out. Other slips on those pages: (19) has
+``R_0 / sqrt(l)`` where (26) has ``R_0 / l``; the exponent of kappa_2 bounds ``||Theta_i||`` by C_i, a few lines after
+by C_i^2, and does not divide by nbar; kappa_3 has one round's D_2 and N(N-1)/2 commutators where D_3 has K and
+K(K-1)/2; the movement has the factor ``3 eta_0 nbar`` in (18), ``3 eta_0`` in (20), and 3 in the induction over t_i,
+which is what its sum over ages gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent.kernels.gram import KernelBlocks, check_finite
+from fedtangent.theory import checks
+from fedtangent.theory.assumptions import Assumption, Problem, assumptions, failing
+from fedtangent.theory.fed_ensemble.age_plan import AgePlan, age_plan
+from fedtangent.types import Cohort, Partition
+
+FORMS = ("proof", "equation_18", "informal", "first_order")
+MOVEMENTS = ("summed", "proof", "equation_18")
+
+
+class Constants(NamedTuple):
+    """The constants of Theorem 9.1, from the kernel, the clients and the initial residual."""
+
+    lambda_min: float  # lambda_m, of Theta; 0 where rounding makes it negative
+    lambda_max: float
+    examples_per_round: float  # nbar: the largest over rounds and models, which makes the bound weakest
+    least_examples_per_round: float  # the smallest, of rounds in which a model has a client
+    client_norms: np.ndarray  # [N] C_i = l^-1/2 ||J_i||_F = sqrt(trace Theta_ii), of clients that train
+    c1: float  # bound of l^-1/2 ||Hessian||; 0 for a model linear in its weights
+    c2: float  # sum of the C_i
+    r0: np.ndarray  # [K] norm of the initial residual
+    width: float  # l
+    kappa_2: float  # eq. (19) at the largest eta_0 tau; inf where it overflows
+    kappa_3: float  # at the largest eta_0 tau, as printed
+    largest_progress: float  # the eta_0 tau at which kappa_2 = 1
+
+
+def kappa_2(progress: float, c1: float, c2: float, r0: float, width: float) -> float:
+    """``-1 + exp(eta_0 tau C_2 + eta_0^2 tau^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l)))``, FE-2021 eq. (19).
+
+    ``progress`` is ``eta_0 tau``. 1 + kappa_2 bounds how much the residual's norm may grow inside an age (20).
+    Infinite where it overflows.
+    """
+    with np.errstate(over="ignore"):
+        return float(np.expm1(progress * c2 + progress**2 * _quartic(c1, c2, r0, width)))
+
+
+def kappa_3(progress: float, c1: float, c2: float, r0: float, width: float, num_clients: int) -> float:
+    """``eta_0^2 tau^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l) + N (N - 1) / 2 C_2^4)``, as printed before FE-2021 (27)."""
+    return float(progress**2 * (_quartic(c1, c2, r0, width) + 0.5 * num_clients * (num_clients - 1) * c2**4))
+
+
+def _quartic(c1: float, c2: float, r0: float, width: float) -> float:
+    return 2 * c2**4 + 8 * r0 * c1 * c2**2 / np.sqrt(width)
+
+
+def largest_progress(c1: float, c2: float, r0: float, width: float) -> float:
+    """The ``eta_0 tau`` at which kappa_2 of (19) is 1: the largest that Theorem 9.1 allows by its first assumption."""
+    square = _quartic(c1, c2, r0, width)
+    # the root of square s^2 + c2 s = ln 2, written without a difference of nearly equal numbers
+    return float(2 * np.log(2) / (c2 + np.sqrt(c2**2 + 4 * square * np.log(2))))
+
+
+def initial_radius(nngp_train: Any, y_train: Any, delta: float = 0.05) -> float:
+    """An R_0 with ``P(||f_0(X) - Y|| <= R_0) >= 1 - delta`` for ``f_0 ~ GP(0, K)``, C independent outputs.
+
+    FE-2021 section 9.3 asserts that one exists. ``||Y|| + sqrt(C tr K + 2 sqrt(C) ||K||_F s + 2 ||K|| s^2)``,
+    ``s^2 = ln(1 / delta)``: the triangle inequality and the tail of a weighted chi-square (Laurent and Massart,
+    Annals of Statistics 28, 2000, Lemma 1).
+
+    Args:
+        nngp_train: [n, n] covariance K; y_train: [n, C].
+
+    Raises:
+        ValueError: shapes that do not fit; ``delta`` outside (0, 1).
+    """
+    y = checks.check_targets(y_train)
+    prior = checks.check_symmetric("nngp_train", nngp_train)
+    if len(prior) != len(y):
+        raise ValueError(f"nngp_train must be [{len(y)}, {len(y)}] for y_train {y.shape}, got {prior.shape}")
+    checks.check_probability("delta", delta)
+    s, outputs = np.sqrt(-np.log(delta)), y.shape[1]
+    square = outputs * np.trace(prior) + 2 * np.sqrt(outputs) * np.linalg.norm(prior) * s
+    return float(np.linalg.norm(y) + np.sqrt(square + 2 * np.linalg.norm(prior, 2) * s**2))
+
+
+@dataclass(frozen=True, repr=False)
+class Theorem1:
+    """Theorem 1 for one run; made by ``theorem_1``. A is the number of whole ages, K of models."""
+
+    constants: Constants
+    assumptions: tuple[Assumption, ...]
+    plan: AgePlan
+
+    def __repr__(self) -> str:
+        p, c = self.plan, self.constants
+        of = f"{p.num_ages} ages of {p.rounds_per_age} rounds, {p.num_models} models"
+        numbers = f"lambda_min {c.lambda_min:.3g}, nbar {c.examples_per_round:g}, R_0 {c.r0.max():.3g}"
+        return "\n  ".join([f"Theorem1({of}", numbers, *map(str, self.assumptions)]) + ")"
+
+    @property
+    def failing(self) -> tuple[str, ...]:
+        """Names of the assumptions that do not hold."""
+        return failing(self.assumptions)
+
+    def exponent(self, form: str = "proof", eigenvalue: float | None = None) -> np.ndarray:
+        """What the logarithm of the bound has fallen by after each age, [A + 1], by one of ``FORMS``.
+
+        ``eigenvalue`` replaces lambda_m, for a negative control. "first_order" is the rate without the 1/3.
+        """
+        if form not in FORMS:
+            raise ValueError(f"form must be one of {FORMS}, got {form!r}")
+        length = self.plan.rounds_per_age
+        factor = {"proof": 1 / 3, "equation_18": length / 3, "informal": length / 6, "first_order": 1.0}[form]
+        smallest = self.constants.lambda_min if eigenvalue is None else eigenvalue
+        steps = factor * smallest * self.plan.least_progress / self.constants.examples_per_round
+        return np.concatenate([[0.0], np.cumsum(steps)])
+
+    def residual_bound(self, form: str = "proof", eigenvalue: float | None = None) -> np.ndarray:
+        """Bound of ``||f_t(X) - Y||`` of each model after each age, [A + 1, K]: ``R_0 e^{-exponent}``."""
+        return self.constants.r0 * np.exp(-self.exponent(form, eigenvalue))[:, None]
+
+    def round_bound(self, form: str = "proof", growth: float | None = None) -> np.ndarray:
+        """The same after every round of the whole ages, [A K' + 1, K] for ages of K' rounds.
+
+        Inside an age it is the bound at its start times ``1 + kappa_2`` (eq. 20), or times ``growth``.
+        """
+        at_ages, length = self.residual_bound(form), self.plan.rounds_per_age
+        inside = 1 + self.constants.kappa_2 if growth is None else growth
+        rounds = np.arange((len(at_ages) - 1) * length + 1)
+        return at_ages[rounds // length] * np.where(rounds % length == 0, 1.0, inside)[:, None]
+
+    def movement_bound(self, form: str = "summed", growth: float | None = None) -> np.ndarray:
+        """Bound of ``||w(t) - w(0)||`` after each age, [A + 1, K], times ``width^-1/2``: eq. (18), second line.
+
+        ``R_0 (1 + kappa_2) C_2`` times: "summed", the geometric sum over ages of what one may move,
+        ``eta_0 tau / nbar sum_s e^{-s u / 3}`` with the largest steps, the smallest nbar and the most visits of a
+        client, which is what the proof derives; "proof", its value for small steps,
+        ``3 / lambda_m (1 - e^{-t u / 3})``; "equation_18", as printed, that times ``eta_0 nbar``.
+        ``growth`` replaces ``1 + kappa_2``.
+        """
+        if form not in MOVEMENTS:
+            raise ValueError(f"form must be one of {MOVEMENTS}, got {form!r}")
+        c, exponent = self.constants, self.exponent("proof")
+        inside = 1 + c.kappa_2 if growth is None else growth
+        if form == "summed":
+            visits = max(int(self.plan.visits.max(initial=0)), 1)
+            steps = visits * self.plan.most_progress / c.least_examples_per_round * np.exp(-exponent[:-1])
+            reach = np.concatenate([[0.0], np.cumsum(steps)])
+        else:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                reach = np.where(exponent > 0, 3 * -np.expm1(-exponent) / c.lambda_min, 0.0)
+            reach = reach * (float(self.plan.rates.max()) * c.examples_per_round if form == "equation_18" else 1.0)
+        return inside * c.c2 / np.sqrt(c.width) * reach[:, None] * c.r0
+
+
+def theorem_1(
+    k: KernelBlocks,
+    y_train: Any,
+    partition: Partition,
+    cohorts: Cohort,
+    local_steps: Any,
+    learning_rate: Any,
+    *,
+    num_models: int | None = None,
+    rounds_per_age: int | None = None,
+    f0_train: Any = None,
+    x_train: Any = None,
+    c1: float = 0.0,
+    width: float = 1.0,
+    initial_kernel: Any = None,
+) -> Theorem1:
+    """Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021) on given data: constants, bounds, and which assumptions hold.
+
+    Runs on the host in NumPy float64, O(n^3). Takes what ``federated_flow`` takes (kernels that outputs share), and:
+
+    Args:
+        rounds_per_age: K of the theorem; the number of models if None.
+        f0_train: [K, n, C] initial functions at the training points, zero (the mean over them) if None.
+        x_train: [n, ...] inputs, for the assumptions on them; left out if None.
+        c1: bound of ``l^-1/2 ||Hessian||``, in the papers' parameterisation; 0 for a model linear in its weights.
+        width: l, for the factor ``l^-1/2`` of the movement and beside C_1.
+        initial_kernel: [n, n] kernel of a network at its initial weights, to compare with Theta.
+
+    Returns:
+        Theorem1. Nothing is refused because an assumption fails: ``assumptions`` says so.
+
+    Raises:
+        ValueError: shapes that do not fit, values that are not finite, indices out of range, no whole age.
+    """
+    y = checks.check_targets(y_train)
+    k = checks.check_blocks(k, y.shape, "shared")
+    partition = checks.check_partition(partition, len(y))
+    plan = age_plan(partition, cohorts, local_steps, learning_rate, num_models, rounds_per_age)
+    f0 = np.zeros((plan.num_models, *y.shape)) if f0_train is None else checks.check_real("f0_train", f0_train)
+    if f0.shape != (plan.num_models, *y.shape):
+        raise ValueError(f"f0_train must have shape {(plan.num_models, *y.shape)}, got {f0.shape}")
+    check_finite("f0_train", f0)
+    for name, value, least in (("c1", c1, 0.0), ("width", width, 1.0)):
+        checks.check_real_number(name, value)
+        if value < least:
+            raise ValueError(f"{name} must be finite and at least {least:g}, got {value!r}")
+    eigenvalues, vectors = np.linalg.eigh(k.ntk_train)
+    constants = _constants(k.ntk_train, eigenvalues, partition, plan, np.linalg.norm(f0 - y, axis=(1, 2)), c1, width)
+    problem = Problem(k.ntk_train, eigenvalues, vectors, f0 - y, y, partition, plan, x_train, initial_kernel)
+    return Theorem1(constants, assumptions(problem, constants.kappa_2, constants.kappa_3), plan)
+
+
+def _constants(
+    theta: np.ndarray,
+    eigenvalues: np.ndarray,
+    partition: Partition,
+    plan: AgePlan,
+    r0: np.ndarray,
+    c1: float,
+    width: float,
+) -> Constants:
+    diagonal, clients = np.diag(theta), range(partition.num_clients)
+    norms = np.sqrt([float(diagonal[partition.client(i)].sum()) if plan.trains[i] else 0.0 for i in clients])
+    c2, largest, progress = float(norms.sum()), float(r0.max()), plan.most_progress
+    return Constants(
+        lambda_min=max(float(eigenvalues[0]), 0.0),
+        lambda_max=float(eigenvalues[-1]),
+        examples_per_round=float(plan.examples.max()),
+        least_examples_per_round=float(plan.examples[plan.examples > 0].min(initial=np.inf)),
+        client_norms=norms,
+        c1=float(c1),
+        c2=c2,
+        r0=r0,
+        width=float(width),
+        kappa_2=kappa_2(progress, c1, c2, largest, width),
+        kappa_3=kappa_3(progress, c1, c2, largest, width, int(plan.trains.sum())),
+        largest_progress=largest_progress(c1, c2, largest, width),
+    )
+
+
+def weight_movement(theta: Any, operator: Any, residual: Any) -> float:
+    """Exactly how far the weights of a model linear in them have moved, ``||w_r - w_0||``, of a run with operator M_r.
+
+    They move by ``-J' M_r g_0``, so the square is ``tr(a' Theta a)``, ``a = M_r g_0``; outputs that share a kernel have
+    weights of their own. What the second line of eq. (18) bounds.
+
+    Args:
+        theta: [n, n]; operator: [n, n], ``Flow.operator(r, model)``; residual: [n, C], ``f_0(X) - Y``.
+    """
+    a = np.asarray(operator, np.float64) @ np.asarray(residual, np.float64)
+    return float(np.sqrt(max(float(np.sum(a * (np.asarray(theta, np.float64) @ a))), 0.0)))

@@ -1,0 +1,87 @@
+"""The Gaussian process that every model of Fed-ensemble is a draw of, after sufficiently many rounds."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.linalg import lapack
+
+from fedtangent.kernels.gram import KernelBlocks, jittered_cholesky
+from fedtangent.theory.checks import check_blocks, check_targets
+from fedtangent.types import Gaussian
+
+
+class CovarianceTerms(NamedTuple):
+    """The terms of Theorem 2's covariance at m points: ``prior + propagated - cross``. Each is [m, m], float64."""
+
+    prior: Any  # K(x, x)
+    propagated: Any  # B K(X, X) B'
+    cross: Any  # B K(X, x) + K(x, X) B', the theorem's last two terms
+
+    @property
+    def total(self) -> Any:
+        """The covariance itself, made exactly symmetric."""
+        covariance = self.prior + self.propagated - self.cross
+        return 0.5 * (covariance + covariance.T)
+
+
+def prior_blocks(k: KernelBlocks) -> tuple[Any, Any, Any]:
+    """The blocks nngp_train, nngp_test_train and nngp_test of ``k``; ``ValueError`` where one was left out."""
+    if k.nngp_train is None or k.nngp_test_train is None or k.nngp_test is None:
+        raise ValueError("a covariance needs the blocks nngp_train, nngp_test_train and nngp_test, got None in k")
+    return k.nngp_train, k.nngp_test_train, k.nngp_test
+
+
+def covariance_terms(k: KernelBlocks, b: Any, gamma: Any = 1.0) -> CovarianceTerms:
+    """Covariance of ``f(x) = gamma f0(x) - B f0(X) + ...`` for ``f0 ~ GP(0, K)``, term by term.
+
+    With ``B = Theta(x, X) Theta^-1`` this is the covariance of Theorem 2 (FE-2024) / 4.2 (FE-2021); with
+    ``B = Theta(x, X) M_r`` it is that of round r of a federated run; gamma is 1 but where weight decay shrinks f0.
+
+    Args:
+        k: kernel blocks with the nngp parts.
+        b: [m, n] float64, NumPy or JAX; the terms come back in kind.
+
+    Raises:
+        ValueError: ``k`` has no nngp blocks, or ``b`` is not [m, n].
+    """
+    prior, prior_cross, prior_test = prior_blocks(k)
+    if b.shape != prior_cross.shape:
+        raise ValueError(f"b must have the shape of nngp_test_train, {prior_cross.shape}, got {b.shape}")
+    half = gamma * (b @ prior_cross.T)
+    return CovarianceTerms(gamma**2 * prior_test, b @ prior @ b.T, half + half.T)
+
+
+def gp_limit(k: KernelBlocks, y_train: Any, *, max_relative_jitter: float = 1e-10, outputs: str = "shared") -> Gaussian:
+    """Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021): the law of a model trained to convergence.
+
+    ``m(x) = Theta(x, X) Theta^-1 Y`` and
+    ``k(x, x') = K(x, x') + B K B' - (B K(X, x') + K(x, X) B')``, ``B = Theta(x, X) Theta^-1``,
+    for the squared loss, an infinitely wide (or linear) model, and a zero-mean initial function of covariance K.
+    The theorem assumes Theta to have full rank; where it has not in float64, the least sufficient jitter is added to
+    its diagonal and reported in the result, or SingularKernelError raised. The papers' ``o(eta_0^2)`` remainder is
+    absent from this regime: every stable step size has exactly this fixed point.
+
+    Runs on the host in NumPy float64; not traceable.
+
+    Args:
+        k: kernel blocks of n training and m test points.
+        y_train: [n, C] targets, finite.
+        max_relative_jitter: the most jitter allowed, relative to Theta's mean diagonal; 0 for none.
+        outputs: "shared", one kernel for every output; or "full", blocks of [n C, n C] in example-major order.
+
+    Returns:
+        Gaussian(mean [m, C], cov [m, m], jitter), float64; for "full", cov is [m C, m C].
+
+    Raises:
+        SingularKernelError: Theta singular beyond the jitter allowed.
+        ValueError: shapes that do not fit, or values that are not finite.
+    """
+    targets = check_targets(y_train)
+    k = check_blocks(k, targets.shape, outputs)
+    factor = jittered_cholesky(k.ntk_train, max_relative_jitter)
+    solution, _ = lapack.dpotrs(factor.lower, k.ntk_test_train.T, lower=1)
+    b = np.ascontiguousarray(solution.T)
+    mean = b @ (targets if outputs == "shared" else targets.reshape(-1, 1))
+    return Gaussian(mean.reshape(-1, targets.shape[1]), covariance_terms(k, b).total, factor.jitter)

@@ -1,0 +1,259 @@
+"""Where a federated kernel flow ends if its rounds are repeated for ever, without assuming that it is Theta^-1.
+
+A pass over all R rounds is an affine map ``s -> L s + d`` of what a model's run remembers: its coefficients, a momentum
+buffer, corrections. Coefficients that no function sees (null directions of Theta) are left out, so that L acts on
+``Lambda^(1/2) V' a``. Some combinations never change, such as ``c - mean(c_i)`` of SCAFFOLD or directions that nobody
+trains; with these at their initial value the fixed point is unique.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
+from fedtangent.theory.fed_ensemble.limit import covariance_terms
+from fedtangent.theory.flow.recursion import Input, Program, State, decay_map, last_state, zero_state
+from fedtangent.theory.flow.rules import Rule
+from fedtangent.theory.precision import in_float64, is_concrete
+from fedtangent.types import Array, Gaussian
+
+# Singular values of I - L, relative to the largest: those that are 0, those that are not. I - L is known to rounding of
+# L, whose norm is about 1: below LEAST in absolute terms too little is left of it.
+NULL, LEAST = 1e-13, 1e-11
+
+
+class _Flow(Protocol):
+    """What is needed of a flow."""
+
+    @property
+    def kernels(self) -> KernelBlocks: ...
+    @property
+    def y_train(self) -> np.ndarray: ...
+    @property
+    def outputs(self) -> str: ...
+    @property
+    def num_rounds(self) -> int: ...
+    @property
+    def theta(self) -> Array: ...
+    @property
+    def rule(self) -> Rule: ...
+    def program(self, model: int | None, columns: int) -> Program: ...
+
+
+class Spectrum(NamedTuple):
+    """Eigenvalues of a pass over all rounds."""
+
+    eigenvalues: np.ndarray  # [d] complex, those that never change anything (exactly 1) left out
+    constants: int  # how many were left out
+
+    @property
+    def radius(self) -> float:
+        """The largest modulus: below 1, repeated passes converge at this rate per pass."""
+        return float(np.max(np.abs(self.eigenvalues), initial=0.0))
+
+
+class _Frame(NamedTuple):
+    """Coordinates of a state without null directions."""
+
+    down: np.ndarray  # [rank, q], Lambda^(1/2) V'
+    up: np.ndarray  # [q, rank], V Lambda^(-1/2)
+    own_down: tuple[np.ndarray, ...]  # per bucket [b, s, s], rows of null directions 0
+    own_up: tuple[np.ndarray, ...]  # per bucket [b, s, s]
+    own_held: tuple[np.ndarray, ...]  # per bucket [b, s] bool, directions that count
+
+
+def _frame(program: Program) -> _Frame:
+    values, vectors = np.linalg.eigh(np.asarray(program.theta))
+    held = values > 10 * len(values) * np.finfo(float).eps * values[-1]
+    root = np.sqrt(values[held])
+    own = []
+    for bucket in program.buckets:
+        v, u = np.asarray(bucket.eigenvalues), np.asarray(bucket.eigenvectors)
+        counts = v > 10 * len(values) * np.finfo(float).eps * values[-1]
+        size = np.sqrt(np.where(counts, v, 1.0))
+        down = np.where(counts, size, 0.0)[:, :, None] * u.transpose(0, 2, 1)
+        own.append((down, u * np.where(counts, 1 / size, 0.0)[:, None, :], counts))
+    return _Frame(
+        root[:, None] * vectors[:, held].T, vectors[:, held] / root, *(tuple(part) for part in zip(*own, strict=True))
+    )
+
+
+def _reduced(frame: _Frame, state: State) -> np.ndarray:
+    """Coordinates [d, D] of a state of one model."""
+    parts = [frame.down @ np.asarray(state.a[:, 0])]
+    if state.memory is not None:
+        parts.append(frame.down @ np.asarray(state.memory[:, 0]))
+    for own, down, held in zip(state.own or (), frame.own_down, frame.own_held, strict=False):
+        parts.append((down @ np.asarray(own[:, 0]))[held])
+    return np.concatenate(parts)
+
+
+def _lifted(frame: _Frame, like: State, coordinates: np.ndarray) -> State:
+    """The state of one model with coordinates [d, D]; ``like`` has its parts."""
+    rank, columns = frame.up.shape[1], coordinates.shape[1]
+    taken, rest = [], coordinates
+    for _ in range(1 if like.memory is None else 2):
+        taken.append(jnp.asarray((frame.up @ rest[:rank])[:, None, :]))
+        rest = rest[rank:]
+    own = []
+    for part, up, held in zip(like.own or (), frame.own_up, frame.own_held, strict=False):
+        count = int(held.sum())
+        wide = np.zeros((*held.shape, columns))
+        wide[held], rest = rest[:count], rest[count:]
+        own.append(jnp.asarray((up @ wide)[:, None]))
+        assert own[-1].shape[2] == part.shape[2]
+    return State(taken[0], taken[1] if like.memory is not None else None, tuple(own) or None)
+
+
+def _zeros(flow: _Flow, columns: int) -> Input:
+    zeros = jnp.zeros((len(flow.theta), 1, columns))
+    return Input(zeros, zeros if flow.rule.kind.decays else None)
+
+
+def _pass(flow: _Flow, model: int, given: Input, start: State, beta: Array) -> State:
+    program = flow.program(model, given.residual.shape[2])
+    return last_state(flow.rule.kind, program, given, beta, start, jnp.ones(flow.num_rounds, bool))
+
+
+@in_float64
+def _map(flow: _Flow, model: int, frame: _Frame) -> np.ndarray:
+    """L, [d, d]."""
+    program = flow.program(model, 1)
+    like = zero_state(flow.rule.kind, program, 1, 1)
+    size = len(_reduced(frame, like))
+    basis = _lifted(frame, like, np.eye(size))
+    beta = jnp.zeros((flow.num_rounds + 1, 1))  # of w_0, which the linear part does not see
+    return _reduced(frame, _pass(flow, model, _zeros(flow, size), basis, beta))
+
+
+@in_float64
+def _drives(flow: _Flow, model: int, frame: _Frame, taken: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The pass from nothing for unit residuals, and for unit ``J(X) w_0`` if decay has ``taken`` all of it, [d, q]."""
+    eye = jnp.eye(len(flow.theta))[:, None, :]
+    zeros = jnp.zeros_like(eye)
+    decays = flow.rule.kind.decays
+    start = zero_state(flow.rule.kind, flow.program(model, 1), 1, len(flow.theta))
+    beta = jnp.zeros((flow.num_rounds + 1, 1)) if taken else jnp.ones((flow.num_rounds + 1, 1))
+    plain = _reduced(frame, _pass(flow, model, Input(eye, zeros if decays else None), start, beta))
+    if not taken:
+        return plain, np.zeros_like(plain)
+    return plain, _reduced(frame, _pass(flow, model, Input(zeros, eye), start, beta))
+
+
+def _null(singular: np.ndarray) -> np.ndarray:
+    """Which singular values of ``I - L`` are 0."""
+    largest = float(singular[0]) if len(singular) else 0.0
+    return singular <= max(NULL * largest, 4 * len(singular) * np.finfo(float).eps)
+
+
+def _constants(change: np.ndarray) -> np.ndarray:
+    """Rows [c, d] that span the combinations which ``I - L`` leaves alone."""
+    u, singular, _ = np.linalg.svd(change)
+    null = _null(singular)
+    between = ~null & (singular < max(LEAST * singular.max(initial=0.0), LEAST))
+    if between.any():
+        raise SingularKernelError(
+            "the fixed point of these rounds is not unique in float64: the pass over them moves some direction by only "
+            f"{singular[between].min():.3g} of itself, others by {singular[0]:.3g}; take larger steps, or a better "
+            "conditioned kernel"
+        )
+    return u[:, null].T
+
+
+def _decay(flow: _Flow, model: int) -> np.ndarray | None:
+    """What a pass does to the share of w_0, as a matrix; None where weight decay does not reach the model."""
+    if not flow.rule.kind.decays:
+        return None
+    found = np.asarray(decay_map(flow.rule.kind, flow.program(model, 1)))
+    return None if found[0, 0] == 1 else found
+
+
+def _check_known(flow: _Flow) -> None:
+    rounds = flow.program(0, 1).rounds
+    if not is_concrete(rounds.learning_rate, rounds.weight, rounds.server_rate, flow.rule.numbers):
+        raise ValueError("fixed points and spectra need known rates and numbers, but one is being traced")
+
+
+def spectrum(flow: _Flow, model: int) -> Spectrum:
+    """Eigenvalues of a pass, without those of combinations that never change."""
+    _check_known(flow)
+    matrix = _map(flow, model, _frame(flow.program(model, 1)))
+    count = int(np.sum(_null(np.linalg.svd(np.eye(len(matrix)) - matrix, compute_uv=False))))
+    eigenvalues = np.linalg.eigvals(matrix)
+    moved = eigenvalues[np.argsort(np.abs(eigenvalues - 1))][count:]
+    decay = _decay(flow, model)
+    return Spectrum(moved if decay is None else np.concatenate([moved, np.linalg.eigvals(decay)]), count)
+
+
+def fixed_point(flow: _Flow, model: int) -> Gaussian:
+    """Law of the model at the fixed point of repeated passes that its initial state leads to.
+
+    Raises:
+        SingularKernelError: some direction is trained so little that float64 does not determine where it ends.
+    """
+    on_residual, on_along, c = _influence_at_end(flow, model)
+    mean: Any = _mean(flow, on_residual)
+    return Gaussian(mean, covariance_terms(flow.kernels, on_residual + c * on_along, 1 - c).total)
+
+
+def mean_at_end(flow: _Flow, model: int) -> np.ndarray:
+    """The mean of ``fixed_point`` alone, [m, C], which needs no prior."""
+    return _mean(flow, _influence_at_end(flow, model)[0])
+
+
+def _mean(flow: _Flow, on_residual: np.ndarray) -> np.ndarray:
+    rows = flow.y_train if flow.outputs == "shared" else flow.y_train.reshape(-1, 1)
+    return (on_residual @ rows).reshape(-1, flow.y_train.shape[1])
+
+
+def _influence_at_end(flow: _Flow, model: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """How the fixed point depends on residuals and on ``J(X) w_0`` [m, q], and how much of the latter decay takes."""
+    _check_known(flow)
+    frame = _frame(flow.program(model, 1))
+    decays = _decay(flow, model) is not None
+    change = np.eye(len(matrix := _map(flow, model, frame))) - matrix
+    constants = _constants(change)
+    stacked = np.concatenate(_drives(flow, model, frame, decays), axis=1)
+    size = np.linalg.norm(stacked)
+    drift = np.linalg.norm(constants @ stacked) / size if size > 0 else 0.0
+    if not drift <= 1e-9:
+        raise SingularKernelError(
+            f"these rounds have no fixed point: a pass moves some combination by {drift:.3g} of the whole for ever"
+        )
+    system = np.concatenate([change, constants])
+    solved = np.linalg.lstsq(
+        system, np.concatenate([stacked, np.zeros((len(constants), stacked.shape[1]))]), rcond=None
+    )
+    b = flow.kernels.ntk_test_train @ (frame.up @ solved[0][: frame.up.shape[1]])
+    on_residual, on_along = np.split(b, 2, axis=1)
+    return on_residual, on_along, float(flow.rule.numbers.homogeneity) if decays else 0.0
+
+
+def largest_stable(spectrum_at: Callable[[float], Spectrum], small: float, tolerance: float) -> float:
+    """The end of the factors, from 0 on, whose passes do not grow, to a relative tolerance; inf, or 0 for none.
+
+    Doubling begins at ``small``.
+    """
+
+    def grows(factor: float) -> bool:
+        with np.errstate(over="ignore", invalid="ignore"):
+            try:
+                return spectrum_at(factor).radius > 1 + 1e-9
+            except np.linalg.LinAlgError:  # overflowed
+                return True
+
+    low, high = 0.0, small
+    while not grows(high):
+        low, high = high, 2 * high
+        if high > 2**40 * small:
+            return float("inf")
+    while high - low > max(tolerance, 1e-15) * high:
+        middle = (low + high) / 2 if low else high / 2
+        if low == 0.0 and middle < 2**-40 * small:
+            return 0.0
+        low, high = (low, middle) if grows(middle) else (middle, high)
+    return low

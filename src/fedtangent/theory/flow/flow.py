@@ -1,0 +1,387 @@
+"""The law and the predictions of a federated run, every round of every model: what ``federated_flow`` returns."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.theory import checks
+from fedtangent.theory.fed_ensemble.limit import covariance_terms, gp_limit, prior_blocks
+from fedtangent.theory.flow import fixed_point as _fixed_point
+from fedtangent.theory.flow import stability as _stability
+from fedtangent.theory.flow.clients import Clients
+from fedtangent.theory.flow.fixed_point import Spectrum
+from fedtangent.theory.flow.recursion import Input, Program, influence, path, shares_of_start, zero_state
+from fedtangent.theory.flow.rounds import Rounds, only_model, rows_needed
+from fedtangent.theory.flow.rules import Rule
+from fedtangent.theory.flow.stability import Stability
+from fedtangent.theory.precision import in_float64, is_concrete, on_device
+from fedtangent.types import Array, Gaussian, Partition
+
+# Costs in units of a multiply-add, measured on a CPU: reading one entry of Theta, and gathering one.
+READ, GATHER = 40, 120
+
+
+class Slots(NamedTuple):
+    """Who trains what: client and model of every slot, [R, S] each, and which slots are filled."""
+
+    client: np.ndarray
+    model: np.ndarray
+    present: np.ndarray
+
+
+class LimitDistance(NamedTuple):
+    """Relative Frobenius distance of a round's law from Theorem 2's."""
+
+    mean: float
+    cov: float
+
+
+@dataclass(frozen=True, repr=False)
+class Flow:
+    """The law and the predictions of every model after every round; made by ``federated_flow``.
+
+    ``r`` is a number of finished rounds, 0 (the initial model) to ``num_rounds``; where a sequence is allowed, the
+    result has a leading axis for it, and one pass serves them all. ``model=None`` gives all K models, with a leading
+    axis K after that. Outputs are [m, C] at the test points, [n, C] at the training points; all float64.
+    """
+
+    kernels: KernelBlocks
+    y_train: np.ndarray  # [n, C]
+    outputs: str
+    num_models: int
+    num_rounds: int
+    partition: Partition
+    cohorts: Slots
+    theta: Array  # [q, q], q = n (outputs "shared") or n C ("full")
+    clients: Clients
+    rounds: Rounds
+    rule: Rule
+    local_steps: np.ndarray  # [N]
+
+    def __repr__(self) -> str:
+        rule, n = self.rule.kind, len(self.y_train)
+        return (
+            f"Flow({rule.algorithm}, {rule.dynamics}, {self.num_models} models, {self.num_rounds} rounds, "
+            f"{self.partition.num_clients} clients, {n} training and {len(self.kernels.ntk_test_train)} test rows)"
+        )
+
+    def mean(self, r: int | Sequence[int], model: int | None = None) -> Array:
+        """Mean over initial functions of mean zero, ``Theta(x, X) M_r Y``: [..., m, C]."""
+        return self.predict(*self._zero_functions(model), r, model)
+
+    def train_mean(self, r: int | Sequence[int], model: int | None = None) -> Array:
+        """The same at the training points: [..., n, C]."""
+        return self.predict_train(self._zero_functions(model)[0], r, model)
+
+    def residual(self, r: int | Sequence[int], f0_train: Any = None, model: int | None = None) -> Array:
+        """``f_r(X) - Y``, [..., n, C], for a given initial function, or for the mean over them (None)."""
+        f0_train = self._zero_functions(model)[0] if f0_train is None else f0_train
+        after = self.predict_train(f0_train, r, model)
+        return after - self.y_train.reshape((1,) * (after.ndim - 2) + self.y_train.shape)
+
+    @in_float64
+    def predict(
+        self,
+        f0_train: Any,
+        f0_test: Any,
+        r: int | Sequence[int],
+        model: int | None = None,
+        *,
+        along_train: Any = None,
+        along_test: Any = None,
+    ) -> Array:
+        """``f_r(x)`` of a model that starts as f0: exact for a linear model, or one of infinite width.
+
+        Args:
+            f0_train: [n, C]; f0_test: [m, C], values of one model's initial function; with ``model=None`` of all
+                models, [K, n, C] and [K, m, C].
+            along_train, along_test: ``J(x) w_0`` of the same shapes, which weight decay takes away from a linearised
+                network; by default ``homogeneity`` times f0, as it is for a linear model (1) or a network without
+                biases whose activations are homogeneous (its number of layers).
+
+        Raises:
+            ValueError: shapes that do not fit; a round or model out of range.
+        """
+        if (along_train is None) != (along_test is None):
+            raise ValueError("along_train and along_test go together, got one of them")
+        start = self._function("f0_test", f0_test, self.kernels.ntk_test_train.shape[0], model)
+        along = self._along("along_test", along_test, start, model)
+        given = self._given(f0_train, along_train, model)
+        return self._evolve(given, start, along, jnp.asarray(self.kernels.ntk_test_train), r, model)
+
+    @in_float64
+    def predict_train(
+        self, f0_train: Any, r: int | Sequence[int], model: int | None = None, *, along_train: Any = None
+    ) -> Array:
+        """``f_r(X)`` at the training points, [..., n, C]; see ``predict``."""
+        start = self._function("f0_train", f0_train, len(self.theta), model)
+        along = self._along("along_train", along_train, start, model)
+        return self._evolve(self._given(f0_train, along_train, model), start, along, self.theta, r, model)
+
+    def ensemble_mean(self, r: int | Sequence[int]) -> Array:
+        """Mean of the uniform average of the K models: [..., m, C]."""
+        return self.mean(r).mean(axis=-3)
+
+    @in_float64
+    def cov(self, r: int, model: int | None = None) -> Array:
+        """Covariance ``K - B K(X, .) - K(., X) B' + B K(X, X) B'``, ``B = Theta(x, X) M_r``, of each output.
+
+        [m, m] for one model, [K, m, m] for all; with outputs "full", [m C, m C]. Costs one backward pass over r rounds
+        with m columns per model.
+        """
+        if model is None:  # one after the other, so that the memory is that of one
+            return jnp.stack([jnp.asarray(self.cov(r, k)) for k in range(self.num_models)])
+        b, gamma = self.dependence(r, model)
+        return covariance_terms(self._prior, b[0], gamma[0]).total
+
+    @in_float64
+    def variance(self, r: int | Sequence[int], model: int | None = None) -> Array:
+        """Variance of each test point's outputs, [..., K, m] ([..., m] for one model); a backward pass for each round.
+
+        With outputs "full", [..., m C]. See ``cov``.
+        """
+        found = [jnp.diagonal(jnp.asarray(self.cov(i, model)), axis1=-2, axis2=-1) for i in np.atleast_1d(r).tolist()]
+        return jnp.stack(found) if np.ndim(r) else found[0]
+
+    @in_float64
+    def cross_cov(self, r: int, model: int, other: int) -> Array:
+        """Covariance of two models that started as the same function, [m, m]; models that did not have none."""
+        (prior, prior_cross, prior_test), last = prior_blocks(self._prior), self.num_models - 1
+        model, other = checks.check_index("model", model, last), checks.check_index("other", other, last)
+        (b,), (g,) = self.dependence(r, model)
+        (c,), (h,) = self.dependence(r, other)
+        cross = h * (b @ prior_cross.T) + g * (c @ prior_cross.T).T
+        return g * h * prior_test + b @ prior @ c.T - cross
+
+    @in_float64
+    def dependence(self, r: int, model: int | None = None) -> tuple[Array, Array]:
+        """B [K, m, q] and gamma [K] of ``f_r(x) = gamma f_0(x) - B f_0(X) + ..``, K = 1 for one model."""
+        found, c = self._influence(r, model), self.rule.numbers.homogeneity
+        b = found.residual if found.along is None else found.residual + c * found.along
+        return b.transpose(1, 2, 0), 1 + c * (self.shares(model)[r] - 1)
+
+    @in_float64
+    def influence(self, r: int, model: int) -> Array:
+        """``B`` of one model, [m, q]: ``f_r(x) = f_0(x) - B (f_0(X) - Y)``; with weight decay, what multiplies Y."""
+        model = checks.check_index("model", model, self.num_models - 1)
+        return self._influence(r, model).residual[:, 0, :].T
+
+    @in_float64
+    def ensemble_cov(self, r: int, *, common_start: bool = False) -> Array:
+        """Covariance of the uniform average of the K models, [m, m].
+
+        Their initial functions are independent, or one and the same (``common_start``).
+        """
+        if not common_start:
+            return self.cov(r).mean(axis=0) / self.num_models
+        b, gamma = self.dependence(r, None)
+        return covariance_terms(self._prior, b.mean(axis=0), jnp.mean(gamma)).total
+
+    @in_float64
+    def operator(self, r: int, model: int = 0) -> Array:
+        """``M_r`` itself, [q, q]. An n x n recursion: meant for tests and small problems."""
+        model = checks.check_index("model", model, self.num_models - 1)
+        eye = jnp.eye(len(self.theta))[:, None, :]
+        return self._path(Input(eye, jnp.zeros_like(eye) if self.rule.kind.decays else None), r, model, None)[0, :, 0]
+
+    def fixed_point(self, model: int = 0) -> Gaussian:
+        """Law of a model when the R rounds are repeated for ever, from their own operator (not from Theta^-1).
+
+        Attained if ``contraction(model) < 1``. Where the clients can all be fitted it is Theorem 2's (of the data that
+        is ever trained on); weight decay, and labels that contradict each other, move it: see ``bias``. Needs constant
+        or repeating step sizes to be meaningful. O((R + n) n^2): for small problems.
+
+        Raises:
+            SingularKernelError: not determined in float64, as when Theta is nearly singular.
+        """
+        return _fixed_point.fixed_point(self, checks.check_index("model", model, self.num_models - 1))
+
+    def bias(self, model: int = 0) -> Array:
+        """How far the fixed point's mean is from Theorem 2's, [m, C]: 0 where local losses share their minimiser.
+
+        With everybody in every round FedAvg ends where ``sum_i p_i Phi_i A_i (Phi_i' w - y_i) + decay kappa_i w = 0``
+        (``_local``'s A_i, kappa_i): least squares that weighs a client's residual by A_i in the place of 1 / n_i.
+        Where examples repeat, Theorem 2's ``Theta^-1`` is read as the pseudo-inverse.
+        """
+        found = _fixed_point.mean_at_end(self, checks.check_index("model", model, self.num_models - 1))
+        rows = self._rows(self.y_train)
+        reference = self.kernels.ntk_test_train @ np.linalg.pinv(self.kernels.ntk_train, rcond=1e-12, hermitian=True)
+        return found - (reference @ rows).reshape(found.shape)
+
+    def contraction(self, model: int = 0) -> float:
+        """Factor by which a pass over all rounds shrinks what is left: the spectral radius of the pass.
+
+        Includes what server and clients remember; directions that no round ever changes do not count.
+        """
+        return self.spectrum(model).radius
+
+    def spectrum(self, model: int = 0) -> Spectrum:
+        """Eigenvalues of a pass over all rounds, as a map of all that a model's run remembers."""
+        return _fixed_point.spectrum(self, checks.check_index("model", model, self.num_models - 1))
+
+    def largest_stable_learning_rate(self, model: int = 0, *, tolerance: float = 1e-4) -> float:
+        """The largest (last) learning rate, all rounds' scaled alike, for which repeated passes do not grow.
+
+        Found on the spectral radius of the very schedule, to a relative ``tolerance``: unlike ``stability`` exact, for
+        every algorithm, and no statement about other schedules. It is the end of the interval of stable rates that
+        begins at 0, looked for by doubling; inf if none is too large. Each trial costs what ``spectrum`` does.
+        """
+        checks.check_index("model", model, self.num_models - 1)
+        checks.check_rate("tolerance", tolerance, [()])
+        last, stiffest = float(self.rounds.learning_rate[-1]), float(np.max(self.clients.largest_eigenvalue))
+        small = 1.0 if stiffest == 0 else float(np.min(self.partition.sizes.clip(1))) / stiffest / 64 / last
+        return last * _fixed_point.largest_stable(
+            lambda factor: at_rate(self, factor).spectrum(model), small, tolerance
+        )
+
+    def limit_distance(self, r: int, model: int = 0, limit: Gaussian | None = None) -> LimitDistance:
+        """How far round r's mean and covariance are from Theorem 2's (``limit``, by default ``gp_limit``'s).
+
+        Raises:
+            SingularKernelError: no limit was given and Theta has no usable inverse.
+        """
+        limit = gp_limit(self.kernels, self.y_train, outputs=self.outputs) if limit is None else limit
+        return LimitDistance(
+            _relative_distance(self.mean(r, model), limit.mean), _relative_distance(self.cov(r, model), limit.cov)
+        )
+
+    def stability(self) -> Stability:
+        """Whether the run's largest step is within the sufficient bound of every client that trains (FedAvg's rounds).
+
+        Raises:
+            ValueError: an algorithm with a memory or FedNova (see ``largest_stable_learning_rate``); a traced rate.
+        """
+        if not is_concrete(self.rounds.learning_rate, self.rounds.server_rate, self.rule.numbers):
+            raise ValueError("stability() needs a known learning_rate and rule, but one is being traced")
+        if self.rule.kind.algorithm != "fed_avg" or self.rule.kind.momentum:
+            name = "server_momentum" if self.rule.kind.momentum else f"algorithm {self.rule.kind.algorithm!r}"
+            raise ValueError(f"stability() is for fed_avg, got {name}: use largest_stable_learning_rate()")
+        trains = np.zeros(self.partition.num_clients, bool)
+        trains[self.cohorts.client[self.cohorts.present]] = True
+        return _stability.stability(self.clients, self.partition, self.local_steps, trains, self.rounds, self.rule)
+
+    @property
+    def _prior(self) -> KernelBlocks:
+        """The kernels, with the largest nngp block where JAX can use it without another copy."""
+        whole = self.kernels.nngp_train
+        return self.kernels if whole is None else self.kernels._replace(nngp_train=on_device(whole))  # type: ignore[arg-type]
+
+    @functools.cached_property
+    def _needed(self) -> np.ndarray:
+        width = 1 if self.outputs == "shared" else self.y_train.shape[1]
+        return rows_needed(self.partition, *self.cohorts, self.num_models, width, len(self.theta))
+
+    @functools.cached_property
+    def _rows_a_round(self) -> float:
+        """Kernel rows of the filled slots, on average over rounds."""
+        sizes = np.asarray(self.partition.sizes)[self.cohorts.client]
+        width = 1 if self.outputs == "shared" else self.y_train.shape[1]
+        return float(np.sum(sizes * self.cohorts.present) * width / self.num_rounds)
+
+    def program(self, model: int | None, columns: int) -> Program:
+        """What the recursion runs on for one model, or all, with as many columns for each.
+
+        Residuals are needed of the round's clients alone. Where many columns make the arithmetic dear, their rows of
+        Theta are gathered; else one product with all of Theta is cheaper.
+        """
+        rounds, num_models = self.rounds, self.num_models if model is None else 1
+        rows = self._rows_a_round * num_models / self.num_models
+        if rows * (columns + GATHER) < len(self.theta) * (num_models * columns + READ):
+            rounds = rounds._replace(needed=jnp.asarray(self._needed))
+        if model is not None:
+            rounds = only_model(rounds, checks.check_index("model", model, self.num_models - 1))
+        return Program(self.theta, self.clients.buckets, rounds, self.rule.numbers)
+
+    def shares(self, model: int | None) -> Array:
+        """What weight decay has left of w_0 before each round and after the last, [R + 1, K]."""
+        program, num_models = self.program(model, 1), self.num_models if model is None else 1
+        if not self.rule.kind.decays:
+            return jnp.ones((self.num_rounds + 1, num_models))
+        return shares_of_start(self.rule.kind, program, num_models=num_models)
+
+    def _evolve(
+        self, given: Input, start: Array, along: Array | None, theta_x: Array, r: int | Sequence[int], model: int | None
+    ) -> Array:
+        """``f_r`` where ``start`` [., K, D] is f_0, in the caller's axes."""
+        moved = start[None] - self._path(given, r, model, theta_x)
+        if along is not None:
+            left = self.shares(model)[jnp.asarray(np.atleast_1d(r))]
+            moved = moved + (left[:, None, :, None] - 1) * along[None]
+        result = moved.transpose(0, 2, 1, 3).reshape(*moved.shape[:1], moved.shape[2], -1, self.y_train.shape[1])
+        result = result if model is None else result[:, 0]
+        return result if np.ndim(r) else result[0]
+
+    def _path(self, given: Input, r: int | Sequence[int], model: int | None, readout: Array | None) -> Array:
+        """``readout M_r`` on the input after each requested round, [E, ., K, D] (K = 1 for one model)."""
+        wanted = [checks.check_index("r", value, self.num_rounds) for value in np.atleast_1d(r).tolist()]
+        if not wanted:
+            raise ValueError("r must name at least one round, got an empty sequence")
+        distinct = sorted(set(wanted))
+        record = np.where(np.arange(self.num_rounds) < max(distinct), len(distinct), -1)
+        for place, value in enumerate(distinct):
+            if value > 0:
+                record[value - 1] = place
+        columns = given.residual.shape[2]
+        program, kind = self.program(model, columns), self.rule.kind
+        state = zero_state(kind, program, self.num_models if model is None else 1, columns)
+        steps = jnp.asarray(record, jnp.int32)
+        found = path(kind, program, given, self.shares(model), state, readout, steps, num_records=len(distinct))
+        return found if wanted == distinct else found[np.searchsorted(distinct, wanted)]
+
+    def _influence(self, r: int, model: int | None) -> Input:
+        """How predictions after round r depend on the input, [q, K, m] each."""
+        r = checks.check_index("r", r, self.num_rounds)
+        theta_x = jnp.asarray(self.kernels.ntk_test_train)
+        program, num_models = self.program(model, len(theta_x)), self.num_models if model is None else 1
+        active = jnp.arange(self.num_rounds) < r
+        return influence(self.rule.kind, program, theta_x, self.shares(model), active, num_models=num_models)
+
+    def _given(self, f0_train: Any, along_train: Any, model: int | None) -> Input:
+        f0 = self._function("f0_train", f0_train, len(self.theta), model)
+        residual = f0 - jnp.asarray(self._rows(self.y_train))[:, None, :]
+        return Input(residual, self._along("along_train", along_train, f0, model))
+
+    def _along(self, name: str, values: Any, f0: Array, model: int | None) -> Array | None:
+        """``J(x) w_0``, [rows, K, D]; None without weight decay, which alone needs it."""
+        if not self.rule.kind.decays:
+            if values is not None:
+                raise ValueError(f"{name} is used with weight_decay only")
+            return None
+        return self.rule.numbers.homogeneity * f0 if values is None else self._function(name, values, len(f0), model)
+
+    def _function(self, name: str, values: Any, rows: int, model: int | None) -> Array:
+        """Values [n, C] of one model or [K, n, C] of all, as [rows, K, D]."""
+        examples = rows if self.outputs == "shared" else rows // self.y_train.shape[1]
+        models = () if model is not None else (self.num_models,)
+        shape = (*models, examples, self.y_train.shape[1])
+        if is_concrete(values):
+            values = checks.check_real(name, values)
+        if np.shape(values) != shape:
+            raise ValueError(f"{name} must have shape {shape} for model={model}, got {np.shape(values)}")
+        stacked = jnp.asarray(values, jnp.float64).reshape(-1, rows, shape[-1] if self.outputs == "shared" else 1)
+        return stacked.transpose(1, 0, 2)
+
+    def _rows(self, values: np.ndarray) -> np.ndarray:
+        """[n, C] as the kernel's rows, [q, D]."""
+        return values if self.outputs == "shared" else values.reshape(-1, 1)
+
+    def _zero_functions(self, model: int | None) -> tuple[np.ndarray, np.ndarray]:
+        models = (self.num_models,) if model is None else ()
+        num_test = self.kernels.ntk_test_train.shape[0] // (1 if self.outputs == "shared" else self.y_train.shape[1])
+        return np.zeros((*models, *self.y_train.shape)), np.zeros((*models, num_test, self.y_train.shape[1]))
+
+
+def at_rate(flow: Flow, factor: float) -> Flow:
+    """The same run with every local step size times ``factor``."""
+    return replace(flow, rounds=flow.rounds._replace(learning_rate=flow.rounds.learning_rate * factor))
+
+
+def _relative_distance(value: Any, reference: Any) -> float:
+    return float(np.linalg.norm(np.asarray(value) - reference) / np.linalg.norm(reference))

@@ -1,0 +1,346 @@
+"""The recursion of the federated kernel flow, compiled once per problem shape.
+
+Every parameter vector of a run (the K models, a momentum buffer, corrections) stays in the span of the initial weights
+and the training features: it is ``beta w_0 - Phi a`` with a number beta and coefficients a [q]. A round maps these
+linearly, so that a few columns are carried and never an n x n operator. The beta depend on the rule alone and are
+computed first (``shares_of_start``).
+
+The same map is read in both directions: forward it gives the path of every prediction, and its transpose, applied to
+``Theta(X, x)``, how a prediction depends on the initial function (``influence``).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent.theory.flow.clients import Bucket
+from fedtangent.theory.flow.local import Gains, gains, kappas, minibatch_descent, sizes_of_steps
+from fedtangent.theory.flow.rounds import BucketSlots, Rounds
+from fedtangent.theory.flow.rules import Kind, Numbers
+from fedtangent.types import Array
+
+
+class State(NamedTuple):
+    """Coefficients of everything that a run remembers; ``None`` for what a rule does not have."""
+
+    a: Array  # [q, K, D] the models
+    memory: Array | None  # [q, K, D] momentum buffer, FedDyn's h or SCAFFOLD's c
+    own: tuple[Array, ...] | None  # per bucket [b, K, s, D], each client's h_i or c_i on its own rows
+
+
+class Program(NamedTuple):
+    """What the recursion runs on."""
+
+    theta: Array  # [q, q]
+    buckets: tuple[Bucket, ...]
+    rounds: Rounds
+    numbers: Numbers
+
+
+class Input(NamedTuple):
+    """What the recursion is linear in, at the training points."""
+
+    residual: Array  # [q, K or 1, D] f_0(X) - Y
+    along: Array | None  # [q, K or 1, D] J(X) w_0, with weight decay only
+
+
+def zero_state(kind: Kind, program: Program, num_models: int, columns: int) -> State:
+    """Nothing learnt, nothing remembered."""
+    a = jnp.zeros((program.theta.shape[0], num_models, columns))
+    remembers = kind.momentum or kind.algorithm in ("fed_dyn", "scaffold")
+    own = None
+    if kind.algorithm in ("fed_dyn", "scaffold"):
+        own = tuple(jnp.zeros((b.rows.shape[0], num_models, b.rows.shape[1], columns)) for b in program.buckets)
+    return State(a, jnp.zeros_like(a) if remembers else None, own)
+
+
+@functools.partial(jax.jit, static_argnames=("kind", "num_models"))
+def shares_of_start(kind: Kind, program: Program, *, num_models: int) -> Array:
+    """beta before each round and after the last, [R + 1, K]: how much of w_0 weight decay has left."""
+    return _decay(kind, program, jnp.ones(num_models), jnp.zeros(num_models))[0]
+
+
+@functools.partial(jax.jit, static_argnames=("kind",))
+def decay_map(kind: Kind, program: Program) -> Array:
+    """What a pass does to one model's beta and, with server momentum, to its memory of it: [1, 1] or [2, 2]."""
+    columns = [_decay(kind, program, jnp.full(1, b), jnp.full(1, 1.0 - b)) for b in (1.0, 0.0)]
+    whole = jnp.stack([jnp.stack([betas[-1, 0], memory[0]]) for betas, memory in columns], axis=1)
+    return whole if kind.momentum else whole[:1, :1]
+
+
+def _decay(kind: Kind, program: Program, beta: Array, memory: Array) -> tuple[Array, Array]:
+    """beta before each round and after the last, [R + 1, K], and the server's memory of it at the end, [K]."""
+    rounds, num_models = program.rounds, len(beta)
+
+    def step(carry: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], Array]:
+        beta, memory = carry
+        change = -program.numbers.weight_decay * _mean_kappa(kind, program, j, num_models) * beta
+        moved, memory = _server_momentum(kind, program.numbers, change, memory, rounds.trained[j])
+        return (beta + rounds.server_rate[j] * moved, memory), beta
+
+    (last, memory), before = jax.lax.scan(step, (beta, memory), jnp.arange(rounds.model.shape[0]))
+    return jnp.concatenate([before, last[None]]), memory
+
+
+@functools.partial(jax.jit, static_argnames=("kind", "num_records"))
+def path(
+    kind: Kind,
+    program: Program,
+    given: Input,
+    beta: Array,
+    start: State,
+    readout: Array | None,
+    record: Array,
+    *,
+    num_records: int,
+) -> Array:
+    """``readout @ a`` (``a`` itself for None) after chosen rounds, [num_records, ., K, D]; zeros where none was.
+
+    ``record`` [R] int32 is where to keep it after each round: ``num_records`` for nowhere, -1 for a round that is not
+    run (and costs nothing).
+    """
+    shape = (num_records, program.theta.shape[0] if readout is None else readout.shape[0], *start.a.shape[1:])
+
+    def step(carry: tuple[State, Array], now: tuple[Array, Array]) -> tuple[tuple[State, Array], None]:
+        state, kept = carry
+        j, place = now
+        state = jax.lax.cond(place >= 0, lambda: one_round(kind, program, given, beta[j], state, j), lambda: state)
+
+        def keep() -> Array:
+            found = state.a if readout is None else _matmul(readout, state.a)
+            return jax.lax.dynamic_update_index_in_dim(kept, found, place, 0)
+
+        return (state, jax.lax.cond((place >= 0) & (place < num_records), keep, lambda: kept)), None
+
+    now = jnp.arange(len(record)), record
+    return jax.lax.scan(step, (start, jnp.zeros(shape)), now)[0][1]
+
+
+@functools.partial(jax.jit, static_argnames=("kind",))
+def last_state(kind: Kind, program: Program, given: Input, beta: Array, start: State, active: Array) -> State:
+    """The state after the rounds that are ``active`` [R] bool."""
+
+    def step(state: State, now: tuple[Array, Array]) -> tuple[State, None]:
+        j, is_active = now
+        run = functools.partial(one_round, kind, program, given, beta[j], state, j)
+        return jax.lax.cond(is_active, run, lambda: state), None
+
+    return jax.lax.scan(step, start, (jnp.arange(len(active)), active))[0]
+
+
+@functools.partial(jax.jit, static_argnames=("kind", "num_models"))
+def influence(kind: Kind, program: Program, theta_x: Array, beta: Array, active: Array, *, num_models: int) -> Input:
+    """Transpose of ``(residual, along) -> Theta(x, X) a``, [q, K, m] each: how a prediction depends on the input.
+
+    Each round's transpose in turn, from the last to the first: that of the whole scan would keep what is gathered in
+    every round.
+    """
+    columns = theta_x.shape[0]
+    state = zero_state(kind, program, num_models, columns)
+    zeros = jnp.zeros_like(state.a)
+    given = Input(zeros, zeros if kind.decays else None)
+
+    def back(carry: tuple[State, Input], now: tuple[Array, Array]) -> tuple[tuple[State, Input], None]:
+        j, is_active = now
+
+        def transposed() -> tuple[State, Input]:
+            behind, total = carry
+
+            def forward(given: Input, state: State) -> State:
+                return one_round(kind, program, given, beta[j], state, j)
+
+            of_input, of_state = jax.linear_transpose(forward, given, state)(behind)
+            return of_state, jax.tree.map(jnp.add, total, of_input)
+
+        return jax.lax.cond(is_active, transposed, lambda: carry), None
+
+    last = state._replace(a=jnp.broadcast_to(theta_x.T[:, None, :], zeros.shape))
+    rounds = jnp.arange(len(active))
+    (_, total), _ = jax.lax.scan(back, (last, given), (rounds, active), reverse=True)
+    return total
+
+
+def one_round(kind: Kind, program: Program, given: Input, beta: Array, state: State, j: Array) -> State:
+    """The state after round ``j``, ``beta`` [K] being what is left of w_0 before it."""
+    numbers, rounds = program.numbers, program.rounds
+    controlled = kind.algorithm == "scaffold"
+    carried = [state.a, state.memory] if controlled and state.memory is not None else [state.a]
+    values = _products(program, jnp.concatenate(carried, axis=2), j)
+    moved = values[..., : state.a.shape[2]]
+    residual, tilt = given.residual - moved, None
+    if kind.decays and given.along is not None:
+        left = beta[None, :, None] * given.along
+        residual = residual + left - given.along
+        tilt = numbers.weight_decay * (left - moved)
+    elif controlled:
+        tilt = -values[..., state.a.shape[2] :]
+    change = jnp.zeros_like(state.a)  # sum of the clients' weighted moves
+    corrected = jnp.zeros_like(state.a)  # SCAFFOLD: sum of the weighted changes of c_i
+    pull = jnp.zeros(state.a.shape[1])  # sum of weight times kappa
+    normaliser = _mean_kappa(kind, program, j, state.a.shape[1]) if kind.algorithm == "fed_nova" else None
+    kept = []
+    for i, (bucket, slots) in enumerate(zip(program.buckets, rounds.slots, strict=True)):
+        weight, model = _weights_of(slots, rounds, j)
+        own = None if state.own is None else state.own[i].at[slots.place[j], model].get(mode="fill", fill_value=0.0)
+        answer = _answers(kind, program, bucket, slots, j, residual, tilt, own)
+        if normaliser is not None:
+            weight = weight * normaliser[model] / answer.kappa
+        at = bucket.rows[slots.place[j]], model[:, None]
+        change = change.at[at].add(weight[:, None, None] * answer.moves, mode="drop")
+        pull = pull.at[model].add(weight * answer.kappa)
+        if state.own is not None and own is not None:
+            step = _own_change(kind, numbers, answer, own)
+            step = jnp.where(slots.present[j][:, None, None], step, 0.0)
+            kept.append(state.own[i].at[slots.place[j], model].add(step))
+            corrected = corrected.at[at].add(weight[:, None, None] * step, mode="drop")
+    if kind.decays:
+        change = change - numbers.weight_decay * pull[None, :, None] * state.a
+    if controlled and state.memory is not None:
+        change = change - pull[None, :, None] * state.memory
+    return _server(kind, numbers, rounds, j, state, change, corrected, tuple(kept) or None)
+
+
+class _Answers(NamedTuple):
+    moves: Array  # [S, s, D] coefficients of the client's move on its own rows
+    gradient: Array  # [S, s, D] z, the part of them that its data made
+    kappa: Array  # [S]
+
+
+def _answers(
+    kind: Kind,
+    program: Program,
+    bucket: Bucket,
+    slots: BucketSlots,
+    j: Array,
+    residual: Array,
+    tilt: Array | None,
+    own: Array | None,
+) -> _Answers:
+    """What the clients of one bucket's slots make of their residuals in round ``j``."""
+    place, rate = slots.place[j], program.rounds.learning_rate[j]
+    model = program.rounds.model[j][slots.slot[j]]
+    at = bucket.rows[place], model[:, None]
+    g = residual.at[at].get(mode="fill", fill_value=0.0)
+    b = None if tilt is None else tilt.at[at].get(mode="fill", fill_value=0.0)
+
+    def one(slot: tuple[Array, Array, Array, Array | None, Array | None]) -> Array:
+        i, present, g, b, e = slot
+
+        def trained() -> Array:
+            return _train(kind, program.numbers, bucket, i, rate, g, b, e)
+
+        return jax.lax.cond(present, trained, lambda: jnp.zeros_like(g))
+
+    z = jax.lax.map(jax.checkpoint(one), (place, slots.present[j], g, b, own))
+    kappa = _kappas_of(kind, program, bucket, slots, j)
+    return _Answers(z if own is None else z + kappa[:, None, None] * own, z, kappa)
+
+
+def _train(
+    kind: Kind, numbers: Numbers, bucket: Bucket, i: Array, rate: Array, g: Array, b: Array | None, e: Array | None
+) -> Array:
+    """z of client ``i`` of a bucket, [s, D]; e [s, D] are the coefficients of its own h_i or c_i, whose tilt is -e."""
+    steps = bucket.local_steps[i]
+    if kind.minibatches:
+        assert bucket.block is not None and bucket.shares is not None
+        block, sizes = bucket.block[i], sizes_of_steps(kind, numbers, rate, steps)
+        shares = jnp.zeros((kind.most_steps, block.shape[0])).at[: bucket.shares.shape[1]].set(bucket.shares[i])
+        tilt = b if e is None else block @ e + (0.0 if b is None else b)
+        return minibatch_descent(numbers, block, shares, sizes, kappas(kind, numbers, sizes)[0], g, tilt)
+    eigenvalues, vectors = bucket.eigenvalues[i], bucket.eigenvectors[i]
+    found: Gains = gains(kind, numbers, eigenvalues, rate, bucket.num_examples[i], steps)
+    turned = found.own[:, None] * _matmul(vectors.T, g)
+    if kind.tilts:
+        force = jnp.zeros_like(turned) if b is None else _matmul(vectors.T, b)
+        if e is not None:
+            force = force + eigenvalues[:, None] * _matmul(vectors.T, e)
+        turned = turned - found.tilt[:, None] * force
+    return _matmul(vectors, turned)
+
+
+def _own_change(kind: Kind, numbers: Numbers, answer: _Answers, own: Array) -> Array:
+    """Change of the coefficients of h_i (FedDyn: ``h_i -= alpha u``) or c_i (SCAFFOLD, option II)."""
+    if kind.algorithm == "fed_dyn":
+        return -numbers.prox * answer.moves
+    return -answer.gradient / jnp.where(answer.kappa > 0, answer.kappa, 1.0)[:, None, None] - own
+
+
+def _server(
+    kind: Kind,
+    numbers: Numbers,
+    rounds: Rounds,
+    j: Array,
+    state: State,
+    change: Array,
+    corrected: Array,
+    own: tuple[Array, ...] | None,
+) -> State:
+    """The server's part; a model that nobody trained keeps all it has."""
+    trained, rate = rounds.trained[j][None, :, None], rounds.server_rate[j]
+    fraction = rounds.fraction[j][None, :, None]
+    if kind.algorithm == "fed_dyn" and state.memory is not None:
+        h = state.memory - numbers.prox * fraction * change
+        return State(state.a + rate * jnp.where(trained, change - h / numbers.prox, 0.0), h, own)
+    if kind.algorithm == "scaffold" and state.memory is not None:
+        return State(state.a + rate * change, state.memory + fraction * corrected, own)
+    moved, memory = _server_momentum(kind, numbers, change, state.memory, trained)
+    return State(state.a + rate * moved, memory, own)
+
+
+def _server_momentum(kind: Kind, numbers: Numbers, change: Array, memory: Any, trained: Array) -> tuple[Array, Any]:
+    """``v = momentum v + change``, and the server moves by v (FedAvgM), or by ``change + momentum v`` (Nesterov)."""
+    if not kind.momentum or memory is None:
+        return change, memory
+    new = jnp.where(trained, numbers.momentum * memory + change, memory)
+    moved = change + numbers.momentum * new if kind.nesterov else new
+    return jnp.where(trained, moved, 0.0), new
+
+
+def _weights_of(slots: BucketSlots, rounds: Rounds, j: Array) -> tuple[Array, Array]:
+    """Weight (0 for padding) and model of a bucket's slots in round ``j``, [S] each."""
+    slot = slots.slot[j]
+    return jnp.where(slots.present[j], rounds.weight[j][slot], 0.0), rounds.model[j][slot]
+
+
+def _kappas_of(kind: Kind, program: Program, bucket: Bucket, slots: BucketSlots, j: Array) -> Array:
+    """How far a constant force moves each client of a bucket's slots in round ``j``, [S]."""
+    place = slots.place[j]
+    one = functools.partial(gains, kind._replace(algorithm="fed_avg", decays=False), program.numbers)
+
+    def kappa(num_examples: Array, steps: Array) -> Array:
+        return one(jnp.zeros(1), program.rounds.learning_rate[j], num_examples, steps).kappa
+
+    return jax.vmap(kappa)(jnp.asarray(bucket.num_examples)[place], jnp.asarray(bucket.local_steps)[place])
+
+
+def _mean_kappa(kind: Kind, program: Program, j: Array, num_models: int) -> Array:
+    """The weighted mean of each model's clients' kappas in round ``j``, [K]; 0 for a model that nobody trains."""
+    mean = jnp.zeros(num_models)
+    for bucket, slots in zip(program.buckets, program.rounds.slots, strict=True):
+        weight, model = _weights_of(slots, program.rounds, j)
+        mean = mean.at[model].add(weight * _kappas_of(kind, program, bucket, slots, j))
+    return mean
+
+
+def _products(program: Program, a: Array, j: Array) -> Array:
+    """``Theta a``, [q, K, D]; where ``rounds.needed`` lists rows, those rows of each model only (0 elsewhere)."""
+    if program.rounds.needed is None:
+        return _matmul(program.theta, a)
+    rows = program.rounds.needed[j]
+
+    def one(model: tuple[Array, Array]) -> Array:
+        mine, columns = model
+        return _matmul(program.theta.at[mine].get(mode="fill", fill_value=0.0), columns)
+
+    # Without the checkpoint a transpose would gather the rows of all models first, another n x n numbers.
+    found = jax.lax.map(jax.checkpoint(one), (rows, a.transpose(1, 0, 2)))
+    return jnp.zeros_like(a).at[rows, jnp.arange(a.shape[1])[:, None]].add(found, mode="drop", unique_indices=True)
+
+
+def _matmul(left: Array, right: Array) -> Array:
+    product = jnp.dot(left, right.reshape(right.shape[0], -1), precision=jax.lax.Precision.HIGHEST)
+    return product.reshape(left.shape[0], *right.shape[1:])

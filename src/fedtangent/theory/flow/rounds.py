@@ -1,0 +1,133 @@
+"""Who trains what in every round, as the recursion reads it."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.theory.flow.clients import Clients, client_rows
+from fedtangent.types import Array, Partition
+
+
+class BucketSlots(NamedTuple):
+    """The slots of every round whose client lies in one bucket, packed to the left."""
+
+    slot: Array  # [R, s] int32, which of the round's slots
+    place: Array  # [R, s] int32, the client's place in the bucket
+    present: Array  # [R, s] bool, False for padding
+
+
+class Rounds(NamedTuple):
+    """Who trains what, how strongly, with which step, in every round."""
+
+    model: Array  # [R, S] int32
+    weight: Array  # [R, S] float64, relative to its model's total in the round
+    learning_rate: Array  # [R] float64
+    server_rate: Array  # [R] float64
+    fraction: Array  # [R, K] float64, share of all clients that train the model
+    trained: Array  # [R, K] bool, whether any client does
+    slots: tuple[BucketSlots, ...]  # one per bucket
+    needed: Array | None = None  # [R, K, E] int32, the rows of each model's clients; None: all rows
+
+
+def build_rounds(
+    clients: Clients,
+    num_clients: int,
+    client: np.ndarray,
+    model: np.ndarray,
+    present: np.ndarray,
+    weight: Array,
+    learning_rate: Array,
+    server_rate: Array,
+    num_models: int,
+) -> Rounds:
+    """Sorts the slots [R, S] into the clients' buckets, with weights [R, S] that are relative already.
+
+    ``present`` marks slots that may be filled; of those, a slot of weight 0 is empty (known late where weights are
+    traced).
+    """
+    filled = jnp.asarray(present) & (weight > 0)
+    slots = []
+    for index in range(len(clients.buckets)):
+        mine = present & (clients.bucket_of[client] == index)
+        width = max(1, int(mine.sum(axis=1).max(initial=0)))
+        order = np.argsort(~mine, axis=1, kind="stable")[:, :width]
+        held = np.take_along_axis(mine, order, axis=1)
+        place = np.where(held, clients.place_in_bucket[np.take_along_axis(client, order, axis=1)], 0)
+        packed = jnp.asarray(order, jnp.int32)
+        really = jnp.asarray(held) & jnp.take_along_axis(filled, packed, axis=1)
+        slots.append(BucketSlots(packed, jnp.asarray(place, jnp.int32), really))
+    places = jnp.arange(len(model))[:, None], jnp.asarray(model)
+    counts = jnp.zeros((len(model), num_models)).at[places].add(filled.astype(jnp.float64))
+    return Rounds(
+        jnp.asarray(model, jnp.int32),
+        weight,
+        learning_rate,
+        server_rate,
+        counts / num_clients,
+        counts > 0,
+        tuple(slots),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("num_models",))
+def normalised(model: np.ndarray, weight: Array, present: np.ndarray, num_models: int) -> Array:
+    """Weights [R, S] divided by their model's total in the round; empty slots get 0."""
+    weight = jnp.where(jnp.asarray(present), weight, 0.0)
+    row = jnp.arange(model.shape[0])[:, None]
+    totals = jnp.zeros((model.shape[0], num_models)).at[row, model].add(weight)[row, model]
+    return jnp.where(totals > 0, weight / jnp.where(totals > 0, totals, 1.0), 0.0)
+
+
+def only_model(rounds: Rounds, model: int) -> Rounds:
+    """The same rounds with one model's slots kept, as model 0."""
+    slots = tuple(
+        part._replace(present=part.present & (jnp.take_along_axis(rounds.model, part.slot, axis=1) == model))
+        for part in rounds.slots
+    )
+    one = slice(model, model + 1)
+    return rounds._replace(
+        model=jnp.zeros_like(rounds.model),
+        fraction=rounds.fraction[:, one],
+        trained=rounds.trained[:, one],
+        slots=slots,
+        needed=None if rounds.needed is None else rounds.needed[:, one],
+    )
+
+
+def rows_needed(
+    partition: Partition,
+    client: np.ndarray,
+    model: np.ndarray,
+    present: np.ndarray,
+    num_models: int,
+    rows_per_example: int,
+    num_rows: int,
+) -> np.ndarray:
+    """The distinct kernel rows of each model's clients in each round, [R, K, E] int32, ``num_rows`` or more: none."""
+    own = [client_rows(partition, i, rows_per_example) for i in range(partition.num_clients)]
+    found = []
+    for r in range(len(client)):
+        for k in range(num_models):
+            mine = client[r][present[r] & (model[r] == k)]
+            found.append(np.unique(np.concatenate([own[i] for i in mine])) if len(mine) else np.zeros(0, np.int64))
+    # A power of two, so that another schedule of the same clients is the same program.
+    width = min(num_rows, 1 << max(0, max(len(rows) for rows in found) - 1).bit_length())
+    table = np.tile(num_rows + np.arange(width, dtype=np.int32), (len(found), 1))
+    for line, rows in zip(table, found, strict=True):
+        line[: len(rows)] = rows
+    return table.reshape(len(client), num_models, width)
+
+
+def twice(client: np.ndarray, model: np.ndarray, present: np.ndarray) -> tuple[int, int] | None:
+    """A round and a client that trains one model in two slots of it, or None."""
+    for r in range(len(client)):
+        pairs = np.stack([client[r], model[r]], axis=1)[present[r]]
+        values, counts = np.unique(pairs, axis=0, return_counts=True)
+        if np.any(counts > 1):
+            return r, int(values[np.argmax(counts > 1)][0])
+    return None

@@ -1,0 +1,141 @@
+"""Choosing a run's numbers by its predicted test loss: the flow is differentiable in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.kernels.gram import check_finite
+from fedtangent.theory import checks
+from fedtangent.theory.flow.flow import Flow
+from fedtangent.theory.precision import in_float64, is_concrete
+from fedtangent.types import Array
+
+
+class PredictedLoss(NamedTuple):
+    """Expected squared error of an ensemble's mixed prediction, averaged over test points and outputs."""
+
+    total: Array  # []
+    bias: Array  # [] mean squared error of the mean over initial functions
+    variance: Array  # [] what the initial functions add
+
+
+@in_float64
+def predicted_loss(flow: Flow, y_test: Any, r: int | None = None, mixing: Any = None) -> PredictedLoss:
+    """``E |sum_k m_k f_k(x) - y|^2`` after round r, over independent initial functions: FE-2024's eq. (10), exactly.
+
+    Differentiable in whatever ``flow`` was built from (learning rates, weights of local steps and of clients, mu, ..)
+    and in ``mixing``; ``jax.grad`` needs ``jax_enable_x64``.
+
+    Args:
+        flow: with nngp blocks, or without, for which the variance is 0 (a given, zero initial function).
+        y_test: [m, C]; r: finished rounds, all of them by default.
+        mixing: [K] weights of the models in the prediction; by default uniform (eq. 2).
+
+    Raises:
+        ValueError: shapes that do not fit; outputs "full".
+    """
+    if flow.outputs != "shared":
+        raise ValueError(f'predicted_loss needs outputs "shared", got {flow.outputs!r}')
+    checks.check_kind("flow", flow, Flow)
+    if not is_concrete(y_test):
+        raise ValueError("y_test must be known numbers, but it is being traced")
+    check_finite("y_test", targets := checks.check_real("y_test", y_test))
+    shape = (flow.kernels.ntk_test_train.shape[0], flow.y_train.shape[1])
+    if targets.shape != shape:
+        raise ValueError(f"y_test must be [m, C], here {shape}, got {targets.shape}")
+    r = flow.num_rounds if r is None else checks.check_index("r", r, flow.num_rounds)
+    if mixing is not None and is_concrete(mixing):
+        check_finite("mixing", checks.check_real("mixing", mixing))
+    weights = jnp.full(flow.num_models, 1 / flow.num_models) if mixing is None else jnp.asarray(mixing, jnp.float64)
+    if weights.shape != (flow.num_models,):
+        raise ValueError(f"mixing must be one weight per model, [{flow.num_models}], got shape {weights.shape}")
+    mean = jnp.einsum("k,kmc->mc", weights, flow.mean(r))
+    bias = jnp.mean((mean - targets) ** 2)
+    variance = (
+        jnp.sum(weights**2 * jnp.mean(flow.variance(r), axis=1))
+        if flow.kernels.nngp_train is not None
+        else jnp.zeros(())
+    )
+    return PredictedLoss(bias + variance, bias, variance)
+
+
+class BestRate(NamedTuple):
+    """The step size with the least predicted loss."""
+
+    rate: float
+    loss: float
+    slope: float  # d loss / d log rate there: 0 but at the end of the interval
+    at_edge: bool  # the loss still falls at the end of the interval
+    rates: np.ndarray  # every rate that was tried, in the order of trying
+    losses: np.ndarray
+
+
+def best_learning_rate(
+    loss: Callable[[Array], Array], low: float, high: float, *, coarse: int = 9, tolerance: float = 1e-4
+) -> BestRate:
+    """Minimise a predicted loss over the rates in [low, high], by its derivative.
+
+    The best of ``coarse`` rates, evenly spaced in the logarithm, is bracketed by its neighbours and the root of
+    ``d loss / d log rate`` found between them by bisection to a relative ``tolerance``.
+
+    Args:
+        loss: differentiable, such as ``lambda rate: predicted_loss(federated_flow(.., rate), y_test).total``; a loss
+            that is not finite (an unstable rate) counts as infinite.
+
+    Raises:
+        ValueError: not ``0 < low < high``; fewer than 3 coarse rates; no rate with a finite loss; 64-bit types off.
+    """
+    for name, value in (("low", low), ("high", high)):
+        checks.check_rate(name, value, [()])
+    if not low < high:
+        raise ValueError(f"low must be below high, got {low} and {high}")
+    if isinstance(coarse, bool) or not isinstance(coarse, (int, np.integer)) or coarse < 3:
+        raise ValueError(f"coarse must be a whole number of at least 3, got {coarse!r}")
+    checks.check_rate("tolerance", tolerance, [()])
+    if jnp.result_type(float) != np.float64:
+        raise ValueError(
+            'best_learning_rate differentiates in float64: jax.config.update("jax_enable_x64", True) first'
+        )
+    of_log = jax.jit(jax.value_and_grad(lambda log: loss(jnp.exp(log))))
+    tried: list[tuple[float, float, float]] = []
+
+    def look(log: float) -> tuple[float, float, float]:
+        value, slope = (float(part) for part in of_log(jnp.asarray(log)))
+        found = (log, value if np.isfinite(value) else np.inf, slope)
+        tried.append(found)
+        return found
+
+    grid = [look(log) for log in np.linspace(np.log(low), np.log(high), coarse).tolist()]
+    place = int(np.argmin([value for _, value, _ in grid]))
+    if not np.isfinite(grid[place][1]):
+        raise ValueError(f"no learning rate from {low} to {high} has a finite predicted loss")
+    best = _bisect(look, grid, place, tolerance)
+    values = np.array(tried)
+    edge = place in (0, coarse - 1) and best[0] in (grid[0][0], grid[-1][0])
+    return BestRate(float(np.exp(best[0])), best[1], best[2], edge, np.exp(values[:, 0]), values[:, 1])
+
+
+def _bisect(
+    look: Callable[[float], tuple[float, float, float]],
+    grid: list[tuple[float, float, float]],
+    place: int,
+    tolerance: float,
+) -> tuple[float, float, float]:
+    """The minimum between the neighbours of ``grid[place]``, by the sign of the derivative."""
+    best = grid[place]
+    right = best[2] < 0  # downhill is to the right
+    other = place + (1 if right else -1)
+    if not 0 <= other < len(grid):
+        return best
+    low, high = (best[0], grid[other][0]) if right else (grid[other][0], best[0])
+    while high - low > max(tolerance, 1e-14):
+        middle = look((low + high) / 2)
+        best = min(best, middle, key=lambda found: found[1])
+        # not finite: too large a rate
+        low, high = (middle[0], high) if np.isfinite(middle[1]) and middle[2] < 0 else (low, middle[0])
+    return best

@@ -1,0 +1,1 @@
+"""Theorems of NTK-FL."""

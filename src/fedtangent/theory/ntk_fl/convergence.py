@@ -1,0 +1,291 @@
+"""Theorems 1 and 2 of NTK-FL (Yue et al., ICML 2022, section 5, D and E): decay of the squared residual.
+
+For the two-layer ReLU network of eq. (12) trained on ``1/(2 N) |f - y|^2`` over N pooled examples:
+
+Theorem 1  ``|f_t - y|^2 <= (1 - eta lambda / (2 N))^t |f_0 - y|^2`` after t steps (14),
+Theorem 2  ``|f_k - y|^2 <= (1 - eta tau lambda / (2 N M))^k |f_0 - y|^2`` after k rounds of FedAvg (15),
+
+lambda the least eigenvalue of (13), tau local steps, M clients. Both come from one inequality, (76), of which (51) is
+the case tau = M = 1: with ``g = (1 + eta)^tau - 1`` and the condition number kappa the squared residual changes by
+
+``1 + 2/M {g [4 sqrt(2/pi) R/(delta alpha) + sqrt(ln(2 N^2/delta)/(2 n)) + kappa lambda/N] - eta tau (1 + kappa)
+lambda/N} + g^2/M^2``
+
+(``proof_factor``), R how far a neuron moves. The theorems ask for "small enough" steps and R and "large enough" n;
+``assumptions`` gives each of the three a third of what is to spare, 3 lambda / (2 N): explicit constants for
+``eta = O(lambda/N)``, ``n = Omega(N^2/lambda^2 ln(N^2/delta))``, ``R = O(delta alpha lambda/N)``.
+
+What the proofs leave open, or say otherwise:
+
+- Nothing in them bounds R. By the theorem's own decay a neuron moves by at most ``4 sqrt(N) |f_0 - y| / (sqrt(n)
+  lambda)`` (``movement_bound``), so that R is small enough only for n of the order of
+  ``N^3 |f_0 - y|^2 / (delta alpha lambda^2)^2``, which is far more than the n of the theorems.
+- Theorem 1 is stated of NTK-FL, whose weights are those of the linearised network (9b); the proof (36)-(52) takes
+  gradient descent on the network itself. The linearised one decays by ``(1 - eta lambda_min(H) / N)^2`` a step
+  (``linear_rate``) with no condition on R.
+- The squared residual's exact first-order rate is ``1 - 2 eta lambda / N``: the theorem has a quarter of it.
+- Lemmas 1 and 3 hold for one example, or entry, and are used for all (see ``theory.two_layer_relu``); each of the
+  three lemmas fails with probability delta, the theorems' 1 - delta takes a third of it for each.
+- Assumption 1, Gaussian weights, can hold in the first round only: trained neurons are neither Gaussian nor
+  independent. Over many rounds the theorems hold with S, H and R about the weights of round 0.
+- In (58b) a client's gradient is divided by N, the examples of all clients, and the server then divides by M again.
+  FedAvg as usually run divides by the client's N_m: its step is ``eta N_m / N`` in the theorem's terms, and the M of
+  the rate, and of Remark 2, cancels for clients of equal size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent.theory import checks
+from fedtangent.theory.assumptions import ROUNDING, Assumption, assumption, failing
+from fedtangent.theory.ntk_fl.two_layer import (
+    check_division,
+    check_inputs,
+    drift_bound,
+    expected_kernel,
+    sampling_bound,
+)
+from fedtangent.types import Partition
+
+
+class NtkConstants(NamedTuple):
+    """The constants of Theorems 1 and 2."""
+
+    num_examples: int  # N
+    width: int  # n
+    lambda_min: float  # lambda, of the kernel (13); 0 where rounding makes it negative
+    lambda_max: float
+    alpha: float  # root of the least eigenvalue of the neurons' covariance
+    delta: float  # a statement may fail with this probability
+    residual: float  # |f_0 - y|
+    learning_rate: float  # eta, of 1/(2 N) |f - y|^2
+    local_steps: int = 1  # tau
+    num_clients: int = 1  # M
+
+
+@dataclass(frozen=True, repr=False)
+class NtkTheorem:
+    """Theorem 1 (tau = M = 1) or 2 on given data; made by ``ntk_theorem_1`` and ``ntk_theorem_2``."""
+
+    name: str
+    constants: NtkConstants
+    radius: float  # R: as measured, or movement_bound
+    assumptions: tuple[Assumption, ...]
+
+    def __repr__(self) -> str:
+        c = self.constants
+        numbers = f"N {c.num_examples}, n {c.width}, lambda {c.lambda_min:.3g}, eta {c.learning_rate:.3g}"
+        return "\n  ".join([f"NtkTheorem({self.name}", f"{numbers}, factor {self.rate():.9g}",
+                            *map(str, self.assumptions)]) + ")"  # fmt: skip
+
+    @property
+    def failing(self) -> tuple[str, ...]:
+        """Names of the assumptions that do not hold."""
+        return failing(self.assumptions)
+
+    def rate(self, eigenvalue: float | None = None) -> float:
+        """``1 - eta tau lambda / (2 N M)``, at least 0; ``eigenvalue`` replaces lambda, for a negative control."""
+        c = self.constants
+        value = c.lambda_min if eigenvalue is None else eigenvalue
+        return max(1 - c.learning_rate * c.local_steps * value / (2 * c.num_examples * c.num_clients), 0.0)
+
+    def residual_bound(self, steps: Any, eigenvalue: float | None = None) -> np.ndarray:
+        """Bound of ``|f - y|^2`` after ``steps`` of Theorem 1, or rounds of Theorem 2: same shape as ``steps``."""
+        return np.asarray(self.constants.residual**2 * self.rate(eigenvalue) ** np.asarray(steps, np.float64))
+
+    def proof_factor(self, radius: float | None = None) -> float:
+        """What the proof allows the squared residual to change by in a step or round, (51) or (76), for this R."""
+        c, reach = self.constants, self.radius if radius is None else radius
+        growth = _growth(c)
+        drift = 2 * drift_bound(reach, c.alpha, c.delta, c.width, c.num_examples) / c.num_examples
+        sampling = sampling_bound(c.width, c.num_examples, c.delta) / c.num_examples
+        gain = growth * (drift + sampling + c.lambda_max / c.num_examples)
+        fall = c.learning_rate * c.local_steps * (c.lambda_min + c.lambda_max) / c.num_examples
+        return 1 + 2 * (gain - fall) / c.num_clients + (growth / c.num_clients) ** 2
+
+    def movement_bound(self) -> float:
+        """How far a neuron moves if the theorem holds, ``4 G sqrt(N) |f_0 - y| / (sqrt(n) lambda)``.
+
+        ``G = g / (eta tau)``, 1 in Theorem 1. A step moves a neuron by at most ``eta / sqrt(N n)`` times the residual;
+        the steps are summed as the residual decays. For FedAvg it is the server's neurons, all rounds together, and
+        what a client adds inside a round. Infinite for lambda = 0.
+        """
+        return _movement(self.constants)
+
+
+def linear_rate(kernel: Any, learning_rate: float) -> float:
+    """What the linearised network's squared residual changes by in a step: the largest ``(1 - eta lambda_i / N)^2``.
+
+    Args:
+        kernel: [N, N] tangent kernel at the start of the round; learning_rate: eta of ``1/(2 N) |f - y|^2``.
+    """
+    matrix = checks.check_symmetric("kernel", kernel)
+    eigenvalues = np.linalg.eigvalsh(matrix)
+    return float(np.max((1 - learning_rate * eigenvalues[[0, -1]] / len(matrix)) ** 2))
+
+
+def largest_learning_rate(constants: NtkConstants) -> float:
+    """The largest eta that ``small_step`` allows: ``lambda / (2 N)`` for tau = M = 1, by bisection otherwise."""
+    spare = constants.lambda_min / (2 * constants.num_examples)
+    low, high = 0.0, max(constants.num_clients * spare, 1e-300)
+    for _ in range(200):
+        middle = (low + high) / 2
+        fits = _step_terms(constants._replace(learning_rate=middle)) <= spare
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+def ntk_theorem_1(
+    x: Any,
+    residual: Any,
+    *,
+    learning_rate: float,
+    width: int,
+    covariance: Any = 1.0,
+    delta: float = 0.05,
+    radius: float | None = None,
+    initial_kernel: Any = None,
+) -> NtkTheorem:
+    """Theorem 1 of NTK-FL on given data: its rate, and which of its assumptions hold.
+
+    On the host in NumPy float64, O(N^3).
+
+    Args:
+        x: [N, d] pooled inputs; residual: [N], ``f_0(x) - y``.
+        learning_rate: eta of ``1/(2 N) |f - y|^2``; width: n.
+        covariance: of a neuron at the start, [d, d] or a multiple of the identity.
+        delta: probability with which the statement may fail.
+        radius: R, how far a neuron moved; what the decay itself implies (``movement_bound``) if None.
+        initial_kernel: [N, N], H at the start, to compare with Lemma 4.
+
+    Returns:
+        NtkTheorem. Nothing is refused because an assumption fails: ``assumptions`` says so.
+
+    Raises:
+        ValueError: shapes that do not fit, numbers out of range.
+    """
+    inputs = check_inputs(x)
+    constants, kernel = _constants(inputs, residual, learning_rate, width, covariance, delta)
+    return _theorem("Theorem 1", inputs, constants, kernel, radius, initial_kernel)
+
+
+def ntk_theorem_2(
+    x: Any,
+    residual: Any,
+    partition: Partition,
+    *,
+    learning_rate: float,
+    local_steps: int,
+    width: int,
+    covariance: Any = 1.0,
+    delta: float = 0.05,
+    radius: float | None = None,
+    initial_kernel: Any = None,
+) -> NtkTheorem:
+    """Theorem 2, FedAvg with every client of ``partition`` in every round; arguments as of ``ntk_theorem_1``.
+
+    ``learning_rate`` is the theorem's eta: a local step is ``eta / N`` times the sum over the client's examples, so
+    that FedAvg on the client's mean loss with step s has ``eta = s N / N_m``. ``radius`` counts local steps as well.
+
+    Raises:
+        ValueError: as there; a partition that does not hold every example once; ``local_steps`` below 1.
+    """
+    inputs = check_inputs(x)
+    clients = check_division(partition, len(inputs)).num_clients
+    if isinstance(local_steps, bool) or not isinstance(local_steps, (int, np.integer)) or local_steps < 1:
+        raise ValueError(f"local_steps must be a whole number of at least 1, got {local_steps!r}")
+    constants, kernel = _constants(inputs, residual, learning_rate, width, covariance, delta)
+    constants = constants._replace(local_steps=int(local_steps), num_clients=clients)
+    return _theorem("Theorem 2", inputs, constants, kernel, radius, initial_kernel)
+
+
+def _constants(
+    x: np.ndarray, residual: Any, learning_rate: float, width: int, covariance: Any, delta: float
+) -> tuple[NtkConstants, np.ndarray]:
+    start = checks.check_real("residual", residual)
+    if start.shape != (len(x),):
+        raise ValueError(f"residual must have shape {(len(x),)}, got {start.shape}")
+    checks.check_positive(learning_rate=learning_rate, width=width)
+    checks.check_probability("delta", delta)
+    kernel = expected_kernel(x, covariance)
+    eigenvalues = np.linalg.eigvalsh(kernel)
+    least = float(covariance) if np.ndim(covariance) == 0 else float(np.linalg.eigvalsh(covariance)[0])
+    return NtkConstants(
+        num_examples=len(x),
+        width=int(width),
+        lambda_min=max(float(eigenvalues[0]), 0.0),
+        lambda_max=float(eigenvalues[-1]),
+        alpha=math.sqrt(least),
+        delta=float(delta),
+        residual=float(np.linalg.norm(start)),
+        learning_rate=float(learning_rate),
+    ), kernel
+
+
+def _theorem(
+    name: str, x: np.ndarray, c: NtkConstants, kernel: np.ndarray, radius: float | None, initial_kernel: Any
+) -> NtkTheorem:
+    if radius is not None:
+        checks.check_at_least_zero("radius", radius)
+    reach = _movement(c) if radius is None else float(radius)
+    found = [*_of_the_data(x, c), *_of_the_proof(c, reach, radius is not None)]
+    if initial_kernel is not None:
+        start = checks.check_symmetric("initial_kernel", initial_kernel)
+        if start.shape != kernel.shape:
+            raise ValueError(f"initial_kernel must have shape {kernel.shape}, got {start.shape}")
+        text = "Lemma 4: operator norm of H - H_inf at the start"
+        distance = float(np.linalg.norm(start - kernel, 2))
+        found.append(assumption("lemma_4", text, distance, "<=", sampling_bound(c.width, c.num_examples, c.delta)))
+    return NtkTheorem(name, c, reach, tuple(found))
+
+
+def _of_the_data(x: np.ndarray, c: NtkConstants) -> list[Assumption]:
+    zero = c.num_examples * float(np.finfo(np.float64).eps) * c.lambda_max
+    error = float(np.max(np.abs(np.linalg.norm(x, axis=1) - 1)))
+    return [
+        assumption("unit_inputs", "Assumption 2: largest | |x_i| - 1 |", error, "<=", ROUNDING),
+        assumption("positive_definite", "Assumption 3: lambda, above rounding", c.lambda_min, ">", zero),
+    ]
+
+
+def _of_the_proof(c: NtkConstants, radius: float, measured: bool) -> list[Assumption]:
+    """The three conditions under which the proof's factor is at most the theorem's, each with a third to itself."""
+    spare, n = c.lambda_min / (2 * c.num_examples), c.num_examples
+    stretch = _growth(c) / (c.learning_rate * c.local_steps)
+    wide = math.inf if spare == 0 else 2 * (stretch / spare) ** 2 * math.log(2 * n**2 / c.delta)
+    close = spare * math.sqrt(math.pi) * c.delta * c.alpha / (8 * math.sqrt(2) * stretch)
+    how = "measured" if measured else "by the theorem's own decay"
+    stable = c.learning_rate * c.lambda_max / n
+    return [
+        assumption("stable_step", "gradient descent: eta lambda_max / N", stable, "<", 2.0),
+        assumption("small_step", "eta = O(lambda/N): terms of the step in (76)", _step_terms(c), "<=", spare),
+        assumption("wide_enough", "n = Omega(N^2/lambda^2 ln(N^2/delta)): width required", wide, "<=", c.width),
+        assumption("lazy", f"R = O(delta alpha lambda/N): a neuron moves, {how}", radius, "<=", close),
+    ]
+
+
+def _growth(c: NtkConstants) -> float:
+    """``(1 + eta)^tau - 1``."""
+    with np.errstate(over="ignore"):
+        return float(np.expm1(c.local_steps * np.log1p(c.learning_rate)))
+
+
+def _step_terms(c: NtkConstants) -> float:
+    """Terms of (76) with the step alone, over ``eta tau / M``: ``2 (G - 1) lambda_max / N + eta tau G^2 / M``."""
+    progress = c.learning_rate * c.local_steps
+    stretch = _growth(c) / progress if progress > 0 else 1.0
+    return 2 * (stretch - 1) * c.lambda_max / c.num_examples + progress * stretch**2 / c.num_clients
+
+
+def _movement(c: NtkConstants) -> float:
+    if c.lambda_min == 0:
+        return math.inf
+    stretch = _growth(c) / (c.learning_rate * c.local_steps)
+    rounds = 4 * stretch * math.sqrt(c.num_examples) * c.residual / (math.sqrt(c.width) * c.lambda_min)
+    inside = 0.0 if c.local_steps == 1 else _growth(c) * c.residual / math.sqrt(c.num_examples * c.width)
+    return rounds + inside

@@ -1,0 +1,158 @@
+"""Kernels and lemmas of the two-layer ReLU network of NTK-FL's analysis (Yue et al., ICML 2022, section 5, C and D).
+
+The network is eq. (12), ``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)``, with c fixed. Plain NumPy, float64. What the
+lemmas' proofs leave open:
+
+- Lemma 1 is Markov's inequality for one example and is stated, and used, for all of them at once: that takes a union
+  (delta / N for delta), or the sum over neurons, whose events are independent, by Hoeffding's inequality.
+- Lemma 3 uses Markov's inequality for one entry of the kernel and sums over N^2 of them. Markov's inequality for the
+  sum itself gives N^2 where the lemma has N. Its (28) says "if A_ir and A_jr happen" where it needs that neither does.
+- Lemma 4 puts entries in [-1, 1] and uses a range of 1: right, as a neuron's term lies between 0 and x_i' x_j.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fedtangent.kernels.gram import check_finite
+from fedtangent.models.two_layer import arc_cosine, square_root
+from fedtangent.theory import checks
+from fedtangent.types import Partition
+
+FORMS = ("printed", "union", "concentration")
+
+
+def expected_kernel(x: Any, covariance: Any = 1.0) -> np.ndarray:
+    """Eq. (13), ``E[x_i' x_j 1{v'x_i >= 0} 1{v'x_j >= 0}]`` for v ~ N(0, covariance): [N, N] float64.
+
+    ``x_i' x_j (pi - angle) / (2 pi)``, the angle in the covariance's metric. ``covariance`` is [d, d], or a number for
+    that multiple of the identity (the kernel does not depend on it).
+    """
+    inputs = check_inputs(x)
+    return np.asarray(arc_cosine(inputs, None, _root(covariance, inputs.shape[1]))[1])
+
+
+def empirical_kernel(x: Any, v: Any) -> np.ndarray:
+    """``H_ij = 1/n x_i' x_j sum_r 1_ir 1_jr`` at weights v [n, d] (below eq. 12): [N, N] float64."""
+    inputs = check_inputs(x)
+    active = active_neurons(inputs, v)
+    return (inputs @ inputs.T) * (active @ active.T) / active.shape[1]
+
+
+def local_update_kernel(x: Any, v: Any, local: Any, partition: Partition) -> np.ndarray:
+    """The asymmetric kernel Lambda^(k,u) of FedAvg (54): [N, N] float64.
+
+    ``Lambda_ij = 1/n x_i' x_j sum_r 1{v_r' x_i >= 0} 1{v_mr' x_j >= 0}``, m the client that holds example j: what a
+    local step of that client, taken at its own weights, does to the server's function at i.
+
+    Args:
+        x: [N, d]; v: [n, d] as broadcast; local: [M, n, d], weights of each client after u local steps.
+        partition: who holds which row of x, each row once.
+
+    Raises:
+        ValueError: shapes that do not fit, an example held by no client or by several.
+    """
+    inputs, weights = check_inputs(x), checks.check_real("local", local)
+    partition = check_division(partition, len(inputs))
+    own = active_neurons(inputs, v)
+    if weights.shape != (partition.num_clients, own.shape[1], inputs.shape[1]):
+        expected = (partition.num_clients, own.shape[1], inputs.shape[1])
+        raise ValueError(f"local must have shape {expected}, got {weights.shape}")
+    moved = np.empty_like(own)
+    for m in range(partition.num_clients):
+        rows = partition.client(m)
+        moved[rows] = active_neurons(inputs[rows], weights[m])
+    return (inputs @ inputs.T) * (own @ moved.T) / own.shape[1]
+
+
+def active_neurons(x: Any, v: Any) -> np.ndarray:
+    """``1{v_r' x_i >= 0}``: [N, n] float64."""
+    inputs, weights = check_inputs(x), checks.check_real("v", v)
+    if weights.ndim != 2 or weights.shape[1] != inputs.shape[1]:
+        raise ValueError(f"v must be [n, {inputs.shape[1]}], got shape {weights.shape}")
+    return (inputs @ weights.T >= 0).astype(np.float64)
+
+
+def undecided_neurons(x: Any, v: Any, radius: float) -> np.ndarray:
+    """``|S_i|`` (17): neurons whose activity at x_i some weights within ``radius`` of v_r would change, [N].
+
+    For inputs of norm 1 these are ``|v_r' x_i| <= radius``.
+    """
+    inputs, weights = check_inputs(x), checks.check_real("v", v)
+    active_neurons(inputs[:1], weights)
+    checks.check_at_least_zero("radius", radius)
+    return np.sum(np.abs(inputs @ weights.T) <= radius, axis=1)
+
+
+def undecided_bound(
+    radius: float, alpha: float, delta: float, width: int, num_examples: int = 1, form: str = "printed"
+) -> float:
+    """Lemma 1's bound of every ``|S_i|``, in one of ``FORMS``.
+
+    "printed": ``sqrt(2 / pi) n R / (delta alpha)``, which Markov's inequality gives for one example; "union": N times
+    that, for all of them; "concentration": ``n (erf(R / (sqrt(2) alpha)) + sqrt(ln(N / delta) / (2 n)))``, for all.
+    """
+    _check_lemma(radius, alpha, delta, width, num_examples, form)
+    if form == "concentration":
+        mean = math.erf(radius / (math.sqrt(2) * alpha))
+        return width * (mean + math.sqrt(math.log(num_examples / delta) / (2 * width)))
+    each = math.sqrt(2 / math.pi) * width * radius / (delta * alpha)
+    return each * num_examples if form == "union" else each
+
+
+def drift_bound(
+    radius: float, alpha: float, delta: float, width: int, num_examples: int, form: str = "printed"
+) -> float:
+    """Lemma 3's bound of the operator norm of ``H(v') - H(v)`` where no neuron has moved further than R.
+
+    "printed": ``2 sqrt(2 / pi) N R / (delta alpha)``; "union": N times that, Markov's inequality for the sum over
+    entries; "concentration": ``2 N`` times Lemma 1's, as an entry changes by at most ``(|S_i| + |S_j|) / n``.
+    """
+    _check_lemma(radius, alpha, delta, width, num_examples, form)
+    return 2 * num_examples * undecided_bound(radius, alpha, delta, width, num_examples, form) / width
+
+
+def sampling_bound(width: float, num_examples: int, delta: float) -> float:
+    """Lemma 4: ``N sqrt(ln(2 N^2 / delta) / (2 n))`` bounds the operator norm of ``H - H_inf``, probability 1 - delta.
+
+    For neurons drawn independently.
+    """
+    _check_lemma(0.0, 1.0, delta, width, num_examples, "printed")
+    return num_examples * math.sqrt(math.log(2 * num_examples**2 / delta) / (2 * width))
+
+
+def check_inputs(x: Any) -> np.ndarray:
+    """Inputs as float64 [N, d]."""
+    inputs = checks.check_real("x", x)
+    if inputs.ndim != 2 or 0 in inputs.shape:
+        raise ValueError(f"x must be [N, d] with N, d >= 1, got shape {inputs.shape}")
+    check_finite("x", inputs)
+    return inputs
+
+
+def check_division(partition: Partition, num_examples: int) -> Partition:
+    """A partition in which every example belongs to exactly one client, and every client has one."""
+    partition = checks.check_partition(partition, num_examples)
+    held = np.bincount(partition.indices, minlength=num_examples)
+    if np.any(held != 1):
+        i = int(np.argmax(held != 1))
+        raise ValueError(f"partition: example {i} belongs to {held[i]} clients, must be to exactly one")
+    return partition
+
+
+def _root(covariance: Any, input_size: int) -> np.ndarray:
+    if np.ndim(covariance) == 0:
+        checks.check_positive(covariance=covariance)
+        return math.sqrt(covariance) * np.eye(input_size)
+    return square_root(covariance, input_size)
+
+
+def _check_lemma(radius: float, alpha: float, delta: float, width: float, num_examples: int, form: str) -> None:
+    if form not in FORMS:
+        raise ValueError(f"form must be one of {FORMS}, got {form!r}")
+    checks.check_at_least_zero("radius", radius)
+    checks.check_positive(alpha=alpha, width=width, num_examples=num_examples)
+    checks.check_probability("delta", delta)

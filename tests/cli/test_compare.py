@@ -1,0 +1,92 @@
+"""``fedtangent compare``, end to end, and its exit code when theory and simulation disagree."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedtangent.compare import Setting, cases, checks, predicted
+from fedtangent.compare.cases import Case, sine_linear
+from fedtangent.compare.settings import step_size
+from fedtangent.data import partition
+from fedtangent.federated import schedule
+
+
+def tiny(data_dir: object, scale: str, seed: int) -> Setting:
+    """The linear model on 20 points."""
+    whole = sine_linear(None, "smoke", seed)
+    small = dataclasses.replace(
+        whole,
+        x_train=whole.x_train[:20],
+        y_train=whole.y_train[:20],
+        x_test=whole.x_test[::10],
+        y_test=whole.y_test[::10],
+        partition=partition.iid(20, 4, seed),
+        schedule=schedule.per_client_permutations(4, 2),
+        draws=6,
+        num_rounds=4,
+        evaluate_every=4,
+        ntk_times=(10, 50),
+    )
+    return dataclasses.replace(small, learning_rate=step_size(small))
+
+
+@pytest.fixture
+def tiny_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cases.CASES, "sine", Case("tiny", (tiny,)))
+
+
+@pytest.mark.usefixtures("tiny_case")
+def test_a_comparison_writes_its_files_and_ends_with_its_verdict(run: Callable, folder: Path) -> None:
+    ended = run("compare", "--case", "sine", "sine", "--output", "out")
+    out = folder / "out"
+    files = sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file())
+    assert files == [
+        "config.json",
+        "figures/residual.png",
+        "figures/sine_linear_bands.png",
+        "metrics.csv",
+        "result.json",
+    ]
+    result = json.loads((out / "result.json").read_text(), parse_constant=pytest.fail)
+    methods = [row["method"] for row in result["rows"]]
+    assert methods[:2] == ["Fed-ensemble, width 100", "NTK-FL, averaged kernel, width 100"]
+    passed = [v["passed"] for v in result["verdicts"]]
+    assert [v["agrees"] and v["control_fails"] for v in result["verdicts"]] == passed
+    assert ended.code == (0 if all(passed) else 1)
+    assert ("Simulation and theory agree" in ended.out) == all(passed)
+    for v in result["verdicts"]:
+        if "simulation = flow" in v["comparison"]:
+            assert v["passed"]
+    with (out / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert ",".join(rows[0]) == "round,algorithm,seed,split,metric,value,uplink_bytes,downlink_bytes"
+    fed = [r for r in rows if r["algorithm"].startswith("Fed-ensemble") and r["split"] == "test"]
+    assert [int(r["round"]) for r in fed] == [0, 4]
+    assert float(fed[-1]["value"]) == pytest.approx(result["rows"][0]["test_mse"], rel=1e-12)
+    assert int(fed[-1]["uplink_bytes"]) == 4 * 4 * 100 * 8  # rounds, clients, weights, bytes
+    config = json.loads((out / "config.json").read_text())
+    assert config["command"] == "compare"
+    assert config["options"]["case"] == ["sine", "sine"]
+
+
+@pytest.mark.usefixtures("tiny_case")
+def test_a_wrong_theory_ends_with_exit_code_1(run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = predicted.run_flow
+
+    def mistaken(setting: Setting, *rest: object, **options: object) -> object:
+        return right(dataclasses.replace(setting, local_steps=setting.local_steps + 2), *rest, **options)
+
+    monkeypatch.setattr(predicted, "run_flow", mistaken)
+    monkeypatch.setattr(checks, "run_flow", mistaken)
+    ended = run("compare", "--case", "sine", "--output", "out")
+    assert ended.code == 1
+    assert "DISAGREE" in ended.out
+    verdicts = json.loads((folder / "out" / "result.json").read_text())["verdicts"]
+    (exact,) = [v for v in verdicts if "simulation = flow" in v["comparison"]]
+    assert (exact["agrees"], exact["control_fails"]) == (False, True)

@@ -1,0 +1,102 @@
+"""``fedtangent train --diagnostics kernel``."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtangent.cli import train
+from fedtangent.cli.job import prepare
+from fedtangent.cli.options import TrainOptions
+from fedtangent.engine.run import Evaluation
+from fedtangent.measures.tangent_kernels import METRICS
+
+RUN = ["train", "--algorithm", "fed_ensemble", "--num-models", "2", "--num-train", "200", "--num-clients", "4"]
+RUN += ["--widths", "8", "--num-rounds", "4", "--evaluate-every", "2", "--client-learning-rate", "0.1"]
+RUN += ["--mapping", "scan", "--host-devices", "1"]
+WATCHED = ["--diagnostics", "kernel", "--diagnostics-examples", "40"]
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_what_is_written_what_does_not_change_and_a_resumed_run(
+    run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(*RUN, "--checkpoint-every", "0", "--output", "plain").code == 0
+    watched = [*RUN, *WATCHED, "--checkpoint-every", "1"]
+    assert run(*watched, "--output", "watched").code == 0
+    _check_rows(folder)
+    simulate = train.simulate
+
+    def interrupted(*arguments: Any, on_evaluation: Callable[[Evaluation], None], **options: Any) -> Any:
+        def then(evaluation: Evaluation) -> None:
+            on_evaluation(evaluation)
+            if evaluation.round == 2:
+                raise KeyboardInterrupt
+
+        return simulate(*arguments, on_evaluation=then, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "simulate", interrupted)
+        assert run(*watched, "--output", "out").code == 130
+    assert run(*watched, "--output", "out", "--resume").code == 0
+    for name in ("metrics.csv", "result.json"):  # with the initial kernel of its seed, not of where it continued
+        assert (folder / "out" / name).read_bytes() == (folder / "watched" / name).read_bytes()
+    assert (folder / "out/figures/kernel.png").exists()
+
+
+def _check_rows(folder: Path) -> None:
+    rows = rows_of(folder / "watched")
+    kernel = [row for row in rows if row["split"] == "kernel"]
+    assert [row for row in rows if row["split"] != "kernel"] == rows_of(folder / "plain")
+    names = [*METRICS, *(f"{name}_model_{k}" for name in METRICS for k in range(2))]
+    assert [(int(r["round"]), r["metric"]) for r in kernel] == [(r, name) for r in (0, 2, 4) for name in names]
+    values = {(int(r["round"]), r["metric"]): float(r["value"]) for r in kernel}
+    assert values[0, "drift"] == 0.0 < values[2, "drift"] < 1
+    assert values[4, "drift"] == pytest.approx((values[4, "drift_model_0"] + values[4, "drift_model_1"]) / 2)
+    assert 1 <= values[4, "trace_over_largest"] <= values[4, "effective_rank"] <= 40
+    assert (folder / "watched/figures/kernel.png").stat().st_size > 20_000
+    assert not (folder / "plain/figures/kernel.png").exists()
+    result = json.loads((folder / "watched/result.json").read_text())
+    assert {r["metric"]: r["value"] for r in result["rows"] if r["split"] == "kernel"}["drift"] == values[4, "drift"]
+
+
+def test_several_seeds_of_a_network_whose_kernel_is_singular(run: Callable, folder: Path) -> None:
+    given = ["--widths", "1", "--activation", "erf", "--num-rounds", "2", "--seeds", "0,5", "--output", "out"]
+    ended = run(*RUN, "--diagnostics", "kernel", "--diagnostics-examples", "200", *given)
+    assert (ended.code, ended.err) == (0, ""), ended
+    lines = [line.split() for line in ended.out.splitlines() if line.strip().startswith("kernel ")]
+    assert [line[1:-2] for line in lines] == [["drift"], ["commutator", "relative"]]
+    rows = {(r["seed"], r["round"], r["metric"]): float(r["value"]) for r in rows_of(folder / "out")}
+    for seed in ("0", "5"):  # each has its own Theta_0
+        assert rows[seed, "0", "drift"] == 0.0 < rows[seed, "2", "drift"]
+        assert rows[seed, "2", "condition_number"] == np.inf
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"diagnostics": "kernels"}, "diagnostics: got 'kernels', allowed are none, kernel"),
+        ({"diagnostics_examples": 9}, "diagnostics_examples: is used with diagnostics only"),
+        ({"diagnostics": "kernel", "diagnostics_examples": 1}, "diagnostics_examples must be at least 2; got 1"),
+        ({"diagnostics": "kernel", "algorithm": "local_only"}, "algorithm: local_only does not predict with trained"),
+        ({"diagnostics": "kernel", "algorithm": "lg_fed_avg"}, "algorithm: lg_fed_avg does not predict with trained"),
+        (
+            {"diagnostics": "kernel", "algorithm": "fed_be_no_distillation"},
+            "algorithm: fed_be_no_distillation does not",
+        ),
+    ],
+)
+def test_what_it_means_nothing_for_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare(TrainOptions(**options))

@@ -1,0 +1,79 @@
+"""Measured once: answers kept in memory and on file, and what they depend on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedtangent.data import calibration
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDTANGENT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(calibration, "_memory", {})
+    return tmp_path / "cache"
+
+
+def counted(answer: dict[str, Any]) -> tuple[Any, list[int]]:
+    calls: list[int] = []
+
+    def measure() -> dict[str, Any]:
+        calls.append(1)
+        return answer
+
+    return measure, calls
+
+
+def test_measured_once_in_a_process_and_once_on_a_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure, calls = counted({"seconds": 1.5})
+    for _ in range(2):
+        assert calibration.cached({"what": "a"}, measure) == {"seconds": 1.5}
+    monkeypatch.setattr(calibration, "_memory", {})  # another process
+    assert calibration.cached({"what": "a"}, measure) == {"seconds": 1.5}
+    assert len(calls) == 1
+    calibration.cached({"what": "b"}, measure)
+    assert len(calls) == 2
+    assert len(calibration.stored()) == 2
+    assert [path.name for path in folder.iterdir()] == ["calibration.json"]
+
+
+def test_another_machine_measures_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure, calls = counted({})
+    calibration.cached({}, measure)
+    other = {**calibration.machine(), "device": "another"}
+    monkeypatch.setattr(calibration, "machine", lambda: other)
+    calibration.cached({}, measure)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "\x00"])
+def test_a_broken_file_is_made_again(folder: Path, content: str) -> None:
+    folder.mkdir()
+    (folder / "calibration.json").write_text(content)
+    measure, calls = counted({"x": 1})
+    assert calibration.cached({}, measure) == {"x": 1}
+    assert len(calls) == 1
+    assert list(json.loads((folder / "calibration.json").read_text()).values()) == [{"x": 1}]
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(folder: Path) -> None:
+    folder.write_text("a file, no folder")
+    measure, calls = counted({"x": 1})
+    for _ in range(2):
+        assert calibration.cached({}, measure) == {"x": 1}
+    assert len(calls) == 1
+
+
+def test_forget(folder: Path) -> None:
+    measure, calls = counted({})
+    calibration.cached({}, measure)
+    calibration.forget()
+    assert not (folder / "calibration.json").exists()
+    calibration.cached({}, measure)
+    assert len(calls) == 2
+    calibration.forget()
+    calibration.forget()

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtangent.data import partition
+from fedtangent.types import Partition
+
+labels_of_any_kind = st.lists(st.integers(0, 6), min_size=1, max_size=120)
+seeds = st.integers(0, 2**40)
+
+
+def lists(p: Partition) -> list[list[int]]:
+    return [p.client(i).tolist() for i in range(p.num_clients)]
+
+
+def assert_partition(p: Partition, num_examples: int, num_clients: int) -> None:
+    """Well-formed, int32, every index exactly once (by sorting, not by the code's own check), clients in order."""
+    assert p.indices.dtype == p.offsets.dtype == np.int32
+    assert p.num_clients == num_clients and p.offsets[0] == 0 and p.offsets[-1] == num_examples
+    assert sorted(p.indices.tolist()) == list(range(num_examples))
+    assert all(own == sorted(own) for own in lists(p))
+    partition.validate(p, num_examples, exact=True)
+
+
+def even(p: Partition) -> bool:
+    return p.sizes.max() - p.sizes.min() <= 1
+
+
+@given(st.data(), st.integers(1, 300), seeds)
+def test_iid(data, n, seed):
+    clients = data.draw(st.integers(1, n))
+    p = partition.iid(n, clients, seed)
+    assert_partition(p, n, clients)
+    assert even(p)
+
+
+@given(st.data(), labels_of_any_kind, seeds)
+def test_shards(data, labels, seed):
+    n = len(labels)
+    per_client = data.draw(st.integers(1, n))
+    clients = data.draw(st.integers(1, n // per_client))
+    p = partition.shards(np.array(labels), clients, per_client, seed)
+    assert_partition(p, n, clients)
+    shortest = n // (clients * per_client)
+    assert p.sizes.min() >= per_client * shortest and p.sizes.max() <= per_client * (shortest + 1)
+    # a shard meets a further class only where it crosses a boundary of the sorted labels
+    crossed = sum(len({labels[i] for i in own}) for own in lists(p)) - clients * per_client
+    assert crossed <= len(set(labels)) - 1
+
+
+@given(st.data(), labels_of_any_kind, seeds)
+def test_classes(data, labels, seed):
+    kinds = len(set(labels))
+    per_client = data.draw(st.integers(1, kinds))
+    clients = data.draw(st.integers(1, len(labels)))
+    try:
+        p = partition.classes(np.array(labels), clients, per_client, seed)
+    except ValueError as error:
+        smallest = min(labels.count(c) for c in set(labels))
+        if "must be at least" in str(error):
+            assert clients * per_client < kinds
+        else:
+            assert "would share a class" in str(error) and -(-clients * per_client // kinds) > smallest
+        return
+    assert_partition(p, len(labels), clients)
+    assert {len({labels[i] for i in own}) for own in lists(p)} == {per_client}
+    holders = [sum(any(labels[i] == c for i in own) for own in lists(p)) for c in set(labels)]
+    assert max(holders) - min(holders) <= 1
+
+
+@settings(max_examples=150)
+@given(st.data(), labels_of_any_kind, seeds, st.sampled_from(partition.METHODS), st.floats(-4, 4))
+def test_dirichlet(data, labels, seed, method, exponent):
+    n = len(labels)
+    clients = data.draw(st.integers(1, n))
+    least = data.draw(st.integers(0, n // clients))
+    p = partition.dirichlet(np.array(labels), clients, 10.0**exponent, seed, min_size=least, method=method)
+    assert_partition(p, n, clients)
+    assert p.sizes.min() >= least
+    assert method == "per_class" or even(p)
+
+
+@given(st.data(), st.integers(1, 300), seeds, st.floats(-4, 4))
+def test_quantity_skew(data, n, seed, exponent):
+    clients = data.draw(st.integers(1, n))
+    least = data.draw(st.integers(0, n // clients))
+    p = partition.quantity_skew(n, clients, 10.0**exponent, seed, min_size=least)
+    assert_partition(p, n, clients)
+    assert p.sizes.min() >= least
+
+
+@given(st.lists(st.sampled_from(["f01", "f02", "g7", "", "zz"]) | st.integers(-3, 3).map(str), min_size=1, max_size=60))
+def test_by_user(users):
+    p = partition.by_user(users)
+    assert_partition(p, len(users), len(set(users)))
+    assert lists(p) == [[i for i, u in enumerate(users) if u == user] for user in sorted(set(users))]
+
+
+def test_by_user_of_integers():
+    assert lists(partition.by_user(jnp.array([7, -1, 7, 3]))) == [[1], [3], [0, 2]]
+
+
+def test_fingerprint_sees_every_part():
+    p = Partition(np.array([0, 1, 2], np.int32), np.array([0, 2, 3], np.int32))
+    others = [
+        p._replace(indices=np.array([1, 0, 2], np.int32)),
+        p._replace(offsets=np.array([0, 1, 3], np.int32)),
+        p._replace(offsets=np.array([0, 2, 3, 3], np.int32)),
+    ]
+    assert len({partition.sha256(q) for q in [p, *others]}) == 4
+    assert partition.sha256(Partition(p.indices.astype(np.int64), p.offsets.astype(">i8"))) == partition.sha256(p)
+
+
+def test_heterogeneity_by_hand():
+    p = Partition(np.array([0, 1, 2, 3, 0]), np.array([0, 3, 3, 5]))  # an empty client; example 0 twice
+    h = partition.heterogeneity(p, np.array([0, 0, 1, 2], np.uint8))
+    np.testing.assert_allclose(h.label_distribution, [[2 / 3, 1 / 3, 0], [0, 0, 0], [1 / 2, 0, 1 / 2]])
+    overall = [3 / 5, 1 / 5, 1 / 5]
+    first = (abs(2 / 3 - overall[0]) + abs(1 / 3 - overall[1]) + overall[2]) / 2
+    last = (abs(1 / 2 - overall[0]) + overall[1] + abs(1 / 2 - overall[2])) / 2
+    assert h.total_variation == pytest.approx((first + last) / 2, rel=1e-14)
+    assert h.commonest_share == pytest.approx((2 / 3 + 1 / 2) / 2, rel=1e-14)
+    assert (h.size_min, h.size_median, h.size_max) == (0, 2.0, 3)
+
+
+def test_from_index_maps_keeps_order_and_overlap():
+    p = partition.from_index_maps([3, 1, 1, 0], [0, 2, 4])
+    assert p.indices.dtype == p.offsets.dtype == np.int32
+    assert lists(p) == [[3, 1], [1, 0]]
+    partition.validate(p, 4)
+    with pytest.raises(ValueError, match="example 1 is held 2 times"):
+        partition.validate(p, 4, exact=True)
+    with pytest.raises(ValueError, match="example 2 is held 0 times"):
+        partition.validate(Partition(np.array([0, 1]), np.array([0, 2])), 3, exact=True)
+
+
+# ---- mistakes ----
+
+L = np.array([0, 0, 1, 1, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: partition.iid(6, 0, 0), "num_clients must be at least 1; got 0"),
+        (lambda: partition.iid(6, 7, 0), "num_clients must not exceed the 6 examples; got 7"),
+        (lambda: partition.iid(0, 1, 0), "num_examples must be from 1 to"),
+        (lambda: partition.iid(2**31, 1, 0), "num_examples must be from 1 to 2147483647"),
+        (lambda: partition.iid(6, 2.0, 0), "num_clients must be an integer"),
+        (lambda: partition.iid(6, True, 0), "num_clients must be an integer"),
+        (lambda: partition.iid(6, 2, -1), "seed must be at least 0; got -1"),
+        (lambda: partition.iid(6, 2, None), "seed must be an integer"),
+        (lambda: partition.shards(L, 2, 4, 0), "= 8 shards must not exceed the 6 examples"),
+        (lambda: partition.shards(L, 2, 0, 0), "shards_per_client must be at least 1"),
+        (lambda: partition.shards(L, 7, 1, 0), "num_clients must not exceed"),
+        (lambda: partition.shards(L * 1.0, 2, 1, 0), "labels must be a 1-D array of integers; got shape .*float64"),
+        (lambda: partition.shards(L[:, None], 2, 1, 0), "labels must be a 1-D array of integers"),
+        (lambda: partition.shards(L[:0], 2, 1, 0), "labels must not be empty"),
+        (lambda: partition.shards(L - 1, 2, 1, 0), "labels must be at least 0; got -1 at position 0"),
+        (lambda: partition.classes(L, 3, 4, 0), "classes_per_client must be from 1 to 3; got 4"),
+        (lambda: partition.classes(L, 1, 2, 0), "= 2 must be at least the 3 classes"),
+        (lambda: partition.classes(L, 6, 2, 0), "4 clients would share a class of 2 examples"),
+        (lambda: partition.dirichlet(L, 2, 0.0, 0), "alpha must be finite and above 0; got 0.0"),
+        (lambda: partition.dirichlet(L, 2, -1, 0), "alpha must be finite and above 0"),
+        (lambda: partition.dirichlet(L, 2, np.nan, 0), "alpha must be finite and above 0"),
+        (lambda: partition.dirichlet(L, 2, np.inf, 0), "alpha must be finite and above 0"),
+        (lambda: partition.dirichlet(L, 2, 1e-10, 0), "alpha must be from 1e-9 to 1e9"),
+        (lambda: partition.dirichlet(L, 2, 1e10, 0), "alpha must be from 1e-9 to 1e9"),
+        (lambda: partition.dirichlet(L, 2, "1", 0), "alpha must be a number"),
+        (lambda: partition.dirichlet(L, 7, 1.0, 0), "num_clients must not exceed"),
+        (lambda: partition.dirichlet(L, 2, 1.0, 0, min_size=4), "min_size must be at most 3 for 2 clients and 6"),
+        (lambda: partition.dirichlet(L, 2, 1.0, 0, min_size=-1), "min_size must be at least 0"),
+        (lambda: partition.dirichlet(L, 2, 1.0, 0, method="x"), "method must be one of per_client, hsu, per_class"),
+        (lambda: partition.dirichlet(L * 1.0, 2, 1.0, 0), "labels must be a 1-D array of integers"),
+        (lambda: partition.quantity_skew(6, 2, 0, 0), "alpha must be finite and above 0"),
+        (lambda: partition.quantity_skew(6, 2, 1.0, 0, min_size=4), "min_size must be at most 3"),
+        (lambda: partition.quantity_skew(6, 7, 1.0, 0), "num_clients must not exceed"),
+        (lambda: partition.by_user([0.5, 1.0]), "user_ids must be a non-empty 1-D array of integers or strings"),
+        (lambda: partition.by_user([]), "user_ids must be"),
+        (lambda: partition.by_user([[1, 2]]), "user_ids must be"),
+        (lambda: partition.from_index_maps([0, 1], [0, 1]), "must run from 0 to len.indices. = 2; got 0 to 1"),
+        (lambda: partition.from_index_maps([0, -1], [0, 2]), "got -1 at position 1"),
+        (lambda: partition.from_index_maps([0, 6], [0, 2], num_examples=6), "got 6 at position 1"),
+        (lambda: partition.from_index_maps([0, 1], [0, 2, 1, 2]), "must never fall"),
+        (lambda: partition.heterogeneity(Partition(np.array([6]), np.array([0, 1])), L), "must be from 0 to 5"),
+        (lambda: partition.heterogeneity(Partition(L[:0], np.array([0, 0])), L), "every client is empty"),
+        (
+            lambda: partition.heterogeneity(Partition(L[:2], np.array([0, 2])), L.astype(np.int64) + 10**9),
+            "labels must number the classes from 0: with 1000000",
+        ),
+    ],
+)
+def test_mistakes(call, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)

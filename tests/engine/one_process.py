@@ -1,0 +1,70 @@
+"""A short run over all devices of all processes, as JSON; ``test_distributed.py`` starts it.
+
+python tests/engine/one_process.py DEVICES MAPPING ... [--coordinator ADDRESS --num-processes N --process-id I]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("devices", type=int)
+    parser.add_argument("mappings", nargs="+")
+    parser.add_argument("--coordinator")
+    parser.add_argument("--num-processes", type=int)
+    parser.add_argument("--process-id", type=int)
+    return parser.parse_args()
+
+
+def runs(mapping: str) -> dict[str, Any]:
+    """Two algorithms under ``mapping``: final weights, the infos' examples, bytes."""
+    import jax
+    import numpy as np
+    import toys
+
+    from fedtangent import simulate
+    from fedtangent.federated import algorithms
+    from fedtangent.federated.local import Work
+    from fedtangent.federated.schedule import per_client_permutations, strata
+
+    work = Work(epochs=2, batch_size=2)
+    ensemble = algorithms.fed_ensemble(toys.two_layer(), strata(6, 3, 4), client_learning_rate=0.2, work=work)
+    tangent = algorithms.ntk_fl(toys.two_layer(), per_client_permutations(6, 2), learning_rate=0.3, times=(1, 4))
+    found = {}
+    for algorithm in (ensemble, tangent):
+        run = simulate(algorithm, toys.uneven_data(), 6, seed=4, mapping=mapping, evaluate_every=4)
+        weights = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.state.server)])
+        found[f"{mapping} {algorithm.name}"] = {
+            "weights": weights.tolist(),
+            "examples": run.history.rounds["examples"].tolist(),
+            "uplink": run.history.evaluations[-1].uplink_bytes,
+        }
+    return found
+
+
+def main() -> None:
+    arguments = parsed()
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={arguments.devices}"
+    sys.path.insert(0, str(Path(__file__).parents[1] / "federated"))
+
+    import jax
+
+    from fedtangent import enable_x64
+    from fedtangent.engine import processes
+
+    enable_x64()
+    if arguments.num_processes:
+        processes.start(arguments.coordinator, arguments.num_processes, arguments.process_id)
+    found = {name: run for mapping in arguments.mappings for name, run in runs(mapping).items()}
+    if processes.is_main():
+        print(json.dumps({"devices": jax.device_count(), "processes": jax.process_count(), "runs": found}))
+
+
+main()

@@ -1,0 +1,89 @@
+"""A small run in which everything has a state: clients, schedule, server optimiser, random numbers."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedtangent.engine.run import Evaluation, Run, simulate
+from fedtangent.federated.compose import compose
+from fedtangent.federated.local import Work, local_sgd
+from fedtangent.federated.schedule import strata
+from fedtangent.federated.server import optax_server
+from fedtangent.losses import squared_error
+from fedtangent.types import Algorithm, Client, FederatedData, Key, Local, Model, PyTree
+
+NUM_CLIENTS = 7
+
+
+def data() -> FederatedData:
+    """Seven clients of 1 to 7 examples."""
+    offsets = np.cumsum([0, *range(1, NUM_CLIENTS + 1)]).astype(np.int32)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(offsets[-1], 3)), rng.normal(size=(offsets[-1], 2))
+    return FederatedData(*map(jnp.asarray, (x, y, np.arange(offsets[-1], dtype=np.int32), offsets)))
+
+
+def _local(model: Model, rate: float) -> Local:
+    """Local SGD whose message is moved by noise and by what the client remembers of its last message."""
+    inner = local_sgd(model, squared_error, optax.sgd(rate), Work(steps=3, batch_size=2))
+
+    def update(key: Key, broadcast: PyTree, memory: PyTree, client: Client) -> tuple[PyTree, PyTree, dict[str, Any]]:
+        message, _, info = inner.update(key, broadcast, (), client)
+        noise = 0.01 * jax.random.normal(jax.random.fold_in(key, 1), message.shape)
+        message = message + 0.1 * memory["last"] + noise
+        return message, {"last": message, "times": memory["times"] + 1}, info
+
+    return Local(lambda params: {"last": jnp.zeros_like(params), "times": jnp.int32(0)}, update)
+
+
+@functools.cache
+def algorithm(rate: float = 0.1, name: str = "stateful") -> Algorithm:
+    """Two linear models, Adam at the server, strata with partial participation."""
+    model = Model("linear", lambda key: jax.random.normal(key, (3, 2)), lambda w, x: x @ w, None, 2)
+    server = optax_server(optax.adam(0.05))
+    return compose(name, model, _local(model, rate), server, strata(NUM_CLIENTS, 2, 3, 2))
+
+
+def evaluate(state: PyTree) -> dict[str, Any]:
+    """Metrics of every kind that a checkpoint holds."""
+    weights = np.asarray(state.server.params)
+    return {
+        "train": {"norm": float(np.sum(weights**2)), "of": (1, "two", None, True)},
+        "weights": weights.copy(),
+        "scalar": np.float32(weights[0, 0, 0]),
+        "nan": float("nan"),
+    }
+
+
+def run(num_rounds: int = 11, **options: Any) -> Run:
+    """A run, evaluated every third round unless told otherwise."""
+    given = {"seed": 3, "mapping": "scan", "evaluate_every": 3, "evaluate": evaluate}
+    return simulate(algorithm(), data(), num_rounds, **{**given, **options})
+
+
+def plain(tree: Any) -> Any:
+    """The leaves with dtype, shape and bytes, containers with their types: equal only if equal bit for bit."""
+    if isinstance(tree, jax.Array) and jax.dtypes.issubdtype(tree.dtype, jax.dtypes.prng_key):
+        return str(tree.dtype), plain(np.asarray(jax.random.key_data(tree)))
+    if isinstance(tree, (jax.Array, np.ndarray, np.generic)):
+        array = np.asarray(tree)
+        return isinstance(tree, np.generic), str(array.dtype), array.shape, array.tobytes()
+    if isinstance(tree, dict):
+        return {k: plain(v) for k, v in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree).__name__, [plain(v) for v in tree]
+    return type(tree).__name__, repr(tree)
+
+
+def bits(run: Run) -> Any:
+    """All of a run's state and history."""
+    return plain((run.state, run.history))
+
+
+__all__ = ["Evaluation", "algorithm", "bits", "data", "evaluate", "plain", "run"]

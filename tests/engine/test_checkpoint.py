@@ -1,0 +1,375 @@
+"""Checkpoints: a resumed run is the uninterrupted one bit for bit; another's is refused; damage is got around."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent.engine import checkpoints
+from fedtangent.engine.checkpoints import CheckpointError, Checkpoints
+from fedtangent.engine.checkpoints.segment import Segment, decode, encode
+from fedtangent.engine.run import Evaluation, Run, simulate
+
+from . import stateful
+
+
+@functools.cache
+def whole() -> Any:
+    """The uninterrupted run of 11 rounds, without checkpoints."""
+    return stateful.bits(stateful.run())
+
+
+class Killed(BaseException):
+    """Ends a run as a kill would: nothing of it is caught."""
+
+
+def killed_at(round_: int) -> Callable[[Evaluation], None]:
+    def on_evaluation(evaluation: Evaluation) -> None:
+        if evaluation.round == round_:
+            raise Killed
+
+    return on_evaluation
+
+
+def at(folder: Path, every: int | None = 2, resume: bool = True, **options: Any) -> Checkpoints:
+    return Checkpoints(folder, every=every, resume=resume, **options)
+
+
+def begun(folder: Path, every: int | None = 2, dies_at: int = 9, **options: Any) -> None:
+    """A run that dies at the evaluation of round 9: checkpoints of rounds 4, 6 and 8 are there, later ones are not."""
+    with pytest.raises(Killed):
+        stateful.run(checkpoint=at(folder, every, resume=False, **options), on_evaluation=killed_at(dies_at))
+
+
+def rounds_in(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.glob("run-*/round-*"))
+
+
+def test_checkpoints_do_not_change_a_bit(tmp_path: Path) -> None:
+    for every in (1, 2, 4, 100, None):
+        run = stateful.run(checkpoint=at(tmp_path / str(every), every, resume=False))
+        assert stateful.bits(run) == whole(), every
+        assert run.status == "finished"
+
+
+@pytest.mark.parametrize(("every", "again"), [(1, 1), (2, 2), (2, 5), (4, None)])
+def test_a_run_that_died_and_is_resumed_is_the_same_bit_for_bit(tmp_path: Path, every: int, again: int | None) -> None:
+    begun(tmp_path, every)
+    told: list[Evaluation] = []
+    run = stateful.run(checkpoint=at(tmp_path, again), on_evaluation=told.append)
+    assert stateful.bits(run) == whole()
+    assert [e.round for e in told] == [0, 3, 6, 9, 11]
+    assert stateful.plain(told) == stateful.plain(run.history.evaluations)
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    begun(tmp_path)
+    assert rounds_in(tmp_path) == ["round-00000004", "round-00000006", "round-00000008"]
+    stateful.run(checkpoint=at(tmp_path, 5, keep=1))
+    assert rounds_in(tmp_path) == ["round-00000011"]
+    assert sorted(p.name for p in tmp_path.glob("run-*/history/*")) == [
+        f"{a:08d}-{b:08d}.npz" for a, b in ((0, 2), (2, 4), (4, 6), (6, 8), (8, 10), (10, 11))
+    ]
+
+
+def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
+    """Round 7 is evaluated as the last of seven, and is none of the longer run's evaluations."""
+    assert [e.round for e in stateful.run(7, checkpoint=at(tmp_path, 3, False)).history.evaluations] == [0, 3, 6, 7]
+    again = stateful.run(7, checkpoint=at(tmp_path, 3))
+    assert stateful.bits(again) == stateful.bits(stateful.run(7))
+    assert stateful.bits(stateful.run(11, checkpoint=at(tmp_path, 3))) == whole()
+
+
+@pytest.mark.parametrize("lost", ["key", "schedule_key", "schedule", "client", "server", "round"])
+def test_a_resume_that_loses_a_part_of_the_state_differs(
+    tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison above would show it: each part of the state, set back to its start, changes the end."""
+    begun(tmp_path)
+    from fedtangent.engine.checkpoints import store
+
+    def forgetful(folder: Path, like: Any) -> Any:
+        return read(folder, like)._replace(**{lost: getattr(other if "key" in lost else like, lost)})
+
+    read, other = store.read_state, stateful.algorithm().init(4, stateful.NUM_CLIENTS)
+    other = other._replace(schedule=stateful.algorithm().init(9, stateful.NUM_CLIENTS).schedule)
+    if lost == "schedule":  # the strata of a seed are the start's own: another seed's stand for lost ones
+        monkeypatch.setattr(store, "read_state", lambda f, like: read(f, like)._replace(schedule=other.schedule))
+    else:
+        monkeypatch.setattr(store, "read_state", forgetful)
+    assert stateful.bits(stateful.run(checkpoint=at(tmp_path))) != whole()
+
+
+# ---- which runs may continue ----
+
+
+def test_another_configuration_is_refused_with_its_fields(tmp_path: Path) -> None:
+    config = {"rate": 0.1, "widths": (8, 4), "nested": {"a": 1, "b": None}, "path": Path("x")}
+    begun(tmp_path, config=config)
+    other = {"rate": 0.2, "widths": [8, 4], "nested": {"a": 2, "c": 3}, "path": "x"}
+    with pytest.raises(CheckpointError) as refused:
+        stateful.run(checkpoint=at(tmp_path, config=other), seed=4)
+    said = str(refused.value)
+    assert "rate (0.1 in the checkpoint, 0.2 now)" in said
+    assert "nested.a (1 in the checkpoint, 2 now)" in said
+    assert "nested.b" in said and "nested.c" in said
+    assert "widths" not in said and "path" not in said and "seed" not in said
+    assert stateful.bits(stateful.run(checkpoint=at(tmp_path, config={**config, "path": "x"}))) == whole()
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"seed": 4}, 'seed ("seed 3" in the checkpoint, "seed 4" now)'),
+        ({"init_key": jax.random.key(1)}, "init_key"),
+        ({"evaluate_every": 4}, "evaluate_every (3 in the checkpoint, 4 now)"),
+        ({"num_rounds": 7}, "num_rounds: got 7, but the checkpoint is at round 8"),
+    ],
+)
+def test_another_run_is_refused_even_if_the_configuration_does_not_tell(
+    tmp_path: Path, changed: dict[str, Any], field: str
+) -> None:
+    begun(tmp_path)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    with pytest.raises(CheckpointError) as refused:
+        stateful.run(**{"checkpoint": at(tmp_path), **changed})
+    assert field in str(refused.value)
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+
+
+def test_other_data_or_another_shape_of_state_are_refused(tmp_path: Path) -> None:
+    begun(tmp_path)
+    other = stateful.data()._replace(y=stateful.data().y.at[3, 0].add(1e-9))
+    given = {"seed": 3, "mapping": "scan", "evaluate_every": 3, "evaluate": stateful.evaluate}
+    with pytest.raises(CheckpointError, match=r"different are data\.y"):
+        simulate(stateful.algorithm(), other, 11, checkpoint=at(tmp_path), **given)
+    wider = stateful.algorithm()._replace(init=lambda *a: _wider(stateful.algorithm().init(*a)))
+    with pytest.raises(CheckpointError, match=r"different are traced round .*, state\.\.schedule_key"):
+        simulate(wider, stateful.data(), 11, checkpoint=at(tmp_path), **given)
+
+
+def _wider(state: Any) -> Any:
+    return state._replace(schedule_key=jax.random.key(0, impl="rbg"))
+
+
+def test_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"resume: there is no checkpoint in .*nowhere"):
+        stateful.run(checkpoint=at(tmp_path / "nowhere"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_versions_are_told_and_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun(tmp_path)
+    said: list[str] = []
+    monkeypatch.setattr(np, "__version__", "1.0.0")
+    run = stateful.run(checkpoint=at(tmp_path, notify=said.append), mapping="vmap")
+    assert run.status == "finished"
+    assert len(said) == 2
+    assert 'numpy ("' in said[0] and '"1.0.0" now' in said[0]
+    assert 'mapping ("scan" in the checkpoint, "vmap" now)' in said[1]
+
+
+def test_the_mapping_auto_is_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun(tmp_path)
+    from fedtangent import simulate as module
+
+    monkeypatch.setattr(sys.modules[module.__module__], "default_mapping", lambda: "vmap")
+    said: list[str] = []
+    assert stateful.bits(stateful.run(checkpoint=at(tmp_path, notify=said.append), mapping="auto")) == whole()
+    assert said == []
+
+
+def test_a_new_run_keeps_the_old_checkpoints_until_its_own_first(tmp_path: Path) -> None:
+    begun(tmp_path)
+    begun(tmp_path, every=4, dies_at=3)
+    assert rounds_in(tmp_path) == ["round-00000004", "round-00000006", "round-00000008"]
+    assert stateful.bits(stateful.run(checkpoint=at(tmp_path))) == whole()
+    begun(tmp_path, every=4, dies_at=6)
+    assert rounds_in(tmp_path) == ["round-00000004"]
+    assert stateful.bits(stateful.run(checkpoint=at(tmp_path))) == whole()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"checkpoint folder: .*file is not a directory"):
+        stateful.run(checkpoint=at(tmp_path / "file", resume=False))
+    with pytest.raises(CheckpointError, match=r"checkpoint folder: cannot write in .*file/sub"):
+        stateful.run(checkpoint=at(tmp_path / "file" / "sub", resume=False))
+
+
+# ---- damage ----
+
+
+def largest(folder: Path) -> Path:
+    return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+@pytest.mark.parametrize("what", ["state", "record.json", "history"])
+@pytest.mark.parametrize("harm", [flip, truncate, Path.unlink])
+def test_damage_falls_back_to_the_last_good_checkpoint(tmp_path: Path, what: str, harm: Callable[[Path], Any]) -> None:
+    begun(tmp_path)
+    newest = tmp_path / "run-0001" / "round-00000008"
+    paths = {"state": largest(newest / "state"), "record.json": newest / "record.json"}
+    paths["history"] = newest.parent / "history" / "00000006-00000008.npz"
+    harm(paths[what])
+    said: list[str] = []
+    run = stateful.run(checkpoint=at(tmp_path, notify=said.append))
+    assert stateful.bits(run) == whole()
+    assert len(said) == 1
+    assert said[0].startswith("the checkpoint of round 8 is damaged (")
+    assert said[0].endswith("going back to round 6")
+    again = stateful.run(checkpoint=at(tmp_path, notify=said.append))
+    assert stateful.bits(again) == whole()
+    assert len(said) == 1
+
+
+def test_none_good_is_said_and_nothing_is_started(tmp_path: Path) -> None:
+    begun(tmp_path)
+    flip(tmp_path / "run-0001" / "history" / "00000000-00000002.npz")
+    with pytest.raises(CheckpointError, match=r"no good checkpoint in .*round 8 is damaged.*round 4 is damaged"):
+        stateful.run(checkpoint=at(tmp_path))
+    assert len(rounds_in(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("dies_in", ["write_arrays", "write_record", "rename", "history", "remove"])
+def test_a_kill_while_a_checkpoint_is_written(tmp_path: Path, dies_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedtangent.engine.checkpoints import store
+
+    names = {"rename": (os, "rename"), "history": (store, "write_durably"), "remove": (store.shutil, "rmtree")}
+    place, name = names.get(dies_in, (store, dies_in))
+    original, calls = getattr(place, name), []
+
+    def deadly(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 4:
+            raise Killed
+        return original(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(place, name, deadly)
+        with pytest.raises(Killed):
+            stateful.run(checkpoint=at(tmp_path, 1, resume=False))
+    assert rounds_in(tmp_path) != []
+    assert stateful.bits(stateful.run(checkpoint=at(tmp_path, 1))) == whole()
+    assert not list(tmp_path.rglob("*.part")) and not list(tmp_path.rglob("*.gone"))
+
+
+# ---- signals ----
+
+
+def stopped_by(number: int, folder: Path, every: int | None = None, round_: int = 6) -> Run:
+    def interrupt(evaluation: Evaluation) -> None:
+        if evaluation.round == round_:
+            os.kill(os.getpid(), number)
+
+    return stateful.run(checkpoint=at(folder, every, resume=False), on_evaluation=interrupt)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    run = stopped_by(number, tmp_path)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert run.status.startswith(f"stopped by {number.name} at round ")
+    done = int(run.status.split()[-1])
+    assert 6 <= done < 11
+    assert int(run.state.round) == done == len(run.history.rounds["loss"])
+    assert rounds_in(tmp_path) == [f"round-{done:08d}"]
+    assert stateful.bits(stateful.run(checkpoint=at(tmp_path))) == whole()
+
+
+def test_a_second_signal_does_what_it_always_did(tmp_path: Path) -> None:
+    def twice(evaluation: Evaluation) -> None:
+        if evaluation.round == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        stateful.run(checkpoint=at(tmp_path, resume=False), on_evaluation=twice)
+    assert stateful.bits(stateful.run(checkpoint=at(tmp_path))) == whole()
+
+
+def test_other_threads_and_runs_without_checkpoints_leave_signals_alone(tmp_path: Path) -> None:
+    ends: list[Any] = []
+    before = signal.getsignal(signal.SIGTERM)
+    seen: list[Any] = []
+
+    def look(evaluation: Evaluation) -> None:
+        seen.append(signal.getsignal(signal.SIGTERM) is before)
+
+    def other_thread() -> None:
+        ends.append(stateful.run(checkpoint=at(tmp_path, resume=False), on_evaluation=look))
+
+    thread = threading.Thread(target=other_thread)
+    thread.start()
+    thread.join()
+    assert stateful.bits(ends[0]) == whole()
+    stateful.run(on_evaluation=look)
+    assert all(seen)
+    seen.clear()
+    stateful.run(checkpoint=at(tmp_path, resume=False), on_evaluation=look)
+    assert not any(seen)
+
+
+# ---- arguments, and the parts by themselves ----
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "checkpoint every: got 0, must be a whole number of at least 1"),
+        ({"every": 1.5}, "checkpoint every: got 1.5"),
+        ({"keep": 0}, "checkpoint keep: got 0"),
+        ({"config": {"a": [1, {"b": object()}]}}, r"checkpoint config\['a'\]\[1\]\['b'\]: got a object"),
+    ],
+)
+def test_bad_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Checkpoints(tmp_path, **options)
+
+
+def test_a_metric_that_a_checkpoint_cannot_hold(tmp_path: Path) -> None:
+    for metric, kind in ((object(), "object"), (np.array([object()]), "array of object"), ({1: 2}, "dict")):
+        with pytest.raises(ValueError, match=rf"metrics of round 0\['a'\]: a checkpoint cannot hold an? {kind}"):
+            stateful.run(1, evaluate=lambda state, m=metric: {"a": m}, checkpoint=at(tmp_path, resume=False))
+
+
+def test_a_segment_comes_back_as_it_was() -> None:
+    infos = {"a": np.arange(6.0).reshape(3, 2), "b": np.asarray(jnp.ones((3,), jnp.bfloat16)), "c": np.zeros((3, 0))}
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), infos)
+    metrics = {"text": "é", "s": np.array(["ab", "c"]), "n": [float("inf"), -0.0, 1e-320], "d": {"array": {"x": 1}}}
+    metrics |= {"big": 10**30, "t": np.datetime64("2020-01-01")}
+    segment = Segment(4, 7, checkpoints.segment.Link("x", "y"), infos, [Evaluation(5, metrics, 1, 2)])
+    assert stateful.plain(decode(encode(segment, shapes), shapes)) == stateful.plain(segment)
+
+
+def test_the_cost_of_the_history_does_not_grow(tmp_path: Path) -> None:
+    """The last segment of a long run is as large as its first: the whole history is not written over again."""
+    stateful.run(40, checkpoint=at(tmp_path, 4, resume=False), evaluate_every=None)
+    sizes = [p.stat().st_size for p in sorted(tmp_path.glob("run-*/history/*"))]
+    assert len(sizes) == 10
+    assert max(sizes[1:-1]) <= min(sizes[1:-1]) + 16
+    records = [json.loads(p.read_text()) for p in tmp_path.glob("run-*/round-*/record.json")]
+    assert all(set(r["record"]["history"]) and len(r["record"]["history"]) == 2 for r in records)

@@ -1,0 +1,227 @@
+"""Mappings: every one gives the same rounds, in the cohort's own order, whatever the sizes and the padding."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent.engine import clients as engine_module
+from fedtangent.engine.clients import (
+    Mapping,
+    _arrange,
+    _by_size,
+    _deal,
+    _restore,
+    chunked,
+    default_mapping,
+    device_mesh,
+    engine_for,
+    parse,
+    scan_clients,
+    sharded,
+    vmap_clients,
+)
+from fedtangent.federated import algorithms, compose
+from fedtangent.federated.compose import _fetched
+from fedtangent.federated.local import Work
+from fedtangent.federated.schedule import all_clients, per_client_permutations, strata, uniform_sampling
+from fedtangent.pytrees import num_bytes
+from fedtangent.types import Algorithm, Cohort, Engine, FederatedData, PyTree, Slots
+
+from ..federated.toys import distance, two_layer, uneven_data
+
+ROUNDING = 1e-11
+VISIBLE = 1e-4
+NAMES = ["vmap", "chunked:1", "chunked:2", "chunked:4", "chunked:6", "chunked:100"]
+
+
+@functools.cache
+def both() -> dict[str, Algorithm]:
+    model, work = two_layer(), Work(epochs=2, batch_size=2)
+    return {
+        "fed_ensemble": algorithms.fed_ensemble(model, strata(6, 3, 4), client_learning_rate=0.2, work=work),
+        "ntk_fl": algorithms.ntk_fl(model, per_client_permutations(6, 2), learning_rate=0.3, times=(1, 4)),
+    }
+
+
+def rounds(algorithm: Algorithm, engine: Engine, number: int = 3) -> tuple[PyTree, list[Any]]:
+    """States and infos of the first rounds, each round compiled by itself."""
+    step = jax.jit(lambda state, data: algorithm.step(state, data, engine))
+    state, infos = algorithm.init(4, 6), []
+    for _ in range(number):
+        state, info = step(state, uneven_data())
+        infos.append(jax.tree.map(np.asarray, info))
+    return state, infos
+
+
+@functools.cache
+def reference(name: str) -> tuple[PyTree, list[Any]]:
+    return rounds(both()[name], engine_for(uneven_data(), "scan"))
+
+
+@pytest.mark.parametrize(
+    ("name", "mapping"), [*(("fed_ensemble", m) for m in NAMES), ("ntk_fl", "vmap"), ("ntk_fl", "chunked:4")]
+)
+def test_every_mapping_is_the_same_run(name: str, mapping: str) -> None:
+    state, infos = rounds(both()[name], engine_for(uneven_data(), mapping))
+    assert distance(state, reference(name)[0]) < ROUNDING
+    for mine, theirs in zip(infos, reference(name)[1], strict=True):
+        assert mine.keys() == theirs.keys()
+        for key in ("examples", "model_weight"):
+            assert np.array_equal(mine[key], theirs[key])
+        np.testing.assert_allclose(
+            *(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(i)]) for i in (mine, theirs)), atol=1e-6
+        )
+    assert len(set(reference(name)[1][0]["examples"].tolist())) > 1  # so that a wrong order would show
+
+
+@pytest.mark.parametrize(("held", "cut"), [(1, 1), (2, 2), (4, 4), (100, 100)])
+def test_a_cpu_trains_as_many_at_once_as_its_cache_holds(monkeypatch: pytest.MonkeyPatch, held: int, cut: int) -> None:
+    """The same run, in batches of ``cut`` of the slots, each padded to its own largest client only."""
+    state, widths = both()["fed_ensemble"].init(4, 6), []
+    message = num_bytes(state.server.params) // 3  # of three models
+    monkeypatch.setattr(engine_module, "WORTH", 2)
+    monkeypatch.setattr(engine_module, "cache_bytes", lambda: int(3 * message * (held + 0.5)))
+    inside = engine_module._lockstep
+
+    def spy(train: Any, held: Any, aggregate: Any, acc: Any, slots: Slots) -> Any:
+        widths.append(slots.client.shape[0])
+        return inside(train, held, aggregate, acc, slots)
+
+    monkeypatch.setattr(engine_module, "_lockstep", spy)
+    state, _ = rounds(both()["fed_ensemble"], engine_for(uneven_data(), "vmap"), 2)
+    slots = both()["fed_ensemble"].schedule.num_slots
+    assert set(widths) == ({min(cut, slots)} if cut > 1 else set())
+    again, _ = rounds(both()["fed_ensemble"], engine_for(uneven_data(), "scan"), 2)
+    assert distance(state, again) < ROUNDING
+
+
+def test_a_cpu_whose_cache_holds_few_trains_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    for held, expected in ((engine_module.WORTH - 1, 1), (engine_module.WORTH, engine_module.WORTH)):
+        monkeypatch.setattr(engine_module, "cache_bytes", lambda held=held: 3000 * held)
+        assert engine_module.side_by_side(1000) == expected
+
+
+def test_padding_that_counts_is_another_run() -> None:
+    """Negative control: the empty slots that fill the last chunk, given a weight."""
+
+    def counted(*args: Any) -> Any:
+        train, held, aggregate, acc, slots = args
+        return vmap_clients(train, held, aggregate, acc, slots._replace(weight=jnp.maximum(slots.weight, 1.0)))
+
+    engine = Engine(chunked(4, counted), 6)
+    assert distance(rounds(both()["fed_ensemble"], engine)[0], reference("fed_ensemble")[0]) > VISIBLE
+
+
+def test_sharded_over_one_device_is_the_same_run_and_merges() -> None:
+    for name, inner in (("fed_ensemble", chunked(2, vmap_clients)), ("ntk_fl", scan_clients)):
+        engine = Engine(sharded(inner, device_mesh(1)), 6)
+        assert distance(rounds(both()[name], engine)[0], reference(name)[0]) < ROUNDING
+
+
+@hypothesis.given(st.integers(1, 40), st.integers(1, 9))
+def test_every_slot_is_dealt_once_and_evenly(num_slots: int, devices: int) -> None:
+    hands = _deal(num_slots, devices)
+    assert hands.shape == (devices, -(-num_slots // devices))
+    assert sorted(hands.ravel().tolist()) == list(range(hands.size))
+    sizes = np.sort(np.random.default_rng(num_slots).integers(1, 100, hands.size))[::-1]
+    shares = sizes[hands].sum(axis=1)
+    assert shares.max() - shares.min() <= sizes[0]  # no device waits for more than one client of another
+
+
+@hypothesis.given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.integers(1, 5))
+def test_arranged_and_restored(sizes: list[int], width: int) -> None:
+    num, chunks = len(sizes), -(-len(sizes) // width)
+    size = jnp.asarray(sizes, jnp.int32)
+    slots = Slots(jnp.arange(num, dtype=jnp.int32) + 7, jnp.zeros(num, jnp.int32), jnp.ones(num), size, size)
+    order = jnp.full((chunks * width,), num, jnp.int32).at[:num].set(_by_size(slots))
+    rows = _arrange(slots, order)
+    assert np.all(np.diff(np.asarray(rows.size[:num])) <= 0)
+    assert np.all(np.asarray(rows.weight) == (np.arange(chunks * width) < num))
+    np.testing.assert_array_equal(_restore(rows, order, num).client, slots.client)
+
+
+def test_names() -> None:
+    assert parse("scan") == Mapping("scan", 1, 1)
+    assert parse("vmap") == Mapping("vmap", None, 1)
+    assert parse("chunked:8") == Mapping("chunked", 8, 1)
+    assert parse("sharded", devices=4) == Mapping("scan", 1, 4)
+    assert parse("sharded:chunked:3", devices=2) == Mapping("chunked", 3, 2)
+    for name in ("scan", "vmap", "chunked:8", "sharded:scan", "sharded:vmap", "sharded:chunked:3"):
+        assert str(parse(name, devices=2)) == name
+    assert str(parse("sharded:vmap", devices=1)) == "vmap"
+    assert default_mapping() == parse("scan")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "pmap", "chunked", "chunked:", "chunked:0", "chunked:-1", "chunked:x", "sharded:"]
+)
+def test_other_names(name: str) -> None:
+    with pytest.raises(ValueError, match=f"mapping: got {name!r}, allowed are auto, scan, vmap, chunked:<n>"):
+        engine_for(uneven_data(), name)
+
+
+def test_engines_are_equal_so_that_a_second_run_compiles_nothing() -> None:
+    for name in ("scan", "vmap", "chunked:2"):
+        assert engine_for(uneven_data(), name) == engine_for(uneven_data(), name)
+        assert hash(engine_for(uneven_data(), name)) == hash(engine_for(uneven_data(), name))
+    assert engine_for(uneven_data(), "chunked:2") != engine_for(uneven_data(), "chunked:3")
+    assert engine_for(uneven_data()).mesh is None
+
+
+def test_a_cohort_is_fetched_together_only_where_that_is_cheap() -> None:
+    x = jnp.arange(400.0).reshape(200, 2)
+    even = FederatedData(x, x[:, 0], jnp.arange(200, dtype=jnp.int32)[::-1], jnp.arange(0, 201, 5, dtype=jnp.int32))
+    cohort = uniform_sampling(40, 8).sample(jax.random.key(0), (), jnp.int32(0))[0]
+    found = _fetched(even, cohort, 5)
+    assert found is not None
+    for slot, client in enumerate(np.asarray(cohort.client)):  # a client's own rows, through the partition's indices
+        np.testing.assert_array_equal(found[0][slot], x[::-1][5 * client : 5 * client + 5])
+    assert _fetched(even, all_clients(40).sample(jax.random.key(0), (), jnp.int32(0))[0], 5) is None  # most of the data
+    skewed = even._replace(offsets=jnp.concatenate([jnp.arange(40, dtype=jnp.int32), jnp.array([200], jnp.int32)]))
+    everybody = jnp.tile(jnp.arange(5, dtype=jnp.int32), 200)  # 200 clients that share five of ten examples
+    shared = FederatedData(x[:10], x[:10, 0], everybody, jnp.arange(0, 1001, 5, dtype=jnp.int32))
+    assert _fetched(shared, cohort, 5) is None  # forty examples, four times the data
+    assert _fetched(skewed, Cohort(*(leaf[:1] for leaf in cohort)), 161) is None  # most of it would be padding
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [("fed_avg", "scan"), ("fed_avg", "vmap"), ("fed_avg", "sharded:chunked:2"), ("ntk_fl", "scan")]
+)
+def test_fetching_a_cohort_together_changes_nothing(method: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(2, 6, 40))]).astype(np.int32)
+    x = jnp.asarray(rng.normal(size=(offsets[-1], 3)))
+    order = jnp.asarray(rng.permutation(offsets[-1]), jnp.int32)
+    data = FederatedData(x, jnp.sin(x[:, :2]), order, jnp.asarray(offsets))
+    model, plan = two_layer(), uniform_sampling(40, 5)
+
+    def build() -> Algorithm:
+        if method == "ntk_fl":
+            return algorithms.ntk_fl(model, plan, learning_rate=0.3, times=(1, 4))
+        return algorithms.fed_avg(model, plan, client_learning_rate=0.2, work=Work(epochs=2, batch_size=2))
+
+    def run() -> PyTree:
+        algorithm, engine = build(), engine_for(data, name)
+        once = jax.jit(lambda state: algorithm.step(state, data, engine)[0])
+        return once(once(algorithm.init(0, 40))).server
+
+    together = run()
+    asked: list[bool] = []
+
+    def apart(*given: Any) -> None:
+        asked.append(_fetched(*given) is not None)
+
+    monkeypatch.setattr(compose, "_fetched", apart)
+    assert distance(run(), together) < ROUNDING
+    assert asked and all(asked)
+    # a cohort whose slots are given each other's examples is another run
+    monkeypatch.setattr(compose, "_fetched", lambda *given: jax.tree.map(lambda leaf: leaf[::-1], _fetched(*given)))
+    assert distance(run(), together) > VISIBLE or method == "ntk_fl"

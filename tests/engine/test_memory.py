@@ -1,0 +1,119 @@
+"""The memory plan against the compiler's own account of the same program, and runs that cannot fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent.data import federated_data
+from fedtangent.engine import memory
+from fedtangent.engine.clients import engine_for, parse
+from fedtangent.federated import algorithms
+from fedtangent.federated.local import Work
+from fedtangent.federated.schedule import uniform_sampling
+from fedtangent.models import mlp
+from fedtangent.types import Algorithm, FederatedData, Partition
+
+CLIENTS, EXAMPLES, COHORT = 12, 40, 8
+
+
+@pytest.fixture(autouse=True)
+def _a_cache_that_holds_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mappings do what their names say, whatever the cache of this machine."""
+    monkeypatch.setattr("fedtangent.engine.clients.cache_bytes", lambda: 2**60)
+
+
+def data(inputs: int = 30) -> FederatedData:
+    n = CLIENTS * EXAMPLES
+    offsets = np.arange(0, n + 1, EXAMPLES, dtype=np.int32)
+    rng = np.random.default_rng(0)
+    clients = Partition(np.arange(n, dtype=np.int32), offsets)
+    return federated_data(rng.normal(size=(n, inputs)), rng.integers(0, 10, n), clients, dtype=jnp.float32)
+
+
+def algorithm(width: int = 64, batch_size: int | None = 8) -> Algorithm:
+    work = Work(steps=4, batch_size=batch_size)
+    schedule = uniform_sampling(CLIENTS, COHORT)
+    return algorithms.fed_avg(
+        mlp(30, 10, (width,)), schedule, client_learning_rate=0.1, work=work, loss="cross_entropy"
+    )
+
+
+def compiled_bytes(chosen: Algorithm, mapping: str) -> int:
+    """What the compiler says a round needs besides data and state."""
+    engine = engine_for(data(), mapping)
+    state = jax.eval_shape(lambda: chosen.init(0, CLIENTS))
+    step = jax.jit(lambda s, d: chosen.step(s, d, engine), donate_argnums=0)
+    return step.lower(state, data()).compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize(("width", "batch_size"), [(64, 8), (512, 8), (512, None)])
+@pytest.mark.parametrize("mapping", ["scan", "vmap", "chunked:4"])
+def test_the_plan_is_above_what_the_compiler_allots_and_not_far(width: int, batch_size: int, mapping: str) -> None:
+    chosen = algorithm(width, batch_size)
+    plan = memory.plan(chosen, data(), parse(mapping), EXAMPLES, rounds=1)
+    planned, allotted = plan.total - plan.data - plan.state, compiled_bytes(chosen, mapping)
+    assert allotted <= planned <= 4 * allotted
+    assert plan.concurrent == {"scan": 1, "vmap": COHORT, "chunked:4": 4}[mapping]
+
+
+def test_the_plan_grows_with_what_it_is_made_of() -> None:
+    small, wide, more = (
+        memory.plan(algorithm(w), data(), parse("vmap"), EXAMPLES, r) for w, r in ((64, 1), (128, 1), (64, 9))
+    )
+    assert small.data == more.data == 4 * (12 * 40 * 30 + 12 * 40 + 12 * 40 + 13)
+    assert wide.slot > 1.8 * small.slot
+    assert more.total > small.total
+    devices = memory.plan(algorithm(), data(), parse("sharded:vmap", devices=4), EXAMPLES, 1)
+    assert devices.concurrent == 2
+
+
+def test_liveness_by_hand() -> None:
+    def chain(x: Any) -> Any:
+        y = jnp.dot(x, x)  # 800 bytes, alive until z is there
+        z = jnp.dot(y, y)
+        return jnp.dot(z, z)[0, 0]
+
+    jaxpr = jax.make_jaxpr(chain)(jnp.zeros((10, 10))).jaxpr
+    assert 1600 <= memory.peak_bytes(jaxpr) <= 1616
+
+    def loop(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 5, lambda i, c: jnp.dot(c, c), x)
+
+    assert 800 <= memory.peak_bytes(jax.make_jaxpr(loop)(jnp.zeros((10, 10))).jaxpr) <= 832
+
+
+def test_a_run_that_cannot_fit_names_the_largest_chunk_that_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = memory.plan(algorithm(), data(), parse("vmap"), EXAMPLES, 1)
+    for chunk in (1, 3):
+        limit = int((plan.fixed + (chunk + 0.5) * plan.slot) / memory.USABLE)
+        monkeypatch.setattr(memory, "memory_limit", lambda limit=limit: limit)
+        with pytest.raises(ValueError, match=rf"mapping: vmap needs .*largest chunk that fits is chunked:{chunk}$"):
+            memory.check(algorithm(), data(), parse("vmap"), EXAMPLES, 1)
+        assert memory.check(algorithm(), data(), parse(f"chunked:{chunk}"), EXAMPLES, 1).fits
+        with pytest.raises(ValueError, match="largest chunk"):
+            memory.check(algorithm(), data(), parse(f"chunked:{chunk + 1}"), EXAMPLES, 1)
+    monkeypatch.setattr(memory, "memory_limit", lambda: plan.data)
+    with pytest.raises(ValueError, match="no mapping fits: data and state take"):
+        memory.check(algorithm(), data(), parse("scan"), EXAMPLES, 1)
+
+
+def test_in_words() -> None:
+    sizes = (1, 1023, 1024, 1536, 2**20, 5 * 2**30, 2**50)
+    assert [memory.size(n) for n in sizes] == [
+        *("1 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "5.0 GiB", "1048576.0 GiB")
+    ]
+    plan = memory.Plan(2**20, 2**10, 0, 2**21, 4, 0, 2**30)
+    assert memory.describe(plan) == (
+        "memory: 9.0 MiB of 1.0 GiB predicted at the peak (data 1.0 MiB, state 1.0 KiB, aggregate 0 B, "
+        "4 x 2.0 MiB clients, outputs 0 B)"
+    )
+    assert plan._replace(limit=2**20).largest_chunk == 0
+
+
+def test_the_limit_is_within_the_machine() -> None:
+    assert 2**28 < memory.memory_limit() < 2**45

@@ -1,0 +1,191 @@
+"""The driver: history, seeds, mappings and bad arguments. The laws of the loop are in ``federated/test_laws.py``."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedtangent import simulate as simulate_from_the_root
+from fedtangent.engine.clients import engine_for
+from fedtangent.engine.loop import chunk_length
+from fedtangent.engine.run import Evaluation, simulate
+from fedtangent.federated.compose import compose
+from fedtangent.federated.local import Work, local_sgd
+from fedtangent.federated.schedule import uniform_sampling
+from fedtangent.federated.server import optax_server
+from fedtangent.losses import squared_error
+from fedtangent.types import Algorithm, Cost, FederatedData, Model, PyTree
+
+OFFSETS = [0, 2, 5, 6]
+COMPILES: list[str] = []
+
+
+def _listen(event: str, duration: float, **_: Any) -> None:
+    if "backend_compile" in event:
+        COMPILES.append(event)
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
+
+
+def data() -> FederatedData:
+    rng = np.random.default_rng(0)
+    x, y = jnp.asarray(rng.normal(size=(6, 2))), jnp.asarray(rng.normal(size=(6, 1)))
+    return FederatedData(x, y, jnp.arange(6, dtype=jnp.int32), jnp.asarray(OFFSETS, jnp.int32))
+
+
+@functools.cache
+def algorithm() -> Algorithm:
+    """Two of three clients a round; eight bytes for each of the linear model's two weights."""
+    model = Model("linear", lambda key: jax.random.normal(key, (2, 1)), lambda w, x: x @ w, None, 1)
+    local = local_sgd(model, squared_error, optax.sgd(0.1), Work(steps=2))
+    return compose("linear", model, local, optax_server(optax.sgd(1.0)), uniform_sampling(3, 2))
+
+
+def weights(state: PyTree) -> np.ndarray:
+    return np.asarray(state.server.params)
+
+
+@functools.cache
+def evaluated() -> tuple[Any, list[Evaluation]]:
+    """Seven rounds, evaluated every three."""
+    told: list[Evaluation] = []
+    run = simulate(
+        algorithm(),
+        data(),
+        7,
+        seed=3,
+        mapping="scan",
+        evaluate_every=3,
+        evaluate=lambda state: {"weights": weights(state).copy()},
+        on_evaluation=told.append,
+    )
+    return run, told
+
+
+def test_evaluations() -> None:
+    run, told = evaluated()
+    seen = run.history.evaluations
+    assert [e.round for e in seen] == [0, 3, 6, 7]
+    assert [e.uplink_bytes for e in seen] == [e.downlink_bytes for e in seen] == [0, 3 * 32, 6 * 32, 7 * 32]
+    assert run.history.cost == Cost(16, 0, 16)
+    assert told == seen
+    assert np.array_equal(seen[0].metrics["weights"], weights(algorithm().init(3, 3)))
+    assert np.array_equal(seen[-1].metrics["weights"], weights(run.state))
+    assert len({e.metrics["weights"].tobytes() for e in seen}) == 4
+
+
+def test_rounds_are_stacked_without_the_padding_of_the_last_chunk() -> None:
+    run, _ = evaluated()
+    rounds = run.history.rounds
+    assert rounds["steps"].shape == rounds["loss"].shape == rounds["cohort"].client.shape == (7, 2)
+    assert rounds["model_weight"].shape == (7, 1)
+    assert (rounds["steps"] == 2).all()
+    sizes = np.diff(OFFSETS)[rounds["cohort"].client]
+    assert np.array_equal(rounds["examples"], sizes)
+    assert np.array_equal(rounds["cohort"].weight, sizes)
+    assert np.array_equal(rounds["model_weight"][:, 0], sizes.sum(axis=1))
+    assert int(run.state.round) == 7
+
+
+def test_evaluate_every_beyond_the_end_is_once_at_the_end() -> None:
+    ends = [simulate(algorithm(), data(), 3, seed=3, mapping="scan", evaluate_every=every) for every in (None, 100)]
+    for run in ends:
+        assert [e.round for e in run.history.evaluations] == [0, 3]
+        assert run.history.evaluations[-1].metrics == {}
+        assert np.array_equal(weights(run.state), evaluated()[1][1].metrics["weights"])
+
+
+def test_another_number_of_rounds_compiles_and_traces_nothing() -> None:
+    """Without evaluations too: neither the number of rounds nor their interval is in the compiled program."""
+    sound, traces = algorithm(), []
+    step = lambda *arguments: (traces.append(1), sound.step(*arguments))[1]  # noqa: E731
+    watched = sound._replace(step=step)
+    simulate(watched, data(), 3, mapping="scan")
+    assert len(traces) == 2  # the memory plan's and the program's
+    COMPILES.clear()
+    for rounds, every in ((2, None), (17, None), (300, None), (20, 7)):
+        run = simulate(watched, data(), rounds, mapping="scan", evaluate_every=every)
+        assert len(run.history.rounds["loss"]) == int(run.state.round) == rounds
+    assert (len(traces), COMPILES) == (2, [])
+    simulate(sound._replace(step=lambda *arguments: step(*arguments)), data(), 2, mapping="scan")
+    assert len(traces) == 4  # another algorithm is traced, and compiled
+    assert COMPILES != []
+
+
+def test_a_chunk_of_large_infos_is_short() -> None:
+    def shapes(*shape: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return {"loss": jax.ShapeDtypeStruct(shape, jnp.float32)}
+
+    lengths = [chunk_length(shapes(*shape)) for shape in ((), (1_000,), (100_000,), (1_000, 1_000), (10**9,))]
+    assert lengths == [128, 128, 16, 2, 1]
+
+
+def test_seed_is_an_int_or_its_key() -> None:
+    run = functools.partial(simulate, algorithm(), data(), 3, mapping="scan", evaluate_every=3)
+    one = weights(run(seed=3).state)
+    assert np.array_equal(one, weights(run(seed=jax.random.key(3)).state))
+    assert not np.array_equal(one, weights(run(seed=4).state))
+
+
+def test_init_key_changes_the_start_and_not_the_cohorts() -> None:
+    run = simulate(algorithm(), data(), 3, seed=3, mapping="scan", evaluate_every=3, init_key=jax.random.key(9))
+    other = evaluated()[0]
+    assert np.array_equal(run.history.rounds["cohort"].client, other.history.rounds["cohort"].client[:3])
+    assert not np.array_equal(weights(run.state), other.history.evaluations[1].metrics["weights"])
+
+
+def test_progress_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    run = simulate(algorithm(), data(), 7, seed=3, mapping="scan", evaluate_every=3, progress=True)
+    assert np.array_equal(weights(run.state), weights(evaluated()[0].state))
+    assert capsys.readouterr().out == ""
+
+
+def test_the_callers_key_and_data_survive_a_run() -> None:
+    key, given = jax.random.key(3), data()
+    ends = [
+        weights(simulate(algorithm(), given, 3, key, "scan", evaluate_every=3, init_key=key).state) for _ in range(2)
+    ]
+    assert np.array_equal(*ends)
+
+
+def test_the_root_exports_it() -> None:
+    assert simulate_from_the_root is simulate
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_rounds": 0}, "num_rounds: got 0, must be a whole number of at least 1"),
+        ({"num_rounds": -3}, "num_rounds: got -3, must be a whole number of at least 1"),
+        ({"evaluate_every": 0}, "evaluate_every: got 0, must be a whole number of at least 1"),
+        ({"mapping": "pmap"}, "mapping: got 'pmap', allowed are auto, scan, vmap, chunked"),
+    ],
+)
+def test_bad_arguments_before_any_work(changed: dict[str, Any], message: str) -> None:
+    calls: list[Any] = []
+    watched = algorithm()._replace(init=lambda *args: calls.append(args))
+    with pytest.raises(ValueError, match=message):
+        simulate(watched, data(), **({"num_rounds": 1} | changed))
+    assert calls == []
+
+
+def test_data_of_another_number_of_clients() -> None:
+    fewer = data()._replace(offsets=jnp.asarray([0, 2, 6], jnp.int32))
+    with pytest.raises(ValueError, match="data: has 2 clients, but the schedule was built for 3"):
+        simulate(algorithm(), fewer, 1)
+
+
+def test_a_step_outside_of_a_run_needs_only_an_engine() -> None:
+    state, given = algorithm().init(3, 3), data()
+    step = jax.jit(algorithm().step, static_argnums=2)
+    for _ in range(3):
+        state, info = step(state, given, engine_for(given, "scan"))
+    np.testing.assert_allclose(weights(state), evaluated()[1][1].metrics["weights"], rtol=1e-14)
+    assert set(info) >= {"cohort", "model_weight", "loss", "steps", "examples"}

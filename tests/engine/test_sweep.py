@@ -1,0 +1,169 @@
+"""Sweeps: each member is its own run, seeds share their random numbers, bad arguments are named."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent.engine.run import simulate
+from fedtangent.engine.sweeps import Sweep, choose_over, sweep
+from fedtangent.measures.paired import differences
+
+from . import tiny_runs
+
+SEEDS = (3, 0, 8)
+GRID = {"client_learning_rate": [0.05, 0.3], "num_models": [1, 2]}
+PARTITIONS = {"uneven": tiny_runs.UNEVEN, "even": tiny_runs.EVEN}
+ROUNDING = 1e-12
+
+
+@functools.cache
+def swept(over: str) -> Sweep:
+    return sweep(
+        tiny_runs.build,
+        tiny_runs.data(),
+        5,
+        SEEDS,
+        GRID,
+        evaluate=tiny_runs.measures,
+        evaluate_every=2,
+        partitions=PARTITIONS,
+        partition_name="skew",
+        over=over,
+    )
+
+
+def test_the_configurations_are_the_product_and_the_metrics_have_their_axes() -> None:
+    found = swept("map")
+    assert found.seeds == SEEDS
+    assert found.rounds.tolist() == [0, 2, 4, 5]
+    assert [tuple(c.values()) for c in found.configs] == [
+        (rate, models, skew) for rate in (0.05, 0.3) for models in (1, 2) for skew in ("uneven", "even")
+    ]
+    assert found.metrics["mse"].shape == (3, 8, 4)
+    assert found.metrics["outputs"].shape == (3, 8, 4, 9, 1)
+
+
+@pytest.mark.parametrize("over", ["map", "vmap"])
+@pytest.mark.parametrize("place", [1, 6])
+def test_a_member_is_the_single_run(over: str, place: int) -> None:
+    found = swept(over)
+    config = dict(found.configs[place])
+    data = tiny_runs.data(PARTITIONS[config.pop("skew")])
+    algorithm = tiny_runs.build(**config)
+    for i in (0, 2):
+        run = simulate(
+            algorithm, data, 5, SEEDS[i], evaluate_every=2, evaluate=lambda s: tiny_runs.measures(algorithm, s)
+        )
+        seen = np.stack([np.asarray(e.metrics["outputs"]) for e in run.history.evaluations])
+        assert np.abs(found.metrics["outputs"][i, place] - seen).max() < ROUNDING
+        for other in (found.metrics["outputs"][1, place], found.metrics["outputs"][i, place - 1]):
+            assert np.abs(other[1:] - seen[1:]).max() > 1e-3  # another seed; another configuration
+
+
+def test_a_seed_has_the_same_start_whatever_is_traced() -> None:
+    start = swept("map").metrics["outputs"][:, :, 0]
+    assert np.array_equal(start[:, 0], start[:, 4])  # another rate
+    assert np.array_equal(start[:, 0], start[:, 1])  # another partition
+    assert not np.array_equal(start[0], start[1])
+
+
+def test_pairing_by_seed_narrows_the_intervals() -> None:
+    """The negative control takes the two samples as independent, as runs without common random numbers are."""
+    rates = [0.05, 0.06, 0.07]
+    found = sweep(
+        tiny_runs.build,
+        tiny_runs.data(),
+        3,
+        range(12),
+        {"client_learning_rate": rates},
+        evaluate=tiny_runs.measures,
+    )
+    baseline = {"client_learning_rate": 0.05}
+    pairs = zip(differences(found, "mse", baseline), differences(found, "mse", baseline, paired=False), strict=True)
+    for paired, unpaired in pairs:
+        assert paired.mean == pytest.approx(unpaired.mean, rel=1e-9)
+        assert (paired.high - paired.low) < (unpaired.high - unpaired.low) / 3
+    other = sweep(
+        tiny_runs.build,
+        tiny_runs.data(),
+        3,
+        range(12, 24),
+        {"client_learning_rate": rates},
+        evaluate=tiny_runs.measures,
+    )  # seeds of their own: what the pairing then finds is as wide as without it
+    mixed = found._replace(
+        metrics={"mse": np.concatenate([found.metrics["mse"][:, :1], other.metrics["mse"][:, 1:]], axis=1)}
+    )
+    for apart, paired in zip(differences(mixed, "mse", baseline), differences(found, "mse", baseline), strict=True):
+        assert (apart.high - apart.low) > 3 * (paired.high - paired.low)
+
+
+def test_the_loss_is_traced_once_per_program() -> None:
+    calls: list[int] = []
+
+    def apply(w: Any, x: Any) -> Any:
+        calls.append(1)
+        return tiny_runs.MODEL.apply(w, x)
+
+    def build(client_learning_rate: Any) -> Any:
+        calls.append(0)
+        return tiny_runs.build(client_learning_rate)
+
+    def traces(num_rates: int, num_rounds: int) -> int:
+        calls.clear()
+        rates = np.linspace(0.1, 0.3, num_rates)
+        sweep(build, tiny_runs.data(), num_rounds, (0,), {"client_learning_rate": rates}, evaluate=tiny_runs.measures)
+        return len(calls) - num_rates  # but for the check of each configuration
+
+    assert traces(2, 2) == traces(5, 3) == 1
+
+
+def test_choosing_how_to_run_many() -> None:
+    assert jax.default_backend() == "cpu"
+    assert [choose_over(name) for name in ("auto", "map", "vmap")] == ["map", "map", "vmap"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"num_rounds": 0}, "num_rounds: got 0"),
+        ({"evaluate_every": 0}, "evaluate_every: got 0"),
+        ({"seeds": ()}, r"seeds: got \[\]"),
+        ({"seeds": (1, 1)}, r"seeds: got \[1, 1\]"),
+        ({"seeds": (-1,)}, r"seeds: got \[-1\]"),
+        ({"over": "pmap"}, "over: got 'pmap', allowed are auto, map, vmap"),
+        ({"mapping": "sharded"}, "mapping: got 'sharded'"),
+        ({"mapping": "pmap"}, "mapping: got 'pmap'"),
+        ({"grid": {"client_learning_rate": []}}, r"grid: client_learning_rate has \[\]"),
+        ({"grid": {"client_learning_rate": [0.1, -0.1]}}, "client_learning_rate: got -0.1"),
+        ({"partitions": {}}, "partitions: got none"),
+        ({"partitions": PARTITIONS, "partition_name": "client_learning_rate"}, "partition_name: got 'client_lea"),
+        ({"partitions": {"x": tiny_runs.EVEN._replace(offsets=np.array([0, 6, 12]))}}, "'x' has 2 clients, but data"),
+        (
+            {"partitions": {"x": tiny_runs.EVEN._replace(indices=np.arange(1, 13))}},
+            "'x': partition.indices must be from 0 to 11",
+        ),
+    ],
+)
+def test_bad_arguments(changed: dict[str, Any], named: str) -> None:
+    arguments: dict[str, Any] = {
+        "num_rounds": 2,
+        "seeds": (0,),
+        "grid": {"client_learning_rate": [0.1]},
+        "evaluate": tiny_runs.measures,
+    } | changed
+    with pytest.raises(ValueError, match=named):
+        sweep(tiny_runs.build, tiny_runs.data(), **arguments)
+
+
+def test_a_grid_of_nothing_is_one_configuration() -> None:
+    found = sweep(functools.partial(tiny_runs.build, 0.1), tiny_runs.data(), 2, (0, 1), {}, evaluate=tiny_runs.measures)
+    assert found.configs == ({},)
+    assert found.metrics["mse"].shape == (2, 1, 2)
+    assert jnp.isfinite(found.metrics["mse"]).all()

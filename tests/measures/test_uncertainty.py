@@ -1,0 +1,312 @@
+"""Measures of uncertainty: against scikit-learn and SciPy, plain NumPy loops, identities, and wrong formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special, stats
+from sklearn import metrics
+
+from fedtangent.measures import uncertainty as u
+
+K, N, C = 4, 300, 5
+DTYPES = {"float32": 3e-6, "float64": 1e-13}
+
+
+def ensemble(scale: float = 2.0, members: int = K, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Logits [K, n, C] that agree in part, and labels that they predict better than chance."""
+    rng = np.random.default_rng(seed)
+    shared = rng.standard_normal((1, N, C))
+    logits = scale * (shared + 0.7 * rng.standard_normal((members, N, C)))
+    return logits, np.argmax(shared[0] + 0.8 * rng.gumbel(size=(N, C)), axis=-1)
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    return special.softmax(logits.astype(np.float64), axis=-1)
+
+
+def plain_ece(logits: np.ndarray, labels: np.ndarray, bins: int, binning: str) -> float:
+    """Expected calibration error by loops over examples and bins."""
+    p = probabilities(logits).mean(axis=0)
+    confidence, correct = p.max(axis=-1), p.argmax(axis=-1) == labels
+    if binning == "mass":
+        groups = []
+        order, start = np.argsort(confidence), 0
+        for b in range(1, bins + 1):
+            stop = int(np.ceil(b * len(order) / bins))
+            groups.append(order[start:stop])
+            start = stop
+    else:
+        groups = [np.flatnonzero((confidence > b / bins) & (confidence <= (b + 1) / bins)) for b in range(bins)]
+    total = 0.0
+    for rows in groups:
+        if len(rows):
+            total += len(rows) / len(labels) * abs(correct[rows].mean() - confidence[rows].mean())
+    return total
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_are_those_of_scikit_learn(dtype: str) -> None:
+    logits, labels = ensemble()
+    given, p = jnp.asarray(logits, dtype), probabilities(logits).mean(axis=0)
+    wanted = {
+        u.negative_log_likelihood: metrics.log_loss(labels, p, labels=range(C)),
+        u.brier_score: sum(metrics.brier_score_loss(labels == c, p[:, c]) for c in range(C)),
+        u.accuracy: metrics.accuracy_score(labels, p.argmax(axis=-1)),
+    }
+    for score, value in wanted.items():
+        for call in (score, jax.jit(score)):
+            found = call(given, jnp.asarray(labels))
+            assert found.dtype == dtype and found.shape == ()
+            np.testing.assert_allclose(found, value, rtol=DTYPES[dtype])
+    # the mean of the members' scores, or the score of the mean logit, is another number
+    wrong = np.mean([metrics.log_loss(labels, q, labels=range(C)) for q in probabilities(logits)])
+    mean_logit = metrics.log_loss(labels, probabilities(logits.mean(axis=0)), labels=range(C))
+    assert min(abs(v - wanted[u.negative_log_likelihood]) for v in (wrong, mean_logit)) > 0.01
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_entropies_against_loops(dtype: str) -> None:
+    logits, _ = ensemble()
+    p = probabilities(logits)
+    total = np.array([stats.entropy(row) for row in p.mean(axis=0)])
+    own = np.array([np.mean([stats.entropy(p[k, j]) for k in range(K)]) for j in range(N)])
+    given, tolerance = jnp.asarray(logits, dtype), {"rtol": DTYPES[dtype], "atol": DTYPES[dtype]}
+    for function, value in ((u.predictive_entropy, total), (u.expected_entropy, own)):
+        np.testing.assert_allclose(jax.jit(function)(given), value, **tolerance)
+    information = u.mutual_information(given)
+    np.testing.assert_allclose(information, total - own, **tolerance)
+    np.testing.assert_allclose(information, u.predictive_entropy(given) - u.expected_entropy(given), **tolerance)
+    assert information.dtype == dtype
+    assert np.all(information >= 0) and np.all(information <= np.log(K))
+    assert np.mean(information) > 0.05  # bits would be off by a factor, and no member alike
+    wrong = total - np.array([stats.entropy(p[0, j]) for j in range(N)])
+    assert np.max(np.abs(wrong - information)) > 0.1
+
+
+def test_members_that_agree_know_all_there_is_to_know() -> None:
+    logits, labels = ensemble(members=1)
+    same = jnp.asarray(np.repeat(logits, 3, axis=0), jnp.float32)
+    assert np.max(np.abs(u.mutual_information(same))) < 1e-6
+    # a difference of 1e-4 is far below what a difference of entropies resolves in float32
+    other = same.at[0, :, 0].add(1e-4)
+    exact = u.mutual_information(jnp.asarray(other, jnp.float64))
+    np.testing.assert_allclose(u.mutual_information(other), exact, atol=2e-7)
+    assert np.max(u.knowledge_variance(same)) < 1e-12
+    one = jnp.asarray(logits)
+    np.testing.assert_allclose(
+        u.negative_log_likelihood(one, labels), metrics.log_loss(labels, probabilities(logits)[0], labels=range(C))
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_of_any_size_do_not_overflow(dtype: str) -> None:
+    members = jnp.asarray([[[1e4, 0.0, -1e4]], [[-1e4, 0.0, 1e4]]], dtype)
+    labels = jnp.asarray([1])
+    assert u.negative_log_likelihood(members, labels) == pytest.approx(1e4, rel=1e-6)
+    np.testing.assert_allclose(u.predictive_entropy(members), [np.log(2)], rtol=1e-6)
+    np.testing.assert_allclose(u.mutual_information(members), [np.log(2)], rtol=1e-6)
+    assert u.expected_entropy(members)[0] == 0
+    excluded = members.at[:, :, 1].set(-jnp.inf)  # a class that no member allows
+    np.testing.assert_allclose(u.mutual_information(excluded), [np.log(2)], rtol=1e-6)
+    assert np.isinf(u.negative_log_likelihood(excluded, labels))
+    assert np.isfinite(u.brier_score(excluded, labels))
+    with np.errstate(all="ignore"):
+        naive = np.exp(np.asarray(members)) / np.exp(np.asarray(members)).sum(axis=-1, keepdims=True)
+    assert not np.all(np.isfinite(naive))
+
+
+def test_knowledge_variance_is_the_papers() -> None:
+    members, _ = ensemble()
+    loop = sum((f - sum(members) / K) ** 2 for f in members) / K
+    np.testing.assert_allclose(u.knowledge_variance(jnp.asarray(members)), loop, rtol=1e-12)
+    np.testing.assert_allclose(
+        u.knowledge_variance(jnp.asarray(members), unbiased=True), loop * K / (K - 1), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("binning", u.BINNINGS)
+@pytest.mark.parametrize("bins", [1, 7, 15])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_calibration_error_against_loops(dtype: str, bins: int, binning: str) -> None:
+    logits, labels = ensemble(scale=4.0)
+    given = jnp.asarray(logits, dtype)
+    measure = jax.jit(partial(u.expected_calibration_error, num_bins=bins, binning=binning))
+    wanted = plain_ece(np.asarray(given), labels, bins, binning)
+    np.testing.assert_allclose(measure(given, labels), wanted, rtol=100 * DTYPES[dtype])
+    found = u.reliability(given, jnp.asarray(labels), bins, binning)
+    assert found.examples.sum() == N and found.edges.shape == (bins + 1,)
+    share = np.sum(np.asarray(found.examples) * np.asarray(found.accuracy)) / N
+    assert share == pytest.approx(float(u.accuracy(given, jnp.asarray(labels))), rel=1e-6)
+    assert np.all((found.confidence >= found.edges[:-1]) | (found.examples == 0))
+    assert np.all((found.confidence <= found.edges[1:] + 1e-6) | (found.examples == 0))
+    if binning == "mass":
+        assert found.examples.max() - found.examples.min() <= 1
+    one = plain_ece(np.asarray(given)[:1], labels, bins, binning)  # a member by itself is more confident
+    assert one > wanted + 0.05
+
+
+def test_equal_confidences_share_a_bin_whatever_the_order() -> None:
+    logits = jnp.log(jnp.asarray([[[0.9, 0.1]] * 30 + [[0.6, 0.4]] * 10]))
+    labels = jnp.asarray([0] * 20 + [1] * 10 + [0] * 5 + [1] * 5)
+    order = np.random.default_rng(0).permutation(40)
+    for binning in u.BINNINGS:
+        a = u.reliability(logits, labels, 8, binning)
+        b = u.reliability(logits[:, order], labels[order], 8, binning)
+        np.testing.assert_allclose(np.stack(a[1:]), np.stack(b[1:]), rtol=1e-12)
+        assert sorted(np.asarray(a.examples))[-2:] == [10, 30]
+        assert u.calibration_error(a) == pytest.approx(0.75 * abs(2 / 3 - 0.9) + 0.25 * 0.1)
+    # a confidence at an edge belongs to the bin below it
+    at = u.reliability(jnp.log(jnp.asarray([[[0.75, 0.25]]])), jnp.asarray([0]), 4)
+    assert list(at.examples) == [0, 0, 1, 0]
+
+
+def test_a_calibrated_ensemble_is_calibrated_and_an_overconfident_one_is_not() -> None:
+    rng = np.random.default_rng(1)
+    n, bins = 40_000, 15
+    logits = rng.standard_normal((1, n, C)) * 2
+    p = probabilities(logits)[0]
+    labels = np.array([(row.cumsum() < r).sum() for row, r in zip(p, rng.uniform(size=n), strict=True)])
+    labels = np.minimum(labels, C - 1)
+    for binning in u.BINNINGS:
+        found = u.reliability(jnp.asarray(logits), jnp.asarray(labels), bins, binning)
+        count, acc = np.asarray(found.examples), np.asarray(found.accuracy)
+        error = np.sqrt(
+            np.maximum(np.asarray(found.confidence) * (1 - np.asarray(found.confidence)), 0) / np.maximum(count, 1)
+        )
+        assert np.all(np.abs(acc - np.asarray(found.confidence)) <= 4 * error + 1e-12)
+        # |Z| of a bin has mean sqrt(2 / pi) and standard deviation sqrt(1 - 2 / pi) of its standard error
+        expected = np.sum(count * error) / n * np.sqrt(2 / np.pi)
+        scatter = np.sqrt(np.sum((count * error) ** 2)) / n * np.sqrt(1 - 2 / np.pi)
+        assert abs(float(u.calibration_error(found)) - expected) < 4 * scatter
+        confident = u.expected_calibration_error(jnp.asarray(3 * logits), jnp.asarray(labels), bins, binning)
+        assert confident > expected + 40 * scatter
+
+
+def test_intervals_and_their_coverage() -> None:
+    rng = np.random.default_rng(2)
+    members = rng.standard_normal((6, 50, 3))
+    for noise in (0.0, 0.5, rng.uniform(size=(50, 3))):
+        found = u.predictive_interval(jnp.asarray(members), 0.9, jnp.asarray(noise))
+        sd = np.sqrt(members.var(axis=0) + noise)
+        np.testing.assert_allclose(found.low, stats.norm.interval(0.9, members.mean(axis=0), sd)[0], rtol=1e-12)
+        np.testing.assert_allclose(found.high, stats.norm.interval(0.9, members.mean(axis=0), sd)[1], rtol=1e-12)
+    unbiased = u.predictive_interval(jnp.asarray(members), 0.9, unbiased=True)
+    assert np.all(unbiased.high > u.predictive_interval(jnp.asarray(members), 0.9).high)
+    targets = jnp.asarray([[0.0], [1.0], [2.0], [jnp.nan]])
+    ends = u.Interval(jnp.zeros((4, 1)), jnp.ones((4, 1)))
+    assert u.coverage(ends, targets) == 0.5
+
+
+def test_an_ensemble_with_the_right_noise_covers_what_it_says() -> None:
+    rng = np.random.default_rng(3)
+    n, members = 20_000, rng.standard_normal((200, 1)) * np.ones((1, 20_000))
+    targets = rng.standard_normal((n, 1)) + 0.3 * rng.standard_normal((n, 1))
+    members = rng.standard_normal((60, n, 1))
+    right = u.coverage(u.predictive_interval(jnp.asarray(members), 0.8, 0.09, True), jnp.asarray(targets))
+    low, high = u.coverage_interval(right, n, 0.9999)
+    assert abs(float(right) - 0.8) < 0.01 and float(high) - float(low) < 0.03
+    none = u.coverage(u.predictive_interval(jnp.asarray(members), 0.5, 0.0, True), jnp.asarray(targets))
+    assert not float(u.coverage_interval(none, n).low) <= 0.5 <= float(u.coverage_interval(none, n).high)
+
+
+@pytest.mark.parametrize(("hits", "total"), [(0, 10), (3, 10), (10, 10), (940, 1000)])
+def test_the_interval_of_a_coverage_is_wilsons(hits: int, total: int) -> None:
+    wanted = stats.binomtest(hits, total).proportion_ci(0.95, method="wilson")
+    np.testing.assert_allclose(u.coverage_interval(hits / total, total), [wanted.low, wanted.high], atol=1e-12)
+    wald = hits / total - 1.96 * np.sqrt(hits / total * (1 - hits / total) / total)
+    assert abs(wald - wanted.low) > 1e-4 or hits == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("digits", [8, 1, 0])
+def test_auroc_is_that_of_scikit_learn_with_ties(digits: int, dtype: str) -> None:
+    rng = np.random.default_rng(4)
+    inside, outside = np.round(rng.normal(size=130), digits), np.round(rng.normal(0.7, 1.2, 70), digits)
+    wanted = metrics.roc_auc_score([0] * 130 + [1] * 70, np.concatenate([inside, outside]))
+    found = jax.jit(u.ood_auroc)(jnp.asarray(inside, dtype), jnp.asarray(outside, dtype))
+    np.testing.assert_allclose(found, wanted, rtol=DTYPES[dtype])
+    np.testing.assert_allclose(u.ood_auroc(jnp.asarray(outside), jnp.asarray(inside)), 1 - wanted, rtol=1e-12)
+    strict = np.mean(outside[:, None] > inside[None])
+    assert (abs(strict - wanted) > 0.005) == (digits < 8)
+
+
+def test_auroc_of_equal_and_of_undefined_scores() -> None:
+    assert u.ood_auroc(jnp.ones(5), jnp.ones(3)) == 0.5
+    assert u.ood_auroc(jnp.zeros(5), jnp.ones(3)) == 1
+    assert np.isnan(u.ood_auroc(jnp.asarray([0.0, jnp.nan]), jnp.ones(3)))
+
+
+def repeated(seed: int, runs: int = 6, observations: int = 4, n: int = 30) -> tuple[np.ndarray, np.ndarray]:
+    """Runs of known bias 0.25 and variance 0.49 on average, observations of noise 0.09."""
+    rng = np.random.default_rng(seed)
+    truth = rng.standard_normal((1, n, 2))
+    h = truth + 0.5 + 0.7 * rng.standard_normal((runs, n, 2))
+    return h, truth + 0.3 * rng.standard_normal((observations, n, 2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_decomposition_sums_to_the_mean_squared_error(dtype: str) -> None:
+    h, y = (jnp.asarray(a, dtype) for a in repeated(0))
+    pairs = np.mean((np.asarray(y)[None] - np.asarray(h)[:, None]) ** 2)
+    found = jax.jit(u.bias_variance)(h, y)
+    np.testing.assert_allclose(found.total, pairs, rtol=DTYPES[dtype])
+    np.testing.assert_allclose(found.noise + found.bias + found.variance, pairs, rtol=DTYPES[dtype])
+    known = u.bias_variance(h, y[0], 0.09)
+    np.testing.assert_allclose(known.total, 0.09 + np.mean((y[0][None] - h) ** 2), rtol=DTYPES[dtype])
+    np.testing.assert_allclose(known.noise, 0.09, rtol=1e-6)
+    # equation 10 as FE-2024 prints it: the second term with h for its mean counts the variance twice
+    printed = found.noise + np.mean((np.mean(y, axis=0)[None] - h) ** 2) + found.variance
+    assert printed - pairs > 0.3
+
+
+def test_its_terms_are_unbiased() -> None:
+    drawn = np.array([[*u.bias_variance(*map(jnp.asarray, repeated(seed)))[:3]] for seed in range(400)])
+    error = drawn.std(axis=0, ddof=1) / np.sqrt(len(drawn))
+    assert np.all(np.abs(drawn.mean(axis=0) - [0.09, 0.25, 0.49]) < 4 * error)
+    h, y = repeated(0)
+    plug_in = np.mean([np.mean((np.mean(b, axis=0) - np.mean(a, axis=0)) ** 2) for a, b in map(repeated, range(400))])
+    assert abs(plug_in - 0.25) > 20 * error[1]  # without its correction the bias is not
+    assert h.shape[0] != y.shape[0]
+
+
+LOGITS, LABELS = jnp.zeros((2, 4, 3)), jnp.zeros(4, jnp.int32)
+BAD: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
+    "members": (u.predictive_entropy, (LOGITS[0],), r"members: got shape \(4, 3\), must be \[K, n, C\]"),
+    "no members": (u.mutual_information, (LOGITS[:0],), "members: got shape"),
+    "integer members": (u.knowledge_variance, (LOGITS.astype(int),), "members: got dtype int64, must be floating"),
+    "labels": (u.brier_score, (LOGITS, LABELS[:3]), r"labels: got int32 \(3,\), .* that is \(4,\)"),
+    "one-hot labels": (u.accuracy, (LOGITS, LOGITS[0]), r"labels: got float64 \(4, 3\)"),
+    "floating labels": (u.negative_log_likelihood, (LOGITS, LABELS * 1.0), "labels: got float64"),
+    "no bins": (u.reliability, (LOGITS, LABELS, 0), "num_bins: got 0, must be a whole number of at least 1"),
+    "half a bin": (u.reliability, (LOGITS, LABELS, 1.5), "num_bins: got 1.5"),
+    "more bins than examples": (u.reliability, (LOGITS, LABELS, 5, "mass"), "num_bins: got 5, must be at most the 4"),
+    "binning": (u.expected_calibration_error, (LOGITS, LABELS, 5, "x"), "binning: got 'x', allowed are width, mass"),
+    "one member": (u.predictive_interval, (LOGITS[:1], 0.9, 0.0, True), "at least 2 members, got 1"),
+    "level": (u.predictive_interval, (LOGITS, 1.0), "level: got 1.0, must be between 0 and 1"),
+    "noise": (u.predictive_interval, (LOGITS, 0.9, -1.0), "noise_variance: must be 0 or more"),
+    "noise's shape": (u.predictive_interval, (LOGITS, 0.9, jnp.ones(3)), r"noise_variance: got shape \(3,\)"),
+    "coverage": (u.coverage, (u.Interval(LABELS, LABELS), LABELS[:2]), r"targets \(2,\), must be equal"),
+    "level of a coverage": (u.coverage_interval, (0.5, 10, 0.0), "level: got 0.0"),
+    "no points": (u.coverage_interval, (0.5, 0), "num_points: got 0"),
+    "scores": (u.ood_auroc, (LOGITS[0], LABELS), r"inside: must hold one or more scores \[n\], got shape \(4, 3\)"),
+    "no scores": (u.ood_auroc, (LABELS, LABELS[:0]), "outside: must hold one or more"),
+    "one run": (u.bias_variance, (LOGITS[:1], LOGITS), "runs: got shape .* at least 2 repetitions"),
+    "one observation": (u.bias_variance, (LOGITS, LOGITS[:1]), "targets: got shape"),
+    "other points": (u.bias_variance, (LOGITS, LOGITS[:, :2]), "targets: got shape"),
+    "targets of a vector": (u.bias_variance, (LOGITS, LABELS), "targets: got shape"),
+    "noise twice": (u.bias_variance, (LOGITS, LOGITS, 0.1), "noise_variance: is estimated"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments(name: str) -> None:
+    function, arguments, says = BAD[name]
+    with pytest.raises(ValueError, match=says):
+        function(*arguments)

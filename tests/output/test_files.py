@@ -1,0 +1,106 @@
+"""The files of an output folder: whole or not at all, and readable by other programs."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from fedtangent.output import files
+
+
+class Pair(NamedTuple):
+    a: object
+    b: object
+
+
+@dataclass(frozen=True)
+class Options:
+    path: Path
+    widths: tuple[int, ...]
+    pair: Pair
+
+
+def test_what_json_knows(tmp_path: Path) -> None:
+    value = {
+        "options": Options(Path("a/b"), (1, 2), Pair(np.float32(0.5), np.int64(3))),
+        "nan": [float("nan"), float("inf"), np.float64("nan"), np.array([1.0, np.nan])],
+        "flags": [True, np.bool_(False), None],
+        3: "three",
+    }
+    files.write_json(tmp_path / "x.json", value)
+    text = (tmp_path / "x.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "options": {"path": "a/b", "widths": [1, 2], "pair": {"a": 0.5, "b": 3}},
+        "nan": [None, None, None, [1.0, None]],
+        "flags": [True, False, None],
+        "3": "three",
+    }
+    assert text.endswith("\n")
+
+
+def test_a_failing_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "result.json"
+    files.write_json(path, {"old": 1})
+
+    def killed(source: object, target: object) -> None:
+        raise OSError("killed between writing and renaming")
+
+    monkeypatch.setattr(files.os, "replace", killed)
+    with pytest.raises(OSError, match="killed"):
+        files.write_json(path, {"new": 2})
+    assert json.loads(path.read_text()) == {"old": 1}
+
+
+def metric(round_: int) -> files.Metric:
+    return files.Metric(round_, "fed_avg", 0, "test", "mse", 0.5, 10, 20)
+
+
+def test_metrics_that_fail_half_way_leave_the_old_file(tmp_path: Path) -> None:
+    files.write_metrics(tmp_path, [metric(0)])
+    before = (tmp_path / "metrics.csv").read_bytes()
+
+    def broken() -> Iterator[files.Metric]:
+        yield metric(1)
+        raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        files.write_metrics(tmp_path, broken())
+    assert (tmp_path / "metrics.csv").read_bytes() == before
+
+
+def test_metrics_have_the_promised_columns(tmp_path: Path) -> None:
+    files.write_metrics(tmp_path, [metric(0), metric(5)])
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["round", "algorithm", "seed", "split", "metric", "value", "uplink_bytes", "downlink_bytes"]
+    assert rows[2] == ["5", "fed_avg", "0", "test", "mse", "0.5", "10", "20"]
+    assert len(rows) == 3
+
+
+def test_a_result_is_its_rows_and_more(tmp_path: Path) -> None:
+    files.write_result(tmp_path, (p for p in [Pair(1, 2.0)]), seconds=3)
+    assert json.loads((tmp_path / "result.json").read_text()) == {"rows": [{"a": 1, "b": 2.0}], "seconds": 3}
+
+
+def test_a_configuration_names_command_options_and_environment(tmp_path: Path) -> None:
+    files.write_config(tmp_path, "train", Options(tmp_path, (4,), Pair(1, 2)))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["command"] == "train"
+    assert config["options"]["widths"] == [4]
+    assert {"fedtangent", "jax", "python", "device"} <= set(config["environment"])
+
+
+def test_an_output_folder_is_made_or_refused_in_one_line(tmp_path: Path) -> None:
+    folder = files.output_folder(tmp_path / "a" / "b")
+    assert (folder / "figures").is_dir()
+    assert files.output_folder(folder) == folder
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match="output: cannot make the folder"):
+        files.output_folder(tmp_path / "file")

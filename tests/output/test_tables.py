@@ -1,0 +1,98 @@
+"""Numbers and tables as people read them."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fedtangent.compare.table import Row
+from fedtangent.compare.verdicts import Verdict
+from fedtangent.output.tables import comparison_table, console, number, verdict_table
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0.000"),
+        (7, "7"),
+        (123456, "123456"),
+        (0.5, "0.500"),
+        (-2.0, "-2.000"),
+        (1e-3, "0.001"),
+        (9.9e-4, "9.9e-04"),
+        (99999.0, "99999.000"),
+        (1e5, "1.0e+05"),
+        (float("inf"), "inf"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_number(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_digits_of_a_number() -> None:
+    assert number(1 / 3, 1) == "0.3"
+    assert number(3, 1) == "3"
+
+
+def shown(table: object) -> str:
+    screen = io.StringIO()
+    Console(file=screen, width=250).print(table)
+    return screen.getvalue()
+
+
+def verdict(comparison: str, agrees: bool = True, fails: bool = True, measured: str = "1.0") -> Verdict:
+    return Verdict("sine", comparison, measured, "1 +- 3 x 0.1", agrees, "untrained", "9.0", fails)
+
+
+def test_rounds_are_folded_into_one_line_that_shows_the_last() -> None:
+    text = shown(verdict_table([verdict(f"mean = flow, round {r}", measured=f"measured {r}") for r in (5, 10, 15)]))
+    assert text.count("mean = flow") == 1
+    assert "mean = flow, round 15 (all 3 rounds)" in text
+    assert "measured 15" in text
+    assert "measured 5" not in text
+    assert "agrees" in text
+    assert "DISAGREES" not in text
+
+
+def test_a_failing_round_is_the_one_that_is_shown() -> None:
+    rows = [verdict(f"mean = flow, round {r}", agrees=r != 10, measured=f"measured {r}") for r in (5, 10, 15)]
+    text = shown(verdict_table(rows))
+    assert "measured 10" in text
+    assert "DISAGREES" in text
+
+
+def test_a_control_that_passes_is_shown() -> None:
+    text = shown(verdict_table([verdict("mean = flow, round 5", fails=False), verdict("mean = flow, round 10")]))
+    assert "PASSES" in text
+    assert "fails, as it must" not in text
+
+
+def test_settings_and_comparisons_are_not_folded_into_each_other() -> None:
+    rows = [verdict("mean = flow, round 5"), verdict("variance = flow, round 5"), verdict("mean = flow, round 5")]
+    rows[2] = rows[2]._replace(setting="digits")
+    text = shown(verdict_table(rows))
+    assert text.count("round 5") == 3
+    assert "all" not in text
+
+
+def row(**changes: object) -> Row:
+    plain = Row("digits", "Fed-ensemble, width 64", 0.5, 0.91, 1.2, 0.95, 0.8, 1.01, 0.05, 10, 3.5, 1.25)
+    return plain._replace(**changes)
+
+
+def test_the_table_has_a_line_for_each_method_and_leaves_accuracy_out_of_a_regression() -> None:
+    text = shown(comparison_table([row(), row(method="GP limit (Theorem 2)", flow_error=None, rounds=None)]))
+    assert "accuracy" in text
+    assert "0.910" in text
+    assert "GP limit (Theorem 2)" in text
+    assert " - " in text
+    regression = shown(comparison_table([row(accuracy=None)]))
+    assert "accuracy" not in regression
+
+
+def test_a_redirected_console_is_wide_enough_for_the_tables() -> None:
+    assert console().width == 200
