@@ -1,0 +1,89 @@
+"""What there is to choose from: each choice is an entry, which stands at the end of the file that builds it.
+
+An algorithm, a data set, a partition, a model, a schedule, a channel, a case, an experiment and a theorem's check are
+each said once: what they are called, what they are in one line, their options with meaning and default, how they are
+built, their papers. The command line, ``fedtangent list``, ``--help``, the README's tables, the citations and the tests
+of the laws read these entries. To add one is to add its file, with its entry in ``ENTRIES``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+KINDS = {  # kind -> the package or module whose files end with its entries
+    "algorithms": "fedtangent.federated.algorithms",
+    "datasets": "fedtangent.data.sources",
+    "models": "fedtangent.models",
+    "partitions": "fedtangent.data.partition",
+    "schedules": "fedtangent.federated.schedule",
+    "channels": "fedtangent.federated.wire",
+    "graphs": "fedtangent.federated.graph",
+    "cases": "fedtangent.compare.cases",
+    "experiments": "fedtangent.experiments",
+    "theorems": "fedtangent.compare.theorems",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """Nothing to choose."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One choice of its kind; kinds that say more of themselves extend it."""
+
+    name: str
+    """What it is called on the command line and in Python."""
+    summary: str
+    """What it is, in one line."""
+    build: Callable[..., Any]
+    """Makes it of an instance of ``options`` and what its kind is given."""
+    options: type[Any] = NoOptions
+    """A frozen dataclass, whose fields' docstrings are their help."""
+    papers: tuple[str, ...] = ()
+    """Keys of ``papers.PAPERS``."""
+
+
+@functools.cache
+def catalogue(kind: str) -> Mapping[str, Any]:
+    """The entries of one of ``KINDS`` by name, in the order of their names.
+
+    Raises ``ValueError`` for another kind, and ``RuntimeError`` where two entries bear one name.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind: got {kind!r}, allowed are {', '.join(KINDS)}")
+    root = importlib.import_module(KINDS[kind])
+    names = [f"{root.__name__}.{found}" for found in _modules(root)]
+    found: dict[str, Any] = {}
+    for entry in (e for module in (root, *map(importlib.import_module, names)) for e in vars(module).get("ENTRIES", ())):
+        if entry.name in found:
+            raise RuntimeError(f"{kind}: two entries are called {entry.name!r}")
+        found[entry.name] = entry
+    return dict(sorted(found.items()))
+
+
+def _modules(root: Any) -> list[str]:
+    """Names of the modules of a package, those of its packages too, relative to it; of a module none."""
+    if not hasattr(root, "__path__"):
+        return []
+    prefix = root.__name__ + "."
+    return [info.name.removeprefix(prefix) for info in pkgutil.walk_packages(root.__path__, prefix)]
+
+
+def choose(kind: str, name: str) -> Any:
+    """The entry of ``kind`` called ``name``; raises ``ValueError`` with the allowed names."""
+    entries = catalogue(kind)
+    if name not in entries:
+        raise ValueError(f"{kind.removesuffix('s')}: got {name!r}, allowed are {', '.join(entries)}")
+    return entries[name]
+
+
+def option_names(entry: Entry) -> tuple[str, ...]:
+    """What an entry's options are called."""
+    return tuple(field.name for field in dataclasses.fields(entry.options))
