@@ -59,21 +59,19 @@ def catalogue(kind: str) -> Mapping[str, Any]:
     if kind not in KINDS:
         raise ValueError(f"kind: got {kind!r}, allowed are {', '.join(KINDS)}")
     root = importlib.import_module(KINDS[kind])
-    names = [f"{root.__name__}.{found}" for found in _modules(root)]
     found: dict[str, Any] = {}
-    for entry in (e for module in (root, *map(importlib.import_module, names)) for e in vars(module).get("ENTRIES", ())):
-        if entry.name in found:
-            raise RuntimeError(f"{kind}: two entries are called {entry.name!r}")
-        found[entry.name] = entry
+    for module in (root, *_modules(root)):
+        for entry in vars(module).get("ENTRIES", ()):
+            if entry.name in found:
+                raise RuntimeError(f"{kind}: two entries are called {entry.name!r}")
+            found[entry.name] = entry
     return dict(sorted(found.items()))
 
 
-def _modules(root: Any) -> list[str]:
-    """Names of the modules of a package, those of its packages too, relative to it; of a module none."""
-    if not hasattr(root, "__path__"):
-        return []
-    prefix = root.__name__ + "."
-    return [info.name.removeprefix(prefix) for info in pkgutil.walk_packages(root.__path__, prefix)]
+def _modules(root: Any) -> list[Any]:
+    """The modules of a package, those of its packages too; of a module none."""
+    found = pkgutil.walk_packages(getattr(root, "__path__", ()), root.__name__ + ".")
+    return [importlib.import_module(info.name) for info in found]
 
 
 def choose(kind: str, name: str) -> Any:
