@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
+import contextlib
+import ctypes
 import gc
+import hashlib
 import os
-import shutil
-import tempfile
+import platform
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
-# Before jax is imported: each test process computes on one thread, so that parallel processes do not fight for cores.
+# Before jax is imported, and as variables of the environment, so that every process that a test starts has them too.
+# Each computes on one thread, so that parallel processes do not fight for cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("NPROC", "1")  # the size of XLA's own thread pool on a CPU
@@ -21,6 +24,18 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 if "xla_backend_optimization_level" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 
+# Compiled programs are shared by all processes of a run and kept for the next one; those of one JAX, Python, set of
+# flags and kind of processor lie together.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    machine = platform.machine()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        machine += "".join(sorted({line for line in file if line.startswith(("flags", "Features", "model name"))}))
+    told = hashlib.sha256(f"{os.environ['XLA_FLAGS']} {machine}".encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    name = f"jax-{version('jax')}-python-{platform.python_version()}-{told}"
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache / "fedtangent" / "tests" / name)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.01")
+
 import hypothesis
 import jax
 import pytest
@@ -29,18 +44,40 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
 
-# Many tests compile the same program again: a cache for this process alone, empty at its start and removed at its end.
-_PROGRAMS = tempfile.mkdtemp(prefix="fedtangent-tests-")
-atexit.register(shutil.rmtree, _PROGRAMS, ignore_errors=True)
-jax.config.update("jax_compilation_cache_dir", _PROGRAMS)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
-
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
 
+PROGRAMS_BYTES = 2 * 2**30
 DATA = "FEDTANGENT_DATA"
 MOST_MAPS = 25_000
-_TESTED = pytest.StashKey[list[int]]()
+MOST_BYTES, MORE_BYTES = 1300 * 2**20, 300 * 2**20
+_TESTED = pytest.StashKey[dict[str, int]]()
+
+
+def discard_oldest(folder: Path, most_bytes: int) -> None:
+    """Remove the files below ``folder`` that were not used for longest, until ``most_bytes`` are left.
+
+    jax_compilation_cache_max_size would do the same at every write, with a lock and a package of its own.
+    """
+    found = []
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # removed by another run meanwhile
+            status = path.stat()
+            if path.is_file():
+                found.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+    total = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found, key=lambda entry: entry[0]):
+        if total <= most_bytes:
+            return
+        path.unlink(missing_ok=True)
+        total -= size
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Bound the kept programs, once a run: in the process that has no controller above it."""
+    ours = Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).parent
+    if ours.parts[-2:] == ("fedtangent", "tests") and not hasattr(config, "workerinput"):
+        discard_oldest(ours, PROGRAMS_BYTES)
 
 
 def _data_folder() -> Path | None:
@@ -77,18 +114,36 @@ def _memory_maps() -> int:
         return 0
 
 
+def _resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _forget_programs() -> None:
+    """Forget compiled programs, and give their memory back to the system where it can be asked to take it."""
+    jax.clear_caches()
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # no glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 @pytest.fixture(autouse=True)
 def _few_compiled_programs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Forget compiled programs before the process runs out of memory mappings, of which each takes about ten.
+    """Forget compiled programs before the process has too much memory, or runs out of memory mappings.
 
-    Linux allows 65530 of them to a process; XLA aborts when it gets no more.
+    Linux allows 65530 of them to a process, and each program takes about ten; XLA aborts when it gets no more. They
+    are read again from the folder of compiled programs.
     """
     yield
-    tested = request.session.config.stash.setdefault(_TESTED, [0])
-    tested[0] += 1
-    if tested[0] % 10 == 0 and _memory_maps() > MOST_MAPS:
-        jax.clear_caches()
-        gc.collect()
+    state = request.session.config.stash.setdefault(_TESTED, {"tests": 0, "most": MOST_BYTES})
+    state["tests"] += 1
+    if _resident_bytes() > state["most"] or (state["tests"] % 10 == 0 and _memory_maps() > MOST_MAPS):
+        _forget_programs()
+        state["most"] = max(MOST_BYTES, _resident_bytes() + MORE_BYTES)  # what stays is not programs
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
 """Run the neural-tangents tests, and every algorithm, under the oldest supported and the newest installable JAX.
 
 ``python tests/jax_versions.py`` makes a virtual environment for each under ``.venv-versions/``, installs what setup.cfg
-asks for (neural-tangents without TensorFlow), runs ``tests/kernels/test_neural_tangents*.py``, those of the mappings
-and a round of every algorithm in each with warnings as errors, prints a table and exits with 1 if anything failed. A
-second run re-uses the environments while setup.cfg asks for the same; remove them to look for a newer JAX.
+asks for (neural-tangents without TensorFlow), and runs in each, with warnings as errors, the tests of neural-tangents
+(``tests/kernels/test_neural_tangents*.py``), of the mappings, of the harness of the other simulators, and a round of
+every algorithm. It prints a table and exits with 1 if anything failed. A second run re-uses the environments while
+setup.cfg asks for the same; remove them to look for a newer JAX.
 
 Under Python 3.11 the newest JAX that can be installed is 0.10.2; newer ones want Python 3.12 or later. The newest
 interpreter found on PATH is used for the newest JAX, or the one given by ``--python``.
@@ -91,11 +92,12 @@ def run_tests(interpreter: Path, folder: Path) -> Outcome:
     report.unlink(missing_ok=True)
     tests = ROOT / "tests"
     files = sorted((tests / "kernels").glob("test_neural_tangents*.py"))
-    files += [tests / "test_mapping.py", tests / "commands" / "test_algorithms.py"]
+    files += [tests / "engine" / "test_mapping.py", tests / "cli" / "test_algorithms.py", tests / "benchmarks"]
     versions = "import jax, platform; print(jax.__version__, platform.python_version())"
     jax, python = run(interpreter, "-c", versions).split()
     print(f"jax {jax}, python {python}:", flush=True)
-    command = [interpreter, "-m", "pytest", "-q", f"--junitxml={report}", "-p", "no:cacheprovider", *files]
+    command = [interpreter, "-m", "pytest", "-q", "-m", "not slow", f"--junitxml={report}", "-p", "no:cacheprovider"]
+    command += files
     code = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}).returncode
     if not report.exists():
         return Outcome(jax, python, 0, 1)

@@ -20,6 +20,8 @@ from packaging.utils import canonicalize_name
 
 from fedtangent import enable_x64
 
+from .conftest import discard_oldest
+
 ROOT = Path(__file__).parents[1]
 TARGETS = {"bench", "check-theory", "clean", "help", "install", "lint", "lock", "notebooks", "run", "test"}
 TARGETS.add("test-jax-versions")
@@ -179,7 +181,7 @@ def make(tree: Path, *arguments: str, **environment: str) -> tuple[subprocess.Co
     """Run make in ``tree`` with the stand-in; the finished process, and the stand-in's calls."""
     calls = tree / "calls.txt"
     calls.write_text("")
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "PYTEST_", "COV_CORE"))}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "PYTEST_", "COV_CORE", "CI"))}
     command = ["make", "PYTHON=./python-stand-in", *arguments]
     done = subprocess.run(
         command, cwd=tree, env=clean | {"CALLS": str(calls)} | environment, capture_output=True, text=True, check=False
@@ -197,7 +199,7 @@ def test_a_second_call_installs_nothing(tree: Path, target: str):
     first, calls = make(tree, target)
     assert first.returncode == 0, first.stderr
     assert installs(calls) == 3 and sum("-m venv" in call for call in calls) == 1
-    every = ["-m slow or theory", "tests/federated/test_laws.py", "fedtangent check-theory"]
+    every = ["-m (slow or theory) and not versions", "tests/federated/test_laws.py", "fedtangent check-theory"]
     commands = every if target == "check-theory" else ["pytest"]
     assert all(command in call for command, call in zip(commands, calls[-len(commands) :], strict=True))
     second, calls = make(tree, target)
@@ -213,6 +215,25 @@ def test_the_table_of_theorems_comes_last_and_either_part_may_fail(tree: Path, f
     ended, calls = make(tree, "check-theory")
     assert ended.returncode != 0
     assert "pytest" in calls[-2] and "fedtangent check-theory" in calls[-1]
+
+
+@pytest.mark.parametrize("environment", [{}, {"CI": "true"}])
+def test_coverage_is_measured_in_ci_only(tree: Path, environment: dict[str, str]):
+    _, calls = make(tree, "test", **environment)
+    assert ("--cov" in calls[-1]) == bool(environment)
+    _, calls = make(tree, "test", "PYTEST_ARGS=tests/test_imports.py", **environment)
+    assert "--cov" not in calls[-1] and calls[-1].endswith(" tests/test_imports.py")
+
+
+def test_the_programs_not_used_for_longest_are_discarded(tmp_path: Path):
+    for age, name in enumerate(["new", "old", "older"]):
+        path = tmp_path / f"jax-{name}" / "program"
+        path.parent.mkdir()
+        path.write_bytes(bytes(100))
+        os.utime(path, (1e9 - age, 1e9 - age))
+    discard_oldest(tmp_path, 250)
+    assert [path.parent.name for path in sorted(tmp_path.rglob("program"))] == ["jax-new", "jax-old"]
+    discard_oldest(tmp_path / "nothing here", 0)
 
 
 @pytest.mark.parametrize("name", ["constraints.txt", "setup.cfg"])

@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 
 HERE = Path(__file__).parents[2] / "benchmarks" / "peers"
+pytestmark = pytest.mark.versions
 NAMES = ("workloads", "floor", "processes", "environments", "tables", "run", "worker_fedtangent")
 
 

@@ -51,7 +51,8 @@ def runs(mapping: str) -> dict[str, Any]:
 
 def main() -> None:
     arguments = parsed()
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={arguments.devices}"
+    flag = f"--xla_force_host_platform_device_count={arguments.devices}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
     sys.path.insert(0, str(Path(__file__).parents[1] / "federated"))
 
     import jax
