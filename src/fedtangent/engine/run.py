@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from tqdm import tqdm
 
 from fedtangent.data.federated import max_client_size
 from fedtangent.engine import auto, checkpoints, memory
@@ -17,6 +16,7 @@ from fedtangent.engine.clients import Mapping, default_mapping, engine_for, pars
 from fedtangent.engine.history import Evaluation, History, Run, check_rounds
 from fedtangent.engine.loop import Evaluate, Setup, chunk_length, go, info_shapes, run_chunk, start
 from fedtangent.engine.processes import replicate
+from fedtangent.engine.progress import progress_of
 from fedtangent.types import Algorithm, Array, FederatedData, Key, Prediction, PyTree
 
 __all__ = [
@@ -123,7 +123,7 @@ def simulate(
         init_key: initialise the models from this key instead (schedule and training keys stay the seed's).
         on_evaluation: called with each evaluation as soon as it is there, so that nothing computed is lost; when a
             run is resumed, first with those of the checkpoint.
-        progress: show a progress bar (on a terminal).
+        progress: show a bar on a terminal; elsewhere a line every ten seconds or more.
         checkpoint: write checkpoints, and continue from one if told so. A run that was stopped, or killed, and
             resumed returns what the uninterrupted run returns, bit for bit, history included; so does a finished one
             that is resumed with more rounds. While it runs, the first SIGTERM or SIGINT makes it finish what it
@@ -171,13 +171,11 @@ def _run(setup: Setup, state: PyTree, progress: bool) -> Run:
     mesh = setup.engine.mesh
     setup = setup._replace(data=replicate(setup.data, mesh))
     begin = begin._replace(state=replicate(begin.state, mesh))
-    bar = tqdm(
-        total=setup.num_rounds,
-        initial=begin.round,
-        desc=setup.algorithm.name,
-        unit="round",
-        disable=None if progress else True,
-        leave=False,
-    )
-    with checkpoints.stop_signals(setup.store is not None) as signalled, bar:
-        return go(setup, begin, signalled, bar.update)
+    told = progress_of(setup.num_rounds, setup.algorithm.name, done=begin.round, shown=progress)
+    with checkpoints.stop_signals(setup.store is not None) as signalled, told as bar:
+
+        def note(evaluation: Evaluation) -> None:
+            bar.note(evaluation.metrics)
+            setup.on_evaluation(evaluation)
+
+        return go(setup._replace(on_evaluation=note), begin, signalled, bar.update)

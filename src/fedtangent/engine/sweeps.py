@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 from fedtangent.checks import is_whole, partition_structure
 from fedtangent.engine.clients import default_kind, engine_for
 from fedtangent.engine.history import Evaluation, History, Run, at_start, charge, check_rounds, first_rounds, stacked
 from fedtangent.engine.loop import chunk_length, info_shapes, run_chunk
+from fedtangent.engine.progress import progress_of
 from fedtangent.pytrees import take
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, Partition, PyTree
 
@@ -352,7 +352,7 @@ def simulate_seeds(
 
     look(0)
     done, label = 0, f"{algorithm.name}, {len(seeds)} seeds"
-    with tqdm(total=num_rounds, desc=label, unit="round", disable=None if progress else True, leave=False) as bar:
+    with progress_of(num_rounds, label, shown=progress) as bar:
         while done < num_rounds:
             rounds = min(every - done % every, num_rounds - done, length)
             states, infos = _advance(how, algorithm, engine, length, states, data, jnp.int32(rounds))

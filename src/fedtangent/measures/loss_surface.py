@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 from fedtangent import pytrees
 from fedtangent.checks import is_whole
+from fedtangent.engine.progress import progress_of
 from fedtangent.losses import get_loss
 from fedtangent.types import Array, Model, PyTree
 
@@ -181,8 +181,7 @@ def _evaluate(
     size = min(len(points), max(POINTS_A_CALL, chunk))
     padded = np.concatenate([points, np.repeat(points[-1:], -len(points) % size, axis=0)])
     found = []
-    with tqdm(total=len(points), desc="loss surface", unit="point", disable=None if progress else True,
-              leave=False) as bar:  # fmt: skip
+    with progress_of(len(points), "loss surface", "point", shown=progress) as bar:
         for start in range(0, len(padded), size):
             part = jnp.asarray(padded[start : start + size])
             found.append(np.asarray(_chunk(loss, basis, part, arguments, chunk)))
