@@ -39,7 +39,7 @@ def test_an_entry_is_whole(key: str) -> None:
 
 def test_an_algorithm_inside_another_is_cited_too() -> None:
     options = {"client_learning_rate": 0.1, "work": Work(steps=1)}
-    dyn = algorithms.fed_ensemble(two_layer(), all_clients(6, 2), base=algorithms.fed_dyn, alpha=0.1, **options)
+    dyn = algorithms.fed_ensemble(two_layer(), all_clients(6, 2), base=algorithms.fed_dyn, mu=0.1, **options)
     assert papers(dyn) == ("shi2024", "shi2021", "acar2021")
     assert cite(dyn).count("@") == 3
     assert cite(algorithms.fed_avg(two_layer(), all_clients(6), **options)) == BIBTEX["mcmahan2017"]

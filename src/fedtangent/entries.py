@@ -85,3 +85,40 @@ def choose(kind: str, name: str) -> Any:
 def option_names(entry: Entry) -> tuple[str, ...]:
     """What an entry's options are called."""
     return tuple(field.name for field in dataclasses.fields(entry.options))
+
+
+@dataclasses.dataclass(frozen=True)
+class WrittenEntry(Entry):
+    """A choice that is written with its number, as in ``top_k:0.01``; ``build`` takes that number first."""
+
+    number: str = ""
+    """What the number is; empty where there is none (``build`` then does not take one)."""
+
+    @property
+    def written(self) -> str:
+        """How it is written, such as ``top_k:<share>``."""
+        return f"{self.name}:<{self.number}>" if self.number else self.name
+
+
+def build_written(kind: str, text: str, *given: Any) -> Any:
+    """What ``text`` stands for, such as ``top_k:0.01``: built of its number and of what its kind is ``given``.
+
+    Raises ``ValueError`` for an unknown name, a missing number or one that its entry does not allow.
+    """
+    name, colon, number = text.partition(":")
+    entries, what = catalogue(kind), kind.removesuffix("s")
+    if name not in entries or bool(colon) != bool(entries[name].number):
+        allowed = ", ".join(entry.written for entry in entries.values())
+        raise ValueError(f"{what}: got {text!r}, allowed are {allowed}")
+    try:
+        return entries[name].build(*((_number(number),) if colon else ()), *given)
+    except ValueError as error:
+        raise ValueError(f"{what}: got {text!r}: {error}") from error
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("needs a number after the colon") from None
+    return int(value) if value.is_integer() and "." not in text else value

@@ -198,9 +198,9 @@ ALGORITHMS = {
         doubled="weight",
     ),
     "fed_dyn": Row(
-        _with(algorithms.fed_dyn, Work(steps=4, batch_size=2), alpha=0.5),
+        _with(algorithms.fed_dyn, Work(steps=4, batch_size=2), mu=0.5),
         per_client_permutations(6, 2),
-        _with(algorithms.fed_dyn, Work(steps=3), alpha=0.5),
+        _with(algorithms.fed_dyn, Work(steps=3), mu=0.5),
         doubled="weight",
         exempt={"doubling": _COUNTS},
     ),

@@ -57,7 +57,7 @@ CASES = {
     ),
     "dyn": Case(
         algorithms.fed_dyn,
-        {"alpha": 0.5},
+        {"mu": 0.5},
         loops.fed_dyn,
         {"alpha": 0.5, "num_clients": 6},
         FOUR,
@@ -67,7 +67,7 @@ CASES = {
     ),
     "dyn_ensemble": Case(
         algorithms.fed_dyn,
-        {"alpha": 0.3},
+        {"mu": 0.3},
         loops.fed_dyn,
         {"alpha": 0.3, "num_clients": 6},
         PAIRS,
@@ -78,7 +78,7 @@ CASES = {
     ),
     "dyn_by_examples": Case(
         algorithms.fed_dyn,
-        {"alpha": 0.5, "weighting": "examples", "server_learning_rate": 0.6},
+        {"mu": 0.5, "weighting": "examples", "server_learning_rate": 0.6},
         loops.fed_dyn,
         {"alpha": 0.5, "num_clients": 6, "weight": by_examples, "server_rate": 0.6},
         FOUR,
@@ -274,7 +274,7 @@ def test_what_travels() -> None:
     up, down = bytes_of(algorithms.fed_avg)
     assert bytes_of(algorithms.scaffold) == (2 * up, 2 * down)
     assert bytes_of(algorithms.fed_nova) == (up + 8, down)
-    assert bytes_of(algorithms.fed_dyn, alpha=1.0) == bytes_of(algorithms.fed_prox, mu=1.0) == (up, down)
+    assert bytes_of(algorithms.fed_dyn, mu=1.0) == bytes_of(algorithms.fed_prox, mu=1.0) == (up, down)
 
 
 def _halving() -> Channel:
@@ -300,7 +300,7 @@ def test_a_channel_with_a_memory(name: str) -> None:
 
 ALL = {
     "fed_prox": (algorithms.fed_prox, {"mu": 0.5}),
-    "fed_dyn": (algorithms.fed_dyn, {"alpha": 0.5}),
+    "fed_dyn": (algorithms.fed_dyn, {"mu": 0.5}),
     "scaffold": (algorithms.scaffold, {}),
     "fed_nova": (algorithms.fed_nova, {"mu": 0.5}),
     "modified_local_gd": (algorithms.modified_local_gd, {"first_index": 1}),
@@ -405,8 +405,8 @@ def test_linear_optimisers_pass_also_in_float32_and_while_tracing() -> None:
         ("fed_prox", {"mu": -0.1}, "mu: got -0.1, must be at least 0"),
         ("fed_prox", {"mu": float("nan")}, "mu: got nan"),
         ("fed_prox", {"mu": np.ones(2)}, r"mu: got an array of shape \(2,\)"),
-        ("fed_dyn", {"alpha": 0.0}, "alpha: got 0.0, must be positive"),
-        ("fed_dyn", {"alpha": -1.0}, "alpha: got -1.0, must be positive"),
+        ("fed_dyn", {"mu": 0.0}, "mu: got 0.0, must be positive"),
+        ("fed_dyn", {"mu": -1.0}, "mu: got -1.0, must be positive"),
         ("scaffold", {"client_optimizer": HEAVY}, "client_optimizer: .*other than plain SGD"),
         ("scaffold", {"client_optimizer": optax.adam}, "client_optimizer: .*other than plain SGD"),
         ("scaffold", {"server_learning_rate": 0.0}, "server_learning_rate: got 0.0"),
@@ -422,7 +422,7 @@ def test_linear_optimisers_pass_also_in_float32_and_while_tracing() -> None:
     ],
 )
 def test_bad_arguments(recipe: str, changed: dict[str, Any], named: str) -> None:
-    needed = {"fed_prox": {"mu": 0.1}, "fed_dyn": {"alpha": 0.1}}.get(recipe, {})
+    needed = {"fed_prox": {"mu": 0.1}, "fed_dyn": {"mu": 0.1}}.get(recipe, {})
     arguments = {"client_learning_rate": 0.1, "work": FULL, **needed} | changed
     with pytest.raises(ValueError, match=named):
         getattr(algorithms, recipe)(MODEL, FOUR, **arguments)

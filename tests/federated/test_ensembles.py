@@ -16,7 +16,7 @@ from .toys import distance, two_layer, uneven_data
 BASES: dict[str, dict[str, Any]] = {
     "fed_avg": {},
     "fed_prox": {"mu": 0.3},
-    "fed_dyn": {"alpha": 0.2},
+    "fed_dyn": {"mu": 0.2},
     "scaffold": {},
     "fed_nova": {"mu": 0.1},
     "fed_adam": {},

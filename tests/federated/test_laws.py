@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import typing
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +13,7 @@ import pytest
 from fedtangent.engine.clients import engine_for
 from fedtangent.engine.loop import run_chunk
 from fedtangent.engine.run import Run, simulate
-from fedtangent.federated import algorithms
-from fedtangent.federated.compose import compose
+from fedtangent.entries import catalogue
 from fedtangent.federated.faults import dropout, finite
 from fedtangent.types import Algorithm, FederatedData, PyTree, Schedule
 
@@ -53,15 +50,7 @@ def test_exemptions_name_laws_and_reasons() -> None:
 
 
 def test_every_recipe_has_a_row() -> None:
-    found = {
-        name
-        for name, function in vars(algorithms).items()
-        if inspect.isfunction(function)
-        and not name.startswith("_")
-        and function is not compose
-        and typing.get_type_hints(function).get("return") is Algorithm
-    }
-    assert found == set(ALGORITHMS)
+    assert set(catalogue("algorithms")) == set(ALGORITHMS)
 
 
 class Natural(NamedTuple):

@@ -25,12 +25,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fed_avg", {"sever_learning_rate": 1e-9}, "sever_learning_rate: is no option of fed_avg"),
     ("fed_sgd", {"learning_rate": 0.1}, "client_learning_rate: is no option of fed_sgd"),
     ("scaffold", {"optimizer": optax.adam}, "optimizer: is no option of scaffold"),
-    ("fed_ensemble", {"base": algorithms.fed_dyn, "mu": 0.1, "alpha": 0.1}, "mu: is no option of fed_dyn"),
+    ("fed_ensemble", {"base": algorithms.fed_dyn, "mu": 0.1, "tau": 0.1}, "tau: is no option of fed_dyn"),
     ("fed_ensemble", {"base": "fed_avg"}, "base: got 'fed_avg', must be a recipe"),
     ("fed_prox", {"mu": "0.1"}, "mu: got '0.1', must be a number"),
     ("fed_avg", {"client_learning_rate": "0.1"}, "client_learning_rate: got '0.1', must be a number"),
     ("fed_avg", {"server_learning_rate": None}, "server_learning_rate: got None, must be a number"),
-    ("fed_dyn", {"alpha": None}, "alpha: got None, must be a number"),
+    ("fed_dyn", {"mu": None}, "mu: got None, must be a number"),
     ("fed_avg", {"work": 5}, "work: got 5, must be a federated.local.Work"),
     ("fed_avg", {"channel": "qsgd"}, "channel: got 'qsgd', must be a channel"),
     ("fed_avg", {"channel": channel.qsgd}, "channel: got <function qsgd"),
@@ -91,7 +91,7 @@ LOSSY: list[Callable[[], Any]] = [
 @pytest.mark.parametrize("name", ["scaffold", "fed_dyn"])
 def test_the_server_mirrors_its_clients_behind_a_lossy_channel(name: str, lossy: Callable[[], Any]) -> None:
     """SCAFFOLD's c is the mean of all c_i, FedDyn's h of all h_i, also of clients that were not there."""
-    own = {"alpha": 0.3} if name == "fed_dyn" else {}
+    own = {"mu": 0.3} if name == "fed_dyn" else {}
     algorithm = build(name, uniform_sampling(6, 3), channel=lossy(), **own)
     run = simulate(algorithm, uneven_data(), 6, 1, "scan")
     held = run.state.server.control if name == "scaffold" else run.state.server.correction

@@ -205,7 +205,7 @@ _MOMENTS = {"beta_1": "beta_1", "beta_2": "beta_2", **_ADAPTIVE}
 INSIDE: dict[str, dict[str, str]] = {
     "fed_avg": {},
     "fed_prox": {"mu": "mu"},
-    "fed_dyn": {"alpha": "dyn_alpha"},
+    "fed_dyn": {"mu": "dyn_alpha"},
     "scaffold": {},
     "fed_nova": {"mu": "nova_mu"},
     "fed_adam": _MOMENTS,
@@ -321,7 +321,7 @@ _PARTS = {
     "fed_avg": "local SGD; mean; SGD",
     "fed_sgd": "one gradient; mean; SGD",
     "fed_prox": "local SGD, prox; mean; SGD",
-    "fed_dyn": "local SGD, tilt and prox; mean; mean less h / alpha",
+    "fed_dyn": "local SGD, tilt and prox; mean; mean less h / mu",
     "scaffold": "local SGD, tilt; mean; SGD, control variate",
     "fed_nova": "local SGD, normalised; mean; effective steps",
     "fed_adam": "local SGD; mean; Adam as published",

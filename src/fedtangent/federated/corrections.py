@@ -49,15 +49,15 @@ def _fraction(info: RoundInfo, num_clients: int) -> Array:
     return jnp.asarray(info.num_clients, float) / num_clients
 
 
-def dynamic_server(alpha: float | Array, num_clients: int, rate: Rate) -> Server:
-    """FedDyn (Acar et al., 2021, algorithm 1): ``h += alpha |P| / N d``, then ``w -= rate (d + h / alpha)``.
+def dynamic_server(mu: float | Array, num_clients: int, rate: Rate) -> Server:
+    """FedDyn (Acar et al., 2021, algorithm 1): ``h += mu |P| / N d``, then ``w -= rate (d + h / mu)``.
 
-    With ``rate`` 1 the model is the clients' mean minus ``h / alpha``, as published.
+    With ``rate`` 1 the model is the clients' mean minus ``h / mu``, as published.
     """
 
     def update(state: Dynamic, d: PyTree, info: RoundInfo) -> tuple[Dynamic, dict[str, Array]]:
-        h = pytrees.add(state.correction, pytrees.scale(alpha * _fraction(info, num_clients), d))
-        step = pytrees.add(d, pytrees.scale(1 / alpha, h))
+        h = pytrees.add(state.correction, pytrees.scale(mu * _fraction(info, num_clients), d))
+        step = pytrees.add(d, pytrees.scale(1 / mu, h))
         return Dynamic(pytrees.subtract(state.params, pytrees.scale(rate_at(rate, info.round), step)), h), {}
 
     return Server(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtangent.checks import integer
+from fedtangent.entries import WrittenEntry, build_written
 
 TOLERANCE = 1e-9  # of a row that must sum to 1, and of a matrix that must be symmetric
 
@@ -175,3 +176,28 @@ def _from_edges(graph: Graph, denominator: np.ndarray) -> np.ndarray:
     matrix = np.where(graph.adjacency, 1 / denominator, 0.0)
     np.fill_diagonal(matrix, np.maximum(1 - matrix.sum(axis=1), 0.0))
     return matrix
+
+
+def named_graph(text: str, num_nodes: int, seed: int) -> Graph:
+    """The graph that is written ``text``, such as ``erdos_renyi:0.3``; raises ``ValueError`` where it names none."""
+    found: Graph = build_written("graphs", text, num_nodes, seed)
+    return found
+
+
+def _square(num_nodes: int, seed: int) -> Graph:
+    """The torus of so many nodes that is nearest to a square."""
+    rows = max(r for r in range(1, int(num_nodes**0.5) + 1) if num_nodes % r == 0)
+    return torus(rows, num_nodes // rows)
+
+
+ENTRIES = (
+    WrittenEntry("ring", "each client beside two others, in a circle", lambda num_nodes, seed: ring(num_nodes)),
+    WrittenEntry("torus", "a grid whose edges wrap around, as square as can be", _square),
+    WrittenEntry("complete", "each client beside every other", lambda num_nodes, seed: complete(num_nodes)),
+    WrittenEntry(
+        "erdos_renyi",
+        "each pair of clients with a probability",
+        lambda probability, num_nodes, seed: erdos_renyi(num_nodes, probability, seed),
+        number="probability",
+    ),
+)

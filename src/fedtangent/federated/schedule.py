@@ -7,12 +7,15 @@ of a run can be unrolled without training anything (``unroll``).
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.checks import integer, is_whole
-from fedtangent.federated.graph import Graph, check_stochastic, metropolis_hastings
+from fedtangent.entries import Entry
+from fedtangent.federated.graph import Graph, check_stochastic, metropolis_hastings, named_graph
 from fedtangent.types import Array, Cohort, Key, Schedule
 
 
@@ -276,3 +279,99 @@ def _cumulative(matrix: np.ndarray) -> np.ndarray:
     sums = np.cumsum(matrix, axis=1)
     last = matrix.shape[1] - 1 - np.argmax(matrix[:, ::-1] > 0, axis=1)
     return np.where(np.arange(matrix.shape[1])[None] >= last[:, None], 1.0, np.minimum(sums, 1.0)).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledOptions:
+    """Options of schedules that draw a part of the clients."""
+
+    clients_per_round: int | None = None
+    """Clients of a round (default: everyone)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EnsembleOptions:
+    """Options of schedules for an ensemble."""
+
+    num_models: int = 5
+    """Models K of the ensemble."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StrataOptions(EnsembleOptions):
+    """Options of strata."""
+
+    num_strata: int = 5
+    """Strata Q."""
+    clients_per_stratum: int | None = None
+    """Clients drawn from each stratum in a round (default: all of them)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WalkOptions(EnsembleOptions):
+    """Options of walks."""
+
+    graph: str = "ring"
+    """ring, torus, complete or erdos_renyi:<probability>."""
+
+
+def _cohort_size(o: SampledOptions, num_clients: int) -> int:
+    return num_clients if o.clients_per_round is None else o.clients_per_round
+
+
+ENTRIES = (
+    Entry(
+        "all",
+        "every client trains every model every round",
+        lambda o, num_clients, seed: all_clients(num_clients, o.num_models),
+        EnsembleOptions,
+    ),
+    Entry(
+        "uniform",
+        "--clients-per-round clients drawn at random train the one model",
+        lambda o, num_clients, seed: uniform_sampling(num_clients, _cohort_size(o, num_clients)),
+        SampledOptions,
+    ),
+    Entry(
+        "permutations",
+        "every client trains the K models in its own random order (Fed-ensemble 2024, algorithm 1)",
+        lambda o, num_clients, seed: per_client_permutations(num_clients, o.num_models),
+        EnsembleOptions,
+        ("shi2024",),
+    ),
+    Entry(
+        "strata",
+        "--num-strata strata, --clients-per-stratum of each (Fed-ensemble 2021, algorithm 1)",
+        lambda o, num_clients, seed: strata(num_clients, o.num_models, o.num_strata, o.clients_per_stratum),
+        StrataOptions,
+        ("shi2021",),
+    ),
+    Entry(
+        "mixed",
+        "permutations for the first K clients, random models for the rest (the published code of Fed-ensemble)",
+        lambda o, num_clients, seed: mixed_permutations(num_clients, o.num_models),
+        EnsembleOptions,
+        ("shi2024",),
+    ),
+    Entry(
+        "poisson",
+        "every client by itself with probability --clients-per-round / N (differential privacy)",
+        lambda o, num_clients, seed: poisson_sampling(num_clients, _cohort_size(o, num_clients) / num_clients),
+        SampledOptions,
+    ),
+    Entry(
+        "random_walk",
+        "K models walk over --graph (Fed-ensemble 2024, V-H)",
+        lambda o, num_clients, seed: random_walk(named_graph(o.graph, num_clients, seed), o.num_models),
+        WalkOptions,
+        ("shi2024",),
+    ),
+    Entry("own", "every client trains a model of its own", lambda o, num_clients, seed: own_models(num_clients)),
+    Entry(
+        "random",
+        "every client trains a model drawn at random (Fed-ensemble 2024, table VII)",
+        lambda o, num_clients, seed: random_models(num_clients, o.num_models),
+        EnsembleOptions,
+        ("shi2024",),
+    ),
+)

@@ -80,7 +80,7 @@ OPTIONS = (
         "FedDyn, 3 of 5 clients",
         partial(schedule.uniform_sampling, NUM_CLIENTS, 3),
         algorithms.fed_dyn,
-        {"alpha": 0.5},
+        {"mu": 0.5},
         {"algorithm": "fed_dyn", "alpha": 0.5},
         {"algorithm": "fed_avg", "alpha": None},
         uniform=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Unpack
@@ -12,6 +13,7 @@ from fedtangent.checks import check_within
 from fedtangent.federated import adaptive
 from fedtangent.federated.adaptive import Number
 from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
+from fedtangent.federated.algorithms.entry import Averaging, Laws, entry_of
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate, check_rate
 from fedtangent.federated.server import optax_server
@@ -134,3 +136,74 @@ def fed_avg_m(
     check_within("momentum", momentum, 0, 1)
     make = partial(adaptive.momentum, decay=momentum, nesterov=nesterov)
     return _with_server("fed_avg_m", model, schedule, client_learning_rate, work, options, make, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class FedAdagradOptions(Averaging):
+    """Options of an adaptive server."""
+
+    tau: float = 1e-3
+    """Degree of adaptivity: the server divides by the root of the second moment plus this."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MomentsOptions(FedAdagradOptions):
+    """Options of a server with two moments."""
+
+    beta_1: float = 0.9
+    """Decay of the server's first moment."""
+    beta_2: float = 0.99
+    """Decay of the server's second moment."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FedAvgMOptions(Averaging):
+    """Options of FedAvgM."""
+
+    momentum: float = 0.9
+    """Momentum of the server."""
+
+
+_LAWS = Laws(
+    {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=2)},
+    exact={"client_learning_rate": 0.2, "work": Work(steps=3)},
+)
+
+ENTRIES = (
+    entry_of(
+        fed_adam,
+        "Adam at the server, as published (Reddi et al., 2021)",
+        MomentsOptions,
+        papers=("reddi2021",),
+        parts="local SGD; mean; Adam as published",
+        inside=True,
+        laws=_LAWS,
+    ),
+    entry_of(
+        fed_yogi,
+        "Yogi at the server (Reddi et al., 2021)",
+        MomentsOptions,
+        papers=("reddi2021",),
+        parts="local SGD; mean; Yogi",
+        inside=True,
+        laws=_LAWS,
+    ),
+    entry_of(
+        fed_adagrad,
+        "Adagrad at the server (Reddi et al., 2021)",
+        FedAdagradOptions,
+        papers=("reddi2021",),
+        parts="local SGD; mean; Adagrad",
+        inside=True,
+        laws=_LAWS,
+    ),
+    entry_of(
+        fed_avg_m,
+        "momentum at the server (Hsu et al., 2019)",
+        FedAvgMOptions,
+        papers=("hsu2019",),
+        parts="local SGD; mean; momentum",
+        inside=True,
+        laws=_LAWS,
+    ),
+)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Unpack
+import dataclasses
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from fedtangent.checks import integer
 from fedtangent.federated.aggregate import Stacked, stack
 from fedtangent.federated.algorithms.common import Options, train_and_average
+from fedtangent.federated.algorithms.entry import Given, Laws, Mean, Sending, Training, entry_of, shared_arguments
 from fedtangent.federated.compose import sequentially
 from fedtangent.federated.distil import FEDBE, SOFT_LOSSES, Distillation, check_distillation, distil
 from fedtangent.federated.local import Work
@@ -189,3 +191,68 @@ def _places(schedule: Schedule, slots_per_model: int | None) -> int:
     if slots_per_model is None:
         return schedule.num_slots
     return integer("slots_per_model", slots_per_model, 1, schedule.num_slots)
+
+
+@dataclasses.dataclass(frozen=True)
+class PosteriorOptions(Sending, Mean, Training):
+    """Options of an ensemble that is drawn from the clients' models."""
+
+    posterior: str = "gaussian"
+    """gaussian or dirichlet."""
+    num_samples: int = 10
+    """Models drawn from the posterior."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FedBeOptions(PosteriorOptions):
+    """Options of FedBE."""
+
+    server_examples: int = 100
+    """Training examples (without labels) that the server holds, and no client does."""
+
+
+def _build_fed_be(o: FedBeOptions, given: Given) -> Algorithm:
+    # FedBE's numbers are for ten thousand images: start and cycle in proportion to the steps that these data make.
+    steps = 20 * -(-o.server_examples // min(128, o.server_examples))
+    how = Distillation(start=steps // 6, cycle=max(1, steps // 60))
+    own: dict[str, Any] = {"server_data": given.server_data, "posterior": o.posterior, "num_samples": o.num_samples}
+    return fed_be(given.model, given.schedule, distillation=how, **own, **shared_arguments(o))
+
+
+_STUDENT = Distillation(epochs=3, batch_size=3, learning_rate=0.3, final_learning_rate=0.1, start=2, cycle=3)
+_RATE: dict[str, Any] = {"client_learning_rate": 0.2}
+_ENSEMBLE = "the state holds the clients' models, each of which is a member of the ensemble"
+
+ENTRIES = (
+    entry_of(
+        fed_be,
+        "a Bayesian ensemble of the round's models, distilled at the server (FedBE, 2021)",
+        FedBeOptions,
+        build=_build_fed_be,
+        papers=("chen2021",),
+        parts="local SGD; all messages; posterior, distillation",
+        needs=("server_data",),
+        laws=Laws(
+            {**_RATE, "work": Work(epochs=2, batch_size=2), "num_samples": 3, "distillation": _STUDENT},
+            # an ensemble of clients counts each client once
+            exact={
+                **_RATE,
+                "work": Work(steps=3),
+                "num_samples": 3,
+                "distillation": _STUDENT,
+                "members": ("samples", "mean"),
+            },
+        ),
+    ),
+    entry_of(
+        fed_be_no_distillation,
+        "FedBE's ensemble for prediction only (FedBE-noKD)",
+        PosteriorOptions,
+        papers=("chen2021",),
+        parts="local SGD; all messages; mean, posterior to predict",
+        laws=Laws(
+            {**_RATE, "work": Work(epochs=2, batch_size=2), "posterior": "dirichlet", "slots_per_model": 4},
+            exempt={"doubling": _ENSEMBLE},
+        ),
+    ),
+)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+import dataclasses
+from typing import Any, Unpack
 
 from fedtangent.federated.algorithms.common import Options, train_and_average
+from fedtangent.federated.algorithms.entry import Laws, Mean, ServerStep, Training, entry_of
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate
 from fedtangent.federated.wire.channel import qsgd, uniform_quantiser
@@ -55,3 +57,36 @@ def _own(name: str, channel: Channel, options: Options) -> Channel:
     if options.get("channel") is not None:
         raise ValueError(f"channel: {name} has a channel of its own; give another one to fed_avg")
     return channel
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantisedOptions(ServerStep, Mean, Training):
+    """Options of quantised updates."""
+
+    bits: int = 8
+    """Bits of a number."""
+
+
+_RATE: dict[str, Any] = {"client_learning_rate": 0.2}
+_DRAWS = {"doubling": "the quantiser draws anew for every client, so that two identical clients do not send the same"}
+
+ENTRIES = (
+    entry_of(
+        fed_com,
+        "FedAvg through an unbiased quantiser of --bits (FedCOM, Haddadpour et al., 2021)",
+        QuantisedOptions,
+        papers=("haddadpour2021",),
+        parts="local SGD, uniform quantiser; mean; SGD",
+        laws=Laws({**_RATE, "work": Work(epochs=2, batch_size=2), "server_learning_rate": 0.8}, exempt=_DRAWS),
+    ),
+    entry_of(
+        fed_paq,
+        "FedAvg through QSGD's quantiser of --bits (FedPAQ, Reisizadeh et al., 2020)",
+        QuantisedOptions,
+        papers=("reisizadeh2020", "alistarh2017"),
+        parts="local SGD, QSGD; mean; SGD",
+        laws=Laws(
+            {**_RATE, "work": Work(steps=4, batch_size=2), "bucket_size": 5, "weighting": "uniform"}, exempt=_DRAWS
+        ),
+    ),
+)

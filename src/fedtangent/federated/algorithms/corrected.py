@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Unpack, cast
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedtangent import pytrees
 from fedtangent.checks import check_within, is_whole, is_zero
 from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
+from fedtangent.federated.algorithms.entry import Averaging, Laws, entry_of
 from fedtangent.federated.corrections import (
     Controlled,
     Normalised,
@@ -62,39 +66,39 @@ def fed_dyn(
     model: Model,
     schedule: Schedule,
     *,
-    alpha: float | Array,
+    mu: float | Array,
     client_learning_rate: Rate,
     work: Work,
     **options: Unpack[Options],
 ) -> Algorithm:
     """FedDyn (Acar et al., 2021, algorithm 1): a dynamic regulariser aligns the clients' optima with the server's.
 
-    A client minimises ``F_i(w) - <h_i, w> + alpha / 2 |w - w_server|^2`` (approximately: ``work``) and then takes
-    ``h_i -= alpha (w_i - w_server)``. The server takes ``h -= alpha / N sum_i (w_i - w_server)``, over the
+    A client minimises ``F_i(w) - <h_i, w> + mu / 2 |w - w_server|^2`` (mu is the paper's alpha) by ``work``.
+    It then takes ``h_i -= mu (w_i - w_server)``. The server takes ``h -= mu / N sum_i (w_i - w_server)``, over the
     participants but divided by the number N of all clients, and the model is the participants' mean minus
-    ``h / alpha``. Each model of an ensemble has its own h and h_i.
+    ``h / mu``. Each model of an ensemble has its own h and h_i.
 
     The mean is uniform, as in the paper; ``weighting="examples"`` weighs it (and the server's h with it). Behind a
     channel h_i moves by what the server received, so that the server's h stays the mean of all h_i.
     ``server_learning_rate``, not in the paper, is the part of the way that the server goes.
 
-    Raises ``ValueError`` for an alpha that is not positive.
+    Raises ``ValueError`` for a mu that is not positive.
     """
-    check_rate("alpha", alpha)
+    check_rate("mu", mu)
     options = _uniform(options)
 
     def pose(broadcast: PyTree, h: PyTree) -> Problem:
-        return Problem(broadcast, anchor=broadcast, tilt=pytrees.scale(-1, h), prox=alpha)
+        return Problem(broadcast, anchor=broadcast, tilt=pytrees.scale(-1, h), prox=mu)
 
     def answer(broadcast: PyTree, h: PyTree, params: PyTree, steps: Array, client: Client) -> tuple[PyTree, PyTree]:
         return pytrees.subtract(broadcast, params), h
 
     def settle(h: PyTree, same: PyTree, sent: PyTree) -> PyTree:
-        return pytrees.add(h, pytrees.scale(alpha, sent))
+        return pytrees.add(h, pytrees.scale(mu, sent))
 
     local: dict[str, Callable[..., Any]] = {"pose": pose, "answer": answer, "init": pytrees.zeros_like}
     local["settle"] = settle
-    server = dynamic_server(alpha, schedule.num_clients, options.get("server_learning_rate", 1.0))
+    server = dynamic_server(mu, schedule.num_clients, options.get("server_learning_rate", 1.0))
     return train_and_average(
         "fed_dyn", model, schedule, client_learning_rate, work, options, server=server, local=local
     )
@@ -246,3 +250,89 @@ def modified_local_gd(
     options = _uniform(options)
     server = anchored_server(anchoring, int(first_index), options.get("server_learning_rate", 1.0))
     return train_and_average("modified_local_gd", model, schedule, client_learning_rate, work, options, server=server)
+
+
+@dataclasses.dataclass(frozen=True)
+class FedProxOptions(Averaging):
+    """Options of FedProx."""
+
+    mu: float = 0.1
+    """Strength of the proximal term, which holds clients near the model they got."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FedDynOptions(Averaging):
+    """Options of FedDyn."""
+
+    mu: float = 0.1
+    """Strength of the dynamic regulariser (the paper's alpha)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FedNovaOptions(Averaging):
+    """Options of FedNova."""
+
+    mu: float = 0.0
+    """Strength of the proximal term."""
+
+
+_COUNTS = "the server weighs by |S| / N, a number of clients; test_corrected.py has the law for all clients at once"
+_RATE: dict[str, Any] = {"client_learning_rate": 0.2}
+
+ENTRIES = (
+    entry_of(
+        fed_prox,
+        "clients are held near the model they got by --mu (Li et al., 2020)",
+        FedProxOptions,
+        papers=("li2020",),
+        parts="local SGD, prox; mean; SGD",
+        inside=True,
+        laws=Laws(
+            {**_RATE, "work": Work(epochs=2, batch_size=2), "mu": 0.5},
+            exact={**_RATE, "work": Work(steps=3), "mu": 0.5},
+        ),
+    ),
+    entry_of(
+        fed_dyn,
+        "dynamic regularisation of strength --mu (Acar et al., 2021)",
+        FedDynOptions,
+        papers=("acar2021",),
+        parts="local SGD, tilt and prox; mean; mean less h / mu",
+        inside=True,
+        laws=Laws({**_RATE, "work": Work(steps=4, batch_size=2), "mu": 0.5}, exempt={"doubling": _COUNTS}),
+    ),
+    entry_of(
+        scaffold,
+        "control variates, option II (Karimireddy et al., 2020)",
+        papers=("karimireddy2020",),
+        parts="local SGD, tilt; mean; SGD, control variate",
+        inside=True,
+        laws=Laws(
+            {**_RATE, "work": Work(epochs=2, batch_size=2), "server_learning_rate": 0.8}, exempt={"doubling": _COUNTS}
+        ),
+    ),
+    entry_of(
+        fed_nova,
+        "normalised averaging of unequal work (Wang et al., 2020)",
+        FedNovaOptions,
+        papers=("wang2020",),
+        parts="local SGD, normalised; mean; effective steps",
+        inside=True,
+        laws=Laws(
+            {
+                **_RATE,
+                "work": Work(epochs=2, batch_size=2),
+                "mu": 0.3,
+                "client_optimizer": partial(optax.sgd, momentum=0.5),
+            },
+            exact={**_RATE, "work": Work(epochs=2)},
+        ),
+    ),
+    entry_of(
+        modified_local_gd,
+        "aggregation anchored at the start (Modified Local-GD, algorithm 3)",
+        papers=("localgd",),
+        parts="local SGD; mean; anchored at the start",
+        laws=Laws({**_RATE, "work": Work(steps=3), "first_index": 1}),
+    ),
+)

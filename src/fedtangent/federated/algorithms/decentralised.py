@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
@@ -12,8 +13,25 @@ import numpy as np
 from fedtangent import pytrees
 from fedtangent.federated.algorithms.averaging import check_base, fed_avg
 from fedtangent.federated.algorithms.common import Options, train_and_average
+from fedtangent.federated.algorithms.entry import (
+    LAW_CLIENTS,
+    Around,
+    Averaging,
+    Given,
+    Laws,
+    around,
+    entry_of,
+    shared_arguments,
+)
 from fedtangent.federated.compose import State
-from fedtangent.federated.graph import Graph, check_doubly_stochastic, metropolis_weights, spectral_gap
+from fedtangent.federated.graph import (
+    Graph,
+    check_doubly_stochastic,
+    metropolis_weights,
+    named_graph,
+    ring,
+    spectral_gap,
+)
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate
 from fedtangent.federated.schedule import unroll
@@ -205,3 +223,48 @@ def _between_clients(algorithm: Algorithm, messages: float) -> Callable[[Federat
         return of_one._replace(uplink=uplink, uplink_per_example=per_example, downlink=0)
 
     return cost
+
+
+@dataclasses.dataclass(frozen=True)
+class GossipOptions(Averaging):
+    """Options of gossip."""
+
+    graph: str = "ring"
+    """ring, torus, complete or erdos_renyi:<probability>."""
+
+
+def _build_gossip(o: GossipOptions, given: Given) -> Algorithm:
+    mixing = named_graph(o.graph, given.schedule.num_clients, given.seed)
+    return gossip(given.model, given.schedule, mixing=mixing, **shared_arguments(o))
+
+
+_ALONE = "each model meets one client a round: nothing is averaged over clients"
+_ARGUMENTS: dict[str, Any] = {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=2)}
+
+ENTRIES = (
+    entry_of(
+        random_walk,
+        "models walk over --graph and train where they stand, around --base (Fed-ensemble, 2024, V-H)",
+        Around,
+        build=around(random_walk),
+        papers=("shi2024",),
+        parts="those of --base, K walks on a graph",
+        schedule="random_walk",
+        laws=Laws(_ARGUMENTS, cohorts="one", nothing_on=("downlink_bytes",), exempt={"doubling": _ALONE}),
+    ),
+    entry_of(
+        gossip,
+        "every client mixes its model with its neighbours' on --graph (D-PSGD, Lian et al., 2017)",
+        GossipOptions,
+        build=_build_gossip,
+        papers=("lian2017",),
+        parts="local SGD; own model; mixing with neighbours",
+        schedule="own",
+        laws=Laws(
+            {**_ARGUMENTS, "order": "mix_then_train", "mixing": ring(LAW_CLIENTS)},
+            cohorts="own",
+            nothing_on=("downlink_bytes",),
+            exempt={"doubling": _ALONE},
+        ),
+    ),
+)

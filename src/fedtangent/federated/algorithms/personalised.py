@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from fedtangent import pytrees
 from fedtangent.checks import check_within
 from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
+from fedtangent.federated.algorithms.entry import Averaging, Laws, Training, entry_of
 from fedtangent.federated.local import Problem, Work, minimise, no_state, validate_work
 from fedtangent.federated.masks import Private, joined, private_mask, private_part, shared_part
 from fedtangent.federated.personal import own_models
@@ -224,3 +226,73 @@ def _mean_of_clients(model: Model, models: PyTree, x: Array) -> Array:
         return total + model.apply(params, x), None
 
     return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), models)[0] / num_clients
+
+
+@dataclasses.dataclass(frozen=True)
+class DittoOptions(Averaging):
+    """Options of Ditto."""
+
+    mu: float = 0.1
+    """How strongly a personal model is held near the global one (the paper's lambda)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LgFedAvgOptions(Averaging):
+    """Options of LG-FedAvg."""
+
+    private: str = "^0/"
+    """Regular expression; parameters whose path matches it stay with their client."""
+
+
+_RATE: dict[str, Any] = {"client_learning_rate": 0.2}
+_ALONE = {
+    "rejection": "no message carries anything that could be rejected",
+    "doubling": "no client has any influence on another, nor on the server",
+}
+
+ENTRIES = (
+    entry_of(
+        ditto,
+        "FedAvg, and a personal model of each client held near it by --mu (Li et al., 2021)",
+        DittoOptions,
+        papers=("li2021",),
+        parts="local SGD, and a personal model with prox; mean; SGD",
+        personal=True,
+        laws=Laws(
+            {
+                **_RATE,
+                "work": Work(steps=3, batch_size=2),
+                "mu": 0.5,
+                "personal_work": Work(epochs=2, batch_size=3),
+            },
+            exact={**_RATE, "work": Work(steps=3), "mu": 0.5},
+        ),
+    ),
+    entry_of(
+        lg_fed_avg,
+        "parameters that match --private stay with their client (LG-FedAvg, Liang et al., 2020)",
+        LgFedAvgOptions,
+        papers=("liang2020",),
+        parts="local SGD; mean of the shared parameters; SGD",
+        personal=True,
+        laws=Laws(
+            {**_RATE, "work": Work(epochs=2, batch_size=2), "private": ("W", "b")},
+            exact={**_RATE, "work": Work(steps=3), "private": ("W", "b")},
+        ),
+    ),
+    entry_of(
+        local_only,
+        "every client trains alone",
+        Training,
+        papers=("mcmahan2017",),
+        parts="local SGD; nothing; nothing",
+        personal=True,
+        sends="nothing",
+        laws=Laws(
+            {**_RATE, "work": Work(epochs=2, batch_size=2)},
+            compared="client",
+            nothing_on=("uplink_bytes",),
+            exempt=_ALONE,
+        ),
+    ),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from fedtangent.data.sharing import number_given
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.algorithms.averaging import check_base, fed_avg
 from fedtangent.federated.algorithms.common import client_descent
+from fedtangent.federated.algorithms.entry import Around, Given, Laws, Training, around, entry_of, shared_arguments
 from fedtangent.federated.compose import compose, sequentially
 from fedtangent.federated.local import Problem, Work, minimise, validate_work
 from fedtangent.federated.ntk_fl.server import send_examples
@@ -156,3 +158,49 @@ def warm_started(
         return minimise(train_key, model, value, descent, work, Problem(model.init(init_key)), server)[0]
 
     return model._replace(name=f"{model.name}, warm-started", init=init)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSharingOptions(Around):
+    """Options of data sharing."""
+
+    shared_fraction: float = 0.1
+    """Share of all examples that every client holds."""
+
+
+def _build_centralised(o: Training, given: Given) -> Algorithm:
+    renamed = {"client_learning_rate": "learning_rate", "client_optimizer": "optimizer"}
+    own = {renamed.get(name, name): value for name, value in shared_arguments(o).items()}
+    return centralised(given.model, given.schedule, **own)
+
+
+ENTRIES = (
+    entry_of(
+        centralised,
+        "SGD at the server on the cohort's pooled data",
+        Training,
+        build=_build_centralised,
+        papers=("yue2022",),
+        parts="its examples; pool; SGD on the pool",
+        sends="examples",
+        laws=Laws(
+            {"learning_rate": 0.2, "work": Work(epochs=2, batch_size=3)},
+            exact={"learning_rate": 0.2, "work": Work(steps=3)},
+            doubled="examples",
+            nothing_on=("downlink_bytes",),
+        ),
+    ),
+    entry_of(
+        data_sharing,
+        "every client holds --shared-fraction of all examples too, around --base (Zhao et al., 2018)",
+        DataSharingOptions,
+        build=around(data_sharing, "shared"),
+        papers=("zhao2018",),
+        parts="those of --base, on shared examples too",
+        needs=("shared",),
+        laws=Laws(
+            {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=2)},
+            exact={"client_learning_rate": 0.2, "work": Work(steps=3)},
+        ),
+    ),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, Unpack
@@ -13,6 +14,7 @@ from fedtangent import pytrees
 from fedtangent.checks import check_positive
 from fedtangent.federated.aggregate import weighted_mean
 from fedtangent.federated.algorithms.common import Options, train_and_average
+from fedtangent.federated.algorithms.entry import Averaging, Given, Laws, entry_of, shared_arguments
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate, check_rate, sgd
 from fedtangent.federated.server import optax_server
@@ -161,3 +163,42 @@ def _also_without_clients(step: Callable[..., Any], server: Server) -> Callable[
         return after._replace(server=pytrees.where(weight > 0, after.server, still)), info
 
     return private
+
+
+@dataclasses.dataclass(frozen=True)
+class DpFedAvgOptions(Averaging):
+    """Options of DP-FedAvg."""
+
+    clip_norm: float = 1.0
+    """Bound on the norm of an update."""
+    noise_multiplier: float = 1.0
+    """Noise on the sum of the updates, in units of the bound."""
+    delta: float = 1e-5
+    """Delta that the final epsilon is told for."""
+
+
+def _build_dp_fed_avg(o: DpFedAvgOptions, given: Given) -> Algorithm:
+    own: dict[str, Any] = {"clip_norm": o.clip_norm, "noise_multiplier": o.noise_multiplier}
+    return dp_fed_avg(
+        given.model, given.schedule, expected_clients=given.expected_clients, **own, **shared_arguments(o)
+    )
+
+
+_BOUNDS: dict[str, Any] = {
+    "client_learning_rate": 0.2,
+    "clip_norm": 0.5,
+    "noise_multiplier": 0.3,
+    "expected_clients": 3,
+}
+
+ENTRIES = (
+    entry_of(
+        dp_fed_avg,
+        "clipped updates, Gaussian noise, central differential privacy (McMahan et al., 2018)",
+        DpFedAvgOptions,
+        build=_build_dp_fed_avg,
+        papers=("mcmahan2018",),
+        parts="local SGD, clipping; sum over m; SGD, noise",
+        laws=Laws({**_BOUNDS, "work": Work(epochs=2, batch_size=2)}, exact={**_BOUNDS, "work": Work(steps=3)}),
+    ),
+)

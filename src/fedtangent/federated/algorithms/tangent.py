@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Unpack
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.federated.aggregate import stack
+from fedtangent.federated.algorithms.entry import Descent, Given, Hiding, Laws, entry_of, shared_arguments
 from fedtangent.federated.compose import compose, sequentially
 from fedtangent.federated.ntk_fl.evolution import Evolution
 from fedtangent.federated.ntk_fl.options import probabilities
@@ -19,7 +21,7 @@ from fedtangent.federated.rates import Rate, check_rate
 from fedtangent.federated.wire.channel import jacobians
 from fedtangent.federated.wire.secure_aggregation import sum_only
 from fedtangent.federated.wire.sparsify import check_sparsity, check_value_bits
-from fedtangent.federated.wire.subsample import subsampled
+from fedtangent.federated.wire.subsample import largest_sample, subsampled
 from fedtangent.types import Accept, Algorithm, Channel, Cost, Engine, FederatedData, Local, Model, Schedule, Server
 
 
@@ -145,3 +147,93 @@ def _pooled(
         return algorithm.cost(data, engine)
 
     return algorithm._replace(cost=cost)
+
+
+@dataclasses.dataclass(frozen=True)
+class NtkFlOptions(Descent):
+    """Options of the evolution of a kernel at the server."""
+
+    ntk_kernel: str = "averaged"
+    """averaged (the paper's H for all outputs) or exact."""
+    ntk_times: tuple[int, ...] = tuple(range(100, 2001, 100))
+    """Candidate numbers of gradient steps."""
+    ntk_method: str = "auto"
+    """auto (the cheapest), eigh, chebyshev or iterate; all give the same."""
+    ntk_choose: str = "training"
+    """The number of steps by the round's training examples, or by validation on --server-examples."""
+    ntk_criterion: str = "loss"
+    """Choose the number of steps by loss or accuracy."""
+    ntk_patience: int | None = None
+    """Stop looking once the criterion got worse so many candidates in a row (default: look at all)."""
+    ntk_unstable: str = "stop"
+    """A step size above the largest stable one: stop, clip (take 0.9 of that) or allow."""
+    server_examples: int = 100
+    """--ntk-choose validation: training examples that the server holds, and no client does."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CpNtkFlOptions(Hiding, NtkFlOptions):
+    """Options of CP-NTK-FL."""
+
+    sparsity: float = 0.0
+    """Share of the numbers of each example's Jacobian that is set to zero, the smallest."""
+
+
+def _evolving(o: NtkFlOptions, given: Given) -> dict[str, Any]:
+    """Arguments of the recipes that evolve a kernel."""
+    slots = min(given.schedule.num_slots, given.schedule.num_clients)
+    beta = o.beta if isinstance(o, CpNtkFlOptions) else 1.0
+    shared = shared_arguments(o)
+    return {
+        "learning_rate": shared["client_learning_rate"],
+        "times": o.ntk_times,
+        "kernel": o.ntk_kernel,
+        "method": o.ntk_method,
+        "validation": given.validation,
+        "criterion": o.ntk_criterion,
+        "patience": o.ntk_patience,
+        "unstable": o.ntk_unstable,
+        "loss": o.loss,
+        "pool_size": None if given.clients is None else largest_sample(given.clients, slots, beta),
+        "accept": shared["accept"],
+        "slots_per_model": slots,
+    }
+
+
+def _build_ntk_fl(o: NtkFlOptions, given: Given) -> Algorithm:
+    return ntk_fl(given.model, given.schedule, **_evolving(o, given))
+
+
+def _build_cp_ntk_fl(o: CpNtkFlOptions, given: Given) -> Algorithm:
+    own: dict[str, Any] = {"beta": o.beta, "sparsity": o.sparsity, "shuffle": o.shuffle}
+    return cp_ntk_fl(given.model, given.schedule, **_evolving(o, given), **own)
+
+
+_EVOLUTION: dict[str, Any] = {"learning_rate": 0.3, "times": (1, 4, 9)}
+
+ENTRIES = (
+    entry_of(
+        ntk_fl,
+        "clients send Jacobians, the server evolves the kernel (NTK-FL, 2022)",
+        NtkFlOptions,
+        build=_build_ntk_fl,
+        papers=("yue2022",),
+        parts="its Jacobians; pool; kernel evolution",
+        needs=("validation", "clients"),
+        sends="Jacobians",
+        laws=Laws({**_EVOLUTION, "kernel": "averaged"}, doubled="examples"),
+    ),
+    entry_of(
+        cp_ntk_fl,
+        "NTK-FL on --beta of the examples, Jacobians of --sparsity, --shuffle (CP-NTK-FL, 2022)",
+        CpNtkFlOptions,
+        build=_build_cp_ntk_fl,
+        papers=("yue2022",),
+        parts="its Jacobians, fewer and sparse; pool, shuffled; kernel evolution",
+        needs=("validation", "clients"),
+        sends="Jacobians",
+        laws=Laws(
+            {**_EVOLUTION, "beta": 0.6, "sparsity": 0.5}, exact={**_EVOLUTION, "sparsity": 0.5}, doubled="examples"
+        ),
+    ),
+)

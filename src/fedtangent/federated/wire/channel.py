@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent import pytrees
+from fedtangent.entries import WrittenEntry, build_written
 from fedtangent.federated.wire.compression import chain, lossless, place_bits, with_error_feedback
 from fedtangent.federated.wire.compressors import clip, qsgd, random_k, top_k, uniform_quantiser
 from fedtangent.federated.wire.sparsify import num_kept
@@ -16,6 +17,7 @@ __all__ = [
     "clip",
     "jacobians",
     "lossless",
+    "named_channel",
     "qsgd",
     "random_k",
     "top_k",
@@ -49,3 +51,31 @@ def jacobians(output_size: int, sparsity: float = 0.0, value_bits: int | None = 
         return 0, -(-bits // 8) + rest
 
     return Channel(send=_as_is, uplink=uplink)
+
+
+def named_channel(text: str, error_feedback: bool = False) -> Channel | None:
+    """The channel that is written ``text``, such as ``top_k:0.01``; None for lossless, which changes nothing.
+
+    Raises ``ValueError`` for a text that names no channel, and for error feedback where nothing is lost.
+    """
+    made: Channel = build_written("channels", text)
+    if text == "lossless":
+        if error_feedback:
+            raise ValueError("error_feedback: a lossless channel owes nothing; name another channel")
+        return None
+    return with_error_feedback(made) if error_feedback else made
+
+
+ENTRIES = (
+    WrittenEntry("lossless", "updates as they are", lossless),
+    WrittenEntry("top_k", "the largest numbers of an update", lambda share: top_k(fraction=share), number="share"),
+    WrittenEntry("random_k", "random numbers of an update", lambda share: random_k(fraction=share), number="share"),
+    WrittenEntry("qsgd", "random levels around 0, one norm (QSGD)", qsgd, papers=("alistarh2017",), number="bits"),
+    WrittenEntry(
+        "quantise",
+        "random levels from least to largest (FedCOM)",
+        uniform_quantiser,
+        papers=("haddadpour2021",),
+        number="bits",
+    ),
+)

@@ -1,0 +1,283 @@
+"""What an algorithm's entry says, the options that algorithms share, and how they become arguments of a recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import optax
+
+from fedtangent.entries import Entry, catalogue
+from fedtangent.federated import faults
+from fedtangent.federated.local import Work
+from fedtangent.federated.rates import Rate, staircase_decay
+from fedtangent.federated.wire.channel import named_channel
+from fedtangent.types import Algorithm, Array, Channel, Model, Partition, Schedule
+
+DEFAULT_EPOCHS = 5  # local work, where neither steps nor epochs are given
+LAW_CLIENTS = 8  # clients of the runs that the laws are tested on
+OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation] | None] = {
+    "sgd": None,
+    "momentum": lambda rate: optax.sgd(rate, momentum=0.9),
+    "adam": optax.adam,
+}
+
+
+class Given(NamedTuple):
+    """What an algorithm is built of, besides its options."""
+
+    model: Model
+    schedule: Schedule
+    seed: int = 0  # of the run: for what is drawn when the algorithm is built
+    server_data: Array | None = None  # x [m, ...] without labels, held by the server
+    shared: np.ndarray | None = None  # indices of the examples that every client was given
+    validation: tuple[Array, Array] | None = None  # the server's: x [m, ...], targets [m, C] or labels [m]
+    clients: Partition | None = None
+    expected_clients: float | None = None  # of a round, where the schedule draws how many
+
+
+@dataclasses.dataclass(frozen=True)
+class Laws:
+    """What the tests of the laws need to build an algorithm, and which laws it need not keep."""
+
+    arguments: Mapping[str, Any]
+    """Of the recipe, besides model and schedule."""
+    exact: Mapping[str, Any] | None = None
+    """Arguments under which clients with the same examples send the same; None: ``arguments``, which draw nothing."""
+    cohorts: str = "many"
+    """Clients of a model in a round: "many"; "one"; "own", where it is always the same one."""
+    doubled: str = "weight"
+    """What makes one client two: twice the "weight", or the "examples" twice (of servers that pool, unweighted)."""
+    compared: str = "server"
+    """Field of the state that an absent client must not touch."""
+    nothing_on: tuple[str, ...] = ()
+    """Ledgers that stay empty, because nothing travels that way."""
+    exempt: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Laws that do not apply, and why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AlgorithmEntry(Entry):
+    """An algorithm: ``build`` takes an instance of ``options`` and a ``Given``."""
+
+    recipe: Callable[..., Algorithm] = cast("Any", None)  # noqa: RUF009
+    """The function that the package exports."""
+    parts: str = ""
+    """Client; aggregate; server, in a few words."""
+    schedule: str = "uniform"
+    """Name of its own schedule."""
+    personal: bool = False
+    """Whether each client predicts for itself, with what it kept."""
+    inside: bool = False
+    """Whether it may stand inside another algorithm (``base``); its options are then its recipe's arguments."""
+    needs: tuple[str, ...] = ()
+    """Fields of ``Given`` that it cannot, or need not, do without."""
+    sends: str = "updates"
+    """What its clients send: "updates", "examples", "Jacobians" or "nothing"."""
+    laws: Laws | None = None
+
+    @property
+    def has_base(self) -> bool:
+        """Whether another algorithm stands inside it."""
+        return issubclass(self.options, Around)
+
+
+@dataclasses.dataclass(frozen=True)
+class Descent:
+    """Options of every algorithm that follows a gradient."""
+
+    client_learning_rate: float = 1.0
+    """Step size of the clients; of the evolution, where the server evolves a kernel."""
+    decay: float = 1.0
+    """The clients' step size is multiplied by this every --decay-every rounds (the papers: 0.99)."""
+    decay_every: int = 10
+    """Rounds between decays."""
+    loss: str = "squared_error"
+    """squared_error (classes as centred one-hot targets) or cross_entropy."""
+    max_update_norm: float | None = None
+    """Reject updates that are not finite or of a larger norm (inf: only the former)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stepping(Descent):
+    """Options of steps with an optimiser."""
+
+    client_optimizer: str = "sgd"
+    """sgd, momentum (0.9) or adam; its state does not outlive a round."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Training(Stepping):
+    """Options of local training."""
+
+    local_steps: int | None = None
+    """Local steps T (give this or --local-epochs)."""
+    local_epochs: int | None = None
+    """Local epochs (default: 5, unless --local-steps is given)."""
+    batch_size: int = 16
+    """Minibatch size; 0 for full batches."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hiding:
+    """Options that show the server less."""
+
+    beta: float = 1.0
+    """Share of its examples that a client uses in a round, drawn anew in each."""
+    shuffle: bool = False
+    """A shuffling server permutes what clients send, so that the server does not know who sent what."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean(Hiding):
+    """Options of a mean over clients."""
+
+    weighting: str | None = None
+    """Weigh clients by examples or uniformly: examples, uniform (default: examples, or the algorithm's own)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerStep:
+    """Options of a server that steps."""
+
+    server_learning_rate: float | None = None
+    """Step size of the server (default: 1, or the algorithm's own)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sending:
+    """Options of how updates travel."""
+
+    channel: str = "lossless"
+    """How updates travel: lossless, top_k:<share>, random_k:<share>, qsgd:<bits>, quantise:<bits>."""
+    error_feedback: bool = False
+    """A client adds to its next update what the channel left out of this one."""
+    sparsity: float = 0.0
+    """Share of an update's numbers that is set to zero, the smallest."""
+    secure_aggregation: bool = False
+    """Clients send masked 32-bit numbers, of which the server learns the sum only."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Averaging(Sending, ServerStep, Mean, Training):
+    """Options of local training with an average at the server."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Around(Averaging):
+    """Options of an algorithm around another one."""
+
+    base: str = "fed_avg"
+    """The algorithm inside, whose own options are given beside."""
+
+
+SHARED = frozenset(field.name for field in dataclasses.fields(Around))
+
+
+def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:
+    """The options of an algorithm; of one around another, those of the ``base`` inside (by default fed_avg) too.
+
+    Raises ``ValueError`` for a base that cannot stand inside another algorithm.
+    """
+    if not entry.has_base:
+        return entry.options
+    inner = _inside(base or "fed_avg")
+    both = type(f"{entry.options.__name__}Around{inner.options.__name__}", (entry.options, inner.options), {})
+    return dataclasses.dataclass(frozen=True)(both)
+
+
+def _inside(base: str) -> AlgorithmEntry:
+    inside: dict[str, AlgorithmEntry] = {name: entry for name, entry in catalogue("algorithms").items() if entry.inside}
+    if base not in inside:
+        raise ValueError(f"base: got {base!r}, allowed are {', '.join(inside)}")
+    return inside[base]
+
+
+def decayed(rate: float, factor: float, every: int) -> Rate:
+    """``rate`` times ``factor`` after each ``every`` rounds; a plain number where nothing decays."""
+    return rate if factor == 1 else staircase_decay(rate, factor, every)
+
+
+def rate_of(o: Descent) -> Rate:
+    """The clients' rate, of the round if it decays."""
+    return decayed(o.client_learning_rate, o.decay, o.decay_every)
+
+
+def work_of(o: Training) -> Work:
+    """The local work."""
+    epochs = DEFAULT_EPOCHS if o.local_steps is None and o.local_epochs is None else o.local_epochs
+    return Work(o.local_steps, epochs, o.batch_size if o.batch_size > 0 else None)
+
+
+def channel_of(o: Sending) -> Channel | None:
+    """How updates travel; None: as they are. Raises ``ValueError`` for a sparsity beside a channel."""
+    if o.sparsity > 0 and o.channel != "lossless":
+        raise ValueError(f"sparsity: sends by top_k, but channel is {o.channel!r}: give one of the two")
+    return named_channel(o.channel if o.sparsity == 0 else f"top_k:{1 - o.sparsity:.15f}", o.error_feedback)
+
+
+def shared_arguments(o: Any) -> dict[str, Any]:
+    """Arguments of a recipe that the shared options give; those that are not given stay the recipe's own."""
+    given: dict[str, Any] = {}
+    if isinstance(o, Descent):
+        accept = None if o.max_update_norm is None else faults.finite(o.max_update_norm)
+        given |= {"client_learning_rate": rate_of(o), "loss": o.loss, "accept": accept}
+    if isinstance(o, Stepping) and o.client_optimizer != "sgd":
+        if o.client_optimizer not in OPTIMIZERS:
+            raise ValueError(f"client_optimizer: got {o.client_optimizer!r}, allowed are {', '.join(OPTIMIZERS)}")
+        given["client_optimizer"] = OPTIMIZERS[o.client_optimizer]
+    if isinstance(o, Training):
+        given["work"] = work_of(o)
+    if isinstance(o, ServerStep) and o.server_learning_rate is not None:
+        given["server_learning_rate"] = o.server_learning_rate
+    if isinstance(o, Mean) and o.weighting is not None:
+        given["weighting"] = o.weighting
+    if isinstance(o, Hiding):
+        given |= {"beta": o.beta} if o.beta != 1 else {}
+        given |= {"shuffle": True} if o.shuffle else {}
+    if isinstance(o, Sending):
+        given |= {"secure_aggregation": 32} if o.secure_aggregation else {}
+        wire = channel_of(o)
+        given |= {} if wire is None else {"channel": wire}
+    return given
+
+
+def own_arguments(options: type[Any], o: Any) -> dict[str, Any]:
+    """The options of ``options`` that are not shared, as ``o`` has them (or their defaults): arguments by name."""
+    own = {field.name: field.default for field in dataclasses.fields(options) if field.name not in SHARED}
+    return {name: getattr(o, name, default) for name, default in own.items()}
+
+
+def base_arguments(o: Around) -> dict[str, Any]:
+    """The algorithm inside another one, and its own arguments."""
+    entry = _inside(o.base)
+    return {"base": entry.recipe, **own_arguments(entry.options, o)}
+
+
+def trained(recipe: Callable[..., Algorithm], options: type[Any]) -> Callable[[Any, Given], Algorithm]:
+    """How to build a recipe whose own arguments are called as its options."""
+
+    def build(o: Any, given: Given) -> Algorithm:
+        return recipe(given.model, given.schedule, **shared_arguments(o), **own_arguments(options, o))
+
+    return build
+
+
+def around(recipe: Callable[..., Algorithm], *needs: str) -> Callable[[Any, Given], Algorithm]:
+    """How to build a recipe around another one, which ``needs`` some of what is given."""
+
+    def build(o: Around, given: Given) -> Algorithm:
+        own = {name: getattr(given, name) for name in needs}
+        return recipe(given.model, given.schedule, **shared_arguments(o), **base_arguments(o), **own)
+
+    return build
+
+
+def entry_of(
+    recipe: Callable[..., Algorithm], summary: str, options: type[Any] = Averaging, **more: Any
+) -> AlgorithmEntry:
+    """The entry of a recipe, called as the recipe; ``more`` are fields of ``AlgorithmEntry``."""
+    more = {"build": trained(recipe, options), **more}
+    return AlgorithmEntry(recipe.__name__, summary, options=options, recipe=recipe, **more)
