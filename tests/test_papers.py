@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-import typing
 
 import pytest
 
 from fedtangent import cite
+from fedtangent.entries import catalogue
 from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import all_clients
-from fedtangent.papers import BIBTEX, PAPERS, papers
-from fedtangent.types import Algorithm
+from fedtangent.papers import PAPERS, papers_of
 
 from .federated.toys import two_layer
 
 
-def test_every_recipe_has_its_papers_and_every_paper_a_recipe() -> None:
-    found = {
-        name
-        for name, function in vars(algorithms).items()
-        if inspect.isfunction(function) and typing.get_type_hints(function).get("return") is Algorithm
-    }
-    assert found == set(PAPERS)
-    assert {key for keys in PAPERS.values() for key in keys} == set(BIBTEX)
+def test_every_choice_names_papers_that_there_are_and_every_paper_is_named() -> None:
+    named = [
+        paper
+        for kind in ("algorithms", "schedules", "channels")
+        for e in catalogue(kind).values()
+        for paper in e.papers
+    ]
+    assert all(entry.papers for entry in catalogue("algorithms").values())
+    assert {paper for paper in named if not paper.startswith("@")} == set(PAPERS)
 
 
-@pytest.mark.parametrize("key", BIBTEX)
+@pytest.mark.parametrize("key", PAPERS)
 def test_an_entry_is_whole(key: str) -> None:
-    text = BIBTEX[key]
+    text = PAPERS[key]
     assert re.match(rf"@(article|inproceedings|misc){{{key},\n", text)
     assert text.count("{") == text.count("}") and text.endswith("\n}")
     fields = re.findall(r"^  (\w+) = ", text, re.MULTILINE)
@@ -40,9 +39,9 @@ def test_an_entry_is_whole(key: str) -> None:
 def test_an_algorithm_inside_another_is_cited_too() -> None:
     options = {"client_learning_rate": 0.1, "work": Work(steps=1)}
     dyn = algorithms.fed_ensemble(two_layer(), all_clients(6, 2), base=algorithms.fed_dyn, mu=0.1, **options)
-    assert papers(dyn) == ("shi2024", "shi2021", "acar2021")
+    assert papers_of(dyn) == ("shi2024", "shi2021", "acar2021")
     assert cite(dyn).count("@") == 3
-    assert cite(algorithms.fed_avg(two_layer(), all_clients(6), **options)) == BIBTEX["mcmahan2017"]
+    assert cite(algorithms.fed_avg(two_layer(), all_clients(6), **options)) == PAPERS["mcmahan2017"]
 
 
 def test_an_unknown_algorithm() -> None:

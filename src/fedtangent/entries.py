@@ -47,7 +47,7 @@ class Entry:
     options: type[Any] = NoOptions
     """A frozen dataclass, whose fields' docstrings are their help."""
     papers: tuple[str, ...] = ()
-    """Keys of ``papers.PAPERS``."""
+    """Keys of ``papers.PAPERS``, or BibTeX."""
 
 
 @functools.cache

@@ -1,10 +1,14 @@
-"""The papers behind the algorithms, as BibTeX: ``print(fedtangent.cite(algorithm))``."""
+"""The papers behind the algorithms, by key, as BibTeX: ``print(fedtangent.cite(algorithm))``.
+
+An entry of an algorithm names its papers by these keys; one that is not here it may give as BibTeX.
+"""
 
 from __future__ import annotations
 
+from fedtangent.entries import catalogue
 from fedtangent.types import Algorithm
 
-BIBTEX: dict[str, str] = {
+PAPERS: dict[str, str] = {
     "mcmahan2017": """@inproceedings{mcmahan2017,
   title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
   author = {McMahan, H. Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and Ag{\\"u}era y Arcas, Blaise},
@@ -133,55 +137,25 @@ BIBTEX: dict[str, str] = {
 }""",
 }
 
-# Keys of the papers of each algorithm, by its name; of an ensemble of another algorithm: those of both.
-PAPERS: dict[str, tuple[str, ...]] = {
-    "centralised": ("yue2022",),
-    "cp_ntk_fl": ("yue2022",),
-    "data_sharing": ("zhao2018",),
-    "ditto": ("li2021",),
-    "dp_fed_avg": ("mcmahan2018",),
-    "fed_adagrad": ("reddi2021",),
-    "fed_adam": ("reddi2021",),
-    "fed_avg": ("mcmahan2017",),
-    "fed_avg_m": ("hsu2019",),
-    "fed_be": ("chen2021",),
-    "fed_be_no_distillation": ("chen2021",),
-    "fed_com": ("haddadpour2021",),
-    "fed_dyn": ("acar2021",),
-    "fed_ensemble": ("shi2024", "shi2021"),
-    "fed_nova": ("wang2020",),
-    "fed_paq": ("reisizadeh2020", "alistarh2017"),
-    "fed_prox": ("li2020",),
-    "fed_sgd": ("mcmahan2017",),
-    "fed_yogi": ("reddi2021",),
-    "gossip": ("lian2017",),
-    "lg_fed_avg": ("liang2020",),
-    "local_only": ("mcmahan2017",),
-    "modified_local_gd": ("localgd",),
-    "ntk_fl": ("yue2022",),
-    "random_walk": ("shi2024",),
-    "scaffold": ("karimireddy2020",),
-}
-_WRAPPED = {"_ensemble": "fed_ensemble", "_random_walk": "random_walk", "_data_sharing": "data_sharing"}
 
+def papers_of(algorithm: Algorithm | str) -> tuple[str, ...]:
+    """The papers that ``algorithm``, or the one of that name, comes from, as its entry has them.
 
-def papers(algorithm: Algorithm | str) -> tuple[str, ...]:
-    """Keys into ``BIBTEX`` of the papers that ``algorithm``, or the one of that name, comes from.
-
-    Raises ``ValueError`` for an algorithm that is not among those of ``federated.recipes``.
+    They are keys of ``PAPERS``, or BibTeX; those of an algorithm around another one come first. Raises ``ValueError``
+    for an algorithm without an entry.
     """
     name = algorithm if isinstance(algorithm, str) else algorithm.name
-    if name in PAPERS:
-        return PAPERS[name]
-    for ending, wrapper in _WRAPPED.items():
-        if name.endswith(ending) and name.removesuffix(ending):
-            return tuple(dict.fromkeys((*PAPERS[wrapper], *papers(name.removesuffix(ending)))))
-    raise ValueError(f"cite: got the algorithm {name!r}, known are {', '.join(sorted(PAPERS))}")
+    entries = catalogue("algorithms")
+    if name in entries:
+        found: tuple[str, ...] = entries[name].papers
+        return found
+    for wrapper in (entry for entry in entries.values() if entry.has_base):
+        inside, ending, rest = name.rpartition("_" + wrapper.name.removeprefix("fed_"))
+        if inside and ending and not rest:
+            return tuple(dict.fromkeys((*wrapper.papers, *papers_of(inside))))
+    raise ValueError(f"cite: got the algorithm {name!r}, known are {', '.join(entries)}")
 
 
 def cite(algorithm: Algorithm | str) -> str:
-    """BibTeX of the papers that ``algorithm`` comes from, one entry after another.
-
-    Raises ``ValueError`` for an algorithm that is not among those of ``federated.recipes``.
-    """
-    return "\n\n".join(BIBTEX[key] for key in papers(algorithm))
+    """BibTeX of the papers that ``algorithm`` comes from, one after another; raises ``ValueError`` as ``papers_of``."""
+    return "\n\n".join(PAPERS.get(paper, paper) for paper in papers_of(algorithm))

@@ -221,7 +221,7 @@ def test_after_a_round_of_all_clients_the_servers_correction_is_the_clients_mean
     name: str, recipe: Callable[..., Algorithm]
 ) -> None:
     """SCAFFOLD: c = mean of c_i. FedDyn: h of the server is the mean of the h_i. Not so with clients left out."""
-    options = {"alpha": 0.5} if name == "h" else {}
+    options = {"mu": 0.5} if name == "h" else {}
     algorithm = recipe(MODEL, all_clients(6), client_learning_rate=0.2, work=PASSES, **options)
     state, _ = stepped(algorithm, uneven_data(), 3)
     server = state.server.control if name == "c" else state.server.correction
@@ -333,7 +333,7 @@ def cast(tree: Any, dtype: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "argument", "value"),
-    [("prox", "mu", 0.5), ("dyn", "alpha", 0.5), ("nova_momentum_prox_ensemble", "mu", 0.8)],
+    [("prox", "mu", 0.5), ("dyn", "mu", 0.5), ("nova_momentum_prox_ensemble", "mu", 0.8)],
 )
 def test_a_traced_constant_is_the_number(name: str, argument: str, value: float) -> None:
     """And its derivative, through a differentiable loop, is that of finite differences."""
