@@ -9,7 +9,7 @@ The public API on one screen::
     federated.wire.channel     compression and clipping     federated.personal           what clients predict
     cite(algorithm)            BibTeX of its papers         measures.privacy.epsilon()   of a private run
     simulate(algorithm, data, num_rounds, seed)             compiled rounds
-    sweep(...), simulate_seeds(...)                         many runs; measures.paired has their intervals
+    sweep(...)                                              many runs; measures.paired has their intervals
     hypergradient(...)                                      derivatives through rounds
     engine.checkpoints.Checkpoints, engine.processes.start  runs that survive; several processes
     attacks.from_jacobians, ssim                            what a curious server reads
@@ -27,7 +27,7 @@ import jax as _jax
 
 from fedtangent import attacks, data, engine, federated, kernels, losses, measures, models, pytrees, theory, types
 from fedtangent.data import partition
-from fedtangent.engine import hypergradient, simulate, simulate_seeds, sweep
+from fedtangent.engine import hypergradient, simulate, sweep
 from fedtangent.papers import cite
 
 __version__ = "0.1.0"
@@ -48,7 +48,6 @@ __all__ = [
     "partition",
     "pytrees",
     "simulate",
-    "simulate_seeds",
     "sweep",
     "theory",
     "types",

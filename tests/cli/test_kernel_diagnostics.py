@@ -14,7 +14,7 @@ import pytest
 from fedtangent.cli import train
 from fedtangent.cli.job import prepare
 from fedtangent.cli.options import TrainOptions
-from fedtangent.engine.run import Evaluation
+from fedtangent.engine.history import Evaluation
 from fedtangent.measures.tangent_kernels import METRICS
 
 RUN = ["train", "--algorithm", "fed_ensemble", "--num-models", "2", "--num-train", "200", "--num-clients", "4"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedtangent.cli import train
-from fedtangent.engine.run import Evaluation
+from fedtangent.engine.history import Evaluation
 
 RUN = ["train", "--algorithm", "fed_ensemble", "--num-models", "2", "--num-train", "200", "--num-clients", "4"]
 RUN += ["--widths", "8", "--num-rounds", "9", "--evaluate-every", "4", "--checkpoint-every", "2"]

@@ -22,7 +22,8 @@ from fedtangent import data
 from fedtangent.compare import LedgerRow, ResidualLedger, ledger_bounds, residual_ledger
 from fedtangent.compare.statistics import fitted_slope
 from fedtangent.data import partition
-from fedtangent.engine.run import Run, simulate
+from fedtangent.engine.history import Run
+from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models import mlp, rbf_linear

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedtangent.engine.run import Evaluation, Run, simulate
+from fedtangent.engine.history import Evaluation, Run
+from fedtangent.engine.run import simulate
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work, local_sgd
 from fedtangent.federated.schedule import strata

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine import checkpoints
 from fedtangent.engine.checkpoints import CheckpointError, Checkpoints
-from fedtangent.engine.checkpoints.segment import Segment, decode, encode
-from fedtangent.engine.run import Evaluation, Run, simulate
+from fedtangent.engine.checkpoints.segment import Link, Segment, decode, encode
+from fedtangent.engine.history import Evaluation, Run
+from fedtangent.engine.run import simulate
 
 from . import stateful
 
@@ -361,7 +361,7 @@ def test_a_segment_comes_back_as_it_was() -> None:
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), infos)
     metrics = {"text": "é", "s": np.array(["ab", "c"]), "n": [float("inf"), -0.0, 1e-320], "d": {"array": {"x": 1}}}
     metrics |= {"big": 10**30, "t": np.datetime64("2020-01-01")}
-    segment = Segment(4, 7, checkpoints.segment.Link("x", "y"), infos, [Evaluation(5, metrics, 1, 2)])
+    segment = Segment(4, 7, Link("x", "y"), infos, [Evaluation(5, metrics, 1, 2)])
     assert stateful.plain(decode(encode(segment, shapes), shapes)) == stateful.plain(segment)
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from fedtangent.engine.checkpoints import Checkpoints
+from fedtangent.engine.history import Run
 from fedtangent.engine.loop import broken_round, is_finite
-from fedtangent.engine.run import Run, simulate
+from fedtangent.engine.run import simulate
 from fedtangent.types import Algorithm, Cohort
 
 from . import stateful

@@ -107,7 +107,7 @@ def test_in_words() -> None:
     assert [memory.size(n) for n in sizes] == [
         *("1 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "5.0 GiB", "1048576.0 GiB")
     ]
-    plan = memory.Plan(2**20, 2**10, 0, 2**21, 4, 0, 2**30)
+    plan = memory.MemoryPlan(2**20, 2**10, 0, 2**21, 4, 0, 2**30)
     assert memory.describe(plan) == (
         "memory: 9.0 MiB of 1.0 GiB predicted at the peak (data 1.0 MiB, state 1.0 KiB, aggregate 0 B, "
         "4 x 2.0 MiB clients, outputs 0 B)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from fedtangent.engine import progress
@@ -61,3 +62,4 @@ def test_the_number_that_is_told() -> None:
     assert headline({"error_norm": 2.0, "curve": [1.0, 2.0]}) == "error norm 2"
     assert headline({"train": {"mse": 3.0}}) == "train mse 3"
     assert headline({}) == headline({"members": [[1.0]]}) == ""
+    assert headline({"kind": "text", "model": object(), "loss": np.float32(1.0)}) == "loss 1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +14,9 @@ import pytest
 
 from fedtangent import simulate as simulate_from_the_root
 from fedtangent.engine.clients import engine_for
+from fedtangent.engine.history import Evaluation
 from fedtangent.engine.loop import chunk_length
-from fedtangent.engine.run import Evaluation, simulate
+from fedtangent.engine.run import simulate
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work, local_sgd
 from fedtangent.federated.schedule import uniform_sampling
@@ -104,19 +106,34 @@ def test_evaluate_every_beyond_the_end_is_once_at_the_end() -> None:
 
 def test_another_number_of_rounds_compiles_and_traces_nothing() -> None:
     """Without evaluations too: neither the number of rounds nor their interval is in the compiled program."""
-    sound, traces = algorithm(), []
-    step = lambda *arguments: (traces.append(1), sound.step(*arguments))[1]  # noqa: E731
-    watched = sound._replace(step=step)
+    step = chex.assert_max_traces(algorithm().step, 2)  # the memory plan's and the program's
+    watched = algorithm()._replace(step=step)
     simulate(watched, data(), 3, mapping="scan")
-    assert len(traces) == 2  # the memory plan's and the program's
     COMPILES.clear()
     for rounds, every in ((2, None), (17, None), (300, None), (20, 7)):
         run = simulate(watched, data(), rounds, mapping="scan", evaluate_every=every)
         assert len(run.history.rounds["loss"]) == int(run.state.round) == rounds
-    assert (len(traces), COMPILES) == (2, [])
-    simulate(sound._replace(step=lambda *arguments: step(*arguments)), data(), 2, mapping="scan")
-    assert len(traces) == 4  # another algorithm is traced, and compiled
-    assert COMPILES != []
+    assert COMPILES == []
+    with pytest.raises(AssertionError, match="is traced > 2 times"):  # another algorithm is traced
+        simulate(watched._replace(step=lambda *arguments: step(*arguments)), data(), 2, mapping="scan")
+
+
+def test_a_step_that_changes_the_state_s_type_is_refused_when_traced() -> None:
+    def step(state: Any, *rest: Any) -> Any:
+        after, info = algorithm().step(state, *rest)
+        return after._replace(round=after.round.astype(jnp.float32)), info
+
+    with pytest.raises(AssertionError, match="dtypes"):
+        simulate(algorithm()._replace(step=step), data(), 2, mapping="scan")
+
+
+def test_infos_that_are_not_one_row_a_slot_are_refused_when_traced() -> None:
+    def step(state: Any, *rest: Any) -> Any:
+        after, info = algorithm().step(state, *rest)
+        return after, info | {"examples": info["examples"][:1]}
+
+    with pytest.raises(AssertionError, match="shape"):
+        simulate(algorithm()._replace(step=step), data(), 2, mapping="scan")
 
 
 def test_a_chunk_of_large_infos_is_short() -> None:
@@ -166,12 +183,13 @@ def test_the_root_exports_it() -> None:
         ({"num_rounds": -3}, "num_rounds: got -3, must be a whole number of at least 1"),
         ({"evaluate_every": 0}, "evaluate_every: got 0, must be a whole number of at least 1"),
         ({"mapping": "pmap"}, "mapping: got 'pmap', allowed are auto, scan, vmap, chunked"),
+        ({"evaluat": None}, r"simulate\(\) got an unexpected keyword argument 'evaluat'"),
     ],
 )
 def test_bad_arguments_before_any_work(changed: dict[str, Any], message: str) -> None:
     calls: list[Any] = []
     watched = algorithm()._replace(init=lambda *args: calls.append(args))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         simulate(watched, data(), **({"num_rounds": 1} | changed))
     assert calls == []
 

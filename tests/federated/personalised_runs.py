@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedtangent.engine.run import Run, simulate
+from fedtangent.engine.history import Run
+from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work

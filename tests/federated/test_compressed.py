@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from fedtangent.engine.clients import engine_for
-from fedtangent.engine.run import Run, simulate
+from fedtangent.engine.history import Run
+from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.compose import keys
 from fedtangent.federated.faults import dropout, finite

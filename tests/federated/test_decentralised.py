@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent.engine.run import Run, predict, simulate
+from fedtangent.engine.history import Run
+from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms, graph
 from fedtangent.federated.algorithms import decentralised
 from fedtangent.federated.algorithms.decentralised import ORDERS, consensus_distance

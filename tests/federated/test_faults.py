@@ -12,7 +12,8 @@ import optax
 import pytest
 from scipy.stats import norm
 
-from fedtangent.engine.run import Run, simulate
+from fedtangent.engine.history import Run
+from fedtangent.engine.run import simulate
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.compose import compose, keys
 from fedtangent.federated.faults import corrupt, dropout, finite, stragglers

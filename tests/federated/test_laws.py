@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from fedtangent.engine.clients import engine_for
+from fedtangent.engine.history import Run
 from fedtangent.engine.loop import run_chunk
-from fedtangent.engine.run import Run, simulate
+from fedtangent.engine.run import simulate
 from fedtangent.entries import catalogue
 from fedtangent.federated.faults import dropout, finite
 from fedtangent.types import Algorithm, FederatedData, PyTree, Schedule

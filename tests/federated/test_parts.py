@@ -13,7 +13,8 @@ import optax
 import pytest
 
 from fedtangent.engine.clients import engine_for
-from fedtangent.engine.run import Run, predict, simulate
+from fedtangent.engine.history import Run
+from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.compose import compose

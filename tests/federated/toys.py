@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedtangent.engine.run import Run, simulate
+from fedtangent.engine.history import Run
+from fedtangent.engine.run import simulate
 from fedtangent.federated import schedule as schedules
 from fedtangent.federated.compose import compose, keys
 from fedtangent.federated.local import Work, local_sgd

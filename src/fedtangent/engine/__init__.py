@@ -3,17 +3,18 @@
 from fedtangent.engine import checkpoints, processes
 from fedtangent.engine.history import Evaluation, History, Run
 from fedtangent.engine.hypergradients import hypergradient
-from fedtangent.engine.run import simulate
-from fedtangent.engine.sweeps import simulate_seeds, sweep
+from fedtangent.engine.run import RunOptions, simulate
+from fedtangent.engine.sweeps import SweepOptions, sweep
 
 __all__ = [
     "Evaluation",
     "History",
     "Run",
+    "RunOptions",
+    "SweepOptions",
     "checkpoints",
     "hypergradient",
     "processes",
     "simulate",
-    "simulate_seeds",
     "sweep",
 ]

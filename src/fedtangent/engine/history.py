@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +20,12 @@ def check_rounds(num_rounds: int, evaluate_every: int | None) -> int:
         if not is_whole(value) or value is None or not 1 <= value < 2**31:
             raise ValueError(f"{name}: got {value!r}, must be a whole number of at least 1 (and below 2**31)")
     return min(evaluate_every or num_rounds, num_rounds)
+
+
+def check_options(function: str, options: Mapping[str, Any], kind: type) -> None:
+    """Raise ``TypeError``, as Python does, for a keyword argument that ``kind``, a ``TypedDict``, does not have."""
+    for name in options.keys() - kind.__annotations__.keys():
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 class Evaluation(NamedTuple):

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.engine import checkpoints
+from fedtangent.engine.checkpoints.store import Saved, Store, due, restore, save
 from fedtangent.engine.history import Evaluation, History, Run, at_start, charge, first_rounds, stacked
 from fedtangent.engine.processes import local
 from fedtangent.types import Algorithm, Array, Cost, Engine, FederatedData, PyTree
@@ -30,8 +31,15 @@ _SECONDS = 1.0  # a chunk's, about, where a signal may want the run to stop
 
 @partial(jax.jit, static_argnames=("algorithm", "engine"), inline=True)
 def _step(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> tuple[PyTree, PyTree]:
-    """One round; jitted so that its shapes and the compiled chunks share one trace."""
-    return algorithm.step(state, data, engine)
+    """One round; jitted so that its shapes and the compiled chunks share one trace.
+
+    Raises ``AssertionError``, when traced, for a step that changes the state's shapes or dtypes, or whose infos are not
+    one row a slot.
+    """
+    after, info = algorithm.step(state, data, engine)
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
+    chex.assert_shape([*info["cohort"], info["examples"]], (algorithm.schedule.num_slots,))
+    return after, info
 
 
 def info_shapes(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> PyTree:
@@ -61,7 +69,7 @@ def chunk_length(shapes: PyTree) -> int:
     return 2 ** int(np.log2(min(max(_INFO_BYTES // max(of_a_round, 1), 1), _INFO_ROUNDS)))
 
 
-class Setup(NamedTuple):
+class RunSetup(NamedTuple):
     """What stays the same during a run."""
 
     algorithm: Algorithm
@@ -74,7 +82,7 @@ class Setup(NamedTuple):
     cost: Cost
     shapes: PyTree  # of one round's infos
     length: int  # rounds of a chunk, at most
-    store: checkpoints.Store | None
+    store: Store | None
     guard: bool  # stop on divergence
 
 
@@ -86,17 +94,17 @@ class Past(NamedTuple):
     chunks: list[PyTree]
     evaluations: list[Evaluation]
     sent: tuple[int, int]  # bytes up and down
-    saved: checkpoints.Saved
+    saved: Saved
     saved_chunks: int = 0  # how many of them the last checkpoint holds
     saved_evaluations: int = 0
 
 
-def start(setup: Setup, fresh: PyTree) -> Past:
+def start(setup: RunSetup, fresh: PyTree) -> Past:
     """The fresh state, or where the checkpoint was."""
     store = setup.store
     if store is None or not store.options.resume:
-        return Past(0, fresh, [], [], at_start(setup.cost), checkpoints.Saved(0, None, time.monotonic(), 0.0))
-    found = checkpoints.restore(store, setup.num_rounds, fresh)
+        return Past(0, fresh, [], [], at_start(setup.cost), Saved(0, None, time.monotonic(), 0.0))
+    found = restore(store, setup.num_rounds, fresh)
     # The last evaluation of a run that had fewer rounds to do is none of a longer run's.
     evaluations = [e for e in found.evaluations if _is_evaluated(setup, e.round)]
     for evaluation in evaluations:
@@ -108,12 +116,12 @@ def start(setup: Setup, fresh: PyTree) -> Past:
     return Past(found.saved.round, found.state, found.infos, evaluations, sent, found.saved, *held)
 
 
-def _is_evaluated(setup: Setup, round_: int) -> bool:
+def _is_evaluated(setup: RunSetup, round_: int) -> bool:
     every = setup.evaluate_every
     return round_ in (0, setup.num_rounds) or (every is not None and round_ % every == 0)
 
 
-def _next_stop(setup: Setup, done: int) -> int:
+def _next_stop(setup: RunSetup, done: int) -> int:
     """The next round to look up at: for an evaluation, a checkpoint, or divergence."""
     intervals = [setup.evaluate_every, setup.store.options.every if setup.store else None]
     intervals += [setup.length if setup.guard else None]
@@ -129,7 +137,7 @@ def _agreed(number: int) -> int:
     return int(np.max(multihost_utils.process_allgather(np.int32(number))))
 
 
-def _chunk(setup: Setup, past: Past, rounds: int) -> Past:
+def _chunk(setup: RunSetup, past: Past, rounds: int) -> Past:
     """``rounds`` rounds later, at most a chunk; the state of ``past`` is used up."""
     state, infos = run_chunk(setup.algorithm, setup.engine, setup.length, past.state, setup.data, jnp.int32(rounds))
     past.chunks.append(first_rounds(infos, rounds))
@@ -137,7 +145,7 @@ def _chunk(setup: Setup, past: Past, rounds: int) -> Past:
     return past._replace(round=past.round + rounds, state=state, sent=(past.sent[0] + up, past.sent[1] + down))
 
 
-def go(setup: Setup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], Any]) -> Run:
+def go(setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], Any]) -> Run:
     """From ``past`` to the end of the run, or as far as divergence or a signal lets it come.
 
     ``signalled`` tells a signal's number once there was one; ``advance`` is told of rounds done.
@@ -154,7 +162,7 @@ def go(setup: Setup, past: Past, signalled: Callable[[], int | None], advance: C
 
 
 def _to_next_stop(
-    setup: Setup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], Any]
+    setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], Any]
 ) -> tuple[Past, int]:
     """Compute up to the next stop, or until a checkpoint is due or a signal came (its number comes back, or 0)."""
     aim, stop, store = _next_stop(setup, past.round), 0, setup.store
@@ -167,12 +175,12 @@ def _to_next_stop(
             measured = int(rounds * _SECONDS / max(time.monotonic() - begun, 1e-6))
             pace = _agreed(min(max(measured, 1), setup.length))
             stop = _agreed(signalled() or 0)
-            if _agreed(checkpoints.due(store, past.saved)):
+            if _agreed(due(store, past.saved)):
                 break
     return past, stop
 
 
-def _look(setup: Setup, past: Past, save: bool = False) -> Past:
+def _look(setup: RunSetup, past: Past, save: bool = False) -> Past:
     """Evaluate, and save, as is due at this round; ``save`` in any case, before the run ends early."""
     if _is_evaluated(setup, past.round):
         _evaluate(setup, past)
@@ -180,11 +188,11 @@ def _look(setup: Setup, past: Past, save: bool = False) -> Past:
     if store is None or past.round == past.saved.round:
         return past
     every, last = store.options.every, past.round == setup.num_rounds
-    wanted = past.round % every == 0 if every else bool(_agreed(checkpoints.due(store, past.saved)))
+    wanted = past.round % every == 0 if every else bool(_agreed(due(store, past.saved)))
     return _save(setup, store, past) if wanted or save or last else past
 
 
-def _evaluate(setup: Setup, past: Past) -> None:
+def _evaluate(setup: RunSetup, past: Past) -> None:
     if past.evaluations and past.evaluations[-1].round == past.round:
         return
     metrics = setup.measure(local(past.state))
@@ -194,10 +202,10 @@ def _evaluate(setup: Setup, past: Past) -> None:
     setup.on_evaluation(past.evaluations[-1])
 
 
-def _save(setup: Setup, store: checkpoints.Store, past: Past) -> Past:
+def _save(setup: RunSetup, store: Store, past: Past) -> Past:
     infos = stacked(setup.shapes, past.chunks[past.saved_chunks :])
     news = past.evaluations[past.saved_evaluations :]
-    saved = checkpoints.save(store, past.saved, past.round, local(past.state), infos, news)
+    saved = save(store, past.saved, past.round, local(past.state), infos, news)
     return past._replace(saved=saved, saved_chunks=len(past.chunks), saved_evaluations=len(past.evaluations))
 
 
@@ -228,7 +236,7 @@ def _rounds(infos: PyTree) -> int:
     return int(jax.tree.leaves(infos)[0].shape[0])
 
 
-def _diverged(setup: Setup, good: Past, chunks: int, bad: Past) -> Run:
+def _diverged(setup: RunSetup, good: Past, chunks: int, bad: Past) -> Run:
     """Find the last good round between ``good`` and ``bad`` by running it again, and end there."""
     refused = _refused(bad, chunks)
 
@@ -254,7 +262,7 @@ def _diverged(setup: Setup, good: Past, chunks: int, bad: Past) -> Run:
     return _run(setup, past, f"diverged at round {high}")
 
 
-def _run(setup: Setup, past: Past, status: str) -> Run:
+def _run(setup: RunSetup, past: Past, status: str) -> Run:
     return Run(local(past.state), History(past.evaluations, stacked(setup.shapes, past.chunks), setup.cost), status)
 
 

@@ -40,7 +40,7 @@ def memory_limit() -> int:
     return host
 
 
-class Plan(NamedTuple):
+class MemoryPlan(NamedTuple):
     """Predicted peak bytes of a run on one device."""
 
     data: int  # examples, targets, partition, and those of a cohort again where they are fetched together
@@ -125,23 +125,23 @@ def peak_bytes(jaxpr: core.Jaxpr, loop: bool = False) -> int:
     return peak
 
 
-class _Seen(NamedTuple):
+class _TracedSlot(NamedTuple):
     slot: int
     outputs: int
     accumulators: int
     block: int  # the cohort's examples, where they are fetched together
 
 
-def _look(algorithm: Algorithm, data: PyTree, state: PyTree, max_client_size: int) -> tuple[_Seen, PyTree]:
+def _look(algorithm: Algorithm, data: PyTree, state: PyTree, max_client_size: int) -> tuple[_TracedSlot, PyTree]:
     """One traced round: what a slot holds and returns, and the shapes of the infos."""
-    seen: list[_Seen] = []
+    seen: list[_TracedSlot] = []
 
     def spy(train: Any, held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots) -> tuple[PyTree, PyTree]:
         row = pytrees.take(slots, 0)
         closed = jax.make_jaxpr(train)(held, row)
         outputs = jax.eval_shape(lambda r: train(held, r)[-1], row)
         held_bytes = (peak_bytes(closed.jaxpr), *map(pytrees.num_bytes, (outputs, acc, slots.block)))
-        seen.append(_Seen(*held_bytes))
+        seen.append(_TracedSlot(*held_bytes))
         return scan_clients(train, held, aggregate, acc, slots)
 
     engine = Engine(spy, max_client_size)
@@ -157,13 +157,13 @@ def _plan(algorithm: Algorithm, shapes: tuple[Any, ...], max_client_size: int, n
     return seen, pytrees.num_bytes(state), pytrees.num_bytes(infos)
 
 
-def plan(algorithm: Algorithm, data: FederatedData, mapping: Mapping, max_client_size: int, rounds: int) -> Plan:
+def plan(algorithm: Algorithm, data: FederatedData, mapping: Mapping, max_client_size: int, rounds: int) -> MemoryPlan:
     """The plan of running ``algorithm`` on ``data`` with ``rounds`` rounds between two stops. Nothing is run."""
     shapes = tuple((tuple(leaf.shape), str(leaf.dtype)) for leaf in data)
     seen, state, infos = _plan(algorithm, shapes, max_client_size, data.num_clients)
     slots = -(-algorithm.schedule.num_slots // mapping.devices)
     copies = 1 if mapping.kind == "scan" and mapping.devices == 1 else 3  # others arrange the slots
-    return Plan(
+    return MemoryPlan(
         data=pytrees.num_bytes(data) + copies * seen.block,
         state=2 * state,
         aggregate=3 * seen.accumulators,
@@ -174,7 +174,7 @@ def plan(algorithm: Algorithm, data: FederatedData, mapping: Mapping, max_client
     )
 
 
-def check(algorithm: Algorithm, data: FederatedData, mapping: Mapping, max_client_size: int, rounds: int) -> Plan:
+def check(algorithm: Algorithm, data: FederatedData, mapping: Mapping, max_client_size: int, rounds: int) -> MemoryPlan:
     """The plan for ``mapping``.
 
     Raises ``ValueError`` naming the largest chunk that fits if it does not.
@@ -198,7 +198,7 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes / 1024**power:.1f} {('KiB', 'MiB', 'GiB')[power - 1]}"
 
 
-def describe(found: Plan) -> str:
+def describe(found: MemoryPlan) -> str:
     """The plan on one line."""
     return (
         f"memory: {size(found.total)} of {size(found.limit)} predicted at the peak (data {size(found.data)}, state "

@@ -1,12 +1,19 @@
-"""Several devices and several processes: starting JAX's own runtime, and values that every device holds."""
+"""Devices and processes: starting JAX's own runtime, values that every device holds, signals, versions."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
-from collections.abc import Mapping
+import platform
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import jax
+import jaxlib
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -18,6 +25,7 @@ VARIABLES = {
     "num_processes": "JAX_NUM_PROCESSES",
     "process_id": "JAX_PROCESS_ID",
 }
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def settings(
@@ -118,3 +126,47 @@ def local(tree: PyTree) -> PyTree:
         return leaf.addressable_data(0)
 
     return jax.tree.map(one, tree)
+
+
+@contextlib.contextmanager
+def stop_signals(enabled: bool) -> Iterator[Callable[[], int | None]]:
+    """Within, the first SIGTERM or SIGINT is only noted; what is yielded returns its number, or None.
+
+    The handlers of before are back as soon as one was noted, so that a second signal does what it always did. Nothing
+    is installed outside the main thread, where Python allows none, nor over a signal that is ignored (``nohup``).
+    """
+    noted: list[int] = []
+    before: dict[signal.Signals, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            # None is a handler that was not installed from Python: it cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        before.clear()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        restore()
+
+    if enabled and threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, note)
+    try:
+        yield lambda: noted[0] if noted else None
+    finally:
+        restore()
+
+
+def environment() -> dict[str, str]:
+    """Versions and device: what a result was computed with, besides the configuration."""
+    # The root imports this module: its version can be had when called, not by a statement.
+    root = importlib.import_module("fedtangent")
+    return {
+        "fedtangent": root.__version__,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    }

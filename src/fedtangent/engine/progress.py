@@ -93,8 +93,12 @@ def headline(metrics: Mapping[str, Any]) -> str:
     """One number of the metrics of an evaluation, with its name: the accuracy of the test examples, if it is there."""
     split = next((name for name in SPLITS if isinstance(metrics.get(name), Mapping)), "")
     found = metrics[split] if split else metrics
-    numbers = {name: value for name, value in found.items() if np.ndim(value) == 0 and not isinstance(value, Mapping)}
+    numbers = {name: value for name, value in found.items() if _is_number(value)}
     if not numbers:
         return ""
     name = "accuracy" if "accuracy" in numbers else next(iter(numbers))
     return f"{split} {name.replace('_', ' ')} {float(numbers[name]):.4g}".strip()
+
+
+def _is_number(value: Any) -> bool:
+    return np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number)

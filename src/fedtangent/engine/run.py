@@ -4,32 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 
 from fedtangent.data.federated import max_client_size
-from fedtangent.engine import auto, checkpoints, memory
-from fedtangent.engine.checkpoints import CheckpointError, Checkpoints
+from fedtangent.engine import auto, memory
+from fedtangent.engine.checkpoints import Checkpoints, store
+from fedtangent.engine.checkpoints.options import identity
 from fedtangent.engine.clients import Mapping, default_mapping, engine_for, parse
-from fedtangent.engine.history import Evaluation, History, Run, check_rounds
-from fedtangent.engine.loop import Evaluate, Setup, chunk_length, go, info_shapes, run_chunk, start
-from fedtangent.engine.processes import replicate
+from fedtangent.engine.history import Evaluation, Run, check_options, check_rounds
+from fedtangent.engine.loop import Evaluate, RunSetup, chunk_length, go, info_shapes, run_chunk, start
+from fedtangent.engine.processes import replicate, stop_signals
 from fedtangent.engine.progress import progress_of
 from fedtangent.types import Algorithm, Array, FederatedData, Key, Prediction, PyTree
-
-__all__ = [
-    "CheckpointError",
-    "Checkpoints",
-    "Evaluation",
-    "History",
-    "Resolved",
-    "Run",
-    "predict",
-    "resolve_mapping",
-    "simulate",
-]
 
 
 @partial(jax.jit, static_argnames=("algorithm",))
@@ -42,7 +31,7 @@ class Resolved(NamedTuple):
     """A mapping that fits, and why it."""
 
     mapping: str
-    plan: memory.Plan
+    plan: memory.MemoryPlan
     seconds: dict[str, float]  # a round's, by mapping, where ``auto`` measured some
 
 
@@ -77,7 +66,7 @@ def _recorded(mapping: str, checkpoint: Checkpoints | None) -> Mapping | None:
     """The mapping that is asked for by name, or by the run to resume; None where there is a choice."""
     if mapping != "auto":
         return parse(mapping)
-    before = None if checkpoint is None else checkpoints.mapping_of(checkpoints.open_store(checkpoint))
+    before = None if checkpoint is None else store.mapping_of(store.open_store(checkpoint))
     return None if before is None else parse(before)
 
 
@@ -96,6 +85,30 @@ def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Mapp
     )
 
 
+class RunOptions(TypedDict, total=False):
+    """What else ``simulate`` may be told.
+
+    init_key: initialise the models from this key instead (schedule and training keys stay the seed's).
+    on_evaluation: called with each evaluation as soon as it is there, so that nothing computed is lost; when a run is
+        resumed, first with those of the checkpoint.
+    progress: show a bar on a terminal; elsewhere a line every ten seconds or more.
+    checkpoint: write checkpoints, and continue from one if told so. A run that was stopped, or killed, and resumed
+        returns what the uninterrupted run returns, bit for bit, history included; so does a finished one that is
+        resumed with more rounds. While it runs, the first SIGTERM or SIGINT makes it finish what it computes, save,
+        and return with ``status`` "stopped by ...".
+    stop_on_divergence: look, between chunks, whether the server's numbers are finite and whether any client's loss is;
+        if not, return state and history of the last round for which they were, with ``status`` "diverged at round
+        ..."; and likewise before a round whose rate the server refused, "unstable at round ...". Keeps a second copy
+        of the state on the device.
+    """
+
+    init_key: Key | None
+    on_evaluation: Callable[[Evaluation], None] | None
+    progress: bool
+    checkpoint: Checkpoints | None
+    stop_on_divergence: bool
+
+
 def simulate(
     algorithm: Algorithm,
     data: FederatedData,
@@ -104,11 +117,7 @@ def simulate(
     mapping: str = "auto",
     evaluate_every: int | None = None,
     evaluate: Evaluate | None = None,
-    init_key: Key | None = None,
-    on_evaluation: Callable[[Evaluation], None] | None = None,
-    progress: bool = False,
-    checkpoint: Checkpoints | None = None,
-    stop_on_divergence: bool = False,
+    **options: Unpack[RunOptions],
 ) -> Run:
     """Run ``num_rounds`` rounds of ``algorithm`` on ``data``.
 
@@ -120,59 +129,51 @@ def simulate(
         evaluate_every: rounds between evaluations (default: once at the end); it does not change the result.
         evaluate: ``state -> metrics``, called on the initial state and after every ``evaluate_every`` rounds. The
             state's buffers are re-used by the next rounds: copy what is to be kept.
-        init_key: initialise the models from this key instead (schedule and training keys stay the seed's).
-        on_evaluation: called with each evaluation as soon as it is there, so that nothing computed is lost; when a
-            run is resumed, first with those of the checkpoint.
-        progress: show a bar on a terminal; elsewhere a line every ten seconds or more.
-        checkpoint: write checkpoints, and continue from one if told so. A run that was stopped, or killed, and
-            resumed returns what the uninterrupted run returns, bit for bit, history included; so does a finished one
-            that is resumed with more rounds. While it runs, the first SIGTERM or SIGINT makes it finish what it
-            computes, save, and return with ``status`` "stopped by ...".
-        stop_on_divergence: look, between chunks, whether the server's numbers are finite and whether any client's
-            loss is; if not, return state and history of the last round for which they were, with ``status``
-            "diverged at round ..."; and likewise before a round whose rate the server refused, "unstable at round ...".
-            Keeps a second copy of the state on the device.
+        options: ``init_key``, ``on_evaluation``, ``progress``, ``checkpoint``, ``stop_on_divergence``; see
+            ``RunOptions``.
 
     Returns ``Run(state, history, status)``. Raises ``ValueError`` for bad arguments, and for a run that does not fit
     into memory (with the largest chunk that would), before any work;
     ``CheckpointError``, which is one, for a checkpoint that cannot be continued from.
     """
+    check_options("simulate", options, RunOptions)
     check_rounds(num_rounds, evaluate_every)
-    store = None if checkpoint is None else checkpoints.open_store(checkpoint)
+    checkpoint, init_key = options.get("checkpoint"), options.get("init_key")
+    saves = None if checkpoint is None else store.open_store(checkpoint)
     mapping = resolve_mapping(algorithm, data, num_rounds, mapping, checkpoint).mapping
     engine = engine_for(data, mapping)
     state = algorithm.init(seed, data.num_clients, init_key)
     shapes = info_shapes(algorithm, engine, state, data)
-    if store is not None:
-        who = checkpoints.identity(algorithm.name, data, seed, init_key, evaluate_every)
-        if not store.options.config:
+    if saves is not None:
+        who = identity(algorithm.name, data, seed, init_key, evaluate_every)
+        if not saves.options.config:
             who["traced round"] = auto.fingerprint(algorithm, data, state)
-        store = checkpoints.for_run(store, who, mapping, shapes)
-    setup = Setup(
+        saves = store.for_run(saves, who, mapping, shapes)
+    setup = RunSetup(
         algorithm=algorithm,
         engine=engine,
         data=data,
         num_rounds=num_rounds,
         evaluate_every=evaluate_every,
-        measure=evaluate if evaluate is not None else (lambda state: {}),
-        on_evaluation=on_evaluation if on_evaluation is not None else (lambda evaluation: None),
+        measure=evaluate or (lambda state: {}),
+        on_evaluation=options.get("on_evaluation") or (lambda evaluation: None),
         cost=algorithm.cost(data, engine),
         shapes=shapes,
         length=chunk_length(shapes),
-        store=store,
-        guard=stop_on_divergence,
+        store=saves,
+        guard=options.get("stop_on_divergence", False),
     )
-    with checkpoints.claimed(store):
-        return _run(setup, state, progress)
+    with store.claimed(saves):
+        return _run(setup, state, options.get("progress", False))
 
 
-def _run(setup: Setup, state: PyTree, progress: bool) -> Run:
+def _run(setup: RunSetup, state: PyTree, progress: bool) -> Run:
     begin = start(setup, state)
     mesh = setup.engine.mesh
     setup = setup._replace(data=replicate(setup.data, mesh))
     begin = begin._replace(state=replicate(begin.state, mesh))
     told = progress_of(setup.num_rounds, setup.algorithm.name, done=begin.round, shown=progress)
-    with checkpoints.stop_signals(setup.store is not None) as signalled, told as bar:
+    with stop_signals(setup.store is not None) as signalled, told as bar:
 
         def note(evaluation: Evaluation) -> None:
             bar.note(evaluation.metrics)

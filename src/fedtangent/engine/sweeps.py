@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,7 @@ import numpy as np
 
 from fedtangent.checks import is_whole, partition_structure
 from fedtangent.engine.clients import default_kind, engine_for
-from fedtangent.engine.history import Evaluation, History, Run, at_start, charge, check_rounds, first_rounds, stacked
-from fedtangent.engine.loop import chunk_length, info_shapes, run_chunk
-from fedtangent.engine.progress import progress_of
-from fedtangent.pytrees import take
+from fedtangent.engine.history import check_options, check_rounds
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, Partition, PyTree
 
 OVER = ("auto", "map", "vmap")
@@ -38,13 +35,30 @@ class Sweep(NamedTuple):
     metrics: dict[str, np.ndarray]  # name -> [seeds, configs, E, ...]
 
 
-class _Group(NamedTuple):
+class _Alike(NamedTuple):
     """Configurations that share one program: they agree in all that is static."""
 
     static: Config
     members: list[int]  # places among all configurations
     values: dict[str, Array]  # name -> [members], traced
     partition: Array | None  # [members] int32; None: there is but one
+
+
+class SweepOptions(TypedDict, total=False):
+    """What else ``sweep`` may be told.
+
+    partitions: other partitions of the same examples over as many clients, by label: one more axis of the product,
+        called ``partition_name`` (``"alpha"`` by default). They are padded to a common size; ``build`` does not see
+        them.
+    mapping: how each run maps its clients (not ``sharded``; ``"auto"`` by default).
+    over: ``"map"``, one run after another, each as long as it takes; ``"vmap"``, all at once, every client as long as
+        the largest and the memory of all runs; ``"auto"``, the default, is map on a CPU, vmap on an accelerator.
+    """
+
+    partitions: Mapping[Any, Partition] | None
+    partition_name: str
+    mapping: str
+    over: str
 
 
 def sweep(
@@ -56,10 +70,7 @@ def sweep(
     *,
     evaluate: Measure,
     evaluate_every: int | None = None,
-    partitions: Mapping[Any, Partition] | None = None,
-    partition_name: str = "alpha",
-    mapping: str = "auto",
-    over: str = "auto",
+    **options: Unpack[SweepOptions],
 ) -> Sweep:
     """Run every configuration of ``grid`` with every seed.
 
@@ -73,24 +84,22 @@ def sweep(
         grid: values of each argument; the configurations are their product, the last name varying fastest.
         evaluate: ``(algorithm, state) -> {name: array}``, traced, on the initial state and every ``evaluate_every``
             rounds and at the end (default: at the end only).
-        partitions: other partitions of the same examples over as many clients, by label: one more axis of the
-            product, called ``partition_name``. They are padded to a common size; ``build`` does not see them.
-        mapping: how each run maps its clients (not ``sharded``).
-        over: ``"map"``, one run after another, each as long as it takes; ``"vmap"``, all at once, every client as
-            long as the largest and the memory of all runs; ``"auto"`` is map on a CPU, vmap on an accelerator.
+        options: ``partitions``, ``partition_name``, ``mapping``, ``over``; see ``SweepOptions``.
 
     Each member equals the single ``simulate`` of its configuration and seed, to rounding. Raises ``ValueError`` for
     bad arguments before any work.
     """
-    every = _validate(num_rounds, evaluate_every, grid, partitions, partition_name, data)
-    seeds, how = check_seeds(seeds), choose_over(over)
-    names = [*grid, *([partition_name] if partitions is not None else [])]
-    axes = [*grid.values(), *([list(partitions)] if partitions is not None else [])]
-    configs = tuple(dict(zip(names, values, strict=True)) for values in itertools.product(*axes))
+    check_options("sweep", options, SweepOptions)
+    partitions, partition_name = options.get("partitions"), options.get("partition_name", "alpha")
+    every = check_rounds(num_rounds, evaluate_every)
+    _check_axes(grid, partitions, partition_name, data)
+    seeds, how = check_seeds(seeds), choose_over(options.get("over", "auto"))
+    axes = dict(grid) if partitions is None else {**grid, partition_name: list(partitions)}
+    configs = tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
     for config in configs:
         built = build(**{name: config[name] for name in grid})
     variants = _variants(data, partitions)
-    engine = _common_engine(variants, data, mapping)
+    engine = _common_engine(variants, data, options.get("mapping", "auto"))
     built.cost(data, engine)  # refuses data that do not fit the model
     lengths = stretches(num_rounds, every)
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
@@ -105,7 +114,7 @@ def sweep(
     return Sweep(configs, seeds, np.cumsum(lengths), found)
 
 
-def _tables(configs: Sequence[Config], groups: Sequence[_Group], shapes: Sequence[PyTree]) -> dict[str, np.ndarray]:
+def _tables(configs: Sequence[Config], groups: Sequence[_Alike], shapes: Sequence[PyTree]) -> dict[str, np.ndarray]:
     """An empty table [seeds, configs, E, ...] for each metric, of a type that holds every group's.
 
     Raises ``ValueError`` unless all configurations measure the same: metrics of the same names and shapes.
@@ -206,33 +215,30 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(seed) for seed in given)
 
 
-def _validate(
-    num_rounds: int,
-    evaluate_every: int | None,
+def _check_axes(
     grid: Mapping[str, Sequence[Any]],
     partitions: Mapping[Any, Partition] | None,
     partition_name: str,
     data: FederatedData,
-) -> int:
-    every = check_rounds(num_rounds, evaluate_every)
+) -> None:
     for name, values in grid.items():
         if isinstance(values, str) or len(values) == 0:
             raise ValueError(f"grid: {name} has {values!r}, must be a list of one or more values")
-    if partitions is not None:
-        if not partitions:
-            raise ValueError("partitions: got none, must be one or more")
-        if partition_name in grid:
-            raise ValueError(f"partition_name: got {partition_name!r}, which is a name of the grid")
-        for label, partition in partitions.items():
-            if len(partition.offsets) - 1 != data.num_clients:
-                raise ValueError(
-                    f"partitions: {label!r} has {len(partition.offsets) - 1} clients, but data has {data.num_clients}"
-                )
-            try:
-                partition_structure(partition, data.x.shape[0])
-            except ValueError as error:
-                raise ValueError(f"partitions: {label!r}: {error}") from error
-    return every
+    if partitions is None:
+        return
+    if not partitions:
+        raise ValueError("partitions: got none, must be one or more")
+    if partition_name in grid:
+        raise ValueError(f"partition_name: got {partition_name!r}, which is a name of the grid")
+    for label, partition in partitions.items():
+        if len(partition.offsets) - 1 != data.num_clients:
+            raise ValueError(
+                f"partitions: {label!r} has {len(partition.offsets) - 1} clients, but data has {data.num_clients}"
+            )
+        try:
+            partition_structure(partition, data.x.shape[0])
+        except ValueError as error:
+            raise ValueError(f"partitions: {label!r}: {error}") from error
 
 
 def _variants(data: FederatedData, partitions: Mapping[Any, Partition] | None) -> tuple[Array, Array] | None:
@@ -262,7 +268,7 @@ def _same(value: Any) -> tuple[type, Any]:
     return type(value), value
 
 
-def _groups(configs: Sequence[Config], names: list[str], partition_name: str | None) -> list[_Group]:
+def _groups(configs: Sequence[Config], names: list[str], partition_name: str | None) -> list[_Alike]:
     """The configurations by what is static in them, in order of first appearance."""
     labels = list(dict.fromkeys(config[partition_name] for config in configs)) if partition_name else []
     traced = [n for n in names if all(isinstance(config[n], float | np.floating) for config in configs)]
@@ -274,7 +280,7 @@ def _groups(configs: Sequence[Config], names: list[str], partition_name: str | N
         static = {n: configs[places[0]][n] for n in names if n not in traced}
         values = {n: jnp.asarray([float(configs[i][n]) for i in places]) for n in traced}
         at = [labels.index(configs[i][partition_name]) for i in places] if partition_name else None
-        groups.append(_Group(static, places, values, None if at is None else jnp.asarray(at, jnp.int32)))
+        groups.append(_Alike(static, places, values, None if at is None else jnp.asarray(at, jnp.int32)))
     return groups
 
 
@@ -300,70 +306,3 @@ def parse_seeds(text: str) -> tuple[int, ...]:
             raise ValueError(f"seeds: got {part.strip()!r}, a range without a seed: its end must be above its start")
         seeds += numbers if len(numbers) == 1 else range(*numbers)
     return check_seeds(seeds)
-
-
-@partial(jax.jit, static_argnames=("over", "algorithm", "engine", "length"))
-def _advance(
-    over: str, algorithm: Algorithm, engine: Engine, length: int, states: PyTree, data: FederatedData, rounds: Array
-) -> tuple[PyTree, PyTree]:
-    """``rounds`` more rounds of every run; states and infos have the seeds as their leading axis."""
-    return map_members(over, lambda state: run_chunk(algorithm, engine, length, state, data, rounds), states)
-
-
-def simulate_seeds(
-    algorithm: Algorithm,
-    data: FederatedData,
-    num_rounds: int,
-    seeds: Sequence[int],
-    mapping: str = "auto",
-    evaluate_every: int | None = None,
-    evaluate: Callable[[PyTree], dict[str, Any]] | None = None,
-    on_evaluation: Callable[[int, Evaluation], None] | None = None,
-    progress: bool = False,
-    over: str = "auto",
-) -> dict[int, Run]:
-    """``simulate`` for each of ``seeds``, in one compiled program; returns the run of each seed.
-
-    Args:
-        evaluate: ``state -> metrics``, called for each seed as ``simulate`` would.
-        on_evaluation: called with the seed and its evaluation.
-        over: as in ``sweep``: one run after another (``"map"``), all at once (``"vmap"``), by platform (``"auto"``).
-
-    The other arguments are those of ``simulate``; ``mapping`` cannot be sharded. All runs are in memory at once. Each
-    equals its own ``simulate``, to rounding. Raises ``ValueError`` for bad arguments, before any work.
-    """
-    every, seeds, how = check_rounds(num_rounds, evaluate_every), check_seeds(seeds), choose_over(over)
-    engine = single_device_engine(data, mapping)
-    states = jax.vmap(lambda seed: algorithm.init(jax.random.key(seed), data.num_clients))(
-        jnp.asarray(seeds, jnp.uint32)
-    )
-    cost, shapes = algorithm.cost(data, engine), info_shapes(algorithm, engine, take(states, 0), data)
-    length = min(chunk_length(shapes), num_rounds)
-    evaluations: list[list[Evaluation]] = [[] for _ in seeds]
-    chunks: list[list[PyTree]] = [[] for _ in seeds]
-    sent = np.tile(np.array(at_start(cost), np.int64), (len(seeds), 1))
-
-    def look(done: int) -> None:
-        for i, seed in enumerate(seeds):
-            metrics = evaluate(take(states, i)) if evaluate is not None else {}
-            evaluations[i].append(Evaluation(done, metrics, int(sent[i, 0]), int(sent[i, 1])))
-            if on_evaluation is not None:
-                on_evaluation(seed, evaluations[i][-1])
-
-    look(0)
-    done, label = 0, f"{algorithm.name}, {len(seeds)} seeds"
-    with progress_of(num_rounds, label, shown=progress) as bar:
-        while done < num_rounds:
-            rounds = min(every - done % every, num_rounds - done, length)
-            states, infos = _advance(how, algorithm, engine, length, states, data, jnp.int32(rounds))
-            for i, mine in enumerate(chunks):
-                mine.append(first_rounds(take(infos, i), rounds))
-                sent[i] += charge(cost, mine[-1])
-            done += rounds
-            bar.update(rounds)
-            if done % every == 0 or done == num_rounds:
-                look(done)
-    return {
-        seed: Run(take(states, i), History(evaluations[i], stacked(shapes, chunks[i]), cost))
-        for i, seed in enumerate(seeds)
-    }

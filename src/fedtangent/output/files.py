@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.engine.environment import environment
+from fedtangent.engine.processes import environment
 
 
 class Metric(NamedTuple):

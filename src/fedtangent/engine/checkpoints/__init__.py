@@ -1,36 +1,6 @@
 """Checkpoints of a run: complete, written atomically, verified when read, refused when they are another run's."""
 
-from fedtangent.engine.checkpoints.identity import identity
 from fedtangent.engine.checkpoints.options import CheckpointError, Checkpoints
-from fedtangent.engine.checkpoints.signals import stop_signals
-from fedtangent.engine.checkpoints.store import (
-    Restored,
-    Saved,
-    Store,
-    claimed,
-    due,
-    for_run,
-    has_checkpoint,
-    mapping_of,
-    open_store,
-    restore,
-    save,
-)
+from fedtangent.engine.checkpoints.store import has_checkpoint
 
-__all__ = [
-    "CheckpointError",
-    "Checkpoints",
-    "Restored",
-    "Saved",
-    "Store",
-    "claimed",
-    "due",
-    "for_run",
-    "has_checkpoint",
-    "identity",
-    "mapping_of",
-    "open_store",
-    "restore",
-    "save",
-    "stop_signals",
-]
+__all__ = ["CheckpointError", "Checkpoints", "has_checkpoint"]

@@ -21,22 +21,25 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedtangent.engine.checkpoints.arrays import layout, on_host, read_state, write_arrays
 from fedtangent.engine.checkpoints.files import (
     DamagedError,
     check_digests,
     digests,
+    layout,
+    on_host,
     read_checked,
     read_record,
+    read_state,
     sha256,
     sync_folder,
+    write_arrays,
     write_durably,
     write_record,
 )
 from fedtangent.engine.checkpoints.options import CheckpointError, Checkpoints, differences, plain
 from fedtangent.engine.checkpoints.segment import Link, Segment, decode, encode
-from fedtangent.engine.environment import environment
 from fedtangent.engine.history import Evaluation
+from fedtangent.engine.processes import environment
 from fedtangent.types import PyTree
 
 FORMAT = 1
@@ -63,7 +66,7 @@ class Saved(NamedTuple):
     seconds: float
 
 
-class Restored(NamedTuple):
+class RestoredRun(NamedTuple):
     """What a run continues from."""
 
     state: PyTree
@@ -234,7 +237,7 @@ def _tidy(store: Store, round_: int) -> None:
         _remove(path)
 
 
-def restore(store: Store, num_rounds: int, like: PyTree) -> Restored:
+def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
     """The newest good checkpoint, verified whole; ``like`` is a fresh state of the same run.
 
     Damage is got around by the checkpoint before it, and told through ``notify``, as are other circumstances.
@@ -275,7 +278,7 @@ def _refuse_another_run(store: Store, record: dict[str, Any], num_rounds: int, s
         raise CheckpointError(f"num_rounds: got {num_rounds}, but the checkpoint is at round {record['round']}")
 
 
-def _read(store: Store, path: Path, record: dict[str, Any], like: PyTree) -> Restored:
+def _read(store: Store, path: Path, record: dict[str, Any], like: PyTree) -> RestoredRun:
     check_digests(path, record["files"])
     last: Link | None = Link(*record["history"])
     link, segments = last, []
@@ -284,7 +287,7 @@ def _read(store: Store, path: Path, record: dict[str, Any], like: PyTree) -> Res
         segments.append(segment)
         link = segment.previous
     segments.reverse()
-    return Restored(
+    return RestoredRun(
         read_state(path / "state", like),
         [segment.infos for segment in segments],
         [evaluation for segment in segments for evaluation in segment.evaluations],
