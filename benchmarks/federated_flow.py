@@ -22,7 +22,7 @@ import numpy as np
 
 from fedtangent.data import partition
 from fedtangent.kernels.gram import KernelBlocks, read_only
-from fedtangent.theory import federated_flow
+from fedtangent.theory import Rule, federated_flow
 from fedtangent.types import Cohort
 
 CLIENTS, OUTPUTS, FEATURES, LOCAL_STEPS = 100, 10, 30, 10
@@ -74,7 +74,7 @@ def once(num_train: int, num_test: int, num_rounds: int, num_models: int, cov: b
     y = rng.standard_normal((num_train, OUTPUTS))
     start = time.perf_counter()
     plan = Cohort(client, model, weight)  # type: ignore[arg-type]
-    flow = federated_flow(blocks, y, held, plan, LOCAL_STEPS, rate, num_models=num_models)
+    flow = federated_flow(blocks, y, held, plan, Rule(LOCAL_STEPS, rate), num_models=num_models)
     built = time.perf_counter()
     means = np.asarray(flow.mean(range(num_rounds + 1)))
     half = time.perf_counter()

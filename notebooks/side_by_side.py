@@ -81,9 +81,8 @@ print(f"client step size {rate:.4f}; spectrum of the kernel from {eigenvalues[0]
 # %%
 cohorts = schedule.unroll(plan, compose.keys(0).schedule, ROUNDS)
 weights = np.asarray(cohorts.weight) * np.asarray(clients.sizes)[np.asarray(cohorts.client)]
-flow = theory.federated_flow(
-    blocks, toy.y_train, clients, Cohort(cohorts.client, cohorts.model, weights), local_steps=STEPS, learning_rate=rate
-)
+rule = theory.Rule(local_steps=STEPS, learning_rate=rate)
+flow = theory.federated_flow(blocks, toy.y_train, clients, Cohort(cohorts.client, cohorts.model, weights), rule)
 mean, cov = np.asarray(flow.mean(ROUNDS)), np.asarray(flow.cov(ROUNDS))  # [K, m, 1], [K, m, m]
 
 # %% [markdown]
@@ -173,7 +172,7 @@ print(f"variance over networks / predicted: {variance_ratio.mean():.3f}")
 # %%
 def flow_without(client):
     kept = Cohort(cohorts.client, cohorts.model, np.where(np.asarray(cohorts.client) == client, 0.0, weights))
-    return theory.federated_flow(blocks, toy.y_train, clients, kept, local_steps=STEPS, learning_rate=rate)
+    return theory.federated_flow(blocks, toy.y_train, clients, kept, rule)
 
 
 change = [np.linalg.norm(np.asarray(flow_without(i).mean(ROUNDS)) - mean) for i in range(clients.num_clients)]

@@ -16,7 +16,7 @@ from fedtangent.federated.compose import keys
 from fedtangent.federated.local import Work
 from fedtangent.kernels.gram import kernel_blocks
 from fedtangent.models.linear import rbf_linear
-from fedtangent.theory import best_learning_rate, federated_flow, predicted_loss
+from fedtangent.theory import Rule, best_learning_rate, federated_flow, predicted_loss
 from fedtangent.types import Cohort
 
 MODEL = rbf_linear(40, bandwidth=0.2, seed=0, output_size=2, dtype=jnp.float64)
@@ -45,7 +45,7 @@ def test_fed_nova_with_unequal_numbers_of_steps():
     blocks = kernel_blocks(MODEL.kernel, x, GRID)
 
     def error(**rule) -> float:
-        flow = federated_flow(blocks, y, held, cohorts, sizes, 0.2, prox=0.3, num_models=1, **rule)
+        flow = federated_flow(blocks, y, held, cohorts, Rule(sizes, 0.2, mu=0.3, **rule), num_models=1)
         found = np.asarray(flow.predict(first[:19], first[19:], 12, 0))
         return float(np.max(np.abs(found - last[19:])) / np.max(np.abs(last[19:])))
 
@@ -70,9 +70,9 @@ def test_the_best_rate_of_a_sweep_is_the_predicted_one(alpha):
     blocks = kernel_blocks(MODEL.kernel, x, GRID)
 
     def loss(rate):
-        return predicted_loss(federated_flow(blocks, y, held, cohorts, 5, rate, num_models=1), y_test).total
+        return predicted_loss(federated_flow(blocks, y, held, cohorts, Rule(5, rate), num_models=1), y_test).total
 
-    bound = federated_flow(blocks, y, held, cohorts, 5, 0.1, num_models=1).stability().max_stable_learning_rate
+    bound = federated_flow(blocks, y, held, cohorts, Rule(5, 0.1), num_models=1).stability().max_stable_learning_rate
     found = best_learning_rate(loss, bound / 100, 1.5 * bound)
     rates = np.geomspace(found.rate / 3, min(3 * found.rate, 1.4 * bound), 9).tolist()
 

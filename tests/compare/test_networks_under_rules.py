@@ -17,7 +17,7 @@ import pytest
 from fedtangent.compare.verdicts import slope_verdict
 from fedtangent.kernels.gram import kernel_blocks
 from fedtangent.models.dense import mlp
-from fedtangent.theory import federated_flow
+from fedtangent.theory import Rule, federated_flow
 from fedtangent.types import Cohort, Partition
 
 WIDTHS, NETWORKS, ROUNDS, RATE = (128, 512, 2048), 12, 6, 0.4
@@ -78,7 +78,7 @@ def test_networks_come_nearer_with_their_width(name):
         np.tile(np.arange(4), (ROUNDS, 1)), np.zeros(shape, int), np.tile(SIZES.astype(float), (ROUNDS, 1))
     )
     held = Partition(np.arange(15, dtype=np.int32), OFFSETS.astype(np.int32))
-    right, wrong = (federated_flow(blocks, Y, held, cohorts, STEPS, RATE, **rule) for rule in RULES[name])
+    right, wrong = (federated_flow(blocks, Y, held, cohorts, Rule(STEPS, RATE, **rule)) for rule in RULES[name])
     found: dict[str, list[np.ndarray]] = {"right": [], "wrong": []}
     for width in WIDTHS:
         runs = np.stack([trained(width, jax.random.key(100 + e), name) for e in range(NETWORKS)])

@@ -30,6 +30,7 @@ from fedtangent.models import mlp, rbf_linear
 from fedtangent.models.linear import LinearStructure
 from fedtangent.output.ledger import ledger_heat_map, ledger_table, summary, write_ledger
 from fedtangent.output.tables import console
+from fedtangent.theory import Rule
 from fedtangent.types import Cohort, Model, Partition
 
 ROUNDS, STEPS, CLIENTS, RATE = 12, 3, 4, 0.5
@@ -50,8 +51,8 @@ def seen(model: Model, y: np.ndarray, *, x: np.ndarray = X, recipe: Any = algori
     held = data.federated_data(x, y, PARTITION, dtype=dtype)
     plan = schedule.per_client_permutations(CLIENTS, num_models)
     algorithm = recipe(model, plan, client_learning_rate=rate, work=Work(steps=STEPS), **options)
-    given = {"local_steps": STEPS, "learning_rate": rate, **(flow or {})}
-    ledger = residual_ledger(algorithm, model, held, ROUNDS, seed=seed, weighting=weighting, **given)
+    rule = Rule(STEPS, rate, **(flow or {}))
+    ledger = residual_ledger(algorithm, model, held, ROUNDS, rule, seed=seed, weighting=weighting)
     run = simulate(algorithm, held, ROUNDS, seed, "scan", evaluate_every, evaluate=ledger)
     if not isinstance(model.structure, LinearStructure):
         return Seen(ledger, run, np.zeros(0), np.zeros(0))
@@ -80,11 +81,11 @@ def late(run: Run) -> Cohort:
 
 
 WRONG: dict[str, Callable[[Seen], dict[str, Any]]] = {
-    "step size 10 % too large": lambda s: {"learning_rate": 1.1 * s.ledger.federation.options["learning_rate"]},
+    "step size 10 % too large": lambda s: {"learning_rate": 1.1 * s.ledger.federation.rule.learning_rate},
     "one local step less": lambda s: {"local_steps": STEPS - 1},
     "cohorts one round late": lambda s: {"cohorts": late(s.run)},
     "another model's initial function": lambda s: {"models": [1, 0]},
-    "a proximal term that is not there": lambda s: {"prox": 0.3},
+    "a proximal term that is not there": lambda s: {"mu": 0.3},
     "server rate": lambda s: {"server_learning_rate": 0.9},
 }
 
@@ -142,7 +143,7 @@ def _trained(ledger: ResidualLedger, features: np.ndarray, model: int, start: np
              targets: np.ndarray | None = None) -> tuple[list[np.ndarray], list[float]]:  # fmt: skip
     """Weights after every round, and the farthest that a client went from the server's in it."""
     of, path, far = ledger.federation, [start], []
-    y, rate = of.y if targets is None else targets, of.options["learning_rate"]
+    y, rate = of.y if targets is None else targets, of.rule.learning_rate
     for r in range(begin, ROUNDS):
         slots = [s for s in range(len(of.cohorts.client[r])) if of.cohorts.model[r, s] == model]
         total, mean, moves = sum(float(of.cohorts.weight[r, s]) for s in slots), np.zeros_like(start), [0.0]
@@ -175,7 +176,7 @@ def test_the_tolerance_is_the_change_of_the_kernel_propagated(wide: Seen) -> Non
     """Rebuilt from snapshots with explicit matrices instead of the flow's recursion."""
     ledger = wide.ledger
     of, kernel, path = ledger.federation, ledger.observer.kernels[0], ledger.paths[0]
-    rate, n = of.options["learning_rate"], len(X)
+    rate, n = of.rule.learning_rate, len(X)
 
     def step(r: int) -> np.ndarray:
         slots = [s for s in range(len(of.cohorts.client[r])) if of.cohorts.model[r, s] == 0]
@@ -222,10 +223,10 @@ def _uniform(*given: Any, **options: Any) -> Any:
 
 @pytest.mark.slow
 def test_the_proximal_term_is_predicted_and_missed_where_ignored() -> None:
-    options: dict[str, Any] = {"recipe": algorithms.fed_prox, "mu": 0.3, "flow": {"prox": 0.3}}
+    options: dict[str, Any] = {"recipe": algorithms.fed_prox, "mu": 0.3, "flow": {"mu": 0.3}}
     found = seen(network(4096), np.sin(2 * X[:, :1]), **options)
     assert found.ledger.passed
-    assert not found.ledger.against(prox=0.0).passed
+    assert not found.ledger.against(mu=0.0).passed
 
 
 @pytest.mark.slow
@@ -294,8 +295,8 @@ def _made(
     held = data.federated_data(X, X[:, :1], PARTITION, dtype=jnp.float64) if held is None else held
     own = network(4)
     algorithm = recipe(own, schedule.all_clients(CLIENTS), client_learning_rate=RATE, work=Work(steps=STEPS))
-    given = {"local_steps": STEPS, "learning_rate": RATE, **more}
-    return residual_ledger(algorithm, model or own, held, rounds, **given)
+    rule = Rule(more.pop("local_steps", STEPS), RATE)
+    return residual_ledger(algorithm, model or own, held, rounds, rule, **more)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +327,7 @@ def test_a_ledger_is_for_its_rounds_and_needs_64_bits(linear: Seen) -> None:
     fedtangent.enable_x64(False)
     try:
         with pytest.raises(ValueError, match="needs 64-bit mode"):
-            residual_ledger(None, None, None, 3, local_steps=1, learning_rate=1.0)  # type: ignore[arg-type]
+            residual_ledger(None, None, None, 3, Rule(1, 1.0))  # type: ignore[arg-type]
     finally:
         fedtangent.enable_x64()
 

@@ -77,11 +77,11 @@ def test_figure_9(tmp_path):
 def test_a_control_that_is_not_broken_does_not_count(tmp_path, monkeypatch):
     """A residual that vanishes at once is under every bound."""
     theorem2 = module("theorem2")
-    from fedtangent.theory.ntk_fl.convergence import ntk_theorem_2
+    from fedtangent.theory.ntk_fl.convergence import TwoLayerStart, ntk_theorem_2
     from fedtangent.types import Partition
 
     part = Partition(np.array([0, 1], np.int32), np.array([0, 1, 2], np.int32))
-    theorem = ntk_theorem_2(np.eye(2), np.ones(2), part, learning_rate=0.1, local_steps=1, width=8)
+    theorem = ntk_theorem_2(np.eye(2), np.ones(2), part, TwoLayerStart(8), learning_rate=0.1, local_steps=1)
     rounds = np.arange(5)
     gone = theorem2.Followed(0, 8, 0.5, theorem, np.eye(2), rounds, np.array([2.0, 0, 0, 0, 0]), 10, 0.1, 40)
     monkeypatch.setattr(theorem2, "draw", lambda *_: None)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.theory import Flow, Rule, federated_flow
 from fedtangent.types import Cohort, Partition
 
 
@@ -54,12 +55,16 @@ class LinearRun:
         return Cohort(self.client, self.model, self.weight)
 
     @property
-    def arguments(self) -> tuple:
-        return self.blocks, self.y, self.partition, self.cohorts, self.steps, self.rates
+    def problem(self) -> tuple:
+        return self.blocks, self.y, self.partition, self.cohorts
 
-    @property
-    def options(self) -> dict:
-        return {"num_models": self.num_models, "server_learning_rate": self.server}
+    def rule(self, **options) -> Rule:
+        return Rule(**{"local_steps": self.steps, "learning_rate": self.rates, **options})
+
+    def flow(self, num_models: int | None = None, outputs: str = "shared", **options) -> Flow:
+        """What the theory says of the run; ``options`` change the rule."""
+        rule = self.rule(**{"server_learning_rate": self.server, **options})
+        return federated_flow(*self.problem, rule, num_models=num_models or self.num_models, outputs=outputs)
 
     def weights(self, model: int, w0: np.ndarray, y: np.ndarray | None = None) -> list[np.ndarray]:
         """The model's weights [P, C] after 0, 1, .. R rounds."""

@@ -38,13 +38,13 @@ def one_round(run: Any, rule: dict, state: dict, r: int, who: list[int], p: np.n
     steps = [run.steps[i] for i in who]
     mean = sum(q * x for q, x in zip(p, trained, strict=True))
     if algorithm == "fed_nova":
-        mu = rule.get("prox", 0.0)
+        mu = rule.get("mu", 0.0)
         sizes = [rate * np.array(rule.get("step_weights", np.ones(t)))[:t] for t in steps]
         a = [sum(s[t] * np.prod(1 - mu * s[t + 1 :]) for t in range(len(s))) / rate for s in sizes]
         direction = sum(q * (w - x) / own for q, x, own in zip(p, trained, a, strict=True))
         state["w"] = w - server * np.dot(p, a) * direction
     elif algorithm == "fed_dyn":
-        alpha = rule["alpha"]
+        alpha = rule["mu"]
         for i, x in zip(who, trained, strict=True):
             state["own"][i] = state["own"][i] - alpha * (x - w)
         state["h"] = state["h"] - alpha * len(who) / len(run.clients) * (mean - w)
@@ -66,7 +66,7 @@ def one_round(run: Any, rule: dict, state: dict, r: int, who: list[int], p: np.n
 
 def local(run: Any, rule: dict, i: int, start: np.ndarray, tilt: Any, rate: float, y: np.ndarray) -> np.ndarray:
     """The client's weights after its local steps."""
-    mu, decay = rule.get("alpha", rule.get("prox", 0.0)), rule.get("weight_decay", 0.0)
+    mu, decay = rule.get("mu", 0.0), rule.get("weight_decay", 0.0)
     weights = np.array(rule.get("step_weights", np.ones(run.steps.max())))[: run.steps[i]]
     rows = run.clients[i]
     if rule.get("dynamics") == "gradient_flow":

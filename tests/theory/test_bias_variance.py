@@ -43,17 +43,16 @@ def brute_force(run, r: int) -> tuple[np.ndarray, np.ndarray]:
 def test_the_law_of_the_ensemble_is_that_of_the_weights(runs, r):
     for run in runs[:2]:
         mean, variance = brute_force(run, r)
-        law = ensemble_law(federated_flow(*run.arguments, **run.options), r)
+        law = ensemble_law(run.flow(), r)
         np.testing.assert_allclose(law.mean, mean, atol=1e-11)
         np.testing.assert_allclose(law.variance, variance, rtol=1e-10)
 
 
 def test_all_schedules_and_rounds_in_one_pass_are_each_by_itself(runs, monkeypatch):
     wanted = (ROUNDS, 0, 3)
-    blocks, y, partition, _, steps, rates = runs[0].arguments
 
     def laws():
-        return ensemble_laws(blocks, y, partition, [run.cohorts for run in runs], steps, rates, wanted, K)
+        return ensemble_laws(*runs[0].problem[:3], [run.cohorts for run in runs], runs[0].rule(), wanted, K)
 
     found = laws()
     for run, of_run in zip(runs, found, strict=True):
@@ -70,7 +69,7 @@ def test_all_schedules_and_rounds_in_one_pass_are_each_by_itself(runs, monkeypat
 def test_a_kernel_that_couples_outputs_has_a_variance_for_each(runs):
     run = runs[0]
     both = [None if b is None else np.kron(b, np.diag([1.0, 2.0])) for b in run.blocks]
-    flow = federated_flow(type(run.blocks)(*both), *run.arguments[1:], outputs="full", **run.options)
+    flow = federated_flow(type(run.blocks)(*both), *run.problem[1:], run.rule(), num_models=K, outputs="full")
     law = ensemble_law(flow, ROUNDS)
     assert law.variance.shape == law.mean.shape
     np.testing.assert_allclose(law.variance[:, 0], brute_force(run, ROUNDS)[1], rtol=1e-10)
@@ -147,7 +146,7 @@ def test_a_given_schedule_is_exact(runs):
 
 def test_corollary_1(maker):
     run = maker.run(SIZES, maker.permutations(SIZES, 3000, K), K)
-    flow = federated_flow(*run.arguments, **run.options)
+    flow = run.flow()
     found = corollary_1(run.blocks, run.y, K, flow)
     b = run.test @ run.train.T @ np.linalg.inv(run.train @ run.train.T)
     left = (np.eye(run.train.shape[1]) * np.sqrt(run.prior)).T
@@ -170,7 +169,7 @@ def test_corollary_1_reports_a_singular_kernel_and_an_unstable_step(maker):
     blocks = type(run.blocks)(*twice)
     blocks.ntk_train[1], blocks.ntk_train[:, 1] = blocks.ntk_train[0], blocks.ntk_train[:, 0]
     blocks.ntk_train[1, 1] = blocks.ntk_train[0, 0]
-    flow = federated_flow(blocks, *run.arguments[1:], **run.options)
+    flow = federated_flow(blocks, *run.problem[1:], run.rule(), num_models=K)
     found = corollary_1(blocks, run.y, K, flow, max_relative_jitter=0.0)
     assert found.limit is None and found.at_round is None and found.variance is not None
     assert [a.holds for a in found.assumptions] == [False, False]
@@ -178,7 +177,7 @@ def test_corollary_1_reports_a_singular_kernel_and_an_unstable_step(maker):
 
 def test_bad_input(runs):
     run, ones = runs[0], np.ones((4, 5, 2))
-    blocks, y, partition, _, steps, rates = run.arguments
+    (blocks, y, partition, _), rule = run.problem, run.rule()
     cases = {
         "runs must be": lambda: decompose_runs(ones[:1], ones[0]),
         "runs must be .* S, J >= 2": lambda: decompose_runs(ones[:, None], ones[0]),
@@ -188,13 +187,13 @@ def test_bad_input(runs):
         "laws must be": lambda: decompose_laws([], ones[0]),
         "expected must have the shape": lambda: decompose_laws([EnsembleLaw(ones[0], ones[0, :, 0])], ones[0, :4]),
         "num_models must be an integer": lambda: corollary_1(blocks, y, 0),
-        "num_models must be that": lambda: corollary_1(blocks, y, 4, federated_flow(*run.arguments, **run.options)),
-        "cohorts must be": lambda: ensemble_laws(blocks, y, partition, [], steps, rates, (1,), K),
-        "a variance needs": lambda: ensemble_laws(
-            blocks._replace(nngp_test=None), y, partition, [run.cohorts], steps, rates, (1,), K
+        "num_models must be that": lambda: corollary_1(blocks, y, 4, run.flow()),
+        "cohorts must be": lambda: ensemble_laws(blocks, y, partition, [], rule, (1,), K),
+        "a covariance needs": lambda: ensemble_laws(
+            blocks._replace(nngp_test=None), y, partition, [run.cohorts], rule, (1,), K
         ),
         "cohorts must be one or more of one shape": lambda: ensemble_laws(
-            blocks, y, partition, [run.cohorts, Cohort(*(leaf[:2] for leaf in run.cohorts))], steps, rates, (1,), K
+            blocks, y, partition, [run.cohorts, Cohort(*(leaf[:2] for leaf in run.cohorts))], rule, (1,), K
         ),
     }
     for message, call in cases.items():

@@ -7,17 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedtangent.theory import federated_flow
 from fedtangent.theory.fed_ensemble.convergence import (
     FORMS,
+    Networks,
+    gap_from_drift,
     initial_radius,
     kappa_2,
     kappa_3,
+    kappa_4,
     largest_progress,
+    linearisation_gap,
     theorem_1,
     weight_movement,
 )
-from fedtangent.theory.fed_ensemble.linearisation_gap import gap_from_drift, kappa_4, linearisation_gap
 from fedtangent.types import Cohort, Partition
 
 MODELS, OWN, AGES = 5, 4, 60
@@ -41,8 +43,8 @@ def latin(maker, rate: float, ages: int = AGES, steps: int = 4):
     )
 
 
-def theorem(run, **options):
-    return theorem_1(*run.arguments, num_models=run.num_models, **options)
+def theorem(run, **networks):
+    return theorem_1(*run.problem, run.rule(), num_models=run.num_models, networks=Networks(**networks))
 
 
 def path(run, k: int = 0):
@@ -111,7 +113,7 @@ def test_exponents_of_every_form(maker):
 def test_weight_movement(maker):
     run = latin(maker, 0.02, ages=40)
     _, moved = path(run)
-    flow = federated_flow(*run.arguments, num_models=MODELS)
+    flow = run.flow()
     theta = run.train @ run.train.T
     exact = [weight_movement(theta, flow.operator(MODELS * a, 0), -run.y) for a in (1, 10, 40)]
     assert np.allclose(exact, moved[[1, 10, 40]], rtol=1e-9, atol=0)
@@ -251,24 +253,25 @@ def test_gap_from_drift_bounds_a_kernel_that_moves():
 
 def test_refuses(maker):
     run = latin(maker, 0.02)
-    good = dict(
-        zip(("k", "y_train", "partition", "cohorts", "local_steps", "learning_rate"), run.arguments, strict=True)
-    )
+    names = ("kernels", "y_train", "partition", "cohorts")
+    good = dict(zip(names, run.problem, strict=True)) | {"rule": run.rule(), "num_models": MODELS}
     bad = {
         r"rounds_per_age must be an integer in 1\.\.300 .*, got 301": {"rounds_per_age": 301},
-        r"f0_train must have shape \(5, 40, 2\), got \(40, 2\)": {"f0_train": run.y},
-        "c1 must be finite and at least 0, got -1": {"c1": -1.0},
-        "width must be finite and at least 1, got 0": {"width": 0.0},
-        r"x_train must hold 40 examples, got shape \(3, 2\)": {"x_train": np.ones((3, 2))},
-        r"initial_kernel must have shape \(40, 40\), got \(2, 2\)": {"initial_kernel": np.eye(2)},
-        "learning_rate must be finite and > 0": {"learning_rate": -1.0},
+        r"f0_train: got shape \(40, 2\), must be \(5, 40, 2\)": {"networks": Networks(f0_train=run.y)},
+        "c1: got -1.0, must be at least 0": {"networks": Networks(c1=-1.0)},
+        "width: got 0.0, must be at least 1": {"networks": Networks(width=0.0)},
+        r"x_train must hold 40 examples, got shape \(3, 2\)": {"networks": Networks(x_train=np.ones((3, 2)))},
+        r"initial_kernel must have shape \(40, 40\)": {"networks": Networks(initial_kernel=np.eye(2))},
+        "learning_rate must be finite and > 0": {"rule": run.rule(learning_rate=-1.0)},
+        "mu: got 0.1, must be 0.0 here": {"rule": run.rule(mu=0.1)},
+        "algorithm: got 'scaffold', must be 'fed_avg' here": {"rule": run.rule(algorithm="scaffold")},
         r"partition\.indices must lie in 0\.\.39": {"partition": Partition(np.arange(1, 41), np.array([0, 40]))},
         r"cohorts must hold client, model and weight": {"cohorts": Cohort(run.client, run.model, run.weight[:1])},
     }
     for message, change in bad.items():
         with pytest.raises(ValueError, match=message):
-            theorem_1(**{**good, "num_models": MODELS, **change})
-    found = theorem_1(**good, num_models=MODELS)
+            theorem_1(**{**good, **change})
+    found = theorem_1(**good)
     with pytest.raises(ValueError, match=r"form must be one of .*, got 'fast'"):
         found.exponent("fast")
     with pytest.raises(ValueError, match=r"form must be one of .*, got 'far'"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedtangent.kernels.gram import KernelBlocks
-from fedtangent.theory import covariance_terms, federated_flow
+from fedtangent.theory import Rule, covariance_terms, federated_flow
 from fedtangent.types import Cohort
 
 ROUNDS = [0, 1, 4, 10]
@@ -36,12 +36,12 @@ def trained(run, features, w0) -> np.ndarray:
 
 
 def predicted(run, w0) -> np.ndarray:
-    return federated_flow(*run.arguments, **run.options).predict(run.train @ w0, run.test @ w0, ROUNDS)
+    return run.flow().predict(run.train @ w0, run.test @ w0, ROUNDS)
 
 
 def test_predictions_and_residuals(linear_run):
     w0 = initial_weights(linear_run)
-    flow = federated_flow(*linear_run.arguments, **linear_run.options)
+    flow = linear_run.flow()
     on_train = trained(linear_run, linear_run.train, w0)
     f0 = linear_run.train @ w0
     assert (
@@ -55,7 +55,7 @@ def test_predictions_and_residuals(linear_run):
 
 
 def test_mean_and_covariance(linear_run):
-    flow = federated_flow(*linear_run.arguments, **linear_run.options)
+    flow = linear_run.flow()
     zero = np.zeros_like(initial_weights(linear_run))
     mean = trained(linear_run, linear_run.test, zero)
     covariances = np.array([linear_run.covariance(k, 10) for k in range(linear_run.num_models)])
@@ -69,7 +69,7 @@ def test_mean_and_covariance(linear_run):
 
 
 def test_covariance_without_cross_terms_fails(linear_run):
-    flow = federated_flow(*linear_run.arguments, **linear_run.options)
+    flow = linear_run.flow()
     b = linear_run.blocks.ntk_test_train @ np.asarray(flow.operator(10))
     terms = covariance_terms(linear_run.blocks, b)
     truth = linear_run.covariance(0, 10)
@@ -126,7 +126,7 @@ def test_kernel_that_couples_outputs(maker):
     loop = replace(run, rates=3 * run.rates)
     partition = replace(run, clients=rows).partition
     y = run.y.reshape(8, 3)
-    flow = federated_flow(run.blocks, y, partition, run.cohorts, run.steps, run.rates, outputs="full", **run.options)
+    flow = federated_flow(run.blocks, y, partition, run.cohorts, run.rule(), num_models=2, outputs="full")
     w0 = initial_weights(loop)
     f0_train, f0_test = (run.train @ w0).reshape(2, 8, 3), (run.test @ w0).reshape(2, 4, 3)
     assert (
@@ -138,12 +138,12 @@ def test_kernel_that_couples_outputs(maker):
     assert distance(flow.cov(10, 1), loop.covariance(1, 10)) < TOLERANCE
     # the Kronecker approximation (the trace kernel for every output) is another model
     average = np.einsum("icp,jcp->ij", train, train) / 3, np.einsum("icp,jcp->ij", test, train) / 3
-    shared = federated_flow(KernelBlocks(*average), y, partition, run.cohorts, run.steps, run.rates, **run.options)
+    shared = federated_flow(KernelBlocks(*average), y, partition, run.cohorts, run.rule(), num_models=2)
     assert distance(shared.predict(f0_train, f0_test, 10), flow.predict(f0_train, f0_test, 10)) > 0.05
 
 
 def test_round_zero_is_the_prior(linear_run):
-    flow = federated_flow(*linear_run.arguments, **linear_run.options)
+    flow = linear_run.flow()
     assert np.all(np.asarray(flow.mean(0)) == 0)
     np.testing.assert_allclose(flow.cov(0, 0), linear_run.blocks.nngp_test, rtol=1e-14)
     assert np.all(np.asarray(flow.operator(0)) == 0)
@@ -151,7 +151,7 @@ def test_round_zero_is_the_prior(linear_run):
 
 def test_rounds_may_repeat_and_come_in_any_order(maker):
     run = maker.run([12, 12], maker.everyone([12, 12], 10), 1)
-    flow = federated_flow(*run.arguments, **run.options)
+    flow = run.flow()
     each = np.stack([flow.mean(r) for r in (7, 0, 10, 7)])
     np.testing.assert_array_equal(np.asarray(flow.mean([7, 0, 10, 7])), each)
     assert distance(flow.mean(10), flow.mean(7)) > 1e-3
@@ -190,9 +190,9 @@ def test_empty_slot_is_absent(maker):
 
 def test_scalars_stand_for_every_round_and_client(maker):
     run = maker.run([12, 12], maker.everyone([12, 12], 10), 1)
-    short = federated_flow(run.blocks, run.y, run.partition, run.cohorts, 4, 0.9)
+    short = federated_flow(*run.problem, Rule(4, 0.9))
     assert short.num_models == 1
-    np.testing.assert_array_equal(short.mean(10), federated_flow(*run.arguments).mean(10))
+    np.testing.assert_array_equal(short.mean(10), run.flow().mean(10))
 
 
 def test_derivatives_match_differences(maker):
@@ -200,9 +200,8 @@ def test_derivatives_match_differences(maker):
 
     def loss(rate, server, weight):
         cohorts = Cohort(run.client, run.model, weight)
-        flow = federated_flow(
-            run.blocks, run.y, run.partition, cohorts, run.steps, rate, server_learning_rate=server, num_models=1
-        )
+        rule = Rule(run.steps, rate, server_learning_rate=server)
+        flow = federated_flow(*run.problem[:3], cohorts, rule, num_models=1)
         return jnp.sum(flow.mean(10) ** 2) + jnp.sum(flow.cov(5, 0))
 
     at = jnp.asarray(0.9), jnp.asarray(0.8), jnp.asarray(run.weight)
@@ -217,22 +216,22 @@ def test_derivatives_match_differences(maker):
 
 def test_float64_without_the_global_switch(maker):
     run = maker.run([12, 12], maker.everyone([12, 12], 10), 1)
-    reference = np.asarray(federated_flow(*run.arguments).mean(10))
+    reference = np.asarray(run.flow().mean(10))
     with jax.enable_x64(False):
-        flow = federated_flow(*run.arguments)
+        flow = run.flow()
         mean, cov = flow.mean(10), flow.cov(10, 0)
         assert isinstance(mean, np.ndarray) and isinstance(cov, np.ndarray)
         assert mean.dtype == cov.dtype == np.float64
         np.testing.assert_array_equal(mean, reference)
         with pytest.raises(ValueError, match="jax_enable_x64"):
-            jax.jit(lambda rate: federated_flow(*run.arguments[:-1], rate).mean(10))(0.9)
+            jax.jit(lambda rate: run.flow(learning_rate=rate).mean(10))(0.9)
         with pytest.raises(ValueError, match="jax_enable_x64"):
             jax.jit(lambda x: x + flow.mean(10))(np.zeros(1))
 
 
 def test_variances_of_several_rounds(maker):
     run = maker.run([6, 18], maker.permutations([6, 18], 10, 2), 2)
-    flow = federated_flow(*run.arguments, **run.options)
+    flow = run.flow()
     found = flow.variance([0, 7])
     assert found.shape == (2, 2, 5)
     assert distance(found[1], [np.diag(run.covariance(k, 7)) for k in range(2)]) < TOLERANCE

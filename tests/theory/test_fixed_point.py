@@ -25,7 +25,7 @@ def relative(value, reference) -> float:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_fixed_point_is_theorem_2(maker, schedule):
     run = SCHEDULES[schedule](maker)
-    flow = federated_flow(*run.arguments, **run.options)
+    flow = run.flow()
     limit = gp_limit(run.blocks, run.y)
     assert limit.jitter == 0
     for model in range(run.num_models):
@@ -42,7 +42,7 @@ def test_fixed_point_is_theorem_2(maker, schedule):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_long_run_arrives_at_the_limit_at_the_predicted_rate(maker, schedule):
     run = SCHEDULES[schedule](maker)
-    flow = federated_flow(*run.arguments, **run.options)
+    flow = run.flow()
     rate, num_rounds = flow.contraction(), len(run.client)
     passes = int(np.ceil(np.log(1e-11) / np.log(rate)))
     long = replace(
@@ -52,7 +52,7 @@ def test_a_long_run_arrives_at_the_limit_at_the_predicted_rate(maker, schedule):
         weight=np.tile(run.weight, (passes, 1)),
         rates=np.tile(run.rates, passes),
     )
-    flow = federated_flow(*long.arguments, **long.options)
+    flow = long.flow()
     end, middle = passes * num_rounds, passes // 2 * num_rounds
     reached, halfway = flow.limit_distance(end), flow.limit_distance(middle)
     assert reached.mean < 1e-8 and reached.cov < 1e-8
@@ -65,7 +65,7 @@ def test_a_client_never_asked_is_no_part_of_the_limit(maker):
     run = maker.run(SIZES, maker.everyone(SIZES, 10), 1)
     limit = gp_limit(run.blocks, run.y)
     run = replace(run, weight=run.weight * (np.arange(6) != 4))
-    flow = federated_flow(*run.arguments)
+    flow = run.flow()
     seen = np.concatenate([rows for i, rows in enumerate(run.clients) if i != 4])
     k = run.blocks
     of_seen = KernelBlocks(
@@ -84,34 +84,33 @@ def test_a_nearly_singular_kernel_has_no_fixed_point_in_float64(maker):
     nearly = run.train.copy()
     nearly[1] = nearly[0] + 1e-6 * nearly[1]
     with pytest.raises(SingularKernelError, match="not unique"):
-        federated_flow(*replace(run, train=nearly).arguments).fixed_point()
+        replace(run, train=nearly).flow().fixed_point()
 
 
 @pytest.mark.parametrize(("steps", "server"), [(1, 1.0), (4, 1.0), (3, 1.5), (4, 1.5), (3, 3.0), (4, 3.0), (1, 2.0)])
 def test_stability_bound_is_tight_for_one_client(maker, steps, server):
     def radius(factor):
         rates = np.full(2, bound * factor)
-        flow = federated_flow(run.blocks, run.y, run.partition, run.cohorts, steps, rates, server_learning_rate=server)
+        flow = run.flow(local_steps=steps, learning_rate=rates, server_learning_rate=server)
         assert flow.stability().stable == (factor < 1)
         return flow.contraction()
 
     run = maker.run([24], maker.everyone([24], 2), 1)
-    bound = federated_flow(
-        run.blocks, run.y, run.partition, run.cohorts, steps, 1.0, server_learning_rate=server
-    ).stability().max_stable_learning_rate  # fmt: skip
+    bound = run.flow(local_steps=steps, learning_rate=1.0, server_learning_rate=server).stability()
+    bound = bound.max_stable_learning_rate
     assert radius(0.98) < 1 < radius(1.02)
 
 
 def test_stability_is_sufficient_for_many_clients_and_names_the_worst(maker):
     run = maker.run(SIZES, maker.everyone(SIZES, 6), 1)
-    found = federated_flow(*run.arguments).stability()
+    found = run.flow().stability()
     worst = int(np.argmin(found.client_bounds))
     own = run.train[run.clients[worst]]
     assert found.max_stable_learning_rate == pytest.approx(2 * len(own) / np.linalg.norm(own, 2) ** 2, rel=1e-12)
-    flow = federated_flow(*replace(run, rates=np.full(6, 0.999 * found.max_stable_learning_rate)).arguments)
+    flow = replace(run, rates=np.full(6, 0.999 * found.max_stable_learning_rate)).flow()
     assert flow.stability().stable and flow.contraction() < 1
     idle = replace(run, weight=run.weight * (np.arange(6) != worst))
-    assert federated_flow(*idle.arguments).stability().client_bounds[worst] == np.inf
+    assert idle.flow().stability().client_bounds[worst] == np.inf
 
 
 def test_limit_of_couplings_between_outputs(maker):
@@ -121,6 +120,6 @@ def test_limit_of_couplings_between_outputs(maker):
     limit, wide = gp_limit(run.blocks, run.y), gp_limit(full, run.y, outputs="full")
     assert relative(wide.mean, limit.mean) < 1e-12
     assert relative(wide.cov, np.kron(limit.cov, np.eye(2))) < 1e-10
-    flow = federated_flow(full, *run.arguments[1:], outputs="full")
-    assert relative(flow.mean(10), federated_flow(*run.arguments).mean(10)) < 1e-12
+    flow = federated_flow(full, *run.problem[1:], run.rule(), outputs="full")
+    assert relative(flow.mean(10), run.flow().mean(10)) < 1e-12
     assert relative(flow.fixed_point().mean, limit.mean) < 1e-8

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedtangent.theory.ntk_fl import convergence as theory
-from fedtangent.theory.ntk_fl import weight_gap
-from fedtangent.theory.ntk_fl.two_layer import active_neurons, empirical_kernel, expected_kernel
+from fedtangent.theory.ntk_fl import lemmas
+from fedtangent.theory.ntk_fl.lemmas import active_neurons, empirical_kernel, expected_kernel
 from fedtangent.types import Partition
 
 from .two_layer_reference import Network, descend, descend_linear, draw, fed_avg_round, sphere
@@ -31,8 +31,8 @@ def lazy_case(width: int = 10_000) -> tuple[Network, np.ndarray, np.ndarray]:
 
 
 def theorem(net: Network, x, y, **options) -> theory.NtkTheorem:
-    given = {"learning_rate": 1e-2, "width": len(net.c), "delta": DELTA, "initial_kernel": empirical_kernel(x, net.v)}
-    return theory.ntk_theorem_1(x, net.outputs(x) - y, **(given | options))
+    start = theory.TwoLayerStart(len(net.c), kernel=empirical_kernel(x, net.v))
+    return theory.ntk_theorem_1(x, net.outputs(x) - y, start, **({"learning_rate": 1e-2, "delta": DELTA} | options))
 
 
 def test_theorem_1_where_all_its_assumptions_hold():
@@ -78,10 +78,10 @@ def test_theorem_1_fails_for_the_weights_of_ntk_fl_at_large_times():
 def test_theorem_2_where_all_its_assumptions_hold():
     net, x, y = lazy_case()
     residual, kernel = net.outputs(x) - y, empirical_kernel(x, net.v)
-    given = {"local_steps": 4, "width": len(net.c), "delta": DELTA, "initial_kernel": kernel}
-    first = theory.ntk_theorem_2(x, residual, CLIENTS, learning_rate=1e-3, **given)
+    given, start = {"local_steps": 4, "delta": DELTA}, theory.TwoLayerStart(len(net.c), kernel=kernel)
+    first = theory.ntk_theorem_2(x, residual, CLIENTS, start, learning_rate=1e-3, **given)
     eta = 0.999 * theory.largest_learning_rate(first.constants)
-    found = theory.ntk_theorem_2(x, residual, CLIENTS, learning_rate=eta, **given)
+    found = theory.ntk_theorem_2(x, residual, CLIENTS, start, learning_rate=eta, **given)
     assert found.failing == () and found.proof_factor() <= found.rate(), found
     nets, reach, rounds = [net], 0.0, 400
     for k in range(rounds):
@@ -96,7 +96,7 @@ def test_theorem_2_where_all_its_assumptions_hold():
     slope = np.log(decay[rounds // 2] / decay[-1]) / (rounds - rounds // 2)
     assert slope / -np.log(found.rate()) == pytest.approx(4, rel=0.05)
     # the M of the rate comes from dividing by N and by M: FedAvg on mean losses does without it
-    alone = theory.ntk_theorem_1(x, residual, learning_rate=eta, width=len(net.c))
+    alone = theory.ntk_theorem_1(x, residual, start, learning_rate=eta)
     assert (1 - alone.rate()) * 4 / 2 == pytest.approx(1 - found.rate())
 
 
@@ -107,13 +107,15 @@ def test_proof_factor_is_51_and_76():
     for _ in range(20):
         eta, r, delta = 10 ** rng.uniform(-4, 0), 10 ** rng.uniform(-5, 0), rng.uniform(0.01, 0.5)
         n, tau = int(10 ** rng.uniform(2, 6)), int(rng.integers(1, 9))
-        one = theory.ntk_theorem_1(x, np.ones(6), learning_rate=eta, width=n, covariance=0.25, delta=delta, radius=r)
+        start = theory.TwoLayerStart(n, covariance=0.25)
+        one = theory.ntk_theorem_1(x, np.ones(6), start, learning_rate=eta, delta=delta, radius=r)
         sampling = np.sqrt(np.log(2 * 36 / delta) / (2 * n))
         first = 3 * np.sqrt(2) * r / (np.sqrt(np.pi) * delta * 0.5) + sampling - kernel[0] / 6  # (46)
         second = np.sqrt(2) * r / (np.sqrt(np.pi) * delta * 0.5)  # (49)
         assert one.proof_factor() == pytest.approx(1 + 2 * eta * (first + second) + eta**2, rel=1e-12)
-        two = theory.ntk_theorem_2(x, np.ones(6), part, learning_rate=eta, local_steps=tau, width=n, covariance=0.25,
-                                   delta=delta, radius=r)  # fmt: skip
+        two = theory.ntk_theorem_2(
+            x, np.ones(6), part, start, learning_rate=eta, local_steps=tau, delta=delta, radius=r
+        )
         total = 0.0
         for u in range(tau):  # (68) and (70), step by step
             grown = (1 + eta) ** u
@@ -131,22 +133,26 @@ def test_the_conditions_are_what_the_proof_needs():
     part = Partition(np.arange(6, dtype=np.int32), np.array([0, 2, 6], np.int32))
     for tau in (1, 3, 10):
         given = {"local_steps": tau, "delta": 0.1}
-        first = theory.ntk_theorem_2(x, np.ones(6), part, learning_rate=1e-3, width=10, **given)
+        first = theory.ntk_theorem_2(x, np.ones(6), part, theory.TwoLayerStart(10), learning_rate=1e-3, **given)
         eta = 0.9999 * theory.largest_learning_rate(first.constants)
-        found = theory.ntk_theorem_2(x, np.ones(6), part, learning_rate=eta, width=10, radius=0.0, **given)
+        found = theory.ntk_theorem_2(
+            x, np.ones(6), part, theory.TwoLayerStart(10), learning_rate=eta, radius=0.0, **given
+        )
         required = {a.name: a for a in found.assumptions}
         wide, close = int(np.ceil(required["wide_enough"].measured)), required["lazy"].required
-        good = theory.ntk_theorem_2(x, np.ones(6), part, learning_rate=eta, width=wide, radius=close, **given)
+        start = theory.TwoLayerStart(wide)
+        good = theory.ntk_theorem_2(x, np.ones(6), part, start, learning_rate=eta, radius=close, **given)
         assert good.failing == () and good.proof_factor() <= good.rate()
         for change in ({"learning_rate": 10 * eta}, {"width": wide // 100}, {"radius": 10 * close}):
             given_now = {"learning_rate": eta, "width": wide, "radius": close} | change
-            bad = theory.ntk_theorem_2(x, np.ones(6), part, **given_now, **given)
+            start = theory.TwoLayerStart(given_now.pop("width"))
+            bad = theory.ntk_theorem_2(x, np.ones(6), part, start, **given_now, **given)
             assert bad.failing and bad.proof_factor() > bad.rate(), change
 
 
 def test_what_is_reported_of_data_that_do_not_fit():
     x = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
-    found = theory.ntk_theorem_1(x, np.ones(3), learning_rate=100.0, width=50, initial_kernel=np.eye(3))
+    found = theory.ntk_theorem_1(x, np.ones(3), theory.TwoLayerStart(50, kernel=np.eye(3)), learning_rate=100.0)
     expected = {"unit_inputs", "positive_definite", "stable_step", "small_step", "wide_enough", "lazy", "lemma_4"}
     assert set(found.failing) == expected
     assert "positive_definite: FAILS" in repr(found)
@@ -183,10 +189,10 @@ def test_lemma_2(num, eta):
     dim, width, steps = 6, 128, 150
     gap, part, gamma, switched, apart, reach = followed(num, dim, width, eta, steps)
     sizes = {"learning_rate": eta, "width": width, "input_size": dim}
-    printed = weight_gap.weight_gap_bound(gamma, radius=reach, delta=0.05, **sizes)
-    counted = weight_gap.switched_bound(gamma, switched, num_examples=num, **sizes)
+    printed = lemmas.weight_gap_bound(gamma, radius=reach, delta=0.05, **sizes)
+    counted = lemmas.switched_bound(gamma, switched, num_examples=num, **sizes)
     summed = np.abs(np.cumsum(np.concatenate([np.zeros((1, num)), apart]), axis=0)).sum(axis=1)
-    rest = weight_gap.residual_part(summed, num_examples=num, **sizes)
+    rest = lemmas.residual_part(summed, num_examples=num, **sizes)
     assert gap[1] < 1e-12 and gap[-1] > 1.2 * gap[5] > gap[2] > 0  # it grows from the second step
     assert np.all(gap <= printed)
     assert np.all(part <= counted + 1e-12)  # (25b)-(25d)
@@ -204,43 +210,44 @@ def test_lemma_2_leaves_out_a_part():
     gamma = np.array([abs(float(p.outputs(x)[0] - y[0])) for p in real])[:-1]
     switched = np.array([np.sum(active_neurons(x, p.v) != active_neurons(x, net.v)) for p in real])[:-1]
     gap = np.array([np.abs(a.v - b.v).sum() for a, b in zip(real, linear, strict=True)])
-    counted = weight_gap.switched_bound(gamma, switched, learning_rate=eta, width=width, input_size=dim, num_examples=1)
+    counted = lemmas.switched_bound(gamma, switched, learning_rate=eta, width=width, input_size=dim, num_examples=1)
     assert counted[-1] > 0 and gap[-1] > 1.2 * counted[-1]
 
 
 def test_figure_9_s_bound_is_twice_a_sum():
-    np.testing.assert_array_equal(weight_gap.figure_bound([5.0, 2.0, 1.0]), [0.0, 0.0, 4.0, 6.0])
+    np.testing.assert_array_equal(lemmas.figure_bound([5.0, 2.0, 1.0]), [0.0, 0.0, 4.0, 6.0])
+
+
+def refused(**changes):
+    given = {"residual": np.ones(2), "network": theory.TwoLayerStart(3), "learning_rate": 1.0}
+    theory.ntk_theorem_1(np.eye(2), **(given | changes))
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: theory.ntk_theorem_1(np.eye(2), np.ones(3), learning_rate=1.0, width=3), r"residual must have shape"),
-        (lambda: theory.ntk_theorem_1(np.eye(2), np.ones(2), learning_rate=0.0, width=3), "learning_rate must be pos"),
-        (lambda: theory.ntk_theorem_1(np.eye(2), np.ones(2), learning_rate=1.0, width=0), "width must be positive"),
+        (lambda: refused(residual=np.ones(3)), r"residual: got shape \(3,\), must be \(2,\)"),
+        (lambda: refused(learning_rate=0.0), "learning_rate must be pos"),
+        (lambda: refused(network=theory.TwoLayerStart(0)), "width must be positive"),
+        (lambda: refused(delta=0.0), "delta must lie between 0 and 1, got 0.0"),
+        (lambda: refused(network=3), "network must be a TwoLayerStart, got 3"),
+        (lambda: refused(network=theory.TwoLayerStart(3, kernel=np.eye(3))), r"network.kernel: got shape \(3, 3\)"),
         (
-            lambda: theory.ntk_theorem_1(np.eye(2), np.ones(2), learning_rate=1.0, width=3, delta=0.0),
-            "delta must lie between 0 and 1, got 0.0",
+            lambda: theory.ntk_theorem_2(np.eye(2), np.ones(2), CLIENTS, theory.TwoLayerStart(3), learning_rate=1.0,
+                                         local_steps=0),
+            "local_steps: got 0, must be a whole number of at least 1",
         ),
         (
-            lambda: theory.ntk_theorem_1(np.eye(2), np.ones(2), learning_rate=1.0, width=3, initial_kernel=np.eye(3)),
-            r"initial_kernel must have shape \(2, 2\)",
-        ),
-        (
-            lambda: theory.ntk_theorem_2(np.eye(2), np.ones(2), CLIENTS, learning_rate=1.0, local_steps=0, width=3),
-            "local_steps must be a whole number of at least 1, got 0",
-        ),
-        (
-            lambda: weight_gap.weight_gap_bound([-1.0], learning_rate=1.0, width=2, input_size=2, radius=1.0),
+            lambda: lemmas.weight_gap_bound([-1.0], learning_rate=1.0, width=2, input_size=2, radius=1.0),
             r"gamma must be \[T\] numbers of at least 0",
         ),
         (
-            lambda: weight_gap.switched_bound([1.0], [1.0, 2.0], learning_rate=1.0, width=2, input_size=2,
+            lambda: lemmas.switched_bound([1.0], [1.0, 2.0], learning_rate=1.0, width=2, input_size=2,
                                               num_examples=1),
             r"switched must have shape \(1,\), got \(2,\)",
         ),
         (
-            lambda: weight_gap.residual_part([-1.0], learning_rate=1.0, width=2, input_size=2, num_examples=1),
+            lambda: lemmas.residual_part([-1.0], learning_rate=1.0, width=2, input_size=2, num_examples=1),
             r"apart must be \[T \+ 1\] numbers of at least 0",
         ),
     ],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
-from fedtangent.theory import federated_flow, gp_limit
+from fedtangent.theory import Rule, federated_flow, gp_limit
 from fedtangent.types import Cohort
 
 from . import reference_rules
@@ -38,30 +38,30 @@ def tail(run) -> np.ndarray:
 
 
 RULES: dict[str, dict[str, Any]] = {
-    "prox": {"prox": 0.4},
+    "mu": {"mu": 0.4},
     "weight decay": {"weight_decay": 0.2},
-    "prox and weight decay": {"prox": 0.3, "weight_decay": 0.1},
+    "prox and weight decay": {"mu": 0.3, "weight_decay": 0.1},
     "server rates": {"server_learning_rate": tail},
     "momentum": {"server_momentum": 0.6, "server_learning_rate": 0.5},
     "nesterov": {"server_momentum": 0.6, "nesterov": True, "server_learning_rate": 0.5},
     "momentum and weight decay": {"server_momentum": 0.5, "weight_decay": 0.2, "server_learning_rate": 0.6},
-    "fed_dyn": {"algorithm": "fed_dyn", "alpha": 0.5},
-    "fed_dyn, server rate": {"algorithm": "fed_dyn", "alpha": 0.5, "server_learning_rate": 0.7},
+    "fed_dyn": {"algorithm": "fed_dyn", "mu": 0.5},
+    "fed_dyn, server rate": {"algorithm": "fed_dyn", "mu": 0.5, "server_learning_rate": 0.7},
     "scaffold": {"algorithm": "scaffold"},
     "scaffold, server rate": {"algorithm": "scaffold", "server_learning_rate": 0.7},
     "fed_nova": {"algorithm": "fed_nova"},
-    "fed_nova and prox": {"algorithm": "fed_nova", "prox": 0.4, "server_learning_rate": 0.8},
+    "fed_nova and prox": {"algorithm": "fed_nova", "mu": 0.4, "server_learning_rate": 0.8},
     "gradient flow": {"dynamics": "gradient_flow"},
-    "gradient flow, prox, weight decay": {"dynamics": "gradient_flow", "prox": 0.3, "weight_decay": 0.2},
+    "gradient flow, prox, weight decay": {"dynamics": "gradient_flow", "mu": 0.3, "weight_decay": 0.2},
     "gradient flow, scaffold": {"dynamics": "gradient_flow", "algorithm": "scaffold"},
-    "gradient flow, fed_dyn": {"dynamics": "gradient_flow", "algorithm": "fed_dyn", "alpha": 0.5},
+    "gradient flow, fed_dyn": {"dynamics": "gradient_flow", "algorithm": "fed_dyn", "mu": 0.5},
     "step weights": {"step_weights": np.array([0.3, 1.2, 0.7, 0.0, 1.5])},
     "step weights, weight decay": {"step_weights": np.array([0.3, 1.2, 0.7, 0.0, 1.5]), "weight_decay": 0.2},
     "step weights, fed_nova": {"step_weights": np.array([0.3, 1.2, 0.7, 0.0, 1.5]), "algorithm": "fed_nova"},
     "minibatches": {"batches": order_of},
-    "minibatches, prox, weight decay": {"batches": order_of, "prox": 0.3, "weight_decay": 0.2},
+    "minibatches, prox, weight decay": {"batches": order_of, "mu": 0.3, "weight_decay": 0.2},
     "minibatches, scaffold": {"batches": order_of, "algorithm": "scaffold"},
-    "minibatches, fed_dyn": {"batches": order_of, "algorithm": "fed_dyn", "alpha": 0.5},
+    "minibatches, fed_dyn": {"batches": order_of, "algorithm": "fed_dyn", "mu": 0.5},
     "minibatches, step weights": {"batches": order_of, "step_weights": np.array([0.3, 1.2, 0.7, 0.0, 1.5])},
 }
 LEFT_OUT = {  # the option whose absence must show
@@ -70,7 +70,7 @@ LEFT_OUT = {  # the option whose absence must show
     "nesterov": "nesterov",
     "fed_dyn, server rate": "server_learning_rate",
     "scaffold, server rate": "server_learning_rate",
-    "fed_nova and prox": "prox",
+    "fed_nova and prox": "mu",
     "gradient flow, scaffold": "algorithm",
     "step weights, fed_nova": "algorithm",
     "minibatches, scaffold": "algorithm",
@@ -107,10 +107,6 @@ def made(maker, schedule: str, name: str):
     return run, rule
 
 
-def flow_of(run, rule):
-    return federated_flow(*run.arguments, num_models=run.num_models, **rule)
-
-
 def distance(value, reference) -> float:
     value, reference = np.asarray(value), np.asarray(reference)
     assert value.shape == reference.shape
@@ -120,7 +116,7 @@ def distance(value, reference) -> float:
 def without(rule: dict, option: str) -> dict:
     left = {key: value for key, value in rule.items() if key != option}
     if option == "algorithm":
-        left.pop("alpha", None)
+        left.pop("mu", None)
     if option == "server_momentum":
         left.pop("nesterov", None)
     return left
@@ -154,14 +150,14 @@ def is_the_algorithm(maker, schedule, name):
     w0 = np.random.default_rng(3).standard_normal((run.num_models, run.train.shape[1], 2))
     paths = [reference_rules.train(run, rule, k, w0[k]) for k in range(run.num_models)]
     expected = np.array([[run.test @ p[r] for p in paths] for r in ROUNDS])
-    flow = flow_of(run, rule)
+    flow = run.flow(**rule)
     assert distance(flow.predict(run.train @ w0, run.test @ w0, ROUNDS), expected) < TOLERANCE
     root = [run.test @ reference_rules.weight_map(run, rule, k) * np.sqrt(run.prior) for k in range(run.num_models)]
     assert distance(flow.cov(10), np.array([r @ r.T for r in root])) < TOLERANCE
     mean = [run.test @ reference_rules.train(run, rule, k, 0 * w0[k])[10] for k in range(run.num_models)]
     assert distance(flow.mean(ROUNDS)[-1], np.array(mean)) < TOLERANCE
     option = LEFT_OUT.get(name, next(iter(rule)))
-    wrong = flow_of(run, without(rule, option)).predict(run.train @ w0, run.test @ w0, ROUNDS)
+    wrong = run.flow(**without(rule, option)).predict(run.train @ w0, run.test @ w0, ROUNDS)
     assert distance(wrong[-1], expected[-1]) > WRONG
 
 
@@ -173,13 +169,13 @@ def test_other_schedules(maker, schedule, name):
     run, rule = made(maker, schedule, name)
     w0 = np.random.default_rng(3).standard_normal((run.num_models, run.train.shape[1], 2))
     expected = [run.test @ reference_rules.train(run, rule, k, w0[k])[10] for k in range(run.num_models)]
-    assert distance(flow_of(run, rule).predict(run.train @ w0, run.test @ w0, 10), expected) < TOLERANCE
+    assert distance(run.flow(**rule).predict(run.train @ w0, run.test @ w0, 10), expected) < TOLERANCE
 
 
 def test_models_that_start_as_one(maker):
     run, rule = made(maker, "permutations", "weight decay")
     maps = [run.test @ reference_rules.weight_map(run, rule, k) for k in range(2)]
-    flow = flow_of(run, rule)
+    flow = run.flow(**rule)
     expected = maps[0] * run.prior @ maps[1].T
     assert distance(flow.cross_cov(10, 0, 1), expected) < TOLERANCE
     mean = (maps[0] + maps[1]) / 2
@@ -193,14 +189,14 @@ def test_outputs_that_are_coupled(maker):
     for name in ("minibatches, scaffold",):
         run, rule = made(maker, "permutations", name)
         full = KernelBlocks(*(np.kron(block, np.eye(2)) for block in run.blocks))
-        wide = federated_flow(full, *run.arguments[1:], num_models=2, outputs="full", **rule)
+        wide = federated_flow(full, *run.problem[1:], run.rule(**rule), num_models=2, outputs="full")
         w0 = np.random.default_rng(3).standard_normal((2, run.train.shape[1], 2))
         f0 = run.train @ w0, run.test @ w0
-        assert distance(wide.predict(*f0, ROUNDS), flow_of(run, rule).predict(*f0, ROUNDS)) < TOLERANCE
+        assert distance(wide.predict(*f0, ROUNDS), run.flow(**rule).predict(*f0, ROUNDS)) < TOLERANCE
 
 
 ENDS = {
-    **{n: RULES[n] for n in ("prox", "weight decay", "momentum", "momentum and weight decay", "fed_dyn", "scaffold")},
+    **{n: RULES[n] for n in ("mu", "weight decay", "momentum", "momentum and weight decay", "fed_dyn", "scaffold")},
     **{n: RULES[n] for n in ("fed_nova", "gradient flow", "minibatches", "minibatches, scaffold")},
 }
 
@@ -210,7 +206,7 @@ ENDS = {
 def test_the_fixed_point_is_where_long_runs_end(maker, name, labels):
     run = long_run(maker, labels == "contradicting")
     rule = {key: value(run) if callable(value) else value for key, value in ENDS[name].items()}
-    flow = flow_of(run, rule)
+    flow = run.flow(**rule)
     rate = flow.contraction()
     assert rate < 1
     passes = int(np.ceil(np.log(1e-11) / np.log(rate)))
@@ -257,7 +253,7 @@ def test_theorem_2_with_weight_decay_is_ridge(maker):
     """One step a round with everybody: the fixed point is the ridge solution, in closed form."""
     run = replace(long_run(maker, False), steps=np.ones(3, int))
     decay = 0.2
-    flow = flow_of(run, {"weight_decay": decay})
+    flow = run.flow(weight_decay=decay)
     n = len(run.y)
     ridge = run.train.T @ np.linalg.solve(run.train @ run.train.T / n + decay * np.eye(n), run.y) / n
     assert distance(flow.fixed_point().mean, run.test @ ridge) < 1e-9
@@ -266,14 +262,14 @@ def test_theorem_2_with_weight_decay_is_ridge(maker):
     assert distance(flow.bias(), bias) < 1e-7 and np.max(np.abs(bias)) > 1e-2
 
 
-STEPPED = ("prox", "momentum", "scaffold", "fed_dyn", "fed_nova", "minibatches", "weight decay")
+STEPPED = ("mu", "momentum", "scaffold", "fed_dyn", "fed_nova", "minibatches", "weight decay")
 
 
 @pytest.mark.parametrize("name", nightly(STEPPED, ("momentum",)))
 def test_the_largest_stable_step_parts_runs_that_grow_from_those_that_do_not(maker, name):
     run = long_run(maker, False)
     rule = {key: value(run) if callable(value) else value for key, value in RULES[name].items()}
-    bound = flow_of(run, rule).largest_stable_learning_rate()
+    bound = run.flow(**rule).largest_stable_learning_rate()
     w0 = np.random.default_rng(3).standard_normal((run.train.shape[1], 2))
 
     def size(factor: float) -> float:
@@ -294,17 +290,18 @@ def test_the_largest_stable_step_parts_runs_that_grow_from_those_that_do_not(mak
 @pytest.mark.slow
 @pytest.mark.theory
 def test_derivatives_of_every_number(maker):
-    run, _ = made(maker, "everyone", "prox")
+    run, _ = made(maker, "everyone", "mu")
 
     def loss(numbers):
-        flow = federated_flow(
-            *run.arguments[:3], Cohort(run.client, run.model, numbers["weight"]), run.steps, numbers["rate"],
-            num_models=1, prox=numbers["prox"], weight_decay=numbers["decay"], step_weights=numbers["steps"],
+        cohorts = Cohort(run.client, run.model, numbers["weight"])
+        rule = Rule(
+            run.steps, numbers["rate"], mu=numbers["mu"], weight_decay=numbers["decay"], step_weights=numbers["steps"],
             server_momentum=numbers["momentum"],
         )  # fmt: skip
+        flow = federated_flow(*run.problem[:3], cohorts, rule, num_models=1)
         return jnp.sum(flow.mean(10) ** 2) + jnp.sum(flow.cov(4, 0))
 
-    at = {"rate": 0.5, "prox": 0.3, "decay": 0.1, "momentum": 0.4, "steps": np.linspace(0.5, 1.5, 5)}
+    at = {"rate": 0.5, "mu": 0.3, "decay": 0.1, "momentum": 0.4, "steps": np.linspace(0.5, 1.5, 5)}
     at = jax.tree.map(jnp.asarray, at | {"weight": run.weight})
     slope = jax.jit(jax.grad(loss))(at)
     for name, value in at.items():
@@ -319,44 +316,52 @@ def test_derivatives_of_every_number(maker):
 BAD = {
     "algorithm": ({"algorithm": "fed_prox"}, "algorithm must be one of .* got 'fed_prox'"),
     "dynamics": ({"dynamics": "flow"}, "dynamics must be one of .* got 'flow'"),
-    "prox": ({"prox": -1.0}, "prox must be >= 0, got -1.0"),
+    "mu": ({"mu": -1.0}, "mu must be >= 0, got -1.0"),
     "decay": ({"weight_decay": np.nan}, "weight_decay must be finite, got nan"),
-    "alpha missing": ({"algorithm": "fed_dyn"}, "alpha is needed by algorithm"),
-    "alpha unused": ({"alpha": 1.0}, "alpha is needed by .* used by no other, got 1.0 for fed_avg"),
-    "momentum": ({"server_momentum": 1.0}, "server_momentum must be below 1, got 1.0"),
-    "nesterov": ({"nesterov": True}, "nesterov needs a server_momentum"),
-    "momentum with scaffold": ({"algorithm": "scaffold", "server_momentum": 0.5}, "server_momentum goes with fed_avg"),
-    "prox with scaffold": ({"algorithm": "scaffold", "prox": 0.5}, "prox goes with fed_avg and fed_nova"),
-    "decay with fed_nova": ({"algorithm": "fed_nova", "weight_decay": 0.5}, "weight_decay goes with fed_avg"),
-    "weights of steps": ({"step_weights": np.ones(3)}, r"step_weights must be one per local step, \[5\], got .*3"),
-    "negative weights": ({"step_weights": -np.ones(5)}, "step_weights must be finite, >= 0"),
-    "scaffold's steps": ({"algorithm": "scaffold", "step_weights": np.ones(5)}, "step_weights do not go with scaffold"),
-    "batches of fewer": ({"batches": [[[0]]]}, "batches must be one list per client, 6, got 1"),
+    "mu missing": ({"algorithm": "fed_dyn"}, "mu: got 0.0, must be above 0 for algorithm 'fed_dyn'"),
+    "momentum": ({"server_momentum": 1.0}, "server_momentum: got 1.0, must be below 1"),
+    "nesterov": ({"nesterov": True}, "nesterov: got True, needs a server_momentum"),
+    "nesterov as text": ({"nesterov": "no", "server_momentum": 0.5}, "nesterov: got 'no', must be True or False"),
+    "momentum with scaffold": (
+        {"algorithm": "scaffold", "server_momentum": 0.5},
+        "server_momentum: got one for algorithm 'scaffold', goes with fed_avg",
+    ),
+    "mu with scaffold": ({"algorithm": "scaffold", "mu": 0.5}, "mu: got one .*, goes with fed_avg, fed_nova, fed_dyn"),
+    "decay with fed_nova": ({"algorithm": "fed_nova", "weight_decay": 0.5}, "weight_decay: got one for .*'fed_nova'"),
+    "weights of steps": ({"step_weights": np.ones(3)}, r"step_weights: got shape \(3,\), must be one .*, \[5\]"),
+    "negative weights": ({"step_weights": -np.ones(5)}, "step_weights: got .*, must be finite, at least 0"),
+    "ragged weights": ({"step_weights": [[1.0], 2.0]}, "step_weights must be real numbers in one array"),
+    "scaffold's steps": ({"algorithm": "scaffold", "step_weights": np.ones(5)}, "step_weights: got one for .*scaffold"),
+    "batches of fewer": ({"batches": [[[0]]]}, "batches: got 1 lists, must be one list per client, 6"),
+    "batches of none": ({"batches": 3}, "batches: got 3, must be one list per client, 6"),
     "homogeneity": ({"homogeneity": np.ones(2)}, "homogeneity must be one number"),
+    "normaliser": ({"algorithm": "fed_nova", "mu": 40.0}, "mu: got 40, must be below 1 / .the largest step"),
+    "normaliser of steps": (
+        {"algorithm": "fed_nova", "step_weights": [0.0, 0, 1, 1, 1]},
+        r"step_weights: .*, must not all be 0 for client 1 with 2 steps",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_rule_is_refused(maker, name):
-    run, _ = made(maker, "everyone", "prox")
+    run, _ = made(maker, "everyone", "mu")
     rule, message = BAD[name]
     with pytest.raises(ValueError, match=message) as caught:
-        flow_of(run, rule)
+        run.flow(**rule)
     assert "\n" not in str(caught.value)
 
 
 def test_batches_are_checked(maker):
     run, rule = made(maker, "everyone", "minibatches")
     batches = [list(steps) for steps in rule["batches"]]
-    with pytest.raises(ValueError, match=r"batches of client 0 must be one per local step, 4, got 3"):
-        flow_of(run, {"batches": [batches[0][:3], *batches[1:]]})
+    with pytest.raises(ValueError, match=r"batches: got 3 of client 0, must be one per local step, 4"):
+        run.flow(batches=[batches[0][:3], *batches[1:]])
     stranger = run.clients[1][0]
-    with pytest.raises(
-        ValueError, match=rf"batches\[0\]\[1\] must be training rows of client 0, .* got \[{stranger}\]"
-    ):
-        flow_of(run, {"batches": [[batches[0][0], [stranger], *batches[0][2:]], *batches[1:]]})
-    with pytest.raises(ValueError, match="batches are steps of gradient descent"):
-        flow_of(run, rule | {"dynamics": "gradient_flow"})
+    with pytest.raises(ValueError, match=rf"batches\[0\]\[1\]: got \[{stranger}\], must be training rows of client 0"):
+        run.flow(batches=[[batches[0][0], [stranger], *batches[0][2:]], *batches[1:]])
+    with pytest.raises(ValueError, match="batches: got some, are steps of dynamics"):
+        run.flow(**rule | {"dynamics": "gradient_flow"})
 
 
 def test_a_client_twice_in_a_round_is_refused_where_clients_remember(maker):
@@ -364,23 +369,21 @@ def test_a_client_twice_in_a_round_is_refused_where_clients_remember(maker):
     client = run.client.copy()
     client[3, 1] = client[3, 0]
     with pytest.raises(
-        ValueError, match="scaffold needs each client once per model and round, got client 0 twice in round 3"
+        ValueError, match="cohorts: got client 0 twice in round 3, must be once per model and round for scaffold"
     ):
-        flow_of(replace(run, client=client), rule)
-    flow_of(replace(run, client=client), {})
+        replace(run, client=client).flow(**rule)
+    replace(run, client=client).flow()
 
 
 def test_stability_counts_the_rule(maker):
     run = long_run(maker, False)
-    plain = flow_of(run, {}).stability().max_stable_learning_rate
-    assert flow_of(run, {"prox": 1.0}).stability().max_stable_learning_rate < plain
-    assert flow_of(run, {"step_weights": 2 * np.ones(4)}).stability().max_stable_learning_rate == pytest.approx(
-        plain / 2
-    )
-    assert flow_of(run, {"dynamics": "gradient_flow"}).stability().max_stable_learning_rate == np.inf
-    assert flow_of(run, {"batches": order_of(run)}).stability().max_stable_learning_rate < plain
+    plain = run.flow().stability().max_stable_learning_rate
+    assert run.flow(mu=1.0).stability().max_stable_learning_rate < plain
+    assert run.flow(step_weights=2 * np.ones(4)).stability().max_stable_learning_rate == pytest.approx(plain / 2)
+    assert run.flow(dynamics="gradient_flow").stability().max_stable_learning_rate == np.inf
+    assert run.flow(batches=order_of(run)).stability().max_stable_learning_rate < plain
     with pytest.raises(ValueError, match=r"stability\(\) is for fed_avg, got algorithm 'scaffold'"):
-        flow_of(run, {"algorithm": "scaffold"}).stability()
+        run.flow(algorithm="scaffold").stability()
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fed_dyn", "momentum"])
@@ -392,19 +395,19 @@ def test_a_slot_of_traced_weight_zero_is_empty(maker, name):
 
     def mean(weight):
         cohorts = Cohort(run.client, run.model, weight)
-        return federated_flow(*run.arguments[:3], cohorts, *run.arguments[4:], num_models=1, **rule).mean(10)
+        return federated_flow(*run.problem[:3], cohorts, run.rule(**rule), num_models=1).mean(10)
 
-    assert distance(jax.jit(mean)(jnp.asarray(weight)), flow_of(one_round, rule).mean(10)) < 1e-12
-    assert distance(flow_of(run, rule).mean(10), flow_of(one_round, rule).mean(10)) > WRONG
+    assert distance(jax.jit(mean)(jnp.asarray(weight)), one_round.flow(**rule).mean(10)) < 1e-12
+    assert distance(run.flow(**rule).mean(10), one_round.flow(**rule).mean(10)) > WRONG
 
 
 @pytest.mark.parametrize("dynamics", ["gradient_descent", "gradient_flow"])
 def test_the_derivative_by_prox_at_zero(maker, dynamics):
-    run, _ = made(maker, "everyone", "prox")
+    run, _ = made(maker, "everyone", "mu")
 
     def value(mu):
         rule = {"algorithm": "fed_nova", "prox": mu, "dynamics": dynamics}
-        return jnp.sum(flow_of(run, rule).mean(10))
+        return jnp.sum(run.flow(**rule).mean(10))
 
     at_zero = float(jax.grad(value)(0.0))
     assert at_zero == pytest.approx((float(value(1e-5)) - float(value(0.0))) / 1e-5, rel=1e-3)
@@ -412,7 +415,7 @@ def test_the_derivative_by_prox_at_zero(maker, dynamics):
 
 def test_a_model_that_nobody_trains_stays(maker):
     run, _ = made(maker, "everyone", "weight decay")
-    flow = federated_flow(*run.arguments, num_models=2, weight_decay=0.3)
+    flow = run.flow(num_models=2, weight_decay=0.3)
     assert distance(flow.fixed_point(1).cov, run.blocks.nngp_test) < 1e-12
     assert flow.contraction(1) == 0
     assert distance(flow.bias(1), -gp_limit(run.blocks, run.y).mean) < 1e-7
@@ -422,7 +425,7 @@ def test_a_model_that_nobody_trains_stays(maker):
 def test_the_rate_of_weight_decay_is_part_of_the_spectrum(maker):
     """What is left of the initial function shrinks more slowly than the residual."""
     run = long_run(maker, False)
-    flow = flow_of(run, {"weight_decay": 0.001})
+    flow = run.flow(weight_decay=0.001)
     long = replace(
         run,
         **{part: np.tile(getattr(run, part), (900, 1)) for part in ("client", "model", "weight")},
@@ -436,47 +439,42 @@ def test_the_rate_of_weight_decay_is_part_of_the_spectrum(maker):
 
 def test_tiny_steps_are_told_or_right(maker):
     run = long_run(maker, False)
-    bound = flow_of(run, {}).largest_stable_learning_rate()
+    bound = run.flow().largest_stable_learning_rate()
     tiny = replace(run, rates=np.full(1, 1e-13))
-    assert flow_of(tiny, {}).largest_stable_learning_rate() == pytest.approx(bound, rel=1e-3)
+    assert tiny.flow().largest_stable_learning_rate() == pytest.approx(bound, rel=1e-3)
     with pytest.raises(SingularKernelError, match="not unique"):
-        flow_of(tiny, {}).fixed_point()
+        tiny.flow().fixed_point()
 
 
 def test_millions_of_local_steps_cost_no_memory(maker):
-    run, _ = made(maker, "everyone", "prox")
-    flow = flow_of(replace(run, steps=np.full(6, 10**9)), {"prox": 0.1})
-    assert len(flow.rule.numbers.step_weights) == 1 and np.all(np.isfinite(flow.mean(10)))
+    run, _ = made(maker, "everyone", "mu")
+    flow = replace(run, steps=np.full(6, 10**9)).flow(mu=0.1)
+    assert len(flow.numbers.step_weights) == 1 and np.all(np.isfinite(flow.mean(10)))
 
 
 def test_minibatches_where_a_client_holds_nothing(maker):
     run, rule = made(maker, "everyone", "minibatches")
     empty = replace(run, clients=(*run.clients, np.zeros(0, int)), steps=np.append(run.steps, 3))
-    found = flow_of(empty, {"batches": [*rule["batches"], []]})
-    np.testing.assert_allclose(found.mean(10), flow_of(run, rule).mean(10), rtol=1e-12)
+    found = empty.flow(batches=[*rule["batches"], []])
+    np.testing.assert_allclose(found.mean(10), run.flow(**rule).mean(10), rtol=1e-12)
 
 
 ODD = {
-    "k": (lambda a: {"k": None}, "k must be a KernelBlocks, got None"),
+    "kernels": (lambda a: {"kernels": None}, "kernels must be a KernelBlocks, got None"),
     "partition": (lambda a: {"partition": [1]}, r"partition must be a Partition, got \[1\]"),
     "cohorts": (lambda a: {"cohorts": (1, 2)}, "cohorts must be a Cohort"),
-    "negative": (lambda a: {"k": a["k"]._replace(ntk_train=-a["k"].ntk_train)}, "ntk_train must be positive semidef"),
-    "batches": (lambda a: {"batches": 3}, "batches must be one list per client, 6, got 3"),
-    "ragged": (lambda a: {"step_weights": [[1.0], 2.0]}, "step_weights must be real numbers in one array"),
-    "nesterov": (lambda a: {"nesterov": "no", "server_momentum": 0.5}, "nesterov must be True or False, got 'no'"),
-    "prox": (lambda a: {"algorithm": "fed_nova", "prox": 40.0}, "prox times the largest step must be below 1"),
-    "steps": (
-        lambda a: {"algorithm": "fed_nova", "step_weights": [0.0, 0, 1, 1, 1]},
-        r"step_weights must not all be 0 for a client's own steps .* for client 1 with 2",
+    "rule": (lambda a: {"rule": 3}, "rule must be a Rule"),
+    "negative": (
+        lambda a: {"kernels": a["kernels"]._replace(ntk_train=-a["kernels"].ntk_train)},
+        "ntk_train must be positive semidef",
     ),
 }
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_odd_arguments_are_refused_in_one_line(maker, name):
-    run, _ = made(maker, "everyone", "prox")
-    names = ("k", "y_train", "partition", "cohorts", "local_steps", "learning_rate")
-    given = dict(zip(names, run.arguments, strict=True))
+    run, _ = made(maker, "everyone", "mu")
+    given = dict(zip(("kernels", "y_train", "partition", "cohorts"), run.problem, strict=True)) | {"rule": run.rule()}
     change, message = ODD[name]
     with pytest.raises(ValueError, match=message) as caught:
         federated_flow(**given | change(given))
@@ -485,12 +483,12 @@ def test_odd_arguments_are_refused_in_one_line(maker, name):
 
 def test_odd_questions_are_refused_in_one_line(maker):
     run, rule = made(maker, "permutations", "weight decay")
-    flow = flow_of(run, rule)
+    flow = run.flow(**rule)
     f0, f0_test = np.zeros((2, 24, 2)), np.zeros((2, 5, 2))
     with pytest.raises(ValueError, match="along_train and along_test go together"):
         flow.predict(f0, f0_test, 1, along_train=f0)
     with pytest.raises(ValueError, match="along_train is used with weight_decay only"):
-        flow_of(run, {}).predict_train(f0, 1, along_train=f0)
+        run.flow().predict_train(f0, 1, along_train=f0)
     with pytest.raises(ValueError, match="f0_train must be a real number"):
         flow.predict_train(f0.astype(str), 1)
     for ask in (flow.influence, flow.operator):
@@ -499,4 +497,4 @@ def test_odd_questions_are_refused_in_one_line(maker):
     with pytest.raises(ValueError, match="tolerance must be finite and > 0, got 0"):
         flow.largest_stable_learning_rate(tolerance=0)
     with pytest.raises(ValueError, match="need known rates and numbers"):
-        jax.jit(lambda rate: federated_flow(*run.arguments[:-1], rate, num_models=2).contraction())(0.5)
+        jax.jit(lambda rate: run.flow(learning_rate=rate).contraction())(0.5)

@@ -6,20 +6,18 @@ import numpy as np
 import pytest
 
 from fedtangent.kernels.gram import KernelBlocks
-from fedtangent.theory import federated_flow
-from fedtangent.theory.fed_ensemble.age import (
+from fedtangent.theory import Rule, federated_flow
+from fedtangent.theory.fed_ensemble.second_order import (
     age_operators,
+    commutator,
+    commutator_sum,
     condition_15,
     equation_13,
     expansion,
-    gram_operator,
-    operator_u,
-)
-from fedtangent.theory.fed_ensemble.second_order import (
-    commutator,
-    commutator_sum,
     exponential_average,
     exponential_product,
+    gram_operator,
+    operator_u,
     variance,
 )
 from fedtangent.types import Cohort, Partition
@@ -62,7 +60,7 @@ class Toy:
         return whole
 
     def local(self, rate: float, i: int, dynamics: str) -> np.ndarray:
-        if dynamics == "descent":
+        if dynamics == "gradient_descent":
             return np.linalg.matrix_power(np.eye(POINTS) - rate * self.gram(i), int(self.taus[i]))
         return exponential(-rate * self.taus[i] * self.gram(i))
 
@@ -138,7 +136,7 @@ def test_age_operators_by_definition(toy):
     assert np.allclose(gram_operator(toy.theta, toy.partition, 2), toy.gram(2), rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("dynamics", ["flow", "descent"])
+@pytest.mark.parametrize("dynamics", ["gradient_flow", "gradient_descent"])
 def test_an_age_to_second_order(toy, dynamics):
     def true(h):
         return toy.true_age(h, dynamics)
@@ -151,7 +149,7 @@ def test_an_age_to_second_order(toy, dynamics):
     }
     for name, found in right.items():
         assert slope(true, found) == pytest.approx(3, abs=BAND), name
-    other = {"flow": "descent", "descent": "flow"}[dynamics]
+    other = {"gradient_flow": "gradient_descent", "gradient_descent": "gradient_flow"}[dynamics]
     wrong = {
         "the other dynamics": lambda h: expansion(toy.age(h), other).total,
         "no variance": lambda h: expansion(toy.age(h)._replace(variances=0 * toy.theta[None]), dynamics).total,
@@ -168,7 +166,7 @@ def _reversed(age):
 
 
 def test_the_second_order_term_is_the_measured_difference(toy):
-    for dynamics in ("flow", "descent"):
+    for dynamics in ("gradient_flow", "gradient_descent"):
         errors = []
         for h in STEPS:
             found = expansion(toy.age(h), dynamics)
@@ -183,12 +181,12 @@ def test_against_the_exact_flow(toy):
 
     def true(h):
         blocks = KernelBlocks(toy.theta, toy.theta[:1])
-        flow = federated_flow(blocks, toy.y, toy.partition, toy.cohorts, toy.taus, float(h), num_models=K)
+        flow = federated_flow(blocks, toy.y, toy.partition, toy.cohorts, Rule(toy.taus, float(h)), num_models=K)
         return np.eye(POINTS) - toy.theta @ np.asarray(flow.operator(K, 1))
 
-    assert np.allclose(true(0.3), toy.true_age(0.3, "descent", 1), rtol=0, atol=1e-12)
+    assert np.allclose(true(0.3), toy.true_age(0.3, "gradient_descent", 1), rtol=0, atol=1e-12)
     assert slope(true, lambda h: expansion(toy.age(h, model=1)).first_order) == pytest.approx(2, abs=BAND)
-    assert slope(true, lambda h: expansion(toy.age(h, model=1), "descent").total) == pytest.approx(3, abs=BAND)
+    assert slope(true, lambda h: expansion(toy.age(h, model=1), "gradient_descent").total) == pytest.approx(3, abs=BAND)
 
 
 def test_rates_of_rounds_and_choice_of_rounds(toy):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.theory import best_learning_rate, federated_flow, predicted_loss
+from fedtangent.theory import Rule, best_learning_rate, federated_flow, predicted_loss
 from fedtangent.types import Cohort
 
 SIZES = [3, 1, 5, 2, 7, 6]
@@ -18,16 +18,16 @@ def test_the_loss_is_the_mean_over_initial_models(maker):
     run = maker.run(SIZES, maker.permutations(SIZES, 10, 2), 2)
     y_test = maker.rng.standard_normal((5, 2))
     mixing = np.array([0.3, 0.7])
-    found = predicted_loss(federated_flow(*run.arguments, **run.options), y_test, mixing=mixing)
+    found = predicted_loss(run.flow(), y_test, mixing=mixing)
     zero = np.zeros((run.train.shape[1], 2))
     mean = sum(m * run.test @ run.weights(k, zero)[-1] for k, m in enumerate(mixing))
     variance = sum(m**2 * np.mean(np.diag(run.covariance(k, 10))) for k, m in enumerate(mixing))
     assert float(found.bias) == pytest.approx(np.mean((mean - y_test) ** 2), rel=1e-9)
     assert float(found.variance) == pytest.approx(variance, rel=1e-9)
     assert float(found.total) == pytest.approx(float(found.bias + found.variance), rel=1e-14)
-    uniform = predicted_loss(federated_flow(*run.arguments, **run.options), y_test)
+    uniform = predicted_loss(run.flow(), y_test)
     assert abs(uniform.total - found.total) > 1e-3 * found.total
-    early = predicted_loss(federated_flow(*run.arguments, **run.options), y_test, 3, mixing)
+    early = predicted_loss(run.flow(), y_test, 3, mixing)
     assert abs(early.total - found.total) > 1e-3 * found.total
 
 
@@ -36,10 +36,9 @@ def test_gradients_of_rates_steps_and_mixing(maker):
     y_test = maker.rng.standard_normal((5, 2))
 
     def loss(numbers):
-        flow = federated_flow(
-            *run.arguments[:3], Cohort(run.client, run.model, numbers["clients"]), run.steps, numbers["rate"],
-            num_models=2, step_weights=numbers["steps"],
-        )  # fmt: skip
+        rule = Rule(run.steps, numbers["rate"], step_weights=numbers["steps"])
+        cohorts = Cohort(run.client, run.model, numbers["clients"])
+        flow = federated_flow(*run.problem[:3], cohorts, rule, num_models=2)
         return predicted_loss(flow, y_test, mixing=numbers["models"]).total
 
     at = {"clients": run.weight, "rate": 0.5, "steps": np.linspace(0.5, 1.5, 4), "models": np.array([0.3, 0.7])}
@@ -80,7 +79,7 @@ def test_a_bad_interval_is_refused(arguments, message):
 
 def test_bad_arguments_of_the_loss(maker):
     run = maker.run([12, 12], maker.everyone([12, 12], 10), 1)
-    flow = federated_flow(*run.arguments, **run.options)
+    flow = run.flow()
     with pytest.raises(ValueError, match=r"y_test must be \[m, C\], here \(5, 2\), got \(4, 2\)"):
         predicted_loss(flow, np.zeros((4, 2)))
     with pytest.raises(ValueError, match=r"mixing must be one weight per model, \[1\], got shape \(2,\)"):

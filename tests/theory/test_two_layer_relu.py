@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedtangent.models.two_layer import output_signs, two_layer_relu
-from fedtangent.theory.ntk_fl import two_layer as theory
+from fedtangent.theory.ntk_fl import lemmas as theory
 from fedtangent.types import Partition
 
 from .two_layer_reference import Network, draw, fed_avg_round, sphere

@@ -22,8 +22,7 @@ from fedtangent.compare.verdicts import (
     variance_verdict,
 )
 from fedtangent.federated import schedule
-from fedtangent.theory import covariance_terms
-from fedtangent.theory.flow.flow import Flow
+from fedtangent.theory import Flow, covariance_terms
 from fedtangent.theory.ntk_fl.evolution import ntk_evolution
 from fedtangent.types import Cohort, Gaussian, Schedule
 

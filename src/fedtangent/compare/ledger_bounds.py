@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedtangent.kernels.gram import KernelBlocks
-from fedtangent.theory import federated_flow
+from fedtangent.theory import Rule, federated_flow
 from fedtangent.types import Cohort, Partition
 
 ROUNDING = 8.0  # standard deviations, about, of a sum of independent roundings
-PER_ROUND = ("learning_rate", "server_learning_rate")  # options of the flow that may be one number a round
+PER_ROUND = ("learning_rate", "server_learning_rate")  # fields of a rule that may be one number a round
 
 
 class Federation(NamedTuple):
-    """What all models of a run share: targets, clients, who trained what, and the options of the flow."""
+    """What all models of a run share: targets, clients, who trained what, and the rule."""
 
     y: np.ndarray  # [n, C]
     partition: Partition
     cohorts: Cohort  # [R, S], weighted as the run weighs them
     num_models: int
     outputs: str  # "shared" or "full", as the flow has them
-    options: Mapping[str, Any]  # local_steps, learning_rate, ... of ``federated_flow``
+    rule: Rule  # what the theory says that clients and server do
 
     @property
     def num_rounds(self) -> int:
@@ -46,19 +47,17 @@ class Federation(NamedTuple):
         one for test points whose kernel rows are the identity, where it predicts coefficients, and the training rows.
         """
         cohorts = Cohort(*(_later(np.asarray(leaf), skip, 0) for leaf in self.cohorts))  # type: ignore[arg-type]
-        options = dict(self.options)
-        for name in PER_ROUND:
-            if np.ndim(options.get(name, 0.0)) == 1:
-                options[name] = _later(np.asarray(options[name]), skip, np.asarray(options[name])[-1])
+        rates = {name: np.asarray(getattr(self.rule, name)) for name in PER_ROUND}
+        later: dict[str, Any] = {name: _later(rate, skip, rate[-1]) for name, rate in rates.items() if rate.ndim == 1}
         size, zeros = len(theta), np.zeros_like(start)
         flow = federated_flow(
             KernelBlocks(theta, np.concatenate([np.eye(size), theta])),
             y,
             self.partition,
             cohorts,
+            replace(self.rule, **later),
             num_models=self.num_models,
             outputs=self.outputs,
-            **options,
         )
         decay = {} if along is None else {"along_train": along, "along_test": np.concatenate([zeros, along])}
         every = list(range(self.num_rounds + 1))
@@ -100,7 +99,7 @@ def _local_moves(of: Federation, model: int, theta: np.ndarray, steps: np.ndarra
     """``max_i |w_i - w|`` in every round, [R]: client i alone moved the weights by ``J_i' c_i / p_i``."""
     client, trained = np.asarray(of.cohorts.client), np.asarray(of.cohorts.model)
     weight = np.where(trained == model, np.asarray(of.cohorts.weight, np.float64), 0.0)
-    rates = np.broadcast_to(np.asarray(of.options.get("server_learning_rate", 1.0), np.float64), (of.num_rounds,))
+    rates = np.broadcast_to(np.asarray(of.rule.server_learning_rate, np.float64), (of.num_rounds,))
     moves = np.zeros(of.num_rounds)
     for r, s in zip(*np.nonzero(weight), strict=True):
         own = of.rows(int(client[r, s]))

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedtangent.compare.settings import Setting
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError, kernel_blocks
-from fedtangent.theory import Flow, federated_flow, gp_limit
+from fedtangent.theory import Flow, Rule, federated_flow, gp_limit
 from fedtangent.theory.fed_ensemble.limit import covariance_terms
 from fedtangent.types import Cohort, Gaussian
 
@@ -63,10 +63,8 @@ def run_flow(
         setting.y_train,
         setting.partition,
         cohorts,
-        local_steps=setting.local_steps,
-        learning_rate=setting.learning_rate,
+        Rule(setting.local_steps, setting.learning_rate, server_learning_rate=server_learning_rate),
         num_models=setting.schedule.num_models if num_models is None else num_models,
-        server_learning_rate=server_learning_rate,
         outputs=outputs,
     )
 

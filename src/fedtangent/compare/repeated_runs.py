@@ -23,6 +23,7 @@ from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import per_client_permutations, unroll
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent.models.linear import rbf_linear
+from fedtangent.theory import Rule
 from fedtangent.theory.fed_ensemble.bias_variance import EnsembleLaw, Estimate, ensemble_laws
 from fedtangent.types import Cohort, Model, Partition, Schedule
 
@@ -104,7 +105,7 @@ def laws(
     held = schedules(problem, plan, max(rounds), seeds)
     each = [Cohort(*(np.asarray(leaf)[i] for leaf in held)) for i in range(len(seeds))]
     return ensemble_laws(
-        problem.blocks, problem.y, problem.clients, each, problem.local_steps, problem.learning_rate, rounds,
+        problem.blocks, problem.y, problem.clients, each, Rule(problem.local_steps, problem.learning_rate), rounds,
         plan.num_models,
     )  # fmt: skip
 

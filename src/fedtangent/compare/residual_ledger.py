@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.measures.tangent_kernels import check_watchable
 from fedtangent.models.linear import LinearStructure
+from fedtangent.theory import Rule
 from fedtangent.types import Algorithm, Array, Cohort, FederatedData, Key, Model, Partition, PyTree
 
 
@@ -105,7 +107,7 @@ class ResidualLedger:
         gap = (seen.outputs[k] - path.outputs[r]).reshape(shape)
         moved = (path.outputs[r] - path.outputs[0]).reshape(shape)
         kernel = self.observer.kernels[k]
-        steps = r * float(np.max(of.options["local_steps"]))
+        steps = r * float(np.max(of.rule.local_steps))
         floor = bounds.rounding(
             self.observer.unit,
             steps,
@@ -122,16 +124,16 @@ class ResidualLedger:
         return rows
 
     def against(
-        self, *, cohorts: Cohort | None = None, models: Sequence[int] | None = None, **options: Any
+        self, *, cohorts: Cohort | None = None, models: Sequence[int] | None = None, **changes: Any
     ) -> ResidualLedger:
-        """The same evaluations against another prediction: of other cohorts, other options of the flow, or with the
+        """The same evaluations against another prediction: of other cohorts, with ``changes`` of the rule, or with the
         initial functions of other ``models`` [K]. Wrong ones must fail.
 
         ``against(cohorts=run.history.rounds["cohort"])`` is the prediction for what a run has recorded.
         """
         old = self.federation
         plan = old.cohorts if cohorts is None else _as_recorded(cohorts)
-        of = old._replace(cohorts=plan, options={**old.options, **options})
+        of = old._replace(cohorts=plan, rule=dataclasses.replace(old.rule, **changes))
         starts = self.paths if models is None else [self.paths[m] for m in models]
         made = _ledger(of, self.observer, np.stack([path.outputs[0] for path in starts]))
         for seen in self.snapshots:
@@ -154,14 +156,12 @@ def residual_ledger(
     model: Model,
     data: FederatedData,
     num_rounds: int,
+    rule: Rule,
     /,
     *,
     seed: int | Key = 0,
     init_key: Key | None = None,
     weighting: str = "examples",
-    local_steps: Any,
-    learning_rate: Any,
-    **options: Any,
 ) -> ResidualLedger:
     """An ``evaluate`` for ``simulate`` that holds every model, on every client's examples, against the theory.
 
@@ -187,9 +187,9 @@ def residual_ledger(
     Args:
         seed, init_key: those of the run. num_rounds: of the run, at least.
         weighting: how the algorithm weighs clients, ``"examples"`` or ``"uniform"``.
-        local_steps, learning_rate, options: those of ``federated_flow``, which knows nothing of the algorithm's
-            (``prox=0.1``, ``server_momentum=0.9``, ``algorithm="scaffold"``, ..). What a server or a client remembers
-            is left out of how a source evolves, not of the prediction.
+        rule: what the theory says that clients and server do, ``theory.Rule(local_steps, learning_rate, ..)``; the flow
+            knows nothing of the algorithm. What a server or a client remembers is left out of how a source evolves, not
+            of the prediction.
 
     Raises ``ValueError`` without 64-bit mode, for targets that are labels, for an algorithm without networks of
     ``model``, and for whatever the flow refuses.
@@ -205,7 +205,8 @@ def residual_ledger(
         >>> plan = ft.federated.schedule.per_client_permutations(3, 2)
         >>> work = ft.federated.local.Work(steps=5)
         >>> algorithm = ft.federated.algorithms.fed_ensemble(model, plan, client_learning_rate=0.1, work=work)
-        >>> ledger = ft.compare.residual_ledger(algorithm, model, data, 20, local_steps=5, learning_rate=0.1)
+        >>> rule = ft.theory.Rule(local_steps=5, learning_rate=0.1)
+        >>> ledger = ft.compare.residual_ledger(algorithm, model, data, 20, rule)
         >>> run = ft.simulate(algorithm, data, 20, evaluate_every=10, evaluate=ledger)
         >>> len(ledger.rows), ledger.passed, ledger.is_of(run.history)
         (18, True, True)
@@ -230,7 +231,7 @@ def residual_ledger(
         cohorts=drawn_cohorts(algorithm.schedule, held, rounds, seed, weighting),
         num_models=algorithm.schedule.num_models,
         outputs="shared" if shared else "full",
-        options={"local_steps": local_steps, "learning_rate": learning_rate, **options},
+        rule=rule,
     )
     start = algorithm.init(seed, data.num_clients, init_key)
     observer, outputs = _observer(algorithm, model, data, start, of)
@@ -274,7 +275,7 @@ def _observer(
         return found
 
     along = None
-    if np.any(np.asarray(of.options.get("weight_decay", 0.0)) != 0):
+    if np.any(np.asarray(of.rule.weight_decay) != 0):
         tangents = jax.lax.map(lambda p: jax.jvp(lambda w: model.apply(w, x), (p,), (p,))[1], initial)
         along = np.asarray(tangents, np.float64)
     outputs, kernels, _, _ = look(start)

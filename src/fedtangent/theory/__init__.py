@@ -2,67 +2,97 @@
 
 Nothing here imports the simulation, so that one mistake cannot agree with itself.
 
-Index of theorems:
+Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``theory.ntk_fl``, the exact dynamics in
+``theory.flow``; all are exported here.
 
 ==========================  ======================================================================================
 ``gp_limit``                Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021): models trained to convergence are
                             draws of a Gaussian process with mean ``Theta(x, X) Theta^-1 Y``
 ``covariance_terms``        the covariance of Theorem 2, and of any finite round, term by term
-``federated_flow``          exact law and predictions of every round for any cohorts: the discrete dynamics behind
-                            FE-2021 section 9.2, eq. (13)-(16), without their remainder terms
-``Flow.fixed_point``        where those dynamics end, from their own operator: Theorem 2 as a checkable statement
-``Flow.bias``               how far that is from Theorem 2: weight decay, labels that contradict each other
-``Flow.stability``          the step sizes for which they converge, whatever the schedule;
-                            ``Flow.largest_stable_learning_rate``: for this one
 ``theorem_1``               Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021): bounds of the residual and of the weights'
                             movement, and which of their assumptions hold on given data
+``corollary_1``             Corollary 1 of FE-2024, eq. (11) (4.1 of FE-2021): variance k(x, x)/K, and at finite rounds
+``decompose_laws``          eq. (10) of FE-2024 / (3) of FE-2021 in closed form, from ``ensemble_law`` of each schedule
+                            (``ensemble_laws``: of many); ``decompose_runs`` measures the same from repeated runs
 ``exponential_product``     Lemma 9.2 of FE-2021, and ``exponential_average`` Lemma 9.3: second-order terms
 ``expansion``               an age by eq. (13)-(14), for gradient flow and gradient descent, from ``age_operators``;
                             ``condition_15`` is eq. (15)
 ``kappa_4``                 section 9.4 of FE-2021: the gap between a network and its linearisation;
-                            ``gap_from_drift`` the same from a measured change of the kernel
-``predicted_loss``          eq. (10) of FE-2024 for the ensemble's prediction, differentiable in every number of a run;
-                            ``best_learning_rate`` minimises it
-``corollary_1``             Corollary 1 of FE-2024, eq. (11) (4.1 of FE-2021): variance k(x, x)/K, and at finite rounds
-``decompose_laws``          eq. (10) of FE-2024 / (3) of FE-2021 in closed form, from ``ensemble_law`` of each schedule
-                            (``ensemble_laws``: of many); ``decompose_runs`` measures the same from repeated runs
+                            ``linearisation_gap`` its last bound, ``gap_from_drift`` from a kernel's measured change
 ``ntk_theorem_1``           Theorem 1 of NTK-FL (Yue et al., ICML 2022): decay of the residual by t steps, and which of
                             its assumptions hold; ``ntk_theorem_2``: Theorem 2, FedAvg's rounds
+``ntk_evolution``           eq. (7) and (9a) of NTK-FL, the server's evolution, in the limit of infinite width
 ``weight_gap_bound``        Lemma 2 of NTK-FL: the distance of its weights to gradient descent's. Lemmas 1, 3, 4 and
-                            the kernels (13) and (54) are in ``theory.two_layer_relu``
+                            the kernels (13) and (54) are in ``theory.ntk_fl.lemmas``
+``federated_flow``          exact law and predictions of every round for any cohorts and ``Rule``: the discrete dynamics
+                            behind FE-2021 section 9.2, eq. (13)-(16), without their remainder terms
+``Flow.fixed_point``        where those dynamics end, from their own operator: Theorem 2 as a checkable statement
+``Flow.bias``               how far that is from Theorem 2: weight decay, labels that contradict each other
+``Flow.stability``          the step sizes for which they converge, whatever the schedule;
+                            ``Flow.largest_stable_learning_rate``: for this one
+``predicted_loss``          eq. (10) of FE-2024 for the ensemble's prediction, differentiable in every number of a run;
+                            ``best_learning_rate`` minimises it
 ==========================  ======================================================================================
 
 FE-2021 and FE-2024 are the two papers on Fed-ensemble (arXiv 2021 and IEEE TASE 2024).
 """
 
-from fedtangent.theory.fed_ensemble.age import age_operators, condition_15, expansion
-from fedtangent.theory.fed_ensemble.bias_variance import (
+from fedtangent.theory.assumptions import Assumption
+from fedtangent.theory.fed_ensemble import (
+    CovarianceTerms,
+    Networks,
+    Theorem1,
+    age_operators,
+    condition_15,
     corollary_1,
+    covariance_terms,
     decompose_laws,
     decompose_runs,
     ensemble_law,
     ensemble_laws,
+    expansion,
+    exponential_average,
+    exponential_product,
+    gap_from_drift,
+    gp_limit,
+    kappa_4,
+    linearisation_gap,
+    theorem_1,
+    weight_movement,
 )
-from fedtangent.theory.fed_ensemble.convergence import Theorem1, theorem_1, weight_movement
-from fedtangent.theory.fed_ensemble.limit import CovarianceTerms, covariance_terms, gp_limit
-from fedtangent.theory.fed_ensemble.linearisation_gap import gap_from_drift, kappa_4, linearisation_gap
-from fedtangent.theory.fed_ensemble.second_order import exponential_average, exponential_product
-from fedtangent.theory.flow.exact import federated_flow
-from fedtangent.theory.flow.flow import Flow, LimitDistance
-from fedtangent.theory.flow.stability import Stability
-from fedtangent.theory.flow.tuning import BestRate, PredictedLoss, best_learning_rate, predicted_loss
-from fedtangent.theory.ntk_fl.convergence import NtkTheorem, ntk_theorem_1, ntk_theorem_2
-from fedtangent.theory.ntk_fl.weight_gap import weight_gap_bound
+from fedtangent.theory.flow import (
+    BestRate,
+    Flow,
+    LimitDistance,
+    PredictedLoss,
+    Rule,
+    Stability,
+    best_learning_rate,
+    federated_flow,
+    predicted_loss,
+)
+from fedtangent.theory.ntk_fl import (
+    NtkTheorem,
+    TwoLayerStart,
+    ntk_evolution,
+    ntk_theorem_1,
+    ntk_theorem_2,
+    weight_gap_bound,
+)
 
 __all__ = [
+    "Assumption",
     "BestRate",
     "CovarianceTerms",
     "Flow",
     "LimitDistance",
+    "Networks",
     "NtkTheorem",
     "PredictedLoss",
+    "Rule",
     "Stability",
     "Theorem1",
+    "TwoLayerStart",
     "age_operators",
     "best_learning_rate",
     "condition_15",
@@ -80,6 +110,7 @@ __all__ = [
     "gp_limit",
     "kappa_4",
     "linearisation_gap",
+    "ntk_evolution",
     "ntk_theorem_1",
     "ntk_theorem_2",
     "predicted_loss",

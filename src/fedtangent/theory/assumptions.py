@@ -1,22 +1,11 @@
-"""Which assumptions of Theorem 1 hold on given data: each a boolean, what was measured, and what is required.
-
-Those of 4.1 (i)-(iv) and of Lemma 9.1 and Theorem 9.1 (FE-2021), and those that the proof uses without naming them.
-"""
+"""An assumption of a theorem, measured on given data: one kind for every theorem, and one way to report it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
-
-from fedtangent.kernels.gram import check_symmetric
-from fedtangent.theory import checks
-from fedtangent.theory.fed_ensemble.age_plan import AgePlan
-from fedtangent.types import Partition
+from typing import NamedTuple
 
 ROUNDING = 1e-12  # of inputs that were scaled to norm 1
-SAME_GRADIENT = 1e-8  # of the initial one: half of float64's digits, as a norm is the root of a quadratic form
 
 
 class Assumption(NamedTuple):
@@ -35,20 +24,6 @@ class Assumption(NamedTuple):
         return f"{self.name}: {word}, {self.measured:.3g} {self.relation} {self.required:.3g} ({self.statement})"
 
 
-class Problem(NamedTuple):
-    """What the assumptions are about."""
-
-    theta: np.ndarray  # [n, n]
-    eigenvalues: np.ndarray  # [n] of theta, rising
-    vectors: np.ndarray  # [n, n], columns
-    residual: np.ndarray  # [K, n, C], initial
-    y: np.ndarray  # [n, C]
-    partition: Partition
-    plan: AgePlan
-    x: Any = None  # [n, ...]
-    initial_kernel: Any = None  # [n, n]
-
-
 def assumption(name: str, statement: str, measured: float, relation: str, required: float) -> Assumption:
     """The comparison carried out; a measured value that is not a number fails."""
     holds = {"<": measured < required, "<=": measured <= required, ">": measured > required}[relation]
@@ -60,112 +35,6 @@ def failing(found: Sequence[Assumption]) -> tuple[str, ...]:
     return tuple(a.name for a in found if not a.holds)
 
 
-def assumptions(problem: Problem, kappa_2: float, kappa_3: float) -> tuple[Assumption, ...]:
-    """All of them that can be measured, the theorem's own first.
-
-    Raises:
-        ValueError: ``x`` without n examples, an initial kernel of another shape.
-    """
-    return (*_of_the_kernel(problem), *_of_the_rounds(problem), *_of_the_step(problem, kappa_2, kappa_3))
-
-
-def _threshold(problem: Problem) -> float:
-    """Eigenvalues up to here are zero to rounding."""
-    return len(problem.theta) * float(np.finfo(np.float64).eps) * float(problem.eigenvalues[-1])
-
-
-def _of_the_kernel(problem: Problem) -> list[Assumption]:
-    zero = _threshold(problem)
-    found = [
-        assumption("full_rank", "(i) lambda_min(Theta), above rounding", problem.eigenvalues[0], ">", zero),
-        assumption(
-            "stationary_points_coincide",
-            "(iii) largest gradient norm of a client at a global minimum, relative to the initial one",
-            _local_gradient(problem, zero),
-            "<=",
-            SAME_GRADIENT,
-        ),
-    ]
-    if problem.x is not None:
-        found += _of_the_inputs(problem)
-    if problem.initial_kernel is not None:
-        kernel = check_symmetric("initial_kernel", problem.initial_kernel)
-        if kernel.shape != problem.theta.shape:
-            raise ValueError(f"initial_kernel must have shape {problem.theta.shape}, got {kernel.shape}")
-        text = "9.1 (2), width: operator norm of Theta_0 - Theta against lambda_m / 3"
-        distance, third = float(np.linalg.norm(kernel - problem.theta, 2)), max(problem.eigenvalues[0], 0.0) / 3
-        found.append(assumption("wide_enough", text, distance, "<=", third))
-    return found
-
-
-def _local_gradient(problem: Problem, zero: float) -> float:
-    """Largest ``||J_i g_i / n_i||`` where ``J g = 0``, over the largest at the start.
-
-    There g is the part of the initial residual in Theta's null space, which training cannot reach; the squared norm
-    is ``g_i' Theta_ii g_i``. 0 if Theta has full rank: every global minimum then fits all the data.
-    """
-    null = problem.vectors[:, problem.eigenvalues <= zero]
-    if null.shape[1] == 0:
-        return 0.0
-    left = np.einsum("nz,mz,kmc->knc", null, null, problem.residual, optimize=True)
-    start = _largest_gradient(problem, problem.residual)
-    return _largest_gradient(problem, left) / start if start > 0 else 0.0
-
-
-def _largest_gradient(problem: Problem, residual: np.ndarray) -> float:
-    largest = 0.0
-    for i in np.flatnonzero(problem.plan.trains):
-        rows = np.asarray(problem.partition.client(int(i)))
-        own = residual[:, rows]
-        square = np.einsum("knc,nm,kmc->k", own, problem.theta[np.ix_(rows, rows)], own, optimize=True)
-        largest = max(largest, float(np.sqrt(max(square.max(), 0.0))) / len(rows))
-    return largest
-
-
-def _of_the_inputs(problem: Problem) -> list[Assumption]:
-    x = checks.check_real("x_train", problem.x)
-    if x.ndim == 0 or len(x) != len(problem.theta):
-        raise ValueError(f"x_train must hold {len(problem.theta)} examples, got shape {np.shape(problem.x)}")
-    x = x.reshape(len(x), -1)
-    _, which = np.unique(x, axis=0, return_inverse=True)
-    which = which.reshape(-1)
-    spread = 0.0
-    for same in np.flatnonzero(np.bincount(which) > 1):
-        spread = max(spread, float(np.ptp(problem.y[which == same], axis=0).max()))
-    norm = float(np.linalg.norm(x, axis=1).max())
-    # Lemma 9.1 (i) prints "x_i != x_i', y_i != y_i'", which no classification task fulfils; what is used is this.
-    return [
-        assumption("inputs_in_unit_ball", "(ii) largest norm of an input", norm, "<=", 1.0 + ROUNDING),
-        assumption("consistent_data", "Lemma 9.1 (i): labels of equal inputs differ by", spread, "<=", 0.0),
-    ]
-
-
-def _of_the_rounds(problem: Problem) -> list[Assumption]:
-    plan, partition = problem.plan, problem.partition
-    used = plan.examples[: plan.num_ages * plan.rounds_per_age]
-    once = float(np.mean(plan.visits[:, :, np.asarray(partition.sizes) > 0] != 1))
-    held = np.bincount(np.asarray(partition.indices, np.int64), minlength=len(problem.theta))
-    steps = plan.steps[plan.trains]
-    return [
-        assumption("constant_examples_per_round", "(iv) examples of a model's round, max - min", np.ptp(used), "<=", 0),
-        assumption("every_client_once_an_age", "eq. (27): share of clients' ages that miss or repeat", once, "<=", 0),
-        assumption("clients_divide_the_data", "sum_i Theta_i = Theta: examples not held once", np.sum(held != 1),
-                   "<=", 0),
-        assumption("weights_by_examples", "largest |p_i - n_i / nbar|", plan.weight_error.max(), "<=", 1e-6),
-        assumption("equal_local_steps", "tau, max - min over clients", np.ptp(steps), "<=", 0),
-    ]  # fmt: skip
-
-
-def _of_the_step(problem: Problem, kappa_2: float, kappa_3: float) -> list[Assumption]:
-    plan, smallest = problem.plan, max(float(problem.eigenvalues[0]), 0.0)
-    gain = float(np.expm1(plan.least_progress.min() * smallest / (6 * plan.examples.max())))
-    largest = 0.0
-    for i in np.flatnonzero(plan.trains):
-        rows = np.asarray(problem.partition.client(int(i)))
-        own = np.linalg.eigvalsh(problem.theta[np.ix_(rows, rows)])[-1]
-        largest = max(largest, float(plan.rates.max() * own) / len(rows))
-    return [
-        assumption("kappa_2_below_1", "9.1 (1), eq. (26)", kappa_2, "<", 1.0),
-        assumption("kappa_3_small", "(1 + kappa_3) e^(-u/2) <= e^(-u/3), last step of the proof", kappa_3, "<=", gain),
-        assumption("stable_step", "gradient descent: eta lambda_max(Theta_ii) / n_i", largest, "<", 2.0),
-    ]
+def report(title: str, found: Sequence[Assumption]) -> str:
+    """``title`` and a line for each assumption: what is printed of a theorem on given data."""
+    return "\n  ".join([title, *map(str, found)])

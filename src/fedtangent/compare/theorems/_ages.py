@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import expm
 
-from fedtangent.theory.fed_ensemble.age import Age, age_operators
+from fedtangent.theory.fed_ensemble.second_order import Age, age_operators
 from fedtangent.types import Cohort, Partition
 
 
@@ -48,7 +48,7 @@ class Toy(NamedTuple):
                 gram = np.zeros((n, n))
                 gram[:, self.rows[i]] = self.theta[:, self.rows[i]] / len(self.rows[i])
                 tau = int(self.steps[i])
-                if dynamics == "flow":
+                if dynamics == "gradient_flow":
                     trained = expm(-rate * tau * gram)
                 else:
                     trained = np.linalg.matrix_power(np.eye(n) - rate * gram, tau)

@@ -13,9 +13,15 @@ from fedtangent.compare.simulated import cohorts, fed_ensemble
 from fedtangent.compare.theorems import TheoremCheck
 from fedtangent.compare.theorems._ages import toy
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
-from fedtangent.theory.fed_ensemble.convergence import Theorem1, kappa_2, largest_progress, theorem_1, weight_movement
-from fedtangent.theory.flow.exact import federated_flow
-from fedtangent.theory.flow.flow import Flow
+from fedtangent.theory.fed_ensemble.convergence import (
+    Networks,
+    Theorem1,
+    kappa_2,
+    largest_progress,
+    theorem_1,
+    weight_movement,
+)
+from fedtangent.theory.flow import Flow, Rule, federated_flow
 from fedtangent.types import Cohort, Partition
 
 STEPS = 10  # local steps of the run that meets the assumptions
@@ -46,7 +52,7 @@ def latin(seed: int, num_models: int, num_ages: int, fraction: float) -> Latin:
         np.linalg.eigvalsh(theta[np.ix_(rows, rows)])[-1] / own
         for rows in (np.asarray(partition.client(i)) for i in range(clients))
     )
-    arguments = (blocks, y, partition, plan, STEPS, float(fraction * 2 / largest))
+    arguments = (blocks, y, partition, plan, Rule(STEPS, float(fraction * 2 / largest)))
     return Latin(federated_flow(*arguments, num_models=num_models), theorem_1(*arguments, num_models=num_models))
 
 
@@ -194,11 +200,9 @@ def _one_network(setting: Setting, width: int) -> TheoremCheck:
         setting.y_train,
         setting.partition,
         cohorts(setting),
-        setting.local_steps,
-        setting.learning_rate,
+        Rule(setting.local_steps, setting.learning_rate),
         num_models=setting.schedule.num_models,
-        f0_train=seen.train[0, :, 0],
-        x_train=setting.x_train,
+        networks=Networks(seen.train[0, :, 0], setting.x_train),
     )
     length = theorem.plan.rounds_per_age
     norms = np.linalg.norm(seen.train[:, :, 0] - setting.y_train, axis=(2, 3))  # at every age

@@ -26,7 +26,7 @@ class Option(NamedTuple):
     schedule: Callable[[], Schedule]
     recipe: Callable[..., Algorithm] = algorithms.fed_avg
     simulated: dict[str, Any] = {}  # further options of the recipe  # noqa: RUF012
-    predicted: dict[str, Any] = {}  # further options of federated_flow  # noqa: RUF012
+    predicted: dict[str, Any] = {}  # further fields of the flow's Rule  # noqa: RUF012
     ignored: dict[str, Any] | None = None  # those of a theory that ignores the option; None: it ignores the schedule
     uniform: bool = False  # clients weigh the same rather than by examples
     lazy: bool = True  # networks of growing width approach it
@@ -73,16 +73,16 @@ OPTIONS = (
         partial(schedule.uniform_sampling, NUM_CLIENTS, 2),
         algorithms.fed_prox,
         {"mu": 0.5},
-        {"prox": 0.5},
-        {"prox": 0.0},
+        {"mu": 0.5},
+        {"mu": 0.0},
     ),
     Option(
         "FedDyn, 3 of 5 clients",
         partial(schedule.uniform_sampling, NUM_CLIENTS, 3),
         algorithms.fed_dyn,
         {"mu": 0.5},
-        {"algorithm": "fed_dyn", "alpha": 0.5},
-        {"algorithm": "fed_avg", "alpha": None},
+        {"algorithm": "fed_dyn", "mu": 0.5},
+        {"algorithm": "fed_avg", "mu": 0.0},
         uniform=True,
     ),
     Option(

@@ -9,8 +9,14 @@ from scipy.linalg import expm
 
 from fedtangent.compare.theorems import TheoremCheck
 from fedtangent.compare.theorems._ages import Toy, slope, toy
-from fedtangent.theory.fed_ensemble.age import equation_13, expansion, operator_u
-from fedtangent.theory.fed_ensemble.second_order import commutator_sum, exponential_average, exponential_product
+from fedtangent.theory.fed_ensemble.second_order import (
+    commutator_sum,
+    equation_13,
+    expansion,
+    exponential_average,
+    exponential_product,
+    operator_u,
+)
 
 STEPS = np.array([1e-2, 5e-3, 2.5e-3, 1.25e-3])
 BAND = 0.1  # of a fitted slope
@@ -88,10 +94,10 @@ def _lemmas(case: Toy, where: str, seed: int) -> list[TheoremCheck]:
 
 def _ages(case: Toy, where: str) -> list[TheoremCheck]:
     def flow(h: float) -> np.ndarray:
-        return case.true_age(h, "flow")
+        return case.true_age(h, "gradient_flow")
 
     def descent(h: float) -> np.ndarray:
-        return case.true_age(h, "descent")
+        return case.true_age(h, "gradient_descent")
 
     def first(h: float) -> np.ndarray:
         return expansion(case.age(h)).first_order
@@ -104,7 +110,7 @@ def _ages(case: Toy, where: str) -> list[TheoremCheck]:
         _row("FE-2021 section 9.2", f"gradient flow, {what}", where, flow, first,
              lambda h: expansion(case.age(h)).total, "Var dropped", without_variance),
         _row("FE-2021 section 9.2", f"gradient descent, {what} and -eta^2 tau E[Pi^2] / 2", where, descent, first,
-             lambda h: expansion(case.age(h), "descent").total, "gradient flow's terms",
+             lambda h: expansion(case.age(h), "gradient_descent").total, "gradient flow's terms",
              lambda h: expansion(case.age(h)).total),
         _row("FE-2021 eq. (13)", "first-order exponential, then the product with one Var at a time", where, flow, first,
              lambda h: equation_13(case.age(h)), "order of factors as printed",

@@ -13,7 +13,7 @@ from fedtangent.compare.statistics import fitted_slope
 from fedtangent.compare.theorems import TheoremCheck
 from fedtangent.federated import schedule
 from fedtangent.models.dense import mlp
-from fedtangent.theory.fed_ensemble.linearisation_gap import gap_from_drift
+from fedtangent.theory.fed_ensemble.convergence import gap_from_drift
 from fedtangent.types import Model, Partition
 
 STANDARD_ERRORS = 3

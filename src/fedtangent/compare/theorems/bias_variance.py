@@ -160,7 +160,7 @@ def _limit(problem: Problem, sizes: str, num_rounds: int) -> TheoremCheck:
         "variance of one model falls towards k(x, x) from above as rounds go on, and has not reached it",
         sizes,
         f"{early:.3f} at round {rounds[0]}, {late:.3f} at round {rounds[1]}",
-        f"limit {limit:.3f} ({found.assumptions[0].detail})",
+        f"limit {limit:.3f} (jitter added to its diagonal: {found.assumptions[0].measured:.3g})",
         bool(limit < late < early),
         f"untrained: {float(np.mean(np.diag(problem.blocks.nngp_test))):.3f}",  # type: ignore[arg-type]
         float(np.mean(np.diag(problem.blocks.nngp_test))) > early,  # type: ignore[arg-type]

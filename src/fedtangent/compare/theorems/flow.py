@@ -27,7 +27,7 @@ from fedtangent.federated.local import Work
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent.models.dense import mlp
 from fedtangent.models.linear import rbf_linear
-from fedtangent.theory import Flow, federated_flow
+from fedtangent.theory import Flow, Rule, federated_flow
 from fedtangent.types import Model, Partition
 
 THEOREM = "federated flow (FE-2021 section 9.2, exact)"
@@ -143,7 +143,7 @@ def flow_of(option: Option, case: Case, blocks: KernelBlocks, **changes: Any) ->
     weighting = "uniform" if changes.pop("uniform", option.uniform) else "examples"
     cohorts = drawn_cohorts(changes.pop("plan", plan), case.partition, case.num_rounds, case.seed, weighting)
     given = {"local_steps": LOCAL_STEPS, "learning_rate": case.learning_rate, **option.predicted, **changes}
-    return federated_flow(blocks, case.y_train, case.partition, cohorts, num_models=plan.num_models, **given)
+    return federated_flow(blocks, case.y_train, case.partition, cohorts, Rule(**given), num_models=plan.num_models)
 
 
 def wrong_flows(option: Option, case: Case, blocks: KernelBlocks) -> dict[str, Flow]:

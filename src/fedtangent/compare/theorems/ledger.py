@@ -17,6 +17,7 @@ from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models.dense import mlp
 from fedtangent.models.linear import rbf_linear
+from fedtangent.theory import Rule
 from fedtangent.types import Model
 
 THEOREM = "FE-2021 section 9.4 (residual ledger)"
@@ -51,7 +52,7 @@ def _ledger(model: Model, x: np.ndarray, y: np.ndarray, rate: float, size: Size,
     held = data.federated_data(x, y, clients, dtype=jnp.float64)
     plan = schedule.per_client_permutations(CLIENTS, 2)
     algorithm = algorithms.fed_ensemble(model, plan, client_learning_rate=rate, work=Work(steps=STEPS))
-    ledger = residual_ledger(algorithm, model, held, size.rounds, seed=seed, local_steps=STEPS, learning_rate=rate)
+    ledger = residual_ledger(algorithm, model, held, size.rounds, Rule(STEPS, rate), seed=seed)
     run = simulate(algorithm, held, size.rounds, seed, "scan", size.rounds // EVALUATIONS, evaluate=ledger)
     if not ledger.is_of(run.history):
         raise AssertionError("the run's cohorts are not those that the ledger predicted")
@@ -82,7 +83,7 @@ def _share_failed(ledgers: list[ResidualLedger]) -> str:
 
 
 def _wrong_rate(ledger: ResidualLedger, factor: float) -> ResidualLedger:
-    return ledger.against(learning_rate=factor * ledger.federation.options["learning_rate"])
+    return ledger.against(learning_rate=factor * ledger.federation.rule.learning_rate)
 
 
 def _linear_check(size: Size, seed: int) -> TheoremCheck:

@@ -17,13 +17,20 @@ from fedtangent.federated.local import Work
 from fedtangent.models.two_layer import two_layer_relu
 from fedtangent.theory.ntk_fl.convergence import (
     NtkTheorem,
+    TwoLayerStart,
     largest_learning_rate,
     linear_rate,
     ntk_theorem_1,
     ntk_theorem_2,
 )
-from fedtangent.theory.ntk_fl.two_layer import empirical_kernel, expected_kernel, undecided_bound
-from fedtangent.theory.ntk_fl.weight_gap import residual_part, switched_bound, weight_gap_bound
+from fedtangent.theory.ntk_fl.lemmas import (
+    empirical_kernel,
+    expected_kernel,
+    residual_part,
+    switched_bound,
+    undecided_bound,
+    weight_gap_bound,
+)
 from fedtangent.types import Array, Model, Partition, PyTree
 
 DELTA = 0.2
@@ -76,10 +83,10 @@ def lazy(seed: int, width: int) -> Lazy:
 def theorem_1(case: Lazy, steps: int) -> TheoremCheck:
     """Gradient descent at the largest step that the theorem allows."""
     width = len(case.params["v"])
-    options: dict[str, Any] = {"width": width, "delta": DELTA, "initial_kernel": case.kernel}
-    first = ntk_theorem_1(PAIR, case.residual, learning_rate=1e-3, **options)
+    start = TwoLayerStart(width, kernel=case.kernel)
+    first = ntk_theorem_1(PAIR, case.residual, start, learning_rate=1e-3, delta=DELTA)
     eta = 0.999 * largest_learning_rate(first.constants)
-    theorem = ntk_theorem_1(PAIR, case.residual, learning_rate=eta, **options)
+    theorem = ntk_theorem_1(PAIR, case.residual, start, learning_rate=eta, delta=DELTA)
     paths = descents(case.model, case.params, PAIR, case.y[:, None], eta, steps)
     where = f"N = 2, n = {width}, eta = {eta:.3g} (the largest allowed), {steps} steps of gradient descent"
     return _bounded("NTK-FL Theorem 1", theorem, paths.network, np.arange(steps + 1), where)
@@ -88,15 +95,10 @@ def theorem_1(case: Lazy, steps: int) -> TheoremCheck:
 def theorem_2(case: Lazy, rounds: int) -> list[TheoremCheck]:
     """FedAvg of the recipe at the largest step that the theorem allows, and its rate to first order."""
     width = len(case.params["v"])
-    options: dict[str, Any] = {
-        "local_steps": LOCAL_STEPS,
-        "width": width,
-        "delta": DELTA,
-        "initial_kernel": case.kernel,
-    }
-    first = ntk_theorem_2(PAIR, case.residual, CLIENTS, learning_rate=1e-3, **options)
+    start, of = TwoLayerStart(width, kernel=case.kernel), (PAIR, case.residual, CLIENTS)
+    first = ntk_theorem_2(*of, start, learning_rate=1e-3, local_steps=LOCAL_STEPS, delta=DELTA)
     eta = 0.999 * largest_learning_rate(first.constants)
-    theorem = ntk_theorem_2(PAIR, case.residual, CLIENTS, learning_rate=eta, **options)
+    theorem = ntk_theorem_2(*of, start, learning_rate=eta, local_steps=LOCAL_STEPS, delta=DELTA)
     at, squared = _fed_avg(case, eta, rounds)
     where = f"N = 2, M = 2, n = {width}, eta = {eta:.3g} (the largest allowed), tau = {LOCAL_STEPS}, {rounds} rounds"
     late = len(at) // 2
@@ -141,7 +143,7 @@ def linearised(seed: int, width: int) -> TheoremCheck:
     paths = descents(model, params, x, y[:, None], eta, 400)
     steps, start = np.arange(401), paths.linear[0]
     exact = start * linear_rate(kernel, eta) ** steps
-    theorem = ntk_theorem_1(x, _residual(model, params, x, y), learning_rate=eta, width=width)
+    theorem = ntk_theorem_1(x, _residual(model, params, x, y), TwoLayerStart(width), learning_rate=eta)
     seen = exact > 1e-9 * start
     ratio = float(np.max(paths.linear[seen] / exact[seen]))
     wrong = float(np.max(paths.tangent / theorem.residual_bound(steps)))

@@ -214,7 +214,7 @@ def _remarks(found: list[Series]) -> tuple[str, ...]:
     for one in found:
         rank = one.limit.assumptions[0]
         if not rank.holds:
-            lines.append(f"{one.name}: corollary 1 assumes that {rank.name}, which fails in float64: {rank.detail}")
+            lines.append(f"{one.name}: an assumption of corollary 1 fails in float64: {rank.statement}")
     lines.append("networks: the closed form is that of infinite width; their own variance differs by O(1/width)")
     return tuple(lines)
 

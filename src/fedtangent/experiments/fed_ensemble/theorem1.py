@@ -25,7 +25,7 @@ from fedtangent.experiments.lab import trials
 from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
 from fedtangent.kernels.gram import kernel_blocks
 from fedtangent.output.files import Metric
-from fedtangent.theory import Flow
+from fedtangent.theory import Flow, Networks, Rule
 from fedtangent.theory.fed_ensemble.convergence import Theorem1, theorem_1
 from fedtangent.types import Cohort
 
@@ -111,8 +111,8 @@ def follow(setting: Setting, s: Settings) -> Followed:
     plan = weighted_cohorts(setting, setting.schedule, rounds)
     flow = run_flow(setting, blocks, plan)
     theorem = theorem_1(
-        blocks, setting.y_train, setting.partition, plan, setting.local_steps, setting.learning_rate,
-        num_models=length, f0_train=start, x_train=setting.x_train,
+        blocks, setting.y_train, setting.partition, plan, Rule(setting.local_steps, setting.learning_rate),
+        num_models=length, networks=Networks(start, setting.x_train),
     )  # fmt: skip
     residual = np.asarray(flow.residual(list(range(rounds + 1)), start))
     r0 = theorem.constants.r0

@@ -10,7 +10,7 @@ import numpy as np
 from fedtangent.engine.run import simulate
 from fedtangent.experiments.lab.two_layer import Problem
 from fedtangent.federated import algorithms, schedule
-from fedtangent.theory.ntk_fl.two_layer import empirical_kernel
+from fedtangent.theory.ntk_fl.lemmas import empirical_kernel
 from fedtangent.types import Model, PyTree
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from fedtangent import data as datasets
 from fedtangent.experiments.lab import trials
 from fedtangent.models.two_layer import two_layer_relu
-from fedtangent.theory.ntk_fl.two_layer import empirical_kernel, expected_kernel
+from fedtangent.theory.ntk_fl.lemmas import empirical_kernel, expected_kernel
 from fedtangent.types import FederatedData, Model, Partition, PyTree
 
 DATASETS = ("digits", "sphere", "fashion_mnist")

@@ -32,8 +32,13 @@ from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.models.dense import mlp
 from fedtangent.models.two_layer import two_layer_relu
 from fedtangent.output.files import Metric
-from fedtangent.theory.ntk_fl.two_layer import empirical_kernel
-from fedtangent.theory.ntk_fl.weight_gap import figure_bound, residual_part, switched_bound, weight_gap_bound
+from fedtangent.theory.ntk_fl.lemmas import (
+    empirical_kernel,
+    figure_bound,
+    residual_part,
+    switched_bound,
+    weight_gap_bound,
+)
 from fedtangent.types import Array, PyTree
 
 NETWORKS = {

@@ -23,7 +23,7 @@ from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, R
 from fedtangent.experiments.lab.ntk_rounds import Rounds, several_rounds
 from fedtangent.models.two_layer import two_layer_relu
 from fedtangent.output.files import Metric
-from fedtangent.theory.ntk_fl.convergence import NtkTheorem, linear_rate, ntk_theorem_1
+from fedtangent.theory.ntk_fl.convergence import NtkTheorem, TwoLayerStart, linear_rate, ntk_theorem_1
 from fedtangent.types import Array, PyTree
 
 METHODS = {
@@ -92,8 +92,8 @@ def follow(task: two_layer.Problem, s: Settings, seed: int) -> list[Followed]:
         for factor in s.step_factors:
             eta = two_layer.step_size(task, factor)
             paths = descents(model, params, task.x, task.y[:, None], eta, s.last_time, watch=movement)
-            theorem = ntk_theorem_1(task.x, residual, learning_rate=eta, width=width, delta=s.delta,
-                                    radius=float(paths.watched["moved"].max()), initial_kernel=kernel)  # fmt: skip
+            theorem = ntk_theorem_1(task.x, residual, TwoLayerStart(width, kernel=kernel), learning_rate=eta,
+                                    delta=s.delta, radius=float(paths.watched["moved"].max()))  # fmt: skip
             found.append(Followed(seed, width, factor, theorem, kernel, paths))
     return found
 

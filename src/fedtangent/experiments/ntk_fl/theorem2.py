@@ -25,7 +25,7 @@ from fedtangent.experiments.lab.ntk_rounds import several_rounds
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.output.files import Metric
-from fedtangent.theory.ntk_fl.convergence import NtkTheorem, ntk_theorem_2
+from fedtangent.theory.ntk_fl.convergence import NtkTheorem, TwoLayerStart, ntk_theorem_2
 from fedtangent.types import PyTree
 
 EVALUATIONS = 50  # about so many rounds are looked at
@@ -106,8 +106,8 @@ def follow(task: two_layer.Problem, s: Settings, seed: int) -> list[Followed]:
             evolved = several_rounds(task, model, key, eta, times, 1, seed)
             for steps in s.local_steps:
                 theorem = ntk_theorem_2(
-                    task.x, residual, task.partition, learning_rate=eta, local_steps=steps, width=width, delta=s.delta,
-                    initial_kernel=kernel,
+                    task.x, residual, task.partition, TwoLayerStart(width, kernel=kernel), learning_rate=eta,
+                    local_steps=steps, delta=s.delta,
                 )  # fmt: skip
                 rounds, squared, sent = fed_avg_residuals(task, model, key, eta, steps, s.num_rounds, seed)
                 found.append(Followed(seed, width, factor, theorem, kernel, rounds, squared, evolved.time[0],

@@ -1,1 +1,49 @@
-"""Theorems of the Fed-ensemble papers."""
+"""Fed-ensemble: FE-2021 (arXiv) and FE-2024 (IEEE TASE)."""
+
+from fedtangent.theory.fed_ensemble.bias_variance import (
+    corollary_1,
+    decompose_laws,
+    decompose_runs,
+    ensemble_law,
+    ensemble_laws,
+)
+from fedtangent.theory.fed_ensemble.convergence import (
+    Networks,
+    Theorem1,
+    gap_from_drift,
+    kappa_4,
+    linearisation_gap,
+    theorem_1,
+    weight_movement,
+)
+from fedtangent.theory.fed_ensemble.limit import CovarianceTerms, covariance_terms, gp_limit
+from fedtangent.theory.fed_ensemble.second_order import (
+    age_operators,
+    condition_15,
+    expansion,
+    exponential_average,
+    exponential_product,
+)
+
+__all__ = [
+    "CovarianceTerms",
+    "Networks",
+    "Theorem1",
+    "age_operators",
+    "condition_15",
+    "corollary_1",
+    "covariance_terms",
+    "decompose_laws",
+    "decompose_runs",
+    "ensemble_law",
+    "ensemble_laws",
+    "expansion",
+    "exponential_average",
+    "exponential_product",
+    "gap_from_drift",
+    "gp_limit",
+    "kappa_4",
+    "linearisation_gap",
+    "theorem_1",
+    "weight_movement",
+]

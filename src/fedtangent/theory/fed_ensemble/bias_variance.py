@@ -22,9 +22,10 @@ import numpy as np
 
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.theory import checks
-from fedtangent.theory.fed_ensemble.limit import gp_limit
-from fedtangent.theory.flow.exact import federated_flow
-from fedtangent.theory.flow.flow import Flow
+from fedtangent.theory.assumptions import Assumption, assumption
+from fedtangent.theory.fed_ensemble.limit import gp_limit, prior_blocks
+from fedtangent.theory.flow.flow import Flow, federated_flow
+from fedtangent.theory.flow.rules import Rule
 from fedtangent.theory.precision import in_float64
 from fedtangent.types import Cohort, Partition
 
@@ -57,14 +58,6 @@ class EnsembleLaw(NamedTuple):
 
     mean: np.ndarray  # [m, C]
     variance: np.ndarray  # [m], or [m, C] where outputs differ: sum_k k_k(x, x) / K^2
-
-
-class Assumption(NamedTuple):
-    """An assumption of a theorem, looked at on the given data."""
-
-    name: str
-    holds: bool
-    detail: str
 
 
 class Corollary1(NamedTuple):
@@ -121,15 +114,13 @@ def ensemble_law(flow: Flow, r: int) -> EnsembleLaw:
 
 @in_float64
 def ensemble_laws(
-    k: KernelBlocks,
+    kernels: KernelBlocks,
     y_train: Any,
     partition: Partition,
     cohorts: Sequence[Cohort],
-    local_steps: Any,
-    learning_rate: Any,
+    rule: Rule,
     rounds: Sequence[int],
     num_models: int,
-    **options: Any,
 ) -> list[tuple[EnsembleLaw, ...]]:
     """``ensemble_law`` of several schedules after each of ``rounds``, ``[schedule][round]``: for scans over settings.
 
@@ -140,15 +131,14 @@ def ensemble_laws(
 
     Args:
         cohorts: one for each schedule, arrays [R, S] of equal shapes.
-        rounds: any of 0 .. R. Other arguments, and ``options``: those of ``federated_flow`` (outputs that share a
-            kernel).
+        rounds: any of 0 .. R. Other arguments: those of ``federated_flow`` (outputs that share a kernel).
 
     Raises:
-        ValueError: as ``federated_flow``; no cohorts, or of different shapes; ``k`` has no nngp blocks.
+        ValueError: as ``federated_flow``; no cohorts, or of different shapes; ``kernels`` has no nngp blocks.
     """
     if not cohorts or len({np.shape(c.client) for c in cohorts}) > 1:
         raise ValueError(f"cohorts must be one or more of one shape, got {[np.shape(c.client) for c in cohorts]}")
-    targets, factor = checks.check_targets(y_train), _factor(k)
+    targets, factor = checks.check_targets(y_train), _factor(kernels)
     outputs, q = targets.shape[1], factor.shape[1]
     start = np.concatenate([np.zeros((len(factor), outputs)), factor], axis=1)
     padded = np.concatenate([targets, np.zeros((len(targets), q))], axis=1)
@@ -156,9 +146,7 @@ def ensemble_laws(
     passes = -(-len(cohorts) * num_models // MODELS_AT_ONCE)
     for part in np.array_split(np.arange(len(cohorts)), min(passes, len(cohorts))):
         joined = _side_by_side([cohorts[i] for i in part], num_models)
-        flow = federated_flow(
-            k, padded, partition, joined, local_steps, learning_rate, num_models=len(part) * num_models, **options
-        )
+        flow = federated_flow(kernels, padded, partition, joined, rule, num_models=len(part) * num_models)
         models = (flow.num_models, 1, 1)
         first, others = np.tile(start[: len(targets)], models), np.tile(start[len(targets) :], models)
         after = np.asarray(flow.predict(first, others, tuple(rounds)))
@@ -203,7 +191,7 @@ def decompose_laws(laws: Sequence[EnsembleLaw], expected: Any, noise_variance: f
 
 
 def corollary_1(
-    k: KernelBlocks,
+    kernels: KernelBlocks,
     y_train: Any,
     num_models: int,
     flow: Flow | None = None,
@@ -227,19 +215,18 @@ def corollary_1(
         raise ValueError(f"num_models must be an integer >= 1, got {num_models!r}")
     if flow is not None and flow.num_models != num_models:
         raise ValueError(f"num_models must be that of the flow, {flow.num_models}, got {num_models}")
-    limit, full_rank = None, "Theta has full rank"
+    limit = None
     try:
-        limit = gp_limit(k, y_train, max_relative_jitter=max_relative_jitter)
-        looked = [Assumption(full_rank, limit.jitter == 0, f"jitter added to its diagonal: {limit.jitter:.3g}")]
+        limit = gp_limit(kernels, y_train, max_relative_jitter=max_relative_jitter)
+        text = "Theta has full rank: jitter added to its diagonal"
     except SingularKernelError as error:
-        looked = [Assumption(full_rank, False, str(error))]
+        text = f"Theta has full rank: {error}"
+    looked = [assumption("full_rank", text, np.inf if limit is None else limit.jitter, "<=", 0.0)]
     mean = None if limit is None else np.asarray(limit.mean)
     shares = None if limit is None else np.diag(limit.cov) / num_models
     if flow is None:
         return Corollary1(mean, shares, None, None, tuple(looked))
-    stability = flow.stability()
-    detail = f"the sufficient bound is {stability.max_stable_learning_rate:.3g}"
-    looked.append(Assumption("the step size is stable for every client", stability.stable, detail))
+    looked.append(flow.stability().condition)
     law = ensemble_law(flow, flow.num_rounds if r is None else r)
     variance = law.variance if law.variance.ndim == 2 else law.variance[:, None]
     distance = None if mean is None else variance + (law.mean - mean) ** 2
@@ -270,11 +257,9 @@ def _jackknife(statistic: Callable[[np.ndarray], np.ndarray], count: int) -> np.
     return np.sqrt((count - 1) * left_out.var(axis=0))
 
 
-def _factor(k: KernelBlocks) -> np.ndarray:
+def _factor(kernels: KernelBlocks) -> np.ndarray:
     """``G`` [n + m, q] with ``G G'`` the covariance of the initial function at training and test points."""
-    train, cross, test = k.nngp_train, k.nngp_test_train, k.nngp_test
-    if train is None or cross is None or test is None:
-        raise ValueError("a variance needs the blocks nngp_train, nngp_test_train and nngp_test, got None in k")
+    train, cross, test = prior_blocks(kernels)
     eigenvalues, vectors = np.linalg.eigh(np.block([[train, cross.T], [cross, test]]))
     kept = int(np.sum(eigenvalues > NEGLIGIBLE * eigenvalues[-1]))
     # Rounded up, so that kernels of similar rank share a compiled program; what is added is zero to rounding.

@@ -21,6 +21,13 @@ All are up to a remainder ``o(eta_0^2 tau^2)``, which the bounds here leave out.
 by C_i^2, and does not divide by nbar; kappa_3 has one round's D_2 and N(N-1)/2 commutators where D_3 has K and
 K(K-1)/2; the movement has the factor ``3 eta_0 nbar`` in (18), ``3 eta_0`` in (20), and 3 in the induction over t_i,
 which is what its sum over ages gives.
+
+Section 9.4 of FE-2021, how far training a network is from training its linearisation, ends with
+``gap <= kappa_4 / (1 - (1 + eta_0^2 tau^2 ||D_4||) e^{-eta_0 tau lambda_min / nbar})`` and
+``kappa_4 = O(l^-1/2)``. Its kappa_4 has ``e^{eta_0 tau / (nbar C_2^2)}`` where the integral it bounds gives
+``e^{eta_0 tau C_2^2 / n_i}``, and ``2 C_2^2 l^-1/2`` for the change of the kernel, from which the constant
+``3 (1 + kappa_2) C_2 R_0 / lambda_m`` of (18) is missing. ``gap_from_drift`` is the first-order bound that the same
+argument gives for a measured change of the kernel.
 """
 
 from __future__ import annotations
@@ -32,8 +39,9 @@ import numpy as np
 
 from fedtangent.kernels.gram import KernelBlocks, check_finite
 from fedtangent.theory import checks
-from fedtangent.theory.assumptions import Assumption, Problem, assumptions, failing
-from fedtangent.theory.fed_ensemble.age_plan import AgePlan, age_plan
+from fedtangent.theory.assumptions import Assumption, failing, report
+from fedtangent.theory.fed_ensemble.conditions import AgePlan, Problem, age_plan, assumptions
+from fedtangent.theory.flow.rules import Rule
 from fedtangent.types import Cohort, Partition
 
 FORMS = ("proof", "equation_18", "informal", "first_order")
@@ -118,7 +126,7 @@ class Theorem1:
         p, c = self.plan, self.constants
         of = f"{p.num_ages} ages of {p.rounds_per_age} rounds, {p.num_models} models"
         numbers = f"lambda_min {c.lambda_min:.3g}, nbar {c.examples_per_round:g}, R_0 {c.r0.max():.3g}"
-        return "\n  ".join([f"Theorem1({of}", numbers, *map(str, self.assumptions)]) + ")"
+        return report(f"Theorem1({of}\n  {numbers}", self.assumptions) + ")"
 
     @property
     def failing(self) -> tuple[str, ...]:
@@ -176,33 +184,35 @@ class Theorem1:
         return inside * c.c2 / np.sqrt(c.width) * reach[:, None] * c.r0
 
 
+class Networks(NamedTuple):
+    """What is known of the trained networks beside their limiting kernel."""
+
+    f0_train: Any = None  # [K, n, C] initial functions at the training points; None: zero, the mean over them
+    x_train: Any = None  # [n, ...] inputs, for the assumptions on them; left out if None
+    initial_kernel: Any = None  # [n, n] kernel of a network at its initial weights, to compare with Theta
+    c1: float = 0.0  # bound of l^-1/2 ||Hessian||, in the papers' parameterisation; 0 for a model linear in its weights
+    width: float = 1.0  # l, for the factor l^-1/2 of the movement and beside C_1
+
+
 def theorem_1(
-    k: KernelBlocks,
+    kernels: KernelBlocks,
     y_train: Any,
     partition: Partition,
     cohorts: Cohort,
-    local_steps: Any,
-    learning_rate: Any,
+    rule: Rule,
     *,
     num_models: int | None = None,
     rounds_per_age: int | None = None,
-    f0_train: Any = None,
-    x_train: Any = None,
-    c1: float = 0.0,
-    width: float = 1.0,
-    initial_kernel: Any = None,
+    networks: Networks | None = None,
 ) -> Theorem1:
     """Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021) on given data: constants, bounds, and which assumptions hold.
 
-    Runs on the host in NumPy float64, O(n^3). Takes what ``federated_flow`` takes (kernels that outputs share), and:
+    Runs on the host in NumPy float64, O(n^3). Takes what ``federated_flow`` takes (kernels that outputs share, a
+    rule of FedAvg by gradient descent), and:
 
     Args:
         rounds_per_age: K of the theorem; the number of models if None.
-        f0_train: [K, n, C] initial functions at the training points, zero (the mean over them) if None.
-        x_train: [n, ...] inputs, for the assumptions on them; left out if None.
-        c1: bound of ``l^-1/2 ||Hessian||``, in the papers' parameterisation; 0 for a model linear in its weights.
-        width: l, for the factor ``l^-1/2`` of the movement and beside C_1.
-        initial_kernel: [n, n] kernel of a network at its initial weights, to compare with Theta.
+        networks: what is known of the networks themselves; nothing if None.
 
     Returns:
         Theorem1. Nothing is refused because an assumption fails: ``assumptions`` says so.
@@ -211,20 +221,21 @@ def theorem_1(
         ValueError: shapes that do not fit, values that are not finite, indices out of range, no whole age.
     """
     y = checks.check_targets(y_train)
-    k = checks.check_blocks(k, y.shape, "shared")
+    theta = checks.check_blocks(kernels, y.shape, "shared").ntk_train
     partition = checks.check_partition(partition, len(y))
-    plan = age_plan(partition, cohorts, local_steps, learning_rate, num_models, rounds_per_age)
-    f0 = np.zeros((plan.num_models, *y.shape)) if f0_train is None else checks.check_real("f0_train", f0_train)
+    plan = age_plan(partition, cohorts, rule, num_models, rounds_per_age)
+    start, x_train, initial_kernel, c1, width = networks or Networks()
+    f0 = np.zeros((plan.num_models, *y.shape)) if start is None else checks.check_real("f0_train", start)
     if f0.shape != (plan.num_models, *y.shape):
-        raise ValueError(f"f0_train must have shape {(plan.num_models, *y.shape)}, got {f0.shape}")
+        raise ValueError(f"f0_train: got shape {f0.shape}, must be {(plan.num_models, *y.shape)}")
     check_finite("f0_train", f0)
     for name, value, least in (("c1", c1, 0.0), ("width", width, 1.0)):
         checks.check_real_number(name, value)
         if value < least:
-            raise ValueError(f"{name} must be finite and at least {least:g}, got {value!r}")
-    eigenvalues, vectors = np.linalg.eigh(k.ntk_train)
-    constants = _constants(k.ntk_train, eigenvalues, partition, plan, np.linalg.norm(f0 - y, axis=(1, 2)), c1, width)
-    problem = Problem(k.ntk_train, eigenvalues, vectors, f0 - y, y, partition, plan, x_train, initial_kernel)
+            raise ValueError(f"{name}: got {value!r}, must be at least {least:g}")
+    eigenvalues, vectors = np.linalg.eigh(theta)
+    constants = _constants(theta, eigenvalues, partition, plan, np.linalg.norm(f0 - y, axis=(1, 2)), c1, width)
+    problem = Problem(theta, eigenvalues, vectors, f0 - y, y, partition, plan, x_train, initial_kernel)
     return Theorem1(constants, assumptions(problem, constants.kappa_2, constants.kappa_3), plan)
 
 
@@ -267,3 +278,59 @@ def weight_movement(theta: Any, operator: Any, residual: Any) -> float:
     """
     a = np.asarray(operator, np.float64) @ np.asarray(residual, np.float64)
     return float(np.sqrt(max(float(np.sum(a * (np.asarray(theta, np.float64) @ a))), 0.0)))
+
+
+def kappa_4(progress: float, c1: float, c2: float, r0: float, examples_per_round: float, width: float) -> float:
+    """FE-2021 section 9.4, as printed, ``progress = eta_0 tau``; inf where it overflows.
+
+    ``e^{p C_2^2 / nbar} [8 p^2 R_0^2 C_1 C_2^2 l^-1/2 + p e^{p / (nbar C_2^2)} 2 R_0 C_2^2 l^-1/2]``.
+
+    Raises:
+        ValueError: a constant that is negative or not a number, a width or number of examples not positive.
+    """
+    given = {"progress": progress, "c1": c1, "c2": c2, "r0": r0}
+    _check(given, {"examples_per_round": examples_per_round, "width": width})
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        curved = 8 * progress**2 * r0**2 * c1 * c2**2
+        drifting = 2 * progress * np.exp(progress / (examples_per_round * np.float64(c2) ** 2)) * r0 * c2**2
+        value = np.exp(np.float64(progress) * c2**2 / examples_per_round) * (curved + drifting) / np.sqrt(width)
+    return float(value) if np.isfinite(value) else float("inf")
+
+
+def linearisation_gap(
+    kappa: float, progress: float, lambda_min: float, examples_per_round: float, d4_norm: float = 0.0
+) -> float:
+    """The last bound of FE-2021 section 9.4 on ``||g_lin - g||`` at any age: ``kappa_4 / (1 - q)``.
+
+    ``q = (1 + p^2 ||D_4||) e^{-p lambda_min(Theta_0) / nbar}``, ``p = eta_0 tau``; inf unless q < 1, as the paper
+    requires. ``d4_norm`` is the operator norm of the second-order terms of an age (``second_order_terms`` / p^2).
+    """
+    _check({"kappa": kappa, "progress": progress, "lambda_min": lambda_min, "d4_norm": d4_norm},
+           {"examples_per_round": examples_per_round})  # fmt: skip
+    q = (1 + progress**2 * d4_norm) * np.exp(-progress * lambda_min / examples_per_round)
+    return float(kappa / (1 - q)) if q < 1 else float("inf")
+
+
+def gap_from_drift(progress: Any, drift: float, r0: float, lambda_min: float, examples_per_round: float) -> np.ndarray:
+    """First-order bound of ``||g_lin - g||`` from how far the kernel has moved, ``drift >= ||Theta_s - Theta_0||``.
+
+    With ``t = progress / nbar`` in all, ``g_lin - g = int_0^t e^{-Theta_0 (t - s)} (Theta_s - Theta_0) g_s ds`` (the
+    identity that opens section 9.4, over an age and to first order in the step), and ``||g_s|| <= R_0 e^{-lambda s}``
+    bounds it by ``R_0 drift t e^{-lambda t}``; lambda_min is the least eigenvalue along the way (Theta_0's, less the
+    drift). Largest at ``t = 1 / lambda``: ``R_0 drift / (e lambda)``.
+
+    Args:
+        progress: sum over rounds or ages of eta_0 tau times the visits of each client, a number or an array.
+    """
+    _check({"drift": drift, "r0": r0, "lambda_min": lambda_min}, {"examples_per_round": examples_per_round})
+    t = np.asarray(progress, np.float64) / examples_per_round
+    return np.asarray(r0 * drift * t * np.exp(-lambda_min * t))
+
+
+def _check(not_negative: dict[str, float], positive: dict[str, float]) -> None:
+    for name, value in not_negative.items():
+        if not value >= 0:
+            raise ValueError(f"{name} must be at least 0, got {value!r}")
+    for name, value in positive.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, got {value!r}")

@@ -53,7 +53,9 @@ def covariance_terms(k: KernelBlocks, b: Any, gamma: Any = 1.0) -> CovarianceTer
     return CovarianceTerms(gamma**2 * prior_test, b @ prior @ b.T, half + half.T)
 
 
-def gp_limit(k: KernelBlocks, y_train: Any, *, max_relative_jitter: float = 1e-10, outputs: str = "shared") -> Gaussian:
+def gp_limit(
+    kernels: KernelBlocks, y_train: Any, *, max_relative_jitter: float = 1e-10, outputs: str = "shared"
+) -> Gaussian:
     """Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021): the law of a model trained to convergence.
 
     ``m(x) = Theta(x, X) Theta^-1 Y`` and
@@ -66,7 +68,7 @@ def gp_limit(k: KernelBlocks, y_train: Any, *, max_relative_jitter: float = 1e-1
     Runs on the host in NumPy float64; not traceable.
 
     Args:
-        k: kernel blocks of n training and m test points.
+        kernels: kernel blocks of n training and m test points.
         y_train: [n, C] targets, finite.
         max_relative_jitter: the most jitter allowed, relative to Theta's mean diagonal; 0 for none.
         outputs: "shared", one kernel for every output; or "full", blocks of [n C, n C] in example-major order.
@@ -79,7 +81,7 @@ def gp_limit(k: KernelBlocks, y_train: Any, *, max_relative_jitter: float = 1e-1
         ValueError: shapes that do not fit, or values that are not finite.
     """
     targets = check_targets(y_train)
-    k = check_blocks(k, targets.shape, outputs)
+    k = check_blocks(kernels, targets.shape, outputs)
     factor = jittered_cholesky(k.ntk_train, max_relative_jitter)
     solution, _ = lapack.dpotrs(factor.lower, k.ntk_test_train.T, lower=1)
     b = np.ascontiguousarray(solution.T)

@@ -1,4 +1,4 @@
-"""Products and averages of exponentials to second order in the step: Lemmas 9.2 and 9.3 of FE-2021.
+"""Federated training to second order in the step: Lemmas 9.2 and 9.3 of FE-2021, and its eq. (13)-(15).
 
 Both lemmas say how far federated training is from one exponential of the summed operators: rounds do not commute
 (9.2), and the clients of a round differ (9.3). A third term of the same order belongs to gradient descent itself,
@@ -6,7 +6,15 @@ which is not the gradient flow that the papers put in its place:
 
     (I - h A / T)^T = exp(-h A) - h^2 / (2 T) A^2 + O(h^3),      h = eta T,
 
-from ``T log(1 - x) = -T x - T x^2 / 2 - ...`` at ``x = h A / T``. Everything is NumPy float64 on the host.
+from ``T log(1 - x) = -T x - T x^2 / 2 - ...`` at ``x = h A / T``.
+
+For one age the operators are the Gram operators of section 9.2, which act on the residual at the training points,
+``g = f(X) - Y`` [n]: client i's is ``Pi_i = Theta(X, X_i) P_i / n_i``. Local training of tau steps of size eta turns g
+into ``e^{-eta tau Pi_i} g`` if it is gradient flow (the papers' approximation) and ``(I - eta Pi_i)^tau g`` if it is
+gradient descent. Step sizes and numbers of steps are part of the operators here, ``A_i = eta tau_i Pi_i``, so clients
+may take different numbers.
+
+Everything is NumPy float64 on the host, O(n^3) for each round, for kernels that outputs share.
 """
 
 from __future__ import annotations
@@ -17,10 +25,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.linalg import expm
 
-from fedtangent.kernels.gram import check_finite
-from fedtangent.theory.checks import check_real, check_real_number
-
-DYNAMICS = ("flow", "descent")
+from fedtangent.kernels.gram import check_finite, check_symmetric
+from fedtangent.theory import checks
+from fedtangent.theory.flow.rules import DYNAMICS
+from fedtangent.types import Cohort, Partition
 
 
 class Expansion(NamedTuple):
@@ -75,7 +83,7 @@ def exponential_product(operators: Any, step: float) -> Expansion:
         ValueError: operators that are not square matrices of one size, or not finite.
     """
     a = _operators(operators)
-    check_real_number("step", step)
+    checks.check_real_number("step", step)
     return Expansion(expm(-step * a.sum(axis=0)), 0.5 * step**2 * commutator_sum(list(a)))
 
 
@@ -92,17 +100,183 @@ def exponential_average(operators: Any, weights: Any, step: float) -> Expansion:
     Raises:
         ValueError: operators that are not square matrices of one size, or not finite; weights that do not fit.
     """
-    a, p = _operators(operators), check_real("weights", weights)
+    a, p = _operators(operators), checks.check_real("weights", weights)
     if p.shape != (len(a),) or not (np.all(p >= 0) and abs(p.sum() - 1) <= 1e-12):
         raise ValueError(f"weights must be [{len(a)}], >= 0 and sum to 1, got shape {p.shape} and sum {p.sum():.6g}")
     mean = np.einsum("i,ijk->jk", p, a)
-    check_real_number("step", step)
+    checks.check_real_number("step", step)
     return Expansion(expm(-step * mean), 0.5 * step**2 * variance(list(a), p.tolist()))
 
 
 def _operators(operators: Any) -> np.ndarray:
-    a = check_real("operators", operators)
+    a = checks.check_real("operators", operators)
     if a.ndim != 3 or a.shape[1] != a.shape[2] or 0 in a.shape:
         raise ValueError(f"operators must be [K, n, n] with K, n >= 1, got shape {a.shape}")
     check_finite("operators", a)
     return a
+
+
+class Age(NamedTuple):
+    """The rounds of one age of one model, the first round first, in terms of ``A_i = eta tau_i Pi_i``."""
+
+    means: np.ndarray  # [K, n, n], E[A_l] = sum_i p_i A_i over the round's clients
+    variances: np.ndarray  # [K, n, n], Var[A_l] of Lemma 9.3
+    discreteness: np.ndarray  # [K, n, n], -sum_i p_i A_i^2 / tau_i, zero for gradient flow
+
+
+class Condition15(NamedTuple):
+    """Condition (15) of FE-2021: the product of eq. (15)'s left side is below 1, so that the residual decays."""
+
+    holds: bool
+    value: float  # (1 + B_1 / 2) e^{-lambda}, in units where the step is in the operators
+    b1: float  # largest operator norm of sum_l Var[E_l] + sum_{i>j} [E_i, E_j] over the ages, eta^2 tau^2 B_1
+    decay: float  # lambda: the least eigenvalue of sum_l E_l over the ages, eta tau K lambda_min(Pi)
+    largest_factor: float  # the multiple of the step in use up to which (15) holds, to leading order
+
+
+def gram_operator(theta: Any, partition: Partition, client: int) -> np.ndarray:
+    """``Pi_i`` of FE-2021 section 9.2 on residuals at the training points, ``Theta(X, X_i) P_i / n_i``, [n, n].
+
+    Raises:
+        ValueError: a kernel that is not symmetric, a partition that does not fit it, a client without examples.
+    """
+    theta = check_symmetric("theta", theta)
+    partition = checks.check_partition(partition, len(theta))
+    rows = _rows(partition, checks.check_index("client", client, partition.num_clients - 1))
+    held = np.bincount(rows, minlength=len(theta)) / len(rows)
+    return np.asarray(theta * held[None, :])
+
+
+def age_operators(
+    theta: Any,
+    partition: Partition,
+    cohorts: Cohort,
+    local_steps: Any,
+    learning_rate: Any,
+    *,
+    model: int = 0,
+    rounds: Sequence[int] | None = None,
+) -> Age:
+    """The operators of one age of one model.
+
+    Args:
+        theta: [n, n] kernel of the training points.
+        partition: which rows each of N clients holds.
+        cohorts: [R, S] each, as for ``federated_flow``.
+        local_steps: tau, an integer or one per client [N].
+        learning_rate: eta, a number or one per round [R].
+        model: which model's age.
+        rounds: the age's rounds in order; all of them if None. A round without a client of the model does nothing.
+
+    Raises:
+        ValueError: shapes that do not fit, values that are not finite, indices out of range.
+    """
+    theta = check_symmetric("theta", theta)
+    partition = checks.check_partition(partition, len(theta))
+    client, owner, count = checks.check_cohorts(cohorts, np.asarray(partition.sizes), None)
+    steps = checks.check_steps(local_steps, partition.num_clients)
+    checks.check_rate("learning_rate", learning_rate, [(), (len(client),)])
+    checks.check_index("model", model, count - 1)
+    rates = np.broadcast_to(np.asarray(learning_rate, np.float64), (len(client),))
+    weight = np.where(checks.present_slots(cohorts) & (owner == model), np.asarray(cohorts.weight, np.float64), 0.0)
+    chosen = (
+        range(len(client)) if rounds is None else [checks.check_index("rounds", r, len(client) - 1) for r in rounds]
+    )
+    if len(chosen) == 0:
+        raise ValueError("rounds must name at least one round, got none")
+    terms = [_round_terms(theta, partition, client[r], weight[r], steps, float(rates[r])) for r in chosen]
+    return Age(*(np.stack(parts) for parts in zip(*terms, strict=True)))
+
+
+def _rows(partition: Partition, client: int) -> np.ndarray:
+    rows = np.asarray(partition.client(client), np.int64)
+    if len(rows) == 0:
+        raise ValueError(f"client {client} holds no examples: it has no Gram operator")
+    return rows
+
+
+def _round_terms(
+    theta: np.ndarray, partition: Partition, client: np.ndarray, weight: np.ndarray, steps: np.ndarray, rate: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """E[A], Var[A] and -E[A^2 / tau] of one round; ``A_i^2 = (eta tau / n_i)^2 Theta P_i' Theta_ii P_i``."""
+    n, total = len(theta), weight.sum()
+    held, square, discrete = np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
+    for i, p in zip(client[weight > 0], weight[weight > 0] / (total or 1.0), strict=True):
+        rows = _rows(partition, int(i))
+        step = rate * steps[i] / len(rows)
+        np.add.at(held, rows, p * step)
+        block = p * step**2 * theta[np.ix_(rows, rows)]
+        np.add.at(square, np.ix_(rows, rows), block)
+        np.add.at(discrete, np.ix_(rows, rows), -block / steps[i])
+    mean = theta * held[None, :]
+    return mean, theta @ square - mean @ mean, theta @ discrete
+
+
+def second_order_terms(age: Age, dynamics: str = "gradient_flow") -> np.ndarray:
+    """What an age adds to its first-order exponential, up to third order in the step, [n, n].
+
+    ``1/2 (sum_l Var[A_l] + sum_{i>j} [E[A_i], E[A_j]])`` of FE-2021 eq. (13)-(14), by Lemmas 9.3 and 9.2; for gradient
+    descent also ``-1/2 sum_l E[A_l^2 / tau]``, that is ``-eta^2 tau / 2 E[Pi^2]`` a round, which is as large as the
+    lemmas' terms for one local step and falls as 1 / tau at a fixed eta tau.
+    """
+    checks.check_choice("dynamics", dynamics, DYNAMICS)
+    terms = age.variances.sum(axis=0) + commutator_sum(list(age.means))
+    return 0.5 * (terms if dynamics == "gradient_flow" else terms + age.discreteness.sum(axis=0))
+
+
+def expansion(age: Age, dynamics: str = "gradient_flow") -> Expansion:
+    """An age by its first-order story ``e^{-eta tau sum_l E[Pi_l]}`` and the second-order terms, FE-2021 section 9.2.
+
+    If the cohorts of all rounds hold the same number nbar of examples and each client comes up once, the first part
+    is ``e^{-eta tau Theta / nbar}``: all of the data at once.
+    """
+    return Expansion(expm(-age.means.sum(axis=0)), second_order_terms(age, dynamics))
+
+
+def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting") -> np.ndarray:
+    """Eq. (13) of FE-2021: a product of exponentials with the variance of one round at a time put in, [n, n].
+
+    ``order="acting"`` has later rounds on the left, as operators act; it is right to second order. ``"printed"`` has
+    the factors as the page orders them, l rising to the right, which is the age with its rounds reversed: wrong by
+    ``sum_{i>j} [E_i, E_j]``, a second-order term, and at odds with Lemma 9.2 and eq. (14). For "gradient_descent" each
+    round's variance goes with its -E[A^2 / tau].
+    """
+    checks.check_choice("dynamics", dynamics, DYNAMICS)
+    checks.check_choice("order", order, ("acting", "printed"))
+    exponentials = [expm(-mean) for mean in age.means]
+    extra = 0.5 * (age.variances + (age.discreteness if dynamics == "gradient_descent" else 0.0))
+    places = range(len(exponentials)) if order == "acting" else range(len(exponentials))[::-1]
+    product, added = np.eye(age.means.shape[1]), np.zeros_like(age.means[0])
+    for place in places:
+        added = exponentials[place] @ added + extra[place] @ product
+        product = exponentials[place] @ product
+    return product + added
+
+
+def operator_u(age: Age, dynamics: str = "gradient_flow") -> np.ndarray:
+    """U of eq. (14), ``(1 + 1/2 (sum_l Var + sum_{i>j} [E_i, E_j])) e^{-sum_l E_l}``, [n, n]: one age of the residual.
+
+    (The page writes its left side at round tau (tK + r + 1); it is the age, ``f_{w((t+1) K tau)}``.)
+    """
+    return (np.eye(age.means.shape[1]) + second_order_terms(age, dynamics)) @ expm(-age.means.sum(axis=0))
+
+
+def condition_15(ages: Sequence[Age], dynamics: str = "gradient_flow") -> Condition15:
+    """Whether the step is small enough by eq. (15), ``(1 + tau^2 eta^2 B_1 / 2) e^{-eta tau K lambda_min(Pi)} < 1``.
+
+    B_1 is the largest operator norm over ``ages``; lambda_min is that of the smallest of their summed operators, whose
+    eigenvalues are those of the symmetric ``Theta^1/2 D Theta^1/2`` (0 where Theta is singular, or where a client with
+    data sat an age out; the paper takes the smallest that is not 0). To leading order (15) holds up to
+    ``eta tau = 2 K lambda / ((K lambda)^2 + B_1)``, which comes back as a factor on the step in use. The paper prints
+    ``K lambda`` for ``(K lambda)^2``, which adds terms of different order in the step. (15) also holds for steps so
+    large that the exponential wins again; second-order terms then say nothing, so ask for a factor above 1 too.
+
+    Raises:
+        ValueError: no ages; unknown dynamics.
+    """
+    if not ages:
+        raise ValueError("ages must hold at least one age, got none")
+    b1 = max(2 * float(np.linalg.norm(second_order_terms(age, dynamics), 2)) for age in ages)
+    decay = max(min(float(np.linalg.eigvals(age.means.sum(axis=0)).real.min()) for age in ages), 0.0)
+    value = float((1 + 0.5 * b1) * np.exp(-decay))
+    return Condition15(value < 1, value, b1, decay, 2 * decay / max(decay**2 + b1, np.finfo(float).tiny))

@@ -1,4 +1,11 @@
-"""The law and the predictions of a federated run, every round of every model: what ``federated_flow`` returns."""
+"""The exact federated kernel flow: every round of federated training of a linear, linearised or infinitely wide model.
+
+Under squared loss a client's local steps move the function by ``-Theta(x, X_i) z_i`` with z_i linear in its residual
+(see ``clients``), so the global model of every round keeps the form ``f_r(x) = f_0(x) - Theta(x, X) M_r (f_0(X) - Y)``;
+for FedAvg ``M_{r+1} = M_r + S_r (I - Theta M_r)`` with S_r block-diagonal over the round's cohort. This is the exact,
+discrete version of the dynamics that FE-2021 section 9.2 follows to second order in eq. (13)-(16). Weight decay shrinks
+the initial function as well: ``f_r(x) = gamma_r f_0(x) - Theta(x, X) (A_r f_0(X) - M_r Y)``.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +20,17 @@ import numpy as np
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import checks
 from fedtangent.theory.fed_ensemble.limit import covariance_terms, gp_limit, prior_blocks
-from fedtangent.theory.flow import fixed_point as _fixed_point
-from fedtangent.theory.flow import stability as _stability
-from fedtangent.theory.flow.clients import Clients
-from fedtangent.theory.flow.fixed_point import Spectrum
+from fedtangent.theory.flow import asymptotics
+from fedtangent.theory.flow.asymptotics import Spectrum, Stability
+from fedtangent.theory.flow.clients import Clients, build_clients
 from fedtangent.theory.flow.recursion import Input, Program, influence, path, shares_of_start, zero_state
-from fedtangent.theory.flow.rounds import Rounds, only_model, rows_needed
-from fedtangent.theory.flow.rules import Rule
-from fedtangent.theory.flow.stability import Stability
+from fedtangent.theory.flow.rounds import Rounds, Slots, build_rounds, check_once, normalised, only_model, rows_needed
+from fedtangent.theory.flow.rules import Kind, Numbers, Rule, batch_places, check_normalisers, read_rule
 from fedtangent.theory.precision import in_float64, is_concrete, on_device
-from fedtangent.types import Array, Gaussian, Partition
+from fedtangent.types import Array, Cohort, Gaussian, Partition
 
 # Costs in units of a multiply-add, measured on a CPU: reading one entry of Theta, and gathering one.
 READ, GATHER = 40, 120
-
-
-class Slots(NamedTuple):
-    """Who trains what: client and model of every slot, [R, S] each, and which slots are filled."""
-
-    client: np.ndarray
-    model: np.ndarray
-    present: np.ndarray
 
 
 class LimitDistance(NamedTuple):
@@ -41,6 +38,76 @@ class LimitDistance(NamedTuple):
 
     mean: float
     cov: float
+
+
+@in_float64
+def federated_flow(
+    kernels: KernelBlocks,
+    y_train: Any,
+    partition: Partition,
+    cohorts: Cohort,
+    rule: Rule,
+    *,
+    num_models: int | None = None,
+    outputs: str = "shared",
+) -> Flow:
+    """Exact prediction of every round of federated gradient descent on ``1/(2 n_i) sum_j |f(x_j) - y_j|^2``.
+
+    The loss is FE-2024's eq. (9), summed over outputs; each client takes the rule's local steps from the server's
+    model, and the server replaces its model by the weighted average of its clients'.
+    Assumes a model linear in its parameters: a linear model, a network linearised at its initial weights (its empirical
+    kernel), or the limit of infinite width (its analytic kernel; a network's error is of order width^-1/2).
+
+    Args:
+        kernels: kernel blocks of n training and m test points; the covariance needs the nngp blocks.
+        y_train: [n, C] targets.
+        partition: which training rows each of N clients holds; rows may belong to several clients.
+        cohorts: client, model, weight of every slot, [R, S] each. Weights are relative within a model and round;
+            0 marks an empty slot; a model without a slot does not move in that round.
+        rule: what clients and server do: ``Rule(local_steps, learning_rate)`` is FedAvg.
+        num_models: K; by default one more than the largest model in use.
+        outputs: "shared", one [n, n] kernel for all outputs; or "full", [n C, n C] in example-major order.
+
+    Returns:
+        Flow. Differentiable with respect to every rate and number of the rule and the cohorts' weights (with
+        ``jax_enable_x64`` set); kernels, targets and indices must be known numbers.
+
+    Raises:
+        ValueError: shapes that do not fit; indices out of range; values not finite; local_steps < 1; a rate <= 0; a
+            client without examples in a slot; options that exclude each other; float64 unavailable because the call is
+            traced with 64-bit types off.
+    """
+    given = (("kernels", kernels, KernelBlocks), ("partition", partition, Partition), ("cohorts", cohorts, Cohort))
+    for name, value, kind_of in (*given, ("rule", rule, Rule)):
+        checks.check_kind(name, value, kind_of)
+    targets = checks.check_targets(y_train)
+    kernels = checks.check_blocks(kernels, targets.shape, outputs)
+    partition = checks.check_partition(partition, len(targets))
+    client, model, num_models = checks.check_cohorts(cohorts, np.asarray(partition.sizes), num_models)
+    slots = Slots(client, model, checks.present_slots(cohorts))
+    steps = checks.check_steps(rule.local_steps, partition.num_clients)
+    rate = _every_round("learning_rate", rule.learning_rate, len(client))
+    server_rate = _every_round("server_learning_rate", rule.server_learning_rate, len(client))
+    kind, numbers = read_rule(rule, steps)
+    check_normalisers(rule, kind, numbers, steps, slots.trains(partition.num_clients))
+    if kind.corrects and is_concrete(cohorts.weight):
+        check_once(slots, kind.algorithm)
+
+    width = targets.shape[1] if outputs == "full" else 1
+    clients = build_clients(kernels.ntk_train, partition, steps, width, batch_places(rule, steps, partition))
+    checks.check_blocks_semidefinite(clients.smallest_eigenvalue, clients.largest_eigenvalue)
+    weight = normalised(slots, jnp.asarray(cohorts.weight, jnp.float64), num_models)
+    rounds = build_rounds(clients, slots, weight, rate, server_rate, num_models)
+    return Flow(
+        kernels, targets, outputs, num_models, partition, slots, on_device(kernels.ntk_train), clients, rounds, kind,
+        numbers, steps,
+    )  # fmt: skip
+
+
+def _every_round(name: str, rate: Any, num_rounds: int) -> Array:
+    """A checked rate of every round, [R]."""
+    checks.check_rate(name, rate, [(), (num_rounds,)])
+    return jnp.broadcast_to(jnp.asarray(rate, jnp.float64), (num_rounds,))
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,21 +123,26 @@ class Flow:
     y_train: np.ndarray  # [n, C]
     outputs: str
     num_models: int
-    num_rounds: int
     partition: Partition
     cohorts: Slots
     theta: Array  # [q, q], q = n (outputs "shared") or n C ("full")
     clients: Clients
     rounds: Rounds
-    rule: Rule
+    kind: Kind
+    numbers: Numbers
     local_steps: np.ndarray  # [N]
 
     def __repr__(self) -> str:
-        rule, n = self.rule.kind, len(self.y_train)
+        n = len(self.y_train)
         return (
-            f"Flow({rule.algorithm}, {rule.dynamics}, {self.num_models} models, {self.num_rounds} rounds, "
+            f"Flow({self.kind.algorithm}, {self.kind.dynamics}, {self.num_models} models, {self.num_rounds} rounds, "
             f"{self.partition.num_clients} clients, {n} training and {len(self.kernels.ntk_test_train)} test rows)"
         )
+
+    @property
+    def num_rounds(self) -> int:
+        """R."""
+        return len(self.cohorts.client)
 
     def mean(self, r: int | Sequence[int], model: int | None = None) -> Array:
         """Mean over initial functions of mean zero, ``Theta(x, X) M_r Y``: [..., m, C]."""
@@ -163,7 +235,7 @@ class Flow:
     @in_float64
     def dependence(self, r: int, model: int | None = None) -> tuple[Array, Array]:
         """B [K, m, q] and gamma [K] of ``f_r(x) = gamma f_0(x) - B f_0(X) + ..``, K = 1 for one model."""
-        found, c = self._influence(r, model), self.rule.numbers.homogeneity
+        found, c = self._influence(r, model), self.numbers.homogeneity
         b = found.residual if found.along is None else found.residual + c * found.along
         return b.transpose(1, 2, 0), 1 + c * (self.shares(model)[r] - 1)
 
@@ -189,7 +261,7 @@ class Flow:
         """``M_r`` itself, [q, q]. An n x n recursion: meant for tests and small problems."""
         model = checks.check_index("model", model, self.num_models - 1)
         eye = jnp.eye(len(self.theta))[:, None, :]
-        return self._path(Input(eye, jnp.zeros_like(eye) if self.rule.kind.decays else None), r, model, None)[0, :, 0]
+        return self._path(Input(eye, jnp.zeros_like(eye) if self.kind.decays else None), r, model, None)[0, :, 0]
 
     def fixed_point(self, model: int = 0) -> Gaussian:
         """Law of a model when the R rounds are repeated for ever, from their own operator (not from Theta^-1).
@@ -201,16 +273,16 @@ class Flow:
         Raises:
             SingularKernelError: not determined in float64, as when Theta is nearly singular.
         """
-        return _fixed_point.fixed_point(self, checks.check_index("model", model, self.num_models - 1))
+        return asymptotics.fixed_point(self, checks.check_index("model", model, self.num_models - 1))
 
     def bias(self, model: int = 0) -> Array:
         """How far the fixed point's mean is from Theorem 2's, [m, C]: 0 where local losses share their minimiser.
 
         With everybody in every round FedAvg ends where ``sum_i p_i Phi_i A_i (Phi_i' w - y_i) + decay kappa_i w = 0``
-        (``_local``'s A_i, kappa_i): least squares that weighs a client's residual by A_i in the place of 1 / n_i.
+        (A_i and kappa_i of ``clients``): least squares that weighs a client's residual by A_i in the place of 1 / n_i.
         Where examples repeat, Theorem 2's ``Theta^-1`` is read as the pseudo-inverse.
         """
-        found = _fixed_point.mean_at_end(self, checks.check_index("model", model, self.num_models - 1))
+        found = asymptotics.mean_at_end(self, checks.check_index("model", model, self.num_models - 1))
         rows = self._rows(self.y_train)
         reference = self.kernels.ntk_test_train @ np.linalg.pinv(self.kernels.ntk_train, rcond=1e-12, hermitian=True)
         return found - (reference @ rows).reshape(found.shape)
@@ -224,7 +296,7 @@ class Flow:
 
     def spectrum(self, model: int = 0) -> Spectrum:
         """Eigenvalues of a pass over all rounds, as a map of all that a model's run remembers."""
-        return _fixed_point.spectrum(self, checks.check_index("model", model, self.num_models - 1))
+        return asymptotics.spectrum(self, checks.check_index("model", model, self.num_models - 1))
 
     def largest_stable_learning_rate(self, model: int = 0, *, tolerance: float = 1e-4) -> float:
         """The largest (last) learning rate, all rounds' scaled alike, for which repeated passes do not grow.
@@ -237,9 +309,7 @@ class Flow:
         checks.check_rate("tolerance", tolerance, [()])
         last, stiffest = float(self.rounds.learning_rate[-1]), float(np.max(self.clients.largest_eigenvalue))
         small = 1.0 if stiffest == 0 else float(np.min(self.partition.sizes.clip(1))) / stiffest / 64 / last
-        return last * _fixed_point.largest_stable(
-            lambda factor: at_rate(self, factor).spectrum(model), small, tolerance
-        )
+        return last * asymptotics.largest_stable(lambda factor: at_rate(self, factor).spectrum(model), small, tolerance)
 
     def limit_distance(self, r: int, model: int = 0, limit: Gaussian | None = None) -> LimitDistance:
         """How far round r's mean and covariance are from Theorem 2's (``limit``, by default ``gp_limit``'s).
@@ -258,14 +328,7 @@ class Flow:
         Raises:
             ValueError: an algorithm with a memory or FedNova (see ``largest_stable_learning_rate``); a traced rate.
         """
-        if not is_concrete(self.rounds.learning_rate, self.rounds.server_rate, self.rule.numbers):
-            raise ValueError("stability() needs a known learning_rate and rule, but one is being traced")
-        if self.rule.kind.algorithm != "fed_avg" or self.rule.kind.momentum:
-            name = "server_momentum" if self.rule.kind.momentum else f"algorithm {self.rule.kind.algorithm!r}"
-            raise ValueError(f"stability() is for fed_avg, got {name}: use largest_stable_learning_rate()")
-        trains = np.zeros(self.partition.num_clients, bool)
-        trains[self.cohorts.client[self.cohorts.present]] = True
-        return _stability.stability(self.clients, self.partition, self.local_steps, trains, self.rounds, self.rule)
+        return asymptotics.stability(self)
 
     @property
     def _prior(self) -> KernelBlocks:
@@ -276,7 +339,7 @@ class Flow:
     @functools.cached_property
     def _needed(self) -> np.ndarray:
         width = 1 if self.outputs == "shared" else self.y_train.shape[1]
-        return rows_needed(self.partition, *self.cohorts, self.num_models, width, len(self.theta))
+        return rows_needed(self.partition, self.cohorts, self.num_models, width, len(self.theta))
 
     @functools.cached_property
     def _rows_a_round(self) -> float:
@@ -297,14 +360,14 @@ class Flow:
             rounds = rounds._replace(needed=jnp.asarray(self._needed))
         if model is not None:
             rounds = only_model(rounds, checks.check_index("model", model, self.num_models - 1))
-        return Program(self.theta, self.clients.buckets, rounds, self.rule.numbers)
+        return Program(self.theta, self.clients.buckets, rounds, self.numbers)
 
     def shares(self, model: int | None) -> Array:
         """What weight decay has left of w_0 before each round and after the last, [R + 1, K]."""
         program, num_models = self.program(model, 1), self.num_models if model is None else 1
-        if not self.rule.kind.decays:
+        if not self.kind.decays:
             return jnp.ones((self.num_rounds + 1, num_models))
-        return shares_of_start(self.rule.kind, program, num_models=num_models)
+        return shares_of_start(self.kind, program, num_models=num_models)
 
     def _evolve(
         self, given: Input, start: Array, along: Array | None, theta_x: Array, r: int | Sequence[int], model: int | None
@@ -329,7 +392,7 @@ class Flow:
             if value > 0:
                 record[value - 1] = place
         columns = given.residual.shape[2]
-        program, kind = self.program(model, columns), self.rule.kind
+        program, kind = self.program(model, columns), self.kind
         state = zero_state(kind, program, self.num_models if model is None else 1, columns)
         steps = jnp.asarray(record, jnp.int32)
         found = path(kind, program, given, self.shares(model), state, readout, steps, num_records=len(distinct))
@@ -341,7 +404,7 @@ class Flow:
         theta_x = jnp.asarray(self.kernels.ntk_test_train)
         program, num_models = self.program(model, len(theta_x)), self.num_models if model is None else 1
         active = jnp.arange(self.num_rounds) < r
-        return influence(self.rule.kind, program, theta_x, self.shares(model), active, num_models=num_models)
+        return influence(self.kind, program, theta_x, self.shares(model), active, num_models=num_models)
 
     def _given(self, f0_train: Any, along_train: Any, model: int | None) -> Input:
         f0 = self._function("f0_train", f0_train, len(self.theta), model)
@@ -350,11 +413,11 @@ class Flow:
 
     def _along(self, name: str, values: Any, f0: Array, model: int | None) -> Array | None:
         """``J(x) w_0``, [rows, K, D]; None without weight decay, which alone needs it."""
-        if not self.rule.kind.decays:
+        if not self.kind.decays:
             if values is not None:
                 raise ValueError(f"{name} is used with weight_decay only")
             return None
-        return self.rule.numbers.homogeneity * f0 if values is None else self._function(name, values, len(f0), model)
+        return self.numbers.homogeneity * f0 if values is None else self._function(name, values, len(f0), model)
 
     def _function(self, name: str, values: Any, rows: int, model: int | None) -> Array:
         """Values [n, C] of one model or [K, n, C] of all, as [rows, K, D]."""

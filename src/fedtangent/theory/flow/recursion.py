@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedtangent.theory.flow.clients import Bucket
-from fedtangent.theory.flow.local import Gains, gains, kappas, minibatch_descent, sizes_of_steps
+from fedtangent.theory.flow.clients import Bucket, Gains, gains, kappas, minibatch_descent, sizes_of_steps
 from fedtangent.theory.flow.rounds import BucketSlots, Rounds
 from fedtangent.theory.flow.rules import Kind, Numbers
 from fedtangent.types import Array
@@ -51,9 +50,9 @@ class Input(NamedTuple):
 def zero_state(kind: Kind, program: Program, num_models: int, columns: int) -> State:
     """Nothing learnt, nothing remembered."""
     a = jnp.zeros((program.theta.shape[0], num_models, columns))
-    remembers = kind.momentum or kind.algorithm in ("fed_dyn", "scaffold")
+    remembers = kind.momentum or kind.corrects
     own = None
-    if kind.algorithm in ("fed_dyn", "scaffold"):
+    if kind.corrects:
         own = tuple(jnp.zeros((b.rows.shape[0], num_models, b.rows.shape[1], columns)) for b in program.buckets)
     return State(a, jnp.zeros_like(a) if remembers else None, own)
 
@@ -265,7 +264,7 @@ def _train(
 def _own_change(kind: Kind, numbers: Numbers, answer: _Answers, own: Array) -> Array:
     """Change of the coefficients of h_i (FedDyn: ``h_i -= alpha u``) or c_i (SCAFFOLD, option II)."""
     if kind.algorithm == "fed_dyn":
-        return -numbers.prox * answer.moves
+        return -numbers.mu * answer.moves
     return -answer.gradient / jnp.where(answer.kappa > 0, answer.kappa, 1.0)[:, None, None] - own
 
 
@@ -283,8 +282,8 @@ def _server(
     trained, rate = rounds.trained[j][None, :, None], rounds.server_rate[j]
     fraction = rounds.fraction[j][None, :, None]
     if kind.algorithm == "fed_dyn" and state.memory is not None:
-        h = state.memory - numbers.prox * fraction * change
-        return State(state.a + rate * jnp.where(trained, change - h / numbers.prox, 0.0), h, own)
+        h = state.memory - numbers.mu * fraction * change
+        return State(state.a + rate * jnp.where(trained, change - h / numbers.mu, 0.0), h, own)
     if kind.algorithm == "scaffold" and state.memory is not None:
         return State(state.a + rate * change, state.memory + fraction * corrected, own)
     moved, memory = _server_momentum(kind, numbers, change, state.memory, trained)

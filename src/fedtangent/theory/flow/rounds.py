@@ -13,6 +13,20 @@ from fedtangent.theory.flow.clients import Clients, client_rows
 from fedtangent.types import Array, Partition
 
 
+class Slots(NamedTuple):
+    """Who trains what: client and model of every slot, [R, S] each, and which slots are filled."""
+
+    client: np.ndarray
+    model: np.ndarray
+    present: np.ndarray
+
+    def trains(self, num_clients: int) -> np.ndarray:
+        """Which clients ever train, [N] bool."""
+        found = np.zeros(num_clients, bool)
+        found[self.client[self.present]] = True
+        return found
+
+
 class BucketSlots(NamedTuple):
     """The slots of every round whose client lies in one bucket, packed to the left."""
 
@@ -35,23 +49,16 @@ class Rounds(NamedTuple):
 
 
 def build_rounds(
-    clients: Clients,
-    num_clients: int,
-    client: np.ndarray,
-    model: np.ndarray,
-    present: np.ndarray,
-    weight: Array,
-    learning_rate: Array,
-    server_rate: Array,
-    num_models: int,
+    clients: Clients, slots: Slots, weight: Array, learning_rate: Array, server_rate: Array, num_models: int
 ) -> Rounds:
-    """Sorts the slots [R, S] into the clients' buckets, with weights [R, S] that are relative already.
+    """Sorts the slots [R, S], with weights that are relative already, into the clients' buckets.
 
     ``present`` marks slots that may be filled; of those, a slot of weight 0 is empty (known late where weights are
     traced).
     """
+    client, model, present = slots
     filled = jnp.asarray(present) & (weight > 0)
-    slots = []
+    packed_slots = []
     for index in range(len(clients.buckets)):
         mine = present & (clients.bucket_of[client] == index)
         width = max(1, int(mine.sum(axis=1).max(initial=0)))
@@ -60,7 +67,7 @@ def build_rounds(
         place = np.where(held, clients.place_in_bucket[np.take_along_axis(client, order, axis=1)], 0)
         packed = jnp.asarray(order, jnp.int32)
         really = jnp.asarray(held) & jnp.take_along_axis(filled, packed, axis=1)
-        slots.append(BucketSlots(packed, jnp.asarray(place, jnp.int32), really))
+        packed_slots.append(BucketSlots(packed, jnp.asarray(place, jnp.int32), really))
     places = jnp.arange(len(model))[:, None], jnp.asarray(model)
     counts = jnp.zeros((len(model), num_models)).at[places].add(filled.astype(jnp.float64))
     return Rounds(
@@ -68,15 +75,16 @@ def build_rounds(
         weight,
         learning_rate,
         server_rate,
-        counts / num_clients,
-        counts > 0,
-        tuple(slots),
+        fraction=counts / len(clients.bucket_of),
+        trained=counts > 0,
+        slots=tuple(packed_slots),
     )
 
 
 @functools.partial(jax.jit, static_argnames=("num_models",))
-def normalised(model: np.ndarray, weight: Array, present: np.ndarray, num_models: int) -> Array:
+def normalised(slots: Slots, weight: Array, num_models: int) -> Array:
     """Weights [R, S] divided by their model's total in the round; empty slots get 0."""
+    model, present = slots.model, slots.present
     weight = jnp.where(jnp.asarray(present), weight, 0.0)
     row = jnp.arange(model.shape[0])[:, None]
     totals = jnp.zeros((model.shape[0], num_models)).at[row, model].add(weight)[row, model]
@@ -100,15 +108,10 @@ def only_model(rounds: Rounds, model: int) -> Rounds:
 
 
 def rows_needed(
-    partition: Partition,
-    client: np.ndarray,
-    model: np.ndarray,
-    present: np.ndarray,
-    num_models: int,
-    rows_per_example: int,
-    num_rows: int,
+    partition: Partition, slots: Slots, num_models: int, rows_per_example: int, num_rows: int
 ) -> np.ndarray:
     """The distinct kernel rows of each model's clients in each round, [R, K, E] int32, ``num_rows`` or more: none."""
+    client, model, present = slots
     own = [client_rows(partition, i, rows_per_example) for i in range(partition.num_clients)]
     found = []
     for r in range(len(client)):
@@ -123,11 +126,11 @@ def rows_needed(
     return table.reshape(len(client), num_models, width)
 
 
-def twice(client: np.ndarray, model: np.ndarray, present: np.ndarray) -> tuple[int, int] | None:
-    """A round and a client that trains one model in two slots of it, or None."""
-    for r in range(len(client)):
-        pairs = np.stack([client[r], model[r]], axis=1)[present[r]]
+def check_once(slots: Slots, algorithm: str) -> None:
+    """``ValueError`` where a client trains one model in two slots of a round: what it remembers would be ambiguous."""
+    for r, present in enumerate(slots.present):
+        pairs = np.stack([slots.client[r], slots.model[r]], axis=1)[present]
         values, counts = np.unique(pairs, axis=0, return_counts=True)
         if np.any(counts > 1):
-            return r, int(values[np.argmax(counts > 1)][0])
-    return None
+            raise ValueError(f"cohorts: got client {values[np.argmax(counts > 1)][0]} twice in round {r}, must be once "
+                             f"per model and round for {algorithm}")  # fmt: skip

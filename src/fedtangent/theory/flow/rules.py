@@ -1,10 +1,13 @@
-"""What the clients and the server do with a residual: the options of ``federated_flow``, checked."""
+"""What clients and server do in a round: the ``Rule`` that ``federated_flow`` follows, and its checks."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,6 +17,49 @@ from fedtangent.types import Array, Partition
 
 ALGORITHMS = ("fed_avg", "fed_dyn", "scaffold", "fed_nova")
 DYNAMICS = ("gradient_descent", "gradient_flow")
+NAMES = ("algorithm", "dynamics", "nesterov")  # the fields of a Rule that are no numbers
+NUMBERS = ("local_steps", "learning_rate", "mu", "weight_decay", "homogeneity", "server_learning_rate",
+           "server_momentum", "step_weights", "batches")  # fmt: skip
+
+
+Batches = tuple[tuple[np.ndarray, ...], ...]  # per client, per step: places in its own examples
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=NUMBERS, meta_fields=NAMES)
+@dataclass(frozen=True)
+class Rule:
+    """How a run trains: full-batch gradient descent and FedAvg, but for what is given. Numbers may be traced.
+
+    Rates and numbers of steps are checked by ``federated_flow``, which knows the rounds and the clients.
+    """
+
+    local_steps: Any
+    """Steps T of a client in a round: an integer, or one per client [N]."""
+    learning_rate: Any
+    """Step size of the clients: a number, or one per round [R]."""
+    algorithm: str = "fed_avg"
+    """"fed_avg"; "fed_dyn" (Acar et al., 2021, algorithm 1, whose alpha is ``mu``); "scaffold" (Karimireddy et al.,
+    2020, algorithm 1, option II); "fed_nova" (Wang et al., 2020, eq. 6 and 7). The cohorts' weights are those of the
+    clients' mean in each; FedDyn's and SCAFFOLD's papers have them uniform."""
+    dynamics: str = "gradient_descent"
+    """"gradient_descent", or "gradient_flow" for the time ``local_steps * learning_rate``."""
+    mu: Any = 0.0
+    """Strength of the proximal term ``mu / 2 |w - w_server|^2`` of FedProx, FedNova and FedDyn."""
+    weight_decay: Any = 0.0
+    """Of the local objective, ``weight_decay / 2 |w|^2``."""
+    homogeneity: Any = 1.0
+    """``J(x) w_0 / f_0(x)``, for weight decay: 1 for a linear model."""
+    server_learning_rate: Any = 1.0
+    """Step of the server, which scales its move to the clients' average: a number, or one per round [R]."""
+    server_momentum: Any = 0.0
+    """FedAvgM's, in [0, 1)."""
+    nesterov: bool = False
+    """The server's momentum looks ahead."""
+    step_weights: Any = None
+    """[T] factors of the local steps' sizes, T the largest of ``local_steps``; None: all 1."""
+    batches: Sequence[Sequence[Any]] | None = None
+    """Per client, for each of its local steps the training rows of that step's minibatch, the same in every round; the
+    gradient is the mean over the batch. None: all rows of the client in every step."""
 
 
 class Kind(NamedTuple):
@@ -29,92 +75,115 @@ class Kind(NamedTuple):
     most_steps: int = 1  # the largest number of local steps
 
     @property
+    def corrects(self) -> bool:
+        """Whether clients remember a correction of their local objective."""
+        return self.algorithm in ("fed_dyn", "scaffold")
+
+    @property
     def tilts(self) -> bool:
         """Whether the local objective has a linear term, so that a client feels more than its own residual."""
-        return self.decays or self.algorithm in ("fed_dyn", "scaffold")
+        return self.decays or self.corrects
 
 
 class Numbers(NamedTuple):
     """The numbers of a rule, float64; each may be traced."""
 
-    prox: Array  # [] mu (FedDyn: alpha)
+    mu: Array  # []
     weight_decay: Array  # []
     homogeneity: Array  # [] J(x) w_0 = homogeneity * f_0(x)
     momentum: Array  # []
     step_weights: Array  # [most_steps]
 
-
-class Rule(NamedTuple):
-    """How clients and server move, with the batches of each client's local steps where they are not its whole data."""
-
-    kind: Kind
-    numbers: Numbers
-    batches: tuple[tuple[np.ndarray, ...], ...] | None = None  # per client, per step: places in its own examples
+    @property
+    def nu(self) -> Array:
+        """What pulls on the weights in every direction alike, ``mu + weight_decay``."""
+        return self.mu + self.weight_decay
 
 
-def build_rule(
-    local_steps: np.ndarray,
-    partition: Partition,
-    *,
-    algorithm: str,
-    dynamics: str,
-    prox: Any,
-    alpha: Any,
-    weight_decay: Any,
-    homogeneity: Any,
-    server_momentum: Any,
-    nesterov: bool,
-    step_weights: Any,
-    batches: Sequence[Sequence[Any]] | None,
-) -> Rule:
-    """The rule of these options; raises ``ValueError`` for values out of range and options that exclude each other."""
-    checks.check_choice("algorithm", algorithm, ALGORITHMS)
-    checks.check_choice("dynamics", dynamics, DYNAMICS)
-    for name, value in (("prox", prox), ("weight_decay", weight_decay)):
-        checks.check_at_least_zero(name, value)
-    checks.check_real_number("homogeneity", homogeneity)
-    checks.check_at_least_zero("server_momentum", server_momentum)
-    if is_concrete(server_momentum) and float(server_momentum) >= 1:
-        raise ValueError(f"server_momentum must be below 1, got {server_momentum}")
-    if (alpha is not None) != (algorithm == "fed_dyn"):
-        raise ValueError(f'alpha is needed by algorithm "fed_dyn" and used by no other, got {alpha!r} for {algorithm}')
-    if alpha is not None:
-        checks.check_rate("alpha", alpha, [()])
-    decays, momentum = _is_on(weight_decay), _is_on(server_momentum)
-    _check_company(algorithm, prox, decays, momentum, step_weights is not None)
-    if nesterov and not momentum:
-        raise ValueError("nesterov needs a server_momentum above 0")
-    if not isinstance(nesterov, (bool, np.bool_)):
-        raise ValueError(f"nesterov must be True or False, got {nesterov!r}")
-    found = None if batches is None else _places(batches, local_steps, partition)
-    tilted = decays or algorithm in ("fed_dyn", "scaffold")
-    by_steps = step_weights is not None or found is not None or (tilted and dynamics == "gradient_descent")
-    most = int(local_steps.max()) if by_steps else 1  # else a closed form serves, however many steps there are
-    if found is not None and dynamics == "gradient_flow":
-        raise ValueError('batches are steps of gradient descent, got dynamics "gradient_flow"')
-    kind = Kind(
-        algorithm, dynamics, momentum, bool(nesterov), decays, step_weights is not None, found is not None, most
-    )  # fmt: skip
-    mu = prox if alpha is None else alpha
-    fixed = [jnp.asarray(value, jnp.float64) for value in (mu, weight_decay, homogeneity, server_momentum)]
-    weights = jnp.asarray(_weights(step_weights, most), jnp.float64)
-    numbers = Numbers(fixed[0], fixed[1], fixed[2], fixed[3], weights)
-    return Rule(kind, numbers, found)
+def read_rule(rule: Rule, local_steps: np.ndarray) -> tuple[Kind, Numbers]:
+    """The kind and the numbers of a rule, for clients of ``local_steps`` [N].
+
+    Raises ``ValueError`` for values out of range and options that exclude each other.
+    """
+    _check_values(rule)
+    decays, momentum = _is_on(rule.weight_decay), _is_on(rule.server_momentum)
+    weighs, minibatches = rule.step_weights is not None, rule.batches is not None
+    _check_company(rule, decays, momentum)
+    kind = Kind(rule.algorithm, rule.dynamics, momentum, bool(rule.nesterov), decays, weighs, minibatches)
+    by_steps = weighs or minibatches or (kind.tilts and rule.dynamics == "gradient_descent")
+    if by_steps:  # else a closed form serves, however many steps there are
+        kind = kind._replace(most_steps=int(local_steps.max()))
+    values = rule.mu, rule.weight_decay, rule.homogeneity, rule.server_momentum, _step_weights(rule, kind.most_steps)
+    return kind, Numbers(*(jnp.asarray(value, jnp.float64) for value in values))
 
 
-def check_normalisers(rule: Rule, local_steps: np.ndarray, rates: Any, trains: np.ndarray) -> None:
+def check_fed_avg(rule: Rule, allowed: Sequence[str] = ()) -> None:
+    """``ValueError`` unless the rule is FedAvg's full-batch gradient descent, but for the ``allowed`` fields."""
+    checks.check_kind("rule", rule, Rule)
+    for field in fields(Rule)[2:]:
+        value = getattr(rule, field.name)
+        default = value is field.default or (
+            field.default is not None and np.ndim(value) == 0 and value == field.default
+        )
+        if field.name not in allowed and not default:
+            raise ValueError(f"{field.name}: got {value!r:.60}, must be {field.default!r} here: this is of FedAvg")
+
+
+def check_normalisers(rule: Rule, kind: Kind, numbers: Numbers, local_steps: np.ndarray, trains: np.ndarray) -> None:
     """FedNova divides by how far a constant force moves a client: that must be a positive way."""
-    kind, numbers = rule.kind, rule.numbers
-    if kind.algorithm != "fed_nova" or not is_concrete(numbers, rates):
+    if kind.algorithm != "fed_nova" or not is_concrete(numbers, rule.learning_rate):
         return
-    weights, prox = np.asarray(numbers.step_weights), float(numbers.prox)
-    if kind.dynamics == "gradient_descent" and prox * float(np.max(rates)) * float(weights.max()) >= 1:
-        raise ValueError(f"prox times the largest step must be below 1 for fed_nova, got prox {prox:g}, step "
-                         f"{float(np.max(rates)) * float(weights.max()):g}")  # fmt: skip
+    weights, mu = np.asarray(numbers.step_weights), float(numbers.mu)
+    largest = float(np.max(rule.learning_rate)) * float(weights.max())
+    if kind.dynamics == "gradient_descent" and mu * largest >= 1:
+        raise ValueError(f"mu: got {mu:g}, must be below 1 / (the largest step) = {1 / largest:g} for fed_nova")
     for i in np.flatnonzero(trains):
         if kind.weighs_steps and weights[: local_steps[i]].sum() == 0:
-            raise ValueError(f"step_weights must not all be 0 for a client's own steps (fed_nova), got "
-                             f"{weights.tolist()} for client {i} with {local_steps[i]}")  # fmt: skip
+            raise ValueError(
+                f"step_weights: got {weights.tolist()}, must not all be 0 for client {i} with {local_steps[i]} steps"
+            )
+
+
+def batch_places(rule: Rule, local_steps: np.ndarray, partition: Partition) -> Batches | None:
+    """Each client's batches as places in its own examples; None where every step takes all of them."""
+    batches = rule.batches
+    if batches is None:
+        return None
+    lists = isinstance(batches, Sequence) and all(isinstance(s, (Sequence, np.ndarray)) for s in batches)
+    if not lists or len(batches) != partition.num_clients:
+        got = f"{len(batches)} lists" if lists else f"{batches!r:.60}"
+        raise ValueError(f"batches: got {got}, must be one list per client, {partition.num_clients}")
+    return tuple(
+        _places_of(i, steps, partition.client(i), int(local_steps[i])) if partition.sizes[i] else ()
+        for i, steps in enumerate(batches)
+    )
+
+
+def _places_of(client: int, steps: Sequence[Any], own: np.ndarray, num_steps: int) -> tuple[np.ndarray, ...]:
+    if len(steps) != num_steps:
+        raise ValueError(f"batches: got {len(steps)} of client {client}, must be one per local step, {num_steps}")
+    place_of, places = {int(row): place for place, row in enumerate(own)}, []
+    for t, batch in enumerate(steps):
+        rows = checks.check_rows(f"batches[{client}][{t}]", batch)
+        if len(rows) == 0 or any(int(row) not in place_of for row in rows):
+            raise ValueError(f"batches[{client}][{t}]: got {rows.tolist()}, must be training rows of client {client}, "
+                             "at least one")  # fmt: skip
+        places.append(np.array([place_of[int(row)] for row in rows]))
+    return tuple(places)
+
+
+def _check_values(rule: Rule) -> None:
+    checks.check_choice("algorithm", rule.algorithm, ALGORITHMS)
+    checks.check_choice("dynamics", rule.dynamics, DYNAMICS)
+    for name in ("mu", "weight_decay", "server_momentum"):
+        checks.check_at_least_zero(name, getattr(rule, name))
+    checks.check_real_number("homogeneity", rule.homogeneity)
+    if is_concrete(rule.server_momentum) and float(rule.server_momentum) >= 1:
+        raise ValueError(f"server_momentum: got {rule.server_momentum}, must be below 1")
+    if rule.algorithm == "fed_dyn" and not _is_on(rule.mu):
+        raise ValueError(f"mu: got {rule.mu}, must be above 0 for algorithm 'fed_dyn'")
+    if not isinstance(rule.nesterov, (bool, np.bool_)):
+        raise ValueError(f"nesterov: got {rule.nesterov!r}, must be True or False")
 
 
 def _is_on(value: Any) -> bool:
@@ -122,58 +191,34 @@ def _is_on(value: Any) -> bool:
     return not is_concrete(value) or float(value) != 0
 
 
-def _check_company(algorithm: str, prox: Any, decays: bool, momentum: bool, weighs: bool) -> None:
+def _check_company(rule: Rule, decays: bool, momentum: bool) -> None:
     """Corrections are defined for the plain local objective and the plain server."""
-    if algorithm in ("fed_dyn", "scaffold") and (decays or _is_on(prox)):
-        name = "weight_decay" if decays else "prox"
-        others = "fed_avg" if decays else "fed_avg and fed_nova"
-        raise ValueError(f"{name} goes with {others}, not with algorithm {algorithm!r}")
-    if algorithm == "fed_nova" and decays:
-        raise ValueError("weight_decay goes with fed_avg: fed_nova's normaliser is that of an undecayed step")
-    if algorithm != "fed_avg" and momentum:
-        raise ValueError(f"server_momentum goes with fed_avg, not with algorithm {algorithm!r}")
-    if algorithm == "scaffold" and weighs:
-        raise ValueError("step_weights do not go with scaffold, whose control variates assume equal steps")
+    excluded = {
+        "mu": (_is_on(rule.mu), ("fed_avg", "fed_nova", "fed_dyn")),
+        "weight_decay": (decays, ("fed_avg",)),  # fed_nova's normaliser is that of an undecayed step
+        "server_momentum": (momentum, ("fed_avg",)),
+        "step_weights": (rule.step_weights is not None, ("fed_avg", "fed_nova", "fed_dyn")),  # scaffold: equal steps
+    }
+    for name, (given, goes_with) in excluded.items():
+        if given and rule.algorithm not in goes_with:
+            raise ValueError(f"{name}: got one for algorithm {rule.algorithm!r}, goes with {', '.join(goes_with)}")
+    if rule.nesterov and not momentum:
+        raise ValueError("nesterov: got True, needs a server_momentum above 0")
+    if rule.batches is not None and rule.dynamics == "gradient_flow":
+        raise ValueError("batches: got some, are steps of dynamics 'gradient_descent', not of 'gradient_flow'")
 
 
-def _weights(step_weights: Any, most: int) -> Any:
-    if step_weights is None:
+def _step_weights(rule: Rule, most: int) -> Any:
+    weights = rule.step_weights
+    if weights is None:
         return np.ones(most)
-    if is_concrete(step_weights):
-        step_weights = checks.check_real("step_weights", step_weights)
-    if np.ndim(step_weights) != 1 or len(step_weights) < most:
-        raise ValueError(f"step_weights must be one per local step, [{most}], got shape {np.shape(step_weights)}")
-    step_weights = step_weights[:most]
-    if is_concrete(step_weights):
-        values = np.asarray(step_weights)
+    if is_concrete(weights):
+        weights = checks.check_real("step_weights", weights)
+    if np.ndim(weights) != 1 or len(weights) < most:
+        raise ValueError(f"step_weights: got shape {np.shape(weights)}, must be one per local step, [{most}]")
+    weights = weights[:most]
+    if is_concrete(weights):
+        values = np.asarray(weights)
         if not np.all(np.isfinite(values)) or np.any(values < 0) or values.sum() == 0:
-            raise ValueError(f"step_weights must be finite, >= 0 and not all 0, got {step_weights}")
-    return step_weights
-
-
-def _places(
-    batches: Sequence[Sequence[Any]], local_steps: np.ndarray, partition: Partition
-) -> tuple[tuple[np.ndarray, ...], ...]:
-    """Each batch as places in its client's own examples."""
-    lists = isinstance(batches, Sequence) and all(isinstance(s, (Sequence, np.ndarray)) for s in batches)
-    if not lists or len(batches) != partition.num_clients:
-        got = len(batches) if lists else f"{batches!r:.60}"
-        raise ValueError(f"batches must be one list per client, {partition.num_clients}, got {got}")
-    found: list[tuple[np.ndarray, ...]] = []
-    for i, steps in enumerate(batches):
-        if partition.sizes[i] == 0:
-            found.append(())
-            continue
-        if len(steps) != local_steps[i]:
-            raise ValueError(f"batches of client {i} must be one per local step, {local_steps[i]}, got {len(steps)}")
-        own = {int(row): place for place, row in enumerate(partition.client(i))}
-        places = []
-        for t, batch in enumerate(steps):
-            rows = checks.check_rows(f"batches[{i}][{t}]", batch)
-            if len(rows) == 0 or not np.issubdtype(rows.dtype, np.integer) or any(int(row) not in own for row in rows):
-                raise ValueError(
-                    f"batches[{i}][{t}] must be training rows of client {i}, at least one, got {rows.tolist()}"
-                )
-            places.append(np.array([own[int(row)] for row in rows]))
-        found.append(tuple(places))
-    return tuple(found)
+            raise ValueError(f"step_weights: got {weights}, must be finite, at least 0 and not all 0")
+    return weights

@@ -24,7 +24,7 @@ What the proofs leave open, or say otherwise:
   gradient descent on the network itself. The linearised one decays by ``(1 - eta lambda_min(H) / N)^2`` a step
   (``linear_rate``) with no condition on R.
 - The squared residual's exact first-order rate is ``1 - 2 eta lambda / N``: the theorem has a quarter of it.
-- Lemmas 1 and 3 hold for one example, or entry, and are used for all (see ``theory.two_layer_relu``); each of the
+- Lemmas 1 and 3 hold for one example, or entry, and are used for all (see ``lemmas``); each of the
   three lemmas fails with probability delta, the theorems' 1 - delta takes a third of it for each.
 - Assumption 1, Gaussian weights, can hold in the first round only: trained neurons are neither Gaussian nor
   independent. Over many rounds the theorems hold with S, H and R about the weights of round 0.
@@ -42,8 +42,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtangent.theory import checks
-from fedtangent.theory.assumptions import ROUNDING, Assumption, assumption, failing
-from fedtangent.theory.ntk_fl.two_layer import (
+from fedtangent.theory.assumptions import ROUNDING, Assumption, assumption, failing, report
+from fedtangent.theory.ntk_fl.lemmas import (
     check_division,
     check_inputs,
     drift_bound,
@@ -51,6 +51,14 @@ from fedtangent.theory.ntk_fl.two_layer import (
     sampling_bound,
 )
 from fedtangent.types import Partition
+
+
+class TwoLayerStart(NamedTuple):
+    """The network of eq. (12) before training, as the theorems know it."""
+
+    width: int  # n
+    covariance: Any = 1.0  # of a neuron, [d, d] or a multiple of the identity
+    kernel: Any = None  # [N, N] H, to compare with Lemma 4; left out if None
 
 
 class NtkConstants(NamedTuple):
@@ -80,8 +88,7 @@ class NtkTheorem:
     def __repr__(self) -> str:
         c = self.constants
         numbers = f"N {c.num_examples}, n {c.width}, lambda {c.lambda_min:.3g}, eta {c.learning_rate:.3g}"
-        return "\n  ".join([f"NtkTheorem({self.name}", f"{numbers}, factor {self.rate():.9g}",
-                            *map(str, self.assumptions)]) + ")"  # fmt: skip
+        return report(f"NtkTheorem({self.name}\n  {numbers}, factor {self.rate():.9g}", self.assumptions) + ")"
 
     @property
     def failing(self) -> tuple[str, ...]:
@@ -143,25 +150,21 @@ def largest_learning_rate(constants: NtkConstants) -> float:
 def ntk_theorem_1(
     x: Any,
     residual: Any,
+    network: TwoLayerStart,
     *,
     learning_rate: float,
-    width: int,
-    covariance: Any = 1.0,
     delta: float = 0.05,
     radius: float | None = None,
-    initial_kernel: Any = None,
 ) -> NtkTheorem:
     """Theorem 1 of NTK-FL on given data: its rate, and which of its assumptions hold.
 
     On the host in NumPy float64, O(N^3).
 
     Args:
-        x: [N, d] pooled inputs; residual: [N], ``f_0(x) - y``.
-        learning_rate: eta of ``1/(2 N) |f - y|^2``; width: n.
-        covariance: of a neuron at the start, [d, d] or a multiple of the identity.
+        x: [N, d] pooled inputs; residual: [N], ``f_0(x) - y``; network: at the start.
+        learning_rate: eta of ``1/(2 N) |f - y|^2``.
         delta: probability with which the statement may fail.
         radius: R, how far a neuron moved; what the decay itself implies (``movement_bound``) if None.
-        initial_kernel: [N, N], H at the start, to compare with Lemma 4.
 
     Returns:
         NtkTheorem. Nothing is refused because an assumption fails: ``assumptions`` says so.
@@ -170,22 +173,20 @@ def ntk_theorem_1(
         ValueError: shapes that do not fit, numbers out of range.
     """
     inputs = check_inputs(x)
-    constants, kernel = _constants(inputs, residual, learning_rate, width, covariance, delta)
-    return _theorem("Theorem 1", inputs, constants, kernel, radius, initial_kernel)
+    constants, kernel = _constants(inputs, residual, network, learning_rate, delta)
+    return _theorem("Theorem 1", inputs, constants, kernel, radius, network.kernel)
 
 
 def ntk_theorem_2(
     x: Any,
     residual: Any,
     partition: Partition,
+    network: TwoLayerStart,
     *,
     learning_rate: float,
     local_steps: int,
-    width: int,
-    covariance: Any = 1.0,
     delta: float = 0.05,
     radius: float | None = None,
-    initial_kernel: Any = None,
 ) -> NtkTheorem:
     """Theorem 2, FedAvg with every client of ``partition`` in every round; arguments as of ``ntk_theorem_1``.
 
@@ -198,26 +199,28 @@ def ntk_theorem_2(
     inputs = check_inputs(x)
     clients = check_division(partition, len(inputs)).num_clients
     if isinstance(local_steps, bool) or not isinstance(local_steps, (int, np.integer)) or local_steps < 1:
-        raise ValueError(f"local_steps must be a whole number of at least 1, got {local_steps!r}")
-    constants, kernel = _constants(inputs, residual, learning_rate, width, covariance, delta)
+        raise ValueError(f"local_steps: got {local_steps!r}, must be a whole number of at least 1")
+    constants, kernel = _constants(inputs, residual, network, learning_rate, delta)
     constants = constants._replace(local_steps=int(local_steps), num_clients=clients)
-    return _theorem("Theorem 2", inputs, constants, kernel, radius, initial_kernel)
+    return _theorem("Theorem 2", inputs, constants, kernel, radius, network.kernel)
 
 
 def _constants(
-    x: np.ndarray, residual: Any, learning_rate: float, width: int, covariance: Any, delta: float
+    x: np.ndarray, residual: Any, network: TwoLayerStart, learning_rate: float, delta: float
 ) -> tuple[NtkConstants, np.ndarray]:
+    checks.check_kind("network", network, TwoLayerStart)
     start = checks.check_real("residual", residual)
     if start.shape != (len(x),):
-        raise ValueError(f"residual must have shape {(len(x),)}, got {start.shape}")
-    checks.check_positive(learning_rate=learning_rate, width=width)
+        raise ValueError(f"residual: got shape {start.shape}, must be {(len(x),)}")
+    covariance = network.covariance
+    checks.check_positive(learning_rate=learning_rate, width=network.width)
     checks.check_probability("delta", delta)
     kernel = expected_kernel(x, covariance)
     eigenvalues = np.linalg.eigvalsh(kernel)
     least = float(covariance) if np.ndim(covariance) == 0 else float(np.linalg.eigvalsh(covariance)[0])
     return NtkConstants(
         num_examples=len(x),
-        width=int(width),
+        width=int(network.width),
         lambda_min=max(float(eigenvalues[0]), 0.0),
         lambda_max=float(eigenvalues[-1]),
         alpha=math.sqrt(least),
@@ -235,9 +238,9 @@ def _theorem(
     reach = _movement(c) if radius is None else float(radius)
     found = [*_of_the_data(x, c), *_of_the_proof(c, reach, radius is not None)]
     if initial_kernel is not None:
-        start = checks.check_symmetric("initial_kernel", initial_kernel)
+        start = checks.check_symmetric("network.kernel", initial_kernel)
         if start.shape != kernel.shape:
-            raise ValueError(f"initial_kernel must have shape {kernel.shape}, got {start.shape}")
+            raise ValueError(f"network.kernel: got shape {start.shape}, must be {kernel.shape}")
         text = "Lemma 4: operator norm of H - H_inf at the start"
         distance = float(np.linalg.norm(start - kernel, 2))
         found.append(assumption("lemma_4", text, distance, "<=", sampling_bound(c.width, c.num_examples, c.delta)))

@@ -1,4 +1,4 @@
-"""Where a federated kernel flow ends if its rounds are repeated for ever, without assuming that it is Theta^-1.
+"""Where the rounds of a flow lead: stable step sizes, and where they end without assuming that it is Theta^-1.
 
 A pass over all R rounds is an affine map ``s -> L s + d`` of what a model's run remembers: its coefficients, a momentum
 buffer, corrections. Coefficients that no function sees (null directions of Theta) are left out, so that L acts on
@@ -9,39 +9,24 @@ trains; with these at their initial value the fixed point is unique.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
+from fedtangent.kernels.gram import SingularKernelError
+from fedtangent.theory.assumptions import Assumption, assumption
 from fedtangent.theory.fed_ensemble.limit import covariance_terms
 from fedtangent.theory.flow.recursion import Input, Program, State, decay_map, last_state, zero_state
-from fedtangent.theory.flow.rules import Rule
 from fedtangent.theory.precision import in_float64, is_concrete
 from fedtangent.types import Array, Gaussian
+
+if TYPE_CHECKING:
+    from fedtangent.theory.flow.flow import Flow
 
 # Singular values of I - L, relative to the largest: those that are 0, those that are not. I - L is known to rounding of
 # L, whose norm is about 1: below LEAST in absolute terms too little is left of it.
 NULL, LEAST = 1e-13, 1e-11
-
-
-class _Flow(Protocol):
-    """What is needed of a flow."""
-
-    @property
-    def kernels(self) -> KernelBlocks: ...
-    @property
-    def y_train(self) -> np.ndarray: ...
-    @property
-    def outputs(self) -> str: ...
-    @property
-    def num_rounds(self) -> int: ...
-    @property
-    def theta(self) -> Array: ...
-    @property
-    def rule(self) -> Rule: ...
-    def program(self, model: int | None, columns: int) -> Program: ...
 
 
 class Spectrum(NamedTuple):
@@ -109,21 +94,21 @@ def _lifted(frame: _Frame, like: State, coordinates: np.ndarray) -> State:
     return State(taken[0], taken[1] if like.memory is not None else None, tuple(own) or None)
 
 
-def _zeros(flow: _Flow, columns: int) -> Input:
+def _zeros(flow: Flow, columns: int) -> Input:
     zeros = jnp.zeros((len(flow.theta), 1, columns))
-    return Input(zeros, zeros if flow.rule.kind.decays else None)
+    return Input(zeros, zeros if flow.kind.decays else None)
 
 
-def _pass(flow: _Flow, model: int, given: Input, start: State, beta: Array) -> State:
+def _pass(flow: Flow, model: int, given: Input, start: State, beta: Array) -> State:
     program = flow.program(model, given.residual.shape[2])
-    return last_state(flow.rule.kind, program, given, beta, start, jnp.ones(flow.num_rounds, bool))
+    return last_state(flow.kind, program, given, beta, start, jnp.ones(flow.num_rounds, bool))
 
 
 @in_float64
-def _map(flow: _Flow, model: int, frame: _Frame) -> np.ndarray:
+def _map(flow: Flow, model: int, frame: _Frame) -> np.ndarray:
     """L, [d, d]."""
     program = flow.program(model, 1)
-    like = zero_state(flow.rule.kind, program, 1, 1)
+    like = zero_state(flow.kind, program, 1, 1)
     size = len(_reduced(frame, like))
     basis = _lifted(frame, like, np.eye(size))
     beta = jnp.zeros((flow.num_rounds + 1, 1))  # of w_0, which the linear part does not see
@@ -131,12 +116,12 @@ def _map(flow: _Flow, model: int, frame: _Frame) -> np.ndarray:
 
 
 @in_float64
-def _drives(flow: _Flow, model: int, frame: _Frame, taken: bool) -> tuple[np.ndarray, np.ndarray]:
+def _drives(flow: Flow, model: int, frame: _Frame, taken: bool) -> tuple[np.ndarray, np.ndarray]:
     """The pass from nothing for unit residuals, and for unit ``J(X) w_0`` if decay has ``taken`` all of it, [d, q]."""
     eye = jnp.eye(len(flow.theta))[:, None, :]
     zeros = jnp.zeros_like(eye)
-    decays = flow.rule.kind.decays
-    start = zero_state(flow.rule.kind, flow.program(model, 1), 1, len(flow.theta))
+    decays = flow.kind.decays
+    start = zero_state(flow.kind, flow.program(model, 1), 1, len(flow.theta))
     beta = jnp.zeros((flow.num_rounds + 1, 1)) if taken else jnp.ones((flow.num_rounds + 1, 1))
     plain = _reduced(frame, _pass(flow, model, Input(eye, zeros if decays else None), start, beta))
     if not taken:
@@ -164,21 +149,21 @@ def _constants(change: np.ndarray) -> np.ndarray:
     return u[:, null].T
 
 
-def _decay(flow: _Flow, model: int) -> np.ndarray | None:
+def _decay(flow: Flow, model: int) -> np.ndarray | None:
     """What a pass does to the share of w_0, as a matrix; None where weight decay does not reach the model."""
-    if not flow.rule.kind.decays:
+    if not flow.kind.decays:
         return None
-    found = np.asarray(decay_map(flow.rule.kind, flow.program(model, 1)))
+    found = np.asarray(decay_map(flow.kind, flow.program(model, 1)))
     return None if found[0, 0] == 1 else found
 
 
-def _check_known(flow: _Flow) -> None:
+def _check_known(flow: Flow) -> None:
     rounds = flow.program(0, 1).rounds
-    if not is_concrete(rounds.learning_rate, rounds.weight, rounds.server_rate, flow.rule.numbers):
+    if not is_concrete(rounds.learning_rate, rounds.weight, rounds.server_rate, flow.numbers):
         raise ValueError("fixed points and spectra need known rates and numbers, but one is being traced")
 
 
-def spectrum(flow: _Flow, model: int) -> Spectrum:
+def spectrum(flow: Flow, model: int) -> Spectrum:
     """Eigenvalues of a pass, without those of combinations that never change."""
     _check_known(flow)
     matrix = _map(flow, model, _frame(flow.program(model, 1)))
@@ -189,7 +174,7 @@ def spectrum(flow: _Flow, model: int) -> Spectrum:
     return Spectrum(moved if decay is None else np.concatenate([moved, np.linalg.eigvals(decay)]), count)
 
 
-def fixed_point(flow: _Flow, model: int) -> Gaussian:
+def fixed_point(flow: Flow, model: int) -> Gaussian:
     """Law of the model at the fixed point of repeated passes that its initial state leads to.
 
     Raises:
@@ -200,17 +185,17 @@ def fixed_point(flow: _Flow, model: int) -> Gaussian:
     return Gaussian(mean, covariance_terms(flow.kernels, on_residual + c * on_along, 1 - c).total)
 
 
-def mean_at_end(flow: _Flow, model: int) -> np.ndarray:
+def mean_at_end(flow: Flow, model: int) -> np.ndarray:
     """The mean of ``fixed_point`` alone, [m, C], which needs no prior."""
     return _mean(flow, _influence_at_end(flow, model)[0])
 
 
-def _mean(flow: _Flow, on_residual: np.ndarray) -> np.ndarray:
+def _mean(flow: Flow, on_residual: np.ndarray) -> np.ndarray:
     rows = flow.y_train if flow.outputs == "shared" else flow.y_train.reshape(-1, 1)
     return (on_residual @ rows).reshape(-1, flow.y_train.shape[1])
 
 
-def _influence_at_end(flow: _Flow, model: int) -> tuple[np.ndarray, np.ndarray, float]:
+def _influence_at_end(flow: Flow, model: int) -> tuple[np.ndarray, np.ndarray, float]:
     """How the fixed point depends on residuals and on ``J(X) w_0`` [m, q], and how much of the latter decay takes."""
     _check_known(flow)
     frame = _frame(flow.program(model, 1))
@@ -230,7 +215,7 @@ def _influence_at_end(flow: _Flow, model: int) -> tuple[np.ndarray, np.ndarray, 
     )
     b = flow.kernels.ntk_test_train @ (frame.up @ solved[0][: frame.up.shape[1]])
     on_residual, on_along = np.split(b, 2, axis=1)
-    return on_residual, on_along, float(flow.rule.numbers.homogeneity) if decays else 0.0
+    return on_residual, on_along, float(flow.numbers.homogeneity) if decays else 0.0
 
 
 def largest_stable(spectrum_at: Callable[[float], Spectrum], small: float, tolerance: float) -> float:
@@ -257,3 +242,80 @@ def largest_stable(spectrum_at: Callable[[float], Spectrum], small: float, toler
             return 0.0
         low, high = (low, middle) if grows(middle) else (middle, high)
     return low
+
+
+class Stability(NamedTuple):
+    """Sufficient condition for every round of FedAvg to be a non-expansion, whatever the cohort.
+
+    Client i contracts its own residual when ``0 < eta (lambda_max(Theta_ii) / n_i + mu + decay) < 2`` (of each of its
+    minibatches, where it has them); an average of such clients (weights summing to 1), scaled by the server's step s,
+    is a non-expansion in the norm of Theta^-1 when moreover ``s (1 - (1 - x)^T) < 2`` for each eigenvalue x of
+    ``eta Theta_ii / n_i``. Averaging with other clients may keep an unstable client in check, so that a condition that
+    fails means "not guaranteed", not "diverges".
+    """
+
+    condition: Assumption  # the largest step in use against the least of the clients' bounds
+    client_bounds: np.ndarray  # [N] largest stable step of each client that trains; inf for one that never does
+
+    @property
+    def stable(self) -> bool:
+        """Whether the condition holds."""
+        return self.condition.holds
+
+    @property
+    def max_stable_learning_rate(self) -> float:
+        """The least of the clients' bounds."""
+        return self.condition.required
+
+
+def stability(flow: Flow) -> Stability:
+    """Compares the largest step of a run with the bound of every client that trains.
+
+    Raises:
+        ValueError: an algorithm with a memory or FedNova; a traced rate.
+    """
+    if not is_concrete(flow.rounds.learning_rate, flow.rounds.server_rate, flow.numbers):
+        raise ValueError("stability() needs a known learning_rate and rule, but one is being traced")
+    if flow.kind.algorithm != "fed_avg" or flow.kind.momentum:
+        name = "server_momentum" if flow.kind.momentum else f"algorithm {flow.kind.algorithm!r}"
+        raise ValueError(f"stability() is for fed_avg, got {name}: use largest_stable_learning_rate()")
+    nu, largest = float(flow.numbers.nu), float(np.max(flow.numbers.step_weights))
+    bounds = np.full(flow.partition.num_clients, np.inf)
+    for i in np.flatnonzero(flow.cohorts.trains(flow.partition.num_clients)):
+        stiffness = _stiffness(flow, int(i))
+        if stiffness + nu > 0:
+            bounds[i] = _largest_x(flow, int(flow.local_steps[i])) / (stiffness + nu) / largest
+    step, bound = float(np.max(flow.rounds.learning_rate, initial=0.0)), float(bounds.min(initial=np.inf))
+    text = "learning rate against the least of the clients' bounds (2 n_i / lambda_max(Theta_ii) for plain FedAvg)"
+    return Stability(assumption("stable_step", text, step, "<", bound), bounds)
+
+
+def _stiffness(flow: Flow, i: int) -> float:
+    """``lambda_max(Theta_ii) / n_i``, or the largest such number of client i's minibatches."""
+    clients = flow.clients
+    if not flow.kind.minibatches:
+        return float(clients.largest_eigenvalue[i] / np.asarray(flow.partition.sizes)[i])
+    bucket, place = clients.buckets[clients.bucket_of[i]], clients.place_in_bucket[i]
+    assert bucket.block is not None and bucket.shares is not None
+    block, worst = np.asarray(bucket.block[place]), 0.0
+    for share in np.asarray(bucket.shares[place]):
+        root = np.sqrt(share)
+        worst = max(worst, float(np.linalg.eigvalsh(root[:, None] * block * root)[-1]))
+    return worst
+
+
+def _largest_x(flow: Flow, steps: int) -> float:
+    """The supremum x* such that ``server * (1 - (1 - x)^steps) < 2`` for all x in (0, x*), and x* <= 2 but for a flow.
+
+    Where the steps are not all alike only a server that does not extrapolate is known to be safe.
+    """
+    server = float(np.max(flow.rounds.server_rate))
+    if flow.kind.dynamics == "gradient_flow":
+        return np.inf if server <= 2 else float(-np.log(1 - 2 / server) / steps)
+    if flow.kind.minibatches or flow.kind.weighs_steps:
+        return 2.0 if server <= 1 else 0.0
+    if server >= 2:
+        return float(1 - (1 - 2 / server) ** (1 / steps))
+    if server > 1 and steps % 2:
+        return float(1 + (2 / server - 1) ** (1 / steps))
+    return 2.0
