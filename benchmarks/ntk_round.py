@@ -27,11 +27,10 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 
-from fedtangent.federated.ntk_fl.chebyshev import chebyshev_dual
-from fedtangent.federated.ntk_fl.evolution import ntk_evolve
-from fedtangent.federated.ntk_fl.spectral import evolve_dual, largest_eigenvalue
+from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve
+from fedtangent.federated.ntk_fl.dual import chebyshev_dual, largest_eigenvalue, spectral_dual
+from fedtangent.federated.ntk_fl.evolution import choose_time
 from fedtangent.federated.ntk_fl.tangent import linearise_network, pool_examples
-from fedtangent.federated.ntk_fl.time import choose_time
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.models import mlp
 from fedtangent.types import Array, Model, PyTree
@@ -62,10 +61,10 @@ def naive_round(
     residual = y - outputs(flat)
     if kernel == "averaged":
         wide = jacobian.reshape((y.shape[0], -1))
-        dual, _ = evolve_dual(wide @ wide.T / OUTPUTS, residual, rate / y.size, times)
+        dual = spectral_dual(*jnp.linalg.eigh(wide @ wide.T / OUTPUTS), residual, rate / y.size, times)
     else:
         rows = jacobian.reshape((y.size, -1))
-        dual, _ = evolve_dual(rows @ rows.T, residual.reshape((-1, 1)), rate / y.size, times)
+        dual = spectral_dual(*jnp.linalg.eigh(rows @ rows.T), residual.reshape((-1, 1)), rate / y.size, times)
     tall = jacobian.reshape((y.size, -1))
     candidates = [flat + tall.T @ at_t.ravel() for at_t in dual]
     losses = jnp.stack([jnp.mean((y - outputs(weights)) ** 2) for weights in candidates])
@@ -75,10 +74,10 @@ def naive_round(
 def rounds(num_examples: int, times: tuple[int, ...], kernel: str) -> dict[str, Callable[[], Array]]:
     """The two versions as functions that return the flat new weights."""
     model, params, x, y = problem(num_examples)
-    mask = jnp.ones(num_examples, bool)
+    given = Examples(x, y, jnp.ones(num_examples, bool))
 
     def evolve() -> tuple[PyTree, dict[str, Array]]:
-        return ntk_evolve(model, params, x, y, mask, LEARNING_RATE, times, kernel, unstable="clip")
+        return ntk_evolve(model, params, given, LEARNING_RATE, Evolution(times, kernel, unstable="clip"))
 
     @functools.cache
     def rate() -> Array:
@@ -172,7 +171,8 @@ def phases(num_examples: int, times: tuple[int, ...]) -> dict[str, Any]:
 
     @jax.jit
     def search(weights: PyTree, dual: Array) -> Array:
-        return choose_time(model, weights, linearise_network(model, weights, pool).pull, dual, pool).losses
+        pull = linearise_network(model, weights, pool).pull
+        return choose_time(model, weights, pull, dual, pool, Evolution(times)).losses
 
     def both(function: Callable[[], Any]) -> tuple[float, Any]:
         seconds(function)

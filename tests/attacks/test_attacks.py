@@ -14,8 +14,8 @@ from jax.flatten_util import ravel_pytree
 from scipy import signal
 
 from fedtangent import attacks, data, models
-from fedtangent.attacks import Attack, Observed
-from fedtangent.attacks.minimise import minimise
+from fedtangent.attacks import Attack, Batch, Observed
+from fedtangent.attacks.leakage import minimise
 from fedtangent.data.projection import projection_matrix
 from fedtangent.types import Model, PyTree
 
@@ -108,6 +108,10 @@ def test_sparsify_keeps_the_largest_of_each_message() -> None:
         least = np.sort(np.abs(before).ravel())[-10]
         np.testing.assert_array_equal(kept, np.abs(before) >= least)
         np.testing.assert_array_equal(after, before * kept)
+    # exactly as what is sent: equals of the last one are kept all, and where few are above zero, all are known
+    ties = Observed(jnp.asarray([[3.0, 1.0, -1.0, 1.0, 0.5], [2.0, 0.0, 0.0, 0.0, 0.0]]), jnp.ones((2, 5), bool))
+    kept = [[True, True, True, True, False], [True] * 5]
+    np.testing.assert_array_equal(attacks.sparsify(ties, 0.6).kept, kept)
 
 
 # ---- similarity ----
@@ -140,9 +144,8 @@ def valley(point: jax.Array) -> jax.Array:
 
 
 def test_the_minimiser_finds_rosenbrocks_minimum_and_stops() -> None:
-    found = jax.jit(partial(minimise, valley, optimizer="lbfgs", num_steps=200, learning_rate=0.1, tolerance=1e-16))(
-        jnp.array([-1.2, 1.0])
-    )
+    attack = Attack(num_steps=200, tolerance=1e-16)
+    found = jax.jit(partial(minimise, valley, attack=attack))(jnp.array([-1.2, 1.0]))
     np.testing.assert_allclose(found.point, [1, 1], atol=1e-6)
     assert found.steps < 60 and (np.diff(found.history) <= 0).all()
     assert found.history[0] == pytest.approx(24.2) and found.history[-1] == found.value == pytest.approx(
@@ -151,7 +154,7 @@ def test_the_minimiser_finds_rosenbrocks_minimum_and_stops() -> None:
 
 
 def test_adam_and_values_that_are_not_finite() -> None:
-    run = partial(minimise, optimizer="adam", num_steps=400, learning_rate=0.05, tolerance=1e-12)
+    run = partial(minimise, attack=Attack("adam", 400, 0.05, tolerance=1e-12))
     found = jax.jit(lambda p: run(lambda q: jnp.sum((q - 2.0) ** 2), p))(jnp.zeros(3))
     np.testing.assert_allclose(found.point, 2.0, atol=1e-3)
     lost = jax.jit(lambda p: run(lambda q: jnp.sum(q) * jnp.nan, p))(jnp.zeros(3))
@@ -204,7 +207,13 @@ def test_a_gradient_of_a_batch_of_two_gives_both_images(lenet: Case) -> None:
     seen = attacks.gradient(lenet.model, lenet.params, lenet.x[:2], lenet.y[:2])
     labels = jax.nn.one_hot(lenet.y[:2], 10)[None]
     leak = attacks.from_gradients(
-        lenet.model, lenet.params, seen, (SIDE, SIDE, 1), jax.random.key(7), Attack(num_steps=500), 2, labels=labels
+        lenet.model,
+        lenet.params,
+        seen,
+        (SIDE, SIDE, 1),
+        jax.random.key(7),
+        Attack(num_steps=500),
+        Batch(2, labels=labels),
     )
     assert (score(leak.x, lenet.x[:2]) > 0.9).all()  # labels given in order
 
@@ -322,9 +331,10 @@ def test_mistakes_are_named(lenet: Case, dense: Case) -> None:
     _fail(lambda: gradients(seen=lenet.jacobians, shape=shape), "seen", "[m, ")
     _fail(lambda: jacobians(seen=lenet.jacobians, shape=(7, 7, 1)), "shape", "(7, 7, 1)")
     _fail(lambda: jacobians(seen=lenet.jacobians, shape=shape, outputs=jnp.zeros((2, 10))), "outputs", "(2, 10)")
-    _fail(lambda: gradients(seen=lenet.gradients, shape=shape, loss="hinge"), "loss", "hinge")
-    _fail(lambda: gradients(seen=lenet.gradients, shape=shape, batch_size=0), "batch_size", "0")
-    _fail(lambda: gradients(seen=lenet.gradients, shape=shape, labels=jnp.zeros((1, 1, 10))), "labels", "(1, 1, 10)")
+    _fail(lambda: Batch(loss="hinge"), "loss", "hinge")
+    _fail(lambda: Batch(0), "size", "0")
+    wrong = Batch(labels=jnp.zeros((1, 1, 10)))
+    _fail(lambda: gradients(seen=lenet.gradients, shape=shape, batch=wrong), "labels", "(1, 1, 10)")
     _fail(lambda: attacks.read_first_layer(lenet.model, lenet.params, lenet.jacobians), "model", "dense")
     _fail(lambda: attacks.read_first_layer(dense.model, dense.params, lenet.jacobians), "seen", "[m, C,")
     _fail(lambda: attacks.lenet((8, 8)), "lenet", "(8, 8)", "(H, W, channels)")

@@ -19,7 +19,7 @@ from fedtangent.federated import algorithms
 from fedtangent.federated.aggregate import Stacked, weighted_mean
 from fedtangent.federated.compose import client_view
 from fedtangent.federated.local import Work
-from fedtangent.federated.ntk_fl.server import Examples, ntk_server
+from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_server
 from fedtangent.federated.schedule import all_clients, uniform_sampling
 from fedtangent.federated.wire import channel
 from fedtangent.federated.wire.shuffler import folded, permuted
@@ -161,10 +161,7 @@ def pooled(permutation: np.ndarray | None = None) -> Stacked:
 def test_the_update_does_not_depend_on_the_order_of_rows_but_on_who_has_which_target() -> None:
     params = network().init(jax.random.key(0))
     info = RoundInfo(jnp.int32(0), jnp.float32(3), jnp.int32(3), jax.random.key(5))
-    made = {
-        s: ntk_server(network(), learning_rate=0.3, times=(5, 30), shuffle=s, kernel="averaged", method="eigh")
-        for s in (False, True)
-    }
+    made = {s: ntk_server(network(), 0.3, Evolution((5, 30), "averaged", "eigh"), shuffle=s) for s in (False, True)}
     plain, report = made[False].update(params, pooled(), info)
     mixed, other = made[True].update(params, pooled(), info)
     moved = np.abs(flat(plain) - flat(params)).max()
@@ -211,7 +208,7 @@ def test_cp_ntk_fl_with_a_shuffler_alone_is_ntk_fl() -> None:
     data, plan = uneven_data(), uniform_sampling(6, 4)
     given: dict[str, Any] = {"learning_rate": 0.3, "times": (1, 9), "kernel": "averaged", "method": "eigh"}
     plain = simulate(algorithms.ntk_fl(network(), plan, **given), data, 1, 1, "scan")
-    mixed = simulate(algorithms.cp_ntk_fl(network(), plan, **given), data, 1, 1, "scan")
+    mixed = simulate(algorithms.cp_ntk_fl(network(), plan, shuffle=True, **given), data, 1, 1, "scan")
     assert distance(plain.state.server, mixed.state.server) < 1e-12
     assert plain.history.evaluations[-1].uplink_bytes == mixed.history.evaluations[-1].uplink_bytes > 0
 
@@ -254,7 +251,7 @@ def test_the_papers_table_1_needs_99_percent_of_a_jacobian_set_to_zero() -> None
 
 @pytest.mark.slow
 def test_beta_is_charged_by_what_is_drawn() -> None:
-    options: dict[str, Any] = {"learning_rate": 0.1, "times": (1,), "sparsity": 0.0, "shuffle": False}
+    options: dict[str, Any] = {"learning_rate": 0.1, "times": (1,), "sparsity": 0.0}
     data, model = uneven_data(), network()
     algorithm = algorithms.cp_ntk_fl(model, all_clients(6), beta=0.5, method="eigh", **options)
     run = simulate(algorithm, data, 1, 0, "scan")

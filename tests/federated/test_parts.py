@@ -19,7 +19,7 @@ from fedtangent.federated import algorithms
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work, local_sgd
-from fedtangent.federated.ntk_fl.server import send_examples
+from fedtangent.federated.ntk_fl import send_examples
 from fedtangent.federated.predict import mean_of_models
 from fedtangent.federated.schedule import all_clients, random_models, strata
 from fedtangent.federated.server import optax_server

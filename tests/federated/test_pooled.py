@@ -18,7 +18,7 @@ from fedtangent.federated import algorithms
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work
-from fedtangent.federated.ntk_fl.server import send_examples
+from fedtangent.federated.ntk_fl import send_examples
 from fedtangent.federated.pooling import pool_server
 from fedtangent.federated.schedule import all_clients, per_client_permutations, uniform_sampling
 from fedtangent.losses import squared_error

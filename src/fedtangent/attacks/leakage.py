@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.flatten_util import ravel_pytree
 
-from fedtangent.attacks.minimise import OPTIMIZERS, Minimum, minimise
 from fedtangent.attacks.observation import Observed
-from fedtangent.checks import is_whole
+from fedtangent.checks import check_positive, choice, integer
 from fedtangent.types import Array, Key, Model, PyTree
 
 Sight = tuple[Array, Array, Array | None]  # messages, weight of every entry, outputs or labels if they are known
 COMPARED = ("all", "kept")
 SOFT_LOSSES = ("cross_entropy", "squared_error")
+OPTIMIZERS = ("lbfgs", "adam")
+MEMORY = 20  # of L-BFGS
+PATIENCE = 5  # steps of L-BFGS without a lower value before it stops
 
 
 @dataclass(frozen=True)
@@ -42,16 +44,29 @@ class Attack:
     tolerance: float = 1e-10  # relative squared mismatch at which the search ends
 
     def __post_init__(self) -> None:
-        for name, allowed in (("optimizer", OPTIMIZERS), ("compare", COMPARED)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, allowed are {', '.join(allowed)}")
+        choice("optimizer", self.optimizer, OPTIMIZERS)
+        choice("compare", self.compare, COMPARED)
         for name in ("num_steps", "num_restarts"):
-            if not is_whole(getattr(self, name)) or getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, must be a whole number of at least 1")
+            integer(name, getattr(self, name), 1)
         for name in ("learning_rate", "init_scale", "tolerance"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name}: got {value!r}, must be positive")
+            check_positive(name, getattr(self, name))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a gradient was taken of: the mean ``loss`` over ``size`` examples, with ``labels`` if they are known.
+
+    ``labels`` are [m, size, C], probabilities (cross entropy) or targets (squared error), of m messages. Raises
+    ``ValueError`` for an unknown loss and a size below 1.
+    """
+
+    size: int = 1
+    loss: str = "cross_entropy"
+    labels: Array | None = None
+
+    def __post_init__(self) -> None:
+        integer("size", self.size, 1)
+        choice("loss", self.loss, SOFT_LOSSES)
 
 
 class Leak(NamedTuple):
@@ -63,6 +78,15 @@ class Leak(NamedTuple):
     history: Array  # [m, num_steps + 1] lowest mismatch so far
     steps: Array  # [m] int32
     finite: Array  # [m] bool, False where every restart met only values that are not finite
+
+
+class Minimum(NamedTuple):
+    """The best point that was met."""
+
+    point: PyTree
+    value: Array  # []
+    history: Array  # [num_steps + 1] lowest value so far
+    steps: Array  # [] int32, steps taken
 
 
 def from_jacobians(
@@ -106,38 +130,32 @@ def from_gradients(
     shape: tuple[int, ...],
     key: Key,
     attack: Attack = Attack(),
-    batch_size: int = 1,
-    loss: str = "cross_entropy",
-    labels: Array | None = None,
+    batch: Batch = Batch(),
 ) -> Leak:
     """Inputs [m, B, ...] from gradients of batches: minimise ``|grad(x', y') - g|^2 / |g|^2``.
 
-    ``seen.values`` is [m, P] as ``observation.gradient`` has it, each of a batch of its own of ``batch_size`` examples
-    of ``shape``. Labels are found as well, cross entropy's as the softmax of logits (Zhu et al., 2019, Algorithm 1),
-    unless ``labels`` [m, B, C] (probabilities or targets) are given. The order of a batch cannot be found.
+    ``seen.values`` is [m, P] as ``observation.gradient`` has it, each of a ``batch`` of its own of B examples of
+    ``shape``. Labels are found as well, cross entropy's as the softmax of logits (Zhu et al., 2019, Algorithm 1),
+    unless they are known. The order of a batch cannot be found.
 
     With ReLU the search meets the walls of ``from_jacobians``. Raises ``ValueError`` for shapes that do not fit the
-    model, an unknown loss and a batch size below 1.
+    model.
     """
     size = ravel_pytree(params)[0].size
     if seen.values.ndim != 2 or seen.values.shape[1] != size:
         raise ValueError(f"seen: got {seen.values.shape}, the model's gradients are [m, {size}]")
-    if not is_whole(batch_size) or batch_size < 1:
-        raise ValueError(f"batch_size: got {batch_size!r}, must be a whole number of at least 1")
-    if loss not in SOFT_LOSSES:
-        raise ValueError(f"loss: got {loss!r}, allowed are {', '.join(SOFT_LOSSES)}")
     _check_shape(model, params, shape)
-    wanted = (len(seen.values), batch_size, model.output_size)
+    labels, wanted = batch.labels, (len(seen.values), batch.size, model.output_size)
     if labels is not None and labels.shape != wanted:
         raise ValueError(f"labels: got {labels.shape}, must be {wanted}")
     flat, (pixels, logits) = ravel_pytree(params)[0], jax.random.split(key)
     count = len(seen.values) * attack.num_restarts
-    x = _normal(pixels, (count, batch_size, *shape), flat) * attack.init_scale
+    x = _normal(pixels, (count, batch.size, *shape), flat) * attack.init_scale
     guess = _normal(logits, (count, *wanted[1:]), flat) if labels is None else None
     sight = seen.values, _weight(seen, attack), labels
-    found = _gradient_search(model, loss, _limits(attack), params, sight, (x, guess))
+    found = _gradient_search(model, batch.loss, _limits(attack), params, sight, (x, guess))
     leak = _best_of(found, len(seen.values))
-    return leak._replace(labels=_targets(loss, leak.labels, labels))
+    return leak._replace(labels=_targets(batch.loss, leak.labels, labels))
 
 
 def _check_shape(model: Model, params: PyTree, shape: tuple[int, ...]) -> None:
@@ -203,8 +221,7 @@ def _search_all(mismatch: Callable[[Sight, PyTree], Array], attack: Attack, sigh
     def search(part: tuple[Array, PyTree]) -> Minimum:
         number, start = part
         seen = jax.tree.map(lambda leaf: leaf[number // restarts], sight)
-        limits = attack.num_steps, attack.learning_rate, attack.tolerance
-        return minimise(partial(mismatch, seen), start, attack.optimizer, *limits)
+        return minimise(partial(mismatch, seen), start, attack)
 
     return jax.lax.map(search, (jnp.arange(count), starts))
 
@@ -231,3 +248,70 @@ def _soft_loss(loss: str, outputs: Array, y: Array) -> Array:
     if loss == "cross_entropy":
         return jnp.mean(-jnp.sum(y * jax.nn.log_softmax(outputs), axis=-1))
     return jnp.mean(0.5 * jnp.sum((outputs - y) ** 2, axis=-1))
+
+
+# ---- the minimiser ------------------------------------------------------------------------------------------------
+
+
+def minimise(objective: Callable[[PyTree], Array], start: PyTree, attack: Attack) -> Minimum:
+    """Lower ``objective`` from ``start`` until it is at most the tolerance, or L-BFGS finds nothing lower any more.
+
+    L-BFGS chooses its steps by a line search and does not look at the learning rate. A value that is not finite is
+    never the best one.
+    """
+    num_steps = attack.num_steps
+    method, advance_by_one = _method(objective, attack)
+    value, slope = jax.value_and_grad(objective)(start)
+    first = jnp.where(jnp.isfinite(value), value, jnp.inf)
+    history = jnp.full((num_steps + 1,), first)
+    patience = PATIENCE if attack.optimizer == "lbfgs" else num_steps
+
+    def goes_on(carry: Any) -> Array:
+        _, _, (_, best), _, step, idle = carry
+        return (step < num_steps) & (best > attack.tolerance) & (idle < patience)
+
+    def advance(carry: Any) -> Any:
+        here, state, (kept, best), history, step, idle = carry
+        here, state = advance_by_one(here, state)
+        better = here.value < best  # false for what is not a number
+        kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), here.point, kept)
+        best = jnp.where(better, here.value, best)
+        return here, state, (kept, best), history.at[step + 1].set(best), step + 1, jnp.where(better, 0, idle + 1)
+
+    zero = jnp.zeros((), jnp.int32)
+    carry = _Here(start, value, slope), method.init(start), (start, first), history, zero, zero
+    _, _, (kept, best), history, steps, _ = jax.lax.while_loop(goes_on, advance, carry)
+    return Minimum(kept, best, jnp.where(jnp.arange(num_steps + 1) > steps, best, history), steps)
+
+
+class _Here(NamedTuple):
+    """Where the search is."""
+
+    point: PyTree
+    value: Array  # []
+    slope: PyTree
+
+
+def _method(
+    objective: Callable[[PyTree], Array], attack: Attack
+) -> tuple[Any, Callable[[_Here, Any], tuple[_Here, Any]]]:
+    """The optimiser, and its step."""
+    if attack.optimizer == "lbfgs":
+        method = optax.lbfgs(memory_size=MEMORY)
+
+        def search(here: _Here, state: Any) -> tuple[_Here, Any]:
+            point, value, slope = here
+            change, state = method.update(slope, state, point, value=value, grad=slope, value_fn=objective)
+            # the line search has evaluated the point that it chose
+            found = optax.tree.get(state, "value"), optax.tree.get(state, "grad")
+            return _Here(optax.apply_updates(point, change), *found), state
+
+        return method, search
+    method = optax.adam(attack.learning_rate)
+
+    def descend(here: _Here, state: Any) -> tuple[_Here, Any]:
+        change, state = method.update(here.slope, state, here.point)
+        point = optax.apply_updates(here.point, change)
+        return _Here(point, *jax.value_and_grad(objective)(point)), state
+
+    return method, descend

@@ -1,4 +1,4 @@
-"""The network that deep leakage was shown on."""
+"""The network that deep leakage was shown on, and how much of an image came back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from fedtangent.checks import check_positive, choice
 from fedtangent.types import Array, Key, Model, PyTree
 
 ACTIVATIONS = {"sigmoid": jax.nn.sigmoid, "relu": jax.nn.relu}
@@ -38,10 +40,8 @@ def lenet(
             f"lenet: got input_shape={shape}, output_size={output_size}; input_shape must be (H, W, channels), all of "
             "them and output_size at least 1"
         )
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation: got {activation!r}, allowed are {', '.join(ACTIVATIONS)}")
-    if not weight_range > 0:
-        raise ValueError(f"weight_range: got {weight_range}, must be positive")
+    choice("activation", activation, tuple(ACTIVATIONS))
+    check_positive("weight_range", weight_range)
     act, sizes = ACTIVATIONS[activation], [(shape[0], shape[1])]
     for stride in STRIDES:
         sizes.append(((sizes[-1][0] - 1) // stride + 1, (sizes[-1][1] - 1) // stride + 1))
@@ -70,3 +70,33 @@ def lenet(
 
     name = f"lenet({'x'.join(map(str, shape))}-{output_size}, {activation})"
     return Model(name, init, apply, None, int(output_size))
+
+
+def ssim(images: np.ndarray, originals: np.ndarray, data_range: float = 1.0, window: int | None = None) -> np.ndarray:
+    """Structural similarity of each image to its original, [n] float64; 1 for equal images.
+
+    ``images`` and ``originals`` are [n, H, W] or [n, H, W, channels], on a scale of ``data_range`` from black to white;
+    what lies outside the originals' scale is for the caller to clip. ``window`` is the odd side of the sliding window:
+    by default 7, as in scikit-image, and at most half of the image (3 for 8 x 8), for the mean goes over windows that
+    lie inside the image. Raises ``ValueError`` for other shapes, a ``data_range`` that is not positive and a window
+    that is even, below 3, or does not fit. (Wang, Bovik, Sheikh and Simoncelli, 2004.)
+    """
+    from skimage.metrics import structural_similarity
+
+    images, originals = np.asarray(images, np.float64), np.asarray(originals, np.float64)
+    if images.shape != originals.shape or images.ndim not in (3, 4):
+        raise ValueError(
+            f"images: got {images.shape} and originals {originals.shape}, must be equal, [n, H, W] or [n, H, W, C]"
+        )
+    check_positive("data_range", data_range)
+    side = min(images.shape[1:3])
+    size = max(min(7, side // 2 - (side // 2 + 1) % 2), 3) if window is None else window
+    if size < 3 or size % 2 == 0 or size > side:
+        raise ValueError(f"window: got {size}, must be odd, at least 3 and at most the image's side, {side}")
+    channel = -1 if images.ndim == 4 else None
+    return np.array(
+        [
+            structural_similarity(a, b, win_size=size, data_range=data_range, channel_axis=channel)
+            for a, b in zip(images, originals, strict=True)
+        ]
+    )

@@ -1,8 +1,7 @@
-"""What the server sees of a client's examples: gradients, Jacobians, whole or sparsified."""
+"""What the server sees of a client's examples: gradients and Jacobians, whole, sparsified or shuffled."""
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from fedtangent.federated.wire.sparsify import check_sparsity, thresholds
 from fedtangent.losses import Loss, get_loss
 from fedtangent.types import Array, Model, PyTree
 
@@ -61,22 +61,42 @@ def _gradient(model: Model, loss: Loss, params: PyTree, x: Array, y: Array) -> A
 
 
 def sparsify(seen: Observed, sparsity: float) -> Observed:
-    """The share ``1 - sparsity`` of each message's entries of largest magnitude, the others zero.
+    """What is left of messages of which the share ``sparsity`` of smallest magnitude is set to zero.
 
-    A message is ``values[i]``: an example's whole Jacobian, or one gradient. Entries that are equal in magnitude to
-    the smallest one kept are kept in the order in which they stand. Raises ``ValueError`` for a sparsity outside
+    A message is ``values[i]``: an example's whole Jacobian, or one gradient. Entries are kept exactly as CP-NTK-FL's
+    clients keep them (``wire.sparsify``): ``num_kept`` of them and all that equal the least of these in magnitude;
+    where fewer are above zero nothing is lost, and all count as kept. Raises ``ValueError`` for a sparsity outside
     [0, 1).
     """
-    if not (math.isfinite(sparsity) and 0 <= sparsity < 1):
-        raise ValueError(f"sparsity: got {sparsity}, must be at least 0 and below 1")
-    size = math.prod(seen.values.shape[1:])
-    return _largest(max(size - round(sparsity * size), 1), seen)
+    check_sparsity(sparsity)
+    return _sparsified(float(sparsity), seen)
 
 
 @partial(jax.jit, static_argnums=0)
-def _largest(keep: int, seen: Observed) -> Observed:
-    flat = seen.values.reshape(len(seen.values), -1)
-    _, places = jax.lax.top_k(jnp.abs(flat), keep)
-    rows = jnp.arange(len(flat))[:, None]
-    kept = jnp.zeros(flat.shape, bool).at[rows, places].set(True).reshape(seen.values.shape) & seen.kept
+def _sparsified(sparsity: float, seen: Observed) -> Observed:
+    at = thresholds(seen.values, sparsity).reshape((-1,) + (1,) * (seen.values.ndim - 1))
+    kept = (jnp.abs(seen.values) >= at) & seen.kept
     return Observed(jnp.where(kept, seen.values, 0), kept)
+
+
+def shuffle_rows(seen: Observed, order: Array) -> Observed:
+    """Examples in another order: row ``i`` of the result is row ``order[i]`` [m].
+
+    CP-NTK-FL permutes "rows and columns in synchronization" (Yue et al., 2022, section 4.2). The update
+    ``sum_j J_{:j:}' R_{:j}`` (9b) does not change if the examples are permuted (rows of every ``J_{:j:}``, of ``f`` and
+    of ``Y``), nor if the outputs ``j`` are, with the columns of ``f`` and ``Y``. Neither hides an image: a row is
+    reconstructed as before, only whose it is, is lost, and the order of the outputs stands in the derivatives by the
+    last layer's biases.
+    """
+    return jax.tree.map(lambda leaf: leaf[order], seen)
+
+
+def shuffle_weights(seen: Observed, order: Array) -> Observed:
+    """Weights in another order, one for all examples and outputs: column ``p`` of the result is ``order[p]`` [P].
+
+    That "considering the high dimensionality of the neural network weight" the attack becomes infeasible fits this
+    permutation, of the columns of ``J_{:j:}``: the kernel does not change, but the update comes out permuted, and
+    whoever knows the order must put it back. It hides the places of an image's pixels, until a client tells the server
+    of examples of its own: ``order_from_known``.
+    """
+    return jax.tree.map(lambda leaf: leaf[..., order], seen)

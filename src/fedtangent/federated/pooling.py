@@ -5,27 +5,21 @@ The ideal that federated algorithms are held against: no local drift, and no pri
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 
 from fedtangent.federated.aggregate import Stacked
 from fedtangent.federated.local import Problem, Work, minimise, validate_work
-from fedtangent.federated.ntk_fl.server import Examples
 from fedtangent.federated.rates import Optimizer, at_round
+from fedtangent.federated.wire import ledger
+from fedtangent.federated.wire.channel import as_is
 from fedtangent.losses import Loss
-from fedtangent.pytrees import item_bytes
 from fedtangent.types import Array, Channel, Client, FederatedData, Model, PyTree, RoundInfo, Server
 
 
 def raw_examples() -> Channel:
     """The examples themselves: for each of a client's, the bytes of its x and of its y in their own dtypes."""
-
-    def uplink(message: Examples, broadcast: PyTree) -> tuple[int, int]:
-        return 0, sum(math.prod(leaf.shape[1:]) * item_bytes(leaf.dtype) for leaf in (message.x, message.y))
-
-    return Channel(send=lambda key, message, memory: (message, memory), uplink=uplink)
+    return as_is(lambda message, broadcast: (0, ledger.example_bytes(message.x, message.y)))
 
 
 def pooled_client(received: Stacked, round_: Array) -> Client:

@@ -150,7 +150,9 @@ def _evolving(name: str) -> Callable[..., Method]:
         pool = _rounded(largest_sample(_partition(trial), s.clients_per_round, s.beta if compressed else 1.0))
         recipe: Callable[..., Algorithm] = algorithms.cp_ntk_fl if compressed else algorithms.ntk_fl
         bits = s.value_bits or None
-        own: dict[str, Any] = {"beta": s.beta, "sparsity": s.sparsity, "value_bits": bits} if compressed else {}
+        own: dict[str, Any] = (
+            {} if not compressed else {"beta": s.beta, "sparsity": s.sparsity, "value_bits": bits, "shuffle": True}
+        )
 
         def build(steps: Count, rate: float | Array) -> Algorithm:
             return recipe(

@@ -19,7 +19,7 @@ from fedtangent.federated.algorithms.common import client_descent
 from fedtangent.federated.algorithms.entry import Around, Given, Laws, Training, around, entry_of, shared_arguments
 from fedtangent.federated.compose import compose, sequentially
 from fedtangent.federated.local import Problem, Work, minimise, validate_work
-from fedtangent.federated.ntk_fl.server import send_examples
+from fedtangent.federated.ntk_fl import send_examples
 from fedtangent.federated.pooling import pool_server, raw_examples
 from fedtangent.federated.rates import Rate, check_rate
 from fedtangent.losses import get_loss

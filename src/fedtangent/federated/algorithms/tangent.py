@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -13,51 +12,61 @@ import numpy as np
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.algorithms.entry import Descent, Given, Hiding, Laws, entry_of, shared_arguments
 from fedtangent.federated.compose import compose, sequentially
-from fedtangent.federated.ntk_fl.evolution import Evolution
-from fedtangent.federated.ntk_fl.options import probabilities
-from fedtangent.federated.ntk_fl.server import ntk_server, send_examples
-from fedtangent.federated.ntk_fl.sparse_tangent import sparse_linearise
+from fedtangent.federated.ntk_fl import Evolution, ntk_server, send_examples, sparse_linearise
+from fedtangent.federated.ntk_fl.losses import probabilities
+from fedtangent.federated.ntk_fl.tangent import Linearise
 from fedtangent.federated.rates import Rate, check_rate
 from fedtangent.federated.wire.channel import jacobians
 from fedtangent.federated.wire.secure_aggregation import sum_only
 from fedtangent.federated.wire.sparsify import check_sparsity, check_value_bits
 from fedtangent.federated.wire.subsample import largest_sample, subsampled
-from fedtangent.types import Accept, Algorithm, Channel, Cost, Engine, FederatedData, Local, Model, Schedule, Server
+from fedtangent.types import Accept, Algorithm, Array, Cost, Engine, FederatedData, Model, Schedule
 
 
-def ntk_fl(
-    model: Model,
-    schedule: Schedule,
-    *,
-    learning_rate: Rate,
-    times: tuple[int, ...] = tuple(range(100, 2001, 100)),
-    pool_size: int | None = None,
-    slots_per_model: int | None = None,
-    accept: Accept | None = None,
-    **evolution: Unpack[Evolution],
-) -> Algorithm:
+class TangentOptions(TypedDict, total=False):
+    """Options of both recipes: the fields of ``ntk_fl.Evolution``, and what is pooled."""
+
+    times: tuple[int, ...]
+    kernel: str
+    method: str
+    linearise: Linearise | None
+    criterion: str
+    patience: int | None
+    unstable: str
+    loss: str
+    kernel_bytes: int
+    validation: tuple[Array, Array] | None  # examples that the server holds, to choose the time by
+    pool_size: int | None  # the most examples that one model pools in a round
+    slots_per_model: int | None  # the most clients that one model pools in a round, all slots by default
+    accept: Accept | None  # which messages count
+
+
+class Compression(NamedTuple):
+    """The switches of CP-NTK-FL, all off."""
+
+    beta: float = 1.0
+    sparsity: float = 0.0
+    value_bits: int | None = None
+    shuffle: bool = False
+
+
+def ntk_fl(model: Model, schedule: Schedule, *, learning_rate: Rate, **options: Unpack[TangentOptions]) -> Algorithm:
     """NTK-FL (Yue et al., ICML 2022, section 4.1): clients send Jacobians, the server evolves the tangent kernel.
 
     Args:
         learning_rate: eta of the halved squared error averaged over examples and outputs, or of the mean cross
             entropy (``loss="cross_entropy"``, on class labels).
-        times: candidate numbers of gradient steps; the one with the smallest training loss is kept (eq. 11a).
-        pool_size: the most examples that one model pools in a round, which is the size of the kernel; ``largest_pool``
-            of the partition drops none and leaves the padding out. ``info["examples_dropped"]`` counts those beyond.
-        slots_per_model: the most clients that one model pools in a round (all slots by default); ``info["dropped"]``
-            counts, per model, those beyond it.
-        evolution: the other options of ``ntk_evolve``: ``kernel``, ``method``, ``loss``, ``unstable`` (a round whose
-            learning rate is above the largest stable one keeps the model, and ``simulate`` says so in its status), and
-            ``validation`` with ``criterion`` and ``patience`` for the choice of the time. Validation examples count as
-            sent up once, before the first round.
+        options: the fields of ``ntk_fl.Evolution`` (``times``, ``kernel``, ``loss``, ``unstable``, ..: a round whose
+            learning rate is above the largest stable one keeps the model, and ``simulate`` says so in its status);
+            ``validation``, examples x [m, ...] and y [m, C] that the server holds and chooses the time by, charged as
+            sent up once, before the first round; ``pool_size``, which is the size of the kernel:
+            ``subsample.largest_sample`` of the partition drops no example and leaves the padding out
+            (``info["examples_dropped"]`` counts those beyond); ``slots_per_model`` (``info["dropped"]`` counts, per
+            model, the clients beyond it); and ``accept``.
 
     Raises ``ValueError`` for an option that is not allowed.
     """
-    _check_single("ntk_fl", evolution)
-    check_rate("learning_rate", learning_rate)
-    server = ntk_server(model, learning_rate=learning_rate, times=times, pool_size=pool_size, **evolution)
-    wire = jacobians(model.output_size)
-    return _pooled("ntk_fl", model, schedule, send_examples(), wire, server, slots_per_model, accept, evolution)
+    return _evolving("ntk_fl", model, schedule, learning_rate, Compression(), options)
 
 
 def cp_ntk_fl(
@@ -65,64 +74,55 @@ def cp_ntk_fl(
     schedule: Schedule,
     *,
     learning_rate: Rate,
-    times: tuple[int, ...] = tuple(range(100, 2001, 100)),
     beta: float = 1.0,
     sparsity: float = 0.0,
     value_bits: int | None = None,
-    shuffle: bool = True,
-    pool_size: int | None = None,
-    slots_per_model: int | None = None,
-    accept: Accept | None = None,
-    **evolution: Unpack[Evolution],
+    shuffle: bool = False,
+    **options: Unpack[TangentOptions],
 ) -> Algorithm:
     """CP-NTK-FL (Yue et al., ICML 2022, section 4.2): NTK-FL with less on the wire, and less to be read from it.
 
     Each switch works by itself; with all of them off it is ``ntk_fl``. The random projection is the data's
-    (``data.projection.projected``, with the seed that ``federated.key_server`` hands out): the model takes d1' inputs.
+    (``data.projection.projected``, with the seed that ``wire.key_server`` hands out): the model takes d1' inputs.
 
     Args:
         beta: share of its examples that a client uses in a round (``subsample.subsampled``), the paper's beta.
         sparsity: share of the numbers of each example's Jacobian that is set to zero, the smallest ones
-            (``sparse_tangent.sparse_linearise``); kernel and update are those of the sparsified Jacobians.
+            (``ntk_fl.sparse_linearise``); kernel and update are those of the sparsified Jacobians.
         value_bits: bits of a Jacobian's number on the wire, 10 to 32 (rounded so); by default those of the parameters.
         shuffle: a shuffling server permutes the rows of all clients' Jacobians, outputs and targets together.
-        pool_size: as in ``ntk_fl``; ``subsample.largest_sample`` of the partition drops none.
+        options: those of ``ntk_fl``, and so are the reports.
 
-    The other arguments are those of ``ntk_fl``, and so are its reports. The ledger charges, for each example in use,
-    the kept numbers, their places (as indices or a bitmap, whichever is smaller), the outputs and the targets.
+    The ledger charges, for each example in use, the kept numbers, their places (as indices or a bitmap, whichever is
+    smaller), the outputs and the targets.
 
     Raises ``ValueError`` for a beta outside (0, 1], a sparsity outside [0, 1), value_bits outside 10 .. 32, and as
     ``ntk_fl`` does; and for ``linearise`` among the options, which sparsity decides.
     """
-    _check_single("cp_ntk_fl", evolution)
+    if "linearise" in options:
+        raise ValueError("linearise: is decided by sparsity in cp_ntk_fl: leave it out")
+    compression = Compression(beta, sparsity, value_bits, shuffle)
+    return _evolving("cp_ntk_fl", model, schedule, learning_rate, compression, options)
+
+
+def _evolving(
+    name: str, model: Model, schedule: Schedule, learning_rate: Rate, compression: Compression, options: TangentOptions
+) -> Algorithm:
+    """Clients whose examples' Jacobians a server pools and evolves."""
+    own: dict[str, Any] = dict(options)
+    if "secure_aggregation" in own:
+        raise sum_only(name, "Jacobians")
+    validation, pool_size, accept = (own.pop(part, None) for part in ("validation", "pool_size", "accept"))
+    slots = own.pop("slots_per_model", None)
+    beta, sparsity, value_bits, shuffle = compression
     check_rate("learning_rate", learning_rate)
     check_sparsity(sparsity)
     check_value_bits(value_bits)
-    if "linearise" in evolution:
-        raise ValueError("linearise: is decided by sparsity in cp_ntk_fl: leave it out")
     if sparsity > 0 or value_bits is not None:
         dtype = jnp.result_type(*jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
-        evolution["linearise"] = sparse_linearise(sparsity, value_bits=value_bits, dtype=dtype)
-    server = ntk_server(
-        model, learning_rate=learning_rate, times=times, pool_size=pool_size, shuffle=shuffle, **evolution
-    )
-    local, wire = subsampled(send_examples(), beta), jacobians(model.output_size, sparsity, value_bits)
-    return _pooled("cp_ntk_fl", model, schedule, local, wire, server, slots_per_model, accept, evolution)
-
-
-def _check_single(name: str, options: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for secure aggregation."""
-    if "secure_aggregation" in options:
-        raise sum_only(name, "Jacobians")
-
-
-def _pooled(
-    name: str, model: Model, schedule: Schedule, local: Local, wire: Channel, server: Server,
-    slots_per_model: int | None, accept: Accept | None, evolution: Evolution,
-) -> Algorithm:  # fmt: skip
-    """Clients whose examples' Jacobians a server pools."""
-    held = evolution.get("validation") or ()
-    slots = schedule.num_slots if slots_per_model is None else slots_per_model
+        own["linearise"] = sparse_linearise(sparsity, value_bits=value_bits, dtype=dtype)
+    evolution = Evolution(**own)
+    slots = schedule.num_slots if slots is None else slots
     if not 1 <= slots <= schedule.num_slots:
         raise ValueError(
             f"slots_per_model: got {slots}, must be between 1 and {schedule.num_slots}, the schedule's slots"
@@ -130,16 +130,16 @@ def _pooled(
     algorithm = compose(
         name,
         model,
-        local,
-        server,
+        subsampled(send_examples(), beta),
+        ntk_server(model, learning_rate, evolution, validation=validation, pool_size=pool_size, shuffle=shuffle),
         schedule,
         aggregate=stack(slots),
-        channel=wire,
+        channel=jacobians(model.output_size, sparsity, value_bits),
         map_models=sequentially,
         accept=accept,
-        once=(sum(np.asarray(leaf).nbytes for leaf in held), 0),
+        once=(sum(np.asarray(leaf).nbytes for leaf in validation or ()), 0),
     )
-    if evolution.get("loss") != "cross_entropy":
+    if evolution.loss != "cross_entropy":
         return algorithm
 
     def cost(data: FederatedData, engine: Engine) -> Cost:
@@ -179,7 +179,7 @@ class CpNtkFlOptions(Hiding, NtkFlOptions):
     """Share of the numbers of each example's Jacobian that is set to zero, the smallest."""
 
 
-def _evolving(o: NtkFlOptions, given: Given) -> dict[str, Any]:
+def _arguments(o: NtkFlOptions, given: Given) -> dict[str, Any]:
     """Arguments of the recipes that evolve a kernel."""
     slots = min(given.schedule.num_slots, given.schedule.num_clients)
     beta = o.beta if isinstance(o, CpNtkFlOptions) else 1.0
@@ -201,12 +201,12 @@ def _evolving(o: NtkFlOptions, given: Given) -> dict[str, Any]:
 
 
 def _build_ntk_fl(o: NtkFlOptions, given: Given) -> Algorithm:
-    return ntk_fl(given.model, given.schedule, **_evolving(o, given))
+    return ntk_fl(given.model, given.schedule, **_arguments(o, given))
 
 
 def _build_cp_ntk_fl(o: CpNtkFlOptions, given: Given) -> Algorithm:
     own: dict[str, Any] = {"beta": o.beta, "sparsity": o.sparsity, "shuffle": o.shuffle}
-    return cp_ntk_fl(given.model, given.schedule, **_evolving(o, given), **own)
+    return cp_ntk_fl(given.model, given.schedule, **_arguments(o, given), **own)
 
 
 _EVOLUTION: dict[str, Any] = {"learning_rate": 0.3, "times": (1, 4, 9)}
@@ -233,7 +233,9 @@ ENTRIES = (
         needs=("validation", "clients"),
         sends="Jacobians",
         laws=Laws(
-            {**_EVOLUTION, "beta": 0.6, "sparsity": 0.5}, exact={**_EVOLUTION, "sparsity": 0.5}, doubled="examples"
+            {**_EVOLUTION, "beta": 0.6, "sparsity": 0.5, "shuffle": True},
+            exact={**_EVOLUTION, "sparsity": 0.5, "shuffle": True},
+            doubled="examples",
         ),
     ),
 )

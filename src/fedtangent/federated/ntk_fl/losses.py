@@ -1,4 +1,4 @@
-"""The losses that NTK-FL's evolution descends, each as all that the evolution asks of one."""
+"""The losses that NTK-FL's evolution descends, each as all that the evolution asks of one, and their targets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedtangent.types import Array
 
@@ -50,3 +51,26 @@ OUTPUT_LOSSES = {
     ),
 }
 LOSSES = tuple(OUTPUT_LOSSES)
+
+
+def probabilities(name: str, y: Array, num_classes: int, mask: Array | None = None) -> Array:
+    """Targets of the cross entropy as probabilities [n, C], from those or from class labels [n].
+
+    Raises ``ValueError`` for fewer than two classes and, where values are known, for rows that are not probabilities
+    and labels that are not classes. Other shapes come back as they are.
+    """
+    if num_classes < 2:
+        raise ValueError(f"loss: got 'cross_entropy', needs at least two outputs, but the model has {num_classes}")
+    known = not any(isinstance(value, jax.core.Tracer) for value in (y, mask))
+    fits = np.ndim(y) > 0 and (mask is None or np.shape(mask) == np.shape(y)[:1])
+    rows = np.asarray(y)[slice(None) if mask is None else np.asarray(mask) != 0] if known and fits else np.empty(0)
+    if np.ndim(y) == 1 and jnp.issubdtype(y.dtype, jnp.integer):
+        if np.any((rows < 0) | (rows >= num_classes)):
+            raise ValueError(f"{name}: class labels must be from 0 to {num_classes - 1}")
+        return jax.nn.one_hot(y, num_classes, dtype=jnp.float64)
+    if rows.ndim == 2 and not (np.all(rows >= 0) and np.allclose(rows.sum(axis=1), 1, atol=1e-6)):
+        raise ValueError(
+            f"{name}: loss is cross_entropy, so rows must be probabilities (one-hot targets without their mean), "
+            "or class labels [n]"
+        )
+    return y

@@ -7,27 +7,17 @@ for the Jacobians that the wire would carry.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Unpack
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from fedtangent.checks import is_whole
+from fedtangent.checks import integer
 from fedtangent.federated.aggregate import Stacked
-from fedtangent.federated.ntk_fl.evolution import Evolution, ntk_evolve
-from fedtangent.federated.ntk_fl.options import Settings, check_settings, check_validation, validation_of
+from fedtangent.federated.ntk_fl.evolution import ntk_evolve
+from fedtangent.federated.ntk_fl.options import Evolution, held_out
+from fedtangent.federated.ntk_fl.tangent import Examples
 from fedtangent.federated.rates import Rate, rate_at
 from fedtangent.federated.wire.shuffler import permuted
-from fedtangent.types import Array, Client, Key, Local, Model, Partition, PyTree, RoundInfo, Server
-
-
-class Examples(NamedTuple):
-    """A client's examples; rows where ``mask`` is False are padding."""
-
-    x: Array  # [max_size, ...]
-    y: Array  # [max_size, C]
-    mask: Array  # [max_size] bool
+from fedtangent.types import Array, Client, Key, Local, Model, PyTree, RoundInfo, Server
 
 
 def send_examples() -> Local:
@@ -45,29 +35,28 @@ def send_examples() -> Local:
 
 def ntk_server(
     model: Model,
-    *,
     learning_rate: Rate,
-    times: tuple[int, ...],
-    shuffle: bool = False,
+    evolution: Evolution,
+    *,
+    validation: tuple[Array, Array] | None = None,
     pool_size: int | None = None,
-    **evolution: Unpack[Evolution],
+    shuffle: bool = False,
 ) -> Server:
     """The server's part: pool the cohort's examples, evolve the kernel, keep the best time (eq. 9-11).
 
     Args:
+        validation: as in ``ntk_evolve``.
+        pool_size: the most examples that are pooled (rows of the kernel; ``largest_sample`` never drops one). By
+            default as many as the messages have rows, padding included. ``info["examples_dropped"]`` counts those
+            beyond.
         shuffle: a server between clients and aggregation permutes the rows of Jacobians, outputs and targets together
             (section 4.2), by the round's key; the update stays the same up to rounding.
-        pool_size: the most examples that are pooled (rows of the kernel; ``largest_pool`` never drops one). By default
-            as many as the messages have rows, padding included. ``info["examples_dropped"]`` counts those beyond.
-        evolution: the other options of ``ntk_evolve``.
 
-    Raises ``ValueError`` for an option that is not allowed.
+    Raises ``ValueError`` for an argument that is not allowed.
     """
-    settings = {name: value for name, value in evolution.items() if name != "validation"}
-    check_settings(Settings(times=times, **settings))  # type: ignore[arg-type]
-    check_validation(validation_of(evolution.get("validation"), evolution.get("loss", ""), model.output_size), model)
-    if pool_size is not None and not (is_whole(pool_size) and pool_size >= 1):
-        raise ValueError(f"pool_size: got {pool_size!r}, must be None or a whole number of at least 1")
+    held_out(validation, evolution.loss, model)
+    if pool_size is not None:
+        integer("pool_size", pool_size, 1)
 
     def update(params: PyTree, aggregated: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
         pooled = jax.tree.map(lambda leaf: leaf.reshape((-1, *leaf.shape[2:])), aggregated.messages)
@@ -77,23 +66,10 @@ def ntk_server(
             pooled = jax.tree.map(lambda leaf: leaf[rows], pooled)
         if shuffle:
             pooled = permuted(info.key, pooled)
-        weights, report = ntk_evolve(
-            model,
-            params,
-            pooled.x,
-            pooled.y,
-            pooled.mask,
-            learning_rate=rate_at(learning_rate, info.round),
-            times=tuple(times),
-            **evolution,
-        )
+        rate = rate_at(learning_rate, info.round)
+        weights, report = ntk_evolve(model, params, pooled, rate, evolution, validation)
         # Clients and examples beyond the places of the pool were not heard: reported, not passed over.
         dropped = sent - jnp.sum(pooled.mask, dtype=jnp.int32)
         return weights, {**report, "dropped": aggregated.beyond, "examples_dropped": dropped}
 
     return Server(init=lambda params: params, broadcast=lambda s: s, params=lambda s: s, update=update)
-
-
-def largest_pool(partition: Partition, clients: int) -> int:
-    """The most examples that so many clients of ``partition`` hold together, at least 1."""
-    return max(1, int(np.sort(partition.sizes)[::-1][:clients].sum()))

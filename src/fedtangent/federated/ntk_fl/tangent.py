@@ -12,10 +12,19 @@ from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.types import Array, Model, PyTree
 
 BLOCK_SIZE = 1024  # examples by examples of the kernel built at once
+CHANGES_BYTES = 2**28  # of changes of weights that are pulled or pushed at once
+
+
+class Examples(NamedTuple):
+    """Examples as clients hand them over; rows where ``mask`` is False are padding, and may hold anything."""
+
+    x: Array  # [n, ...]
+    y: Array  # [n, C], or class labels [n]
+    mask: Array  # [n] bool
 
 
 class Pool(NamedTuple):
-    """The cohort's examples; rows of padding are zero."""
+    """The cohort's examples as they are evolved; rows of padding are zero."""
 
     x: Array  # [n, ...] float64 where it was floating
     y: Array  # [n, C] float64
@@ -35,15 +44,6 @@ class Tangent(NamedTuple):
     pull: Callable[[Array], PyTree]  # J': [n, C] -> change of weights
     whole: Callable[[], Array] | None = None  # () -> [n C, n C], <J_ik, J_jm>; None: built by push and pull
     remade: bool = False  # whether push and pull make the Jacobian's entries anew: many at once then cost as one
-
-
-CHANGES_BYTES = 2**28  # of changes of weights that are pulled or pushed at once
-
-
-def num_together(tangent: Tangent, params: PyTree, wanted: int, least: int = 1) -> int:
-    """How many of ``wanted`` duals to pull, or changes to push, at once: ``least``, more where entries are remade."""
-    num_bytes = 8 * sum(leaf.size for leaf in jax.tree.leaves(params))
-    return min(wanted, max(least, CHANGES_BYTES // max(1, num_bytes)) if tangent.remade else least)
 
 
 Linearise = Callable[[Model, PyTree, Pool], Tangent]  # (model, weights in float64, pool) -> Tangent
@@ -103,3 +103,14 @@ def averaged_product(tangent: Tangent, shape: tuple[int, ...]) -> Callable[[Arra
         return jax.lax.map(column, jnp.arange(outputs)).T
 
     return product
+
+
+def num_params(params: PyTree) -> int:
+    """How many numbers the parameters are."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def num_together(tangent: Tangent, params: PyTree, wanted: int, least: int = 1) -> int:
+    """How many of ``wanted`` duals to pull, or changes to push, at once: ``least``, more where entries are remade."""
+    num_bytes = 8 * num_params(params)
+    return min(wanted, max(least, CHANGES_BYTES // max(1, num_bytes)) if tangent.remade else least)

@@ -1,56 +1,308 @@
-"""How a message travels from client to server, and the bytes it takes."""
+"""Channels: how a message travels from client to server, whole, clipped, sparsified or quantised.
+
+A compressed message is coded as one vector: its P floating numbers, leaf after leaf, whatever their dtypes. A channel
+here is a row of stages, each of which narrows down, or rounds, the numbers that are still to be sent. ``ledger`` counts
+the bytes of what that leaves to be written down. Channels are chained, and remember what
+they owe (error feedback).
+"""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedtangent import pytrees
+from fedtangent.checks import check_positive, is_whole
 from fedtangent.entries import WrittenEntry, build_written
-from fedtangent.federated.wire.compression import chain, lossless, place_bits, with_error_feedback
-from fedtangent.federated.wire.compressors import clip, qsgd, random_k, top_k, uniform_quantiser
+from fedtangent.federated.wire import ledger
+from fedtangent.federated.wire.ledger import Code
 from fedtangent.federated.wire.sparsify import num_kept
-from fedtangent.types import Channel, Key, PyTree
-
-__all__ = [
-    "chain",
-    "clip",
-    "jacobians",
-    "lossless",
-    "named_channel",
-    "qsgd",
-    "random_k",
-    "top_k",
-    "uniform_quantiser",
-    "with_error_feedback",
-]
+from fedtangent.types import Array, Channel, Key, PyTree
 
 
-def _as_is(key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
-    return message, memory
+class Sending(NamedTuple):
+    """What of a vector of P numbers is still to be sent."""
+
+    values: Array  # [k]
+    at: Array | None  # [k] int32, their places among the P; None: all of them, in order
+
+
+class Stage(NamedTuple):
+    """A step of coding."""
+
+    apply: Callable[[Key, Sending], Sending]
+    code: Callable[[Code], Code]
+
+
+def _send(stages: tuple[Stage, ...], key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
+    """The message after all stages; stage j draws from ``fold_in(key, j)``."""
+    leaves, structure = jax.tree.flatten(message)
+    floating = [ledger.is_floating(leaf) for leaf in leaves]
+    if not stages or not any(floating):
+        return message, memory
+    dtype = ledger.dtypes(message)[1]
+    vector = jnp.concatenate([leaf.reshape(-1).astype(dtype) for leaf, f in zip(leaves, floating, strict=True) if f])
+    sending = Sending(vector, None)
+    for j, stage in enumerate(stages):
+        sending = stage.apply(jax.random.fold_in(key, j), sending)
+    received = sending.values if sending.at is None else jnp.zeros_like(vector).at[sending.at].set(sending.values)
+    start = 0
+    for j, leaf in enumerate(leaves):
+        if floating[j]:
+            leaves[j] = received[start : start + leaf.size].reshape(leaf.shape).astype(leaf.dtype)
+            start += leaf.size
+    return jax.tree.unflatten(structure, leaves), memory
+
+
+def _uplink(stages: tuple[Stage, ...], message: PyTree, broadcast: PyTree) -> tuple[int, int]:
+    return ledger.message_bytes(message, [stage.code for stage in stages]), 0
+
+
+def _staged(*stages: Stage) -> Channel:
+    """The channel that codes the whole message with these stages, one after another."""
+    return Channel(send=functools.partial(_send, stages), uplink=functools.partial(_uplink, stages))
+
+
+def lossless() -> Channel:
+    """The message as it is, each number in its own dtype."""
+    return _staged()
+
+
+def as_is(uplink: Callable[[PyTree, PyTree], tuple[int, int]]) -> Channel:
+    """Messages as they are, for which ``uplink`` is charged (as in ``types.Channel``)."""
+    return Channel(send=lambda key, message, memory: (message, memory), uplink=uplink)
 
 
 def jacobians(output_size: int, sparsity: float = 0.0, value_bits: int | None = None) -> Channel:
     """NTK-FL's uplink: for each example the Jacobian [C, P], the C outputs and the C targets (NTK-FL, section 4.1).
 
-    Of a sparsified Jacobian (CP-NTK-FL, section 4.2) the ``num_kept(sparsity, C P)`` largest numbers and their places,
-    coded as ``compression`` codes them; a number takes ``value_bits``, by default those of the widest parameter.
+    Of a sparsified Jacobian (CP-NTK-FL, section 4.2) the ``num_kept(sparsity, C P)`` largest numbers and their places;
+    a number takes ``value_bits``, by default those of the widest parameter.
 
     The simulator never forms the Jacobian (it sends the examples and rebuilds the kernel from them); the ledger is
     charged for what the wire would carry, in the dtype of the parameters.
     """
 
     def uplink(message: PyTree, broadcast: PyTree) -> tuple[int, int]:
-        widest = jnp.result_type(*jax.tree.leaves(broadcast)).itemsize
-        rest = 2 * output_size * widest
-        if sparsity == 0 and value_bits is None:
-            return 0, output_size * pytrees.num_bytes(broadcast) + rest
-        total = output_size * pytrees.size(broadcast)
-        kept = num_kept(sparsity, total)
-        bits = kept * (value_bits or 8 * widest) + place_bits(kept, total)
-        return 0, -(-bits // 8) + rest
+        kept = None if sparsity == 0 else num_kept(sparsity, output_size * pytrees.size(broadcast))
+        return 0, ledger.jacobian_bytes(broadcast, output_size, kept, value_bits)
 
-    return Channel(send=_as_is, uplink=uplink)
+    return as_is(uplink)
+
+
+# ---- channels of channels -----------------------------------------------------------------------------------------
+
+
+def chain(*channels: Channel) -> Channel:
+    """One channel after another, each on what the one before leaves to be sent.
+
+    ``chain(top_k(100), qsgd(4))`` sends 100 places and quantises the 100 numbers; ``chain(clip(1.0), qsgd(8))`` clips
+    first. Raises ``ValueError`` for a channel that is not made of this file's stages, or has a memory: error feedback
+    goes around the chain.
+    """
+    stages: list[Stage] = []
+    for i, channel in enumerate(channels):
+        if not (isinstance(channel.uplink, functools.partial) and channel.uplink.func is _uplink):
+            raise ValueError(
+                f"chain: channel {i} cannot be chained, allowed are lossless, clip, top_k, random_k, qsgd, "
+                "uniform_quantiser and chains of them; error feedback goes around the chain"
+            )
+        stages += channel.uplink.args[0]
+    return _staged(*stages)
+
+
+def with_error_feedback(channel: Channel) -> Channel:
+    """What ``channel`` leaves out of a client's message is added to that client's next one.
+
+    Of ``p = message + memory`` is sent ``C(p)`` and kept ``p - C(p)`` (Stich et al., 2018, algorithm 1; Karimireddy et
+    al., 2019, algorithm 1), so that what was sent plus the memory is the sum of the messages. The memory is kept per
+    model and client; a client that is absent or rejected keeps it. It costs no bytes. It is meant for
+    compressors whose error is shorter than the message (``top_k``, ``random_k`` without rescaling, quantisers with many
+    levels): with others the memory grows without bound. Leaves that are not floating pass as they are.
+    """
+
+    def init(message: PyTree) -> PyTree:
+        return pytrees.zeros_like(message), channel.init(message)
+
+    def send(key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
+        owed, inner = memory
+        whole = jax.tree.map(lambda m, e: m + e if ledger.is_floating(m) else m, message, owed)
+        sent, inner = channel.send(key, whole, inner)
+        owed = jax.tree.map(lambda w, s, e: w - s if ledger.is_floating(w) else e, whole, sent, owed)
+        return sent, (owed, inner)
+
+    return Channel(send=send, uplink=lambda message, broadcast: channel.uplink(message, broadcast), init=init)
+
+
+# ---- clipping -----------------------------------------------------------------------------------------------------
+
+
+def clip(norm: float) -> Channel:
+    """The whole message scaled down to Euclidean length ``norm`` where it is longer (McMahan et al., 2018, FlatClip).
+
+    Raises ``ValueError`` unless ``norm`` is positive and finite.
+    """
+    check_positive("norm", norm)
+
+    def apply(key: Key, sending: Sending) -> Sending:
+        values = sending.values
+        # Scaled so that no square is too large for the dtype, and by no more than has an inverse in it.
+        scale = jnp.max(jnp.abs(values)) / 4
+        scale = jnp.where(scale > 0, scale, 1)
+        unit = values / scale
+        squares = jnp.sum(jnp.square(unit))
+        root = jnp.sqrt(jnp.where(squares > 0, squares, 1))
+        bound = jnp.asarray(norm, values.dtype)
+        # False for numbers that are not finite: they stay as they are, and the server can refuse them.
+        longer = root > bound / scale
+        return sending._replace(values=jnp.where(longer, unit * (bound / root), values))
+
+    return _staged(Stage(apply, lambda code: code))
+
+
+# ---- sparsifiers --------------------------------------------------------------------------------------------------
+
+
+def top_k(k: int | None = None, *, fraction: float | None = None) -> Channel:
+    """The k numbers of largest magnitude of the whole message, the rest are 0 (Stich et al., 2018, definition 2.1).
+
+    Of equal magnitudes the first count. Give ``k``, or a ``fraction`` of the P numbers, rounded to at least 1.
+
+    Raises ``ValueError`` for other than one of the two, a fraction outside (0, 1], and, once the message is known, k
+    outside 1 .. P.
+    """
+    _check_share(k, fraction)
+
+    def apply(key: Key, sending: Sending) -> Sending:
+        count = _count(k, fraction, sending.values.size)
+        return _narrowed(sending, jax.lax.top_k(jnp.abs(sending.values), count)[1])
+
+    return _staged(Stage(apply, lambda code: code._replace(numbers=_count(k, fraction, code.numbers))))
+
+
+def random_k(
+    k: int | None = None, *, fraction: float | None = None, rescale: bool = True, shared_seed: bool = False
+) -> Channel:
+    """k numbers of the whole message drawn uniformly, times P / k, which makes it unbiased; the rest are 0.
+
+    Args:
+        k: or a ``fraction`` of the P numbers, rounded to at least 1.
+        rescale: without it the message shrinks instead (Stich et al., 2018, definition 2.1), for error feedback.
+        shared_seed: the server draws the same places from the client's seed, so that none are sent.
+
+    Raises ``ValueError`` as ``top_k`` does.
+    """
+    _check_share(k, fraction)
+
+    def apply(key: Key, sending: Sending) -> Sending:
+        total = sending.values.size
+        count = _count(k, fraction, total)
+        chosen = _narrowed(sending, jax.random.permutation(key, total)[:count])
+        return chosen._replace(values=chosen.values * (total / count)) if rescale else chosen
+
+    def code(code: Code) -> Code:
+        count = _count(k, fraction, code.numbers)
+        # A place that the receiver can draw itself is not one it has to be told.
+        known = shared_seed and code.numbers == code.places
+        return code._replace(numbers=count, places=count if known else code.places)
+
+    return _staged(Stage(apply, code))
+
+
+def _narrowed(sending: Sending, chosen: Array) -> Sending:
+    """The numbers of ``sending`` at ``chosen``, in the order of their places, which a bitmap cannot but keep."""
+    chosen = jnp.sort(chosen)
+    at = chosen if sending.at is None else sending.at[chosen]
+    return Sending(sending.values[chosen], at.astype(jnp.int32))
+
+
+def _check_share(k: int | None, fraction: float | None) -> None:
+    if (k is None) == (fraction is None):
+        raise ValueError(f"k: exactly one of k and fraction, got k={k}, fraction={fraction}")
+    if k is not None and (not is_whole(k) or k < 1):
+        raise ValueError(f"k: got {k!r}, must be a whole number from 1 to the number of parameters")
+    if fraction is not None and not 0 < fraction <= 1:
+        raise ValueError(f"fraction: got {fraction}, must be above 0 and at most 1")
+
+
+def _count(k: int | None, fraction: float | None, total: int) -> int:
+    if k is None:
+        return max(1, round(float(fraction or 0) * total))
+    if k > total:
+        raise ValueError(f"k: got {k}, must be from 1 to {total}, the numbers of a message")
+    return int(k)
+
+
+# ---- quantisers ---------------------------------------------------------------------------------------------------
+
+
+def qsgd(bits: int, *, bucket_size: int | None = None) -> Channel:
+    """QSGD's quantiser (Alistarh et al., 2017, section 3.1): a sign and a level of |v| / |v|_2 for each number v.
+
+    The s = 2^(bits - 1) - 1 levels above 0 are equally far apart; v is rounded to one of its two neighbours at random
+    so that it is unbiased. A number takes ``bits`` bits and a bucket one norm.
+
+    Args:
+        bucket_size: numbers that share a norm; by default the whole message does.
+
+    Raises ``ValueError`` for bits outside 2 .. 16 and a ``bucket_size`` below 1.
+    """
+    _check_bits(bits)
+    if bucket_size is not None and (not is_whole(bucket_size) or bucket_size < 1):
+        raise ValueError(f"bucket_size: got {bucket_size!r}, must be a whole number of at least 1")
+    levels = 2 ** (bits - 1) - 1
+
+    def apply(key: Key, sending: Sending) -> Sending:
+        values, total = sending.values, sending.values.size
+        width = min(bucket_size or total, total)
+        buckets = jnp.pad(values, (0, -total % width)).reshape(-1, width)
+        norm = jnp.sqrt(jnp.sum(jnp.square(buckets), axis=1, keepdims=True))
+        share = jnp.abs(buckets) / jnp.where(norm > 0, norm, 1)
+        drawn = jax.random.uniform(key, (total,), values.dtype)
+        level = jnp.floor(share * levels + jnp.pad(drawn, (0, -total % width)).reshape(-1, width))
+        # A number that is its bucket's only one may be rounded above its norm.
+        quantised = jnp.sign(buckets) * jnp.minimum(level, levels) * (norm / levels)
+        return sending._replace(values=quantised.reshape(-1)[:total])
+
+    def code(code: Code) -> Code:
+        buckets = -(-code.numbers // min(bucket_size or code.numbers, code.numbers))
+        return code._replace(bits=bits, header=buckets * code.scale_bits)
+
+    return _staged(Stage(apply, code))
+
+
+def uniform_quantiser(bits: int) -> Channel:
+    """Each number rounded to one of 2^bits levels, equally far apart from the message's least number to its largest.
+
+    It is rounded to one of its two neighbours at random so that it is unbiased, as FedCOM asks of its quantiser
+    (Haddadpour et al., 2021, assumption 1). A number takes ``bits`` bits, and the message its two ends.
+
+    Raises ``ValueError`` for bits outside 2 .. 16.
+    """
+    _check_bits(bits)
+    top = 2**bits - 1
+
+    def apply(key: Key, sending: Sending) -> Sending:
+        values = sending.values
+        low, high = jnp.min(values), jnp.max(values)
+        step = (high - low) / top
+        drawn = jax.random.uniform(key, values.shape, values.dtype)
+        level = jnp.floor((values - low) / jnp.where(step > 0, step, 1) + drawn)
+        return sending._replace(values=low + jnp.clip(level, 0, top) * step)
+
+    return _staged(Stage(apply, lambda code: code._replace(bits=bits, header=2 * code.scale_bits)))
+
+
+def _check_bits(bits: int) -> None:
+    if not is_whole(bits) or not 2 <= bits <= 16:
+        raise ValueError(f"bits: got {bits!r}, must be a whole number from 2 to 16")
+
+
+# ---- as they are written ------------------------------------------------------------------------------------------
 
 
 def named_channel(text: str, error_feedback: bool = False) -> Channel | None:

@@ -19,10 +19,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedtangent.federated.wire.ledger import KEY_BYTES, SEALED_BYTES, key_exchange_bytes
 from fedtangent.types import Algorithm, Cost, Engine, FederatedData
 
-SEED_BYTES, KEY_BYTES, SALT_BYTES = 32, 32, 16
-SEALED_BYTES = SEED_BYTES + 48  # the one-time public key and the authenticator of a sealed box
+SEED_BYTES, SALT_BYTES = 32, 16
 _HEADER = "fedtangent key file 1"
 
 
@@ -125,8 +125,8 @@ def with_key_exchange(algorithm: Algorithm, num_clients: int) -> Algorithm:
 
     def cost(data: FederatedData, engine: Engine) -> Cost:
         found = algorithm.cost(data, engine)
-        up, down = found.uplink_once + num_clients * KEY_BYTES, found.downlink_once + num_clients * SEALED_BYTES
-        return found._replace(uplink_once=up, downlink_once=down)
+        up, down = key_exchange_bytes(num_clients)
+        return found._replace(uplink_once=found.uplink_once + up, downlink_once=found.downlink_once + down)
 
     return algorithm._replace(cost=cost)
 

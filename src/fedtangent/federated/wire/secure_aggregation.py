@@ -19,10 +19,11 @@ import numpy as np
 from fedtangent import pytrees
 from fedtangent.checks import check_positive
 from fedtangent.federated.aggregate import Stacked, stack
+from fedtangent.federated.wire import ledger
+from fedtangent.federated.wire.channel import as_is
 from fedtangent.types import Aggregate, Array, Channel, Key, PyTree, RoundInfo, Server
 
 BITS = (32, 64)
-KEY_BYTES = 32  # of a public key, for the agreement of each pair
 _MASKS = 2**31 + 3  # folded into a round's key, apart from what the server itself draws
 
 
@@ -64,16 +65,9 @@ def sum_only(algorithm: str, messages: str) -> ValueError:
 
 
 def masked_numbers(bits: int = 32) -> Channel:
-    """The uplink of secure aggregation: each number and the weight in ``bits`` bits, and a public key.
-
-    Raises ``ValueError`` for bits other than 32 and 64.
-    """
+    """The uplink of secure aggregation. Raises ``ValueError`` for bits other than 32 and 64."""
     _check_bits(bits)
-
-    def uplink(message: PyTree, broadcast: PyTree) -> tuple[int, int]:
-        return (pytrees.size(message) + 1) * bits // 8 + KEY_BYTES, 0
-
-    return Channel(send=lambda key, message, memory: (message, memory), uplink=uplink)
+    return as_is(lambda message, broadcast: (ledger.masked_bytes(message, bits), 0))
 
 
 def fraction_bits(num_messages: int, bits: int, limit: float) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +22,6 @@ from fedtangent.federated.rates import check_number
 from fedtangent.types import Array
 
 Count = Callable[[Array], Array]  # thresholds [b] -> entries of each example of at least that magnitude, [b]
-
-
-class Keep(NamedTuple):
-    """What is kept of a Jacobian: one of the first two, and how it is written down."""
-
-    sparsity: float | None  # share of the C P numbers of an example that is set to zero
-    threshold: float | None  # magnitude from which numbers are kept
-    value_bits: int | None  # of a kept number: a sign, 8 bits of exponent and the rest; None: those of the dtype
 
 
 def num_kept(sparsity: float, total: int) -> int:
@@ -86,6 +77,15 @@ def threshold_of(count: Count, largest: Array, k: int) -> Array:
     return as_number(jnp.where(low <= least, 0, low))
 
 
+def thresholds(numbers: Array, sparsity: float) -> Array:
+    """Of each row of ``numbers`` [b, ...] the magnitude from which its numbers are kept, [b].
+
+    What is sent of a Jacobian that is held whole: ``num_kept`` of its numbers, as ``threshold_of`` chooses them.
+    """
+    flat = jnp.abs(numbers).reshape((numbers.shape[0], -1))
+    return threshold_of(count_numbers(flat), jnp.max(flat, axis=1), num_kept(sparsity, flat.shape[1]))
+
+
 def count_products(left: Array, right: Array) -> Count:
     """Counts the products ``|left_u right_q|``, each rounded to their dtype, of at least a threshold.
 
@@ -114,12 +114,3 @@ def count_numbers(numbers: Array, times: int = 1) -> Count:
     """Counts the numbers [b, Q] of at least a magnitude, each of which occurs ``times`` times."""
     magnitudes = jnp.abs(numbers)
     return lambda threshold: times * jnp.sum(magnitudes >= threshold[:, None], axis=1, dtype=jnp.int32)
-
-
-def count_all(*counts: Count) -> Count:
-    """The sum of counts."""
-
-    def count(threshold: Array) -> Array:
-        return jnp.sum(jnp.stack([one(threshold) for one in counts]), axis=0)
-
-    return count

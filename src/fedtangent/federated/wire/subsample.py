@@ -18,7 +18,7 @@ def num_sampled(size: int | np.ndarray, beta: float) -> np.ndarray:
     return np.where(size > 0, np.maximum(1, np.floor(beta * size + 0.5)), 0).astype(np.int32)
 
 
-def largest_sample(partition: Partition, clients: int, beta: float) -> int:
+def largest_sample(partition: Partition, clients: int, beta: float = 1.0) -> int:
     """The most examples that so many clients of ``partition`` use together in a round, at least 1."""
     return max(1, int(np.sort(num_sampled(partition.sizes, beta))[::-1][:clients].sum()))
 

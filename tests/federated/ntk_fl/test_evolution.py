@@ -16,10 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.federated.ntk_fl.evolution import DIVERGED, NO_EXAMPLES, OK, linearised_descent, ntk_evolve
-from fedtangent.federated.ntk_fl.spectral import evolve_dual, geometric_sum, iterate_dual, largest_eigenvalue
+from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve
+from fedtangent.federated.ntk_fl.dual import geometric_sum, iterate_dual, largest_eigenvalue, spectral_dual
+from fedtangent.federated.ntk_fl.evolution import DIVERGED, NO_EXAMPLES, OK
 from fedtangent.kernels import empirical_ntk
 from fedtangent.models import mlp, rbf_linear
+
+from .descent import linearised_descent
 
 RATE, STEPS = 0.4, 150
 RNG = np.random.default_rng(0)
@@ -55,12 +58,16 @@ def descend(model, params, y, steps: int, rate: float) -> np.ndarray:
     return flat(params) + change
 
 
-def evolve(outputs: int, times=(STEPS,), rate=RATE, mask=EVERY_ROW, x=X, y=None, dtype=jnp.float64, **modes):
+def pooled(x=X, y=None, mask=EVERY_ROW, outputs: int = 3) -> Examples:
+    return Examples(*map(jnp.asarray, (x, targets(outputs) if y is None else y, mask)))
+
+
+def evolve(outputs: int, times=(STEPS,), rate=RATE, examples=None, dtype=jnp.float64, validation=None, **modes):
     model = network(outputs, dtype)
     params = model.init(jax.random.key(0))
-    y = targets(outputs) if y is None else y
-    new, info = ntk_evolve(model, params, jnp.asarray(x), jnp.asarray(y), jnp.asarray(mask), rate, times, **modes)
-    return model, params, y, new, info
+    examples = pooled(outputs=outputs) if examples is None else examples
+    new, info = ntk_evolve(model, params, examples, rate, Evolution(times, **modes), validation)
+    return model, params, np.asarray(examples.y), new, info
 
 
 EXACT = [(outputs, "exact", method) for outputs in (3, 1) for method in ("eigh", "iterate")] + [
@@ -120,7 +127,7 @@ def test_probes_estimate_the_kernel_error():
     """Above 1024 rows the error is estimated: within 4 standard errors of the mean of 16 probes."""
     model, n = mlp(4, 4, (12,), "relu", dtype=jnp.float64), 300
     params, x = model.init(jax.random.key(0)), np.random.default_rng(2).normal(size=(n, 4))
-    info = ntk_evolve(model, params, jnp.asarray(x), jnp.zeros((n, 4)), jnp.ones(n, bool), 0.1, (5,))[1]
+    info = ntk_evolve(model, params, pooled(x, np.zeros((n, 4)), np.ones(n, bool)), 0.1, Evolution((5,)))[1]
     theta = np.asarray(empirical_ntk(model, params, x, trace=False))
     h = np.einsum("ikjk->ij", theta) / 4
     difference = (theta - np.einsum("ij,km->ikjm", h, np.eye(4))).reshape(4 * n, 4 * n)
@@ -147,12 +154,12 @@ def test_padding_has_no_effect(kernel, method):
     x, y, mask = np.full((14, 4), np.nan), np.full((14, 3), np.nan), np.zeros(14, bool)
     x[keep], y[keep], mask[keep] = X, targets(3), True
     modes = {"kernel": kernel, "method": method, "times": times}
-    plain, padded = evolve(3, **modes), evolve(3, x=x, y=y, mask=mask, **modes)
+    plain, padded = evolve(3, **modes), evolve(3, examples=pooled(x, y, mask), **modes)
     np.testing.assert_allclose(flat(padded[3]), flat(plain[3]), rtol=0, atol=1e-11)
     for name, value in plain[4].items():
         np.testing.assert_allclose(padded[4][name], value, rtol=1e-9, atol=1e-12, err_msg=name)
     x[keep[0]] += 1  # negative control: a real row counts
-    assert np.abs(flat(evolve(3, x=x, y=y, mask=mask, **modes)[3]) - flat(plain[3])).max() > 1e-3
+    assert np.abs(flat(evolve(3, examples=pooled(x, y, mask), **modes)[3]) - flat(plain[3])).max() > 1e-3
 
 
 @pytest.mark.parametrize("method", ["eigh", "iterate"])
@@ -201,7 +208,7 @@ def test_the_stable_learning_rate_separates_decay_from_divergence(method):
 
 
 def test_nothing_to_learn_from_keeps_the_parameters():
-    _, params, _, new, info = evolve(3, mask=np.zeros(9, bool))
+    _, params, _, new, info = evolve(3, examples=pooled(mask=np.zeros(9, bool)))
     assert int(info["status"]) == NO_EXAMPLES and int(info["time"]) == 0
     np.testing.assert_array_equal(flat(new), flat(params))
     assert float(info["kernel_error"]) == 0 and float(info["function_gap"]) == 0  # and not NaN, of no kernel at all
@@ -219,9 +226,8 @@ def test_a_linear_model_evolves_exactly():
     model = rbf_linear(output_size=2, dtype=jnp.float64)
     params, x = model.init(jax.random.key(0)), np.linspace(-1, 1, 9)[:, None]
     y = np.concatenate([np.sin(2 * np.pi * x), np.cos(2 * np.pi * x)], axis=1)
-    args = (model, params, jnp.asarray(x), jnp.asarray(y), jnp.ones(9, bool), 0.3, (50,))
-    averaged, info = ntk_evolve(*args, kernel="averaged")
-    exact, _ = ntk_evolve(*args, kernel="exact")
+    averaged, info = ntk_evolve(model, params, pooled(x, y), 0.3, Evolution((50,), "averaged"))
+    exact, _ = ntk_evolve(model, params, pooled(x, y), 0.3, Evolution((50,), "exact"))
     np.testing.assert_allclose(flat(averaged), flat(exact), rtol=0, atol=1e-12)  # Theta is H (x) I here
     assert float(info["kernel_error"]) < 1e-12 and float(info["function_gap"]) < 1e-12
     taken = linearised_descent(model, params, jnp.asarray(x), jnp.asarray(y), 50, 0.3)
@@ -229,23 +235,23 @@ def test_a_linear_model_evolves_exactly():
 
 
 def test_jit_vmap_and_a_traced_learning_rate():
-    model, y = network(3), jnp.asarray(targets(3))
+    model, times = network(3), Evolution((10, STEPS))
     params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 2))
 
     @jax.jit
     def both(params, rate):
-        return jax.vmap(lambda p: ntk_evolve(model, p, X, y, jnp.asarray(EVERY_ROW), rate, (10, STEPS)))(params)
+        return jax.vmap(lambda p: ntk_evolve(model, p, pooled(), rate, times))(params)
 
     new, info = both(params, RATE)
     assert info["losses"].shape == (2, 2)
     for k in range(2):
         one = jax.tree.map(lambda leaf, k=k: leaf[k], params)
-        alone = ntk_evolve(model, one, X, y, jnp.asarray(EVERY_ROW), RATE, (10, STEPS))[0]
+        alone = ntk_evolve(model, one, pooled(), RATE, times)[0]
         np.testing.assert_allclose(flat(jax.tree.map(lambda leaf, k=k: leaf[k], new)), flat(alone), atol=1e-11)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("options", "message"),
     [
         ({"times": ()}, r"times: got \(\)"),
         ({"times": (0, 5)}, r"times: got \(0, 5\), must be one or more increasing positive whole numbers"),
@@ -257,25 +263,42 @@ def test_jit_vmap_and_a_traced_learning_rate():
         ({"times": (True,)}, "times: got"),
         ({"times": 5}, "times: got 5, must be one or more"),
         ({"times": ("5",)}, "times: got"),
+        ({"kernel": "full"}, "kernel: .*averaged, exact"),
+        ({"method": "svd"}, "method: .*auto, eigh, chebyshev, iterate"),
+        ({"criterion": "mse"}, "criterion: .*loss, accuracy"),
+        ({"unstable": "warn"}, "unstable: .*stop, clip, allow"),
+        ({"loss": "hinge"}, "loss: .*squared_error, cross_entropy"),
+        ({"patience": 0}, "patience: "),
+        ({"kernel_bytes": -1}, "kernel_bytes: "),
+        ({"loss": "cross_entropy", "method": "eigh"}, "method: got 'eigh', but .* not linear: use auto or iterate"),
+        ({"loss": "cross_entropy", "method": "chebyshev"}, "method: got 'chebyshev', but .* not linear"),
+    ],
+)
+def test_options_that_are_not_allowed(options, message):
+    with pytest.raises(ValueError, match=message):
+        Evolution(**options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         ({"rate": 0.0}, "learning_rate: got 0.0, must be finite and positive"),
         ({"rate": -1.0}, "learning_rate: got -1.0"),
         ({"rate": float("inf")}, "learning_rate: got inf"),
         ({"rate": "fast"}, "learning_rate: got 'fast', must be a number"),
         ({"rate": np.ones(1)}, r"learning_rate: got an array of shape \(1,\)"),
-        ({"kernel": "full"}, "kernel: got 'full', allowed are averaged, exact"),
-        ({"method": "svd"}, "method: got 'svd', allowed are auto, eigh, chebyshev, iterate"),
-        ({"criterion": "mse"}, "criterion: got 'mse', allowed are loss, accuracy"),
-        ({"unstable": "warn"}, "unstable: got 'warn', allowed are stop, clip, allow"),
-        ({"patience": 0}, "patience: got 0, must be None or a whole number of at least 1"),
         ({"kernel_bytes": 100, "method": "eigh"}, r"method: eigh holds a kernel of 648 bytes \[9, 9\]"),
+        ({"validation": np.ones((5, 3))}, "validation: must be None or the pair"),
         ({"validation": (np.ones((5, 4)), np.ones((5, 2)))}, r"validation: got x \(5, 4\) and y \(5, 2\)"),
         ({"validation": (np.ones((5, 3)), np.ones((5, 3)))}, r"validation: got x \(5, 3\)"),
-        ({"x": X[:0], "y": np.ones((0, 3)), "mask": np.ones(0, bool)}, r"x: got shape \(0, .*, must hold at least one"),
-        ({"y": np.zeros((9, 2))}, r"y and mask: got \(9, 2\) and \(9,\)"),
-        ({"mask": np.ones(8, bool)}, r"y and mask: got \(9, 3\) and \(8,\)"),
+        ({"examples": (X[:0], np.ones((0, 3)), np.ones(0, bool))}, r"x: got shape \(0, .*, must hold at least one"),
+        ({"examples": (X, np.zeros((9, 2)), EVERY_ROW)}, r"y and mask: got \(9, 2\) and \(9,\)"),
+        ({"examples": (X, np.zeros((9, 3)), np.ones(8, bool))}, r"y and mask: got \(9, 3\) and \(8,\)"),
     ],
 )
-def test_bad_arguments_are_named(arguments, message):
+def test_examples_that_cannot_be_evolved(arguments, message):
+    if "examples" in arguments:
+        arguments = {"examples": pooled(*arguments["examples"])}
     with pytest.raises(ValueError, match=message):
         evolve(3, **arguments)
 
@@ -289,10 +312,9 @@ def test_dual_of_both_methods_and_of_the_closed_form():
     basis = np.linalg.qr(RNG.normal(size=(6, 6)))[0]
     eigenvalues = np.array([0.0, 1e-14, 1e-3, 0.4, 1.0, 1.7])
     kernel, residual, times = basis * eigenvalues @ basis.T, RNG.normal(size=(6, 2)), (1, 7, 40)
-    by_eigh, found = evolve_dual(jnp.asarray(kernel), jnp.asarray(residual), 1.0, times)
+    by_eigh = spectral_dual(*jnp.linalg.eigh(jnp.asarray(kernel)), jnp.asarray(residual), 1.0, times)
     by_steps = iterate_dual(lambda g: kernel @ g, jnp.asarray(residual), 1.0, times)
     np.testing.assert_allclose(by_eigh, by_steps, rtol=0, atol=1e-11)
-    np.testing.assert_allclose(found, eigenvalues, rtol=0, atol=1e-14)
     for dual, t in zip(by_eigh, times, strict=True):  # the function's evolution: y - f_t = (I - s K)^t (y - f_0)
         left = np.linalg.matrix_power(np.eye(6) - kernel, t) @ residual
         np.testing.assert_allclose(residual - kernel @ dual, left, rtol=0, atol=1e-12)
@@ -320,14 +342,14 @@ ROUND = """
 import pathlib, resource, sys
 import jax, jax.numpy as jnp
 jax.config.update("jax_enable_x64", True)
-from fedtangent.federated.ntk_evolution import ntk_evolve
+from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve
 from fedtangent.models import mlp
 model, n = mlp(784, 10, (100,)), 20 * 200
 params = model.init(jax.random.key(0))
 x = jax.random.normal(jax.random.key(1), (n, 784), jnp.float32)
 y = jax.nn.one_hot(jnp.arange(n) % 10, 10)
 times = (100, 2000) if sys.argv[1] == "averaged" else (10, 20)
-new, info = ntk_evolve(model, params, x, y, jnp.ones(n, bool), 1.0, times, sys.argv[1])
+new, info = ntk_evolve(model, params, Examples(x, y, jnp.ones(n, bool)), 1.0, Evolution(times, sys.argv[1]))
 assert int(info["status"]) == 0
 status = pathlib.Path("/proc/self/status")  # Linux carries ru_maxrss over from the parent process
 if status.exists():
@@ -341,7 +363,7 @@ else:
 @pytest.mark.parametrize("kernel", ["averaged", "exact"])
 def test_a_round_at_the_papers_size_stays_under_two_gigabytes(kernel):
     """20 clients x 200 examples, MLP 784-100-10: the Jacobian alone would be 25 GB in float64."""
-    source = str(Path(__file__).parents[2] / "src")
+    source = str(Path(__file__).parents[3] / "src")
     environment = {**os.environ, "PYTHONPATH": source, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", ROUND, kernel], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -350,7 +372,7 @@ def test_a_round_at_the_papers_size_stays_under_two_gigabytes(kernel):
 
 @pytest.mark.slow
 def test_the_benchmark_runs_and_its_two_versions_agree(tmp_path):
-    script = Path(__file__).parents[2] / "benchmarks" / "ntk_round.py"
+    script = Path(__file__).parents[3] / "benchmarks" / "ntk_round.py"
     environment = {**os.environ, "PYTHONPATH": str(script.parents[1] / "src")}
     sizes = ["--examples", "20", "--paper-examples", "30", "--times", "5", "50", "--repeats", "1"]
     command = [sys.executable, str(script), *sizes, "--output", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""The input of a dense first layer, read off its gradient or Jacobian in closed form."""
+"""Closed forms: the input read off a dense first layer, the order of shuffled weights, projected inputs taken back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedtangent.attacks.observation import Observed
@@ -52,3 +53,37 @@ def _read(scale: float, fill: float, params: PyTree, seen: Observed) -> Array:
         return jnp.where(squared > 0, read / jnp.where(squared > 0, squared, 1), fill)
 
     return jax.lax.map(lambda pair: one(*pair), (values, kept))
+
+
+def order_from_known(known: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
+    """The order [P] of ``shuffle_weights`` from Jacobians [m, C, P] known in both orders.
+
+    ``shuffled`` are rows as the server got them, ``known`` the same examples' as a colluding client computes them:
+    columns are sorted by their numbers and matched, so the numbers must be the very same. Weights whose columns are
+    equal in all of the known examples (zero for a pixel that is dark in all of them) cannot be told apart and are
+    matched in any order.
+
+    Raises ``ValueError`` for other shapes and for columns that are no permutation of the known ones.
+    """
+    if known.ndim != 3 or known.shape != shuffled.shape:
+        raise ValueError(f"known: got {known.shape} and shuffled {shuffled.shape}, must be equal, [m, C, P]")
+    columns = [np.asarray(rows).reshape(-1, rows.shape[-1]) for rows in (known, shuffled)]
+    places = [np.lexsort(part) for part in columns]
+    if not np.array_equal(columns[0][:, places[0]], columns[1][:, places[1]]):
+        raise ValueError("shuffled: its columns are no permutation of the known ones, the order cannot be found")
+    order = np.empty(known.shape[-1], int)
+    order[places[1]] = places[0]
+    return order
+
+
+def back_project(z: Array, matrix: Array) -> Array:
+    """The shortest ``x`` [n, input_size] with ``x matrix = z`` [n, size]: the least-squares inverse of a projection.
+
+    ``matrix`` is [input_size, size], as ``data.projection.projection_matrix`` makes it (Yue et al., 2022, section 4.2).
+    With the clients' own it is ``x`` projected onto the ``size`` directions that were sent; with another one it is an
+    image of noise, and so is the best that a server can do who has not the seed. Raises ``ValueError`` for shapes that
+    do not fit.
+    """
+    if z.ndim != 2 or matrix.ndim != 2 or z.shape[1] != matrix.shape[1]:
+        raise ValueError(f"z: got {z.shape} and matrix {matrix.shape}, must be [n, size] and [input_size, size]")
+    return jnp.linalg.lstsq(matrix.T, z.T)[0].T

@@ -14,10 +14,11 @@ from fedtangent import data
 from fedtangent.data import partition
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms, schedule
-from fedtangent.federated.ntk_fl.evolution import evolution_plan, linearised_descent, ntk_evolve
-from fedtangent.federated.ntk_fl.sparse_tangent import sparse_linearise
+from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve, sparse_linearise
 from fedtangent.kernels import empirical_ntk
 from fedtangent.models import mlp
+
+from .descent import linearised_descent
 
 RATE, STEPS, N, C = 0.3, 60, 11, 3
 RNG = np.random.default_rng(0)
@@ -44,11 +45,11 @@ def cross_entropy(f: np.ndarray, y: np.ndarray) -> float:
     return float(-np.sum(y * np.log(softmax(f))) / len(y))
 
 
-def evolve(y=LABELS, times=(STEPS,), x=X, mask=EVERY_ROW, rate=RATE, **modes):
+def evolve(y=LABELS, times=(STEPS,), x=X, mask=EVERY_ROW, rate=RATE, validation=None, **modes):
     model = network()
     params = model.init(jax.random.key(0))
-    given = jnp.asarray(x), jnp.asarray(y), jnp.asarray(mask)
-    new, info = ntk_evolve(model, params, *given, rate, times, loss="cross_entropy", **modes)
+    given = Examples(*map(jnp.asarray, (x, y, mask)))
+    new, info = ntk_evolve(model, params, given, rate, Evolution(times, loss="cross_entropy", **modes), validation)
     return model, params, new, info
 
 
@@ -148,10 +149,10 @@ def test_confident_rows_are_no_nan():
     """log(softmax) of outputs 2000 apart is minus infinity where the target is 0."""
     model = network()
     params = jax.tree.map(lambda leaf: 300 * leaf, model.init(jax.random.key(0)))
-    given = jnp.asarray(X), jnp.asarray(LABELS), jnp.asarray(EVERY_ROW)
+    given = Examples(*map(jnp.asarray, (X, LABELS, EVERY_ROW)))
     outputs = np.asarray(model.apply(params, X))
     assert np.ptp(outputs, axis=1).max() > 2000
-    _, info = ntk_evolve(model, params, *given, 1e-6, (1, 2), loss="cross_entropy")
+    _, info = ntk_evolve(model, params, given, 1e-6, Evolution((1, 2), loss="cross_entropy"))
     assert np.all(np.isfinite(info["losses"]))
     assert np.isfinite(info["loss_before"])
 
@@ -159,8 +160,6 @@ def test_confident_rows_are_no_nan():
 @pytest.mark.parametrize(
     ("y", "options", "message"),
     [
-        (LABELS, {"method": "eigh"}, "method: got 'eigh', but the evolution of the cross entropy is not linear"),
-        (LABELS, {"method": "chebyshev"}, "not linear: use auto or iterate"),
         (ONE_HOT - 1 / C, {}, "y: loss is cross_entropy, so rows must be probabilities"),
         (LABELS + 1, {}, "y: class labels must be from 0 to 2"),
         (LABELS - 1, {}, "y: class labels must be from 0 to 2"),
@@ -171,12 +170,6 @@ def test_confident_rows_are_no_nan():
 def test_bad_input(y, options, message):
     with pytest.raises(ValueError, match=message):
         evolve(y=y, **options)
-
-
-def test_unknown_loss():
-    given = jnp.asarray(X), jnp.asarray(ONE_HOT), jnp.asarray(EVERY_ROW)
-    with pytest.raises(ValueError, match="loss: got 'hinge', allowed are squared_error, cross_entropy"):
-        ntk_evolve(network(), network().init(jax.random.key(0)), *given, RATE, (1,), loss="hinge")
 
 
 def test_a_federated_run_on_class_labels():
@@ -235,22 +228,9 @@ def test_a_mask_of_numbers_is_one_of_truths(mask):
 
 def test_one_output_has_no_cross_entropy():
     model = mlp(4, 1, (3,), "relu", dtype=jnp.float64)
-    given = jnp.asarray(X), jnp.asarray(0 * LABELS), jnp.asarray(EVERY_ROW)
+    given = Examples(*map(jnp.asarray, (X, 0 * LABELS, EVERY_ROW)))
     with pytest.raises(ValueError, match="loss: got 'cross_entropy', needs at least two outputs, but the model has 1"):
-        ntk_evolve(model, model.init(jax.random.key(0)), *given, RATE, (1,), loss="cross_entropy")
-
-
-def test_the_descent_step_by_step_takes_labels_and_refuses_what_does_not_fit():
-    model, x = network(), jnp.asarray(X)
-    params = model.init(jax.random.key(0))
-    of_labels, of_rows = (
-        flat(linearised_descent(model, params, x, jnp.asarray(y), 5, RATE, "cross_entropy")) for y in (LABELS, ONE_HOT)
-    )
-    np.testing.assert_array_equal(of_labels, of_rows)
-    with pytest.raises(ValueError, match="loss: got 'hinge', allowed are squared_error, cross_entropy"):
-        linearised_descent(model, params, x, jnp.asarray(ONE_HOT), 5, RATE, "hinge")
-    with pytest.raises(ValueError, match=r"y: got shape \(11,\), must be \(11, 3\)"):
-        linearised_descent(model, params, x, jnp.asarray(LABELS), 5, RATE)
+        ntk_evolve(model, model.init(jax.random.key(0)), given, RATE, Evolution((1,), loss="cross_entropy"))
 
 
 def test_sparsified_jacobians_under_the_whole_kernel_are_the_passes():
@@ -260,9 +240,3 @@ def test_sparsified_jacobians_under_the_whole_kernel_are_the_passes():
     passes = evolve(kernel="exact", linearise=linearise, kernel_bytes=0)
     np.testing.assert_allclose(flat(held[2]), flat(passes[2]), rtol=0, atol=1e-12)
     assert np.abs(flat(held[2]) - flat(evolve(kernel="exact")[2])).max() > 1e-4
-
-
-def test_the_plan_of_the_cross_entropy_has_one_method():
-    assert evolution_plan(100, N, C, (2000,), loss="cross_entropy").method == "iterate"
-    assert set(evolution_plan(100, N, C, (2000,), loss="cross_entropy").seconds) == {"iterate"}
-    assert evolution_plan(100, N, C, (2000,)).method == "eigh"

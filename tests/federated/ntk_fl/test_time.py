@@ -10,13 +10,14 @@ import pytest
 
 from fedtangent.engine.clients import engine_for, parse
 from fedtangent.federated import algorithms
+from fedtangent.federated.ntk_fl import Evolution
+from fedtangent.federated.ntk_fl.evolution import choose_time
 from fedtangent.federated.ntk_fl.tangent import pool_examples
-from fedtangent.federated.ntk_fl.time import choose_time
 from fedtangent.federated.schedule import all_clients
 from fedtangent.types import Model
 
-from .test_ntk_evolution import X, descend, evolve
-from .toys import two_layer, uneven_data
+from ..toys import two_layer, uneven_data
+from .test_evolution import X, descend, evolve
 
 TIMES = (1, 5, 20, 80, 300, 1000)
 HELD = np.random.default_rng(7).normal(size=(6, 4))
@@ -53,7 +54,7 @@ def sequence(losses: list[float], patience: int | None):
     model = Model("one number", lambda key: jnp.zeros(()), lambda p, x: jnp.full((x.shape[0], 1), p), None, 1)
     examples = pool_examples(jnp.zeros((1, 1)), jnp.zeros((1, 1)), jnp.ones(1, bool))
     dual = jnp.sqrt(2 * jnp.asarray(losses)).reshape((-1, 1, 1))
-    return choose_time(model, jnp.zeros(()), lambda v: v[0, 0], dual, examples, patience=patience)
+    return choose_time(model, jnp.zeros(()), lambda v: v[0, 0], dual, examples, Evolution(patience=patience))
 
 
 @pytest.mark.parametrize("patience", [1, 2, 5])

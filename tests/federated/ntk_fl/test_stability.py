@@ -12,11 +12,12 @@ import pytest
 
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
-from fedtangent.federated.ntk_fl.evolution import DIVERGED, OK, REFUSED, SAFETY, ntk_evolve
+from fedtangent.federated.ntk_fl import Evolution, ntk_evolve
+from fedtangent.federated.ntk_fl.evolution import DIVERGED, OK, REFUSED, SAFETY
 from fedtangent.federated.schedule import all_clients
 
-from .test_ntk_evolution import EVERY_ROW, X, evolve, flat, jacobian, network, targets
-from .toys import leaves, two_layer, uneven_data
+from ..toys import leaves, two_layer, uneven_data
+from .test_evolution import evolve, flat, jacobian, network, pooled
 
 
 def edge() -> float:
@@ -38,9 +39,9 @@ def test_eagerly_the_error_names_the_rate_and_the_largest_stable_one(method):
 
 
 def test_under_jit_it_is_a_status_and_the_parameters_stay():
-    model, y = network(3), jnp.asarray(targets(3))
+    model = network(3)
     params = model.init(jax.random.key(0))
-    traced = jax.jit(lambda rate: ntk_evolve(model, params, X, y, jnp.asarray(EVERY_ROW), rate, (1, 200)))
+    traced = jax.jit(lambda rate: ntk_evolve(model, params, pooled(), rate, Evolution((1, 200))))
     new, info = traced(2 * edge())
     assert int(info["status"]) == REFUSED and bool(info["refused"]) and int(info["time"]) == 0
     assert np.all(np.isinf(info["losses"])) and int(info["products"]) == 0

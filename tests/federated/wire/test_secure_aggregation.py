@@ -18,7 +18,7 @@ from fedtangent.federated.schedule import all_clients, uniform_sampling
 from fedtangent.federated.wire import channel
 from fedtangent.federated.wire.secure_aggregation import decode_mean, encode, fraction_bits, mask_messages
 
-from .toys import distance, two_layer, uneven_data
+from ..toys import distance, two_layer, uneven_data
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)

@@ -9,11 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.federated.ntk_fl import sparse_dense
-from fedtangent.federated.ntk_fl.evolution import ntk_evolve
-from fedtangent.federated.ntk_fl.sparse_tangent import sparse_linearise
+from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve, sparse, sparse_linearise
 from fedtangent.federated.ntk_fl.tangent import pool_examples
-from fedtangent.federated.wire.sparsify import count_all, count_numbers, count_products, num_kept, threshold_of
+from fedtangent.federated.wire.sparsify import count_numbers, count_products, num_kept, threshold_of, thresholds
 from fedtangent.models import mlp
 from fedtangent.types import Model
 
@@ -115,9 +113,9 @@ def test_a_linear_network_and_a_sparsity_of_none() -> None:
 
 def test_units_in_groups_and_rows_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two units of seven at a time, four rows of eleven a search and a block of the kernel: the last are partial."""
-    monkeypatch.setattr(sparse_dense, "CHUNK_BYTES", 2 * ROWS * OUTPUTS * INPUTS * 8)
-    monkeypatch.setattr(sparse_dense, "SEARCH_ROWS", 4)
-    monkeypatch.setattr(sparse_dense, "_rows_a_block", lambda n: 4)
+    monkeypatch.setattr(sparse, "CHUNK_BYTES", 2 * ROWS * OUTPUTS * INPUTS * 8)
+    monkeypatch.setattr(sparse, "SEARCH_ROWS", 4)
+    monkeypatch.setattr(sparse, "_rows_a_block", lambda n: 4)
     model = network("two layers", True)
     params = model.init(jax.random.key(0))
     found = tangent(model, params, sparsity=0.7, dtype=jnp.float64)
@@ -139,17 +137,6 @@ def test_float32_jacobians_and_fewer_bits(structured: bool) -> None:
     assert min(errors(few, params, sparse.astype(np.float64)).values()) > 1e-4
 
 
-@pytest.mark.parametrize("structured", [True, False], ids=["structured", "any model"])
-def test_a_threshold_instead_of_a_share(structured: bool) -> None:
-    model = network("two layers", structured)
-    params = model.init(jax.random.key(0))
-    jacobian = whole_jacobian(model, params)
-    level = float(np.quantile(np.abs(jacobian), 0.8))
-    sparse = np.where(np.abs(jacobian) >= level, jacobian, 0)
-    assert len(set(np.count_nonzero(sparse, axis=(1, 2)))) > 2  # not a number of its own for each example
-    assert max(errors(tangent(model, params, threshold=level, dtype=jnp.float64), params, sparse).values()) < 1e-13
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_thresholds_leave_exactly_the_largest(dtype: Any) -> None:
     left, right = (RNG.normal(size=(6, size)).astype(dtype) for size in (13, 9))
@@ -157,7 +144,11 @@ def test_thresholds_leave_exactly_the_largest(dtype: Any) -> None:
     extra = RNG.normal(size=(6, 5)).astype(dtype)
     products = np.abs(left[:, :, None] * right[:, None, :]).reshape(6, -1)
     numbers = np.concatenate([products, np.abs(extra), np.abs(extra)], axis=1)
-    count = count_all(count_products(jnp.asarray(left), jnp.asarray(right)), count_numbers(jnp.asarray(extra), 2))
+    of_products, of_extra = count_products(jnp.asarray(left), jnp.asarray(right)), count_numbers(jnp.asarray(extra), 2)
+
+    def count(threshold: jax.Array) -> jax.Array:
+        return of_products(threshold) + of_extra(threshold)
+
     largest = jnp.asarray(numbers.max(axis=1))
     positive = int((numbers > 0).sum(axis=1).min())
     for k in (2, 17, positive - 4):
@@ -173,7 +164,7 @@ def test_thresholds_leave_exactly_the_largest(dtype: Any) -> None:
 def test_entries_equal_to_the_last_kept_one_are_all_kept() -> None:
     numbers = jnp.asarray([[3.0, -2.0, 2.0, 2.0, 1.0]])
     for k, kept in ((1, 1), (2, 4), (3, 4), (4, 4), (5, 5)):
-        found = threshold_of(count_numbers(numbers), jnp.asarray([3.0]), k)
+        found = thresholds(numbers, 1 - k / 5)
         assert int(np.sum(np.abs(numbers) >= np.asarray(found)[:, None])) == kept
 
 
@@ -183,8 +174,8 @@ def test_the_evolution_of_sparsified_jacobians_is_descent_with_them(kernel: str)
     model, steps, rate = network("two layers", True), 40, 0.3
     params = model.init(jax.random.key(0))
     linearise = sparse_linearise(0.8, dtype=jnp.float64)
-    given = (jnp.asarray(X), jnp.asarray(Y), jnp.asarray(MASK), rate, (steps,))
-    new, info = ntk_evolve(model, params, *given, kernel=kernel, method="eigh", linearise=linearise)
+    given = Examples(*map(jnp.asarray, (X, Y, MASK)))
+    new, info = ntk_evolve(model, params, given, rate, Evolution((steps,), kernel, "eigh", linearise))
     jacobian = whole_jacobian(model, params)
     left = np.where(MASK[:, None], Y - np.asarray(model.apply(params, X)), 0)
 
@@ -213,11 +204,8 @@ def test_the_evolution_of_sparsified_jacobians_is_descent_with_them(kernel: str)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "sparsity: exactly one of sparsity and threshold"),
-        ({"sparsity": 0.5, "threshold": 1.0}, "sparsity: exactly one of sparsity and threshold"),
         ({"sparsity": 1.0}, "sparsity: got 1.0, must be at least 0 and below 1"),
         ({"sparsity": -0.1}, "sparsity: got -0.1"),
-        ({"threshold": 0.0}, "threshold: got 0.0, must be positive"),
         ({"sparsity": 0.5, "value_bits": 9}, "value_bits: got 9, must be a whole number from 10 to 32"),
         ({"sparsity": 0.5, "dtype": jnp.bfloat16}, "dtype: got bfloat16, must be float32 or float64"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -10,11 +11,16 @@ import numpy as np
 import pytest
 from numpy.polynomial import chebyshev
 
-from fedtangent.federated.ntk_fl.chebyshev import CUT, chebyshev_degree, chebyshev_dual, chebyshev_series
-from fedtangent.federated.ntk_fl.dynamics import by_products
-from fedtangent.federated.ntk_fl.evolution import evolution_plan, linearise_network, ntk_evolve
-from fedtangent.federated.ntk_fl.options import KERNEL_BYTES
-from fedtangent.federated.ntk_fl.tangent import averaged_product, pool_examples
+from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve
+from fedtangent.federated.ntk_fl.dual import (
+    CUT,
+    by_products,
+    chebyshev_degree,
+    chebyshev_dual,
+    chebyshev_series,
+    method_seconds,
+)
+from fedtangent.federated.ntk_fl.tangent import averaged_product, linearise_network, pool_examples
 from fedtangent.kernels import empirical_ntk
 from fedtangent.models import mlp
 
@@ -129,22 +135,24 @@ def test_products_without_the_kernel_in_memory():
     found = averaged_product(tangent, (9, 3))(g)
     np.testing.assert_allclose(found, tangent.gram() @ g, rtol=0, atol=1e-12)
     assert np.abs(tangent.push(tangent.pull(g)) - found).max() > 0.01  # the whole kernel's product is another one
-    held, info = ntk_evolve(model, params, x, y, mask, 0.4, (3, 150), method="chebyshev")
-    free, without = ntk_evolve(model, params, x, y, mask, 0.4, (3, 150), method="chebyshev", kernel_bytes=0)
+    given, series = Examples(x, y, mask), Evolution((3, 150), method="chebyshev")
+    held, info = ntk_evolve(model, params, given, 0.4, series)
+    free, without = ntk_evolve(model, params, given, 0.4, dataclasses.replace(series, kernel_bytes=0))
     for a, b in zip(jax.tree.leaves(held), jax.tree.leaves(free), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-11)
     for name in ("lambda_max", "losses", "function_gap"):
         np.testing.assert_allclose(without[name], info[name], rtol=1e-9, err_msg=name)
 
 
-def test_the_plan_is_the_cheapest_and_can_be_printed():
-    few = evolution_plan(1000, 20, 10, (100, 2000))
-    many = evolution_plan(79510, 4000, 10, (100, 2000))
-    assert (few.method, many.method) == ("eigh", "chebyshev")
-    assert min(many.seconds, key=many.seconds.__getitem__) == many.method
-    assert evolution_plan(79510, 4000, 10, (1,)).method in ("chebyshev", "iterate")
-    assert many.seconds["iterate"] > 4 * many.seconds["chebyshev"]
-    assert str(many).startswith("chebyshev (estimated: eigh ") and "iterate" in str(many)
-    assert "eigh" not in evolution_plan(79510, 4000, 10, (2000,), kernel="exact").seconds
-    assert "eigh" not in evolution_plan(79510, 40_000, 10, (2000,)).seconds
-    assert KERNEL_BYTES < 8 * 40_000**2
+def test_the_cheapest_method_by_measured_costs():
+    def cheapest(params: int, examples: int, evolution: Evolution) -> str:
+        seconds = method_seconds(evolution, params, examples, 10)
+        return min(seconds, key=seconds.__getitem__)
+
+    long, many = Evolution((100, 2000)), method_seconds(Evolution((100, 2000)), 79510, 4000, 10)
+    assert cheapest(1000, 20, long) == "eigh" and cheapest(79510, 4000, long) == "chebyshev"
+    assert cheapest(79510, 4000, Evolution((1,))) in ("chebyshev", "iterate")
+    assert set(many) == {"eigh", "chebyshev", "iterate"} and many["iterate"] > 4 * many["chebyshev"]
+    assert "eigh" not in method_seconds(Evolution((2000,), "exact"), 79510, 4000, 10)
+    assert "eigh" not in method_seconds(Evolution((2000,)), 79510, 40_000, 10)
+    assert set(method_seconds(Evolution((2000,), loss="cross_entropy"), 100, 11, 3)) == {"iterate"}

@@ -26,7 +26,7 @@ from fedtangent.federated.wire.channel import (
 )
 from fedtangent.types import Array, Channel, PyTree
 
-from . import reference_channel as reference
+from .. import reference_channel as reference
 
 SHAPES = {"a": (3, 4), "b": (1, 7), "c": (5, 8)}
 P = 12 + 7 + 40

@@ -1,0 +1,359 @@
+"""The linearised network behind sparsified Jacobians: CP-NTK-FL's kernel and weight update, chunk by chunk.
+
+The server of CP-NTK-FL only has what the clients sent: Jacobians whose small entries are zero. Its kernel is
+``H_ij = 1/C sum <Js_i, Js_j>`` and its update ``Js' R``, both of the sparsified ``Js`` (Yue et al., ICML 2022, sections
+4.1 and 4.2). No array [n, C, P] is held: entries are made again for a chunk of parameters at a time (dense networks, of
+whose Jacobians the layers' parts are outer products) or for a block of examples (any other model).
+
+Of output k of a dense network at an example, the derivative by a layer's weights is the outer product of the layer's
+(scaled) inputs h [U] and the back-propagated signal d_k [V], and the one by its biases is the (scaled) signal. The last
+layer's signal is the identity: its part is h, once for every output.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent.federated.ntk_fl.tangent import Linearise, Pool, Tangent
+from fedtangent.federated.wire.sparsify import (
+    Count,
+    check_sparsity,
+    check_value_bits,
+    count_numbers,
+    count_products,
+    num_kept,
+    rounded,
+    threshold_of,
+    thresholds,
+)
+from fedtangent.models.dense_structure import DenseStructure, forward
+from fedtangent.types import Array, Model, PyTree
+
+BLOCK_BYTES = 2**27  # of the Jacobians of a block of examples
+CHUNK_BYTES = 2**25  # of the entries of a dense layer made at once
+SEARCH_ROWS = 64  # examples whose thresholds are sought at once
+SYMMETRIC_BLOCKS = 8  # of the rows of a kernel, of which one half is computed
+
+
+def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: Any = jnp.float32) -> Linearise:
+    """What ``ntk_evolve`` sees of a network whose examples' Jacobians [C, P] are sparsified.
+
+    Args:
+        sparsity: share of the numbers that is set to zero; of each example the ``num_kept(sparsity, C P)`` largest
+            magnitudes stay. 0 keeps all.
+        value_bits: bits of a kept number on the wire, 10 to 32: rounded to nearest, with an exponent of 8 bits.
+        dtype: in which clients compute their Jacobians, float32 or float64. Kernels are products in it, of a few
+            thousand parameters at a time, summed in float64; updates are computed in float64.
+
+    For dense networks a kernel costs ``2 n^2 C P`` operations (those of the last layer C times fewer) and thresholds
+    are found without making the Jacobian; other models form Jacobians of blocks of examples.
+
+    Raises ``ValueError`` for an argument out of range.
+    """
+    check_sparsity(sparsity)
+    check_value_bits(value_bits)
+    kind = jnp.dtype(dtype)
+    if kind not in (jnp.float32, jnp.float64):
+        raise ValueError(f"dtype: got {kind}, must be float32 or float64")
+    keep = Keep(sparsity, value_bits)
+
+    def linearise(model: Model, weights: PyTree, pool: Pool) -> Tangent:
+        outputs = pool.mask * model.apply(weights, pool.x)
+        narrow = jax.tree.map(lambda leaf: leaf.astype(kind), weights)
+        x = pool.x.astype(kind) if jnp.issubdtype(pool.x.dtype, jnp.floating) else pool.x
+        if isinstance(model.structure, DenseStructure):
+            return _dense_tangent(_layers(model.structure, narrow, x, pool.mask), outputs, keep)
+        return _general_tangent(model, narrow, x, pool.mask, outputs, keep)
+
+    return linearise
+
+
+class Keep(NamedTuple):
+    """What is kept of a Jacobian, and how it is written down."""
+
+    sparsity: float  # share of the C P numbers of an example that is set to zero
+    value_bits: int | None  # of a kept number: a sign, 8 bits of exponent and the rest; None: those of the dtype
+
+    def of(self, entries: Array, at: Array) -> Array:
+        """``entries`` [n, ...] of at least the magnitudes ``at`` [n], as the wire writes them; the others are 0."""
+        reach = jnp.abs(entries) >= at.reshape((-1,) + (1,) * (entries.ndim - 1))
+        return rounded(jnp.where(reach, entries, 0), self.value_bits)
+
+
+# ---- dense networks -----------------------------------------------------------------------------------------------
+
+
+class _Layer(NamedTuple):
+    inputs: Array  # [n, U], scaled
+    signals: Array | None  # [n, C, V]; None at the last layer: the identity
+    bias: Array | None  # scaled signals [n, C, V]; [n, 1] at the last layer, of its own output; None without biases
+
+
+def _dense_tangent(layers: list[_Layer], outputs: Array, keep: Keep) -> Tangent:
+    """The tangent of a dense network's sparsified Jacobians, in the layers' dtype; ``outputs`` [n, C] in float64."""
+    num_outputs = outputs.shape[1]
+    kept = functools.partial(keep.of, at=_thresholds(layers, num_outputs, keep.sparsity))
+
+    last = _Layer(kept(layers[-1].inputs), None, None if layers[-1].bias is None else kept(layers[-1].bias))
+    biases = [None if layer.bias is None else kept(layer.bias) for layer in layers[:-1]]
+    hidden = [_Hidden(layer.inputs, *_units(layer), kept) for layer in layers[:-1]]
+
+    def gram() -> Array:
+        found = num_outputs * (_square(last.inputs) + (0 if last.bias is None else _square(last.bias)))
+        for layer, bias in zip(hidden, biases, strict=True):
+            found = found + layer.gram()
+            found = found if bias is None else found + _square(bias.reshape((bias.shape[0], -1)))
+        return found / num_outputs
+
+    def whole() -> Array:
+        shared = _square(last.inputs) + (0 if last.bias is None else _square(last.bias))
+        found = jnp.kron(shared, jnp.eye(num_outputs))
+        for layer, bias in zip(hidden, biases, strict=True):
+            found = found + layer.whole()
+            found = found if bias is None else found + _square(bias.reshape((-1, bias.shape[2])))
+        return found
+
+    def push(change: PyTree) -> Array:
+        by_weight, by_bias = (_wide(change[2 * len(hidden)][j]) for j in range(2))
+        found = _wide(last.inputs) @ by_weight + (0 if last.bias is None else _wide(last.bias) * by_bias)
+        for i, (layer, bias) in enumerate(zip(hidden, biases, strict=True)):
+            by_weight, by_bias = (_wide(change[2 * i][j]) for j in range(2))
+            found = found + layer.push(by_weight)
+            found = found if bias is None else found + jnp.einsum("nkv,v->nk", _wide(bias), by_bias[0])
+        return found
+
+    def pull(residual: Array) -> PyTree:
+        change: list[PyTree] = []
+        for layer, bias in zip(hidden, biases, strict=True):
+            by_bias = None if bias is None else jnp.einsum("nkv,nk->v", _wide(bias), residual)[None]
+            change += [(layer.pull(residual), by_bias), ()]
+        by_bias = None if last.bias is None else _wide(last.bias).T @ residual
+        return [*change, (_wide(last.inputs).T @ residual, by_bias)]
+
+    return Tangent(outputs, gram, push, pull, whole, remade=True)
+
+
+class _Hidden(NamedTuple):
+    """The weights' part of a layer below the last, in groups of units; padded units have no signal."""
+
+    inputs: Array  # [n, U]
+    signals: Array  # [groups, n, C, g]
+    units: int  # V
+    kept: Callable[[Array], Array]
+
+    def entries(self, signals: Array) -> Array:
+        """[n, C, U, g]."""
+        return self.kept(self.inputs[:, None, :, None] * signals[:, :, None, :])
+
+    def _sum(self, one: Callable[[Array], Array], size: int) -> Array:
+        """The sum of ``A A'`` over groups, in float64, A [size, ...] being what ``one`` makes of a group's signals."""
+
+        def add(found: Array, signals: Array) -> tuple[Array, None]:
+            return _add_square(found, one(signals)), None
+
+        return _mirrored(jax.lax.scan(add, jnp.zeros((size, size), jnp.float64), self.signals)[0])
+
+    def gram(self) -> Array:
+        """[n, n], summed over outputs."""
+        n = self.inputs.shape[0]
+        return self._sum(lambda signals: self.entries(signals).reshape((n, -1)), n)
+
+    def whole(self) -> Array:
+        """[n C, n C]."""
+        rows = self.inputs.shape[0] * self.signals.shape[2]
+        inputs = self.inputs.shape[1] * self.signals.shape[3]
+        return self._sum(lambda signals: self.entries(signals).reshape((rows, inputs)), rows)
+
+    def push(self, change: Array) -> Array:
+        """[U, V] -> [n, C]."""
+        groups, _, _, size = self.signals.shape
+        padded = jnp.pad(change, ((0, 0), (0, groups * size - self.units)))
+        parts = padded.reshape((-1, groups, size)).transpose(1, 0, 2)
+
+        def add(found: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
+            return found + jnp.einsum("nkug,ug->nk", _wide(self.entries(part[0])), part[1]), None
+
+        start = jnp.zeros(self.signals.shape[1:3], jnp.float64)
+        return jax.lax.scan(add, start, (self.signals, parts))[0]
+
+    def pull(self, residual: Array) -> Array:
+        """[n, C] -> [U, V]."""
+        found = jax.lax.map(
+            lambda signals: jnp.einsum("nkug,nk->ug", _wide(self.entries(signals)), residual), self.signals
+        )
+        return found.transpose(1, 0, 2).reshape((self.inputs.shape[1], -1))[:, : self.units]
+
+
+def _wide(values: Array) -> Array:
+    """In float64; None stays None."""
+    return values if values is None else values.astype(jnp.float64)
+
+
+def _layers(structure: DenseStructure, params: PyTree, x: Array, mask: Array) -> list[_Layer]:
+    """What the Jacobian is made of, first layer first; zero in rows of padding."""
+    inputs, before = forward(structure, params, x)
+    real = mask.astype(inputs[0].dtype)
+    top, layer = len(inputs) - 1, structure.layers[-1]
+    bias = None if layer.bias_scale is None else layer.bias_scale * real
+    found = [_Layer(real * layer.weight_scale * inputs[top], None, bias)]
+    signals = jnp.eye(before[-1].shape[1], dtype=real.dtype)[None]
+    for i in range(top - 1, -1, -1):
+        above = structure.layers[i + 1].weight_scale * params[2 * (i + 1)][0].T
+        slope = jax.jvp(structure.activation, (before[i],), (jnp.ones_like(before[i]),))[1]
+        signals = (signals @ above) * (real * slope)[:, None, :]
+        layer = structure.layers[i]
+        bias = None if layer.bias_scale is None else layer.bias_scale * signals
+        found.insert(0, _Layer(layer.weight_scale * inputs[i], signals, bias))
+    return found
+
+
+def _units(layer: _Layer) -> tuple[Array, int]:
+    """A hidden layer's signals in groups of units [groups, n, C, g], and how many units there are."""
+    assert layer.signals is not None
+    n, num_outputs, units = layer.signals.shape
+    each = n * num_outputs * layer.inputs.shape[1] * layer.signals.dtype.itemsize
+    size = max(1, min(units, CHUNK_BYTES // max(1, each)))
+    padded = jnp.pad(layer.signals, ((0, 0), (0, 0), (0, -units % size)))
+    return padded.reshape((n, num_outputs, -1, size)).transpose(2, 0, 1, 3), units
+
+
+def _thresholds(layers: list[_Layer], num_outputs: int, sparsity: float) -> Array:
+    """The magnitude from which an example's entries are kept, [n]."""
+    n = layers[0].inputs.shape[0]
+    k = num_kept(sparsity, num_outputs * sum(_num_weights(layer, num_outputs) for layer in layers))
+    rows = min(n, SEARCH_ROWS)
+    blocks = [
+        jax.tree.map(lambda a: jnp.pad(a, ((0, -n % rows),) + ((0, 0),) * (a.ndim - 1)), layer) for layer in layers
+    ]
+    blocks = jax.tree.map(lambda a: a.reshape((-1, rows, *a.shape[1:])), blocks)
+    return jax.lax.map(lambda block: _search(block, num_outputs, k), blocks).reshape(-1)[:n]
+
+
+def _num_weights(layer: _Layer, num_outputs: int) -> int:
+    """Weights and biases of a layer."""
+    units = num_outputs if layer.signals is None else layer.signals.shape[2]
+    return units * (layer.inputs.shape[1] + (layer.bias is not None))
+
+
+def _search(layers: list[_Layer], num_outputs: int, k: int) -> Array:
+    counts: list[Count] = []
+    most: list[Array] = []
+    for layer in layers:
+        times, size = (num_outputs if layer.signals is None else 1), layer.inputs.shape[0]
+        largest = jnp.max(jnp.abs(layer.inputs), axis=1)
+        if layer.signals is None:
+            counts.append(count_numbers(layer.inputs, times))
+            most.append(largest)
+        else:
+            flat = layer.signals.reshape((size, -1))
+            counts.append(count_products(layer.inputs, flat))
+            most.append(largest * jnp.max(jnp.abs(flat), axis=1))
+        if layer.bias is not None:
+            counts.append(count_numbers(layer.bias.reshape((size, -1)), times))
+            most.append(jnp.max(jnp.abs(layer.bias.reshape((size, -1))), axis=1))
+
+    def count(threshold: Array) -> Array:
+        return jnp.sum(jnp.stack([one(threshold) for one in counts]), axis=0)
+
+    return threshold_of(count, jnp.max(jnp.stack(most), axis=0), k)
+
+
+def _add_square(found: Array, rows: Array) -> Array:
+    """``found + A A'`` on and below the diagonal blocks; what lies above is not meant."""
+    n = rows.shape[0]
+    block = _rows_a_block(n)
+    for start in range(0, n, block):
+        stop = min(start + block, n)
+        product = jnp.matmul(rows[start:stop], rows[:stop].T, precision="highest")
+        found = found.at[start:stop, :stop].add(product.astype(found.dtype))
+    return found
+
+
+def _rows_a_block(n: int) -> int:
+    return n if n < 64 * SYMMETRIC_BLOCKS else -(-n // SYMMETRIC_BLOCKS)
+
+
+def _mirrored(found: Array) -> Array:
+    """The symmetric matrix of which ``_add_square`` has the lower part."""
+    return jnp.tril(found) + jnp.tril(found, -1).T
+
+
+def _square(rows: Array) -> Array:
+    """``A A'`` in float64."""
+    return _mirrored(_add_square(jnp.zeros((rows.shape[0],) * 2, jnp.float64), rows))
+
+
+# ---- any model ----------------------------------------------------------------------------------------------------
+
+
+def _general_tangent(model: Model, weights: PyTree, x: Array, mask: Array, outputs: Array, keep: Keep) -> Tangent:
+    num_rows, num_outputs = outputs.shape
+    leaves, structure = jax.tree.flatten(weights)
+    sizes = [leaf.size for leaf in leaves]
+    total = num_outputs * sum(sizes)
+    block = max(1, min(num_rows, BLOCK_BYTES // (total * leaves[0].dtype.itemsize)))
+    rows = -(-num_rows // block) * block
+    xs, masks = (_padded(a, rows).reshape((-1, block, *a.shape[1:])) for a in (x, mask.astype(leaves[0].dtype)))
+
+    def of_one(x_i: Array) -> Array:
+        found = jax.jacrev(lambda w: model.apply(w, x_i[None])[0])(weights)
+        return jnp.concatenate([leaf.reshape((num_outputs, -1)) for leaf in jax.tree.leaves(found)], axis=1)
+
+    def whole(part: tuple[Array, Array]) -> Array:
+        return part[1][:, :, None] * jax.vmap(of_one)(part[0])
+
+    at = jax.lax.map(lambda part: thresholds(whole(part), keep.sparsity), (xs, masks))
+
+    def jacobian(i: Array) -> Array:  # [block, C, P], sparsified
+        return keep.of(whole((xs[i], masks[i])), at[i])
+
+    def gram() -> Array:
+        found = _by_blocks(lambda i: jacobian(i).reshape((block, -1)), len(xs), block)
+        return found[:num_rows, :num_rows] / num_outputs
+
+    def kernel() -> Array:
+        flat = _by_blocks(lambda i: jacobian(i).reshape((block * num_outputs, -1)), len(xs), block * num_outputs)
+        return flat[: num_rows * num_outputs, : num_rows * num_outputs]
+
+    def push(change: PyTree) -> Array:
+        vector = jnp.concatenate([leaf.reshape(-1).astype(jnp.float64) for leaf in jax.tree.leaves(change)])
+        moved = jax.lax.map(lambda i: jacobian(i).astype(jnp.float64) @ vector, jnp.arange(len(xs)))
+        return moved.reshape((rows, num_outputs))[:num_rows]
+
+    def pull(residual: Array) -> PyTree:
+        parts = _padded(residual, rows).reshape((-1, block, num_outputs))
+
+        def add(i: Array, sum_: Array) -> Array:
+            return sum_ + jnp.einsum("nkp,nk->p", jacobian(i).astype(jnp.float64), parts[i])
+
+        vector = jax.lax.fori_loop(0, len(xs), add, jnp.zeros((sum(sizes),), jnp.float64))
+        ends = [sum(sizes[: j + 1]) for j in range(len(sizes) - 1)]
+        split = jnp.split(vector, ends)
+        return jax.tree.unflatten(structure, [v.reshape(leaf.shape) for v, leaf in zip(split, leaves, strict=True)])
+
+    return Tangent(outputs, gram, push, pull, kernel, remade=True)
+
+
+def _by_blocks(rows: Callable[[Array], Array], blocks: int, size: int) -> Array:
+    """``A A'`` [blocks * size]^2 in float64 of a matrix whose rows come in blocks; half of its blocks are computed."""
+
+    def row(i: Array, found: Array) -> Array:
+        left = rows(i)
+
+        def column(j: Array, found: Array) -> Array:
+            product = jnp.matmul(left, rows(j).T, precision="highest").astype(jnp.float64)
+            found = jax.lax.dynamic_update_slice(found, product, (i * size, j * size))
+            return jax.lax.dynamic_update_slice(found, product.T, (j * size, i * size))
+
+        return jax.lax.fori_loop(0, i + 1, column, found)
+
+    return jax.lax.fori_loop(0, blocks, row, jnp.zeros((blocks * size, blocks * size), jnp.float64))
+
+
+def _padded(values: Array, rows: int) -> Array:
+    return jnp.concatenate([values, jnp.zeros((rows - values.shape[0], *values.shape[1:]), values.dtype)])
