@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fedtangent.compare import theorems
-from fedtangent.compare.theorems import TheoremCheck
+from fedtangent import entries
+from fedtangent.compare.verdicts import Verdict
 
-RIGHT = TheoremCheck("A 1", "one is one", "n = 1", "1.000", "1 +- 0", True, "one is two, 1.000", True)
-FAILING = RIGHT._replace(statement="one is two", passed=False)
-INCONCLUSIVE = RIGHT._replace(statement="[0, 1] holds one", control_failed=False)
+RIGHT = Verdict("A 1", "one is one", "1.000", "1 +- 0", True, "one is two", "1.000", True)
+FAILING = RIGHT._replace(statement="one is two", holds=False)
+INCONCLUSIVE = RIGHT._replace(statement="[0, 1] holds one", control_fails=False)
+NAMES = tuple(entries.catalogue("theorems"))
 
 
 @pytest.fixture
-def groups(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[TheoremCheck] | Exception]:
-    """What each group gives; every one is RIGHT until changed."""
-    found: dict[str, list[TheoremCheck] | Exception] = {name: [RIGHT] for name in theorems.MODULES}
+def groups(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Verdict] | Exception]:
+    """What each check gives; every one is RIGHT until changed."""
+    found: dict[str, list[Verdict] | Exception] = {name: [RIGHT] for name in NAMES}
 
-    def load(name: str) -> theorems.Checks:
-        if name not in found:
-            raise ValueError(f"only: got {name!r}")
-
-        def checks(scale: str, seed: int) -> list[TheoremCheck]:
+    def instead_of(name: str) -> Callable[[str, int], list[Verdict]]:
+        def build(scale: str, seed: int) -> list[Verdict]:
             given = found[name]
             if isinstance(given, Exception):
                 raise given
-            return [c._replace(sizes=f"{scale} {seed}") for c in given]
+            return [v._replace(sizes=f"{scale} {seed}") for v in given]
 
-        return checks
+        return build
 
-    monkeypatch.setattr(theorems, "load", load)
+    for name, entry in entries.catalogue("theorems").items():
+        tiny = dataclasses.replace(entry, build=instead_of(name))
+        monkeypatch.setitem(entries.catalogue("theorems"), name, tiny)  # type: ignore[arg-type]
     return found
 
 
@@ -41,14 +42,17 @@ def test_everything_right_ends_with_0_and_the_table_is_last(run: Callable, folde
     ended = run("check-theory", "--seed", 7, "--output", "out")
     assert ended.code == 0, ended
     lines = [line for line in ended.out.splitlines() if line.strip()]
-    assert lines[-1] == "All 6 checks hold, and every wrong theory fails its own."
-    header = next(line for line in lines if "statement checked" in line)
-    for column in ("theorem", "sizes", "measured", "predicted", "verdict", "negative control"):
+    assert (
+        lines[-1]
+        == f"Simulation and theory agree in all {len(NAMES)} comparisons, and every wrong theory fails its own"
+    )
+    header = next(line for line in lines if "what is compared" in line)
+    for column in ("of", "sizes", "measured", "expected", "verdict", "negative control"):
         assert column in header
     assert "default 7" in ended.out and "fails, as it must" in ended.out
     result = json.loads((folder / "out" / "result.json").read_text())
     assert result["passed"] is True
-    assert [row["group"] for row in result["rows"]] == list(theorems.MODULES)
+    assert [row["check"] for row in result["rows"]] == list(NAMES)
     assert json.loads((folder / "out" / "config.json").read_text())["command"] == "check-theory"
 
 
@@ -57,33 +61,34 @@ def test_everything_right_ends_with_0_and_the_table_is_last(run: Callable, folde
     [
         ([RIGHT, FAILING], "FAILS"),
         ([INCONCLUSIVE], "PASSES TOO"),
-        ([], "returned no check"),
+        ([], "returned no verdict"),
         (RuntimeError("the kernel is [gone]"), "RuntimeError: the kernel is [gone]"),
     ],
 )
 def test_anything_else_ends_with_1(run: Callable, folder: Path, groups: dict, given: object, said: str) -> None:
-    groups["convergence"] = given
+    groups["ntk_fl.convergence"] = given
     ended = run("check-theory", "--output", "out")
     assert ended.code == 1
     assert said in " ".join(ended.out.split())
     result = json.loads((folder / "out" / "result.json").read_text())
     assert result["passed"] is False
-    assert {row["group"] for row in result["rows"]} == set(theorems.MODULES)  # the other groups still ran
+    assert {row["check"] for row in result["rows"]} == set(NAMES)  # the other groups still ran
 
 
 def test_some_groups_alone_at_another_scale(run: Callable, folder: Path, groups: dict) -> None:
-    groups["flow"] = [FAILING]
-    ended = run("check-theory", "--only", "ledger", "gp_limit", "ledger", "--scale", "large", "--output", "out")
+    groups["flow.exact"] = [FAILING]
+    ended = run("check-theory", "--only", "flow.ledger", "ntk_fl", "flow.ledger", "--scale", "paper", "--output", "out")
     assert ended.code == 0
     rows = json.loads((folder / "out" / "result.json").read_text())["rows"]
-    assert [(row["group"], row["sizes"]) for row in rows] == [("ledger", "large 0"), ("gp_limit", "large 0")]
+    found = [(row["check"], row["sizes"]) for row in rows]
+    assert found == [(name, "paper 0") for name in ("flow.ledger", "ntk_fl.convergence", "ntk_fl.weight_gap")]
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--scale", "huge"), "scale: got 'huge', allowed are default, large"),
-        (("--only", "gp"), "only: got 'gp', allowed are flow, convergence, gp_limit, bias_variance, ledger, ntk_fl"),
+        (("--scale", "huge"), "scale: got 'huge', allowed are default, paper"),
+        (("--only", "gp"), f"only: got 'gp', allowed are {', '.join(NAMES)}"),
         (("--seed", "-1"), "seed: got -1, must be from 0 to 2**32 - 1"),
     ],
 )

@@ -9,8 +9,7 @@ import pytest
 
 from fedtangent import data, experiments, models
 from fedtangent.cli import algorithms, catalogue
-from fedtangent.compare import CASES
-from fedtangent.compare.theorems import MODULES
+from fedtangent.entries import catalogue as entries
 
 KINDS = {
     "algorithms": list(algorithms.ALGORITHMS),
@@ -18,9 +17,9 @@ KINDS = {
     "models": list(models.available()),
     "partitions": list(catalogue.PARTITIONS),
     "schedules": list(catalogue.SCHEDULES),
-    "cases": list(CASES),
+    "cases": list(entries("cases")),
     "experiments": list(experiments.NAMES),
-    "theorems": list(MODULES),
+    "theorems": list(entries("theorems")),
 }
 
 

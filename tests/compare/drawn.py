@@ -6,21 +6,18 @@ import dataclasses
 
 import numpy as np
 
-from fedtangent.compare import theorem2
-from fedtangent.compare.ensemble_law import Law, null
 from fedtangent.compare.settings import Setting
-from fedtangent.kernels.gram import kernel_blocks
+from fedtangent.compare.theorems.fed_ensemble import limit as theorem2
+from fedtangent.compare.theorems.fed_ensemble.ensemble_law import ModelLaw, null
 from fedtangent.theory import gp_limit
 
 
 def drawn_for(setting: Setting, num_draws: int = 1000) -> theorem2.Theorem2:
     """K models of every width of ``setting``, drawn from the limit; before training, from the prior."""
-    kernel = setting.model(setting.largest).kernel
-    assert kernel is not None
-    blocks = kernel_blocks(kernel, setting.x_train, setting.x_test)
+    blocks = setting.blocks()
     limit = gp_limit(blocks, setting.y_train)
     models = setting.schedule.num_models
-    law = Law(*(np.broadcast_to(part, (models, *part.shape)) for part in limit[:2]))
+    law = ModelLaw(*(np.broadcast_to(part, (models, *part.shape)) for part in limit[:2]))
     rng = np.random.default_rng(setting.seed)
 
     def draw(cov: np.ndarray) -> np.ndarray:
@@ -31,8 +28,8 @@ def drawn_for(setting: Setting, num_draws: int = 1000) -> theorem2.Theorem2:
     trained = []
     for width in setting.widths:
         samples = law.mean + draw(limit.cov)
-        trained.append(theorem2.Trained(width, draw(blocks.nngp_test), samples, samples, 8, 8))
-    gaps = theorem2.Gap(0.1, 0.2), theorem2.Gap(3.0, 4.0)
+        trained.append(theorem2.TrainedEnsemble(width, draw(blocks.nngp_test), samples, samples, 8, 8))
+    gaps = theorem2.LawDistance(0.1, 0.2), theorem2.LawDistance(3.0, 4.0)
     of = "Theorem 2's limit"
     return theorem2.Theorem2(setting, blocks, None, None, limit, *gaps, law, of, null(law, num_draws), tuple(trained))  # type: ignore[arg-type]
 

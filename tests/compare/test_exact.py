@@ -86,9 +86,9 @@ def test_nothing_is_noticed_where_nothing_is_wrong() -> None:
 def test_a_small_fault_of_the_simulation_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(algorithms, "fed_ensemble", FAULTS[name])
     linearised, models, ensemble = checked(few_outputs())
-    assert not linearised.agrees
-    assert not models.agrees
-    assert not ensemble.agrees
+    assert not linearised.holds
+    assert not models.holds
+    assert not ensemble.holds
 
 
 def test_a_wrong_ensemble_is_noticed_by_its_verdict_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,13 +103,13 @@ def test_a_wrong_ensemble_is_noticed_by_its_verdict_alone(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(algorithms, "fed_ensemble", fewer)
     linearised, models, ensemble = checked(few_outputs())
-    assert (linearised.agrees, models.agrees, ensemble.agrees) == (True, True, False)
+    assert (linearised.holds, models.holds, ensemble.holds) == (True, True, False)
 
 
 def test_a_wrong_ensemble_covariance_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Flow, "ensemble_cov", lambda flow, r: flow.cov(r).mean(axis=0))
     _, models, ensemble = checked(network())
-    assert (models.agrees, ensemble.agrees) == (True, False)
+    assert (models.holds, ensemble.holds) == (True, False)
 
 
 @pytest.mark.slow
@@ -117,9 +117,9 @@ def test_moments_of_another_model_are_noticed(network_result: SideBySide) -> Non
     setting, plan, theory = network_result.setting, network_result.cohorts, network_result.theory
     rolled = tuple(m._replace(mean=np.roll(m.mean, 1, axis=0)) for m in theory.moments)
     wrong = dataclasses.replace(theory, moments=rolled)
-    assert not exact.law_verdicts(setting, wrong, plan)[0].agrees
+    assert not exact.law_verdicts(setting, wrong, plan)[0].holds
     covs = tuple(m._replace(cov=np.roll(m.cov, 1, axis=0)) for m in theory.moments)
-    assert not exact.law_verdicts(setting, dataclasses.replace(theory, moments=covs), plan)[0].agrees
+    assert not exact.law_verdicts(setting, dataclasses.replace(theory, moments=covs), plan)[0].holds
 
 
 def test_a_linearised_network_is_the_tangent_at_its_weights() -> None:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent.compare import CASES, Setting, SideBySide, build, checks, predicted, run
+from fedtangent.compare import Setting, SideBySide, build, checks, predicted, run
 from fedtangent.compare.settings import standardised
 from fedtangent.compare.side_by_side import flow_gap
 from fedtangent.compare.simulated import cohorts, fed_ensemble, init_key
@@ -20,8 +20,8 @@ from fedtangent.types import Cohort
 
 
 def named(result: SideBySide, start: str) -> list[Verdict]:
-    found = [v for v in result.verdicts if v.comparison.startswith(start)]
-    assert found, [v.comparison for v in result.verdicts]
+    found = [v for v in result.verdicts if v.statement.startswith(start)]
+    assert found, [v.statement for v in result.verdicts]
     return found
 
 
@@ -89,7 +89,7 @@ def test_every_kind_of_verdict_is_there(linear_result: SideBySide, network_resul
             named(result, f"variance = flow, round {r}")
         named(result, "NTK-FL, averaged kernel: mean")
         named(result, "NTK-FL, averaged kernel: variance")
-        assert all(v.setting == result.setting.name for v in result.verdicts)
+        assert all(v.subject == result.setting.name for v in result.verdicts)
         (models,) = named(result, "law of each of 2 models = flow's, round")
         (ensemble,) = named(result, "law of the ensemble of 2 = flow's, round")
         assert models.passed
@@ -177,10 +177,10 @@ def test_a_wrong_flow_is_noticed(linear_result: SideBySide, monkeypatch: pytest.
         theory = predicted.predict(setting, linear_result.cohorts)
         gap = flow_gap(setting, theory, seen)
         verdicts = checks.all_verdicts(setting, linear_result.cohorts, theory, (seen,), (), [gap.error[-1]])
-        (exact,) = [v for v in verdicts if v.comparison.startswith("simulation = flow")]
-        assert exact.agrees is agrees
-        for law in (v for v in verdicts if v.comparison.startswith("law of")):
-            assert law.agrees is agrees
+        (exact,) = [v for v in verdicts if v.statement.startswith("simulation = flow")]
+        assert exact.holds is agrees
+        for law in (v for v in verdicts if v.statement.startswith("law of")):
+            assert law.holds is agrees
 
 
 def test_a_comparison_repeats_itself(linear_setting: Setting, linear_result: SideBySide) -> None:
@@ -204,10 +204,6 @@ def test_unknown_names_are_refused_with_the_allowed_ones() -> None:
         build("nope")
     with pytest.raises(ValueError, match=r"scale: got 'nope', allowed are smoke, default, paper"):
         build("sine", scale="nope")
-
-
-def test_every_case_is_described() -> None:
-    assert all(case.description and case.settings for case in CASES.values())
 
 
 def test_standardised_inputs_have_one_norm() -> None:

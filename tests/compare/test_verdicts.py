@@ -33,18 +33,14 @@ def sampled() -> vd.Sampled:
 
 def test_mean_verdict(sampled: vd.Sampled) -> None:
     right = vd.mean_verdict("s", "mean", sampled, "untrained", sampled.mean + 2.0)
-    assert right.agrees
-    assert right.control_fails
     assert right.passed
     wrong = vd.mean_verdict("s", "mean", sampled._replace(mean=sampled.mean + 2.0), "untrained", sampled.mean)
-    assert not wrong.agrees
+    assert not wrong.holds
     assert not wrong.passed
 
 
 def test_variance_verdict_allows_for_the_finite_width_term(sampled: vd.Sampled) -> None:
     right = vd.variance_verdict("s", "variance", sampled, "thrice", 3 * sampled.cov)
-    assert right.agrees
-    assert right.control_fails
     assert right.passed
     wrong = vd.variance_verdict("s", "variance", sampled._replace(cov=np.broadcast_to(np.eye(M) * 9, (K, M, M))), "c",
                                 sampled.cov)  # fmt: skip
@@ -58,7 +54,7 @@ def test_a_control_that_passes_too_is_no_pass(sampled: vd.Sampled) -> None:
         vd.slope_verdict("s", tuple(WIDTHS), errors(-0.5), "the same", errors(-0.5)),
         vd.exact_verdict("s", "equal", 1e-12, {"the same": 1e-12, "wrong": 0.3}, vd.EXACT),
     ):
-        assert verdict.agrees
+        assert verdict.holds
         assert not verdict.control_fails
         assert not verdict.passed
 
@@ -66,14 +62,14 @@ def test_a_control_that_passes_too_is_no_pass(sampled: vd.Sampled) -> None:
 @pytest.mark.parametrize(("slope", "agrees"), [(-0.5, True), (-0.41, True), (-0.39, False), (-0.61, False), (0, False)])
 def test_slope_verdict(slope: float, agrees: bool) -> None:
     verdict = vd.slope_verdict("s", tuple(WIDTHS), errors(slope), "wrong", errors(0.0))
-    assert (verdict.agrees, verdict.control_fails, verdict.passed) == (agrees, True, agrees)
+    assert (verdict.holds, verdict.control_fails, verdict.passed) == (agrees, True, agrees)
     assert f"{slope:+.3f}" in verdict.measured
 
 
 @pytest.mark.parametrize(("error", "agrees"), [(0.0, True), (1e-9, True), (2e-9, False), (float("nan"), False)])
 def test_exact_verdict(error: float, agrees: bool) -> None:
     verdict = vd.exact_verdict("s", "equal", error, {"one client dropped": 0.3}, vd.EXACT)
-    assert (verdict.agrees, verdict.control_fails, verdict.passed) == (agrees, True, agrees)
+    assert (verdict.holds, verdict.control_fails, verdict.passed) == (agrees, True, agrees)
 
 
 def test_a_control_that_is_not_a_number_proves_nothing() -> None:
@@ -94,5 +90,15 @@ def test_paired_verdict() -> None:
     right = vd.paired_verdict("s", "paired", small, "shifted", small + 0.1)
     assert right.passed
     swapped = vd.paired_verdict("s", "paired", small + 0.1, "right", small)
-    assert not swapped.agrees
+    assert not swapped.holds
     assert not swapped.control_fails
+
+
+def test_all_verdicts_in_one_line_and_as_rows() -> None:
+    right = vd.Verdict("s", "one is one", "1", "1 +- 0", True, "two", "2", True, "n = 1")
+    wrong, unclear = right._replace(holds=False), right._replace(control_fails=False)
+    assert "agree in all 2 comparisons" in vd.summary([right, right])
+    assert "Inconclusive: 1 of 2 negative controls pass too" in vd.summary([right, unclear])
+    assert "DISAGREE in 1 of 3" in vd.summary([right, wrong, unclear])
+    assert [row["passed"] for row in vd.as_rows([right, wrong, unclear])] == [True, False, False]
+    assert vd.as_rows([right])[0] == {**right._asdict(), "passed": True}

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from fedtangent.compare import Setting
 from fedtangent.compare.cases import digits as whole_digits
 from fedtangent.compare.cases import sine_linear
-from fedtangent.compare.settings import step_size
 from fedtangent.data import partition
 from fedtangent.federated import schedule
 from fedtangent.models.dense import mlp
@@ -21,7 +20,7 @@ TIMES = (10, 100)
 
 def cut(setting: Setting, examples: int, clients: int, points: int, **changes: object) -> Setting:
     """The first ``examples`` and test ``points`` of ``setting``, on ``clients`` unequal clients."""
-    small = dataclasses.replace(
+    return dataclasses.replace(
         setting,
         x_train=setting.x_train[:examples],
         y_train=setting.y_train[:examples],
@@ -31,9 +30,9 @@ def cut(setting: Setting, examples: int, clients: int, points: int, **changes: o
         partition=partition.quantity_skew(examples, clients, alpha=2.0, seed=1, min_size=2),
         schedule=schedule.per_client_permutations(clients, NUM_MODELS),
         ntk_times=TIMES,
+        learning_rate=0.0,  # chosen anew
         **changes,
     )
-    return dataclasses.replace(small, learning_rate=step_size(small))
 
 
 def linear() -> Setting:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtangent import experiments
-from fedtangent.compare import repeated_runs
+from fedtangent.compare.theorems.fed_ensemble import repeated_runs
 from fedtangent.experiments.lab import table1_scan as scan
 from fedtangent.experiments.lab.contract import Outcome, Request
 from fedtangent.output.files import Metric, write_result

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedtangent.compare.theorems import _decay
+from fedtangent.compare.theorems.fed_ensemble import convergence
 from fedtangent.experiments.fed_ensemble import theorem1
 from fedtangent.experiments.lab.contract import Request
 
@@ -26,7 +26,7 @@ def outcome(tmp_path_factory):
 
 def followed(seed: int) -> theorem1.Followed:
     """A run that meets all assumptions but those on the step, for long enough that eq. (18)'s factor K shows."""
-    run = _decay.latin(seed, 5, 200, _decay.SMALL)
+    run = convergence.equal_rounds(seed, 5, 200, convergence.SMALL)
     flow = np.linalg.norm(np.asarray(run.flow.residual(list(range(1001)))), axis=(2, 3)) / run.theorem.constants.r0
     return theorem1.Followed(SimpleNamespace(widths=(16,)), run.theorem, flow[:41], flow, 0.95, np.zeros(2, int))
 

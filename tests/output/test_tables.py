@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fedtangent.compare.table import Row
+from fedtangent.compare.table import MethodRow
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.output.tables import comparison_table, console, number, verdict_table
 
@@ -38,49 +38,53 @@ def test_digits_of_a_number() -> None:
     assert number(3, 1) == "3"
 
 
+def table_of(verdicts: list[Verdict]) -> str:
+    return shown(verdict_table(verdicts, "agree?"))
+
+
 def shown(table: object) -> str:
     screen = io.StringIO()
     Console(file=screen, width=250).print(table)
     return screen.getvalue()
 
 
-def verdict(comparison: str, agrees: bool = True, fails: bool = True, measured: str = "1.0") -> Verdict:
-    return Verdict("sine", comparison, measured, "1 +- 3 x 0.1", agrees, "untrained", "9.0", fails)
+def verdict(comparison: str, holds: bool = True, fails: bool = True, measured: str = "1.0") -> Verdict:
+    return Verdict("sine", comparison, measured, "1 +- 3 x 0.1", holds, "untrained", "9.0", fails)
 
 
 def test_rounds_are_folded_into_one_line_that_shows_the_last() -> None:
-    text = shown(verdict_table([verdict(f"mean = flow, round {r}", measured=f"measured {r}") for r in (5, 10, 15)]))
+    text = table_of([verdict(f"mean = flow, round {r}", measured=f"measured {r}") for r in (5, 10, 15)])
     assert text.count("mean = flow") == 1
     assert "mean = flow, round 15 (all 3 rounds)" in text
     assert "measured 15" in text
     assert "measured 5" not in text
-    assert "agrees" in text
-    assert "DISAGREES" not in text
+    assert "holds" in text
+    assert "FAILS" not in text
 
 
 def test_a_failing_round_is_the_one_that_is_shown() -> None:
-    rows = [verdict(f"mean = flow, round {r}", agrees=r != 10, measured=f"measured {r}") for r in (5, 10, 15)]
-    text = shown(verdict_table(rows))
+    rows = [verdict(f"mean = flow, round {r}", holds=r != 10, measured=f"measured {r}") for r in (5, 10, 15)]
+    text = table_of(rows)
     assert "measured 10" in text
-    assert "DISAGREES" in text
+    assert "FAILS" in text
 
 
 def test_a_control_that_passes_is_shown() -> None:
-    text = shown(verdict_table([verdict("mean = flow, round 5", fails=False), verdict("mean = flow, round 10")]))
+    text = table_of([verdict("mean = flow, round 5", fails=False), verdict("mean = flow, round 10")])
     assert "PASSES" in text
     assert "fails, as it must" not in text
 
 
 def test_settings_and_comparisons_are_not_folded_into_each_other() -> None:
     rows = [verdict("mean = flow, round 5"), verdict("variance = flow, round 5"), verdict("mean = flow, round 5")]
-    rows[2] = rows[2]._replace(setting="digits")
-    text = shown(verdict_table(rows))
+    rows[2] = rows[2]._replace(subject="digits")
+    text = table_of(rows)
     assert text.count("round 5") == 3
     assert "all" not in text
 
 
-def row(**changes: object) -> Row:
-    plain = Row("digits", "Fed-ensemble, width 64", 0.5, 0.91, 1.2, 0.95, 0.8, 1.01, 0.05, 10, 3.5, 1.25)
+def row(**changes: object) -> MethodRow:
+    plain = MethodRow("digits", "Fed-ensemble, width 64", 0.5, 0.91, 1.2, 0.95, 0.8, 1.01, 0.05, 10, 3.5, 1.25)
     return plain._replace(**changes)
 
 

@@ -9,9 +9,19 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from fedtangent.compare import CASES, DEFAULT_CASES, Setting, SideBySide, build, run
+from fedtangent.compare import Setting, SideBySide, build, run
+from fedtangent.compare.cases import DEFAULT_CASES
+from fedtangent.compare.verdicts import as_rows, summary
+from fedtangent.entries import catalogue, choose
 from fedtangent.output.files import Metric, check_data_dir, output_folder, write_config, write_metrics, write_result
-from fedtangent.output.tables import LEGEND, VERDICT_LEGEND, comparison_table, console, verdict_table
+from fedtangent.output.tables import (
+    COMPARISON_LEGEND,
+    LEGEND,
+    VERDICT_LEGEND,
+    comparison_table,
+    console,
+    verdict_table,
+)
 
 
 @dataclass(frozen=True)
@@ -34,30 +44,29 @@ class CompareOptions:
     """Folder with original data files (default: $FEDTANGENT_DATA)."""
 
 
-class Job(NamedTuple):
+class CompareJob(NamedTuple):
     """A checked comparison, ready to run."""
 
     options: CompareOptions
     settings: tuple[Setting, ...]
 
 
-def prepare(options: CompareOptions) -> Job:
+def prepare(options: CompareOptions) -> CompareJob:
     """Check every option and load the data; raises ``ValueError``, and writes nothing."""
     if not options.case:
-        raise ValueError(f"case: got none, allowed are {', '.join(CASES)}")
+        raise ValueError(f"case: got none, allowed are {', '.join(catalogue('cases'))}")
     if not 0 <= options.seed < 2**32:
         raise ValueError(f"seed: got {options.seed}, must be from 0 to 2**32 - 1")
     check_data_dir(options.data_dir)
-    unknown = [name for name in options.case if name not in CASES]
-    if unknown:
-        raise ValueError(f"case: got {unknown[0]!r}, allowed are {', '.join(CASES)}")
+    for name in options.case:
+        choose("cases", name)  # before any data is loaded
     settings = [
         s for name in dict.fromkeys(options.case) for s in build(name, options.data_dir, options.scale, options.seed)
     ]
-    return Job(options, tuple(settings))
+    return CompareJob(options, tuple(settings))
 
 
-def run_job(job: Job) -> int:
+def run_job(job: CompareJob) -> int:
     """Run every setting, print tables and write files after each; returns the exit code."""
     from fedtangent.output.plots import draw_all
 
@@ -78,20 +87,15 @@ def run_job(job: Job) -> int:
         screen.print()
     screen.print(LEGEND, style="dim")
     screen.print()
-    screen.print(verdict_table([v for r in results for v in r.verdicts]))
+    verdicts = [v for r in results for v in r.verdicts]
+    screen.print(verdict_table(verdicts, "Do simulation and theory agree?"))
     screen.print(VERDICT_LEGEND, style="dim")
+    screen.print(COMPARISON_LEGEND, style="dim")
     screen.print()
     paths = draw_all(results, folder / "figures")
-    passed = all(v.passed for r in results for v in r.verdicts)
-    summary = "Simulation and theory agree"
-    if not all(v.agrees for r in results for v in r.verdicts):
-        summary = "Simulation and theory DISAGREE: see the verdicts above"
-    elif not passed:
-        summary = "Inconclusive: a negative control passes too; see the verdicts above"
-    count = sum(len(r.verdicts) for r in results)
-    screen.print(f"[bold]{summary}[/bold] ({count} comparisons, {time.perf_counter() - start:.0f} s)")
+    screen.print(f"[bold]{summary(verdicts)}[/bold] ({time.perf_counter() - start:.0f} s)")
     screen.print(f"{len(paths)} figures in {folder / 'figures'}; numbers in {folder / 'result.json'}", highlight=False)
-    return 0 if passed else 1
+    return 0 if all(v.passed for v in verdicts) else 1
 
 
 def _say(screen: Console, start: float, line: str) -> None:
@@ -108,7 +112,7 @@ def _notes(result: SideBySide) -> list[str]:
             f"the flow's own distance to the limit at round {last}, relative: "
             f"mean {gap.mean:.3g}, covariance {gap.cov:.3g}"
         ]
-        if not any("Theorem 2, round" in v.comparison for v in result.verdicts):
+        if not any("Theorem 2, round" in v.statement for v in result.verdicts):
             notes.append("the flow has not reached the limit to within sampling error: networks are not judged by it")
     if result.setting.y_train.shape[1] > 1:
         errors = {m.width: float(m.info["kernel_error"].mean()) for m in result.ntk_fl if "averaged" in m.method}
@@ -140,6 +144,6 @@ def _write(folder: Path, seed: int, results: list[SideBySide]) -> None:
     write_result(
         folder,
         [row for r in results for row in r.rows],
-        verdicts=[{**v._asdict(), "passed": v.passed} for r in results for v in r.verdicts],
+        verdicts=[row for r in results for row in as_rows(r.verdicts)],
         seconds={r.setting.name: r.seconds for r in results},
     )

@@ -13,6 +13,7 @@ from rich.table import Table
 from fedtangent import data, models
 from fedtangent.cli.algorithms import ALGORITHMS
 from fedtangent.cli.catalogue import PARTITIONS, SCHEDULES
+from fedtangent.entries import catalogue
 from fedtangent.output.tables import console
 
 
@@ -24,22 +25,10 @@ class ListOptions:
     """algorithms, datasets, models, partitions, schedules, cases, experiments or theorems."""
 
 
-def _cases() -> dict[str, str]:
-    from fedtangent.compare import CASES
-
-    return {name: case.description for name, case in CASES.items()}
-
-
 def _experiments() -> dict[str, str]:
     from fedtangent import experiments
 
     return experiments.available()
-
-
-def _theorems() -> dict[str, str]:
-    from fedtangent.compare.theorems import MODULES
-
-    return MODULES
 
 
 _LISTS: dict[str, Callable[[], dict[str, str]]] = {
@@ -48,9 +37,9 @@ _LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "models": lambda: {name: str(getattr(models, name).__doc__).split("\n")[0] for name in models.available()},
     "partitions": lambda: {name: entry.description for name, entry in PARTITIONS.items()},
     "schedules": lambda: {name: entry.description for name, entry in SCHEDULES.items()},
-    "cases": _cases,
+    "cases": lambda: {name: entry.summary for name, entry in catalogue("cases").items()},
     "experiments": _experiments,
-    "theorems": _theorems,
+    "theorems": lambda: {name: f"{entry.statement}: {entry.summary}" for name, entry in catalogue("theorems").items()},
 }
 
 

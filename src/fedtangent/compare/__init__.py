@@ -1,17 +1,17 @@
 """Simulation and theory side by side: the only package that imports both."""
 
-from fedtangent.compare.cases import CASES, DEFAULT_CASES, build
-from fedtangent.compare.residual_ledger import LedgerRow, ResidualLedger, residual_ledger
+from fedtangent.compare.cases import build
+from fedtangent.compare.ledger import LedgerRow, ResidualLedger, residual_ledger
 from fedtangent.compare.settings import Setting, step_size
 from fedtangent.compare.side_by_side import SideBySide, run
+from fedtangent.compare.verdicts import Verdict
 
 __all__ = [
-    "CASES",
-    "DEFAULT_CASES",
     "LedgerRow",
     "ResidualLedger",
     "Setting",
     "SideBySide",
+    "Verdict",
     "build",
     "residual_ledger",
     "run",

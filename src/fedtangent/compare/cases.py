@@ -1,105 +1,98 @@
-"""The cases of ``fedtangent compare``: each is one or more settings."""
+"""The cases of ``fedtangent compare``: each is one or more settings. A new one is a function and its entry here."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data as datasets
-from fedtangent.compare.settings import Setting, standardised, step_size
+from fedtangent.compare.settings import Scale, Setting, standardised
 from fedtangent.data import partition
+from fedtangent.entries import Entry, choose
 from fedtangent.federated import schedule
 from fedtangent.models.dense import mlp
 from fedtangent.models.linear import rbf_linear
 from fedtangent.types import Model
 
 NUM_MODELS = 5  # the papers' default K
-DataDir = str | os.PathLike[str] | None
-
-
-class Scale(NamedTuple):
-    """How large a comparison is run."""
-
-    widths: tuple[int, ...]
-    draws: int
-    num_rounds: int
-
-
 SCALES = ("smoke", "default", "paper")
+DataDir = str | os.PathLike[str] | None
+Build = Callable[[DataDir, str, int], Setting]
 
 
-def _scale(scale: str, **by_name: Scale) -> Scale:
-    if scale not in by_name:
-        raise ValueError(f"scale: got {scale!r}, allowed are {', '.join(by_name)}")
-    return by_name[scale]
+@dataclasses.dataclass(frozen=True)
+class CaseEntry(Entry):
+    """A named comparison; ``build(data_dir, scale, seed)`` gives its settings."""
+
+    by_default: bool = True
+    """Whether ``fedtangent compare`` runs it unless told otherwise."""
 
 
-def _with_step(setting: Setting) -> Setting:
-    return dataclasses.replace(setting, learning_rate=step_size(setting))
-
-
-def _sine(name: str, title: str, model: Callable[[int], Model], size: Scale, seed: int, gap: bool) -> Setting:
-    toy = datasets.load("sine", seed=seed, gap=gap, points_per_client=3)
+def _sine(name: str, title: str, model: Callable[[int], Model], size: Scale, seed: int, is_linear: bool) -> Setting:
+    toy = datasets.load("sine", seed=seed, gap=not is_linear, points_per_client=3)
     user = np.asarray(toy.user_train)
     # One, two or three points a client, about two on average as in the paper: weights by examples must matter.
     kept = np.tile(np.arange(3), len(user) // 3) <= user % 3
     clients = partition.by_user(user[kept])
-    return _with_step(
-        Setting(
-            name=name,
-            title=title,
-            x_train=toy.x_train[kept],
-            y_train=toy.y_train[kept],
-            x_test=toy.x_test,
-            y_test=toy.y_test,
-            labels_test=None,
-            partition=clients,
-            schedule=schedule.per_client_permutations(clients.num_clients, NUM_MODELS),
-            model=model,
-            widths=size.widths,
-            draws=size.draws,
-            exact_draws=0,
-            local_steps=10,
-            num_rounds=size.num_rounds,
-            evaluate_every=max(size.num_rounds // 8, 1),
-            seed=seed,
-        )
+    return Setting(
+        name=name,
+        title=title,
+        x_train=toy.x_train[kept],
+        y_train=toy.y_train[kept],
+        x_test=toy.x_test,
+        y_test=toy.y_test,
+        partition=clients,
+        model=model,
+        is_linear=is_linear,
+        **_run(clients.num_clients, size, seed),
     )
+
+
+def _run(num_clients: int, size: Scale, seed: int) -> dict[str, Any]:
+    """How every case is trained."""
+    return {
+        "schedule": schedule.per_client_permutations(num_clients, NUM_MODELS),
+        "widths": size.widths,
+        "draws": size.draws,
+        "local_steps": 10,
+        "num_rounds": size.num_rounds,
+        "evaluate_every": max(size.num_rounds // 8, 1),
+        "seed": seed,
+    }
 
 
 def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """The papers' toy: 50 clients of 1 to 3 points, 100 radial basis functions, linear in its parameters."""
-    size = _scale(scale, smoke=Scale((100,), 4, 100), default=Scale((100,), 10, 200), paper=Scale((100,), 100, 2000))
+    sizes = {"smoke": Scale((100,), 4, 100), "default": Scale((100,), 10, 200), "paper": Scale((100,), 100, 2000)}
 
     def model(width: int) -> Model:
         return rbf_linear(num_features=width, bandwidth=0.08, sigma=1.0, seed=seed, dtype=jnp.float64)
 
     title = "Sine toy (FE-2024, section V-A), 1 to 3 points a client: 100 radial basis functions, linear in the weights"
-    return dataclasses.replace(_sine("sine, linear", title, model, size, seed, gap=False), is_linear=True)
+    return _sine("sine, linear", title, model, sizes[scale], seed, is_linear=True)
 
 
 def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """A network on the sine data with a gap in the middle (FE-2024, section V-B)."""
-    size = _scale(
-        scale,
-        smoke=Scale((128, 256, 512, 1024), 8, 30),
-        default=Scale((256, 512, 1024, 2048), 12, 60),
-        paper=Scale((256, 512, 1024, 2048, 4096, 8192), 100, 400),
-    )
+    sizes = {
+        "smoke": Scale((128, 256, 512, 1024), 8, 30),
+        "default": Scale((256, 512, 1024, 2048), 12, 60),
+        "paper": Scale((256, 512, 1024, 2048, 4096, 8192), 100, 400),
+    }
 
     def model(width: int) -> Model:
         return mlp(1, 1, widths=(width,), activation="erf", w_std=8.0, b_std=4.0, last_w_std=1.0, dtype=jnp.float64)
 
     title = "Sine with a gap (FE-2024, section V-B), 1 to 3 points a client: erf network of one hidden layer"
-    return _sine("sine, network", title, model, size, seed, gap=True)
+    return _sine("sine, network", title, model, sizes[scale], seed, is_linear=False)
 
 
-def _images(name: str, title: str, data_dir: DataDir, size: Scale, seed: int, num_train: int) -> Setting:
+def _images(name: str, title: str, data_dir: DataDir, size: Scale, seed: int, num_train: int = 100) -> Setting:
     images = datasets.load(name, data_dir=data_dir, seed=seed, num_train=num_train, num_test=300)
     x_train, x_test = standardised(np.asarray(images.x_train, np.float64), np.asarray(images.x_test, np.float64))
     # Per class, so that sizes differ too: weights by examples must matter.
@@ -109,71 +102,61 @@ def _images(name: str, title: str, data_dir: DataDir, size: Scale, seed: int, nu
     def model(width: int) -> Model:
         return mlp(d, c, widths=(width,), activation="relu", w_std=2**0.5, b_std=0.1, dtype=jnp.float64)
 
-    return _with_step(
-        Setting(
-            name=name,
-            title=f"{title}: {num_train} examples on 10 clients of {min(clients.sizes)} to {max(clients.sizes)} "
-            "(Dirichlet 1.0), ReLU network of one hidden layer",
-            x_train=x_train,
-            y_train=datasets.classification_targets(images.y_train, c, centred=True),
-            x_test=x_test,
-            y_test=datasets.classification_targets(images.y_test, c, centred=True),
-            labels_test=np.asarray(images.y_test),
-            partition=clients,
-            schedule=schedule.per_client_permutations(clients.num_clients, NUM_MODELS),
-            model=model,
-            widths=size.widths,
-            draws=size.draws,
-            exact_draws=min(size.draws, 2),
-            local_steps=10,
-            num_rounds=size.num_rounds,
-            evaluate_every=max(size.num_rounds // 8, 1),
-            seed=seed,
-        )
+    return Setting(
+        name=name,
+        title=f"{title}: {num_train} examples on 10 clients of {min(clients.sizes)} to {max(clients.sizes)} "
+        "(Dirichlet 1.0), ReLU network of one hidden layer",
+        x_train=x_train,
+        y_train=datasets.classification_targets(images.y_train, c, centred=True),
+        x_test=x_test,
+        y_test=datasets.classification_targets(images.y_test, c, centred=True),
+        labels_test=np.asarray(images.y_test),
+        partition=clients,
+        model=model,
+        exact_draws=min(size.draws, 2),
+        **_run(clients.num_clients, size, seed),
     )
 
 
 def digits(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """Scikit-learn's handwritten digits, ten outputs, heterogeneous clients."""
-    size = _scale(
-        scale,
-        smoke=Scale((128, 256, 512, 1024), 3, 40),
-        default=Scale((256, 512, 1024, 2048), 6, 208),
-        paper=Scale((128, 256, 512, 1024, 2048), 20, 400),
-    )
-    return _images("digits", "Digits", data_dir, size, seed, num_train=100)
+    sizes = {
+        "smoke": Scale((128, 256, 512, 1024), 3, 40),
+        "default": Scale((256, 512, 1024, 2048), 6, 208),
+        "paper": Scale((128, 256, 512, 1024, 2048), 20, 400),
+    }
+    return _images("digits", "Digits", data_dir, sizes[scale], seed)
 
 
 def fashion_mnist(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """Fashion-MNIST where its files are given."""
-    size = _scale(
-        scale,
-        smoke=Scale((128, 256, 512, 1024), 3, 40),
-        default=Scale((64, 128, 256, 512), 4, 100),
-        paper=Scale((128, 256, 512, 1024, 2048), 20, 400),
-    )
-    return _images("fashion_mnist", "Fashion-MNIST", data_dir, size, seed, num_train=100)
-
-
-class Case(NamedTuple):
-    """A named comparison."""
-
-    description: str
-    settings: tuple[Callable[[DataDir, str, int], Setting], ...]
-
-
-CASES: dict[str, Case] = {
-    "sine": Case("the papers' sine toy: the linear model, and a network", (sine_linear, sine_network)),
-    "digits": Case("handwritten digits, ten outputs, heterogeneous clients", (digits,)),
-    "fashion_mnist": Case("Fashion-MNIST, where its files are given", (fashion_mnist,)),
-}
-DEFAULT_CASES = ("sine", "digits")
+    sizes = {
+        "smoke": Scale((128, 256, 512, 1024), 3, 40),
+        "default": Scale((64, 128, 256, 512), 4, 100),
+        "paper": Scale((128, 256, 512, 1024, 2048), 20, 400),
+    }
+    return _images("fashion_mnist", "Fashion-MNIST", data_dir, sizes[scale], seed)
 
 
 def build(name: str, data_dir: DataDir = None, scale: str = "default", seed: int = 0) -> list[Setting]:
     """The settings of the case called ``name``; raises ``ValueError`` for unknown names, before any work."""
-    if name not in CASES:
-        raise ValueError(f"case: got {name!r}, allowed are {', '.join(CASES)}")
+    entry = choose("cases", name)
     if scale not in SCALES:
         raise ValueError(f"scale: got {scale!r}, allowed are {', '.join(SCALES)}")
-    return [make(data_dir, scale, seed) for make in CASES[name].settings]
+    settings: list[Setting] = entry.build(data_dir, scale, seed)
+    return settings
+
+
+def _case(name: str, summary: str, settings: tuple[Build, ...], papers: tuple[str, ...] = (), **more: Any) -> CaseEntry:
+    def build_all(data_dir: DataDir, scale: str, seed: int) -> list[Setting]:
+        return [make(data_dir, scale, seed) for make in settings]
+
+    return CaseEntry(name, summary, build_all, papers=papers, **more)
+
+
+ENTRIES = (
+    _case("sine", "the papers' sine toy: the linear model, and a network", (sine_linear, sine_network), ("shi2024",)),
+    _case("digits", "handwritten digits, ten outputs, heterogeneous clients", (digits,)),
+    _case("fashion_mnist", "Fashion-MNIST, where its files are given", (fashion_mnist,), by_default=False),
+)
+DEFAULT_CASES = tuple(entry.name for entry in ENTRIES if entry.by_default)

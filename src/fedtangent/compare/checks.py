@@ -9,7 +9,7 @@ import numpy as np
 from fedtangent.compare import exact
 from fedtangent.compare.predicted import Predicted, networks, one_client_dropped, run_flow, without_cross_terms
 from fedtangent.compare.settings import Setting
-from fedtangent.compare.simulated import Simulated, weighted_cohorts
+from fedtangent.compare.simulated import Simulated
 from fedtangent.compare.statistics import law_distance, mean_statistic, relative_errors, variance_statistic
 from fedtangent.compare.verdicts import (
     Sampled,
@@ -22,6 +22,7 @@ from fedtangent.compare.verdicts import (
     variance_verdict,
 )
 from fedtangent.federated import schedule
+from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.theory import Flow, covariance_terms
 from fedtangent.theory.ntk_fl.evolution import ntk_evolution
 from fedtangent.types import Cohort, Gaussian, Schedule
@@ -77,7 +78,7 @@ def _most_missed(setting: Setting, theory: Predicted, cohorts: Cohort) -> Flow:
 
 def _errors(setting: Setting, flow: Flow, seen: Simulated) -> np.ndarray:
     """Relative error of each network to ``flow`` from its own initial function at the last round, [K, E]."""
-    predicted = networks(flow, seen.train[0], seen.test[0], (setting.num_rounds,))[1][0]
+    predicted = networks(flow, seen.train[0], seen.test[0], (setting.num_rounds,))[0]
     return relative_errors(predicted, seen.test[-1], predicted - seen.test[0])
 
 
@@ -97,8 +98,8 @@ def _every_round(setting: Setting, theory: Predicted, seen: tuple[Simulated, ...
 def _paired(setting: Setting, theory: Predicted, seen: Simulated, dropped: Flow) -> Verdict:
     """Mean of the networks against the flow from the same initial functions: sampling error all but cancels."""
     rounds = (setting.num_rounds,)
-    right = networks(theory.flow, seen.train[0], seen.test[0], rounds)[1][0]
-    wrong = networks(dropped, seen.train[0], seen.test[0], rounds)[1][0]
+    right = networks(theory.flow, seen.train[0], seen.test[0], rounds)[0]
+    wrong = networks(dropped, seen.train[0], seen.test[0], rounds)[0]
     return paired_verdict(
         setting.name,
         f"mean = flow from the same initial functions, round {setting.num_rounds}",
@@ -183,18 +184,18 @@ def _evolution(setting: Setting, theory: Predicted, moved: tuple[Simulated, ...]
 def _fixed_points(setting: Setting, theory: Predicted, limit: Gaussian) -> list[Verdict]:
     """Where the flow itself ends, when its rounds are repeated for ever, against Theorem 2, under three schedules."""
     clients = setting.partition.num_clients
-    plans: dict[str, Schedule] = {
+    schedules: dict[str, Schedule] = {
         "full participation": schedule.all_clients(clients),
         f"permutations, K = {NUM_MODELS}": schedule.per_client_permutations(clients, NUM_MODELS),
         "strata, one client of each": schedule.strata(clients, NUM_MODELS, max(clients // 2, 1), 1),
     }
-    return [_fixed_point(setting, theory, name, plan, limit) for name, plan in plans.items()]
+    return [_fixed_point(setting, theory, name, own, limit) for name, own in schedules.items()]
 
 
-def _fixed_point(setting: Setting, theory: Predicted, name: str, plan: Schedule, limit: Gaussian) -> Verdict:
-    drawn = weighted_cohorts(setting, plan, FIXED_POINT_AGES * plan.num_models)
-    flow = run_flow(setting, theory.blocks, drawn, plan.num_models)
-    fewer = run_flow(setting, theory.blocks, one_client_dropped(drawn, 0), plan.num_models)
+def _fixed_point(setting: Setting, theory: Predicted, name: str, own: Schedule, limit: Gaussian) -> Verdict:
+    drawn = drawn_cohorts(own, setting.partition, FIXED_POINT_AGES * own.num_models, setting.seed)
+    flow = run_flow(setting, theory.blocks, drawn, own.num_models)
+    fewer = run_flow(setting, theory.blocks, one_client_dropped(drawn, 0), own.num_models)
     return exact_verdict(
         setting.name,
         f"flow repeated for ever = Theorem 2, {name}",

@@ -138,7 +138,7 @@ def _empirical_blocks(model: Model, at: PyTree, setting: Setting) -> KernelBlock
 def _largest_error(flow: Flow, seen: Simulated) -> float:
     """The largest relative error of any network at any evaluated round, each from its own initial function."""
     rounds, start = seen.rounds[1:], seen.test[0]
-    test = predicted.networks(flow, seen.train[0], start, rounds)[1]
+    test = predicted.networks(flow, seen.train[0], start, rounds)
     return float(np.max(relative_errors(test, seen.test[1:], test - start)))
 
 

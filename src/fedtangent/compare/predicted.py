@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtangent.compare.settings import Setting
-from fedtangent.kernels.gram import KernelBlocks, SingularKernelError, kernel_blocks
+from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.theory import Flow, Rule, federated_flow, gp_limit
 from fedtangent.theory.fed_ensemble.limit import covariance_terms
 from fedtangent.types import Cohort, Gaussian
 
 
-class Moments(NamedTuple):
+class ModelMoments(NamedTuple):
     """Mean and covariance of each of the K models at one round, at the test points."""
 
     mean: np.ndarray  # [K, m, C]
@@ -23,29 +23,26 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class Predicted:
-    """Everything the theory says of one setting, for the kernel of one width (or of infinite width)."""
+    """Everything the theory says of one setting, for its analytic kernel."""
 
     blocks: KernelBlocks
     flow: Flow
     rounds: tuple[int, ...]
-    moments: tuple[Moments, ...]  # one per evaluated round
+    moments: tuple[ModelMoments, ...]  # one per evaluated round
     limit: Gaussian | None  # None where the kernel is singular in float64: the flow is then the only prediction
     why_no_limit: str = ""
 
 
-def predict(setting: Setting, cohorts: Cohort, width: int | None = None) -> Predicted:
+def predict(setting: Setting, cohorts: Cohort) -> Predicted:
     """Flow and limit for ``setting`` under ``cohorts`` [R, S], from the analytic kernel."""
-    kernel = setting.model(setting.largest if width is None else width).kernel
-    if kernel is None:
-        raise ValueError(f"setting {setting.name}: its model has no analytic kernel")
-    blocks = kernel_blocks(kernel, setting.x_train, setting.x_test)
+    blocks = setting.blocks()
     flow = run_flow(setting, blocks, cohorts)
     try:
         limit, why = gp_limit(blocks, setting.y_train, max_relative_jitter=0.0), ""
     except SingularKernelError as error:
         limit, why = None, str(error)
     means = np.asarray(flow.mean(setting.rounds))
-    moments = tuple(Moments(mean, np.asarray(flow.cov(r))) for r, mean in zip(setting.rounds, means, strict=True))
+    moments = tuple(ModelMoments(mean, np.asarray(flow.cov(r))) for r, mean in zip(setting.rounds, means, strict=True))
     return Predicted(blocks, flow, setting.rounds, moments, limit, why)
 
 
@@ -84,13 +81,10 @@ def one_client_dropped(cohorts: Cohort, client: int) -> Cohort:
     return cohorts._replace(weight=weight)  # type: ignore[arg-type]
 
 
-def networks(flow: Flow, train: np.ndarray, test: np.ndarray, rounds: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """The flow's prediction of each network from its own initial function.
+def networks(flow: Flow, train: np.ndarray, test: np.ndarray, rounds: tuple[int, ...]) -> np.ndarray:
+    """The flow's prediction at the test points of each network from its own initial function, [r, K, E, m, C].
 
-    ``train`` [K, E, n, C] and ``test`` [K, E, m, C] are outputs at round 0. Returns predictions at ``rounds`` with a
-    leading axis for them.
+    ``train`` [K, E, n, C] and ``test`` [K, E, m, C] are outputs at round 0; r counts ``rounds``.
     """
-    draws = range(train.shape[1])
-    on_train = [np.asarray(flow.predict_train(train[:, e], rounds)) for e in draws]
-    on_test = [np.asarray(flow.predict(train[:, e], test[:, e], rounds)) for e in draws]
-    return np.stack(on_train, axis=2), np.stack(on_test, axis=2)
+    own = [np.asarray(flow.predict(train[:, e], test[:, e], rounds)) for e in range(train.shape[1])]
+    return np.stack(own, axis=2)

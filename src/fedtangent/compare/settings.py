@@ -5,21 +5,31 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data as datasets
-from fedtangent.kernels.gram import check_finite
+from fedtangent.kernels.gram import KernelBlocks, check_finite, kernel_blocks
 from fedtangent.types import FederatedData, Model, Partition, Schedule
+
+
+class Scale(NamedTuple):
+    """How large a comparison is run."""
+
+    widths: tuple[int, ...]
+    draws: int  # independent networks, initial functions or seeds
+    num_rounds: int
 
 
 @dataclass(frozen=True)
 class Setting:
     """One data set under one schedule, for several widths of one architecture.
 
-    Arrays are float64 on the host. ``learning_rate`` is the client's, chosen from the analytic kernel (``step_size``).
+    Arrays are float64 on the host. ``learning_rate`` is the client's; 0 chooses it from the analytic kernel
+    (``step_size``).
     """
 
     name: str
@@ -28,24 +38,26 @@ class Setting:
     y_train: np.ndarray  # [n, C]
     x_test: np.ndarray  # [m, d]
     y_test: np.ndarray  # [m, C]
-    labels_test: np.ndarray | None  # [m] for classification
     partition: Partition
     schedule: Schedule
     model: Callable[[int], Model]  # width -> model
     widths: tuple[int, ...]
-    draws: int  # E, independent initialisations of the K models at every width
-    exact_draws: int  # draws of NTK-FL with the exact kernel, which costs (n C)^3
     local_steps: int
     num_rounds: int
     evaluate_every: int
+    draws: int = 1  # E, independent initialisations of the K models at every width
+    exact_draws: int = 0  # draws of NTK-FL with the exact kernel, which costs (n C)^3
     learning_rate: float = 0.0
     seed: int = 0
+    labels_test: np.ndarray | None = None  # [m] for classification
     is_linear: bool = False  # the model is exactly linear: simulation and flow must agree to rounding
     ntk_times: tuple[int, ...] = tuple(range(100, 2001, 100))
 
     def __post_init__(self) -> None:
         for name in ("x_train", "y_train", "x_test", "y_test"):
             check_finite(name, getattr(self, name))
+        if self.learning_rate == 0:
+            object.__setattr__(self, "learning_rate", step_size(self))
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -56,6 +68,18 @@ class Setting:
     def largest(self) -> int:
         """The largest width."""
         return max(self.widths)
+
+    def blocks(self) -> KernelBlocks:
+        """``kernel`` at the training and test points."""
+        return kernel_blocks(self.kernel, self.x_train, self.x_test)
+
+    @property
+    def kernel(self) -> Callable[..., Any]:
+        """The analytic kernel of the largest width; raises ``ValueError`` for a model without one."""
+        kernel = self.model(self.largest).kernel
+        if kernel is None:
+            raise ValueError(f"model: got one without an analytic kernel for {self.name}, must have one")
+        return kernel
 
     def federated(self) -> FederatedData:
         """The training data on the device, in float64."""
@@ -71,11 +95,8 @@ def exact_arithmetic() -> Iterator[None]:
 
 def step_size(setting: Setting, fraction: float = 0.5) -> float:
     """A fraction of the largest stable full-batch step, ``2 / max_i lambda_max(Theta_ii / n_i)``, from the kernel."""
-    kernel = setting.model(setting.largest).kernel
-    if kernel is None:
-        raise ValueError(f"setting {setting.name}: its model has no analytic kernel to choose a step size from")
     # At once: a kernel of each client's own size would be a program each.
-    theta = np.asarray(kernel(jnp.asarray(setting.x_train), None, get="ntk"), np.float64)
+    theta = np.asarray(setting.kernel(jnp.asarray(setting.x_train), None, get="ntk"), np.float64)
     clients = (setting.partition.client(i) for i in range(setting.partition.num_clients))
     largest = max(float(np.linalg.eigvalsh(theta[np.ix_(own, own)])[-1]) / len(own) for own in clients if len(own))
     return fraction * 2 / largest

@@ -14,7 +14,7 @@ from fedtangent.compare.predicted import Predicted, networks, predict
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import Simulated, cohorts, fed_ensemble, ntk_fl
 from fedtangent.compare.statistics import relative_errors
-from fedtangent.compare.table import Row, simulated_row, theory_row
+from fedtangent.compare.table import MethodRow, simulated_row, theory_row
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.types import Cohort
 
@@ -38,14 +38,16 @@ class SideBySide(NamedTuple):
     simulated: tuple[Simulated, ...]  # Fed-ensemble, one per width, ascending
     ntk_fl: tuple[Simulated, ...]  # by kernel, then width, ascending
     gaps: tuple[FlowGap, ...]  # one per width
-    rows: tuple[Row, ...]
+    rows: tuple[MethodRow, ...]
     verdicts: tuple[Verdict, ...]
     seconds: float
 
 
 def flow_gap(setting: Setting, theory: Predicted, seen: Simulated) -> FlowGap:
     """How far each network is from the flow, relative to how far the flow has moved its function."""
-    train, test = networks(theory.flow, seen.train[0], seen.test[0], seen.rounds)
+    test = networks(theory.flow, seen.train[0], seen.test[0], seen.rounds)
+    starts = seen.train[0].swapaxes(0, 1)
+    train = np.stack([np.asarray(theory.flow.predict_train(start, seen.rounds)) for start in starts], axis=2)
     moved = test[-1] - seen.test[0]
     scale = np.broadcast_to(moved, seen.test.shape)
     return FlowGap(
@@ -110,7 +112,7 @@ def _rows(
     moved: tuple[Simulated, ...],
     gaps: tuple[FlowGap, ...],
     flow_seconds: float,
-) -> tuple[Row, ...]:
+) -> tuple[MethodRow, ...]:
     rows = [simulated_row(setting, s, theory, float(np.mean(g.error[-1]))) for s, g in zip(seen, gaps, strict=True)]
     rows += [simulated_row(setting, m, theory, None) for m in _widest(moved)]
     last = theory.moments[-1]

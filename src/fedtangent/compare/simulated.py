@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.federated.local import Work
-from fedtangent.types import Algorithm, Cohort, Schedule
+from fedtangent.types import Algorithm, Cohort
 
 
 class Simulated(NamedTuple):
@@ -49,7 +50,7 @@ def fed_ensemble(setting: Setting, width: int, progress: bool = False) -> Simula
         client_learning_rate=setting.learning_rate,
         work=Work(steps=setting.local_steps),
     )
-    return _run(setting, algorithm, "Fed-ensemble", width, setting.num_rounds, setting.evaluate_every, progress)
+    return trained(setting, algorithm, "Fed-ensemble", width, progress)
 
 
 def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool = False) -> Simulated:
@@ -71,19 +72,14 @@ def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool
         unstable="allow",  # a narrow network's own kernel may have twice the analytic one's largest eigenvalue
         slots_per_model=clients,
     )
-    return _run(setting, algorithm, f"NTK-FL, {kernel} kernel", width, 1, 1, progress, draws)
+    once = dataclasses.replace(setting, num_rounds=1, evaluate_every=1, draws=draws)
+    return trained(once, algorithm, f"NTK-FL, {kernel} kernel", width, progress)
 
 
-def _run(
-    setting: Setting,
-    algorithm: Algorithm,
-    method: str,
-    width: int,
-    num_rounds: int,
-    evaluate_every: int,
-    progress: bool,
-    draws: int | None = None,
+def trained(
+    setting: Setting, algorithm: Algorithm, method: str, width: int, progress: bool = False, mapping: str = "auto"
 ) -> Simulated:
+    """Run ``algorithm``, called ``method``, as ``setting`` says, once for each of its draws."""
     data, x = setting.federated(), jnp.asarray(np.concatenate([setting.x_train, setting.x_test]))
     split = len(setting.x_train)
 
@@ -92,16 +88,16 @@ def _run(
         return {"members": np.asarray(prediction.members), "mean": np.asarray(prediction.mean)}
 
     seen, means, seconds, runs = [], [], [], []
-    total = setting.draws if draws is None else draws
     title = f"{setting.name}: {method}, width {width}"
-    for draw in tqdm(range(total), desc=title, unit="run", disable=None if progress else True, leave=False):
+    for draw in tqdm(range(setting.draws), desc=title, unit="run", disable=None if progress else True, leave=False):
         start = time.perf_counter()
         run = simulate(
             algorithm,
             data,
-            num_rounds,
+            setting.num_rounds,
             seed=setting.seed,
-            evaluate_every=evaluate_every,
+            mapping=mapping,
+            evaluate_every=setting.evaluate_every,
             evaluate=outputs,
             init_key=init_key(setting, draw),
         )
@@ -125,11 +121,6 @@ def _run(
     )
 
 
-def cohorts(setting: Setting) -> Cohort:
-    """The cohorts [R, S] that the simulation draws, weighted by examples as it weighs them."""
-    return weighted_cohorts(setting, setting.schedule, setting.num_rounds)
-
-
-def weighted_cohorts(setting: Setting, plan: Schedule, num_rounds: int) -> Cohort:
-    """The cohorts [R, S] of any schedule over the setting's clients, from the setting's seed."""
-    return drawn_cohorts(plan, setting.partition, num_rounds, setting.seed)
+def cohorts(setting: Setting, weighting: str = "examples") -> Cohort:
+    """The cohorts [R, S] that the simulation draws, weighted as it weighs them."""
+    return drawn_cohorts(setting.schedule, setting.partition, setting.num_rounds, setting.seed, weighting)

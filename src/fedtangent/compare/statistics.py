@@ -99,7 +99,7 @@ def mean_difference_in_errors(samples: np.ndarray, mean: np.ndarray, variance: n
 
 
 class Slope(NamedTuple):
-    """A weighted least-squares line through log-log points."""
+    """A weighted least-squares line."""
 
     slope: float
     standard_error: float
@@ -119,6 +119,11 @@ def fitted_slope(widths: np.ndarray, errors: list[np.ndarray]) -> Slope:
     x, logs = np.log(np.asarray(widths, float)), [np.log(e.ravel()) for e in errors]
     y = np.array([v.mean() for v in logs])
     weight = np.array([v.size / max(v.var(ddof=1), 1e-12) for v in logs])
+    return weighted_line(x, y, weight)
+
+
+def weighted_line(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Slope:
+    """The least-squares line of ``y`` over ``x``, [n] each, with weights that are inverse variances."""
     centre = weight @ x / weight.sum()
     information = weight @ (x - centre) ** 2
     slope = float(weight @ ((x - centre) * y) / information)

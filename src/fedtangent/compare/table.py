@@ -14,7 +14,7 @@ from fedtangent.compare.statistics import mean_difference_in_errors
 MEBIBYTE = 2**20
 
 
-class Row(NamedTuple):
+class MethodRow(NamedTuple):
     """One method on one setting. None marks what does not apply to it."""
 
     setting: str
@@ -58,7 +58,7 @@ def _accuracy(setting: Setting, mean: np.ndarray) -> float | None:
     return float(np.mean(np.argmax(mean, axis=-1) == setting.labels_test))
 
 
-def simulated_row(setting: Setting, seen: Simulated, theory: Predicted, flow_error: float | None) -> Row:
+def simulated_row(setting: Setting, seen: Simulated, theory: Predicted, flow_error: float | None) -> MethodRow:
     """A method that trains networks. MSE and accuracy are those of the ensemble of K, averaged over the draws;
     NLL and coverage take mean and variance from all the draws; the differences are to the limit, or to the flow's
     last round where there is no limit (which says nothing of NTK-FL: its differences are then left out)."""
@@ -70,7 +70,7 @@ def simulated_row(setting: Setting, seen: Simulated, theory: Predicted, flow_err
     mean, cov = reference(theory)
     comparable = theory.limit is not None or flow_error is not None
     accuracies = [_accuracy(setting, e) for e in ensembles]
-    return Row(
+    return MethodRow(
         setting=setting.name,
         method=f"{seen.method}, width {seen.width}",
         test_mse=float(np.mean((ensembles - setting.y_test) ** 2)),
@@ -97,7 +97,7 @@ def reference(theory: Predicted) -> tuple[np.ndarray, np.ndarray]:
 
 def theory_row(
     setting: Setting, theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray, rounds: int | None
-) -> Row:
+) -> MethodRow:
     """A Gaussian process: ``mean`` [m, C] and ``cov`` [m, m] of one draw.
 
     MSE and accuracy are what an ensemble of K independent draws has on average: what the simulated rows should show.
@@ -105,7 +105,7 @@ def theory_row(
     num_models = setting.schedule.num_models
     variance = np.broadcast_to(np.maximum(np.diag(cov), 0)[:, None], mean.shape)
     nll, coverage = scores(Predictive(mean, variance), setting.y_test)
-    return Row(
+    return MethodRow(
         setting=setting.name,
         method=method,
         test_mse=float(np.mean((mean - setting.y_test) ** 2) + np.mean(np.diag(cov)) / num_models),

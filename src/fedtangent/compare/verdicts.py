@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedtangent.compare.statistics import (
     NUM_STANDARD_ERRORS,
     SIGNIFICANCE,
-    Allowance,
     Statistic,
     agrees,
     finite_width_allowance,
@@ -25,30 +25,51 @@ MARGIN = 1e3  # how much farther than an exact bound its controls must be: order
 
 
 class Verdict(NamedTuple):
-    """The outcome of one comparison and of its negative control."""
+    """One comparison of simulation with theory, beside its control: a wrong theory put through the same check.
 
-    setting: str
-    comparison: str
+    The one record of every comparison and every check of a theorem. What is measured and expected is text, as it is
+    read, with standard errors and tolerance.
+    """
+
+    subject: str  # the theorem, or the setting that is compared
+    statement: str  # what is compared
     measured: str
-    allowed: str
-    agrees: bool
-    control: str
+    expected: str  # by the theory, with the tolerance
+    holds: bool  # what is measured is as expected
+    control: str  # which wrong theory
     control_measured: str
-    control_fails: bool
+    control_fails: bool  # as it must
+    sizes: str = ""  # on what, and how large
 
     @property
     def passed(self) -> bool:
         """The comparison holds and its control does not."""
-        return self.agrees and self.control_fails
+        return self.holds and self.control_fails
+
+
+def as_rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+    """The rows of result.json."""
+    return [{**v._asdict(), "passed": v.passed} for v in verdicts]
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """Whether all have passed, in one line."""
+    failed = sum(not v.holds for v in verdicts)
+    passing = sum(not v.control_fails for v in verdicts)
+    if failed:
+        return f"Simulation and theory DISAGREE in {failed} of {len(verdicts)} comparisons"
+    if passing:
+        return f"Inconclusive: {passing} of {len(verdicts)} negative controls pass too"
+    return f"Simulation and theory agree in all {len(verdicts)} comparisons, and every wrong theory fails its own"
 
 
 def slope_verdict(
-    setting: str, widths: tuple[int, ...], errors: list[np.ndarray], control: str, wrong: list[np.ndarray]
+    subject: str, widths: tuple[int, ...], errors: list[np.ndarray], control: str, wrong: list[np.ndarray]
 ) -> Verdict:
     """Relative errors to the flow fall with the width at slope -1/2 +- 0.1; those to a wrong flow do not."""
     fit, other = fitted_slope(np.array(widths), errors), fitted_slope(np.array(widths), wrong)
     return Verdict(
-        setting,
+        subject,
         "each network to the flow: error against width",
         f"slope {fit.slope:+.3f} +- {fit.standard_error:.3f}",
         f"{SLOPE} +- {SLOPE_BAND}",
@@ -59,37 +80,21 @@ def slope_verdict(
     )
 
 
-def exact_verdict(setting: str, comparison: str, error: float, controls: dict[str, float], bound: float) -> Verdict:
+def exact_verdict(subject: str, statement: str, error: float, controls: dict[str, float], bound: float) -> Verdict:
     """An equality to ``bound``, which every control (name -> error) misses by ``MARGIN`` times the bound.
 
     The nearest of the controls is the one named; an error that is not a number counts as the nearest of all.
     """
     name = min(controls, key=lambda n: -np.inf if np.isnan(controls[n]) else controls[n])
     return Verdict(
-        setting,
-        comparison,
+        subject,
+        statement,
         f"{error:.1e}",
         f"<= {bound:.0e}",
         bool(error <= bound),
         name if len(controls) == 1 else f"{name}: nearest of {len(controls)}",
         f"{controls[name]:.1e}",
         bool(controls[name] > MARGIN * bound),
-    )
-
-
-def _row(
-    setting: str, what: str, statistic: Statistic, allowance: Allowance, control: str, wrong: Statistic
-) -> Verdict:
-    error = np.hypot(statistic.standard_error, allowance.standard_error)
-    return Verdict(
-        setting,
-        what,
-        f"{statistic.value:.3f}",
-        f"{statistic.expected + allowance.value:.3f} +- {NUM_STANDARD_ERRORS:.0f} x {error:.3f}",
-        agrees(statistic, allowance),
-        control,
-        f"{wrong.value:.3f}",
-        not agrees(wrong, allowance),
     )
 
 
@@ -103,8 +108,8 @@ class Sampled(NamedTuple):
 
 
 def sampled_verdict(
-    setting: str,
-    what: str,
+    subject: str,
+    statement: str,
     widths: tuple[int, ...],
     statistics: list[Statistic],
     power: int,
@@ -113,29 +118,40 @@ def sampled_verdict(
 ) -> Verdict:
     """A statistic at the largest width, after the finite-width term fitted on the others, beside a wrong one."""
     allowance = finite_width_allowance(np.array(widths), statistics, power)
-    return _row(setting, what, statistics[int(np.argmax(widths))], allowance, control, wrong)
+    found = statistics[int(np.argmax(widths))]
+    error = np.hypot(found.standard_error, allowance.standard_error)
+    return Verdict(
+        subject,
+        statement,
+        f"{found.value:.3f}",
+        f"{found.expected + allowance.value:.3f} +- {NUM_STANDARD_ERRORS:.0f} x {error:.3f}",
+        agrees(found, allowance),
+        control,
+        f"{wrong.value:.3f}",
+        not agrees(wrong, allowance),
+    )
 
 
-def mean_verdict(setting: str, what: str, seen: Sampled, control: str, wrong_mean: np.ndarray) -> Verdict:
+def mean_verdict(subject: str, statement: str, seen: Sampled, control: str, wrong_mean: np.ndarray) -> Verdict:
     """The networks' mean against the theory's at the largest width, beside a wrong mean."""
     statistics = [mean_statistic(s, seen.mean, seen.cov) for s in seen.samples]
     wrong = mean_statistic(seen.samples[int(np.argmax(seen.widths))], wrong_mean, seen.cov)
-    return sampled_verdict(setting, what, seen.widths, statistics, 2, control, wrong)
+    return sampled_verdict(subject, statement, seen.widths, statistics, 2, control, wrong)
 
 
-def variance_verdict(setting: str, what: str, seen: Sampled, control: str, wrong_cov: np.ndarray) -> Verdict:
+def variance_verdict(subject: str, statement: str, seen: Sampled, control: str, wrong_cov: np.ndarray) -> Verdict:
     """The networks' variance against the theory's at the largest width, beside a wrong covariance."""
     statistics = [variance_statistic(s, seen.cov) for s in seen.samples]
     wrong = variance_statistic(seen.samples[int(np.argmax(seen.widths))], wrong_cov)
-    return sampled_verdict(setting, what, seen.widths, statistics, 1, control, wrong)
+    return sampled_verdict(subject, statement, seen.widths, statistics, 1, control, wrong)
 
 
-def paired_verdict(setting: str, what: str, differences: np.ndarray, control: str, wrong: np.ndarray) -> Verdict:
+def paired_verdict(subject: str, statement: str, differences: np.ndarray, control: str, wrong: np.ndarray) -> Verdict:
     """Whether networks minus prediction has mean zero, beside the differences to a wrong prediction."""
     right, other = sign_flip_test(differences), sign_flip_test(wrong)
     return Verdict(
-        setting,
-        what,
+        subject,
+        statement,
         f"p = {right:.3f}",
         f"p >= {SIGNIFICANCE}",
         right >= SIGNIFICANCE,

@@ -11,7 +11,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from fedtangent.compare.residual_ledger import LedgerRow, ResidualLedger
+from fedtangent.compare.ledger import LedgerRow, ResidualLedger
 from fedtangent.output.files import write_atomically, write_json
 from fedtangent.output.plots import _figure, _save
 from fedtangent.output.tables import number

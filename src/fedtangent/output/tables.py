@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedtangent.compare.table import Row
+from fedtangent.compare.table import MethodRow
 from fedtangent.compare.verdicts import Verdict
 
 
@@ -43,7 +43,7 @@ def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def comparison_table(rows: Sequence[Row]) -> Table:
+def comparison_table(rows: Sequence[MethodRow]) -> Table:
     """One setting's methods side by side."""
     columns = {n: f for n, f in _COLUMNS.items() if n != "accuracy" or any(r.accuracy is not None for r in rows)}
     table = _table(rows[0].setting)
@@ -64,55 +64,40 @@ LEGEND = (
     "MiB up, s: uplink and time of one run of the K models (for the flow: all of it)."
 )
 VERDICT_LEGEND = (
+    "measured, expected: in simulation, and by the theory with its tolerance. Each negative control is a wrong theory, "
+    "put through the same check, which it has to fail."
+)
+COMPARISON_LEGEND = (
     "mean: squared distance of the networks' mean from the theory's, over what their own scatter explains. variance: "
     "theirs over the theory's.\nExpected: 1, plus the finite-width term fitted on the smaller widths, +- 3 standard "
-    'errors. p: of a sign-flip test. Each control is a wrong theory put through the same check; "without one client": '
-    'without the one that is missed most; "nearest of": of several small mistakes the one that comes nearest.\n'
+    'errors. p: of a sign-flip test. "without one client": without the one that is missed most; "nearest of": of '
+    "several small mistakes the one that comes nearest.\n"
     "linearised network, law: models for which the flow is exact, trained by the same code, so that these show."
 )
 
 
-class _Group:
-    """Verdicts that differ in their round only."""
-
-    def __init__(self, verdict: Verdict) -> None:
-        self.all = [verdict]
-
-    @property
-    def passed(self) -> bool:
-        return all(v.passed for v in self.all)
-
-    @property
-    def shown(self) -> Verdict:
-        failed = [v for v in self.all if not v.passed]
-        return failed[0] if failed else self.all[-1]
-
-
-def _grouped(verdicts: Sequence[Verdict]) -> dict[str, _Group]:
-    groups: dict[str, _Group] = {}
+def verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
+    """One line for each verdict. Those that differ in their round alone share it: the last, or the first that fails."""
+    groups: dict[tuple[str, str, str], list[Verdict]] = {}
     for v in verdicts:
-        key = f"{v.setting}|{re.sub(r', round [0-9]+$', '', v.comparison)}"
-        if key in groups:
-            groups[key].all.append(v)
-        else:
-            groups[key] = _Group(v)
-    return groups
-
-
-def verdict_table(verdicts: Sequence[Verdict]) -> Table:
-    """One line per comparison; rounds are folded into one line, which shows the last, or the first that fails."""
-    table = _table("Do simulation and theory agree?")
-    for name in ("setting", "comparison", "measured", "expected", "verdict", "negative control"):
-        table.add_column(name)
-    for group in _grouped(verdicts).values():
-        v, count = group.shown, len(group.all)
-        name = v.comparison if count == 1 else f"{v.comparison} (all {count} rounds)"
-        agrees, fails = all(x.agrees for x in group.all), all(x.control_fails for x in group.all)
-        verdict = Text("agrees", "green") if agrees else Text("DISAGREES", "bold red")
-        control = Text(f"{v.control}: {v.control_measured}, ").append(
-            Text("fails, as it must", "green") if fails else Text("PASSES TOO: inconclusive", "bold red")
+        groups.setdefault((v.subject, re.sub(r", round [0-9]+$", "", v.statement), v.sizes), []).append(v)
+    table, before = _table(title), None
+    sized = any(v.sizes for v in verdicts)
+    for name in ("of", "what is compared", *["sizes"] * sized, "measured", "expected", "verdict", "negative control"):
+        table.add_column(name, overflow="fold")
+    for same in groups.values():
+        v = next((v for v in same if not v.passed), same[-1])
+        statement = v.statement if len(same) == 1 else f"{v.statement} (all {len(same)} rounds)"
+        holds, fails = all(v.holds for v in same), all(v.control_fails for v in same)
+        table.add_row(
+            *map(Text, (v.subject if v.subject != before else "", statement, *[v.sizes] * sized)),
+            *map(Text, (v.measured, v.expected)),
+            Text("holds", "green") if holds else Text("FAILS", "bold red"),
+            Text(f"{v.control}: {v.control_measured}, ").append(
+                Text("fails, as it must", "green") if fails else Text("PASSES TOO: inconclusive", "bold red")
+            ),
         )
-        table.add_row(v.setting, name, v.measured, v.allowed, verdict, control)
+        before = v.subject
     return table
 
 

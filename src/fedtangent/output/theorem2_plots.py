@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedtangent.compare.ensemble_law import Entries, coverage, entries
-from fedtangent.compare.theorem2 import Theorem2
+from fedtangent.compare.theorems.fed_ensemble.ensemble_law import Entries, coverage, entries
+from fedtangent.compare.theorems.fed_ensemble.limit import Theorem2
 from fedtangent.output.plots import DATA, NEUTRAL, PREDICTED, SHADES, SIMULATED, _figure, _save
 
 if TYPE_CHECKING:

@@ -1,55 +1,50 @@
-"""Every theorem against simulation, each beside a wrong theory that must not pass; modules are imported when run.
+"""Every theorem against simulation, each beside a wrong theory that must not pass.
 
-A check module holds ``checks(scale, seed) -> list[TheoremCheck]``. ``scale`` is "default" (some minutes a module on
-two cores) or "large" (larger sizes, more seeds); ``seed`` sets every random draw.
+A file below this package checks one theorem, or some that belong together, and ends with its entry. To add one, write
+the function in ``theory/``, the check with its ``TheoremEntry`` in a file here, and a test. The command line,
+``fedtangent list theorems`` and the README's index find it there.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
-from typing import NamedTuple
+import dataclasses
+from typing import TypeVar
 
-MODULES = {
-    "flow": "the exact federated flow: linear models equal it, networks come nearer to it with their width",
-    "convergence": "Theorem 1 and Lemmas 9.1 to 9.3 of FE-2021: rates, bounds, second-order terms",
-    "gp_limit": "Theorem 2: the law of K trained networks, entry by entry, on sine and on digits",
-    "bias_variance": "Corollary 1 and the bias-variance decomposition of an ensemble",
-    "ledger": "the residual ledger: simulated minus predicted residuals during training",
-    "ntk_fl": "Theorems 1 and 2, Lemmas 1 and 2 of NTK-FL: rates of descent and of FedAvg, the gap of the weights",
-}
-SCALES = ("default", "large")
+from fedtangent.entries import Entry, catalogue
+
+SCALES = ("default", "paper")
+Size = TypeVar("Size")
 
 
-class TheoremCheck(NamedTuple):
-    """One statement of the theory, measured, with a wrong theory beside it that has to fail.
+@dataclasses.dataclass(frozen=True)
+class TheoremEntry(Entry):
+    """A check of one theorem. ``build(scale, seed)`` gives its verdicts; it needs JAX's 64-bit types.
 
-    ``theorem`` names paper and number ("FE-2021 Theorem 2"), ``statement`` says what is checked, ``sizes`` on what,
-    ``measured`` and ``predicted`` are numbers as text with their units or standard errors. ``control`` names the wrong
-    theory and what it measured; ``control_failed`` is True if it did not pass, which is what is wanted.
+    ``scale`` is one of ``SCALES``: "default" (some minutes at most on two cores) or "paper" (larger sizes, more seeds).
+    ``seed`` sets every random draw.
     """
 
-    theorem: str
-    statement: str
-    sizes: str
-    measured: str
-    predicted: str
-    passed: bool
-    control: str
-    control_failed: bool
-
-    @property
-    def ok(self) -> bool:
-        """Whether the theory passed and the wrong one did not."""
-        return self.passed and self.control_failed
+    statement: str = ""
+    """Where it stands in its papers."""
 
 
-Checks = Callable[[str, int], list[TheoremCheck]]
+def wanted(names: tuple[str, ...]) -> dict[str, TheoremEntry]:
+    """The entries called ``names``, or of the papers called so (``ntk_fl``); all of them for none.
+
+    Raises ``ValueError`` for another name.
+    """
+    every = catalogue("theorems")
+    found: dict[str, TheoremEntry] = {}
+    for wish in names or tuple(every):
+        some = {name: entry for name, entry in every.items() if wish in (name, name.split(".")[0])}
+        if not some:
+            raise ValueError(f"only: got {wish!r}, allowed are {', '.join(every)}")
+        found |= some
+    return found
 
 
-def load(name: str) -> Checks:
-    """The ``checks`` function of module ``name``; ``ValueError`` if it is not one of ``MODULES``."""
-    if name not in MODULES:
-        raise ValueError(f"only: got {name!r}, allowed are {', '.join(MODULES)}")
-    checks: Checks = importlib.import_module(f"{__name__}.{name}").checks
-    return checks
+def of_scale(scale: str, default: Size, paper: Size) -> Size:
+    """The one of the two that ``scale`` asks for; raises ``ValueError`` for another scale."""
+    if scale not in SCALES:
+        raise ValueError(f"scale: got {scale!r}, allowed are {', '.join(SCALES)}")
+    return default if scale == "default" else paper

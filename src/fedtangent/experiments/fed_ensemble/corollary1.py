@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from scipy.stats import t as student
 
-from fedtangent.compare import repeated_runs
-from fedtangent.compare.repeated_runs import PowerLaw, Problem, power_law
 from fedtangent.compare.settings import exact_arithmetic
-from fedtangent.compare.statistics import SIGNIFICANCE
+from fedtangent.compare.statistics import SIGNIFICANCE, Slope
+from fedtangent.compare.theorems.fed_ensemble import repeated_runs
+from fedtangent.compare.theorems.fed_ensemble.repeated_runs import ToyProblem, power_law
 from fedtangent.engine.sweeps import check_seeds
 from fedtangent.experiments.lab import sine, trials
 from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
@@ -68,12 +68,12 @@ class Series(NamedTuple):
     runs: int  # independent ones, of each K
 
     @property
-    def predicted_slope(self) -> PowerLaw:
+    def predicted_slope(self) -> Slope:
         """Of the closed form's variance in K."""
         return power_law({k: d.variance for k, d in self.exact.items()})
 
     @property
-    def slope(self) -> PowerLaw:
+    def slope(self) -> Slope:
         """Of the simulated variance in K."""
         return power_law({k: d.variance for k, d in self.seen.items()})
 
@@ -98,7 +98,7 @@ def prepare(request: Request) -> Prepared:
     return Prepared(s, name, run)
 
 
-def _network_problem(s: Settings, seed: int, width: int) -> Problem:
+def _network_problem(s: Settings, seed: int, width: int) -> ToyProblem:
     """Erf networks of one hidden layer; the kernel is that of infinite width."""
     with exact_arithmetic():
         held = sine.load(seed, s.network_clients, s.points_per_client, True, s.spacing, repeated_runs.TEST_POINTS)
@@ -106,7 +106,7 @@ def _network_problem(s: Settings, seed: int, width: int) -> Problem:
         assert model.kernel is not None
         blocks = kernel_blocks(model.kernel, held.x, held.x_test)
         rate = sine.step_size(model, held)
-    return Problem(held.x, held.y, held.clients, held.x_test, held.y_test, 0.0, lambda outputs: model, blocks, rate,
+    return ToyProblem(held.x, held.y, held.clients, held.x_test, held.y_test, 0.0, lambda outputs: model, blocks, rate,
                    s.local_steps)  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def _run(
 
 
 def _series(
-    name: str, problem: Problem, num_models: Sequence[int], num_rounds: int, schedules: int, draws: int
+    name: str, problem: ToyProblem, num_models: Sequence[int], num_rounds: int, schedules: int, draws: int
 ) -> Series:
     exact, seen = {}, {}
     for k in num_models:

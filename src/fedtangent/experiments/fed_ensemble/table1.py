@@ -15,9 +15,9 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from fedtangent.compare import repeated_runs
 from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.compare.statistics import SIGNIFICANCE
+from fedtangent.compare.theorems.fed_ensemble import repeated_runs
 from fedtangent.engine.sweeps import check_seeds
 from fedtangent.experiments.lab import table1_scan as scan
 from fedtangent.experiments.lab import trials

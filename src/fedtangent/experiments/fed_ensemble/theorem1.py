@@ -19,10 +19,11 @@ import numpy as np
 from fedtangent.compare import cases
 from fedtangent.compare.predicted import run_flow
 from fedtangent.compare.settings import Setting, exact_arithmetic
-from fedtangent.compare.simulated import fed_ensemble, weighted_cohorts
+from fedtangent.compare.simulated import fed_ensemble
 from fedtangent.engine.sweeps import check_seeds
 from fedtangent.experiments.lab import trials
 from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.kernels.gram import kernel_blocks
 from fedtangent.output.files import Metric
 from fedtangent.theory import Flow, Networks, Rule
@@ -108,7 +109,7 @@ def follow(setting: Setting, s: Settings) -> Followed:
     blocks = kernel_blocks(setting.model(s.width).kernel, setting.x_train, setting.x_test[:1])  # type: ignore[arg-type]
     length = setting.schedule.num_models
     rounds = length * max(s.flow_ages, s.num_rounds // length)
-    plan = weighted_cohorts(setting, setting.schedule, rounds)
+    plan = drawn_cohorts(setting.schedule, setting.partition, rounds, setting.seed)
     flow = run_flow(setting, blocks, plan)
     theorem = theorem_1(
         blocks, setting.y_train, setting.partition, plan, Rule(setting.local_steps, setting.learning_rate),

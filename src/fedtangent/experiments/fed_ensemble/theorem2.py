@@ -14,13 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.compare.ensemble_law import PARTS, coverage, entries, judge, judge_coverage
-from fedtangent.compare.ensemble_law import Outcome as Judged
-from fedtangent.compare.theorem2 import (
+from fedtangent.compare.theorems.fed_ensemble.ensemble_law import (
+    PARTS,
+    Judged,
+    coverage,
+    entries,
+    judge,
+    judge_coverage,
+)
+from fedtangent.compare.theorems.fed_ensemble.limit import (
     NUM_MODELS,
     SETTINGS,
     Theorem2,
-    Trained,
+    TrainedEnsemble,
     compare,
     mean_bias,
     one_client_alone,
@@ -129,7 +135,7 @@ def _size(values: np.ndarray, part: str) -> float:
 
 
 def _row(
-    result: Theorem2, trained: Trained, statistic: str, theory: str, judged: Judged, numbers: dict[str, Any]
+    result: Theorem2, trained: TrainedEnsemble, statistic: str, theory: str, judged: Judged, numbers: dict[str, Any]
 ) -> dict[str, Any]:
     return {
         "dataset": result.setting.name,
@@ -138,8 +144,8 @@ def _row(
         "theory": theory,
         "is_control": theory != result.of,
         **numbers,
-        "allowed": judged.allowed,
-        "agrees": judged.agrees,
+        "allowed": judged.expected,
+        "agrees": judged.holds,
     }
 
 

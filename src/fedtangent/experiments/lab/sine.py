@@ -11,10 +11,10 @@ import numpy as np
 from fedtangent import data
 from fedtangent.compare import predicted
 from fedtangent.compare.settings import Setting
-from fedtangent.compare.simulated import weighted_cohorts
 from fedtangent.data import partition
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms
+from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.federated.local import Work
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent.models.dense import mlp
@@ -131,4 +131,4 @@ def flow(
         learning_rate=step_size(model, held), seed=seed,
     )  # fmt: skip
     blocks = kernel_blocks(model.kernel, held.x, held.x_test)
-    return predicted.run_flow(setting, blocks, weighted_cohorts(setting, plan, num_rounds)), blocks
+    return predicted.run_flow(setting, blocks, drawn_cohorts(plan, setting.partition, num_rounds, setting.seed)), blocks

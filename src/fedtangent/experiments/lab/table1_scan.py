@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.compare import repeated_runs
+from fedtangent.compare.theorems.fed_ensemble import repeated_runs
 from fedtangent.theory.fed_ensemble.bias_variance import decompose_laws
 
 # Published (FE-2024, table I; FE-2021, table 1): K -> bias, variance.

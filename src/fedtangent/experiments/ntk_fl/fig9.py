@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data as datasets
-from fedtangent.compare.ntk_descents import Descents, descents
 from fedtangent.compare.settings import exact_arithmetic
+from fedtangent.compare.theorems.ntk_fl.descents import Descents, descents
 from fedtangent.data import partition
 from fedtangent.engine.sweeps import check_seeds
 from fedtangent.experiments.lab import trials

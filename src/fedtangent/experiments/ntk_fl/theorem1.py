@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.compare.ntk_descents import Descents, descents
 from fedtangent.compare.settings import exact_arithmetic
+from fedtangent.compare.theorems.ntk_fl.descents import Descents, descents
 from fedtangent.engine.sweeps import check_seeds
 from fedtangent.experiments.lab import two_layer
 from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose

@@ -23,7 +23,7 @@ NUM_DRAWS = 4000
 PARTS = ("mean", "variance", "covariance")
 
 
-class Law(NamedTuple):
+class ModelLaw(NamedTuple):
     """What theory says of each of K models: independent, Gaussian, outputs independent with one covariance."""
 
     mean: np.ndarray  # [K, m, C]
@@ -58,7 +58,7 @@ class Entries(NamedTuple):
         return float(np.max(np.abs(self.deviation)))
 
 
-def entries(samples: np.ndarray, law: Law) -> dict[str, Entries]:
+def entries(samples: np.ndarray, law: ModelLaw) -> dict[str, Entries]:
     """Mean [m C], variance [m C] and off-diagonal covariance [m (m - 1) / 2 C] of K models beside their law.
 
     Variances and covariances are those of ``f_k - mean_k`` about its own average, over K - 1. Standard errors are the
@@ -94,9 +94,9 @@ def _moments(residual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, (centred @ centred.swapaxes(1, 2)).transpose(1, 2, 0) / (len(residual) - 1)
 
 
-def _check(samples: np.ndarray, law: Law) -> None:
+def _check(samples: np.ndarray, law: ModelLaw) -> None:
     if samples.ndim != 3 or samples.shape[0] < 2 or samples.shape[1] < 2:
-        raise ValueError(f"samples: must be [K, m, C] with K and m of at least 2, got shape {samples.shape}")
+        raise ValueError(f"samples: got shape {samples.shape}, must be [K, m, C] with K and m of at least 2")
     count, points, _ = samples.shape
     if law.mean.shape != samples.shape or law.cov.shape != (count, points, points):
         raise ValueError(
@@ -113,7 +113,7 @@ class Coverage(NamedTuple):
     share: float  # of all values, correlated over points
 
 
-def coverage(samples: np.ndarray, law: Law, level: float = LEVEL) -> Coverage:
+def coverage(samples: np.ndarray, law: ModelLaw, level: float = LEVEL) -> Coverage:
     """Whether values lie in ``mean_k +- z sd_k``, of one point for each model and output, and of all points.
 
     Points of one function are correlated, so that only one value of each function (a model's output) counts as a
@@ -141,7 +141,7 @@ class Null(NamedTuple):
     coverage: np.ndarray
 
 
-def null(law: Law, num_draws: int = NUM_DRAWS, seed: int = 0) -> Null:
+def null(law: ModelLaw, num_draws: int = NUM_DRAWS, seed: int = 0) -> Null:
     """Statistics of ``num_draws`` times K models drawn from ``law``: their exact distribution, but for sampling."""
     rng = np.random.default_rng(seed)
     eigenvalues, vectors = np.linalg.eigh(law.cov)
@@ -162,12 +162,12 @@ def null(law: Law, num_draws: int = NUM_DRAWS, seed: int = 0) -> Null:
     )
 
 
-class Outcome(NamedTuple):
+class Judged(NamedTuple):
     """A statistic beside its distribution under the law, as text, and whether it is within it."""
 
     measured: str
-    allowed: str
-    agrees: bool
+    expected: str
+    holds: bool
 
 
 def _p_value(value: float, drawn: np.ndarray) -> float:
@@ -175,7 +175,7 @@ def _p_value(value: float, drawn: np.ndarray) -> float:
     return float((1 + np.sum(drawn >= value * (1 - 1e-12))) / (1 + len(drawn)))
 
 
-def judge(found: Entries, part: str, under: Null) -> Outcome:
+def judge(found: Entries, part: str, under: Null) -> Judged:
     """Are as few entries beyond three standard errors, and the farthest as near, as the law allows?
 
     Each of the two may be exceeded by ``SIGNIFICANCE / 2`` of the draws from the law, so that a right law disagrees in
@@ -183,15 +183,15 @@ def judge(found: Entries, part: str, under: Null) -> Outcome:
     """
     level = SIGNIFICANCE / 2
     shares, far = under.share_beyond[part], under.farthest[part]
-    agrees = _p_value(found.share_beyond, shares) >= level and _p_value(found.farthest, far) >= level
-    return Outcome(
+    holds = _p_value(found.share_beyond, shares) >= level and _p_value(found.farthest, far) >= level
+    return Judged(
         f"{found.share_beyond:.2%} beyond 3 SE, farthest {found.farthest:.1f} SE",
         f"<= {np.quantile(shares, 1 - level):.2%}, <= {np.quantile(far, 1 - level):.1f} SE",
-        agrees,
+        holds,
     )
 
 
-def judge_coverage(found: Coverage, under: Null, variance_bias: float = 0.0, level: float = LEVEL) -> Outcome:
+def judge_coverage(found: Coverage, under: Null, variance_bias: float = 0.0, level: float = LEVEL) -> Judged:
     """Is the coverage within its binomial interval, and that of all points within what draws from the law have?
 
     All K m C values tell even a variance that is wrong by some percent, which a finite width makes it. With
@@ -201,7 +201,7 @@ def judge_coverage(found: Coverage, under: Null, variance_bias: float = 0.0, lev
     low, high = binomial_interval(found.trials, level)
     moved = 2 * norm.cdf(norm.ppf((1 + level) / 2) / np.sqrt(1 + variance_bias)) - 1 - level
     lowest, highest = np.quantile(under.coverage, [SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2]) + moved
-    return Outcome(
+    return Judged(
         f"{found.inside} of {found.trials} independent, {found.share:.1%} of all",
         f"{low} to {high}, {lowest:.1%} to {min(highest, 1):.1%}",
         bool(low <= found.inside <= high and lowest <= found.share <= highest),

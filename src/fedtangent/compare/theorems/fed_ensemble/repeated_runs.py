@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data
+from fedtangent.compare.statistics import Slope, weighted_line
 from fedtangent.data import partition
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms
@@ -32,14 +33,7 @@ TEST_POINTS = 201
 AMPLITUDE, NOISE = 0.2**2, 0.2**2
 
 
-class PowerLaw(NamedTuple):
-    """A fitted ``variance ~ K^slope``."""
-
-    slope: float
-    standard_error: float
-
-
-class Problem(NamedTuple):
+class ToyProblem(NamedTuple):
     """Data, a model whose C outputs are independent if it is linear, its kernels, and how clients train it."""
 
     x: np.ndarray  # [n, 1]
@@ -64,7 +58,7 @@ def sine_problem(
     points_per_client: int = 2,
     num_features: int = 100,
     bandwidth: float = 0.08,
-) -> Problem:
+) -> ToyProblem:
     """The toy of FE-2024, section V-A (FE-2021, section 5), in float64; ``gap``: the data of section V-B.
 
     The paper gives neither step size nor local steps: the step here is half of the largest that is stable whatever
@@ -83,7 +77,7 @@ def sine_problem(
     expected = np.asarray(toy.y_test)
     noise = float(np.mean(AMPLITUDE * expected**2 + NOISE))
     clients = partition.by_user(np.asarray(toy.user_train))
-    return Problem(np.asarray(toy.x_train), np.asarray(toy.y_train), clients, np.asarray(toy.x_test), expected,
+    return ToyProblem(np.asarray(toy.x_train), np.asarray(toy.y_train), clients, np.asarray(toy.x_test), expected,
                          noise, model, blocks, 1 / float(np.max(np.diag(blocks.ntk_test))), local_steps)  # fmt: skip
 
 
@@ -99,7 +93,7 @@ def seeds_of(num_models: int, count: int, first: int = 0) -> range:
 
 
 def laws(
-    problem: Problem, plan: Schedule, rounds: Sequence[int], seeds: Sequence[int]
+    problem: ToyProblem, plan: Schedule, rounds: Sequence[int], seeds: Sequence[int]
 ) -> list[tuple[EnsembleLaw, ...]]:
     """Exact law after each of ``rounds`` for each seed's schedule, ``[schedule][round]``."""
     held = schedules(problem, plan, max(rounds), seeds)
@@ -110,7 +104,7 @@ def laws(
     )  # fmt: skip
 
 
-def schedules(problem: Problem, plan: Schedule, num_rounds: int, seeds: Sequence[int]) -> Cohort:
+def schedules(problem: ToyProblem, plan: Schedule, num_rounds: int, seeds: Sequence[int]) -> Cohort:
     """The cohorts of each seed's run, [schedules, R, S], clients weighted by examples as the simulation does."""
     longer = max(256, 1 << (num_rounds - 1).bit_length())  # one compiled program serves runs of many lengths
     drawn = [_unrolled(plan, keys(int(seed)).schedule, longer) for seed in seeds]
@@ -121,7 +115,7 @@ def schedules(problem: Problem, plan: Schedule, num_rounds: int, seeds: Sequence
 _unrolled = jax.jit(unroll, static_argnums=(0, 2))
 
 
-def simulated(problem: Problem, plan: Schedule, num_rounds: int, seeds: Sequence[int], draws: int) -> np.ndarray:
+def simulated(problem: ToyProblem, plan: Schedule, num_rounds: int, seeds: Sequence[int], draws: int) -> np.ndarray:
     """Predictions of trained ensembles, [S, J, m, 1]: one run for each seed's schedule, J = ``draws`` outputs in each.
 
     The outputs of a linear model share no weights and, under squared loss, no gradients: each is an independent
@@ -141,7 +135,7 @@ def simulated(problem: Problem, plan: Schedule, num_rounds: int, seeds: Sequence
     return np.stack(seen)
 
 
-def power_law(variances: Mapping[int, Estimate]) -> PowerLaw:
+def power_law(variances: Mapping[int, Estimate]) -> Slope:
     """The slope of ``log variance`` in ``log K``, weighted by relative standard errors (equally if they are 0).
 
     Raises:
@@ -149,10 +143,8 @@ def power_law(variances: Mapping[int, Estimate]) -> PowerLaw:
     """
     k, value = np.array(list(variances), float), np.array([v.value for v in variances.values()])
     if len(k) < 2 or not np.all(value > 0):
-        raise ValueError(f"variances must be positive, at two K or more, got {dict(variances)}")
+        raise ValueError(f"variances: got {dict(variances)}, must be positive, at two K or more")
     error = np.array([v.standard_error for v in variances.values()]) / value
     known = bool(np.all(error > 0))
-    weight = 1 / error**2 if known else np.ones(len(k))
-    x = np.log(k) - weight @ np.log(k) / weight.sum()
-    information = float(weight @ x**2)
-    return PowerLaw(float(weight @ (x * np.log(value)) / information), information**-0.5 if known else 0.0)
+    found = weighted_line(np.log(k), np.log(value), 1 / error**2 if known else np.ones(len(k)))
+    return found if known else found._replace(standard_error=0.0)

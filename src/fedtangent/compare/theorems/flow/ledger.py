@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data
-from fedtangent.compare.residual_ledger import LedgerRow, ResidualLedger, residual_ledger
+from fedtangent.compare.ledger import LedgerRow, ResidualLedger, residual_ledger
+from fedtangent.compare.settings import Scale
 from fedtangent.compare.statistics import fitted_slope
-from fedtangent.compare.theorems import TheoremCheck
+from fedtangent.compare.theorems import TheoremEntry, of_scale
+from fedtangent.compare.verdicts import Verdict
 from fedtangent.data import partition
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms, schedule
@@ -25,43 +25,36 @@ CLIENTS, STEPS, EVALUATIONS = 6, 5, 6
 SPLIT = 1  # seed of the partition: one for all runs, which so share their compiled programs
 LARGER = 1.1  # a step size that is wrong by 10 %
 SLOPE, BAND = -0.5, 0.1  # of width, which the gap falls with at least
+SIZES = Scale((256, 1024, 4096), 4, 24), Scale((512, 2048, 8192), 8, 48)  # draws: seeds
 
 
-class Size(NamedTuple):
-    """How much is run."""
-
-    examples: int
-    rounds: int
-    widths: tuple[int, ...]
-    seeds: int
-
-
-SIZES = {"default": Size(36, 24, (256, 1024, 4096), 4), "large": Size(72, 48, (512, 2048, 8192), 8)}
-
-
-def checks(scale: str, seed: int) -> list[TheoremCheck]:
+def checks(scale: str, seed: int) -> list[Verdict]:
     """The ledger of a linear model, of networks, and both beside wrong predictions."""
-    size = SIZES[scale]
-    networks = {width: [_network(size, width, seed + s) for s in range(size.seeds)] for width in size.widths}
+    size = of_scale(scale, *SIZES)
+    networks = {width: [_network(size, width, seed + s) for s in range(size.draws)] for width in size.widths}
     return [_linear_check(size, seed), _bound_check(size, networks), _slope_check(size, networks)]
 
 
-def _ledger(model: Model, x: np.ndarray, y: np.ndarray, rate: float, size: Size, seed: int) -> ResidualLedger:
+def _ledger(model: Model, x: np.ndarray, y: np.ndarray, rate: float, size: Scale, seed: int) -> ResidualLedger:
     """A run of K = 2 models and its ledger."""
     clients = partition.quantity_skew(len(x), CLIENTS, 2.0, SPLIT, min_size=2)
     held = data.federated_data(x, y, clients, dtype=jnp.float64)
     plan = schedule.per_client_permutations(CLIENTS, 2)
     algorithm = algorithms.fed_ensemble(model, plan, client_learning_rate=rate, work=Work(steps=STEPS))
-    ledger = residual_ledger(algorithm, model, held, size.rounds, Rule(STEPS, rate), seed=seed)
-    run = simulate(algorithm, held, size.rounds, seed, "scan", size.rounds // EVALUATIONS, evaluate=ledger)
+    ledger = residual_ledger(algorithm, model, held, size.num_rounds, Rule(STEPS, rate), seed=seed)
+    run = simulate(algorithm, held, size.num_rounds, seed, "scan", size.num_rounds // EVALUATIONS, evaluate=ledger)
     if not ledger.is_of(run.history):
         raise AssertionError("the run's cohorts are not those that the ledger predicted")
     return ledger
 
 
-def _network(size: Size, width: int, seed: int) -> ResidualLedger:
+def _examples(size: Scale) -> int:
+    return 3 * size.num_rounds // 2
+
+
+def _network(size: Scale, width: int, seed: int) -> ResidualLedger:
     """A smooth network of one hidden layer on inputs of one norm."""
-    x = np.random.default_rng(seed).standard_normal((size.examples, 5))
+    x = np.random.default_rng(seed).standard_normal((_examples(size), 5))
     x *= np.sqrt(5) / np.linalg.norm(x, axis=1, keepdims=True)
     model = mlp(5, 1, (width,), "erf", dtype=jnp.float64)
     theta = np.asarray(model.kernel(jnp.asarray(x), None, get="ntk"))  # type: ignore[misc]
@@ -86,37 +79,39 @@ def _wrong_rate(ledger: ResidualLedger, factor: float) -> ResidualLedger:
     return ledger.against(learning_rate=factor * ledger.federation.rule.learning_rate)
 
 
-def _linear_check(size: Size, seed: int) -> TheoremCheck:
-    x = np.linspace(-1, 1, size.examples)[:, None]
+def _linear_check(size: Scale, seed: int) -> Verdict:
+    x = np.linspace(-1, 1, _examples(size))[:, None]
     model = rbf_linear(num_features=60, bandwidth=0.1, seed=seed, dtype=jnp.float64)
     ledger = _ledger(model, x, np.sin(4 * x), 0.1, size, seed)
     wrong = _wrong_rate(ledger, 1 + 1e-6)
     rows = _later(ledger)
-    return TheoremCheck(
-        theorem=THEOREM,
+    return Verdict(
+        subject=THEOREM,
         statement="linear model: every client's residual at every evaluation is the flow's, to rounding",
-        sizes=f"{len(rows)} rows: {CLIENTS} clients, 2 models, {EVALUATIONS} of {size.rounds} rounds",
+        sizes=f"{len(rows)} rows: {CLIENTS} clients, 2 models, {EVALUATIONS} of {size.num_rounds} rounds",
         measured=f"largest gap {max(row.gap for row in rows):.1e}",
-        predicted=f"<= {max(row.tolerance for row in rows):.1e}",
-        passed=ledger.passed,
-        control=f"step size wrong by 1e-6: {_share_failed([wrong])} fail",
-        control_failed=not wrong.passed,
+        expected=f"<= {max(row.tolerance for row in rows):.1e}",
+        holds=ledger.passed,
+        control="step size wrong by 1e-6",
+        control_measured=f"{_share_failed([wrong])} fail",
+        control_fails=not wrong.passed,
     )
 
 
-def _bound_check(size: Size, networks: dict[int, list[ResidualLedger]]) -> TheoremCheck:
+def _bound_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verdict:
     widest = networks[max(networks)]
     wrong = [_wrong_rate(ledger, LARGER) for ledger in widest]
     ledgers = [ledger for same in networks.values() for ledger in same]
-    return TheoremCheck(
-        theorem=THEOREM,
+    return Verdict(
+        subject=THEOREM,
         statement="networks: gap within the kernel's measured change, propagated, and its second-order share",
-        sizes=f"widths {', '.join(map(str, networks))}, {size.seeds} seeds x 2 models, {size.rounds} rounds",
+        sizes=f"widths {', '.join(map(str, networks))}, {size.draws} seeds x 2 models, {size.num_rounds} rounds",
         measured=f"largest gap / tolerance {_worst(ledgers):.2f}",
-        predicted="<= 1",
-        passed=all(ledger.passed for ledger in ledgers),
-        control=f"step size x {LARGER} at width {max(networks)}: {_share_failed(wrong)} fail",
-        control_failed=all(not ledger.passed for ledger in wrong),
+        expected="<= 1",
+        holds=all(ledger.passed for ledger in ledgers),
+        control=f"step size x {LARGER} at width {max(networks)}",
+        control_measured=f"{_share_failed(wrong)} fail",
+        control_fails=all(not ledger.passed for ledger in wrong),
     )
 
 
@@ -124,19 +119,31 @@ def _last_gaps(ledgers: list[ResidualLedger], rounds: int) -> np.ndarray:
     return np.array([np.sqrt(np.mean([r.gap**2 for r in of.rows if r.round == rounds])) for of in ledgers])
 
 
-def _slope_check(size: Size, networks: dict[int, list[ResidualLedger]]) -> TheoremCheck:
+def _slope_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verdict:
     """O(l^-1/2) is an upper bound: a network with a smooth activation may come nearer faster."""
     widths = np.array(list(networks))
-    fit = fitted_slope(widths, [_last_gaps(same, size.rounds) for same in networks.values()])
+    fit = fitted_slope(widths, [_last_gaps(same, size.num_rounds) for same in networks.values()])
     exchanged = [[ledger.against(models=[1, 0]) for ledger in same] for same in networks.values()]
-    other = fitted_slope(widths, [_last_gaps(same, size.rounds) for same in exchanged])
-    return TheoremCheck(
-        theorem=THEOREM,
+    other = fitted_slope(widths, [_last_gaps(same, size.num_rounds) for same in exchanged])
+    return Verdict(
+        subject=THEOREM,
         statement="networks: gap of the last round against width, O(l^-1/2) at most",
-        sizes=f"widths {', '.join(map(str, networks))}, {size.seeds} seeds x 2 models, {size.rounds} rounds",
+        sizes=f"widths {', '.join(map(str, networks))}, {size.draws} seeds x 2 models, {size.num_rounds} rounds",
         measured=f"slope {fit.slope:+.2f} +- {fit.standard_error:.2f}",
-        predicted=f"<= {SLOPE + BAND}",
-        passed=bool(fit.slope <= SLOPE + BAND),
-        control=f"another model's initial function: slope {other.slope:+.2f}",
-        control_failed=bool(other.slope > SLOPE + BAND),
+        expected=f"<= {SLOPE + BAND}",
+        holds=bool(fit.slope <= SLOPE + BAND),
+        control="another model's initial function",
+        control_measured=f"slope {other.slope:+.2f}",
+        control_fails=bool(other.slope > SLOPE + BAND),
     )
+
+
+ENTRIES = (
+    TheoremEntry(
+        "flow.ledger",
+        "the residual ledger: simulated minus predicted residuals during training",
+        checks,
+        papers=("shi2021",),
+        statement="section 9.4 of FE-2021",
+    ),
+)

@@ -17,13 +17,26 @@ import numpy as np
 
 from fedtangent import data as datasets
 from fedtangent.compare import cases
-from fedtangent.compare.ensemble_law import Law, Null, null
 from fedtangent.compare.predicted import networks, run_flow
-from fedtangent.compare.settings import Setting, step_size
+from fedtangent.compare.settings import Scale, Setting
 from fedtangent.compare.simulated import cohorts, fed_ensemble
+from fedtangent.compare.statistics import NUM_STANDARD_ERRORS
+from fedtangent.compare.theorems import TheoremEntry, of_scale
+from fedtangent.compare.theorems.fed_ensemble.ensemble_law import (
+    PARTS,
+    Judged,
+    ModelLaw,
+    Null,
+    coverage,
+    entries,
+    judge,
+    judge_coverage,
+    null,
+)
+from fedtangent.compare.verdicts import Verdict
 from fedtangent.data import partition
 from fedtangent.federated import schedule
-from fedtangent.kernels.gram import KernelBlocks, SingularKernelError, kernel_blocks
+from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.models.dense import mlp
 from fedtangent.theory import Flow, gp_limit
 from fedtangent.theory.fed_ensemble.limit import covariance_terms
@@ -34,9 +47,15 @@ NUM_POINTS = 30  # test points of digits
 SPACING = 0.08  # least distance of two training inputs of the sine
 AWAY = 0.02  # least distance of a test input of the sine from a training input
 REACHED = 0.5  # of a standard error: how far the last round's law may be from the limit to be judged by the limit
+THEOREM = "FE-2024 Theorem 2 (FE-2021 4.2)"
+NAMES = {"mean": "mean", "variance": "variance", "covariance": "off-diagonal covariance"}
+SIZES = (
+    {"sine": Scale((256, 1024), NUM_MODELS, 1000), "digits": Scale((256, 1024), NUM_MODELS, 1000)},
+    {"sine": Scale((1024, 4096), NUM_MODELS, 2000), "digits": Scale((512, 2048), NUM_MODELS, 1500)},
+)
 
 
-class Gap(NamedTuple):
+class LawDistance(NamedTuple):
     """Distance of the last round's law from the limit, in standard errors of K models, the largest of all points."""
 
     mean: float
@@ -48,7 +67,7 @@ class Gap(NamedTuple):
         return max(self.mean, self.variance) <= REACHED
 
 
-class Trained(NamedTuple):
+class TrainedEnsemble(NamedTuple):
     """K networks of one width at the last round, and what the flow makes of their own initial functions."""
 
     width: int
@@ -67,12 +86,12 @@ class Theorem2(NamedTuple):
     flow: Flow
     cohorts: Cohort
     limit: Gaussian | None  # None where the kernel is singular in float64
-    gap: Gap  # of the last round
-    early: Gap  # of the first tenth of the rounds
-    law: Law
+    gap: LawDistance  # of the last round
+    early: LawDistance  # of the first tenth of the rounds
+    law: ModelLaw
     of: str  # what the law is: "Theorem 2's limit" or "the flow's law at round R"
     null: Null
-    trained: tuple[Trained, ...]
+    trained: tuple[TrainedEnsemble, ...]
 
 
 def sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
@@ -95,26 +114,22 @@ def sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -
     def model(width: int) -> Model:
         return mlp(1, 1, widths=(width,), activation="cos", w_std=12.0, b_std=2.0, last_w_std=1.0, dtype=jnp.float64)
 
-    setting = Setting(
+    return Setting(
         name="sine",
         title=f"Sine with a gap, {len(chosen)} examples on 4 clients: network of one hidden layer of cosines",
         x_train=x_train,
         y_train=y_train,
         x_test=toy.x_test[away],
         y_test=toy.y_test[away],
-        labels_test=None,
         partition=clients,
         schedule=schedule.per_client_permutations(4, num_models),
         model=model,
         widths=widths,
-        draws=1,
-        exact_draws=0,
         local_steps=20,
         num_rounds=num_rounds,
         evaluate_every=num_rounds,
         seed=seed,
     )
-    return dataclasses.replace(setting, learning_rate=step_size(setting))
 
 
 def digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
@@ -136,20 +151,10 @@ def digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int)
 SETTINGS: dict[str, Callable[[int, int, tuple[int, ...], int], Setting]] = {"sine": sine, "digits": digits}
 
 
-class Sizes(NamedTuple):
-    """Widths and rounds of a data set."""
-
-    widths: tuple[int, ...]
-    num_rounds: int
-
-
 def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) -> Theorem2:
     """Train the K networks of every width, predict their law, and draw from it what chance alone would show."""
-    plan = cohorts(setting)
-    kernel = setting.model(setting.largest).kernel
-    assert kernel is not None
-    blocks = kernel_blocks(kernel, setting.x_train, setting.x_test)
-    flow = run_flow(setting, blocks, plan)
+    drawn, blocks = cohorts(setting), setting.blocks()
+    flow = run_flow(setting, blocks, drawn)
     try:
         limit = gp_limit(blocks, setting.y_train, max_relative_jitter=0.0)
     except SingularKernelError:
@@ -160,37 +165,37 @@ def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) ->
     early = _gap(_law(flow, setting.num_rounds // 10), limit)
     law, of = last, f"the flow's law at round {setting.num_rounds}"
     if limit is not None and gap.reached:
-        law = Law(np.broadcast_to(limit.mean, last.mean.shape), np.broadcast_to(limit.cov, last.cov.shape))
+        law = ModelLaw(np.broadcast_to(limit.mean, last.mean.shape), np.broadcast_to(limit.cov, last.cov.shape))
         of = "Theorem 2's limit"
     trained = []
     for width in setting.widths:
         say(f"{setting.name}: {setting.schedule.num_models} networks of width {width}, {setting.num_rounds} rounds")
         trained.append(train(setting, flow, width))
-    return Theorem2(setting, blocks, flow, plan, limit, gap, early, law, of, null(law, seed=setting.seed), (*trained,))
+    return Theorem2(setting, blocks, flow, drawn, limit, gap, early, law, of, null(law, seed=setting.seed), (*trained,))
 
 
-def train(setting: Setting, flow: Flow, width: int) -> Trained:
+def train(setting: Setting, flow: Flow, width: int) -> TrainedEnsemble:
     """K networks of ``width`` by Fed-ensemble, and the flow from the initial function of each."""
     seen = fed_ensemble(setting, width)
-    own = networks(flow, seen.train[0], seen.test[0], (setting.num_rounds,))[1][0]
+    own = networks(flow, seen.train[0], seen.test[0], (setting.num_rounds,))[0]
     outputs = seen.test[0][:, 0], seen.test[-1][:, 0], own[:, 0]
-    return Trained(width, *outputs, seen.uplink_bytes, seen.downlink_bytes)
+    return TrainedEnsemble(width, *outputs, seen.uplink_bytes, seen.downlink_bytes)
 
 
-def _law(flow: Flow, round_: int) -> Law:
-    return Law(np.asarray(flow.mean(round_)), np.asarray(flow.cov(round_)))
+def _law(flow: Flow, round_: int) -> ModelLaw:
+    return ModelLaw(np.asarray(flow.mean(round_)), np.asarray(flow.cov(round_)))
 
 
-def _gap(law: Law, limit: Gaussian | None) -> Gap:
+def _gap(law: ModelLaw, limit: Gaussian | None) -> LawDistance:
     if limit is None:
-        return Gap(np.inf, np.inf)
+        return LawDistance(np.inf, np.inf)
     count, variance = len(law.mean), np.diag(limit.cov)
     mean = np.abs(law.mean.mean(axis=0) - limit.mean) / np.sqrt(variance / count)[:, None]
     ratio = np.abs(np.diag(law.average_cov) / variance - 1) / np.sqrt(2 / (count - 1))
-    return Gap(float(np.max(mean)), float(np.max(ratio)))
+    return LawDistance(float(np.max(mean)), float(np.max(ratio)))
 
 
-class Bias(NamedTuple):
+class VarianceBias(NamedTuple):
     """Relative bias of the variance at one width, averaged over points and outputs: networks less the flow."""
 
     value: float
@@ -208,7 +213,7 @@ def jackknife_error(left_out: np.ndarray) -> float:
     return float(np.sqrt((count - 1) / count * np.sum((left_out - left_out.mean()) ** 2)))
 
 
-def variance_bias(trained: Trained, law: Law) -> Bias:
+def variance_bias(trained: TrainedEnsemble, law: ModelLaw) -> VarianceBias:
     """What the finite width adds to the variance, relative to the law's.
 
     The variance of the networks minus that of the flow from the same initial functions, about the law's mean: the
@@ -217,16 +222,16 @@ def variance_bias(trained: Trained, law: Law) -> Bias:
     variance = np.diag(law.average_cov)[None, :, None]
     squares = ((trained.samples - law.mean) ** 2 - (trained.own_flow - law.mean) ** 2) / variance
     each = squares.mean(axis=(1, 2))  # [K]
-    return Bias(float(each.mean()), (each.sum() - each) / (len(each) - 1))
+    return VarianceBias(float(each.mean()), (each.sum() - each) / (len(each) - 1))
 
 
-def mean_bias(trained: Trained, law: Law) -> float:
+def mean_bias(trained: TrainedEnsemble, law: ModelLaw) -> float:
     """Root mean square over entries of what the finite width adds to the mean, in standard errors of K models."""
     error = np.sqrt(np.diag(law.average_cov) / len(trained.samples))[:, None]
     return float(np.sqrt(np.mean(((trained.samples - trained.own_flow).mean(axis=0) / error) ** 2)))
 
 
-def one_client_alone(result: Theorem2) -> Law:
+def one_client_alone(result: Theorem2) -> ModelLaw:
     """The law with the mean that the largest client's data alone would give. A wrong theory."""
     setting, blocks = result.setting, result.blocks
     own = setting.partition.client(int(np.argmax(setting.partition.sizes)))
@@ -234,8 +239,88 @@ def one_client_alone(result: Theorem2) -> Law:
     return result.law._replace(mean=np.broadcast_to(mean, result.law.mean.shape))
 
 
-def without_cross_terms(result: Theorem2) -> Law:
+def without_cross_terms(result: Theorem2) -> ModelLaw:
     """The law with the prior and propagated terms of its covariance, but not the cross terms. A wrong theory."""
     b = np.linalg.solve(result.blocks.ntk_train, result.blocks.ntk_test_train.T).T
     terms = covariance_terms(result.blocks, b)
     return result.law._replace(cov=np.broadcast_to(terms.prior + terms.propagated, result.law.cov.shape))
+
+
+def checks(scale: str, seed: int) -> list[Verdict]:
+    """Both data sets at both widths, the distance of the last round from the limit, and the finite-width bias."""
+    found = []
+    for name, size in of_scale(scale, *SIZES).items():
+        result = compare(SETTINGS[name](seed, size.draws, size.widths, size.num_rounds))
+        found += rows(result)
+    return found
+
+
+def rows(result: Theorem2) -> list[Verdict]:
+    """Every check of one data set."""
+    wrong = {"mean": ("the largest client alone", one_client_alone(result))}
+    wrong |= dict.fromkeys(("variance", "covariance"), ("no cross terms", without_cross_terms(result)))
+    found = [_distance(result)] if result.limit is not None else []
+    for trained in result.trained:
+        found += [_entries(result, trained, part, *wrong[part]) for part in PARTS]
+        found.append(_coverage(result, trained))
+    return [*found, _bias(result)] if result.setting.y_train.shape[1] > 1 else found
+
+
+def _row(statement: str, result: Theorem2, width: object, right: Judged, control: str, wrong: Judged) -> Verdict:
+    s = result.setting
+    sizes = f"{s.name}: K = {len(result.law.mean)}, width {width}, m = {len(s.x_test)}, C = {s.y_train.shape[1]}"
+    return Verdict(THEOREM, statement, *right, control, wrong.measured, not wrong.holds, sizes)
+
+
+def _entries(result: Theorem2, trained: TrainedEnsemble, part: str, control: str, wrong: ModelLaw) -> Verdict:
+    right, other = (judge(entries(trained.samples, law)[part], part, result.null) for law in (result.law, wrong))
+    return _row(f"{NAMES[part]} = {result.of}", result, trained.width, right, control, other)
+
+
+def _coverage(result: Theorem2, trained: TrainedEnsemble) -> Verdict:
+    """Of the trained networks, and of the same ones before training."""
+    bias = variance_bias(trained, result.law).value
+    right = judge_coverage(coverage(trained.samples, result.law), result.null, bias)
+    wrong = judge_coverage(coverage(trained.start, result.law), result.null, bias)
+    return _row("95 % intervals cover 95 %", result, trained.width, right, "untrained networks", wrong)
+
+
+def _distance(result: Theorem2) -> Verdict:
+    """Of the exact law at the last round from the limit; where it is too large, networks are judged by the former."""
+
+    def outcome(gap: LawDistance) -> Judged:
+        said = f"mean {gap.mean:.2g} SE, variance {gap.variance:.2g} SE"
+        return Judged(said, f"<= {REACHED} SE of K models", gap.reached)
+
+    rounds = result.setting.num_rounds
+    statement = f"the flow's law at round {rounds} is the limit"
+    return _row(
+        statement, result, "infinite", outcome(result.gap), f"round {rounds // 10} instead", outcome(result.early)
+    )
+
+
+def _bias(result: Theorem2) -> Verdict:
+    """What a finite width adds to the variance, times the width, is one number; without the factor it is not."""
+    small, large = (variance_bias(t, result.law) for t in result.trained)
+    widths = tuple(t.width for t in result.trained)
+
+    def outcome(scale: tuple[float, float]) -> Judged:
+        difference = small.value * scale[0] - large.value * scale[1]
+        error = jackknife_error(small.jackknife * scale[0] - large.jackknife * scale[1])
+        said = f"{small.value * scale[0]:.3g} and {large.value * scale[1]:.3g} (difference {difference:.2g})"
+        return Judged(said, f"equal, +- 3 x {error:.2g}", bool(abs(difference) <= NUM_STANDARD_ERRORS * error))
+
+    right, wrong = outcome((widths[0], widths[1])), outcome((1.0, 1.0))
+    statement = "relative bias of the variance x width is constant"
+    return _row(statement, result, f"{widths[0]} and {widths[1]}", right, "constant bias", wrong)
+
+
+ENTRIES = (
+    TheoremEntry(
+        "fed_ensemble.limit",
+        "the law of K trained networks, entry by entry, on sine and on digits",
+        checks,
+        papers=("shi2024", "shi2021"),
+        statement="Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021)",
+    ),
+)

@@ -1,0 +1,1 @@
+"""The exact flow, which every linear model follows and every network approaches."""

@@ -1,0 +1,1 @@
+"""The theorems of NTK-FL, each checked against simulation."""

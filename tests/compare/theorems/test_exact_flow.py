@@ -1,0 +1,36 @@
+"""The check of the exact flow: every option on both sides, and a theory that ignores it is noticed."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedtangent.compare.theorems.flow import exact
+
+
+def test_a_linear_model_is_the_flow_and_no_wrong_theory_is() -> None:
+    verdict = exact.exact(exact.OPTIONS[2], exact.linear_setting(1, 6))
+    assert verdict.passed
+    assert float(verdict.measured) < 1e-12
+    assert float(verdict.control_measured) > 1e-3
+
+
+def test_an_option_that_the_simulation_ignores_is_noticed() -> None:
+    option = next(o for o in exact.OPTIONS if o.name == "server rate 0.7")
+    assert not exact.exact(option._replace(simulated={}), exact.linear_setting(1, 4)).holds
+
+
+def test_every_option_has_a_name_of_its_own_and_a_theory_that_ignores_it() -> None:
+    assert len({o.name for o in exact.OPTIONS}) == len(exact.OPTIONS)
+    case = exact.linear_setting(0, 3)
+    assert min(case.partition.sizes) < max(case.partition.sizes)  # weights by examples matter
+    for option in exact.OPTIONS:
+        assert option.ignored is None or option.ignored != option.predicted
+
+
+@pytest.mark.slow
+@pytest.mark.theory
+def test_networks_approach_the_flow_at_slope_minus_one_half() -> None:
+    case = exact.network_setting(0, 10)
+    for place in (0, 2):
+        verdict = exact.slope(exact.OPTIONS[place], case, (128, 512, 2048), 16)
+        assert verdict.passed, verdict
