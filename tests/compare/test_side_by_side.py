@@ -200,7 +200,7 @@ def test_float64_is_asked_for(linear_setting: Setting) -> None:
 
 
 def test_unknown_names_are_refused_with_the_allowed_ones() -> None:
-    with pytest.raises(ValueError, match=r"case: got 'nope', allowed are sine, digits"):
+    with pytest.raises(ValueError, match=r"case: got 'nope', allowed are digits, fashion_mnist, sine"):
         build("nope")
     with pytest.raises(ValueError, match=r"scale: got 'nope', allowed are smoke, default, paper"):
         build("sine", scale="nope")
