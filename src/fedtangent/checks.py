@@ -1,81 +1,139 @@
-"""Checks of arguments shared by ``data`` and ``partition``: each raises ``ValueError`` in one line, before any work."""
+"""Checks of arguments, for the whole package: each raises ``ValueError`` in one line before any work starts.
+
+One wording: ``name: got X, must be ..``, or ``name: got X, allowed are a, b`` for a choice among names.
+"""
 
 from __future__ import annotations
 
-import math
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.types import Array, Partition
+from fedtangent.types import Partition
 
 MAX_INDEX = np.iinfo(np.int32).max
+_ROWS = 256  # of a matrix that ``symmetric`` looks at together
 
 
-def is_whole(value: Any) -> bool:
-    """Whether ``value`` is an integer (a bool is none)."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool | np.bool_)
+def number(
+    name: str,
+    value: Any,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+) -> Any:
+    """``value`` as a ``float``, one finite real number within the bounds (an array of shape [] will do).
+
+    A traced value (of a sweep or a hypergradient) has no number to look at: it must be one number, and is given back.
+    """
+    array = value if isinstance(value, jax.core.Tracer) else np.asarray(value)
+    if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
+        raise ValueError(f"{name}: got {_short(value)}, must be a number")
+    if array.ndim != 0:
+        raise ValueError(f"{name}: got an array of shape {array.shape}, must be one number")
+    if isinstance(value, jax.core.Tracer):
+        return value
+    bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
+    words = [f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None]
+    if below is None and at_most is None:
+        words.append("finite")
+    found = float(value)
+    within = (
+        (above is None or found > above)
+        and (at_least is None or found >= at_least)
+        and (below is None or found < below)
+        and (at_most is None or found <= at_most)
+    )
+    if not (np.isfinite(found) and within):
+        raise ValueError(f"{name}: got {value}, must be {' and '.join(words)}")
+    return found
 
 
-def integer(name: str, value: Any, minimum: int, maximum: int | None = None) -> int:
-    """``value`` as an ``int``; raises ``ValueError`` unless it is an integer in ``[minimum, maximum]``."""
-    allowed = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-    if not is_whole(value):
-        raise ValueError(f"{name} must be an integer, {allowed}; got {value!r}")
-    number = int(value)
-    if number < minimum or (maximum is not None and number > maximum):
-        raise ValueError(f"{name} must be {allowed}; got {number}")
-    return number
+def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """``value`` as an ``int``, a whole number in ``[least, most]`` (no bool)."""
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool | np.bool_)
+    if not is_whole or value < least or (most is not None and value > most):
+        allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name}: got {value!r}, must be a whole number {allowed}")
+    return int(value)
 
 
-def positive(name: str, value: Any) -> float:
-    """``value`` as a ``float``; raises ``ValueError`` unless it is a finite number above 0."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
-        raise ValueError(f"{name} must be a number above 0; got {value!r}")
-    number = float(value)
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"{name} must be finite and above 0; got {number}")
-    return number
-
-
-def boolean(name: str, value: Any) -> bool:
-    """``value`` as a ``bool``; raises ``ValueError`` unless it is True or False."""
+def flag(name: str, value: Any) -> bool:
+    """``value`` as a ``bool``, which it must be."""
     if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{name} must be True or False; got {value!r}")
+        raise ValueError(f"{name}: got {value!r}, must be True or False")
     return bool(value)
 
 
-def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """``value``; raises ``ValueError`` naming the allowed values unless it is one of them."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
-    return str(value)
+def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
+    """``value``, one of the allowed names."""
+    names = tuple(allowed)
+    if not isinstance(value, str) or value not in names:
+        raise ValueError(f"{name}: got {value!r}, allowed are {', '.join(names)}")
+    return value
 
 
-def class_labels(labels: Any, num_classes: int | None = None, name: str = "labels") -> np.ndarray:
-    """Class labels as an array [n] of their own integer dtype.
+def real_array(name: str, value: Any) -> np.ndarray:
+    """Real numbers as float64, of any shape: no text, None, bool or complex numbers."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"{name}: got {_short(value)}, must be real numbers in one array") from error
+    if not (np.issubdtype(array.dtype, np.integer) or jnp.issubdtype(array.dtype, jnp.floating)):
+        raise ValueError(f"{name}: got {_short(value)}, must be a real number or an array of them")
+    return array.astype(np.float64, copy=False)
 
-    Raises ``ValueError`` unless they are a non-empty 1-D array of integers in ``[0, num_classes)`` (or just not
-    negative, without ``num_classes``).
+
+def finite(name: str, array: np.ndarray) -> None:
+    """Refuse NaN and infinity, naming the first such entry."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.sum(array)
+    if not np.isfinite(total):  # one pass; a sum that overflows is looked at entry by entry too
+        bad = ~np.isfinite(array)
+        if not bad.any():
+            return
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(f"{name}: got {array[where]} at entry {where} of shape {array.shape}, must be finite")
+
+
+def symmetric(name: str, matrix: Any) -> np.ndarray:
+    """``matrix`` as float64 [n, n]: square, not empty, finite, and symmetric up to rounding."""
+    array = np.asarray(matrix, np.float64)
+    if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:
+        raise ValueError(f"{name}: got shape {array.shape}, must be a square matrix [n, n] with n >= 1")
+    finite(name, array)
+    bands = (slice(start, start + _ROWS) for start in range(0, len(array), _ROWS))
+    asymmetry = max(float(np.max(np.abs(array[b] - array[:, b].T))) for b in bands)
+    # A kernel assembled from products in another order differs from its transpose by a few roundings per entry.
+    if asymmetry > 1e3 * np.finfo(np.float64).eps * max(float(np.max(array)), -float(np.min(array))):
+        raise ValueError(f"{name}: got a matrix up to {asymmetry:.3g} off its transpose, must be symmetric")
+    return array
+
+
+def class_labels(name: str, labels: Any, num_classes: int | None = None) -> np.ndarray:
+    """Class labels as an array [n] of their own integer dtype, not empty.
+
+    They are in ``[0, num_classes)``, or just not negative without ``num_classes``.
     """
     array = np.asarray(labels)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(f"{name} must be a 1-D array of integers; got shape {array.shape}, dtype {array.dtype}")
-    if array.size == 0:
-        raise ValueError(f"{name} must not be empty")
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) or array.size == 0:
+        raise ValueError(f"{name}: got shape {array.shape}, dtype {array.dtype}, must be whole numbers [n], n >= 1")
     wrong = array < 0 if num_classes is None else (array < 0) | (array >= num_classes)
     if wrong.any():
         at = int(np.argmax(wrong))
         allowed = "at least 0" if num_classes is None else f"from 0 to {num_classes - 1}"
-        raise ValueError(f"{name} must be {allowed}; got {array[at]} at position {at} ({int(wrong.sum())} such)")
+        raise ValueError(f"{name}: got {array[at]} at position {at} ({int(wrong.sum())} such), must be {allowed}")
     return array
 
 
 def partition_structure(partition: Partition, num_examples: int) -> None:
-    """Raise ``ValueError`` unless ``partition`` is a well-formed map of clients into ``num_examples`` examples.
+    """Refuse a ``partition`` that is no well-formed map of clients into ``num_examples`` examples.
 
     Well-formed: both arrays 1-D and integer; ``offsets`` starts at 0, never falls and ends at ``len(indices)``; at
     least one client; every index in ``[0, num_examples)``. Clients may be empty and may share examples.
@@ -84,58 +142,27 @@ def partition_structure(partition: Partition, num_examples: int) -> None:
     for name, array in (("indices", indices), ("offsets", offsets)):
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
             raise ValueError(
-                f"partition.{name} must be a 1-D array of integers; got shape {array.shape}, dtype {array.dtype}"
+                f"partition.{name}: got shape {array.shape}, dtype {array.dtype}, must be a 1-D array of whole numbers"
             )
     if len(offsets) < 2:
-        raise ValueError(f"partition.offsets must hold num_clients + 1 >= 2 entries; got {len(offsets)}")
+        raise ValueError(f"partition.offsets: got {len(offsets)} entries, must be num_clients + 1, at least 2")
     if offsets[0] != 0 or offsets[-1] != len(indices):
         raise ValueError(
-            f"partition.offsets must run from 0 to len(indices) = {len(indices)}; got {offsets[0]} to {offsets[-1]}"
+            f"partition.offsets: got {offsets[0]} to {offsets[-1]}, must be from 0 to len(indices) = {len(indices)}"
         )
     falls = np.flatnonzero(offsets[1:] < offsets[:-1])
     if falls.size:
         i = int(falls[0])
-        raise ValueError(f"partition.offsets must never fall; offsets[{i}:{i + 2}] are {offsets[i : i + 2].tolist()}")
+        raise ValueError(f"partition.offsets: got {offsets[i : i + 2].tolist()} at {i}, must never fall")
     wrong = (indices < 0) | (indices >= num_examples)
     if wrong.any():
         at = int(np.argmax(wrong))
         raise ValueError(
-            f"partition.indices must be from 0 to {num_examples - 1} ({num_examples} examples); "
-            f"got {indices[at]} at position {at}"
+            f"partition.indices: got {indices[at]} at position {at}, must be from 0 to {num_examples - 1}, "
+            f"one of {num_examples} examples"
         )
 
 
-def check_within(name: str, value: float | Array, low: float, high: float = math.inf) -> None:
-    """Raise ``ValueError`` unless ``low <= value < high``, one number.
-
-    A traced value (of a sweep or a hypergradient) has nothing to look at and is passed.
-    """
-    if isinstance(value, jax.core.Tracer):
-        return
-    check_number(name, value)
-    if not low <= float(value) < high:
-        above = "finite" if high == math.inf else f"below {high:g}"
-        raise ValueError(f"{name}: got {float(value):g}, must be at least {low:g} and {above}")
-
-
-def check_positive(name: str, value: Any) -> None:
-    """Raise ``ValueError`` unless ``value`` is positive and finite; one that is traced has no value to look at."""
-    if isinstance(value, jax.core.Tracer):
-        return
-    check_number(name, value)
-    if not 0 < float(value) < math.inf:
-        raise ValueError(f"{name}: got {value}, must be positive and finite")
-
-
-def is_zero(value: float | Array) -> bool:
-    """Whether a constant is known to be 0, so that its term can be left out."""
-    return not isinstance(value, jax.core.Tracer) and float(value) == 0
-
-
-def check_number(name: str, value: Any) -> None:
-    """Raise ``ValueError`` unless ``value`` is one real number (an array of shape [] will do)."""
-    kind = np.asarray(value).dtype
-    if not (jnp.issubdtype(kind, jnp.floating) or jnp.issubdtype(kind, jnp.integer)):
-        raise ValueError(f"{name}: got {value!r}, must be a number")
-    if jnp.ndim(value) != 0:
-        raise ValueError(f"{name}: got an array of shape {jnp.shape(value)}, must be one number")
+def _short(value: Any) -> str:
+    """``value`` as it is written, in one line that is not long."""
+    return f"{' '.join(repr(value).split()):.80}"

@@ -160,10 +160,10 @@ def test_options(fake):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_train": 24}, "num_train must be from 1 to 23; got 24"),
-        ({"num_test": 0}, "num_test must be from 1 to 7; got 0"),
-        ({"num_test": 2.0}, "num_test must be an integer"),
-        ({"dtype": "int32"}, "dtype must be float32 or float64; got int32"),
+        ({"num_train": 24}, "num_train: got 24, must be a whole number from 1 to 23"),
+        ({"num_test": 0}, "num_test: got 0, must be a whole number from 1 to 7"),
+        ({"num_test": 2.0}, r"num_test: got 2\.0, must be a whole number from 1 to 7"),
+        ({"dtype": "int32"}, "dtype: got int32, allowed are float32, float64"),
         ({"dtype": "no such"}, "dtype must be float32 or float64; got 'no such'"),
     ],
 )
@@ -173,7 +173,7 @@ def test_bad_options(fake, options, message):
 
 
 def test_labels_beyond_the_classes_are_an_error(fake):
-    with pytest.raises(ValueError, match="labels must be from 0 to 4"):
+    with pytest.raises(ValueError, match=r"labels: got 7 at position 1 \(11 such\), must be from 0 to 4"):
         load_images(fake.source._replace(num_classes=5), data_dir=fake.folder)
 
 

@@ -132,7 +132,10 @@ def test_from_index_maps_keeps_order_and_overlap():
     assert p.indices.dtype == p.offsets.dtype == np.int32
     assert lists(p) == [[3, 1], [1, 0]]
     partition.validate(p, 4)
-    with pytest.raises(ValueError, match="example 1 is held 2 times"):
+    with pytest.raises(
+        ValueError,
+        match=r"partition: got example 1 2 times \(2 such\), must give each of 4 examples to exactly one client",
+    ):
         partition.validate(p, 4, exact=True)
     with pytest.raises(ValueError, match="example 2 is held 0 times"):
         partition.validate(Partition(np.array([0, 1]), np.array([0, 2])), 3, exact=True)
@@ -146,48 +149,87 @@ L = np.array([0, 0, 1, 1, 2, 2])
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: partition.iid(6, 0, 0), "num_clients must be at least 1; got 0"),
+        (lambda: partition.iid(6, 0, 0), "num_clients: got 0, must be a whole number from 1 to 6"),
         (lambda: partition.iid(6, 7, 0), "num_clients must not exceed the 6 examples; got 7"),
-        (lambda: partition.iid(0, 1, 0), "num_examples must be from 1 to"),
-        (lambda: partition.iid(2**31, 1, 0), "num_examples must be from 1 to 2147483647"),
-        (lambda: partition.iid(6, 2.0, 0), "num_clients must be an integer"),
-        (lambda: partition.iid(6, True, 0), "num_clients must be an integer"),
-        (lambda: partition.iid(6, 2, -1), "seed must be at least 0; got -1"),
-        (lambda: partition.iid(6, 2, None), "seed must be an integer"),
-        (lambda: partition.shards(L, 2, 4, 0), "= 8 shards must not exceed the 6 examples"),
-        (lambda: partition.shards(L, 2, 0, 0), "shards_per_client must be at least 1"),
-        (lambda: partition.shards(L, 7, 1, 0), "num_clients must not exceed"),
+        (lambda: partition.iid(0, 1, 0), "num_examples: got 0, must be a whole number from 1 to 2147483647"),
+        (
+            lambda: partition.iid(2**31, 1, 0),
+            "num_examples: got 2147483648, must be a whole number from 1 to 2147483647",
+        ),
+        (lambda: partition.iid(6, 2.0, 0), "num_clients: got .*, must be a whole number from 1 to 6"),
+        (lambda: partition.iid(6, True, 0), "num_clients: got .*, must be a whole number from 1 to 6"),
+        (lambda: partition.iid(6, 2, -1), "seed: got -1, must be a whole number of at least 0"),
+        (lambda: partition.iid(6, 2, None), "seed: got None, must be a whole number of at least 0"),
+        (
+            lambda: partition.shards(L, 2, 4, 0),
+            r"num_clients \* shards_per_client: got 8 shards, must be at most the 6 examples",
+        ),
+        (lambda: partition.shards(L, 2, 0, 0), "shards_per_client: got 0, must be a whole number of at least 1"),
+        (lambda: partition.shards(L, 7, 1, 0), "num_clients: got 7, must be a whole number from 1 to 6"),
         (lambda: partition.shards(L * 1.0, 2, 1, 0), "labels must be a 1-D array of integers; got shape .*float64"),
-        (lambda: partition.shards(L[:, None], 2, 1, 0), "labels must be a 1-D array of integers"),
-        (lambda: partition.shards(L[:0], 2, 1, 0), "labels must not be empty"),
-        (lambda: partition.shards(L - 1, 2, 1, 0), "labels must be at least 0; got -1 at position 0"),
-        (lambda: partition.classes(L, 3, 4, 0), "classes_per_client must be from 1 to 3; got 4"),
-        (lambda: partition.classes(L, 1, 2, 0), "= 2 must be at least the 3 classes"),
-        (lambda: partition.classes(L, 6, 2, 0), "4 clients would share a class of 2 examples"),
-        (lambda: partition.dirichlet(L, 2, 0.0, 0), "alpha must be finite and above 0; got 0.0"),
-        (lambda: partition.dirichlet(L, 2, -1, 0), "alpha must be finite and above 0"),
-        (lambda: partition.dirichlet(L, 2, np.nan, 0), "alpha must be finite and above 0"),
-        (lambda: partition.dirichlet(L, 2, np.inf, 0), "alpha must be finite and above 0"),
-        (lambda: partition.dirichlet(L, 2, 1e-10, 0), "alpha must be from 1e-9 to 1e9"),
-        (lambda: partition.dirichlet(L, 2, 1e10, 0), "alpha must be from 1e-9 to 1e9"),
-        (lambda: partition.dirichlet(L, 2, "1", 0), "alpha must be a number"),
-        (lambda: partition.dirichlet(L, 7, 1.0, 0), "num_clients must not exceed"),
-        (lambda: partition.dirichlet(L, 2, 1.0, 0, min_size=4), "min_size must be at most 3 for 2 clients and 6"),
-        (lambda: partition.dirichlet(L, 2, 1.0, 0, min_size=-1), "min_size must be at least 0"),
-        (lambda: partition.dirichlet(L, 2, 1.0, 0, method="x"), "method must be one of per_client, hsu, per_class"),
-        (lambda: partition.dirichlet(L * 1.0, 2, 1.0, 0), "labels must be a 1-D array of integers"),
-        (lambda: partition.quantity_skew(6, 2, 0, 0), "alpha must be finite and above 0"),
-        (lambda: partition.quantity_skew(6, 2, 1.0, 0, min_size=4), "min_size must be at most 3"),
-        (lambda: partition.quantity_skew(6, 7, 1.0, 0), "num_clients must not exceed"),
+        (
+            lambda: partition.shards(L[:, None], 2, 1, 0),
+            r"labels: got shape \(6,.*t64, must be whole numbers \[n\], n >= 1",
+        ),
+        (
+            lambda: partition.shards(L[:0], 2, 1, 0),
+            r"labels: got shape \(0,\), dtype int64, must be whole numbers \[n\], n >= 1",
+        ),
+        (lambda: partition.shards(L - 1, 2, 1, 0), r"labels: got -1 at position 0 \(2 such\), must be at least 0"),
+        (lambda: partition.classes(L, 3, 4, 0), "classes_per_client: got 4, must be a whole number from 1 to 3"),
+        (
+            lambda: partition.classes(L, 1, 2, 0),
+            r"num_clients \* classes_per_client: got 2, must be at least 3, the classes",
+        ),
+        (
+            lambda: partition.classes(L, 6, 2, 0),
+            "num_clients: got 6, must be fewer: 4 would share a class of 2 examples",
+        ),
+        (lambda: partition.dirichlet(L, 2, 0.0, 0), r"alpha: got 0\.0, must be at least 1e-09 and at most 1e\+09"),
+        (lambda: partition.dirichlet(L, 2, -1, 0), r"alpha: got .*, must be at least 1e-09 and at most 1e\+09"),
+        (lambda: partition.dirichlet(L, 2, np.nan, 0), r"alpha: got .*, must be at least 1e-09 and at most 1e\+09"),
+        (lambda: partition.dirichlet(L, 2, np.inf, 0), r"alpha: got .*, must be at least 1e-09 and at most 1e\+09"),
+        (lambda: partition.dirichlet(L, 2, 1e-10, 0), r"alpha: got 1.*0, must be at least 1e-09 and at most 1e\+09"),
+        (lambda: partition.dirichlet(L, 2, 1e10, 0), r"alpha: got 1.*0, must be at least 1e-09 and at most 1e\+09"),
+        (lambda: partition.dirichlet(L, 2, "1", 0), "alpha: got '1', must be a number"),
+        (lambda: partition.dirichlet(L, 7, 1.0, 0), "num_clients: got 7, must be a whole number from 1 to 6"),
+        (lambda: partition.dirichlet(L, 2, 1.0, 0, min_size=4), "min_size: got 4, must be a whole number from 0 to 3"),
+        (
+            lambda: partition.dirichlet(L, 2, 1.0, 0, min_size=-1),
+            "min_size: got -1, must be a whole number from 0 to 3",
+        ),
+        (
+            lambda: partition.dirichlet(L, 2, 1.0, 0, method="x"),
+            "method: got 'x', allowed are per_client, hsu, per_class",
+        ),
+        (
+            lambda: partition.dirichlet(L * 1.0, 2, 1.0, 0),
+            r"labels: got shape \(6,.*t64, must be whole numbers \[n\], n >= 1",
+        ),
+        (lambda: partition.quantity_skew(6, 2, 0, 0), r"alpha: got .*, must be at least 1e-09 and at most 1e\+09"),
+        (
+            lambda: partition.quantity_skew(6, 2, 1.0, 0, min_size=4),
+            "min_size: got 4, must be a whole number from 0 to 3",
+        ),
+        (lambda: partition.quantity_skew(6, 7, 1.0, 0), "num_clients: got 7, must be a whole number from 1 to 6"),
         (lambda: partition.by_user([0.5, 1.0]), "user_ids must be a non-empty 1-D array of integers or strings"),
-        (lambda: partition.by_user([]), "user_ids must be"),
-        (lambda: partition.by_user([[1, 2]]), "user_ids must be"),
-        (lambda: partition.from_index_maps([0, 1], [0, 1]), "must run from 0 to len.indices. = 2; got 0 to 1"),
+        (lambda: partition.by_user([]), r"user_ids: got shape \(.*t64, must be whole numbers or strings \[n\], n >= 1"),
+        (
+            lambda: partition.by_user([[1, 2]]),
+            r"user_ids: got shape \(.*t64, must be whole numbers or strings \[n\], n >= 1",
+        ),
+        (
+            lambda: partition.from_index_maps([0, 1], [0, 1]),
+            r"partition\.offsets: got 0 to 1, must be from 0 to len\(indices\) = 2",
+        ),
         (lambda: partition.from_index_maps([0, -1], [0, 2]), "got -1 at position 1"),
         (lambda: partition.from_index_maps([0, 6], [0, 2], num_examples=6), "got 6 at position 1"),
         (lambda: partition.from_index_maps([0, 1], [0, 2, 1, 2]), "must never fall"),
         (lambda: partition.heterogeneity(Partition(np.array([6]), np.array([0, 1])), L), "must be from 0 to 5"),
-        (lambda: partition.heterogeneity(Partition(L[:0], np.array([0, 0])), L), "every client is empty"),
+        (
+            lambda: partition.heterogeneity(Partition(L[:0], np.array([0, 0])), L),
+            "partition: got empty clients only, must hold at least one example",
+        ),
         (
             lambda: partition.heterogeneity(Partition(L[:2], np.array([0, 2])), L.astype(np.int64) + 10**9),
             "labels must number the classes from 0: with 1000000",

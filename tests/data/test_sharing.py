@@ -72,14 +72,14 @@ def test_the_number_given_is_rounded_and_at_least_one(fraction: float, number: i
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (([[1, 2]],), "shared must be a non-empty 1-D array"),
-        (([],), "shared must be a non-empty 1-D array"),
+        (([[1, 2]],), r"shared: got shape \(.*t64, must be one index or more in a 1-D array"),
+        (([],), r"shared: got shape \(.*t64, must be one index or more in a 1-D array"),
         (([2, 2],), "each once"),
-        (([1], 0.0), "fraction must be finite and above 0"),
-        (([1], 1.01), "fraction must be above 0 and at most 1"),
-        (([1], "all"), "fraction must be a number"),
-        (([1], 0.5, -1), "seed must be at least 0"),
-        (([1], 0.5, 0.5), "seed must be an integer"),
+        (([1], 0.0), r"fraction: got 0\.0, must be above 0 and at most 1"),
+        (([1], 1.01), r"fraction: got 1\.01, must be above 0 and at most 1"),
+        (([1], "all"), "fraction: got 'all', must be a number"),
+        (([1], 0.5, -1), "seed: got -1, must be a whole number of at least 0"),
+        (([1], 0.5, 0.5), r"seed: got 0\.5, must be a whole number of at least 0"),
     ],
 )
 def test_bad_arguments(arguments: tuple[Any, ...], named: str) -> None:
@@ -90,10 +90,10 @@ def test_bad_arguments(arguments: tuple[Any, ...], named: str) -> None:
 @pytest.mark.parametrize(
     ("labels", "size", "named"),
     [
-        (LABELS, 0, "size must be from 1 to 100; got 0"),
-        (LABELS, 101, "size must be from 1 to 100"),
+        (LABELS, 0, "size: got 0, must be a whole number from 1 to 100"),
+        (LABELS, 101, "size: got 101, must be a whole number from 1 to 100"),
         (LABELS, 70, r"size: got 70, which asks for 2[34] examples of a class that has 20"),
-        (LABELS / 2, 3, "labels must be a 1-D array of integers"),
+        (LABELS / 2, 3, r"labels: got shape \(100,\), dtype float64, must be whole numbers \[n\], n >= 1"),
     ],
 )
 def test_bad_global_sets(labels: np.ndarray, size: int, named: str) -> None:

@@ -13,7 +13,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from fedtangent.attacks.observation import Observed
-from fedtangent.checks import check_positive, choice, integer
+from fedtangent.checks import choice, number, whole
 from fedtangent.types import Array, Key, Model, PyTree
 
 Sight = tuple[Array, Array, Array | None]  # messages, weight of every entry, outputs or labels if they are known
@@ -47,9 +47,9 @@ class Attack:
         choice("optimizer", self.optimizer, OPTIMIZERS)
         choice("compare", self.compare, COMPARED)
         for name in ("num_steps", "num_restarts"):
-            integer(name, getattr(self, name), 1)
+            whole(name, getattr(self, name), 1)
         for name in ("learning_rate", "init_scale", "tolerance"):
-            check_positive(name, getattr(self, name))
+            number(name, getattr(self, name), above=0)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Batch:
     labels: Array | None = None
 
     def __post_init__(self) -> None:
-        integer("size", self.size, 1)
+        whole("size", self.size, 1)
         choice("loss", self.loss, SOFT_LOSSES)
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import check_positive, choice
+from fedtangent.checks import choice, number
 from fedtangent.types import Array, Key, Model, PyTree
 
 ACTIVATIONS = {"sigmoid": jax.nn.sigmoid, "relu": jax.nn.relu}
@@ -41,7 +41,7 @@ def lenet(
             "them and output_size at least 1"
         )
     choice("activation", activation, tuple(ACTIVATIONS))
-    check_positive("weight_range", weight_range)
+    number("weight_range", weight_range, above=0)
     act, sizes = ACTIVATIONS[activation], [(shape[0], shape[1])]
     for stride in STRIDES:
         sizes.append(((sizes[-1][0] - 1) // stride + 1, (sizes[-1][1] - 1) // stride + 1))
@@ -88,7 +88,7 @@ def ssim(images: np.ndarray, originals: np.ndarray, data_range: float = 1.0, win
         raise ValueError(
             f"images: got {images.shape} and originals {originals.shape}, must be equal, [n, H, W] or [n, H, W, C]"
         )
-    check_positive("data_range", data_range)
+    number("data_range", data_range, above=0)
     side = min(images.shape[1:3])
     size = max(min(7, side // 2 - (side // 2 + 1) % 2), 3) if window is None else window
     if size < 3 or size % 2 == 0 or size > side:

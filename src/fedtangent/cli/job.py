@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data, models
+from fedtangent.checks import finite
 from fedtangent.cli import catalogue
 from fedtangent.cli.algorithms import ALGORITHMS, INSIDE, AlgorithmEntry, Given
 from fedtangent.cli.options import TrainOptions
@@ -22,7 +23,6 @@ from fedtangent.data import sharing
 from fedtangent.engine.checkpoints import Checkpoints, has_checkpoint
 from fedtangent.engine.run import resolve_mapping
 from fedtangent.engine.sweeps import parse_seeds
-from fedtangent.kernels.gram import check_finite
 from fedtangent.measures.tangent_kernels import check_watchable
 from fedtangent.output.files import check_data_dir
 from fedtangent.types import Algorithm, Array, FederatedData, Model, Partition
@@ -279,8 +279,8 @@ def _checkpoint_folder(o: TrainOptions, seed: int) -> Path:
 
 def _split(loaded: data.Dataset, which: str) -> Split:
     x, y = getattr(loaded, f"x_{which}"), getattr(loaded, f"y_{which}")
-    check_finite(f"x_{which}", x)
-    check_finite(f"y_{which}", y)
+    finite(f"x_{which}", x)
+    finite(f"y_{which}", y)
     inputs = jnp.asarray(x, jnp.float32)
     if loaded.num_classes == 0:
         return Split(inputs, jnp.asarray(y, jnp.float32), None)

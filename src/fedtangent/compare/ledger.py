@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import pytrees
-from fedtangent.checks import integer
+from fedtangent.checks import whole
 from fedtangent.compare import ledger_bounds as bounds
 from fedtangent.engine.history import History
 from fedtangent.federated.compose import drawn_cohorts
@@ -217,7 +217,7 @@ def residual_ledger(
     """
     if not jax.config.read("jax_enable_x64"):
         raise ValueError("residual_ledger: needs 64-bit mode, got jax_enable_x64=False; call fedtangent.enable_x64()")
-    rounds = integer("num_rounds", num_rounds, 1)
+    rounds = whole("num_rounds", num_rounds, 1)
     if not jnp.issubdtype(data.y.dtype, jnp.floating):
         raise ValueError(
             f"data: its targets are {data.y.dtype} labels, the theory is of squared loss on numbers [n, C]"

@@ -35,16 +35,16 @@ def as_float(dtype: Any) -> np.dtype[Any]:
     try:
         wanted = np.dtype(dtype)
     except TypeError as error:
-        raise ValueError(f"dtype must be float32 or float64; got {dtype!r}") from error
+        raise ValueError(f"dtype: got {dtype!r}, allowed are float32, float64") from error
     if wanted not in (np.float32, np.float64):
-        raise ValueError(f"dtype must be float32 or float64; got {wanted}")
+        raise ValueError(f"dtype: got {wanted}, allowed are float32, float64")
     return wanted
 
 
 def first(name: str, count: int | None, *arrays: np.ndarray) -> list[np.ndarray]:
     """The first ``count`` rows of each array (all if None); raises ``ValueError`` unless there are so many."""
     if count is not None:
-        count = checks.integer(name, count, 1, len(arrays[0]))
+        count = checks.whole(name, count, 1, len(arrays[0]))
     return [a[:count] for a in arrays]
 
 
@@ -59,8 +59,8 @@ def classification_targets(labels: Any, num_classes: int, centred: bool = False)
     Raises:
         ValueError: labels that are not a 1-D integer array, or out of range.
     """
-    num_classes = checks.integer("num_classes", num_classes, 1)
-    array = checks.class_labels(labels, num_classes)
+    num_classes = checks.whole("num_classes", num_classes, 1)
+    array = checks.class_labels("labels", labels, num_classes)
     targets = np.zeros((len(array), num_classes))
     targets[np.arange(len(array)), array] = 1.0
     return targets - 1.0 / num_classes if centred else targets

@@ -38,7 +38,7 @@ def federated_data(
     dtype = _device_dtype(dtype, x)
     _check_inputs(x, dtype)
     if len(x) != (len(y) if y.ndim else -1):
-        raise ValueError(f"x and y must have the same number of examples; got x {x.shape}, y {y.shape}")
+        raise ValueError(f"x and y: got x {x.shape}, y {y.shape}, must be equally many examples")
     _check_targets(y, num_classes, dtype)
     checks.partition_structure(partition, len(x))
     floating = jnp.float64 if dtype == jnp.float64 else jnp.float32
@@ -69,11 +69,13 @@ def _device_dtype(dtype: Any, x: np.ndarray) -> Any:
     try:
         wanted = jnp.dtype(dtype)
     except TypeError as error:
-        raise ValueError(f"dtype must be one of float32, float64, int32; got {dtype!r}") from error
+        raise ValueError(f"dtype: got {dtype!r}, allowed are float32, float64, int32") from error
     if wanted not in (jnp.float32, jnp.float64, jnp.int32):
-        raise ValueError(f"dtype must be one of float32, float64, int32; got {wanted}")
+        raise ValueError(f"dtype: got {wanted}, allowed are float32, float64, int32")
     if wanted == jnp.float64 and not _x64():
-        raise ValueError("dtype float64 needs jax.config.update('jax_enable_x64', True) before any array is made")
+        raise ValueError(
+            "dtype: got float64, must be float32 unless fedtangent.enable_x64() was called before any array was made"
+        )
     return wanted
 
 
@@ -84,21 +86,21 @@ def _x64() -> bool:
 
 def _check_inputs(x: np.ndarray, dtype: Any) -> None:
     if x.ndim == 0 or len(x) == 0:
-        raise ValueError(f"x must hold at least one example along its first axis; got shape {x.shape}")
+        raise ValueError(f"x: got shape {x.shape}, must hold at least one example along its first axis")
     _check_finite("x", x, dtype)
     if dtype == jnp.int32:
         if not np.issubdtype(x.dtype, np.integer):
-            raise ValueError(f"x must be integer for dtype int32; got {x.dtype}")
+            raise ValueError(f"x: got {x.dtype}, must be whole numbers for dtype int32")
         limits = np.iinfo(np.int32)
         if x.size and (x.min() < limits.min or x.max() > limits.max):
-            raise ValueError("x has values beyond the range of int32")
+            raise ValueError("x: got values beyond the range of int32, must be within it")
 
 
 def _check_targets(y: np.ndarray, num_classes: int | None, dtype: Any) -> None:
     if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
         if num_classes is not None:
-            num_classes = checks.integer("num_classes", num_classes, 1)
-        checks.class_labels(y, num_classes, name="y")
+            num_classes = checks.whole("num_classes", num_classes, 1)
+        checks.class_labels("y", y, num_classes)
     elif y.ndim == 2 and jnp.issubdtype(y.dtype, jnp.floating) and y.shape[1] > 0:
         _check_finite("y", y, dtype)
     else:
@@ -111,13 +113,13 @@ def _check_targets(y: np.ndarray, num_classes: int | None, dtype: Any) -> None:
 def _check_finite(name: str, array: np.ndarray, dtype: Any) -> None:
     """Raise ``ValueError`` unless ``array`` holds real numbers, all finite, also once they are of ``dtype``."""
     if not (jnp.issubdtype(array.dtype, jnp.floating) or np.issubdtype(array.dtype, np.integer)):
-        raise ValueError(f"{name} must hold real numbers; got dtype {array.dtype}")
+        raise ValueError(f"{name}: got dtype {array.dtype}, must be real numbers")
     if jnp.issubdtype(array.dtype, jnp.floating):
         rows = ~np.isfinite(array.reshape(len(array), -1)).all(axis=1)
         if rows.any():
             raise ValueError(
-                f"{name} must be finite; example {int(np.argmax(rows))} has NaN or infinity "
-                f"({int(rows.sum())} of {len(array)} examples do)"
+                f"{name}: got NaN or infinity in example {int(np.argmax(rows))} "
+                f"({int(rows.sum())} of {len(array)} such), must be finite"
             )
         if dtype != jnp.float64 and array.size and float(np.abs(array).max()) > float(np.finfo(np.float32).max):
-            raise ValueError(f"{name} has values beyond the range of float32; pass dtype=float64 or rescale it")
+            raise ValueError(f"{name}: got values beyond the range of float32, must be rescaled, or dtype float64")

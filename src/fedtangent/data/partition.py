@@ -50,13 +50,13 @@ def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> 
     Raises ``ValueError`` for more shards than examples, ``num_clients`` or ``shards_per_client`` below 1, or labels
     that are not a 1-D array of integers >= 0.
     """
-    labels = checks.class_labels(labels)
+    labels = checks.class_labels("labels", labels)
     num_clients, rng = _clients(num_clients, len(labels)), generator(seed)
-    per_client = checks.integer("shards_per_client", shards_per_client, 1)
+    per_client = checks.whole("shards_per_client", shards_per_client, 1)
     num_shards = num_clients * per_client
     if num_shards > len(labels):
         raise ValueError(
-            f"num_clients * shards_per_client = {num_shards} shards must not exceed the {len(labels)} examples"
+            f"num_clients * shards_per_client: got {num_shards} shards, must be at most the {len(labels)} examples"
         )
     pieces = np.array_split(np.argsort(labels, kind="stable"), num_shards)
     deal = rng.permutation(num_shards).reshape(num_clients, per_client)
@@ -72,21 +72,21 @@ def classes(labels: Any, num_clients: int, classes_per_client: int, seed: int) -
     Raises ``ValueError`` for more classes a client than there are, fewer slots than classes (some class would go to
     nobody), a class with fewer examples than clients that drew it, or arguments as in ``shards``.
     """
-    labels = checks.class_labels(labels)
+    labels = checks.class_labels("labels", labels)
     num_clients, rng = _clients(num_clients, len(labels)), generator(seed)
     _, kind = np.unique(labels, return_inverse=True)
     pool = np.bincount(kind)
-    per_client = checks.integer("classes_per_client", classes_per_client, 1, len(pool))
+    per_client = checks.whole("classes_per_client", classes_per_client, 1, len(pool))
     base, extra = divmod(num_clients * per_client, len(pool))
     slots = np.full(len(pool), base) + (rng.permutation(len(pool)) < extra)
     if base == 0:
         raise ValueError(
-            f"num_clients * classes_per_client = {num_clients * per_client} must be at least the {len(pool)} classes"
+            f"num_clients * classes_per_client: got {num_clients * per_client}, must be at least {len(pool)}, the classes"
         )
     if (slots > pool).any():
         at = int(np.argmax(slots > pool))
         raise ValueError(
-            f"{slots[at]} clients would share a class of {pool[at]} examples; use fewer clients or classes"
+            f"num_clients: got {num_clients}, must be fewer: {slots[at]} would share a class of {pool[at]} examples"
         )
     holders = _deal_classes(rng, slots, num_clients, per_client)
     parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
@@ -117,7 +117,7 @@ def dirichlet(
     Raises ``ValueError`` for ``alpha`` outside [1e-9, 1e9], ``min_size`` beyond what the examples allow, an
     unknown method, more clients than examples, or labels that are not a 1-D array of integers >= 0.
     """
-    labels = checks.class_labels(labels)
+    labels = checks.class_labels("labels", labels)
     alpha = _alpha(alpha)
     method = checks.choice("method", method, METHODS)
     num_clients, rng = _clients(num_clients, len(labels)), generator(seed)
@@ -139,7 +139,7 @@ def by_user(user_ids: Any) -> Partition:
     ids = np.asarray(user_ids)
     if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iuUS":
         raise ValueError(
-            f"user_ids must be a non-empty 1-D array of integers or strings; got shape {ids.shape}, dtype {ids.dtype}"
+            f"user_ids: got shape {ids.shape}, dtype {ids.dtype}, must be whole numbers or strings [n], n >= 1"
         )
     _, user, counts = np.unique(ids, return_inverse=True, return_counts=True)
     return assemble(np.split(np.argsort(user, kind="stable"), np.cumsum(counts)[:-1]))
@@ -178,15 +178,15 @@ def validate(partition: Partition, num_examples: int, exact: bool = False) -> No
     Offsets must start at 0, never fall and end at ``len(indices)``; indices must be in range. With ``exact``, every
     example must belong to exactly one client.
     """
-    num_examples = checks.integer("num_examples", num_examples, 1, checks.MAX_INDEX)
+    num_examples = checks.whole("num_examples", num_examples, 1, checks.MAX_INDEX)
     checks.partition_structure(partition, num_examples)
     if exact:
         held = np.bincount(partition.indices, minlength=num_examples)
         if (held != 1).any():
             at = int(np.argmax(held != 1))
             raise ValueError(
-                f"partition must give each of {num_examples} examples to exactly one client; example {at} is held "
-                f"{held[at]} times ({int((held != 1).sum())} such)"
+                f"partition: got example {at} {held[at]} times ({int((held != 1).sum())} such), must give each of "
+                f"{num_examples} examples to exactly one client"
             )
 
 
@@ -204,15 +204,15 @@ def heterogeneity(partition: Partition, labels: Any) -> Heterogeneity:
     Raises ``ValueError`` for a malformed partition, one without any example, labels out of range, or so large that
     the table [N, C] would exceed 2**26 entries.
     """
-    labels = checks.class_labels(labels)
+    labels = checks.class_labels("labels", labels)
     validate(partition, len(labels))
     if len(partition.indices) == 0:
-        raise ValueError("partition must hold at least one example; every client is empty")
+        raise ValueError("partition: got empty clients only, must hold at least one example")
     sizes, num_classes = partition.sizes, int(labels.max()) + 1
     if partition.num_clients * num_classes > MAX_CELLS:
         raise ValueError(
-            f"labels must number the classes from 0: with {num_classes - 1} as the largest, {partition.num_clients} "
-            f"clients would need a table of {partition.num_clients * num_classes} shares; allowed are {MAX_CELLS}"
+            f"labels: got {num_classes - 1} as the largest, must number the classes from 0: a table of "
+            f"{partition.num_clients * num_classes} shares would be needed, at most {MAX_CELLS} are allowed"
         )
     owner = np.repeat(np.arange(partition.num_clients), sizes)
     cell = owner * num_classes + labels[partition.indices].astype(np.int64)
@@ -232,32 +232,21 @@ def heterogeneity(partition: Partition, labels: Any) -> Heterogeneity:
 
 def generator(seed: int) -> np.random.Generator:
     """The generator of ``seed``, a whole number of at least 0; raises ``ValueError``."""
-    return np.random.Generator(np.random.PCG64(checks.integer("seed", seed, 0)))
+    return np.random.Generator(np.random.PCG64(checks.whole("seed", seed, 0)))
 
 
 def _clients(num_clients: int, num_examples: int) -> int:
-    checks.integer("num_examples", num_examples, 1, checks.MAX_INDEX)
-    num_clients = checks.integer("num_clients", num_clients, 1)
-    if num_clients > num_examples:
-        raise ValueError(f"num_clients must not exceed the {num_examples} examples; got {num_clients}")
-    return num_clients
+    checks.whole("num_examples", num_examples, 1, checks.MAX_INDEX)
+    return checks.whole("num_clients", num_clients, 1, num_examples)
 
 
 def _alpha(alpha: float) -> float:
-    alpha = checks.positive("alpha", alpha)
-    if not 1e-9 <= alpha <= 1e9:  # beyond, gamma variates under- and overflow; the limits are reached long before
-        raise ValueError(f"alpha must be from 1e-9 to 1e9; got {alpha}")
-    return alpha
+    # beyond, gamma variates under- and overflow; the limits are reached long before
+    return float(checks.number("alpha", alpha, at_least=1e-9, at_most=1e9))
 
 
 def _min_size(min_size: int, num_clients: int, num_examples: int) -> int:
-    min_size = checks.integer("min_size", min_size, 0)
-    if min_size * num_clients > num_examples:
-        raise ValueError(
-            f"min_size must be at most {num_examples // num_clients} for {num_clients} clients and {num_examples} "
-            f"examples; got {min_size}"
-        )
-    return min_size
+    return checks.whole("min_size", min_size, 0, num_examples // num_clients)
 
 
 def assemble(parts: Sequence[np.ndarray]) -> Partition:

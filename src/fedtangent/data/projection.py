@@ -34,8 +34,8 @@ def projection_matrix(
     """
     _check(input_size, dimension, scale)
     entropy = int.from_bytes(seed, "big") if isinstance(seed, bytes) else seed
-    if not checks.is_whole(entropy) or entropy < 0:  # the seed is a secret: it is not told
-        raise ValueError("seed: must be a whole number of at least 0, or bytes")
+    if not isinstance(entropy, int | np.integer) or entropy < 0:  # the seed is a secret: it is not told
+        raise ValueError("seed: must be a whole number of at least 0, or bytes (it is secret and not shown)")
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(int(entropy))))
     factor = {"coordinates": input_size, "lengths": dimension, "none": 1}[scale] ** -0.5
     return (factor * generator.standard_normal((input_size, dimension))).astype(dtype)
@@ -61,9 +61,5 @@ def _project(x: np.ndarray, matrix: np.ndarray) -> np.ndarray:
 
 
 def _check(input_size: int, dimension: int, scale: str) -> None:
-    if not checks.is_whole(dimension) or dimension < 1:
-        raise ValueError(f"dimension: got {dimension!r}, must be a whole number of at least 1")
-    if dimension > input_size:
-        raise ValueError(f"dimension: got {dimension}, larger than the {input_size} inputs, must be at most that")
-    if scale not in SCALES:
-        raise ValueError(f"scale: got {scale!r}, allowed are {', '.join(SCALES)}")
+    checks.whole("dimension", dimension, 1, input_size)
+    checks.choice("scale", scale, SCALES)

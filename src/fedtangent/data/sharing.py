@@ -23,8 +23,8 @@ def class_balanced(labels: Any, size: int, seed: int) -> np.ndarray:
     Raises ``ValueError`` for a size outside 1 .. n, a class with too few examples, or labels that are not a 1-D array
     of integers >= 0.
     """
-    labels = checks.class_labels(labels)
-    size = checks.integer("size", size, 1, len(labels))
+    labels = checks.class_labels("labels", labels)
+    size = checks.whole("size", size, 1, len(labels))
     rng = generator(seed)
     _, kind = np.unique(labels, return_inverse=True)
     pool = np.bincount(kind)
@@ -46,12 +46,11 @@ def number_given(shared: Sequence[int] | np.ndarray, fraction: float) -> int:
     chosen = np.asarray(shared)
     if chosen.ndim != 1 or chosen.size == 0 or not np.issubdtype(chosen.dtype, np.integer):
         raise ValueError(
-            f"shared must be a non-empty 1-D array of indices; got shape {chosen.shape}, dtype {chosen.dtype}"
+            f"shared: got shape {chosen.shape}, dtype {chosen.dtype}, must be one index or more in a 1-D array"
         )
     if chosen.min() < 0 or len(np.unique(chosen)) < len(chosen):
-        raise ValueError("shared must hold indices of at least 0, each once")
-    if not checks.positive("fraction", fraction) <= 1:
-        raise ValueError(f"fraction must be above 0 and at most 1; got {fraction}")
+        raise ValueError(f"shared: got {chosen.tolist()!r:.60}, must be indices of at least 0, each once")
+    checks.number("fraction", fraction, above=0, at_most=1)
     return max(1, round(float(fraction) * len(chosen)))
 
 
@@ -102,8 +101,7 @@ def held_out(partition: Partition, fraction: float, seed: int) -> tuple[Partitio
     Each client gives ``fraction`` of its examples, rounded, but keeps at least one. Raises ``ValueError`` for a
     fraction outside (0, 1) or a malformed partition.
     """
-    if not 0 < fraction < 1:
-        raise ValueError(f"fraction must be above 0 and below 1; got {fraction}")
+    checks.number("fraction", fraction, above=0, below=1)
     validate(partition, checks.MAX_INDEX)
     rng, train, test = generator(seed), [], []
     for own in map(partition.client, range(partition.num_clients)):

@@ -8,17 +8,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedtangent.checks import is_whole
+from fedtangent.checks import MAX_INDEX, whole
 from fedtangent.types import Cost, PyTree
 
 
 def check_rounds(num_rounds: int, evaluate_every: int | None) -> int:
     """Rounds between evaluations; raises ``ValueError`` for numbers that are not whole and at least 1."""
     for name, value in (("num_rounds", num_rounds), ("evaluate_every", evaluate_every)):
-        if value is None and name == "evaluate_every":
-            continue
-        if not is_whole(value) or value is None or not 1 <= value < 2**31:
-            raise ValueError(f"{name}: got {value!r}, must be a whole number of at least 1 (and below 2**31)")
+        if value is not None or name == "num_rounds":
+            whole(name, value, 1, MAX_INDEX)
     return min(evaluate_every or num_rounds, num_rounds)
 
 

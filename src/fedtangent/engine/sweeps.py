@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import is_whole, partition_structure
+from fedtangent.checks import partition_structure, whole
 from fedtangent.engine.clients import default_kind, engine_for
 from fedtangent.engine.history import check_options, check_rounds
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, Partition, PyTree
@@ -209,10 +209,10 @@ def single_device_engine(data: FederatedData, mapping: str) -> Engine:
 
 def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     """The seeds as integers; raises ``ValueError`` if there is none, one twice, or one outside 0 .. 2^32 - 1."""
-    given = list(seeds)
-    if not given or not all(is_whole(seed) and 0 <= seed < 2**32 for seed in given) or len(set(given)) < len(given):
-        raise ValueError(f"seeds: got {given}, must be one or more different whole numbers from 0 to 2**32 - 1")
-    return tuple(int(seed) for seed in given)
+    given = [whole("seeds", seed, 0, 2**32 - 1) for seed in seeds]
+    if not given or len(set(given)) < len(given):
+        raise ValueError(f"seeds: got {given}, must be one or more different whole numbers")
+    return tuple(given)
 
 
 def _check_axes(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedtangent import pytrees
-from fedtangent.checks import is_whole
+from fedtangent.checks import number, whole
 from fedtangent.federated.local import Problem, Work, minimise, validate_work
 from fedtangent.losses import Loss, masked_mean, squared_error
 from fedtangent.types import Array, Client, FederatedData, Key, Model, PyTree
@@ -57,14 +57,12 @@ def check_distillation(how: Distillation, rows: int) -> None:
     """Raise ``ValueError`` for numbers that are out of range, or data on which there is not a single whole cycle."""
     validate_work(Work(epochs=how.epochs, batch_size=how.batch_size))
     for name in ("learning_rate", "final_learning_rate"):
-        if not 0 < getattr(how, name) < math.inf:
-            raise ValueError(f"distillation {name}: got {getattr(how, name)}, must be positive and finite")
-    if not 0 <= how.momentum < 1:
-        raise ValueError(f"distillation momentum: got {how.momentum}, must be at least 0 and below 1")
+        number(f"distillation {name}", getattr(how, name), above=0)
+    number("distillation momentum", how.momentum, at_least=0, below=1)
     for name, least in (("start", 0), ("cycle", 1)):
         value = getattr(how, name)
-        if not (name == "cycle" and value is None) and (not is_whole(value) or value < least):
-            raise ValueError(f"distillation {name}: got {value!r}, must be a whole number of at least {least}")
+        if name == "start" or value is not None:
+            whole(f"distillation {name}", value, least)
     if how.cycle is not None:
         total = num_steps(how._replace(cycle=None), rows)
         if total < how.start + how.cycle:

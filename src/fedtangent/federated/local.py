@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedtangent import pytrees
-from fedtangent.checks import is_whole
+from fedtangent.checks import MAX_INDEX, whole
 from fedtangent.federated.rates import Optimizer, at_round
 from fedtangent.losses import Loss
 from fedtangent.types import Array, Client, Key, Local, Model, PyTree
@@ -45,8 +45,8 @@ def validate_work(work: Work) -> None:
     for name, value in zip(("local steps", "local epochs", "batch_size"), work[:3], strict=True):
         if name == "local steps" and isinstance(value, jax.core.Tracer):
             continue  # type: ignore[unreachable]  # of a sweep: it has no value to look at
-        if value is not None and (not is_whole(value) or not 1 <= value < 2**31):
-            raise ValueError(f"{name}: got {value!r}, must be a whole number of at least 1 (and below 2**31)")
+        if value is not None:
+            whole(name, value, 1, MAX_INDEX)
 
 
 class Problem(NamedTuple):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedtangent.checks import positive
+from fedtangent.checks import number
 from fedtangent.data.federated import max_client_size
 from fedtangent.federated.compose import client_view
 from fedtangent.federated.local import Problem, Work, minimise, validate_work
@@ -51,7 +51,7 @@ def weighted_models(loss: str, gamma: float) -> Personal:
 
     Raises ``ValueError`` for an unknown loss or a ``gamma`` that is not positive and finite.
     """
-    value, gamma = get_loss(loss), positive("gamma", gamma)
+    value, gamma = get_loss(loss), number("gamma", gamma, above=0)
 
     def predict(model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array) -> Prediction:
         own, mask = client.rows, jnp.arange(client.rows.shape[0]) < client.size

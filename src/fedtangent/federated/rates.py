@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedtangent.checks import check_number, is_whole
+from fedtangent.checks import number, whole
 from fedtangent.types import Array, PyTree
 
 Rate: TypeAlias = float | Array | Callable[[Array], Array]
@@ -24,10 +24,8 @@ def staircase_decay(initial: Rate, factor: float = 0.99, every: int = 10) -> Cal
     check_rate("initial", initial)
     if callable(initial):
         raise ValueError("initial: got a schedule, must be a number")
-    if not 0 < factor <= 1:
-        raise ValueError(f"factor: got {factor}, must be above 0 and at most 1")
-    if not is_whole(every) or every < 1:
-        raise ValueError(f"every: got {every}, must be a whole number of at least 1")
+    number("factor", factor, above=0, at_most=1)
+    whole("every", every)
     if factor == 1:
         return optax.constant_schedule(initial)
     decay = optax.exponential_decay(initial, int(every), factor, staircase=True)
@@ -40,13 +38,10 @@ def check_rate(name: str, rate: Rate) -> None:
 
     A traced rate (of a sweep or a hypergradient) has no value to look at and is passed.
     """
-    value = rate(jnp.int32(0)) if callable(rate) else rate
-    if isinstance(value, jax.core.Tracer):
-        return
-    check_number(name, value)
-    if not 0 < float(value) < float("inf"):
-        where = " in round 0" if callable(rate) else ""
-        raise ValueError(f"{name}: got {float(value)}{where}, must be positive and finite")
+    if callable(rate):
+        number(f"{name} in round 0", rate(jnp.int32(0)), above=0)
+    else:
+        number(name, rate, above=0)
 
 
 def rate_at(rate: Rate, round_: Array) -> float | Array:

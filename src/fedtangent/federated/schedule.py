@@ -13,24 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import integer, is_whole
+from fedtangent.checks import whole
 from fedtangent.entries import Entry
 from fedtangent.federated.graph import Graph, check_stochastic, metropolis_hastings, named_graph
 from fedtangent.types import Array, Cohort, Key, Schedule
 
 
 def _check(num_clients: int, num_models: int) -> None:
-    _whole(num_clients=num_clients, num_models=num_models)
-    if num_clients < 1:
-        raise ValueError(f"num_clients: got {num_clients}, must be at least 1")
-    if num_models < 1:
-        raise ValueError(f"num_models: got K = {num_models}, must be at least 1")
-
-
-def _whole(**given: int | None) -> None:
-    for name, value in given.items():
-        if value is not None and not is_whole(value):
-            raise ValueError(f"{name}: got {value!r}, must be a whole number")
+    whole("num_clients", num_clients)
+    whole("num_models", num_models)
 
 
 def _stateless(key: Key) -> tuple[()]:
@@ -85,11 +76,7 @@ def all_clients(num_clients: int, num_models: int = 1) -> Schedule:
 def uniform_sampling(num_clients: int, clients_per_round: int) -> Schedule:
     """``clients_per_round`` distinct clients drawn uniformly each round train the one model (FedAvg)."""
     _check(num_clients, 1)
-    _whole(clients_per_round=clients_per_round)
-    if not 1 <= clients_per_round <= num_clients:
-        raise ValueError(
-            f"clients_per_round: got {clients_per_round}, must be between 1 and num_clients = {num_clients}"
-        )
+    whole("clients_per_round", clients_per_round, 1, num_clients)
 
     def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
         client = _distinct(jax.random.fold_in(key, round_), num_clients, clients_per_round)
@@ -177,16 +164,11 @@ def strata(num_clients: int, num_models: int, num_strata: int, clients_per_strat
     from it without replacement (all of them by default).
     """
     _check(num_clients, num_models)
-    _whole(num_strata=num_strata, clients_per_stratum=clients_per_stratum)
-    if not 1 <= num_strata <= num_clients:
-        raise ValueError(f"num_strata: got {num_strata}, must be between 1 and num_clients = {num_clients}")
-    smallest, largest = num_clients // num_strata, -(-num_clients // num_strata)
+    whole("num_strata", num_strata, 1, num_clients)
+    largest = -(-num_clients // num_strata)
     per_stratum = largest if clients_per_stratum is None else clients_per_stratum
-    if not 1 <= per_stratum <= largest or (clients_per_stratum is not None and per_stratum > smallest):
-        raise ValueError(
-            f"clients_per_stratum: got {clients_per_stratum}, must be between 1 and {smallest}, the smallest of "
-            f"{num_strata} strata over {num_clients} clients"
-        )
+    if clients_per_stratum is not None:  # the smallest stratum holds so many
+        whole("clients_per_stratum", clients_per_stratum, 1, num_clients // num_strata)
 
     def init(key: Key) -> Array:
         """Members of each stratum, [Q, largest] int32, -1 where a stratum is one short."""
@@ -237,7 +219,7 @@ def random_walk(graph: Graph, num_models: int = 1, transition: np.ndarray | None
 
     The schedule's state is where the models stand, [K] int32. Raises ``ValueError`` for another transition.
     """
-    number, nodes = integer("num_models", num_models, 1), graph.num_nodes
+    number, nodes = whole("num_models", num_models, 1), graph.num_nodes
     matrix = np.asarray(metropolis_hastings(graph) if transition is None else transition, np.float64)
     if matrix.shape != (nodes, nodes):
         raise ValueError(f"transition: got shape {matrix.shape}, must be [{nodes}, {nodes}], the graph's nodes")
@@ -262,7 +244,7 @@ def random_walk(graph: Graph, num_models: int = 1, transition: np.ndarray | None
 
 def own_models(num_clients: int) -> Schedule:
     """Each client trains a model of its own, K = S = N: slot k trains model k on client k (what gossip mixes)."""
-    number = integer("num_clients", num_clients, 1)
+    number = whole("num_clients", num_clients, 1)
     each = jnp.arange(number, dtype=jnp.int32)
 
     def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:

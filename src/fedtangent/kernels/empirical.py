@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedtangent.checks import is_whole
+from fedtangent.checks import whole
 from fedtangent.kernels.layered import is_layered, layered_kernel
 from fedtangent.models.dense_structure import DenseStructure, forward
 from fedtangent.models.layers import FlaxStructure, read_plan
@@ -58,8 +58,8 @@ def empirical_ntk(
     Raises ``ValueError`` for a ``block_size`` that is not a whole number of at least 1, and for parameters that are
     not those of ``model``.
     """
-    if block_size is not None and not (is_whole(block_size) and block_size >= 1):
-        raise ValueError(f"block_size: got {block_size!r}, must be None or a whole number of at least 1")
+    if block_size is not None:
+        whole("block_size", block_size)
     _check_params(model, params)
     form = _form(model, params, x1)
     if 0 in (x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0]):

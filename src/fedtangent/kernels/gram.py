@@ -14,10 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import lapack
 
+from fedtangent.checks import finite, number, symmetric
+
 # A factor is accepted when the reciprocal condition number leaves at least three of float64's sixteen digits.
 MIN_RECIPROCAL_CONDITION = 1e-13
 SMALLEST_RELATIVE_JITTER = 1e-16
-MOST_CHECKED, BAND = 2048, 256
+MOST_CHECKED = 2048
 
 
 class SingularKernelError(ValueError):
@@ -91,10 +93,8 @@ def jittered_cholesky(theta: Any, max_relative_jitter: float = 1e-10) -> Cholesk
         SingularKernelError: no allowed jitter is enough; the message gives lambda_min, lambda_max, the largest tried.
         ValueError: a matrix that is not square, not symmetric or not finite; a negative ``max_relative_jitter``.
     """
-    theta = check_symmetric("theta", theta)
-    number = isinstance(max_relative_jitter, (int, float, np.number)) and not isinstance(max_relative_jitter, bool)
-    if not (number and np.isfinite(max_relative_jitter) and max_relative_jitter >= 0):
-        raise ValueError(f"max_relative_jitter must be finite and >= 0, got {max_relative_jitter!r}")
+    theta = symmetric("theta", theta)
+    number("max_relative_jitter", max_relative_jitter, at_least=0)
     scale = float(np.mean(np.diag(theta)))
     largest = 0.0
     for relative in _jitter_ladder(max_relative_jitter):
@@ -108,19 +108,6 @@ def jittered_cholesky(theta: Any, max_relative_jitter: float = 1e-10) -> Cholesk
         f"lambda_max = {eigenvalues[-1]:.3g}; the largest jitter tried was {largest:.3g} "
         f"(max_relative_jitter = {max_relative_jitter:g}); remove repeated inputs or allow more jitter"
     )
-
-
-def check_symmetric(name: str, matrix: Any) -> np.ndarray:
-    """``matrix`` as float64 [n, n]; ValueError unless square, non-empty, finite and symmetric up to rounding."""
-    array = np.asarray(matrix, np.float64)
-    if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:
-        raise ValueError(f"{name} must be a square matrix [n, n] with n >= 1, got shape {array.shape}")
-    check_finite(name, array)
-    asymmetry = max(float(np.max(np.abs(array[b] - array[:, b].T))) for b in _bands(len(array)))
-    # A kernel assembled from products in another order differs from its transpose by a few roundings per entry.
-    if asymmetry > 1e3 * np.finfo(np.float64).eps * max(float(np.max(array)), -float(np.min(array))):
-        raise ValueError(f"{name} must be symmetric, but differs from its transpose by up to {asymmetry:.3g}")
-    return array
 
 
 def check_covariance(k: KernelBlocks) -> None:
@@ -156,11 +143,6 @@ def _spaced(count: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
 
 
-def _bands(count: int) -> list[slice]:
-    """Slices of rows that a check looks at one after the other."""
-    return [slice(start, start + BAND) for start in range(0, count, BAND)]
-
-
 def read_only(array: np.ndarray) -> np.ndarray:
     """A read-only copy at an address that JAX can use as it is, so that a large kernel is held once."""
     size = array.size + 8
@@ -172,23 +154,11 @@ def read_only(array: np.ndarray) -> np.ndarray:
     return copy
 
 
-def check_finite(name: str, array: np.ndarray) -> None:
-    """ValueError naming the first entry that is NaN or infinite."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = np.sum(array)
-    if not np.isfinite(total):  # one pass; a sum that overflows is looked at entry by entry too
-        bad = ~np.isfinite(array)
-        if not bad.any():
-            return
-        where = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise ValueError(f"{name} must be finite, but entry {where} of shape {array.shape} is {array[where]}")
-
-
 def _inputs(name: str, x: Any) -> np.ndarray:
     array = np.asarray(x, np.float64)
     if array.ndim < 1 or array.shape[0] == 0:
-        raise ValueError(f"{name} must hold at least one example along its first axis, got shape {array.shape}")
-    check_finite(name, array)
+        raise ValueError(f"{name}: got shape {array.shape}, must hold at least one example along its first axis")
+    finite(name, array)
     return array
 
 
@@ -204,7 +174,7 @@ def _evaluate(kernel_fn: Callable[..., Any], x1: np.ndarray, x2: np.ndarray | No
             raise ValueError(f"kernel_fn must return {name} of shape {shape}, got {block.shape}")
         if block.dtype != np.float64:
             raise ValueError(f"kernel_fn must compute {name} in float64 for float64 inputs, got {block.dtype}")
-        check_finite(f"kernel_fn's {name}", block)
+        finite(f"kernel_fn's {name}", block)
         blocks.append(read_only(0.5 * (block + block.T) if x2 is None else block))
     return blocks[0], blocks[1]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.kernels.gram import check_finite
+from fedtangent.checks import finite
 from fedtangent.types import Partition
 
 
@@ -82,7 +82,7 @@ def alignment(theta: Any, targets: Any, centred: bool = False) -> float:
     kernel, y = _square("theta", theta), np.asarray(targets, np.float64)
     if y.ndim != 2 or len(y) != len(kernel):
         raise ValueError(f"targets must be [n, C] with n = {len(kernel)}, got shape {y.shape}")
-    check_finite("targets", y)
+    finite("targets", y)
     if centred:
         y = y - y.mean(axis=0)
         kernel = kernel - kernel.mean(axis=0)

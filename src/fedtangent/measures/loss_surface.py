@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import pytrees
-from fedtangent.checks import is_whole
+from fedtangent.checks import number, whole
 from fedtangent.engine.progress import progress_of
 from fedtangent.losses import get_loss
 from fedtangent.types import Array, Model, PyTree
@@ -82,10 +82,8 @@ def grid(plane: Plane, num_points: int, margin: float = 0.3) -> tuple[np.ndarray
 
     Raises ``ValueError`` for fewer than 2 points or a negative margin.
     """
-    if not is_whole(num_points) or num_points < 2:
-        raise ValueError(f"num_points: got {num_points!r}, must be a whole number of at least 2")
-    if not isinstance(margin, (int, float, np.number)) or not (np.isfinite(margin) and margin >= 0):
-        raise ValueError(f"margin: got {margin!r}, must be a number of 0 or more")
+    whole("num_points", num_points, 2)
+    number("margin", margin, at_least=0)
     low, high = plane.coordinates.min(axis=0), plane.coordinates.max(axis=0)
     half = (0.5 + margin) * float(np.max(high - low))
     first, second = 0.5 * (low + high)
@@ -139,10 +137,9 @@ def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
     ``loss`` is a name of ``fedtangent.losses``. Raises ``ValueError`` for an unknown one, or ``block`` below 1.
     """
     one = get_loss(loss)
-    if not is_whole(block) or block < 1:
-        raise ValueError(f"block: got {block!r}, must be a whole number of at least 1")
+    whole("block", block)
 
-    def whole(params: PyTree, x: Array, y: Array) -> Array:
+    def mean_loss(params: PyTree, x: Array, y: Array) -> Array:
         n, size = x.shape[0], min(block, x.shape[0])
         starts = jnp.arange(-(-n // size), dtype=jnp.int32) * size
 
@@ -155,7 +152,7 @@ def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
 
         return jnp.sum(jax.lax.map(of_block, starts)) / n
 
-    return whole
+    return mean_loss
 
 
 @partial(jax.jit, static_argnames=("loss", "chunk"))
@@ -176,8 +173,7 @@ def _evaluate(
     loss: Loss, basis: PyTree, points: np.ndarray, arguments: tuple[Any, ...], chunk: int, progress: bool
 ) -> np.ndarray:
     """``_chunk`` over all points [q, d] in calls of one shape, so that it is compiled once."""
-    if not is_whole(chunk) or chunk < 1:
-        raise ValueError(f"chunk: got {chunk!r}, must be a whole number of at least 1")
+    whole("chunk", chunk)
     size = min(len(points), max(POINTS_A_CALL, chunk))
     padded = np.concatenate([points, np.repeat(points[-1:], -len(points) % size, axis=0)])
     found = []

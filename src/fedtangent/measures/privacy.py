@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fedtangent.checks import is_whole
+from fedtangent.checks import choice, number, whole
 
 SAMPLINGS = ("without_replacement", "poisson")
 
@@ -63,15 +63,10 @@ def _check(
     num_clients: int, clients_per_round: float, num_rounds: int, noise_multiplier: float, delta: float, sampling: str
 ) -> None:
     for name, value in (("num_clients", num_clients), ("num_rounds", num_rounds)):
-        if not is_whole(value) or value < 1:
-            raise ValueError(f"{name}: got {value!r}, must be a whole number of at least 1")
-    if sampling not in SAMPLINGS:
-        raise ValueError(f"sampling: got {sampling!r}, allowed are {', '.join(SAMPLINGS)}")
-    if not 0 < clients_per_round <= num_clients:
-        raise ValueError(f"clients_per_round: got {clients_per_round}, must be above 0, at most {num_clients}")
-    if sampling == "without_replacement" and not is_whole(clients_per_round):
-        raise ValueError(f"clients_per_round: got {clients_per_round}, must be a whole number without replacement")
-    if not 0 <= noise_multiplier < math.inf:
-        raise ValueError(f"noise_multiplier: got {noise_multiplier}, must be at least 0 and finite")
-    if not 0 < delta < 1:
-        raise ValueError(f"delta: got {delta}, must be between 0 and 1")
+        whole(name, value)
+    choice("sampling", sampling, SAMPLINGS)
+    number("clients_per_round", clients_per_round, above=0, at_most=num_clients)
+    if sampling == "without_replacement":
+        whole("clients_per_round", clients_per_round)
+    number("noise_multiplier", noise_multiplier, at_least=0)
+    number("delta", delta, above=0, below=1)

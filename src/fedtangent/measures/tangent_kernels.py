@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import integer
+from fedtangent.checks import whole
 from fedtangent.data.dataset import classification_targets
 from fedtangent.kernels import measures
 from fedtangent.kernels.empirical import empirical_ntk
@@ -186,7 +186,7 @@ def check_watchable(
     Raises ``ValueError`` for an algorithm that does not predict with K trained networks, for a ``model`` that does not
     have their parameters, for fewer than 2 examples.
     """
-    integer("num_examples", num_examples, 2)
+    whole("num_examples", num_examples, 2)
     params = algorithm.params
     if params is None:
         raise ValueError(f"algorithm: {algorithm.name} does not predict with trained networks, one kernel for each")

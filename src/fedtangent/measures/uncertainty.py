@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp, ndtri
 
-from fedtangent.checks import is_whole
+from fedtangent.checks import choice, whole
 from fedtangent.types import Array
 
 BINNINGS = ("width", "mass")
@@ -141,10 +141,8 @@ def reliability(members: Array, labels: Array, num_bins: int = 15, binning: str 
     """
     confidence, correct = _confidence(members, labels)
     n = confidence.shape[0]
-    if not is_whole(num_bins) or num_bins < 1:
-        raise ValueError(f"num_bins: got {num_bins!r}, must be a whole number of at least 1")
-    if binning not in BINNINGS:
-        raise ValueError(f"binning: got {binning!r}, allowed are {', '.join(BINNINGS)}")
+    whole("num_bins", num_bins)
+    choice("binning", binning, BINNINGS)
     if binning == "mass" and num_bins > n:
         raise ValueError(f"num_bins: got {num_bins}, must be at most the {n} examples for bins of equal mass")
     upper = jnp.arange(1, num_bins + 1, dtype=confidence.dtype) / num_bins
@@ -213,8 +211,7 @@ def coverage_interval(share: float | Array, num_points: int, level: float = 0.95
 
     Raises ``ValueError`` for fewer than one point or a level outside (0, 1).
     """
-    if not is_whole(num_points) or num_points < 1:
-        raise ValueError(f"num_points: got {num_points!r}, must be a whole number of at least 1")
+    whole("num_points", num_points)
     s = jnp.asarray(share)
     s = s if jnp.issubdtype(s.dtype, jnp.floating) else s.astype(jnp.zeros(()).dtype)
     z = _normal_quantile(level, s.dtype)

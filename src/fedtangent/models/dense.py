@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedtangent.checks import is_whole
+from fedtangent.checks import whole
 from fedtangent.models.dense_structure import DenseLayer, DenseStructure, flatten_inputs, forward
 from fedtangent.models.kernels import AnalyticKernel, check_dtype, check_std
 from fedtangent.types import Array, Key, Model, PyTree
@@ -45,8 +45,7 @@ class _Layer(NamedTuple):
 
 def _check(sizes: Sequence[int], activation: str, parameterization: str) -> None:
     for name, size in zip(("input_size", *["widths"] * (len(sizes) - 2), "output_size"), sizes, strict=True):
-        if not is_whole(size) or size < 1:
-            raise ValueError(f"{name}: got {size!r}, must be a whole number of at least 1")
+        whole(name, size)
     if activation not in ACTIVATIONS:
         allowed = ", ".join(ACTIVATIONS)
         raise ValueError(f"activation: got {activation!r}, allowed (those with an analytic kernel) are {allowed}")

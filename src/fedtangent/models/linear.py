@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import is_whole
+from fedtangent.checks import whole
 from fedtangent.models.dense_structure import flatten_inputs
 from fedtangent.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, check_std, select
 from fedtangent.types import Array, Key, Model, PyTree
@@ -40,8 +40,7 @@ def rbf_linear(
     Raises ``ValueError`` for sizes below 1, ``bandwidth`` not positive, ``sigma`` negative, inputs that are not scalar.
     """
     for name, size in (("num_features", num_features), ("output_size", output_size)):
-        if not is_whole(size) or size < 1:
-            raise ValueError(f"{name}: got {size!r}, must be a whole number of at least 1")
+        whole(name, size)
     check_std(bandwidth=bandwidth, sigma=sigma)
     if bandwidth == 0:
         raise ValueError("bandwidth: got 0, must be positive")

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedtangent.checks import is_whole
+from fedtangent.checks import choice, whole
 from fedtangent.models.kernels import check_dtype
 from fedtangent.types import Array, Key, Model, PyTree
 
@@ -148,14 +148,12 @@ def lstm(
     """
     sizes = (vocabulary, embedding, units, layers, vocabulary if output_size is None else output_size)
     for name, size in zip(("vocabulary", "embedding", "units", "layers", "output_size"), sizes, strict=True):
-        if not is_whole(size) or size < 1:
-            raise ValueError(f"{name}: got {size!r}, must be a whole number of at least 1")
+        whole(name, size)
     for name, value, allowed in (
         ("positions", positions, POSITIONS),
         ("differentiation", differentiation, DIFFERENTIATION),
     ):
-        if value not in allowed:
-            raise ValueError(f"{name}: got {value!r}, allowed are {', '.join(allowed)}")
+        choice(name, value, allowed)
     check_dtype(dtype, needs_x64=False)
     recur = _layer_reverse if differentiation == "reverse" else _layer
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import is_whole
+from fedtangent.checks import whole
 from fedtangent.models.dense_structure import flatten_inputs
 from fedtangent.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, check_std, select
 from fedtangent.types import Array, Key, Model, PyTree
@@ -37,8 +37,7 @@ def two_layer_relu(
     symmetric and positive definite, or one together with another alpha.
     """
     for name, size in (("input_size", input_size), ("width", width)):
-        if not is_whole(size) or size < 1:
-            raise ValueError(f"{name}: got {size!r}, must be a whole number of at least 1")
+        whole(name, size)
     check_dtype(dtype, needs_x64=False)
     spread = _spread(input_size, alpha, covariance)
     signs = output_signs(width, seed)

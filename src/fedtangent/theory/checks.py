@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.kernels.gram import KernelBlocks, check_covariance, check_finite, check_symmetric
+from fedtangent.checks import finite, real_array, symmetric
+from fedtangent.kernels.gram import KernelBlocks, check_covariance
 from fedtangent.theory.precision import is_concrete
 from fedtangent.types import Cohort, Partition
 
@@ -17,10 +17,10 @@ OUTPUTS = ("shared", "full")
 
 def check_targets(y_train: Any) -> np.ndarray:
     """Targets as float64 [n, C]."""
-    targets = check_real("y_train", y_train)
+    targets = real_array("y_train", y_train)
     if targets.ndim != 2 or 0 in targets.shape:
         raise ValueError(f"y_train must be [n, C] with n, C >= 1, got shape {targets.shape}")
-    check_finite("y_train", targets)
+    finite("y_train", targets)
     return targets
 
 
@@ -29,7 +29,7 @@ def check_blocks(k: KernelBlocks, target_shape: tuple[int, ...], outputs: str) -
     if outputs not in OUTPUTS:
         raise ValueError(f"outputs must be one of {OUTPUTS}, got {outputs!r}")
     n = target_shape[0] * (target_shape[1] if outputs == "full" else 1)
-    ntk_train = check_symmetric("ntk_train", k.ntk_train)
+    ntk_train = symmetric("ntk_train", k.ntk_train)
     if len(ntk_train) != n:
         raise ValueError(
             f'ntk_train must be [{n}, {n}] for y_train {target_shape} and outputs="{outputs}", got {ntk_train.shape}'
@@ -52,9 +52,9 @@ def check_blocks(k: KernelBlocks, target_shape: tuple[int, ...], outputs: str) -
             continue
         if np.shape(block) != shape or m == 0:
             raise ValueError(f"{name} must be [m, n] blocks of one k, here {shape} with m >= 1, got {np.shape(block)}")
-        array = check_real(name, block)
-        check_finite(name, array)
-        checked[name] = check_symmetric(name, array) if name in ("nngp_train", "nngp_test", "ntk_test") else array
+        array = real_array(name, block)
+        finite(name, array)
+        checked[name] = symmetric(name, array) if name in ("nngp_train", "nngp_test", "ntk_test") else array
     blocks = KernelBlocks(**checked)  # type: ignore[arg-type]
     check_covariance(blocks)
     return blocks
@@ -115,7 +115,7 @@ def present_slots(cohorts: Cohort) -> np.ndarray:
     """Which slots hold a client, [R, S] bool; all of them where the weights are traced."""
     if not is_concrete(cohorts.weight):
         return np.ones(np.shape(cohorts.weight), bool)
-    weight = check_real("cohorts.weight", cohorts.weight)
+    weight = real_array("cohorts.weight", cohorts.weight)
     if not np.all(np.isfinite(weight)) or np.any(weight < 0):
         raise ValueError("cohorts.weight must be finite and >= 0 (0 marks an empty slot)")
     return weight > 0
@@ -134,66 +134,13 @@ def check_steps(local_steps: Any, num_clients: int) -> np.ndarray:
 def check_rate(name: str, rate: Any, shapes: Sequence[tuple[int, ...]]) -> None:
     """A learning rate of an allowed shape, positive and finite where its value is known."""
     if is_concrete(rate):
-        check_real(name, rate)
+        real_array(name, rate)
     if np.shape(rate) not in shapes:
         raise ValueError(f"{name} must have one of the shapes {list(shapes)}, got {np.shape(rate)}")
     if is_concrete(rate):
         value = np.asarray(rate, np.float64)
         if not np.all(np.isfinite(value)) or np.any(value <= 0):
             raise ValueError(f"{name} must be finite and > 0, got {rate}")
-
-
-def check_real(name: str, value: Any) -> np.ndarray:
-    """Real numbers as float64; ValueError for text, None, bool, complex and anything else."""
-    try:
-        array = np.asarray(value)
-    except ValueError as error:  # rows of different lengths
-        raise ValueError(f"{name} must be real numbers in one array, got {value!r}") from error
-    if not (np.issubdtype(array.dtype, np.integer) or jnp.issubdtype(array.dtype, jnp.floating)):
-        raise ValueError(f"{name} must be a real number or an array of them, got {value!r}")
-    return array.astype(np.float64, copy=False)
-
-
-def check_index(name: str, value: Any, largest: int) -> int:
-    """An integer in 0..largest."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value <= largest:
-        raise ValueError(f"{name} must be an integer in 0..{largest}, got {value!r}")
-    return int(value)
-
-
-def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """One of the allowed names."""
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} must be one of {tuple(allowed)}, got {value!r}")
-
-
-def check_real_number(name: str, value: Any) -> None:
-    """One real, finite number, where its value is known."""
-    if np.shape(value) != ():
-        raise ValueError(f"{name} must be one number, got shape {np.shape(value)}")
-    if is_concrete(value) and not np.isfinite(check_real(name, value)):
-        raise ValueError(f"{name} must be finite, got {value}")
-
-
-def check_positive(**values: Any) -> None:
-    """Real, finite numbers above 0, by their names."""
-    for name, value in values.items():
-        check_real_number(name, value)
-        if value <= 0:
-            raise ValueError(f"{name} must be positive, got {value!r}")
-
-
-def check_probability(name: str, value: float) -> None:
-    """A number strictly between 0 and 1."""
-    if not 0 < value < 1:
-        raise ValueError(f"{name} must lie between 0 and 1, got {value!r}")
-
-
-def check_at_least_zero(name: str, value: Any) -> None:
-    """One real, finite number that is not negative, where its value is known."""
-    check_real_number(name, value)
-    if is_concrete(value) and float(value) < 0:
-        raise ValueError(f"{name} must be >= 0, got {value}")
 
 
 def check_rows(name: str, value: Any) -> np.ndarray:

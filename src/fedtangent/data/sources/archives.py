@@ -38,7 +38,7 @@ def load_femnist_digits(
     Raises:
         ValueError: a missing or malformed archive, or an option out of range.
     """
-    dtype, flatten = as_float(dtype), checks.boolean("flatten", flatten)
+    dtype, flatten = as_float(dtype), checks.flag("flatten", flatten)
     path = _find("femnist_digits", data_dir)
     held = _read(
         "femnist_digits", path, ("train_images", "train_labels", "train_offsets", "test_images", "test_labels")
@@ -82,7 +82,7 @@ def load_cifar10(
     Raises:
         ValueError: a missing or malformed archive, or an option out of range.
     """
-    dtype, flatten = as_float(dtype), checks.boolean("flatten", flatten)
+    dtype, flatten = as_float(dtype), checks.flag("flatten", flatten)
     path = _find("cifar10", data_dir)
     held = _read("cifar10", path, ("train_images", "train_labels"))
     train = _pair("cifar10", path, held, "train")
@@ -93,7 +93,7 @@ def load_cifar10(
         train, test = (train[0][:kept], train[1][:kept]), (train[0][kept:], train[1][kept:])
     parts: dict[str, np.ndarray] = {}
     for split, (x, y), count in (("train", train, num_train), ("test", test, num_test)):
-        x, y = first(f"num_{split}", count, x, checks.class_labels(y, 10))
+        x, y = first(f"num_{split}", count, x, checks.class_labels("labels", y, 10))
         x = x.reshape(len(x), -1) if flatten else x
         parts |= {f"x_{split}": (x / 255).astype(dtype), f"y_{split}": y.astype(np.int32)}
     info = SourceInfo("CIFAR-10 (Krizhevsky, 2009)", "none stated", str(path.parent))
@@ -137,4 +137,4 @@ def _pair(name: str, path: Path, held: dict[str, np.ndarray], split: str) -> tup
             f"{name}: {split} images and labels in {path} must be uint8 [n, {', '.join(map(str, SIZES[name]))}] and "
             f"[n]; got {x.dtype} {x.shape} and {y.shape}"
         )
-    return x, checks.class_labels(y)
+    return x, checks.class_labels("labels", y)

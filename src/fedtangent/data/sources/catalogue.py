@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from fedtangent import checks
 from fedtangent.data.dataset import Dataset
 from fedtangent.data.sources import archives, embedded, idx, images
 
@@ -50,13 +51,12 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 
     Raises:
         ValueError: an unknown name or option, an option out of range, missing, altered or corrupted files.
     """
-    if name not in _REGISTRY:
-        raise ValueError(f"dataset must be one of {', '.join(_REGISTRY)}; got {name!r}")
+    checks.choice("dataset", name, _REGISTRY)
     loader = _REGISTRY[name].loader
     parameters = inspect.signature(loader).parameters
     given = {key: value for key, value in (("data_dir", data_dir), ("seed", seed)) if key in parameters}
     allowed = [key for key in parameters if key not in ("source", "data_dir", "seed")]
     unknown = [key for key in options if key not in allowed]
     if unknown:
-        raise ValueError(f"{name} has no option {', '.join(unknown)}; it has {', '.join(allowed)}")
+        raise ValueError(f"{name}: got options {', '.join(unknown)}, allowed are {', '.join(allowed)}")
     return loader(**given, **options)

@@ -30,10 +30,9 @@ def load_digits(
     Raises:
         ValueError: an option out of range.
     """
-    rng = np.random.Generator(np.random.PCG64(checks.integer("seed", seed, 0)))
-    if not 0 < checks.positive("test_fraction", test_fraction) < 1:
-        raise ValueError(f"test_fraction must be between 0 and 1; got {test_fraction}")
-    flatten, dtype = checks.boolean("flatten", flatten), as_float(dtype)
+    rng = np.random.Generator(np.random.PCG64(checks.whole("seed", seed, 0)))
+    checks.number("test_fraction", test_fraction, above=0, below=1)
+    flatten, dtype = checks.flag("flatten", flatten), as_float(dtype)
     from sklearn.datasets import load_digits as bundled
 
     images, labels = bundled(return_X_y=True)
@@ -71,11 +70,11 @@ def load_sine(
     Raises:
         ValueError: an option out of range.
     """
-    rng = np.random.Generator(np.random.PCG64(checks.integer("seed", seed, 0)))
-    num_clients = checks.integer("num_clients", num_clients, 1)
-    points = checks.integer("points_per_client", points_per_client, 1)
-    test_points = checks.integer("test_points", test_points, 2)
-    gap, dtype = checks.boolean("gap", gap), as_float(dtype)
+    rng = np.random.Generator(np.random.PCG64(checks.whole("seed", seed, 0)))
+    num_clients = checks.whole("num_clients", num_clients, 1)
+    points = checks.whole("points_per_client", points_per_client, 1)
+    test_points = checks.whole("test_points", test_points, 2)
+    gap, dtype = checks.flag("gap", gap), as_float(dtype)
     amplitude = rng.normal(1.0, 0.2, (num_clients, 1))
     x = rng.uniform(-1.0, 1.0, (num_clients, points))
     if gap:  # the halves of [-1, 1], shrunk by two and moved outwards: uniform again

@@ -43,7 +43,7 @@ def load_images(
         ValueError: missing or altered files, a corrupted cache, no network, or an option out of range.
     """
     dtype = as_float(dtype)
-    flatten, standardise = checks.boolean("flatten", flatten), checks.boolean("standardise", standardise)
+    flatten, standardise = checks.flag("flatten", flatten), checks.flag("standardise", standardise)
     arrays, read_from = fetch(source, data_dir, cache_dir, tfds_dir)
     mean, deviation = _moments(arrays["x_train"]) if standardise else (0.0, 1.0)
     parts = {}
@@ -51,7 +51,7 @@ def load_images(
         x, y = first(f"num_{split}", count, arrays[f"x_{split}"], arrays[f"y_{split}"])
         x = x.reshape(len(x), -1) if flatten else x[..., None]
         parts[f"x_{split}"] = _scaled(x, mean, deviation, dtype)
-        parts[f"y_{split}"] = checks.class_labels(y, source.num_classes).astype(np.int32)
+        parts[f"y_{split}"] = checks.class_labels("labels", y, source.num_classes).astype(np.int32)
     info = SourceInfo(source.homepage, source.licence, read_from)
     return Dataset(name=source.name, num_classes=source.num_classes, user_train=None, info=info, **parts)
 

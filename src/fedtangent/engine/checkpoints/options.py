@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedtangent.checks import is_whole
+from fedtangent.checks import whole
 from fedtangent.types import Array, FederatedData, Key
 
 _ROWS = 4096  # of each array; enough to tell data apart, cheap for data of any size
@@ -59,8 +59,8 @@ class Checkpoints:
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for a number out of range or a config that cannot be written down."""
         for name, value in (("every", self.every), ("keep", self.keep)):
-            if value is not None and (not is_whole(value) or value < 1):
-                raise ValueError(f"checkpoint {name}: got {value}, must be a whole number of at least 1")
+            if value is not None:
+                whole(f"checkpoint {name}", value)
         plain(dict(self.config), "checkpoint config")
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data
-from fedtangent.checks import is_whole
+from fedtangent.checks import whole
 from fedtangent.data import partition
 from fedtangent.engine.clients import engine_for
 from fedtangent.engine.history import at_start, charge, check_rounds
@@ -167,8 +167,7 @@ def bytes_on_the_wire(algorithm: Algorithm, held: FederatedData, seed: int, roun
 def check_numbers(settings: Any, names: tuple[str, ...], least: int = 1) -> None:
     """Raise ``ValueError`` unless the settings called ``names`` are whole numbers of at least ``least``."""
     for name in names:
-        if not is_whole(getattr(settings, name)) or getattr(settings, name) < least:
-            raise ValueError(f"{name}: got {getattr(settings, name)!r}, must be a whole number of at least {least}")
+        whole(name, getattr(settings, name), least)
 
 
 def check_different(settings: Any, names: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ from typing import Unpack
 
 import optax
 
-from fedtangent.checks import check_within
+from fedtangent.checks import number
 from fedtangent.federated import adaptive
 from fedtangent.federated.adaptive import Number
 from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
@@ -39,10 +39,10 @@ def _with_server(
 
 def _check_moments(tau: Number, initial: Number | None, **betas: Number) -> None:
     for name, beta in betas.items():
-        check_within(name, beta, 0, 1)
+        number(name, beta, at_least=0, below=1)
     check_rate("tau", tau)
     if initial is not None:
-        check_within("initial_second_moment", initial, 0)
+        number("initial_second_moment", initial, at_least=0)
 
 
 def fed_adam(
@@ -133,7 +133,7 @@ def fed_avg_m(
 
     Raises ``ValueError`` for a momentum outside [0, 1).
     """
-    check_within("momentum", momentum, 0, 1)
+    number("momentum", momentum, at_least=0, below=1)
     make = partial(adaptive.momentum, decay=momentum, nesterov=nesterov)
     return _with_server("fed_avg_m", model, schedule, client_learning_rate, work, options, make, 1.0)
 

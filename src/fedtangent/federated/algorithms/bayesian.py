@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 
-from fedtangent.checks import integer
+from fedtangent.checks import whole
 from fedtangent.federated.aggregate import Stacked, stack
 from fedtangent.federated.algorithms.common import Options, train_and_average
 from fedtangent.federated.algorithms.entry import Given, Laws, Mean, Sending, Training, entry_of, shared_arguments
@@ -181,7 +181,7 @@ def _teacher(
             f"server_learning_rate: got {options['server_learning_rate']}, must be 1: the server does not step"
         )
     get_loss(options.get("loss", "squared_error"))
-    teacher = Teacher(posterior, integer("num_samples", num_samples, 1), concentration, tuple(members))
+    teacher = Teacher(posterior, whole("num_samples", num_samples, 1), concentration, tuple(members))
     check_teacher(teacher)
     return teacher
 
@@ -190,7 +190,7 @@ def _places(schedule: Schedule, slots_per_model: int | None) -> int:
     """How many clients' messages one model keeps."""
     if slots_per_model is None:
         return schedule.num_slots
-    return integer("slots_per_model", slots_per_model, 1, schedule.num_slots)
+    return whole("slots_per_model", slots_per_model, 1, schedule.num_slots)
 
 
 @dataclasses.dataclass(frozen=True)

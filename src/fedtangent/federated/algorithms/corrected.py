@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fedtangent import pytrees
-from fedtangent.checks import check_within, is_whole, is_zero
+from fedtangent.checks import number, whole
 from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
 from fedtangent.federated.algorithms.entry import Averaging, Laws, entry_of
 from fedtangent.federated.corrections import (
@@ -29,9 +29,14 @@ from fedtangent.federated.rates import Rate, at_round, check_rate, rate_at
 from fedtangent.types import Algorithm, Array, Client, Model, PyTree, Schedule
 
 
+def _is_zero(mu: float | Array) -> bool:
+    """Whether mu is known to be 0, so that its term can be left out."""
+    return not isinstance(mu, jax.core.Tracer) and float(mu) == 0
+
+
 def _proximal(mu: float | Array) -> Callable[[PyTree, PyTree], Problem]:
     """Pose ``F_i(w) + mu / 2 |w - w_server|^2``; a mu of 0 costs nothing."""
-    if is_zero(mu):
+    if _is_zero(mu):
         return lambda broadcast, client_state: Problem(broadcast)
     return lambda broadcast, client_state: Problem(broadcast, anchor=broadcast, prox=mu)
 
@@ -57,7 +62,7 @@ def fed_prox(
 
     Raises ``ValueError`` for a negative mu.
     """
-    check_within("mu", mu, 0)
+    number("mu", mu, at_least=0)
     local = {"pose": _proximal(mu)}
     return train_and_average("fed_prox", model, schedule, client_learning_rate, work, options, local=local)
 
@@ -175,9 +180,9 @@ def fed_nova(
     ``client_optimizer`` may be any that is linear in the gradients (SGD, momentum), tried out here. Raises
     ``ValueError`` for one that is not (``optax.adam``), a negative mu, and ``mu * client_learning_rate`` from 1 on.
     """
-    check_within("mu", mu, 0)
+    number("mu", mu, at_least=0)
     check_rate("client_learning_rate", client_learning_rate)
-    check_within("mu * client_learning_rate", mu * rate_at(client_learning_rate, jnp.int32(0)), 0, 1)
+    number("mu * client_learning_rate", mu * rate_at(client_learning_rate, jnp.int32(0)), at_least=0, below=1)
     if tau_eff is not None:
         check_rate("tau_eff", tau_eff)
     make = options.get("client_optimizer")
@@ -186,7 +191,7 @@ def fed_nova(
     descent = client_descent(client_learning_rate, make)
 
     def normaliser(steps: Array, client: Client, dtype: jnp.dtype) -> Array:
-        if make is None and is_zero(mu):
+        if make is None and _is_zero(mu):
             return jnp.maximum(steps, 1).astype(dtype)
         most = most_steps(work, client.rows.shape[0]) if work.differentiable else None
         moved = unit_response(at_round(descent, client.round), mu, jnp.maximum(steps, 1), most, dtype)
@@ -242,8 +247,7 @@ def modified_local_gd(
     Raises ``ValueError`` for a ``first_index`` that is not a whole number from 0 on, and an ``anchoring`` that starts
     outside [0, 1].
     """
-    if not is_whole(first_index) or first_index < 0:
-        raise ValueError(f"first_index: got {first_index!r}, must be a whole number of at least 0")
+    whole("first_index", first_index, 0)
     begin = anchoring(jnp.int32(first_index))
     if not isinstance(begin, jax.core.Tracer) and not 0 <= float(begin) <= 1:
         raise ValueError(f"anchoring: got {float(begin):g} at index {first_index}, must be from 0 to 1")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent import pytrees
-from fedtangent.checks import check_within
+from fedtangent.checks import number
 from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
 from fedtangent.federated.algorithms.entry import Averaging, Laws, Training, entry_of
 from fedtangent.federated.local import Problem, Work, minimise, no_state, validate_work
@@ -62,7 +62,7 @@ def ditto(
     The server averages as in FedAvg (by examples; the paper's 1/|S_t| is ``weighting="uniform"``) and gets the same
     global model. Raises ``ValueError`` for a negative ``mu``, a rate that is not positive, an impossible work.
     """
-    check_within("mu", mu, 0.0)
+    number("mu", mu, at_least=0)
     rate = client_learning_rate if personal_learning_rate is None else personal_learning_rate
     own_work = work if personal_work is None else personal_work
     check_rate("personal_learning_rate" if personal_learning_rate is not None else "client_learning_rate", rate)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, Unpack
 
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent import pytrees
-from fedtangent.checks import check_positive
+from fedtangent.checks import number
 from fedtangent.federated.aggregate import weighted_mean
 from fedtangent.federated.algorithms.common import Options, train_and_average
 from fedtangent.federated.algorithms.entry import Averaging, Given, Laws, entry_of, shared_arguments
@@ -69,12 +68,12 @@ def dp_fed_avg(
     Raises ``ValueError`` for a ``clip_norm`` that is not positive, a ``noise_multiplier`` below 0, ``expected_clients``
     that are not positive, and a ``weighting`` other than ``"uniform"``.
     """
-    check_positive("clip_norm", clip_norm)
-    _check_noise(noise_multiplier)
+    number("clip_norm", clip_norm, above=0)
+    number("noise_multiplier", noise_multiplier, at_least=0)
     if options.get("weighting", "uniform") != "uniform":
         raise ValueError(f"weighting: got {options['weighting']!r}, but dp_fed_avg bounds each client alike: uniform")
     m = schedule.num_slots / schedule.num_models if expected_clients is None else expected_clients
-    check_positive("expected_clients", m)
+    number("expected_clients", m, above=0)
     server_rate = options.get("server_learning_rate", 1.0)
     check_rate("server_learning_rate", server_rate)
     server = noisy(optax_server(sgd(server_rate)), noise_multiplier * clip_norm / m)
@@ -91,11 +90,6 @@ def dp_fed_avg(
         channel=_received_clipped(options.get("channel") or lossless(), clip_norm),
     )
     return algorithm._replace(step=_also_without_clients(algorithm.step, server))
-
-
-def _check_noise(multiplier: Any) -> None:
-    if not isinstance(multiplier, jax.core.Tracer) and not 0 <= float(multiplier) < math.inf:
-        raise ValueError(f"noise_multiplier: got {multiplier}, must be at least 0 and finite")
 
 
 def _received_clipped(channel: Channel, norm: float) -> Channel:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import MAX_INDEX, check_number, choice, integer
+from fedtangent.checks import MAX_INDEX, choice, number, whole
 from fedtangent.federated.ntk_fl.losses import LOSSES, OUTPUT_LOSSES, probabilities
 from fedtangent.federated.ntk_fl.tangent import Examples, Linearise
 from fedtangent.types import Array, Model
@@ -66,8 +66,8 @@ class Evolution:
                 f"method: got {self.method!r}, but the cross entropy's evolution is not linear: use auto or iterate"
             )
         if self.patience is not None:
-            integer("patience", self.patience, 1)
-        integer("kernel_bytes", self.kernel_bytes, 0)
+            whole("patience", self.patience, 1)
+        whole("kernel_bytes", self.kernel_bytes, 0)
 
 
 def _times(times: Any) -> tuple[int, ...]:
@@ -91,7 +91,7 @@ def check_examples(evolution: Evolution, model: Model, examples: Examples, learn
     if jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
         raise ValueError("ntk_evolve: needs JAX's 64-bit mode, call fedtangent.enable_x64() first")
     if not isinstance(learning_rate, jax.core.Tracer):
-        check_number("learning_rate", learning_rate)
+        number("learning_rate", learning_rate)
         if not (math.isfinite(learning_rate) and learning_rate > 0):
             raise ValueError(f"learning_rate: got {learning_rate}, must be finite and positive")
     if x.shape[0] == 0:

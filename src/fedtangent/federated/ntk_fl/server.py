@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedtangent.checks import integer
+from fedtangent.checks import whole
 from fedtangent.federated.aggregate import Stacked
 from fedtangent.federated.ntk_fl.evolution import ntk_evolve
 from fedtangent.federated.ntk_fl.options import Evolution, held_out
@@ -56,7 +56,7 @@ def ntk_server(
     """
     held_out(validation, evolution.loss, model)
     if pool_size is not None:
-        integer("pool_size", pool_size, 1)
+        whole("pool_size", pool_size, 1)
 
     def update(params: PyTree, aggregated: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
         pooled = jax.tree.map(lambda leaf: leaf.reshape((-1, *leaf.shape[2:])), aggregated.messages)

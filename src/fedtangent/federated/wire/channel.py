@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent import pytrees
-from fedtangent.checks import check_positive, is_whole
+from fedtangent.checks import number, whole
 from fedtangent.entries import WrittenEntry, build_written
 from fedtangent.federated.wire import ledger
 from fedtangent.federated.wire.ledger import Code
@@ -146,7 +146,7 @@ def clip(norm: float) -> Channel:
 
     Raises ``ValueError`` unless ``norm`` is positive and finite.
     """
-    check_positive("norm", norm)
+    number("norm", norm, above=0)
 
     def apply(key: Key, sending: Sending) -> Sending:
         values = sending.values
@@ -223,10 +223,10 @@ def _narrowed(sending: Sending, chosen: Array) -> Sending:
 def _check_share(k: int | None, fraction: float | None) -> None:
     if (k is None) == (fraction is None):
         raise ValueError(f"k: exactly one of k and fraction, got k={k}, fraction={fraction}")
-    if k is not None and (not is_whole(k) or k < 1):
-        raise ValueError(f"k: got {k!r}, must be a whole number from 1 to the number of parameters")
-    if fraction is not None and not 0 < fraction <= 1:
-        raise ValueError(f"fraction: got {fraction}, must be above 0 and at most 1")
+    if k is not None:
+        whole("k", k)
+    else:
+        number("fraction", fraction, above=0, at_most=1)
 
 
 def _count(k: int | None, fraction: float | None, total: int) -> int:
@@ -251,9 +251,9 @@ def qsgd(bits: int, *, bucket_size: int | None = None) -> Channel:
 
     Raises ``ValueError`` for bits outside 2 .. 16 and a ``bucket_size`` below 1.
     """
-    _check_bits(bits)
-    if bucket_size is not None and (not is_whole(bucket_size) or bucket_size < 1):
-        raise ValueError(f"bucket_size: got {bucket_size!r}, must be a whole number of at least 1")
+    whole("bits", bits, 2, 16)
+    if bucket_size is not None:
+        whole("bucket_size", bucket_size)
     levels = 2 ** (bits - 1) - 1
 
     def apply(key: Key, sending: Sending) -> Sending:
@@ -283,7 +283,7 @@ def uniform_quantiser(bits: int) -> Channel:
 
     Raises ``ValueError`` for bits outside 2 .. 16.
     """
-    _check_bits(bits)
+    whole("bits", bits, 2, 16)
     top = 2**bits - 1
 
     def apply(key: Key, sending: Sending) -> Sending:
@@ -295,11 +295,6 @@ def uniform_quantiser(bits: int) -> Channel:
         return sending._replace(values=low + jnp.clip(level, 0, top) * step)
 
     return _staged(Stage(apply, lambda code: code._replace(bits=bits, header=2 * code.scale_bits)))
-
-
-def _check_bits(bits: int) -> None:
-    if not is_whole(bits) or not 2 <= bits <= 16:
-        raise ValueError(f"bits: got {bits!r}, must be a whole number from 2 to 16")
 
 
 # ---- as they are written ------------------------------------------------------------------------------------------

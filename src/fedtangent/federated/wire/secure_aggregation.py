@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import pytrees
-from fedtangent.checks import check_positive
+from fedtangent.checks import number
 from fedtangent.federated.aggregate import Stacked, stack
 from fedtangent.federated.wire import ledger
 from fedtangent.federated.wire.channel import as_is
@@ -73,7 +73,7 @@ def masked_numbers(bits: int = 32) -> Channel:
 def fraction_bits(num_messages: int, bits: int, limit: float) -> int:
     """Bits after the point, so that no sum of ``num_messages`` numbers within ``limit`` leaves 2^bits."""
     _check_bits(bits)
-    check_positive("limit", limit)
+    number("limit", limit, above=0)
     whole = math.ceil(math.log2(num_messages * max(limit, 1.0))) + 1  # and a sign
     # one bit is left over, for sums of numbers that were rounded up
     if bits - 1 - whole < 1:

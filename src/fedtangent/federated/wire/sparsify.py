@@ -17,8 +17,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedtangent.checks import is_whole
-from fedtangent.federated.rates import check_number
+from fedtangent.checks import number, whole
 from fedtangent.types import Array
 
 Count = Callable[[Array], Array]  # thresholds [b] -> entries of each example of at least that magnitude, [b]
@@ -31,15 +30,13 @@ def num_kept(sparsity: float, total: int) -> int:
 
 def check_sparsity(sparsity: float) -> None:
     """Raise ``ValueError`` unless ``sparsity`` is a number in [0, 1)."""
-    check_number("sparsity", sparsity)
-    if not 0 <= sparsity < 1:
-        raise ValueError(f"sparsity: got {sparsity}, must be at least 0 and below 1 (the share set to zero)")
+    number("sparsity", sparsity, at_least=0, below=1)
 
 
 def check_value_bits(bits: int | None) -> None:
     """Raise ``ValueError`` unless ``bits`` is None or a whole number from 10 to 32."""
-    if bits is not None and (not is_whole(bits) or not 10 <= bits <= 32):
-        raise ValueError(f"value_bits: got {bits!r}, must be a whole number from 10 to 32")
+    if bits is not None:
+        whole("value_bits", bits, 10, 32)
 
 
 def rounded(values: Array, bits: int | None) -> Array:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.federated.rates import check_number
+from fedtangent.checks import number
 from fedtangent.types import Array, Client, Key, Local, Partition, PyTree
 
 _SUBSAMPLE = 2**31 + 7  # folded into a client's key, apart from the epochs that local training folds into it
@@ -25,9 +25,7 @@ def largest_sample(partition: Partition, clients: int, beta: float = 1.0) -> int
 
 def check_beta(beta: float) -> None:
     """Raise ``ValueError`` unless ``beta`` is a number in (0, 1]."""
-    check_number("beta", beta)
-    if not 0 < beta <= 1:
-        raise ValueError(f"beta: got {beta}, must be above 0 and at most 1")
+    number("beta", beta, above=0, at_most=1)
 
 
 def subsampled(local: Local, beta: float) -> Local:

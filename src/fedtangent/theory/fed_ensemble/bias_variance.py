@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedtangent.checks import real_array
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import Assumption, assumption
@@ -86,7 +87,7 @@ def decompose_runs(runs: Any, expected: Any, noise_variance: float = 0.0) -> Dec
     Raises:
         ValueError: shapes that do not fit, too few runs, values that are not finite, a negative noise variance.
     """
-    runs, expected = checks.check_real("runs", runs), checks.check_real("expected", expected)
+    runs, expected = real_array("runs", runs), real_array("expected", expected)
     if runs.ndim not in (3, 4) or runs.shape[0] < 2 or (runs.ndim == 4 and runs.shape[1] < 2):
         raise ValueError(f"runs must be [E, m, C] with E >= 2 or [S, J, m, C] with S, J >= 2, got shape {runs.shape}")
     if expected.shape != runs.shape[-2:]:
@@ -178,7 +179,7 @@ def decompose_laws(laws: Sequence[EnsembleLaw], expected: Any, noise_variance: f
     """
     if not laws or len({law.mean.shape for law in laws}) > 1:
         raise ValueError(f"laws must be one or more of one shape, got {[law.mean.shape for law in laws]}")
-    expected = checks.check_real("expected", expected)
+    expected = real_array("expected", expected)
     if expected.shape != laws[0].mean.shape:
         raise ValueError(f"expected must have the shape {laws[0].mean.shape} of a mean, got {expected.shape}")
     noise = _check_noise(noise_variance)
@@ -269,7 +270,7 @@ def _factor(kernels: KernelBlocks) -> np.ndarray:
 
 
 def _check_noise(noise_variance: Any) -> float:
-    value = checks.check_real("noise_variance", noise_variance)
+    value = real_array("noise_variance", noise_variance)
     if value.shape != () or not np.isfinite(value) or value < 0:
         raise ValueError(f"noise_variance must be a number >= 0, got {noise_variance!r}")
     return float(value)

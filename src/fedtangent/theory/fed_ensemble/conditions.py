@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.kernels.gram import check_symmetric
+from fedtangent.checks import real_array, symmetric
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import ROUNDING, Assumption, assumption
 from fedtangent.theory.flow.rules import Rule, check_fed_avg
@@ -131,7 +131,7 @@ def _of_the_kernel(problem: Problem) -> list[Assumption]:
     if problem.x is not None:
         found += _of_the_inputs(problem)
     if problem.initial_kernel is not None:
-        kernel = check_symmetric("initial_kernel", problem.initial_kernel)
+        kernel = symmetric("initial_kernel", problem.initial_kernel)
         if kernel.shape != problem.theta.shape:
             raise ValueError(f"initial_kernel must have shape {problem.theta.shape}, got {kernel.shape}")
         text = "9.1 (2), width: operator norm of Theta_0 - Theta against lambda_m / 3"
@@ -165,7 +165,7 @@ def _largest_gradient(problem: Problem, residual: np.ndarray) -> float:
 
 
 def _of_the_inputs(problem: Problem) -> list[Assumption]:
-    x = checks.check_real("x_train", problem.x)
+    x = real_array("x_train", problem.x)
     if x.ndim == 0 or len(x) != len(problem.theta):
         raise ValueError(f"x_train must hold {len(problem.theta)} examples, got shape {np.shape(problem.x)}")
     x = x.reshape(len(x), -1)

@@ -37,7 +37,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.kernels.gram import KernelBlocks, check_finite
+from fedtangent.checks import finite, number, real_array, symmetric
+from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import Assumption, failing, report
 from fedtangent.theory.fed_ensemble.conditions import AgePlan, Problem, age_plan, assumptions
@@ -105,10 +106,10 @@ def initial_radius(nngp_train: Any, y_train: Any, delta: float = 0.05) -> float:
         ValueError: shapes that do not fit; ``delta`` outside (0, 1).
     """
     y = checks.check_targets(y_train)
-    prior = checks.check_symmetric("nngp_train", nngp_train)
+    prior = symmetric("nngp_train", nngp_train)
     if len(prior) != len(y):
         raise ValueError(f"nngp_train must be [{len(y)}, {len(y)}] for y_train {y.shape}, got {prior.shape}")
-    checks.check_probability("delta", delta)
+    number("delta", delta, above=0, below=1)
     s, outputs = np.sqrt(-np.log(delta)), y.shape[1]
     square = outputs * np.trace(prior) + 2 * np.sqrt(outputs) * np.linalg.norm(prior) * s
     return float(np.linalg.norm(y) + np.sqrt(square + 2 * np.linalg.norm(prior, 2) * s**2))
@@ -225,12 +226,12 @@ def theorem_1(
     partition = checks.check_partition(partition, len(y))
     plan = age_plan(partition, cohorts, rule, num_models, rounds_per_age)
     start, x_train, initial_kernel, c1, width = networks or Networks()
-    f0 = np.zeros((plan.num_models, *y.shape)) if start is None else checks.check_real("f0_train", start)
+    f0 = np.zeros((plan.num_models, *y.shape)) if start is None else real_array("f0_train", start)
     if f0.shape != (plan.num_models, *y.shape):
         raise ValueError(f"f0_train: got shape {f0.shape}, must be {(plan.num_models, *y.shape)}")
-    check_finite("f0_train", f0)
+    finite("f0_train", f0)
     for name, value, least in (("c1", c1, 0.0), ("width", width, 1.0)):
-        checks.check_real_number(name, value)
+        number(name, value)
         if value < least:
             raise ValueError(f"{name}: got {value!r}, must be at least {least:g}")
     eigenvalues, vectors = np.linalg.eigh(theta)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.linalg import expm
 
-from fedtangent.kernels.gram import check_finite, check_symmetric
+from fedtangent.checks import choice, finite, number, real_array, symmetric, whole
 from fedtangent.theory import checks
 from fedtangent.theory.flow.rules import DYNAMICS
 from fedtangent.types import Cohort, Partition
@@ -83,7 +83,7 @@ def exponential_product(operators: Any, step: float) -> Expansion:
         ValueError: operators that are not square matrices of one size, or not finite.
     """
     a = _operators(operators)
-    checks.check_real_number("step", step)
+    number("step", step)
     return Expansion(expm(-step * a.sum(axis=0)), 0.5 * step**2 * commutator_sum(list(a)))
 
 
@@ -100,19 +100,19 @@ def exponential_average(operators: Any, weights: Any, step: float) -> Expansion:
     Raises:
         ValueError: operators that are not square matrices of one size, or not finite; weights that do not fit.
     """
-    a, p = _operators(operators), checks.check_real("weights", weights)
+    a, p = _operators(operators), real_array("weights", weights)
     if p.shape != (len(a),) or not (np.all(p >= 0) and abs(p.sum() - 1) <= 1e-12):
         raise ValueError(f"weights must be [{len(a)}], >= 0 and sum to 1, got shape {p.shape} and sum {p.sum():.6g}")
     mean = np.einsum("i,ijk->jk", p, a)
-    checks.check_real_number("step", step)
+    number("step", step)
     return Expansion(expm(-step * mean), 0.5 * step**2 * variance(list(a), p.tolist()))
 
 
 def _operators(operators: Any) -> np.ndarray:
-    a = checks.check_real("operators", operators)
+    a = real_array("operators", operators)
     if a.ndim != 3 or a.shape[1] != a.shape[2] or 0 in a.shape:
         raise ValueError(f"operators must be [K, n, n] with K, n >= 1, got shape {a.shape}")
-    check_finite("operators", a)
+    finite("operators", a)
     return a
 
 
@@ -140,9 +140,9 @@ def gram_operator(theta: Any, partition: Partition, client: int) -> np.ndarray:
     Raises:
         ValueError: a kernel that is not symmetric, a partition that does not fit it, a client without examples.
     """
-    theta = check_symmetric("theta", theta)
+    theta = symmetric("theta", theta)
     partition = checks.check_partition(partition, len(theta))
-    rows = _rows(partition, checks.check_index("client", client, partition.num_clients - 1))
+    rows = _rows(partition, whole("client", client, 0, partition.num_clients - 1))
     held = np.bincount(rows, minlength=len(theta)) / len(rows)
     return np.asarray(theta * held[None, :])
 
@@ -171,17 +171,15 @@ def age_operators(
     Raises:
         ValueError: shapes that do not fit, values that are not finite, indices out of range.
     """
-    theta = check_symmetric("theta", theta)
+    theta = symmetric("theta", theta)
     partition = checks.check_partition(partition, len(theta))
     client, owner, count = checks.check_cohorts(cohorts, np.asarray(partition.sizes), None)
     steps = checks.check_steps(local_steps, partition.num_clients)
     checks.check_rate("learning_rate", learning_rate, [(), (len(client),)])
-    checks.check_index("model", model, count - 1)
+    whole("model", model, 0, count - 1)
     rates = np.broadcast_to(np.asarray(learning_rate, np.float64), (len(client),))
     weight = np.where(checks.present_slots(cohorts) & (owner == model), np.asarray(cohorts.weight, np.float64), 0.0)
-    chosen = (
-        range(len(client)) if rounds is None else [checks.check_index("rounds", r, len(client) - 1) for r in rounds]
-    )
+    chosen = range(len(client)) if rounds is None else [whole("rounds", r, 0, len(client) - 1) for r in rounds]
     if len(chosen) == 0:
         raise ValueError("rounds must name at least one round, got none")
     terms = [_round_terms(theta, partition, client[r], weight[r], steps, float(rates[r])) for r in chosen]
@@ -219,7 +217,7 @@ def second_order_terms(age: Age, dynamics: str = "gradient_flow") -> np.ndarray:
     descent also ``-1/2 sum_l E[A_l^2 / tau]``, that is ``-eta^2 tau / 2 E[Pi^2]`` a round, which is as large as the
     lemmas' terms for one local step and falls as 1 / tau at a fixed eta tau.
     """
-    checks.check_choice("dynamics", dynamics, DYNAMICS)
+    choice("dynamics", dynamics, DYNAMICS)
     terms = age.variances.sum(axis=0) + commutator_sum(list(age.means))
     return 0.5 * (terms if dynamics == "gradient_flow" else terms + age.discreteness.sum(axis=0))
 
@@ -241,8 +239,8 @@ def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting"
     ``sum_{i>j} [E_i, E_j]``, a second-order term, and at odds with Lemma 9.2 and eq. (14). For "gradient_descent" each
     round's variance goes with its -E[A^2 / tau].
     """
-    checks.check_choice("dynamics", dynamics, DYNAMICS)
-    checks.check_choice("order", order, ("acting", "printed"))
+    choice("dynamics", dynamics, DYNAMICS)
+    choice("order", order, ("acting", "printed"))
     exponentials = [expm(-mean) for mean in age.means]
     extra = 0.5 * (age.variances + (age.discreteness if dynamics == "gradient_descent" else 0.0))
     places = range(len(exponentials)) if order == "acting" else range(len(exponentials))[::-1]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent.checks import real_array, whole
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import checks
 from fedtangent.theory.fed_ensemble.limit import covariance_terms, gp_limit, prior_blocks
@@ -226,7 +227,7 @@ class Flow:
     def cross_cov(self, r: int, model: int, other: int) -> Array:
         """Covariance of two models that started as the same function, [m, m]; models that did not have none."""
         (prior, prior_cross, prior_test), last = prior_blocks(self._prior), self.num_models - 1
-        model, other = checks.check_index("model", model, last), checks.check_index("other", other, last)
+        model, other = whole("model", model, 0, last), whole("other", other, 0, last)
         (b,), (g,) = self.dependence(r, model)
         (c,), (h,) = self.dependence(r, other)
         cross = h * (b @ prior_cross.T) + g * (c @ prior_cross.T).T
@@ -242,7 +243,7 @@ class Flow:
     @in_float64
     def influence(self, r: int, model: int) -> Array:
         """``B`` of one model, [m, q]: ``f_r(x) = f_0(x) - B (f_0(X) - Y)``; with weight decay, what multiplies Y."""
-        model = checks.check_index("model", model, self.num_models - 1)
+        model = whole("model", model, 0, self.num_models - 1)
         return self._influence(r, model).residual[:, 0, :].T
 
     @in_float64
@@ -259,7 +260,7 @@ class Flow:
     @in_float64
     def operator(self, r: int, model: int = 0) -> Array:
         """``M_r`` itself, [q, q]. An n x n recursion: meant for tests and small problems."""
-        model = checks.check_index("model", model, self.num_models - 1)
+        model = whole("model", model, 0, self.num_models - 1)
         eye = jnp.eye(len(self.theta))[:, None, :]
         return self._path(Input(eye, jnp.zeros_like(eye) if self.kind.decays else None), r, model, None)[0, :, 0]
 
@@ -273,7 +274,7 @@ class Flow:
         Raises:
             SingularKernelError: not determined in float64, as when Theta is nearly singular.
         """
-        return asymptotics.fixed_point(self, checks.check_index("model", model, self.num_models - 1))
+        return asymptotics.fixed_point(self, whole("model", model, 0, self.num_models - 1))
 
     def bias(self, model: int = 0) -> Array:
         """How far the fixed point's mean is from Theorem 2's, [m, C]: 0 where local losses share their minimiser.
@@ -282,7 +283,7 @@ class Flow:
         (A_i and kappa_i of ``clients``): least squares that weighs a client's residual by A_i in the place of 1 / n_i.
         Where examples repeat, Theorem 2's ``Theta^-1`` is read as the pseudo-inverse.
         """
-        found = asymptotics.mean_at_end(self, checks.check_index("model", model, self.num_models - 1))
+        found = asymptotics.mean_at_end(self, whole("model", model, 0, self.num_models - 1))
         rows = self._rows(self.y_train)
         reference = self.kernels.ntk_test_train @ np.linalg.pinv(self.kernels.ntk_train, rcond=1e-12, hermitian=True)
         return found - (reference @ rows).reshape(found.shape)
@@ -296,7 +297,7 @@ class Flow:
 
     def spectrum(self, model: int = 0) -> Spectrum:
         """Eigenvalues of a pass over all rounds, as a map of all that a model's run remembers."""
-        return asymptotics.spectrum(self, checks.check_index("model", model, self.num_models - 1))
+        return asymptotics.spectrum(self, whole("model", model, 0, self.num_models - 1))
 
     def largest_stable_learning_rate(self, model: int = 0, *, tolerance: float = 1e-4) -> float:
         """The largest (last) learning rate, all rounds' scaled alike, for which repeated passes do not grow.
@@ -305,7 +306,7 @@ class Flow:
         every algorithm, and no statement about other schedules. It is the end of the interval of stable rates that
         begins at 0, looked for by doubling; inf if none is too large. Each trial costs what ``spectrum`` does.
         """
-        checks.check_index("model", model, self.num_models - 1)
+        whole("model", model, 0, self.num_models - 1)
         checks.check_rate("tolerance", tolerance, [()])
         last, stiffest = float(self.rounds.learning_rate[-1]), float(np.max(self.clients.largest_eigenvalue))
         small = 1.0 if stiffest == 0 else float(np.min(self.partition.sizes.clip(1))) / stiffest / 64 / last
@@ -359,7 +360,7 @@ class Flow:
         if rows * (columns + GATHER) < len(self.theta) * (num_models * columns + READ):
             rounds = rounds._replace(needed=jnp.asarray(self._needed))
         if model is not None:
-            rounds = only_model(rounds, checks.check_index("model", model, self.num_models - 1))
+            rounds = only_model(rounds, whole("model", model, 0, self.num_models - 1))
         return Program(self.theta, self.clients.buckets, rounds, self.numbers)
 
     def shares(self, model: int | None) -> Array:
@@ -383,7 +384,7 @@ class Flow:
 
     def _path(self, given: Input, r: int | Sequence[int], model: int | None, readout: Array | None) -> Array:
         """``readout M_r`` on the input after each requested round, [E, ., K, D] (K = 1 for one model)."""
-        wanted = [checks.check_index("r", value, self.num_rounds) for value in np.atleast_1d(r).tolist()]
+        wanted = [whole("r", value, 0, self.num_rounds) for value in np.atleast_1d(r).tolist()]
         if not wanted:
             raise ValueError("r must name at least one round, got an empty sequence")
         distinct = sorted(set(wanted))
@@ -400,7 +401,7 @@ class Flow:
 
     def _influence(self, r: int, model: int | None) -> Input:
         """How predictions after round r depend on the input, [q, K, m] each."""
-        r = checks.check_index("r", r, self.num_rounds)
+        r = whole("r", r, 0, self.num_rounds)
         theta_x = jnp.asarray(self.kernels.ntk_test_train)
         program, num_models = self.program(model, len(theta_x)), self.num_models if model is None else 1
         active = jnp.arange(self.num_rounds) < r
@@ -425,7 +426,7 @@ class Flow:
         models = () if model is not None else (self.num_models,)
         shape = (*models, examples, self.y_train.shape[1])
         if is_concrete(values):
-            values = checks.check_real(name, values)
+            values = real_array(name, values)
         if np.shape(values) != shape:
             raise ValueError(f"{name} must have shape {shape} for model={model}, got {np.shape(values)}")
         stacked = jnp.asarray(values, jnp.float64).reshape(-1, rows, shape[-1] if self.outputs == "shared" else 1)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent.checks import choice, number, real_array
 from fedtangent.theory import checks
 from fedtangent.theory.precision import is_concrete
 from fedtangent.types import Array, Partition
@@ -173,11 +174,11 @@ def _places_of(client: int, steps: Sequence[Any], own: np.ndarray, num_steps: in
 
 
 def _check_values(rule: Rule) -> None:
-    checks.check_choice("algorithm", rule.algorithm, ALGORITHMS)
-    checks.check_choice("dynamics", rule.dynamics, DYNAMICS)
+    choice("algorithm", rule.algorithm, ALGORITHMS)
+    choice("dynamics", rule.dynamics, DYNAMICS)
     for name in ("mu", "weight_decay", "server_momentum"):
         checks.check_at_least_zero(name, getattr(rule, name))
-    checks.check_real_number("homogeneity", rule.homogeneity)
+    number("homogeneity", rule.homogeneity)
     if is_concrete(rule.server_momentum) and float(rule.server_momentum) >= 1:
         raise ValueError(f"server_momentum: got {rule.server_momentum}, must be below 1")
     if rule.algorithm == "fed_dyn" and not _is_on(rule.mu):
@@ -213,7 +214,7 @@ def _step_weights(rule: Rule, most: int) -> Any:
     if weights is None:
         return np.ones(most)
     if is_concrete(weights):
-        weights = checks.check_real("step_weights", weights)
+        weights = real_array("step_weights", weights)
     if np.ndim(weights) != 1 or len(weights) < most:
         raise ValueError(f"step_weights: got shape {np.shape(weights)}, must be one per local step, [{most}]")
     weights = weights[:most]

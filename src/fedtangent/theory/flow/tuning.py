@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.kernels.gram import check_finite
+from fedtangent.checks import finite, real_array, whole
 from fedtangent.theory import checks
 from fedtangent.theory.flow.flow import Flow
 from fedtangent.theory.precision import in_float64, is_concrete
@@ -44,13 +44,13 @@ def predicted_loss(flow: Flow, y_test: Any, r: int | None = None, mixing: Any = 
     checks.check_kind("flow", flow, Flow)
     if not is_concrete(y_test):
         raise ValueError("y_test must be known numbers, but it is being traced")
-    check_finite("y_test", targets := checks.check_real("y_test", y_test))
+    finite("y_test", targets := real_array("y_test", y_test))
     shape = (flow.kernels.ntk_test_train.shape[0], flow.y_train.shape[1])
     if targets.shape != shape:
         raise ValueError(f"y_test must be [m, C], here {shape}, got {targets.shape}")
-    r = flow.num_rounds if r is None else checks.check_index("r", r, flow.num_rounds)
+    r = flow.num_rounds if r is None else whole("r", r, 0, flow.num_rounds)
     if mixing is not None and is_concrete(mixing):
-        check_finite("mixing", checks.check_real("mixing", mixing))
+        finite("mixing", real_array("mixing", mixing))
     weights = jnp.full(flow.num_models, 1 / flow.num_models) if mixing is None else jnp.asarray(mixing, jnp.float64)
     if weights.shape != (flow.num_models,):
         raise ValueError(f"mixing must be one weight per model, [{flow.num_models}], got shape {weights.shape}")

@@ -41,6 +41,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedtangent.checks import number, real_array, symmetric
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import ROUNDING, Assumption, assumption, failing, report
 from fedtangent.theory.ntk_fl.lemmas import (
@@ -131,7 +132,7 @@ def linear_rate(kernel: Any, learning_rate: float) -> float:
     Args:
         kernel: [N, N] tangent kernel at the start of the round; learning_rate: eta of ``1/(2 N) |f - y|^2``.
     """
-    matrix = checks.check_symmetric("kernel", kernel)
+    matrix = symmetric("kernel", kernel)
     eigenvalues = np.linalg.eigvalsh(matrix)
     return float(np.max((1 - learning_rate * eigenvalues[[0, -1]] / len(matrix)) ** 2))
 
@@ -209,12 +210,13 @@ def _constants(
     x: np.ndarray, residual: Any, network: TwoLayerStart, learning_rate: float, delta: float
 ) -> tuple[NtkConstants, np.ndarray]:
     checks.check_kind("network", network, TwoLayerStart)
-    start = checks.check_real("residual", residual)
+    start = real_array("residual", residual)
     if start.shape != (len(x),):
         raise ValueError(f"residual: got shape {start.shape}, must be {(len(x),)}")
     covariance = network.covariance
-    checks.check_positive(learning_rate=learning_rate, width=network.width)
-    checks.check_probability("delta", delta)
+    number("learning_rate", learning_rate, above=0)
+    number("width", network.width, above=0)
+    number("delta", delta, above=0, below=1)
     kernel = expected_kernel(x, covariance)
     eigenvalues = np.linalg.eigvalsh(kernel)
     least = float(covariance) if np.ndim(covariance) == 0 else float(np.linalg.eigvalsh(covariance)[0])
@@ -234,11 +236,11 @@ def _theorem(
     name: str, x: np.ndarray, c: NtkConstants, kernel: np.ndarray, radius: float | None, initial_kernel: Any
 ) -> NtkTheorem:
     if radius is not None:
-        checks.check_at_least_zero("radius", radius)
+        number("radius", radius, at_least=0)
     reach = _movement(c) if radius is None else float(radius)
     found = [*_of_the_data(x, c), *_of_the_proof(c, reach, radius is not None)]
     if initial_kernel is not None:
-        start = checks.check_symmetric("network.kernel", initial_kernel)
+        start = symmetric("network.kernel", initial_kernel)
         if start.shape != kernel.shape:
             raise ValueError(f"network.kernel: got shape {start.shape}, must be {kernel.shape}")
         text = "Lemma 4: operator norm of H - H_inf at the start"

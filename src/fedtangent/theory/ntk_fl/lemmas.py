@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.kernels.gram import check_finite
+from fedtangent.checks import finite, number, real_array
 from fedtangent.models.two_layer import arc_cosine, square_root
 from fedtangent.theory import checks
 from fedtangent.types import Partition
@@ -62,7 +62,7 @@ def local_update_kernel(x: Any, v: Any, local: Any, partition: Partition) -> np.
     Raises:
         ValueError: shapes that do not fit, an example held by no client or by several.
     """
-    inputs, weights = check_inputs(x), checks.check_real("local", local)
+    inputs, weights = check_inputs(x), real_array("local", local)
     partition = check_division(partition, len(inputs))
     own = active_neurons(inputs, v)
     if weights.shape != (partition.num_clients, own.shape[1], inputs.shape[1]):
@@ -77,7 +77,7 @@ def local_update_kernel(x: Any, v: Any, local: Any, partition: Partition) -> np.
 
 def active_neurons(x: Any, v: Any) -> np.ndarray:
     """``1{v_r' x_i >= 0}``: [N, n] float64."""
-    inputs, weights = check_inputs(x), checks.check_real("v", v)
+    inputs, weights = check_inputs(x), real_array("v", v)
     if weights.ndim != 2 or weights.shape[1] != inputs.shape[1]:
         raise ValueError(f"v must be [n, {inputs.shape[1]}], got shape {weights.shape}")
     return (inputs @ weights.T >= 0).astype(np.float64)
@@ -88,9 +88,9 @@ def undecided_neurons(x: Any, v: Any, radius: float) -> np.ndarray:
 
     For inputs of norm 1 these are ``|v_r' x_i| <= radius``.
     """
-    inputs, weights = check_inputs(x), checks.check_real("v", v)
+    inputs, weights = check_inputs(x), real_array("v", v)
     active_neurons(inputs[:1], weights)
-    checks.check_at_least_zero("radius", radius)
+    number("radius", radius, at_least=0)
     return np.sum(np.abs(inputs @ weights.T) <= radius, axis=1)
 
 
@@ -133,10 +133,10 @@ def sampling_bound(width: float, num_examples: int, delta: float) -> float:
 
 def check_inputs(x: Any) -> np.ndarray:
     """Inputs as float64 [N, d]."""
-    inputs = checks.check_real("x", x)
+    inputs = real_array("x", x)
     if inputs.ndim != 2 or 0 in inputs.shape:
         raise ValueError(f"x must be [N, d] with N, d >= 1, got shape {inputs.shape}")
-    check_finite("x", inputs)
+    finite("x", inputs)
     return inputs
 
 
@@ -152,7 +152,7 @@ def check_division(partition: Partition, num_examples: int) -> Partition:
 
 def _root(covariance: Any, input_size: int) -> np.ndarray:
     if np.ndim(covariance) == 0:
-        checks.check_positive(covariance=covariance)
+        number("covariance", covariance, above=0)
         return math.sqrt(covariance) * np.eye(input_size)
     return square_root(covariance, input_size)
 
@@ -160,9 +160,11 @@ def _root(covariance: Any, input_size: int) -> np.ndarray:
 def _check_lemma(radius: float, alpha: float, delta: float, width: float, num_examples: int, form: str) -> None:
     if form not in FORMS:
         raise ValueError(f"form must be one of {FORMS}, got {form!r}")
-    checks.check_at_least_zero("radius", radius)
-    checks.check_positive(alpha=alpha, width=width, num_examples=num_examples)
-    checks.check_probability("delta", delta)
+    number("radius", radius, at_least=0)
+    number("alpha", alpha, above=0)
+    number("width", width, above=0)
+    number("num_examples", num_examples, above=0)
+    number("delta", delta, above=0, below=1)
 
 
 def weight_gap_bound(
@@ -197,8 +199,8 @@ def switched_bound(
 
     ``eta sqrt(d) / (N sqrt(n)) sum_{u=1}^{t-1} gamma_u sum_i |S_i(u)|``; ``switched`` [T] are the inner sums, at u.
     """
-    counts = checks.check_real("switched", switched)
-    residuals = checks.check_real("gamma", gamma)
+    counts = real_array("switched", switched)
+    residuals = real_array("gamma", gamma)
     if counts.shape != residuals.shape:
         raise ValueError(f"switched must have shape {residuals.shape}, got {counts.shape}")
     return _per_step(learning_rate, width, input_size) * _sums(residuals * counts) / num_examples
@@ -210,10 +212,10 @@ def residual_part(apart: Any, *, learning_rate: float, width: int, input_size: i
     ``apart`` [T + 1]: that l1 norm over examples, of residuals of the network minus those of its linearisation, each
     under its own descent, summed over the steps before t.
     """
-    norms = checks.check_real("apart", apart)
+    norms = real_array("apart", apart)
     if norms.ndim != 1 or not np.all(norms >= 0):
         raise ValueError(f"apart must be [T + 1] numbers of at least 0, got shape {norms.shape}")
-    checks.check_real_number("num_examples", num_examples)
+    number("num_examples", num_examples)
     return _per_step(learning_rate, width, input_size) * width * norms / num_examples
 
 
@@ -224,13 +226,15 @@ def figure_bound(gamma: Any) -> np.ndarray:
 
 def _per_step(learning_rate: float, width: int, input_size: int) -> float:
     """``eta sqrt(d / n)``: what one example's changed neuron adds, for a residual of 1, times N."""
-    checks.check_positive(learning_rate=learning_rate, width=width, input_size=input_size)
+    number("learning_rate", learning_rate, above=0)
+    number("width", width, above=0)
+    number("input_size", input_size, above=0)
     return learning_rate * math.sqrt(input_size / width)
 
 
 def _sums(gamma: Any) -> np.ndarray:
     """``sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T: the first step is taken with equal Jacobians."""
-    values = checks.check_real("gamma", gamma)
+    values = real_array("gamma", gamma)
     if values.ndim != 1 or len(values) == 0 or not np.all(values >= 0):
         raise ValueError(f"gamma must be [T] numbers of at least 0, got shape {values.shape}")
     return np.concatenate([[0.0], np.cumsum(values) - values[0]])
