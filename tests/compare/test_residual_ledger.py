@@ -299,7 +299,7 @@ def _made(
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: _made(rounds=0), "num_rounds must be at least 1; got 0"),
+        (lambda: _made(rounds=0), "num_rounds: got 0, must be a whole number of at least 1"),
         (lambda: _made(weighting="size"), "weighting: got 'size', allowed are examples, uniform"),
         (lambda: _made(network(5)), "does not have the parameters of the networks of fed_avg"),
         (lambda: _made(recipe=algorithms.local_only), "algorithm: local_only does not predict with trained networks"),

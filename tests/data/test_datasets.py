@@ -29,7 +29,7 @@ def test_registry():
         (
             "mnist",
             {"source": 3},
-            "mnist: got options source, allowed are cache_dir, tfds_dir, flatten, standardise, num_train, num_test, dtype",
+            "mnist: got options source, allowed are cache_dir, tfds_dir",
         ),
         ("digits", {"seed": -1}, "seed: got -1, must be a whole number of at least 0"),
         ("sine", {"seed": 0.5}, r"seed: got 0\.5, must be a whole number of at least 0"),

@@ -15,16 +15,14 @@ PARTITION = Partition(np.array([0, 1, 2, 5, 3, 4, 0]), np.array([0, 3, 3, 7]))  
 
 @pytest.fixture(params=[True, False], ids=["x64", "x32"])
 def x64(request):
-    before = jax.config.read(
-        r"dtype: got float64, must be float32 unless fedtangent\.enable_x64\(\) was called before any array was made"
-    )
+    before = jax.config.read(r"dtype: got float64, must be float32 without fedtangent\.enable_x64")
     jax.config.update(
-        r"dtype: got float64, must be float32 unless fedtangent\.enable_x64\(\) was called before any array was made",
+        r"dtype: got float64, must be float32 without fedtangent\.enable_x64",
         request.param,
     )
     yield request.param
     jax.config.update(
-        r"dtype: got float64, must be float32 unless fedtangent\.enable_x64\(\) was called before any array was made",
+        r"dtype: got float64, must be float32 without fedtangent\.enable_x64",
         before,
     )
 
@@ -59,7 +57,7 @@ def test_dtypes(x64):
     else:
         with pytest.raises(
             ValueError,
-            match=r"dtype: got float64, must be float32 unless fedtangent\.enable_x64\(\) was called before any array was made",
+            match=r"dtype: got float64, must be float32 without fedtangent\.enable_x64",
         ):
             federated_data(single, Y, PARTITION, dtype=np.float64)
 

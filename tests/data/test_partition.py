@@ -179,7 +179,7 @@ L = np.array([0, 0, 1, 1, 2, 2])
         (lambda: partition.classes(L, 3, 4, 0), "classes_per_client: got 4, must be a whole number from 1 to 3"),
         (
             lambda: partition.classes(L, 1, 2, 0),
-            r"num_clients \* classes_per_client: got 2, must be at least 3, the classes",
+            r"num_clients \* classes_per_client: got 2, must be at least 3 \(classes",
         ),
         (
             lambda: partition.classes(L, 6, 2, 0),

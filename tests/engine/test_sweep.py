@@ -136,7 +136,7 @@ def test_choosing_how_to_run_many() -> None:
         ({"evaluate_every": 0}, "evaluate_every: got 0"),
         ({"seeds": ()}, r"seeds: got \[\]"),
         ({"seeds": (1, 1)}, r"seeds: got \[1, 1\]"),
-        ({"seeds": (-1,)}, r"seeds: got \[-1\]"),
+        ({"seeds": (-1,)}, "seeds: got -1, must be a whole number from 0 to 4294967295"),
         ({"over": "pmap"}, "over: got 'pmap', allowed are auto, map, vmap"),
         ({"mapping": "sharded"}, "mapping: got 'sharded'"),
         ({"mapping": "pmap"}, "mapping: got 'pmap'"),

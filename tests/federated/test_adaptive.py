@@ -181,7 +181,7 @@ def test_constants_may_be_traced() -> None:
         ("fed_adam", {"beta_1": 1.0}, "beta_1: got 1, must be at least 0 and below 1"),
         ("fed_yogi", {"beta_2": -0.1}, "beta_2: got -0.1, must be at least 0 and below 1"),
         ("fed_adagrad", {"beta_1": float("nan")}, "beta_1: got nan"),
-        ("fed_adam", {"tau": 0.0}, "tau: got 0.0, must be positive"),
+        ("fed_adam", {"tau": 0.0}, r"tau: got 0\.0, must be above 0 and finite"),
         (
             "fed_adagrad",
             {"initial_second_moment": -1.0},

@@ -410,7 +410,7 @@ def test_linear_optimisers_pass_also_in_float32_and_while_tracing() -> None:
         ("scaffold", {"client_optimizer": HEAVY}, "client_optimizer: .*other than plain SGD"),
         ("scaffold", {"client_optimizer": optax.adam}, "client_optimizer: .*other than plain SGD"),
         ("scaffold", {"server_learning_rate": 0.0}, "server_learning_rate: got 0.0"),
-        ("fed_nova", {"mu": -1.0}, "mu: got -1, must be at least 0"),
+        ("fed_nova", {"mu": -1.0}, r"mu: got -1\.0, must be at least 0 and finite"),
         ("fed_nova", {"mu": 20.0}, r"mu \* client_learning_rate: got 2, must be at least 0 and below 1"),
         ("fed_nova", {"tau_eff": 0.0}, "tau_eff: got 0.0"),
         ("fed_nova", {"client_learning_rate": 0.0}, "client_learning_rate: got 0.0"),

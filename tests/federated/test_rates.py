@@ -53,7 +53,7 @@ def test_bad_decay(arguments: tuple[Any, ...], named: str) -> None:
 
 def test_only_a_concrete_rate_is_checked() -> None:
     for bad in (0.0, -1.0, np.nan, jnp.float32(np.inf), lambda t: -0.1 + 0 * t):
-        with pytest.raises(ValueError, match=r"rate: got 0\.0, must be above 0 and finite"):
+        with pytest.raises(ValueError, match=r"rate: got -1\.0, must be above 0 and finite"):
             check_rate("rate", bad)
     with pytest.raises(ValueError, match=r"rate: got an array of shape \(2,\), must be one number"):
         check_rate("rate", jnp.ones(2))

@@ -86,7 +86,7 @@ def test_own_models() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ((graph.ring(4), 0), "num_models must be at least 1; got 0"),
+        ((graph.ring(4), 0), "num_models: got 0, must be a whole number of at least 1"),
         ((graph.ring(4), 2, np.eye(3)), r"transition: got shape \(3, 3\), must be \[4, 4\]"),
         ((graph.ring(4), 2, np.full((4, 4), 0.25)), r"transition: moves from 0 to 2, which is no edge of ring\(4\)"),
         ((graph.ring(4), 2, 0.9 * np.eye(4)), "transition: row 0 sums to 0.9"),

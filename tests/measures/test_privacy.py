@@ -133,7 +133,7 @@ def test_without_noise_there_is_no_privacy(sampling: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"delta": 0}, "delta: got 0, must be between 0 and 1"),
+        ({"delta": 0}, "delta: got 0, must be above 0 and below 1"),
         ({"delta": 1.0}, "delta: got 1.0"),
         ({"noise_multiplier": -0.1}, "noise_multiplier: got -0.1, must be at least 0"),
         ({"noise_multiplier": math.nan}, "noise_multiplier: got nan"),

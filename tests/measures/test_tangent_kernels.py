@@ -153,7 +153,7 @@ def test_spectrum_of_known_eigenvalues() -> None:
         (lambda: measures.gram_operators(THETA, clients_of([[0, N]])), "clients: got rows 0 to 12"),
         (lambda: measures.gram_operators(THETA, clients_of([[0, 0]])), "holds a row twice"),
         (lambda: measures.gram_operators(THETA, clients_of(DISJOINT), max_pairs=0), "max_pairs: got 0"),
-        (lambda: watch(num_examples=1), "num_examples must be at least 2"),
+        (lambda: watch(num_examples=1), "num_examples: got 1, must be a whole number of at least 2"),
         (lambda: watch(model=mlp(D, C, (6,))), "does not have the parameters"),
         (lambda: watch(recipe=algorithms.local_only), "algorithm: local_only does not predict with trained networks"),
         (lambda: watch(recipe=algorithms.fed_be_no_distillation), "algorithm: fed_be_no_distillation does not"),

@@ -73,9 +73,7 @@ def _device_dtype(dtype: Any, x: np.ndarray) -> Any:
     if wanted not in (jnp.float32, jnp.float64, jnp.int32):
         raise ValueError(f"dtype: got {wanted}, allowed are float32, float64, int32")
     if wanted == jnp.float64 and not _x64():
-        raise ValueError(
-            "dtype: got float64, must be float32 unless fedtangent.enable_x64() was called before any array was made"
-        )
+        raise ValueError("dtype: got float64, must be float32 without fedtangent.enable_x64()")
     return wanted
 
 

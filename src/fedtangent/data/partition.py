@@ -81,7 +81,7 @@ def classes(labels: Any, num_clients: int, classes_per_client: int, seed: int) -
     slots = np.full(len(pool), base) + (rng.permutation(len(pool)) < extra)
     if base == 0:
         raise ValueError(
-            f"num_clients * classes_per_client: got {num_clients * per_client}, must be at least {len(pool)}, the classes"
+            f"num_clients * classes_per_client: got {num_clients * per_client}, must be at least {len(pool)} (classes)"
         )
     if (slots > pool).any():
         at = int(np.argmax(slots > pool))
