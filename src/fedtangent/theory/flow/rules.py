@@ -177,7 +177,7 @@ def _check_values(rule: Rule) -> None:
     choice("algorithm", rule.algorithm, ALGORITHMS)
     choice("dynamics", rule.dynamics, DYNAMICS)
     for name in ("mu", "weight_decay", "server_momentum"):
-        checks.check_at_least_zero(name, getattr(rule, name))
+        number(name, getattr(rule, name), at_least=0)
     number("homogeneity", rule.homogeneity)
     if is_concrete(rule.server_momentum) and float(rule.server_momentum) >= 1:
         raise ValueError(f"server_momentum: got {rule.server_momentum}, must be below 1")
