@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data as datasets
-from fedtangent.kernels.gram import KernelBlocks, check_finite, kernel_blocks
+from fedtangent.checks import finite
+from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent.types import FederatedData, Model, Partition, Schedule
 
 
@@ -55,7 +56,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         for name in ("x_train", "y_train", "x_test", "y_test"):
-            check_finite(name, getattr(self, name))
+            finite(name, getattr(self, name))
         if self.learning_rate == 0:
             object.__setattr__(self, "learning_rate", step_size(self))
 
@@ -107,8 +108,8 @@ def standardised(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nd
 
     This is also assumption 2 of NTK-FL's theorems (inputs of one norm).
     """
-    check_finite("x_train", train)
-    check_finite("x_test", test)
+    finite("x_train", train)
+    finite("x_test", test)
     mean = train.mean(axis=0)
     scaled = []
     for x in (train - mean, test - mean):
