@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import doctest
-import json
 from collections.abc import Callable
-from pathlib import Path as File
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +14,7 @@ import pytest
 
 import fedtangent
 from fedtangent import data
-from fedtangent.compare import LedgerRow, ResidualLedger, ledger_bounds, residual_ledger
+from fedtangent.compare import ResidualLedger, ledger_bounds, residual_ledger
 from fedtangent.compare import ledger as ledger_module
 from fedtangent.compare.statistics import fitted_slope
 from fedtangent.data import partition
@@ -27,8 +24,6 @@ from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models import mlp, rbf_linear
 from fedtangent.models.linear import LinearStructure
-from fedtangent.output.ledger import ledger_heat_map, ledger_table, summary, write_ledger
-from fedtangent.output.tables import console
 from fedtangent.theory import Rule
 from fedtangent.types import Cohort, Model, Partition
 
@@ -244,7 +239,6 @@ def test_a_network_that_is_not_finite_fails_without_an_error(wide: Seen) -> None
     ledger = dataclasses.replace(wide.ledger, snapshots=[], rows=[], sources=([], []))
     found = ledger(broken)
     assert found["failed"] == 1.0 and np.isnan(found["gap"]) and not ledger.passed
-    assert summary(ledger)[-1]["worst_ratio"] == np.inf
 
 
 @pytest.mark.slow
@@ -260,25 +254,6 @@ def test_gap_and_tolerance_fall_together_with_the_width() -> None:
         bounds.append(np.array([np.mean([r.tolerance for r in rows]) for rows in last]))
     assert fitted_slope(np.array(widths), gaps).slope < -0.6
     assert fitted_slope(np.array(widths), bounds).slope < -0.6
-
-
-def test_table_figure_and_files(wide: Seen, tmp_path: File) -> None:
-    bad = wide.ledger.against(models=[1, 0])
-    lines = summary(bad)
-    assert [line["round"] for line in lines] == [0, 4, 8, 12] and lines[-1]["rows"] == 2 * CLIENTS
-    worst = max((r for r in bad.rows if r.round == 12), key=lambda r: r.gap / r.tolerance)
-    assert (lines[-1]["worst_model"], lines[-1]["worst_client"]) == (worst.model, worst.client)
-    with console().capture() as captured:
-        console().print(ledger_table(bad))
-    assert "BEYOND TOLERANCE" in str(ledger_table(bad).title) and captured is not None
-    assert "all 32 within tolerance" in str(ledger_table(wide.ledger).title)
-    paths = write_ledger(bad, tmp_path / "ledger")
-    with paths[0].open(newline="") as file:
-        rows = list(csv.reader(file))
-    assert tuple(rows[0]) == LedgerRow._fields and len(rows) == 1 + len(bad.rows)
-    written = json.loads(paths[1].read_text())
-    assert written["passed"] is False and len(written["rows"]) == 4
-    assert ledger_heat_map(wide.ledger, tmp_path / "map.png").stat().st_size > 5000
 
 
 def test_the_example_of_the_docstring() -> None:

@@ -41,6 +41,13 @@ class Verdict(NamedTuple):
     control_fails: bool  # as it must
     sizes: str = ""  # on what, and how large
 
+    @classmethod
+    def of(
+        cls, subject: str, statement: str, sizes: str, found: tuple[str, str, bool], wrong: tuple[str, str, bool]
+    ) -> Verdict:
+        """Of what was ``found`` (measured, expected, holds), and of the ``wrong`` theory (name, measured, fails)."""
+        return cls(subject, statement, *found, *wrong, sizes)
+
     @property
     def passed(self) -> bool:
         """The comparison holds and its control does not."""

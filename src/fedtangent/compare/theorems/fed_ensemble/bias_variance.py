@@ -55,16 +55,12 @@ def _slope(exact: dict[int, Decomposition], seen: dict[int, Decomposition], size
     found = power_law({k: d.variance for k, d in seen.items()})
     predicted = power_law({k: d.variance for k, d in exact.items()}).slope
     undivided = power_law({k: _times(d.variance, k) for k, d in seen.items()})
-    return Verdict(
+    return Verdict.of(
         "FE-2024 Corollary 1, eq. (11)",
         "slope of log variance of the ensemble average in log K (exact flow, corollary: -1)",
-        f"{found.slope:.3f} +- {found.standard_error:.3f}",
-        f"{predicted:.3f}",
-        _agrees(found, predicted),
-        "not divided by K",
-        f"slope {undivided.slope:.3f}",
-        not _agrees(undivided, predicted),
         sizes,
+        (f"{found.slope:.3f} +- {found.standard_error:.3f}", f"{predicted:.3f}", _agrees(found, predicted)),
+        ("not divided by K", f"slope {undivided.slope:.3f}", not _agrees(undivided, predicted)),
     )
 
 
@@ -88,16 +84,16 @@ def _parts(exact: Decomposition, seen: Decomposition, schedules: int, sizes: str
         a, b = getattr(exact, name), getattr(seen, name)
         off = abs(b.value - value) / b.standard_error
         rows.append(
-            Verdict(
+            Verdict.of(
                 "FE-2024 eq. (10), FE-2021 eq. (3)",
                 f"{name} of the ensemble of {LAST}: simulation = closed form, within {allowed:.1f} standard errors",
-                f"{b.value:.4g} +- {b.standard_error:.2g}",
-                f"{a.value:.4g}",
-                abs(b.value - a.value) <= allowed * b.standard_error,
-                control,
-                f"{off:.1f} standard errors away",
-                not off <= allowed,
                 sizes,
+                (
+                    f"{b.value:.4g} +- {b.standard_error:.2g}",
+                    f"{a.value:.4g}",
+                    abs(b.value - a.value) <= allowed * b.standard_error,
+                ),
+                (control, f"{off:.1f} standard errors away", not off <= allowed),
             )
         )
     return rows
@@ -112,16 +108,12 @@ def _schedules(seed: int, schedules: int, num_rounds: int) -> Verdict:
         runs = repeated_runs.simulated(problem, plan, num_rounds, range(seed, seed + schedules), 1)[:, 0]
         exact = decompose_laws([law[0] for law in laws], problem.expected).variance.value
     seen = decompose_runs(runs, problem.expected).variance.value
-    return Verdict(
+    return Verdict.of(
         "FE-2024 eq. (10), FE-2021 eq. (3)",
         "variance that the schedules alone add (all models start at 0): simulation = closed form to 1e-9",
-        f"{seen:.6g}",
-        f"{exact:.6g}",
-        abs(seen - exact) <= EXACT * exact,
-        "divided by K again",
-        f"{exact / LAST:.3g}",
-        abs(seen - exact / LAST) > EXACT * exact,
         f"RBF-linear sine toy, N = {CLIENTS}, K = {LAST}, round {num_rounds}, {schedules} schedules",
+        (f"{seen:.6g}", f"{exact:.6g}", abs(seen - exact) <= EXACT * exact),
+        ("divided by K again", f"{exact / LAST:.3g}", abs(seen - exact / LAST) > EXACT * exact),
     )
 
 
@@ -132,16 +124,16 @@ def _identity(runs: np.ndarray, seen: Decomposition, problem: ToyProblem, sizes:
     variance = float(np.mean(runs.var(axis=(0, 1))))
     printed = problem.noise + float(np.mean((runs - problem.expected) ** 2)) + variance
     terms = problem.noise + bias + variance
-    return Verdict(
+    return Verdict.of(
         "FE-2024 eq. (10), FE-2021 eq. (3)",
         "mean squared error = data uncertainty + bias (of the mean of h, FE-2021) + variance, over the same runs",
-        f"{error:.6g}",
-        f"{terms:.6g}",
-        abs(error - terms) <= EXACT * error,
-        "bias of h itself, as FE-2024 prints it",
-        f"{printed:.6g}, off by the variance {seen.variance.value:.3g}",
-        abs(error - printed) > EXACT * error,
         sizes,
+        (f"{error:.6g}", f"{terms:.6g}", abs(error - terms) <= EXACT * error),
+        (
+            "bias of h itself, as FE-2024 prints it",
+            f"{printed:.6g}, off by the variance {seen.variance.value:.3g}",
+            abs(error - printed) > EXACT * error,
+        ),
     )
 
 
@@ -155,16 +147,16 @@ def _limit(problem: ToyProblem, sizes: str, num_rounds: int) -> Verdict:
     limit = float("nan") if found.limit is None else LAST * float(found.limit.mean())
     early, late = (float(law.variance.mean()) for law in laws)
     untrained = float(np.mean(np.diag(problem.blocks.nngp_test)))  # type: ignore[arg-type]
-    return Verdict(
+    return Verdict.of(
         "FE-2024 Corollary 1, eq. (11)",
         "variance of one model falls towards k(x, x) from above as rounds go on, and has not reached it",
-        f"{early:.3f} at round {rounds[0]}, {late:.3f} at round {rounds[1]}",
-        f"limit {limit:.3f} (jitter added to its diagonal: {found.assumptions[0].measured:.3g})",
-        bool(limit < late < early),
-        "untrained",
-        f"{untrained:.3f}",
-        untrained > early,
         sizes,
+        (
+            f"{early:.3f} at round {rounds[0]}, {late:.3f} at round {rounds[1]}",
+            f"limit {limit:.3f} (jitter added to its diagonal: {found.assumptions[0].measured:.3g})",
+            bool(limit < late < early),
+        ),
+        ("untrained", f"{untrained:.3f}", untrained > early),
     )
 
 

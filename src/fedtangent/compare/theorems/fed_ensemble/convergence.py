@@ -92,7 +92,13 @@ def _where_it_applies(seed: int, ages: int) -> list[Verdict]:
 
 
 def _bounded(theorem: str, what: str, where: str, ratio: float, control: str, wrong: float) -> Verdict:
-    return Verdict(theorem, what, f"{ratio:.3g}", "<= 1", ratio <= 1, control, f"{wrong:.3g}", wrong > 1, where)
+    return Verdict.of(
+        theorem,
+        what,
+        where,
+        (f"{ratio:.3g}", "<= 1", ratio <= 1),
+        (control, f"{wrong:.3g}", wrong > 1),
+    )
 
 
 def _rate(run: EqualRounds, where: str, ages: int) -> Verdict:
@@ -101,16 +107,12 @@ def _rate(run: EqualRounds, where: str, ages: int) -> Verdict:
     ends = residual_norms(run.flow, [last - 5 * (ages // 4), last])
     unit = float(run.theorem.exponent("first_order")[1])
     found = float(np.min(np.log(ends[0] / ends[1]))) / (ages // 4) / unit
-    return Verdict(
+    return Verdict.of(
         "FE-2021 eq. (27)",
         "decay of the residual's logarithm in a late age, slowest model, in units of u",
-        f"{found:.3f}",
-        ">= 1/3 (first order: 1)",
-        found >= 1 / 3,
-        "K / 3 = 1.667 of eq. (18) is more",
-        f"{found:.3f}",
-        found < 5 / 3,
         where,
+        (f"{found:.3f}", ">= 1/3 (first order: 1)", found >= 1 / 3),
+        ("K / 3 = 1.667 of eq. (18) is more", f"{found:.3f}", found < 5 / 3),
     )
 
 
@@ -120,16 +122,16 @@ def _too_large(seed: int, ages: int) -> Verdict:
     ratio = worst(residual_norms(run.flow, list(range(0, 5 * ages + 1, 5))), run.theorem.residual_bound())
     of_the_step = [a for a in run.theorem.assumptions if a.name in ("kappa_2_below_1", "kappa_3_small")]
     others = [name for name in run.theorem.failing if name not in {a.name for a in of_the_step}]
-    return Verdict(
+    return Verdict.of(
         "FE-2021 Theorem 9.1",
         f"a step of {LARGE:g} of the largest stable one, {STEPS} local steps: the bound fails, and the report says why",
-        f"residual / bound {ratio:.3g}; fails: {', '.join(run.theorem.failing)}",
-        "> 1 only where an assumption fails",
-        ratio <= 1 or bool(run.theorem.failing),
-        "without the assumptions on the step, failing",
-        f"{others or 'none'}",
-        ratio > 1 and not others,
         f"n = 40, 10 clients, K = 5, exact flow of {ages} ages",
+        (
+            f"residual / bound {ratio:.3g}; fails: {', '.join(run.theorem.failing)}",
+            "> 1 only where an assumption fails",
+            ratio <= 1 or bool(run.theorem.failing),
+        ),
+        ("without the assumptions on the step, failing", f"{others or 'none'}", ratio > 1 and not others),
     )
 
 
@@ -144,16 +146,12 @@ def _growth(seed: int, scale: str) -> Verdict:
         for r in range(1, len(case.model) + 1)
     )
     allowed = 1 + kappa_2(progress, 0.0, c2, 1.0, 1.0)
-    return Verdict(
+    return Verdict.of(
         "FE-2021 eq. (20), (26)",
         "growth of the residual inside an age, worst direction, where kappa_2 < 1",
-        f"{growth:.9f}",
-        f"<= 1 + kappa_2 = {allowed:.4f}",
-        growth <= allowed < 2,
-        "no growth at all",
-        f"{growth - 1:.1e} above 1",
-        growth > 1 + 1e-12,
         f"n = {len(case.theta)}, {len(case.rows)} clients, K = 3, eta_0 tau = {progress:.2e}",
+        (f"{growth:.9f}", f"<= 1 + kappa_2 = {allowed:.4f}", growth <= allowed < 2),
+        ("no growth at all", f"{growth - 1:.1e} above 1", growth > 1 + 1e-12),
     )
 
 
@@ -167,16 +165,12 @@ def _movement(seed: int) -> list[Verdict]:
     bound, printed = (theorem.movement_bound(form, growth)[ages, :1] for form in ("summed", "equation_18"))
     ratio, wrong = worst(moved, bound), worst(moved, np.broadcast_to(bound[1], bound.shape))
     return [
-        Verdict(
+        Verdict.of(
             "FE-2021 Theorem 9.1, eq. (18) second line",
             "movement of the weights / bound, largest over ages; growth inside an age measured",
-            f"{ratio:.3g} (as printed, with 3 eta_0 nbar for 3: {worst(moved, printed):.3g})",
-            "<= 1",
-            ratio <= 1,
-            "the bound of the first age for all",
-            f"{wrong:.3g}",
-            wrong > 1,
             f"n = 40, 10 clients, K = 5, exact flow of {MOVING_AGES} ages",
+            (f"{ratio:.3g} (as printed, with 3 eta_0 nbar for 3: {worst(moved, printed):.3g})", "<= 1", ratio <= 1),
+            ("the bound of the first age for all", f"{wrong:.3g}", wrong > 1),
         )
     ]
 
@@ -212,18 +206,14 @@ def _one_network(setting: Setting, width: int) -> Verdict:
     norms = np.linalg.norm(seen.train[:, :, 0] - setting.y_train, axis=(2, 3))  # at every age
     ratio = worst(norms, theorem.residual_bound()[: len(norms)])
     wrong = worst(norms, theorem.residual_bound("proof", theorem.constants.lambda_max)[: len(norms)])
-    return Verdict(
+    return Verdict.of(
         "FE-2024 Theorem 1",
         f"{setting.name}: trained networks' residual / bound, largest over ages and models; assumptions that fail: "
         f"{', '.join(theorem.failing)}",
-        f"{ratio:.3g} (lambda_min {theorem.constants.lambda_min:.2g})",
-        "<= 1",
-        ratio <= 1,
-        "lambda_max for lambda_min",
-        f"{wrong:.3g}",
-        wrong > 1,
         f"n = {len(setting.x_train)}, {setting.partition.num_clients} clients, K = {length}, width {width}, "
         f"{setting.num_rounds} rounds",
+        (f"{ratio:.3g} (lambda_min {theorem.constants.lambda_min:.2g})", "<= 1", ratio <= 1),
+        ("lambda_max for lambda_min", f"{wrong:.3g}", wrong > 1),
     )
 
 

@@ -105,16 +105,12 @@ def _row(
     control: str, wrong: Approximation,
 ) -> Verdict:  # fmt: skip
     two, three, other = (slope(STEPS, _errors(true, f)) for f in (first, total, wrong))
-    return Verdict(
+    return Verdict.of(
         theorem,
         statement,
-        f"slopes {two:.3f}, {three:.3f}",
-        f"2, 3 (+- {BAND:g})",
-        abs(two - 2) < BAND and abs(three - 3) < BAND,
-        control,
-        f"slope {other:.3f}",
-        abs(other - 3) >= BAND,
         where,
+        (f"slopes {two:.3f}, {three:.3f}", f"2, 3 (+- {BAND:g})", abs(two - 2) < BAND and abs(three - 3) < BAND),
+        (control, f"slope {other:.3f}", abs(other - 3) >= BAND),
     )
 
 
@@ -200,16 +196,12 @@ def _predicted_error(case: RandomFederation, where: str, true: Approximation, wr
     right = relative(lambda h: expansion(case.age(h)).second_order)
     other = relative(lambda h: wrong(h) - expansion(case.age(h)).first_order)
     found, control = slope(STEPS, right), slope(STEPS, other)
-    return Verdict(
+    return Verdict.of(
         "FE-2021 section 9.2",
         "second-order terms against the measured difference: relative error and its slope in the step",
-        f"{right[-1]:.1e} at step {STEPS[-1]:g}, slope {found:.3f}",
-        f"slope 1 (+- {BAND:g})",
-        abs(found - 1) < BAND,
-        "Var dropped",
-        f"{other[-1]:.2f}, slope {control:.3f}",
-        abs(control - 1) >= BAND,
         where,
+        (f"{right[-1]:.1e} at step {STEPS[-1]:g}, slope {found:.3f}", f"slope 1 (+- {BAND:g})", abs(found - 1) < BAND),
+        ("Var dropped", f"{other[-1]:.2f}, slope {control:.3f}", abs(control - 1) >= BAND),
     )
 
 

@@ -85,16 +85,16 @@ def _linear_check(size: Scale, seed: int) -> Verdict:
     ledger = _ledger(model, x, np.sin(4 * x), 0.1, size, seed)
     wrong = _wrong_rate(ledger, 1 + 1e-6)
     rows = _later(ledger)
-    return Verdict(
-        subject=THEOREM,
-        statement="linear model: every client's residual at every evaluation is the flow's, to rounding",
-        sizes=f"{len(rows)} rows: {CLIENTS} clients, 2 models, {EVALUATIONS} of {size.num_rounds} rounds",
-        measured=f"largest gap {max(row.gap for row in rows):.1e}",
-        expected=f"<= {max(row.tolerance for row in rows):.1e}",
-        holds=ledger.passed,
-        control="step size wrong by 1e-6",
-        control_measured=f"{_share_failed([wrong])} fail",
-        control_fails=not wrong.passed,
+    return Verdict.of(
+        THEOREM,
+        "linear model: every client's residual at every evaluation is the flow's, to rounding",
+        f"{len(rows)} rows: {CLIENTS} clients, 2 models, {EVALUATIONS} of {size.num_rounds} rounds",
+        (
+            f"largest gap {max(row.gap for row in rows):.1e}",
+            f"<= {max(row.tolerance for row in rows):.1e}",
+            ledger.passed,
+        ),
+        ("step size wrong by 1e-6", f"{_share_failed([wrong])} fail", not wrong.passed),
     )
 
 
@@ -102,16 +102,16 @@ def _bound_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verd
     widest = networks[max(networks)]
     wrong = [_wrong_rate(ledger, LARGER) for ledger in widest]
     ledgers = [ledger for same in networks.values() for ledger in same]
-    return Verdict(
-        subject=THEOREM,
-        statement="networks: gap within the kernel's measured change, propagated, and its second-order share",
-        sizes=f"widths {', '.join(map(str, networks))}, {size.draws} seeds x 2 models, {size.num_rounds} rounds",
-        measured=f"largest gap / tolerance {_worst(ledgers):.2f}",
-        expected="<= 1",
-        holds=all(ledger.passed for ledger in ledgers),
-        control=f"step size x {LARGER} at width {max(networks)}",
-        control_measured=f"{_share_failed(wrong)} fail",
-        control_fails=all(not ledger.passed for ledger in wrong),
+    return Verdict.of(
+        THEOREM,
+        "networks: gap within the kernel's measured change, propagated, and its second-order share",
+        f"widths {', '.join(map(str, networks))}, {size.draws} seeds x 2 models, {size.num_rounds} rounds",
+        (f"largest gap / tolerance {_worst(ledgers):.2f}", "<= 1", all(ledger.passed for ledger in ledgers)),
+        (
+            f"step size x {LARGER} at width {max(networks)}",
+            f"{_share_failed(wrong)} fail",
+            all(not ledger.passed for ledger in wrong),
+        ),
     )
 
 
@@ -125,16 +125,12 @@ def _slope_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verd
     fit = fitted_slope(widths, [_last_gaps(same, size.num_rounds) for same in networks.values()])
     exchanged = [[ledger.against(models=[1, 0]) for ledger in same] for same in networks.values()]
     other = fitted_slope(widths, [_last_gaps(same, size.num_rounds) for same in exchanged])
-    return Verdict(
-        subject=THEOREM,
-        statement="networks: gap of the last round against width, O(l^-1/2) at most",
-        sizes=f"widths {', '.join(map(str, networks))}, {size.draws} seeds x 2 models, {size.num_rounds} rounds",
-        measured=f"slope {fit.slope:+.2f} +- {fit.standard_error:.2f}",
-        expected=f"<= {SLOPE + BAND}",
-        holds=bool(fit.slope <= SLOPE + BAND),
-        control="another model's initial function",
-        control_measured=f"slope {other.slope:+.2f}",
-        control_fails=bool(other.slope > SLOPE + BAND),
+    return Verdict.of(
+        THEOREM,
+        "networks: gap of the last round against width, O(l^-1/2) at most",
+        f"widths {', '.join(map(str, networks))}, {size.draws} seeds x 2 models, {size.num_rounds} rounds",
+        (f"slope {fit.slope:+.2f} +- {fit.standard_error:.2f}", f"<= {SLOPE + BAND}", bool(fit.slope <= SLOPE + BAND)),
+        ("another model's initial function", f"slope {other.slope:+.2f}", bool(other.slope > SLOPE + BAND)),
     )
 
 

@@ -88,16 +88,16 @@ def theorem_2(case: AllowedRun, rounds: int) -> list[Verdict]:
     first_order = 2 * eta * LOCAL_STEPS * float(np.linalg.eigvalsh(case.kernel)[0]) / (2 * 2)
     return [
         _bounded("NTK-FL Theorem 2", theorem, squared, at, where),
-        Verdict(
+        Verdict.of(
             "NTK-FL Theorem 2, (58)",
             "late decay of the squared residual's logarithm, a round, over 2 eta tau lambda_min(H) / (N M)",
-            f"{slope / first_order:.4f}",
-            "1, to 2 % (the theorem's own rate is a quarter of it)",
-            abs(slope / first_order - 1) < 0.02,
-            "without the 1/M of (58)",
-            f"{slope / first_order / 2:.3f}",
-            abs(slope / first_order / 2 - 1) > 0.1,
             where,
+            (
+                f"{slope / first_order:.4f}",
+                "1, to 2 % (the theorem's own rate is a quarter of it)",
+                abs(slope / first_order - 1) < 0.02,
+            ),
+            ("without the 1/M of (58)", f"{slope / first_order / 2:.3f}", abs(slope / first_order / 2 - 1) > 0.1),
         ),
     ]
 
@@ -131,16 +131,12 @@ def linearised(seed: int, width: int) -> Verdict:
     seen = exact > 1e-9 * start
     ratio = float(np.max(paths.linear[seen] / exact[seen]))
     wrong = float(np.max(paths.tangent / theorem.residual_bound(steps)))
-    return Verdict(
+    return Verdict.of(
         "NTK-FL eq. (9a)",
         "squared residual of the linearised network / (1 - eta lambda_min(H) / N)^(2 t), largest over t",
-        f"{ratio:.6f}",
-        "<= 1",
-        ratio <= 1 + 1e-9,
-        "Theorem 1 for the network at NTK-FL's own weights",
-        f"{wrong:.3g}",
-        wrong > 1,
         f"sphere, N = {len(x)}, n = {width}, half of the largest stable step, 400 steps",
+        (f"{ratio:.6f}", "<= 1", ratio <= 1 + 1e-9),
+        ("Theorem 1 for the network at NTK-FL's own weights", f"{wrong:.3g}", wrong > 1),
     )
 
 
@@ -158,16 +154,12 @@ def _bounded(name: str, theorem: NtkTheorem, squared: np.ndarray, at: np.ndarray
     ratio = float(np.max(squared[1:] / theorem.residual_bound(at)[1:]))
     wrong = float(np.max(squared[1:] / theorem.residual_bound(at, theorem.constants.lambda_max)[1:]))
     failing = ", ".join(theorem.failing) or "none"
-    return Verdict(
+    return Verdict.of(
         name,
         f"squared residual / bound, largest after the start; assumptions that fail: {failing}",
-        f"{ratio:.4f}",
-        "<= 1, no assumption fails",
-        ratio <= 1 and not theorem.failing,
-        "lambda_max for lambda",
-        f"{wrong:.3g}",
-        wrong > 1.1,
         where,
+        (f"{ratio:.4f}", "<= 1, no assumption fails", ratio <= 1 and not theorem.failing),
+        ("lambda_max for lambda", f"{wrong:.3g}", wrong > 1.1),
     )
 
 

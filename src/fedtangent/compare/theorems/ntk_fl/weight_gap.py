@@ -35,16 +35,16 @@ def lemma_1(seed: int, draws: int) -> Verdict:
     fails = {form: float(np.mean(largest > undecided_bound(radius, 1.0, delta, width, num, form)))
              for form in ("printed", "concentration", "union")}  # fmt: skip
     allowed = delta + 3 * np.sqrt(delta * (1 - delta) / draws)
-    return Verdict(
+    return Verdict.of(
         "NTK-FL Lemma 1",
         "how often some |S_i| is above the bound: Markov's inequality for the union, and Hoeffding's",
-        f"{fails['union']:.3f}, {fails['concentration']:.3f}",
-        f"<= delta + 3 standard errors = {allowed:.3f}",
-        bool(max(fails["union"], fails["concentration"]) <= allowed),
-        "the lemma as printed, for all examples at once",
-        f"{fails['printed']:.3f}",
-        bool(fails["printed"] > allowed),
         f"N = {num} orthonormal inputs, n = {width}, R = {radius} alpha, delta = {delta}, {draws} draws",
+        (
+            f"{fails['union']:.3f}, {fails['concentration']:.3f}",
+            f"<= delta + 3 standard errors = {allowed:.3f}",
+            bool(max(fails["union"], fails["concentration"]) <= allowed),
+        ),
+        ("the lemma as printed, for all examples at once", f"{fails['printed']:.3f}", bool(fails["printed"] > allowed)),
     )
 
 
@@ -66,16 +66,12 @@ def lemma_2(seed: int, width: int) -> Verdict:
     radius = float(paths.watched["moved"].max())
     printed = weight_gap_bound(paths.largest[:-1], radius=radius, **sizes)
     over = [float(np.max(paths.gap[3:] / bound[3:])) for bound in (printed, sharp, counted / np.sqrt(width))]
-    return Verdict(
+    return Verdict.of(
         "NTK-FL Lemma 2",
         "l1 distance of NTK and descent weights / Lemma 2's bound; / (25d) with what did switch and the part left out",
-        f"{over[0]:.2g}; {over[1]:.2g}",
-        "<= 1",
-        max(over[:2]) <= 1,
-        "(25d) for a factor 1/n in eq. (12)",
-        f"{over[2]:.3g}",
-        over[2] > 1,
         f"sphere, N = {size}, n = {width}, half of the largest stable step, {steps} steps, R = {radius:.2g} measured",
+        (f"{over[0]:.2g}; {over[1]:.2g}", "<= 1", max(over[:2]) <= 1),
+        ("(25d) for a factor 1/n in eq. (12)", f"{over[2]:.3g}", over[2] > 1),
     )
 
 
