@@ -89,7 +89,7 @@ def test_some_groups_alone_at_another_scale(run: Callable, folder: Path, groups:
     [
         (("--scale", "huge"), "scale: got 'huge', allowed are default, paper"),
         (("--only", "gp"), f"only: got 'gp', allowed are {', '.join(NAMES)}"),
-        (("--seed", "-1"), "seed: got -1, must be from 0 to 2**32 - 1"),
+        (("--seed", "-1"), "seed: got -1, must be a whole number from 0 to 4294967295"),
     ],
 )
 def test_bad_input_is_one_line_before_any_work(run: Callable, folder: Path, arguments: tuple, said: str) -> None:

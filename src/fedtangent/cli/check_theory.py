@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from fedtangent.checks import choice, whole
 from fedtangent.compare.theorems import SCALES, TheoremEntry, wanted
 from fedtangent.compare.verdicts import Verdict, as_rows, summary
 from fedtangent.output.files import output_folder, write_config, write_result
@@ -43,10 +44,8 @@ class TheoryJob(NamedTuple):
 
 def prepare(options: CheckTheoryOptions) -> TheoryJob:
     """Check every option; raises ``ValueError``, and writes nothing."""
-    if options.scale not in SCALES:
-        raise ValueError(f"scale: got {options.scale!r}, allowed are {', '.join(SCALES)}")
-    if not 0 <= options.seed < 2**32:
-        raise ValueError(f"seed: got {options.seed}, must be from 0 to 2**32 - 1")
+    choice("scale", options.scale, SCALES)
+    whole("seed", options.seed, 0, 2**32 - 1)
     return TheoryJob(options, wanted(options.only))
 
 

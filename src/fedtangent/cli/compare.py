@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from fedtangent.checks import whole
 from fedtangent.compare import Setting, SideBySide, build, run
 from fedtangent.compare.cases import DEFAULT_CASES
 from fedtangent.compare.verdicts import as_rows, summary
@@ -55,8 +56,7 @@ def prepare(options: CompareOptions) -> CompareJob:
     """Check every option and load the data; raises ``ValueError``, and writes nothing."""
     if not options.case:
         raise ValueError(f"case: got none, allowed are {', '.join(catalogue('cases'))}")
-    if not 0 <= options.seed < 2**32:
-        raise ValueError(f"seed: got {options.seed}, must be from 0 to 2**32 - 1")
+    whole("seed", options.seed, 0, 2**32 - 1)
     check_data_dir(options.data_dir)
     for name in options.case:
         choose("cases", name)  # before any data is loaded

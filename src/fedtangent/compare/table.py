@@ -31,25 +31,19 @@ class MethodRow(NamedTuple):
     seconds: float | None
 
 
-class Predictive(NamedTuple):
-    """Gaussian predictions at the test points: ``mean`` [m, C], knowledge ``variance`` [m, C]."""
-
-    mean: np.ndarray
-    variance: np.ndarray
-
-
-def scores(predictive: Predictive, y: np.ndarray) -> tuple[float, float]:
+def scores(mean: np.ndarray, variance: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Gaussian NLL per output and coverage of the 95 % interval, with noise added to the knowledge uncertainty.
 
-    The noise variance is the same for every point and output: the mean squared residual not explained by the
-    knowledge variance, on the even test points; NLL and coverage are measured on the odd ones.
+    ``mean`` [m, C] and the knowledge ``variance`` [m, C] are the prediction's. The noise variance is the same for every
+    point and output: the mean squared residual not explained by the knowledge variance, on the even test points; NLL
+    and coverage are measured on the odd ones.
     """
     fit, held = slice(0, None, 2), slice(1, None, 2)
-    residual = (y - predictive.mean) ** 2
-    noise = max(float(np.mean(residual[fit] - predictive.variance[fit])), 1e-6)
-    variance = predictive.variance[held] + noise
-    nll = 0.5 * np.mean(np.log(2 * np.pi * variance) + residual[held] / variance)
-    return float(nll), float(np.mean(residual[held] <= 1.959963985**2 * variance))
+    residual = (y - mean) ** 2
+    noise = max(float(np.mean(residual[fit] - variance[fit])), 1e-6)
+    total = variance[held] + noise
+    nll = 0.5 * np.mean(np.log(2 * np.pi * total) + residual[held] / total)
+    return float(nll), float(np.mean(residual[held] <= 1.959963985**2 * total))
 
 
 def _accuracy(setting: Setting, mean: np.ndarray) -> float | None:
@@ -66,7 +60,7 @@ def simulated_row(setting: Setting, seen: Simulated, theory: Predicted, flow_err
     ensembles = seen.ensemble[-1]  # [E, m, C]
     draws = members.reshape(-1, *members.shape[2:])
     variance = draws.var(axis=0, ddof=1)
-    nll, coverage = scores(Predictive(draws.mean(axis=0), variance), setting.y_test)
+    nll, coverage = scores(draws.mean(axis=0), variance, setting.y_test)
     mean, cov = reference(theory)
     comparable = theory.limit is not None or flow_error is not None
     accuracies = [_accuracy(setting, e) for e in ensembles]
@@ -104,7 +98,7 @@ def theory_row(
     """
     num_models = setting.schedule.num_models
     variance = np.broadcast_to(np.maximum(np.diag(cov), 0)[:, None], mean.shape)
-    nll, coverage = scores(Predictive(mean, variance), setting.y_test)
+    nll, coverage = scores(mean, variance, setting.y_test)
     return MethodRow(
         setting=setting.name,
         method=method,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TypeVar
 
+from fedtangent.checks import choice
 from fedtangent.entries import Entry, catalogue
 
 SCALES = ("default", "paper")
@@ -45,6 +46,4 @@ def wanted(names: tuple[str, ...]) -> dict[str, TheoremEntry]:
 
 def of_scale(scale: str, default: Size, paper: Size) -> Size:
     """The one of the two that ``scale`` asks for; raises ``ValueError`` for another scale."""
-    if scale not in SCALES:
-        raise ValueError(f"scale: got {scale!r}, allowed are {', '.join(SCALES)}")
-    return default if scale == "default" else paper
+    return default if choice("scale", scale, SCALES) == "default" else paper

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from fedtangent.types import Cohort, Partition
 
 STEPS = np.array([1e-2, 5e-3, 2.5e-3, 1.25e-3])
 BAND = 0.1  # of a fitted slope
-Approximation = Callable[[float], np.ndarray]
+Operators = list[np.ndarray]  # of each of STEPS, [n, n]
 
 
 class RandomFederation(NamedTuple):
@@ -84,11 +84,6 @@ def random_federation(scale: str, seed: int, num_models: int = 3, num_features: 
     return RandomFederation(features @ features.T, rows, orders.T, rng.integers(2, 6, len(sizes)))
 
 
-def slope(steps: np.ndarray, errors: list[float]) -> float:
-    """Least-squares slope of log error against log step."""
-    return float(np.polyfit(np.log(steps), np.log(errors), 1)[0])
-
-
 def checks(scale: str, seed: int) -> list[Verdict]:
     """Every statement on the second-order terms."""
     case = random_federation(scale, seed)
@@ -96,15 +91,25 @@ def checks(scale: str, seed: int) -> list[Verdict]:
     return [*_lemmas(case, where, seed), *_ages(case, where)]
 
 
-def _errors(true: Approximation, found: Approximation) -> list[float]:
-    return [float(np.linalg.norm(true(h) - found(h))) for h in STEPS.tolist()]
+def _slope(errors: list[float]) -> float:
+    """Least-squares slope of log error against log step."""
+    return float(np.polyfit(np.log(STEPS), np.log(errors), 1)[0])
 
 
-def _row(
-    theorem: str, statement: str, where: str, true: Approximation, first: Approximation, total: Approximation,
-    control: str, wrong: Approximation,
-) -> Verdict:  # fmt: skip
-    two, three, other = (slope(STEPS, _errors(true, f)) for f in (first, total, wrong))
+class Orders(NamedTuple):
+    """An operator, what it is to first and to second order, and a wrong second order."""
+
+    true: Operators
+    first: Operators
+    total: Operators
+    wrong: Operators
+
+
+def _row(theorem: str, statement: str, where: str, of: Orders, control: str) -> Verdict:
+    two, three, other = (
+        _slope([float(np.linalg.norm(a - b)) for a, b in zip(of.true, found, strict=True)])
+        for found in (of.first, of.total, of.wrong)
+    )
     return Verdict.of(
         theorem,
         statement,
@@ -118,84 +123,67 @@ def _lemmas(case: RandomFederation, where: str, seed: int) -> list[Verdict]:
     rng = np.random.default_rng(seed)
     several = rng.standard_normal((4, len(case.theta), len(case.theta))) / np.sqrt(len(case.theta))
     weights = rng.dirichlet(np.ones(4))
-
-    def product(h: float) -> np.ndarray:
-        whole = np.eye(len(case.theta))
-        for a in several:
-            whole = expm(-h * a) @ whole
-        return whole
-
-    def average(h: float) -> np.ndarray:
-        return np.asarray(sum(p * expm(-h * a) for p, a in zip(weights, several, strict=True)))
-
-    pair = lambda h: exponential_product(several, h)  # noqa: E731
-    mean = lambda h: exponential_average(several, weights, h)  # noqa: E731
+    products, averages = [], []
+    for h in STEPS:
+        exponentials = [expm(-h * a) for a in several]
+        products.append(functools.reduce(lambda whole, one: one @ whole, exponentials, np.eye(len(case.theta))))
+        averages.append(np.asarray(sum(p * one for p, one in zip(weights, exponentials, strict=True))))
+    pair = [exponential_product(several, h) for h in STEPS.tolist()]
+    mean = [exponential_average(several, weights, h) for h in STEPS.tolist()]
+    other_sign = [p.first_order - p.second_order for p in pair]
+    twice = [m.first_order + 2 * m.second_order for m in mean]
     return [
         _row(
             "FE-2021 Lemma 9.2",
             "product of exponentials - exponential of the sum: slope in the step, then with the commutators",
             f"4 random operators, {where}",
-            product,
-            lambda h: pair(h).first_order,
-            lambda h: pair(h).total,
+            Orders(products, [p.first_order for p in pair], [p.total for p in pair], other_sign),
             "commutators of the other sign",
-            lambda h: pair(h).first_order - pair(h).second_order,
         ),
         _row(
             "FE-2021 Lemma 9.3",
             "average of exponentials - exponential of the average: slope in the step, then with Var",
             f"4 random operators, {where}",
-            average,
-            lambda h: mean(h).first_order,
-            lambda h: mean(h).total,
+            Orders(averages, [m.first_order for m in mean], [m.total for m in mean], twice),
             "without the factor 1/2",
-            lambda h: mean(h).first_order + 2 * mean(h).second_order,
         ),
     ]
 
 
 def _ages(case: RandomFederation, where: str) -> list[Verdict]:
-    def flow(h: float) -> np.ndarray:
-        return case.true_age(h, "gradient_flow")
-
-    def descent(h: float) -> np.ndarray:
-        return case.true_age(h, "gradient_descent")
-
-    def first(h: float) -> np.ndarray:
-        return expansion(case.age(h)).first_order
-
-    def without_variance(h: float) -> np.ndarray:
-        return first(h) + 0.5 * commutator_sum(list(case.age(h).means))
-
+    flow, descent = ([case.true_age(h, f"gradient_{way}") for h in STEPS.tolist()] for way in ("flow", "descent"))
+    ages = [case.age(h) for h in STEPS.tolist()]
+    by_flow, by_descent = ([expansion(age, f"gradient_{way}") for age in ages] for way in ("flow", "descent"))
+    first, total = [e.first_order for e in by_flow], [e.total for e in by_flow]
+    no_variance = [f + 0.5 * commutator_sum(list(age.means)) for f, age in zip(first, ages, strict=True)]
+    product, printed = [equation_13(age) for age in ages], [equation_13(age, order="printed") for age in ages]
     what = "one age - first-order exponential: slope in the step, then with Var and commutators"
-    return [
-        _row("FE-2021 section 9.2", f"gradient flow, {what}", where, flow, first,
-             lambda h: expansion(case.age(h)).total, "Var dropped", without_variance),
-        _row("FE-2021 section 9.2", f"gradient descent, {what} and -eta^2 tau E[Pi^2] / 2", where, descent, first,
-             lambda h: expansion(case.age(h), "gradient_descent").total, "gradient flow's terms",
-             lambda h: expansion(case.age(h)).total),
-        _row("FE-2021 eq. (13)", "first-order exponential, then the product with one Var at a time", where, flow, first,
-             lambda h: equation_13(case.age(h)), "order of factors as printed",
-             lambda h: equation_13(case.age(h), order="printed")),
-        _row("FE-2021 eq. (14)", "first-order exponential, then U", where, flow, first,
-             lambda h: operator_u(case.age(h)), "U without its second-order terms", first),
-        _predicted_error(case, where, flow, without_variance),
-    ]  # fmt: skip
+    rows = {
+        ("section 9.2", f"gradient flow, {what}", "Var dropped"): Orders(flow, first, total, no_variance),
+        ("section 9.2", f"gradient descent, {what} and -eta^2 tau E[Pi^2] / 2", "gradient flow's terms"): Orders(
+            descent, first, [e.total for e in by_descent], total
+        ),
+        (
+            "eq. (13)",
+            "first-order exponential, then the product with one Var at a time",
+            "order of factors as printed",
+        ): Orders(flow, first, product, printed),
+        ("eq. (14)", "first-order exponential, then U", "U without its second-order terms"): Orders(
+            flow, first, [operator_u(age) for age in ages], first
+        ),
+    }
+    found = [_row(f"FE-2021 {place}", said, where, of, control) for (place, said, control), of in rows.items()]
+    terms = [e.second_order for e in by_flow], [w - f for w, f in zip(no_variance, first, strict=True)]
+    return [*found, _predicted_error(where, [t - f for t, f in zip(flow, first, strict=True)], *terms)]
 
 
-def _predicted_error(case: RandomFederation, where: str, true: Approximation, wrong: Approximation) -> Verdict:
+def _predicted_error(where: str, measured: Operators, terms: Operators, wrong: Operators) -> Verdict:
     """The second-order terms against the measured difference: relative error falls as the step."""
-
-    def relative(terms: Approximation) -> list[float]:
-        measured = [true(h) - expansion(case.age(h)).first_order for h in STEPS.tolist()]
-        return [
-            float(np.linalg.norm(terms(h) - m) / np.linalg.norm(m))
-            for h, m in zip(STEPS.tolist(), measured, strict=True)
-        ]
-
-    right = relative(lambda h: expansion(case.age(h)).second_order)
-    other = relative(lambda h: wrong(h) - expansion(case.age(h)).first_order)
-    found, control = slope(STEPS, right), slope(STEPS, other)
+    right, other = (
+        [float(np.linalg.norm(t - m) / np.linalg.norm(m)) for t, m in zip(of, measured, strict=True)]
+        for of in (terms, wrong)
+    )
+    found, control = _slope(right), _slope(other)
     return Verdict.of(
         "FE-2021 section 9.2",
         "second-order terms against the measured difference: relative error and its slope in the step",

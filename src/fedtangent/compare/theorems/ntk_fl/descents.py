@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent.checks import choice
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.types import Array, Model, PyTree
 
@@ -51,8 +52,7 @@ def descents(
     Raises:
         ValueError: an unknown kernel.
     """
-    if kernel not in ("exact", "averaged"):
-        raise ValueError(f"kernel: got {kernel!r}, allowed are exact, averaged")
+    choice("kernel", kernel, ("exact", "averaged"))
     found = jax.device_get(
         _descents(model, params, jnp.asarray(x), jnp.asarray(y), learning_rate, int(steps), kernel, watch)
     )
