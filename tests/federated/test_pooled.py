@@ -29,7 +29,6 @@ from .toys import (
     NUM_CLIENTS,
     SIZES,
     cohorts,
-    counting,
     distance,
     federated,
     fixed,
@@ -218,25 +217,9 @@ def test_data_that_was_not_shared_is_an_error() -> None:
         simulate(beyond, DATA, 1, SEED, "scan")
 
 
-def test_a_warm_start_is_training_on_the_global_set() -> None:
-    model, calls = counting(MODEL)
-    warm = algorithms.warm_started(model, DATA.x[SHARED], DATA.y[SHARED], learning_rate=RATE, work=Work(steps=5))
-    key = jax.random.key(4)
-    begin = {name: np.asarray(leaf) for name, leaf in MODEL.init(jax.random.split(key)[0]).items()}
-    end = reference.sgd(begin, X, Y, [SHARED] * 5, RATE, "squared_error")
-    assert distance({name: np.asarray(leaf) for name, leaf in warm.init(key).items()}, end) < TOLERANCE
-    assert distance(begin, end) > 0.01
-    algorithm = algorithms.fed_avg(warm, all_clients(6), client_learning_rate=RATE, work=Work(steps=1))
-    first = jax.random.split(key, 1)[0]
-    started = models_of(algorithm, algorithm.init(0, NUM_CLIENTS, key))[0]
-    assert distance(started, {name: np.asarray(leaf) for name, leaf in warm.init(first).items()}) == 0
-    assert len(calls) > 0
-
-
 GOOD: dict[str, dict[str, Any]] = {
     "centralised": {"learning_rate": 0.1, "work": Work(steps=1)},
     "data_sharing": {"shared": [0, 1], "client_learning_rate": 0.1, "work": Work(steps=1)},
-    "warm_started": {"learning_rate": 0.1, "work": Work(steps=1)},
 }
 
 
@@ -255,19 +238,12 @@ GOOD: dict[str, dict[str, Any]] = {
         ("data_sharing", {"fraction": 0.0}, "fraction must be finite and above 0"),
         ("data_sharing", {"fraction": 1.5}, r"fraction must be above 0 and at most 1; got 1\.5"),
         ("data_sharing", {"client_learning_rate": -1.0}, "client_learning_rate"),
-        ("warm_started", {"learning_rate": -1.0}, "learning_rate"),
-        ("warm_started", {"work": Work(epochs=0)}, "local epochs: got 0"),
-        ("warm_started", {"loss": "hinge"}, "loss: got 'hinge'"),
-        ("warm_started", {"y": DATA.y[:2]}, r"same number of examples.*\(21, 3\) and \(2, 2\)"),
     ],
 )
 def test_bad_arguments(recipe: str, changed: dict[str, Any], named: str) -> None:
     arguments = GOOD[recipe] | changed
     with pytest.raises(ValueError, match=named):
-        if recipe == "warm_started":
-            algorithms.warm_started(MODEL, DATA.x, arguments.pop("y", DATA.y), **arguments)
-        else:
-            getattr(algorithms, recipe)(MODEL, all_clients(6), **arguments)
+        getattr(algorithms, recipe)(MODEL, all_clients(6), **arguments)
 
 
 @pytest.mark.parametrize("recipe", ["centralised", "data_sharing"])

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve
-from fedtangent.federated.ntk_fl.dual import geometric_sum, iterate_dual, largest_eigenvalue, spectral_dual
+from fedtangent.federated.ntk_fl.dual import descend_dual, geometric_sum, largest_eigenvalue, spectral_dual
 from fedtangent.federated.ntk_fl.evolution import DIVERGED, NO_EXAMPLES, OK
 from fedtangent.kernels import empirical_ntk
 from fedtangent.models import mlp, rbf_linear
@@ -313,7 +313,8 @@ def test_dual_of_both_methods_and_of_the_closed_form():
     eigenvalues = np.array([0.0, 1e-14, 1e-3, 0.4, 1.0, 1.7])
     kernel, residual, times = basis * eigenvalues @ basis.T, RNG.normal(size=(6, 2)), (1, 7, 40)
     by_eigh = spectral_dual(*jnp.linalg.eigh(jnp.asarray(kernel)), jnp.asarray(residual), 1.0, times)
-    by_steps = iterate_dual(lambda g: kernel @ g, jnp.asarray(residual), 1.0, times)
+    start = jnp.asarray(residual)
+    by_steps = descend_dual(lambda g: kernel @ g, lambda moved: start - moved, start, 1.0, times)
     np.testing.assert_allclose(by_eigh, by_steps, rtol=0, atol=1e-11)
     for dual, t in zip(by_eigh, times, strict=True):  # the function's evolution: y - f_t = (I - s K)^t (y - f_0)
         left = np.linalg.matrix_power(np.eye(6) - kernel, t) @ residual

@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedtangent.entries import catalogue
-from fedtangent.federated.algorithms.pooled import warm_started
 from fedtangent.types import Algorithm
-
-__all__ = ["warm_started"]
 
 
 def __getattr__(name: str) -> Callable[..., Algorithm]:
@@ -23,4 +20,4 @@ def __getattr__(name: str) -> Callable[..., Algorithm]:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *catalogue("algorithms")]
+    return [*catalogue("algorithms")]

@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -18,13 +16,13 @@ from fedtangent.federated.algorithms.averaging import check_base, fed_avg
 from fedtangent.federated.algorithms.common import client_descent
 from fedtangent.federated.algorithms.entry import Around, Given, Laws, Training, around, entry_of, shared_arguments
 from fedtangent.federated.compose import compose, sequentially
-from fedtangent.federated.local import Problem, Work, minimise, validate_work
+from fedtangent.federated.local import Work
 from fedtangent.federated.ntk_fl import send_examples
 from fedtangent.federated.pooling import pool_server, raw_examples
 from fedtangent.federated.rates import Rate, check_rate
 from fedtangent.losses import get_loss
 from fedtangent.pytrees import item_bytes
-from fedtangent.types import Accept, Algorithm, Array, Client, Cost, Engine, FederatedData, Key, Model, PyTree, Schedule
+from fedtangent.types import Accept, Algorithm, Array, Cost, Engine, FederatedData, Model, Schedule
 
 
 def centralised(
@@ -87,7 +85,7 @@ def data_sharing(
 
     It is ``base`` on data that ``sharing.with_shared(partition, shared, fraction)`` made, charged once, before the
     first round, for the x and y of the shared examples that every client is sent. A client's weight counts all that it
-    holds. Zhao et al. start from a model trained on the global set: ``warm_started``.
+    holds.
 
     Args:
         shared: indices of the global set G (``sharing.class_balanced`` draws one uniformly by class). NTK-FL's has
@@ -129,35 +127,6 @@ def _sharing_clients(data: FederatedData, shared: np.ndarray, each: int) -> int:
             f"({short.size} such): make the partition with sharing.with_shared"
         )
     return int(np.sum(sizes > 0))
-
-
-def warm_started(
-    model: Model, x: Array, y: Array, *, learning_rate: float, work: Work, loss: str = "squared_error"
-) -> Model:
-    """``model`` initialised by training on given examples: Zhao et al.'s warm-up on the global set.
-
-    Args:
-        x, y: the examples [n, ...] that the server holds, in the model's dtype.
-        learning_rate, work, loss: of SGD from ``model.init(key)``.
-
-    Raises ``ValueError`` for a rate that is not positive, an impossible work, an unknown loss, or other lengths.
-    """
-    check_rate("learning_rate", learning_rate)
-    validate_work(work)
-    value, descent = get_loss(loss), optax.sgd(learning_rate)
-    if x.shape[0] != y.shape[0] or x.shape[0] == 0:
-        raise ValueError(f"x and y: must have the same number of examples, at least one; got {x.shape} and {y.shape}")
-    rows = jnp.arange(x.shape[0], dtype=jnp.int32)
-    size = jnp.int32(x.shape[0])
-    data = FederatedData(x, y, rows, jnp.stack([jnp.zeros_like(size), size]))
-    server = Client(jnp.int32(0), size, rows, data, jnp.int32(0))
-
-    @jax.jit
-    def init(key: Key) -> PyTree:
-        init_key, train_key = jax.random.split(key)
-        return minimise(train_key, model, value, descent, work, Problem(model.init(init_key)), server)[0]
-
-    return model._replace(name=f"{model.name}, warm-started", init=init)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from jax.scipy.fft import dct
 
 from fedtangent.federated.ntk_fl.losses import OUTPUT_LOSSES, OutputLoss
 from fedtangent.federated.ntk_fl.options import Evolution
-from fedtangent.federated.ntk_fl.tangent import Pool, Tangent, averaged_product, num_params, whole_kernel
+from fedtangent.federated.ntk_fl.tangent import Pool, Tangent, averaged_product, num_params
 from fedtangent.types import Array, PyTree
 
 LANCZOS_STEPS = 24
@@ -79,21 +79,6 @@ def geometric_sum(z: Array, t: int) -> Array:
 # ---- by the steps -------------------------------------------------------------------------------------------------
 
 
-def iterate_dual(
-    product: Product,
-    residual: Array,
-    step: Array | float,
-    times: tuple[int, ...],
-    active: Array | bool = True,
-) -> Array:
-    """The dual [Psi, n, C] after each number of steps, by taking the steps: ``product(g)`` is ``K g`` for g [n, C].
-
-    Costs ``max(times)`` products and holds no matrix that ``product`` does not hold. ``times`` must increase. Where
-    ``active`` is False no step is taken, and the result is zero.
-    """
-    return descend_dual(product, lambda moved: residual - moved, residual, step, times, active)
-
-
 def descend_dual(
     product: Product,
     force: Callable[[Array], Array],
@@ -102,10 +87,14 @@ def descend_dual(
     times: tuple[int, ...],
     active: Array | bool = True,
 ) -> Array:
-    """``iterate_dual`` for any loss of the outputs: ``R_{t+1} = R_t + step force(K R_t)``, from zero.
+    """The dual [Psi, n, C] after each number of steps, by taking them.
 
-    ``force`` maps what the outputs have moved [n, C] to minus the derivative of the loss there (times what ``step``
-    leaves out); ``like`` is an array of the dual's shape and dtype. Returns R [Psi, n, C].
+    ``R_{t+1} = R_t + step force(K R_t)``, from zero. ``force`` maps what the outputs have moved [n, C] to minus the
+    derivative of the loss there (times what ``step`` leaves out): of the squared error ``moved -> residual - moved``.
+    ``like`` is an array of the dual's shape and dtype.
+
+    Costs ``max(times)`` products and holds no matrix that ``product`` does not hold. ``times`` must increase. Where
+    ``active`` is False no step is taken, and the result is zero.
     """
     gaps = jnp.asarray([b - a for a, b in zip((0, *times[:-1]), times, strict=True)], jnp.int32)
     gaps = jnp.where(active, gaps, 0)
@@ -273,11 +262,11 @@ def dynamics_of(pool: Pool, tangent: Tangent, s: Evolution, method: str) -> Dyna
     dual: Dual
     if s.loss == "cross_entropy":
         if s.kernel == "exact" and tangent.remade and _holds_whole(residual.size, s):
-            product = _flat_product(whole_kernel(tangent, residual.shape))  # else every step makes all entries twice
+            product = _flat_product(tangent.whole())  # else every step makes all entries twice
         lambda_max = largest_eigenvalue(product, start)
         dual = functools.partial(_by_descent, product, OUTPUT_LOSSES[s.loss], pool, tangent.outputs, s.times)
     elif method == "eigh":
-        held = whole_kernel(tangent, residual.shape) if s.kernel == "exact" else matrix
+        held = tangent.whole() if s.kernel == "exact" else matrix
         lambda_max, dual = _by_eigh(held, residual, s.times)
     else:
         lambda_max = largest_eigenvalue(product, start)
@@ -316,14 +305,19 @@ def by_products(
     step: Array, active: Array,
 ) -> tuple[Array, Array]:  # fmt: skip
     """By a Chebyshev series where the step is stable, and where it is not, or the series breaks, step by step."""
+
+    def steps(needed: Array) -> tuple[Array, Array]:
+        found = descend_dual(product, lambda moved: residual - moved, residual, step, times, needed)
+        return found, jnp.where(needed, times[-1], 0).astype(jnp.int32)
+
     if method == "iterate":
-        return iterate_dual(product, residual, step, times, active), jnp.where(active, times[-1], 0).astype(jnp.int32)
+        return steps(active)
     is_stable = step * lambda_max <= 2
     largest = jnp.minimum(MARGIN * lambda_max, 2 / step)
     series, products, inside = chebyshev_dual(product, residual, step, times, largest, active & is_stable)
     otherwise = active & ~(inside & is_stable)
-    steps = iterate_dual(product, residual, step, times, otherwise)
-    return jnp.where(otherwise, steps, series), products + jnp.where(otherwise, times[-1], 0).astype(jnp.int32)
+    taken, more = steps(otherwise)
+    return jnp.where(otherwise, taken, series), products + more
 
 
 def _by_descent(

@@ -27,7 +27,6 @@ from fedtangent.federated.ntk_fl.tangent import (
     linearise_network,
     num_together,
     pool_examples,
-    whole_kernel,
 )
 from fedtangent.types import Array, Model, PyTree
 
@@ -223,7 +222,7 @@ def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics, together: in
     if outputs == 1:
         return jnp.zeros(())
     if n * outputs <= LARGEST_EXACT_ERROR and matrix is not None:
-        whole = whole_kernel(tangent, (n, outputs)).reshape((n, outputs, n, outputs))
+        whole = tangent.whole().reshape((n, outputs, n, outputs))
         difference = whole - matrix[:, None, :, None] * jnp.eye(outputs)[None, :, None, :]
         squared, rest = jnp.sum(difference**2), outputs * jnp.sum(matrix**2)
     else:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from fedtangent.federated.ntk_fl.tangent import Linearise, Pool, Tangent
 from fedtangent.federated.wire.sparsify import (
@@ -226,11 +227,7 @@ def _thresholds(layers: list[_Layer], num_outputs: int, sparsity: float) -> Arra
     """The magnitude from which an example's entries are kept, [n]."""
     n = layers[0].inputs.shape[0]
     k = num_kept(sparsity, num_outputs * sum(_num_weights(layer, num_outputs) for layer in layers))
-    rows = min(n, SEARCH_ROWS)
-    blocks = [
-        jax.tree.map(lambda a: jnp.pad(a, ((0, -n % rows),) + ((0, 0),) * (a.ndim - 1)), layer) for layer in layers
-    ]
-    blocks = jax.tree.map(lambda a: a.reshape((-1, rows, *a.shape[1:])), blocks)
+    blocks = jax.tree.map(lambda values: _blocks(values, min(n, SEARCH_ROWS)), layers)
     return jax.lax.map(lambda block: _search(block, num_outputs, k), blocks).reshape(-1)[:n]
 
 
@@ -293,12 +290,10 @@ def _square(rows: Array) -> Array:
 
 def _general_tangent(model: Model, weights: PyTree, x: Array, mask: Array, outputs: Array, keep: Keep) -> Tangent:
     num_rows, num_outputs = outputs.shape
-    leaves, structure = jax.tree.flatten(weights)
-    sizes = [leaf.size for leaf in leaves]
-    total = num_outputs * sum(sizes)
-    block = max(1, min(num_rows, BLOCK_BYTES // (total * leaves[0].dtype.itemsize)))
-    rows = -(-num_rows // block) * block
-    xs, masks = (_padded(a, rows).reshape((-1, block, *a.shape[1:])) for a in (x, mask.astype(leaves[0].dtype)))
+    vector, unravel = ravel_pytree(jax.tree.map(_wide, weights))
+    dtype = jax.tree.leaves(weights)[0].dtype
+    block = max(1, min(num_rows, BLOCK_BYTES // (num_outputs * vector.size * dtype.itemsize)))
+    xs, masks = (_blocks(values, block) for values in (x, mask.astype(dtype)))
 
     def of_one(x_i: Array) -> Array:
         found = jax.jacrev(lambda w: model.apply(w, x_i[None])[0])(weights)
@@ -321,20 +316,17 @@ def _general_tangent(model: Model, weights: PyTree, x: Array, mask: Array, outpu
         return flat[: num_rows * num_outputs, : num_rows * num_outputs]
 
     def push(change: PyTree) -> Array:
-        vector = jnp.concatenate([leaf.reshape(-1).astype(jnp.float64) for leaf in jax.tree.leaves(change)])
-        moved = jax.lax.map(lambda i: jacobian(i).astype(jnp.float64) @ vector, jnp.arange(len(xs)))
-        return moved.reshape((rows, num_outputs))[:num_rows]
+        along = ravel_pytree(jax.tree.map(_wide, change))[0]
+        moved = jax.lax.map(lambda i: _wide(jacobian(i)) @ along, jnp.arange(len(xs)))
+        return moved.reshape((-1, num_outputs))[:num_rows]
 
     def pull(residual: Array) -> PyTree:
-        parts = _padded(residual, rows).reshape((-1, block, num_outputs))
+        parts = _blocks(residual, block)
 
-        def add(i: Array, sum_: Array) -> Array:
-            return sum_ + jnp.einsum("nkp,nk->p", jacobian(i).astype(jnp.float64), parts[i])
+        def add(i: Array, total: Array) -> Array:
+            return total + jnp.einsum("nkp,nk->p", _wide(jacobian(i)), parts[i])
 
-        vector = jax.lax.fori_loop(0, len(xs), add, jnp.zeros((sum(sizes),), jnp.float64))
-        ends = [sum(sizes[: j + 1]) for j in range(len(sizes) - 1)]
-        split = jnp.split(vector, ends)
-        return jax.tree.unflatten(structure, [v.reshape(leaf.shape) for v, leaf in zip(split, leaves, strict=True)])
+        return unravel(jax.lax.fori_loop(0, len(xs), add, jnp.zeros_like(vector)))
 
     return Tangent(outputs, gram, push, pull, kernel, remade=True)
 
@@ -355,5 +347,7 @@ def _by_blocks(rows: Callable[[Array], Array], blocks: int, size: int) -> Array:
     return jax.lax.fori_loop(0, blocks, row, jnp.zeros((blocks * size, blocks * size), jnp.float64))
 
 
-def _padded(values: Array, rows: int) -> Array:
-    return jnp.concatenate([values, jnp.zeros((rows - values.shape[0], *values.shape[1:]), values.dtype)])
+def _blocks(values: Array, size: int) -> Array:
+    """``values`` [n, ...] in blocks of so many rows, [blocks, size, ...], the last one filled with zeros."""
+    padded = jnp.pad(values, ((0, -len(values) % size),) + ((0, 0),) * (values.ndim - 1))
+    return padded.reshape((-1, size, *values.shape[1:]))

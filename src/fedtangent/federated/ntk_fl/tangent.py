@@ -42,7 +42,7 @@ class Tangent(NamedTuple):
     gram: Callable[[], Array]  # () -> H [n, n], 1/C sum_k <J_ik, J_jk>, zero rows and columns at padding
     push: Callable[[PyTree], Array]  # J: change of weights -> change of outputs [n, C]
     pull: Callable[[Array], PyTree]  # J': [n, C] -> change of weights
-    whole: Callable[[], Array] | None = None  # () -> [n C, n C], <J_ik, J_jm>; None: built by push and pull
+    whole: Callable[[], Array]  # () -> [n C, n C], <J_ik, J_jm>
     remade: bool = False  # whether push and pull make the Jacobian's entries anew: many at once then cost as one
 
 
@@ -73,15 +73,6 @@ def linearise_network(model: Model, weights: PyTree, pool: Pool) -> Tangent:
         return kernel * (flat_mask * flat_mask.T)
 
     return Tangent(outputs, gram, push, lambda v: transpose(v)[0], whole)
-
-
-def whole_kernel(tangent: Tangent, shape: tuple[int, ...]) -> Array:
-    """The whole kernel [n C, n C] of a tangent on ``shape`` = (n, C) outputs."""
-    if tangent.whole is not None:
-        return tangent.whole()
-    size = shape[0] * shape[1]
-    units = jnp.eye(size).reshape((size, *shape))
-    return jax.lax.map(lambda unit: tangent.push(tangent.pull(unit)), units).reshape((size, size))
 
 
 def averaged_product(tangent: Tangent, shape: tuple[int, ...]) -> Callable[[Array], Array]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from fedtangent import pytrees
 from fedtangent.checks import number, whole
@@ -24,7 +25,7 @@ from fedtangent.federated.wire.sparsify import num_kept
 from fedtangent.types import Array, Channel, Key, PyTree
 
 
-class Sending(NamedTuple):
+class Unsent(NamedTuple):
     """What of a vector of P numbers is still to be sent."""
 
     values: Array  # [k]
@@ -34,27 +35,24 @@ class Sending(NamedTuple):
 class Stage(NamedTuple):
     """A step of coding."""
 
-    apply: Callable[[Key, Sending], Sending]
+    apply: Callable[[Key, Unsent], Unsent]
     code: Callable[[Code], Code]
 
 
 def _send(stages: tuple[Stage, ...], key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
     """The message after all stages; stage j draws from ``fold_in(key, j)``."""
     leaves, structure = jax.tree.flatten(message)
-    floating = [ledger.is_floating(leaf) for leaf in leaves]
-    if not stages or not any(floating):
+    floating = [i for i, leaf in enumerate(leaves) if ledger.is_floating(leaf)]
+    if not stages or not floating:
         return message, memory
     dtype = ledger.dtypes(message)[1]
-    vector = jnp.concatenate([leaf.reshape(-1).astype(dtype) for leaf, f in zip(leaves, floating, strict=True) if f])
-    sending = Sending(vector, None)
+    vector, parts = ravel_pytree([leaves[i].astype(dtype) for i in floating])
+    unsent = Unsent(vector, None)
     for j, stage in enumerate(stages):
-        sending = stage.apply(jax.random.fold_in(key, j), sending)
-    received = sending.values if sending.at is None else jnp.zeros_like(vector).at[sending.at].set(sending.values)
-    start = 0
-    for j, leaf in enumerate(leaves):
-        if floating[j]:
-            leaves[j] = received[start : start + leaf.size].reshape(leaf.shape).astype(leaf.dtype)
-            start += leaf.size
+        unsent = stage.apply(jax.random.fold_in(key, j), unsent)
+    received = unsent.values if unsent.at is None else jnp.zeros_like(vector).at[unsent.at].set(unsent.values)
+    for i, part in zip(floating, parts(received), strict=True):
+        leaves[i] = part.astype(leaves[i].dtype)
     return jax.tree.unflatten(structure, leaves), memory
 
 
@@ -148,8 +146,8 @@ def clip(norm: float) -> Channel:
     """
     number("norm", norm, above=0)
 
-    def apply(key: Key, sending: Sending) -> Sending:
-        values = sending.values
+    def apply(key: Key, unsent: Unsent) -> Unsent:
+        values = unsent.values
         # Scaled so that no square is too large for the dtype, and by no more than has an inverse in it.
         scale = jnp.max(jnp.abs(values)) / 4
         scale = jnp.where(scale > 0, scale, 1)
@@ -159,7 +157,7 @@ def clip(norm: float) -> Channel:
         bound = jnp.asarray(norm, values.dtype)
         # False for numbers that are not finite: they stay as they are, and the server can refuse them.
         longer = root > bound / scale
-        return sending._replace(values=jnp.where(longer, unit * (bound / root), values))
+        return unsent._replace(values=jnp.where(longer, unit * (bound / root), values))
 
     return _staged(Stage(apply, lambda code: code))
 
@@ -177,9 +175,9 @@ def top_k(k: int | None = None, *, fraction: float | None = None) -> Channel:
     """
     _check_share(k, fraction)
 
-    def apply(key: Key, sending: Sending) -> Sending:
-        count = _count(k, fraction, sending.values.size)
-        return _narrowed(sending, jax.lax.top_k(jnp.abs(sending.values), count)[1])
+    def apply(key: Key, unsent: Unsent) -> Unsent:
+        count = _count(k, fraction, unsent.values.size)
+        return _narrowed(unsent, jax.lax.top_k(jnp.abs(unsent.values), count)[1])
 
     return _staged(Stage(apply, lambda code: code._replace(numbers=_count(k, fraction, code.numbers))))
 
@@ -198,10 +196,10 @@ def random_k(
     """
     _check_share(k, fraction)
 
-    def apply(key: Key, sending: Sending) -> Sending:
-        total = sending.values.size
+    def apply(key: Key, unsent: Unsent) -> Unsent:
+        total = unsent.values.size
         count = _count(k, fraction, total)
-        chosen = _narrowed(sending, jax.random.permutation(key, total)[:count])
+        chosen = _narrowed(unsent, jax.random.permutation(key, total)[:count])
         return chosen._replace(values=chosen.values * (total / count)) if rescale else chosen
 
     def code(code: Code) -> Code:
@@ -213,11 +211,11 @@ def random_k(
     return _staged(Stage(apply, code))
 
 
-def _narrowed(sending: Sending, chosen: Array) -> Sending:
-    """The numbers of ``sending`` at ``chosen``, in the order of their places, which a bitmap cannot but keep."""
+def _narrowed(unsent: Unsent, chosen: Array) -> Unsent:
+    """The numbers of ``unsent`` at ``chosen``, in the order of their places, which a bitmap cannot but keep."""
     chosen = jnp.sort(chosen)
-    at = chosen if sending.at is None else sending.at[chosen]
-    return Sending(sending.values[chosen], at.astype(jnp.int32))
+    at = chosen if unsent.at is None else unsent.at[chosen]
+    return Unsent(unsent.values[chosen], at.astype(jnp.int32))
 
 
 def _check_share(k: int | None, fraction: float | None) -> None:
@@ -256,8 +254,8 @@ def qsgd(bits: int, *, bucket_size: int | None = None) -> Channel:
         whole("bucket_size", bucket_size)
     levels = 2 ** (bits - 1) - 1
 
-    def apply(key: Key, sending: Sending) -> Sending:
-        values, total = sending.values, sending.values.size
+    def apply(key: Key, unsent: Unsent) -> Unsent:
+        values, total = unsent.values, unsent.values.size
         width = min(bucket_size or total, total)
         buckets = jnp.pad(values, (0, -total % width)).reshape(-1, width)
         norm = jnp.sqrt(jnp.sum(jnp.square(buckets), axis=1, keepdims=True))
@@ -266,7 +264,7 @@ def qsgd(bits: int, *, bucket_size: int | None = None) -> Channel:
         level = jnp.floor(share * levels + jnp.pad(drawn, (0, -total % width)).reshape(-1, width))
         # A number that is its bucket's only one may be rounded above its norm.
         quantised = jnp.sign(buckets) * jnp.minimum(level, levels) * (norm / levels)
-        return sending._replace(values=quantised.reshape(-1)[:total])
+        return unsent._replace(values=quantised.reshape(-1)[:total])
 
     def code(code: Code) -> Code:
         buckets = -(-code.numbers // min(bucket_size or code.numbers, code.numbers))
@@ -286,13 +284,13 @@ def uniform_quantiser(bits: int) -> Channel:
     whole("bits", bits, 2, 16)
     top = 2**bits - 1
 
-    def apply(key: Key, sending: Sending) -> Sending:
-        values = sending.values
+    def apply(key: Key, unsent: Unsent) -> Unsent:
+        values = unsent.values
         low, high = jnp.min(values), jnp.max(values)
         step = (high - low) / top
         drawn = jax.random.uniform(key, values.shape, values.dtype)
         level = jnp.floor((values - low) / jnp.where(step > 0, step, 1) + drawn)
-        return sending._replace(values=low + jnp.clip(level, 0, top) * step)
+        return unsent._replace(values=low + jnp.clip(level, 0, top) * step)
 
     return _staged(Stage(apply, lambda code: code._replace(bits=bits, header=2 * code.scale_bits)))
 
