@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import fedtangent
+
 SOURCE = Path(__file__).parents[1] / "src"
 
 # Rooms from the ground up; one imports what stands before it, never what stands after. Below one roof, data flows this
@@ -147,6 +149,17 @@ def test_a_cycle_is_found():
     sources = {"fedtangent.a": "from fedtangent import b", "fedtangent.b": "def f():\n    from . import a"}
     assert set(cycle(sources)) == {"fedtangent.a", "fedtangent.b"}
     assert cycle({**sources, "fedtangent.b": ""}) == []
+
+
+def test_tab_completion_shows_public_names_only():
+    fedtangent.compare  # noqa: B018  imported when first asked for
+    others = {"np", "jnp", "jax", "optax", "Any", "NamedTuple", "Callable", "Array", "partial", "annotations", "math"}
+    for name, module in sorted(sys.modules.items()):
+        if name.partition(".")[0] == "fedtangent":
+            assert others.isdisjoint(dir(module)) or name == "fedtangent.types", name
+            assert all(hasattr(module, shown) for shown in dir(module)), name
+    assert {"local_sgd", "Work", "minimise"} <= set(dir(fedtangent.federated.local))
+    assert {"simulate", "sweep", "checkpoints"} <= set(dir(fedtangent.engine))
 
 
 PROBE = """
