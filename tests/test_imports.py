@@ -103,9 +103,7 @@ def violations(sources: dict[str, str]) -> list[str]:
 
 def cycle(sources: dict[str, str]) -> list[str]:
     """A cycle of imports among the modules, or []."""
-    graph = {
-        name: {o for o in imports_of(name, sources, for_types=False) if o in sources and o != name} for name in sources
-    }
+    graph = {name: imports_of(name, sources, for_types=False) & (sources.keys() - {name}) for name in sources}
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
