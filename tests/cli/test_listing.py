@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtangent import data, experiments, models
+from fedtangent import data, models
 from fedtangent.cli import algorithms, catalogue
 from fedtangent.entries import catalogue as entries
 
@@ -18,7 +18,7 @@ KINDS = {
     "partitions": list(catalogue.PARTITIONS),
     "schedules": list(catalogue.SCHEDULES),
     "cases": list(entries("cases")),
-    "experiments": list(experiments.NAMES),
+    "experiments": list(entries("experiments")),
     "theorems": list(entries("theorems")),
 }
 

@@ -9,7 +9,7 @@ import pytest
 
 from fedtangent.compare.theorems.ntk_fl.descents import descents
 from fedtangent.experiments.lab import two_layer
-from fedtangent.experiments.lab.ntk_rounds import several_rounds
+from fedtangent.experiments.lab.two_layer import several_rounds
 from fedtangent.experiments.ntk_fl import theorem1, theorem2
 from fedtangent.models.dense import mlp
 from fedtangent.models.two_layer import output_signs, two_layer_relu

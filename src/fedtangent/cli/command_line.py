@@ -83,7 +83,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         _use_devices(options)
         job = prepare(options)
         if hasattr(options, "output"):
-            output_folder(options.output)  # the last thing that can be refused
+            output_folder(
+                job.output if hasattr(job, "output") else options.output
+            )  # the last thing that can be refused
     except ValueError as error:
         return _refused(error)
     try:

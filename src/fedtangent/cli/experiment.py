@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -11,12 +12,12 @@ from typing import Annotated, NamedTuple
 
 import tyro
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from fedtangent import experiments
+from fedtangent import entries
 from fedtangent.engine.sweeps import parse_seeds
-from fedtangent.experiments.lab.contract import Outcome, Prepared, Request, Sheet
+from fedtangent.experiments.lab.results import Sheet
+from fedtangent.experiments.lab.runner import Experiment, Request, Study, perform, prepare_study
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import console
 
@@ -28,15 +29,15 @@ class ExperimentOptions:
     """One experiment: a table, figure or claim of the papers, with its published numbers beside ours.
 
     `fedtangent list experiments` names them. Exits with 1 if the experiment does not count (it diverged, or the
-    methods did not get the same budget); a claim that does not hold is a result.
+    methods did not get the same budget); a claim that is not seen is a result.
     """
 
     name: Annotated[str, tyro.conf.Positional]
     """Which experiment, such as fed_ensemble.versus_fed_avg."""
-    scale: str = "smoke"
-    """smoke (minutes on two cores) or paper (the papers' sizes, an accelerator's work)."""
+    scale: str = "default"
+    """smoke (a minute or few on two cores), default (up to an hour) or paper (an accelerator's work)."""
     dataset: str | None = None
-    """One of the experiment's data sets (default: its first)."""
+    """One of the experiment's data sets (default: its first, which needs no files)."""
     set: tuple[str, ...] = ()
     """Settings with another value than the scale's, as num_rounds=20 learning_rates=0.1,0.3."""
     seeds: str | None = None
@@ -53,28 +54,33 @@ class Job(NamedTuple):
     """A checked experiment, ready to run."""
 
     options: ExperimentOptions
-    seeds: tuple[int, ...]
-    prepared: Prepared
+    experiment: Experiment
+    study: Study
+
+    @property
+    def output(self) -> Path:
+        """The folder that it writes to."""
+        return self.options.output or Path("results/experiment") / self.options.name
 
 
 def prepare(options: ExperimentOptions) -> Job:
     """Check every option, load the first seed's data; raises ``ValueError``, and writes nothing."""
-    found = experiments.get(options.name)
+    found = entries.choose("experiments", options.name)
     if not 0 <= options.seed <= 2**32 - NUM_SEEDS:
         raise ValueError(f"seed: got {options.seed}, must be from 0 to 2**32 - {NUM_SEEDS}")
     if options.seeds is not None and options.seed != 0:
-        raise ValueError("seed: is used without seeds only")
+        raise ValueError(f"seed: got {options.seed} with seeds, must be left out there")
     text = f"{options.seed}:{options.seed + NUM_SEEDS}" if options.seeds is None else options.seeds
-    seeds = parse_seeds(text)
-    request = Request(options.scale, seeds, options.dataset, options.data_dir, options.set)
-    return Job(options, seeds, found.prepare(request))
+    request = Request(options.scale, parse_seeds(text), options.dataset, options.data_dir, options.set)
+    return Job(options, found, prepare_study(found, request))
 
 
 def run_job(job: Job) -> int:
     """Run the experiment, with metrics.csv written as it goes; returns the exit code."""
-    screen, start, options = console(), time.perf_counter(), job.options
-    folder = output_folder(options.output or Path("results/experiment") / options.name)
-    resolved = {"seeds": job.seeds, "dataset": job.prepared.dataset, "settings": job.prepared.settings}
+    screen, start, study = console(), time.perf_counter(), job.study
+    folder = output_folder(job.output)
+    options = dataclasses.replace(job.options, output=folder)
+    resolved = {"seeds": study.seeds, "dataset": study.dataset, "settings": study.settings}
     write_config(folder, "experiment", options, resolved=resolved)
     metrics: list[Metric] = []
 
@@ -85,27 +91,23 @@ def run_job(job: Job) -> int:
         metrics.extend(more)
         write_metrics(folder, metrics)
 
-    count = "1 seed" if len(job.seeds) == 1 else f"{len(job.seeds)} seeds"
-    screen.print(f"[bold]{options.name}[/bold] on {job.prepared.dataset}, {count}", highlight=False)
-    outcome = job.prepared.run(say, keep, folder / "figures")
+    count = "1 seed" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds"
+    screen.print(f"[bold]{options.name}[/bold] on {study.dataset}, {count}", highlight=False)
+    found = perform(job.experiment, dataclasses.replace(study, say=say, keep=keep, figures=folder / "figures"))
     seconds = time.perf_counter() - start
-    write_result(folder, outcome.rows, **outcome.details, failed=outcome.failed, seconds=seconds)
+    write_result(folder, found.rows, **found.details, failed=found.failed, seconds=seconds)
     screen.print()
-    for sheet in outcome.sheets:
+    for sheet in found.sheets:
         screen.print(sheet.title, style="bold", highlight=False, markup=False)  # a table's own folds to its width
         screen.print(_table(sheet))
-    for line in outcome.remarks:
+    for line in found.remarks:
         screen.print(line, style="dim", highlight=False)
     screen.print(
         f"{seconds:.0f} s; numbers in {folder / 'result.json'}, figures in {folder / 'figures'}", highlight=False
     )
-    return _code(screen, outcome)
-
-
-def _code(screen: Console, outcome: Outcome) -> int:
-    for line in outcome.failed:
+    for line in found.failed:
         screen.print(f"[bold red]does not count:[/bold red] {line}", highlight=False)
-    return 1 if outcome.failed else 0
+    return 1 if found.failed else 0
 
 
 def _numeric(cells: Iterable[str]) -> bool:

@@ -10,7 +10,7 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from fedtangent import data, models
+from fedtangent import data, entries, models
 from fedtangent.cli.algorithms import ALGORITHMS
 from fedtangent.cli.catalogue import PARTITIONS, SCHEDULES
 from fedtangent.entries import catalogue
@@ -26,9 +26,7 @@ class ListOptions:
 
 
 def _experiments() -> dict[str, str]:
-    from fedtangent import experiments
-
-    return experiments.available()
+    return {name: entry.summary for name, entry in entries.catalogue("experiments").items()}
 
 
 _LISTS: dict[str, Callable[[], dict[str, str]]] = {

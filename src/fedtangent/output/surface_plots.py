@@ -1,4 +1,4 @@
-"""Figures of the loss on a plane through three models, and on the segments between them."""
+"""Figures that are pictures: the loss on a plane through three models and on its segments, images read by an attack."""
 
 from __future__ import annotations
 
@@ -106,3 +106,30 @@ def _mark(ax: Axes, panel: SurfacePanel) -> None:
             fontsize=10, fontweight="bold",
         )  # fmt: skip
         text.set_in_layout(False)  # or the layout makes room for it outside the axes
+
+
+class Shown(NamedTuple):
+    """A reconstruction."""
+
+    image: np.ndarray  # [H, W] in [0, 1]
+    ssim: float
+
+
+def reconstructions(
+    original: np.ndarray, rows: Mapping[str, Sequence[Shown]], columns: Sequence[str], title: str, path: Path
+) -> Path:
+    """A row of images for each attack, a column for each sparsity, beside the original; SSIM below each."""
+    figure, axes = _figure(len(columns) + 1, len(rows), width=max(1.15, 5.0 / (len(columns) + 1)), height=1.2)
+    for line, (label, shown) in zip(axes, rows.items(), strict=True):
+        line[0].imshow(original, cmap="gray", vmin=0, vmax=1)
+        line[0].set_ylabel(label, fontsize=8, rotation=0, ha="right", va="center")
+        for ax, one in zip(line[1:], shown, strict=True):
+            ax.imshow(one.image, cmap="gray", vmin=0, vmax=1)
+            ax.set_xlabel(f"{one.ssim:.2f}", fontsize=8)
+        for ax in line:
+            ax.set_xticks([])
+            ax.set_yticks([])
+    for ax, name in zip(axes[0], ("original", *columns), strict=True):
+        ax.set_title(name, fontsize=9)
+    figure.suptitle(title, fontsize=10)
+    return _save(figure, path)

@@ -7,20 +7,19 @@ its schedule; the data stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from scipy.stats import t as student
 
-from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.compare.statistics import SIGNIFICANCE, Slope
 from fedtangent.compare.theorems.fed_ensemble import repeated_runs
 from fedtangent.compare.theorems.fed_ensemble.repeated_runs import ToyProblem, power_law
-from fedtangent.engine.sweeps import check_seeds
-from fedtangent.experiments.lab import sine, trials
-from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.experiments.lab import sine
+from fedtangent.experiments.lab.results import Outcome, Sheet
+from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.kernels.gram import kernel_blocks
 from fedtangent.output.files import Metric
 from fedtangent.theory.fed_ensemble.bias_variance import (
@@ -33,28 +32,28 @@ from fedtangent.theory.fed_ensemble.bias_variance import (
 
 
 @dataclass(frozen=True)
-class Settings:
+class EnsembleSizeSettings:
     """``spacing``: least distance of the networks' inputs, so that their kernel has an inverse."""
 
-    num_models: tuple[int, ...] = (1, 2, 4, 8)
+    num_models: tuple[int, ...] = within((1, 2, 4, 8), count=2)
     num_clients: int = 50
     points_per_client: int = 2
     local_steps: int = 10
     num_rounds: int = 60
-    schedules: int = 20
-    draws: int = 20
+    schedules: int = within(20, least=3)
+    draws: int = within(20, least=2)
     widths: tuple[int, ...] = (32, 128)
     network_clients: int = 8
-    spacing: float = 0.03
+    spacing: float = within(0.03, at_least=0)
     network_rounds: int = 40
-    network_runs: int = 24
+    network_runs: int = within(24, least=3)
 
 
-PAPER = Settings(
+DEFAULT = EnsembleSizeSettings(num_rounds=200, schedules=40, widths=(64, 256), network_rounds=100, network_runs=40)
+PAPER = EnsembleSizeSettings(
     num_models=(1, 2, 4, 8, 16, 32), num_rounds=1000, schedules=100, widths=(128, 512), network_rounds=400,
     network_runs=100,
 )  # fmt: skip
-SETTINGS = {"smoke": Settings(), "paper": PAPER}
 
 
 class Series(NamedTuple):
@@ -78,65 +77,44 @@ class Series(NamedTuple):
         return power_law({k: d.variance for k, d in self.seen.items()})
 
 
-def prepare(request: Request) -> Prepared:
-    """Check the request and build the networks' data; raises ``ValueError``."""
-    name = choose(EXPERIMENT, request)
-    seeds, s = check_seeds(request.seeds), changed(SETTINGS[request.scale], request.changes)
-    trials.check_numbers(s, ("num_clients", "points_per_client", "local_steps", "num_rounds", "network_clients",
-                             "network_rounds"))  # fmt: skip
-    trials.check_different(s, ("num_models", "widths"))
-    if len(s.num_models) < 2:
-        raise ValueError(f"num_models: got {s.num_models}, a slope needs at least 2")
-    trials.check_numbers(s, ("draws",), least=2)
-    trials.check_numbers(s, ("schedules", "network_runs"), least=3)
-    _network_problem(s, seeds[0], s.widths[0])
-
-    def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
-        with exact_arithmetic():
-            return _run(s, seeds[0], say, keep, figures)
-
-    return Prepared(s, name, run)
+def check(study: Study) -> None:
+    """Build the networks' data."""
+    _network_problem(study.settings, study.seeds[0], study.settings.widths[0])
 
 
-def _network_problem(s: Settings, seed: int, width: int) -> ToyProblem:
+def _network_problem(s: EnsembleSizeSettings, seed: int, width: int) -> ToyProblem:
     """Erf networks of one hidden layer; the kernel is that of infinite width."""
-    with exact_arithmetic():
-        held = sine.load(seed, s.network_clients, s.points_per_client, True, s.spacing, repeated_runs.TEST_POINTS)
-        model = sine.network(width)
-        assert model.kernel is not None
-        blocks = kernel_blocks(model.kernel, held.x, held.x_test)
-        rate = sine.step_size(model, held)
+    held = sine.load(seed, s.network_clients, s.points_per_client, True, s.spacing, repeated_runs.TEST_POINTS)
+    model = sine.network(width)
+    assert model.kernel is not None
+    blocks = kernel_blocks(model.kernel, held.x, held.x_test)
+    rate = sine.step_size(model, held)
     return ToyProblem(held.x, held.y, held.clients, held.x_test, held.y_test, 0.0, lambda outputs: model, blocks, rate,
                    s.local_steps)  # fmt: skip
 
 
-def _run(
-    s: Settings,
-    seed: int,
-    say: Callable[[str], None],
-    keep: Callable[[Sequence[Metric]], None],
-    figures: Path,
-) -> Outcome:
+def run(study: Study) -> Outcome:
+    """The linear toy, and networks of every width, on the first seed's data."""
+    s, seed = study.settings, study.seeds[0]
     linear = repeated_runs.sine_problem(
         seed, local_steps=s.local_steps, gap=True, num_clients=s.num_clients, points_per_client=s.points_per_client
     )
     found = [_series("linear toy", linear, s.num_models, s.num_rounds, s.schedules, s.draws)]
-    say(f"linear toy: every K, {s.schedules} schedules of {s.draws} initialisations, {s.num_rounds} rounds")
+    study.say(f"linear toy: every K, {s.schedules} schedules of {s.draws} initialisations, {s.num_rounds} rounds")
     for width in s.widths:
         problem = _network_problem(s, seed, width)
         found.append(_series(f"erf, width {width}", problem, s.num_models, s.network_rounds, s.network_runs, 1))
-        say(f"networks of width {width}: every K, {s.network_runs} runs, {s.network_rounds} rounds")
-    keep([m for one in found for m in _metrics(one, seed)])
-    _draw(found, figures)
+        study.say(f"networks of width {width}: every K, {s.network_runs} runs, {s.network_rounds} rounds")
+    study.keep([m for one in found for m in _metrics(one, seed)])
+    _draw(study, found)
     rows = [
         {"model": one.name, "num_models": k, "num_rounds": one.num_rounds, "closed_form": one.exact[k],
          "simulated": one.seen[k], "limit": _limit(one, k)}
         for one in found for k in one.seen
     ]  # fmt: skip
     slopes = {one.name: {"closed_form": one.predicted_slope, "simulated": one.slope} for one in found}
-    return Outcome(
-        (*(_sheet(one) for one in found), _slopes(found)), rows, {"slopes": slopes}, _remarks(found), _failures(found)
-    )
+    sheets = (*(_sheet(one) for one in found), _slopes(found))
+    return Outcome(sheets, rows, details={"slopes": slopes}, remarks=_remarks(found), failed=_failures(found))
 
 
 def _series(
@@ -219,8 +197,8 @@ def _remarks(found: list[Series]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _draw(found: list[Series], out: Path) -> None:
-    from fedtangent.output.variance_plots import Points, variance_against_models
+def _draw(study: Study, found: list[Series]) -> None:
+    from fedtangent.output.line_plots import Points, variance_against_models
 
     panels: dict[str, Any] = {}
     for one in found:
@@ -233,11 +211,17 @@ def _draw(found: list[Series], out: Path) -> None:
         )
         slope = f"slope {one.slope.slope:.2f} +- {one.slope.standard_error:.2f}"
         panels[f"{one.name}, {one.num_rounds} rounds: {slope}"] = series
-    variance_against_models(panels, "variance of the ensemble average (corollary 1)", out / "corollary1.png")
+    variance_against_models(panels, "variance of the ensemble average (corollary 1)", study.figures / "corollary1.png")
 
 
-EXPERIMENT = Experiment(
-    "Corollary 1: the variance of the average of K models falls as 1/K; linear toy and networks of two widths",
-    ("sine",),
-    prepare,
+ENTRIES = (
+    Experiment(
+        name_of(__name__),
+        "Corollary 1: the variance of the average of K models falls as 1/K; linear toy and networks of two widths",
+        run,
+        papers=("shi2024",),
+        scales={"sine": by_scale(EnsembleSizeSettings(), DEFAULT, PAPER)},
+        check=check,
+        exact=True,
+    ),
 )

@@ -8,19 +8,18 @@ grows. That they are draws of the process is tested; the same models before trai
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import chi2
 
-from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.compare.statistics import SIGNIFICANCE
-from fedtangent.engine.sweeps import check_seeds
-from fedtangent.experiments.lab import sine, trials
-from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.experiments.lab import sine
+from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, Claim, Outcome, Sheet
+from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.federated import schedule
 from fedtangent.output.files import Metric
 from fedtangent.theory import gp_limit
@@ -28,26 +27,23 @@ from fedtangent.types import Algorithm, Gaussian, Model
 
 MODELS = {"linear": "linear model, 100 RBFs", "network": "erf network"}
 BEFORE, AFTER = "untrained", "trained"
+DRAWS = "draws of the process"
 LEAST_SD = 0.1  # of the largest: nearer to the data a standardised distance divides rounding by rounding
 SHARE_OF_VARIANCE = 0.99  # what the directions of the quadratic form hold
-BAND = 1.959963984540054  # the normal quantile of 0.975
 REFERENCE_DRAWS = 4000
 
 
 @dataclass(frozen=True)
-class Settings:
+class PosteriorSettings:
     """Data with inputs far enough from each other that Theta has full rank, which Theorem 2 assumes."""
 
     num_clients: int = 5
     points_per_client: int = 2
-    spacing: float = 0.1
+    spacing: float = within(0.1, at_least=0)
     num_models: int = 3
     width: int = 1024
     local_steps: int = 10
     num_rounds: int = 800
-
-
-SETTINGS = {"smoke": Settings(), "paper": Settings(width=8192, num_rounds=3000)}
 
 
 class Distance(NamedTuple):
@@ -100,7 +96,7 @@ def distance(law: Law, functions: np.ndarray) -> Distance:
     away = functions - law.mean
     z = np.abs(away[:, law.kept] / law.sd[law.kept])
     squared = np.sum((away @ law.directions) ** 2 / law.variances, axis=1)
-    return Distance(np.max(z, axis=1), np.mean(z <= BAND, axis=1), squared)
+    return Distance(np.max(z, axis=1), np.mean(z <= sine.NORMAL_95, axis=1), squared)
 
 
 def draws(law: Law, count: int, seed: int) -> np.ndarray:
@@ -109,54 +105,36 @@ def draws(law: Law, count: int, seed: int) -> np.ndarray:
     return law.mean + (normal * np.sqrt(law.variances)) @ law.directions.T
 
 
-def prepare(request: Request) -> Prepared:
-    """Check the request and build the first seed's data; raises ``ValueError``."""
-    name = choose(EXPERIMENT, request)
-    seeds, s = check_seeds(request.seeds), changed(SETTINGS[request.scale], request.changes)
-    trials.check_numbers(s, ("num_clients", "points_per_client", "num_models", "width", "local_steps", "num_rounds"))
-    for seed in seeds:
-        load(s, seed)
-
-    def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
-        with exact_arithmetic():
-            return _run(s, name, seeds, say, keep, figures)
-
-    return Prepared(s, name, run)
-
-
-def load(s: Settings, seed: int) -> sine.SineData:
+def load(s: PosteriorSettings, seed: int) -> sine.SineData:
     """The data of one seed."""
     return sine.load(seed, s.num_clients, s.points_per_client, gap=False, spacing=s.spacing)
 
 
-def _run(
-    s: Settings,
-    dataset: str,
-    seeds: tuple[int, ...],
-    say: Callable[[str], None],
-    keep: Callable[[Sequence[Metric]], None],
-    figures: Path,
-) -> Outcome:
+def check(study: Study) -> None:
+    """Build every seed's data."""
+    for seed in study.seeds:
+        load(study.settings, seed)
+
+
+def run(study: Study) -> Outcome:
+    """Both models on every seed's data, and all of a model's runs against their processes together."""
+    s = study.settings
     plan = schedule.per_client_permutations(s.num_clients, s.num_models)
     cases: dict[str, list[Case]] = {}
     for name, model in (("linear", sine.linear_model()), ("network", sine.network(s.width))):
-        algorithm = sine.algorithm(model, load(s, seeds[0]), plan, s.local_steps)
+        algorithm = sine.algorithm(model, load(s, study.seeds[0]), plan, s.local_steps)
         cases[name] = []
-        for seed in seeds:
-            start = time.perf_counter()
-            case = _case(s, model, algorithm, seed)
-            cases[name].append(case)
-            keep(_metrics(s, name, case))
-            ratio = float(np.mean(case.distances[AFTER].squared)) / case.law.rank
-            say(f"seed {seed}, {MODELS[name]}: {time.perf_counter() - start:.0f} s, "
-                f"squared distance over its expectation {ratio:.2f}")  # fmt: skip
+        study.say(MODELS[name])
+        for seed in study.each_seed():
+            cases[name].append(_case(s, model, algorithm, seed))
+            study.keep(_metrics(s, name, cases[name][-1]))
     pools = [pooled(name, when, cases[name]) for name in MODELS for when in (AFTER, BEFORE)]
-    _draw(s, {name: found[0] for name, found in cases.items()}, figures)
-    details = {"settings": s, "dataset": dataset, "models": _plain(cases)}
-    return Outcome((_each(s, cases), _pools(s, pools, len(seeds))), pools, details, _remarks(s, cases, pools))
+    _draw(study, {name: found[0] for name, found in cases.items()})
+    sheets = (_each(s, cases), _pools(pools, len(study.seeds)))
+    return Outcome(sheets, pools, judge(pools), {"models": _plain(cases)}, _remarks(s, cases))
 
 
-def _case(s: Settings, model: Model, algorithm: Algorithm, seed: int) -> Case:
+def _case(s: PosteriorSettings, model: Model, algorithm: Algorithm, seed: int) -> Case:
     held = load(s, seed)
     trained = sine.train(held, algorithm, s.num_rounds, seed)
     flow, blocks = sine.flow(held, model, algorithm.schedule, s.local_steps, s.num_rounds, seed)
@@ -173,8 +151,6 @@ def pooled(name: str, when: str, cases: Sequence[Case]) -> dict[str, Any]:
     The interval of the ratio is that of a chi-square variable, at three standard errors' level; those of the share and
     of the largest distance, at the same level, come from as many draws of the processes themselves.
     """
-    from scipy.stats import chi2
-
     of = [case.distances[when] for case in cases]
     freedom = sum(case.law.rank * len(d.squared) for case, d in zip(cases, of, strict=True))
     ratio = float(sum(np.sum(d.squared) for d in of)) / freedom
@@ -185,7 +161,7 @@ def pooled(name: str, when: str, cases: Sequence[Case]) -> dict[str, Any]:
         "ratio": ratio, "ratio_low": low, "ratio_high": high,
         "inside": float(np.mean([d.inside for d in of])), "inside_low": shares[0], "inside_high": shares[1],
         "largest": float(np.max([d.largest for d in of])), "largest_high": largest,
-        "verdict": "draws of the process" if low <= ratio <= high else "no draws of it",
+        "verdict": DRAWS if low <= ratio <= high else "no draws of it",
     }  # fmt: skip
 
 
@@ -200,7 +176,7 @@ def _reference(cases: Sequence[Case], num_models: int) -> tuple[tuple[float, flo
     return (float(low), float(high)), float(np.quantile(largest, 1 - SIGNIFICANCE))
 
 
-def _metrics(s: Settings, name: str, case: Case) -> list[Metric]:
+def _metrics(s: PosteriorSettings, name: str, case: Case) -> list[Metric]:
     return [
         Metric(r, f"{name} model={k}", case.seed, "test", metric, float(values[k]), 0, 0)
         for when, r in ((BEFORE, 0), (AFTER, s.num_rounds))
@@ -218,10 +194,8 @@ def _plain(cases: dict[str, list[Case]]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _each(s: Settings, cases: dict[str, list[Case]]) -> Sheet:
+def _each(s: PosteriorSettings, cases: dict[str, list[Case]]) -> Sheet:
     """Every model of the first seed."""
-    from scipy.stats import chi2
-
     rows = []
     for name, found in cases.items():
         for when in (AFTER, BEFORE):
@@ -239,7 +213,20 @@ def _each(s: Settings, cases: dict[str, list[Case]]) -> Sheet:
     return Sheet(title, columns, tuple(rows))
 
 
-def _pools(s: Settings, pools: list[dict[str, Any]], num_seeds: int) -> Sheet:
+def judge(pools: list[dict[str, Any]]) -> tuple[Claim, ...]:
+    """Remark 4 of FE-2024; the control, the same models before training, must not look like draws."""
+    claims = []
+    for name, label in MODELS.items():
+        of = {p["when"]: p for p in pools if p["model"] == name}
+        right = of[AFTER]["verdict"] == DRAWS and of[BEFORE]["verdict"] != DRAWS
+        measured = ", ".join(f"{when} {p['ratio']:.3f} of [{p['ratio_low']:.3f}, {p['ratio_high']:.3f}]"
+                             for when, p in of.items())  # fmt: skip
+        claims.append(Claim(f"all models are samples of the same posterior process: {label}", measured,
+                            SEEN if right else NOT_SEEN))  # fmt: skip
+    return tuple(claims)
+
+
+def _pools(pools: list[dict[str, Any]], num_seeds: int) -> Sheet:
     rows = tuple(
         (f"{MODELS[p['model']]}, {p['when']}", str(p["models"]), f"{p['ratio']:.3f}",
          f"[{p['ratio_low']:.3f}, {p['ratio_high']:.3f}]", f"{p['inside']:.1%}",
@@ -253,27 +240,20 @@ def _pools(s: Settings, pools: list[dict[str, Any]], num_seeds: int) -> Sheet:
     return Sheet(title, columns, rows)
 
 
-def _remarks(s: Settings, cases: dict[str, list[Case]], pools: list[dict[str, Any]]) -> tuple[str, ...]:
-    right = all((p["verdict"] == "draws of the process") == (p["when"] == AFTER) for p in pools)
-    claim = "Remark 4 of FE-2024: all models are samples of the same posterior process"
-    lines = [
-        f"{claim}: {'holds, and the untrained models are told apart' if right else 'DOES NOT HOLD in these numbers'}",
-        f"settings: {', '.join(f'{name} {value}' for name, value in vars(s).items())}",
-    ]
-    for name, found in cases.items():
-        case = found[0]
-        lines.append(
-            f"{MODELS[name]}: after {s.num_rounds} rounds the exact mean is within "
-            f"{max(c.left for c in found):.1e} of the limit's; {int(np.sum(case.law.kept))} of {len(case.law.kept)} "
-            f"points have a standard deviation of at least {LEAST_SD:g} of the largest, {np.max(case.law.sd):.2f}"
-        )
-    return tuple(lines)
+def _remarks(s: PosteriorSettings, cases: dict[str, list[Case]]) -> tuple[str, ...]:
+    return tuple(
+        f"{MODELS[name]}: after {s.num_rounds} rounds the exact mean is within "
+        f"{max(c.left for c in found):.1e} of the limit's; {int(np.sum(found[0].law.kept))} of "
+        f"{len(found[0].law.kept)} points have a standard deviation of at least {LEAST_SD:g} of the largest, "
+        f"{np.max(found[0].law.sd):.2f}"
+        for name, found in cases.items()
+    )
 
 
-def _draw(s: Settings, cases: dict[str, Case], figures: Path) -> None:
-    from fedtangent.output.uncertainty_plots import PosteriorRow, posterior_samples
+def _draw(study: Study, cases: dict[str, Case]) -> None:
+    from fedtangent.output.function_plots import PosteriorRow, posterior_samples
 
-    rows = []
+    s, rows = study.settings, []
     for name, case in cases.items():
         label = MODELS[name] + (f", width {s.width}" if name == "network" else "")
         samples = draws(case.law, s.num_models, case.seed)
@@ -281,11 +261,23 @@ def _draw(s: Settings, cases: dict[str, Case], figures: Path) -> None:
             PosteriorRow(label, case.held.x[:, 0], case.held.y[:, 0], case.held.x_test[:, 0], case.law.mean,
                          case.law.sd, samples, case.trained.test[:, :, 0], case.trained.start[:, :, 0])
         )  # fmt: skip
-    posterior_samples(rows, s.num_rounds, figures / "posterior_samples.png")
+    posterior_samples(rows, s.num_rounds, study.figures / "posterior_samples.png")
 
 
-EXPERIMENT = Experiment(
-    "three samples of the posterior (FE-2024, Fig. 1): Theorem 2 beside trained models, tested as its draws",
-    ("sine",),
-    prepare,
+ENTRIES = (
+    Experiment(
+        name_of(__name__),
+        "three samples of the posterior (FE-2024, Fig. 1): Theorem 2 beside trained models, tested as its draws",
+        run,
+        papers=("shi2024", "shi2021"),
+        scales={
+            "sine": by_scale(
+                PosteriorSettings(),
+                PosteriorSettings(width=2048, num_rounds=1500),
+                PosteriorSettings(width=8192, num_rounds=3000),
+            )
+        },
+        check=check,
+        exact=True,
+    ),
 )

@@ -8,45 +8,52 @@ exact bands of an infinite ensemble after the same rounds, and of the process of
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.compare.statistics import relative_distance
 from fedtangent.compare.verdicts import EXACT
-from fedtangent.experiments.lab import bands, sine, trials
-from fedtangent.experiments.lab.bands import Band, Summary
-from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.experiments.lab import sine
+from fedtangent.experiments.lab.results import Claim, Interval, Outcome, Sheet, interval
+from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.federated import schedule
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
+from fedtangent.measures import uncertainty
 from fedtangent.output.files import Metric
 from fedtangent.theory import gp_limit
 from fedtangent.types import Algorithm, Model
 
 AVERAGE, ENSEMBLE, WITH_NOISE, FLOW, LIMIT = "fed_avg", "fed_ensemble", "fed_ensemble+residual", "flow", "limit"
-COLUMNS = tuple(f"{score}.{where}" for score in bands.SCORES for where in bands.REGIONS)
+EDGE = 0.5  # data lie in [-1, -0.5] and [0.5, 1]
+REGIONS = ("data", "gap")
+COLUMNS = tuple(f"{score}.{where}" for score in ("coverage", "width", "nll") for where in REGIONS)
 
 
 @dataclass(frozen=True)
-class Settings:
+class GapSettings:
     """Fifty clients of two points, as in the paper; how long it trains, the paper does not say."""
 
     num_clients: int = 50
     points_per_client: int = 2
-    spacing: float = 0.0
-    num_models: int = 5
-    model: str = "linear"
+    spacing: float = within(0.0, at_least=0)
+    num_models: int = within(5, least=2)
+    model: str = within("linear", of=("linear", "network"))
     width: int = 512
     local_steps: int = 10
     num_rounds: int = 200
 
 
-SETTINGS = {"smoke": Settings(), "paper": Settings(num_rounds=5000)}
+class Band(NamedTuple):
+    """A prediction and its 95 % band at m points."""
+
+    mean: np.ndarray  # [m]
+    sd: np.ndarray  # [m]
+    members: np.ndarray  # [K, m]; K = 0 for a process
 
 
 class Case(NamedTuple):
@@ -60,60 +67,108 @@ class Case(NamedTuple):
     trouble: str  # with the limit; "" if there is none
 
 
-def prepare(request: Request) -> Prepared:
-    """Check the request and build every seed's data; raises ``ValueError``."""
-    name = choose(EXPERIMENT, request)
-    seeds, s = trials.several(request.seeds), changed(SETTINGS[request.scale], request.changes)
-    trials.check_numbers(s, ("num_clients", "points_per_client", "width", "local_steps", "num_rounds"))
-    trials.check_numbers(s, ("num_models",), least=2)
-    if s.model not in ("linear", "network"):
-        raise ValueError(f"model: got {s.model!r}, allowed are linear, network")
-    for seed in seeds:
-        load(s, seed)
+def band_of_members(members: np.ndarray, noise_variance: float = 0.0) -> Band:
+    """The mean of models [K, m, 1] with ``uncertainty.predictive_interval``: their variance plus ``noise_variance``.
 
-    def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
-        with exact_arithmetic():
-            return _run(s, name, seeds, say, keep, figures)
-
-    return Prepared(s, name, run)
+    One model has no variance of its own: its band is that of the noise alone, constant over inputs.
+    """
+    found = uncertainty.predictive_interval(jnp.asarray(members), noise_variance=noise_variance)
+    half = 0.5 * np.asarray(found.high - found.low)[:, 0]
+    return Band(members.mean(axis=0)[:, 0], half / sine.NORMAL_95, members[:, :, 0])
 
 
-def load(s: Settings, seed: int) -> sine.SineData:
+def band_of_processes(means: np.ndarray, covariances: np.ndarray) -> Band:
+    """A model drawn at random among K Gaussian processes of means [K, m, 1] and covariances [K, m, m]."""
+    variance = np.diagonal(covariances, axis1=1, axis2=2).mean(axis=0) + means[:, :, 0].var(axis=0)
+    return Band(means.mean(axis=0)[:, 0], np.sqrt(np.maximum(variance, 0)), np.zeros((0, means.shape[1])))
+
+
+def region(x: np.ndarray, name: str) -> np.ndarray:
+    """Which inputs [m, 1] lie where there are data, or in the gap: [m] bool."""
+    inside = np.abs(x[:, 0]) >= EDGE - 1e-9
+    return inside if name == "data" else ~inside
+
+
+def noise_variance(truth: np.ndarray) -> np.ndarray:
+    """Variance of an observation at inputs where the true function is ``truth``: ``y = a sin(2 pi x) + eps``.
+
+    ``a ~ N(1, 0.2^2)`` and ``eps ~ N(0, 0.2^2)`` (FE-2024, section V-A), so it is ``0.2^2 sin(2 pi x)^2 + 0.2^2``.
+    """
+    return 0.2**2 * truth**2 + 0.2**2
+
+
+def scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+    """Coverage of the true function [m, 1], mean width and mean NLL of an observation, in each region.
+
+    The NLL is the expectation of ``-log N(y; mean, sd^2)`` over an observation y of a new client, in nats, exactly. A
+    band that has no width at some point of a region has an infinite one.
+    """
+    found = {}
+    low, high = (band.mean + sign * sine.NORMAL_95 * band.sd for sign in (-1, 1))
+    for name in REGIONS:
+        at = region(x, name)
+        ends = uncertainty.Interval(jnp.asarray(low[at]), jnp.asarray(high[at]))
+        found[f"coverage.{name}"] = float(uncertainty.coverage(ends, jnp.asarray(truth[at, 0])))
+        found[f"width.{name}"] = float(np.mean(high[at] - low[at]))
+        missed = (band.mean - truth[:, 0])[at] ** 2 + noise_variance(truth[at, 0])
+        variance = band.sd[at] ** 2
+        found[f"nll.{name}"] = np.inf
+        if np.all(variance > 0):
+            found[f"nll.{name}"] = float(np.mean(0.5 * np.log(2 * np.pi * variance) + missed / (2 * variance)))
+    found["ratio"] = found["width.gap"] / found["width.data"] if found["width.data"] > 0 else np.inf
+    return found
+
+
+def summary(name: str, values: Any) -> Interval:
+    """Student's interval over seeds; for a coverage Wilson's, of as many independent points as there are seeds.
+
+    A ratio is averaged as its logarithm, in which it is symmetric: its mean is the geometric one.
+    The points of one seed share its models, so the number of points says nothing about how sure a coverage is.
+    """
+    values = np.asarray(values, np.float64)
+    mean = float(np.mean(values))
+    if name.startswith("coverage"):
+        ends = uncertainty.coverage_interval(mean, len(values))
+        return Interval(mean, float(ends.low), float(ends.high))
+    if not np.all(np.isfinite(values)):
+        return Interval(mean, np.nan, np.nan)
+    if name == "ratio":
+        return Interval(*(float(np.exp(v)) for v in interval(np.log(values))))
+    return interval(values)
+
+
+def load(s: GapSettings, seed: int) -> sine.SineData:
     """The data of one seed."""
     return sine.load(seed, s.num_clients, s.points_per_client, gap=True, spacing=s.spacing)
 
 
-def _run(
-    s: Settings,
-    dataset: str,
-    seeds: tuple[int, ...],
-    say: Callable[[str], None],
-    keep: Callable[[Sequence[Metric]], None],
-    figures: Path,
-) -> Outcome:
+def check(study: Study) -> None:
+    """Build every seed's data."""
+    for seed in study.seeds:
+        load(study.settings, seed)
+
+
+def run(study: Study) -> Outcome:
+    """Both methods, the flow and the limit on every seed's data."""
+    s, cases = study.settings, []
     model = sine.linear_model() if s.model == "linear" else sine.network(s.width)
-    first = load(s, seeds[0])
+    first = load(s, study.seeds[0])
     plans = schedule.all_clients(s.num_clients), schedule.per_client_permutations(s.num_clients, s.num_models)
     single, ensemble = (sine.algorithm(model, first, plan, s.local_steps) for plan in plans)
-    cases = []
-    for seed in seeds:
-        start = time.perf_counter()
+    for seed in study.each_seed():
         cases.append(_case(s, model, single, ensemble, seed))
-        keep(_metrics(s, cases[-1]))
-        say(f"seed {seed}: {time.perf_counter() - start:.0f} s")
+        study.keep(_metrics(s, cases[-1]))
     found = summaries(cases)
-    failed = () if s.model != "linear" else _inexact(cases)
-    claims = judge(found)
-    _draw(s, cases[0], figures)
+    _draw(study, cases[0])
     rows = [
         {"method": method, "score": score, "mean": v.mean, "low_95": v.low, "high_95": v.high}
         for method, of in found.items() for score, v in of.items()
     ]  # fmt: skip
-    details = {"settings": s, "dataset": dataset, "claims": [{"claim": c, "holds": ok} for c, _, ok in claims]}
-    return Outcome((_sheet(s, found, len(seeds)), _claims(claims)), rows, details, _remarks(s, cases, claims), failed)
+    failed = inexact(cases) if s.model == "linear" else ()
+    return Outcome((_sheet(s, found, len(cases)),), rows, judge(found), remarks=_remarks(cases), failed=failed)
 
 
-def _case(s: Settings, model: Model, single: Algorithm, ensemble: Algorithm, seed: int) -> Case:
+def _case(s: GapSettings, model: Model, single: Algorithm, ensemble: Algorithm, seed: int) -> Case:
     held = load(s, seed)
     one = sine.train(held, single, s.num_rounds, seed)
     several = sine.train(held, ensemble, s.num_rounds, seed)
@@ -121,15 +176,15 @@ def _case(s: Settings, model: Model, single: Algorithm, ensemble: Algorithm, see
     means, covariances = np.asarray(flow.mean(s.num_rounds)), np.asarray(flow.cov(s.num_rounds))
     limit, trouble = _limit(blocks, held)
     found = {
-        AVERAGE: bands.of_members(one.test, _residual(one, held)),
-        ENSEMBLE: bands.of_members(several.test),
-        WITH_NOISE: bands.of_members(several.test, _residual(several, held)),
-        FLOW: bands.of_processes(means, covariances),
+        AVERAGE: band_of_members(one.test, _residual(one, held)),
+        ENSEMBLE: band_of_members(several.test),
+        WITH_NOISE: band_of_members(several.test, _residual(several, held)),
+        FLOW: band_of_processes(means, covariances),
         **({} if limit is None else {LIMIT: limit}),
     }
     predicted = np.asarray(flow.predict(several.start_train, several.start, s.num_rounds))
-    scores = {method: bands.scores(band, held.x_test, held.y_test) for method, band in found.items()}
-    return Case(seed, held, found, scores, relative_distance(predicted, several.test), trouble)
+    by_method = {method: scores(band, held.x_test, held.y_test) for method, band in found.items()}
+    return Case(seed, held, found, by_method, relative_distance(predicted, several.test), trouble)
 
 
 def _residual(trained: sine.Trained, held: sine.SineData) -> float:
@@ -146,35 +201,33 @@ def _limit(blocks: KernelBlocks, held: sine.SineData) -> tuple[Band | None, str]
     trouble = (
         f"Theta is singular in float64, inverted with a jitter of {limit.jitter:.1e}; the mean reaches {largest:.2g}"
     )
-    return bands.of_limit(limit), trouble if limit.jitter > 0 else ""
+    band = band_of_processes(np.asarray(limit.mean)[None], np.asarray(limit.cov)[None])
+    return band, trouble if limit.jitter > 0 else ""
 
 
-def summaries(cases: Sequence[Case]) -> dict[str, dict[str, Summary]]:
+def summaries(cases: Sequence[Case]) -> dict[str, dict[str, Interval]]:
     """Each method's scores over seeds; a limit that some seed has not is left out."""
     methods = [m for m in cases[0].scores if all(m in case.scores for case in cases)]
     return {
-        m: {name: bands.summary(name, [case.scores[m][name] for case in cases]) for name in (*COLUMNS, "ratio")}
+        m: {name: summary(name, [case.scores[m][name] for case in cases]) for name in (*COLUMNS, "ratio")}
         for m in methods
     }
 
 
-def judge(found: dict[str, dict[str, Summary]]) -> list[tuple[str, str, bool]]:
-    """The paper's claim in parts: what is claimed, the number, whether it holds beyond its 95 % interval."""
-    ratio, own = found[ENSEMBLE]["ratio"], found[ENSEMBLE]["coverage.gap"]
-    single, residual = found[AVERAGE]["coverage.gap"], found[AVERAGE]["ratio"]
-    return [
-        ("Fed-ensemble's band is wider in the gap than on the data",
-         f"width ratio {ratio.mean:.1f} in [{ratio.low:.1f}, {ratio.high:.1f}], FedAvg's {residual.mean:.1f}",
-         bool(ratio.low > 1)),
-        ("Fed-ensemble's band covers the true function in the gap",
-         f"coverage {own.mean:.0%} in [{own.low:.0%}, {own.high:.0%}], nominal 95 %", bool(own.high >= 0.95)),
-        ("FedAvg's band is overconfident in the gap",
-         f"coverage {single.mean:.0%} in [{single.low:.0%}, {single.high:.0%}], nominal 95 %",
-         bool(single.high < 0.95)),
-    ]  # fmt: skip
+def judge(found: dict[str, dict[str, Interval]]) -> tuple[Claim, ...]:
+    """Section V-B: Fed-ensemble knows what it does not know."""
+    ratio, own, single = found[ENSEMBLE]["ratio"], found[ENSEMBLE]["coverage.gap"], found[AVERAGE]["coverage.gap"]
+    return (
+        Claim("Fed-ensemble's band is wider in the gap than on the data",
+              f"width ratio {ratio.text('.1f')}, FedAvg's {found[AVERAGE]['ratio'].mean:.1f}", ratio.above(1)),
+        Claim("Fed-ensemble's band covers the true function in the gap",
+              f"coverage {own.text('.0%')}, nominal 95 %", own.above(0.95)),
+        Claim("FedAvg's band is overconfident in the gap", f"coverage {single.text('.0%')}, nominal 95 %",
+              single.below(0.95)),
+    )  # fmt: skip
 
 
-def _inexact(cases: Sequence[Case]) -> tuple[str, ...]:
+def inexact(cases: Sequence[Case]) -> tuple[str, ...]:
     """The linear model's simulation must be the flow's prediction."""
     worst = max(case.distance for case in cases)
     return (
@@ -182,14 +235,14 @@ def _inexact(cases: Sequence[Case]) -> tuple[str, ...]:
     )
 
 
-def _metrics(s: Settings, case: Case) -> list[Metric]:
+def _metrics(s: GapSettings, case: Case) -> list[Metric]:
     return [
         Metric(s.num_rounds, method, case.seed, "test", name, value, 0, 0)
-        for method, scores in case.scores.items() for name, value in scores.items()
+        for method, of in case.scores.items() for name, value in of.items()
     ]  # fmt: skip
 
 
-def labels(s: Settings) -> dict[str, str]:
+def labels(s: GapSettings) -> dict[str, str]:
     """Names of the methods in tables and figures."""
     return {
         AVERAGE: "FedAvg, residual variance",
@@ -200,41 +253,26 @@ def labels(s: Settings) -> dict[str, str]:
     }
 
 
-def _sheet(s: Settings, found: dict[str, dict[str, Summary]], num_seeds: int) -> Sheet:
+def _sheet(s: GapSettings, found: dict[str, dict[str, Interval]], num_seeds: int) -> Sheet:
     rows = tuple(
         (labels(s)[method], *(_cell(name, of[name]) for name in (*COLUMNS, "ratio"))) for method, of in found.items()
     )
-    columns = (
-        "band",
-        "covers truth: data",
-        "gap",
-        "mean width: data",
-        "gap",
-        "NLL: data",
-        "gap",
-        "width gap / data (geometric)",
-    )
+    columns = ("band", "covers truth: data", "gap", "mean width: data", "gap", "NLL: data", "gap",
+               "width gap / data (geometric)")  # fmt: skip
     title = f"95 % bands where there are data and in the gap: means over {num_seeds} seeds with 95 % intervals"
     return Sheet(title, columns, rows)
 
 
-def _cell(name: str, v: Summary) -> str:
+def _cell(name: str, v: Interval) -> str:
     if name.startswith("coverage"):
-        return f"{v.mean:.0%} [{v.low:.0%}, {v.high:.0%}]"
+        return v.text(".0%")
     if not np.isfinite(v.low) or max(abs(v.mean), abs(v.high)) >= 1e4:
         return f"{v.mean:.1e}"
-    digits = 2 if abs(v.mean) < 100 else 0
-    return f"{v.mean:.{digits}f} [{v.low:.{digits}f}, {v.high:.{digits}f}]"
+    return v.text(".2f" if abs(v.mean) < 100 else ".0f")
 
 
-def _claims(claims: Sequence[tuple[str, str, bool]]) -> Sheet:
-    rows = tuple((claim, number, "holds" if ok else "DOES NOT HOLD") for claim, number, ok in claims)
-    return Sheet("FE-2024, section V-B: Fed-ensemble knows what it does not know", ("claim", "measured", ""), rows)
-
-
-def _remarks(s: Settings, cases: Sequence[Case], claims: Sequence[tuple[str, str, bool]]) -> tuple[str, ...]:
+def _remarks(cases: Sequence[Case]) -> tuple[str, ...]:
     lines = [
-        f"settings: {', '.join(f'{name} {value}' for name, value in vars(s).items())}",
         "NLL: expectation over an observation of a new client, in nats; bands without the residual's variance are of "
         "the function, not of observations. Coverage intervals count a seed as one point (Wilson)",
         f"Fed-ensemble's models are within {max(c.distance for c in cases):.1e} of the flow's prediction of each",
@@ -248,10 +286,11 @@ def _remarks(s: Settings, cases: Sequence[Case], claims: Sequence[tuple[str, str
     return tuple(lines)
 
 
-def _draw(s: Settings, case: Case, figures: Path) -> None:
+def _draw(study: Study, case: Case) -> None:
+    from fedtangent.output.function_plots import BandPanel, bands_side_by_side
     from fedtangent.output.plots import METHODS, NEUTRAL, PREDICTED
-    from fedtangent.output.uncertainty_plots import BandPanel, bands_side_by_side
 
+    s = study.settings
     colours = {AVERAGE: METHODS[3], ENSEMBLE: METHODS[0], WITH_NOISE: METHODS[2], FLOW: PREDICTED, LIMIT: NEUTRAL}
     titles = labels(s) | ({LIMIT: f"{labels(s)[LIMIT]}: singular"} if case.trouble else {})
     panels = [
@@ -259,15 +298,21 @@ def _draw(s: Settings, case: Case, figures: Path) -> None:
         for m, b in case.found.items()
     ]
     held, exact = case.held, case.found[FLOW]
-    height = 1.05 * float(np.max(np.abs(exact.mean) + bands.NORMAL_95 * exact.sd))
-    regions = ((-1.0, -bands.EDGE), (bands.EDGE, 1.0))
+    height = 1.05 * float(np.max(np.abs(exact.mean) + sine.NORMAL_95 * exact.sd))
     title = f"Sine functions with a gap, {s.num_clients} clients, {s.model} model, {s.num_rounds} rounds"
-    bands_side_by_side(panels, held.x[:, 0], held.y[:, 0], held.x_test[:, 0], held.y_test[:, 0], regions, height, title,
-                       figures / "uncertainty.png")  # fmt: skip
+    bands_side_by_side(panels, (held.x[:, 0], held.y[:, 0]), (held.x_test[:, 0], held.y_test[:, 0]), EDGE, height,
+                       title, study.figures / "uncertainty.png")  # fmt: skip
 
 
-EXPERIMENT = Experiment(
-    "what is known where there are no data (FE-2024, Fig. 2): bands of FedAvg, Fed-ensemble and the exact processes",
-    ("sine",),
-    prepare,
+ENTRIES = (
+    Experiment(
+        name_of(__name__),
+        "what is known where there are no data (FE-2024, Fig. 2): bands of FedAvg, Fed-ensemble, exact processes",
+        run,
+        papers=("shi2024",),
+        scales={"sine": by_scale(GapSettings(), GapSettings(num_rounds=1000), GapSettings(num_rounds=5000))},
+        check=check,
+        least_seeds=2,
+        exact=True,
+    ),
 )

@@ -8,27 +8,31 @@ too, and what distance remains is reported. The published numbers are fitted, no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from scipy.stats import t as student
 
-from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.compare.statistics import SIGNIFICANCE
 from fedtangent.compare.theorems.fed_ensemble import repeated_runs
-from fedtangent.engine.sweeps import check_seeds
-from fedtangent.experiments.lab import table1_scan as scan
-from fedtangent.experiments.lab import trials
-from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
-from fedtangent.experiments.lab.table1_scan import BUDGETS, PUBLISHED, Fit
+from fedtangent.experiments.lab.results import Outcome, Sheet
+from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.output.files import Metric
 from fedtangent.theory.fed_ensemble.bias_variance import Decomposition, decompose_laws, decompose_runs
 
+# Published (FE-2024, table I; FE-2021, table 1): K -> bias, variance.
+PUBLISHED = {1: (0.109, 0.0496), 2: (0.117, 0.0115), 10: (0.112, 0.0063), 20: (0.113, 0.0045), 40: (0.112, 0.0042)}
+# FE-2024 counts communication rounds; FE-2021 ages of K rounds, in which every client trains every model once.
+BUDGETS = {"rounds": "the same rounds for every K", "ages": "rounds in proportion to K"}
+READINGS = {"squared": 1.0, "root": 0.5}
+SIGMAS = np.exp(np.linspace(np.log(0.02), np.log(20.0), 400))  # initial standard deviations that are tried
+
 
 @dataclass(frozen=True)
-class Settings:
+class BiasVarianceSettings:
     """The paper's sizes; what it leaves open is scanned. ``schedules`` and ``draws`` are of the simulation."""
 
     num_clients: int = 50
@@ -37,65 +41,136 @@ class Settings:
     local_steps: tuple[int, ...] = (1, 10)
     rounds: tuple[int, ...] = (5, 8, 10, 15, 25, 50, 100)
     ages: tuple[int, ...] = (1, 2, 4)
-    scanned_schedules: int = 4
-    schedules: int = 25
-    draws: int = 20
+    scanned_schedules: int = within(4, least=2)
+    schedules: int = within(25, least=3)
+    draws: int = within(20, least=2)
 
 
-PAPER = Settings(
+PAPER = BiasVarianceSettings(
     local_steps=(1, 10, 100, 1000), rounds=(5, 8, 10, 12, 15, 20, 25, 35, 50, 100, 200), ages=(1, 2, 3, 5, 10),
     scanned_schedules=10, schedules=100,
 )  # fmt: skip
-SETTINGS = {"smoke": Settings(), "paper": PAPER}
 
 
-def prepare(request: Request) -> Prepared:
-    """Check the request; raises ``ValueError``."""
-    name = choose(EXPERIMENT, request)
-    seeds, s = check_seeds(request.seeds), changed(SETTINGS[request.scale], request.changes)
-    trials.check_numbers(s, ("num_clients", "points_per_client"))
-    trials.check_different(s, ("num_models", "local_steps", "rounds", "ages"))
-    if not set(s.num_models) <= set(PUBLISHED):
-        raise ValueError(f"num_models: got {s.num_models}, the paper has {tuple(PUBLISHED)}")
-    trials.check_numbers(s, ("scanned_schedules", "draws"), least=2)
-    trials.check_numbers(s, ("schedules",), least=3)
+class ScanCurve(NamedTuple):
+    """Closed form of one choice, for initial weights of unit variance, against K."""
 
-    def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
-        with exact_arithmetic():
-            return _run(s, seeds, say, keep, figures)
-
-    return Prepared(s, name, run)
+    data_seed: int
+    local_steps: int
+    budget: str
+    length: int  # rounds, or ages of K rounds
+    num_models: tuple[int, ...]
+    bias: np.ndarray  # [K's] squared
+    initialisation: np.ndarray  # [K's]
+    schedules: np.ndarray  # [K's]
 
 
-def _run(
-    s: Settings,
-    seeds: tuple[int, ...],
-    say: Callable[[str], None],
-    keep: Callable[[Sequence[Metric]], None],
-    figures: Path,
-) -> Outcome:
-    curves = []
-    for seed in seeds:
-        curves += scan.curves(s, seed)
-        say(f"data of seed {seed}: closed form of {len(s.local_steps)} local trainings, every K and every round")
-    fits = scan.best_fits(curves)
+class Fit(NamedTuple):
+    """A choice with its best initial standard deviation, and its distance from the published numbers."""
+
+    data_seed: int
+    local_steps: int
+    budget: str
+    length: int
+    sigma: float
+    reading: str  # of the paper's bias, one of READINGS
+    variance_factor: float  # exp of the root mean square of log(closed form / published)
+    bias_factor: float
+    distance: float  # root mean square of all those logarithms
+
+    def num_rounds(self, num_models: int) -> int:
+        """Rounds that K models are trained for."""
+        return self.length * (num_models if self.budget == "ages" else 1)
+
+    @property
+    def rounds_text(self) -> str:
+        """The rounds, as a number or a multiple of K."""
+        return f"{self.length} K" if self.budget == "ages" else str(self.length)
+
+    @property
+    def text(self) -> str:
+        """The choice in words."""
+        return (
+            f"{self.local_steps} local steps, {self.rounds_text} rounds, sigma {self.sigma:.2f}, data {self.data_seed}"
+        )
+
+
+def curves(settings: BiasVarianceSettings, seed: int) -> list[ScanCurve]:
+    """Closed forms for the data of ``seed``: every number of local steps, and every length of either budget."""
+    found = []
+    lengths = [(b, n) for b in BUDGETS for n in getattr(settings, b)]
+    for steps in settings.local_steps:
+        problem = repeated_runs.sine_problem(
+            seed, local_steps=steps, num_clients=settings.num_clients, points_per_client=settings.points_per_client
+        )
+        terms: dict[tuple[str, int], list[tuple[float, ...]]] = {of: [] for of in lengths}
+        for k in settings.num_models:
+            rounds = sorted({n * (k if b == "ages" else 1) for b, n in lengths})
+            plan = repeated_runs.permutations(settings.num_clients, k)
+            # One model is trained by all clients in every round: its schedule is no draw.
+            laws = repeated_runs.laws(problem, plan, rounds, range(settings.scanned_schedules if k > 1 else 1))
+            for b, n in lengths:
+                at = rounds.index(n * (k if b == "ages" else 1))
+                d = decompose_laws([law[at] for law in laws], problem.expected, problem.noise)
+                terms[b, n].append((d.bias.value, d.initialisation.value, d.schedules.value))
+        found += [
+            ScanCurve(seed, steps, b, n, tuple(settings.num_models), *np.array(terms[b, n]).T) for b, n in lengths
+        ]
+    return found
+
+
+def best_fits(found: Iterable[ScanCurve]) -> list[Fit]:
+    """The nearest choice for each budget and each reading of the bias."""
+    each = [fit(curve, reading) for curve in found for reading in READINGS]
+    return [
+        min((f for f in each if (f.budget, f.reading) == (b, r)), key=lambda f: f.distance)
+        for b in BUDGETS for r in READINGS
+    ]  # fmt: skip
+
+
+def fit(curve: ScanCurve, reading: str) -> Fit:
+    """The initial standard deviation with which a choice is nearest to the published variances, and how near."""
+    published = np.array([PUBLISHED[k] for k in curve.num_models])
+    variance = SIGMAS[:, None] ** 2 * curve.initialisation + curve.schedules
+    misses = np.log(variance / published[:, 1])
+    best = int(np.argmin(np.sum(misses**2, axis=1)))
+    bias = np.log(np.maximum(curve.bias, 1e-12) ** READINGS[reading] / published[:, 0])
+    both = np.concatenate([misses[best], bias])
+    sizes = [float(np.sqrt(np.mean(part**2))) for part in (misses[best], bias, both)]
+    return Fit(
+        curve.data_seed, curve.local_steps, curve.budget, curve.length, float(SIGMAS[best]), reading,
+        float(np.exp(sizes[0])), float(np.exp(sizes[1])), sizes[2],
+    )  # fmt: skip
+
+
+def check(study: Study) -> None:
+    """Only what the paper has can stand beside it."""
+    if not set(study.settings.num_models) <= set(PUBLISHED):
+        raise ValueError(f"num_models: got {study.settings.num_models}, allowed are {', '.join(map(str, PUBLISHED))}")
+
+
+def run(study: Study) -> Outcome:
+    """Scan, and simulate the nearest choice of each budget."""
+    s, scanned = study.settings, []
+    for seed in study.each_seed():
+        scanned += curves(s, seed)
+    fits = best_fits(scanned)
     nearest = {b: min((f for f in fits if f.budget == b), key=lambda f: f.distance) for b in BUDGETS}
-    found, metrics = {}, []
-    for budget, fit in nearest.items():
-        found[budget] = {k: _both(s, fit, k) for k in s.num_models}
-        metrics += _metrics(fit, found[budget])
-        keep(metrics)
-        say(f"simulated {s.schedules} schedules of {s.draws} initialisations: {fit.text}")
-    checks = [_check(fit, found[budget]) for budget, fit in nearest.items()]
-    _draw(nearest, found, figures)
-    sheets = [_comparison(fit, found[b]) for b, fit in nearest.items()]
+    found = {}
+    for budget, chosen in nearest.items():
+        found[budget] = {k: _both(s, chosen, k) for k in s.num_models}
+        study.keep(_metrics(chosen, found[budget]))
+        study.say(f"simulated {s.schedules} schedules of {s.draws} initialisations: {chosen.text}")
+    checks = [_deviations(chosen, found[budget]) for budget, chosen in nearest.items()]
+    _draw(study, nearest, found)
+    sheets = [_comparison(chosen, found[b]) for b, chosen in nearest.items()]
     sheets += [_mechanism(s, nearest["rounds"], found["rounds"]), _scan_sheet(fits)]
-    rows = [row for b, fit in nearest.items() for row in _rows(fit, found[b])]
+    rows = [row for b, chosen in nearest.items() for row in _rows(chosen, found[b])]
     details = {"published": PUBLISHED, "fits": [f._asdict() for f in fits], "checks": checks}
-    return Outcome(tuple(sheets), rows, details, _remarks(s, fits, nearest, checks), _failures(s, checks))
+    return Outcome(tuple(sheets), rows, (), details, _remarks(s, fits, checks), _failures(s, checks))
 
 
-def _both(s: Settings, fit: Fit, num_models: int) -> tuple[Decomposition, Decomposition]:
+def _both(s: BiasVarianceSettings, fit: Fit, num_models: int) -> tuple[Decomposition, Decomposition]:
     """Closed form and simulation of one K, under the same schedules."""
     problem = repeated_runs.sine_problem(
         fit.data_seed, local_steps=fit.local_steps, sigma=fit.sigma, num_clients=s.num_clients,
@@ -112,7 +187,7 @@ def _both(s: Settings, fit: Fit, num_models: int) -> tuple[Decomposition, Decomp
     )
 
 
-def _check(fit: Fit, found: dict[int, tuple[Decomposition, Decomposition]]) -> dict[str, Any]:
+def _deviations(fit: Fit, found: dict[int, tuple[Decomposition, Decomposition]]) -> dict[str, Any]:
     """Largest deviations in standard errors: of the closed form, and of two wrong ones at the largest K."""
     largest = max(found)
     exact, seen = found[largest]
@@ -128,7 +203,7 @@ def _check(fit: Fit, found: dict[int, tuple[Decomposition, Decomposition]]) -> d
     }
 
 
-def _failures(s: Settings, checks: list[dict[str, Any]]) -> tuple[str, ...]:
+def _failures(s: BiasVarianceSettings, checks: list[dict[str, Any]]) -> tuple[str, ...]:
     """Where simulation and closed form disagree: at three standard errors' level for the largest of all comparisons."""
     level = SIGNIFICANCE / (len(checks) * 2 * len(s.num_models))
     allowed = float(student.ppf(1 - level / 2, s.schedules - 1))
@@ -170,7 +245,7 @@ def _comparison(fit: Fit, found: dict[int, tuple[Decomposition, Decomposition]])
     return Sheet(f"table I, {BUDGETS[fit.budget]}: {fit.text}", columns, tuple(rows))
 
 
-def _mechanism(s: Settings, fit: Fit, found: dict[int, tuple[Decomposition, Decomposition]]) -> Sheet:
+def _mechanism(s: BiasVarianceSettings, fit: Fit, found: dict[int, tuple[Decomposition, Decomposition]]) -> Sheet:
     """What breaks 1/K: how much each model has been trained, and the schedules' part."""
     rows = []
     for k, (exact, _) in found.items():
@@ -201,14 +276,14 @@ def _scan_sheet(fits: list[Fit]) -> Sheet:
     return Sheet("the setting nearest to the paper's ten numbers (root mean square factor)", columns, rows)
 
 
-def _remarks(s: Settings, fits: list[Fit], nearest: dict[str, Fit], checks: list[dict[str, Any]]) -> tuple[str, ...]:
+def _remarks(s: BiasVarianceSettings, fits: list[Fit], checks: list[dict[str, Any]]) -> tuple[str, ...]:
     fit = min(fits, key=lambda f: f.distance)
     lines = [
         "SE: standard errors over schedules. bias^.5: root of the squared bias, the reading nearer to the paper's bias"
         if fit.reading == "root" else "The squared bias is the reading nearer to the paper's bias",
         "expected pull: a client's mean weight per round relative to K = 1, 1 - (1 - 1/K)^N: a model with no client in "
         "a round does not move. clients seen: share of clients that have trained a model by the end.",
-        f"settings: step 1 / max Theta(x, x), {', '.join(f'{name} {value}' for name, value in vars(s).items())}",
+        "step size 1 / max Theta(x, x)",
     ]  # fmt: skip
     if {1, 2} <= set(s.num_models):
         ratio = PUBLISHED[1][1] / PUBLISHED[2][1]
@@ -224,8 +299,10 @@ def _remarks(s: Settings, fits: list[Fit], nearest: dict[str, Fit], checks: list
     return tuple(lines)
 
 
-def _draw(nearest: dict[str, Fit], found: dict[str, dict[int, tuple[Decomposition, Decomposition]]], out: Path) -> None:
-    from fedtangent.output.variance_plots import Points, variance_against_models
+def _draw(
+    study: Study, nearest: dict[str, Fit], found: dict[str, dict[int, tuple[Decomposition, Decomposition]]]
+) -> None:
+    from fedtangent.output.line_plots import Points, variance_against_models
 
     panels = {}
     for budget, fit in nearest.items():
@@ -239,11 +316,21 @@ def _draw(nearest: dict[str, Fit], found: dict[str, dict[int, tuple[Decompositio
             ),
             "published": Points({k: (PUBLISHED[k][1], 0.0) for k in found[budget]}, False),
         }
-    variance_against_models(panels, "variance of the ensemble average (table I)", out / "table1.png")
+    variance_against_models(panels, "variance of the ensemble average (table I)", study.figures / "table1.png")
 
 
-EXPERIMENT = Experiment(
-    "Bias and variance of Fed-ensemble on the sine toy against K: closed form, simulation, the paper's table I",
-    ("sine",),
-    prepare,
+ENTRIES = (
+    Experiment(
+        name_of(__name__),
+        "Bias and variance of Fed-ensemble on the sine toy against K: closed form, simulation, the paper's table I",
+        run,
+        papers=("shi2024", "shi2021"),
+        scales={
+            "sine": by_scale(
+                BiasVarianceSettings(), BiasVarianceSettings(local_steps=(1, 10, 100), schedules=50), PAPER
+            )
+        },
+        check=check,
+        exact=True,
+    ),
 )

@@ -8,21 +8,18 @@ is broken; the bound with lambda_max for lambda_min is the control, which has to
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedtangent.compare import cases
 from fedtangent.compare.predicted import run_flow
-from fedtangent.compare.settings import Setting, exact_arithmetic
+from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import fed_ensemble
-from fedtangent.engine.sweeps import check_seeds
-from fedtangent.experiments.lab import trials
-from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.experiments.lab.results import Outcome, Sheet, assumption_sheet
+from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.kernels.gram import kernel_blocks
 from fedtangent.output.files import Metric
@@ -42,16 +39,13 @@ CASES = {"digits": cases.digits, "sine": cases.sine_network}
 
 
 @dataclass(frozen=True)
-class Settings:
+class EnsembleDecaySettings:
     """Networks of one width for some rounds, their flow for many ages."""
 
     width: int = 256
-    num_rounds: int = 40
+    num_rounds: int = within(40, least=cases.NUM_MODELS)  # an age
     flow_ages: int = 200
-    step_factor: float = 1.0  # on half of the largest stable step, which the comparisons use
-
-
-SETTINGS = {"smoke": Settings(), "paper": Settings(width=4096, num_rounds=400, flow_ages=2000)}
+    step_factor: float = within(1.0, above=0)  # on half of the largest stable step, which the comparisons use
 
 
 class Followed(NamedTuple):
@@ -65,44 +59,25 @@ class Followed(NamedTuple):
     uplink: np.ndarray  # bytes of one run, up and down
 
 
-def prepare(request: Request) -> Prepared:
-    """Check the request; raises ``ValueError``."""
-    name = choose(EXPERIMENT, request)
-    seeds = check_seeds(request.seeds)
-    settings = changed(SETTINGS[request.scale], request.changes)
-    trials.check_numbers(settings, ("width", "num_rounds", "flow_ages"))
-    if settings.num_rounds < cases.NUM_MODELS:
-        raise ValueError(f"num_rounds: got {settings.num_rounds}, an age takes {cases.NUM_MODELS}")
-    if not (np.isfinite(settings.step_factor) and settings.step_factor > 0):
-        raise ValueError(f"step_factor: got {settings.step_factor}, must be positive")
-
-    def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
-        with exact_arithmetic():
-            found = []
-            for seed in seeds:
-                start = time.perf_counter()
-                found.append(follow(_setting(name, settings, request.data_dir, seed), settings))
-                keep(_metrics(found[-1], seed))
-                say(f"seed {seed}: {time.perf_counter() - start:.0f} s, residual after round {settings.num_rounds} "
-                    f"{found[-1].networks[-1].max():.3f} of the initial one")  # fmt: skip
-            return _conclude(name, settings, found, figures)
-
-    return Prepared(settings, name, run)
+def run(study: Study) -> Outcome:
+    """Every seed's networks and flow."""
+    s, found = study.settings, []
+    for seed in study.each_seed():
+        setting = CASES[study.dataset](study.data_dir, "smoke", seed)
+        setting = dataclasses.replace(
+            setting,
+            widths=(s.width,),
+            draws=1,
+            num_rounds=s.num_rounds,
+            evaluate_every=1,
+            learning_rate=s.step_factor * setting.learning_rate,
+        )
+        found.append(follow(setting, s))
+        study.keep(_metrics(found[-1], seed))
+    return conclude(study, found)
 
 
-def _setting(name: str, s: Settings, data_dir: Path | None, seed: int) -> Setting:
-    setting = CASES[name](data_dir, "smoke", seed)
-    return dataclasses.replace(
-        setting,
-        widths=(s.width,),
-        draws=1,
-        num_rounds=s.num_rounds,
-        evaluate_every=1,
-        learning_rate=s.step_factor * setting.learning_rate,
-    )
-
-
-def follow(setting: Setting, s: Settings) -> Followed:
+def follow(setting: Setting, s: EnsembleDecaySettings) -> Followed:
     """Train the networks, continue their flow, and compute the theorem for all of it. Needs 64-bit types."""
     seen = fed_ensemble(setting, s.width)
     start = seen.train[0, :, 0]  # [K, n, C]
@@ -161,22 +136,23 @@ def _metrics(found: Followed, seed: int) -> list[Metric]:
     ]  # fmt: skip
 
 
-def _conclude(name: str, s: Settings, found: list[Followed], figures: Path) -> Outcome:
+def conclude(study: Study, found: list[Followed]) -> Outcome:
+    """What the runs say of each form of the bound."""
     rows = [_form_row(found, label) for label in bounds(found[0])]
     failed = [] if all(np.all(np.isfinite(f.networks)) for f in found) else ["networks diverged"]
     if rows[-1]["networks_worst"] <= 1:
         failed.append("the control's bound was not broken")
-    first = found[0]
-    draw(first, name, figures)
+    _draw(study, found[0])
     details = {
-        "settings": s,
-        "dataset": name,
         "assumptions": [[a._asdict() for a in f.theorem.assumptions] for f in found],
         "constants": [f.theorem.constants._asdict() for f in found],
         "rate_of_an_age": [f.rate for f in found],
     }
-    sheets = (_bounds_sheet(name, s, found, rows), _assumption_sheet(found))
-    return Outcome(sheets, rows, details, _remarks(first), tuple(failed))
+    sheets = (
+        _bounds_sheet(study, found, rows),
+        assumption_sheet([f.theorem for f in found], "assumptions, measured on the first seed"),
+    )
+    return Outcome(sheets, rows, (), details, _remarks(found[0]), tuple(failed))
 
 
 def _form_row(found: list[Followed], label: str) -> dict[str, Any]:
@@ -197,7 +173,8 @@ def _form_row(found: list[Followed], label: str) -> dict[str, Any]:
     }
 
 
-def _bounds_sheet(name: str, s: Settings, found: list[Followed], rows: list[dict[str, Any]]) -> Sheet:
+def _bounds_sheet(study: Study, found: list[Followed], rows: list[dict[str, Any]]) -> Sheet:
+    s = study.settings
     rate = float(np.mean([f.rate for f in found]))
     shown = [
         (r["bound"], f"{r['per_age']:.4f}", f"{r['networks_worst']:.3g}", f"{r['networks_hold']} of {r['seeds']}",
@@ -209,20 +186,10 @@ def _bounds_sheet(name: str, s: Settings, found: list[Followed], rows: list[dict
     columns = ("bound on the residual's norm", "factor an age", "networks: worst", "holds", "flow: worst", "holds",
                "first broken (age)", "holds for ever")  # fmt: skip
     title = (
-        f"Theorem 1 on {name}: measured / bound at the ends of ages, K = {cases.NUM_MODELS}, width {s.width}, "
+        f"Theorem 1 on {study.dataset}: measured / bound at the ends of ages, K = {cases.NUM_MODELS}, width {s.width}, "
         f"networks {s.num_rounds} rounds, flow {found[0].theorem.plan.num_ages} ages"
     )
     return Sheet(title, columns, tuple(shown))
-
-
-def _assumption_sheet(found: list[Followed]) -> Sheet:
-    rows = []
-    for place, a in enumerate(found[0].theorem.assumptions):
-        holds = sum(f.theorem.assumptions[place].holds for f in found)
-        rows.append((a.name, a.statement, f"{a.measured:.3g}", f"{a.relation} {a.required:.3g}",
-                     f"{holds} of {len(found)}"))  # fmt: skip
-    return Sheet("assumptions, measured on the first seed", ("assumption", "what", "measured", "required", "holds"),
-                 tuple(rows))  # fmt: skip
 
 
 def _remarks(first: Followed) -> tuple[str, ...]:
@@ -245,9 +212,9 @@ def _remarks(first: Followed) -> tuple[str, ...]:
     )
 
 
-def draw(found: Followed, name: str, folder: Path) -> Path:
+def _draw(study: Study, found: Followed) -> None:
     """The networks' rounds, and the flow to its end, with every bound and the exact rate."""
-    from fedtangent.output.decay_plots import Decay, decay
+    from fedtangent.output.line_plots import BoundedPanel, bounded
 
     length, short = found.theorem.plan.rounds_per_age, len(found.networks)
     ends = np.arange(0, len(found.flow), length)
@@ -255,16 +222,37 @@ def draw(found: Followed, name: str, folder: Path) -> Path:
     rate = found.flow[ends[-1]].max() * found.rate ** (np.arange(len(ends)) - (len(ends) - 1))
     near = ends[ends < short]
     panels = [
-        Decay(f"networks of width {found.setting.widths[0]}", np.arange(short), found.networks.T, found.flow[:short].T,
-              near, {k: v[: len(near)] for k, v in all_bounds.items()}),
-        Decay("the flow continued", ends, None, found.flow[ends].T, ends,
-              {k: v for k, v in all_bounds.items() if k != CONTROL}, rate),
+        BoundedPanel(
+            f"networks of width {found.setting.widths[0]}", np.arange(short),
+            {"exact flow, each model": found.flow[:short].T, "trained networks": found.networks.T},
+            {k: v[: len(near)] for k, v in all_bounds.items() if k != CONTROL},
+            {CONTROL: all_bounds[CONTROL][: len(near)]}, near,
+        ),
+        BoundedPanel(
+            "the flow continued", ends, {"exact flow, each model": found.flow[ends].T},
+            {k: v for k, v in all_bounds.items() if k != CONTROL}
+            | {"exact rate, spectral radius of an age": rate},
+        ),
     ]  # fmt: skip
-    return decay(panels, f"Theorem 1 on {name}, K = {length}, per-client permutations", folder / "decay.png")
+    lowest = max(float(found.flow[ends].min()) / 30, 1e-14)
+    title = f"Theorem 1 on {study.dataset}, K = {length}, per-client permutations"
+    bounded(panels, title, ("round", "training residual / initial residual"), lowest, study.figures / "decay.png")
 
 
-EXPERIMENT = Experiment(
-    "Theorem 1: the bound on the training error beside the measured decay, and which of its assumptions hold",
-    ("digits", "sine"),
-    prepare,
+ENTRIES = (
+    Experiment(
+        name_of(__name__),
+        "Theorem 1: the bound on the training error beside the measured decay, and which of its assumptions hold",
+        run,
+        papers=("shi2024", "shi2021"),
+        scales=dict.fromkeys(
+            CASES,
+            by_scale(
+                EnsembleDecaySettings(),
+                EnsembleDecaySettings(width=1024, num_rounds=100, flow_ages=500),
+                EnsembleDecaySettings(width=4096, num_rounds=400, flow_ages=2000),
+            ),
+        ),
+        exact=True,
+    ),
 )

@@ -7,9 +7,7 @@ entry by entry, and each beside a wrong theory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,9 +31,10 @@ from fedtangent.compare.theorems.fed_ensemble.limit import (
     variance_bias,
     without_cross_terms,
 )
-from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
-from fedtangent.experiments.lab.trials import check_numbers
-from fedtangent.output.files import Metric, check_data_dir
+from fedtangent.experiments.lab.results import Outcome, Sheet
+from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.settings import by_scale, within
+from fedtangent.output.files import Metric
 
 BOTH = "digits_and_sine"
 NAMES = {"mean": "mean", "variance": "variance", "covariance": "off-diagonal covariance"}
@@ -43,57 +42,46 @@ COLUMNS = ("statistic", "width", "measured", "predicted", "SE", "beyond 3 SE", "
 
 
 @dataclass(frozen=True)
-class Settings:
+class EnsembleLawSettings:
     """How many networks, how wide, how long."""
 
-    num_models: int = NUM_MODELS
+    num_models: int = within(NUM_MODELS, least=2)
     widths: tuple[int, ...] = (256, 512)
     digits_rounds: int = 800
     sine_rounds: int = 800
 
 
-SCALES = {"smoke": Settings(), "paper": Settings(widths=(1024, 4096), digits_rounds=2000, sine_rounds=2000)}
+def _made(study: Study) -> list[Any]:
+    """What is compared on each data set."""
+    s = study.settings
+    names = BOTH.split("_and_") if study.dataset == BOTH else [study.dataset]
+    return [SETTINGS[n](study.seeds[0], s.num_models, s.widths, getattr(s, f"{n}_rounds")) for n in names]
 
 
-def prepare(request: Request) -> Prepared:
-    """Check the request; raises ``ValueError``."""
-    name = choose(EXPERIMENT, request)
-    check_data_dir(request.data_dir)
-    settings = changed(SCALES[request.scale], request.changes)
-    check_numbers(settings, ("num_models", "digits_rounds", "sine_rounds"))
-    if settings.num_models < 2:
-        raise ValueError(f"num_models: got {settings.num_models}, a variance needs at least 2")
-    if min(settings.widths) < 1:
-        raise ValueError(f"widths: got {min(settings.widths)}, must be at least 1")
-    names = BOTH.split("_and_") if name == BOTH else [name]
-    made = [
-        SETTINGS[n](request.seeds[0], settings.num_models, settings.widths, getattr(settings, f"{n}_rounds"))
-        for n in names
-    ]
-
-    def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
-        from fedtangent.output.theorem2_plots import theorem2_figure
-
-        sheets, rows, remarks = [], [], [_one_seed(request.seeds[0], settings)]
-        for setting in made:
-            result = compare(setting, say)
-            found = table(result)
-            rows += found
-            keep(_metrics(result, found, request.seeds[0]))
-            sheets.append(_sheet(result, found))
-            remarks += _remarks(result)
-            theorem2_figure(result, figures / f"theorem2_{setting.name}.png")
-        details = {"settings": settings, "dataset": name, "seed": request.seeds[0]}
-        return Outcome(tuple(sheets), rows, details, tuple(remarks))
-
-    return Prepared(settings, name, run)
+def check(study: Study) -> None:
+    """Build the data."""
+    _made(study)
 
 
-def _one_seed(seed: int, settings: Settings) -> str:
-    return (
-        f"data, schedule and initialisations are those of seed {seed} alone: the {settings.num_models} models, "
+def run(study: Study) -> Outcome:
+    """The networks of each data set beside their law."""
+    from fedtangent.output.theorem2_plots import theorem2_figure
+
+    seed = study.seeds[0]
+    sheets, rows, remarks = list[Sheet](), list[dict[str, Any]](), list[str]()
+    remarks.append(
+        f"data, schedule and initialisations are those of seed {seed} alone: the {study.settings.num_models} models, "
         "independent draws of one law, are the repetitions"
     )
+    for setting in _made(study):
+        result = compare(setting, study.say)
+        found = table(result)
+        rows += found
+        study.keep(_metrics(result, found, seed))
+        sheets.append(_sheet(result, found))
+        remarks += _remarks(result)
+        theorem2_figure(result, study.figures / f"theorem2_{setting.name}.png")
+    return Outcome(tuple(sheets), rows, details={"seed": seed}, remarks=tuple(remarks))
 
 
 def table(result: Theorem2) -> list[dict[str, Any]]:
@@ -200,8 +188,20 @@ def _metrics(result: Theorem2, rows: list[dict[str, Any]], seed: int) -> list[Me
     ]  # fmt: skip
 
 
-EXPERIMENT = Experiment(
-    "Theorem 2 on K = 50 trained networks: mean, variance, covariances, coverage beside the closed form",
-    (BOTH, "digits", "sine"),
-    prepare,
+ENTRIES = (
+    Experiment(
+        name_of(__name__),
+        "Theorem 2 on K = 50 trained networks: mean, variance, covariances, coverage beside the closed form",
+        run,
+        papers=("shi2024", "shi2021"),
+        scales=dict.fromkeys(
+            (BOTH, "digits", "sine"),
+            by_scale(
+                EnsembleLawSettings(),
+                EnsembleLawSettings(widths=(512, 1024)),
+                EnsembleLawSettings(widths=(1024, 4096), digits_rounds=2000, sine_rounds=2000),
+            ),
+        ),
+        check=check,
+    ),
 )

@@ -22,6 +22,7 @@ from fedtangent.models.linear import rbf_linear
 from fedtangent.theory import Flow
 from fedtangent.types import Algorithm, Model, Partition, Schedule
 
+NORMAL_95 = 1.959963984540054  # the normal quantile of 0.975
 CANDIDATES = 40  # clients to choose each client from, where points must not be close
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data as datasets
-from fedtangent.experiments.lab import trials
+from fedtangent.engine.run import simulate
+from fedtangent.experiments.lab.runner import Study
+from fedtangent.federated import algorithms, schedule
 from fedtangent.models.two_layer import two_layer_relu
 from fedtangent.theory.ntk_fl.lemmas import empirical_kernel, expected_kernel
 from fedtangent.types import FederatedData, Model, Partition, PyTree
@@ -60,29 +60,20 @@ def problem(name: str, data_dir: Path | None, num_examples: int, num_clients: in
     return Problem(x / norms, np.where(np.asarray(classes) % 2 == 0, 1.0, -1.0), Partition(order, offsets))
 
 
-def problems(
-    name: str, data_dir: Path | None, settings: Any, seeds: tuple[int, ...], say: Callable[[str], None]
-) -> Iterator[tuple[int, Problem]]:
-    """Each seed with its problem; says how long was spent on it once the next is asked for."""
-    for seed in seeds:
-        start = time.perf_counter()
-        yield seed, problem(name, data_dir, settings.num_examples, settings.num_clients, seed)
-        say(f"seed {seed}: {time.perf_counter() - start:.0f} s")
+def of_study(study: Study, seed: int) -> Problem:
+    """The problem of one seed."""
+    s = study.settings
+    return problem(study.dataset, study.data_dir, s.num_examples, s.num_clients, seed)
 
 
-def check(settings: Any, whole: tuple[str, ...]) -> None:
-    """What both theorems' experiments ask of their settings; raises ``ValueError``."""
-    trials.check_numbers(settings, whole)
-    trials.check_different(settings, ("widths",))
-    if settings.num_examples % settings.num_clients:
-        raise ValueError(
-            f"num_examples: got {settings.num_examples}, must be a multiple of num_clients, {settings.num_clients}"
-        )
-    factors = settings.step_factors
-    if not factors or any(not 0 < f < 1 for f in factors) or len(set(factors)) < len(factors):
-        raise ValueError(f"step_factors: got {factors}, must be different numbers between 0 and 1")
-    if not 0 < settings.delta < 1:
-        raise ValueError(f"delta: got {settings.delta}, must lie between 0 and 1")
+def check(study: Study) -> None:
+    """Build the first seed's problem; raises ``ValueError``."""
+    of_study(study, study.seeds[0])
+
+
+def times(last: int) -> tuple[int, ...]:
+    """Ten candidate times of a round, the last ``last``."""
+    return tuple(int(t) for t in np.unique(np.linspace(last / 10, last, 10).round()))
 
 
 def worst(measured: np.ndarray, bound: np.ndarray, floor: float) -> float:
@@ -90,6 +81,17 @@ def worst(measured: np.ndarray, bound: np.ndarray, floor: float) -> float:
     with np.errstate(divide="ignore", over="ignore"):
         ratio = measured[1:] / bound[1:]
     return float(np.max(np.where(measured[1:] > floor, ratio, 0.0)))
+
+
+def control_kept(rows: list[dict[str, Any]], constants: Any) -> list[str]:
+    """Why the runs do not count, where the rate with lambda_max for lambda was not broken by all of them."""
+    kept = sum(row["control_worst"] <= 1 for row in rows)
+    ratio = constants.lambda_max / constants.lambda_min if constants.lambda_min > 0 else np.inf
+    broken = (
+        f"the control's rate was not broken in {kept} of {len(rows)} runs: it takes many steps, and lambda_max above 4 "
+        f"lambda (here {ratio:.3g} times)"
+    )
+    return [broken] if kept else []
 
 
 def first_above(measured: np.ndarray, bound: np.ndarray, floor: float) -> int | None:
@@ -129,3 +131,41 @@ def network(task: Problem, width: int, seed: int) -> Start:
 def step_size(task: Problem, factor: float) -> float:
     """``factor`` of the largest stable step of the limiting kernel, 2 N / lambda_max."""
     return factor * 2 * len(task.x) / float(np.linalg.eigvalsh(expected_kernel(task.x))[-1])
+
+
+class NtkRounds(NamedTuple):
+    """Per round, [R] each, but for ``candidates`` [R, Psi]."""
+
+    time: tuple[int, ...]  # t(k)
+    before: tuple[float, ...]  # squared residuals
+    after: tuple[float, ...]
+    candidates: np.ndarray  # squared residuals at every candidate time
+    lambda_min: tuple[float, ...]  # of the kernel H at the start of the round
+    bound: tuple[float, ...]  # (1 - eta lambda_min / (2 N))^t(k)
+    uplink_bytes: int
+
+
+def several_rounds(
+    task: Problem, model: Model, init_key: jax.Array, learning_rate: float, times: tuple[int, ...], num: int, seed: int
+) -> NtkRounds:
+    """NTK-FL with every client in every round, t(k) by the training loss (11a). Needs 64-bit types."""
+    algorithm = algorithms.ntk_fl(
+        model, schedule.all_clients(task.partition.num_clients), learning_rate=learning_rate, times=times,
+        kernel="averaged",
+    )  # fmt: skip
+    read = algorithm.params
+
+    def look(state: PyTree) -> dict[str, np.ndarray]:
+        return {"v": np.array(read(state)["v"][0])}  # type: ignore[misc]
+
+    run = simulate(algorithm, task.federated(), num, seed, evaluate_every=1, evaluate=look, init_key=init_key)
+    size = len(task.x)
+    starts = [e.metrics["v"] for e in run.history.evaluations][:num]
+    least = tuple(float(np.linalg.eigvalsh(empirical_kernel(task.x, v))[0]) for v in starts)
+    infos = {name: np.asarray(run.history.rounds[name]) for name in ("time", "losses", "loss_before")}
+    chosen = tuple(int(t) for t in infos["time"].reshape(num))
+    candidates = 2 * size * infos["losses"].reshape(num, -1)
+    bound = tuple(max(1 - learning_rate * v / (2 * size), 0.0) ** t for v, t in zip(least, chosen, strict=True))
+    after = tuple(float(v) for v in candidates.min(axis=1))
+    before = tuple(float(2 * size * v) for v in infos["loss_before"].reshape(num))
+    return NtkRounds(chosen, before, after, candidates, least, bound, run.history.evaluations[-1].uplink_bytes)

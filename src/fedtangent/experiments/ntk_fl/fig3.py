@@ -2,89 +2,79 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedtangent.experiments.lab import cohort_report as report
-from fedtangent.experiments.lab.cohort_curves import Keep, Say, bench_of, check_builds, checked, remarks
-from fedtangent.experiments.lab.cohort_methods import LABELS, PAIRED
-from fedtangent.experiments.lab.cohort_runs import Runs, repeat, tune
-from fedtangent.experiments.lab.cohort_settings import DIGITS, IMAGES, Settings
-from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet
+from fedtangent.experiments.lab.cohort import DIGITS, IMAGES, LABELS, PAIRED, CohortSettings
+from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval
+from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.runs import Runs
+from fedtangent.experiments.lab.settings import by_scale, same
 
 CLAIM = "a slight loss of accuracy for NTK-FL, a clear one for FedAvg (curves of 18 rounds only)"
 NOTES = {"digits": "scikit-learn's digits (64 inputs) stand in for Fashion-MNIST: name fashion_mnist and its folder"}
 METHODS = ("ntk_fl", "cp_ntk_fl", "fed_avg", "cp_fed_avg")
-PAPER = Settings(methods=METHODS, num_rounds=18, reference_rounds=18, beta=0.4, projected=100, alpha=0.1)
-SMALL = replace(DIGITS, methods=METHODS, num_rounds=18, reference_rounds=18, beta=0.4, projected=16, alpha=0.1)
-
-SETTINGS = {
-    ("digits", "smoke"): SMALL,
-    ("digits", "paper"): SMALL,
-    ("fashion_mnist", "smoke"): replace(IMAGES, methods=METHODS, beta=0.4, projected=100, alpha=0.1),
-    ("fashion_mnist", "paper"): PAPER,
+OWN: dict[str, Any] = {"methods": METHODS, "beta": 0.4, "alpha": 0.1}
+LONG: dict[str, Any] = {"num_rounds": 18, "reference_rounds": 18}
+SMALL = CohortSettings(**IMAGES, **OWN, projected=100)
+SCALES = {
+    "digits": same(CohortSettings(**{**DIGITS, **OWN, **LONG}, projected=16)),
+    "fashion_mnist": by_scale(SMALL, SMALL, CohortSettings(**OWN, **LONG, projected=100)),
 }
 
 
-def prepare(request: Request) -> Prepared:
-    """Check the request and build the four methods; raises ``ValueError``."""
-    name, seeds, s = checked(EXPERIMENT, request, SETTINGS)
-    if s.methods != METHODS:
-        raise ValueError(f"methods: got {', '.join(s.methods)}, this figure compares {', '.join(METHODS)}")
-    check_builds(name, request.data_dir, seeds[0], s)
-
-    def run(say: Say, keep: Keep, figures: Path) -> Outcome:
-        bench = bench_of(name, request.data_dir, s, say, keep, figures)
-        tuned = {method: tune(bench, method) for method in METHODS}
-        runs = repeat(bench, {m: t.config for m, t in tuned.items()}, seeds, dict.fromkeys(METHODS, s.num_rounds))
-        report.draw(runs, s.num_rounds, _title(s, name), figures / "accuracy_by_round.png")
-        sheet, rows, lines = losses(s, runs)
-        details: dict[str, Any] = {"settings": s, "dataset": name, "tuned": report.plain(tuned), "claim": CLAIM}
-        sheets = (sheet, report.by_round(runs), report.tuning(tuned))
-        said = (f"the paper: {CLAIM}", *lines, *remarks(s, NOTES.get(name)))
-        return Outcome(sheets, rows, details, said, report.unstable(runs))
-
-    return Prepared(s, name, run)
+def check(study: Study) -> None:
+    """Build the four methods."""
+    if study.settings.methods != METHODS:
+        raise ValueError(f"methods: got {', '.join(study.settings.methods)}, must be {', '.join(METHODS)}")
+    report.check(study)
 
 
-def losses(s: Settings, runs: Runs) -> tuple[Sheet, list[dict[str, Any]], list[str]]:
+def run(study: Study) -> Outcome:
+    """The four methods, and what each pair loses."""
+    s, bench = study.settings, report.bench_of(study)
+    tuned = report.tune_all(bench)
+    runs = report.repeat_all(bench, tuned)
+    clients = f"{s.num_clients} clients, {s.clients_per_round} a round"
+    report.draw(study, runs, f"{study.dataset}, {clients}, beta {s.beta:g}, d1' {s.projected}")
+    sheet, rows, claims = losses(s, runs)
+    sheets = (sheet, report.by_round(runs), report.tuning(tuned))
+    said = (f"the paper: {CLAIM}", *report.remarks(s, NOTES.get(study.dataset)))
+    return Outcome(sheets, rows, claims, report.details_of(CLAIM, tuned), said, report.unstable(runs))
+
+
+def losses(s: CohortSettings, runs: Runs) -> tuple[Sheet, list[dict[str, Any]], tuple[Claim, ...]]:
     """What each pair loses, seed by seed, at the end; and whether FedAvg loses more."""
     ends = report.ends(runs, s.num_rounds, s.window)
-    lost = {plain: ends[plain] - ends[small] for small, plain in PAIRED.items()}
+    lost = {plain: ends[plain] - ends[small] for small, plain in PAIRED.items() if small in ends}
     rows, shown = [], []
     for small, plain in PAIRED.items():
-        e = report.estimate(lost[plain])
-        rows.append({"method": plain, "accuracy": ends[plain].mean(), "accuracy_reduced": ends[small].mean(),
-                     "loss": e.mean, "low_95": e.low, "high_95": e.high, "loses": report.verdict(e)})  # fmt: skip
-        cells = (
-            f"{np.mean(ends[plain]):.4f}",
-            f"{np.mean(ends[small]):.4f}",
-            f"{e.mean:+.4f}",
-            str(e),
-            report.verdict(e),
-        )
-        shown.append((LABELS[plain], *cells))
-    more = report.estimate(lost["fed_avg"] - lost["ntk_fl"])
-    lines = [f"FedAvg loses more than NTK-FL: {report.verdict(more)}, by {more.mean:+.4f} {more}"]
+        if small in ends:
+            e, whole, reduced = interval(lost[plain]), ends[plain].mean(), ends[small].mean()
+            rows.append({"method": plain, "accuracy": whole, "accuracy_reduced": reduced, "loss": e.mean,
+                         "low_95": e.low, "high_95": e.high, "loses": e.above()})  # fmt: skip
+            cells = (f"{whole:.4f}", f"{reduced:.4f}", f"{e.mean:+.4f}", e.ends(), e.above())
+            shown.append((LABELS[plain], *cells))
+    more = interval(lost["fed_avg"] - lost["ntk_fl"])
     rows.append({"method": "fed_avg minus ntk_fl", "loss": more.mean, "low_95": more.low, "high_95": more.high,
-                 "loses": report.verdict(more)})  # fmt: skip
+                 "loses": more.above()})  # fmt: skip
     title = (
         f"test accuracy, mean of the last {s.window} of {s.num_rounds} rounds: all, and reduced to beta {s.beta:g}, "
         f"d1' {s.projected}"
     )
     columns = ("method", "all", "reduced", "loss", "95 % interval", "it loses")
-    return Sheet(title, columns, tuple(shown)), rows, lines
+    claims = (Claim("FedAvg loses more than NTK-FL", f"by {more.text()}", more.above()),)
+    return Sheet(title, columns, tuple(shown)), rows, claims
 
 
-def _title(s: Settings, name: str) -> str:
-    return f"{name}, {s.num_clients} clients, {s.clients_per_round} a round, beta {s.beta:g}, d1' {s.projected}"
-
-
-EXPERIMENT = Experiment(
-    "What subsampling and random projection cost NTK-FL and FedAvg in accuracy, by round, paired seeds",
-    ("digits", "fashion_mnist"),
-    prepare,
+ENTRIES = (
+    Experiment(
+        name_of(__name__),
+        "What subsampling and random projection cost NTK-FL and FedAvg in accuracy, by round, paired seeds",
+        run,
+        papers=("yue2022",),
+        scales=SCALES,
+        check=check,
+        least_seeds=2,
+    ),
 )

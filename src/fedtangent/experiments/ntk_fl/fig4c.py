@@ -5,17 +5,19 @@ With ``--set alpha=0.1`` it is the comparison at the heterogeneity of Table 1 an
 
 from __future__ import annotations
 
-from fedtangent.experiments.lab.cohort_curves import figure_4
-from fedtangent.experiments.lab.cohort_settings import DIGITS, IMAGES, Settings
+from fedtangent.experiments.lab.cohort import DIGITS, IMAGES, CohortSettings
+from fedtangent.experiments.lab.cohort_report import CURVES, figure_4
+from fedtangent.experiments.lab.runner import name_of
+from fedtangent.experiments.lab.settings import by_scale, same
 
-EXPERIMENT = figure_4(
-    "NTK-FL against its baselines by round, Fashion-MNIST with label skew: accuracy, rounds to FedAvg's, paired seeds",
-    "NTK-FL outperforms all baseline FL algorithms and is close to the ideal centralised training (curves only)",
-    {
-        ("digits", "smoke"): DIGITS,
-        ("digits", "paper"): DIGITS,
-        ("fashion_mnist", "smoke"): IMAGES,
-        ("fashion_mnist", "paper"): Settings(),
-    },
-    {"digits": "scikit-learn's digits stand in for Fashion-MNIST: name fashion_mnist and its folder for the paper's"},
+SMALL = CohortSettings(**IMAGES)
+
+ENTRIES = (
+    figure_4(
+        name_of(__name__),
+        "NTK-FL against its baselines by round, Fashion-MNIST with label skew: accuracy, rounds to FedAvg's",
+        {"digits": same(CohortSettings(**DIGITS)), "fashion_mnist": by_scale(SMALL, SMALL, CohortSettings())},
+        {"digits": "scikit-learn's digits stand in for Fashion-MNIST: name fashion_mnist and its folder"},
+        CURVES,
+    ),
 )

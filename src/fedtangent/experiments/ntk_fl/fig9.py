@@ -9,11 +9,7 @@ control is that second bound for the factor 1/n that eq. (12) would have without
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,12 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data as datasets
-from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.compare.theorems.ntk_fl.descents import Descents, descents
 from fedtangent.data import partition
-from fedtangent.engine.sweeps import check_seeds
-from fedtangent.experiments.lab import trials
-from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
+from fedtangent.experiments.lab.results import Outcome, Sheet
+from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.experiments.ntk_fl.theorem1 import movement
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.models.dense import mlp
@@ -47,26 +42,34 @@ NETWORKS = {
     "two_layer": "eq. (12), one output",
 }
 
+REMARKS = (
+    "/ bound: the largest gap over bound, over steps; at most 1 where the bound holds. (25d): Lemma 2 with the "
+    "activities that did change; control: the same for a factor 1/n in eq. (12), which has to be broken",
+    "2 sum gamma is what the paper draws as its analytical upper bound: the coefficient 2 is chosen, not Lemma 2's",
+    "Lemma 2 is about eq. (12); R is the largest movement of a neuron, measured, and delta is in the settings",
+    "residuals: squared, of the networks, relative to the start, at the last step",
+)
+
 
 @dataclass(frozen=True)
-class Settings:
+class WeightGapSettings:
     """A cohort's pooled examples, and steps as a fraction of the largest stable one."""
 
     num_clients: int = 20
     examples_per_client: int = 10
     total_clients: int = 60
-    alpha: float = 0.5  # of the Dirichlet partition
+    alpha: float = within(0.5, above=0)  # of the Dirichlet partition
     hidden: int = 100
     width: int = 512  # of eq. (12)
-    last_step: int = 800
-    step_factor: float = 0.5  # of 2 N C / lambda_max of the averaged kernel
-    delta: float = 0.05
+    last_step: int = within(800, least=10)
+    step_factor: float = within(0.5, above=0, below=1)  # of 2 N C / lambda_max of the averaged kernel
+    delta: float = within(0.05, above=0, below=1)
 
 
-SETTINGS = {"smoke": Settings(), "paper": Settings(total_clients=300, examples_per_client=200, width=4096)}
+PAPER = WeightGapSettings(total_clients=300, examples_per_client=200, width=4096)
 
 
-class Gap(NamedTuple):
+class WeightGap(NamedTuple):
     """One network of one seed, [T + 1] each."""
 
     seed: int
@@ -79,38 +82,25 @@ class Gap(NamedTuple):
     left_out: np.ndarray | None = None  # bound of the part that the lemma leaves out
 
 
-def prepare(request: Request) -> Prepared:
-    """Check the request; raises ``ValueError``."""
-    name = choose(EXPERIMENT, request)
-    seeds = check_seeds(request.seeds)
-    s = changed(SETTINGS[request.scale], request.changes)
-    trials.check_numbers(s, ("num_clients", "examples_per_client", "total_clients", "hidden", "width", "last_step"))
+def check(study: Study) -> None:
+    """A cohort is of some of the clients."""
+    s = study.settings
     if s.num_clients > s.total_clients:
         raise ValueError(f"num_clients: got {s.num_clients}, must be at most total_clients, {s.total_clients}")
-    for option, value in (("step_factor", s.step_factor), ("delta", s.delta)):
-        if not 0 < value < 1:
-            raise ValueError(f"{option}: got {value}, must lie between 0 and 1")
-    if not 0 < s.alpha < math.inf:
-        raise ValueError(f"alpha: got {s.alpha}, must be finite and positive")
-    if s.last_step < 10:
-        raise ValueError(f"last_step: got {s.last_step}, must be at least 10")
-
-    def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
-        found = []
-        with exact_arithmetic():
-            for seed in seeds:
-                start = time.perf_counter()
-                found += gaps(*cohort(name, request.data_dir, s, seed), s, seed)
-                keep(_metrics([g for g in found if g.seed == seed]))
-                say(f"seed {seed}: {time.perf_counter() - start:.0f} s")
-        return _conclude(name, s, found, figures)
-
-    return Prepared(s, name, run)
 
 
-def cohort(name: str, data_dir: Path | None, s: Settings, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def run(study: Study) -> Outcome:
+    """Every network of every seed."""
+    found = list[WeightGap]()
+    for seed in study.each_seed():
+        found += gaps(*cohort(study, seed), study.settings, seed)
+        study.keep(_metrics([g for g in found if g.seed == seed]))
+    return conclude(study, found)
+
+
+def cohort(study: Study, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Pooled inputs [N, d] and labels [N] of ``num_clients`` clients, at most ``examples_per_client`` of each."""
-    loaded = datasets.load(name, data_dir=data_dir, seed=seed)
+    s, loaded = study.settings, datasets.load(study.dataset, data_dir=study.data_dir, seed=seed)
     clients = partition.dirichlet(loaded.y_train, s.total_clients, s.alpha, seed)
     rng = np.random.default_rng(seed)
     chosen = rng.choice(s.total_clients, s.num_clients, replace=False)
@@ -118,7 +108,7 @@ def cohort(name: str, data_dir: Path | None, s: Settings, seed: int) -> tuple[np
     return np.asarray(loaded.x_train[rows], np.float64).reshape(len(rows), -1), np.asarray(loaded.y_train[rows])
 
 
-def gaps(x: np.ndarray, labels: np.ndarray, s: Settings, seed: int) -> list[Gap]:
+def gaps(x: np.ndarray, labels: np.ndarray, s: WeightGapSettings, seed: int) -> list[WeightGap]:
     """All networks of one seed. Needs 64-bit types."""
     key, outputs = jax.random.key(seed), int(labels.max()) + 1
     y = np.eye(outputs)[labels]
@@ -131,7 +121,7 @@ def gaps(x: np.ndarray, labels: np.ndarray, s: Settings, seed: int) -> list[Gap]
     return [*found, _two_layer(x, labels, s, seed)]
 
 
-def _two_layer(x: np.ndarray, labels: np.ndarray, s: Settings, seed: int) -> Gap:
+def _two_layer(x: np.ndarray, labels: np.ndarray, s: WeightGapSettings, seed: int) -> WeightGap:
     """Eq. (12): inputs of norm 1, even classes 1 and odd ones -1."""
     x = x - min(float(x.min()), 0.0)
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -154,11 +144,11 @@ def _two_layer(x: np.ndarray, labels: np.ndarray, s: Settings, seed: int) -> Gap
     )
 
 
-def _gap(paths: Descents, network: str, eta: float, seed: int) -> Gap:
-    return Gap(seed, network, eta, paths, figure_bound(paths.largest[:-1]))
+def _gap(paths: Descents, network: str, eta: float, seed: int) -> WeightGap:
+    return WeightGap(seed, network, eta, paths, figure_bound(paths.largest[:-1]))
 
 
-def _metrics(found: list[Gap]) -> list[Metric]:
+def _metrics(found: list[WeightGap]) -> list[Metric]:
     steps = np.unique(np.linspace(0, len(found[0].figure) - 1, 101).round().astype(int))
     return [
         Metric(int(t), g.network, g.seed, "train", name, float(values[t]), 0, 0)
@@ -166,7 +156,7 @@ def _metrics(found: list[Gap]) -> list[Metric]:
     ]  # fmt: skip
 
 
-def row(g: Gap) -> dict[str, Any]:
+def row(g: WeightGap) -> dict[str, Any]:
     """What one network says: the gap at the end, whether it grows, and the largest ratio to each bound."""
     gap, late = g.paths.gap, slice(2, None)
     moving = np.diff(gap) / np.maximum(gap[1:], 1e-300)
@@ -195,23 +185,23 @@ def _over(gap: np.ndarray, bound: np.ndarray | None) -> float | None:
     return float(np.max(gap[seen] / bound[seen]))
 
 
-def _conclude(name: str, s: Settings, found: list[Gap], figures: Path) -> Outcome:
+def conclude(study: Study, found: list[WeightGap]) -> Outcome:
+    """What the networks say of the bounds."""
     rows = [row(g) for g in found]
     failed = [] if all(r["finite"] for r in rows) else ["a descent diverged"]
     known = [r for r in rows if r["network"] == "two_layer"]
     for r in known:
-        r["control"] = r["over_counted"] * np.sqrt(s.width)
+        r["control"] = r["over_counted"] * np.sqrt(study.settings.width)
     if min(r["control"] for r in known) <= 1:
         failed.append("the control, the bound for a factor 1/n, was not broken")
     if max(r["over_counted_and_left_out"] for r in known) > 1 + 1e-9:
         failed.append("the gap is above (25d) and the part that the lemma leaves out, which no gap can be")
-    draw(found, s, name, figures)
-    details = {"settings": s, "dataset": name}
-    return Outcome((_sheet(name, s, rows),), rows, details, _remarks(), tuple(failed))
+    _draw(study, found)
+    return Outcome((_sheet(study, rows),), rows, remarks=REMARKS, failed=tuple(failed))
 
 
-def _sheet(name: str, s: Settings, rows: list[dict[str, Any]]) -> Sheet:
-    shown = []
+def _sheet(study: Study, rows: list[dict[str, Any]]) -> Sheet:
+    shown, last = [], study.settings.last_step
     for network, label in NETWORKS.items():
         own = [r for r in rows if r["network"] == network]
         mean = {k: float(np.mean([r[k] for r in own])) for k in own[0] if isinstance(own[0][k], float)}
@@ -222,38 +212,39 @@ def _sheet(name: str, s: Settings, rows: list[dict[str, Any]]) -> Sheet:
             f"{mean['share_of_steps_that_grow']:.0%}", f"{max(r['over_figure_bound'] for r in own):.3g}", *lemma,
             f"{mean['residual_descent']:.2g}", f"{mean['residual_ntk']:.2g}",
         ))  # fmt: skip
-    columns = ("network", "eta", f"gap at {s.last_step // 10}", f"gap at {s.last_step}", "steps that grow",
+    columns = ("network", "eta", f"gap at {last // 10}", f"gap at {last}", "steps that grow",
                "/ 2 sum gamma", "/ Lemma 2", "/ (25d)", "control", "residual, descent", "residual, NTK")  # fmt: skip
-    return Sheet(f"Fig. 9 on {name}: l1 distance of the NTK weights to gradient descent's", columns, tuple(shown))
-
-
-def _remarks() -> tuple[str, ...]:
-    return (
-        "/ bound: the largest gap over bound, over steps; at most 1 where the bound holds. (25d): Lemma 2 with the "
-        "activities that did change; control: the same for a factor 1/n in eq. (12), which has to be broken",
-        "2 sum gamma is what the paper draws as its analytical upper bound: the coefficient 2 is chosen, not Lemma 2's",
-        "Lemma 2 is about eq. (12); R is the largest movement of a neuron, measured, and delta is in the settings",
-        "residuals: squared, of the networks, relative to the start, at the last step",
+    return Sheet(
+        f"Fig. 9 on {study.dataset}: l1 distance of the NTK weights to gradient descent's", columns, tuple(shown)
     )
 
 
-def draw(found: list[Gap], s: Settings, name: str, folder: Path) -> Path:
+def _draw(study: Study, found: list[WeightGap]) -> None:
     """First seed: the gap by update step, with the paper's bound and Lemma 2's."""
-    from fedtangent.output.ntk_plots import Curves, bounded
+    from fedtangent.output.line_plots import BoundedPanel, bounded
 
-    steps, panels = np.arange(s.last_step + 1), []
+    steps, panels = np.arange(study.settings.last_step + 1), []
     for g in found[: len(NETWORKS)]:
         bounds = {"2 sum gamma (the paper's)": g.figure} | (
             {} if g.lemma is None or g.counted is None else {"Lemma 2": g.lemma, "(25d), counted": g.counted}
         )
-        panels.append(Curves(NETWORKS[g.network], steps, {"measured": g.paths.gap}, bounds))
+        panels.append(BoundedPanel(NETWORKS[g.network], steps, {"measured": g.paths.gap}, bounds))
     lowest = max(min(float(p.measured["measured"][2]) for p in panels) / 2, 1e-6)
-    return bounded(panels, f"Fig. 9 on {name}: NTK weights and gradient descent's", "update step",
-                   "l1 norm of the difference", lowest, folder / "fig9.png")  # fmt: skip
+    bounded(panels, f"Fig. 9 on {study.dataset}: NTK weights and gradient descent's",
+            ("update step", "l1 norm of the difference"), lowest, study.figures / "fig9.png")  # fmt: skip
 
 
-EXPERIMENT = Experiment(
-    "Fig. 9 of NTK-FL: the distance of its weights to gradient descent's by update step, under Lemma 2's bound",
-    ("digits", "fashion_mnist", "mnist"),
-    prepare,
+ENTRIES = (
+    Experiment(
+        name_of(__name__),
+        "Fig. 9 of NTK-FL: the distance of its weights to gradient descent's by update step, under Lemma 2's bound",
+        run,
+        papers=("yue2022",),
+        scales=dict.fromkeys(
+            ("digits", "fashion_mnist", "mnist"),
+            by_scale(WeightGapSettings(), WeightGapSettings(examples_per_client=20, width=1024), PAPER),
+        ),
+        check=check,
+        exact=True,
+    ),
 )

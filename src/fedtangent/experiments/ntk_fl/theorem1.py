@@ -7,20 +7,18 @@ NTK-FL sends out. The rate with lambda_max for lambda is the control, which has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.compare.theorems.ntk_fl.descents import Descents, descents
-from fedtangent.engine.sweeps import check_seeds
 from fedtangent.experiments.lab import two_layer
-from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
-from fedtangent.experiments.lab.ntk_rounds import Rounds, several_rounds
+from fedtangent.experiments.lab.results import Outcome, Sheet, assumption_sheet
+from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.settings import by_scale, within
+from fedtangent.experiments.lab.two_layer import NtkRounds, several_rounds
 from fedtangent.models.two_layer import two_layer_relu
 from fedtangent.output.files import Metric
 from fedtangent.theory.ntk_fl.convergence import NtkTheorem, TwoLayerStart, linear_rate, ntk_theorem_1
@@ -34,25 +32,19 @@ METHODS = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class EvolutionDecaySettings:
     """One pooled round of every width and step, and a few rounds of NTK-FL at the largest."""
 
     num_examples: int = 40
     num_clients: int = 4
     widths: tuple[int, ...] = (256, 1024)
-    step_factors: tuple[float, ...] = (0.05, 0.5)  # of the largest stable step, 2 N / lambda_max
-    last_time: int = 3000
+    step_factors: tuple[float, ...] = within((0.05, 0.5), above=0, below=1)  # of the largest step, 2 N / lambda_max
+    last_time: int = within(3000, least=10)  # of ten candidates
     num_rounds: int = 3
-    delta: float = 0.05
+    delta: float = within(0.05, above=0, below=1)
 
 
-SETTINGS = {
-    "smoke": Settings(),
-    "paper": Settings(num_examples=200, num_clients=20, widths=(256, 1024, 4096), last_time=4000, num_rounds=5),
-}
-
-
-class Followed(NamedTuple):
+class FollowedDescent(NamedTuple):
     """One network of one seed, width and step."""
 
     seed: int
@@ -63,28 +55,18 @@ class Followed(NamedTuple):
     paths: Descents
 
 
-def prepare(request: Request) -> Prepared:
-    """Check the request; raises ``ValueError``."""
-    name = choose(EXPERIMENT, request)
-    seeds = check_seeds(request.seeds)
-    settings = changed(SETTINGS[request.scale], request.changes)
-    two_layer.check(settings, ("num_examples", "num_clients", "last_time", "num_rounds"))
-    if settings.last_time < 10:
-        raise ValueError(f"last_time: got {settings.last_time}, must be at least 10, the number of candidate times")
-
-    def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
-        found, rounds = [], []
-        with exact_arithmetic():
-            for seed, task in two_layer.problems(name, request.data_dir, settings, seeds, say):
-                found += follow(task, settings, seed)
-                rounds.append(_rounds(task, settings, seed))
-                keep(_metrics([f for f in found if f.seed == seed]))
-            return _conclude(name, settings, found, rounds, figures)
-
-    return Prepared(settings, name, run)
+def run(study: Study) -> Outcome:
+    """Every seed's descents, and its rounds of NTK-FL."""
+    found, rounds = list[FollowedDescent](), list[NtkRounds]()
+    for seed in study.each_seed():
+        task = two_layer.of_study(study, seed)
+        found += follow(task, study.settings, seed)
+        rounds.append(_rounds(task, study.settings, seed))
+        study.keep(_metrics([f for f in found if f.seed == seed]))
+    return conclude(study, found, rounds)
 
 
-def follow(task: two_layer.Problem, s: Settings, seed: int) -> list[Followed]:
+def follow(task: two_layer.Problem, s: EvolutionDecaySettings, seed: int) -> list[FollowedDescent]:
     """Every width and step of one seed. Needs 64-bit types."""
     found = []
     for width in s.widths:
@@ -94,7 +76,7 @@ def follow(task: two_layer.Problem, s: Settings, seed: int) -> list[Followed]:
             paths = descents(model, params, task.x, task.y[:, None], eta, s.last_time, watch=movement)
             theorem = ntk_theorem_1(task.x, residual, TwoLayerStart(width, kernel=kernel), learning_rate=eta,
                                     delta=s.delta, radius=float(paths.watched["moved"].max()))  # fmt: skip
-            found.append(Followed(seed, width, factor, theorem, kernel, paths))
+            found.append(FollowedDescent(seed, width, factor, theorem, kernel, paths))
     return found
 
 
@@ -103,18 +85,15 @@ def movement(start: PyTree, weights: PyTree) -> dict[str, Array]:
     return {"moved": jnp.max(jnp.linalg.norm(weights["v"] - start["v"], axis=1))}
 
 
-def times(s: Settings) -> tuple[int, ...]:
-    """Ten candidate times, the last ``last_time``."""
-    return tuple(int(t) for t in np.unique(np.linspace(s.last_time / 10, s.last_time, 10).round()))
-
-
-def _rounds(task: two_layer.Problem, s: Settings, seed: int) -> Rounds:
+def _rounds(task: two_layer.Problem, s: EvolutionDecaySettings, seed: int) -> NtkRounds:
     width, eta = s.widths[-1], two_layer.step_size(task, s.step_factors[-1])
     model = two_layer_relu(task.x.shape[1], width, seed=seed, dtype=jnp.float64)
-    return several_rounds(task, model, two_layer.key(seed, width), eta, times(s), s.num_rounds, seed)
+    return several_rounds(
+        task, model, two_layer.key(seed, width), eta, two_layer.times(s.last_time), s.num_rounds, seed
+    )
 
 
-def _metrics(found: list[Followed]) -> list[Metric]:
+def _metrics(found: list[FollowedDescent]) -> list[Metric]:
     return [
         Metric(int(t), f"{method} n={f.width} step={f.factor}", f.seed, "train", "relative_squared_residual",
                float(getattr(f.paths, method)[t] / f.paths.network[0]), 0, 0)
@@ -123,7 +102,7 @@ def _metrics(found: list[Followed]) -> list[Metric]:
     ]  # fmt: skip
 
 
-def row(f: Followed) -> dict[str, Any]:
+def row(f: FollowedDescent) -> dict[str, Any]:
     """What one network says of the theorem; squared residuals relative to the start."""
     steps = np.arange(len(f.paths.network))
     bound, start = f.theorem.residual_bound(steps), f.theorem.constants.residual**2
@@ -148,34 +127,29 @@ def row(f: Followed) -> dict[str, Any]:
     }
 
 
-def _conclude(name: str, s: Settings, found: list[Followed], rounds: list[Rounds], figures: Path) -> Outcome:
-    rows, c = [row(f) for f in found], found[0].theorem.constants
+def conclude(study: Study, found: list[FollowedDescent], rounds: list[NtkRounds]) -> Outcome:
+    """What the runs say of the theorem."""
+    rows = [row(f) for f in found]
     failed = []
     if not all(np.all(np.isfinite(f.paths.network)) for f in found):
         failed.append("networks diverged")
-    kept = [r["control_worst"] for r in rows if r["control_worst"] <= 1]
-    if kept:
-        ratio = c.lambda_max / c.lambda_min if c.lambda_min > 0 else np.inf
-        failed.append(
-            f"the control's rate was not broken in {len(kept)} of {len(rows)} runs: it takes many steps, and "
-            f"lambda_max above 4 lambda (here {ratio:.3g} times)"
-        )
+    failed += two_layer.control_kept(rows, found[0].theorem.constants)
     if any(r["linear_under_its_own_rate"] > 1 + 1e-6 for r in rows):
         failed.append("the linearised network is above its own exact rate")
-    draw(found, s, name, figures)
+    _draw(study, found)
     details = {
-        "settings": s,
-        "dataset": name,
         "rounds": [r._asdict() for r in rounds],
         "assumptions": [[a._asdict() for a in f.theorem.assumptions] for f in found],
         "constants": [f.theorem.constants._asdict() for f in found],
     }
-    sheets = (_sheet(name, s, rows), _round_sheet(s, rounds), _assumption_sheet(found))
-    return Outcome(sheets, rows, details, _remarks(rows, found), tuple(failed))
+    last = [f.theorem for f in found if (f.width, f.factor) == (found[-1].width, found[-1].factor)]
+    title = f"assumptions, n = {found[-1].width}, step {found[-1].factor:g}, measured on the first seed"
+    sheets = (_sheet(study, rows), _round_sheet(study.settings, rounds), assumption_sheet(last, title))
+    return Outcome(sheets, rows, (), details, _remarks(rows, found), tuple(failed))
 
 
-def _sheet(name: str, s: Settings, rows: list[dict[str, Any]]) -> Sheet:
-    shown = []
+def _sheet(study: Study, rows: list[dict[str, Any]]) -> Sheet:
+    s, shown = study.settings, []
     for width in s.widths:
         for factor in s.step_factors:
             own = [r for r in rows if r["width"] == width and r["step_factor"] == factor]
@@ -190,13 +164,13 @@ def _sheet(name: str, s: Settings, rows: list[dict[str, Any]]) -> Sheet:
     columns = ("", "factor a step", "descent", "linearised", "NTK-FL", "broken at t", "descent holds", "NTK-FL holds",
                "control")  # fmt: skip
     title = (
-        f"Theorem 1 on {name}: largest squared residual / bound over t = 1 .. {s.last_time}, N = {s.num_examples} on "
-        f"{s.num_clients} clients"
+        f"Theorem 1 on {study.dataset}: largest squared residual / bound over t = 1 .. {s.last_time}, "
+        f"N = {s.num_examples} on {s.num_clients} clients"
     )
     return Sheet(title, columns, tuple(shown))
 
 
-def _round_sheet(s: Settings, rounds: list[Rounds]) -> Sheet:
+def _round_sheet(s: EvolutionDecaySettings, rounds: list[NtkRounds]) -> Sheet:
     shown = []
     for k in range(s.num_rounds):
         ratio = [r.after[k] / r.before[k] / r.bound[k] for r in rounds]
@@ -210,18 +184,7 @@ def _round_sheet(s: Settings, rounds: list[Rounds]) -> Sheet:
     return Sheet(title, columns, tuple(shown))
 
 
-def _assumption_sheet(found: list[Followed]) -> Sheet:
-    last = [f for f in found if f.width == found[-1].width and f.factor == found[-1].factor]
-    rows = tuple(
-        (a.name, a.statement, f"{a.measured:.3g}", f"{a.relation} {a.required:.3g}",
-         f"{sum(f.theorem.assumptions[i].holds for f in last)} of {len(last)}")
-        for i, a in enumerate(last[0].theorem.assumptions)
-    )  # fmt: skip
-    title = f"assumptions, n = {last[0].width}, step {last[0].factor:g}, measured on the first seed"
-    return Sheet(title, ("assumption", "what", "measured", "required", "holds"), rows)
-
-
-def _remarks(rows: list[dict[str, Any]], found: list[Followed]) -> tuple[str, ...]:
+def _remarks(rows: list[dict[str, Any]], found: list[FollowedDescent]) -> tuple[str, ...]:
     c, last = found[-1].theorem.constants, rows[-1]
     left = f"{last['tangent_end']:.2g} of the start at the last step, where the bound says {last['bound_end']:.2g}"
     return (
@@ -233,28 +196,43 @@ def _remarks(rows: list[dict[str, Any]], found: list[Followed]) -> tuple[str, ..
     )
 
 
-def draw(found: list[Followed], s: Settings, name: str, folder: Path) -> Path:
+def _draw(study: Study, found: list[FollowedDescent]) -> None:
     """First seed, largest step: squared residuals of the three under the bound, by width."""
-    from fedtangent.output.ntk_plots import Curves, bounded
+    from fedtangent.output.line_plots import BoundedPanel, bounded
 
-    panels = []
+    s, panels = study.settings, []
     for f in found:
         if f.seed != found[0].seed or f.factor != s.step_factors[-1]:
             continue
         steps, start = np.arange(s.last_time + 1), f.theorem.constants.residual**2
-        panels.append(Curves(
+        panels.append(BoundedPanel(
             f"width {f.width}, {f.factor:g} of the largest stable step", steps,
             {label: getattr(f.paths, m) / start for m, label in METHODS.items()},
             {"Theorem 1": f.theorem.residual_bound(steps) / start},
             {"control: lambda_max for lambda": f.theorem.residual_bound(steps, f.theorem.constants.lambda_max) / start},
         ))  # fmt: skip
     lowest = max(min(float(np.min(v)) for p in panels for v in p.measured.values()) / 10, 1e-12)
-    return bounded(panels, f"Theorem 1 of NTK-FL on {name}, N = {s.num_examples}", "gradient steps t",
-                   "squared residual / initial", lowest, folder / "theorem1.png")  # fmt: skip
+    bounded(panels, f"Theorem 1 of NTK-FL on {study.dataset}, N = {s.num_examples}",
+            ("gradient steps t", "squared residual / initial"), lowest, study.figures / "theorem1.png")  # fmt: skip
 
 
-EXPERIMENT = Experiment(
-    "NTK-FL's Theorem 1: its rate beside the measured decay of the residual, and which of its assumptions hold",
-    two_layer.DATASETS,
-    prepare,
+ENTRIES = (
+    Experiment(
+        name_of(__name__),
+        "NTK-FL's Theorem 1: its rate beside the measured decay of the residual, and which of its assumptions hold",
+        run,
+        papers=("yue2022",),
+        scales=dict.fromkeys(
+            two_layer.DATASETS,
+            by_scale(
+                EvolutionDecaySettings(),
+                EvolutionDecaySettings(num_examples=80, num_clients=8, num_rounds=5),
+                EvolutionDecaySettings(
+                    num_examples=200, num_clients=20, widths=(256, 1024, 4096), last_time=4000, num_rounds=5
+                ),
+            ),
+        ),
+        check=two_layer.check,
+        exact=True,
+    ),
 )

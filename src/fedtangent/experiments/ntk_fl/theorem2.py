@@ -7,21 +7,19 @@ it. The rate with lambda_max for lambda is the control, which has to be broken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.engine.run import predict, simulate
-from fedtangent.engine.sweeps import check_seeds
-from fedtangent.experiments.lab import trials, two_layer
-from fedtangent.experiments.lab.contract import Experiment, Outcome, Prepared, Request, Sheet, changed, choose
-from fedtangent.experiments.lab.ntk_rounds import several_rounds
+from fedtangent.experiments.lab import two_layer
+from fedtangent.experiments.lab.results import Outcome, Sheet, assumption_sheet
+from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.settings import by_scale, within
+from fedtangent.experiments.lab.two_layer import several_rounds
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.output.files import Metric
@@ -32,33 +30,27 @@ EVALUATIONS = 50  # about so many rounds are looked at
 
 
 @dataclass(frozen=True)
-class Settings:
+class AveragingDecaySettings:
     """FedAvg with several numbers of local steps, and one round of NTK-FL."""
 
     num_examples: int = 40
     num_clients: int = 4
     widths: tuple[int, ...] = (256, 1024)
-    step_factors: tuple[float, ...] = (0.05, 0.5)  # of the largest stable step, 2 N / lambda_max
+    step_factors: tuple[float, ...] = within((0.05, 0.5), above=0, below=1)  # of the largest step, 2 N / lambda_max
     local_steps: tuple[int, ...] = (1, 10)
     num_rounds: int = 200
-    ntk_time: int = 1000  # the last of ten candidates
-    delta: float = 0.05
+    ntk_time: int = within(1000, least=10)  # the last of ten candidates
+    delta: float = within(0.05, above=0, below=1)
 
 
-SETTINGS = {
-    "smoke": Settings(),
-    "paper": Settings(
-        num_examples=200,
-        num_clients=20,
-        widths=(256, 1024, 4096),
-        local_steps=(1, 5, 20, 50),
-        num_rounds=1000,
-        ntk_time=2000,
-    ),
-}
+DEFAULT = AveragingDecaySettings(num_examples=80, num_clients=8, local_steps=(1, 5, 20), num_rounds=400)
+PAPER = AveragingDecaySettings(
+    num_examples=200, num_clients=20, widths=(256, 1024, 4096), local_steps=(1, 5, 20, 50), num_rounds=1000,
+    ntk_time=2000,
+)  # fmt: skip
 
 
-class Followed(NamedTuple):
+class FollowedRounds(NamedTuple):
     """One network of one seed, width, step and number of local steps."""
 
     seed: int
@@ -73,44 +65,31 @@ class Followed(NamedTuple):
     uplink_bytes: int
 
 
-def prepare(request: Request) -> Prepared:
-    """Check the request; raises ``ValueError``."""
-    name = choose(EXPERIMENT, request)
-    seeds = check_seeds(request.seeds)
-    settings = changed(SETTINGS[request.scale], request.changes)
-    two_layer.check(settings, ("num_examples", "num_clients", "num_rounds", "ntk_time"))
-    trials.check_different(settings, ("local_steps",))
-    if settings.ntk_time < 10:
-        raise ValueError(f"ntk_time: got {settings.ntk_time}, must be at least 10, the number of candidate times")
-
-    def run(say: Callable[[str], None], keep: Callable[[Sequence[Metric]], None], figures: Path) -> Outcome:
-        found: list[Followed] = []
-        with exact_arithmetic():
-            for seed, task in two_layer.problems(name, request.data_dir, settings, seeds, say):
-                found += follow(task, settings, seed)
-                keep(_metrics([f for f in found if f.seed == seed]))
-            return _conclude(name, settings, found, figures)
-
-    return Prepared(settings, name, run)
+def run(study: Study) -> Outcome:
+    """Every seed's rounds of FedAvg, each beside one round of NTK-FL."""
+    found = list[FollowedRounds]()
+    for seed in study.each_seed():
+        found += follow(two_layer.of_study(study, seed), study.settings, seed)
+        study.keep(_metrics([f for f in found if f.seed == seed]))
+    return conclude(study, found)
 
 
-def follow(task: two_layer.Problem, s: Settings, seed: int) -> list[Followed]:
+def follow(task: two_layer.Problem, s: AveragingDecaySettings, seed: int) -> list[FollowedRounds]:
     """Every width, step and number of local steps of one seed. Needs 64-bit types."""
     found = []
-    times = tuple(int(t) for t in np.unique(np.linspace(s.ntk_time / 10, s.ntk_time, 10).round()))
     for width in s.widths:
         model, _, kernel, residual = two_layer.network(task, width, seed)
         key = two_layer.key(seed, width)
         for factor in s.step_factors:
             eta = two_layer.step_size(task, factor)
-            evolved = several_rounds(task, model, key, eta, times, 1, seed)
+            evolved = several_rounds(task, model, key, eta, two_layer.times(s.ntk_time), 1, seed)
             for steps in s.local_steps:
                 theorem = ntk_theorem_2(
                     task.x, residual, task.partition, TwoLayerStart(width, kernel=kernel), learning_rate=eta,
                     local_steps=steps, delta=s.delta,
                 )  # fmt: skip
                 rounds, squared, sent = fed_avg_residuals(task, model, key, eta, steps, s.num_rounds, seed)
-                found.append(Followed(seed, width, factor, theorem, kernel, rounds, squared, evolved.time[0],
+                found.append(FollowedRounds(seed, width, factor, theorem, kernel, rounds, squared, evolved.time[0],
                                       evolved.after[0], sent))  # fmt: skip
     return found
 
@@ -139,7 +118,7 @@ def fed_avg_residuals(
     return rounds, squared, seen[-1].uplink_bytes
 
 
-def _metrics(found: list[Followed]) -> list[Metric]:
+def _metrics(found: list[FollowedRounds]) -> list[Metric]:
     return [
         Metric(int(k), f"fed_avg n={f.width} step={f.factor} tau={f.theorem.constants.local_steps}", f.seed, "train",
                "relative_squared_residual", float(v / f.squared[0]),
@@ -148,7 +127,7 @@ def _metrics(found: list[Followed]) -> list[Metric]:
     ]  # fmt: skip
 
 
-def row(f: Followed) -> dict[str, Any]:
+def row(f: FollowedRounds) -> dict[str, Any]:
     """What one run says of the theorem and of Remark 2."""
     c, rounds = f.theorem.constants, f.rounds
     bound, wrong = (f.theorem.residual_bound(rounds, value) for value in (None, c.lambda_max))
@@ -177,28 +156,24 @@ def row(f: Followed) -> dict[str, Any]:
     }
 
 
-def _conclude(name: str, s: Settings, found: list[Followed], figures: Path) -> Outcome:
-    rows, c = [row(f) for f in found], found[0].theorem.constants
+def conclude(study: Study, found: list[FollowedRounds]) -> Outcome:
+    """What the runs say of the theorem."""
+    rows, last = [row(f) for f in found], found[-1]
     failed = [] if all(np.all(np.isfinite(f.squared)) for f in found) else ["networks diverged"]
-    kept = sum(r["control_worst"] <= 1 for r in rows)
-    if kept:
-        ratio = c.lambda_max / c.lambda_min if c.lambda_min > 0 else np.inf
-        failed.append(
-            f"the control's rate was not broken in {kept} of {len(rows)} runs: it takes many steps, and lambda_max "
-            f"above 4 lambda (here {ratio:.3g} times)"
-        )
-    draw(found, s, name, figures)
+    failed += two_layer.control_kept(rows, found[0].theorem.constants)
+    _draw(study, found)
     details = {
-        "settings": s,
-        "dataset": name,
         "assumptions": [[a._asdict() for a in f.theorem.assumptions] for f in found],
         "constants": [f.theorem.constants._asdict() for f in found],
     }
-    return Outcome((_sheet(name, s, rows), _assumption_sheet(found)), rows, details, _remarks(found), tuple(failed))
+    steps = last.theorem.constants.local_steps
+    title = f"assumptions, n = {last.width}, step {last.factor:g}, tau = {steps}"
+    sheets = (_sheet(study, rows), assumption_sheet([last.theorem], title))
+    return Outcome(sheets, rows, (), details, _remarks(found), tuple(failed))
 
 
-def _sheet(name: str, s: Settings, rows: list[dict[str, Any]]) -> Sheet:
-    shown = []
+def _sheet(study: Study, rows: list[dict[str, Any]]) -> Sheet:
+    s, shown = study.settings, []
     for width in s.widths:
         for factor in s.step_factors:
             for steps in s.local_steps:
@@ -216,21 +191,13 @@ def _sheet(name: str, s: Settings, rows: list[dict[str, Any]]) -> Sheet:
     columns = ("", "factor a round", "worst", "holds", "late decay", "control", "FedAvg's end", "NTK-FL, 1 round",
                "rounds to that", "Remark 2")  # fmt: skip
     title = (
-        f"Theorem 2 on {name}: largest squared residual / bound over {s.num_rounds} rounds of FedAvg, "
+        f"Theorem 2 on {study.dataset}: largest squared residual / bound over {s.num_rounds} rounds of FedAvg, "
         f"N = {s.num_examples}, M = {s.num_clients}"
     )
     return Sheet(title, columns, tuple(shown))
 
 
-def _assumption_sheet(found: list[Followed]) -> Sheet:
-    last = found[-1].theorem
-    rows = tuple((a.name, a.statement, f"{a.measured:.3g}", f"{a.relation} {a.required:.3g}",
-                  "yes" if a.holds else "no") for a in last.assumptions)  # fmt: skip
-    title = f"assumptions, n = {found[-1].width}, step {found[-1].factor:g}, tau = {last.constants.local_steps}"
-    return Sheet(title, ("assumption", "what", "measured", "required", "holds"), rows)
-
-
-def _remarks(found: list[Followed]) -> tuple[str, ...]:
+def _remarks(found: list[FollowedRounds]) -> tuple[str, ...]:
     c = found[0].theorem.constants
     return (
         f"lambda {c.lambda_min:.3g}, lambda_max {c.lambda_max:.3g} of the limiting kernel (13); steps are fractions of "
@@ -244,28 +211,37 @@ def _remarks(found: list[Followed]) -> tuple[str, ...]:
     )
 
 
-def draw(found: list[Followed], s: Settings, name: str, folder: Path) -> Path:
+def _draw(study: Study, found: list[FollowedRounds]) -> None:
     """First seed, largest width and step: FedAvg by local steps, under the bound."""
-    from fedtangent.output.ntk_plots import Curves, bounded
+    from fedtangent.output.line_plots import BoundedPanel, bounded
 
-    panels, rounds = [], found[0].rounds
+    s, panels, rounds = study.settings, [], found[0].rounds
     for f in found:
         if (f.seed, f.width, f.factor) != (found[0].seed, s.widths[-1], s.step_factors[-1]):
             continue
         c, start = f.theorem.constants, f.squared[0]
-        panels.append(Curves(
+        panels.append(BoundedPanel(
             f"tau = {c.local_steps} local steps", rounds,
             {"FedAvg": f.squared / start, f"one round of NTK-FL, t = {f.ntk_time}": 0 * rounds + f.ntk / start},
             {"Theorem 2": f.theorem.residual_bound(rounds) / start},
             {"control: lambda_max for lambda": f.theorem.residual_bound(rounds, c.lambda_max) / start},
         ))  # fmt: skip
     lowest = max(min(float(np.min(v)) for p in panels for v in p.measured.values()) / 10, 1e-12)
-    title = f"Theorem 2 of NTK-FL on {name}, width {s.widths[-1]}, {s.step_factors[-1]:g} of the largest stable step"
-    return bounded(panels, title, "round", "squared residual / initial", lowest, folder / "theorem2.png")
+    title = (
+        f"Theorem 2 of NTK-FL on {study.dataset}, width {s.widths[-1]}, {s.step_factors[-1]:g} of the largest stable "
+        "step"
+    )
+    bounded(panels, title, ("round", "squared residual / initial"), lowest, study.figures / "theorem2.png")
 
 
-EXPERIMENT = Experiment(
-    "NTK-FL's Theorem 2: FedAvg's rate beside measured rounds, its assumptions, and Remark 2's ratio to NTK-FL",
-    two_layer.DATASETS,
-    prepare,
+ENTRIES = (
+    Experiment(
+        name_of(__name__),
+        "NTK-FL's Theorem 2: FedAvg's rate beside measured rounds, its assumptions, and Remark 2's ratio to NTK-FL",
+        run,
+        papers=("yue2022",),
+        scales=dict.fromkeys(two_layer.DATASETS, by_scale(AveragingDecaySettings(), DEFAULT, PAPER)),
+        check=two_layer.check,
+        exact=True,
+    ),
 )

@@ -11,9 +11,9 @@ import pytest
 
 from fedtangent import models
 from fedtangent.experiments.fed_ensemble import fig3
-from fedtangent.experiments.lab import triples
-from fedtangent.experiments.lab.contract import Request
 from fedtangent.measures.loss_surface import mean_loss
+
+from ..performed import performed, study_of
 
 TINY = ("num_clients=5", "num_models=3", "num_rounds=8", "local_epochs=2", "width=8", "num_points=7", "num_train=200")
 
@@ -22,9 +22,9 @@ def test_three_models_are_measured() -> None:
     model = models.build("mlp", 4, 3, widths=(5,))
     rng = np.random.default_rng(0)
     x, y = jnp.asarray(rng.normal(size=(20, 4))), jnp.asarray(rng.integers(0, 3, 20))
-    held = fig3._images(fig3.Settings(num_clients=2, num_train=20), "digits", None, 0).held._replace(x=x, y=y)
+    held = fig3.load(study_of("fed_ensemble.fig3", ("num_clients=2", "num_train=20")), 0).held._replace(x=x, y=y)
     params = [jax.tree.map(np.asarray, model.init(jax.random.key(k))) for k in range(3)]
-    found = triples.measurer(model, mean_loss(model, "cross_entropy"))(params, triples.Images(held, x))
+    found = fig3.measurer(model, mean_loss(model, "cross_entropy"))(params, fig3.ImageData(held, x))
 
     def loss(weights: list[tuple[np.ndarray, ...]]) -> float:
         (w1, b1), _, (w2, b2) = weights
@@ -35,7 +35,7 @@ def test_three_models_are_measured() -> None:
     np.testing.assert_allclose(found.losses, [loss(p) for p in params], rtol=1e-5)
     mean = jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *params)
     assert found.at_mean == pytest.approx(loss(mean), rel=1e-5)
-    for row, (i, j) in enumerate(triples.PAIRS):
+    for row, (i, j) in enumerate(fig3.PAIRS):
         between = [jax.tree.map(lambda a, b, s=s: a + s * (b - a), params[i], params[j]) for s in np.linspace(0, 1, 41)]
         along = np.array([loss(p) for p in between])
         np.testing.assert_allclose(found.segments[row], along, rtol=1e-5)
@@ -45,10 +45,9 @@ def test_three_models_are_measured() -> None:
 
 
 def test_models_of_one_start_start_as_one() -> None:
-    s = fig3.Settings(num_clients=3, width=4)
-    images = fig3._images(s, "digits", None, 0)
-    algorithm = fig3._algorithm(s, fig3._model(s, images))
-    own, joint = (a.init(7, 3).server.params for a in (algorithm, triples.from_one_start(algorithm)))
+    study = study_of("fed_ensemble.fig3", ("num_clients=3", "width=4"))
+    algorithm = fig3.ensemble(study.settings, fig3.network(study.settings, fig3.load(study, 0)))
+    own, joint = (a.init(7, 3).server.params for a in (algorithm, fig3.from_one_start(algorithm)))
     for free, same in zip(jax.tree.leaves(own), jax.tree.leaves(joint), strict=True):
         np.testing.assert_array_equal(same, np.broadcast_to(free[:1], free.shape))
     assert any(not np.array_equal(leaf[0], leaf[1]) for leaf in jax.tree.leaves(own))
@@ -56,11 +55,9 @@ def test_models_of_one_start_start_as_one() -> None:
 
 @pytest.mark.slow
 def test_the_experiment_measures_barriers_and_its_claim_can_fail(tmp_path: Path) -> None:
-    kept: list[object] = []
     with jax.enable_x64(False):
-        prepared = fig3.prepare(Request("smoke", (0, 1, 2), changes=TINY))
-        outcome = prepared.run(lambda line: None, kept.extend, tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["loss_surface.png", "segments.png"]
+        outcome, kept = performed("fed_ensemble.fig3", TINY, tmp_path, (0, 1, 2))
+    assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == ["loss_surface.png", "segments.png"]
     assert outcome.failed == () and len(outcome.rows) == 3 * 3 * 3 == len(kept) / 3
     own, control = ([r["barrier"] for r in outcome.rows if r["models"] == k] for k in (fig3.ENSEMBLE, fig3.SAME_MODEL))
     assert np.mean(own) > 0.01 > np.mean(control)
@@ -69,30 +66,14 @@ def test_the_experiment_measures_barriers_and_its_claim_can_fail(tmp_path: Path)
                                                abs=1e-5)  # fmt: skip
 
 
-def some_triple(height: float) -> triples.Triple:
+def some_triple(height: float) -> fig3.Triple:
     bump = 0.1 + height * np.sin(np.pi * np.linspace(0, 1, 5))
-    return triples.Triple([], np.full(3, 0.1), np.zeros(3), 0.1, np.stack([bump] * 3), np.ones(3), np.zeros(3))
+    return fig3.Triple([], np.full(3, 0.1), np.zeros(3), 0.1, np.stack([bump] * 3), np.ones(3), np.zeros(3))
 
 
-@pytest.mark.parametrize(("own", "holds"), [(0.5, [True, True, True]), (0.0, [False, False, False])])
-def test_the_claim_is_judged_by_the_interval(own: float, holds: list[bool]) -> None:
+@pytest.mark.parametrize(("own", "holds"), [(0.5, ["seen"] * 3), (0.0, ["undecided", "undecided", "not seen"])])
+def test_the_claim_is_judged_by_the_interval(own: float, holds: list[str]) -> None:
     noise = np.array([-0.02, 0.0, 0.03])
     found = {kind: [some_triple(max(base + e, 0)) for e in noise] for kind, base in (
         (fig3.ENSEMBLE, own), (fig3.SAME_START, 0.05), (fig3.SAME_MODEL, 0.0))}  # fmt: skip
-    assert [ok for *_, ok in fig3.judge(found)] == holds
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        (("num_models=2",), "num_models: got 2, a plane needs at least 3"),
-        (("num_rounds=6",), "num_rounds: got 6, must be a multiple of 4"),
-        (("num_points=1",), "num_points, margin: got 1 and"),
-        (("margin=-1",), "num_points, margin: got 61 and -1.0"),
-        (("model=x",), "model: got 'x', allowed are mlp, cnn"),
-        (("num_train=99999",), "num_train: got 99999, must be from 0"),
-    ],
-)
-def test_bad_settings_are_named(changes: tuple[str, ...], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        fig3.prepare(Request("smoke", (0, 1), changes=changes))
+    assert [claim.verdict for claim in fig3.judge(found)] == holds

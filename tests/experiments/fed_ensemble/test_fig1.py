@@ -10,11 +10,12 @@ import pytest
 
 from fedtangent.experiments.fed_ensemble import fig1
 from fedtangent.experiments.lab import sine
-from fedtangent.experiments.lab.contract import Request
 from fedtangent.federated import schedule
 from fedtangent.kernels.gram import kernel_blocks
 from fedtangent.theory import gp_limit
 from fedtangent.types import Gaussian
+
+from ..performed import performed
 
 TINY = ("width=64", "num_rounds=200", "num_clients=3", "spacing=0.15")
 
@@ -84,34 +85,15 @@ def test_rank_and_variance_of_the_directions() -> None:
 
 @pytest.mark.slow
 def test_the_experiment_tells_trained_models_from_untrained(tmp_path: Path) -> None:
-    said: list[str] = []
-    kept: list[object] = []
-    request = Request("smoke", (0, 1, 2), changes=TINY)
     with jax.enable_x64(False):  # as the command runs: the experiment asks for float64 itself
-        outcome = fig1.prepare(request).run(said.append, kept.extend, tmp_path)
-    assert (tmp_path / "posterior_samples.png").stat().st_size > 20_000
-    assert len(said) == 6 and len(kept) == 2 * 3 * 2 * 3 * 3
+        outcome, kept = performed("fed_ensemble.fig1", TINY, tmp_path, (0, 1, 2))
+    assert len(kept) == 2 * 3 * 2 * 3 * 3
     verdicts = {(row["model"], row["when"]): row["verdict"] for row in outcome.rows}
     for name in ("linear", "network"):
         assert verdicts[name, "trained"] == "draws of the process"
         assert verdicts[name, "untrained"] == "no draws of it"
-    assert outcome.failed == () and "holds" in outcome.remarks[0]
+    assert outcome.failed == () and [claim.verdict for claim in outcome.claims] == ["seen", "seen"]
     for row in outcome.rows:
         at = [m for m in outcome.details["models"] if (m["model"], m["when"]) == (row["model"], row["when"])]
         ratio = sum(m["squared"] for m in at) / sum(m["rank"] for m in at)
         assert len(at) == row["models"] == 9 and row["ratio"] == pytest.approx(ratio)
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        (("width=0",), "width: got 0"),
-        (("num_models=0",), "num_models: got 0"),
-        (("spacing=-1",), "spacing: got -1.0, must be 0 or more"),
-        (("spacing=0.9",), "must be smaller for 5"),
-        (("rounds=3",), "set: got 'rounds', allowed are num_clients"),
-    ],
-)
-def test_bad_settings_are_named(changes: tuple[str, ...], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        fig1.prepare(Request("smoke", (0,), changes=changes))

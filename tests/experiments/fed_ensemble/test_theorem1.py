@@ -9,19 +9,20 @@ import pytest
 
 from fedtangent.compare.theorems.fed_ensemble import convergence
 from fedtangent.experiments.fed_ensemble import theorem1
-from fedtangent.experiments.lab.contract import Request
+from fedtangent.experiments.lab.runner import Study
+
+from ..performed import performed
 
 SMALL = ("width=16", "num_rounds=10", "flow_ages=4")
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
-    folder, metrics, lines = tmp_path_factory.mktemp("theorem1"), [], []
-    figures = folder / "figures"
-    figures.mkdir()
-    job = theorem1.prepare(Request("smoke", (0,), "sine", None, SMALL))
-    found = job.run(lines.append, metrics.extend, figures)
-    return found, metrics, figures
+    return performed("fed_ensemble.theorem1", SMALL, tmp_path_factory.mktemp("theorem1"), (0,), "sine")
+
+
+def study(folder) -> Study:
+    return Study(theorem1.EnsembleDecaySettings(), "digits", (0, 1), figures=folder)
 
 
 def followed(seed: int) -> theorem1.Followed:
@@ -32,7 +33,7 @@ def followed(seed: int) -> theorem1.Followed:
 
 
 def test_conclusions(tmp_path):
-    found = theorem1._conclude("digits", theorem1.Settings(), [followed(0), followed(1)], tmp_path)
+    found = theorem1.conclude(study(tmp_path), [followed(0), followed(1)])
     assert found.failed == ()
     rows = {row["bound"]: row for row in found.rows}
     for form in ("proof", "equation_18", "informal", "first_order"):
@@ -53,12 +54,12 @@ def test_conclusions(tmp_path):
 def test_a_control_that_is_not_broken_does_not_count(tmp_path):
     slow = followed(0)
     tiny = slow._replace(networks=np.full((11, 5), 1e-300), flow=np.full((1001, 5), 1e-300))
-    assert theorem1._conclude("digits", theorem1.Settings(), [tiny], tmp_path).failed
+    assert theorem1.conclude(study(tmp_path), [tiny]).failed
 
 
 @pytest.mark.slow
 def test_bounds_and_control(outcome):
-    found, _, _ = outcome
+    found, _ = outcome
     assert found.failed == ()
     rows = {row["bound"]: row for row in found.rows}
     assert rows[theorem1.FORMS["proof"]]["networks_hold"] == 1
@@ -73,7 +74,7 @@ def test_bounds_and_control(outcome):
 
 @pytest.mark.slow
 def test_networks_follow_their_flow(outcome):
-    _, metrics, _ = outcome
+    _, metrics = outcome
     values = {name: np.array([m.value for m in metrics if m.algorithm == name]) for name in ("networks", "flow")}
     assert values["networks"].shape == values["flow"].shape == (11,)
     assert values["networks"][0] == pytest.approx(1) and values["flow"][0] == pytest.approx(1)
@@ -82,26 +83,5 @@ def test_networks_follow_their_flow(outcome):
 
 
 @pytest.mark.slow
-def test_figure_and_tables(outcome):
-    found, _, figures = outcome
-    assert (figures / "decay.png").stat().st_size > 10_000
-    for sheet in found.sheets:
-        assert all(len(row) == len(sheet.columns) for row in sheet.rows)
-    assert any("assumptions that fail: full_rank" in line for line in found.remarks)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dataset": "mnist"}, "dataset: got 'mnist', allowed are digits, sine"),
-        ({"scale": "huge"}, "scale: got 'huge'"),
-        ({"changes": ("num_rounds=4",)}, "num_rounds: got 4, an age takes 5"),
-        ({"changes": ("width=0",)}, "width: got 0, must be a whole number"),
-        ({"changes": ("step_factor=0",)}, "step_factor: got 0.0, must be positive"),
-        ({"changes": ("depth=2",)}, "set: got 'depth', allowed are width"),
-    ],
-)
-def test_refuses(change, message):
-    request = Request("smoke", (0,), "sine", None, ())._replace(**change)
-    with pytest.raises(ValueError, match=message):
-        theorem1.prepare(request)
+def test_remarks_say_which_assumptions_fail(outcome):
+    assert any("assumptions that fail: full_rank" in line for line in outcome[0].remarks)

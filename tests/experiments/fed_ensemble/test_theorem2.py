@@ -7,23 +7,21 @@ from pathlib import Path
 import pytest
 
 from fedtangent.experiments.fed_ensemble import theorem2 as experiment
-from fedtangent.experiments.lab.contract import Outcome, Request
+from fedtangent.experiments.lab.results import Outcome
 from fedtangent.output.files import Metric
 
-from ..compare.drawn import drawn_for
+from ...compare.drawn import drawn_for
+from ..performed import performed
 
 TINY = ("num_models=30", "widths=64,256", "sine_rounds=60", "digits_rounds=10")
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, list[Metric], Path]:
-    kept: list[Metric] = []
-    folder = tmp_path_factory.mktemp("figures")
+    folder = tmp_path_factory.mktemp("theorem2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "compare", lambda setting, say: drawn_for(setting))
-        prepared = experiment.prepare(Request("smoke", (0, 1), "sine", None, TINY))
-        assert (prepared.settings.num_models, prepared.settings.widths) == (30, (64, 256))
-        return prepared.run(lambda line: None, kept.extend, folder), kept, folder
+        return *performed("fed_ensemble.theorem2", TINY, folder, (0, 1), "sine"), folder / "figures"
 
 
 def test_every_statistic_has_a_wrong_theory_beside_it(ended: tuple[Outcome, list[Metric], Path]) -> None:
@@ -50,30 +48,10 @@ def test_it_prints_draws_and_says_what_it_did(ended: tuple[Outcome, list[Metric]
     assert {m.seed for m in kept} == {0} and all(m.uplink_bytes > 0 for m in kept)
 
 
-@pytest.mark.parametrize(
-    ("request_", "said"),
-    [
-        (Request("smoke", (0,), "mnist"), "dataset: got 'mnist', allowed are digits_and_sine, digits, sine"),
-        (Request("huge", (0,)), "scale: got 'huge'"),
-        (Request("smoke", (0,), None, None, ("num_models=1",)), "num_models: got 1, a variance needs at least 2"),
-        (Request("smoke", (0,), None, None, ("widths=0",)), "widths: got 0, must be at least 1"),
-        (Request("smoke", (0,), None, None, ("sine_rounds=0",)), "sine_rounds: got 0"),
-    ],
-)
-def test_bad_input_is_refused_before_any_work(request_: Request, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def started(*args: object) -> None:
-        pytest.fail("the work has started")
-
-    monkeypatch.setattr(experiment, "compare", started)
-    with pytest.raises(ValueError, match=said):
-        experiment.prepare(request_)
-
-
 @pytest.mark.slow
 @pytest.mark.theory
 def test_a_real_run_agrees_with_its_law(tmp_path: Path) -> None:
-    prepared = experiment.prepare(Request("smoke", (1,), "sine", None, ("num_models=20", "widths=128,512")))
-    outcome = prepared.run(lambda line: None, lambda metrics: None, tmp_path)
+    outcome, _ = performed("fed_ensemble.theorem2", ("num_models=20", "widths=128,512"), tmp_path, (1,), "sine")
     assert all(row["agrees"] for row in outcome.rows if not row["is_control"])
     assert not any(
         row["agrees"] for row in outcome.rows if row["statistic"] in ("mean", "variance") and row["is_control"]

@@ -79,28 +79,28 @@ def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path)
 
 
 def bands_side_by_side(
-    panels: Sequence[BandPanel], x: np.ndarray, y: np.ndarray, grid: np.ndarray, truth: np.ndarray,
-    regions: Sequence[tuple[float, float]], height: float, title: str, path: Path,
+    panels: Sequence[BandPanel], points: tuple[np.ndarray, np.ndarray], truth: tuple[np.ndarray, np.ndarray],
+    edge: float, height: float, title: str, path: Path,
 ) -> Path:  # fmt: skip
     """One panel for each method: mean, 95 % band, models, data and the true function, all on the same axes.
 
-    ``regions`` are the intervals that hold data; the rest is shaded. The axes show [-height, height].
+    ``points`` are the training data, ``truth`` is the true function on the grid of the panels. Between ``-edge`` and
+    ``edge`` there are no data, which is shaded. The axes show [-height, height].
     """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    columns = min(len(panels), 3)
+    grid, columns = truth[0], min(len(panels), 3)
     figure, axes = _figure(columns, rows=-(-len(panels) // columns), width=4.2, height=3.1, sharex=True, sharey=True)
     for ax, panel in zip(axes.ravel(), panels, strict=False):
-        for low, high in _complement(regions, float(grid[0]), float(grid[-1])):
-            ax.axvspan(low, high, color="#000000", alpha=0.05, lw=0)
+        ax.axvspan(-edge, edge, color="#000000", alpha=0.05, lw=0)
         ax.fill_between(grid, panel.mean - BAND * panel.sd, panel.mean + BAND * panel.sd, color=panel.colour, alpha=0.2,
                         lw=0)  # fmt: skip
         for f in panel.members:
             ax.plot(grid, f, color=panel.colour, lw=0.7, alpha=0.6)
-        ax.plot(grid, truth, "--", color=NEUTRAL, lw=1.2)
+        ax.plot(*truth, "--", color=NEUTRAL, lw=1.2)
         ax.plot(grid, panel.mean, color=panel.colour, lw=2)
-        ax.plot(x, y, ".", ms=3.5, color=DATA, alpha=0.8, zorder=5)
+        ax.plot(*points, ".", ms=3.5, color=DATA, alpha=0.8, zorder=5)
         ax.set_title(panel.name, fontsize=10)
         ax.set_ylim(-height, height)
         ax.set_xlim(float(grid[0]), float(grid[-1]))
@@ -131,12 +131,6 @@ def bands_side_by_side(
 def _process(ax: Axes, grid: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> None:
     ax.fill_between(grid, mean - BAND * sd, mean + BAND * sd, color=PREDICTED, alpha=0.15, lw=0)
     ax.plot(grid, mean, color=PREDICTED, lw=1.6)
-
-
-def _complement(regions: Sequence[tuple[float, float]], low: float, high: float) -> list[tuple[float, float]]:
-    """What ``regions``, ascending, leave of [low, high]."""
-    ends = [low, *(end for region in regions for end in region), high]
-    return [(a, b) for a, b in zip(ends[::2], ends[1::2], strict=True) if b > a]
 
 
 def _legend_entries(colour: str, line: str, band: str) -> list[tuple[object, str]]:

@@ -1,0 +1,101 @@
+"""Runs whose data, numbers and evaluation sets are arguments of one compiled program, which trials of like size share.
+
+The rounds are those of ``loop.run_chunk``. ``simulate`` compiles for one algorithm with its numbers; here an algorithm
+is a function of the numbers that are tried, so that no rate, seed or draw of the data compiles anything again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.engine.history import at_start, charge, first_rounds, stacked
+from fedtangent.engine.loop import chunk_length, info_shapes, run_chunk
+from fedtangent.types import Algorithm, Array, Cost, Engine, FederatedData, Key, PyTree
+
+Build = Callable[..., Algorithm]  # of the numbers that are tried, by name; they may be traced
+
+
+class TrialProgram(NamedTuple):
+    """A run in two compiled parts, for all numbers, seeds, data and evaluation sets of the same shapes."""
+
+    begin: Callable[[Key], PyTree]  # key -> state
+    advance: Callable[..., Any]  # (state, numbers, data, sets, rounds) -> (state, metrics, infos)
+    cost: Cost
+    shapes: PyTree  # of one round's infos
+    length: int  # rounds that it advances by, at most
+
+
+class TrialRun(NamedTuple):
+    """What was seen of one run."""
+
+    rounds: np.ndarray  # [E] rounds done at each evaluation, 0 first
+    metrics: dict[str, np.ndarray]  # name -> [E, ...]
+    sent: np.ndarray  # [E, 2] int64, bytes up and down
+    infos: dict[str, Any]  # of every round, [R, ...]
+
+
+def trial_program(
+    build: Build,
+    numbers: Mapping[str, Any],
+    data: FederatedData,
+    engine: Engine,
+    evaluate: Callable[[Algorithm, PyTree, PyTree], dict[str, Array]],
+    every: int = 1,
+) -> TrialProgram:
+    """Compile a run once for all that is tried.
+
+    Args:
+        build: ``(**numbers) -> algorithm``; the model and the schedule do not depend on the numbers.
+        numbers: of one of the runs, which checks them.
+        data: of one of the trials; ``engine`` must suit the largest client of all of them.
+        evaluate: ``(algorithm, state, sets) -> {name: array}``, traced.
+    """
+    first, num_clients = build(**numbers), data.num_clients
+    shapes = info_shapes(first, engine, jax.eval_shape(lambda: first.init(0, num_clients)), data)
+    length = min(chunk_length(shapes), every)
+
+    @jax.jit
+    def advance(
+        state: PyTree, numbers: dict[str, Array], data: FederatedData, sets: PyTree, rounds: Array
+    ) -> tuple[PyTree, dict[str, Array], PyTree]:
+        algorithm = build(**numbers)
+        state, infos = run_chunk(algorithm, engine, length, state, data, rounds)
+        return state, evaluate(algorithm, state, sets), infos
+
+    begin = jax.jit(lambda key: first.init(key, num_clients))
+    return TrialProgram(begin, advance, first.cost(data, engine), shapes, length)
+
+
+def run_trial(
+    program: TrialProgram,
+    seed: int,
+    numbers: Mapping[str, Any],
+    data: FederatedData,
+    sets: PyTree,
+    num_rounds: int,
+    every: int = 1,
+) -> TrialRun:
+    """One run: evaluated at the start, every ``every`` rounds and at the end. The bytes are those of its ledger."""
+    given = {name: jnp.asarray(value) for name, value in numbers.items()}
+    state, done, sent = program.begin(jax.random.key(seed)), 0, at_start(program.cost)
+    seen, chunks = list[tuple[int, dict[str, Array], tuple[int, int]]](), list[PyTree]()
+    while not seen or done < num_rounds:
+        rounds = min(every - done % every, num_rounds - done, program.length) if seen else 0
+        state, metrics, infos = program.advance(state, given, data, sets, jnp.int32(rounds))
+        chunks.append(first_rounds(infos, rounds))
+        up, down = charge(program.cost, chunks[-1])
+        done, sent = done + rounds, (sent[0] + up, sent[1] + down)
+        if done % every == 0 or done == num_rounds:
+            seen.append((done, metrics, sent))
+    found = {name: np.stack([np.asarray(m[name]) for _, m, _ in seen]) for name in seen[0][1]}
+    return TrialRun(
+        np.array([r for r, _, _ in seen]),
+        found,
+        np.array([s for _, _, s in seen], np.int64),
+        stacked(program.shapes, chunks),
+    )

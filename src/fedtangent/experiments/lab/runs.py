@@ -1,0 +1,257 @@
+"""Methods by rates by seeds: each run is computed once and kept on disk, and rates are chosen by validation."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.data.federated import max_client_size
+from fedtangent.engine.sweeps import single_device_engine
+from fedtangent.engine.trials import TrialProgram, run_trial, trial_program
+from fedtangent.experiments.lab.runner import Study
+from fedtangent.experiments.lab.trials import Split, Trial, fingerprint
+from fedtangent.measures import uncertainty
+from fedtangent.measures.uncertainty import Reliability
+from fedtangent.output.files import Metric
+from fedtangent.types import Algorithm, Array, FederatedData, PyTree
+
+Splits = dict[str, Split]
+SCORES: dict[str, Callable[[Array, Array], Array]] = {
+    "accuracy": uncertainty.accuracy,
+    "nll": uncertainty.negative_log_likelihood,
+    "ece": uncertainty.expected_calibration_error,
+    "brier": uncertainty.brier_score,
+}
+
+
+class Method(NamedTuple):
+    """One line of a figure."""
+
+    label: str
+    rates: tuple[float, ...]
+    steps: tuple[int, ...]  # in a round: of each client, or of the server; (0,) where that is not a choice
+    build: Callable[..., Algorithm]  # (steps, rate) -> algorithm; both may be traced
+    data: FederatedData  # the trial's, as this method is given it
+    splits: Splits  # what it is evaluated on
+    pool_size: int = 0  # examples that the server of NTK-FL pools at most
+
+
+class Config(NamedTuple):
+    """A method with its hyper-parameters."""
+
+    method: str
+    rate: float
+    steps: int = 0  # in a round; 0 where the method has no such choice
+
+    def __str__(self) -> str:
+        return f"{self.method} learning_rate={self.rate:g}" + (f" steps={self.steps}" if self.steps else "")
+
+
+class Record(NamedTuple):
+    """One run: what was measured and sent after each of E evaluated rounds, and what each of the R rounds reported."""
+
+    rounds: np.ndarray  # [E], 0 first
+    metrics: dict[str, np.ndarray]  # "split.score" -> [E, ...]
+    sent: np.ndarray  # [E, 2] int64, bytes up and down
+    times: np.ndarray  # [R] int32, NTK-FL's chosen number of steps; 0 where there is none
+    status: np.ndarray  # [R] int32, NTK-FL's: 0 fine, 1 every candidate diverged, 2 no examples
+    seconds: float
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds R."""
+        return len(self.times)
+
+    @property
+    def test(self) -> np.ndarray:
+        """Test accuracy, [E]."""
+        return self.metrics["test.accuracy"].astype(np.float64)
+
+    @property
+    def uplink(self) -> np.ndarray:
+        """Bytes up, [E]."""
+        return self.sent[:, 0]
+
+
+Runs = dict[str, list[Record]]  # of each method, one for each seed
+
+
+def accuracies(algorithm: Algorithm, state: PyTree, splits: Splits) -> dict[str, Array]:
+    """Accuracy of the prediction on each split; of outputs that are not finite, 0."""
+    found = {}
+    for name, (x, labels) in splits.items():
+        members = algorithm.predict(state, x).members
+        value = uncertainty.accuracy(members, labels)
+        found[f"{name}.accuracy"] = jnp.where(jnp.all(jnp.isfinite(members)), value, 0.0)
+    return found
+
+
+def all_scores(algorithm: Algorithm, state: PyTree, splits: Splits) -> dict[str, Array]:
+    """``{"test.accuracy": [], ...}``: SCORES and the members' mean accuracy on every split, and the bins of test."""
+    found: dict[str, Array] = {}
+    for name, (x, labels) in splits.items():
+        members = algorithm.predict(state, x).members
+        found |= {f"{name}.{score}": function(members, labels) for score, function in SCORES.items()}
+        correct = members.argmax(axis=-1) == labels[None]
+        found[f"{name}.accuracy_of_members"] = jnp.mean(correct.astype(members.dtype))
+        if name == "test":
+            found |= {f"bins.{part}": v for part, v in uncertainty.reliability(members, labels)._asdict().items()}
+    return found
+
+
+def bins_of(record: Record) -> Reliability:
+    """The bins of the test examples that ``all_scores`` found in the last round."""
+    return Reliability(*(record.metrics[f"bins.{part}"][-1] for part in Reliability._fields))
+
+
+@dataclass
+class Bench:
+    """Where the runs of one comparison take place. Holds one seed's data at a time."""
+
+    study: Study
+    trial: Callable[[int], Trial]
+    methods_of: Callable[[Trial], dict[str, Method]]
+    depends_on: Mapping[str, Any]  # the settings that a run depends on, besides its data and its configuration
+    measure: Callable[[Algorithm, PyTree, Splits], dict[str, Array]] = accuracies
+    every: int = 1  # rounds between two evaluations
+    largest_client: int = 0  # of all seeds; 0: of each seed's own, rounded up
+    compiled: dict[tuple[Any, ...], TrialProgram] = field(default_factory=dict)
+    current: tuple[int, str, dict[str, Method]] | None = None  # seed, fingerprint of its trial, methods
+
+    @property
+    def folder(self) -> Path:
+        """Where finished runs are kept: beside the figures."""
+        return self.study.figures.parent / "runs"
+
+    def methods(self, seed: int) -> dict[str, Method]:
+        """The methods on the data of ``seed``."""
+        if self.current is None or self.current[0] != seed:
+            trial = self.trial(seed)
+            self.current = (seed, fingerprint(trial), self.methods_of(trial))
+        return self.current[2]
+
+
+def play(bench: Bench, config: Config, seed: int, num_rounds: int) -> Record:
+    """The run of ``config`` with ``seed``: read from the folder if it is there, computed and written if not.
+
+    Runs of a method that differ in steps, rate and seed share one compiled program.
+    """
+    method = bench.methods(seed)[config.method]
+    path = bench.folder / f"{config.method}-{_digest(bench, config)}.npz"
+    record = _read(path, num_rounds)
+    if record is None:
+        record = _compute(bench, method, config, seed, num_rounds)
+        _write(path, record)
+    bench.study.keep(_metrics(config, seed, record))
+    return record
+
+
+def _compute(bench: Bench, method: Method, config: Config, seed: int, num_rounds: int) -> Record:
+    start = time.perf_counter()
+    largest = bench.largest_client or -(-max_client_size(method.data) // 8) * 8  # clients of like size: one program
+    engine = single_device_engine(method.data, "auto")._replace(max_client_size=largest)
+    key = (config.method, largest, method.pool_size)
+    if key not in bench.compiled:
+        numbers: dict[str, Any] = {"steps": config.steps, "rate": config.rate}
+        bench.compiled[key] = trial_program(method.build, numbers, method.data, engine, bench.measure, bench.every)
+    traced = {"steps": np.int32(config.steps), "rate": config.rate}
+    found = run_trial(bench.compiled[key], seed, traced, method.data, method.splits, num_rounds, bench.every)
+    reported = (np.asarray(found.infos.get(name, np.zeros(num_rounds))) for name in ("time", "status"))
+    times, status = (v.reshape(num_rounds, -1).max(axis=1).astype(np.int32) for v in reported)
+    return Record(found.rounds, found.metrics, found.sent, times, status, time.perf_counter() - start)
+
+
+def _digest(bench: Bench, config: Config) -> str:
+    """A name for a run: what it depends on."""
+    assert bench.current is not None
+    of = {**bench.depends_on, "every": bench.every, "largest_client": bench.largest_client}
+    text = json.dumps([bench.current[0], bench.current[1], *config, of], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _read(path: Path, num_rounds: int) -> Record | None:
+    """The first ``num_rounds`` rounds of a finished run, or None if there is none that was evaluated there."""
+    if not path.is_file():
+        return None
+    with np.load(path, allow_pickle=False) as held:
+        found = dict(held)
+    ends = int(np.searchsorted(found["rounds"], num_rounds)) + 1
+    if ends > len(found["rounds"]) or found["rounds"][ends - 1] != num_rounds:
+        return None
+    metrics = {name: values[:ends] for name, values in found.items() if "." in name}
+    times, status = found["times"][:num_rounds], found["status"][:num_rounds]
+    return Record(found["rounds"][:ends], metrics, found["sent"][:ends], times, status, float(found["seconds"]))
+
+
+def _write(path: Path, record: Record) -> None:
+    """Write a finished run so that a kill leaves the whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content, parts = io.BytesIO(), record._asdict()
+    np.savez(content, **parts.pop("metrics"), **parts)
+    part = path.with_suffix(".part")
+    part.write_bytes(content.getvalue())
+    part.replace(path)
+
+
+def _metrics(config: Config, seed: int, record: Record) -> list[Metric]:
+    found = {tuple(name.split(".")): values for name, values in record.metrics.items() if values.ndim == 1}
+    return [
+        Metric(int(r), str(config), seed, split, score, float(values[e]), *map(int, record.sent[e]))
+        for (split, score), values in found.items() for e, r in enumerate(record.rounds)
+    ]  # fmt: skip
+
+
+class Tuned(NamedTuple):
+    """What a method took, and the whole grid."""
+
+    config: Config
+    score: float  # on validation examples
+    at_edge: tuple[str, ...]  # "rate" or "steps", where the choice is at an end of its grid
+    grid: dict[Config, float]
+
+
+def choose(method: Method, scores: dict[Config, float]) -> Tuned:
+    """The configuration of the best score on validation examples; one that is not finite only if there is no other."""
+    best = max(scores, key=lambda c: scores[c] if np.isfinite(scores[c]) else -np.inf)
+    tried = {"rate": method.rates, "steps": method.steps}
+    edge = tuple(n for n, values in tried.items() if len(values) > 1 and getattr(best, n) in (min(values), max(values)))
+    return Tuned(best, scores[best], edge, scores)
+
+
+def tune(bench: Bench, name: str, seed: int, num_rounds: int) -> Tuned:
+    """The rate and steps of a method that are best on validation examples, on a seed of their own.
+
+    The score is the mean accuracy over the last quarter of ``num_rounds``, as single rounds swing.
+    """
+    method, start = bench.methods(seed)[name], time.perf_counter()
+    grid: dict[Config, float] = {}
+    for config in (Config(name, rate, steps) for steps in method.steps for rate in method.rates):
+        seen = play(bench, config, seed, num_rounds).metrics["validation.accuracy"]
+        grid[config] = float(seen[-max(1, num_rounds // 4) :].mean(dtype=np.float64))
+    found = choose(method, grid)
+    bench.study.say(
+        f"{method.label}: {found.config} of {len(grid)}, validation accuracy {found.score:.3f}, "
+        f"{time.perf_counter() - start:.0f} s"
+    )
+    return found
+
+
+def repeat(bench: Bench, configs: dict[str, Config], num_rounds: dict[str, int]) -> Runs:
+    """``{method: one record for each seed}``; a seed's methods share its data, clients, cohorts and first network."""
+    found: Runs = {name: [] for name in configs}
+    for seed in bench.study.seeds:
+        for name, config in configs.items():
+            record = play(bench, config, seed, num_rounds[name])
+            found[name].append(record)
+            per = record.seconds / max(record.num_rounds, 1)
+            bench.study.say(f"seed {seed}, {config}: test accuracy {record.test[-1]:.3f}, {per:.2f} s a round")
+    return found

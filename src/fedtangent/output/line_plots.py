@@ -1,0 +1,173 @@
+"""Figures of the experiments that are lines and points: over rounds, over settings, under bounds, with errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedtangent.output.plots import DATA, METHODS, NEUTRAL, _figure, _save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DASHES = ("--", "-.", (0, (1, 1)), (0, (5, 1)), (0, (3, 1, 1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P")
+FEW = 8  # values of x
+
+
+def lines_with_errors(
+    lines: Mapping[str, np.ndarray], x: Sequence[float], names: tuple[str, str], title: str, path: Path
+) -> Path:
+    """A line for each key of ``lines``, values [seeds, len(x)]: the mean over seeds and its standard error.
+
+    The error is a shade around the line, or a bar at each of few values of ``x``. ``names`` are those of the two axes,
+    across and up.
+    """
+    figure, axes = _figure(1, width=6.2, height=4.2)
+    ax = axes[0][0]
+    for i, (label, values) in enumerate(lines.items()):
+        mean, colour = values.mean(axis=0), METHODS[i % len(METHODS)]
+        at, every = np.asarray(x, float), max(1, len(x) // 25)
+        if len(values) > 1:
+            error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+            if len(x) > FEW:
+                ax.fill_between(at, mean - error, mean + error, color=colour, alpha=0.18, lw=0)
+            else:
+                at = at + (i - (len(lines) - 1) / 2) * 0.01 * (at[-1] - at[0])  # beside each other
+                ax.errorbar(at, mean, error, fmt="none", ecolor=colour, elinewidth=1.0, capsize=2.5)
+        style = {"marker": MARKERS[i % len(MARKERS)], "ls": ("-", "--")[i // len(METHODS) % 2], "color": colour}
+        ax.plot(at, mean, ms=3.5, lw=1.4, label=label, markevery=every, **style)
+    if len(x) <= FEW:
+        ax.set_xticks(list(x))
+    elif all(float(v).is_integer() for v in x):
+        ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.set_xlabel(names[0])
+    ax.set_ylabel(f"{names[1]} (mean, standard error)")
+    ax.set_title(title, fontsize=10)
+    ax.legend(fontsize=8)
+    return _save(figure, path)
+
+
+def heat_map(values: np.ndarray, axes: Mapping[str, list[str]], label: str, title: str, path: Path) -> Path:
+    """``values`` [rows, columns] as shades with their numbers; ``axes``: names and ticks, down and across."""
+    (down, rows), (across, columns) = axes.items()
+    figure, panels = _figure(1, width=1.4 + 0.75 * len(columns), height=1.3 + 0.45 * len(rows))
+    ax = panels[0][0]
+    image = ax.imshow(values, cmap="Blues", aspect="auto")
+    dark = np.nanmin(values) + 0.6 * (np.nanmax(values) - np.nanmin(values))
+    for (i, j), value in np.ndenumerate(values):
+        ax.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=8, color="white" if value > dark else "black")
+    ax.set_yticks(range(len(rows)), rows)
+    ax.set_xticks(range(len(columns)), columns)
+    ax.set_ylabel(down)
+    ax.set_xlabel(across)
+    ax.set_title(title, fontsize=10)
+    figure.colorbar(image, label=label)
+    return _save(figure, path)
+
+
+class BoundedPanel(NamedTuple):
+    """One panel: measured curves in full lines, bounds dashed, wrong bounds dotted."""
+
+    title: str
+    x: np.ndarray  # [T]
+    measured: dict[str, np.ndarray]  # name -> [T], or [K, T]: K curves of one name
+    bounds: dict[str, np.ndarray]
+    wrong: dict[str, np.ndarray] = {}  # noqa: RUF012
+    x_of_bounds: np.ndarray | None = None  # where the bounds are known, if not at x
+
+
+def bounded(panels: Sequence[BoundedPanel], title: str, names: tuple[str, str], lowest: float, path: Path) -> Path:
+    """Measured curves and their bounds on logarithmic scales, cut off below ``lowest``; ``names``: across and up."""
+    figure, axes = _figure(len(panels), width=5.0, height=4.1)
+    for ax, panel in zip(axes[0], panels, strict=True):
+        at = panel.x if panel.x_of_bounds is None else panel.x_of_bounds
+        for (name, values), colour in zip(panel.measured.items(), METHODS, strict=False):
+            for k, curve in enumerate(np.atleast_2d(values)):
+                width = 1.8 if values.ndim == 1 else 1.0
+                ax.plot(panel.x, _positive(curve), color=colour, lw=width, label=None if k else name)
+        for (name, values), style in zip(panel.bounds.items(), DASHES, strict=False):
+            ax.plot(at, _positive(values), ls=style, color="black", lw=1.5, label=name)
+        for name, values in panel.wrong.items():
+            ax.plot(at, _positive(values), ls=":", color=NEUTRAL, lw=1.8, label=name)
+        ax.set_yscale("log")
+        ax.set_ylim(lowest, 1.5 * max(float(np.max(v)) for v in (*panel.measured.values(), *panel.bounds.values())))
+        ax.set_xlabel(names[0])
+        ax.set_title(panel.title, fontsize=10)
+        ax.legend(fontsize=7)
+    axes[0][0].set_ylabel(names[1])
+    figure.suptitle(title)
+    return _save(figure, path)
+
+
+def _positive(values: np.ndarray) -> np.ndarray:
+    """A logarithmic axis has no place for 0."""
+    return np.where(np.asarray(values) > 0, values, np.nan)
+
+
+class Points(NamedTuple):
+    """One series: by number of models, a value and its standard error."""
+
+    values: Mapping[int, tuple[float, float]]
+    is_line: bool  # a prediction, drawn as a line; otherwise points with bars of one standard error
+
+
+def _series(ax: Axes, place: int, label: str, points: Points) -> None:
+    x = np.array(list(points.values), float)
+    value, error = np.array(list(points.values.values())).reshape(-1, 2).T
+    colour = METHODS[place % len(METHODS)]
+    if points.is_line:
+        ax.plot(x, value, "-" if place % 2 == 0 else "--", color=colour, lw=1.6, label=label)
+    else:
+        ax.errorbar(x, value, error, fmt=MARKERS[place % 4], ms=5, capsize=3, lw=1.2, color=colour, label=label)
+
+
+def variance_against_models(panels: Mapping[str, Mapping[str, Points]], title: str, path: Path) -> Path:
+    """Log-log panels of several series, each with a line of slope -1 through the first value of its first series."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator
+
+    figure, axes = _figure(len(panels), width=5.0, height=4.0)
+    for ax, (name, series) in zip(axes[0], panels.items(), strict=True):
+        for i, (label, points) in enumerate(series.items()):
+            _series(ax, i, label, points)
+        first = next(iter(series.values())).values
+        ends = np.array([min(first), max(first)], float)
+        ax.plot(ends, first[min(first)][0] * ends[0] / ends, ":", color=NEUTRAL, lw=1, label="1/K")
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ticks = sorted({k for points in series.values() for k in points.values})
+        ax.set_xticks(ticks, [str(k) for k in ticks])
+        ax.minorticks_off()
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        ax.set_xlabel("models K")
+        ax.set_title(name, fontsize=9)
+        ax.legend(fontsize=8)
+    axes[0][0].set_ylabel("variance, mean over x")
+    figure.suptitle(title)
+    return _save(figure, path)
+
+
+def points_with_errors(
+    series: Mapping[str, Mapping[int, tuple[float, float]]], ticks: Mapping[int, str], names: tuple[str, str],
+    title: str, path: Path,
+) -> Path:  # fmt: skip
+    """Values with bars of one standard error at places that have names; the last series is the published one."""
+    figure, axes = _figure(1, width=6.4, height=4.0)
+    ax = axes[0][0]
+    colours = (*METHODS[: len(series) - 1], DATA)
+    for i, ((label, values), colour) in enumerate(zip(series.items(), colours, strict=True)):
+        if values:
+            mean, error = np.array(list(values.values())).T
+            style = {"marker": MARKERS[i], "ls": "--" if colour == DATA else "-", "color": colour}
+            ax.errorbar(list(values), mean, error, ms=5, capsize=3, lw=1.4, label=label, **style)
+    ax.set_xticks(list(ticks), list(ticks.values()))
+    ax.set_xlabel(names[0])
+    ax.set_ylabel(names[1])
+    ax.set_title(title, fontsize=10)
+    ax.grid(alpha=0.25)
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    return _save(figure, path)

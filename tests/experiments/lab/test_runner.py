@@ -1,0 +1,169 @@
+"""What every experiment is held to: three scales, settings within their limits, one wording of refusals, claims."""
+
+from __future__ import annotations
+
+import pkgutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedtangent import entries, experiments
+from fedtangent.experiments.lab import results
+from fedtangent.experiments.lab.results import Claim, Interval, Outcome, interval
+from fedtangent.experiments.lab.runner import Experiment, Request, Study, perform, prepare_study
+from fedtangent.experiments.lab.settings import SCALES, by_scale, changed, check_settings, within
+from fedtangent.papers import PAPERS
+
+FOUND = entries.catalogue("experiments")
+
+
+def test_every_file_is_found_and_says_what_it_is() -> None:
+    files = {m.name for m in pkgutil.walk_packages(experiments.__path__, "fedtangent.experiments.") if not m.ispkg}
+    named = {f"fedtangent.experiments.{name}" for name in FOUND}
+    assert len(named) == 20 and named <= files
+    assert all(".lab." in name or name.endswith(".leakage") for name in files - named)
+    kinds = {}
+    for entry in FOUND.values():
+        assert next(iter(entry.scales)) in ("digits", "sine", "digits_and_sine")  # none needs files
+        assert len(entry.summary.split()) > 4 and set(entry.papers) <= set(PAPERS) and entry.papers
+        for scales in entry.scales.values():
+            assert tuple(scales) == SCALES
+            for settings in scales.values():
+                check_settings(settings)
+                kinds.setdefault(type(settings).__name__, set()).add(type(settings))
+    assert all(len(of) == 1 for of in kinds.values())
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Settings of every kind."""
+
+    count: int = 3
+    none_too: int = within(0, least=0)
+    share: float = within(0.5, above=0, at_most=1)
+    free: float = 0.0
+    name: str = within("a", of=("a", "b"))
+    rates: tuple[float, ...] = within((0.1, 0.3), above=0)
+    steps: tuple[int, ...] = within((1, 2), count=2, increasing=True)
+
+
+def tried(study: Study) -> Outcome:
+    study.keep([])
+    return Outcome((), [{"share": study.settings.share}], (Claim("c", "m", results.SEEN),), {"more": 1}, ("said",))
+
+
+ENTRY = Experiment(
+    "tried", "an experiment", tried, scales={"digits": by_scale(Tried(), Tried(count=4), Tried(count=9))}
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("count=0", "count: got 0, must be a whole number of at least 1"),
+        ("count=x", "count: got 'x', must be a number like 3"),
+        ("count", "set: got 'count', must be name=value"),
+        ("other=1", "set: got 'other', allowed are count, none_too"),
+        ("none_too=-1", "none_too: got -1, must be a whole number of at least 0"),
+        ("share=0", "share: got 0.0, must be above 0 and at most 1"),
+        ("share=1.5", "share: got 1.5"),
+        ("free=nan", "free: got nan, must be finite"),
+        ("name=c", "name: got 'c', allowed are a, b"),
+        ("rates=0.1,-1", "rates: got -1.0, must be above 0 and finite"),
+        ("rates=0.1,x", "rates: got '0.1,x', must be numbers like 0.1,0.3"),
+        ("rates=0.1,0.1", "rates: got 0.1,0.1, must be 1 or more different values"),
+        ("steps=2,1", "steps: got 2,1, must be 2 or more increasing values"),
+        ("steps=2", "steps: got 2, must be 2 or more increasing values"),
+    ],
+)
+def test_a_setting_out_of_its_limits_is_refused(change: str, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        prepare_study(ENTRY, Request("smoke", (0,), changes=(change,)))
+    assert message in str(error.value)
+
+
+def test_settings_are_read_from_text() -> None:
+    found = changed(Tried(), ("count=7", "share=0.25", "rates=0.5,1,2", "name=b", "steps=3,9"))
+    assert found == Tried(7, 0, 0.25, 0.0, "b", (0.5, 1.0, 2.0), (3, 9))
+
+
+def test_a_study_is_prepared_and_performed() -> None:
+    study = prepare_study(ENTRY, Request("default", (3, 5), changes=("share=0.25",)))
+    assert (study.settings.count, study.dataset, study.seeds) == (4, "digits", (3, 5))
+    found = perform(ENTRY, study)
+    assert found.rows == [{"share": 0.25}] and found.sheets[-1].rows == (("c", "m", "seen"),)
+    assert found.details["settings"] == study.settings and found.details["more"] == 1
+    assert found.remarks[0] == "said" and "count 4" in found.remarks[-1]
+
+
+def test_intervals_decide_claims() -> None:
+    values = np.array([0.1, 0.4, 0.2])
+    found = interval(values)
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    np.testing.assert_allclose(found, [values.mean(), expected.low, expected.high], rtol=1e-12)
+    above = [Interval(0.0, low, high).above(1) for low, high in ((1.1, 2), (0, 0.9), (0.5, 1.5), (np.nan, np.nan))]
+    assert above == ["seen", "not seen", "undecided", "undecided"]
+    assert [Interval(0.0, low, high).below() for low, high in ((-2, -1), (1, 2), (-1, 1))] == [
+        "seen", "not seen", "undecided"]  # fmt: skip
+
+
+# What one experiment refuses besides the limits of its settings, of which one or two stand for all.
+REFUSED = [
+    ("fed_ensemble.fig1", "sine", "spacing=0.9", "must be smaller for 5"),
+    ("fed_ensemble.fig2", "sine", "num_models=1", "num_models: got 1, must be a whole number of at least 2"),
+    ("fed_ensemble.fig2", "sine", "model=x", "model: got 'x', allowed are linear, network"),
+    ("fed_ensemble.fig3", "digits", "num_models=2", "num_models: got 2"),
+    ("fed_ensemble.fig3", "digits", "num_rounds=6", "num_rounds: got 6, must be a multiple of 4"),
+    ("fed_ensemble.fig3", "digits", "num_train=99999", "num_train: got 99999, must be from 0"),
+    ("fed_ensemble.table1", "sine", "num_models=1,3", "num_models: got (1, 3), allowed are 1, 2, 10, 20, 40"),
+    ("fed_ensemble.table1", "sine", "schedules=2", "schedules: got 2, must be a whole number of at least 3"),
+    ("fed_ensemble.corollary1", "sine", "num_models=1", "num_models: got 1, must be 2 or more"),
+    ("fed_ensemble.theorem1", "sine", "num_rounds=4", "num_rounds: got 4, must be a whole number of at least 5"),
+    ("fed_ensemble.theorem2", "sine", "num_models=1", "num_models: got 1"),
+    ("fed_ensemble.versus_fed_avg", "digits", "classes_per_client=11", "from 1 to 10"),
+    ("fed_ensemble.versus_fed_avg", "digits", "num_train=9999", "num_train: got 9999, must be from 1 to 1150"),
+    ("fed_ensemble.versus_fed_avg", "digits", "decay=2", "2.0"),
+    ("ntk_fl.fig3", "digits", "methods=fed_avg", "methods: got fed_avg, must be ntk_fl, cp_ntk_fl"),
+    ("ntk_fl.fig4b", "digits", "methods=fed_avg", "methods: got fed_avg, must have one of ntk_fl"),
+    ("ntk_fl.fig4b", "digits", "methods=fedavg", "methods: got 'fedavg', allowed are centralised"),
+    ("ntk_fl.fig4b", "digits", "partition=writers", "partition: got 'writers', but the data set digits does not say"),
+    ("ntk_fl.fig4b", "digits", "tuning_seed=1", "tuning_seed: got 1, which is among the seeds (0, 1)"),
+    ("ntk_fl.fig4b", "digits", "clients_per_round=51", "clients_per_round: got 51, must be at most 50"),
+    ("ntk_fl.fig4b", "digits", "window=21", "window: got 21, must be at most num_rounds"),
+    ("ntk_fl.fig5", "digits", "partition=shifted", "partition: got 'shifted', must be dirichlet"),
+    ("ntk_fl.fig5", "digits", "methods=fed_avg", "methods: got fed_avg, must have ntk_fl"),
+    ("ntk_fl.fig6", "digits", "dimensions=8,65", "projected: got 65, larger than the 64 inputs"),
+    ("ntk_fl.table1", "digits", "methods=fed_avg", "methods: got fed_avg, must have cp_ntk_fl and fed_avg"),
+    ("ntk_fl.fig8", "digits", "activation=erf", "activation: got 'erf', allowed for lenet are sigmoid, relu"),
+    ("ntk_fl.fig8", "digits", "num_images=1000", "test set has 359"),
+    ("ntk_fl.fig8", "digits", "optimizer=sgd", "lbfgs, adam"),
+    ("ntk_fl.fig9", "digits", "num_clients=80", "num_clients: got 80, must be at most total_clients, 60"),
+    ("ntk_fl.theorem1", "sphere", "num_examples=9", "num_examples: got 9, must be a multiple of num_clients, 4"),
+    ("ntk_fl.theorem2", "sphere", "step_factors=0.5,1.5", "step_factors: got 1.5, must be above 0 and below 1"),
+]
+
+
+@pytest.mark.parametrize(("name", "dataset", "change", "message"), REFUSED)
+def test_an_experiment_refuses(name: str, dataset: str, change: str, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        prepare_study(FOUND[name], Request("smoke", (0, 1), dataset, changes=(change,)))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request("huge", (0, 1)), "scale: got 'huge', allowed are smoke, default, paper"),
+        (Request("smoke", (0, 1), "sine"), "dataset: got 'sine', allowed are digits, fashion_mnist, mnist"),
+        (Request("smoke", (0,)), "seeds: got 1, an interval needs at least 2"),
+        (Request("smoke", (0, 0)), "seeds: got [0, 0]"),
+        (Request("smoke", (0, 1), data_dir=Path("nowhere")), "data_dir: nowhere is not a directory"),
+    ],
+)
+def test_a_request_is_refused(request_: Request, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        prepare_study(FOUND["fed_ensemble.versus_fed_avg"], request_)
+    assert message in str(error.value)

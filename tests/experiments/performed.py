@@ -1,0 +1,32 @@
+"""Runs an experiment as the command does, small, in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from fedtangent import entries
+from fedtangent.experiments.lab.results import Outcome
+from fedtangent.experiments.lab.runner import Request, Study, perform, prepare_study
+from fedtangent.output.files import Metric
+
+
+def study_of(
+    name: str, changes: tuple[str, ...] = (), seeds: tuple[int, ...] = (0, 1), dataset: str | None = None
+) -> Study:
+    """The checked study."""
+    return prepare_study(entries.choose("experiments", name), Request("smoke", seeds, dataset, None, changes))
+
+
+def performed(
+    name: str, changes: tuple[str, ...], folder: Path, seeds: tuple[int, ...] = (0, 1), dataset: str | None = None
+) -> tuple[Outcome, list[Metric]]:
+    """What came out, and the metrics that were kept; figures are in ``folder / "figures"``."""
+    kept: list[Metric] = []
+    figures = folder / "figures"
+    figures.mkdir()
+    study = dataclasses.replace(study_of(name, changes, seeds, dataset), keep=kept.extend, figures=figures)
+    found = perform(entries.choose("experiments", name), study)
+    assert all(len(row) == len(sheet.columns) for sheet in found.sheets for row in sheet.rows)
+    assert all(path.stat().st_size > 10_000 for path in figures.iterdir())
+    return found, kept
