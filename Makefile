@@ -21,6 +21,7 @@ CHECK_ARGS ?= --output results/check-theory
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 LOCK_ARGS ?=
+MUTANT_ARGS ?=
 
 # What must hold to the bit, once more with all of the compiler's optimisations, which make test leaves out.
 LAWS := tests/federated/test_laws.py tests/cli/test_resume.py tests/engine/test_checkpoint.py tests/engine/test_kill.py
@@ -97,6 +98,10 @@ check-theory: $(INSTALLED) ## every theorem against simulation: the slow tests, 
 .PHONY: test-jax-versions
 test-jax-versions: $(INSTALLED) ## kernels, mappings, algorithms under the oldest supported and the newest JAX
 	$(BIN)/python tests/jax_versions.py
+
+.PHONY: mutants
+mutants: $(INSTALLED) ## put each fault of tests/mutants.toml into a copy: the tests must catch it
+	$(BIN)/python tests/mutants.py $(MUTANT_ARGS)
 
 .PHONY: lint
 lint: $(INSTALLED) ## ruff check, ruff format --check, mypy

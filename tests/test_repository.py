@@ -24,7 +24,7 @@ from .conftest import discard_oldest
 
 ROOT = Path(__file__).parents[1]
 TARGETS = {"bench", "check-theory", "clean", "help", "install", "lint", "lock", "notebooks", "run", "test"}
-TARGETS.add("test-jax-versions")
+TARGETS |= {"mutants", "test-jax-versions"}
 
 
 def read_config() -> configparser.ConfigParser:
@@ -92,6 +92,36 @@ def test_the_lock_satisfies_the_requirements(lock: dict[str, Requirement]):
     wanted = [r for extra in (None, "notebooks", "test", "dev") for r in requirements(extra)]
     assert len(wanted) > 20
     assert unmet(wanted, lock) == []
+
+
+# What is imported under another name than the package's own; and what TensorFlow Datasets imports without asking for it
+# on every platform.
+IMPORTED_AS = {
+    "dp-accounting": "dp_accounting",
+    "orbax-checkpoint": "orbax",
+    "pynacl": "nacl",
+    "scikit-image": "skimage",
+    "scikit-learn": "sklearn",
+}
+OF_TENSORFLOW_DATASETS = {"array-record", "importlib-resources"}
+
+
+def idle(wanted: set[str], text: str) -> set[str]:
+    """The packages of which ``text`` imports nothing."""
+    return {
+        name
+        for name in wanted
+        if not re.search(rf"^\s*(import|from) {IMPORTED_AS.get(name, name.replace('-', '_'))}\b", text, re.MULTILINE)
+    }
+
+
+def test_what_is_required_is_imported():
+    wanted = {canonicalize_name(requirement.name) for requirement in requirements()}
+    text = "\n".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
+    assert idle(wanted, text) == OF_TENSORFLOW_DATASETS | {"neural-tangents"}  # imported by name, with a patch
+    assert idle({"numpy", "scikit-learn", "torch"}, "import numpy as np\nfrom scipy import linalg") == {
+        *("scikit-learn", "torch")
+    }
 
 
 def test_an_unmet_requirement_is_found(lock: dict[str, Requirement]):

@@ -21,6 +21,9 @@ The public API on one screen::
 """
 
 import importlib as _importlib
+import sys as _sys
+from functools import partial as _partial
+from types import ModuleType as _Module
 from typing import Any as _Any
 
 import jax as _jax
@@ -60,7 +63,9 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> _Any:
     if name == "compare":  # imported when first asked for: it brings what only comparisons need
-        return _importlib.import_module("fedtangent.compare")
+        found = _importlib.import_module("fedtangent.compare")
+        _show_public_names()
+        return found
     raise AttributeError(f"module 'fedtangent' has no attribute {name!r}")
 
 
@@ -70,3 +75,24 @@ def enable_x64(enabled: bool = True) -> None:
     Training stays in the dtype its model and data were made with. The command line does this by itself.
     """
     _jax.config.update("jax_enable_x64", enabled)
+
+
+def _public_names(module: _Module) -> list[str]:
+    """What tab completion shows of ``module``: ``__all__``, or what is defined in it."""
+
+    def is_own(name: str, value: object) -> bool:
+        if isinstance(value, _Module):
+            return value.__name__.rpartition(".")[0] == module.__name__
+        return name.isupper() or getattr(value, "__module__", "") == module.__name__
+
+    listed = vars(module).get("__all__")
+    return listed or [n for n, value in vars(module).items() if not n.startswith("_") and is_own(n, value)]
+
+
+def _show_public_names() -> None:
+    for name, module in list(_sys.modules.items()):
+        if name.startswith("fedtangent."):
+            vars(module).setdefault("__dir__", _partial(_public_names, module))
+
+
+_show_public_names()

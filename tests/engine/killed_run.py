@@ -7,7 +7,6 @@ STOP_AT, sends itself a SIGTERM at the evaluation of that round.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import sys
@@ -37,6 +36,4 @@ if __name__ == "__main__":
 
     mapping = "sharded" if several else "scan"
     ended = stateful.run(int(rounds), checkpoint=checkpoint, mapping=mapping, on_evaluation=stop)
-    print(
-        hashlib.sha256(repr(stateful.bits(ended)).encode()).hexdigest(), ended.status, ended.history.evaluations[-1][0]
-    )
+    print(stateful.summary(ended))

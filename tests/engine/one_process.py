@@ -23,11 +23,10 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def runs(mapping: str) -> dict[str, Any]:
-    """Two algorithms under ``mapping``: final weights, the infos' examples, bytes."""
+def runs(mapping: str, toys: Any) -> dict[str, Any]:
+    """Two algorithms under ``mapping`` on the small problem of ``toys``: final weights, the infos' examples, bytes."""
     import jax
     import numpy as np
-    import toys
 
     from fedtangent import simulate
     from fedtangent.federated import algorithms
@@ -56,6 +55,7 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "federated"))
 
     import jax
+    import toys
 
     from fedtangent import enable_x64
     from fedtangent.engine import processes
@@ -63,9 +63,10 @@ def main() -> None:
     enable_x64()
     if arguments.num_processes:
         processes.start(arguments.coordinator, arguments.num_processes, arguments.process_id)
-    found = {name: run for mapping in arguments.mappings for name, run in runs(mapping).items()}
+    found = {name: run for mapping in arguments.mappings for name, run in runs(mapping, toys).items()}
     if processes.is_main():
         print(json.dumps({"devices": jax.device_count(), "processes": jax.process_count(), "runs": found}))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from typing import Any
 
 import jax
@@ -87,4 +88,10 @@ def bits(run: Run) -> Any:
     return plain((run.state, run.history))
 
 
-__all__ = ["Evaluation", "algorithm", "bits", "data", "evaluate", "plain", "run"]
+def summary(run: Run) -> str:
+    """A digest of all of a run's bits, its status, and the round of its last evaluation."""
+    digest = hashlib.sha256(repr(bits(run)).encode()).hexdigest()
+    return f"{digest} {run.status} {run.history.evaluations[-1].round}"
+
+
+__all__ = ["Evaluation", "algorithm", "bits", "data", "evaluate", "plain", "run", "summary"]

@@ -20,6 +20,9 @@ import pytest
 from fedtangent.engine import processes as distributed
 from fedtangent.engine.clients import device_mesh
 
+from ..federated import toys
+from .one_process import runs
+
 SCRIPT = Path(__file__).parent / "one_process.py"
 ROUNDING = 1e-11  # float64
 SECONDS = 240
@@ -47,11 +50,12 @@ def finished(processes: list[subprocess.Popen[str]]) -> dict[str, Any]:
 
 @functools.cache
 def one_device() -> dict[str, Any]:
-    return finished([launch(1, ("scan",))])
+    """The runs of this process."""
+    return runs("scan", toys)
 
 
 def assert_same(found: dict[str, Any], mapping: str) -> None:
-    for name, run in one_device()["runs"].items():
+    for name, run in one_device().items():
         other = found["runs"][name.replace("scan", mapping)]
         np.testing.assert_allclose(other["weights"], run["weights"], rtol=0, atol=ROUNDING)
         assert other["examples"] == run["examples"]

@@ -24,7 +24,6 @@ from fedtangent.engine.clients import (
     device_mesh,
     engine_for,
     parse,
-    scan_clients,
     sharded,
     vmap_clients,
 )
@@ -39,7 +38,7 @@ from ..federated.toys import distance, two_layer, uneven_data
 
 ROUNDING = 1e-11
 VISIBLE = 1e-4
-NAMES = ["vmap", "chunked:1", "chunked:2", "chunked:4", "chunked:6", "chunked:100"]
+NAMES = ["vmap", "chunked:1", "chunked:4", "chunked:100"]
 
 
 @functools.cache
@@ -51,11 +50,11 @@ def both() -> dict[str, Algorithm]:
     }
 
 
-def rounds(algorithm: Algorithm, engine: Engine, number: int = 3) -> tuple[PyTree, list[Any]]:
-    """States and infos of the first rounds, each round compiled by itself."""
+def rounds(algorithm: Algorithm, engine: Engine) -> tuple[PyTree, list[Any]]:
+    """States and infos of the first three rounds, each round compiled by itself."""
     step = jax.jit(lambda state, data: algorithm.step(state, data, engine))
     state, infos = algorithm.init(4, 6), []
-    for _ in range(number):
+    for _ in range(3):
         state, info = step(state, uneven_data())
         infos.append(jax.tree.map(np.asarray, info))
     return state, infos
@@ -82,7 +81,7 @@ def test_every_mapping_is_the_same_run(name: str, mapping: str) -> None:
     assert len(set(reference(name)[1][0]["examples"].tolist())) > 1  # so that a wrong order would show
 
 
-@pytest.mark.parametrize(("held", "cut"), [(1, 1), (2, 2), (4, 4), (100, 100)])
+@pytest.mark.parametrize(("held", "cut"), [(1, 1), (4, 4), (100, 100)])
 def test_a_cpu_trains_as_many_at_once_as_its_cache_holds(monkeypatch: pytest.MonkeyPatch, held: int, cut: int) -> None:
     """The same run, in batches of ``cut`` of the slots, each padded to its own largest client only."""
     state, widths = both()["fed_ensemble"].init(4, 6), []
@@ -96,11 +95,10 @@ def test_a_cpu_trains_as_many_at_once_as_its_cache_holds(monkeypatch: pytest.Mon
         return inside(train, held, aggregate, acc, slots)
 
     monkeypatch.setattr(engine_module, "_lockstep", spy)
-    state, _ = rounds(both()["fed_ensemble"], engine_for(uneven_data(), "vmap"), 2)
+    state, _ = rounds(both()["fed_ensemble"], engine_for(uneven_data(), "vmap"))
     slots = both()["fed_ensemble"].schedule.num_slots
     assert set(widths) == ({min(cut, slots)} if cut > 1 else set())
-    again, _ = rounds(both()["fed_ensemble"], engine_for(uneven_data(), "scan"), 2)
-    assert distance(state, again) < ROUNDING
+    assert distance(state, reference("fed_ensemble")[0]) < ROUNDING
 
 
 def test_a_cpu_whose_cache_holds_few_trains_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,9 +119,9 @@ def test_padding_that_counts_is_another_run() -> None:
 
 
 def test_sharded_over_one_device_is_the_same_run_and_merges() -> None:
-    for name, inner in (("fed_ensemble", chunked(2, vmap_clients)), ("ntk_fl", scan_clients)):
-        engine = Engine(sharded(inner, device_mesh(1)), 6)
-        assert distance(rounds(both()[name], engine)[0], reference(name)[0]) < ROUNDING
+    """NTK-FL, whose messages are joined and not summed, is sharded in ``test_distributed.py``."""
+    engine = Engine(sharded(chunked(2, vmap_clients), device_mesh(1)), 6)
+    assert distance(rounds(both()["fed_ensemble"], engine)[0], reference("fed_ensemble")[0]) < ROUNDING
 
 
 @hypothesis.given(st.integers(1, 40), st.integers(1, 9))
@@ -136,7 +134,8 @@ def test_every_slot_is_dealt_once_and_evenly(num_slots: int, devices: int) -> No
     assert shares.max() - shares.min() <= sizes[0]  # no device waits for more than one client of another
 
 
-@hypothesis.given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.integers(1, 5))
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.sampled_from([1, 2, 4]))
 def test_arranged_and_restored(sizes: list[int], width: int) -> None:
     num, chunks = len(sizes), -(-len(sizes) // width)
     size = jnp.asarray(sizes, jnp.int32)
@@ -192,9 +191,7 @@ def test_a_cohort_is_fetched_together_only_where_that_is_cheap() -> None:
     assert _fetched(skewed, Cohort(*(leaf[:1] for leaf in cohort)), 161) is None  # most of it would be padding
 
 
-@pytest.mark.parametrize(
-    ("method", "name"), [("fed_avg", "scan"), ("fed_avg", "vmap"), ("fed_avg", "sharded:chunked:2"), ("ntk_fl", "scan")]
-)
+@pytest.mark.parametrize(("method", "name"), [("fed_avg", "scan"), ("fed_avg", "chunked:2"), ("ntk_fl", "scan")])
 def test_fetching_a_cohort_together_changes_nothing(method: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     offsets = np.concatenate([[0], np.cumsum(rng.integers(2, 6, 40))]).astype(np.int32)

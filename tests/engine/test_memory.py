@@ -51,8 +51,10 @@ def compiled_bytes(chosen: Algorithm, mapping: str) -> int:
     return step.lower(state, data()).compile().memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize(("width", "batch_size"), [(64, 8), (512, 8), (512, None)])
-@pytest.mark.parametrize("mapping", ["scan", "vmap", "chunked:4"])
+@pytest.mark.parametrize(
+    ("width", "batch_size", "mapping"),
+    [(64, 8, "scan"), (512, None, "scan"), (512, 8, "vmap"), (512, None, "vmap"), (64, 8, "chunked:4")],
+)
 def test_the_plan_is_above_what_the_compiler_allots_and_not_far(width: int, batch_size: int, mapping: str) -> None:
     chosen = algorithm(width, batch_size)
     plan = memory.plan(chosen, data(), parse(mapping), EXAMPLES, rounds=1)

@@ -20,6 +20,7 @@ SEEDS = (3, 0, 8)
 GRID = {"client_learning_rate": [0.05, 0.3], "num_models": [1, 2]}
 PARTITIONS = {"uneven": tiny_runs.UNEVEN, "even": tiny_runs.EVEN}
 ROUNDING = 1e-12
+ROUNDS = np.array([0, 3])
 
 
 @functools.cache
@@ -49,18 +50,24 @@ def test_the_configurations_are_the_product_and_the_metrics_have_their_axes() ->
     assert found.metrics["outputs"].shape == (3, 8, 4, 9, 1)
 
 
+@functools.cache
+def alone(place: int) -> list[np.ndarray]:
+    """The outputs at every evaluation of the single runs of the configuration at ``place``, with two of the seeds."""
+    config = dict(swept("map").configs[place])
+    data, algorithm = tiny_runs.data(PARTITIONS[config.pop("skew")]), tiny_runs.build(**config)
+    outputs = jax.jit(lambda state: tiny_runs.measures(algorithm, state)["outputs"])
+    runs = [
+        simulate(algorithm, data, 5, SEEDS[i], evaluate_every=2, evaluate=lambda s: {"outputs": np.asarray(outputs(s))})
+        for i in (0, 2)
+    ]
+    return [np.stack([e.metrics["outputs"] for e in run.history.evaluations]) for run in runs]
+
+
 @pytest.mark.parametrize("over", ["map", "vmap"])
 @pytest.mark.parametrize("place", [1, 6])
 def test_a_member_is_the_single_run(over: str, place: int) -> None:
     found = swept(over)
-    config = dict(found.configs[place])
-    data = tiny_runs.data(PARTITIONS[config.pop("skew")])
-    algorithm = tiny_runs.build(**config)
-    for i in (0, 2):
-        run = simulate(
-            algorithm, data, 5, SEEDS[i], evaluate_every=2, evaluate=lambda s: tiny_runs.measures(algorithm, s)
-        )
-        seen = np.stack([np.asarray(e.metrics["outputs"]) for e in run.history.evaluations])
+    for i, seen in zip((0, 2), alone(place), strict=True):
         assert np.abs(found.metrics["outputs"][i, place] - seen).max() < ROUNDING
         for other in (found.metrics["outputs"][1, place], found.metrics["outputs"][i, place - 1]):
             assert np.abs(other[1:] - seen[1:]).max() > 1e-3  # another seed; another configuration
@@ -76,30 +83,18 @@ def test_a_seed_has_the_same_start_whatever_is_traced() -> None:
 def test_pairing_by_seed_narrows_the_intervals() -> None:
     """The negative control takes the two samples as independent, as runs without common random numbers are."""
     rates = [0.05, 0.06, 0.07]
-    found = sweep(
-        tiny_runs.build,
-        tiny_runs.data(),
-        3,
-        range(12),
-        {"client_learning_rate": rates},
-        evaluate=tiny_runs.measures,
+    grid = {"client_learning_rate": rates}
+    every = sweep(tiny_runs.build, tiny_runs.data(), 3, range(24), grid, evaluate=tiny_runs.measures).metrics["mse"]
+    found = Sweep(
+        tuple({"client_learning_rate": rate} for rate in rates), tuple(range(12)), ROUNDS, {"mse": every[:12]}
     )
     baseline = {"client_learning_rate": 0.05}
     pairs = zip(differences(found, "mse", baseline), differences(found, "mse", baseline, paired=False), strict=True)
     for paired, unpaired in pairs:
         assert paired.mean == pytest.approx(unpaired.mean, rel=1e-9)
         assert (paired.high - paired.low) < (unpaired.high - unpaired.low) / 3
-    other = sweep(
-        tiny_runs.build,
-        tiny_runs.data(),
-        3,
-        range(12, 24),
-        {"client_learning_rate": rates},
-        evaluate=tiny_runs.measures,
-    )  # seeds of their own: what the pairing then finds is as wide as without it
-    mixed = found._replace(
-        metrics={"mse": np.concatenate([found.metrics["mse"][:, :1], other.metrics["mse"][:, 1:]], axis=1)}
-    )
+    # seeds of their own: what the pairing then finds is as wide as without it
+    mixed = found._replace(metrics={"mse": np.concatenate([every[:12, :1], every[12:, 1:]], axis=1)})
     for apart, paired in zip(differences(mixed, "mse", baseline), differences(found, "mse", baseline), strict=True):
         assert (apart.high - apart.low) > 3 * (paired.high - paired.low)
 
