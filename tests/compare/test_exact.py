@@ -41,7 +41,7 @@ def few_outputs() -> Setting:
 def checked(setting: Setting) -> list[Verdict]:
     plan = cohorts(setting)
     theory = predicted.predict(setting, plan)
-    return [exact.linearised_verdict(setting, plan), *exact.law_verdicts(setting, theory, plan)]
+    return [exact.linearised_verdict(setting, plan), *exact.law_verdicts(theory)]
 
 
 def with_options(**change: Callable[[Any], object]) -> Faulty:
@@ -114,12 +114,12 @@ def test_a_wrong_ensemble_covariance_is_noticed(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 def test_moments_of_another_model_are_noticed(network_result: SideBySide) -> None:
-    setting, plan, theory = network_result.setting, network_result.cohorts, network_result.theory
+    theory = network_result.theory
     rolled = tuple(m._replace(mean=np.roll(m.mean, 1, axis=0)) for m in theory.moments)
     wrong = dataclasses.replace(theory, moments=rolled)
-    assert not exact.law_verdicts(setting, wrong, plan)[0].holds
+    assert not exact.law_verdicts(wrong)[0].holds
     covs = tuple(m._replace(cov=np.roll(m.cov, 1, axis=0)) for m in theory.moments)
-    assert not exact.law_verdicts(setting, dataclasses.replace(theory, moments=covs), plan)[0].holds
+    assert not exact.law_verdicts(dataclasses.replace(theory, moments=covs))[0].holds
 
 
 def test_a_linearised_network_is_the_tangent_at_its_weights() -> None:

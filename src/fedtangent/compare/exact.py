@@ -73,9 +73,11 @@ def _absent_once(cohorts: Cohort, last: int) -> Cohort:
     return cohorts._replace(weight=weight)  # type: ignore[arg-type]
 
 
-def linear_verdict(setting: Setting, theory: Predicted, seen: Simulated, cohorts: Cohort, dropped: Flow) -> Verdict:
+def linear_verdict(theory: Predicted, seen: Simulated, dropped: Flow) -> Verdict:
     """Every model of a setting that is linear itself, at every evaluated round, against the flow."""
-    flows = {**near_misses(setting, cohorts, theory.blocks, setting.num_rounds), "flow without one client": dropped}
+    setting = theory.setting
+    flows = near_misses(setting, theory.cohorts, theory.blocks, setting.num_rounds)
+    flows["flow without one client"] = dropped
     return exact_verdict(
         setting.name,
         "simulation = flow, linear model, every round",
@@ -137,25 +139,24 @@ def _empirical_blocks(model: Model, at: PyTree, setting: Setting) -> KernelBlock
 
 def _largest_error(flow: Flow, seen: Simulated) -> float:
     """The largest relative error of any network at any evaluated round, each from its own initial function."""
-    rounds, start = seen.rounds[1:], seen.test[0]
-    test = predicted.networks(flow, seen.train[0], start, rounds)
-    return float(np.max(relative_errors(test, seen.test[1:], test - start)))
+    test = predicted.networks(flow, seen, seen.rounds[1:])
+    return float(np.max(relative_errors(test, seen.test[1:], test - seen.test[0])))
 
 
-def law_verdicts(setting: Setting, theory: Predicted, cohorts: Cohort) -> list[Verdict]:
+def law_verdicts(theory: Predicted) -> list[Verdict]:
     """Mean and covariance of each of the K models, and of their ensemble, at a round, from an exact propagation.
 
     The model is linear, with the setting's analytic kernels: one run trains it from zero, which gives the mean, and
     from every function of a basis, which gives the covariance ``G G'``.
     """
+    setting, flow = theory.setting, theory.flow
     at, round_ = max((i, r) for i, r in enumerate(setting.rounds) if r <= max(LAW_ROUNDS, setting.rounds[1]))
     points = _some_points(setting)
-    seen, outputs = _propagated(setting, theory, points, round_), setting.y_train.shape[1]
+    seen, outputs = _propagated(theory, points, round_), setting.y_train.shape[1]
     test = seen.test[-1][:, 0]  # [K, m, C + q]
     mean, spread = test[..., :outputs], test[..., outputs:]
     cov = spread @ spread.swapaxes(1, 2)
     of_models = theory.moments[at].mean[:, points], theory.moments[at].cov[:, points][:, :, points]
-    flow = theory.flow
     ensemble = (
         np.asarray(flow.ensemble_mean(round_))[points],
         np.asarray(flow.ensemble_cov(round_))[np.ix_(points, points)],
@@ -167,7 +168,7 @@ def law_verdicts(setting: Setting, theory: Predicted, cohorts: Cohort) -> list[V
             setting.name,
             f"law of each of {num_models} models = flow's, round {round_}",
             law_distance((mean, cov), of_models),
-            _wrong_laws(setting, theory, cohorts, of_models, (mean, cov), at),
+            _wrong_laws(theory, of_models, (mean, cov), at),
             EXACT,
         )
     ]
@@ -185,12 +186,11 @@ def law_verdicts(setting: Setting, theory: Predicted, cohorts: Cohort) -> list[V
     return verdicts
 
 
-def _wrong_laws(
-    setting: Setting, theory: Predicted, cohorts: Cohort, of_models: Law, found: Law, at: int
-) -> dict[str, float]:
+def _wrong_laws(theory: Predicted, of_models: Law, found: Law, at: int) -> dict[str, float]:
     """Distances of wrong laws from the propagated one: those of near misses (their means alone), and other models'."""
+    setting = theory.setting
     points, round_ = _some_points(setting), setting.rounds[at]
-    misses = near_misses(setting, cohorts, theory.blocks, round_)
+    misses = near_misses(setting, theory.cohorts, theory.blocks, round_)
     wrong = {
         name: relative_distance(np.asarray(flow.mean(round_))[:, points], found[0]) for name, flow in misses.items()
     }
@@ -199,14 +199,14 @@ def _wrong_laws(
     return wrong
 
 
-def _propagated(setting: Setting, theory: Predicted, points: np.ndarray, num_rounds: int) -> Simulated:
+def _propagated(theory: Predicted, points: np.ndarray, num_rounds: int) -> Simulated:
     """One run of a linear model with the setting's analytic kernels, all outputs at once.
 
     The first C outputs learn the targets from the zero function. The other q start as the columns of a factor G0 of
     the initial covariance at train and test points and learn zero, which is what a residual does: what becomes of
     them is a factor of the covariance.
     """
-    blocks, n = theory.blocks, len(setting.x_train)
+    setting, blocks, n = theory.setting, theory.blocks, len(theory.setting.x_train)
     tangent = _factor(blocks.ntk_train, blocks.ntk_test_train, blocks.ntk_test, points)
     prior = _factor(blocks.nngp_train, blocks.nngp_test_train, blocks.nngp_test, points)
     rows, outputs = len(tangent), setting.y_train.shape[1]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtangent.compare.settings import Setting
+from fedtangent.compare.simulated import Simulated
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.theory import Flow, Rule, federated_flow, gp_limit
 from fedtangent.theory.fed_ensemble.limit import covariance_terms
@@ -25,9 +26,10 @@ class ModelMoments(NamedTuple):
 class Predicted:
     """Everything the theory says of one setting, for its analytic kernel."""
 
+    setting: Setting
+    cohorts: Cohort  # [R, S]
     blocks: KernelBlocks
     flow: Flow
-    rounds: tuple[int, ...]
     moments: tuple[ModelMoments, ...]  # one per evaluated round
     limit: Gaussian | None  # None where the kernel is singular in float64: the flow is then the only prediction
     why_no_limit: str = ""
@@ -43,7 +45,7 @@ def predict(setting: Setting, cohorts: Cohort) -> Predicted:
         limit, why = None, str(error)
     means = np.asarray(flow.mean(setting.rounds))
     moments = tuple(ModelMoments(mean, np.asarray(flow.cov(r))) for r, mean in zip(setting.rounds, means, strict=True))
-    return Predicted(blocks, flow, setting.rounds, moments, limit, why)
+    return Predicted(setting, cohorts, blocks, flow, moments, limit, why)
 
 
 def run_flow(
@@ -66,13 +68,11 @@ def run_flow(
     )
 
 
-def without_cross_terms(flow: Flow, blocks: KernelBlocks, round_: int, num_models: int) -> np.ndarray:
+def without_cross_terms(flow: Flow, round_: int) -> np.ndarray:
     """A wrong covariance, [K, m, m]: the prior and propagated terms without the cross terms. A negative control."""
-    wrong = []
-    for k in range(num_models):
-        terms = covariance_terms(blocks, np.asarray(flow.influence(round_, k)))
-        wrong.append(np.asarray(terms.prior + terms.propagated))
-    return np.stack(wrong)
+    influences = (np.asarray(flow.influence(round_, k)) for k in range(flow.num_models))
+    terms = [covariance_terms(flow.kernels, influence) for influence in influences]
+    return np.stack([np.asarray(t.prior + t.propagated) for t in terms])
 
 
 def one_client_dropped(cohorts: Cohort, client: int) -> Cohort:
@@ -81,10 +81,11 @@ def one_client_dropped(cohorts: Cohort, client: int) -> Cohort:
     return cohorts._replace(weight=weight)  # type: ignore[arg-type]
 
 
-def networks(flow: Flow, train: np.ndarray, test: np.ndarray, rounds: tuple[int, ...]) -> np.ndarray:
+def networks(flow: Flow, seen: Simulated, rounds: tuple[int, ...]) -> np.ndarray:
     """The flow's prediction at the test points of each network from its own initial function, [r, K, E, m, C].
 
-    ``train`` [K, E, n, C] and ``test`` [K, E, m, C] are outputs at round 0; r counts ``rounds``.
+    r counts ``rounds``.
     """
+    train, test = seen.train[0], seen.test[0]
     own = [np.asarray(flow.predict(train[:, e], test[:, e], rounds)) for e in range(train.shape[1])]
     return np.stack(own, axis=2)

@@ -16,7 +16,6 @@ from fedtangent.compare.simulated import Simulated, cohorts, fed_ensemble, ntk_f
 from fedtangent.compare.statistics import relative_errors
 from fedtangent.compare.table import MethodRow, simulated_row, theory_row
 from fedtangent.compare.verdicts import Verdict
-from fedtangent.types import Cohort
 
 Report = Callable[[str], None]
 
@@ -32,8 +31,6 @@ class FlowGap(NamedTuple):
 class SideBySide(NamedTuple):
     """Everything that was simulated and predicted for one setting."""
 
-    setting: Setting
-    cohorts: Cohort
     theory: Predicted
     simulated: tuple[Simulated, ...]  # Fed-ensemble, one per width, ascending
     ntk_fl: tuple[Simulated, ...]  # by kernel, then width, ascending
@@ -42,19 +39,19 @@ class SideBySide(NamedTuple):
     verdicts: tuple[Verdict, ...]
     seconds: float
 
+    @property
+    def setting(self) -> Setting:
+        """What was compared."""
+        return self.theory.setting
 
-def flow_gap(setting: Setting, theory: Predicted, seen: Simulated) -> FlowGap:
+
+def flow_gap(theory: Predicted, seen: Simulated) -> FlowGap:
     """How far each network is from the flow, relative to how far the flow has moved its function."""
-    test = networks(theory.flow, seen.train[0], seen.test[0], seen.rounds)
+    y_train, test = theory.setting.y_train, networks(theory.flow, seen, seen.rounds)
     starts = seen.train[0].swapaxes(0, 1)
     train = np.stack([np.asarray(theory.flow.predict_train(start, seen.rounds)) for start in starts], axis=2)
-    moved = test[-1] - seen.test[0]
-    scale = np.broadcast_to(moved, seen.test.shape)
-    return FlowGap(
-        relative_errors(test, seen.test, scale),
-        _rms(seen.train - setting.y_train),
-        _rms(train - setting.y_train),
-    )
+    scale = np.broadcast_to(test[-1] - seen.test[0], seen.test.shape)
+    return FlowGap(relative_errors(test, seen.test, scale), _rms(seen.train - y_train), _rms(train - y_train))
 
 
 def _rms(residual: np.ndarray) -> np.ndarray:
@@ -70,21 +67,20 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
         raise ValueError("compare: needs 64-bit mode, got jax_enable_x64=False; call fedtangent.enable_x64() first")
     start = time.perf_counter()
     with jax.default_matmul_precision("highest"):
-        plan = cohorts(setting)
         say(f"{setting.name}: federated flow and limit")
         flow_start = time.perf_counter()
-        theory = predict(setting, plan)
+        theory = predict(setting, cohorts(setting))
         flow_seconds = time.perf_counter() - flow_start
         seen = []
         for width in setting.widths:
             say(f"{setting.name}: Fed-ensemble, {setting.draws} x K = {setting.schedule.num_models}, width {width}")
             seen.append(fed_ensemble(setting, width, progress))
         moved = _evolve(setting, progress, say)
-        gaps = tuple(flow_gap(setting, theory, s) for s in seen)
+        gaps = tuple(flow_gap(theory, s) for s in seen)
         say(f"{setting.name}: verdicts")
-        verdicts = checks.all_verdicts(setting, plan, theory, tuple(seen), moved, [g.error[-1] for g in gaps])
-    rows = _rows(setting, theory, seen, moved, gaps, flow_seconds)
-    return SideBySide(setting, plan, theory, tuple(seen), moved, gaps, rows, verdicts, time.perf_counter() - start)
+        verdicts = checks.all_verdicts(theory, tuple(seen), moved, [g.error[-1] for g in gaps])
+    rows = _rows(theory, seen, moved, gaps, flow_seconds)
+    return SideBySide(theory, tuple(seen), moved, gaps, rows, verdicts, time.perf_counter() - start)
 
 
 def _evolve(setting: Setting, progress: bool, say: Report) -> tuple[Simulated, ...]:
@@ -100,34 +96,24 @@ def _evolve(setting: Setting, progress: bool, say: Report) -> tuple[Simulated, .
     return tuple(moved)
 
 
-def _widest(moved: tuple[Simulated, ...]) -> list[Simulated]:
-    """The largest width of each method."""
-    return list({m.method: m for m in moved}.values())
-
-
 def _rows(
-    setting: Setting,
     theory: Predicted,
     seen: list[Simulated],
     moved: tuple[Simulated, ...],
     gaps: tuple[FlowGap, ...],
     flow_seconds: float,
 ) -> tuple[MethodRow, ...]:
-    rows = [simulated_row(setting, s, theory, float(np.mean(g.error[-1]))) for s, g in zip(seen, gaps, strict=True)]
-    rows += [simulated_row(setting, m, theory, None) for m in _widest(moved)]
-    last = theory.moments[-1]
-    mean, cov = last.mean.mean(axis=0), last.cov.mean(axis=0)
-    flow = theory_row(setting, theory, f"federated flow, round {setting.num_rounds}", mean, cov, setting.num_rounds)
-    rows.append(flow._replace(seconds=flow_seconds))
+    last, num_rounds = theory.moments[-1], theory.setting.num_rounds
+    widest = {m.method: m for m in moved}.values()
+    flow = theory_row(
+        theory, f"federated flow, round {num_rounds}", last.mean.mean(axis=0), last.cov.mean(axis=0), num_rounds
+    )
+    rows = [
+        *(simulated_row(theory, s, float(np.mean(g.error[-1]))) for s, g in zip(seen, gaps, strict=True)),
+        *(simulated_row(theory, m, None) for m in widest),
+        flow._replace(seconds=flow_seconds),
+    ]
     if theory.limit is not None:
-        rows.append(
-            theory_row(
-                setting,
-                theory,
-                "GP limit (Theorem 2)",
-                np.asarray(theory.limit.mean),
-                np.asarray(theory.limit.cov),
-                None,
-            )
-        )
+        mean, cov, *_ = map(np.asarray, theory.limit)
+        rows.append(theory_row(theory, "GP limit (Theorem 2)", mean, cov, None))
     return tuple(rows)

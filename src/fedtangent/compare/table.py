@@ -52,11 +52,11 @@ def _accuracy(setting: Setting, mean: np.ndarray) -> float | None:
     return float(np.mean(np.argmax(mean, axis=-1) == setting.labels_test))
 
 
-def simulated_row(setting: Setting, seen: Simulated, theory: Predicted, flow_error: float | None) -> MethodRow:
+def simulated_row(theory: Predicted, seen: Simulated, flow_error: float | None) -> MethodRow:
     """A method that trains networks. MSE and accuracy are those of the ensemble of K, averaged over the draws;
     NLL and coverage take mean and variance from all the draws; the differences are to the limit, or to the flow's
     last round where there is no limit (which says nothing of NTK-FL: its differences are then left out)."""
-    members = seen.test[-1]  # [K, E, m, C]
+    setting, members = theory.setting, seen.test[-1]  # [K, E, m, C]
     ensembles = seen.ensemble[-1]  # [E, m, C]
     draws = members.reshape(-1, *members.shape[2:])
     variance = draws.var(axis=0, ddof=1)
@@ -89,14 +89,12 @@ def reference(theory: Predicted) -> tuple[np.ndarray, np.ndarray]:
     return last.mean.mean(axis=0), last.cov.mean(axis=0)
 
 
-def theory_row(
-    setting: Setting, theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray, rounds: int | None
-) -> MethodRow:
+def theory_row(theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray, rounds: int | None) -> MethodRow:
     """A Gaussian process: ``mean`` [m, C] and ``cov`` [m, m] of one draw.
 
     MSE and accuracy are what an ensemble of K independent draws has on average: what the simulated rows should show.
     """
-    num_models = setting.schedule.num_models
+    setting, num_models = theory.setting, theory.setting.schedule.num_models
     variance = np.broadcast_to(np.maximum(np.diag(cov), 0)[:, None], mean.shape)
     nll, coverage = scores(mean, variance, setting.y_test)
     return MethodRow(

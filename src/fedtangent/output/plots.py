@@ -130,7 +130,7 @@ def residuals(results: Sequence[SideBySide], folder: Path) -> Path:
     for ax, result in zip(axes[0], results, strict=True):
         for seen, gap, colour in zip(result.simulated, result.gaps, SHADES, strict=False):
             ax.plot(seen.rounds, gap.simulated_residual, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
-        ax.plot(result.theory.rounds, result.gaps[-1].predicted_residual, color=PREDICTED, lw=1.5,
+        ax.plot(result.setting.rounds, result.gaps[-1].predicted_residual, color=PREDICTED, lw=1.5,
                 label="federated flow")  # fmt: skip
         ax.set_yscale("log")
         ax.set_xlabel("round")

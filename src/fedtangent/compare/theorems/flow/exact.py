@@ -246,7 +246,7 @@ def errors(flow: Flow, seen: Simulated) -> np.ndarray:
 
     Relative to how far the flow has moved the function at the test points.
     """
-    predicted = networks(flow, seen.train[0], seen.test[0], seen.rounds)
+    predicted = networks(flow, seen, seen.rounds)
     return relative_errors(predicted, seen.test, predicted[-1:] - predicted[:1])
 
 
