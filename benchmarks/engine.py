@@ -150,12 +150,11 @@ def python_loop(case: Case) -> Callable[[int], None]:
     import numpy as np
     import optax
 
-    from fedtangent.federated.compose import client_view
-    from fedtangent.federated.local import local_sgd
+    from fedtangent.federated.local import client_view, local_training
     from fedtangent.losses import get_loss
 
     model, loss, work, data = build(case)
-    local = local_sgd(model, get_loss(loss), optax.sgd(0.05), work)
+    local = local_training(model, get_loss(loss), optax.sgd(0.05), work)
 
     @jax.jit
     def train(key: Any, params: Any, client: Any) -> Any:

@@ -30,9 +30,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedtangent
-from fedtangent import data, kernels, models, simulate, theory
+from fedtangent import data, kernels, models, simulate, streams, theory
 from fedtangent.data import partition
-from fedtangent.federated import algorithms, compose, schedule
+from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.types import Cohort
 
@@ -79,7 +79,7 @@ print(f"client step size {rate:.4f}; spectrum of the kernel from {eigenvalues[0]
 # of every model at every round.
 
 # %%
-cohorts = schedule.unroll(plan, compose.keys(0).schedule, ROUNDS)
+cohorts = schedule.unroll(plan, streams.keys(0).schedule, ROUNDS)
 weights = np.asarray(cohorts.weight) * np.asarray(clients.sizes)[np.asarray(cohorts.client)]
 rule = theory.Rule(local_steps=STEPS, learning_rate=rate)
 flow = theory.federated_flow(blocks, toy.y_train, clients, Cohort(cohorts.client, cohorts.model, weights), rule)

@@ -6,7 +6,7 @@ The public API on one screen::
     data.federated_data(...)   data on the device           models.mlp(...)              networks with kernels
     federated.algorithms       fed_avg, fed_ensemble, scaffold, fed_dyn, ditto, fed_be, ntk_fl, ..
     federated.schedule         who trains which model when
-    federated.wire.channel     compression and clipping     federated.personal           what clients predict
+    federated.wire.channel     compression and clipping     federated.predict           what clients predict
     cite(algorithm)            BibTeX of its papers         measures.privacy.epsilon()   of a private run
     simulate(algorithm, data, num_rounds, seed)             compiled rounds
     sweep(...)                                              many runs; measures.paired has their intervals

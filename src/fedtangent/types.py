@@ -228,6 +228,25 @@ class Algorithm(NamedTuple):
     # state -> the parameters of the K networks that it predicts with, [K, ...]; None: there are no such networks
 
 
+def wrapped(algorithm: Algorithm, name: str, ledger: Callable[[Cost, FederatedData], Cost] | None = None) -> Algorithm:
+    """``algorithm`` as what stands inside another one: under its ``name``, charged as ``ledger`` says."""
+
+    def cost(data: FederatedData, engine: Engine) -> Cost:
+        found = algorithm.cost(data, engine)
+        return found if ledger is None else ledger(found, data)
+
+    return Algorithm(
+        name,
+        algorithm.init,
+        algorithm.step,
+        algorithm.predict,
+        cost,
+        algorithm.schedule,
+        algorithm.personal,
+        algorithm.params,
+    )
+
+
 class Gaussian(NamedTuple):
     """A Gaussian process at m points: outputs are independent and share the covariance."""
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedtangent.cli import algorithms, catalogue
-from fedtangent.federated.compose import keys
 from fedtangent.federated.schedule import all_clients, unroll
+from fedtangent.streams import keys
 
 
 def test_a_rate_that_does_not_decay_is_the_number() -> None:

@@ -14,7 +14,7 @@ import optax
 from fedtangent.engine.history import Evaluation, Run
 from fedtangent.engine.run import simulate
 from fedtangent.federated.compose import compose
-from fedtangent.federated.local import Work, local_sgd
+from fedtangent.federated.local import Work, local_training
 from fedtangent.federated.schedule import strata
 from fedtangent.federated.server import optax_server
 from fedtangent.losses import squared_error
@@ -33,7 +33,7 @@ def data() -> FederatedData:
 
 def _local(model: Model, rate: float) -> Local:
     """Local SGD whose message is moved by noise and by what the client remembers of its last message."""
-    inner = local_sgd(model, squared_error, optax.sgd(rate), Work(steps=3, batch_size=2))
+    inner = local_training(model, squared_error, optax.sgd(rate), Work(steps=3, batch_size=2))
 
     def update(key: Key, broadcast: PyTree, memory: PyTree, client: Client) -> tuple[PyTree, PyTree, dict[str, Any]]:
         message, _, info = inner.update(key, broadcast, (), client)

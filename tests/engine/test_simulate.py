@@ -18,7 +18,7 @@ from fedtangent.engine.history import Evaluation
 from fedtangent.engine.loop import chunk_length
 from fedtangent.engine.run import simulate
 from fedtangent.federated.compose import compose
-from fedtangent.federated.local import Work, local_sgd
+from fedtangent.federated.local import Work, local_training
 from fedtangent.federated.schedule import uniform_sampling
 from fedtangent.federated.server import optax_server
 from fedtangent.losses import squared_error
@@ -46,7 +46,7 @@ def data() -> FederatedData:
 def algorithm() -> Algorithm:
     """Two of three clients a round; eight bytes for each of the linear model's two weights."""
     model = Model("linear", lambda key: jax.random.normal(key, (2, 1)), lambda w, x: x @ w, None, 1)
-    local = local_sgd(model, squared_error, optax.sgd(0.1), Work(steps=2))
+    local = local_training(model, squared_error, optax.sgd(0.1), Work(steps=2))
     return compose("linear", model, local, optax_server(optax.sgd(1.0)), uniform_sampling(3, 2))
 
 

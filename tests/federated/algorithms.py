@@ -13,7 +13,7 @@ import optax
 
 from fedtangent.federated import algorithms
 from fedtangent.federated.algorithms import decentralised
-from fedtangent.federated.distil import Distillation
+from fedtangent.federated.algorithms.distil import Distillation
 from fedtangent.federated.graph import complete, metropolis_weights, ring
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import own_models, per_client_permutations, strata, uniform_sampling

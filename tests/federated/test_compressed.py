@@ -15,7 +15,6 @@ from fedtangent.engine.clients import engine_for
 from fedtangent.engine.history import Run
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
-from fedtangent.federated.compose import keys
 from fedtangent.federated.faults import dropout, finite
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import poisson_sampling, uniform_sampling
@@ -30,6 +29,7 @@ from fedtangent.federated.wire.channel import (
     with_error_feedback,
 )
 from fedtangent.models import mlp
+from fedtangent.streams import keys
 from fedtangent.types import Channel, FederatedData
 
 from . import reference

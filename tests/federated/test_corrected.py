@@ -15,8 +15,8 @@ import pytest
 from fedtangent.engine.clients import engine_for
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
+from fedtangent.federated.algorithms.normalised import check_linear, unit_response
 from fedtangent.federated.faults import finite
-from fedtangent.federated.linear import check_linear, unit_response
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import staircase_decay
 from fedtangent.federated.schedule import all_clients, per_client_permutations, uniform_sampling

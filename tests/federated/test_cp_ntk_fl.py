@@ -17,8 +17,7 @@ from fedtangent.engine.clients import engine_for
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.aggregate import Stacked, weighted_mean
-from fedtangent.federated.compose import client_view
-from fedtangent.federated.local import Work
+from fedtangent.federated.local import Work, client_view
 from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_server
 from fedtangent.federated.schedule import all_clients, uniform_sampling
 from fedtangent.federated.wire import channel

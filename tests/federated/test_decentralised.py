@@ -12,11 +12,10 @@ import pytest
 from fedtangent.engine.history import Run
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms, graph
-from fedtangent.federated.algorithms import decentralised
 from fedtangent.federated.algorithms.decentralised import ORDERS, consensus_distance
 from fedtangent.federated.faults import dropout, finite
 from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import own_models, uniform_sampling
+from fedtangent.federated.schedule import own_models
 from fedtangent.types import Algorithm, Key, PyTree, Schedule
 
 from . import reference, reference_decentralised
@@ -203,10 +202,10 @@ def test_bad_arguments(changed: dict[str, Any], named: str) -> None:
 
 def test_one_model_has_nobody_to_mix_with() -> None:
     """K = 1 is FedAvg: mixing by [[1]]."""
-    schedule = uniform_sampling(6, 4)
-    gossip = decentralised.mixed(MODEL, schedule, RATE, WORK, np.ones((1, 1)), "train_then_mix", True, {})
-    plain = algorithms.fed_avg(MODEL, schedule, client_learning_rate=RATE, work=WORK)
-    ends = [simulate(a, uneven_data(), ROUNDS, SEED, "scan").state.server.params for a in (gossip, plain)]
+    schedule, options = own_models(1), {"client_learning_rate": RATE, "work": WORK}
+    gossip = algorithms.gossip(MODEL, schedule, mixing=np.ones((1, 1)), **options)
+    plain = algorithms.fed_avg(MODEL, schedule, **options)
+    ends = [simulate(a, uneven_data(sizes=(5,)), ROUNDS, SEED, "scan").state.server.params for a in (gossip, plain)]
     assert distance(*ends) < 1e-14
 
 

@@ -15,10 +15,11 @@ from scipy.stats import norm
 from fedtangent.engine.history import Run
 from fedtangent.engine.run import simulate
 from fedtangent.federated.aggregate import stack
-from fedtangent.federated.compose import compose, keys
+from fedtangent.federated.compose import compose
 from fedtangent.federated.faults import corrupt, dropout, finite, stragglers
 from fedtangent.federated.schedule import all_clients, strata, uniform_sampling, unroll
 from fedtangent.federated.server import optax_server
+from fedtangent.streams import keys
 from fedtangent.types import Algorithm, Cohort, FederatedData, Schedule
 
 from .test_parts import pooling, visiting
@@ -282,7 +283,7 @@ def test_a_rejected_message_leaves_its_place_in_a_pool_empty() -> None:
         )
     )
     algorithm = compose(
-        "pool", two_layer(), local._replace(update=update), server, schedule, aggregate, accept=finite()
+        "pool", two_layer(), local._replace(update=update), server, schedule, aggregate=aggregate, accept=finite()
     )
     rounds = simulate(algorithm, data, 1, 0, "scan").history.rounds
     assert rounds["filled"].tolist() == [[2]]

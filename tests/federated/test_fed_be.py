@@ -14,11 +14,11 @@ from scipy import stats
 
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms
-from fedtangent.federated.compose import keys
-from fedtangent.federated.distil import Distillation, cyclical_rate, distil, num_steps, soft_cross_entropy
+from fedtangent.federated.algorithms.distil import Distillation, cyclical_rate, distil, num_steps, soft_cross_entropy
+from fedtangent.federated.algorithms.posterior import Clients, dirichlet, gaussian
 from fedtangent.federated.local import Work
-from fedtangent.federated.posterior import Clients, dirichlet, gaussian
 from fedtangent.federated.schedule import random_models, uniform_sampling
+from fedtangent.streams import keys
 from fedtangent.types import Algorithm, Key, Schedule
 
 from . import reference, reference_fed_be

@@ -10,8 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedtangent.federated.compose import client_view
-from fedtangent.federated.local import Problem, Work, local_sgd, minimise
+from fedtangent.federated.local import Problem, Work, client_view, local_training, minimise
 from fedtangent.federated.schedule import all_clients, random_models
 from fedtangent.losses import squared_error
 from fedtangent.types import Client, FederatedData, Model, PyTree
@@ -151,7 +150,7 @@ def test_problem_with_tilt_and_proximal_term(model: Model, data: FederatedData, 
 @pytest.mark.parametrize("work", [Work(steps=3), Work(epochs=2, batch_size=2)])
 def test_an_empty_client_returns_its_start(model: Model, data: FederatedData, work: Work) -> None:
     start = model.init(jax.random.key(0))
-    local = local_sgd(model, squared_error, optax.sgd(0.1), work)
+    local = local_training(model, squared_error, optax.sgd(0.1), work)
     message, state, info = jax.jit(local.update)(jax.random.key(1), start, (), one_client(data, 4, active=False))
     assert all(np.all(leaf == 0) for leaf in leaves(message))
     assert state == ()

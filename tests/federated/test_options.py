@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from fedtangent.engine.run import simulate
-from fedtangent.federated import algorithms, faults, graph, personal, schedule
+from fedtangent.federated import algorithms, faults, graph, predict, schedule
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import all_clients, per_client_permutations, uniform_sampling
 from fedtangent.federated.wire import channel
@@ -37,7 +37,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fed_avg", {"accept": True}, "accept: got True, must be a function"),
     ("fed_avg", {"client_optimizer": "adam"}, "client_optimizer: got 'adam', must be a function"),
     ("fed_avg", {"personal": "own"}, "personal: got 'own', must be a function"),
-    ("scaffold", {"personal": personal.own_models}, "personal: own_models is for algorithms"),
+    ("scaffold", {"personal": predict.own_models}, "personal: own_models is for algorithms"),
     ("local_only", {"accept": faults.finite()}, "accept: got"),
     ("dp_fed_avg", {"clip_norm": "a", "noise_multiplier": 1.0}, "clip_norm: got 'a', must be a number"),
     ("gossip", {"schedule": all_clients(6, 6), "mixing": RING}, "schedule: must train model k on client k"),

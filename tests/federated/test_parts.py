@@ -18,7 +18,7 @@ from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.compose import compose
-from fedtangent.federated.local import Work, local_sgd
+from fedtangent.federated.local import Work, local_training
 from fedtangent.federated.ntk_fl import send_examples
 from fedtangent.federated.predict import mean_of_models
 from fedtangent.federated.schedule import all_clients, random_models, strata
@@ -74,7 +74,7 @@ def test_models_start_apart_and_from_the_init_key(model: Model) -> None:
 def test_a_model_without_clients_stays_and_is_reported(model: Model) -> None:
     """With momentum, so that an update by a zero message would show."""
     schedule, seed = random_models(2, 4), 0
-    local = local_sgd(model, squared_error, optax.sgd(0.1), Work(steps=1))
+    local = local_training(model, squared_error, optax.sgd(0.1), Work(steps=1))
     algorithm = compose("idle", model, local, optax_server(optax.sgd(1.0, momentum=0.9)), schedule)
     data = uneven_data(sizes=(3, 5))
     run = simulate(algorithm, data, 4, seed, "scan", 1, evaluate=lambda state: {"at": leaves(state.server)})
@@ -182,8 +182,8 @@ def test_the_channels_key_is_not_one_of_training() -> None:
         local,
         server,
         fixed(2, 1, [(0, 0, 1.0), (1, 0, 1.0)]),
-        stack(2),
-        lossless()._replace(send=send),
+        aggregate=stack(2),
+        channel=lossless()._replace(send=send),
     )
     sent = simulate(algorithm, uneven_data(sizes=(3, 5)), 3, 0, "scan").history.rounds
     training = {tuple(key) for key in sent["epochs"].reshape(-1, 2).tolist()}
@@ -239,8 +239,8 @@ def test_the_ledger_is_exact_beyond_32_bits() -> None:
         send_examples(),
         Server(lambda p: p, lambda s: s, lambda s: s, lambda s, pooled, info: (s, {})),
         all_clients(6),
-        stack(6),
-        jacobians(outputs),
+        aggregate=stack(6),
+        channel=jacobians(outputs),
     )
     data = uneven_data()
     data = data._replace(y=jnp.zeros((sum(SIZES), outputs), jnp.float32))
@@ -263,7 +263,7 @@ def test_data_of_another_number_of_clients(model: Model, data: FederatedData) ->
 
 
 def test_unknown_weighting(model: Model) -> None:
-    local = local_sgd(model, squared_error, optax.sgd(0.1), Work(steps=1))
+    local = local_training(model, squared_error, optax.sgd(0.1), Work(steps=1))
     with pytest.raises(ValueError, match="weighting: got 'size', allowed are examples, uniform"):
         compose("x", model, local, optax_server(optax.sgd(1.0)), all_clients(6), weighting="size")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedtangent.data.federated import max_client_size
-from fedtangent.federated import algorithms, personal
+from fedtangent.federated import algorithms, predict
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import per_client_permutations
 from fedtangent.types import Algorithm, FederatedData, PyTree
@@ -35,9 +35,9 @@ TEST = uneven_test_data()
 def ensemble(how: str, gamma: float = 0.3) -> tuple[Algorithm, PyTree]:
     """Three models, told apart by where they start, with a personal prediction."""
     own = {
-        "weighted": lambda: personal.weighted_models("squared_error", gamma),
-        "tuned": lambda: personal.fine_tuned("squared_error", 0.2, Work(steps=3)),
-        "minibatches": lambda: personal.fine_tuned("squared_error", 0.2, OWN),
+        "weighted": lambda: predict.weighted_models("squared_error", gamma),
+        "tuned": lambda: predict.fine_tuned("squared_error", 0.2, Work(steps=3)),
+        "minibatches": lambda: predict.fine_tuned("squared_error", 0.2, OWN),
         "none": lambda: None,
     }[how]()
     algorithm = algorithms.fed_ensemble(
@@ -74,7 +74,7 @@ def test_a_large_gamma_is_the_mean_and_a_small_one_the_best_model() -> None:
     assert 5 < far[0] / far[1] < 20 and far[1] < 1e-3  # the distance falls as 1 / gamma
     assert np.abs(of_client(*ensemble("weighted", 1e-4), 3) - each[int(np.argmin(losses))]).max() < 1e-12
     for dtype in (jnp.float32, jnp.float64):  # a gamma below the smallest number, and losses of any size
-        alpha = personal.model_weights(jnp.array([3e30, 2.0, 1.0], dtype), 1e-310)
+        alpha = predict.model_weights(jnp.array([3e30, 2.0, 1.0], dtype), 1e-310)
         assert alpha.tolist() == [0, 0, 1] and alpha.dtype == dtype
 
 
@@ -82,7 +82,7 @@ def test_model_weights_minimise_the_penalised_loss() -> None:
     """FE-2024, eq. (4) with the entropy subtracted: no other point of the simplex is better."""
     rng, gamma = np.random.default_rng(0), 0.4
     losses = rng.uniform(size=5)
-    alpha = np.asarray(personal.model_weights(jnp.asarray(losses), gamma))
+    alpha = np.asarray(predict.model_weights(jnp.asarray(losses), gamma))
 
     def value(a: np.ndarray) -> np.ndarray:
         return a @ losses + gamma * np.sum(a * np.log(a), axis=-1)
@@ -132,12 +132,12 @@ def test_clients_are_evaluated_on_their_own_test_examples() -> None:
     values, plain, weighted = loops.each_client(
         lambda i, at: reference.outputs(own[i], at), x, y, owned_rows(TEST), squared
     )
-    found = personal.evaluate_clients(algorithm, run.state, DATA, TEST, "mse")
+    found = predict.evaluate_clients(algorithm, run.state, DATA, TEST, "mse")
     assert found.sizes.tolist() == [2, 1, 0, 5, 4, 1] and np.isnan(values[2])
     np.testing.assert_allclose(found.values, values, rtol=1e-12)
     np.testing.assert_allclose([found.mean, found.weighted_mean], [plain, weighted], rtol=1e-12)
     assert abs(plain - weighted) > 1e-3
-    ours = personal.evaluate_clients(ran("fed_avg")[0], ran("fed_avg")[1].state, DATA, TEST, "mse")
+    ours = predict.evaluate_clients(ran("fed_avg")[0], ran("fed_avg")[1].state, DATA, TEST, "mse")
     w = models_of(*(lambda a, r: (a, r.state))(*ran("fed_avg")))[0]
     same = loops.each_client(lambda i, at: reference.outputs(w, at), x, y, owned_rows(TEST), squared)
     np.testing.assert_allclose(ours.values, same[0], rtol=1e-12)
@@ -156,11 +156,11 @@ def test_accuracy_and_own_measures() -> None:
     values, plain, weighted = loops.each_client(
         lambda i, at: reference.outputs(own[i], at), np.asarray(TEST.x), np.asarray(labels), owned_rows(TEST), right
     )
-    found = personal.evaluate_clients(algorithm, run.state, DATA, test)
+    found = predict.evaluate_clients(algorithm, run.state, DATA, test)
     np.testing.assert_allclose(found.values, values, rtol=1e-15)
     np.testing.assert_allclose([found.mean, found.weighted_mean], [plain, weighted], rtol=1e-14)
     assert len(set(found.values[np.asarray(found.sizes) > 0].tolist())) > 1
-    counted = personal.evaluate_clients(algorithm, run.state, DATA, test, _count)
+    counted = predict.evaluate_clients(algorithm, run.state, DATA, test, _count)
     assert counted.values[3] == 5 and counted.weighted_mean == (4 + 1 + 25 + 16 + 1) / 13
 
 
@@ -172,25 +172,25 @@ def test_a_second_evaluation_traces_nothing() -> None:
     model, calls = counting(MODEL)
     algorithm = algorithms.local_only(model, PARTIAL, client_learning_rate=RATE, work=GLOBAL)
     state = algorithm.init(SEED, NUM_CLIENTS)
-    personal.evaluate_clients(algorithm, state, DATA, TEST, "mse")
+    predict.evaluate_clients(algorithm, state, DATA, TEST, "mse")
     assert (seen := len(calls)) > 0
-    personal.evaluate_clients(algorithm, state._replace(round=jnp.int32(7)), DATA, TEST, "mse")
+    predict.evaluate_clients(algorithm, state._replace(round=jnp.int32(7)), DATA, TEST, "mse")
     assert len(calls) == seen
 
 
 @pytest.mark.parametrize("gamma", [0.0, -1.0, float("inf"), float("nan"), True])
 def test_bad_gamma(gamma: float) -> None:
     with pytest.raises(ValueError, match=r"gamma: got .*"):
-        personal.weighted_models("squared_error", gamma)
+        predict.weighted_models("squared_error", gamma)
 
 
 def test_bad_personal_predictions_and_evaluations() -> None:
     with pytest.raises(ValueError, match=r"loss: got 'hinge'"):
-        personal.weighted_models("hinge", 1.0)
+        predict.weighted_models("hinge", 1.0)
     with pytest.raises(ValueError, match=r"learning_rate: got -1\.0"):
-        personal.fine_tuned("squared_error", -1.0, Work(steps=1))
+        predict.fine_tuned("squared_error", -1.0, Work(steps=1))
     with pytest.raises(ValueError, match="exactly one of steps and epochs"):
-        personal.fine_tuned("squared_error", 0.1, Work())
+        predict.fine_tuned("squared_error", 0.1, Work())
     algorithm, state = ensemble("none")
     labelled = TEST._replace(y=jnp.zeros(13, jnp.int32))
     empty = TEST._replace(offsets=jnp.zeros(7, jnp.int32), indices=TEST.indices[:0])
@@ -202,4 +202,4 @@ def test_bad_personal_predictions_and_evaluations() -> None:
         (empty, "mse", "test: no client has any test example"),
     ):
         with pytest.raises(ValueError, match=named):
-            personal.evaluate_clients(algorithm, state, DATA, test, measure)
+            predict.evaluate_clients(algorithm, state, DATA, test, measure)

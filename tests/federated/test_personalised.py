@@ -11,8 +11,8 @@ import pytest
 
 from fedtangent.engine.clients import engine_for
 from fedtangent.federated import algorithms
+from fedtangent.federated.algorithms.personalised import joined, private_mask, private_part, shared_part
 from fedtangent.federated.local import Work
-from fedtangent.federated.masks import joined, private_mask, private_part, shared_part
 from fedtangent.federated.schedule import all_clients
 from fedtangent.models import mlp
 

@@ -16,10 +16,10 @@ from fedtangent.engine.clients import engine_for
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.aggregate import stack
+from fedtangent.federated.algorithms.pooling import pool_server
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work
 from fedtangent.federated.ntk_fl import send_examples
-from fedtangent.federated.pooling import pool_server
 from fedtangent.federated.schedule import all_clients, per_client_permutations, uniform_sampling
 from fedtangent.losses import squared_error
 from fedtangent.types import FederatedData, Model, Partition, Schedule

@@ -14,11 +14,11 @@ import pytest
 from fedtangent.engine.clients import engine_for
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
-from fedtangent.federated.compose import keys
 from fedtangent.federated.faults import dropout
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import poisson_sampling, uniform_sampling
 from fedtangent.federated.wire.channel import qsgd
+from fedtangent.streams import keys
 from fedtangent.types import Algorithm, Schedule
 
 from . import reference

@@ -12,9 +12,9 @@ import pytest
 
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
-from fedtangent.federated.compose import keys
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import all_clients, per_client_permutations, random_models, strata, uniform_sampling
+from fedtangent.streams import keys
 from fedtangent.types import Cohort, FederatedData, Schedule
 
 from . import reference

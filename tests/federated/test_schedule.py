@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtangent.federated.compose import drawn_cohorts, keys
+from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.federated.schedule import (
     all_clients,
     per_client_permutations,
@@ -21,6 +21,7 @@ from fedtangent.federated.schedule import (
     uniform_sampling,
     unroll,
 )
+from fedtangent.streams import keys
 from fedtangent.types import Cohort, Partition, Schedule
 
 from .toys import cohorts

@@ -11,9 +11,9 @@ from scipy import stats
 
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms, graph
-from fedtangent.federated.compose import keys
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import mixed_permutations, own_models, random_walk
+from fedtangent.streams import keys
 
 from . import reference, reference_decentralised
 from .toys import NUM_CLIENTS, cohorts, distance, models_of, owned_rows, two_layer, uneven_data

@@ -14,10 +14,11 @@ import optax
 from fedtangent.engine.history import Run
 from fedtangent.engine.run import simulate
 from fedtangent.federated import schedule as schedules
-from fedtangent.federated.compose import compose, keys
-from fedtangent.federated.local import Work, local_sgd
+from fedtangent.federated.compose import compose
+from fedtangent.federated.local import Work, local_training
 from fedtangent.federated.server import optax_server
 from fedtangent.losses import squared_error
+from fedtangent.streams import keys
 from fedtangent.types import Algorithm, Array, Cohort, FederatedData, Key, Local, Model, PyTree, Schedule
 
 SIZES = (3, 5, 1, 4, 6, 2)  # six uneven clients, one of a single example
@@ -158,7 +159,7 @@ def recording_local(work: Work, num_rows: int, max_steps: int) -> tuple[Model, L
         return -gradient * (jnp.arange(max_steps) == step)[None].astype(gradient.dtype), step + 1
 
     optimizer = optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)
-    train = local_sgd(model, squared_error, optimizer, work)
+    train = local_training(model, squared_error, optimizer, work)
 
     def recorded(key: Key, broadcast: PyTree, client_state: PyTree, client: Any) -> tuple[PyTree, PyTree, dict]:
         message, client_state, info = train.update(key, jnp.zeros_like(broadcast), client_state, client)

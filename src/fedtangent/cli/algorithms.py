@@ -11,7 +11,7 @@ import optax
 from fedtangent.cli.options import TrainOptions
 from fedtangent.cli.parse import parse_channel, parse_graph
 from fedtangent.federated import algorithms, faults
-from fedtangent.federated.distil import Distillation
+from fedtangent.federated.algorithms.distil import Distillation
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate, staircase_decay
 from fedtangent.federated.wire.subsample import largest_sample

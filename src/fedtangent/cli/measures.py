@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.cli.job import Job, Split
-from fedtangent.federated import personal
+from fedtangent.federated import predict as personal
 from fedtangent.measures import uncertainty
 from fedtangent.measures.privacy import epsilon
 from fedtangent.types import Array, Prediction

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent import pytrees
+from fedtangent import pytrees, streams
 from fedtangent.federated.aggregate import slots_of, weighted_mean
 from fedtangent.federated.faults import num_contacted
-from fedtangent.federated.predict import mean_of_models
+from fedtangent.federated.local import client_view
+from fedtangent.federated.predict import Personal, mean_of_models
 from fedtangent.federated.schedule import unroll
 from fedtangent.federated.wire.channel import lossless
 from fedtangent.types import (
@@ -39,47 +41,13 @@ from fedtangent.types import (
 )
 
 WEIGHTINGS = ("examples", "uniform")
-_SERVER = 2**31  # folded into a round's key for what the server draws
-
-
-class Keys(NamedTuple):
-    """The three independent keys of a run."""
-
-    init: Key
-    schedule: Key
-    train: Key
-
-
-def drawn_cohorts(
-    schedule: Schedule, partition: Partition, num_rounds: int, seed: int | Key = 0, weighting: str = "examples"
-) -> Cohort:
-    """The cohorts that ``simulate`` will draw with ``seed``, weighted as it weighs them: what the theory is given.
-
-    NumPy arrays [R, S]. ``weighting`` is the algorithm's: "examples", or "uniform".
-
-    Raises ``ValueError`` for another weighting, or a partition with another number of clients than the schedule's.
-    """
-    if weighting not in WEIGHTINGS:
-        raise ValueError(f"weighting: got {weighting!r}, allowed are {', '.join(WEIGHTINGS)}")
-    if partition.num_clients != schedule.num_clients:
-        raise ValueError(
-            f"partition: got {partition.num_clients} clients, but the schedule is of {schedule.num_clients}"
-        )
-    drawn = jax.tree.map(np.asarray, unroll(schedule, keys(seed).schedule, num_rounds))
-    return _weigh(drawn, np.asarray(partition.offsets), weighting)
-
-
-def keys(seed: int | Key) -> Keys:
-    """Keys for initialisation, schedule and training from one seed (or typed key)."""
-    root = seed if isinstance(seed, jax.Array) else jax.random.key(int(seed))
-    return Keys(*jax.random.split(root, 3))
 
 
 class State(NamedTuple):
     """Everything a run carries from round to round."""
 
     round: Array  # [] int32
-    key: Key  # training key; a slot's keys are split from fold_in(fold_in(key, round), client id)
+    key: Key  # training key, see ``streams``
     schedule_key: Key
     schedule: PyTree
     server: PyTree  # [K, ...]
@@ -87,14 +55,242 @@ class State(NamedTuple):
     channel: PyTree  # [K, N, ...], what the channel remembers of each client
 
 
-def client_view(
-    data: FederatedData, client_id: Array, active: Array, max_client_size: int, round_: Array | int = 0
-) -> Client:
-    """One client's rows of ``data``, padded to ``max_client_size``; an inactive slot has size 0."""
-    start, stop = data.offsets[client_id], data.offsets[client_id + 1]
-    # Padding repeats the client's own last example: another client's row, were it not finite, would reach the gradient.
-    index = data.indices[jnp.minimum(start + jnp.arange(max_client_size, dtype=jnp.int32), stop - 1)]
-    return Client(client_id, jnp.where(active, stop - start, 0), index, data, jnp.asarray(round_, jnp.int32))
+class Parts(TypedDict, total=False):
+    """Parts of an algorithm that have a default."""
+
+    aggregate: Aggregate | None  # the weighted mean by default
+    channel: Channel | None  # lossless by default
+    weighting: str  # "examples" weighs a client by its number of examples (the default), "uniform" equally
+    map_models: Callable[..., Callable[..., PyTree]]
+    # how the server's update is mapped over the K models: all at once by default, ``sequentially`` for heavy servers
+    accept: Accept | None
+    # which messages the server counts (``faults.finite``); by default all. One that it rejects is as absent,
+    # ``info["rejected"]`` counts them per model [K], and a model that is left with none is as one without clients
+    unheard: Callable[[PyTree, RoundInfo], PyTree] | None
+    # (server_state, info) -> the state of a model that no message reached; by default it stays as it is
+    common_start: bool  # whether all K models start as the first one does; by default each from its own initialisation
+    predict: Callable[[Model, State, Array], Prediction] | None
+    # by default the mean of the networks ``server.params``; otherwise those are nobody's, and ``params`` is None
+    personal: Personal | None  # how a client predicts for itself; by default as everybody does
+    check: Callable[[FederatedData], None] | None  # raises ``ValueError`` for data that it cannot run on
+    once: tuple[int, int]  # bytes up and down before the first round: data that the server holds or shares
+    ledger: Callable[[Cost, FederatedData], Cost] | None
+    # what really travels, where that is not one message up and one model down
+
+
+class _Composed(NamedTuple):
+    """All parts, none left out."""
+
+    model: Model
+    local: Local
+    server: Server
+    schedule: Schedule
+    aggregate: Aggregate
+    channel: Channel
+    weighting: str
+    map_models: Callable[..., Callable[..., PyTree]]
+    accept: Accept | None
+    unheard: Callable[[PyTree, RoundInfo], PyTree] | None
+
+
+class Trained(NamedTuple):
+    """What came of the slots of a round, leading axis S."""
+
+    kept: PyTree  # each client's own state, and what the channel remembers of it
+    weight: Array  # 0 where the server does not count the message
+    info: dict[str, Array]
+
+
+def compose(
+    name: str, model: Model, local: Local, server: Server, schedule: Schedule, **parts: Unpack[Parts]
+) -> Algorithm:
+    """Compose an algorithm from its parts in the one federated loop; ``Parts`` says what the others are.
+
+    Returns an ``Algorithm`` whose ``step`` needs an ``Engine`` (``simulate`` makes one).
+    Raises ``ValueError`` for an unknown ``weighting``.
+    """
+    weighting = parts.get("weighting", "examples")
+    if weighting not in WEIGHTINGS:
+        raise ValueError(f"weighting: got {weighting!r}, allowed are {', '.join(WEIGHTINGS)}")
+    made = _Composed(
+        model,
+        local,
+        server,
+        schedule,
+        parts.get("aggregate") or weighted_mean(),
+        parts.get("channel") or lossless(),
+        weighting,
+        parts.get("map_models", jax.vmap),
+        parts.get("accept"),
+        parts.get("unheard"),
+    )
+    common_start, predict, personal = parts.get("common_start", False), parts.get("predict"), parts.get("personal")
+
+    def init(key: Key | int, num_clients: int, init_key: Key | None = None) -> State:
+        return _init(made, common_start, streams.keys(key), num_clients, init_key)
+
+    def step(state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, Array]]:
+        return _step(made, state, data, engine)
+
+    def cost(data: FederatedData, engine: Engine) -> Cost:
+        return _cost(made, parts, data, engine)
+
+    def params(state: State) -> PyTree:
+        return jax.vmap(server.params)(state.server)
+
+    def predict_state(state: State, x: Array) -> Prediction:
+        return mean_of_models(model, params(state), x) if predict is None else predict(model, state, x)
+
+    def predict_personal(state: State, data: FederatedData, largest: int, client_id: Array, x: Array) -> Prediction:
+        own = jax.tree.map(lambda leaf: leaf[:, client_id], state.client)
+        client = client_view(data, client_id, jnp.bool_(True), largest, state.round)
+        assert personal is not None
+        return personal(model, params(state), own, client, x)
+
+    return Algorithm(
+        name,
+        init,
+        step,
+        predict_state,
+        cost,
+        schedule,
+        None if personal is None else predict_personal,
+        params if predict is None else None,
+    )
+
+
+def sequentially(update: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Map a server update over models one at a time: memory for one model's work only."""
+    return lambda *args: jax.lax.map(lambda row: update(*row), args)
+
+
+# ---- before the first round ---------------------------------------------------------------------------------------
+
+
+def _init(made: _Composed, common_start: bool, run: streams.Keys, num_clients: int, init_key: Key | None) -> State:
+    schedule, num_models = made.schedule, made.schedule.num_models
+    if num_clients != schedule.num_clients:
+        raise ValueError(f"data: has {num_clients} clients, but the schedule was built for {schedule.num_clients}")
+    model_keys = streams.model_keys(run.init if init_key is None else init_key, num_models)
+    models = [made.model.init(k) for k in (model_keys[:1] if common_start else model_keys)]
+    params = pytrees.stack(models * num_models if common_start else models)
+    client = _for_each_client(made.local.init, params, num_clients)
+    memory = _for_each_client(lambda p: made.channel.init(made.local.message(p)), params, num_clients)
+    init_schedule, sample_key = streams.schedule_keys(run.schedule)
+    server_state = jax.vmap(made.server.init)(params)
+    return State(jnp.int32(0), run.train, sample_key, schedule.init(init_schedule), server_state, client, memory)
+
+
+def _for_each_client(init: Callable[[PyTree], PyTree], params: PyTree, num_clients: int) -> PyTree:
+    """What ``init`` makes of each model's parameters [K, ...], for each of N clients, [K, N, ...]."""
+    shape = jax.eval_shape(jax.vmap(init), params)
+    if not jax.tree.leaves(shape):
+        return shape
+    return jax.tree.map(
+        lambda p: jnp.broadcast_to(p[:, None], (p.shape[0], num_clients, *p.shape[1:])), jax.vmap(init)(params)
+    )
+
+
+def _cost(made: _Composed, parts: Parts, data: FederatedData, engine: Engine) -> Cost:
+    _check_labels(made.model, data)
+    check, ledger = parts.get("check"), parts.get("ledger")
+    if check is not None:
+        check(data)
+    message, broadcast = _message_shape(made, data, engine)
+    uplink, per_example = made.channel.uplink(message, broadcast)
+    cost = Cost(uplink, per_example, pytrees.num_bytes(broadcast), *parts.get("once", (0, 0)))
+    return cost if ledger is None else ledger(cost, data)
+
+
+def _message_shape(made: _Composed, data: FederatedData, engine: Engine) -> tuple[PyTree, PyTree]:
+    """Shapes of a message and of a broadcast."""
+
+    def one() -> tuple[PyTree, PyTree]:
+        params = made.model.init(jax.random.key(0))
+        broadcast = made.server.broadcast(made.server.init(params))
+        client = client_view(data, jnp.int32(0), jnp.bool_(True), engine.max_client_size)
+        return made.local.update(jax.random.key(0), broadcast, made.local.init(params), client)[0], broadcast
+
+    return jax.eval_shape(one)
+
+
+def _check_labels(model: Model, data: FederatedData) -> None:
+    """Raise ``ValueError`` for class labels that the model has no output for: a loss would read past the last one."""
+    if isinstance(data.y, jax.core.Tracer) or not jnp.issubdtype(data.y.dtype, jnp.integer) or data.y.size == 0:
+        return
+    largest = int(jnp.max(data.y))
+    if largest >= model.output_size:
+        raise ValueError(f"data: has the label {largest}, but the model {model.name} has {model.output_size} outputs")
+
+
+# ---- a round ------------------------------------------------------------------------------------------------------
+
+
+def _step(made: _Composed, state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, Array]]:
+    """One round: draw the cohort, broadcast and train, settle the clients' states, update the server, report."""
+    cohort, drawn = _draw(made, state, data)
+    acc, trained = _train(made, state, data, engine, cohort)
+    client, memory = _settle(made, state, cohort, trained)
+    heard, refused = _heard(made, state, cohort, trained)
+    server, server_info = _update(made, state, acc, heard)
+    after = State(state.round + 1, state.key, state.schedule_key, drawn, server, client, memory)
+    report: dict[str, PyTree] = {
+        "cohort": cohort,
+        "contacted": num_contacted(made.schedule, cohort, drawn),
+        "model_weight": heard.weight,
+        "rejected": jnp.zeros((made.schedule.num_models,), jnp.int32).at[cohort.model].add(refused),
+    }
+    return after, report | trained.info | server_info
+
+
+def _draw(made: _Composed, state: State, data: FederatedData) -> tuple[Cohort, PyTree]:
+    """The round's cohort, weighed, and the schedule's next state."""
+    cohort, drawn = made.schedule.sample(state.schedule_key, state.schedule, state.round)
+    chex.assert_shape(cohort, (made.schedule.num_slots,))
+    chex.assert_type((cohort.client, cohort.model, cohort.weight), (jnp.int32, jnp.int32, float))
+    return _weigh(cohort, data.offsets, made.weighting), drawn
+
+
+def _train(
+    made: _Composed, state: State, data: FederatedData, engine: Engine, cohort: Cohort
+) -> tuple[PyTree, Trained]:
+    """Every slot trained by the engine: what the aggregate made of the messages, and what came of the slots."""
+    broadcasts = jax.vmap(made.server.broadcast)(state.server)
+    message = _message_shape(made, data, engine)[0]
+    acc = made.aggregate.init(message, made.schedule.num_models)
+    slots = slots_of(cohort, made.schedule.num_models, data.offsets)
+    slots = slots._replace(block=_fetched(data, cohort, engine.max_client_size))
+    train = _train_slot(made, message, engine)
+    return engine.map_clients(train, (data, state, broadcasts), made.aggregate, acc, slots)
+
+
+def _train_slot(
+    made: _Composed, expected: PyTree, engine: Engine
+) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, Trained]]:
+    """The pure function of one slot that the engine maps.
+
+    ``(held, row) -> (row, message, trained)``, where ``held`` is what every slot sees: data, state and broadcasts. The
+    row comes back as the aggregate is to see it: with weight 0 where the server does not accept the message.
+    """
+
+    def train(held: tuple[FederatedData, State, PyTree], row: Slots) -> tuple[Slots, PyTree, Trained]:
+        data, state, broadcasts = held
+        update_key, send_key = streams.slot_keys(state.key, state.round, row.client)
+        if row.block is None:
+            client = client_view(data, row.client, row.weight > 0, engine.max_client_size, state.round)
+        else:
+            client, row = _own_view(row, row.block, state.round), row._replace(block=None)
+        before = jax.tree.map(lambda leaf: leaf[row.model, row.client], (state.client, state.channel))
+        message, own, info = made.local.update(update_key, pytrees.take(broadcasts, row.model), before[0], client)
+        message, memory = made.channel.send(send_key, message, before[1])
+        chex.assert_trees_all_equal_shapes_and_dtypes(message, expected)
+        own = made.local.settle(before[0], own, message)
+        if made.accept is not None:
+            row = row._replace(weight=jnp.where(made.accept(message), row.weight, 0))
+        after = pytrees.where(row.weight > 0, (own, memory), before)
+        return row, message, Trained(after, row.weight, {"examples": client.size, **info})
+
+    return train
 
 
 def _fetched(data: FederatedData, cohort: Cohort, max_client_size: int) -> tuple[Array, Array] | None:
@@ -126,173 +322,53 @@ def _weigh(cohort: Cohort, offsets: Array | np.ndarray, weighting: str) -> Cohor
     return cohort._replace(weight=cohort.weight * factor.astype(cohort.weight.dtype))
 
 
-def _train_slot(
-    local: Local, channel: Channel, accept: Accept | None, engine: Engine
-) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, PyTree]]:
-    """The pure function of one slot that the engine maps.
-
-    ``(held, row) -> (row, message, ((client_state, memory), weight, info))``, where ``held`` is what every slot sees:
-    data, state and broadcasts. The row comes back as the aggregate is to see it: with weight 0 where the server does
-    not accept the message.
-    """
-
-    def train(held: tuple[FederatedData, State, PyTree], row: Slots) -> tuple[Slots, PyTree, PyTree]:
-        data, state, broadcasts = held
-        key = jax.random.fold_in(state.key, state.round)
-        update_key, send_key = jax.random.split(jax.random.fold_in(key, row.client))
-        if row.block is None:
-            client = client_view(data, row.client, row.weight > 0, engine.max_client_size, state.round)
-        else:
-            client, row = _own_view(row, row.block, state.round), row._replace(block=None)
-        before = jax.tree.map(lambda leaf: leaf[row.model, row.client], (state.client, state.channel))
-        message, own, info = local.update(update_key, pytrees.take(broadcasts, row.model), before[0], client)
-        message, memory = channel.send(send_key, message, before[1])
-        own = local.settle(before[0], own, message)
-        if accept is not None:
-            row = row._replace(weight=jnp.where(accept(message), row.weight, 0))
-        after = pytrees.where(row.weight > 0, (own, memory), before)
-        return row, message, (after, row.weight, {"examples": client.size, **info})
-
-    return train
+def _settle(made: _Composed, state: State, cohort: Cohort, trained: Trained) -> tuple[PyTree, PyTree]:
+    """The clients' own states, and what the channel remembers, with those that trained."""
+    # An empty slot names a client too: dropped, it cannot write over the slot that really trains that client.
+    at = (jnp.where(trained.weight > 0, cohort.model, made.schedule.num_models), cohort.client)
+    before = (state.client, state.channel)
+    client, memory = jax.tree.map(lambda all_, new: all_.at[at].set(new, mode="drop"), before, trained.kept)
+    return client, memory
 
 
-def _message_shape(
-    model: Model, local: Local, server: Server, data: FederatedData, engine: Engine
-) -> tuple[PyTree, PyTree]:
-    """Shapes of a message and of a broadcast."""
-
-    def one() -> tuple[PyTree, PyTree]:
-        params = model.init(jax.random.key(0))
-        broadcast = server.broadcast(server.init(params))
-        client = client_view(data, jnp.int32(0), jnp.bool_(True), engine.max_client_size)
-        return local.update(jax.random.key(0), broadcast, local.init(params), client)[0], broadcast
-
-    return jax.eval_shape(one)
+def _heard(made: _Composed, state: State, cohort: Cohort, trained: Trained) -> tuple[RoundInfo, Array]:
+    """What the server knows of the round, [K], and which slots' messages it refused, [S] int32."""
+    num_models = made.schedule.num_models
+    weight = jnp.zeros((num_models,), cohort.weight.dtype).at[cohort.model].add(trained.weight)
+    count = jnp.zeros((num_models,), jnp.int32).at[cohort.model].add((trained.weight > 0).astype(jnp.int32))
+    refused = ((cohort.weight > 0) & (trained.weight == 0)).astype(jnp.int32)
+    round_ = jnp.broadcast_to(state.round, weight.shape)
+    return RoundInfo(round_, weight, count, streams.server_keys(state.key, state.round, num_models)), refused
 
 
-def _for_each_client(init: Callable[[PyTree], PyTree], params: PyTree, num_clients: int) -> PyTree:
-    """What ``init`` makes of each model's parameters [K, ...], for each of N clients, [K, N, ...]."""
-    shape = jax.eval_shape(jax.vmap(init), params)
-    if not jax.tree.leaves(shape):
-        return shape
-    return jax.tree.map(
-        lambda p: jnp.broadcast_to(p[:, None], (p.shape[0], num_clients, *p.shape[1:])), jax.vmap(init)(params)
-    )
+def _update(made: _Composed, state: State, acc: PyTree, heard: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
+    """The server's states after the round, and its report."""
+    updated, report = made.map_models(made.server.update)(state.server, made.aggregate.finish(acc), heard)
+    still = state.server
+    if made.unheard is not None:
+        own = streams.server_keys(state.key, state.round, made.schedule.num_models, streams.EMPTY)
+        nothing = RoundInfo(heard.round, jnp.zeros_like(heard.weight), jnp.zeros_like(heard.num_clients), own)
+        still = jax.vmap(made.unheard)(state.server, nothing)
+    return pytrees.where(heard.weight > 0, updated, still), report
 
 
-def _server_keys(state: State, num_models: int) -> Key:
-    """One key for each model, apart from those of clients, which are folded from ids below 2^31."""
-    root = jax.random.fold_in(jax.random.fold_in(state.key, state.round), jnp.uint32(_SERVER))
-    return jax.random.split(root, num_models)
+# ---- the cohorts of a run -----------------------------------------------------------------------------------------
 
 
-def _check_labels(model: Model, data: FederatedData) -> None:
-    """Raise ``ValueError`` for class labels that the model has no output for: a loss would read past the last one."""
-    if isinstance(data.y, jax.core.Tracer) or not jnp.issubdtype(data.y.dtype, jnp.integer) or data.y.size == 0:
-        return
-    largest = int(jnp.max(data.y))
-    if largest >= model.output_size:
-        raise ValueError(f"data: has the label {largest}, but the model {model.name} has {model.output_size} outputs")
+def drawn_cohorts(
+    schedule: Schedule, partition: Partition, num_rounds: int, seed: int | Key = 0, weighting: str = "examples"
+) -> Cohort:
+    """The cohorts that ``simulate`` will draw with ``seed``, weighted as it weighs them: what the theory is given.
 
+    NumPy arrays [R, S]. ``weighting`` is the algorithm's: "examples", or "uniform".
 
-def compose(
-    name: str,
-    model: Model,
-    local: Local,
-    server: Server,
-    schedule: Schedule,
-    aggregate: Aggregate | None = None,
-    channel: Channel | None = None,
-    predict: Callable[..., Prediction] = mean_of_models,
-    weighting: str = "examples",
-    map_models: Callable[..., Callable[..., PyTree]] = jax.vmap,
-    accept: Accept | None = None,
-    personal: Callable[..., Prediction] | None = None,
-    once: tuple[int, int] = (0, 0),
-) -> Algorithm:
-    """Compose an algorithm from its parts in the one federated loop.
-
-    Args:
-        weighting: ``"examples"`` weighs a client by its number of examples, ``"uniform"`` equally.
-        map_models: how the server's update is mapped over the K models; ``sequentially`` for heavy servers.
-        accept: which messages the server counts (``faults.finite``); by default all. One that it rejects is as absent,
-            ``info["rejected"]`` counts them per model [K], and a model that is left with none keeps its state.
-        personal: how a client predicts for itself: ``(model, params [K, ...], client_states [K, ...], client, x)`` to a
-            ``Prediction``; by default as everybody does.
-        once: bytes up and down before the first round, for the ledger: data that the server holds or shares.
-
-    Returns an ``Algorithm`` whose ``step`` needs an ``Engine`` (``simulate`` makes one).
-    Raises ``ValueError`` for an unknown ``weighting``.
+    Raises ``ValueError`` for another weighting, or a partition with another number of clients than the schedule's.
     """
     if weighting not in WEIGHTINGS:
         raise ValueError(f"weighting: got {weighting!r}, allowed are {', '.join(WEIGHTINGS)}")
-    reduce = weighted_mean() if aggregate is None else aggregate
-    wire = lossless() if channel is None else channel
-
-    def init(key: Key | int, num_clients: int, init_key: Key | None = None) -> State:
-        if num_clients != schedule.num_clients:
-            raise ValueError(f"data: has {num_clients} clients, but the schedule was built for {schedule.num_clients}")
-        run = keys(key)
-        model_keys = jax.random.split(run.init if init_key is None else init_key, schedule.num_models)
-        params = pytrees.stack([model.init(k) for k in model_keys])
-        client = _for_each_client(local.init, params, num_clients)
-        memory = _for_each_client(lambda p: wire.init(local.message(p)), params, num_clients)
-        init_schedule, sample_key = jax.random.split(run.schedule)
-        server_state = jax.vmap(server.init)(params)
-        return State(jnp.int32(0), run.train, sample_key, schedule.init(init_schedule), server_state, client, memory)
-
-    def step(state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, Array]]:
-        cohort, schedule_state = schedule.sample(state.schedule_key, state.schedule, state.round)
-        cohort = _weigh(cohort, data.offsets, weighting)
-        broadcasts = jax.vmap(server.broadcast)(state.server)
-        train, held = _train_slot(local, wire, accept, engine), (data, state, broadcasts)
-        acc = reduce.init(_message_shape(model, local, server, data, engine)[0], schedule.num_models)
-        slots = slots_of(cohort, schedule.num_models, data.offsets)
-        slots = slots._replace(block=_fetched(data, cohort, engine.max_client_size))
-        acc, (kept, counted, local_info) = engine.map_clients(train, held, reduce, acc, slots)
-        # An empty slot names a client too: dropped, it cannot write over the slot that really trains that client.
-        at = (jnp.where(counted > 0, cohort.model, schedule.num_models), cohort.client)
-        held_before = (state.client, state.channel)
-        client, memory = jax.tree.map(lambda all_, new: all_.at[at].set(new, mode="drop"), held_before, kept)
-        weight = jnp.zeros((schedule.num_models,), cohort.weight.dtype).at[cohort.model].add(counted)
-        count = jnp.zeros((schedule.num_models,), jnp.int32).at[cohort.model].add((counted > 0).astype(jnp.int32))
-        refused = ((cohort.weight > 0) & (counted == 0)).astype(jnp.int32)
-        info = RoundInfo(
-            jnp.broadcast_to(state.round, weight.shape), weight, count, _server_keys(state, weight.shape[0])
+    if partition.num_clients != schedule.num_clients:
+        raise ValueError(
+            f"partition: got {partition.num_clients} clients, but the schedule is of {schedule.num_clients}"
         )
-        updated, server_info = map_models(server.update)(state.server, reduce.finish(acc), info)
-        updated = pytrees.where(weight > 0, updated, state.server)
-        after = State(state.round + 1, state.key, state.schedule_key, schedule_state, updated, client, memory)
-        report = {
-            "cohort": cohort,
-            "contacted": num_contacted(schedule, cohort, schedule_state),
-            "model_weight": weight,
-            "rejected": jnp.zeros((schedule.num_models,), jnp.int32).at[cohort.model].add(refused),
-        }
-        return after, {**report, **local_info, **server_info}
-
-    def cost(data: FederatedData, engine: Engine) -> Cost:
-        _check_labels(model, data)
-        message, broadcast = _message_shape(model, local, server, data, engine)
-        uplink, per_example = wire.uplink(message, broadcast)
-        return Cost(uplink, per_example, pytrees.num_bytes(broadcast), *once)
-
-    def params(state: State) -> PyTree:
-        return jax.vmap(server.params)(state.server)
-
-    def predict_state(state: State, x: Array) -> Prediction:
-        return predict(model, params(state), x)
-
-    def predict_personal(state: State, data: FederatedData, largest: int, client_id: Array, x: Array) -> Prediction:
-        own = jax.tree.map(lambda leaf: leaf[:, client_id], state.client)
-        client = client_view(data, client_id, jnp.bool_(True), largest, state.round)
-        assert personal is not None
-        return personal(model, params(state), own, client, x)
-
-    private = None if personal is None else predict_personal
-    return Algorithm(name, init, step, predict_state, cost, schedule, private, params)
-
-
-def sequentially(update: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Map a server update over models one at a time: memory for one model's work only."""
-    return lambda *args: jax.lax.map(lambda row: update(*row), args)
+    drawn = jax.tree.map(np.asarray, unroll(schedule, streams.keys(seed).schedule, num_rounds))
+    return _weigh(drawn, np.asarray(partition.offsets), weighting)

@@ -18,13 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent import streams
 from fedtangent.types import Accept, Array, Client, Cohort, Key, Local, PyTree, Schedule
 
 DISTRIBUTIONS = ("lognormal", "exponential")
 CORRUPTIONS = ("nan", "inf", "explode")
-
-# Folded into the schedule's key; rounds, which are folded into it too, are below 2^31.
-_DROPOUT, _STRAGGLERS, _CORRUPT = (2**31 + i for i in range(3))
 
 
 class Contacted(NamedTuple):
@@ -54,7 +52,7 @@ def dropout(schedule: Schedule, probability: float | np.ndarray) -> Schedule:
         draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), (), jnp.float32))(cohort.client)
         return cohort._replace(weight=jnp.where(draw < of_client[cohort.client], 0, cohort.weight))
 
-    return _wrapped(schedule, schedule.num_slots, _DROPOUT, pick)
+    return _wrapped(schedule, schedule.num_slots, streams.DROPOUT, pick)
 
 
 def stragglers(
@@ -101,7 +99,7 @@ def stragglers(
         first = jnp.argsort(jnp.where(cohort.weight > 0, taken, jnp.inf))[:keep]
         return jax.tree.map(lambda leaf: leaf[first], cohort)
 
-    return _wrapped(schedule, keep, _STRAGGLERS, pick)
+    return _wrapped(schedule, keep, streams.STRAGGLERS, pick)
 
 
 def _wrapped(schedule: Schedule, num_slots: int, stream: int, pick: Callable[[Key, Cohort], Cohort]) -> Schedule:
@@ -112,7 +110,7 @@ def _wrapped(schedule: Schedule, num_slots: int, stream: int, pick: Callable[[Ke
 
     def sample(key: Key, state: Contacted, round_: Array) -> tuple[Cohort, Contacted]:
         cohort, inner = schedule.sample(key, state.inner, round_)
-        own = jax.random.fold_in(jax.random.fold_in(key, jnp.uint32(stream)), round_)
+        own = jax.random.fold_in(streams.apart(key, stream), round_)
         picked = pick(jax.random.fold_in(own, _depth(inner)), cohort)
         return picked, Contacted(inner, num_contacted(schedule, cohort, inner))
 
@@ -177,7 +175,7 @@ def corrupt(local: Local, probability: float, how: str | Callable[[PyTree], PyTr
     def update(key: Key, broadcast: PyTree, state: PyTree, client: Client) -> tuple[PyTree, PyTree, dict[str, Array]]:
         message, after, info = local.update(key, broadcast, state, client)
         bad = how(message) if callable(how) else jax.tree.map(spoil, message)
-        hit = jax.random.bernoulli(jax.random.fold_in(key, jnp.uint32(_CORRUPT)), probability)
+        hit = jax.random.bernoulli(streams.apart(key, streams.CORRUPT), probability)
         return jax.tree.map(lambda b, m: jnp.where(hit, b, m), bad, message), after, {**info, "corrupt": hit}
 
     return local._replace(update=update)

@@ -7,7 +7,7 @@ One local problem serves every algorithm here: minimise ``F_i(w) + <tilt, w> + p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from fedtangent import pytrees
 from fedtangent.checks import MAX_INDEX, whole
 from fedtangent.federated.rates import Optimizer, at_round
 from fedtangent.losses import Loss
-from fedtangent.types import Array, Client, Key, Local, Model, PyTree
+from fedtangent.types import Array, Client, FederatedData, Key, Local, Model, PyTree
 
 
 class Work(NamedTuple):
@@ -36,6 +36,16 @@ class Work(NamedTuple):
     epochs: int | None = None
     batch_size: int | None = None
     differentiable: bool = False
+
+
+def client_view(
+    data: FederatedData, client_id: Array, active: Array, max_client_size: int, round_: Array | int = 0
+) -> Client:
+    """One client's rows of ``data``, padded to ``max_client_size``; an inactive slot has size 0."""
+    start, stop = data.offsets[client_id], data.offsets[client_id + 1]
+    # Padding repeats the client's own last example: another client's row, were it not finite, would reach the gradient.
+    index = data.indices[jnp.minimum(start + jnp.arange(max_client_size, dtype=jnp.int32), stop - 1)]
+    return Client(client_id, jnp.where(active, stop - start, 0), index, data, jnp.asarray(round_, jnp.int32))
 
 
 def validate_work(work: Work) -> None:
@@ -172,6 +182,18 @@ def from_broadcast(broadcast: PyTree, client_state: PyTree) -> Problem:
     return Problem(start=broadcast)
 
 
+def is_zero(mu: float | Array) -> bool:
+    """Whether mu is known to be 0, so that its term can be left out."""
+    return not isinstance(mu, jax.core.Tracer) and float(mu) == 0
+
+
+def proximal(mu: float | Array) -> Callable[[PyTree, PyTree], Problem]:
+    """Pose ``F_i(w) + mu / 2 |w - w_server|^2``; a mu of 0 costs nothing."""
+    if is_zero(mu):
+        return lambda broadcast, client_state: Problem(broadcast)
+    return lambda broadcast, client_state: Problem(broadcast, anchor=broadcast, prox=mu)
+
+
 def difference(
     broadcast: PyTree, client_state: PyTree, params: PyTree, steps: Array, client: Client
 ) -> tuple[PyTree, PyTree]:
@@ -179,32 +201,27 @@ def difference(
     return pytrees.subtract(broadcast, params), client_state
 
 
-def local_training(
-    model: Model,
-    loss: Loss,
-    optimizer: Optimizer,
-    work: Work,
-    pose: Callable[[PyTree, PyTree], Problem] = from_broadcast,
-    answer: Callable[..., tuple[PyTree, PyTree]] = difference,
-    init: Callable[[PyTree], PyTree] = no_state,
-    message: Callable[[PyTree], PyTree] = lambda params: params,
-    settle: Callable[[PyTree, PyTree, PyTree], PyTree] = lambda before, after, sent: after,
-) -> Local:
-    """Local training on the problem that an algorithm poses.
+class Posed(TypedDict, total=False):
+    """What an algorithm makes of local training: the problem, the answer, what is remembered."""
 
-    Args:
-        optimizer: may be a function from the round to one (``rates.sgd`` of a schedule); its state does not outlive a
-            round.
-        pose: ``(broadcast, client_state) -> Problem``.
-        answer: ``(broadcast, client_state, params, steps, client) -> (message, client_state)``, ``params`` being those
-            after the last of ``steps`` steps.
-        init: ``params -> client_state``.
-        message: ``params ->`` a tree with the shapes of a message.
-        settle: ``(state before, state after, message as received) -> state``, for states that the server mirrors.
+    pose: Callable[[PyTree, PyTree], Problem]  # (broadcast, client_state) -> Problem; by default the client's own loss
+    answer: Callable[..., tuple[PyTree, PyTree]]
+    # (broadcast, client_state, params, steps, client) -> (message, client_state), ``params`` being those after the last
+    # of ``steps`` steps; by default the message is ``server - client``
+    init: Callable[[PyTree], PyTree]  # params -> client_state; by default nothing
+    message: Callable[[PyTree], PyTree]  # params -> a tree with the shapes of a message; by default params
+    settle: Callable[[PyTree, PyTree, PyTree], PyTree]
+    # (state before, state after, message as received) -> state, for states that the server mirrors; by default after
 
-    Raises ``ValueError`` for an impossible ``work``.
+
+def local_training(model: Model, loss: Loss, optimizer: Optimizer, work: Work, **posed: Unpack[Posed]) -> Local:
+    """Local training on the problem that an algorithm poses; without ``posed``, FedAvg's: SGD from the broadcast.
+
+    ``optimizer`` may be a function from the round to one (``rates.sgd`` of a schedule); its state does not outlive a
+    round. Raises ``ValueError`` for an impossible ``work``.
     """
     validate_work(work)
+    pose, answer = posed.get("pose", from_broadcast), posed.get("answer", difference)
 
     def update(
         key: Key, broadcast: PyTree, client_state: PyTree, client: Client
@@ -213,13 +230,5 @@ def local_training(
         params, info = minimise(key, model, loss, descent, work, pose(broadcast, client_state), client)
         return *answer(broadcast, client_state, params, info["steps"], client), info
 
-    return Local(init, update, message, settle)
-
-
-def local_sgd(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> Local:
-    """Plain local training from the broadcast parameters; the message is ``server - client`` (FedAvg's client).
-
-    ``optimizer`` may be a function from the round to one (``rates.sgd`` of a schedule). Raises ``ValueError`` for an
-    impossible ``work``.
-    """
-    return local_training(model, loss, optimizer, work)
+    local = Local(posed.get("init", no_state), update)
+    return local._replace(message=posed.get("message", local.message), settle=posed.get("settle", local.settle))

@@ -1,14 +1,175 @@
-"""How the models of an ensemble become one prediction."""
+"""How the models of an ensemble become one prediction, how clients predict for themselves, and how well.
+
+A personal prediction is what ``compose(personal=...)`` takes: ``(model, params, client_states, client, x)`` to a
+``Prediction``, where ``params`` are the K global models [K, ...] and ``client_states`` what this client keeps for each
+of them [K, ...].
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedtangent.types import Array, Model, Prediction, PyTree
+from fedtangent.checks import number
+from fedtangent.data.federated import max_client_size
+from fedtangent.federated.local import Problem, Work, client_view, minimise, validate_work
+from fedtangent.federated.rates import Rate, at_round, check_rate, sgd
+from fedtangent.losses import LOSSES, Loss, get_loss, masked_mean
+from fedtangent.types import Algorithm, Array, Client, FederatedData, Model, Prediction, PyTree
+
+Personal = Callable[[Model, PyTree, PyTree, Client, Array], Prediction]
+Measure = Callable[[Array, Array, Array], Array]  # (outputs [m, C], targets [m, ...], mask [m]) -> scalar
 
 
 def mean_of_models(model: Model, params: PyTree, x: Array) -> Prediction:
     """Uniform average of the K models' outputs (FE-2024, eq. 2); ``params`` has leading axis K, ``x`` is [n, ...]."""
     members = jax.lax.map(lambda p: model.apply(p, x), params)
     return Prediction(jnp.mean(members, axis=0), members)
+
+
+def own_models(model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array) -> Prediction:
+    """The mean of the models that the client keeps, ``client_states`` being parameters."""
+    return mean_of_models(model, client_states, x)
+
+
+def model_weights(losses: Array, gamma: float) -> Array:
+    """``alpha_k = exp(-loss_k / gamma) / sum_j exp(-loss_j / gamma)``, [K] from losses [K].
+
+    It minimises ``sum_k alpha_k loss_k - gamma H(alpha)`` over the simplex. FE-2024, eq. (4) prints ``+ gamma H`` and
+    ``exp(-gamma loss)``; only this sign agrees with its text, that a small gamma favours models of low loss and a
+    large one comes close to uniform weights.
+    """
+    above_best = losses - jnp.min(losses)  # else a small gamma would overflow
+    return jax.nn.softmax(-above_best / jnp.maximum(jnp.asarray(gamma, losses.dtype), jnp.finfo(losses.dtype).tiny))
+
+
+def weighted_models(loss: str, gamma: float) -> Personal:
+    """Fed-ensemble's personalised weighting (FE-2024, eq. 3 and 4 as in ``model_weights``).
+
+    The client weighs the K global models by their mean ``loss`` on all of its own examples and predicts
+    ``sum_k alpha_k f_k(x)``. A client without examples weighs them alike.
+
+    Raises ``ValueError`` for an unknown loss or a ``gamma`` that is not positive and finite.
+    """
+    value, gamma = get_loss(loss), number("gamma", gamma, above=0)
+
+    def predict(model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array) -> Prediction:
+        own, mask = client.rows, jnp.arange(client.rows.shape[0]) < client.size
+        own_x, own_y = client.data.x[own], client.data.y[own]
+        losses = jax.lax.map(lambda p: value(model.apply(p, own_x), own_y, mask), params)
+        members = mean_of_models(model, params, x).members
+        alpha = model_weights(losses, gamma).astype(members.dtype)
+        return Prediction(jnp.tensordot(alpha, members, axes=1, precision="highest"), members)
+
+    return predict
+
+
+def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Personal:
+    """Fine-tuning after training: local SGD on the client's own examples from each global model, then the mean.
+
+    (Train, then personalise: Wang et al., 2019, "Federated evaluation of on-device personalization".) Nothing is
+    kept: every prediction starts from the current global models. ``learning_rate`` may be a schedule of the round;
+    minibatches are drawn from ``seed``, the round and the client, alike for all models.
+
+    Raises ``ValueError`` for an unknown loss, a rate that is not positive, or an impossible ``work``.
+    """
+    value, optimizer = get_loss(loss), sgd(learning_rate)
+    check_rate("learning_rate", learning_rate)
+    validate_work(work)
+
+    def predict(model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array) -> Prediction:
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), client.round), client.id)
+        descent = at_round(optimizer, client.round)
+
+        def tune(start: PyTree) -> PyTree:
+            return minimise(key, model, value, descent, work, Problem(start), client)[0]
+
+        return mean_of_models(model, jax.lax.map(tune, params), x)
+
+    return predict
+
+
+def accuracy(outputs: Array, targets: Array, mask: Array) -> Array:
+    """Share of the real examples whose largest output is that of their label; ``targets`` [m] integer."""
+    return masked_mean((jnp.argmax(outputs, axis=-1) == targets).astype(outputs.dtype), mask)
+
+
+def mse(outputs: Array, targets: Array, mask: Array) -> Array:
+    """Squared error, mean over the real examples and the outputs."""
+    return 2 * LOSSES["squared_error"](outputs, targets, mask) / outputs.shape[-1]
+
+
+MEASURES: dict[str, Measure] = {"accuracy": accuracy, "mse": mse, **LOSSES}
+_OF_LABELS = ("accuracy", "cross_entropy")
+
+
+class ClientMetrics(NamedTuple):
+    """One measure on each client's own test examples."""
+
+    values: Array  # [N]; NaN for a client without test examples
+    sizes: Array  # [N] int32, test examples
+    mean: Array  # [] over the clients that have test examples, each counting alike
+    weighted_mean: Array  # [] weighted by test examples
+
+
+def evaluate_clients(
+    algorithm: Algorithm, state: PyTree, data: FederatedData, test: FederatedData, measure: str | Loss = "accuracy"
+) -> ClientMetrics:
+    """Every client's own metric: its personal prediction (or everybody's, where there is none) on its test examples.
+
+    Args:
+        state: of a run of ``algorithm`` on ``data``.
+        data: the clients' training examples, which a personal prediction may look at.
+        test: the clients' test examples, client i of ``test`` being client i of ``data``; sizes may be uneven or 0.
+        measure: ``accuracy``, ``mse`` (mean over examples and outputs), ``squared_error``, ``cross_entropy``, or a
+            function ``(outputs [m, C], targets [m, ...], mask [m]) -> scalar`` of the prediction's mean.
+
+    One client at a time, as one compiled program per algorithm, measure and shapes. Raises ``ValueError`` for an
+    unknown measure or one that does not go with the targets, for another number of clients, and without any example.
+    """
+    name, value = (measure, MEASURES.get(measure)) if isinstance(measure, str) else ("", measure)
+    if value is None:
+        raise ValueError(f"measure: got {measure!r}, allowed are {', '.join(MEASURES)} or a function")
+    if test.num_clients != data.num_clients:
+        raise ValueError(f"test: has {test.num_clients} clients, but data has {data.num_clients}")
+    labels = jnp.issubdtype(test.y.dtype, jnp.integer)
+    if name and labels != (name in _OF_LABELS):
+        kind = "integer labels" if name in _OF_LABELS else "floating targets"
+        raise ValueError(
+            f"measure: {name!r} needs {kind} [n{'' if name in _OF_LABELS else ', C'}]; test.y is {test.y.dtype}"
+        )
+    largest = max_client_size(test)
+    if largest == 0:
+        raise ValueError("test: no client has any test example")
+    return _evaluate(algorithm, value, max_client_size(data), largest, state, data, test)
+
+
+@partial(jax.jit, static_argnames=("algorithm", "measure", "largest_train", "largest"))
+def _evaluate(
+    algorithm: Algorithm,
+    measure: Measure,
+    largest_train: int,
+    largest: int,
+    state: PyTree,
+    data: FederatedData,
+    test: FederatedData,
+) -> ClientMetrics:
+    def one(client_id: Array) -> tuple[Array, Array]:
+        mine = client_view(test, client_id, jnp.bool_(True), largest)
+        x, mask = test.x[mine.rows], jnp.arange(largest) < mine.size
+        if algorithm.personal is None:
+            predicted = algorithm.predict(state, x)
+        else:
+            predicted = algorithm.personal(state, data, largest_train, client_id, x)
+        found = measure(predicted.mean, test.y[mine.rows], mask)
+        return jnp.where(mine.size > 0, found, jnp.nan), mine.size
+
+    values, sizes = jax.lax.map(one, jnp.arange(test.num_clients, dtype=jnp.int32))
+    known = jnp.where(sizes > 0, values, 0)
+    weight = sizes.astype(values.dtype)
+    mean = jnp.sum(known) / jnp.sum(sizes > 0).astype(values.dtype)
+    return ClientMetrics(values, sizes, mean, jnp.sum(known * weight) / jnp.sum(weight))

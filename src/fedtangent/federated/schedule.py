@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent import streams
 from fedtangent.checks import whole
 from fedtangent.entries import Entry
 from fedtangent.federated.graph import Graph, check_stochastic, metropolis_hastings, named_graph
@@ -194,9 +195,9 @@ def unroll(schedule: Schedule, key: Key, num_rounds: int) -> Cohort:
 
     Weights are the schedule's own, 1 for a filled slot: ``simulate`` multiplies them by the clients' sizes (unless it
     weighs uniformly), so a theory that is given these cohorts must be given the sizes too. ``key`` is the schedule's
-    own key (``federated.compose.keys(seed).schedule``).
+    own key (``streams.keys(seed).schedule``).
     """
-    init_key, sample_key = jax.random.split(key)
+    init_key, sample_key = streams.schedule_keys(key)
 
     def one(state: object, round_: Array) -> tuple[object, Cohort]:
         cohort, state = schedule.sample(sample_key, state, round_)

@@ -90,7 +90,8 @@ def test_two_models_of_a_shuffled_pool_stay_the_same_to_rounding():
     def run(shuffle):
         model, plan = two_layer(), per_client_permutations(6, 2)
         server = ntk_server(model, 0.2, Evolution((2, 7), "exact"), shuffle=shuffle)
-        algorithm = compose("shuffled", model, send_examples(), server, plan, stack(6), map_models=sequentially)
+        parts = {"aggregate": stack(6), "map_models": sequentially}
+        algorithm = compose("shuffled", model, send_examples(), server, plan, **parts)
         return simulate(algorithm, uneven_data(), 2, seed=0, mapping="scan").state.server
 
     assert 0 < distance(run(True), run(False)) < 1e-10

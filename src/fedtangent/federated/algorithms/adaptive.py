@@ -1,23 +1,105 @@
-"""FedAvg with a better server: momentum (FedAvgM) and adaptive rates (FedAdam, FedYogi, FedAdagrad) as published."""
+"""FedAvg with a better server: momentum (FedAvgM) and adaptive rates (FedAdam, FedYogi, FedAdagrad) as published.
+
+The server optimisers are optax transformations of the pseudo-gradient ``server - client``. Those of Reddi et al.
+(2021), algorithm 2, differ from ``optax.adam`` and its like: there is no bias correction, the second moment starts at
+``tau^2`` and not at 0, and Yogi's second moment moves by the sign of its error.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
+import jax
+import jax.numpy as jnp
 import optax
 
+from fedtangent import pytrees
 from fedtangent.checks import number
-from fedtangent.federated import adaptive
-from fedtangent.federated.adaptive import Number
 from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
 from fedtangent.federated.algorithms.entry import Averaging, Laws, entry_of
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate, check_rate
 from fedtangent.federated.server import optax_server
-from fedtangent.types import Algorithm, Model, Schedule
+from fedtangent.types import Algorithm, Array, Model, PyTree, Schedule
+
+Number = float | Array
+SecondMoment = Callable[[Array, Array], Array]  # (v, squared pseudo-gradient) -> v
+
+
+class Moments(NamedTuple):
+    """First and second moment, shaped as the parameters."""
+
+    first: PyTree  # m
+    second: PyTree  # v
+
+
+def _adaptive(
+    rate: Number, beta_1: Number, tau: Number, initial: Number | None, second: SecondMoment
+) -> optax.GradientTransformation:
+    """``m = beta_1 m + (1 - beta_1) g``; ``v = second(v, g^2)``; the update is ``-rate m / (sqrt(v) + tau)``."""
+    start = tau**2 if initial is None else initial
+
+    def init(params: PyTree) -> Moments:
+        filled = jax.tree.map(lambda p: jnp.full(p.shape, start, p.dtype), params)
+        return Moments(pytrees.zeros_like(params), filled)
+
+    def update(gradient: PyTree, state: Moments, params: PyTree | None = None) -> tuple[PyTree, Moments]:
+        m = pytrees.add(pytrees.scale(beta_1, state.first), pytrees.scale(1 - beta_1, gradient))
+        v = jax.tree.map(lambda old, g: second(old, jnp.square(g)), state.second, gradient)
+
+        def step(m: Array, v: Array) -> Array:
+            return -jnp.asarray(rate, m.dtype) * m / (jnp.sqrt(v) + jnp.asarray(tau, v.dtype))
+
+        return jax.tree.map(step, m, v), Moments(m, v)
+
+    return optax.GradientTransformation(init, update)
+
+
+def adam(
+    rate: Number, beta_1: Number, beta_2: Number, tau: Number, initial: Number | None = None
+) -> optax.GradientTransformation:
+    """FedAdam's server (Reddi et al., 2021, algorithm 2): ``v = beta_2 v + (1 - beta_2) g^2``."""
+
+    def second(v: Array, squared: Array) -> Array:
+        return jnp.asarray(beta_2, v.dtype) * v + jnp.asarray(1 - beta_2, v.dtype) * squared
+
+    return _adaptive(rate, beta_1, tau, initial, second)
+
+
+def yogi(
+    rate: Number, beta_1: Number, beta_2: Number, tau: Number, initial: Number | None = None
+) -> optax.GradientTransformation:
+    """FedYogi's server (Reddi et al., 2021, algorithm 2): ``v -= (1 - beta_2) g^2 sign(v - g^2)``."""
+
+    def second(v: Array, squared: Array) -> Array:
+        return v - jnp.asarray(1 - beta_2, v.dtype) * squared * jnp.sign(v - squared)
+
+    return _adaptive(rate, beta_1, tau, initial, second)
+
+
+def adagrad(rate: Number, beta_1: Number, tau: Number, initial: Number | None = None) -> optax.GradientTransformation:
+    """FedAdagrad's server (Reddi et al., 2021, algorithm 2): ``v += g^2``."""
+    return _adaptive(rate, beta_1, tau, initial, jnp.add)
+
+
+def heavy_ball(rate: Number, decay: Number, nesterov: bool = False) -> optax.GradientTransformation:
+    """FedAvgM's server (Hsu et al., 2019, section 4.3): ``v = decay v + g``, the update is ``-rate v``.
+
+    With ``nesterov`` the update is ``-rate (g + decay v)``.
+    """
+
+    def update(gradient: PyTree, v: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
+        v = pytrees.add(gradient, pytrees.scale(decay, v))
+        ahead = pytrees.add(gradient, pytrees.scale(decay, v)) if nesterov else v
+        return jax.tree.map(lambda leaf: jnp.asarray(-rate, leaf.dtype) * leaf, ahead), v
+
+    return optax.GradientTransformation(pytrees.zeros_like, update)
+
+
+# ---- the algorithms -----------------------------------------------------------------------------------------------
 
 
 def _with_server(
@@ -37,12 +119,21 @@ def _with_server(
     return train_and_average(name, model, schedule, client_learning_rate, work, options, server=server)
 
 
-def _check_moments(tau: Number, initial: Number | None, **betas: Number) -> None:
+class AdaptiveOptions(Options, total=False):
+    """Options of servers with a second moment."""
+
+    initial_second_moment: Number | None  # before the first round; tau^2 by default (the paper: at least that)
+
+
+def _checked(tau: Number, options: AdaptiveOptions, **betas: Number) -> Number | None:
+    """The initial second moment, taken out of ``options``; raises ``ValueError`` for numbers out of range."""
+    initial = options.pop("initial_second_moment", None)
     for name, beta in betas.items():
         number(name, beta, at_least=0, below=1)
     check_rate("tau", tau)
     if initial is not None:
         number("initial_second_moment", initial, at_least=0)
+    return initial
 
 
 def fed_adam(
@@ -54,24 +145,21 @@ def fed_adam(
     beta_1: Number = 0.9,
     beta_2: Number = 0.99,
     tau: Number = 1e-3,
-    initial_second_moment: Number | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[AdaptiveOptions],
 ) -> Algorithm:
     """FedAdam (Reddi et al., 2021, algorithm 2): the server steps by ``-eta m / (sqrt(v) + tau)``.
 
     ``m = beta_1 m + (1 - beta_1) d`` and ``v = beta_2 v + (1 - beta_2) d^2`` for the clients' mean pseudo-gradient d,
     without bias correction: it is not ``optax.adam``. The paper's beta, and its tau where it is not tuned.
 
-    Args:
-        initial_second_moment: v before the first round, ``tau^2`` by default (the paper: at least that).
-
+    ``initial_second_moment`` is v before the first round, ``tau^2`` by default (the paper: at least that).
     ``server_learning_rate`` (eta) is 0.01 by default, since steps are of its order and not of the pseudo-gradient's;
     the paper tunes it. Clients are weighted by examples unless ``weighting="uniform"`` (the algorithm as printed).
 
     Raises ``ValueError`` for a beta outside [0, 1), a tau that is not positive and a negative initial moment.
     """
-    _check_moments(tau, initial_second_moment, beta_1=beta_1, beta_2=beta_2)
-    make = partial(adaptive.adam, beta_1=beta_1, beta_2=beta_2, tau=tau, initial=initial_second_moment)
+    initial = _checked(tau, options, beta_1=beta_1, beta_2=beta_2)
+    make = partial(adam, beta_1=beta_1, beta_2=beta_2, tau=tau, initial=initial)
     return _with_server("fed_adam", model, schedule, client_learning_rate, work, options, make, 0.01)
 
 
@@ -84,15 +172,14 @@ def fed_yogi(
     beta_1: Number = 0.9,
     beta_2: Number = 0.99,
     tau: Number = 1e-3,
-    initial_second_moment: Number | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[AdaptiveOptions],
 ) -> Algorithm:
     """FedYogi (Reddi et al., 2021, algorithm 2): FedAdam with ``v -= (1 - beta_2) d^2 sign(v - d^2)``.
 
     Arguments, defaults and errors are those of ``fed_adam``.
     """
-    _check_moments(tau, initial_second_moment, beta_1=beta_1, beta_2=beta_2)
-    make = partial(adaptive.yogi, beta_1=beta_1, beta_2=beta_2, tau=tau, initial=initial_second_moment)
+    initial = _checked(tau, options, beta_1=beta_1, beta_2=beta_2)
+    make = partial(yogi, beta_1=beta_1, beta_2=beta_2, tau=tau, initial=initial)
     return _with_server("fed_yogi", model, schedule, client_learning_rate, work, options, make, 0.01)
 
 
@@ -104,15 +191,14 @@ def fed_adagrad(
     work: Work,
     beta_1: Number = 0.0,
     tau: Number = 1e-3,
-    initial_second_moment: Number | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[AdaptiveOptions],
 ) -> Algorithm:
     """FedAdagrad (Reddi et al., 2021, algorithm 2): FedAdam with ``v += d^2``; no momentum by default.
 
     ``server_learning_rate`` is 0.1 by default; the other arguments and the errors are those of ``fed_adam``.
     """
-    _check_moments(tau, initial_second_moment, beta_1=beta_1)
-    make = partial(adaptive.adagrad, beta_1=beta_1, tau=tau, initial=initial_second_moment)
+    initial = _checked(tau, options, beta_1=beta_1)
+    make = partial(adagrad, beta_1=beta_1, tau=tau, initial=initial)
     return _with_server("fed_adagrad", model, schedule, client_learning_rate, work, options, make, 0.1)
 
 
@@ -134,7 +220,7 @@ def fed_avg_m(
     Raises ``ValueError`` for a momentum outside [0, 1).
     """
     number("momentum", momentum, at_least=0, below=1)
-    make = partial(adaptive.momentum, decay=momentum, nesterov=nesterov)
+    make = partial(heavy_ball, decay=momentum, nesterov=nesterov)
     return _with_server("fed_avg_m", model, schedule, client_learning_rate, work, options, make, 1.0)
 
 

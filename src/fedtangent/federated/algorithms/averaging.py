@@ -21,7 +21,7 @@ from fedtangent.federated.algorithms.entry import (
 )
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate
-from fedtangent.types import Algorithm, Model, Schedule
+from fedtangent.types import Algorithm, Model, Schedule, wrapped
 
 
 def fed_avg(
@@ -60,7 +60,7 @@ def fed_ensemble(
     """
     check_base(base)
     algorithm = base(model, schedule, **options)
-    return algorithm._replace(name="fed_ensemble" if base is fed_avg else f"{algorithm.name}_ensemble")
+    return wrapped(algorithm, "fed_ensemble" if base is fed_avg else f"{algorithm.name}_ensemble")
 
 
 def _build_fed_sgd(o: FedSgdOptions, given: Given) -> Algorithm:

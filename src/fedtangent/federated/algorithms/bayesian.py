@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,9 @@ import jax.numpy as jnp
 from fedtangent.checks import whole
 from fedtangent.federated.aggregate import Stacked, stack
 from fedtangent.federated.algorithms.common import Options, train_and_average
+from fedtangent.federated.algorithms.distil import FEDBE, SOFT_LOSSES, Distillation, check_distillation, distil
 from fedtangent.federated.algorithms.entry import Given, Laws, Mean, Sending, Training, entry_of, shared_arguments
-from fedtangent.federated.compose import sequentially
-from fedtangent.federated.distil import FEDBE, SOFT_LOSSES, Distillation, check_distillation, distil
-from fedtangent.federated.local import Work
-from fedtangent.federated.posterior import (
+from fedtangent.federated.algorithms.posterior import (
     MEMBERS,
     Clients,
     Teacher,
@@ -26,9 +24,24 @@ from fedtangent.federated.posterior import (
     no_clients,
     weighted_mean_of,
 )
+from fedtangent.federated.compose import State, sequentially
+from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate
 from fedtangent.losses import get_loss
 from fedtangent.types import Algorithm, Array, Key, Model, Prediction, PyTree, RoundInfo, Schedule, Server
+
+
+class EnsembleOfClients(Options, total=False):
+    """Options of an ensemble that is drawn from the clients' models."""
+
+    num_samples: int  # models drawn from the posterior, 10 by default
+    posterior: str  # "gaussian" (diagonal, the default) or "dirichlet" (random convex combinations)
+    concentration: float  # of the symmetric Dirichlet distribution, 1 by default
+    members: tuple[str, ...]
+    # what the ensemble is made of, by default all: "samples", "clients" and "mean", each model counting once
+    slots_per_model: int | None
+    # the most clients that one model hears in a round (all slots by default); ``info["dropped"]`` counts, per model,
+    # those beyond it
 
 
 def fed_be(
@@ -38,32 +51,22 @@ def fed_be(
     client_learning_rate: Rate,
     work: Work,
     server_data: Array | None = None,
-    num_samples: int = 10,
-    posterior: str = "gaussian",
-    concentration: float = 1.0,
-    members: tuple[str, ...] = MEMBERS,
     distillation: Distillation = FEDBE,
     temperature: float = 1.0,
-    slots_per_model: int | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[EnsembleOfClients],
 ) -> Algorithm:
     """FedBE (Chen and Chao, ICLR 2021, algorithm 1): distil a Bayesian ensemble of the round's models at the server.
 
-    The server fits a distribution to the clients' models, draws ``num_samples`` models from it, takes the mean
+    The server fits a distribution to the clients' models, draws models from it, takes the mean
     prediction of the ensemble on its own data as soft labels, and trains a student on them that starts at the clients'
     weighted mean. The student is the next global model.
 
     Args:
         server_data: x [m, ...] without labels, held by the server. Charged as sent up once, before the first round.
-        posterior: ``"gaussian"`` (diagonal) or ``"dirichlet"`` (random convex combinations).
-        concentration: of the symmetric Dirichlet distribution.
-        members: what the ensemble is made of: ``"samples"``, ``"clients"`` and ``"mean"``, each model counting once.
         distillation: rates, steps and cycles of the student, see ``distil.Distillation``.
         temperature: soft labels are ``p^(1/T)`` normalised; 1 is the paper's, 0.5 that of the code published with it.
             With ``loss="squared_error"``, for which labels are mean outputs, only 1 is allowed.
-        slots_per_model: the most clients that one model hears in a round (all slots by default); ``info["dropped"]``
-            counts, per model, those beyond it.
-        options: ``algorithms.common.Options``; the server has no rate but the student's.
+        options: ``EnsembleOfClients``, and ``algorithms.common.Options``; the server has no rate but the student's.
 
     ``info["distillation_loss"]`` is the student's mean loss. Raises ``ValueError`` without server data, for a server
     rate, and for options out of range.
@@ -80,7 +83,7 @@ def fed_be(
     loss = options.get("loss", "squared_error")
     if not 0 < temperature < float("inf") or (loss != "cross_entropy" and temperature != 1):
         raise ValueError(f"temperature: got {temperature}, must be positive and finite, and 1 for the loss {loss!r}")
-    teacher = _teacher(posterior, num_samples, concentration, members, options)
+    teacher, places, shared = _ensemble(schedule, options)
 
     def update(params: PyTree, sent: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
         clients = clients_of(params, sent)
@@ -99,9 +102,9 @@ def fed_be(
         schedule,
         client_learning_rate,
         work,
-        options,
+        shared,
         server=Server(lambda params: params, lambda state: state, lambda state: state, update),
-        aggregate=stack(_places(schedule, slots_per_model)),
+        aggregate=stack(places),
         map_models=sequentially,
         once=(unlabelled.size * unlabelled.dtype.itemsize, 0),
     )
@@ -121,12 +124,7 @@ def fed_be_no_distillation(
     *,
     client_learning_rate: Rate,
     work: Work,
-    num_samples: int = 10,
-    posterior: str = "gaussian",
-    concentration: float = 1.0,
-    members: tuple[str, ...] = MEMBERS,
-    slots_per_model: int | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[EnsembleOfClients],
 ) -> Algorithm:
     """FedBE without distillation (FE-2021 and FE-2024's FedBE-noKD): FedAvg that predicts with FedBE's ensemble.
 
@@ -138,8 +136,8 @@ def fed_be_no_distillation(
     that probability. ``members`` of the prediction are those of all K ensembles, [K E, n, C]; where a place is empty
     stands the ensemble's mean, which changes no mean over members.
     """
-    teacher = _teacher(posterior, num_samples, concentration, members, options)
-    places, probabilities = _places(schedule, slots_per_model), options.get("loss") == "cross_entropy"
+    teacher, places, shared = _ensemble(schedule, options)
+    probabilities = options.get("loss") == "cross_entropy"
 
     def init(params: PyTree) -> Posterior:
         return Posterior(params, no_clients(params, places), jax.random.key(0))
@@ -148,14 +146,14 @@ def fed_be_no_distillation(
         clients = clients_of(state.params, sent)
         return Posterior(weighted_mean_of(clients), clients, info.key), {"dropped": sent.beyond}
 
-    def predict(model: Model, state: Posterior, x: Array) -> Prediction:
+    def predict(model: Model, state: State, x: Array) -> Prediction:
         def one(row: Posterior) -> tuple[Array, Array]:
             ensemble, present = members_of(teacher, row.key, row.params, row.clients)
             outputs, mean = ensemble_outputs(model, ensemble, present, x, probabilities)
             neutral = jnp.log(mean) if probabilities else mean
             return jnp.where(present[:, None, None], outputs, neutral[None]), mean
 
-        outputs, means = jax.lax.map(one, state)
+        outputs, means = jax.lax.map(one, state.server)  # with draws from the posterior
         mean = jnp.mean(means, axis=0)
         return Prediction(jnp.log(mean) if probabilities else mean, outputs.reshape((-1, *outputs.shape[2:])))
 
@@ -165,32 +163,27 @@ def fed_be_no_distillation(
         schedule,
         client_learning_rate,
         work,
-        options,
-        server=Server(init, lambda state: state.params, lambda state: state, update),
+        shared,
+        server=Server(init, lambda state: state.params, lambda state: state.params, update),
         aggregate=stack(places),
         predict=predict,
-    )._replace(params=None)  # it predicts with draws from the posterior
+    )
 
 
-def _teacher(
-    posterior: str, num_samples: int, concentration: float, members: tuple[str, ...], options: Options
-) -> Teacher:
-    """What the ensemble is made of, checked."""
-    if options.get("server_learning_rate", 1) != 1:
-        raise ValueError(
-            f"server_learning_rate: got {options['server_learning_rate']}, must be 1: the server does not step"
-        )
-    get_loss(options.get("loss", "squared_error"))
-    teacher = Teacher(posterior, whole("num_samples", num_samples, 1), concentration, tuple(members))
+def _ensemble(schedule: Schedule, options: EnsembleOfClients) -> tuple[Teacher, int, Options]:
+    """What the ensemble is made of, checked, how many clients' messages one model keeps, and the other options."""
+    rest: dict[str, Any] = dict(options)
+    rate = rest.get("server_learning_rate", 1)
+    if rate != 1:
+        raise ValueError(f"server_learning_rate: got {rate}, must be 1: the server does not step")
+    get_loss(rest.get("loss", "squared_error"))
+    posterior, number = rest.pop("posterior", "gaussian"), rest.pop("num_samples", 10)
+    concentration, members = rest.pop("concentration", 1.0), rest.pop("members", MEMBERS)
+    teacher = Teacher(posterior, whole("num_samples", number, 1), concentration, tuple(members))
     check_teacher(teacher)
-    return teacher
-
-
-def _places(schedule: Schedule, slots_per_model: int | None) -> int:
-    """How many clients' messages one model keeps."""
-    if slots_per_model is None:
-        return schedule.num_slots
-    return whole("slots_per_model", slots_per_model, 1, schedule.num_slots)
+    places = rest.pop("slots_per_model", None)
+    places = schedule.num_slots if places is None else whole("slots_per_model", places, 1, schedule.num_slots)
+    return teacher, places, cast(Options, rest)
 
 
 @dataclasses.dataclass(frozen=True)

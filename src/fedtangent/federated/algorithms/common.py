@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack, cast
 
 import optax
 
 from fedtangent.federated.aggregate import weighted_mean
-from fedtangent.federated.compose import compose
-from fedtangent.federated.local import Work, local_training
-from fedtangent.federated.personal import own_models
+from fedtangent.federated.compose import Parts, compose
+from fedtangent.federated.local import Posed, Work, local_training
+from fedtangent.federated.predict import Personal, own_models
 from fedtangent.federated.rates import Optimizer, Rate, check_rate, sgd
 from fedtangent.federated.server import optax_server
 from fedtangent.federated.wire.secure_aggregation import BITS, masked_numbers, secured
 from fedtangent.federated.wire.shuffler import shuffled
 from fedtangent.federated.wire.subsample import check_beta, subsampled
 from fedtangent.losses import get_loss
-from fedtangent.types import Accept, Algorithm, Array, Channel, Local, Model, Prediction, Schedule, Server
+from fedtangent.types import Accept, Algorithm, Array, Channel, Local, Model, Schedule, Server
 
 
 class Options(TypedDict, total=False):
@@ -29,7 +29,7 @@ class Options(TypedDict, total=False):
     weighting: str  # "examples" (the default) or "uniform"
     accept: Accept | None  # which messages count, for instance ``faults.finite()``
     channel: Channel | None  # how messages travel, lossless by default
-    personal: Callable[..., Prediction] | None  # how a client predicts for itself (``federated.personal``)
+    personal: Personal | None  # how a client predicts for itself (``federated.predict``)
     beta: float  # share of its examples that a client uses in a round (``subsample``), 1 by default
     shuffle: bool  # a server between clients and aggregation permutes the messages (``shuffler``)
     secure_aggregation: int | None  # bits of the masked numbers of which the server sees the sum (32 or 64)
@@ -60,7 +60,7 @@ def check_options(name: str, work: Work, options: Options) -> None:
 WHAT = {
     "client_optimizer": "from the rate, such as optax.adam",
     "accept": "of a message, such as faults.finite()",
-    "personal": "such as personal.weighted_models(loss, gamma)",
+    "personal": "such as predict.weighted_models(loss, gamma)",
 }
 
 
@@ -71,6 +71,14 @@ def client_descent(rate: Rate, make: Callable[[float | Array], optax.GradientTra
     return (lambda round_: make(rate(round_))) if callable(rate) else make(rate)
 
 
+class AveragingParts(Parts, total=False):
+    """Parts that a recipe may have of its own."""
+
+    server: Server  # by default SGD at ``options["server_learning_rate"]`` (1: the mean of the clients' models)
+    local: Posed  # what it makes of local training
+    around: Callable[[Local], Local]  # what else a client does, as a function of its local training
+
+
 def train_and_average(
     name: str,
     model: Model,
@@ -78,43 +86,33 @@ def train_and_average(
     client_learning_rate: Rate,
     work: Work,
     options: Options,
-    *,
-    server: Server | None = None,
-    local: dict[str, Callable[..., Any]] | None = None,
-    around: Callable[[Local], Local] | None = None,
-    **parts: Any,
+    **own: Unpack[AveragingParts],
 ) -> Algorithm:
     """Local training on each client and the weighted mean of what they send, as the gradient of a server's step.
 
-    Args:
-        server: by default SGD at ``options["server_learning_rate"]`` (1: the mean of the clients' models).
-        local: ``pose``, ``answer``, ``init`` and ``message`` of ``local.local_training``.
-        around: what else a client does, as a function of its local training.
-        parts: further parts of ``compose``; ``options["personal"]`` goes before a ``personal`` among them.
-
-    Raises ``ValueError`` for rates that are not positive and an impossible ``work``.
+    ``own`` are the recipe's own parts; ``options["personal"]`` goes before a ``personal`` among them. Raises
+    ``ValueError`` for rates that are not positive and an impossible ``work``.
     """
     check_options(name, work, options)
     server_rate = options.get("server_learning_rate", 1.0)
     check_rate("client_learning_rate", client_learning_rate)
     check_rate("server_learning_rate", server_rate)
     descent = client_descent(client_learning_rate, options.get("client_optimizer"))
-    train = local_training(model, get_loss(options.get("loss", "squared_error")), descent, work, **(local or {}))
-    parts = {
+    loss, posed = get_loss(options.get("loss", "squared_error")), own.pop("local", Posed())
+    train = local_training(model, loss, descent, work, **posed)
+    around, server = own.pop("around", None), own.pop("server", None) or optax_server(sgd(server_rate))
+    shared: dict[str, Any] = {
         "weighting": options.get("weighting", "examples"),
         "accept": options.get("accept"),
         "channel": options.get("channel"),
-        **parts,
     }
+    parts = cast(Parts, {**shared, **own})
     bits = options.get("secure_aggregation")
     if bits is not None:
         _secure(name, bits, options, parts)
     if options.get("personal") is not None:
         parts["personal"] = options["personal"]
-    if around is not None:
-        train = around(train)
-    train = subsampled(train, options.get("beta", 1.0))
-    server = server or optax_server(sgd(server_rate))
+    train = subsampled(train if around is None else around(train), options.get("beta", 1.0))
     if bits is not None:
         parts["channel"] = masked_numbers(bits)
         parts["aggregate"], server = secured(server, schedule.num_slots, bits=bits)
@@ -123,7 +121,7 @@ def train_and_average(
     return compose(name, model, train, server, schedule, **parts)
 
 
-def _secure(name: str, bits: Any, options: Options, parts: dict[str, Any]) -> None:
+def _secure(name: str, bits: Any, options: Options, parts: Parts) -> None:
     """Raise ``ValueError`` where the server needs to see single messages, which secure aggregation hides."""
     if isinstance(bits, bool) or bits not in BITS:
         raise ValueError(f"secure_aggregation: got {bits!r}, must be the bits of a masked number, 32 or 64")

@@ -1,44 +1,30 @@
-"""Averages corrected for clients that drift: FedProx, FedDyn, SCAFFOLD, FedNova, and Modified Local-GD's anchor."""
+"""Averages corrected for clients that drift: FedProx, FedDyn, SCAFFOLD, and Modified Local-GD's anchor.
+
+Messages are ``server - client``, so the mean message d is how far the server is from the clients' mean.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedtangent import pytrees
 from fedtangent.checks import number, whole
-from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
+from fedtangent.federated.algorithms.common import Options, train_and_average
 from fedtangent.federated.algorithms.entry import Averaging, Laws, entry_of
-from fedtangent.federated.corrections import (
-    Controlled,
-    Normalised,
-    anchored_server,
-    controlled_server,
-    dynamic_server,
-    normalised_server,
-)
-from fedtangent.federated.linear import check_linear, check_plain, most_steps, unit_response
-from fedtangent.federated.local import Problem, Work
-from fedtangent.federated.rates import Rate, at_round, check_rate, rate_at
-from fedtangent.types import Algorithm, Array, Client, Model, PyTree, Schedule
+from fedtangent.federated.algorithms.normalised import check_plain
+from fedtangent.federated.local import Posed, Problem, Work, proximal
+from fedtangent.federated.rates import Rate, check_rate, rate_at
+from fedtangent.types import Algorithm, Array, Client, Model, PyTree, RoundInfo, Schedule, Server
 
 
-def _is_zero(mu: float | Array) -> bool:
-    """Whether mu is known to be 0, so that its term can be left out."""
-    return not isinstance(mu, jax.core.Tracer) and float(mu) == 0
-
-
-def _proximal(mu: float | Array) -> Callable[[PyTree, PyTree], Problem]:
-    """Pose ``F_i(w) + mu / 2 |w - w_server|^2``; a mu of 0 costs nothing."""
-    if _is_zero(mu):
-        return lambda broadcast, client_state: Problem(broadcast)
-    return lambda broadcast, client_state: Problem(broadcast, anchor=broadcast, prox=mu)
+def _fraction(info: RoundInfo, num_clients: int) -> Array:
+    """Share of all clients whose messages count, |S| / N; of an int32 JAX would divide in float32."""
+    return jnp.asarray(info.num_clients, float) / num_clients
 
 
 def _uniform(options: Options) -> Options:
@@ -63,8 +49,34 @@ def fed_prox(
     Raises ``ValueError`` for a negative mu.
     """
     number("mu", mu, at_least=0)
-    local = {"pose": _proximal(mu)}
+    local = Posed(pose=proximal(mu))
     return train_and_average("fed_prox", model, schedule, client_learning_rate, work, options, local=local)
+
+
+class Dynamic(NamedTuple):
+    """FedDyn's server: the model and the mean over all clients of their corrections."""
+
+    params: PyTree
+    correction: PyTree  # h
+
+
+def dynamic_server(mu: float | Array, num_clients: int, rate: Rate) -> Server:
+    """FedDyn (Acar et al., 2021, algorithm 1): ``h += mu |P| / N d``, then ``w -= rate (d + h / mu)``.
+
+    With ``rate`` 1 the model is the clients' mean minus ``h / mu``, as published.
+    """
+
+    def update(state: Dynamic, d: PyTree, info: RoundInfo) -> tuple[Dynamic, dict[str, Array]]:
+        h = pytrees.add(state.correction, pytrees.scale(mu * _fraction(info, num_clients), d))
+        step = pytrees.add(d, pytrees.scale(1 / mu, h))
+        return Dynamic(pytrees.subtract(state.params, pytrees.scale(rate_at(rate, info.round), step)), h), {}
+
+    return Server(
+        init=lambda params: Dynamic(params, pytrees.zeros_like(params)),
+        broadcast=lambda state: state.params,
+        params=lambda state: state.params,
+        update=update,
+    )
 
 
 def fed_dyn(
@@ -101,11 +113,33 @@ def fed_dyn(
     def settle(h: PyTree, same: PyTree, sent: PyTree) -> PyTree:
         return pytrees.add(h, pytrees.scale(mu, sent))
 
-    local: dict[str, Callable[..., Any]] = {"pose": pose, "answer": answer, "init": pytrees.zeros_like}
-    local["settle"] = settle
+    local = Posed(pose=pose, answer=answer, init=pytrees.zeros_like, settle=settle)
     server = dynamic_server(mu, schedule.num_clients, options.get("server_learning_rate", 1.0))
     return train_and_average(
         "fed_dyn", model, schedule, client_learning_rate, work, options, server=server, local=local
+    )
+
+
+class Controlled(NamedTuple):
+    """A model and a control variate: SCAFFOLD's state, what it broadcasts, and (as differences) what clients send."""
+
+    params: PyTree
+    control: PyTree
+
+
+def controlled_server(num_clients: int, rate: Rate) -> Server:
+    """SCAFFOLD (Karimireddy et al., 2020, algorithm 1, lines 16 and 17): ``x -= rate d``, ``c += |S| / N mean(dc)``."""
+
+    def update(state: Controlled, mean: Controlled, info: RoundInfo) -> tuple[Controlled, dict[str, Array]]:
+        step = pytrees.scale(rate_at(rate, info.round), mean.params)
+        change = pytrees.scale(_fraction(info, num_clients), mean.control)
+        return Controlled(pytrees.subtract(state.params, step), pytrees.add(state.control, change)), {}
+
+    return Server(
+        init=lambda params: Controlled(params, pytrees.zeros_like(params)),
+        broadcast=lambda state: state,
+        params=lambda state: state.params,
+        update=update,
     )
 
 
@@ -142,85 +176,46 @@ def scaffold(
     def settle(own: PyTree, same: PyTree, sent: Controlled) -> PyTree:
         return pytrees.add(own, sent.control)
 
-    local: dict[str, Callable[..., Any]] = {
-        "pose": pose,
-        "answer": answer,
-        "init": pytrees.zeros_like,
-        "message": lambda params: Controlled(params, params),
-        "settle": settle,
-    }
+    message = lambda params: Controlled(params, params)  # noqa: E731
+    local = Posed(pose=pose, answer=answer, init=pytrees.zeros_like, message=message, settle=settle)
     server = controlled_server(schedule.num_clients, options.get("server_learning_rate", 1.0))
     return train_and_average(
         "scaffold", model, schedule, client_learning_rate, work, options, server=server, local=local
     )
 
 
-def fed_nova(
-    model: Model,
-    schedule: Schedule,
-    *,
-    client_learning_rate: Rate,
-    work: Work,
-    mu: float | Array = 0.0,
-    tau_eff: Rate | None = None,
-    **options: Unpack[Options],
-) -> Algorithm:
-    """FedNova (Wang et al., 2020, eq. 6 and 7): clients with more local steps do not pull the mean towards them.
-
-    A client sends ``d_i = (x - x_i) / a_i`` and its normaliser a_i, which is how far, in units of the rate, its own
-    optimiser moves on unit gradients in its own number of steps. That is the paper's ``|a_i|_1`` (the number of steps
-    for SGD; its sections 3 and 4 for momentum and the proximal term), as long as no gradient counts negatively. The
-    server takes ``x -= server_learning_rate tau_eff sum_i p_i d_i``.
-
-    Args:
-        mu: proximal term ``mu / 2 |w - w_server|^2`` of the local objective.
-        tau_eff: effective number of local steps, possibly a schedule of the round; by default ``sum_i p_i a_i``.
-            ``info["tau_eff"]`` [K] reports it.
-
-    ``client_optimizer`` may be any that is linear in the gradients (SGD, momentum), tried out here. Raises
-    ``ValueError`` for one that is not (``optax.adam``), a negative mu, and ``mu * client_learning_rate`` from 1 on.
-    """
-    number("mu", mu, at_least=0)
-    check_rate("client_learning_rate", client_learning_rate)
-    number("mu * client_learning_rate", mu * rate_at(client_learning_rate, jnp.int32(0)), at_least=0, below=1)
-    if tau_eff is not None:
-        check_rate("tau_eff", tau_eff)
-    make = options.get("client_optimizer")
-    if make is not None:
-        check_linear("client_optimizer", make)
-    descent = client_descent(client_learning_rate, make)
-
-    def normaliser(steps: Array, client: Client, dtype: jnp.dtype) -> Array:
-        if make is None and _is_zero(mu):
-            return jnp.maximum(steps, 1).astype(dtype)
-        most = most_steps(work, client.rows.shape[0]) if work.differentiable else None
-        moved = unit_response(at_round(descent, client.round), mu, jnp.maximum(steps, 1), most, dtype)
-        return moved / jnp.asarray(rate_at(client_learning_rate, client.round), dtype)
-
-    def answer(
-        broadcast: PyTree, state: PyTree, params: PyTree, steps: Array, client: Client
-    ) -> tuple[Normalised, PyTree]:
-        own = normaliser(steps, client, _precision(params))
-        return Normalised(pytrees.scale(1 / own, pytrees.subtract(broadcast, params)), own), state
-
-    local: dict[str, Callable[..., Any]] = {
-        "pose": _proximal(mu),
-        "answer": answer,
-        "message": lambda params: Normalised(params, jnp.zeros((), _precision(params))),
-    }
-    server = normalised_server(tau_eff, options.get("server_learning_rate", 1.0))
-    return train_and_average(
-        "fed_nova", model, schedule, client_learning_rate, work, options, server=server, local=local
-    )
-
-
-def _precision(params: PyTree) -> jnp.dtype:
-    return jnp.result_type(*jax.tree.leaves(params), jnp.float32)
-
-
 def halpern(index: Array) -> Array:
     """``alpha^k = 1 - 1 / (k + 1)`` at ``index`` k (Local-GD paper, below eq. 16)."""
     return 1 - 1 / (jnp.asarray(index, float) + 1)
+
+
+class Anchored(NamedTuple):
+    """The model and where it started."""
+
+    params: PyTree
+    anchor: PyTree
+
+
+def anchored_server(alpha: Callable[[Array], Array], first_index: int, rate: Rate) -> Server:
+    """Modified Local-GD (Local-GD paper, algorithm 3): ``(1 - alpha) w_start + alpha (w - rate d)``.
+
+    In round k (from 0) ``alpha`` is ``alpha(k + first_index)``.
+    """
+
+    def update(state: Anchored, d: PyTree, info: RoundInfo) -> tuple[Anchored, dict[str, Array]]:
+        share = alpha(info.round + first_index)
+        mean = pytrees.subtract(state.params, pytrees.scale(rate_at(rate, info.round), d))
+        params = pytrees.add(pytrees.scale(1 - share, state.anchor), pytrees.scale(share, mean))
+        return Anchored(params, state.anchor), {}
+
+    return Server(
+        init=lambda params: Anchored(
+            params, jax.tree.map(jnp.copy, params)
+        ),  # a run donates its state: no shared buffer
+        broadcast=lambda state: state.params,
+        params=lambda state: state.params,
+        update=update,
+    )
 
 
 def modified_local_gd(
@@ -272,14 +267,6 @@ class FedDynOptions(Averaging):
     """Strength of the dynamic regulariser (the paper's alpha)."""
 
 
-@dataclasses.dataclass(frozen=True)
-class FedNovaOptions(Averaging):
-    """Options of FedNova."""
-
-    mu: float = 0.0
-    """Strength of the proximal term."""
-
-
 _COUNTS = "the server weighs by |S| / N, a number of clients; test_corrected.py has the law for all clients at once"
 _RATE: dict[str, Any] = {"client_learning_rate": 0.2}
 
@@ -313,23 +300,6 @@ ENTRIES = (
         inside=True,
         laws=Laws(
             {**_RATE, "work": Work(epochs=2, batch_size=2), "server_learning_rate": 0.8}, exempt={"doubling": _COUNTS}
-        ),
-    ),
-    entry_of(
-        fed_nova,
-        "normalised averaging of unequal work (Wang et al., 2020)",
-        FedNovaOptions,
-        papers=("wang2020",),
-        parts="local SGD, normalised; mean; effective steps",
-        inside=True,
-        laws=Laws(
-            {
-                **_RATE,
-                "work": Work(epochs=2, batch_size=2),
-                "mu": 0.3,
-                "client_optimizer": partial(optax.sgd, momentum=0.5),
-            },
-            exact={**_RATE, "work": Work(epochs=2)},
         ),
     ),
     entry_of(

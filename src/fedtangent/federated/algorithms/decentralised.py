@@ -23,7 +23,6 @@ from fedtangent.federated.algorithms.entry import (
     entry_of,
     shared_arguments,
 )
-from fedtangent.federated.compose import State
 from fedtangent.federated.graph import (
     Graph,
     check_doubly_stochastic,
@@ -35,7 +34,7 @@ from fedtangent.federated.graph import (
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate
 from fedtangent.federated.schedule import unroll
-from fedtangent.types import Algorithm, Array, Cost, Engine, FederatedData, Key, Model, PyTree, RoundInfo, Schedule
+from fedtangent.types import Algorithm, Array, Cost, FederatedData, Model, PyTree, RoundInfo, Schedule, wrapped
 
 ORDERS = ("train_then_mix", "mix_then_train")
 
@@ -57,7 +56,9 @@ def random_walk(
     _no_server("random_walk", options)
     if not _walks(schedule):
         raise ValueError("schedule: must train each model on one client a round, as schedule.random_walk does")
-    return walking(model, schedule, base, **options)
+    algorithm = base(model, schedule, **options)
+    name = "random_walk" if base is fed_avg else f"{algorithm.name}_random_walk"
+    return wrapped(algorithm, name, lambda cost, data: _between_clients(cost, 1.0))
 
 
 def _no_server(name: str, options: Mapping[str, Any]) -> None:
@@ -65,13 +66,6 @@ def _no_server(name: str, options: Mapping[str, Any]) -> None:
     for option in ("shuffle", "secure_aggregation"):
         if options.get(option):
             raise ValueError(f"{option}: hides clients from a server, but {name} has none: leave it out")
-
-
-def walking(model: Model, schedule: Schedule, base: Callable[..., Algorithm], **options: Any) -> Algorithm:
-    """``base`` without a server under any schedule; see ``random_walk``."""
-    algorithm = base(model, schedule, **options)
-    name = "random_walk" if base is fed_avg else f"{algorithm.name}_random_walk"
-    return algorithm._replace(name=name, cost=_between_clients(algorithm, 1.0))
 
 
 def _walks(schedule: Schedule, own: bool = False) -> bool:
@@ -127,28 +121,6 @@ def gossip(
             "channel: gossip sends whole models, of which a channel has the last change only: leave it out"
         )
     matrix = np.asarray(metropolis_weights(mixing) if isinstance(mixing, Graph) else mixing, np.float64)
-    algorithm = mixed(model, schedule, client_learning_rate, work, matrix, order, common_start, options)
-
-    def cost(data: FederatedData, engine: Engine) -> Cost:
-        empty = np.flatnonzero(np.diff(np.asarray(data.offsets)) == 0)
-        if len(empty):
-            raise ValueError(f"data: client {empty[0]} holds no examples; gossip needs every client to train")
-        return algorithm.cost(data, engine)
-
-    return algorithm._replace(cost=cost)
-
-
-def mixed(
-    model: Model,
-    schedule: Schedule,
-    client_learning_rate: Rate,
-    work: Work,
-    matrix: np.ndarray,
-    order: str,
-    common_start: bool,
-    options: Options,
-) -> Algorithm:
-    """Local training and mixing of the K models by ``matrix`` [K, K], under any schedule; see ``gossip``."""
     _check_mixing(matrix, schedule.num_models)
     if order not in ORDERS:
         raise ValueError(f"order: got {order!r}, allowed are {', '.join(ORDERS)}")
@@ -166,19 +138,25 @@ def mixed(
 
         return updated
 
-    algorithm = train_and_average("gossip", model, schedule, client_learning_rate, work, options, map_models=map_models)
     neighbours = np.count_nonzero(matrix - np.diag(matrix.diagonal()), axis=1)
+    return train_and_average(
+        "gossip",
+        model,
+        schedule,
+        client_learning_rate,
+        work,
+        options,
+        map_models=map_models,
+        common_start=common_start,
+        check=_everybody_trains,
+        ledger=lambda cost, data: _between_clients(cost, float(neighbours.mean())),
+    )
 
-    def init(key: Key | int, num_clients: int, init_key: Key | None = None) -> State:
-        state: State = algorithm.init(key, num_clients, init_key)
-        # the states of server and clients are made of the parameters: all models get those of model 0
-        first = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), (state.server, state.client, state.channel)
-        )
-        return state._replace(server=first[0], client=first[1], channel=first[2])
 
-    cost = _between_clients(algorithm, float(neighbours.mean()))
-    return algorithm._replace(init=init if common_start else algorithm.init, cost=cost)
+def _everybody_trains(data: FederatedData) -> None:
+    empty = np.flatnonzero(np.diff(np.asarray(data.offsets)) == 0)
+    if len(empty):
+        raise ValueError(f"data: client {empty[0]} holds no examples; gossip needs every client to train")
 
 
 def consensus_distance(params: PyTree) -> Array:
@@ -214,15 +192,10 @@ def _mix(matrix: Array, present: Array, params: PyTree) -> PyTree:
     return jax.tree.map(leaf, params)
 
 
-def _between_clients(algorithm: Algorithm, messages: float) -> Callable[[FederatedData, Engine], Cost]:
+def _between_clients(cost: Cost, messages: float) -> Cost:
     """The ledger of clients that send ``messages`` messages each round to one another, and have no server."""
-
-    def cost(data: FederatedData, engine: Engine) -> Cost:
-        of_one = algorithm.cost(data, engine)
-        uplink, per_example = (int(np.ceil(messages * each)) for each in of_one[:2])
-        return of_one._replace(uplink=uplink, uplink_per_example=per_example, downlink=0)
-
-    return cost
+    uplink, per_example = (int(np.ceil(messages * each)) for each in cost[:2])
+    return cost._replace(uplink=uplink, uplink_per_example=per_example, downlink=0)
 
 
 @dataclasses.dataclass(frozen=True)

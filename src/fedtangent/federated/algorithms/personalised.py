@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple, Unpack
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedtangent import pytrees
+from fedtangent import pytrees, streams
 from fedtangent.checks import number
 from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
 from fedtangent.federated.algorithms.entry import Averaging, Laws, Training, entry_of
-from fedtangent.federated.local import Problem, Work, minimise, no_state, validate_work
-from fedtangent.federated.masks import Private, joined, private_mask, private_part, shared_part
-from fedtangent.federated.personal import own_models
-from fedtangent.federated.predict import mean_of_models
+from fedtangent.federated.compose import State
+from fedtangent.federated.local import Posed, Problem, Work, minimise, no_state, validate_work
+from fedtangent.federated.predict import mean_of_models, own_models
 from fedtangent.federated.rates import Optimizer, Rate, at_round, check_rate, sgd
 from fedtangent.federated.server import optax_server
 from fedtangent.losses import Loss, get_loss
@@ -34,7 +35,7 @@ from fedtangent.types import (
     Server,
 )
 
-_PERSONAL = 2**31  # folded into a client's key for its personal model; epochs, folded into it too, are below
+Private: TypeAlias = PyTree | str | Sequence[str] | Callable[[str], bool]
 
 
 def ditto(
@@ -86,11 +87,86 @@ def _with_personal_model(
     def update(key: Key, broadcast: PyTree, own: PyTree, client: Client) -> tuple[PyTree, PyTree, dict[str, Array]]:
         message, _, info = train.update(key, broadcast, (), client)
         problem = Problem(start=own, anchor=broadcast, prox=mu)
-        personal_key, descent = jax.random.fold_in(key, jnp.uint32(_PERSONAL)), at_round(optimizer, client.round)
+        personal_key, descent = streams.apart(key, streams.PERSONAL), at_round(optimizer, client.round)
         own, aside = minimise(personal_key, model, loss, descent, work, problem, client)
         return message, own, {**info, "personal_loss": aside["loss"], "personal_steps": aside["steps"]}
 
     return Local(lambda params: params, update, train.message)
+
+
+# ---- which parameters stay with a client: a part has None for the leaves of the other part, so that only what a part
+# holds is broadcast, averaged, sent and counted in bytes
+
+
+def parameter_paths(params: PyTree) -> list[str]:
+    """The path of every parameter, such as ``"dense/kernel"`` or ``"0/1"``, in the order of the tree's leaves."""
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)]
+
+
+def private_mask(model: Model, private: Private) -> PyTree:
+    """A tree of bools like ``model``'s parameters: True for those that stay with the client.
+
+    Args:
+        private: such a tree; a function from a parameter's path to a bool; a regular expression, which is searched
+            for in the path; or names: each a whole path or the beginning of one that ends before a ``/``.
+
+    Raises ``ValueError`` for a tree of another structure, a name or an expression that matches nothing, and for a
+    mask of no parameter or of all of them.
+    """
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    paths, structure = parameter_paths(params), jax.tree.structure(params)
+    chosen = _chosen(private, paths, structure)
+    shown = private if isinstance(private, str | list | tuple) and not any(chosen) else "a mask"
+    if not any(chosen):
+        raise ValueError(f"private: got {shown!r} that matches no parameter; the parameters are {', '.join(paths)}")
+    if all(chosen):
+        raise ValueError(
+            "private: matches all parameters, which leaves nothing to share (local_only shares nothing); the "
+            f"parameters are {', '.join(paths)}"
+        )
+    return jax.tree.unflatten(structure, chosen)
+
+
+def _chosen(private: Private, paths: list[str], structure: jax.tree_util.PyTreeDef) -> list[bool]:
+    """Whether each parameter is private."""
+    if isinstance(private, str):
+        try:
+            pattern = re.compile(private)
+        except re.error as error:
+            raise ValueError(f"private: got {private!r}, which is no regular expression: {error}") from error
+        return [pattern.search(path) is not None for path in paths]
+    if callable(private):
+        return [bool(private(path)) for path in paths]
+    if isinstance(private, list | tuple | set | frozenset) and all(isinstance(name, str) for name in private):
+        unknown = [name for name in private if not any(_names(name, path) for path in paths)]
+        if unknown:
+            raise ValueError(f"private: got the name {unknown[0]!r}; the parameters are {', '.join(paths)}")
+        return [any(_names(name, path) for name in private) for path in paths]
+    given, leaves = jax.tree.structure(private), jax.tree.leaves(private)
+    if given != structure:
+        raise ValueError(f"private: got a mask of structure {given}, but the parameters have {structure}")
+    if not all(isinstance(leaf, bool | np.bool_) for leaf in leaves):
+        raise ValueError(f"private: a mask must hold True or False only; got {leaves}")
+    return [bool(leaf) for leaf in leaves]
+
+
+def _names(name: str, path: str) -> bool:
+    return path == name or path.startswith(f"{name}/")
+
+
+def shared_part(mask: PyTree, params: PyTree) -> PyTree:
+    """The parameters that travel, None for the private ones."""
+    return jax.tree.map(lambda private, leaf: None if private else leaf, mask, params)
+
+
+def private_part(mask: PyTree, params: PyTree) -> PyTree:
+    """The parameters that stay with the client, None for the shared ones."""
+    return jax.tree.map(lambda private, leaf: leaf if private else None, mask, params)
+
+
+def joined(shared: PyTree, private: PyTree) -> PyTree:
+    """The parameters of which these are the two parts."""
+    return jax.tree.map(lambda s, p: p if s is None else s, shared, private, is_leaf=lambda leaf: leaf is None)
 
 
 class _Shared(NamedTuple):
@@ -114,7 +190,7 @@ def lg_fed_avg(
 
     Args:
         private: which parameters stay: a tree of bools like the parameters, a function of a parameter's path, a
-            regular expression searched for in the path, or names (``federated.masks.private_mask``). The paper's are
+            regular expression searched for in the path, or names (``private_mask``). The paper's are
             the lower layers, a client's own representation.
 
     ``algorithm.personal`` predicts with the shared part and the client's own private part. ``algorithm.predict``, for
@@ -134,13 +210,17 @@ def lg_fed_avg(
     def personal(model: Model, params: PyTree, states: PyTree, client: Client, x: Array) -> Prediction:
         return mean_of_models(model, joined(shared_part(mask, params), states), x)
 
-    parts: dict[str, Callable[..., PyTree]] = {
-        "pose": pose,
-        "answer": answer,
-        "init": lambda params: private_part(mask, params),
-        "message": lambda params: shared_part(mask, params),
-    }
     server = _of_shared_part(optax_server(sgd(rate)), mask)
+
+    def predict(model: Model, state: State, x: Array) -> Prediction:
+        return mean_of_models(model, jax.vmap(server.params)(state.server), x)  # nobody's networks
+
+    parts = Posed(
+        pose=pose,
+        answer=answer,
+        init=lambda params: private_part(mask, params),
+        message=lambda params: shared_part(mask, params),
+    )
     return train_and_average(
         "lg_fed_avg",
         model,
@@ -151,7 +231,8 @@ def lg_fed_avg(
         server=server,
         local=parts,
         personal=personal,
-    )._replace(params=None)  # nobody's network: its private part is the initial one
+        predict=predict,
+    )
 
 
 def _of_shared_part(server: Server, mask: PyTree) -> Server:
@@ -185,19 +266,24 @@ def local_only(
         if options.get(name) is not None:
             raise ValueError(f"{name}: got {options.get(name)!r}, but in local_only nothing travels: leave it out")
     initial = pytrees.num_bytes(jax.eval_shape(model.init, jax.random.key(0)))
-    parts: dict[str, Callable[..., PyTree]] = {
-        "pose": lambda broadcast, own: Problem(start=own),
-        "answer": lambda broadcast, own, params, steps, client: ((), params),
-        "init": lambda params: params,
-        "message": no_state,
-    }
+    parts = Posed(
+        pose=lambda broadcast, own: Problem(start=own),
+        answer=lambda broadcast, own, params, steps, client: ((), params),
+        init=lambda params: params,
+        message=no_state,
+    )
+
+    def predict(model: Model, state: State, x: Array) -> Prediction:
+        members = jax.lax.map(lambda models: _mean_of_clients(model, models, x), state.client)
+        return Prediction(jnp.mean(members, axis=0), members)
+
     server = Server(
         init=lambda params: params,
         broadcast=no_state,
         params=lambda state: state,
         update=lambda state, aggregated, info: (state, {}),
     )
-    algorithm = train_and_average(
+    return train_and_average(
         "local_only",
         model,
         schedule,
@@ -207,14 +293,9 @@ def local_only(
         server=server,
         local=parts,
         personal=own_models,
+        predict=predict,  # the server's models never move
         once=(0, schedule.num_models * schedule.num_clients * initial),
     )
-
-    def predict(state: PyTree, x: Array) -> Prediction:
-        members = jax.lax.map(lambda models: _mean_of_clients(model, models, x), state.client)
-        return Prediction(jnp.mean(members, axis=0), members)
-
-    return algorithm._replace(predict=predict, params=None)  # the server's models never move
 
 
 def _mean_of_clients(model: Model, models: PyTree, x: Array) -> Array:

@@ -15,14 +15,14 @@ from fedtangent.federated.aggregate import stack
 from fedtangent.federated.algorithms.averaging import check_base, fed_avg
 from fedtangent.federated.algorithms.common import client_descent
 from fedtangent.federated.algorithms.entry import Around, Given, Laws, Training, around, entry_of, shared_arguments
+from fedtangent.federated.algorithms.pooling import pool_server, raw_examples
 from fedtangent.federated.compose import compose, sequentially
 from fedtangent.federated.local import Work
 from fedtangent.federated.ntk_fl import send_examples
-from fedtangent.federated.pooling import pool_server, raw_examples
 from fedtangent.federated.rates import Rate, check_rate
 from fedtangent.losses import get_loss
 from fedtangent.pytrees import item_bytes
-from fedtangent.types import Accept, Algorithm, Array, Cost, Engine, FederatedData, Model, Schedule
+from fedtangent.types import Accept, Algorithm, Array, Cost, FederatedData, Model, Schedule, wrapped
 
 
 def centralised(
@@ -101,14 +101,13 @@ def data_sharing(
     check_base(base)
     algorithm = base(model, schedule, **options)
 
-    def cost(data: FederatedData, engine: Engine) -> Cost:
-        found = algorithm.cost(data, engine)
+    def ledger(found: Cost, data: FederatedData) -> Cost:
         clients = _sharing_clients(data, chosen, each)
         example = sum(math.prod(leaf.shape[1:]) * item_bytes(leaf.dtype) for leaf in (data.x, data.y))
         return found._replace(downlink_once=found.downlink_once + clients * each * example)
 
     name = "data_sharing" if base is fed_avg else f"{algorithm.name}_data_sharing"
-    return algorithm._replace(name=name, cost=cost)
+    return wrapped(algorithm, name, ledger)
 
 
 def _sharing_clients(data: FederatedData, shared: np.ndarray, each: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Unpack
 
 import jax
@@ -23,8 +22,6 @@ from fedtangent.types import (
     Algorithm,
     Array,
     Channel,
-    Engine,
-    FederatedData,
     Key,
     Model,
     PyTree,
@@ -32,8 +29,6 @@ from fedtangent.types import (
     Schedule,
     Server,
 )
-
-_EMPTY = 2**31 + 1  # folded into a round's key for a round without clients; compose's own stream is 2^31
 
 
 def dp_fed_avg(
@@ -77,7 +72,12 @@ def dp_fed_avg(
     server_rate = options.get("server_learning_rate", 1.0)
     check_rate("server_learning_rate", server_rate)
     server = noisy(optax_server(sgd(server_rate)), noise_multiplier * clip_norm / m)
-    algorithm = train_and_average(
+
+    def unheard(state: PyTree, info: RoundInfo) -> PyTree:
+        # That such a model did not move would tell for certain that nobody took part: it gets its noise all the same.
+        return server.update(state, pytrees.zeros_like(state.params), info)[0]
+
+    return train_and_average(
         "dp_fed_avg",
         model,
         schedule,
@@ -88,8 +88,8 @@ def dp_fed_avg(
         aggregate=fixed_mean(m),
         weighting="uniform",
         channel=_received_clipped(options.get("channel") or lossless(), clip_norm),
+        unheard=unheard,
     )
-    return algorithm._replace(step=_also_without_clients(algorithm.step, server))
 
 
 def _received_clipped(channel: Channel, norm: float) -> Channel:
@@ -134,29 +134,6 @@ def fixed_mean(count: float | Array) -> Aggregate:
         return pytrees.scale(1 / count, acc.total)
 
     return weighted_mean()._replace(finish=finish)
-
-
-def _also_without_clients(step: Callable[..., Any], server: Server) -> Callable[..., Any]:
-    """``step`` that updates the server, with an aggregate of 0, also of a model that no client's message reached.
-
-    The loop leaves such a model as it is. Under differential privacy it must get its noise: that it did not move would
-    tell for certain that nobody took part.
-    """
-
-    def private(state: PyTree, data: FederatedData, engine: Engine) -> tuple[PyTree, dict[str, Array]]:
-        after, info = step(state, data, engine)
-        weight = info["model_weight"]
-        root = jax.random.fold_in(jax.random.fold_in(state.key, state.round), jnp.uint32(_EMPTY))
-        what = RoundInfo(
-            jnp.broadcast_to(state.round, weight.shape),
-            jnp.zeros_like(weight),
-            jnp.zeros(weight.shape, jnp.int32),
-            jax.random.split(root, weight.shape[0]),
-        )
-        still, _ = jax.vmap(server.update)(state.server, pytrees.zeros_like(state.server.params), what)
-        return after._replace(server=pytrees.where(weight > 0, after.server, still)), info
-
-    return private
 
 
 @dataclasses.dataclass(frozen=True)

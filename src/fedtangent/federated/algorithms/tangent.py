@@ -20,7 +20,7 @@ from fedtangent.federated.wire.channel import jacobians
 from fedtangent.federated.wire.secure_aggregation import sum_only
 from fedtangent.federated.wire.sparsify import check_sparsity, check_value_bits
 from fedtangent.federated.wire.subsample import largest_sample, subsampled
-from fedtangent.types import Accept, Algorithm, Array, Cost, Engine, FederatedData, Model, Schedule
+from fedtangent.types import Accept, Algorithm, Array, FederatedData, Model, Schedule
 
 
 class TangentOptions(TypedDict, total=False):
@@ -127,7 +127,11 @@ def _evolving(
         raise ValueError(
             f"slots_per_model: got {slots}, must be between 1 and {schedule.num_slots}, the schedule's slots"
         )
-    algorithm = compose(
+
+    def check(data: FederatedData) -> None:
+        probabilities("data: targets", data.y, model.output_size)  # before a run starts: in a round values are traced
+
+    return compose(
         name,
         model,
         subsampled(send_examples(), beta),
@@ -138,15 +142,8 @@ def _evolving(
         map_models=sequentially,
         accept=accept,
         once=(sum(np.asarray(leaf).nbytes for leaf in validation or ()), 0),
+        check=check if evolution.loss == "cross_entropy" else None,
     )
-    if evolution.loss != "cross_entropy":
-        return algorithm
-
-    def cost(data: FederatedData, engine: Engine) -> Cost:
-        probabilities("data: targets", data.y, model.output_size)  # before a run starts: in a round values are traced
-        return algorithm.cost(data, engine)
-
-    return algorithm._replace(cost=cost)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent import pytrees
+from fedtangent import pytrees, streams
 from fedtangent.checks import number
 from fedtangent.federated.aggregate import Stacked, stack
 from fedtangent.federated.wire import ledger
@@ -24,7 +24,6 @@ from fedtangent.federated.wire.channel import as_is
 from fedtangent.types import Aggregate, Array, Channel, Key, PyTree, RoundInfo, Server
 
 BITS = (32, 64)
-_MASKS = 2**31 + 3  # folded into a round's key, apart from what the server itself draws
 
 
 def secured(server: Server, slots_per_model: int, *, bits: int = 32, limit: float = 16.0) -> tuple[Aggregate, Server]:
@@ -46,7 +45,7 @@ def secured(server: Server, slots_per_model: int, *, bits: int = 32, limit: floa
 
     def update(state: PyTree, received: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
         numbers, saturated = encode(received.messages, received.weight, bits, limit)
-        key = jax.random.fold_in(info.key, jnp.uint32(_MASKS))
+        key = streams.apart(info.key, streams.MASKS)
         masked = mask_messages(key, numbers, received.weight > 0, received.client)
         total = jnp.sum(masked, axis=0, dtype=masked.dtype)  # all that the server looks at
         mean = decode_mean(total, received.messages, bits, limit)

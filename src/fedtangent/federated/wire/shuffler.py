@@ -9,16 +9,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fedtangent import streams
 from fedtangent.federated.aggregate import Stacked, stack
 from fedtangent.types import Aggregate, Array, Key, PyTree, RoundInfo, Server, Slots
-
-_SHUFFLER = 2**31 + 2  # folded into a round's key, apart from what the server itself draws
 
 
 def permuted(key: Key, rows: PyTree) -> PyTree:
     """Every array of ``rows``, all with the same leading axis, in the same random order along it."""
     count = jax.tree.leaves(rows)[0].shape[0]
-    order = jax.random.permutation(jax.random.fold_in(key, jnp.uint32(_SHUFFLER)), count)
+    order = jax.random.permutation(streams.apart(key, streams.SHUFFLER), count)
     return jax.tree.map(lambda leaf: leaf[order], rows)
 
 

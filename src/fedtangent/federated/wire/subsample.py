@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent import streams
 from fedtangent.checks import number
 from fedtangent.types import Array, Client, Key, Local, Partition, PyTree
-
-_SUBSAMPLE = 2**31 + 7  # folded into a client's key, apart from the epochs that local training folds into it
 
 
 def num_sampled(size: int | np.ndarray, beta: float) -> np.ndarray:
@@ -46,7 +45,7 @@ def subsampled(local: Local, beta: float) -> Local:
     def update(
         key: Key, broadcast: PyTree, client_state: PyTree, client: Client
     ) -> tuple[PyTree, PyTree, dict[str, Array]]:
-        drawn = _draw(jax.random.fold_in(key, jnp.uint32(_SUBSAMPLE)), client, beta)
+        drawn = _draw(streams.apart(key, streams.SUBSAMPLE), client, beta)
         message, client_state, info = local.update(key, broadcast, client_state, drawn)
         return message, client_state, {**info, "examples": drawn.size}
 

@@ -19,11 +19,11 @@ from fedtangent.compare.statistics import Slope, weighted_line
 from fedtangent.data import partition
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms
-from fedtangent.federated.compose import keys
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import per_client_permutations, unroll
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent.models.linear import rbf_linear
+from fedtangent.streams import keys
 from fedtangent.theory import Rule
 from fedtangent.theory.fed_ensemble.bias_variance import EnsembleLaw, Estimate, ensemble_laws
 from fedtangent.types import Cohort, Model, Partition, Schedule

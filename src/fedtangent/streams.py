@@ -1,0 +1,79 @@
+"""Where random streams come from: every key of a run, and what is folded into it, in one place.
+
+::
+
+    seed -> init      -> one key for each of the K models
+         -> schedule  -> its first state; its cohorts (into which it folds the round)
+         -> train     -> round -> client id -> update, send     what a client does, and how its message travels
+                               -> SERVER    -> one key a model  what the server draws
+
+So what a client draws depends on the seed, the round and its id alone, not on the order of the cohort. Into a key
+whose numbers start from 0 (client ids, rounds, epochs: all below 2^31) a stream of another kind is folded as one of
+the constants here, from 2^31 on.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent.types import Array, Key
+
+_APART = 2**31
+
+# Into a round's key, beside client ids.
+SERVER = _APART  # what servers draw
+EMPTY = _APART + 1  # what they draw for models that no client's message reached
+# Into a server's key of a round, beside what it draws itself.
+SHUFFLER = _APART + 2
+MASKS = _APART + 3
+# Into a schedule's key, beside rounds.
+DROPOUT = _APART
+STRAGGLERS = _APART + 1
+# Into a client's key for its update, beside epochs.
+PERSONAL = _APART  # its personal model's minibatches
+CORRUPT = _APART + 2
+SUBSAMPLE = _APART + 7
+
+
+class Keys(NamedTuple):
+    """The three independent keys of a run."""
+
+    init: Key
+    schedule: Key
+    train: Key
+
+
+def keys(seed: int | Key) -> Keys:
+    """Keys for initialisation, schedule and training from one seed (or typed key)."""
+    root = seed if isinstance(seed, jax.Array) else jax.random.key(int(seed))
+    return Keys(*jax.random.split(root, 3))
+
+
+def apart(key: Key, stream: int) -> Key:
+    """The key of one of the streams that are named above."""
+    return jax.random.fold_in(key, jnp.uint32(stream))
+
+
+def model_keys(init: Key, num_models: int) -> Key:
+    """One key for the initialisation of each model, [K]."""
+    return jax.random.split(init, num_models)
+
+
+def schedule_keys(schedule: Key) -> tuple[Key, Key]:
+    """The keys of a schedule's first state and of its cohorts."""
+    first, sample = jax.random.split(schedule)
+    return first, sample
+
+
+def slot_keys(train: Key, round_: Array, client: Array) -> tuple[Key, Key]:
+    """The keys of a client's update and of how its message is sent, in one round, alike for all models."""
+    update, send = jax.random.split(jax.random.fold_in(jax.random.fold_in(train, round_), client))
+    return update, send
+
+
+def server_keys(train: Key, round_: Array, num_models: int, stream: int = SERVER) -> Key:
+    """One key for each model of what the server draws in one round, [K]."""
+    return jax.random.split(apart(jax.random.fold_in(train, round_), stream), num_models)
