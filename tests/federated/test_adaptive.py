@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from fedtangent.federated import adaptive, algorithms
+from fedtangent.federated import algorithms
+from fedtangent.federated.algorithms import adaptive
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import staircase_decay
 from fedtangent.federated.schedule import per_client_permutations, uniform_sampling
@@ -157,7 +158,7 @@ def test_float32_stays_float32_with_constants_in_float64(rate: Any) -> None:
         (adaptive.adam(rate, half, half, small), adaptive.adam(0.1, 0.5, 0.5, 0.01)),
         (adaptive.yogi(rate, half, half, small), adaptive.yogi(0.1, 0.5, 0.5, 0.01)),
         (adaptive.adagrad(rate, half, small), adaptive.adagrad(0.1, 0.5, 0.01)),
-        (adaptive.momentum(rate, half), adaptive.momentum(0.1, 0.5)),
+        (adaptive.heavy_ball(rate, half), adaptive.momentum(0.1, 0.5)),
     ):
         found = after(optimizer, gradients(jnp.float32))
         assert found["w"].dtype == jnp.float32
