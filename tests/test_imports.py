@@ -164,7 +164,7 @@ def test_tab_completion_shows_public_names_only():
         if name.partition(".")[0] == "fedtangent":
             assert others.isdisjoint(dir(module)) or name == "fedtangent.types", name
             assert all(hasattr(module, shown) for shown in dir(module)), name
-    assert {"local_sgd", "Work", "minimise"} <= set(dir(fedtangent.federated.local))
+    assert {"local_training", "Work", "minimise"} <= set(dir(fedtangent.federated.local))
     assert {"simulate", "sweep", "checkpoints"} <= set(dir(fedtangent.engine))
 
 
