@@ -2,8 +2,8 @@
 
 ``python tests/jax_versions.py`` makes a virtual environment for each under ``.venv-versions/``, installs what setup.cfg
 asks for (neural-tangents without TensorFlow), and runs in each, with warnings as errors, the tests of neural-tangents
-(``tests/kernels/test_neural_tangents*.py``), of the mappings, of the harness of the other simulators, and a round of
-every algorithm. It prints a table and exits with 1 if anything failed. A second run re-uses the environments while
+(``tests/kernels/test_neural_tangents*.py``), of the mappings, of the laws of every algorithm and of the harness of the
+other simulators. It prints a table and exits with 1 if anything failed. A second run re-uses the environments while
 setup.cfg asks for the same; remove them to look for a newer JAX.
 
 Under Python 3.11 the newest JAX that can be installed is 0.10.2; newer ones want Python 3.12 or later. The newest
@@ -86,18 +86,23 @@ def make_environment(folder: Path, python: str, jax: str | None) -> Path:
     return interpreter
 
 
+def selected() -> list[Path]:
+    """What is run: neural-tangents, the mappings, the laws of every algorithm of the catalogue, the peers' harness."""
+    found = sorted((ROOT / "tests" / "kernels").glob("test_neural_tangents*.py"))
+    return found + [
+        ROOT / "tests" / path for path in ("engine/test_mapping.py", "federated/test_laws.py", "benchmarks")
+    ]
+
+
 def run_tests(interpreter: Path, folder: Path) -> Outcome:
     """Run the tests and count; an error of collection counts as a failure."""
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
-    tests = ROOT / "tests"
-    files = sorted((tests / "kernels").glob("test_neural_tangents*.py"))
-    files += [tests / "engine" / "test_mapping.py", tests / "cli" / "test_algorithms.py", tests / "benchmarks"]
     versions = "import jax, platform; print(jax.__version__, platform.python_version())"
     jax, python = run(interpreter, "-c", versions).split()
     print(f"jax {jax}, python {python}:", flush=True)
     command = [interpreter, "-m", "pytest", "-q", "-m", "not slow", f"--junitxml={report}", "-p", "no:cacheprovider"]
-    command += files
+    command += selected()
     code = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}).returncode
     if not report.exists():
         return Outcome(jax, python, 0, 1)

@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 from fedtangent import enable_x64
 
 from .conftest import discard_oldest
+from .jax_versions import selected
 
 ROOT = Path(__file__).parents[1]
 TARGETS = {"bench", "check-theory", "clean", "help", "install", "lint", "lock", "notebooks", "run", "test"}
@@ -314,6 +315,10 @@ def test_help_lists_every_target(tree: Path):
     phony = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert listed == [name for line in phony for name in line.split()]
     assert set(listed) == TARGETS
+
+
+def test_what_the_versions_of_jax_are_tested_with_is_there():
+    assert len(selected()) > 5 and all(path.exists() for path in selected())
 
 
 def test_the_ci_script_checks_everything():
