@@ -138,6 +138,8 @@ def partition_structure(partition: Partition, num_examples: int) -> None:
     Well-formed: both arrays 1-D and integer; ``offsets`` starts at 0, never falls and ends at ``len(indices)``; at
     least one client; every index in ``[0, num_examples)``. Clients may be empty and may share examples.
     """
+    if not (hasattr(partition, "indices") and hasattr(partition, "offsets")):
+        raise ValueError(f"partition: got a {type(partition).__name__}, must be a Partition (partition.of makes one)")
     indices, offsets = (np.asarray(a) for a in (partition.indices, partition.offsets))
     for name, array in (("indices", indices), ("offsets", offsets)):
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):

@@ -122,3 +122,12 @@ def _number(text: str) -> float:
     except ValueError:
         raise ValueError("needs a number after the colon") from None
     return int(value) if value.is_integer() and "." not in text else value
+
+
+def given_options(entry: Entry, given: Mapping[str, Any]) -> Any:
+    """``entry``'s options with those that are ``given``; raises ``ValueError`` for one that it does not have."""
+    allowed = option_names(entry)
+    for name in given:
+        if name not in allowed:
+            raise ValueError(f"{name}: got an option that {entry.name} has not, allowed are {', '.join(allowed)}")
+    return entry.options(**given)

@@ -1,9 +1,8 @@
 """Data sets, class targets, and the data of a federation on the device."""
 
-from fedtangent.data.dataset import Dataset, SourceInfo, classification_targets
+from fedtangent.data.dataset import Dataset, SourceInfo, available, classification_targets, load
 from fedtangent.data.federated import client_sizes, federated_data, max_client_size
 from fedtangent.data.projection import projected, projection_matrix
-from fedtangent.data.sources.catalogue import available, load
 
 __all__ = [
     "Dataset",

@@ -1,12 +1,18 @@
-"""What a loaded data set is, and what its loaders share."""
+"""What a data set is, how one is loaded by name, and what the files of ``data.sources`` share."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedtangent import checks
+from fedtangent.entries import Entry, catalogue, choose, given_options
+
+IMAGE, TOKENS, VECTOR = "image", "tokens", "vector"  # kinds of input
 
 
 class SourceInfo(NamedTuple):
@@ -21,13 +27,80 @@ class Dataset(NamedTuple):
     """A data set on the host, as NumPy arrays, in a fixed order."""
 
     name: str
-    x_train: np.ndarray  # [n, ...] floating
+    x_train: np.ndarray  # [n, ...]: floating images [n, height, width, channels] or vectors, or int32 tokens [n, T]
     y_train: np.ndarray  # [n] int32 class labels, or [n, C] floating for regression
     x_test: np.ndarray
     y_test: np.ndarray
     num_classes: int  # 0 for regression
     user_train: np.ndarray | None  # [n] int32 id of the client that an example belongs to by nature, if there is one
     info: SourceInfo
+    kind: str = VECTOR  # of input: "image", "tokens" or "vector"
+    user_test: np.ndarray | None = None  # the same of the test examples, where their users are among those that train
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example: (height, width, channels) of an image, (T,) of a text, (d,) of a vector."""
+        return self.x_train.shape[1:]
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs C of a model: the classes, or the numbers of a target."""
+        return self.num_classes or self.y_train.shape[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetEntry(Entry):
+    """A data set: ``build(options, data_dir, seed) -> Dataset``."""
+
+    kind: str = VECTOR
+    """Of input: "image", "tokens" or "vector" (an image loaded flat is a vector)."""
+    partition: str = "dirichlet"
+    """Name of the partition that is natural to it: by its users, where it has any."""
+    is_regression: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SizeOptions:
+    """Options of every data set of which a part can be taken."""
+
+    num_train: int | None = None
+    """Use only the first so many training examples."""
+    num_test: int | None = None
+    """Use only the first so many test examples."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageOptions(SizeOptions):
+    """Options of images."""
+
+    flatten: bool = False
+    """Images as vectors, without height, width and channels."""
+    dtype: str = "float32"
+    """Of the pixels: float32 or float64."""
+
+
+def available() -> dict[str, str]:
+    """Names of the data sets, each with a one-line description."""
+    return {name: entry.summary for name, entry in catalogue("datasets").items()}
+
+
+def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 0, **options: Any) -> Dataset:
+    """Load a data set by name.
+
+    Args:
+        name: one of ``available()``.
+        data_dir: folder with original files, for the data sets that are made of files; by default $FEDTANGENT_DATA.
+            Data sets that are embedded or generated do not look at it.
+        seed: for what is random: the generated data, the split of ``digits``. File data sets have their own split.
+        options: those of the data set's entry, such as ``num_train`` and ``flatten`` of images.
+
+    Raises:
+        ValueError: an unknown name or option, an option out of range, missing, altered or corrupted files.
+    """
+    entry = choose("datasets", name)
+    folder = None if data_dir is None else Path(data_dir)
+    dataset: Dataset = entry.build(given_options(entry, options), folder, seed)
+    return dataset
 
 
 def as_float(dtype: Any) -> np.dtype[Any]:
@@ -46,6 +119,13 @@ def first(name: str, count: int | None, *arrays: np.ndarray) -> list[np.ndarray]
     if count is not None:
         count = checks.whole(name, count, 1, len(arrays[0]))
     return [a[:count] for a in arrays]
+
+
+def images(x: np.ndarray, flatten: bool) -> tuple[np.ndarray, str]:
+    """Images [n, height, width(, channels)] as [n, height, width, channels], or flat, and their kind of input."""
+    if checks.flag("flatten", flatten):
+        return x.reshape(len(x), -1), VECTOR
+    return (x[..., None] if x.ndim == 3 else x), IMAGE
 
 
 def classification_targets(labels: Any, num_classes: int, centred: bool = False) -> np.ndarray:

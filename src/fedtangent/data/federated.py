@@ -9,21 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import checks
-from fedtangent.types import Array, FederatedData, Partition
+from fedtangent.data import partition as partitions
+from fedtangent.types import Array, FederatedData
 
 
-def federated_data(
-    x: Any, y: Any, partition: Partition, dtype: Any = None, num_classes: int | None = None
-) -> FederatedData:
+def federated_data(x: Any, y: Any, partition: Any, dtype: Any = None, num_classes: int | None = None) -> FederatedData:
     """Check examples and partition, and move them to the device once.
 
     Args:
         x: inputs [n, ...], real numbers.
         y: targets: [n, C] floating for regression, or [n] integer class labels.
-        partition: who holds which row of ``x``; clients may overlap (``partition.validate(exact=True)`` asks for more).
+        partition: who holds which row of ``x``: a ``Partition``, or lists of rows as ``partition.of`` takes them;
+            clients may overlap (``partition.validate(exact=True)`` asks for more).
         dtype: of ``x`` on the device, and of ``y`` where that is floating: float32, float64 or, for inputs that are
-            symbols, int32 (``y`` is then float32). By default float64 if ``x`` is float64 and JAX has
-            ``jax_enable_x64`` on, float32 otherwise.
+            symbols, int32 (``y`` is then float32). By default int32 for whole numbers, float64 if ``x`` is float64
+            and JAX has ``jax_enable_x64`` on, float32 otherwise.
         num_classes: when given, integer labels must lie below it.
 
     Returns:
@@ -40,14 +40,14 @@ def federated_data(
     if len(x) != (len(y) if y.ndim else -1):
         raise ValueError(f"x and y: got x {x.shape}, y {y.shape}, must be equally many examples")
     _check_targets(y, num_classes, dtype)
-    checks.partition_structure(partition, len(x))
+    clients = partitions.of(partition, len(x))
     floating = jnp.float64 if dtype == jnp.float64 else jnp.float32
     target_dtype = jnp.int32 if np.issubdtype(y.dtype, np.integer) else floating
     return FederatedData(
         x=jnp.asarray(x, dtype),
         y=jnp.asarray(y, target_dtype),
-        indices=jnp.asarray(np.asarray(partition.indices), jnp.int32),
-        offsets=jnp.asarray(np.asarray(partition.offsets), jnp.int32),
+        indices=jnp.asarray(clients.indices, jnp.int32),
+        offsets=jnp.asarray(clients.offsets, jnp.int32),
     )
 
 
@@ -64,6 +64,8 @@ def max_client_size(data: FederatedData) -> int:
 def _device_dtype(dtype: Any, x: np.ndarray) -> Any:
     """The dtype of ``x`` on the device."""
     if dtype is None:
+        if np.issubdtype(x.dtype, np.integer):
+            return jnp.dtype(jnp.int32)
         wide = x.dtype == np.float64 and _x64()
         return jnp.dtype(jnp.float64 if wide else jnp.float32)
     try:

@@ -8,13 +8,16 @@ every example to exactly one client.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedtangent import checks
+from fedtangent.data.dataset import Dataset
+from fedtangent.entries import Entry
 from fedtangent.types import Partition
 
 METHODS = ("per_client", "hsu", "per_class")
@@ -134,9 +137,18 @@ def dirichlet(
 def by_user(user_ids: Any) -> Partition:
     """One client for each distinct user (writer, speaker, device), in ascending order of their ids.
 
-    Raises ``ValueError`` unless ``user_ids`` is a non-empty 1-D array of integers or strings.
+    ``user_ids`` [n] are whole numbers or strings, such as a column of a pandas table. Raises ``ValueError`` for other
+    things, among them None and NaN: an example without a user.
     """
     ids = np.asarray(user_ids)
+    if ids.dtype.kind == "O" and ids.ndim == 1:
+        strange = [i for i, name in enumerate(ids) if not isinstance(name, str | int | np.integer)]
+        if strange:
+            raise ValueError(
+                f"user_ids: got {ids[strange[0]]!r} at position {strange[0]} ({len(strange)} such), must be a whole "
+                "number or a string for every example"
+            )
+        ids = np.asarray(ids.tolist())
     if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iuUS":
         raise ValueError(
             f"user_ids: got shape {ids.shape}, dtype {ids.dtype}, must be whole numbers or strings [n], n >= 1"
@@ -170,6 +182,34 @@ def from_index_maps(indices: Any, offsets: Any, num_examples: int | None = None)
     partition = Partition(np.asarray(indices), np.asarray(offsets))
     validate(partition, checks.MAX_INDEX if num_examples is None else num_examples)
     return Partition(partition.indices.astype(np.int32), partition.offsets.astype(np.int32))
+
+
+def of(clients: Any, num_examples: int | None = None) -> Partition:
+    """The partition in which each client holds the examples that ``clients`` lists for it, in that order.
+
+    ``clients`` is a ``Partition``, which is only checked, a sequence of index arrays, or a mapping from each client's
+    name to them, whose order is that of the clients. Clients may overlap, and may be empty.
+
+    Raises ``ValueError`` for anything else, and for indices that are not among ``num_examples``, where given.
+    """
+    if isinstance(clients, Partition):
+        return from_index_maps(clients.indices, clients.offsets, num_examples)
+    named = clients if isinstance(clients, Mapping) else dict(enumerate(clients)) if _is_list(clients) else None
+    if not named:
+        raise ValueError(
+            f"partition: got {clients!r:.60}, must be a Partition or lists of indices, one or more"
+        )
+    parts = {}
+    for name, rows in named.items():
+        parts[name] = np.asarray(rows) if np.size(rows) else np.zeros(0, np.int32)
+        if parts[name].ndim != 1 or not np.issubdtype(parts[name].dtype, np.integer):
+            raise ValueError(f"partition: got {rows!r:.60} for client {name!r}, must be a list of whole numbers")
+    offsets = np.concatenate([[0], np.cumsum([len(own) for own in parts.values()])])
+    return from_index_maps(np.concatenate(list(parts.values())), offsets, num_examples)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
 
 
 def validate(partition: Partition, num_examples: int, exact: bool = False) -> None:
@@ -335,3 +375,93 @@ def _fill_up(rng: np.random.Generator, parts: list[np.ndarray], min_size: int) -
         sizes[poor] += 1
         sizes[rich] -= 1
     return [np.array(c, np.int64) for c in clients]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientsOptions:
+    """Options of partitions into any number of clients."""
+
+    num_clients: int = 20
+    """Clients N."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardsOptions(ClientsOptions):
+    """Options of shards."""
+
+    shards_per_client: int = 2
+    """Shards of a client."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassesOptions(ClientsOptions):
+    """Options of classes."""
+
+    classes_per_client: int = 2
+    """Classes of a client."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SkewOptions(ClientsOptions):
+    """Options of shares that are drawn from a Dirichlet distribution."""
+
+    alpha: float = 0.5
+    """Dirichlet concentration: smaller is more heterogeneous."""
+    min_client_size: int = 1
+    """Fewest examples of a client."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DirichletOptions(SkewOptions):
+    """Options of dirichlet."""
+
+    dirichlet_method: str = "per_client"
+    """per_client or hsu (each client draws its label shares), or per_class (each class is divided among clients)."""
+
+
+def _labels(dataset: Dataset) -> Any:
+    if dataset.num_classes == 0:
+        raise ValueError(f"partition: divides by class labels, but the data set {dataset.name} has none")
+    return dataset.y_train
+
+
+def _build_shards(o: ShardsOptions, dataset: Dataset, seed: int) -> Partition:
+    return shards(_labels(dataset), o.num_clients, o.shards_per_client, seed)
+
+
+def _build_classes(o: ClassesOptions, dataset: Dataset, seed: int) -> Partition:
+    return classes(_labels(dataset), o.num_clients, o.classes_per_client, seed)
+
+
+def _build_dirichlet(o: DirichletOptions, dataset: Dataset, seed: int) -> Partition:
+    return dirichlet(_labels(dataset), o.num_clients, o.alpha, seed, o.min_client_size, o.dirichlet_method)
+
+
+def _build_quantity_skew(o: SkewOptions, dataset: Dataset, seed: int) -> Partition:
+    return quantity_skew(len(dataset.x_train), o.num_clients, o.alpha, seed, o.min_client_size)
+
+
+def _build_by_user(o: Any, dataset: Dataset, seed: int) -> Partition:
+    if dataset.user_train is None:
+        raise ValueError(f"partition: 'by_user' needs users, but the data set {dataset.name} has none")
+    return by_user(dataset.user_train)
+
+
+ENTRIES = (
+    Entry(
+        "iid",
+        "examples dealt at random",
+        lambda o, dataset, seed: iid(len(dataset.x_train), o.num_clients, seed),
+        ClientsOptions,
+    ),
+    Entry("shards", "sorted by label, --shards-per-client shards each", _build_shards, ShardsOptions, ("mcmahan2017",)),
+    Entry(
+        "classes",
+        "exactly --classes-per-client classes a client",
+        _build_classes,
+        ClassesOptions,
+    ),
+    Entry("dirichlet", "label shares from Dirichlet(--alpha)", _build_dirichlet, DirichletOptions),
+    Entry("by_user", "one client for each natural user", _build_by_user),
+    Entry("quantity_skew", "random examples, sizes from Dirichlet(--alpha)", _build_quantity_skew, SkewOptions),
+)

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from fedtangent import checks
-from fedtangent.data.dataset import Dataset
+from fedtangent.data.dataset import VECTOR, Dataset
 
 SCALES = ("coordinates", "lengths", "none")
 
@@ -49,7 +49,7 @@ def projected(dataset: Dataset, dimension: int, seed: int | bytes, scale: str = 
     shape = dataset.x_train.shape[1:]
     matrix = projection_matrix(math.prod(shape), dimension, seed, scale)
     train, test = (_project(x, matrix) for x in (dataset.x_train, dataset.x_test))
-    return dataset._replace(x_train=train, x_test=test)
+    return dataset._replace(x_train=train, x_test=test, kind=VECTOR)
 
 
 def _project(x: np.ndarray, matrix: np.ndarray) -> np.ndarray:

@@ -1,18 +1,22 @@
-"""Models as pure functions, with the analytic kernel of exactly that network where there is one."""
+"""Models as pure functions, with the analytic kernel of exactly that network where there is one.
+
+Every model that a file here has an entry for can be imported from the package: ``models.mlp``.
+"""
 
 from __future__ import annotations
 
-from fedtangent.models.convolutional import cnn
+from collections.abc import Callable
+
+from fedtangent.entries import catalogue
 from fedtangent.models.cpu.choice import CONVOLUTIONS, choose_convolution
 from fedtangent.models.cpu.convolution import gemm_convolution
 from fedtangent.models.cpu.pooling import max_pool
-from fedtangent.models.dense import ACTIVATIONS, PARAMETERIZATIONS, logistic, mlp, stax_network
-from fedtangent.models.dense_structure import DenseLayer, DenseStructure
+from fedtangent.models.dense import ACTIVATIONS, PARAMETERIZATIONS, DenseLayer, DenseStructure, stax_network
+from fedtangent.models.entry import available, build
 from fedtangent.models.flax_adapter import from_flax
 from fedtangent.models.kernels import Kernels
-from fedtangent.models.linear import LinearStructure, rbf_linear
-from fedtangent.models.recurrent import lstm
-from fedtangent.models.registry import available, build
+from fedtangent.models.linear import LinearStructure
+from fedtangent.types import Model
 
 __all__ = [
     "ACTIVATIONS",
@@ -25,13 +29,20 @@ __all__ = [
     "available",
     "build",
     "choose_convolution",
-    "cnn",
     "from_flax",
     "gemm_convolution",
-    "logistic",
-    "lstm",
     "max_pool",
-    "mlp",
-    "rbf_linear",
     "stax_network",
 ]
+
+
+def __getattr__(name: str) -> Callable[..., Model]:
+    entry = None if name.startswith("_") else catalogue("models").get(name)
+    if entry is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    function: Callable[..., Model] = entry.function
+    return function
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *catalogue("models")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 
 from fedtangent.models.cpu.choice import resolve_convolution
 from fedtangent.models.cpu.pooling import max_pool
+from fedtangent.models.entry import CROSS_ENTROPY, SQUARED_ERROR, ModelEntry
 from fedtangent.models.flax_adapter import from_flax
 from fedtangent.models.layers import FlaxStructure
 from fedtangent.types import Array, Model, PyTree
@@ -90,3 +92,38 @@ def cnn(
         return flat.apply(params, x.reshape((x.shape[0], *shape)).astype(dtype))
 
     return flat._replace(apply=apply, structure=FlaxStructure(apply))
+
+
+@dataclasses.dataclass(frozen=True)
+class CnnOptions:
+    """Options of cnn."""
+
+    filters: tuple[int, ...] = (32, 64)
+    """Channels of the convolutions."""
+    hidden: tuple[int, ...] = (512,)
+    """Widths of the dense layers."""
+    window: int = 5
+    """Side of a convolution's window."""
+    pool: int = 2
+    """Side of a pooling's window."""
+    convolution: str = "auto"
+    """lax, gemm, or auto: the faster one of them on this machine, measured once."""
+
+
+def _build(o: CnnOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
+    return cnn(input_shape, output_size, o.filters, o.hidden, o.window, o.pool, o.convolution)
+
+
+ENTRIES = (
+    ModelEntry(
+        "cnn",
+        "FedAvg's convolutional network: convolutions with max pooling, then dense layers (McMahan et al., 2017)",
+        _build,
+        CnnOptions,
+        ("mcmahan2017",),
+        function=cnn,
+        kinds=("image",),
+        loss=CROSS_ENTROPY,
+        learning_rates={SQUARED_ERROR: 0.01, CROSS_ENTROPY: 0.05},
+    ),
+)

@@ -2,19 +2,67 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 
-from fedtangent.checks import whole
-from fedtangent.models.dense_structure import DenseLayer, DenseStructure, flatten_inputs, forward
+from fedtangent.checks import choice, whole
+from fedtangent.models.entry import CROSS_ENTROPY, SQUARED_ERROR, ModelEntry
 from fedtangent.models.kernels import AnalyticKernel, check_dtype, check_std
 from fedtangent.types import Array, Key, Model, PyTree
 
 PARAMETERIZATIONS = ("ntk", "standard")
+
+
+class DenseLayer(NamedTuple):
+    """``z = weight_scale * h W + bias_scale * b``; ``bias_scale`` is None where the layer has no bias."""
+
+    weight_scale: float  # Python floats, so that they never decide the dtype
+    bias_scale: float | None
+
+
+class DenseStructure(NamedTuple):
+    """Dense layers with one elementwise activation between them.
+
+    Parameters follow neural-tangents' stax: a list with ``(W [fan_in, fan_out], b [1, fan_out] or None)`` for each
+    layer and ``()`` for each activation in between, so layer ``l``'s parameters are ``params[2 * l]``.
+    """
+
+    input_size: int
+    activation: Callable[[Array], Array]
+    layers: tuple[DenseLayer, ...]
+
+
+def flatten_inputs(x: Array, input_size: int) -> Array:
+    """``x`` [n, ...] as [n, input_size]; raises ``ValueError`` naming both sizes if they differ."""
+    flat = x.reshape((x.shape[0], -1)) if x.shape[0] else x.reshape((0, input_size))
+    if flat.shape[1] != input_size:
+        raise ValueError(f"x: got {x.shape}, that is {flat.shape[1]} numbers an example, the model takes {input_size}")
+    return flat
+
+
+def forward(structure: DenseStructure, params: PyTree, x: Array) -> tuple[list[Array], list[Array]]:
+    """Every layer's inputs ``h`` [n, fan_in] and outputs before the activation ``z`` [n, fan_out].
+
+    Computed in the parameters' dtype; ``z[-1]`` is the network's output [n, C].
+    """
+    h = flatten_inputs(x, structure.input_size).astype(params[0][0].dtype)
+    inputs: list[Array] = []
+    outputs: list[Array] = []
+    for i, layer in enumerate(structure.layers):
+        weight, bias = params[2 * i]
+        h = structure.activation(outputs[-1]) if i else h
+        z = layer.weight_scale * (h @ weight)
+        if layer.bias_scale is not None:
+            z = z + layer.bias_scale * bias
+        inputs.append(h)
+        outputs.append(z)
+    return inputs, outputs
 
 
 class Activation(NamedTuple):
@@ -46,11 +94,8 @@ class _Layer(NamedTuple):
 def _check(sizes: Sequence[int], activation: str, parameterization: str) -> None:
     for name, size in zip(("input_size", *["widths"] * (len(sizes) - 2), "output_size"), sizes, strict=True):
         whole(name, size)
-    if activation not in ACTIVATIONS:
-        allowed = ", ".join(ACTIVATIONS)
-        raise ValueError(f"activation: got {activation!r}, allowed (those with an analytic kernel) are {allowed}")
-    if parameterization not in PARAMETERIZATIONS:
-        raise ValueError(f"parameterization: got {parameterization!r}, allowed are {', '.join(PARAMETERIZATIONS)}")
+    choice("activation", activation, ACTIVATIONS)  # those with an analytic kernel
+    choice("parameterization", parameterization, PARAMETERIZATIONS)
 
 
 def _initialise(layers: tuple[_Layer, ...], parameterization: str, dtype: Any, key: Key) -> PyTree:
@@ -86,16 +131,22 @@ def stax_network(model: Model) -> Any:
     return model.kernel.network()
 
 
+class WeightScales(TypedDict, total=False):
+    """How large the weights of ``mlp`` start."""
+
+    w_std: float  # of the weights, sqrt(2) if not given
+    b_std: float | None  # of the biases, 0.1 if not given; None: there are none
+    last_w_std: float | None  # replaces w_std in the last layer
+
+
 def mlp(
     input_size: int,
     output_size: int,
     widths: Sequence[int] = (512,),
     activation: str = "relu",
     parameterization: str = "ntk",
-    w_std: float = 2.0**0.5,
-    b_std: float | None = 0.1,
-    last_w_std: float | None = None,
     dtype: Any = jnp.float32,
+    **scales: Unpack[WeightScales],
 ) -> Model:
     """A multilayer perceptron of any depth (``widths=()`` is linear) whose ``kernel`` is its infinite-width limit.
 
@@ -111,6 +162,7 @@ def mlp(
 
     Raises ``ValueError`` for sizes below 1, unknown names, negative scales and ``float64`` without 64-bit mode.
     """
+    w_std, b_std, last_w_std = scales.get("w_std", 2.0**0.5), scales.get("b_std", 0.1), scales.get("last_w_std")
     widths = (widths,) if isinstance(widths, int) else tuple(widths)
     sizes = (input_size, *widths, output_size)
     _check(sizes, activation, parameterization)
@@ -161,3 +213,58 @@ def logistic(input_size: int, output_size: int, zero_init: bool = True, dtype: A
         b_std=0.0,
         dtype=dtype,
     )._replace(name=f"logistic({input_size}-{output_size})")
+
+
+@dataclasses.dataclass(frozen=True)
+class MlpOptions:
+    """Options of mlp."""
+
+    widths: tuple[int, ...] = (128,)
+    """Hidden widths."""
+    activation: str = "relu"
+    """relu, leaky_relu, abs, erf, gelu, sin or cos."""
+    parameterization: str = "ntk"
+    """ntk or standard."""
+    w_std: float = 2.0**0.5
+    """Standard deviation of the weights, in units of 1 / sqrt(fan-in)."""
+    b_std: float = 0.1
+    """Standard deviation of the biases."""
+    last_w_std: float | None = None
+    """w_std of the last layer, if another one: a small value starts the network near zero."""
+
+
+def _build_mlp(o: MlpOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
+    scales: WeightScales = {"w_std": o.w_std, "b_std": o.b_std, "last_w_std": o.last_w_std}
+    return mlp(math.prod(input_shape), output_size, o.widths, o.activation, o.parameterization, **scales)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogisticOptions:
+    """Options of logistic."""
+
+    zero_init: bool = True
+    """Start at zero."""
+
+
+def _build_logistic(o: LogisticOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
+    return logistic(math.prod(input_shape), output_size, o.zero_init)
+
+
+ENTRIES = (
+    ModelEntry(
+        "mlp",
+        "a multilayer perceptron of any depth, with the kernels of its infinite width",
+        _build_mlp,
+        MlpOptions,
+        function=mlp,
+        learning_rates={SQUARED_ERROR: 1.0, CROSS_ENTROPY: 1.0},
+    ),
+    ModelEntry(
+        "logistic",
+        "multinomial logistic regression, the linear mlp in the standard parameterization",
+        _build_logistic,
+        LogisticOptions,
+        function=logistic,
+        learning_rates={SQUARED_ERROR: 0.05, CROSS_ENTROPY: 0.1},
+    ),
+)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.checks import whole
-from fedtangent.models.dense_structure import flatten_inputs
+from fedtangent.models.dense import flatten_inputs
+from fedtangent.models.entry import SQUARED_ERROR, ModelEntry
 from fedtangent.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, check_std, select
 from fedtangent.types import Array, Key, Model, PyTree
 
@@ -74,3 +77,35 @@ def rbf_linear(
         output_size=output_size,
         structure=LinearStructure(features),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class RbfOptions:
+    """Options of rbf_linear."""
+
+    num_features: int = 100
+    """Radial basis functions."""
+    bandwidth: float = 0.08
+    """Width b of each."""
+    sigma: float = 1.0
+    """Standard deviation of the weights at the start."""
+
+
+def _build(o: RbfOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
+    if math.prod(input_shape) != 1:
+        raise ValueError(f"model: got 'rbf_linear' for examples of shape {input_shape}, must be one number each")
+    return rbf_linear(o.num_features, o.bandwidth, o.sigma, output_size=output_size)
+
+
+ENTRIES = (
+    ModelEntry(
+        "rbf_linear",
+        "a linear model of radial basis functions of one number, whose kernel is exact (Fed-ensemble's toy)",
+        _build,
+        RbfOptions,
+        ("shi2024",),
+        function=rbf_linear,
+        kinds=("vector",),
+        learning_rates={SQUARED_ERROR: 0.1},
+    ),
+)

@@ -7,6 +7,7 @@ with the four gates side by side.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedtangent.checks import choice, whole
+from fedtangent.models.entry import CROSS_ENTROPY, SQUARED_ERROR, ModelEntry
 from fedtangent.models.kernels import check_dtype
 from fedtangent.types import Array, Key, Model, PyTree
 
@@ -168,3 +170,39 @@ def lstm(
 
     name = f"lstm({vocabulary}, {embedding}, {layers}x{units})"
     return Model(name=name, init=init, apply=apply, kernel=None, output_size=sizes[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class LstmOptions:
+    """Options of lstm."""
+
+    embedding: int = 8
+    """Dimensions of a character."""
+    units: int = 256
+    """Units of a layer."""
+    layers: int = 2
+    """LSTM layers."""
+    positions: str = "last"
+    """last: the character after the whole text; all: that after each one."""
+    differentiation: str = "reverse"
+    """reverse (fast), or any, which NTK-FL needs."""
+
+
+def _build(o: LstmOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
+    # the number of characters of an example is left open; there are as many kinds of them as outputs
+    return lstm(output_size, output_size, o.embedding, o.units, o.layers, o.positions, o.differentiation)
+
+
+ENTRIES = (
+    ModelEntry(
+        "lstm",
+        "FedAvg's next-character network: embedding, LSTM layers, a linear output (McMahan et al., 2017)",
+        _build,
+        LstmOptions,
+        ("mcmahan2017",),
+        function=lstm,
+        kinds=("tokens",),
+        loss=CROSS_ENTROPY,
+        learning_rates={SQUARED_ERROR: 0.1, CROSS_ENTROPY: 1.0},
+    ),
+)

@@ -21,7 +21,7 @@ from tensorflow_datasets.core.download.download_manager import NonMatchingChecks
 from tensorflow_datasets.core.download.resource import get_dl_fname
 from tensorflow_datasets.core.download.util import DownloadError
 
-from fedtangent.data.sources import idx
+from fedtangent.data import idx
 
 SPLITS = ("train", "test")
 

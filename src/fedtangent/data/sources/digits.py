@@ -1,0 +1,61 @@
+"""scikit-learn's handwritten digits, which need no files."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from fedtangent import checks
+from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry, ImageOptions, SourceInfo, as_float, first, images
+from fedtangent.data.partition import generator
+
+
+@dataclasses.dataclass(frozen=True)
+class DigitsOptions(ImageOptions):
+    """Options of digits."""
+
+    test_fraction: float = 0.2
+    """Share of the test set, between 0 and 1; each class is divided in this proportion (to within one)."""
+    dtype: str = "float64"
+    """Of the pixels: float32 or float64."""
+
+
+def _load(options: DigitsOptions, data_dir: Path | None, seed: int) -> Dataset:
+    """Images [n, 8, 8, 1] in [0, 1], split by class; the split and the order of the examples are random by ``seed``."""
+    rng, dtype = generator(seed), as_float(options.dtype)
+    checks.number("test_fraction", options.test_fraction, above=0, below=1)
+    from sklearn.datasets import load_digits as bundled
+
+    pixels, labels = bundled(return_X_y=True)
+    x, kind = images((pixels / 16).astype(dtype).reshape(-1, 8, 8), options.flatten)
+    train, test = _stratified(rng, labels, options.test_fraction)
+    x_train, y_train = first("num_train", options.num_train, x[train], labels[train].astype(np.int32))
+    x_test, y_test = first("num_test", options.num_test, x[test], labels[test].astype(np.int32))
+    info = SourceInfo(
+        "UCI optical recognition of handwritten digits, as bundled with scikit-learn", "CC BY 4.0", "embedded"
+    )
+    return Dataset("digits", x_train, y_train, x_test, y_test, 10, None, info, kind)
+
+
+def _stratified(rng: np.random.Generator, labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of a train and a test set, each class divided in the same proportion, each set in random order."""
+    train, test = [], []
+    for c in np.unique(labels):
+        own = rng.permutation(np.flatnonzero(labels == c))
+        cut = min(max(round(test_fraction * len(own)), 1), len(own) - 1)
+        test.append(own[:cut])
+        train.append(own[cut:])
+    return rng.permutation(np.concatenate(train)), rng.permutation(np.concatenate(test))
+
+
+ENTRIES = (
+    DatasetEntry(
+        "digits",
+        "handwritten digits, 1797 grey images of 8 x 8, bundled with scikit-learn",
+        _load,
+        DigitsOptions,
+        kind=IMAGE,
+    ),
+)
