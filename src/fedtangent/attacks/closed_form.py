@@ -11,7 +11,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedtangent.attacks.observation import Observed
-from fedtangent.models.dense_structure import DenseStructure
+from fedtangent.models.dense import DenseStructure
 from fedtangent.types import Array, Model, PyTree
 
 

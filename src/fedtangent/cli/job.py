@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import sys
 from pathlib import Path
@@ -125,7 +124,7 @@ def _prepare(o: TrainOptions) -> Job:
     clients, server_data, shared = _at_server(o, loaded, clients)
     clients, held = _to_validate(o, clients)
     train, test = _split(loaded, "train"), _split(loaded, "test")
-    model = _model(o, loaded.x_train.shape[1:], train.targets.shape[1])
+    model = _model(o, loaded, train.targets.shape[1])
     plan = plan_of.build(o, clients.num_clients)
     plan = catalogue.faulty(plan, clients.sizes, o.dropout, o.keep_first, o.completion_time, o.completion_spread)
     if o.algorithm == "dp_fed_avg" and not 0 < o.delta < 1:
@@ -142,9 +141,9 @@ def _prepare(o: TrainOptions) -> Job:
     watched = model if o.diagnostics == "kernel" else None
     if watched is not None:
         check_watchable(algorithm, watched, clients.num_clients, o.diagnostics_examples)
-    x = np.asarray(loaded.x_train, np.float32)
-    federated = data.federated_data(x, np.asarray(y), clients, dtype=jnp.float32)
-    of_clients = None if own_test is None else data.federated_data(x, np.asarray(y), own_test, dtype=jnp.float32)
+    x = np.asarray(train.x)
+    federated = data.federated_data(x, np.asarray(y), clients)
+    of_clients = None if own_test is None else data.federated_data(x, np.asarray(y), own_test)
     first = checkpoints_of(o, name, seeds_of(o)[0])
     resolve_mapping(algorithm, federated, o.num_rounds, o.mapping, first if first.resume else None, measure=False)
     some = jax.tree.map(lambda a: a[:EVALUATED_TRAIN], train)
@@ -169,7 +168,11 @@ def _at_server(
     """The clients' examples once the server has its own, those (FedBE), and the shared ones (data sharing)."""
     if o.algorithm == "fed_be":
         held = _drawn(o, clients)
-        return sharing.without(clients, held), jnp.asarray(loaded.x_train[held], jnp.float32), None
+        return (
+            sharing.without(clients, held),
+            jnp.asarray(loaded.x_train[held], _input_dtype(loaded)),
+            None,
+        )
     if o.algorithm == "data_sharing":
         if not 0 < o.shared_fraction < 1:
             raise ValueError(f"shared_fraction: got {o.shared_fraction}, must be above 0 and below 1")
@@ -277,36 +280,26 @@ def _checkpoint_folder(o: TrainOptions, seed: int) -> Path:
     return o.output / "checkpoints" / ("" if o.seeds is None else f"seed-{seed}")
 
 
+def _input_dtype(loaded: data.Dataset) -> Any:
+    return jnp.int32 if loaded.kind == "tokens" else jnp.float32
+
+
 def _split(loaded: data.Dataset, which: str) -> Split:
     x, y = getattr(loaded, f"x_{which}"), getattr(loaded, f"y_{which}")
     finite(f"x_{which}", x)
     finite(f"y_{which}", y)
-    inputs = jnp.asarray(x, jnp.float32)
+    inputs = jnp.asarray(x, _input_dtype(loaded))
     if loaded.num_classes == 0:
         return Split(inputs, jnp.asarray(y, jnp.float32), None)
     targets = data.classification_targets(y, loaded.num_classes, centred=True)
     return Split(inputs, jnp.asarray(targets, jnp.float32), jnp.asarray(y, jnp.int32))
 
 
-def _model(o: TrainOptions, shape: tuple[int, ...], output_size: int) -> Model:
+def _model(o: TrainOptions, loaded: data.Dataset, output_size: int) -> Model:
     given: dict[str, Any] = {}
     if o.model == "mlp":
         given = {"widths": o.widths, "activation": o.activation, "parameterization": o.parameterization}
-    if o.model == "cnn":
-        given = {"input_shape": _image_shape(shape)}
-    if o.model == "lstm":
-        raise ValueError(f"model: lstm reads characters, but the data set {o.dataset} holds numbers")
-    return models.build(o.model, int(np.prod(shape)), output_size, **given)
-
-
-def _image_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Height, width and channels of an example: a flat one must be a square of one channel."""
-    if len(shape) == 1:
-        side = math.isqrt(shape[0])
-        if side * side != shape[0] or side < 2:
-            raise ValueError(f"model: cnn needs images, but an example has {shape[0]} numbers, which is no square")
-        return (side, side, 1)
-    return shape if len(shape) == 3 else (*shape, 1)
+    return models.build(o.model, loaded.input_shape, output_size, loaded.kind, **given)
 
 
 def say(line: str) -> None:

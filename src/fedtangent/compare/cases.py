@@ -35,7 +35,7 @@ class CaseEntry(Entry):
 
 
 def _sine(name: str, title: str, model: Callable[[int], Model], size: Scale, seed: int, is_linear: bool) -> Setting:
-    toy = datasets.load("sine", seed=seed, gap=not is_linear, points_per_client=3)
+    toy = datasets.load("sine", seed=seed, gap=not is_linear, points_per_user=3)
     user = np.asarray(toy.user_train)
     # One, two or three points a client, about two on average as in the paper: weights by examples must matter.
     kept = np.tile(np.arange(3), len(user) // 3) <= user % 3
@@ -94,7 +94,7 @@ def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
 
 
 def _images(name: str, title: str, data_dir: DataDir, size: Scale, seed: int, num_train: int = 100) -> Setting:
-    images = datasets.load(name, data_dir=data_dir, seed=seed, num_train=num_train, num_test=300)
+    images = datasets.load(name, data_dir=data_dir, seed=seed, flatten=True, num_train=num_train, num_test=300)
     x_train, x_test = standardised(np.asarray(images.x_train, np.float64), np.asarray(images.x_test, np.float64))
     # Per class, so that sizes differ too: weights by examples must matter.
     clients = partition.dirichlet(images.y_train, num_clients=10, alpha=1.0, seed=seed, min_size=2, method="per_class")

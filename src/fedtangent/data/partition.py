@@ -196,9 +196,7 @@ def of(clients: Any, num_examples: int | None = None) -> Partition:
         return from_index_maps(clients.indices, clients.offsets, num_examples)
     named = clients if isinstance(clients, Mapping) else dict(enumerate(clients)) if _is_list(clients) else None
     if not named:
-        raise ValueError(
-            f"partition: got {clients!r:.60}, must be a Partition or lists of indices, one or more"
-        )
+        raise ValueError(f"partition: got {clients!r:.60}, must be a Partition or lists of indices, one or more")
     parts = {}
     for name, rows in named.items():
         parts[name] = np.asarray(rows) if np.size(rows) else np.zeros(0, np.int32)

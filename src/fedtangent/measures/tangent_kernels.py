@@ -15,7 +15,7 @@ from fedtangent.checks import whole
 from fedtangent.data.dataset import classification_targets
 from fedtangent.kernels import measures
 from fedtangent.kernels.empirical import empirical_ntk
-from fedtangent.models.dense_structure import DenseStructure
+from fedtangent.models.dense import DenseStructure
 from fedtangent.models.linear import LinearStructure
 from fedtangent.types import Algorithm, Array, FederatedData, Key, Model, Partition, PyTree
 

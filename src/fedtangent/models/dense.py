@@ -169,9 +169,9 @@ def mlp(
     check_std(w_std=w_std, b_std=0.0 if b_std is None else b_std, last_w_std=last_w_std or 0.0)
     check_dtype(dtype, needs_x64=False)
     # Python floats: a NumPy scalar would turn float32 into float64
-    scales = [float(w_std)] * len(widths) + [float(w_std if last_w_std is None else last_w_std)]
+    stds = [float(w_std)] * len(widths) + [float(w_std if last_w_std is None else last_w_std)]
     b_std = None if b_std is None else float(b_std)
-    layers = tuple(_Layer(*layer, b_std) for layer in zip(sizes[:-1], sizes[1:], scales, strict=True))
+    layers = tuple(_Layer(*layer, b_std) for layer in zip(sizes[:-1], sizes[1:], stds, strict=True))
     dense = tuple(
         DenseLayer(layer.w_std / layer.fan_in**0.5, b_std)
         if parameterization == "ntk"

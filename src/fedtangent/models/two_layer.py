@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.checks import whole
-from fedtangent.models.dense_structure import flatten_inputs
+from fedtangent.models.dense import flatten_inputs
 from fedtangent.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, check_std, select
 from fedtangent.types import Array, Key, Model, PyTree
 

@@ -48,7 +48,7 @@ class Trained(NamedTuple):
 def load(
     seed: int, num_clients: int, points_per_client: int, gap: bool, spacing: float = 0.0, test_points: int = 201
 ) -> SineData:
-    """The paper's sine data (``data.embedded.load_sine``), if asked with inputs at least ``spacing`` apart.
+    """The paper's sine data (``data.sources.sine``), if asked with inputs at least ``spacing`` apart.
 
     For ``spacing`` > 0 clients are taken in the order in which they are drawn, and left out if one of their inputs is
     too close to another. Close inputs make the tangent kernel singular, and Theorem 2 assumes that it is not.
@@ -58,7 +58,7 @@ def load(
     if not (math.isfinite(spacing) and spacing >= 0):
         raise ValueError(f"spacing: got {spacing}, must be 0 or more")
     drawn = num_clients * (CANDIDATES if spacing > 0 else 1)
-    toy = data.load("sine", seed=seed, num_clients=drawn, points_per_client=points_per_client, gap=gap,
+    toy = data.load("sine", seed=seed, num_users=drawn, points_per_user=points_per_client, gap=gap,
                     test_points=test_points)  # fmt: skip
     kept: list[int] = []
     x = np.asarray(toy.x_train, np.float64).reshape(drawn, points_per_client)

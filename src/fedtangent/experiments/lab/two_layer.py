@@ -48,7 +48,7 @@ def problem(name: str, data_dir: Path | None, num_examples: int, num_clients: in
     if name == "sphere":
         x, classes = rng.standard_normal((num_examples, SPHERE_DIMENSION)), rng.integers(0, 2, num_examples)
     else:
-        loaded = datasets.load(name, data_dir=data_dir, seed=seed)
+        loaded = datasets.load(name, data_dir=data_dir, seed=seed, flatten=True)
         if num_examples > len(loaded.x_train):
             raise ValueError(f"num_examples: got {num_examples}, must be at most {len(loaded.x_train)}")
         kept = rng.choice(len(loaded.x_train), num_examples, replace=False)

@@ -32,7 +32,7 @@ from fedtangent.federated.wire.sparsify import (
     threshold_of,
     thresholds,
 )
-from fedtangent.models.dense_structure import DenseStructure, forward
+from fedtangent.models.dense import DenseStructure, forward
 from fedtangent.types import Array, Model, PyTree
 
 BLOCK_BYTES = 2**27  # of the Jacobians of a block of examples

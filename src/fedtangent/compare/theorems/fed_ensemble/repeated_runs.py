@@ -64,7 +64,7 @@ def sine_problem(
     The paper gives neither step size nor local steps: the step here is half of the largest that is stable whatever
     the data, ``1 / max_x Theta(x, x)``. ``seed`` draws the data; the 100 centres are those of seed 0.
     """
-    toy = data.load("sine", seed=seed, num_clients=num_clients, points_per_client=points_per_client, gap=gap,
+    toy = data.load("sine", seed=seed, num_users=num_clients, points_per_user=points_per_client, gap=gap,
                     test_points=TEST_POINTS)  # fmt: skip
 
     def model(outputs: int) -> Model:
