@@ -160,7 +160,7 @@ def check(study: Study) -> None:
 def load(study: Study, seed: int) -> ImageData:
     """The data of one seed, with the whole test set."""
     s = study.settings
-    loaded = data.load(study.dataset, data_dir=study.data_dir, seed=seed)
+    loaded = data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)
     if s.num_train > len(loaded.x_train):
         raise ValueError(f"num_train: got {s.num_train}, must be from 0 (all) to {len(loaded.x_train)}")
     rows = np.random.default_rng(seed).permutation(len(loaded.x_train))[: s.num_train or None]
@@ -179,7 +179,7 @@ def network(s: BarrierSettings, images: ImageData) -> Model:
     if s.model == "mlp":
         return models.build("mlp", size, outputs, widths=(s.width,), parameterization="standard")
     side = math.isqrt(size)
-    return models.build("cnn", size, outputs, input_shape=(side, side, 1))
+    return models.build("cnn", (side, side, 1), outputs)
 
 
 def ensemble(s: BarrierSettings, model: Model) -> Algorithm:

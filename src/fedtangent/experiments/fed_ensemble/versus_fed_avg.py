@@ -91,7 +91,7 @@ SCALES = {
 
 def divide(study: Study, seed: int) -> Trial:
     """The data of one seed; clients hold exactly ``classes_per_client`` classes each."""
-    s, loaded = study.settings, data.load(study.dataset, data_dir=study.data_dir, seed=seed)
+    s, loaded = study.settings, data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)
     drawn = draw(loaded, seed, s.num_train, s.num_validation, s.num_test)
     clients = partition.classes(drawn.y["train"], s.num_clients, s.classes_per_client, seed)
     return trial_of(drawn, clients, seed, loaded.num_classes)

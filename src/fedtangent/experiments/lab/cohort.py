@@ -137,7 +137,7 @@ def divide(name: str, data_dir: Path | None, seed: int, s: CohortSettings) -> Tr
     examples of all of them), or i.i.d. draws whose images each client distorts in its own way (``"shifted"``:
     ``distorted``). Raises ``ValueError`` for more examples or clients than there are.
     """
-    loaded = data.load(name, data_dir=data_dir, seed=seed)
+    loaded = data.load(name, data_dir=data_dir, seed=seed, flatten=True)
     drawn = draw(loaded, seed, s.num_train, s.num_validation, s.num_test)
     mean, deviation = float(loaded.x_train.mean()), float(loaded.x_train.std())
     clients, x = _clients(loaded, drawn.y["train"], drawn.train, seed, s), dict(drawn.x)

@@ -100,7 +100,7 @@ def run(study: Study) -> Outcome:
 
 def cohort(study: Study, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Pooled inputs [N, d] and labels [N] of ``num_clients`` clients, at most ``examples_per_client`` of each."""
-    s, loaded = study.settings, datasets.load(study.dataset, data_dir=study.data_dir, seed=seed)
+    s, loaded = study.settings, datasets.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)
     clients = partition.dirichlet(loaded.y_train, s.total_clients, s.alpha, seed)
     rng = np.random.default_rng(seed)
     chosen = rng.choice(s.total_clients, s.num_clients, replace=False)

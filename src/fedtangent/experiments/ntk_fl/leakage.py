@@ -77,7 +77,7 @@ def load(s: LeakageSettings, name: str, data_dir: Path | None, seed: int) -> Att
 
     Raises ``ValueError`` for more images than there are.
     """
-    held = data.load(name, data_dir=data_dir, seed=seed, dtype="float32")
+    held = data.load(name, data_dir=data_dir, seed=seed, flatten=True, dtype="float32")
     wanted = s.num_images + s.num_known
     if wanted > len(held.x_test):
         raise ValueError(f"num_images: got {wanted} with num_known, the test set has {len(held.x_test)}")
