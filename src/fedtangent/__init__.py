@@ -15,7 +15,7 @@ The public API on one screen::
     attacks.from_jacobians, ssim                            what a curious server reads
     kernels.analytic, kernels.empirical_ntk                 tangent kernels
     measures.tangent_kernels                                kernels along training: drift, alignment, commutators
-    measures.uncertainty                                    entropies, calibration, intervals, bias and variance
+    measures.uncertainty                                    entropies, calibration, intervals
     theory.gp_limit, theory.federated_flow                  what must come out
     compare.run(setting)                                    the two side by side
 """

@@ -27,16 +27,16 @@ class Difference(NamedTuple):
 
 
 def differences(
-    sweep: Sweep, metric: str, baseline: Config, evaluation: int = -1, confidence: float = 0.95, paired: bool = True
+    sweep: Sweep, metric: str, baseline: Config, evaluation: int = -1, confidence: float = 0.95
 ) -> list[Difference]:
-    """Every other configuration against ``baseline``, in the order of the sweep.
+    """Every other configuration against ``baseline``, in the order of the sweep: paired differences, seed by seed.
+
+    The intervals are Student's, of n - 1 degrees of freedom.
 
     Args:
         metric: a metric that is one number per run and evaluation.
         baseline: values that name exactly one configuration; names may be left out.
         evaluation: place among ``sweep.rounds``, by default the last.
-        paired: differences seed by seed, with Student's t of n - 1 degrees of freedom; otherwise the two samples are
-            taken as independent, with Welch's standard error and degrees of freedom.
 
     Raises ``ValueError`` for fewer than two seeds, an unknown metric, a baseline that is not exactly one configuration,
     or a confidence outside (0, 1).
@@ -49,7 +49,7 @@ def differences(
         raise ValueError(f"baseline: {baseline} names {len(matching)} configurations, must name exactly one")
     base = values[:, matching[0]]
     others = [(config, values[:, i]) for i, config in enumerate(sweep.configs) if i != matching[0]]
-    return [_difference(config, mine, base, confidence, paired) for config, mine in others]
+    return [_difference(config, mine - base, confidence) for config, mine in others]
 
 
 def half_width(values: np.ndarray, confidence: float = 0.95) -> np.ndarray:
@@ -75,16 +75,7 @@ def _values(sweep: Sweep, metric: str, evaluation: int) -> np.ndarray:
     return sweep.metrics[metric][:, :, evaluation].astype(np.float64)
 
 
-def _difference(config: Config, mine: np.ndarray, base: np.ndarray, confidence: float, paired: bool) -> Difference:
-    from scipy.stats import t
-
-    n = len(mine)
-    mean = float(np.mean(mine - base))
-    if paired:
-        error, freedom = float(np.std(mine - base, ddof=1)) / math.sqrt(n), float(n - 1)
-    else:
-        a, b = np.var(mine, ddof=1) / n, np.var(base, ddof=1) / n
-        error = math.sqrt(a + b)
-        freedom = float((a + b) ** 2 * (n - 1) / (a**2 + b**2)) if error > 0 else float(n - 1)
-    half = float(t.ppf(0.5 + confidence / 2, freedom)) * error
-    return Difference(config, mean, mean - half, mean + half, error, n)
+def _difference(config: Config, apart: np.ndarray, confidence: float) -> Difference:
+    mean, half = float(np.mean(apart)), float(half_width(apart, confidence))
+    error = float(np.std(apart, ddof=1)) / math.sqrt(len(apart))
+    return Difference(config, mean, mean - half, mean + half, error, len(apart))

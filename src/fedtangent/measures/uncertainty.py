@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import logsumexp, ndtri
 
 from fedtangent.checks import choice, whole
@@ -39,15 +40,6 @@ class Interval(NamedTuple):
 
     low: Array
     high: Array
-
-
-class BiasVariance(NamedTuple):
-    """The three terms and their sum, averaged over points and outputs; ``noise + bias + variance == total``."""
-
-    noise: Array  # [] data uncertainty, E (y - E[y | x])^2
-    bias: Array  # [] squared bias
-    variance: Array  # [] knowledge uncertainty
-    total: Array  # [] mean squared error of a run against an observation
 
 
 def log_probability(members: Array) -> Array:
@@ -221,62 +213,24 @@ def coverage_interval(share: float | Array, num_points: int, level: float = 0.95
     return Interval((centre - half) / scale, (centre + half) / scale)
 
 
-def ood_auroc(inside: Array, outside: Array) -> Array:
-    """Area under the ROC curve of a score that should be larger out of distribution, [].
+def ood_auroc(inside: Array, outside: Array) -> float:
+    """Area under the ROC curve of a score that should be larger out of distribution, by scikit-learn.
 
     The probability that an example from ``outside`` [m] scores above one from ``inside`` [n], a tie counting one half
     (the Mann-Whitney statistic; Hanley and McNeil, 1982). 0.5 is chance. Any score does: an entropy, the mutual
-    information, a variance. Not a number if a score is not.
+    information, a variance.
 
-    Raises ``ValueError`` for scores that are not 1-D or of which there are none.
+    Raises ``ValueError`` for scores that are not 1-D, of which there are none, or that are not finite.
     """
+    from sklearn.metrics import roc_auc_score  # a second to import, and nothing else here needs it
+
     for name, scores in (("inside", inside), ("outside", outside)):
         if scores.ndim != 1 or scores.shape[0] == 0:
-            raise ValueError(f"{name}: must hold one or more scores [n], got shape {scores.shape}")
-    ranked = jnp.sort(inside)
-    below = jnp.searchsorted(ranked, outside, side="left")
-    not_above = jnp.searchsorted(ranked, outside, side="right")
-    dtype = jnp.result_type(inside.dtype, outside.dtype, jnp.float32)
-    area = jnp.mean((below + not_above).astype(dtype)) / (2 * inside.shape[0])
-    return jnp.where(jnp.any(jnp.isnan(inside)) | jnp.any(jnp.isnan(outside)), jnp.nan, area)
-
-
-def bias_variance(runs: Array, targets: Array, noise_variance: float | Array | None = None) -> BiasVariance:
-    """Mean squared error as noise + squared bias + variance over repeated runs (FE-2021, equation 3).
-
-    ``E (y - h)^2 = E (y - E y)^2 + E (E y - E h)^2 + E (h - E h)^2``, the expectations of h over runs, of y over
-    observations at the same point, and the outer ones over points; averages here are over the n points and the C
-    outputs. FE-2024, equation 10 prints h for E h in the second term, with which the two sides differ by the variance.
-
-    Args:
-        runs: predictions of R independent runs, [R, n, C], R >= 2 (of ensembles: the mean over each run's members).
-        targets: [M, n, C], M >= 2 observations of y at every point; or [n, C], the expectation of y itself (where it
-            is a single observation, its noise is counted as bias).
-        noise_variance: with targets [n, C] only: the variance of y, a number or [n, C], 0 by default.
-
-    All three are unbiased estimates: the variance divides by R - 1, the noise by M - 1, and from the squared distance
-    of the two means their own sampling variances, ``variance / R`` and ``noise / M``, are taken off, so a small bias
-    may come out below zero. They still sum to the mean squared error over all pairs of run and observation, exactly.
-
-    Raises ``ValueError`` for other shapes, fewer than two runs or observations, a noise variance beside observations
-    or below zero.
-    """
-    _check_repeated("runs", runs)
-    count = runs.shape[0]
-    mean, variance = jnp.mean(runs, axis=0), jnp.mean(jnp.var(runs, axis=0, ddof=1))
-    if targets.ndim == 3:
-        _check_repeated("targets", targets)
-        if noise_variance is not None:
-            raise ValueError("noise_variance: is estimated where there are several observations, must not be given")
-        noise = jnp.mean(jnp.var(targets, axis=0, ddof=1))
-        expected, error_of_expected = jnp.mean(targets, axis=0), noise / targets.shape[0]
-    else:
-        spread = _noise(0.0 if noise_variance is None else noise_variance, runs.shape[1:], runs.dtype)
-        noise, expected, error_of_expected = jnp.mean(spread), targets, jnp.zeros((), runs.dtype)
-    if expected.shape != mean.shape:
-        raise ValueError(f"targets: got shape {targets.shape}, must end in the points and outputs {mean.shape} of runs")
-    bias = jnp.mean((expected - mean) ** 2) - variance / count - error_of_expected
-    return BiasVariance(noise, bias, variance, noise + bias + variance)
+            raise ValueError(f"{name}: got shape {scores.shape}, must be one or more scores [n]")
+        if not bool(jnp.all(jnp.isfinite(scores))):
+            raise ValueError(f"{name}: got scores that are not finite, must be finite")
+    is_outside = np.repeat([0, 1], [len(inside), len(outside)])
+    return float(roc_auc_score(is_outside, np.concatenate([np.asarray(inside), np.asarray(outside)])))
 
 
 def _entropy(log_p: Array) -> Array:
@@ -331,8 +285,3 @@ def _check_labels(members: Array, labels: Array) -> None:
             f"labels: got {labels.dtype} {labels.shape}, must be integers [n] for members {members.shape}, "
             f"that is ({members.shape[1]},)"
         )
-
-
-def _check_repeated(name: str, values: Array) -> None:
-    if values.ndim != 3 or values.shape[0] < 2 or 0 in values.shape:
-        raise ValueError(f"{name}: got shape {values.shape}, must be [repetitions, n, C] with at least 2 repetitions")

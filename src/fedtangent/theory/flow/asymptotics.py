@@ -8,7 +8,7 @@ trains; with these at their initial value the fixed point is unique.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
@@ -218,16 +218,19 @@ def _influence_at_end(flow: Flow, model: int) -> tuple[np.ndarray, np.ndarray, f
     return on_residual, on_along, float(flow.numbers.homogeneity) if decays else 0.0
 
 
-def largest_stable(spectrum_at: Callable[[float], Spectrum], small: float, tolerance: float) -> float:
-    """The end of the factors, from 0 on, whose passes do not grow, to a relative tolerance; inf, or 0 for none.
+def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
+    """The end of the factors of the step sizes, from 0 on, whose passes do not grow; inf, or 0 for none.
 
-    Doubling begins at ``small``.
+    To a relative ``tolerance``. Doubling begins at a factor far below any client's bound.
     """
+    last, stiffest = float(flow.rounds.learning_rate[-1]), float(np.max(flow.clients.largest_eigenvalue))
+    small = 1.0 if stiffest == 0 else float(np.min(flow.partition.sizes.clip(1))) / stiffest / 64 / last
 
     def grows(factor: float) -> bool:
+        rounds = flow.rounds._replace(learning_rate=flow.rounds.learning_rate * factor)
         with np.errstate(over="ignore", invalid="ignore"):
             try:
-                return spectrum_at(factor).radius > 1 + 1e-9
+                return spectrum(replace(flow, rounds=rounds), model).radius > 1 + 1e-9
             except np.linalg.LinAlgError:  # overflowed
                 return True
 

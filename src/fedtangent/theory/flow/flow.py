@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -148,10 +148,6 @@ class Flow:
     def mean(self, r: int | Sequence[int], model: int | None = None) -> Array:
         """Mean over initial functions of mean zero, ``Theta(x, X) M_r Y``: [..., m, C]."""
         return self.predict(*self._zero_functions(model), r, model)
-
-    def train_mean(self, r: int | Sequence[int], model: int | None = None) -> Array:
-        """The same at the training points: [..., n, C]."""
-        return self.predict_train(self._zero_functions(model)[0], r, model)
 
     def residual(self, r: int | Sequence[int], f0_train: Any = None, model: int | None = None) -> Array:
         """``f_r(X) - Y``, [..., n, C], for a given initial function, or for the mean over them (None)."""
@@ -308,9 +304,7 @@ class Flow:
         """
         whole("model", model, 0, self.num_models - 1)
         checks.check_rate("tolerance", tolerance, [()])
-        last, stiffest = float(self.rounds.learning_rate[-1]), float(np.max(self.clients.largest_eigenvalue))
-        small = 1.0 if stiffest == 0 else float(np.min(self.partition.sizes.clip(1))) / stiffest / 64 / last
-        return last * asymptotics.largest_stable(lambda factor: at_rate(self, factor).spectrum(model), small, tolerance)
+        return float(self.rounds.learning_rate[-1]) * asymptotics.largest_stable(self, model, tolerance)
 
     def limit_distance(self, r: int, model: int = 0, limit: Gaussian | None = None) -> LimitDistance:
         """How far round r's mean and covariance are from Theorem 2's (``limit``, by default ``gp_limit``'s).
@@ -440,11 +434,6 @@ class Flow:
         models = (self.num_models,) if model is None else ()
         num_test = self.kernels.ntk_test_train.shape[0] // (1 if self.outputs == "shared" else self.y_train.shape[1])
         return np.zeros((*models, *self.y_train.shape)), np.zeros((*models, num_test, self.y_train.shape[1]))
-
-
-def at_rate(flow: Flow, factor: float) -> Flow:
-    """The same run with every local step size times ``factor``."""
-    return replace(flow, rounds=flow.rounds._replace(learning_rate=flow.rounds.learning_rate * factor))
 
 
 def _relative_distance(value: Any, reference: Any) -> float:

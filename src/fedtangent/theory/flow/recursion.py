@@ -165,42 +165,26 @@ def influence(kind: Kind, program: Program, theta_x: Array, beta: Array, active:
 
 def one_round(kind: Kind, program: Program, given: Input, beta: Array, state: State, j: Array) -> State:
     """The state after round ``j``, ``beta`` [K] being what is left of w_0 before it."""
-    numbers, rounds = program.numbers, program.rounds
-    controlled = kind.algorithm == "scaffold"
-    carried = [state.a, state.memory] if controlled and state.memory is not None else [state.a]
-    values = _products(program, jnp.concatenate(carried, axis=2), j)
-    moved = values[..., : state.a.shape[2]]
-    residual, tilt = given.residual - moved, None
-    if kind.decays and given.along is not None:
-        left = beta[None, :, None] * given.along
-        residual = residual + left - given.along
-        tilt = numbers.weight_decay * (left - moved)
-    elif controlled:
-        tilt = -values[..., state.a.shape[2] :]
-    change = jnp.zeros_like(state.a)  # sum of the clients' weighted moves
-    corrected = jnp.zeros_like(state.a)  # SCAFFOLD: sum of the weighted changes of c_i
-    pull = jnp.zeros(state.a.shape[1])  # sum of weight times kappa
-    normaliser = _mean_kappa(kind, program, j, state.a.shape[1]) if kind.algorithm == "fed_nova" else None
-    kept = []
-    for i, (bucket, slots) in enumerate(zip(program.buckets, rounds.slots, strict=True)):
-        weight, model = _weights_of(slots, rounds, j)
-        own = None if state.own is None else state.own[i].at[slots.place[j], model].get(mode="fill", fill_value=0.0)
-        answer = _answers(kind, program, bucket, slots, j, residual, tilt, own)
-        if normaliser is not None:
-            weight = weight * normaliser[model] / answer.kappa
-        at = bucket.rows[slots.place[j]], model[:, None]
-        change = change.at[at].add(weight[:, None, None] * answer.moves, mode="drop")
-        pull = pull.at[model].add(weight * answer.kappa)
-        if state.own is not None and own is not None:
-            step = _own_change(kind, numbers, answer, own)
-            step = jnp.where(slots.present[j][:, None, None], step, 0.0)
-            kept.append(state.own[i].at[slots.place[j], model].add(step))
-            corrected = corrected.at[at].add(weight[:, None, None] * step, mode="drop")
-    if kind.decays:
-        change = change - numbers.weight_decay * pull[None, :, None] * state.a
-    if controlled and state.memory is not None:
-        change = change - pull[None, :, None] * state.memory
-    return _server(kind, numbers, rounds, j, state, change, corrected, tuple(kept) or None)
+    felt = _felt(kind, program, given, beta, state, j)
+    sums = _trained(kind, program, felt, state, j)
+    change = _with_pull(kind, program.numbers, state, sums)
+    return _server(kind, program, j, state, change, sums)
+
+
+class _Felt(NamedTuple):
+    """What all training points feel at the server's models, [q, K, D] each."""
+
+    residual: Array
+    tilt: Array | None  # values of b (see ``clients``); None where nothing tilts all clients alike
+
+
+class _Sums(NamedTuple):
+    """What a round's clients answered, weighted and added up for each model."""
+
+    change: Array  # [q, K, D] coefficients of their moves
+    corrected: Array  # [q, K, D] SCAFFOLD: changes of c_i
+    pull: Array  # [K] kappa: how far a constant force moves them
+    own: tuple[Array, ...] | None  # what each client remembers now, not added up
 
 
 class _Answers(NamedTuple):
@@ -209,22 +193,62 @@ class _Answers(NamedTuple):
     kappa: Array  # [S]
 
 
+def _felt(kind: Kind, program: Program, given: Input, beta: Array, state: State, j: Array) -> _Felt:
+    controlled = kind.algorithm == "scaffold"
+    carried = [state.a, state.memory] if controlled and state.memory is not None else [state.a]
+    values = _products(program, jnp.concatenate(carried, axis=2), j)
+    moved = values[..., : state.a.shape[2]]
+    residual, tilt = given.residual - moved, None
+    if kind.decays and given.along is not None:
+        left = beta[None, :, None] * given.along
+        residual = residual + left - given.along
+        tilt = program.numbers.weight_decay * (left - moved)
+    elif controlled:
+        tilt = -values[..., state.a.shape[2] :]
+    return _Felt(residual, tilt)
+
+
+def _trained(kind: Kind, program: Program, felt: _Felt, state: State, j: Array) -> _Sums:
+    """Local training of the round's clients, bucket after bucket."""
+    rounds, num_models = program.rounds, state.a.shape[1]
+    change, corrected, pull = jnp.zeros_like(state.a), jnp.zeros_like(state.a), jnp.zeros(num_models)
+    normaliser = _mean_kappa(kind, program, j, num_models) if kind.algorithm == "fed_nova" else None
+    kept = []
+    for i, (bucket, slots) in enumerate(zip(program.buckets, rounds.slots, strict=True)):
+        weight, model = _weights_of(slots, rounds, j)
+        own = None if state.own is None else state.own[i].at[slots.place[j], model].get(mode="fill", fill_value=0.0)
+        answer = _answers(kind, program, bucket, slots, j, felt, own)
+        if normaliser is not None:
+            weight = weight * normaliser[model] / answer.kappa
+        at = bucket.rows[slots.place[j]], model[:, None]
+        change = change.at[at].add(weight[:, None, None] * answer.moves, mode="drop")
+        pull = pull.at[model].add(weight * answer.kappa)
+        if state.own is not None and own is not None:
+            step = _own_change(kind, program.numbers, answer, own)
+            step = jnp.where(slots.present[j][:, None, None], step, 0.0)
+            kept.append(state.own[i].at[slots.place[j], model].add(step))
+            corrected = corrected.at[at].add(weight[:, None, None] * step, mode="drop")
+    return _Sums(change, corrected, pull, tuple(kept) or None)
+
+
+def _with_pull(kind: Kind, numbers: Numbers, state: State, sums: _Sums) -> Array:
+    """The clients' move with that of the forces that do not come from data: weight decay, SCAFFOLD's c."""
+    change, pull = sums.change, sums.pull[None, :, None]
+    if kind.decays:
+        change = change - numbers.weight_decay * pull * state.a
+    if kind.algorithm == "scaffold" and state.memory is not None:
+        change = change - pull * state.memory
+    return change
+
+
 def _answers(
-    kind: Kind,
-    program: Program,
-    bucket: Bucket,
-    slots: BucketSlots,
-    j: Array,
-    residual: Array,
-    tilt: Array | None,
-    own: Array | None,
+    kind: Kind, program: Program, bucket: Bucket, slots: BucketSlots, j: Array, felt: _Felt, own: Array | None
 ) -> _Answers:
-    """What the clients of one bucket's slots make of their residuals in round ``j``."""
+    """What the clients of one bucket's slots make of what they feel in round ``j``."""
     place, rate = slots.place[j], program.rounds.learning_rate[j]
-    model = program.rounds.model[j][slots.slot[j]]
-    at = bucket.rows[place], model[:, None]
-    g = residual.at[at].get(mode="fill", fill_value=0.0)
-    b = None if tilt is None else tilt.at[at].get(mode="fill", fill_value=0.0)
+    at = bucket.rows[place], program.rounds.model[j][slots.slot[j]][:, None]
+    g = felt.residual.at[at].get(mode="fill", fill_value=0.0)
+    b = None if felt.tilt is None else felt.tilt.at[at].get(mode="fill", fill_value=0.0)
 
     def one(slot: tuple[Array, Array, Array, Array | None, Array | None]) -> Array:
         i, present, g, b, e = slot
@@ -268,26 +292,18 @@ def _own_change(kind: Kind, numbers: Numbers, answer: _Answers, own: Array) -> A
     return -answer.gradient / jnp.where(answer.kappa > 0, answer.kappa, 1.0)[:, None, None] - own
 
 
-def _server(
-    kind: Kind,
-    numbers: Numbers,
-    rounds: Rounds,
-    j: Array,
-    state: State,
-    change: Array,
-    corrected: Array,
-    own: tuple[Array, ...] | None,
-) -> State:
+def _server(kind: Kind, program: Program, j: Array, state: State, change: Array, sums: _Sums) -> State:
     """The server's part; a model that nobody trained keeps all it has."""
+    numbers, rounds = program.numbers, program.rounds
     trained, rate = rounds.trained[j][None, :, None], rounds.server_rate[j]
     fraction = rounds.fraction[j][None, :, None]
     if kind.algorithm == "fed_dyn" and state.memory is not None:
         h = state.memory - numbers.mu * fraction * change
-        return State(state.a + rate * jnp.where(trained, change - h / numbers.mu, 0.0), h, own)
+        return State(state.a + rate * jnp.where(trained, change - h / numbers.mu, 0.0), h, sums.own)
     if kind.algorithm == "scaffold" and state.memory is not None:
-        return State(state.a + rate * change, state.memory + fraction * corrected, own)
+        return State(state.a + rate * change, state.memory + fraction * sums.corrected, sums.own)
     moved, memory = _server_momentum(kind, numbers, change, state.memory, trained)
-    return State(state.a + rate * moved, memory, own)
+    return State(state.a + rate * moved, memory, sums.own)
 
 
 def _server_momentum(kind: Kind, numbers: Numbers, change: Array, memory: Any, trained: Array) -> tuple[Array, Any]:
