@@ -11,7 +11,6 @@ from fedtangent.theory.fed_ensemble.convergence import (
     FORMS,
     Networks,
     gap_from_drift,
-    initial_radius,
     kappa_2,
     kappa_3,
     kappa_4,
@@ -200,21 +199,6 @@ def test_stationary_points_that_do_not_coincide(maker):
     assert found.measured == pytest.approx(largest(best) / largest(0 * best), rel=1e-6)
     realisable = replace(few, y=few.train @ maker.rng.standard_normal((20, 2)))
     assert _names(realisable) == {"full_rank"}
-
-
-def test_initial_radius_has_its_probability():
-    rng = np.random.default_rng(5)
-    features = rng.standard_normal((12, 12)) * np.logspace(0, -2, 12)
-    prior, y = features @ features.T, rng.standard_normal((12, 3))
-    draws = np.einsum(
-        "np,dpc->dnc", np.linalg.cholesky(prior + 1e-12 * np.eye(12)), rng.standard_normal((20000, 12, 3))
-    )
-    norms = np.linalg.norm(draws - y, axis=(1, 2))
-    for delta in (0.5, 0.05):
-        assert np.mean(norms > initial_radius(prior, y, delta)) <= delta
-    assert np.mean(norms > 0.5 * initial_radius(prior, y, 0.05)) > 0.05
-    with pytest.raises(ValueError, match="delta must lie between 0 and 1, got 1"):
-        initial_radius(prior, y, 1)
 
 
 def test_gap_of_section_9_4():

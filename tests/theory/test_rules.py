@@ -402,11 +402,11 @@ def test_a_slot_of_traced_weight_zero_is_empty(maker, name):
 
 
 @pytest.mark.parametrize("dynamics", ["gradient_descent", "gradient_flow"])
-def test_the_derivative_by_prox_at_zero(maker, dynamics):
+def test_the_derivative_by_mu_at_zero(maker, dynamics):
     run, _ = made(maker, "everyone", "mu")
 
     def value(mu):
-        rule = {"algorithm": "fed_nova", "prox": mu, "dynamics": dynamics}
+        rule = {"algorithm": "fed_nova", "mu": mu, "dynamics": dynamics}
         return jnp.sum(run.flow(**rule).mean(10))
 
     at_zero = float(jax.grad(value)(0.0))

@@ -16,7 +16,6 @@ from fedtangent.theory.fed_ensemble.second_order import (
     expansion,
     exponential_average,
     exponential_product,
-    gram_operator,
     operator_u,
     variance,
 )
@@ -133,7 +132,6 @@ def test_age_operators_by_definition(toy):
         assert np.allclose(age.means[r], mean, rtol=0, atol=1e-13)
         assert np.allclose(age.variances[r], square - mean @ mean, rtol=0, atol=1e-13)
         assert np.allclose(age.discreteness[r], discrete, rtol=0, atol=1e-13)
-    assert np.allclose(gram_operator(toy.theta, toy.partition, 2), toy.gram(2), rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("dynamics", ["gradient_flow", "gradient_descent"])
@@ -223,8 +221,7 @@ BAD = {
     "round": (lambda t: t.age(0.1, rounds=[3]), r"rounds must be an integer in 0\.\.2, got 3"),
     "model": (lambda t: t.age(0.1, model=3), r"model must be an integer in 0\.\.2, got 3"),
     "rate": (lambda t: t.age(-0.1), "learning_rate must be finite and > 0, got -0.1"),
-    "theta": (lambda t: gram_operator(np.tri(3), t.partition, 0), "theta must be symmetric"),
-    "client": (lambda t: gram_operator(t.theta, t.partition, 5), r"client must be an integer in 0\.\.4, got 5"),
+    "theta": (lambda t: age_operators(np.tri(3), t.partition, t.cohorts, 1, 0.1), "theta must be symmetric"),
     "operators": (lambda t: exponential_product(np.ones((2, 3)), 0.1), r"operators must be \[K, n, n\].*\(2, 3\)"),
     "weights": (lambda t: exponential_average(np.ones((2, 3, 3)), [0.5, 0.6], 0.1), r"weights must be \[2\].*1\.1"),
     "no ages": (lambda t: condition_15([]), "ages must hold at least one age"),

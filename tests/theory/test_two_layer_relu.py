@@ -114,17 +114,6 @@ def test_a_round_of_fed_avg_by_the_asymmetric_kernel():
     assert np.linalg.norm(plain + second - true) > 0.02 * np.linalg.norm(true)  # the symmetric kernel H
 
 
-def test_undecided_neurons_are_those_that_some_weights_nearby_switch():
-    net, x, radius = draw(8, 200, 3), sphere(9, 5, 3), 0.3
-    for i, count in enumerate(theory.undecided_neurons(x, net.v, radius)):
-        ends = [(net.v + side * radius * x[i]) @ x[i] >= 0 for side in (-1, 1)]  # the direction that matters
-        assert count == np.sum(ends[0] != ends[1])
-    moves = np.random.default_rng(0).standard_normal((20, 200, 3))
-    moves *= radius / np.linalg.norm(moves, axis=2, keepdims=True)
-    flipped = [theory.active_neurons(x, net.v) != theory.active_neurons(x, net.v + m) for m in moves]
-    assert np.all(np.any(flipped, axis=0).sum(axis=1) <= theory.undecided_neurons(x, net.v, radius))
-
-
 def failures(width: int, num: int, radius: float, delta: float, form: str, draws: int = 4000) -> tuple[float, float]:
     """How often Lemma 1 fails for the first example, and for any: orthonormal inputs, so that they are independent."""
     z = np.abs(np.random.default_rng(1).standard_normal((draws, width, num)))

@@ -37,84 +37,13 @@ Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``
 FE-2021 and FE-2024 are the two papers on Fed-ensemble (arXiv 2021 and IEEE TASE 2024).
 """
 
+from fedtangent.theory import fed_ensemble, flow, ntk_fl
 from fedtangent.theory.assumptions import Assumption
-from fedtangent.theory.fed_ensemble import (
-    CovarianceTerms,
-    Networks,
-    Theorem1,
-    age_operators,
-    condition_15,
-    corollary_1,
-    covariance_terms,
-    decompose_laws,
-    decompose_runs,
-    ensemble_law,
-    ensemble_laws,
-    expansion,
-    exponential_average,
-    exponential_product,
-    gap_from_drift,
-    gp_limit,
-    kappa_4,
-    linearisation_gap,
-    theorem_1,
-    weight_movement,
-)
-from fedtangent.theory.flow import (
-    BestRate,
-    Flow,
-    LimitDistance,
-    PredictedLoss,
-    Rule,
-    Stability,
-    best_learning_rate,
-    federated_flow,
-    predicted_loss,
-)
-from fedtangent.theory.ntk_fl import (
-    NtkTheorem,
-    TwoLayerStart,
-    ntk_evolution,
-    ntk_theorem_1,
-    ntk_theorem_2,
-    weight_gap_bound,
-)
+from fedtangent.theory.fed_ensemble import *  # noqa: F403
+from fedtangent.theory.flow import *  # noqa: F403
+from fedtangent.theory.ntk_fl import *  # noqa: F403
 
-__all__ = [
-    "Assumption",
-    "BestRate",
-    "CovarianceTerms",
-    "Flow",
-    "LimitDistance",
-    "Networks",
-    "NtkTheorem",
-    "PredictedLoss",
-    "Rule",
-    "Stability",
-    "Theorem1",
-    "TwoLayerStart",
-    "age_operators",
-    "best_learning_rate",
-    "condition_15",
-    "corollary_1",
-    "covariance_terms",
-    "decompose_laws",
-    "decompose_runs",
-    "ensemble_law",
-    "ensemble_laws",
-    "expansion",
-    "exponential_average",
-    "exponential_product",
-    "federated_flow",
-    "gap_from_drift",
-    "gp_limit",
-    "kappa_4",
-    "linearisation_gap",
-    "ntk_evolution",
-    "ntk_theorem_1",
-    "ntk_theorem_2",
-    "predicted_loss",
-    "theorem_1",
-    "weight_gap_bound",
-    "weight_movement",
-]
+__all__ = ["Assumption"]
+__all__ += fed_ensemble.__all__
+__all__ += flow.__all__
+__all__ += ntk_fl.__all__

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.checks import finite, number, real_array, symmetric
+from fedtangent.checks import finite, number, real_array
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import Assumption, failing, report
@@ -90,29 +90,6 @@ def largest_progress(c1: float, c2: float, r0: float, width: float) -> float:
     square = _quartic(c1, c2, r0, width)
     # the root of square s^2 + c2 s = ln 2, written without a difference of nearly equal numbers
     return float(2 * np.log(2) / (c2 + np.sqrt(c2**2 + 4 * square * np.log(2))))
-
-
-def initial_radius(nngp_train: Any, y_train: Any, delta: float = 0.05) -> float:
-    """An R_0 with ``P(||f_0(X) - Y|| <= R_0) >= 1 - delta`` for ``f_0 ~ GP(0, K)``, C independent outputs.
-
-    FE-2021 section 9.3 asserts that one exists. ``||Y|| + sqrt(C tr K + 2 sqrt(C) ||K||_F s + 2 ||K|| s^2)``,
-    ``s^2 = ln(1 / delta)``: the triangle inequality and the tail of a weighted chi-square (Laurent and Massart,
-    Annals of Statistics 28, 2000, Lemma 1).
-
-    Args:
-        nngp_train: [n, n] covariance K; y_train: [n, C].
-
-    Raises:
-        ValueError: shapes that do not fit; ``delta`` outside (0, 1).
-    """
-    y = checks.check_targets(y_train)
-    prior = symmetric("nngp_train", nngp_train)
-    if len(prior) != len(y):
-        raise ValueError(f"nngp_train must be [{len(y)}, {len(y)}] for y_train {y.shape}, got {prior.shape}")
-    number("delta", delta, above=0, below=1)
-    s, outputs = np.sqrt(-np.log(delta)), y.shape[1]
-    square = outputs * np.trace(prior) + 2 * np.sqrt(outputs) * np.linalg.norm(prior) * s
-    return float(np.linalg.norm(y) + np.sqrt(square + 2 * np.linalg.norm(prior, 2) * s**2))
 
 
 @dataclass(frozen=True, repr=False)

@@ -134,19 +134,6 @@ class Condition15(NamedTuple):
     largest_factor: float  # the multiple of the step in use up to which (15) holds, to leading order
 
 
-def gram_operator(theta: Any, partition: Partition, client: int) -> np.ndarray:
-    """``Pi_i`` of FE-2021 section 9.2 on residuals at the training points, ``Theta(X, X_i) P_i / n_i``, [n, n].
-
-    Raises:
-        ValueError: a kernel that is not symmetric, a partition that does not fit it, a client without examples.
-    """
-    theta = symmetric("theta", theta)
-    partition = checks.check_partition(partition, len(theta))
-    rows = _rows(partition, whole("client", client, 0, partition.num_clients - 1))
-    held = np.bincount(rows, minlength=len(theta)) / len(rows)
-    return np.asarray(theta * held[None, :])
-
-
 def age_operators(
     theta: Any,
     partition: Partition,

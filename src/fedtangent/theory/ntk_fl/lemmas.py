@@ -83,17 +83,6 @@ def active_neurons(x: Any, v: Any) -> np.ndarray:
     return (inputs @ weights.T >= 0).astype(np.float64)
 
 
-def undecided_neurons(x: Any, v: Any, radius: float) -> np.ndarray:
-    """``|S_i|`` (17): neurons whose activity at x_i some weights within ``radius`` of v_r would change, [N].
-
-    For inputs of norm 1 these are ``|v_r' x_i| <= radius``.
-    """
-    inputs, weights = check_inputs(x), real_array("v", v)
-    active_neurons(inputs[:1], weights)
-    number("radius", radius, at_least=0)
-    return np.sum(np.abs(inputs @ weights.T) <= radius, axis=1)
-
-
 def undecided_bound(
     radius: float, alpha: float, delta: float, width: int, num_examples: int = 1, form: str = "printed"
 ) -> float:
