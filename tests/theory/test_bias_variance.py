@@ -179,20 +179,20 @@ def test_bad_input(runs):
     run, ones = runs[0], np.ones((4, 5, 2))
     (blocks, y, partition, _), rule = run.problem, run.rule()
     cases = {
-        "runs must be": lambda: decompose_runs(ones[:1], ones[0]),
-        "runs must be .* S, J >= 2": lambda: decompose_runs(ones[:, None], ones[0]),
-        "expected must have": lambda: decompose_runs(ones, ones[0, :4]),
-        "finite": lambda: decompose_runs(ones * np.nan, ones[0]),
-        "noise_variance must be": lambda: decompose_runs(ones, ones[0], -1.0),
-        "laws must be": lambda: decompose_laws([], ones[0]),
-        "expected must have the shape": lambda: decompose_laws([EnsembleLaw(ones[0], ones[0, :, 0])], ones[0, :4]),
-        "num_models must be an integer": lambda: corollary_1(blocks, y, 0),
-        "num_models must be that": lambda: corollary_1(blocks, y, 4, run.flow()),
-        "cohorts must be": lambda: ensemble_laws(blocks, y, partition, [], rule, (1,), K),
-        "a covariance needs": lambda: ensemble_laws(
+        "runs: got": lambda: decompose_runs(ones[:1], ones[0]),
+        "runs: got .* S, J >= 2": lambda: decompose_runs(ones[:, None], ones[0]),
+        "expected: got shape": lambda: decompose_runs(ones, ones[0, :4]),
+        "runs: got nan": lambda: decompose_runs(ones * np.nan, ones[0]),
+        "noise_variance: got -1.0": lambda: decompose_runs(ones, ones[0], -1.0),
+        "laws: got": lambda: decompose_laws([], ones[0]),
+        r"expected: got shape \(4, 2\)": lambda: decompose_laws([EnsembleLaw(ones[0], ones[0, :, 0])], ones[0, :4]),
+        "num_models: got 0": lambda: corollary_1(blocks, y, 0),
+        "num_models: got 4, must be that of the flow": lambda: corollary_1(blocks, y, 4, run.flow()),
+        r"cohorts: got \[\], must be": lambda: ensemble_laws(blocks, y, partition, [], rule, (1,), K),
+        "kernels: got None among": lambda: ensemble_laws(
             blocks._replace(nngp_test=None), y, partition, [run.cohorts], rule, (1,), K
         ),
-        "cohorts must be one or more of one shape": lambda: ensemble_laws(
+        "cohorts: got .*, must be one or more of one shape": lambda: ensemble_laws(
             blocks, y, partition, [run.cohorts, Cohort(*(leaf[:2] for leaf in run.cohorts))], rule, (1,), K
         ),
     }

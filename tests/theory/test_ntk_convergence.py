@@ -227,10 +227,10 @@ def refused(**changes):
     ("call", "message"),
     [
         (lambda: refused(residual=np.ones(3)), r"residual: got shape \(3,\), must be \(2,\)"),
-        (lambda: refused(learning_rate=0.0), "learning_rate must be pos"),
-        (lambda: refused(network=theory.TwoLayerStart(0)), "width must be positive"),
-        (lambda: refused(delta=0.0), "delta must lie between 0 and 1, got 0.0"),
-        (lambda: refused(network=3), "network must be a TwoLayerStart, got 3"),
+        (lambda: refused(learning_rate=0.0), "learning_rate: got 0.0, must be above 0"),
+        (lambda: refused(network=theory.TwoLayerStart(0)), "width: got 0, must be above 0"),
+        (lambda: refused(delta=0.0), "delta: got 0.0, must be above 0 and below 1"),
+        (lambda: refused(network=3), "network: got 3, must be a TwoLayerStart"),
         (lambda: refused(network=theory.TwoLayerStart(3, kernel=np.eye(3))), r"network.kernel: got shape \(3, 3\)"),
         (
             lambda: theory.ntk_theorem_2(np.eye(2), np.ones(2), CLIENTS, theory.TwoLayerStart(3), learning_rate=1.0,
@@ -239,16 +239,16 @@ def refused(**changes):
         ),
         (
             lambda: lemmas.weight_gap_bound([-1.0], learning_rate=1.0, width=2, input_size=2, radius=1.0),
-            r"gamma must be \[T\] numbers of at least 0",
+            r"gamma: got shape \(1,\), must be \[T\] numbers of at least 0",
         ),
         (
             lambda: lemmas.switched_bound([1.0], [1.0, 2.0], learning_rate=1.0, width=2, input_size=2,
                                               num_examples=1),
-            r"switched must have shape \(1,\), got \(2,\)",
+            r"switched: got shape \(2,\), must be \(1,\)",
         ),
         (
             lambda: lemmas.residual_part([-1.0], learning_rate=1.0, width=2, input_size=2, num_examples=1),
-            r"apart must be \[T \+ 1\] numbers of at least 0",
+            r"apart: got shape \(1,\), must be \[T \+ 1\] numbers of at least 0",
         ),
     ],
 )  # fmt: skip

@@ -95,7 +95,7 @@ def test_the_exponential_is_not_the_discrete_power() -> None:
 def test_an_unstable_step_is_refused_with_its_bound(factor: float) -> None:
     k = blocks()
     bound = 2 / np.linalg.eigvalsh(k.ntk_train)[-1]
-    with pytest.raises(ValueError, match=r"step: got .* at most 2 / lambda_max = " + f"{bound:.6g}"):
+    with pytest.raises(ValueError, match=f"step: got .*, must be above 0 and at most {bound:g}"):
         ntk_evolution(k, factor * bound / 2, 10)
 
 
@@ -109,5 +109,5 @@ def test_a_time_that_is_no_number_of_steps_is_refused(time: float) -> None:
 @pytest.mark.parametrize("value", ["0.1", None, True, np.ones(2)])
 def test_what_is_no_number_is_refused(name: str, value: object) -> None:
     given = {"step": 1e-3, "time": 10, name: value}
-    with pytest.raises(ValueError, match=f"{name}: got .*, must be a number"):
+    with pytest.raises(ValueError, match=f"{name}: got .*, must be (a|one) "):
         ntk_evolution(blocks(), **given)  # type: ignore[arg-type]

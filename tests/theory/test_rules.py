@@ -314,10 +314,10 @@ def test_derivatives_of_every_number(maker):
 
 
 BAD = {
-    "algorithm": ({"algorithm": "fed_prox"}, "algorithm must be one of .* got 'fed_prox'"),
-    "dynamics": ({"dynamics": "flow"}, "dynamics must be one of .* got 'flow'"),
-    "mu": ({"mu": -1.0}, "mu must be >= 0, got -1.0"),
-    "decay": ({"weight_decay": np.nan}, "weight_decay must be finite, got nan"),
+    "algorithm": ({"algorithm": "fed_prox"}, "algorithm: got 'fed_prox', allowed are fed_avg"),
+    "dynamics": ({"dynamics": "flow"}, "dynamics: got 'flow', allowed are gradient_descent"),
+    "mu": ({"mu": -1.0}, "mu: got -1.0, must be at least 0"),
+    "decay": ({"weight_decay": np.nan}, "weight_decay: got nan, must be at least 0 and finite"),
     "mu missing": ({"algorithm": "fed_dyn"}, "mu: got 0.0, must be above 0 for algorithm 'fed_dyn'"),
     "momentum": ({"server_momentum": 1.0}, "server_momentum: got 1.0, must be below 1"),
     "nesterov": ({"nesterov": True}, "nesterov: got True, needs a server_momentum"),
@@ -330,11 +330,11 @@ BAD = {
     "decay with fed_nova": ({"algorithm": "fed_nova", "weight_decay": 0.5}, "weight_decay: got one for .*'fed_nova'"),
     "weights of steps": ({"step_weights": np.ones(3)}, r"step_weights: got shape \(3,\), must be one .*, \[5\]"),
     "negative weights": ({"step_weights": -np.ones(5)}, "step_weights: got .*, must be finite, at least 0"),
-    "ragged weights": ({"step_weights": [[1.0], 2.0]}, "step_weights must be real numbers in one array"),
+    "ragged weights": ({"step_weights": [[1.0], 2.0]}, "step_weights: .*, must be real numbers in one array"),
     "scaffold's steps": ({"algorithm": "scaffold", "step_weights": np.ones(5)}, "step_weights: got one for .*scaffold"),
     "batches of fewer": ({"batches": [[[0]]]}, "batches: got 1 lists, must be one list per client, 6"),
     "batches of none": ({"batches": 3}, "batches: got 3, must be one list per client, 6"),
-    "homogeneity": ({"homogeneity": np.ones(2)}, "homogeneity must be one number"),
+    "homogeneity": ({"homogeneity": np.ones(2)}, "homogeneity: got an array .*, must be one number"),
     "normaliser": ({"algorithm": "fed_nova", "mu": 40.0}, "mu: got 40, must be below 1 / .the largest step"),
     "normaliser of steps": (
         {"algorithm": "fed_nova", "step_weights": [0.0, 0, 1, 1, 1]},
@@ -358,7 +358,7 @@ def test_batches_are_checked(maker):
     with pytest.raises(ValueError, match=r"batches: got 3 of client 0, must be one per local step, 4"):
         run.flow(batches=[batches[0][:3], *batches[1:]])
     stranger = run.clients[1][0]
-    with pytest.raises(ValueError, match=rf"batches\[0\]\[1\]: got \[{stranger}\], must be training rows of client 0"):
+    with pytest.raises(ValueError, match=rf"batches\[0\]\[1\]: got \[.*{stranger}.*\], must be rows of client 0"):
         run.flow(batches=[[batches[0][0], [stranger], *batches[0][2:]], *batches[1:]])
     with pytest.raises(ValueError, match="batches: got some, are steps of dynamics"):
         run.flow(**rule | {"dynamics": "gradient_flow"})
@@ -460,13 +460,13 @@ def test_minibatches_where_a_client_holds_nothing(maker):
 
 
 ODD = {
-    "kernels": (lambda a: {"kernels": None}, "kernels must be a KernelBlocks, got None"),
-    "partition": (lambda a: {"partition": [1]}, r"partition must be a Partition, got \[1\]"),
-    "cohorts": (lambda a: {"cohorts": (1, 2)}, "cohorts must be a Cohort"),
-    "rule": (lambda a: {"rule": 3}, "rule must be a Rule"),
+    "kernels": (lambda a: {"kernels": None}, "kernels: got None, must be a KernelBlocks"),
+    "partition": (lambda a: {"partition": [1]}, r"partition: got \[1\], must be a Partition"),
+    "cohorts": (lambda a: {"cohorts": (1, 2)}, "cohorts: got .*, must be a Cohort"),
+    "rule": (lambda a: {"rule": 3}, "rule: got 3, must be a Rule"),
     "negative": (
         lambda a: {"kernels": a["kernels"]._replace(ntk_train=-a["kernels"].ntk_train)},
-        "ntk_train must be positive semidef",
+        "ntk_train: got eigenvalue .*, must be positive semidef",
     ),
 }
 
@@ -485,16 +485,16 @@ def test_odd_questions_are_refused_in_one_line(maker):
     run, rule = made(maker, "permutations", "weight decay")
     flow = run.flow(**rule)
     f0, f0_test = np.zeros((2, 24, 2)), np.zeros((2, 5, 2))
-    with pytest.raises(ValueError, match="along_train and along_test go together"):
+    with pytest.raises(ValueError, match="along_train: got one of it and along_test"):
         flow.predict(f0, f0_test, 1, along_train=f0)
-    with pytest.raises(ValueError, match="along_train is used with weight_decay only"):
+    with pytest.raises(ValueError, match="along_train: got one, must be None without weight_decay"):
         run.flow().predict_train(f0, 1, along_train=f0)
-    with pytest.raises(ValueError, match="f0_train must be a real number"):
+    with pytest.raises(ValueError, match=r"f0_train: got .*, must be a real number"):
         flow.predict_train(f0.astype(str), 1)
     for ask in (flow.influence, flow.operator):
-        with pytest.raises(ValueError, match=r"model must be an integer in 0\.\.1, got None"):
+        with pytest.raises(ValueError, match="model: got None, must be a whole number from 0 to 1"):
             ask(3, None)
-    with pytest.raises(ValueError, match="tolerance must be finite and > 0, got 0"):
+    with pytest.raises(ValueError, match="tolerance: got 0, must be above 0"):
         flow.largest_stable_learning_rate(tolerance=0)
     with pytest.raises(ValueError, match="need known rates and numbers"):
         jax.jit(lambda rate: run.flow(learning_rate=rate).contraction())(0.5)

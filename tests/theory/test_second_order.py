@@ -215,16 +215,22 @@ def test_condition_15_bounds_u():
 
 
 BAD = {
-    "dynamics": (lambda t: expansion(t.age(0.1), "jump"), "dynamics must be one of .*, got 'jump'"),
-    "order": (lambda t: equation_13(t.age(0.1), order="any"), "order must be one of .*, got 'any'"),
-    "no rounds": (lambda t: t.age(0.1, rounds=[]), "rounds must name at least one round"),
-    "round": (lambda t: t.age(0.1, rounds=[3]), r"rounds must be an integer in 0\.\.2, got 3"),
-    "model": (lambda t: t.age(0.1, model=3), r"model must be an integer in 0\.\.2, got 3"),
-    "rate": (lambda t: t.age(-0.1), "learning_rate must be finite and > 0, got -0.1"),
-    "theta": (lambda t: age_operators(np.tri(3), t.partition, t.cohorts, 1, 0.1), "theta must be symmetric"),
-    "operators": (lambda t: exponential_product(np.ones((2, 3)), 0.1), r"operators must be \[K, n, n\].*\(2, 3\)"),
-    "weights": (lambda t: exponential_average(np.ones((2, 3, 3)), [0.5, 0.6], 0.1), r"weights must be \[2\].*1\.1"),
-    "no ages": (lambda t: condition_15([]), "ages must hold at least one age"),
+    "dynamics": (lambda t: expansion(t.age(0.1), "jump"), "dynamics: got 'jump', allowed are gradient_descent"),
+    "order": (lambda t: equation_13(t.age(0.1), order="any"), "order: got 'any', allowed are acting, printed"),
+    "no rounds": (lambda t: t.age(0.1, rounds=[]), "rounds: got none"),
+    "round": (lambda t: t.age(0.1, rounds=[3]), "rounds: got 3, must be a whole number from 0 to 2"),
+    "model": (lambda t: t.age(0.1, model=3), "model: got 3, must be a whole number from 0 to 2"),
+    "rate": (lambda t: t.age(-0.1), "learning_rate: got -0.1, must be above 0"),
+    "theta": (lambda t: age_operators(np.tri(3), t.partition, t.cohorts, 1, 0.1), "theta: got .*, must be symmetric"),
+    "operators": (
+        lambda t: exponential_product(np.ones((2, 3)), 0.1),
+        r"operators: got shape \(2, 3\), must",
+    ),
+    "weights": (
+        lambda t: exponential_average(np.ones((2, 3, 3)), [0.5, 0.6], 0.1),
+        r"weights: got .* sum 1\.1",
+    ),
+    "no ages": (lambda t: condition_15([]), "ages: got none"),
 }
 
 

@@ -67,9 +67,9 @@ def test_the_best_rate_of_a_known_loss():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0.0, 1.0), "low must be finite and > 0, got 0.0"),
-        ((2.0, 1.0), "low must be below high, got 2.0 and 1.0"),
-        ((1.0, 2.0, 2), "coarse must be a whole number of at least 3, got 2"),
+        ((0.0, 1.0), "low: got 0.0, must be above 0"),
+        ((2.0, 1.0), "low: got 2.0, must be below high, 1.0"),
+        ((1.0, 2.0, 2), "coarse: got 2, must be a whole number of at least 3"),
     ],
 )
 def test_a_bad_interval_is_refused(arguments, message):
@@ -80,9 +80,9 @@ def test_a_bad_interval_is_refused(arguments, message):
 def test_bad_arguments_of_the_loss(maker):
     run = maker.run([12, 12], maker.everyone([12, 12], 10), 1)
     flow = run.flow()
-    with pytest.raises(ValueError, match=r"y_test must be \[m, C\], here \(5, 2\), got \(4, 2\)"):
+    with pytest.raises(ValueError, match=r"y_test: got shape \(4, 2\), must be \(5, 2\)"):
         predicted_loss(flow, np.zeros((4, 2)))
-    with pytest.raises(ValueError, match=r"mixing must be one weight per model, \[1\], got shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"mixing: got shape \(2,\), must be \(1,\)"):
         predicted_loss(flow, np.zeros((5, 2)), mixing=np.ones(2))
-    with pytest.raises(ValueError, match=r"no learning rate from 1\.0 to 2\.0 has a finite predicted loss"):
+    with pytest.raises(ValueError, match=r"loss: got none that is finite for learning rates from 1\.0 to 2\.0"):
         best_learning_rate(lambda rate: rate * jnp.nan, 1.0, 2.0)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.checks import real_array
+from fedtangent.checks import finite, number, real_array, whole
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import Assumption, assumption
@@ -89,12 +89,11 @@ def decompose_runs(runs: Any, expected: Any, noise_variance: float = 0.0) -> Dec
     """
     runs, expected = real_array("runs", runs), real_array("expected", expected)
     if runs.ndim not in (3, 4) or runs.shape[0] < 2 or (runs.ndim == 4 and runs.shape[1] < 2):
-        raise ValueError(f"runs must be [E, m, C] with E >= 2 or [S, J, m, C] with S, J >= 2, got shape {runs.shape}")
-    if expected.shape != runs.shape[-2:]:
-        raise ValueError(f"expected must have the shape {runs.shape[-2:]} of a run, got {expected.shape}")
-    if not (np.all(np.isfinite(runs)) and np.all(np.isfinite(expected))):
-        raise ValueError("runs and expected must be finite")
-    noise = _check_noise(noise_variance)
+        raise ValueError(f"runs: got shape {runs.shape}, must be [E, m, C] with E >= 2 or [S, J, m, C] with S, J >= 2")
+    checks.check_shape("expected", expected, runs.shape[-2:])
+    finite("runs", runs)
+    finite("expected", expected)
+    noise = number("noise_variance", noise_variance, at_least=0)
     if runs.ndim == 4:
         within = runs.var(axis=1, ddof=1).mean(axis=(1, 2))
         return _combined(runs.mean(axis=1), within, 1 / runs.shape[1], expected, noise)
@@ -138,7 +137,7 @@ def ensemble_laws(
         ValueError: as ``federated_flow``; no cohorts, or of different shapes; ``kernels`` has no nngp blocks.
     """
     if not cohorts or len({np.shape(c.client) for c in cohorts}) > 1:
-        raise ValueError(f"cohorts must be one or more of one shape, got {[np.shape(c.client) for c in cohorts]}")
+        raise ValueError(f"cohorts: got {[np.shape(c.client) for c in cohorts]}, must be one or more of one shape")
     targets, factor = checks.check_targets(y_train), _factor(kernels)
     outputs, q = targets.shape[1], factor.shape[1]
     start = np.concatenate([np.zeros((len(factor), outputs)), factor], axis=1)
@@ -178,11 +177,10 @@ def decompose_laws(laws: Sequence[EnsembleLaw], expected: Any, noise_variance: f
         ValueError: no law, laws of different shapes, an ``expected`` that does not fit, a negative noise variance.
     """
     if not laws or len({law.mean.shape for law in laws}) > 1:
-        raise ValueError(f"laws must be one or more of one shape, got {[law.mean.shape for law in laws]}")
+        raise ValueError(f"laws: got {[law.mean.shape for law in laws]}, must be one or more of one shape")
     expected = real_array("expected", expected)
-    if expected.shape != laws[0].mean.shape:
-        raise ValueError(f"expected must have the shape {laws[0].mean.shape} of a mean, got {expected.shape}")
-    noise = _check_noise(noise_variance)
+    checks.check_shape("expected", expected, laws[0].mean.shape)
+    noise = number("noise_variance", noise_variance, at_least=0)
     within = np.array([law.variance.mean() for law in laws])
     if len(laws) == 1:
         bias, exact = float(np.mean((laws[0].mean - expected) ** 2)), float(within[0])
@@ -212,10 +210,9 @@ def corollary_1(
     Raises:
         ValueError: ``num_models`` that is not a positive integer or not the flow's, blocks that do not fit.
     """
-    if isinstance(num_models, bool) or not isinstance(num_models, (int, np.integer)) or num_models < 1:
-        raise ValueError(f"num_models must be an integer >= 1, got {num_models!r}")
+    whole("num_models", num_models)
     if flow is not None and flow.num_models != num_models:
-        raise ValueError(f"num_models must be that of the flow, {flow.num_models}, got {num_models}")
+        raise ValueError(f"num_models: got {num_models}, must be that of the flow, {flow.num_models}")
     limit = None
     try:
         limit = gp_limit(kernels, y_train, max_relative_jitter=max_relative_jitter)
@@ -267,10 +264,3 @@ def _factor(kernels: KernelBlocks) -> np.ndarray:
     q = min(-(-kept // 16) * 16, len(eigenvalues))
     largest = slice(len(eigenvalues) - q, None)
     return np.asarray(vectors[:, largest] * np.sqrt(np.maximum(eigenvalues[largest], 0)))
-
-
-def _check_noise(noise_variance: Any) -> float:
-    value = real_array("noise_variance", noise_variance)
-    if value.shape != () or not np.isfinite(value) or value < 0:
-        raise ValueError(f"noise_variance must be a number >= 0, got {noise_variance!r}")
-    return float(value)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.checks import real_array, symmetric
+from fedtangent.checks import real_array, symmetric, whole
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import ROUNDING, Assumption, assumption
 from fedtangent.theory.flow.rules import Rule, check_fed_avg
@@ -57,11 +57,9 @@ def age_plan(
     sizes = np.asarray(partition.sizes)
     client, model, num_models = checks.check_cohorts(cohorts, sizes, num_models)
     num_rounds = len(client)
-    length = num_models if rounds_per_age is None else rounds_per_age
-    if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or not 1 <= length <= num_rounds:
-        raise ValueError(f"rounds_per_age must be an integer in 1..{num_rounds} (the rounds), got {length!r}")
+    length = whole("rounds_per_age", num_models if rounds_per_age is None else rounds_per_age, 1, num_rounds)
     steps = checks.check_steps(rule.local_steps, partition.num_clients)
-    checks.check_rate("learning_rate", rule.learning_rate, [(), (num_rounds,)])
+    checks.check_rate("learning_rate", rule.learning_rate, num_rounds)
     rates = np.broadcast_to(np.asarray(rule.learning_rate, np.float64), (num_rounds,))
     weight = np.where(checks.present_slots(cohorts), np.asarray(cohorts.weight, np.float64), 0.0)
     count = np.where(weight > 0, sizes[client], 0).astype(float)
@@ -77,15 +75,15 @@ def age_plan(
     by_size = count / np.maximum(examples[rounds, model], 1.0)
     error = np.zeros((num_rounds, num_models))
     np.maximum.at(error, (rounds, model), np.abs(share - by_size))
-    ages = num_rounds // int(length)
+    ages = num_rounds // length
     visits = np.zeros((ages, num_models, partition.num_clients), np.int64)
     inside = (weight > 0) & (rounds < ages * length)
     np.add.at(visits, (rounds[inside] // length, model[inside], client[inside]), 1)
     trains = np.zeros(partition.num_clients, bool)
     trains[client[weight > 0]] = True
     if not trains.any():
-        raise ValueError("cohorts must have a filled slot (weight above 0), got none")
-    return AgePlan(int(length), num_rounds, num_models, examples, visits, error, steps, rates, trains)
+        raise ValueError("cohorts: got empty slots only, must have one of weight above 0")
+    return AgePlan(length, num_rounds, num_models, examples, visits, error, steps, rates, trains)
 
 
 class Problem(NamedTuple):
@@ -132,8 +130,7 @@ def _of_the_kernel(problem: Problem) -> list[Assumption]:
         found += _of_the_inputs(problem)
     if problem.initial_kernel is not None:
         kernel = symmetric("initial_kernel", problem.initial_kernel)
-        if kernel.shape != problem.theta.shape:
-            raise ValueError(f"initial_kernel must have shape {problem.theta.shape}, got {kernel.shape}")
+        checks.check_shape("initial_kernel", kernel, problem.theta.shape)
         text = "9.1 (2), width: operator norm of Theta_0 - Theta against lambda_m / 3"
         distance, third = float(np.linalg.norm(kernel - problem.theta, 2)), max(problem.eigenvalues[0], 0.0) / 3
         found.append(assumption("wide_enough", text, distance, "<=", third))
@@ -167,7 +164,7 @@ def _largest_gradient(problem: Problem, residual: np.ndarray) -> float:
 def _of_the_inputs(problem: Problem) -> list[Assumption]:
     x = real_array("x_train", problem.x)
     if x.ndim == 0 or len(x) != len(problem.theta):
-        raise ValueError(f"x_train must hold {len(problem.theta)} examples, got shape {np.shape(problem.x)}")
+        raise ValueError(f"x_train: got shape {np.shape(problem.x)}, must hold {len(problem.theta)} examples")
     x = x.reshape(len(x), -1)
     _, which = np.unique(x, axis=0, return_inverse=True)
     which = which.reshape(-1)

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.checks import finite, number, real_array
+from fedtangent.checks import choice, finite, number, real_array
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import Assumption, failing, report
@@ -116,8 +116,7 @@ class Theorem1:
 
         ``eigenvalue`` replaces lambda_m, for a negative control. "first_order" is the rate without the 1/3.
         """
-        if form not in FORMS:
-            raise ValueError(f"form must be one of {FORMS}, got {form!r}")
+        choice("form", form, FORMS)
         length = self.plan.rounds_per_age
         factor = {"proof": 1 / 3, "equation_18": length / 3, "informal": length / 6, "first_order": 1.0}[form]
         smallest = self.constants.lambda_min if eigenvalue is None else eigenvalue
@@ -147,8 +146,7 @@ class Theorem1:
         ``3 / lambda_m (1 - e^{-t u / 3})``; "equation_18", as printed, that times ``eta_0 nbar``.
         ``growth`` replaces ``1 + kappa_2``.
         """
-        if form not in MOVEMENTS:
-            raise ValueError(f"form must be one of {MOVEMENTS}, got {form!r}")
+        choice("form", form, MOVEMENTS)
         c, exponent = self.constants, self.exponent("proof")
         inside = 1 + c.kappa_2 if growth is None else growth
         if form == "summed":
@@ -204,13 +202,9 @@ def theorem_1(
     plan = age_plan(partition, cohorts, rule, num_models, rounds_per_age)
     start, x_train, initial_kernel, c1, width = networks or Networks()
     f0 = np.zeros((plan.num_models, *y.shape)) if start is None else real_array("f0_train", start)
-    if f0.shape != (plan.num_models, *y.shape):
-        raise ValueError(f"f0_train: got shape {f0.shape}, must be {(plan.num_models, *y.shape)}")
+    checks.check_shape("f0_train", f0, (plan.num_models, *y.shape))
     finite("f0_train", f0)
-    for name, value, least in (("c1", c1, 0.0), ("width", width, 1.0)):
-        number(name, value)
-        if value < least:
-            raise ValueError(f"{name}: got {value!r}, must be at least {least:g}")
+    c1, width = number("c1", c1, at_least=0), number("width", width, at_least=1)
     eigenvalues, vectors = np.linalg.eigh(theta)
     constants = _constants(theta, eigenvalues, partition, plan, np.linalg.norm(f0 - y, axis=(1, 2)), c1, width)
     problem = Problem(theta, eigenvalues, vectors, f0 - y, y, partition, plan, x_train, initial_kernel)
@@ -308,7 +302,7 @@ def gap_from_drift(progress: Any, drift: float, r0: float, lambda_min: float, ex
 def _check(not_negative: dict[str, float], positive: dict[str, float]) -> None:
     for name, value in not_negative.items():
         if not value >= 0:
-            raise ValueError(f"{name} must be at least 0, got {value!r}")
+            raise ValueError(f"{name}: got {value!r}, must be at least 0")
     for name, value in positive.items():
         if not value > 0:
-            raise ValueError(f"{name} must be positive, got {value!r}")
+            raise ValueError(f"{name}: got {value!r}, must be positive")

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.linalg import lapack
 
 from fedtangent.kernels.gram import KernelBlocks, jittered_cholesky
-from fedtangent.theory.checks import check_blocks, check_targets
+from fedtangent.theory.checks import check_blocks, check_shape, check_targets
 from fedtangent.types import Gaussian
 
 
@@ -29,7 +29,7 @@ class CovarianceTerms(NamedTuple):
 def prior_blocks(k: KernelBlocks) -> tuple[Any, Any, Any]:
     """The blocks nngp_train, nngp_test_train and nngp_test of ``k``; ``ValueError`` where one was left out."""
     if k.nngp_train is None or k.nngp_test_train is None or k.nngp_test is None:
-        raise ValueError("a covariance needs the blocks nngp_train, nngp_test_train and nngp_test, got None in k")
+        raise ValueError("kernels: got None among nngp_train, nngp_test_train and nngp_test, must be all given")
     return k.nngp_train, k.nngp_test_train, k.nngp_test
 
 
@@ -47,8 +47,7 @@ def covariance_terms(k: KernelBlocks, b: Any, gamma: Any = 1.0) -> CovarianceTer
         ValueError: ``k`` has no nngp blocks, or ``b`` is not [m, n].
     """
     prior, prior_cross, prior_test = prior_blocks(k)
-    if b.shape != prior_cross.shape:
-        raise ValueError(f"b must have the shape of nngp_test_train, {prior_cross.shape}, got {b.shape}")
+    check_shape("b", b, prior_cross.shape)
     half = gamma * (b @ prior_cross.T)
     return CovarianceTerms(gamma**2 * prior_test, b @ prior @ b.T, half + half.T)
 

@@ -102,7 +102,7 @@ def exponential_average(operators: Any, weights: Any, step: float) -> Expansion:
     """
     a, p = _operators(operators), real_array("weights", weights)
     if p.shape != (len(a),) or not (np.all(p >= 0) and abs(p.sum() - 1) <= 1e-12):
-        raise ValueError(f"weights must be [{len(a)}], >= 0 and sum to 1, got shape {p.shape} and sum {p.sum():.6g}")
+        raise ValueError(f"weights: got shape {p.shape} and sum {p.sum():.6g}, must be [{len(a)}], >= 0 and sum to 1")
     mean = np.einsum("i,ijk->jk", p, a)
     number("step", step)
     return Expansion(expm(-step * mean), 0.5 * step**2 * variance(list(a), p.tolist()))
@@ -111,7 +111,7 @@ def exponential_average(operators: Any, weights: Any, step: float) -> Expansion:
 def _operators(operators: Any) -> np.ndarray:
     a = real_array("operators", operators)
     if a.ndim != 3 or a.shape[1] != a.shape[2] or 0 in a.shape:
-        raise ValueError(f"operators must be [K, n, n] with K, n >= 1, got shape {a.shape}")
+        raise ValueError(f"operators: got shape {a.shape}, must be [K, n, n] with K, n >= 1")
     finite("operators", a)
     return a
 
@@ -162,13 +162,13 @@ def age_operators(
     partition = checks.check_partition(partition, len(theta))
     client, owner, count = checks.check_cohorts(cohorts, np.asarray(partition.sizes), None)
     steps = checks.check_steps(local_steps, partition.num_clients)
-    checks.check_rate("learning_rate", learning_rate, [(), (len(client),)])
+    checks.check_rate("learning_rate", learning_rate, len(client))
     whole("model", model, 0, count - 1)
     rates = np.broadcast_to(np.asarray(learning_rate, np.float64), (len(client),))
     weight = np.where(checks.present_slots(cohorts) & (owner == model), np.asarray(cohorts.weight, np.float64), 0.0)
     chosen = range(len(client)) if rounds is None else [whole("rounds", r, 0, len(client) - 1) for r in rounds]
     if len(chosen) == 0:
-        raise ValueError("rounds must name at least one round, got none")
+        raise ValueError("rounds: got none, must name at least one round")
     terms = [_round_terms(theta, partition, client[r], weight[r], steps, float(rates[r])) for r in chosen]
     return Age(*(np.stack(parts) for parts in zip(*terms, strict=True)))
 
@@ -176,7 +176,7 @@ def age_operators(
 def _rows(partition: Partition, client: int) -> np.ndarray:
     rows = np.asarray(partition.client(client), np.int64)
     if len(rows) == 0:
-        raise ValueError(f"client {client} holds no examples: it has no Gram operator")
+        raise ValueError(f"cohorts.client: got {client}, must be one that holds examples")
     return rows
 
 
@@ -260,7 +260,7 @@ def condition_15(ages: Sequence[Age], dynamics: str = "gradient_flow") -> Condit
         ValueError: no ages; unknown dynamics.
     """
     if not ages:
-        raise ValueError("ages must hold at least one age, got none")
+        raise ValueError("ages: got none, must hold at least one age")
     b1 = max(2 * float(np.linalg.norm(second_order_terms(age, dynamics), 2)) for age in ages)
     decay = max(min(float(np.linalg.eigvals(age.means.sum(axis=0)).real.min()) for age in ages), 0.0)
     value = float((1 + 0.5 * b1) * np.exp(-decay))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import real_array, whole
+from fedtangent.checks import number, real_array, whole
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import checks
 from fedtangent.theory.fed_ensemble.limit import covariance_terms, gp_limit, prior_blocks
@@ -96,7 +96,7 @@ def federated_flow(
 
     width = targets.shape[1] if outputs == "full" else 1
     clients = build_clients(kernels.ntk_train, partition, steps, width, batch_places(rule, steps, partition))
-    checks.check_blocks_semidefinite(clients.smallest_eigenvalue, clients.largest_eigenvalue)
+    checks.check_semidefinite(clients.smallest_eigenvalue, clients.largest_eigenvalue)
     weight = normalised(slots, jnp.asarray(cohorts.weight, jnp.float64), num_models)
     rounds = build_rounds(clients, slots, weight, rate, server_rate, num_models)
     return Flow(
@@ -107,7 +107,7 @@ def federated_flow(
 
 def _every_round(name: str, rate: Any, num_rounds: int) -> Array:
     """A checked rate of every round, [R]."""
-    checks.check_rate(name, rate, [(), (num_rounds,)])
+    checks.check_rate(name, rate, num_rounds)
     return jnp.broadcast_to(jnp.asarray(rate, jnp.float64), (num_rounds,))
 
 
@@ -179,7 +179,7 @@ class Flow:
             ValueError: shapes that do not fit; a round or model out of range.
         """
         if (along_train is None) != (along_test is None):
-            raise ValueError("along_train and along_test go together, got one of them")
+            raise ValueError("along_train: got one of it and along_test, must be both or none")
         start = self._function("f0_test", f0_test, self.kernels.ntk_test_train.shape[0], model)
         along = self._along("along_test", along_test, start, model)
         given = self._given(f0_train, along_train, model)
@@ -303,7 +303,7 @@ class Flow:
         begins at 0, looked for by doubling; inf if none is too large. Each trial costs what ``spectrum`` does.
         """
         whole("model", model, 0, self.num_models - 1)
-        checks.check_rate("tolerance", tolerance, [()])
+        number("tolerance", tolerance, above=0)
         return float(self.rounds.learning_rate[-1]) * asymptotics.largest_stable(self, model, tolerance)
 
     def limit_distance(self, r: int, model: int = 0, limit: Gaussian | None = None) -> LimitDistance:
@@ -380,7 +380,7 @@ class Flow:
         """``readout M_r`` on the input after each requested round, [E, ., K, D] (K = 1 for one model)."""
         wanted = [whole("r", value, 0, self.num_rounds) for value in np.atleast_1d(r).tolist()]
         if not wanted:
-            raise ValueError("r must name at least one round, got an empty sequence")
+            raise ValueError("r: got an empty sequence, must name at least one round")
         distinct = sorted(set(wanted))
         record = np.where(np.arange(self.num_rounds) < max(distinct), len(distinct), -1)
         for place, value in enumerate(distinct):
@@ -410,7 +410,7 @@ class Flow:
         """``J(x) w_0``, [rows, K, D]; None without weight decay, which alone needs it."""
         if not self.kind.decays:
             if values is not None:
-                raise ValueError(f"{name} is used with weight_decay only")
+                raise ValueError(f"{name}: got one, must be None without weight_decay")
             return None
         return self.numbers.homogeneity * f0 if values is None else self._function(name, values, len(f0), model)
 
@@ -422,7 +422,7 @@ class Flow:
         if is_concrete(values):
             values = real_array(name, values)
         if np.shape(values) != shape:
-            raise ValueError(f"{name} must have shape {shape} for model={model}, got {np.shape(values)}")
+            raise ValueError(f"{name}: got {np.shape(values)}, must have shape {shape} for model={model}")
         stacked = jnp.asarray(values, jnp.float64).reshape(-1, rows, shape[-1] if self.outputs == "shared" else 1)
         return stacked.transpose(1, 0, 2)
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import optimize
 
-from fedtangent.checks import finite, real_array, whole
+from fedtangent.checks import finite, number, real_array, whole
 from fedtangent.theory import checks
 from fedtangent.theory.flow.flow import Flow
 from fedtangent.theory.precision import in_float64, is_concrete
@@ -39,21 +40,18 @@ def predicted_loss(flow: Flow, y_test: Any, r: int | None = None, mixing: Any = 
     Raises:
         ValueError: shapes that do not fit; outputs "full".
     """
-    if flow.outputs != "shared":
-        raise ValueError(f'predicted_loss needs outputs "shared", got {flow.outputs!r}')
     checks.check_kind("flow", flow, Flow)
+    if flow.outputs != "shared":
+        raise ValueError(f"flow: got outputs {flow.outputs!r}, must be of outputs 'shared'")
     if not is_concrete(y_test):
-        raise ValueError("y_test must be known numbers, but it is being traced")
+        raise ValueError("y_test: got a traced value, must be known numbers")
     finite("y_test", targets := real_array("y_test", y_test))
-    shape = (flow.kernels.ntk_test_train.shape[0], flow.y_train.shape[1])
-    if targets.shape != shape:
-        raise ValueError(f"y_test must be [m, C], here {shape}, got {targets.shape}")
+    checks.check_shape("y_test", targets, (flow.kernels.ntk_test_train.shape[0], flow.y_train.shape[1]))
     r = flow.num_rounds if r is None else whole("r", r, 0, flow.num_rounds)
     if mixing is not None and is_concrete(mixing):
         finite("mixing", real_array("mixing", mixing))
     weights = jnp.full(flow.num_models, 1 / flow.num_models) if mixing is None else jnp.asarray(mixing, jnp.float64)
-    if weights.shape != (flow.num_models,):
-        raise ValueError(f"mixing must be one weight per model, [{flow.num_models}], got shape {weights.shape}")
+    checks.check_shape("mixing", weights, (flow.num_models,))
     mean = jnp.einsum("k,kmc->mc", weights, flow.mean(r))
     bias = jnp.mean((mean - targets) ** 2)
     variance = (
@@ -81,7 +79,7 @@ def best_learning_rate(
     """Minimise a predicted loss over the rates in [low, high], by its derivative.
 
     The best of ``coarse`` rates, evenly spaced in the logarithm, is bracketed by its neighbours and the root of
-    ``d loss / d log rate`` found between them by bisection to a relative ``tolerance``.
+    ``d loss / d log rate`` found between them by SciPy's bisection to a relative ``tolerance``.
 
     Args:
         loss: differentiable, such as ``lambda rate: predicted_loss(federated_flow(.., rate), y_test).total``; a loss
@@ -91,12 +89,11 @@ def best_learning_rate(
         ValueError: not ``0 < low < high``; fewer than 3 coarse rates; no rate with a finite loss; 64-bit types off.
     """
     for name, value in (("low", low), ("high", high)):
-        checks.check_rate(name, value, [()])
+        number(name, value, above=0)
     if not low < high:
-        raise ValueError(f"low must be below high, got {low} and {high}")
-    if isinstance(coarse, bool) or not isinstance(coarse, (int, np.integer)) or coarse < 3:
-        raise ValueError(f"coarse must be a whole number of at least 3, got {coarse!r}")
-    checks.check_rate("tolerance", tolerance, [()])
+        raise ValueError(f"low: got {low}, must be below high, {high}")
+    whole("coarse", coarse, 3)
+    number("tolerance", tolerance, above=0)
     if jnp.result_type(float) != np.float64:
         raise ValueError(
             'best_learning_rate differentiates in float64: jax.config.update("jax_enable_x64", True) first'
@@ -106,36 +103,26 @@ def best_learning_rate(
 
     def look(log: float) -> tuple[float, float, float]:
         value, slope = (float(part) for part in of_log(jnp.asarray(log)))
-        found = (log, value if np.isfinite(value) else np.inf, slope)
-        tried.append(found)
-        return found
+        tried.append((log, value if np.isfinite(value) else np.inf, slope))
+        return tried[-1]
 
     grid = [look(log) for log in np.linspace(np.log(low), np.log(high), coarse).tolist()]
     place = int(np.argmin([value for _, value, _ in grid]))
     if not np.isfinite(grid[place][1]):
-        raise ValueError(f"no learning rate from {low} to {high} has a finite predicted loss")
-    best = _bisect(look, grid, place, tolerance)
+        raise ValueError(f"loss: got none that is finite for learning rates from {low} to {high}")
+    other = place + (1 if grid[place][2] < 0 else -1)  # downhill
+    if 0 <= other < coarse:
+        left, right = sorted((grid[place][0], grid[other][0]))
+
+        def side(log: float) -> float:
+            """Below 0 left of the minimum; a loss that is not finite is right of it, of too large a rate."""
+            if log in (left, right):
+                return -1.0 if log == left else 1.0
+            _, value, slope = look(log)
+            return -1.0 if np.isfinite(value) and slope < 0 else 1.0
+
+        optimize.bisect(side, left, right, xtol=max(tolerance, 1e-14))
+    best = min(tried, key=lambda found: found[1])
     values = np.array(tried)
     edge = place in (0, coarse - 1) and best[0] in (grid[0][0], grid[-1][0])
     return BestRate(float(np.exp(best[0])), best[1], best[2], edge, np.exp(values[:, 0]), values[:, 1])
-
-
-def _bisect(
-    look: Callable[[float], tuple[float, float, float]],
-    grid: list[tuple[float, float, float]],
-    place: int,
-    tolerance: float,
-) -> tuple[float, float, float]:
-    """The minimum between the neighbours of ``grid[place]``, by the sign of the derivative."""
-    best = grid[place]
-    right = best[2] < 0  # downhill is to the right
-    other = place + (1 if right else -1)
-    if not 0 <= other < len(grid):
-        return best
-    low, high = (best[0], grid[other][0]) if right else (grid[other][0], best[0])
-    while high - low > max(tolerance, 1e-14):
-        middle = look((low + high) / 2)
-        best = min(best, middle, key=lambda found: found[1])
-        # not finite: too large a rate
-        low, high = (middle[0], high) if np.isfinite(middle[1]) and middle[2] < 0 else (low, middle[0])
-    return best

@@ -40,8 +40,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import optimize
 
-from fedtangent.checks import number, real_array, symmetric
+from fedtangent.checks import number, real_array, symmetric, whole
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import ROUNDING, Assumption, assumption, failing, report
 from fedtangent.theory.ntk_fl.lemmas import (
@@ -138,14 +139,15 @@ def linear_rate(kernel: Any, learning_rate: float) -> float:
 
 
 def largest_learning_rate(constants: NtkConstants) -> float:
-    """The largest eta that ``small_step`` allows: ``lambda / (2 N)`` for tau = M = 1, by bisection otherwise."""
+    """The largest eta that ``small_step`` allows: ``lambda / (2 N)`` for tau = M = 1, a root found otherwise."""
     spare = constants.lambda_min / (2 * constants.num_examples)
-    low, high = 0.0, max(constants.num_clients * spare, 1e-300)
-    for _ in range(200):
-        middle = (low + high) / 2
-        fits = _step_terms(constants._replace(learning_rate=middle)) <= spare
-        low, high = (middle, high) if fits else (low, middle)
-    return low
+    if spare == 0:
+        return 0.0
+
+    def excess(eta: float) -> float:
+        return _step_terms(constants._replace(learning_rate=eta)) - spare
+
+    return float(optimize.brentq(excess, 0.0, 2 * constants.num_clients * spare, xtol=1e-300))
 
 
 def ntk_theorem_1(
@@ -199,10 +201,8 @@ def ntk_theorem_2(
     """
     inputs = check_inputs(x)
     clients = check_division(partition, len(inputs)).num_clients
-    if isinstance(local_steps, bool) or not isinstance(local_steps, (int, np.integer)) or local_steps < 1:
-        raise ValueError(f"local_steps: got {local_steps!r}, must be a whole number of at least 1")
     constants, kernel = _constants(inputs, residual, network, learning_rate, delta)
-    constants = constants._replace(local_steps=int(local_steps), num_clients=clients)
+    constants = constants._replace(local_steps=whole("local_steps", local_steps), num_clients=clients)
     return _theorem("Theorem 2", inputs, constants, kernel, radius, network.kernel)
 
 
@@ -211,8 +211,7 @@ def _constants(
 ) -> tuple[NtkConstants, np.ndarray]:
     checks.check_kind("network", network, TwoLayerStart)
     start = real_array("residual", residual)
-    if start.shape != (len(x),):
-        raise ValueError(f"residual: got shape {start.shape}, must be {(len(x),)}")
+    checks.check_shape("residual", start, (len(x),))
     covariance = network.covariance
     number("learning_rate", learning_rate, above=0)
     number("width", network.width, above=0)
@@ -241,8 +240,7 @@ def _theorem(
     found = [*_of_the_data(x, c), *_of_the_proof(c, reach, radius is not None)]
     if initial_kernel is not None:
         start = symmetric("network.kernel", initial_kernel)
-        if start.shape != kernel.shape:
-            raise ValueError(f"network.kernel: got shape {start.shape}, must be {kernel.shape}")
+        checks.check_shape("network.kernel", start, kernel.shape)
         text = "Lemma 4: operator norm of H - H_inf at the start"
         distance = float(np.linalg.norm(start - kernel, 2))
         found.append(assumption("lemma_4", text, distance, "<=", sampling_bound(c.width, c.num_examples, c.delta)))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedtangent.checks import number, whole
 from fedtangent.kernels.gram import KernelBlocks
 
 
@@ -27,16 +28,11 @@ def ntk_evolution(k: KernelBlocks, step: float, time: int) -> np.ndarray:
     Raises:
         ValueError: ``step`` not positive or beyond the stability bound 2 / lambda_max; ``time`` negative.
     """
-    for name, value in (("step", step), ("time", time)):
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-            raise ValueError(f"{name}: got {value!r}, must be a number")
     theta = np.asarray(k.ntk_train, np.float64)
     eigenvalues, vectors = np.linalg.eigh(theta)
     bound = 2 / float(eigenvalues[-1])
-    if not 0 < step <= bound:
-        raise ValueError(f"step: got {step}, must be positive and at most 2 / lambda_max = {bound:.6g}")
-    if time < 0 or int(time) != time:
-        raise ValueError(f"time: got {time}, must be a whole number of steps, 0 or more")
+    number("step", step, above=0, at_most=bound)  # 2 / lambda_max: beyond, it is not stable
+    whole("time", time, 0)
     return np.asarray(k.ntk_test_train) @ (vectors * descent_gain(eigenvalues, step, time)) @ vectors.T
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.checks import finite, number, real_array
+from fedtangent.checks import choice, finite, number, real_array
 from fedtangent.models.two_layer import arc_cosine, square_root
 from fedtangent.theory import checks
 from fedtangent.types import Partition
@@ -65,9 +65,7 @@ def local_update_kernel(x: Any, v: Any, local: Any, partition: Partition) -> np.
     inputs, weights = check_inputs(x), real_array("local", local)
     partition = check_division(partition, len(inputs))
     own = active_neurons(inputs, v)
-    if weights.shape != (partition.num_clients, own.shape[1], inputs.shape[1]):
-        expected = (partition.num_clients, own.shape[1], inputs.shape[1])
-        raise ValueError(f"local must have shape {expected}, got {weights.shape}")
+    checks.check_shape("local", weights, (partition.num_clients, own.shape[1], inputs.shape[1]))
     moved = np.empty_like(own)
     for m in range(partition.num_clients):
         rows = partition.client(m)
@@ -79,7 +77,7 @@ def active_neurons(x: Any, v: Any) -> np.ndarray:
     """``1{v_r' x_i >= 0}``: [N, n] float64."""
     inputs, weights = check_inputs(x), real_array("v", v)
     if weights.ndim != 2 or weights.shape[1] != inputs.shape[1]:
-        raise ValueError(f"v must be [n, {inputs.shape[1]}], got shape {weights.shape}")
+        raise ValueError(f"v: got shape {weights.shape}, must be [n, {inputs.shape[1]}]")
     return (inputs @ weights.T >= 0).astype(np.float64)
 
 
@@ -124,7 +122,7 @@ def check_inputs(x: Any) -> np.ndarray:
     """Inputs as float64 [N, d]."""
     inputs = real_array("x", x)
     if inputs.ndim != 2 or 0 in inputs.shape:
-        raise ValueError(f"x must be [N, d] with N, d >= 1, got shape {inputs.shape}")
+        raise ValueError(f"x: got shape {inputs.shape}, must be [N, d] with N, d >= 1")
     finite("x", inputs)
     return inputs
 
@@ -135,7 +133,7 @@ def check_division(partition: Partition, num_examples: int) -> Partition:
     held = np.bincount(partition.indices, minlength=num_examples)
     if np.any(held != 1):
         i = int(np.argmax(held != 1))
-        raise ValueError(f"partition: example {i} belongs to {held[i]} clients, must be to exactly one")
+        raise ValueError(f"partition: got {held[i]} clients that hold example {i}, must be exactly one")
     return partition
 
 
@@ -147,8 +145,7 @@ def _root(covariance: Any, input_size: int) -> np.ndarray:
 
 
 def _check_lemma(radius: float, alpha: float, delta: float, width: float, num_examples: int, form: str) -> None:
-    if form not in FORMS:
-        raise ValueError(f"form must be one of {FORMS}, got {form!r}")
+    choice("form", form, FORMS)
     number("radius", radius, at_least=0)
     number("alpha", alpha, above=0)
     number("width", width, above=0)
@@ -190,8 +187,7 @@ def switched_bound(
     """
     counts = real_array("switched", switched)
     residuals = real_array("gamma", gamma)
-    if counts.shape != residuals.shape:
-        raise ValueError(f"switched must have shape {residuals.shape}, got {counts.shape}")
+    checks.check_shape("switched", counts, residuals.shape)
     return _per_step(learning_rate, width, input_size) * _sums(residuals * counts) / num_examples
 
 
@@ -203,7 +199,7 @@ def residual_part(apart: Any, *, learning_rate: float, width: int, input_size: i
     """
     norms = real_array("apart", apart)
     if norms.ndim != 1 or not np.all(norms >= 0):
-        raise ValueError(f"apart must be [T + 1] numbers of at least 0, got shape {norms.shape}")
+        raise ValueError(f"apart: got shape {norms.shape}, must be [T + 1] numbers of at least 0")
     number("num_examples", num_examples)
     return _per_step(learning_rate, width, input_size) * width * norms / num_examples
 
@@ -225,5 +221,5 @@ def _sums(gamma: Any) -> np.ndarray:
     """``sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T: the first step is taken with equal Jacobians."""
     values = real_array("gamma", gamma)
     if values.ndim != 1 or len(values) == 0 or not np.all(values >= 0):
-        raise ValueError(f"gamma must be [T] numbers of at least 0, got shape {values.shape}")
+        raise ValueError(f"gamma: got shape {values.shape}, must be [T] numbers of at least 0")
     return np.concatenate([[0.0], np.cumsum(values) - values[0]])
