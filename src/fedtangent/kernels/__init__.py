@@ -1,6 +1,6 @@
 """Tangent kernels: analytic, and of finite networks."""
 
-from fedtangent.kernels.analytic import analytic
+from fedtangent.kernels.infinite_width import analytic
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
 

@@ -8,7 +8,7 @@ trains; with these at their initial value the fixed point is unique.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
@@ -46,87 +46,89 @@ class _Frame(NamedTuple):
 
     down: np.ndarray  # [rank, q], Lambda^(1/2) V'
     up: np.ndarray  # [q, rank], V Lambda^(-1/2)
-    own_down: tuple[np.ndarray, ...]  # per bucket [b, s, s], rows of null directions 0
-    own_up: tuple[np.ndarray, ...]  # per bucket [b, s, s]
-    own_held: tuple[np.ndarray, ...]  # per bucket [b, s] bool, directions that count
+    own: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # per bucket: down and up [b, s, s], which count [b, s]
+
+    def reduced(self, state: State) -> np.ndarray:
+        """Coordinates [d, D] of a state of one model."""
+        shared = [part for part in (state.a, state.memory) if part is not None]
+        parts = [self.down @ np.asarray(part[:, 0]) for part in shared]
+        for own, (down, _, counts) in zip(state.own or (), self.own, strict=False):
+            parts.append((down @ np.asarray(own[:, 0]))[counts])
+        return np.concatenate(parts)
+
+    def lifted(self, like: State, coordinates: np.ndarray) -> State:
+        """The state of one model with coordinates [d, D]; ``like`` has its parts."""
+        rank, columns = self.up.shape[1], coordinates.shape[1]
+        shared, rest, own = [], coordinates, []
+        for _ in range(1 if like.memory is None else 2):
+            shared.append(jnp.asarray((self.up @ rest[:rank])[:, None, :]))
+            rest = rest[rank:]
+        for _, (_, up, counts) in zip(like.own or (), self.own, strict=False):
+            wide, count = np.zeros((*counts.shape, columns)), int(counts.sum())
+            wide[counts], rest = rest[:count], rest[count:]
+            own.append(jnp.asarray((up @ wide)[:, None]))
+        return State(shared[0], shared[1] if like.memory is not None else None, tuple(own) or None)
 
 
 def _frame(program: Program) -> _Frame:
     values, vectors = np.linalg.eigh(np.asarray(program.theta))
-    held = values > 10 * len(values) * np.finfo(float).eps * values[-1]
-    root = np.sqrt(values[held])
+    zero = 10 * len(values) * np.finfo(float).eps * values[-1]
+    root, vectors = np.sqrt(values[values > zero]), vectors[:, values > zero]
     own = []
     for bucket in program.buckets:
         v, u = np.asarray(bucket.eigenvalues), np.asarray(bucket.eigenvectors)
-        counts = v > 10 * len(values) * np.finfo(float).eps * values[-1]
+        counts = v > zero
         size = np.sqrt(np.where(counts, v, 1.0))
         down = np.where(counts, size, 0.0)[:, :, None] * u.transpose(0, 2, 1)
         own.append((down, u * np.where(counts, 1 / size, 0.0)[:, None, :], counts))
-    return _Frame(
-        root[:, None] * vectors[:, held].T, vectors[:, held] / root, *(tuple(part) for part in zip(*own, strict=True))
-    )
+    return _Frame(root[:, None] * vectors.T, vectors / root, tuple(own))
 
 
-def _reduced(frame: _Frame, state: State) -> np.ndarray:
-    """Coordinates [d, D] of a state of one model."""
-    parts = [frame.down @ np.asarray(state.a[:, 0])]
-    if state.memory is not None:
-        parts.append(frame.down @ np.asarray(state.memory[:, 0]))
-    for own, down, held in zip(state.own or (), frame.own_down, frame.own_held, strict=False):
-        parts.append((down @ np.asarray(own[:, 0]))[held])
-    return np.concatenate(parts)
+@dataclass(frozen=True)
+class _Pass:
+    """All rounds of a flow as one affine map of what one model's run remembers, in coordinates."""
+
+    flow: Flow
+    model: int
+    frame: _Frame
+
+    @in_float64
+    def matrix(self) -> np.ndarray:
+        """L, [d, d]."""
+        like = zero_state(self.flow.kind, self.flow.program(self.model, 1), 1, 1)
+        size = len(self.frame.reduced(like))
+        zeros = jnp.zeros((len(self.flow.theta), 1, size))
+        return self._end(zeros, zeros, self.frame.lifted(like, np.eye(size)), True)
+
+    @in_float64
+    def drives(self, taken: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The pass from nothing for unit residuals, and for unit ``J(X) w_0`` if decay has ``taken`` it, [d, q]."""
+        eye = jnp.eye(len(self.flow.theta))[:, None, :]
+        zeros = jnp.zeros_like(eye)
+        start = zero_state(self.flow.kind, self.flow.program(self.model, 1), 1, len(self.flow.theta))
+        plain = self._end(eye, zeros, start, taken)
+        return plain, self._end(zeros, eye, start, True) if taken else np.zeros_like(plain)
+
+    def decay(self) -> np.ndarray | None:
+        """What the pass does to the share of w_0, as a matrix; None where weight decay does not reach the model."""
+        if not self.flow.kind.decays:
+            return None
+        found = np.asarray(decay_map(self.flow.kind, self.flow.program(self.model, 1)))
+        return None if found[0, 0] == 1 else found
+
+    def _end(self, residual: Array, along: Array, start: State, taken: bool) -> np.ndarray:
+        """Where the pass leads; all of w_0 is there before it, or decay has ``taken`` it."""
+        flow, left = self.flow, jnp.zeros if taken else jnp.ones
+        given, beta = Input(residual, along if flow.kind.decays else None), left((flow.num_rounds + 1, 1))
+        program = flow.program(self.model, residual.shape[2])
+        return self.frame.reduced(last_state(flow.kind, program, given, beta, start, jnp.ones(flow.num_rounds, bool)))
 
 
-def _lifted(frame: _Frame, like: State, coordinates: np.ndarray) -> State:
-    """The state of one model with coordinates [d, D]; ``like`` has its parts."""
-    rank, columns = frame.up.shape[1], coordinates.shape[1]
-    taken, rest = [], coordinates
-    for _ in range(1 if like.memory is None else 2):
-        taken.append(jnp.asarray((frame.up @ rest[:rank])[:, None, :]))
-        rest = rest[rank:]
-    own = []
-    for part, up, held in zip(like.own or (), frame.own_up, frame.own_held, strict=False):
-        count = int(held.sum())
-        wide = np.zeros((*held.shape, columns))
-        wide[held], rest = rest[:count], rest[count:]
-        own.append(jnp.asarray((up @ wide)[:, None]))
-        assert own[-1].shape[2] == part.shape[2]
-    return State(taken[0], taken[1] if like.memory is not None else None, tuple(own) or None)
-
-
-def _zeros(flow: Flow, columns: int) -> Input:
-    zeros = jnp.zeros((len(flow.theta), 1, columns))
-    return Input(zeros, zeros if flow.kind.decays else None)
-
-
-def _pass(flow: Flow, model: int, given: Input, start: State, beta: Array) -> State:
-    program = flow.program(model, given.residual.shape[2])
-    return last_state(flow.kind, program, given, beta, start, jnp.ones(flow.num_rounds, bool))
-
-
-@in_float64
-def _map(flow: Flow, model: int, frame: _Frame) -> np.ndarray:
-    """L, [d, d]."""
+def _pass_of(flow: Flow, model: int) -> _Pass:
     program = flow.program(model, 1)
-    like = zero_state(flow.kind, program, 1, 1)
-    size = len(_reduced(frame, like))
-    basis = _lifted(frame, like, np.eye(size))
-    beta = jnp.zeros((flow.num_rounds + 1, 1))  # of w_0, which the linear part does not see
-    return _reduced(frame, _pass(flow, model, _zeros(flow, size), basis, beta))
-
-
-@in_float64
-def _drives(flow: Flow, model: int, frame: _Frame, taken: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The pass from nothing for unit residuals, and for unit ``J(X) w_0`` if decay has ``taken`` all of it, [d, q]."""
-    eye = jnp.eye(len(flow.theta))[:, None, :]
-    zeros = jnp.zeros_like(eye)
-    decays = flow.kind.decays
-    start = zero_state(flow.kind, flow.program(model, 1), 1, len(flow.theta))
-    beta = jnp.zeros((flow.num_rounds + 1, 1)) if taken else jnp.ones((flow.num_rounds + 1, 1))
-    plain = _reduced(frame, _pass(flow, model, Input(eye, zeros if decays else None), start, beta))
-    if not taken:
-        return plain, np.zeros_like(plain)
-    return plain, _reduced(frame, _pass(flow, model, Input(zeros, eye), start, beta))
+    if not is_concrete(program.rounds.learning_rate, program.rounds.weight, program.rounds.server_rate, flow.numbers):
+        raise ValueError("fixed points and spectra need known rates and numbers, but one is being traced")
+    return _Pass(flow, model, _frame(program))
 
 
 def _null(singular: np.ndarray) -> np.ndarray:
@@ -149,28 +151,13 @@ def _constants(change: np.ndarray) -> np.ndarray:
     return u[:, null].T
 
 
-def _decay(flow: Flow, model: int) -> np.ndarray | None:
-    """What a pass does to the share of w_0, as a matrix; None where weight decay does not reach the model."""
-    if not flow.kind.decays:
-        return None
-    found = np.asarray(decay_map(flow.kind, flow.program(model, 1)))
-    return None if found[0, 0] == 1 else found
-
-
-def _check_known(flow: Flow) -> None:
-    rounds = flow.program(0, 1).rounds
-    if not is_concrete(rounds.learning_rate, rounds.weight, rounds.server_rate, flow.numbers):
-        raise ValueError("fixed points and spectra need known rates and numbers, but one is being traced")
-
-
 def spectrum(flow: Flow, model: int) -> Spectrum:
     """Eigenvalues of a pass, without those of combinations that never change."""
-    _check_known(flow)
-    matrix = _map(flow, model, _frame(flow.program(model, 1)))
+    rounds = _pass_of(flow, model)
+    matrix, decay = rounds.matrix(), rounds.decay()
     count = int(np.sum(_null(np.linalg.svd(np.eye(len(matrix)) - matrix, compute_uv=False))))
     eigenvalues = np.linalg.eigvals(matrix)
     moved = eigenvalues[np.argsort(np.abs(eigenvalues - 1))][count:]
-    decay = _decay(flow, model)
     return Spectrum(moved if decay is None else np.concatenate([moved, np.linalg.eigvals(decay)]), count)
 
 
@@ -197,23 +184,21 @@ def _mean(flow: Flow, on_residual: np.ndarray) -> np.ndarray:
 
 def _influence_at_end(flow: Flow, model: int) -> tuple[np.ndarray, np.ndarray, float]:
     """How the fixed point depends on residuals and on ``J(X) w_0`` [m, q], and how much of the latter decay takes."""
-    _check_known(flow)
-    frame = _frame(flow.program(model, 1))
-    decays = _decay(flow, model) is not None
-    change = np.eye(len(matrix := _map(flow, model, frame))) - matrix
+    rounds = _pass_of(flow, model)
+    matrix, decays = rounds.matrix(), rounds.decay() is not None
+    change = np.eye(len(matrix)) - matrix
     constants = _constants(change)
-    stacked = np.concatenate(_drives(flow, model, frame, decays), axis=1)
+    stacked = np.concatenate(rounds.drives(decays), axis=1)
     size = np.linalg.norm(stacked)
     drift = np.linalg.norm(constants @ stacked) / size if size > 0 else 0.0
     if not drift <= 1e-9:
         raise SingularKernelError(
             f"these rounds have no fixed point: a pass moves some combination by {drift:.3g} of the whole for ever"
         )
-    system = np.concatenate([change, constants])
-    solved = np.linalg.lstsq(
-        system, np.concatenate([stacked, np.zeros((len(constants), stacked.shape[1]))]), rcond=None
-    )
-    b = flow.kernels.ntk_test_train @ (frame.up @ solved[0][: frame.up.shape[1]])
+    wanted = np.concatenate([stacked, np.zeros((len(constants), stacked.shape[1]))])
+    solved = np.linalg.lstsq(np.concatenate([change, constants]), wanted, rcond=None)[0]
+    up = rounds.frame.up
+    b = flow.kernels.ntk_test_train @ (up @ solved[: up.shape[1]])
     on_residual, on_along = np.split(b, 2, axis=1)
     return on_residual, on_along, float(flow.numbers.homogeneity) if decays else 0.0
 
