@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
 import json
 import os
+import pkgutil
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -166,6 +169,27 @@ def test_tab_completion_shows_public_names_only():
             assert all(hasattr(module, shown) for shown in dir(module)), name
     assert {"local_training", "Work", "minimise"} <= set(dir(fedtangent.federated.local))
     assert {"simulate", "sweep", "checkpoints"} <= set(dir(fedtangent.engine))
+
+
+def shadowed(package: ModuleType) -> list[str]:
+    """Modules of a package, and of those in it, that bear the name of something else that their package exports."""
+    found = []
+    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        *_, name = info.name.rpartition(".")
+        if not isinstance(getattr(package, name, package), ModuleType):
+            found.append(info.name)
+        if info.ispkg:
+            found += shadowed(importlib.import_module(info.name))
+    return found
+
+
+def test_no_module_bears_the_name_of_a_function_that_its_package_exports(tmp_path: Path, monkeypatch):
+    assert shadowed(fedtangent) == []
+    (tmp_path / "shadowing").mkdir()
+    (tmp_path / "shadowing" / "train.py").write_text("def train(): pass")
+    (tmp_path / "shadowing" / "__init__.py").write_text("from shadowing.train import train")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert shadowed(importlib.import_module("shadowing")) == ["shadowing.train"]
 
 
 PROBE = """
