@@ -282,7 +282,7 @@ def _made(
             lambda: _made(held=data.federated_data(X, np.zeros(14, int), PARTITION)),
             "data: its targets are int32 labels",
         ),
-        (lambda: _made(local_steps=0), "local_steps must be integers >= 1"),
+        (lambda: _made(local_steps=0), "local_steps: got 0, must be whole numbers"),
     ],
 )
 def test_mistakes_are_refused(make: Callable[[], Any], message: str) -> None:
