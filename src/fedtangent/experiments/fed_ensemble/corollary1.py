@@ -18,7 +18,7 @@ from fedtangent.compare.theorems.fed_ensemble import repeated_runs
 from fedtangent.compare.theorems.fed_ensemble.repeated_runs import ToyProblem, power_law
 from fedtangent.experiments.lab import sine
 from fedtangent.experiments.lab.results import Outcome, Sheet
-from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.kernels.gram import kernel_blocks
 from fedtangent.output.files import Metric
@@ -26,8 +26,6 @@ from fedtangent.theory.fed_ensemble.bias_variance import (
     Corollary1,
     Decomposition,
     corollary_1,
-    decompose_laws,
-    decompose_runs,
 )
 
 
@@ -120,15 +118,8 @@ def run(study: Study) -> Outcome:
 def _series(
     name: str, problem: ToyProblem, num_models: Sequence[int], num_rounds: int, schedules: int, draws: int
 ) -> Series:
-    exact, seen = {}, {}
-    for k in num_models:
-        plan = repeated_runs.permutations(problem.clients.num_clients, k)
-        # One model is trained by all clients in every round: its schedule is no draw.
-        seeds = repeated_runs.seeds_of(k, schedules)
-        drawn = repeated_runs.laws(problem, plan, (num_rounds,), seeds if k > 1 else seeds[:1])
-        exact[k] = decompose_laws([law[0] for law in drawn], problem.expected, problem.noise)
-        runs = repeated_runs.simulated(problem, plan, num_rounds, seeds, draws)
-        seen[k] = decompose_runs(runs if draws > 1 else runs[:, 0], problem.expected, problem.noise)
+    found = {k: sine.decomposed(problem, k, num_rounds, schedules, draws) for k in num_models}
+    exact, seen = ({k: both[i] for k, both in found.items()} for i in (0, 1))
     return Series(name, num_rounds, corollary_1(problem.blocks, problem.y, 1), exact, seen, schedules)
 
 
@@ -214,14 +205,5 @@ def _draw(study: Study, found: list[Series]) -> None:
     variance_against_models(panels, "variance of the ensemble average (corollary 1)", study.figures / "corollary1.png")
 
 
-ENTRIES = (
-    Experiment(
-        name_of(__name__),
-        "Corollary 1: the variance of the average of K models falls as 1/K; linear toy and networks of two widths",
-        run,
-        papers=("shi2024",),
-        scales={"sine": by_scale(EnsembleSizeSettings(), DEFAULT, PAPER)},
-        check=check,
-        exact=True,
-    ),
-)
+SCALES = {"sine": by_scale(EnsembleSizeSettings(), DEFAULT, PAPER)}
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=check, exact=True),)

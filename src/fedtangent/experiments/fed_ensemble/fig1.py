@@ -18,7 +18,7 @@ from scipy.stats import chi2
 from fedtangent.compare.statistics import SIGNIFICANCE
 from fedtangent.experiments.lab import sine
 from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, Claim, Outcome, Sheet
-from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.federated import schedule
 from fedtangent.output.files import Metric
@@ -130,8 +130,9 @@ def run(study: Study) -> Outcome:
             study.keep(_metrics(s, name, cases[name][-1]))
     pools = [pooled(name, when, cases[name]) for name in MODELS for when in (AFTER, BEFORE)]
     _draw(study, {name: found[0] for name, found in cases.items()})
-    sheets = (_each(s, cases), _pools(pools, len(study.seeds)))
-    return Outcome(sheets, pools, judge(pools), {"models": _plain(cases)}, _remarks(s, cases))
+    return Outcome(
+        (_pools(pools, len(study.seeds)),), pools, judge(pools), {"models": _plain(cases)}, _remarks(s, cases)
+    )
 
 
 def _case(s: PosteriorSettings, model: Model, algorithm: Algorithm, seed: int) -> Case:
@@ -194,25 +195,6 @@ def _plain(cases: dict[str, list[Case]]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _each(s: PosteriorSettings, cases: dict[str, list[Case]]) -> Sheet:
-    """Every model of the first seed."""
-    rows = []
-    for name, found in cases.items():
-        for when in (AFTER, BEFORE):
-            law, of = found[0].law, found[0].distances[when]
-            low, high = chi2.ppf([0.025, 0.975], law.rank)
-            rows += [
-                (f"{name} {k + 1}, {when}", f"{of.largest[k]:.2f}", f"{of.inside[k]:.0%}", f"{of.squared[k]:.1f}",
-                 str(law.rank), f"[{low:.1f}, {high:.1f}]", "yes" if low <= of.squared[k] <= high else "NO")
-                for k in range(s.num_models)
-            ]  # fmt: skip
-    seed = next(iter(cases.values()))[0].seed
-    title = f"Each model of seed {seed} against Theorem 2's process: the models of the figure"
-    columns = ("model", "largest |f - m| / sd", "in the 95 % band", "squared distance", "effective rank",
-               "95 % of chi-square", "within")  # fmt: skip
-    return Sheet(title, columns, tuple(rows))
-
-
 def judge(pools: list[dict[str, Any]]) -> tuple[Claim, ...]:
     """Remark 4 of FE-2024; the control, the same models before training, must not look like draws."""
     claims = []
@@ -264,20 +246,11 @@ def _draw(study: Study, cases: dict[str, Case]) -> None:
     posterior_samples(rows, s.num_rounds, study.figures / "posterior_samples.png")
 
 
-ENTRIES = (
-    Experiment(
-        name_of(__name__),
-        "three samples of the posterior (FE-2024, Fig. 1): Theorem 2 beside trained models, tested as its draws",
-        run,
-        papers=("shi2024", "shi2021"),
-        scales={
-            "sine": by_scale(
-                PosteriorSettings(),
-                PosteriorSettings(width=2048, num_rounds=1500),
-                PosteriorSettings(width=8192, num_rounds=3000),
-            )
-        },
-        check=check,
-        exact=True,
-    ),
-)
+SCALES = {
+    "sine": by_scale(
+        PosteriorSettings(),
+        PosteriorSettings(width=2048, num_rounds=1500),
+        PosteriorSettings(width=8192, num_rounds=3000),
+    )
+}
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=check, exact=True),)

@@ -19,7 +19,7 @@ from fedtangent.compare.statistics import relative_distance
 from fedtangent.compare.verdicts import EXACT
 from fedtangent.experiments.lab import sine
 from fedtangent.experiments.lab.results import Claim, Interval, Outcome, Sheet, interval
-from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.federated import schedule
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
@@ -304,15 +304,5 @@ def _draw(study: Study, case: Case) -> None:
                        title, study.figures / "uncertainty.png")  # fmt: skip
 
 
-ENTRIES = (
-    Experiment(
-        name_of(__name__),
-        "what is known where there are no data (FE-2024, Fig. 2): bands of FedAvg, Fed-ensemble, exact processes",
-        run,
-        papers=("shi2024",),
-        scales={"sine": by_scale(GapSettings(), GapSettings(num_rounds=1000), GapSettings(num_rounds=5000))},
-        check=check,
-        least_seeds=2,
-        exact=True,
-    ),
-)
+SCALES = {"sine": by_scale(GapSettings(), GapSettings(num_rounds=1000), GapSettings(num_rounds=5000))}
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=check, least_seeds=2, exact=True),)

@@ -21,7 +21,7 @@ from fedtangent import data, models, pytrees
 from fedtangent.data import partition
 from fedtangent.engine.run import simulate
 from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval
-from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
@@ -218,8 +218,7 @@ def run(study: Study) -> Outcome:
         f"{LABELS[k]}: the loss is not finite" for k, of in found.items()
         if not all(np.all(np.isfinite(t.segments)) for t in of)
     )  # fmt: skip
-    sheets = _kinds(found, len(starts)), _pairs(found, study.seeds[0])
-    rows = _rows(study.seeds, found)
+    sheets, rows = (_kinds(found, len(starts)),), _rows(study.seeds, found)
     return Outcome(sheets, rows, judge(found), remarks=_remarks(model, starts, lowest), failed=failed)
 
 
@@ -274,16 +273,6 @@ def _kinds(found: dict[str, list[Triple]], num_seeds: int) -> Sheet:
     return Sheet(title, columns, tuple(rows))
 
 
-def _pairs(found: dict[str, list[Triple]], seed: int) -> Sheet:
-    rows = tuple(
-        (f"{LABELS[kind]}, {i + 1} and {j + 1}", f"{t.losses[i]:.4f}", f"{t.losses[j]:.4f}",
-         f"{t.segments[p].max():.3f}", f"{t.barriers[p]:.3f}", f"{t.distances[p]:.2f}", f"{t.disagreement[p]:.1%}")
-        for kind, t in ((kind, of[0]) for kind, of in found.items()) for p, (i, j) in enumerate(PAIRS)
-    )  # fmt: skip
-    columns = ("pair", "loss of the first", "of the second", "highest between", "barrier", "distance", "told apart")
-    return Sheet(f"Each pair of seed {seed}: the models of the figure", columns, rows)
-
-
 def _remarks(model: Model, starts: list[float], lowest: str) -> tuple[str, ...]:
     return (
         f"barrier: the highest loss on a segment minus that at its worse end, in nats; guessing has "
@@ -329,14 +318,4 @@ def _draw(study: Study, triples: dict[str, Triple], loss: loss_surface.Loss) -> 
     return lowest_point(panels[0].a, panels[0].b, panels[0].loss, panels[0].models, triples[ENSEMBLE])
 
 
-ENTRIES = (
-    Experiment(
-        name_of(__name__),
-        "the loss on the plane through three models of an ensemble (FE-2024, Fig. 3), and the barriers between them",
-        run,
-        papers=("shi2024", "shi2021"),
-        scales=SCALES,
-        check=check,
-        least_seeds=2,
-    ),
-)
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=check, least_seeds=2),)

@@ -17,11 +17,12 @@ from scipy.stats import t as student
 
 from fedtangent.compare.statistics import SIGNIFICANCE
 from fedtangent.compare.theorems.fed_ensemble import repeated_runs
+from fedtangent.experiments.lab import sine
 from fedtangent.experiments.lab.results import Outcome, Sheet
-from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.output.files import Metric
-from fedtangent.theory.fed_ensemble.bias_variance import Decomposition, decompose_laws, decompose_runs
+from fedtangent.theory.fed_ensemble.bias_variance import Decomposition, decompose_laws
 
 # Published (FE-2024, table I; FE-2021, table 1): K -> bias, variance.
 PUBLISHED = {1: (0.109, 0.0496), 2: (0.117, 0.0115), 10: (0.112, 0.0063), 20: (0.113, 0.0045), 40: (0.112, 0.0042)}
@@ -176,15 +177,7 @@ def _both(s: BiasVarianceSettings, fit: Fit, num_models: int) -> tuple[Decomposi
         fit.data_seed, local_steps=fit.local_steps, sigma=fit.sigma, num_clients=s.num_clients,
         points_per_client=s.points_per_client,
     )  # fmt: skip
-    plan = repeated_runs.permutations(s.num_clients, num_models)
-    seeds, num_rounds = repeated_runs.seeds_of(num_models, s.schedules), fit.num_rounds(num_models)
-    # One model is trained by all clients in every round: its schedule is no draw.
-    laws = repeated_runs.laws(problem, plan, (num_rounds,), seeds if num_models > 1 else seeds[:1])
-    runs = repeated_runs.simulated(problem, plan, num_rounds, seeds, s.draws)
-    return (
-        decompose_laws([law[0] for law in laws], problem.expected, problem.noise),
-        decompose_runs(runs, problem.expected, problem.noise),
-    )
+    return sine.decomposed(problem, num_models, fit.num_rounds(num_models), s.schedules, s.draws)
 
 
 def _deviations(fit: Fit, found: dict[int, tuple[Decomposition, Decomposition]]) -> dict[str, Any]:
@@ -319,18 +312,5 @@ def _draw(
     variance_against_models(panels, "variance of the ensemble average (table I)", study.figures / "table1.png")
 
 
-ENTRIES = (
-    Experiment(
-        name_of(__name__),
-        "Bias and variance of Fed-ensemble on the sine toy against K: closed form, simulation, the paper's table I",
-        run,
-        papers=("shi2024", "shi2021"),
-        scales={
-            "sine": by_scale(
-                BiasVarianceSettings(), BiasVarianceSettings(local_steps=(1, 10, 100), schedules=50), PAPER
-            )
-        },
-        check=check,
-        exact=True,
-    ),
-)
+SCALES = {"sine": by_scale(BiasVarianceSettings(), BiasVarianceSettings(local_steps=(1, 10, 100), schedules=50), PAPER)}
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=check, exact=True),)

@@ -17,8 +17,8 @@ from fedtangent.compare import cases
 from fedtangent.compare.predicted import run_flow
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import fed_ensemble
-from fedtangent.experiments.lab.results import Outcome, Sheet, assumption_sheet
-from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.results import Outcome, Sheet, assumption_sheet, theorem_details
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.kernels.gram import kernel_blocks
@@ -143,11 +143,7 @@ def conclude(study: Study, found: list[Followed]) -> Outcome:
     if rows[-1]["networks_worst"] <= 1:
         failed.append("the control's bound was not broken")
     _draw(study, found[0])
-    details = {
-        "assumptions": [[a._asdict() for a in f.theorem.assumptions] for f in found],
-        "constants": [f.theorem.constants._asdict() for f in found],
-        "rate_of_an_age": [f.rate for f in found],
-    }
+    details = {**theorem_details([f.theorem for f in found]), "rate_of_an_age": [f.rate for f in found]}
     sheets = (
         _bounds_sheet(study, found, rows),
         assumption_sheet([f.theorem for f in found], "assumptions, measured on the first seed"),
@@ -239,20 +235,12 @@ def _draw(study: Study, found: Followed) -> None:
     bounded(panels, title, ("round", "training residual / initial residual"), lowest, study.figures / "decay.png")
 
 
-ENTRIES = (
-    Experiment(
-        name_of(__name__),
-        "Theorem 1: the bound on the training error beside the measured decay, and which of its assumptions hold",
-        run,
-        papers=("shi2024", "shi2021"),
-        scales=dict.fromkeys(
-            CASES,
-            by_scale(
-                EnsembleDecaySettings(),
-                EnsembleDecaySettings(width=1024, num_rounds=100, flow_ages=500),
-                EnsembleDecaySettings(width=4096, num_rounds=400, flow_ages=2000),
-            ),
-        ),
-        exact=True,
+SCALES = dict.fromkeys(
+    CASES,
+    by_scale(
+        EnsembleDecaySettings(),
+        EnsembleDecaySettings(width=1024, num_rounds=100, flow_ages=500),
+        EnsembleDecaySettings(width=4096, num_rounds=400, flow_ages=2000),
     ),
 )
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), exact=True),)

@@ -24,7 +24,6 @@ from fedtangent.compare.theorems.fed_ensemble.limit import (
     NUM_MODELS,
     SETTINGS,
     Theorem2,
-    TrainedEnsemble,
     compare,
     mean_bias,
     one_client_alone,
@@ -32,7 +31,7 @@ from fedtangent.compare.theorems.fed_ensemble.limit import (
     without_cross_terms,
 )
 from fedtangent.experiments.lab.results import Outcome, Sheet
-from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.output.files import Metric
 
@@ -89,52 +88,32 @@ def table(result: Theorem2) -> list[dict[str, Any]]:
     wrong = {"mean": ("largest client alone", one_client_alone(result))}
     wrong |= dict.fromkeys(("variance", "covariance"), ("no cross terms", without_cross_terms(result)))
     rows = []
+
+    def add(statistic: str, width: int, theory: str, judged: Judged, numbers: tuple[float | None, ...]) -> None:
+        names = ("measured", "predicted", "standard_error", "share_beyond", "farthest")
+        row = {"dataset": result.setting.name, "width": width, "statistic": statistic, "theory": theory}
+        row |= {"is_control": theory != result.of, **dict(zip(names, numbers, strict=True))}
+        rows.append({**row, "allowed": judged.expected, "agrees": judged.holds})
+
     for trained in result.trained:
         for part in PARTS:
             for theory, law in ((result.of, result.law), wrong[part]):
                 found = entries(trained.samples, law)[part]
+                sizes = _size(found.measured, part), _size(found.predicted, part), float(np.mean(found.standard_error))
                 judged = judge(found, part, result.null)
-                row: dict[str, Any] = {
-                    "measured": _size(found.measured, part),
-                    "predicted": _size(found.predicted, part),
-                    "standard_error": float(np.mean(found.standard_error)),
-                    "share_beyond": found.share_beyond,
-                    "farthest": found.farthest,
-                }
-                rows.append(_row(result, trained, NAMES[part], theory, judged, row))
+                add(NAMES[part], trained.width, theory, judged, (*sizes, found.share_beyond, found.farthest))
         bias = variance_bias(trained, result.law).value
         for theory, samples in ((result.of, trained.samples), ("untrained networks", trained.start)):
             inside = coverage(samples, result.law)
-            numbers: dict[str, Any] = {
-                "measured": inside.inside / inside.trials,
-                "predicted": 0.95,
-                "standard_error": float(np.sqrt(0.95 * 0.05 / inside.trials)),
-                "share_beyond": None,
-                "farthest": None,
-            }
+            numbers = inside.inside / inside.trials, 0.95, float(np.sqrt(0.95 * 0.05 / inside.trials)), None, None
             judged = judge_coverage(inside, result.null, bias)
-            rows.append(_row(result, trained, "coverage of 95 % intervals", theory, judged, numbers))
+            add("coverage of 95 % intervals", trained.width, theory, judged, numbers)
     return rows
 
 
 def _size(values: np.ndarray, part: str) -> float:
     """An average that does not cancel: root mean square, but of variances the mean."""
     return float(np.mean(values)) if part == "variance" else float(np.sqrt(np.mean(values**2)))
-
-
-def _row(
-    result: Theorem2, trained: TrainedEnsemble, statistic: str, theory: str, judged: Judged, numbers: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "dataset": result.setting.name,
-        "width": trained.width,
-        "statistic": statistic,
-        "theory": theory,
-        "is_control": theory != result.of,
-        **numbers,
-        "allowed": judged.expected,
-        "agrees": judged.holds,
-    }
 
 
 def _sheet(result: Theorem2, rows: list[dict[str, Any]]) -> Sheet:
@@ -188,20 +167,12 @@ def _metrics(result: Theorem2, rows: list[dict[str, Any]], seed: int) -> list[Me
     ]  # fmt: skip
 
 
-ENTRIES = (
-    Experiment(
-        name_of(__name__),
-        "Theorem 2 on K = 50 trained networks: mean, variance, covariances, coverage beside the closed form",
-        run,
-        papers=("shi2024", "shi2021"),
-        scales=dict.fromkeys(
-            (BOTH, "digits", "sine"),
-            by_scale(
-                EnsembleLawSettings(),
-                EnsembleLawSettings(widths=(512, 1024)),
-                EnsembleLawSettings(widths=(1024, 4096), digits_rounds=2000, sine_rounds=2000),
-            ),
-        ),
-        check=check,
+SCALES = dict.fromkeys(
+    (BOTH, "digits", "sine"),
+    by_scale(
+        EnsembleLawSettings(),
+        EnsembleLawSettings(widths=(512, 1024)),
+        EnsembleLawSettings(widths=(1024, 4096), digits_rounds=2000, sine_rounds=2000),
     ),
 )
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=check),)

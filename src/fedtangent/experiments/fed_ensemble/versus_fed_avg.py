@@ -19,7 +19,7 @@ from fedtangent import data, models
 from fedtangent.data import partition
 from fedtangent.data.federated import max_client_size
 from fedtangent.experiments.lab.results import Claim, Interval, Outcome, Sheet, interval
-from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.runs import SCORES, Bench, Config, Method, Record, all_scores, bins_of, choose, play
 from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.experiments.lab.trials import Trial, draw, trial_of
@@ -279,14 +279,4 @@ def _draw(study: Study, found: Found, of: dict[str, Config]) -> None:
     reliability_diagram(bins, title, study.figures / "reliability.png")
 
 
-ENTRIES = (
-    Experiment(
-        name_of(__name__),
-        "Fed-ensemble against FedAvg at equal bytes, clients of two classes: accuracy, NLL, ECE, Brier, paired seeds",
-        run,
-        papers=("shi2024", "shi2021"),
-        scales=SCALES,
-        check=check,
-        least_seeds=2,
-    ),
-)
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=check, least_seeds=2),)

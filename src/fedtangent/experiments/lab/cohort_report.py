@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtangent.experiments.lab.cohort import DECISIVE, EVOLVED, LABELS, CohortSettings, check_cohort, divide, methods
 from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, Claim, Interval, Outcome, Sheet, interval
-from fedtangent.experiments.lab.runner import Experiment, Study
+from fedtangent.experiments.lab.runner import Experiment, Study, experiment
 from fedtangent.experiments.lab.runs import Bench, Record, Runs, Tuned, repeat, tune
 
 MIB = 2**20
@@ -39,8 +39,7 @@ def bench_of(study: Study, **changes: Any) -> Bench:
     """Where the runs of the settings take place, with some of them changed."""
     s = dataclasses.replace(study.settings, **changes)
     decisive = {name: getattr(s, name) for name in DECISIVE}
-    trial = partial(divide, study.dataset, study.data_dir, s=s)
-    return Bench(study, lambda seed: trial(seed=seed), lambda given: methods(s, given), decisive)
+    return Bench(study, partial(divide, study.dataset, study.data_dir, s=s), partial(methods, s), decisive)
 
 
 def tune_all(bench: Bench) -> dict[str, Tuned]:
@@ -188,13 +187,13 @@ def draw(study: Study, runs: Runs, title: str) -> None:
     lines_with_errors(lines, list(range(1, num_rounds + 1)), ("round", "test accuracy"), title, path)
 
 
-def figure_4(name: str, summary: str, scales: Mapping[str, Any], notes: Mapping[str, str], claim: str) -> Experiment:
+def figure_4(module: str, scales: Mapping[str, Any], notes: Mapping[str, str], claim: str) -> Experiment:
     """An entry: accuracy by round on one data set (the first of ``scales`` needs no files).
 
     ``claim`` is the paper's, in words; ``notes`` says, by data set, what stands in for what the paper has.
     """
     run = partial(_figure_4, claim, notes)
-    return Experiment(name, summary, run, papers=("yue2022",), scales=scales, check=_check_figure_4, least_seeds=2)
+    return experiment(module, run, scales, ("yue2022",), check=_check_figure_4, least_seeds=2)
 
 
 def _check_figure_4(study: Study) -> None:

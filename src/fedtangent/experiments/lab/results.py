@@ -64,6 +64,14 @@ def claim_sheet(claims: Sequence[Claim], title: str = "what the paper claims") -
     return Sheet(title, ("claim", "measured", "verdict"), tuple(tuple(claim) for claim in claims))
 
 
+def grouped(rows: Sequence[Mapping[str, Any]], *keys: str) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
+    """Rows by their values of ``keys``, in order of first appearance."""
+    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return found
+
+
 def assumption_sheet(of: Sequence[Any], title: str) -> Sheet:
     """A theorem's assumptions: the numbers of the first of the runs, and in how many each holds."""
     rows = tuple(
@@ -72,6 +80,14 @@ def assumption_sheet(of: Sequence[Any], title: str) -> Sheet:
         for i, a in enumerate(of[0].assumptions)
     )  # fmt: skip
     return Sheet(title, ("assumption", "what", "measured", "required", "holds"), rows)
+
+
+def theorem_details(of: Sequence[Any]) -> dict[str, Any]:
+    """Assumptions and constants of each run's theorem, for result.json."""
+    return {
+        "assumptions": [[a._asdict() for a in theorem.assumptions] for theorem in of],
+        "constants": [theorem.constants._asdict() for theorem in of],
+    }
 
 
 class Outcome(NamedTuple):

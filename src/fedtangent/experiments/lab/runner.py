@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,9 +81,16 @@ class Experiment(Entry):
         return exact_arithmetic() if self.exact else contextlib.nullcontext()
 
 
-def name_of(module: str) -> str:
-    """An experiment's name, from that of its module (``__name__``)."""
-    return module.removeprefix(PACKAGE)
+def experiment(
+    module: str,
+    run: Callable[[Study], Outcome],
+    scales: Mapping[str, Mapping[str, Any]],
+    papers: tuple[str, ...],
+    **more: Any,
+) -> Experiment:
+    """The entry of a module (``__name__``): named after it, and summed up by the first paragraph of its docstring."""
+    said = (sys.modules[module].__doc__ or "").split("\n\n")[0]
+    return Experiment(module.removeprefix(PACKAGE), " ".join(said.split()), run, papers=papers, scales=scales, **more)
 
 
 def prepare_study(entry: Experiment, request: Request) -> Study:

@@ -11,6 +11,8 @@ import numpy as np
 from fedtangent import data
 from fedtangent.compare import predicted
 from fedtangent.compare.settings import Setting
+from fedtangent.compare.theorems.fed_ensemble import repeated_runs
+from fedtangent.compare.theorems.fed_ensemble.repeated_runs import ToyProblem
 from fedtangent.data import partition
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms
@@ -20,6 +22,7 @@ from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent.models.dense import mlp
 from fedtangent.models.linear import rbf_linear
 from fedtangent.theory import Flow
+from fedtangent.theory.fed_ensemble.bias_variance import Decomposition, decompose_laws, decompose_runs
 from fedtangent.types import Algorithm, Model, Partition, Schedule
 
 NORMAL_95 = 1.959963984540054  # the normal quantile of 0.975
@@ -133,3 +136,21 @@ def flow(
     )  # fmt: skip
     blocks = kernel_blocks(model.kernel, held.x, held.x_test)
     return predicted.run_flow(setting, blocks, drawn_cohorts(plan, setting.partition, num_rounds, setting.seed)), blocks
+
+
+def decomposed(
+    problem: ToyProblem, num_models: int, num_rounds: int, schedules: int, draws: int
+) -> tuple[Decomposition, Decomposition]:
+    """Bias and variance of K models in closed form and by simulation, under the same schedules.
+
+    ``draws`` are initialisations under each schedule; those of a network are 1.
+    """
+    plan = repeated_runs.permutations(problem.clients.num_clients, num_models)
+    seeds = repeated_runs.seeds_of(num_models, schedules)
+    # One model is trained by all clients in every round: its schedule is no draw.
+    laws = repeated_runs.laws(problem, plan, (num_rounds,), seeds if num_models > 1 else seeds[:1])
+    runs = repeated_runs.simulated(problem, plan, num_rounds, seeds, draws)
+    return (
+        decompose_laws([law[0] for law in laws], problem.expected, problem.noise),
+        decompose_runs(runs if draws > 1 else runs[:, 0], problem.expected, problem.noise),
+    )

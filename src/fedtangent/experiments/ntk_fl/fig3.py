@@ -7,7 +7,7 @@ from typing import Any
 from fedtangent.experiments.lab import cohort_report as report
 from fedtangent.experiments.lab.cohort import DIGITS, IMAGES, LABELS, PAIRED, CohortSettings
 from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval
-from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.runs import Runs
 from fedtangent.experiments.lab.settings import by_scale, same
 
@@ -67,14 +67,4 @@ def losses(s: CohortSettings, runs: Runs) -> tuple[Sheet, list[dict[str, Any]], 
     return Sheet(title, columns, tuple(shown)), rows, claims
 
 
-ENTRIES = (
-    Experiment(
-        name_of(__name__),
-        "What subsampling and random projection cost NTK-FL and FedAvg in accuracy, by round, paired seeds",
-        run,
-        papers=("yue2022",),
-        scales=SCALES,
-        check=check,
-        least_seeds=2,
-    ),
-)
+ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=check, least_seeds=2),)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fedtangent.experiments.lab.cohort import DIGITS, IMAGES, CohortSettings
 from fedtangent.experiments.lab.cohort_report import CURVES, figure_4
-from fedtangent.experiments.lab.runner import name_of
 from fedtangent.experiments.lab.settings import by_scale, same
 
 # The writers of digits in LEAF's sample of FEMNIST, of which the paper has 300; of another sample: --set num_clients=
@@ -16,8 +15,7 @@ SMALL = CohortSettings(
 
 ENTRIES = (
     figure_4(
-        name_of(__name__),
-        "NTK-FL against its baselines by round, digits by writer (feature skew): accuracy, rounds to FedAvg's",
+        __name__,
         {
             "digits": same(CohortSettings(**DIGITS, partition="shifted")),
             "femnist_digits": by_scale(SMALL, SMALL, WRITERS),

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from fedtangent.experiments.lab.cohort import DIGITS, IMAGES, CohortSettings
 from fedtangent.experiments.lab.cohort_report import CURVES, figure_4
-from fedtangent.experiments.lab.runner import name_of
 from fedtangent.experiments.lab.settings import by_scale, same
 
 SMALL = CohortSettings(**IMAGES)
 
 ENTRIES = (
     figure_4(
-        name_of(__name__),
-        "NTK-FL against its baselines by round, MNIST with label skew: accuracy, rounds to FedAvg's, paired seeds",
+        __name__,
         {"digits": same(CohortSettings(**DIGITS)), "mnist": by_scale(SMALL, SMALL, CohortSettings())},
         {"digits": "scikit-learn's digits stand in for MNIST: name mnist and its folder for the paper's"},
         CURVES,

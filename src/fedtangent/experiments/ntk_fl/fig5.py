@@ -13,7 +13,7 @@ import numpy as np
 from fedtangent.experiments.lab import cohort_report as report
 from fedtangent.experiments.lab.cohort import DIGITS, IMAGES, LABELS, CohortSettings
 from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval
-from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.runs import Runs, Tuned
 from fedtangent.experiments.lab.settings import by_scale, within
 
@@ -100,14 +100,4 @@ def _draw(study: Study, ends: dict[float, dict[str, np.ndarray]]) -> None:
     lines_with_errors(lines, s.alphas, ("Dirichlet alpha", "test accuracy"), title, path)
 
 
-ENTRIES = (
-    Experiment(
-        name_of(__name__),
-        "NTK-FL and its baselines against the Dirichlet alpha of the clients' labels: accuracy after 50 rounds",
-        run,
-        papers=("yue2022",),
-        scales=SCALES,
-        check=check,
-        least_seeds=2,
-    ),
-)
+ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=check, least_seeds=2),)

@@ -11,7 +11,7 @@ import numpy as np
 from fedtangent.experiments.lab import cohort_report as report
 from fedtangent.experiments.lab.cohort import DIGITS, IMAGES, CohortSettings
 from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval
-from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.runs import Runs
 from fedtangent.experiments.lab.settings import by_scale, within
 
@@ -125,14 +125,4 @@ def _draw(study: Study, ends: dict[tuple[float, int], np.ndarray]) -> None:
     heat_map(values, axes, "test accuracy, %", f"{study.dataset}, CP-NTK-FL, round {s.num_rounds}", path)
 
 
-ENTRIES = (
-    Experiment(
-        name_of(__name__),
-        "CP-NTK-FL over the sampling rate and the projection's dimension: accuracy after 10 rounds beside the paper's",
-        run,
-        papers=("yue2022",),
-        scales=SCALES,
-        check=check,
-        least_seeds=2,
-    ),
-)
+ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=check, least_seeds=2),)

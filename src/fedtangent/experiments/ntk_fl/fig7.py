@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from fedtangent.experiments.lab.cohort import DIGITS, IMAGES, CohortSettings
 from fedtangent.experiments.lab.cohort_report import figure_4
-from fedtangent.experiments.lab.runner import name_of
 from fedtangent.experiments.lab.settings import by_scale, same
 
 SMALL = CohortSettings(**{**IMAGES, "num_train": 2400, "num_validation": 400, "num_test": 0}, alpha=0.1)
 
 ENTRIES = (
     figure_4(
-        name_of(__name__),
-        "NTK-FL against its baselines by round, CIFAR-10 with label skew (alpha .1): accuracy, rounds to FedAvg's",
+        __name__,
         {
             "digits": same(CohortSettings(**DIGITS, alpha=0.1)),
             "cifar10": by_scale(SMALL, SMALL, CohortSettings(alpha=0.1)),

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedtangent import models
 from fedtangent.experiments.lab.results import NOT_SEEN, Claim, Interval, Outcome, Sheet, interval
-from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.settings import by_scale
 from fedtangent.experiments.ntk_fl import leakage
 from fedtangent.experiments.ntk_fl.leakage import (
@@ -210,20 +210,12 @@ def _draw(
     points_with_errors(series, ticks, ("sparsity", "SSIM to the original"), title, figures / "fig8_ssim.png")
 
 
-ENTRIES = (
-    Experiment(
-        name_of(__name__),
-        "what sparsified Jacobians leak: SSIM of reconstructed images against sparsity (NTK-FL, Fig. 8)",
-        run,
-        papers=("yue2022",),
-        scales=dict.fromkeys(
-            ("digits", "fashion_mnist", "mnist"),
-            by_scale(
-                LeakageSettings(),
-                LeakageSettings(num_images=5),
-                LeakageSettings(num_images=8, num_steps=300, num_restarts=2),
-            ),
-        ),
-        check=check,
+SCALES = dict.fromkeys(
+    ("digits", "fashion_mnist", "mnist"),
+    by_scale(
+        LeakageSettings(),
+        LeakageSettings(num_images=5),
+        LeakageSettings(num_images=8, num_steps=300, num_restarts=2),
     ),
 )
+ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=check),)

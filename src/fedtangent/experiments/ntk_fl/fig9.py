@@ -19,8 +19,8 @@ import numpy as np
 from fedtangent import data as datasets
 from fedtangent.compare.theorems.ntk_fl.descents import Descents, descents
 from fedtangent.data import partition
-from fedtangent.experiments.lab.results import Outcome, Sheet
-from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.results import Outcome, Sheet, grouped
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.experiments.ntk_fl.theorem1 import movement
 from fedtangent.kernels.empirical import empirical_ntk
@@ -202,13 +202,12 @@ def conclude(study: Study, found: list[WeightGap]) -> Outcome:
 
 def _sheet(study: Study, rows: list[dict[str, Any]]) -> Sheet:
     shown, last = [], study.settings.last_step
-    for network, label in NETWORKS.items():
-        own = [r for r in rows if r["network"] == network]
+    for (network,), own in grouped(rows, "network").items():
         mean = {k: float(np.mean([r[k] for r in own])) for k in own[0] if isinstance(own[0][k], float)}
         exact = network == "two_layer"
         lemma = [f"{max(r[k] for r in own):.2g}" if exact else "-" for k in ("over_lemma_2", "over_counted", "control")]
         shown.append((
-            label, f"{mean['learning_rate']:.3g}", f"{mean['gap_at_tenth']:.3g}", f"{mean['gap_end']:.3g}",
+            NETWORKS[network], f"{mean['learning_rate']:.3g}", f"{mean['gap_at_tenth']:.3g}", f"{mean['gap_end']:.3g}",
             f"{mean['share_of_steps_that_grow']:.0%}", f"{max(r['over_figure_bound'] for r in own):.3g}", *lemma,
             f"{mean['residual_descent']:.2g}", f"{mean['residual_ntk']:.2g}",
         ))  # fmt: skip
@@ -234,17 +233,8 @@ def _draw(study: Study, found: list[WeightGap]) -> None:
             ("update step", "l1 norm of the difference"), lowest, study.figures / "fig9.png")  # fmt: skip
 
 
-ENTRIES = (
-    Experiment(
-        name_of(__name__),
-        "Fig. 9 of NTK-FL: the distance of its weights to gradient descent's by update step, under Lemma 2's bound",
-        run,
-        papers=("yue2022",),
-        scales=dict.fromkeys(
-            ("digits", "fashion_mnist", "mnist"),
-            by_scale(WeightGapSettings(), WeightGapSettings(examples_per_client=20, width=1024), PAPER),
-        ),
-        check=check,
-        exact=True,
-    ),
+SCALES = dict.fromkeys(
+    ("digits", "fashion_mnist", "mnist"),
+    by_scale(WeightGapSettings(), WeightGapSettings(examples_per_client=20, width=1024), PAPER),
 )
+ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=check, exact=True),)

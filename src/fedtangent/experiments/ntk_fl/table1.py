@@ -10,7 +10,7 @@ import numpy as np
 from fedtangent.experiments.lab import cohort_report as report
 from fedtangent.experiments.lab.cohort import DIGITS, EVOLVED, IMAGES, LABELS, CohortSettings
 from fedtangent.experiments.lab.results import UNDECIDED, Claim, Outcome, Sheet, interval
-from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.settings import by_scale, same, within
 
 CLAIM = "CP-NTK-FL needs the fewest rounds, by an order of magnitude, at a similar uplink"
@@ -106,14 +106,4 @@ def _beside(sheet: Sheet, names: list[str]) -> Sheet:
     return Sheet(sheet.title, (*sheet.columns, "the paper: rounds", "MB"), tuple(rows))
 
 
-ENTRIES = (
-    Experiment(
-        name_of(__name__),
-        "Rounds and uplink of CP-NTK-FL, FedCOM, QSGD and FedAvg to a target accuracy, beside the paper's table 1",
-        run,
-        papers=("yue2022",),
-        scales=SCALES,
-        check=check,
-        least_seeds=2,
-    ),
-)
+ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=check, least_seeds=2),)

@@ -15,8 +15,8 @@ import numpy as np
 
 from fedtangent.compare.theorems.ntk_fl.descents import Descents, descents
 from fedtangent.experiments.lab import two_layer
-from fedtangent.experiments.lab.results import Outcome, Sheet, assumption_sheet
-from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.results import Outcome, Sheet, assumption_sheet, grouped, theorem_details
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.experiments.lab.two_layer import NtkRounds, several_rounds
 from fedtangent.models.two_layer import two_layer_relu
@@ -137,11 +137,7 @@ def conclude(study: Study, found: list[FollowedDescent], rounds: list[NtkRounds]
     if any(r["linear_under_its_own_rate"] > 1 + 1e-6 for r in rows):
         failed.append("the linearised network is above its own exact rate")
     _draw(study, found)
-    details = {
-        "rounds": [r._asdict() for r in rounds],
-        "assumptions": [[a._asdict() for a in f.theorem.assumptions] for f in found],
-        "constants": [f.theorem.constants._asdict() for f in found],
-    }
+    details = {"rounds": [r._asdict() for r in rounds], **theorem_details([f.theorem for f in found])}
     last = [f.theorem for f in found if (f.width, f.factor) == (found[-1].width, found[-1].factor)]
     title = f"assumptions, n = {found[-1].width}, step {found[-1].factor:g}, measured on the first seed"
     sheets = (_sheet(study, rows), _round_sheet(study.settings, rounds), assumption_sheet(last, title))
@@ -150,17 +146,15 @@ def conclude(study: Study, found: list[FollowedDescent], rounds: list[NtkRounds]
 
 def _sheet(study: Study, rows: list[dict[str, Any]]) -> Sheet:
     s, shown = study.settings, []
-    for width in s.widths:
-        for factor in s.step_factors:
-            own = [r for r in rows if r["width"] == width and r["step_factor"] == factor]
-            first = [r["tangent_first_broken"] for r in own if r["tangent_first_broken"]]
-            shown.append((
-                f"n = {width}, step {factor:g}", f"{own[0]['factor_a_step']:.6f}",
-                *(f"{max(r[f'{m}_worst'] for r in own):.3g}" for m in METHODS), str(min(first)) if first else "-",
-                f"{sum(r['network_worst'] <= 1 for r in own)} of {len(own)}",
-                f"{sum(r['tangent_worst'] <= 1 for r in own)} of {len(own)}",
-                f"{min(r['control_worst'] for r in own):.2g}",
-            ))  # fmt: skip
+    for (width, factor), own in grouped(rows, "width", "step_factor").items():
+        first = [r["tangent_first_broken"] for r in own if r["tangent_first_broken"]]
+        shown.append((
+            f"n = {width}, step {factor:g}", f"{own[0]['factor_a_step']:.6f}",
+            *(f"{max(r[f'{m}_worst'] for r in own):.3g}" for m in METHODS), str(min(first)) if first else "-",
+            f"{sum(r['network_worst'] <= 1 for r in own)} of {len(own)}",
+            f"{sum(r['tangent_worst'] <= 1 for r in own)} of {len(own)}",
+            f"{min(r['control_worst'] for r in own):.2g}",
+        ))  # fmt: skip
     columns = ("", "factor a step", "descent", "linearised", "NTK-FL", "broken at t", "descent holds", "NTK-FL holds",
                "control")  # fmt: skip
     title = (
@@ -216,23 +210,14 @@ def _draw(study: Study, found: list[FollowedDescent]) -> None:
             ("gradient steps t", "squared residual / initial"), lowest, study.figures / "theorem1.png")  # fmt: skip
 
 
-ENTRIES = (
-    Experiment(
-        name_of(__name__),
-        "NTK-FL's Theorem 1: its rate beside the measured decay of the residual, and which of its assumptions hold",
-        run,
-        papers=("yue2022",),
-        scales=dict.fromkeys(
-            two_layer.DATASETS,
-            by_scale(
-                EvolutionDecaySettings(),
-                EvolutionDecaySettings(num_examples=80, num_clients=8, num_rounds=5),
-                EvolutionDecaySettings(
-                    num_examples=200, num_clients=20, widths=(256, 1024, 4096), last_time=4000, num_rounds=5
-                ),
-            ),
+SCALES = dict.fromkeys(
+    two_layer.DATASETS,
+    by_scale(
+        EvolutionDecaySettings(),
+        EvolutionDecaySettings(num_examples=80, num_clients=8, num_rounds=5),
+        EvolutionDecaySettings(
+            num_examples=200, num_clients=20, widths=(256, 1024, 4096), last_time=4000, num_rounds=5
         ),
-        check=two_layer.check,
-        exact=True,
     ),
 )
+ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=two_layer.check, exact=True),)

@@ -16,8 +16,8 @@ import numpy as np
 
 from fedtangent.engine.run import predict, simulate
 from fedtangent.experiments.lab import two_layer
-from fedtangent.experiments.lab.results import Outcome, Sheet, assumption_sheet
-from fedtangent.experiments.lab.runner import Experiment, Study, name_of
+from fedtangent.experiments.lab.results import Outcome, Sheet, assumption_sheet, grouped, theorem_details
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.experiments.lab.two_layer import several_rounds
 from fedtangent.federated import algorithms, schedule
@@ -162,10 +162,7 @@ def conclude(study: Study, found: list[FollowedRounds]) -> Outcome:
     failed = [] if all(np.all(np.isfinite(f.squared)) for f in found) else ["networks diverged"]
     failed += two_layer.control_kept(rows, found[0].theorem.constants)
     _draw(study, found)
-    details = {
-        "assumptions": [[a._asdict() for a in f.theorem.assumptions] for f in found],
-        "constants": [f.theorem.constants._asdict() for f in found],
-    }
+    details = theorem_details([f.theorem for f in found])
     steps = last.theorem.constants.local_steps
     title = f"assumptions, n = {last.width}, step {last.factor:g}, tau = {steps}"
     sheets = (_sheet(study, rows), assumption_sheet([last.theorem], title))
@@ -174,20 +171,16 @@ def conclude(study: Study, found: list[FollowedRounds]) -> Outcome:
 
 def _sheet(study: Study, rows: list[dict[str, Any]]) -> Sheet:
     s, shown = study.settings, []
-    for width in s.widths:
-        for factor in s.step_factors:
-            for steps in s.local_steps:
-                own = [r for r in rows if (r["width"], r["step_factor"], r["local_steps"]) == (width, factor, steps)]
-                needed = [r["rounds_to_ntk_fl"] for r in own]
-                shown.append((
-                    f"n = {width}, step {factor:g}, tau = {steps}", f"{own[0]['factor_a_round']:.6f}",
-                    f"{max(r['worst'] for r in own):.3g}", f"{sum(r['worst'] <= 1 for r in own)} of {len(own)}",
-                    f"{np.mean([r['late_decay_over_bound'] for r in own]):.2f}",
-                    f"{min(r['control_worst'] for r in own):.2g}",
-                    f"{np.mean([r['end'] for r in own]):.2g}", f"{np.mean([r['ntk_fl_one_round'] for r in own]):.2g}",
-                    f"> {s.num_rounds}" if None in needed else str(max(needed)),
-                    f"{np.mean([r['ratio_of_rates'] for r in own]):.0f}",
-                ))  # fmt: skip
+    for (width, factor, steps), own in grouped(rows, "width", "step_factor", "local_steps").items():
+        needed = [r["rounds_to_ntk_fl"] for r in own]
+        shown.append((
+            f"n = {width}, step {factor:g}, tau = {steps}", f"{own[0]['factor_a_round']:.6f}",
+            f"{max(r['worst'] for r in own):.3g}", f"{sum(r['worst'] <= 1 for r in own)} of {len(own)}",
+            f"{np.mean([r['late_decay_over_bound'] for r in own]):.2f}", f"{min(r['control_worst'] for r in own):.2g}",
+            f"{np.mean([r['end'] for r in own]):.2g}", f"{np.mean([r['ntk_fl_one_round'] for r in own]):.2g}",
+            f"> {s.num_rounds}" if None in needed else str(max(needed)),
+            f"{np.mean([r['ratio_of_rates'] for r in own]):.0f}",
+        ))  # fmt: skip
     columns = ("", "factor a round", "worst", "holds", "late decay", "control", "FedAvg's end", "NTK-FL, 1 round",
                "rounds to that", "Remark 2")  # fmt: skip
     title = (
@@ -234,14 +227,5 @@ def _draw(study: Study, found: list[FollowedRounds]) -> None:
     bounded(panels, title, ("round", "squared residual / initial"), lowest, study.figures / "theorem2.png")
 
 
-ENTRIES = (
-    Experiment(
-        name_of(__name__),
-        "NTK-FL's Theorem 2: FedAvg's rate beside measured rounds, its assumptions, and Remark 2's ratio to NTK-FL",
-        run,
-        papers=("yue2022",),
-        scales=dict.fromkeys(two_layer.DATASETS, by_scale(AveragingDecaySettings(), DEFAULT, PAPER)),
-        check=two_layer.check,
-        exact=True,
-    ),
-)
+SCALES = dict.fromkeys(two_layer.DATASETS, by_scale(AveragingDecaySettings(), DEFAULT, PAPER))
+ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=two_layer.check, exact=True),)
