@@ -171,7 +171,7 @@ def test_no_client_moves_the_sum_by_more_than_the_bound_also_through_a_channel()
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"clip_norm": 0.0}, "clip_norm: got 0.0, must be positive and finite"),
+        ({"clip_norm": 0.0}, "clip_norm: got 0.0, must be above 0"),
         ({"clip_norm": math.inf}, "clip_norm: got inf"),
         ({"noise_multiplier": -1.0}, "noise_multiplier: got -1.0, must be at least 0 and finite"),
         ({"noise_multiplier": math.nan}, "noise_multiplier: got nan"),

@@ -259,59 +259,32 @@ def minimise(objective: Callable[[PyTree], Array], start: PyTree, attack: Attack
     L-BFGS chooses its steps by a line search and does not look at the learning rate. A value that is not finite is
     never the best one.
     """
-    num_steps = attack.num_steps
-    method, advance_by_one = _method(objective, attack)
+    num_steps, line_search = attack.num_steps, attack.optimizer == "lbfgs"
+    patience = PATIENCE if line_search else num_steps
+    descent = optax.lbfgs(memory_size=MEMORY) if line_search else optax.adam(attack.learning_rate)
+    method = optax.with_extra_args_support(descent)
     value, slope = jax.value_and_grad(objective)(start)
     first = jnp.where(jnp.isfinite(value), value, jnp.inf)
     history = jnp.full((num_steps + 1,), first)
-    patience = PATIENCE if attack.optimizer == "lbfgs" else num_steps
 
     def goes_on(carry: Any) -> Array:
         _, _, (_, best), _, step, idle = carry
         return (step < num_steps) & (best > attack.tolerance) & (idle < patience)
 
     def advance(carry: Any) -> Any:
-        here, state, (kept, best), history, step, idle = carry
-        here, state = advance_by_one(here, state)
-        better = here.value < best  # false for what is not a number
-        kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), here.point, kept)
-        best = jnp.where(better, here.value, best)
-        return here, state, (kept, best), history.at[step + 1].set(best), step + 1, jnp.where(better, 0, idle + 1)
+        (point, value, slope), state, (kept, best), history, step, idle = carry
+        change, state = method.update(slope, state, point, value=value, grad=slope, value_fn=objective)
+        point = optax.apply_updates(point, change)
+        if line_search:  # which has evaluated the point that it chose
+            value, slope = optax.tree.get(state, "value"), optax.tree.get(state, "grad")
+        else:
+            value, slope = jax.value_and_grad(objective)(point)
+        better = value < best  # false for what is not a number
+        kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), point, kept)
+        best, idle = jnp.where(better, value, best), jnp.where(better, 0, idle + 1)
+        return (point, value, slope), state, (kept, best), history.at[step + 1].set(best), step + 1, idle
 
     zero = jnp.zeros((), jnp.int32)
-    carry = _Here(start, value, slope), method.init(start), (start, first), history, zero, zero
+    carry = (start, value, slope), method.init(start), (start, first), history, zero, zero
     _, _, (kept, best), history, steps, _ = jax.lax.while_loop(goes_on, advance, carry)
     return Minimum(kept, best, jnp.where(jnp.arange(num_steps + 1) > steps, best, history), steps)
-
-
-class _Here(NamedTuple):
-    """Where the search is."""
-
-    point: PyTree
-    value: Array  # []
-    slope: PyTree
-
-
-def _method(
-    objective: Callable[[PyTree], Array], attack: Attack
-) -> tuple[Any, Callable[[_Here, Any], tuple[_Here, Any]]]:
-    """The optimiser, and its step."""
-    if attack.optimizer == "lbfgs":
-        method = optax.lbfgs(memory_size=MEMORY)
-
-        def search(here: _Here, state: Any) -> tuple[_Here, Any]:
-            point, value, slope = here
-            change, state = method.update(slope, state, point, value=value, grad=slope, value_fn=objective)
-            # the line search has evaluated the point that it chose
-            found = optax.tree.get(state, "value"), optax.tree.get(state, "grad")
-            return _Here(optax.apply_updates(point, change), *found), state
-
-        return method, search
-    method = optax.adam(attack.learning_rate)
-
-    def descend(here: _Here, state: Any) -> tuple[_Here, Any]:
-        change, state = method.update(here.slope, state, here.point)
-        point = optax.apply_updates(here.point, change)
-        return _Here(point, *jax.value_and_grad(objective)(point)), state
-
-    return method, descend
