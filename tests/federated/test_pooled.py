@@ -16,7 +16,7 @@ from fedtangent.engine.clients import engine_for
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.aggregate import stack
-from fedtangent.federated.algorithms.pooling import pool_server
+from fedtangent.federated.algorithms.pooled import pool_server
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work
 from fedtangent.federated.ntk_fl import send_examples
@@ -229,7 +229,7 @@ GOOD: dict[str, dict[str, Any]] = {
         ("centralised", {"learning_rate": 0.0}, r"learning_rate: got 0\.0"),
         ("centralised", {"work": Work()}, "exactly one of steps and epochs"),
         ("centralised", {"loss": "hinge"}, "loss: got 'hinge'"),
-        ("centralised", {"slots_per_model": 7}, "slots_per_model: got 7, must be between 1 and 6"),
+        ("centralised", {"slots_per_model": 7}, "slots_per_model: got 7, must be a whole number from 1 to 6"),
         ("centralised", {"slots_per_model": 0}, "slots_per_model: got 0"),
         ("data_sharing", {"shared": []}, "shared: got shape .*, must be one index or more in a 1-D array"),
         ("data_sharing", {"shared": [1, 1]}, "shared: got .*, must be indices of at least 0, each once"),

@@ -50,7 +50,7 @@ def test_the_sum_is_exact(bits: int) -> None:
     total = masked.sum(axis=0, dtype=masked.dtype)
     assert [int(v) - 2**bits * (int(v) >= 2 ** (bits - 1)) for v in total] == expected
     assert int(cut) == 0 and not masked[2].any()
-    mean = decode_mean(jnp.asarray(total), sent, bits, 16.0)
+    mean = decode_mean(jnp.asarray(total), sent, bits)
     np.testing.assert_allclose(
         flat({k: np.asarray(v)[None] for k, v in mean.items()})[0], np.array(expected[:-1]) / expected[-1]
     )
@@ -95,7 +95,7 @@ def test_numbers_beyond_the_limit_are_cut_and_counted() -> None:
     numbers, cut = encode(sent, jnp.ones(3), 32, 16.0)
     assert int(cut) == 3
     total = jnp.sum(numbers, axis=0, dtype=jnp.uint32)
-    np.testing.assert_allclose(decode_mean(total, sent, 32, 16.0)["a"], [31 / 3, 1.0], atol=1e-6)
+    np.testing.assert_allclose(decode_mean(total, sent, 32)["a"], [31 / 3, 1.0], atol=1e-6)
 
 
 def options(**more: Any) -> dict[str, Any]:

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedtangent.checks import whole
 from fedtangent.data.sharing import number_given
-from fedtangent.federated.aggregate import stack
+from fedtangent.federated.aggregate import Stacked, stack
 from fedtangent.federated.algorithms.averaging import check_base, fed_avg
 from fedtangent.federated.algorithms.common import client_descent
 from fedtangent.federated.algorithms.entry import Around, Given, Laws, Training, around, entry_of, shared_arguments
-from fedtangent.federated.algorithms.pooling import pool_server, raw_examples
 from fedtangent.federated.compose import compose, sequentially
-from fedtangent.federated.local import Work
+from fedtangent.federated.local import Problem, Work, minimise, validate_work
 from fedtangent.federated.ntk_fl import send_examples
-from fedtangent.federated.rates import Rate, check_rate
-from fedtangent.losses import get_loss
-from fedtangent.pytrees import item_bytes
-from fedtangent.types import Accept, Algorithm, Array, Cost, FederatedData, Model, Schedule, wrapped
+from fedtangent.federated.rates import Optimizer, Rate, at_round, check_rate
+from fedtangent.federated.wire import ledger
+from fedtangent.federated.wire.channel import as_is
+from fedtangent.losses import Loss, get_loss
+from fedtangent.types import (
+    Accept,
+    Algorithm,
+    Array,
+    Client,
+    Cost,
+    FederatedData,
+    Model,
+    PyTree,
+    RoundInfo,
+    Schedule,
+    Server,
+    wrapped,
+)
 
 
 def centralised(
@@ -54,10 +69,7 @@ def centralised(
     """
     check_rate("learning_rate", learning_rate)
     slots = schedule.num_slots if slots_per_model is None else slots_per_model
-    if not 1 <= slots <= schedule.num_slots:
-        raise ValueError(
-            f"slots_per_model: got {slots}, must be between 1 and {schedule.num_slots}, the schedule's slots"
-        )
+    whole("slots_per_model", slots, 1, schedule.num_slots)
     server = pool_server(model, get_loss(loss), client_descent(learning_rate, optimizer), work)
     return compose(
         "centralised",
@@ -66,10 +78,44 @@ def centralised(
         server,
         schedule,
         aggregate=stack(slots),
-        channel=raw_examples(),
+        channel=as_is(lambda message, broadcast: (0, ledger.example_bytes(message.x, message.y))),
         map_models=sequentially,
         accept=accept,
     )
+
+
+def _pooled_client(received: Stacked, round_: Array) -> Client:
+    """The examples of M clients as those of one: real rows first, client after client in order of their ids.
+
+    So the order of a cohort does not matter. Messages have leading axis M; empty places (no real row) go last.
+    """
+    held = jnp.any(received.messages.mask, axis=1)
+    order = jnp.argsort(jnp.where(held, received.client, jnp.iinfo(jnp.int32).max), stable=True)
+    flat = jax.tree.map(lambda leaf: leaf[order].reshape((-1, *leaf.shape[2:])), received.messages)
+    rows = jnp.argsort(~flat.mask, stable=True).astype(jnp.int32)
+    size = jnp.sum(flat.mask, dtype=jnp.int32)
+    data = FederatedData(flat.x, flat.y, rows, jnp.stack([jnp.zeros_like(size), size]))
+    return Client(jnp.int32(0), size, rows, data, round_)
+
+
+def pool_server(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> Server:
+    """The server's part: ``work`` on the pooled examples of a model's clients, from where the model is.
+
+    Broadcasts nothing: the clients need no model to hand over their data. Raises ``ValueError`` for an impossible work.
+    """
+    validate_work(work)
+
+    def update(params: PyTree, aggregated: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
+        pool = _pooled_client(aggregated, info.round)
+        trained, report = minimise(info.key, model, loss, at_round(optimizer, info.round), work, Problem(params), pool)
+        return trained, {
+            "server_loss": report["loss"],
+            "server_steps": report["steps"],
+            "pooled": pool.size,
+            "dropped": aggregated.beyond,  # clients beyond the slots of the pool were not heard: reported
+        }
+
+    return Server(init=lambda params: params, broadcast=lambda params: (), params=lambda params: params, update=update)
 
 
 def data_sharing(
@@ -101,13 +147,12 @@ def data_sharing(
     check_base(base)
     algorithm = base(model, schedule, **options)
 
-    def ledger(found: Cost, data: FederatedData) -> Cost:
-        clients = _sharing_clients(data, chosen, each)
-        example = sum(math.prod(leaf.shape[1:]) * item_bytes(leaf.dtype) for leaf in (data.x, data.y))
-        return found._replace(downlink_once=found.downlink_once + clients * each * example)
+    def charged(found: Cost, data: FederatedData) -> Cost:
+        shared_bytes = _sharing_clients(data, chosen, each) * each * ledger.example_bytes(data.x, data.y)
+        return found._replace(downlink_once=found.downlink_once + shared_bytes)
 
     name = "data_sharing" if base is fed_avg else f"{algorithm.name}_data_sharing"
-    return wrapped(algorithm, name, ledger)
+    return wrapped(algorithm, name, charged)
 
 
 def _sharing_clients(data: FederatedData, shared: np.ndarray, each: int) -> int:

@@ -111,17 +111,11 @@ def noisy(server: Server, deviation: float | Array) -> Server:
 
     def update(state: PyTree, aggregated: PyTree, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
         leaves, structure = jax.tree.flatten(aggregated)
-        with_noise = [
-            leaf + jnp.asarray(deviation, leaf.dtype) * _normal(jax.random.fold_in(info.key, j), leaf)
-            for j, leaf in enumerate(leaves)
-        ]
+        drawn = [jax.random.normal(jax.random.fold_in(info.key, j), v.shape, v.dtype) for j, v in enumerate(leaves)]
+        with_noise = [v + jnp.asarray(deviation, v.dtype) * z for v, z in zip(leaves, drawn, strict=True)]
         return server.update(state, jax.tree.unflatten(structure, with_noise), info)
 
     return server._replace(update=update)
-
-
-def _normal(key: Key, leaf: Array) -> Array:
-    return jax.random.normal(key, leaf.shape, leaf.dtype)
 
 
 def fixed_mean(count: float | Array) -> Aggregate:

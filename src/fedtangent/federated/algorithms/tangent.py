@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent.checks import whole
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.algorithms.entry import Descent, Given, Hiding, Laws, entry_of, shared_arguments
 from fedtangent.federated.compose import compose, sequentially
@@ -18,7 +19,7 @@ from fedtangent.federated.ntk_fl.tangent import Linearise
 from fedtangent.federated.rates import Rate, check_rate
 from fedtangent.federated.wire.channel import jacobians
 from fedtangent.federated.wire.secure_aggregation import sum_only
-from fedtangent.federated.wire.sparsify import check_sparsity, check_value_bits
+from fedtangent.federated.wire.sparsify import check_sparsity
 from fedtangent.federated.wire.subsample import largest_sample, subsampled
 from fedtangent.types import Accept, Algorithm, Array, FederatedData, Model, Schedule
 
@@ -117,16 +118,11 @@ def _evolving(
     beta, sparsity, value_bits, shuffle = compression
     check_rate("learning_rate", learning_rate)
     check_sparsity(sparsity)
-    check_value_bits(value_bits)
     if sparsity > 0 or value_bits is not None:
         dtype = jnp.result_type(*jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
         own["linearise"] = sparse_linearise(sparsity, value_bits=value_bits, dtype=dtype)
     evolution = Evolution(**own)
-    slots = schedule.num_slots if slots is None else slots
-    if not 1 <= slots <= schedule.num_slots:
-        raise ValueError(
-            f"slots_per_model: got {slots}, must be between 1 and {schedule.num_slots}, the schedule's slots"
-        )
+    slots = schedule.num_slots if slots is None else whole("slots_per_model", slots, 1, schedule.num_slots)
 
     def check(data: FederatedData) -> None:
         probabilities("data: targets", data.y, model.output_size)  # before a run starts: in a round values are traced

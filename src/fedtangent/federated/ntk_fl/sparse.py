@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from fedtangent.checks import whole
 from fedtangent.federated.ntk_fl.tangent import Linearise, Pool, Tangent
 from fedtangent.federated.wire.sparsify import (
     Count,
     check_sparsity,
-    check_value_bits,
     count_numbers,
     count_products,
     num_kept,
@@ -57,7 +57,8 @@ def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: A
     Raises ``ValueError`` for an argument out of range.
     """
     check_sparsity(sparsity)
-    check_value_bits(value_bits)
+    if value_bits is not None:
+        whole("value_bits", value_bits, 10, 32)
     kind = jnp.dtype(dtype)
     if kind not in (jnp.float32, jnp.float64):
         raise ValueError(f"dtype: got {kind}, must be float32 or float64")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtangent.federated.wire.ledger import KEY_BYTES, SEALED_BYTES, key_exchange_bytes
-from fedtangent.types import Algorithm, Cost, Engine, FederatedData
+from fedtangent.types import Algorithm, Cost, FederatedData, wrapped
 
 SEED_BYTES, SALT_BYTES = 32, 16
 _HEADER = "fedtangent key file 1"
@@ -122,13 +122,12 @@ def hand_out(seed: Secret, clients: Iterable[KeyPair]) -> list[Secret]:
 
 def with_key_exchange(algorithm: Algorithm, num_clients: int) -> Algorithm:
     """``algorithm`` whose ledger has, before the first round, each client's public key up and its sealed seed down."""
+    up, down = key_exchange_bytes(num_clients)
 
-    def cost(data: FederatedData, engine: Engine) -> Cost:
-        found = algorithm.cost(data, engine)
-        up, down = key_exchange_bytes(num_clients)
-        return found._replace(uplink_once=found.uplink_once + up, downlink_once=found.downlink_once + down)
+    def charged(cost: Cost, data: FederatedData) -> Cost:
+        return cost._replace(uplink_once=cost.uplink_once + up, downlink_once=cost.downlink_once + down)
 
-    return algorithm._replace(cost=cost)
+    return wrapped(algorithm, algorithm.name, charged)
 
 
 def open_key_file(path: str | os.PathLike[str]) -> KeyFile:

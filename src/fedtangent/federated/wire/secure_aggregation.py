@@ -15,6 +15,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from fedtangent import pytrees, streams
 from fedtangent.checks import number
@@ -48,7 +49,7 @@ def secured(server: Server, slots_per_model: int, *, bits: int = 32, limit: floa
         key = streams.apart(info.key, streams.MASKS)
         masked = mask_messages(key, numbers, received.weight > 0, received.client)
         total = jnp.sum(masked, axis=0, dtype=masked.dtype)  # all that the server looks at
-        mean = decode_mean(total, received.messages, bits, limit)
+        mean = decode_mean(total, received.messages, bits)
         after, report = server.update(state, mean, info)
         return after, {**report, "saturated": saturated}
 
@@ -132,15 +133,10 @@ def mask_messages(key: Key, numbers: Array, active: Array, client: Array) -> Arr
     return jax.lax.fori_loop(0, count, add, plain)
 
 
-def decode_mean(total: Array, like: PyTree, bits: int, limit: float) -> PyTree:
+def decode_mean(total: Array, like: PyTree, bits: int) -> PyTree:
     """The weighted mean in a sum [P + 1] of encoded messages; ``like`` [M, ...] has the messages' shapes."""
-    leaves, structure = jax.tree.flatten(like)
-    dtype = jnp.result_type(*leaves, jnp.float32)
+    dtype = jnp.result_type(*jax.tree.leaves(like), jnp.float32)
     signed = jax.lax.bitcast_convert_type(total, jnp.int32 if bits == 32 else jnp.int64).astype(dtype)
-    mean = signed[:-1] / jnp.where(signed[-1] > 0, signed[-1], 1)
-    found, start = [], 0
-    for leaf in leaves:
-        size = math.prod(leaf.shape[1:])
-        found.append(mean[start : start + size].reshape(leaf.shape[1:]).astype(leaf.dtype))
-        start += size
-    return jax.tree.unflatten(structure, found)
+    parts = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], dtype), like))[1]
+    mean = parts(signed[:-1] / jnp.where(signed[-1] > 0, signed[-1], 1))
+    return jax.tree.map(lambda leaf, found: found.astype(leaf.dtype), like, mean)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedtangent.checks import number, whole
+from fedtangent.checks import number
 from fedtangent.types import Array
 
 Count = Callable[[Array], Array]  # thresholds [b] -> entries of each example of at least that magnitude, [b]
@@ -31,12 +31,6 @@ def num_kept(sparsity: float, total: int) -> int:
 def check_sparsity(sparsity: float) -> None:
     """Raise ``ValueError`` unless ``sparsity`` is a number in [0, 1)."""
     number("sparsity", sparsity, at_least=0, below=1)
-
-
-def check_value_bits(bits: int | None) -> None:
-    """Raise ``ValueError`` unless ``bits`` is None or a whole number from 10 to 32."""
-    if bits is not None:
-        whole("value_bits", bits, 10, 32)
 
 
 def rounded(values: Array, bits: int | None) -> Array:
