@@ -163,10 +163,10 @@ def test_a_single_model_has_nothing_to_disagree_about() -> None:
 
 
 def test_the_reliability_diagram_pools_the_seeds(run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedtangent.output import plots
+    from fedtangent.output import run_plots
 
     drawn: list[dict[str, list[uncertainty.Reliability]]] = []
-    monkeypatch.setattr(plots, "reliability_diagram", lambda methods, *rest: drawn.append(methods))
+    monkeypatch.setattr(run_plots, "reliability_diagram", lambda methods, *rest: drawn.append(methods))
     given = [*RUNS["fed_avg"], "--loss", "cross_entropy", "--client-learning-rate", "0.1", "--seeds", "0,1"]
     assert run("train", *given, "--output", "out").code == 0
     rows = [r for r in rows_of(folder / "out") if (r["round"], r["split"], r["metric"]) == ("4", "test", "ece")]

@@ -68,7 +68,7 @@ def prepare(options: CompareOptions) -> CompareJob:
 
 def run_job(job: CompareJob) -> int:
     """Run every setting, print tables and write files after each; returns the exit code."""
-    from fedtangent.output.plots import draw_all
+    from fedtangent.output.comparison_plots import draw_all
 
     screen, start = console(), time.perf_counter()
     folder = output_folder(job.options.output)

@@ -24,7 +24,7 @@ def kernel_watch(job: Job, seed: int) -> KernelDiagnostics | None:
 
 def draw_kernels(job: Job, watch: KernelDiagnostics, run: Run, metrics: list[Metric], folder: Path) -> None:
     """figures/kernel.png: metrics of all seeds along the run, spectra of the first seed's models at its two ends."""
-    from fedtangent.output.kernel_plots import kernel_figure
+    from fedtangent.output.run_plots import kernel_figure
 
     mine = [m for m in metrics if m.split == KERNEL]
     series: dict[str, dict[int, list[float]]] = {name: {} for name in METRICS}

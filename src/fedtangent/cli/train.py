@@ -223,7 +223,7 @@ def _table(job: Job, rows: list[dict[str, Any]], last: Evaluation) -> Table:
 
 
 def _draw(job: Job, metrics: list[Metric], bins: list[Reliability], folder: Path) -> None:
-    from fedtangent.output.plots import curves, reliability_diagram
+    from fedtangent.output.run_plots import curves, reliability_diagram
 
     chosen = "accuracy" if job.splits["test"].labels is not None else "mse"
     series = {

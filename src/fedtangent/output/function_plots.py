@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedtangent.output.plots import DATA, METHODS, NEUTRAL, PREDICTED, _figure, _save
+from fedtangent.output.style import DATA, METHODS, NEUTRAL, PREDICTED, canvas, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +48,7 @@ def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path)
 
     The three panels of a row share their axes, which hold the band and the data; untrained models may leave them.
     """
-    figure, axes = _figure(3, rows=len(rows), width=4.2, height=3.1, sharex=True, sharey="row")
+    figure, axes = canvas(3, rows=len(rows), width=4.2, height=3.1, sharex=True, sharey="row")
     for line, row in zip(axes, rows, strict=True):
         shown = (
             ("Theorem 2: three draws", row.draws),
@@ -75,7 +75,7 @@ def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path)
         (Line2D([], [], color=c, lw=1.3), f"draw or model {k + 1}") for k, c in enumerate(MEMBERS[: len(rows[0].draws)])
     ]
     _legend(figure, [*entries, _points()])
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def bands_side_by_side(
@@ -91,7 +91,7 @@ def bands_side_by_side(
     from matplotlib.patches import Patch
 
     grid, columns = truth[0], min(len(panels), 3)
-    figure, axes = _figure(columns, rows=-(-len(panels) // columns), width=4.2, height=3.1, sharex=True, sharey=True)
+    figure, axes = canvas(columns, rows=-(-len(panels) // columns), width=4.2, height=3.1, sharex=True, sharey=True)
     for ax, panel in zip(axes.ravel(), panels, strict=False):
         ax.axvspan(-edge, edge, color="#000000", alpha=0.05, lw=0)
         ax.fill_between(grid, panel.mean - BAND * panel.sd, panel.mean + BAND * panel.sd, color=panel.colour, alpha=0.2,
@@ -120,12 +120,11 @@ def bands_side_by_side(
         (Line2D([], [], color=NEUTRAL, ls="--", lw=1.2), "true function sin(2 pi x)"), _points(),
         (Patch(color="#000000", alpha=0.05, lw=0), "no data"),
     ]  # fmt: skip
-    figure.suptitle(title, fontsize=11)
     if len(spare):
         spare[0].legend(*zip(*entries, strict=True), loc="center", fontsize=10, frameon=False)
     else:
         _legend(figure, entries)
-    return _save(figure, path)
+    return save(figure, path, title)
 
 
 def _process(ax: Axes, grid: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> None:

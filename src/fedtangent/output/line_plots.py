@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedtangent.output.plots import DATA, METHODS, NEUTRAL, _figure, _save
+from fedtangent.output.style import DATA, MARKERS, METHODS, NEUTRAL, canvas, dress, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DASHES = ("--", "-.", (0, (1, 1)), (0, (5, 1)), (0, (3, 1, 1, 1)))
-MARKERS = ("o", "s", "^", "D", "v", "P")
 FEW = 8  # values of x
 
 
@@ -26,7 +25,7 @@ def lines_with_errors(
     The error is a shade around the line, or a bar at each of few values of ``x``. ``names`` are those of the two axes,
     across and up.
     """
-    figure, axes = _figure(1, width=6.2, height=4.2)
+    figure, axes = canvas(1, width=6.2, height=4.2)
     ax = axes[0][0]
     for i, (label, values) in enumerate(lines.items()):
         mean, colour = values.mean(axis=0), METHODS[i % len(METHODS)]
@@ -42,19 +41,15 @@ def lines_with_errors(
         ax.plot(at, mean, ms=3.5, lw=1.4, label=label, markevery=every, **style)
     if len(x) <= FEW:
         ax.set_xticks(list(x))
-    elif all(float(v).is_integer() for v in x):
-        ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.set_xlabel(names[0])
-    ax.set_ylabel(f"{names[1]} (mean, standard error)")
-    ax.set_title(title, fontsize=10)
-    ax.legend(fontsize=8)
-    return _save(figure, path)
+    whole = len(x) > FEW and all(float(v).is_integer() for v in x)
+    dress(ax, names[0], f"{names[1]} (mean, standard error)", title, whole=whole)
+    return save(figure, path)
 
 
 def heat_map(values: np.ndarray, axes: Mapping[str, list[str]], label: str, title: str, path: Path) -> Path:
     """``values`` [rows, columns] as shades with their numbers; ``axes``: names and ticks, down and across."""
     (down, rows), (across, columns) = axes.items()
-    figure, panels = _figure(1, width=1.4 + 0.75 * len(columns), height=1.3 + 0.45 * len(rows))
+    figure, panels = canvas(1, width=1.4 + 0.75 * len(columns), height=1.3 + 0.45 * len(rows))
     ax = panels[0][0]
     image = ax.imshow(values, cmap="Blues", aspect="auto")
     dark = np.nanmin(values) + 0.6 * (np.nanmax(values) - np.nanmin(values))
@@ -62,11 +57,9 @@ def heat_map(values: np.ndarray, axes: Mapping[str, list[str]], label: str, titl
         ax.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=8, color="white" if value > dark else "black")
     ax.set_yticks(range(len(rows)), rows)
     ax.set_xticks(range(len(columns)), columns)
-    ax.set_ylabel(down)
-    ax.set_xlabel(across)
-    ax.set_title(title, fontsize=10)
+    dress(ax, across, down, title)
     figure.colorbar(image, label=label)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 class BoundedPanel(NamedTuple):
@@ -82,7 +75,7 @@ class BoundedPanel(NamedTuple):
 
 def bounded(panels: Sequence[BoundedPanel], title: str, names: tuple[str, str], lowest: float, path: Path) -> Path:
     """Measured curves and their bounds on logarithmic scales, cut off below ``lowest``; ``names``: across and up."""
-    figure, axes = _figure(len(panels), width=5.0, height=4.1)
+    figure, axes = canvas(len(panels), width=5.0, height=4.1)
     for ax, panel in zip(axes[0], panels, strict=True):
         at = panel.x if panel.x_of_bounds is None else panel.x_of_bounds
         for (name, values), colour in zip(panel.measured.items(), METHODS, strict=False):
@@ -93,14 +86,10 @@ def bounded(panels: Sequence[BoundedPanel], title: str, names: tuple[str, str], 
             ax.plot(at, _positive(values), ls=style, color="black", lw=1.5, label=name)
         for name, values in panel.wrong.items():
             ax.plot(at, _positive(values), ls=":", color=NEUTRAL, lw=1.8, label=name)
-        ax.set_yscale("log")
+        dress(ax, names[0], title=panel.title, log="y", legend=7)
         ax.set_ylim(lowest, 1.5 * max(float(np.max(v)) for v in (*panel.measured.values(), *panel.bounds.values())))
-        ax.set_xlabel(names[0])
-        ax.set_title(panel.title, fontsize=10)
-        ax.legend(fontsize=7)
     axes[0][0].set_ylabel(names[1])
-    figure.suptitle(title)
-    return _save(figure, path)
+    return save(figure, path, title)
 
 
 def _positive(values: np.ndarray) -> np.ndarray:
@@ -129,26 +118,21 @@ def variance_against_models(panels: Mapping[str, Mapping[str, Points]], title: s
     """Log-log panels of several series, each with a line of slope -1 through the first value of its first series."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator
 
-    figure, axes = _figure(len(panels), width=5.0, height=4.0)
+    figure, axes = canvas(len(panels), width=5.0, height=4.0)
     for ax, (name, series) in zip(axes[0], panels.items(), strict=True):
         for i, (label, points) in enumerate(series.items()):
             _series(ax, i, label, points)
         first = next(iter(series.values())).values
         ends = np.array([min(first), max(first)], float)
         ax.plot(ends, first[min(first)][0] * ends[0] / ends, ":", color=NEUTRAL, lw=1, label="1/K")
-        ax.set_xscale("log")
-        ax.set_yscale("log")
+        dress(ax, "models K", title=name, log="xy")
         ticks = sorted({k for points in series.values() for k in points.values})
         ax.set_xticks(ticks, [str(k) for k in ticks])
         ax.minorticks_off()
         ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         ax.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-        ax.set_xlabel("models K")
-        ax.set_title(name, fontsize=9)
-        ax.legend(fontsize=8)
     axes[0][0].set_ylabel("variance, mean over x")
-    figure.suptitle(title)
-    return _save(figure, path)
+    return save(figure, path, title)
 
 
 def points_with_errors(
@@ -156,7 +140,7 @@ def points_with_errors(
     title: str, path: Path,
 ) -> Path:  # fmt: skip
     """Values with bars of one standard error at places that have names; the last series is the published one."""
-    figure, axes = _figure(1, width=6.4, height=4.0)
+    figure, axes = canvas(1, width=6.4, height=4.0)
     ax = axes[0][0]
     colours = (*METHODS[: len(series) - 1], DATA)
     for i, ((label, values), colour) in enumerate(zip(series.items(), colours, strict=True)):
@@ -165,9 +149,7 @@ def points_with_errors(
             style = {"marker": MARKERS[i], "ls": "--" if colour == DATA else "-", "color": colour}
             ax.errorbar(list(values), mean, error, ms=5, capsize=3, lw=1.4, label=label, **style)
     ax.set_xticks(list(ticks), list(ticks.values()))
-    ax.set_xlabel(names[0])
-    ax.set_ylabel(names[1])
-    ax.set_title(title, fontsize=10)
+    dress(ax, *names, title, legend=0)
     ax.grid(alpha=0.25)
     figure.legend(loc="outside right upper", fontsize=8, frameon=False)
-    return _save(figure, path)
+    return save(figure, path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedtangent.output.plots import METHODS, _figure, _save
+from fedtangent.output.style import METHODS, canvas, dress, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,14 +40,13 @@ def loss_surfaces(panels: Sequence[SurfacePanel], title: str, path: Path) -> Pat
     low, high = min(float(np.nanmin(v)) for v in logs), max(float(np.nanmax(v)) for v in logs)
     high = max(high, low + 1e-3)
     levels, norm = np.linspace(low, high, LEVELS + 1), Normalize(low, high)
-    figure, axes = _figure(len(panels), width=4.3, height=4.6)
+    figure, axes = canvas(len(panels), width=4.3, height=4.6)
     for ax, panel, values in zip(axes[0], panels, logs, strict=True):
         ax.contourf(panel.a, panel.b, values, levels, cmap="viridis", norm=norm, extend="both")
         ax.contour(panel.a, panel.b, values, levels[::2], colors="white", linewidths=0.4, alpha=0.5)
         _mark(ax, panel)
         ax.set_aspect("equal")
-        ax.set_title(panel.name, fontsize=10)
-        ax.set_xlabel("distance in weights, from model 1 to 2")
+        dress(ax, "distance in weights, from model 1 to 2", title=panel.name, legend=0)
     axes[0][0].set_ylabel("distance across, towards model 3")
     bar = figure.colorbar(ScalarMappable(norm, "viridis"), ax=list(axes[0]), shrink=0.85, pad=0.015)
     bar.set_label("log10 of the loss in nats")
@@ -56,15 +55,14 @@ def loss_surfaces(panels: Sequence[SurfacePanel], title: str, path: Path) -> Pat
     legend.get_frame().set(facecolor="#31688e", alpha=1.0)
     for text in legend.get_texts():
         text.set_color("white")
-    figure.suptitle(title, fontsize=11)
-    return _save(figure, path)
+    return save(figure, path, title)
 
 
 def loss_segments(panels: Mapping[str, Mapping[str, np.ndarray]], title: str, path: Path) -> Path:
     """The loss along the segments between models, ``{panel: {pair: values [q]}}``, on one logarithmic axis."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    figure, axes = _figure(len(panels), width=4.0, height=3.2, sharex=True, sharey=True)
+    figure, axes = canvas(len(panels), width=4.0, height=3.2, sharex=True, sharey=True)
     for ax, (name, pairs) in zip(axes[0], panels.items(), strict=True):
         for (pair, values), colour in zip(pairs.items(), METHODS, strict=False):
             ax.plot(np.linspace(0, 1, len(values)), values, color=colour, lw=1.8, label=f"model {pair}")
@@ -72,14 +70,12 @@ def loss_segments(panels: Mapping[str, Mapping[str, np.ndarray]], title: str, pa
         ax.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ax.yaxis.set_minor_formatter(NullFormatter())
-        ax.set_title(name, fontsize=10)
-        ax.set_xlabel("share of the way")
+        dress(ax, "share of the way", title=name, legend=0)
         ax.grid(alpha=0.25)
     axes[0][0].set_ylabel("loss in nats")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9, frameon=False)
-    figure.suptitle(title, fontsize=11)
-    return _save(figure, path)
+    return save(figure, path, title)
 
 
 def _log10(loss: np.ndarray) -> np.ndarray:
@@ -119,7 +115,7 @@ def reconstructions(
     original: np.ndarray, rows: Mapping[str, Sequence[Shown]], columns: Sequence[str], title: str, path: Path
 ) -> Path:
     """A row of images for each attack, a column for each sparsity, beside the original; SSIM below each."""
-    figure, axes = _figure(len(columns) + 1, len(rows), width=max(1.15, 5.0 / (len(columns) + 1)), height=1.2)
+    figure, axes = canvas(len(columns) + 1, len(rows), width=max(1.15, 5.0 / (len(columns) + 1)), height=1.2)
     for line, (label, shown) in zip(axes, rows.items(), strict=True):
         line[0].imshow(original, cmap="gray", vmin=0, vmax=1)
         line[0].set_ylabel(label, fontsize=8, rotation=0, ha="right", va="center")
@@ -131,5 +127,4 @@ def reconstructions(
             ax.set_yticks([])
     for ax, name in zip(axes[0], ("original", *columns), strict=True):
         ax.set_title(name, fontsize=9)
-    figure.suptitle(title, fontsize=10)
-    return _save(figure, path)
+    return save(figure, path, title)

@@ -288,7 +288,7 @@ def _remarks(cases: Sequence[Case]) -> tuple[str, ...]:
 
 def _draw(study: Study, case: Case) -> None:
     from fedtangent.output.function_plots import BandPanel, bands_side_by_side
-    from fedtangent.output.plots import METHODS, NEUTRAL, PREDICTED
+    from fedtangent.output.style import METHODS, NEUTRAL, PREDICTED
 
     s = study.settings
     colours = {AVERAGE: METHODS[3], ENSEMBLE: METHODS[0], WITH_NOISE: METHODS[2], FLOW: PREDICTED, LIMIT: NEUTRAL}

@@ -64,7 +64,7 @@ def check(study: Study) -> None:
 
 def run(study: Study) -> Outcome:
     """The networks of each data set beside their law."""
-    from fedtangent.output.theorem2_plots import theorem2_figure
+    from fedtangent.output.comparison_plots import theorem2_figure
 
     seed = study.seeds[0]
     sheets, rows, remarks = list[Sheet](), list[dict[str, Any]](), list[str]()

@@ -265,7 +265,7 @@ def _traffic(sent: dict[str, np.ndarray]) -> Sheet:
 
 
 def _draw(study: Study, found: Found, of: dict[str, Config]) -> None:
-    from fedtangent.output.plots import curves_with_bands, reliability_diagram
+    from fedtangent.output.run_plots import curves_with_bands, reliability_diagram
 
     s, records = study.settings, {NAMES[name]: found[config] for name, config in of.items()}
     panels = {

@@ -1,0 +1,197 @@
+"""Figures of comparisons: networks beside the flow, and K trained networks beside the law that all are drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedtangent.compare.side_by_side import SideBySide
+from fedtangent.compare.statistics import fitted_slope
+from fedtangent.compare.theorems.fed_ensemble.ensemble_law import Entries, coverage, entries
+from fedtangent.compare.theorems.fed_ensemble.limit import Theorem2
+from fedtangent.output.style import DATA, NEUTRAL, PREDICTED, SHADES, SIMULATED, canvas, dress, save, slug
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MEMBERS_SHOWN = 8
+LEVELS = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99])
+MOST_BARS = 600  # entries drawn of a scatter
+MOST_LINEAR = 30  # largest over smallest variance on linear axes
+OF_WIDTHS = SHADES[1], SHADES[4]
+
+
+def draw_all(results: Sequence[SideBySide], folder: Path) -> list[Path]:
+    """Every figure that applies to ``results``, as PNG files in ``folder``; returns their paths."""
+    paths = [bands(r, folder) for r in results if r.setting.x_train.shape[1] == 1]
+    networks = [r for r in results if not r.setting.is_linear]
+    if networks:
+        paths.append(width_errors(networks, folder))
+    paths.append(residuals(results, folder))
+    paths += [uncertainty(r, folder) for r in networks if r.setting.x_train.shape[1] > 1]
+    return paths
+
+
+def _band(axes: Axes, x: np.ndarray, mean: np.ndarray, sd: np.ndarray, colour: str, label: str) -> None:
+    axes.fill_between(x, mean - 1.96 * sd, mean + 1.96 * sd, color=colour, alpha=0.18, lw=0, label="mean +- 1.96 sd")
+    axes.plot(x, mean, color=colour, lw=2, label=label)
+
+
+def bands(result: SideBySide, folder: Path) -> Path:
+    """Networks, NTK-FL and theory on a scalar input: mean, 95 % band, individual models, data."""
+    setting, theory = result.setting, result.theory
+    x, order = setting.x_test[:, 0], np.argsort(setting.x_test[:, 0])
+    evolved = [s for s in result.ntk_fl if s.width == setting.largest][:1]
+    shown = [result.simulated[-1], *evolved]
+    figure, axes = canvas(len(shown) + 1, sharey=True, sharex=True)
+    for ax, seen in zip(axes[0], shown, strict=False):
+        draws = seen.test[-1].swapaxes(0, 1).reshape(-1, *seen.test.shape[3:])[:, order, 0]
+        for draw in draws[:MEMBERS_SHOWN]:
+            ax.plot(x[order], draw, color=NEUTRAL, lw=0.7, alpha=0.6)
+        _band(ax, x[order], draws.mean(axis=0), draws.std(axis=0, ddof=1), SIMULATED, f"mean of {len(draws)} models")
+    last = theory.moments[-1]
+    mean, cov = last.mean.mean(axis=0)[order, 0], last.cov.mean(axis=0)
+    _band(axes[0][-1], x[order], mean, np.sqrt(np.maximum(np.diag(cov), 0))[order], PREDICTED, "predicted mean")
+    rng = np.random.default_rng(0)
+    for draw in rng.multivariate_normal(mean, cov[np.ix_(order, order)], MEMBERS_SHOWN, method="eigh"):
+        axes[0][-1].plot(x[order], draw, color=NEUTRAL, lw=0.7, alpha=0.6)
+    low = min(float(np.min(setting.y_train)), float(np.min(mean))) - 1.5
+    high = max(float(np.max(setting.y_train)), float(np.max(mean))) + 1.5
+    titles = [f"{seen.method}, width {seen.width}" for seen in shown]
+    for ax, title in zip(axes[0], [*titles, f"federated flow at round {setting.num_rounds}"], strict=True):
+        ax.plot(setting.x_train[:, 0], setting.y_train[:, 0], ".", color=DATA, ms=4, label="training data")
+        ax.set_ylim(low, high)
+        dress(ax, "x", "f(x)" if ax is axes[0][0] else "", title, legend=7)
+    return save(figure, folder / f"{slug(setting.name)}_bands.png", setting.title)
+
+
+def width_errors(results: Sequence[SideBySide], folder: Path) -> Path:
+    """Relative error of each network to the flow against width, with the fitted slope beside theory's -1/2."""
+    figure, axes = canvas(len(results), width=4.6, height=3.8)
+    for ax, result in zip(axes[0], results, strict=True):
+        widths = np.array(result.setting.widths, float)
+        errors = [g.error[-1].ravel() for g in result.gaps]
+        for w, e in zip(widths, errors, strict=True):
+            ax.plot(np.full(e.size, w), e, ".", color=NEUTRAL, ms=3, alpha=0.35)
+        means = np.array([np.exp(np.log(e).mean()) for e in errors])
+        ax.plot(widths, means, "o", color=SIMULATED, label="geometric mean over networks")
+        if len(widths) >= 3:
+            fit = fitted_slope(widths, errors)
+            line = np.exp(fit.intercept) * widths**fit.slope
+            ax.plot(widths, line, color=SIMULATED, label=f"fitted slope {fit.slope:.3f}")
+        ax.plot(widths, means[-1] * (widths / widths[-1]) ** -0.5, "--", color=PREDICTED, label="theory: slope -1/2")
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(widths, [f"{w:.0f}" for w in widths])
+        dress(ax, "width", title=result.setting.name, log="y")
+    axes[0][0].set_ylabel("relative error of a network to the flow")
+    return save(figure, folder / "width_error.png")
+
+
+def residuals(results: Sequence[SideBySide], folder: Path) -> Path:
+    """Predicted and simulated training residual against the round."""
+    figure, axes = canvas(len(results), width=4.6, height=3.6)
+    for ax, result in zip(axes[0], results, strict=True):
+        for seen, gap, colour in zip(result.simulated, result.gaps, SHADES, strict=False):
+            ax.plot(seen.rounds, gap.simulated_residual, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
+        predicted = result.gaps[-1].predicted_residual
+        ax.plot(result.setting.rounds, predicted, color=PREDICTED, lw=1.5, label="federated flow")
+        dress(ax, "round", title=result.setting.name, log="y")
+    axes[0][0].set_ylabel("training residual, root mean square")
+    return save(figure, folder / "residual.png")
+
+
+def uncertainty(result: SideBySide, folder: Path) -> Path:
+    """Predicted against sampled mean and standard deviation, test point by test point, at the largest width."""
+    seen, last = result.simulated[-1], result.theory.moments[-1]
+    members = seen.test[-1]  # [K, E, m, C]
+    variance = np.maximum(np.diagonal(last.cov, axis1=1, axis2=2), 0).mean(axis=0)
+    shown = {
+        "mean of the models, every output": (last.mean.mean(axis=0), members.mean(axis=(0, 1))),
+        "standard deviation over models": (
+            np.sqrt(variance),
+            np.sqrt(members.var(axis=1, ddof=1).mean(axis=(0, 2))),
+        ),
+    }
+    figure, axes = canvas(2, width=4.4, height=4.0)
+    for ax, (name, (predicted, sampled)) in zip(axes[0], shown.items(), strict=True):
+        ax.plot(predicted.ravel(), sampled.ravel(), ".", ms=3, color=SIMULATED, alpha=0.4)
+        ends = [min(predicted.min(), sampled.min()), max(predicted.max(), sampled.max())]
+        ax.plot(ends, ends, color=PREDICTED, lw=1.2, label="equal")
+        dress(ax, "predicted by the flow", title=name)
+    axes[0][0].set_ylabel(f"{members.shape[0] * members.shape[1]} networks of width {seen.width}")
+    title = f"{result.setting.name}: test points, round {result.setting.num_rounds}"
+    return save(figure, folder / f"{slug(result.setting.name)}_uncertainty.png", title)
+
+
+def theorem2_figure(result: Theorem2, path: Path) -> Path:
+    """Mean and band, or mean scatter; variance and off-diagonal covariance against the predicted; coverage by level."""
+    figure, axes = canvas(4, width=4.3, height=3.9)
+    first, variance, covariance, cover = axes[0]
+    found = [entries(t.samples, result.law) for t in result.trained]
+    if result.setting.x_train.shape[1] == 1:
+        _law_band(first, result)
+    else:
+        _scatter(first, "mean", [f["mean"] for f in found], result)
+    _scatter(variance, "variance", [f["variance"] for f in found], result)
+    _scatter(covariance, "off-diagonal covariance", [f["covariance"] for f in found], result)
+    predicted = found[0]["variance"].predicted
+    if np.max(predicted) > MOST_LINEAR * np.min(predicted):
+        variance.set(xscale="log", yscale="log")
+    _coverage(cover, result)
+    return save(figure, path, f"{result.setting.title}: K = {len(result.law.mean)} models beside {result.of}")
+
+
+def _law_band(ax: Axes, result: Theorem2) -> None:
+    x, order = result.setting.x_test[:, 0], np.argsort(result.setting.x_test[:, 0])
+    largest = result.trained[-1]
+    mean, sd = result.law.mean.mean(axis=0)[order, 0], np.sqrt(np.diag(result.law.average_cov))[order]
+    ax.fill_between(x[order], mean - 1.96 * sd, mean + 1.96 * sd, color=PREDICTED, alpha=0.2, lw=0)
+    ax.plot(x[order], mean, color=PREDICTED, lw=2, label="predicted mean, 95 % band")
+    sampled, spread = largest.samples[..., 0].mean(axis=0)[order], largest.samples[..., 0].std(axis=0, ddof=1)[order]
+    ax.plot(x[order], sampled, color=SIMULATED, lw=1.5, label=f"mean of networks, width {largest.width}")
+    for sign in (-1.96, 1.96):
+        label = "mean +- 1.96 sd of networks" if sign > 0 else None
+        ax.plot(x[order], sampled + sign * spread, "--", color=SIMULATED, lw=1, label=label)
+    ax.plot(result.setting.x_train[:, 0], result.setting.y_train[:, 0], ".", color=DATA, ms=6, label="training data")
+    low, high = np.min(mean - 2 * sd), np.max(mean + 2 * sd)
+    ax.set_ylim(low - 0.1 * (high - low), high + 0.6 * (high - low))
+    dress(ax, "x", "f(x)", legend=7)
+
+
+def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> None:
+    """Measured against predicted entries of each width, with bars of one standard error and the line of equality.
+
+    Variances and covariances, which all outputs share, are averaged over the outputs (so are their errors, which are
+    independent); of many, every so many one is drawn.
+    """
+    outputs = 1 if name == "mean" else result.setting.y_train.shape[1]
+    step = max(len(widths[0].measured) // outputs // MOST_BARS, 1)
+    for found, trained, colour in zip(widths, result.trained, OF_WIDTHS, strict=False):
+        predicted, measured, error = (
+            part.reshape(-1, outputs).mean(axis=1)[::step]
+            for part in (found.predicted, found.measured, found.standard_error / np.sqrt(outputs))
+        )
+        label = f"width {trained.width}: {found.share_beyond:.1%} beyond 3 SE"
+        ax.errorbar(predicted, measured, error, fmt=".", ms=4, lw=0.5, alpha=0.6, color=colour, label=label)
+    line = np.sort(widths[0].predicted)
+    ax.plot(line, line, color=PREDICTED, lw=1.2, label="equal", zorder=3)
+    notes = [f"mean of {outputs} outputs"] * (outputs > 1) + [f"1 in {step}"] * (step > 1)
+    dress(ax, "predicted", "over the models", ", ".join([f"{name}, bars of 1 SE", *notes]), legend=7)
+
+
+def _coverage(ax: Axes, result: Theorem2) -> None:
+    """Share of values inside the law's central intervals of each level; of the networks before training, beside it."""
+    trials = coverage(result.trained[0].samples, result.law).trials
+    half = 1.96 * np.sqrt(LEVELS * (1 - LEVELS) / trials)
+    ax.fill_between(LEVELS, LEVELS - half, LEVELS + half, color=PREDICTED, alpha=0.2, lw=0,
+                    label=f"95 % of {trials} independent values")  # fmt: skip
+    ax.plot([0, 1], [0, 1], color=PREDICTED, lw=1.2, label="nominal")
+    for trained, colour in zip(result.trained, OF_WIDTHS, strict=False):
+        shares = [coverage(trained.samples, result.law, level).share for level in LEVELS]
+        ax.plot(LEVELS, shares, "o-", ms=3, color=colour, label=f"width {trained.width}, all values")
+    start = [coverage(result.trained[-1].start, result.law, level).share for level in LEVELS]
+    ax.plot(LEVELS, start, ":", color=NEUTRAL, label="before training")
+    dress(ax, "nominal level of the interval", "share inside", "coverage", legend=7)

@@ -1,0 +1,133 @@
+"""Figures of runs: metrics against the round, calibration, tangent kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedtangent.measures.paired import half_width
+from fedtangent.measures.uncertainty import Reliability, coverage_interval
+from fedtangent.output.style import METHODS, NEUTRAL, PREDICTED, SIMULATED, canvas, dress, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+KERNEL_PANELS = (  # title, axis, metrics and their names in the legend
+    (
+        "drift from the initial kernel",
+        "relative change",
+        {"drift": "Frobenius norm", "drift_operator": "operator norm"},
+    ),
+    ("alignment with the targets", "alignment", {"alignment": "plain", "alignment_centred": "centred"}),
+    ("effective rank", "rank", {"effective_rank": "entropy", "trace_over_largest": "trace / largest eigenvalue"}),
+    ("commutators of clients' Gram operators", "relative norm", {"commutator_relative": "mean of pairs"}),
+    ("variance of clients' Gram operators", "relative norm", {"gram_variance_relative": "variance"}),
+)
+
+
+def curves(series: dict[str, list[tuple[int, float]]], name: str, title: str, path: Path) -> Path:
+    """One metric against the round, a line for each key of ``series``."""
+    figure, axes = canvas(1, width=5.4, height=3.6)
+    ax = axes[0][0]
+    for (label, points), colour in zip(series.items(), (SIMULATED, PREDICTED, NEUTRAL), strict=False):
+        ax.plot([r for r, _ in points], [v for _, v in points], "o-", ms=3, color=colour, label=label)
+    dress(ax, "round", name, title, whole=True)
+    return save(figure, path)
+
+
+def curves_with_bands(metrics: dict[str, dict[str, np.ndarray]], rounds: Sequence[int], title: str, path: Path) -> Path:
+    """Metrics against the round, a panel for each: the mean over seeds of each method, in its 95 % interval.
+
+    ``metrics`` is ``{metric: {method: values [seeds, E]}}``; ``rounds`` [E] are those of the evaluations. The interval
+    is Student's, round by round; with one seed there is none.
+    """
+    figure, axes = canvas(len(metrics), width=4.6, height=3.6)
+    for ax, (metric, methods) in zip(axes[0], metrics.items(), strict=True):
+        for (label, values), colour in zip(methods.items(), METHODS, strict=False):
+            mean, seeds = values.mean(axis=0), len(values)
+            if seeds > 1:
+                half = half_width(values)
+                ax.fill_between(rounds, mean - half, mean + half, color=colour, alpha=0.18, lw=0)
+            ax.plot(rounds, mean, "o-", ms=3, color=colour, label=label)
+        dress(ax, "round", metric, whole=True)
+    return save(figure, path, title)
+
+
+def reliability_diagram(methods: Mapping[str, Sequence[Reliability]], title: str, path: Path) -> Path:
+    """Accuracy against confidence for each method, and below it the share of examples in each bin.
+
+    A method has one ``Reliability`` for each seed, over the same bins; their examples are pooled. Whiskers are 95 %
+    intervals (Wilson) of a bin's accuracy if its examples were independent.
+    """
+    figure, axes = canvas(1, rows=2, width=5.0, height=2.9, sharex=True, height_ratios=(3, 1))
+    upper, lower = axes[:, 0]
+    upper.plot([0, 1], [0, 1], "--", color=NEUTRAL, lw=1, label="calibrated")
+    for i, ((label, seeds), colour) in enumerate(zip(methods.items(), METHODS, strict=False)):
+        edges, count, confidence, accuracy = _pooled(seeds)
+        error = float(np.sum(count * np.abs(accuracy - confidence)) / np.sum(count))
+        name = "ECE" if len(seeds) == 1 else "ECE of all"
+        full = count > 0
+        ends = [coverage_interval(a, int(n)) for a, n in zip(accuracy[full], count[full], strict=True)]
+        whiskers = [accuracy[full] - [float(e.low) for e in ends], [float(e.high) for e in ends] - accuracy[full]]
+        upper.errorbar(confidence[full], accuracy[full], np.maximum(whiskers, 0), fmt="o-", ms=4, capsize=2, lw=1.2,
+                       color=colour, label=f"{label}, {name} {error:.3f}")  # fmt: skip
+        width = np.diff(edges) / len(methods)
+        lower.bar(edges[:-1] + i * width, count / count.sum(), width, align="edge", color=colour, alpha=0.7)
+    upper.set_ylim(-0.02, 1.02)
+    lower.set_xlim(0, 1)
+    dress(upper, y="accuracy", title=title)
+    dress(lower, "confidence", "examples, share")
+    return save(figure, path)
+
+
+def _pooled(seeds: Sequence[Reliability]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Edges, and examples, confidence and accuracy of each bin over all seeds."""
+    count = np.sum([np.asarray(s.examples) for s in seeds], axis=0)
+    sums = [np.sum([np.asarray(s.examples) * np.asarray(part) for s, part in zip(seeds, parts, strict=True)], axis=0)
+            for parts in ([s.confidence for s in seeds], [s.accuracy for s in seeds])]  # fmt: skip
+    return np.asarray(seeds[0].edges), count, *(total / np.maximum(count, 1) for total in sums)
+
+
+def kernel_figure(
+    series: dict[str, dict[int, list[float]]],
+    first: Sequence[np.ndarray],
+    last: Sequence[np.ndarray],
+    last_round: int,
+    title: str,
+    path: Path,
+) -> Path:
+    """Kernel diagnostics along a run, and the spectrum at its two ends.
+
+    ``series`` is ``{metric: {round: values}}``, a value for each model and seed: lines are means; the band of a panel's
+    first metric goes from the smallest to the largest. ``first`` and ``last`` are eigenvalues, largest first, of every
+    model: thin lines, with their geometric mean.
+    """
+    figure, axes = canvas(3, rows=2, width=4.2, height=3.1)
+    flat = axes.ravel()
+    for ax, (name, axis, metrics) in zip(flat, KERNEL_PANELS, strict=False):
+        for i, ((metric, label), colour) in enumerate(zip(metrics.items(), (SIMULATED, PREDICTED), strict=False)):
+            rounds = sorted(series[metric])
+            values = np.array([series[metric][r] for r in rounds])
+            if i == 0:  # the other metric of a panel is nearly the same, or has hardly a band
+                ax.fill_between(rounds, values.min(axis=1), values.max(axis=1), color=colour, alpha=0.18, lw=0)
+            ax.plot(rounds, values.mean(axis=1), "o-", ms=3, color=colour, label=label)
+        ax.set_ylim(0, 1.08 * ax.get_ylim()[1])
+        dress(ax, "round", axis, name, legend=8 if len(metrics) > 1 else 0, whole=True)
+    _spectra(flat[-1], {"round 0": first, f"round {last_round}": last})
+    return save(figure, path, title)
+
+
+def _spectra(ax: Axes, spectra: Mapping[str, Sequence[np.ndarray]]) -> None:
+    for (label, values), colour in zip(spectra.items(), (NEUTRAL, SIMULATED), strict=True):
+        every = np.array(values)
+        positive = np.where(every > 0, every, np.nan)  # zeros are rounding: a logarithmic axis leaves them out
+        order = np.arange(1, every.shape[1] + 1)
+        for row in positive if len(positive) > 1 else ():
+            ax.plot(order, row, color=colour, lw=0.6, alpha=0.3)
+        kept = np.isfinite(positive).all(axis=0)
+        mean = np.exp(np.mean(np.log(positive[:, kept]), axis=0))
+        ax.plot(order[kept], mean, color=colour, lw=1.5, label=label)
+    dress(ax, "number", "eigenvalue", "spectrum", log="xy")

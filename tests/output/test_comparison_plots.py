@@ -1,0 +1,72 @@
+"""Figures of comparisons are drawn whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from fedtangent.compare.predicted import ModelMoments
+from fedtangent.compare.side_by_side import FlowGap
+from fedtangent.output import comparison_plots as plots
+
+from .drawn import assert_drawn
+
+K, E, N, M = 2, 3, 6, 12
+ROUNDS = (0, 5, 10)
+
+
+def result(name: str, inputs: int, linear: bool = False, widths: tuple[int, ...] = (16, 32, 64)) -> SimpleNamespace:
+    """What the figures look at of a side-by-side, made of random numbers."""
+    rng = np.random.default_rng(0)
+    setting = SimpleNamespace(
+        name=name,
+        title=f"{name}, in words",
+        x_train=rng.uniform(-1, 1, (N, inputs)),
+        y_train=rng.standard_normal((N, 2)),
+        x_test=rng.uniform(-1, 1, (M, inputs)),
+        y_test=rng.standard_normal((M, 2)),
+        widths=widths,
+        largest=max(widths),
+        is_linear=linear,
+        num_rounds=10,
+        rounds=ROUNDS,
+    )
+
+    def seen(method: str, width: int) -> SimpleNamespace:
+        test = rng.standard_normal((len(ROUNDS), K, E, M, 2))
+        return SimpleNamespace(method=method, width=width, rounds=ROUNDS, test=test)
+
+    gap = FlowGap(rng.uniform(0.1, 0.2, (3, K, E)), np.array([1.0, 0.5, 0.2]), np.array([1, 0.5, 0.2]))
+    moments = tuple(ModelMoments(rng.standard_normal((K, M, 2)), np.tile(np.eye(M), (K, 1, 1))) for _ in ROUNDS)
+    return SimpleNamespace(
+        setting=setting,
+        theory=SimpleNamespace(moments=moments, rounds=ROUNDS),
+        simulated=tuple(seen("Fed-ensemble", w) for w in widths),
+        ntk_fl=tuple(seen("NTK-FL, averaged kernel", w) for w in widths),
+        gaps=(gap,) * len(widths),
+    )
+
+
+def test_every_figure_that_applies(tmp_path: Path) -> None:
+    results = [result("sine, linear", 1, linear=True, widths=(100,)), result("digits", 4)]
+    paths = plots.draw_all(results, tmp_path)  # type: ignore[arg-type]
+    assert sorted(p.name for p in paths) == [
+        "digits_uncertainty.png",
+        "residual.png",
+        "sine_linear_bands.png",
+        "width_error.png",
+    ]
+    assert sorted(tmp_path.iterdir()) == sorted(paths)
+    for path in paths:
+        assert_drawn(path)
+
+
+def test_linear_models_have_no_width_to_plot(tmp_path: Path) -> None:
+    paths = plots.draw_all([result("sine, linear", 1, linear=True, widths=(100,))], tmp_path)  # type: ignore[list-item]
+    assert sorted(p.name for p in paths) == ["residual.png", "sine_linear_bands.png"]
+
+
+def test_two_widths_are_plotted_without_a_slope(tmp_path: Path) -> None:
+    assert_drawn(plots.width_errors([result("digits", 4, widths=(16, 32))], tmp_path))  # type: ignore[list-item]

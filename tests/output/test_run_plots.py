@@ -1,0 +1,66 @@
+"""Figures of runs are drawn whole, without a display and without pyplot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedtangent.measures.uncertainty import Reliability
+from fedtangent.output import run_plots as plots
+
+from .drawn import assert_drawn, pixels
+
+
+@pytest.mark.parametrize("points", [[(0, 0.1), (5, 0.8)], [(0, 0.1)], [(0, float("nan")), (5, 0.5)]])
+def test_curves(tmp_path: Path, points: list[tuple[int, float]]) -> None:
+    path = plots.curves({"train": points, "test": points}, "accuracy", "fed_avg on digits", tmp_path / "c.png")
+    assert_drawn(path)
+
+
+def bins(seed: int, shift: float = 0.0) -> Reliability:
+    confidence = np.linspace(0.05, 0.95, 10)
+    examples = np.random.default_rng(seed).integers(0, 60, 10) * (confidence > 0.3)
+    return Reliability(np.linspace(0, 1, 11), examples, confidence, np.clip(confidence + shift, 0, 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_reliability_diagrams(tmp_path: Path, seeds: int) -> None:
+    methods = {m: [bins(s, shift) for s in range(seeds)] for m, shift in (("FedAvg", -0.1), ("Fed-ensemble", 0.05))}
+    paths = [plots.reliability_diagram({m: methods[m] for m in some}, "digits", tmp_path / f"{len(some)}.png")
+             for some in (["FedAvg"], ["FedAvg", "Fed-ensemble"])]  # fmt: skip
+    for path in paths:
+        assert_drawn(path)
+    one, both = map(pixels, paths)
+    assert np.any(one != both)
+
+
+def test_pooled_bins_are_those_of_all_examples() -> None:
+    several = [bins(0, 0.1), bins(1, -0.2)]
+    edges, examples, confidence, accuracy = plots._pooled(several)
+    np.testing.assert_array_equal(edges, several[0].edges)
+    np.testing.assert_array_equal(examples, np.asarray(several[0].examples) + np.asarray(several[1].examples))
+    assert accuracy @ examples == pytest.approx(sum(float(np.dot(b.accuracy, b.examples)) for b in several))
+    full = examples > 0
+    np.testing.assert_allclose(confidence[full], np.asarray(several[0].confidence)[full])
+
+
+@pytest.mark.parametrize("seeds", [1, 4])
+def test_curves_with_bands(tmp_path: Path, seeds: int) -> None:
+    values = np.random.default_rng(0).uniform(size=(seeds, 3))
+    panels = {"accuracy": {"a": values, "b": values / 2}, "NLL": {"a": values, "b": 2 * values}}
+    assert_drawn(plots.curves_with_bands(panels, [0, 5, 10], "digits", tmp_path / "c.png"))
+
+
+def test_pyplot_is_not_touched(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from fedtangent.output import run_plots as plots;"
+        "assert 'matplotlib' not in sys.modules;"
+        f"plots.curves({{'test': [(0, 1.0), (1, 2.0)]}}, 'mse', 't', Path({str(tmp_path / 'c.png')!r}));"
+        "assert 'matplotlib' in sys.modules; print('matplotlib.pyplot' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
