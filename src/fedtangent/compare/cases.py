@@ -22,6 +22,7 @@ from fedtangent.types import Model
 
 NUM_MODELS = 5  # the papers' default K
 SCALES = ("smoke", "default", "paper")
+IMAGES = {"smoke": Scale((128, 256, 512, 1024), 3, 40), "paper": Scale((128, 256, 512, 1024, 2048), 20, 400)}
 DataDir = str | os.PathLike[str] | None
 Build = Callable[[DataDir, str, int], Setting]
 
@@ -121,21 +122,13 @@ def _images(name: str, title: str, data_dir: DataDir, size: Scale, seed: int, nu
 
 def digits(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """Scikit-learn's handwritten digits, ten outputs, heterogeneous clients."""
-    sizes = {
-        "smoke": Scale((128, 256, 512, 1024), 3, 40),
-        "default": Scale((256, 512, 1024, 2048), 6, 208),
-        "paper": Scale((128, 256, 512, 1024, 2048), 20, 400),
-    }
+    sizes = {**IMAGES, "default": Scale((256, 512, 1024, 2048), 6, 208)}
     return _images("digits", "Digits", data_dir, sizes[scale], seed)
 
 
 def fashion_mnist(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """Fashion-MNIST where its files are given."""
-    sizes = {
-        "smoke": Scale((128, 256, 512, 1024), 3, 40),
-        "default": Scale((64, 128, 256, 512), 4, 100),
-        "paper": Scale((128, 256, 512, 1024, 2048), 20, 400),
-    }
+    sizes = {**IMAGES, "default": Scale((64, 128, 256, 512), 4, 100)}
     return _images("fashion_mnist", "Fashion-MNIST", data_dir, sizes[scale], seed)
 
 

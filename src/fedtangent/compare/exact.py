@@ -216,7 +216,7 @@ def _propagated(theory: Predicted, points: np.ndarray, num_rounds: int) -> Simul
         model=lambda width: _two_feature_maps(rows, outputs),
         draws=1,
         num_rounds=num_rounds,
-        evaluate_every=num_rounds,
+        evaluate_every=0,
         x_train=inputs[:n],
         x_test=inputs[n:],
         y_train=np.concatenate([setting.y_train, np.zeros((n, rows))], axis=1),

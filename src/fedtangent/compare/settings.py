@@ -45,7 +45,7 @@ class Setting:
     widths: tuple[int, ...]
     local_steps: int
     num_rounds: int
-    evaluate_every: int
+    evaluate_every: int = 0  # rounds between evaluations; 0: once at the end
     draws: int = 1  # E, independent initialisations of the K models at every width
     exact_draws: int = 0  # draws of NTK-FL with the exact kernel, which costs (n C)^3
     learning_rate: float = 0.0
@@ -63,7 +63,7 @@ class Setting:
     @property
     def rounds(self) -> tuple[int, ...]:
         """Evaluated rounds, from 0 to the last."""
-        return tuple(sorted({*range(0, self.num_rounds, self.evaluate_every), self.num_rounds}))
+        return tuple(sorted({*range(0, self.num_rounds, self.evaluate_every or self.num_rounds), self.num_rounds}))
 
     @property
     def largest(self) -> int:

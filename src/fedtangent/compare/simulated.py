@@ -16,7 +16,7 @@ from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.federated.local import Work
-from fedtangent.types import Algorithm, Cohort
+from fedtangent.types import Algorithm, Cohort, Model
 
 
 class Simulated(NamedTuple):
@@ -44,13 +44,13 @@ def fed_ensemble(setting: Setting, width: int, progress: bool = False) -> Simula
 
     The draws share the schedule (its key is the setting's seed) and differ in the initialisation.
     """
-    algorithm = algorithms.fed_ensemble(
-        setting.model(width),
-        setting.schedule,
-        client_learning_rate=setting.learning_rate,
-        work=Work(steps=setting.local_steps),
-    )
-    return trained(setting, algorithm, "Fed-ensemble", width, progress)
+    return trained(setting, recipe(setting, setting.model(width)), "Fed-ensemble", width, progress)
+
+
+def recipe(setting: Setting, model: Model) -> Algorithm:
+    """Fed-ensemble of ``model`` as the setting has it trained."""
+    work = Work(steps=setting.local_steps)
+    return algorithms.fed_ensemble(model, setting.schedule, client_learning_rate=setting.learning_rate, work=work)
 
 
 def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool = False) -> Simulated:
@@ -72,7 +72,7 @@ def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool
         unstable="allow",  # a narrow network's own kernel may have twice the analytic one's largest eigenvalue
         slots_per_model=clients,
     )
-    once = dataclasses.replace(setting, num_rounds=1, evaluate_every=1, draws=draws)
+    once = dataclasses.replace(setting, num_rounds=1, evaluate_every=0, draws=draws)
     return trained(once, algorithm, f"NTK-FL, {kernel} kernel", width, progress)
 
 
@@ -97,7 +97,7 @@ def trained(
             setting.num_rounds,
             seed=setting.seed,
             mapping=mapping,
-            evaluate_every=setting.evaluate_every,
+            evaluate_every=setting.evaluate_every or None,
             evaluate=outputs,
             init_key=init_key(setting, draw),
         )

@@ -75,16 +75,10 @@ def slope_verdict(
 ) -> Verdict:
     """Relative errors to the flow fall with the width at slope -1/2 +- 0.1; those to a wrong flow do not."""
     fit, other = fitted_slope(np.array(widths), errors), fitted_slope(np.array(widths), wrong)
-    return Verdict(
-        subject,
-        "each network to the flow: error against width",
-        f"slope {fit.slope:+.3f} +- {fit.standard_error:.3f}",
-        f"{SLOPE} +- {SLOPE_BAND}",
-        abs(fit.slope - SLOPE) <= SLOPE_BAND,
-        control,
-        f"slope {other.slope:+.3f}",
-        abs(other.slope - SLOPE) > SLOPE_BAND,
-    )
+    measured, holds = f"slope {fit.slope:+.3f} +- {fit.standard_error:.3f}", abs(fit.slope - SLOPE) <= SLOPE_BAND
+    wrong_one = control, f"slope {other.slope:+.3f}", abs(other.slope - SLOPE) > SLOPE_BAND
+    statement = "each network to the flow: error against width"
+    return Verdict.of(subject, statement, "", (measured, f"{SLOPE} +- {SLOPE_BAND}", holds), wrong_one)
 
 
 def exact_verdict(subject: str, statement: str, error: float, controls: dict[str, float], bound: float) -> Verdict:
@@ -93,16 +87,10 @@ def exact_verdict(subject: str, statement: str, error: float, controls: dict[str
     The nearest of the controls is the one named; an error that is not a number counts as the nearest of all.
     """
     name = min(controls, key=lambda n: -np.inf if np.isnan(controls[n]) else controls[n])
-    return Verdict(
-        subject,
-        statement,
-        f"{error:.1e}",
-        f"<= {bound:.0e}",
-        bool(error <= bound),
-        name if len(controls) == 1 else f"{name}: nearest of {len(controls)}",
-        f"{controls[name]:.1e}",
-        bool(controls[name] > MARGIN * bound),
-    )
+    control = name if len(controls) == 1 else f"{name}: nearest of {len(controls)}"
+    found = f"{error:.1e}", f"<= {bound:.0e}", bool(error <= bound)
+    wrong = control, f"{controls[name]:.1e}", bool(controls[name] > MARGIN * bound)
+    return Verdict.of(subject, statement, "", found, wrong)
 
 
 class Sampled(NamedTuple):
@@ -127,16 +115,9 @@ def sampled_verdict(
     allowance = finite_width_allowance(np.array(widths), statistics, power)
     found = statistics[int(np.argmax(widths))]
     error = np.hypot(found.standard_error, allowance.standard_error)
-    return Verdict(
-        subject,
-        statement,
-        f"{found.value:.3f}",
-        f"{found.expected + allowance.value:.3f} +- {NUM_STANDARD_ERRORS:.0f} x {error:.3f}",
-        agrees(found, allowance),
-        control,
-        f"{wrong.value:.3f}",
-        not agrees(wrong, allowance),
-    )
+    expected = f"{found.expected + allowance.value:.3f} +- {NUM_STANDARD_ERRORS:.0f} x {error:.3f}"
+    right = f"{found.value:.3f}", expected, agrees(found, allowance)
+    return Verdict.of(subject, statement, "", right, (control, f"{wrong.value:.3f}", not agrees(wrong, allowance)))
 
 
 def mean_verdict(subject: str, statement: str, seen: Sampled, control: str, wrong_mean: np.ndarray) -> Verdict:
@@ -156,13 +137,5 @@ def variance_verdict(subject: str, statement: str, seen: Sampled, control: str, 
 def paired_verdict(subject: str, statement: str, differences: np.ndarray, control: str, wrong: np.ndarray) -> Verdict:
     """Whether networks minus prediction has mean zero, beside the differences to a wrong prediction."""
     right, other = sign_flip_test(differences), sign_flip_test(wrong)
-    return Verdict(
-        subject,
-        statement,
-        f"p = {right:.3f}",
-        f"p >= {SIGNIFICANCE}",
-        right >= SIGNIFICANCE,
-        control,
-        f"p = {other:.1e}",
-        other < SIGNIFICANCE,
-    )
+    found = f"p = {right:.3f}", f"p >= {SIGNIFICANCE}", right >= SIGNIFICANCE
+    return Verdict.of(subject, statement, "", found, (control, f"p = {other:.1e}", other < SIGNIFICANCE))

@@ -127,7 +127,6 @@ def sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -
         widths=widths,
         local_steps=20,
         num_rounds=num_rounds,
-        evaluate_every=num_rounds,
         seed=seed,
     )
 
@@ -144,7 +143,7 @@ def digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int)
         widths=widths,
         draws=1,
         num_rounds=num_rounds,
-        evaluate_every=num_rounds,
+        evaluate_every=0,
     )
 
 

@@ -13,13 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.compare.settings import Setting
-from fedtangent.compare.simulated import init_key
+from fedtangent.compare.simulated import init_key, recipe
 from fedtangent.compare.statistics import fitted_slope
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.engine.run import predict, simulate
-from fedtangent.federated import algorithms, schedule
-from fedtangent.federated.local import Work
+from fedtangent.federated import schedule
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.models.dense import mlp
 from fedtangent.theory.fed_ensemble.convergence import gap_from_drift
@@ -64,7 +63,7 @@ def own_linearisation(model: Model) -> Model:
 def network_gap(setting: Setting, width: int) -> NetworkGap:
     """Trains K networks of ``width``, and their linearisations, in each of the setting's draws."""
     model, x = setting.model(width), jnp.asarray(setting.x_train)
-    network, tangent = (_algorithm(setting, m) for m in (model, own_linearisation(model)))
+    network, tangent = (recipe(setting, m) for m in (model, own_linearisation(model)))
     kernels = jax.jit(jax.vmap(lambda params: empirical_ntk(model, params, x)))
     limit = np.asarray(setting.kernel(x, None, get="ntk"))
     draws = []
@@ -84,15 +83,6 @@ def network_gap(setting: Setting, width: int) -> NetworkGap:
         )
         draws.append(measured)
     return NetworkGap(width, *(np.stack(values, axis=1) for values in zip(*draws, strict=True)))
-
-
-def _algorithm(setting: Setting, model: Model) -> Algorithm:
-    return algorithms.fed_ensemble(
-        model,
-        setting.schedule,
-        client_learning_rate=setting.learning_rate,
-        work=Work(steps=setting.local_steps),
-    )
 
 
 class TrainedNetworks(NamedTuple):
@@ -151,7 +141,6 @@ def circle(widths: tuple[int, ...], draws: int, seed: int) -> Setting:
         draws=draws,
         local_steps=5,
         num_rounds=12,
-        evaluate_every=12,
         seed=seed,
     )
 

@@ -158,7 +158,7 @@ def linear_setting(seed: int, num_rounds: int) -> Setting:
     x = rng.uniform(-1, 1, (24, 1))
     y = np.concatenate([np.sin(2 * np.pi * x), np.cos(3 * x)], axis=1) + 0.2 * rng.standard_normal((24, 2))
     model = rbf_linear(40, bandwidth=0.2, seed=seed, output_size=2, dtype=jnp.float64)
-    return _setting("linear", x, y, np.linspace(-1, 1, 15)[:, None], lambda _: model, num_rounds, seed)
+    return _setting("linear", (x, y, np.linspace(-1, 1, 15)[:, None]), lambda _: model, num_rounds, seed)
 
 
 def network_setting(seed: int, num_rounds: int) -> Setting:
@@ -170,19 +170,14 @@ def network_setting(seed: int, num_rounds: int) -> Setting:
         return mlp(inputs, 3, widths=(width,), activation="relu", w_std=2**0.5, b_std=0.1, dtype=jnp.float64)
 
     points = whole.x_train[:24], whole.y_train[:24, :3], whole.x_test[:20]
-    return _setting("network", *points, model, num_rounds, seed)
+    return _setting("network", points, model, num_rounds, seed)
 
 
 def _setting(
-    name: str,
-    x_train: np.ndarray,
-    y_train: np.ndarray,
-    x_test: np.ndarray,
-    model: Callable[[int], Model],
-    num_rounds: int,
-    seed: int,
+    name: str, points: tuple[np.ndarray, ...], model: Callable[[int], Model], num_rounds: int, seed: int
 ) -> Setting:
     """Every option is tried on the same data and rate: half the largest stable step of any client."""
+    x_train, y_train, x_test = points
     held = partition.quantity_skew(len(x_train), NUM_CLIENTS, alpha=2.0, seed=seed, min_size=2)
     kernel = model(1).kernel
     assert kernel is not None
@@ -262,7 +257,7 @@ def exact(option: Option, setting: Setting) -> Verdict:
 
 def slope(option: Option, setting: Setting, widths: tuple[int, ...], num_networks: int) -> Verdict:
     """Networks under ``option``: the error to the flow at the last round against the width."""
-    setting = dataclasses.replace(setting, evaluate_every=setting.num_rounds)
+    setting = dataclasses.replace(setting, evaluate_every=0)
     blocks = setting.blocks()
     right = flow_of(option, setting, blocks)
     name, wrong = next(iter(wrong_flows(option, setting, blocks).items()))
