@@ -149,41 +149,43 @@ def law_verdicts(theory: Predicted) -> list[Verdict]:
     The model is linear, with the setting's analytic kernels: one run trains it from zero, which gives the mean, and
     from every function of a basis, which gives the covariance ``G G'``.
     """
-    setting, flow = theory.setting, theory.flow
+    setting = theory.setting
     at, round_ = max((i, r) for i, r in enumerate(setting.rounds) if r <= max(LAW_ROUNDS, setting.rounds[1]))
-    points = _some_points(setting)
-    seen, outputs = _propagated(theory, points, round_), setting.y_train.shape[1]
+    points, outputs = _some_points(setting), setting.y_train.shape[1]
+    seen = _propagated(theory, points, round_)
     test = seen.test[-1][:, 0]  # [K, m, C + q]
     mean, spread = test[..., :outputs], test[..., outputs:]
-    cov = spread @ spread.swapaxes(1, 2)
-    of_models = theory.moments[at].mean[:, points], theory.moments[at].cov[:, points][:, :, points]
-    ensemble = (
+    found = mean, spread @ spread.swapaxes(1, 2)
+    verdicts = [_of_each_model(theory, found, at)]
+    if len(mean) > 1:
+        verdicts.append(_of_the_ensemble(theory, found, seen.ensemble[-1][0, :, :outputs], round_))
+    return verdicts
+
+
+def _of_each_model(theory: Predicted, found: Law, at: int) -> Verdict:
+    setting, points = theory.setting, _some_points(theory.setting)
+    law = theory.moments[at].mean[:, points], theory.moments[at].cov[:, points][:, :, points]
+    statement = f"law of each of {len(law[0])} models = flow's, round {setting.rounds[at]}"
+    wrong = _wrong_laws(theory, law, found, at)
+    return exact_verdict(setting.name, statement, law_distance(found, law), wrong, EXACT)
+
+
+def _of_the_ensemble(theory: Predicted, found: Law, averaged: np.ndarray, round_: int) -> Verdict:
+    """``averaged`` is the algorithm's own mean of its models, [m, C]."""
+    points, flow, (mean, cov) = _some_points(theory.setting), theory.flow, found
+    num_models = len(mean)
+    law = (
         np.asarray(flow.ensemble_mean(round_))[points],
         np.asarray(flow.ensemble_cov(round_))[np.ix_(points, points)],
     )
-    num_models = len(mean)
-    averaged = seen.ensemble[-1][0, :, :outputs], cov.mean(axis=0) / num_models
-    verdicts = [
-        exact_verdict(
-            setting.name,
-            f"law of each of {num_models} models = flow's, round {round_}",
-            law_distance((mean, cov), of_models),
-            _wrong_laws(theory, of_models, (mean, cov), at),
-            EXACT,
-        )
-    ]
-    if num_models > 1:
-        fewer = mean[:-1].mean(axis=0), cov[:-1].mean(axis=0) / (num_models - 1)
-        verdicts.append(
-            exact_verdict(
-                setting.name,
-                f"law of the ensemble of {num_models} = flow's, round {round_}",
-                law_distance(averaged, ensemble),
-                {f"ensemble of {num_models - 1}": law_distance(fewer, ensemble)},
-                EXACT,
-            )
-        )
-    return verdicts
+    fewer = mean[:-1].mean(axis=0), cov[:-1].mean(axis=0) / (num_models - 1)
+    return exact_verdict(
+        theory.setting.name,
+        f"law of the ensemble of {num_models} = flow's, round {round_}",
+        law_distance((averaged, cov.mean(axis=0) / num_models), law),
+        {f"ensemble of {num_models - 1}": law_distance(fewer, law)},
+        EXACT,
+    )
 
 
 def _wrong_laws(theory: Predicted, of_models: Law, found: Law, at: int) -> dict[str, float]:

@@ -12,6 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fedtangent.compare.settings import Setting
+from fedtangent.engine.history import History
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.compose import drawn_cohorts
@@ -87,9 +88,7 @@ def trained(
         prediction = predict(algorithm, state, x)
         return {"members": np.asarray(prediction.members), "mean": np.asarray(prediction.mean)}
 
-    seen, means, seconds, runs = [], [], [], []
-    title = f"{setting.name}: {method}, width {width}"
-    for draw in tqdm(range(setting.draws), desc=title, unit="run", disable=None if progress else True, leave=False):
+    def one_run(draw: int) -> tuple[History, float]:
         start = time.perf_counter()
         run = simulate(
             algorithm,
@@ -101,23 +100,27 @@ def trained(
             evaluate=outputs,
             init_key=init_key(setting, draw),
         )
-        seconds.append(time.perf_counter() - start)
-        runs.append(run.history)
-        seen.append(np.stack([e.metrics["members"] for e in run.history.evaluations]))
-        means.append(np.stack([e.metrics["mean"][split:] for e in run.history.evaluations]))
-    members = np.stack(seen, axis=2)  # [r, K, E, n + m, C]
-    history = runs[-1]
+        return run.history, time.perf_counter() - start
+
+    title = f"{setting.name}: {method}, width {width}"
+    draws = tqdm(range(setting.draws), desc=title, unit="run", disable=None if progress else True, leave=False)
+    histories, seconds = zip(*map(one_run, draws), strict=True)
+    members, means = (
+        np.stack([np.stack([e.metrics[name] for e in h.evaluations]) for h in histories], axis=axis)
+        for name, axis in (("members", 2), ("mean", 1))
+    )  # [r, K, E, n + m, C], [r, E, n + m, C]
+    last = histories[-1].evaluations[-1]
     return Simulated(
         method=method,
         width=width,
-        rounds=tuple(e.round for e in history.evaluations),
+        rounds=tuple(e.round for e in histories[-1].evaluations),
         train=members[..., :split, :],
         test=members[..., split:, :],
-        ensemble=np.stack(means, axis=1),
+        ensemble=means[..., split:, :],
         seconds=min(seconds),
-        uplink_bytes=history.evaluations[-1].uplink_bytes,
-        downlink_bytes=history.evaluations[-1].downlink_bytes,
-        info={k: np.stack([h.rounds[k] for h in runs]) for k in history.rounds if k != "cohort"},
+        uplink_bytes=last.uplink_bytes,
+        downlink_bytes=last.downlink_bytes,
+        info={k: np.stack([h.rounds[k] for h in histories]) for k in histories[-1].rounds if k != "cohort"},
     )
 
 
