@@ -36,7 +36,8 @@ def dress(
     for side in log:
         (ax.set_xscale if side == "x" else ax.set_yscale)("log")
     if whole:
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        locator: Any = ax.xaxis.get_major_locator()
+        locator.set_params(integer=True)
     if x:
         ax.set_xlabel(x)
     if y:
