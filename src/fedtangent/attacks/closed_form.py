@@ -28,7 +28,7 @@ def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float =
     """
     structure: Any = model.structure
     if not isinstance(structure, DenseStructure) or structure.layers[0].bias_scale is None:
-        raise ValueError(f"model: {model.name} has no dense first layer with biases, its input cannot be read off")
+        raise ValueError(f"model: got {model.name}, must have a dense first layer with biases, to be read off")
     flat = ravel_pytree(params)[0]
     if seen.values.shape[-1] != flat.size or seen.values.ndim not in (2, 3):
         raise ValueError(f"seen: got {seen.values.shape}, must be [m, C, {flat.size}] or [m, {flat.size}]")

@@ -110,15 +110,15 @@ def from_jacobians(
 
     Raises ``ValueError`` for shapes that do not fit the model.
     """
-    size = ravel_pytree(params)[0].size
-    expected = (model.output_size, size)
+    flat = ravel_pytree(params)[0]
+    expected = (model.output_size, flat.size)
     if seen.values.ndim != 3 or seen.values.shape[1:] != expected:
-        raise ValueError(f"seen: got {seen.values.shape}, the model's Jacobians are [m, {expected[0]}, {expected[1]}]")
+        raise ValueError(f"seen: got {seen.values.shape}, must be [m, {expected[0]}, {expected[1]}], its Jacobians")
     _check_shape(model, params, shape)
     if outputs is not None and outputs.shape != seen.values.shape[:2]:
         raise ValueError(f"outputs: got {outputs.shape}, must be {seen.values.shape[:2]}")
-    flat = ravel_pytree(params)[0]
-    start = _normal(key, (len(seen.values) * attack.num_restarts, *shape), flat) * attack.init_scale, None
+    count = len(seen.values) * attack.num_restarts
+    start = jax.random.normal(key, (count, *shape), flat.dtype) * attack.init_scale, None
     sight = seen.values, _weight(seen, attack), outputs
     return _best_of(_jacobian_search(model, _limits(attack), params, sight, start), len(seen.values))
 
@@ -141,17 +141,17 @@ def from_gradients(
     With ReLU the search meets the walls of ``from_jacobians``. Raises ``ValueError`` for shapes that do not fit the
     model.
     """
-    size = ravel_pytree(params)[0].size
-    if seen.values.ndim != 2 or seen.values.shape[1] != size:
-        raise ValueError(f"seen: got {seen.values.shape}, the model's gradients are [m, {size}]")
+    flat = ravel_pytree(params)[0]
+    if seen.values.ndim != 2 or seen.values.shape[1] != flat.size:
+        raise ValueError(f"seen: got {seen.values.shape}, must be the model's gradients, [m, {flat.size}]")
     _check_shape(model, params, shape)
     labels, wanted = batch.labels, (len(seen.values), batch.size, model.output_size)
     if labels is not None and labels.shape != wanted:
         raise ValueError(f"labels: got {labels.shape}, must be {wanted}")
-    flat, (pixels, logits) = ravel_pytree(params)[0], jax.random.split(key)
+    pixels, logits = jax.random.split(key)
     count = len(seen.values) * attack.num_restarts
-    x = _normal(pixels, (count, batch.size, *shape), flat) * attack.init_scale
-    guess = _normal(logits, (count, *wanted[1:]), flat) if labels is None else None
+    x = jax.random.normal(pixels, (count, batch.size, *shape), flat.dtype) * attack.init_scale
+    guess = jax.random.normal(logits, (count, *wanted[1:]), flat.dtype) if labels is None else None
     sight = seen.values, _weight(seen, attack), labels
     found = _gradient_search(model, batch.loss, _limits(attack), params, sight, (x, guess))
     leak = _best_of(found, len(seen.values))
@@ -162,7 +162,7 @@ def _check_shape(model: Model, params: PyTree, shape: tuple[int, ...]) -> None:
     try:
         jax.eval_shape(model.apply, params, jax.ShapeDtypeStruct((1, *shape), jnp.float32))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"shape: got {shape}, {model.name} does not take examples of it: {error}") from error
+        raise ValueError(f"shape: got {shape}, must be of examples that {model.name} takes: {error}") from error
 
 
 def _relative(found: Array, wanted: Array, weight: Array) -> Array:
@@ -172,10 +172,6 @@ def _relative(found: Array, wanted: Array, weight: Array) -> Array:
 
 def _weight(seen: Observed, attack: Attack) -> Array:
     return (seen.kept | (attack.compare == "all")).astype(seen.values.dtype)
-
-
-def _normal(key: Key, shape: tuple[int, ...], like: Array) -> Array:
-    return jax.random.normal(key, shape, like.dtype)
 
 
 def _limits(attack: Attack) -> Attack:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import choice, number
+from fedtangent.checks import choice, number, whole
 from fedtangent.types import Array, Key, Model, PyTree
 
 ACTIVATIONS = {"sigmoid": jax.nn.sigmoid, "relu": jax.nn.relu}
@@ -35,11 +35,9 @@ def lenet(
     Raises ``ValueError`` for impossible sizes and unknown names.
     """
     shape = tuple(int(n) for n in input_shape)
-    if len(shape) != 3 or min(shape) < 1 or output_size < 1:
-        raise ValueError(
-            f"lenet: got input_shape={shape}, output_size={output_size}; input_shape must be (H, W, channels), all of "
-            "them and output_size at least 1"
-        )
+    if len(shape) != 3 or min(shape) < 1:
+        raise ValueError(f"input_shape: got {shape}, must be (H, W, channels), each at least 1")
+    whole("output_size", output_size)
     choice("activation", activation, tuple(ACTIVATIONS))
     number("weight_range", weight_range, above=0)
     act, sizes = ACTIVATIONS[activation], [(shape[0], shape[1])]

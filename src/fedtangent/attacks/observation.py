@@ -48,7 +48,7 @@ def gradient(model: Model, params: PyTree, x: Array, y: Array, loss: str = "cros
     ``ValueError`` if there are not as many.
     """
     if len(x) != len(y):
-        raise ValueError(f"y: got {len(y)} of {len(x)} examples")
+        raise ValueError(f"y: got {len(y)} targets, must be {len(x)}, one for each example")
     values = _gradient(model, get_loss(loss), params, jnp.asarray(x), jnp.asarray(y))
     return Observed(values, jnp.ones(values.shape, bool))
 

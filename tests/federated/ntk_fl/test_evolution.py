@@ -282,12 +282,12 @@ def test_options_that_are_not_allowed(options, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rate": 0.0}, "learning_rate: got 0.0, must be finite and positive"),
+        ({"rate": 0.0}, "learning_rate: got 0.0, must be above 0 and finite"),
         ({"rate": -1.0}, "learning_rate: got -1.0"),
         ({"rate": float("inf")}, "learning_rate: got inf"),
         ({"rate": "fast"}, "learning_rate: got 'fast', must be a number"),
         ({"rate": np.ones(1)}, r"learning_rate: got an array of shape \(1,\)"),
-        ({"kernel_bytes": 100, "method": "eigh"}, r"method: eigh holds a kernel of 648 bytes \[9, 9\]"),
+        ({"kernel_bytes": 100, "method": "eigh"}, r"method: got 'eigh', which holds a kernel of 648 bytes \[9, 9\]"),
         ({"validation": np.ones((5, 3))}, "validation: must be None or the pair"),
         ({"validation": (np.ones((5, 4)), np.ones((5, 2)))}, r"validation: got x \(5, 4\) and y \(5, 2\)"),
         ({"validation": (np.ones((5, 3)), np.ones((5, 3)))}, r"validation: got x \(5, 3\)"),

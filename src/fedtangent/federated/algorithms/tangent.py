@@ -179,13 +179,11 @@ def _arguments(o: NtkFlOptions, given: Given) -> dict[str, Any]:
     shared = shared_arguments(o)
     return {
         "learning_rate": shared["client_learning_rate"],
-        "times": o.ntk_times,
-        "kernel": o.ntk_kernel,
-        "method": o.ntk_method,
+        **{
+            name: getattr(o, f"ntk_{name}")
+            for name in ("times", "kernel", "method", "criterion", "patience", "unstable")
+        },
         "validation": given.validation,
-        "criterion": o.ntk_criterion,
-        "patience": o.ntk_patience,
-        "unstable": o.ntk_unstable,
         "loss": o.loss,
         "pool_size": None if given.clients is None else largest_sample(given.clients, slots, beta),
         "accept": shared["accept"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from typing import Any
 
 import jax
@@ -90,10 +89,7 @@ def check_examples(evolution: Evolution, model: Model, examples: Examples, learn
     x, y, mask = examples
     if jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
         raise ValueError("ntk_evolve: needs JAX's 64-bit mode, call fedtangent.enable_x64() first")
-    if not isinstance(learning_rate, jax.core.Tracer):
-        number("learning_rate", learning_rate)
-        if not (math.isfinite(learning_rate) and learning_rate > 0):
-            raise ValueError(f"learning_rate: got {learning_rate}, must be finite and positive")
+    number("learning_rate", learning_rate, above=0)
     if x.shape[0] == 0:
         raise ValueError(f"x: got shape {x.shape}, must hold at least one row (of padding, if there is no example)")
     if y.shape != (x.shape[0], model.output_size) or mask.shape != (x.shape[0],):
@@ -104,7 +100,7 @@ def check_examples(evolution: Evolution, model: Model, examples: Examples, learn
     size = x.shape[0] * (model.output_size if evolution.kernel == "exact" else 1)
     if evolution.method == "eigh" and 8 * size**2 > evolution.kernel_bytes:
         raise ValueError(
-            f"method: eigh holds a kernel of {8 * size**2} bytes [{size}, {size}], but kernel_bytes is "
+            f"method: got 'eigh', which holds a kernel of {8 * size**2} bytes [{size}, {size}], but kernel_bytes is "
             f"{evolution.kernel_bytes}: use auto, chebyshev or iterate"
         )
 

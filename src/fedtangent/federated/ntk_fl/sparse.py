@@ -61,7 +61,7 @@ def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: A
         whole("value_bits", value_bits, 10, 32)
     kind = jnp.dtype(dtype)
     if kind not in (jnp.float32, jnp.float64):
-        raise ValueError(f"dtype: got {kind}, must be float32 or float64")
+        raise ValueError(f"dtype: got {kind}, allowed are float32, float64")
     keep = Keep(sparsity, value_bits)
 
     def linearise(model: Model, weights: PyTree, pool: Pool) -> Tangent:
@@ -90,18 +90,18 @@ class Keep(NamedTuple):
 # ---- dense networks -----------------------------------------------------------------------------------------------
 
 
-class _Layer(NamedTuple):
+class _DensePart(NamedTuple):
     inputs: Array  # [n, U], scaled
     signals: Array | None  # [n, C, V]; None at the last layer: the identity
     bias: Array | None  # scaled signals [n, C, V]; [n, 1] at the last layer, of its own output; None without biases
 
 
-def _dense_tangent(layers: list[_Layer], outputs: Array, keep: Keep) -> Tangent:
+def _dense_tangent(layers: list[_DensePart], outputs: Array, keep: Keep) -> Tangent:
     """The tangent of a dense network's sparsified Jacobians, in the layers' dtype; ``outputs`` [n, C] in float64."""
     num_outputs = outputs.shape[1]
     kept = functools.partial(keep.of, at=_thresholds(layers, num_outputs, keep.sparsity))
 
-    last = _Layer(kept(layers[-1].inputs), None, None if layers[-1].bias is None else kept(layers[-1].bias))
+    last = _DensePart(kept(layers[-1].inputs), None, None if layers[-1].bias is None else kept(layers[-1].bias))
     biases = [None if layer.bias is None else kept(layer.bias) for layer in layers[:-1]]
     hidden = [_Hidden(layer.inputs, *_units(layer), kept) for layer in layers[:-1]]
 
@@ -196,13 +196,13 @@ def _wide(values: Array) -> Array:
     return values if values is None else values.astype(jnp.float64)
 
 
-def _layers(structure: DenseStructure, params: PyTree, x: Array, mask: Array) -> list[_Layer]:
+def _layers(structure: DenseStructure, params: PyTree, x: Array, mask: Array) -> list[_DensePart]:
     """What the Jacobian is made of, first layer first; zero in rows of padding."""
     inputs, before = forward(structure, params, x)
     real = mask.astype(inputs[0].dtype)
     top, layer = len(inputs) - 1, structure.layers[-1]
     bias = None if layer.bias_scale is None else layer.bias_scale * real
-    found = [_Layer(real * layer.weight_scale * inputs[top], None, bias)]
+    found = [_DensePart(real * layer.weight_scale * inputs[top], None, bias)]
     signals = jnp.eye(before[-1].shape[1], dtype=real.dtype)[None]
     for i in range(top - 1, -1, -1):
         above = structure.layers[i + 1].weight_scale * params[2 * (i + 1)][0].T
@@ -210,11 +210,11 @@ def _layers(structure: DenseStructure, params: PyTree, x: Array, mask: Array) ->
         signals = (signals @ above) * (real * slope)[:, None, :]
         layer = structure.layers[i]
         bias = None if layer.bias_scale is None else layer.bias_scale * signals
-        found.insert(0, _Layer(layer.weight_scale * inputs[i], signals, bias))
+        found.insert(0, _DensePart(layer.weight_scale * inputs[i], signals, bias))
     return found
 
 
-def _units(layer: _Layer) -> tuple[Array, int]:
+def _units(layer: _DensePart) -> tuple[Array, int]:
     """A hidden layer's signals in groups of units [groups, n, C, g], and how many units there are."""
     assert layer.signals is not None
     n, num_outputs, units = layer.signals.shape
@@ -224,7 +224,7 @@ def _units(layer: _Layer) -> tuple[Array, int]:
     return padded.reshape((n, num_outputs, -1, size)).transpose(2, 0, 1, 3), units
 
 
-def _thresholds(layers: list[_Layer], num_outputs: int, sparsity: float) -> Array:
+def _thresholds(layers: list[_DensePart], num_outputs: int, sparsity: float) -> Array:
     """The magnitude from which an example's entries are kept, [n]."""
     n = layers[0].inputs.shape[0]
     k = num_kept(sparsity, num_outputs * sum(_num_weights(layer, num_outputs) for layer in layers))
@@ -232,13 +232,13 @@ def _thresholds(layers: list[_Layer], num_outputs: int, sparsity: float) -> Arra
     return jax.lax.map(lambda block: _search(block, num_outputs, k), blocks).reshape(-1)[:n]
 
 
-def _num_weights(layer: _Layer, num_outputs: int) -> int:
+def _num_weights(layer: _DensePart, num_outputs: int) -> int:
     """Weights and biases of a layer."""
     units = num_outputs if layer.signals is None else layer.signals.shape[2]
     return units * (layer.inputs.shape[1] + (layer.bias is not None))
 
 
-def _search(layers: list[_Layer], num_outputs: int, k: int) -> Array:
+def _search(layers: list[_DensePart], num_outputs: int, k: int) -> Array:
     counts: list[Count] = []
     most: list[Array] = []
     for layer in layers:

@@ -106,7 +106,7 @@ def chain(*channels: Channel) -> Channel:
     for i, channel in enumerate(channels):
         if not (isinstance(channel.uplink, functools.partial) and channel.uplink.func is _uplink):
             raise ValueError(
-                f"chain: channel {i} cannot be chained, allowed are lossless, clip, top_k, random_k, qsgd, "
+                f"channels: got one that cannot be chained at {i}, allowed are lossless, clip, top_k, random_k, qsgd, "
                 "uniform_quantiser and chains of them; error feedback goes around the chain"
             )
         stages += channel.uplink.args[0]
@@ -220,7 +220,7 @@ def _narrowed(unsent: Unsent, chosen: Array) -> Unsent:
 
 def _check_share(k: int | None, fraction: float | None) -> None:
     if (k is None) == (fraction is None):
-        raise ValueError(f"k: exactly one of k and fraction, got k={k}, fraction={fraction}")
+        raise ValueError(f"k: got {k}, fraction: got {fraction}, must be exactly one of the two")
     if k is not None:
         whole("k", k)
     else:
