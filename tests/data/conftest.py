@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fedtangent.data.sources import idx
+from fedtangent.data import idx
 
 
 class Fake(NamedTuple):

@@ -10,7 +10,7 @@ from fedtangent.data import available, load
 
 def test_registry():
     names = available()
-    assert list(names) == ["digits", "sine", "mnist", "fashion_mnist", "femnist_digits", "cifar10"]
+    assert list(names) == ["cifar10", "digits", "fashion_mnist", "femnist_digits", "mnist", "sine"]
     assert all(text and "\n" not in text for text in names.values())
     for name in ("digits", "sine"):
         assert load(name).name == name
@@ -19,29 +19,29 @@ def test_registry():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("digit", {}, "dataset: got 'digit', allowed are digits, sine, mnist, fashion_mnist, femnist_digits, cifar10"),
-        ("digits", {"gap": True}, "digits has no option gap; it has test_fraction, flatten, num_train"),
+        ("digit", {}, "dataset: got 'digit', allowed are cifar10, digits, fashion_mnist, femnist_digits, mnist, sine"),
+        ("digits", {"gap": True}, "gap: got an option that digits has not, allowed are num_train"),
         (
             "sine",
             {"num_train": 3},
-            "sine: got options num_train, allowed are num_clients, points_per_client, gap, test_points, dtype",
+            "num_train: got an option that sine has not, allowed are num_users, points_per_user, gap",
         ),
         (
             "mnist",
             {"source": 3},
-            "mnist: got options source, allowed are cache_dir, tfds_dir",
+            "source: got an option that mnist has not, allowed are num_train",
         ),
         ("digits", {"seed": -1}, "seed: got -1, must be a whole number of at least 0"),
         ("sine", {"seed": 0.5}, r"seed: got 0\.5, must be a whole number of at least 0"),
-        ("digits", {"test_fraction": 1.0}, "test_fraction must be between 0 and 1; got 1.0"),
-        ("digits", {"test_fraction": 0}, "test_fraction must be finite and above 0"),
+        ("digits", {"test_fraction": 1.0}, "test_fraction: got 1.0, must be above 0 and below 1"),
+        ("digits", {"test_fraction": 0}, "test_fraction: got 0, must be above 0 and below 1"),
         ("digits", {"num_train": 1500}, "num_train: got 1500, must be a whole number from 1 to 1438"),
         ("digits", {"dtype": int}, "dtype: got int64, allowed are float32, float64"),
         ("sine", {"gap": "no"}, "gap: got 'no', must be True or False"),
         ("sine", {"gap": 1}, "gap: got 1, must be True or False"),
-        ("digits", {"flatten": "no"}, "flatten must be True or False; got 'no'"),
-        ("sine", {"num_clients": 0}, "num_clients: got 0, must be a whole number of at least 1"),
-        ("sine", {"points_per_client": True}, "points_per_client: got True, must be a whole number of at least 1"),
+        ("digits", {"flatten": "no"}, "flatten: got 'no', must be True or False"),
+        ("sine", {"num_users": 0}, "num_users: got 0, must be a whole number of at least 1"),
+        ("sine", {"points_per_user": True}, "points_per_user: got True, must be a whole number of at least 1"),
         ("sine", {"test_points": 1}, "test_points: got 1, must be a whole number of at least 2"),
     ],
 )
@@ -63,7 +63,9 @@ DIGITS_SHA256 = "8f26b2bd9d135c256808f68f14fdabddde6d9c7f869ae419704b051f0f14b3b
 def test_digits_is_all_of_the_bundled_data_split_by_class():
     from sklearn.datasets import load_digits
 
-    d = load("digits")
+    assert load("digits").input_shape == (8, 8, 1) and load("digits").kind == "image"
+    d = load("digits", flatten=True)
+    assert (d.kind, d.num_outputs) == ("vector", 10)
     assert d.x_train.shape == (len(d.y_train), 64) and d.x_test.shape == (len(d.y_test), 64)
     assert d.x_train.dtype == np.float64 and d.y_train.dtype == np.int32 and d.num_classes == 10
     both_x, both_y = np.concatenate([d.x_train, d.x_test]), np.concatenate([d.y_train, d.y_test])
@@ -86,10 +88,12 @@ def test_digits_options_and_seeds():
     np.testing.assert_array_equal(plain.x_train, again.x_train)
     np.testing.assert_array_equal(plain.y_test, again.y_test)
     assert not np.array_equal(plain.y_train, other.y_train)
-    part = load("digits", num_train=100, num_test=10, flatten=False, dtype="float32")
+    part = load("digits", num_train=100, num_test=10, dtype="float32")
     assert part.x_train.shape == (100, 8, 8, 1) and part.x_test.shape == (10, 8, 8, 1)
     assert part.x_train.dtype == np.float32
-    np.testing.assert_array_equal(part.x_train.reshape(100, 64), plain.x_train[:100])  # sixteenths: exact in float32
+    np.testing.assert_array_equal(
+        part.x_train.reshape(100, 64), plain.x_train[:100].reshape(100, 64)
+    )  # sixteenths: exact in float32
     half = load("digits", test_fraction=0.5)
     assert abs(len(half.y_test) - 1797 / 2) <= 5
     tiny = load("digits", test_fraction=1e-9)  # never an empty side
@@ -100,7 +104,7 @@ def test_sine_is_the_papers_toy():
     d = load("sine")
     assert d.x_train.shape == d.y_train.shape == (100, 1) and d.x_train.dtype == np.float64
     np.testing.assert_array_equal(d.user_train, np.repeat(np.arange(50), 2))
-    assert d.num_classes == 0
+    assert (d.num_classes, d.num_outputs, d.input_shape, d.kind) == (0, 1, (1,), "vector")
     np.testing.assert_array_equal(d.y_test, np.sin(2 * np.pi * d.x_test))
     assert d.x_test[0] == -1 and d.x_test[-1] == 1 and len(d.x_test) == 200
     np.testing.assert_array_equal(d.y_train, load("sine", seed=0).y_train)
@@ -117,7 +121,7 @@ def test_sine_against_plain_python():
     expected = [
         amplitude[i // 3] * math.sin(2 * math.pi * x) + e for i, (x, e) in enumerate(zip(points, noise, strict=True))
     ]
-    d = load("sine", seed=3, num_clients=4, points_per_client=3)
+    d = load("sine", seed=3, num_users=4, points_per_user=3)
     np.testing.assert_array_equal(d.x_train[:, 0], points)
     np.testing.assert_allclose(d.y_train[:, 0], expected, atol=1e-14)
 
@@ -125,7 +129,7 @@ def test_sine_against_plain_python():
 def test_sine_has_the_papers_moments():
     """By client least squares: amplitudes N(1, .2^2), noise N(0, .2^2), points uniform; within 4 standard errors."""
     n, p = 2000, 20
-    d = load("sine", num_clients=n, points_per_client=p)
+    d = load("sine", num_users=n, points_per_user=p)
     x, y = d.x_train.reshape(n, p), d.y_train.reshape(n, p)
     s = np.sin(2 * np.pi * x)
     fitted = (s * y).sum(1) / (s * s).sum(1)
@@ -138,10 +142,10 @@ def test_sine_has_the_papers_moments():
 
 
 def test_sine_with_a_gap():
-    d = load("sine", gap=True, num_clients=1000, points_per_client=4)
+    d = load("sine", gap=True, num_users=1000, points_per_user=4)
     x = np.abs(d.x_train[:, 0])
     assert x.min() >= 0.5 and x.max() <= 1
-    assert (load("sine", num_clients=1000, points_per_client=4).x_train ** 2 < 0.25).any()  # without the gap
+    assert (load("sine", num_users=1000, points_per_user=4).x_train ** 2 < 0.25).any()  # without the gap
     for sample, truth in ((x, 0.75), (x**2, 7 / 12), (np.sign(d.x_train), 0.0)):
         assert abs(np.mean(sample) - truth) < 4 * np.std(sample) / np.sqrt(sample.size)
     assert d.x_test.min() == -1 and (np.abs(d.x_test) < 0.5).any()  # tested on the entire domain

@@ -9,17 +9,26 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import fedtangent.data
-from fedtangent.data.sources.images import load_images
+from fedtangent.data.dataset import Dataset
+from fedtangent.data.idx import IdxSource
+from fedtangent.data.sources import mnist
+
+
+def load_images(source: IdxSource, data_dir: Path | None = None, **options: Any) -> Dataset:
+    return mnist.load_images(source, mnist.IdxOptions(**options), data_dir)
 
 
 def same_as_fake(dataset, fake):
     for split in ("train", "test"):
         x, y = getattr(dataset, f"x_{split}"), getattr(dataset, f"y_{split}")
+        assert dataset.kind == "image" and x.shape[1:] == dataset.input_shape == (28, 28, 1)
+        x = x.reshape(len(x), -1)
         expected = fake.arrays[f"x_{split}"].reshape(len(x), -1)
         assert x.dtype == np.float32 and y.dtype == np.int32
         np.testing.assert_array_equal(np.rint(x * 255), expected)
@@ -134,8 +143,8 @@ def test_a_download_of_something_else_is_an_error(fake, serve, tmp_path):
 
 def test_without_tfds(fake, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    monkeypatch.delitem(sys.modules, "fedtangent.data.sources.tfds_idx", raising=False)
-    monkeypatch.delattr("fedtangent.data.sources.tfds_idx", raising=False)
+    monkeypatch.delitem(sys.modules, "fedtangent.data.tfds_idx", raising=False)
+    monkeypatch.delattr("fedtangent.data.tfds_idx", raising=False)
     with pytest.raises(ValueError, match="tensorflow-datasets and array_record are needed"):
         load_images(fake.source, cache_dir=tmp_path / "cache")
 
@@ -143,11 +152,11 @@ def test_without_tfds(fake, monkeypatch, tmp_path):
 def test_options(fake):
     load = lambda **options: load_images(fake.source, data_dir=fake.folder, **options)  # noqa: E731
     plain = load(dtype="float64")
-    assert plain.x_train.dtype == np.float64 and plain.x_train.shape == (23, 784)
+    assert plain.x_train.dtype == np.float64 and plain.x_train.shape == (23, 28, 28, 1)
     assert plain.x_train.min() >= 0 and plain.x_train.max() <= 1
-    images = load(flatten=False, num_train=5, num_test=3)
-    assert images.x_train.shape == (5, 28, 28, 1) and images.x_test.shape == (3, 28, 28, 1)
-    np.testing.assert_array_equal(images.x_train.reshape(5, -1), load().x_train[:5])
+    images = load(flatten=True, num_train=5, num_test=3)
+    assert images.x_train.shape == (5, 784) and images.x_test.shape == (3, 784) and images.kind == "vector"
+    np.testing.assert_array_equal(images.x_train, load().x_train[:5].reshape(5, -1))
     assert len(images.y_train) == 5 and len(images.y_test) == 3
     whole = load(standardise=True, dtype=np.float64)
     assert abs(whole.x_train.mean()) < 1e-13 and abs(whole.x_train.std() - 1) < 1e-13
@@ -164,7 +173,7 @@ def test_options(fake):
         ({"num_test": 0}, "num_test: got 0, must be a whole number from 1 to 7"),
         ({"num_test": 2.0}, r"num_test: got 2\.0, must be a whole number from 1 to 7"),
         ({"dtype": "int32"}, "dtype: got int32, allowed are float32, float64"),
-        ({"dtype": "no such"}, "dtype must be float32 or float64; got 'no such'"),
+        ({"dtype": "no such"}, "dtype: got 'no such', allowed are float32, float64"),
     ],
 )
 def test_bad_options(fake, options, message):
@@ -190,18 +199,19 @@ def test_a_cache_of_something_else_is_an_error(fake, tmp_path):
     from fedtangent.data import cache
 
     cache.write(tmp_path / "fake_images", {**fake.arrays, "y_test": np.zeros(6, np.uint8)})
-    with pytest.raises(ValueError, match=r"test images and labels in .* must be uint8"):
+    with pytest.raises(ValueError, match=r"test images and labels must be uint8"):
         load_images(fake.source, cache_dir=tmp_path)
 
 
 PROGRAM = """
 import sys
 from pathlib import Path
-from fedtangent.data.sources import idx, images
+from fedtangent.data import idx
+from fedtangent.data.sources import mnist
 source = idx.IdxSource(*{source!r})
 source = source._replace(files={{role: idx.IdxFile(*file) for role, file in source.files.items()}})
-dataset = images.load_images(source, cache_dir={cache!r})
-assert dataset.x_train.shape == (23, 784) and "tensorflow_datasets" in sys.modules
+dataset = mnist.load_images(source, mnist.IdxOptions(cache_dir={cache!r}))
+assert dataset.x_train.shape == (23, 28, 28, 1) and "tensorflow_datasets" in sys.modules
 loaded = [name for name in sys.modules if name.split(".")[0] == "tensorflow"]
 print("loaded", loaded)
 """

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtangent.data import partition
+from fedtangent.data import load, partition
+from fedtangent.entries import NoOptions, catalogue, choose
 from fedtangent.types import Partition
 
 labels_of_any_kind = st.lists(st.integers(0, 6), min_size=1, max_size=120)
@@ -137,7 +138,7 @@ def test_from_index_maps_keeps_order_and_overlap():
         match=r"partition: got example 1 2 times \(2 such\), must give each of 4 examples to exactly one client",
     ):
         partition.validate(p, 4, exact=True)
-    with pytest.raises(ValueError, match="example 2 is held 0 times"):
+    with pytest.raises(ValueError, match="got example 2 0 times"):
         partition.validate(Partition(np.array([0, 1]), np.array([0, 2])), 3, exact=True)
 
 
@@ -150,7 +151,7 @@ L = np.array([0, 0, 1, 1, 2, 2])
     ("call", "message"),
     [
         (lambda: partition.iid(6, 0, 0), "num_clients: got 0, must be a whole number from 1 to 6"),
-        (lambda: partition.iid(6, 7, 0), "num_clients must not exceed the 6 examples; got 7"),
+        (lambda: partition.iid(6, 7, 0), "num_clients: got 7, must be a whole number from 1 to 6"),
         (lambda: partition.iid(0, 1, 0), "num_examples: got 0, must be a whole number from 1 to 2147483647"),
         (
             lambda: partition.iid(2**31, 1, 0),
@@ -166,7 +167,7 @@ L = np.array([0, 0, 1, 1, 2, 2])
         ),
         (lambda: partition.shards(L, 2, 0, 0), "shards_per_client: got 0, must be a whole number of at least 1"),
         (lambda: partition.shards(L, 7, 1, 0), "num_clients: got 7, must be a whole number from 1 to 6"),
-        (lambda: partition.shards(L * 1.0, 2, 1, 0), "labels must be a 1-D array of integers; got shape .*float64"),
+        (lambda: partition.shards(L * 1.0, 2, 1, 0), r"labels: got shape \(6,\), dtype float64, must be whole numbers"),
         (
             lambda: partition.shards(L[:, None], 2, 1, 0),
             r"labels: got shape \(6,.*t64, must be whole numbers \[n\], n >= 1",
@@ -212,7 +213,10 @@ L = np.array([0, 0, 1, 1, 2, 2])
             "min_size: got 4, must be a whole number from 0 to 3",
         ),
         (lambda: partition.quantity_skew(6, 7, 1.0, 0), "num_clients: got 7, must be a whole number from 1 to 6"),
-        (lambda: partition.by_user([0.5, 1.0]), "user_ids must be a non-empty 1-D array of integers or strings"),
+        (
+            lambda: partition.by_user([0.5, 1.0]),
+            r"user_ids: got shape \(2,\), dtype float64, must be whole numbers or strings",
+        ),
         (lambda: partition.by_user([]), r"user_ids: got shape \(.*t64, must be whole numbers or strings \[n\], n >= 1"),
         (
             lambda: partition.by_user([[1, 2]]),
@@ -232,7 +236,7 @@ L = np.array([0, 0, 1, 1, 2, 2])
         ),
         (
             lambda: partition.heterogeneity(Partition(L[:2], np.array([0, 2])), L.astype(np.int64) + 10**9),
-            "labels must number the classes from 0: with 1000000",
+            "labels: got 1000000002 as the largest, must number the classes from 0",
         ),
     ],
 )
@@ -240,3 +244,57 @@ def test_mistakes(call, message):
     with pytest.raises(ValueError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_users_as_a_column_of_strings():
+    """What pandas gives: an array of dtype object, of strings or of whole numbers."""
+    names = np.array(["eve", "ada", "eve", "bob"], dtype=object)
+    for ids, order in ((names, [[1], [3], [0, 2]]), (np.array([7, 2, 7, 5], dtype=object), [[1], [3], [0, 2]])):
+        found = partition.by_user(ids)
+        assert [found.client(i).tolist() for i in range(3)] == order
+
+
+@pytest.mark.parametrize("nobody", [None, float("nan"), 1.5, ["eve"]])
+def test_an_example_without_a_user_is_refused(nobody):
+    ids = np.empty(3, dtype=object)
+    ids[:] = ["eve", nobody, "bob"]
+    with pytest.raises(ValueError, match=r"user_ids: got .* at position 1 \(1 such\), must be a whole"):
+        partition.by_user(ids)
+
+
+def test_lists_and_mappings_are_partitions():
+    lists = [[0, 2], [], np.array([1, 2])]
+    for clients in (lists, {"ada": lists[0], "bob": lists[1], "eve": lists[2]}, tuple(lists)):
+        found = partition.of(clients, 3)
+        assert found.indices.tolist() == [0, 2, 1, 2] and found.offsets.tolist() == [0, 2, 2, 4]
+        assert found.indices.dtype == np.int32
+    assert partition.sha256(partition.of(found)) == partition.sha256(found)
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ({}, r"partition: got \{\}, must be a Partition or lists of indices"),
+        (3, "partition: got 3, must be a Partition or lists"),
+        ("iid", "partition: got 'iid', must be a Partition or lists"),
+        ([[0.5]], r"partition: got \[0.5\] for client 0, must be a list of whole numbers"),
+        ({"ada": 1}, "partition: got 1 for client 'ada', must be a list"),
+        ([[3]], "partition.indices: got 3 at position 0, must be from 0 to 2"),
+    ],
+)
+def test_what_is_no_partition(clients, message):
+    with pytest.raises(ValueError, match=message):
+        partition.of(clients, 3)
+
+
+def test_entries_divide_a_data_set():
+    digits, sine = load("digits", num_train=200, num_test=1), load("sine")
+    for name, entry in catalogue("partitions").items():
+        found = entry.build(entry.options(), sine if name == "by_user" else digits, 0)
+        partition.validate(found, 100 if name == "by_user" else 200, exact=True)
+        assert found.num_clients == (50 if name == "by_user" else 20)
+        assert hasattr(partition, name)
+    with pytest.raises(ValueError, match="divides by class labels, but the data set sine has none"):
+        choose("partitions", "dirichlet").build(partition.DirichletOptions(), sine, 0)
+    with pytest.raises(ValueError, match="'by_user' needs users, but the data set digits has none"):
+        choose("partitions", "by_user").build(NoOptions(), digits, 0)

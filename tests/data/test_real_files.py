@@ -7,9 +7,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from fedtangent.data import load, partition
-from fedtangent.data.sources import idx
-from fedtangent.data.sources.images import fetch
+from fedtangent.data import idx, load, partition
+from fedtangent.data.sources.mnist import IdxOptions, fetch
 from fedtangent.experiments.ntk_fl.fig4a import WRITERS
 
 SOURCES = {"mnist": idx.MNIST, "fashion_mnist": idx.FASHION_MNIST}
@@ -20,7 +19,9 @@ MOMENTS = {"mnist": (0.1307, 0.3081), "fashion_mnist": (0.2860, 0.3530)}  # of t
 @pytest.mark.parametrize("name", SOURCES)
 def test_original_files(name, data_dir):
     d = load(name, data_dir=data_dir)
-    assert d.x_train.shape == (60000, 784) and d.x_test.shape == (10000, 784) and d.x_train.dtype == np.float32
+    assert (
+        d.x_train.shape == (60000, 28, 28, 1) and d.x_test.shape == (10000, 28, 28, 1) and d.x_train.dtype == np.float32
+    )
     assert d.y_train[:10].tolist() == FIRST_LABELS[name]
     assert d.x_train.min() == 0 and d.x_train.max() == 1
     assert np.bincount(d.y_test).sum() == 10000 and len(np.bincount(d.y_train)) == 10
@@ -44,11 +45,11 @@ def test_one_name_does_not_take_the_others_files(name, data_dir):
 @pytest.mark.parametrize("name", SOURCES)
 def test_through_tfds(name, data_dir, seed_tfds, monkeypatch, tmp_path):
     source = SOURCES[name]
-    direct, _ = fetch(source, data_dir, None, None)
+    direct, _ = fetch(source, IdxOptions(), data_dir)
     seed_tfds(source, data_dir / name, tmp_path / "tfds")
     monkeypatch.delenv("FEDTANGENT_DATA")
-    prepared, _ = fetch(source, None, tmp_path / "cache", tmp_path / "tfds")
-    cached, read_from = fetch(source, None, tmp_path / "cache", tmp_path / "nowhere")
+    prepared, _ = fetch(source, IdxOptions(cache_dir=tmp_path / "cache", tfds_dir=tmp_path / "tfds"), None)
+    cached, read_from = fetch(source, IdxOptions(cache_dir=tmp_path / "cache", tfds_dir=tmp_path / "nowhere"), None)
     assert read_from == str(tmp_path / "cache" / name)
     for role, array in direct.items():
         np.testing.assert_array_equal(prepared[role], array)

@@ -37,7 +37,7 @@ def mean_over_outputs(kernel: np.ndarray) -> np.ndarray:
      *itertools.product([(6, 7)], ["relu", "gelu", "sin", "leaky_relu", "abs", "cos"], ["ntk"], [0.3])],
 )  # fmt: skip
 def test_equals_the_jacobian_contraction(widths, activation, parameterization, b_std):
-    model = mlp(4, 3, widths, activation, parameterization, 1.4, b_std, last_w_std=0.8, dtype=jnp.float64)
+    model = mlp(4, 3, widths, activation, parameterization, w_std=1.4, b_std=b_std, last_w_std=0.8, dtype=jnp.float64)
     params = model.init(jax.random.key(1))
     expected = by_jacobian(model, params, X1, X2)
     whole = empirical_ntk(model, params, X1, X2, trace=False)

@@ -98,7 +98,7 @@ BAD = {
     "x": (lambda: cnn(convolution="lax").apply({"w": jnp.zeros(1)}, jnp.zeros((2, 10))), "examples of"),
     "state": (lambda: from_flax(nn.BatchNorm(use_running_average=False), jnp.zeros((2, 3)), 3), "batch_stats"),
     "output": (lambda: from_flax(nn.Dense(4), jnp.zeros((2, 3)), 3), r"\(2, 4\)"),
-    "registry": (lambda: build("cnn", 100, 10), "input_shape"),
+    "by name": (lambda: build("cnn", 100, 10), "input_shape"),
 }
 
 
@@ -118,7 +118,7 @@ def test_a_flax_network_of_ones_own():
 
 
 def test_by_name():
-    small = build("cnn", 64, 10, input_shape=(8, 8), filters=(2, 3), hidden=(), convolution="lax")
+    small = build("cnn", (8, 8, 1), 10, filters=(2, 3), hidden=(), convolution="lax")
     assert small.apply(small.init(jax.random.key(0)), jnp.zeros((2, 64))).shape == (2, 10)
     assert build("lstm", 20, 30, units=4).name == "lstm(30, 8, 2x4)"
     assert build("logistic", 4, 3).output_size == 3

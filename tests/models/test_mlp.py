@@ -32,7 +32,7 @@ def largest_difference(a, b) -> float:
 
 @pytest.mark.parametrize(("widths", "activation", "parameterization", "b_std"), NETWORKS)
 def test_same_parameters_and_outputs_as_stax(widths, activation, parameterization, b_std):
-    model = mlp(4, 3, widths, activation, parameterization, 1.3, b_std, last_w_std=0.7, dtype=jnp.float64)
+    model = mlp(4, 3, widths, activation, parameterization, w_std=1.3, b_std=b_std, last_w_std=0.7, dtype=jnp.float64)
     stax_init, stax_apply, _ = stax_network(model)
     theirs = stax_init(jax.random.key(1), (-1, 4))[1]
     ours = model.init(jax.random.key(0))
@@ -42,7 +42,7 @@ def test_same_parameters_and_outputs_as_stax(widths, activation, parameterizatio
         np.testing.assert_allclose(model.apply(params, X), stax_apply(params, X), rtol=0, atol=1e-14)
     # negative control: the other parameterization is another function of the same parameters
     other = {"ntk": "standard", "standard": "ntk"}[parameterization]
-    wrong = mlp(4, 3, widths, activation, other, 1.3, b_std, last_w_std=0.7, dtype=jnp.float64)
+    wrong = mlp(4, 3, widths, activation, other, w_std=1.3, b_std=b_std, last_w_std=0.7, dtype=jnp.float64)
     assert float(jnp.abs(wrong.apply(ours, X) - stax_apply(ours, X)).max()) > 0.05
 
 

@@ -76,20 +76,24 @@ def test_bad_arguments_are_named(arguments, message):
 
 
 def test_registry_builds_by_name():
-    assert models.available() == ("mlp", "logistic", "cnn", "lstm", "rbf_linear")
+    assert models.available() == ("cnn", "logistic", "lstm", "mlp", "rbf_linear")
     for name in models.available():
-        options = {"input_shape": (1, 1), "pool": 1, "convolution": "lax"} if name == "cnn" else {}
-        model = build(name, 1, 2, **options)
+        options = {"pool": 1, "convolution": "lax"} if name == "cnn" else {}
+        model = build(name, (1, 1, 1) if name == "cnn" else 1, 2, **options)
         assert model.apply(model.init(jax.random.key(0)), jnp.ones((3, 1))).shape == (3, 2)
+        assert getattr(models, name).__name__ == name and name in dir(models)
         assert model.output_size == 2
         hash(model)  # a static argument of jit
     assert len(build("mlp", 4, 2, widths=(5, 6)).structure.layers) == 3
 
 
 def test_registry_names_what_it_does_not_know():
-    with pytest.raises(ValueError, match="model: got 'resnet', allowed are mlp, logistic, cnn, lstm, rbf"):
+    with pytest.raises(ValueError, match="model: got 'resnet', allowed are cnn, logistic, lstm, mlp, rbf_linear"):
         build("resnet", 4, 2)
-    with pytest.raises(ValueError, match=r"depth: not an option of model mlp, allowed are widths, activation"):
+    with pytest.raises(ValueError, match=r"depth: got an option that mlp has not, allowed are widths, activation"):
         build("mlp", 4, 2, depth=3)
-    with pytest.raises(ValueError, match="input_size: got 4, the model rbf_linear takes scalar inputs"):
+    with pytest.raises(ValueError, match=r"model: got 'rbf_linear' for examples of shape \(4,\), must be one number"):
         build("rbf_linear", 4, 2)
+    for name, kind, readers in (("cnn", "vector", "logistic, mlp, rbf_linear"), ("mlp", "tokens", "lstm")):
+        with pytest.raises(ValueError, match=f"'{name}', which reads .* kind {kind}, allowed are {readers}$"):
+            build(name, 4, 2, kind)
