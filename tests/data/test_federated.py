@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.data import classification_targets, client_sizes, federated_data, max_client_size
+from fedtangent.data import classification_targets, federated_data, max_client_size
 from fedtangent.types import FederatedData, Partition
 
 X = np.arange(12.0).reshape(6, 2)
@@ -35,8 +35,6 @@ def test_what_is_on_the_device(x64):
     for got, given in zip(data, (X, Y, *PARTITION), strict=True):
         np.testing.assert_array_equal(got, given)
     assert data.num_clients == 3
-    np.testing.assert_array_equal(client_sizes(data), [3, 0, 4])
-    np.testing.assert_array_equal(jax.jit(client_sizes)(data), [3, 0, 4])
     assert max_client_size(data) == 4 and type(max_client_size(data)) is int
 
 

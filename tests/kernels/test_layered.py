@@ -12,7 +12,7 @@ import pytest
 
 from fedtangent.kernels import empirical, empirical_ntk, layered
 from fedtangent.models import cnn, from_flax
-from fedtangent.models.layers import read_plan
+from fedtangent.models.flax_networks import read_plan
 
 RNG = np.random.default_rng(0)
 C = 3

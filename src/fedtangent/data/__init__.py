@@ -1,7 +1,7 @@
 """Data sets, class targets, and the data of a federation on the device."""
 
 from fedtangent.data.dataset import Dataset, SourceInfo, available, classification_targets, load
-from fedtangent.data.federated import client_sizes, federated_data, max_client_size
+from fedtangent.data.federated import federated_data, max_client_size
 from fedtangent.data.projection import projected, projection_matrix
 
 __all__ = [
@@ -9,7 +9,6 @@ __all__ = [
     "SourceInfo",
     "available",
     "classification_targets",
-    "client_sizes",
     "federated_data",
     "load",
     "max_client_size",

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtangent import checks
 from fedtangent.data import partition as partitions
-from fedtangent.types import Array, FederatedData
+from fedtangent.types import FederatedData
 
 
 def federated_data(x: Any, y: Any, partition: Any, dtype: Any = None, num_classes: int | None = None) -> FederatedData:
@@ -49,11 +49,6 @@ def federated_data(x: Any, y: Any, partition: Any, dtype: Any = None, num_classe
         indices=jnp.asarray(clients.indices, jnp.int32),
         offsets=jnp.asarray(clients.offsets, jnp.int32),
     )
-
-
-def client_sizes(data: FederatedData) -> Array:
-    """Number of examples of each client, [N] int32; may be traced."""
-    return data.offsets[1:] - data.offsets[:-1]
 
 
 def max_client_size(data: FederatedData) -> int:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from fedtangent.checks import whole
 from fedtangent.kernels.layered import is_layered, layered_kernel
 from fedtangent.models.dense import DenseStructure, forward
-from fedtangent.models.layers import FlaxStructure, read_plan
+from fedtangent.models.flax_networks import FlaxStructure, read_plan
 from fedtangent.models.linear import LinearStructure
 from fedtangent.types import Array, Model, PyTree
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedtangent.models.layers import Call, FlaxStructure, Plan, layer_patches, run_layers
+from fedtangent.models.flax_networks import Call, FlaxStructure, Plan, layer_patches, run_layers
 from fedtangent.types import Array, PyTree
 
 MOST_OTHERS = 2**16  # parameters outside layers up to which their per-example gradients are built

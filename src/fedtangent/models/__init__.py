@@ -13,7 +13,7 @@ from fedtangent.models.cpu.convolution import gemm_convolution
 from fedtangent.models.cpu.pooling import max_pool
 from fedtangent.models.dense import ACTIVATIONS, PARAMETERIZATIONS, DenseLayer, DenseStructure, stax_network
 from fedtangent.models.entry import available, build
-from fedtangent.models.flax_adapter import from_flax
+from fedtangent.models.flax_networks import from_flax
 from fedtangent.models.kernels import Kernels
 from fedtangent.models.linear import LinearStructure
 from fedtangent.types import Model

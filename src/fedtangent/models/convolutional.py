@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from fedtangent.models.cpu.choice import resolve_convolution
 from fedtangent.models.cpu.pooling import max_pool
 from fedtangent.models.entry import CROSS_ENTROPY, SQUARED_ERROR, ModelEntry
-from fedtangent.models.flax_adapter import from_flax
-from fedtangent.models.layers import FlaxStructure
+from fedtangent.models.flax_networks import FlaxStructure, from_flax
 from fedtangent.types import Array, Model, PyTree
 
 

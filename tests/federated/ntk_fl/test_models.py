@@ -15,7 +15,7 @@ from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve, ntk_ser
 from fedtangent.federated.schedule import all_clients, per_client_permutations
 from fedtangent.federated.wire.subsample import largest_sample
 from fedtangent.models import cnn, lstm
-from fedtangent.models.flax_adapter import from_flax
+from fedtangent.models.flax_networks import from_flax
 from fedtangent.types import Model, Partition
 
 from ..toys import distance, fixed, leaves, two_layer, uneven_data

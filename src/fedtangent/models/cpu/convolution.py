@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -227,16 +227,22 @@ def _check(x: Array, w: Array, dimension_numbers: Any, groups: int) -> None:
         )
 
 
+class ConvolutionOptions(TypedDict, total=False):
+    """What ``jax.lax.conv_general_dilated`` takes besides, with its defaults."""
+
+    lhs_dilation: Sequence[int] | None
+    rhs_dilation: Sequence[int] | None
+    dimension_numbers: Any
+    feature_group_count: int
+    precision: Any
+
+
 def gemm_convolution(
     lhs: Array,
     rhs: Array,
     window_strides: Sequence[int],
     padding: str | Sequence[tuple[int, int]],
-    lhs_dilation: Sequence[int] | None = None,
-    rhs_dilation: Sequence[int] | None = None,
-    dimension_numbers: Any = None,
-    feature_group_count: int = 1,
-    precision: Any = None,
+    **options: Unpack[ConvolutionOptions],
 ) -> Array:
     """``jax.lax.conv_general_dilated`` for channels-last inputs, fast within a loop and under ``vmap`` over kernels.
 
@@ -248,21 +254,23 @@ def gemm_convolution(
     Raises ``ValueError`` for other layouts, unequal dtypes, channels that do not fit, and padding by name where the
     input is dilated.
     """
-    _check(lhs, rhs, dimension_numbers, feature_group_count)
+    lhs_dilation, rhs_dilation = options.get("lhs_dilation"), options.get("rhs_dilation")
+    groups = options.get("feature_group_count", 1)
+    _check(lhs, rhs, options.get("dimension_numbers"), groups)
     num_axes = lhs.ndim - 2
     if lhs_dilation is not None and max(lhs_dilation) > 1:
         spread = [(0, 0, 0), *((0, 0, d - 1) for d in lhs_dilation), (0, 0, 0)]
         lhs = lax.pad(lhs, jnp.zeros((), lhs.dtype), spread)
     dilation = (1,) * num_axes if rhs_dilation is None else tuple(rhs_dilation)
-    geometry = Geometry(lhs.shape[1:-1], rhs.shape[:-2], tuple(window_strides), (), dilation, precision)
+    geometry = Geometry(lhs.shape[1:-1], rhs.shape[:-2], tuple(window_strides), (), dilation, options.get("precision"))
     if isinstance(padding, str):
         if lhs_dilation is not None and max(lhs_dilation) > 1:
             raise ValueError(f"padding: got {padding!r} with lhs_dilation {tuple(lhs_dilation)}, must be pairs then")
         padding = lax.padtype_to_pads(geometry.spatial, geometry.extent, geometry.strides, padding)
     geometry = geometry._replace(padding=tuple((int(low), int(high)) for low, high in padding))
-    if feature_group_count == 1:
+    if groups == 1:
         return _forward.bind(lhs, rhs, geometry=geometry)
-    x = lhs.reshape((*lhs.shape[:-1], feature_group_count, -1))
-    w = rhs.reshape((*rhs.shape[:-1], feature_group_count, -1))
+    x = lhs.reshape((*lhs.shape[:-1], groups, -1))
+    w = rhs.reshape((*rhs.shape[:-1], groups, -1))
     out = jax.vmap(functools.partial(_forward.bind, geometry=geometry), in_axes=-2, out_axes=-2)(x, w)
     return out.reshape((*out.shape[:-2], -1))

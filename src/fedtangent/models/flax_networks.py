@@ -1,4 +1,4 @@
-"""Which weights of a flax network sit in dense and convolutional layers, and what enters those layers.
+"""flax networks as models: which of their weights sit in dense and convolutional layers, and what enters those.
 
 Such a layer is linear in its weights with the same matrix at every position, ``z(p) = patch(p) W + b``, and that is
 all that ``kernels.layered`` needs to know of it. A weight that is used in any other way as well (tied, transformed,
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedtangent.models.cpu.convolution import Geometry, channels_last, gemm_convolution, patches
-from fedtangent.types import Array, PyTree
+from fedtangent.types import Array, Key, Model, PyTree
 
 Path = tuple[str, ...]
 
@@ -29,6 +29,54 @@ class FlaxStructure(NamedTuple):
     """A network of which flax runs every layer: what to intercept. ``apply`` is a function, so that it hashes."""
 
     apply: Callable[[PyTree, Array], Array]  # (params, x [n, ...]) -> [n, C], in the parameters' dtype
+
+
+def from_flax(module: Any, example_input: Any, output_size: int, name: str | None = None) -> Model:
+    """A ``flax.linen`` module as a ``Model``, for networks of one's own.
+
+    ``module(x)`` maps ``x`` [n, ...] to [n, output_size], without random numbers and without state besides its
+    parameters. ``example_input`` is a batch (an array, or a ``jax.ShapeDtypeStruct``) that fixes the shape and type of
+    an example. Parameters are the tree of the module's ``"params"`` collection. There is no analytic kernel.
+
+    Raises ``ValueError`` for a module that keeps other collections (batch statistics, say: a federated average of
+    them is not defined here) or whose output is not [n, output_size].
+    """
+    if not all(hasattr(module, name) for name in ("init", "apply")):
+        raise ValueError(f"module: got a {type(module).__name__}, must be a flax.linen module")
+    if not all(hasattr(example_input, name) for name in ("shape", "dtype")):
+        raise ValueError(f"example_input: got {example_input!r}, must be an array or a jax.ShapeDtypeStruct")
+    example = jax.ShapeDtypeStruct(example_input.shape, example_input.dtype)
+    given = name or type(module).__name__
+
+    def initialise(key: Key) -> PyTree:
+        return module.init(key, jnp.zeros(example.shape, example.dtype))
+
+    shapes = jax.eval_shape(initialise, jax.random.key(0))
+    others = sorted(set(shapes) - {"params"})
+    if others:
+        raise ValueError(f"module: {given} keeps {', '.join(others)} besides its params, must keep nothing else")
+
+    def apply(params: PyTree, x: Array) -> Array:
+        return module.apply({"params": params}, x)
+
+    output = jax.eval_shape(apply, shapes.get("params", {}), example)
+    if output.shape != (example.shape[0], output_size):
+        raise ValueError(
+            f"module: {given} maps {example.shape} to {output.shape}, must map it to {(example.shape[0], output_size)}"
+        )
+    return Model(
+        name=given,
+        init=lambda key: initialise(key).get("params", {}),
+        apply=apply,
+        kernel=None,
+        output_size=output_size,
+        structure=FlaxStructure(lambda params, x: apply(params, _in_their_dtype(params, x))),
+    )
+
+
+def _in_their_dtype(params: PyTree, x: Array) -> Array:
+    """``x`` in the parameters' dtype, unless it is not floating."""
+    return x.astype(jnp.result_type(*jax.tree.leaves(params))) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 class Call(NamedTuple):
