@@ -14,6 +14,8 @@ import pytest
 
 from fedtangent.kernels.neural_tangents import nt, stax
 
+pytestmark = pytest.mark.versions  # neural-tangents' own numbers, not ours
+
 IMPLEMENTATIONS = {i.name: i for i in nt.NtkImplementation if i is not nt.NtkImplementation.AUTO}
 TOLERANCE = 1e-10
 

@@ -65,6 +65,7 @@ CASES: dict[str, tuple[Any, tuple[int, ...], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("case", CASES)
 def test_analytic_kernel_is_the_mean_over_finite_networks(case: str):
     net, shape, wrong_nets = CASES[case]
@@ -142,6 +143,7 @@ def test_batched_kernel_is_the_kernel(case: str):
     assert not np.allclose(batched.ntk[:, ::-1], whole.ntk, rtol=1e-12)
 
 
+@pytest.mark.versions
 def test_monte_carlo_kernel_fn_estimates_the_analytic_kernel():
     (init, apply, kernel), x = dense_net(), jax.random.normal(jax.random.key(0), (3, 5))
 

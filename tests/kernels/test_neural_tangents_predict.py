@@ -12,6 +12,8 @@ import scipy.linalg
 
 from fedtangent.kernels.neural_tangents import nt, predict, stax
 
+pytestmark = pytest.mark.versions  # neural-tangents' own numbers, not ours
+
 NET = stax.serial(stax.Dense(8, 1.4, 0.3), stax.Relu(), stax.Dense(1, 1.4, 0.3))
 RNG = np.random.default_rng(0)
 X, X_TEST = jnp.asarray(RNG.normal(size=(6, 4))), jnp.asarray(RNG.normal(size=(3, 4)))
