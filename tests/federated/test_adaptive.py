@@ -158,7 +158,7 @@ def test_float32_stays_float32_with_constants_in_float64(rate: Any) -> None:
         (adaptive.adam(rate, half, half, small), adaptive.adam(0.1, 0.5, 0.5, 0.01)),
         (adaptive.yogi(rate, half, half, small), adaptive.yogi(0.1, 0.5, 0.5, 0.01)),
         (adaptive.adagrad(rate, half, small), adaptive.adagrad(0.1, 0.5, 0.01)),
-        (adaptive.heavy_ball(rate, half), adaptive.momentum(0.1, 0.5)),
+        (adaptive.heavy_ball(rate, half), adaptive.heavy_ball(0.1, 0.5)),
     ):
         found = after(optimizer, gradients(jnp.float32))
         assert found["w"].dtype == jnp.float32
