@@ -15,9 +15,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 # Set on the command line: make test PYTHON=/usr/bin/python3.12 PYTEST_ARGS=tests/test_imports.py
 PYTHON ?=
 CANDIDATES = $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3)
-RUN_ARGS ?= --output results/compare
+RUN_ARGS ?= --output results/compare --overwrite
 BENCH_ARGS ?= --output results/bench
-CHECK_ARGS ?= --output results/check-theory
+CHECK_ARGS ?= --output results/check-theory --overwrite
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 LOCK_ARGS ?=

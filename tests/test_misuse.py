@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 
 from fedtangent import models
-from fedtangent.cli.job import prepare, users_of_options
-from fedtangent.cli.options import TrainOptions
 from fedtangent.engine import hypergradients, processes, sweeps
 from fedtangent.engine.checkpoints import CheckpointError, Checkpoints
 from fedtangent.engine.run import simulate
@@ -72,26 +70,6 @@ def test_schedules_in_whole_numbers(build: Callable[[], Any]) -> None:
 def test_rounds_in_whole_numbers(rounds: Any) -> None:
     with pytest.raises(ValueError, match=r"num_rounds: got .*, must be a whole number from 1 to 2147483647"):
         simulate(ensemble(), uneven_data(labels=True), rounds)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"partition": "iid", "alpha": 3.0}, "alpha: is not used with partition 'iid'"),
-        ({"algorithm": "fed_ensemble", "clients_per_round": 1}, "clients_per_round: is not used with schedule"),
-        ({"algorithm": "ntk_fl", "weighting": "uniform"}, "weighting: is not used with algorithm 'ntk_fl'"),
-        ({"model": "logistic", "widths": (3,)}, "widths: is not used with model 'logistic'"),
-        ({"completion_spread": 2.0}, "completion_spread: is used with keep_first only"),
-        ({"decay_every": 7}, "decay_every: is used with decay only"),
-        ({"coordinator": "localhost:1234"}, "coordinator: is used with distributed only"),
-        ({"partition": "by_user", "dataset": "sine", "num_clients": 7}, "num_clients: is not used with partition"),
-        ({"seeds": "0:4294967296"}, "seeds: got '0:4294967296', must be at most"),
-        ({"seeds": "3:1"}, "seeds: got '3:1'"),
-    ],
-)
-def test_an_option_that_nothing_would_use(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        prepare(TrainOptions(**options))
 
 
 def average(rate: float, steps: int) -> Any:
@@ -202,23 +180,6 @@ def test_two_runs_cannot_share_a_checkpoint_folder(tmp_path: Path) -> None:
     assert simulate(average(0.1, 1), uneven_data(), 2, checkpoint=resumed).status == "finished"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"decay": 0.0}, "decay: got 0.0"),
-        ({"dropout": 1.0}, "dropout: got 1.0"),
-        ({"clients_per_round": 5, "keep_first": 0}, "keep_first: got 0"),
-        ({"max_update_norm": 0.0}, "max_update_norm: got 0.0"),
-        ({"algorithm": "ntk_fl", "ntk_times": (0,)}, "ntk_times: got"),
-        ({"num_rounds": 10**20}, "num_rounds: got"),
-        ({"local_steps": 10**12}, "local steps: got"),
-    ],
-)
-def test_a_mistake_is_called_by_the_name_of_its_option(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        prepare(TrainOptions(**options))
-
-
 @pytest.mark.parametrize("seeds", [[1.7], [], [0, 0], [-1], ["1"]])
 def test_seeds_in_whole_numbers(seeds: Any) -> None:
     with pytest.raises(ValueError, match="seeds: got"):
@@ -235,12 +196,6 @@ def test_what_is_no_flax_module() -> None:
         models.from_flax(3, np.zeros((1, 2)), 2)
     with pytest.raises(ValueError, match="example_input: got"):
         models.from_flax(nn.Dense(2), (1, 64), 2)
-
-
-def test_every_option_with_users_exists() -> None:
-    fields = vars(TrainOptions())
-    assert len(users_of_options()) > 30 and set(users_of_options()) <= set(fields)
-    assert {choice for rules in users_of_options().values() for choice, _ in rules} <= set(fields)
 
 
 @pytest.mark.parametrize("number", [-1, 10**6])

@@ -1,6 +1,6 @@
 """``python -m fedtangent``."""
 
-from fedtangent.cli.command_line import main
+from fedtangent.cli.main import main
 
 if __name__ == "__main__":
     main()

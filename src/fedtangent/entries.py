@@ -34,6 +34,11 @@ class NoOptions:
     """Nothing to choose."""
 
 
+def option(default: Any, *, may_differ: bool = False, used_with: str = "") -> Any:
+    """A field of options: ``may_differ`` between a run and one that continues it, ``used_with`` another option only."""
+    return dataclasses.field(default=default, metadata={"may_differ": may_differ, "used_with": used_with})
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """One choice of its kind; kinds that say more of themselves extend it."""

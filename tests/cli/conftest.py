@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import pytest
 
-from fedtangent.cli import command_line
+from fedtangent.cli import main
 
 
 class Ended(NamedTuple):
@@ -34,10 +34,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
     """``run("train", "--num-rounds", "1")`` -> exit code and what was printed."""
 
-    def main(*arguments: object) -> Ended:
+    def ended_with(*arguments: object) -> Ended:
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            command_line.main([str(a) for a in arguments])
+            main.main([str(a) for a in arguments])
         return Ended(ended.value.code, *capsys.readouterr())
 
-    return main
+    return ended_with

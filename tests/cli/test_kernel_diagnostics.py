@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from fedtangent.cli import train
-from fedtangent.cli.job import prepare
-from fedtangent.cli.options import TrainOptions
 from fedtangent.engine.history import Evaluation
 from fedtangent.measures.tangent_kernels import METRICS
+
+from .asking import prepared
 
 RUN = ["train", "--algorithm", "fed_ensemble", "--num-models", "2", "--num-train", "200", "--num-clients", "4"]
 RUN += ["--widths", "8", "--num-rounds", "4", "--evaluate-every", "2", "--client-learning-rate", "0.1"]
@@ -84,19 +84,15 @@ def test_several_seeds_of_a_network_whose_kernel_is_singular(run: Callable, fold
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("line", "message"),
     [
-        ({"diagnostics": "kernels"}, "diagnostics: got 'kernels', allowed are none, kernel"),
-        ({"diagnostics_examples": 9}, "diagnostics_examples: is used with diagnostics only"),
-        ({"diagnostics": "kernel", "diagnostics_examples": 1}, "diagnostics_examples must be at least 2; got 1"),
-        ({"diagnostics": "kernel", "algorithm": "local_only"}, "algorithm: local_only does not predict with trained"),
-        ({"diagnostics": "kernel", "algorithm": "lg_fed_avg"}, "algorithm: lg_fed_avg does not predict with trained"),
-        (
-            {"diagnostics": "kernel", "algorithm": "fed_be_no_distillation"},
-            "algorithm: fed_be_no_distillation does not",
-        ),
+        ("--diagnostics kernels", "diagnostics: got 'kernels', allowed are none, kernel"),
+        ("--diagnostics kernel --diagnostics-examples 1", "diagnostics_examples: got 1, must be"),
+        ("--diagnostics kernel --algorithm local_only", "algorithm: local_only does not predict with trained"),
+        ("--diagnostics kernel --algorithm lg_fed_avg", "algorithm: lg_fed_avg does not predict with trained"),
+        ("--diagnostics kernel --algorithm fed_be_no_distillation", "algorithm: fed_be_no_distillation does not"),
     ],
 )
-def test_what_it_means_nothing_for_is_refused(options: dict[str, Any], message: str) -> None:
+def test_what_it_means_nothing_for_is_refused(line: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        prepare(TrainOptions(**options))
+        prepared("train --num-train 40 --num-clients 2 " + line)

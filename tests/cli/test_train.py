@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent.cli import measures, train
-from fedtangent.cli.job import Split
-from fedtangent.cli.options import TrainOptions
+from fedtangent.cli import train
 from fedtangent.measures import uncertainty
-from fedtangent.types import Prediction
+
+from .asking import prepared
 
 COLUMNS = "round,algorithm,seed,split,metric,value,uplink_bytes,downlink_bytes"
 DIGITS = ["--num-train", "300", "--num-clients", "5", "--widths", "16", "--num-rounds", "4", "--evaluate-every", "2"]
@@ -84,10 +83,8 @@ def test_a_seed_and_a_configuration_repeat_a_run(run: Callable, folder: Path) ->
         assert run("train", *RUNS["fed_ensemble"], "--seed", seed, "--output", output).code == 0
     config = json.loads((folder / "a" / "config.json").read_text())
     assert config["command"] == "train"
-    options = {k: tuple(v) if isinstance(v, list) else v for k, v in config["options"].items()}
-    again = TrainOptions(**{**options, "output": folder / "c"})
-    assert again.local_epochs == 5  # a default that depends on others is written as it was used
-    assert train.run_job(train.prepare(again)) == 0
+    assert config["options"]["schedule"] == "permutations"
+    assert train.run_job(prepared("train --config a/config.json --output c")) == 0
     first, other, repeated = ((folder / name / "metrics.csv").read_bytes() for name in "abc")
     assert first == repeated
     values = [[r["value"] for r in rows_of(folder / name)] for name in "ab"]
@@ -122,44 +119,10 @@ def test_the_config_says_what_the_options_stood_for(
     monkeypatch.setenv("FEDTANGENT_DATA", str(tmp_path))
     run("train", *RUNS["fed_ensemble"], "--host-devices", "1", "--output", "out")
     config = json.loads((folder / "out" / "config.json").read_text())
-    wanted = {"schedule": "permutations", "mapping": "scan", "seconds_a_round": {}, "data_dir": str(tmp_path)}
+    wanted = {"mapping": "scan", "seconds_a_round": {}, "data_dir": str(tmp_path)}
     assert config["resolved"] == wanted
     assert set(config["environment"]) == {"fedtangent", "jax", "jaxlib", "numpy", "python", "device"}
     assert config["environment"]["numpy"] == np.__version__
-
-
-@pytest.mark.parametrize(("loss", "metric"), [("cross_entropy", "nll"), ("squared_error", "mse")])
-def test_measures_against_plain_formulas(loss: str, metric: str) -> None:
-    rng = np.random.default_rng(0)
-    members, labels = rng.standard_normal((3, 20, 4)), rng.integers(0, 4, 20)
-    targets = np.eye(4)[labels] - 0.25
-    found = measures.measure(
-        Prediction(members.mean(axis=0), members),  # type: ignore[arg-type]
-        Split(np.zeros((20, 1)), targets, labels),  # type: ignore[arg-type]
-        loss,
-    )
-    probability = np.exp(members) / np.exp(members).sum(axis=-1, keepdims=True)
-    mean = probability.mean(axis=0) if loss == "cross_entropy" else members.mean(axis=0)
-    nll = -np.mean(np.log(mean[np.arange(20), labels])) if loss == "cross_entropy" else np.mean((mean - targets) ** 2)
-    assert found[metric] == pytest.approx(nll, rel=1e-12)
-    assert found["accuracy"] == np.mean(mean.argmax(axis=-1) == labels)
-    assert found["accuracy_of_members"] == pytest.approx(np.mean(members.argmax(axis=-1) == labels), rel=1e-12)
-    assert found["knowledge_variance"] == pytest.approx(np.mean(members.var(axis=0)), rel=1e-12)
-    assert list(found) == [m for m in measures.METRICS if m in found]
-    if loss == "cross_entropy":
-        entropy = -np.sum(mean * np.log(mean), axis=-1)
-        own = -np.sum(probability * np.log(probability), axis=-1).mean(axis=0)
-        assert found["predictive_entropy"] == pytest.approx(entropy.mean(), rel=1e-12)
-        assert found["mutual_information"] == pytest.approx((entropy - own).mean(), rel=1e-10)
-        assert found["brier"] == pytest.approx(np.mean(np.sum((mean - np.eye(4)[labels]) ** 2, axis=-1)), rel=1e-12)
-        assert 0 < found["ece"] < 1
-
-
-def test_a_single_model_has_nothing_to_disagree_about() -> None:
-    members, labels = np.random.default_rng(0).standard_normal((1, 20, 4)), np.zeros(20, int)
-    split = Split(np.zeros((20, 1)), np.eye(4)[labels], labels)  # type: ignore[arg-type]
-    found = measures.measure(Prediction(members[0], members), split, "cross_entropy")  # type: ignore[arg-type]
-    assert set(found) == set(measures.METRICS) - {"mse", "mutual_information", "knowledge_variance"}
 
 
 def test_the_reliability_diagram_pools_the_seeds(run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,3 +136,30 @@ def test_the_reliability_diagram_pools_the_seeds(run: Callable, folder: Path, mo
     assert len(drawn) == 1 and len(drawn[0]["fed_avg"]) == len(rows) == 2
     for row, bins in zip(rows, drawn[0]["fed_avg"], strict=True):  # in the order of the seeds
         assert float(row["value"]) == pytest.approx(float(uncertainty.calibration_error(bins)), rel=1e-6)
+
+
+def test_clients_are_tested_on_their_own_examples(run: Callable, folder: Path) -> None:
+    given = ["--num-clients", "4", "--num-train", "200", "--widths", "8", "--num-rounds", "3", "--client-test", "0.25"]
+    ended = run("train", "--algorithm", "ditto", *given, "--output", "out")
+    assert ended.code == 0
+    assert "accuracy over examples" in ended.out
+    values = [
+        float(r["value"]) for r in rows_of(folder / "out") if (r["split"], r["metric"]) == ("clients", "accuracy")
+    ]
+    assert len(values) == 2 and values[1] > values[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--mapping pmap", "mapping: got 'pmap', allowed are auto, scan, vmap"),
+        ("--evaluate-every 0", "evaluate_every: got 0"),
+        ("--checkpoint-every -1", "checkpoint_every: got -1"),
+        ("--resume --checkpoint-every 0", "resume: needs checkpoints, but checkpoint_every is 0"),
+        ("--seeds 0:4294967296", "seeds: got '0:4294967296', must be at most"),
+        ("--seeds 3:1", "seeds: got '3:1'"),
+    ],
+)
+def test_what_is_refused(line: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepared("train --num-train 40 --num-clients 2 --widths 4 " + line)

@@ -63,6 +63,11 @@ class Job(NamedTuple):
         return self.options.output or Path("results/experiment") / self.options.name
 
 
+def continues(options: object) -> bool:
+    """Finished runs that an equal experiment left in its folder are used again."""
+    return True
+
+
 def prepare(options: ExperimentOptions) -> Job:
     """Check every option, load the first seed's data; raises ``ValueError``, and writes nothing."""
     found = entries.choose("experiments", options.name)

@@ -1,10 +1,13 @@
-"""``fedtangent train``: one federated run."""
+"""``fedtangent train``: one federated run, simulated."""
 
 from __future__ import annotations
 
 import functools
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,97 +15,217 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from fedtangent.cli.job import Job, Split, checkpoints_of, prepare, say, seeds_of
-from fedtangent.cli.kernels import KERNEL, KERNEL_SHOWN, draw_kernels, kernel_watch
-from fedtangent.cli.measures import labels_of, measure, measure_clients, privacy
-from fedtangent.cli.wire import seed_digest
+from fedtangent import checks
+from fedtangent.cli.arguments import MachineOptions
 from fedtangent.data.cache import given_directory
 from fedtangent.engine import memory
+from fedtangent.engine.checkpoints import Checkpoints, has_checkpoint
+from fedtangent.engine.description import Built, Description, build, check_used, key_path, seed_digest
 from fedtangent.engine.history import Evaluation, Run
 from fedtangent.engine.processes import is_main
 from fedtangent.engine.run import Resolved, predict, resolve_mapping, simulate
-from fedtangent.measures import uncertainty
+from fedtangent.engine.sweeps import parse_seeds
+from fedtangent.entries import option
+from fedtangent.federated import predict as personal
+from fedtangent.kernels.measures import spectrum
+from fedtangent.measures import tangent_kernels, uncertainty
 from fedtangent.measures.paired import half_width
-from fedtangent.measures.tangent_kernels import KernelDiagnostics
+from fedtangent.measures.prediction import measure
+from fedtangent.measures.tangent_kernels import KernelDiagnostics, check_watchable, kernel_diagnostics
 from fedtangent.measures.uncertainty import Reliability
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import console, number
+from fedtangent.types import Array
 
-__all__ = ["Job", "Split", "measure", "prepare", "run_job"]
-
+DIAGNOSTICS = ("none", "kernel")
+KERNEL = "kernel"  # the split that the metrics of kernels are filed under
+KERNEL_SHOWN = ("drift", "commutator_relative")
 DIVERGED = 100.0  # times the first training loss
 LOWER = "lower the learning rate"
 
 
+@dataclass(frozen=True)
+class TrainOptions:
+    """What is measured, and where it goes."""
+
+    evaluate_every: int = 5
+    """Rounds between evaluations."""
+    seeds: str | None = option(None, may_differ=True)
+    """Several runs, as 0:10 or 0,3,7; data and clients stay --seed's."""
+    diagnostics: str = "none"
+    """none, or kernel: tangent kernels at every evaluation."""
+    diagnostics_examples: int = option(256, used_with="diagnostics")
+    """diagnostics: training examples that kernels are measured on."""
+    resume: bool = option(False, may_differ=True)
+    """Continue from OUTPUT; --num-rounds may have grown."""
+    output: Path | None = option(None, may_differ=True)
+    """Folder of what the run writes (default: results/train)."""
+
+
+class Job(NamedTuple):
+    """A checked run, ready to start."""
+
+    options: TrainOptions
+    machine: MachineOptions
+    built: Built
+    seeds: tuple[int, ...]
+    config: dict[str, Any]  # what tells this run from another
+
+    @property
+    def title(self) -> str:
+        """What is trained on what."""
+        return f"{self.built.algorithm.name} on {self.built.description.dataset.entry.name}"
+
+
+def continues(options: Mapping[str, Any]) -> bool:
+    """Whether the run goes on with what is in its folder."""
+    return bool(options["resume"])
+
+
+def prepare(options: TrainOptions, machine: MachineOptions, described: Description) -> Job:
+    """Check every option and build the run; raises ``ValueError``.
+
+    Writes nothing but the key file that a projection needs, where there is none.
+    """
+    seeds = _check(options, machine, described)
+    built = build(described)
+    if options.diagnostics == "kernel":
+        check_watchable(built.algorithm, built.model, built.data.num_clients, options.diagnostics_examples)
+    config = described.identity()
+    config |= {name: getattr(options, name) for name in ("evaluate_every", "diagnostics", "diagnostics_examples")}
+    if described.run.projection is not None:
+        config["projection_seed"] = seed_digest(described.run)
+    job = Job(options, machine, built, seeds, config)
+    first = checkpoints_of(job, seeds[0])
+    resumed = first if first.resume else None
+    resolve_mapping(built.algorithm, built.data, described.run.num_rounds, machine.mapping, resumed, measure=False)
+    return job
+
+
+def _check(options: TrainOptions, machine: MachineOptions, described: Description) -> tuple[int, ...]:
+    """The seeds of the runs; raises ``ValueError`` for an option out of range."""
+    checks.whole("evaluate_every", options.evaluate_every, 1, 2**31 - 1)
+    checks.choice("diagnostics", options.diagnostics, DIAGNOSTICS)
+    check_used(asdict(options) | asdict(machine), {"train": TrainOptions(), "machine": MachineOptions()})
+    if machine.checkpoint_every is not None:
+        checks.whole("checkpoint_every", machine.checkpoint_every, 0)
+    if options.resume and machine.checkpoint_every == 0:
+        raise ValueError("resume: needs checkpoints, but checkpoint_every is 0")
+    if options.resume and described.run.projection is not None and not key_path(described.run).exists():
+        path = key_path(described.run)
+        raise ValueError(f"key_file: there is no {path}, but a resumed run needs the seed that it began with")
+    return (described.run.seed,) if options.seeds is None else parse_seeds(options.seeds)
+
+
+def checkpoints_of(job: Job, seed: int) -> Checkpoints:
+    """Checkpoints of the run of ``seed``, also where none are to be written; of several runs each has its folder."""
+    assert job.options.output is not None
+    folder = job.options.output / "checkpoints" / ("" if job.options.seeds is None else f"seed-{seed}")
+    resume = job.options.resume and has_checkpoint(folder)  # of several runs, some may not have begun
+    return Checkpoints(folder, job.machine.checkpoint_every or None, job.config, resume=resume, notify=say)
+
+
+def say(line: str) -> None:
+    """One line for the user, on standard error."""
+    print(f"fedtangent: {line}", file=sys.stderr)
+
+
 def _resolved(job: Job, mapping: Resolved) -> dict[str, Any]:
     """What the options stand for on this machine."""
-    folder = given_directory(job.options.data_dir)
+    run = job.built.description.run
+    folder = given_directory(run.data_dir)
     return {
-        "schedule": job.schedule,
         "mapping": mapping.mapping,
         "seconds_a_round": mapping.seconds,
         "data_dir": None if folder is None else str(folder.absolute()),
-        **({} if job.options.projection is None else {"projection_seed": seed_digest(job.options)}),
+        **({} if run.projection is None else {"projection_seed": seed_digest(run)}),
     }
 
 
 def run_job(job: Job) -> int:
     """Run, for each of the seeds, with metrics.csv written at every evaluation; returns the exit code."""
-    o, folder, seeds = job.options, output_folder(job.options.output), seeds_of(job.options)
-    first = checkpoints_of(o, job.schedule, seeds[0])
-    mapping = resolve_mapping(job.algorithm, job.data, o.num_rounds, o.mapping, first if first.resume else None)
+    o, built, run = job.options, job.built, job.built.description.run
+    assert o.output is not None
+    folder, first = output_folder(o.output), checkpoints_of(job, job.seeds[0])
+    if o.resume and not first.resume and is_main():
+        say(f"there is no checkpoint in {first.folder}: starting from the beginning")
+    resumed = first if first.resume else None
+    mapping = resolve_mapping(built.algorithm, built.data, run.num_rounds, job.machine.mapping, resumed)
     metrics: list[Metric] = []
-
-    watch = kernel_watch(job, seeds[0])
+    watch = None
+    if o.diagnostics == "kernel":  # on the examples of --seed, whatever the run's
+        watch = kernel_diagnostics(
+            built.algorithm, built.model, built.data, job.seeds[0], o.diagnostics_examples, run.seed
+        )
 
     def evaluate(kernels: KernelDiagnostics | None, state: Any) -> dict[str, Any]:
         found = {
-            name: measure(predict(job.algorithm, state, split.x), split, o.loss) for name, split in job.splits.items()
+            name: measure(predict(built.algorithm, state, split.x), split.targets, split.labels, built.loss)
+            for name, split in built.splits.items()
         }
-        found |= {} if job.of_clients is None else {"clients": measure_clients(job, state)}
+        found |= {} if built.of_clients is None else {"clients": _measure_clients(built, state)}
         return found | ({} if kernels is None else {KERNEL: kernels(state)})
 
     def note(seed: int, e: Evaluation) -> None:
         if not is_main():
             return
         if not metrics:  # the first thing that happens, once a checkpoint that cannot be resumed has been refused
-            write_config(folder, "train", o, resolved=_resolved(job, mapping))
+            options = built.description.values() | asdict(o) | asdict(job.machine)
+            write_config(folder, "train", options, resolved=_resolved(job, mapping))
             _announce(mapping)
         for split, found in e.metrics.items():
             metrics.extend(
-                Metric(e.round, job.algorithm.name, seed, split, name, value, e.uplink_bytes, e.downlink_bytes)
+                Metric(e.round, built.algorithm.name, seed, split, name, value, e.uplink_bytes, e.downlink_bytes)
                 for name, value in found.items()
             )
         write_metrics(folder, metrics)
 
     runs: dict[int, Run] = {}
     bins: list[Reliability] = []
-    for seed in seeds:
+    for seed in job.seeds:
         runs[seed] = simulate(
-            job.algorithm,
-            job.data,
-            o.num_rounds,
+            built.algorithm,
+            built.data,
+            run.num_rounds,
             seed=seed,
             mapping=mapping.mapping,
             evaluate_every=o.evaluate_every,
-            evaluate=functools.partial(evaluate, watch and watch.of_seed(job.algorithm, job.data.num_clients, seed)),
+            evaluate=functools.partial(
+                evaluate, watch and watch.of_seed(built.algorithm, built.data.num_clients, seed)
+            ),
             on_evaluation=functools.partial(note, seed),
             progress=is_main(),
-            checkpoint=None if o.checkpoint_every == 0 else checkpoints_of(o, job.schedule, seed),
-            stop_on_divergence=o.stop_on_divergence,
+            checkpoint=None if job.machine.checkpoint_every == 0 else checkpoints_of(job, seed),
+            stop_on_divergence=job.machine.stop_on_divergence,
         )
         if runs[seed].signal:
             say(f"{runs[seed].status}; continue with the same options and --resume")
             return 128 + runs[seed].signal
-        if o.loss == "cross_entropy":  # here, because every process takes part in a prediction
-            test = job.splits["test"]
-            members = np.asarray(predict(job.algorithm, runs[seed].state, test.x).members, np.float64)
-            bins.append(uncertainty.reliability(jnp.asarray(members), jnp.asarray(labels_of(test))))
+        test = built.splits["test"]
+        if built.loss == "cross_entropy" and test.labels is not None:  # every process takes part in a prediction
+            members = np.asarray(predict(built.algorithm, runs[seed].state, test.x).members, np.float64)
+            bins.append(uncertainty.reliability(jnp.asarray(members), test.labels))
     if not is_main():
         return 0
     if watch is not None:
-        draw_kernels(job, watch, runs[seeds[0]], metrics, folder)
+        _draw_kernels(job, watch, runs[job.seeds[0]], metrics, folder)
     return _finish(job, runs, metrics, bins, folder)
+
+
+def _measure_clients(built: Built, state: Any) -> dict[str, float]:
+    """Every client on its own test examples: the mean over clients, and over examples."""
+    assert built.of_clients is not None
+    if built.splits["test"].labels is None:
+        name, score = "mse", personal.mse
+    else:
+        name, score = "accuracy", personal.accuracy if built.loss == "cross_entropy" else _accuracy_of_targets
+    found = personal.evaluate_clients(built.algorithm, state, built.data, built.of_clients, score)
+    return {name: float(found.mean), f"{name}_over_examples": float(found.weighted_mean)}
+
+
+def _accuracy_of_targets(outputs: Array, targets: Array, mask: Array) -> Array:
+    """Accuracy where classes are one-hot targets [m, C]."""
+    return personal.accuracy(outputs, jnp.argmax(targets, axis=-1), mask)
 
 
 def _announce(found: Resolved) -> None:
@@ -123,9 +246,9 @@ def _finish(job: Job, runs: dict[int, Run], metrics: list[Metric], bins: list[Re
     write_result(folder, rows, rounds=last.round, status="; ".join(statuses), **sent)
     _draw(job, metrics, bins, folder)
     screen.print(_table(job, rows, last))
-    guarantee = privacy(job, last.round)
-    if guarantee is not None:
-        screen.print(guarantee, highlight=False)
+    remark = job.built.remark(last.round)
+    if remark:
+        screen.print(remark, highlight=False)
     screen.print(f"numbers in {folder / 'metrics.csv'}, figures in {folder / 'figures'}", highlight=False)
     for seed, run in runs.items():
         for line in _remarks(run):
@@ -205,7 +328,7 @@ def _rows(job: Job, runs: dict[int, Run]) -> list[dict[str, Any]]:
 
 def _table(job: Job, rows: list[dict[str, Any]], last: Evaluation) -> Table:
     several = "seeds" in rows[0]
-    title = f"{job.algorithm.name} on {job.options.dataset}, round {last.round}"
+    title = f"{job.title}, round {last.round}"
     title += f", mean of {rows[0]['seeds']} seeds" if several else ""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("split", "metric"):
@@ -225,18 +348,35 @@ def _table(job: Job, rows: list[dict[str, Any]], last: Evaluation) -> Table:
 def _draw(job: Job, metrics: list[Metric], bins: list[Reliability], folder: Path) -> None:
     from fedtangent.output.run_plots import curves, reliability_diagram
 
-    chosen = "accuracy" if job.splits["test"].labels is not None else "mse"
+    chosen = "accuracy" if job.built.splits["test"].labels is not None else "mse"
     series = {
-        split: _mean_curve([m for m in metrics if m.split == split and m.metric == chosen]) for split in job.splits
+        split: _mean_curve([m for m in metrics if m.split == split and m.metric == chosen])
+        for split in job.built.splits
     }
-    title = f"{job.algorithm.name} on {job.options.dataset}"
-    curves(series, chosen, title, folder / "figures" / f"{chosen}.png")
+    curves(series, chosen, job.title, folder / "figures" / f"{chosen}.png")
     if bins:
-        title = f"{title}, test examples" + ("" if len(bins) == 1 else f" of {len(bins)} seeds")
-        reliability_diagram({job.algorithm.name: bins}, title, folder / "figures" / "reliability.png")
+        title = f"{job.title}, test examples" + ("" if len(bins) == 1 else f" of {len(bins)} seeds")
+        reliability_diagram({job.built.algorithm.name: bins}, title, folder / "figures" / "reliability.png")
 
 
 def _mean_curve(metrics: list[Metric]) -> list[tuple[int, float]]:
     """The mean over seeds at every round."""
     rounds = sorted({m.round for m in metrics})
     return [(r, float(np.mean([m.value for m in metrics if m.round == r]))) for r in rounds]
+
+
+def _draw_kernels(job: Job, watch: KernelDiagnostics, run: Run, metrics: list[Metric], folder: Path) -> None:
+    """figures/kernel.png: metrics of all seeds along the run, spectra of the first seed's models at its two ends."""
+    from fedtangent.output.kernel_plots import kernel_figure
+
+    mine = [m for m in metrics if m.split == KERNEL]
+    series: dict[str, dict[int, list[float]]] = {name: {} for name in tangent_kernels.METRICS}
+    for m in mine:
+        name, _, model = m.metric.partition("_model_")
+        if model or len(watch.initial) == 1:  # the models' own values, of which the others are means
+            series[name].setdefault(m.round, []).append(m.value)
+    spectra = [
+        [spectrum(theta).eigenvalues for theta in kernels] for kernels in (watch.initial, watch.kernels(run.state))
+    ]
+    title = f"{job.title}: tangent kernels on {len(watch.watched.rows)} training examples"
+    kernel_figure(series, spectra[0], spectra[1], mine[-1].round, title, folder / "figures" / "kernel.png")

@@ -8,13 +8,16 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedtangent.engine.processes import environment
+
+WRITTEN = ("config.json", "metrics.csv", "result.json", "figures", "checkpoints", "runs")  # all that a run writes
 
 
 class Metric(NamedTuple):
@@ -38,6 +41,55 @@ def output_folder(path: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise ValueError(f"output: cannot make the folder {folder}: {error.strerror}") from error
     return folder
+
+
+def check_free(folder: Path, command: str, options: Mapping[str, Any], goes_on: bool, can_go_on: bool) -> None:
+    """Refuse a ``folder`` that holds a run, unless the work ``goes_on`` and that run is the same.
+
+    Args:
+        command, options: of the run that is to be written there, those that tell it from another.
+        can_go_on: whether ``--resume`` would continue the run that is there, for the message.
+
+    Raises ``ValueError`` naming what is there, and what differs.
+    """
+    held = _held(folder)
+    if held is None:
+        return
+    if held.get("command") != command:
+        raise ValueError(
+            f"output: {folder} holds a run of fedtangent {held.get('command')}: name another folder, or give "
+            "--overwrite to replace it"
+        )
+    if not goes_on:
+        more = ", --resume to continue it" if can_go_on else ""
+        raise ValueError(f"output: {folder} holds a run: name another folder{more} or --overwrite to replace it")
+    before, now = held.get("options", {}), _plain(dict(options))
+    texts = {name: (json.dumps(before.get(name)), json.dumps(value)) for name, value in now.items()}
+    differ = [f"{name} ({there} there, {here} here)" for name, (there, here) in texts.items() if there != here]
+    if differ:
+        raise ValueError(f"output: {folder} holds another run, different are {', '.join(differ)}")
+
+
+def _held(folder: Path) -> dict[str, Any] | None:
+    """The configuration of the run that a folder holds; None if it holds none."""
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) and "command" in found else {"command": "that cannot be read"}
+
+
+def clear(folder: Path) -> None:
+    """Remove the run that ``folder`` holds, whole, and nothing else."""
+    if _held(folder) is not None:
+        for name in WRITTEN:
+            path = folder / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def check_data_dir(path: Path | None) -> None:

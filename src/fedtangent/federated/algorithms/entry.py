@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import optax
 
-from fedtangent.entries import Entry, catalogue
+from fedtangent import checks
+from fedtangent.entries import Entry, catalogue, option
 from fedtangent.federated import faults
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate, staircase_decay
 from fedtangent.federated.wire.channel import named_channel
+from fedtangent.federated.wire.sparsify import check_sparsity
 from fedtangent.types import Algorithm, Array, Channel, Model, Partition, Schedule
 
 DEFAULT_EPOCHS = 5  # local work, where neither steps nor epochs are given
@@ -36,6 +39,16 @@ class Given(NamedTuple):
     validation: tuple[Array, Array] | None = None  # the server's: x [m, ...], targets [m, C] or labels [m]
     clients: Partition | None = None
     expected_clients: float | None = None  # of a round, where the schedule draws how many
+
+
+class Ran(NamedTuple):
+    """A finished run, as an entry's remark sees it."""
+
+    schedule: Schedule
+    schedule_name: str
+    clients_per_round: int
+    only_first: bool  # whether a round was closed before all had answered
+    num_rounds: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +90,8 @@ class AlgorithmEntry(Entry):
     sends: str = "updates"
     """What its clients send: "updates", "examples", "Jacobians" or "nothing"."""
     laws: Laws | None = None
+    remark: Callable[[Any, Ran], str] | None = None
+    """What is told beside the results of a run, of the options and of what ran."""
 
     @property
     def has_base(self) -> bool:
@@ -92,7 +107,7 @@ class Descent:
     """Step size of the clients; of the evolution, where the server evolves a kernel."""
     decay: float = 1.0
     """The clients' step size is multiplied by this every --decay-every rounds (the papers: 0.99)."""
-    decay_every: int = 10
+    decay_every: int = option(10, used_with="decay")
     """Rounds between decays."""
     loss: str = "squared_error"
     """squared_error (classes as centred one-hot targets) or cross_entropy."""
@@ -184,7 +199,12 @@ def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:
     if not entry.has_base:
         return entry.options
     inner = _inside(base or "fed_avg")
-    both = type(f"{entry.options.__name__}Around{inner.options.__name__}", (entry.options, inner.options), {})
+    return _both(entry.options, inner.options)
+
+
+@functools.cache
+def _both(outer: type[Any], inner: type[Any]) -> type[Any]:
+    both = type(f"{outer.__name__}Around{inner.__name__}", (outer, inner), {})
     return dataclasses.dataclass(frozen=True)(both)
 
 
@@ -202,17 +222,29 @@ def decayed(rate: float, factor: float, every: int) -> Rate:
 
 def rate_of(o: Descent) -> Rate:
     """The clients' rate, of the round if it decays."""
+    checks.number("client_learning_rate", o.client_learning_rate, above=0)
+    checks.number("decay", o.decay, above=0, at_most=1)
+    checks.whole("decay_every", o.decay_every)
     return decayed(o.client_learning_rate, o.decay, o.decay_every)
 
 
 def work_of(o: Training) -> Work:
     """The local work."""
+    if o.local_steps is not None and o.local_epochs is not None:
+        raise ValueError(
+            f"local_steps: got {o.local_steps} beside local_epochs {o.local_epochs}, must be one of the two"
+        )
+    for name in ("local_steps", "local_epochs"):
+        if getattr(o, name) is not None:
+            checks.whole(name, getattr(o, name), 1, checks.MAX_INDEX)
+    checks.whole("batch_size", o.batch_size, 0)
     epochs = DEFAULT_EPOCHS if o.local_steps is None and o.local_epochs is None else o.local_epochs
     return Work(o.local_steps, epochs, o.batch_size if o.batch_size > 0 else None)
 
 
 def channel_of(o: Sending) -> Channel | None:
     """How updates travel; None: as they are. Raises ``ValueError`` for a sparsity beside a channel."""
+    check_sparsity(o.sparsity)
     if o.sparsity > 0 and o.channel != "lossless":
         raise ValueError(f"sparsity: sends by top_k, but channel is {o.channel!r}: give one of the two")
     return named_channel(o.channel if o.sparsity == 0 else f"top_k:{1 - o.sparsity:.15f}", o.error_feedback)
@@ -222,7 +254,7 @@ def shared_arguments(o: Any) -> dict[str, Any]:
     """Arguments of a recipe that the shared options give; those that are not given stay the recipe's own."""
     given: dict[str, Any] = {}
     if isinstance(o, Descent):
-        accept = None if o.max_update_norm is None else faults.finite(o.max_update_norm)
+        accept = None if o.max_update_norm is None else faults.finite(_bound(o))
         given |= {"client_learning_rate": rate_of(o), "loss": o.loss, "accept": accept}
     if isinstance(o, Stepping) and o.client_optimizer != "sgd":
         if o.client_optimizer not in OPTIMIZERS:
@@ -242,6 +274,16 @@ def shared_arguments(o: Any) -> dict[str, Any]:
         wire = channel_of(o)
         given |= {} if wire is None else {"channel": wire}
     return given
+
+
+def _bound(o: Descent) -> float:
+    """The largest norm of an update that is counted, which needs single messages."""
+    bound = o.max_update_norm
+    if bound is None or not bound > 0:
+        raise ValueError(f"max_update_norm: got {bound}, must be above 0 (inf: of any size)")
+    if isinstance(o, Sending) and o.secure_aggregation:
+        raise ValueError("max_update_norm: needs single messages, which secure_aggregation hides")
+    return bound
 
 
 def own_arguments(options: type[Any], o: Any) -> dict[str, Any]:

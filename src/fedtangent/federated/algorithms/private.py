@@ -12,7 +12,7 @@ from fedtangent import pytrees
 from fedtangent.checks import number
 from fedtangent.federated.aggregate import weighted_mean
 from fedtangent.federated.algorithms.common import Options, train_and_average
-from fedtangent.federated.algorithms.entry import Averaging, Given, Laws, entry_of, shared_arguments
+from fedtangent.federated.algorithms.entry import Averaging, Given, Laws, Ran, entry_of, shared_arguments
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate, check_rate, sgd
 from fedtangent.federated.server import optax_server
@@ -143,10 +143,32 @@ class DpFedAvgOptions(Averaging):
 
 
 def _build_dp_fed_avg(o: DpFedAvgOptions, given: Given) -> Algorithm:
+    number("delta", o.delta, above=0, below=1)
     own: dict[str, Any] = {"clip_norm": o.clip_norm, "noise_multiplier": o.noise_multiplier}
     return dp_fed_avg(
         given.model, given.schedule, expected_clients=given.expected_clients, **own, **shared_arguments(o)
     )
+
+
+def _remark(o: DpFedAvgOptions, ran: Ran) -> str:
+    """The guarantee of a run, or why there is none."""
+    from fedtangent.measures.privacy import epsilon
+
+    if ran.schedule_name == "poisson" and ran.only_first:
+        return "epsilon is not known: with keep_first a client more pushes another one out of the round"
+    if ran.schedule_name not in ("uniform", "poisson", "all") or ran.schedule.num_models != 1:
+        return f"epsilon is not known for the schedule {ran.schedule_name} of {ran.schedule.num_models} models"
+    sampling = "poisson" if ran.schedule_name == "poisson" else "without_replacement"
+    found = epsilon(
+        num_clients=ran.schedule.num_clients,
+        clients_per_round=ran.clients_per_round,
+        num_rounds=ran.num_rounds,
+        noise_multiplier=o.noise_multiplier,
+        delta=o.delta,
+        sampling=sampling,
+    )
+    neighbours = "a client more or less" if sampling == "poisson" else "the data of one client"
+    return f"privacy: epsilon {found:.4g} at delta {o.delta:g}, for {neighbours}"
 
 
 _BOUNDS: dict[str, Any] = {
@@ -162,6 +184,7 @@ ENTRIES = (
         "clipped updates, Gaussian noise, central differential privacy (McMahan et al., 2018)",
         DpFedAvgOptions,
         build=_build_dp_fed_avg,
+        remark=_remark,
         papers=("mcmahan2018",),
         parts="local SGD, clipping; sum over m; SGD, noise",
         laws=Laws({**_BOUNDS, "work": Work(epochs=2, batch_size=2)}, exact={**_BOUNDS, "work": Work(steps=3)}),

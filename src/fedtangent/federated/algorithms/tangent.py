@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import whole
+from fedtangent.checks import choice, whole
+from fedtangent.entries import option
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.algorithms.entry import Descent, Given, Hiding, Laws, entry_of, shared_arguments
 from fedtangent.federated.compose import compose, sequentially
 from fedtangent.federated.ntk_fl import Evolution, ntk_server, send_examples, sparse_linearise
 from fedtangent.federated.ntk_fl.losses import probabilities
+from fedtangent.federated.ntk_fl.options import CRITERIA, KERNELS, METHODS, UNSTABLE
 from fedtangent.federated.ntk_fl.tangent import Linearise
 from fedtangent.federated.rates import Rate, check_rate
 from fedtangent.federated.wire.channel import jacobians
@@ -142,6 +144,9 @@ def _evolving(
     )
 
 
+CHOOSE = ("training", "validation")  # the examples that the number of steps is chosen by
+
+
 @dataclasses.dataclass(frozen=True)
 class NtkFlOptions(Descent):
     """Options of the evolution of a kernel at the server."""
@@ -160,7 +165,7 @@ class NtkFlOptions(Descent):
     """Stop looking once the criterion got worse so many candidates in a row (default: look at all)."""
     ntk_unstable: str = "stop"
     """A step size above the largest stable one: stop, clip (take 0.9 of that) or allow."""
-    server_examples: int = 100
+    server_examples: int = option(100, used_with="ntk_choose")
     """--ntk-choose validation: training examples that the server holds, and no client does."""
 
 
@@ -174,6 +179,7 @@ class CpNtkFlOptions(Hiding, NtkFlOptions):
 
 def _arguments(o: NtkFlOptions, given: Given) -> dict[str, Any]:
     """Arguments of the recipes that evolve a kernel."""
+    _check(o)
     slots = min(given.schedule.num_slots, given.schedule.num_clients)
     beta = o.beta if isinstance(o, CpNtkFlOptions) else 1.0
     shared = shared_arguments(o)
@@ -189,6 +195,18 @@ def _arguments(o: NtkFlOptions, given: Given) -> dict[str, Any]:
         "accept": shared["accept"],
         "slots_per_model": slots,
     }
+
+
+def _check(o: NtkFlOptions) -> None:
+    """Raise ``ValueError`` with the name of the option for one that the evolution does not have."""
+    allowed = {"ntk_kernel": KERNELS, "ntk_method": METHODS, "ntk_choose": CHOOSE, "ntk_criterion": CRITERIA}
+    for name, names in {**allowed, "ntk_unstable": UNSTABLE}.items():
+        choice(name, getattr(o, name), names)
+    if o.loss == "cross_entropy" and o.ntk_method in ("eigh", "chebyshev"):
+        raise ValueError(f"ntk_method: got {o.ntk_method!r}, must be auto or iterate: cross_entropy is not linear")
+    for time, later in zip((0, *o.ntk_times), o.ntk_times or (0,), strict=False):
+        if later <= time:
+            raise ValueError(f"ntk_times: got {o.ntk_times}, must be one or more increasing numbers of steps from 1")
 
 
 def _build_ntk_fl(o: NtkFlOptions, given: Given) -> Algorithm:

@@ -1,0 +1,216 @@
+"""Flat options: a command's groups of options as one parser and one page of help, and what every command has.
+
+A group is a frozen dataclass whose fields' docstrings are their help. An option that several groups have is one option.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import difflib
+import functools
+import inspect
+import io
+import itertools
+import re
+import textwrap
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tyro
+
+from fedtangent.entries import option
+
+WIDTH = 100  # of a page of help
+COLUMN = 32  # where the help of an option begins
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputOptions:
+    """Where results go, of every command that has an ``output``."""
+
+    output: Path | None = option(None, may_differ=True)
+    """Folder of what the run writes (default: below results/)."""
+    overwrite: bool = option(False, may_differ=True)
+    """Replace the run that OUTPUT holds."""
+    config: Path | None = option(None, may_differ=True)
+    """Repeat the run of this config.json; options given beside it win."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineOptions:
+    """How it is computed, which changes no result beyond rounding."""
+
+    mapping: str = option("auto", may_differ=True)
+    """Clients on devices: auto, scan, vmap, chunked:<n>, sharded[:..]."""
+    stop_on_divergence: bool = option(True, may_differ=True)
+    """Off: go on when numbers are no longer finite."""
+    checkpoint_every: int | None = option(None, may_differ=True)
+    """Rounds between checkpoints, 0: none (default: ten seconds or more)."""
+    host_devices: int = option(0, may_differ=True)
+    """Without an accelerator: cores that work side by side (0: all)."""
+    distributed: bool = option(False, may_differ=True)
+    """One of several processes of a run, over a shared output folder."""
+    coordinator: str | None = option(None, may_differ=True, used_with="distributed")
+    """host:port of process 0 (default: $JAX_COORDINATOR_ADDRESS, cluster)."""
+    num_processes: int | None = option(None, may_differ=True, used_with="distributed")
+    """How many there are (default: $JAX_NUM_PROCESSES, cluster)."""
+    process_id: int | None = option(None, may_differ=True, used_with="distributed")
+    """Which one this is, from 0 (default: $JAX_PROCESS_ID, cluster)."""
+
+
+class Option(NamedTuple):
+    """One option of a command."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    group: str
+    positional: bool = False
+
+    @property
+    def many(self) -> bool:
+        """Whether it takes several words."""
+        return typing.get_origin(self.type) is tuple
+
+    @property
+    def shown(self) -> str:
+        """How it is written; a switch that is on, as it is put off."""
+        if self.default is True:
+            return f"--no-{self.name.replace('_', '-')}"
+        return self.name.upper() if self.positional else f"--{self.name.replace('_', '-')}"
+
+
+def options_of(groups: Mapping[str, Any]) -> dict[str, Option]:
+    """The options of ``groups`` by name, of equal names the first; a group is a dataclass, or one with its defaults."""
+    found: dict[str, Option] = {}
+    for title, group in groups.items():
+        cls = group if isinstance(group, type) else type(group)
+        kinds, texts = typing.get_type_hints(cls, include_extras=True), help_of(cls)
+        for field in dataclasses.fields(cls):
+            name, kind, positional = field.name, kinds[field.name], False
+            if typing.get_origin(kind) is typing.Annotated:
+                positional, kind = tyro.conf.Positional in kind.__metadata__, kind.__origin__
+            default = field.default if isinstance(group, type) else getattr(group, name)
+            found.setdefault(name, Option(name, kind, default, texts.get(name, ""), title, positional))
+    return found
+
+
+@functools.cache
+def help_of(group: type[Any]) -> dict[str, str]:
+    """The docstrings of a dataclass's fields, those that it inherits too."""
+    found: dict[str, str] = {}
+    for cls in reversed(group.__mro__):
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        except (OSError, TypeError, SyntaxError):  # made at run time: its parents say it all
+            continue
+        lines = body.body if isinstance(body, ast.ClassDef) else []
+        for field, text in itertools.pairwise(lines):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+                found[field.target.id] = inspect.cleandoc(ast.literal_eval(text.value))
+    return found
+
+
+def words_of(arguments: Sequence[str], options: Mapping[str, Option]) -> dict[str, list[str]]:
+    """The words given for each option, by its name; ``""`` has the positional ones.
+
+    A switch has the word True, or False after ``--no-``. An option given twice counts as it was given last.
+    """
+    found: dict[str, list[str]] = {"": []}
+    name = ""
+    for word in arguments:
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            name, positive = name.replace("-", "_"), name.replace("-", "_").removeprefix("no_")
+            switch = positive in options and options[positive].type is bool
+            name = positive if switch else name
+            found[name] = [value] if equals else [str(positive == word[2:].replace("-", "_"))] if switch else []
+        else:
+            one = options.get(name)
+            full = one is not None and not one.many and bool(found[name])
+            found["" if full else name].append(word)
+    return found
+
+
+def words(values: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Values, as a config.json holds them, as the words that give them."""
+    return {
+        name: [str(part) for part in value] if isinstance(value, list | tuple) else [str(value)]
+        for name, value in values.items()
+    }
+
+
+def parse(given: Mapping[str, list[str]], options: Mapping[str, Option]) -> dict[str, Any]:
+    """The value of every option, of the words in ``given``; raises ``ValueError`` for words that are none."""
+    fields: list[tuple[str, Any, Any]] = []
+    positional: Any = tyro.conf.Positional
+    for one in sorted(options.values(), key=lambda one: one.default is not dataclasses.MISSING):
+        kind = positional[one.type] if one.positional else one.type
+        required = one.default is dataclasses.MISSING
+        fields.append((one.name, kind, dataclasses.field() if required else dataclasses.field(default=one.default)))
+    arguments = list(given[""])
+    for name, values in given.items():
+        if name in options and options[name].positional:
+            arguments = [*values, *arguments]
+        elif name:
+            arguments += [f"--{name.replace('_', '-')}", *values]
+    made, said = dataclasses.make_dataclass("Options", fields), io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            read: Any = tyro.cli(made, args=arguments, add_help=False, config=(tyro.conf.FlagConversionOff,))
+    except SystemExit:
+        raise ValueError(_first_words(said.getvalue())) from None
+    return {name: getattr(read, name) for name in options}
+
+
+def _first_words(box: str) -> str:
+    """What tyro says in a box, in one line: between its title and the next rule."""
+    lines = [re.sub(r"[^\x20-\x7e]", " ", line.replace("─", "-")).strip() for line in box.splitlines()][1:]
+    rules = [i for i, line in enumerate(lines) if i > 0 and not line.strip("- ")]
+    said = " ".join(" ".join(lines[: rules[0] if rules else None]).strip("- ").split())
+    return re.sub(r"^Error parsing --([\w-]+):", lambda m: m[1].replace("-", "_") + ":", said)
+
+
+def unknown(name: str, command: str, names: Iterable[str]) -> ValueError:
+    """The error of an option that the command does not have."""
+    near = difflib.get_close_matches(name, list(names), 1)
+    return ValueError(f"{name}: is no option of {command}" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def page(usage: str, about: str, groups: Mapping[str, Any], options: Mapping[str, Option]) -> str:
+    """A page of help: what it is about, then each group's options with their defaults, one line each where they fit."""
+    lines = [f"usage: {usage}", *textwrap.wrap(about, WIDTH)]
+    for title in groups:
+        mine = [one for one in options.values() if one.group == title]
+        if mine:
+            lines += [f"{title}:", *(line for one in mine for line in _lines(one))]
+    return "\n".join(lines)
+
+
+def _lines(one: Option) -> list[str]:
+    value, text = _default(one), one.help.removesuffix(".")
+    head = f"  {one.shown} {value}".rstrip()
+    body = textwrap.wrap(text, WIDTH - COLUMN) or [""]
+    if len(head) >= COLUMN:
+        return [head, *(" " * COLUMN + line for line in body)]
+    return [f"{head:<{COLUMN}}{body[0]}".rstrip(), *(" " * COLUMN + line for line in body[1:])]
+
+
+def _default(one: Option) -> str:
+    """What stands behind an option: its default, or what it takes where there is none."""
+    if one.type is bool:
+        return ""
+    if one.default is None or one.default is dataclasses.MISSING:
+        if one.positional:
+            return ""
+        plain = [kind for kind in typing.get_args(one.type) if kind is not type(None)] or [one.type]
+        return getattr(plain[0], "__name__", str(plain[0])).upper()
+    if isinstance(one.default, tuple):
+        shown = " ".join(map(str, one.default))
+        return shown if len(shown) < 24 else f"{one.default[0]} {one.default[1]} .."
+    return str(one.default)

@@ -1,0 +1,277 @@
+"""The command line. A command is a module of this package: its option groups, ``prepare`` and ``run_job``.
+
+``prepare`` checks everything and writes nothing; its parameters are the command's groups of options, and a
+``Description`` where the command is about a run that the user describes (``Description | None``: or about none).
+``run_job`` does the work and returns the exit code. A module may say with ``continues(options)`` that the work goes on
+with what an equal run left in the output folder.
+
+Bad input ends with exit code 2 and one line on standard error, before anything is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import pkgutil
+import sys
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedtangent import cli
+from fedtangent.cli.arguments import Option, OutputOptions, options_of, page, parse, unknown, words, words_of
+from fedtangent.engine import description
+from fedtangent.engine.description import Description
+from fedtangent.entries import catalogue
+
+PROGRAM = "fedtangent"
+ABOUT = "Federated learning in the kernel regime: simulation and theory side by side."
+MANY = 16  # names that are not said in a help
+ANEW = ("output", "overwrite", "config", "resume")  # of a configuration, what does not belong to the run
+
+
+class Command(NamedTuple):
+    """A command, and what its ``prepare`` takes by name."""
+
+    name: str
+    module: Any
+    takes: dict[str, Any]
+
+    @property
+    def describes(self) -> str:
+        """Whether it is about a run that is described: "always", "at will" or "never"."""
+        kinds = list(self.takes.values())
+        return "always" if Description in kinds else "at will" if Description | None in kinds else "never"
+
+
+class Asked(NamedTuple):
+    """What the user asks a command for."""
+
+    command: Command
+    arguments: dict[str, Any]  # of ``prepare``
+    values: dict[str, Any]  # of every option, by name
+    identity: dict[str, Any]  # the same, of those that tell one run from another
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line, check it, run it; ends the process with its exit code."""
+    try:
+        code = run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        print(f"{PROGRAM}: interrupted; what was finished is in the output folder", file=sys.stderr)
+        code = 130
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of one command."""
+    import jax
+
+    import fedtangent
+    from fedtangent.engine.checkpoints import CheckpointError
+
+    if arguments == ["--version"]:
+        print(f"{PROGRAM} {fedtangent.__version__}")
+        return 0
+    fedtangent.enable_x64()
+    try:
+        if not arguments or arguments[0] in ("-h", "--help"):
+            return _overview(bool(arguments))
+        command = find(arguments[0])
+        if {"-h", "--help"} & set(arguments):
+            print(help_page(command, [word for word in arguments[1:] if word not in ("-h", "--help")]))
+            return 0
+        asked = read(command, arguments[1:])
+        _use_devices(asked.values)
+        job = _prepared(asked)
+    except ValueError as error:
+        return _refused(error)
+    try:
+        return int(command.module.run_job(job))
+    except CheckpointError as error:
+        return _refused(error)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except jax.errors.JaxRuntimeError as error:
+        if not asked.values.get("distributed", False):
+            raise
+        said = str(error).splitlines()[0]
+        print(f"{PROGRAM}: error: another process of this run is gone, or cannot be reached: {said}", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(1)  # an orderly end would wait for that process
+    except OSError as error:  # a full disk, say
+        place = error.filename or asked.values.get("output")
+        print(f"{PROGRAM}: error: {error.strerror}: {place}", file=sys.stderr)
+        return 1
+
+
+def names() -> list[str]:
+    """The commands: modules of this package that have ``run_job``."""
+    modules = [importlib.import_module(f"{cli.__name__}.{info.name}") for info in pkgutil.iter_modules(cli.__path__)]
+    return [_called(module) for module in modules if hasattr(module, "run_job")]
+
+
+def _called(module: Any) -> str:
+    return str(module.__name__).rpartition(".")[2].replace("_", "-")
+
+
+def find(name: str) -> Command:
+    """The command called ``name``; raises ``ValueError`` with those that there are."""
+    place = f"{cli.__name__}.{name.replace('-', '_')}"
+    known = name.replace("-", "_").isidentifier() and importlib.util.find_spec(place) is not None
+    module = importlib.import_module(place) if known else None
+    if module is None or not hasattr(module, "run_job"):
+        raise ValueError(f"command: got {name!r}, allowed are {', '.join(names())}")
+    takes = typing.get_type_hints(module.prepare, include_extras=True)
+    return Command(name, module, {key: kind for key, kind in takes.items() if key != "return"})
+
+
+def groups_of(command: Command, given: Mapping[str, list[str]]) -> dict[str, Any]:
+    """The command's groups of options: first what is chosen, then the options of that, then the command's own."""
+    own: dict[str, Any] = {}
+    for kind in command.takes.values():
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            own[kind.__name__.removesuffix("Options").lower()] = kind
+    if any("output" in (field.name for field in dataclasses.fields(kind)) for kind in own.values()):
+        own["output"] = OutputOptions
+    if command.describes == "always" or (command.describes == "at will" and described(given)):
+        chosen = {name: given[name][0] for name in description.DECIDING if given.get(name)}
+        return {**description.groups(chosen), **own}
+    return own
+
+
+def described(given: Mapping[str, list[str]]) -> bool:
+    """Whether the user chose anything of a run."""
+    return any(name in given for name in description.CHOICES)
+
+
+def read(command: Command, arguments: Sequence[str]) -> Asked:
+    """What the arguments ask for; raises ``ValueError`` in one line."""
+    first = words_of(arguments, {})
+    before = _repeated(command, first["config"]) if first.get("config") else {}
+    groups = groups_of(command, before | first)
+    options = options_of(groups)
+    given = words_of(arguments, options)
+    if any(name in given for name in description.CHOICES):  # another choice: options of the former one fall away
+        before = {name: words for name, words in before.items() if name in options}
+    given = before | given
+    for name in given:
+        if name and name not in options:
+            if command.describes != "never" and "algorithm" in options:
+                description.refuse_unused(name, {c: given[c][0] for c in description.CHOICES if given.get(c)})
+            raise unknown(name, command.name, options)
+    values = parse(given, options)
+    if "output" in values and values["output"] is None:
+        named = [str(values[one.name]) for one in options.values() if one.positional]
+        values["output"] = Path("results", command.name, *named)
+    return Asked(command, _arguments(command, values, groups), values, _identity(values, groups))
+
+
+def _arguments(command: Command, values: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``prepare`` takes. The groups of a description are instances, with the defaults that suit what is chosen."""
+    of_run = [group for group in groups.values() if not isinstance(group, type)]
+    flat = {field.name: values[field.name] for group in of_run for field in dataclasses.fields(group)}
+    found: dict[str, Any] = {}
+    for key, kind in command.takes.items():
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            found[key] = kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
+        else:
+            found[key] = description.describe(**flat) if flat else None
+    return found
+
+
+def _identity(values: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the options that may not differ between a run and one that continues it."""
+    free = {f.name for group in groups.values() for f in dataclasses.fields(group) if f.metadata.get("may_differ")}
+    return {name: value for name, value in values.items() if name not in free}
+
+
+def _repeated(command: Command, given: Sequence[str]) -> dict[str, list[str]]:
+    """The options of a config.json, as words."""
+    path = Path(given[0])
+    try:
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        options, wrote = dict(whole["options"]), str(whole["command"])
+    except OSError as error:
+        raise ValueError(f"config: cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"config: {path} is no config.json of a run") from error
+    if wrote != command.name:
+        raise ValueError(f"config: {path} is of {PROGRAM} {wrote}, must be of {PROGRAM} {command.name}")
+    return words({name: value for name, value in options.items() if name not in ANEW})
+
+
+def _prepared(asked: Asked) -> Any:
+    """The checked job, and the folder it may write to."""
+    from fedtangent.engine.processes import is_main
+    from fedtangent.output.files import check_free, clear, output_folder
+
+    folder, module = asked.values.get("output"), asked.command.module
+    goes_on = getattr(module, "continues", lambda values: False)(asked.values)
+    if folder is not None and is_main() and not asked.values["overwrite"]:
+        check_free(folder, asked.command.name, asked.identity, goes_on, hasattr(module, "continues"))
+    job = module.prepare(**asked.arguments)
+    if folder is not None:
+        if asked.values["overwrite"] and is_main():
+            clear(folder)
+        output_folder(folder)  # the last thing that can be refused
+    return job
+
+
+def _use_devices(values: Mapping[str, Any]) -> None:
+    """Before anything else uses a device: how many, and of how many processes."""
+    from fedtangent.engine import processes
+
+    if "host_devices" in values:
+        processes.use_cores(values["host_devices"])
+    if values.get("distributed", False):
+        processes.start(values["coordinator"], values["num_processes"], values["process_id"])
+
+
+def help_page(command: Command, arguments: Sequence[str]) -> str:
+    """The page of help of a command, with the options of what the arguments choose."""
+    given = words_of(arguments, {})
+    if given.get("config"):
+        given = _repeated(command, given["config"]) | given
+    groups = groups_of(command, given)
+    options = options_of(groups)
+    positional = "".join(f" {one.shown}" for one in options.values() if one.positional)
+    about = inspect.cleandoc(command.module.prepare.__globals__["__doc__"] or "").split("\n\n")[0]
+    about = " ".join(about.split()).rpartition("``: ")[2]
+    return page(f"{PROGRAM} {command.name}{positional} [OPTIONS]", about, groups, _with_names(options))
+
+
+def _with_names(options: Mapping[str, Option]) -> dict[str, Option]:
+    """``options``, in whose help each choice names what there is to choose from, unless that is much."""
+    found = dict(options)
+    for name, kind in description.CHOICES.items():
+        known = tuple(catalogue(kind))
+        if name in found and len(known) <= MANY:
+            found[name] = found[name]._replace(help=f"{found[name].help.removesuffix('.')}: {', '.join(known)}.")
+    return found
+
+
+def _overview(asked: bool) -> int:
+    """What commands there are, on standard output where that was asked for."""
+    lines = [f"usage: {PROGRAM} COMMAND [OPTIONS]", ABOUT, "commands:"]
+    for name in names():
+        about = inspect.cleandoc(find(name).module.__doc__ or "").splitlines()[0].rpartition("``: ")[2]
+        lines.append(f"  {name:<14} {about}")
+    lines += ["options:", "  --help         this page; of a command, its own", "  --version      the version"]
+    print("\n".join(lines), file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
+
+
+def _refused(error: ValueError) -> int:
+    print(f"{PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,420 @@
+"""One description of a run: what was chosen, the options of each choice, and all that is built of them.
+
+``train``, ``compare`` and ``predict`` share it. What there is to choose from stands in the entries (``entries``); no
+option is named here but those that every run has. ``describe`` makes the record of flat options, as the command line
+and a config.json have them; ``build`` checks it and builds what a simulation, or its theory, starts from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent import checks, data
+from fedtangent.data import sharing
+from fedtangent.data.projection import projected
+from fedtangent.entries import Entry, catalogue, choose, option, option_names
+from fedtangent.federated import faults
+from fedtangent.federated.algorithms.entry import Given, Ran, options_of
+from fedtangent.federated.wire.key_server import generate_keys, hand_out, open_key_file, with_key_exchange
+from fedtangent.models.entry import check_kind
+from fedtangent.types import Algorithm, Array, FederatedData, Model, Partition, Schedule
+
+CHOICES = {  # what is chosen -> the kind of entries that it is chosen from
+    "algorithm": "algorithms",
+    "base": "algorithms",
+    "dataset": "datasets",
+    "partition": "partitions",
+    "model": "models",
+    "schedule": "schedules",
+}
+DECIDING = (*CHOICES, "loss")  # options that decide on which others there are, and on their defaults
+KEY_FILE = "FEDTANGENT_KEY_FILE"
+EVALUATED_TRAIN = 10_000  # training examples that train metrics are measured on, at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What is trained on what; a choice that is not made is what suits the others."""
+
+    algorithm: str = "fed_avg"
+    """The algorithm (`fedtangent list algorithms`)."""
+    dataset: str = "digits"
+    """The data set."""
+    partition: str = "dirichlet"
+    """How examples are divided among clients."""
+    model: str = "mlp"
+    """The network."""
+    schedule: str = "uniform"
+    """Who trains what in which round."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonOptions:
+    """What every run has."""
+
+    num_rounds: int = option(50, may_differ=True)
+    """Communication rounds R."""
+    seed: int = 0
+    """Seed of data, clients, schedule and training."""
+    data_dir: Path | None = option(None, may_differ=True)
+    """Folder with original data files (default: $FEDTANGENT_DATA)."""
+    client_test: float = 0.0
+    """Share of a client's examples kept to test what it predicts itself."""
+    dropout: float = 0.0
+    """Probability that a client gets the model, but sends nothing."""
+    keep_first: int | None = None
+    """Close a round after so many answers."""
+    completion_time: str = option("lognormal", used_with="keep_first")
+    """keep_first: lognormal or exponential, mean by a client's examples."""
+    completion_spread: float = option(1.0, used_with="keep_first")
+    """keep_first: standard deviation of the log of a lognormal time."""
+    projection: int | None = None
+    """Project inputs to so many numbers, with a seed that clients share."""
+    key_file: Path | None = option(None, may_differ=True, used_with="projection")
+    """projection: its secret seed's file (default: $FEDTANGENT_KEY_FILE)."""
+
+
+class Chosen(NamedTuple):
+    """One choice: its entry and an instance of its options."""
+
+    entry: Any
+    options: Any
+
+
+class Description(NamedTuple):
+    """A run, as the user describes it; made by ``describe``."""
+
+    algorithm: Chosen
+    dataset: Chosen
+    partition: Chosen
+    model: Chosen
+    schedule: Chosen
+    run: CommonOptions
+
+    def names(self) -> dict[str, str]:
+        """What is chosen, by what it is."""
+        return {name: getattr(self, name).entry.name for name in CHOICES if name != "base"}
+
+    def values(self) -> dict[str, Any]:
+        """Every choice and option by name: ``describe(**values)`` is the same description."""
+        found: dict[str, Any] = dict(self.names())
+        for part in self:
+            found |= dataclasses.asdict(part.options if isinstance(part, Chosen) else part)
+        return found
+
+    def identity(self) -> dict[str, Any]:
+        """The values that may not differ between a run and one that continues it."""
+        fields = (f for part in self for f in dataclasses.fields(part.options if isinstance(part, Chosen) else part))
+        free = {field.name for field in fields if field.metadata.get("may_differ")}
+        return {name: value for name, value in self.values().items() if name not in free}
+
+
+def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
+    """The entries that are chosen, those that suit them where nothing is; raises ``ValueError`` for unknown names."""
+    dataset = choose("datasets", chosen.get("dataset", Choices.dataset))
+    algorithm = choose("algorithms", chosen.get("algorithm", Choices.algorithm))
+    readers = [name for name, entry in catalogue("models").items() if dataset.kind in entry.kinds]
+    model = Choices.model if Choices.model in readers else readers[0]
+    return {
+        "algorithm": algorithm,
+        "dataset": dataset,
+        "partition": choose("partitions", chosen.get("partition", dataset.partition)),
+        "model": choose("models", chosen.get("model", model)),
+        "schedule": choose("schedules", chosen.get("schedule", algorithm.schedule)),
+    }
+
+
+def _suits(entries: Mapping[str, Any], loss: str | None) -> dict[str, Any]:
+    """Loss and step size that suit the model and the data; of a loss that is given, the step size."""
+    model = entries["model"]
+    loss = model.fitting_loss(entries["dataset"].is_regression) if loss is None else loss
+    rate = model.learning_rates.get(loss)
+    trains = rate is not None and entries["algorithm"].sends != "Jacobians"
+    return {"loss": loss} | ({"client_learning_rate": rate} if trains else {})
+
+
+def groups(chosen: Mapping[str, str]) -> dict[str, Any]:
+    """Title -> the options of the run's groups with their defaults, as what is chosen has them.
+
+    ``chosen`` may name a loss, which decides on the step size.
+    """
+    entries = resolve(chosen)
+    suits = _suits(entries, chosen.get("loss"))
+    found = {"choices": Choices(**{name: entry.name for name, entry in entries.items()}), "run": CommonOptions()}
+    for name, entry in entries.items():
+        options = _options(name, entry, chosen)
+        fitting = {field.name: suits[field.name] for field in dataclasses.fields(options) if field.name in suits}
+        if "base" in option_names(entry) and chosen.get("base"):
+            fitting["base"] = chosen["base"]
+        if dataclasses.fields(options):
+            found[f"{name} {entry.name}"] = options(**fitting)
+    return found
+
+
+def _options(name: str, entry: Any, chosen: Mapping[str, str]) -> type[Any]:
+    """The class of an entry's options; of an algorithm around another one, with those of the one inside."""
+    return options_of(entry, chosen.get("base")) if name == "algorithm" else entry.options
+
+
+def describe(**given: Any) -> Description:
+    """The run that flat choices and options describe; those that are not given have their defaults.
+
+    Raises ``ValueError`` for a choice that there is not, and for an option that nothing chosen has, naming what has it.
+    """
+    chosen = {name: given[name] for name in DECIDING if given.get(name) is not None}
+    entries, defaults = resolve(chosen), groups(chosen)
+    known = {field.name for group in defaults.values() for field in dataclasses.fields(group)}
+    for name in given:
+        if name not in known:
+            refuse_unused(name, chosen)
+            raise ValueError(f"{name}: is no option of a run")
+    parts: dict[str, Any] = {}
+    for name, entry in entries.items():
+        group = defaults.get(f"{name} {entry.name}") or _options(name, entry, chosen)()
+        parts[name] = Chosen(entry, _filled(group, given))
+    found = Description(run=_filled(defaults["run"], given), **parts)
+    check_used(found.values(), defaults)
+    return found
+
+
+def _filled(defaults: Any, given: Mapping[str, Any]) -> Any:
+    own = {field.name: given[field.name] for field in dataclasses.fields(defaults) if field.name in given}
+    return dataclasses.replace(defaults, **own)
+
+
+def check_used(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for an option that is given without the one that it is used with."""
+    fields = {f.name: (f, getattr(group, f.name)) for group in defaults.values() for f in dataclasses.fields(group)}
+    for name, (field, default) in fields.items():
+        switch = field.metadata.get("used_with")
+        if switch and values[name] != default and values[switch] == fields[switch][1]:
+            raise ValueError(f"{name}: is used with {switch} only")
+
+
+def refuse_unused(name: str, chosen: Mapping[str, str]) -> None:
+    """Raise ``ValueError`` if ``name`` is an option of another choice, naming the choices that have it."""
+    entries: dict[str, Any] = dict(resolve(chosen))
+    if "base" in option_names(entries["algorithm"]):
+        entries["base"] = choose("algorithms", chosen.get("base", "fed_avg"))
+    said = []
+    for what in CHOICES:
+        kind = catalogue(CHOICES[what])
+        users = [each.name for each in kind.values() if name in option_names(each)]
+        if what in entries and what == "base":
+            users = [user for user in users if kind[user].inside]
+        if what in entries and users:
+            said.append(f"{what} {entries[what].name!r}, only with {', '.join(users)}")
+    if said:
+        raise ValueError(f"{name}: is not used with {'; nor with '.join(said)}")
+
+
+class Split(NamedTuple):
+    """Examples to evaluate on."""
+
+    x: Array
+    targets: Array  # [n, C] what the squared error compares with
+    labels: Array | None  # [n] class labels, None for regression
+
+
+class Built(NamedTuple):
+    """A checked run, ready to start."""
+
+    description: Description
+    algorithm: Algorithm
+    model: Model
+    schedule: Schedule  # with its faults
+    clients: Partition  # who trains on what
+    data: FederatedData
+    splits: dict[str, Split]  # "train" and "test"
+    of_clients: FederatedData | None  # each client's own test examples
+
+    @property
+    def loss(self) -> str:
+        """What is trained."""
+        return str(self.description.algorithm.options.loss)
+
+    def remark(self, num_rounds: int) -> str:
+        """What the algorithm's entry tells of a run of so many rounds; empty for most."""
+        own, how, run = self.description.schedule, self.description.algorithm, self.description.run
+        if how.entry.remark is None:
+            return ""
+        cohort = cohort_size(own.options, self.schedule.num_clients)
+        ran = Ran(self.schedule, own.entry.name, cohort, run.keep_first is not None, num_rounds)
+        return str(how.entry.remark(how.options, ran))
+
+
+def cohort_size(options: Any, num_clients: int) -> int:
+    """Clients of a round, where the schedule's options say how many; all of them elsewhere."""
+    number = getattr(options, "clients_per_round", None)
+    return num_clients if number is None else int(number)
+
+
+def build(described: Description) -> Built:
+    """Load and divide the data, compose the algorithm; raises ``ValueError`` with the name of the option at fault.
+
+    Writes nothing but the key file that a projection needs, where there is none.
+    """
+    run, how = described.run, described.algorithm
+    checks.whole("seed", run.seed, 0, 2**32 - 1)
+    checks.whole("num_rounds", run.num_rounds, 1, 2**31 - 1)
+    if run.data_dir is not None and not run.data_dir.is_dir():
+        raise ValueError(f"data_dir: {run.data_dir} is not a directory; name one that holds the original files")
+    _check(described)
+    loaded = _built(described.dataset, run.data_dir, run.seed)
+    clients, own_test = _apart(run, _built(described.partition, loaded, run.seed))
+    loaded = _projected(run, loaded, clients.num_clients)
+    clients, at_server = _at_server(described, loaded, clients)
+    splits = {which: _split(loaded, which) for which in ("train", "test")}
+    model = _built(described.model, loaded.x_train.shape[1:], splits["train"].targets.shape[1])
+    schedule = _faulty(run, _built(described.schedule, clients.num_clients, run.seed), clients.sizes)
+    y = splits["train"].labels if how.options.loss == "cross_entropy" else splits["train"].targets
+    if y is None:
+        raise ValueError(f"loss: cross_entropy needs class labels, but the data set {loaded.name} has none")
+    if "validation" in at_server:
+        held = at_server["validation"]
+        at_server["validation"] = (splits["train"].x[held], y[held])
+    cohort = cohort_size(described.schedule.options, clients.num_clients)
+    expected = cohort if described.schedule.entry.name == "poisson" else None
+    given = Given(model, schedule, run.seed, clients=clients, expected_clients=expected, **at_server)
+    algorithm = _built(how, given)
+    if run.projection is not None:
+        algorithm = with_key_exchange(algorithm, clients.num_clients)
+    x, dtype = _inputs(loaded.x_train)
+    federated = data.federated_data(x, np.asarray(y), clients, dtype=dtype)
+    of_clients = None if own_test is None else data.federated_data(x, np.asarray(y), own_test, dtype=dtype)
+    splits["train"] = jax.tree.map(lambda rows: rows[:EVALUATED_TRAIN], splits["train"])
+    return Built(described, algorithm, model, schedule, clients, federated, splits, of_clients)
+
+
+def _built(chosen: Chosen, *given: Any) -> Any:
+    return chosen.entry.build(chosen.options, *given)
+
+
+def _check(described: Description) -> None:
+    """What goes together, before anything is loaded."""
+    run, how, own = described.run, described.algorithm, described.schedule
+    checks.number("client_test", run.client_test, at_least=0, below=1)
+    checks.number("dropout", run.dropout, at_least=0, below=1)
+    several = "num_models" in option_names(choose("schedules", how.entry.schedule))
+    if several and "num_models" not in option_names(own.entry):
+        raise ValueError(f"schedule: got {own.entry.name!r}, must train several models, which {how.entry.name} has")
+    bound = how.options.max_update_norm
+    if how.entry.sends not in ("updates", "nothing") and bound is not None and bound < math.inf:
+        raise ValueError(
+            f"max_update_norm: is a bound on updates, of which {how.entry.name} has none: give inf, to reject what is "
+            "not finite"
+        )
+    if run.projection is not None:
+        checks.whole("projection", run.projection)
+        key_path(run)
+        if "vector" not in described.model.entry.kinds:
+            raise ValueError(f"projection: gives vectors, which the model {described.model.entry.name} does not read")
+    else:
+        check_kind(described.model.entry, described.dataset.entry.kind)
+
+
+def _inputs(x: np.ndarray) -> tuple[np.ndarray, Any]:
+    """Inputs as they are on the device, and their dtype: numbers as float32, symbols as they are."""
+    dtype = jnp.int32 if np.issubdtype(x.dtype, np.integer) else jnp.float32
+    return np.asarray(x, dtype), dtype
+
+
+def _split(loaded: data.Dataset, which: str) -> Split:
+    x, y = getattr(loaded, f"x_{which}"), getattr(loaded, f"y_{which}")
+    checks.finite(f"x_{which}", x)
+    checks.finite(f"y_{which}", y)
+    inputs = jnp.asarray(*_inputs(x))
+    if loaded.num_classes == 0:
+        return Split(inputs, jnp.asarray(y, jnp.float32), None)
+    targets = data.classification_targets(y, loaded.num_classes, centred=True)
+    return Split(inputs, jnp.asarray(targets, jnp.float32), jnp.asarray(y, jnp.int32))
+
+
+def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition | None]:
+    """What clients train on, and what is kept to test what they predict for themselves."""
+    if run.client_test == 0:
+        return clients, None
+    kept, tested = sharing.held_out(clients, run.client_test, run.seed)
+    if len(tested.indices) == 0:
+        raise ValueError(f"client_test: got {run.client_test}, which leaves no client an example to test with")
+    return kept, tested
+
+
+def _at_server(described: Description, loaded: data.Dataset, clients: Partition) -> tuple[Partition, dict[str, Any]]:
+    """The clients' examples once the server has its own, and what the algorithm needs of those, by field of ``Given``.
+
+    Validation examples come as indices.
+    """
+    run, how = described.run, described.algorithm
+    if "server_data" in how.entry.needs:
+        held = _drawn(how.options.server_examples, run.seed, clients)
+        return sharing.without(clients, held), {"server_data": jnp.asarray(*_inputs(loaded.x_train[held]))}
+    if "shared" in how.entry.needs:
+        share = checks.number("shared_fraction", how.options.shared_fraction, above=0, below=1)
+        if loaded.num_classes == 0:
+            raise ValueError(f"algorithm: {how.entry.name} draws by class, but the data set {loaded.name} has none")
+        number = max(1, round(share * len(loaded.x_train)))
+        shared = sharing.class_balanced(loaded.y_train, number, run.seed)
+        return sharing.with_shared(clients, shared), {"shared": shared}
+    if "validation" in how.entry.needs and how.options.ntk_choose == "validation":
+        held = _drawn(how.options.server_examples, run.seed, clients)
+        return sharing.without(clients, held), {"validation": held}
+    return clients, {}
+
+
+def _drawn(number: int, seed: int, clients: Partition) -> np.ndarray:
+    """Indices of so many of the clients' examples, for the server."""
+    drawn = np.random.default_rng(seed).permutation(np.unique(clients.indices))
+    return drawn[: checks.whole("server_examples", number, 1, len(drawn) - 1)]
+
+
+def _faulty(run: CommonOptions, schedule: Schedule, sizes: np.ndarray) -> Schedule:
+    """``schedule`` whose clients drop out, and of which the first ``keep_first`` to answer make the round.
+
+    A client's expected completion time is in proportion to its examples, ``sizes`` [N].
+    """
+    if run.dropout != 0:
+        schedule = faults.dropout(schedule, run.dropout)
+    if run.keep_first is None:
+        return schedule
+    checks.whole("keep_first", run.keep_first, 1, schedule.num_slots)
+    checks.choice("completion_time", run.completion_time, faults.DISTRIBUTIONS)
+    checks.number("completion_spread", run.completion_spread, above=0)
+    times = np.maximum(sizes, 1) / max(np.mean(sizes), 1)
+    return faults.stragglers(schedule, run.keep_first, times, run.completion_time, run.completion_spread)
+
+
+def key_path(run: CommonOptions) -> Path:
+    """Where the projection's seed is kept; raises ``ValueError`` if nothing says so."""
+    found = run.key_file or os.environ.get(KEY_FILE)
+    if not found:
+        raise ValueError(f"projection: needs key_file (or ${KEY_FILE}), where its secret seed is kept: made if absent")
+    return Path(found)
+
+
+def seed_digest(run: CommonOptions) -> str | None:
+    """Tells one projection's seed from another without telling it; None without a projection."""
+    return None if run.projection is None else open_key_file(key_path(run)).digest
+
+
+def _projected(run: CommonOptions, loaded: data.Dataset, num_clients: int) -> data.Dataset:
+    """``loaded`` as clients see it that were handed the seed by the key server: each opens its own box."""
+    if run.projection is None:
+        return loaded
+    inputs = loaded.x_train[0].size
+    if run.projection > inputs:
+        raise ValueError(f"projection: got {run.projection}, larger than the {inputs} numbers of an example")
+    kept = open_key_file(key_path(run))
+    opened = hand_out(kept.seed, (generate_keys() for _ in range(num_clients)))
+    if any(seed != kept.seed for seed in opened):
+        raise AssertionError("a client was handed another seed")
+    return projected(loaded, run.projection, opened[0].reveal())

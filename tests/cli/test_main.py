@@ -1,0 +1,240 @@
+"""The command line as a user meets it: help, refusals, folders; one run in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedtangent.cli import main, train
+from fedtangent.engine import description
+from fedtangent.engine.description import CHOICES
+from fedtangent.entries import catalogue, option_names
+
+from .asking import asked
+
+SOURCE = Path(__file__).parents[2] / "src"
+README = Path(__file__).parents[2] / "README.md"
+SMALL = ["--num-train", "60", "--num-clients", "3", "--widths", "4", "--num-rounds", "1"]
+SCREENS = 2 * 50
+
+
+def test_a_good_run_imports_no_tensorflow_and_leaves_standard_error_clean(tmp_path: Path) -> None:
+    names = ("FEDTANGENT_DATA", "PYTHONPATH", "JAX_ENABLE_X64")
+    environment = {k: v for k, v in os.environ.items() if k not in names}
+    environment |= {"PYTHONPATH": str(SOURCE), "FEDTANGENT_CACHE": str(tmp_path / "cache")}
+    program = "import sys\nfrom fedtangent.cli.main import run\ncode = run(sys.argv[1:])\n"
+    program += "print('TENSORFLOW', 'tensorflow' in sys.modules)\nsys.exit(code)"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "train", *SMALL, "--output", "out"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "TENSORFLOW False" in ended.stdout
+    assert ended.stderr == ""
+    assert (tmp_path / "out" / "result.json").is_file()
+
+
+def test_what_there_is_and_the_version(run: Callable) -> None:
+    ended = run("--help")
+    assert (ended.code, ended.err) == (0, "")
+    for word in ("compare", "train", "experiment", "check-theory", "list", "--version"):
+        assert word in ended.out
+    assert run("--version") == (0, "fedtangent 0.1.0\n", "")
+    nothing = run()
+    assert (nothing.code, nothing.out) == (2, "") and nothing.err == ended.out
+    assert run("learn").err.startswith("fedtangent: error: command: got 'learn', allowed are ")
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "experiment", "check-theory", "list"])
+def test_every_command_has_a_page_of_help(command: str, run: Callable) -> None:
+    ended = run(command, "--help")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith(f"usage: fedtangent {command}")
+    assert max(map(len, ended.out.splitlines())) <= 100
+
+
+def options_in(page: str) -> set[str]:
+    """The options that a page of help has, by name."""
+    return {name.replace("-", "_") for name in re.findall(r"^  --(?:no-)?([a-z0-9-]+)", page, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("name", catalogue("algorithms"))
+def test_the_help_of_an_algorithm_has_its_options_and_no_others(name: str) -> None:
+    page = main.help_page(main.find("train"), ["--algorithm", name])
+    assert len(page.splitlines()) <= SCREENS
+    found, entries = options_in(page), description.resolve({"algorithm": name})
+    mine = {option for entry in entries.values() for option in option_names(entry)}
+    assert mine <= found
+    every = {
+        option for kind in set(CHOICES.values()) for entry in catalogue(kind).values() for option in option_names(entry)
+    }
+    assert found & every == mine
+    if name == "fed_prox":
+        assert "mu" in found and not {"server_momentum", "ntk_times", "num_models", "base"} & found
+
+
+def test_the_help_of_choices_has_their_options_and_their_names() -> None:
+    chosen = ["--algorithm", "fed_ensemble", "--base", "fed_dyn", "--model", "logistic", "--partition", "shards"]
+    found = options_in(page := main.help_page(main.find("train"), chosen))
+    assert {"mu", "base", "num_models", "shards_per_client"} <= found
+    assert not {"widths", "alpha"} & found
+    for kind in ("datasets", "partitions", "models", "schedules"):
+        assert all(name in page for name in catalogue(kind))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--mu 0.3", "mu: is not used with algorithm 'fed_avg', only with ditto, fed_dyn, fed_nova, fed_prox"),
+        ("--partition iid --alpha 3", "alpha: is not used with partition 'iid', only with dirichlet, quantity_skew"),
+        (
+            "--algorithm fed_ensemble --clients-per-round 1",
+            "clients_per_round: is not used with schedule 'permutations'",
+        ),
+        ("--algorithm ntk_fl --weighting uniform", "weighting: is not used with algorithm 'ntk_fl', only with "),
+        ("--algorithm ntk_fl --sparsity 0.5", "sparsity: is not used with algorithm 'ntk_fl', only with cp_ntk_fl"),
+        ("--algorithm ntk_fl --secure-aggregation", "secure_aggregation: is not used with algorithm 'ntk_fl'"),
+        ("--algorithm centralised --beta 0.5", "beta: is not used with algorithm 'centralised', only with "),
+        ("--algorithm fed_ensemble --mu 1", "nor with base 'fed_avg', only with fed_dyn, fed_nova, fed_prox"),
+        ("--graph torus", "graph: is not used with algorithm 'fed_avg', only with gossip; nor with schedule 'uniform'"),
+        ("--num-models -3", "num_models: is not used with schedule 'uniform', only with all, mixed, permutations"),
+        ("--model logistic --widths 3", "widths: is not used with model 'logistic', only with mlp"),
+        ("--partition by_user --dataset sine --num-clients 7", "num_clients: is not used with partition 'by_user'"),
+        ("--completion-spread 2", "completion_spread: is used with keep_first only"),
+        ("--coordinator localhost:1234", "coordinator: is used with distributed only"),
+        ("--key-file key", "key_file: is used with projection only"),
+        ("--diagnostics-examples 9", "diagnostics_examples: is used with diagnostics only"),
+        ("--nonsense 1", "nonsense: is no option of train"),
+        ("--num-round 1", "num_round: is no option of train; did you mean num_rounds?"),
+        ("--num-rounds x", "num_rounds: invalid literal"),
+        ("--num-rounds 1.5", "num_rounds: "),
+        ("--alpha many", "alpha: could not convert string to float: 'many'"),
+        ("--algorithm fedavg", "algorithm: got 'fedavg', allowed are centralised, cp_ntk_fl"),
+        ("--algorithm fed_ensemble --base ntk_fl", "base: got 'ntk_fl', allowed are fed_adagrad"),
+        ("--dataset cifar", "dataset: got 'cifar', allowed are "),
+        ("--partition x", "partition: got 'x', allowed are "),
+        ("--model resnet", "model: got 'resnet', allowed are "),
+        ("--schedule x", "schedule: got 'x', allowed are "),
+        ("--config nowhere", "config: cannot read nowhere: No such file"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line_before_anything_is_loaded(
+    run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str
+) -> None:
+    monkeypatch.setattr(train, "build", lambda described: pytest.fail("the work has started"))
+    ended = run("train", "--host-devices", "1", *arguments.split())
+    assert (ended.code, ended.out) == (2, ""), ended
+    assert ended.err.startswith("fedtangent: error: ") and ended.err.count("\n") == 1, ended.err
+    assert message in ended.err
+    assert list(folder.iterdir()) == []
+
+
+def test_what_suits_the_model_and_the_data_is_the_default() -> None:
+    plain, images = asked("train").values, asked("train --model cnn").values
+    assert (plain["model"], plain["partition"], plain["loss"]) == ("mlp", "dirichlet", "squared_error")
+    assert (images["loss"], images["client_learning_rate"]) == ("cross_entropy", 0.05)
+    users = asked("train --dataset sine").values
+    assert users["partition"] == "by_user" and "num_clients" not in users
+    assert asked("train --dataset sine --partition iid").values["num_clients"] == 20
+
+
+def test_a_description_is_made_again_of_its_values() -> None:
+    line = "train --algorithm fed_ensemble --base fed_dyn --mu 0.3 --schedule strata --num-strata 3 --data-dir x"
+    described = asked(line).arguments["described"]
+    assert description.describe(**described.values()) == described
+    assert described.algorithm.options.mu == 0.3 and described.schedule.options.num_strata == 3
+    assert "data_dir" not in described.identity() and described.identity()["mu"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("line", "output"),
+    [
+        ("train", "results/train"),
+        ("compare", "results/compare"),
+        ("check-theory", "results/check-theory"),
+        ("experiment fed_ensemble.table1 --scale smoke", "results/experiment/fed_ensemble.table1"),
+        ("experiment fed_ensemble.table1 --output out", "out"),
+    ],
+)
+def test_the_output_folder_has_a_default(line: str, output: str) -> None:
+    assert asked(line).values["output"] == Path(output)
+
+
+def lines_of_the_readme() -> list[str]:
+    text = README.read_text()
+    found = re.findall(r"^fedtangent (.*?)(?: {2,}#.*)?$", text, re.MULTILINE)
+    return [line for line in found if line.split()[0] in main.names() and not re.search(r"[\[|]|\.\.|ID", line)]
+
+
+@pytest.mark.parametrize("line", lines_of_the_readme())
+def test_every_command_of_the_readme_is_understood(line: str, folder: Path) -> None:
+    config = folder / "results/train/config.json"
+    config.parent.mkdir(parents=True)
+    values = asked("train").values
+    config.write_text(json.dumps({"command": "train", "options": values}, default=str))
+    found = asked(line)
+    for word in re.findall(r"--([a-z-]+)", line):
+        assert word.replace("-", "_") in found.values
+    assert len(lines_of_the_readme()) > 12
+
+
+def test_the_configuration_of_a_run_repeats_it_and_options_beside_it_win(folder: Path) -> None:
+    before = asked("train --algorithm fed_prox --mu 0.7 --widths 8 9 --num-rounds 3 --no-stop-on-divergence --output a")
+    written = {name: str(value) if isinstance(value, Path) else value for name, value in before.values.items()}
+    (folder / "config.json").write_text(json.dumps({"command": "train", "options": written}))
+    again = asked("train --config config.json")
+    assert again.arguments["described"] == before.arguments["described"]
+    assert again.arguments["machine"] == before.arguments["machine"]
+    assert again.values["output"] == Path("results/train")
+    other = asked("train --config config.json --widths 5 --seed 4").values
+    assert (other["widths"], other["seed"], other["mu"]) == ((5,), 4, 0.7)
+    plain = asked("train --config config.json --algorithm fed_avg").values  # which has no mu
+    assert "mu" not in plain and plain["num_rounds"] == 3
+    other = json.dumps({"command": "compare", "options": {}})
+    for text, says in (("{", "is no config.json"), (other, "is of fedtangent compare")):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=says):
+            asked("train --config config.json")
+
+
+def test_a_second_run_needs_another_folder_or_leave_to_overwrite(run: Callable, folder: Path) -> None:
+    assert run("train", *SMALL).code == 0  # its default folder
+    out = folder / "results/train"
+    (out / "figures/of_the_first.png").write_text("old")
+    (out / "mine.txt").write_text("no run wrote this")
+    before = (out / "metrics.csv").read_bytes()
+    ended = run("train", *SMALL, "--seed", "1")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == (
+        "fedtangent: error: output: results/train holds a run: name another folder, --resume to continue it or "
+        "--overwrite to replace it\n"
+    )
+    assert (out / "metrics.csv").read_bytes() == before
+    other = run("train", *SMALL, "--seed", "1", "--resume")
+    assert other.code == 2 and "holds another run, different are seed (0 there, 1 here)" in other.err
+    assert run("check-theory", "--output", out).err.startswith(
+        f"fedtangent: error: output: {out} holds a run of fedtangent train"
+    )
+    assert run("train", *SMALL, "--seed", "1", "--overwrite").code == 0
+    assert (out / "metrics.csv").read_bytes() != before
+    assert not (out / "figures/of_the_first.png").exists() and (out / "mine.txt").exists()
+
+
+def test_an_interrupted_run_says_so(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "simulate", interrupted)
+    ended = run("train", *SMALL)
+    assert ended.code == 130
+    assert ended.err.startswith("fedtangent: interrupted")

@@ -1,0 +1,247 @@
+"""A run built of its description: every algorithm, what does not go, faults, inputs as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent.data import Dataset
+from fedtangent.engine import description
+from fedtangent.engine.clients import engine_for
+from fedtangent.engine.description import Built, CommonOptions, build, describe
+from fedtangent.entries import catalogue
+from fedtangent.federated.algorithms.entry import Given
+
+from fedtangent.federated.schedule import all_clients, unroll
+from fedtangent.streams import keys
+
+ALGORITHMS = catalogue("algorithms")
+TINY = {"num_clients": 4, "num_train": 120, "widths": (6,), "num_rounds": 1, "client_learning_rate": 0.1}
+
+
+def tiny(**given: Any) -> Built:
+    own = {"server_examples": 20} if given.get("algorithm") == "fed_be" else {}
+    return build(describe(**(TINY | own | given)))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_is_built_by_name(name: str) -> None:
+    built = tiny(algorithm=name)
+    engine, algorithm = engine_for(built.data, "scan"), built.algorithm
+    assert algorithm.name == name
+    state = jax.eval_shape(lambda: algorithm.init(0, built.data.num_clients))
+    _, info = jax.eval_shape(lambda s, d: algorithm.step(s, d, engine), state, built.data)
+    assert info["model_weight"].shape == (built.schedule.num_models,)
+    assert set(ALGORITHMS[name].needs) <= set(Given._fields)
+
+
+@pytest.mark.parametrize("base", [name for name, entry in ALGORITHMS.items() if entry.inside])
+@pytest.mark.parametrize("name", [name for name, entry in ALGORITHMS.items() if entry.has_base])
+def test_every_base_inside_another_algorithm_is_built(name: str, base: str) -> None:
+    built = tiny(algorithm=name, base=base).algorithm
+    assert built.name == (name if base == "fed_avg" else f"{base}_{name.removeprefix('fed_')}")
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"loss": "mse"}, "loss: got 'mse', allowed are squared_error, cross_entropy"),
+    ({"weighting": "x"}, "weighting: got 'x', .*examples, uniform"),
+    ({"activation": "x"}, "activation: got 'x'.*relu"),
+    ({"parameterization": "x"}, "parameterization: got 'x', allowed are ntk, standard"),
+    ({"client_optimizer": "lamb"}, "client_optimizer: got 'lamb', allowed are sgd, momentum, adam"),
+    ({"algorithm": "ntk_fl", "ntk_kernel": "x"}, "ntk_kernel: got 'x', allowed are averaged, exact"),
+    ({"algorithm": "ntk_fl", "ntk_times": (0,)}, "ntk_times: got"),
+    ({"algorithm": "ntk_fl", "ntk_times": (20, 10)}, "ntk_times: got"),
+    ({"algorithm": "ntk_fl", "ntk_choose": "x"}, "ntk_choose: got 'x', allowed are training, validation"),
+    ({"algorithm": "ntk_fl", "server_examples": 7}, "server_examples: is used with ntk_choose"),
+    ({"algorithm": "ntk_fl", "loss": "cross_entropy", "ntk_method": "eigh"}, "ntk_method: .*auto or iterate"),
+    ({"algorithm": "ntk_fl", "client_learning_rate": 0.0}, "client_learning_rate: got 0"),
+    ({"alpha": 0.0}, "alpha: got 0"),
+    ({"alpha": float("nan")}, "alpha: got nan"),
+    ({"partition": "quantity_skew", "alpha": -1.0}, "alpha: got -1"),
+    ({"partition": "shards", "shards_per_client": 1000}, "shards_per_client: got 4000 shards"),
+    ({"partition": "classes", "classes_per_client": 11}, "classes_per_client: got 11, must be .*1 to 10"),
+    ({"partition": "by_user"}, "partition: .*by_user.* needs users, .* digits has none"),
+    ({"dataset": "sine", "partition": "dirichlet", "num_train": None}, "partition: .* sine has none"),
+    ({"num_clients": 0}, "num_clients: got 0"),
+    ({"num_clients": 5000}, "num_clients: got 5000"),
+    ({"min_client_size": 1000}, "min_client_size: got 1000"),
+    ({"clients_per_round": 0}, "clients_per_round: got 0"),
+    ({"clients_per_round": 5}, "clients_per_round: got 5"),
+    ({"algorithm": "fed_ensemble", "num_models": 0}, "num_models: got"),
+    ({"algorithm": "fed_ensemble", "schedule": "uniform"}, "schedule: got 'uniform', must train several models"),
+    ({"algorithm": "fed_ensemble", "schedule": "mixed", "num_models": 9}, "num_models: got"),
+    ({"schedule": "strata", "num_strata": 0}, "num_strata: got 0"),
+    (
+        {"schedule": "strata", "num_strata": 2, "clients_per_stratum": 9},
+        "clients_per_strat",
+    ),
+    ({"client_learning_rate": 0.0}, "client_learning_rate: got 0"),
+    ({"client_learning_rate": float("inf")}, "client_learning_rate: got inf"),
+    ({"server_learning_rate": float("nan")}, "server_learning_rate: got nan"),
+    ({"decay": 0.0}, "decay: got 0.0"),
+    ({"decay": 1.1}, "decay: got 1.1"),
+    ({"decay_every": 7}, "decay_every: is used with decay only"),
+    ({"max_update_norm": 0.0}, "max_update_norm: got 0"),
+    ({"algorithm": "cp_ntk_fl", "max_update_norm": 5.0}, "max_update_norm: is a bound on updates, of which cp_ntk"),
+    ({"algorithm": "centralised", "max_update_norm": 5.0}, "max_update_norm: is a bound on updates, of which cent"),
+    ({"local_steps": 2, "local_epochs": 2}, "local_steps"),
+    ({"local_steps": 0}, "local_steps: got 0"),
+    ({"local_epochs": 0}, "local_epochs: got 0"),
+    ({"local_steps": 10**12}, "local_steps: got"),
+    ({"batch_size": -1}, "batch_size: got -1"),
+    ({"num_rounds": 0}, "num_rounds: got 0"),
+    ({"num_rounds": 10**20}, "num_rounds: got"),
+    ({"seed": -1}, "seed: got -1"),
+    ({"seed": 2**70}, "seed: got"),
+    ({"widths": (0,)}, "widths: got"),
+    ({"num_train": 0}, "num_train: got 0, must be .*1 to 1438"),
+    ({"num_train": 9999}, "num_train: got 9999"),
+    ({"model": "rbf_linear", "widths": None}, "model: got .rbf_linear"),
+    ({"model": "lstm", "widths": None}, "model: .*lstm"),
+    ({"dropout": 1.0}, "dropout: got 1.0"),
+    ({"keep_first": 0}, "keep_first: got 0"),
+    ({"keep_first": 2, "completion_time": "x"}, "completion_time: got 'x', allowed are lognormal, exponential"),
+    ({"keep_first": 2, "completion_spread": 0.0}, "completion_spread: got 0"),
+    ({"client_test": 1.0}, "client_test: got 1.0"),
+    ({"algorithm": "fed_prox", "mu": -0.1}, "mu: got -0.1"),
+    ({"algorithm": "ditto", "mu": -0.1}, "mu: got -0.1"),
+    ({"algorithm": "fed_nova", "client_optimizer": "adam"}, "client_optimizer"),
+    ({"algorithm": "scaffold", "client_optimizer": "momentum"}, "client_optimizer"),
+    ({"algorithm": "fed_be", "server_examples": 0}, "server_examples: got 0"),
+    ({"algorithm": "lg_fed_avg", "private": "no such"}, "private: got 'no such'"),
+    ({"algorithm": "gossip", "graph": "erdos_renyi:0.01"}, "graph: got 'erdos_renyi:0.01'.*connected"),
+    ({"algorithm": "gossip", "graph": "star"}, "graph: got 'star', allowed are "),
+    ({"algorithm": "gossip", "shuffle": True}, "shuffle: hides clients from a server, but gossip has none"),
+    ({"algorithm": "dp_fed_avg", "delta": 1.0}, "delta: got 1.0"),
+    ({"algorithm": "dp_fed_avg", "clip_norm": 0.0}, "clip_norm: got 0.0"),
+    ({"algorithm": "data_sharing", "shared_fraction": 1.5}, "shared_fraction: got 1.5"),
+    ({"error_feedback": True}, "error_feedback: a lossless channel owes nothing"),
+    ({"channel": "top_k"}, "channel: got 'top_k'"),
+    ({"channel": "zip:3"}, "channel: got 'zip:3', allowed are "),
+    ({"channel": "qsgd:99"}, "channel: got 'qsgd:99': bits"),
+    ({"beta": 0.0}, "beta: got 0"),
+    ({"beta": 1.1}, "beta: got 1.1"),
+    ({"sparsity": 1.0}, "sparsity: got 1.0"),
+    ({"sparsity": 0.5, "channel": "qsgd:4"}, "sparsity: sends by top_k, but channel is 'qsgd:4'"),
+    ({"secure_aggregation": True, "channel": "top_k:0.1"}, "channel: must be lossless with secure_aggregation"),
+    ({"secure_aggregation": True, "sparsity": 0.5}, "channel: must be lossless with secure_aggregation"),
+    ({"secure_aggregation": True, "max_update_norm": 5.0}, "max_update_norm: needs single messages"),
+    ({"secure_aggregation": True, "shuffle": True}, "shuffle: adds nothing to secure_aggregation"),
+    ({"projection": 0, "key_file": "key"}, "projection: got 0"),
+    ({"projection": 65, "key_file": "key"}, "projection: got 65, larger than the 64 numbers of an example"),
+    ({"projection": 9}, "projection: needs key_file"),
+    (
+        {"projection": 9, "key_file": "key", "model": "cnn", "widths": None},
+        "projection: gives vectors, .* cnn does not",
+    ),
+    ({"data_dir": Path("nowhere")}, "data_dir: nowhere is not a directory"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
+def test_what_does_not_go_is_one_line_with_the_name_of_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], message: str
+) -> None:
+    monkeypatch.delenv("FEDTANGENT_KEY_FILE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    if "key_file" in given:
+        given = given | {"key_file": tmp_path / "key"}
+    whole = {name: value for name, value in (TINY | given).items() if value is not None}
+    chosen = {name: whole[name] for name in description.CHOICES if name in whole}
+    known = {field for group in description.groups(chosen).values() for field in vars(group)}
+    whole = {name: value for name, value in whole.items() if name in given or name in known}
+    with pytest.raises(ValueError, match=message) as error:
+        build(describe(**whole))
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())  # nothing is written, no key file either
+
+
+def altered(monkeypatch: pytest.MonkeyPatch, **arrays: Any) -> None:
+    """The data set digits with other arrays."""
+    load = description._built
+
+    def other(chosen: description.Chosen, *given: Any) -> Any:
+        made = load(chosen, *given)
+        return made._replace(**{k: change(np.array(getattr(made, k))) for k, change in arrays.items()}) if isinstance(
+            made, Dataset
+        ) else made  # fmt: skip
+
+    monkeypatch.setattr(description, "_built", other)
+
+
+def setting(value: Any) -> Any:
+    def change(array: np.ndarray) -> np.ndarray:
+        array[(3,) + (0,) * (array.ndim - 1)] = value
+        return array
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "says"),
+    [
+        ("x_train", np.nan, "x_train: .*finite"),
+        ("x_test", np.inf, "x_test: .*finite"),
+        ("y_train", 10, "got 10"),
+        ("y_train", -1, "got -1"),
+        ("y_test", 10, "got 10"),
+    ],
+)
+@pytest.mark.parametrize("loss", ["squared_error", "cross_entropy"])
+def test_data_that_are_not_finite_or_no_classes(
+    monkeypatch: pytest.MonkeyPatch, part: str, value: float, says: str, loss: str
+) -> None:
+    altered(monkeypatch, **{part: setting(value)})
+    with pytest.raises(ValueError, match=says):
+        build(describe(partition="iid", num_clients=4, loss=loss))
+
+
+def test_inputs_keep_their_kind_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tiny().data.x.dtype == jnp.float32 and tiny().data.x.shape == (120, 8, 8, 1)
+    x, dtype = description._inputs(np.zeros((3, 5), np.int16))
+    assert dtype == jnp.int32 and x.dtype == np.int32
+    whole = lambda x: (16 * x).astype(np.int32)  # noqa: E731
+    altered(monkeypatch, x_train=whole, x_test=whole)
+    built = tiny()
+    assert built.data.x.dtype == jnp.int32 and built.splits["test"].x.dtype == jnp.int32
+
+
+def test_clients_are_tested_on_examples_of_their_own() -> None:
+    built = tiny(algorithm="ditto", client_test=0.25)
+    assert built.of_clients is not None and built.of_clients.num_clients == 4
+    assert set(built.of_clients.indices.tolist()).isdisjoint(built.data.indices.tolist())
+    assert len(built.of_clients.indices) + len(built.data.indices) == 120
+
+
+def test_faults_of_a_schedule() -> None:
+    plan, sizes = all_clients(4), np.array([1, 1, 100, 0])
+    assert description._faulty(CommonOptions(), plan, sizes) is plan
+    both = description._faulty(CommonOptions(dropout=0.3, keep_first=2, completion_spread=0.1), plan, sizes)
+    rounds = 2000
+    seen = unroll(both, keys(0).schedule, rounds)
+    filled = np.asarray(seen.weight) > 0
+
+    def share(clients: Any) -> float:
+        """Of the rounds, those in which these clients are among the two."""
+        return float((np.isin(np.asarray(seen.client), clients) & filled).any(axis=1).mean())
+
+    # Those who drop out do not answer: two make the round as long as two are left.
+    full = 1 - 0.3**4 - 4 * 0.7 * 0.3**3
+    assert float(filled.all(axis=1).mean()) == pytest.approx(full, abs=5 * np.sqrt(full * (1 - full) / rounds))
+    # The large one is among the first two only if it answers and at most one of the three others does.
+    large = 0.7 * (0.3**3 + 3 * 0.7 * 0.3**2)
+    assert share([2]) == pytest.approx(large, abs=5 * np.sqrt(large * (1 - large) / rounds))
+    assert share([0]) > 2 * large
+
+
+def test_only_flat_options_of_what_was_chosen_describe_a_run() -> None:
+    with pytest.raises(ValueError, match="mu: is not used with algorithm 'fed_avg', only with ditto"):
+        describe(mu=0.3)
+    with pytest.raises(ValueError, match="nonsense: is no option of a run"):
+        describe(nonsense=1)
+    assert describe(algorithm="fed_prox", mu=0.3).values()["mu"] == 0.3
