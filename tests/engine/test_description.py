@@ -16,7 +16,6 @@ from fedtangent.engine.clients import engine_for
 from fedtangent.engine.description import Built, CommonOptions, build, describe
 from fedtangent.entries import catalogue
 from fedtangent.federated.algorithms.entry import Given
-
 from fedtangent.federated.schedule import all_clients, unroll
 from fedtangent.streams import keys
 
