@@ -431,11 +431,19 @@ def _build_classes(o: ClassesOptions, dataset: Dataset, seed: int) -> Partition:
     return classes(_labels(dataset), o.num_clients, o.classes_per_client, seed)
 
 
+def _check_least(o: SkewOptions, dataset: Dataset) -> None:
+    """Raise ``ValueError`` for more examples of a client than there are, or no clients."""
+    clients = checks.whole("num_clients", o.num_clients, 1, len(dataset.x_train))
+    checks.whole("min_client_size", o.min_client_size, 0, len(dataset.x_train) // clients)
+
+
 def _build_dirichlet(o: DirichletOptions, dataset: Dataset, seed: int) -> Partition:
+    _check_least(o, dataset)
     return dirichlet(_labels(dataset), o.num_clients, o.alpha, seed, o.min_client_size, o.dirichlet_method)
 
 
 def _build_quantity_skew(o: SkewOptions, dataset: Dataset, seed: int) -> Partition:
+    _check_least(o, dataset)
     return quantity_skew(len(dataset.x_train), o.num_clients, o.alpha, seed, o.min_client_size)
 
 

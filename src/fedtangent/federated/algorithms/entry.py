@@ -199,13 +199,15 @@ def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:
     if not entry.has_base:
         return entry.options
     inner = _inside(base or "fed_avg")
-    return _both(entry.options, inner.options)
+    classes: Any = (entry.options, inner.options)
+    return _joined(classes)
 
 
 @functools.cache
-def _both(outer: type[Any], inner: type[Any]) -> type[Any]:
-    both = type(f"{outer.__name__}Around{inner.__name__}", (outer, inner), {})
-    return dataclasses.dataclass(frozen=True)(both)
+def _joined(classes: Any) -> type[Any]:
+    """A dataclass with the fields of both: made once, so that equal options are equal."""
+    joined = type("Around".join(cls.__name__ for cls in classes), classes, {})
+    return dataclasses.dataclass(frozen=True)(joined)
 
 
 def _inside(base: str) -> AlgorithmEntry:
