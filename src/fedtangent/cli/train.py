@@ -367,7 +367,7 @@ def _mean_curve(metrics: list[Metric]) -> list[tuple[int, float]]:
 
 def _draw_kernels(job: Job, watch: KernelDiagnostics, run: Run, metrics: list[Metric], folder: Path) -> None:
     """figures/kernel.png: metrics of all seeds along the run, spectra of the first seed's models at its two ends."""
-    from fedtangent.output.kernel_plots import kernel_figure
+    from fedtangent.output.run_plots import kernel_figure
 
     mine = [m for m in metrics if m.split == KERNEL]
     series: dict[str, dict[int, list[float]]] = {name: {} for name in tangent_kernels.METRICS}
