@@ -86,7 +86,7 @@ def age_plan(
     return AgePlan(length, num_rounds, num_models, examples, visits, error, steps, rates, trains)
 
 
-class Problem(NamedTuple):
+class Theorem1Data(NamedTuple):
     """What the assumptions are about."""
 
     theta: np.ndarray  # [n, n]
@@ -100,7 +100,7 @@ class Problem(NamedTuple):
     initial_kernel: Any = None  # [n, n]
 
 
-def assumptions(problem: Problem, kappa_2: float, kappa_3: float) -> tuple[Assumption, ...]:
+def assumptions(problem: Theorem1Data, kappa_2: float, kappa_3: float) -> tuple[Assumption, ...]:
     """All of them that can be measured, the theorem's own first.
 
     Raises:
@@ -109,12 +109,12 @@ def assumptions(problem: Problem, kappa_2: float, kappa_3: float) -> tuple[Assum
     return (*_of_the_kernel(problem), *_of_the_rounds(problem), *_of_the_step(problem, kappa_2, kappa_3))
 
 
-def _threshold(problem: Problem) -> float:
+def _threshold(problem: Theorem1Data) -> float:
     """Eigenvalues up to here are zero to rounding."""
     return len(problem.theta) * float(np.finfo(np.float64).eps) * float(problem.eigenvalues[-1])
 
 
-def _of_the_kernel(problem: Problem) -> list[Assumption]:
+def _of_the_kernel(problem: Theorem1Data) -> list[Assumption]:
     zero = _threshold(problem)
     found = [
         assumption("full_rank", "(i) lambda_min(Theta), above rounding", problem.eigenvalues[0], ">", zero),
@@ -137,7 +137,7 @@ def _of_the_kernel(problem: Problem) -> list[Assumption]:
     return found
 
 
-def _local_gradient(problem: Problem, zero: float) -> float:
+def _local_gradient(problem: Theorem1Data, zero: float) -> float:
     """Largest ``||J_i g_i / n_i||`` where ``J g = 0``, over the largest at the start.
 
     There g is the part of the initial residual in Theta's null space, which training cannot reach; the squared norm
@@ -151,7 +151,7 @@ def _local_gradient(problem: Problem, zero: float) -> float:
     return _largest_gradient(problem, left) / start if start > 0 else 0.0
 
 
-def _largest_gradient(problem: Problem, residual: np.ndarray) -> float:
+def _largest_gradient(problem: Theorem1Data, residual: np.ndarray) -> float:
     largest = 0.0
     for i in np.flatnonzero(problem.plan.trains):
         rows = np.asarray(problem.partition.client(int(i)))
@@ -161,7 +161,7 @@ def _largest_gradient(problem: Problem, residual: np.ndarray) -> float:
     return largest
 
 
-def _of_the_inputs(problem: Problem) -> list[Assumption]:
+def _of_the_inputs(problem: Theorem1Data) -> list[Assumption]:
     x = real_array("x_train", problem.x)
     if x.ndim == 0 or len(x) != len(problem.theta):
         raise ValueError(f"x_train: got shape {np.shape(problem.x)}, must hold {len(problem.theta)} examples")
@@ -179,7 +179,7 @@ def _of_the_inputs(problem: Problem) -> list[Assumption]:
     ]
 
 
-def _of_the_rounds(problem: Problem) -> list[Assumption]:
+def _of_the_rounds(problem: Theorem1Data) -> list[Assumption]:
     plan, partition = problem.plan, problem.partition
     used = plan.examples[: plan.num_ages * plan.rounds_per_age]
     once = float(np.mean(plan.visits[:, :, np.asarray(partition.sizes) > 0] != 1))
@@ -195,7 +195,7 @@ def _of_the_rounds(problem: Problem) -> list[Assumption]:
     ]  # fmt: skip
 
 
-def _of_the_step(problem: Problem, kappa_2: float, kappa_3: float) -> list[Assumption]:
+def _of_the_step(problem: Theorem1Data, kappa_2: float, kappa_3: float) -> list[Assumption]:
     plan, smallest = problem.plan, max(float(problem.eigenvalues[0]), 0.0)
     gain = float(np.expm1(plan.least_progress.min() * smallest / (6 * plan.examples.max())))
     largest = 0.0

@@ -41,7 +41,7 @@ from fedtangent.checks import choice, finite, number, real_array
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import Assumption, failing, report
-from fedtangent.theory.fed_ensemble.conditions import AgePlan, Problem, age_plan, assumptions
+from fedtangent.theory.fed_ensemble.conditions import AgePlan, Theorem1Data, age_plan, assumptions
 from fedtangent.theory.flow.rules import Rule
 from fedtangent.types import Cohort, Partition
 
@@ -127,16 +127,6 @@ class Theorem1:
         """Bound of ``||f_t(X) - Y||`` of each model after each age, [A + 1, K]: ``R_0 e^{-exponent}``."""
         return self.constants.r0 * np.exp(-self.exponent(form, eigenvalue))[:, None]
 
-    def round_bound(self, form: str = "proof", growth: float | None = None) -> np.ndarray:
-        """The same after every round of the whole ages, [A K' + 1, K] for ages of K' rounds.
-
-        Inside an age it is the bound at its start times ``1 + kappa_2`` (eq. 20), or times ``growth``.
-        """
-        at_ages, length = self.residual_bound(form), self.plan.rounds_per_age
-        inside = 1 + self.constants.kappa_2 if growth is None else growth
-        rounds = np.arange((len(at_ages) - 1) * length + 1)
-        return at_ages[rounds // length] * np.where(rounds % length == 0, 1.0, inside)[:, None]
-
     def movement_bound(self, form: str = "summed", growth: float | None = None) -> np.ndarray:
         """Bound of ``||w(t) - w(0)||`` after each age, [A + 1, K], times ``width^-1/2``: eq. (18), second line.
 
@@ -207,7 +197,7 @@ def theorem_1(
     c1, width = number("c1", c1, at_least=0), number("width", width, at_least=1)
     eigenvalues, vectors = np.linalg.eigh(theta)
     constants = _constants(theta, eigenvalues, partition, plan, np.linalg.norm(f0 - y, axis=(1, 2)), c1, width)
-    problem = Problem(theta, eigenvalues, vectors, f0 - y, y, partition, plan, x_train, initial_kernel)
+    problem = Theorem1Data(theta, eigenvalues, vectors, f0 - y, y, partition, plan, x_train, initial_kernel)
     return Theorem1(constants, assumptions(problem, constants.kappa_2, constants.kappa_3), plan)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from fedtangent.kernels.gram import SingularKernelError
 from fedtangent.theory.assumptions import Assumption, assumption
 from fedtangent.theory.fed_ensemble.limit import covariance_terms
-from fedtangent.theory.flow.recursion import Input, Program, State, decay_map, last_state, zero_state
+from fedtangent.theory.flow.recursion import FlowState, Input, Program, decay_map, last_state, zero_state
 from fedtangent.theory.precision import in_float64, is_concrete
 from fedtangent.types import Array, Gaussian
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 NULL, LEAST = 1e-13, 1e-11
 
 
-class Spectrum(NamedTuple):
+class PassSpectrum(NamedTuple):
     """Eigenvalues of a pass over all rounds."""
 
     eigenvalues: np.ndarray  # [d] complex, those that never change anything (exactly 1) left out
@@ -48,7 +48,7 @@ class _Frame(NamedTuple):
     up: np.ndarray  # [q, rank], V Lambda^(-1/2)
     own: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # per bucket: down and up [b, s, s], which count [b, s]
 
-    def reduced(self, state: State) -> np.ndarray:
+    def reduced(self, state: FlowState) -> np.ndarray:
         """Coordinates [d, D] of a state of one model."""
         shared = [part for part in (state.a, state.memory) if part is not None]
         parts = [self.down @ np.asarray(part[:, 0]) for part in shared]
@@ -56,7 +56,7 @@ class _Frame(NamedTuple):
             parts.append((down @ np.asarray(own[:, 0]))[counts])
         return np.concatenate(parts)
 
-    def lifted(self, like: State, coordinates: np.ndarray) -> State:
+    def lifted(self, like: FlowState, coordinates: np.ndarray) -> FlowState:
         """The state of one model with coordinates [d, D]; ``like`` has its parts."""
         rank, columns = self.up.shape[1], coordinates.shape[1]
         shared, rest, own = [], coordinates, []
@@ -67,7 +67,7 @@ class _Frame(NamedTuple):
             wide, count = np.zeros((*counts.shape, columns)), int(counts.sum())
             wide[counts], rest = rest[:count], rest[count:]
             own.append(jnp.asarray((up @ wide)[:, None]))
-        return State(shared[0], shared[1] if like.memory is not None else None, tuple(own) or None)
+        return FlowState(shared[0], shared[1] if like.memory is not None else None, tuple(own) or None)
 
 
 def _frame(program: Program) -> _Frame:
@@ -116,7 +116,7 @@ class _Pass:
         found = np.asarray(decay_map(self.flow.kind, self.flow.program(self.model, 1)))
         return None if found[0, 0] == 1 else found
 
-    def _end(self, residual: Array, along: Array, start: State, taken: bool) -> np.ndarray:
+    def _end(self, residual: Array, along: Array, start: FlowState, taken: bool) -> np.ndarray:
         """Where the pass leads; all of w_0 is there before it, or decay has ``taken`` it."""
         flow, left = self.flow, jnp.zeros if taken else jnp.ones
         given, beta = Input(residual, along if flow.kind.decays else None), left((flow.num_rounds + 1, 1))
@@ -151,14 +151,14 @@ def _constants(change: np.ndarray) -> np.ndarray:
     return u[:, null].T
 
 
-def spectrum(flow: Flow, model: int) -> Spectrum:
+def spectrum(flow: Flow, model: int) -> PassSpectrum:
     """Eigenvalues of a pass, without those of combinations that never change."""
     rounds = _pass_of(flow, model)
     matrix, decay = rounds.matrix(), rounds.decay()
     count = int(np.sum(_null(np.linalg.svd(np.eye(len(matrix)) - matrix, compute_uv=False))))
     eigenvalues = np.linalg.eigvals(matrix)
     moved = eigenvalues[np.argsort(np.abs(eigenvalues - 1))][count:]
-    return Spectrum(moved if decay is None else np.concatenate([moved, np.linalg.eigvals(decay)]), count)
+    return PassSpectrum(moved if decay is None else np.concatenate([moved, np.linalg.eigvals(decay)]), count)
 
 
 def fixed_point(flow: Flow, model: int) -> Gaussian:

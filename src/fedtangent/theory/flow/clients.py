@@ -44,7 +44,7 @@ class Bucket(NamedTuple):
     shares: Array | np.ndarray | None = None  # [b, most steps, s], 1 / |B_t| on the rows of step t's batch
 
 
-class Clients(NamedTuple):
+class ClientBlocks(NamedTuple):
     """All clients with at least one example."""
 
     buckets: tuple[Bucket, ...]
@@ -60,7 +60,7 @@ def build_clients(
     local_steps: np.ndarray,
     rows_per_example: int,
     batches: Batches | None = None,
-) -> Clients:
+) -> ClientBlocks:
     """Eigendecompositions of every client's own kernel block.
 
     ``theta`` is [q, q] with ``q = n * rows_per_example`` in example-major order. ``batches`` gives, per client and
@@ -81,7 +81,7 @@ def build_clients(
         if batches is not None:
             bucket = _with_batches(bucket, theta, [batches[i] for i in members], rows_per_example)
         buckets.append(bucket)
-    return Clients(jax.tree.map(jnp.asarray, tuple(buckets)), bucket_of, place, largest, np.minimum(smallest, 0.0))
+    return ClientBlocks(jax.tree.map(jnp.asarray, tuple(buckets)), bucket_of, place, largest, np.minimum(smallest, 0.0))
 
 
 def response(eigenvalues: Array, learning_rate: Array, num_examples: Array, local_steps: Array) -> Array:

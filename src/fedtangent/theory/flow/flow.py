@@ -22,10 +22,18 @@ from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import checks
 from fedtangent.theory.fed_ensemble.limit import covariance_terms, gp_limit, prior_blocks
 from fedtangent.theory.flow import asymptotics
-from fedtangent.theory.flow.asymptotics import Spectrum, Stability
-from fedtangent.theory.flow.clients import Clients, build_clients
+from fedtangent.theory.flow.asymptotics import PassSpectrum, Stability
+from fedtangent.theory.flow.clients import ClientBlocks, build_clients
 from fedtangent.theory.flow.recursion import Input, Program, influence, path, shares_of_start, zero_state
-from fedtangent.theory.flow.rounds import Rounds, Slots, build_rounds, check_once, normalised, only_model, rows_needed
+from fedtangent.theory.flow.rounds import (
+    Rounds,
+    RunSlots,
+    build_rounds,
+    check_once,
+    normalised,
+    only_model,
+    rows_needed,
+)
 from fedtangent.theory.flow.rules import Kind, Numbers, Rule, batch_places, check_normalisers, read_rule
 from fedtangent.theory.precision import in_float64, is_concrete, on_device
 from fedtangent.types import Array, Cohort, Gaussian, Partition
@@ -85,7 +93,7 @@ def federated_flow(
     kernels = checks.check_blocks(kernels, targets.shape, outputs)
     partition = checks.check_partition(partition, len(targets))
     client, model, num_models = checks.check_cohorts(cohorts, np.asarray(partition.sizes), num_models)
-    slots = Slots(client, model, checks.present_slots(cohorts))
+    slots = RunSlots(client, model, checks.present_slots(cohorts))
     steps = checks.check_steps(rule.local_steps, partition.num_clients)
     rate = _every_round("learning_rate", rule.learning_rate, len(client))
     server_rate = _every_round("server_learning_rate", rule.server_learning_rate, len(client))
@@ -125,9 +133,9 @@ class Flow:
     outputs: str
     num_models: int
     partition: Partition
-    cohorts: Slots
+    cohorts: RunSlots
     theta: Array  # [q, q], q = n (outputs "shared") or n C ("full")
-    clients: Clients
+    clients: ClientBlocks
     rounds: Rounds
     kind: Kind
     numbers: Numbers
@@ -291,7 +299,7 @@ class Flow:
         """
         return self.spectrum(model).radius
 
-    def spectrum(self, model: int = 0) -> Spectrum:
+    def spectrum(self, model: int = 0) -> PassSpectrum:
         """Eigenvalues of a pass over all rounds, as a map of all that a model's run remembers."""
         return asymptotics.spectrum(self, whole("model", model, 0, self.num_models - 1))
 

@@ -23,7 +23,7 @@ from fedtangent.theory.flow.rules import Kind, Numbers
 from fedtangent.types import Array
 
 
-class State(NamedTuple):
+class FlowState(NamedTuple):
     """Coefficients of everything that a run remembers; ``None`` for what a rule does not have."""
 
     a: Array  # [q, K, D] the models
@@ -47,14 +47,14 @@ class Input(NamedTuple):
     along: Array | None  # [q, K or 1, D] J(X) w_0, with weight decay only
 
 
-def zero_state(kind: Kind, program: Program, num_models: int, columns: int) -> State:
+def zero_state(kind: Kind, program: Program, num_models: int, columns: int) -> FlowState:
     """Nothing learnt, nothing remembered."""
     a = jnp.zeros((program.theta.shape[0], num_models, columns))
     remembers = kind.momentum or kind.corrects
     own = None
     if kind.corrects:
         own = tuple(jnp.zeros((b.rows.shape[0], num_models, b.rows.shape[1], columns)) for b in program.buckets)
-    return State(a, jnp.zeros_like(a) if remembers else None, own)
+    return FlowState(a, jnp.zeros_like(a) if remembers else None, own)
 
 
 @functools.partial(jax.jit, static_argnames=("kind", "num_models"))
@@ -91,7 +91,7 @@ def path(
     program: Program,
     given: Input,
     beta: Array,
-    start: State,
+    start: FlowState,
     readout: Array | None,
     record: Array,
     *,
@@ -104,7 +104,7 @@ def path(
     """
     shape = (num_records, program.theta.shape[0] if readout is None else readout.shape[0], *start.a.shape[1:])
 
-    def step(carry: tuple[State, Array], now: tuple[Array, Array]) -> tuple[tuple[State, Array], None]:
+    def step(carry: tuple[FlowState, Array], now: tuple[Array, Array]) -> tuple[tuple[FlowState, Array], None]:
         state, kept = carry
         j, place = now
         state = jax.lax.cond(place >= 0, lambda: one_round(kind, program, given, beta[j], state, j), lambda: state)
@@ -120,10 +120,10 @@ def path(
 
 
 @functools.partial(jax.jit, static_argnames=("kind",))
-def last_state(kind: Kind, program: Program, given: Input, beta: Array, start: State, active: Array) -> State:
+def last_state(kind: Kind, program: Program, given: Input, beta: Array, start: FlowState, active: Array) -> FlowState:
     """The state after the rounds that are ``active`` [R] bool."""
 
-    def step(state: State, now: tuple[Array, Array]) -> tuple[State, None]:
+    def step(state: FlowState, now: tuple[Array, Array]) -> tuple[FlowState, None]:
         j, is_active = now
         run = functools.partial(one_round, kind, program, given, beta[j], state, j)
         return jax.lax.cond(is_active, run, lambda: state), None
@@ -143,13 +143,13 @@ def influence(kind: Kind, program: Program, theta_x: Array, beta: Array, active:
     zeros = jnp.zeros_like(state.a)
     given = Input(zeros, zeros if kind.decays else None)
 
-    def back(carry: tuple[State, Input], now: tuple[Array, Array]) -> tuple[tuple[State, Input], None]:
+    def back(carry: tuple[FlowState, Input], now: tuple[Array, Array]) -> tuple[tuple[FlowState, Input], None]:
         j, is_active = now
 
-        def transposed() -> tuple[State, Input]:
+        def transposed() -> tuple[FlowState, Input]:
             behind, total = carry
 
-            def forward(given: Input, state: State) -> State:
+            def forward(given: Input, state: FlowState) -> FlowState:
                 return one_round(kind, program, given, beta[j], state, j)
 
             of_input, of_state = jax.linear_transpose(forward, given, state)(behind)
@@ -163,7 +163,7 @@ def influence(kind: Kind, program: Program, theta_x: Array, beta: Array, active:
     return total
 
 
-def one_round(kind: Kind, program: Program, given: Input, beta: Array, state: State, j: Array) -> State:
+def one_round(kind: Kind, program: Program, given: Input, beta: Array, state: FlowState, j: Array) -> FlowState:
     """The state after round ``j``, ``beta`` [K] being what is left of w_0 before it."""
     felt = _felt(kind, program, given, beta, state, j)
     sums = _trained(kind, program, felt, state, j)
@@ -193,7 +193,7 @@ class _Answers(NamedTuple):
     kappa: Array  # [S]
 
 
-def _felt(kind: Kind, program: Program, given: Input, beta: Array, state: State, j: Array) -> _Felt:
+def _felt(kind: Kind, program: Program, given: Input, beta: Array, state: FlowState, j: Array) -> _Felt:
     controlled = kind.algorithm == "scaffold"
     carried = [state.a, state.memory] if controlled and state.memory is not None else [state.a]
     values = _products(program, jnp.concatenate(carried, axis=2), j)
@@ -208,7 +208,7 @@ def _felt(kind: Kind, program: Program, given: Input, beta: Array, state: State,
     return _Felt(residual, tilt)
 
 
-def _trained(kind: Kind, program: Program, felt: _Felt, state: State, j: Array) -> _Sums:
+def _trained(kind: Kind, program: Program, felt: _Felt, state: FlowState, j: Array) -> _Sums:
     """Local training of the round's clients, bucket after bucket."""
     rounds, num_models = program.rounds, state.a.shape[1]
     change, corrected, pull = jnp.zeros_like(state.a), jnp.zeros_like(state.a), jnp.zeros(num_models)
@@ -231,7 +231,7 @@ def _trained(kind: Kind, program: Program, felt: _Felt, state: State, j: Array) 
     return _Sums(change, corrected, pull, tuple(kept) or None)
 
 
-def _with_pull(kind: Kind, numbers: Numbers, state: State, sums: _Sums) -> Array:
+def _with_pull(kind: Kind, numbers: Numbers, state: FlowState, sums: _Sums) -> Array:
     """The clients' move with that of the forces that do not come from data: weight decay, SCAFFOLD's c."""
     change, pull = sums.change, sums.pull[None, :, None]
     if kind.decays:
@@ -292,18 +292,18 @@ def _own_change(kind: Kind, numbers: Numbers, answer: _Answers, own: Array) -> A
     return -answer.gradient / jnp.where(answer.kappa > 0, answer.kappa, 1.0)[:, None, None] - own
 
 
-def _server(kind: Kind, program: Program, j: Array, state: State, change: Array, sums: _Sums) -> State:
+def _server(kind: Kind, program: Program, j: Array, state: FlowState, change: Array, sums: _Sums) -> FlowState:
     """The server's part; a model that nobody trained keeps all it has."""
     numbers, rounds = program.numbers, program.rounds
     trained, rate = rounds.trained[j][None, :, None], rounds.server_rate[j]
     fraction = rounds.fraction[j][None, :, None]
     if kind.algorithm == "fed_dyn" and state.memory is not None:
         h = state.memory - numbers.mu * fraction * change
-        return State(state.a + rate * jnp.where(trained, change - h / numbers.mu, 0.0), h, sums.own)
+        return FlowState(state.a + rate * jnp.where(trained, change - h / numbers.mu, 0.0), h, sums.own)
     if kind.algorithm == "scaffold" and state.memory is not None:
-        return State(state.a + rate * change, state.memory + fraction * sums.corrected, sums.own)
+        return FlowState(state.a + rate * change, state.memory + fraction * sums.corrected, sums.own)
     moved, memory = _server_momentum(kind, numbers, change, state.memory, trained)
-    return State(state.a + rate * moved, memory, sums.own)
+    return FlowState(state.a + rate * moved, memory, sums.own)
 
 
 def _server_momentum(kind: Kind, numbers: Numbers, change: Array, memory: Any, trained: Array) -> tuple[Array, Any]:

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.theory.flow.clients import Clients, client_rows
+from fedtangent.theory.flow.clients import ClientBlocks, client_rows
 from fedtangent.types import Array, Partition
 
 
-class Slots(NamedTuple):
+class RunSlots(NamedTuple):
     """Who trains what: client and model of every slot, [R, S] each, and which slots are filled."""
 
     client: np.ndarray
@@ -49,7 +49,7 @@ class Rounds(NamedTuple):
 
 
 def build_rounds(
-    clients: Clients, slots: Slots, weight: Array, learning_rate: Array, server_rate: Array, num_models: int
+    clients: ClientBlocks, slots: RunSlots, weight: Array, learning_rate: Array, server_rate: Array, num_models: int
 ) -> Rounds:
     """Sorts the slots [R, S], with weights that are relative already, into the clients' buckets.
 
@@ -82,7 +82,7 @@ def build_rounds(
 
 
 @functools.partial(jax.jit, static_argnames=("num_models",))
-def normalised(slots: Slots, weight: Array, num_models: int) -> Array:
+def normalised(slots: RunSlots, weight: Array, num_models: int) -> Array:
     """Weights [R, S] divided by their model's total in the round; empty slots get 0."""
     model, present = slots.model, slots.present
     weight = jnp.where(jnp.asarray(present), weight, 0.0)
@@ -108,7 +108,7 @@ def only_model(rounds: Rounds, model: int) -> Rounds:
 
 
 def rows_needed(
-    partition: Partition, slots: Slots, num_models: int, rows_per_example: int, num_rows: int
+    partition: Partition, slots: RunSlots, num_models: int, rows_per_example: int, num_rows: int
 ) -> np.ndarray:
     """The distinct kernel rows of each model's clients in each round, [R, K, E] int32, ``num_rows`` or more: none."""
     client, model, present = slots
@@ -126,7 +126,7 @@ def rows_needed(
     return table.reshape(len(client), num_models, width)
 
 
-def check_once(slots: Slots, algorithm: str) -> None:
+def check_once(slots: RunSlots, algorithm: str) -> None:
     """``ValueError`` where a client trains one model in two slots of a round: what it remembers would be ambiguous."""
     for r, present in enumerate(slots.present):
         pairs = np.stack([slots.client[r], slots.model[r]], axis=1)[present]
