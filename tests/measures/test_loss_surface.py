@@ -137,14 +137,17 @@ def test_a_grid_is_one_program_whatever_its_size() -> None:
 three = trees()
 ON_A_LINE = jax.tree.map(lambda x, y: x + 2 * (y - x), three[0], three[1])
 BAD = {
-    "two": (three[:2], "models: got 2, a plane needs 3"),
+    "two": (three[:2], "models: got 2, must be three"),
     "equal": ([three[0], three[1], three[1]], "models: 2 and 3 are equal"),
     "equal to the first": ([three[0], three[0], three[1]], "models: 1 and 2 are equal"),
     "collinear": ([three[0], three[1], ON_A_LINE], "models: lie on one line"),
-    "shapes": ([three[0], three[1], {**three[0], "b": np.zeros(4)}], "models: 1 and 3 differ in structure or shapes"),
-    "structure": ([three[0], {"a": np.zeros(2)}, three[1]], "models: 1 and 2 differ in structure"),
-    "integers": ([{"a": np.arange(3)}] * 3, "models: must hold floating arrays, got int64"),
-    "not finite": ([three[0], three[1], jax.tree.map(lambda x: x * np.nan, three[2])], "models: must be finite"),
+    "shapes": (
+        [three[0], three[1], {**three[0], "b": np.zeros(4)}],
+        "models: got 1 and 3 of different",
+    ),
+    "structure": ([three[0], {"a": np.zeros(2)}, three[1]], "models: got 1 and 2 of different structure"),
+    "integers": ([{"a": np.arange(3)}] * 3, "models: got int64 arrays, must be floating"),
+    "not finite": ([three[0], three[1], jax.tree.map(lambda x: x * np.nan, three[2])], "models: got nan at entry"),
 }
 
 

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from fedtangent import pytrees
-from fedtangent.checks import number, whole
+from fedtangent.checks import finite, number, whole
 from fedtangent.engine.progress import progress_of
 from fedtangent.losses import get_loss
 from fedtangent.types import Array, Model, PyTree
@@ -115,9 +116,8 @@ def segment(
     loss: Loss, start: PyTree, end: PyTree, shares: Any, arguments: tuple[Any, ...] = (), chunk: int = 8
 ) -> np.ndarray:
     """``loss(start + s (end - start), *arguments)`` for every s of ``shares`` [q]: [q]; other arguments as above."""
-    structures: list[Any] = [jax.tree.structure(model) for model in (start, end)]
-    if structures[0] != structures[1] or _shapes(start) != _shapes(end):
-        raise ValueError("end: must have the structure and the shapes of start")
+    if _form(start) != _form(end):
+        raise ValueError("end: got another structure or other shapes, must be those of start")
     if np.ndim(shares) != 1 or np.size(shares) == 0:
         raise ValueError(f"shares: got shape {np.shape(shares)}, must be a vector of one or more numbers")
     basis = start, (pytrees.subtract(end, start),)
@@ -188,35 +188,25 @@ def _evaluate(
 def _vectors(models: Sequence[PyTree]) -> tuple[np.ndarray, float]:
     """The three models as rows [3, P] float64, and the coarsest precision of their leaves; checked."""
     if not isinstance(models, Sequence) or len(models) != 3:
-        if not isinstance(models, Sequence):
-            raise ValueError(f"models: got {models!r:.60}, must be a sequence of three")
-        raise ValueError(f"models: got {len(models)}, a plane needs 3")
-    structures: list[Any] = [jax.tree.structure(m) for m in models]
-    shapes = [_shapes(m) for m in models]
+        got = len(models) if isinstance(models, Sequence) else f"{models!r:.60}"
+        raise ValueError(f"models: got {got}, must be three")
     for i in (1, 2):
-        if structures[i] != structures[0] or shapes[i] != shapes[0]:
-            raise ValueError(f"models: 1 and {i + 1} differ in structure or shapes, got {shapes[0]} and {shapes[i]}")
+        if _form(models[i]) != _form(models[0]):
+            raise ValueError(f"models: got 1 and {i + 1} of different structure or shapes, must be alike")
     dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(list(models))}
     if not dtypes or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
-        raise ValueError(
-            f"models: must hold floating arrays, got {', '.join(sorted(str(d) for d in dtypes)) or 'none'}"
-        )
+        raise ValueError(f"models: got {', '.join(sorted(map(str, dtypes))) or 'no'} arrays, must be floating")
     rows = np.stack([np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in jax.tree.leaves(m)]) for m in models])
-    if not np.all(np.isfinite(rows)):
-        raise ValueError("models: must be finite")
+    finite("models", rows)
     return rows, max(float(jnp.finfo(dtype).eps) for dtype in dtypes)
 
 
-def _shapes(model: PyTree) -> list[tuple[int, ...]]:
-    return [np.shape(leaf) for leaf in jax.tree.leaves(model)]
+def _form(model: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
+    """Structure and shapes."""
+    return jax.tree.structure(model), [np.shape(leaf) for leaf in jax.tree.leaves(model)]
 
 
 def _tree(vector: np.ndarray, like: PyTree) -> PyTree:
     """``vector`` [P] in the structure, shapes and dtypes of ``like``."""
-    leaves, structure = jax.tree.flatten(like)
-    ends = np.cumsum([np.size(leaf) for leaf in leaves])
-    parts = np.split(vector, ends[:-1])
-    shaped = [
-        jnp.asarray(p.reshape(np.shape(leaf)), jnp.result_type(leaf)) for p, leaf in zip(parts, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, shaped)
+    flat, unravel = ravel_pytree(like)
+    return unravel(jnp.asarray(vector, flat.dtype))

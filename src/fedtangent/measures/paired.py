@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedtangent.checks import choice, number, whole
 from fedtangent.engine.sweeps import Config, Sweep
 
 
@@ -42,11 +43,10 @@ def differences(
     or a confidence outside (0, 1).
     """
     values = _values(sweep, metric, evaluation)
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence: got {confidence}, must be between 0 and 1")
+    number("confidence", confidence, above=0, below=1)
     matching = [i for i, c in enumerate(sweep.configs) if all(k in c and c[k] == v for k, v in baseline.items())]
     if len(matching) != 1:
-        raise ValueError(f"baseline: {baseline} names {len(matching)} configurations, must name exactly one")
+        raise ValueError(f"baseline: got {baseline}, which names {len(matching)} configurations, must name exactly one")
     base = values[:, matching[0]]
     others = [(config, values[:, i]) for i, config in enumerate(sweep.configs) if i != matching[0]]
     return [_difference(config, mine - base, confidence) for config, mine in others]
@@ -64,14 +64,12 @@ def half_width(values: np.ndarray, confidence: float = 0.95) -> np.ndarray:
 
 def _values(sweep: Sweep, metric: str, evaluation: int) -> np.ndarray:
     """The metric at one evaluation, [seeds, configs] float64."""
-    if metric not in sweep.metrics:
-        raise ValueError(f"metric: got {metric!r}, allowed are {', '.join(sweep.metrics)}")
+    choice("metric", metric, sweep.metrics)
     if sweep.metrics[metric].ndim != 3:
-        raise ValueError(f"metric: {metric!r} has shape {sweep.metrics[metric].shape[3:]} a run, must be one number")
+        raise ValueError(f"metric: got {metric!r} of shape {sweep.metrics[metric].shape[3:]} a run, must be one number")
     if len(sweep.seeds) < 2:
-        raise ValueError("seeds: got 1, an interval needs at least 2")
-    if not -len(sweep.rounds) <= evaluation < len(sweep.rounds):
-        raise ValueError(f"evaluation: got {evaluation}, but there are {len(sweep.rounds)}")
+        raise ValueError("seeds: got 1, must be at least 2 for an interval")
+    whole("evaluation", evaluation, -len(sweep.rounds), len(sweep.rounds) - 1)
     return sweep.metrics[metric][:, :, evaluation].astype(np.float64)
 
 

@@ -37,7 +37,14 @@ def epsilon(
     Returns infinity without noise. It is for one model: with K models of which a client trains one a round, count the
     rounds of all. Raises ``ValueError`` for numbers out of range and an unknown ``sampling``.
     """
-    _check(num_clients, clients_per_round, num_rounds, noise_multiplier, delta, sampling)
+    whole("num_clients", num_clients)
+    whole("num_rounds", num_rounds)
+    choice("sampling", sampling, SAMPLINGS)
+    number("clients_per_round", clients_per_round, above=0, at_most=num_clients)
+    if sampling == "without_replacement":
+        whole("clients_per_round", clients_per_round)
+    number("noise_multiplier", noise_multiplier, at_least=0)
+    number("delta", delta, above=0, below=1)
     if noise_multiplier == 0:
         return math.inf
     import dp_accounting  # a second to import, and nothing else needs it
@@ -57,16 +64,3 @@ def epsilon(
         return float(accountant.compose(event, int(num_rounds)).get_epsilon(float(delta)))
 
     return min(total(one), total(noise))  # sampling takes nothing away, though its bound may lie above that
-
-
-def _check(
-    num_clients: int, clients_per_round: float, num_rounds: int, noise_multiplier: float, delta: float, sampling: str
-) -> None:
-    for name, value in (("num_clients", num_clients), ("num_rounds", num_rounds)):
-        whole(name, value)
-    choice("sampling", sampling, SAMPLINGS)
-    number("clients_per_round", clients_per_round, above=0, at_most=num_clients)
-    if sampling == "without_replacement":
-        whole("clients_per_round", clients_per_round)
-    number("noise_multiplier", noise_multiplier, at_least=0)
-    number("delta", delta, above=0, below=1)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp, ndtri
 
-from fedtangent.checks import choice, whole
+from fedtangent.checks import choice, number, whole
 from fedtangent.types import Array
 
 BINNINGS = ("width", "mass")
@@ -56,7 +56,7 @@ def knowledge_variance(members: Array, unbiased: bool = False) -> Array:
     """
     members = _checked_members(members)
     if unbiased and members.shape[0] < 2:
-        raise ValueError("members: an unbiased variance needs at least 2 members, got 1")
+        raise ValueError("members: got 1, must be at least 2 for an unbiased variance")
     return jnp.var(members, axis=0, ddof=1 if unbiased else 0)
 
 
@@ -190,7 +190,7 @@ def coverage(interval: Interval, targets: Array) -> Array:
     """
     if not interval.low.shape == interval.high.shape == targets.shape:
         shapes = f"{interval.low.shape} and {interval.high.shape}, targets {targets.shape}"
-        raise ValueError(f"coverage: interval has shapes {shapes}, must be equal")
+        raise ValueError(f"interval: got shapes {shapes}, must be equal")
     inside = (interval.low <= targets) & (targets <= interval.high)
     return jnp.mean(inside.astype(interval.low.dtype))
 
@@ -254,8 +254,7 @@ def _confidence(members: Array, labels: Array) -> tuple[Array, Array]:
 
 def _normal_quantile(level: float, dtype: jnp.dtype) -> Array:
     """The two-sided normal quantile of ``level``."""
-    if not 0 < level < 1:
-        raise ValueError(f"level: got {level}, must be between 0 and 1")
+    number("level", level, above=0, below=1)
     return ndtri(jnp.asarray(0.5 + level / 2, dtype))
 
 
@@ -265,7 +264,7 @@ def _noise(variance: float | Array, shape: tuple[int, ...], dtype: jnp.dtype) ->
     if value.shape not in ((), shape):
         raise ValueError(f"noise_variance: got shape {value.shape}, must be a number or {shape}")
     if not isinstance(value, jax.core.Tracer) and not bool(jnp.all(value >= 0)):
-        raise ValueError("noise_variance: must be 0 or more everywhere")
+        raise ValueError(f"noise_variance: got {float(jnp.min(value)):g}, must be at least 0 everywhere")
     return jnp.broadcast_to(value, shape)
 
 
