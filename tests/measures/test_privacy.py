@@ -139,9 +139,9 @@ def test_without_noise_there_is_no_privacy(sampling: str) -> None:
         ({"noise_multiplier": math.nan}, "noise_multiplier: got nan"),
         ({"num_rounds": 0}, "num_rounds: got 0, must be a whole number of at least 1"),
         ({"num_clients": 1.5}, "num_clients: got 1.5"),
-        ({"clients_per_round": 101}, "clients_per_round: got 101, must be above 0, at most 100"),
+        ({"clients_per_round": 101}, "clients_per_round: got 101, must be above 0 and at most 100"),
         ({"clients_per_round": 0}, "clients_per_round: got 0"),
-        ({"clients_per_round": 2.5}, "clients_per_round: got 2.5, must be a whole number without replacement"),
+        ({"clients_per_round": 2.5}, "clients_per_round: got 2.5, must be a whole number of at least 1"),
         ({"sampling": "fixed"}, "sampling: got 'fixed', allowed are without_replacement, poisson"),
     ],
 )
