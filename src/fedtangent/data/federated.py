@@ -22,8 +22,8 @@ def federated_data(x: Any, y: Any, partition: Any, dtype: Any = None, num_classe
         partition: who holds which row of ``x``: a ``Partition``, or lists of rows as ``partition.of`` takes them;
             clients may overlap (``partition.validate(exact=True)`` asks for more).
         dtype: of ``x`` on the device, and of ``y`` where that is floating: float32, float64 or, for inputs that are
-            symbols, int32 (``y`` is then float32). By default int32 for whole numbers, float64 if ``x`` is float64
-            and JAX has ``jax_enable_x64`` on, float32 otherwise.
+            symbols, int32 (``y`` is then float32). By default int32 for signed whole numbers, float64 if ``x`` is
+            float64 and JAX has ``jax_enable_x64`` on, float32 otherwise.
         num_classes: when given, integer labels must lie below it.
 
     Returns:
@@ -59,7 +59,7 @@ def max_client_size(data: FederatedData) -> int:
 def _device_dtype(dtype: Any, x: np.ndarray) -> Any:
     """The dtype of ``x`` on the device."""
     if dtype is None:
-        if np.issubdtype(x.dtype, np.integer):
+        if np.issubdtype(x.dtype, np.signedinteger):
             return jnp.dtype(jnp.int32)
         wide = x.dtype == np.float64 and _x64()
         return jnp.dtype(jnp.float64 if wide else jnp.float32)
