@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from fedtangent.checks import choice
 from fedtangent.types import Array
 
 Loss = Callable[[Array, Array, Array], Array]
@@ -41,6 +42,5 @@ LOSSES: dict[str, Loss] = {"squared_error": squared_error, "cross_entropy": cros
 
 def get_loss(name: str) -> Loss:
     """The loss called ``name``; raises ``ValueError`` with the allowed names."""
-    if name not in LOSSES:
-        raise ValueError(f"loss: got {name!r}, allowed are {', '.join(LOSSES)}")
+    choice("loss", name, LOSSES)
     return LOSSES[name]

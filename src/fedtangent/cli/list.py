@@ -9,6 +9,7 @@ import tyro
 from rich import box
 from rich.table import Table
 
+from fedtangent.checks import choice
 from fedtangent.entries import KINDS, catalogue
 from fedtangent.output.tables import console
 
@@ -23,8 +24,7 @@ class ListOptions:
 
 def prepare(options: ListOptions) -> ListOptions:
     """Check the option; raises ``ValueError``."""
-    if options.kind not in KINDS:
-        raise ValueError(f"kind: got {options.kind!r}, allowed are {', '.join(KINDS)}")
+    choice("kind", options.kind, KINDS)
     return options
 
 

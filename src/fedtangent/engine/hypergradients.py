@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedtangent.checks import choice
 from fedtangent.engine.history import check_rounds
 from fedtangent.engine.sweeps import single_device_engine
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, PyTree
@@ -57,8 +58,7 @@ def final_objective(
     Raises ``ValueError`` for bad arguments.
     """
     check_rounds(num_rounds, None)
-    if remat not in REMAT:
-        raise ValueError(f"remat: got {remat!r}, allowed are {', '.join(REMAT)}")
+    choice("remat", remat, REMAT)
     if last is not None and not 1 <= last <= num_rounds:
         raise ValueError(f"last: got {last}, must be between 1 and num_rounds = {num_rounds}")
     engine = single_device_engine(data, mapping)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import partition_structure, whole
+from fedtangent.checks import choice, partition_structure, whole
 from fedtangent.engine.clients import default_kind, engine_for
 from fedtangent.engine.history import check_options, check_rounds
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, Partition, PyTree
@@ -186,8 +186,7 @@ def map_members(over: str, run: Callable[[PyTree], PyTree], members: PyTree) -> 
 
 def choose_over(over: str) -> str:
     """``"map"`` or ``"vmap"``; ``"auto"`` is map on a CPU. Raises ``ValueError`` for another name."""
-    if over not in OVER:
-        raise ValueError(f"over: got {over!r}, allowed are {', '.join(OVER)}")
+    choice("over", over, OVER)
     if over == "auto":
         return {"scan": "map", "vmap": "vmap"}[default_kind()]
     return over

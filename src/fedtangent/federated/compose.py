@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import pytrees, streams
+from fedtangent.checks import choice
 from fedtangent.federated.aggregate import slots_of, weighted_mean
 from fedtangent.federated.faults import num_contacted
 from fedtangent.federated.local import client_view
@@ -110,8 +111,7 @@ def compose(
     Raises ``ValueError`` for an unknown ``weighting``.
     """
     weighting = parts.get("weighting", "examples")
-    if weighting not in WEIGHTINGS:
-        raise ValueError(f"weighting: got {weighting!r}, allowed are {', '.join(WEIGHTINGS)}")
+    choice("weighting", weighting, WEIGHTINGS)
     made = _Composed(
         model,
         local,
@@ -364,8 +364,7 @@ def drawn_cohorts(
 
     Raises ``ValueError`` for another weighting, or a partition with another number of clients than the schedule's.
     """
-    if weighting not in WEIGHTINGS:
-        raise ValueError(f"weighting: got {weighting!r}, allowed are {', '.join(WEIGHTINGS)}")
+    choice("weighting", weighting, WEIGHTINGS)
     if partition.num_clients != schedule.num_clients:
         raise ValueError(
             f"partition: got {partition.num_clients} clients, but the schedule is of {schedule.num_clients}"

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import streams
+from fedtangent.checks import choice
 from fedtangent.types import Accept, Array, Client, Cohort, Key, Local, PyTree, Schedule
 
 DISTRIBUTIONS = ("lognormal", "exponential")
@@ -77,8 +78,7 @@ def stragglers(
     """
     if not 1 <= keep <= schedule.num_slots:
         raise ValueError(f"keep: got {keep}, must be between 1 and {schedule.num_slots}, the schedule's slots")
-    if distribution not in DISTRIBUTIONS:
-        raise ValueError(f"distribution: got {distribution!r}, allowed are {', '.join(DISTRIBUTIONS)}")
+    choice("distribution", distribution, DISTRIBUTIONS)
     if not 0 < spread < math.inf:
         raise ValueError(f"spread: got {spread}, must be positive and finite")
     mean = np.asarray(mean_time, np.float32)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedtangent.checks import choice
 from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.engine.sweeps import check_seeds
 from fedtangent.entries import Entry
@@ -95,11 +96,9 @@ def experiment(
 
 def prepare_study(entry: Experiment, request: Request) -> Study:
     """The checked study; raises ``ValueError`` and writes nothing."""
-    if request.scale not in SCALES:
-        raise ValueError(f"scale: got {request.scale!r}, allowed are {', '.join(SCALES)}")
+    choice("scale", request.scale, SCALES)
     dataset = next(iter(entry.scales)) if request.dataset is None else request.dataset
-    if dataset not in entry.scales:
-        raise ValueError(f"dataset: got {dataset!r}, allowed are {', '.join(entry.scales)}")
+    choice("dataset", dataset, entry.scales)
     check_data_dir(request.data_dir)
     seeds = check_seeds(request.seeds)
     if len(seeds) < entry.least_seeds:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from fedtangent import checks
+from fedtangent.checks import choice
 
 Settings = TypeVar("Settings")
 SCALES = ("smoke", "default", "paper")
@@ -75,8 +76,7 @@ def changed(settings: Settings, changes: Sequence[str]) -> Settings:
         name, equals, text = change.partition("=")
         if not equals:
             raise ValueError(f"set: got {change!r}, must be name=value")
-        if name not in known:
-            raise ValueError(f"set: got {name!r}, allowed are {', '.join(known)}")
+        choice("set", name, known)
         given[name] = _read(name, text, known[name])
     return dataclasses.replace(settings, **given)  # type: ignore[type-var]
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import pytrees
+from fedtangent.checks import choice
 from fedtangent.federated.algorithms.averaging import check_base, fed_avg
 from fedtangent.federated.algorithms.common import Options, train_and_average
 from fedtangent.federated.algorithms.entry import (
@@ -122,8 +123,7 @@ def gossip(
         )
     matrix = np.asarray(metropolis_weights(mixing) if isinstance(mixing, Graph) else mixing, np.float64)
     _check_mixing(matrix, schedule.num_models)
-    if order not in ORDERS:
-        raise ValueError(f"order: got {order!r}, allowed are {', '.join(ORDERS)}")
+    choice("order", order, ORDERS)
 
     def map_models(update: Callable[..., Any]) -> Callable[..., Any]:
         def updated(before: Any, aggregated: PyTree, info: RoundInfo) -> tuple[Any, dict[str, Array]]:

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from fedtangent import checks
+from fedtangent.checks import choice
 from fedtangent.entries import Entry, catalogue, option
 from fedtangent.federated import faults
 from fedtangent.federated.local import Work
@@ -212,8 +213,7 @@ def _joined(classes: Any) -> type[Any]:
 
 def _inside(base: str) -> AlgorithmEntry:
     inside: dict[str, AlgorithmEntry] = {name: entry for name, entry in catalogue("algorithms").items() if entry.inside}
-    if base not in inside:
-        raise ValueError(f"base: got {base!r}, allowed are {', '.join(inside)}")
+    choice("base", base, inside)
     return inside[base]
 
 
@@ -259,8 +259,7 @@ def shared_arguments(o: Any) -> dict[str, Any]:
         accept = None if o.max_update_norm is None else faults.finite(_bound(o))
         given |= {"client_learning_rate": rate_of(o), "loss": o.loss, "accept": accept}
     if isinstance(o, Stepping) and o.client_optimizer != "sgd":
-        if o.client_optimizer not in OPTIMIZERS:
-            raise ValueError(f"client_optimizer: got {o.client_optimizer!r}, allowed are {', '.join(OPTIMIZERS)}")
+        choice("client_optimizer", o.client_optimizer, OPTIMIZERS)
         given["client_optimizer"] = OPTIMIZERS[o.client_optimizer]
     if isinstance(o, Training):
         given["work"] = work_of(o)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedtangent.checks import choice
 from fedtangent.federated.aggregate import Stacked
 from fedtangent.types import Array, Key, Model, PyTree
 
@@ -108,8 +109,7 @@ def dirichlet(clients: Clients, concentration: float) -> Callable[[Key], PyTree]
 
 def check_teacher(teacher: Teacher) -> None:
     """Raise ``ValueError`` unless a teacher can be made."""
-    if teacher.posterior not in POSTERIORS:
-        raise ValueError(f"posterior: got {teacher.posterior!r}, allowed are {', '.join(POSTERIORS)}")
+    choice("posterior", teacher.posterior, POSTERIORS)
     unknown = [name for name in teacher.members if name not in MEMBERS]
     if unknown or not teacher.members or len(set(teacher.members)) != len(teacher.members):
         raise ValueError(f"members: got {teacher.members}, must be one or more of {', '.join(MEMBERS)}, each once")
