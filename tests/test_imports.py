@@ -36,13 +36,14 @@ FLOW = (
 ABOVE = {"compare", "experiments", "cli"}
 NEVER = {
     **{part: {"data", "models", "kernels", "federated", "engine", "theory", "measures"} | ABOVE for part in GROUND},
-    "theory": {"federated", "engine"} | ABOVE,
-    "kernels": {"theory"} | ABOVE,
-    "federated": {"theory", "engine"} | ABOVE,
+    "theory": {"federated", "engine", "measures", "attacks", "output"} | ABOVE,
+    "kernels": {"federated", "engine", "theory", "measures", "attacks", "output"} | ABOVE,
+    "federated": {"theory", "engine", "attacks", "output"} | ABOVE,
     "data": {"models", "kernels", "federated", "engine", "theory"} | ABOVE,
     "models": {"federated", "engine", "theory"} | ABOVE,
-    "engine": {"theory", "output"} | ABOVE,
-    "measures": {"theory", "output"} | ABOVE,
+    "engine": {"theory", "measures", "attacks", "output"} | ABOVE,
+    "measures": {"theory", "attacks", "output"} | ABOVE,
+    "attacks": {"theory", "engine", "measures", "output"} | ABOVE,
 }
 SOLE_IMPORTER = {"neural_tangents": "fedtangent.kernels.neural_tangents", "tensorflow": None, "tf2jax": None}
 HEAVY = ("tensorflow", "tensorflow_datasets", "neural_tangents", "matplotlib", "sklearn", "tf2jax", "torch", "keras")
@@ -134,6 +135,8 @@ def test_imports_run_one_way():
         ("engine.run", "from fedtangent.output import tables", "fedtangent.output"),
         ("compare.table", "from fedtangent.output import tables", "fedtangent.output"),
         ("models.dense", "import neural_tangents as nt", "neural_tangents"),
+        ("attacks.leakage", "from fedtangent.engine import run", "fedtangent.engine.run"),
+        ("kernels.gram", "from fedtangent.federated import compose", "fedtangent.federated.compose"),
         ("models.dense", "from neural_tangents import stax", "neural_tangents"),
         ("kernels.neural_tangents", "import tensorflow as tf", "tensorflow"),
     ],
