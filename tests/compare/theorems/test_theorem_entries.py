@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fedtangent.compare.theorems import TheoremEntry, of_scale, wanted
@@ -16,6 +18,12 @@ def test_every_entry_says_what_it_checks_and_where_it_stands() -> None:
         assert isinstance(entry, TheoremEntry)
         assert entry.build.__module__ == f"fedtangent.compare.theorems.{name}"  # it stands in the file of its name
         assert entry.summary and entry.statement and set(entry.papers) <= set(PAPERS) and entry.papers
+
+
+def test_the_readme_lists_every_check() -> None:
+    rows = [f"| `{name}` | {entry.statement} | {entry.summary} |" for name, entry in catalogue("theorems").items()]
+    table = "\n".join(["| check | where it stands | what is checked |", "| --- | --- | --- |", *rows])
+    assert f"<!-- theorems -->\n{table}\n<!-- end -->" in (Path(__file__).parents[3] / "README.md").read_text()
 
 
 def test_checks_are_chosen_by_name_or_paper_each_once() -> None:
