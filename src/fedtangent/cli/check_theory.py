@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Console
-
 from fedtangent.checks import choice, whole
 from fedtangent.compare.theorems import SCALES, TheoremEntry, wanted
 from fedtangent.compare.verdicts import Verdict, as_rows, summary
 from fedtangent.output.files import output_folder, write_config, write_result
-from fedtangent.output.tables import VERDICT_LEGEND, console, verdict_table
+from fedtangent.output.tables import VERDICT_LEGEND, clock, console, verdict_table
 
 
 @dataclass(frozen=True)
@@ -52,18 +50,18 @@ def prepare(options: CheckTheoryOptions) -> TheoryJob:
 def run_job(job: TheoryJob) -> int:
     """Run check after check, write result.json after each, print the table; returns the exit code."""
     screen, start, options = console(), time.perf_counter(), job.options
-    folder = output_folder(options.output)
+    say, folder = clock(screen), output_folder(options.output)
     write_config(folder, "check-theory", options)
     done: dict[str, list[Verdict]] = {}
     seconds: dict[str, float] = {}
     write_result(folder, [], passed=False, seconds=seconds)  # nothing is left of an earlier run's verdict
     for place, (name, entry) in enumerate(job.checks.items(), start=1):
-        _say(screen, start, f"{name} ({place} of {len(job.checks)})")
+        say(f"{name} ({place} of {len(job.checks)})")
         begun = time.perf_counter()
         done[name] = _run(entry, options)
         seconds[name] = time.perf_counter() - begun
         right = sum(v.passed for v in done[name])
-        _say(screen, start, f"{name}: {right} of {len(done[name])} as they must be, {seconds[name]:.0f} s")
+        say(f"{name}: {right} of {len(done[name])} as they must be, {seconds[name]:.0f} s")
         rows = [{"check": name, **row} for name, verdicts in done.items() for row in as_rows(verdicts)]
         passed = len(done) == len(job.checks) and all(row["passed"] for row in rows)
         write_result(folder, rows, passed=passed, seconds=seconds)
@@ -89,7 +87,3 @@ def _run(entry: TheoremEntry, options: CheckTheoryOptions) -> list[Verdict]:
         if found:
             return found
     return [Verdict(entry.name, "the check runs", said, "verdicts", False, "none", "was run", False)]
-
-
-def _say(screen: Console, start: float, line: str) -> None:
-    screen.print(f"  {time.perf_counter() - start:6.1f} s  {line}", style="dim", highlight=False)

@@ -12,13 +12,15 @@ from rich.console import Console
 from fedtangent.checks import whole
 from fedtangent.compare import Setting, SideBySide, build, run
 from fedtangent.compare.cases import DEFAULT_CASES
-from fedtangent.compare.verdicts import as_rows, summary
+from fedtangent.compare.verdicts import Verdict, as_rows, summary
 from fedtangent.entries import catalogue, choose
+from fedtangent.output.comparison_plots import draw_all
 from fedtangent.output.files import Metric, check_data_dir, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import (
     COMPARISON_LEGEND,
     LEGEND,
     VERDICT_LEGEND,
+    clock,
     comparison_table,
     console,
     verdict_table,
@@ -67,39 +69,34 @@ def prepare(options: CompareOptions) -> CompareJob:
 
 
 def run_job(job: CompareJob) -> int:
-    """Run every setting, print tables and write files after each; returns the exit code."""
-    from fedtangent.output.comparison_plots import draw_all
-
+    """Run every setting, write files after each, print tables, draw figures; returns the exit code."""
     screen, start = console(), time.perf_counter()
-    folder = output_folder(job.options.output)
+    say, folder = clock(screen), output_folder(job.options.output)
     write_config(folder, "compare", job.options)
     results: list[SideBySide] = []
     for setting in job.settings:
         screen.print(f"[bold]{setting.title}[/bold]")
-        result = run(setting, progress=True, say=lambda line: _say(screen, start, line))
-        results.append(result)
+        results.append(run(setting, progress=True, say=say))
         _write(folder, job.options.seed, results)
-    screen.print()
-    for result in results:
-        screen.print(comparison_table(result.rows))
-        for line in _notes(result):
-            screen.print(line, style="dim")
-        screen.print()
-    screen.print(LEGEND, style="dim")
-    screen.print()
     verdicts = [v for r in results for v in r.verdicts]
-    screen.print(verdict_table(verdicts, "Do simulation and theory agree?"))
-    screen.print(VERDICT_LEGEND, style="dim")
-    screen.print(COMPARISON_LEGEND, style="dim")
-    screen.print()
+    _show(screen, results, verdicts)
     paths = draw_all(results, folder / "figures")
     screen.print(f"[bold]{summary(verdicts)}[/bold] ({time.perf_counter() - start:.0f} s)")
     screen.print(f"{len(paths)} figures in {folder / 'figures'}; numbers in {folder / 'result.json'}", highlight=False)
     return 0 if all(v.passed for v in verdicts) else 1
 
 
-def _say(screen: Console, start: float, line: str) -> None:
-    screen.print(f"  {time.perf_counter() - start:6.1f} s  {line}", style="dim", highlight=False)
+def _show(screen: Console, results: list[SideBySide], verdicts: list[Verdict]) -> None:
+    screen.print()
+    for result in results:
+        screen.print(comparison_table(result.rows))
+        screen.print("\n".join(_notes(result)), style="dim")
+        screen.print()
+    screen.print(LEGEND, style="dim")
+    screen.print()
+    screen.print(verdict_table(verdicts, "Do simulation and theory agree?"))
+    screen.print(f"{VERDICT_LEGEND}\n{COMPARISON_LEGEND}", style="dim")
+    screen.print()
 
 
 def _notes(result: SideBySide) -> list[str]:
@@ -123,19 +120,14 @@ def _notes(result: SideBySide) -> list[str]:
 
 def _metrics(seed: int, result: SideBySide) -> list[Metric]:
     rows = []
-    y = {"train": result.setting.y_train, "test": result.setting.y_test}
     for seen in (*result.simulated, *result.ntk_fl):
         algorithm = f"{seen.method}, width {seen.width} [{result.setting.name}]"
         for at, round_ in enumerate(seen.rounds):
-            sent = seen.uplink_bytes * round_ // max(seen.rounds[-1], 1)
-            down = seen.downlink_bytes * round_ // max(seen.rounds[-1], 1)
-            for split, outputs in (("train", seen.train[at]), ("test", seen.test[at])):
-                ensemble = outputs.mean(axis=0)
-                rows.append(
-                    Metric(
-                        round_, algorithm, seed, split, "mse", float(((ensemble - y[split]) ** 2).mean()), sent, down
-                    )
-                )
+            sent = [total * round_ // max(seen.rounds[-1], 1) for total in (seen.uplink_bytes, seen.downlink_bytes)]
+            sides = {"train": (seen.train, result.setting.y_train), "test": (seen.test, result.setting.y_test)}
+            for split, (outputs, y) in sides.items():
+                mse = float(((outputs[at].mean(axis=0) - y) ** 2).mean())
+                rows.append(Metric(round_, algorithm, seed, split, "mse", mse, *sent))
     return rows
 
 

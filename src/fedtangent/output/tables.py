@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from rich import box
 from rich.console import Console
@@ -105,3 +106,13 @@ def console(stderr: bool = False) -> Console:
     """The console; a redirected one is wide enough not to fold tables."""
     plain = Console(stderr=stderr)
     return plain if plain.is_terminal else Console(stderr=stderr, width=200)
+
+
+def clock(screen: Console) -> Callable[[str], None]:
+    """What prints lines of progress, each with the seconds since the clock was made."""
+    start = time.perf_counter()
+
+    def say(line: str) -> None:
+        screen.print(f"  {time.perf_counter() - start:6.1f} s  {line}", style="dim", highlight=False)
+
+    return say
