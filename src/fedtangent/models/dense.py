@@ -265,6 +265,6 @@ ENTRIES = (
         _build_logistic,
         LogisticOptions,
         function=logistic,
-        learning_rates={SQUARED_ERROR: 0.05, CROSS_ENTROPY: 0.1},
+        learning_rates={SQUARED_ERROR: 0.01, CROSS_ENTROPY: 0.1},
     ),
 )
