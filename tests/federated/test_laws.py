@@ -1,29 +1,40 @@
-"""Laws that every algorithm keeps: one table of algorithms, checked against the algorithms."""
+"""Laws that every algorithm keeps: each entry says how it is built for them, and which need not hold and why.
+
+All laws of an algorithm share its programs, one for each mapping: cohorts are the schedule's state, and all data have
+the same shapes.
+"""
 
 from __future__ import annotations
 
 import functools
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedtangent.engine.clients import engine_for
-from fedtangent.engine.history import Run
-from fedtangent.engine.loop import run_chunk
-from fedtangent.engine.run import simulate
+from fedtangent.engine.history import at_start, charge
+from fedtangent.engine.loop import chunk_length, copied, info_shapes, run_chunk
+from fedtangent.engine.run import Run, simulate
 from fedtangent.entries import catalogue
+from fedtangent.federated import algorithms
+from fedtangent.federated.algorithms.entry import LAW_CLIENTS, AlgorithmEntry, Laws
 from fedtangent.federated.faults import dropout, finite
-from fedtangent.types import Algorithm, FederatedData, PyTree, Schedule
+from fedtangent.types import Algorithm, Array, Cohort, FederatedData, Key, Model, PyTree, Schedule
 
-from .algorithms import ALGORITHMS, NIGHTLY
-from .toys import cohorts, counting, distance, federated, fixed, leaves, owned_rows, reordered, two_layer, uneven_data
+from .toys import INPUTS, OUTPUTS, cohorts, counting, distance, federated, leaves, two_layer
 
 ROUNDING = 1e-11  # float64; measured differences are below 1e-13, those of a broken law above VISIBLE
 VISIBLE = 1e-4
 SEED = 4
+ROUNDS = 6  # of a table of cohorts
+LARGEST, HELD = 8, 33  # examples of the largest client, and of all together: alike in all data of the laws
+SHARED = [0, 1]  # rows that every client holds that holds anything
+UNLABELLED = np.random.default_rng(7).normal(size=(7, INPUTS))
+LAWS = ("rejection", "doubling")  # those that an algorithm may be exempt from
 COMPILES: list[str] = []
 
 
@@ -35,70 +46,214 @@ def _listen(event: str, duration: float, **_: Any) -> None:
 jax.monitoring.register_event_duration_secs_listener(_listen)
 
 
-def wherever_it_applies(law: str) -> pytest.MarkDecorator:
-    """Every algorithm but those whose row says why the law does not apply."""
-    names = [name for name, row in ALGORITHMS.items() if law not in row.exempt]
-    marks = [pytest.mark.slow if name in NIGHTLY else () for name in names]
-    return pytest.mark.parametrize("name", [pytest.param(n, marks=m) for n, m in zip(names, marks, strict=True)])
+# ---- schedules whose cohorts are their state ----------------------------------------------------------------------
 
 
-everywhere = wherever_it_applies("every other")
+def table(slots: list[tuple[int, int, float]]) -> Cohort:
+    """The same cohort in every round; ``slots`` are (client, model, weight). Arrays [R, S]."""
+    client, model, weight = (np.tile(column, (ROUNDS, 1)) for column in zip(*slots, strict=True))
+    return Cohort(*map(jnp.asarray, (client.astype(np.int32), model.astype(np.int32), weight.astype(np.float32))))
 
 
-def test_exemptions_name_laws_and_reasons() -> None:
-    for row in ALGORITHMS.values():
-        assert set(row.exempt) <= {"rejection", "doubling"} and all(row.exempt.values())
+def drawn(kind: str, key: Key) -> Cohort:
+    """Cohorts of ROUNDS rounds: one client trains both models, another drops out; or each model has one client."""
+    client = jax.random.permutation(key, jnp.tile(jnp.arange(LAW_CLIENTS), (ROUNDS, 1)), axis=1, independent=True)
+    if kind == "own":
+        client = jnp.tile(jnp.arange(LAW_CLIENTS), (ROUNDS, 1))
+        return Cohort(client, client, (jax.random.uniform(key, client.shape) < 0.8).astype(jnp.float32))
+    if kind == "one":
+        return Cohort(client[:, :3], jnp.tile(jnp.arange(3), (ROUNDS, 1)), jnp.ones((ROUNDS, 3), jnp.float32))
+    model = jax.random.bernoulli(key, 0.5, (ROUNDS, 6)).astype(jnp.int32)
+    both = jnp.concatenate([client[:, :5], client[:, :1]], axis=1)
+    model = model.at[:, 5].set(1 - model[:, 0])
+    return Cohort(both, model, jnp.ones((ROUNDS, 6), jnp.float32).at[:, 2].set(0))
 
 
-def test_every_recipe_has_a_row() -> None:
-    assert set(catalogue("algorithms")) == set(ALGORITHMS)
+@functools.cache
+def scheduled(kind: str) -> Schedule:
+    slots, models = {"many": (6, 2), "one": (3, 3), "own": (LAW_CLIENTS, LAW_CLIENTS)}[kind]
+
+    def init(key: Key) -> Cohort:
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.int32) if leaf.dtype == int else leaf, drawn(kind, key))
+
+    def sample(key: Key, state: Cohort, round_: Array) -> tuple[Cohort, Cohort]:
+        return jax.tree.map(lambda leaf: leaf[round_ % ROUNDS], state), state
+
+    return Schedule(models, LAW_CLIENTS, slots, init, sample)
+
+
+# ---- data of one shape --------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def examples() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(HELD, INPUTS)), rng.normal(size=(HELD, OUTPUTS))
+
+
+def holding(sizes: tuple[int, ...]) -> list[np.ndarray]:
+    """What each client holds: its own rows, and the shared ones if it has any."""
+    ends = len(SHARED) + np.cumsum(sizes)
+    return [
+        np.array([*SHARED, *range(end - size, end)] if size else [], int) for size, end in zip(sizes, ends, strict=True)
+    ]
+
+
+@functools.cache
+def natural_data(kind: str) -> FederatedData:
+    """Uneven clients; 4 and 7 (the last) hold nothing, but where every client must."""
+    return federated(*examples(), holding((2, 4, 1, 1, 1, 1, 6, 1) if kind == "own" else (3, 5, 1, 2, 0, 4, 6, 0)))
+
+
+@functools.cache
+def broken_data(kind: str) -> FederatedData:
+    """Those data, where the examples of client 3, next to those of a small client, are NaN."""
+    data = natural_data(kind)
+    mine = np.asarray(data.indices)[data.offsets[3] + len(SHARED) : data.offsets[4]]
+    return data._replace(x=data.x.at[mine].set(jnp.nan), y=data.y.at[mine].set(jnp.nan))
+
+
+@functools.cache
+def twins(rows_of_last: int) -> FederatedData:
+    """Clients 0, 1 and 2, where 2 holds the same examples as 1, and 3 those ``rows_of_last`` times; others besides."""
+    b = [*SHARED, 5, 6]
+    owned = [[*SHARED, 3, 4], b, b, b * rows_of_last, list(range(7, 7 + LARGEST))]
+    rest = list(range(15, 15 + HELD - sum(map(len, owned))))
+    owned += [rest[:LARGEST], rest[LARGEST:], []]
+    return federated(*examples(), [np.array(rows, int) for rows in owned])
+
+
+# ---- one algorithm ------------------------------------------------------------------------------------------------
 
 
 class Natural(NamedTuple):
-    """A run on six clients, the state after each evaluated round, and what was traced and compiled for it."""
+    """A run, the state after each evaluated round, and what was traced and compiled for it."""
 
-    algorithm: Algorithm
     run: Run
     states: dict[int, PyTree]
-    calls: list[int]
     traces: int
     compiles: int
 
 
+class Case:
+    """An algorithm as its entry says that the laws want it, and runs that several laws look at."""
+
+    def __init__(self, name: str) -> None:
+        self.entry: AlgorithmEntry = catalogue("algorithms")[name]
+        assert self.entry.laws is not None
+        self.laws: Laws = self.entry.laws
+        self.schedule = scheduled(self.laws.cohorts)
+        self.model, self.calls = counting(two_layer())
+        self.algorithm = self.build(self.model, self.laws.arguments)
+
+    def build(self, model: Model, arguments: Any, **more: Any) -> Algorithm:
+        """The algorithm; a test may trace its step three times: for two mappings, and for the memory it takes."""
+        given = {"shared": SHARED, "server_data": UNLABELLED}
+        needs = {need: given[need] for need in self.entry.needs if need in given}
+        accept = {} if "rejection" in self.laws.exempt else {"accept": finite()}
+        built = self.entry.recipe(model, self.schedule, **accept | needs | dict(arguments) | more)
+        return built._replace(step=chex.assert_max_traces(built.step, n=3))
+
+    @functools.cached_property
+    def exact(self) -> Algorithm:
+        """The algorithm with which clients of the same examples send the same."""
+        return self.algorithm if self.laws.exact is None else self.build(two_layer(), self.laws.exact)
+
+    @property
+    def data(self) -> FederatedData:
+        return natural_data(self.laws.cohorts)
+
+    @functools.cached_property
+    def seldom(self) -> Natural:
+        """A run whose third chunk of two rounds is incomplete."""
+        return self.simulated(5, 2)
+
+    @functools.cached_property
+    def often(self) -> Natural:
+        return self.simulated(6, 1)
+
+    def simulated(self, rounds: int, every: int, seed: int = SEED) -> Natural:
+        before = len(self.calls)
+        COMPILES.clear()
+        run = simulate(self.algorithm, self.data, rounds, seed, "scan", every, lambda state: {"at": leaves(state)})
+        states = {evaluation.round: evaluation.metrics["at"] for evaluation in run.history.evaluations}
+        return Natural(run, states, len(self.calls) - before, len(COMPILES))
+
+
 @functools.cache
-def natural(name: str, mapping: str = "scan", rounds: int = 5, every: int = 2) -> Natural:
-    """A first run; without arguments the third of its chunks of two rounds is incomplete."""
-    model, calls = counting(two_layer())
-    return go(ALGORITHMS[name].build(model, ALGORITHMS[name].schedule), calls, mapping, rounds, every)
+def case_of(name: str) -> Case:
+    return Case(name)
 
 
-def go(algorithm: Algorithm, calls: list[int], mapping: str, rounds: int, every: int, seed: int = SEED) -> Natural:
-    before = len(calls)
-    COMPILES.clear()
-    run = simulate(algorithm, uneven_data(), rounds, seed, mapping, every, evaluate=lambda state: {"at": leaves(state)})
-    states = {evaluation.round: evaluation.metrics["at"] for evaluation in run.history.evaluations}
-    return Natural(algorithm, run, states, calls, len(calls) - before, len(COMPILES))
+def go(
+    algorithm: Algorithm,
+    data: FederatedData,
+    mapping: str,
+    rounds: int,
+    cohort: Cohort | None = None,
+    state: Any = None,
+) -> tuple[PyTree, PyTree]:
+    """The state after ``rounds`` rounds and their infos, in the program that ``simulate`` uses."""
+    state = algorithm.init(SEED, LAW_CLIENTS) if state is None else state
+    state = copied(state if cohort is None else state._replace(schedule=cohort))
+    engine = engine_for(data, mapping)
+    length = chunk_length(info_shapes(algorithm, engine, state, data))
+    after, infos = run_chunk(algorithm, engine, length, state, data, jnp.int32(rounds))
+    return after, jax.tree.map(lambda leaf: np.asarray(leaf[:rounds]), infos)
 
 
-def shuffled_slots(schedule: Schedule) -> list[int]:
-    return np.random.default_rng(0).permutation(schedule.num_slots).tolist()
+def trained(state: PyTree) -> PyTree:
+    """What training makes of a state: all but the schedule's part."""
+    return state.server, state.client, state.channel
 
 
-@everywhere
-def test_neither_the_mapping_nor_the_order_of_the_slots_changes_the_result(name: str) -> None:
-    row, one = ALGORITHMS[name], natural(name, "scan")
-    order = shuffled_slots(row.schedule)
-    other = simulate(row.build(two_layer(), reordered(row.schedule, order)), uneven_data(), 5, SEED, "vmap")
-    assert distance(one.run.state, other.state) < ROUNDING
-    for mine, theirs in ((one.run.history.rounds[key], other.history.rounds[key]) for key in ("examples", "steps")):
-        assert np.array_equal(mine[:, order], theirs)
-    assert not np.array_equal(one.run.history.rounds["examples"], other.history.rounds["examples"])
-    assert distance(one.states[0], one.states[2]) > VISIBLE
+@pytest.fixture(autouse=True)
+def _count_traces_anew() -> None:
+    chex.clear_trace_counter()  # between tests the suite may let go of what was compiled
 
 
-@everywhere
-def test_the_evaluation_frequency_does_not_change_a_bit(name: str) -> None:
-    seldom, often = natural(name), natural(name, rounds=6, every=1)
+@pytest.fixture(scope="module", params=list(catalogue("algorithms")))
+def case(request: pytest.FixtureRequest) -> Case:
+    """Each algorithm; pytest runs all laws of one before those of the next."""
+    return case_of(request.param)
+
+
+def applies(case: Case, law: str) -> None:
+    """Skip a law from which the entry exempts its algorithm."""
+    if law in case.laws.exempt:
+        pytest.skip(case.laws.exempt[law])
+
+
+def test_every_entry_can_be_tested_and_exemptions_name_laws_and_reasons() -> None:
+    for entry in catalogue("algorithms").values():
+        assert entry.laws is not None, entry.name
+        assert set(entry.laws.exempt) <= set(LAWS) and all(entry.laws.exempt.values())
+        assert entry.laws.doubled in ("weight", "examples")
+
+
+def test_all_data_of_the_laws_have_the_same_shapes() -> None:
+    shapes = {
+        tuple((leaf.shape, leaf.dtype) for leaf in data)
+        for data in (natural_data("many"), natural_data("own"), broken_data("many"), twins(1), twins(2))
+    }
+    assert len(shapes) == 1
+
+
+def test_neither_the_mapping_nor_the_order_of_the_slots_changes_the_result(case: Case) -> None:
+    one = case.seldom.run
+    order = np.random.default_rng(0).permutation(case.schedule.num_slots)
+    state = case.algorithm.init(SEED, LAW_CLIENTS)
+    other, infos = go(case.algorithm, case.data, "vmap", 5, jax.tree.map(lambda leaf: leaf[:, order], state.schedule))
+    assert distance(trained(one.state), trained(other)) < ROUNDING
+    recorded = one.history.rounds
+    for name in {"examples", "steps"} & {key for key, leaf in infos.items() if np.shape(leaf)[1:] == order.shape}:
+        assert np.array_equal(recorded[name][:, order], infos[name])
+    assert not np.array_equal(recorded["examples"], infos["examples"])
+    assert distance(case.seldom.states[0], case.seldom.states[2]) > VISIBLE
+
+
+def test_the_evaluation_frequency_does_not_change_a_bit(case: Case) -> None:
+    seldom, often = case.seldom, case.often
     assert (list(seldom.states), list(often.states)) == ([0, 2, 4, 5], [0, 1, 2, 3, 4, 5, 6])
     for round_, state in seldom.states.items():
         assert distance(state, often.states[round_]) == 0
@@ -107,132 +262,141 @@ def test_the_evaluation_frequency_does_not_change_a_bit(name: str) -> None:
     assert all(np.array_equal(a, b[:5]) for a, b in zip(*recorded, strict=True))
 
 
-@everywhere
-def test_stopping_and_continuing_does_not_change_a_bit(name: str) -> None:
+def test_stopping_and_continuing_does_not_change_a_bit(case: Case) -> None:
     """``state`` is all that a run carries: the second half, started from the first half's state alone, is the same."""
-    whole, data = natural(name), uneven_data()
-    half = simulate(whole.algorithm, data, 2, SEED, "scan", evaluate_every=2)
-    state, _ = run_chunk(whole.algorithm, engine_for(data, "scan"), 2, half.state, data, jnp.int32(2))
-    assert distance(leaves(state), whole.states[4]) == 0
+    half = simulate(case.algorithm, case.data, 2, SEED, "scan", 2)
+    state, _ = go(case.algorithm, case.data, "scan", 2, state=half.state)
+    assert distance(leaves(state), case.seldom.states[4]) == 0
 
 
-@everywhere
-def test_traces_do_not_depend_on_the_number_of_rounds_and_a_second_run_compiles_nothing(name: str) -> None:
-    first, longer = natural(name), natural(name, rounds=6, every=1)
-    assert first.traces == longer.traces > 0
-    assert first.compiles > 0
-    go(first.algorithm, first.calls, "scan", 1, 2)  # the suite may have let go of what was compiled
-    again, more = (go(first.algorithm, first.calls, "scan", rounds, 2, seed=8) for rounds in (5, 11))
+def test_traces_do_not_depend_on_the_number_of_rounds_and_a_second_run_compiles_nothing(case: Case) -> None:
+    """The step itself may be traced three times in a test, which ``build`` asserts."""
+    case.simulated(1, 2)  # the suite may have let go of what was compiled
+    again, more = (case.simulated(rounds, 2, seed=8) for rounds in (5, 11))
     assert (again.compiles, more.compiles) == (0, 0)
-    assert first.traces > again.traces == more.traces  # what is left: the shape of a message, for the ledger
-    assert distance(first.states[4], again.states[4]) > VISIBLE  # another seed, another run
+    assert again.traces == more.traces  # what is left: the shape of a message, for the ledger
+    assert distance(case.seldom.states[4], again.states[4]) > VISIBLE  # another seed, another run
 
 
-@everywhere
-def test_a_run_draws_the_cohorts_that_unroll_shows(name: str) -> None:
-    recorded, unrolled = natural(name).run.history.rounds["cohort"], cohorts(ALGORITHMS[name].schedule, SEED, 5)
+def test_a_run_draws_the_cohorts_that_unroll_shows(case: Case) -> None:
+    recorded, unrolled = case.seldom.run.history.rounds["cohort"], cohorts(case.schedule, SEED, 5)
     assert np.array_equal(recorded.client, unrolled.client)
     assert np.array_equal(recorded.model, unrolled.model)
-    assert np.array_equal(recorded.weight > 0, unrolled.weight > 0)
+    sizes = np.diff(np.asarray(case.data.offsets))[unrolled.client]
+    assert np.array_equal(recorded.weight > 0, (unrolled.weight > 0) & (sizes > 0))
 
 
-PRESENT = [(0, 0, 1.0), (1, 1, 1.0), (2, 0, 1.0), (5, 1, 1.0), (6, 0, 1.0)]
+# ---- clients that are absent --------------------------------------------------------------------------------------
+
+PRESENT = {
+    "many": [(0, 0, 1.0), (1, 1, 1.0), (2, 0, 1.0), (5, 1, 1.0), (6, 0, 1.0)],
+    "one": [(0, 0, 1.0), (1, 1, 1.0)],
+    "own": [(i, i, 1.0) for i in (0, 1, 2, 4, 5, 6, 7)],
+}
+LAST = {"many": 0, "one": 2, "own": 3}  # the model of the slot that stands last
 
 
-def data_with_empty_and_broken_clients() -> FederatedData:
-    """Eight clients: 4 and 7 (the last) hold nothing; the examples of 3, next to those of a small client, are NaN."""
-    data = uneven_data(sizes=(3, 5, 1, 2, 0, 4, 6, 0))
-    broken = owned_rows(data)[3]
-    return data._replace(x=data.x.at[broken].set(jnp.nan), y=data.y.at[broken].set(jnp.nan))
+def with_last(case: Case, client: int, weight: float, mapping: str, broken: bool = True) -> tuple[PyTree, PyTree]:
+    """Two rounds of those present, and of one slot more."""
+    kind = case.laws.cohorts
+    data = broken_data(kind) if broken else natural_data(kind)
+    slots = table([*PRESENT[kind], (client, LAST[kind], weight)])
+    return go(case.algorithm, data, mapping, 2, slots)
 
 
-def with_broken_clients(name: str, slots: list[tuple[int, int, float]], mapping: str, **options: Any) -> Run:
-    algorithm = ALGORITHMS[name].build(two_layer(), fixed(8, 2, slots), **options)
-    return simulate(algorithm, data_with_empty_and_broken_clients(), 2, SEED, mapping)
+@pytest.fixture(scope="module")
+def alone(case: Case) -> tuple[PyTree, PyTree]:
+    """A run of those present and of one slot that is empty; nobody's data are broken."""
+    return with_last(case, 3, 0.0, "scan", broken=False)
 
 
-@functools.cache
-def those_present(name: str) -> Run:
-    return with_broken_clients(name, PRESENT, "scan")
+def sent(case: Case, infos: PyTree) -> tuple[int, int]:
+    """Bytes up and down, those before the first round too."""
+    cost = case.algorithm.cost(case.data, engine_for(case.data, "scan"))
+    (first_up, first_down), (up, down) = at_start(cost), charge(cost, infos)
+    return first_up + up, first_down + down
 
 
-@everywhere
-def test_a_weight_of_zero_or_an_empty_client_is_as_absent(name: str) -> None:
-    """Slots of weight 0 (a client whose data are NaN; a pair that also trains) and slots of clients without data.
+def test_a_weight_of_zero_or_an_empty_client_is_as_absent(case: Case, alone: tuple[PyTree, PyTree]) -> None:
+    """A slot of weight 0 (of a client whose data are NaN, or of one that also trains), or of a client without data.
 
-    The run that has them trains them all at once (vmap), which is where they could leak.
+    The runs train all slots at once (vmap), which is where they could leak.
     """
-    absent = [(3, 0, 0.0), *PRESENT[:2], (0, 0, 0.0), (4, 0, 1.0), *PRESENT[2:], (7, 1, 1.0)]
-    run, alone = with_broken_clients(name, absent, "vmap"), those_present(name)
-    assert all(np.isfinite(leaf).all() for leaf in leaves(run.state.server))
-    compared = ALGORITHMS[name].compared
-    assert distance(compared(run.state), compared(alone.state)) < ROUNDING
-    assert np.array_equal(run.history.rounds["model_weight"], alone.history.rounds["model_weight"])
-    for ledger in ("uplink_bytes", "downlink_bytes"):
-        sent = getattr(run.history.evaluations[-1], ledger)
-        assert sent == getattr(alone.history.evaluations[-1], ledger)
-        assert (sent > 0) == (ledger not in ALGORITHMS[name].nothing_on)
+    kind = case.laws.cohorts
+    absent = [(3, 0.0)] if kind == "own" else [(3, 0.0), (0, 0.0), (4, 1.0), (7, 1.0)]
+    sizes = np.diff(np.asarray(case.data.offsets))
+    of_model = [[client for client, k, _ in PRESENT[kind] if k == model] for model in range(case.schedule.num_models)]
+    by_examples, uniform = (
+        [float(sum(f(i) for i in ids)) for ids in of_model] for f in (lambda i: sizes[i], lambda i: 1)
+    )
+    assert alone[1]["model_weight"].tolist() in ([by_examples] * 2, [uniform] * 2)
+    for client, weight in absent:
+        state, infos = with_last(case, client, weight, "vmap")
+        assert all(np.isfinite(leaf).all() for leaf in leaves(state.server))
+        compared = [getattr(end, case.laws.compared) for end in (state, alone[0])]
+        assert distance(*compared) < ROUNDING
+        assert np.array_equal(infos["model_weight"], alone[1]["model_weight"])
+        assert sent(case, infos) == sent(case, alone[1])
+    for ledger, total in zip(("uplink_bytes", "downlink_bytes"), sent(case, alone[1]), strict=True):
+        assert (total > 0) == (ledger not in case.laws.nothing_on)
 
 
-@wherever_it_applies("rejection")
-def test_a_rejected_client_is_as_absent(name: str) -> None:
-    """Client 3, whose data are NaN, sends NaN to model 0; trained all at once, which is where it could leak."""
-    sent = [*PRESENT[:2], (3, 0, 1.0), *PRESENT[2:]]
-    run, alone = with_broken_clients(name, sent, "vmap", accept=finite()), those_present(name)
-    assert distance(run.state.server, alone.state.server) < ROUNDING
-    assert np.array_equal(run.history.rounds["model_weight"], alone.history.rounds["model_weight"])
-    assert run.history.rounds["rejected"].tolist() == [[1, 0]] * 2
-    # It is charged all the same.
-    assert run.history.evaluations[-1].uplink_bytes > alone.history.evaluations[-1].uplink_bytes > 0
+def test_a_client_that_is_there_shows(case: Case, alone: tuple[PyTree, PyTree]) -> None:
+    """Negative control of the law above, in the same program: the last slot has a weight."""
+    state, infos = with_last(case, 3, 1.0, "vmap", broken=False)
+    compared = [getattr(end, case.laws.compared) for end in (state, alone[0])]
+    assert distance(*compared) > VISIBLE
+    assert infos["model_weight"].sum() > alone[1]["model_weight"].sum()
+
+
+def test_a_rejected_client_is_as_absent(case: Case, alone: tuple[PyTree, PyTree]) -> None:
+    """Client 3, whose data are NaN, sends NaN; trained all at once, which is where it could leak."""
+    applies(case, "rejection")
+    state, infos = with_last(case, 3, 1.0, "vmap")
+    assert distance(state.server, alone[0].server) < ROUNDING
+    assert np.array_equal(infos["model_weight"], alone[1]["model_weight"])
+    assert np.array_equal(
+        infos["rejected"], np.tile(np.arange(case.schedule.num_models) == LAST[case.laws.cohorts], (2, 1))
+    )
+    assert sent(case, infos)[0] > sent(case, alone[1])[0]  # it is charged all the same
+
+
+def test_a_client_that_drops_out_is_as_absent() -> None:
+    """A run of a schedule with drop-outs is one of the cohorts that it leaves; so it is with every algorithm.
+
+    A schedule reaches the other parts by its cohorts alone.
+    """
+    case = case_of("scaffold")
+    faulty = dropout(case.schedule, 0.4)
+    options = {**case.laws.arguments, "accept": finite()}
+    run = simulate(case.entry.recipe(case.model, faulty, **options), case.data, 3, SEED, "vmap")
+    left, everybody = cohorts(faulty, SEED, ROUNDS), cohorts(case.schedule, SEED, ROUNDS)
+    assert 0 < (left.weight > 0).sum() < (everybody.weight > 0).sum()
+    ends = [go(case.algorithm, case.data, "scan", 3, jax.tree.map(jnp.asarray, rows))[0] for rows in (left, everybody)]
+    assert distance(trained(run.state), trained(ends[0])) < ROUNDING
+    assert distance(trained(run.state), trained(ends[1])) > VISIBLE
+    assert (run.history.rounds["contacted"] == (everybody.weight[:3] > 0).sum(axis=1)).all()
 
 
 def test_a_broken_client_that_is_not_rejected_shows() -> None:
-    """Negative control of the two laws above."""
-    sent = [*PRESENT[:2], (3, 0, 1.0), *PRESENT[2:]]
-    unguarded = with_broken_clients("fed_avg", sent, "vmap")
-    assert not distance(unguarded.state.server, those_present("fed_avg").state.server) < ROUNDING
+    """Negative control of the rejection."""
+    slots = table([*PRESENT["many"], (3, 0, 1.0)])
+    guarded = case_of("fed_avg")
+    unguarded = algorithms.fed_avg(two_layer(), guarded.schedule, **guarded.laws.arguments)
+    ends = [go(algorithm, broken_data("many"), "vmap", 2, slots)[0] for algorithm in (guarded.algorithm, unguarded)]
+    assert np.isfinite(leaves(ends[0].server)[0]).all() and not np.isfinite(leaves(ends[1].server)[0]).all()
 
 
-@everywhere
-def test_a_client_that_drops_out_is_as_absent(name: str) -> None:
-    """Against rounds in which those that dropped out have no weight, which is as if they were not named."""
-    model, data, slots = two_layer(), uneven_data(), [(i, i % 2, 1.0) for i in range(6)]
-    faulty = dropout(fixed(6, 2, slots), 0.4)
-    run = simulate(ALGORITHMS[name].build(model, faulty), data, 3, SEED, "vmap")
-    algorithm = ALGORITHMS[name].build(model, fixed(6, 2, slots))
-    step = jax.jit(algorithm.step, static_argnums=2)
-    state, everybody = (algorithm.init(SEED, 6) for _ in range(2))
-    for weight in run.history.rounds["cohort"].weight:
-        left = [(client, model, float(w > 0)) for (client, model, _), w in zip(slots, weight, strict=True)]
-        assert 0 < sum(w for _, _, w in left) < 6
-        state, _ = step(state._replace(schedule=fixed(6, 2, left).init(SEED)), data, engine_for(data, "scan"))
-        everybody, _ = step(everybody, data, engine_for(data, "scan"))
-    compared = ALGORITHMS[name].compared
-    assert distance(compared(run.state), compared(state)) < ROUNDING
-    assert distance(compared(run.state), compared(everybody)) > VISIBLE
-    assert (run.history.rounds["contacted"] == 6).all()
+# ---- clients that are alike ---------------------------------------------------------------------------------------
 
 
-def twins(rows_of_last: int) -> FederatedData:
-    """Clients 0, 1 and 2, where 2 holds the same examples as 1, and 3 those ``rows_of_last`` times."""
-    data = uneven_data(sizes=(3, 5))
-    a, b = owned_rows(data)
-    return federated(np.asarray(data.x), np.asarray(data.y), [a, b, b, np.tile(b, rows_of_last)])
-
-
-@wherever_it_applies("doubling")
-def test_two_identical_clients_are_one_that_counts_twice(name: str) -> None:
-    row = ALGORITHMS[name]
-    copies, weight = (1, 2.0) if row.doubled == "weight" else (2, 1.0)
-    data = twins(copies)
-    algorithm = row.full_batch(two_layer(), fixed(4, 1, [(0, 0, 1.0)] * 3))
-    step = jax.jit(algorithm.step, static_argnums=2)
-    ends = []
-    for slots in ([(0, 1.0), (1, 1.0), (2, 1.0)], [(0, 1.0), (3, weight), (0, 0.0)], [(0, 1.0), (1, 1.0), (0, 0.0)]):
-        cohort = fixed(4, 1, [(client, 0, weight) for client, weight in slots]).init(jax.random.key(0))
-        state = algorithm.init(SEED, 4)._replace(schedule=cohort)
-        for _ in range(2):
-            state, _ = step(state, data, engine_for(data, "scan"))
+def test_two_identical_clients_are_one_that_counts_twice(case: Case) -> None:
+    applies(case, "doubling")
+    copies, weight = (1, 2.0) if case.laws.doubled == "weight" else (2, 1.0)
+    nobody, ends = (0, 0, 0.0), []
+    for slots in ([(0, 1.0), (1, 1.0), (2, 1.0)], [(0, 1.0), (3, weight)], [(0, 1.0), (1, 1.0)]):
+        rows = [(client, 0, weight) for client, weight in slots]
+        state, _ = go(case.exact, twins(copies), "scan", 2, table(rows + [nobody] * (6 - len(rows))))
         ends.append(state.server)
     assert distance(ends[0], ends[1]) < ROUNDING
     assert distance(ends[0], ends[2]) > VISIBLE

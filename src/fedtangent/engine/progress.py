@@ -101,4 +101,8 @@ def headline(metrics: Mapping[str, Any]) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number)
+    return (
+        not isinstance(value, list | tuple | dict)
+        and np.ndim(value) == 0
+        and np.issubdtype(np.asarray(value).dtype, np.number)
+    )

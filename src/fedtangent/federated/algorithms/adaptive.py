@@ -251,8 +251,7 @@ class FedAvgMOptions(Averaging):
 
 
 _LAWS = Laws(
-    {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=2)},
-    exact={"client_learning_rate": 0.2, "work": Work(steps=3)},
+    {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=4)},
 )
 
 ENTRIES = (

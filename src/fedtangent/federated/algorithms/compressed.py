@@ -77,7 +77,7 @@ ENTRIES = (
         QuantisedOptions,
         papers=("haddadpour2021",),
         parts="local SGD, uniform quantiser; mean; SGD",
-        laws=Laws({**_RATE, "work": Work(epochs=2, batch_size=2), "server_learning_rate": 0.8}, exempt=_DRAWS),
+        laws=Laws({**_RATE, "work": Work(epochs=2, batch_size=4), "server_learning_rate": 0.8}, exempt=_DRAWS),
     ),
     entry_of(
         fed_paq,
@@ -86,7 +86,7 @@ ENTRIES = (
         papers=("reisizadeh2020", "alistarh2017"),
         parts="local SGD, QSGD; mean; SGD",
         laws=Laws(
-            {**_RATE, "work": Work(steps=4, batch_size=2), "bucket_size": 5, "weighting": "uniform"}, exempt=_DRAWS
+            {**_RATE, "work": Work(steps=4, batch_size=4), "bucket_size": 5, "weighting": "uniform"}, exempt=_DRAWS
         ),
     ),
 )

@@ -279,8 +279,7 @@ ENTRIES = (
         parts="local SGD, prox; mean; SGD",
         inside=True,
         laws=Laws(
-            {**_RATE, "work": Work(epochs=2, batch_size=2), "mu": 0.5},
-            exact={**_RATE, "work": Work(steps=3), "mu": 0.5},
+            {**_RATE, "work": Work(epochs=2, batch_size=4), "mu": 0.5},
         ),
     ),
     entry_of(
@@ -290,7 +289,7 @@ ENTRIES = (
         papers=("acar2021",),
         parts="local SGD, tilt and prox; mean; mean less h / mu",
         inside=True,
-        laws=Laws({**_RATE, "work": Work(steps=4, batch_size=2), "mu": 0.5}, exempt={"doubling": _COUNTS}),
+        laws=Laws({**_RATE, "work": Work(steps=4, batch_size=4), "mu": 0.5}, exempt={"doubling": _COUNTS}),
     ),
     entry_of(
         scaffold,
@@ -299,7 +298,7 @@ ENTRIES = (
         parts="local SGD, tilt; mean; SGD, control variate",
         inside=True,
         laws=Laws(
-            {**_RATE, "work": Work(epochs=2, batch_size=2), "server_learning_rate": 0.8}, exempt={"doubling": _COUNTS}
+            {**_RATE, "work": Work(epochs=2, batch_size=4), "server_learning_rate": 0.8}, exempt={"doubling": _COUNTS}
         ),
     ),
     entry_of(

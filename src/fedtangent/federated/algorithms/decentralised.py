@@ -212,7 +212,7 @@ def _build_gossip(o: GossipOptions, given: Given) -> Algorithm:
 
 
 _ALONE = "each model meets one client a round: nothing is averaged over clients"
-_ARGUMENTS: dict[str, Any] = {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=2)}
+_ARGUMENTS: dict[str, Any] = {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=4)}
 
 ENTRIES = (
     entry_of(

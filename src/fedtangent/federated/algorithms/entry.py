@@ -59,7 +59,7 @@ class Laws:
     arguments: Mapping[str, Any]
     """Of the recipe, besides model and schedule."""
     exact: Mapping[str, Any] | None = None
-    """Arguments under which clients with the same examples send the same; None: ``arguments``, which draw nothing."""
+    """Arguments under which clients with the same four examples send the same; None: under ``arguments`` they do."""
     cohorts: str = "many"
     """Clients of a model in a round: "many"; "one"; "own", where it is always the same one."""
     doubled: str = "weight"
