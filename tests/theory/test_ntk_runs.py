@@ -19,7 +19,7 @@ from .two_layer_reference import Network, descend, descend_linear, fed_avg_round
 WIDTH, NUM, DIM, CLIENTS = 24, 8, 20, 2
 
 
-def task() -> two_layer.Problem:
+def task() -> two_layer.TwoLayerProblem:
     return two_layer.problem("sphere", None, NUM, CLIENTS, 0)
 
 

@@ -50,7 +50,7 @@ class ExperimentOptions:
     """Folder with original data files (default: $FEDTANGENT_DATA)."""
 
 
-class Job(NamedTuple):
+class ExperimentJob(NamedTuple):
     """A checked experiment, ready to run."""
 
     options: ExperimentOptions
@@ -68,7 +68,7 @@ def continues(options: object) -> bool:
     return True
 
 
-def prepare(options: ExperimentOptions) -> Job:
+def prepare(options: ExperimentOptions) -> ExperimentJob:
     """Check every option, load the first seed's data; raises ``ValueError``, and writes nothing."""
     found = entries.choose("experiments", options.name)
     if not 0 <= options.seed <= 2**32 - NUM_SEEDS:
@@ -77,10 +77,10 @@ def prepare(options: ExperimentOptions) -> Job:
         raise ValueError(f"seed: got {options.seed} with seeds, must be left out there")
     text = f"{options.seed}:{options.seed + NUM_SEEDS}" if options.seeds is None else options.seeds
     request = Request(options.scale, parse_seeds(text), options.dataset, options.data_dir, options.set)
-    return Job(options, found, prepare_study(found, request))
+    return ExperimentJob(options, found, prepare_study(found, request))
 
 
-def run_job(job: Job) -> int:
+def run_job(job: ExperimentJob) -> int:
     """Run the experiment, with metrics.csv written as it goes; returns the exit code."""
     screen, start, study = console(), time.perf_counter(), job.study
     folder = output_folder(job.output)

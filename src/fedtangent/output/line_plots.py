@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.output.style import DATA, MARKERS, METHODS, NEUTRAL, canvas, dress, save
+from fedtangent.output.style import DATA, MARKERS, METHODS, NEUTRAL, PREDICTED, canvas, dress, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,31 +63,44 @@ def heat_map(values: np.ndarray, axes: Mapping[str, list[str]], label: str, titl
 
 
 class BoundedPanel(NamedTuple):
-    """One panel: measured curves in full lines, bounds dashed, wrong bounds dotted."""
+    """One panel: measured curves in full lines, many of one name in dots, bounds dashed, wrong bounds dotted."""
 
     title: str
     x: np.ndarray  # [T]
     measured: dict[str, np.ndarray]  # name -> [T], or [K, T]: K curves of one name
     bounds: dict[str, np.ndarray]
     wrong: dict[str, np.ndarray] = {}  # noqa: RUF012
+    predicted: dict[str, np.ndarray] = {}  # noqa: RUF012  # name -> [K, T], exact
     x_of_bounds: np.ndarray | None = None  # where the bounds are known, if not at x
 
 
-def bounded(panels: Sequence[BoundedPanel], title: str, names: tuple[str, str], lowest: float, path: Path) -> Path:
-    """Measured curves and their bounds on logarithmic scales, cut off below ``lowest``; ``names``: across and up."""
-    figure, axes = canvas(len(panels), width=5.0, height=4.1)
+def bounded(
+    panels: Sequence[BoundedPanel], title: str, names: tuple[str, str], lowest: float | None, path: Path
+) -> Path:
+    """Measured curves and their bounds on logarithmic scales; ``names`` are those of the axes, across and up.
+
+    What is below ``lowest`` is cut off; with None, what is far below all that was measured or predicted.
+    """
+    figure, axes = canvas(len(panels), width=5.2, height=4.2)
     for ax, panel in zip(axes[0], panels, strict=True):
         at = panel.x if panel.x_of_bounds is None else panel.x_of_bounds
+        for name, values in panel.predicted.items():
+            ax.plot(panel.x, values.T, color=PREDICTED, lw=1, label=[name, *[None] * (len(values) - 1)])
         for (name, values), colour in zip(panel.measured.items(), METHODS, strict=False):
-            for k, curve in enumerate(np.atleast_2d(values)):
-                width = 1.8 if values.ndim == 1 else 1.0
-                ax.plot(panel.x, _positive(curve), color=colour, lw=width, label=None if k else name)
-        for (name, values), style in zip(panel.bounds.items(), DASHES, strict=False):
-            ax.plot(at, _positive(values), ls=style, color="black", lw=1.5, label=name)
+            style: dict[str, Any] = {"lw": 1.8} if values.ndim == 1 else {"ls": "", "marker": ".", "ms": 4}
+            labels = name if values.ndim == 1 else [name, *[None] * (len(values) - 1)]
+            ax.plot(panel.x, _positive(values).T, color=colour, label=labels, **style)
+        colours = ("black",) * len(DASHES) if len(panel.bounds) < len(DASHES) - 1 else (*METHODS[2:], "black")
+        for (name, values), style_, colour in zip(panel.bounds.items(), DASHES, colours, strict=False):
+            ax.plot(at, _positive(values), ls=style_, color=colour, lw=1.5, label=name)
         for name, values in panel.wrong.items():
             ax.plot(at, _positive(values), ls=":", color=NEUTRAL, lw=1.8, label=name)
+        seen = [*panel.measured.values(), *panel.predicted.values()]
         dress(ax, names[0], title=panel.title, log="y", legend=7)
-        ax.set_ylim(lowest, 1.5 * max(float(np.max(v)) for v in (*panel.measured.values(), *panel.bounds.values())))
+        ax.set_ylim(
+            max(min(float(np.min(v)) for v in seen) / 30, 1e-14) if lowest is None else lowest,
+            1.5 * max(float(np.max(v)) for v in (*seen, *panel.bounds.values())),
+        )
     axes[0][0].set_ylabel(names[1])
     return save(figure, path, title)
 

@@ -12,7 +12,7 @@ from scipy import stats
 from fedtangent.experiments.fed_ensemble import fig2
 from fedtangent.experiments.fed_ensemble.fig2 import Band
 from fedtangent.experiments.lab import sine
-from fedtangent.experiments.lab.results import Interval
+from fedtangent.experiments.lab.results import MeanInterval
 
 from ..performed import performed
 
@@ -68,9 +68,9 @@ def test_intervals_over_seeds() -> None:
 
 
 def test_the_claim_can_fail_in_each_part() -> None:
-    def table(ratio: float, own: float, single: float) -> dict[str, dict[str, Interval]]:
-        def near(mean: float) -> Interval:
-            return Interval(mean, mean - 0.1, mean + 0.1)
+    def table(ratio: float, own: float, single: float) -> dict[str, dict[str, MeanInterval]]:
+        def near(mean: float) -> MeanInterval:
+            return MeanInterval(mean, mean - 0.1, mean + 0.1)
 
         return {
             fig2.ENSEMBLE: {"ratio": near(ratio), "coverage.gap": near(own)},
@@ -103,6 +103,6 @@ def test_the_experiment_shows_the_gap_and_its_simulation_is_the_flow(tmp_path: P
 
 def test_a_simulation_that_is_not_the_flow_does_not_count() -> None:
     held = sine.load(0, 4, 2, gap=True)
-    right, wrong = (fig2.Case(0, held, {}, {}, distance, "") for distance in (1e-12, 1e-6))
+    right, wrong = (fig2.GapCase(0, held, {}, {}, distance, "") for distance in (1e-12, 1e-6))
     assert fig2.inexact([right]) == ()
     assert fig2.inexact([right, wrong]) == ("the linear models are 1.0e-06 from the exact flow, at most 1e-09 allowed",)

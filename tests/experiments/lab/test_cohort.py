@@ -218,7 +218,7 @@ def test_table_1_counts_rounds_and_uplink_against_the_papers() -> None:
 
 def test_the_figures_of_few_values_and_of_all_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Figure] = []
-    monkeypatch.setattr(line_plots, "_save", lambda figure, path: kept.append(figure) or path)
+    monkeypatch.setattr(line_plots, "save", lambda figure, path, *_: kept.append(figure) or path)
     for points in (2, 20):
         lines = {name: np.zeros((2, points)) for name in tuple(LABELS)}
         line_plots.lines_with_errors(lines, list(range(points)), ("x", "y"), "title", tmp_path / "a.png")

@@ -69,14 +69,14 @@ class Law(NamedTuple):
         return len(self.variances)
 
 
-class Case(NamedTuple):
+class PosteriorCase(NamedTuple):
     """One model family under one seed."""
 
     seed: int
     held: sine.SineData
     limit: Gaussian
     law: Law
-    trained: sine.Trained
+    trained: sine.TrainedOutputs
     distances: dict[str, Distance]  # by BEFORE, AFTER
     left: float  # relative distance of the finite round's mean from the limit's, the largest over models
 
@@ -120,7 +120,7 @@ def run(study: Study) -> Outcome:
     """Both models on every seed's data, and all of a model's runs against their processes together."""
     s = study.settings
     plan = schedule.per_client_permutations(s.num_clients, s.num_models)
-    cases: dict[str, list[Case]] = {}
+    cases: dict[str, list[PosteriorCase]] = {}
     for name, model in (("linear", sine.linear_model()), ("network", sine.network(s.width))):
         algorithm = sine.algorithm(model, load(s, study.seeds[0]), plan, s.local_steps)
         cases[name] = []
@@ -135,7 +135,7 @@ def run(study: Study) -> Outcome:
     )
 
 
-def _case(s: PosteriorSettings, model: Model, algorithm: Algorithm, seed: int) -> Case:
+def _case(s: PosteriorSettings, model: Model, algorithm: Algorithm, seed: int) -> PosteriorCase:
     held = load(s, seed)
     trained = sine.train(held, algorithm, s.num_rounds, seed)
     flow, blocks = sine.flow(held, model, algorithm.schedule, s.local_steps, s.num_rounds, seed)
@@ -143,10 +143,10 @@ def _case(s: PosteriorSettings, model: Model, algorithm: Algorithm, seed: int) -
     law = law_of(limit)
     left = max(flow.limit_distance(s.num_rounds, k, limit).mean for k in range(s.num_models))
     found = {when: distance(law, f[:, :, 0]) for when, f in ((BEFORE, trained.start), (AFTER, trained.test))}
-    return Case(seed, held, limit, law, trained, found, left)
+    return PosteriorCase(seed, held, limit, law, trained, found, left)
 
 
-def pooled(name: str, when: str, cases: Sequence[Case]) -> dict[str, Any]:
+def pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> dict[str, Any]:
     """All models of all seeds against the process: the mean squared distance over its expectation 1, and the band.
 
     The interval of the ratio is that of a chi-square variable, at three standard errors' level; those of the share and
@@ -166,7 +166,7 @@ def pooled(name: str, when: str, cases: Sequence[Case]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _reference(cases: Sequence[Case], num_models: int) -> tuple[tuple[float, float], float]:
+def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[float, float], float]:
     """Range of the share of points inside, and the upper end of the largest distance, over draws of the processes."""
     inside, largest = np.zeros(REFERENCE_DRAWS), np.zeros(REFERENCE_DRAWS)
     for i, case in enumerate(cases):
@@ -177,7 +177,7 @@ def _reference(cases: Sequence[Case], num_models: int) -> tuple[tuple[float, flo
     return (float(low), float(high)), float(np.quantile(largest, 1 - SIGNIFICANCE))
 
 
-def _metrics(s: PosteriorSettings, name: str, case: Case) -> list[Metric]:
+def _metrics(s: PosteriorSettings, name: str, case: PosteriorCase) -> list[Metric]:
     return [
         Metric(r, f"{name} model={k}", case.seed, "test", metric, float(values[k]), 0, 0)
         for when, r in ((BEFORE, 0), (AFTER, s.num_rounds))
@@ -186,7 +186,7 @@ def _metrics(s: PosteriorSettings, name: str, case: Case) -> list[Metric]:
     ]
 
 
-def _plain(cases: dict[str, list[Case]]) -> list[dict[str, Any]]:
+def _plain(cases: dict[str, list[PosteriorCase]]) -> list[dict[str, Any]]:
     return [
         {"model": name, "seed": case.seed, "member": k, "when": when, "rank": case.law.rank,
          **{metric: float(values[k]) for metric, values in d._asdict().items()}}
@@ -222,7 +222,7 @@ def _pools(pools: list[dict[str, Any]], num_seeds: int) -> Sheet:
     return Sheet(title, columns, rows)
 
 
-def _remarks(s: PosteriorSettings, cases: dict[str, list[Case]]) -> tuple[str, ...]:
+def _remarks(s: PosteriorSettings, cases: dict[str, list[PosteriorCase]]) -> tuple[str, ...]:
     return tuple(
         f"{MODELS[name]}: after {s.num_rounds} rounds the exact mean is within "
         f"{max(c.left for c in found):.1e} of the limit's; {int(np.sum(found[0].law.kept))} of "
@@ -232,7 +232,7 @@ def _remarks(s: PosteriorSettings, cases: dict[str, list[Case]]) -> tuple[str, .
     )
 
 
-def _draw(study: Study, cases: dict[str, Case]) -> None:
+def _draw(study: Study, cases: dict[str, PosteriorCase]) -> None:
     from fedtangent.output.function_plots import PosteriorRow, posterior_samples
 
     s, rows = study.settings, []

@@ -18,7 +18,7 @@ import numpy as np
 from fedtangent.compare.statistics import relative_distance
 from fedtangent.compare.verdicts import EXACT
 from fedtangent.experiments.lab import sine
-from fedtangent.experiments.lab.results import Claim, Interval, Outcome, Sheet, interval
+from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, Sheet, interval
 from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.settings import by_scale, within
 from fedtangent.federated import schedule
@@ -56,7 +56,7 @@ class Band(NamedTuple):
     members: np.ndarray  # [K, m]; K = 0 for a process
 
 
-class Case(NamedTuple):
+class GapCase(NamedTuple):
     """Everything of one seed."""
 
     seed: int
@@ -119,7 +119,7 @@ def scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     return found
 
 
-def summary(name: str, values: Any) -> Interval:
+def summary(name: str, values: Any) -> MeanInterval:
     """Student's interval over seeds; for a coverage Wilson's, of as many independent points as there are seeds.
 
     A ratio is averaged as its logarithm, in which it is symmetric: its mean is the geometric one.
@@ -129,11 +129,11 @@ def summary(name: str, values: Any) -> Interval:
     mean = float(np.mean(values))
     if name.startswith("coverage"):
         ends = uncertainty.coverage_interval(mean, len(values))
-        return Interval(mean, float(ends.low), float(ends.high))
+        return MeanInterval(mean, float(ends.low), float(ends.high))
     if not np.all(np.isfinite(values)):
-        return Interval(mean, np.nan, np.nan)
+        return MeanInterval(mean, np.nan, np.nan)
     if name == "ratio":
-        return Interval(*(float(np.exp(v)) for v in interval(np.log(values))))
+        return MeanInterval(*(float(np.exp(v)) for v in interval(np.log(values))))
     return interval(values)
 
 
@@ -168,7 +168,7 @@ def run(study: Study) -> Outcome:
     return Outcome((_sheet(s, found, len(cases)),), rows, judge(found), remarks=_remarks(cases), failed=failed)
 
 
-def _case(s: GapSettings, model: Model, single: Algorithm, ensemble: Algorithm, seed: int) -> Case:
+def _case(s: GapSettings, model: Model, single: Algorithm, ensemble: Algorithm, seed: int) -> GapCase:
     held = load(s, seed)
     one = sine.train(held, single, s.num_rounds, seed)
     several = sine.train(held, ensemble, s.num_rounds, seed)
@@ -184,10 +184,10 @@ def _case(s: GapSettings, model: Model, single: Algorithm, ensemble: Algorithm, 
     }
     predicted = np.asarray(flow.predict(several.start_train, several.start, s.num_rounds))
     by_method = {method: scores(band, held.x_test, held.y_test) for method, band in found.items()}
-    return Case(seed, held, found, by_method, relative_distance(predicted, several.test), trouble)
+    return GapCase(seed, held, found, by_method, relative_distance(predicted, several.test), trouble)
 
 
-def _residual(trained: sine.Trained, held: sine.SineData) -> float:
+def _residual(trained: sine.TrainedOutputs, held: sine.SineData) -> float:
     """Mean squared residual of the (mean) prediction on the training data: the paper's residual fitting error."""
     return float(np.mean((trained.train.mean(axis=0) - held.y) ** 2))
 
@@ -205,7 +205,7 @@ def _limit(blocks: KernelBlocks, held: sine.SineData) -> tuple[Band | None, str]
     return band, trouble if limit.jitter > 0 else ""
 
 
-def summaries(cases: Sequence[Case]) -> dict[str, dict[str, Interval]]:
+def summaries(cases: Sequence[GapCase]) -> dict[str, dict[str, MeanInterval]]:
     """Each method's scores over seeds; a limit that some seed has not is left out."""
     methods = [m for m in cases[0].scores if all(m in case.scores for case in cases)]
     return {
@@ -214,7 +214,7 @@ def summaries(cases: Sequence[Case]) -> dict[str, dict[str, Interval]]:
     }
 
 
-def judge(found: dict[str, dict[str, Interval]]) -> tuple[Claim, ...]:
+def judge(found: dict[str, dict[str, MeanInterval]]) -> tuple[Claim, ...]:
     """Section V-B: Fed-ensemble knows what it does not know."""
     ratio, own, single = found[ENSEMBLE]["ratio"], found[ENSEMBLE]["coverage.gap"], found[AVERAGE]["coverage.gap"]
     return (
@@ -227,7 +227,7 @@ def judge(found: dict[str, dict[str, Interval]]) -> tuple[Claim, ...]:
     )  # fmt: skip
 
 
-def inexact(cases: Sequence[Case]) -> tuple[str, ...]:
+def inexact(cases: Sequence[GapCase]) -> tuple[str, ...]:
     """The linear model's simulation must be the flow's prediction."""
     worst = max(case.distance for case in cases)
     return (
@@ -235,7 +235,7 @@ def inexact(cases: Sequence[Case]) -> tuple[str, ...]:
     )
 
 
-def _metrics(s: GapSettings, case: Case) -> list[Metric]:
+def _metrics(s: GapSettings, case: GapCase) -> list[Metric]:
     return [
         Metric(s.num_rounds, method, case.seed, "test", name, value, 0, 0)
         for method, of in case.scores.items() for name, value in of.items()
@@ -253,7 +253,7 @@ def labels(s: GapSettings) -> dict[str, str]:
     }
 
 
-def _sheet(s: GapSettings, found: dict[str, dict[str, Interval]], num_seeds: int) -> Sheet:
+def _sheet(s: GapSettings, found: dict[str, dict[str, MeanInterval]], num_seeds: int) -> Sheet:
     rows = tuple(
         (labels(s)[method], *(_cell(name, of[name]) for name in (*COLUMNS, "ratio"))) for method, of in found.items()
     )
@@ -263,7 +263,7 @@ def _sheet(s: GapSettings, found: dict[str, dict[str, Interval]], num_seeds: int
     return Sheet(title, columns, rows)
 
 
-def _cell(name: str, v: Interval) -> str:
+def _cell(name: str, v: MeanInterval) -> str:
     if name.startswith("coverage"):
         return v.text(".0%")
     if not np.isfinite(v.low) or max(abs(v.mean), abs(v.high)) >= 1e4:
@@ -271,7 +271,7 @@ def _cell(name: str, v: Interval) -> str:
     return v.text(".2f" if abs(v.mean) < 100 else ".0f")
 
 
-def _remarks(cases: Sequence[Case]) -> tuple[str, ...]:
+def _remarks(cases: Sequence[GapCase]) -> tuple[str, ...]:
     lines = [
         "NLL: expectation over an observation of a new client, in nats; bands without the residual's variance are of "
         "the function, not of observations. Coverage intervals count a seed as one point (Wilson)",
@@ -286,7 +286,7 @@ def _remarks(cases: Sequence[Case]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _draw(study: Study, case: Case) -> None:
+def _draw(study: Study, case: GapCase) -> None:
     from fedtangent.output.function_plots import BandPanel, bands_side_by_side
     from fedtangent.output.style import METHODS, NEUTRAL, PREDICTED
 

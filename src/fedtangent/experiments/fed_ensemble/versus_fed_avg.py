@@ -18,7 +18,7 @@ import optax
 from fedtangent import data, models
 from fedtangent.data import partition
 from fedtangent.data.federated import max_client_size
-from fedtangent.experiments.lab.results import Claim, Interval, Outcome, Sheet, interval
+from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, Sheet, interval
 from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.runs import SCORES, Bench, Config, Method, Record, all_scores, bins_of, choose, play
 from fedtangent.experiments.lab.settings import by_scale, within
@@ -212,7 +212,7 @@ def _pair(found: Found, of: dict[str, Config], criterion: str, metric: str) -> d
 def _claims(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
     """Table II: Fed-ensemble is the more accurate."""
     row = rows[0]
-    d = Interval(row["difference"], row["low_95"], row["high_95"])
+    d = MeanInterval(row["difference"], row["low_95"], row["high_95"])
     return (Claim("Fed-ensemble is more accurate than FedAvg", d.text(), d.above()),)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtangent.experiments.lab.cohort import DECISIVE, EVOLVED, LABELS, CohortSettings, check_cohort, divide, methods
-from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, Claim, Interval, Outcome, Sheet, interval
+from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, Claim, MeanInterval, Outcome, Sheet, interval
 from fedtangent.experiments.lab.runner import Experiment, Study, experiment
 from fedtangent.experiments.lab.runs import Bench, Record, Runs, Tuned, repeat, tune
 
@@ -231,7 +231,7 @@ def judge(rows: list[dict[str, Any]], s: CohortSettings, method: str = "ntk_fl")
     for row in rows:
         if "difference" not in row:
             continue
-        difference = Interval(row["difference"], row["low_95"], row["high_95"])
+        difference = MeanInterval(row["difference"], row["low_95"], row["high_95"])
         if row["method"] == "centralised":
             claims.append(Claim(f"{own} is within {NEAR:g} of the centralised training",
                                 f"{difference.text()} from it", difference.above(-NEAR)))  # fmt: skip

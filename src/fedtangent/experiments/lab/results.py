@@ -20,7 +20,7 @@ class Sheet(NamedTuple):
     rows: tuple[tuple[str, ...], ...]
 
 
-class Interval(NamedTuple):
+class MeanInterval(NamedTuple):
     """A mean over seeds and its 95 % interval."""
 
     mean: float
@@ -44,11 +44,11 @@ class Interval(NamedTuple):
         return SEEN if self.high < level else NOT_SEEN if self.low > level else UNDECIDED
 
 
-def interval(values: Sequence[float] | np.ndarray) -> Interval:
+def interval(values: Sequence[float] | np.ndarray) -> MeanInterval:
     """The mean of at least two seeds' values and Student's interval; of paired differences, that of the pairs."""
     array = np.asarray(values, np.float64)
     mean, half = float(np.mean(array)), float(half_width(array))
-    return Interval(mean, mean - half, mean + half)
+    return MeanInterval(mean, mean - half, mean + half)
 
 
 class Claim(NamedTuple):

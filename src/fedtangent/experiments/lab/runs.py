@@ -18,13 +18,13 @@ from fedtangent.data.federated import max_client_size
 from fedtangent.engine.sweeps import single_device_engine
 from fedtangent.engine.trials import TrialProgram, run_trial, trial_program
 from fedtangent.experiments.lab.runner import Study
-from fedtangent.experiments.lab.trials import Split, Trial, fingerprint
+from fedtangent.experiments.lab.trials import EvaluationSet, Trial, fingerprint
 from fedtangent.measures import uncertainty
 from fedtangent.measures.uncertainty import Reliability
 from fedtangent.output.files import Metric
 from fedtangent.types import Algorithm, Array, FederatedData, PyTree
 
-Splits = dict[str, Split]
+EvaluationSets = dict[str, EvaluationSet]
 SCORES: dict[str, Callable[[Array, Array], Array]] = {
     "accuracy": uncertainty.accuracy,
     "nll": uncertainty.negative_log_likelihood,
@@ -41,7 +41,7 @@ class Method(NamedTuple):
     steps: tuple[int, ...]  # in a round: of each client, or of the server; (0,) where that is not a choice
     build: Callable[..., Algorithm]  # (steps, rate) -> algorithm; both may be traced
     data: FederatedData  # the trial's, as this method is given it
-    splits: Splits  # what it is evaluated on
+    splits: EvaluationSets  # what it is evaluated on
     pool_size: int = 0  # examples that the server of NTK-FL pools at most
 
 
@@ -85,7 +85,7 @@ class Record(NamedTuple):
 Runs = dict[str, list[Record]]  # of each method, one for each seed
 
 
-def accuracies(algorithm: Algorithm, state: PyTree, splits: Splits) -> dict[str, Array]:
+def accuracies(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
     """Accuracy of the prediction on each split; of outputs that are not finite, 0."""
     found = {}
     for name, (x, labels) in splits.items():
@@ -95,7 +95,7 @@ def accuracies(algorithm: Algorithm, state: PyTree, splits: Splits) -> dict[str,
     return found
 
 
-def all_scores(algorithm: Algorithm, state: PyTree, splits: Splits) -> dict[str, Array]:
+def all_scores(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
     """``{"test.accuracy": [], ...}``: SCORES and the members' mean accuracy on every split, and the bins of test."""
     found: dict[str, Array] = {}
     for name, (x, labels) in splits.items():
@@ -121,7 +121,7 @@ class Bench:
     trial: Callable[[int], Trial]
     methods_of: Callable[[Trial], dict[str, Method]]
     depends_on: Mapping[str, Any]  # the settings that a run depends on, besides its data and its configuration
-    measure: Callable[[Algorithm, PyTree, Splits], dict[str, Array]] = accuracies
+    measure: Callable[[Algorithm, PyTree, EvaluationSets], dict[str, Array]] = accuracies
     every: int = 1  # rounds between two evaluations
     largest_client: int = 0  # of all seeds; 0: of each seed's own, rounded up
     compiled: dict[tuple[Any, ...], TrialProgram] = field(default_factory=dict)

@@ -39,7 +39,7 @@ class SineData(NamedTuple):
     y_test: np.ndarray  # [m, 1], sin(2 pi x)
 
 
-class Trained(NamedTuple):
+class TrainedOutputs(NamedTuple):
     """Outputs of the K models of a run, before the first round and after the last, [K, n, 1] and [K, m, 1]."""
 
     start_train: np.ndarray
@@ -108,7 +108,7 @@ def algorithm(model: Model, held: SineData, plan: Schedule, local_steps: int) ->
     )
 
 
-def train(held: SineData, of: Algorithm, num_rounds: int, seed: int) -> Trained:
+def train(held: SineData, of: Algorithm, num_rounds: int, seed: int) -> TrainedOutputs:
     """Run ``num_rounds`` rounds; initial models, schedule and training depend on ``seed`` alone."""
     x, split = jnp.asarray(np.concatenate([held.x, held.x_test])), len(held.x)
     seen = simulate(
@@ -120,7 +120,7 @@ def train(held: SineData, of: Algorithm, num_rounds: int, seed: int) -> Trained:
         evaluate=lambda state: {"members": np.asarray(predict(of, state, x).members)},
     ).history.evaluations
     first, last = seen[0].metrics["members"], seen[-1].metrics["members"]
-    return Trained(first[:, :split], first[:, split:], last[:, :split], last[:, split:])
+    return TrainedOutputs(first[:, :split], first[:, split:], last[:, :split], last[:, split:])
 
 
 def flow(

@@ -17,7 +17,7 @@ from fedtangent.types import Array, FederatedData, Partition
 PARTS = ("train", "validation", "test")
 
 
-class Split(NamedTuple):
+class EvaluationSet(NamedTuple):
     """Examples to evaluate on."""
 
     x: Array
@@ -29,7 +29,7 @@ class Trial(NamedTuple):
 
     seed: int
     data: FederatedData
-    splits: dict[str, Split]  # validation, test
+    splits: dict[str, EvaluationSet]  # validation, test
     num_classes: int
 
 
@@ -68,7 +68,7 @@ def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, n
 def trial_of(drawn: Drawn, clients: Partition, seed: int, num_classes: int) -> Trial:
     """The examples on the device."""
     held = data.federated_data(drawn.x["train"], drawn.y["train"], clients, jnp.float32)
-    splits = {part: Split(jnp.asarray(drawn.x[part]), jnp.asarray(drawn.y[part])) for part in PARTS[1:]}
+    splits = {part: EvaluationSet(jnp.asarray(drawn.x[part]), jnp.asarray(drawn.y[part])) for part in PARTS[1:]}
     return Trial(seed, held, splits, num_classes)
 
 
@@ -87,7 +87,9 @@ def projected(trial: Trial, dimension: int) -> Trial:
     if dimension > size:
         raise ValueError(f"projected: got {dimension}, larger than the {size} inputs, must be at most that")
     matrix = projection_matrix(size, dimension, trial.seed, dtype=np.float32)
-    splits = {part: Split(jnp.asarray(np.asarray(x) @ matrix), labels) for part, (x, labels) in trial.splits.items()}
+    splits = {
+        part: EvaluationSet(jnp.asarray(np.asarray(x) @ matrix), labels) for part, (x, labels) in trial.splits.items()
+    }
     held = trial.data._replace(x=jnp.asarray(np.asarray(trial.data.x) @ matrix))
     return trial._replace(data=held, splits=splits)
 

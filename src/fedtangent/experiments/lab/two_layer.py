@@ -22,7 +22,7 @@ SPHERE_DIMENSION = 20
 TREND = 1e-9  # of the initial squared residual: below it a measured residual is rounding
 
 
-class Problem(NamedTuple):
+class TwoLayerProblem(NamedTuple):
     """N examples on M clients of N / M each, every client with few labels."""
 
     x: np.ndarray  # [N, d] of norm 1
@@ -34,7 +34,7 @@ class Problem(NamedTuple):
         return datasets.federated_data(self.x, self.y[:, None], self.partition, dtype=jnp.float64)
 
 
-def problem(name: str, data_dir: Path | None, num_examples: int, num_clients: int, seed: int) -> Problem:
+def problem(name: str, data_dir: Path | None, num_examples: int, num_clients: int, seed: int) -> TwoLayerProblem:
     """Draw it: on "sphere" inputs are uniform and labels random, on images 1 is an even class and -1 an odd one.
 
     Clients hold the examples in the order of their class (of chance, on the sphere), N / M each.
@@ -57,10 +57,10 @@ def problem(name: str, data_dir: Path | None, num_examples: int, num_clients: in
     order = np.argsort(classes, kind="stable").astype(np.int32)
     offsets = np.arange(0, num_examples + 1, num_examples // num_clients, dtype=np.int32)
     norms = np.linalg.norm(x, axis=1, keepdims=True)
-    return Problem(x / norms, np.where(np.asarray(classes) % 2 == 0, 1.0, -1.0), Partition(order, offsets))
+    return TwoLayerProblem(x / norms, np.where(np.asarray(classes) % 2 == 0, 1.0, -1.0), Partition(order, offsets))
 
 
-def of_study(study: Study, seed: int) -> Problem:
+def of_study(study: Study, seed: int) -> TwoLayerProblem:
     """The problem of one seed."""
     s = study.settings
     return problem(study.dataset, study.data_dir, s.num_examples, s.num_clients, seed)
@@ -120,7 +120,7 @@ class Start(NamedTuple):
     residual: np.ndarray  # [N]
 
 
-def network(task: Problem, width: int, seed: int) -> Start:
+def network(task: TwoLayerProblem, width: int, seed: int) -> Start:
     """The network of ``seed`` at ``width`` in float64. Needs 64-bit types."""
     model = two_layer_relu(task.x.shape[1], width, seed=seed, dtype=jnp.float64)
     params = start(model, key(seed, width))
@@ -128,7 +128,7 @@ def network(task: Problem, width: int, seed: int) -> Start:
     return Start(model, params, empirical_kernel(task.x, params["v"]), residual)
 
 
-def step_size(task: Problem, factor: float) -> float:
+def step_size(task: TwoLayerProblem, factor: float) -> float:
     """``factor`` of the largest stable step of the limiting kernel, 2 N / lambda_max."""
     return factor * 2 * len(task.x) / float(np.linalg.eigvalsh(expected_kernel(task.x))[-1])
 
@@ -146,7 +146,13 @@ class NtkRounds(NamedTuple):
 
 
 def several_rounds(
-    task: Problem, model: Model, init_key: jax.Array, learning_rate: float, times: tuple[int, ...], num: int, seed: int
+    task: TwoLayerProblem,
+    model: Model,
+    init_key: jax.Array,
+    learning_rate: float,
+    times: tuple[int, ...],
+    num: int,
+    seed: int,
 ) -> NtkRounds:
     """NTK-FL with every client in every round, t(k) by the training loss (11a). Needs 64-bit types."""
     algorithm = algorithms.ntk_fl(

@@ -15,42 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtangent import models
-from fedtangent.experiments.lab.results import NOT_SEEN, Claim, Interval, Outcome, Sheet, interval
+from fedtangent.experiments.lab.results import NOT_SEEN, Claim, MeanInterval, Outcome, Sheet, interval
 from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.settings import by_scale
 from fedtangent.experiments.ntk_fl import leakage
-from fedtangent.experiments.ntk_fl.leakage import (
-    ALL,
-    COLLUSION,
-    DEEP,
-    GRADIENT,
-    KEPT,
-    LEAKED,
-    PLACE,
-    READ,
-    ROWS,
-    SECRET,
-    SWITCHES,
-    WEIGHTS,
-    AttackedImages,
-    Found,
-    LeakageSettings,
-)
+from fedtangent.experiments.ntk_fl.leakage import DEEP, NAMES, AttackedImages, Found, LeakageSettings
 from fedtangent.output.files import Metric
 
 PUBLISHED = {0.9: 0.06, 0.8: 0.23, 0.7: 0.35, 0.6: 0.47, 0.5: 0.65}
-NAMES = {
-    GRADIENT: "gradient",
-    ALL: "Jacobian",
-    KEPT: "Jacobian, kept entries",
-    READ: "first layer read",
-    ROWS: "rows shuffled",
-    PLACE: "its place's image",
-    WEIGHTS: "weights shuffled",
-    COLLUSION: "with collusion",
-    SECRET: "projected",
-    LEAKED: "matrix leaked",
-}
 
 
 class Score(NamedTuple):
@@ -91,8 +63,13 @@ def run(study: Study) -> Outcome:
     lost = sorted({name for one in found for name, of in one.items() if not all(r.finite for r in of.values())})
     failed = tuple(f"{NAMES[name]}: an attack met only values that are not finite" for name in lost)
     sheets = (
-        _sheet(scores, sparsities, (*DEEP, READ), "SSIM of reconstructed images, mean +- standard error over images"),
-        _sheet(scores, sparsities, SWITCHES, "the other switches, first layer of the perceptron read: SSIM"),
+        _sheet(
+            scores,
+            sparsities,
+            leakage.SHOWN,
+            "SSIM of reconstructed images, mean +- standard error over images",
+        ),
+        _sheet(scores, sparsities, leakage.SWITCHES, "the other switches, first layer of the perceptron read: SSIM"),
     )
     return Outcome(sheets, rows, judge(scores), remarks=_remarks(s, first), failed=failed)
 
@@ -110,12 +87,12 @@ def summaries(found: Sequence[Found]) -> dict[str, dict[float, Score]]:
 
 
 HIDDEN = (  # what is claimed, the score with the switch, the one without
-    ("shuffled rows hide whose image it is", PLACE, ROWS),
-    ("shuffled rows hide the image", ROWS, READ),
-    ("shuffled weights hide the image", WEIGHTS, READ),
-    ("shuffled weights hide it if a client colludes", COLLUSION, READ),
-    ("projection hides the image", SECRET, READ),
-    ("projection hides it from least squares if the matrix leaks", LEAKED, READ),
+    ("shuffled rows hide whose image it is", leakage.PLACE, leakage.ROWS),
+    ("shuffled rows hide the image", leakage.ROWS, leakage.READ),
+    ("shuffled weights hide the image", leakage.WEIGHTS, leakage.READ),
+    ("shuffled weights hide it if a client colludes", leakage.COLLUSION, leakage.READ),
+    ("projection hides the image", leakage.SECRET, leakage.READ),
+    ("projection hides it from least squares if the matrix leaks", leakage.LEAKED, leakage.READ),
 )
 
 
@@ -131,7 +108,7 @@ def judge(scores: dict[str, dict[float, Score]]) -> tuple[Claim, ...]:
         text = f"{whole.text('+.2f')} in all, smallest step {worst.text('+.3f')}"
         verdict = NOT_SEEN if worst.high < 0 else whole.above()
         claims.append(Claim(f"less sparsity, closer images: {NAMES[name]}", text, verdict))
-    for name in (*DEEP, READ):
+    for name in leakage.SHOWN:
         beyond = {s: interval(v.values - PUBLISHED[s]) for s, v in scores[name].items() if s in PUBLISHED}
         if beyond:
             at = max(beyond, key=lambda s: beyond[s].low)
@@ -146,11 +123,11 @@ def judge(scores: dict[str, dict[float, Score]]) -> tuple[Claim, ...]:
     return tuple(claims)
 
 
-def _changes(of: dict[float, Score]) -> tuple[list[Interval], Interval]:
+def _changes(of: dict[float, Score]) -> tuple[list[MeanInterval], MeanInterval]:
     """Paired changes of SSIM to the next lower sparsity, and from the highest to the lowest."""
     values = [of[s].values for s in sorted(of, reverse=True)]
     steps = [interval(b - a) for a, b in itertools.pairwise(values)]
-    return steps or [Interval(0.0, 0.0, 0.0)], interval(values[-1] - values[0])
+    return steps or [MeanInterval(0.0, 0.0, 0.0)], interval(values[-1] - values[0])
 
 
 def _metrics(found: Found, seed: int) -> list[Metric]:
@@ -198,12 +175,12 @@ def _draw(
     figures, dataset = study.figures, study.dataset
     shown = {
         NAMES[name]: [Shown(found[name][v].x[0], float(found[name][v].ssim[0])) for v in sparsities]
-        for name in (*DEEP, READ, WEIGHTS, COLLUSION, SECRET, LEAKED)
+        for name in (*DEEP, leakage.READ, leakage.WEIGHTS, leakage.COLLUSION, leakage.SECRET, leakage.LEAKED)
     }
     title = f"What the server reads of one image ({dataset}); SSIM below each"
     reconstructions(images.x[0], shown, [f"{v:.0%}" for v in sparsities], title, figures / "fig8_images.png")
     places = {v: i for i, v in enumerate(sparsities)}  # at equal distances
-    series = {NAMES[n]: {places[v]: scores[n][v][:2] for v in sparsities} for n in (*DEEP, READ)}
+    series = {NAMES[n]: {places[v]: scores[n][v][:2] for v in sparsities} for n in leakage.SHOWN}
     series["published (Fig. 8)"] = {places[v]: (known, 0.0) for v, known in PUBLISHED.items() if v in places}
     ticks = {i: f"{v:.0%}" for v, i in places.items()}
     title = f"Leakage against sparsity ({dataset}, {study.settings.network})"

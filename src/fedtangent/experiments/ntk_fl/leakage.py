@@ -25,7 +25,13 @@ ROWS, PLACE = "rows shuffled", "rows shuffled, by place"
 WEIGHTS, COLLUSION = "weights shuffled", "weights shuffled, collusion"
 SECRET, LEAKED = "projected", "projected, leaked matrix"
 DEEP = (GRADIENT, ALL, KEPT)
+SHOWN = (*DEEP, READ)
 SWITCHES = (ROWS, PLACE, WEIGHTS, COLLUSION, SECRET, LEAKED)
+NAMES = {
+    **{GRADIENT: "gradient", ALL: "Jacobian", KEPT: "Jacobian, kept entries", READ: "first layer read"},
+    **{ROWS: "rows shuffled", PLACE: "its place's image", WEIGHTS: "weights shuffled", COLLUSION: "with collusion"},
+    **{SECRET: "projected", LEAKED: "matrix leaked"},
+}  # in tables and figures
 LENET_ACTIVATIONS = tuple(attacks.networks.ACTIVATIONS)
 
 

@@ -66,7 +66,7 @@ def run(study: Study) -> Outcome:
     return conclude(study, found, rounds)
 
 
-def follow(task: two_layer.Problem, s: EvolutionDecaySettings, seed: int) -> list[FollowedDescent]:
+def follow(task: two_layer.TwoLayerProblem, s: EvolutionDecaySettings, seed: int) -> list[FollowedDescent]:
     """Every width and step of one seed. Needs 64-bit types."""
     found = []
     for width in s.widths:
@@ -85,7 +85,7 @@ def movement(start: PyTree, weights: PyTree) -> dict[str, Array]:
     return {"moved": jnp.max(jnp.linalg.norm(weights["v"] - start["v"], axis=1))}
 
 
-def _rounds(task: two_layer.Problem, s: EvolutionDecaySettings, seed: int) -> NtkRounds:
+def _rounds(task: two_layer.TwoLayerProblem, s: EvolutionDecaySettings, seed: int) -> NtkRounds:
     width, eta = s.widths[-1], two_layer.step_size(task, s.step_factors[-1])
     model = two_layer_relu(task.x.shape[1], width, seed=seed, dtype=jnp.float64)
     return several_rounds(

@@ -74,7 +74,7 @@ def run(study: Study) -> Outcome:
     return conclude(study, found)
 
 
-def follow(task: two_layer.Problem, s: AveragingDecaySettings, seed: int) -> list[FollowedRounds]:
+def follow(task: two_layer.TwoLayerProblem, s: AveragingDecaySettings, seed: int) -> list[FollowedRounds]:
     """Every width, step and number of local steps of one seed. Needs 64-bit types."""
     found = []
     for width in s.widths:
@@ -95,7 +95,13 @@ def follow(task: two_layer.Problem, s: AveragingDecaySettings, seed: int) -> lis
 
 
 def fed_avg_residuals(
-    task: two_layer.Problem, model: Any, key: Any, learning_rate: float, local_steps: int, num_rounds: int, seed: int
+    task: two_layer.TwoLayerProblem,
+    model: Any,
+    key: Any,
+    learning_rate: float,
+    local_steps: int,
+    num_rounds: int,
+    seed: int,
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Evaluated rounds [E] of FedAvg with the theorem's eta, squared residuals [E], bytes sent up. In 64-bit types.
 
