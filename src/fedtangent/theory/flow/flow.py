@@ -336,8 +336,8 @@ class Flow:
     @property
     def _prior(self) -> KernelBlocks:
         """The kernels, with the largest nngp block where JAX can use it without another copy."""
-        whole = self.kernels.nngp_train
-        return self.kernels if whole is None else self.kernels._replace(nngp_train=on_device(whole))  # type: ignore[arg-type]
+        train = self.kernels.nngp_train
+        return self.kernels if train is None else self.kernels._replace(nngp_train=on_device(train))  # type: ignore[arg-type]
 
     @functools.cached_property
     def _needed(self) -> np.ndarray:
