@@ -23,6 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The empty working folder."""
     work = tmp_path / "work"
     work.mkdir()
+    jax.devices()  # in use from here on, so that no test makes the machine's cores devices of their own
     monkeypatch.chdir(work)
     monkeypatch.delenv("FEDTANGENT_DATA", raising=False)
     monkeypatch.setenv("FEDTANGENT_CACHE", str(tmp_path / "cache"))

@@ -15,9 +15,9 @@ from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.theory import gp_limit
 
 COMPARE = {
-    "case": (["--case", "nope"], "allowed are sine, digits, fashion_mnist"),
-    "one case of two": (["--case", "digits", "nope"], "allowed are sine, digits, fashion_mnist"),
-    "no case": (["--case"], "allowed are sine, digits, fashion_mnist"),
+    "case": (["--case", "nope"], "allowed are digits, fashion_mnist, sine"),
+    "one case of two": (["--case", "digits", "nope"], "allowed are digits, fashion_mnist, sine"),
+    "no case": (["--case"], "allowed are digits, fashion_mnist, sine"),
     "scale": (["--scale", "huge"], "allowed are smoke, default, paper"),
     "seed": (["--seed", "-1"], "seed: got -1"),
     "seed too large": (["--seed", str(2**70)], "seed"),

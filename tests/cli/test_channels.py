@@ -13,7 +13,7 @@ RUNS = {  # options, and the bytes of a message by hand
     "fed_com": ("--algorithm fed_com --bits 8", P + 8),
     "fed_paq": ("--algorithm fed_paq --bits 4", P // 2 + 4),
     "dp_fed_avg": ("--algorithm dp_fed_avg --noise-multiplier 0.1", 4 * P),
-    "sparse": ("--channel top_k:0.1 --error-feedback", 121 * 4 + -(-121 * 11 // 8)),  # 2^10 < P = 1210 < 2^11
+    "sparse": ("--channel top_k:0.1 --error-feedback", 121 * 4 + -(-P // 8)),  # places as a bit map, which is shorter
 }
 
 

@@ -104,3 +104,35 @@ def test_an_output_folder_is_made_or_refused_in_one_line(tmp_path: Path) -> None
     (tmp_path / "file").write_text("x")
     with pytest.raises(ValueError, match="output: cannot make the folder"):
         files.output_folder(tmp_path / "file")
+
+
+def test_a_folder_that_holds_a_run_is_taken_only_by_what_goes_on_with_it(tmp_path: Path) -> None:
+    options = {"seed": 0, "widths": (4,)}
+    files.check_free(tmp_path / "none", "train", options, goes_on=False, can_go_on=True)
+    files.write_config(tmp_path, "train", {**options, "num_rounds": 3})
+    files.check_free(tmp_path, "train", options, goes_on=True, can_go_on=True)
+    for command, more, goes_on, says in (
+        ("train", {}, False, "holds a run: name another folder, --resume to continue it or --overwrite to replace it"),
+        ("train", {"seed": 1}, True, r"holds another run, different are seed \(0 there, 1 here\)"),
+        ("compare", {}, True, "holds a run of fedtangent train: name another folder"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            files.check_free(tmp_path, command, options | more, goes_on, can_go_on=True)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="holds a run"):
+        files.check_free(tmp_path, "train", options, goes_on=True, can_go_on=True)
+
+
+def test_what_a_run_wrote_is_cleared_and_nothing_else(tmp_path: Path) -> None:
+    def fill() -> None:
+        for name in ("config.json", "metrics.csv", "result.json", "figures/a.png", "checkpoints/x", "mine.txt"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("{}")
+
+    fill()
+    files.clear(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    fill()
+    (tmp_path / "config.json").unlink()  # no run: nothing is touched
+    files.clear(tmp_path)
+    assert (tmp_path / "figures/a.png").exists()

@@ -106,6 +106,7 @@ def _check(options: TrainOptions, machine: MachineOptions, described: Descriptio
     """The seeds of the runs; raises ``ValueError`` for an option out of range."""
     checks.whole("evaluate_every", options.evaluate_every, 1, 2**31 - 1)
     checks.choice("diagnostics", options.diagnostics, DIAGNOSTICS)
+    checks.whole("diagnostics_examples", options.diagnostics_examples, 2)
     check_used(asdict(options) | asdict(machine), {"train": TrainOptions(), "machine": MachineOptions()})
     if machine.checkpoint_every is not None:
         checks.whole("checkpoint_every", machine.checkpoint_every, 0)
