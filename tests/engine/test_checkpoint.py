@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine.checkpoints import CheckpointError, Checkpoints
+from fedtangent.engine.checkpoints import CheckpointError, Checkpoints, files
 from fedtangent.engine.checkpoints.segment import Link, Segment, decode, encode
 from fedtangent.engine.history import Evaluation, Run
 from fedtangent.engine.run import simulate
@@ -388,6 +388,14 @@ def test_a_segment_comes_back_as_it_was() -> None:
     metrics |= {"big": 10**30, "t": np.datetime64("2020-01-01")}
     segment = Segment(4, 7, Link("x", "y"), infos, [Evaluation(5, metrics, 1, 2)])
     assert stateful.plain(decode(encode(segment, shapes), shapes)) == stateful.plain(segment)
+
+
+def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
+    """Its keys too, which are those of the state that was written and not of the fresh one that tells the structure."""
+    state = {"key": jax.random.key(5), "x": jnp.arange(3, dtype=jnp.bfloat16), "none": jnp.zeros((0, 2))}
+    fresh = {"key": jax.random.key(0), "x": jnp.zeros(3, jnp.bfloat16), "none": jnp.zeros((0, 2))}
+    files.write_arrays(tmp_path / "state", files.on_host(state))
+    assert stateful.plain(files.read_state(tmp_path / "state", fresh)) == stateful.plain(state)
 
 
 def test_the_cost_of_the_history_does_not_grow(tmp_path: Path) -> None:
