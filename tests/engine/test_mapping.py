@@ -132,6 +132,8 @@ def test_every_slot_is_dealt_once_and_evenly(num_slots: int, devices: int) -> No
     sizes = np.sort(np.random.default_rng(num_slots).integers(1, 100, hands.size))[::-1]
     shares = sizes[hands].sum(axis=1)
     assert shares.max() - shares.min() <= sizes[0]  # no device waits for more than one client of another
+    falling = np.arange(hands.size)[::-1][hands].sum(axis=1)
+    assert hands.shape[1] % 2 or len(set(falling.tolist())) == 1  # dealt back and forth, even steps even out
 
 
 @hypothesis.settings(max_examples=40)
