@@ -17,6 +17,7 @@ from types import ModuleType
 import pytest
 
 import fedtangent
+from fedtangent import entries
 
 SOURCE = Path(__file__).parents[1] / "src"
 
@@ -214,6 +215,13 @@ def test_no_module_bears_the_name_of_a_function_that_its_package_exports(tmp_pat
     (tmp_path / "shadowing" / "__init__.py").write_text("from shadowing.train import train")
     monkeypatch.syspath_prepend(tmp_path)
     assert shadowed(importlib.import_module("shadowing")) == ["shadowing.train"]
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "models"])
+def test_no_module_bears_the_name_of_an_entry_that_its_package_exports(kind: str):
+    """The module would hide the function once it is imported."""
+    package = importlib.import_module(entries.KINDS[kind])
+    assert entries.catalogue(kind).keys().isdisjoint(info.name for info in pkgutil.iter_modules(package.__path__))
 
 
 PROBE = """

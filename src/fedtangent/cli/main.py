@@ -62,6 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, check it, run it; ends the process with its exit code."""
     try:
         code = run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, as in `fedtangent train --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted; what was finished is in the output folder", file=sys.stderr)
         code = 130
@@ -96,8 +100,7 @@ def run(arguments: list[str]) -> int:
     except CheckpointError as error:
         return _refused(error)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        raise  # to the caller, which knows what to do; the others of its kind are told below
     except jax.errors.JaxRuntimeError as error:
         if not asked.values.get("distributed", False):
             raise

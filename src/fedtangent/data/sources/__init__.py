@@ -1,1 +1,1 @@
-"""TensorFlow Datasets builders that prepare array_record without TensorFlow. Import them lazily: each needs TFDS."""
+"""Where data sets come from: a file each, and what the files share (archives, images, TFDS builders)."""
