@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +312,15 @@ def stopped_by(number: int, folder: Path, every: int | None = None, round_: int 
     return stateful.run(checkpoint=at(folder, every, resume=False), on_evaluation=interrupt)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT as it is in the foreground: a suite that a shell starts in the background is made to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
@@ -325,6 +334,7 @@ def test_a_signal_saves_and_ends_the_run(tmp_path: Path, number: signal.Signals)
     assert stateful.bits(stateful.run(checkpoint=at(tmp_path))) == whole()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_signal_does_what_it_always_did(tmp_path: Path) -> None:
     def twice(evaluation: Evaluation) -> None:
         if evaluation.round == 6:

@@ -179,17 +179,17 @@ def test_constants_may_be_traced() -> None:
 @pytest.mark.parametrize(
     ("recipe", "changed", "named"),
     [
-        ("fed_adam", {"beta_1": 1.0}, "beta_1: got 1, must be at least 0 and below 1"),
+        ("fed_adam", {"beta_1": 1.0}, "beta_1: got 1.0, must be at least 0 and below 1"),
         ("fed_yogi", {"beta_2": -0.1}, "beta_2: got -0.1, must be at least 0 and below 1"),
         ("fed_adagrad", {"beta_1": float("nan")}, "beta_1: got nan"),
         ("fed_adam", {"tau": 0.0}, r"tau: got 0\.0, must be above 0 and finite"),
         (
             "fed_adagrad",
             {"initial_second_moment": -1.0},
-            "initial_second_moment: got -1, must be at least 0 and finite",
+            "initial_second_moment: got -1.0, must be at least 0 and finite",
         ),
         ("fed_yogi", {"server_learning_rate": 0.0}, "server_learning_rate: got 0.0"),
-        ("fed_avg_m", {"momentum": 1.0}, "momentum: got 1, must be at least 0 and below 1"),
+        ("fed_avg_m", {"momentum": 1.0}, "momentum: got 1.0, must be at least 0 and below 1"),
         ("fed_avg_m", {"client_learning_rate": -1.0}, "client_learning_rate: got -1.0"),
         ("fed_adam", {"work": Work(steps=0)}, "local steps: got 0"),
     ],

@@ -279,8 +279,8 @@ def test_unknown_weighting(model: Model) -> None:
         ({"times": (1.5,)}, "times"),
         ({"kernel": "mean"}, "kernel: got 'mean', allowed are averaged, exact"),
         ({"method": "guess"}, "method: got 'guess', allowed are auto, eigh, chebyshev, iterate"),
-        ({"slots_per_model": 0}, "slots_per_model: got 0, must be between 1 and 6"),
-        ({"slots_per_model": 7}, "slots_per_model: got 7, must be between 1 and 6"),
+        ({"slots_per_model": 0}, "slots_per_model: got 0, must be a whole number from 1 to 6"),
+        ({"slots_per_model": 7}, "slots_per_model: got 7, must be a whole number from 1 to 6"),
     ],
 )
 def test_bad_arguments_of_ntk_fl(model: Model, changed: dict[str, Any], named: str) -> None:

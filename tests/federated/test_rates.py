@@ -52,9 +52,10 @@ def test_bad_decay(arguments: tuple[Any, ...], named: str) -> None:
 
 
 def test_only_a_concrete_rate_is_checked() -> None:
-    for bad in (0.0, -1.0, np.nan, jnp.float32(np.inf), lambda t: -0.1 + 0 * t):
-        with pytest.raises(ValueError, match=r"rate: got -1\.0, must be above 0 and finite"):
-            check_rate("rate", bad)
+    bad = {"rate: got 0.0": 0.0, "rate: got -1.0": -1.0, "rate: got nan": np.nan, "rate: got inf": jnp.float32(np.inf)}
+    for said, rate in {**bad, "rate in round 0: got -0.1.*": lambda t: -0.1 + 0 * t}.items():
+        with pytest.raises(ValueError, match=f"^{said}, must be above 0 and finite"):
+            check_rate("rate", rate)
     with pytest.raises(ValueError, match=r"rate: got an array of shape \(2,\), must be one number"):
         check_rate("rate", jnp.ones(2))
     check_rate("rate", staircase_decay(0.1))
