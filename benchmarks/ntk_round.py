@@ -61,10 +61,12 @@ def naive_round(
     residual = y - outputs(flat)
     if kernel == "averaged":
         wide = jacobian.reshape((y.shape[0], -1))
-        dual = spectral_dual(*jnp.linalg.eigh(wide @ wide.T / OUTPUTS), residual, rate / y.size, times)
+        values, vectors = jnp.linalg.eigh(wide @ wide.T / OUTPUTS)
+        dual = spectral_dual(values, vectors, residual, rate / y.size, times)
     else:
         rows = jacobian.reshape((y.size, -1))
-        dual = spectral_dual(*jnp.linalg.eigh(rows @ rows.T), residual.reshape((-1, 1)), rate / y.size, times)
+        values, vectors = jnp.linalg.eigh(rows @ rows.T)
+        dual = spectral_dual(values, vectors, residual.reshape((-1, 1)), rate / y.size, times)
     tall = jacobian.reshape((y.size, -1))
     candidates = [flat + tall.T @ at_t.ravel() for at_t in dual]
     losses = jnp.stack([jnp.mean((y - outputs(weights)) ** 2) for weights in candidates])
