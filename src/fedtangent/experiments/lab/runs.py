@@ -18,7 +18,7 @@ from fedtangent.data.federated import max_client_size
 from fedtangent.engine.sweeps import single_device_engine
 from fedtangent.engine.trials import TrialProgram, run_trial, trial_program
 from fedtangent.experiments.lab.runner import Study
-from fedtangent.experiments.lab.trials import EvaluationSet, Trial, fingerprint
+from fedtangent.experiments.lab.trials import PARTS, EvaluationSet, Trial, fingerprint
 from fedtangent.measures import uncertainty
 from fedtangent.measures.uncertainty import Reliability
 from fedtangent.output.files import Metric
@@ -203,11 +203,17 @@ def _write(path: Path, record: Record) -> None:
 
 
 def _metrics(config: Config, seed: int, record: Record) -> list[Metric]:
-    found = {tuple(name.split(".")): values for name, values in record.metrics.items() if values.ndim == 1}
+    names = sorted((name for name, values in record.metrics.items() if values.ndim == 1), key=_place)
+    found = {tuple(name.split(".")): record.metrics[name] for name in names}
     return [
         Metric(int(r), str(config), seed, split, score, float(values[e]), *map(int, record.sent[e]))
         for (split, score), values in found.items() for e, r in enumerate(record.rounds)
     ]  # fmt: skip
+
+
+def _place(name: str) -> int:
+    """Where the set of examples of a metric, such as test.accuracy, stands among those of a trial."""
+    return PARTS.index(name.partition(".")[0])
 
 
 class Tuned(NamedTuple):
