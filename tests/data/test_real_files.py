@@ -9,7 +9,7 @@ import pytest
 
 from fedtangent.data import idx, load, partition
 from fedtangent.data.sources.mnist import IdxOptions, fetch
-from fedtangent.experiments.ntk_fl.fig4a import WRITERS
+from fedtangent.experiments.ntk_fl.fig4 import WRITERS
 
 SOURCES = {"mnist": idx.MNIST, "fashion_mnist": idx.FASHION_MNIST}
 FIRST_LABELS = {"mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], "fashion_mnist": [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]}

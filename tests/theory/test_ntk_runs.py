@@ -23,9 +23,11 @@ def task() -> two_layer.TwoLayerProblem:
     return two_layer.problem("sphere", None, NUM, CLIENTS, 0)
 
 
-def start(model, key) -> tuple[dict, Network]:
+def start(dim: int, key) -> tuple[two_layer.Start, Network]:
+    model = two_layer_relu(dim, WIDTH, dtype=jnp.float64)
     params = jax.jit(lambda k: two_layer.start(model, k))(key)
-    return params, Network(np.asarray(params["v"]), output_signs(WIDTH, 0))
+    begun = two_layer.Start(model, key, params, np.zeros(0), np.zeros(0))
+    return begun, Network(np.asarray(params["v"]), output_signs(WIDTH, 0))
 
 
 def test_problem():
@@ -41,8 +43,7 @@ def test_problem():
 
 
 def test_descents_are_plain_loops():
-    model = two_layer_relu(5, WIDTH, dtype=jnp.float64)
-    params, net = start(model, jax.random.key(1))
+    (model, _, params, *_), net = start(5, jax.random.key(1))
     x, eta, steps = sphere(2, NUM, 5), 3.0, 30
     y = np.random.default_rng(3).standard_normal(NUM)
     found = descents(model, params, x, y[:, None], eta, steps, watch=theorem1.movement)
@@ -94,10 +95,8 @@ def test_descent_of_several_outputs_by_the_whole_jacobian(kernel):
 
 def test_the_recipe_of_fed_avg_takes_the_step_of_58():
     given, eta, steps, rounds = task(), 4.0, 3, 5
-    model = two_layer_relu(DIM, WIDTH, dtype=jnp.float64)
-    key = jax.random.key(4)
-    _, net = start(model, key)
-    at, found, sent = theorem2.fed_avg_residuals(given, model, key, eta, steps, rounds, 0)
+    begun, net = start(DIM, jax.random.key(4))
+    at, found, sent = theorem2.fed_avg_residuals(given, begun, eta, steps, rounds, 0)
     nets = [net]
     for _ in range(rounds):
         clients = [given.partition.client(m) for m in range(CLIENTS)]
@@ -110,10 +109,8 @@ def test_the_recipe_of_fed_avg_takes_the_step_of_58():
 @pytest.mark.slow
 def test_rounds_of_ntk_fl_are_descents_of_the_linearised_network():
     given, eta, times = task(), 6.0, (5, 20)
-    model = two_layer_relu(DIM, WIDTH, dtype=jnp.float64)
-    key = jax.random.key(5)
-    _, net = start(model, key)
-    found = several_rounds(given, model, key, eta, times, 2, 0)
+    begun, net = start(DIM, jax.random.key(5))
+    found = several_rounds(given, begun, eta, times, 2, 0)
     for k in range(2):
         path = descend_linear(net, given.x, given.y, eta, times[-1])
         squared = [np.sum((path[t].outputs(given.x) - given.y) ** 2) for t in times]

@@ -19,7 +19,7 @@ from fedtangent.engine.sweeps import parse_seeds
 from fedtangent.experiments.lab.results import Sheet
 from fedtangent.experiments.lab.runner import Experiment, Request, Study, perform, prepare_study
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
-from fedtangent.output.tables import console
+from fedtangent.output.tables import console, verdict_table
 
 NUM_SEEDS = 5
 
@@ -105,6 +105,8 @@ def run_job(job: ExperimentJob) -> int:
     for sheet in found.sheets:
         screen.print(sheet.title, style="bold", highlight=False, markup=False)  # a table's own folds to its width
         screen.print(_table(sheet))
+    if found.verdicts:
+        screen.print(verdict_table(found.verdicts, "simulation beside theory"))
     for line in found.remarks:
         screen.print(line, style="dim", highlight=False)
     screen.print(

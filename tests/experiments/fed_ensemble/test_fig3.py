@@ -46,8 +46,8 @@ def test_three_models_are_measured() -> None:
 
 def test_models_of_one_start_start_as_one() -> None:
     study = study_of("fed_ensemble.fig3", ("num_clients=3", "width=4"))
-    algorithm = fig3.ensemble(study.settings, fig3.network(study.settings, fig3.load(study, 0)))
-    own, joint = (a.init(7, 3).server.params for a in (algorithm, fig3.from_one_start(algorithm)))
+    model = fig3.network(study.settings, fig3.load(study, 0).held.x, 10)
+    own, joint = (fig3.ensemble(study.settings, model, same).init(7, 3).server.params for same in (False, True))
     for free, same in zip(jax.tree.leaves(own), jax.tree.leaves(joint), strict=True):
         np.testing.assert_array_equal(same, np.broadcast_to(free[:1], free.shape))
     assert any(not np.array_equal(leaf[0], leaf[1]) for leaf in jax.tree.leaves(own))

@@ -56,7 +56,7 @@ def test_a_run_is_that_of_simulate(name: str, tmp_path: Path) -> None:
 
     run = simulate(algorithm, method.data, 2, seed=3, mapping="scan", evaluate_every=1, evaluate=look)
     np.testing.assert_allclose(found.test, [e.metrics["accuracy"] for e in run.history.evaluations], atol=0.02)
-    assert list(found.uplink) == [e.uplink_bytes for e in run.history.evaluations]
+    assert list(found.sent[:, 0]) == [e.uplink_bytes for e in run.history.evaluations]
     assert list(found.sent[:, 1]) == [e.downlink_bytes for e in run.history.evaluations]
     other = play(where, Config(name, method.rates[-1] / 300, method.steps[0]), 3, 2)
     assert not np.array_equal(other.test, found.test)  # the rate is an argument of the program, and used
@@ -182,15 +182,14 @@ def curve(test: list[float], up: int = 100) -> Record:
 
 def test_rounds_to_a_level_and_differences() -> None:
     a, b = curve([0.9, 0.2, 0.5, 0.8]), curve([0.1, 0.6, 0.7, 0.1])
-    assert [report.first_round(c, 0.5) for c in (a, b)] == [2, 1]  # round 0 is not counted
-    assert report.first_round(a, 0.81) is None
+    assert report.reached([a, b], [0.5, 0.5]).rounds == [2, 1]  # round 0 is not counted
     found = report.reached([a, b], [0.5, 0.7])
     assert found.rounds == [2, 2] and found.mean_rounds == 2 and found.mean_mib == 200 / 2**20
     never = report.reached([a, b], [0.5, 0.9])
     assert never.mean_rounds == np.inf and never.mean_mib == np.inf
     held = {"ntk_fl": [curve([0, x, x + 0.1]) for x in (0.5, 0.6, 0.9)],
             "fed_avg": [curve([0, x, x]) for x in (0.4, 0.55, 0.5)]}  # fmt: skip
-    _, rows = report.against(held, "ntk_fl", 2, 2)
+    _, rows = report.against(held, "ntk_fl", replace(TINY, num_rounds=2))
     row = rows[1]
     interval = stats.ttest_rel([0.55, 0.65, 0.95], [0.4, 0.55, 0.5]).confidence_interval(0.95)
     np.testing.assert_allclose([row["low_95"], row["high_95"]], [interval.low, interval.high], rtol=1e-9)

@@ -12,10 +12,21 @@ import pytest
 from scipy import stats
 
 from fedtangent import entries, experiments
+from fedtangent.compare.verdicts import Verdict
 from fedtangent.experiments.lab import results
-from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, interval
-from fedtangent.experiments.lab.runner import Experiment, Request, Study, perform, prepare_study
-from fedtangent.experiments.lab.settings import SCALES, by_scale, changed, check_settings, within
+from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, interval, table
+from fedtangent.experiments.lab.runner import (
+    SCALES,
+    Experiment,
+    Request,
+    Study,
+    by_scale,
+    changed,
+    check_settings,
+    perform,
+    prepare_study,
+    within,
+)
 from fedtangent.papers import PAPERS
 
 FOUND = entries.catalogue("experiments")
@@ -23,8 +34,10 @@ FOUND = entries.catalogue("experiments")
 
 def test_every_file_is_found_and_says_what_it_is() -> None:
     files = {m.name for m in pkgutil.walk_packages(experiments.__path__, "fedtangent.experiments.") if not m.ispkg}
-    named = {f"fedtangent.experiments.{name}" for name in FOUND}
-    assert named == {name for name in files if hasattr(importlib.import_module(name), "ENTRIES")}
+    with_entries = {name for name in files if hasattr(importlib.import_module(name), "ENTRIES")}
+    for name in FOUND:  # named after its file, or after a figure's part
+        assert {f"fedtangent.experiments.{name}", f"fedtangent.experiments.{name[:-1]}"} & with_entries
+    assert {entry.name for file in with_entries for entry in importlib.import_module(file).ENTRIES} == set(FOUND)
     kinds = {}
     for entry in FOUND.values():
         assert next(iter(entry.scales)) in ("digits", "sine", "digits_and_sine")  # none needs files
@@ -98,6 +111,29 @@ def test_a_study_is_prepared_and_performed() -> None:
     assert found.rows == [{"share": 0.25}] and found.sheets[-1].rows == (("c", "m", "seen"),)
     assert found.details["settings"] == study.settings and found.details["more"] == 1
     assert found.remarks[0] == "said" and "count 4" in found.remarks[-1]
+
+
+def test_a_control_that_passes_does_not_count() -> None:
+    right, wrong = (
+        Verdict("theorem", "a ratio", "1.0", "1", True, "a wrong one", "2.0", ok, "small") for ok in (True, False)
+    )
+
+    def of(*verdicts: Verdict) -> Outcome:
+        made = Experiment("tried", "an experiment", lambda _: Outcome((), [], verdicts=verdicts))
+        return perform(made, Study(Tried(), "digits", (0,)))
+
+    assert of(right).failed == () and of(right).details["verdicts"][0]["passed"]
+    assert of(right, wrong).failed == ("a ratio: the control, a wrong one, passes too",)
+    assert of(right._replace(holds=False)).failed == ()  # a result: where it is none, the experiment says so
+    assert disagreeing([right, right._replace(holds=False)]) == ("a ratio, small: 1.0, must be 1",)
+
+
+def test_a_table_shows_rows_and_a_dash_where_there_is_no_number() -> None:
+    rows = [{"k": 1, "seen": MeanInterval(0.5, 0.25, 1.0), "at": None}, {"k": 2, "seen": None, "at": 3}]
+    found = table("t", rows, {"K": "{k}", "mean": "{seen:+.2f}", "at": "{at:d} of {k}"})
+    assert found.rows == (("1", "+0.50 [+0.25, +1.00]", "-"), ("2", "-", "3 of 2")) and found.columns[0] == "K"
+    with pytest.raises(KeyError):
+        table("t", rows, {"K": "{other}"})
 
 
 def test_intervals_decide_claims() -> None:

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import chi2
 
 from fedtangent.compare.statistics import SIGNIFICANCE
+from fedtangent.compare.verdicts import Verdict
 from fedtangent.experiments.lab import sine
-from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, Claim, Outcome, Sheet
-from fedtangent.experiments.lab.runner import Study, experiment
-from fedtangent.experiments.lab.settings import by_scale, within
+from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, Claim, Outcome, table
+from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.federated import schedule
 from fedtangent.output.files import Metric
+from fedtangent.output.function_plots import PosteriorRow, posterior_samples
 from fedtangent.theory import gp_limit
 from fedtangent.types import Algorithm, Gaussian, Model
 
@@ -105,38 +107,52 @@ def draws(law: Law, count: int, seed: int) -> np.ndarray:
     return law.mean + (normal * np.sqrt(law.variances)) @ law.directions.T
 
 
-def load(s: PosteriorSettings, seed: int) -> sine.SineData:
-    """The data of one seed."""
-    return sine.load(seed, s.num_clients, s.points_per_client, gap=False, spacing=s.spacing)
-
-
-def check(study: Study) -> None:
-    """Build every seed's data."""
-    for seed in study.seeds:
-        load(study.settings, seed)
-
-
 def run(study: Study) -> Outcome:
     """Both models on every seed's data, and all of a model's runs against their processes together."""
-    s = study.settings
+    s, cases = study.settings, dict[str, list[PosteriorCase]]()
     plan = schedule.per_client_permutations(s.num_clients, s.num_models)
-    cases: dict[str, list[PosteriorCase]] = {}
     for name, model in (("linear", sine.linear_model()), ("network", sine.network(s.width))):
-        algorithm = sine.algorithm(model, load(s, study.seeds[0]), plan, s.local_steps)
+        algorithm = sine.algorithm(model, sine.of_study(study, study.seeds[0], gap=False), plan, s.local_steps)
         cases[name] = []
         study.say(MODELS[name])
         for seed in study.each_seed():
-            cases[name].append(_case(s, model, algorithm, seed))
-            study.keep(_metrics(s, name, cases[name][-1]))
+            case = _case(study, model, algorithm, seed)
+            cases[name].append(case)
+            study.keep([
+                Metric(r, f"{name} model={k}", seed, "test", metric, float(values[k]), 0, 0)
+                for when, r in ((BEFORE, 0), (AFTER, s.num_rounds))
+                for metric, values in case.distances[when]._asdict().items() for k in range(s.num_models)
+            ])  # fmt: skip
     pools = [pooled(name, when, cases[name]) for name in MODELS for when in (AFTER, BEFORE)]
     _draw(study, {name: found[0] for name, found in cases.items()})
-    return Outcome(
-        (_pools(pools, len(study.seeds)),), pools, judge(pools), {"models": _plain(cases)}, _remarks(s, cases)
+    each = [
+        {"model": name, "seed": case.seed, "member": k, "when": when, "rank": case.law.rank,
+         **{metric: float(values[k]) for metric, values in d._asdict().items()}}
+        for name, found in cases.items() for case in found for when, d in case.distances.items()
+        for k in range(len(d.squared))
+    ]  # fmt: skip
+    title = f"Are they samples of the posterior? {len(study.seeds)} seeds, ranges of draws at three standard errors"
+    sheet = table(title, [{**p, "label": MODELS[p["model"]]} for p in pools], {
+        "all seeds": "{label}, {when}", "models": "{models}", "squared distance / rank": "{ratio:.3f}",
+        "of draws": "[{ratio_low:.3f}, {ratio_high:.3f}]", "in the band": "{inside:.1%}",
+        "in it, of draws": "[{inside_low:.1%}, {inside_high:.1%}]", "largest |f - m| / sd": "{largest:.2f}",
+        "at most, of draws": "{largest_high:.2f}", "the models are": "{verdict}",
+    })  # fmt: skip
+    remarks = tuple(
+        f"{MODELS[name]}: after {s.num_rounds} rounds the exact mean is within {max(c.left for c in found):.1e} of the "
+        f"limit's; distances at points with a standard deviation of at least {LEAST_SD:g} of the largest"
+        for name, found in cases.items()
     )
+    verdicts = verdicts_of(pools)
+    claims = tuple(
+        Claim(f"all models are samples of the same posterior process: {v.sizes}", v.measured,
+              SEEN if v.passed else NOT_SEEN) for v in verdicts
+    )  # fmt: skip
+    return Outcome((sheet,), pools, claims, {"models": each}, remarks, verdicts=verdicts)
 
 
-def _case(s: PosteriorSettings, model: Model, algorithm: Algorithm, seed: int) -> PosteriorCase:
-    held = load(s, seed)
+def _case(study: Study, model: Model, algorithm: Algorithm, seed: int) -> PosteriorCase:
+    s, held = study.settings, sine.of_study(study, seed, gap=False)
     trained = sine.train(held, algorithm, s.num_rounds, seed)
     flow, blocks = sine.flow(held, model, algorithm.schedule, s.local_steps, s.num_rounds, seed)
     limit = gp_limit(blocks, held.y)
@@ -177,64 +193,19 @@ def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[f
     return (float(low), float(high)), float(np.quantile(largest, 1 - SIGNIFICANCE))
 
 
-def _metrics(s: PosteriorSettings, name: str, case: PosteriorCase) -> list[Metric]:
-    return [
-        Metric(r, f"{name} model={k}", case.seed, "test", metric, float(values[k]), 0, 0)
-        for when, r in ((BEFORE, 0), (AFTER, s.num_rounds))
-        for metric, values in case.distances[when]._asdict().items()
-        for k in range(s.num_models)
-    ]
-
-
-def _plain(cases: dict[str, list[PosteriorCase]]) -> list[dict[str, Any]]:
-    return [
-        {"model": name, "seed": case.seed, "member": k, "when": when, "rank": case.law.rank,
-         **{metric: float(values[k]) for metric, values in d._asdict().items()}}
-        for name, found in cases.items() for case in found for when, d in case.distances.items()
-        for k in range(len(d.squared))
-    ]  # fmt: skip
-
-
-def judge(pools: list[dict[str, Any]]) -> tuple[Claim, ...]:
+def verdicts_of(pools: list[dict[str, Any]]) -> tuple[Verdict, ...]:
     """Remark 4 of FE-2024; the control, the same models before training, must not look like draws."""
-    claims = []
+    found = []
     for name, label in MODELS.items():
         of = {p["when"]: p for p in pools if p["model"] == name}
-        right = of[AFTER]["verdict"] == DRAWS and of[BEFORE]["verdict"] != DRAWS
-        measured = ", ".join(f"{when} {p['ratio']:.3f} of [{p['ratio_low']:.3f}, {p['ratio_high']:.3f}]"
-                             for when, p in of.items())  # fmt: skip
-        claims.append(Claim(f"all models are samples of the same posterior process: {label}", measured,
-                            SEEN if right else NOT_SEEN))  # fmt: skip
-    return tuple(claims)
-
-
-def _pools(pools: list[dict[str, Any]], num_seeds: int) -> Sheet:
-    rows = tuple(
-        (f"{MODELS[p['model']]}, {p['when']}", str(p["models"]), f"{p['ratio']:.3f}",
-         f"[{p['ratio_low']:.3f}, {p['ratio_high']:.3f}]", f"{p['inside']:.1%}",
-         f"[{p['inside_low']:.1%}, {p['inside_high']:.1%}]", f"{p['largest']:.2f}", f"{p['largest_high']:.2f}",
-         p["verdict"])
-        for p in pools
-    )  # fmt: skip
-    columns = ("all seeds", "models", "squared distance / rank", "of draws", "in the band", "of draws",
-               "largest |f - m| / sd", "at most, of draws", "the models are")  # fmt: skip
-    title = f"Are they samples of the posterior? {num_seeds} seeds, ranges of draws at three standard errors (99.73 %)"
-    return Sheet(title, columns, rows)
-
-
-def _remarks(s: PosteriorSettings, cases: dict[str, list[PosteriorCase]]) -> tuple[str, ...]:
-    return tuple(
-        f"{MODELS[name]}: after {s.num_rounds} rounds the exact mean is within "
-        f"{max(c.left for c in found):.1e} of the limit's; {int(np.sum(found[0].law.kept))} of "
-        f"{len(found[0].law.kept)} points have a standard deviation of at least {LEAST_SD:g} of the largest, "
-        f"{np.max(found[0].law.sd):.2f}"
-        for name, found in cases.items()
-    )
+        expected = "[{ratio_low:.3f}, {ratio_high:.3f}]".format(**of[AFTER])
+        right = f"{of[AFTER]['ratio']:.3f}", expected, of[AFTER]["verdict"] == DRAWS
+        wrong = "untrained", f"{of[BEFORE]['ratio']:.3f}", of[BEFORE]["verdict"] != DRAWS
+        found.append(Verdict.of("FE-2024 Remark 4", "squared distance from the process / rank", label, right, wrong))
+    return tuple(found)
 
 
 def _draw(study: Study, cases: dict[str, PosteriorCase]) -> None:
-    from fedtangent.output.function_plots import PosteriorRow, posterior_samples
-
     s, rows = study.settings, []
     for name, case in cases.items():
         label = MODELS[name] + (f", width {s.width}" if name == "network" else "")
@@ -246,11 +217,6 @@ def _draw(study: Study, cases: dict[str, PosteriorCase]) -> None:
     posterior_samples(rows, s.num_rounds, study.figures / "posterior_samples.png")
 
 
-SCALES = {
-    "sine": by_scale(
-        PosteriorSettings(),
-        PosteriorSettings(width=2048, num_rounds=1500),
-        PosteriorSettings(width=8192, num_rounds=3000),
-    )
-}
-ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=check, exact=True),)
+DEFAULT, PAPER = PosteriorSettings(width=2048, num_rounds=1500), PosteriorSettings(width=8192, num_rounds=3000)
+SCALES = {"sine": by_scale(PosteriorSettings(), DEFAULT, PAPER)}
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=partial(sine.check, gap=False), exact=True),)

@@ -10,28 +10,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.compare.statistics import relative_distance
-from fedtangent.compare.verdicts import EXACT
+from fedtangent.compare.theorems.fed_ensemble.repeated_runs import AMPLITUDE, NOISE
+from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent.experiments.lab import sine
-from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, Sheet, interval
-from fedtangent.experiments.lab.runner import Study, experiment
-from fedtangent.experiments.lab.settings import by_scale, within
+from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, Sheet, disagreeing, interval
+from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.federated import schedule
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.measures import uncertainty
 from fedtangent.output.files import Metric
+from fedtangent.output.function_plots import BandPanel, bands_side_by_side
+from fedtangent.output.style import METHODS, NEUTRAL, PREDICTED
 from fedtangent.theory import gp_limit
 from fedtangent.types import Algorithm, Model
 
 AVERAGE, ENSEMBLE, WITH_NOISE, FLOW, LIMIT = "fed_avg", "fed_ensemble", "fed_ensemble+residual", "flow", "limit"
 EDGE = 0.5  # data lie in [-1, -0.5] and [0.5, 1]
 REGIONS = ("data", "gap")
+SHOWN = ("covers truth", "mean width", "NLL")
 COLUMNS = tuple(f"{score}.{where}" for score in ("coverage", "width", "nll") for where in REGIONS)
+COLOURS = {AVERAGE: METHODS[3], ENSEMBLE: METHODS[0], WITH_NOISE: METHODS[2], FLOW: PREDICTED, LIMIT: NEUTRAL}
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class GapCase(NamedTuple):
     found: dict[str, Band]  # by method
     scores: dict[str, dict[str, float]]
     distance: float  # of Fed-ensemble's models from the flow's prediction of each, relative
+    wrong: float  # of the models from the flow's mean, which forgets where they started
     trouble: str  # with the limit; "" if there is none
 
 
@@ -83,34 +89,21 @@ def band_of_processes(means: np.ndarray, covariances: np.ndarray) -> Band:
     return Band(means.mean(axis=0)[:, 0], np.sqrt(np.maximum(variance, 0)), np.zeros((0, means.shape[1])))
 
 
-def region(x: np.ndarray, name: str) -> np.ndarray:
-    """Which inputs [m, 1] lie where there are data, or in the gap: [m] bool."""
-    inside = np.abs(x[:, 0]) >= EDGE - 1e-9
-    return inside if name == "data" else ~inside
-
-
-def noise_variance(truth: np.ndarray) -> np.ndarray:
-    """Variance of an observation at inputs where the true function is ``truth``: ``y = a sin(2 pi x) + eps``.
-
-    ``a ~ N(1, 0.2^2)`` and ``eps ~ N(0, 0.2^2)`` (FE-2024, section V-A), so it is ``0.2^2 sin(2 pi x)^2 + 0.2^2``.
-    """
-    return 0.2**2 * truth**2 + 0.2**2
-
-
 def scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     """Coverage of the true function [m, 1], mean width and mean NLL of an observation, in each region.
 
     The NLL is the expectation of ``-log N(y; mean, sd^2)`` over an observation y of a new client, in nats, exactly. A
-    band that has no width at some point of a region has an infinite one.
+    band that has no width at some point of a region has an infinite one. An observation is ``a sin(2 pi x) + eps`` with
+    ``a ~ N(1, 0.2^2)`` and ``eps ~ N(0, 0.2^2)`` (FE-2024, section V-A).
     """
-    found = {}
+    found, outside = {}, np.abs(x[:, 0]) >= EDGE - 1e-9
     low, high = (band.mean + sign * sine.NORMAL_95 * band.sd for sign in (-1, 1))
     for name in REGIONS:
-        at = region(x, name)
+        at = outside if name == "data" else ~outside
         ends = uncertainty.Interval(jnp.asarray(low[at]), jnp.asarray(high[at]))
         found[f"coverage.{name}"] = float(uncertainty.coverage(ends, jnp.asarray(truth[at, 0])))
         found[f"width.{name}"] = float(np.mean(high[at] - low[at]))
-        missed = (band.mean - truth[:, 0])[at] ** 2 + noise_variance(truth[at, 0])
+        missed = (band.mean - truth[:, 0])[at] ** 2 + AMPLITUDE * truth[at, 0] ** 2 + NOISE
         variance = band.sd[at] ** 2
         found[f"nll.{name}"] = np.inf
         if np.all(variance > 0):
@@ -137,54 +130,45 @@ def summary(name: str, values: Any) -> MeanInterval:
     return interval(values)
 
 
-def load(s: GapSettings, seed: int) -> sine.SineData:
-    """The data of one seed."""
-    return sine.load(seed, s.num_clients, s.points_per_client, gap=True, spacing=s.spacing)
-
-
-def check(study: Study) -> None:
-    """Build every seed's data."""
-    for seed in study.seeds:
-        load(study.settings, seed)
-
-
 def run(study: Study) -> Outcome:
     """Both methods, the flow and the limit on every seed's data."""
-    s, cases = study.settings, []
+    s, cases = study.settings, list[GapCase]()
     model = sine.linear_model() if s.model == "linear" else sine.network(s.width)
-    first = load(s, study.seeds[0])
+    first = sine.of_study(study, study.seeds[0], gap=True)
     plans = schedule.all_clients(s.num_clients), schedule.per_client_permutations(s.num_clients, s.num_models)
     single, ensemble = (sine.algorithm(model, first, plan, s.local_steps) for plan in plans)
     for seed in study.each_seed():
-        cases.append(_case(s, model, single, ensemble, seed))
-        study.keep(_metrics(s, cases[-1]))
+        cases.append(_case(s, model, single, ensemble, sine.of_study(study, seed, gap=True), seed))
+        study.keep([
+            Metric(s.num_rounds, method, seed, "test", name, value, 0, 0)
+            for method, of in cases[-1].scores.items() for name, value in of.items()
+        ])  # fmt: skip
     found = summaries(cases)
     _draw(study, cases[0])
-    rows = [
-        {"method": method, "score": score, "mean": v.mean, "low_95": v.low, "high_95": v.high}
-        for method, of in found.items() for score, v in of.items()
-    ]  # fmt: skip
-    failed = inexact(cases) if s.model == "linear" else ()
-    return Outcome((_sheet(s, found, len(cases)),), rows, judge(found), remarks=_remarks(cases), failed=failed)
+    rows = [{"method": m, "score": score, **v.row("mean")} for m, of in found.items() for score, v in of.items()]
+    verdicts = (exact(cases),) if s.model == "linear" else ()
+    remarks = _remarks(cases)
+    return Outcome((_sheet(s, found),), rows, judge(found), {}, remarks, disagreeing(verdicts), verdicts)
 
 
-def _case(s: GapSettings, model: Model, single: Algorithm, ensemble: Algorithm, seed: int) -> GapCase:
-    held = load(s, seed)
+def _case(
+    s: GapSettings, model: Model, single: Algorithm, ensemble: Algorithm, held: sine.SineData, seed: int
+) -> GapCase:
     one = sine.train(held, single, s.num_rounds, seed)
     several = sine.train(held, ensemble, s.num_rounds, seed)
     flow, blocks = sine.flow(held, model, ensemble.schedule, s.local_steps, s.num_rounds, seed)
-    means, covariances = np.asarray(flow.mean(s.num_rounds)), np.asarray(flow.cov(s.num_rounds))
-    limit, trouble = _limit(blocks, held)
+    means, (limit, trouble) = np.asarray(flow.mean(s.num_rounds)), _limit(blocks, held)
     found = {
         AVERAGE: band_of_members(one.test, _residual(one, held)),
         ENSEMBLE: band_of_members(several.test),
         WITH_NOISE: band_of_members(several.test, _residual(several, held)),
-        FLOW: band_of_processes(means, covariances),
+        FLOW: band_of_processes(means, np.asarray(flow.cov(s.num_rounds))),
         **({} if limit is None else {LIMIT: limit}),
     }
     predicted = np.asarray(flow.predict(several.start_train, several.start, s.num_rounds))
+    distance, wrong = relative_distance(predicted, several.test), relative_distance(means, several.test)
     by_method = {method: scores(band, held.x_test, held.y_test) for method, band in found.items()}
-    return GapCase(seed, held, found, by_method, relative_distance(predicted, several.test), trouble)
+    return GapCase(seed, held, found, by_method, distance, wrong, trouble)
 
 
 def _residual(trained: sine.TrainedOutputs, held: sine.SineData) -> float:
@@ -219,27 +203,19 @@ def judge(found: dict[str, dict[str, MeanInterval]]) -> tuple[Claim, ...]:
     ratio, own, single = found[ENSEMBLE]["ratio"], found[ENSEMBLE]["coverage.gap"], found[AVERAGE]["coverage.gap"]
     return (
         Claim("Fed-ensemble's band is wider in the gap than on the data",
-              f"width ratio {ratio.text('.1f')}, FedAvg's {found[AVERAGE]['ratio'].mean:.1f}", ratio.above(1)),
+              f"width ratio {ratio:.1f}, FedAvg's {found[AVERAGE]['ratio'].mean:.1f}", ratio.above(1)),
         Claim("Fed-ensemble's band covers the true function in the gap",
-              f"coverage {own.text('.0%')}, nominal 95 %", own.above(0.95)),
-        Claim("FedAvg's band is overconfident in the gap", f"coverage {single.text('.0%')}, nominal 95 %",
+              f"coverage {own:.0%}, nominal 95 %", own.above(0.95)),
+        Claim("FedAvg's band is overconfident in the gap", f"coverage {single:.0%}, nominal 95 %",
               single.below(0.95)),
     )  # fmt: skip
 
 
-def inexact(cases: Sequence[GapCase]) -> tuple[str, ...]:
+def exact(cases: Sequence[GapCase]) -> Verdict:
     """The linear model's simulation must be the flow's prediction."""
-    worst = max(case.distance for case in cases)
-    return (
-        () if worst <= EXACT else (f"the linear models are {worst:.1e} from the exact flow, at most {EXACT:g} allowed",)
-    )
-
-
-def _metrics(s: GapSettings, case: GapCase) -> list[Metric]:
-    return [
-        Metric(s.num_rounds, method, case.seed, "test", name, value, 0, 0)
-        for method, of in case.scores.items() for name, value in of.items()
-    ]  # fmt: skip
+    worst, wrong = max(case.distance for case in cases), min(case.wrong for case in cases)
+    controls = {"its mean, without their start": wrong}
+    return exact_verdict("the exact flow", "linear models are where it puts them", worst, controls, EXACT)
 
 
 def labels(s: GapSettings) -> dict[str, str]:
@@ -253,29 +229,24 @@ def labels(s: GapSettings) -> dict[str, str]:
     }
 
 
-def _sheet(s: GapSettings, found: dict[str, dict[str, MeanInterval]], num_seeds: int) -> Sheet:
-    rows = tuple(
-        (labels(s)[method], *(_cell(name, of[name]) for name in (*COLUMNS, "ratio"))) for method, of in found.items()
-    )
-    columns = ("band", "covers truth: data", "gap", "mean width: data", "gap", "NLL: data", "gap",
-               "width gap / data (geometric)")  # fmt: skip
-    title = f"95 % bands where there are data and in the gap: means over {num_seeds} seeds with 95 % intervals"
-    return Sheet(title, columns, rows)
+def _sheet(s: GapSettings, found: dict[str, dict[str, MeanInterval]]) -> Sheet:
+    rows = tuple((labels(s)[m], *(_cell(name, of[name]) for name in (*COLUMNS, "ratio"))) for m, of in found.items())
+    columns = ("band", *(f"{what}: {where}" for what in SHOWN for where in REGIONS), "width gap / data (geometric)")
+    return Sheet("95 % bands where there are data and in the gap: means over seeds, 95 % intervals", columns, rows)
 
 
 def _cell(name: str, v: MeanInterval) -> str:
     if name.startswith("coverage"):
-        return v.text(".0%")
+        return f"{v:.0%}"
     if not np.isfinite(v.low) or max(abs(v.mean), abs(v.high)) >= 1e4:
         return f"{v.mean:.1e}"
-    return v.text(".2f" if abs(v.mean) < 100 else ".0f")
+    return f"{v:.2f}" if abs(v.mean) < 100 else f"{v:.0f}"
 
 
 def _remarks(cases: Sequence[GapCase]) -> tuple[str, ...]:
     lines = [
         "NLL: expectation over an observation of a new client, in nats; bands without the residual's variance are of "
-        "the function, not of observations. Coverage intervals count a seed as one point (Wilson)",
-        f"Fed-ensemble's models are within {max(c.distance for c in cases):.1e} of the flow's prediction of each",
+        "the function, not of observations. Coverage intervals count a seed as one point (Wilson)"
     ]
     trouble = [case for case in cases if case.trouble]
     if trouble:
@@ -287,14 +258,10 @@ def _remarks(cases: Sequence[GapCase]) -> tuple[str, ...]:
 
 
 def _draw(study: Study, case: GapCase) -> None:
-    from fedtangent.output.function_plots import BandPanel, bands_side_by_side
-    from fedtangent.output.style import METHODS, NEUTRAL, PREDICTED
-
     s = study.settings
-    colours = {AVERAGE: METHODS[3], ENSEMBLE: METHODS[0], WITH_NOISE: METHODS[2], FLOW: PREDICTED, LIMIT: NEUTRAL}
     titles = labels(s) | ({LIMIT: f"{labels(s)[LIMIT]}: singular"} if case.trouble else {})
     panels = [
-        BandPanel(titles[m], b.mean, b.sd, b.members if len(b.members) > 1 else b.members[:0], colours[m])
+        BandPanel(titles[m], b.mean, b.sd, b.members if len(b.members) > 1 else b.members[:0], COLOURS[m])
         for m, b in case.found.items()
     ]
     held, exact = case.held, case.found[FLOW]
@@ -305,4 +272,5 @@ def _draw(study: Study, case: GapCase) -> None:
 
 
 SCALES = {"sine": by_scale(GapSettings(), GapSettings(num_rounds=1000), GapSettings(num_rounds=5000))}
-ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=check, least_seeds=2, exact=True),)
+CHECK = partial(sine.check, gap=True)
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=CHECK, least_seeds=2, exact=True),)

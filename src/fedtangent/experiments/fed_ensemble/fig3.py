@@ -11,24 +11,26 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent import data, models, pytrees
+from fedtangent import data, pytrees
 from fedtangent.data import partition
 from fedtangent.engine.run import simulate
-from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval
-from fedtangent.experiments.lab.runner import Study, experiment
-from fedtangent.experiments.lab.settings import by_scale, within
-from fedtangent.federated import algorithms, schedule
+from fedtangent.experiments.fed_ensemble.versus_fed_avg import network
+from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval, table
+from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
+from fedtangent.federated import schedule
+from fedtangent.federated.algorithms.common import train_and_average
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import staircase_decay
 from fedtangent.measures import loss_surface
 from fedtangent.output.files import Metric
-from fedtangent.types import Algorithm, Array, FederatedData, Key, Model, PyTree
+from fedtangent.output.surface_plots import SurfacePanel, loss_segments, loss_surfaces
+from fedtangent.types import Algorithm, Array, FederatedData, Model, PyTree
 
 PAIRS = tuple(combinations(range(3), 2))
 SEGMENT_POINTS = 41
@@ -59,21 +61,6 @@ class BarrierSettings:
     margin: float = within(0.3, at_least=0)
 
 
-IMAGES = BarrierSettings(num_rounds=40, batch_size=20, learning_rate=0.1, num_train=2000, num_points=31)
-# The paper's MNIST: 100 clients, 10 epochs of batch 16, a CNN; 1.7 million parameters.
-MNIST = BarrierSettings(
-    num_clients=100, num_rounds=100, local_epochs=10, model="cnn", learning_rate=0.01, num_points=41
-)
-SCALES = {
-    "digits": by_scale(
-        BarrierSettings(),
-        BarrierSettings(num_rounds=120),
-        BarrierSettings(num_rounds=400, local_epochs=10, num_points=121),
-    ),
-    **dict.fromkeys(("fashion_mnist", "mnist"), by_scale(IMAGES, IMAGES, MNIST)),
-}
-
-
 class ImageData(NamedTuple):
     """Data of one seed."""
 
@@ -98,15 +85,12 @@ class Triple(NamedTuple):
         return np.array([loss_surface.barrier(values) for values in self.segments])
 
 
-def from_one_start(algorithm: Algorithm) -> Algorithm:
-    """The same algorithm with every model at the initial weights of the first."""
-
-    def init(key: Key | int, num_clients: int, init_key: Key | None = None) -> PyTree:
-        state = algorithm.init(key, num_clients, init_key)
-        first = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape).copy(), state.server)
-        return state._replace(server=first)
-
-    return algorithm._replace(init=init, name=f"{algorithm.name}, one start")
+def ensemble(s: BarrierSettings, model: Model, common_start: bool = False) -> Algorithm:
+    """Fed-ensemble with per-client permutations; ``common_start``: every model starts as the first one does."""
+    plan = schedule.per_client_permutations(s.num_clients, s.num_models)
+    rate, work = staircase_decay(s.learning_rate, s.decay, 10), Work(epochs=s.local_epochs, batch_size=s.batch_size)
+    loss = {"loss": "cross_entropy"}
+    return train_and_average("fed_ensemble", model, plan, rate, work, loss, common_start=common_start)  # type: ignore[arg-type]
 
 
 def train(algorithm: Algorithm, held: FederatedData, num_rounds: int, seed: int) -> dict[int, PyTree]:
@@ -136,25 +120,23 @@ def measurer(model: Model, loss: loss_surface.Loss) -> Callable[[list[PyTree], I
             np.array([float(pytrees.norm(gradient)) for _, gradient in at]),
             float(both(mean, *given)[0]),
             np.stack([loss_surface.segment(loss, params[i], params[j], shares, given) for i, j in PAIRS]),
-            np.array([float(pytrees.norm(pytrees.subtract(params[i], params[j]))) for i, j in PAIRS]),
+            _distances(params),
             np.array([np.mean(classes[i] != classes[j]) for i, j in PAIRS]),
         )
 
     return measure
 
 
-def mean_distance(params: PyTree) -> float:
-    """Between the weights of the first three models of [K, ...], the mean over pairs."""
-    each = [pytrees.take(params, k) for k in range(3)]
-    return float(np.mean([float(pytrees.norm(pytrees.subtract(each[i], each[j]))) for i, j in PAIRS]))
+def _distances(params: list[PyTree]) -> np.ndarray:
+    return np.array([float(pytrees.norm(pytrees.subtract(params[i], params[j]))) for i, j in PAIRS])
 
 
 def check(study: Study) -> None:
     """Load the first seed's data and build the algorithm."""
-    s = study.settings
+    s, images = study.settings, load(study, study.seeds[0])
     if s.num_rounds % 4:
         raise ValueError(f"num_rounds: got {s.num_rounds}, must be a multiple of 4, for three rounds of one model")
-    ensemble(s, network(s, load(study, study.seeds[0])))
+    ensemble(s, network(s, images.held.x, int(jnp.max(images.held.y)) + 1))
 
 
 def load(study: Study, seed: int) -> ImageData:
@@ -173,33 +155,14 @@ def load(study: Study, seed: int) -> ImageData:
     return ImageData(held, jnp.asarray(loaded.x_test, jnp.float32))
 
 
-def network(s: BarrierSettings, images: ImageData) -> Model:
-    """The network of the settings for such images."""
-    size, outputs = math.prod(images.held.x.shape[1:]), int(jnp.max(images.held.y)) + 1
-    if s.model == "mlp":
-        return models.build("mlp", size, outputs, widths=(s.width,), parameterization="standard")
-    side = math.isqrt(size)
-    return models.build("cnn", (side, side, 1), outputs)
-
-
-def ensemble(s: BarrierSettings, model: Model) -> Algorithm:
-    """Fed-ensemble with per-client permutations."""
-    return algorithms.fed_ensemble(
-        model,
-        schedule.per_client_permutations(s.num_clients, s.num_models),
-        client_learning_rate=staircase_decay(s.learning_rate, s.decay, 10),
-        work=Work(epochs=s.local_epochs, batch_size=s.batch_size),
-        loss="cross_entropy",
-    )
-
-
 def run(study: Study) -> Outcome:
     """Train the ensemble and the one of one start, and measure the three kinds of triple, seed by seed."""
-    s, model = study.settings, network(study.settings, load(study, study.seeds[0]))
-    algorithm, loss = ensemble(s, model), loss_surface.mean_loss(model, "cross_entropy")
-    measure, joint = measurer(model, loss), from_one_start(algorithm)
+    s, first = study.settings, load(study, study.seeds[0])
+    model = network(s, first.held.x, int(jnp.max(first.held.y)) + 1)
+    algorithm, joint = ensemble(s, model), ensemble(s, model, common_start=True)
+    loss = loss_surface.mean_loss(model, "cross_entropy")
+    measure, starts = measurer(model, loss), list[float]()
     found: dict[str, list[Triple]] = {kind: [] for kind in LABELS}
-    starts: list[float] = []
     for seed in study.each_seed():
         here = load(study, seed)
         separate = train(algorithm, here.held, s.num_rounds, seed)
@@ -211,15 +174,32 @@ def run(study: Study) -> Outcome:
         }
         for kind, params in triples.items():
             found[kind].append(measure(params, here))
-        study.keep(_metrics(s, seed, {kind: of[-1] for kind, of in found.items()}))
-        starts.append(mean_distance(separate[0]))
-    lowest = _draw(study, {kind: of[0] for kind, of in found.items()}, loss)
+        study.keep([
+            Metric(s.num_rounds, f"{kind} {i + 1}-{j + 1}", seed, split, name, float(values[p]), 0, 0)
+            for kind, t in ((kind, of[-1]) for kind, of in found.items()) for p, (i, j) in enumerate(PAIRS)
+            for split, name, values in (("train", "barrier", t.barriers), ("train", "distance", t.distances),
+                                        ("test", "disagreement", t.disagreement))
+        ])  # fmt: skip
+        starts.append(float(np.mean(_distances([pytrees.take(separate[0], k) for k in range(3)]))))
+    lowest = _draw(study, first, {kind: of[0] for kind, of in found.items()}, loss)
     failed = tuple(
         f"{LABELS[k]}: the loss is not finite" for k, of in found.items()
         if not all(np.all(np.isfinite(t.segments)) for t in of)
     )  # fmt: skip
-    sheets, rows = (_kinds(found, len(starts)),), _rows(study.seeds, found)
-    return Outcome(sheets, rows, judge(found), remarks=_remarks(model, starts, lowest), failed=failed)
+    rows = [
+        {"models": kind, "seed": seed, "pair": f"{i + 1}-{j + 1}", "loss_of_first": t.losses[i],
+         "loss_of_second": t.losses[j], "highest_loss": t.segments[p].max(), "barrier": t.barriers[p],
+         "distance": t.distances[p], "disagreement": t.disagreement[p], "loss_at_mean_of_three": t.at_mean}
+        for kind, of in found.items() for seed, t in zip(study.seeds, of, strict=True) for p, (i, j) in enumerate(PAIRS)
+    ]  # fmt: skip
+    remarks = (
+        f"barrier: the highest loss on a segment minus that at its worse end, in nats; guessing has "
+        f"{math.log(model.output_size):.3f}. Distances are Euclidean in weights",
+        f"before training the ensemble's models are {np.mean(starts):.2f} apart: compare their distance at the end",
+        lowest,
+        "a barrier on the straight segment does not exclude a curve of low loss around it (Garipov et al., 2018)",
+    )
+    return Outcome((_sheet(found),), rows, judge(found), remarks=remarks, failed=failed)
 
 
 def judge(found: dict[str, list[Triple]]) -> tuple[Claim, ...]:
@@ -231,91 +211,65 @@ def judge(found: dict[str, list[Triple]]) -> tuple[Claim, ...]:
     more = {kind: interval(own[ENSEMBLE] - own[kind]) for kind in (SAME_MODEL, SAME_START)}
     return (
         Claim("a loss barrier on the segments between models of the ensemble",
-              f"barrier {apart.text('.3f')}; loss {mode:.4f} at the worst model, {peak:.3f} at the highest point",
+              f"barrier {apart:.3f}; loss {mode:.4f} at the worst model, {peak:.3f} at the highest point",
               apart.above()),
-        *(Claim(f"it is higher than that of {LABELS[kind]}", f"difference {d.text('.3f')}", d.above())
+        *(Claim(f"it is higher than that of {LABELS[kind]}", f"difference {d:.3f}", d.above())
           for kind, d in more.items()),
     )  # fmt: skip
 
 
-def _rows(seeds: tuple[int, ...], found: dict[str, list[Triple]]) -> list[dict[str, Any]]:
-    return [
-        {"models": kind, "seed": seed, "pair": f"{i + 1}-{j + 1}", "loss_of_first": t.losses[i],
-         "loss_of_second": t.losses[j], "highest_loss": t.segments[p].max(), "barrier": t.barriers[p],
-         "distance": t.distances[p], "disagreement": t.disagreement[p], "loss_at_mean_of_three": t.at_mean}
-        for kind, of in found.items() for seed, t in zip(seeds, of, strict=True) for p, (i, j) in enumerate(PAIRS)
+def _sheet(found: dict[str, list[Triple]]) -> Sheet:
+    means = ("losses", "gradients", "at_mean", "distances", "disagreement")
+    shown = [
+        {"label": LABELS[kind], **{name: np.mean([getattr(t, name) for t in of]) for name in means},
+         "highest": np.mean([t.segments.max(axis=1) for t in of]),
+         "barrier": interval([np.mean(t.barriers) for t in of])}
+        for kind, of in found.items()
     ]  # fmt: skip
+    title = "Cross entropy on the whole training set: means over pairs and seeds, 95 % intervals over seeds"
+    return table(title, shown, {
+        "models": "{label}", "loss at them": "{losses:.4f}", "gradient norm": "{gradients:.4f}",
+        "loss at their mean": "{at_mean:.3f}", "highest on a segment": "{highest:.3f}", "barrier": "{barrier:.3f}",
+        "distance": "{distances:.2f}", "test examples told apart": "{disagreement:.1%}",
+    })  # fmt: skip
 
 
-def _metrics(s: BarrierSettings, seed: int, triples: dict[str, Triple]) -> list[Metric]:
-    return [
-        Metric(s.num_rounds, f"{kind} {i + 1}-{j + 1}", seed, split, name, float(values[p]), 0, 0)
-        for kind, t in triples.items() for p, (i, j) in enumerate(PAIRS)
-        for split, name, values in (("train", "barrier", t.barriers), ("train", "distance", t.distances),
-                                    ("test", "disagreement", t.disagreement))
-    ]  # fmt: skip
-
-
-def _kinds(found: dict[str, list[Triple]], num_seeds: int) -> Sheet:
-    rows = []
-    for kind, of in found.items():
-        barriers = interval([np.mean(t.barriers) for t in of])
-        parts = [np.mean([getattr(t, name) for t in of]) for name in ("losses", "gradients", "at_mean")]
-        highest = np.mean([t.segments.max(axis=1) for t in of])
-        rows.append((LABELS[kind], f"{parts[0]:.4f}", f"{parts[1]:.4f}", f"{parts[2]:.3f}", f"{highest:.3f}",
-                     barriers.text(".3f"), f"{np.mean([t.distances for t in of]):.2f}",
-                     f"{np.mean([t.disagreement for t in of]):.1%}"))  # fmt: skip
-    columns = ("models", "loss at them", "gradient norm", "loss at their mean", "highest on a segment", "barrier",
-               "distance", "test examples told apart")  # fmt: skip
-    title = (
-        f"Cross entropy on the whole training set: means over pairs and {num_seeds} seeds, 95 % intervals over seeds"
-    )
-    return Sheet(title, columns, tuple(rows))
-
-
-def _remarks(model: Model, starts: list[float], lowest: str) -> tuple[str, ...]:
-    return (
-        f"barrier: the highest loss on a segment minus that at its worse end, in nats; guessing has "
-        f"{math.log(model.output_size):.3f}. Distances are Euclidean in weights",
-        f"before training the ensemble's models are {np.mean(starts):.2f} apart: compare their distance at the end",
-        lowest,
-        "a barrier on the straight segment does not exclude a curve of low loss around it (Garipov et al., 2018)",
-    )
-
-
-def lowest_point(a: np.ndarray, b: np.ndarray, values: np.ndarray, places: np.ndarray, t: Triple) -> str:
-    """Whether the models are the lowest points of their plane."""
-    row, column = np.unravel_index(np.nanargmin(values), values.shape)
-    away = np.linalg.norm(places - np.array([a[column], b[row]]), axis=1)
-    near = int(np.argmin(away))
-    return (
-        f"on the plane of the ensemble the loss is lowest, {values[row, column]:.4f}, at a distance of "
-        f"{away[near]:.2f} from model {near + 1}, which has {t.losses[near]:.4f}: no model is a minimum of the plane "
-        "if that is lower (without weight decay cross entropy goes on falling as weights grow)"
-    )
-
-
-def _draw(study: Study, triples: dict[str, Triple], loss: loss_surface.Loss) -> str:
-    """Draw both figures, of the first seed; returns where the first plane is lowest."""
-    from fedtangent.output.surface_plots import SurfacePanel, loss_segments, loss_surfaces
-
-    s, images, figures = study.settings, load(study, study.seeds[0]), study.figures
+def _draw(study: Study, images: ImageData, triples: dict[str, Triple], loss: loss_surface.Loss) -> str:
+    """Draw both figures, of the first seed; returns where the plane of the ensemble is lowest."""
+    s, figures = study.settings, study.figures
     given, panels = (images.held.x, images.held.y), []
+    rounds = tuple(str(share * s.num_rounds // 4) for share in (2, 3, 4))
     for kind, t in triples.items():
         plane = loss_surface.plane_through(t.params)
         a, b = loss_surface.grid(plane, s.num_points, s.margin)
         values = loss_surface.surface(loss, plane, a, b, given, progress=True)
-        rounds = [str(share * s.num_rounds // 4) for share in (2, 3, 4)]
-        names, label = (
-            (rounds, f"one model, rounds {', '.join(rounds)}") if kind == SAME_MODEL else ("123", LABELS[kind])
-        )
-        panels.append(SurfacePanel(label, a, b, values, plane.coordinates, tuple(names)))
+        names = rounds if kind == SAME_MODEL else ("1", "2", "3")
+        panels.append(SurfacePanel(LABELS[kind], a, b, values, plane.coordinates, names))
     title = f"{study.dataset}, {s.model}, {s.num_clients} clients, {s.num_rounds} rounds"
     loss_surfaces(panels, f"{title}: cross entropy on the whole training set", figures / "loss_surface.png")
     pairs = [f"{i + 1} to {j + 1}" for i, j in PAIRS]
     lines = {LABELS[kind]: dict(zip(pairs, t.segments, strict=True)) for kind, t in triples.items()}
     loss_segments(lines, f"{title}: loss on the segments", figures / "segments.png")
-    return lowest_point(panels[0].a, panels[0].b, panels[0].loss, panels[0].models, triples[ENSEMBLE])
+    first = panels[0]
+    row, column = np.unravel_index(np.nanargmin(first.loss), first.loss.shape)
+    away = np.linalg.norm(first.models - np.array([first.a[column], first.b[row]]), axis=1)
+    near = int(np.argmin(away))
+    return (
+        f"on the plane of the ensemble the loss is lowest, {first.loss[row, column]:.4f}, at a distance of "
+        f"{away[near]:.2f} from model {near + 1}, which has {triples[ENSEMBLE].losses[near]:.4f}: no model is a "
+        "minimum of the plane if that is lower (without weight decay cross entropy goes on falling as weights grow)"
+    )
 
 
+DIGITS = BarrierSettings()
+LONG = BarrierSettings(num_rounds=400, local_epochs=10, num_points=121)
+IMAGES = BarrierSettings(num_rounds=40, batch_size=20, learning_rate=0.1, num_train=2000, num_points=31)
+# The paper's MNIST: 100 clients, 10 epochs of batch 16, a CNN; 1.7 million parameters.
+MNIST = BarrierSettings(
+    num_clients=100, num_rounds=100, local_epochs=10, model="cnn", learning_rate=0.01, num_points=41
+)
+SCALES = {
+    "digits": by_scale(DIGITS, BarrierSettings(num_rounds=120), LONG),
+    **dict.fromkeys(("fashion_mnist", "mnist"), by_scale(IMAGES, paper=MNIST)),
+}
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=check, least_seeds=2),)

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import t as student
 
-from fedtangent.compare.statistics import SIGNIFICANCE
 from fedtangent.compare.theorems.fed_ensemble import repeated_runs
+from fedtangent.compare.verdicts import Verdict
 from fedtangent.experiments.lab import sine
-from fedtangent.experiments.lab.results import Outcome, Sheet
-from fedtangent.experiments.lab.runner import Study, experiment
-from fedtangent.experiments.lab.settings import by_scale, within
+from fedtangent.experiments.lab.results import Outcome, Sheet, disagreeing, table
+from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.output.files import Metric
+from fedtangent.output.line_plots import Points, variance_against_models
 from fedtangent.theory.fed_ensemble.bias_variance import Decomposition, decompose_laws
 
 # Published (FE-2024, table I; FE-2021, table 1): K -> bias, variance.
@@ -29,6 +28,7 @@ PUBLISHED = {1: (0.109, 0.0496), 2: (0.117, 0.0115), 10: (0.112, 0.0063), 20: (0
 # FE-2024 counts communication rounds; FE-2021 ages of K rounds, in which every client trains every model once.
 BUDGETS = {"rounds": "the same rounds for every K", "ages": "rounds in proportion to K"}
 READINGS = {"squared": 1.0, "root": 0.5}
+NOT_DIVIDED = "control, variance not divided by K"
 SIGMAS = np.exp(np.linspace(np.log(0.02), np.log(20.0), 400))  # initial standard deviations that are tried
 
 
@@ -47,10 +47,7 @@ class BiasVarianceSettings:
     draws: int = within(20, least=2)
 
 
-PAPER = BiasVarianceSettings(
-    local_steps=(1, 10, 100, 1000), rounds=(5, 8, 10, 12, 15, 20, 25, 35, 50, 100, 200), ages=(1, 2, 3, 5, 10),
-    scanned_schedules=10, schedules=100,
-)  # fmt: skip
+Pairs = dict[int, tuple[Decomposition, Decomposition]]  # of each K, closed form and simulation
 
 
 class ScanCurve(NamedTuple):
@@ -98,14 +95,12 @@ class Fit(NamedTuple):
 
 def curves(settings: BiasVarianceSettings, seed: int) -> list[ScanCurve]:
     """Closed forms for the data of ``seed``: every number of local steps, and every length of either budget."""
-    found = []
+    found, ks = [], settings.num_models
     lengths = [(b, n) for b in BUDGETS for n in getattr(settings, b)]
     for steps in settings.local_steps:
-        problem = repeated_runs.sine_problem(
-            seed, local_steps=steps, num_clients=settings.num_clients, points_per_client=settings.points_per_client
-        )
+        problem = _problem(settings, seed, steps)
         terms: dict[tuple[str, int], list[tuple[float, ...]]] = {of: [] for of in lengths}
-        for k in settings.num_models:
+        for k in ks:
             rounds = sorted({n * (k if b == "ages" else 1) for b, n in lengths})
             plan = repeated_runs.permutations(settings.num_clients, k)
             # One model is trained by all clients in every round: its schedule is no draw.
@@ -114,10 +109,13 @@ def curves(settings: BiasVarianceSettings, seed: int) -> list[ScanCurve]:
                 at = rounds.index(n * (k if b == "ages" else 1))
                 d = decompose_laws([law[at] for law in laws], problem.expected, problem.noise)
                 terms[b, n].append((d.bias.value, d.initialisation.value, d.schedules.value))
-        found += [
-            ScanCurve(seed, steps, b, n, tuple(settings.num_models), *np.array(terms[b, n]).T) for b, n in lengths
-        ]
+        found += [ScanCurve(seed, steps, b, n, tuple(ks), *np.array(terms[b, n]).T) for b, n in lengths]
     return found
+
+
+def _problem(s: BiasVarianceSettings, seed: int, local_steps: int, sigma: float = 1.0) -> repeated_runs.ToyProblem:
+    return repeated_runs.sine_problem(seed, local_steps=local_steps, sigma=sigma, num_clients=s.num_clients,
+                                      points_per_client=s.points_per_client)  # fmt: skip
 
 
 def best_fits(found: Iterable[ScanCurve]) -> list[Fit]:
@@ -152,165 +150,130 @@ def check(study: Study) -> None:
 
 def run(study: Study) -> Outcome:
     """Scan, and simulate the nearest choice of each budget."""
-    s, scanned = study.settings, []
+    s, scanned, found, rows = study.settings, list[ScanCurve](), dict[str, Pairs](), list[dict[str, Any]]()
     for seed in study.each_seed():
         scanned += curves(s, seed)
     fits = best_fits(scanned)
     nearest = {b: min((f for f in fits if f.budget == b), key=lambda f: f.distance) for b in BUDGETS}
-    found = {}
-    for budget, chosen in nearest.items():
-        found[budget] = {k: _both(s, chosen, k) for k in s.num_models}
-        study.keep(_metrics(chosen, found[budget]))
-        study.say(f"simulated {s.schedules} schedules of {s.draws} initialisations: {chosen.text}")
-    checks = [_deviations(chosen, found[budget]) for budget, chosen in nearest.items()]
+    for budget, of in nearest.items():
+        problem = _problem(s, of.data_seed, of.local_steps, of.sigma)
+        found[budget] = {k: sine.decomposed(problem, k, of.num_rounds(k), s.schedules, s.draws) for k in s.num_models}
+        rows += [
+            {"budget": budget, "num_models": k, "num_rounds": of.num_rounds(k), "published_bias": PUBLISHED[k][0],
+             "published_variance": PUBLISHED[k][1], "closed_form": exact, "simulated": seen}
+            for k, (exact, seen) in found[budget].items()
+        ]  # fmt: skip
+        study.keep([
+            Metric(of.num_rounds(k), f"{how} K={k}", of.data_seed, "test", name, getattr(d, name).value, 0, 0)
+            for k, pair in found[budget].items() for how, d in zip(("closed_form", "fed_ensemble"), pair, strict=True)
+            for name in ("bias", "variance", "initialisation", "schedules")
+        ])  # fmt: skip
+        study.say(f"simulated {s.schedules} schedules of {s.draws} initialisations: {of.text}")
+    checks = [_deviations(budget, pairs) for budget, pairs in found.items()]
+    verdicts = tuple(_verdict(s, c, len(checks)) for c in checks)
     _draw(study, nearest, found)
-    sheets = [_comparison(chosen, found[b]) for b, chosen in nearest.items()]
+    sheets = [_comparison(of, [r for r in rows if r["budget"] == b]) for b, of in nearest.items()]
     sheets += [_mechanism(s, nearest["rounds"], found["rounds"]), _scan_sheet(fits)]
-    rows = [row for b, chosen in nearest.items() for row in _rows(chosen, found[b])]
     details = {"published": PUBLISHED, "fits": [f._asdict() for f in fits], "checks": checks}
-    return Outcome(tuple(sheets), rows, (), details, _remarks(s, fits, checks), _failures(s, checks))
+    return Outcome(tuple(sheets), rows, (), details, _remarks(s, fits, checks), disagreeing(verdicts), verdicts)
 
 
-def _both(s: BiasVarianceSettings, fit: Fit, num_models: int) -> tuple[Decomposition, Decomposition]:
-    """Closed form and simulation of one K, under the same schedules."""
-    problem = repeated_runs.sine_problem(
-        fit.data_seed, local_steps=fit.local_steps, sigma=fit.sigma, num_clients=s.num_clients,
-        points_per_client=s.points_per_client,
-    )  # fmt: skip
-    return sine.decomposed(problem, num_models, fit.num_rounds(num_models), s.schedules, s.draws)
-
-
-def _deviations(fit: Fit, found: dict[int, tuple[Decomposition, Decomposition]]) -> dict[str, Any]:
+def _deviations(budget: str, found: Pairs) -> dict[str, Any]:
     """Largest deviations in standard errors: of the closed form, and of two wrong ones at the largest K."""
     largest = max(found)
     exact, seen = found[largest]
-    error = seen.variance.standard_error
+    wrong = abs(seen.variance.value - largest * exact.variance.value) / seen.variance.standard_error
     return {
-        "budget": fit.budget,
-        "variance": max(
-            abs(b.variance.value - a.variance.value) / b.variance.standard_error for a, b in found.values()
-        ),
-        "bias": max(abs(b.bias.value - a.bias.value) / b.bias.standard_error for a, b in found.values()),
-        "control, variance not divided by K": abs(seen.variance.value - largest * exact.variance.value) / error,
+        "budget": budget,
+        "variance": max(abs(sine.apart(b.variance, a.variance)) for a, b in found.values()),
+        "bias": max(abs(sine.apart(b.bias, a.bias)) for a, b in found.values()),
+        NOT_DIVIDED: wrong,
         "control, schedules left out": seen.schedules.value / seen.schedules.standard_error,
     }
 
 
-def _failures(s: BiasVarianceSettings, checks: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Where simulation and closed form disagree: at three standard errors' level for the largest of all comparisons."""
-    level = SIGNIFICANCE / (len(checks) * 2 * len(s.num_models))
-    allowed = float(student.ppf(1 - level / 2, s.schedules - 1))
-    return tuple(
-        f"{name} of simulation and closed form are {c[name]:.1f} standard errors apart ({c['budget']}), "
-        f"at most {allowed:.1f} are allowed"
-        for c in checks for name in ("variance", "bias") if not c[name] <= allowed
-    )  # fmt: skip
+def _verdict(s: BiasVarianceSettings, c: dict[str, Any], budgets: int) -> Verdict:
+    """At three standard errors' level for the largest of all comparisons."""
+    allowed = sine.allowed(s.schedules, budgets * 2 * len(s.num_models))
+    found = f"variance {c['variance']:.1f} SE, bias {c['bias']:.1f} SE at most", f"<= {allowed:.1f} SE"
+    holds, control = max(c["variance"], c["bias"]) <= allowed, ("variance not divided by K", f"{c[NOT_DIVIDED]:.0f} SE")
+    return Verdict.of("FE-2021 eq. (3)", "simulation is the closed form", BUDGETS[c["budget"]], (*found, holds),
+                      (*control, c[NOT_DIVIDED] > allowed))  # fmt: skip
 
 
-def _metrics(fit: Fit, found: dict[int, tuple[Decomposition, Decomposition]]) -> list[Metric]:
-    return [
-        Metric(fit.num_rounds(k), f"{how} K={k}", fit.data_seed, "test", name, getattr(d, name).value, 0, 0)
-        for k, pair in found.items() for how, d in zip(("closed_form", "fed_ensemble"), pair, strict=True)
-        for name in ("bias", "variance", "initialisation", "schedules")
+def _comparison(fit: Fit, rows: list[dict[str, Any]]) -> Sheet:
+    shown = [
+        {**r, "root": r["closed_form"].bias.value ** 0.5, "seen_root": max(r["simulated"].bias.value, 0) ** 0.5,
+         "apart": sine.apart(r["simulated"].variance, r["closed_form"].variance)}
+        for r in rows
     ]  # fmt: skip
+    return table(f"table I, {BUDGETS[fit.budget]}: {fit.text}", shown, {
+        "K": "{num_models}", "rounds": "{num_rounds}", "paper bias": "{published_bias:.3f}", "bias^.5": "{root:.3f}",
+        "simulated": "{seen_root:.3f}", "bias": "{closed_form.bias.value:.4f}",
+        "paper variance": "{published_variance:.4f}", "closed form": "{closed_form.variance.value:.4f}",
+        "from schedules": "{closed_form.schedules.value:.5f}",
+        "simulated variance": "{simulated.variance.value:.4f} +- {simulated.variance.standard_error:.4f}",
+        "apart, SE": "{apart:+.1f}",
+    })  # fmt: skip
 
 
-def _rows(fit: Fit, found: dict[int, tuple[Decomposition, Decomposition]]) -> list[dict[str, Any]]:
-    return [
-        {"budget": fit.budget, "num_models": k, "num_rounds": fit.num_rounds(k), "published_bias": PUBLISHED[k][0],
-         "published_variance": PUBLISHED[k][1], "closed_form": exact, "simulated": seen}
-        for k, (exact, seen) in found.items()
-    ]  # fmt: skip
-
-
-def _comparison(fit: Fit, found: dict[int, tuple[Decomposition, Decomposition]]) -> Sheet:
-    columns = ("K", "rounds", "paper bias", "bias^.5", "simulated", "bias", "paper variance", "closed form",
-               "from schedules", "simulated variance", "apart, SE")  # fmt: skip
-    rows = []
-    for k, (exact, seen) in found.items():
-        root, apart = exact.bias.value**0.5, (seen.variance.value - exact.variance.value) / seen.variance.standard_error
-        rows.append((
-            str(k), str(fit.num_rounds(k)), f"{PUBLISHED[k][0]:.3f}", f"{root:.3f}",
-            f"{max(seen.bias.value, 0) ** 0.5:.3f}", f"{exact.bias.value:.4f}", f"{PUBLISHED[k][1]:.4f}",
-            f"{exact.variance.value:.4f}", f"{exact.schedules.value:.5f}",
-            f"{seen.variance.value:.4f} +- {seen.variance.standard_error:.4f}", f"{apart:+.1f}",
-        ))  # fmt: skip
-    return Sheet(f"table I, {BUDGETS[fit.budget]}: {fit.text}", columns, tuple(rows))
-
-
-def _mechanism(s: BiasVarianceSettings, fit: Fit, found: dict[int, tuple[Decomposition, Decomposition]]) -> Sheet:
+def _mechanism(s: BiasVarianceSettings, fit: Fit, found: Pairs) -> Sheet:
     """What breaks 1/K: how much each model has been trained, and the schedules' part."""
-    rows = []
-    for k, (exact, _) in found.items():
-        speed = 1 - (1 - 1 / k) ** s.num_clients
-        rows.append((
-            str(k), f"{k * PUBLISHED[k][1]:.3f}", f"{k * exact.initialisation.value:.3f}",
-            f"{k * exact.schedules.value:.3f}", f"{speed:.3f}", f"{min(fit.num_rounds(k) / k, 1):.2f}",
-        ))  # fmt: skip
-    columns = ("K", "paper: K variance", "initialisation", "schedules", "expected pull", "clients seen")
-    return Sheet("what breaks 1/K: variance of one model, K times the ensemble's", columns, tuple(rows))
+    rows = [
+        {"k": k, "paper": k * PUBLISHED[k][1], "initial": k * exact.initialisation.value,
+         "schedules": k * exact.schedules.value, "pull": 1 - (1 - 1 / k) ** s.num_clients,
+         "seen": min(fit.num_rounds(k) / k, 1)}
+        for k, (exact, _) in found.items()
+    ]  # fmt: skip
+    return table("what breaks 1/K: variance of one model, K times the ensemble's", rows, {
+        "K": "{k}", "paper: K variance": "{paper:.3f}", "initialisation": "{initial:.3f}",
+        "schedules": "{schedules:.3f}", "expected pull": "{pull:.3f}", "clients seen": "{seen:.2f}",
+    })  # fmt: skip
 
 
 def _scan_sheet(fits: list[Fit]) -> Sheet:
-    columns = (
-        "budget, reading of the bias",
-        "data",
-        "local steps",
-        "rounds",
-        "sigma",
-        "variance off by",
-        "bias off by",
-    )
-    rows = tuple(
-        (f"{BUDGETS[f.budget]}, {f.reading}", str(f.data_seed), str(f.local_steps), f.rounds_text, f"{f.sigma:.2f}",
-         f"x {f.variance_factor:.2f}", f"x {f.bias_factor:.2f}")
-        for f in fits
-    )  # fmt: skip
-    return Sheet("the setting nearest to the paper's ten numbers (root mean square factor)", columns, rows)
+    rows = [{**f._asdict(), "of": BUDGETS[f.budget], "rounds": f.rounds_text} for f in fits]
+    return table("the setting nearest to the paper's ten numbers (root mean square factor)", rows, {
+        "budget, reading of the bias": "{of}, {reading}", "data": "{data_seed}", "local steps": "{local_steps}",
+        "rounds": "{rounds}", "sigma": "{sigma:.2f}", "variance off by": "x {variance_factor:.2f}",
+        "bias off by": "x {bias_factor:.2f}",
+    })  # fmt: skip
 
 
 def _remarks(s: BiasVarianceSettings, fits: list[Fit], checks: list[dict[str, Any]]) -> tuple[str, ...]:
-    fit = min(fits, key=lambda f: f.distance)
+    reading, out = min(fits, key=lambda f: f.distance).reading, "control, schedules left out"
     lines = [
         "SE: standard errors over schedules. bias^.5: root of the squared bias, the reading nearer to the paper's bias"
-        if fit.reading == "root" else "The squared bias is the reading nearer to the paper's bias",
+        if reading == "root" else "The squared bias is the reading nearer to the paper's bias",
         "expected pull: a client's mean weight per round relative to K = 1, 1 - (1 - 1/K)^N: a model with no client in "
         "a round does not move. clients seen: share of clients that have trained a model by the end.",
-        "step size 1 / max Theta(x, x)",
+        f"step size 1 / max Theta(x, x); the schedules' part is {', '.join(f'{c[out]:.1f}' for c in checks)} SE from 0",
     ]  # fmt: skip
     if {1, 2} <= set(s.num_models):
         ratio = PUBLISHED[1][1] / PUBLISHED[2][1]
         lines.append(
             f"the paper's variance falls {ratio:.1f} times from K = 1 to 2; independent models of equal training give 2"
         )
-    lines += [
-        f"{BUDGETS[c['budget']]}: largest deviation of the closed form {c['variance']:.1f} SE in variance, "
-        f"{c['bias']:.1f} in bias; controls: not divided by K {c['control, variance not divided by K']:.0f} SE, "
-        f"schedules left out {c['control, schedules left out']:.1f} SE"
-        for c in checks
-    ]
     return tuple(lines)
 
 
-def _draw(
-    study: Study, nearest: dict[str, Fit], found: dict[str, dict[int, tuple[Decomposition, Decomposition]]]
-) -> None:
-    from fedtangent.output.line_plots import Points, variance_against_models
-
+def _draw(study: Study, nearest: dict[str, Fit], found: dict[str, Pairs]) -> None:
     panels = {}
     for budget, fit in nearest.items():
+        of = found[budget].items()
         panels[f"{BUDGETS[budget]}\n{fit.text}"] = {
-            "predicted": Points({k: (a.variance.value, 0.0) for k, (a, _) in found[budget].items()}, True),
-            "predicted, schedules' part": Points(
-                {k: (a.schedules.value, 0.0) for k, (a, _) in found[budget].items() if k > 1}, True
-            ),
-            "simulated": Points(
-                {k: (b.variance.value, b.variance.standard_error) for k, (_, b) in found[budget].items()}, False
-            ),
-            "published": Points({k: (PUBLISHED[k][1], 0.0) for k in found[budget]}, False),
+            "predicted": Points({k: (a.variance.value, 0.0) for k, (a, _) in of}, True),
+            "predicted, schedules' part": Points({k: (a.schedules.value, 0.0) for k, (a, _) in of if k > 1}, True),
+            "simulated": Points({k: (b.variance[0], b.variance[1]) for k, (_, b) in of}, False),
+            "published": Points({k: (PUBLISHED[k][1], 0.0) for k, _ in of}, False),
         }
     variance_against_models(panels, "variance of the ensemble average (table I)", study.figures / "table1.png")
 
 
-SCALES = {"sine": by_scale(BiasVarianceSettings(), BiasVarianceSettings(local_steps=(1, 10, 100), schedules=50), PAPER)}
+PAPER = BiasVarianceSettings(
+    local_steps=(1, 10, 100, 1000), rounds=(5, 8, 10, 12, 15, 20, 25, 35, 50, 100, 200), ages=(1, 2, 3, 5, 10),
+    scanned_schedules=10, schedules=100,
+)  # fmt: skip
+DEFAULT = BiasVarianceSettings(local_steps=(1, 10, 100), schedules=50)
+SCALES = {"sine": by_scale(BiasVarianceSettings(), DEFAULT, PAPER)}
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=check, exact=True),)

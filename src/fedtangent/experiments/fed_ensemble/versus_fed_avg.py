@@ -7,6 +7,7 @@ grid for both, that is best on validation examples, by accuracy and by NLL in tu
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,14 +19,15 @@ import optax
 from fedtangent import data, models
 from fedtangent.data import partition
 from fedtangent.data.federated import max_client_size
-from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, Sheet, interval
-from fedtangent.experiments.lab.runner import Study, experiment
-from fedtangent.experiments.lab.runs import SCORES, Bench, Config, Method, Record, all_scores, bins_of, choose, play
-from fedtangent.experiments.lab.settings import by_scale, within
+from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, Sheet, interval, table
+from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
+from fedtangent.experiments.lab.runs import SCORES, Bench, Config, Method, Record, all_scores, choose, play
 from fedtangent.experiments.lab.trials import Trial, draw, trial_of
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import sgd, staircase_decay
+from fedtangent.measures.uncertainty import Reliability
+from fedtangent.output.run_plots import curves_with_bands, reliability_diagram
 from fedtangent.types import Algorithm, Array, Model
 
 BASELINE, METHOD = "fed_avg", "fed_ensemble"
@@ -33,14 +35,14 @@ NAMES = {BASELINE: "FedAvg", METHOD: "Fed-ensemble"}
 CRITERIA = ("accuracy", "nll")
 LABELS = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "brier": "Brier"}
 PUBLISHED = {"dataset": "mnist, 2 classes a client", "metric": "accuracy", BASELINE: 0.9017, METHOD: 0.9544}
-
-
+PAPER = (
+    f"published, FE-2024 table II, MNIST of 100 clients with 2 classes each, a CNN: accuracy {PUBLISHED[BASELINE]} "
+    f"for FedAvg, {PUBLISHED[METHOD]} for Fed-ensemble; the papers give no NLL, ECE or Brier score"
+)
 HIGHER_IS_BETTER = ("accuracy",)
 DECISIVE = ("num_models", "local_epochs", "batch_size", "model", "width", "decay", "weight_decay")
-GRID = (*(f"test.{m}" for m in (*SCORES, "accuracy_of_members")), *(f"validation.{c}" for c in CRITERIA))
 
 Found = dict[Config, list[Record]]  # a record for each seed
-Chosen = dict[str, dict[str, Config]]  # by criterion and method
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,7 @@ class VersusSettings:
 
 DIGITS = VersusSettings()
 IMAGES = VersusSettings(
-    num_rounds=50,
-    batch_size=20,
-    learning_rates=(0.03, 0.1, 0.3),
-    num_train=2000,
-    num_validation=1000,
-    num_test=2000,
+    num_rounds=50, batch_size=20, learning_rates=(0.03, 0.1, 0.3), num_train=2000, num_validation=1000, num_test=2000
 )
 # The paper's MNIST: 100 clients, 10 epochs of batch 16, weight decay .001, .99 every ten rounds, 55,000 examples.
 TABLE_II = VersusSettings(
@@ -85,7 +82,7 @@ TABLE_II = VersusSettings(
 )
 SCALES = {
     "digits": by_scale(DIGITS, replace(DIGITS, num_rounds=120), replace(DIGITS, num_rounds=400, local_epochs=10)),
-    **dict.fromkeys(("fashion_mnist", "mnist"), by_scale(IMAGES, IMAGES, TABLE_II)),
+    **dict.fromkeys(("fashion_mnist", "mnist"), by_scale(IMAGES, paper=TABLE_II)),
 }
 
 
@@ -99,7 +96,7 @@ def divide(study: Study, seed: int) -> Trial:
 
 def methods(s: VersusSettings, trial: Trial) -> dict[str, Method]:
     """Both methods on one seed's data."""
-    model = _model(s, trial)
+    model = network(s, trial.data.x, trial.num_classes)
     plans = {
         BASELINE: schedule.all_clients(s.num_clients),
         METHOD: schedule.per_client_permutations(s.num_clients, s.num_models),
@@ -125,12 +122,12 @@ def _decayed(weight_decay: float, rate: float | Array) -> optax.GradientTransfor
     return optax.chain(optax.add_decayed_weights(weight_decay), sgd(rate))
 
 
-def _model(s: VersusSettings, trial: Trial) -> Model:
-    size = math.prod(trial.data.x.shape[1:])
-    side = math.isqrt(size)
-    mlp: dict[str, Any] = {"widths": (s.width,), "parameterization": "standard"}
-    given: dict[str, Any] = {"mlp": mlp, "cnn": {"input_shape": (side, side, 1)}}[s.model]
-    return models.build(s.model, size, trial.num_classes, **given)
+def network(s: Any, x: Array, outputs: int) -> Model:
+    """The ``model`` of the settings for square images, rows of ``x``."""
+    size = math.prod(x.shape[1:])
+    if s.model == "mlp":
+        return models.build("mlp", size, outputs, widths=(s.width,), parameterization="standard")
+    return models.build("cnn", (math.isqrt(size), math.isqrt(size), 1), outputs)
 
 
 def check(study: Study) -> None:
@@ -163,17 +160,16 @@ def last(records: list[Record], metric: str) -> np.ndarray:
 def conclude(study: Study, of: dict[str, Method], found: Found) -> Outcome:
     """Each method's rate by each criterion, the pairs, and whether both had the same budget."""
     chosen, edges, failed = dict[str, dict[str, Config]](), list[str](), list[str]()
-    for c in CRITERIA:
+    for c, name in itertools.product(CRITERIA, NAMES):
         sign = 1 if c in HIGHER_IS_BETTER else -1
-        for name in NAMES:
-            grid = {k: sign * float(last(r, f"validation.{c}").mean()) for k, r in found.items() if k.method == name}
-            tuned = choose(of[name], grid)
-            chosen.setdefault(c, {})[name] = tuned.config
-            if tuned.at_edge:
-                rate = f"{NAMES[name]}'s rate {tuned.config.rate:g}"
-                edges.append(f"{rate}, the best by validation {LABELS[c]}, is at the edge of the grid")
-            if not np.all(np.isfinite(last(found[tuned.config], "validation.nll"))):
-                failed.append(f"{NAMES[name]}: no learning rate of the grid gives finite numbers")
+        scores = {k: sign * float(last(r, f"validation.{c}").mean()) for k, r in found.items() if k.method == name}
+        tuned = choose(of[name], scores)
+        chosen.setdefault(c, {})[name] = tuned.config
+        if tuned.at_edge:
+            rate = f"{NAMES[name]}'s rate {tuned.config.rate:g}"
+            edges.append(f"{rate}, the best by validation {LABELS[c]}, is at the edge of the grid")
+        if not np.all(np.isfinite(last(found[tuned.config], "validation.nll"))):
+            failed.append(f"{NAMES[name]}: no learning rate of the grid gives finite numbers")
     rows = [_pair(found, chosen[c], c, metric) for c in CRITERIA for metric in SCORES]
     sent = {name: np.array([r.sent[-1] for r in found[chosen["accuracy"][name]]]) for name in NAMES}
     same = bool(np.array_equal(sent[BASELINE], sent[METHOD]))
@@ -182,11 +178,26 @@ def conclude(study: Study, of: dict[str, Method], found: Found) -> Outcome:
     agreed = chosen["accuracy"] == chosen["nll"]  # one table says it all
     shown = {"accuracy": "accuracy and NLL"} if agreed else LABELS
     sheets = [_comparison(study, chosen[c], rows, c, shown[c]) for c in CRITERIA if c in shown]
-    grid_rows = _grid_rows(found)
-    sheets += [_grid(grid_rows, chosen), _traffic(sent)]
-    details = {"published": PUBLISHED, "bytes_equal": same, "grid": grid_rows,
+    traffic = [{"method": NAMES[m], "sent": v[0]} for m, v in sent.items()]
+    ways = {"method": "{method}", "uplink": "{sent[0]:,}", "downlink": "{sent[1]:,}"}
+    grid = [
+        {"method": config.method, "learning_rate": config.rate,
+         **{m: float(last(records, m).mean()) for m in records[0].metrics if not m.startswith("bins.")}}
+        for config, records in found.items()
+    ]  # fmt: skip
+    row = rows[0]
+    d = MeanInterval(row["difference"], row["low_95"], row["high_95"])
+    claim = Claim("Fed-ensemble is more accurate than FedAvg", f"{d:+.4f}", d.above())  # Table II
+    details = {"published": PUBLISHED, "bytes_equal": same, "grid": grid,
                "bytes": {m: {"uplink": v[:, 0], "downlink": v[:, 1]} for m, v in sent.items()}}  # fmt: skip
-    return Outcome(tuple(sheets), rows, _claims(rows), details, (PAPER, *edges), tuple(dict.fromkeys(failed)))
+    return Outcome(
+        (*sheets, table("bytes of one run", traffic, ways)),
+        rows,
+        (claim,),
+        details,
+        (PAPER, *edges),
+        tuple(dict.fromkeys(failed)),
+    )
 
 
 def _pair(found: Found, of: dict[str, Config], criterion: str, metric: str) -> dict[str, Any]:
@@ -201,25 +212,10 @@ def _pair(found: Found, of: dict[str, Config], criterion: str, metric: str) -> d
         **{f"learning_rate_{name}": config.rate for name, config in of.items()},
         "metric": metric,
         **{name: float(v.mean()) for name, v in values.items()},
-        "difference": d.mean,
-        "low_95": d.low,
-        "high_95": d.high,
+        **d.row(),
         "seeds": len(values[METHOD]),
         "verdict": verdict,
     }
-
-
-def _claims(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
-    """Table II: Fed-ensemble is the more accurate."""
-    row = rows[0]
-    d = MeanInterval(row["difference"], row["low_95"], row["high_95"])
-    return (Claim("Fed-ensemble is more accurate than FedAvg", d.text(), d.above()),)
-
-
-PAPER = (
-    f"published, FE-2024 table II, MNIST of 100 clients with 2 classes each, a CNN: accuracy {PUBLISHED[BASELINE]} "
-    f"for FedAvg, {PUBLISHED[METHOD]} for Fed-ensemble; the papers give no NLL, ECE or Brier score"
-)
 
 
 def _comparison(study: Study, of: dict[str, Config], rows: list[dict[str, Any]], criterion: str, by: str) -> Sheet:
@@ -228,45 +224,14 @@ def _comparison(study: Study, of: dict[str, Config], rows: list[dict[str, Any]],
         f"Fed-ensemble (K = {s.num_models}) against FedAvg on {study.dataset}: test examples, round {s.num_rounds}, "
         f"{len(study.seeds)} paired seeds; rates by validation {by}: {rates}"
     )
-    shown = tuple(
-        (LABELS[r["metric"]], f"{r[BASELINE]:.4f}", f"{r[METHOD]:.4f}", f"{r['difference']:+.4f}",
-         f"[{r['low_95']:+.4f}, {r['high_95']:+.4f}]", r["verdict"])
-        for r in rows if r["rates_chosen_by"] == f"validation {criterion}"
-    )  # fmt: skip
-    columns = ("metric", "FedAvg", "Fed-ensemble", "difference", "95 % interval", "Fed-ensemble is")
-    return Sheet(title, columns, shown)
-
-
-def _grid_rows(found: Found) -> list[dict[str, Any]]:
-    """The whole grid in the last round, means over seeds."""
-    return [
-        {"method": config.method, "learning_rate": config.rate,
-         **{m: float(last(records, m).mean()) for m in records[0].metrics if not m.startswith("bins.")}}
-        for config, records in found.items()
-    ]  # fmt: skip
-
-
-def _grid(rows: list[dict[str, Any]], chosen: Chosen) -> Sheet:
-    columns = ("method", "rate", *(name.replace(".", " ").replace("_", " ") for name in GRID), "chosen by")
-    shown = tuple(
-        (NAMES[r["method"]], f"{r['learning_rate']:g}", *(f"{r[m]:.4f}" for m in GRID),
-         ", ".join(LABELS[c] for c, of in chosen.items() if of[r["method"]].rate == r["learning_rate"]))
-        for r in rows
-    )  # fmt: skip
-    return Sheet("the whole grid: means over seeds in the last round", columns, shown)
-
-
-def _traffic(sent: dict[str, np.ndarray]) -> Sheet:
-    rows = tuple(
-        (NAMES[m], *(f"{v[0, way]:,}" for way in (0, 1)), "yes" if np.array_equal(v, sent[BASELINE]) else "NO")
-        for m, v in sent.items()
-    )
-    return Sheet("bytes of one run", ("method", "uplink", "downlink", "the same in every seed"), rows)
+    shown = [{**r, "name": LABELS[r["metric"]], "d": MeanInterval(r["difference"], r["low_95"], r["high_95"])}
+             for r in rows if r["rates_chosen_by"] == f"validation {criterion}"]  # fmt: skip
+    columns = {"metric": "{name}", "FedAvg": "{fed_avg:.4f}", "Fed-ensemble": "{fed_ensemble:.4f}",
+               "difference, 95 % interval": "{d:+.4f}", "Fed-ensemble is": "{verdict}"}  # fmt: skip
+    return table(title, shown, columns)
 
 
 def _draw(study: Study, found: Found, of: dict[str, Config]) -> None:
-    from fedtangent.output.run_plots import curves_with_bands, reliability_diagram
-
     s, records = study.settings, {NAMES[name]: found[config] for name, config in of.items()}
     panels = {
         LABELS[m]: {name: np.stack([r.metrics[f"test.{m}"] for r in runs]) for name, runs in records.items()}
@@ -275,7 +240,9 @@ def _draw(study: Study, found: Found, of: dict[str, Config]) -> None:
     rounds = [int(r) for r in next(iter(records.values()))[0].rounds]
     title = f"{study.dataset}, {s.num_clients} clients of {s.classes_per_client} classes, {len(study.seeds)} seeds"
     curves_with_bands(panels, rounds, f"{title}: test examples", study.figures / "by_round.png")
-    bins = {name: [bins_of(r) for r in runs] for name, runs in records.items()}
+    parts, bins = Reliability._fields, {}
+    for name, runs in records.items():
+        bins[name] = [Reliability(*(r.metrics[f"bins.{part}"][-1] for part in parts)) for r in runs]
     reliability_diagram(bins, title, study.figures / "reliability.png")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ import optax
 
 from fedtangent import data, models
 from fedtangent.data import partition
+from fedtangent.experiments.lab.runner import within
 from fedtangent.experiments.lab.runs import Method
-from fedtangent.experiments.lab.settings import within
 from fedtangent.experiments.lab.trials import Trial, draw, one_hot, projected, trial_of, with_global_set
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import sgd
 from fedtangent.federated.wire.subsample import largest_sample
-from fedtangent.types import Algorithm, Array, FederatedData, Model, Partition, Schedule
+from fedtangent.types import Algorithm, Array, Model, Partition, Schedule
 
 LABELS = {
     "centralised": "centralised",
@@ -41,6 +42,15 @@ EVOLVED = {
     "ntk_fl_cross_entropy": "cross_entropy",
     "cp_ntk_fl": "squared_error",
     "cp_ntk_fl_cross_entropy": "cross_entropy",
+}
+RECIPES: dict[str, Callable[..., Algorithm]] = {  # of the others
+    "centralised": algorithms.centralised,
+    "data_sharing": algorithms.data_sharing,
+    "fed_nova": algorithms.fed_nova,
+    "fed_avg": algorithms.fed_avg,
+    "cp_fed_avg": algorithms.fed_avg,
+    "fed_com": algorithms.fed_com,
+    "qsgd": algorithms.fed_paq,
 }
 # Each with what it makes smaller.
 PAIRED = {"cp_ntk_fl": "ntk_fl", "cp_ntk_fl_cross_entropy": "ntk_fl_cross_entropy", "cp_fed_avg": "fed_avg"}
@@ -87,35 +97,17 @@ class CohortSettings:
 
 # Sizes for two cores.
 DIGITS: dict[str, Any] = {
-    "num_clients": 50,
-    "clients_per_round": 10,
-    "num_rounds": 20,
-    "reference_rounds": 40,
-    "batch_size": 20,
-    "learning_rates": (0.01, 0.03, 0.1, 0.3),
-    "tangent_rates": (0.01, 0.03, 0.1),
-    "local_steps": (1, 5, 10, 20),
-    "server_steps": (10, 100),
-    "times": (100, 200, 400, 800, 1400, 2000),
-    "tuning_rounds": 10,
+    "num_clients": 50, "clients_per_round": 10, "num_rounds": 20, "reference_rounds": 40, "tuning_rounds": 10,
+    "batch_size": 20, "learning_rates": (0.01, 0.03, 0.1, 0.3), "tangent_rates": (0.01, 0.03, 0.1),
+    "local_steps": (1, 5, 10, 20), "server_steps": (10, 100), "times": (100, 200, 400, 800, 1400, 2000),
     "num_validation": 237,
-}
+}  # fmt: skip
 IMAGES: dict[str, Any] = {
-    "num_clients": 60,
-    "clients_per_round": 10,
-    "num_rounds": 12,
-    "reference_rounds": 24,
-    "batch_size": 50,
-    "learning_rates": (0.01, 0.03, 0.1),
-    "tangent_rates": (0.01, 0.03, 0.1),
-    "local_steps": (1, 5, 20),
-    "server_steps": (20, 100),
-    "times": (100, 200, 400, 800, 1400, 2000),
-    "tuning_rounds": 8,
-    "num_train": 3000,
-    "num_validation": 1000,
-    "num_test": 2000,
-}
+    "num_clients": 60, "clients_per_round": 10, "num_rounds": 12, "reference_rounds": 24, "tuning_rounds": 8,
+    "batch_size": 50, "learning_rates": (0.01, 0.03, 0.1), "tangent_rates": (0.01, 0.03, 0.1),
+    "local_steps": (1, 5, 20), "server_steps": (20, 100), "times": (100, 200, 400, 800, 1400, 2000),
+    "num_train": 3000, "num_validation": 1000, "num_test": 2000,
+}  # fmt: skip
 # The settings that a run depends on, besides its data and its configuration.
 DECISIVE = ("clients_per_round", "width", "last_w_std", "batch_size", "loss", "times", "momentum", "beta",
             "projected", "sparsity", "value_bits", "shared")  # fmt: skip
@@ -142,9 +134,10 @@ def divide(name: str, data_dir: Path | None, seed: int, s: CohortSettings) -> Tr
     mean, deviation = float(loaded.x_train.mean()), float(loaded.x_train.std())
     clients, x = _clients(loaded, drawn.y["train"], drawn.train, seed, s), dict(drawn.x)
     if s.partition == "shifted":
-        x["train"] = distorted(x["train"], _owner(clients), s.num_clients, seed)
-        x |= {p: distorted(x[p], drawn.rng.integers(s.num_clients, size=len(x[p])), s.num_clients, seed)
-              for p in ("validation", "test")}  # fmt: skip
+        owner = {"train": np.empty(len(clients.indices), np.int64)}  # whose each example is
+        owner["train"][clients.indices] = np.repeat(np.arange(s.num_clients), clients.sizes)
+        owner |= {p: drawn.rng.integers(s.num_clients, size=len(x[p])) for p in ("validation", "test")}
+        x = {part: distorted(x[part], of, s.num_clients, seed) for part, of in owner.items()}
     x = {part: ((v - np.float32(mean)) / np.float32(deviation)).reshape(len(v), -1) for part, v in x.items()}
     return trial_of(drawn._replace(x=x), clients, seed, loaded.num_classes)
 
@@ -159,15 +152,7 @@ def _clients(loaded: Any, labels: np.ndarray, train: np.ndarray, seed: int, s: C
     users, owner = np.unique(loaded.user_train, return_inverse=True)
     if len(users) != s.num_clients:
         raise ValueError(f"num_clients: got {s.num_clients}, must be {len(users)}, the writers that {loaded.name} has")
-    mine = owner[train]
-    return partition.assemble([np.flatnonzero(mine == i) for i in range(len(users))])
-
-
-def _owner(clients: Partition) -> np.ndarray:
-    """Whose each example is, [n]; every example has exactly one owner."""
-    owner = np.empty(len(clients.indices), np.int64)
-    owner[clients.indices] = np.repeat(np.arange(clients.num_clients), clients.sizes)
-    return owner
+    return partition.assemble([np.flatnonzero(owner[train] == i) for i in range(len(users))])
 
 
 def distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
@@ -194,15 +179,9 @@ def network(s: CohortSettings, trial: Trial) -> Model:
     Hidden weights are Kaiming's N(0, 2 / fan_in). The last layer's are ``last_w_std / sqrt(width)``: the paper does not
     say; from larger ones the halved squared error starts far above its value at zero.
     """
-    return models.build(
-        "mlp",
-        int(np.prod(trial.data.x.shape[1:])),
-        trial.num_classes,
-        widths=(s.width,),
-        parameterization="standard",
-        b_std=0.0,
-        last_w_std=s.last_w_std,
-    )
+    size = int(np.prod(trial.data.x.shape[1:]))
+    return models.build("mlp", size, trial.num_classes, widths=(s.width,), parameterization="standard", b_std=0.0,
+                        last_w_std=s.last_w_std)  # fmt: skip
 
 
 def methods(s: CohortSettings, trial: Trial) -> dict[str, Method]:
@@ -210,103 +189,52 @@ def methods(s: CohortSettings, trial: Trial) -> dict[str, Method]:
 
     Those with a projection (``cp_``) see projected inputs of ``s.projected`` numbers and have a network for these.
     """
-    makers = {
-        "centralised": _centralised,
-        **{name: _evolving(name) for name in EVOLVED},
-        "data_sharing": _data_sharing,
-        "fed_nova": _averaging(algorithms.fed_nova, "fed_nova", client_optimizer=_momentum(s.momentum)),
-        "fed_avg": _averaging(algorithms.fed_avg, "fed_avg"),
-        "cp_fed_avg": _averaging(algorithms.fed_avg, "cp_fed_avg", beta=s.beta),
-        "fed_com": _averaging(algorithms.fed_com, "fed_com"),
-        "qsgd": _averaging(algorithms.fed_paq, "qsgd"),
-    }
     plan = schedule.uniform_sampling(s.num_clients, s.clients_per_round)
     small = projected(trial, s.projected) if s.projected and any(n in PAIRED for n in s.methods) else trial
     seen = {name: small if name in PAIRED else trial for name in s.methods}
-    return {name: makers[name](s, own, network(s, own), plan) for name, own in seen.items()}
+    return {name: (_evolving if name in EVOLVED else _training)(s, name, own, plan) for name, own in seen.items()}
 
 
-def _targets(s: CohortSettings, trial: Trial) -> FederatedData:
-    """What the gradient methods are given: class labels, or one-hot targets under the squared error."""
-    return trial.data if s.loss == "cross_entropy" else one_hot(trial)
-
-
-def _momentum(momentum: float) -> Callable[[float | Array], optax.GradientTransformation]:
+def _momentum(momentum: float, rate: float | Array) -> optax.GradientTransformation:
     """FedNova's clients have momentum: with plain SGD and equally many local steps it would be FedAvg itself."""
-
-    def make(rate: float | Array) -> optax.GradientTransformation:
-        descend = sgd(rate)
-        assert isinstance(descend, optax.GradientTransformation)
-        return optax.chain(optax.trace(momentum), descend)
-
-    return make
+    return optax.chain(optax.trace(momentum), sgd(rate))
 
 
-def _averaging(recipe: Callable[..., Algorithm], name: str, **options: Any) -> Callable[..., Method]:
-    """Local training and an average: the recipe's, of which the number of local steps is searched over."""
+def _training(s: CohortSettings, name: str, trial: Trial, plan: Schedule) -> Method:
+    """Local training and an average, or training of pooled examples: the number of steps is searched over."""
+    model, central = network(s, trial), name == "centralised"
+    held = trial.data if s.loss == "cross_entropy" else one_hot(trial)
+    own: dict[str, Any] = {"beta": s.beta} if name == "cp_fed_avg" else {}
+    if name == "fed_nova":
+        own["client_optimizer"] = partial(_momentum, s.momentum)
+    if name == "data_sharing":
+        held, own["shared"] = with_global_set(trial._replace(data=held), s.shared, trial.data.y)
 
-    def make(s: CohortSettings, trial: Trial, model: Model, plan: Schedule) -> Method:
-        def build(steps: Any, rate: float | Array) -> Algorithm:
-            work = Work(steps=steps, batch_size=s.batch_size)
-            return recipe(model, plan, client_learning_rate=_single(rate), work=work, loss=s.loss, **options)
-
-        held = _targets(s, trial)
-        return Method(LABELS[name], s.learning_rates, s.local_steps, build, held, trial.splits)
-
-    return make
-
-
-def _data_sharing(s: CohortSettings, trial: Trial, model: Model, plan: Schedule) -> Method:
-    held, shared = with_global_set(trial._replace(data=_targets(s, trial)), s.shared, trial.data.y)
-    own = _averaging(algorithms.data_sharing, "data_sharing", shared=shared)(s, trial, model, plan)
-    return own._replace(data=held)
-
-
-def _centralised(s: CohortSettings, trial: Trial, model: Model, plan: Schedule) -> Method:
     def build(steps: Any, rate: float | Array) -> Algorithm:
-        work = Work(steps=steps, batch_size=s.batch_size)
-        return algorithms.centralised(model, plan, learning_rate=_single(rate), work=work, loss=s.loss)
+        rates = {"learning_rate" if central else "client_learning_rate": _single(rate)}
+        return RECIPES[name](model, plan, work=Work(steps=steps, batch_size=s.batch_size), loss=s.loss, **rates, **own)
 
-    held = _targets(s, trial)
-    return Method(LABELS["centralised"], s.learning_rates, s.server_steps, build, held, trial.splits)
-
-
-def _evolving(name: str) -> Callable[..., Method]:
-    """NTK-FL or, with the settings' switches, CP-NTK-FL, under the loss that ``EVOLVED`` gives for the name."""
-    compressed = name.startswith("cp_")
-
-    def make(s: CohortSettings, trial: Trial, model: Model, plan: Schedule) -> Method:
-        pool = _rounded(largest_sample(_partition(trial), s.clients_per_round, s.beta if compressed else 1.0))
-        recipe: Callable[..., Algorithm] = algorithms.cp_ntk_fl if compressed else algorithms.ntk_fl
-        bits = s.value_bits or None
-        own: dict[str, Any] = (
-            {} if not compressed else {"beta": s.beta, "sparsity": s.sparsity, "value_bits": bits, "shuffle": True}
-        )
-
-        def build(steps: Any, rate: float | Array) -> Algorithm:
-            return recipe(
-                model,
-                plan,
-                learning_rate=_single(rate),
-                times=s.times,
-                pool_size=pool,
-                unstable="clip",
-                loss=EVOLVED[name],
-                **own,
-            )
-
-        return Method(LABELS[name], s.tangent_rates, (0,), build, one_hot(trial), trial.splits, pool)
-
-    return make
+    steps = s.server_steps if central else s.local_steps
+    return Method(LABELS[name], s.learning_rates, steps, build, held, trial.splits)
 
 
-def _partition(trial: Trial) -> Partition:
-    return Partition(np.asarray(trial.data.indices), np.asarray(trial.data.offsets))
+def _evolving(s: CohortSettings, name: str, trial: Trial, plan: Schedule) -> Method:
+    """NTK-FL or, with the settings' switches, CP-NTK-FL, under the loss that ``EVOLVED`` gives for the name.
 
+    The pool is rounded up to a multiple of 8: pools of like size share a compiled round, no example is dropped.
+    """
+    model, compressed = network(s, trial), name.startswith("cp_")
+    clients = Partition(np.asarray(trial.data.indices), np.asarray(trial.data.offsets))
+    pool = -(-largest_sample(clients, s.clients_per_round, s.beta if compressed else 1.0) // 8) * 8
+    recipe: Callable[..., Algorithm] = algorithms.cp_ntk_fl if compressed else algorithms.ntk_fl
+    own: dict[str, Any] = {"times": s.times, "pool_size": pool, "unstable": "clip", "loss": EVOLVED[name]}
+    if compressed:
+        own |= {"beta": s.beta, "sparsity": s.sparsity, "value_bits": s.value_bits or None, "shuffle": True}
 
-def _rounded(pool: int) -> int:
-    """The next multiple of 8: pools of like size share a compiled round, and no example is dropped."""
-    return -(-pool // 8) * 8
+    def build(steps: Any, rate: float | Array) -> Algorithm:
+        return recipe(model, plan, learning_rate=_single(rate), **own)
+
+    return Method(LABELS[name], s.tangent_rates, (0,), build, one_hot(trial), trial.splits, pool)
 
 
 def _single(rate: float | Array) -> float | Array:

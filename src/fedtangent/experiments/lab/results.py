@@ -1,12 +1,13 @@
-"""What an experiment answers: tables, intervals over paired seeds, and the claims that the intervals decide."""
+"""What an experiment answers: tables, intervals over paired seeds, claims that the intervals decide, verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedtangent.compare.verdicts import Verdict
 from fedtangent.measures.paired import half_width
 
 SEEN, NOT_SEEN, UNDECIDED = "seen", "not seen", "undecided"
@@ -20,20 +21,28 @@ class Sheet(NamedTuple):
     rows: tuple[tuple[str, ...], ...]
 
 
+def table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Sheet:
+    """A sheet of rows of result.json: of each column the format that shows a row, "-" where its number is None."""
+
+    def cell(form: str, row: Mapping[str, Any]) -> str:
+        try:
+            return form.format(**row)
+        except TypeError:  # None has no format of a number
+            return "-"
+
+    return Sheet(title, tuple(columns), tuple(tuple(cell(form, row) for form in columns.values()) for row in rows))
+
+
 class MeanInterval(NamedTuple):
-    """A mean over seeds and its 95 % interval."""
+    """A mean over seeds and its 95 % interval; formatted as a number is, ``mean [low, high]``."""
 
     mean: float
     low: float
     high: float
 
-    def text(self, form: str = "+.4f") -> str:
-        """``mean [low, high]``."""
-        return f"{self.mean:{form}} {self.ends(form)}"
-
-    def ends(self, form: str = "+.4f") -> str:
-        """``[low, high]``."""
-        return f"[{self.low:{form}}, {self.high:{form}}]"
+    def __format__(self, form: str) -> str:
+        """Every number in ``form``."""
+        return f"{self.mean:{form}} [{self.low:{form}}, {self.high:{form}}]"
 
     def above(self, level: float = 0.0) -> str:
         """Whether the mean is above ``level``: seen, not seen, or undecided where the interval holds the level."""
@@ -43,25 +52,16 @@ class MeanInterval(NamedTuple):
         """Whether the mean is below ``level``."""
         return SEEN if self.high < level else NOT_SEEN if self.low > level else UNDECIDED
 
+    def row(self, name: str = "difference") -> dict[str, float]:
+        """As part of a row of result.json, the mean under ``name``."""
+        return {name: self.mean, "low_95": self.low, "high_95": self.high}
+
 
 def interval(values: Sequence[float] | np.ndarray) -> MeanInterval:
     """The mean of at least two seeds' values and Student's interval; of paired differences, that of the pairs."""
     array = np.asarray(values, np.float64)
     mean, half = float(np.mean(array)), float(half_width(array))
     return MeanInterval(mean, mean - half, mean + half)
-
-
-class Claim(NamedTuple):
-    """One claim of a paper."""
-
-    claim: str
-    measured: str
-    verdict: str  # SEEN, NOT_SEEN or UNDECIDED
-
-
-def claim_sheet(claims: Sequence[Claim], title: str = "what the paper claims") -> Sheet:
-    """The claims as a table."""
-    return Sheet(title, ("claim", "measured", "verdict"), tuple(tuple(claim) for claim in claims))
 
 
 def grouped(rows: Sequence[Mapping[str, Any]], *keys: str) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
@@ -72,30 +72,41 @@ def grouped(rows: Sequence[Mapping[str, Any]], *keys: str) -> dict[tuple[Any, ..
     return found
 
 
-def assumption_sheet(of: Sequence[Any], title: str) -> Sheet:
-    """A theorem's assumptions: the numbers of the first of the runs, and in how many each holds."""
-    rows = tuple(
-        (a.name, a.statement, f"{a.measured:.3g}", f"{a.relation} {a.required:.3g}",
-         f"{sum(theorem.assumptions[i].holds for theorem in of)} of {len(of)}")
-        for i, a in enumerate(of[0].assumptions)
-    )  # fmt: skip
-    return Sheet(title, ("assumption", "what", "measured", "required", "holds"), rows)
+class Claim(NamedTuple):
+    """One claim of a paper."""
 
-
-def theorem_details(of: Sequence[Any]) -> dict[str, Any]:
-    """Assumptions and constants of each run's theorem, for result.json."""
-    return {
-        "assumptions": [[a._asdict() for a in theorem.assumptions] for theorem in of],
-        "constants": [theorem.constants._asdict() for theorem in of],
-    }
+    claim: str
+    measured: str
+    verdict: str  # SEEN, NOT_SEEN or UNDECIDED
 
 
 class Outcome(NamedTuple):
-    """What came out."""
+    """What came out. A claim that is not seen and a theorem that does not hold are results, no failures."""
 
     sheets: tuple[Sheet, ...]
     rows: list[dict[str, Any]]  # of result.json
-    claims: tuple[Claim, ...] = ()  # a claim that is not seen is a result, no failure
+    claims: tuple[Claim, ...] = ()
     details: Mapping[str, Any] = {}  # further entries of result.json
     remarks: tuple[str, ...] = ()  # what the reader should know before believing the numbers
     failed: tuple[str, ...] = ()  # why the experiment does not count
+    verdicts: tuple[Verdict, ...] = ()  # simulation beside theory; where a control passes too, it does not count
+
+
+def disagreeing(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    """Those that do not hold, where simulation and theory are the same thing and have to."""
+    return tuple(f"{v.statement}, {v.sizes}: {v.measured}, must be {v.expected}" for v in verdicts if not v.holds)
+
+
+NOT_OWED = "a bound that holds where its assumptions fail was not owed; one that is broken there is no counterexample"
+
+
+def assumed(of: Sequence[Any], title: str) -> tuple[Sheet, dict[str, Any]]:
+    """The assumptions of each run's theorem: those of the first run with in how many each holds; for result.json."""
+    rows = [
+        {**a._asdict(), "held": sum(theorem.assumptions[i].holds for theorem in of), "runs": len(of)}
+        for i, a in enumerate(of[0].assumptions)
+    ]
+    columns = {"assumption": "{name}", "what": "{statement}", "measured": "{measured:.3g}",
+               "required": "{relation} {required:.3g}", "holds": "{held} of {runs}"}  # fmt: skip
+    details = {"assumptions": [t.assumptions for t in of], "constants": [t.constants for t in of]}
+    return table(title, rows, columns), details

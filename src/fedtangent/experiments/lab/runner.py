@@ -1,5 +1,5 @@
 """The one runner of experiments: an experiment is an entry (settings as data, a run, its claims), a study is one of
-its runs as it is asked for.
+its runs as it is asked for, an outcome (``results``) what came out.
 
 A new experiment is one file: its settings, a frozen dataclass with the three scales, the function of a ``Study`` that
 makes the ``Outcome``, and ``ENTRIES``.
@@ -14,17 +14,85 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from fedtangent.checks import choice
+from fedtangent import checks
 from fedtangent.compare.settings import exact_arithmetic
+from fedtangent.compare.verdicts import as_rows
 from fedtangent.engine.sweeps import check_seeds
 from fedtangent.entries import Entry
-from fedtangent.experiments.lab.results import Outcome, claim_sheet
-from fedtangent.experiments.lab.settings import SCALES, changed, check_settings
+from fedtangent.experiments.lab.results import Claim, Outcome, table
 from fedtangent.output.files import Metric, check_data_dir
 
 PACKAGE = "fedtangent.experiments."
+
+# ---- settings as data ---------------------------------------------------------------------------------------------
+
+Settings = TypeVar("Settings")
+SCALES = ("smoke", "default", "paper")
+
+
+def by_scale(smoke: Settings, default: Settings | None = None, paper: Settings | None = None) -> dict[str, Settings]:
+    """The settings of each of ``SCALES``; one that is left out is that of the scale before."""
+    default = default or smoke
+    return dict(zip(SCALES, (smoke, default, paper or default), strict=True))
+
+
+def within(default: Any, **limits: Any) -> Any:
+    """A setting with limits beyond those of its kind, which ``check_settings`` holds it to, or each of its values.
+
+    Those of ``checks.whole`` or ``checks.number``; ``of``, the names that are allowed; for several values ``count``,
+    how many there must be at least, and ``increasing``.
+    """
+    return dataclasses.field(default=default, metadata=limits)
+
+
+def check_settings(settings: Any) -> None:
+    """Raise ``ValueError`` for a setting out of its limits.
+
+    Without other limits whole numbers are at least 1, other numbers finite, and several values one or more, all
+    different.
+    """
+    for field in dataclasses.fields(settings):
+        name, value, limits = field.name, getattr(settings, field.name), dict(field.metadata)
+        names, count, increasing = limits.pop("of", None), limits.pop("count", 1), limits.pop("increasing", False)
+        default: Any = field.default
+        values, like = (value, default[0]) if isinstance(value, tuple) else ((value,), default)
+        if len(values) < count or len(set(values)) < len(values) or (increasing and list(values) != sorted(values)):
+            how = "increasing" if increasing else "different"
+            raise ValueError(f"{name}: got {','.join(map(str, values))}, must be {count} or more {how} values")
+        for one in values:
+            if isinstance(like, str):
+                checks.choice(name, one, names or (one,))
+            else:
+                (checks.whole if isinstance(like, int) else checks.number)(name, one, **limits)
+
+
+def changed(settings: Settings, changes: Sequence[str]) -> Settings:
+    """``settings``, a frozen dataclass, with each ``name=value`` of ``changes``; lists are written ``0.1,0.3``.
+
+    Raises ``ValueError`` for what is not ``name=value``, an unknown name, or a value that cannot be read.
+    """
+    known, given = vars(settings), dict[str, Any]()
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise ValueError(f"set: got {change!r}, must be name=value")
+        given[name] = _read(name, text, known[checks.choice("set", name, known)])
+    return dataclasses.replace(settings, **given)  # type: ignore[type-var]
+
+
+def _read(name: str, text: str, like: Any) -> Any:
+    """``text`` as the kind of value that ``like`` is."""
+    several = isinstance(like, tuple)
+    try:
+        return tuple(type(like[0])(part) for part in text.split(",")) if several else type(like)(text)
+    except ValueError as error:
+        kind = f"numbers like {','.join(map(str, like))}" if several else f"a number like {like}"
+        raise ValueError(f"{name}: got {text!r}, must be {kind}") from error
+
+
+# ---- an experiment, and a run of it -------------------------------------------------------------------------------
 
 
 class Request(NamedTuple):
@@ -61,17 +129,13 @@ class Study:
             self.say(f"seed {seed}: {time.perf_counter() - start:.0f} s")
 
 
-def _nothing_more(_: Study) -> None:
-    """The limits of the settings say it all."""
-
-
 @dataclass(frozen=True)
 class Experiment(Entry):
     """One table, figure or claim; ``build`` makes a study's ``Outcome``, and is given the ``Study``."""
 
     scales: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     """Its settings by data set (the first is the default, and needs no files) and scale."""
-    check: Callable[[Study], None] = _nothing_more
+    check: Callable[[Study], Any] = _silent
     """Raises ``ValueError`` for what the settings' own limits do not say; writes nothing."""
     least_seeds: int = 1
     exact: bool = False
@@ -96,9 +160,9 @@ def experiment(
 
 def prepare_study(entry: Experiment, request: Request) -> Study:
     """The checked study; raises ``ValueError`` and writes nothing."""
-    choice("scale", request.scale, SCALES)
+    checks.choice("scale", request.scale, SCALES)
     dataset = next(iter(entry.scales)) if request.dataset is None else request.dataset
-    choice("dataset", dataset, entry.scales)
+    checks.choice("dataset", dataset, entry.scales)
     check_data_dir(request.data_dir)
     seeds = check_seeds(request.seeds)
     if len(seeds) < entry.least_seeds:
@@ -112,10 +176,19 @@ def prepare_study(entry: Experiment, request: Request) -> Study:
 
 
 def perform(entry: Experiment, study: Study) -> Outcome:
-    """Run it; the outcome's details and sheets then tell the settings and the claims too."""
+    """Run it; the outcome's details and sheets then tell the settings, the claims and the verdicts too."""
     with entry.arithmetic():
         found: Outcome = entry.build(study)
     details = {"settings": study.settings, "dataset": study.dataset, "claims": found.claims, **found.details}
-    sheets = (*found.sheets, *([claim_sheet(found.claims)] if found.claims else []))
+    if found.verdicts:
+        details["verdicts"] = as_rows(found.verdicts)
+    form = dict(zip(Claim._fields, ("{claim}", "{measured}", "{verdict}"), strict=True))
+    said = [table("what the paper claims", [c._asdict() for c in found.claims], form)] if found.claims else []
+    passing = (f"{v.statement}: the control, {v.control}, passes too" for v in found.verdicts if not v.control_fails)
     shown = ", ".join(f"{name} {value}" for name, value in vars(study.settings).items())
-    return found._replace(sheets=sheets, details=details, remarks=(*found.remarks, f"settings: {shown}"))
+    return found._replace(
+        sheets=(*found.sheets, *said),
+        details=details,
+        remarks=(*found.remarks, f"settings: {shown}"),
+        failed=(*found.failed, *passing),
+    )

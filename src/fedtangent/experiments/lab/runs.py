@@ -20,7 +20,6 @@ from fedtangent.engine.trials import TrialProgram, run_trial, trial_program
 from fedtangent.experiments.lab.runner import Study
 from fedtangent.experiments.lab.trials import PARTS, EvaluationSet, Trial, fingerprint
 from fedtangent.measures import uncertainty
-from fedtangent.measures.uncertainty import Reliability
 from fedtangent.output.files import Metric
 from fedtangent.types import Algorithm, Array, FederatedData, PyTree
 
@@ -76,11 +75,6 @@ class Record(NamedTuple):
         """Test accuracy, [E]."""
         return self.metrics["test.accuracy"].astype(np.float64)
 
-    @property
-    def uplink(self) -> np.ndarray:
-        """Bytes up, [E]."""
-        return self.sent[:, 0]
-
 
 Runs = dict[str, list[Record]]  # of each method, one for each seed
 
@@ -108,11 +102,6 @@ def all_scores(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> d
     return found
 
 
-def bins_of(record: Record) -> Reliability:
-    """The bins of the test examples that ``all_scores`` found in the last round."""
-    return Reliability(*(record.metrics[f"bins.{part}"][-1] for part in Reliability._fields))
-
-
 @dataclass
 class Bench:
     """Where the runs of one comparison take place. Holds one seed's data at a time."""
@@ -127,11 +116,6 @@ class Bench:
     compiled: dict[tuple[Any, ...], TrialProgram] = field(default_factory=dict)
     current: tuple[int, str, dict[str, Method]] | None = None  # seed, fingerprint of its trial, methods
 
-    @property
-    def folder(self) -> Path:
-        """Where finished runs are kept: beside the figures."""
-        return self.study.figures.parent / "runs"
-
     def methods(self, seed: int) -> dict[str, Method]:
         """The methods on the data of ``seed``."""
         if self.current is None or self.current[0] != seed:
@@ -141,12 +125,12 @@ class Bench:
 
 
 def play(bench: Bench, config: Config, seed: int, num_rounds: int) -> Record:
-    """The run of ``config`` with ``seed``: read from the folder if it is there, computed and written if not.
+    """The run of ``config`` with ``seed``: read from the folder beside the figures, or computed and written there.
 
     Runs of a method that differ in steps, rate and seed share one compiled program.
     """
     method = bench.methods(seed)[config.method]
-    path = bench.folder / f"{config.method}-{_digest(bench, config)}.npz"
+    path = bench.study.figures.parent / "runs" / f"{config.method}-{_digest(bench, config)}.npz"
     record = _read(path, num_rounds)
     if record is None:
         record = _compute(bench, method, config, seed, num_rounds)
@@ -203,17 +187,12 @@ def _write(path: Path, record: Record) -> None:
 
 
 def _metrics(config: Config, seed: int, record: Record) -> list[Metric]:
-    names = sorted((name for name, values in record.metrics.items() if values.ndim == 1), key=_place)
-    found = {tuple(name.split(".")): record.metrics[name] for name in names}
+    names = [tuple(name.split(".")) for name, values in record.metrics.items() if values.ndim == 1]
     return [
-        Metric(int(r), str(config), seed, split, score, float(values[e]), *map(int, record.sent[e]))
-        for (split, score), values in found.items() for e, r in enumerate(record.rounds)
+        Metric(int(r), str(config), seed, split, score, float(record.metrics[f"{split}.{score}"][e]),
+               *map(int, record.sent[e]))
+        for split, score in sorted(names, key=lambda name: PARTS.index(name[0])) for e, r in enumerate(record.rounds)
     ]  # fmt: skip
-
-
-def _place(name: str) -> int:
-    """Where the set of examples of a metric, such as test.accuracy, stands among those of a trial."""
-    return PARTS.index(name.partition(".")[0])
 
 
 class Tuned(NamedTuple):

@@ -7,14 +7,17 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from scipy.stats import t as student
 
 from fedtangent import data
 from fedtangent.compare import predicted
 from fedtangent.compare.settings import Setting
+from fedtangent.compare.statistics import SIGNIFICANCE
 from fedtangent.compare.theorems.fed_ensemble import repeated_runs
 from fedtangent.compare.theorems.fed_ensemble.repeated_runs import ToyProblem
 from fedtangent.data import partition
 from fedtangent.engine.run import predict, simulate
+from fedtangent.experiments.lab.runner import Study
 from fedtangent.federated import algorithms
 from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.federated.local import Work
@@ -22,7 +25,7 @@ from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent.models.dense import mlp
 from fedtangent.models.linear import rbf_linear
 from fedtangent.theory import Flow
-from fedtangent.theory.fed_ensemble.bias_variance import Decomposition, decompose_laws, decompose_runs
+from fedtangent.theory.fed_ensemble.bias_variance import Decomposition, Estimate, decompose_laws, decompose_runs
 from fedtangent.types import Algorithm, Model, Partition, Schedule
 
 NORMAL_95 = 1.959963984540054  # the normal quantile of 0.975
@@ -78,6 +81,18 @@ def load(
     rows = np.isin(np.asarray(toy.user_train), kept)
     clients = partition.by_user(np.asarray(toy.user_train)[rows])
     return SineData(np.asarray(toy.x_train)[rows], np.asarray(toy.y_train)[rows], clients, toy.x_test, toy.y_test)
+
+
+def of_study(study: Study, seed: int, gap: bool) -> SineData:
+    """The data of one seed."""
+    s = study.settings
+    return load(seed, s.num_clients, s.points_per_client, gap, s.spacing)
+
+
+def check(study: Study, gap: bool) -> None:
+    """Build every seed's data; raises ``ValueError``."""
+    for seed in study.seeds:
+        of_study(study, seed, gap)
 
 
 def linear_model() -> Model:
@@ -154,3 +169,13 @@ def decomposed(
         decompose_laws([law[0] for law in laws], problem.expected, problem.noise),
         decompose_runs(runs if draws > 1 else runs[:, 0], problem.expected, problem.noise),
     )
+
+
+def allowed(runs: int, comparisons: int) -> float:
+    """Standard errors, of so many runs, at which one of the comparisons fails by chance as rarely as one at three."""
+    return float(student.ppf(1 - SIGNIFICANCE / comparisons / 2, runs - 1))
+
+
+def apart(seen: Estimate, exact: Estimate) -> float:
+    """Simulated less exact, in standard errors."""
+    return (seen.value - exact.value) / seen.standard_error

@@ -6,20 +6,19 @@ from typing import Any
 
 from fedtangent.experiments.lab import cohort_report as report
 from fedtangent.experiments.lab.cohort import DIGITS, IMAGES, LABELS, PAIRED, CohortSettings
-from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval
-from fedtangent.experiments.lab.runner import Study, experiment
+from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval, table
+from fedtangent.experiments.lab.runner import Study, by_scale, experiment
 from fedtangent.experiments.lab.runs import Runs
-from fedtangent.experiments.lab.settings import by_scale, same
 
 CLAIM = "a slight loss of accuracy for NTK-FL, a clear one for FedAvg (curves of 18 rounds only)"
-NOTES = {"digits": "scikit-learn's digits (64 inputs) stand in for Fashion-MNIST: name fashion_mnist and its folder"}
 METHODS = ("ntk_fl", "cp_ntk_fl", "fed_avg", "cp_fed_avg")
 OWN: dict[str, Any] = {"methods": METHODS, "beta": 0.4, "alpha": 0.1}
 LONG: dict[str, Any] = {"num_rounds": 18, "reference_rounds": 18}
-SMALL = CohortSettings(**IMAGES, **OWN, projected=100)
 SCALES = {
-    "digits": same(CohortSettings(**{**DIGITS, **OWN, **LONG}, projected=16)),
-    "fashion_mnist": by_scale(SMALL, SMALL, CohortSettings(**OWN, **LONG, projected=100)),
+    "digits": by_scale(CohortSettings(**{**DIGITS, **OWN, **LONG}, projected=16)),
+    "fashion_mnist": by_scale(
+        CohortSettings(**IMAGES, **OWN, projected=100), paper=CohortSettings(**OWN, **LONG, projected=100)
+    ),
 }
 
 
@@ -32,39 +31,31 @@ def check(study: Study) -> None:
 
 def run(study: Study) -> Outcome:
     """The four methods, and what each pair loses."""
-    s, bench = study.settings, report.bench_of(study)
+    bench = report.bench_of(study)
     tuned = report.tune_all(bench)
     runs = report.repeat_all(bench, tuned)
-    clients = f"{s.num_clients} clients, {s.clients_per_round} a round"
-    report.draw(study, runs, f"{study.dataset}, {clients}, beta {s.beta:g}, d1' {s.projected}")
-    sheet, rows, claims = losses(s, runs)
-    sheets = (sheet, report.by_round(runs), report.tuning(tuned))
-    said = (f"the paper: {CLAIM}", *report.remarks(s, NOTES.get(study.dataset)))
-    return Outcome(sheets, rows, claims, report.details_of(CLAIM, tuned), said, report.unstable(runs))
+    report.draw(study, runs)
+    sheet, rows, claim = losses(study.settings, runs)
+    return report.outcome(study, CLAIM, tuned, (sheet, report.by_round(runs)), rows, (claim,), {"": runs})
 
 
-def losses(s: CohortSettings, runs: Runs) -> tuple[Sheet, list[dict[str, Any]], tuple[Claim, ...]]:
+def losses(s: CohortSettings, runs: Runs) -> tuple[Sheet, list[dict[str, Any]], Claim]:
     """What each pair loses, seed by seed, at the end; and whether FedAvg loses more."""
-    ends = report.ends(runs, s.num_rounds, s.window)
+    ends = report.ends(runs, s)
     lost = {plain: ends[plain] - ends[small] for small, plain in PAIRED.items() if small in ends}
     rows, shown = [], []
-    for small, plain in PAIRED.items():
-        if small in ends:
-            e, whole, reduced = interval(lost[plain]), ends[plain].mean(), ends[small].mean()
-            rows.append({"method": plain, "accuracy": whole, "accuracy_reduced": reduced, "loss": e.mean,
-                         "low_95": e.low, "high_95": e.high, "loses": e.above()})  # fmt: skip
-            cells = (f"{whole:.4f}", f"{reduced:.4f}", f"{e.mean:+.4f}", e.ends(), e.above())
-            shown.append((LABELS[plain], *cells))
+    for small, plain in ((small, plain) for small, plain in PAIRED.items() if small in ends):
+        e = interval(lost[plain])
+        rows.append({"method": plain, "accuracy": ends[plain].mean(), "accuracy_reduced": ends[small].mean(),
+                     **e.row("loss"), "loses": e.above()})  # fmt: skip
+        shown.append({**rows[-1], "label": LABELS[plain], "e": e})
     more = interval(lost["fed_avg"] - lost["ntk_fl"])
-    rows.append({"method": "fed_avg minus ntk_fl", "loss": more.mean, "low_95": more.low, "high_95": more.high,
-                 "loses": more.above()})  # fmt: skip
-    title = (
-        f"test accuracy, mean of the last {s.window} of {s.num_rounds} rounds: all, and reduced to beta {s.beta:g}, "
-        f"d1' {s.projected}"
-    )
-    columns = ("method", "all", "reduced", "loss", "95 % interval", "it loses")
-    claims = (Claim("FedAvg loses more than NTK-FL", f"by {more.text()}", more.above()),)
-    return Sheet(title, columns, tuple(shown)), rows, claims
+    rows.append({"method": "fed_avg minus ntk_fl", **more.row("loss"), "loses": more.above()})
+    what = f"all, and reduced to beta {s.beta:g}, d1' {s.projected}"
+    columns = {"method": "{label}", "all": "{accuracy:.4f}", "reduced": "{accuracy_reduced:.4f}",
+               "loss, 95 % interval": "{e:+.4f}", "it loses": "{loses}"}  # fmt: skip
+    sheet = table(f"test accuracy, mean of the last {s.window} of {s.num_rounds} rounds: {what}", shown, columns)
+    return sheet, rows, Claim("FedAvg loses more than NTK-FL", f"by {more:+.4f}", more.above())
 
 
 ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=check, least_seeds=2),)

@@ -13,12 +13,11 @@ import numpy as np
 from fedtangent.experiments.lab import cohort_report as report
 from fedtangent.experiments.lab.cohort import DIGITS, IMAGES, LABELS, CohortSettings
 from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval
-from fedtangent.experiments.lab.runner import Study, experiment
+from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.lab.runs import Runs, Tuned
-from fedtangent.experiments.lab.settings import by_scale, within
+from fedtangent.output.line_plots import lines_with_errors
 
 CLAIM = "NTK-FL is stable in alpha from .1 to .5; FedAvg and FedNova drop at small alpha (curves only)"
-NOTES = {"digits": "scikit-learn's digits stand in for Fashion-MNIST: name fashion_mnist and its folder"}
 METHODS = ("ntk_fl", "data_sharing", "fed_nova", "fed_avg")
 
 
@@ -29,11 +28,10 @@ class AlphaSettings(CohortSettings):
     alphas: tuple[float, ...] = within((0.1, 0.2, 0.3, 0.4, 0.5), above=0, count=2, increasing=True)
 
 
-SMALL = AlphaSettings(**IMAGES, methods=METHODS, alphas=(0.1, 0.5))
-WHOLE = AlphaSettings(**DIGITS, methods=METHODS)
+SMALL: dict[str, Any] = {"methods": METHODS, "alphas": (0.1, 0.5)}
 SCALES = {
-    "digits": by_scale(AlphaSettings(**DIGITS, methods=METHODS, alphas=(0.1, 0.5)), WHOLE, WHOLE),
-    "fashion_mnist": by_scale(SMALL, SMALL, AlphaSettings(methods=METHODS)),
+    "digits": by_scale(AlphaSettings(**DIGITS, **SMALL), AlphaSettings(**DIGITS, methods=METHODS)),
+    "fashion_mnist": by_scale(AlphaSettings(**IMAGES, **SMALL), paper=AlphaSettings(methods=METHODS)),
 }
 
 
@@ -57,17 +55,22 @@ def run(study: Study) -> Outcome:
         tuned = tuned or report.tune_all(bench)
         study.say(f"alpha {alpha:g}")
         found[alpha] = report.repeat_all(bench, tuned)
-    ends = {alpha: report.ends(runs, s.num_rounds, s.window) for alpha, runs in found.items()}
+    ends = {alpha: report.ends(runs, s) for alpha, runs in found.items()}
     rows = [
         {"method": m, "alpha": alpha, "accuracy": float(of[m].mean()), "seeds": of[m]}
         for m in s.methods for alpha, of in ends.items()
     ]  # fmt: skip
     gains = {m: ends[s.alphas[-1]][m] - ends[s.alphas[0]][m] for m in s.methods}
-    _draw(study, ends)
-    failed = tuple(f"alpha {alpha:g}: {line}" for alpha, runs in found.items() for line in report.unstable(runs))
-    sheets = (_table(s, ends, gains), report.tuning(tuned))
-    said = (f"the paper: {CLAIM}", *report.remarks(s, NOTES.get(study.dataset)))
-    return Outcome(sheets, rows, judge(s, gains), report.details_of(CLAIM, tuned), said, failed)
+    title = f"test accuracy, mean of the last {s.window} of {s.num_rounds} rounds, +- its standard error, against alpha"
+    shown = tuple((LABELS[m], *(report.spread(of[m]) for of in ends.values()), f"{interval(gains[m]):+.4f}")
+                  for m in s.methods)  # fmt: skip
+    sheet = Sheet(title, ("method", *(f"{alpha:g}" for alpha in s.alphas), "last - first, 95 % interval"), shown)
+    lines = {LABELS[m]: np.stack([of[m] for of in ends.values()], axis=1) for m in s.methods}
+    title = f"{study.dataset}, round {s.num_rounds}, {s.num_clients} clients, {s.clients_per_round} a round"
+    path = study.figures / "accuracy_by_alpha.png"
+    lines_with_errors(lines, s.alphas, ("Dirichlet alpha", "test accuracy"), title, path)
+    runs = {f"alpha {alpha:g}: ": of for alpha, of in found.items()}
+    return report.outcome(study, CLAIM, tuned, (sheet,), rows, judge(s, gains), runs)
 
 
 def judge(s: AlphaSettings, gains: dict[str, np.ndarray]) -> tuple[Claim, ...]:
@@ -75,29 +78,8 @@ def judge(s: AlphaSettings, gains: dict[str, np.ndarray]) -> tuple[Claim, ...]:
     ends = f"from alpha {s.alphas[0]:g} to {s.alphas[-1]:g}"
     more = {name: interval(gains[name] - gains["ntk_fl"]) for name in s.methods if name != "ntk_fl"}
     return tuple(
-        Claim(f"{LABELS[name]} gains more {ends} than NTK-FL", f"by {d.text()}", d.above()) for name, d in more.items()
+        Claim(f"{LABELS[name]} gains more {ends} than NTK-FL", f"by {d:+.4f}", d.above()) for name, d in more.items()
     )
-
-
-def _table(s: AlphaSettings, ends: dict[float, dict[str, np.ndarray]], gains: dict[str, np.ndarray]) -> Sheet:
-    rows = []
-    for m in s.methods:
-        gain = interval(gains[m])
-        cells = (f"{of[m].mean():.4f} +- {of[m].std(ddof=1) / np.sqrt(len(of[m])):.4f}" for of in ends.values())
-        rows.append((LABELS[m], *cells, f"{gain.mean:+.4f}", gain.ends()))
-    title = f"test accuracy, mean of the last {s.window} of {s.num_rounds} rounds, +- its standard error, against alpha"
-    columns = ("method", *(f"{alpha:g}" for alpha in s.alphas), "last - first", "95 % interval")
-    return Sheet(title, columns, tuple(rows))
-
-
-def _draw(study: Study, ends: dict[float, dict[str, np.ndarray]]) -> None:
-    from fedtangent.output.line_plots import lines_with_errors
-
-    s = study.settings
-    title = f"{study.dataset}, round {s.num_rounds}, {s.num_clients} clients, {s.clients_per_round} a round"
-    lines = {LABELS[m]: np.stack([of[m] for of in ends.values()], axis=1) for m in s.methods}
-    path = study.figures / "accuracy_by_alpha.png"
-    lines_with_errors(lines, s.alphas, ("Dirichlet alpha", "test accuracy"), title, path)
 
 
 ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=check, least_seeds=2),)
