@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from fedtangent import checks
-from fedtangent.types import Partition
 
 
 def test_what_is_allowed_comes_back():
@@ -66,14 +65,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "no labels": (lambda: checks.class_labels("y", []), f"y: got shape (0,), dtype float64, {LABELS}"),
     "labels": (lambda: checks.class_labels("y", [0, 3], 3), "y: got 3 at position 1 (1 such), must be from 0 to 2"),
-    "partition": (
-        lambda: checks.partition_structure({}, 3),  # type: ignore[arg-type]
-        "partition: got a dict, must be a Partition (partition.of makes one)",
-    ),
-    "indices": (
-        lambda: checks.partition_structure(Partition(np.array([3]), np.array([0, 1])), 3),
-        "partition.indices: got 3 at position 0, must be from 0 to 2, one of 3 examples",
-    ),
 }
 
 

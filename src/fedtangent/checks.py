@@ -13,8 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.types import Partition
-
 MAX_INDEX = np.iinfo(np.int32).max
 _ROWS = 256  # of a matrix that ``symmetric`` looks at together
 
@@ -79,6 +77,15 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     return value
 
 
+def dtype(value: Any, *allowed: str) -> np.dtype[Any]:
+    """``value`` as a dtype, one of those that are allowed."""
+    try:
+        found = np.dtype(value).name
+    except TypeError:
+        found = value
+    return np.dtype(choice("dtype", found, allowed))
+
+
 def real_array(name: str, value: Any) -> np.ndarray:
     """Real numbers as float64, of any shape: no text, None, bool or complex numbers."""
     try:
@@ -130,39 +137,6 @@ def class_labels(name: str, labels: Any, num_classes: int | None = None) -> np.n
         allowed = "at least 0" if num_classes is None else f"from 0 to {num_classes - 1}"
         raise ValueError(f"{name}: got {array[at]} at position {at} ({int(wrong.sum())} such), must be {allowed}")
     return array
-
-
-def partition_structure(partition: Partition, num_examples: int) -> None:
-    """Refuse a ``partition`` that is no well-formed map of clients into ``num_examples`` examples.
-
-    Well-formed: both arrays 1-D and integer; ``offsets`` starts at 0, never falls and ends at ``len(indices)``; at
-    least one client; every index in ``[0, num_examples)``. Clients may be empty and may share examples.
-    """
-    if not (hasattr(partition, "indices") and hasattr(partition, "offsets")):
-        raise ValueError(f"partition: got a {type(partition).__name__}, must be a Partition (partition.of makes one)")
-    indices, offsets = (np.asarray(a) for a in (partition.indices, partition.offsets))
-    for name, array in (("indices", indices), ("offsets", offsets)):
-        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-            raise ValueError(
-                f"partition.{name}: got shape {array.shape}, dtype {array.dtype}, must be a 1-D array of whole numbers"
-            )
-    if len(offsets) < 2:
-        raise ValueError(f"partition.offsets: got {len(offsets)} entries, must be num_clients + 1, at least 2")
-    if offsets[0] != 0 or offsets[-1] != len(indices):
-        raise ValueError(
-            f"partition.offsets: got {offsets[0]} to {offsets[-1]}, must be from 0 to len(indices) = {len(indices)}"
-        )
-    falls = np.flatnonzero(offsets[1:] < offsets[:-1])
-    if falls.size:
-        i = int(falls[0])
-        raise ValueError(f"partition.offsets: got {offsets[i : i + 2].tolist()} at {i}, must never fall")
-    wrong = (indices < 0) | (indices >= num_examples)
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        raise ValueError(
-            f"partition.indices: got {indices[at]} at position {at}, must be from 0 to {num_examples - 1}, "
-            f"one of {num_examples} examples"
-        )
 
 
 def _short(value: Any) -> str:

@@ -27,7 +27,7 @@ def squared_error(outputs: Array, targets: Array, mask: Array) -> Array:
     ``ValueError`` if the shapes of outputs and targets differ.
     """
     if outputs.shape != targets.shape:
-        raise ValueError(f"squared_error: outputs are {outputs.shape} but targets are {targets.shape}, must be equal")
+        raise ValueError(f"targets: got {targets.shape}, must be {outputs.shape}, the shape of the outputs")
     return masked_mean(0.5 * jnp.sum((outputs - targets) ** 2, axis=-1), mask)
 
 

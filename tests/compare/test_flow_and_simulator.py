@@ -61,7 +61,7 @@ def test_the_best_rate_of_a_sweep_is_the_predicted_one(alpha):
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (60, 1))
     groups = (x[:, 0] > 0).astype(int) + 2 * (np.abs(x[:, 0]) > 0.5)
-    held = partition.dirichlet(groups, num_clients=6, alpha=alpha, seed=0, min_size=2)
+    held = partition.dirichlet(groups, num_clients=6, alpha=alpha, seed=0, min_client_size=2)
     y = np.concatenate([np.sin(2 * np.pi * x), np.cos(3 * x)], axis=1) + 0.3 * rng.standard_normal((60, 2))
     y_test = np.concatenate([np.sin(2 * np.pi * GRID), np.cos(3 * GRID)], axis=1)
     plan = schedule.all_clients(6)

@@ -29,7 +29,7 @@ from fedtangent.types import Cohort, Model, Partition
 
 ROUNDS, STEPS, CLIENTS, RATE = 12, 3, 4, 0.5
 X = np.random.default_rng(0).standard_normal((14, 3))
-PARTITION = partition.quantity_skew(14, CLIENTS, 2.0, 1, min_size=2)
+PARTITION = partition.quantity_skew(14, CLIENTS, 2.0, 1, min_client_size=2)
 
 
 class Seen(NamedTuple):

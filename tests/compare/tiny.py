@@ -27,7 +27,7 @@ def cut(setting: Setting, examples: int, clients: int, points: int, **changes: o
         x_test=setting.x_test[:points],
         y_test=setting.y_test[:points],
         labels_test=None if setting.labels_test is None else setting.labels_test[:points],
-        partition=partition.quantity_skew(examples, clients, alpha=2.0, seed=1, min_size=2),
+        partition=partition.quantity_skew(examples, clients, alpha=2.0, seed=1, min_client_size=2),
         schedule=schedule.per_client_permutations(clients, NUM_MODELS),
         ntk_times=TIMES,
         learning_rate=0.0,  # chosen anew

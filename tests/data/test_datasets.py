@@ -5,13 +5,14 @@ import hashlib
 import numpy as np
 import pytest
 
-from fedtangent.data import available, load
+from fedtangent.data import load
+from fedtangent.entries import catalogue
+
+NAMES = tuple(catalogue("datasets"))
 
 
 def test_registry():
-    names = available()
-    assert set(names) >= {"cifar10", "digits", "fashion_mnist", "femnist_digits", "mnist", "sine"}
-    assert all(text and "\n" not in text for text in names.values())
+    assert set(NAMES) >= {"cifar10", "digits", "fashion_mnist", "femnist_digits", "mnist", "sine"}
     for name in ("digits", "sine"):
         assert load(name).name == name
 
@@ -19,7 +20,7 @@ def test_registry():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("digit", {}, f"dataset: got 'digit', allowed are {', '.join(available())}"),
+        ("digit", {}, f"dataset: got 'digit', allowed are {', '.join(NAMES)}"),
         ("digits", {"gap": True}, "gap: got an option that digits has not, allowed are num_train"),
         (
             "sine",
@@ -36,7 +37,7 @@ def test_registry():
         ("digits", {"test_fraction": 1.0}, "test_fraction: got 1.0, must be above 0 and below 1"),
         ("digits", {"test_fraction": 0}, "test_fraction: got 0, must be above 0 and below 1"),
         ("digits", {"num_train": 1500}, "num_train: got 1500, must be a whole number from 1 to 1438"),
-        ("digits", {"dtype": int}, "dtype: got int64, allowed are float32, float64"),
+        ("digits", {"dtype": int}, "dtype: got 'int64', allowed are float32, float64"),
         ("sine", {"gap": "no"}, "gap: got 'no', must be True or False"),
         ("sine", {"gap": 1}, "gap: got 1, must be True or False"),
         ("digits", {"flatten": "no"}, "flatten: got 'no', must be True or False"),

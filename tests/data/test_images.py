@@ -172,7 +172,7 @@ def test_options(fake):
         ({"num_train": 24}, "num_train: got 24, must be a whole number from 1 to 23"),
         ({"num_test": 0}, "num_test: got 0, must be a whole number from 1 to 7"),
         ({"num_test": 2.0}, r"num_test: got 2\.0, must be a whole number from 1 to 7"),
-        ({"dtype": "int32"}, "dtype: got int32, allowed are float32, float64"),
+        ({"dtype": "int32"}, "dtype: got 'int32', allowed are float32, float64"),
         ({"dtype": "no such"}, "dtype: got 'no such', allowed are float32, float64"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 from fedtangent.data import idx, load, partition
 from fedtangent.data.sources.mnist import IdxOptions, fetch
 from fedtangent.experiments.ntk_fl.fig4 import WRITERS
+from fedtangent.types import Partition
 
 SOURCES = {"mnist": idx.MNIST, "fashion_mnist": idx.FASHION_MNIST}
 FIRST_LABELS = {"mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], "fashion_mnist": [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]}
@@ -69,7 +70,7 @@ def test_client_maps_of_the_ntk_fl_authors(data_dir):
             squares = []
             for i in range(5):
                 name = f"a{alpha}_{i}"
-                given = partition.from_index_maps(maps[f"{name}/indices"], maps[f"{name}/offsets"], 60000)
+                given = partition.of(Partition(maps[f"{name}/indices"], maps[f"{name}/offsets"]), 60000)
                 with pytest.raises(ValueError, match="exactly one client"):
                     partition.validate(given, 60000, exact=True)  # clients overlap
                 shares = partition.heterogeneity(given, labels).label_distribution
@@ -82,7 +83,7 @@ def test_client_maps_of_the_ntk_fl_authors(data_dir):
 
             assert abs(sample.mean() - expected(alpha)) < 4 * error
             assert abs(sample.mean() - expected(alpha / 10)) > 20 * error
-        exact = partition.from_index_maps(maps["iid_0/indices"], maps["iid_0/offsets"])
+        exact = partition.of(Partition(maps["iid_0/indices"], maps["iid_0/offsets"]))
     partition.validate(exact, 60000, exact=True)
     assert set(exact.sizes) == {200}
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedtangent.kernels import analytic
 from fedtangent.kernels.gram import SingularKernelError, jittered_cholesky, kernel_blocks
+from fedtangent.kernels.neural_tangents import stax
+from fedtangent.types import Model
 
 
 class Kernels(NamedTuple):
@@ -17,8 +20,7 @@ class Kernels(NamedTuple):
     ntk: jax.Array
 
 
-def linear_kernel(x1, x2=None, get=("nngp", "ntk")):
-    assert get == ("nngp", "ntk")
+def linear_kernel(x1, x2=None):
     product = x1 @ (x1 if x2 is None else x2).T
     return Kernels(product, 3 * product + 1)
 
@@ -49,7 +51,12 @@ def test_blocks_are_float64_and_in_place(global_switch):
 @pytest.mark.parametrize(
     ("kernel", "train", "test", "message"),
     [
-        (linear_kernel, np.ones((3, 2)), np.ones((3, 4)), r"one shape, got \(3, 2\) and \(3, 4\)"),
+        (
+            linear_kernel,
+            np.ones((3, 2)),
+            np.ones((3, 4)),
+            r"got \(3, 2\) and \(3, 4\), must hold examples of one shape",
+        ),
         (
             linear_kernel,
             np.ones((0, 2)),
@@ -62,15 +69,20 @@ def test_blocks_are_float64_and_in_place(global_switch):
             np.full((3, 2), np.inf),
             r"x_test: got inf at entry \(0, 0\).*must be finite",
         ),
-        (lambda a, b, get: Kernels(a, a), np.ones((3, 2)), np.ones((3, 2)), r"nngp of shape \(3, 3\), got \(3, 2\)"),
         (
-            lambda a, b, get: linear_kernel(a.astype(jnp.float32)),
+            lambda a, b: Kernels(a, a),
             np.ones((3, 2)),
             np.ones((3, 2)),
-            "compute nngp in float64 for float64 inputs, got float32",
+            r"got nngp of float64 \(3, 2\), must be float64 \(3, 3\)",
         ),
         (
-            lambda a, b, get: linear_kernel(a / 0),
+            lambda a, b: linear_kernel(a.astype(jnp.float32)),
+            np.ones((3, 2)),
+            np.ones((3, 2)),
+            r"got nngp of float32 \(3, 3\), must be float64",
+        ),
+        (
+            lambda a, b: linear_kernel(a / 0),
             np.ones((3, 2)),
             np.ones((3, 2)),
             r"kernel_fn's nngp: got inf at entry \(0, 0\) of shape \(3, 3\), must be finite",
@@ -142,7 +154,54 @@ def test_kernels_of_ones_own_may_be_plain_pairs():
     found = kernel_blocks(own, x, x_test)
     np.testing.assert_array_equal(found.nngp_train, x @ x.T + 1)
     np.testing.assert_array_equal(found.ntk_test_train, 2 * x_test @ x.T + 1)
-    with pytest.raises(ValueError, match="kernel_fn must return the pair"):
+    with pytest.raises(ValueError, match=r"kernel_fn: got a .*, must return the pair"):
         kernel_blocks(lambda x1, x2: x1, x, x_test)
-    with pytest.raises(ValueError, match="kernel_fn must be a function"):
+    with pytest.raises(ValueError, match="kernel_fn: got 3, must be a function"):
         kernel_blocks(3, x, x_test)
+
+
+# ---- analytic ----
+
+NET = stax.serial(stax.Dense(8, 1.3, 0.2), stax.Relu(), stax.Dense(1, 1.3, 0.2))
+MODEL = Model("net", init=lambda key: NET[0](key, (-1, 3))[1], apply=NET[1], kernel=NET[2], output_size=1)
+X1, X2 = jax.random.normal(jax.random.key(0), (5, 3)), jax.random.normal(jax.random.key(1), (4, 3))
+
+
+def test_one_name_gives_the_block_and_several_a_named_tuple():
+    both = analytic(MODEL, X1, X2)
+    assert both.nngp.shape == both.ntk.shape == (5, 4)
+    for get in ("nngp", "ntk"):
+        np.testing.assert_array_equal(analytic(MODEL, X1, X2, get), getattr(both, get))
+        np.testing.assert_array_equal(getattr(analytic(MODEL, X1, X2, (get,)), get), getattr(both, get))
+    assert not np.allclose(both.nngp, both.ntk)
+
+
+def test_second_inputs_default_to_the_first():
+    kernels = analytic(MODEL, X1)
+    assert kernels.ntk.shape == (5, 5)
+    np.testing.assert_allclose(kernels.ntk, kernels.ntk.T, rtol=1e-12)
+    # a ReLU kernel of a point with itself is exact only to the square root of a rounding error
+    np.testing.assert_allclose(kernels.ntk, analytic(MODEL, X1, X1 + 0.0).ntk, rtol=1e-7)
+
+
+def test_it_can_be_compiled():
+    compiled = jax.jit(lambda x1, x2: analytic(MODEL, x1, x2, "ntk"))(X1, X2)
+    np.testing.assert_allclose(compiled, analytic(MODEL, X1, X2, "ntk"), rtol=1e-12)
+
+
+def test_a_model_without_an_analytic_kernel_is_refused():
+    with pytest.raises(ValueError, match="model: got 'resnet', must have an analytic kernel"):
+        analytic(MODEL._replace(name="resnet", kernel=None), X1)
+
+
+@pytest.mark.parametrize("get", ["ntkk", "", (), ("nngp", "cov"), ("ntk", "ntk"), None, 3])
+def test_a_wrong_get_is_refused(get: Any):
+    with pytest.raises(ValueError, match=r"get: got .* allowed are 'nngp', 'ntk'"):
+        analytic(MODEL, X1, X2, get)
+
+
+@pytest.mark.parametrize(("shape1", "shape2"), [((5, 3), (4, 2)), ((5, 3), (3,)), ((3,), (4, 3)), ((5, 2, 3), (4, 3))])
+def test_shapes_that_do_not_fit_are_both_named(shape1: tuple[int, ...], shape2: tuple[int, ...]):
+    with pytest.raises(ValueError) as error:
+        analytic(MODEL, jnp.zeros(shape1), jnp.zeros(shape2))
+    assert str(shape1) in str(error.value) and str(shape2) in str(error.value)

@@ -14,6 +14,7 @@ from scipy import special, stats
 from sklearn import metrics
 
 from fedtangent.measures import uncertainty as u
+from fedtangent.types import Prediction
 
 K, N, C = 4, 300, 5
 DTYPES = {"float32": 3e-6, "float64": 1e-13}
@@ -31,19 +32,11 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
     return special.softmax(logits.astype(np.float64), axis=-1)
 
 
-def plain_ece(logits: np.ndarray, labels: np.ndarray, bins: int, binning: str) -> float:
+def plain_ece(logits: np.ndarray, labels: np.ndarray, bins: int) -> float:
     """Expected calibration error by loops over examples and bins."""
     p = probabilities(logits).mean(axis=0)
     confidence, correct = p.max(axis=-1), p.argmax(axis=-1) == labels
-    if binning == "mass":
-        groups = []
-        order, start = np.argsort(confidence), 0
-        for b in range(1, bins + 1):
-            stop = int(np.ceil(b * len(order) / bins))
-            groups.append(order[start:stop])
-            start = stop
-    else:
-        groups = [np.flatnonzero((confidence > b / bins) & (confidence <= (b + 1) / bins)) for b in range(bins)]
+    groups = [np.flatnonzero((confidence > b / bins) & (confidence <= (b + 1) / bins)) for b in range(bins)]
     total = 0.0
     for rows in groups:
         if len(rows):
@@ -78,11 +71,9 @@ def test_entropies_against_loops(dtype: str) -> None:
     total = np.array([stats.entropy(row) for row in p.mean(axis=0)])
     own = np.array([np.mean([stats.entropy(p[k, j]) for k in range(K)]) for j in range(N)])
     given, tolerance = jnp.asarray(logits, dtype), {"rtol": DTYPES[dtype], "atol": DTYPES[dtype]}
-    for function, value in ((u.predictive_entropy, total), (u.expected_entropy, own)):
-        np.testing.assert_allclose(jax.jit(function)(given), value, **tolerance)
+    np.testing.assert_allclose(jax.jit(u.predictive_entropy)(given), total, **tolerance)
     information = u.mutual_information(given)
     np.testing.assert_allclose(information, total - own, **tolerance)
-    np.testing.assert_allclose(information, u.predictive_entropy(given) - u.expected_entropy(given), **tolerance)
     assert information.dtype == dtype
     assert np.all(information >= 0) and np.all(information <= np.log(K))
     assert np.mean(information) > 0.05  # bits would be off by a factor, and no member alike
@@ -112,7 +103,6 @@ def test_logits_of_any_size_do_not_overflow(dtype: str) -> None:
     assert u.negative_log_likelihood(members, labels) == pytest.approx(1e4, rel=1e-6)
     np.testing.assert_allclose(u.predictive_entropy(members), [np.log(2)], rtol=1e-6)
     np.testing.assert_allclose(u.mutual_information(members), [np.log(2)], rtol=1e-6)
-    assert u.expected_entropy(members)[0] == 0
     excluded = members.at[:, :, 1].set(-jnp.inf)  # a class that no member allows
     np.testing.assert_allclose(u.mutual_information(excluded), [np.log(2)], rtol=1e-6)
     assert np.isinf(u.negative_log_likelihood(excluded, labels))
@@ -126,29 +116,23 @@ def test_knowledge_variance_is_the_papers() -> None:
     members, _ = ensemble()
     loop = sum((f - sum(members) / K) ** 2 for f in members) / K
     np.testing.assert_allclose(u.knowledge_variance(jnp.asarray(members)), loop, rtol=1e-12)
-    np.testing.assert_allclose(
-        u.knowledge_variance(jnp.asarray(members), unbiased=True), loop * K / (K - 1), rtol=1e-12
-    )
 
 
-@pytest.mark.parametrize("binning", u.BINNINGS)
 @pytest.mark.parametrize("bins", [1, 7, 15])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_calibration_error_against_loops(dtype: str, bins: int, binning: str) -> None:
+def test_calibration_error_against_loops(dtype: str, bins: int) -> None:
     logits, labels = ensemble(scale=4.0)
     given = jnp.asarray(logits, dtype)
-    measure = jax.jit(partial(u.expected_calibration_error, num_bins=bins, binning=binning))
-    wanted = plain_ece(np.asarray(given), labels, bins, binning)
+    measure = jax.jit(partial(u.expected_calibration_error, num_bins=bins))
+    wanted = plain_ece(np.asarray(given), labels, bins)
     np.testing.assert_allclose(measure(given, labels), wanted, rtol=100 * DTYPES[dtype])
-    found = u.reliability(given, jnp.asarray(labels), bins, binning)
+    found = u.reliability(given, jnp.asarray(labels), bins)
     assert found.examples.sum() == N and found.edges.shape == (bins + 1,)
     share = np.sum(np.asarray(found.examples) * np.asarray(found.accuracy)) / N
     assert share == pytest.approx(float(u.accuracy(given, jnp.asarray(labels))), rel=1e-6)
     assert np.all((found.confidence >= found.edges[:-1]) | (found.examples == 0))
     assert np.all((found.confidence <= found.edges[1:] + 1e-6) | (found.examples == 0))
-    if binning == "mass":
-        assert found.examples.max() - found.examples.min() <= 1
-    one = plain_ece(np.asarray(given)[:1], labels, bins, binning)  # a member by itself is more confident
+    one = plain_ece(np.asarray(given)[:1], labels, bins)  # a member by itself is more confident
     assert one > wanted + 0.05
 
 
@@ -156,12 +140,11 @@ def test_equal_confidences_share_a_bin_whatever_the_order() -> None:
     logits = jnp.log(jnp.asarray([[[0.9, 0.1]] * 30 + [[0.6, 0.4]] * 10]))
     labels = jnp.asarray([0] * 20 + [1] * 10 + [0] * 5 + [1] * 5)
     order = np.random.default_rng(0).permutation(40)
-    for binning in u.BINNINGS:
-        a = u.reliability(logits, labels, 8, binning)
-        b = u.reliability(logits[:, order], labels[order], 8, binning)
-        np.testing.assert_allclose(np.stack(a[1:]), np.stack(b[1:]), rtol=1e-12)
-        assert sorted(np.asarray(a.examples))[-2:] == [10, 30]
-        assert u.calibration_error(a) == pytest.approx(0.75 * abs(2 / 3 - 0.9) + 0.25 * 0.1)
+    a = u.reliability(logits, labels, 8)
+    b = u.reliability(logits[:, order], labels[order], 8)
+    np.testing.assert_allclose(np.stack(a[1:]), np.stack(b[1:]), rtol=1e-12)
+    assert sorted(np.asarray(a.examples))[-2:] == [10, 30]
+    assert u.calibration_error(a) == pytest.approx(0.75 * abs(2 / 3 - 0.9) + 0.25 * 0.1)
     # a confidence at an edge belongs to the bin below it
     at = u.reliability(jnp.log(jnp.asarray([[[0.75, 0.25]]])), jnp.asarray([0]), 4)
     assert list(at.examples) == [0, 0, 1, 0]
@@ -174,19 +157,18 @@ def test_a_calibrated_ensemble_is_calibrated_and_an_overconfident_one_is_not() -
     p = probabilities(logits)[0]
     labels = np.array([(row.cumsum() < r).sum() for row, r in zip(p, rng.uniform(size=n), strict=True)])
     labels = np.minimum(labels, C - 1)
-    for binning in u.BINNINGS:
-        found = u.reliability(jnp.asarray(logits), jnp.asarray(labels), bins, binning)
-        count, acc = np.asarray(found.examples), np.asarray(found.accuracy)
-        error = np.sqrt(
-            np.maximum(np.asarray(found.confidence) * (1 - np.asarray(found.confidence)), 0) / np.maximum(count, 1)
-        )
-        assert np.all(np.abs(acc - np.asarray(found.confidence)) <= 4 * error + 1e-12)
-        # |Z| of a bin has mean sqrt(2 / pi) and standard deviation sqrt(1 - 2 / pi) of its standard error
-        expected = np.sum(count * error) / n * np.sqrt(2 / np.pi)
-        scatter = np.sqrt(np.sum((count * error) ** 2)) / n * np.sqrt(1 - 2 / np.pi)
-        assert abs(float(u.calibration_error(found)) - expected) < 4 * scatter
-        confident = u.expected_calibration_error(jnp.asarray(3 * logits), jnp.asarray(labels), bins, binning)
-        assert confident > expected + 40 * scatter
+    found = u.reliability(jnp.asarray(logits), jnp.asarray(labels), bins)
+    count, acc = np.asarray(found.examples), np.asarray(found.accuracy)
+    error = np.sqrt(
+        np.maximum(np.asarray(found.confidence) * (1 - np.asarray(found.confidence)), 0) / np.maximum(count, 1)
+    )
+    assert np.all(np.abs(acc - np.asarray(found.confidence)) <= 4 * error + 1e-12)
+    # |Z| of a bin has mean sqrt(2 / pi) and standard deviation sqrt(1 - 2 / pi) of its standard error
+    expected = np.sum(count * error) / n * np.sqrt(2 / np.pi)
+    scatter = np.sqrt(np.sum((count * error) ** 2)) / n * np.sqrt(1 - 2 / np.pi)
+    assert abs(float(u.calibration_error(found)) - expected) < 4 * scatter
+    confident = u.expected_calibration_error(jnp.asarray(3 * logits), jnp.asarray(labels), bins)
+    assert confident > expected + 40 * scatter
 
 
 def test_intervals_and_their_coverage() -> None:
@@ -197,8 +179,6 @@ def test_intervals_and_their_coverage() -> None:
         sd = np.sqrt(members.var(axis=0) + noise)
         np.testing.assert_allclose(found.low, stats.norm.interval(0.9, members.mean(axis=0), sd)[0], rtol=1e-12)
         np.testing.assert_allclose(found.high, stats.norm.interval(0.9, members.mean(axis=0), sd)[1], rtol=1e-12)
-    unbiased = u.predictive_interval(jnp.asarray(members), 0.9, unbiased=True)
-    assert np.all(unbiased.high > u.predictive_interval(jnp.asarray(members), 0.9).high)
     targets = jnp.asarray([[0.0], [1.0], [2.0], [jnp.nan]])
     ends = u.Interval(jnp.zeros((4, 1)), jnp.ones((4, 1)))
     assert u.coverage(ends, targets) == 0.5
@@ -206,13 +186,13 @@ def test_intervals_and_their_coverage() -> None:
 
 def test_an_ensemble_with_the_right_noise_covers_what_it_says() -> None:
     rng = np.random.default_rng(3)
-    n, members = 20_000, rng.standard_normal((200, 1)) * np.ones((1, 20_000))
+    n = 20_000
     targets = rng.standard_normal((n, 1)) + 0.3 * rng.standard_normal((n, 1))
-    members = rng.standard_normal((60, n, 1))
-    right = u.coverage(u.predictive_interval(jnp.asarray(members), 0.8, 0.09, True), jnp.asarray(targets))
+    members = rng.standard_normal((200, n, 1))
+    right = u.coverage(u.predictive_interval(jnp.asarray(members), 0.8, 0.09), jnp.asarray(targets))
     low, high = u.coverage_interval(right, n, 0.9999)
     assert abs(float(right) - 0.8) < 0.01 and float(high) - float(low) < 0.03
-    none = u.coverage(u.predictive_interval(jnp.asarray(members), 0.5, 0.0, True), jnp.asarray(targets))
+    none = u.coverage(u.predictive_interval(jnp.asarray(members), 0.5, 0.0), jnp.asarray(targets))
     assert not float(u.coverage_interval(none, n).low) <= 0.5 <= float(u.coverage_interval(none, n).high)
 
 
@@ -224,15 +204,35 @@ def test_the_interval_of_a_coverage_is_wilsons(hits: int, total: int) -> None:
     assert abs(wald - wanted.low) > 1e-4 or hits == 0
 
 
-@pytest.mark.parametrize("digits", [8, 1, 0])
-def test_auroc_is_the_share_of_pairs_in_order_with_ties_counted_half(digits: int) -> None:
-    rng = np.random.default_rng(4)
-    inside, outside = np.round(rng.normal(size=130), digits), np.round(rng.normal(0.7, 1.2, 70), digits)
-    strict, ties = (np.mean(op(outside[:, None], inside[None])) for op in (np.greater, np.equal))
-    found = u.ood_auroc(jnp.asarray(inside), jnp.asarray(outside))
-    np.testing.assert_allclose(found, strict + ties / 2, rtol=1e-12)
-    np.testing.assert_allclose(u.ood_auroc(jnp.asarray(outside), jnp.asarray(inside)), 1 - found, rtol=1e-12)
-    assert (abs(strict - found) > 0.005) == (digits < 8)
+@pytest.mark.parametrize(("loss", "metric"), [("cross_entropy", "nll"), ("squared_error", "mse")])
+def test_measures_against_plain_formulas(loss: str, metric: str) -> None:
+    rng = np.random.default_rng(0)
+    members, labels = rng.standard_normal((3, 20, 4)), rng.integers(0, 4, 20)
+    targets = np.eye(4)[labels] - 0.25
+    given = Prediction(members.mean(axis=0), members)  # type: ignore[arg-type]
+    found = u.measure(given, targets, labels, loss)  # type: ignore[arg-type]
+    probability = np.exp(members) / np.exp(members).sum(axis=-1, keepdims=True)
+    mean = probability.mean(axis=0) if loss == "cross_entropy" else members.mean(axis=0)
+    nll = -np.mean(np.log(mean[np.arange(20), labels])) if loss == "cross_entropy" else np.mean((mean - targets) ** 2)
+    assert found[metric] == pytest.approx(nll, rel=1e-12)
+    assert found["accuracy"] == np.mean(mean.argmax(axis=-1) == labels)
+    assert found["accuracy_of_members"] == pytest.approx(np.mean(members.argmax(axis=-1) == labels), rel=1e-12)
+    assert found["knowledge_variance"] == pytest.approx(np.mean(members.var(axis=0)), rel=1e-12)
+    assert list(found) == [m for m in u.METRICS if m in found]
+    if loss == "cross_entropy":
+        entropy = -np.sum(mean * np.log(mean), axis=-1)
+        own = -np.sum(probability * np.log(probability), axis=-1).mean(axis=0)
+        assert found["predictive_entropy"] == pytest.approx(entropy.mean(), rel=1e-12)
+        assert found["mutual_information"] == pytest.approx((entropy - own).mean(), rel=1e-10)
+        assert found["brier"] == pytest.approx(np.mean(np.sum((mean - np.eye(4)[labels]) ** 2, axis=-1)), rel=1e-12)
+        assert 0 < found["ece"] < 1
+
+
+def test_a_single_model_has_nothing_to_disagree_about() -> None:
+    members, labels = np.random.default_rng(0).standard_normal((1, 20, 4)), np.zeros(20, int)
+    given = Prediction(members[0], members)  # type: ignore[arg-type]
+    found = u.measure(given, np.eye(4)[labels], labels, "cross_entropy")  # type: ignore[arg-type]
+    assert set(found) == set(u.METRICS) - {"mse", "mutual_information", "knowledge_variance"}
 
 
 LOGITS, LABELS = jnp.zeros((2, 4, 3)), jnp.zeros(4, jnp.int32)
@@ -245,18 +245,12 @@ BAD: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "floating labels": (u.negative_log_likelihood, (LOGITS, LABELS * 1.0), "labels: got float64"),
     "no bins": (u.reliability, (LOGITS, LABELS, 0), "num_bins: got 0, must be a whole number of at least 1"),
     "half a bin": (u.reliability, (LOGITS, LABELS, 1.5), "num_bins: got 1.5"),
-    "more bins than examples": (u.reliability, (LOGITS, LABELS, 5, "mass"), "num_bins: got 5, must be at most the 4"),
-    "binning": (u.expected_calibration_error, (LOGITS, LABELS, 5, "x"), "binning: got 'x', allowed are width, mass"),
-    "one member": (u.predictive_interval, (LOGITS[:1], 0.9, 0.0, True), "members: got 1, must be at least 2"),
     "level": (u.predictive_interval, (LOGITS, 1.0), "level: got 1.0, must be above 0 and below 1"),
     "noise": (u.predictive_interval, (LOGITS, 0.9, -1.0), "noise_variance: got -1, must be at least 0"),
     "noise's shape": (u.predictive_interval, (LOGITS, 0.9, jnp.ones(3)), r"noise_variance: got shape \(3,\)"),
     "coverage": (u.coverage, (u.Interval(LABELS, LABELS), LABELS[:2]), r"targets \(2,\), must be equal"),
     "level of a coverage": (u.coverage_interval, (0.5, 10, 0.0), "level: got 0.0"),
     "no points": (u.coverage_interval, (0.5, 0), "num_points: got 0"),
-    "scores": (u.ood_auroc, (LOGITS[0], LABELS), r"inside: got shape \(4, 3\), must be one or more scores"),
-    "undefined scores": (u.ood_auroc, (jnp.asarray([0.0, jnp.nan]), LABELS), "inside: got scores that are not finite"),
-    "no scores": (u.ood_auroc, (LABELS, LABELS[:0]), r"outside: got shape \(0,\), must be one or more"),
 }
 
 

@@ -120,7 +120,7 @@ def from_jacobians(
     count = len(seen.values) * attack.num_restarts
     start = jax.random.normal(key, (count, *shape), flat.dtype) * attack.init_scale, None
     sight = seen.values, _weight(seen, attack), outputs
-    return _best_of(_jacobian_search(model, _limits(attack), params, sight, start), len(seen.values))
+    return _best_of(_search(model, None, _limits(attack), params, sight, start), len(seen.values))
 
 
 def from_gradients(
@@ -153,7 +153,7 @@ def from_gradients(
     x = jax.random.normal(pixels, (count, batch.size, *shape), flat.dtype) * attack.init_scale
     guess = jax.random.normal(logits, (count, *wanted[1:]), flat.dtype) if labels is None else None
     sight = seen.values, _weight(seen, attack), labels
-    found = _gradient_search(model, batch.loss, _limits(attack), params, sight, (x, guess))
+    found = _search(model, batch.loss, _limits(attack), params, sight, (x, guess))
     leak = _best_of(found, len(seen.values))
     return leak._replace(labels=_targets(batch.loss, leak.labels, labels))
 
@@ -179,11 +179,15 @@ def _limits(attack: Attack) -> Attack:
     return replace(attack, compare="all", init_scale=1.0, num_restarts=1)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _jacobian_search(model: Model, attack: Attack, params: PyTree, sight: Sight, starts: tuple[Array, None]) -> Minimum:
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _search(
+    model: Model, loss: str | None, attack: Attack, params: PyTree, sight: Sight, starts: tuple[Array, Array | None]
+) -> Minimum:
+    """A search from every start, one after another: the starts of one message follow each other. No loss: Jacobians."""
     flat, unravel = ravel_pytree(params)
+    restarts = len(starts[0]) // len(sight[0])
 
-    def mismatch(seen: Sight, point: tuple[Array, None]) -> Array:
+    def of_jacobian(seen: Sight, point: tuple[Array, Array | None]) -> Array:
         (values, weight, outputs), x = seen, point[0][None]
         found = jax.jacrev(lambda w: model.apply(unravel(w), x)[0])(flat)
         apart = _relative(found, values, weight)
@@ -191,35 +195,18 @@ def _jacobian_search(model: Model, attack: Attack, params: PyTree, sight: Sight,
             return apart
         return apart + _relative(model.apply(params, x)[0], outputs, jnp.ones_like(outputs))
 
-    return _search_all(mismatch, attack, sight, starts)
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _gradient_search(
-    model: Model, loss: str, attack: Attack, params: PyTree, sight: Sight, starts: tuple[Array, Array | None]
-) -> Minimum:
-    flat, unravel = ravel_pytree(params)
-
-    def mismatch(seen: Sight, point: tuple[Array, Array | None]) -> Array:
+    def of_gradient(seen: Sight, point: tuple[Array, Array | None]) -> Array:
         values, weight, known = seen
-        y = _targets(loss, point[1], known)
-        found = jax.grad(lambda w: _soft_loss(loss, model.apply(unravel(w), point[0]), y))(flat)
+        y = _targets(str(loss), point[1], known)
+        found = jax.grad(lambda w: _soft_loss(str(loss), model.apply(unravel(w), point[0]), y))(flat)
         return _relative(found, values, weight)
-
-    return _search_all(mismatch, attack, sight, starts)
-
-
-def _search_all(mismatch: Callable[[Sight, PyTree], Array], attack: Attack, sight: Sight, starts: PyTree) -> Minimum:
-    """A search from every start, one after another: the starts of one message follow each other."""
-    count = len(jax.tree.leaves(starts)[0])
-    restarts = count // len(sight[0])
 
     def search(part: tuple[Array, PyTree]) -> Minimum:
         number, start = part
         seen = jax.tree.map(lambda leaf: leaf[number // restarts], sight)
-        return minimise(partial(mismatch, seen), start, attack)
+        return minimise(partial(of_jacobian if loss is None else of_gradient, seen), start, attack)
 
-    return jax.lax.map(search, (jnp.arange(count), starts))
+    return jax.lax.map(search, (jnp.arange(len(starts[0])), starts))
 
 
 def _best_of(found: Minimum, messages: int) -> Leak:

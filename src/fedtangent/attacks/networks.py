@@ -22,14 +22,13 @@ def lenet(
     input_shape: Sequence[int] = (28, 28, 1),
     output_size: int = 10,
     activation: str = "sigmoid",
-    weight_range: float = WEIGHT_RANGE,
     dtype: Any = jnp.float32,
 ) -> Model:
     """The LeNet of deep leakage (Zhu et al., 2019): three 5 x 5 convolutions of 12 channels and a dense layer.
 
     Strides are 2, 2 and 1 and edges are padded by 2; pooling is left out and the activation is the sigmoid, for the
     search needs second derivatives, which ``"relu"`` does not have. Weights and biases start uniform in
-    [-weight_range, weight_range]. ``apply`` takes ``x`` [n, ...] of ``input_shape`` (H, W, channels) and returns
+    [-0.5, 0.5]. ``apply`` takes ``x`` [n, ...] of ``input_shape`` (H, W, channels) and returns
     [n, output_size]. There is no analytic kernel.
 
     Raises ``ValueError`` for impossible sizes and unknown names.
@@ -39,7 +38,6 @@ def lenet(
         raise ValueError(f"input_shape: got {shape}, must be (H, W, channels), each at least 1")
     whole("output_size", output_size)
     choice("activation", activation, tuple(ACTIVATIONS))
-    number("weight_range", weight_range, above=0)
     act, sizes = ACTIVATIONS[activation], [(shape[0], shape[1])]
     for stride in STRIDES:
         sizes.append(((sizes[-1][0] - 1) // stride + 1, (sizes[-1][1] - 1) // stride + 1))
@@ -50,7 +48,7 @@ def lenet(
 
     def init(key: Key) -> PyTree:
         def draw(key: Key, shape: tuple[int, ...]) -> Array:
-            return jax.random.uniform(key, shape, dtype, -weight_range, weight_range)
+            return jax.random.uniform(key, shape, dtype, -WEIGHT_RANGE, WEIGHT_RANGE)
 
         keys = jax.random.split(key, 2 * len(shapes))
         return [(draw(keys[2 * i], s), draw(keys[2 * i + 1], s[-1:])) for i, s in enumerate(shapes)]

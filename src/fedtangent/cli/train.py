@@ -27,11 +27,9 @@ from fedtangent.engine.run import Resolved, predict, resolve_mapping, simulate
 from fedtangent.engine.sweeps import parse_seeds
 from fedtangent.entries import option
 from fedtangent.federated import predict as personal
-from fedtangent.kernels.measures import spectrum
 from fedtangent.measures import tangent_kernels, uncertainty
 from fedtangent.measures.paired import half_width
-from fedtangent.measures.prediction import measure
-from fedtangent.measures.tangent_kernels import KernelDiagnostics, check_watchable, kernel_diagnostics
+from fedtangent.measures.tangent_kernels import KernelDiagnostics, check_watchable, kernel_diagnostics, spectrum
 from fedtangent.measures.uncertainty import Reliability
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import console, number
@@ -161,7 +159,7 @@ def run_job(job: Job) -> int:
 
     def evaluate(kernels: KernelDiagnostics | None, state: Any) -> dict[str, Any]:
         found = {
-            name: measure(predict(built.algorithm, state, split.x), split.targets, split.labels, built.loss)
+            name: uncertainty.measure(predict(built.algorithm, state, split.x), split.targets, split.labels, built.loss)
             for name, split in built.splits.items()
         }
         found |= {} if built.of_clients is None else {"clients": _measure_clients(built, state)}

@@ -98,7 +98,7 @@ def _images(name: str, title: str, data_dir: DataDir, size: Scale, seed: int, nu
     images = datasets.load(name, data_dir=data_dir, seed=seed, flatten=True, num_train=num_train, num_test=300)
     x_train, x_test = standardised(np.asarray(images.x_train, np.float64), np.asarray(images.x_test, np.float64))
     # Per class, so that sizes differ too: weights by examples must matter.
-    clients = partition.dirichlet(images.y_train, num_clients=10, alpha=1.0, seed=seed, min_size=2, method="per_class")
+    clients = partition.dirichlet(images.y_train, 10, 1.0, seed, min_client_size=2, dirichlet_method="per_class")
     d, c = x_train.shape[1], images.num_classes
 
     def model(width: int) -> Model:

@@ -1,13 +1,12 @@
 """Data sets, class targets, and the data of a federation on the device."""
 
-from fedtangent.data.dataset import Dataset, SourceInfo, available, classification_targets, load
+from fedtangent.data.dataset import Dataset, SourceInfo, classification_targets, load
 from fedtangent.data.federated import federated_data, max_client_size
 from fedtangent.data.projection import projected, projection_matrix
 
 __all__ = [
     "Dataset",
     "SourceInfo",
-    "available",
     "classification_targets",
     "federated_data",
     "load",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtangent import checks
-from fedtangent.entries import Entry, catalogue, choose, given_options
+from fedtangent.entries import Entry, choose, given_options
 
 IMAGE, TOKENS, VECTOR = "image", "tokens", "vector"  # kinds of input
 
@@ -60,58 +60,33 @@ class DatasetEntry(Entry):
 
 
 @dataclasses.dataclass(frozen=True)
-class SizeOptions:
-    """Options of every data set of which a part can be taken."""
+class ImageOptions:
+    """Options of images."""
 
     num_train: int | None = None
     """Use only the first so many training examples."""
     num_test: int | None = None
     """Use only the first so many test examples."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ImageOptions(SizeOptions):
-    """Options of images."""
-
     flatten: bool = False
     """Images as vectors, without height, width and channels."""
     dtype: str = "float32"
     """Of the pixels: float32 or float64."""
 
 
-def available() -> dict[str, str]:
-    """Names of the data sets, each with a one-line description."""
-    return {name: entry.summary for name, entry in catalogue("datasets").items()}
-
-
 def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 0, **options: Any) -> Dataset:
-    """Load a data set by name.
+    """Load a data set by name (``fedtangent list datasets``).
 
     Args:
-        name: one of ``available()``.
         data_dir: folder with original files, for the data sets that are made of files; by default $FEDTANGENT_DATA.
-            Data sets that are embedded or generated do not look at it.
         seed: for what is random: the generated data, the split of ``digits``. File data sets have their own split.
         options: those of the data set's entry, such as ``num_train`` and ``flatten`` of images.
 
-    Raises:
-        ValueError: an unknown name or option, an option out of range, missing, altered or corrupted files.
+    Raises ``ValueError`` for an unknown name or option, one out of range, and missing, altered or corrupted files.
     """
     entry = choose("datasets", name)
     folder = None if data_dir is None else Path(data_dir)
     dataset: Dataset = entry.build(given_options(entry, options), folder, seed)
     return dataset
-
-
-def as_float(dtype: Any) -> np.dtype[Any]:
-    """``dtype`` as float32 or float64; raises ``ValueError`` for anything else."""
-    try:
-        wanted = np.dtype(dtype)
-    except TypeError as error:
-        raise ValueError(f"dtype: got {dtype!r}, allowed are float32, float64") from error
-    if wanted not in (np.float32, np.float64):
-        raise ValueError(f"dtype: got {wanted}, allowed are float32, float64")
-    return wanted
 
 
 def first(name: str, count: int | None, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -129,15 +104,10 @@ def images(x: np.ndarray, flatten: bool) -> tuple[np.ndarray, str]:
 
 
 def classification_targets(labels: Any, num_classes: int, centred: bool = False) -> np.ndarray:
-    """One-hot targets [n, C] float64 for training a classifier under squared loss.
+    """One-hot targets [n, C] float64 of ``labels`` [n] for training a classifier under squared loss.
 
-    Args:
-        labels: [n] integers in ``[0, num_classes)``.
-        num_classes: C, at least 1.
-        centred: subtract ``1 / C``, so that each row sums to zero, as a network of mean zero expects.
-
-    Raises:
-        ValueError: labels that are not a 1-D integer array, or out of range.
+    ``centred`` subtracts ``1 / C``, so that each row sums to zero, as a network of mean zero expects. Raises
+    ``ValueError`` for labels that are not a 1-D integer array, or out of range.
     """
     num_classes = checks.whole("num_classes", num_classes, 1)
     array = checks.class_labels("labels", labels, num_classes)

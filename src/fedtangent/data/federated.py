@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -26,13 +25,8 @@ def federated_data(x: Any, y: Any, partition: Any, dtype: Any = None, num_classe
             float64 and JAX has ``jax_enable_x64`` on, float32 otherwise.
         num_classes: when given, integer labels must lie below it.
 
-    Returns:
-        ``FederatedData`` with int32 labels, indices and offsets.
-
-    Raises:
-        ValueError: no examples, unequal numbers of examples, NaN or infinity in ``x`` or ``y``, targets of another
-            shape or kind, labels or indices out of range, offsets that do not start at 0, fall, or do not end at
-            ``len(indices)``, a dtype that is not offered.
+    Labels, indices and offsets are int32. Raises ``ValueError`` for no examples, unequal numbers of them, NaN or
+    infinity, targets of another shape or kind, labels out of range, a malformed partition, another dtype.
     """
     x, y = np.asarray(x), np.asarray(y)
     dtype = _device_dtype(dtype, x)
@@ -43,12 +37,7 @@ def federated_data(x: Any, y: Any, partition: Any, dtype: Any = None, num_classe
     clients = partitions.of(partition, len(x))
     floating = jnp.float64 if dtype == jnp.float64 else jnp.float32
     target_dtype = jnp.int32 if np.issubdtype(y.dtype, np.integer) else floating
-    return FederatedData(
-        x=jnp.asarray(x, dtype),
-        y=jnp.asarray(y, target_dtype),
-        indices=jnp.asarray(clients.indices, jnp.int32),
-        offsets=jnp.asarray(clients.offsets, jnp.int32),
-    )
+    return FederatedData(jnp.asarray(x, dtype), jnp.asarray(y, target_dtype), *map(jnp.asarray, clients))
 
 
 def max_client_size(data: FederatedData) -> int:
@@ -58,25 +47,15 @@ def max_client_size(data: FederatedData) -> int:
 
 def _device_dtype(dtype: Any, x: np.ndarray) -> Any:
     """The dtype of ``x`` on the device."""
+    widest = jnp.dtype(jnp.result_type(float))  # float64 where JAX keeps it, globally or in an ``enable_x64`` context
     if dtype is None:
         if np.issubdtype(x.dtype, np.signedinteger):
             return jnp.dtype(jnp.int32)
-        wide = x.dtype == np.float64 and _x64()
-        return jnp.dtype(jnp.float64 if wide else jnp.float32)
-    try:
-        wanted = jnp.dtype(dtype)
-    except TypeError as error:
-        raise ValueError(f"dtype: got {dtype!r}, allowed are float32, float64, int32") from error
-    if wanted not in (jnp.float32, jnp.float64, jnp.int32):
-        raise ValueError(f"dtype: got {wanted}, allowed are float32, float64, int32")
-    if wanted == jnp.float64 and not _x64():
+        return widest if x.dtype == np.float64 else jnp.dtype(jnp.float32)
+    wanted = checks.dtype(dtype, "float32", "float64", "int32")
+    if wanted == np.float64 and widest != np.float64:
         raise ValueError("dtype: got float64, must be float32 without fedtangent.enable_x64()")
     return wanted
-
-
-def _x64() -> bool:
-    """Whether JAX keeps float64 here (globally or in an ``enable_x64`` context)."""
-    return bool(jax.config.read("jax_enable_x64"))
 
 
 def _check_inputs(x: np.ndarray, dtype: Any) -> None:
@@ -100,8 +79,8 @@ def _check_targets(y: np.ndarray, num_classes: int | None, dtype: Any) -> None:
         _check_finite("y", y, dtype)
     else:
         raise ValueError(
-            f"y must be [n, C] floating (regression; use y[:, None] for one output) or [n] integer (classes); "
-            f"got shape {y.shape}, dtype {y.dtype}"
+            f"y: got shape {y.shape}, dtype {y.dtype}, must be [n, C] floating (regression; use y[:, None] for one "
+            "output) or [n] integer (classes)"
         )
 
 

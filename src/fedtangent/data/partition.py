@@ -1,16 +1,14 @@
 """Who holds which example: partitioners, and statistics of how unlike the clients are.
 
 Every partitioner returns a ``Partition`` of int32 arrays; a client's indices are in ascending order. Randomness comes
-from ``numpy.random.Generator(PCG64(seed))`` alone, so that a seed gives the same partition on every platform;
-``sha256`` is its fingerprint. ``iid``, ``shards``, ``classes``, ``dirichlet``, ``by_user`` and ``quantity_skew`` give
-every example to exactly one client.
+from ``numpy.random.Generator(PCG64(seed))`` alone, so that a seed gives the same partition on every platform. ``iid``,
+``shards``, ``classes``, ``dirichlet``, ``by_user`` and ``quantity_skew`` give every example to exactly one client.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +19,7 @@ from fedtangent.entries import Entry
 from fedtangent.types import Partition
 
 METHODS = ("per_client", "hsu", "per_class")
+ALPHA = {"at_least": 1e-9, "at_most": 1e9}  # beyond, gamma variates under- and overflow
 MAX_CELLS = 2**26  # of heterogeneity's table [N, C]: half a gigabyte
 
 
@@ -30,9 +29,6 @@ class Heterogeneity(NamedTuple):
     label_distribution: np.ndarray  # [N, C] float64, share of each class among a client's examples (0 if it has none)
     total_variation: float  # mean over clients of 1/2 sum_c |share - share in all clients' examples together|
     commonest_share: float  # mean over clients of the share of the client's commonest label
-    size_min: int
-    size_median: float
-    size_max: int
 
 
 def iid(num_examples: int, num_clients: int, seed: int) -> Partition:
@@ -101,7 +97,12 @@ def classes(labels: Any, num_clients: int, classes_per_client: int, seed: int) -
 
 
 def dirichlet(
-    labels: Any, num_clients: int, alpha: float, seed: int, min_size: int = 1, method: str = "per_client"
+    labels: Any,
+    num_clients: int,
+    alpha: float,
+    seed: int,
+    min_client_size: int = 1,
+    dirichlet_method: str = "per_client",
 ) -> Partition:
     """Label proportions drawn from a Dirichlet distribution; a smaller ``alpha`` makes clients less alike.
 
@@ -113,24 +114,24 @@ def dirichlet(
       have the label statistics of one ``alpha`` per class.
     - ``"hsu"``: the same with ``q_i ~ Dir(alpha p)``, as Hsu et al. print it: C times the heterogeneity parameter.
     - ``"per_class"``: each class is divided among the clients by ``Dir(alpha, .., alpha)`` over clients (Yurochkin et
-      al., 2019), so sizes differ too. Clients below ``min_size`` take random examples from the largest ones.
+      al., 2019), so sizes differ too. Clients below ``min_client_size`` take random examples from the largest ones.
 
     What is left for a client depends on those before it, so clients draw in random order.
 
-    Raises ``ValueError`` for ``alpha`` outside [1e-9, 1e9], ``min_size`` beyond what the examples allow, an
+    Raises ``ValueError`` for ``alpha`` outside [1e-9, 1e9], ``min_client_size`` beyond what the examples allow, an
     unknown method, more clients than examples, or labels that are not a 1-D array of integers >= 0.
     """
     labels = checks.class_labels("labels", labels)
-    alpha = _alpha(alpha)
-    method = checks.choice("method", method, METHODS)
+    checks.number("alpha", alpha, **ALPHA)
+    checks.choice("dirichlet_method", dirichlet_method, METHODS)
     num_clients, rng = _clients(num_clients, len(labels)), generator(seed)
-    min_size = _min_size(min_size, num_clients, len(labels))
+    min_client_size = checks.whole("min_client_size", min_client_size, 0, len(labels) // num_clients)
     _, kind = np.unique(labels, return_inverse=True)
     pools = [rng.permutation(np.flatnonzero(kind == c)) for c in range(kind.max() + 1)]
-    if method == "per_class":
-        return assemble(_fill_up(rng, _split_classes(rng, pools, num_clients, alpha), min_size))
+    if dirichlet_method == "per_class":
+        return assemble(_fill_up(rng, _split_classes(rng, pools, num_clients, alpha), min_client_size))
     shares = np.bincount(kind) / len(labels)
-    concentration = alpha * shares * (len(pools) if method == "per_client" else 1)
+    concentration = alpha * shares * (len(pools) if dirichlet_method == "per_client" else 1)
     return assemble(_split_clients(rng, pools, num_clients, concentration))
 
 
@@ -157,44 +158,39 @@ def by_user(user_ids: Any) -> Partition:
     return assemble(np.split(np.argsort(user, kind="stable"), np.cumsum(counts)[:-1]))
 
 
-def quantity_skew(num_examples: int, num_clients: int, alpha: float, seed: int, min_size: int = 1) -> Partition:
+def quantity_skew(num_examples: int, num_clients: int, alpha: float, seed: int, min_client_size: int = 1) -> Partition:
     """Random examples, sizes from a Dirichlet distribution: labels alike, quantities not.
 
-    Each client gets ``min_size`` examples; what remains is divided by ``q ~ Dir(alpha, .., alpha)`` over the clients,
+    Each client gets ``min_client_size`` examples; the rest is divided by ``q ~ Dir(alpha, .., alpha)`` over clients,
     rounded to whole examples by largest remainder.
 
-    Raises ``ValueError`` for ``alpha`` outside [1e-9, 1e9], ``min_size`` beyond what the examples allow, or more
+    Raises ``ValueError`` for ``alpha`` outside [1e-9, 1e9], ``min_client_size`` beyond what the examples allow, or more
     clients than examples.
     """
-    alpha = _alpha(alpha)
+    checks.number("alpha", alpha, **ALPHA)
     num_clients, rng = _clients(num_clients, num_examples), generator(seed)
-    min_size = _min_size(min_size, num_clients, num_examples)
+    min_client_size = checks.whole("min_client_size", min_client_size, 0, num_examples // num_clients)
     q = rng.dirichlet(np.full(num_clients, alpha))
-    sizes = min_size + _apportion(num_examples - num_clients * min_size, q)
+    sizes = min_client_size + _apportion(num_examples - num_clients * min_client_size, q)
     return assemble(np.split(rng.permutation(num_examples), np.cumsum(sizes)[:-1]))
 
 
-def from_index_maps(indices: Any, offsets: Any, num_examples: int | None = None) -> Partition:
-    """A given map: client ``i`` holds ``indices[offsets[i]:offsets[i + 1]]``, in that order; clients may overlap.
-
-    Raises ``ValueError`` unless the map is well-formed (``validate``), into ``num_examples`` examples where given.
-    """
-    partition = Partition(np.asarray(indices), np.asarray(offsets))
-    validate(partition, checks.MAX_INDEX if num_examples is None else num_examples)
-    return Partition(partition.indices.astype(np.int32), partition.offsets.astype(np.int32))
-
-
-def of(clients: Any, num_examples: int | None = None) -> Partition:
+def of(clients: Any, num_examples: int = checks.MAX_INDEX) -> Partition:
     """The partition in which each client holds the examples that ``clients`` lists for it, in that order.
 
-    ``clients`` is a ``Partition``, which is only checked, a sequence of index arrays, or a mapping from each client's
-    name to them, whose order is that of the clients. Clients may overlap, and may be empty.
-
-    Raises ``ValueError`` for anything else, and for indices that are not among ``num_examples``, where given.
+    ``clients`` is a ``Partition``, a sequence of index arrays, or a mapping from each client's name to them, whose
+    order is that of the clients. Clients may overlap, and may be empty. Raises ``ValueError`` for anything else, and
+    for indices that are not among ``num_examples``.
     """
-    if isinstance(clients, Partition):
-        return from_index_maps(clients.indices, clients.offsets, num_examples)
-    named = clients if isinstance(clients, Mapping) else dict(enumerate(clients)) if _is_list(clients) else None
+    if not isinstance(clients, Partition):
+        clients = _of_lists(clients)
+    validate(clients, num_examples)
+    return Partition(np.asarray(clients.indices, np.int32), np.asarray(clients.offsets, np.int32))
+
+
+def _of_lists(clients: Any) -> Partition:
+    is_list = isinstance(clients, Sequence | np.ndarray) and not isinstance(clients, str | bytes)
+    named = clients if isinstance(clients, Mapping) else dict(enumerate(clients)) if is_list else None
     if not named:
         raise ValueError(f"partition: got {clients!r:.60}, must be a Partition or lists of indices, one or more")
     parts = {}
@@ -202,38 +198,46 @@ def of(clients: Any, num_examples: int | None = None) -> Partition:
         parts[name] = np.asarray(rows) if np.size(rows) else np.zeros(0, np.int32)
         if parts[name].ndim != 1 or not np.issubdtype(parts[name].dtype, np.integer):
             raise ValueError(f"partition: got {rows!r:.60} for client {name!r}, must be a list of whole numbers")
-    offsets = np.concatenate([[0], np.cumsum([len(own) for own in parts.values()])])
-    return from_index_maps(np.concatenate(list(parts.values())), offsets, num_examples)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+    return Partition(np.concatenate(list(parts.values())), np.cumsum([0, *map(len, parts.values())]))
 
 
 def validate(partition: Partition, num_examples: int, exact: bool = False) -> None:
     """Raise ``ValueError`` unless ``partition`` is a well-formed map of clients into ``num_examples`` examples.
 
-    Offsets must start at 0, never fall and end at ``len(indices)``; indices must be in range. With ``exact``, every
-    example must belong to exactly one client.
+    There is at least one client; offsets start at 0, never fall and end at ``len(indices)``; indices are in range.
+    Clients may be empty and may share examples, but for ``exact``: every example belongs to exactly one client.
     """
     num_examples = checks.whole("num_examples", num_examples, 1, checks.MAX_INDEX)
-    checks.partition_structure(partition, num_examples)
-    if exact:
-        held = np.bincount(partition.indices, minlength=num_examples)
-        if (held != 1).any():
-            at = int(np.argmax(held != 1))
+    if not (hasattr(partition, "indices") and hasattr(partition, "offsets")):
+        raise ValueError(f"partition: got a {type(partition).__name__}, must be a Partition (partition.of makes one)")
+    indices, offsets = (np.asarray(a) for a in (partition.indices, partition.offsets))
+    for name, array in (("indices", indices), ("offsets", offsets)):
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
             raise ValueError(
-                f"partition: got example {at} {held[at]} times ({int((held != 1).sum())} such), must give each of "
-                f"{num_examples} examples to exactly one client"
+                f"partition.{name}: got shape {array.shape}, dtype {array.dtype}, must be a 1-D array of whole numbers"
             )
-
-
-def sha256(partition: Partition) -> str:
-    """Hexadecimal fingerprint: SHA-256 of N as 8 bytes, then offsets and indices as 4 bytes each, all little-endian."""
-    digest = hashlib.sha256(np.array(partition.num_clients, "<i8").tobytes())
-    digest.update(np.asarray(partition.offsets).astype("<i4").tobytes())
-    digest.update(np.asarray(partition.indices).astype("<i4").tobytes())
-    return digest.hexdigest()
+    if len(offsets) < 2:
+        raise ValueError(f"partition.offsets: got {len(offsets)} entries, must be num_clients + 1, at least 2")
+    if offsets[0] != 0 or offsets[-1] != len(indices):
+        raise ValueError(
+            f"partition.offsets: got {offsets[0]} to {offsets[-1]}, must be from 0 to len(indices) = {len(indices)}"
+        )
+    if (falls := np.flatnonzero(offsets[1:] < offsets[:-1])).size:
+        i = int(falls[0])
+        raise ValueError(f"partition.offsets: got {offsets[i : i + 2].tolist()} at {i}, must never fall")
+    wrong = (indices < 0) | (indices >= num_examples)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise ValueError(
+            f"partition.indices: got {indices[at]} at position {at}, must be from 0 to {num_examples - 1}, "
+            f"one of {num_examples} examples"
+        )
+    if exact and ((held := np.bincount(indices, minlength=num_examples)) != 1).any():
+        at = int(np.argmax(held != 1))
+        raise ValueError(
+            f"partition: got example {at} {held[at]} times ({int((held != 1).sum())} such), must give each of "
+            f"{num_examples} examples to exactly one client"
+        )
 
 
 def heterogeneity(partition: Partition, labels: Any) -> Heterogeneity:
@@ -258,14 +262,8 @@ def heterogeneity(partition: Partition, labels: Any) -> Heterogeneity:
     share = counts / np.maximum(sizes, 1)[:, None]
     held = share[sizes > 0]
     overall = counts.sum(axis=0) / counts.sum()
-    return Heterogeneity(
-        label_distribution=share,
-        total_variation=float(np.abs(held - overall).sum(axis=1).mean() / 2),
-        commonest_share=float(held.max(axis=1).mean()),
-        size_min=int(sizes.min()),
-        size_median=float(np.median(sizes)),
-        size_max=int(sizes.max()),
-    )
+    variation = float(np.abs(held - overall).sum(axis=1).mean() / 2)
+    return Heterogeneity(share, variation, float(held.max(axis=1).mean()))
 
 
 def generator(seed: int) -> np.random.Generator:
@@ -276,15 +274,6 @@ def generator(seed: int) -> np.random.Generator:
 def _clients(num_clients: int, num_examples: int) -> int:
     checks.whole("num_examples", num_examples, 1, checks.MAX_INDEX)
     return checks.whole("num_clients", num_clients, 1, num_examples)
-
-
-def _alpha(alpha: float) -> float:
-    # beyond, gamma variates under- and overflow; the limits are reached long before
-    return float(checks.number("alpha", alpha, at_least=1e-9, at_most=1e9))
-
-
-def _min_size(min_size: int, num_clients: int, num_examples: int) -> int:
-    return checks.whole("min_size", min_size, 0, num_examples // num_clients)
 
 
 def assemble(parts: Sequence[np.ndarray]) -> Partition:
@@ -364,10 +353,10 @@ def _split_classes(
     return [np.concatenate(own) for own in zip(*pieces, strict=True)]
 
 
-def _fill_up(rng: np.random.Generator, parts: list[np.ndarray], min_size: int) -> list[np.ndarray]:
-    """Move random examples, one at a time, from the largest client to the smallest until all have ``min_size``."""
+def _fill_up(rng: np.random.Generator, parts: list[np.ndarray], min_client_size: int) -> list[np.ndarray]:
+    """Move random examples, one at a time, from the largest client to the smallest until all have enough."""
     clients, sizes = [p.tolist() for p in parts], np.array([len(p) for p in parts])
-    while sizes.min() < min_size:
+    while sizes.min() < min_client_size:
         poor, rich = int(sizes.argmin()), int(sizes.argmax())
         clients[poor].append(clients[rich].pop(int(rng.integers(sizes[rich]))))
         sizes[poor] += 1
@@ -419,55 +408,36 @@ class DirichletOptions(SkewOptions):
 
 def _labels(dataset: Dataset) -> Any:
     if dataset.num_classes == 0:
-        raise ValueError(f"partition: divides by class labels, but the data set {dataset.name} has none")
+        raise ValueError(f"partition: got one by class labels, must be another: the data set {dataset.name} has none")
     return dataset.y_train
 
 
-def _build_shards(o: ShardsOptions, dataset: Dataset, seed: int) -> Partition:
-    return shards(_labels(dataset), o.num_clients, o.shards_per_client, seed)
-
-
-def _build_classes(o: ClassesOptions, dataset: Dataset, seed: int) -> Partition:
-    return classes(_labels(dataset), o.num_clients, o.classes_per_client, seed)
-
-
-def _check_least(o: SkewOptions, dataset: Dataset) -> None:
-    """Raise ``ValueError`` for more examples of a client than there are, or no clients."""
-    clients = checks.whole("num_clients", o.num_clients, 1, len(dataset.x_train))
-    checks.whole("min_client_size", o.min_client_size, 0, len(dataset.x_train) // clients)
-
-
-def _build_dirichlet(o: DirichletOptions, dataset: Dataset, seed: int) -> Partition:
-    _check_least(o, dataset)
-    return dirichlet(_labels(dataset), o.num_clients, o.alpha, seed, o.min_client_size, o.dirichlet_method)
-
-
-def _build_quantity_skew(o: SkewOptions, dataset: Dataset, seed: int) -> Partition:
-    _check_least(o, dataset)
-    return quantity_skew(len(dataset.x_train), o.num_clients, o.alpha, seed, o.min_client_size)
-
-
-def _build_by_user(o: Any, dataset: Dataset, seed: int) -> Partition:
+def _users(dataset: Dataset) -> Any:
     if dataset.user_train is None:
-        raise ValueError(f"partition: 'by_user' needs users, but the data set {dataset.name} has none")
-    return by_user(dataset.user_train)
+        raise ValueError(f"partition: got 'by_user', must be another: the data set {dataset.name} has no users")
+    return dataset.user_train
+
+
+def _of_labels(function: Callable[..., Partition]) -> Callable[[Any, Dataset, int], Partition]:
+    """``build`` of an entry whose options are arguments of ``function``."""
+    return lambda options, dataset, seed: function(_labels(dataset), seed=seed, **vars(options))
+
+
+def _of_number(function: Callable[..., Partition]) -> Callable[[Any, Dataset, int], Partition]:
+    return lambda options, dataset, seed: function(len(dataset.x_train), seed=seed, **vars(options))
 
 
 ENTRIES = (
+    Entry("iid", "examples dealt at random", _of_number(iid), ClientsOptions),
     Entry(
-        "iid",
-        "examples dealt at random",
-        lambda o, dataset, seed: iid(len(dataset.x_train), o.num_clients, seed),
-        ClientsOptions,
+        "shards",
+        "sorted by label, --shards-per-client shards each",
+        _of_labels(shards),
+        ShardsOptions,
+        ("mcmahan2017",),
     ),
-    Entry("shards", "sorted by label, --shards-per-client shards each", _build_shards, ShardsOptions, ("mcmahan2017",)),
-    Entry(
-        "classes",
-        "exactly --classes-per-client classes a client",
-        _build_classes,
-        ClassesOptions,
-    ),
-    Entry("dirichlet", "label shares from Dirichlet(--alpha)", _build_dirichlet, DirichletOptions),
-    Entry("by_user", "one client for each natural user", _build_by_user),
-    Entry("quantity_skew", "random examples, sizes from Dirichlet(--alpha)", _build_quantity_skew, SkewOptions),
+    Entry("classes", "exactly --classes-per-client classes a client", _of_labels(classes), ClassesOptions),
+    Entry("dirichlet", "label shares from Dirichlet(--alpha)", _of_labels(dirichlet), DirichletOptions),
+    Entry("by_user", "one client for each natural user", lambda options, dataset, seed: by_user(_users(dataset))),
+    Entry("quantity_skew", "random examples, sizes from Dirichlet(--alpha)", _of_number(quantity_skew), SkewOptions),
 )

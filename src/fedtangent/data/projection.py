@@ -32,7 +32,8 @@ def projection_matrix(
 
     Raises ``ValueError`` for a dimension below 1 or above ``input_size``, a negative seed, and an unknown scale.
     """
-    _check(input_size, dimension, scale)
+    checks.whole("dimension", dimension, 1, input_size)
+    checks.choice("scale", scale, SCALES)
     entropy = int.from_bytes(seed, "big") if isinstance(seed, bytes) else seed
     if not isinstance(entropy, int | np.integer) or entropy < 0:  # the seed is a secret: it is not told
         raise ValueError("seed: must be a whole number of at least 0, or bytes (it is secret and not shown)")
@@ -58,8 +59,3 @@ def _project(x: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     parts = [flat[i : i + rows].astype(np.float64) @ matrix for i in range(0, len(flat), rows)]
     whole = np.concatenate(parts) if parts else np.zeros((0, matrix.shape[1]))
     return whole.astype(x.dtype)
-
-
-def _check(input_size: int, dimension: int, scale: str) -> None:
-    checks.whole("dimension", dimension, 1, input_size)
-    checks.choice("scale", scale, SCALES)

@@ -32,7 +32,7 @@ def class_balanced(labels: Any, size: int, seed: int) -> np.ndarray:
     wanted = np.full(len(pool), each) + (rng.permutation(len(pool)) < extra)
     if (wanted > pool).any():
         at = int(np.argmax(wanted > pool))
-        raise ValueError(f"size: got {size}, which asks for {wanted[at]} examples of a class that has {pool[at]}")
+        raise ValueError(f"size: got {size}, must be less: {wanted[at]} examples of a class that has {pool[at]}")
     drawn = [rng.choice(np.flatnonzero(kind == c), k, replace=False) for c, k in enumerate(wanted)]
     return np.sort(np.concatenate(drawn)).astype(np.int32)
 
@@ -91,7 +91,7 @@ def without(partition: Partition, examples: Sequence[int] | np.ndarray) -> Parti
     parts = [own[~np.isin(own, np.asarray(examples))] for own in map(partition.client, range(partition.num_clients))]
     for i, own in enumerate(parts):
         if len(own) == 0 < len(partition.client(i)):
-            raise ValueError(f"examples: client {i} would be left with none of its {len(partition.client(i))} examples")
+            raise ValueError(f"examples: got all {len(partition.client(i))} of client {i}, must leave it one")
     return assemble(parts)
 
 

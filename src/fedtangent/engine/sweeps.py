@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import choice, partition_structure, whole
+from fedtangent.checks import choice, whole
+from fedtangent.data.partition import validate
 from fedtangent.engine.clients import default_kind, engine_for
 from fedtangent.engine.history import check_options, check_rounds
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, Partition, PyTree
@@ -235,7 +236,7 @@ def _check_axes(
                 f"partitions: {label!r} has {len(partition.offsets) - 1} clients, but data has {data.num_clients}"
             )
         try:
-            partition_structure(partition, data.x.shape[0])
+            validate(partition, data.x.shape[0])
         except ValueError as error:
             raise ValueError(f"partitions: {label!r}: {error}") from error
 

@@ -62,13 +62,12 @@ def empirical_ntk(
         whole("block_size", block_size)
     _check_params(model, params)
     form = _form(model, params, x1)
-    if 0 in (x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0]):
-        return _zeros(model, params, x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0], trace)
-    if x2 is None:
-        own = min(SYMMETRIC_BLOCK, x1.shape[0]) if form.is_cheap else x1.shape[0]
-        return _symmetric(form, model, params, x1, trace, own if block_size is None else block_size)
-    largest = max(x1.shape[0], x2.shape[0])
-    return _rectangular(form, model, params, x1, x2, trace, largest if block_size is None else block_size)
+    n1, n2 = x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0]
+    if 0 in (n1, n2):
+        return _zeros(model, params, n1, n2, trace)
+    if block_size is None:
+        block_size = min(SYMMETRIC_BLOCK, n1) if x2 is None and form.is_cheap else max(n1, n2)
+    return _by_blocks(form, model, params, x1, x2, trace, block_size)
 
 
 def _check_params(model: Model, params: PyTree) -> None:
@@ -123,52 +122,35 @@ def _write(kernel: Array, block: Array, row: Array, column: Array) -> Array:
     return jax.lax.dynamic_update_slice(kernel, block, (row, column) if kernel.ndim == 2 else (row, zero, column, zero))
 
 
-def _transposed(block: Array) -> Array:
-    """The block at (column, row) of a symmetric kernel."""
-    return block.T if block.ndim == 2 else block.transpose(2, 3, 0, 1)
-
-
-def _symmetric(form: _Form, model: Model, params: PyTree, x: Array, trace: bool, block_size: int) -> Array:
-    """The kernel of ``x`` with itself from the blocks on and above the diagonal."""
-    n = x.shape[0]
-    size, blocks = _balanced(n, block_size)
-    if blocks == 1:
-        return form.block(params, form.prepare(params, x), None, trace)
-    rows = _pad(form.prepare(params, x), n, size * blocks)
-    pairs = jnp.asarray([(i, j) for i in range(blocks) for j in range(i + 1, blocks)], jnp.int32).reshape((-1, 2))
+def _by_blocks(
+    form: _Form, model: Model, params: PyTree, x1: Array, x2: Array | None, trace: bool, block_size: int
+) -> Array:
+    """The kernel block by block; of ``x1`` with itself from the blocks on and above the diagonal."""
+    n1, n2 = x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0]
+    (size1, blocks1), (size2, blocks2) = _balanced(n1, block_size), _balanced(n2, block_size)
+    rows1, rows2 = form.prepare(params, x1), None if x2 is None else form.prepare(params, x2)
+    if blocks1 * blocks2 == 1:
+        return form.block(params, rows1, rows2, trace)
+    rows1 = _pad(rows1, n1, size1 * blocks1)
+    rows2 = rows1 if rows2 is None else _pad(rows2, n2, size2 * blocks2)
+    found = [(i, j) for i in range(blocks1) for j in range(blocks2) if x2 is not None or i < j]
+    pairs = jnp.asarray(found, jnp.int32).reshape((-1, 2))
 
     def on_diagonal(i: Array, kernel: Array) -> Array:
-        return _write(kernel, form.block(params, _cut(rows, i * size, size), None, trace), i * size, i * size)
+        return _write(kernel, form.block(params, _cut(rows1, i * size1, size1), None, trace), i * size1, i * size1)
 
-    def above(p: Array, kernel: Array) -> Array:
-        row, column = pairs[p, 0] * size, pairs[p, 1] * size
-        block = form.block(params, _cut(rows, row, size), _cut(rows, column, size), trace)
-        return _write(_write(kernel, block, row, column), _transposed(block), column, row)
-
-    kernel = _zeros(model, params, size * blocks, size * blocks, trace)
-    kernel = jax.lax.fori_loop(0, blocks, on_diagonal, kernel)
-    kernel = jax.lax.fori_loop(0, pairs.shape[0], above, kernel)
-    return kernel[:n, :n] if trace else kernel[:n, :, :n, :]
-
-
-def _rectangular(
-    form: _Form, model: Model, params: PyTree, x1: Array, x2: Array, trace: bool, block_size: int
-) -> Array:
-    """The kernel of ``x1`` with ``x2``, block by block."""
-    n1, n2 = x1.shape[0], x2.shape[0]
-    (size1, blocks1), (size2, blocks2) = _balanced(n1, block_size), _balanced(n2, block_size)
-    if blocks1 * blocks2 == 1:
-        return form.block(params, form.prepare(params, x1), form.prepare(params, x2), trace)
-    rows1 = _pad(form.prepare(params, x1), n1, size1 * blocks1)
-    rows2 = _pad(form.prepare(params, x2), n2, size2 * blocks2)
-
-    def one(p: Array, kernel: Array) -> Array:
-        row, column = p // blocks2 * size1, p % blocks2 * size2
+    def off_diagonal(p: Array, kernel: Array) -> Array:
+        row, column = pairs[p, 0] * size1, pairs[p, 1] * size2
         block = form.block(params, _cut(rows1, row, size1), _cut(rows2, column, size2), trace)
-        return _write(kernel, block, row, column)
+        kernel = _write(kernel, block, row, column)
+        if x2 is not None:
+            return kernel
+        return _write(kernel, block.T if trace else block.transpose(2, 3, 0, 1), column, row)
 
-    start = _zeros(model, params, size1 * blocks1, size2 * blocks2, trace)
-    kernel = jax.lax.fori_loop(0, blocks1 * blocks2, one, start)
+    kernel = _zeros(model, params, size1 * blocks1, size2 * blocks2, trace)
+    if x2 is None:
+        kernel = jax.lax.fori_loop(0, blocks1, on_diagonal, kernel)
+    kernel = jax.lax.fori_loop(0, pairs.shape[0], off_diagonal, kernel)
     return kernel[:n1, :n2] if trace else kernel[:n1, :, :n2, :]
 
 
@@ -195,7 +177,7 @@ def _dense_block(
         return _dense_trace(structure, params, outputs1, outputs2, grams)
     identity = jnp.eye(outputs1[-1].shape[1], dtype=grams[-1].dtype)
     kernel = grams[-1][:, None, :, None] * identity[None, :, None, :]
-    signals1, signals2 = _signals(structure, params, outputs1), _signals(structure, params, outputs2)
+    signals1, signals2 = back_propagated(structure, params, outputs1), back_propagated(structure, params, outputs2)
     for gram, signal1, signal2 in zip(grams[:-1], signals1, signals2, strict=True):
         kernel = kernel + gram[:, None, :, None] * jnp.einsum("iku,jmu->ikjm", signal1, signal2)
     return kernel
@@ -214,7 +196,7 @@ def _dense_trace(
     weighted = _slope(structure, outputs1[-2]) * squares[None, :]
     kernel = kernel + grams[-2] * (weighted @ _slope(structure, outputs2[-2]).T) / num_outputs
     if len(grams) > 2:
-        signals1, signals2 = _signals(structure, params, outputs1), _signals(structure, params, outputs2)
+        signals1, signals2 = back_propagated(structure, params, outputs1), back_propagated(structure, params, outputs2)
         for gram, signal1, signal2 in zip(grams[:-2], signals1[:-1], signals2[:-1], strict=True):
             kernel = kernel + gram * jnp.einsum("iku,jku->ij", signal1, signal2) / num_outputs
     return kernel
@@ -225,7 +207,7 @@ def _slope(structure: DenseStructure, z: Array) -> Array:
     return jax.jvp(structure.activation, (z,), (jnp.ones_like(z),))[1]
 
 
-def _signals(structure: DenseStructure, params: PyTree, outputs: list[Array]) -> list[Array]:
+def back_propagated(structure: DenseStructure, params: PyTree, outputs: list[Array]) -> list[Array]:
     """Derivatives [n, C, width] of the outputs with respect to each hidden layer's z, first layer first."""
     signals: list[Array] = []
     for i in range(len(structure.layers) - 2, -1, -1):

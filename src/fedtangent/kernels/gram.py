@@ -1,11 +1,11 @@
-"""Kernel (Gram) matrices of train and test points, and their factorisation.
+"""Analytic kernels, the kernel (Gram) matrices of train and test points, and their factorisation.
 
-Everything here runs on the host in NumPy float64: a limit that needs ``Theta^-1`` is only as good as its digits.
+But for ``analytic`` this runs on the host in NumPy float64: a limit that needs ``Theta^-1`` is only as good as its
+digits.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +15,8 @@ import numpy as np
 from scipy.linalg import lapack
 
 from fedtangent.checks import finite, number, symmetric
+from fedtangent.models.kernels import KERNELS, check_get
+from fedtangent.types import Array, Model
 
 # A factor is accepted when the reciprocal condition number leaves at least three of float64's sixteen digits.
 MIN_RECIPROCAL_CONDITION = 1e-13
@@ -50,24 +52,39 @@ class CholeskyFactor(NamedTuple):
     jitter: float  # absolute value added to the diagonal, 0.0 if none was needed
 
 
+def analytic(model: Model, x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
+    """NNGP and tangent kernel of the infinitely wide network that ``model`` describes.
+
+    Of inputs ``x1`` [n1, ...] and ``x2`` [n2, ...] (None means ``x1``). ``get`` is ``"nngp"`` (covariance of the
+    outputs at initialisation) or ``"ntk"``, which gives the block [n1, n2], or a tuple of them, which gives a named
+    tuple with those blocks. Outputs are independent and share the kernel. float64 in JAX's 64-bit mode.
+
+    Raises ``ValueError`` for a model without an analytic kernel, another ``get``, and inputs that are not batches of
+    examples of one shape.
+    """
+    if model.kernel is None:
+        raise ValueError(f"model: got {model.name!r}, must have an analytic kernel (kernels.empirical_ntk needs none)")
+    names = check_get(get)
+    shape1 = jnp.shape(x1)
+    shape2 = shape1 if x2 is None else jnp.shape(x2)
+    if min(len(shape1), len(shape2)) < 2 or shape1[1:] != shape2[1:]:
+        raise ValueError(f"x1 and x2: got shapes {shape1} and {shape2}, must be [n, ...] with examples of one shape")
+    return model.kernel(x1, x2, get if isinstance(get, str) else names)
+
+
 def kernel_blocks(kernel_fn: Callable[..., Any], x_train: Any, x_test: Any) -> KernelBlocks:
     """All kernel blocks of train and test points, in float64 whatever JAX's default precision.
 
     Args:
-        kernel_fn: like ``Model.kernel``: ``(x1, x2, get=("nngp", "ntk")) -> (nngp, ntk)``, [n1, n2] each, where
-            ``x2=None`` means ``x2 = x1``. An own function may leave ``get`` out, and return a plain pair.
+        kernel_fn: like ``Model.kernel``: ``(x1, x2) -> (nngp, ntk)``, [n1, n2] each, where ``x2=None`` is ``x1``.
         x_train: [n, ...]; x_test: [m, ...], both finite.
 
-    Returns:
-        KernelBlocks of NumPy float64 arrays; the square blocks are exactly symmetric.
-
-    Raises:
-        ValueError: inputs whose example shapes differ or that are not finite; a kernel that has the wrong shape, is
-            not float64 or is not finite.
+    The square blocks are exactly symmetric. Raises ``ValueError`` for inputs whose example shapes differ or that are
+    not finite, and a kernel that has the wrong shape, is not float64 or is not finite.
     """
     train, test = _inputs("x_train", x_train), _inputs("x_test", x_test)
     if train.shape[1:] != test.shape[1:]:
-        raise ValueError(f"x_train and x_test must hold examples of one shape, got {train.shape} and {test.shape}")
+        raise ValueError(f"x_train and x_test: got {train.shape} and {test.shape}, must hold examples of one shape")
     with jax.enable_x64(True):
         nngp_train, ntk_train = _evaluate(kernel_fn, train, None)
         nngp_cross, ntk_cross = _evaluate(kernel_fn, test, train)
@@ -82,16 +99,8 @@ def jittered_cholesky(theta: Any, max_relative_jitter: float = 1e-10) -> Cholesk
     counts only if the matrix's reciprocal condition number (LAPACK dpocon) is at least 1e-13, so that a matrix that is
     singular up to rounding is not inverted into noise.
 
-    Args:
-        theta: [n, n], symmetric, finite.
-        max_relative_jitter: >= 0; 0 allows no jitter at all.
-
-    Returns:
-        CholeskyFactor(lower [n, n] float64, jitter as added to the diagonal).
-
-    Raises:
-        SingularKernelError: no allowed jitter is enough; the message gives lambda_min, lambda_max, the largest tried.
-        ValueError: a matrix that is not square, not symmetric or not finite; a negative ``max_relative_jitter``.
+    Raises ``SingularKernelError``, a ``ValueError``, where no allowed jitter is enough (with lambda_min, lambda_max and
+    the largest tried), and ``ValueError`` for a ``theta`` that is not square, symmetric and finite.
     """
     theta = symmetric("theta", theta)
     number("max_relative_jitter", max_relative_jitter, at_least=0)
@@ -132,9 +141,9 @@ def check_covariance(k: KernelBlocks) -> None:
         shifted = matrix.copy()
         shifted[np.diag_indices_from(shifted)] += shift
         if shift > 0 and lapack.dpotrf(shifted, lower=1)[1]:
+            least = np.linalg.eigvalsh(matrix)[0]
             raise ValueError(
-                f"{name} must be a covariance (positive semidefinite), "
-                f"but the smallest eigenvalue is {np.linalg.eigvalsh(matrix)[0]:.3g}"
+                f"{name}: got a smallest eigenvalue of {least:.3g}, must be a covariance (positive semidefinite)"
             )
 
 
@@ -165,35 +174,21 @@ def _inputs(name: str, x: Any) -> np.ndarray:
 def _evaluate(kernel_fn: Callable[..., Any], x1: np.ndarray, x2: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """The two kernels of x1 and x2 (or of x1 with itself), checked, and symmetric where they must be."""
     second = None if x2 is None else jnp.asarray(x2)
-    result = _pair(kernel_fn, jnp.asarray(x1), second)
+    if not callable(kernel_fn):
+        raise ValueError(f"kernel_fn: got {kernel_fn!r:.60}, must be a function of (x1, x2), such as model.kernel")
+    result = kernel_fn(jnp.asarray(x1), second)
+    pair = (result.nngp, result.ntk) if hasattr(result, "ntk") else result
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise ValueError(f"kernel_fn: got a {type(result).__name__} from it, must return the pair (nngp, ntk)")
     shape = (len(x1), len(x1 if x2 is None else x2))
     blocks = []
-    for name in ("nngp", "ntk"):
-        block = np.asarray(result[name])
-        if block.shape != shape:
-            raise ValueError(f"kernel_fn must return {name} of shape {shape}, got {block.shape}")
-        if block.dtype != np.float64:
-            raise ValueError(f"kernel_fn must compute {name} in float64 for float64 inputs, got {block.dtype}")
+    for name, found in zip(("nngp", "ntk"), pair, strict=True):
+        block = np.asarray(found)
+        if block.shape != shape or block.dtype != np.float64:
+            raise ValueError(f"kernel_fn: got {name} of {block.dtype} {block.shape}, must be float64 {shape}")
         finite(f"kernel_fn's {name}", block)
         blocks.append(read_only(0.5 * (block + block.T) if x2 is None else block))
     return blocks[0], blocks[1]
-
-
-def _pair(kernel_fn: Callable[..., Any], x1: Any, x2: Any) -> dict[str, Any]:
-    """Both kernels by name, of a function with or without ``get``."""
-    if not callable(kernel_fn):
-        raise ValueError(f"kernel_fn must be a function of (x1, x2), such as model.kernel, got {kernel_fn!r:.60}")
-    try:
-        parameters = inspect.signature(kernel_fn).parameters.values()
-        takes_get = any(p.name == "get" or p.kind == p.VAR_KEYWORD for p in parameters)
-    except (TypeError, ValueError):  # a built-in without a signature
-        takes_get = True
-    result = kernel_fn(x1, x2, get=("nngp", "ntk")) if takes_get else kernel_fn(x1, x2)
-    if all(hasattr(result, name) for name in ("nngp", "ntk")):
-        return {"nngp": result.nngp, "ntk": result.ntk}
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise ValueError(f"kernel_fn must return the pair (nngp, ntk), got {type(result).__name__}")
-    return dict(zip(("nngp", "ntk"), result, strict=True))
 
 
 def _jitter_ladder(max_relative_jitter: float) -> list[float]:

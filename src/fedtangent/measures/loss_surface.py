@@ -23,7 +23,7 @@ from fedtangent.losses import get_loss
 from fedtangent.types import Array, Model, PyTree
 
 Loss = Callable[..., Array]  # (params, *arguments) -> []
-POINTS_A_CALL = 512  # between two updates of a progress bar
+POINTS_A_CALL, AT_ONCE = 512, 8  # between two updates of a progress bar, and evaluated together
 
 
 class Plane(NamedTuple):
@@ -33,11 +33,6 @@ class Plane(NamedTuple):
     first: PyTree  # of norm 1, towards the second model
     second: PyTree  # of norm 1, orthogonal to ``first``, on the side of the third model
     coordinates: np.ndarray  # [3, 2] float64: (0, 0), (|w2 - w1|, 0), (a3, b3) with b3 > 0
-
-    @property
-    def centre(self) -> np.ndarray:
-        """Coordinates of the mean of the three models, [2]."""
-        return self.coordinates.mean(axis=0)
 
 
 def plane_through(models: Sequence[PyTree]) -> Plane:
@@ -55,7 +50,7 @@ def plane_through(models: Sequence[PyTree]) -> Plane:
     lengths = [float(np.linalg.norm(d)) for d in (u, towards, vectors[2] - vectors[1])]
     if min(lengths) <= rounding:
         pair = ("1 and 2", "1 and 3", "2 and 3")[int(np.argmin(lengths))]
-        raise ValueError(f"models: {pair} are equal (their distance is {min(lengths):.3g}), must be three points")
+        raise ValueError(f"models: got {pair} equal (their distance is {min(lengths):.3g}), must be three points")
     u /= lengths[0]
     a = float(towards @ u)
     v = towards - a * u
@@ -63,8 +58,8 @@ def plane_through(models: Sequence[PyTree]) -> Plane:
     b = float(np.linalg.norm(v))
     if b <= np.sqrt(precision) * lengths[1]:
         raise ValueError(
-            f"models: lie on one line (the third is {b:.3g} off it, at a distance of {lengths[1]:.3g}), "
-            "a plane needs three points that do not"
+            f"models: got three on one line (the third is {b:.3g} off it, at a distance of {lengths[1]:.3g}), "
+            "must span a plane"
         )
     coordinates = np.array([[0.0, 0.0], [lengths[0], 0.0], [a, b]])
     return Plane(models[0], _tree(u, models[0]), _tree(v / b, models[0]), coordinates)
@@ -92,36 +87,30 @@ def grid(plane: Plane, num_points: int, margin: float = 0.3) -> tuple[np.ndarray
 
 
 def surface(
-    loss: Loss, plane: Plane, a: Any, b: Any, arguments: tuple[Any, ...] = (), chunk: int = 8, progress: bool = False
+    loss: Loss, plane: Plane, a: Any, b: Any, arguments: tuple[Any, ...] = (), progress: bool = False
 ) -> np.ndarray:
     """``loss(point(plane, a_j, b_i), *arguments)`` at every point of a grid, [B, A] for ``a`` [A] and ``b`` [B].
 
-    Args:
-        loss: a scalar of the parameters; compiled once, so it should be the same function in every call.
-        arguments: pytrees of arrays that the loss needs, such as the data.
-        chunk: points evaluated at once: more is faster and takes more memory.
-        progress: show a progress bar (on a terminal).
-
-    Raises ``ValueError`` for ``a`` or ``b`` that are not vectors, or ``chunk`` below 1.
+    ``loss`` is compiled once: it should be the same function in every call. ``arguments`` are pytrees of arrays that it
+    needs, such as the data; ``progress`` shows a progress bar. Raises ``ValueError`` for ``a`` or ``b`` that are not
+    vectors.
     """
     for name, values in (("a", a), ("b", b)):
         if np.ndim(values) != 1 or np.size(values) == 0:
             raise ValueError(f"{name}: got shape {np.shape(values)}, must be a vector of one or more coordinates")
     points = np.stack(np.meshgrid(np.asarray(a, np.float64), np.asarray(b, np.float64)), axis=-1).reshape(-1, 2)
     basis = plane.origin, (plane.first, plane.second)
-    return _evaluate(loss, basis, points, arguments, chunk, progress).reshape(np.size(b), np.size(a))
+    return _evaluate(loss, basis, points, arguments, progress).reshape(np.size(b), np.size(a))
 
 
-def segment(
-    loss: Loss, start: PyTree, end: PyTree, shares: Any, arguments: tuple[Any, ...] = (), chunk: int = 8
-) -> np.ndarray:
+def segment(loss: Loss, start: PyTree, end: PyTree, shares: Any, arguments: tuple[Any, ...] = ()) -> np.ndarray:
     """``loss(start + s (end - start), *arguments)`` for every s of ``shares`` [q]: [q]; other arguments as above."""
     if _form(start) != _form(end):
         raise ValueError("end: got another structure or other shapes, must be those of start")
     if np.ndim(shares) != 1 or np.size(shares) == 0:
         raise ValueError(f"shares: got shape {np.shape(shares)}, must be a vector of one or more numbers")
     basis = start, (pytrees.subtract(end, start),)
-    return _evaluate(loss, basis, np.asarray(shares, np.float64)[:, None], arguments, chunk, False)
+    return _evaluate(loss, basis, np.asarray(shares, np.float64)[:, None], arguments)
 
 
 def barrier(losses: np.ndarray) -> float:
@@ -155,8 +144,8 @@ def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
     return mean_loss
 
 
-@partial(jax.jit, static_argnames=("loss", "chunk"))
-def _chunk(loss: Loss, basis: PyTree, points: Array, arguments: tuple[Any, ...], chunk: int) -> Array:
+@partial(jax.jit, static_argnames="loss")
+def _chunk(loss: Loss, basis: PyTree, points: Array, arguments: tuple[Any, ...]) -> Array:
     """The loss at ``origin + sum_d points[:, d] directions[d]``, [q]."""
     origin, directions = basis
 
@@ -166,21 +155,20 @@ def _chunk(loss: Loss, basis: PyTree, points: Array, arguments: tuple[Any, ...],
             params = pytrees.add(params, pytrees.scale(coordinates[i], direction))
         return loss(params, *arguments)
 
-    return jax.lax.map(at, points, batch_size=chunk)
+    return jax.lax.map(at, points, batch_size=AT_ONCE)
 
 
 def _evaluate(
-    loss: Loss, basis: PyTree, points: np.ndarray, arguments: tuple[Any, ...], chunk: int, progress: bool
+    loss: Loss, basis: PyTree, points: np.ndarray, arguments: tuple[Any, ...], progress: bool = False
 ) -> np.ndarray:
     """``_chunk`` over all points [q, d] in calls of one shape, so that it is compiled once."""
-    whole("chunk", chunk)
-    size = min(len(points), max(POINTS_A_CALL, chunk))
+    size = min(len(points), POINTS_A_CALL)
     padded = np.concatenate([points, np.repeat(points[-1:], -len(points) % size, axis=0)])
     found = []
     with progress_of(len(points), "loss surface", "point", shown=progress) as bar:
         for start in range(0, len(padded), size):
             part = jnp.asarray(padded[start : start + size])
-            found.append(np.asarray(_chunk(loss, basis, part, arguments, chunk)))
+            found.append(np.asarray(_chunk(loss, basis, part, arguments)))
             bar.update(min(size, len(points) - start))
     return np.concatenate(found)[: len(points)]
 

@@ -34,13 +34,10 @@ def differences(
 
     The intervals are Student's, of n - 1 degrees of freedom.
 
-    Args:
-        metric: a metric that is one number per run and evaluation.
-        baseline: values that name exactly one configuration; names may be left out.
-        evaluation: place among ``sweep.rounds``, by default the last.
+    ``metric`` is one number per run and evaluation, ``baseline`` has values that name exactly one configuration (names
+    may be left out) and ``evaluation`` is a place among ``sweep.rounds``, by default the last.
 
-    Raises ``ValueError`` for fewer than two seeds, an unknown metric, a baseline that is not exactly one configuration,
-    or a confidence outside (0, 1).
+    Raises ``ValueError`` for fewer than two seeds, an unknown metric, another baseline, or a confidence outside (0, 1).
     """
     values = _values(sweep, metric, evaluation)
     number("confidence", confidence, above=0, below=1)

@@ -1,4 +1,9 @@
-"""Tangent kernels watched along training: an ``evaluate`` for ``simulate`` that measures every model's kernel."""
+"""What a tangent kernel says of a network and of its clients: drift, alignment, spectrum, Gram operators.
+
+Pure functions of symmetric matrices [n, n] in NumPy float64, and ``kernel_diagnostics``, an ``evaluate`` for
+``simulate`` that takes them of every model's kernel along training. A matrix that is not finite (a run that diverged)
+gives not-a-number instead of an error, so that what watches a run never ends it.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import whole
+from fedtangent.checks import finite, whole
 from fedtangent.data.dataset import classification_targets
-from fedtangent.kernels import measures
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.models.dense import DenseStructure
 from fedtangent.models.linear import LinearStructure
@@ -25,6 +29,189 @@ METRICS = (  # of each model
     *("commutator", "commutator_relative", "gram_variance", "gram_variance_relative"),
 )
 BLOCK_SIZE = 128  # of kernels of networks that have no structured kernel: bounds what is held at once
+
+
+class Drift(NamedTuple):
+    """Relative change of a kernel, in two norms."""
+
+    frobenius: float  # |Theta_t - Theta_0|_F / |Theta_0|_F
+    operator: float  # the same in the operator norm, the largest absolute eigenvalue
+
+
+class Spectrum(NamedTuple):
+    """Eigenvalues of a kernel matrix and what they amount to."""
+
+    eigenvalues: np.ndarray  # [n], largest first, those below 0 by rounding set to 0
+    effective_rank: float  # exp of the entropy of the eigenvalues over their sum (Roy & Vetterli, 2007), 1 to n
+    trace_ratio: float  # trace / lambda_max, 1 to n; never above the effective rank
+    condition_number: float  # lambda_max / lambda_min; infinite where lambda_min is rounding, n eps lambda_max or less
+
+
+class GramOperators(NamedTuple):
+    """How far clients' Gram operators are from commuting, and from being one; see ``gram_operators``."""
+
+    commutators: np.ndarray  # [p] |[Pi_i, Pi_j]| as operators on functions (Hilbert-Schmidt norm)
+    relative: np.ndarray  # [p] the same over sqrt(2) |Pi_i| |Pi_j|, which it never exceeds: 0 to 1
+    variance: float  # |Var(Pi_i)| as an operator on functions
+    relative_variance: float  # the same over |E[Pi_i]^2|
+
+    @property
+    def mean(self) -> float:
+        """Mean of ``commutators`` over the pairs; 0 where there is none."""
+        return float(np.mean(self.commutators)) if len(self.commutators) else 0.0
+
+    @property
+    def relative_mean(self) -> float:
+        """Mean of ``relative`` over the pairs; 0 where there is none."""
+        return float(np.mean(self.relative)) if len(self.relative) else 0.0
+
+
+def drift(theta: Any, theta_0: Any) -> Drift:
+    """Relative change of a kernel from ``theta_0``, both [n, n]: what Theorem 9.1 of FE-2021 bounds by O(l^-1/2).
+
+    Raises ``ValueError`` for matrices that are not square and of one shape, or a ``theta_0`` that is zero.
+    """
+    now, before = _square("theta", theta), _square("theta_0", theta_0)
+    if now.shape != before.shape:
+        raise ValueError(f"theta_0: got shape {before.shape}, must be theta's, {now.shape}")
+    if not before.any():
+        raise ValueError("theta_0: got zeros, must not be zero: its change has no scale")
+    if not (np.isfinite(now).all() and np.isfinite(before).all()):
+        return Drift(float("nan"), float("nan"))
+    change = now - before
+    norms = [_operator_norm(change) / _operator_norm(before)] if change.any() else [0.0]
+    return Drift(float(np.linalg.norm(change) / np.linalg.norm(before)), norms[0])
+
+
+def alignment(theta: Any, targets: Any, centred: bool = False) -> float:
+    """Kernel-target alignment ``<Theta, Y Y'>_F / (|Theta|_F |Y Y'|_F)``, from 0 (at worst) to 1 for a kernel [n, n].
+
+    Cristianini et al., 2001, definitions 1 and 3, for targets Y [n, C] (labels, one-hot classes, numbers). With
+    ``centred`` both kernels are centred in feature space first, ``H Theta H`` with ``H = I - 11'/n`` (Cortes et al.,
+    2012, definition 4): the plain one is near 1 for a kernel that is almost constant, whatever the targets.
+
+    Returns not-a-number where a norm is zero. Raises ``ValueError`` for targets that are not finite [n, C].
+    """
+    kernel, y = _square("theta", theta), np.asarray(targets, np.float64)
+    if y.ndim != 2 or len(y) != len(kernel):
+        raise ValueError(f"targets: got shape {y.shape}, must be [n, C] with n = {len(kernel)}")
+    finite("targets", y)
+    if centred:
+        y = y - y.mean(axis=0)
+        kernel = kernel - kernel.mean(axis=0)
+        kernel = kernel - kernel.mean(axis=1, keepdims=True)
+    # |Y Y'|_F = |Y' Y|_F and <Theta, Y Y'> = tr(Y' Theta Y): nothing of size n x n is made of Y
+    scale = float(np.linalg.norm(kernel) * np.linalg.norm(y.T @ y))
+    return float(np.sum(y * (kernel @ y)) / scale) if scale > 0 else float("nan")
+
+
+def spectrum(theta: Any) -> Spectrum:
+    """Eigenvalues of a positive semidefinite ``theta`` [n, n] and their summaries; see ``Spectrum``.
+
+    Effective rank: O. Roy and M. Vetterli, "The effective rank", EUSIPCO 2007, definition 1 (singular values of a
+    positive semidefinite matrix are its eigenvalues).
+    """
+    kernel = _square("theta", theta)
+    if not np.isfinite(kernel).all():
+        nothing = float("nan")
+        return Spectrum(np.full(len(kernel), nothing), nothing, nothing, nothing)
+    raw = np.linalg.eigvalsh(0.5 * (kernel + kernel.T))[::-1]
+    values = np.maximum(raw, 0.0)
+    total = float(values.sum())
+    if total == 0:
+        return Spectrum(values, float("nan"), float("nan"), float("inf"))
+    share = values[values > 0] / total
+    rank = float(np.exp(-np.sum(share * np.log(share))))
+    rounding = len(values) * np.finfo(np.float64).eps * values[0]
+    condition = float(values[0] / values[-1]) if values[-1] > rounding else float("inf")
+    return Spectrum(values, rank, total / float(values[0]), condition)
+
+
+def gram_operators(theta: Any, clients: Partition, max_pairs: int = 1000, seed: int = 0) -> GramOperators:
+    """Commutators and variance of the clients' Gram operators ``Pi_i f = Theta(., X_i) f(X_i) / n_i``.
+
+    FE-2021 section 9.2: ``[Pi_i, Pi_j]`` is the second-order term of Lemma 9.2, and ``Var(Pi_i) = sum_i p_i Pi_i^2 -
+    (sum_i p_i Pi_i)^2``, ``p_i = n_i / sum n``, that of Lemma 9.3, here over all clients with examples. Both vanish for
+    clients that hold the same examples. Clients with different examples of one distribution still have some of each:
+    the yardstick is a random partition with the same sizes.
+
+    Norms are those of operators on the kernel's own function space, where ``Pi_i`` is ``J_i J_i' / n_i`` on weights and
+    symmetric: ``|[Pi_i, Pi_j]|^2 = 2 tr(T_ji T_ii T_ij T_jj) - 2 |T_ij T_ji|_F^2`` over ``(n_i n_j)^2``, with ``T_ij =
+    Theta(X_i, X_j)``. (The norm of the matrix that acts on the values at the n examples hardly tells clients of one
+    distribution from clients of different ones: columns of clients without a common example are disjoint.)
+
+    A pair costs ``n_i n_j (n_i + n_j)``; of more than ``max_pairs`` pairs that many are drawn by ``seed``. ``Var`` is
+    one product, ``Theta (B - D Theta D)`` with B block-diagonal, whatever the number of clients.
+
+    Args:
+        theta: [n, n], symmetric positive semidefinite.
+        clients: which of the n rows each client holds, common ones allowed; clients without examples are left out.
+
+    Raises ``ValueError`` for a matrix that is not square, rows that it does not have, a row held twice by one client,
+    no examples at all, or ``max_pairs`` below 1.
+    """
+    kernel = _square("theta", theta)
+    whole("max_pairs", max_pairs)
+    rows = _rows_of(clients, len(kernel))
+    first, second = np.triu_indices(len(rows), 1)
+    if len(first) > max_pairs:
+        drawn = np.sort(np.random.default_rng(seed).choice(len(first), max_pairs, replace=False))
+        first, second = first[drawn], second[drawn]
+    if not np.isfinite(kernel).all():
+        unknown = np.full(len(first), np.nan)
+        return GramOperators(unknown, unknown, float("nan"), float("nan"))
+    norms = np.array([np.linalg.norm(kernel[np.ix_(own, own)]) / len(own) for own in rows])
+    found = [_commutator(kernel, rows[i], rows[j]) for i, j in zip(first, second, strict=True)]
+    commutators = np.sqrt(np.maximum(np.array(found), 0.0))
+    relative = commutators / (np.sqrt(2) * norms[first] * norms[second])
+    return GramOperators(commutators, relative, *_variance(kernel, rows))
+
+
+def _commutator(kernel: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
+    """Squared norm of ``[Pi_a, Pi_b]`` on functions."""
+    cross, of_a, of_b = kernel[np.ix_(a, b)], kernel[np.ix_(a, a)], kernel[np.ix_(b, b)]
+    found = 2 * (np.sum((of_a @ cross) * (cross @ of_b)) - np.sum((cross @ cross.T) ** 2))
+    return float(found) / (len(a) * len(b)) ** 2
+
+
+def _variance(kernel: np.ndarray, rows: list[np.ndarray]) -> tuple[float, float]:
+    """``|Var(Pi_i)|`` on functions, and its ratio to ``|E[Pi_i]^2|``."""
+    total = sum(map(len, rows))
+    count, within = np.zeros(len(kernel)), np.zeros_like(kernel)
+    for own in rows:
+        count[own] += 1 / total
+        within[np.ix_(own, own)] += kernel[np.ix_(own, own)] / (len(own) * total)
+    mean_squared = kernel @ (count[:, None] * kernel * count[None, :])
+    matrix = kernel @ within - mean_squared
+    norms = [np.sqrt(max(float(np.sum(m * m.T)), 0.0)) for m in (matrix, mean_squared)]  # of J M J' from Theta M
+    return norms[0], norms[0] / norms[1] if norms[1] > 0 else float("nan")
+
+
+def _operator_norm(symmetric: np.ndarray) -> float:
+    return float(np.max(np.abs(np.linalg.eigvalsh(0.5 * (symmetric + symmetric.T)))))
+
+
+def _square(name: str, matrix: Any) -> np.ndarray:
+    array = np.asarray(matrix, np.float64)
+    if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:
+        raise ValueError(f"{name}: got shape {array.shape}, must be a square matrix [n, n] with n >= 1")
+    return array
+
+
+def _rows_of(clients: Partition, n: int) -> list[np.ndarray]:
+    """The rows of every client that has some."""
+    rows = [own for own in map(clients.client, range(clients.num_clients)) if len(own)]
+    if not rows:
+        raise ValueError("clients: got a partition without examples, must hold at least one")
+    for own in rows:
+        if own.min() < 0 or own.max() >= n:
+            raise ValueError(f"clients: got rows {own.min()} to {own.max()}, must lie in 0..{n - 1}, those of theta")
+        if len(np.unique(own)) < len(own):
+            raise ValueError("clients: got a client that holds a row twice, must hold each once")
+    return rows
+
+
+# ---- along training -------------------------------------------------------------------------------------------------
 
 
 class Watched(NamedTuple):
@@ -64,23 +251,12 @@ class KernelDiagnostics:
 
     def measure(self, theta: np.ndarray, model: int) -> dict[str, float]:
         """The metrics of one kernel [m, m] of ``model``."""
-        moved = measures.drift(theta, self.initial[model])
-        spectrum = measures.spectrum(theta)
-        gram = measures.gram_operators(theta, self.watched.clients)
+        found, targets = spectrum(theta), self.watched.targets
+        gram = gram_operators(theta, self.watched.clients)
         values = (
-            moved.frobenius,
-            moved.operator,
-            measures.alignment(theta, self.watched.targets),
-            measures.alignment(theta, self.watched.targets, centred=True),
-            spectrum.effective_rank,
-            spectrum.trace_ratio,
-            float(spectrum.eigenvalues[0]),
-            float(spectrum.eigenvalues[-1]),
-            spectrum.condition_number,
-            gram.mean,
-            gram.relative_mean,
-            gram.variance,
-            gram.relative_variance,
+            *(*drift(theta, self.initial[model]), alignment(theta, targets), alignment(theta, targets, centred=True)),
+            *(found.effective_rank, found.trace_ratio, float(found.eigenvalues[0]), float(found.eigenvalues[-1])),
+            *(found.condition_number, gram.mean, gram.relative_mean, gram.variance, gram.relative_variance),
         )
         return dict(zip(METRICS, values, strict=True))
 
@@ -103,11 +279,10 @@ def kernel_diagnostics(
     At every evaluation, for each of the K models on the same training examples: relative drift from the initial kernel
     (Frobenius and operator norm: Theorem 9.1 of FE-2021), alignment with the targets (plain and centred), effective
     rank, trace over largest eigenvalue, ends of the spectrum, condition number; mean norm of the pairwise commutators
-    of the clients' Gram operators and the norm of their variance (FE-2021 section 9.2, Lemmas 9.2 and 9.3). See
-    ``kernels.diagnostics`` for the definitions. Kernels are means over outputs, computed in float64 where JAX's 64-bit
-    types are enabled and the model is an ``mlp`` or linear in its parameters; any other network's are computed in its
-    own precision (in float32 eigenvalues below 1e-6 of the largest are rounding). The initial ones are recomputed from
-    the seed, so that a resumed run has the same Theta_0.
+    of the clients' Gram operators and the norm of their variance (FE-2021 section 9.2, Lemmas 9.2 and 9.3). Kernels are
+    means over outputs, computed in float64 where JAX's 64-bit types are enabled and the model is an ``mlp`` or linear
+    in its parameters; any other network's are computed in its own precision (in float32 eigenvalues below 1e-6 of the
+    largest are rounding). The initial ones are recomputed from the seed, so that a resumed run has the same Theta_0.
 
     Args:
         algorithm: one that predicts with K networks of ``model``; its ``params`` says so.
@@ -189,7 +364,7 @@ def check_watchable(
     whole("num_examples", num_examples, 2)
     params = algorithm.params
     if params is None:
-        raise ValueError(f"algorithm: {algorithm.name} does not predict with trained networks, one kernel for each")
+        raise ValueError(f"algorithm: got {algorithm.name}, must predict with trained networks, one kernel for each")
     given = jax.eval_shape(lambda: params(algorithm.init(0, num_clients)))
     own = jax.eval_shape(model.init, jax.random.key(0))
     shapes, stacked = (
@@ -197,5 +372,5 @@ def check_watchable(
         for tree in (own, given)
     )
     if shapes != {path: shape[1:] for path, shape in stacked.items()}:
-        raise ValueError(f"model: {model.name} does not have the parameters of the networks of {algorithm.name}")
+        raise ValueError(f"model: got {model.name}, must have the parameters of the networks of {algorithm.name}")
     return params

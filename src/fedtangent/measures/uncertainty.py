@@ -1,4 +1,4 @@
-"""What an ensemble knows and how well it says so: entropies, calibration, intervals, out-of-distribution scores.
+"""What an ensemble knows and how well it says so: entropies, calibration, intervals, and all of them in one row.
 
 Pure functions, which may be jitted and run in float32 or float64. ``members`` are the outputs of the K models of an
 ensemble, [K, n, C]: logits for classification (the logarithms of probabilities are logits too), values for regression.
@@ -7,11 +7,13 @@ predicts with the mean of its members' softmax probabilities,
 
     p(c | x) = 1/K sum_k softmax(f_k(x))_c,
 
-which is formed in logarithms, so that no logit overflows and no likely class underflows.
+which is formed in logarithms, so that no logit overflows and no likely class underflows. ``labels`` are integers [n].
+Every function raises ``ValueError`` for members or labels of another shape or kind.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -20,10 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp, ndtri
 
-from fedtangent.checks import choice, number, whole
-from fedtangent.types import Array
+from fedtangent.checks import number, whole
+from fedtangent.types import Array, Prediction
 
-BINNINGS = ("width", "mass")
+METRICS = (  # in the order of a table
+    *("nll", "mse", "accuracy", "accuracy_of_members", "ece", "brier"),
+    *("predictive_entropy", "mutual_information", "knowledge_variance"),
+)
 
 
 class Reliability(NamedTuple):
@@ -43,45 +48,30 @@ class Interval(NamedTuple):
 
 
 def log_probability(members: Array) -> Array:
-    """``log(1/K sum_k softmax(f_k(x)))``, [n, C], from logits [K, n, C]; raises ``ValueError`` for other shapes."""
+    """``log(1/K sum_k softmax(f_k(x)))``, [n, C], from logits [K, n, C]."""
     members = _checked_members(members)
     return logsumexp(jax.nn.log_softmax(members, axis=-1), axis=0) - math.log(members.shape[0])
 
 
-def knowledge_variance(members: Array, unbiased: bool = False) -> Array:
-    """Knowledge uncertainty: the variance over members at every point and output, [n, C].
-
-    ``1/K sum_k (f_k - mean_k f_k)^2`` (FE-2024, section V-B); ``unbiased`` divides by K - 1. Raises ``ValueError`` for
-    members that are not [K, n, C], and for one member where an unbiased estimate is asked.
-    """
-    members = _checked_members(members)
-    if unbiased and members.shape[0] < 2:
-        raise ValueError("members: got 1, must be at least 2 for an unbiased variance")
-    return jnp.var(members, axis=0, ddof=1 if unbiased else 0)
+def knowledge_variance(members: Array) -> Array:
+    """Knowledge uncertainty ``1/K sum_k (f_k - mean_k f_k)^2`` at every point and output, [n, C] (FE-2024, V-B)."""
+    return jnp.var(_checked_members(members), axis=0)
 
 
 def predictive_entropy(members: Array) -> Array:
     """Total uncertainty ``H[p] = -sum_c p_c log p_c`` of the ensemble's prediction in nats, [n], from logits [K, n, C].
 
-    Depeweg et al. (2018), section 3. Raises ``ValueError`` for members that are not [K, n, C].
+    Depeweg et al. (2018), section 3.
     """
-    return _entropy(log_probability(members))
-
-
-def expected_entropy(members: Array) -> Array:
-    """Data uncertainty ``1/K sum_k H[softmax(f_k)]`` in nats, [n], from logits [K, n, C].
-
-    Depeweg et al. (2018), section 3. Raises ``ValueError`` for members that are not [K, n, C].
-    """
-    return jnp.mean(_entropy(jax.nn.log_softmax(_checked_members(members), axis=-1)), axis=0)
+    log_p = log_probability(members)
+    return -jnp.sum(_weighed(log_p, log_p), axis=-1)
 
 
 def mutual_information(members: Array) -> Array:
-    """Knowledge uncertainty in nats: predictive minus expected entropy, [n], from logits [K, n, C].
+    """Knowledge uncertainty in nats: the entropy of the prediction minus the members' mean one, [n], of [K, n, C].
 
     Computed as the mean Kullback-Leibler divergence ``1/K sum_k KL(softmax(f_k) | p)``, which is the same number and
     loses no digits where members agree; from 0 to log K. Houlsby et al. (2011), equation 2; Depeweg et al. (2018).
-    Raises ``ValueError`` for members that are not [K, n, C].
     """
     each = jax.nn.log_softmax(_checked_members(members), axis=-1)
     mean = log_probability(members)
@@ -90,19 +80,13 @@ def mutual_information(members: Array) -> Array:
 
 
 def negative_log_likelihood(members: Array, labels: Array) -> Array:
-    """``-1/n sum_j log p(y_j | x_j)`` in nats, [], p the mean of the members' softmax; logits [K, n, C], labels [n].
-
-    Raises ``ValueError`` for other shapes or labels that are not integers.
-    """
+    """``-1/n sum_j log p(y_j | x_j)`` in nats, [], p the mean of the members' softmax; logits [K, n, C], labels [n]."""
     _check_labels(members, labels)
     return -jnp.mean(jnp.take_along_axis(log_probability(members), labels[:, None], axis=-1))
 
 
 def brier_score(members: Array, labels: Array) -> Array:
-    """``1/n sum_j sum_c (p(c | x_j) - [c = y_j])^2``, [], from 0 to 2; logits [K, n, C], labels [n].
-
-    Brier (1950), the sum over all classes. Raises ``ValueError`` for other shapes or labels that are not integers.
-    """
+    """``1/n sum_j sum_c (p(c | x_j) - [c = y_j])^2``, [], from 0 to 2; logits [K, n, C], labels [n]. Brier (1950)."""
     _check_labels(members, labels)
     probability = jnp.exp(log_probability(members))
     truth = jax.nn.one_hot(labels, probability.shape[-1], dtype=probability.dtype)
@@ -110,37 +94,19 @@ def brier_score(members: Array, labels: Array) -> Array:
 
 
 def accuracy(members: Array, labels: Array) -> Array:
-    """Share of examples whose most probable class under the ensemble is theirs, []; logits [K, n, C], labels [n].
-
-    Raises ``ValueError`` for other shapes or labels that are not integers.
-    """
+    """Share of examples whose most probable class under the ensemble is theirs, []; logits [K, n, C], labels [n]."""
     return jnp.mean(_confidence(members, labels)[1])
 
 
-def reliability(members: Array, labels: Array, num_bins: int = 15, binning: str = "width") -> Reliability:
-    """Confidence against accuracy in bins of confidence, the probability of the class that the ensemble predicts.
+def reliability(members: Array, labels: Array, num_bins: int = 15) -> Reliability:
+    """Confidence, the probability of the class that the ensemble predicts, against accuracy in ``num_bins`` = B bins.
 
-    Args:
-        members: logits [K, n, C].
-        labels: [n] integers.
-        num_bins: B.
-        binning: ``"width"``: bins ``((b - 1) / B, b / B]`` (Guo et al., 2017, section 2). ``"mass"``: upper ends at
-            the quantiles b / B of the confidences, so that each bin holds n / B examples to within one; equal
-            confidences share a bin, whatever the order of the examples (Nixon et al., 2019, call it adaptive).
-
-    Raises ``ValueError`` for other shapes, an unknown binning, or a number of bins that is not from 1 to n (mass) or
-    at least 1 (width).
+    The bins are ``((b - 1) / B, b / B]`` (Guo et al., 2017, section 2); logits [K, n, C], labels [n]. Raises
+    ``ValueError`` for fewer than one bin.
     """
     confidence, correct = _confidence(members, labels)
-    n = confidence.shape[0]
     whole("num_bins", num_bins)
-    choice("binning", binning, BINNINGS)
-    if binning == "mass" and num_bins > n:
-        raise ValueError(f"num_bins: got {num_bins}, must be at most the {n} examples for bins of equal mass")
     upper = jnp.arange(1, num_bins + 1, dtype=confidence.dtype) / num_bins
-    if binning == "mass":
-        last = jnp.asarray([-(-b * n // num_bins) - 1 for b in range(1, num_bins + 1)])
-        upper = jnp.sort(confidence)[last]
     at = jnp.minimum(jnp.searchsorted(upper, confidence, side="left"), num_bins - 1)
     empty = jnp.zeros((num_bins,), confidence.dtype)
     count = empty.at[at].add(1)
@@ -154,18 +120,16 @@ def calibration_error(bins: Reliability) -> Array:
     return jnp.sum(bins.examples * jnp.abs(bins.accuracy - bins.confidence)) / jnp.sum(bins.examples)
 
 
-def expected_calibration_error(members: Array, labels: Array, num_bins: int = 15, binning: str = "width") -> Array:
+def expected_calibration_error(members: Array, labels: Array, num_bins: int = 15) -> Array:
     """Expected calibration error (ECE), [], from 0 to 1; arguments and errors as in ``reliability``.
 
     Guo et al. (2017), equation 3. With n examples a perfectly calibrated ensemble has a positive ECE, of the order of
     ``sqrt(B / n)``: compare it at equal n and B.
     """
-    return calibration_error(reliability(members, labels, num_bins, binning))
+    return calibration_error(reliability(members, labels, num_bins))
 
 
-def predictive_interval(
-    members: Array, level: float = 0.95, noise_variance: float | Array = 0.0, unbiased: bool = False
-) -> Interval:
+def predictive_interval(members: Array, level: float = 0.95, noise_variance: float | Array = 0.0) -> Interval:
     """Gaussian intervals ``mean +- z sqrt(variance + noise_variance)`` at every point and output, each [n, C].
 
     Args:
@@ -173,21 +137,16 @@ def predictive_interval(
         level: probability of the interval; z is the normal quantile of ``(1 + level) / 2``.
         noise_variance: variance of an observation about its expectation, a number or [n, C]: 0 for an interval of the
             expectation itself.
-        unbiased: divide the variance by K - 1.
 
-    Raises ``ValueError`` for other shapes, a level outside (0, 1), a negative noise variance, or one member where an
-    unbiased estimate is asked.
+    Raises ``ValueError`` for a level outside (0, 1) and a negative noise variance.
     """
-    variance = knowledge_variance(members, unbiased) + _noise(noise_variance, members.shape[1:], members.dtype)
+    variance = knowledge_variance(members) + _noise(noise_variance, members.shape[1:], members.dtype)
     mean, half = jnp.mean(members, axis=0), _normal_quantile(level, variance.dtype) * jnp.sqrt(variance)
     return Interval(mean - half, mean + half)
 
 
 def coverage(interval: Interval, targets: Array) -> Array:
-    """Share of the targets that lie in their intervals, ends included, []; all of one shape.
-
-    Raises ``ValueError`` for unequal shapes.
-    """
+    """Share of the targets that lie in their intervals, ends included, []; raises ``ValueError`` for unequal shapes."""
     if not interval.low.shape == interval.high.shape == targets.shape:
         shapes = f"{interval.low.shape} and {interval.high.shape}, targets {targets.shape}"
         raise ValueError(f"interval: got shapes {shapes}, must be equal")
@@ -213,29 +172,42 @@ def coverage_interval(share: float | Array, num_points: int, level: float = 0.95
     return Interval((centre - half) / scale, (centre + half) / scale)
 
 
-def ood_auroc(inside: Array, outside: Array) -> float:
-    """Area under the ROC curve of a score that should be larger out of distribution, by scikit-learn.
+def measure(predicted: Prediction, targets: Array, labels: Array | None, loss: str) -> dict[str, float]:
+    """Metrics of a prediction under ``loss`` by name, those of ``METRICS`` that apply.
 
-    The probability that an example from ``outside`` [m] scores above one from ``inside`` [n], a tie counting one half
-    (the Mann-Whitney statistic; Hanley and McNeil, 1982). 0.5 is chance. Any score does: an entropy, the mutual
-    information, a variance.
-
-    Raises ``ValueError`` for scores that are not 1-D, of which there are none, or that are not finite.
+    Args:
+        targets: [n, C], what the squared error compares with.
+        labels: [n] class labels; None for regression.
     """
-    from sklearn.metrics import roc_auc_score  # a second to import, and nothing else here needs it
+    members, mean = np.asarray(predicted.members, np.float64), np.asarray(predicted.mean, np.float64)
+    known = None if labels is None else np.asarray(labels)
+    scores, classes = _scores(members, mean, np.asarray(targets), known, loss)
+    found = {name: float(value) for name, value in scores.items()}
+    if known is not None:  # on the host, where a share is divided exactly
+        found["accuracy"] = float(np.mean(np.asarray(classes) == known))
+        found["accuracy_of_members"] = float(np.mean(members.argmax(axis=-1) == known))
+    return {name: found[name] for name in METRICS if name in found}
 
-    for name, scores in (("inside", inside), ("outside", outside)):
-        if scores.ndim != 1 or scores.shape[0] == 0:
-            raise ValueError(f"{name}: got shape {scores.shape}, must be one or more scores [n]")
-        if not bool(jnp.all(jnp.isfinite(scores))):
-            raise ValueError(f"{name}: got scores that are not finite, must be finite")
-    is_outside = np.repeat([0, 1], [len(inside), len(outside)])
-    return float(roc_auc_score(is_outside, np.concatenate([np.asarray(inside), np.asarray(outside)])))
 
-
-def _entropy(log_p: Array) -> Array:
-    """``-sum p log p`` over the last axis."""
-    return -jnp.sum(_weighed(log_p, log_p), axis=-1)
+@functools.partial(jax.jit, static_argnames="loss")
+def _scores(
+    members: Array, mean: Array, targets: Array, labels: Array | None, loss: str
+) -> tuple[dict[str, Array], Array]:
+    """The metrics of ``measure`` by name, but for accuracies, and the predicted classes [n]."""
+    several, found = members.shape[0] > 1, dict[str, Array]()
+    if loss == "cross_entropy" and labels is not None:
+        mean = log_probability(members)
+        found["nll"] = negative_log_likelihood(members, labels)
+        found["ece"] = expected_calibration_error(members, labels)
+        found["brier"] = brier_score(members, labels)
+        found["predictive_entropy"] = jnp.mean(predictive_entropy(members))
+        if several:
+            found["mutual_information"] = jnp.mean(mutual_information(members))
+    else:
+        found["mse"] = jnp.mean((mean - targets) ** 2)
+    if several:
+        found["knowledge_variance"] = jnp.mean(knowledge_variance(members))
+    return found, mean.argmax(axis=-1)
 
 
 def _weighed(log_p: Array, log_q: Array) -> Array:

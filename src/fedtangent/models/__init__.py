@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedtangent.entries import catalogue
-from fedtangent.models.cpu.choice import CONVOLUTIONS, choose_convolution
-from fedtangent.models.cpu.convolution import gemm_convolution
-from fedtangent.models.cpu.pooling import max_pool
-from fedtangent.models.dense import ACTIVATIONS, PARAMETERIZATIONS, DenseLayer, DenseStructure, stax_network
-from fedtangent.models.entry import available, build
+from fedtangent.models.convolutional import CONVOLUTIONS, choose_convolution, max_pool
+from fedtangent.models.dense import ACTIVATIONS, PARAMETERIZATIONS, DenseLayer, DenseStructure
+from fedtangent.models.entry import build
 from fedtangent.models.flax_networks import from_flax
+from fedtangent.models.gemm import gemm_convolution
 from fedtangent.models.kernels import Kernels
 from fedtangent.models.linear import LinearStructure
 from fedtangent.types import Model
@@ -26,13 +25,11 @@ __all__ = [
     "DenseStructure",
     "Kernels",
     "LinearStructure",
-    "available",
     "build",
     "choose_convolution",
     "from_flax",
     "gemm_convolution",
     "max_pool",
-    "stax_network",
 ]
 
 

@@ -1,20 +1,140 @@
-"""The convolutional network of the federated-learning literature, as a flax network."""
+"""The convolutional network of the federated-learning literature, as a flax network, and what makes it fast on a CPU.
+
+Max pooling is written out, and which convolution is the faster one on this machine is measured once and kept.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from fedtangent.models.cpu.choice import resolve_convolution
-from fedtangent.models.cpu.pooling import max_pool
+from fedtangent.checks import choice
+from fedtangent.data import calibration
 from fedtangent.models.entry import CROSS_ENTROPY, SQUARED_ERROR, ModelEntry
 from fedtangent.models.flax_networks import FlaxStructure, from_flax
+from fedtangent.models.gemm import Convolution, gemm_convolution
 from fedtangent.types import Array, Model, PyTree
+
+CONVOLUTIONS: dict[str, Convolution] = {"lax": lax.conv_general_dilated, "gemm": gemm_convolution}
+BATCH, CLIENTS = 10, 2  # of the convolutions that are timed
+LARGEST_WINDOW = 127  # of a pooling: positions are kept as int8
+
+
+# ---- pooling -------------------------------------------------------------------------------------------------------
+
+
+def _windows(x: Array, window: tuple[int, int]) -> Array:
+    """``x`` [B, H, W, C] as [B, H // h, h, W // w, w, C]; rows and columns that fill no window are left out."""
+    (h, w), (rows, columns) = window, (x.shape[1] // window[0], x.shape[2] // window[1])
+    kept = x[:, : rows * h, : columns * w]
+    return kept.reshape((x.shape[0], rows, h, columns, w, x.shape[3]))
+
+
+def _largest(x: Array, window: tuple[int, int]) -> tuple[Array, Array]:
+    """The largest entry of each window and its position, the first one if several are equal; [B, H', W', C] each."""
+    parts = _windows(x, window)
+    positions = itertools.product(range(window[0]), range(window[1]))
+    best = parts[:, :, 0, :, 0]
+    where = jnp.zeros(best.shape, jnp.int8)
+    for place, (i, j) in list(enumerate(positions))[1:]:
+        other = parts[:, :, i, :, j]
+        where = jnp.where(other > best, jnp.int8(place), where)
+        best = jnp.maximum(best, other)
+    return best, where
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _pool(x: Array, window: tuple[int, int]) -> Array:
+    return _largest(x, window)[0]
+
+
+@_pool.defjvp
+def _pool_jvp(window: tuple[int, int], primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    best, where = _largest(primals[0], window)
+    places = jnp.arange(window[0] * window[1], dtype=jnp.int8).reshape((1, 1, window[0], 1, window[1], 1))
+    chosen = where[:, :, None, :, None, :] == places
+    moved = _windows(tangents[0], window)
+    return best, jnp.sum(jnp.where(chosen, moved, jnp.zeros((), moved.dtype)), axis=(2, 4))
+
+
+def max_pool(x: Array, window: tuple[int, int] = (2, 2)) -> Array:
+    """``flax.linen.max_pool(x, window, strides=window, padding="VALID")`` for ``x`` [B, H, W, C].
+
+    The same values, and the same gradient: of equal entries the first in the window takes it. Derivatives of both
+    modes and any order. Raises ``ValueError`` for other shapes and for windows of more than 127 entries.
+    """
+    if x.ndim != 4:
+        raise ValueError(f"x: got shape {x.shape}, must have the axes [B, H, W, C]")
+    if min(window) < 1 or window[0] * window[1] > LARGEST_WINDOW:
+        raise ValueError(f"window: got {window}, must have from 1 to {LARGEST_WINDOW} entries")
+    return _pool(x, tuple(window))
+
+
+# ---- the faster convolution ---------------------------------------------------------------------------------------
+
+
+def choose_convolution(
+    input_shape: Sequence[int],
+    filters: int,
+    window: int,
+) -> str:
+    """``"lax"`` or ``"gemm"``: whichever takes less time for a convolution and its gradients on this device.
+
+    Measured once on a machine for two clients with kernels [window, window, I, filters] of their own and batches of 10
+    images ``input_shape`` = (H, W, I), one client after another on a CPU and both at once elsewhere, as the engine.
+    """
+    settings = tuple(input_shape), filters, window, "scan" if jax.default_backend() == "cpu" else "vmap"
+    seconds = calibration.cached({"convolution": list(map(str, settings))}, functools.partial(_measure, *settings))
+    return min(CONVOLUTIONS, key=lambda name: seconds[name])
+
+
+def _measure(shape: tuple[int, ...], filters: int, window: int, mapping: str) -> dict[str, Any]:
+    """Median seconds of each convolution's ``_step``."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    x = jax.random.normal(keys[0], (CLIENTS, BATCH, *shape), jnp.float32)
+    w = jax.random.normal(keys[1], (CLIENTS, window, window, shape[-1], filters), jnp.float32)
+    steps = {name: _step(convolve, mapping) for name, convolve in CONVOLUTIONS.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        jax.block_until_ready(step(x, w))  # compiles
+    for _ in range(3):  # in turn, so that both meet the same load
+        for name, step in steps.items():
+            start = time.perf_counter()
+            jax.block_until_ready(step(x, w))
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(taken) for name, taken in seconds.items()}
+
+
+def _step(convolve: Convolution, mapping: str) -> Callable[[Array, Array], Array]:
+    """Output and both gradients of one convolution for each client, (x [N, B, H, W, I], w [N, h, w, I, O]) -> []."""
+
+    def loss(x: Array, w: Array) -> Array:
+        y = convolve(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return 0.5 * jnp.vdot(y, y)
+
+    def one(x: Array, w: Array) -> Array:
+        value, (by_x, by_w) = jax.value_and_grad(loss, (0, 1))(x, w)
+        return value + jnp.sum(by_x) + jnp.sum(by_w)
+
+    def step(x: Array, w: Array) -> Array:
+        if mapping == "vmap":
+            return jnp.sum(jax.vmap(one)(x, w))
+        return lax.scan(lambda total, pair: (total + one(*pair), None), jnp.zeros((), x.dtype), (x, w))[0]
+
+    return jax.jit(step)
+
+
+# ---- the network --------------------------------------------------------------------------------------------------
 
 
 def _check(input_shape: Sequence[int], output_size: int, filters: Sequence[int], window: int, pool: int) -> None:
@@ -26,9 +146,8 @@ def _check(input_shape: Sequence[int], output_size: int, filters: Sequence[int],
             "all must be at least 1 and there must be one convolution or more"
         )
     if min(input_shape[:2]) < pool ** len(filters):
-        raise ValueError(
-            f"input_shape: got {tuple(input_shape)}, too small to be pooled {len(filters)} times by {pool}"
-        )
+        side = pool ** len(filters)
+        raise ValueError(f"input_shape: got {tuple(input_shape)}, must be at least {side} high and wide, to be pooled")
 
 
 def _network(convolution: Any, sizes: tuple[tuple[int, ...], tuple[int, ...], int], window: int, pool: int) -> Any:
@@ -75,18 +194,17 @@ def cnn(
     shape = (*shape, 1) if len(shape) == 2 else shape
     filters, hidden = tuple(filters), tuple(hidden)
     _check(shape, output_size, filters, window, pool)
-    last = (
-        *(n // pool ** (len(filters) - 1) for n in shape[:2]),
-        (shape[2], *filters)[-2],
-    )  # the costliest one's input
-    chosen = resolve_convolution(convolution, last, filters[-1], window)
-    network = _network(chosen, (filters, hidden, output_size), window, pool)
+    choice("convolution", convolution, ("auto", *CONVOLUTIONS))
+    if convolution == "auto":  # by the costliest one
+        last = (*(n // pool ** (len(filters) - 1) for n in shape[:2]), (shape[2], *filters)[-2])
+        convolution = choose_convolution(last, filters[-1], window)
+    network = _network(CONVOLUTIONS[convolution], (filters, hidden, output_size), window, pool)
     name = f"cnn({'x'.join(map(str, shape))}, {'-'.join(map(str, (*filters, *hidden, output_size)))})"
     flat = from_flax(network, jax.ShapeDtypeStruct((1, *shape), jnp.float32), output_size, name)
 
     def apply(params: PyTree, x: Array) -> Array:
         if math.prod(x.shape[1:]) != math.prod(shape):
-            raise ValueError(f"x: got {x.shape}, the model takes examples of {shape}")
+            raise ValueError(f"x: got {x.shape}, must be examples of {shape}")
         dtype = jax.tree.leaves(params)[0].dtype
         return flat.apply(params, x.reshape((x.shape[0], *shape)).astype(dtype))
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import jax
 import jax.numpy as jnp
 
-from fedtangent.checks import choice, whole
+from fedtangent.checks import choice, number, whole
 from fedtangent.models.entry import CROSS_ENTROPY, SQUARED_ERROR, ModelEntry
-from fedtangent.models.kernels import AnalyticKernel, check_dtype, check_std
+from fedtangent.models.kernels import AnalyticKernel, check_dtype
 from fedtangent.types import Array, Key, Model, PyTree
 
 PARAMETERIZATIONS = ("ntk", "standard")
@@ -42,7 +42,7 @@ def flatten_inputs(x: Array, input_size: int) -> Array:
     """``x`` [n, ...] as [n, input_size]; raises ``ValueError`` naming both sizes if they differ."""
     flat = x.reshape((x.shape[0], -1)) if x.shape[0] else x.reshape((0, input_size))
     if flat.shape[1] != input_size:
-        raise ValueError(f"x: got {x.shape}, that is {flat.shape[1]} numbers an example, the model takes {input_size}")
+        raise ValueError(f"x: got {x.shape}, {flat.shape[1]} numbers an example, must be {input_size} for this model")
     return flat
 
 
@@ -124,13 +124,6 @@ def _stax(layers: tuple[_Layer, ...], activation: str, parameterization: str) ->
     return stax.serial(*stack)
 
 
-def stax_network(model: Model) -> Any:
-    """The neural-tangents triple ``(init, apply, kernel)`` of a model made by ``mlp``, with the same parameters."""
-    if not isinstance(model.kernel, AnalyticKernel):
-        raise ValueError(f"model: {model.name!r} is not built on neural-tangents' stax")
-    return model.kernel.network()
-
-
 class WeightScales(TypedDict, total=False):
     """How large the weights of ``mlp`` start."""
 
@@ -166,7 +159,9 @@ def mlp(
     widths = (widths,) if isinstance(widths, int) else tuple(widths)
     sizes = (input_size, *widths, output_size)
     _check(sizes, activation, parameterization)
-    check_std(w_std=w_std, b_std=0.0 if b_std is None else b_std, last_w_std=last_w_std or 0.0)
+    for name, std in {"w_std": w_std, "b_std": b_std, "last_w_std": last_w_std}.items():
+        if std is not None:
+            number(name, std, at_least=0)
     check_dtype(dtype, needs_x64=False)
     # Python floats: a NumPy scalar would turn float32 into float64
     stds = [float(w_std)] * len(widths) + [float(w_std if last_w_std is None else last_w_std)]

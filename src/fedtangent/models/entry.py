@@ -30,11 +30,6 @@ class ModelEntry(Entry):
         return SQUARED_ERROR if is_regression else self.loss
 
 
-def available() -> tuple[str, ...]:
-    """Names that ``build`` knows."""
-    return tuple(catalogue("models"))
-
-
 def build(
     name: str, input_shape: int | Sequence[int], output_size: int, kind: str | None = None, **options: Any
 ) -> Model:

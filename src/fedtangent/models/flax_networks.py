@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedtangent.models.cpu.convolution import Geometry, channels_last, gemm_convolution, patches
+from fedtangent.models.gemm import Geometry, channels_last, gemm_convolution, patches
 from fedtangent.types import Array, Key, Model, PyTree
 
 Path = tuple[str, ...]
@@ -54,7 +54,7 @@ def from_flax(module: Any, example_input: Any, output_size: int, name: str | Non
     shapes = jax.eval_shape(initialise, jax.random.key(0))
     others = sorted(set(shapes) - {"params"})
     if others:
-        raise ValueError(f"module: {given} keeps {', '.join(others)} besides its params, must keep nothing else")
+        raise ValueError(f"module: got {given}, which keeps {', '.join(others)}, must keep nothing but params")
 
     def apply(params: PyTree, x: Array) -> Array:
         return module.apply({"params": params}, x)
@@ -62,7 +62,7 @@ def from_flax(module: Any, example_input: Any, output_size: int, name: str | Non
     output = jax.eval_shape(apply, shapes.get("params", {}), example)
     if output.shape != (example.shape[0], output_size):
         raise ValueError(
-            f"module: {given} maps {example.shape} to {output.shape}, must map it to {(example.shape[0], output_size)}"
+            f"module: got {given}, {example.shape} to {output.shape}, must map to {(example.shape[0], output_size)}"
         )
     return Model(
         name=given,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -57,17 +56,10 @@ class AnalyticKernel:
         return select(Kernels(**self.network()[2](first, second, names)._asdict()), get)
 
 
-def check_std(**scales: float) -> None:
-    """Raise ``ValueError`` naming the first scale that is negative or not finite."""
-    for name, value in scales.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name}: got {value!r}, must be finite and at least 0")
-
-
 def check_dtype(dtype: Any, needs_x64: bool) -> None:
     """Raise ``ValueError`` unless ``dtype`` is floating and, if ``needs_x64``, available in the current mode."""
     wanted = np.dtype(dtype)
     if not jnp.issubdtype(wanted, jnp.floating):
         raise ValueError(f"dtype: got {wanted.name}, must be a floating type")
     if needs_x64 and jax.dtypes.canonicalize_dtype(wanted) != wanted:
-        raise ValueError(f"dtype: {wanted.name} needs JAX's 64-bit mode, call fedtangent.enable_x64() first")
+        raise ValueError(f"dtype: got {wanted.name}, must be float32 without fedtangent.enable_x64()")

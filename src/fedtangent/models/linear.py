@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import whole
+from fedtangent.checks import number, whole
 from fedtangent.models.dense import flatten_inputs
 from fedtangent.models.entry import SQUARED_ERROR, ModelEntry
-from fedtangent.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, check_std, select
+from fedtangent.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, select
 from fedtangent.types import Array, Key, Model, PyTree
 
 
@@ -44,9 +44,8 @@ def rbf_linear(
     """
     for name, size in (("num_features", num_features), ("output_size", output_size)):
         whole(name, size)
-    check_std(bandwidth=bandwidth, sigma=sigma)
-    if bandwidth == 0:
-        raise ValueError("bandwidth: got 0, must be positive")
+    number("bandwidth", bandwidth, above=0)
+    number("sigma", sigma, at_least=0)
     check_dtype(dtype, needs_x64=False)
     sigma = float(sigma)  # a NumPy scalar would turn float32 into float64
     centres = np.random.default_rng(seed).uniform(-1.0, 1.0, num_features)

@@ -165,7 +165,7 @@ def lstm(
 
     def apply(params: PyTree, x: Array) -> Array:
         if x.ndim != 2:
-            raise ValueError(f"x: got shape {x.shape}, the model takes characters [n, T]")
+            raise ValueError(f"x: got shape {x.shape}, must be characters [n, T]")
         return _apply(layers, positions, recur, params, x)
 
     name = f"lstm({vocabulary}, {embedding}, {layers}x{units})"

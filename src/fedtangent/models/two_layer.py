@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import whole
+from fedtangent.checks import number, whole
 from fedtangent.models.dense import flatten_inputs
-from fedtangent.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, check_std, select
+from fedtangent.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, select
 from fedtangent.types import Array, Key, Model, PyTree
 
 
@@ -90,9 +90,7 @@ def arc_cosine(x1: Any, x2: Any, spread: np.ndarray) -> tuple[Any, Any]:
 
 def _spread(input_size: int, alpha: float, covariance: Any) -> np.ndarray:
     """A [d, d] with ``A A'`` the covariance of a row of v."""
-    check_std(alpha=alpha)
-    if alpha == 0:
-        raise ValueError("alpha: got 0, must be positive")
+    number("alpha", alpha, above=0)
     if covariance is None:
         return float(alpha) * np.eye(input_size)
     if alpha != 1.0:
@@ -106,9 +104,9 @@ def square_root(covariance: Any, input_size: int) -> np.ndarray:
     if matrix.shape != (input_size, input_size):
         raise ValueError(f"covariance: got shape {matrix.shape}, must be {(input_size, input_size)}")
     if not np.all(np.isfinite(matrix)) or not np.allclose(matrix, matrix.T, rtol=1e-12, atol=0):
-        raise ValueError("covariance: must be finite and symmetric")
+        raise ValueError("covariance: got a matrix that is not, must be finite and symmetric")
     try:
         return np.linalg.cholesky(matrix)
     except np.linalg.LinAlgError as error:
         least = float(np.linalg.eigvalsh(matrix)[0])
-        raise ValueError(f"covariance: least eigenvalue {least:.3g}, must be positive definite") from error
+        raise ValueError(f"covariance: got a least eigenvalue of {least:.3g}, must be positive definite") from error

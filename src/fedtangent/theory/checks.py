@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.checks import choice, finite, partition_structure, real_array, symmetric, whole
+from fedtangent.checks import choice, finite, real_array, symmetric, whole
+from fedtangent.data.partition import validate
 from fedtangent.kernels.gram import KernelBlocks, check_covariance
 from fedtangent.theory.precision import is_concrete
 from fedtangent.types import Cohort, Partition
@@ -69,7 +70,7 @@ def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: 
 
 def check_partition(partition: Partition, n: int) -> Partition:
     """A well-formed partition of n training rows, as NumPy arrays; overlap between clients is allowed."""
-    partition_structure(partition, n)
+    validate(partition, n)
     return Partition(np.asarray(partition.indices), np.asarray(partition.offsets))
 
 

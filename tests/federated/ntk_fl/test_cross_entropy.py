@@ -160,11 +160,11 @@ def test_confident_rows_are_no_nan():
 @pytest.mark.parametrize(
     ("y", "options", "message"),
     [
-        (ONE_HOT - 1 / C, {}, "y: loss is cross_entropy, so rows must be probabilities"),
-        (LABELS + 1, {}, "y: class labels must be from 0 to 2"),
-        (LABELS - 1, {}, "y: class labels must be from 0 to 2"),
+        (ONE_HOT - 1 / C, {}, "y: got rows that are no probabilities, must be"),
+        (LABELS + 1, {}, r"y: got .* must be from 0 to 2"),
+        (LABELS - 1, {}, r"y: got .* must be from 0 to 2"),
         (LABELS[:5], {}, "y and mask"),
-        (LABELS, {"validation": (X, LABELS + 1)}, "validation: class labels must be from 0 to 2"),
+        (LABELS, {"validation": (X, LABELS + 1)}, r"validation: got .* must be from 0 to 2"),
     ],
 )  # fmt: skip
 def test_bad_input(y, options, message):
@@ -202,7 +202,7 @@ def test_a_run_validated_on_class_labels_and_refused_with_wrong_ones():
     run = simulate(algorithm, federated, 1, 0)
     losses = np.asarray(run.history.rounds["losses"]).ravel()
     assert np.asarray(run.history.rounds["time"]).item() == options["times"][int(np.argmin(losses))]
-    with pytest.raises(ValueError, match="validation: class labels must be from 0 to 2"):
+    with pytest.raises(ValueError, match=r"validation: got .* must be from 0 to 2"):
         algorithms.ntk_fl(model, schedule.all_clients(3), validation=(held[0], held[1] + 3), **options)
 
 
@@ -210,7 +210,7 @@ def test_centred_targets_are_refused_before_a_run():
     clients, model = partition.iid(N, 3, seed=0), network()
     algorithm = algorithms.ntk_fl(model, schedule.all_clients(3), learning_rate=RATE, times=(5,), loss="cross_entropy")
     centred = data.federated_data(X, ONE_HOT - 1 / C, clients, dtype=jnp.float64)
-    with pytest.raises(ValueError, match="data: targets: loss is cross_entropy, so rows must be probabilities"):
+    with pytest.raises(ValueError, match="data: targets: got rows that are no probabilities, must be"):
         simulate(algorithm, centred, 1, 0)
 
 
@@ -218,18 +218,18 @@ def test_centred_targets_are_refused_before_a_run():
 def test_a_mask_of_numbers_is_one_of_truths(mask):
     wrong = LABELS.copy()
     wrong[5] = 9
-    with pytest.raises(ValueError, match="y: class labels must be from 0 to 2"):
+    with pytest.raises(ValueError, match=r"y: got .* must be from 0 to 2"):
         evolve(y=wrong, mask=mask)
     rows = ONE_HOT.copy()
     rows[5] = 7, -3, 9
-    with pytest.raises(ValueError, match="y: loss is cross_entropy, so rows must be probabilities"):
+    with pytest.raises(ValueError, match="y: got rows that are no probabilities, must be"):
         evolve(y=rows, mask=mask)
 
 
 def test_one_output_has_no_cross_entropy():
     model = mlp(4, 1, (3,), "relu", dtype=jnp.float64)
     given = Examples(*map(jnp.asarray, (X, 0 * LABELS, EVERY_ROW)))
-    with pytest.raises(ValueError, match="loss: got 'cross_entropy', needs at least two outputs, but the model has 1"):
+    with pytest.raises(ValueError, match="loss: got 'cross_entropy' for 1 outputs, must be for at least two"):
         ntk_evolve(model, model.init(jax.random.key(0)), given, RATE, Evolution((1,), loss="cross_entropy"))
 
 

@@ -207,7 +207,7 @@ def test_the_evolution_of_sparsified_jacobians_is_descent_with_them(kernel: str)
         ({"sparsity": 1.0}, "sparsity: got 1.0, must be at least 0 and below 1"),
         ({"sparsity": -0.1}, "sparsity: got -0.1"),
         ({"sparsity": 0.5, "value_bits": 9}, "value_bits: got 9, must be a whole number from 10 to 32"),
-        ({"sparsity": 0.5, "dtype": jnp.bfloat16}, "dtype: got bfloat16, allowed are float32, float64"),
+        ({"sparsity": 0.5, "dtype": jnp.bfloat16}, "dtype: got 'bfloat16', allowed are float32, float64"),
     ],
 )
 def test_what_is_refused(arguments: dict[str, Any], message: str) -> None:

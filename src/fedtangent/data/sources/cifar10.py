@@ -8,7 +8,7 @@ import numpy as np
 
 from fedtangent import checks
 from fedtangent.data import archive
-from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry, ImageOptions, SourceInfo, as_float, first, images
+from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry, ImageOptions, SourceInfo, first, images
 
 
 def _load(options: ImageOptions, data_dir: Path | None, seed: int) -> Dataset:
@@ -17,7 +17,7 @@ def _load(options: ImageOptions, data_dir: Path | None, seed: int) -> Dataset:
     The archive has ``train_images`` [n, 32, 32, 3] uint8 and ``train_labels`` [n], and perhaps the same for ``test``;
     without, the last fifth of the training images is the test set.
     """
-    dtype = as_float(options.dtype)
+    dtype = checks.dtype(options.dtype, "float32", "float64")
     found = archive.read("cifar10", "cifar10", (32, 32, 3), ("train_images", "train_labels"), data_dir)
     train = found.pair("train")
     if "test_images" in found.held:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtangent import checks
-from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry, ImageOptions, SourceInfo, as_float, first, images
+from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry, ImageOptions, SourceInfo, first, images
 from fedtangent.data.partition import generator
 
 
@@ -24,7 +24,7 @@ class DigitsOptions(ImageOptions):
 
 def _load(options: DigitsOptions, data_dir: Path | None, seed: int) -> Dataset:
     """Images [n, 8, 8, 1] in [0, 1], split by class; the split and the order of the examples are random by ``seed``."""
-    rng, dtype = generator(seed), as_float(options.dtype)
+    rng, dtype = generator(seed), checks.dtype(options.dtype, "float32", "float64")
     checks.number("test_fraction", options.test_fraction, above=0, below=1)
     from sklearn.datasets import load_digits as bundled
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtangent import checks
 from fedtangent.data import archive
-from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry, ImageOptions, SourceInfo, as_float, first, images
+from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry, ImageOptions, SourceInfo, first, images
 
 NEEDED = ("train_images", "train_labels", "train_offsets", "test_images", "test_labels")
 
@@ -18,7 +19,7 @@ def _load(options: ImageOptions, data_dir: Path | None, seed: int) -> Dataset:
     The archive has ``train_images`` [n, 28, 28] uint8 (255 is paper), ``train_labels`` [n] (those below 10 are digits),
     ``train_offsets`` [W + 1] (writer after writer), and the same for ``test``, whose offsets may be left out.
     """
-    dtype = as_float(options.dtype)
+    dtype = checks.dtype(options.dtype, "float32", "float64")
     found = archive.read("femnist_digits", "femnist", (28, 28), NEEDED, data_dir)
     parts: dict[str, np.ndarray | None] = {"user_test": None}
     for split, count in (("train", options.num_train), ("test", options.num_test)):

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtangent import checks
 from fedtangent.data import cache, idx
-from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry, ImageOptions, SourceInfo, as_float, first, images
+from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry, ImageOptions, SourceInfo, first, images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,8 @@ def load_images(source: idx.IdxSource, options: IdxOptions, data_dir: Path | Non
     ``data_dir`` is the folder with the four original idx files, by default $FEDTANGENT_DATA. Where one is named, it is
     used. Raises ``ValueError`` for missing or altered files, a corrupted cache, no network, or an option out of range.
     """
-    dtype, standardise = as_float(options.dtype), checks.flag("standardise", options.standardise)
-    checks.flag("flatten", options.flatten)
+    dtype = checks.dtype(options.dtype, "float32", "float64")
+    standardise, _ = (checks.flag(name, getattr(options, name)) for name in ("standardise", "flatten"))
     arrays, read_from = fetch(source, options, data_dir)
     mean, deviation = _moments(arrays["x_train"]) if standardise else (0.0, 1.0)
     parts = {}

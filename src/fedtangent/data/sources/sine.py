@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtangent import checks
-from fedtangent.data.dataset import Dataset, DatasetEntry, SourceInfo, as_float
+from fedtangent.data.dataset import Dataset, DatasetEntry, SourceInfo
 from fedtangent.data.partition import generator
 
 
@@ -39,7 +39,7 @@ def _load(options: SineOptions, data_dir: Path | None, seed: int) -> Dataset:
     num_users = checks.whole("num_users", options.num_users, 1)
     points = checks.whole("points_per_user", options.points_per_user, 1)
     test_points = checks.whole("test_points", options.test_points, 2)
-    gap, dtype = checks.flag("gap", options.gap), as_float(options.dtype)
+    gap, dtype = checks.flag("gap", options.gap), checks.dtype(options.dtype, "float32", "float64")
     amplitude = rng.normal(1.0, 0.2, (num_users, 1))
     x = rng.uniform(-1.0, 1.0, (num_users, points))
     if gap:  # the halves of [-1, 1], shrunk by two and moved outwards: uniform again

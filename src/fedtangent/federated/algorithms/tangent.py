@@ -15,8 +15,7 @@ from fedtangent.federated.aggregate import stack
 from fedtangent.federated.algorithms.entry import Descent, Given, Hiding, Laws, entry_of, shared_arguments
 from fedtangent.federated.compose import compose, sequentially
 from fedtangent.federated.ntk_fl import Evolution, ntk_server, send_examples, sparse_linearise
-from fedtangent.federated.ntk_fl.losses import probabilities
-from fedtangent.federated.ntk_fl.options import CRITERIA, KERNELS, METHODS, UNSTABLE
+from fedtangent.federated.ntk_fl.options import CRITERIA, KERNELS, METHODS, UNSTABLE, probabilities
 from fedtangent.federated.ntk_fl.tangent import Linearise
 from fedtangent.federated.rates import Rate, check_rate
 from fedtangent.federated.wire.channel import jacobians

@@ -2,10 +2,9 @@
 
 ::
 
-    options     ``Evolution``: how the kernel is evolved, and what it can be evolved on
+    options     ``Evolution``: how the kernel is evolved, on what, and the losses that it descends
     tangent     the network linearised on the pooled examples
     sparse      the same behind sparsified Jacobians (CP-NTK-FL)
-    losses      what is descended, and its targets
     dual        where t steps of gradient descent lead, for many t at once
     evolution   ``ntk_evolve``: one round at the server, with the choice of t
     server      the parts of an algorithm; the recipes are in ``federated.algorithms.tangent``

@@ -22,8 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.fft import dct
 
-from fedtangent.federated.ntk_fl.losses import OUTPUT_LOSSES, OutputLoss
-from fedtangent.federated.ntk_fl.options import Evolution
+from fedtangent.federated.ntk_fl.options import OUTPUT_LOSSES, Evolution, OutputLoss
 from fedtangent.federated.ntk_fl.tangent import Pool, Tangent, averaged_product, num_params
 from fedtangent.types import Array, PyTree
 
@@ -49,10 +48,8 @@ def spectral_dual(
 ) -> Array:
     """The dual [Psi, m, C] after each number of steps, from the eigenvalues [m] and eigenvectors [m, m] of the kernel.
 
-    Args:
-        residual: ``y - f_0`` [m, C]; every column evolves under the same kernel.
-        step: s, the step in function space (``learning_rate / (N C)`` for the loss ``1/(2 N C) sum |f - y|^2``).
-        times: numbers of steps, Psi of them.
+    ``residual`` is ``y - f_0`` [m, C], of which every column evolves under the same kernel, and ``step`` is s
+    (``learning_rate / (N C)`` for the loss ``1/(2 N C) sum |f - y|^2``); ``times`` are Psi numbers of steps.
 
     Eigenvalues below zero are rounding and count as zero. Steps beyond ``2 / lambda_max`` diverge and may overflow to
     non-finite values, as the descent would.

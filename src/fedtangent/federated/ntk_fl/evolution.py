@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent.federated.ntk_fl.dual import Dynamics, dynamics_of, method_of, signs
-from fedtangent.federated.ntk_fl.losses import OUTPUT_LOSSES, probabilities
-from fedtangent.federated.ntk_fl.options import Evolution, check_examples, held_out
+from fedtangent.federated.ntk_fl.options import OUTPUT_LOSSES, Evolution, check_examples, held_out, probabilities
 from fedtangent.federated.ntk_fl.tangent import (
     Examples,
     Pool,
@@ -77,9 +76,9 @@ def ntk_evolve(
     refused = evolution.unstable == "stop" and not isinstance(info["refused"], jax.core.Tracer)
     if refused and jnp.any(info["refused"]):
         raise ValueError(
-            f"learning_rate: got {float(info['learning_rate']):.6g}, above {float(info['stable_learning_rate']):.6g}, "
-            f"the largest stable one, {OUTPUT_LOSSES[evolution.loss].stable} / lambda_max of the {evolution.kernel} "
-            f"kernel of these {int(jnp.sum(examples.mask))} examples"
+            f"learning_rate: got {float(info['learning_rate']):.6g}, must be at most "
+            f"{float(info['stable_learning_rate']):.6g}, {OUTPUT_LOSSES[evolution.loss].stable} / lambda_max of the "
+            f"{evolution.kernel} kernel of these {int(jnp.sum(examples.mask))} examples"
         )
     return new, info
 

@@ -1,17 +1,17 @@
-"""How the server of NTK-FL evolves the kernel: the choices, and what it can evolve."""
+"""How the server of NTK-FL evolves the kernel: the choices, the losses that it descends, and what it can evolve."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import MAX_INDEX, choice, number, whole
-from fedtangent.federated.ntk_fl.losses import LOSSES, OUTPUT_LOSSES, probabilities
+from fedtangent.checks import MAX_INDEX, choice, class_labels, number, whole
 from fedtangent.federated.ntk_fl.tangent import Examples, Linearise
 from fedtangent.types import Array, Model
 
@@ -19,6 +19,70 @@ KERNELS = ("averaged", "exact")
 METHODS = ("auto", "eigh", "chebyshev", "iterate")
 CRITERIA = ("loss", "accuracy")
 UNSTABLE = ("stop", "clip", "allow")
+
+
+class OutputLoss(NamedTuple):
+    """A loss of outputs f [n, C] and targets y [n, C], whose derivative is ``predict(f) - y`` over a constant."""
+
+    predict: Callable[[Array], Array]  # f -> what is compared with y, [n, C]
+    examples: Callable[[Array, Array], Array]  # (f, y) -> of every example, before the mean over what counts, [n]
+    averages_outputs: bool  # whether the mean is over n C and not over n
+    curvature: float  # the largest of an example's loss by its outputs
+    stable: str  # the largest stable learning rate, times lambda_max of the kernel
+    labels: str  # what to do with class labels
+
+    def divisor(self, num_examples: Array | float, num_outputs: int) -> Array | float:
+        """What the loss is divided by, and the learning rate with it."""
+        return num_examples * (num_outputs if self.averages_outputs else 1)
+
+
+def _cross_entropy(outputs: Array, y: Array) -> Array:
+    # A probability that came out 0 where the target is 0 counts 0, not NaN.
+    return -jnp.sum(jnp.where(y > 0, y * jax.nn.log_softmax(outputs, axis=1), 0), axis=1)
+
+
+OUTPUT_LOSSES = {
+    "squared_error": OutputLoss(
+        predict=lambda outputs: outputs,
+        examples=lambda outputs, y: jnp.sum((outputs - y) ** 2, axis=1) / 2,
+        averages_outputs=True,
+        curvature=1.0,
+        stable="2 N C",
+        labels="class labels: one-hot, as data.classification_targets makes them, or loss cross_entropy",
+    ),
+    "cross_entropy": OutputLoss(
+        predict=lambda outputs: jax.nn.softmax(outputs, axis=1),
+        examples=_cross_entropy,
+        averages_outputs=False,
+        curvature=0.5,
+        stable="4 N",
+        labels="class labels: whole numbers [n]",
+    ),
+}
+LOSSES = tuple(OUTPUT_LOSSES)
+
+
+def probabilities(name: str, y: Array, num_classes: int, mask: Array | None = None) -> Array:
+    """Targets of the cross entropy as probabilities [n, C], from those or from class labels [n].
+
+    Raises ``ValueError`` for fewer than two classes and, where values are known, for rows that are not probabilities
+    and labels that are not classes. Other shapes come back as they are.
+    """
+    if num_classes < 2:
+        raise ValueError(f"loss: got 'cross_entropy' for {num_classes} outputs, must be for at least two")
+    known = not any(isinstance(value, jax.core.Tracer) for value in (y, mask))
+    fits = np.ndim(y) > 0 and (mask is None or np.shape(mask) == np.shape(y)[:1])
+    rows = np.asarray(y)[slice(None) if mask is None else np.asarray(mask) != 0] if known and fits else np.empty(0)
+    if np.ndim(y) == 1 and jnp.issubdtype(y.dtype, jnp.integer):
+        if rows.size:
+            class_labels(name, rows, num_classes)
+        return jax.nn.one_hot(y, num_classes, dtype=jnp.float64)
+    if rows.ndim == 2 and not (np.all(rows >= 0) and np.allclose(rows.sum(axis=1), 1, atol=1e-6)):
+        raise ValueError(
+            f"{name}: got rows that are no probabilities, must be (one-hot targets without their mean), or class "
+            "labels [n], for the loss cross_entropy"
+        )
+    return y
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +125,7 @@ class Evolution:
         ):  # fmt: skip
             choice(name, getattr(self, name), allowed)
         if self.loss == "cross_entropy" and self.method in ("eigh", "chebyshev"):
-            raise ValueError(
-                f"method: got {self.method!r}, but the cross entropy's evolution is not linear: use auto or iterate"
-            )
+            raise ValueError(f"method: got {self.method!r}, allowed are auto, iterate with the loss cross_entropy")
         if self.patience is not None:
             whole("patience", self.patience, 1)
         whole("kernel_bytes", self.kernel_bytes, 0)
@@ -88,20 +150,20 @@ def check_examples(evolution: Evolution, model: Model, examples: Examples, learn
     """Raise ``ValueError`` for pooled examples, or a rate, that ``ntk_evolve`` cannot take."""
     x, y, mask = examples
     if jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
-        raise ValueError("ntk_evolve: needs JAX's 64-bit mode, call fedtangent.enable_x64() first")
+        raise ValueError("dtype: got float32, must be float64 for ntk_evolve: call fedtangent.enable_x64() first")
     number("learning_rate", learning_rate, above=0)
     if x.shape[0] == 0:
         raise ValueError(f"x: got shape {x.shape}, must hold at least one row (of padding, if there is no example)")
     if y.shape != (x.shape[0], model.output_size) or mask.shape != (x.shape[0],):
         raise ValueError(
-            f"y and mask: got {y.shape} and {mask.shape}, but x {x.shape} and a model of {model.output_size} outputs "
-            f"need {(x.shape[0], model.output_size)} and {(x.shape[0],)} ({OUTPUT_LOSSES[evolution.loss].labels})"
+            f"y and mask: got {y.shape} and {mask.shape}, must be {(x.shape[0], model.output_size)} and "
+            f"{(x.shape[0],)} for x {x.shape} ({OUTPUT_LOSSES[evolution.loss].labels})"
         )
     size = x.shape[0] * (model.output_size if evolution.kernel == "exact" else 1)
     if evolution.method == "eigh" and 8 * size**2 > evolution.kernel_bytes:
         raise ValueError(
-            f"method: got 'eigh', which holds a kernel of {8 * size**2} bytes [{size}, {size}], but kernel_bytes is "
-            f"{evolution.kernel_bytes}: use auto, chebyshev or iterate"
+            f"method: got 'eigh', a kernel of {8 * size**2} bytes [{size}, {size}], allowed are auto, chebyshev, "
+            f"iterate within kernel_bytes {evolution.kernel_bytes}"
         )
 
 
@@ -113,7 +175,7 @@ def held_out(validation: Any, loss: str, model: Model, x: Array | None = None) -
     if validation is None:
         return None
     if not isinstance(validation, tuple) or len(validation) != 2:
-        raise ValueError("validation: must be None or the pair (x [m, ...], y [m, C])")
+        raise ValueError(f"validation: got {validation!r:.60}, must be None or the pair (x [m, ...], y [m, C])")
     held, y = jnp.asarray(validation[0]), jnp.asarray(validation[1])
     if loss == "cross_entropy":
         y = probabilities("validation", y, model.output_size)

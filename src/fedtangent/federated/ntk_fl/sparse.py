@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from fedtangent.checks import dtype as checked_dtype
 from fedtangent.checks import whole
 from fedtangent.federated.ntk_fl.tangent import Linearise, Pool, Tangent
 from fedtangent.federated.wire.sparsify import (
@@ -32,6 +33,7 @@ from fedtangent.federated.wire.sparsify import (
     threshold_of,
     thresholds,
 )
+from fedtangent.kernels.empirical import back_propagated
 from fedtangent.models.dense import DenseStructure, forward
 from fedtangent.types import Array, Model, PyTree
 
@@ -59,9 +61,7 @@ def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: A
     check_sparsity(sparsity)
     if value_bits is not None:
         whole("value_bits", value_bits, 10, 32)
-    kind = jnp.dtype(dtype)
-    if kind not in (jnp.float32, jnp.float64):
-        raise ValueError(f"dtype: got {kind}, allowed are float32, float64")
+    kind = checked_dtype(dtype, "float32", "float64")
     keep = Keep(sparsity, value_bits)
 
     def linearise(model: Model, weights: PyTree, pool: Pool) -> Tangent:
@@ -200,17 +200,12 @@ def _layers(structure: DenseStructure, params: PyTree, x: Array, mask: Array) ->
     """What the Jacobian is made of, first layer first; zero in rows of padding."""
     inputs, before = forward(structure, params, x)
     real = mask.astype(inputs[0].dtype)
-    top, layer = len(inputs) - 1, structure.layers[-1]
-    bias = None if layer.bias_scale is None else layer.bias_scale * real
-    found = [_DensePart(real * layer.weight_scale * inputs[top], None, bias)]
-    signals = jnp.eye(before[-1].shape[1], dtype=real.dtype)[None]
-    for i in range(top - 1, -1, -1):
-        above = structure.layers[i + 1].weight_scale * params[2 * (i + 1)][0].T
-        slope = jax.jvp(structure.activation, (before[i],), (jnp.ones_like(before[i]),))[1]
-        signals = (signals @ above) * (real * slope)[:, None, :]
-        layer = structure.layers[i]
-        bias = None if layer.bias_scale is None else layer.bias_scale * signals
-        found.insert(0, _DensePart(layer.weight_scale * inputs[i], signals, bias))
+    signals = [real[:, :, None] * d for d in back_propagated(structure, params, before)]
+    found = []
+    for layer, h, d in zip(structure.layers, inputs, [*signals, None], strict=True):
+        weight_scale = real * layer.weight_scale if d is None else layer.weight_scale
+        bias = None if layer.bias_scale is None else layer.bias_scale * (real if d is None else d)
+        found.append(_DensePart(weight_scale * h, d, bias))
     return found
 
 

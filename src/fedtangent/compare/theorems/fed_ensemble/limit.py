@@ -109,7 +109,7 @@ def sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -
             chosen.append(i)
     x_train, y_train = toy.x_train[chosen], toy.y_train[chosen]
     away = np.min(np.abs(toy.x_test - x_train.T), axis=1) >= AWAY
-    clients = partition.quantity_skew(len(chosen), 4, alpha=2.0, seed=seed, min_size=1)
+    clients = partition.quantity_skew(len(chosen), 4, alpha=2.0, seed=seed, min_client_size=1)
 
     def model(width: int) -> Model:
         return mlp(1, 1, widths=(width,), activation="cos", w_std=12.0, b_std=2.0, last_w_std=1.0, dtype=jnp.float64)

@@ -178,7 +178,7 @@ def _setting(
 ) -> Setting:
     """Every option is tried on the same data and rate: half the largest stable step of any client."""
     x_train, y_train, x_test = points
-    held = partition.quantity_skew(len(x_train), NUM_CLIENTS, alpha=2.0, seed=seed, min_size=2)
+    held = partition.quantity_skew(len(x_train), NUM_CLIENTS, alpha=2.0, seed=seed, min_client_size=2)
     kernel = model(1).kernel
     assert kernel is not None
     theta = kernel_blocks(kernel, x_train, x_test).ntk_train

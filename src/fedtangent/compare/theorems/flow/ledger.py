@@ -37,7 +37,7 @@ def checks(scale: str, seed: int) -> list[Verdict]:
 
 def _ledger(model: Model, x: np.ndarray, y: np.ndarray, rate: float, size: Scale, seed: int) -> ResidualLedger:
     """A run of K = 2 models and its ledger."""
-    clients = partition.quantity_skew(len(x), CLIENTS, 2.0, SPLIT, min_size=2)
+    clients = partition.quantity_skew(len(x), CLIENTS, 2.0, SPLIT, min_client_size=2)
     held = data.federated_data(x, y, clients, dtype=jnp.float64)
     plan = schedule.per_client_permutations(CLIENTS, 2)
     algorithm = algorithms.fed_ensemble(model, plan, client_learning_rate=rate, work=Work(steps=STEPS))

@@ -1,1 +1,0 @@
-"""How convolutions and pooling are computed where that is faster."""
