@@ -12,8 +12,9 @@ import pytest
 from fedtangent import models
 from fedtangent.experiments.fed_ensemble import fig3
 from fedtangent.measures.loss_surface import mean_loss
+from fedtangent.types import FederatedData
 
-from ..performed import performed, study_of
+from ..performed import performed
 
 TINY = ("num_clients=5", "num_models=3", "num_rounds=8", "local_epochs=2", "width=8", "num_points=7", "num_train=200")
 
@@ -22,7 +23,7 @@ def test_three_models_are_measured() -> None:
     model = models.build("mlp", 4, 3, widths=(5,))
     rng = np.random.default_rng(0)
     x, y = jnp.asarray(rng.normal(size=(20, 4))), jnp.asarray(rng.integers(0, 3, 20))
-    held = fig3.load(study_of("fed_ensemble.fig3", ("num_clients=2", "num_train=20")), 0).held._replace(x=x, y=y)
+    held = FederatedData(x, y, y, y)
     params = [jax.tree.map(np.asarray, model.init(jax.random.key(k))) for k in range(3)]
     found = fig3.measurer(model, mean_loss(model, "cross_entropy"))(params, fig3.ImageData(held, x))
 
@@ -45,9 +46,9 @@ def test_three_models_are_measured() -> None:
 
 
 def test_models_of_one_start_start_as_one() -> None:
-    study = study_of("fed_ensemble.fig3", ("num_clients=3", "width=4"))
-    model = fig3.network(study.settings, fig3.load(study, 0).held.x, 10)
-    own, joint = (fig3.ensemble(study.settings, model, same).init(7, 3).server.params for same in (False, True))
+    settings = fig3.BarrierSettings(num_clients=3, num_models=3, width=4)
+    model = fig3.network(settings, np.zeros((1, 9)), 2)
+    own, joint = (fig3.ensemble(settings, model, same).init(7, 3).server.params for same in (False, True))
     for free, same in zip(jax.tree.leaves(own), jax.tree.leaves(joint), strict=True):
         np.testing.assert_array_equal(same, np.broadcast_to(free[:1], free.shape))
     assert any(not np.array_equal(leaf[0], leaf[1]) for leaf in jax.tree.leaves(own))

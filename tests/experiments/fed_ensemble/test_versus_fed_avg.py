@@ -91,7 +91,7 @@ def record(validation: float, test: float, up: int = 7) -> Record:
     metrics = {f"{split}.{score}": np.array([value if score == "accuracy" else -value])
                for split, value in (("validation", validation), ("test", test))
                for score in (*SCORES, "accuracy_of_members")}  # fmt: skip
-    return Record(np.array([5]), metrics, np.array([[up, up]]), np.zeros(5), np.zeros(5), 1.0)
+    return Record(np.array([5]), metrics, np.array([[up, up]]), np.zeros(5), 1.0)
 
 
 def concluded(found: experiment.Found, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]

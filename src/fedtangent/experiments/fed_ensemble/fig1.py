@@ -76,7 +76,6 @@ class PosteriorCase(NamedTuple):
 
     seed: int
     held: sine.SineData
-    limit: Gaussian
     law: Law
     trained: sine.TrainedOutputs
     distances: dict[str, Distance]  # by BEFORE, AFTER
@@ -159,7 +158,7 @@ def _case(study: Study, model: Model, algorithm: Algorithm, seed: int) -> Poster
     law = law_of(limit)
     left = max(flow.limit_distance(s.num_rounds, k, limit).mean for k in range(s.num_models))
     found = {when: distance(law, f[:, :, 0]) for when, f in ((BEFORE, trained.start), (AFTER, trained.test))}
-    return PosteriorCase(seed, held, limit, law, trained, found, left)
+    return PosteriorCase(seed, held, law, trained, found, left)
 
 
 def pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> dict[str, Any]:

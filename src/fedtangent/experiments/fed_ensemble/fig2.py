@@ -32,6 +32,13 @@ from fedtangent.theory import gp_limit
 from fedtangent.types import Algorithm, Model
 
 AVERAGE, ENSEMBLE, WITH_NOISE, FLOW, LIMIT = "fed_avg", "fed_ensemble", "fed_ensemble+residual", "flow", "limit"
+LABELS = {
+    AVERAGE: "FedAvg, residual variance",
+    ENSEMBLE: "Fed-ensemble, variance of models",
+    WITH_NOISE: "Fed-ensemble, models + residual",
+    FLOW: "exact process, last round",
+    LIMIT: "process of Theorem 2 (limit)",
+}
 EDGE = 0.5  # data lie in [-1, -0.5] and [0.5, 1]
 REGIONS = ("data", "gap")
 SHOWN = ("covers truth", "mean width", "NLL")
@@ -143,12 +150,28 @@ def run(study: Study) -> Outcome:
             Metric(s.num_rounds, method, seed, "test", name, value, 0, 0)
             for method, of in cases[-1].scores.items() for name, value in of.items()
         ])  # fmt: skip
-    found = summaries(cases)
     _draw(study, cases[0])
+    found = {  # a limit that some seed has not is left out
+        m: {name: summary(name, [case.scores[m][name] for case in cases]) for name in (*COLUMNS, "ratio")}
+        for m in cases[0].scores if all(m in case.scores for case in cases)
+    }  # fmt: skip
     rows = [{"method": m, "score": score, **v.row("mean")} for m, of in found.items() for score, v in of.items()]
+    shown = tuple((LABELS[m], *(format(v, ".0%" if name.startswith("coverage") else ".3g") for name, v in of.items()))
+                  for m, of in found.items())  # fmt: skip
+    columns = ("band", *(f"{what}: {where}" for what in SHOWN for where in REGIONS), "width gap / data (geometric)")
+    sheet = Sheet("95 % bands where there are data and in the gap: means over seeds, 95 % intervals", columns, shown)
+    remarks = [
+        "NLL: expectation over an observation of a new client, in nats; bands without the residual's variance are of "
+        "the function, not of observations. Coverage intervals count a seed as one point (Wilson)"
+    ]
+    trouble = [case for case in cases if case.trouble]
+    if trouble:
+        remarks.append(
+            f"Theorem 2 assumes Theta to have full rank; in {len(trouble)} of {len(cases)} seeds it has not (seed "
+            f"{trouble[0].seed}: {trouble[0].trouble}). Choose clients by --set num_clients=8 spacing=0.03 to see it"
+        )
     verdicts = (exact(cases),) if s.model == "linear" else ()
-    remarks = _remarks(cases)
-    return Outcome((_sheet(s, found),), rows, judge(found), {}, remarks, disagreeing(verdicts), verdicts)
+    return Outcome((sheet,), rows, judge(found), {}, tuple(remarks), disagreeing(verdicts), verdicts)
 
 
 def _case(
@@ -181,21 +204,10 @@ def _limit(blocks: KernelBlocks, held: sine.SineData) -> tuple[Band | None, str]
         limit = gp_limit(blocks, held.y)
     except SingularKernelError as error:
         return None, str(error)
-    largest = float(np.max(np.abs(limit.mean)))
-    trouble = (
-        f"Theta is singular in float64, inverted with a jitter of {limit.jitter:.1e}; the mean reaches {largest:.2g}"
-    )
+    reach = float(np.max(np.abs(limit.mean)))
+    trouble = f"Theta is singular in float64, inverted with jitter {limit.jitter:.1e}; the mean reaches {reach:.2g}"
     band = band_of_processes(np.asarray(limit.mean)[None], np.asarray(limit.cov)[None])
     return band, trouble if limit.jitter > 0 else ""
-
-
-def summaries(cases: Sequence[GapCase]) -> dict[str, dict[str, MeanInterval]]:
-    """Each method's scores over seeds; a limit that some seed has not is left out."""
-    methods = [m for m in cases[0].scores if all(m in case.scores for case in cases)]
-    return {
-        m: {name: summary(name, [case.scores[m][name] for case in cases]) for name in (*COLUMNS, "ratio")}
-        for m in methods
-    }
 
 
 def judge(found: dict[str, dict[str, MeanInterval]]) -> tuple[Claim, ...]:
@@ -218,48 +230,9 @@ def exact(cases: Sequence[GapCase]) -> Verdict:
     return exact_verdict("the exact flow", "linear models are where it puts them", worst, controls, EXACT)
 
 
-def labels(s: GapSettings) -> dict[str, str]:
-    """Names of the methods in tables and figures."""
-    return {
-        AVERAGE: "FedAvg, residual variance",
-        ENSEMBLE: f"Fed-ensemble (K = {s.num_models}), variance of models",
-        WITH_NOISE: "Fed-ensemble, models + residual",
-        FLOW: f"exact process, round {s.num_rounds}",
-        LIMIT: "process of Theorem 2 (limit)",
-    }
-
-
-def _sheet(s: GapSettings, found: dict[str, dict[str, MeanInterval]]) -> Sheet:
-    rows = tuple((labels(s)[m], *(_cell(name, of[name]) for name in (*COLUMNS, "ratio"))) for m, of in found.items())
-    columns = ("band", *(f"{what}: {where}" for what in SHOWN for where in REGIONS), "width gap / data (geometric)")
-    return Sheet("95 % bands where there are data and in the gap: means over seeds, 95 % intervals", columns, rows)
-
-
-def _cell(name: str, v: MeanInterval) -> str:
-    if name.startswith("coverage"):
-        return f"{v:.0%}"
-    if not np.isfinite(v.low) or max(abs(v.mean), abs(v.high)) >= 1e4:
-        return f"{v.mean:.1e}"
-    return f"{v:.2f}" if abs(v.mean) < 100 else f"{v:.0f}"
-
-
-def _remarks(cases: Sequence[GapCase]) -> tuple[str, ...]:
-    lines = [
-        "NLL: expectation over an observation of a new client, in nats; bands without the residual's variance are of "
-        "the function, not of observations. Coverage intervals count a seed as one point (Wilson)"
-    ]
-    trouble = [case for case in cases if case.trouble]
-    if trouble:
-        lines.append(
-            f"Theorem 2 assumes Theta to have full rank; in {len(trouble)} of {len(cases)} seeds it has not (seed "
-            f"{trouble[0].seed}: {trouble[0].trouble}). Choose clients by --set num_clients=8 spacing=0.03 to see it"
-        )
-    return tuple(lines)
-
-
 def _draw(study: Study, case: GapCase) -> None:
     s = study.settings
-    titles = labels(s) | ({LIMIT: f"{labels(s)[LIMIT]}: singular"} if case.trouble else {})
+    titles = LABELS | ({LIMIT: f"{LABELS[LIMIT]}: singular"} if case.trouble else {})
     panels = [
         BandPanel(titles[m], b.mean, b.sd, b.members if len(b.members) > 1 else b.members[:0], COLOURS[m])
         for m, b in case.found.items()

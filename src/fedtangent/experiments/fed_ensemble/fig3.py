@@ -181,7 +181,7 @@ def run(study: Study) -> Outcome:
                                         ("test", "disagreement", t.disagreement))
         ])  # fmt: skip
         starts.append(float(np.mean(_distances([pytrees.take(separate[0], k) for k in range(3)]))))
-    lowest = _draw(study, first, {kind: of[0] for kind, of in found.items()}, loss)
+    _draw(study, first, {kind: of[0] for kind, of in found.items()}, loss)
     failed = tuple(
         f"{LABELS[k]}: the loss is not finite" for k, of in found.items()
         if not all(np.all(np.isfinite(t.segments)) for t in of)
@@ -196,7 +196,6 @@ def run(study: Study) -> Outcome:
         f"barrier: the highest loss on a segment minus that at its worse end, in nats; guessing has "
         f"{math.log(model.output_size):.3f}. Distances are Euclidean in weights",
         f"before training the ensemble's models are {np.mean(starts):.2f} apart: compare their distance at the end",
-        lowest,
         "a barrier on the straight segment does not exclude a curve of low loss around it (Garipov et al., 2018)",
     )
     return Outcome((_sheet(found),), rows, judge(found), remarks=remarks, failed=failed)
@@ -234,8 +233,8 @@ def _sheet(found: dict[str, list[Triple]]) -> Sheet:
     })  # fmt: skip
 
 
-def _draw(study: Study, images: ImageData, triples: dict[str, Triple], loss: loss_surface.Loss) -> str:
-    """Draw both figures, of the first seed; returns where the plane of the ensemble is lowest."""
+def _draw(study: Study, images: ImageData, triples: dict[str, Triple], loss: loss_surface.Loss) -> None:
+    """Both figures, of the first seed."""
     s, figures = study.settings, study.figures
     given, panels = (images.held.x, images.held.y), []
     rounds = tuple(str(share * s.num_rounds // 4) for share in (2, 3, 4))
@@ -250,15 +249,6 @@ def _draw(study: Study, images: ImageData, triples: dict[str, Triple], loss: los
     pairs = [f"{i + 1} to {j + 1}" for i, j in PAIRS]
     lines = {LABELS[kind]: dict(zip(pairs, t.segments, strict=True)) for kind, t in triples.items()}
     loss_segments(lines, f"{title}: loss on the segments", figures / "segments.png")
-    first = panels[0]
-    row, column = np.unravel_index(np.nanargmin(first.loss), first.loss.shape)
-    away = np.linalg.norm(first.models - np.array([first.a[column], first.b[row]]), axis=1)
-    near = int(np.argmin(away))
-    return (
-        f"on the plane of the ensemble the loss is lowest, {first.loss[row, column]:.4f}, at a distance of "
-        f"{away[near]:.2f} from model {near + 1}, which has {triples[ENSEMBLE].losses[near]:.4f}: no model is a "
-        "minimum of the plane if that is lower (without weight decay cross entropy goes on falling as weights grow)"
-    )
 
 
 DIGITS = BarrierSettings()

@@ -175,7 +175,7 @@ def run(study: Study) -> Outcome:
     sheets = [_comparison(of, [r for r in rows if r["budget"] == b]) for b, of in nearest.items()]
     sheets += [_mechanism(s, nearest["rounds"], found["rounds"]), _scan_sheet(fits)]
     details = {"published": PUBLISHED, "fits": [f._asdict() for f in fits], "checks": checks}
-    return Outcome(tuple(sheets), rows, (), details, _remarks(s, fits, checks), disagreeing(verdicts), verdicts)
+    return Outcome(tuple(sheets), rows, (), details, _remarks(fits, checks), disagreeing(verdicts), verdicts)
 
 
 def _deviations(budget: str, found: Pairs) -> dict[str, Any]:
@@ -240,21 +240,15 @@ def _scan_sheet(fits: list[Fit]) -> Sheet:
     })  # fmt: skip
 
 
-def _remarks(s: BiasVarianceSettings, fits: list[Fit], checks: list[dict[str, Any]]) -> tuple[str, ...]:
+def _remarks(fits: list[Fit], checks: list[dict[str, Any]]) -> tuple[str, ...]:
     reading, out = min(fits, key=lambda f: f.distance).reading, "control, schedules left out"
-    lines = [
+    return (
         "SE: standard errors over schedules. bias^.5: root of the squared bias, the reading nearer to the paper's bias"
         if reading == "root" else "The squared bias is the reading nearer to the paper's bias",
         "expected pull: a client's mean weight per round relative to K = 1, 1 - (1 - 1/K)^N: a model with no client in "
         "a round does not move. clients seen: share of clients that have trained a model by the end.",
         f"step size 1 / max Theta(x, x); the schedules' part is {', '.join(f'{c[out]:.1f}' for c in checks)} SE from 0",
-    ]  # fmt: skip
-    if {1, 2} <= set(s.num_models):
-        ratio = PUBLISHED[1][1] / PUBLISHED[2][1]
-        lines.append(
-            f"the paper's variance falls {ratio:.1f} times from K = 1 to 2; independent models of equal training give 2"
-        )
-    return tuple(lines)
+    )  # fmt: skip
 
 
 def _draw(study: Study, nearest: dict[str, Fit], found: dict[str, Pairs]) -> None:

@@ -181,9 +181,6 @@ def _bounds_sheet(study: Study, found: list[Followed], rows: list[dict[str, Any]
 
 def _remarks(first: Followed) -> tuple[str, ...]:
     c, plan = first.theorem.constants, first.theorem.plan
-    inside = [first.flow[a : a + plan.rounds_per_age + 1] / first.flow[a]
-              for a in range(0, len(first.flow) - 1, plan.rounds_per_age)]  # fmt: skip
-    growth = max(float(part.max()) for part in inside)
     vacuous = "Theta is singular to rounding, so u is 0 and every form says only that the residual does not grow"
     return (
         *((vacuous,) if "full_rank" in first.theorem.failing else ()),
@@ -191,7 +188,6 @@ def _remarks(first: Followed) -> tuple[str, ...]:
         f"({c.examples_per_round:.0f}; the least is {c.least_examples_per_round:.0f}), t counts ages of K rounds",
         f"lambda_min {c.lambda_min:.3g}, lambda_max {c.lambda_max:.3g}, eta_0 tau {plan.most_progress:.3g}; "
         f"kappa_2 < 1 asks for eta_0 tau < {c.largest_progress:.2g} here",
-        f"inside an age the residual grew at most by the factor {growth:.3f}; eq. (20) allows {1 + c.kappa_2:.3g}",
         f"assumptions that fail: {', '.join(first.theorem.failing) or 'none'}",
         "holds for ever: the bound falls no faster than the slowest mode of the flow's age, its spectral radius",
         NOT_OWED,

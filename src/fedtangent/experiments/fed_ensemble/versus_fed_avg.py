@@ -39,6 +39,7 @@ PAPER = (
     f"published, FE-2024 table II, MNIST of 100 clients with 2 classes each, a CNN: accuracy {PUBLISHED[BASELINE]} "
     f"for FedAvg, {PUBLISHED[METHOD]} for Fed-ensemble; the papers give no NLL, ECE or Brier score"
 )
+ENDS = ("difference", "low_95", "high_95")
 HIGHER_IS_BETTER = ("accuracy",)
 DECISIVE = ("num_models", "local_epochs", "batch_size", "model", "width", "decay", "weight_decay")
 
@@ -72,14 +73,9 @@ IMAGES = VersusSettings(
 )
 # The paper's MNIST: 100 clients, 10 epochs of batch 16, weight decay .001, .99 every ten rounds, 55,000 examples.
 TABLE_II = VersusSettings(
-    num_clients=100,
-    num_rounds=100,
-    local_epochs=10,
-    model="cnn",
+    num_clients=100, num_rounds=100, local_epochs=10, model="cnn", weight_decay=0.001, num_validation=5000,
     learning_rates=(0.001, 0.003, 0.01, 0.03, 0.1),
-    weight_decay=0.001,
-    num_validation=5000,
-)
+)  # fmt: skip
 SCALES = {
     "digits": by_scale(DIGITS, replace(DIGITS, num_rounds=120), replace(DIGITS, num_rounds=400, local_epochs=10)),
     **dict.fromkeys(("fashion_mnist", "mnist"), by_scale(IMAGES, paper=TABLE_II)),
@@ -146,9 +142,8 @@ def run(study: Study) -> Outcome:
         s.evaluate_every, largest,
     )  # fmt: skip
     for seed in study.each_seed():
-        for name in NAMES:
-            for config in (Config(name, rate) for rate in s.learning_rates):
-                found.setdefault(config, []).append(play(bench, config, seed, s.num_rounds))
+        for config in itertools.starmap(Config, itertools.product(NAMES, s.learning_rates)):
+            found.setdefault(config, []).append(play(bench, config, seed, s.num_rounds))
     return conclude(study, bench.methods(study.seeds[0]), found)
 
 
@@ -185,8 +180,7 @@ def conclude(study: Study, of: dict[str, Method], found: Found) -> Outcome:
          **{m: float(last(records, m).mean()) for m in records[0].metrics if not m.startswith("bins.")}}
         for config, records in found.items()
     ]  # fmt: skip
-    row = rows[0]
-    d = MeanInterval(row["difference"], row["low_95"], row["high_95"])
+    d = MeanInterval(*(rows[0][k] for k in ENDS))
     claim = Claim("Fed-ensemble is more accurate than FedAvg", f"{d:+.4f}", d.above())  # Table II
     details = {"published": PUBLISHED, "bytes_equal": same, "grid": grid,
                "bytes": {m: {"uplink": v[:, 0], "downlink": v[:, 1]} for m, v in sent.items()}}  # fmt: skip
@@ -224,7 +218,7 @@ def _comparison(study: Study, of: dict[str, Config], rows: list[dict[str, Any]],
         f"Fed-ensemble (K = {s.num_models}) against FedAvg on {study.dataset}: test examples, round {s.num_rounds}, "
         f"{len(study.seeds)} paired seeds; rates by validation {by}: {rates}"
     )
-    shown = [{**r, "name": LABELS[r["metric"]], "d": MeanInterval(r["difference"], r["low_95"], r["high_95"])}
+    shown = [{**r, "name": LABELS[r["metric"]], "d": MeanInterval(*(r[k] for k in ENDS))}
              for r in rows if r["rates_chosen_by"] == f"validation {criterion}"]  # fmt: skip
     columns = {"metric": "{name}", "FedAvg": "{fed_avg:.4f}", "Fed-ensemble": "{fed_ensemble:.4f}",
                "difference, 95 % interval": "{d:+.4f}", "Fed-ensemble is": "{verdict}"}  # fmt: skip

@@ -43,15 +43,8 @@ EVOLVED = {
     "cp_ntk_fl": "squared_error",
     "cp_ntk_fl_cross_entropy": "cross_entropy",
 }
-RECIPES: dict[str, Callable[..., Algorithm]] = {  # of the others
-    "centralised": algorithms.centralised,
-    "data_sharing": algorithms.data_sharing,
-    "fed_nova": algorithms.fed_nova,
-    "fed_avg": algorithms.fed_avg,
-    "cp_fed_avg": algorithms.fed_avg,
-    "fed_com": algorithms.fed_com,
-    "qsgd": algorithms.fed_paq,
-}
+# Recipes that are not called as the method is.
+RECIPES: dict[str, Callable[..., Algorithm]] = {"cp_fed_avg": algorithms.fed_avg, "qsgd": algorithms.fed_paq}
 # Each with what it makes smaller.
 PAIRED = {"cp_ntk_fl": "ntk_fl", "cp_ntk_fl_cross_entropy": "ntk_fl_cross_entropy", "cp_fed_avg": "fed_avg"}
 METHODS = ("centralised", "ntk_fl", "ntk_fl_cross_entropy", "data_sharing", "fed_nova", "fed_avg")
@@ -111,14 +104,6 @@ IMAGES: dict[str, Any] = {
 # The settings that a run depends on, besides its data and its configuration.
 DECISIVE = ("clients_per_round", "width", "last_w_std", "batch_size", "loss", "times", "momentum", "beta",
             "projected", "sparsity", "value_bits", "shared")  # fmt: skip
-
-
-def check_cohort(s: CohortSettings) -> None:
-    """Raise ``ValueError`` for settings that do not go together."""
-    if s.clients_per_round > s.num_clients:
-        raise ValueError(f"clients_per_round: got {s.clients_per_round}, must be at most {s.num_clients}, all clients")
-    if s.window > min(s.num_rounds, s.reference_rounds):
-        raise ValueError(f"window: got {s.window}, must be at most num_rounds and reference_rounds")
 
 
 def divide(name: str, data_dir: Path | None, seed: int, s: CohortSettings) -> Trial:
@@ -212,7 +197,8 @@ def _training(s: CohortSettings, name: str, trial: Trial, plan: Schedule) -> Met
 
     def build(steps: Any, rate: float | Array) -> Algorithm:
         rates = {"learning_rate" if central else "client_learning_rate": _single(rate)}
-        return RECIPES[name](model, plan, work=Work(steps=steps, batch_size=s.batch_size), loss=s.loss, **rates, **own)
+        recipe, work = RECIPES.get(name) or getattr(algorithms, name), Work(steps=steps, batch_size=s.batch_size)
+        return recipe(model, plan, work=work, loss=s.loss, **rates, **own)
 
     steps = s.server_steps if central else s.local_steps
     return Method(LABELS[name], s.learning_rates, steps, build, held, trial.splits)

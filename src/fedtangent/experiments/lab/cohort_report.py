@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.experiments.lab.cohort import DECISIVE, EVOLVED, LABELS, CohortSettings, check_cohort, divide, methods
-from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, Claim, MeanInterval, Outcome, Sheet, interval, table
+from fedtangent.experiments.lab.cohort import DECISIVE, EVOLVED, LABELS, CohortSettings, divide, methods
+from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, Claim, Outcome, Sheet, interval, table
 from fedtangent.experiments.lab.runner import PACKAGE, Experiment, Study
 from fedtangent.experiments.lab.runs import Bench, Record, Runs, Tuned, repeat, tune
 from fedtangent.output.line_plots import lines_with_errors
@@ -23,7 +23,6 @@ LOSSES = {
     "cross_entropy": "cross entropy (its authors' code)",
 }
 STAND_IN = "scikit-learn's digits (64 inputs) stand in for the paper's data: name its data set and --data-dir"
-MOMENTUM = "FedNova's clients have momentum: without it equally many local steps would make it FedAvg"
 CLIENTS = {  # what is to be said of a partition
     "dirichlet": "",
     "writers": "the writers of the data folder's sample: the paper has 300",
@@ -37,7 +36,10 @@ CURVES = "NTK-FL outperforms all baseline FL algorithms and is close to the idea
 def check(study: Study, **changes: Any) -> None:
     """Build every method on the first seed's data, with some settings changed; raises ``ValueError``."""
     s = dataclasses.replace(study.settings, **changes)
-    check_cohort(s)
+    if s.clients_per_round > s.num_clients:
+        raise ValueError(f"clients_per_round: got {s.clients_per_round}, must be at most {s.num_clients}, all clients")
+    if s.window > min(s.num_rounds, s.reference_rounds):
+        raise ValueError(f"window: got {s.window}, must be at most num_rounds and reference_rounds")
     if s.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {s.tuning_seed}, which is among the seeds {study.seeds}")
     for method in methods(s, divide(study.dataset, study.data_dir, study.seeds[0], s)).values():
@@ -102,40 +104,42 @@ def spread(values: np.ndarray) -> str:
     return f"{values.mean():.4f} +- {values.std(ddof=1) / np.sqrt(len(values)):.4f}"
 
 
-def against(runs: Runs, method: str, s: CohortSettings) -> tuple[Sheet, list[dict[str, Any]]]:
-    """Test accuracy of all methods, and how far ``method`` is above each of the others, seed by seed."""
-    found, rows, shown = ends(runs, s), [], []
+def against(runs: Runs, method: str, s: CohortSettings) -> tuple[Sheet, list[dict[str, Any]], list[Claim]]:
+    """Test accuracy of all methods, and how far ``method`` is above each of the others, seed by seed: the claim."""
+    found, rows, shown, claims, own = ends(runs, s), [], [], [], LABELS[method]
     for name, values in found.items():
         row: dict[str, Any] = {"method": name, "round": s.num_rounds, "accuracy": values.mean(), "seeds": values}
-        d = None
-        if name != method:
-            d = interval(found[method] - values)
+        d = None if name == method else interval(found[method] - values)
+        if d is not None:
             row |= {**d.row(), f"{method}_is_above": d.above()}
+            above = f"{own} is above {LABELS[name]} after {s.num_rounds} rounds", f"by {d:+.4f}", d.above()
+            near = f"{own} is within {NEAR:g} of the centralised training", f"{d:+.4f} from it", d.above(-NEAR)
+            claims.append(Claim(*(near if name == "centralised" else above)))
         rows.append(row)
         shown.append({"label": LABELS[name], "accuracy": spread(values), "d": d})
     title = (
         f"test accuracy, mean of rounds {s.num_rounds - s.window + 1} to {s.num_rounds}, +- its standard error over "
         f"{len(found[method])} seeds"
     )
-    columns = {"method": "{label}", "accuracy": "{accuracy}", f"{LABELS[method]} minus it, 95 % interval": "{d:+.4f}"}
-    return table(title, shown, columns), rows
+    columns = {"method": "{label}", "accuracy": "{accuracy}", f"{own} minus it, 95 % interval": "{d:+.4f}"}
+    return table(title, shown, columns), rows, claims
 
 
 class Reached(NamedTuple):
-    """When each seed's run of a method first reaches that seed's level."""
+    """When each seed's run of a method first reaches that seed's level; means are infinite if one does not."""
 
     rounds: list[int | None]
     uplink: list[int | None]  # bytes until then
 
     @property
     def mean_rounds(self) -> float:
-        """Mean over seeds; infinite if one does not get there."""
-        return float("inf") if None in self.rounds else float(np.mean([r for r in self.rounds if r is not None]))
+        """Over seeds."""
+        return float(np.mean([np.inf if r is None else r for r in self.rounds]))
 
     @property
     def mean_mib(self) -> float:
-        """Mean uplink in MiB; infinite if one does not get there."""
-        return float("inf") if None in self.uplink else float(np.mean([u for u in self.uplink if u is not None])) / MIB
+        """Uplink over seeds."""
+        return float(np.mean([np.inf if u is None else u for u in self.uplink])) / MIB
 
 
 def reached(curves: Sequence[Record], levels: Sequence[float]) -> Reached:
@@ -212,9 +216,9 @@ def _figure_4(claim: str, study: Study) -> Outcome:
     tuned = tune_all(bench)
     runs = repeat_all(bench, tuned, {"fed_avg": max(s.num_rounds, s.reference_rounds)} if "fed_avg" in tuned else {})
     compared = {name: against(runs, name, s) for name in WHOLE if name in runs}
-    sheets = [sheet for sheet, _ in compared.values()]
-    rows = [{"compared": name, **row} for name, (_, found) in compared.items() for row in found]
-    claims = [one for name, (_, found) in compared.items() for one in judge(found, s, name)]
+    sheets = [sheet for sheet, _, _ in compared.values()]
+    rows = [{"compared": name, **row} for name, (_, found, _) in compared.items() for row in found]
+    claims = [claim for _, _, own in compared.values() for claim in own]
     details: dict[str, Any] = {}
     if "fed_avg" in runs:
         levels = [after(c, s.reference_rounds, s.window) for c in runs["fed_avg"]]
@@ -225,20 +229,6 @@ def _figure_4(claim: str, study: Study) -> Outcome:
         details = {"levels": levels, "rounds_to_level": found}
     draw(study, runs)
     return outcome(study, claim, tuned, [*sheets, by_round(runs)], rows, claims, {"": runs}, **details)
-
-
-def judge(rows: list[dict[str, Any]], s: CohortSettings, method: str = "ntk_fl") -> list[Claim]:
-    """The claim's parts of one way to evolve."""
-    own, claims = LABELS[method], []
-    for row in (row for row in rows if "difference" in row):
-        d = MeanInterval(row["difference"], row["low_95"], row["high_95"])
-        if row["method"] == "centralised":
-            claim = f"{own} is within {NEAR:g} of the centralised training"
-            claims.append(Claim(claim, f"{d:+.4f} from it", d.above(-NEAR)))
-        else:
-            claim = f"{own} is above {LABELS[row['method']]} after {s.num_rounds} rounds"
-            claims.append(Claim(claim, f"by {d:+.4f}", d.above()))
-    return claims
 
 
 def soon(reached: Reached, s: CohortSettings, method: str = "ntk_fl") -> Claim:
@@ -257,7 +247,6 @@ def _settled(study: Study) -> list[str]:
     lines = (
         f"one network of {s.width} hidden units in the standard parameterization for all, inputs standardised, last "
         f"layer drawn with {s.last_w_std:g} / sqrt(width); gradient methods under the {s.loss.replace('_', ' ')}{own}",
-        MOMENTUM if "fed_nova" in s.methods else "",
         STAND_IN if study.dataset == "digits" else "",
         CLIENTS[s.partition],
     )

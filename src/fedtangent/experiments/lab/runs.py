@@ -61,14 +61,13 @@ class Record(NamedTuple):
     rounds: np.ndarray  # [E], 0 first
     metrics: dict[str, np.ndarray]  # "split.score" -> [E, ...]
     sent: np.ndarray  # [E, 2] int64, bytes up and down
-    times: np.ndarray  # [R] int32, NTK-FL's chosen number of steps; 0 where there is none
     status: np.ndarray  # [R] int32, NTK-FL's: 0 fine, 1 every candidate diverged, 2 no examples
     seconds: float
 
     @property
     def num_rounds(self) -> int:
         """Rounds R."""
-        return len(self.times)
+        return len(self.status)
 
     @property
     def test(self) -> np.ndarray:
@@ -149,9 +148,8 @@ def _compute(bench: Bench, method: Method, config: Config, seed: int, num_rounds
         bench.compiled[key] = trial_program(method.build, numbers, method.data, engine, bench.measure, bench.every)
     traced = {"steps": np.int32(config.steps), "rate": config.rate}
     found = run_trial(bench.compiled[key], seed, traced, method.data, method.splits, num_rounds, bench.every)
-    reported = (np.asarray(found.infos.get(name, np.zeros(num_rounds))) for name in ("time", "status"))
-    times, status = (v.reshape(num_rounds, -1).max(axis=1).astype(np.int32) for v in reported)
-    return Record(found.rounds, found.metrics, found.sent, times, status, time.perf_counter() - start)
+    status = np.asarray(found.infos.get("status", np.zeros(num_rounds))).reshape(num_rounds, -1).max(axis=1)
+    return Record(found.rounds, found.metrics, found.sent, status.astype(np.int32), time.perf_counter() - start)
 
 
 def _digest(bench: Bench, config: Config) -> str:
@@ -172,8 +170,8 @@ def _read(path: Path, num_rounds: int) -> Record | None:
     if ends > len(found["rounds"]) or found["rounds"][ends - 1] != num_rounds:
         return None
     metrics = {name: values[:ends] for name, values in found.items() if "." in name}
-    times, status = found["times"][:num_rounds], found["status"][:num_rounds]
-    return Record(found["rounds"][:ends], metrics, found["sent"][:ends], times, status, float(found["seconds"]))
+    status, seconds = found["status"][:num_rounds], float(found["seconds"])
+    return Record(found["rounds"][:ends], metrics, found["sent"][:ends], status, seconds)
 
 
 def _write(path: Path, record: Record) -> None:

@@ -87,9 +87,7 @@ def projected(trial: Trial, dimension: int) -> Trial:
     if dimension > size:
         raise ValueError(f"projected: got {dimension}, larger than the {size} inputs, must be at most that")
     matrix = projection_matrix(size, dimension, trial.seed, dtype=np.float32)
-    splits = {
-        part: EvaluationSet(jnp.asarray(np.asarray(x) @ matrix), labels) for part, (x, labels) in trial.splits.items()
-    }
+    splits = {part: s._replace(x=jnp.asarray(np.asarray(s.x) @ matrix)) for part, s in trial.splits.items()}
     held = trial.data._replace(x=jnp.asarray(np.asarray(trial.data.x) @ matrix))
     return trial._replace(data=held, splits=splits)
 

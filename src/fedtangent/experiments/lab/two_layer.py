@@ -159,19 +159,16 @@ def several_rounds(
     task: TwoLayerProblem, start: Start, learning_rate: float, times: tuple[int, ...], num: int, seed: int
 ) -> NtkRounds:
     """NTK-FL with every client in every round, t(k) by the training loss (11a). Needs 64-bit types."""
-    algorithm = algorithms.ntk_fl(
-        start.model, schedule.all_clients(task.partition.num_clients), learning_rate=learning_rate, times=times,
-        kernel="averaged",
-    )  # fmt: skip
+    plan = schedule.all_clients(task.partition.num_clients)
+    algorithm = algorithms.ntk_fl(start.model, plan, learning_rate=learning_rate, times=times, kernel="averaged")
     read, size = algorithm.params, len(task.x)
 
     def look(state: PyTree) -> dict[str, np.ndarray]:
         return {"v": np.array(read(state)["v"][0])}  # type: ignore[misc]
 
     seen = simulate(algorithm, task.federated(), num, seed, evaluate_every=1, evaluate=look, init_key=start.key).history
-    least = tuple(
-        float(np.linalg.eigvalsh(empirical_kernel(task.x, e.metrics["v"]))[0]) for e in seen.evaluations[:num]
-    )
+    starts = [e.metrics["v"] for e in seen.evaluations[:num]]
+    least = tuple(float(np.linalg.eigvalsh(empirical_kernel(task.x, v))[0]) for v in starts)
     chosen = tuple(int(t) for t in np.asarray(seen.rounds["time"]).reshape(num))
     candidates = 2 * size * np.asarray(seen.rounds["losses"]).reshape(num, -1)
     bound = tuple(max(1 - learning_rate * v / (2 * size), 0.0) ** t for v, t in zip(least, chosen, strict=True))

@@ -73,13 +73,11 @@ def run(study: Study) -> Outcome:
     return report.outcome(study, CLAIM, tuned, (sheet,), rows, judge(s, gains), runs)
 
 
-def judge(s: AlphaSettings, gains: dict[str, np.ndarray]) -> tuple[Claim, ...]:
+def judge(s: AlphaSettings, gains: dict[str, np.ndarray]) -> list[Claim]:
     """Whether each method gains more from the smallest to the largest alpha than NTK-FL, [seeds] each."""
-    ends = f"from alpha {s.alphas[0]:g} to {s.alphas[-1]:g}"
     more = {name: interval(gains[name] - gains["ntk_fl"]) for name in s.methods if name != "ntk_fl"}
-    return tuple(
-        Claim(f"{LABELS[name]} gains more {ends} than NTK-FL", f"by {d:+.4f}", d.above()) for name, d in more.items()
-    )
+    claim = f"gains more from alpha {s.alphas[0]:g} to {s.alphas[-1]:g} than NTK-FL"
+    return [Claim(f"{LABELS[name]} {claim}", f"by {d:+.4f}", d.above()) for name, d in more.items()]
 
 
 ENTRIES = (experiment(__name__, run, SCALES, ("yue2022",), check=check, least_seeds=2),)

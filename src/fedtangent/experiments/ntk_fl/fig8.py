@@ -92,6 +92,7 @@ class Reconstruction(NamedTuple):
     finite: bool
 
 
+Read = dict[str, Reconstruction]  # by attack
 Found = dict[str, dict[float, Reconstruction]]  # by attack and sparsity
 
 
@@ -162,9 +163,7 @@ def _inputs(model: Model, x: np.ndarray) -> Array:
     return jnp.asarray(x)[..., None] if model.structure is None else jnp.asarray(x).reshape(len(x), -1)
 
 
-def _deep(
-    s: LeakageSettings, model: Model, key: Key, images: AttackedImages, sparsity: float
-) -> dict[str, Reconstruction]:
+def _deep(s: LeakageSettings, model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
     params, x = model.init(jax.random.fold_in(key, 0)), _inputs(model, images.x)
     shape, search = x.shape[1:], jax.random.fold_in(key, 1)
     labels = jnp.asarray(images.labels)
@@ -180,7 +179,7 @@ def _deep(
     return found
 
 
-def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> dict[str, Reconstruction]:
+def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
     """Closed form: plain, rows in another order, and weights in another order without and with a colluding client."""
     params = model.init(key)
     everyone = np.concatenate([images.x, images.known])
@@ -203,9 +202,7 @@ def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> d
     }
 
 
-def _projected(
-    s: LeakageSettings, model: Model, key: Key, images: AttackedImages, sparsity: float
-) -> dict[str, Reconstruction]:
+def _projected(s: LeakageSettings, model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
     """Closed form of the projected inputs, taken back with another matrix and with the clients' own."""
     params, x = model.init(key), jnp.asarray(images.x)
     pixels, size = x[0].size, projected_size(s, images)

@@ -42,7 +42,6 @@ REMARKS = (
     "activities that did change; control: the same for a factor 1/n in eq. (12), which has to be broken",
     "2 sum gamma is what the paper draws as its analytical upper bound: the coefficient 2 is chosen, not Lemma 2's",
     "Lemma 2 is about eq. (12); R is the largest movement of a neuron, measured, and delta is in the settings",
-    "residuals: squared, of the networks, relative to the start, at the last step",
 )
 
 
