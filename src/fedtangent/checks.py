@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -67,6 +68,12 @@ def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name}: got {value!r}, must be True or False")
     return bool(value)
+
+
+def folder(name: str, path: Path | None) -> None:
+    """Refuse a path that is named and is no folder."""
+    if path is not None and not path.is_dir():
+        raise ValueError(f"{name}: got {path}, must be a folder")
 
 
 def choice(name: str, value: Any, allowed: Iterable[str]) -> str:

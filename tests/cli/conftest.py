@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import pytest
 
-from fedtangent.cli import main
+from fedtangent import entries
+from fedtangent.cli import main, train
+from fedtangent.compare import Setting, side_by_side
+from fedtangent.compare.cases import CaseEntry, sine_linear
+from fedtangent.data import partition
+from fedtangent.engine.description import Built, Description, build
+from fedtangent.engine.history import Evaluation, History, Run
+from fedtangent.engine.memory import MemoryPlan
+from fedtangent.engine.run import Resolved
+from fedtangent.federated import schedule
+from fedtangent.types import Cost
 
 
 class Ended(NamedTuple):
@@ -42,3 +56,85 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
         return Ended(ended.value.code, *capsys.readouterr())
 
     return ended_with
+
+
+BUILT: dict[str, Built] = {}
+
+
+@pytest.fixture
+def kept_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of one identity share one algorithm, and so its compiled programs."""
+
+    def kept(described: Description) -> Built:
+        name = repr(described.identity())
+        if name not in BUILT:
+            BUILT[name] = build(described)
+        return BUILT[name]._replace(description=described)
+
+    monkeypatch.setattr(train, "build", kept)
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`train` is prepared whole and writes what it writes, but its runs end as soon as they begin."""
+
+    def simulate(algorithm: Any, data: Any, num_rounds: int, *, seed: int, on_evaluation: Any, **options: Any) -> Run:
+        assert callable(options["evaluate"]) and options["mapping"] == "scan"
+        evaluations = []
+        for round_, loss in ((0, 2.0 + seed), (num_rounds, 1.0)):
+            found = {"nll": loss, "mse": loss, "accuracy": 0.5}
+            evaluations.append(Evaluation(round_, {"train": found, "test": found}, round_, round_))
+            on_evaluation(evaluations[-1])
+        rounds = {"model_weight": np.ones((1, algorithm.schedule.num_models))}
+        return Run(None, History(evaluations, rounds, Cost(0, 0, 0)))
+
+    def predict(algorithm: Any, state: Any, x: Any) -> Any:
+        return SimpleNamespace(members=np.zeros((1, len(x), 10)))
+
+    resolved = Resolved("scan", MemoryPlan(*[1] * 7), {})
+    monkeypatch.setattr(train, "simulate", simulate)
+    monkeypatch.setattr(train, "predict", predict)
+    monkeypatch.setattr(train, "resolve_mapping", lambda *given, **more: resolved)
+
+
+def tiny(data_dir: object, scale: str, seed: int) -> Setting:
+    """The linear model on 20 points."""
+    whole = sine_linear(None, "smoke", seed)
+    return dataclasses.replace(
+        whole,
+        x_train=whole.x_train[:20],
+        y_train=whole.y_train[:20],
+        x_test=whole.x_test[::10],
+        y_test=whole.y_test[::10],
+        partition=partition.iid(20, 4, seed),
+        schedule=schedule.per_client_permutations(4, 2),
+        draws=6,
+        num_rounds=4,
+        evaluate_every=4,
+        ntk_times=(10, 50),
+        learning_rate=0.0,  # chosen anew
+    )
+
+
+@functools.cache
+def trained(function: str, width: int, *more: Any) -> Any:
+    """The networks of ``tiny``, trained once."""
+    return SIMULATORS[function](tiny(None, "smoke", 0), width, *more)
+
+
+SIMULATORS: dict[str, Any] = {name: getattr(side_by_side, name) for name in ("fed_ensemble", "ntk_fl")}
+
+
+@pytest.fixture
+def trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The networks of ``tiny`` are trained once for all that compare them."""
+    for name in SIMULATORS:
+        once = functools.partial(lambda function, setting, *given: trained(function, *given), name)
+        monkeypatch.setattr(side_by_side, name, once)
+
+
+@pytest.fixture
+def tiny_case(monkeypatch: pytest.MonkeyPatch, trained_once: None) -> None:
+    """The case ``sine`` is ``tiny``."""
+    entry = CaseEntry("sine", "tiny", lambda *given: [tiny(*given)])
+    monkeypatch.setitem(entries.catalogue("cases"), "sine", entry)  # type: ignore[arg-type]

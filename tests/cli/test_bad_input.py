@@ -21,7 +21,7 @@ COMPARE = {
     "scale": (["--scale", "huge"], "allowed are smoke, default, paper"),
     "seed": (["--seed", "-1"], "seed: got -1"),
     "seed too large": (["--seed", str(2**70)], "seed"),
-    "no such folder": (["--case", "fashion_mnist", "--data-dir", "nowhere"], "nowhere is not a directory"),
+    "no such folder": (["--case", "fashion_mnist", "--data-dir", "nowhere"], "data_dir: got nowhere, must be a folder"),
 }
 
 

@@ -4,48 +4,24 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fedtangent import entries
-from fedtangent.compare import Setting, checks, predicted
-from fedtangent.compare.cases import CaseEntry, sine_linear
-from fedtangent.data import partition
-from fedtangent.federated import schedule
+from fedtangent.cli import compare
+from fedtangent.compare import Setting, SideBySide, checks, predicted
 
-
-def tiny(data_dir: object, scale: str, seed: int) -> Setting:
-    """The linear model on 20 points."""
-    whole = sine_linear(None, "smoke", seed)
-    return dataclasses.replace(
-        whole,
-        x_train=whole.x_train[:20],
-        y_train=whole.y_train[:20],
-        x_test=whole.x_test[::10],
-        y_test=whole.y_test[::10],
-        partition=partition.iid(20, 4, seed),
-        schedule=schedule.per_client_permutations(4, 2),
-        draws=6,
-        num_rounds=4,
-        evaluate_every=4,
-        ntk_times=(10, 50),
-        learning_rate=0.0,  # chosen anew
-    )
-
-
-@pytest.fixture
-def tiny_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = CaseEntry("sine", "tiny", lambda *given: [tiny(*given)])
-    monkeypatch.setitem(entries.catalogue("cases"), "sine", entry)  # type: ignore[arg-type]
+from .conftest import tiny
+from .test_commands import COMPARE
 
 
 @pytest.mark.usefixtures("tiny_case")
 def test_a_comparison_writes_its_files_and_ends_with_its_verdict(run: Callable, folder: Path) -> None:
-    ended = run("compare", "--case", "sine", "sine", "--output", "out")
-    out = folder / "out"
+    ended = run("compare", "--case", "sine", "sine")
+    out = folder / "results" / "compare"  # where it goes by itself
     files = sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file())
     assert files == [
         "config.json",
@@ -91,3 +67,24 @@ def test_a_wrong_theory_ends_with_exit_code_1(run: Callable, folder: Path, monke
     verdicts = json.loads((folder / "out" / "result.json").read_text())["verdicts"]
     (exact,) = [v for v in verdicts if "simulation = flow" in v["statement"]]
     assert (exact["holds"], exact["control_fails"]) == (False, True)
+
+
+@functools.cache
+def compared() -> SideBySide:
+    """The tiny case, with verdicts as they should be."""
+    found = compare.run(tiny(None, "smoke", 0))
+    return found._replace(verdicts=tuple(v._replace(holds=True, control_fails=True) for v in found.verdicts))
+
+
+@pytest.mark.usefixtures("trained_once")
+@pytest.mark.parametrize("line", COMPARE)
+def test_every_command_runs_with_its_defaults(
+    run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    """Its cases are prepared whole; in their place the tiny one is shown and written."""
+    right = compared()
+    monkeypatch.setattr(compare, "run", lambda setting, **more: right)
+    ended = run(*line.split())
+    assert (ended.code, ended.err) == (0, "")
+    written = json.loads((folder / "results/compare/config.json").read_text())["options"]
+    assert written["scale"] == "default" and (folder / "results/compare/result.json").exists()

@@ -20,6 +20,9 @@ RUN = ["train", "--algorithm", "fed_ensemble", "--num-models", "2", "--num-train
 RUN += ["--widths", "8", "--num-rounds", "9", "--evaluate-every", "4", "--checkpoint-every", "2"]
 
 
+pytestmark = pytest.mark.usefixtures("kept_builds")
+
+
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
     """``stopped(4)``: runs get a SIGTERM at the evaluation of round 4; ``stopped(None)``: no longer."""
@@ -127,7 +130,7 @@ def test_what_cannot_be_resumed_is_one_line(run: Callable, folder: Path) -> None
     other = run(*RUN, "--output", "out", "--resume", "--seed", "1", "--widths", "9", "--alpha", "0.6")
     refused(other, "different are seed (0 there, 1 here), alpha (0.5 there, 0.6 here), widths ([8] there, [9] here)")
     refused(run(*RUN, "--output", "out", "--resume", "--num-rounds", "8"), "num_rounds: got 8, but the checkpoint")
-    refused(run(*RUN, "--output", "out", "--resume", "--checkpoint-every", "0"), "checkpoint_every is 0")
+    refused(run(*RUN, "--output", "out", "--resume", "--checkpoint-every", "0"), "checkpoint_every: got 0")
     for record in folder.glob("out/checkpoints/run-*/round-*/record.json"):
         record.write_text("{")
         before[record] = record.stat().st_mtime_ns

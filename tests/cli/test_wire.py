@@ -53,7 +53,7 @@ def test_no_file_holds_the_seed_and_a_run_resumes_with_it_alone(
 
     again = [*given, "--resume", "--num-rounds", 2, "--key-file"]
     moved = key.rename(tmp_path / "moved")
-    with pytest.raises(ValueError, match=r"key_file: there is no .*, but a resumed run needs the seed"):
+    with pytest.raises(ValueError, match=r"key_file: got .*, must be the file of the seed"):
         job(tmp_path, *again, key)
     assert not key.exists()
     open_key_file(tmp_path / "other")

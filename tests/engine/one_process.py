@@ -1,6 +1,7 @@
 """A short run over all devices of all processes, as JSON; ``test_distributed.py`` starts it.
 
-python tests/engine/one_process.py DEVICES MAPPING ... [--coordinator ADDRESS --num-processes N --process-id I]
+python tests/engine/one_process.py DEVICES ALGORITHM,.. MAPPING ... [--coordinator ADDRESS --num-processes N
+--process-id I]
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("devices", type=int)
+    parser.add_argument("algorithms")
     parser.add_argument("mappings", nargs="+")
     parser.add_argument("--coordinator")
     parser.add_argument("--num-processes", type=int)
@@ -23,8 +25,8 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def runs(mapping: str, toys: Any) -> dict[str, Any]:
-    """Two algorithms under ``mapping`` on the small problem of ``toys``: final weights, the infos' examples, bytes."""
+def runs(mapping: str, names: str, toys: Any) -> dict[str, Any]:
+    """Algorithms under ``mapping`` on the small problem of ``toys``: final weights, the infos' examples, bytes."""
     import jax
     import numpy as np
 
@@ -32,12 +34,17 @@ def runs(mapping: str, toys: Any) -> dict[str, Any]:
     from fedtangent.federated import algorithms
     from fedtangent.federated.local import Work
     from fedtangent.federated.schedule import per_client_permutations, strata
+    from fedtangent.types import Algorithm
 
-    work = Work(epochs=2, batch_size=2)
-    ensemble = algorithms.fed_ensemble(toys.two_layer(), strata(6, 3, 4), client_learning_rate=0.2, work=work)
-    tangent = algorithms.ntk_fl(toys.two_layer(), per_client_permutations(6, 2), learning_rate=0.3, times=(1, 4))
-    found = {}
-    for algorithm in (ensemble, tangent):
+    def fed_ensemble() -> Algorithm:
+        work = Work(epochs=2, batch_size=2)
+        return algorithms.fed_ensemble(toys.two_layer(), strata(6, 3, 4), client_learning_rate=0.2, work=work)
+
+    def ntk_fl() -> Algorithm:
+        return algorithms.ntk_fl(toys.two_layer(), per_client_permutations(6, 2), learning_rate=0.3, times=(1, 4))
+
+    built, found = {"fed_ensemble": fed_ensemble, "ntk_fl": ntk_fl}, {}
+    for algorithm in (built[name]() for name in names.split(",")):
         run = simulate(algorithm, toys.uneven_data(), 6, seed=4, mapping=mapping, evaluate_every=4)
         weights = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.state.server)])
         found[f"{mapping} {algorithm.name}"] = {
@@ -63,7 +70,7 @@ def main() -> None:
     enable_x64()
     if arguments.num_processes:
         processes.start(arguments.coordinator, arguments.num_processes, arguments.process_id)
-    found = {name: run for mapping in arguments.mappings for name, run in runs(mapping, toys).items()}
+    found = {n: run for mapping in arguments.mappings for n, run in runs(mapping, arguments.algorithms, toys).items()}
     if processes.is_main():
         print(json.dumps({"devices": jax.device_count(), "processes": jax.process_count(), "runs": found}))
 

@@ -86,8 +86,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"decay": 1.1}, "decay: got 1.1"),
     ({"decay_every": 7}, "decay_every: is used with decay only"),
     ({"max_update_norm": 0.0}, "max_update_norm: got 0"),
-    ({"algorithm": "cp_ntk_fl", "max_update_norm": 5.0}, "max_update_norm: is a bound on updates, of which cp_ntk"),
-    ({"algorithm": "centralised", "max_update_norm": 5.0}, "max_update_norm: is a bound on updates, of which cent"),
+    (
+        {"algorithm": "cp_ntk_fl", "max_update_norm": 5.0},
+        "max_update_norm: got 5.0, must be inf: cp_ntk_fl",
+    ),
+    (
+        {"algorithm": "centralised", "max_update_norm": 5.0},
+        "max_update_norm: got 5.0, must be inf: centr",
+    ),
     ({"local_steps": 2, "local_epochs": 2}, "local_steps"),
     ({"local_steps": 0}, "local_steps: got 0"),
     ({"local_epochs": 0}, "local_epochs: got 0"),
@@ -132,13 +138,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"secure_aggregation": True, "max_update_norm": 5.0}, "max_update_norm: needs single messages"),
     ({"secure_aggregation": True, "shuffle": True}, "shuffle: adds nothing to secure_aggregation"),
     ({"projection": 0, "key_file": "key"}, "projection: got 0"),
-    ({"projection": 65, "key_file": "key"}, "projection: got 65, larger than the 64 numbers of an example"),
-    ({"projection": 9}, "projection: needs key_file"),
+    ({"projection": 65, "key_file": "key"}, "projection: got 65, must be a whole number from 1 to 64"),
+    ({"projection": 9}, "key_file: got none, must be named"),
     (
         {"projection": 9, "key_file": "key", "model": "cnn", "widths": None},
-        "projection: gives vectors, .* cnn does not",
+        "model: got 'cnn', must read vectors",
     ),
-    ({"data_dir": Path("nowhere")}, "data_dir: nowhere is not a directory"),
+    ({"data_dir": Path("nowhere")}, "data_dir: got nowhere, must be a folder"),
 ]
 
 

@@ -26,6 +26,7 @@ from .one_process import runs
 SCRIPT = Path(__file__).parent / "one_process.py"
 ROUNDING = 1e-11  # float64
 SECONDS = 240
+BOTH = "fed_ensemble,ntk_fl"
 
 
 def free_port() -> int:
@@ -34,9 +35,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def launch(devices: int, mappings: tuple[str, ...], *options: str) -> subprocess.Popen[str]:
+def launch(devices: int, names: str, mappings: tuple[str, ...], *options: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[2] / "src")}
-    command = [sys.executable, str(SCRIPT), str(devices), *mappings, *options]
+    command = [sys.executable, str(SCRIPT), str(devices), names, *mappings, *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
@@ -49,14 +50,14 @@ def finished(processes: list[subprocess.Popen[str]]) -> dict[str, Any]:
 
 
 @functools.cache
-def one_device() -> dict[str, Any]:
-    """The runs of this process."""
-    return runs("scan", toys)
+def one_device(name: str) -> dict[str, Any]:
+    """The run of this process."""
+    return runs("scan", name, toys)[f"scan {name}"]
 
 
-def assert_same(found: dict[str, Any], mapping: str) -> None:
-    for name, run in one_device().items():
-        other = found["runs"][name.replace("scan", mapping)]
+def assert_same(found: dict[str, Any], names: str, mapping: str) -> None:
+    for name in names.split(","):
+        run, other = one_device(name), found["runs"][f"{mapping} {name}"]
         np.testing.assert_allclose(other["weights"], run["weights"], rtol=0, atol=ROUNDING)
         assert other["examples"] == run["examples"]
         assert other["uplink"] == run["uplink"]
@@ -65,24 +66,25 @@ def assert_same(found: dict[str, Any], mapping: str) -> None:
 
 @pytest.mark.slow
 def test_eight_devices_have_the_history_of_one() -> None:
-    found = finished([launch(8, ("sharded", "sharded:chunked:2"))])
+    found = finished([launch(8, BOTH, ("sharded", "sharded:chunked:2"))])
     assert (found["devices"], found["processes"]) == (8, 1)
-    assert_same(found, "sharded")
-    assert_same(found, "sharded:chunked:2")
+    assert_same(found, BOTH, "sharded")
+    assert_same(found, BOTH, "sharded:chunked:2")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 4])
 def test_fewer_devices_too(devices: int) -> None:
-    assert_same(finished([launch(devices, ("sharded:vmap",))]), "sharded:vmap")
+    assert_same(finished([launch(devices, BOTH, ("sharded:vmap",))]), BOTH, "sharded:vmap")
 
 
-def test_two_processes_have_the_history_of_one() -> None:
+@pytest.mark.parametrize("name", ["ntk_fl", pytest.param("fed_ensemble", marks=pytest.mark.slow)])
+def test_two_processes_have_the_history_of_one(name: str) -> None:
     address = f"127.0.0.1:{free_port()}"
     options = ("--coordinator", address, "--num-processes", "2", "--process-id")
-    found = finished([launch(2, ("sharded",), *options, str(i)) for i in range(2)])
+    found = finished([launch(2, name, ("sharded",), *options, str(i)) for i in range(2)])
     assert (found["devices"], found["processes"]) == (4, 2)
-    assert_same(found, "sharded")
+    assert_same(found, name, "sharded")
 
 
 def test_settings_from_arguments_and_environment() -> None:
@@ -99,10 +101,10 @@ def test_settings_from_arguments_and_environment() -> None:
         (("host", 2, 0), "coordinator: got 'host', must be host:port"),
         (("host:x", 2, 0), "coordinator: got 'host:x', must be host:port"),
         (("host:70000", 2, 0), "coordinator: got 'host:70000', must be host:port"),
-        (("host:1", 0, 0), "num_processes: got 0, must be at least 1"),
-        (("host:1", 2, 2), "process_id: got 2, must be from 0 to 1 (num_processes is 2)"),
+        (("host:1", 0, 0), "num_processes: got 0, must be a whole number of at least 1"),
+        (("host:1", 2, 2), "process_id: got 2, must be a whole number from 0 to 1"),
         (("host:1", "two", 1), "num_processes: got 'two', must be a whole number"),
-        (("host:1", None, None), "distributed: num_processes, process_id missing; give all of"),
+        (("host:1", None, None), "distributed: got no num_processes and no process_id, must have all or none of"),
     ],
 )
 def test_bad_settings(given: tuple[Any, Any, Any], message: str) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fedtangent.compare.table import MethodRow
 from fedtangent.compare.verdicts import Verdict
-from fedtangent.output.tables import comparison_table, console, number, verdict_table
+from fedtangent.output.tables import comparison_table, console, number, text_table, verdict_table
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,11 @@ def test_the_table_has_a_line_for_each_method_and_leaves_accuracy_out_of_a_regre
     assert " - " in text
     regression = shown(comparison_table([row(accuracy=None)]))
     assert "accuracy" not in regression
+
+
+def test_columns_of_words_stand_to_the_left() -> None:
+    table = text_table("t", ("a", "b", "c"), (("x", "1.5 +- .1", "holds"), ("y", "", "2 of 3")))
+    assert [column.justify for column in table.columns] == ["left", "right", "left"]
 
 
 def test_a_redirected_console_is_wide_enough_for_the_tables() -> None:

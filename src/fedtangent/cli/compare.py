@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from fedtangent.checks import whole
+from fedtangent.checks import folder, whole
 from fedtangent.compare import Setting, SideBySide, build, run
 from fedtangent.compare.cases import DEFAULT_CASES
 from fedtangent.compare.verdicts import Verdict, as_rows, summary
 from fedtangent.entries import catalogue, choose
 from fedtangent.output.comparison_plots import draw_all
-from fedtangent.output.files import Metric, check_data_dir, output_folder, write_config, write_metrics, write_result
+from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import (
     COMPARISON_LEGEND,
     LEGEND,
@@ -59,7 +59,7 @@ def prepare(options: CompareOptions) -> CompareJob:
     if not options.case:
         raise ValueError(f"case: got none, allowed are {', '.join(catalogue('cases'))}")
     whole("seed", options.seed, 0, 2**32 - 1)
-    check_data_dir(options.data_dir)
+    folder("data_dir", options.data_dir)
     for name in options.case:
         choose("cases", name)  # before any data is loaded
     settings = [

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import tyro
-from rich import box
-from rich.table import Table
 
 from fedtangent import entries
+from fedtangent.checks import whole
 from fedtangent.engine.sweeps import parse_seeds
-from fedtangent.experiments.lab.results import Sheet
 from fedtangent.experiments.lab.runner import Experiment, Request, Study, perform, prepare_study
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
-from fedtangent.output.tables import console, verdict_table
+from fedtangent.output.tables import clock, console, text_table, verdict_table
 
 NUM_SEEDS = 5
 
@@ -37,7 +34,7 @@ class ExperimentOptions:
     scale: str = "default"
     """smoke (a minute or few on two cores), default (up to an hour) or paper (an accelerator's work)."""
     dataset: str | None = None
-    """One of the experiment's data sets (default: its first, which needs no files)."""
+    """One of its data sets (default: the first, which needs no files)."""
     set: tuple[str, ...] = ()
     """Settings with another value than the scale's, as num_rounds=20 learning_rates=0.1,0.3."""
     seeds: str | None = None
@@ -68,11 +65,16 @@ def continues(options: object) -> bool:
     return True
 
 
+def allowed(given: Mapping[str, Sequence[str]]) -> dict[str, Iterable[str]]:
+    """What options may be, of the experiment that is named: for the page of help."""
+    found = entries.catalogue("experiments").get(" ".join(given[""]))
+    return {} if found is None else {"dataset": found.scales}
+
+
 def prepare(options: ExperimentOptions) -> ExperimentJob:
     """Check every option, load the first seed's data; raises ``ValueError``, and writes nothing."""
     found = entries.choose("experiments", options.name)
-    if not 0 <= options.seed <= 2**32 - NUM_SEEDS:
-        raise ValueError(f"seed: got {options.seed}, must be from 0 to 2**32 - {NUM_SEEDS}")
+    whole("seed", options.seed, 0, 2**32 - NUM_SEEDS)
     if options.seeds is not None and options.seed != 0:
         raise ValueError(f"seed: got {options.seed} with seeds, must be left out there")
     text = f"{options.seed}:{options.seed + NUM_SEEDS}" if options.seeds is None else options.seeds
@@ -83,14 +85,12 @@ def prepare(options: ExperimentOptions) -> ExperimentJob:
 def run_job(job: ExperimentJob) -> int:
     """Run the experiment, with metrics.csv written as it goes; returns the exit code."""
     screen, start, study = console(), time.perf_counter(), job.study
+    say = clock(screen)
     folder = output_folder(job.output)
     options = dataclasses.replace(job.options, output=folder)
     resolved = {"seeds": study.seeds, "dataset": study.dataset, "settings": study.settings}
     write_config(folder, "experiment", options, resolved=resolved)
     metrics: list[Metric] = []
-
-    def say(line: str) -> None:
-        screen.print(f"  {time.perf_counter() - start:6.1f} s  {line}", style="dim", highlight=False)
 
     def keep(more: Sequence[Metric]) -> None:
         metrics.extend(more)
@@ -104,7 +104,7 @@ def run_job(job: ExperimentJob) -> int:
     screen.print()
     for sheet in found.sheets:
         screen.print(sheet.title, style="bold", highlight=False, markup=False)  # a table's own folds to its width
-        screen.print(_table(sheet))
+        screen.print(text_table(None, sheet.columns, sheet.rows))
     if found.verdicts:
         screen.print(verdict_table(found.verdicts, "simulation beside theory"))
     for line in found.remarks:
@@ -115,18 +115,3 @@ def run_job(job: ExperimentJob) -> int:
     for line in found.failed:
         screen.print(f"[bold red]does not count:[/bold red] {line}", highlight=False)
     return 1 if found.failed else 0
-
-
-def _numeric(cells: Iterable[str]) -> bool:
-    """Whether every cell that says something begins as a number does."""
-    return all(re.match(r"[+-]?\.?\d|nan|inf|-$", cell) for cell in cells if cell)
-
-
-def _table(sheet: Sheet) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(sheet.columns[0], no_wrap=True)
-    for place, name in enumerate(sheet.columns[1:], start=1):
-        table.add_column(name, justify="right" if _numeric(row[place] for row in sheet.rows) else "left")
-    for row in sheet.rows:
-        table.add_row(*row)
-    return table

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
-from rich import box
-from rich.table import Table
 
 from fedtangent.checks import choice
 from fedtangent.entries import KINDS, catalogue
-from fedtangent.output.tables import console
+from fedtangent.output.tables import console, text_table
 
 
 @dataclass(frozen=True)
@@ -30,10 +28,6 @@ def prepare(options: ListOptions) -> ListOptions:
 
 def run_job(options: ListOptions) -> int:
     """Print the table; returns the exit code."""
-    table = Table(title=options.kind, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it is")
-    for entry in catalogue(options.kind).values():
-        table.add_row(getattr(entry, "written", entry.name), entry.summary)
-    console().print(table)
+    rows = ((getattr(entry, "written", entry.name), entry.summary) for entry in catalogue(options.kind).values())
+    console().print(text_table(options.kind, ("name", "what it is"), rows))
     return 0

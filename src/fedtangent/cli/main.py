@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtangent import cli
-from fedtangent.cli.arguments import Option, OutputOptions, options_of, page, parse, unknown, words, words_of
+from fedtangent.cli.arguments import OutputOptions, options_of, page, parse, unknown, words, words_of
 from fedtangent.engine import description
 from fedtangent.engine.description import Description
 from fedtangent.entries import catalogue
@@ -204,9 +204,9 @@ def _repeated(command: Command, given: Sequence[str]) -> dict[str, list[str]]:
     except OSError as error:
         raise ValueError(f"config: cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"config: {path} is no config.json of a run") from error
+        raise ValueError(f"config: got {path}, must be the config.json of a run") from error
     if wrote != command.name:
-        raise ValueError(f"config: {path} is of {PROGRAM} {wrote}, must be of {PROGRAM} {command.name}")
+        raise ValueError(f"config: got {path} of {PROGRAM} {wrote}, must be of {PROGRAM} {command.name}")
     return words({name: value for name, value in options.items() if name not in ANEW})
 
 
@@ -247,17 +247,13 @@ def help_page(command: Command, arguments: Sequence[str]) -> str:
     positional = "".join(f" {one.shown}" for one in options.values() if one.positional)
     about = inspect.cleandoc(command.module.prepare.__globals__["__doc__"] or "").split("\n\n")[0]
     about = " ".join(about.split()).rpartition("``: ")[2]
-    return page(f"{PROGRAM} {command.name}{positional} [OPTIONS]", about, groups, _with_names(options))
-
-
-def _with_names(options: Mapping[str, Option]) -> dict[str, Option]:
-    """``options``, in whose help each choice names what there is to choose from, unless that is much."""
-    found = dict(options)
-    for name, kind in description.CHOICES.items():
-        known = tuple(catalogue(kind))
-        if name in found and len(known) <= MANY:
-            found[name] = found[name]._replace(help=f"{found[name].help.removesuffix('.')}: {', '.join(known)}.")
-    return found
+    known = {name: catalogue(kind) for name, kind in description.CHOICES.items() if command.describes != "never"}
+    known |= getattr(command.module, "allowed", lambda given: {})(given)
+    for name in options.keys() & known.keys():  # each choice names what there is to choose from, unless that is much
+        if len(known[name]) <= MANY:
+            text = f"{options[name].help.removesuffix('.')}: {', '.join(known[name])}."
+            options[name] = options[name]._replace(help=text)
+    return page(f"{PROGRAM} {command.name}{positional} [OPTIONS]", about, groups, options)
 
 
 def _overview(asked: bool) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,23 +29,11 @@ CLIENTS, EXAMPLES, COHORT = 100, 200, 20
 INPUTS, HIDDEN, OUTPUTS = 784, 100, 10
 SERVER_EXAMPLES = 100
 SHARED = 2000  # data sharing: a tenth of all examples
-PLAIN = ("datasets", "partitions", "models", "schedules")  # kinds whose table has names, summaries and options
+KINDS = ("algorithms", "datasets", "partitions", "models", "schedules")
 
 
-class Row(NamedTuple):
-    """One algorithm; state in models' sizes, bytes in MiB."""
-
-    name: str
-    parts: str
-    server: float  # kept at the server for each model, besides the model
-    client: float  # kept at each client for each model
-    uplink: float  # a round
-    downlink: float  # a round
-    once: float  # before the first round, both ways
-
-
-def row(name: str) -> Row:
-    """The row of one algorithm. Nothing is trained: shapes are traced."""
+def cells(name: str) -> list[str]:
+    """The row of one algorithm: state in models' sizes, bytes in MiB. Nothing is trained: shapes are traced."""
     entry, work, cohort = catalogue("algorithms")[name], {"local_epochs": 1}, {"clients_per_round": COHORT}
     model = mlp(INPUTS, OUTPUTS, (HIDDEN,), parameterization="standard")
     of_schedule = catalogue("schedules")[entry.schedule]
@@ -55,17 +43,18 @@ def row(name: str) -> Row:
     algorithm = entry.build(_options(entry, work), Given(model, schedule, server_data=at_server, shared=shared))
     data = _data(shared if "shared" in entry.needs else None)
     state = jax.eval_shape(lambda: algorithm.init(0, CLIENTS))
-    size = num_bytes(jax.eval_shape(model.init, jax.random.key(0)))
-    cost, models, slots = algorithm.cost(data, engine_for(data, "scan")), schedule.num_models, schedule.num_slots
-    return Row(
-        name,
+    size = schedule.num_models * num_bytes(jax.eval_shape(model.init, jax.random.key(0)))
+    cost, slots = algorithm.cost(data, engine_for(data, "scan")), schedule.num_slots
+    kept = num_bytes(state.server) / size - 1, num_bytes((state.client, state.channel)) / CLIENTS / size
+    once = (cost.uplink_once + cost.downlink_once) / 2**20
+    return [
+        f"`{name}`",
         entry.parts,
-        num_bytes(state.server) / models / size - 1,
-        num_bytes((state.client, state.channel)) / models / CLIENTS / size,
-        slots * (cost.uplink + cost.uplink_per_example * EXAMPLES) / 2**20,
-        slots * cost.downlink / 2**20,
-        (cost.uplink_once + cost.downlink_once) / 2**20,
-    )
+        *("" if abs(models) < 5e-3 else f"{models:.3g}" for models in kept),
+        f"{slots * (cost.uplink + cost.uplink_per_example * EXAMPLES) / 2**20:.2f}",
+        f"{slots * cost.downlink / 2**20:.2f}",
+        "" if once == 0 else f"{once:.2f}",
+    ]
 
 
 def _options(entry: Entry, given: dict[str, Any]) -> Any:
@@ -82,43 +71,27 @@ def _data(shared: np.ndarray | None) -> FederatedData:
     return federated_data(x, y, clients, dtype=jnp.float32)
 
 
-def algorithms() -> str:
-    """The table of the algorithms."""
-    head = "| algorithm | composed of | server keeps | client keeps | up | down | once |\n"
-    lines = [
-        f"| `{r.name}` | {r.parts} | {_times(r.server)} | {_times(r.client)} | {r.uplink:.2f} | {r.downlink:.2f} | "
-        f"{_number(r.once)} |\n"
-        for r in map(row, catalogue("algorithms"))
-    ]
-    return head + "| --- | --- | --- | --- | --- | --- | --- |\n" + "".join(lines)
-
-
-def plain(kind: str) -> str:
-    """The table of another kind: names, what they are, their own options."""
-    lines = [
-        f"| {kind.removesuffix('s').replace('dataset', 'data set')} | what it is | options |\n| --- | --- | --- |\n"
-    ]
-    for entry in catalogue(kind).values():
-        options = ", ".join(f"`--{name.replace('_', '-')}`" for name in option_names(entry))
-        lines.append(f"| `{entry.name}` | {entry.summary} | {options} |\n")
-    return "".join(lines)
+def table(kind: str) -> str:
+    """The table of a kind; of most: names, what they are, their own options."""
+    if kind == "algorithms":
+        columns = ("algorithm", "composed of", "server keeps", "client keeps", "up", "down", "once")
+        rows = [cells(name) for name in catalogue(kind)]
+    else:
+        columns = (kind.removesuffix("s").replace("dataset", "data set"), "what it is", "options")
+        rows = []
+        for entry in catalogue(kind).values():
+            options = ", ".join(f"`--{name.replace('_', '-')}`" for name in option_names(entry))
+            rows.append([f"`{entry.name}`", entry.summary, options])
+    lines = (columns, ("---",) * len(columns), *rows)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def rewritten(text: str) -> str:
     """``text`` with every table between ``<!-- KIND -->`` and ``<!-- end -->`` generated anew."""
-    for kind in ("algorithms", *PLAIN):
-        table = algorithms() if kind == "algorithms" else plain(kind)
+    for kind in KINDS:
         between = re.compile(rf"(<!-- {kind} -->\n).*?(<!-- end -->\n)", re.DOTALL)
-        text = between.sub(rf"\g<1>{table}\g<2>", text)
+        text = between.sub(rf"\g<1>{table(kind)}\g<2>", text)
     return text
-
-
-def _times(models: float) -> str:
-    return "" if abs(models) < 5e-3 else f"{models:.3g}"
-
-
-def _number(value: float) -> str:
-    return "" if value == 0 else f"{value:.2f}"
 
 
 if __name__ == "__main__":

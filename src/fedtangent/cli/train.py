@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich import box
 from rich.table import Table
 
 from fedtangent import checks
@@ -32,7 +31,7 @@ from fedtangent.measures.paired import half_width
 from fedtangent.measures.tangent_kernels import KernelDiagnostics, check_watchable, kernel_diagnostics, spectrum
 from fedtangent.measures.uncertainty import Reliability
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
-from fedtangent.output.tables import console, number
+from fedtangent.output.tables import console, number, text_table
 from fedtangent.types import Array
 
 DIAGNOSTICS = ("none", "kernel")
@@ -109,10 +108,10 @@ def _check(options: TrainOptions, machine: MachineOptions, described: Descriptio
     if machine.checkpoint_every is not None:
         checks.whole("checkpoint_every", machine.checkpoint_every, 0)
     if options.resume and machine.checkpoint_every == 0:
-        raise ValueError("resume: needs checkpoints, but checkpoint_every is 0")
+        raise ValueError("checkpoint_every: got 0, must be at least 1, or left out, with resume")
     if options.resume and described.run.projection is not None and not key_path(described.run).exists():
         path = key_path(described.run)
-        raise ValueError(f"key_file: there is no {path}, but a resumed run needs the seed that it began with")
+        raise ValueError(f"key_file: got {path}, must be the file of the seed that the resumed run began with")
     return (described.run.seed,) if options.seeds is None else parse_seeds(options.seeds)
 
 
@@ -329,39 +328,28 @@ def _table(job: Job, rows: list[dict[str, Any]], last: Evaluation) -> Table:
     several = "seeds" in rows[0]
     title = f"{job.title}, round {last.round}"
     title += f", mean of {rows[0]['seeds']} seeds" if several else ""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("split", "metric"):
-        table.add_column(name)
-    for name in ("value", "+- (95 %)") if several else ("value",):
-        table.add_column(name, justify="right")
-    for row in rows:
-        if row["split"] == KERNEL and row["metric"] not in KERNEL_SHOWN:
-            continue  # they are in result.json and metrics.csv
-        figures = [number(row[key], 4) for key in ("value", "half_width_95") if key in row]
-        table.add_row(row["split"], row["metric"].replace("_", " "), *figures)
-    table.add_row("", "uplink MiB", number(last.uplink_bytes / 2**20, 2))
-    table.add_row("", "downlink MiB", number(last.downlink_bytes / 2**20, 2))
-    return table
+    columns = {"value": "value"} | ({"half_width_95": "+- (95 %)"} if several else {})
+    cells = [
+        (row["split"], row["metric"].replace("_", " "), *(number(row[key], 4) for key in columns))
+        for row in rows
+        if row["split"] != KERNEL or row["metric"] in KERNEL_SHOWN  # the others are in result.json and metrics.csv
+    ]
+    for way, sent in (("uplink", last.uplink_bytes), ("downlink", last.downlink_bytes)):
+        cells.append(("", f"{way} MiB", number(sent / 2**20, 2), *[""] * several))
+    return text_table(title, ("split", "metric", *columns.values()), cells)
 
 
 def _draw(job: Job, metrics: list[Metric], bins: list[Reliability], folder: Path) -> None:
     from fedtangent.output.run_plots import curves, reliability_diagram
 
     chosen = "accuracy" if job.built.splits["test"].labels is not None else "mse"
-    series = {
-        split: _mean_curve([m for m in metrics if m.split == split and m.metric == chosen])
-        for split in job.built.splits
-    }
-    curves(series, chosen, job.title, folder / "figures" / f"{chosen}.png")
+    found = {(m.split, m.seed, m.round): m.value for m in metrics if m.metric == chosen}
+    rounds = [r for r in sorted({m.round for m in metrics}) if all(("test", seed, r) in found for seed in job.seeds)]
+    series = {s: np.array([[found[s, seed, r] for r in rounds] for seed in job.seeds]) for s in job.built.splits}
+    curves({chosen: series}, rounds, job.title, folder / "figures" / f"{chosen}.png")
     if bins:
         title = f"{job.title}, test examples" + ("" if len(bins) == 1 else f" of {len(bins)} seeds")
         reliability_diagram({job.built.algorithm.name: bins}, title, folder / "figures" / "reliability.png")
-
-
-def _mean_curve(metrics: list[Metric]) -> list[tuple[int, float]]:
-    """The mean over seeds at every round."""
-    rounds = sorted({m.round for m in metrics})
-    return [(r, float(np.mean([m.value for m in metrics if m.round == r]))) for r in rounds]
 
 
 def _draw_kernels(job: Job, watch: KernelDiagnostics, run: Run, metrics: list[Metric], folder: Path) -> None:

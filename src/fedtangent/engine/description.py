@@ -266,8 +266,7 @@ def build(described: Description) -> Built:
     run, how = described.run, described.algorithm
     checks.whole("seed", run.seed, 0, 2**32 - 1)
     checks.whole("num_rounds", run.num_rounds, 1, 2**31 - 1)
-    if run.data_dir is not None and not run.data_dir.is_dir():
-        raise ValueError(f"data_dir: {run.data_dir} is not a directory; name one that holds the original files")
+    checks.folder("data_dir", run.data_dir)
     _check(described)
     loaded = _built(described.dataset, run.data_dir, run.seed)
     clients, own_test = _apart(run, _built(described.partition, loaded, run.seed))
@@ -278,7 +277,7 @@ def build(described: Description) -> Built:
     schedule = _faulty(run, _built(described.schedule, clients.num_clients, run.seed), clients.sizes)
     y = splits["train"].labels if how.options.loss == "cross_entropy" else splits["train"].targets
     if y is None:
-        raise ValueError(f"loss: cross_entropy needs class labels, but the data set {loaded.name} has none")
+        raise ValueError(f"loss: got cross_entropy, must be squared_error: {loaded.name} has no class labels")
     if "validation" in at_server:
         held = at_server["validation"]
         at_server["validation"] = (splits["train"].x[held], y[held])
@@ -309,15 +308,12 @@ def _check(described: Description) -> None:
         raise ValueError(f"schedule: got {own.entry.name!r}, must train several models, which {how.entry.name} has")
     bound = how.options.max_update_norm
     if how.entry.sends not in ("updates", "nothing") and bound is not None and bound < math.inf:
-        raise ValueError(
-            f"max_update_norm: is a bound on updates, of which {how.entry.name} has none: give inf, to reject what is "
-            "not finite"
-        )
+        raise ValueError(f"max_update_norm: got {bound}, must be inf: {how.entry.name} sends no updates")
     if run.projection is not None:
         checks.whole("projection", run.projection)
         key_path(run)
         if "vector" not in described.model.entry.kinds:
-            raise ValueError(f"projection: gives vectors, which the model {described.model.entry.name} does not read")
+            raise ValueError(f"model: got {described.model.entry.name!r}, must read vectors, which projection makes")
     else:
         check_kind(described.model.entry, described.dataset.entry.kind)
 
@@ -345,7 +341,7 @@ def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition
         return clients, None
     kept, tested = sharing.held_out(clients, run.client_test, run.seed)
     if len(tested.indices) == 0:
-        raise ValueError(f"client_test: got {run.client_test}, which leaves no client an example to test with")
+        raise ValueError(f"client_test: got {run.client_test}, must leave a client an example to test with")
     return kept, tested
 
 
@@ -361,7 +357,7 @@ def _at_server(described: Description, loaded: data.Dataset, clients: Partition)
     if "shared" in how.entry.needs:
         share = checks.number("shared_fraction", how.options.shared_fraction, above=0, below=1)
         if loaded.num_classes == 0:
-            raise ValueError(f"algorithm: {how.entry.name} draws by class, but the data set {loaded.name} has none")
+            raise ValueError(f"dataset: got {loaded.name!r}, must have classes, by which {how.entry.name} draws")
         number = max(1, round(share * len(loaded.x_train)))
         shared = sharing.class_balanced(loaded.y_train, number, run.seed)
         return sharing.with_shared(clients, shared), {"shared": shared}
@@ -397,7 +393,7 @@ def key_path(run: CommonOptions) -> Path:
     """Where the projection's seed is kept; raises ``ValueError`` if nothing says so."""
     found = run.key_file or os.environ.get(KEY_FILE)
     if not found:
-        raise ValueError(f"projection: needs key_file (or ${KEY_FILE}), where its secret seed is kept: made if absent")
+        raise ValueError(f"key_file: got none, must be named (or ${KEY_FILE} set): it keeps the projection's seed")
     return Path(found)
 
 
@@ -410,9 +406,7 @@ def _projected(run: CommonOptions, loaded: data.Dataset, num_clients: int) -> da
     """``loaded`` as clients see it that were handed the seed by the key server: each opens its own box."""
     if run.projection is None:
         return loaded
-    inputs = loaded.x_train[0].size
-    if run.projection > inputs:
-        raise ValueError(f"projection: got {run.projection}, larger than the {inputs} numbers of an example")
+    checks.whole("projection", run.projection, 1, loaded.x_train[0].size)  # of an example's numbers
     kept = open_key_file(key_path(run))
     opened = hand_out(kept.seed, (generate_keys() for _ in range(num_clients)))
     if any(seed != kept.seed for seed in opened):

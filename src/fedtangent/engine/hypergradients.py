@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedtangent.checks import choice
+from fedtangent.checks import choice, whole
 from fedtangent.engine.history import check_rounds
 from fedtangent.engine.sweeps import single_device_engine
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, PyTree
@@ -59,10 +59,8 @@ def final_objective(
     """
     check_rounds(num_rounds, None)
     choice("remat", remat, REMAT)
-    if last is not None and not 1 <= last <= num_rounds:
-        raise ValueError(f"last: got {last}, must be between 1 and num_rounds = {num_rounds}")
     engine = single_device_engine(data, mapping)
-    through = num_rounds if last is None else last
+    through = num_rounds if last is None else whole("last", last, 1, num_rounds)
 
     def run(values: dict[str, Array]) -> Array:
         algorithm = build(**values)

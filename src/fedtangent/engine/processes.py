@@ -17,6 +17,7 @@ import jaxlib
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedtangent.checks import whole
 from fedtangent.pytrees import is_key
 from fedtangent.types import PyTree
 
@@ -44,23 +45,14 @@ def settings(
     if len(missing) == len(given):
         return {}
     if missing:
-        raise ValueError(f"distributed: {', '.join(missing)} missing; give all of {', '.join(given)}, or none of them")
+        raise ValueError(f"distributed: got no {' and no '.join(missing)}, must have all or none of {', '.join(given)}")
     host, _, port = str(given["coordinator"]).rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"coordinator: got {given['coordinator']!r}, must be host:port")
-    number, index = (_whole(name, given[name]) for name in ("num_processes", "process_id"))
-    if number < 1:
-        raise ValueError(f"num_processes: got {number}, must be at least 1")
-    if not 0 <= index < number:
-        raise ValueError(f"process_id: got {index}, must be from 0 to {number - 1} (num_processes is {number})")
+    number, index = (int(v) if str(v).isdecimal() else v for v in (given["num_processes"], given["process_id"]))
+    whole("num_processes", number)
+    whole("process_id", index, 0, number - 1)
     return {"coordinator_address": f"{host}:{port}", "num_processes": number, "process_id": index}
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        return int(value)
-    except ValueError as error:
-        raise ValueError(f"{name}: got {value!r}, must be a whole number") from error
 
 
 def start(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:

@@ -17,7 +17,7 @@ from fedtangent.engine.clients import Mapping, default_mapping, engine_for, pars
 from fedtangent.engine.history import Evaluation, Run, check_options, check_rounds
 from fedtangent.engine.loop import Evaluate, RunSetup, chunk_length, go, info_shapes, run_chunk, start
 from fedtangent.engine.processes import replicate, stop_signals
-from fedtangent.engine.progress import progress_of
+from fedtangent.engine.progress import headline, progress_of
 from fedtangent.types import Algorithm, Array, FederatedData, Key, Prediction, PyTree
 
 
@@ -176,7 +176,7 @@ def _run(setup: RunSetup, state: PyTree, progress: bool) -> Run:
     with stop_signals(setup.store is not None) as signalled, told as bar:
 
         def note(evaluation: Evaluation) -> None:
-            bar.note(evaluation.metrics)
+            bar.set_postfix_str(headline(evaluation.metrics), refresh=False)
             setup.on_evaluation(evaluation)
 
         return go(setup._replace(on_evaluation=note), begin, signalled, bar.update)

@@ -200,7 +200,7 @@ def single_device_engine(data: FederatedData, mapping: str) -> Engine:
     """
     if mapping.startswith("sharded"):
         raise ValueError(
-            f"mapping: got {mapping!r}, but runs of a sweep are not sharded: use scan, vmap or chunked:<n>"
+            f"mapping: got {mapping!r}, allowed are auto, scan, vmap, chunked:<n>: one of many runs is not sharded"
         )
     if mapping == "auto":
         mapping = default_kind()
@@ -223,13 +223,13 @@ def _check_axes(
 ) -> None:
     for name, values in grid.items():
         if isinstance(values, str) or len(values) == 0:
-            raise ValueError(f"grid: {name} has {values!r}, must be a list of one or more values")
+            raise ValueError(f"grid: got {values!r} for {name}, must be a list of one or more values")
     if partitions is None:
         return
     if not partitions:
         raise ValueError("partitions: got none, must be one or more")
     if partition_name in grid:
-        raise ValueError(f"partition_name: got {partition_name!r}, which is a name of the grid")
+        raise ValueError(f"partition_name: got {partition_name!r}, must be no name of the grid")
     for label, partition in partitions.items():
         if len(partition.offsets) - 1 != data.num_clients:
             raise ValueError(

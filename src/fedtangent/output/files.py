@@ -92,12 +92,6 @@ def clear(folder: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def check_data_dir(path: Path | None) -> None:
-    """Raise ``ValueError`` if a data folder is named that is not one."""
-    if path is not None and not path.is_dir():
-        raise ValueError(f"data_dir: {path} is not a directory; name one that holds the original files")
-
-
 def write_atomically(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` so that a reader, or a kill, sees the old file or the new one, never a part."""
     part = path.with_name(path.name + ".part")

@@ -1,4 +1,4 @@
-"""Figures of the experiments that are lines and points: over rounds, over settings, under bounds, with errors."""
+"""Figures of the experiments that are lines and points: over settings, under bounds, with errors."""
 
 from __future__ import annotations
 
@@ -14,36 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DASHES = ("--", "-.", (0, (1, 1)), (0, (5, 1)), (0, (3, 1, 1, 1)))
-FEW = 8  # values of x
-
-
-def lines_with_errors(
-    lines: Mapping[str, np.ndarray], x: Sequence[float], names: tuple[str, str], title: str, path: Path
-) -> Path:
-    """A line for each key of ``lines``, values [seeds, len(x)]: the mean over seeds and its standard error.
-
-    The error is a shade around the line, or a bar at each of few values of ``x``. ``names`` are those of the two axes,
-    across and up.
-    """
-    figure, axes = canvas(1, width=6.2, height=4.2)
-    ax = axes[0][0]
-    for i, (label, values) in enumerate(lines.items()):
-        mean, colour = values.mean(axis=0), METHODS[i % len(METHODS)]
-        at, every = np.asarray(x, float), max(1, len(x) // 25)
-        if len(values) > 1:
-            error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-            if len(x) > FEW:
-                ax.fill_between(at, mean - error, mean + error, color=colour, alpha=0.18, lw=0)
-            else:
-                at = at + (i - (len(lines) - 1) / 2) * 0.01 * (at[-1] - at[0])  # beside each other
-                ax.errorbar(at, mean, error, fmt="none", ecolor=colour, elinewidth=1.0, capsize=2.5)
-        style = {"marker": MARKERS[i % len(MARKERS)], "ls": ("-", "--")[i // len(METHODS) % 2], "color": colour}
-        ax.plot(at, mean, ms=3.5, lw=1.4, label=label, markevery=every, **style)
-    if len(x) <= FEW:
-        ax.set_xticks(list(x))
-    whole = len(x) > FEW and all(float(v).is_integer() for v in x)
-    dress(ax, names[0], f"{names[1]} (mean, standard error)", title, whole=whole)
-    return save(figure, path)
 
 
 def heat_map(values: np.ndarray, axes: Mapping[str, list[str]], label: str, title: str, path: Path) -> Path:

@@ -10,11 +10,12 @@ import numpy as np
 
 from fedtangent.measures.paired import half_width
 from fedtangent.measures.uncertainty import Reliability, coverage_interval
-from fedtangent.output.style import METHODS, NEUTRAL, PREDICTED, SIMULATED, canvas, dress, save
+from fedtangent.output.style import MARKERS, METHODS, NEUTRAL, PREDICTED, SIMULATED, canvas, dress, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+FEW = 8  # values of x
 KERNEL_PANELS = (  # title, axis, metrics and their names in the legend
     (
         "drift from the initial kernel",
@@ -28,31 +29,30 @@ KERNEL_PANELS = (  # title, axis, metrics and their names in the legend
 )
 
 
-def curves(series: dict[str, list[tuple[int, float]]], name: str, title: str, path: Path) -> Path:
-    """One metric against the round, a line for each key of ``series``."""
-    figure, axes = canvas(1, width=5.4, height=3.6)
-    ax = axes[0][0]
-    for (label, points), colour in zip(series.items(), (SIMULATED, PREDICTED, NEUTRAL), strict=False):
-        ax.plot([r for r, _ in points], [v for _, v in points], "o-", ms=3, color=colour, label=label)
-    dress(ax, "round", name, title, whole=True)
-    return save(figure, path)
+def curves(
+    panels: Mapping[str, Mapping[str, np.ndarray]], x: Sequence[float], title: str, path: Path, across: str = "round"
+) -> Path:
+    """A panel for each metric, a line for each label of it, values [seeds, len(x)]: the mean in its 95 % interval.
 
-
-def curves_with_bands(metrics: dict[str, dict[str, np.ndarray]], rounds: Sequence[int], title: str, path: Path) -> Path:
-    """Metrics against the round, a panel for each: the mean over seeds of each method, in its 95 % interval.
-
-    ``metrics`` is ``{metric: {method: values [seeds, E]}}``; ``rounds`` [E] are those of the evaluations. The interval
-    is Student's, round by round; with one seed there is none.
+    The interval is Student's, point by point: a shade around the line, or a bar at each of few values of ``x``. Of one
+    seed there is none.
     """
-    figure, axes = canvas(len(metrics), width=4.6, height=3.6)
-    for ax, (metric, methods) in zip(axes[0], metrics.items(), strict=True):
-        for (label, values), colour in zip(methods.items(), METHODS, strict=False):
-            mean, seeds = values.mean(axis=0), len(values)
-            if seeds > 1:
-                half = half_width(values)
-                ax.fill_between(rounds, mean - half, mean + half, color=colour, alpha=0.18, lw=0)
-            ax.plot(rounds, mean, "o-", ms=3, color=colour, label=label)
-        dress(ax, "round", metric, whole=True)
+    figure, axes = canvas(len(panels), width=5.4 if len(panels) == 1 else 4.6, height=3.6)
+    few = len(x) <= FEW
+    for ax, (metric, lines) in zip(axes[0], panels.items(), strict=True):
+        for i, (label, values) in enumerate(lines.items()):
+            mean, at, colour = values.mean(axis=0), np.asarray(x, float), METHODS[i % len(METHODS)]
+            half = half_width(values) if len(values) > 1 else None
+            if half is not None and few:
+                at = at + (i - (len(lines) - 1) / 2) * 0.01 * (at[-1] - at[0])  # beside each other
+                ax.errorbar(at, mean, half, fmt="none", ecolor=colour, elinewidth=1.0, capsize=2.5)
+            elif half is not None:
+                ax.fill_between(at, mean - half, mean + half, color=colour, alpha=0.18, lw=0)
+            style = {"marker": MARKERS[i % len(MARKERS)], "ls": ("-", "--")[i // len(METHODS) % 2], "color": colour}
+            ax.plot(at, mean, ms=3.5, lw=1.4, label=label, markevery=max(1, len(x) // 25), **style)
+        if few:
+            ax.set_xticks(list(x))
+        dress(ax, across, metric, whole=not few and all(float(v).is_integer() for v in x))
     return save(figure, path, title)
 
 

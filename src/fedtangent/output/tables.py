@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich import box
 from rich.console import Console
@@ -40,20 +40,27 @@ _COLUMNS = {
 }
 
 
-def _table(title: str) -> Table:
+def _titled(title: str | None) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def text_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Rows of text, the first column of names; columns all of whose cells begin as numbers do stand to the right."""
+    cells, table = list(rows), _titled(title)
+    table.add_column(columns[0], no_wrap=True)
+    for place, name in enumerate(columns[1:], start=1):
+        numeric = all(re.match(r"[+-]?\.?\d|nan|inf|-$", row[place]) for row in cells if row[place])
+        table.add_column(name, justify="right" if numeric else "left")
+    for row in cells:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def comparison_table(rows: Sequence[MethodRow]) -> Table:
     """One setting's methods side by side."""
     columns = {n: f for n, f in _COLUMNS.items() if n != "accuracy" or any(r.accuracy is not None for r in rows)}
-    table = _table(rows[0].setting)
-    table.add_column("method", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right")
-    for r in rows:
-        table.add_row(r.method, *(cell(r) for cell in columns.values()))
-    return table
+    cells = ((r.method, *(cell(r) for cell in columns.values())) for r in rows)
+    return text_table(rows[0].setting, ("method", *columns), cells)
 
 
 LEGEND = (
@@ -82,7 +89,7 @@ def verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
     groups: dict[tuple[str, str, str], list[Verdict]] = {}
     for v in verdicts:
         groups.setdefault((v.subject, re.sub(r", round [0-9]+$", "", v.statement), v.sizes), []).append(v)
-    table, before = _table(title), None
+    table, before = _titled(title), None
     sized = any(v.sizes for v in verdicts)
     for name in ("of", "what is compared", *["sizes"] * sized, "measured", "expected", "verdict", "negative control"):
         table.add_column(name, overflow="fold")

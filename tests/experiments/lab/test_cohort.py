@@ -19,7 +19,7 @@ from fedtangent.experiments.lab.runner import Study
 from fedtangent.experiments.lab.runs import Bench, Config, Record, play
 from fedtangent.experiments.lab.trials import Trial, one_hot, projected, with_global_set
 from fedtangent.experiments.ntk_fl import table1
-from fedtangent.output import line_plots
+from fedtangent.output import run_plots
 
 TINY = CohortSettings(**{
     **DIGITS, "num_clients": 12, "clients_per_round": 3, "num_rounds": 3, "reference_rounds": 4, "width": 8,
@@ -225,10 +225,10 @@ def test_table_1_counts_rounds_and_uplink_against_the_papers() -> None:
 
 def test_the_figures_of_few_values_and_of_all_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Figure] = []
-    monkeypatch.setattr(line_plots, "save", lambda figure, path, *_: kept.append(figure) or path)
+    monkeypatch.setattr(run_plots, "save", lambda figure, path, *_: kept.append(figure) or path)
     for points in (2, 20):
         lines = {name: np.zeros((2, points)) for name in tuple(LABELS)}
-        line_plots.lines_with_errors(lines, list(range(points)), ("x", "y"), "title", tmp_path / "a.png")
+        run_plots.curves({"y": lines}, range(points), "title", tmp_path / "a.png", across="x")
     for figure in kept:
         legend = figure.axes[0].get_legend()
         assert legend is not None and [t.get_text() for t in legend.get_texts()] == list(LABELS)

@@ -197,7 +197,7 @@ def test_an_experiment_refuses(name: str, dataset: str, change: str, message: st
         (Request("smoke", (0, 1), "sine"), "dataset: got 'sine', allowed are digits, fashion_mnist, mnist"),
         (Request("smoke", (0,)), "seeds: got 1, an interval needs at least 2"),
         (Request("smoke", (0, 0)), "seeds: got [0, 0]"),
-        (Request("smoke", (0, 1), data_dir=Path("nowhere")), "data_dir: nowhere is not a directory"),
+        (Request("smoke", (0, 1), data_dir=Path("nowhere")), "data_dir: got nowhere, must be a folder"),
     ],
 )
 def test_a_request_is_refused(request_: Request, message: str) -> None:

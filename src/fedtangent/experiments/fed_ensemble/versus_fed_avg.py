@@ -27,7 +27,7 @@ from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import sgd, staircase_decay
 from fedtangent.measures.uncertainty import Reliability
-from fedtangent.output.run_plots import curves_with_bands, reliability_diagram
+from fedtangent.output.run_plots import curves, reliability_diagram
 from fedtangent.types import Algorithm, Array, Model
 
 BASELINE, METHOD = "fed_avg", "fed_ensemble"
@@ -233,7 +233,7 @@ def _draw(study: Study, found: Found, of: dict[str, Config]) -> None:
     }
     rounds = [int(r) for r in next(iter(records.values()))[0].rounds]
     title = f"{study.dataset}, {s.num_clients} clients of {s.classes_per_client} classes, {len(study.seeds)} seeds"
-    curves_with_bands(panels, rounds, f"{title}: test examples", study.figures / "by_round.png")
+    curves(panels, rounds, f"{title}: test examples", study.figures / "by_round.png")
     parts, bins = Reliability._fields, {}
     for name, runs in records.items():
         bins[name] = [Reliability(*(r.metrics[f"bins.{part}"][-1] for part in parts)) for r in runs]

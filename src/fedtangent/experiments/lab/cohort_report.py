@@ -13,7 +13,7 @@ from fedtangent.experiments.lab.cohort import DECISIVE, EVOLVED, LABELS, CohortS
 from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, Claim, Outcome, Sheet, interval, table
 from fedtangent.experiments.lab.runner import PACKAGE, Experiment, Study
 from fedtangent.experiments.lab.runs import Bench, Record, Runs, Tuned, repeat, tune
-from fedtangent.output.line_plots import lines_with_errors
+from fedtangent.output.run_plots import curves
 
 MIB = 2**20
 SHOWN = (0, 1, 2, 3, 5, 10, 15, 20, 30, 40, 50, 75, 100, 150, 200, 300, 500, 700)  # rounds of the table, and the last
@@ -190,11 +190,11 @@ def by_round(runs: Runs) -> Sheet:
 
 
 def draw(study: Study, runs: Runs) -> None:
-    """Test accuracy from round 1 to ``num_rounds``, mean over seeds and its standard error."""
+    """Test accuracy from round 1 to ``num_rounds``, mean over seeds and its 95 % interval."""
     s, path = study.settings, study.figures / "accuracy_by_round.png"
-    lines = {LABELS[name]: np.array([c.test[1 : s.num_rounds + 1] for c in curves]) for name, curves in runs.items()}
+    lines = {LABELS[name]: np.array([c.test[1 : s.num_rounds + 1] for c in of]) for name, of in runs.items()}
     title = f"{study.dataset}, {s.num_clients} clients ({s.partition}), {s.clients_per_round} a round"
-    lines_with_errors(lines, list(range(1, s.num_rounds + 1)), ("round", "test accuracy"), title, path)
+    curves({"test accuracy": lines}, range(1, s.num_rounds + 1), title, path)
 
 
 def figure_4(name: str, summary: str, scales: Mapping[str, Any], claim: str = CURVES) -> Experiment:

@@ -22,7 +22,7 @@ from fedtangent.compare.verdicts import as_rows
 from fedtangent.engine.sweeps import check_seeds
 from fedtangent.entries import Entry
 from fedtangent.experiments.lab.results import Claim, Outcome, table
-from fedtangent.output.files import Metric, check_data_dir
+from fedtangent.output.files import Metric
 
 PACKAGE = "fedtangent.experiments."
 
@@ -163,7 +163,7 @@ def prepare_study(entry: Experiment, request: Request) -> Study:
     checks.choice("scale", request.scale, SCALES)
     dataset = next(iter(entry.scales)) if request.dataset is None else request.dataset
     checks.choice("dataset", dataset, entry.scales)
-    check_data_dir(request.data_dir)
+    checks.folder("data_dir", request.data_dir)
     seeds = check_seeds(request.seeds)
     if len(seeds) < entry.least_seeds:
         raise ValueError(f"seeds: got {len(seeds)}, an interval needs at least {entry.least_seeds}")

@@ -15,7 +15,7 @@ from fedtangent.experiments.lab.cohort import DIGITS, IMAGES, LABELS, CohortSett
 from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.lab.runs import Runs, Tuned
-from fedtangent.output.line_plots import lines_with_errors
+from fedtangent.output.run_plots import curves
 
 CLAIM = "NTK-FL is stable in alpha from .1 to .5; FedAvg and FedNova drop at small alpha (curves only)"
 METHODS = ("ntk_fl", "data_sharing", "fed_nova", "fed_avg")
@@ -68,7 +68,7 @@ def run(study: Study) -> Outcome:
     lines = {LABELS[m]: np.stack([of[m] for of in ends.values()], axis=1) for m in s.methods}
     title = f"{study.dataset}, round {s.num_rounds}, {s.num_clients} clients, {s.clients_per_round} a round"
     path = study.figures / "accuracy_by_alpha.png"
-    lines_with_errors(lines, s.alphas, ("Dirichlet alpha", "test accuracy"), title, path)
+    curves({"test accuracy": lines}, s.alphas, title, path, across="Dirichlet alpha")
     runs = {f"alpha {alpha:g}: ": of for alpha, of in found.items()}
     return report.outcome(study, CLAIM, tuned, (sheet,), rows, judge(s, gains), runs)
 

@@ -1,0 +1,120 @@
+"""Every command line of the README, and one for each entry that `fedtangent list` names, with its defaults.
+
+By default they are prepared whole and write what they write, but nothing is trained; behind ``slow`` they run whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from fedtangent.cli import check_theory, experiment, main
+from fedtangent.compare.verdicts import Verdict
+from fedtangent.engine import processes
+from fedtangent.entries import KINDS, catalogue
+from fedtangent.experiments.lab.results import Outcome, Sheet
+
+README = Path(__file__).parents[2] / "README.md"
+EMBEDDED = ("digits", "sine")
+NUMBERS = {"bits": "4"}  # what channels and graphs are written with; of the others 0.5
+
+
+def meant(line: str) -> list[str]:
+    """What a line of the README stands for: nothing that is optional, each of what there is to choose from."""
+    parts = re.sub(r"\[.*?\]", "", line).split()
+    if {"ID", "..."} & set(parts) or (parts and parts[0] not in main.names()):
+        return []
+    return [" ".join(words) for words in itertools.product(*(part.split("|") for part in parts))]
+
+
+def lines_of_the_readme() -> list[str]:
+    text = README.read_text()
+    found = re.findall(r"^fedtangent (.*?)(?: {2,}#.*)?$", text, re.MULTILINE) + re.findall(r"`fedtangent (.*?)`", text)
+    return list(dict.fromkeys(line for one in found for line in meant(one)))
+
+
+ASKED = {"graphs": "train --algorithm gossip --graph", "cases": "compare --case", "experiments": "experiment"}
+ASKED |= {"theorems": "check-theory --only"}
+
+
+def command_of(kind: str, name: str) -> str:
+    """How an entry is asked for, with what it cannot do without."""
+    entry, plain = catalogue(kind)[name], f"train --{kind.removesuffix('s')}"
+    line = f"{ASKED.get(kind, plain)} {name}"
+    if getattr(entry, "number", ""):
+        line += f":{NUMBERS.get(entry.number, '0.5')}"
+    reads_digits = kind != "models" or catalogue("datasets")["digits"].kind in entry.kinds
+    return line if reads_digits and name != "by_user" else f"{line} --dataset sine"
+
+
+def needs_files(kind: str, name: str) -> bool:
+    """Whether its data do not come with the package."""
+    kinds = [catalogue("datasets")[d].kind for d in EMBEDDED]
+    return (
+        (kind == "datasets" and name not in EMBEDDED)
+        or name == "fashion_mnist"
+        or (kind == "models" and not set(kinds) & set(catalogue("models")[name].kinds))
+    )
+
+
+ENTRIES = [command_of(kind, name) for kind in KINDS for name in catalogue(kind) if not needs_files(kind, name)]
+LINES = list(dict.fromkeys([*lines_of_the_readme(), *ENTRIES]))
+COMPARE = [line for line in LINES if line.startswith("compare") and "--help" not in line]  # by ``test_compare.py``
+WHOLE = [line for line in LINES if re.match("train|compare", line) and not re.search("--help|--distributed", line)]
+
+
+def test_the_readme_has_lines_of_every_command() -> None:
+    assert {line.split()[0] for line in lines_of_the_readme()} == set(main.names())
+    assert len(lines_of_the_readme()) > 30 and len(LINES) > 100
+
+
+@pytest.fixture
+def nothing_is_trained(monkeypatch: pytest.MonkeyPatch, no_training: None) -> None:
+    """Nor performed or checked: what is asked for is prepared whole, and what could come out is written."""
+    verdict = Verdict("A", "one is one", "1", "1", True, "one is two", "1", True)
+    outcome, wanted = Outcome(rows=[{"a": 1}], sheets=(Sheet("t", ("a",), (("1",),)),)), check_theory.wanted
+
+    def checks(only: tuple[str, ...]) -> dict[str, object]:
+        return {n: dataclasses.replace(entry, build=lambda *given: [verdict]) for n, entry in wanted(only).items()}
+
+    monkeypatch.setattr(experiment, "perform", lambda entry, study: outcome)
+    monkeypatch.setattr(check_theory, "wanted", checks)
+    monkeypatch.setattr(processes, "start", lambda *given: None)
+
+
+def before(line: str) -> list[str]:
+    """The line's words, once what it continues or repeats has run."""
+    if "--config" in line:
+        ended(["train"])
+    return line.split()
+
+
+def ended(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main.main(words)
+    assert left.value.code == 0, words
+
+
+def check_what_was_written(line: str, folder: Path) -> None:
+    if "--help" in line or line.startswith("list"):
+        return
+    written = sorted(folder.rglob("config.json"), key=lambda path: path.stat().st_mtime_ns)[-1].parent
+    assert {"config.json", "result.json", "figures"} <= {path.name for path in written.iterdir()}
+
+
+@pytest.mark.usefixtures("nothing_is_trained")
+@pytest.mark.parametrize("line", [line for line in LINES if line not in COMPARE])
+def test_every_command_runs_with_its_defaults(line: str, folder: Path) -> None:
+    ended(before(line))
+    check_what_was_written(line, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["experiment fed_ensemble.versus_fed_avg --scale smoke", *WHOLE])
+def test_every_run_with_its_defaults_to_its_end(line: str, folder: Path) -> None:
+    ended(before(line))
+    check_what_was_written(line, folder)
