@@ -32,7 +32,7 @@ from fedtangent.federated import algorithms, compose
 from fedtangent.federated.aggregate import slots_of, stack, weighted_mean
 from fedtangent.federated.compose import _fetched
 from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import all_clients, strata, uniform_sampling
+from fedtangent.federated.schedule import all_clients, uniform_sampling
 from fedtangent.types import Algorithm, Array, Cohort, FederatedData, PyTree, Slots
 
 from ..federated.toys import distance, two_layer, uneven_data
@@ -140,28 +140,6 @@ def test_padding_that_counts_is_another_run() -> None:
     assert np.abs(found[0]["w"] - right[0]["w"]).max() > VISIBLE
 
 
-def test_a_whole_algorithm_under_chunks_is_the_same_run() -> None:
-    """Three rounds of Fed-ensemble over strata, with states and infos; all algorithms: ``federated/test_laws.py``."""
-    work = Work(epochs=2, batch_size=2)
-    algorithm = algorithms.fed_ensemble(two_layer(), strata(6, 3, 4), client_learning_rate=0.2, work=work)
-    ends = []
-    for mapping in ("scan", "chunked:4"):
-        engine, state, infos = engine_for(uneven_data(), mapping), algorithm.init(4, 6), []
-        step = jax.jit(lambda state, data, engine=engine: algorithm.step(state, data, engine))
-        for _ in range(3):
-            state, info = step(state, uneven_data())
-            infos.append(jax.tree.map(np.asarray, info))
-        ends.append((state, infos))
-    (state, infos), (other, others) = ends
-    assert distance(state, other) < ROUNDING
-    for mine, theirs in zip(infos, others, strict=True):
-        assert mine.keys() == theirs.keys()
-        for key in ("examples", "model_weight"):
-            assert np.array_equal(mine[key], theirs[key])
-        np.testing.assert_allclose(mine["loss"], theirs["loss"], atol=1e-6)
-    assert len(set(infos[0]["examples"].tolist())) > 1  # so that a wrong order would show
-
-
 @hypothesis.given(st.integers(1, 40), st.integers(1, 9))
 def test_every_slot_is_dealt_once_and_evenly(num_slots: int, devices: int) -> None:
     hands = _deal(num_slots, devices)
@@ -238,8 +216,11 @@ def test_a_cohort_is_fetched_together_only_where_that_is_cheap() -> None:
     assert _fetched(skewed, Cohort(*(leaf[:1] for leaf in cohort)), 161) is None  # most of it would be padding
 
 
-@pytest.mark.parametrize(("method", "name"), [("fed_avg", "chunked:2"), ("ntk_fl", "scan")])
-def test_fetching_a_cohort_together_changes_nothing(method: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["fed_avg", "ntk_fl"])
+def test_neither_fetching_a_cohort_together_nor_chunks_change_a_run(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two whole rounds; the laws of ``federated/test_laws.py`` hold every algorithm under scan and vmap."""
     rng = np.random.default_rng(0)
     offsets = np.concatenate([[0], np.cumsum(rng.integers(2, 6, 40))]).astype(np.int32)
     x = jnp.asarray(rng.normal(size=(offsets[-1], 3)))
@@ -252,20 +233,20 @@ def test_fetching_a_cohort_together_changes_nothing(method: str, name: str, monk
             return algorithms.ntk_fl(model, plan, learning_rate=0.3, times=(1, 4))
         return algorithms.fed_avg(model, plan, client_learning_rate=0.2, work=Work(epochs=2, batch_size=2))
 
-    def run() -> PyTree:
-        algorithm, engine = build(), engine_for(data, name)
+    def run(mapping: str) -> PyTree:
+        algorithm, engine = build(), engine_for(data, mapping)
         once = jax.jit(lambda state: algorithm.step(state, data, engine)[0])
         return once(once(algorithm.init(0, 40))).server
 
-    together = run()
+    together = run("chunked:2")
     asked: list[bool] = []
 
     def apart(*given: Any) -> None:
         asked.append(_fetched(*given) is not None)
 
     monkeypatch.setattr(compose, "_fetched", apart)
-    assert distance(run(), together) < ROUNDING
+    assert distance(run("scan"), together) < ROUNDING
     assert asked and all(asked)
     if method == "fed_avg":  # a cohort whose slots are given each other's examples is another run
         monkeypatch.setattr(compose, "_fetched", lambda *given: jax.tree.map(lambda leaf: leaf[::-1], _fetched(*given)))
-        assert distance(run(), together) > VISIBLE
+        assert distance(run("scan"), together) > VISIBLE

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from fedtangent.compare.predicted import ModelMoments
 from fedtangent.compare.side_by_side import FlowGap
@@ -63,7 +64,8 @@ def test_every_figure_that_applies(tmp_path: Path) -> None:
         assert_drawn(path)
 
 
-def test_linear_models_have_no_width_to_plot(tmp_path: Path) -> None:
+def test_linear_models_have_no_width_to_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "save", lambda figure, path, title="": path)
     paths = plots.draw_all([result("sine, linear", 1, linear=True, widths=(100,))], tmp_path)  # type: ignore[list-item]
     assert sorted(p.name for p in paths) == ["residual.png", "sine_linear_bands.png"]
 

@@ -7,6 +7,7 @@ cohort).
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from pathlib import Path
@@ -71,6 +72,7 @@ def _data(shared: np.ndarray | None) -> FederatedData:
     return federated_data(x, y, clients, dtype=jnp.float32)
 
 
+@functools.cache
 def table(kind: str) -> str:
     """The table of a kind; of most: names, what they are, their own options."""
     if kind == "algorithms":

@@ -30,6 +30,11 @@ class Lines(tqdm):
             self.mininterval = max(SECONDS, SHARE * (self._time() - self.start_t))
         return super().update(n)
 
+    def close(self) -> None:
+        """As a bar of which nothing was shown: there is none to clear."""
+        self.delay = float("inf")
+        super().close()
+
 
 def progress_of(total: int, what: str, unit: str = "round", done: int = 0, shown: bool = True) -> tqdm:
     """Progress of ``total`` units of work called ``what``, on standard error; nothing unless it is ``shown``."""
