@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,23 +24,26 @@ from fedtangent.types import Partition
 from .federated.toys import OUTPUTS, two_layer, uneven_data
 
 
-def ensemble(num_models: int = 2, dropout: float = 0.0) -> Any:
-    plan = faults.dropout(schedule.per_client_permutations(6, num_models), dropout)
-    return algorithms.fed_ensemble(
-        two_layer(), plan, client_learning_rate=0.1, work=Work(steps=1), loss="cross_entropy"
-    )
+def average(rate: float = 0.1, steps: int = 1, loss: str = "squared_error", dropout: float = 0.0) -> Any:
+    plan = faults.dropout(schedule.all_clients(6), dropout) if dropout else schedule.all_clients(6)
+    return algorithms.fed_avg(two_layer(), plan, client_learning_rate=rate, work=Work(steps=steps), loss=loss)
+
+
+@functools.cache
+def classifier() -> Any:
+    return average(loss="cross_entropy")
 
 
 def test_a_label_that_the_model_has_no_output_for() -> None:
     data = uneven_data(labels=True)
-    assert np.isfinite(simulate(ensemble(), data, 1).history.rounds["loss"]).all()
+    assert np.isfinite(simulate(classifier(), data, 1).history.rounds["loss"]).all()
     wrong = data._replace(y=data.y.at[3].set(OUTPUTS))
     with pytest.raises(ValueError, match="data: has the label 2, but the model two_layer has 2 outputs"):
-        simulate(ensemble(), wrong, 1)
+        simulate(classifier(), wrong, 1)
 
 
 def test_a_client_that_drops_out_has_received_and_sends_nothing() -> None:
-    run = simulate(ensemble(dropout=0.5), uneven_data(labels=True), 40)
+    run = simulate(average(dropout=0.5), uneven_data(), 40)
     last, filled = run.history.evaluations[-1], int((run.history.rounds["cohort"].weight > 0).sum())
     assert 0 < filled < 40 * 6
     assert last.uplink_bytes == filled * run.history.cost.uplink
@@ -69,11 +73,7 @@ def test_schedules_in_whole_numbers(build: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("rounds", [2.0, float("inf"), None, True, 0])
 def test_rounds_in_whole_numbers(rounds: Any) -> None:
     with pytest.raises(ValueError, match=r"num_rounds: got .*, must be a whole number from 1 to 2147483647"):
-        simulate(ensemble(), uneven_data(labels=True), rounds)
-
-
-def average(rate: float, steps: int) -> Any:
-    return algorithms.fed_avg(two_layer(), schedule.all_clients(6), client_learning_rate=rate, work=Work(steps=steps))
+        simulate(classifier(), uneven_data(labels=True), rounds)
 
 
 def test_a_checkpoint_of_another_algorithm_of_the_same_name(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_seeds_in_whole_numbers(seeds: Any) -> None:
 
 def test_an_evaluation_that_is_no_dictionary() -> None:
     with pytest.raises(ValueError, match="evaluate: returned a float"):
-        simulate(ensemble(), uneven_data(labels=True), 1, evaluate=lambda state: 1.0)  # type: ignore[arg-type, return-value]
+        simulate(classifier(), uneven_data(labels=True), 1, evaluate=lambda state: 1.0)  # type: ignore[arg-type, return-value]
 
 
 def test_what_is_no_flax_module() -> None:

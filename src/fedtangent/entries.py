@@ -40,6 +40,11 @@ def option(default: Any, *, may_differ: bool = False, used_with: str = "") -> An
     return dataclasses.field(default=default, metadata={"may_differ": may_differ, "used_with": used_with})
 
 
+def lasting(*groups: Any) -> list[str]:
+    """The names of the options in ``groups`` that may not differ between a run and one that continues it."""
+    return [f.name for group in groups for f in dataclasses.fields(group) if not f.metadata.get("may_differ")]
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """One choice of its kind; kinds that say more of themselves extend it."""

@@ -28,7 +28,9 @@ if __name__ == "__main__":
     from fedtangent.engine.checkpoints import Checkpoints
 
     rounds, *rest = sys.argv[1:]
-    checkpoint = Checkpoints(rest[0], every=int(rest[1]), resume="resume" in rest) if rest else None
+    checkpoint = (
+        Checkpoints(rest[0], every=int(rest[1]), config=stateful.CONFIG, resume="resume" in rest) if rest else None
+    )
 
     def stop(evaluation: Any) -> None:
         if jax.process_index() == 1 and str(evaluation.round) == os.environ.get("STOP_AT"):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedtangent.engine.history import Evaluation, Run
+from fedtangent.engine.history import Run
 from fedtangent.engine.run import simulate
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work, local_training
@@ -21,13 +21,18 @@ from fedtangent.losses import squared_error
 from fedtangent.types import Algorithm, Client, FederatedData, Key, Local, Model, PyTree
 
 NUM_CLIENTS = 7
+BREAKS = 7  # the round, from 0, in which data that break the models do so
+CONFIG = {"run": "stateful"}  # instead of a digest of the traced round
+BREAKING = 1e3  # the first target of such data
 
 
-def data() -> FederatedData:
+@functools.cache
+def data(breaking: bool = False, scale: float = 1.0) -> FederatedData:
     """Seven clients of 1 to 7 examples."""
     offsets = np.cumsum([0, *range(1, NUM_CLIENTS + 1)]).astype(np.int32)
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(offsets[-1], 3)), rng.normal(size=(offsets[-1], 2))
+    x, y = scale * rng.normal(size=(offsets[-1], 3)), rng.normal(size=(offsets[-1], 2))
+    y[0, 0] = BREAKING if breaking else y[0, 0]
     return FederatedData(*map(jnp.asarray, (x, y, np.arange(offsets[-1], dtype=np.int32), offsets)))
 
 
@@ -45,11 +50,22 @@ def _local(model: Model, rate: float) -> Local:
 
 
 @functools.cache
-def algorithm(rate: float = 0.1, name: str = "stateful") -> Algorithm:
-    """Two linear models, Adam at the server, strata with partial participation."""
+def algorithm() -> Algorithm:
+    """Two linear models, Adam at the server, strata with partial participation; NaN in one round where data say so.
+
+    All tests share its programs: what differs between their runs is in the data.
+    """
     model = Model("linear", lambda key: jax.random.normal(key, (3, 2)), lambda w, x: x @ w, None, 2)
     server = optax_server(optax.adam(0.05))
-    return compose(name, model, _local(model, rate), server, strata(NUM_CLIENTS, 2, 3, 2))
+    sound = compose("stateful", model, _local(model, 0.1), server, strata(NUM_CLIENTS, 2, 3, 2))
+
+    def step(state: Any, data: FederatedData, engine: Any) -> Any:
+        after, info = sound.step(state, data, engine)
+        breaks = (state.round >= BREAKS) & (data.y[0, 0] == BREAKING)
+        params = jnp.where(breaks, jnp.nan, after.server.params)
+        return after._replace(server=after.server._replace(params=params)), info
+
+    return sound._replace(step=step)
 
 
 def evaluate(state: PyTree) -> dict[str, Any]:
@@ -65,8 +81,8 @@ def evaluate(state: PyTree) -> dict[str, Any]:
 
 def run(num_rounds: int = 11, **options: Any) -> Run:
     """A run, evaluated every third round unless told otherwise."""
-    given = {"seed": 3, "mapping": "scan", "evaluate_every": 3, "evaluate": evaluate}
-    return simulate(algorithm(), data(), num_rounds, **{**given, **options})
+    given = {"data": data(), "seed": 3, "mapping": "scan", "evaluate_every": 3, "evaluate": evaluate}
+    return simulate(algorithm(), num_rounds=num_rounds, **{**given, **options})
 
 
 def plain(tree: Any) -> Any:
@@ -92,6 +108,3 @@ def summary(run: Run) -> str:
     """A digest of all of a run's bits, its status, and the round of its last evaluation."""
     digest = hashlib.sha256(repr(bits(run)).encode()).hexdigest()
     return f"{digest} {run.status} {run.history.evaluations[-1].round}"
-
-
-__all__ = ["Evaluation", "algorithm", "bits", "data", "evaluate", "plain", "run", "summary"]

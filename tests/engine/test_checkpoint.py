@@ -48,7 +48,7 @@ def killed_at(round_: int) -> Callable[[Evaluation], None]:
 
 
 def at(folder: Path, every: int | None = 2, resume: bool = True, **options: Any) -> Checkpoints:
-    return Checkpoints(folder, every=every, resume=resume, **options)
+    return Checkpoints(folder, every=every, resume=resume, **{"config": stateful.CONFIG, **options})
 
 
 def begun(folder: Path, every: int | None = 2, dies_at: int = 9, **options: Any) -> None:
@@ -169,14 +169,17 @@ def test_another_run_is_refused_even_if_the_configuration_does_not_tell(
 
 
 def test_other_data_or_another_shape_of_state_are_refused(tmp_path: Path) -> None:
+    """The latter without a configuration too: then a digest of the traced round tells."""
     begun(tmp_path)
     other = stateful.data()._replace(y=stateful.data().y.at[3, 0].add(1e-9))
-    given = {"seed": 3, "mapping": "scan", "evaluate_every": 3, "evaluate": stateful.evaluate}
     with pytest.raises(CheckpointError, match=r"different are data\.y"):
-        simulate(stateful.algorithm(), other, 11, checkpoint=at(tmp_path), **given)
+        stateful.run(data=other, checkpoint=at(tmp_path))
     wider = stateful.algorithm()._replace(init=lambda *a: _wider(stateful.algorithm().init(*a)))
-    with pytest.raises(CheckpointError, match=r"different are traced round .*, state\.\.schedule_key"):
-        simulate(wider, stateful.data(), 11, checkpoint=at(tmp_path), **given)
+    given = {"seed": 3, "mapping": "scan", "evaluate_every": 3, "evaluate": stateful.evaluate}
+    stateful.run(3, checkpoint=at(tmp_path / "plain", config={}, resume=False))
+    for folder, config, said in ((tmp_path, stateful.CONFIG, ""), (tmp_path / "plain", {}, "traced round .*, ")):
+        with pytest.raises(CheckpointError, match=rf"different are {said}state\.\.schedule_key"):
+            simulate(wider, stateful.data(), 11, checkpoint=at(folder, config=config), **given)
 
 
 def _wider(state: Any) -> Any:

@@ -15,7 +15,7 @@ from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import staircase_decay
-from fedtangent.federated.schedule import per_client_permutations
+from fedtangent.federated.schedule import all_clients, per_client_permutations
 from fedtangent.types import Algorithm, Model
 
 from . import tiny_runs
@@ -27,8 +27,18 @@ STEPS = 0.02 / 2.0 ** np.arange(4)
 
 def build(client_learning_rate: Any, server_learning_rate: Any, differentiable: bool = True) -> Algorithm:
     """The client's rate is the initial one of a decay, so that derivatives go through a schedule of rates too."""
+    return algorithms.fed_avg(
+        tiny_runs.MODEL,
+        all_clients(tiny_runs.NUM_CLIENTS),
+        client_learning_rate=staircase_decay(client_learning_rate, 0.5, 2),
+        server_learning_rate=server_learning_rate,
+        work=Work(steps=3, batch_size=2, differentiable=differentiable),
+    )
+
+
+def build_ensemble(client_learning_rate: Any, server_learning_rate: Any) -> Algorithm:
     rate = staircase_decay(client_learning_rate, 0.5, 2)
-    return tiny_runs.build(rate, server_learning_rate, num_models=2, differentiable=differentiable)
+    return tiny_runs.build(rate, server_learning_rate, num_models=2, differentiable=True)
 
 
 @functools.cache
@@ -93,6 +103,17 @@ def test_neither_what_is_kept_nor_the_mapping_changes_it(remat: str, mapping: st
     for name in VALUES:
         assert float(other.gradient[name]) == pytest.approx(float(found().gradient[name]), rel=1e-10)
     assert float(other.value) == pytest.approx(float(found().value), rel=1e-12)
+
+
+@pytest.mark.slow
+def test_through_an_ensemble() -> None:
+    """The same from central differences at one small step."""
+    data, objective, step = tiny_runs.data(), tiny_runs.validation_loss, 1e-4
+    found = hypergradient(build_ensemble, data, ROUNDS, SEED, VALUES, objective)
+    loss = jax.jit(final_objective(build_ensemble, data, ROUNDS, SEED, objective))
+    for name in VALUES:
+        ends = [float(loss(VALUES | {name: VALUES[name] + sign * step})) for sign in (1, -1)]
+        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(float(found.gradient[name]), rel=1e-5)
 
 
 def peak(remat: str, rounds: int) -> int:

@@ -1,7 +1,7 @@
 """The command line. A command is a module of this package: its option groups, ``prepare`` and ``run_job``.
 
 ``prepare`` checks everything and writes nothing; its parameters are the command's groups of options, and a
-``Description`` where the command is about a run that the user describes (``Description | None``: or about none).
+``Description`` where the command is about a run that the user describes.
 ``run_job`` does the work and returns the exit code. A module may say with ``continues(options)`` that the work goes on
 with what an equal run left in the output folder.
 
@@ -27,7 +27,7 @@ from fedtangent import cli
 from fedtangent.cli.arguments import OutputOptions, options_of, page, parse, unknown, words, words_of
 from fedtangent.engine import description
 from fedtangent.engine.description import Description
-from fedtangent.entries import catalogue
+from fedtangent.entries import catalogue, lasting
 
 PROGRAM = "fedtangent"
 ABOUT = "Federated learning in the kernel regime: simulation and theory side by side."
@@ -43,10 +43,9 @@ class Command(NamedTuple):
     takes: dict[str, Any]
 
     @property
-    def describes(self) -> str:
-        """Whether it is about a run that is described: "always", "at will" or "never"."""
-        kinds = list(self.takes.values())
-        return "always" if Description in kinds else "at will" if Description | None in kinds else "never"
+    def describes(self) -> bool:
+        """Whether it is about a run that is described."""
+        return Description in self.takes.values()
 
 
 class Asked(NamedTuple):
@@ -137,21 +136,12 @@ def find(name: str) -> Command:
 
 def groups_of(command: Command, given: Mapping[str, list[str]]) -> dict[str, Any]:
     """The command's groups of options: first what is chosen, then the options of that, then the command's own."""
-    own: dict[str, Any] = {}
-    for kind in command.takes.values():
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            own[kind.__name__.removesuffix("Options").lower()] = kind
+    kinds = [kind for kind in command.takes.values() if kind != Description]
+    own: dict[str, Any] = {kind.__name__.removesuffix("Options").lower(): kind for kind in kinds}
     if any("output" in (field.name for field in dataclasses.fields(kind)) for kind in own.values()):
         own["output"] = OutputOptions
-    if command.describes == "always" or (command.describes == "at will" and described(given)):
-        chosen = {name: given[name][0] for name in description.DECIDING if given.get(name)}
-        return {**description.groups(chosen), **own}
-    return own
-
-
-def described(given: Mapping[str, list[str]]) -> bool:
-    """Whether the user chose anything of a run."""
-    return any(name in given for name in description.CHOICES)
+    chosen = {name: given[name][0] for name in description.DECIDING if given.get(name)}
+    return {**description.groups(chosen), **own} if command.describes else own
 
 
 def read(command: Command, arguments: Sequence[str]) -> Asked:
@@ -166,33 +156,27 @@ def read(command: Command, arguments: Sequence[str]) -> Asked:
     given = before | given
     for name in given:
         if name and name not in options:
-            if command.describes != "never" and "algorithm" in options:
+            if command.describes:
                 description.refuse_unused(name, {c: given[c][0] for c in description.CHOICES if given.get(c)})
             raise unknown(name, command.name, options)
     values = parse(given, options)
     if "output" in values and values["output"] is None:
         named = [str(values[one.name]) for one in options.values() if one.positional]
         values["output"] = Path("results", command.name, *named)
-    return Asked(command, _arguments(command, values, groups), values, _identity(values, groups))
+    identity = {name: values[name] for name in lasting(*groups.values())}
+    return Asked(command, _arguments(command, values, groups), values, identity)
 
 
 def _arguments(command: Command, values: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, Any]:
     """What ``prepare`` takes. The groups of a description are instances, with the defaults that suit what is chosen."""
     of_run = [group for group in groups.values() if not isinstance(group, type)]
     flat = {field.name: values[field.name] for group in of_run for field in dataclasses.fields(group)}
-    found: dict[str, Any] = {}
-    for key, kind in command.takes.items():
-        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            found[key] = kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
-        else:
-            found[key] = description.describe(**flat) if flat else None
-    return found
-
-
-def _identity(values: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the options that may not differ between a run and one that continues it."""
-    free = {f.name for group in groups.values() for f in dataclasses.fields(group) if f.metadata.get("may_differ")}
-    return {name: value for name, value in values.items() if name not in free}
+    return {
+        key: description.describe(**flat)
+        if kind == Description
+        else kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
+        for key, kind in command.takes.items()
+    }
 
 
 def _repeated(command: Command, given: Sequence[str]) -> dict[str, list[str]]:
@@ -247,7 +231,7 @@ def help_page(command: Command, arguments: Sequence[str]) -> str:
     positional = "".join(f" {one.shown}" for one in options.values() if one.positional)
     about = inspect.cleandoc(command.module.prepare.__globals__["__doc__"] or "").split("\n\n")[0]
     about = " ".join(about.split()).rpartition("``: ")[2]
-    known = {name: catalogue(kind) for name, kind in description.CHOICES.items() if command.describes != "never"}
+    known = {name: catalogue(kind) for name, kind in description.CHOICES.items() if command.describes}
     known |= getattr(command.module, "allowed", lambda given: {})(given)
     for name in options.keys() & known.keys():  # each choice names what there is to choose from, unless that is much
         if len(known[name]) <= MANY:

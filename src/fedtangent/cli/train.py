@@ -24,7 +24,7 @@ from fedtangent.engine.history import Evaluation, Run
 from fedtangent.engine.processes import is_main
 from fedtangent.engine.run import Resolved, predict, resolve_mapping, simulate
 from fedtangent.engine.sweeps import parse_seeds
-from fedtangent.entries import option
+from fedtangent.entries import lasting, option
 from fedtangent.federated import predict as personal
 from fedtangent.measures import tangent_kernels, uncertainty
 from fedtangent.measures.paired import half_width
@@ -88,8 +88,7 @@ def prepare(options: TrainOptions, machine: MachineOptions, described: Descripti
     built = build(described)
     if options.diagnostics == "kernel":
         check_watchable(built.algorithm, built.model, built.data.num_clients, options.diagnostics_examples)
-    config = described.identity()
-    config |= {name: getattr(options, name) for name in ("evaluate_every", "diagnostics", "diagnostics_examples")}
+    config = described.identity() | {name: getattr(options, name) for name in lasting(options)}
     if described.run.projection is not None:
         config["projection_seed"] = seed_digest(described.run)
     job = Job(options, machine, built, seeds, config)

@@ -21,7 +21,7 @@ import numpy as np
 from fedtangent import checks, data
 from fedtangent.data import sharing
 from fedtangent.data.projection import projected
-from fedtangent.entries import Entry, catalogue, choose, option, option_names
+from fedtangent.entries import Entry, catalogue, choose, lasting, option, option_names
 from fedtangent.federated import faults
 from fedtangent.federated.algorithms.entry import Given, Ran, options_of
 from fedtangent.federated.wire.key_server import generate_keys, hand_out, open_key_file, with_key_exchange
@@ -113,9 +113,9 @@ class Description(NamedTuple):
 
     def identity(self) -> dict[str, Any]:
         """The values that may not differ between a run and one that continues it."""
-        fields = (f for part in self for f in dataclasses.fields(part.options if isinstance(part, Chosen) else part))
-        free = {field.name for field in fields if field.metadata.get("may_differ")}
-        return {name: value for name, value in self.values().items() if name not in free}
+        values = self.values()
+        groups = (part.options if isinstance(part, Chosen) else part for part in self)
+        return {name: values[name] for name in (*self.names(), *lasting(*groups))}
 
 
 def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
