@@ -17,7 +17,7 @@ from fedtangent.compare.verdicts import Verdict
 from fedtangent.engine import processes
 from fedtangent.entries import KINDS, catalogue
 from fedtangent.experiments.lab.results import Outcome, Sheet
-from fedtangent.models.cpu import choice
+from fedtangent.models import convolutional
 
 README = Path(__file__).parents[2] / "README.md"
 EMBEDDED = ("digits", "sine")
@@ -85,7 +85,7 @@ def nothing_is_trained(monkeypatch: pytest.MonkeyPatch, no_training: None) -> No
     monkeypatch.setattr(experiment, "perform", lambda entry, study: outcome)
     monkeypatch.setattr(check_theory, "wanted", checks)
     monkeypatch.setattr(processes, "start", lambda *given: None)
-    monkeypatch.setattr(choice, "choose_convolution", lambda *given: "lax")  # nor measured
+    monkeypatch.setattr(convolutional, "choose_convolution", lambda *given: "lax")  # nor measured
 
 
 def before(line: str) -> list[str]:

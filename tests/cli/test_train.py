@@ -165,7 +165,7 @@ def test_clients_are_tested_on_their_own_examples(run: Callable, folder: Path) -
         ("--evaluate-every 0", "evaluate_every: got 0"),
         ("--checkpoint-every -1", "checkpoint_every: got -1"),
         ("--resume --checkpoint-every 0", "checkpoint_every: got 0, must be at least 1"),
-        ("--seeds 0:4294967296", "seeds: got '0:4294967296', must be at most"),
+        ("--seeds 0:4294967296", "seeds: got '0:4294967296', must be 1 to 100000"),
         ("--seeds 3:1", "seeds: got '3:1'"),
     ],
 )

@@ -6,7 +6,6 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from fedtangent.checks import choice, whole
 from fedtangent.compare.theorems import SCALES, TheoremEntry, wanted
@@ -33,37 +32,33 @@ class CheckTheoryOptions:
     """Folder for config.json and result.json."""
 
 
-class TheoryJob(NamedTuple):
-    """Checks to run, by name."""
-
-    options: CheckTheoryOptions
-    checks: dict[str, TheoremEntry]
+TheoryJob = tuple[CheckTheoryOptions, dict[str, TheoremEntry]]
 
 
 def prepare(options: CheckTheoryOptions) -> TheoryJob:
     """Check every option; raises ``ValueError``, and writes nothing."""
     choice("scale", options.scale, SCALES)
     whole("seed", options.seed, 0, 2**32 - 1)
-    return TheoryJob(options, wanted(options.only))
+    return options, wanted(options.only)
 
 
 def run_job(job: TheoryJob) -> int:
     """Run check after check, write result.json after each, print the table; returns the exit code."""
-    screen, start, options = console(), time.perf_counter(), job.options
+    (options, checks), screen, start = job, console(), time.perf_counter()
     say, folder = clock(screen), output_folder(options.output)
     write_config(folder, "check-theory", options)
     done: dict[str, list[Verdict]] = {}
     seconds: dict[str, float] = {}
     write_result(folder, [], passed=False, seconds=seconds)  # nothing is left of an earlier run's verdict
-    for place, (name, entry) in enumerate(job.checks.items(), start=1):
-        say(f"{name} ({place} of {len(job.checks)})")
+    for place, (name, entry) in enumerate(checks.items(), start=1):
+        say(f"{name} ({place} of {len(checks)})")
         begun = time.perf_counter()
         done[name] = _run(entry, options)
         seconds[name] = time.perf_counter() - begun
         right = sum(v.passed for v in done[name])
         say(f"{name}: {right} of {len(done[name])} as they must be, {seconds[name]:.0f} s")
         rows = [{"check": name, **row} for name, verdicts in done.items() for row in as_rows(verdicts)]
-        passed = len(done) == len(job.checks) and all(row["passed"] for row in rows)
+        passed = len(done) == len(checks) and all(row["passed"] for row in rows)
         write_result(folder, rows, passed=passed, seconds=seconds)
     screen.print()
     every = [v for verdicts in done.values() for v in verdicts]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 
@@ -47,11 +46,7 @@ class CompareOptions:
     """Folder with original data files (default: $FEDTANGENT_DATA)."""
 
 
-class CompareJob(NamedTuple):
-    """A checked comparison, ready to run."""
-
-    options: CompareOptions
-    settings: tuple[Setting, ...]
+CompareJob = tuple[CompareOptions, list[Setting]]
 
 
 def prepare(options: CompareOptions) -> CompareJob:
@@ -62,22 +57,20 @@ def prepare(options: CompareOptions) -> CompareJob:
     folder("data_dir", options.data_dir)
     for name in options.case:
         choose("cases", name)  # before any data is loaded
-    settings = [
-        s for name in dict.fromkeys(options.case) for s in build(name, options.data_dir, options.scale, options.seed)
-    ]
-    return CompareJob(options, tuple(settings))
+    given = options.data_dir, options.scale, options.seed
+    return options, [setting for name in dict.fromkeys(options.case) for setting in build(name, *given)]
 
 
 def run_job(job: CompareJob) -> int:
     """Run every setting, write files after each, print tables, draw figures; returns the exit code."""
-    screen, start = console(), time.perf_counter()
-    say, folder = clock(screen), output_folder(job.options.output)
-    write_config(folder, "compare", job.options)
+    (options, settings), screen, start = job, console(), time.perf_counter()
+    say, folder = clock(screen), output_folder(options.output)
+    write_config(folder, "compare", options)
     results: list[SideBySide] = []
-    for setting in job.settings:
+    for setting in settings:
         screen.print(f"[bold]{setting.title}[/bold]")
         results.append(run(setting, progress=True, say=say))
-        _write(folder, job.options.seed, results)
+        _write(folder, options.seed, results)
     verdicts = [v for r in results for v in r.verdicts]
     _show(screen, results, verdicts)
     paths = draw_all(results, folder / "figures")

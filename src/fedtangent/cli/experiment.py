@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import tyro
 
@@ -47,17 +47,7 @@ class ExperimentOptions:
     """Folder with original data files (default: $FEDTANGENT_DATA)."""
 
 
-class ExperimentJob(NamedTuple):
-    """A checked experiment, ready to run."""
-
-    options: ExperimentOptions
-    experiment: Experiment
-    study: Study
-
-    @property
-    def output(self) -> Path:
-        """The folder that it writes to."""
-        return self.options.output or Path("results/experiment") / self.options.name
+ExperimentJob = tuple[ExperimentOptions, Experiment, Study]
 
 
 def continues(options: object) -> bool:
@@ -79,15 +69,14 @@ def prepare(options: ExperimentOptions) -> ExperimentJob:
         raise ValueError(f"seed: got {options.seed} with seeds, must be left out there")
     text = f"{options.seed}:{options.seed + NUM_SEEDS}" if options.seeds is None else options.seeds
     request = Request(options.scale, parse_seeds(text), options.dataset, options.data_dir, options.set)
-    return ExperimentJob(options, found, prepare_study(found, request))
+    return options, found, prepare_study(found, request)
 
 
 def run_job(job: ExperimentJob) -> int:
     """Run the experiment, with metrics.csv written as it goes; returns the exit code."""
-    screen, start, study = console(), time.perf_counter(), job.study
-    say = clock(screen)
-    folder = output_folder(job.output)
-    options = dataclasses.replace(job.options, output=folder)
+    (options, experiment, study), screen, start = job, console(), time.perf_counter()
+    assert options.output is not None  # the command line names one
+    say, folder = clock(screen), output_folder(options.output)
     resolved = {"seeds": study.seeds, "dataset": study.dataset, "settings": study.settings}
     write_config(folder, "experiment", options, resolved=resolved)
     metrics: list[Metric] = []
@@ -98,7 +87,7 @@ def run_job(job: ExperimentJob) -> int:
 
     count = "1 seed" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds"
     screen.print(f"[bold]{options.name}[/bold] on {study.dataset}, {count}", highlight=False)
-    found = perform(job.experiment, dataclasses.replace(study, say=say, keep=keep, figures=folder / "figures"))
+    found = perform(experiment, dataclasses.replace(study, say=say, keep=keep, figures=folder / "figures"))
     seconds = time.perf_counter() - start
     write_result(folder, found.rows, **found.details, failed=found.failed, seconds=seconds)
     screen.print()

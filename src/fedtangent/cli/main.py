@@ -116,11 +116,7 @@ def run(arguments: list[str]) -> int:
 def names() -> list[str]:
     """The commands: modules of this package that have ``run_job``."""
     modules = [importlib.import_module(f"{cli.__name__}.{info.name}") for info in pkgutil.iter_modules(cli.__path__)]
-    return [_called(module) for module in modules if hasattr(module, "run_job")]
-
-
-def _called(module: Any) -> str:
-    return str(module.__name__).rpartition(".")[2].replace("_", "-")
+    return [m.__name__.rpartition(".")[2].replace("_", "-") for m in modules if hasattr(m, "run_job")]
 
 
 def find(name: str) -> Command:

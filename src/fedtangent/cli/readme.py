@@ -76,7 +76,7 @@ def _data(shared: np.ndarray | None) -> FederatedData:
 def table(kind: str) -> str:
     """The table of a kind; of most: names, what they are, their own options."""
     if kind == "algorithms":
-        columns = ("algorithm", "composed of", "server keeps", "client keeps", "up", "down", "once")
+        columns: tuple[str, ...] = ("algorithm", "composed of", "server keeps", "client keeps", "up", "down", "once")
         rows = [cells(name) for name in catalogue(kind)]
     else:
         columns = (kind.removesuffix("s").replace("dataset", "data set"), "what it is", "options")

@@ -247,13 +247,11 @@ def _finish(job: Job, runs: dict[int, Run], metrics: list[Metric], bins: list[Re
     if remark:
         screen.print(remark, highlight=False)
     screen.print(f"numbers in {folder / 'metrics.csv'}, figures in {folder / 'figures'}", highlight=False)
-    for seed, run in runs.items():
-        for line in _remarks(run):
-            say(("" if len(runs) == 1 else f"seed {seed}: ") + line)
     code = 0
     for seed, run in runs.items():
-        name = "" if len(runs) == 1 else f"seed {seed}: "
-        end = run.history.evaluations[-1]
+        name, end = "" if len(runs) == 1 else f"seed {seed}: ", run.history.evaluations[-1]
+        for line in _remarks(run):
+            say(name + line)
         if run.status != "finished":
             say(f"{name}{run.status}: the results are those of round {end.round}, the last good one; {LOWER}")
             code = 1

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.data.calibration import cached
@@ -78,7 +77,8 @@ def choose(
         return fitting[0], {}
 
     state = jax.eval_shape(lambda: algorithm.init(0, data.num_clients))
-    question = {"round": fingerprint(algorithm, data, state), "sizes": _histogram(data)}
+    sizes = np.quantile(np.diff(np.asarray(data.offsets)), [0.0, 0.25, 0.5, 0.75, 1.0])  # how even the chunks are
+    question = {"round": fingerprint(algorithm, data, state), "sizes": [int(size) for size in sizes]}
 
     def measured(mapping: Mapping) -> float:
         asked = {"what": "seconds a round", "mapping": str(mapping), **question}
@@ -89,9 +89,3 @@ def choose(
         times |= {mapping: measured(mapping) for mapping in fitting[1:]}
     best = min(times, key=times.__getitem__)
     return best, {str(mapping): seconds for mapping, seconds in times.items()}
-
-
-def _histogram(data: FederatedData) -> list[int]:
-    """Quantiles of the clients' sizes: they decide how even the chunks are."""
-    sizes = jnp.diff(data.offsets)
-    return [int(q) for q in jnp.quantile(sizes.astype(jnp.float32), jnp.array([0.0, 0.25, 0.5, 0.75, 1.0]))]

@@ -68,7 +68,7 @@ def final_objective(
         if through < num_rounds:
             constant = build(**jax.lax.stop_gradient(values))
             state = jax.lax.fori_loop(0, num_rounds - through, lambda _, s: constant.step(s, data, engine)[0], state)
-            state = jax.tree.map(_stopped, state)
+            state = jax.lax.stop_gradient(state)
         return objective(algorithm, _rounds(algorithm, engine, data, through, remat, state))
 
     return run
@@ -120,7 +120,3 @@ def _rounds(
     outer, rest = divmod(num_rounds, inner)
     segment = jax.checkpoint(lambda state, _: (stretch(state, inner), None), prevent_cse=False)
     return stretch(jax.lax.scan(segment, state, None, length=outer)[0], rest)
-
-
-def _stopped(leaf: Array) -> Array:
-    return jax.lax.stop_gradient(leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf

@@ -53,7 +53,9 @@ def resolve_mapping(
     """
     largest = max_client_size(data)
     chosen, seconds = _recorded(mapping, checkpoint), dict[str, float]()
-    length = chunk_length(_shapes(algorithm, data, default_mapping() if chosen is None else chosen))
+    state = jax.eval_shape(lambda: algorithm.init(0, data.num_clients))
+    engine = engine_for(data, default_mapping() if chosen is None else chosen)
+    length = chunk_length(info_shapes(algorithm, engine, state, data))
     if chosen is None and not measure:
         chosen = auto.that_fit(algorithm, data, largest, length)[0]
     if chosen is None:
@@ -68,11 +70,6 @@ def _recorded(mapping: str, checkpoint: Checkpoints | None) -> Mapping | None:
         return parse(mapping)
     before = None if checkpoint is None else store.mapping_of(store.open_store(checkpoint))
     return None if before is None else parse(before)
-
-
-def _shapes(algorithm: Algorithm, data: FederatedData, mapping: Mapping) -> PyTree:
-    state = jax.eval_shape(lambda: algorithm.init(0, data.num_clients))
-    return info_shapes(algorithm, engine_for(data, mapping), state, data)
 
 
 def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Mapping) -> float:

@@ -100,7 +100,9 @@ def sweep(
     for config in configs:
         built = build(**{name: config[name] for name in grid})
     variants = _variants(data, partitions)
-    engine = _common_engine(variants, data, options.get("mapping", "auto"))
+    engine = single_device_engine(data, options.get("mapping", "auto"))
+    if variants is not None:  # one engine for all partitions: its largest client is the largest of any
+        engine = engine._replace(max_client_size=int(np.max(np.diff(np.asarray(variants[1]), axis=1))))
     built.cost(data, engine)  # refuses data that do not fit the model
     lengths = stretches(num_rounds, every)
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
@@ -251,14 +253,6 @@ def _variants(data: FederatedData, partitions: Mapping[Any, Partition] | None) -
     return jnp.asarray(np.stack(indices), jnp.int32), jnp.asarray(np.stack(offsets), jnp.int32)
 
 
-def _common_engine(variants: tuple[Array, Array] | None, data: FederatedData, mapping: str) -> Engine:
-    """One engine for all partitions: its largest client is the largest of any."""
-    engine = single_device_engine(data, mapping)
-    if variants is None:
-        return engine
-    return engine._replace(max_client_size=int(np.max(np.diff(np.asarray(variants[1]), axis=1))))
-
-
 def _same(value: Any) -> tuple[type, Any]:
     """Equal for values that may share a program; what has no hash (an array) is itself only."""
     try:
@@ -297,12 +291,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         ends = part.strip().split(":")
         if len(ends) > 2 or not all(end.isdecimal() for end in ends):
             raise ValueError(f"seeds: got {text!r}, must be like 0:10 (0 to 9) or 0,3,7")
-        numbers = [int(end) for end in ends]
-        if max(numbers) > 2**32:
-            raise ValueError(f"seeds: got {text!r}, must be from 0 to 2**32 - 1")
-        if len(numbers) == 2 and numbers[1] - numbers[0] > MOST_SEEDS:
-            raise ValueError(f"seeds: got {part.strip()!r}, must be at most {MOST_SEEDS} of them")
-        if len(numbers) == 2 and numbers[0] >= numbers[1]:
-            raise ValueError(f"seeds: got {part.strip()!r}, a range without a seed: its end must be above its start")
-        seeds += numbers if len(numbers) == 1 else range(*numbers)
+        first, beyond = int(ends[0]), int(ends[-1]) + (len(ends) == 1)
+        if not first < beyond <= min(2**32, first + MOST_SEEDS):
+            raise ValueError(f"seeds: got {part.strip()!r}, must be 1 to {MOST_SEEDS} seeds from 0 to 2**32 - 1")
+        seeds += range(first, beyond)
     return check_seeds(seeds)

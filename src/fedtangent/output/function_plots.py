@@ -11,7 +11,6 @@ import numpy as np
 from fedtangent.output.style import DATA, METHODS, NEUTRAL, PREDICTED, canvas, save
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BAND = 1.959963984540054  # the normal quantile of 0.975
@@ -56,7 +55,9 @@ def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path)
             ("the same models before training", row.untrained),
         )
         for ax, (title, functions) in zip(line, shown, strict=True):
-            _process(ax, row.grid, row.mean, row.sd)
+            spread = BAND * row.sd
+            ax.fill_between(row.grid, row.mean - spread, row.mean + spread, color=PREDICTED, alpha=0.15, lw=0)
+            ax.plot(row.grid, row.mean, color=PREDICTED, lw=1.6)
             for f, colour in zip(functions, MEMBERS, strict=False):
                 ax.plot(row.grid, f, color=colour, lw=1.3)
             ax.plot(row.x, row.y, "o", ms=4.5, color=DATA, mec="white", mew=0.6, zorder=5)
@@ -69,8 +70,12 @@ def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path)
         ax.set_xlabel("input x")
     axes[0][0].set_xticks(TICKS)
     from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
-    entries = _legend_entries(PREDICTED, "mean of Theorem 2's process", "its 95 % band")
+    entries: list[tuple[object, str]] = [
+        (Line2D([], [], color=PREDICTED, lw=1.6), "mean of Theorem 2's process"),
+        (Patch(color=PREDICTED, alpha=0.15, lw=0), "its 95 % band"),
+    ]
     entries += [
         (Line2D([], [], color=c, lw=1.3), f"draw or model {k + 1}") for k, c in enumerate(MEMBERS[: len(rows[0].draws)])
     ]
@@ -125,18 +130,6 @@ def bands_side_by_side(
     else:
         _legend(figure, entries)
     return save(figure, path, title)
-
-
-def _process(ax: Axes, grid: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> None:
-    ax.fill_between(grid, mean - BAND * sd, mean + BAND * sd, color=PREDICTED, alpha=0.15, lw=0)
-    ax.plot(grid, mean, color=PREDICTED, lw=1.6)
-
-
-def _legend_entries(colour: str, line: str, band: str) -> list[tuple[object, str]]:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    return [(Line2D([], [], color=colour, lw=1.6), line), (Patch(color=colour, alpha=0.15, lw=0), band)]
 
 
 def _points() -> tuple[object, str]:

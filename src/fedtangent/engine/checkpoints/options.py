@@ -24,10 +24,6 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be continued from: absent, another run's, or damaged."""
 
 
-def _warn(line: str) -> None:
-    warnings.warn(line, stacklevel=2)
-
-
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
     """Where, how often and of what run checkpoints are written.
@@ -54,7 +50,7 @@ class Checkpoints:
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     keep: int = 3
     resume: bool = False
-    notify: Callable[[str], None] = _warn
+    notify: Callable[[str], None] = warnings.warn
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for a number out of range or a config that cannot be written down."""

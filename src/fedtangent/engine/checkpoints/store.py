@@ -75,20 +75,15 @@ class RestoredRun(NamedTuple):
     saved: Saved
 
 
+def _numbered(folder: Path, kind: str) -> list[tuple[int, Path]]:
+    """What is called ``kind`` (``run-`` or ``round-``) and a number in a folder, newest first."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(((int(p.name[len(kind) :]), p) for p in found if re.fullmatch(rf"{kind}\d+", p.name)), reverse=True)
+
+
 def _rounds(run: Path) -> list[tuple[int, Path]]:
     """The checkpoints in a run's folder, newest first."""
-    if not run.is_dir():
-        return []
-    found = [(int(p.name[6:]), p) for p in run.iterdir() if re.fullmatch(r"round-\d{8,}", p.name)]
-    return sorted(found, reverse=True)
-
-
-def _runs(folder: Path) -> list[Path]:
-    """The runs' folders, newest first."""
-    if not folder.is_dir():
-        return []
-    found = [p for p in folder.iterdir() if re.fullmatch(r"run-\d{4,}", p.name)]
-    return sorted(found, key=lambda p: int(p.name[4:]), reverse=True)
+    return _numbered(run, "round-")
 
 
 def open_store(options: Checkpoints) -> Store:
@@ -99,13 +94,13 @@ def open_store(options: Checkpoints) -> Store:
     folder = Path(options.folder)
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"checkpoint folder: {folder} is not a directory")
-    runs = _runs(folder)
+    runs = _numbered(folder, "run-")
     if not options.resume:
-        return Store(options, folder / f"run-{int(runs[0].name[4:]) + 1 if runs else 1:04d}")
-    runs = [run for run in runs if _rounds(run)]
-    if not runs:
-        raise CheckpointError(f"resume: there is no checkpoint in {folder}")
-    return Store(options, runs[0])
+        return Store(options, folder / f"run-{runs[0][0] + 1 if runs else 1:04d}")
+    for _, run in runs:
+        if _rounds(run):
+            return Store(options, run)
+    raise CheckpointError(f"resume: there is no checkpoint in {folder}")
 
 
 @contextlib.contextmanager
@@ -135,17 +130,14 @@ def claimed(store: Store | None) -> Iterator[None]:
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether there is something to resume in ``folder``."""
-    return any(_rounds(run) for run in _runs(folder))
+    return any(_rounds(run) for _, run in _numbered(folder, "run-"))
 
 
 def for_run(store: Store, identity: dict[str, Any], mapping: str, shapes: PyTree) -> Store:
     """``store`` for one run: what identifies it, its resolved mapping, the shapes of one round's infos."""
     whole = {"config": plain(dict(store.options.config), "checkpoint config"), **identity}
-    return store._replace(identity=whole, circumstances=_circumstances(mapping), shapes=shapes)
-
-
-def _circumstances(mapping: str) -> dict[str, Any]:
-    return {**environment(), "mapping": mapping, "float": str(jax.numpy.result_type(float))}
+    circumstances = {**environment(), "mapping": mapping, "float": str(jax.numpy.result_type(float))}
+    return store._replace(identity=whole, circumstances=circumstances, shapes=shapes)
 
 
 def mapping_of(store: Store) -> str | None:
