@@ -64,12 +64,17 @@ DEFAULTS = {"rate": 0.25, "widths": (4, 5), "name": "x", "seeds": None, "resume"
     ],
 )
 def test_what_words_stand_for(line: str, expected: dict[str, Any]) -> None:
-    assert parse(words_of(line.split(), OPTIONS), OPTIONS) == DEFAULTS | expected
+    assert parse(line.split(), OPTIONS) == DEFAULTS | expected
+
+
+def test_which_options_are_given() -> None:
+    found = words_of(["a", "--rate=3", "--widths", "1", "2", "--no-guard", "--rate", "4"])
+    assert found == {"": ["a"], "rate": ["4"], "widths": ["1", "2"], "no_guard": []}
 
 
 def test_values_written_as_words_are_the_values() -> None:
     values = DEFAULTS | {"resume": True, "widths": (7,), "seeds": "1,2", "folder": Path("c")}
-    assert parse({"": [], **words(values)}, OPTIONS) == values
+    assert parse(words(values, OPTIONS), OPTIONS) == values
 
 
 @pytest.mark.parametrize(
@@ -83,7 +88,7 @@ def test_values_written_as_words_are_the_values() -> None:
 )
 def test_words_that_are_no_values_are_one_line(line: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
-        parse(words_of(line.split(), OPTIONS), OPTIONS)
+        parse(line.split(), OPTIONS)
     assert "\n" not in str(error.value) and "─" not in str(error.value)
 
 

@@ -73,11 +73,6 @@ class Option(NamedTuple):
     positional: bool = False
 
     @property
-    def many(self) -> bool:
-        """Whether it takes several words."""
-        return typing.get_origin(self.type) is tuple
-
-    @property
     def shown(self) -> str:
         """How it is written; a switch that is on, as it is put off."""
         if self.default is True:
@@ -116,53 +111,44 @@ def help_of(group: type[Any]) -> dict[str, str]:
     return found
 
 
-def words_of(arguments: Sequence[str], options: Mapping[str, Option]) -> dict[str, list[str]]:
-    """The words given for each option, by its name; ``""`` has the positional ones.
-
-    A switch has the word True, or False after ``--no-``. An option given twice counts as it was given last.
-    """
+def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """The words behind each option that is given, by its name; ``""`` has those before the first one."""
     found: dict[str, list[str]] = {"": []}
     name = ""
     for word in arguments:
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].partition("=")
-            name, positive = name.replace("-", "_"), name.replace("-", "_").removeprefix("no_")
-            switch = positive in options and options[positive].type is bool
-            name = positive if switch else name
-            found[name] = [value] if equals else [str(positive == word[2:].replace("-", "_"))] if switch else []
+            name = name.replace("-", "_")
+            found[name] = [value] if equals else []
         else:
-            one = options.get(name)
-            full = one is not None and not one.many and bool(found[name])
-            found["" if full else name].append(word)
+            found[name].append(word)
     return found
 
 
-def words(values: Mapping[str, Any]) -> dict[str, list[str]]:
+def words(values: Mapping[str, Any], options: Mapping[str, Option]) -> list[str]:
     """Values, as a config.json holds them, as the words that give them."""
-    return {
-        name: [str(part) for part in value] if isinstance(value, list | tuple) else [str(value)]
-        for name, value in values.items()
-    }
+    found: list[str] = []
+    for name, value in values.items():
+        parts, written = list(map(str, value if isinstance(value, list | tuple) else [value])), name.replace("_", "-")
+        if options[name].positional:
+            found = [*parts, *found]
+        else:
+            found += [f"--{'' if value else 'no-'}{written}"] if isinstance(value, bool) else [f"--{written}", *parts]
+    return found
 
 
-def parse(given: Mapping[str, list[str]], options: Mapping[str, Option]) -> dict[str, Any]:
-    """The value of every option, of the words in ``given``; raises ``ValueError`` for words that are none."""
+def parse(arguments: Sequence[str], options: Mapping[str, Option]) -> dict[str, Any]:
+    """The value of every option, as it is given last; raises ``ValueError`` for words that give none."""
     fields: list[tuple[str, Any, Any]] = []
     positional: Any = tyro.conf.Positional
     for one in sorted(options.values(), key=lambda one: one.default is not dataclasses.MISSING):
         kind = positional[one.type] if one.positional else one.type
         required = one.default is dataclasses.MISSING
         fields.append((one.name, kind, dataclasses.field() if required else dataclasses.field(default=one.default)))
-    arguments = list(given[""])
-    for name, values in given.items():
-        if name in options and options[name].positional:
-            arguments = [*values, *arguments]
-        elif name:
-            arguments += [f"--{name.replace('_', '-')}", *values]
     made, said = dataclasses.make_dataclass("Options", fields), io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            read: Any = tyro.cli(made, args=arguments, add_help=False, config=(tyro.conf.FlagConversionOff,))
+            read: Any = tyro.cli(made, args=list(arguments), add_help=False)
     except SystemExit:
         raise ValueError(_first_words(said.getvalue())) from None
     return {name: getattr(read, name) for name in options}

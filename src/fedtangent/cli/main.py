@@ -130,32 +130,37 @@ def find(name: str) -> Command:
     return Command(name, module, {key: kind for key, kind in takes.items() if key != "return"})
 
 
-def groups_of(command: Command, given: Mapping[str, list[str]]) -> dict[str, Any]:
+def groups_of(command: Command, chosen: Mapping[str, str]) -> dict[str, Any]:
     """The command's groups of options: first what is chosen, then the options of that, then the command's own."""
     kinds = [kind for kind in command.takes.values() if kind != Description]
     own: dict[str, Any] = {kind.__name__.removesuffix("Options").lower(): kind for kind in kinds}
     if any("output" in (field.name for field in dataclasses.fields(kind)) for kind in own.values()):
         own["output"] = OutputOptions
-    chosen = {name: given[name][0] for name in description.DECIDING if given.get(name)}
     return {**description.groups(chosen), **own} if command.describes else own
+
+
+def _begun(command: Command, arguments: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, Any], dict[str, str]]:
+    """The words given for each option, the values of the run that is repeated, and what both choose."""
+    given = words_of(arguments)
+    before = _repeated(command, given["config"]) if given.get("config") else {}
+    chosen = {name: str(before[name]) for name in description.DECIDING if before.get(name) is not None}
+    return given, before, chosen | {name: given[name][0] for name in description.DECIDING if given.get(name)}
 
 
 def read(command: Command, arguments: Sequence[str]) -> Asked:
     """What the arguments ask for; raises ``ValueError`` in one line."""
-    first = words_of(arguments, {})
-    before = _repeated(command, first["config"]) if first.get("config") else {}
-    groups = groups_of(command, before | first)
+    given, before, chosen = _begun(command, arguments)
+    groups = groups_of(command, chosen)
     options = options_of(groups)
-    given = words_of(arguments, options)
     if any(name in given for name in description.CHOICES):  # another choice: options of the former one fall away
-        before = {name: words for name, words in before.items() if name in options}
-    given = before | given
-    for name in given:
-        if name and name not in options:
+        before = {name: value for name, value in before.items() if name in options}
+    switches = {f"no_{one.name}" for one in options.values() if one.type is bool}
+    for name in (*before, *given):
+        if name and name not in options and name not in switches:
             if command.describes:
-                description.refuse_unused(name, {c: given[c][0] for c in description.CHOICES if given.get(c)})
+                description.refuse_unused(name, chosen)
             raise unknown(name, command.name, options)
-    values = parse(given, options)
+    values = parse([*words(before, options), *arguments], options)
     if "output" in values and values["output"] is None:
         named = [str(values[one.name]) for one in options.values() if one.positional]
         values["output"] = Path("results", command.name, *named)
@@ -175,8 +180,8 @@ def _arguments(command: Command, values: Mapping[str, Any], groups: Mapping[str,
     }
 
 
-def _repeated(command: Command, given: Sequence[str]) -> dict[str, list[str]]:
-    """The options of a config.json, as words."""
+def _repeated(command: Command, given: Sequence[str]) -> dict[str, Any]:
+    """The options of a config.json."""
     path = Path(given[0])
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
@@ -187,7 +192,7 @@ def _repeated(command: Command, given: Sequence[str]) -> dict[str, list[str]]:
         raise ValueError(f"config: got {path}, must be the config.json of a run") from error
     if wrote != command.name:
         raise ValueError(f"config: got {path} of {PROGRAM} {wrote}, must be of {PROGRAM} {command.name}")
-    return words({name: value for name, value in options.items() if name not in ANEW})
+    return {name: value for name, value in options.items() if name not in ANEW}
 
 
 def _prepared(asked: Asked) -> Any:
@@ -219,10 +224,8 @@ def _use_devices(values: Mapping[str, Any]) -> None:
 
 def help_page(command: Command, arguments: Sequence[str]) -> str:
     """The page of help of a command, with the options of what the arguments choose."""
-    given = words_of(arguments, {})
-    if given.get("config"):
-        given = _repeated(command, given["config"]) | given
-    groups = groups_of(command, given)
+    given, _, chosen = _begun(command, arguments)
+    groups = groups_of(command, chosen)
     options = options_of(groups)
     positional = "".join(f" {one.shown}" for one in options.values() if one.positional)
     about = inspect.cleandoc(command.module.prepare.__globals__["__doc__"] or "").split("\n\n")[0]
