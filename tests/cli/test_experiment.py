@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedtangent import entries
+from fedtangent.cli import main
 from fedtangent.experiments.lab import runs
 from fedtangent.output.files import Metric
 
@@ -65,6 +66,13 @@ def test_experiments_are_listed(run: Callable, folder: Path) -> None:
     for name, entry in entries.catalogue("experiments").items():
         assert name in ended.out and entry.summary.split(":")[0] in " ".join(ended.out.split())
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", entries.catalogue("experiments"))
+def test_the_help_of_an_experiment_names_its_own_data_sets(name: str) -> None:
+    page = main.help_page(main.find("experiment"), [name])
+    said = " ".join(page[page.index("--dataset") : page.index("--set ")].split())
+    assert said.endswith(f": {', '.join(entries.catalogue('experiments')[name].scales)}")
 
 
 BAD = {

@@ -59,17 +59,21 @@ def main() -> None:
     arguments = parsed()
     flag = f"--xla_force_host_platform_device_count={arguments.devices}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
-    sys.path.insert(0, str(Path(__file__).parents[1] / "federated"))
+    sys.path[:0] = [str(Path(__file__).parents[1] / "federated"), str(Path(__file__).parent)]
 
     import jax
     import toys
+    from slot_loop import FOLDS, assert_by_hand, mapped
 
     from fedtangent import enable_x64
     from fedtangent.engine import processes
+    from fedtangent.engine.clients import device_mesh, scan_clients, sharded
 
     enable_x64()
     if arguments.num_processes:
         processes.start(arguments.coordinator, arguments.num_processes, arguments.process_id)
+    for fold in FOLDS:
+        assert_by_hand(mapped(sharded(scan_clients, device_mesh(jax.device_count())), fold), fold)
     found = {n: run for mapping in arguments.mappings for n, run in runs(mapping, arguments.algorithms, toys).items()}
     if processes.is_main():
         print(json.dumps({"devices": jax.device_count(), "processes": jax.process_count(), "runs": found}))

@@ -12,7 +12,7 @@ from fedtangent.compare.side_by_side import SideBySide
 from fedtangent.compare.statistics import fitted_slope
 from fedtangent.compare.theorems.fed_ensemble.ensemble_law import Entries, coverage, entries
 from fedtangent.compare.theorems.fed_ensemble.limit import Theorem2
-from fedtangent.output.style import DATA, NEUTRAL, PREDICTED, SHADES, SIMULATED, canvas, dress, save, slug
+from fedtangent.output.style import DATA, NEUTRAL, PREDICTED, SHADES, SIMULATED, band, canvas, dress, save, slug
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,11 +35,6 @@ def draw_all(results: Sequence[SideBySide], folder: Path) -> list[Path]:
     return paths
 
 
-def _band(axes: Axes, x: np.ndarray, mean: np.ndarray, sd: np.ndarray, colour: str, label: str) -> None:
-    axes.fill_between(x, mean - 1.96 * sd, mean + 1.96 * sd, color=colour, alpha=0.18, lw=0, label="mean +- 1.96 sd")
-    axes.plot(x, mean, color=colour, lw=2, label=label)
-
-
 def bands(result: SideBySide, folder: Path) -> Path:
     """Networks, NTK-FL and theory on a scalar input: mean, 95 % band, individual models, data."""
     setting, theory = result.setting, result.theory
@@ -51,10 +46,10 @@ def bands(result: SideBySide, folder: Path) -> Path:
         draws = seen.test[-1].swapaxes(0, 1).reshape(-1, *seen.test.shape[3:])[:, order, 0]
         for draw in draws[:MEMBERS_SHOWN]:
             ax.plot(x[order], draw, color=NEUTRAL, lw=0.7, alpha=0.6)
-        _band(ax, x[order], draws.mean(axis=0), draws.std(axis=0, ddof=1), SIMULATED, f"mean of {len(draws)} models")
+        band(ax, x[order], draws.mean(axis=0), draws.std(axis=0, ddof=1), SIMULATED, f"mean of {len(draws)} models")
     last = theory.moments[-1]
     mean, cov = last.mean.mean(axis=0)[order, 0], last.cov.mean(axis=0)
-    _band(axes[0][-1], x[order], mean, np.sqrt(np.maximum(np.diag(cov), 0))[order], PREDICTED, "predicted mean")
+    band(axes[0][-1], x[order], mean, np.sqrt(np.maximum(np.diag(cov), 0))[order], PREDICTED, "predicted mean")
     rng = np.random.default_rng(0)
     for draw in rng.multivariate_normal(mean, cov[np.ix_(order, order)], MEMBERS_SHOWN, method="eigh"):
         axes[0][-1].plot(x[order], draw, color=NEUTRAL, lw=0.7, alpha=0.6)
@@ -148,13 +143,9 @@ def _law_band(ax: Axes, result: Theorem2) -> None:
     x, order = result.setting.x_test[:, 0], np.argsort(result.setting.x_test[:, 0])
     largest = result.trained[-1]
     mean, sd = result.law.mean.mean(axis=0)[order, 0], np.sqrt(np.diag(result.law.average_cov))[order]
-    ax.fill_between(x[order], mean - 1.96 * sd, mean + 1.96 * sd, color=PREDICTED, alpha=0.2, lw=0)
-    ax.plot(x[order], mean, color=PREDICTED, lw=2, label="predicted mean, 95 % band")
+    band(ax, x[order], mean, sd, PREDICTED, "predicted mean")
     sampled, spread = largest.samples[..., 0].mean(axis=0)[order], largest.samples[..., 0].std(axis=0, ddof=1)[order]
-    ax.plot(x[order], sampled, color=SIMULATED, lw=1.5, label=f"mean of networks, width {largest.width}")
-    for sign in (-1.96, 1.96):
-        label = "mean +- 1.96 sd of networks" if sign > 0 else None
-        ax.plot(x[order], sampled + sign * spread, "--", color=SIMULATED, lw=1, label=label)
+    band(ax, x[order], sampled, spread, SIMULATED, f"mean of networks, width {largest.width}")
     ax.plot(result.setting.x_train[:, 0], result.setting.y_train[:, 0], ".", color=DATA, ms=6, label="training data")
     low, high = np.min(mean - 2 * sd), np.max(mean + 2 * sd)
     ax.set_ylim(low - 0.1 * (high - low), high + 0.6 * (high - low))

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from fedtangent.output.style import DATA, METHODS, NEUTRAL, PREDICTED, canvas, save
+from fedtangent.output.style import DATA, METHODS, NEUTRAL, PREDICTED, band, canvas, legend_below, save
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-BAND = 1.959963984540054  # the normal quantile of 0.975
 TICKS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 MEMBERS = (METHODS[0], METHODS[2], METHODS[3], "#e69f00", "#56b4e9")  # one colour a model, apart from the theory's
 
@@ -55,31 +51,19 @@ def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path)
             ("the same models before training", row.untrained),
         )
         for ax, (title, functions) in zip(line, shown, strict=True):
-            spread = BAND * row.sd
-            ax.fill_between(row.grid, row.mean - spread, row.mean + spread, color=PREDICTED, alpha=0.15, lw=0)
-            ax.plot(row.grid, row.mean, color=PREDICTED, lw=1.6)
-            for f, colour in zip(functions, MEMBERS, strict=False):
-                ax.plot(row.grid, f, color=colour, lw=1.3)
-            ax.plot(row.x, row.y, "o", ms=4.5, color=DATA, mec="white", mew=0.6, zorder=5)
+            band(ax, row.grid, row.mean, row.sd, PREDICTED, "mean of Theorem 2's process")
+            for k, (f, colour) in enumerate(zip(functions, MEMBERS, strict=False), start=1):
+                ax.plot(row.grid, f, color=colour, lw=1.3, label=f"draw or model {k}")
+            ax.plot(row.x, row.y, "o", ms=4.5, color=DATA, mec="white", mew=0.6, zorder=5, label="training data")
             ax.set_title(title, fontsize=10)
-        held = np.concatenate([row.mean - 1.6 * BAND * row.sd, row.mean + 1.6 * BAND * row.sd, row.y])
+        held = np.concatenate([row.mean - 3.1 * row.sd, row.mean + 3.1 * row.sd, row.y])
         line[0].set_ylim(float(held.min()), float(held.max()))
         line[0].set_xlim(float(row.grid[0]), float(row.grid[-1]))
         line[0].set_ylabel(f"{row.name}\nf(x)")
     for ax in axes[-1]:
         ax.set_xlabel("input x")
     axes[0][0].set_xticks(TICKS)
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    entries: list[tuple[object, str]] = [
-        (Line2D([], [], color=PREDICTED, lw=1.6), "mean of Theorem 2's process"),
-        (Patch(color=PREDICTED, alpha=0.15, lw=0), "its 95 % band"),
-    ]
-    entries += [
-        (Line2D([], [], color=c, lw=1.3), f"draw or model {k + 1}") for k, c in enumerate(MEMBERS[: len(rows[0].draws)])
-    ]
-    _legend(figure, [*entries, _points()])
+    legend_below(figure, axes)
     return save(figure, path)
 
 
@@ -92,25 +76,19 @@ def bands_side_by_side(
     ``points`` are the training data, ``truth`` is the true function on the grid of the panels. Between ``-edge`` and
     ``edge`` there are no data, which is shaded. The axes show [-height, height].
     """
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     grid, columns = truth[0], min(len(panels), 3)
     figure, axes = canvas(columns, rows=-(-len(panels) // columns), width=4.2, height=3.1, sharex=True, sharey=True)
     for ax, panel in zip(axes.ravel(), panels, strict=False):
-        ax.axvspan(-edge, edge, color="#000000", alpha=0.05, lw=0)
-        ax.fill_between(grid, panel.mean - BAND * panel.sd, panel.mean + BAND * panel.sd, color=panel.colour, alpha=0.2,
-                        lw=0)  # fmt: skip
-        for f in panel.members:
-            ax.plot(grid, f, color=panel.colour, lw=0.7, alpha=0.6)
-        ax.plot(*truth, "--", color=NEUTRAL, lw=1.2)
-        ax.plot(grid, panel.mean, color=panel.colour, lw=2)
-        ax.plot(*points, ".", ms=3.5, color=DATA, alpha=0.8, zorder=5)
+        ax.axvspan(-edge, edge, color="#000000", alpha=0.05, lw=0, label="no data")
+        for k, f in enumerate(panel.members):
+            ax.plot(grid, f, color=panel.colour, lw=0.7, alpha=0.6, label=None if k else "models of the ensemble")
+        ax.plot(*truth, "--", color=NEUTRAL, lw=1.2, label="true function sin(2 pi x)")
+        band(ax, grid, panel.mean, panel.sd, panel.colour, "prediction")
+        ax.plot(*points, ".", ms=3.5, color=DATA, alpha=0.8, zorder=5, label="training data")
         ax.set_title(panel.name, fontsize=10)
         ax.set_ylim(-height, height)
         ax.set_xlim(float(grid[0]), float(grid[-1]))
-    spare = axes.ravel()[len(panels) :]
-    for ax in spare:
+    for ax in axes.ravel()[len(panels) :]:
         ax.set_axis_off()
     for column in range(columns):
         lowest = axes.ravel()[: len(panels)][column::columns][-1]
@@ -119,26 +97,5 @@ def bands_side_by_side(
     axes[0][0].set_xticks(TICKS)
     for line in axes:
         line[0].set_ylabel("f(x)")
-    entries = [
-        (Line2D([], [], color=DATA, lw=2), "prediction"), (Patch(color=DATA, alpha=0.2, lw=0), "its 95 % band"),
-        (Line2D([], [], color=DATA, lw=0.7, alpha=0.6), "models of the ensemble"),
-        (Line2D([], [], color=NEUTRAL, ls="--", lw=1.2), "true function sin(2 pi x)"), _points(),
-        (Patch(color="#000000", alpha=0.05, lw=0), "no data"),
-    ]  # fmt: skip
-    if len(spare):
-        spare[0].legend(*zip(*entries, strict=True), loc="center", fontsize=10, frameon=False)
-    else:
-        _legend(figure, entries)
+    legend_below(figure, axes)
     return save(figure, path, title)
-
-
-def _points() -> tuple[object, str]:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], ls="", marker="o", ms=4.5, color=DATA), "training data"
-
-
-def _legend(figure: Figure, entries: Sequence[tuple[object, str]]) -> None:
-    """One legend below all panels."""
-    handles, labels = zip(*entries, strict=True)
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(entries), fontsize=9, frameon=False)

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -45,6 +47,21 @@ def dress(
     ax.set_title(title, fontsize=10)
     if legend and ax.get_legend_handles_labels()[0]:
         ax.legend(fontsize=legend)
+
+
+def band(ax: Axes, x: np.ndarray, mean: np.ndarray, sd: np.ndarray, colour: str, label: str) -> None:
+    """A mean over ``x`` [m] and the 95 % band of normal distributions around it."""
+    ax.fill_between(x, mean - 1.96 * sd, mean + 1.96 * sd, color=colour, alpha=0.18, lw=0, label="mean +- 1.96 sd")
+    ax.plot(x, mean, color=colour, lw=2, label=label)
+
+
+def legend_below(figure: Figure, axes: Any) -> Any:
+    """One legend below all panels, with every label once."""
+    found: dict[str, Any] = {}
+    for ax in axes.ravel():
+        found |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    place = {"loc": "outside lower center", "ncols": len(found), "fontsize": 9}
+    return figure.legend(list(found.values()), list(found), **place)
 
 
 def save(figure: Figure, path: Path, title: str = "") -> Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedtangent.output.style import METHODS, canvas, dress, save
+from fedtangent.output.style import METHODS, canvas, dress, legend_below, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,8 +50,7 @@ def loss_surfaces(panels: Sequence[SurfacePanel], title: str, path: Path) -> Pat
     axes[0][0].set_ylabel("distance across, towards model 3")
     bar = figure.colorbar(ScalarMappable(norm, "viridis"), ax=list(axes[0]), shrink=0.85, pad=0.015)
     bar.set_label("log10 of the loss in nats")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    legend = figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9)
+    legend = legend_below(figure, axes)
     legend.get_frame().set(facecolor="#31688e", alpha=1.0)
     for text in legend.get_texts():
         text.set_color("white")
@@ -73,8 +72,7 @@ def loss_segments(panels: Mapping[str, Mapping[str, np.ndarray]], title: str, pa
         dress(ax, "share of the way", title=name, legend=0)
         ax.grid(alpha=0.25)
     axes[0][0].set_ylabel("loss in nats")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9, frameon=False)
+    legend_below(figure, axes)
     return save(figure, path, title)
 
 
