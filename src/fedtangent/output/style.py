@@ -60,7 +60,7 @@ def legend_below(figure: Figure, axes: Any) -> Any:
     found: dict[str, Any] = {}
     for ax in axes.ravel():
         found |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    place = {"loc": "outside lower center", "ncols": len(found), "fontsize": 9}
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": len(found), "fontsize": 9}
     return figure.legend(list(found.values()), list(found), **place)
 
 
