@@ -18,7 +18,19 @@ from .conftest import tiny
 from .test_commands import COMPARE
 
 
-@pytest.mark.usefixtures("tiny_case")
+@functools.cache
+def compared() -> SideBySide:
+    """The tiny case, compared once."""
+    return compare.run(tiny(None, "smoke", 0))
+
+
+@pytest.fixture
+def compared_once(monkeypatch: pytest.MonkeyPatch, tiny_case: None) -> None:
+    found = compared()
+    monkeypatch.setattr(compare, "run", lambda setting, **more: found)
+
+
+@pytest.mark.usefixtures("compared_once")
 def test_a_comparison_writes_its_files_and_ends_with_its_verdict(run: Callable, folder: Path) -> None:
     ended = run("compare", "--case", "sine", "sine")
     out = folder / "results" / "compare"  # where it goes by itself
@@ -69,20 +81,14 @@ def test_a_wrong_theory_ends_with_exit_code_1(run: Callable, folder: Path, monke
     assert (exact["holds"], exact["control_fails"]) == (False, True)
 
 
-@functools.cache
-def compared() -> SideBySide:
-    """The tiny case, with verdicts as they should be."""
-    found = compare.run(tiny(None, "smoke", 0))
-    return found._replace(verdicts=tuple(v._replace(holds=True, control_fails=True) for v in found.verdicts))
-
-
 @pytest.mark.usefixtures("trained_once")
 @pytest.mark.parametrize("line", COMPARE)
 def test_every_command_runs_with_its_defaults(
     run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     """Its cases are prepared whole; in their place the tiny one is shown and written."""
-    right = compared()
+    found = compared()
+    right = found._replace(verdicts=tuple(v._replace(holds=True, control_fails=True) for v in found.verdicts))
     monkeypatch.setattr(compare, "run", lambda setting, **more: right)
     ended = run(*line.split())
     assert (ended.code, ended.err) == (0, "")

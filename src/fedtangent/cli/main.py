@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from fedtangent import cli
 from fedtangent.cli.arguments import OutputOptions, options_of, page, parse, unknown, words, words_of
-from fedtangent.engine import description
+from fedtangent.engine import description, processes
 from fedtangent.engine.description import Description
 from fedtangent.entries import catalogue, lasting
 
@@ -90,7 +90,10 @@ def run(arguments: list[str]) -> int:
             print(help_page(command, [word for word in arguments[1:] if word not in ("-h", "--help")]))
             return 0
         asked = read(command, arguments[1:])
-        _use_devices(asked.values)
+        if "host_devices" in asked.values:  # before anything else uses a device
+            processes.use_cores(asked.values["host_devices"])
+        if asked.values.get("distributed", False):
+            processes.start(*(asked.values[name] for name in processes.VARIABLES))
         job = _prepared(asked)
     except ValueError as error:
         return _refused(error)
@@ -197,29 +200,18 @@ def _repeated(command: Command, given: Sequence[str]) -> dict[str, Any]:
 
 def _prepared(asked: Asked) -> Any:
     """The checked job, and the folder it may write to."""
-    from fedtangent.engine.processes import is_main
     from fedtangent.output.files import check_free, clear, output_folder
 
     folder, module = asked.values.get("output"), asked.command.module
     goes_on = getattr(module, "continues", lambda values: False)(asked.values)
-    if folder is not None and is_main() and not asked.values["overwrite"]:
+    if folder is not None and processes.is_main() and not asked.values["overwrite"]:
         check_free(folder, asked.command.name, asked.identity, goes_on, hasattr(module, "continues"))
     job = module.prepare(**asked.arguments)
     if folder is not None:
-        if asked.values["overwrite"] and is_main():
+        if asked.values["overwrite"] and processes.is_main():
             clear(folder)
         output_folder(folder)  # the last thing that can be refused
     return job
-
-
-def _use_devices(values: Mapping[str, Any]) -> None:
-    """Before anything else uses a device: how many, and of how many processes."""
-    from fedtangent.engine import processes
-
-    if "host_devices" in values:
-        processes.use_cores(values["host_devices"])
-    if values.get("distributed", False):
-        processes.start(values["coordinator"], values["num_processes"], values["process_id"])
 
 
 def help_page(command: Command, arguments: Sequence[str]) -> str:

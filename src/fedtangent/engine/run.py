@@ -52,7 +52,8 @@ def resolve_mapping(
     is nothing to resume.
     """
     largest = max_client_size(data)
-    chosen, seconds = _recorded(mapping, checkpoint), dict[str, float]()
+    before = store.mapping_of(store.open_store(checkpoint)) if mapping == "auto" and checkpoint is not None else mapping
+    chosen, seconds = parse(before) if before and before != "auto" else None, dict[str, float]()
     state = jax.eval_shape(lambda: algorithm.init(0, data.num_clients))
     engine = engine_for(data, default_mapping() if chosen is None else chosen)
     length = chunk_length(info_shapes(algorithm, engine, state, data))
@@ -62,14 +63,6 @@ def resolve_mapping(
         probe = partial(_probe, algorithm, data, length)
         chosen, seconds = auto.choose(algorithm, data, largest, num_rounds, length, probe)
     return Resolved(str(chosen), memory.check(algorithm, data, chosen, largest, length), seconds)
-
-
-def _recorded(mapping: str, checkpoint: Checkpoints | None) -> Mapping | None:
-    """The mapping that is asked for by name, or by the run to resume; None where there is a choice."""
-    if mapping != "auto":
-        return parse(mapping)
-    before = None if checkpoint is None else store.mapping_of(store.open_store(checkpoint))
-    return None if before is None else parse(before)
 
 
 def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Mapping) -> float:
