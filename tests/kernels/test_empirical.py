@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,64 +10,67 @@ import pytest
 from fedtangent.kernels import empirical, empirical_ntk
 from fedtangent.models import mlp, rbf_linear
 
+from ..drawn import parameters
+
 RNG = np.random.default_rng(0)
 X1, X2 = RNG.normal(size=(7, 4)), RNG.normal(size=(5, 4))
 WIDTHS = [(), (6,), (6, 7), (6, 7, 8)]
 
 
-def by_jacobian(model, params, x1, x2) -> np.ndarray:
-    """[n1, C, n2, C] from the explicit Jacobians."""
+def jacobians(model, params, x) -> list[np.ndarray]:
+    """[n, C, parameters] of every leaf."""
+    leaves = jax.tree.leaves(jax.jit(jax.jacrev(model.apply))(params, x))
+    return [np.asarray(leaf).reshape((x.shape[0], model.output_size, -1)) for leaf in leaves]
 
-    def jacobian(x):
-        leaves = jax.tree.leaves(jax.jit(jax.jacrev(model.apply))(params, x))
-        return np.concatenate([np.asarray(leaf).reshape(x.shape[0], model.output_size, -1) for leaf in leaves], axis=2)
 
-    return np.einsum("ikp,jmp->ikjm", jacobian(x1), jacobian(x2))
+def contract(leaves, n1: int) -> np.ndarray:
+    """[n1, C, n2, C], of the first ``n1`` examples with the others."""
+    every = np.concatenate(leaves, axis=2)
+    return np.einsum("ikp,jmp->ikjm", every[:n1], every[n1:])
 
 
 def mean_over_outputs(kernel: np.ndarray) -> np.ndarray:
     return np.einsum("ikjk->ij", kernel) / kernel.shape[1]
 
 
+def both_of(model, params, x1, x2, **options):
+    """The whole kernel and the mean over outputs."""
+    return jax.jit(lambda p: [empirical_ntk(model, p, x1, x2, trace=trace, **options) for trace in (False, True)])(
+        params
+    )
+
+
 @pytest.mark.parametrize(
     ("widths", "activation", "parameterization", "b_std"),
-    [*itertools.product(WIDTHS, ["erf"], ["ntk", "standard"], [None, 0.3]),
-     *itertools.product([(6, 7)], ["relu", "gelu", "sin", "leaky_relu", "abs", "cos"], ["ntk"], [0.3])],
+    [*((widths, "erf", "ntk", 0.3) for widths in WIDTHS), ((6, 7), "erf", "ntk", None),
+     ((6, 7), "erf", "standard", None), ((6, 7), "erf", "standard", 0.3), ((), "erf", "standard", None),
+     *(((6, 7), name, "ntk", 0.3) for name in ("relu", "gelu", "sin", "leaky_relu", "abs", "cos"))],
 )  # fmt: skip
 def test_equals_the_jacobian_contraction(widths, activation, parameterization, b_std):
     model = mlp(4, 3, widths, activation, parameterization, w_std=1.4, b_std=b_std, last_w_std=0.8, dtype=jnp.float64)
-    params = model.init(jax.random.key(1))
-    expected = by_jacobian(model, params, X1, X2)
-    whole = empirical_ntk(model, params, X1, X2, trace=False)
+    params = parameters(model)
+    leaves = jacobians(model, params, np.concatenate([X1, X2]))
+    whole, mean = both_of(model, params, X1, X2)
     assert whole.shape == (7, 3, 5, 3)
-    np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(empirical_ntk(model, params, X1, X2), mean_over_outputs(expected), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(whole, contract(leaves, 7), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(mean, mean_over_outputs(contract(leaves, 7)), rtol=0, atol=1e-10)
+    # negative control: without any one layer's term the difference is far above the tolerance
+    own = 1 if b_std is None else 2
+    for layer in range(0, len(leaves), own) if widths else ():
+        wrong = contract(leaves[:layer] + leaves[layer + own :], 7)
+        assert np.abs(np.asarray(whole) - wrong).max() > 1e-2
 
 
-@pytest.mark.parametrize("widths", WIDTHS[1:])
-def test_dropping_one_layer_is_noticed(widths):
-    """Negative control: without any one layer's term the difference is far above the tolerance."""
-    model = mlp(4, 3, widths, "erf", dtype=jnp.float64)
-    params = model.init(jax.random.key(1))
-    kernel = np.asarray(empirical_ntk(model, params, X1, X2, trace=False))
-    for layer in range(len(widths) + 1):
-
-        def without(p, x, layer=layer):
-            held = [jax.lax.stop_gradient(q) if i == 2 * layer else q for i, q in enumerate(p)]
-            return model.apply(held, x)
-
-        wrong = by_jacobian(model._replace(apply=without), params, X1, X2)
-        assert np.abs(kernel - wrong).max() > 1e-2
-
-
-@pytest.mark.parametrize("trace", [True, False])
-@pytest.mark.parametrize("block_size", [1, 3, 100])
+@pytest.mark.parametrize(("block_size", "trace"), [(1, True), (3, True), (3, False), (100, True)])
 def test_blocks_change_nothing(block_size, trace):
     model = mlp(4, 3, (6, 5), "relu", dtype=jnp.float64)
-    params = model.init(jax.random.key(1))
-    for x2 in (X2, None):
-        whole = empirical_ntk(model, params, X1, x2, trace=trace)
-        blocked = empirical_ntk(model, params, X1, x2, trace=trace, block_size=block_size)
+
+    @jax.jit
+    def kernels(params):
+        sizes, seconds = (None, block_size), (X2, None)
+        return [[empirical_ntk(model, params, X1, x2, trace, size) for size in sizes] for x2 in seconds]
+
+    for whole, blocked in kernels(parameters(model)):
         assert blocked.shape == whole.shape
         np.testing.assert_allclose(blocked, whole, rtol=0, atol=1e-13)
 
@@ -77,7 +78,7 @@ def test_blocks_change_nothing(block_size, trace):
 def test_half_of_a_symmetric_kernel_s_blocks_are_computed(monkeypatch):
     """Of its own accord, for kernels of many examples: the same kernel, exactly symmetric, from 6 blocks and not 9."""
     model = mlp(4, 3, (6, 5), "relu", dtype=jnp.float64)
-    params = model.init(jax.random.key(1))
+    params = parameters(model)
     monkeypatch.setattr(empirical, "SYMMETRIC_BLOCK", 3)
     computed = []
     block = empirical._dense_block
@@ -89,40 +90,43 @@ def test_half_of_a_symmetric_kernel_s_blocks_are_computed(monkeypatch):
     monkeypatch.setattr(empirical, "_dense_block", counted)
     half = jax.jit(lambda p, x: empirical_ntk(model, p, x))(params, X1)
     jax.effects_barrier()
+    monkeypatch.undo()
     assert sorted(computed) == [False] * 3 + [True] * 3
-    np.testing.assert_allclose(half, empirical_ntk(model, params, X1, X1), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(half, both_of(model, params, X1, X1)[1], rtol=0, atol=1e-13)
     np.testing.assert_array_equal(half, np.asarray(half).T)
 
 
 def test_image_inputs_and_none_for_the_second_argument():
     model = mlp(4, 3, (6,), dtype=jnp.float64)
-    params = model.init(jax.random.key(1))
+    params = parameters(model)
     images = X1.reshape(7, 2, 2)
-    whole = empirical_ntk(model, params, images, block_size=3)
-    np.testing.assert_allclose(whole, empirical_ntk(model, params, X1, X1), rtol=0, atol=1e-13)
+    whole = jax.jit(lambda p: empirical_ntk(model, p, images, block_size=3))(params)
+    np.testing.assert_allclose(whole, both_of(model, params, X1, X1)[1], rtol=0, atol=1e-13)
     np.testing.assert_array_equal(np.asarray(whole), np.asarray(whole).T)
 
 
 def test_float32_agrees_to_its_own_precision_and_stays_float32():
     single, double = mlp(4, 3, (50, 50)), mlp(4, 3, (50, 50), dtype=jnp.float64)
-    params = single.init(jax.random.key(1))
-    kernel = empirical_ntk(single, params, X1, X2)
-    reference = empirical_ntk(double, jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params), X1, X2)
+    params = parameters(single)
+    kernel = jax.jit(lambda p: empirical_ntk(single, p, X1, X2))(params)
+    wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    reference = np.asarray(jax.jit(lambda p: empirical_ntk(double, p, X1, X2))(wide))
     assert kernel.dtype == jnp.float32
     # sums of at most 150 products with relative rounding 2^-24 each, in three layers
-    bound = 3 * 150 * 2.0**-24 * float(jnp.abs(reference).max())
-    assert float(jnp.abs(kernel - reference).max()) < bound
+    bound = 3 * 150 * 2.0**-24 * np.abs(reference).max()
+    assert np.abs(np.asarray(kernel) - reference).max() < bound
 
 
 def test_linear_model():
     model = rbf_linear(output_size=2, dtype=jnp.float64)
-    params = model.init(jax.random.key(0))
+    params = parameters(model)
     x1, x2 = np.linspace(-1, 1, 6)[:, None], np.linspace(-0.5, 0.9, 4)[:, None]
-    expected = by_jacobian(model, params, x1, x2)
-    np.testing.assert_allclose(empirical_ntk(model, params, x1, x2, trace=False), expected, rtol=0, atol=1e-12)
-    blocked = empirical_ntk(model, params, x1, x2, block_size=4)
+    expected = contract(jacobians(model, params, np.concatenate([x1, x2])), 6)
+    whole, blocked = both_of(model, params, x1, x2, block_size=4)
+    np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-12)
     np.testing.assert_allclose(blocked, mean_over_outputs(expected), rtol=0, atol=1e-12)
-    np.testing.assert_allclose(empirical_ntk(model, params, x1, x2), model.kernel(x1, x2).ntk, rtol=0, atol=1e-12)
+    analytic = jax.jit(model.kernel)(x1, x2).ntk
+    np.testing.assert_allclose(both_of(model, params, x1, x2)[1], analytic, rtol=0, atol=1e-12)
 
 
 def test_any_other_function_goes_to_neural_tangents():
@@ -132,10 +136,9 @@ def test_any_other_function_goes_to_neural_tangents():
 
     model = mlp(4, 3)._replace(apply=apply, structure=None)
     params = {"a": jnp.asarray(RNG.normal(size=(4, 6))), "b": jnp.asarray(RNG.normal(size=(6, 2))), "c": jnp.ones(6)}
-    expected = by_jacobian(model, params, X1, X2)
-    whole = empirical_ntk(model, params, X1, X2, trace=False)
+    expected = contract(jacobians(model, params, np.concatenate([X1, X2])), 7)
+    whole, traced = both_of(model, params, X1, X2, block_size=4)
     np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-10)
-    traced = empirical_ntk(model, params, X1, X2, block_size=3)
     np.testing.assert_allclose(traced, mean_over_outputs(expected), rtol=0, atol=1e-10)
 
 
@@ -160,7 +163,7 @@ def test_no_array_as_large_as_a_jacobian():
 def test_a_block_size_that_is_no_count_is_refused(block_size):
     model = mlp(4, 3, (6,), dtype=jnp.float64)
     with pytest.raises(ValueError, match=r"block_size: got .*, must be a whole number of at least 1"):
-        empirical_ntk(model, model.init(jax.random.key(0)), X1, block_size=block_size)
+        empirical_ntk(model, parameters(model), X1, block_size=block_size)
 
 
 def test_another_models_parameters_are_refused():
@@ -168,6 +171,6 @@ def test_another_models_parameters_are_refused():
     for widths in ((6, 6), (), (5,)):
         other = mlp(4, 3, widths, dtype=jnp.float64)
         with pytest.raises(ValueError, match=r"params: got arrays of shapes .*, mlp\(4-6-3"):
-            empirical_ntk(model, other.init(jax.random.key(0)), X1)
+            empirical_ntk(model, parameters(other), X1)
     with pytest.raises(ValueError, match=r"params: got arrays of shapes \[\], rbf_linear"):
         empirical_ntk(rbf_linear(5, dtype=jnp.float64), {}, X1[:, :1])

@@ -14,6 +14,8 @@ from fedtangent.kernels import empirical, empirical_ntk, layered
 from fedtangent.models import cnn, from_flax
 from fedtangent.models.flax_networks import read_plan
 
+from ..drawn import parameters
+
 RNG = np.random.default_rng(0)
 C = 3
 Dense = functools.partial(nn.Dense, param_dtype=jnp.float64)
@@ -83,9 +85,7 @@ def flax_model(network, shape):
 
 def double_params(model):
     """Parameters with no zeros among them, biases included."""
-    rng = np.random.default_rng(1)
-    start = model.init(jax.random.key(0))
-    return jax.tree.map(lambda leaf: jnp.asarray(np.float64(leaf) + 0.3 * rng.normal(size=leaf.shape)), start)
+    return jax.tree.map(jnp.float64, parameters(model, 1, 0.5))
 
 
 def jacobians(model, params, x) -> list[np.ndarray]:
@@ -271,6 +271,6 @@ def test_other_parameters_are_refused(convolutional):
 
 def test_no_examples():
     model = cnn((5, 5, 2), C, filters=(2,), hidden=(), window=3, convolution="gemm")
-    params = model.init(jax.random.key(0))
+    params = parameters(model)
     assert empirical_ntk(model, params, np.zeros((0, 50)), np.zeros((2, 50))).shape == (0, 2)
     assert empirical.SYMMETRIC_BLOCK > 1

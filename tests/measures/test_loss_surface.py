@@ -13,6 +13,8 @@ from fedtangent import models
 from fedtangent.measures.loss_surface import barrier, grid, mean_loss, plane_through, point, segment, surface
 from fedtangent.types import Array, PyTree
 
+from ..drawn import parameters
+
 
 def trees(seed: int = 0, dtype: Any = np.float64) -> list[PyTree]:
     """Three models of an odd structure: nested, an empty node, a scalar."""
@@ -114,7 +116,7 @@ def test_the_mean_loss_does_not_depend_on_the_block(block: int) -> None:
     model = models.build("mlp", 4, 3, widths=(5,))
     rng = np.random.default_rng(6)
     x, y = jnp.asarray(rng.normal(size=(31, 4))), jnp.asarray(rng.integers(0, 3, 31))
-    params = model.init(jax.random.key(0))
+    params = parameters(model)
     logits = np.asarray(model.apply(params, x), np.float64)
     expected = np.mean(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(31), np.asarray(y)])
     assert float(mean_loss(model, "cross_entropy", block)(params, x, y)) == pytest.approx(expected, rel=1e-6)

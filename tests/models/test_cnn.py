@@ -12,6 +12,8 @@ from fedtangent import pytrees
 from fedtangent.data import calibration
 from fedtangent.models import build, choose_convolution, cnn, convolutional, from_flax, logistic
 
+from ..drawn import parameters
+
 
 class Published(nn.Module):
     """The network as it is usually written: relu before the pooling, flax's own layers."""
@@ -31,7 +33,7 @@ def test_fedavgs_number_of_parameters():
 @pytest.mark.parametrize("convolution", ["lax", "gemm"])
 def test_same_function_and_gradient_as_the_usual_network(convolution):
     model = cnn((8, 8, 2), 5, filters=(3, 4), hidden=(6,), convolution=convolution)
-    params = model.init(jax.random.key(0))
+    params = parameters(model, scale=0.3)
     x = jax.random.normal(jax.random.key(1), (3, 8, 8, 2), jnp.float32)
 
     def usual(params, x):
@@ -40,18 +42,19 @@ def test_same_function_and_gradient_as_the_usual_network(convolution):
     def gradients(apply):
         return jax.jit(jax.value_and_grad(lambda p: jnp.sum(jnp.sin(apply(p, x)))))(params)
 
-    np.testing.assert_allclose(model.apply(params, x.reshape((3, -1))), usual(params, x), rtol=0, atol=2e-6)
+    apply, expected = jax.jit(model.apply), jax.jit(usual)(params, x)
+    np.testing.assert_allclose(apply(params, x.reshape((3, -1))), expected, rtol=0, atol=2e-6)
     ours, theirs = gradients(model.apply), gradients(usual)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * float(jnp.abs(b).max()))
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
     # negative control: a turned kernel
-    turned = {**params, "Conv_0": {**params["Conv_0"], "kernel": jnp.flip(params["Conv_0"]["kernel"], (0, 1))}}
-    assert float(jnp.abs(model.apply(turned, x) - usual(params, x)).max()) > 0.01
+    turned = {**params, "Conv_0": {**params["Conv_0"], "kernel": np.flip(params["Conv_0"]["kernel"], (0, 1))}}
+    assert np.abs(np.asarray(apply(turned, x.reshape((3, -1)))) - expected).max() > 0.01
 
 
 def test_clients_with_their_own_parameters_at_once():
     model = cnn((4, 4, 1), 3, filters=(2,), hidden=(), window=3, convolution="gemm")
-    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 3))
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(parameters(model, k, 0.3) for k in range(3)))
     x = jax.random.normal(jax.random.key(1), (3, 2, 4, 4), jnp.float32)
     gradient = jax.grad(lambda p, x: jnp.sum(jnp.sin(model.apply(p, x))))
     together = jax.jit(jax.vmap(gradient))(params, x)
@@ -75,7 +78,7 @@ def test_the_choice_is_measured(mapping):
 def test_auto_is_one_of_the_two(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDTANGENT_CACHE", str(tmp_path))
     model = cnn((4, 4), 3, filters=(2,), hidden=(), window=3)
-    assert model.apply(model.init(jax.random.key(0)), jnp.zeros((2, 16))).shape == (2, 3)
+    assert jax.eval_shape(model.apply, parameters(model), jnp.zeros((2, 16))).shape == (2, 3)
 
 
 BAD = {
@@ -99,7 +102,7 @@ def test_bad_input(case):
 
 def test_a_flax_network_of_ones_own():
     model = from_flax(nn.Dense(3), jnp.zeros((1, 4), jnp.float32), 3)
-    params = model.init(jax.random.key(0))
+    params = parameters(model)
     x = jax.random.normal(jax.random.key(1), (5, 4), jnp.float32)
     np.testing.assert_allclose(model.apply(params, x), x @ params["kernel"] + params["bias"][None], atol=1e-6)
     assert (model.name, model.kernel, model.output_size) == ("Dense", None, 3)
@@ -107,7 +110,7 @@ def test_a_flax_network_of_ones_own():
 
 def test_by_name():
     small = build("cnn", (8, 8, 1), 10, filters=(2, 3), hidden=(), convolution="lax")
-    assert small.apply(small.init(jax.random.key(0)), jnp.zeros((2, 64))).shape == (2, 10)
+    assert jax.eval_shape(small.apply, parameters(small), jnp.zeros((2, 64))).shape == (2, 10)
     assert build("lstm", 20, 30, units=4).name == "lstm(30, 8, 2x4)"
     assert build("logistic", 4, 3).output_size == 3
 
@@ -115,11 +118,12 @@ def test_by_name():
 def test_logistic_regression_and_its_kernel():
     model = logistic(4, 3, dtype=jnp.float64)
     x = jax.random.normal(jax.random.key(0), (5, 4))
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     assert all(float(jnp.abs(leaf).max()) == 0 for leaf in jax.tree.leaves(params))
     np.testing.assert_allclose(model.kernel(x, get="ntk"), x @ x.T + 1, rtol=1e-12)
     labels = jax.nn.one_hot(jnp.arange(5) % 3, 3)
-    weight, bias = jax.grad(lambda p: -jnp.sum(labels * jax.nn.log_softmax(model.apply(p, x))))(params)[0]
+    gradient = jax.jit(jax.grad(lambda p: -jnp.sum(labels * jax.nn.log_softmax(model.apply(p, x)))))
+    weight, bias = gradient(params)[0]
     np.testing.assert_allclose(weight, x.T @ (1 / 3 - labels), atol=1e-12)
     np.testing.assert_allclose(bias[0], jnp.sum(1 / 3 - labels, axis=0), atol=1e-12)
     assert float(jnp.abs(logistic(4, 3, zero_init=False).init(jax.random.key(0))[0][0]).max()) > 0.1

@@ -11,6 +11,8 @@ import pytest
 from fedtangent import pytrees
 from fedtangent.models import lstm
 
+from ..drawn import parameters
+
 SIZES = {"vocabulary": 7, "embedding": 3, "units": 5, "layers": 2, "dtype": jnp.float64}
 X = np.random.default_rng(0).integers(0, 7, (4, 6))
 
@@ -38,33 +40,35 @@ def plain_loop(params, x) -> np.ndarray:
 
 
 def test_outputs_are_those_of_a_plain_loop():
-    params = lstm(**SIZES).init(jax.random.key(0))
+    params = parameters(lstm(**SIZES), scale=0.5)
     every = plain_loop(params, X)
-    np.testing.assert_allclose(lstm(**SIZES, positions="all").apply(params, X), every, atol=1e-14)
-    np.testing.assert_allclose(lstm(**SIZES).apply(params, X.astype(np.float32)), every[:, -1], atol=1e-14)
+    np.testing.assert_allclose(jax.jit(lstm(**SIZES, positions="all").apply)(params, X), every, atol=1e-14)
+    last = jax.jit(lstm(**SIZES).apply)(params, X.astype(np.float32))
+    np.testing.assert_allclose(last, every[:, -1], atol=1e-14)
     assert np.abs(every[:, -1] - every[:, -2]).max() > 1e-4  # negative control: another position
 
 
 def test_one_layer_is_flaxs_cell():
     model = lstm(vocabulary=7, embedding=3, units=5, layers=1, dtype=jnp.float64, positions="all", output_size=2)
-    params = model.init(jax.random.key(0))
+    params = parameters(model, scale=0.5)
+    params = jax.tree.map(np.asarray, params)
     part = params["layer_0"]
-    gates = zip("ifog", *(jnp.split(part[name], 4, axis=-1) for name in ("input", "recurrent", "bias")), strict=True)
+    gates = zip("ifog", *(np.split(part[name], 4, axis=-1) for name in ("input", "recurrent", "bias")), strict=True)
     cell_params = {}
     for name, kernel, recurrent, bias in gates:
         cell_params |= {f"i{name}": {"kernel": kernel}, f"h{name}": {"kernel": recurrent, "bias": bias}}
     network = nn.RNN(nn.LSTMCell(5, param_dtype=jnp.float64, dtype=jnp.float64))
-    hidden = network.apply({"params": {"cell": cell_params}}, params["embedding"][X])
+    apply = jax.jit(lambda cell: network.apply({"params": {"cell": cell}}, params["embedding"][X]))
+    hidden = np.asarray(apply(cell_params))
     expected = hidden @ params["output"]["kernel"] + params["output"]["bias"][None, None]
-    np.testing.assert_allclose(model.apply(params, X), expected, atol=1e-14)
+    np.testing.assert_allclose(jax.jit(model.apply)(params, X), expected, atol=1e-14)
     cell_params["if"], cell_params["io"] = cell_params["io"], cell_params["if"]  # negative control: two gates exchanged
-    wrong = network.apply({"params": {"cell": cell_params}}, params["embedding"][X])
-    assert float(jnp.abs(wrong - hidden).max()) > 1e-4
+    assert np.abs(np.asarray(apply(cell_params)) - hidden).max() > 1e-4
 
 
 @pytest.mark.parametrize("positions", ["last", "all"])
 def test_gradient_is_that_of_jax_and_of_finite_differences(positions):
-    params = lstm(**SIZES).init(jax.random.key(0))
+    params = parameters(lstm(**SIZES), scale=0.5)
 
     def gradient(differentiation):
         model = lstm(**SIZES, positions=positions, differentiation=differentiation)
@@ -73,12 +77,14 @@ def test_gradient_is_that_of_jax_and_of_finite_differences(positions):
     ours, theirs = gradient("reverse"), gradient("any")
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-13)
-    direction = jax.tree.map(jnp.cos, params)
-    every = [np.sin(plain_loop(pytrees.add(params, pytrees.scale(s, direction)), X)) for s in (1e-5, -1e-5)]
+    params, ours = jax.tree.map(np.asarray, (params, ours))
+    direction = jax.tree.map(np.cos, params)
+    moved = [jax.tree.map(lambda p, d, s=s: p + s * d, params, direction) for s in (1e-5, -1e-5)]
+    every = [np.sin(plain_loop(p, X)) for p in moved]
     chosen = [e if positions == "all" else e[:, -1] for e in every]
     numeric = (chosen[0].sum() - chosen[1].sum()) / 2e-5
     assert abs(float(pytrees.vdot(ours, direction)) - numeric) < 1e-8 * abs(numeric) + 1e-8
-    wrong = {**ours, "layer_0": {**ours["layer_0"], "recurrent": jnp.zeros((5, 20))}}  # negative control
+    wrong = {**ours, "layer_0": {**ours["layer_0"], "recurrent": np.zeros((5, 20))}}  # negative control
     assert abs(float(pytrees.vdot(wrong, direction)) - numeric) > 1e-4
 
 
@@ -102,22 +108,23 @@ def test_clients_with_their_own_parameters_at_once_and_second_order():
 
 
 def test_forward_mode_where_asked_for():
-    params = lstm(**SIZES).init(jax.random.key(0))
+    params = parameters(lstm(**SIZES), scale=0.5)
     forward = lstm(**SIZES, differentiation="any")
-    tangent = jax.linearize(lambda p: forward.apply(p, X), params)[1](jax.tree.map(jnp.cos, params))
-    assert bool(jnp.all(jnp.isfinite(tangent)))
+    moved = jax.jit(lambda p: jax.jvp(lambda q: forward.apply(q, X), (p,), (jax.tree.map(jnp.cos, p),))[1])(params)
+    assert np.all(np.isfinite(moved))
     with pytest.raises(TypeError, match="forward-mode"):
         jax.linearize(lambda p: lstm(**SIZES).apply(p, X), params)[1](params)
 
 
 def test_shakespeares_sizes_and_initial_values():
-    params = lstm().init(jax.random.key(0))
+    params = jax.eval_shape(lstm().init, jax.random.key(0))
     # embedding, two layers of 4 gates, output
     assert pytrees.size(params) == 640 + (8 + 256 + 1) * 1024 + (256 + 256 + 1) * 1024 + 257 * 80
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.float32)}
-    assert float(params["layer_1"]["bias"].sum()) == 256
-    block = params["layer_0"]["recurrent"][:, 256:512]
-    np.testing.assert_allclose(block @ block.T, np.eye(256), atol=1e-5)
+    params = jax.jit(lstm(units=16).init)(jax.random.key(0))
+    assert float(params["layer_1"]["bias"].sum()) == 16
+    block = np.asarray(params["layer_0"]["recurrent"][:, 16:32])
+    np.testing.assert_allclose(block @ block.T, np.eye(16), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -132,4 +139,4 @@ def test_bad_input(options, message):
 def test_input_of_another_shape():
     model = lstm(**SIZES)
     with pytest.raises(ValueError, match="characters"):
-        model.apply(model.init(jax.random.key(0)), X[0])
+        model.apply(parameters(model), X[0])

@@ -13,6 +13,8 @@ from fedtangent import models
 from fedtangent.kernels import analytic, empirical_ntk
 from fedtangent.models import mlp
 
+from ..drawn import parameters
+
 X = np.random.default_rng(0).normal(size=(5, 4))
 NETWORKS = [
     pytest.param(widths, activation, parameterization, b_std, id=f"{widths}-{activation}-{parameterization}-{b_std}")
@@ -34,39 +36,41 @@ def largest_difference(a, b) -> float:
 def test_same_parameters_and_outputs_as_stax(widths, activation, parameterization, b_std):
     model = mlp(4, 3, widths, activation, parameterization, w_std=1.3, b_std=b_std, last_w_std=0.7, dtype=jnp.float64)
     stax_init, stax_apply, _ = model.kernel.network()
-    theirs = stax_init(jax.random.key(1), (-1, 4))[1]
-    ours = model.init(jax.random.key(0))
+    theirs = jax.eval_shape(lambda key: stax_init(key, (-1, 4))[1], jax.random.key(1))
+    ours = parameters(model, scale={"ntk": 1.0, "standard": 0.5}[parameterization])
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     assert jax.tree.map(jnp.shape, ours) == jax.tree.map(jnp.shape, theirs)
-    for params in (ours, theirs):
-        np.testing.assert_allclose(model.apply(params, X), stax_apply(params, X), rtol=0, atol=1e-14)
     # negative control: the other parameterization is another function of the same parameters
     other = {"ntk": "standard", "standard": "ntk"}[parameterization]
     wrong = mlp(4, 3, widths, activation, other, w_std=1.3, b_std=b_std, last_w_std=0.7, dtype=jnp.float64)
-    assert float(jnp.abs(wrong.apply(ours, X) - stax_apply(ours, X)).max()) > 0.05
+    outputs = jax.jit(lambda p: [apply(p, X) for apply in (model.apply, stax_apply, wrong.apply)])
+    found, expected, control = outputs(ours)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+    assert float(np.abs(control - np.asarray(expected)).max()) > 0.05
 
 
 @pytest.mark.parametrize("activation", list(models.ACTIVATIONS))
 def test_every_activation_is_that_of_stax(activation):
     model = mlp(4, 3, (20, 20), activation, dtype=jnp.float64)
-    params = model.init(jax.random.key(0))
-    np.testing.assert_allclose(model.apply(params, X), model.kernel.network()[1](params, X), rtol=0, atol=1e-14)
+    params = parameters(model)
+    found, expected = jax.jit(lambda p: [apply(p, X) for apply in (model.apply, model.kernel.network()[1])])(params)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("parameterization", models.PARAMETERIZATIONS)
 def test_initial_parameters_have_the_stated_scales(parameterization):
     model = mlp(50, 1, (400,), "relu", parameterization, w_std=1.5, b_std=0.2, dtype=jnp.float64)
-    (weight, bias), _, (last, _) = model.init(jax.random.key(0))
+    (weight, bias), _, (last, _) = jax.tree.map(np.asarray, jax.jit(model.init)(jax.random.key(0)))
     expected = {"ntk": (1.0, 1.0, 1.0), "standard": (1.5 / 50**0.5, 0.2, 1.5 / 400**0.5)}[parameterization]
     for leaf, std in zip((weight, bias, last), expected, strict=True):
         error = std / (2 * leaf.size) ** 0.5  # of a standard deviation estimated from Gaussian draws
-        assert abs(float(jnp.sqrt(jnp.mean(leaf**2))) - std) < 4 * error
+        assert abs(np.sqrt(np.mean(leaf**2)) - std) < 4 * error
 
 
 def mean_kernel(model, draws: int) -> tuple[np.ndarray, np.ndarray]:
     """Mean over initialisations of the empirical tangent kernel, and its standard error, [5, 5] each."""
     keys = jax.random.split(jax.random.key(3), draws)
-    kernels = np.asarray(jax.lax.map(lambda key: empirical_ntk(model, model.init(key), X), keys))
+    kernels = np.asarray(jax.jit(jax.vmap(lambda key: empirical_ntk(model, model.init(key), X)))(keys))
     return kernels.mean(axis=0), kernels.std(axis=0, ddof=1) / draws**0.5
 
 
@@ -87,12 +91,11 @@ def test_kernel_is_the_mean_of_the_networks_own_tangent_kernels(parameterization
 
 def test_deep_networks_approach_their_kernel_as_one_over_root_width():
     widths = [32, 64, 128, 256]
-    errors = []
+    errors, reference = [], mlp(4, 1, (1, 1), "erf", w_std=1.4, b_std=0.1).kernel(X).ntk  # of any width
     for width in widths:
         model = mlp(4, 1, (width, width), "erf", w_std=1.4, b_std=0.1, dtype=jnp.float64)
-        reference = model.kernel(X).ntk
-        keys = jax.random.split(jax.random.key(4), 50)
-        kernels = jax.lax.map(lambda key, model=model: empirical_ntk(model, model.init(key), X), keys)
+        drawn = jax.tree.map(lambda *leaves: np.stack(leaves), *(parameters(model, seed) for seed in range(50)))
+        kernels = jax.jit(lambda p, m=model: jax.lax.map(lambda q: empirical_ntk(m, q, X), p))(drawn)
         squared = np.sum((np.asarray(kernels) - np.asarray(reference)) ** 2, axis=(1, 2))
         errors.append(np.sqrt(np.mean(squared) / np.sum(np.asarray(reference) ** 2)))
     slope = np.polyfit(np.log(widths), np.log(errors), 1)[0]
@@ -100,14 +103,13 @@ def test_deep_networks_approach_their_kernel_as_one_over_root_width():
 
 
 def test_prior_covariance_is_that_of_the_outputs():
-    model = mlp(4, 1, (200,), "relu", w_std=1.4, b_std=0.3, dtype=jnp.float64)
-    outputs = jax.lax.map(lambda key: model.apply(model.init(key), X)[:, 0], jax.random.split(jax.random.key(5), 8000))
-    products = outputs[:, :, None] * outputs[:, None, :]
-    error = jnp.std(products, axis=0, ddof=1) / 8000**0.5
-    z = jnp.abs(jnp.mean(products, axis=0) - model.kernel(X, get="nngp")) / error
-    assert float(z.max()) < 5
-    wrong = jnp.abs(jnp.mean(products, axis=0) - model.kernel(X, get="ntk")) / error
-    assert float(wrong.max()) > 5
+    model = mlp(4, 1, (20,), "relu", w_std=1.4, b_std=0.3, dtype=jnp.float64)  # exact at any width
+    draw = jax.jit(jax.vmap(lambda key: model.apply(model.init(key), X)[:, 0]))
+    outputs = draw(jax.random.split(jax.random.key(5), 8000))
+    products, kernels = np.asarray(outputs)[:, :, None] * np.asarray(outputs)[:, None, :], model.kernel(X)
+    error = np.std(products, axis=0, ddof=1) / 8000**0.5
+    assert np.max(np.abs(np.mean(products, axis=0) - kernels.nngp) / error) < 5
+    assert np.max(np.abs(np.mean(products, axis=0) - kernels.ntk) / error) > 5
 
 
 def test_kernel_blocks_and_names():
@@ -164,4 +166,4 @@ def test_bad_arguments_are_named(arguments, message):
 def test_inputs_of_the_wrong_size_are_named():
     model = mlp(4, 3)
     with pytest.raises(ValueError, match=r"x: got \(2, 5\), 5 numbers an example, must be 4 for this model"):
-        model.apply(model.init(jax.random.key(0)), jnp.ones((2, 5)))
+        model.apply(parameters(model), jnp.ones((2, 5)))

@@ -138,8 +138,7 @@ def from_gradients(
     ``shape``. Labels are found as well, cross entropy's as the softmax of logits (Zhu et al., 2019, Algorithm 1),
     unless they are known. The order of a batch cannot be found.
 
-    With ReLU the search meets the walls of ``from_jacobians``. Raises ``ValueError`` for shapes that do not fit the
-    model.
+    With ReLU the search meets the walls of ``from_jacobians``. Raises ``ValueError`` for shapes that do not fit.
     """
     flat = ravel_pytree(params)[0]
     if seen.values.ndim != 2 or seen.values.shape[1] != flat.size:

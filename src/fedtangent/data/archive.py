@@ -39,10 +39,7 @@ class Archive(NamedTuple):
 
 
 def read(name: str, prefix: str, size: tuple[int, ...], needed: tuple[str, ...], data_dir: Path | None) -> Archive:
-    """The archive ``prefix*.npz`` in the data folder, itself or in a subfolder ``prefix*``.
-
-    Raises ``ValueError`` for no folder, no archive, and one without the arrays that are ``needed``.
-    """
+    """The archive ``prefix*.npz`` in the data folder or a subfolder ``prefix*``; raises ``ValueError`` for none."""
     directory = cache.given_directory(data_dir)
     if directory is None:
         raise ValueError(f"{name}: needs its archive {prefix}*.npz: name its folder by data_dir or FEDTANGENT_DATA")

@@ -38,8 +38,7 @@ def given_directory(directory: str | os.PathLike[str] | None = None) -> Path | N
 def read(folder: Path) -> dict[str, np.ndarray] | None:
     """The arrays of a cache folder, by name, or None if there is no such folder.
 
-    Raises ``ValueError`` naming the file, and how to remove the cache, if a file is missing, is not listed in the
-    manifest as it should be, or does not have the listed sha256.
+    Raises ``ValueError`` naming the file, and the way out, if one is missing or does not have the listed sha256.
     """
     if not folder.exists():
         return None

@@ -3,6 +3,7 @@
 Every partitioner returns a ``Partition`` of int32 arrays; a client's indices are in ascending order. Randomness comes
 from ``numpy.random.Generator(PCG64(seed))`` alone, so that a seed gives the same partition on every platform. ``iid``,
 ``shards``, ``classes``, ``dirichlet``, ``by_user`` and ``quantity_skew`` give every example to exactly one client.
+They raise ``ValueError`` for more clients than examples, labels that are not [n] integers >= 0, and a negative seed.
 """
 
 from __future__ import annotations
@@ -32,10 +33,7 @@ class Heterogeneity(NamedTuple):
 
 
 def iid(num_examples: int, num_clients: int, seed: int) -> Partition:
-    """Examples dealt at random, sizes equal to within one (the first clients hold the one more).
-
-    Raises ``ValueError`` for fewer examples than clients, ``num_clients < 1``, or a seed that is not an integer >= 0.
-    """
+    """Examples dealt at random, sizes equal to within one (the first clients hold the one more)."""
     num_clients, rng = _clients(num_clients, num_examples), generator(seed)
     return assemble(np.array_split(rng.permutation(num_examples), num_clients))
 
@@ -45,9 +43,7 @@ def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> 
 
     The ``num_clients * shards_per_client`` shards have equal sizes to within one, so that where classes differ in size
     a shard can straddle a boundary and its client meet one class more than it has shards. ``classes`` never does that.
-
-    Raises ``ValueError`` for more shards than examples, ``num_clients`` or ``shards_per_client`` below 1, or labels
-    that are not a 1-D array of integers >= 0.
+    Raises ``ValueError`` for more shards than examples.
     """
     labels = checks.class_labels("labels", labels)
     num_clients, rng = _clients(num_clients, len(labels)), generator(seed)
@@ -69,7 +65,7 @@ def classes(labels: Any, num_clients: int, classes_per_client: int, seed: int) -
     class's examples are divided equally, at random, among the clients that drew it.
 
     Raises ``ValueError`` for more classes a client than there are, fewer slots than classes (some class would go to
-    nobody), a class with fewer examples than clients that drew it, or arguments as in ``shards``.
+    nobody), or a class with fewer examples than clients that drew it.
     """
     labels = checks.class_labels("labels", labels)
     num_clients, rng = _clients(num_clients, len(labels)), generator(seed)
@@ -118,8 +114,7 @@ def dirichlet(
 
     What is left for a client depends on those before it, so clients draw in random order.
 
-    Raises ``ValueError`` for ``alpha`` outside [1e-9, 1e9], ``min_client_size`` beyond what the examples allow, an
-    unknown method, more clients than examples, or labels that are not a 1-D array of integers >= 0.
+    Raises ``ValueError`` for ``alpha`` outside [1e-9, 1e9] and ``min_client_size`` beyond what the examples allow.
     """
     labels = checks.class_labels("labels", labels)
     checks.number("alpha", alpha, **ALPHA)
@@ -162,10 +157,7 @@ def quantity_skew(num_examples: int, num_clients: int, alpha: float, seed: int, 
     """Random examples, sizes from a Dirichlet distribution: labels alike, quantities not.
 
     Each client gets ``min_client_size`` examples; the rest is divided by ``q ~ Dir(alpha, .., alpha)`` over clients,
-    rounded to whole examples by largest remainder.
-
-    Raises ``ValueError`` for ``alpha`` outside [1e-9, 1e9], ``min_client_size`` beyond what the examples allow, or more
-    clients than examples.
+    rounded to whole examples by largest remainder. Raises ``ValueError`` as ``dirichlet``.
     """
     checks.number("alpha", alpha, **ALPHA)
     num_clients, rng = _clients(num_clients, num_examples), generator(seed)

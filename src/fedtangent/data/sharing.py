@@ -18,10 +18,8 @@ from fedtangent.types import Partition
 def class_balanced(labels: Any, size: int, seed: int) -> np.ndarray:
     """Indices of ``size`` examples drawn uniformly by class (Zhao et al., 2018, section 4), ascending int32.
 
-    Each class present gives equally many, to within one, without replacement; which give one more is drawn too.
-
-    Raises ``ValueError`` for a size outside 1 .. n, a class with too few examples, or labels that are not a 1-D array
-    of integers >= 0.
+    Each class present gives equally many, to within one, without replacement; which give one more is drawn too. Raises
+    ``ValueError`` for a size outside 1 .. n, or beyond what some class has.
     """
     labels = checks.class_labels("labels", labels)
     size = checks.whole("size", size, 1, len(labels))
@@ -38,10 +36,9 @@ def class_balanced(labels: Any, size: int, seed: int) -> np.ndarray:
 
 
 def number_given(shared: Sequence[int] | np.ndarray, fraction: float) -> int:
-    """How many of the shared examples each client gets: ``fraction`` of them, rounded, at least one.
+    """How many of the shared examples each client gets: ``fraction`` of them in (0, 1], rounded, at least one.
 
-    Raises ``ValueError`` for a ``shared`` that is empty, repeats an index or is no list of whole numbers from 0, and a
-    fraction outside (0, 1].
+    Raises ``ValueError`` for another fraction, and a ``shared`` that is not whole numbers from 0, each once.
     """
     chosen = np.asarray(shared)
     if chosen.ndim != 1 or chosen.size == 0 or not np.issubdtype(chosen.dtype, np.integer):
@@ -59,15 +56,10 @@ def with_shared(
 ) -> Partition:
     """``partition`` in which every client that has examples holds shared ones too (Zhao et al., 2018, section 4).
 
-    Args:
-        shared: indices of the global set.
-        fraction: the paper's alpha: each client gets its own random ``fraction`` of the set (``number_given``); 1, as
-            in NTK-FL (section 6), gives all of it to everybody.
-        seed: of the draws, of which ``fraction=1`` has none.
-
-    A client that owns a shared example already holds it once; where the set is to come from elsewhere, as in Zhao et
-    al., take it from the clients first (``without``). A client without examples stays without. Indices of a client
-    are ascending. Raises ``ValueError`` as ``number_given``, and for a malformed partition.
+    ``shared`` are indices of the global set; ``fraction`` is the paper's alpha: each client gets its own random part of
+    the set, drawn by ``seed``; 1, as in NTK-FL (section 6), gives all of it to everybody. A client that owns a shared
+    example already holds it once; where the set is to come from elsewhere, as in Zhao et al., take it from the clients
+    first (``without``). A client without examples stays without. Raises ``ValueError`` as ``number_given``.
     """
     each, rng = number_given(shared, fraction), generator(seed)
     validate(partition, checks.MAX_INDEX)
@@ -83,8 +75,7 @@ def with_shared(
 def without(partition: Partition, examples: Sequence[int] | np.ndarray) -> Partition:
     """``partition`` whose clients hold none of ``examples``: a global set that is nobody's own.
 
-    Raises ``ValueError`` for ``examples`` as ``number_given``, a malformed partition, or a client that would be left
-    with nothing.
+    Raises ``ValueError`` as ``number_given``, and for a client that would be left with nothing.
     """
     number_given(examples, 1.0)
     validate(partition, checks.MAX_INDEX)
@@ -98,8 +89,7 @@ def without(partition: Partition, examples: Sequence[int] | np.ndarray) -> Parti
 def held_out(partition: Partition, fraction: float, seed: int) -> tuple[Partition, Partition]:
     """``partition`` without, and of, a random part of each client's examples, to test on: (train, test).
 
-    Each client gives ``fraction`` of its examples, rounded, but keeps at least one. Raises ``ValueError`` for a
-    fraction outside (0, 1) or a malformed partition.
+    Each client gives ``fraction``, in (0, 1), of its examples, rounded, but keeps at least one.
     """
     checks.number("fraction", fraction, above=0, below=1)
     validate(partition, checks.MAX_INDEX)

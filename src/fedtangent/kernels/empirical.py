@@ -35,12 +35,7 @@ class _Form(NamedTuple):
 
 
 def empirical_ntk(
-    model: Model,
-    params: PyTree,
-    x1: Array,
-    x2: Array | None = None,
-    trace: bool = True,
-    block_size: int | None = None,
+    model: Model, params: PyTree, x1: Array, x2: Array | None = None, trace: bool = True, block_size: int | None = None
 ) -> Array:
     """The tangent kernel ``<df_k(x_i)/dw, df_m(x_j)/dw>`` of a finite network, summed over its parameters.
 

@@ -34,8 +34,8 @@ def epsilon(
             clients is public and neighbours differ in one client's data, which moves the sum by up to twice
             ``clip_norm``, so that the noise counts half. The two are not to be compared with each other.
 
-    Returns infinity without noise. It is for one model: with K models of which a client trains one a round, count the
-    rounds of all. Raises ``ValueError`` for numbers out of range and an unknown ``sampling``.
+    Infinity without noise. With K models of which a client trains one a round, count the rounds of all. Raises
+    ``ValueError`` for numbers out of range.
     """
     whole("num_clients", num_clients)
     whole("num_rounds", num_rounds)

@@ -83,11 +83,7 @@ def max_pool(x: Array, window: tuple[int, int] = (2, 2)) -> Array:
 # ---- the faster convolution ---------------------------------------------------------------------------------------
 
 
-def choose_convolution(
-    input_shape: Sequence[int],
-    filters: int,
-    window: int,
-) -> str:
+def choose_convolution(input_shape: Sequence[int], filters: int, window: int) -> str:
     """``"lax"`` or ``"gemm"``: whichever takes less time for a convolution and its gradients on this device.
 
     Measured once on a machine for two clients with kernels [window, window, I, filters] of their own and batches of 10

@@ -20,12 +20,7 @@ from fedtangent.types import Array, Key, Model, PyTree
 
 
 def two_layer_relu(
-    input_size: int,
-    width: int,
-    alpha: float = 1.0,
-    covariance: Any = None,
-    seed: int = 0,
-    dtype: Any = jnp.float32,
+    input_size: int, width: int, alpha: float = 1.0, covariance: Any = None, seed: int = 0, dtype: Any = jnp.float32
 ) -> Model:
     """``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)`` of ``width`` = n neurons, one output; only v is trained.
 

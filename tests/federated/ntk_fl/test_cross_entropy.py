@@ -18,7 +18,8 @@ from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve, sparse_
 from fedtangent.kernels import empirical_ntk
 from fedtangent.models import mlp
 
-from .descent import linearised_descent
+from ...drawn import parameters
+from .descent import jacobian_of, linearised_descent, outputs_of
 
 RATE, STEPS, N, C = 0.3, 60, 11, 3
 RNG = np.random.default_rng(0)
@@ -47,20 +48,19 @@ def cross_entropy(f: np.ndarray, y: np.ndarray) -> float:
 
 def evolve(y=LABELS, times=(STEPS,), x=X, mask=EVERY_ROW, rate=RATE, validation=None, **modes):
     model = network()
-    params = model.init(jax.random.key(0))
+    params = parameters(model)
     given = Examples(*map(jnp.asarray, (x, y, mask)))
     new, info = ntk_evolve(model, params, given, rate, Evolution(times, loss="cross_entropy", **modes), validation)
     return model, params, new, info
 
 
 def jacobian(model, params) -> np.ndarray:
-    leaves = jax.tree.leaves(jax.jacrev(lambda p: model.apply(p, X))(params))
-    return np.concatenate([np.asarray(leaf).reshape(N * C, -1) for leaf in leaves], axis=1)
+    return jacobian_of(model, params, X)
 
 
 def descend(model, params, steps: int, scale: float = N, predict=softmax) -> np.ndarray:
     """In NumPy, on the explicit linearisation."""
-    j, start = jacobian(model, params), np.asarray(model.apply(params, X))
+    j, start = jacobian(model, params), outputs_of(model, params, X)
     change = np.zeros(j.shape[1])
     for _ in range(steps):
         f = start + (j @ change).reshape(N, C)
@@ -86,7 +86,7 @@ def test_weights_equal_descent_on_the_linearised_network():
 
 def test_averaged_kernel_moves_every_output_by_itself():
     model, params, new, _ = evolve(kernel="averaged")
-    kernel, start = np.asarray(empirical_ntk(model, params, jnp.asarray(X))), np.asarray(model.apply(params, X))
+    kernel, start = np.asarray(jax.jit(lambda p: empirical_ntk(model, p, X))(params)), outputs_of(model, params, X)
     dual = np.zeros((N, C))
     for _ in range(STEPS):
         dual = dual + RATE / N * (ONE_HOT - softmax(start + kernel @ dual))
@@ -100,12 +100,12 @@ def test_the_time_is_chosen_by_the_network_s_cross_entropy():
     times, unseen = (2, 20, 60, 400, 2000), jnp.asarray(X[::-1])
     model, params, _, info = evolve(times=times, kernel="exact", validation=(unseen, LABELS))
     unflatten = jax.flatten_util.ravel_pytree(params)[1]
-    outputs = [np.asarray(model.apply(unflatten(jnp.asarray(descend(model, params, t))), unseen)) for t in times]
+    outputs = [outputs_of(model, unflatten(jnp.asarray(descend(model, params, t))), unseen) for t in times]
     losses = [cross_entropy(f, ONE_HOT) for f in outputs]
     np.testing.assert_allclose(info["losses"], losses, rtol=1e-10)
     assert times[int(np.argmin(losses))] == int(info["time"])
     assert not np.allclose(info["losses"], [np.mean((f - ONE_HOT) ** 2) / 2 for f in outputs], rtol=1e-2)
-    np.testing.assert_allclose(info["loss_before"], cross_entropy(np.asarray(model.apply(params, unseen)), ONE_HOT))
+    np.testing.assert_allclose(info["loss_before"], cross_entropy(outputs_of(model, params, unseen), ONE_HOT))
 
 
 @pytest.mark.parametrize("kernel", ["averaged", "exact"])
@@ -148,9 +148,9 @@ def test_descent_at_the_largest_stable_rate_never_rises_and_beyond_it_may():
 def test_confident_rows_are_no_nan():
     """log(softmax) of outputs 2000 apart is minus infinity where the target is 0."""
     model = network()
-    params = jax.tree.map(lambda leaf: 300 * leaf, model.init(jax.random.key(0)))
+    params = jax.tree.map(lambda leaf: 300 * leaf, parameters(model))
     given = Examples(*map(jnp.asarray, (X, LABELS, EVERY_ROW)))
-    outputs = np.asarray(model.apply(params, X))
+    outputs = outputs_of(model, params, X)
     assert np.ptp(outputs, axis=1).max() > 2000
     _, info = ntk_evolve(model, params, given, 1e-6, Evolution((1, 2), loss="cross_entropy"))
     assert np.all(np.isfinite(info["losses"]))
@@ -230,7 +230,7 @@ def test_one_output_has_no_cross_entropy():
     model = mlp(4, 1, (3,), "relu", dtype=jnp.float64)
     given = Examples(*map(jnp.asarray, (X, 0 * LABELS, EVERY_ROW)))
     with pytest.raises(ValueError, match="loss: got 'cross_entropy' for 1 outputs, must be for at least two"):
-        ntk_evolve(model, model.init(jax.random.key(0)), given, RATE, Evolution((1,), loss="cross_entropy"))
+        ntk_evolve(model, parameters(model), given, RATE, Evolution((1,), loss="cross_entropy"))
 
 
 def test_sparsified_jacobians_under_the_whole_kernel_are_the_passes():

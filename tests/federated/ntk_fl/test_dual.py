@@ -24,6 +24,8 @@ from fedtangent.federated.ntk_fl.tangent import averaged_product, linearise_netw
 from fedtangent.kernels import empirical_ntk
 from fedtangent.models import mlp
 
+from ...drawn import parameters
+
 TIMES = (1, 2, 37, 400, 2000)
 
 
@@ -62,8 +64,9 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     loaded = load_digits()
     model = mlp(64, 10, (40,), dtype=jnp.float64)
     x, y = loaded.data[:250] / 16, np.eye(10)[loaded.target[:250]] - 0.1
-    params = model.init(jax.random.key(0))
-    return np.asarray(empirical_ntk(model, params, x)), y - np.asarray(model.apply(params, x))
+    params = parameters(model)
+    kernel, outputs = jax.jit(lambda p: (empirical_ntk(model, p, x), model.apply(p, x)))(params)
+    return np.asarray(kernel), y - np.asarray(outputs)
 
 
 @functools.cache
@@ -129,7 +132,7 @@ def test_products_without_the_kernel_in_memory():
     model = mlp(4, 3, (12,), dtype=jnp.float64)
     rng = np.random.default_rng(0)
     x, y, mask = jnp.asarray(rng.normal(size=(9, 4))), jnp.asarray(rng.normal(size=(9, 3))), jnp.arange(9) < 8
-    params = model.init(jax.random.key(0))
+    params = parameters(model)
     tangent = linearise_network(model, params, pool_examples(x, y, mask))
     g = jnp.asarray(rng.normal(size=(9, 3))) * mask[:, None]
     found = averaged_product(tangent, (9, 3))(g)

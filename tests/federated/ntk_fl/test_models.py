@@ -18,6 +18,7 @@ from fedtangent.models import cnn, lstm
 from fedtangent.models.flax_networks import from_flax
 from fedtangent.types import Model, Partition
 
+from ...drawn import parameters
 from ..toys import distance, fixed, leaves, two_layer, uneven_data
 from .descent import linearised_descent
 
@@ -51,7 +52,7 @@ def test_any_network_follows_the_descent_on_its_linearisation(name):
     x, y, params = (
         jnp.asarray(x),
         jnp.asarray(rng.normal(size=(7, model.output_size))),
-        jax.tree.map(jnp.float64, model.init(jax.random.key(0))),
+        jax.tree.map(jnp.float64, parameters(model, scale=0.4)),
     )
     expected = linearised_descent(model, params, x, y, STEPS, RATE)
     given = Examples(x, y, jnp.ones(7, bool))

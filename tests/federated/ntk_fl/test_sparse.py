@@ -15,6 +15,9 @@ from fedtangent.federated.wire.sparsify import count_numbers, count_products, nu
 from fedtangent.models import mlp
 from fedtangent.types import Model
 
+from ...drawn import parameters
+from .descent import jacobian_of, outputs_of
+
 RNG = np.random.default_rng(0)
 ROWS, INPUTS, OUTPUTS = 11, 5, 3
 X = RNG.normal(size=(ROWS, INPUTS))
@@ -38,9 +41,8 @@ def flat(tree: Any) -> np.ndarray:
 
 def whole_jacobian(model: Model, params: Any, x: np.ndarray = X) -> np.ndarray:
     """[n, C, P] in the order of ``flat``, zero in rows of padding."""
-    found = jax.jacrev(lambda p: model.apply(p, jnp.asarray(x, jax.tree.leaves(params)[0].dtype)))(params)
-    parts = [np.asarray(leaf).reshape(len(x), OUTPUTS, -1) for leaf in jax.tree.leaves(found)]
-    return np.concatenate(parts, axis=2) * MASK[:, None, None].astype(parts[0].dtype)
+    found = jacobian_of(model, params, np.asarray(x, jax.tree.leaves(params)[0].dtype))
+    return found.reshape(len(x), OUTPUTS, -1) * MASK[:, None, None].astype(found.dtype)
 
 
 def sorted_out(jacobian: np.ndarray, sparsity: float) -> np.ndarray:
@@ -92,11 +94,11 @@ def errors(found: dict[str, Any], params: Any, sparse: np.ndarray) -> dict[str, 
 @pytest.mark.parametrize(("name", "sparsity"), [("two layers", 0.9), ("three layers without biases", 0.85)])
 def test_kernel_and_update_are_those_of_the_sorted_jacobian(name: str, sparsity: float, structured: bool) -> None:
     model = network(name, structured)
-    params = model.init(jax.random.key(0))
+    params = parameters(model)
     jacobian = whole_jacobian(model, params)
     found = tangent(model, params, sparsity=sparsity, dtype=jnp.float64)
     assert max(errors(found, params, sorted_out(jacobian, sparsity)).values()) < 1e-13
-    np.testing.assert_allclose(found["outputs"], MASK[:, None] * np.asarray(model.apply(params, X)), atol=1e-14)
+    np.testing.assert_allclose(found["outputs"], MASK[:, None] * outputs_of(model, params, X), atol=1e-14)
     # negative controls: the whole Jacobian, and another share
     assert min(errors(found, params, jacobian).values()) > 0.05
     assert min(errors(found, params, sorted_out(jacobian, sparsity + 0.05)).values()) > 0.01
@@ -104,7 +106,7 @@ def test_kernel_and_update_are_those_of_the_sorted_jacobian(name: str, sparsity:
 
 def test_a_linear_network_and_a_sparsity_of_none() -> None:
     model = network("linear", True)
-    params = model.init(jax.random.key(0))
+    params = parameters(model)
     jacobian = whole_jacobian(model, params)
     assert max(errors(tangent(model, params, sparsity=0.0, dtype=jnp.float64), params, jacobian).values()) < 1e-13
     found = errors(tangent(model, params, sparsity=0.8, dtype=jnp.float64), params, sorted_out(jacobian, 0.8))
@@ -117,7 +119,7 @@ def test_units_in_groups_and_rows_in_blocks_are_the_same(monkeypatch: pytest.Mon
     monkeypatch.setattr(sparse, "SEARCH_ROWS", 4)
     monkeypatch.setattr(sparse, "_rows_a_block", lambda n: 4)
     model = network("two layers", True)
-    params = model.init(jax.random.key(0))
+    params = parameters(model)
     found = tangent(model, params, sparsity=0.7, dtype=jnp.float64)
     assert max(errors(found, params, sorted_out(whole_jacobian(model, params), 0.7)).values()) < 1e-13
 
@@ -126,7 +128,7 @@ def test_units_in_groups_and_rows_in_blocks_are_the_same(monkeypatch: pytest.Mon
 def test_float32_jacobians_and_fewer_bits(structured: bool) -> None:
     """Entries are float32 numbers, as on the wire; sums are wider. With 16 bits they are NumPy's bfloat16."""
     model = network("two layers", structured, jnp.float32)
-    params = model.init(jax.random.key(0))
+    params = parameters(model)
     sparse = sorted_out(whole_jacobian(model, params), 0.6)
     found = tangent(model, params, sparsity=0.6)
     assert all(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves((found["gram"], found["pull"])))
@@ -172,12 +174,12 @@ def test_entries_equal_to_the_last_kept_one_are_all_kept() -> None:
 def test_the_evolution_of_sparsified_jacobians_is_descent_with_them(kernel: str) -> None:
     """Equations (9b) and (10) in NumPy, with sparsified Jacobians in kernel and update alike."""
     model, steps, rate = network("two layers", True), 40, 0.3
-    params = model.init(jax.random.key(0))
+    params = parameters(model)
     linearise = sparse_linearise(0.8, dtype=jnp.float64)
     given = Examples(*map(jnp.asarray, (X, Y, MASK)))
     new, info = ntk_evolve(model, params, given, rate, Evolution((steps,), kernel, "eigh", linearise))
     jacobian = whole_jacobian(model, params)
-    left = np.where(MASK[:, None], Y - np.asarray(model.apply(params, X)), 0)
+    left = np.where(MASK[:, None], Y - outputs_of(model, params, X), 0)
 
     def descend(in_kernel: np.ndarray, in_update: np.ndarray) -> np.ndarray:
         dual, residual, step = np.zeros_like(Y), left.copy(), rate / (MASK.sum() * OUTPUTS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from fedtangent.federated.schedule import all_clients
 from fedtangent.types import Model
 
 from ..toys import two_layer, uneven_data
+from .descent import outputs_of
 from .test_evolution import X, descend, evolve
 
 TIMES = (1, 5, 20, 80, 300, 1000)
@@ -26,11 +29,11 @@ LABELS = np.eye(3)[np.random.default_rng(8).integers(3, size=6)]
 
 def losses_of(x: np.ndarray, y: np.ndarray, criterion: str) -> list[float]:
     """Of the networks that NumPy's descent on the pooled examples leads to, at every time."""
-    model, params, targets, _, _ = evolve(3, (1,), 1.0, kernel="exact")
+    model, params, targets, _, _ = evolve(3, kernel="exact", method="eigh")
     unflatten = jax.flatten_util.ravel_pytree(params)[1]
     found = []
     for t in TIMES:
-        outputs = np.asarray(model.apply(unflatten(descend(model, params, targets, t, 1.0)), x))
+        outputs = outputs_of(model, unflatten(jnp.asarray(descend(model, params, targets, t, 1.0))), x)
         wrong = np.mean(np.argmax(outputs, axis=1) != np.argmax(y, axis=1))
         found.append(float(wrong if criterion == "accuracy" else np.mean((outputs - y) ** 2) / 2))
     return found
@@ -51,9 +54,15 @@ def test_the_time_is_chosen_on_the_validation_examples(criterion):
 
 def sequence(losses: list[float], patience: int | None):
     """``choose_time`` on candidates with these losses, times 2: the network is one number and its target is 0."""
+    with np.errstate(invalid="ignore"):
+        dual = np.sqrt(2 * np.asarray(losses)).reshape((-1, 1, 1))
+    return _chosen(jnp.asarray(dual), patience)
+
+
+@functools.partial(jax.jit, static_argnames="patience")
+def _chosen(dual, patience):
     model = Model("one number", lambda key: jnp.zeros(()), lambda p, x: jnp.full((x.shape[0], 1), p), None, 1)
     examples = pool_examples(jnp.zeros((1, 1)), jnp.zeros((1, 1)), jnp.ones(1, bool))
-    dual = jnp.sqrt(2 * jnp.asarray(losses)).reshape((-1, 1, 1))
     return choose_time(model, jnp.zeros(()), lambda v: v[0, 0], dual, examples, Evolution(patience=patience))
 
 

@@ -86,12 +86,10 @@ def descend_dual(
 ) -> Array:
     """The dual [Psi, n, C] after each number of steps, by taking them.
 
-    ``R_{t+1} = R_t + step force(K R_t)``, from zero. ``force`` maps what the outputs have moved [n, C] to minus the
-    derivative of the loss there (times what ``step`` leaves out): of the squared error ``moved -> residual - moved``.
-    ``like`` is an array of the dual's shape and dtype.
-
-    Costs ``max(times)`` products and holds no matrix that ``product`` does not hold. ``times`` must increase. Where
-    ``active`` is False no step is taken, and the result is zero.
+    ``R_{t+1} = R_t + step force(K R_t)``, from zero, by ``max(times)`` products. ``force`` maps what the outputs have
+    moved [n, C] to minus the derivative of the loss there (times what ``step`` leaves out): of the squared error
+    ``moved -> residual - moved``. ``like`` has the dual's shape and dtype. ``times`` must increase. Where ``active``
+    is False no step is taken, and the result is zero.
     """
     gaps = jnp.asarray([b - a for a, b in zip((0, *times[:-1]), times, strict=True)], jnp.int32)
     gaps = jnp.where(active, gaps, 0)

@@ -175,7 +175,9 @@ def held_out(validation: Any, loss: str, model: Model, x: Array | None = None) -
     if validation is None:
         return None
     if not isinstance(validation, tuple) or len(validation) != 2:
-        raise ValueError(f"validation: got {validation!r:.60}, must be None or the pair (x [m, ...], y [m, C])")
+        raise ValueError(
+            f"validation: got a {type(validation).__name__}, must be None or the pair (x [m, ...], y [m, C])"
+        )
     held, y = jnp.asarray(validation[0]), jnp.asarray(validation[1])
     if loss == "cross_entropy":
         y = probabilities("validation", y, model.output_size)
