@@ -24,7 +24,7 @@ from ..drawn import parameters
 
 SIDE, IMAGES = 8, 6
 SEARCHED = 4  # of them, by lenets of as many outputs
-SEARCH = Attack(num_steps=100)
+SEARCH = Attack(num_steps=60)
 
 
 class Case(NamedTuple):
@@ -199,7 +199,7 @@ def test_a_gradient_gives_image_and_label(lenet: Case) -> None:
     find = partial(attacks.from_gradients, lenet.model, lenet.params, shape=(SIDE, SIDE, 1), key=jax.random.key(6))
     attack = dataclasses.replace(SEARCH, num_restarts=2)
     leak = find(seen=lenet.gradients, attack=attack)
-    assert leak.x.shape == (SEARCHED, 1, SIDE, SIDE, 1) and leak.history.shape == (SEARCHED, 101)
+    assert leak.x.shape == (SEARCHED, 1, SIDE, SIDE, 1) and leak.history.shape == (SEARCHED, 61)
     assert (score(leak.x, lenet.x) > 0.9).all()
     assert leak.labels is not None
     np.testing.assert_array_equal(leak.labels[:, 0].argmax(axis=-1), lenet.y)
