@@ -25,8 +25,8 @@ NUM_SEEDS = 5
 class ExperimentOptions:
     """One experiment: a table, figure or claim of the papers, with its published numbers beside ours.
 
-    `fedtangent list experiments` names them. Exits with 1 if the experiment does not count (it diverged, or the
-    methods did not get the same budget); a claim that is not seen is a result.
+    `fedtangent list experiments` names them. Exits with 1 if the experiment does not count (it diverged, the methods
+    did not get the same budget, or a wrong theory passes too); a claim that is not seen is a result.
     """
 
     name: Annotated[str, tyro.conf.Positional]

@@ -90,6 +90,7 @@ def test_the_experiment_shows_the_gap_and_its_simulation_is_the_flow(tmp_path: P
     with jax.enable_x64(False):
         outcome, kept = performed("fed_ensemble.fig2", changes, tmp_path)
     assert outcome.failed == () and len(outcome.sheets) == 2
+    assert [v.passed for v in outcome.verdicts] == [True]  # to 1e-9, and the flow's mean alone is far
     found = {(row["method"], row["score"]): row["mean"] for row in outcome.rows}
     assert {method for method, _ in found} == {fig2.AVERAGE, fig2.ENSEMBLE, fig2.WITH_NOISE, fig2.FLOW, fig2.LIMIT}
     assert found[fig2.AVERAGE, "ratio"] == pytest.approx(1)

@@ -110,7 +110,7 @@ def scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
         ends = uncertainty.Interval(jnp.asarray(low[at]), jnp.asarray(high[at]))
         found[f"coverage.{name}"] = float(uncertainty.coverage(ends, jnp.asarray(truth[at, 0])))
         found[f"width.{name}"] = float(np.mean(high[at] - low[at]))
-        missed = (band.mean - truth[:, 0])[at] ** 2 + AMPLITUDE * truth[at, 0] ** 2 + NOISE
+        missed = (band.mean - truth[:, 0])[at] ** 2 + (AMPLITUDE * truth[at, 0] ** 2 + NOISE)
         variance = band.sd[at] ** 2
         found[f"nll.{name}"] = np.inf
         if np.all(variance > 0):
