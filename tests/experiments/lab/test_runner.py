@@ -123,9 +123,9 @@ def test_a_control_that_passes_does_not_count() -> None:
         return perform(made, Study(Tried(), "digits", (0,)))
 
     assert of(right).failed == () and of(right).details["verdicts"][0]["passed"]
-    assert of(right, wrong).failed == ("a ratio: the control, a wrong one, passes too",)
+    assert of(right, wrong).failed == ("a ratio small: passes for a wrong one too",)
     assert of(right._replace(holds=False)).failed == ()  # a result: where it is none, the experiment says so
-    assert disagreeing([right, right._replace(holds=False)]) == ("a ratio, small: 1.0, must be 1",)
+    assert disagreeing([right, right._replace(holds=False)]) == ("a ratio small: 1.0, must be 1",)
 
 
 def test_a_table_shows_rows_and_a_dash_where_there_is_no_number() -> None:

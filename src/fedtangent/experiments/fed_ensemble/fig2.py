@@ -227,7 +227,8 @@ def exact(cases: Sequence[GapCase]) -> Verdict:
     """The linear model's simulation must be the flow's prediction."""
     worst, wrong = max(case.distance for case in cases), min(case.wrong for case in cases)
     controls = {"its mean, without their start": wrong}
-    return exact_verdict("the exact flow", "linear models are where it puts them", worst, controls, EXACT)
+    found = exact_verdict("the exact flow", "linear models are where it puts them", worst, controls, EXACT)
+    return found._replace(sizes=f"{len(cases)} seeds")
 
 
 def _draw(study: Study, case: GapCase) -> None:

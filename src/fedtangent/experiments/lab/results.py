@@ -94,7 +94,7 @@ class Outcome(NamedTuple):
 
 def disagreeing(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
     """Those that do not hold, where simulation and theory are the same thing and have to."""
-    return tuple(f"{v.statement}, {v.sizes}: {v.measured}, must be {v.expected}" for v in verdicts if not v.holds)
+    return tuple(f"{v.statement} {v.sizes}: {v.measured}, must be {v.expected}" for v in verdicts if not v.holds)
 
 
 NOT_OWED = "a bound that holds where its assumptions fail was not owed; one that is broken there is no counterexample"

@@ -37,14 +37,9 @@ class BetaSettings(CohortSettings):
 
 
 OWN: dict[str, Any] = {
-    "methods": ("cp_ntk_fl",),
-    "alpha": 0.1,
-    "num_rounds": 10,
-    "reference_rounds": 10,
-    "window": 1,
+    "methods": ("cp_ntk_fl",), "alpha": 0.1, "beta": 0.4, "num_rounds": 10, "reference_rounds": 10, "window": 1,
     "tuning_rounds": 10,
-    "beta": 0.4,
-}
+}  # fmt: skip
 SOME: dict[str, Any] = {"projected": 16, "betas": (0.7, 0.4, 0.2), "dimensions": (8, 16, 48)}
 SMALL: dict[str, Any] = {"projected": 300, "betas": (0.7, 0.2), "dimensions": (100, 300)}
 WHOLE: dict[str, Any] = {"projected": 16, "dimensions": (8, 16, 24, 32, 48, 64)}

@@ -30,12 +30,9 @@ class TargetSettings(CohortSettings):
 
 
 OWN: dict[str, Any] = {
-    "methods": ("cp_ntk_fl", "cp_ntk_fl_cross_entropy", "fed_com", "qsgd", "fed_avg"),
-    "alpha": 0.1,
-    "beta": 0.3,
-    "sparsity": 0.98,
-    "value_bits": 16,
-}
+    "methods": ("cp_ntk_fl", "cp_ntk_fl_cross_entropy", "fed_com", "qsgd", "fed_avg"), "alpha": 0.1, "beta": 0.3,
+    "sparsity": 0.98, "value_bits": 16,
+}  # fmt: skip
 SHORT: dict[str, Any] = {"num_rounds": 30, "reference_rounds": 120}
 LONG: dict[str, Any] = {"num_rounds": 60, "reference_rounds": 700}
 SMALL = TargetSettings(**{**IMAGES, **OWN, "num_rounds": 20, "reference_rounds": 80}, projected=200, target=0.75)
