@@ -38,7 +38,9 @@ def test_table_1_stands_beside_the_published_numbers(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_corollary_1_has_the_slope_of_its_closed_form(tmp_path: Path) -> None:
     outcome, _ = performed("fed_ensemble.corollary1", COROLLARY, tmp_path)
-    assert outcome.failed == ()
+    assert all(v.holds for v in outcome.verdicts)  # so few runs say little of a slope: its control may pass too
+    assert outcome.verdicts[0].passed
+    assert [v.sizes for v in outcome.verdicts] == ["linear toy", "linear toy", "erf, width 16"]
     slope = outcome.details["slopes"]["linear toy"]
     assert slope["closed_form"].slope == pytest.approx(-1, abs=0.02)
     assert abs(slope["simulated"].slope) > 5 * slope["simulated"].standard_error

@@ -71,7 +71,7 @@ def test_bounds_and_control(outcome):
     assert control["first_broken_age"] == 1
     # the sine kernel is singular in float64: every form says only that the residual does not grow
     assert rows[theorem1.FORMS["equation_18"]]["per_age"] == pytest.approx(1)
-    names = [a["name"] for a in found.details["assumptions"][0] if not a["holds"]]
+    names = [a.name for a in found.details["assumptions"][0] if not a.holds]
     assert {"full_rank", "kappa_2_below_1", "constant_examples_per_round"} <= set(names)
 
 
