@@ -34,7 +34,6 @@ DROPOUT = _APART
 STRAGGLERS = _APART + 1
 # Into a client's key for its update, beside epochs.
 PERSONAL = _APART  # its personal model's minibatches
-CORRUPT = _APART + 2
 SUBSAMPLE = _APART + 7
 
 

@@ -342,7 +342,10 @@ def test_clients_beyond_the_places_are_reported() -> None:
         ({"concentration": 0.0}, "concentration: got 0.0"),
         ({"temperature": 0.0}, "temperature: got 0.0"),
         ({"temperature": 0.5, "loss": "squared_error"}, "temperature: got 0.5, .* 1 for the loss 'squared_error'"),
-        ({"server_learning_rate": 0.5}, "server_learning_rate: got 0.5, must be 1"),
+        (
+            {"server_learning_rate": 0.5},
+            "server_learning_rate: got 0.5, but fed_be has a server of its own",
+        ),
         ({"slots_per_model": 5}, "slots_per_model: got 5, must be a whole number from 1 to 4"),
         ({"loss": "hinge"}, "loss: got 'hinge'"),
         ({"distillation": Distillation()}, "20 epochs over 7 examples are 20 steps, .* = 250 \\+ 25 steps"),

@@ -118,14 +118,3 @@ TWO_PAIRS = np.kron(np.eye(2), 1 - np.eye(2))
 def test_bad_arguments(make: Callable[[], object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         make()
-
-
-def test_components_are_counted() -> None:
-    """By powers of the adjacency matrix, an independent way."""
-    rng = np.random.default_rng(0)
-    for p in (0.02, 0.05, 0.1):
-        upper = np.triu(rng.random((25, 25)) < p, 1)
-        adjacency = upper | upper.T
-        reach = np.linalg.matrix_power(adjacency.astype(float) + np.eye(25), 25) > 0
-        found = graph.components(adjacency)
-        assert np.array_equal(reach, found[:, None] == found[None])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fedtangent.engine.run import simulate
 from fedtangent.federated.algorithms import fed_ensemble
@@ -68,6 +69,12 @@ def test_two_rounds_are_those_of_the_paper() -> None:
     assert max(np.abs(mine[name] - right[name]).max() for name in mine) < 1e-10
     np.testing.assert_allclose(run.history.rounds["server_rate"][:, 0], rates, rtol=1e-12)
     assert max(np.abs(mine[name] - wrong[name]).max() for name in mine) > 1e-4
+
+
+def test_it_refuses_a_rate_that_its_own_server_would_not_look_at() -> None:
+    options = {"client_learning_rate": RATE, "work": Work(steps=1), "server_learning_rate": 0.5}
+    with pytest.raises(ValueError, match=r"server_learning_rate: got 0\.5, but fed_exp has a server of its own: leave"):
+        fed_exp()(two_layer(), uniform_sampling(6, 4), **options)
 
 
 def test_it_goes_into_an_ensemble() -> None:

@@ -147,8 +147,8 @@ def test_local_only_sends_the_initial_model_once_and_predicts_the_mean_of_the_cl
 
 @pytest.mark.parametrize(
     "private",
-    ["^[Wb]$", ["W", "b"], ("b", "W"), lambda path: path != "V", {"W": True, "b": True, "V": False}],
-    ids=["expression", "list", "tuple", "function", "tree"],
+    ["^[Wb]$", {"W": True, "b": np.True_, "V": False}],
+    ids=["expression", "tree"],
 )
 def test_ways_to_say_what_is_private(private: Any) -> None:
     assert private_mask(MODEL, private) == {"W": True, "b": True, "V": False}
@@ -156,7 +156,7 @@ def test_ways_to_say_what_is_private(private: Any) -> None:
 
 def test_parts_of_a_nested_model_join_again() -> None:
     network = mlp(3, 2, (4,), b_std=0.1)
-    mask, params = private_mask(network, ["0"]), network.init(jax.random.key(0))
+    mask, params = private_mask(network, "^0/"), network.init(jax.random.key(0))
     assert jax.tree.leaves(mask) == [True, True, False, False]
     shared, own = shared_part(mask, params), private_part(mask, params)
     assert [len(jax.tree.leaves(part)) for part in (shared, own)] == [2, 2]
@@ -187,13 +187,12 @@ COMMON = {"client_learning_rate": 0.1, "work": Work(steps=1)}
         ("ditto", {"mu": 1, "client_learning_rate": 0.0}, "client_learning_rate: got 0.0"),
         ("ditto", {"mu": 1, "personal_work": Work()}, "exactly one of steps and epochs"),
         ("ditto", {"mu": 1, "loss": "hinge"}, "loss.*'hinge'"),
-        ("lg_fed_avg", {"private": "bias"}, "private: got 'bias' that matches no parameter; .* V, W, b"),
-        ("lg_fed_avg", {"private": "."}, "private: matches all parameters.*local_only"),
+        ("lg_fed_avg", {"private": "bias"}, "private: got 'bias', which matches no parameter; .* V, W, b"),
+        ("lg_fed_avg", {"private": "."}, "private: got '.', which matches all parameters"),
         ("lg_fed_avg", {"private": "("}, "private.*no regular expression"),
-        ("lg_fed_avg", {"private": []}, "private: got .* matches no parameter"),
-        ("lg_fed_avg", {"private": ["W", "X"]}, "private: got the name 'X'.*V, W, b"),
+        ("lg_fed_avg", {"private": ["W", "b"]}, "private: got a mask of structure"),
         ("lg_fed_avg", {"private": {"W": True}}, "private: got a mask of structure"),
-        ("lg_fed_avg", {"private": {"W": 1, "b": 0, "V": 0}}, "private: a mask must hold True or False"),
+        ("lg_fed_avg", {"private": {"W": 1, "b": 0, "V": 0}}, "private: got .*, a mask must hold True or False"),
         ("lg_fed_avg", {"private": "V", "server_learning_rate": -1.0}, "server_learning_rate: got -1"),
         ("local_only", {"server_learning_rate": 0.5}, "server_learning_rate: got 0.5.*nothing travels"),
         ("local_only", {"channel": "any"}, "channel.*nothing travels"),

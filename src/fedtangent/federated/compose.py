@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import chex
 import jax
@@ -86,12 +86,18 @@ class _Composed(NamedTuple):
     local: Local
     server: Server
     schedule: Schedule
-    aggregate: Aggregate
-    channel: Channel
-    weighting: str
-    map_models: Callable[..., Callable[..., PyTree]]
-    accept: Accept | None
-    unheard: Callable[[PyTree, RoundInfo], PyTree] | None
+    aggregate: Aggregate = weighted_mean()
+    channel: Channel = lossless()
+    weighting: str = "examples"
+    map_models: Callable[..., Callable[..., PyTree]] = jax.vmap
+    accept: Accept | None = None
+    unheard: Callable[[PyTree, RoundInfo], PyTree] | None = None
+    common_start: bool = False
+    predict: Callable[[Model, State, Array], Prediction] | None = None
+    personal: Personal | None = None
+    check: Callable[[FederatedData], None] | None = None
+    once: tuple[int, int] = (0, 0)
+    ledger: Callable[[Cost, FederatedData], Cost] | None = None
 
 
 class Trained(NamedTuple):
@@ -110,42 +116,30 @@ def compose(
     Returns an ``Algorithm`` whose ``step`` needs an ``Engine`` (``simulate`` makes one).
     Raises ``ValueError`` for an unknown ``weighting``.
     """
-    weighting = parts.get("weighting", "examples")
-    choice("weighting", weighting, WEIGHTINGS)
-    made = _Composed(
-        model,
-        local,
-        server,
-        schedule,
-        parts.get("aggregate") or weighted_mean(),
-        parts.get("channel") or lossless(),
-        weighting,
-        parts.get("map_models", jax.vmap),
-        parts.get("accept"),
-        parts.get("unheard"),
-    )
-    common_start, predict, personal = parts.get("common_start", False), parts.get("predict"), parts.get("personal")
+    given: dict[str, Any] = {name: part for name, part in parts.items() if part is not None}
+    made = _Composed(model, local, server, schedule, **given)
+    choice("weighting", made.weighting, WEIGHTINGS)
 
     def init(key: Key | int, num_clients: int, init_key: Key | None = None) -> State:
-        return _init(made, common_start, streams.keys(key), num_clients, init_key)
+        return _init(made, streams.keys(key), num_clients, init_key)
 
     def step(state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, Array]]:
         return _step(made, state, data, engine)
 
     def cost(data: FederatedData, engine: Engine) -> Cost:
-        return _cost(made, parts, data, engine)
+        return _cost(made, data, engine)
 
     def params(state: State) -> PyTree:
         return jax.vmap(server.params)(state.server)
 
     def predict_state(state: State, x: Array) -> Prediction:
-        return mean_of_models(model, params(state), x) if predict is None else predict(model, state, x)
+        return mean_of_models(model, params(state), x) if made.predict is None else made.predict(model, state, x)
 
     def predict_personal(state: State, data: FederatedData, largest: int, client_id: Array, x: Array) -> Prediction:
         own = jax.tree.map(lambda leaf: leaf[:, client_id], state.client)
         client = client_view(data, client_id, jnp.bool_(True), largest, state.round)
-        assert personal is not None
-        return personal(model, params(state), own, client, x)
+        assert made.personal is not None
+        return made.personal(model, params(state), own, client, x)
 
     return Algorithm(
         name,
@@ -154,8 +148,8 @@ def compose(
         predict_state,
         cost,
         schedule,
-        None if personal is None else predict_personal,
-        params if predict is None else None,
+        None if made.personal is None else predict_personal,
+        params if made.predict is None else None,
     )
 
 
@@ -167,13 +161,13 @@ def sequentially(update: Callable[..., PyTree]) -> Callable[..., PyTree]:
 # ---- before the first round ---------------------------------------------------------------------------------------
 
 
-def _init(made: _Composed, common_start: bool, run: streams.Keys, num_clients: int, init_key: Key | None) -> State:
+def _init(made: _Composed, run: streams.Keys, num_clients: int, init_key: Key | None) -> State:
     schedule, num_models = made.schedule, made.schedule.num_models
     if num_clients != schedule.num_clients:
         raise ValueError(f"data: has {num_clients} clients, but the schedule was built for {schedule.num_clients}")
     model_keys = streams.model_keys(run.init if init_key is None else init_key, num_models)
-    models = [made.model.init(k) for k in (model_keys[:1] if common_start else model_keys)]
-    params = pytrees.stack(models * num_models if common_start else models)
+    models = [made.model.init(k) for k in (model_keys[:1] if made.common_start else model_keys)]
+    params = pytrees.stack(models * num_models if made.common_start else models)
     client = _for_each_client(made.local.init, params, num_clients)
     memory = _for_each_client(lambda p: made.channel.init(made.local.message(p)), params, num_clients)
     init_schedule, sample_key = streams.schedule_keys(run.schedule)
@@ -191,15 +185,14 @@ def _for_each_client(init: Callable[[PyTree], PyTree], params: PyTree, num_clien
     )
 
 
-def _cost(made: _Composed, parts: Parts, data: FederatedData, engine: Engine) -> Cost:
+def _cost(made: _Composed, data: FederatedData, engine: Engine) -> Cost:
     _check_labels(made.model, data)
-    check, ledger = parts.get("check"), parts.get("ledger")
-    if check is not None:
-        check(data)
+    if made.check is not None:
+        made.check(data)
     message, broadcast = _message_shape(made, data, engine)
     uplink, per_example = made.channel.uplink(message, broadcast)
-    cost = Cost(uplink, per_example, pytrees.num_bytes(broadcast), *parts.get("once", (0, 0)))
-    return cost if ledger is None else ledger(cost, data)
+    cost = Cost(uplink, per_example, pytrees.num_bytes(broadcast), *made.once)
+    return cost if made.ledger is None else made.ledger(cost, data)
 
 
 def _message_shape(made: _Composed, data: FederatedData, engine: Engine) -> tuple[PyTree, PyTree]:

@@ -20,10 +20,9 @@ import numpy as np
 
 from fedtangent import streams
 from fedtangent.checks import choice
-from fedtangent.types import Accept, Array, Client, Cohort, Key, Local, PyTree, Schedule
+from fedtangent.types import Accept, Array, Cohort, Key, PyTree, Schedule
 
 DISTRIBUTIONS = ("lognormal", "exponential")
-CORRUPTIONS = ("nan", "inf", "explode")
 
 
 class Contacted(NamedTuple):
@@ -149,33 +148,3 @@ def finite(max_norm: float = math.inf) -> Accept:
         return good
 
     return accept
-
-
-def corrupt(local: Local, probability: float, how: str | Callable[[PyTree], PyTree] = "nan") -> Local:
-    """``local`` whose clients now and then send something else: for tests of what the server does then.
-
-    Args:
-        probability: of each client in each round.
-        how: ``"nan"`` or ``"inf"`` everywhere, ``"explode"``, the message times 10^6, or a function of the message.
-
-    Raises ``ValueError`` for a probability outside [0, 1] or an unknown name.
-    """
-    if not 0 <= probability <= 1:
-        raise ValueError(f"probability: got {probability}, must be from 0 to 1")
-    if isinstance(how, str) and how not in CORRUPTIONS:
-        raise ValueError(f"how: got {how!r}, allowed are {', '.join(CORRUPTIONS)} or a function")
-
-    def spoil(leaf: Array) -> Array:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return leaf
-        if how == "explode":
-            return leaf * jnp.asarray(1e6, leaf.dtype)
-        return jnp.full_like(leaf, jnp.nan if how == "nan" else jnp.inf)
-
-    def update(key: Key, broadcast: PyTree, state: PyTree, client: Client) -> tuple[PyTree, PyTree, dict[str, Array]]:
-        message, after, info = local.update(key, broadcast, state, client)
-        bad = how(message) if callable(how) else jax.tree.map(spoil, message)
-        hit = jax.random.bernoulli(streams.apart(key, streams.CORRUPT), probability)
-        return jax.tree.map(lambda b, m: jnp.where(hit, b, m), bad, message), after, {**info, "corrupt": hit}
-
-    return local._replace(update=update)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from scipy.sparse.csgraph import connected_components
 
 from fedtangent.checks import whole
 from fedtangent.entries import WrittenEntry, build_written
@@ -32,21 +33,6 @@ class Graph(NamedTuple):
         return self.adjacency.sum(axis=1)
 
 
-def components(adjacency: np.ndarray) -> np.ndarray:
-    """The connected component of each node, [N], numbered from 0 in the order of their first nodes."""
-    label = np.full(len(adjacency), -1)
-    for first in range(len(adjacency)):
-        if label[first] >= 0:
-            continue
-        reached = np.arange(len(adjacency)) == first
-        frontier = reached
-        while frontier.any():
-            frontier = adjacency[frontier].any(axis=0) & ~reached
-            reached = reached | frontier
-        label[reached] = label.max() + 1
-    return label
-
-
 def from_adjacency(matrix: np.ndarray, name: str = "graph") -> Graph:
     """The graph with an edge where ``matrix`` [N, N] is not 0.
 
@@ -67,7 +53,7 @@ def from_adjacency(matrix: np.ndarray, name: str = "graph") -> Graph:
     if adjacency.diagonal().any():
         node = int(np.flatnonzero(adjacency.diagonal())[0])
         raise ValueError(f"adjacency: the node {node} is its own neighbour, the diagonal must be 0")
-    parts = int(components(adjacency).max()) + 1
+    parts, _ = connected_components(adjacency, directed=False)
     if parts > 1:
         raise ValueError(f"{name}: is not connected, its {len(adjacency)} nodes fall into {parts} components")
     return Graph(name, adjacency)
@@ -106,7 +92,7 @@ def erdos_renyi(num_nodes: int, probability: float, seed: int) -> Graph:
     if not 0 <= probability <= 1:
         raise ValueError(f"probability: got {probability}, must be from 0 to 1")
     upper = np.triu(np.random.default_rng(seed).random((number, number)) < probability, 1)
-    parts = int(components(upper | upper.T).max()) + 1
+    parts, _ = connected_components(upper | upper.T, directed=False)
     if parts > 1:
         raise ValueError(
             f"erdos_renyi({number}, {probability}): seed {seed} draws a graph that is not connected, of {parts} "

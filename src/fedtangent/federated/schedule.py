@@ -8,25 +8,28 @@ of a run can be unrolled without training anything (``unroll``).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import streams
-from fedtangent.checks import whole
+from fedtangent.checks import number, whole
 from fedtangent.entries import Entry
 from fedtangent.federated.graph import Graph, check_stochastic, metropolis_hastings, named_graph
 from fedtangent.types import Array, Cohort, Key, Schedule
 
 
-def _check(num_clients: int, num_models: int) -> None:
+def _memoryless(num_models: int, num_clients: int, num_slots: int, draw: Callable[[Key, Array], Cohort]) -> Schedule:
+    """The schedule of cohorts that depend on the key and the round alone."""
     whole("num_clients", num_clients)
     whole("num_models", num_models)
 
+    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
+        return draw(key, round_), state
 
-def _stateless(key: Key) -> tuple[()]:
-    return ()
+    return Schedule(num_models, num_clients, num_slots, lambda key: (), sample)
 
 
 def _cohort(client: Array, model: Array, filled: Array | None = None) -> Cohort:
@@ -64,26 +67,22 @@ def all_clients(num_clients: int, num_models: int = 1) -> Schedule:
     A client draws the same minibatches for each of them (its key is its own, not the model's): models differ by where
     they start, so models that start alike stay alike.
     """
-    _check(num_clients, num_models)
-    client = jnp.tile(jnp.arange(num_clients), num_models)
-    model = jnp.repeat(jnp.arange(num_models), num_clients)
 
-    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
-        return _cohort(client, model), state
+    def draw(key: Key, round_: Array) -> Cohort:
+        return _cohort(jnp.tile(jnp.arange(num_clients), num_models), jnp.repeat(jnp.arange(num_models), num_clients))
 
-    return Schedule(num_models, num_clients, num_models * num_clients, _stateless, sample)
+    return _memoryless(num_models, num_clients, num_models * num_clients, draw)
 
 
 def uniform_sampling(num_clients: int, clients_per_round: int) -> Schedule:
     """``clients_per_round`` distinct clients drawn uniformly each round train the one model (FedAvg)."""
-    _check(num_clients, 1)
-    whole("clients_per_round", clients_per_round, 1, num_clients)
+    whole("clients_per_round", clients_per_round, 1, whole("num_clients", num_clients))
 
-    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
+    def draw(key: Key, round_: Array) -> Cohort:
         client = _distinct(jax.random.fold_in(key, round_), num_clients, clients_per_round)
-        return _cohort(client, jnp.zeros_like(client)), state
+        return _cohort(client, jnp.zeros_like(client))
 
-    return Schedule(1, num_clients, clients_per_round, _stateless, sample)
+    return _memoryless(1, num_clients, clients_per_round, draw)
 
 
 def poisson_sampling(num_clients: int, rate: float) -> Schedule:
@@ -92,16 +91,13 @@ def poisson_sampling(num_clients: int, rate: float) -> Schedule:
     A round has ``rate * num_clients`` clients on average and may have none. This is the sampling that accounts of
     differential privacy are tightest for. Raises ``ValueError`` for a rate outside (0, 1].
     """
-    _check(num_clients, 1)
-    if not 0 < rate <= 1:
-        raise ValueError(f"rate: got {rate}, must be above 0 and at most 1")
-    client = jnp.arange(num_clients)
+    number("rate", rate, above=0, at_most=1)
 
-    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
+    def draw(key: Key, round_: Array) -> Cohort:
         draws = jax.random.uniform(jax.random.fold_in(key, round_), (num_clients,), jnp.float32)
-        return _cohort(client, jnp.zeros_like(client), draws < rate), state
+        return _cohort(jnp.arange(num_clients), jnp.zeros_like(draws), draws < rate)
 
-    return Schedule(1, num_clients, num_clients, _stateless, sample)
+    return _memoryless(1, num_clients, num_clients, draw)
 
 
 def per_client_permutations(num_clients: int, num_models: int) -> Schedule:
@@ -109,27 +105,23 @@ def per_client_permutations(num_clients: int, num_models: int) -> Schedule:
 
     All clients take part in every round, each with one model: S = N.
     """
-    _check(num_clients, num_models)
-    client = jnp.arange(num_clients)
 
-    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
+    def draw(key: Key, round_: Array) -> Cohort:
         age, step = round_ // num_models, round_ % num_models
         draws = jax.random.uniform(jax.random.fold_in(key, age), (num_clients, num_models), jnp.float32)
-        return _cohort(client, jnp.argsort(draws, axis=1)[:, step]), state
+        return _cohort(jnp.arange(num_clients), jnp.argsort(draws, axis=1)[:, step])
 
-    return Schedule(num_models, num_clients, num_clients, _stateless, sample)
+    return _memoryless(num_models, num_clients, num_clients, draw)
 
 
 def random_models(num_clients: int, num_models: int) -> Schedule:
     """Each client trains a model drawn uniformly each round (FE-2024, the ablation of table VII): S = N."""
-    _check(num_clients, num_models)
-    client = jnp.arange(num_clients)
 
-    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
+    def draw(key: Key, round_: Array) -> Cohort:
         model = jax.random.randint(jax.random.fold_in(key, round_), (num_clients,), 0, num_models)
-        return _cohort(client, model), state
+        return _cohort(jnp.arange(num_clients), model)
 
-    return Schedule(num_models, num_clients, num_clients, _stateless, sample)
+    return _memoryless(num_models, num_clients, num_clients, draw)
 
 
 def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
@@ -140,21 +132,19 @@ def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
     of them serves round 0 alone. All clients take part in every round: S = N. The paper's own schedule is
     ``per_client_permutations``. Raises ``ValueError`` for more models than clients, which that code does not allow.
     """
-    _check(num_clients, num_models)
     if num_models > num_clients:
         raise ValueError(f"num_models: got K = {num_models}, must be at most num_clients = {num_clients}")
-    client = jnp.arange(num_clients)
 
-    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
+    def draw(key: Key, round_: Array) -> Cohort:
         age, step = (round_ + num_models - 1) // num_models, round_ % num_models
         order_key, draw_key = jax.random.split(key)
         draws = jax.random.uniform(jax.random.fold_in(order_key, age), (num_models, num_models), jnp.float32)
         ordered = jnp.argsort(draws, axis=1)[:, step].astype(jnp.int32)
         free = (num_clients - num_models,)
         drawn = jax.random.randint(jax.random.fold_in(draw_key, round_), free, 0, num_models, jnp.int32)
-        return _cohort(client, jnp.concatenate([ordered, drawn])), state
+        return _cohort(jnp.arange(num_clients), jnp.concatenate([ordered, drawn]))
 
-    return Schedule(num_models, num_clients, num_clients, _stateless, sample)
+    return _memoryless(num_models, num_clients, num_clients, draw)
 
 
 def strata(num_clients: int, num_models: int, num_strata: int, clients_per_stratum: int | None = None) -> Schedule:
@@ -164,8 +154,8 @@ def strata(num_clients: int, num_models: int, num_strata: int, clients_per_strat
     permutation matrix; in its r-th round stratum q trains model ``P[q, r]`` on ``clients_per_stratum`` clients drawn
     from it without replacement (all of them by default).
     """
-    _check(num_clients, num_models)
-    whole("num_strata", num_strata, 1, num_clients)
+    whole("num_models", num_models)
+    whole("num_strata", num_strata, 1, whole("num_clients", num_clients))
     largest = -(-num_clients // num_strata)
     per_stratum = largest if clients_per_stratum is None else clients_per_stratum
     if clients_per_stratum is not None:  # the smallest stratum holds so many
@@ -220,7 +210,8 @@ def random_walk(graph: Graph, num_models: int = 1, transition: np.ndarray | None
 
     The schedule's state is where the models stand, [K] int32. Raises ``ValueError`` for another transition.
     """
-    number, nodes = whole("num_models", num_models, 1), graph.num_nodes
+    nodes = graph.num_nodes
+    whole("num_models", num_models)
     matrix = np.asarray(metropolis_hastings(graph) if transition is None else transition, np.float64)
     if matrix.shape != (nodes, nodes):
         raise ValueError(f"transition: got shape {matrix.shape}, must be [{nodes}, {nodes}], the graph's nodes")
@@ -230,28 +221,26 @@ def random_walk(graph: Graph, num_models: int = 1, transition: np.ndarray | None
         i, j = strange[0]
         raise ValueError(f"transition: moves from {i} to {j}, which is no edge of {graph.name}")
     cumulative = jnp.asarray(_cumulative(matrix))
-    model = jnp.arange(number, dtype=jnp.int32)
+    model = jnp.arange(num_models, dtype=jnp.int32)
 
     def init(key: Key) -> Array:
-        return jax.random.randint(key, (number,), 0, nodes, jnp.int32)
+        return jax.random.randint(key, (num_models,), 0, nodes, jnp.int32)
 
     def sample(key: Key, at: Array, round_: Array) -> tuple[Cohort, Array]:
-        draw = jax.random.uniform(jax.random.fold_in(key, round_), (number,), jnp.float32)
+        draw = jax.random.uniform(jax.random.fold_in(key, round_), (num_models,), jnp.float32)
         moved = jnp.sum(cumulative[at] <= draw[:, None], axis=1, dtype=jnp.int32)
-        return Cohort(at, model, jnp.ones((number,), jnp.float32)), moved
+        return _cohort(at, model), moved
 
-    return Schedule(number, nodes, number, init, sample)
+    return Schedule(num_models, nodes, num_models, init, sample)
 
 
 def own_models(num_clients: int) -> Schedule:
     """Each client trains a model of its own, K = S = N: slot k trains model k on client k (what gossip mixes)."""
-    number = whole("num_clients", num_clients, 1)
-    each = jnp.arange(number, dtype=jnp.int32)
 
-    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
-        return Cohort(each, each, jnp.ones((number,), jnp.float32)), state
+    def draw(key: Key, round_: Array) -> Cohort:
+        return _cohort(jnp.arange(num_clients), jnp.arange(num_clients))
 
-    return Schedule(number, number, number, lambda key: (), sample)
+    return _memoryless(num_clients, num_clients, num_clients, draw)
 
 
 def _cumulative(matrix: np.ndarray) -> np.ndarray:

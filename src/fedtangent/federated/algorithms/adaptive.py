@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Unpack
+from typing import NamedTuple, Unpack, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,11 @@ import optax
 from fedtangent import pytrees
 from fedtangent.checks import number
 from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
-from fedtangent.federated.algorithms.entry import Averaging, Laws, entry_of
+from fedtangent.federated.algorithms.entry import Averaging, entry_of
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate, check_rate
 from fedtangent.federated.server import optax_server
-from fedtangent.types import Algorithm, Array, Model, PyTree, Schedule
+from fedtangent.types import Algorithm, Array, Model, PyTree, Schedule, Server
 
 Number = float | Array
 SecondMoment = Callable[[Array, Array], Array]  # (v, squared pseudo-gradient) -> v
@@ -103,20 +103,19 @@ def heavy_ball(rate: Number, decay: Number, nesterov: bool = False) -> optax.Gra
 
 
 def _with_server(
-    name: str,
-    model: Model,
-    schedule: Schedule,
-    client_learning_rate: Rate,
-    work: Work,
+    given: tuple[Model, Schedule, Rate, Work],
     options: Options,
     make: Callable[[Number], optax.GradientTransformation],
+    name: str,
     default_rate: float,
 ) -> Algorithm:
     """FedAvg's clients with the server optimiser ``make(server_learning_rate)``."""
-    rate = options.get("server_learning_rate", default_rate)
-    check_rate("server_learning_rate", rate)
-    server = optax_server(client_descent(rate, make))
-    return train_and_average(name, model, schedule, client_learning_rate, work, options, server=server)
+    options = cast(Options, {"server_learning_rate": default_rate, **options})
+
+    def server(rate: Rate) -> Server:
+        return optax_server(client_descent(rate, make))
+
+    return train_and_average(name, *given, options, server=server)
 
 
 class AdaptiveOptions(Options, total=False):
@@ -125,15 +124,17 @@ class AdaptiveOptions(Options, total=False):
     initial_second_moment: Number | None  # before the first round; tau^2 by default (the paper: at least that)
 
 
-def _checked(tau: Number, options: AdaptiveOptions, **betas: Number) -> Number | None:
-    """The initial second moment, taken out of ``options``; raises ``ValueError`` for numbers out of range."""
+def _checked(
+    make: Callable[..., optax.GradientTransformation], options: AdaptiveOptions, tau: Number, **betas: Number
+) -> Callable[[Number], optax.GradientTransformation]:
+    """``make`` with its numbers but for the rate; raises ``ValueError`` for those out of range."""
     initial = options.pop("initial_second_moment", None)
     for name, beta in betas.items():
         number(name, beta, at_least=0, below=1)
     check_rate("tau", tau)
     if initial is not None:
         number("initial_second_moment", initial, at_least=0)
-    return initial
+    return partial(make, **betas, tau=tau, initial=initial)
 
 
 def fed_adam(
@@ -158,9 +159,8 @@ def fed_adam(
 
     Raises ``ValueError`` for a beta outside [0, 1), a tau that is not positive and a negative initial moment.
     """
-    initial = _checked(tau, options, beta_1=beta_1, beta_2=beta_2)
-    make = partial(adam, beta_1=beta_1, beta_2=beta_2, tau=tau, initial=initial)
-    return _with_server("fed_adam", model, schedule, client_learning_rate, work, options, make, 0.01)
+    make = _checked(adam, options, tau, beta_1=beta_1, beta_2=beta_2)
+    return _with_server((model, schedule, client_learning_rate, work), options, make, "fed_adam", 0.01)
 
 
 def fed_yogi(
@@ -178,9 +178,8 @@ def fed_yogi(
 
     Arguments, defaults and errors are those of ``fed_adam``.
     """
-    initial = _checked(tau, options, beta_1=beta_1, beta_2=beta_2)
-    make = partial(yogi, beta_1=beta_1, beta_2=beta_2, tau=tau, initial=initial)
-    return _with_server("fed_yogi", model, schedule, client_learning_rate, work, options, make, 0.01)
+    make = _checked(yogi, options, tau, beta_1=beta_1, beta_2=beta_2)
+    return _with_server((model, schedule, client_learning_rate, work), options, make, "fed_yogi", 0.01)
 
 
 def fed_adagrad(
@@ -197,9 +196,8 @@ def fed_adagrad(
 
     ``server_learning_rate`` is 0.1 by default; the other arguments and the errors are those of ``fed_adam``.
     """
-    initial = _checked(tau, options, beta_1=beta_1)
-    make = partial(adagrad, beta_1=beta_1, tau=tau, initial=initial)
-    return _with_server("fed_adagrad", model, schedule, client_learning_rate, work, options, make, 0.1)
+    make = _checked(adagrad, options, tau, beta_1=beta_1)
+    return _with_server((model, schedule, client_learning_rate, work), options, make, "fed_adagrad", 0.1)
 
 
 def fed_avg_m(
@@ -221,7 +219,7 @@ def fed_avg_m(
     """
     number("momentum", momentum, at_least=0, below=1)
     make = partial(heavy_ball, decay=momentum, nesterov=nesterov)
-    return _with_server("fed_avg_m", model, schedule, client_learning_rate, work, options, make, 1.0)
+    return _with_server((model, schedule, client_learning_rate, work), options, make, "fed_avg_m", 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,45 +248,18 @@ class FedAvgMOptions(Averaging):
     """Momentum of the server."""
 
 
-_LAWS = Laws(
-    {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=4)},
-)
-
-ENTRIES = (
-    entry_of(
-        fed_adam,
-        "Adam at the server, as published (Reddi et al., 2021)",
-        MomentsOptions,
-        papers=("reddi2021",),
-        parts="local SGD; mean; Adam as published",
-        inside=True,
-        laws=_LAWS,
-    ),
-    entry_of(
-        fed_yogi,
-        "Yogi at the server (Reddi et al., 2021)",
-        MomentsOptions,
-        papers=("reddi2021",),
-        parts="local SGD; mean; Yogi",
-        inside=True,
-        laws=_LAWS,
-    ),
-    entry_of(
-        fed_adagrad,
-        "Adagrad at the server (Reddi et al., 2021)",
-        FedAdagradOptions,
-        papers=("reddi2021",),
-        parts="local SGD; mean; Adagrad",
-        inside=True,
-        laws=_LAWS,
-    ),
-    entry_of(
-        fed_avg_m,
-        "momentum at the server (Hsu et al., 2019)",
-        FedAvgMOptions,
-        papers=("hsu2019",),
-        parts="local SGD; mean; momentum",
-        inside=True,
-        laws=_LAWS,
-    ),
+ENTRIES = tuple(
+    entry_of(recipe, summary, options, papers=(paper,), parts=f"local SGD; mean; {server}", inside=True)
+    for recipe, summary, options, paper, server in (
+        (
+            fed_adam,
+            "Adam at the server, as published (Reddi et al., 2021)",
+            MomentsOptions,
+            "reddi2021",
+            "Adam as published",
+        ),
+        (fed_yogi, "Yogi at the server (Reddi et al., 2021)", MomentsOptions, "reddi2021", "Yogi"),
+        (fed_adagrad, "Adagrad at the server (Reddi et al., 2021)", FedAdagradOptions, "reddi2021", "Adagrad"),
+        (fed_avg_m, "momentum at the server (Hsu et al., 2019)", FedAvgMOptions, "hsu2019", "momentum"),
+    )
 )

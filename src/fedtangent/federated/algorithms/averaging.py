@@ -8,16 +8,14 @@ from typing import Any, Unpack
 
 from fedtangent.federated.algorithms.common import Options, train_and_average
 from fedtangent.federated.algorithms.entry import (
+    TRAINED,
     Around,
-    Given,
     Laws,
     Mean,
     Sending,
     ServerStep,
     Stepping,
-    around,
     entry_of,
-    shared_arguments,
 )
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate
@@ -63,11 +61,6 @@ def fed_ensemble(
     return wrapped(algorithm, "fed_ensemble" if base is fed_avg else f"{algorithm.name}_ensemble")
 
 
-def _build_fed_sgd(o: FedSgdOptions, given: Given) -> Algorithm:
-    own = {"learning_rate" if name == "client_learning_rate" else name: v for name, v in shared_arguments(o).items()}
-    return fed_sgd(given.model, given.schedule, **own)
-
-
 @dataclasses.dataclass(frozen=True)
 class FedSgdOptions(Sending, ServerStep, Mean, Stepping):
     """Options of FedSGD, which has no local work."""
@@ -80,15 +73,12 @@ ENTRIES = (
         papers=("mcmahan2017",),
         parts="local SGD; mean; SGD",
         inside=True,
-        laws=Laws(
-            {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=4)},
-        ),
     ),
     entry_of(
         fed_sgd,
         "one full-batch gradient of each client (McMahan et al., 2017)",
         FedSgdOptions,
-        build=_build_fed_sgd,
+        renamed={"client_learning_rate": "learning_rate"},
         papers=("mcmahan2017",),
         parts="one gradient; mean; SGD",
         laws=Laws({"learning_rate": 0.2}),
@@ -97,17 +87,11 @@ ENTRIES = (
         fed_ensemble,
         "K models, each client trains one a round, around --base (Fed-ensemble, 2021 and 2024)",
         Around,
-        build=around(fed_ensemble),
         papers=("shi2024", "shi2021"),
         parts="those of --base, K models, permutations",
         schedule="permutations",
         laws=Laws(
-            {
-                "client_learning_rate": 0.2,
-                "work": Work(steps=4, batch_size=4),
-                "server_learning_rate": 0.8,
-                "weighting": "uniform",
-            },
+            {**TRAINED, "work": Work(steps=4, batch_size=4), "server_learning_rate": 0.8, "weighting": "uniform"}
         ),
     ),
 )

@@ -12,7 +12,16 @@ from fedtangent.checks import whole
 from fedtangent.federated.aggregate import Stacked, stack
 from fedtangent.federated.algorithms.common import Options, train_and_average
 from fedtangent.federated.algorithms.distil import FEDBE, SOFT_LOSSES, Distillation, check_distillation, distil
-from fedtangent.federated.algorithms.entry import Given, Laws, Mean, Sending, Training, entry_of, shared_arguments
+from fedtangent.federated.algorithms.entry import (
+    TRAINED,
+    Given,
+    Laws,
+    Mean,
+    Sending,
+    Training,
+    entry_of,
+    shared_arguments,
+)
 from fedtangent.federated.algorithms.posterior import (
     MEMBERS,
     Clients,
@@ -173,9 +182,6 @@ def fed_be_no_distillation(
 def _ensemble(schedule: Schedule, options: EnsembleOfClients) -> tuple[Teacher, int, Options]:
     """What the ensemble is made of, checked, how many clients' messages one model keeps, and the other options."""
     rest: dict[str, Any] = dict(options)
-    rate = rest.get("server_learning_rate", 1)
-    if rate != 1:
-        raise ValueError(f"server_learning_rate: got {rate}, must be 1: the server does not step")
     get_loss(rest.get("loss", "squared_error"))
     posterior, number = rest.pop("posterior", "gaussian"), rest.pop("num_samples", 10)
     concentration, members = rest.pop("concentration", 1.0), rest.pop("members", MEMBERS)
@@ -213,7 +219,6 @@ def _build_fed_be(o: FedBeOptions, given: Given) -> Algorithm:
 
 
 _STUDENT = Distillation(epochs=3, batch_size=3, learning_rate=0.3, final_learning_rate=0.1, start=2, cycle=3)
-_RATE: dict[str, Any] = {"client_learning_rate": 0.2}
 _ENSEMBLE = "the state holds the clients' models, each of which is a member of the ensemble"
 
 ENTRIES = (
@@ -226,15 +231,9 @@ ENTRIES = (
         parts="local SGD; all messages; posterior, distillation",
         needs=("server_data",),
         laws=Laws(
-            {**_RATE, "work": Work(epochs=2, batch_size=2), "num_samples": 3, "distillation": _STUDENT},
+            {**TRAINED, "work": Work(epochs=2, batch_size=2), "num_samples": 3, "distillation": _STUDENT},
             # an ensemble of clients counts each client once
-            exact={
-                **_RATE,
-                "work": Work(steps=3),
-                "num_samples": 3,
-                "distillation": _STUDENT,
-                "members": ("samples", "mean"),
-            },
+            exact={"work": Work(steps=3), "members": ("samples", "mean")},
         ),
     ),
     entry_of(
@@ -244,7 +243,7 @@ ENTRIES = (
         papers=("chen2021",),
         parts="local SGD; all messages; mean, posterior to predict",
         laws=Laws(
-            {**_RATE, "work": Work(epochs=2, batch_size=2), "posterior": "dirichlet", "slots_per_model": 4},
+            {**TRAINED, "posterior": "dirichlet", "slots_per_model": 4},
             exempt={"doubling": _ENSEMBLE},
         ),
     ),

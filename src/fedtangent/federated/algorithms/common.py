@@ -7,6 +7,7 @@ from typing import Any, TypedDict, Unpack, cast
 
 import optax
 
+from fedtangent.checks import flag
 from fedtangent.federated.aggregate import weighted_mean
 from fedtangent.federated.compose import Parts, compose
 from fedtangent.federated.local import Posed, Work, local_training
@@ -42,22 +43,19 @@ def check_options(name: str, work: Work, options: Options) -> None:
             raise ValueError(f"{option}: is no option of {name}, allowed are {', '.join(Options.__annotations__)}")
     if not isinstance(work, Work):
         raise ValueError(f"work: got {work!r}, must be a federated.local.Work")
-    for option in ("client_optimizer", "accept", "personal"):
+    for option, what in FUNCTIONS.items():
         value = options.get(option)
         if value is not None and not callable(value):
-            raise ValueError(f"{option}: got {value!r}, must be a function ({WHAT[option]})")
+            raise ValueError(f"{option}: got {value!r}, must be a function ({what})")
     if options.get("channel") is not None and not isinstance(options["channel"], Channel):
         raise ValueError(f"channel: got {options['channel']!r}, must be a channel such as channel.qsgd(4)")
     check_beta(options.get("beta", 1.0))
-    if options.get("shuffle", False) not in (True, False):
-        raise ValueError(f"shuffle: got {options['shuffle']!r}, must be True or False")
+    flag("shuffle", options.get("shuffle", False))
     if options.get("personal") is own_models:
-        raise ValueError(
-            "personal: own_models is for algorithms that keep models with their clients, which use it anyway"
-        )
+        raise ValueError("personal: own_models is for algorithms whose clients keep models, which use it anyway")
 
 
-WHAT = {
+FUNCTIONS = {
     "client_optimizer": "from the rate, such as optax.adam",
     "accept": "of a message, such as faults.finite()",
     "personal": "such as predict.weighted_models(loss, gamma)",
@@ -74,7 +72,8 @@ def client_descent(rate: Rate, make: Callable[[float | Array], optax.GradientTra
 class AveragingParts(Parts, total=False):
     """Parts that a recipe may have of its own."""
 
-    server: Server  # by default SGD at ``options["server_learning_rate"]`` (1: the mean of the clients' models)
+    server: Server | Callable[[Rate], Server]
+    # of ``options["server_learning_rate"]``, 1 unless given; by default SGD at that rate (1: the mean of the models)
     local: Posed  # what it makes of local training
     around: Callable[[Local], Local]  # what else a client does, as a function of its local training
 
@@ -91,16 +90,15 @@ def train_and_average(
     """Local training on each client and the weighted mean of what they send, as the gradient of a server's step.
 
     ``own`` are the recipe's own parts; ``options["personal"]`` goes before a ``personal`` among them. Raises
-    ``ValueError`` for rates that are not positive and an impossible ``work``.
+    ``ValueError`` for rates that are not positive, one of a server that has none, and an impossible ``work``.
     """
     check_options(name, work, options)
-    server_rate = options.get("server_learning_rate", 1.0)
     check_rate("client_learning_rate", client_learning_rate)
-    check_rate("server_learning_rate", server_rate)
+    server = _server(name, options, own.pop("server", _plain_server))
     descent = client_descent(client_learning_rate, options.get("client_optimizer"))
     loss, posed = get_loss(options.get("loss", "squared_error")), own.pop("local", Posed())
     train = local_training(model, loss, descent, work, **posed)
-    around, server = own.pop("around", None), own.pop("server", None) or optax_server(sgd(server_rate))
+    around = own.pop("around", None)
     shared: dict[str, Any] = {
         "weighting": options.get("weighting", "examples"),
         "accept": options.get("accept"),
@@ -121,6 +119,21 @@ def train_and_average(
     return compose(name, model, train, server, schedule, **parts)
 
 
+def _plain_server(rate: Rate) -> Server:
+    return optax_server(sgd(rate))
+
+
+def _server(name: str, options: Options, server: Server | Callable[[Rate], Server]) -> Server:
+    """The server at the rate of ``options``; raises ``ValueError`` for a rate that it would not look at."""
+    rate = options.get("server_learning_rate", 1.0)
+    check_rate("server_learning_rate", rate)
+    if callable(server):
+        return server(rate)
+    if "server_learning_rate" in options:
+        raise ValueError(f"server_learning_rate: got {rate}, but {name} has a server of its own: leave it out")
+    return server
+
+
 def _secure(name: str, bits: Any, options: Options, parts: Parts) -> None:
     """Raise ``ValueError`` where the server needs to see single messages, which secure aggregation hides."""
     if isinstance(bits, bool) or bits not in BITS:
@@ -130,8 +143,6 @@ def _secure(name: str, bits: Any, options: Options, parts: Parts) -> None:
     if parts.get("accept") is not None:
         raise ValueError("accept: needs single messages, of which a server with secure_aggregation sees the sum only")
     if parts.get("channel") is not None:
-        raise ValueError(
-            "channel: must be lossless with secure_aggregation, whose masks fill every number of a message"
-        )
+        raise ValueError("channel: must be lossless with secure_aggregation, whose masks fill all of a message")
     if options.get("shuffle"):
         raise ValueError("shuffle: adds nothing to secure_aggregation, whose server sees the sum only")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Unpack
+from typing import Unpack
 
 from fedtangent.federated.algorithms.common import Options, train_and_average
-from fedtangent.federated.algorithms.entry import Laws, Mean, ServerStep, Training, entry_of
+from fedtangent.federated.algorithms.entry import TRAINED, Laws, Mean, ServerStep, Training, entry_of
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate
 from fedtangent.federated.wire.channel import qsgd, uniform_quantiser
@@ -67,7 +67,6 @@ class QuantisedOptions(ServerStep, Mean, Training):
     """Bits of a number."""
 
 
-_RATE: dict[str, Any] = {"client_learning_rate": 0.2}
 _DRAWS = {"doubling": "the quantiser draws anew for every client, so that two identical clients do not send the same"}
 
 ENTRIES = (
@@ -77,7 +76,7 @@ ENTRIES = (
         QuantisedOptions,
         papers=("haddadpour2021",),
         parts="local SGD, uniform quantiser; mean; SGD",
-        laws=Laws({**_RATE, "work": Work(epochs=2, batch_size=4), "server_learning_rate": 0.8}, exempt=_DRAWS),
+        laws=Laws({**TRAINED, "server_learning_rate": 0.8}, exempt=_DRAWS),
     ),
     entry_of(
         fed_paq,
@@ -86,7 +85,7 @@ ENTRIES = (
         papers=("reisizadeh2020", "alistarh2017"),
         parts="local SGD, QSGD; mean; SGD",
         laws=Laws(
-            {**_RATE, "work": Work(steps=4, batch_size=4), "bucket_size": 5, "weighting": "uniform"}, exempt=_DRAWS
+            {**TRAINED, "work": Work(steps=4, batch_size=4), "bucket_size": 5, "weighting": "uniform"}, exempt=_DRAWS
         ),
     ),
 )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Unpack, cast
+from functools import partial
+from typing import NamedTuple, Unpack, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from fedtangent import pytrees
 from fedtangent.checks import number, whole
 from fedtangent.federated.algorithms.common import Options, train_and_average
-from fedtangent.federated.algorithms.entry import Averaging, Laws, entry_of
+from fedtangent.federated.algorithms.entry import TRAINED, Averaging, Laws, entry_of
 from fedtangent.federated.algorithms.normalised import check_plain
 from fedtangent.federated.local import Posed, Problem, Work, proximal
 from fedtangent.federated.rates import Rate, check_rate, rate_at
@@ -114,7 +115,7 @@ def fed_dyn(
         return pytrees.add(h, pytrees.scale(mu, sent))
 
     local = Posed(pose=pose, answer=answer, init=pytrees.zeros_like, settle=settle)
-    server = dynamic_server(mu, schedule.num_clients, options.get("server_learning_rate", 1.0))
+    server = partial(dynamic_server, mu, schedule.num_clients)
     return train_and_average(
         "fed_dyn", model, schedule, client_learning_rate, work, options, server=server, local=local
     )
@@ -178,7 +179,7 @@ def scaffold(
 
     message = lambda params: Controlled(params, params)  # noqa: E731
     local = Posed(pose=pose, answer=answer, init=pytrees.zeros_like, message=message, settle=settle)
-    server = controlled_server(schedule.num_clients, options.get("server_learning_rate", 1.0))
+    server = partial(controlled_server, schedule.num_clients)
     return train_and_average(
         "scaffold", model, schedule, client_learning_rate, work, options, server=server, local=local
     )
@@ -247,7 +248,7 @@ def modified_local_gd(
     if not isinstance(begin, jax.core.Tracer) and not 0 <= float(begin) <= 1:
         raise ValueError(f"anchoring: got {float(begin):g} at index {first_index}, must be from 0 to 1")
     options = _uniform(options)
-    server = anchored_server(anchoring, int(first_index), options.get("server_learning_rate", 1.0))
+    server = partial(anchored_server, anchoring, int(first_index))
     return train_and_average("modified_local_gd", model, schedule, client_learning_rate, work, options, server=server)
 
 
@@ -268,7 +269,6 @@ class FedDynOptions(Averaging):
 
 
 _COUNTS = "the server weighs by |S| / N, a number of clients; test_corrected.py has the law for all clients at once"
-_RATE: dict[str, Any] = {"client_learning_rate": 0.2}
 
 ENTRIES = (
     entry_of(
@@ -278,9 +278,7 @@ ENTRIES = (
         papers=("li2020",),
         parts="local SGD, prox; mean; SGD",
         inside=True,
-        laws=Laws(
-            {**_RATE, "work": Work(epochs=2, batch_size=4), "mu": 0.5},
-        ),
+        laws=Laws({**TRAINED, "mu": 0.5}),
     ),
     entry_of(
         fed_dyn,
@@ -289,7 +287,7 @@ ENTRIES = (
         papers=("acar2021",),
         parts="local SGD, tilt and prox; mean; mean less h / mu",
         inside=True,
-        laws=Laws({**_RATE, "work": Work(steps=4, batch_size=4), "mu": 0.5}, exempt={"doubling": _COUNTS}),
+        laws=Laws({**TRAINED, "work": Work(steps=4, batch_size=4), "mu": 0.5}, exempt={"doubling": _COUNTS}),
     ),
     entry_of(
         scaffold,
@@ -297,15 +295,13 @@ ENTRIES = (
         papers=("karimireddy2020",),
         parts="local SGD, tilt; mean; SGD, control variate",
         inside=True,
-        laws=Laws(
-            {**_RATE, "work": Work(epochs=2, batch_size=4), "server_learning_rate": 0.8}, exempt={"doubling": _COUNTS}
-        ),
+        laws=Laws({**TRAINED, "server_learning_rate": 0.8}, exempt={"doubling": _COUNTS}),
     ),
     entry_of(
         modified_local_gd,
         "aggregation anchored at the start (Modified Local-GD, algorithm 3)",
         papers=("localgd",),
         parts="local SGD; mean; anchored at the start",
-        laws=Laws({**_RATE, "work": Work(steps=3), "first_index": 1}),
+        laws=Laws({**TRAINED, "work": Work(steps=3), "first_index": 1}),
     ),
 )

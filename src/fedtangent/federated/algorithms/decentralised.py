@@ -16,11 +16,11 @@ from fedtangent.federated.algorithms.averaging import check_base, fed_avg
 from fedtangent.federated.algorithms.common import Options, train_and_average
 from fedtangent.federated.algorithms.entry import (
     LAW_CLIENTS,
+    TRAINED,
     Around,
     Averaging,
     Given,
     Laws,
-    around,
     entry_of,
     shared_arguments,
 )
@@ -34,7 +34,6 @@ from fedtangent.federated.graph import (
 )
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate
-from fedtangent.federated.schedule import unroll
 from fedtangent.types import Algorithm, Array, Cost, FederatedData, Model, PyTree, RoundInfo, Schedule, wrapped
 
 ORDERS = ("train_then_mix", "mix_then_train")
@@ -72,8 +71,8 @@ def _no_server(name: str, options: Mapping[str, Any]) -> None:
 def _walks(schedule: Schedule, own: bool = False) -> bool:
     """Whether each model meets one client a round at most, and with ``own`` the client of its own number."""
     with jax.ensure_compile_time_eval():
-        first = unroll(schedule, jax.random.key(0), 1)
-        client, model = np.asarray(first.client[0]), np.asarray(first.model[0])
+        key = jax.random.key(0)
+        client, model = map(np.asarray, schedule.sample(key, schedule.init(key), jnp.int32(0))[0][:2])
     return len(np.unique(model)) == len(model) and (not own or np.array_equal(client, model))
 
 
@@ -211,19 +210,15 @@ def _build_gossip(o: GossipOptions, given: Given) -> Algorithm:
     return gossip(given.model, given.schedule, mixing=mixing, **shared_arguments(o))
 
 
-_ALONE = "each model meets one client a round: nothing is averaged over clients"
-_ARGUMENTS: dict[str, Any] = {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=4)}
-
 ENTRIES = (
     entry_of(
         random_walk,
         "models walk over --graph and train where they stand, around --base (Fed-ensemble, 2024, V-H)",
         Around,
-        build=around(random_walk),
         papers=("shi2024",),
         parts="those of --base, K walks on a graph",
         schedule="random_walk",
-        laws=Laws(_ARGUMENTS, cohorts="one", nothing_on=("downlink_bytes",), exempt={"doubling": _ALONE}),
+        laws=Laws(cohorts="one", nothing_on=("downlink_bytes",)),
     ),
     entry_of(
         gossip,
@@ -234,10 +229,9 @@ ENTRIES = (
         parts="local SGD; own model; mixing with neighbours",
         schedule="own",
         laws=Laws(
-            {**_ARGUMENTS, "order": "mix_then_train", "mixing": ring(LAW_CLIENTS)},
+            {**TRAINED, "order": "mix_then_train", "mixing": ring(LAW_CLIENTS)},
             cohorts="own",
             nothing_on=("downlink_bytes",),
-            exempt={"doubling": _ALONE},
         ),
     ),
 )

@@ -52,14 +52,17 @@ class Ran(NamedTuple):
     num_rounds: int
 
 
+TRAINED: Mapping[str, Any] = {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=3)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Laws:
     """What the tests of the laws need to build an algorithm, and which laws it need not keep."""
 
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=lambda: TRAINED)
     """Of the recipe, besides model and schedule."""
-    exact: Mapping[str, Any] | None = None
-    """Arguments under which clients with the same four examples send the same; None: under ``arguments`` they do."""
+    exact: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Changes to them under which clients with the same three examples send the same; by default they do anyway."""
     cohorts: str = "many"
     """Clients of a model in a round: "many"; "one"; "own", where it is always the same one."""
     doubled: str = "weight"
@@ -90,7 +93,7 @@ class AlgorithmEntry(Entry):
     """Fields of ``Given`` that it cannot, or need not, do without."""
     sends: str = "updates"
     """What its clients send: "updates", "examples", "Jacobians" or "nothing"."""
-    laws: Laws | None = None
+    laws: Laws = Laws()
     remark: Callable[[Any, Ran], str] | None = None
     """What is told beside the results of a run, of the options and of what ran."""
 
@@ -217,17 +220,13 @@ def _inside(base: str) -> AlgorithmEntry:
     return inside[base]
 
 
-def decayed(rate: float, factor: float, every: int) -> Rate:
-    """``rate`` times ``factor`` after each ``every`` rounds; a plain number where nothing decays."""
-    return rate if factor == 1 else staircase_decay(rate, factor, every)
-
-
 def rate_of(o: Descent) -> Rate:
     """The clients' rate, of the round if it decays."""
     checks.number("client_learning_rate", o.client_learning_rate, above=0)
     checks.number("decay", o.decay, above=0, at_most=1)
     checks.whole("decay_every", o.decay_every)
-    return decayed(o.client_learning_rate, o.decay, o.decay_every)
+    rate = o.client_learning_rate
+    return rate if o.decay == 1 else staircase_decay(rate, o.decay, o.decay_every)
 
 
 def work_of(o: Training) -> Work:
@@ -263,10 +262,9 @@ def shared_arguments(o: Any) -> dict[str, Any]:
         given["client_optimizer"] = OPTIMIZERS[o.client_optimizer]
     if isinstance(o, Training):
         given["work"] = work_of(o)
-    if isinstance(o, ServerStep) and o.server_learning_rate is not None:
-        given["server_learning_rate"] = o.server_learning_rate
-    if isinstance(o, Mean) and o.weighting is not None:
-        given["weighting"] = o.weighting
+    for name in ("server_learning_rate", "weighting"):
+        if getattr(o, name, None) is not None:
+            given[name] = getattr(o, name)
     if isinstance(o, Hiding):
         given |= {"beta": o.beta} if o.beta != 1 else {}
         given |= {"shuffle": True} if o.shuffle else {}
@@ -293,34 +291,24 @@ def own_arguments(options: type[Any], o: Any) -> dict[str, Any]:
     return {name: getattr(o, name, default) for name, default in own.items()}
 
 
-def base_arguments(o: Around) -> dict[str, Any]:
-    """The algorithm inside another one, and its own arguments."""
-    entry = _inside(o.base)
-    return {"base": entry.recipe, **own_arguments(entry.options, o)}
+def entry_of(
+    recipe: Callable[..., Algorithm],
+    summary: str,
+    options: type[Any] = Averaging,
+    renamed: Mapping[str, str] | None = None,
+    **more: Any,
+) -> AlgorithmEntry:
+    """The entry of a recipe, called as the recipe; ``more`` are fields of ``AlgorithmEntry``.
 
-
-def trained(recipe: Callable[..., Algorithm], options: type[Any]) -> Callable[[Any, Given], Algorithm]:
-    """How to build a recipe whose own arguments are called as its options."""
+    Unless they have ``build``, the recipe's arguments are called as its options, but for those that are ``renamed``; it
+    is given what it ``needs``, and if it goes around another algorithm that one and its options.
+    """
 
     def build(o: Any, given: Given) -> Algorithm:
-        return recipe(given.model, given.schedule, **shared_arguments(o), **own_arguments(options, o))
+        own = {(renamed or {}).get(name, name): value for name, value in shared_arguments(o).items()}
+        own |= {name: getattr(given, name) for name in more.get("needs", ())}
+        inner = _inside(o.base) if issubclass(options, Around) else None
+        own |= own_arguments(options, o) if inner is None else {"base": inner.recipe, **own_arguments(inner.options, o)}
+        return recipe(given.model, given.schedule, **own)
 
-    return build
-
-
-def around(recipe: Callable[..., Algorithm], *needs: str) -> Callable[[Any, Given], Algorithm]:
-    """How to build a recipe around another one, which ``needs`` some of what is given."""
-
-    def build(o: Around, given: Given) -> Algorithm:
-        own = {name: getattr(given, name) for name in needs}
-        return recipe(given.model, given.schedule, **shared_arguments(o), **base_arguments(o), **own)
-
-    return build
-
-
-def entry_of(
-    recipe: Callable[..., Algorithm], summary: str, options: type[Any] = Averaging, **more: Any
-) -> AlgorithmEntry:
-    """The entry of a recipe, called as the recipe; ``more`` are fields of ``AlgorithmEntry``."""
-    more = {"build": trained(recipe, options), **more}
-    return AlgorithmEntry(recipe.__name__, summary, options=options, recipe=recipe, **more)
+    return AlgorithmEntry(recipe.__name__, summary, **{"build": build, **more}, options=options, recipe=recipe)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ import optax
 from fedtangent import pytrees
 from fedtangent.checks import number
 from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
-from fedtangent.federated.algorithms.entry import Averaging, Laws, entry_of
+from fedtangent.federated.algorithms.entry import TRAINED, Averaging, Laws, entry_of
 from fedtangent.federated.local import Posed, Work, is_zero, proximal
 from fedtangent.federated.rates import Rate, at_round, check_rate, rate_at
 from fedtangent.types import Algorithm, Array, Client, Model, PyTree, RoundInfo, Schedule, Server
@@ -103,7 +103,7 @@ def fed_nova(
 
     message = lambda params: Normalised(params, jnp.zeros((), _precision(params)))  # noqa: E731
     local = Posed(pose=proximal(mu), answer=answer, message=message)
-    server = normalised_server(tau_eff, options.get("server_learning_rate", 1.0))
+    server = partial(normalised_server, tau_eff)
     return train_and_average(
         "fed_nova", model, schedule, client_learning_rate, work, options, server=server, local=local
     )
@@ -227,8 +227,6 @@ class FedNovaOptions(Averaging):
     """Strength of the proximal term."""
 
 
-_LAW_RATE: dict[str, Any] = {"client_learning_rate": 0.2}
-
 ENTRIES = (
     entry_of(
         fed_nova,
@@ -237,13 +235,6 @@ ENTRIES = (
         papers=("wang2020",),
         parts="local SGD, normalised; mean; effective steps",
         inside=True,
-        laws=Laws(
-            {
-                **_LAW_RATE,
-                "work": Work(epochs=2, batch_size=4),
-                "mu": 0.3,
-                "client_optimizer": partial(optax.sgd, momentum=0.5),
-            },
-        ),
+        laws=Laws({**TRAINED, "mu": 0.3, "client_optimizer": partial(optax.sgd, momentum=0.5)}),
     ),
 )

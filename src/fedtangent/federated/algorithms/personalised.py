@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias, Unpack
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ import numpy as np
 from fedtangent import pytrees, streams
 from fedtangent.checks import number
 from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
-from fedtangent.federated.algorithms.entry import Averaging, Laws, Training, entry_of
+from fedtangent.federated.algorithms.entry import TRAINED, Averaging, Laws, Training, entry_of
 from fedtangent.federated.compose import State
 from fedtangent.federated.local import Posed, Problem, Work, minimise, no_state, validate_work
 from fedtangent.federated.predict import mean_of_models, own_models
@@ -34,8 +33,6 @@ from fedtangent.types import (
     Schedule,
     Server,
 )
-
-Private: TypeAlias = PyTree | str | Sequence[str] | Callable[[str], bool]
 
 
 def ditto(
@@ -98,60 +95,33 @@ def _with_personal_model(
 # holds is broadcast, averaged, sent and counted in bytes
 
 
-def parameter_paths(params: PyTree) -> list[str]:
-    """The path of every parameter, such as ``"dense/kernel"`` or ``"0/1"``, in the order of the tree's leaves."""
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)]
-
-
-def private_mask(model: Model, private: Private) -> PyTree:
+def private_mask(model: Model, private: PyTree | str) -> PyTree:
     """A tree of bools like ``model``'s parameters: True for those that stay with the client.
 
-    Args:
-        private: such a tree; a function from a parameter's path to a bool; a regular expression, which is searched
-            for in the path; or names: each a whole path or the beginning of one that ends before a ``/``.
+    ``private`` is such a tree, or a regular expression that is searched for in a parameter's path, such as
+    ``"dense/kernel"`` or ``"0/1"``.
 
-    Raises ``ValueError`` for a tree of another structure, a name or an expression that matches nothing, and for a
-    mask of no parameter or of all of them.
+    Raises ``ValueError`` for a tree of another structure, an expression that matches nothing, and for a mask of no
+    parameter or of all of them.
     """
     params = jax.eval_shape(model.init, jax.random.key(0))
-    paths, structure = parameter_paths(params), jax.tree.structure(params)
-    chosen = _chosen(private, paths, structure)
-    shown = private if isinstance(private, str | list | tuple) and not any(chosen) else "a mask"
-    if not any(chosen):
-        raise ValueError(f"private: got {shown!r} that matches no parameter; the parameters are {', '.join(paths)}")
-    if all(chosen):
-        raise ValueError(
-            "private: matches all parameters, which leaves nothing to share (local_only shares nothing); the "
-            f"parameters are {', '.join(paths)}"
-        )
-    return jax.tree.unflatten(structure, chosen)
-
-
-def _chosen(private: Private, paths: list[str], structure: jax.tree_util.PyTreeDef) -> list[bool]:
-    """Whether each parameter is private."""
+    structure, leaves = jax.tree.structure(params), jax.tree.leaves(private)
+    named = jax.tree.leaves_with_path(params)
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named]
     if isinstance(private, str):
         try:
             pattern = re.compile(private)
         except re.error as error:
             raise ValueError(f"private: got {private!r}, which is no regular expression: {error}") from error
-        return [pattern.search(path) is not None for path in paths]
-    if callable(private):
-        return [bool(private(path)) for path in paths]
-    if isinstance(private, list | tuple | set | frozenset) and all(isinstance(name, str) for name in private):
-        unknown = [name for name in private if not any(_names(name, path) for path in paths)]
-        if unknown:
-            raise ValueError(f"private: got the name {unknown[0]!r}; the parameters are {', '.join(paths)}")
-        return [any(_names(name, path) for name in private) for path in paths]
-    given, leaves = jax.tree.structure(private), jax.tree.leaves(private)
-    if given != structure:
+        leaves = [pattern.search(path) is not None for path in paths]
+    elif (given := jax.tree.structure(private)) != structure:
         raise ValueError(f"private: got a mask of structure {given}, but the parameters have {structure}")
-    if not all(isinstance(leaf, bool | np.bool_) for leaf in leaves):
-        raise ValueError(f"private: a mask must hold True or False only; got {leaves}")
-    return [bool(leaf) for leaf in leaves]
-
-
-def _names(name: str, path: str) -> bool:
-    return path == name or path.startswith(f"{name}/")
+    elif not all(isinstance(leaf, bool | np.bool_) for leaf in leaves):
+        raise ValueError(f"private: got {leaves}, a mask must hold True or False only")
+    if any(leaves) == all(leaves):
+        what = "all parameters, which leaves nothing to share" if all(leaves) else "no parameter"
+        raise ValueError(f"private: got {private!r}, which matches {what}; the parameters are {', '.join(paths)}")
+    return jax.tree.unflatten(structure, [bool(leaf) for leaf in leaves])
 
 
 def shared_part(mask: PyTree, params: PyTree) -> PyTree:
@@ -178,7 +148,7 @@ def lg_fed_avg(
     model: Model,
     schedule: Schedule,
     *,
-    private: Private,
+    private: PyTree | str,
     client_learning_rate: Rate,
     work: Work,
     **options: Unpack[Options],
@@ -188,18 +158,14 @@ def lg_fed_avg(
     Local training is joint over both parts. Only the shared ones are broadcast, sent and charged; a client's private
     ones start from the initial model and are its own for each of the K models.
 
-    Args:
-        private: which parameters stay: a tree of bools like the parameters, a function of a parameter's path, a
-            regular expression searched for in the path, or names (``private_mask``). The paper's are
-            the lower layers, a client's own representation.
+    ``private`` says which parameters stay: a tree of bools like the parameters, or a regular expression searched for in
+    a parameter's path (``private_mask``). The paper's are the lower layers, a client's own representation.
 
     ``algorithm.personal`` predicts with the shared part and the client's own private part. ``algorithm.predict``, for
     somebody without a private part, uses the shared part with the *initial* private part, which it was not trained
     with. Raises ``ValueError`` for a ``private`` that matches no parameter, or all of them.
     """
     mask = private_mask(model, private)
-    rate = options.get("server_learning_rate", 1.0)
-    check_rate("server_learning_rate", rate)
 
     def pose(broadcast: PyTree, own: PyTree) -> Problem:
         return Problem(start=joined(broadcast, own))
@@ -210,10 +176,12 @@ def lg_fed_avg(
     def personal(model: Model, params: PyTree, states: PyTree, client: Client, x: Array) -> Prediction:
         return mean_of_models(model, joined(shared_part(mask, params), states), x)
 
-    server = _of_shared_part(optax_server(sgd(rate)), mask)
+    def server(rate: Rate) -> Server:
+        return _of_shared_part(optax_server(sgd(rate)), mask)
 
     def predict(model: Model, state: State, x: Array) -> Prediction:
-        return mean_of_models(model, jax.vmap(server.params)(state.server), x)  # nobody's networks
+        nobodys = joined(state.server.server.params, state.server.private)
+        return mean_of_models(model, nobodys, x)
 
     parts = Posed(
         pose=pose,
@@ -325,7 +293,6 @@ class LgFedAvgOptions(Averaging):
     """Regular expression; parameters whose path matches it stay with their client."""
 
 
-_RATE: dict[str, Any] = {"client_learning_rate": 0.2}
 _ALONE = {
     "rejection": "no message carries anything that could be rejected",
     "doubling": "no client has any influence on another, nor on the server",
@@ -339,14 +306,7 @@ ENTRIES = (
         papers=("li2021",),
         parts="local SGD, and a personal model with prox; mean; SGD",
         personal=True,
-        laws=Laws(
-            {
-                **_RATE,
-                "work": Work(steps=3, batch_size=4),
-                "mu": 0.5,
-                "personal_work": Work(epochs=2, batch_size=3),
-            },
-        ),
+        laws=Laws({**TRAINED, "mu": 0.5, "personal_work": Work(steps=3, batch_size=4)}),
     ),
     entry_of(
         lg_fed_avg,
@@ -355,9 +315,7 @@ ENTRIES = (
         papers=("liang2020",),
         parts="local SGD; mean of the shared parameters; SGD",
         personal=True,
-        laws=Laws(
-            {**_RATE, "work": Work(epochs=2, batch_size=4), "private": ("W", "b")},
-        ),
+        laws=Laws({**TRAINED, "private": "[Wb]"}),
     ),
     entry_of(
         local_only,
@@ -367,11 +325,6 @@ ENTRIES = (
         parts="local SGD; nothing; nothing",
         personal=True,
         sends="nothing",
-        laws=Laws(
-            {**_RATE, "work": Work(epochs=2, batch_size=4)},
-            compared="client",
-            nothing_on=("uplink_bytes",),
-            exempt=_ALONE,
-        ),
+        laws=Laws(compared="client", nothing_on=("uplink_bytes",), exempt=_ALONE),
     ),
 )

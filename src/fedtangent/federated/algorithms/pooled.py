@@ -16,7 +16,7 @@ from fedtangent.data.sharing import number_given
 from fedtangent.federated.aggregate import Stacked, stack
 from fedtangent.federated.algorithms.averaging import check_base, fed_avg
 from fedtangent.federated.algorithms.common import client_descent
-from fedtangent.federated.algorithms.entry import Around, Given, Laws, Training, around, entry_of, shared_arguments
+from fedtangent.federated.algorithms.entry import Around, Laws, Training, entry_of
 from fedtangent.federated.compose import compose, sequentially
 from fedtangent.federated.local import Problem, Work, minimise, validate_work
 from fedtangent.federated.ntk_fl import send_examples
@@ -181,24 +181,18 @@ class DataSharingOptions(Around):
     """Share of all examples that every client holds."""
 
 
-def _build_centralised(o: Training, given: Given) -> Algorithm:
-    renamed = {"client_learning_rate": "learning_rate", "client_optimizer": "optimizer"}
-    own = {renamed.get(name, name): value for name, value in shared_arguments(o).items()}
-    return centralised(given.model, given.schedule, **own)
-
-
 ENTRIES = (
     entry_of(
         centralised,
         "SGD at the server on the cohort's pooled data",
         Training,
-        build=_build_centralised,
+        renamed={"client_learning_rate": "learning_rate", "client_optimizer": "optimizer"},
         papers=("yue2022",),
         parts="its examples; pool; SGD on the pool",
         sends="examples",
         laws=Laws(
             {"learning_rate": 0.2, "work": Work(epochs=2, batch_size=3)},
-            exact={"learning_rate": 0.2, "work": Work(steps=3)},
+            exact={"work": Work(steps=3)},
             doubled="examples",
             nothing_on=("downlink_bytes",),
         ),
@@ -207,12 +201,8 @@ ENTRIES = (
         data_sharing,
         "every client holds --shared-fraction of all examples too, around --base (Zhao et al., 2018)",
         DataSharingOptions,
-        build=around(data_sharing, "shared"),
         papers=("zhao2018",),
         parts="those of --base, on shared examples too",
         needs=("shared",),
-        laws=Laws(
-            {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=4)},
-        ),
     ),
 )

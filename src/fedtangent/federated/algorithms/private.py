@@ -12,7 +12,7 @@ from fedtangent import pytrees
 from fedtangent.checks import number
 from fedtangent.federated.aggregate import weighted_mean
 from fedtangent.federated.algorithms.common import Options, train_and_average
-from fedtangent.federated.algorithms.entry import Averaging, Given, Laws, Ran, entry_of, shared_arguments
+from fedtangent.federated.algorithms.entry import TRAINED, Averaging, Given, Laws, Ran, entry_of, shared_arguments
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate, check_rate, sgd
 from fedtangent.federated.server import optax_server
@@ -69,9 +69,9 @@ def dp_fed_avg(
         raise ValueError(f"weighting: got {options['weighting']!r}, but dp_fed_avg bounds each client alike: uniform")
     m = schedule.num_slots / schedule.num_models if expected_clients is None else expected_clients
     number("expected_clients", m, above=0)
-    server_rate = options.get("server_learning_rate", 1.0)
-    check_rate("server_learning_rate", server_rate)
-    server = noisy(optax_server(sgd(server_rate)), noise_multiplier * clip_norm / m)
+    rate = options.pop("server_learning_rate", 1.0)
+    check_rate("server_learning_rate", rate)
+    server = noisy(optax_server(sgd(rate)), noise_multiplier * clip_norm / m)
 
     def unheard(state: PyTree, info: RoundInfo) -> PyTree:
         # That such a model did not move would tell for certain that nobody took part: it gets its noise all the same.
@@ -171,13 +171,6 @@ def _remark(o: DpFedAvgOptions, ran: Ran) -> str:
     return f"privacy: epsilon {found:.4g} at delta {o.delta:g}, for {neighbours}"
 
 
-_BOUNDS: dict[str, Any] = {
-    "client_learning_rate": 0.2,
-    "clip_norm": 0.5,
-    "noise_multiplier": 0.3,
-    "expected_clients": 3,
-}
-
 ENTRIES = (
     entry_of(
         dp_fed_avg,
@@ -187,6 +180,6 @@ ENTRIES = (
         remark=_remark,
         papers=("mcmahan2018",),
         parts="local SGD, clipping; sum over m; SGD, noise",
-        laws=Laws({**_BOUNDS, "work": Work(epochs=2, batch_size=4)}),
+        laws=Laws({**TRAINED, "clip_norm": 0.5, "noise_multiplier": 0.3, "expected_clients": 3}),
     ),
 )
