@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedtangent.engine.clients import engine_for
-from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import all_clients
@@ -18,7 +16,7 @@ from fedtangent.types import Algorithm, FederatedData, Schedule
 
 from . import reference
 from .reference_corrected import Clients
-from .toys import NUM_CLIENTS, SIZES, cohorts, models_of, owned_rows, record, two_layer, uneven_data
+from .toys import NUM_CLIENTS, SIZES, cohorts, go, models_of, owned_rows, record, two_layer, uneven_data
 
 SEED = 3
 MODEL = two_layer()
@@ -62,22 +60,21 @@ def build(case: Case) -> Algorithm:
     return case.recipe(MODEL, case.schedule, **arguments)
 
 
-def simulated(case: Case, mapping: str = "scan") -> tuple[list[reference.Params], list[reference.Params]]:
-    """The models before and after a run of the engine."""
-    algorithm = build(case)
-    start = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
+def simulated(
+    case: Case, mapping: str = "scan", algorithm: Algorithm | None = None
+) -> tuple[list[reference.Params], list[reference.Params]]:
+    """The models before and after a run of the engine; runs of one ``algorithm`` share a program."""
+    algorithm = build(case) if algorithm is None else algorithm
+    start = algorithm.init(SEED, NUM_CLIENTS)
     data = uneven_data(labels=case.loss == "cross_entropy")
-    return start, models_of(algorithm, simulate(algorithm, data, case.rounds, seed=SEED, mapping=mapping).state)
+    end, _ = go(algorithm, data, mapping, case.rounds, start)
+    return models_of(algorithm, start), models_of(algorithm, end)
 
 
 def stepped(algorithm: Algorithm, data: FederatedData, rounds: int, mapping: str = "scan", seed: int = SEED) -> Any:
     """The state after ``rounds`` rounds, and each round's info."""
-    state, infos = algorithm.init(seed, data.num_clients), []
-    step, engine = jax.jit(algorithm.step, static_argnums=2), engine_for(data, mapping)
-    for _ in range(rounds):
-        state, info = step(state, data, engine)
-        infos.append(jax.tree.map(np.asarray, info))
-    return state, infos
+    state, infos = go(algorithm, data, mapping, rounds, algorithm.init(seed, data.num_clients))
+    return state, [jax.tree.map(lambda leaf, t=t: leaf[t], infos) for t in range(rounds)]
 
 
 @functools.cache

@@ -9,51 +9,53 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent.engine.history import Run
-from fedtangent.engine.run import predict, simulate
+from fedtangent.engine.clients import engine_for
+from fedtangent.engine.history import charge
 from fedtangent.federated import algorithms, graph
 from fedtangent.federated.algorithms.decentralised import ORDERS, consensus_distance
 from fedtangent.federated.faults import dropout, finite
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import own_models
-from fedtangent.types import Algorithm, Key, PyTree, Schedule
+from fedtangent.types import Algorithm, PyTree, Schedule
 
 from . import reference, reference_decentralised
-from .toys import NUM_CLIENTS, cohorts, distance, fixed, models_of, owned_rows, two_layer, uneven_data
+from .toys import NUM_CLIENTS, cohorts, distance, fixed, go, models_of, owned_rows, two_layer, uneven_data
 
 SEED, RATE, STEPS, ROUNDS = 3, 0.2, 3, 2
-MODEL, RING = two_layer(), graph.ring(NUM_CLIENTS)
+MODEL, DATA, RING = two_layer(), uneven_data(), graph.ring(NUM_CLIENTS)
 TOLERANCE, VISIBLE = 1e-10, 1e-4
 WORK = Work(steps=STEPS)
-
-
-def schedule_of(away: bool) -> Schedule:
-    return dropout(own_models(NUM_CLIENTS), 0.35) if away else own_models(NUM_CLIENTS)
-
-
-def build(order: str, away: bool, steps: int = STEPS, **options: Any) -> Algorithm:
-    return algorithms.gossip(
-        MODEL,
-        schedule_of(away),
-        client_learning_rate=RATE,
-        work=Work(steps=steps),
-        mixing=options.pop("mixing", RING),
-        order=order,
-        **options,
-    )
+EVERYBODY = fixed(NUM_CLIENTS, NUM_CLIENTS, [(i, i, 1.0) for i in range(NUM_CLIENTS)])  # own models, cohorts as state
 
 
 @functools.cache
-def simulated(order: str, away: bool, common: bool) -> tuple[list[reference.Params], Run, list[reference.Params]]:
-    algorithm = build(order, away, common_start=common)
-    start = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
-    run = simulate(algorithm, uneven_data(), ROUNDS, SEED, "scan")
-    return start, run, models_of(algorithm, run.state)
+def schedule_of(away: bool) -> Schedule:
+    return dropout(EVERYBODY, 0.35) if away else EVERYBODY
+
+
+def build(order: str, away: bool, steps: int = STEPS, **options: Any) -> Algorithm:
+    given = {"client_learning_rate": RATE, "work": Work(steps=steps), "mixing": RING, "order": order} | options
+    return algorithms.gossip(MODEL, schedule_of(away), **given)
+
+
+built = functools.cache(build)
+
+
+@functools.cache
+def begun(away: bool, common: bool) -> PyTree:
+    """The state before the first round, of any order."""
+    return build("train_then_mix", away, common_start=common).init(SEED, NUM_CLIENTS)
+
+
+@functools.cache
+def ran(order: str, away: bool, common: bool, mapping: str = "scan") -> tuple[list[reference.Params], PyTree, PyTree]:
+    """The models before a run, its state and its infos; how models start is not the program's concern."""
+    algorithm, state = built(order, away), begun(away, common)
+    return models_of(algorithm, state), *go(algorithm, DATA, mapping, ROUNDS, state)
 
 
 def replayed(order: str, away: bool, common: bool, fault: str = "none") -> list[reference.Params]:
-    data = uneven_data()
-    x, y, rows = np.asarray(data.x), np.asarray(data.y), owned_rows(data)
+    x, y, rows = np.asarray(DATA.x), np.asarray(DATA.y), owned_rows(DATA)
     mixing = graph.metropolis_weights(RING)
     if fault == "mixing":
         mixing = graph.metropolis_weights(graph.complete(NUM_CLIENTS))
@@ -65,7 +67,7 @@ def replayed(order: str, away: bool, common: bool, fault: str = "none") -> list[
     def train(t: int, i: int, params: reference.Params) -> reference.Params:
         return reference.sgd(params, x, y, [rows[i]] * (STEPS - (fault == "steps")), RATE, "squared_error")
 
-    start = simulated(order, away, common)[0]
+    start = ran(order, away, common)[0]
     return reference_decentralised.gossip(start, mixing, present, train, other[order] if fault == "order" else order)
 
 
@@ -74,11 +76,12 @@ CASES = [("train_then_mix", False, True), ("train_then_mix", True, False), ("mix
 
 @pytest.mark.parametrize(("order", "away", "common"), CASES)
 def test_two_rounds_equal_the_loop(order: str, away: bool, common: bool) -> None:
-    start, run, end = simulated(order, away, common)
+    start, state, infos = ran(order, away, common)
+    end = models_of(built(order, away), state)
     assert distance(end, replayed(order, away, common)) < TOLERANCE
     for fault in ("mixing", "steps", "order", *(("away",) if away else ())):
         assert distance(end, replayed(order, away, common, fault)) > VISIBLE, fault
-    reported = run.history.rounds["consensus_distance"]
+    reported = infos["consensus_distance"]
     assert reported.shape == (ROUNDS,)
     assert reported[-1] == pytest.approx(reference_decentralised.consensus_distance(end), rel=1e-12)
     assert (distance(start[0], start[1]) == 0) == common
@@ -88,11 +91,10 @@ def test_two_rounds_equal_the_loop(order: str, away: bool, common: bool) -> None
 
 def test_one_local_step_is_d_psgd() -> None:
     """Lian et al. 2017, algorithm 1, in matrices: ``X <- W X - rate G(X)``, gradients taken before mixing."""
-    data = uneven_data()
-    x, y, rows = np.asarray(data.x), np.asarray(data.y), owned_rows(data)
+    x, y, rows = np.asarray(DATA.x), np.asarray(DATA.y), owned_rows(DATA)
     algorithm = build("mix_then_train", False, steps=1)
-    models = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
-    end = models_of(algorithm, simulate(algorithm, data, 3, SEED, "scan").state)
+    models = models_of(algorithm, begun(False, True))
+    end = models_of(algorithm, go(algorithm, DATA, "scan", 3, begun(False, True))[0])
     W = graph.metropolis_weights(RING)
     for _ in range(3):
         gradients = [reference.gradient(m, x[r], y[r], "squared_error") for m, r in zip(models, rows, strict=True)]
@@ -103,20 +105,15 @@ def test_one_local_step_is_d_psgd() -> None:
     assert distance(end, models) < TOLERANCE
 
 
-def still(algorithm: Algorithm, rounds: int) -> tuple[PyTree, PyTree, Run]:
-    """A run of clients that hardly learn, from models that start apart."""
-    before = algorithm.init(SEED, NUM_CLIENTS).server.params
-    run = simulate(algorithm, uneven_data(), rounds, SEED, "scan")
-    return before, run.state.server.params, run
-
-
 @pytest.mark.parametrize("away", [False, True])
 def test_mixing_keeps_the_mean_and_brings_models_together_as_fast_as_the_gap_says(away: bool) -> None:
-    options = {"client_learning_rate": 1e-14, "work": Work(steps=1), "mixing": RING, "common_start": False}
-    before, after, run = still(algorithms.gossip(MODEL, schedule_of(away), **options), 12)
+    """Of clients that hardly learn, from models that start apart."""
+    still = build("train_then_mix", away, 1, client_learning_rate=1e-14)
+    state, infos = go(still, DATA, "scan", 12, begun(away, False))
+    before, after = begun(away, False).server.params, state.server.params
     for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         np.testing.assert_allclose(a.mean(axis=0), b.mean(axis=0), rtol=0, atol=1e-12)
-    apart = np.array([float(consensus_distance(before)), *run.history.rounds["consensus_distance"]])
+    apart = np.array([float(consensus_distance(before)), *infos["consensus_distance"]])
     assert (np.diff(apart) < 1e-9).all()
     if away:
         return
@@ -127,55 +124,48 @@ def test_mixing_keeps_the_mean_and_brings_models_together_as_fast_as_the_gap_say
 
 def test_a_client_whose_message_is_rejected_stays_out() -> None:
     """Client 3's data are NaN: with a guard its model stays as it was, and nobody hears of it."""
-    data = uneven_data()
-    broken = owned_rows(data)[3]
-    poisoned = data._replace(x=data.x.at[broken].set(np.nan))
-    ends = {}
-    for accept in (None, finite()):
-        algorithm = build("train_then_mix", False, common_start=False, accept=accept)
-        start = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
-        ends[accept is None] = models_of(algorithm, simulate(algorithm, poisoned, ROUNDS, SEED, "vmap").state)
-    assert distance(ends[False][3], start[3]) == 0
-    assert all(np.isfinite(leaf).all() for m in ends[False] for leaf in m.values())
-    assert not all(np.isfinite(leaf).all() for m in ends[True] for leaf in m.values())
-    assert min(distance(ends[False][k], start[k]) for k in (0, 1, 2, 4, 5)) > VISIBLE
+    poisoned = DATA._replace(x=DATA.x.at[owned_rows(DATA)[3]].set(np.nan))
+    guarded, open_ = build("train_then_mix", False, accept=finite()), built("train_then_mix", False)
+    start = models_of(guarded, begun(False, False))
+    end, spoilt = (models_of(a, go(a, poisoned, "scan", ROUNDS, begun(False, False))[0]) for a in (guarded, open_))
+    assert distance(end[3], start[3]) == 0
+    assert all(np.isfinite(leaf).all() for m in end for leaf in m.values())
+    assert not all(np.isfinite(leaf).all() for m in spoilt for leaf in m.values())
+    assert min(distance(end[k], start[k]) for k in (0, 1, 2, 4, 5)) > VISIBLE
 
 
 def test_prediction_is_the_mean_of_the_models() -> None:
-    _, run, end = simulated("train_then_mix", False, True)
-    x = np.asarray(uneven_data().x)
-    each = [reference.outputs(m, x) for m in end]
-    got = predict(build("train_then_mix", False), run.state, uneven_data().x)
+    algorithm, (_, state, _) = built("train_then_mix", False), ran("train_then_mix", False, True)
+    each = [reference.outputs(m, np.asarray(DATA.x)) for m in models_of(algorithm, state)]
+    got = algorithm.predict(state, DATA.x)
     np.testing.assert_allclose(got.mean, np.mean(each, axis=0), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("g", "messages"), [(RING, 12), (graph.complete(6), 30)], ids=["ring", "complete"])
+STAR = graph.from_adjacency(np.pad(np.ones((1, 5)), ((0, 5), (1, 0))) + np.pad(np.ones((5, 1)), ((1, 0), (0, 5))))
+
+
+@pytest.mark.parametrize(
+    ("g", "messages"), [(RING, 12), (graph.complete(6), 30), (STAR, 10)], ids=["ring", "complete", "star"]
+)
 def test_the_ledger_is_charged_for_each_neighbour(g: graph.Graph, messages: int) -> None:
-    run = simulate(build("train_then_mix", False, mixing=g), uneven_data(), ROUNDS, SEED, "scan")
-    model = sum(leaf.nbytes for leaf in models_of(build("train_then_mix", False), run.state)[0].values())
-    assert run.history.evaluations[-1].uplink_bytes == ROUNDS * messages * model
-    assert run.history.evaluations[-1].downlink_bytes == 0
+    """Where clients differ in neighbours (a star: five edges, both ways) at their mean, rounded up to a byte."""
+    engine = engine_for(DATA, "scan")
+    cost = build("train_then_mix", False, mixing=g).cost(DATA, engine)
+    model = sum(leaf.nbytes for leaf in ran("train_then_mix", False, True)[0][0].values())
+    infos = ran("train_then_mix", False, True)[2]
+    up, down = charge(cost, infos)
+    assert 0 <= up - ROUNDS * messages * model < (ROUNDS * NUM_CLIENTS if g is STAR else 1)
+    assert down == 0
 
 
-def test_uneven_numbers_of_neighbours_are_charged_at_their_mean() -> None:
-    star = graph.from_adjacency(np.pad(np.ones((1, 5)), ((0, 5), (1, 0))) + np.pad(np.ones((5, 1)), ((1, 0), (0, 5))))
-    run = simulate(build("train_then_mix", False, mixing=star), uneven_data(), ROUNDS, SEED, "scan")
-    model = sum(leaf.nbytes for leaf in models_of(build("train_then_mix", False), run.state)[0].values())
-    exact = ROUNDS * 10 * model  # five edges, both ways
-    assert 0 <= run.history.evaluations[-1].uplink_bytes - exact < ROUNDS * NUM_CLIENTS
-
-
-def test_it_is_the_same_under_every_mapping_and_in_float32() -> None:
-    ends = [
-        simulate(build("mix_then_train", True), uneven_data(), ROUNDS, SEED, mapping).state.server.params
-        for mapping in ("scan", "vmap", "chunked:4")
-    ]
-    assert max(distance(ends[0], other) for other in ends[1:]) < 1e-12
-    single = algorithms.gossip(two_layer(np.float32), own_models(6), client_learning_rate=RATE, work=WORK, mixing=RING)
-    data = uneven_data()
-    data = data._replace(x=data.x.astype(np.float32), y=data.y.astype(np.float32))
-    params = simulate(single, data, ROUNDS, SEED, "scan").state.server.params
-    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float32)}
+def test_it_is_the_same_in_chunks_and_in_float32() -> None:
+    states = [ran("mix_then_train", True, True, mapping)[1] for mapping in ("scan", "chunked:4")]
+    assert distance(*(state.server.params for state in states)) < 1e-12
+    single = algorithms.gossip(two_layer(np.float32), EVERYBODY, client_learning_rate=RATE, work=WORK, mixing=RING)
+    data = DATA._replace(x=DATA.x.astype(np.float32), y=DATA.y.astype(np.float32))
+    state, engine = single.init(SEED, NUM_CLIENTS), engine_for(data, "scan")
+    after = jax.eval_shape(lambda s, d: single.step(s, d, engine)[0], state, data)
+    assert {leaf.dtype for leaf in jax.tree.leaves(after.server.params)} == {np.dtype(np.float32)}
 
 
 W4 = np.full((6, 6), 1 / 6)
@@ -202,28 +192,20 @@ def test_bad_arguments(changed: dict[str, Any], named: str) -> None:
 
 def test_one_model_has_nobody_to_mix_with() -> None:
     """K = 1 is FedAvg: mixing by [[1]]."""
-    schedule, options = own_models(1), {"client_learning_rate": RATE, "work": WORK}
+    data, schedule, options = uneven_data(sizes=(5,)), own_models(1), {"client_learning_rate": RATE, "work": WORK}
     gossip = algorithms.gossip(MODEL, schedule, mixing=np.ones((1, 1)), **options)
     plain = algorithms.fed_avg(MODEL, schedule, **options)
-    ends = [simulate(a, uneven_data(sizes=(5,)), ROUNDS, SEED, "scan").state.server.params for a in (gossip, plain)]
+    ends = [go(a, data, "scan", ROUNDS, plain.init(SEED, 1))[0].server.params for a in (gossip, plain)]
     assert distance(*ends) < 1e-14
 
 
 def test_mixing_does_not_read_what_is_absent() -> None:
     """A model that nobody trains this round may be anything, even NaN, and its neighbours do not see it."""
-
-    schedule = fixed(6, 6, [(i, i, float(i != 2)) for i in range(6)])
-    algorithm = algorithms.gossip(MODEL, schedule, client_learning_rate=RATE, work=WORK, mixing=RING)
-
-    def spoilt(key: Key, num_clients: int, init_key: Key | None = None) -> PyTree:
-        state = algorithm.init(key, num_clients, init_key)
-        params = jax.tree.map(lambda leaf: leaf.at[2].set(np.nan), state.server.params)
-        return state._replace(server=state.server._replace(params=params))
-
-    ends = [
-        simulate(a, uneven_data(), ROUNDS, SEED, "vmap").state.server.params
-        for a in (algorithm, algorithm._replace(init=spoilt))
-    ]
+    algorithm, start = built("train_then_mix", False), begun(False, True)
+    without = start.schedule._replace(weight=start.schedule.weight.at[2].set(0))
+    params = jax.tree.map(lambda leaf: leaf.at[2].set(np.nan), start.server.params)
+    spoilt = start._replace(server=start.server._replace(params=params))
+    ends = [go(algorithm, DATA, "scan", ROUNDS, state, without)[0].server.params for state in (start, spoilt)]
     others = np.array([0, 1, 3, 4, 5])
     for sound, other in zip(jax.tree.leaves(ends[0]), jax.tree.leaves(ends[1]), strict=True):
         np.testing.assert_array_equal(sound[others], other[others])

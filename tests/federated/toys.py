@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedtangent.engine.clients import engine_for
 from fedtangent.engine.history import Run
+from fedtangent.engine.loop import chunk_length, copied, info_shapes, run_chunk
 from fedtangent.engine.run import simulate
 from fedtangent.federated import schedule as schedules
 from fedtangent.federated.compose import compose
@@ -103,6 +105,25 @@ def _unrolled(schedule: Schedule, num_rounds: int) -> Any:
 def cohorts(schedule: Schedule, seed: int, num_rounds: int) -> Cohort:
     """The cohorts that a run with ``seed`` draws, NumPy arrays [R, S]; compiled once per schedule."""
     return jax.tree.map(np.asarray, _unrolled(schedule, num_rounds)(keys(seed).schedule))
+
+
+def go(
+    algorithm: Algorithm,
+    data: FederatedData,
+    mapping: str,
+    rounds: int,
+    state: PyTree,
+    cohort: Cohort | None = None,
+) -> tuple[PyTree, PyTree]:
+    """The state after ``rounds`` rounds from ``state`` and their infos, in the program that ``simulate`` uses.
+
+    ``cohort`` replaces the schedule's state: runs of an algorithm that differ in it share a program.
+    """
+    state = copied(state if cohort is None else state._replace(schedule=cohort))
+    engine = engine_for(data, mapping)
+    length = chunk_length(info_shapes(algorithm, engine, state, data))
+    after, infos = run_chunk(algorithm, engine, length, state, data, jnp.int32(rounds))
+    return after, jax.tree.map(lambda leaf: np.asarray(leaf[:rounds]), infos)
 
 
 def leaves(tree: PyTree) -> list[np.ndarray]:
