@@ -114,7 +114,8 @@ def private_mask(model: Model, private: PyTree | str) -> PyTree:
         except re.error as error:
             raise ValueError(f"private: got {private!r}, which is no regular expression: {error}") from error
         leaves = [pattern.search(path) is not None for path in paths]
-    elif (given := jax.tree.structure(private)) != structure:
+    elif not structure == jax.tree.structure(private):
+        given = jax.tree.structure(private)
         raise ValueError(f"private: got a mask of structure {given}, but the parameters have {structure}")
     elif not all(isinstance(leaf, bool | np.bool_) for leaf in leaves):
         raise ValueError(f"private: got {leaves}, a mask must hold True or False only")
