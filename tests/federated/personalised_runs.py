@@ -15,16 +15,18 @@ from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import all_clients, per_client_permutations, uniform_sampling
+from fedtangent.federated.schedule import per_client_permutations, uniform_sampling
 from fedtangent.federated.server import optax_server
 from fedtangent.types import Algorithm, Local, PyTree, Schedule
 
 from . import reference
 from .toys import (
+    EVERYBODY,
     NUM_CLIENTS,
     SIZES,
     Recording,
     cohorts,
+    go,
     models_of,
     owned_rows,
     record,
@@ -40,7 +42,7 @@ GLOBAL, OWN = Work(steps=3, batch_size=2), Work(epochs=2, batch_size=3)
 TOLERANCE, VISIBLE = 1e-10, 1e-4  # of a right loop; of a loop with one thing wrong
 PARTIAL, PERMUTED = uniform_sampling(6, 4), per_client_permutations(6, 2)
 
-recorded = functools.cache(lambda: record(DATA, all_clients(NUM_CLIENTS), GLOBAL, 8, 4, SEED))
+recorded = functools.cache(lambda: record(DATA, EVERYBODY, GLOBAL, 8, 4, SEED))
 
 
 def train(t: int, i: int, params: reference.Params) -> reference.Params:
@@ -100,10 +102,8 @@ def personal_batches() -> dict[tuple[int, int], list[np.ndarray]]:
     def update(key: Any, *args: Any) -> Any:
         return local.update(jax.random.fold_in(key, jnp.uint32(2**31)), *args)
 
-    algorithm = compose(
-        "aside", model, Local(local.init, update), optax_server(optax.sgd(1.0)), all_clients(NUM_CLIENTS)
-    )
+    algorithm = compose("aside", model, Local(local.init, update), optax_server(optax.sgd(1.0)), EVERYBODY)
     coded = DATA._replace(x=jnp.eye(len(X)), y=-jnp.ones((len(X), 4)))
-    run = simulate(algorithm, coded, ROUNDS, SEED, "scan")
-    seen = Recording(run.history.rounds["share"], run.history.rounds["cohort"].client, run)
+    infos = go(algorithm, coded, "scan", ROUNDS, algorithm.init(SEED, NUM_CLIENTS))[1]
+    seen = Recording(infos["share"], infos["cohort"].client, infos)
     return {(t, i): seen.batches(t, i) for t in range(ROUNDS) for i in range(NUM_CLIENTS)}

@@ -11,12 +11,11 @@ import numpy as np
 
 from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
-from fedtangent.federated.schedule import all_clients
 from fedtangent.types import Algorithm, FederatedData, Schedule
 
 from . import reference
 from .reference_corrected import Clients
-from .toys import NUM_CLIENTS, SIZES, cohorts, go, models_of, owned_rows, record, two_layer, uneven_data
+from .toys import EVERYBODY, NUM_CLIENTS, SIZES, cohorts, go, models_of, owned_rows, record, two_layer, uneven_data
 
 SEED = 3
 MODEL = two_layer()
@@ -84,7 +83,7 @@ def batches(work: Work, rounds: int) -> dict[tuple[int, int], list[np.ndarray]]:
     if work.batch_size is None:
         steps = work.steps or work.epochs or 0
         return {(t, i): [rows] * steps for t in range(rounds) for i, rows in enumerate(owned_rows(data))}
-    seen = record(data, all_clients(NUM_CLIENTS), work, 8, rounds, SEED)
+    seen = record(data, EVERYBODY, work, 8, rounds, SEED)
     return {(t, i): seen.batches(t, i) for t in range(rounds) for i in range(NUM_CLIENTS)}
 
 

@@ -16,7 +16,7 @@ from fedtangent.losses import squared_error
 from fedtangent.types import Client, FederatedData, Model, PyTree
 
 from . import reference
-from .toys import NUM_CLIENTS, SIZES, Recording, distance, leaves, owned_rows, record, reordered, uneven_data
+from .toys import EVERYBODY, NUM_CLIENTS, SIZES, Recording, distance, leaves, owned_rows, record, reordered, uneven_data
 
 LARGEST = max(SIZES)
 WORKS = {
@@ -28,7 +28,7 @@ WORKS = {
 
 @functools.cache
 def recorded(name: str) -> Recording:
-    return record(uneven_data(), all_clients(NUM_CLIENTS), WORKS[name], 8, 3, 5)
+    return record(uneven_data(), EVERYBODY, WORKS[name], 8, 3, 5)
 
 
 def expected_steps(work: Work, size: int) -> int:
@@ -77,7 +77,7 @@ def test_gradient_of_a_partial_batch_is_the_mean_over_its_real_examples(name: st
 
 @pytest.mark.parametrize("name", WORKS)
 def test_info_reports_steps_and_examples(name: str) -> None:
-    rounds = recorded(name).run.history.rounds
+    rounds = recorded(name).infos
     assert rounds["steps"].tolist() == [[expected_steps(WORKS[name], size) for size in SIZES]] * 3
     assert rounds["examples"].tolist() == [list(SIZES)] * 3
 

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import all_clients, per_client_permutations, random_models, strata, uniform_sampling
@@ -18,7 +17,8 @@ from fedtangent.streams import keys
 from fedtangent.types import Cohort, FederatedData, Schedule
 
 from . import reference
-from .toys import NUM_CLIENTS, SIZES, cohorts, distance, models_of, owned_rows, record, two_layer, uneven_data
+from .replay import batches
+from .toys import NUM_CLIENTS, SIZES, cohorts, distance, go, models_of, two_layer, uneven_data
 
 SEED, RATE = 3, 0.2
 MODEL = two_layer()
@@ -115,9 +115,9 @@ def simulated(name: str) -> tuple[Models, Models]:
         server_learning_rate=case.server_rate,
         weighting=case.weighting,
     )
-    start = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
-    run = simulate(algorithm, case_data(case), case.rounds, seed=SEED, mapping="scan")
-    return start, models_of(algorithm, run.state)
+    start = algorithm.init(SEED, NUM_CLIENTS)
+    end, _ = go(algorithm, case_data(case), "scan", case.rounds, start)
+    return models_of(algorithm, start), models_of(algorithm, end)
 
 
 @functools.cache
@@ -126,25 +126,14 @@ def drawn(name: str) -> Cohort:
     return cohorts(CASES[name].schedule, SEED, CASES[name].rounds)
 
 
-@functools.cache
-def recorded_batches(work: Work, rounds: int) -> dict[tuple[int, int], list[np.ndarray]]:
-    """The rows of each local step of (round, client): full batches, or the minibatches that the engine drew."""
-    data = uneven_data()
-    if work.batch_size is None:
-        steps = work.steps or work.epochs
-        return {(t, i): [rows] * steps for t in range(rounds) for i, rows in enumerate(owned_rows(data))}
-    seen = record(data, all_clients(NUM_CLIENTS), work, 8, rounds, SEED)
-    return {(t, i): seen.batches(t, i) for t in range(rounds) for i in range(NUM_CLIENTS)}
-
-
 def replayed(name: str, fault: str = "none") -> Models:
     """The models after the NumPy loop, with one thing wrong if asked."""
     case = CASES[name]
-    data, batches = case_data(case), recorded_batches(case.work, case.rounds)
+    data, of_clients = case_data(case), batches(case.work, case.rounds)
     x, y = np.asarray(data.x), np.asarray(data.y)
 
     def train(t: int, i: int, params: reference.Params) -> reference.Params:
-        rows = batches[t, i][:-1] if fault == "steps" else batches[t, i]
+        rows = of_clients[t, i][:-1] if fault == "steps" else of_clients[t, i]
         return reference.sgd(params, x, y, rows, RATE, case.loss)
 
     def weight(i: int) -> float:

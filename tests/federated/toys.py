@@ -12,9 +12,8 @@ import numpy as np
 import optax
 
 from fedtangent.engine.clients import engine_for
-from fedtangent.engine.history import Run
+from fedtangent.engine.history import first_rounds, stacked
 from fedtangent.engine.loop import chunk_length, copied, info_shapes, run_chunk
-from fedtangent.engine.run import simulate
 from fedtangent.federated import schedule as schedules
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work, local_training
@@ -26,6 +25,7 @@ from fedtangent.types import Algorithm, Array, Cohort, FederatedData, Key, Local
 SIZES = (3, 5, 1, 4, 6, 2)  # six uneven clients, one of a single example
 NUM_CLIENTS = len(SIZES)
 INPUTS, HIDDEN, OUTPUTS = 3, 4, 2
+EVERYBODY = schedules.all_clients(NUM_CLIENTS)
 
 
 def two_layer(dtype: Any = jnp.float64) -> Model:
@@ -120,10 +120,14 @@ def go(
     ``cohort`` replaces the schedule's state: runs of an algorithm that differ in it share a program.
     """
     state = copied(state if cohort is None else state._replace(schedule=cohort))
-    engine = engine_for(data, mapping)
-    length = chunk_length(info_shapes(algorithm, engine, state, data))
-    after, infos = run_chunk(algorithm, engine, length, state, data, jnp.int32(rounds))
-    return after, jax.tree.map(lambda leaf: np.asarray(leaf[:rounds]), infos)
+    engine, chunks = engine_for(data, mapping), []
+    shapes = info_shapes(algorithm, engine, state, data)
+    length = chunk_length(shapes)
+    for done in range(0, rounds, length):
+        count = min(length, rounds - done)
+        state, infos = run_chunk(algorithm, engine, length, state, data, jnp.int32(count))
+        chunks.append(first_rounds(infos, count))
+    return state, stacked(shapes, chunks)
 
 
 def leaves(tree: PyTree) -> list[np.ndarray]:
@@ -152,7 +156,7 @@ class Recording(NamedTuple):
 
     share: np.ndarray  # [R, S, n, steps]
     client: np.ndarray  # [R, S]
-    run: Run
+    infos: PyTree
 
     def of(self, round_: int, client: int) -> np.ndarray:
         """Shares [n, steps] of one client's (first) slot in one round."""
@@ -208,5 +212,5 @@ def record(
     rows = data.x.shape[0]
     algorithm = _recorder(schedule, work, rows, max_steps)
     coded = data._replace(x=jnp.eye(rows), y=-jnp.ones((rows, max_steps)))
-    run = simulate(algorithm, coded, num_rounds, seed=seed, mapping=mapping)
-    return Recording(run.history.rounds["share"], run.history.rounds["cohort"].client, run)
+    infos = go(algorithm, coded, mapping, num_rounds, algorithm.init(seed, data.num_clients))[1]
+    return Recording(infos["share"], infos["cohort"].client, infos)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +105,8 @@ def private_mask(model: Model, private: PyTree | str) -> PyTree:
     parameter or of all of them.
     """
     params = jax.eval_shape(model.init, jax.random.key(0))
-    structure, leaves = jax.tree.structure(params), jax.tree.leaves(private)
+    structure: Any = jax.tree.structure(params)
+    leaves = jax.tree.leaves(private)
     named = jax.tree.leaves_with_path(params)
     paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named]
     if isinstance(private, str):
@@ -114,7 +115,7 @@ def private_mask(model: Model, private: PyTree | str) -> PyTree:
         except re.error as error:
             raise ValueError(f"private: got {private!r}, which is no regular expression: {error}") from error
         leaves = [pattern.search(path) is not None for path in paths]
-    elif not structure == jax.tree.structure(private):
+    elif structure != jax.tree.structure(private):
         given = jax.tree.structure(private)
         raise ValueError(f"private: got a mask of structure {given}, but the parameters have {structure}")
     elif not all(isinstance(leaf, bool | np.bool_) for leaf in leaves):
