@@ -6,9 +6,10 @@ import dataclasses
 
 import numpy as np
 
+from fedtangent.compare.predicted import ModelLaw, Predicted
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.theorems.fed_ensemble import limit as theorem2
-from fedtangent.compare.theorems.fed_ensemble.ensemble_law import ModelLaw, null
+from fedtangent.compare.theorems.fed_ensemble.ensemble_law import null
 from fedtangent.theory import gp_limit
 
 
@@ -30,8 +31,8 @@ def drawn_for(setting: Setting, num_draws: int = 1000) -> theorem2.Theorem2:
         samples = law.mean + draw(limit.cov)
         trained.append(theorem2.TrainedEnsemble(width, draw(blocks.nngp_test), samples, samples, 8, 8))
     gaps = theorem2.LawDistance(0.1, 0.2), theorem2.LawDistance(3.0, 4.0)
-    of = "Theorem 2's limit"
-    return theorem2.Theorem2(setting, blocks, None, None, limit, *gaps, law, of, null(law, num_draws), tuple(trained))  # type: ignore[arg-type]
+    theory = Predicted(setting, None, blocks, None, (), limit)  # type: ignore[arg-type]
+    return theorem2.Theorem2(theory, *gaps, law, "Theorem 2's limit", null(law, num_draws), tuple(trained))
 
 
 def drawn(outputs: int = 1) -> theorem2.Theorem2:

@@ -13,13 +13,13 @@ import pytest
 
 from fedtangent.compare import Setting, SideBySide, build, exact, predicted
 from fedtangent.compare.simulated import cohorts
-from fedtangent.compare.verdicts import Verdict
 from fedtangent.data import partition
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
+from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.models.dense import mlp
 from fedtangent.theory import Flow
-from fedtangent.types import Algorithm, Model, Prediction, Schedule
+from fedtangent.types import Algorithm, Cohort, Model, Schedule
 
 from .tiny import digits, network
 
@@ -38,10 +38,16 @@ def few_outputs() -> Setting:
     return dataclasses.replace(small, y_train=small.y_train[:, :3], y_test=small.y_test[:, :3], model=model)
 
 
-def checked(setting: Setting) -> list[Verdict]:
-    plan = cohorts(setting)
-    theory = predicted.predict(setting, plan)
-    return [exact.linearised_verdict(setting, plan), *exact.law_verdicts(theory)]
+@pytest.fixture(scope="module")
+def theory() -> predicted.Predicted:
+    """Of ``few_outputs``, in every test."""
+    setting = few_outputs()
+    return predicted.predict(setting, cohorts(setting))
+
+
+def same_flow(setting: Setting, plan: Cohort, blocks: KernelBlocks, last: int, outputs: str = "shared") -> Any:
+    """In the place of the near misses, where a control says nothing."""
+    return {"the same": predicted.run_flow(setting, blocks, plan, outputs=outputs)}
 
 
 def with_options(**change: Callable[[Any], object]) -> Faulty:
@@ -78,38 +84,36 @@ FAULTS: dict[str, Faulty] = {
 }
 
 
-def test_nothing_is_noticed_where_nothing_is_wrong() -> None:
-    assert all(v.passed for v in checked(few_outputs()))
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_small_fault_of_the_simulation_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(algorithms, "fed_ensemble", FAULTS[name])
-    linearised, models, ensemble = checked(few_outputs())
-    assert not linearised.holds
-    assert not models.holds
-    assert not ensemble.holds
-
-
-def test_a_wrong_ensemble_is_noticed_by_its_verdict_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fewer(model: Model, plan: Schedule, **given: Any) -> Algorithm:
-        right = RIGHT(model, plan, **given)
-
-        def predict(state: Any, x: jax.Array) -> Prediction:
-            members = right.predict(state, x).members
-            return Prediction(members[:-1].mean(axis=0), members)
-
-        return right._replace(predict=predict)
-
-    monkeypatch.setattr(algorithms, "fed_ensemble", fewer)
-    linearised, models, ensemble = checked(few_outputs())
-    assert (linearised.holds, models.holds, ensemble.holds) == (True, True, False)
-
-
-def test_a_wrong_ensemble_covariance_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_noticed_where_nothing_is_wrong_and_a_wrong_ensemble_by_its_verdict_alone(
+    theory: predicted.Predicted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = theory.setting
+    assert exact.linearised_verdict(setting, theory.cohorts).passed
+    points = exact._some_points(setting)
+    seen = exact._propagated(theory, points, setting.num_rounds)
+    monkeypatch.setattr(exact, "_propagated", lambda *given: seen)  # trained once
+    assert all(v.passed for v in exact.law_verdicts(theory))
+    monkeypatch.setattr(exact, "near_misses", same_flow)
+    fewer = seen._replace(ensemble=seen.test[:, :-1].mean(axis=1))
+    monkeypatch.setattr(exact, "_propagated", lambda *given: fewer)
+    assert [v.holds for v in exact.law_verdicts(theory)] == [True, False]
+    monkeypatch.setattr(exact, "_propagated", lambda *given: seen)
     monkeypatch.setattr(Flow, "ensemble_cov", lambda flow, r: flow.cov(r).mean(axis=0))
-    _, models, ensemble = checked(network())
-    assert (models.holds, ensemble.holds) == (True, False)
+    assert [v.holds for v in exact.law_verdicts(theory)] == [True, False]
+
+
+# The controls of the verdicts above are the same faults, put into the theory.
+DAILY = ("client rate", "equal weights", "one absence")
+
+
+@pytest.mark.parametrize("name", [n if n in DAILY else pytest.param(n, marks=pytest.mark.slow) for n in FAULTS])
+def test_a_small_fault_of_the_simulation_is_noticed(
+    theory: predicted.Predicted, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(algorithms, "fed_ensemble", FAULTS[name])
+    monkeypatch.setattr(exact, "near_misses", same_flow)
+    verdicts = [exact.linearised_verdict(theory.setting, theory.cohorts), *exact.law_verdicts(theory)]
+    assert [v.holds for v in verdicts] == [False, False, False]
 
 
 @pytest.mark.slow
@@ -124,29 +128,28 @@ def test_moments_of_another_model_are_noticed(network_result: SideBySide) -> Non
 
 def test_a_linearised_network_is_the_tangent_at_its_weights() -> None:
     model = mlp(3, 2, widths=(5,), activation="erf", dtype=jnp.float64)
-    at, away = (model.init(jax.random.key(i)) for i in (0, 1))
+    at, away = (jax.jit(model.init)(jax.random.key(i)) for i in (0, 1))
     x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 3)))
-    tangent = exact.linearised(model, at)
-    np.testing.assert_allclose(tangent.apply(at, x), model.apply(at, x), rtol=1e-14)
+    tangent, network = (jax.jit(m.apply) for m in (exact.linearised(model, at), model))
+    np.testing.assert_allclose(tangent(at, x), network(at, x), rtol=1e-14)
 
     def on_the_way(t: float) -> Any:
         return jax.tree.map(lambda a, b: a + t * (b - a), at, away)
 
-    change = (tangent.apply(on_the_way(1.0), x) - model.apply(at, x)) * 1e-4
-    central = (model.apply(on_the_way(1e-4), x) - model.apply(on_the_way(-1e-4), x)) / 2
+    change = (tangent(on_the_way(1.0), x) - network(at, x)) * 1e-4
+    central = (network(on_the_way(1e-4), x) - network(on_the_way(-1e-4), x)) / 2
     np.testing.assert_allclose(central, change, rtol=0, atol=1e-7 * np.max(np.abs(change)))
-    assert np.max(np.abs(model.apply(away, x) - tangent.apply(away, x))) > 1e-2
+    assert np.max(np.abs(network(away, x) - tangent(away, x))) > 1e-2
 
 
-def test_near_misses_that_would_be_right_are_left_out() -> None:
+def test_near_misses_that_would_be_right_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predicted, "run_flow", lambda *given, **options: None)
     whole = network()
     equal = dataclasses.replace(
         whole, partition=partition.iid(24, 4, 0), schedule=schedule.all_clients(4), local_steps=1
     )
     for setting, expected in ((whole, 6), (equal, 3)):
-        plan = cohorts(setting)
-        blocks = predicted.predict(setting, plan).blocks
-        assert len(exact.near_misses(setting, plan, blocks, setting.num_rounds)) == expected
+        assert len(exact.near_misses(setting, cohorts(setting), None, setting.num_rounds)) == expected  # type: ignore[arg-type]
 
 
 def test_the_cases_clients_have_unequal_sizes() -> None:

@@ -280,7 +280,7 @@ def _made(
         (lambda: _made(recipe=algorithms.local_only), "algorithm: local_only does not predict with trained networks"),
         (
             lambda: _made(held=data.federated_data(X, np.zeros(14, int), PARTITION)),
-            "data: its targets are int32 labels",
+            "data: got int32 labels as targets, must be numbers",
         ),
         (lambda: _made(local_steps=0), "local_steps: got 0, must be whole numbers"),
     ],
@@ -292,13 +292,13 @@ def test_mistakes_are_refused(make: Callable[[], Any], message: str) -> None:
 
 def test_a_ledger_is_for_its_rounds_and_needs_64_bits(linear: Seen) -> None:
     state = linear.run.state
-    with pytest.raises(ValueError, match="num_rounds: the ledger was made for 12, the run is at 13"):
+    with pytest.raises(ValueError, match="state: got round 13, must be up to num_rounds, 12"):
         linear.ledger(state._replace(round=state.round + 1))
-    with pytest.raises(ValueError, match="state: of round 12 after 12; make a ledger for each run"):
+    with pytest.raises(ValueError, match="state: got round 12, must be after 12: a ledger a run"):
         linear.ledger(state)
     fedtangent.enable_x64(False)
     try:
-        with pytest.raises(ValueError, match="needs 64-bit mode"):
+        with pytest.raises(ValueError, match="jax_enable_x64: got False, must be True"):
             residual_ledger(None, None, None, 3, Rule(1, 1.0))  # type: ignore[arg-type]
     finally:
         fedtangent.enable_x64()

@@ -8,14 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent.compare import Setting, SideBySide, build, checks, predicted, run
+from fedtangent.compare import Setting, SideBySide, build, exact, predicted, run
 from fedtangent.compare.settings import standardised
-from fedtangent.compare.side_by_side import flow_gap
-from fedtangent.compare.simulated import cohorts, fed_ensemble, init_key
+from fedtangent.compare.simulated import cohorts, init_key, recipe, trained
 from fedtangent.compare.verdicts import EXACT, Verdict
 from fedtangent.engine.run import simulate
-from fedtangent.federated import algorithms
-from fedtangent.federated.local import Work
 from fedtangent.types import Cohort
 
 
@@ -87,8 +84,6 @@ def test_every_kind_of_verdict_is_there(linear_result: SideBySide, network_resul
         for r in result.setting.rounds[1:]:
             named(result, f"mean = flow, round {r}")
             named(result, f"variance = flow, round {r}")
-        named(result, "NTK-FL, averaged kernel: mean")
-        named(result, "NTK-FL, averaged kernel: variance")
         assert all(v.subject == result.setting.name for v in result.verdicts)
         (models,) = named(result, "law of each of 2 models = flow's, round")
         (ensemble,) = named(result, "law of the ensemble of 2 = flow's, round")
@@ -98,6 +93,8 @@ def test_every_kind_of_verdict_is_there(linear_result: SideBySide, network_resul
     (linearised,) = named(network_result, "linearised network of width 64 = flow of its kernel")
     assert linearised.passed
     named(network_result, "each network to the flow")
+    named(network_result, "NTK-FL, averaged kernel: mean")
+    named(network_result, "NTK-FL, averaged kernel: variance")
     named(network_result, "mean = flow from the same initial functions")
 
 
@@ -133,17 +130,19 @@ def test_ntk_fl_starts_from_fed_ensembles_networks(network_result: SideBySide) -
         np.testing.assert_array_equal(moved.test[0], by_width[moved.width].test[0])
 
 
-def test_cohorts_are_those_that_the_simulation_records(linear_setting: Setting) -> None:
-    setting = linear_setting
-    algorithm = algorithms.fed_ensemble(
-        setting.model(100),
-        setting.schedule,
-        client_learning_rate=setting.learning_rate,
-        work=Work(steps=setting.local_steps),
-    )
+def test_cohorts_are_those_that_the_simulation_records_and_a_comparison_repeats_itself(
+    linear_setting: Setting, linear_result: SideBySide
+) -> None:
+    setting, first = linear_setting, linear_result.simulated[0]
+    algorithm = recipe(setting, setting.model(100))
+    again = trained(setting, algorithm, "again", 100)
+    np.testing.assert_array_equal(again.test, first.test)
+    draws = again.test[0]  # [K, E, m, C]
+    assert len({draws[k, e].tobytes() for k in range(2) for e in range(4)}) == 8
     expected = cohorts(setting)
     for draw in (0, 1):
-        run_ = simulate(algorithm, setting.federated(), 10, seed=setting.seed, init_key=init_key(setting, draw))
+        run_ = simulate(algorithm, setting.federated(), 10, setting.seed, evaluate_every=5,
+                        init_key=init_key(setting, draw))  # fmt: skip
         recorded = run_.history.rounds["cohort"]
         for name in ("client", "model", "weight"):
             np.testing.assert_array_equal(getattr(recorded, name), getattr(expected, name))
@@ -168,32 +167,23 @@ def equal_weights(setting: Setting, blocks: object, plan: Cohort, *rest: object,
 RIGHT_FLOW = predicted.run_flow
 
 
-@pytest.mark.parametrize("wrong", [more_steps, larger_step, equal_weights])
-def test_a_wrong_flow_is_noticed(linear_result: SideBySide, monkeypatch: pytest.MonkeyPatch, wrong: object) -> None:
+def test_a_wrong_flow_is_noticed(linear_result: SideBySide, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is trained anew: the right networks are held against a mistaken theory."""
     setting, seen = linear_result.setting, linear_result.simulated[0]
-    for theory_of, agrees in ((RIGHT_FLOW, True), (wrong, False)):
+    propagated = exact._propagated(linear_result.theory, exact._some_points(setting), setting.num_rounds)
+    monkeypatch.setattr(exact, "_propagated", lambda *given: propagated)
+    for theory_of in (RIGHT_FLOW, more_steps, larger_step, equal_weights):
         monkeypatch.setattr(predicted, "run_flow", theory_of)
-        monkeypatch.setattr(checks, "run_flow", theory_of)
         theory = predicted.predict(setting, linear_result.theory.cohorts)
-        verdicts = checks.all_verdicts(theory, (seen,), (), [flow_gap(theory, seen).error[-1]])
-        (exact,) = [v for v in verdicts if v.statement.startswith("simulation = flow")]
-        assert exact.holds is agrees
-        for law in (v for v in verdicts if v.statement.startswith("law of")):
-            assert law.holds is agrees
-
-
-def test_a_comparison_repeats_itself(linear_setting: Setting, linear_result: SideBySide) -> None:
-    again = fed_ensemble(linear_setting, 100)
-    np.testing.assert_array_equal(again.test, linear_result.simulated[0].test)
-    draws = again.test[0]  # [K, E, m, C]
-    assert len({draws[k, e].tobytes() for k in range(2) for e in range(4)}) == 8
+        verdicts = [exact.linear_verdict(theory, seen, theory.flow), *exact.law_verdicts(theory)]
+        assert len(verdicts) == 3
+        assert all(v.holds is (theory_of is RIGHT_FLOW) for v in verdicts), theory_of
 
 
 def test_float64_is_asked_for(linear_setting: Setting) -> None:
     jax.config.update("jax_enable_x64", False)
     try:
-        with pytest.raises(ValueError, match=r"64-bit mode.*enable_x64"):
+        with pytest.raises(ValueError, match="jax_enable_x64: got False, must be True; call"):
             run(linear_setting)
     finally:
         jax.config.update("jax_enable_x64", True)

@@ -105,7 +105,7 @@ def test_mean_difference_in_errors_is_the_mean_of_a_half_normal(law) -> None:
 @pytest.mark.parametrize("shape", [(3, 5, 2), (3, 1, 5, 2)])
 def test_samples_of_the_wrong_shape_are_named(law, shape: tuple[int, ...]) -> None:
     for statistic in (lambda s: st.mean_statistic(s, *law), lambda s: st.variance_statistic(s, law[1])):
-        with pytest.raises(ValueError, match=r"samples: must be \[K, E, m, C\]"):
+        with pytest.raises(ValueError, match=r"samples: got shape .*, must be \[K, E, m, C\]"):
             statistic(np.ones(shape))
 
 
@@ -151,7 +151,8 @@ def test_errors_that_do_not_scatter_have_a_slope_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("widths", "networks", "says"), [(2, 4, "at least 3 widths, got 2"), (3, 1, "at least 2 networks a width, got 1")]
+    ("widths", "networks", "says"),
+    [(2, 4, "widths: got 2, must be at least 3"), (3, 1, "errors: got 1 networks")],
 )
 def test_a_slope_needs_three_widths_and_two_networks(widths: int, networks: int, says: str) -> None:
     with pytest.raises(ValueError, match=says):
@@ -209,7 +210,7 @@ def test_agreement_is_three_combined_standard_errors_about_the_allowance() -> No
     allowance = st.Allowance(0.5, 0.4)
     for value, expected in ((3.0, True), (3.02, False), (0.0, True), (-0.02, False)):
         assert st.agrees(st.Statistic(value, 1.0, 0.3), allowance) is expected
-    assert not st.agrees(st.Statistic(float("nan"), 1.0, 0.3))
+    assert not st.agrees(st.Statistic(float("nan"), 1.0, 0.3), allowance)
 
 
 def test_relative_errors_are_root_mean_squares_over_points_and_outputs() -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedtangent.compare.predicted import ModelMoments
+from fedtangent.compare.predicted import ModelLaw
 from fedtangent.compare.side_by_side import FlowGap
 from fedtangent.output import comparison_plots as plots
 
@@ -40,7 +40,7 @@ def result(name: str, inputs: int, linear: bool = False, widths: tuple[int, ...]
         return SimpleNamespace(method=method, width=width, rounds=ROUNDS, test=test)
 
     gap = FlowGap(rng.uniform(0.1, 0.2, (3, K, E)), np.array([1.0, 0.5, 0.2]), np.array([1, 0.5, 0.2]))
-    moments = tuple(ModelMoments(rng.standard_normal((K, M, 2)), np.tile(np.eye(M), (K, 1, 1))) for _ in ROUNDS)
+    moments = tuple(ModelLaw(rng.standard_normal((K, M, 2)), np.tile(np.eye(M), (K, 1, 1))) for _ in ROUNDS)
     return SimpleNamespace(
         setting=setting,
         theory=SimpleNamespace(moments=moments, rounds=ROUNDS),

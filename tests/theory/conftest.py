@@ -98,7 +98,10 @@ class LinearRun:
 
 @dataclass(frozen=True)
 class Maker:
-    """Random linear runs; all have 24 training rows, 5 test rows, 40 features and 2 outputs unless asked otherwise."""
+    """Random linear runs; all have 24 training rows, 5 test rows, 40 features and 2 outputs unless asked otherwise.
+
+    Programs are compiled once for each shape: runs that may have the same sizes, rounds, slots and models do.
+    """
 
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(20))
 
@@ -106,10 +109,12 @@ class Maker:
         rows = self.rng.permutation(n)
         return tuple(np.split(rows[: sum(sizes)], np.cumsum(sizes)[:-1]))
 
-    def run(self, sizes: list[int], cohorts: tuple, num_models: int, n: int = 24, **changes) -> LinearRun:
+    def run(
+        self, sizes: list[int], cohorts: tuple, num_models: int, n: int = 24, points: int = 5, **changes
+    ) -> LinearRun:
         client, model, weight = cohorts
         size = 40 if n <= 24 else n + 20
-        features = self.rng.standard_normal((n + 5, size)) / np.sqrt(size)
+        features = self.rng.standard_normal((n + points, size)) / np.sqrt(size)
         plain = LinearRun(
             train=features[:n],
             test=features[n:],
@@ -165,38 +170,42 @@ def maker() -> Maker:
 SIZES = [3, 1, 5, 2, 7, 6]
 
 
+def square(maker: Maker, sizes: list[int], cohorts: tuple, num_models: int, n: int = 24, **changes) -> LinearRun:
+    """As many test rows as training rows: predictions at both are one compiled program."""
+    return maker.run(sizes, cohorts, num_models, n, n, **changes)
+
+
+def permuted(maker: Maker, **changes) -> LinearRun:
+    """Three models under permutations, ten rounds."""
+    return square(maker, SIZES, maker.permutations(SIZES, 10, 3), 3, **changes)
+
+
 def _overlapping(maker: Maker) -> LinearRun:
-    clients = tuple(maker.rng.choice(24, size, replace=False) for size in SIZES)
-    return maker.run(SIZES, maker.permutations(SIZES, 10, 2), 2, clients=clients)
+    return permuted(maker, clients=tuple(maker.rng.choice(24, size, replace=False) for size in SIZES))
 
 
 def _empty_slots(maker: Maker) -> LinearRun:
     """Some slots empty (holding nonsense), and model 1 without a client in rounds 3 and 4."""
-    client, model, weight = maker.permutations(SIZES, 10, 2)
+    client, model, weight = maker.permutations(SIZES, 10, 3)
     weight = weight * (maker.rng.uniform(size=weight.shape) < 0.7)
     weight[3:5] *= model[3:5] != 1
     client, model = np.where(weight == 0, -7, client), np.where(weight == 0, 99, model)
-    return maker.run(SIZES, (client, model, weight), 2)
+    return square(maker, SIZES, (client, model, weight), 3)
 
 
 CASES = {
-    "everyone": lambda maker: maker.run(SIZES, maker.everyone(SIZES, 10), 1),
-    "permutations": lambda maker: maker.run(SIZES, maker.permutations(SIZES, 10, 5), 5),
-    "strata": lambda maker: maker.run([2] * 12, maker.strata(12, 10, 3, 3, 2), 3),
-    "rates and steps": lambda maker: maker.run(
-        SIZES,
-        maker.permutations(SIZES, 10, 2),
-        2,
-        rates=0.9 * 0.8 ** np.arange(10),
-        steps=np.array([1, 9, 4, 2, 30, 3]),
-        server=0.7,
+    "everyone": lambda maker: square(maker, SIZES, maker.everyone(SIZES, 10), 1),
+    "permutations": permuted,
+    "strata": lambda maker: square(maker, [2] * 12, maker.strata(12, 10, 3, 3, 2), 3),
+    "rates and steps": lambda maker: permuted(
+        maker, rates=0.9 * 0.8 ** np.arange(10), steps=np.array([1, 9, 4, 2, 30, 3]), server=0.7
     ),
     # a step so large that every local eigenvalue overshoots (1 - x < 0), yet stable
-    "overshooting": lambda maker: maker.run([1] * 6, maker.everyone([1] * 6, 10), 1, rates=np.full(10, 1.5)),
+    "overshooting": lambda maker: square(maker, [1] * 6, maker.everyone([1] * 6, 10), 1, rates=np.full(10, 1.5)),
     "overlapping": _overlapping,
     "empty slots": _empty_slots,
     # three buckets of sizes
-    "very uneven": lambda maker: maker.run([1, 40, 75], maker.everyone([1, 40, 75], 10), 1, n=116),
+    "very uneven": lambda maker: square(maker, [1, 40, 75], maker.everyone([1, 40, 75], 10), 1, n=116),
 }
 
 

@@ -178,9 +178,9 @@ def test_flow_methods_refuse(good):
         flow.cov(3)
     with pytest.raises(ValueError, match="model: got 1, must be a whole number from 0 to 0"):
         flow.cov(1, 1)
-    with pytest.raises(ValueError, match=r"f0_test: got \(4, 2\), must have shape \(5, 2\) for model=0"):
+    with pytest.raises(ValueError, match=r"f0_test: got shape \(4, 2\), must be \(5, 2\) for model=0"):
         flow.predict(np.zeros((24, 2)), np.zeros((4, 2)), 1, 0)
-    with pytest.raises(ValueError, match=r"f0_train: got \(24, 2\), must have shape \(1, 24, 2\) for model=None"):
+    with pytest.raises(ValueError, match=r"f0_train: got shape \(24, 2\), must be \(1, 24, 2\) for model=None"):
         flow.residual(1, np.zeros((24, 2)))
 
 

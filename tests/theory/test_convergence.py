@@ -208,7 +208,7 @@ def test_gap_of_section_9_4():
     q = (1 + p**2 * 0.5) * np.exp(-p * 2.0 / nbar)
     assert linearisation_gap(0.3, p, 2.0, nbar, 0.5) == pytest.approx(0.3 / (1 - q))
     assert linearisation_gap(0.3, p, 0.0, nbar) == np.inf
-    with pytest.raises(ValueError, match="width: got 0, must be positive"):
+    with pytest.raises(ValueError, match="width: got 0, must be above 0"):
         kappa_4(p, c1, c2, r0, nbar, 0)
     with pytest.raises(ValueError, match=r"drift: got -1\.0, must be at least 0"):
         gap_from_drift(1.0, -1.0, 1.0, 1.0, 1.0)
@@ -241,7 +241,7 @@ def test_refuses(maker):
         r"f0_train: got shape \(40, 2\), must be \(5, 40, 2\)": {"networks": Networks(f0_train=run.y)},
         "c1: got -1.0, must be at least 0": {"networks": Networks(c1=-1.0)},
         "width: got 0.0, must be at least 1": {"networks": Networks(width=0.0)},
-        r"x_train: got shape \(3, 2\), must hold 40 examples": {"networks": Networks(x_train=np.ones((3, 2)))},
+        r"x_train: got shape \(3, 2\), must be of 40 examples": {"networks": Networks(x_train=np.ones((3, 2)))},
         r"initial_kernel: got shape \(2, 2\), must be \(40, 40\)": {"networks": Networks(initial_kernel=np.eye(2))},
         "learning_rate: got -1.0, must be above 0": {"rule": run.rule(learning_rate=-1.0)},
         "mu: got 0.1, must be 0.0 here": {"rule": run.rule(mu=0.1)},

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import Rule, covariance_terms, federated_flow
-from fedtangent.types import Cohort
+
+from .conftest import SIZES, permuted, square
 
 ROUNDS = [0, 1, 4, 10]
-SIZES = [3, 1, 5, 2, 7, 6]
 # Both sides do the same exact arithmetic in float64, with condition numbers below 1e3.
 TOLERANCE = 1e-9
 
@@ -51,8 +50,9 @@ def test_predictions_and_residuals(linear_run):
     assert distance(flow.predict_train(f0, ROUNDS), on_train) < TOLERANCE
     assert distance(flow.residual(ROUNDS, f0), on_train - linear_run.y) < TOLERANCE
     last = linear_run.num_models - 1
-    one = flow.predict(f0[last], linear_run.test @ w0[last], 10, last)
-    assert distance(one, linear_run.test @ linear_run.weights(last, w0[last])[10]) < TOLERANCE
+    one = flow.predict(f0[last], linear_run.test @ w0[last], ROUNDS, last)
+    path = linear_run.weights(last, w0[last])
+    assert distance(one, [linear_run.test @ path[r] for r in ROUNDS]) < TOLERANCE
 
 
 def test_mean_and_covariance(linear_run):
@@ -71,7 +71,7 @@ def test_mean_and_covariance(linear_run):
 
 
 def test_covariance_without_cross_terms_fails(maker):
-    run = maker.run(SIZES, maker.permutations(SIZES, 10, 2), 2)
+    run = permuted(maker)
     terms = covariance_terms(run.blocks, run.blocks.ntk_test_train @ np.asarray(run.flow().operator(10)))
     truth = run.covariance(0, 10)
     assert distance(terms.total, truth) < TOLERANCE
@@ -99,7 +99,7 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_run_is_told_apart(maker, wrong):
-    run = maker.run(SIZES, maker.permutations(SIZES, 10, 2), 2, server=0.9)
+    run = permuted(maker, server=0.9)
     w0 = initial_weights(run)
     truth = trained(run, run.test, w0)
     assert distance(predicted(run, w0), truth) < TOLERANCE
@@ -110,14 +110,14 @@ def test_kernel_that_couples_outputs(maker):
     """Three outputs sharing all weights, f_c(x) = phi_c(x) w: an [n C, n C] kernel that is no Kronecker product."""
     sizes = [2, 5, 1]
     rng = maker.rng
-    train, test = rng.standard_normal((8, 3, 60)) / 8, rng.standard_normal((4, 3, 60)) / 8
+    train, test = rng.standard_normal((2, 8, 3, 60)) / 8
     rows = maker.clients(sizes, 8)
     run = maker.run(
         sizes,
         maker.permutations(sizes, 10, 2),
         2,
         train=train.reshape(24, 60),
-        test=test.reshape(12, 60),
+        test=test.reshape(24, 60),
         y=rng.standard_normal((24, 1)),
         prior=rng.uniform(0.5, 2.0, 60),
         clients=tuple((3 * own[:, None] + np.arange(3)).reshape(-1) for own in rows),
@@ -128,99 +128,75 @@ def test_kernel_that_couples_outputs(maker):
     y = run.y.reshape(8, 3)
     flow = federated_flow(run.blocks, y, partition, run.cohorts, run.rule(), num_models=2, outputs="full")
     w0 = initial_weights(loop)
-    f0_train, f0_test = (run.train @ w0).reshape(2, 8, 3), (run.test @ w0).reshape(2, 4, 3)
-    assert (
-        distance(flow.predict(f0_train, f0_test, ROUNDS), trained(loop, run.test, w0).reshape(4, 2, 4, 3)) < TOLERANCE
-    )
-    assert (
-        distance(flow.residual(10, f0_train), (trained(loop, run.train, w0)[-1] - run.y).reshape(2, 8, 3)) < TOLERANCE
-    )
+    f0_train, f0_test = (run.train @ w0).reshape(2, 8, 3), (run.test @ w0).reshape(2, 8, 3)
+    found = np.asarray(flow.predict(f0_train, f0_test, ROUNDS))
+    assert distance(found, trained(loop, run.test, w0).reshape(4, 2, 8, 3)) < TOLERANCE
+    left = (trained(loop, run.train, w0) - run.y).reshape(4, 2, 8, 3)
+    assert distance(flow.residual(ROUNDS, f0_train), left) < TOLERANCE
     assert distance(flow.cov(10, 1), loop.covariance(1, 10)) < TOLERANCE
     # the Kronecker approximation (the trace kernel for every output) is another model
     average = np.einsum("icp,jcp->ij", train, train) / 3, np.einsum("icp,jcp->ij", test, train) / 3
     shared = federated_flow(KernelBlocks(*average), y, partition, run.cohorts, run.rule(), num_models=2)
-    assert distance(shared.predict(f0_train, f0_test, 10), flow.predict(f0_train, f0_test, 10)) > 0.05
+    assert distance(shared.predict(f0_train, f0_test, 10), found[-1]) > 0.05
 
 
 def test_round_zero_is_the_prior(maker):
-    run = maker.run(SIZES, maker.permutations(SIZES, 10, 2), 2)
+    run = permuted(maker)
     flow = run.flow()
-    assert np.all(np.asarray(flow.mean(0)) == 0)
-    np.testing.assert_allclose(flow.cov(0, 0), run.blocks.nngp_test, rtol=1e-14)
+    assert np.all(np.asarray(flow.mean(ROUNDS)[0]) == 0)
+    prior = run.blocks.nngp_test
+    np.testing.assert_allclose(flow.cov(0, 0), 0.5 * (prior + prior.T), rtol=1e-14)
     assert np.all(np.asarray(flow.operator(0)) == 0)
 
 
 def test_rounds_may_repeat_and_come_in_any_order(maker):
-    run = maker.run([12, 12], maker.everyone([12, 12], 10), 1)
-    flow = run.flow()
-    each = np.stack([flow.mean(r) for r in (7, 0, 10, 7)])
-    np.testing.assert_array_equal(np.asarray(flow.mean([7, 0, 10, 7])), each)
-    assert distance(flow.mean(10), flow.mean(7)) > 1e-3
+    run = square(maker, SIZES, maker.everyone(SIZES, 10), 1)
+    each = run.flow().mean(ROUNDS)
+    found = run.flow().mean([4, 0, 10, 1, 4])  # four rounds, as above
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(each)[[2, 0, 3, 1, 2]])
+    np.testing.assert_array_equal(run.flow().mean(4), each[2])
+    assert distance(each[2], each[3]) > 1e-3
 
 
 def test_order_of_slots_is_irrelevant(maker):
-    run = maker.run([3, 9, 12], maker.permutations([3, 9, 12], 10, 2), 2)
-    order = [2, 0, 1]
+    run = permuted(maker)
+    order = [2, 0, 5, 1, 4, 3]
     other = replace(run, client=run.client[:, order], model=run.model[:, order], weight=run.weight[:, order])
     w0 = initial_weights(run)
     assert distance(predicted(other, w0), predicted(run, w0)) < 1e-13
 
 
 def test_twins_equal_one_client_of_twice_the_weight(maker):
-    run = maker.run([6, 6], maker.everyone([6, 6], 10), 1)
-    twins = replace(
-        run,
-        clients=(run.clients[0], run.clients[0], run.clients[1]),
-        client=np.tile([0, 1, 2], (10, 1)),
-        model=np.zeros((10, 3), int),
-        weight=np.ones((10, 3)),
-        steps=run.steps[[0, 0, 1]],
-    )
-    w0 = initial_weights(run)
-    assert distance(predicted(twins, w0), predicted(replace(run, weight=run.weight * [2, 1]), w0)) < 1e-13
-    assert distance(predicted(twins, w0), predicted(run, w0)) > 1e-3
+    run = square(maker, SIZES, maker.everyone(SIZES, 10), 1)
+    run = replace(run, clients=(run.clients[0], run.clients[0], *run.clients[2:]))
+    w0, one = initial_weights(run), run.weight * [1, 0, 1, 1, 1, 1]
+    twins = replace(run, weight=one + run.weight[:, :1] * (np.arange(6) == 1))
+    assert distance(predicted(twins, w0), predicted(replace(run, weight=one * [2, 1, 1, 1, 1, 1]), w0)) < 1e-13
+    assert distance(predicted(twins, w0), predicted(replace(run, weight=one), w0)) > 1e-3
 
 
 def test_empty_slot_is_absent(maker):
-    run = maker.run([4, 8, 12], maker.everyone([4, 8, 12], 10), 1)
-    emptied = replace(run, weight=run.weight * [1, 0, 1])
-    absent = replace(run, client=run.client[:, [0, 2]], model=run.model[:, [0, 2]], weight=run.weight[:, [0, 2]])
+    run = square(maker, SIZES, maker.everyone(SIZES, 10), 1)
+    emptied = replace(run, weight=run.weight * [1, 0, 1, 1, 1, 1])
+    there = [0, 2, 3, 4, 5]
+    absent = replace(run, client=run.client[:, there], model=run.model[:, there], weight=run.weight[:, there])
     w0 = initial_weights(run)
     assert distance(predicted(emptied, w0), predicted(absent, w0)) < 1e-13
 
 
 def test_scalars_stand_for_every_round_and_client(maker):
-    run = maker.run([12, 12], maker.everyone([12, 12], 10), 1)
+    run = square(maker, SIZES, maker.everyone(SIZES, 10), 1)
     short = federated_flow(*run.problem, Rule(4, 0.9))
     assert short.num_models == 1
-    np.testing.assert_array_equal(short.mean(10), run.flow().mean(10))
-
-
-def test_derivatives_match_differences(maker):
-    run = maker.run([6, 18], maker.everyone([6, 18], 10), 1)
-
-    def loss(rate, server, weight):
-        cohorts = Cohort(run.client, run.model, weight)
-        rule = Rule(run.steps, rate, server_learning_rate=server)
-        flow = federated_flow(*run.problem[:3], cohorts, rule, num_models=1)
-        return jnp.sum(flow.mean(10) ** 2) + jnp.sum(flow.cov(5, 0))
-
-    at = jnp.asarray(0.9), jnp.asarray(0.8), jnp.asarray(run.weight)
-    gradients = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*at)
-    direction = 0.3, -0.2, np.random.default_rng(0).standard_normal(run.weight.shape)
-    step = 1e-5
-    ahead, behind = (loss(*(a + sign * step * d for a, d in zip(at, direction, strict=True))) for sign in (1, -1))
-    slope = sum(float(jnp.sum(g * d)) for g, d in zip(gradients, direction, strict=True))
-    # central differences: truncation step^2 = 1e-10, rounding 1e-16 / step = 1e-11, both relative to order-1 values
-    assert abs((ahead - behind) / (2 * step) - slope) < 1e-7 * abs(slope)
+    np.testing.assert_array_equal(short.mean(ROUNDS), run.flow().mean(ROUNDS))
 
 
 def test_float64_without_the_global_switch(maker):
-    run = maker.run([12, 12], maker.everyone([12, 12], 10), 1)
-    reference = np.asarray(run.flow().mean(10))
+    run = square(maker, SIZES, maker.everyone(SIZES, 10), 1)
+    reference = np.asarray(run.flow().mean(ROUNDS))
     with jax.enable_x64(False):
         flow = run.flow()
-        mean, cov = flow.mean(10), flow.cov(10, 0)
+        mean, cov = flow.mean(ROUNDS), flow.cov(10, 0)
         assert isinstance(mean, np.ndarray) and isinstance(cov, np.ndarray)
         assert mean.dtype == cov.dtype == np.float64
         np.testing.assert_array_equal(mean, reference)
@@ -231,10 +207,10 @@ def test_float64_without_the_global_switch(maker):
 
 
 def test_variances_of_several_rounds(maker):
-    run = maker.run([6, 18], maker.permutations([6, 18], 10, 2), 2)
+    run = permuted(maker)
     flow = run.flow()
     found = flow.variance([0, 7])
-    assert found.shape == (2, 2, 5)
-    assert distance(found[1], [np.diag(run.covariance(k, 7)) for k in range(2)]) < TOLERANCE
+    assert found.shape == (2, 3, 24)
+    assert distance(found[1], [np.diag(run.covariance(k, 7)) for k in range(3)]) < TOLERANCE
     assert distance(flow.variance(7, 1), np.diag(run.covariance(1, 7))) < TOLERANCE
     assert len(repr(flow)) < 200

@@ -9,7 +9,6 @@ from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import Rule, federated_flow
 from fedtangent.theory.fed_ensemble.second_order import (
     age_operators,
-    commutator,
     commutator_sum,
     condition_15,
     equation_13,
@@ -111,7 +110,6 @@ def test_sums_by_definition():
     a = np.random.default_rng(2).standard_normal((4, 3, 3))
     pairs = sum(a[i] @ a[j] - a[j] @ a[i] for i in range(4) for j in range(i))
     assert np.allclose(commutator_sum(list(a)), pairs, rtol=0, atol=1e-12)
-    assert np.array_equal(commutator(a[0], a[1]), a[0] @ a[1] - a[1] @ a[0])
     p = np.array([0.1, 0.2, 0.3, 0.4])
     mean = np.tensordot(p, a, 1)
     central = sum(w * (x - mean) @ (x - mean) for w, x in zip(p, a, strict=True))

@@ -36,12 +36,18 @@ def test_gradients_of_rates_steps_and_mixing(maker):
     y_test = maker.rng.standard_normal((5, 2))
 
     def loss(numbers):
-        rule = Rule(run.steps, numbers["rate"], step_weights=numbers["steps"])
+        rule = Rule(run.steps, numbers["rate"], step_weights=numbers["steps"], server_learning_rate=numbers["server"])
         cohorts = Cohort(run.client, run.model, numbers["clients"])
         flow = federated_flow(*run.problem[:3], cohorts, rule, num_models=2)
         return predicted_loss(flow, y_test, mixing=numbers["models"]).total
 
-    at = {"clients": run.weight, "rate": 0.5, "steps": np.linspace(0.5, 1.5, 4), "models": np.array([0.3, 0.7])}
+    at = {
+        "clients": run.weight,
+        "rate": 0.5,
+        "server": 0.8,
+        "steps": np.linspace(0.5, 1.5, 4),
+        "models": np.array([0.3, 0.7]),
+    }
     at = jax.tree.map(jnp.asarray, at)
     slopes = jax.jit(jax.grad(loss))(at)
     for name, value in at.items():

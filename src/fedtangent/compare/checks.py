@@ -22,8 +22,7 @@ from fedtangent.compare.verdicts import (
 )
 from fedtangent.federated import schedule
 from fedtangent.federated.compose import drawn_cohorts
-from fedtangent.theory import Flow, covariance_terms
-from fedtangent.theory.ntk_fl.evolution import ntk_evolution
+from fedtangent.theory import Flow, covariance_terms, ntk_evolution
 from fedtangent.types import Gaussian, Schedule
 
 FIXED_POINT = 1e-8

@@ -20,6 +20,7 @@ from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.measures.tangent_kernels import check_watchable
 from fedtangent.models.linear import LinearStructure
 from fedtangent.theory import Rule
+from fedtangent.theory.precision import require_float64
 from fedtangent.types import Algorithm, Array, Cohort, FederatedData, Key, Model, Partition, PyTree
 
 
@@ -76,13 +77,9 @@ class ResidualLedger:
         outputs, kernels, travelled, weights = (np.asarray(a) for a in self.observer.look(state))
         seen = Snapshot(int(state.round), outputs, kernels - self.observer.kernels, travelled, weights)
         if seen.round > self.federation.num_rounds:
-            raise ValueError(
-                f"num_rounds: the ledger was made for {self.federation.num_rounds}, the run is at {seen.round}"
-            )
+            raise ValueError(f"state: got round {seen.round}, must be up to num_rounds, {self.federation.num_rounds}")
         if self.snapshots and seen.round <= self.snapshots[-1].round:
-            raise ValueError(
-                f"state: of round {seen.round} after {self.snapshots[-1].round}; make a ledger for each run"
-            )
+            raise ValueError(f"state: got round {seen.round}, must be after {self.snapshots[-1].round}: a ledger a run")
         return self._record(seen)
 
     def _record(self, seen: Snapshot) -> dict[str, float]:
@@ -215,13 +212,10 @@ def residual_ledger(
         >>> ledger.against(learning_rate=0.101).passed
         False
     """
-    if not jax.config.read("jax_enable_x64"):
-        raise ValueError("residual_ledger: needs 64-bit mode, got jax_enable_x64=False; call fedtangent.enable_x64()")
+    require_float64()
     rounds = whole("num_rounds", num_rounds, 1)
     if not jnp.issubdtype(data.y.dtype, jnp.floating):
-        raise ValueError(
-            f"data: its targets are {data.y.dtype} labels, the theory is of squared loss on numbers [n, C]"
-        )
+        raise ValueError(f"data: got {data.y.dtype} labels as targets, must be numbers [n, C] for the squared loss")
     check_watchable(algorithm, model, data.num_clients)
     held = Partition(np.asarray(data.indices), np.asarray(data.offsets))
     shared = model.output_size == 1 or isinstance(model.structure, LinearStructure)

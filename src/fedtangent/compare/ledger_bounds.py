@@ -10,6 +10,7 @@ import numpy as np
 
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import Rule, federated_flow
+from fedtangent.theory.flow.clients import client_rows
 from fedtangent.types import Cohort, Partition
 
 ROUNDING = 8.0  # standard deviations, about, of a sum of independent roundings
@@ -33,10 +34,7 @@ class Federation(NamedTuple):
 
     def rows(self, client: int) -> np.ndarray:
         """Rows of the kernel that belong to a client's examples."""
-        own = np.unique(self.partition.client(client))
-        if self.outputs == "shared":
-            return own
-        return (own[:, None] * self.y.shape[1] + np.arange(self.y.shape[1])).ravel()
+        return np.unique(client_rows(self.partition, client, 1 if self.outputs == "shared" else self.y.shape[1]))
 
     def predict(
         self, model: int, theta: np.ndarray, y: np.ndarray, start: np.ndarray, along: np.ndarray | None, skip: int = 0

@@ -15,11 +15,16 @@ from fedtangent.theory.fed_ensemble.limit import covariance_terms
 from fedtangent.types import Cohort, Gaussian
 
 
-class ModelMoments(NamedTuple):
-    """Mean and covariance of each of the K models at one round, at the test points."""
+class ModelLaw(NamedTuple):
+    """What theory says of each of K models at the test points: independent, Gaussian, outputs of one covariance."""
 
     mean: np.ndarray  # [K, m, C]
     cov: np.ndarray  # [K, m, m]
+
+    @property
+    def average_cov(self) -> np.ndarray:
+        """Mean of the covariances over models, [m, m]: what their sample covariance about the means estimates."""
+        return self.cov.mean(axis=0)
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Predicted:
     cohorts: Cohort  # [R, S]
     blocks: KernelBlocks
     flow: Flow
-    moments: tuple[ModelMoments, ...]  # one per evaluated round
+    moments: tuple[ModelLaw, ...]  # one per evaluated round
     limit: Gaussian | None  # None where the kernel is singular in float64: the flow is then the only prediction
     why_no_limit: str = ""
 
@@ -44,7 +49,7 @@ def predict(setting: Setting, cohorts: Cohort) -> Predicted:
     except SingularKernelError as error:
         limit, why = None, str(error)
     means = np.asarray(flow.mean(setting.rounds))
-    moments = tuple(ModelMoments(mean, np.asarray(flow.cov(r))) for r, mean in zip(setting.rounds, means, strict=True))
+    moments = tuple(ModelLaw(mean, np.asarray(flow.cov(r))) for r, mean in zip(setting.rounds, means, strict=True))
     return Predicted(setting, cohorts, blocks, flow, moments, limit, why)
 
 
@@ -70,8 +75,8 @@ def run_flow(
 
 def without_cross_terms(flow: Flow, round_: int) -> np.ndarray:
     """A wrong covariance, [K, m, m]: the prior and propagated terms without the cross terms. A negative control."""
-    influences = (np.asarray(flow.influence(round_, k)) for k in range(flow.num_models))
-    terms = [covariance_terms(flow.kernels, influence) for influence in influences]
+    each = (np.asarray(flow.dependence(round_, k)[0][0]) for k in range(flow.num_models))
+    terms = [covariance_terms(flow.kernels, b) for b in each]
     return np.stack([np.asarray(t.prior + t.propagated) for t in terms])
 
 

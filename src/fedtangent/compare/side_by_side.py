@@ -16,6 +16,7 @@ from fedtangent.compare.simulated import Simulated, cohorts, fed_ensemble, ntk_f
 from fedtangent.compare.statistics import relative_errors
 from fedtangent.compare.table import MethodRow, simulated_row, theory_row
 from fedtangent.compare.verdicts import Verdict
+from fedtangent.theory.precision import require_float64
 
 Report = Callable[[str], None]
 
@@ -63,8 +64,7 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
 
     Raises ``ValueError`` when 64-bit mode is off: comparisons run in float64 (``fedtangent.enable_x64()``).
     """
-    if not jax.config.read("jax_enable_x64"):
-        raise ValueError("compare: needs 64-bit mode, got jax_enable_x64=False; call fedtangent.enable_x64() first")
+    require_float64()
     start = time.perf_counter()
     with jax.default_matmul_precision("highest"):
         say(f"{setting.name}: federated flow and limit")

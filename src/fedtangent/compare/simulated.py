@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 from fedtangent.compare.settings import Setting
 from fedtangent.engine.history import History
+from fedtangent.engine.progress import progress_of
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.compose import drawn_cohorts
@@ -102,9 +102,12 @@ def trained(
         )
         return run.history, time.perf_counter() - start
 
-    title = f"{setting.name}: {method}, width {width}"
-    draws = tqdm(range(setting.draws), desc=title, unit="run", disable=None if progress else True, leave=False)
-    histories, seconds = zip(*map(one_run, draws), strict=True)
+    runs = []
+    with progress_of(setting.draws, f"{setting.name}: {method}, width {width}", "run", shown=progress) as shown:
+        for draw in range(setting.draws):
+            runs.append(one_run(draw))
+            shown.update(1)
+    histories, seconds = zip(*runs, strict=True)
     members, means = (
         np.stack([np.stack([e.metrics[name] for e in h.evaluations]) for h in histories], axis=axis)
         for name, axis in (("members", 2), ("mean", 1))

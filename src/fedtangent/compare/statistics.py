@@ -28,11 +28,6 @@ class Statistic(NamedTuple):
         """Measured minus expected."""
         return self.value - self.expected
 
-    @property
-    def deviation(self) -> float:
-        """Measured minus expected, in standard errors."""
-        return self.excess / self.standard_error
-
 
 def _relative_spread(cov: np.ndarray) -> float:
     """``2 |cov|_F^2 / tr(cov)^2``: the relative variance of ``|z|^2`` for ``z ~ N(0, cov)``."""
@@ -54,7 +49,7 @@ def mean_statistic(samples: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> St
 
 def _checked(samples: np.ndarray) -> tuple[int, ...]:
     if samples.ndim != 4 or samples.shape[1] < 2:
-        raise ValueError(f"samples: must be [K, E, m, C] with at least 2 draws E, got shape {samples.shape}")
+        raise ValueError(f"samples: got shape {samples.shape}, must be [K, E, m, C] with at least 2 draws E")
     return samples.shape
 
 
@@ -113,9 +108,9 @@ def fitted_slope(widths: np.ndarray, errors: list[np.ndarray]) -> Slope:
     from that scatter. Raises ``ValueError`` for fewer than 3 widths or fewer than 2 networks at a width.
     """
     if len(widths) < 3:
-        raise ValueError(f"widths: a slope needs at least 3 widths, got {len(widths)}")
-    if min(e.size for e in errors) < 2:
-        raise ValueError(f"errors: a scatter needs at least 2 networks a width, got {min(e.size for e in errors)}")
+        raise ValueError(f"widths: got {len(widths)}, must be at least 3 for a slope")
+    if (fewest := min(e.size for e in errors)) < 2:
+        raise ValueError(f"errors: got {fewest} networks at a width, must be at least 2 for a scatter")
     x, logs = np.log(np.asarray(widths, float)), [np.log(e.ravel()) for e in errors]
     y = np.array([v.mean() for v in logs])
     weight = np.array([v.size / max(v.var(ddof=1), 1e-12) for v in logs])
@@ -158,10 +153,7 @@ def finite_width_allowance(widths: np.ndarray, statistics: list[Statistic], powe
     return Allowance(float(np.sum(coefficients)), float(np.sqrt(np.sum(covariance))))
 
 
-NO_ALLOWANCE = Allowance(0.0, 0.0)
-
-
-def agrees(statistic: Statistic, allowance: Allowance = NO_ALLOWANCE) -> bool:
+def agrees(statistic: Statistic, allowance: Allowance) -> bool:
     """Whether a statistic is within ``NUM_STANDARD_ERRORS`` of its expectation plus the finite-width term."""
     error = np.hypot(statistic.standard_error, allowance.standard_error)
     return bool(abs(statistic.excess - allowance.value) <= NUM_STANDARD_ERRORS * error)

@@ -23,12 +23,12 @@ class MethodRow(NamedTuple):
     accuracy: float | None
     nll: float  # Gaussian, per output
     coverage: float  # of the 95 % interval
-    mean_difference: float | None  # mean |mean - GP mean| in Monte Carlo standard errors
-    variance_ratio: float | None  # to the GP limit's
-    flow_error: float | None  # of each network to the flow from its own initial function, relative
-    rounds: int | None
-    uplink_mib: float | None
-    seconds: float | None
+    mean_difference: float | None = None  # mean |mean - GP mean| in Monte Carlo standard errors
+    variance_ratio: float | None = None  # to the GP limit's
+    flow_error: float | None = None  # of each network to the flow from its own initial function, relative
+    rounds: int | None = None
+    uplink_mib: float | None = None
+    seconds: float | None = None
 
 
 def scores(mean: np.ndarray, variance: np.ndarray, y: np.ndarray) -> tuple[float, float]:
@@ -104,12 +104,8 @@ def theory_row(theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray
         accuracy=_expected_accuracy(setting, mean, cov / num_models),
         nll=nll,
         coverage=coverage,
-        mean_difference=None,
         variance_ratio=float(np.trace(cov) / np.trace(reference(theory)[1])),
-        flow_error=None,
         rounds=rounds,
-        uplink_mib=None,
-        seconds=None,
     )
 
 

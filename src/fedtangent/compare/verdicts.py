@@ -93,6 +93,12 @@ def exact_verdict(subject: str, statement: str, error: float, controls: dict[str
     return Verdict.of(subject, statement, "", found, wrong)
 
 
+def bounded_verdict(subject: str, statement: str, sizes: str, ratio: float, control: str, wrong: float) -> Verdict:
+    """What is measured over its bound is at most 1, over a wrong bound it is not."""
+    found = f"{ratio:.3g}", "<= 1", bool(ratio <= 1)
+    return Verdict.of(subject, statement, sizes, found, (control, f"{wrong:.3g}", bool(wrong > 1)))
+
+
 class Sampled(NamedTuple):
     """One round's samples at every width, [K, E, m, C] each, with what the theory says of them."""
 

@@ -27,6 +27,12 @@ def check_kind(name: str, value: Any, kind: type) -> None:
         raise ValueError(f"{name}: got {value!r:.60}, must be a {kind.__name__}")
 
 
+def check_known(name: str, *values: Any) -> None:
+    """Numbers that can be looked at, which a traced one cannot."""
+    if not is_concrete(*values):
+        raise ValueError(f"{name}: got a traced value, must be known numbers")
+
+
 def check_targets(y_train: Any) -> np.ndarray:
     """Targets as float64 [n, C]."""
     targets = real_array("y_train", y_train)

@@ -27,15 +27,18 @@ def in_float64(function: Callable[Inputs, Result]) -> Callable[Inputs, Result]:
         if jnp.result_type(float) == np.float64:
             return function(*args, **kwargs)
         if _under_trace(args, kwargs):
-            raise ValueError(
-                f"{function.__name__} needs float64 and is being traced (jit, grad, vmap) with 64-bit types disabled: "
-                'call jax.config.update("jax_enable_x64", True) first, or call it outside the traced function'
-            )
+            require_float64(f" for {function.__name__} in jit, grad or vmap")
         with jax.enable_x64(True):
             result = function(*args, **kwargs)
         return cast(Result, jax.tree.map(lambda a: np.asarray(a) if isinstance(a, jax.Array) else a, result))
 
     return wrapped
+
+
+def require_float64(where: str = "") -> None:
+    """``ValueError`` unless the program has enabled JAX's 64-bit types."""
+    if jnp.result_type(float) != np.float64:
+        raise ValueError(f"jax_enable_x64: got False, must be True{where}; call fedtangent.enable_x64() first")
 
 
 def is_concrete(*values: Any) -> bool:

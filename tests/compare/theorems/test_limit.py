@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedtangent.compare.predicted import ModelLaw
 from fedtangent.compare.theorems.fed_ensemble import ensemble_law, limit
 from fedtangent.compare.theorems.fed_ensemble.ensemble_law import (
     PARTS,
-    ModelLaw,
     Null,
     coverage,
     entries,

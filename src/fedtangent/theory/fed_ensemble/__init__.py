@@ -16,7 +16,7 @@ from fedtangent.theory.fed_ensemble.convergence import (
     theorem_1,
     weight_movement,
 )
-from fedtangent.theory.fed_ensemble.limit import CovarianceTerms, covariance_terms, gp_limit
+from fedtangent.theory.fed_ensemble.limit import covariance_terms, gp_limit
 from fedtangent.theory.fed_ensemble.second_order import (
     age_operators,
     condition_15,
@@ -26,7 +26,6 @@ from fedtangent.theory.fed_ensemble.second_order import (
 )
 
 __all__ = [
-    "CovarianceTerms",
     "Networks",
     "Theorem1",
     "age_operators",

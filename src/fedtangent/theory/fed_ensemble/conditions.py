@@ -82,7 +82,7 @@ def age_plan(
     trains = np.zeros(partition.num_clients, bool)
     trains[client[weight > 0]] = True
     if not trains.any():
-        raise ValueError("cohorts: got empty slots only, must have one of weight above 0")
+        raise ValueError("cohorts: got empty slots only, must be of weight above 0 somewhere")
     return AgePlan(length, num_rounds, num_models, examples, visits, error, steps, rates, trains)
 
 
@@ -164,7 +164,7 @@ def _largest_gradient(problem: Theorem1Data, residual: np.ndarray) -> float:
 def _of_the_inputs(problem: Theorem1Data) -> list[Assumption]:
     x = real_array("x_train", problem.x)
     if x.ndim == 0 or len(x) != len(problem.theta):
-        raise ValueError(f"x_train: got shape {np.shape(problem.x)}, must hold {len(problem.theta)} examples")
+        raise ValueError(f"x_train: got shape {np.shape(problem.x)}, must be of {len(problem.theta)} examples")
     x = x.reshape(len(x), -1)
     _, which = np.unique(x, axis=0, return_inverse=True)
     which = which.reshape(-1)

@@ -295,4 +295,4 @@ def _check(not_negative: dict[str, float], positive: dict[str, float]) -> None:
             raise ValueError(f"{name}: got {value!r}, must be at least 0")
     for name, value in positive.items():
         if not value > 0:
-            raise ValueError(f"{name}: got {value!r}, must be positive")
+            raise ValueError(f"{name}: got {value!r}, must be above 0")

@@ -43,11 +43,6 @@ class Expansion(NamedTuple):
         return self.first_order + self.second_order
 
 
-def commutator(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """``[A, B] = A B - B A``, [n, n]."""
-    return a @ b - b @ a
-
-
 def commutator_sum(operators: Sequence[np.ndarray]) -> np.ndarray:
     """``sum_{i > j} [A_i, A_j]`` of Lemma 9.2 for operators in the order in which they act, [n, n].
 
@@ -55,7 +50,7 @@ def commutator_sum(operators: Sequence[np.ndarray]) -> np.ndarray:
     """
     total, before = np.zeros_like(operators[0]), np.array(operators[0])  # a copy: it grows
     for operator in operators[1:]:
-        total += commutator(operator, before)
+        total += operator @ before - before @ operator
         before += operator
     return total
 
@@ -168,16 +163,9 @@ def age_operators(
     weight = np.where(checks.present_slots(cohorts) & (owner == model), np.asarray(cohorts.weight, np.float64), 0.0)
     chosen = range(len(client)) if rounds is None else [whole("rounds", r, 0, len(client) - 1) for r in rounds]
     if len(chosen) == 0:
-        raise ValueError("rounds: got none, must name at least one round")
+        raise ValueError("rounds: got none, must be at least one")
     terms = [_round_terms(theta, partition, client[r], weight[r], steps, float(rates[r])) for r in chosen]
     return Age(*(np.stack(parts) for parts in zip(*terms, strict=True)))
-
-
-def _rows(partition: Partition, client: int) -> np.ndarray:
-    rows = np.asarray(partition.client(client), np.int64)
-    if len(rows) == 0:
-        raise ValueError(f"cohorts.client: got {client}, must be one that holds examples")
-    return rows
 
 
 def _round_terms(
@@ -187,7 +175,7 @@ def _round_terms(
     n, total = len(theta), weight.sum()
     held, square, discrete = np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
     for i, p in zip(client[weight > 0], weight[weight > 0] / (total or 1.0), strict=True):
-        rows = _rows(partition, int(i))
+        rows = np.asarray(partition.client(int(i)), np.int64)
         step = rate * steps[i] / len(rows)
         np.add.at(held, rows, p * step)
         block = p * step**2 * theta[np.ix_(rows, rows)]
@@ -260,7 +248,7 @@ def condition_15(ages: Sequence[Age], dynamics: str = "gradient_flow") -> Condit
         ValueError: no ages; unknown dynamics.
     """
     if not ages:
-        raise ValueError("ages: got none, must hold at least one age")
+        raise ValueError("ages: got none, must be at least one")
     b1 = max(2 * float(np.linalg.norm(second_order_terms(age, dynamics), 2)) for age in ages)
     decay = max(min(float(np.linalg.eigvals(age.means.sum(axis=0)).real.min()) for age in ages), 0.0)
     value = float((1 + 0.5 * b1) * np.exp(-decay))

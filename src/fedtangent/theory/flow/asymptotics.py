@@ -16,10 +16,11 @@ import numpy as np
 
 from fedtangent.kernels.gram import SingularKernelError
 from fedtangent.theory.assumptions import Assumption, assumption
+from fedtangent.theory.checks import check_known
 from fedtangent.theory.fed_ensemble.limit import covariance_terms
 from fedtangent.theory.flow.recursion import FlowState, Input, Program, decay_map, last_state, zero_state
-from fedtangent.theory.precision import in_float64, is_concrete
-from fedtangent.types import Array, Gaussian
+from fedtangent.theory.precision import in_float64
+from fedtangent.types import Gaussian
 
 if TYPE_CHECKING:
     from fedtangent.theory.flow.flow import Flow
@@ -97,14 +98,14 @@ class _Pass:
         """L, [d, d]."""
         like = zero_state(self.flow.kind, self.flow.program(self.model, 1), 1, 1)
         size = len(self.frame.reduced(like))
-        zeros = jnp.zeros((len(self.flow.theta), 1, size))
+        zeros = np.zeros((len(self.flow.theta), 1, size))
         return self._end(zeros, zeros, self.frame.lifted(like, np.eye(size)), True)
 
     @in_float64
     def drives(self, taken: bool) -> tuple[np.ndarray, np.ndarray]:
         """The pass from nothing for unit residuals, and for unit ``J(X) w_0`` if decay has ``taken`` it, [d, q]."""
-        eye = jnp.eye(len(self.flow.theta))[:, None, :]
-        zeros = jnp.zeros_like(eye)
+        eye = np.eye(len(self.flow.theta))[:, None, :]
+        zeros = np.zeros_like(eye)
         start = zero_state(self.flow.kind, self.flow.program(self.model, 1), 1, len(self.flow.theta))
         plain = self._end(eye, zeros, start, taken)
         return plain, self._end(zeros, eye, start, True) if taken else np.zeros_like(plain)
@@ -116,18 +117,18 @@ class _Pass:
         found = np.asarray(decay_map(self.flow.kind, self.flow.program(self.model, 1)))
         return None if found[0, 0] == 1 else found
 
-    def _end(self, residual: Array, along: Array, start: FlowState, taken: bool) -> np.ndarray:
+    def _end(self, residual: Any, along: Any, start: FlowState, taken: bool) -> np.ndarray:
         """Where the pass leads; all of w_0 is there before it, or decay has ``taken`` it."""
-        flow, left = self.flow, jnp.zeros if taken else jnp.ones
-        given, beta = Input(residual, along if flow.kind.decays else None), left((flow.num_rounds + 1, 1))
+        flow = self.flow
+        given, beta = Input(residual, along if flow.kind.decays else None), np.full((flow.num_rounds + 1, 1), not taken)
         program = flow.program(self.model, residual.shape[2])
-        return self.frame.reduced(last_state(flow.kind, program, given, beta, start, jnp.ones(flow.num_rounds, bool)))
+        return self.frame.reduced(last_state(flow.kind, program, given, beta.astype(float), start))
 
 
 def _pass_of(flow: Flow, model: int) -> _Pass:
     program = flow.program(model, 1)
-    if not is_concrete(program.rounds.learning_rate, program.rounds.weight, program.rounds.server_rate, flow.numbers):
-        raise ValueError("fixed points and spectra need known rates and numbers, but one is being traced")
+    check_known("rule", program.rounds.learning_rate, program.rounds.server_rate, flow.numbers)
+    check_known("cohorts.weight", program.rounds.weight)
     return _Pass(flow, model, _frame(program))
 
 
@@ -178,8 +179,7 @@ def mean_at_end(flow: Flow, model: int) -> np.ndarray:
 
 
 def _mean(flow: Flow, on_residual: np.ndarray) -> np.ndarray:
-    rows = flow.y_train if flow.outputs == "shared" else flow.y_train.reshape(-1, 1)
-    return (on_residual @ rows).reshape(-1, flow.y_train.shape[1])
+    return (on_residual @ flow.targets).reshape(-1, flow.y_train.shape[1])
 
 
 def _influence_at_end(flow: Flow, model: int) -> tuple[np.ndarray, np.ndarray, float]:
@@ -262,11 +262,10 @@ def stability(flow: Flow) -> Stability:
     Raises:
         ValueError: an algorithm with a memory or FedNova; a traced rate.
     """
-    if not is_concrete(flow.rounds.learning_rate, flow.rounds.server_rate, flow.numbers):
-        raise ValueError("stability() needs a known learning_rate and rule, but one is being traced")
+    check_known("rule", flow.rounds.learning_rate, flow.rounds.server_rate, flow.numbers)
     if flow.kind.algorithm != "fed_avg" or flow.kind.momentum:
-        name = "server_momentum" if flow.kind.momentum else f"algorithm {flow.kind.algorithm!r}"
-        raise ValueError(f"stability() is for fed_avg, got {name}: use largest_stable_learning_rate()")
+        found = "fed_avg with server_momentum" if flow.kind.momentum else flow.kind.algorithm
+        raise ValueError(f"rule: got {found}, must be plain fed_avg here; ask for largest_stable_learning_rate()")
     nu, largest = float(flow.numbers.nu), float(np.max(flow.numbers.step_weights))
     bounds = np.full(flow.partition.num_clients, np.inf)
     for i in np.flatnonzero(flow.cohorts.trains(flow.partition.num_clients)):

@@ -14,7 +14,7 @@ limit of many small steps.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +84,7 @@ def build_clients(
     return ClientBlocks(jax.tree.map(jnp.asarray, tuple(buckets)), bucket_of, place, largest, np.minimum(smallest, 0.0))
 
 
-def response(eigenvalues: Array, learning_rate: Array, num_examples: Array, local_steps: Array) -> Array:
+def response(eigenvalues: Any, learning_rate: Any, num_examples: Any, local_steps: Any) -> Array:
     """Eigenvalues of A_i: ``(1 - (1 - x)^T) / lambda``, ``x = eta lambda / n_i``; and ``eta T / n_i`` at lambda = 0.
 
     Accurate to rounding for small x (through log1p and expm1) and valid for x > 1 too, where 1 - x is negative.

@@ -20,17 +20,16 @@ import numpy as np
 from fedtangent.checks import number, real_array, whole
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import checks
-from fedtangent.theory.fed_ensemble.limit import covariance_terms, gp_limit, prior_blocks
+from fedtangent.theory.fed_ensemble.limit import covariance_terms, prior_blocks
 from fedtangent.theory.flow import asymptotics
 from fedtangent.theory.flow.asymptotics import PassSpectrum, Stability
 from fedtangent.theory.flow.clients import ClientBlocks, build_clients
-from fedtangent.theory.flow.recursion import Input, Program, influence, path, shares_of_start, zero_state
+from fedtangent.theory.flow.recursion import Input, Program, evolved, influence, path, shares_of_start
 from fedtangent.theory.flow.rounds import (
     Rounds,
     RunSlots,
     build_rounds,
     check_once,
-    normalised,
     only_model,
     rows_needed,
 )
@@ -95,8 +94,9 @@ def federated_flow(
     client, model, num_models = checks.check_cohorts(cohorts, np.asarray(partition.sizes), num_models)
     slots = RunSlots(client, model, checks.present_slots(cohorts))
     steps = checks.check_steps(rule.local_steps, partition.num_clients)
-    rate = _every_round("learning_rate", rule.learning_rate, len(client))
-    server_rate = _every_round("server_learning_rate", rule.server_learning_rate, len(client))
+    rates = rule.learning_rate, rule.server_learning_rate
+    for name, rate in zip(("learning_rate", "server_learning_rate"), rates, strict=True):
+        checks.check_rate(name, rate, len(client))
     kind, numbers = read_rule(rule, steps)
     check_normalisers(rule, kind, numbers, steps, slots.trains(partition.num_clients))
     if kind.corrects and is_concrete(cohorts.weight):
@@ -105,18 +105,11 @@ def federated_flow(
     width = targets.shape[1] if outputs == "full" else 1
     clients = build_clients(kernels.ntk_train, partition, steps, width, batch_places(rule, steps, partition))
     checks.check_semidefinite(clients.smallest_eigenvalue, clients.largest_eigenvalue)
-    weight = normalised(slots, jnp.asarray(cohorts.weight, jnp.float64), num_models)
-    rounds = build_rounds(clients, slots, weight, rate, server_rate, num_models)
+    rounds = build_rounds(clients, slots, cohorts.weight, rates, num_models)
     return Flow(
         kernels, targets, outputs, num_models, partition, slots, on_device(kernels.ntk_train), clients, rounds, kind,
         numbers, steps,
     )  # fmt: skip
-
-
-def _every_round(name: str, rate: Any, num_rounds: int) -> Array:
-    """A checked rate of every round, [R]."""
-    checks.check_rate(name, rate, num_rounds)
-    return jnp.broadcast_to(jnp.asarray(rate, jnp.float64), (num_rounds,))
 
 
 @dataclass(frozen=True, repr=False)
@@ -189,9 +182,8 @@ class Flow:
         if (along_train is None) != (along_test is None):
             raise ValueError("along_train: got one of it and along_test, must be both or none")
         start = self._function("f0_test", f0_test, self.kernels.ntk_test_train.shape[0], model)
-        along = self._along("along_test", along_test, start, model)
-        given = self._given(f0_train, along_train, model)
-        return self._evolve(given, start, along, jnp.asarray(self.kernels.ntk_test_train), r, model)
+        at_test = Input(start, self._along("along_test", along_test, start, model))
+        return self._evolve(self._given(f0_train, along_train, model), at_test, self.kernels.ntk_test_train, r, model)
 
     @in_float64
     def predict_train(
@@ -199,8 +191,8 @@ class Flow:
     ) -> Array:
         """``f_r(X)`` at the training points, [..., n, C]; see ``predict``."""
         start = self._function("f0_train", f0_train, len(self.theta), model)
-        along = self._along("along_train", along_train, start, model)
-        return self._evolve(self._given(f0_train, along_train, model), start, along, self.theta, r, model)
+        at_train = Input(start, self._along("along_train", along_train, start, model))
+        return self._evolve(self._given(f0_train, along_train, model), at_train, self.theta, r, model)
 
     def ensemble_mean(self, r: int | Sequence[int]) -> Array:
         """Mean of the uniform average of the K models: [..., m, C]."""
@@ -240,15 +232,13 @@ class Flow:
     @in_float64
     def dependence(self, r: int, model: int | None = None) -> tuple[Array, Array]:
         """B [K, m, q] and gamma [K] of ``f_r(x) = gamma f_0(x) - B f_0(X) + ..``, K = 1 for one model."""
-        found, c = self._influence(r, model), self.numbers.homogeneity
+        r, theta_x = whole("r", r, 0, self.num_rounds), jnp.asarray(self.kernels.ntk_test_train)
+        program, num_models = self.program(model, len(theta_x)), self.num_models if model is None else 1
+        shares, active = self.shares(model), np.arange(self.num_rounds) < r
+        found = influence(self.kind, program, theta_x, shares, active, num_models=num_models)
+        c = self.numbers.homogeneity
         b = found.residual if found.along is None else found.residual + c * found.along
-        return b.transpose(1, 2, 0), 1 + c * (self.shares(model)[r] - 1)
-
-    @in_float64
-    def influence(self, r: int, model: int) -> Array:
-        """``B`` of one model, [m, q]: ``f_r(x) = f_0(x) - B (f_0(X) - Y)``; with weight decay, what multiplies Y."""
-        model = whole("model", model, 0, self.num_models - 1)
-        return self._influence(r, model).residual[:, 0, :].T
+        return b.transpose(1, 2, 0), 1 + c * (shares[r] - 1)
 
     @in_float64
     def ensemble_cov(self, r: int, *, common_start: bool = False) -> Array:
@@ -265,8 +255,10 @@ class Flow:
     def operator(self, r: int, model: int = 0) -> Array:
         """``M_r`` itself, [q, q]. An n x n recursion: meant for tests and small problems."""
         model = whole("model", model, 0, self.num_models - 1)
-        eye = jnp.eye(len(self.theta))[:, None, :]
-        return self._path(Input(eye, jnp.zeros_like(eye) if self.kind.decays else None), r, model, None)[0, :, 0]
+        eye = np.eye(len(self.theta))[:, None, :]
+        given: Any = Input(eye, np.zeros_like(eye) if self.kind.decays else None)  # type: ignore[arg-type]
+        program = self.program(model, len(eye))
+        return path(self.kind, program, given, self.shares(model), None, self._rounds_of(r))[0, :, 0]
 
     def fixed_point(self, model: int = 0) -> Gaussian:
         """Law of a model when the R rounds are repeated for ever, from their own operator (not from Theta^-1).
@@ -288,9 +280,8 @@ class Flow:
         Where examples repeat, Theorem 2's ``Theta^-1`` is read as the pseudo-inverse.
         """
         found = asymptotics.mean_at_end(self, whole("model", model, 0, self.num_models - 1))
-        rows = self._rows(self.y_train)
         reference = self.kernels.ntk_test_train @ np.linalg.pinv(self.kernels.ntk_train, rcond=1e-12, hermitian=True)
-        return found - (reference @ rows).reshape(found.shape)
+        return found - (reference @ self.targets).reshape(found.shape)
 
     def contraction(self, model: int = 0) -> float:
         """Factor by which a pass over all rounds shrinks what is left: the spectral radius of the pass.
@@ -314,16 +305,10 @@ class Flow:
         number("tolerance", tolerance, above=0)
         return float(self.rounds.learning_rate[-1]) * asymptotics.largest_stable(self, model, tolerance)
 
-    def limit_distance(self, r: int, model: int = 0, limit: Gaussian | None = None) -> LimitDistance:
-        """How far round r's mean and covariance are from Theorem 2's (``limit``, by default ``gp_limit``'s).
-
-        Raises:
-            SingularKernelError: no limit was given and Theta has no usable inverse.
-        """
-        limit = gp_limit(self.kernels, self.y_train, outputs=self.outputs) if limit is None else limit
-        return LimitDistance(
-            _relative_distance(self.mean(r, model), limit.mean), _relative_distance(self.cov(r, model), limit.cov)
-        )
+    def limit_distance(self, r: int, model: int, limit: Gaussian) -> LimitDistance:
+        """How far round r's mean and covariance are from Theorem 2's (``limit``, of ``gp_limit``)."""
+        pairs = (self.mean(r, model), limit.mean), (self.cov(r, model), limit.cov)
+        return LimitDistance(*(float(np.linalg.norm(np.asarray(a) - b) / np.linalg.norm(b)) for a, b in pairs))
 
     def stability(self) -> Stability:
         """Whether the run's largest step is within the sufficient bound of every client that trains (FedAvg's rounds).
@@ -339,17 +324,14 @@ class Flow:
         train = self.kernels.nngp_train
         return self.kernels if train is None else self.kernels._replace(nngp_train=on_device(train))  # type: ignore[arg-type]
 
-    @functools.cached_property
-    def _needed(self) -> np.ndarray:
-        width = 1 if self.outputs == "shared" else self.y_train.shape[1]
-        return rows_needed(self.partition, self.cohorts, self.num_models, width, len(self.theta))
+    @property
+    def _width(self) -> int:
+        """Kernel rows of an example."""
+        return 1 if self.outputs == "shared" else self.y_train.shape[1]
 
     @functools.cached_property
-    def _rows_a_round(self) -> float:
-        """Kernel rows of the filled slots, on average over rounds."""
-        sizes = np.asarray(self.partition.sizes)[self.cohorts.client]
-        width = 1 if self.outputs == "shared" else self.y_train.shape[1]
-        return float(np.sum(sizes * self.cohorts.present) * width / self.num_rounds)
+    def _needed(self) -> np.ndarray:
+        return rows_needed(self.partition, self.cohorts, self.num_models, self._width, len(self.theta))
 
     def program(self, model: int | None, columns: int) -> Program:
         """What the recursion runs on for one model, or all, with as many columns for each.
@@ -358,61 +340,41 @@ class Flow:
         Theta are gathered; else one product with all of Theta is cheaper.
         """
         rounds, num_models = self.rounds, self.num_models if model is None else 1
-        rows = self._rows_a_round * num_models / self.num_models
+        sizes = np.asarray(self.partition.sizes)[self.cohorts.client] * self.cohorts.present
+        rows = np.sum(sizes) * self._width / self.num_rounds * num_models / self.num_models  # on average over rounds
         if rows * (columns + GATHER) < len(self.theta) * (num_models * columns + READ):
             rounds = rounds._replace(needed=jnp.asarray(self._needed))
         if model is not None:
             rounds = only_model(rounds, whole("model", model, 0, self.num_models - 1))
         return Program(self.theta, self.clients.buckets, rounds, self.numbers)
 
-    def shares(self, model: int | None) -> Array:
+    def shares(self, model: int | None) -> Any:
         """What weight decay has left of w_0 before each round and after the last, [R + 1, K]."""
         program, num_models = self.program(model, 1), self.num_models if model is None else 1
         if not self.kind.decays:
-            return jnp.ones((self.num_rounds + 1, num_models))
+            return np.ones((self.num_rounds + 1, num_models))
         return shares_of_start(self.kind, program, num_models=num_models)
 
-    def _evolve(
-        self, given: Input, start: Array, along: Array | None, theta_x: Array, r: int | Sequence[int], model: int | None
-    ) -> Array:
-        """``f_r`` where ``start`` [., K, D] is f_0, in the caller's axes."""
-        moved = start[None] - self._path(given, r, model, theta_x)
-        if along is not None:
-            left = self.shares(model)[jnp.asarray(np.atleast_1d(r))]
-            moved = moved + (left[:, None, :, None] - 1) * along[None]
-        result = moved.transpose(0, 2, 1, 3).reshape(*moved.shape[:1], moved.shape[2], -1, self.y_train.shape[1])
-        result = result if model is None else result[:, 0]
-        return result if np.ndim(r) else result[0]
+    def _evolve(self, given: Input, start: Input, theta_x: Any, r: int | Sequence[int], model: int | None) -> Array:
+        """``f_r`` at the points of ``theta_x`` [., q], in the caller's axes."""
+        wanted, program = self._rounds_of(r), self.program(model, given.residual.shape[2])
+        distinct, places = np.unique(wanted, return_inverse=True)
+        found: Array = evolved(self.kind, program, given, self.shares(model), start, theta_x, distinct)
+        if self._width > 1:
+            found = found.reshape(*found.shape[:2], -1, self._width)
+        found = found if np.array_equal(wanted, distinct) else found[places]
+        found = found if model is None else found[:, 0]
+        return found if np.ndim(r) else found[0]
 
-    def _path(self, given: Input, r: int | Sequence[int], model: int | None, readout: Array | None) -> Array:
-        """``readout M_r`` on the input after each requested round, [E, ., K, D] (K = 1 for one model)."""
+    def _rounds_of(self, r: int | Sequence[int]) -> np.ndarray:
         wanted = [whole("r", value, 0, self.num_rounds) for value in np.atleast_1d(r).tolist()]
         if not wanted:
-            raise ValueError("r: got an empty sequence, must name at least one round")
-        distinct = sorted(set(wanted))
-        record = np.where(np.arange(self.num_rounds) < max(distinct), len(distinct), -1)
-        for place, value in enumerate(distinct):
-            if value > 0:
-                record[value - 1] = place
-        columns = given.residual.shape[2]
-        program, kind = self.program(model, columns), self.kind
-        state = zero_state(kind, program, self.num_models if model is None else 1, columns)
-        steps = jnp.asarray(record, jnp.int32)
-        found = path(kind, program, given, self.shares(model), state, readout, steps, num_records=len(distinct))
-        return found if wanted == distinct else found[np.searchsorted(distinct, wanted)]
-
-    def _influence(self, r: int, model: int | None) -> Input:
-        """How predictions after round r depend on the input, [q, K, m] each."""
-        r = whole("r", r, 0, self.num_rounds)
-        theta_x = jnp.asarray(self.kernels.ntk_test_train)
-        program, num_models = self.program(model, len(theta_x)), self.num_models if model is None else 1
-        active = jnp.arange(self.num_rounds) < r
-        return influence(self.kind, program, theta_x, self.shares(model), active, num_models=num_models)
+            raise ValueError("r: got an empty sequence, must have at least one round")
+        return np.array(wanted)
 
     def _given(self, f0_train: Any, along_train: Any, model: int | None) -> Input:
         f0 = self._function("f0_train", f0_train, len(self.theta), model)
-        residual = f0 - jnp.asarray(self._rows(self.y_train))[:, None, :]
-        return Input(residual, self._along("along_train", along_train, f0, model))
+        return Input(f0 - self.targets[:, None, :], self._along("along_train", along_train, f0, model))
 
     def _along(self, name: str, values: Any, f0: Array, model: int | None) -> Array | None:
         """``J(x) w_0``, [rows, K, D]; None without weight decay, which alone needs it."""
@@ -422,27 +384,21 @@ class Flow:
             return None
         return self.numbers.homogeneity * f0 if values is None else self._function(name, values, len(f0), model)
 
-    def _function(self, name: str, values: Any, rows: int, model: int | None) -> Array:
+    def _function(self, name: str, values: Any, rows: int, model: int | None) -> Any:
         """Values [n, C] of one model or [K, n, C] of all, as [rows, K, D]."""
-        examples = rows if self.outputs == "shared" else rows // self.y_train.shape[1]
         models = () if model is not None else (self.num_models,)
-        shape = (*models, examples, self.y_train.shape[1])
-        if is_concrete(values):
-            values = real_array(name, values)
-        if np.shape(values) != shape:
-            raise ValueError(f"{name}: got {np.shape(values)}, must have shape {shape} for model={model}")
-        stacked = jnp.asarray(values, jnp.float64).reshape(-1, rows, shape[-1] if self.outputs == "shared" else 1)
-        return stacked.transpose(1, 0, 2)
+        shape = (*models, rows // self._width, self.y_train.shape[1])
+        values = real_array(name, values) if is_concrete(values) else jnp.asarray(values, jnp.float64)
+        if values.shape != shape:
+            raise ValueError(f"{name}: got shape {np.shape(values)}, must be {shape} for model={model}")
+        return values.reshape(-1, rows, shape[-1] // self._width).transpose(1, 0, 2)
 
-    def _rows(self, values: np.ndarray) -> np.ndarray:
-        """[n, C] as the kernel's rows, [q, D]."""
-        return values if self.outputs == "shared" else values.reshape(-1, 1)
+    @property
+    def targets(self) -> np.ndarray:
+        """The targets as the kernel's rows, [q, D]."""
+        return self.y_train.reshape(len(self.theta), -1)
 
     def _zero_functions(self, model: int | None) -> tuple[np.ndarray, np.ndarray]:
-        models = (self.num_models,) if model is None else ()
-        num_test = self.kernels.ntk_test_train.shape[0] // (1 if self.outputs == "shared" else self.y_train.shape[1])
-        return np.zeros((*models, *self.y_train.shape)), np.zeros((*models, num_test, self.y_train.shape[1]))
-
-
-def _relative_distance(value: Any, reference: Any) -> float:
-    return float(np.linalg.norm(np.asarray(value) - reference) / np.linalg.norm(reference))
+        models, outputs = (self.num_models,) if model is None else (), self.y_train.shape[1]
+        num_test = self.kernels.ntk_test_train.shape[0] // self._width
+        return np.zeros((*models, *self.y_train.shape)), np.zeros((*models, num_test, outputs))

@@ -85,24 +85,18 @@ def _decay(kind: Kind, program: Program, beta: Array, memory: Array) -> tuple[Ar
     return jnp.concatenate([before, last[None]]), memory
 
 
-@functools.partial(jax.jit, static_argnames=("kind", "num_records"))
-def path(
-    kind: Kind,
-    program: Program,
-    given: Input,
-    beta: Array,
-    start: FlowState,
-    readout: Array | None,
-    record: Array,
-    *,
-    num_records: int,
-) -> Array:
-    """``readout @ a`` (``a`` itself for None) after chosen rounds, [num_records, ., K, D]; zeros where none was.
+@functools.partial(jax.jit, static_argnames=("kind",))
+def path(kind: Kind, program: Program, given: Input, beta: Array, readout: Array | None, rounds: Array) -> Array:
+    """``readout @ a`` (``a`` itself for None) after each of ``rounds`` [E], which rise, [E, ., K, D].
 
-    ``record`` [R] int32 is where to keep it after each round: ``num_records`` for nowhere, -1 for a round that is not
-    run (and costs nothing).
+    Later rounds are not run, and cost nothing.
     """
+    start = zero_state(kind, program, beta.shape[1], given.residual.shape[2])
+    num_records, num_rounds = len(rounds), len(beta) - 1
     shape = (num_records, program.theta.shape[0] if readout is None else readout.shape[0], *start.a.shape[1:])
+    # Where to keep it after each round: num_records for nowhere, -1 for a round that is not run.
+    record = jnp.where(jnp.arange(num_rounds) < rounds[-1], num_records, -1)
+    record = record.at[jnp.where(rounds > 0, rounds - 1, num_rounds)].set(jnp.arange(num_records), mode="drop")
 
     def step(carry: tuple[FlowState, Array], now: tuple[Array, Array]) -> tuple[tuple[FlowState, Array], None]:
         state, kept = carry
@@ -115,20 +109,31 @@ def path(
 
         return (state, jax.lax.cond((place >= 0) & (place < num_records), keep, lambda: kept)), None
 
-    now = jnp.arange(len(record)), record
-    return jax.lax.scan(step, (start, jnp.zeros(shape)), now)[0][1]
+    return jax.lax.scan(step, (start, jnp.zeros(shape)), (jnp.arange(num_rounds), record))[0][1]
 
 
 @functools.partial(jax.jit, static_argnames=("kind",))
-def last_state(kind: Kind, program: Program, given: Input, beta: Array, start: FlowState, active: Array) -> FlowState:
-    """The state after the rounds that are ``active`` [R] bool."""
+def evolved(
+    kind: Kind, program: Program, given: Input, beta: Array, start: Input, readout: Array, rounds: Array
+) -> Any:
+    """Functions after each of ``rounds``, [E, K, ., D], at the points of ``readout`` [., q].
 
-    def step(state: FlowState, now: tuple[Array, Array]) -> tuple[FlowState, None]:
-        j, is_active = now
-        run = functools.partial(one_round, kind, program, given, beta[j], state, j)
-        return jax.lax.cond(is_active, run, lambda: state), None
+    ``start`` holds f_0 and, with weight decay, ``J w_0`` at these points, [., K, D] each.
+    """
+    moved = start.residual[None] - path(kind, program, given, beta, readout, rounds)
+    if start.along is not None:
+        moved = moved + (beta[rounds][:, None, :, None] - 1) * start.along[None]
+    return moved.transpose(0, 2, 1, 3)
 
-    return jax.lax.scan(step, start, (jnp.arange(len(active)), active))[0]
+
+@functools.partial(jax.jit, static_argnames=("kind",))
+def last_state(kind: Kind, program: Program, given: Input, beta: Any, start: FlowState) -> FlowState:
+    """The state after all rounds."""
+
+    def step(state: FlowState, j: Array) -> tuple[FlowState, None]:
+        return one_round(kind, program, given, jnp.asarray(beta)[j], state, j), None
+
+    return jax.lax.scan(step, start, jnp.arange(len(beta) - 1))[0]
 
 
 @functools.partial(jax.jit, static_argnames=("kind", "num_models"))

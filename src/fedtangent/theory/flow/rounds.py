@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,61 +49,66 @@ class Rounds(NamedTuple):
 
 
 def build_rounds(
-    clients: ClientBlocks, slots: RunSlots, weight: Array, learning_rate: Array, server_rate: Array, num_models: int
+    clients: ClientBlocks, slots: RunSlots, weight: Any, rates: tuple[Any, Any], num_models: int
 ) -> Rounds:
-    """Sorts the slots [R, S], with weights that are relative already, into the clients' buckets.
+    """Sorts the slots [R, S] into the clients' buckets; ``rates`` are the clients' and the server's.
 
     ``present`` marks slots that may be filled; of those, a slot of weight 0 is empty (known late where weights are
     traced).
     """
-    client, model, present = slots
-    filled = jnp.asarray(present) & (weight > 0)
-    packed_slots = []
+    client, _, present = slots
+    packed = []
     for index in range(len(clients.buckets)):
         mine = present & (clients.bucket_of[client] == index)
         width = max(1, int(mine.sum(axis=1).max(initial=0)))
         order = np.argsort(~mine, axis=1, kind="stable")[:, :width]
         held = np.take_along_axis(mine, order, axis=1)
         place = np.where(held, clients.place_in_bucket[np.take_along_axis(client, order, axis=1)], 0)
-        packed = jnp.asarray(order, jnp.int32)
-        really = jnp.asarray(held) & jnp.take_along_axis(filled, packed, axis=1)
-        packed_slots.append(BucketSlots(packed, jnp.asarray(place, jnp.int32), really))
-    places = jnp.arange(len(model))[:, None], jnp.asarray(model)
-    counts = jnp.zeros((len(model), num_models)).at[places].add(filled.astype(jnp.float64))
+        packed.append(BucketSlots(order.astype(np.int32), place.astype(np.int32), held))
+    return _weighted(slots, weight, rates, tuple(packed), len(clients.bucket_of), num_models)
+
+
+@functools.partial(jax.jit, static_argnames=("num_clients", "num_models"))
+def _weighted(
+    slots: RunSlots, weight: Any, rates: Any, packed: tuple[BucketSlots, ...], num_clients: int, num_models: int
+) -> Rounds:
+    """The rounds, with weights divided by their model's total in the round; 0 for empty slots."""
+    model, present = slots.model, slots.present
+    weight = jnp.where(jnp.asarray(present), jnp.asarray(weight, jnp.float64), 0.0)
+    row = jnp.arange(model.shape[0])[:, None]
+    totals = jnp.zeros((model.shape[0], num_models)).at[row, model].add(weight)[row, model]
+    weight = jnp.where(totals > 0, weight / jnp.where(totals > 0, totals, 1.0), 0.0)
+    filled = jnp.asarray(present) & (weight > 0)
+    counts = jnp.zeros((len(model), num_models)).at[row, model].add(filled.astype(jnp.float64))
+    learning_rate, server_rate = (jnp.broadcast_to(jnp.asarray(r, jnp.float64), (len(model),)) for r in rates)
     return Rounds(
         jnp.asarray(model, jnp.int32),
         weight,
         learning_rate,
         server_rate,
-        fraction=counts / len(clients.bucket_of),
+        fraction=counts / num_clients,
         trained=counts > 0,
-        slots=tuple(packed_slots),
+        slots=tuple(p._replace(present=p.present & jnp.take_along_axis(filled, p.slot, axis=1)) for p in packed),
     )
 
 
-@functools.partial(jax.jit, static_argnames=("num_models",))
-def normalised(slots: RunSlots, weight: Array, num_models: int) -> Array:
-    """Weights [R, S] divided by their model's total in the round; empty slots get 0."""
-    model, present = slots.model, slots.present
-    weight = jnp.where(jnp.asarray(present), weight, 0.0)
-    row = jnp.arange(model.shape[0])[:, None]
-    totals = jnp.zeros((model.shape[0], num_models)).at[row, model].add(weight)[row, model]
-    return jnp.where(totals > 0, weight / jnp.where(totals > 0, totals, 1.0), 0.0)
-
-
-def only_model(rounds: Rounds, model: int) -> Rounds:
+@jax.jit
+def only_model(rounds: Rounds, model: Array) -> Rounds:
     """The same rounds with one model's slots kept, as model 0."""
+
+    def one(table: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(table, model, 1, axis=1)
+
     slots = tuple(
         part._replace(present=part.present & (jnp.take_along_axis(rounds.model, part.slot, axis=1) == model))
         for part in rounds.slots
     )
-    one = slice(model, model + 1)
     return rounds._replace(
         model=jnp.zeros_like(rounds.model),
-        fraction=rounds.fraction[:, one],
-        trained=rounds.trained[:, one],
+        fraction=one(rounds.fraction),
+        trained=one(rounds.trained),
         slots=slots,
-        needed=None if rounds.needed is None else rounds.needed[:, one],
+        needed=None if rounds.needed is None else one(rounds.needed),
     )
 
 

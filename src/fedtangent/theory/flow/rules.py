@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import choice, number, real_array
+from fedtangent.checks import choice, flag, number, real_array
 from fedtangent.theory import checks
 from fedtangent.theory.precision import is_concrete
 from fedtangent.types import Array, Partition
 
 ALGORITHMS = ("fed_avg", "fed_dyn", "scaffold", "fed_nova")
 DYNAMICS = ("gradient_descent", "gradient_flow")
-NAMES = ("algorithm", "dynamics", "nesterov")  # the fields of a Rule that are no numbers
-NUMBERS = ("local_steps", "learning_rate", "mu", "weight_decay", "homogeneity", "server_learning_rate",
-           "server_momentum", "step_weights", "batches")  # fmt: skip
-
-
+STATIC = {"static": True}  # fields of a Rule that are no numbers
 Batches = tuple[tuple[np.ndarray, ...], ...]  # per client, per step: places in its own examples
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=NUMBERS, meta_fields=NAMES)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rule:
     """How a run trains: full-batch gradient descent and FedAvg, but for what is given. Numbers may be traced.
@@ -38,11 +33,11 @@ class Rule:
     """Steps T of a client in a round: an integer, or one per client [N]."""
     learning_rate: Any
     """Step size of the clients: a number, or one per round [R]."""
-    algorithm: str = "fed_avg"
+    algorithm: str = field(default="fed_avg", metadata=STATIC)
     """"fed_avg"; "fed_dyn" (Acar et al., 2021, algorithm 1, whose alpha is ``mu``); "scaffold" (Karimireddy et al.,
     2020, algorithm 1, option II); "fed_nova" (Wang et al., 2020, eq. 6 and 7). The cohorts' weights are those of the
     clients' mean in each; FedDyn's and SCAFFOLD's papers have them uniform."""
-    dynamics: str = "gradient_descent"
+    dynamics: str = field(default="gradient_descent", metadata=STATIC)
     """"gradient_descent", or "gradient_flow" for the time ``local_steps * learning_rate``."""
     mu: Any = 0.0
     """Strength of the proximal term ``mu / 2 |w - w_server|^2`` of FedProx, FedNova and FedDyn."""
@@ -54,7 +49,7 @@ class Rule:
     """Step of the server, which scales its move to the clients' average: a number, or one per round [R]."""
     server_momentum: Any = 0.0
     """FedAvgM's, in [0, 1)."""
-    nesterov: bool = False
+    nesterov: bool = field(default=False, metadata=STATIC)
     """The server's momentum looks ahead."""
     step_weights: Any = None
     """[T] factors of the local steps' sizes, T the largest of ``local_steps``; None: all 1."""
@@ -115,19 +110,17 @@ def read_rule(rule: Rule, local_steps: np.ndarray) -> tuple[Kind, Numbers]:
     if by_steps:  # else a closed form serves, however many steps there are
         kind = kind._replace(most_steps=int(local_steps.max()))
     values = rule.mu, rule.weight_decay, rule.homogeneity, rule.server_momentum, _step_weights(rule, kind.most_steps)
-    return kind, Numbers(*(jnp.asarray(value, jnp.float64) for value in values))
+    known = (np.asarray(value, np.float64) if is_concrete(value) else value for value in values)
+    return kind, Numbers(*(jnp.asarray(value, jnp.float64) for value in known))
 
 
 def check_fed_avg(rule: Rule) -> None:
     """``ValueError`` unless the rule is FedAvg's full-batch gradient descent."""
     checks.check_kind("rule", rule, Rule)
-    for field in fields(Rule)[2:]:
-        value = getattr(rule, field.name)
-        default = value is field.default or (
-            field.default is not None and np.ndim(value) == 0 and value == field.default
-        )
-        if not default:
-            raise ValueError(f"{field.name}: got {value!r:.60}, must be {field.default!r} here: this is of FedAvg")
+    for option in fields(Rule)[2:]:
+        value, default = getattr(rule, option.name), option.default
+        if value is not default and (default is None or np.ndim(value) or value != default):
+            raise ValueError(f"{option.name}: got {value!r:.60}, must be {default!r} here: this is of FedAvg")
 
 
 def check_normalisers(rule: Rule, kind: Kind, numbers: Numbers, local_steps: np.ndarray, trains: np.ndarray) -> None:
@@ -179,15 +172,13 @@ def _places_of(client: int, steps: Sequence[Any], own: np.ndarray, num_steps: in
 def _check_values(rule: Rule) -> None:
     choice("algorithm", rule.algorithm, ALGORITHMS)
     choice("dynamics", rule.dynamics, DYNAMICS)
-    for name in ("mu", "weight_decay", "server_momentum"):
+    for name in ("mu", "weight_decay"):
         number(name, getattr(rule, name), at_least=0)
+    number("server_momentum", rule.server_momentum, at_least=0, below=1)
     number("homogeneity", rule.homogeneity)
-    if is_concrete(rule.server_momentum) and float(rule.server_momentum) >= 1:
-        raise ValueError(f"server_momentum: got {rule.server_momentum}, must be below 1")
+    flag("nesterov", rule.nesterov)
     if rule.algorithm == "fed_dyn" and not _is_on(rule.mu):
         raise ValueError(f"mu: got {rule.mu}, must be above 0 for algorithm 'fed_dyn'")
-    if not isinstance(rule.nesterov, (bool, np.bool_)):
-        raise ValueError(f"nesterov: got {rule.nesterov!r}, must be True or False")
 
 
 def _is_on(value: Any) -> bool:
@@ -205,11 +196,11 @@ def _check_company(rule: Rule, decays: bool, momentum: bool) -> None:
     }
     for name, (given, goes_with) in excluded.items():
         if given and rule.algorithm not in goes_with:
-            raise ValueError(f"{name}: got one for algorithm {rule.algorithm!r}, goes with {', '.join(goes_with)}")
+            raise ValueError(f"{name}: got one for algorithm {rule.algorithm!r}, allowed are {', '.join(goes_with)}")
     if rule.nesterov and not momentum:
-        raise ValueError("nesterov: got True, needs a server_momentum above 0")
+        raise ValueError("nesterov: got True, must be False without a server_momentum above 0")
     if rule.batches is not None and rule.dynamics == "gradient_flow":
-        raise ValueError("batches: got some, are steps of dynamics 'gradient_descent', not of 'gradient_flow'")
+        raise ValueError("batches: got some, must be None with dynamics 'gradient_flow'")
 
 
 def _step_weights(rule: Rule, most: int) -> Any:

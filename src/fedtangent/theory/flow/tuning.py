@@ -13,7 +13,7 @@ from scipy import optimize
 from fedtangent.checks import finite, number, real_array, whole
 from fedtangent.theory import checks
 from fedtangent.theory.flow.flow import Flow
-from fedtangent.theory.precision import in_float64, is_concrete
+from fedtangent.theory.precision import in_float64, is_concrete, require_float64
 from fedtangent.types import Array
 
 
@@ -43,8 +43,7 @@ def predicted_loss(flow: Flow, y_test: Any, r: int | None = None, mixing: Any = 
     checks.check_kind("flow", flow, Flow)
     if flow.outputs != "shared":
         raise ValueError(f"flow: got outputs {flow.outputs!r}, must be of outputs 'shared'")
-    if not is_concrete(y_test):
-        raise ValueError("y_test: got a traced value, must be known numbers")
+    checks.check_known("y_test", y_test)
     finite("y_test", targets := real_array("y_test", y_test))
     checks.check_shape("y_test", targets, (flow.kernels.ntk_test_train.shape[0], flow.y_train.shape[1]))
     r = flow.num_rounds if r is None else whole("r", r, 0, flow.num_rounds)
@@ -94,10 +93,7 @@ def best_learning_rate(
         raise ValueError(f"low: got {low}, must be below high, {high}")
     whole("coarse", coarse, 3)
     number("tolerance", tolerance, above=0)
-    if jnp.result_type(float) != np.float64:
-        raise ValueError(
-            'best_learning_rate differentiates in float64: jax.config.update("jax_enable_x64", True) first'
-        )
+    require_float64()
     of_log = jax.jit(jax.value_and_grad(lambda log: loss(jnp.exp(log))))
     tried: list[tuple[float, float, float]] = []
 
@@ -109,7 +105,7 @@ def best_learning_rate(
     grid = [look(log) for log in np.linspace(np.log(low), np.log(high), coarse).tolist()]
     place = int(np.argmin([value for _, value, _ in grid]))
     if not np.isfinite(grid[place][1]):
-        raise ValueError(f"loss: got none that is finite for learning rates from {low} to {high}")
+        raise ValueError(f"loss: got no finite one for learning rates from {low} to {high}, must be finite for some")
     other = place + (1 if grid[place][2] < 0 else -1)  # downhill
     if 0 <= other < coarse:
         left, right = sorted((grid[place][0], grid[other][0]))

@@ -1,7 +1,12 @@
 """NTK-FL (Yue et al., ICML 2022)."""
 
-from fedtangent.theory.ntk_fl.convergence import NtkTheorem, TwoLayerStart, ntk_theorem_1, ntk_theorem_2
-from fedtangent.theory.ntk_fl.evolution import ntk_evolution
+from fedtangent.theory.ntk_fl.convergence import (
+    NtkTheorem,
+    TwoLayerStart,
+    ntk_evolution,
+    ntk_theorem_1,
+    ntk_theorem_2,
+)
 from fedtangent.theory.ntk_fl.lemmas import weight_gap_bound
 
 __all__ = ["NtkTheorem", "TwoLayerStart", "ntk_evolution", "ntk_theorem_1", "ntk_theorem_2", "weight_gap_bound"]

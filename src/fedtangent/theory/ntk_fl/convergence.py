@@ -43,8 +43,10 @@ import numpy as np
 from scipy import optimize
 
 from fedtangent.checks import number, real_array, symmetric, whole
+from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import ROUNDING, Assumption, assumption, failing, report
+from fedtangent.theory.flow.clients import response
 from fedtangent.theory.ntk_fl.lemmas import (
     check_division,
     check_inputs,
@@ -52,6 +54,7 @@ from fedtangent.theory.ntk_fl.lemmas import (
     expected_kernel,
     sampling_bound,
 )
+from fedtangent.theory.precision import in_float64
 from fedtangent.types import Partition
 
 
@@ -125,6 +128,27 @@ class NtkTheorem:
         what a client adds inside a round. Infinite for lambda = 0.
         """
         return _movement(self.constants)
+
+
+@in_float64
+def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Any:
+    """The server's evolution with the limiting kernel for H: ``B_t = Theta(x, X) Theta^-1 [I - (I - s Theta)^t]``.
+
+    The discrete form of (7) and (9a): t steps of gradient descent on the pooled data of a cohort make of a residual
+    ``f_t(x) = f_0(x) - B_t (f_0(X) - Y)``, whose covariance is ``covariance_terms(kernels, B_t)`` and whose limit as t
+    grows is Theorem 2 of FE-2024. Theta may be singular: modes of eigenvalue 0 take their own limit, ``s t``.
+
+    Args:
+        step: s, on ``1/2 |f - y|^2`` (eta / (N C) for the loss averaged over examples and outputs), at most
+            2 / lambda_max; time: t >= 0.
+
+    Returns:
+        [m, n] float64.
+    """
+    eigenvalues, vectors = np.linalg.eigh(np.asarray(kernels.ntk_train, np.float64))
+    number("step", step, above=0, at_most=2 / float(eigenvalues[-1]))  # beyond, it is not stable
+    gain = response(np.maximum(eigenvalues, 0.0), step, 1.0, whole("time", time, 0))
+    return np.asarray(kernels.ntk_test_train) @ (vectors * np.asarray(gain)) @ vectors.T
 
 
 def linear_rate(kernel: Any, learning_rate: float) -> float:

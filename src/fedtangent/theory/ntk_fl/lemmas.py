@@ -49,30 +49,6 @@ def empirical_kernel(x: Any, v: Any) -> np.ndarray:
     return (inputs @ inputs.T) * (active @ active.T) / active.shape[1]
 
 
-def local_update_kernel(x: Any, v: Any, local: Any, partition: Partition) -> np.ndarray:
-    """The asymmetric kernel Lambda^(k,u) of FedAvg (54): [N, N] float64.
-
-    ``Lambda_ij = 1/n x_i' x_j sum_r 1{v_r' x_i >= 0} 1{v_mr' x_j >= 0}``, m the client that holds example j: what a
-    local step of that client, taken at its own weights, does to the server's function at i.
-
-    Args:
-        x: [N, d]; v: [n, d] as broadcast; local: [M, n, d], weights of each client after u local steps.
-        partition: who holds which row of x, each row once.
-
-    Raises:
-        ValueError: shapes that do not fit, an example held by no client or by several.
-    """
-    inputs, weights = check_inputs(x), real_array("local", local)
-    partition = check_division(partition, len(inputs))
-    own = active_neurons(inputs, v)
-    checks.check_shape("local", weights, (partition.num_clients, own.shape[1], inputs.shape[1]))
-    moved = np.empty_like(own)
-    for m in range(partition.num_clients):
-        rows = partition.client(m)
-        moved[rows] = active_neurons(inputs[rows], weights[m])
-    return (inputs @ inputs.T) * (own @ moved.T) / own.shape[1]
-
-
 def active_neurons(x: Any, v: Any) -> np.ndarray:
     """``1{v_r' x_i >= 0}``: [N, n] float64."""
     inputs, weights = check_inputs(x), real_array("v", v)

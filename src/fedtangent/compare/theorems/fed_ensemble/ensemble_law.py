@@ -16,23 +16,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binom, norm
 
+from fedtangent.compare.predicted import ModelLaw
 from fedtangent.compare.statistics import NUM_STANDARD_ERRORS, SIGNIFICANCE
 
 LEVEL = 0.95
 NUM_DRAWS = 4000
 PARTS = ("mean", "variance", "covariance")
-
-
-class ModelLaw(NamedTuple):
-    """What theory says of each of K models: independent, Gaussian, outputs independent with one covariance."""
-
-    mean: np.ndarray  # [K, m, C]
-    cov: np.ndarray  # [K, m, m]
-
-    @property
-    def average_cov(self) -> np.ndarray:
-        """Mean of the covariances over models, [m, m]: what their sample covariance about the means estimates."""
-        return self.cov.mean(axis=0)
 
 
 class Entries(NamedTuple):
@@ -98,11 +87,8 @@ def _check(samples: np.ndarray, law: ModelLaw) -> None:
     if samples.ndim != 3 or samples.shape[0] < 2 or samples.shape[1] < 2:
         raise ValueError(f"samples: got shape {samples.shape}, must be [K, m, C] with K and m of at least 2")
     count, points, _ = samples.shape
-    if law.mean.shape != samples.shape or law.cov.shape != (count, points, points):
-        raise ValueError(
-            f"law: must have mean {samples.shape} and cov {(count, points, points)}, "
-            f"got {law.mean.shape} and {law.cov.shape}"
-        )
+    if (got := (law.mean.shape, law.cov.shape)) != (must := (samples.shape, (count, points, points))):
+        raise ValueError(f"law: got mean and cov of shapes {got}, must be {must}")
 
 
 class Coverage(NamedTuple):

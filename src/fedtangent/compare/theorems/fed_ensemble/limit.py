@@ -17,7 +17,7 @@ import numpy as np
 
 from fedtangent import data as datasets
 from fedtangent.compare import cases
-from fedtangent.compare.predicted import networks, run_flow
+from fedtangent.compare.predicted import ModelLaw, Predicted, networks, predict
 from fedtangent.compare.settings import Scale, Setting
 from fedtangent.compare.simulated import cohorts, fed_ensemble
 from fedtangent.compare.statistics import NUM_STANDARD_ERRORS
@@ -25,7 +25,6 @@ from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.theorems.fed_ensemble.ensemble_law import (
     PARTS,
     Judged,
-    ModelLaw,
     Null,
     coverage,
     entries,
@@ -36,11 +35,10 @@ from fedtangent.compare.theorems.fed_ensemble.ensemble_law import (
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.data import partition
 from fedtangent.federated import schedule
-from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.models.dense import mlp
-from fedtangent.theory import Flow, gp_limit
+from fedtangent.theory import Flow
 from fedtangent.theory.fed_ensemble.limit import covariance_terms
-from fedtangent.types import Cohort, Gaussian, Model
+from fedtangent.types import Gaussian, Model
 
 NUM_MODELS = 50
 NUM_POINTS = 30  # test points of digits
@@ -81,17 +79,18 @@ class TrainedEnsemble(NamedTuple):
 class Theorem2(NamedTuple):
     """Everything about one data set."""
 
-    setting: Setting
-    blocks: KernelBlocks
-    flow: Flow
-    cohorts: Cohort
-    limit: Gaussian | None  # None where the kernel is singular in float64
+    theory: Predicted
     gap: LawDistance  # of the last round
     early: LawDistance  # of the first tenth of the rounds
     law: ModelLaw
     of: str  # what the law is: "Theorem 2's limit" or "the flow's law at round R"
     null: Null
     trained: tuple[TrainedEnsemble, ...]
+
+    @property
+    def setting(self) -> Setting:
+        """What was compared."""
+        return self.theory.setting
 
 
 def sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
@@ -152,25 +151,20 @@ SETTINGS: dict[str, Callable[[int, int, tuple[int, ...], int], Setting]] = {"sin
 
 def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) -> Theorem2:
     """Train the K networks of every width, predict their law, and draw from it what chance alone would show."""
-    drawn, blocks = cohorts(setting), setting.blocks()
-    flow = run_flow(setting, blocks, drawn)
-    try:
-        limit = gp_limit(blocks, setting.y_train, max_relative_jitter=0.0)
-    except SingularKernelError:
-        limit = None
     say(f"{setting.name}: law of round {setting.num_rounds}")
-    last = _law(flow, setting.num_rounds)
-    gap = _gap(last, limit)
-    early = _gap(_law(flow, setting.num_rounds // 10), limit)
-    law, of = last, f"the flow's law at round {setting.num_rounds}"
-    if limit is not None and gap.reached:
-        law = ModelLaw(np.broadcast_to(limit.mean, last.mean.shape), np.broadcast_to(limit.cov, last.cov.shape))
+    theory = predict(setting, cohorts(setting))
+    law, limit, of = theory.moments[-1], theory.limit, f"the flow's law at round {setting.num_rounds}"
+    sooner = setting.num_rounds // 10
+    early = ModelLaw(np.asarray(theory.flow.mean(sooner)), np.asarray(theory.flow.cov(sooner)))
+    gaps = _gap(law, limit), _gap(early, limit)
+    if limit is not None and gaps[0].reached:
+        law = ModelLaw(np.broadcast_to(limit.mean, law.mean.shape), np.broadcast_to(limit.cov, law.cov.shape))
         of = "Theorem 2's limit"
     trained = []
     for width in setting.widths:
         say(f"{setting.name}: {setting.schedule.num_models} networks of width {width}, {setting.num_rounds} rounds")
-        trained.append(train(setting, flow, width))
-    return Theorem2(setting, blocks, flow, drawn, limit, gap, early, law, of, null(law, seed=setting.seed), (*trained,))
+        trained.append(train(setting, theory.flow, width))
+    return Theorem2(theory, *gaps, law, of, null(law, seed=setting.seed), tuple(trained))
 
 
 def train(setting: Setting, flow: Flow, width: int) -> TrainedEnsemble:
@@ -179,10 +173,6 @@ def train(setting: Setting, flow: Flow, width: int) -> TrainedEnsemble:
     own = networks(flow, seen, (setting.num_rounds,))[0]
     outputs = seen.test[0][:, 0], seen.test[-1][:, 0], own[:, 0]
     return TrainedEnsemble(width, *outputs, seen.uplink_bytes, seen.downlink_bytes)
-
-
-def _law(flow: Flow, round_: int) -> ModelLaw:
-    return ModelLaw(np.asarray(flow.mean(round_)), np.asarray(flow.cov(round_)))
 
 
 def _gap(law: ModelLaw, limit: Gaussian | None) -> LawDistance:
@@ -232,7 +222,7 @@ def mean_bias(trained: TrainedEnsemble, law: ModelLaw) -> float:
 
 def one_client_alone(result: Theorem2) -> ModelLaw:
     """The law with the mean that the largest client's data alone would give. A wrong theory."""
-    setting, blocks = result.setting, result.blocks
+    setting, blocks = result.setting, result.theory.blocks
     own = setting.partition.client(int(np.argmax(setting.partition.sizes)))
     mean = blocks.ntk_test_train[:, own] @ np.linalg.solve(blocks.ntk_train[np.ix_(own, own)], setting.y_train[own])
     return result.law._replace(mean=np.broadcast_to(mean, result.law.mean.shape))
@@ -240,8 +230,8 @@ def one_client_alone(result: Theorem2) -> ModelLaw:
 
 def without_cross_terms(result: Theorem2) -> ModelLaw:
     """The law with the prior and propagated terms of its covariance, but not the cross terms. A wrong theory."""
-    b = np.linalg.solve(result.blocks.ntk_train, result.blocks.ntk_test_train.T).T
-    terms = covariance_terms(result.blocks, b)
+    blocks = result.theory.blocks
+    terms = covariance_terms(blocks, np.linalg.solve(blocks.ntk_train, blocks.ntk_test_train.T).T)
     return result.law._replace(cov=np.broadcast_to(terms.prior + terms.propagated, result.law.cov.shape))
 
 
@@ -258,7 +248,7 @@ def rows(result: Theorem2) -> list[Verdict]:
     """Every check of one data set."""
     wrong = {"mean": ("the largest client alone", one_client_alone(result))}
     wrong |= dict.fromkeys(("variance", "covariance"), ("no cross terms", without_cross_terms(result)))
-    found = [_distance(result)] if result.limit is not None else []
+    found = [_distance(result)] if result.theory.limit is not None else []
     for trained in result.trained:
         found += [_entries(result, trained, part, *wrong[part]) for part in PARTS]
         found.append(_coverage(result, trained))

@@ -56,8 +56,6 @@ def sine_problem(
     gap: bool = False,
     num_clients: int = 50,
     points_per_client: int = 2,
-    num_features: int = 100,
-    bandwidth: float = 0.08,
 ) -> ToyProblem:
     """The toy of FE-2024, section V-A (FE-2021, section 5), in float64; ``gap``: the data of section V-B.
 
@@ -68,7 +66,7 @@ def sine_problem(
                     test_points=TEST_POINTS)  # fmt: skip
 
     def model(outputs: int) -> Model:
-        return rbf_linear(num_features, bandwidth, sigma, seed=0, output_size=outputs, dtype=jnp.float64)
+        return rbf_linear(100, 0.08, sigma, seed=0, output_size=outputs, dtype=jnp.float64)
 
     kernel = model(1).kernel
     assert kernel is not None

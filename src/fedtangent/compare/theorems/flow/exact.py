@@ -49,8 +49,9 @@ class Option(NamedTuple):
     name: str
     schedule: Callable[[], Schedule]
     recipe: Callable[..., Algorithm] = algorithms.fed_avg
+    both: dict[str, Any] = {}  # options of the recipe that the flow's Rule has under the same name  # noqa: RUF012
     simulated: dict[str, Any] = {}  # further options of the recipe  # noqa: RUF012
-    predicted: dict[str, Any] = {}  # further fields of the flow's Rule  # noqa: RUF012
+    predicted: dict[str, Any] = {}  # further fields of the Rule  # noqa: RUF012
     ignored: dict[str, Any] | None = None  # those of a theory that ignores the option; None: it ignores the schedule
     uniform: bool = False  # clients weigh the same rather than by examples
     lazy: bool = True  # networks of growing width approach it
@@ -59,6 +60,16 @@ class Option(NamedTuple):
 def every_client(num_models: int = 1) -> Schedule:
     """Every client trains every model in every round."""
     return schedule.all_clients(NUM_CLIENTS, num_models)
+
+
+def sampled(clients_per_round: int) -> Callable[[], Schedule]:
+    """So many clients are drawn in every round."""
+    return partial(schedule.uniform_sampling, NUM_CLIENTS, clients_per_round)
+
+
+def permuted(num_models: int) -> Callable[[], Schedule]:
+    """Each client trains the models in orders of its own."""
+    return partial(schedule.per_client_permutations, NUM_CLIENTS, num_models)
 
 
 def shrinking(rate: float | jax.Array) -> optax.GradientTransformation:
@@ -73,66 +84,48 @@ def decaying(rate: float | jax.Array) -> optax.GradientTransformation:
 
 OPTIONS = (
     Option("every client, every round", every_client, ignored={"local_steps": 1}),
-    Option("2 of 5 clients drawn", partial(schedule.uniform_sampling, NUM_CLIENTS, 2)),
-    Option("permutations, K = 3", partial(schedule.per_client_permutations, NUM_CLIENTS, 3)),
+    Option("2 of 5 clients drawn", sampled(2)),
+    Option("permutations, K = 3", permuted(3)),
     Option("strata, 1 of each, K = 2", partial(schedule.strata, NUM_CLIENTS, 2, NUM_STRATA, 1)),
     Option("random models, K = 3", partial(schedule.random_models, NUM_CLIENTS, 3)),
     Option("random walk on a ring, K = 2", lambda: schedule.random_walk(graph.ring(NUM_CLIENTS), 2)),
-    Option(
-        "equal weights",
-        partial(schedule.uniform_sampling, NUM_CLIENTS, 3),
-        simulated={"weighting": "uniform"},
-        ignored={"uniform": False},
-        uniform=True,
-    ),
-    Option(
-        "server rate 0.7",
-        every_client,
-        simulated={"server_learning_rate": 0.7},
-        predicted={"server_learning_rate": 0.7},
-        ignored={"server_learning_rate": 1.0},
-    ),
-    Option(
-        "FedProx, 2 of 5 clients",
-        partial(schedule.uniform_sampling, NUM_CLIENTS, 2),
-        algorithms.fed_prox,
-        {"mu": 0.5},
-        {"mu": 0.5},
-        {"mu": 0.0},
-    ),
+    Option("equal weights", sampled(3), simulated={"weighting": "uniform"}, ignored={"uniform": False}, uniform=True),
+    Option("server rate 0.7", every_client, both={"server_learning_rate": 0.7}, ignored={"server_learning_rate": 1.0}),
+    Option("FedProx, 2 of 5 clients", sampled(2), algorithms.fed_prox, both={"mu": 0.5}, ignored={"mu": 0.0}),
     Option(
         "FedDyn, 3 of 5 clients",
-        partial(schedule.uniform_sampling, NUM_CLIENTS, 3),
+        sampled(3),
         algorithms.fed_dyn,
-        {"mu": 0.5},
-        {"algorithm": "fed_dyn", "mu": 0.5},
-        {"algorithm": "fed_avg", "mu": 0.0},
+        both={"mu": 0.5},
+        predicted={"algorithm": "fed_dyn"},
+        ignored={"algorithm": "fed_avg", "mu": 0.0},
         uniform=True,
     ),
     Option(
         "SCAFFOLD, permutations, K = 2",
-        partial(schedule.per_client_permutations, NUM_CLIENTS, 2),
+        permuted(2),
         algorithms.scaffold,
-        {},
-        {"algorithm": "scaffold"},
-        {"algorithm": "fed_avg"},
+        predicted={"algorithm": "scaffold"},
+        ignored={"algorithm": "fed_avg"},
         uniform=True,
     ),
     Option(
         "FedAvgM, 2 of 5 clients",
-        partial(schedule.uniform_sampling, NUM_CLIENTS, 2),
+        sampled(2),
         algorithms.fed_avg_m,
-        {"momentum": 0.5, "server_learning_rate": 0.5},
-        {"server_momentum": 0.5, "server_learning_rate": 0.5},
-        {"server_momentum": 0.0},
+        both={"server_learning_rate": 0.5},
+        simulated={"momentum": 0.5},
+        predicted={"server_momentum": 0.5},
+        ignored={"server_momentum": 0.0},
     ),
     Option(
         "Nesterov momentum of the server",
         every_client,
         algorithms.fed_avg_m,
-        {"momentum": 0.5, "nesterov": True, "server_learning_rate": 0.5},
-        {"server_momentum": 0.5, "nesterov": True, "server_learning_rate": 0.5},
-        {"nesterov": False, "server_momentum": 0.0},  # the look ahead alone is less than a network's own gap
+        both={"nesterov": True, "server_learning_rate": 0.5},
+        simulated={"momentum": 0.5},
+        predicted={"server_momentum": 0.5},
+        ignored={"nesterov": False, "server_momentum": 0.0},  # the look ahead alone is less than a network's own gap
     ),
     Option(
         "local steps that shrink",
@@ -210,6 +203,7 @@ def run(option: Option, setting: Setting, width: int, draws: int) -> Simulated:
         setting.schedule,
         client_learning_rate=setting.learning_rate,
         work=Work(steps=LOCAL_STEPS),
+        **option.both,
         **option.simulated,
     )
     return trained(setting, algorithm, option.name, width, mapping="scan")
@@ -220,8 +214,10 @@ def flow_of(option: Option, setting: Setting, blocks: KernelBlocks, **changes: A
     own = option.schedule()
     weighting = "uniform" if changes.pop("uniform", option.uniform) else "examples"
     drawn = cohorts(dataclasses.replace(setting, schedule=changes.pop("schedule", own)), weighting)
-    given = {"local_steps": LOCAL_STEPS, "learning_rate": setting.learning_rate, **option.predicted, **changes}
-    return federated_flow(blocks, setting.y_train, setting.partition, drawn, Rule(**given), num_models=own.num_models)
+    given = {"local_steps": LOCAL_STEPS, "learning_rate": setting.learning_rate, **option.both, **option.predicted}
+    return federated_flow(
+        blocks, setting.y_train, setting.partition, drawn, Rule(**given | changes), num_models=own.num_models
+    )
 
 
 def wrong_flows(option: Option, setting: Setting, blocks: KernelBlocks) -> dict[str, Flow]:
