@@ -164,7 +164,7 @@ def test_corollary_1(maker):
 
 
 def test_corollary_1_reports_a_singular_kernel_and_an_unstable_step(maker):
-    run = maker.run(SIZES, maker.permutations(SIZES, 4, K), K, rates=np.full(4, 100.0))
+    run = maker.run(SIZES, maker.permutations(SIZES, ROUNDS, K), K, rates=np.full(ROUNDS, 100.0))
     twice = [None if b is None else np.array(b) for b in run.blocks]
     blocks = type(run.blocks)(*twice)
     blocks.ntk_train[1], blocks.ntk_train[:, 1] = blocks.ntk_train[0], blocks.ntk_train[:, 0]

@@ -48,7 +48,7 @@ def test_theorem_1_where_all_its_assumptions_hold():
     decay, times = squared(path, x, y), np.arange(steps + 1)
     assert np.all(decay <= found.residual_bound(times) * (1 + 1e-12))
     reach = max(np.linalg.norm(p.v - net.v, axis=1).max() for p in path[:: steps // 10])
-    assert 0 < reach <= found.radius == found.movement_bound()
+    assert 0 < reach <= found.radius == found.constants.movement_bound()
     wrong = found.residual_bound(times, found.constants.lambda_max)
     assert np.max(decay / wrong) > 5
     # a quarter of the true rate: the first-order rate of the slowest mode is 2 eta lambda / N
@@ -156,7 +156,7 @@ def test_what_is_reported_of_data_that_do_not_fit():
     expected = {"unit_inputs", "positive_definite", "stable_step", "small_step", "wide_enough", "lazy", "lemma_4"}
     assert set(found.failing) == expected
     assert "positive_definite: FAILS" in repr(found)
-    assert found.movement_bound() == np.inf and found.rate() == 1
+    assert found.constants.movement_bound() == np.inf and found.rate() == 1
 
 
 def test_linear_rate_is_the_slowest_mode_of_the_evolution():

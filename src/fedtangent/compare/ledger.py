@@ -129,7 +129,7 @@ class ResidualLedger:
         ``against(cohorts=run.history.rounds["cohort"])`` is the prediction for what a run has recorded.
         """
         old = self.federation
-        plan = old.cohorts if cohorts is None else _as_recorded(cohorts)
+        plan = old.cohorts if cohorts is None else jax.tree.map(np.asarray, cohorts)
         of = old._replace(cohorts=plan, rule=dataclasses.replace(old.rule, **changes))
         starts = self.paths if models is None else [self.paths[m] for m in models]
         made = _ledger(of, self.observer, np.stack([path.outputs[0] for path in starts]))
@@ -139,13 +139,12 @@ class ResidualLedger:
 
     def is_of(self, history: History) -> bool:
         """Whether the cohorts that a run has recorded are, slot for slot, those of the prediction."""
-        recorded, assumed = _as_recorded(history.rounds["cohort"]), self.federation.cohorts
-        done = len(recorded.client)
-        present = np.asarray(recorded.weight) > 0
-        pairs = [(np.asarray(a), np.asarray(b)[:done]) for a, b in zip(recorded, assumed, strict=True)]
-        return all(np.array_equal(np.where(present, a, 0), np.where(present, b, 0)) for a, b in pairs) and bool(
-            np.array_equal(present, pairs[-1][1] > 0)
+        recorded = history.rounds["cohort"]
+        filled, assumed = (
+            [np.where(np.asarray(of.weight) > 0, leaf, 0)[: len(recorded.client)] for leaf in of]
+            for of in (recorded, self.federation.cohorts)
         )
+        return all(np.array_equal(a, b) for a, b in zip(filled, assumed, strict=True))
 
 
 def residual_ledger(
@@ -239,10 +238,6 @@ def _ledger(of: bounds.Federation, observer: Observer, starts: np.ndarray) -> Re
         for k, kernel in enumerate(observer.kernels)
     )
     return ResidualLedger(of, observer, paths, sources=tuple([] for _ in paths))
-
-
-def _as_recorded(cohorts: Cohort) -> Cohort:
-    return Cohort(*(np.asarray(leaf) for leaf in cohorts))  # type: ignore[arg-type]
 
 
 def _observer(

@@ -109,13 +109,8 @@ def assumptions(problem: Theorem1Data, kappa_2: float, kappa_3: float) -> tuple[
     return (*_of_the_kernel(problem), *_of_the_rounds(problem), *_of_the_step(problem, kappa_2, kappa_3))
 
 
-def _threshold(problem: Theorem1Data) -> float:
-    """Eigenvalues up to here are zero to rounding."""
-    return len(problem.theta) * float(np.finfo(np.float64).eps) * float(problem.eigenvalues[-1])
-
-
 def _of_the_kernel(problem: Theorem1Data) -> list[Assumption]:
-    zero = _threshold(problem)
+    zero = len(problem.theta) * float(np.finfo(np.float64).eps) * float(problem.eigenvalues[-1])  # to rounding
     found = [
         assumption("full_rank", "(i) lambda_min(Theta), above rounding", problem.eigenvalues[0], ">", zero),
         assumption(

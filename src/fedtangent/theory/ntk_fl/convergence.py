@@ -80,6 +80,21 @@ class NtkConstants(NamedTuple):
     local_steps: int = 1  # tau
     num_clients: int = 1  # M
 
+    def movement_bound(self) -> float:
+        """How far a neuron moves if the theorem holds, ``4 G sqrt(N) |f_0 - y| / (sqrt(n) lambda)``.
+
+        ``G = g / (eta tau)``, 1 in Theorem 1. A step moves a neuron by at most ``eta / sqrt(N n)`` times the residual;
+        the steps are summed as the residual decays. For FedAvg it is the server's neurons, all rounds together, and
+        what a client adds inside a round. Infinite for lambda = 0.
+        """
+        if self.lambda_min == 0:
+            return math.inf
+        stretch = _growth(self) / (self.learning_rate * self.local_steps)
+        rounds = 4 * stretch * math.sqrt(self.num_examples) * self.residual / (math.sqrt(self.width) * self.lambda_min)
+        if self.local_steps == 1:
+            return rounds
+        return rounds + _growth(self) * self.residual / math.sqrt(self.num_examples * self.width)
+
 
 @dataclass(frozen=True, repr=False)
 class NtkTheorem:
@@ -119,15 +134,6 @@ class NtkTheorem:
         gain = growth * (drift + sampling + c.lambda_max / c.num_examples)
         fall = c.learning_rate * c.local_steps * (c.lambda_min + c.lambda_max) / c.num_examples
         return 1 + 2 * (gain - fall) / c.num_clients + (growth / c.num_clients) ** 2
-
-    def movement_bound(self) -> float:
-        """How far a neuron moves if the theorem holds, ``4 G sqrt(N) |f_0 - y| / (sqrt(n) lambda)``.
-
-        ``G = g / (eta tau)``, 1 in Theorem 1. A step moves a neuron by at most ``eta / sqrt(N n)`` times the residual;
-        the steps are summed as the residual decays. For FedAvg it is the server's neurons, all rounds together, and
-        what a client adds inside a round. Infinite for lambda = 0.
-        """
-        return _movement(self.constants)
 
 
 @in_float64
@@ -260,7 +266,7 @@ def _theorem(
 ) -> NtkTheorem:
     if radius is not None:
         number("radius", radius, at_least=0)
-    reach = _movement(c) if radius is None else float(radius)
+    reach = c.movement_bound() if radius is None else float(radius)
     found = [*_of_the_data(x, c), *_of_the_proof(c, reach, radius is not None)]
     if initial_kernel is not None:
         start = symmetric("network.kernel", initial_kernel)
@@ -307,12 +313,3 @@ def _step_terms(c: NtkConstants) -> float:
     progress = c.learning_rate * c.local_steps
     stretch = _growth(c) / progress if progress > 0 else 1.0
     return 2 * (stretch - 1) * c.lambda_max / c.num_examples + progress * stretch**2 / c.num_clients
-
-
-def _movement(c: NtkConstants) -> float:
-    if c.lambda_min == 0:
-        return math.inf
-    stretch = _growth(c) / (c.learning_rate * c.local_steps)
-    rounds = 4 * stretch * math.sqrt(c.num_examples) * c.residual / (math.sqrt(c.width) * c.lambda_min)
-    inside = 0.0 if c.local_steps == 1 else _growth(c) * c.residual / math.sqrt(c.num_examples * c.width)
-    return rounds + inside
