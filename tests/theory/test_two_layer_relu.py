@@ -130,7 +130,10 @@ def test_lemma_3_and_4():
     ("call", "message"),
     [
         (lambda: theory.expected_kernel(np.ones(3)), r"x: got shape \(3,\), must be \[N, d\]"),
-        (lambda: theory.expected_kernel(np.eye(2), -np.eye(2)), "covariance: least eigenvalue -1, must be positive"),
+        (
+            lambda: theory.expected_kernel(np.eye(2), -np.eye(2)),
+            "covariance: got a least eigenvalue of -1, must be positive",
+        ),
         (lambda: theory.expected_kernel(np.eye(2), 0.0), "covariance: got 0.0, must be above 0"),
         (lambda: theory.empirical_kernel(np.eye(2), np.ones((4, 3))), r"v: got shape \(4, 3\), must be \[n, 2\]"),
         (lambda: theory.undecided_bound(0.1, 1.0, 1.5, 10), "delta: got 1.5, must be above 0 and below 1"),
@@ -141,7 +144,7 @@ def test_lemma_3_and_4():
             "partition: got 2 clients that hold example 0, must be exactly one",
         ),
         (lambda: two_layer_relu(2, 0), "width: got 0, must be a whole number of at least 1"),
-        (lambda: two_layer_relu(2, 3, alpha=0.0), "alpha: got 0, must be positive"),
+        (lambda: two_layer_relu(2, 3, alpha=0.0), "alpha: got 0.0, must be above 0"),
         (lambda: two_layer_relu(2, 3, alpha=2.0, covariance=np.eye(2)), "alpha: got 2.0, must be left out"),
         (lambda: two_layer_relu(2, 3, covariance=np.eye(3)), r"covariance: got shape \(3, 3\), must be \(2, 2\)"),
     ],

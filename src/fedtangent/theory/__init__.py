@@ -1,6 +1,7 @@
 """What theory says a federated run must do, computed without running one.
 
-Nothing here imports the simulation, so that one mistake cannot agree with itself.
+Nothing here imports the simulation, so that one mistake cannot agree with itself. What does not fit (a shape, a number
+out of range or not finite, an unknown name) is a ``ValueError`` that names the argument, before any work.
 
 Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``theory.ntk_fl``, the exact dynamics in
 ``theory.flow``; all are exported here.

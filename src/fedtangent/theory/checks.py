@@ -12,8 +12,6 @@ from fedtangent.kernels.gram import KernelBlocks, check_covariance
 from fedtangent.theory.precision import is_concrete
 from fedtangent.types import Cohort, Partition
 
-OUTPUTS = ("shared", "full")
-
 
 def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
     """An array of this shape."""
@@ -44,7 +42,7 @@ def check_targets(y_train: Any) -> np.ndarray:
 
 def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: str) -> KernelBlocks:
     """The blocks as float64, their shapes agreeing with the targets [n, C] and with each other."""
-    choice("outputs", outputs, OUTPUTS)
+    choice("outputs", outputs, ("shared", "full"))
     per_example = target_shape[1] if outputs == "full" else 1
     n = target_shape[0] * per_example
     ntk_train = symmetric("ntk_train", kernels.ntk_train)

@@ -26,7 +26,7 @@ def in_float64(function: Callable[Inputs, Result]) -> Callable[Inputs, Result]:
     def wrapped(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Result:
         if jnp.result_type(float) == np.float64:
             return function(*args, **kwargs)
-        if _under_trace(args, kwargs):
+        if not is_concrete(args, kwargs, jnp.zeros(())):  # the zero: of a call that is staged into a larger program
             require_float64(f" for {function.__name__} in jit, grad or vmap")
         with jax.enable_x64(True):
             result = function(*args, **kwargs)
@@ -44,11 +44,6 @@ def require_float64(where: str = "") -> None:
 def is_concrete(*values: Any) -> bool:
     """Whether no leaf of the values is a tracer, so that their numbers can be looked at."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
-
-
-def _under_trace(*values: Any) -> bool:
-    """Whether a value is traced, or the call itself is being staged into a larger program."""
-    return not is_concrete(values, jnp.zeros(()))
 
 
 def on_device(array: np.ndarray) -> jax.Array:

@@ -83,9 +83,6 @@ def decompose_runs(runs: Any, expected: Any, noise_variance: float = 0.0) -> Dec
 
     The bias is corrected for the sampling variance of the mean, so that it may come out below 0. Standard errors leave
     out one schedule, or one run, at a time.
-
-    Raises:
-        ValueError: shapes that do not fit, too few runs, values that are not finite, a negative noise variance.
     """
     runs, expected = real_array("runs", runs), real_array("expected", expected)
     if runs.ndim not in (3, 4) or runs.shape[0] < 2 or (runs.ndim == 4 and runs.shape[1] < 2):
@@ -132,9 +129,6 @@ def ensemble_laws(
     Args:
         cohorts: one for each schedule, arrays [R, S] of equal shapes.
         rounds: any of 0 .. R. Other arguments: those of ``federated_flow`` (outputs that share a kernel).
-
-    Raises:
-        ValueError: as ``federated_flow``; no cohorts, or of different shapes; ``kernels`` has no nngp blocks.
     """
     if not cohorts or len({np.shape(c.client) for c in cohorts}) > 1:
         raise ValueError(f"cohorts: got {[np.shape(c.client) for c in cohorts]}, must be one or more of one shape")
@@ -172,9 +166,6 @@ def decompose_laws(laws: Sequence[EnsembleLaw], expected: Any, noise_variance: f
             of the variance is 0, and all is exact. With more, standard errors are those of the draw of schedules.
         expected: [m, C], ybar(x) at points of p(x).
         noise_variance: E_x Var[y | x].
-
-    Raises:
-        ValueError: no law, laws of different shapes, an ``expected`` that does not fit, a negative noise variance.
     """
     if not laws or len({law.mean.shape for law in laws}) > 1:
         raise ValueError(f"laws: got {[law.mean.shape for law in laws]}, must be one or more of one shape")
@@ -206,9 +197,6 @@ def corollary_1(
     Assumes: Theta of full rank (assumption 1 of Theorem 1; here: an inverse in float64 with at most
     ``max_relative_jitter``), and a step size below a threshold (looked at where a flow is given). A singular Theta is
     reported in ``assumptions``, with ``limit`` None, and does not raise.
-
-    Raises:
-        ValueError: ``num_models`` that is not a positive integer or not the flow's, blocks that do not fit.
     """
     whole("num_models", num_models)
     if flow is not None and flow.num_models != num_models:

@@ -23,7 +23,6 @@ class AgePlan(NamedTuple):
     """A run divided into ages of ``rounds_per_age`` rounds; rounds after the last whole age belong to none."""
 
     rounds_per_age: int
-    num_rounds: int
     num_models: int
     examples: np.ndarray  # [R, K] float64, examples of the clients that train a model in a round
     visits: np.ndarray  # [A, K, N] int64, how often a client trains a model in an age
@@ -83,7 +82,7 @@ def age_plan(
     trains[client[weight > 0]] = True
     if not trains.any():
         raise ValueError("cohorts: got empty slots only, must be of weight above 0 somewhere")
-    return AgePlan(length, num_rounds, num_models, examples, visits, error, steps, rates, trains)
+    return AgePlan(length, num_models, examples, visits, error, steps, rates, trains)
 
 
 class Theorem1Data(NamedTuple):
@@ -101,11 +100,7 @@ class Theorem1Data(NamedTuple):
 
 
 def assumptions(problem: Theorem1Data, kappa_2: float, kappa_3: float) -> tuple[Assumption, ...]:
-    """All of them that can be measured, the theorem's own first.
-
-    Raises:
-        ValueError: ``x`` without n examples, an initial kernel of another shape.
-    """
+    """All of them that can be measured, the theorem's own first."""
     return (*_of_the_kernel(problem), *_of_the_rounds(problem), *_of_the_step(problem, kappa_2, kappa_3))
 
 

@@ -182,9 +182,6 @@ def theorem_1(
 
     Returns:
         Theorem1. Nothing is refused because an assumption fails: ``assumptions`` says so.
-
-    Raises:
-        ValueError: shapes that do not fit, values that are not finite, indices out of range, no whole age.
     """
     y = checks.check_targets(y_train)
     theta = checks.check_blocks(kernels, y.shape, "shared").ntk_train
@@ -246,9 +243,6 @@ def kappa_4(progress: float, c1: float, c2: float, r0: float, examples_per_round
     """FE-2021 section 9.4, as printed, ``progress = eta_0 tau``; inf where it overflows.
 
     ``e^{p C_2^2 / nbar} [8 p^2 R_0^2 C_1 C_2^2 l^-1/2 + p e^{p / (nbar C_2^2)} 2 R_0 C_2^2 l^-1/2]``.
-
-    Raises:
-        ValueError: a constant that is negative or not a number, a width or number of examples not positive.
     """
     given = {"progress": progress, "c1": c1, "c2": c2, "r0": r0}
     _check(given, {"examples_per_round": examples_per_round, "width": width})

@@ -42,9 +42,6 @@ def covariance_terms(k: KernelBlocks, b: Any, gamma: Any = 1.0) -> CovarianceTer
     Args:
         k: kernel blocks with the nngp parts.
         b: [m, n] float64, NumPy or JAX; the terms come back in kind.
-
-    Raises:
-        ValueError: ``k`` has no nngp blocks, or ``b`` is not [m, n].
     """
     prior, prior_cross, prior_test = prior_blocks(k)
     check_shape("b", b, prior_cross.shape)
@@ -77,7 +74,6 @@ def gp_limit(
 
     Raises:
         SingularKernelError: Theta singular beyond the jitter allowed.
-        ValueError: shapes that do not fit, or values that are not finite.
     """
     targets = check_targets(y_train)
     k = check_blocks(kernels, targets.shape, outputs)

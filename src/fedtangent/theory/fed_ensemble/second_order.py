@@ -73,9 +73,6 @@ def exponential_product(operators: Any, step: float) -> Expansion:
     Args:
         operators: [K, n, n], the first to act first.
         step: h, a number.
-
-    Raises:
-        ValueError: operators that are not square matrices of one size, or not finite.
     """
     a = _operators(operators)
     number("step", step)
@@ -91,9 +88,6 @@ def exponential_average(operators: Any, weights: Any, step: float) -> Expansion:
         operators: [N, n, n].
         weights: [N], non-negative, summing to 1.
         step: h = eta tau, a number.
-
-    Raises:
-        ValueError: operators that are not square matrices of one size, or not finite; weights that do not fit.
     """
     a, p = _operators(operators), real_array("weights", weights)
     if p.shape != (len(a),) or not (np.all(p >= 0) and abs(p.sum() - 1) <= 1e-12):
@@ -149,9 +143,6 @@ def age_operators(
         learning_rate: eta, a number or one per round [R].
         model: which model's age.
         rounds: the age's rounds in order; all of them if None. A round without a client of the model does nothing.
-
-    Raises:
-        ValueError: shapes that do not fit, values that are not finite, indices out of range.
     """
     theta = symmetric("theta", theta)
     partition = checks.check_partition(partition, len(theta))
@@ -243,9 +234,6 @@ def condition_15(ages: Sequence[Age], dynamics: str = "gradient_flow") -> Condit
     ``eta tau = 2 K lambda / ((K lambda)^2 + B_1)``, which comes back as a factor on the step in use. The paper prints
     ``K lambda`` for ``(K lambda)^2``, which adds terms of different order in the step. (15) also holds for steps so
     large that the exponential wins again; second-order terms then say nothing, so ask for a factor above 1 too.
-
-    Raises:
-        ValueError: no ages; unknown dynamics.
     """
     if not ages:
         raise ValueError("ages: got none, must be at least one")

@@ -163,11 +163,7 @@ def spectrum(flow: Flow, model: int) -> PassSpectrum:
 
 
 def fixed_point(flow: Flow, model: int) -> Gaussian:
-    """Law of the model at the fixed point of repeated passes that its initial state leads to.
-
-    Raises:
-        SingularKernelError: some direction is trained so little that float64 does not determine where it ends.
-    """
+    """Law of the model at the fixed point of repeated passes that its initial state leads to."""
     on_residual, on_along, c = _influence_at_end(flow, model)
     mean: Any = _mean(flow, on_residual)
     return Gaussian(mean, covariance_terms(flow.kernels, on_residual + c * on_along, 1 - c).total)
@@ -257,11 +253,7 @@ class Stability(NamedTuple):
 
 
 def stability(flow: Flow) -> Stability:
-    """Compares the largest step of a run with the bound of every client that trains.
-
-    Raises:
-        ValueError: an algorithm with a memory or FedNova; a traced rate.
-    """
+    """Compares the largest step of a run with the bound of every client that trains."""
     check_known("rule", flow.rounds.learning_rate, flow.rounds.server_rate, flow.numbers)
     if flow.kind.algorithm != "fed_avg" or flow.kind.momentum:
         found = "fed_avg with server_momentum" if flow.kind.momentum else flow.kind.algorithm

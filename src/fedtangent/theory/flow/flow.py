@@ -175,9 +175,6 @@ class Flow:
             along_train, along_test: ``J(x) w_0`` of the same shapes, which weight decay takes away from a linearised
                 network; by default ``homogeneity`` times f0, as it is for a linear model (1) or a network without
                 biases whose activations are homogeneous (its number of layers).
-
-        Raises:
-            ValueError: shapes that do not fit; a round or model out of range.
         """
         if (along_train is None) != (along_test is None):
             raise ValueError("along_train: got one of it and along_test, must be both or none")

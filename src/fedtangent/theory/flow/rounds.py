@@ -30,9 +30,9 @@ class RunSlots(NamedTuple):
 class BucketSlots(NamedTuple):
     """The slots of every round whose client lies in one bucket, packed to the left."""
 
-    slot: Array  # [R, s] int32, which of the round's slots
-    place: Array  # [R, s] int32, the client's place in the bucket
-    present: Array  # [R, s] bool, False for padding
+    slot: Any  # [R, s] int32, which of the round's slots
+    place: Any  # [R, s] int32, the client's place in the bucket
+    present: Any  # [R, s] bool, False for padding
 
 
 class Rounds(NamedTuple):

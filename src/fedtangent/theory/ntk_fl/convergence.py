@@ -201,9 +201,6 @@ def ntk_theorem_1(
 
     Returns:
         NtkTheorem. Nothing is refused because an assumption fails: ``assumptions`` says so.
-
-    Raises:
-        ValueError: shapes that do not fit, numbers out of range.
     """
     inputs = check_inputs(x)
     constants, kernel = _constants(inputs, residual, network, learning_rate, delta)
@@ -225,9 +222,6 @@ def ntk_theorem_2(
 
     ``learning_rate`` is the theorem's eta: a local step is ``eta / N`` times the sum over the client's examples, so
     that FedAvg on the client's mean loss with step s has ``eta = s N / N_m``. ``radius`` counts local steps as well.
-
-    Raises:
-        ValueError: as there; a partition that does not hold every example once; ``local_steps`` below 1.
     """
     inputs = check_inputs(x)
     clients = check_division(partition, len(inputs)).num_clients

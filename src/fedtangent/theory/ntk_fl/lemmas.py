@@ -145,9 +145,6 @@ def weight_gap_bound(
         gamma: [T], above ``|f_u(x_i) - y_i|`` for every i, u = 0 .. T - 1.
         learning_rate: eta of ``1/(2 N) |f - y|^2``; width: n; input_size: d of inputs of norm 1.
         radius: R, which no neuron leaves in those steps; alpha, delta: of Lemma 1.
-
-    Raises:
-        ValueError: numbers out of range, shapes that do not fit.
     """
     sums = _sums(gamma)
     undecided = undecided_bound(radius, alpha, delta, width)

@@ -53,9 +53,6 @@ def entries(samples: np.ndarray, law: ModelLaw) -> dict[str, Entries]:
     Variances and covariances are those of ``f_k - mean_k`` about its own average, over K - 1. Standard errors are the
     law's: ``sqrt(S_ii / K)`` for a mean, ``sqrt((S_ii S_jj + S_ij^2) / (K - 1))`` for a covariance (a Wishart
     entry), S the average covariance of the models.
-
-    Raises:
-        ValueError: shapes that do not fit, fewer than 2 models or points.
     """
     _check(samples, law)
     count, points, outputs = samples.shape

@@ -187,19 +187,17 @@ def _gap(law: ModelLaw, limit: Gaussian | None) -> LawDistance:
 class VarianceBias(NamedTuple):
     """Relative bias of the variance at one width, averaged over points and outputs: networks less the flow."""
 
-    value: float
-    jackknife: np.ndarray  # [K] the same with one model left out
+    each: np.ndarray  # [K], of each model
+
+    @property
+    def value(self) -> float:
+        """Over all models."""
+        return float(self.each.mean())
 
     @property
     def standard_error(self) -> float:
-        """The jackknife's."""
-        return jackknife_error(self.jackknife)
-
-
-def jackknife_error(left_out: np.ndarray) -> float:
-    """Standard error of a statistic from its values with each of K models left out."""
-    count = len(left_out)
-    return float(np.sqrt((count - 1) / count * np.sum((left_out - left_out.mean()) ** 2)))
+        """Of the value, from the scatter of the models."""
+        return float(self.each.std(ddof=1) / np.sqrt(len(self.each)))
 
 
 def variance_bias(trained: TrainedEnsemble, law: ModelLaw) -> VarianceBias:
@@ -210,8 +208,7 @@ def variance_bias(trained: TrainedEnsemble, law: ModelLaw) -> VarianceBias:
     """
     variance = np.diag(law.average_cov)[None, :, None]
     squares = ((trained.samples - law.mean) ** 2 - (trained.own_flow - law.mean) ** 2) / variance
-    each = squares.mean(axis=(1, 2))  # [K]
-    return VarianceBias(float(each.mean()), (each.sum() - each) / (len(each) - 1))
+    return VarianceBias(squares.mean(axis=(1, 2)))
 
 
 def mean_bias(trained: TrainedEnsemble, law: ModelLaw) -> float:
@@ -294,10 +291,10 @@ def _bias(result: Theorem2) -> Verdict:
     widths = tuple(t.width for t in result.trained)
 
     def outcome(scale: tuple[float, float]) -> Judged:
-        difference = small.value * scale[0] - large.value * scale[1]
-        error = jackknife_error(small.jackknife * scale[0] - large.jackknife * scale[1])
-        said = f"{small.value * scale[0]:.3g} and {large.value * scale[1]:.3g} (difference {difference:.2g})"
-        return Judged(said, f"equal, +- 3 x {error:.2g}", bool(abs(difference) <= NUM_STANDARD_ERRORS * error))
+        difference = VarianceBias(small.each * scale[0] - large.each * scale[1])
+        value, error = difference.value, difference.standard_error
+        said = f"{small.value * scale[0]:.3g} and {large.value * scale[1]:.3g} (difference {value:.2g})"
+        return Judged(said, f"equal, +- 3 x {error:.2g}", bool(abs(value) <= NUM_STANDARD_ERRORS * error))
 
     right, wrong = outcome((widths[0], widths[1])), outcome((1.0, 1.0))
     statement = "relative bias of the variance x width is constant"

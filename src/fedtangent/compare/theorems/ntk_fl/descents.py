@@ -48,9 +48,6 @@ def descents(
         kernel: ``"exact"`` descends on the linearised network; ``"averaged"`` takes the residuals that the paper's
             ``H = 1/C sum_k Theta_kk`` gives every output (9b, 10).
         watch: ``(weights at the start, weights of the network) -> numbers``, after every step.
-
-    Raises:
-        ValueError: an unknown kernel.
     """
     choice("kernel", kernel, ("exact", "averaged"))
     found = jax.device_get(
