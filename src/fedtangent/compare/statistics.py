@@ -9,7 +9,7 @@ m points, C outputs, which share a covariance and are independent in the limit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -164,7 +164,7 @@ def relative_distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(np.asarray(a) - np.asarray(b)) / np.linalg.norm(b))
 
 
-def law_distance(law: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> float:
+def law_distance(law: Sequence[Any], reference: Sequence[Any]) -> float:
     """The larger of the relative distances of means and covariances."""
     return max(relative_distance(a, b) for a, b in zip(law, reference, strict=True))
 

@@ -6,4 +6,8 @@ from fedtangent.theory.fed_ensemble.convergence import *  # noqa: F403
 from fedtangent.theory.fed_ensemble.limit import *  # noqa: F403
 from fedtangent.theory.fed_ensemble.second_order import *  # noqa: F403
 
-__all__ = [*bias_variance.__all__, *convergence.__all__, *limit.__all__, *second_order.__all__]
+__all__: list[str] = []
+__all__ += bias_variance.__all__
+__all__ += convergence.__all__
+__all__ += limit.__all__
+__all__ += second_order.__all__
