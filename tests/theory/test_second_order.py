@@ -208,6 +208,7 @@ def test_condition_15_bounds_u():
         assert found.decay == pytest.approx(rate * 3 / 4 * np.linalg.eigvalsh(theta)[0], rel=1e-9)
         assert np.linalg.norm(operator_u(age), 2) <= found.value * (1 + 1e-12)
         assert np.linalg.norm(operator_u(age), 2) > (1 - 0.5 * found.b1) * np.exp(-found.decay) - 1e-9
+        assert found.value == pytest.approx((1 + found.b1 / 2) * np.exp(-found.decay))
         # (1 + c^2 B_1 / 2) e^(-c lambda) = 1 + c^2 B_1 / 2 - c lambda + (c lambda)^2 / 2 at a multiple c of the step
         assert found.largest_factor == pytest.approx(found.decay / (found.b1 / 2 + found.decay**2 / 2))
         assert found.holds is holds
