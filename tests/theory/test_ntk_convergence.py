@@ -49,6 +49,8 @@ def test_theorem_1_where_all_its_assumptions_hold():
     assert np.all(decay <= found.residual_bound(times) * (1 + 1e-12))
     reach = max(np.linalg.norm(p.v - net.v, axis=1).max() for p in path[:: steps // 10])
     assert 0 < reach <= found.radius == found.constants.movement_bound()
+    start, constants = np.linalg.norm(net.outputs(x) - y), found.constants  # steps of eta / sqrt(N n), summed
+    assert found.radius == pytest.approx(4 * np.sqrt(2) * start / (np.sqrt(10_000) * constants.lambda_min))
     wrong = found.residual_bound(times, found.constants.lambda_max)
     assert np.max(decay / wrong) > 5
     # a quarter of the true rate: the first-order rate of the slowest mode is 2 eta lambda / N

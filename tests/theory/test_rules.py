@@ -130,7 +130,8 @@ def nightly(names, daily):
 
 
 DAILY = ("prox and weight decay", "momentum and weight decay", "fed_dyn", "scaffold", "fed_nova and prox")
-DAILY += ("gradient flow, prox, weight decay", "step weights, weight decay", "minibatches, scaffold")
+DAILY += ("gradient flow, prox, weight decay", "step weights, weight decay", "minibatches, scaffold", "nesterov")
+DAILY += ("minibatches, prox, weight decay",)
 
 
 @pytest.mark.parametrize("name", nightly(RULES, DAILY))
