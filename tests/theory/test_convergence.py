@@ -208,6 +208,7 @@ def test_gap_of_section_9_4():
     q = (1 + p**2 * 0.5) * np.exp(-p * 2.0 / nbar)
     assert linearisation_gap(0.3, p, 2.0, nbar, 0.5) == pytest.approx(0.3 / (1 - q))
     assert linearisation_gap(0.3, p, 0.0, nbar) == np.inf
+    assert gap_from_drift(4.0, 0.3, 1.5, 0.5, 2.0) == pytest.approx(1.5 * 0.3 * 2 * np.exp(-0.5 * 2))
     with pytest.raises(ValueError, match="width: got 0, must be above 0"):
         kappa_4(p, c1, c2, r0, nbar, 0)
     with pytest.raises(ValueError, match=r"drift: got -1\.0, must be at least 0"):

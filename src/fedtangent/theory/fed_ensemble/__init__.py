@@ -1,13 +1,48 @@
 """Fed-ensemble: FE-2021 (arXiv) and FE-2024 (IEEE TASE)."""
 
-from fedtangent.theory.fed_ensemble import bias_variance, convergence, limit, second_order
-from fedtangent.theory.fed_ensemble.bias_variance import *  # noqa: F403
-from fedtangent.theory.fed_ensemble.convergence import *  # noqa: F403
-from fedtangent.theory.fed_ensemble.limit import *  # noqa: F403
-from fedtangent.theory.fed_ensemble.second_order import *  # noqa: F403
+from fedtangent.theory.fed_ensemble.bias_variance import (
+    corollary_1,
+    decompose_laws,
+    decompose_runs,
+    ensemble_law,
+    ensemble_laws,
+)
+from fedtangent.theory.fed_ensemble.convergence import (
+    Networks,
+    Theorem1,
+    gap_from_drift,
+    kappa_4,
+    linearisation_gap,
+    theorem_1,
+    weight_movement,
+)
+from fedtangent.theory.fed_ensemble.limit import covariance_terms, gp_limit
+from fedtangent.theory.fed_ensemble.second_order import (
+    age_operators,
+    condition_15,
+    expansion,
+    exponential_average,
+    exponential_product,
+)
 
-__all__: list[str] = []
-__all__ += bias_variance.__all__
-__all__ += convergence.__all__
-__all__ += limit.__all__
-__all__ += second_order.__all__
+__all__ = [
+    "Networks",
+    "Theorem1",
+    "age_operators",
+    "condition_15",
+    "corollary_1",
+    "covariance_terms",
+    "decompose_laws",
+    "decompose_runs",
+    "ensemble_law",
+    "ensemble_laws",
+    "expansion",
+    "exponential_average",
+    "exponential_product",
+    "gap_from_drift",
+    "gp_limit",
+    "kappa_4",
+    "linearisation_gap",
+    "theorem_1",
+    "weight_movement",
+]

@@ -30,8 +30,6 @@ from fedtangent.theory.flow.rules import Rule
 from fedtangent.theory.precision import in_float64
 from fedtangent.types import Cohort, Partition
 
-__all__ = ["corollary_1", "decompose_laws", "decompose_runs", "ensemble_law", "ensemble_laws"]
-
 # Directions of the initial function with less than this share of the largest variance are rounding errors.
 NEGLIGIBLE = 1e-13
 # Models that share a pass: 100 training points and 50 columns of each are 40 MB.

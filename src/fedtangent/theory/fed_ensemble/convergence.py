@@ -45,8 +45,6 @@ from fedtangent.theory.fed_ensemble.conditions import AgePlan, Theorem1Data, age
 from fedtangent.theory.flow.rules import Rule
 from fedtangent.types import Cohort, Partition
 
-__all__ = ["Networks", "Theorem1", "gap_from_drift", "kappa_4", "linearisation_gap", "theorem_1", "weight_movement"]
-
 FORMS = ("proof", "equation_18", "informal", "first_order")
 MOVEMENTS = ("summed", "proof", "equation_18")
 

@@ -11,8 +11,6 @@ from fedtangent.kernels.gram import KernelBlocks, jittered_cholesky
 from fedtangent.theory.checks import check_blocks, check_shape, check_targets
 from fedtangent.types import Gaussian
 
-__all__ = ["covariance_terms", "gp_limit"]
-
 
 class CovarianceTerms(NamedTuple):
     """The terms of Theorem 2's covariance at m points: ``prior + propagated - cross``. Each is [m, m], float64."""

@@ -30,8 +30,6 @@ from fedtangent.theory import checks
 from fedtangent.theory.flow.rules import DYNAMICS
 from fedtangent.types import Cohort, Partition
 
-__all__ = ["age_operators", "condition_15", "expansion", "exponential_average", "exponential_product"]
-
 
 class Expansion(NamedTuple):
     """An operator to second order in the step: ``total`` is off by a term of third order."""
