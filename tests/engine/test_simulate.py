@@ -96,6 +96,13 @@ def test_rounds_are_stacked_without_the_padding_of_the_last_chunk() -> None:
     assert int(run.state.round) == 7
 
 
+def test_what_is_sent_before_the_first_round_counts_from_the_start() -> None:
+    cost = Cost(1, 0, 1, uplink_once=5, downlink_once=7)
+    run = simulate(algorithm()._replace(cost=lambda data, engine: cost), data(), 1, mapping="scan")
+    sent = [(e.uplink_bytes, e.downlink_bytes) for e in run.history.evaluations]
+    assert sent == [(5, 7), (5 + 2, 7 + 2)]  # two of three clients a round
+
+
 def test_evaluate_every_beyond_the_end_is_once_at_the_end() -> None:
     ends = [simulate(algorithm(), data(), 3, seed=3, mapping="scan", evaluate_every=every) for every in (None, 100)]
     for run in ends:
