@@ -30,7 +30,7 @@ CLIENTS, EXAMPLES, COHORT = 100, 200, 20
 INPUTS, HIDDEN, OUTPUTS = 784, 100, 10
 SERVER_EXAMPLES = 100
 SHARED = 2000  # data sharing: a tenth of all examples
-KINDS = ("algorithms", "datasets", "partitions", "models", "schedules")
+KINDS = ("algorithms", "datasets", "partitions", "models", "schedules", "theorems")
 
 
 def cells(name: str) -> list[str]:
@@ -78,6 +78,9 @@ def table(kind: str) -> str:
     if kind == "algorithms":
         columns: tuple[str, ...] = ("algorithm", "composed of", "server keeps", "client keeps", "up", "down", "once")
         rows = [cells(name) for name in catalogue(kind)]
+    elif kind == "theorems":
+        columns = ("check", "where it stands", "what is checked")
+        rows = [[f"`{entry.name}`", entry.statement, entry.summary] for entry in catalogue(kind).values()]
     else:
         columns = (kind.removesuffix("s").replace("dataset", "data set"), "what it is", "options")
         rows = []

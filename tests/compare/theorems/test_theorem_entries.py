@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from fedtangent.compare.theorems import TheoremEntry, of_scale, wanted
@@ -13,17 +11,11 @@ from fedtangent.papers import PAPERS
 
 def test_every_entry_says_what_it_checks_and_where_it_stands() -> None:
     entries = catalogue("theorems")
-    assert {name.split(".")[0] for name in entries} == {"fed_ensemble", "flow", "ntk_fl"}
+    assert {"fed_ensemble", "flow", "ntk_fl"} <= {name.split(".")[0] for name in entries}
     for name, entry in entries.items():
         assert isinstance(entry, TheoremEntry)
         assert entry.build.__module__ == f"fedtangent.compare.theorems.{name}"  # it stands in the file of its name
         assert entry.summary and entry.statement and set(entry.papers) <= set(PAPERS) and entry.papers
-
-
-def test_the_readme_lists_every_check() -> None:
-    rows = [f"| `{name}` | {entry.statement} | {entry.summary} |" for name, entry in catalogue("theorems").items()]
-    table = "\n".join(["| check | where it stands | what is checked |", "| --- | --- | --- |", *rows])
-    assert f"<!-- theorems -->\n{table}\n<!-- end -->" in (Path(__file__).parents[3] / "README.md").read_text()
 
 
 def test_checks_are_chosen_by_name_or_paper_each_once() -> None:
