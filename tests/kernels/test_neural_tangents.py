@@ -75,6 +75,7 @@ print(json.dumps([after_import, patched, missing, tensorflow]))
     assert tensorflow == []
 
 
+@pytest.mark.versions
 def test_many_threads_and_a_reload_get_one_package():
     program = f"""
 import importlib, json, sys, threading, warnings
@@ -111,6 +112,7 @@ except ImportError as error:
 """
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
     ("damage", "part"),
     [
@@ -142,6 +144,7 @@ metadata.version = absent
     assert f"imported before {MODULE}" in run(FAILS, foreign)[1]
 
 
+@pytest.mark.versions
 def test_an_import_that_failed_before_does_no_harm():
     damage = """
 try:
