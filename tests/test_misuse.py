@@ -180,6 +180,12 @@ def test_two_runs_cannot_share_a_checkpoint_folder(tmp_path: Path) -> None:
     assert simulate(average(0.1, 1), uneven_data(), 2, checkpoint=resumed).status == "finished"
 
 
+@pytest.mark.parametrize("seed", [1.5, -1, 2**32, "a", True])
+def test_a_seed_in_whole_numbers(seed: Any) -> None:
+    with pytest.raises(ValueError, match=r"seed: got .*, must be a whole number from 0 to 4294967295"):
+        simulate(average(0.1, 1), uneven_data(), 1, seed=seed)
+
+
 @pytest.mark.parametrize("seeds", [[1.7], [], [0, 0], [-1], ["1"]])
 def test_seeds_in_whole_numbers(seeds: Any) -> None:
     with pytest.raises(ValueError, match="seeds: got"):

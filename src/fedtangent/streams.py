@@ -19,6 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedtangent.checks import whole
 from fedtangent.types import Array, Key
 
 _APART = 2**31
@@ -46,8 +47,8 @@ class Keys(NamedTuple):
 
 
 def keys(seed: int | Key) -> Keys:
-    """Keys for initialisation, schedule and training from one seed (or typed key)."""
-    root = seed if isinstance(seed, jax.Array) else jax.random.key(int(seed))
+    """Keys for initialisation, schedule and training from one seed, 0 to 2^32 - 1, or typed key."""
+    root = seed if isinstance(seed, jax.Array) else jax.random.key(whole("seed", seed, 0, 2**32 - 1))
     return Keys(*jax.random.split(root, 3))
 
 

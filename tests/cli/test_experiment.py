@@ -38,7 +38,14 @@ def test_an_experiment_writes_its_files_and_prints_its_tables(run: Callable, fol
     out = folder / "results" / "experiment" / NAME  # where it goes by itself
     files = sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file() and p.parent.name != "runs")
     assert len(list((out / "runs").iterdir())) == 2 * 2 * 2
-    assert files == ["config.json", "figures/by_round.png", "figures/reliability.png", "metrics.csv", "result.json"]
+    assert files == [
+        ".lock",
+        "config.json",
+        "figures/by_round.png",
+        "figures/reliability.png",
+        "metrics.csv",
+        "result.json",
+    ]
     rows = rows_of(out)
     assert tuple(rows[0]) == Metric._fields
     assert {int(r["seed"]) for r in rows} == {3, 5}

@@ -14,8 +14,10 @@ import pytest
 
 from fedtangent.cli import main, train
 from fedtangent.engine import description
+from fedtangent.engine.checkpoints.store import locked
 from fedtangent.engine.description import CHOICES
 from fedtangent.entries import catalogue, option_names
+from fedtangent.output.files import write_config
 
 from .asking import asked
 
@@ -217,6 +219,38 @@ def test_a_second_run_needs_another_folder_or_leave_to_overwrite(run: Callable, 
     assert run("train", *SMALL, "--seed", "1", "--overwrite").code == 0
     assert (out / "metrics.csv").read_bytes() != before
     assert not (out / "figures/of_the_first.png").exists() and (out / "mine.txt").exists()
+
+
+@pytest.mark.usefixtures("no_training")
+def test_nothing_of_a_run_is_lost_to_another_of_its_folder(run: Callable, folder: Path) -> None:
+    out = folder / "results/train"
+    with locked(out, "output"):  # as a run that is under way holds it
+        for more in ((), ("--overwrite",), ("--resume",)):
+            ended = run("train", *SMALL, *more)
+            assert ended.code == 2 and "output: results/train is in use by another run" in ended.err
+    assert not (out / "metrics.csv").exists()
+    assert run("train", *SMALL, "--seeds", "5:7").code == 0
+    before = (out / "metrics.csv").read_bytes()
+    for seeds in ((), ("--seeds", "6:8")):
+        ended = run("train", *SMALL, *seeds, "--resume")
+        assert ended.code == 2 and "must have those of the run in results/train: 5:7" in ended.err
+    both = run("train", *SMALL, "--seeds", "5:7", "--resume", "--overwrite")
+    assert both.code == 2 and "overwrite: got it beside --resume" in both.err
+    assert (out / "metrics.csv").read_bytes() == before
+    assert run("train", *SMALL, "--seeds", "5:8", "--resume").code == 0
+    assert (
+        run("train", *SMALL, "--output", "").err == "fedtangent: error: output: got '', must be the name of a folder\n"
+    )
+
+
+def test_a_configuration_keeps_what_json_cannot_say(folder: Path) -> None:
+    write_config(folder, "train", asked("train", "--max-update-norm", "inf").values)
+    again = asked("train", "--config", folder / "config.json")
+    assert again.values["max_update_norm"] == float("inf")
+    whole = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**whole, "options": {"no_flatten": True}}))
+    with pytest.raises(ValueError, match="flatten"):
+        asked("train", "--config", folder / "config.json")
 
 
 def test_an_interrupted_run_says_so(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

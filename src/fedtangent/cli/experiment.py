@@ -41,9 +41,9 @@ class ExperimentOptions:
     """Seeds, as 0:10 or 0,3,7 (default: five, from --seed on)."""
     seed: int = 0
     """First of the five seeds, where --seeds is not given."""
-    output: Path | None = None
+    output: Path | None = entries.option(None, may_differ=True)
     """Folder for config.json, metrics.csv, result.json and figures/ (default: results/experiment/NAME)."""
-    data_dir: Path | None = None
+    data_dir: Path | None = entries.option(None, may_differ=True)
     """Folder with original data files (default: $FEDTANGENT_DATA)."""
 
 

@@ -10,6 +10,7 @@ Bad input ends with exit code 2 and one line on standard error, before anything 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -19,7 +20,7 @@ import os
 import pkgutil
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,7 +99,8 @@ def run(arguments: list[str]) -> int:
     except ValueError as error:
         return _refused(error)
     try:
-        return int(command.module.run_job(job))
+        with _folder(asked):
+            return int(command.module.run_job(job))
     except CheckpointError as error:
         return _refused(error)
     except BrokenPipeError:
@@ -158,8 +160,10 @@ def read(command: Command, arguments: Sequence[str]) -> Asked:
     if any(name in given for name in description.CHOICES):  # another choice: options of the former one fall away
         before = {name: value for name, value in before.items() if name in options}
     switches = {f"no_{one.name}" for one in options.values() if one.type is bool}
+    if given.get("output") == [""]:
+        raise ValueError("output: got '', must be the name of a folder")
     for name in (*before, *given):
-        if name and name not in options and name not in switches:
+        if name and name not in options and (name in before or name not in switches):
             if command.describes:
                 description.refuse_unused(name, chosen)
             raise unknown(name, command.name, options)
@@ -200,18 +204,32 @@ def _repeated(command: Command, given: Sequence[str]) -> dict[str, Any]:
 
 def _prepared(asked: Asked) -> Any:
     """The checked job, and the folder it may write to."""
-    from fedtangent.output.files import check_free, clear, output_folder
+    from fedtangent.output.files import check_free
 
     folder, module = asked.values.get("output"), asked.command.module
     goes_on = getattr(module, "continues", lambda values: False)(asked.values)
+    if asked.values.get("resume") and asked.values["overwrite"]:
+        raise ValueError("overwrite: got it beside --resume, allowed is one of them")
     if folder is not None and processes.is_main() and not asked.values["overwrite"]:
         check_free(folder, asked.command.name, asked.identity, goes_on, hasattr(module, "continues"))
-    job = module.prepare(**asked.arguments)
-    if folder is not None:
-        if asked.values["overwrite"] and processes.is_main():
+    return module.prepare(**asked.arguments)
+
+
+@contextlib.contextmanager
+def _folder(asked: Asked) -> Iterator[None]:
+    """Hold the folder of what is written for this process alone, emptied of another run where that was asked for."""
+    from fedtangent.engine.checkpoints.store import locked
+    from fedtangent.output.files import clear, output_folder
+
+    folder = asked.values.get("output")
+    if folder is None or not processes.is_main():
+        yield
+        return
+    with locked(Path(folder), "output"):
+        if asked.values["overwrite"]:
             clear(folder)
-        output_folder(folder)  # the last thing that can be refused
-    return job
+        output_folder(folder)
+        yield
 
 
 def help_page(command: Command, arguments: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ from fedtangent.measures import tangent_kernels, uncertainty
 from fedtangent.measures.paired import half_width
 from fedtangent.measures.tangent_kernels import KernelDiagnostics, check_watchable, kernel_diagnostics, spectrum
 from fedtangent.measures.uncertainty import Reliability
-from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
+from fedtangent.output.files import Metric, held_by, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import console, number, text_table
 from fedtangent.types import Array
 
@@ -111,7 +111,14 @@ def _check(options: TrainOptions, machine: MachineOptions, described: Descriptio
     if options.resume and described.run.projection is not None and not key_path(described.run).exists():
         path = key_path(described.run)
         raise ValueError(f"key_file: got {path}, must be the file of the seed that the resumed run began with")
-    return (described.run.seed,) if options.seeds is None else parse_seeds(options.seeds)
+    seeds = (described.run.seed,) if options.seeds is None else parse_seeds(options.seeds)
+    held = held_by(options.output) if options.resume and options.output is not None else None
+    if held is not None:
+        before = held.get("options", {}).get("seeds")  # metrics.csv is written whole: no run may be left out
+        kept = {described.run.seed} if before is None else set(parse_seeds(before))
+        if (before is None) != (options.seeds is None) or not kept <= set(seeds):
+            raise ValueError(f"seeds: got {options.seeds}, must have those of the run in {options.output}: {before}")
+    return seeds
 
 
 def checkpoints_of(job: Job, seed: int) -> Checkpoints:

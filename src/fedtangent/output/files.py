@@ -52,7 +52,7 @@ def check_free(folder: Path, command: str, options: Mapping[str, Any], goes_on: 
 
     Raises ``ValueError`` naming what is there, and what differs.
     """
-    held = _held(folder)
+    held = held_by(folder)
     if held is None:
         return
     if held.get("command") != command:
@@ -63,14 +63,14 @@ def check_free(folder: Path, command: str, options: Mapping[str, Any], goes_on: 
     if not goes_on:
         more = ", --resume to continue it" if can_go_on else ""
         raise ValueError(f"output: {folder} holds a run: name another folder{more} or --overwrite to replace it")
-    before, now = held.get("options", {}), _plain(dict(options))
+    before, now = held.get("options", {}), _plain(_said(options))
     texts = {name: (json.dumps(before.get(name)), json.dumps(value)) for name, value in now.items()}
     differ = [f"{name} ({there} there, {here} here)" for name, (there, here) in texts.items() if there != here]
     if differ:
         raise ValueError(f"output: {folder} holds another run, different are {', '.join(differ)}")
 
 
-def _held(folder: Path) -> dict[str, Any] | None:
+def held_by(folder: Path) -> dict[str, Any] | None:
     """The configuration of the run that a folder holds; None if it holds none."""
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -83,7 +83,7 @@ def _held(folder: Path) -> dict[str, Any] | None:
 
 def clear(folder: Path) -> None:
     """Remove the run that ``folder`` holds, whole, and nothing else."""
-    if _held(folder) is not None:
+    if held_by(folder) is not None:
         for name in WRITTEN:
             path = folder / name
             if path.is_dir() and not path.is_symlink():
@@ -118,6 +118,11 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (str, int, bool)) else str(value)
 
 
+def _said(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with infinities as they are written on the command line: JSON has none."""
+    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in options.items()}
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a dataclass, NamedTuple, dict or list as JSON, atomically."""
     write_atomically(path, json.dumps(_plain(value), indent=2) + "\n")
@@ -125,7 +130,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_config(folder: Path, command: str, config: Any, **more: Any) -> None:
     """config.json: the command and every option, enough to repeat the run, the environment it ran in, and ``more``."""
-    whole = {"command": command, "options": config, **more, "environment": environment()}
+    options = config if isinstance(config, Mapping) else dataclasses.asdict(config)
+    whole = {"command": command, "options": _said(options), **more, "environment": environment()}
     write_json(folder / "config.json", whole)
 
 

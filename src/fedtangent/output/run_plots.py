@@ -116,12 +116,12 @@ def kernel_figure(
             ax.plot(rounds, values.mean(axis=1), "o-", ms=3, color=colour, label=label)
         ax.set_ylim(0, 1.08 * ax.get_ylim()[1])
         dress(ax, "round", axis, name, legend=8 if len(metrics) > 1 else 0, whole=True)
-    _spectra(flat[-1], {"round 0": first, f"round {last_round}": last})
+    _spectra(flat[-1], [("round 0", first), (f"round {last_round}", last)])
     return save(figure, path, title)
 
 
-def _spectra(ax: Axes, spectra: Mapping[str, Sequence[np.ndarray]]) -> None:
-    for (label, values), colour in zip(spectra.items(), (NEUTRAL, SIMULATED), strict=True):
+def _spectra(ax: Axes, spectra: Sequence[tuple[str, Sequence[np.ndarray]]]) -> None:
+    for (label, values), colour in zip(spectra, (NEUTRAL, SIMULATED), strict=True):
         every = np.array(values)
         positive = np.where(every > 0, every, np.nan)  # zeros are rounding: a logarithmic axis leaves them out
         order = np.arange(1, every.shape[1] + 1)

@@ -112,17 +112,26 @@ def claimed(store: Store | None) -> Iterator[None]:
     if store is None or jax.process_index() != 0:
         yield
         return
-    folder = Path(store.options.folder)
+    with locked(Path(store.options.folder), "checkpoint folder"):
+        yield
+
+
+@contextlib.contextmanager
+def locked(folder: Path, name: str) -> Iterator[None]:
+    """Hold ``folder``, made if need be, until the block ends in whatever way; ``name`` is what errors call it.
+
+    Raises ``CheckpointError`` if another process holds it, or if it cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / "lock").open("a")
+        file = (folder / ".lock").open("a")
     except OSError as error:
-        raise CheckpointError(f"checkpoint folder: cannot write in {folder}: {error.strerror}") from error
+        raise CheckpointError(f"{name}: cannot write in {folder}: {error.strerror}") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the system, also when the process is killed
         except BlockingIOError as error:
-            raise CheckpointError(f"checkpoint folder: {folder} is in use by another run; name another") from error
+            raise CheckpointError(f"{name}: {folder} is in use by another run; name another") from error
         except OSError:  # a file system without locks
             pass
         yield
