@@ -60,7 +60,7 @@ class VersusSettings:
     model: str = within("mlp", of=("mlp", "cnn"))
     width: int = 64
     learning_rates: tuple[float, ...] = within((0.1, 0.3, 0.6, 1.0), above=0)
-    decay: float = 0.99
+    decay: float = within(0.99, above=0, at_most=1)
     weight_decay: float = within(0.0, at_least=0)
     num_train: int = within(0, least=0)  # 0: all
     num_validation: int = 288

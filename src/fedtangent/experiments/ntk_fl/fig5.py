@@ -36,13 +36,14 @@ SCALES = {
 
 
 def check(study: Study) -> None:
-    """Build every method at the smallest alpha."""
+    """Build every method at the smallest and the largest alpha."""
     s = study.settings
     if s.partition != "dirichlet":
         raise ValueError(f"partition: got {s.partition!r}, must be dirichlet, whose alpha this is about")
     if "ntk_fl" not in s.methods:
         raise ValueError(f"methods: got {', '.join(s.methods)}, must have ntk_fl among them")
-    report.check(study, alpha=s.alphas[0])
+    for alpha in (s.alphas[0], s.alphas[-1]):
+        report.check(study, alpha=alpha)
 
 
 def run(study: Study) -> Outcome:

@@ -74,10 +74,11 @@ class WeightGap(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """A cohort is of some of the clients."""
+    """A cohort is of some of the clients, and the data can be divided among them."""
     s = study.settings
     if s.num_clients > s.total_clients:
         raise ValueError(f"num_clients: got {s.num_clients}, must be at most total_clients, {s.total_clients}")
+    cohort(study, study.seeds[0])
 
 
 def run(study: Study) -> Outcome:
