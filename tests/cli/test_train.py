@@ -43,6 +43,7 @@ def test_a_run_writes_its_files_and_prints_its_table(run: Callable, folder: Path
     curve = "mse.png" if name == "sine" else "accuracy.png"
     saved = out / "checkpoints"
     assert sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file() and saved not in p.parents) == [
+        ".lock",
         "config.json",
         f"figures/{curve}",
         "metrics.csv",
