@@ -33,7 +33,7 @@ def test_growth_inside_an_age():
 @pytest.mark.slow
 def test_decay_where_the_theorem_applies():
     check(convergence._where_it_applies(0, 200))
-    check(convergence._movement(0))
+    check([convergence._movement(0)])
 
 
 @pytest.mark.theory
