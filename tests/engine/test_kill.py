@@ -72,7 +72,7 @@ def kills(folder: Path, count: int, rounds: int, command: list[object]) -> list[
     return middle
 
 
-@pytest.mark.parametrize(("count", "rounds"), [(1, 20), pytest.param(10, 120, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("count", "rounds"), [(2, 30), pytest.param(10, 120, marks=pytest.mark.slow)])
 def test_kill_9(tmp_path: Path, count: int, rounds: int) -> None:
     script = TESTS / "killed_run.py"
     whole = stateful.summary(stateful.run(rounds))

@@ -83,6 +83,7 @@ def run(arguments: list[str]) -> int:
         print(f"{PROGRAM} {fedtangent.__version__}")
         return 0
     fedtangent.enable_x64()
+    held = contextlib.ExitStack()
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             return _overview(bool(arguments))
@@ -96,10 +97,11 @@ def run(arguments: list[str]) -> int:
         if asked.values.get("distributed", False):
             processes.start(*(asked.values[name] for name in processes.VARIABLES))
         job = _prepared(asked)
+        held.enter_context(_folder(asked))  # the last thing that can be refused
     except ValueError as error:
         return _refused(error)
     try:
-        with _folder(asked):
+        with held:
             return int(command.module.run_job(job))
     except CheckpointError as error:
         return _refused(error)

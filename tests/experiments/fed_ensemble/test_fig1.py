@@ -41,6 +41,11 @@ def test_the_linear_models_end_where_plain_algebra_puts_them_and_theorem_2_is_th
     plan = schedule.per_client_permutations(3, 3)
     algorithm = sine.algorithm(model, held, plan, 10)
     trained = sine.train(held, algorithm, 200, 1)
+    early = sine.train(held, algorithm, 3, 1)
+    for steps, right in ((10, True), (9, False)):  # the flow of the very run, and one with a step too few
+        flow, _ = sine.flow(held, model, plan, steps, 3, 1)
+        error = np.max(np.abs(np.asarray(flow.predict(early.start_train, early.start, 3)) - early.test))
+        assert bool(error < 1e-9) is right and (right or error > 1e-3)
     train, test = features(held.x), features(held.x_test)
     b = test @ train.T @ np.linalg.inv(train @ train.T)
     expected = trained.start - b @ (trained.start_train - held.y)
