@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
-from fedtangent.types import Algorithm, FederatedData, Schedule
+from fedtangent.types import Algorithm, FederatedData, Model, Schedule
 
 from . import reference
 from .reference_corrected import Clients
@@ -51,12 +51,12 @@ def alike(i: int) -> float:
     return 1.0
 
 
-def build(case: Case) -> Algorithm:
+def build(case: Case, model: Model = MODEL) -> Algorithm:
     """The algorithm of a case; an ensemble where its schedule has several models."""
     arguments = {"client_learning_rate": case.rate, "work": case.work, "loss": case.loss, **case.options}
     if case.schedule.num_models > 1:
-        return algorithms.fed_ensemble(MODEL, case.schedule, base=case.recipe, **arguments)
-    return case.recipe(MODEL, case.schedule, **arguments)
+        return algorithms.fed_ensemble(model, case.schedule, base=case.recipe, **arguments)
+    return case.recipe(model, case.schedule, **arguments)
 
 
 def simulated(
