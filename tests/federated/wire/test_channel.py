@@ -56,6 +56,12 @@ def sent(channel: Channel, what: PyTree, key: Array = KEY) -> PyTree:
     return channel.send(key, what, channel.init(what))[0]
 
 
+@functools.cache
+def compiled(channel: Channel) -> Callable[[PyTree], PyTree]:
+    """``sent`` in one program for all messages of the same shapes."""
+    return jax.jit(lambda what: sent(channel, what))
+
+
 class Case(NamedTuple):
     """A channel, and how the independent encoder is to write the same message."""
 
@@ -137,7 +143,7 @@ def test_bytes_and_numbers_are_those_of_a_message_that_is_really_written(name: s
     case, what = CASES[name], message(dtypes)
     decoded, length = written(case, dtypes)
     assert case.channel.uplink(what, what) == (length, 0)
-    received = jax.jit(lambda m: sent(case.channel, m))(what)
+    received = compiled(case.channel)(what)
     assert jax.tree.map(lambda leaf: leaf.dtype, received) == jax.tree.map(lambda leaf: leaf.dtype, what)
     # Each leaf is rounded to its own dtype, where the decoder has float64: a few roundings of the largest number.
     for leaf, numbers in zip(jax.tree.leaves(received), np.split(decoded, [12, 19]), strict=True):
@@ -150,14 +156,14 @@ def test_bytes_and_numbers_are_those_of_a_message_that_is_really_written(name: s
 @pytest.mark.parametrize(("channel", "bits"), [(top_k(5), 5 * 6), (top_k(12), 59), (top_k(9), 54), (top_k(P), 0)])
 def test_places_are_a_list_or_a_bitmap_whichever_is_smaller(channel: Channel, bits: int) -> None:
     what = message("float32")
-    k = int(np.count_nonzero(vector(sent(channel, what))))
+    k = int(np.count_nonzero(vector(compiled(channel)(what))))
     assert channel.uplink(what, what)[0] == -(-(32 * k + bits) // 8)
 
 
 def test_leaves_that_are_not_floating_pass_and_are_charged() -> None:
     what = {**message("float32"), "steps": jnp.arange(3, dtype=jnp.int32), "seen": jnp.array([True, False])}
     for channel in (qsgd(4), with_error_feedback(top_k(5)), chain(clip(0.1), random_k(4))):
-        received = sent(channel, what)
+        received = compiled(channel)(what)
         assert np.array_equal(received["steps"], what["steps"]) and np.array_equal(received["seen"], what["seen"])
         floating = {name: what[name] for name in SHAPES}
         assert channel.uplink(what, ())[0] == channel.uplink(floating, ())[0] + 12 + 2
@@ -223,6 +229,7 @@ def test_variance(name: str, low: float, high: float) -> None:
 
 
 NUMBERS = st.floats(-1e3, 1e3, allow_subnormal=False)
+one_top_k = functools.cache(top_k)
 VECTORS = st.sampled_from((2, 7)).flatmap(lambda n: arrays.arrays(np.float64, n, elements=NUMBERS))
 
 
@@ -231,11 +238,10 @@ VECTORS = st.sampled_from((2, 7)).flatmap(lambda n: arrays.arrays(np.float64, n,
 def test_top_k_contracts(v: np.ndarray, fraction: float) -> None:
     """Stich et al. 2018, definition 2.1: |v - C(v)|^2 <= (1 - k / P) |v|^2, with equality for equal magnitudes."""
     k = max(1, round(fraction * len(v)))
-    what = {"v": jnp.asarray(v)}
-    left = float(np.sum((v - np.asarray(sent(top_k(fraction=fraction), what)["v"])) ** 2))
+    left = float(np.sum((v - np.asarray(compiled(one_top_k(fraction=fraction))({"v": v})["v"])) ** 2))
     assert left <= (1 - k / len(v)) * np.sum(v**2) * (1 + 1e-12)
     signs = np.where(v < 0, -1.0, 1.0)
-    equal = np.asarray(sent(top_k(k), {"v": jnp.asarray(signs)})["v"])
+    equal = np.asarray(compiled(one_top_k(k))({"v": signs})["v"])
     assert np.array_equal(equal, np.where(np.arange(len(v)) < k, signs, 0))
 
 
@@ -268,12 +274,13 @@ def test_a_length_whose_square_is_beyond_float32_is_clipped_too(large: float) ->
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_message_that_is_not_finite_stays_so_and_a_zero_message_is_zero(name: str, bad: float) -> None:
     """Otherwise ``accept`` could not refuse it; with random places only a number that is sent can tell."""
-    channel, what = CASES[name].channel, message("float32")
-    zero = jax.tree.map(jnp.zeros_like, what)
-    assert not vector(sent(channel, zero)).any()
-    broken = jax.tree.map(lambda leaf: leaf.at[0].set(bad), what)
-    if name != "random_k_shared_qsgd":
-        assert not np.isfinite(vector(sent(channel, broken))).all()
+    for dtypes in ("mixed", *(("float32",) if name in FEW else ())):  # as above: the programs are compiled
+        send, what = compiled(CASES[name].channel), jax.tree.map(np.array, message(dtypes))
+        assert not vector(send(jax.tree.map(np.zeros_like, what))).any()
+        for leaf in what.values():
+            leaf[0] = bad
+        if name != "random_k_shared_qsgd":
+            assert not np.isfinite(vector(send(what))).all()
 
 
 @pytest.mark.parametrize(
@@ -283,14 +290,14 @@ def test_a_message_that_is_not_finite_stays_so_and_a_zero_message_is_zero(name: 
 def test_error_feedback_telescopes(channel: Channel) -> None:
     """What was sent plus what is remembered is the sum of the updates; without the memory it is far from it."""
     wrapped, memory = with_error_feedback(channel), with_error_feedback(channel).init(message("float64"))
-    send, plain = jax.jit(wrapped.send), jax.jit(lambda update, key: sent(channel, update, key))
+    send = jax.jit(lambda key, update, memory: (*wrapped.send(key, update, memory), sent(channel, update, key)))
     total, received, forgotten = (np.zeros(P) for _ in range(3))
     for t in range(30):
         update = message("float64", seed=t)
         total += vector(update)
-        got, memory = send(jax.random.fold_in(KEY, t), update, memory)
+        got, memory, plain = send(jax.random.fold_in(KEY, t), update, memory)
         received += vector(got)
-        forgotten += vector(plain(update, jax.random.fold_in(KEY, t)))
+        forgotten += vector(plain)
     assert np.abs(received + vector(memory) - total).max() < 1e-12
     assert np.abs(forgotten - total).max() > 0.1
     assert np.abs(vector(memory)).max() > 0.1
@@ -300,7 +307,8 @@ def test_feedback_costs_nothing_and_keeps_the_inner_memory() -> None:
     what = message("float32")
     twice = with_error_feedback(with_error_feedback(top_k(5)))
     assert twice.uplink(what, ()) == top_k(5).uplink(what, ())
-    assert jax.tree.structure(twice.send(KEY, what, twice.init(what))[1]) == jax.tree.structure(twice.init(what))
+    memory = jax.eval_shape(twice.send, KEY, what, twice.init(what))[1]
+    assert jax.tree.structure(memory) == jax.tree.structure(twice.init(what))
 
 
 @pytest.mark.parametrize(
