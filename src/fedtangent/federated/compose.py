@@ -117,6 +117,8 @@ def compose(
     Raises ``ValueError`` for an unknown ``weighting``.
     """
     given: dict[str, Any] = {name: part for name, part in parts.items() if part is not None}
+    # jitted so that the shape of a message and the round itself share one trace
+    local = local._replace(update=jax.jit(local.update, inline=True))
     made = _Composed(model, local, server, schedule, **given)
     choice("weighting", made.weighting, WEIGHTINGS)
 
