@@ -25,5 +25,11 @@ def test_every_entry_is_listed_with_what_it_is(run: Callable, folder: Path, kind
 def test_an_unknown_kind_is_refused_with_the_allowed_ones(run: Callable) -> None:
     ended = run("list", "things")
     assert ended.code == 2
-    assert ended.err == f"fedtangent: error: kind: got 'things', allowed are {', '.join(KINDS)}\n"
+    assert ended.err == f"fedtangent: error: kind: got 'things', allowed are kinds, {', '.join(KINDS)}\n"
     assert ended.out == ""
+
+
+def test_without_a_kind_the_kinds_are_listed(run: Callable) -> None:
+    ended = run("list")
+    assert ended.code == 0
+    assert all(kind in ended.out and next(iter(catalogue(kind))) in ended.out for kind in KINDS)

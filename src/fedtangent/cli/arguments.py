@@ -148,7 +148,7 @@ def parse(arguments: Sequence[str], options: Mapping[str, Option]) -> dict[str, 
     made, said = dataclasses.make_dataclass("Options", fields), io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            read: Any = tyro.cli(made, args=list(arguments), add_help=False)
+            read: Any = tyro.cli(made, prog="fedtangent", args=list(arguments), add_help=False)
     except SystemExit:
         raise ValueError(_first_words(said.getvalue())) from None
     return {name: getattr(read, name) for name in options}

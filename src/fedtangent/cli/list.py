@@ -16,18 +16,22 @@ from fedtangent.output.tables import console, text_table
 class ListOptions:
     """What to list."""
 
-    kind: Annotated[str, tyro.conf.Positional]
-    """What to list, such as algorithms; see `fedtangent list --help`."""
+    kind: Annotated[str, tyro.conf.Positional] = "kinds"
+    """What to list, such as algorithms; by default what there are lists of."""
 
 
 def prepare(options: ListOptions) -> ListOptions:
     """Check the option; raises ``ValueError``."""
-    choice("kind", options.kind, KINDS)
+    choice("kind", options.kind, ("kinds", *KINDS))
     return options
 
 
 def run_job(options: ListOptions) -> int:
     """Print the table; returns the exit code."""
-    rows = ((getattr(entry, "written", entry.name), entry.summary) for entry in catalogue(options.kind).values())
+    if options.kind == "kinds":
+        rows = [(kind, ", ".join(catalogue(kind))) for kind in KINDS]
+    else:
+        entries = catalogue(options.kind).values()
+        rows = [(getattr(entry, "written", entry.name), entry.summary) for entry in entries]
     console().print(text_table(options.kind, ("name", "what it is"), rows))
     return 0
