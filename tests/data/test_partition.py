@@ -210,6 +210,7 @@ L = np.array([0, 0, 1, 1, 2, 2])
             lambda: partition.by_user([0.5, 1.0]),
             r"user_ids: got shape \(2,\), dtype float64, must be whole numbers or strings",
         ),
+        (lambda: partition.by_user(np.array([1, "1"], dtype=object)), "user_ids: got whole numbers and strings"),
         (lambda: partition.by_user([]), r"user_ids: got shape \(.*t64, must be whole numbers or strings \[n\], n >= 1"),
         (
             lambda: partition.by_user([[1, 2]]),

@@ -133,8 +133,8 @@ def dirichlet(
 def by_user(user_ids: Any) -> Partition:
     """One client for each distinct user (writer, speaker, device), in ascending order of their ids.
 
-    ``user_ids`` [n] are whole numbers or strings, such as a column of a pandas table. Raises ``ValueError`` for other
-    things, among them None and NaN: an example without a user.
+    ``user_ids`` [n] are all whole numbers or all strings, such as a column of a pandas table. Raises ``ValueError`` for
+    other things, among them None and NaN: an example without a user.
     """
     ids = np.asarray(user_ids)
     if ids.dtype.kind == "O" and ids.ndim == 1:
@@ -144,6 +144,8 @@ def by_user(user_ids: Any) -> Partition:
                 f"user_ids: got {ids[strange[0]]!r} at position {strange[0]} ({len(strange)} such), must be a whole "
                 "number or a string for every example"
             )
+        if len({isinstance(name, str) for name in ids}) > 1:
+            raise ValueError("user_ids: got whole numbers and strings, must be of one kind: is 1 the same user as '1'?")
         ids = np.asarray(ids.tolist())
     if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iuUS":
         raise ValueError(
