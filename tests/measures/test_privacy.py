@@ -18,8 +18,11 @@ from fedtangent.measures import privacy
 RUN = {"num_clients": 100, "clients_per_round": 10, "num_rounds": 50, "noise_multiplier": 1.1, "delta": 1e-5}
 
 
+of = functools.cache(privacy.epsilon)  # RUN's own is asked for again and again
+
+
 def epsilon(**changed: Any) -> float:
-    return privacy.epsilon(**(RUN | changed))
+    return of(**(RUN | changed))
 
 
 def by_renyi(divergence: Any, delta: float, orders: np.ndarray) -> float:
@@ -79,8 +82,10 @@ def replaced_client(rate: float, noise: float, delta: float) -> float:
     def density(at: float) -> np.ndarray:
         return (1 - rate) * norm.pdf(grid, scale=noise) + rate * norm.pdf(grid, loc=at, scale=noise)
 
+    here, there = density(1.0), density(-1.0)
+
     def excess(e: float) -> float:
-        return float(np.trapezoid(np.maximum(density(1.0) - math.exp(e) * density(-1.0), 0), grid)) - delta
+        return float(np.trapezoid(np.maximum(here - math.exp(e) * there, 0), grid)) - delta
 
     return brentq(excess, 0, 50)
 
@@ -112,11 +117,11 @@ def test_the_second_order_of_sampling_without_replacement() -> None:
 @pytest.mark.parametrize(
     ("name", "values", "rising"),
     [
-        ("noise_multiplier", (0.5, 0.9, 1.5, 4.0), False),
-        ("num_rounds", (1, 10, 100, 1000), True),
-        ("clients_per_round", (1, 5, 30, 100), True),
+        ("noise_multiplier", (0.5, 1.1, 1.5, 4.0), False),
+        ("num_rounds", (1, 10, 50, 1000), True),
+        ("clients_per_round", (1, 10, 30, 100), True),
         ("num_clients", (20, 100, 1000), False),
-        ("delta", (1e-8, 1e-6, 1e-3), False),
+        ("delta", (1e-8, 1e-5, 1e-3), False),
     ],
 )
 def test_monotone(sampling: str, name: str, values: tuple[float, ...], rising: bool) -> None:
