@@ -15,7 +15,7 @@ import pytest
 
 from fedtangent import entries
 from fedtangent.cli import main, train
-from fedtangent.compare import Setting, side_by_side
+from fedtangent.compare import Setting, exact, side_by_side
 from fedtangent.compare.cases import CaseEntry, sine_linear
 from fedtangent.data import partition
 from fedtangent.engine.description import Built, Description, build
@@ -125,9 +125,21 @@ def trained(function: str, width: int, *more: Any) -> Any:
 SIMULATORS: dict[str, Any] = {name: getattr(side_by_side, name) for name in ("fed_ensemble", "ntk_fl")}
 
 
+PROPAGATED = exact._propagated
+LAW: list[Any] = []
+
+
+def propagated(*given: Any) -> Any:
+    """The models of the law of ``tiny``, trained once."""
+    if not LAW:
+        LAW.append(PROPAGATED(*given))
+    return LAW[0]
+
+
 @pytest.fixture
 def trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The networks of ``tiny`` are trained once for all that compare them."""
+    """The networks of ``tiny``, and the models of its law, are trained once for all that compare them."""
+    monkeypatch.setattr(exact, "_propagated", propagated)
     for name in SIMULATORS:
         once = functools.partial(lambda function, setting, *given: trained(function, *given), name)
         monkeypatch.setattr(side_by_side, name, once)

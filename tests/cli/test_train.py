@@ -149,14 +149,13 @@ def test_several_seeds_are_several_runs_whose_reliability_is_pooled(
 
 
 def test_clients_are_tested_on_their_own_examples(run: Callable, folder: Path) -> None:
-    given = ["--num-clients", "4", "--num-train", "200", "--widths", "8", "--num-rounds", "3", "--client-test", "0.25"]
-    ended = run("train", "--algorithm", "ditto", *given, "--output", "out")
+    ended = run("train", *DIGITS, "--algorithm", "ditto", "--client-test", "0.25", "--output", "out")
     assert ended.code == 0
     assert "accuracy over examples" in ended.out
     values = [
         float(r["value"]) for r in rows_of(folder / "out") if (r["split"], r["metric"]) == ("clients", "accuracy")
     ]
-    assert len(values) == 2 and values[1] > values[0]
+    assert len(values) == 3 and values[2] > values[0]
 
 
 @pytest.mark.parametrize(
