@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.compare import Setting, SideBySide, build, exact, predicted
+from fedtangent.compare import Setting, SideBySide, build, exact, predicted, settings
 from fedtangent.compare.simulated import cohorts
 from fedtangent.data import partition
 from fedtangent.federated import algorithms, schedule
@@ -21,6 +22,7 @@ from fedtangent.models.dense import mlp
 from fedtangent.theory import Flow
 from fedtangent.types import Algorithm, Cohort, Model, Schedule
 
+from ..drawn import parameters
 from .tiny import digits, network
 
 RIGHT = algorithms.fed_ensemble
@@ -32,6 +34,7 @@ def few_outputs() -> Setting:
     small = digits()
     inputs = small.x_train.shape[1]
 
+    @functools.cache  # one network, whose initialisation is compiled once
     def model(width: int) -> Model:
         return mlp(inputs, 3, widths=(width,), activation="relu", w_std=2**0.5, b_std=0.1, dtype=jnp.float64)
 
@@ -128,7 +131,7 @@ def test_moments_of_another_model_are_noticed(network_result: SideBySide) -> Non
 
 def test_a_linearised_network_is_the_tangent_at_its_weights() -> None:
     model = mlp(3, 2, widths=(5,), activation="erf", dtype=jnp.float64)
-    at, away = (jax.jit(model.init)(jax.random.key(i)) for i in (0, 1))
+    at, away = (parameters(model, seed) for seed in (0, 1))
     x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 3)))
     tangent, network = (jax.jit(m.apply) for m in (exact.linearised(model, at), model))
     np.testing.assert_allclose(tangent(at, x), network(at, x), rtol=1e-14)
@@ -152,7 +155,8 @@ def test_near_misses_that_would_be_right_are_left_out(monkeypatch: pytest.Monkey
         assert len(exact.near_misses(setting, cohorts(setting), None, setting.num_rounds)) == expected  # type: ignore[arg-type]
 
 
-def test_the_cases_clients_have_unequal_sizes() -> None:
+def test_the_cases_clients_have_unequal_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "step_size", lambda setting: 1.0)  # nobody trains
     for name in ("sine", "digits"):
         for setting in build(name, scale="smoke"):
             assert len(set(setting.partition.sizes.tolist())) > 1

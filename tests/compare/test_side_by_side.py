@@ -119,7 +119,7 @@ def test_predictions_cover_the_evaluated_rounds(network_result: SideBySide) -> N
     assert network_result.setting.rounds == (0, 4, 8, 10)
     assert len(network_result.theory.moments) == 4
     assert all(seen.rounds == (0, 4, 8, 10) for seen in network_result.simulated)
-    assert network_result.simulated[0].test.shape == (4, 2, 3, 20, 1)
+    assert network_result.simulated[0].test.shape == (4, 2, 3, 24, 1)
     assert network_result.simulated[0].train.shape == (4, 2, 3, 24, 1)
 
 

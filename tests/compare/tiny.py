@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import jax.numpy as jnp
+import pytest
 
-from fedtangent.compare import Setting
+from fedtangent.compare import Setting, settings
+from fedtangent.compare.cases import Build, sine_linear
 from fedtangent.compare.cases import digits as whole_digits
-from fedtangent.compare.cases import sine_linear
 from fedtangent.data import partition
 from fedtangent.federated import schedule
 from fedtangent.models.dense import mlp
@@ -18,8 +19,18 @@ NUM_MODELS = 2
 TIMES = (10, 100)
 
 
+def whole(case: Build) -> Setting:
+    """The setting that is cut down, which chooses its rate anew then."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settings, "step_size", lambda setting: 1.0)
+        return case(None, "smoke", 0)
+
+
 def cut(setting: Setting, examples: int, clients: int, points: int, **changes: object) -> Setting:
-    """The first ``examples`` and test ``points`` of ``setting``, on ``clients`` unequal clients."""
+    """The first ``examples`` and test ``points`` of ``setting``, on ``clients`` unequal clients.
+
+    With as many of one as of the other, kernels of either are one program.
+    """
     return dataclasses.replace(
         setting,
         x_train=setting.x_train[:examples],
@@ -37,7 +48,7 @@ def cut(setting: Setting, examples: int, clients: int, points: int, **changes: o
 
 def linear() -> Setting:
     """The radial basis functions, which follow the flow exactly."""
-    return cut(sine_linear(None, "smoke", 0), 30, 6, 40, draws=4, num_rounds=10, evaluate_every=5)
+    return cut(whole(sine_linear), 30, 6, 30, draws=4, num_rounds=10, evaluate_every=5)
 
 
 def network() -> Setting:
@@ -55,5 +66,5 @@ def network() -> Setting:
 
 def digits() -> Setting:
     """A network of ten outputs on 24 digits."""
-    small = cut(whole_digits(None, "smoke", 0), 24, 4, 20, widths=(16, 32, 64), draws=3, exact_draws=2)
+    small = cut(whole(whole_digits), 24, 4, 24, widths=(16, 32, 64), draws=3, exact_draws=2)
     return dataclasses.replace(small, num_rounds=10, evaluate_every=4)
