@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedtangent.cli import compare
-from fedtangent.compare import Setting, SideBySide, checks, predicted
+from fedtangent.compare import Setting, SideBySide, judged, predicted
 
 from .conftest import tiny
 from .test_commands import COMPARE
@@ -73,7 +73,7 @@ def test_a_wrong_theory_ends_with_exit_code_1(run: Callable, folder: Path, monke
         return right(dataclasses.replace(setting, local_steps=setting.local_steps + 2), *rest, **options)
 
     monkeypatch.setattr(predicted, "run_flow", mistaken)
-    monkeypatch.setattr(checks, "run_flow", mistaken)
+    monkeypatch.setattr(judged, "run_flow", mistaken)
     ended = run("compare", "--case", "sine", "--output", "out")
     assert ended.code == 1
     assert "DISAGREE" in ended.out
