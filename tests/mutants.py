@@ -114,6 +114,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default: %(default)s)")
     arguments = parser.parse_args()
     mutants = [m for m in read_list() if arguments.only in m.file or arguments.only in m.source]
+    if not mutants:
+        parser.error(f"--only: got {arguments.only!r}, which no listed fault has")
     began, trees = time.monotonic(), queue.SimpleQueue[Path]()
     with tempfile.TemporaryDirectory(prefix="fedtangent-mutants-") as name:
         for i in range(arguments.jobs):
@@ -132,7 +134,8 @@ def main() -> int:
             return found
 
         tree = trees.get()
-        unsound = failures(tree, sorted({test for mutant in mutants for test in mutant.tests}))
+        tests = sorted({test for mutant in mutants for test in mutant.tests})
+        unsound = failures(tree, tests, f"-n{arguments.jobs}")
         trees.put(tree)
         print(f"{time.monotonic() - began:6.0f} s  without a fault: {len(unsound)} tests fail", *unsound, flush=True)
         with ThreadPoolExecutor(arguments.jobs) as pool:
