@@ -58,7 +58,7 @@ def run_chunk(
     def one(i: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         state, infos = carry
         state, info = _step(algorithm, engine, state, data)
-        return state, jax.tree.map(lambda all_, row: jax.lax.dynamic_update_index_in_dim(all_, row, i, 0), infos, info)
+        return state, jax.tree.map(lambda all_, row: all_.at[i].set(row), infos, info)
 
     return jax.lax.fori_loop(0, rounds, one, (state, infos))
 
