@@ -123,6 +123,13 @@ def one_client(data: FederatedData, i: int, active: bool = True) -> Client:
     return client_view(data, jnp.int32(i), jnp.bool_(active), LARGEST)
 
 
+def test_a_client_is_padded_with_its_own_last_example() -> None:
+    """Another client's, were it not finite, would reach the gradient."""
+    for i, rows in enumerate(owned_rows(uneven_data())):
+        view = one_client(uneven_data(), i)
+        assert view.rows.tolist() == [*rows, *[rows[-1]] * (LARGEST - len(rows))]
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def solve(model: Model, start: PyTree, anchor: PyTree, tilt: PyTree, prox: float, client: Client):
     """Five full-batch steps on the tilted, proximal problem."""

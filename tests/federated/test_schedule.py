@@ -16,6 +16,7 @@ from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.federated.schedule import (
     all_clients,
     per_client_permutations,
+    poisson_sampling,
     random_models,
     strata,
     uniform_sampling,
@@ -56,6 +57,19 @@ def drawn(name: str, seed: int = 0) -> Cohort:
 def uniform_p_value(observed: list[int] | np.ndarray, cells: int) -> float:
     """p-value of a chi-square test that the outcomes 0 .. cells - 1 are equally likely."""
     return float(stats.chisquare(np.bincount(observed, minlength=cells)).pvalue)
+
+
+def test_poisson_sampling_takes_each_client_by_itself_with_the_chance_given() -> None:
+    """Rounds' sizes are binomial, and so are the rounds that each client is in."""
+    rate, num_rounds = 0.2, 2000
+    there = cohorts(poisson_sampling(7, rate), 0, num_rounds).weight > 0
+    allowed = 4 * np.sqrt(rate * (1 - rate) / num_rounds)
+    assert np.all(np.abs(there.mean(axis=0) - rate) < allowed) and allowed < rate / 4
+    sizes = np.bincount(there.sum(axis=1), minlength=8)
+    expected = num_rounds * stats.binom.pmf(np.arange(8), 7, rate)
+    few = expected < 5
+    observed, expected = (np.append(part[~few], part[few].sum()) for part in (sizes, expected))
+    assert stats.chisquare(observed, expected).pvalue > ACCEPT
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

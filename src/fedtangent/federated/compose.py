@@ -282,8 +282,7 @@ def _train_slot(
         own = made.local.settle(before[0], own, message)
         if made.accept is not None:
             row = row._replace(weight=jnp.where(made.accept(message), row.weight, 0))
-        after = pytrees.where(row.weight > 0, (own, memory), before)
-        return row, message, Trained(after, row.weight, {"examples": client.size, **info})
+        return row, message, Trained((own, memory), row.weight, {"examples": client.size, **info})
 
     return train
 
