@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import subprocess
 import sys
@@ -164,3 +165,18 @@ def test_the_library_is_imported_when_asked_and_brings_no_other_framework() -> N
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_the_library_says_of_orders_that_it_leaves_out_stays_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    import dp_accounting
+    from dp_accounting import rdp
+
+    event = dp_accounting.PoissonSampledDpEvent(0.5, dp_accounting.GaussianDpEvent(200.0))
+    rdp.RdpAccountant().compose(event).get_epsilon(1e-5)
+    assert "failed to converge" in caplog.text  # as it is by itself
+    caplog.clear()
+    found = privacy.epsilon(
+        num_clients=100, clients_per_round=50, noise_multiplier=200.0, num_rounds=1, delta=1e-5, sampling="poisson"
+    )
+    assert caplog.text == "" and 0 < found < 0.1
+    assert logging.getLogger("absl").isEnabledFor(logging.WARNING)
