@@ -14,7 +14,7 @@ import pytest
 
 from fedtangent import simulate as simulate_from_the_root
 from fedtangent.engine.clients import engine_for
-from fedtangent.engine.history import Evaluation
+from fedtangent.engine.history import Evaluation, charge
 from fedtangent.engine.loop import chunk_length
 from fedtangent.engine.run import simulate
 from fedtangent.federated.compose import compose
@@ -22,7 +22,7 @@ from fedtangent.federated.local import Work, local_training
 from fedtangent.federated.schedule import uniform_sampling
 from fedtangent.federated.server import optax_server
 from fedtangent.losses import squared_error
-from fedtangent.types import Algorithm, Cost, FederatedData, Model, PyTree
+from fedtangent.types import Algorithm, Cohort, Cost, FederatedData, Model, PyTree
 
 OFFSETS = [0, 2, 5, 6]
 COMPILES: list[str] = []
@@ -214,3 +214,10 @@ def test_a_step_outside_of_a_run_needs_only_an_engine() -> None:
         state, info = step(state, given, engine_for(given, "scan"))
     np.testing.assert_allclose(weights(state), evaluated()[1][1].metrics["weights"], rtol=1e-14)
     assert set(info) >= {"cohort", "model_weight", "loss", "steps", "examples"}
+
+
+def test_a_client_that_was_contacted_and_dropped_out_is_charged_downlink_alone() -> None:
+    weight = np.array([[2.0, 0.0, 1.0], [0.0, 0.0, 4.0]])
+    cohort = Cohort(np.zeros_like(weight, int), np.zeros_like(weight, int), weight)  # type: ignore[arg-type]
+    infos = {"cohort": cohort, "contacted": np.array([3, 2]), "examples": np.array([[5, 0, 7], [0, 0, 1]])}
+    assert charge(Cost(100, 10, 1000), infos) == (3 * 100 + 13 * 10, 5 * 1000)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.theory import Rule
 from fedtangent.theory.fed_ensemble.convergence import (
     FORMS,
     Networks,
@@ -258,3 +261,31 @@ def test_refuses(maker):
         found.exponent("fast")
     with pytest.raises(ValueError, match="form: got 'far', allowed are summed"):
         found.movement_bound("far")
+
+
+def test_an_uneven_run_takes_the_weakest_number_of_each_kind():
+    """Clients, steps, rates and visits all differ; every number by hand."""
+    sizes, offsets = np.array([1, 2, 3, 4]), np.array([0, 1, 3, 6, 10])
+    features = np.random.default_rng(3).standard_normal((10, 30)) / 30
+    theta, y = features @ features.T, np.arange(20.0).reshape(10, 2) / 9
+    client = np.array([[0, 1, 2, 3], [0, 2, 1, 3], [0, 1, 2, 3], [3, 1, 2, 0]])
+    model = np.array([[0, 0, 1, 1], [0, 0, 1, 1], [0, 1, 1, 1], [1, 0, 0, 1]])
+    cohorts = Cohort(client, model, sizes[client].astype(float))  # type: ignore[arg-type]
+    steps, rates = np.array([2, 1, 3, 5]), np.array([0.1, 0.05, 0.08, 0.02])
+    partition = Partition(np.arange(10, dtype=np.int32), offsets.astype(np.int32))
+    found = theorem_1(KernelBlocks(theta, theta[:2]), y, partition, cohorts, Rule(steps, rates))
+    c = found.constants
+    assert (c.examples_per_round, c.least_examples_per_round) == (9, 1)  # of {3, 7}, {4, 6}, {1, 9}, {5, 5}
+    assert found.plan.visits.max() == 2 and found.plan.most_progress == 0.1 * 5  # client 0, model 0, in the first age
+    assert found.plan.least_progress.tolist() == [0.05 * 1, 0.02 * 1]
+    smallest = np.linalg.eigvalsh(theta)[0]
+    exponent = np.array([0, 0.05, 0.07]) * smallest / 9 / 3
+    np.testing.assert_allclose(found.exponent("proof"), exponent, rtol=1e-9)
+    c2 = sum(np.linalg.norm(features[a:b]) for a, b in itertools.pairwise(offsets))
+    assert c.kappa_2 == pytest.approx(kappa_2(0.5, 0.0, c2, np.linalg.norm(y), 1.0), rel=1e-12)
+    assert c.kappa_3 == pytest.approx(kappa_3(0.5, 0.0, c2, np.linalg.norm(y), 1.0, 4), rel=1e-12)
+    each = 2 * 0.5 / 1 * np.exp(-exponent[:-1])
+    summed = c2 * np.linalg.norm(y) * np.array([0, each[0], each.sum()])
+    np.testing.assert_allclose(found.movement_bound("summed", 1.0)[:, 0], summed, rtol=1e-12)
+    printed = c2 * np.linalg.norm(y) * 3 / smallest * -np.expm1(-exponent) * 0.1 * 9
+    np.testing.assert_allclose(found.movement_bound("equation_18", 1.0)[:, 1], printed, rtol=1e-9)

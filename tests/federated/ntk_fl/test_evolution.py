@@ -18,7 +18,8 @@ import pytest
 
 from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve
 from fedtangent.federated.ntk_fl.dual import descend_dual, geometric_sum, largest_eigenvalue, spectral_dual
-from fedtangent.federated.ntk_fl.evolution import DIVERGED, NO_EXAMPLES, OK
+from fedtangent.federated.ntk_fl.evolution import DIVERGED, NO_EXAMPLES, OK, network_loss
+from fedtangent.federated.ntk_fl.tangent import Pool
 from fedtangent.kernels import empirical_ntk
 from fedtangent.models import mlp, rbf_linear
 
@@ -77,6 +78,20 @@ def evolve(outputs: int, times=(STEPS,), rate=RATE, examples=None, dtype=jnp.flo
 EXACT = [(3, "exact", "eigh"), (3, "exact", "iterate"), (3, "exact", "chebyshev"), (1, "exact", "eigh")]
 MODES = list(itertools.product(["averaged", "exact"], ["eigh", "iterate"]))
 ONE_OUTPUT = [(1, "averaged", "eigh"), (1, "averaged", "iterate"), (1, "averaged", "chebyshev")]
+
+
+def test_padding_counts_neither_in_the_loss_nor_in_the_share_of_wrong_examples():
+    model = network(3)
+    params, rng = parameters(model), np.random.default_rng(8)
+    x, y = rng.normal(size=(6, *pooled().x.shape[1:])), np.eye(3)[rng.integers(0, 3, 6)]
+    outputs = np.asarray(model.apply(params, jnp.asarray(x)))
+    y[4:] = np.eye(3)[(outputs[4:].argmax(axis=1) + 1) % 3]  # the padding is all wrong
+    held = Pool(jnp.asarray(x), jnp.asarray(y), jnp.asarray(np.arange(6)[:, None] < 4, float), jnp.float64(4))
+    wrong = np.mean(outputs[:4].argmax(axis=1) != y[:4].argmax(axis=1))
+    expected = {"accuracy": wrong, "loss": np.mean((outputs[:4] - y[:4]) ** 2) / 2}
+    for criterion, value in expected.items():
+        found = network_loss(model, params, held, Evolution((1,), criterion=criterion))
+        assert float(found) == pytest.approx(value, rel=1e-12)
 
 
 @pytest.mark.parametrize(("outputs", "kernel", "method"), EXACT + ONE_OUTPUT)
