@@ -23,7 +23,12 @@ from fedtangent.engine.checkpoints import CheckpointError, Checkpoints, files
 from fedtangent.engine.checkpoints.segment import Link, Segment, decode, encode
 from fedtangent.engine.history import Evaluation, Run
 from fedtangent.engine.run import simulate
+from fedtangent.federated import algorithms
+from fedtangent.federated.local import Work
+from fedtangent.federated.schedule import uniform_sampling
+from fedtangent.federated.wire.channel import top_k, with_error_feedback
 
+from ..federated.toys import federated, owned_rows, two_layer, uneven_data
 from . import stateful
 
 KEPT = tempfile.TemporaryDirectory(prefix="fedtangent-tests-")  # removed when the process ends
@@ -419,3 +424,26 @@ def test_the_cost_of_the_history_does_not_grow(tmp_path: Path) -> None:
     assert max(sizes[1:-1]) <= min(sizes[1:-1]) + 16
     records = [json.loads(p.read_text()) for p in tmp_path.glob("run-*/round-*/record.json")]
     assert all(set(r["record"]["history"]) and len(r["record"]["history"]) == 2 for r in records)
+
+
+def test_what_a_channel_remembers_and_what_was_sent_at_the_start_are_resumed(tmp_path: Path) -> None:
+    plain = uneven_data()
+    data = federated(*map(np.asarray, plain[:2]), [np.union1d([0, 1], rows) for rows in owned_rows(plain)])
+    algorithm = algorithms.data_sharing(
+        two_layer(),
+        uniform_sampling(6, 3),
+        shared=[0, 1],
+        client_learning_rate=0.2,
+        work=Work(steps=2),
+        channel=with_error_feedback(top_k(3)),
+    )
+
+    def go(rounds: int, folder: Path | None = None) -> Run:
+        kept = None if folder is None else Checkpoints(folder, every=2, resume=rounds == 8, config={"run": "whole"})
+        return simulate(algorithm, data, rounds, 0, "scan", 2, checkpoint=kept)
+
+    go(4, tmp_path)
+    resumed, once = go(8, tmp_path), go(8)
+    assert stateful.bits(resumed) == stateful.bits(once)
+    assert resumed.history.evaluations[0].uplink_bytes + resumed.history.evaluations[0].downlink_bytes > 0
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(once.state.channel))
