@@ -318,7 +318,8 @@ def _weigh(cohort: Cohort, offsets: Array | np.ndarray, weighting: str) -> Cohor
 
 def _settle(made: _Composed, state: State, cohort: Cohort, trained: Trained) -> tuple[PyTree, PyTree]:
     """The clients' own states, and what the channel remembers, with those that trained."""
-    # An empty slot names a client too: dropped, it cannot write over the slot that really trains that client.
+    # Slots that are empty or refused name a client too: dropped, they leave what it had, and cannot write over the slot
+    # that really trains it.
     at = (jnp.where(trained.weight > 0, cohort.model, made.schedule.num_models), cohort.client)
     before = (state.client, state.channel)
     client, memory = jax.tree.map(lambda all_, new: all_.at[at].set(new, mode="drop"), before, trained.kept)

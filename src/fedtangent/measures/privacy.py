@@ -66,7 +66,7 @@ def epsilon(
 
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it warns of orders that it leaves out, which only loosen the bound
+    logger.setLevel(logging.ERROR)  # it warns of orders that it leaves out, which can only loosen the bound
     try:
         return min(total(one), total(noise))  # sampling takes nothing away, though its bound may lie above that
     finally:
