@@ -2,68 +2,122 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
 from fedtangent.compare import verdicts as vd
+from fedtangent.compare.statistics import Estimate, Pair
 
-WIDTHS = np.array([32, 64, 128, 256])
+WIDTHS = (32, 64, 128, 256)
 K, E, M, C = 3, 24, 6, 2
 
 
-def networks(rng: np.random.Generator, mean: np.ndarray, cov: np.ndarray, width: int, excess: float) -> np.ndarray:
-    """Samples [K, E, M, C] whose variance is ``1 + excess / width`` times the limit's."""
-    root = np.linalg.cholesky(cov * (1 + excess / width))
-    return mean[:, None] + np.einsum("kij,kejc->keic", root, rng.standard_normal((K, E, M, C)))
+def followed(shift: float = 0.0, wider: float = 1.0, scatter: float = 0.1) -> vd.Followed:
+    """Networks of unit variance beside predictions that are ``shift`` from their mean."""
+    rng, pairs = np.random.default_rng(11), []
+    for width in WIDTHS:
+        predicted = rng.standard_normal((K, E, M, C))
+        noise = scatter * rng.standard_normal(predicted.shape) / np.sqrt(width)
+        pairs.append(Pair(width, wider * predicted + noise, predicted - shift))
+    ones = np.full(K, float(M))
+    return vd.Followed(tuple(pairs), ones, ones, 10.0)
 
 
-def errors(slope: float) -> list[np.ndarray]:
-    """Relative errors of three networks a width."""
-    return [2.0 * w**slope * np.array([0.9, 1.0, 1 / 0.9]) for w in WIDTHS.astype(float)]
+def estimates(*values: float, radius: float = 0.01) -> list[Estimate]:
+    return [Estimate(value, radius) for value in values]
 
 
-@pytest.fixture
-def sampled() -> vd.Sampled:
-    rng = np.random.default_rng(11)
-    root = rng.standard_normal((K, M, M)) / 3 + np.eye(M)
-    mean, cov = rng.standard_normal((K, M, C)), root @ root.transpose(0, 2, 1)
-    samples = tuple(networks(rng, mean, cov, int(w), excess=20.0) for w in WIDTHS)
-    return vd.Sampled(tuple(int(w) for w in WIDTHS), samples, mean, cov)
+def rival(distance: float, radius: float = 0.01) -> vd.Rival:
+    return vd.Rival(f"{distance} off", distance, lambda: Estimate(distance, radius))
 
 
-def test_mean_verdict(sampled: vd.Sampled) -> None:
-    right = vd.mean_verdict("s", "mean", sampled, "untrained", sampled.mean + 2.0)
-    assert right.passed
-    wrong = vd.mean_verdict("s", "mean", sampled._replace(mean=sampled.mean + 2.0), "untrained", sampled.mean)
-    assert not wrong.holds
-    assert not wrong.passed
+def test_the_nearest_theory_that_can_be_told_is_the_control() -> None:
+    found = vd.judged("s", "zero", 0.0, 0.1, estimates(0.02, 0.03), [rival(0.5), rival(0.13), rival(0.11)])
+    assert (found.holds, found.control_fails, found.passed) == (True, True, True)
+    assert (found.control, found.measured, found.notices) == ("0.13 off", "0.030 +- 0.010", "0.13")
+    # one whose own interval is wide is left alone, and the next is taken
+    found = vd.judged("s", "zero", 0.0, 0.1, estimates(0.02), [rival(0.5), rival(0.13, radius=0.1)])
+    assert found.control == "0.5 off"
 
 
-def test_variance_verdict_allows_for_the_finite_width_term(sampled: vd.Sampled) -> None:
-    right = vd.variance_verdict("s", "variance", sampled, "thrice", 3 * sampled.cov)
-    assert right.passed
-    wrong = vd.variance_verdict("s", "variance", sampled._replace(cov=np.broadcast_to(np.eye(M) * 9, (K, M, M))), "c",
-                                sampled.cov)  # fmt: skip
-    assert not wrong.passed
+def test_without_power_a_verdict_is_undecided_and_not_right() -> None:
+    found = vd.judged("s", "zero", 0.0, 0.1, estimates(0.0), [rival(0.11)])
+    assert (found.holds, found.control_fails, found.passed) == (True, None, None)
+    assert "none of 1" in found.control
+    noisy = vd.judged("s", "zero", 0.0, 0.1, estimates(0.05, radius=0.06), [rival(0.5)])
+    assert (noisy.holds, noisy.passed) == (None, None)
 
 
-def test_a_control_that_passes_too_is_no_pass(sampled: vd.Sampled) -> None:
-    for verdict in (
-        vd.mean_verdict("s", "mean", sampled, "the same", sampled.mean),
-        vd.variance_verdict("s", "variance", sampled, "the same", sampled.cov),
-        vd.slope_verdict("s", tuple(WIDTHS), errors(-0.5), "the same", errors(-0.5)),
-        vd.exact_verdict("s", "equal", 1e-12, {"the same": 1e-12, "wrong": 0.3}, vd.EXACT),
-    ):
-        assert verdict.holds
-        assert not verdict.control_fails
-        assert not verdict.passed
+def test_a_wrong_theory_disagrees_and_a_rival_that_is_right_is_no_control() -> None:
+    assert vd.judged("s", "zero", 0.0, 0.1, estimates(0.3), [rival(0.5)]).passed is False
+    same = vd.Rival("said to be far", 0.5, lambda: Estimate(0.0, 0.01))
+    found = vd.judged("s", "zero", 0.0, 0.1, estimates(0.0), [same])
+    assert (found.holds, found.control_fails, found.passed) == (True, False, False)
 
 
-@pytest.mark.parametrize(("slope", "agrees"), [(-0.5, True), (-0.41, True), (-0.39, False), (-0.61, False), (0, False)])
-def test_slope_verdict(slope: float, agrees: bool) -> None:
-    verdict = vd.slope_verdict("s", tuple(WIDTHS), errors(slope), "wrong", errors(0.0))
-    assert (verdict.holds, verdict.control_fails, verdict.passed) == (agrees, True, agrees)
-    assert f"{slope:+.3f}" in verdict.measured
+def test_mean_verdict() -> None:
+    right, wrong = followed(), followed(shift=0.2)
+    far = 0.2 * np.sqrt(M * C) / 10
+    assert vd.mean_verdict("s", "mean", [right], {"shifted": (far, wrong)}).passed
+    swapped = vd.mean_verdict("s", "mean", [wrong], {"right": (far, right)})
+    assert (swapped.holds, swapped.control_fails) == (False, False)
+    assert vd.mean_verdict("s", "mean", [right, wrong], {"shifted": (far, wrong)}).holds is False  # at one round
+
+
+def test_variance_verdict() -> None:
+    right, wider = followed(), followed(wider=1.5)
+    laws = {"a tenth": [0.9 * right.law], "half": [0.5 * right.law]}
+    found = vd.variance_verdict("s", "variance", [right], laws)
+    assert found.passed and found.control == "half"  # a tenth is within the margin
+    assert vd.variance_verdict("s", "variance", [wider], laws).holds is False
+
+
+class Seen(NamedTuple):
+    """What a slope is made of: initial functions that are 0, and those at the end."""
+
+    test: np.ndarray  # [2, K, E, M, C]
+
+
+def errors(slope: float, scatter: float = 0.3) -> tuple[list[Seen], list[np.ndarray]]:
+    """Networks of every width, and unit predictions that are off by ``width^slope``."""
+    rng, seen = np.random.default_rng(5), []
+    one = np.ones((K, E, M, C))
+    for width in WIDTHS:
+        off = float(width) ** slope * np.exp(scatter * rng.standard_normal((K, E, 1, 1)))
+        seen.append(Seen(np.stack([0 * one, one + off])))
+    return seen, [one] * len(WIDTHS)
+
+
+@pytest.mark.parametrize(("slope", "holds"), [(-0.5, True), (-0.2, False), (-1.0, False), (0.0, False)])
+def test_slope_verdict(slope: float, holds: bool) -> None:
+    seen, right = errors(slope)
+    wrong = {"slightly": [p - 1e-3 for p in right], "off": [p + 1.0 for p in right]}
+    verdict = vd.slope_verdict("s", WIDTHS, seen, right, wrong)  # type: ignore[arg-type]
+    assert verdict.holds is holds
+    if holds:
+        assert verdict.passed and verdict.control == "off"
+
+
+def test_a_slope_of_few_networks_is_undecided() -> None:
+    seen, right = errors(-0.5, scatter=3.0)
+    verdict = vd.slope_verdict("s", WIDTHS, seen, right, {"off": [p + 1.0 for p in right]})  # type: ignore[arg-type]
+    assert verdict.holds is None and verdict.passed is None
+
+
+def test_initial_functions_of_the_wrong_weights_are_seen() -> None:
+    rng = np.random.default_rng(6)
+    count = vd.initial_draws(2.0, WIDTHS)
+    squares = [rng.standard_normal(count) ** 2 for _ in WIDTHS]
+    found = vd.initial_verdict("s", WIDTHS, squares)
+    assert found.passed and float(found.measured.split()[-1]) == pytest.approx(vd.INITIAL_RADIUS, rel=0.2)
+    assert vd.initial_verdict("s", WIDTHS, [1.44 * s for s in squares]).holds is False
+
+
+def test_a_control_that_passes_too_is_no_pass() -> None:
+    verdict = vd.exact_verdict("s", "equal", 1e-12, {"the same": 1e-12, "wrong": 0.3}, vd.EXACT)
+    assert (verdict.holds, verdict.control_fails, verdict.passed) == (True, False, False)
 
 
 @pytest.mark.parametrize(("error", "agrees"), [(0.0, True), (1e-9, True), (2e-9, False), (float("nan"), False)])
@@ -84,16 +138,6 @@ def test_the_nearest_control_is_shown_and_must_be_orders_of_magnitude_away(neare
     assert verdict.control_fails is fails
 
 
-def test_paired_verdict() -> None:
-    rng = np.random.default_rng(12)
-    small = 0.01 * rng.standard_normal((K, E, M, C))
-    right = vd.paired_verdict("s", "paired", small, "shifted", small + 0.1)
-    assert right.passed
-    swapped = vd.paired_verdict("s", "paired", small + 0.1, "right", small)
-    assert not swapped.holds
-    assert not swapped.control_fails
-
-
 def test_all_verdicts_in_one_line_and_as_rows() -> None:
     right = vd.Verdict("s", "one is one", "1", "1 +- 0", True, "two", "2", True, "n = 1")
     wrong, unclear = right._replace(holds=False), right._replace(control_fails=False)
@@ -101,4 +145,7 @@ def test_all_verdicts_in_one_line_and_as_rows() -> None:
     assert "Inconclusive: 1 of 2 negative controls pass too" in vd.summary([right, unclear])
     assert "DISAGREE in 1 of 3" in vd.summary([right, wrong, unclear])
     assert [row["passed"] for row in vd.as_rows([right, wrong, unclear])] == [True, False, False]
+    open_ = right._replace(control_fails=None)
+    assert "agree in all 1 comparisons, and every wrong theory fails its own; 1 undecided" in vd.summary([right, open_])
+    assert open_.passed is None and right._replace(holds=None, control_fails=False).passed is False
     assert vd.as_rows([right])[0] == {**right._asdict(), "passed": True}

@@ -75,6 +75,13 @@ def test_a_control_that_passes_is_shown() -> None:
     assert "fails, as it must" not in text
 
 
+def test_what_is_undecided_and_what_is_noticed_are_shown() -> None:
+    open_ = verdict("mean = flow")._replace(holds=None, control_fails=None, notices="0.02")
+    text = table_of([open_, verdict("variance = flow")])
+    assert text.count("undecided") == 2 and "notices" in text and "0.02" in text
+    assert "notices" not in table_of([verdict("mean = flow")])
+
+
 def test_settings_and_comparisons_are_not_folded_into_each_other() -> None:
     rows = [verdict("mean = flow, round 5"), verdict("variance = flow, round 5"), verdict("mean = flow, round 5")]
     rows[2] = rows[2]._replace(subject="digits")

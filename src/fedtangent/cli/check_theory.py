@@ -55,10 +55,10 @@ def run_job(job: TheoryJob) -> int:
         begun = time.perf_counter()
         done[name] = _run(entry, options)
         seconds[name] = time.perf_counter() - begun
-        right = sum(v.passed for v in done[name])
+        right = sum(v.passed is True for v in done[name])
         say(f"{name}: {right} of {len(done[name])} as they must be, {seconds[name]:.0f} s")
         rows = [{"check": name, **row} for name, verdicts in done.items() for row in as_rows(verdicts)]
-        passed = len(done) == len(checks) and all(row["passed"] for row in rows)
+        passed = len(done) == len(checks) and all(row["passed"] is not False for row in rows)
         write_result(folder, rows, passed=passed, seconds=seconds)
     screen.print()
     every = [v for verdicts in done.values() for v in verdicts]

@@ -76,7 +76,7 @@ def run_job(job: CompareJob) -> int:
     paths = draw_all(results, folder / "figures")
     screen.print(f"[bold]{summary(verdicts)}[/bold] ({time.perf_counter() - start:.0f} s)")
     screen.print(f"{len(paths)} figures in {folder / 'figures'}; numbers in {folder / 'result.json'}", highlight=False)
-    return 0 if all(v.passed for v in verdicts) else 1
+    return 0 if all(v.passed is not False for v in verdicts) else 1
 
 
 def _show(screen: Console, results: list[SideBySide], verdicts: list[Verdict]) -> None:

@@ -82,7 +82,7 @@ def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
 def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """A network on the sine data with a gap in the middle (FE-2024, section V-B)."""
     sizes = {
-        "smoke": Scale((128, 256, 512, 1024), 8, 30),
+        "smoke": Scale((128, 256, 512, 1024), 32, 10),
         "default": Scale((256, 512, 1024, 2048), 12, 60),
         "paper": Scale((256, 512, 1024, 2048, 4096, 8192), 100, 400),
     }

@@ -73,11 +73,10 @@ def _absent_once(cohorts: Cohort, last: int) -> Cohort:
     return cohorts._replace(weight=weight)  # type: ignore[arg-type]
 
 
-def linear_verdict(theory: Predicted, seen: Simulated, dropped: Flow) -> Verdict:
-    """Every model of a setting that is linear itself, at every evaluated round, against the flow."""
+def linear_verdict(theory: Predicted, seen: Simulated, wrong: dict[str, Flow]) -> Verdict:
+    """Every model of a setting that is linear itself, at every evaluated round, against the flow and ``wrong`` ones."""
     setting = theory.setting
-    flows = near_misses(setting, theory.cohorts, theory.blocks, setting.num_rounds)
-    flows["flow without one client"] = dropped
+    flows = wrong | near_misses(setting, theory.cohorts, theory.blocks, setting.num_rounds)
     return exact_verdict(
         setting.name,
         "simulation = flow, linear model, every round",

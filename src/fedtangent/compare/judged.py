@@ -2,173 +2,250 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+import functools
+from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.compare import exact
-from fedtangent.compare.predicted import Predicted, networks, one_client_dropped, run_flow, without_cross_terms
-from fedtangent.compare.simulated import Simulated
-from fedtangent.compare.statistics import law_distance, mean_statistic, relative_errors, variance_statistic
+from fedtangent.compare.predicted import Predicted, networks, run_flow, without_clients, without_cross_terms
+from fedtangent.compare.simulated import Simulated, init_key
+from fedtangent.compare.statistics import Pair, law_distance
 from fedtangent.compare.verdicts import (
-    Sampled,
+    MEAN_MARGIN,
+    VARIANCE_MARGIN,
+    Followed,
     Verdict,
     exact_verdict,
+    initial_draws,
+    initial_verdict,
     mean_verdict,
-    paired_verdict,
-    sampled_verdict,
     slope_verdict,
     variance_verdict,
 )
 from fedtangent.federated import schedule
 from fedtangent.federated.compose import drawn_cohorts
+from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import Flow, covariance_terms, ntk_evolution
-from fedtangent.types import Gaussian, Schedule
+from fedtangent.types import Array, Gaussian, Key, Model, Schedule
 
 FIXED_POINT = 1e-8
 NUM_MODELS = 5  # K of the schedules whose fixed points are checked
-MAX_DROPPED = 20  # clients tried as the one to leave out
+MAX_DROPPED = 20  # clients tried as those to leave out
+SLOWER = (0.9, 0.75, 0.5, 0.25)  # wrong rates
+SHARES = (0.9, 0.5, 0.1, 0.0)  # of the time, wrong too
 FIXED_POINT_AGES = 20  # ages of K rounds in a pass: under partial participation too, every client comes up
+REACHED = 0.1  # of a verdict's margin: how near the flow is to the limit when networks are judged by that too
 
 
-def all_verdicts(
-    theory: Predicted, seen: tuple[Simulated, ...], moved: tuple[Simulated, ...], errors: list[np.ndarray]
-) -> tuple[Verdict, ...]:
-    """The comparisons that apply to what was predicted, trained (``seen``) and moved by NTK-FL.
-
-    ``errors`` holds, per width, each network's relative error to the flow at the last round.
-    """
-    setting, dropped = theory.setting, _most_missed(theory)
-    verdicts = []
+def all_verdicts(theory: Predicted, seen: tuple[Simulated, ...], moved: tuple[Simulated, ...]) -> tuple[Verdict, ...]:
+    """The comparisons that apply to what was predicted, trained (``seen``) and moved by NTK-FL."""
+    setting = theory.setting
+    wrong = wrong_flows(theory)
     if setting.is_linear:
-        verdicts.append(exact.linear_verdict(theory, seen[-1], dropped))
+        verdicts = [exact.linear_verdict(theory, seen[-1], wrong)]
     else:
-        wrong = [_errors(dropped, s) for s in seen]
-        verdicts.append(slope_verdict(setting.name, setting.widths, errors, "flow without one client", wrong))
-        verdicts.append(exact.linearised_verdict(setting, theory.cohorts))
+        verdicts = [exact.linearised_verdict(setting, theory.cohorts)]
     verdicts += exact.law_verdicts(theory)
-    verdicts += _every_round(theory, seen)
-    if not setting.is_linear:
-        verdicts.append(_paired(theory, seen[-1], dropped))
+    if theory.limit is not None:
+        verdicts += _fixed_points(theory, theory.limit)
+    return tuple(sampled_verdicts(theory, seen, moved, wrong) + verdicts)
+
+
+def sampled_verdicts(
+    theory: Predicted, seen: tuple[Simulated, ...], moved: tuple[Simulated, ...], wrong: dict[str, Flow]
+) -> list[Verdict]:
+    """Those that have a chance of being wrong: what is measured is an average over networks."""
+    verdicts = [_initial(theory)]
+    if not theory.setting.is_linear:
+        verdicts += _every_round(theory, seen, wrong)
     if theory.limit is not None:
         verdicts += _limit(theory, seen, theory.limit)
-        verdicts += _fixed_points(theory, theory.limit)
     for method in dict.fromkeys(m.method for m in moved):
         verdicts += _evolution(theory, tuple(m for m in moved if m.method == method))
-    return tuple(verdicts)
-
-
-def _most_missed(theory: Predicted) -> Flow:
-    """The flow without the client whose absence changes the last round's mean most. A negative control."""
-    setting, cohorts = theory.setting, theory.cohorts
-    right = np.asarray(theory.flow.mean(setting.num_rounds))
-    flows = [
-        run_flow(setting, theory.blocks, one_client_dropped(cohorts, client))
-        for client in np.unique(np.asarray(cohorts.client))[:MAX_DROPPED]
-    ]
-    change = [np.linalg.norm(np.asarray(flow.mean(setting.num_rounds)) - right) for flow in flows]
-    return flows[int(np.argmax(change))]
-
-
-def _errors(flow: Flow, seen: Simulated) -> np.ndarray:
-    """Relative error of each network to ``flow`` from its own initial function at the last round, [K, E]."""
-    predicted = networks(flow, seen, seen.rounds[-1:])[0]
-    return relative_errors(predicted, seen.test[-1], predicted - seen.test[0])
-
-
-def _every_round(theory: Predicted, seen: tuple[Simulated, ...]) -> list[Verdict]:
-    setting, verdicts = theory.setting, []
-    for at, r in enumerate(setting.rounds[1:], start=1):
-        samples = Sampled(setting.widths, tuple(s.test[at] for s in seen), *theory.moments[at])
-        untrained = theory.moments[0].mean
-        verdicts.append(mean_verdict(setting.name, f"mean = flow, round {r}", samples, "untrained network", untrained))
-        wrong_cov = without_cross_terms(theory.flow, r)
-        verdicts.append(
-            variance_verdict(setting.name, f"variance = flow, round {r}", samples, "no cross terms", wrong_cov)
-        )
     return verdicts
 
 
-def _paired(theory: Predicted, seen: Simulated, dropped: Flow) -> Verdict:
-    """Mean of the networks against the flow from the same initial functions: sampling error all but cancels."""
-    right, wrong = (networks(flow, seen, seen.rounds[-1:])[0] for flow in (theory.flow, dropped))
-    return paired_verdict(
-        theory.setting.name,
-        f"mean = flow from the same initial functions, round {seen.rounds[-1]}",
-        seen.test[-1] - right,
-        "flow without one client",
-        seen.test[-1] - wrong,
-    )
+def wrong_flows(theory: Predicted) -> dict[str, Flow]:
+    """Flows that are wrong, by what is wrong with them: the rivals that networks of finite width may tell."""
+    setting, cohorts, blocks = theory.setting, theory.cohorts, theory.blocks
+    flows = {
+        f"client rate x {by}": run_flow(dataclasses.replace(setting, learning_rate=by * setting.learning_rate), blocks,
+                                        cohorts)
+        for by in SLOWER
+    }  # fmt: skip
+    right, clients = np.asarray(theory.flow.mean(setting.num_rounds)), np.unique(np.asarray(cohorts.client))
+    change = []
+    for client in clients[:MAX_DROPPED]:
+        flow = run_flow(setting, blocks, without_clients(cohorts, [client]))
+        change.append(np.linalg.norm(np.asarray(flow.mean(setting.num_rounds)) - right))
+    for count in sorted({1, -(-len(clients) // 10), -(-len(clients) // 3)}):
+        most = clients[np.argsort(change)[-count:]]
+        flows[f"{count} of {len(clients)} clients missing"] = run_flow(setting, blocks, without_clients(cohorts, most))
+    return flows
 
 
-def _limit(theory: Predicted, seen: tuple[Simulated, ...], limit: Gaussian) -> list[Verdict]:
-    """Networks at the last round against Theorem 2, once the flow has come nearer to it than sampling can tell."""
-    if not reached(theory, limit):
-        return []
-    setting, num_models = theory.setting, theory.setting.schedule.num_models
-    mean, cov = (np.broadcast_to(part, (num_models, *part.shape)) for part in (limit.mean, limit.cov))
-    samples = Sampled(setting.widths, tuple(s.test[-1] for s in seen), mean, cov)
-    wrong_mean = seen[-1].test[0].mean(axis=1)
-    what = f"Theorem 2, round {setting.num_rounds}"
-    prior = np.broadcast_to(_prior(theory), cov.shape)
+def _initial(theory: Predicted) -> Verdict:
+    """Initial functions at the test points have the prior's variance: as many of them as it takes to tell."""
+    setting, prior = theory.setting, np.asarray(theory.blocks.nngp_test)
+    spread = 2 * float(np.sum(prior**2)) / np.trace(prior) ** 2 / setting.y_train.shape[1]  # of one function's square
+    count = initial_draws(spread, setting.widths)
+    squares = []
+    for width in setting.widths:
+        keys = jax.random.split(jax.random.fold_in(init_key(setting, 0), width), count)
+        found = _initial_squares(setting.model(width), keys, jnp.asarray(setting.x_test))
+        squares.append(np.asarray(found) / np.trace(prior))
+    return initial_verdict(setting.name, setting.widths, squares)
+
+
+@functools.partial(jax.jit, static_argnames=("model",))
+def _initial_squares(model: Model, keys: Key, x: Array) -> Array:
+    """Squared initial functions summed over points, averaged over outputs, one for each of ``keys``."""
+
+    def square(key: Key) -> Array:
+        return jnp.mean(jnp.sum(model.apply(model.init(key), x) ** 2, axis=0))
+
+    return jax.lax.map(square, keys, batch_size=16)
+
+
+def _every_round(theory: Predicted, seen: tuple[Simulated, ...], wrong: dict[str, Flow]) -> list[Verdict]:
+    """Networks against the flow from the same initial functions, at every evaluated round."""
+    setting, name, rounds = theory.setting, theory.setting.name, theory.setting.rounds[1:]
+    right, means = [networks(theory.flow, s, s.rounds) for s in seen], np.asarray(theory.flow.mean(rounds))
+    followed = []
+    for at, r in enumerate(rounds, start=1):
+        law = np.trace(theory.moments[at].cov, axis1=1, axis2=2)
+        followed.append(
+            _followed(
+                seen, [p[at] for p in right], at, propagated_variance(theory.blocks, _influences(theory.flow, r)), law
+            )
+        )
+    rivals, slopes, variances = {}, {}, {}
+    for what, flow in wrong.items():
+        away = np.asarray(flow.mean(rounds)) - means  # [r, K, m, C]
+        far = [float(np.linalg.norm(a.mean(axis=0))) / f.scale for a, f in zip(away, followed, strict=True)]
+        at = int(np.argmax(far))
+        there, last = ([networks(flow, s, (r,))[0] for s in seen] for r in (rounds[at], rounds[-1]))
+        rivals[what] = far[at], _followed(seen, there, at + 1, followed[at].exact, followed[at].law, followed[at].scale)
+        slopes[what] = last
+        variances[what] = [np.trace(np.asarray(flow.cov(r)), axis1=1, axis2=2) for r in rounds]
+    variances["no cross terms"] = [np.trace(without_cross_terms(theory.flow, r), axis1=1, axis2=2) for r in rounds]
+    from_start = f"the flow's from the same initial functions, {len(rounds)} rounds"
     return [
-        mean_verdict(setting.name, f"mean = {what}", samples, "untrained network", wrong_mean),
-        variance_verdict(setting.name, f"variance = {what}", samples, "prior covariance", prior),
+        slope_verdict(name, setting.widths, seen, [p[-1] for p in right], slopes),
+        mean_verdict(name, f"mean = {from_start}", followed, rivals),
+        variance_verdict(name, f"variance = {from_start}", followed, variances),
     ]
 
 
-def reached(theory: Predicted, limit: Gaussian) -> bool:
-    """Whether the flow's last round is nearer to the limit than sampling can tell: within one standard error each of
-    the mean's and the variance's statistics."""
-    last, draws = theory.moments[-1], theory.setting.draws
-    trace = np.trace(limit.cov)
-    spread = np.sqrt(2 * np.sum(limit.cov**2)) / trace / np.sqrt(last.mean.shape[0] * last.mean.shape[2])
-    off = np.mean(draws * np.sum((last.mean - limit.mean) ** 2, axis=1) / trace)
+def _followed(
+    seen: Sequence[Simulated],
+    predicted: Sequence[np.ndarray],
+    at: int,
+    exact_variance: np.ndarray,
+    law: np.ndarray,
+    scale: float | None = None,
+) -> Followed:
+    """Networks at the evaluated round number ``at`` beside ``predicted`` [K, E, m, C] of each width."""
+    pairs = tuple(Pair(s.width, s.test[at], p) for s, p in zip(seen, predicted, strict=True))
+    moved = predicted[-1] - seen[-1].test[0]
+    own = float(np.sqrt(np.mean(np.sum(moved**2, axis=(-2, -1)))))
+    return Followed(pairs, exact_variance, law, own if scale is None else scale)
+
+
+def _influences(flow: Flow, round_: int) -> list[np.ndarray]:
+    return [np.asarray(flow.dependence(round_, k)[0][0]) for k in range(flow.num_models)]
+
+
+def propagated_variance(blocks: KernelBlocks, influences: list[np.ndarray]) -> np.ndarray:
+    """Variance of ``f0(x) - B f0(X)`` summed over test points for each ``B`` [m, n], [K], for ``f0 ~ GP(0, K)``.
+
+    Written as ``A K A'`` with ``A = [-B, I]`` and the whole kernel, apart from the theory's own terms.
+    """
+    cross = np.asarray(blocks.nngp_test_train)
+    prior = np.block([[np.asarray(blocks.nngp_train), cross.T], [cross, np.asarray(blocks.nngp_test)]])
+    rows = (np.concatenate([-b, np.eye(len(b))], axis=1) for b in influences)
+    return np.array([np.sum((a @ prior) * a) for a in rows])
+
+
+def _limit(theory: Predicted, seen: tuple[Simulated, ...], limit: Gaussian) -> list[Verdict]:
+    """Networks at the last round against Theorem 2, once the flow itself is far nearer to it than the margins."""
+    name, num_rounds, last = theory.setting.name, theory.setting.num_rounds, theory.moments[-1]
+    exact_variance = propagated_variance(theory.blocks, _influences(theory.flow, num_rounds))
+    law = np.full(len(last.mean), np.trace(limit.cov))
+    follow = [networks(theory.flow, s, s.rounds[-1:])[0] for s in seen]
+    away = last.mean - np.asarray(limit.mean)  # [K, m, C]
+    right = _followed(seen, [f - away[:, None] for f in follow], -1, exact_variance, law)
+    if not reached(theory, limit, right.scale):
+        return []
+    untrained = _followed(seen, [s.test[0] for s in seen], -1, exact_variance, law, right.scale)
+    shrunk = [f - away[:, None] - 0.1 * np.asarray(limit.mean) for f in follow]
+    size = float(np.linalg.norm(limit.mean)) / right.scale
+    means = {
+        "nine tenths of the mean": (0.1 * size, _followed(seen, shrunk, -1, exact_variance, law, right.scale)),
+        "untrained network": (size, untrained),
+    }
+    prior = np.full(len(law), np.trace(theory.blocks.nngp_test))
+    what = f"Theorem 2, round {num_rounds}"
+    return [
+        mean_verdict(name, f"mean = {what}", [right], means),
+        variance_verdict(
+            name, f"variance = {what}", [right], {"covariance x 1.5": [1.5 * law], "prior covariance": [prior]}
+        ),
+    ]
+
+
+def reached(theory: Predicted, limit: Gaussian, scale: float) -> bool:
+    """Whether the flow's last round is nearer to the limit than ``REACHED`` of the verdicts' margins."""
+    last, trace = theory.moments[-1], np.trace(limit.cov)
+    off = np.linalg.norm((last.mean - limit.mean).mean(axis=0)) / scale
     ratio = np.mean(np.trace(last.cov, axis1=1, axis2=2)) / trace
-    return bool(off <= spread and abs(ratio - 1) <= spread / np.sqrt(draws - 1))
-
-
-def _prior(theory: Predicted) -> np.ndarray:
-    """Covariance of the initial functions at the test points: a wrong covariance for trained networks."""
-    return theory.moments[0].cov[0]
-
-
-class _Evolved(NamedTuple):
-    """NTK-FL's networks at one width less the limiting kernel's mean at the times they chose, and its covariance."""
-
-    centred: np.ndarray  # [K, E, m, C]
-    mean: np.ndarray  # [K, m, C], the mean that was subtracted, averaged over draws
-    cov: np.ndarray  # [K, m, m]
-    times: np.ndarray  # [K, E]
-
-
-def _evolved(theory: Predicted, moved: Simulated) -> _Evolved:
-    blocks, y = theory.blocks, theory.setting.y_train
-    times = moved.info["time"][:, 0, :].T  # [E, R = 1, K] -> [K, E]
-    step = 1 / float(np.linalg.eigvalsh(blocks.ntk_train)[-1])
-    responses = {int(t): ntk_evolution(blocks, step, int(t)) for t in np.unique(times)}
-    covs = {t: covariance_terms(blocks, b).total for t, b in responses.items()}
-    mean = np.stack([[responses[int(t)] @ y for t in row] for row in times])  # [K, E, m, C]
-    cov = np.stack([np.mean([covs[int(t)] for t in row], axis=0) for row in times])
-    return _Evolved(moved.test[-1] - mean, mean.mean(axis=1), cov, times)
+    return bool(off <= REACHED * MEAN_MARGIN and abs(ratio - 1) <= REACHED * VARIANCE_MARGIN)
 
 
 def _evolution(theory: Predicted, moved: tuple[Simulated, ...]) -> list[Verdict]:
     """NTK-FL's networks, one entry per width, against the limiting kernel's evolution for the times they chose."""
-    evolved = [_evolved(theory, m) for m in moved]
-    name, method, widths = theory.setting.name, moved[0].method, tuple(m.width for m in moved)
-    last = evolved[int(np.argmax(widths))]
-    zero = np.zeros_like(last.mean)
-    low, high = last.times.min(), last.times.max()
-    when = f"t = {low}..{high}" if low < high else f"t = {high}"
-    means = [mean_statistic(e.centred, zero, e.cov) for e in evolved]
-    variances = [variance_statistic(e.centred, e.cov) for e in evolved]
-    wrong_mean = mean_statistic(last.centred, -last.mean, last.cov)
-    wrong_variance = variance_statistic(last.centred, np.broadcast_to(_prior(theory), last.cov.shape))
+    name, method = theory.setting.name, moved[0].method
+    times = np.concatenate([np.unique(m.info["time"]) for m in moved])
+    when = f"t = {times.min()}..{times.max()}" if times.min() < times.max() else f"t = {times.max()}"
+    right = _evolved(theory, moved, 1.0)
+    wrong = {f"{s:g} of the time": _evolved(theory, moved, s)._replace(scale=right.scale) for s in SHARES}
+    if theory.setting.is_linear:
+        misses = {what: _largest(other) for what, other in wrong.items()}
+        return [exact_verdict(name, f"{method}: each network, {when}", _largest(right), misses, exact.EXACT)]
+    means = {}
+    for what, other in wrong.items():
+        away = (other.pairs[-1].predicted - right.pairs[-1].predicted).mean(axis=(0, 1))
+        means[what] = float(np.linalg.norm(away)) / right.scale, other
+    prior = np.full(len(right.law), np.trace(theory.blocks.nngp_test))
+    laws = {"covariance x 1.5": [1.5 * right.law], "prior covariance": [prior]}
     return [
-        sampled_verdict(name, f"{method}: mean, {when}", widths, means, 2, "untrained network", wrong_mean),
-        sampled_verdict(name, f"{method}: variance", widths, variances, 1, "prior covariance", wrong_variance),
+        mean_verdict(name, f"{method}: mean, {when}", [right], means),
+        variance_verdict(name, f"{method}: variance", [right], laws),
     ]
+
+
+def _largest(followed: Followed) -> float:
+    """The largest error of a network, relative to how far training has moved functions."""
+    return max(float(np.max(np.linalg.norm(p.seen - p.predicted, axis=-2))) for p in followed.pairs) / followed.scale
+
+
+def _evolved(theory: Predicted, moved: tuple[Simulated, ...], share: float) -> Followed:
+    """What the limiting kernel makes of the same initial functions in ``share`` of the times that networks chose."""
+    blocks, y, predicted, variances = theory.blocks, theory.setting.y_train, [], []
+    step = 0.5 / float(np.linalg.eigvalsh(blocks.ntk_train)[-1])
+    for m in moved:
+        times = (m.info["time"][:, 0, :].T * share).astype(int)  # [E, R = 1, K] -> [K, E]
+        responses = {int(t): np.asarray(ntk_evolution(blocks, step, int(t))) for t in np.unique(times)}
+        each = np.stack([[responses[int(t)] for t in row] for row in times])  # [K, E, m, n]
+        predicted.append(m.test[0] + each @ (y - m.train[0]))
+        own = {t: propagated_variance(blocks, [b])[0] for t, b in responses.items()}
+        variances.append([np.mean([own[int(t)] for t in row]) for row in times])
+    exact_variance = np.mean(variances, axis=0)
+    return _followed(moved, predicted, -1, exact_variance, exact_variance)
 
 
 def _fixed_points(theory: Predicted, limit: Gaussian) -> list[Verdict]:
@@ -186,7 +263,7 @@ def _fixed_point(theory: Predicted, name: str, own: Schedule, limit: Gaussian) -
     setting = theory.setting
     drawn = drawn_cohorts(own, setting.partition, FIXED_POINT_AGES * own.num_models, setting.seed)
     flow = run_flow(setting, theory.blocks, drawn, own.num_models)
-    fewer = run_flow(setting, theory.blocks, one_client_dropped(drawn, 0), own.num_models)
+    fewer = run_flow(setting, theory.blocks, without_clients(drawn, [0]), own.num_models)
     return exact_verdict(
         setting.name,
         f"flow repeated for ever = Theorem 2, {name}",
@@ -197,7 +274,7 @@ def _fixed_point(theory: Predicted, name: str, own: Schedule, limit: Gaussian) -
 
 
 def repeated(flow: Flow, y_train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and covariance of model 0 after 2^30 repetitions of the rounds: the pass ``M``, composed with itself.
+    """Model 0 after 2^30 repetitions of the flow's rounds: the pass ``M`` is composed with itself 30 times.
 
     ``M`` after a pass after a pass is ``M + (I - M Theta) M``. Nothing is solved: a step beyond the stability bound
     diverges, and a client that is never asked leaves its mark.

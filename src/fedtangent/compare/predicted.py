@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -80,17 +81,22 @@ def without_cross_terms(flow: Flow, round_: int) -> np.ndarray:
     return np.stack([np.asarray(t.prior + t.propagated) for t in terms])
 
 
-def one_client_dropped(cohorts: Cohort, client: int) -> Cohort:
-    """The same cohorts as if ``client`` had never taken part. A negative control."""
-    weight = np.where(np.asarray(cohorts.client) == client, 0.0, np.asarray(cohorts.weight))
+def without_clients(cohorts: Cohort, clients: Sequence[int] | np.ndarray) -> Cohort:
+    """The same cohorts as if ``clients`` had never taken part. A negative control."""
+    weight = np.where(np.isin(np.asarray(cohorts.client), clients), 0.0, np.asarray(cohorts.weight))
     return cohorts._replace(weight=weight)  # type: ignore[arg-type]
 
 
 def networks(flow: Flow, seen: Simulated, rounds: tuple[int, ...]) -> np.ndarray:
     """The flow's prediction at the test points of each network from its own initial function, [r, K, E, m, C].
 
-    r counts ``rounds``.
+    r counts ``rounds``. An initial function f0 becomes ``mean + gamma f0(x) - B f0(X)``, with one B for all draws.
     """
-    train, test = seen.train[0], seen.test[0]
-    own = [np.asarray(flow.predict(train[:, e], test[:, e], rounds)) for e in range(train.shape[1])]
-    return np.stack(own, axis=2)
+    train, test = seen.train[0], seen.test[0]  # [K, E, n, C], [K, E, m, C]
+    means, found = np.asarray(flow.mean(rounds)), []
+    for r, mean in zip(rounds, means, strict=True):
+        b, gamma = map(np.asarray, flow.dependence(r))
+        given = train if b.shape[2] == train.shape[2] else train.reshape(*train.shape[:2], -1, 1)
+        pulled = np.einsum("kmq,keqc->kemc", b, given).reshape(test.shape)
+        found.append(mean[:, None] + gamma[:, None, None, None] * test - pulled)
+    return np.stack(found)

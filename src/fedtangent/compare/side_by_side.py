@@ -78,7 +78,7 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
         moved = _evolve(setting, progress, say)
         gaps = tuple(flow_gap(theory, s) for s in seen)
         say(f"{setting.name}: verdicts")
-        verdicts = judged.all_verdicts(theory, tuple(seen), moved, [g.error[-1] for g in gaps])
+        verdicts = judged.all_verdicts(theory, tuple(seen), moved)
     rows = _rows(theory, seen, moved, gaps, flow_seconds)
     return SideBySide(theory, tuple(seen), moved, gaps, rows, verdicts, time.perf_counter() - start)
 

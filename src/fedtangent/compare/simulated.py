@@ -57,8 +57,8 @@ def recipe(setting: Setting, model: Model) -> Algorithm:
 def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool = False) -> Simulated:
     """One round of NTK-FL with every client in the cohort, from Fed-ensemble's initialisations.
 
-    The step is the largest at which every mode is still damped monotonically, 1 / lambda_max of the analytic kernel of
-    the pooled data.
+    The step is half of the largest at which every mode is still damped monotonically, 1 / lambda_max of the analytic
+    kernel of the pooled data: a narrow network's own kernel may have several times its largest eigenvalue.
     """
     clients = setting.partition.num_clients
     model = setting.model(width)
@@ -67,10 +67,10 @@ def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool
     algorithm = algorithms.ntk_fl(
         model,
         schedule.all_clients(clients, setting.schedule.num_models),
-        learning_rate=examples * outputs / float(np.linalg.eigvalsh(theta)[-1]),
+        learning_rate=0.5 * examples * outputs / float(np.linalg.eigvalsh(theta)[-1]),
         times=setting.ntk_times,
         kernel=kernel,
-        unstable="allow",  # a narrow network's own kernel may have twice the analytic one's largest eigenvalue
+        unstable="allow",
         slots_per_model=clients,
     )
     once = dataclasses.replace(setting, num_rounds=1, evaluate_every=0, draws=draws)

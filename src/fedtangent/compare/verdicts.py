@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import norm
+from scipy.stats import t as student
 
+from fedtangent.compare.simulated import Simulated
 from fedtangent.compare.statistics import (
-    NUM_STANDARD_ERRORS,
-    SIGNIFICANCE,
-    Statistic,
-    agrees,
-    finite_width_allowance,
+    LEVEL,
+    Estimate,
+    Pair,
+    at_infinite_width,
+    combined,
     fitted_slope,
-    mean_statistic,
-    sign_flip_test,
-    variance_statistic,
+    mean_error,
+    relative_errors,
+    variance_ratio,
+    worst,
 )
 
-SLOPE, SLOPE_BAND = -0.5, 0.1
+SLOPE, SLOPE_MARGIN = -0.5, 0.2  # nearer to -1/2 than to any other multiple of it
+MEAN_MARGIN = 0.01  # of how far training has moved the function
+VARIANCE_MARGIN = 0.15
+INITIAL_MARGIN, INITIAL_RADIUS = 0.15, 0.05
 EXACT = 1e-9
 MARGIN = 1e3  # how much farther than an exact bound its controls must be: orders of magnitude, never rounding
 
@@ -35,23 +43,32 @@ class Verdict(NamedTuple):
     statement: str  # what is compared
     measured: str
     expected: str  # by the theory, with the tolerance
-    holds: bool  # what is measured is as expected
+    holds: bool | None  # what is measured is as expected; None: too few draws to tell
     control: str  # which wrong theory
     control_measured: str
-    control_fails: bool  # as it must
+    control_fails: bool | None  # as it must; None: too few draws to tell
     sizes: str = ""  # on what, and how large
+    notices: str = ""  # the smallest error of a theory that is noticed
 
     @classmethod
     def of(
-        cls, subject: str, statement: str, sizes: str, found: tuple[str, str, bool], wrong: tuple[str, str, bool]
+        cls,
+        subject: str,
+        statement: str,
+        sizes: str,
+        found: tuple[str, str, bool | None],
+        wrong: tuple[str, str, bool | None],
+        notices: str = "",
     ) -> Verdict:
         """Of what was ``found`` (measured, expected, holds), and of the ``wrong`` theory (name, measured, fails)."""
-        return cls(subject, statement, *found, *wrong, sizes)
+        return cls(subject, statement, *found, *wrong, sizes, notices)
 
     @property
-    def passed(self) -> bool:
-        """The comparison holds and its control does not."""
-        return self.holds and self.control_fails
+    def passed(self) -> bool | None:
+        """The comparison holds and its control does not; None where either is undecided and neither is wrong."""
+        if self.holds is False or self.control_fails is False:
+            return False
+        return None if self.holds is None or self.control_fails is None else True
 
 
 def as_rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
@@ -61,24 +78,77 @@ def as_rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
 
 def summary(verdicts: Sequence[Verdict]) -> str:
     """Whether all have passed, in one line."""
-    failed = sum(not v.holds for v in verdicts)
-    passing = sum(not v.control_fails for v in verdicts)
+    failed = sum(v.holds is False for v in verdicts)
+    passing = sum(v.control_fails is False for v in verdicts)
+    undecided = sum(v.passed is None for v in verdicts)
     if failed:
         return f"Simulation and theory DISAGREE in {failed} of {len(verdicts)} comparisons"
     if passing:
         return f"Inconclusive: {passing} of {len(verdicts)} negative controls pass too"
-    return f"Simulation and theory agree in all {len(verdicts)} comparisons, and every wrong theory fails its own"
+    agree = f"Simulation and theory agree in all {len(verdicts) - undecided} comparisons, and every wrong theory fails"
+    return f"{agree} its own" + (f"; {undecided} undecided, for too few draws" if undecided else "")
+
+
+class Rival(NamedTuple):
+    """A wrong theory, as a negative control: theory itself says how far it is from the right one."""
+
+    name: str
+    distance: float  # from the right theory, in the units of the verdict, where it is farthest
+    measured: Callable[[], Estimate]  # what the verdict's own check makes of it there
+
+
+def judged(
+    subject: str, statement: str, target: float, margin: float, found: Sequence[Estimate], rivals: Sequence[Rival]
+) -> Verdict:
+    """Whether all estimates are within ``margin`` of ``target``, beside the nearest rival far enough to be noticed.
+
+    One is far enough if the margin and twice the larger radius, of right and wrong, are less than its distance: its own
+    interval then lies beyond the margin. Where none is, the verdict is undecided.
+    """
+    radius = max(e.radius for e in found)
+    allowed, farthest = f"<= {margin:g}" if target == 0 else f"{target:g} +- {margin:g}", worst(found, target)
+    right = str(farthest), allowed, farthest.within(target - margin, target + margin)
+    wrong: tuple[str, str, bool | None] = f"none of {len(rivals)} wrong theories is far enough", "-", None
+    notices = f"{margin + 2 * radius:.2g}"
+    for rival in sorted(rivals, key=lambda rival: rival.distance):
+        if rival.distance < margin + 2 * radius:
+            continue
+        other = rival.measured()
+        if rival.distance >= margin + 2 * other.radius:
+            inside = other.within(target - margin, target + margin)
+            wrong = rival.name, str(other), None if inside is None else not inside
+            notices = f"{rival.distance:.2g}"
+            break
+    return Verdict.of(subject, statement, "", right, wrong, notices)
 
 
 def slope_verdict(
-    subject: str, widths: tuple[int, ...], errors: list[np.ndarray], control: str, wrong: list[np.ndarray]
+    subject: str,
+    widths: tuple[int, ...],
+    seen: Sequence[Simulated],
+    right: Sequence[np.ndarray],
+    wrong: Mapping[str, Sequence[np.ndarray]],
 ) -> Verdict:
-    """Relative errors to the flow fall with the width at slope -1/2 +- 0.1; those to a wrong flow do not."""
-    fit, other = fitted_slope(np.array(widths), errors), fitted_slope(np.array(widths), wrong)
-    measured, holds = f"slope {fit.slope:+.3f} +- {fit.standard_error:.3f}", abs(fit.slope - SLOPE) <= SLOPE_BAND
-    wrong_one = control, f"slope {other.slope:+.3f}", abs(other.slope - SLOPE) > SLOPE_BAND
-    statement = "each network to the flow: error against width"
-    return Verdict.of(subject, statement, "", (measured, f"{SLOPE} +- {SLOPE_BAND}", holds), wrong_one)
+    """Relative errors to the flow fall with the width at a slope near -1/2; those to a wrong flow do not.
+
+    ``right`` and ``wrong`` are predictions of the last round, [K, E, m, C] for each width. Errors to a wrong flow
+    cannot fall below its distance from the right one, which says how far their slope will be from -1/2.
+    """
+    errors = [relative_errors(p, s.test[-1], p - s.test[0]) for s, p in zip(seen, right, strict=True)]
+    rivals = []
+    for name, other in wrong.items():
+        floors = [relative_errors(o, p, p - s.test[0]) for s, p, o in zip(seen, right, other, strict=True)]
+        expected = _slope(widths, [np.hypot(e, floor) for e, floor in zip(errors, floors, strict=True)])
+        missed = [relative_errors(o, s.test[-1], o - s.test[0]) for s, o in zip(seen, other, strict=True)]
+        rivals.append(Rival(name, abs(expected.value - SLOPE), partial(_slope, widths, missed)))
+    statement = "each network to the flow: slope of the error against width"
+    return judged(subject, statement, SLOPE, SLOPE_MARGIN, [_slope(widths, errors)], rivals)
+
+
+def _slope(widths: tuple[int, ...], errors: list[np.ndarray]) -> Estimate:
+    fit = fitted_slope(np.array(widths), errors)
+    freedom = sum(e.size for e in errors) - len(errors)
+    return Estimate(fit.slope, float(student.ppf(1 - LEVEL / 2, freedom)) * fit.standard_error)
 
 
 def exact_verdict(subject: str, statement: str, error: float, controls: dict[str, float], bound: float) -> Verdict:
@@ -99,49 +169,64 @@ def bounded_verdict(subject: str, statement: str, sizes: str, ratio: float, cont
     return Verdict.of(subject, statement, sizes, found, (control, f"{wrong:.3g}", bool(wrong > 1)))
 
 
-class Sampled(NamedTuple):
-    """One round's samples at every width, [K, E, m, C] each, with what the theory says of them."""
+class Followed(NamedTuple):
+    """Networks beside the predictions from their own initial functions, of every width, at one round.
 
-    widths: tuple[int, ...]
-    samples: tuple[np.ndarray, ...]
-    mean: np.ndarray  # [K, m, C]
-    cov: np.ndarray  # [K, m, m]
+    Variances are of one output, summed over points, for each model.
+    """
+
+    pairs: tuple[Pair, ...]
+    exact: np.ndarray  # [K] variance of the predictions, by construction
+    law: np.ndarray  # [K] variance of the law in question
+    scale: float  # norm of how far training has moved the function
 
 
-def sampled_verdict(
-    subject: str,
-    statement: str,
-    widths: tuple[int, ...],
-    statistics: list[Statistic],
-    power: int,
-    control: str,
-    wrong: Statistic,
+def initial_draws(spread: float, widths: Sequence[int]) -> int:
+    """Functions a width that make the interval of ``initial_verdict`` as narrow as ``INITIAL_RADIUS``.
+
+    ``spread`` is the relative variance of one function's square.
+    """
+    weights = at_infinite_width(widths, [1.0] * len(widths))
+    return max(int(np.ceil(spread * np.sum(weights**2) * (norm.ppf(1 - LEVEL / 2) / INITIAL_RADIUS) ** 2)), 30)
+
+
+def initial_verdict(subject: str, widths: Sequence[int], squares: Sequence[np.ndarray]) -> Verdict:
+    """Initial functions' squares over the prior's variance are 1 on average; ``squares`` [n] for each width."""
+    found = combined(widths, squares)
+    rivals = [
+        Rival(f"weights x {by}", 1 - by**-2, partial(combined, widths, [s / by**2 for s in squares]))
+        for by in (1.1, 1.2, 1.4)
+    ]
+    return judged(subject, "variance of initial functions = prior's", 1.0, INITIAL_MARGIN, [found], rivals)
+
+
+def mean_verdict(
+    subject: str, statement: str, rounds: Sequence[Followed], wrong: Mapping[str, tuple[float, Followed]]
 ) -> Verdict:
-    """A statistic at the largest width, after the finite-width term fitted on the others, beside a wrong one."""
-    allowance = finite_width_allowance(np.array(widths), statistics, power)
-    found = statistics[int(np.argmax(widths))]
-    error = np.hypot(found.standard_error, allowance.standard_error)
-    expected = f"{found.expected + allowance.value:.3f} +- {NUM_STANDARD_ERRORS:.0f} x {error:.3f}"
-    right = f"{found.value:.3f}", expected, agrees(found, allowance)
-    return Verdict.of(subject, statement, "", right, (control, f"{wrong.value:.3f}", not agrees(wrong, allowance)))
+    """The networks' mean at infinite width is the predictions' at every round.
+
+    ``wrong`` has each wrong theory's distance from the right mean, in units of the movement, where it is farthest, and
+    its predictions there.
+    """
+    rivals = [Rival(name, far, partial(_mean, there)) for name, (far, there) in wrong.items()]
+    return judged(subject, statement, 0.0, MEAN_MARGIN, [_mean(f) for f in rounds], rivals)
 
 
-def mean_verdict(subject: str, statement: str, seen: Sampled, control: str, wrong_mean: np.ndarray) -> Verdict:
-    """The networks' mean against the theory's at the largest width, beside a wrong mean."""
-    statistics = [mean_statistic(s, seen.mean, seen.cov) for s in seen.samples]
-    wrong = mean_statistic(seen.samples[int(np.argmax(seen.widths))], wrong_mean, seen.cov)
-    return sampled_verdict(subject, statement, seen.widths, statistics, 2, control, wrong)
+def _mean(followed: Followed) -> Estimate:
+    return mean_error(followed.pairs, followed.scale)
 
 
-def variance_verdict(subject: str, statement: str, seen: Sampled, control: str, wrong_cov: np.ndarray) -> Verdict:
-    """The networks' variance against the theory's at the largest width, beside a wrong covariance."""
-    statistics = [variance_statistic(s, seen.cov) for s in seen.samples]
-    wrong = variance_statistic(seen.samples[int(np.argmax(seen.widths))], wrong_cov)
-    return sampled_verdict(subject, statement, seen.widths, statistics, 1, control, wrong)
+def variance_verdict(
+    subject: str, statement: str, rounds: Sequence[Followed], wrong: Mapping[str, Sequence[np.ndarray]]
+) -> Verdict:
+    """The networks' variance at infinite width is the law's at every round, beside wrong variances [K] for each."""
+    found, rivals = [_variance(f) for f in rounds], []
+    for name, laws in wrong.items():
+        away = [abs(float(np.mean(f.law / law)) - 1) for f, law in zip(rounds, laws, strict=True)]
+        at = int(np.argmax(away))
+        rivals.append(Rival(name, away[at], partial(_variance, rounds[at]._replace(law=laws[at]))))
+    return judged(subject, statement, 1.0, VARIANCE_MARGIN, found, rivals)
 
 
-def paired_verdict(subject: str, statement: str, differences: np.ndarray, control: str, wrong: np.ndarray) -> Verdict:
-    """Whether networks minus prediction has mean zero, beside the differences to a wrong prediction."""
-    right, other = sign_flip_test(differences), sign_flip_test(wrong)
-    found = f"p = {right:.3f}", f"p >= {SIGNIFICANCE}", right >= SIGNIFICANCE
-    return Verdict.of(subject, statement, "", found, (control, f"p = {other:.1e}", other < SIGNIFICANCE))
+def _variance(followed: Followed) -> Estimate:
+    return variance_ratio(followed.pairs, followed.exact, followed.law)

@@ -76,12 +76,20 @@ VERDICT_LEGEND = (
     "put through the same check, which it has to fail."
 )
 COMPARISON_LEGEND = (
-    "mean: squared distance of the networks' mean from the theory's, over what their own scatter explains. variance: "
-    "theirs over the theory's.\nExpected: 1, plus the finite-width term fitted on the smaller widths, +- 3 standard "
-    'errors. p: of a sign-flip test. "without one client": without the one that is missed most; "nearest of": of '
-    "several small mistakes the one that comes nearest.\n"
+    "mean: distance of the networks' mean from the predicted one, over how far training has moved the function. "
+    "variance: theirs over the predicted one. Both are extrapolated to infinite width, +- what one in 10,000 exceeds.\n"
+    "notices: how wrong a theory must be to be told from the right one for sure; the control is the nearest such of "
+    'several. undecided: too few draws to tell. "nearest of": of several small mistakes the one that comes nearest.\n'
     "linearised network, law: models for which the flow is exact, trained by the same code, so that these show."
 )
+
+
+HOLDS = {True: ("holds", "green"), False: ("FAILS", "bold red"), None: ("undecided", "yellow")}
+FAILS = {
+    True: ("fails, as it must", "green"),
+    False: ("PASSES TOO: inconclusive", "bold red"),
+    None: ("undecided", "yellow"),
+}
 
 
 def verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
@@ -90,20 +98,28 @@ def verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
     for v in verdicts:
         groups.setdefault((v.subject, re.sub(r", round [0-9]+$", "", v.statement), v.sizes), []).append(v)
     table, before = _titled(title), None
-    sized = any(v.sizes for v in verdicts)
-    for name in ("of", "what is compared", *["sizes"] * sized, "measured", "expected", "verdict", "negative control"):
+    sized, noticed = any(v.sizes for v in verdicts), any(v.notices for v in verdicts)
+    more = ["notices"] * noticed
+    for name in (
+        "of",
+        "what is compared",
+        *["sizes"] * sized,
+        "measured",
+        "expected",
+        "verdict",
+        *more,
+        "negative control",
+    ):
         table.add_column(name, overflow="fold")
     for same in groups.values():
-        v = next((v for v in same if not v.passed), same[-1])
+        v = next((v for v in same if v.passed is False), next((v for v in same if not v.passed), same[-1]))
         statement = v.statement if len(same) == 1 else f"{v.statement} (all {len(same)} rounds)"
-        holds, fails = all(v.holds for v in same), all(v.control_fails for v in same)
         table.add_row(
             *map(Text, (v.subject if v.subject != before else "", statement, *[v.sizes] * sized)),
             *map(Text, (v.measured, v.expected)),
-            Text("holds", "green") if holds else Text("FAILS", "bold red"),
-            Text(f"{v.control}: {v.control_measured}, ").append(
-                Text("fails, as it must", "green") if fails else Text("PASSES TOO: inconclusive", "bold red")
-            ),
+            Text(*HOLDS[v.holds]),
+            *map(Text, [v.notices] * noticed),
+            Text(f"{v.control}: {v.control_measured}, ").append(Text(*FAILS[v.control_fails])),
         )
         before = v.subject
     return table

@@ -255,12 +255,14 @@ def slope(option: Option, setting: Setting, widths: tuple[int, ...], num_network
     """Networks under ``option``: the error to the flow at the last round against the width."""
     setting = dataclasses.replace(setting, evaluate_every=0)
     blocks = setting.blocks()
-    right = flow_of(option, setting, blocks)
-    name, wrong = next(iter(wrong_flows(option, setting, blocks).items()))
     draws = -(-num_networks // option.schedule().num_models)
     runs = [run(option, setting, width, draws) for width in widths]
-    found, missed = ([errors(flow, seen)[-1] for seen in runs] for flow in (right, wrong))
-    return slope_verdict(THEOREM, widths, found, name, missed)._replace(
+    right = [networks(flow_of(option, setting, blocks), seen, seen.rounds[-1:])[0] for seen in runs]
+    wrong = {
+        name: [networks(flow, seen, seen.rounds[-1:])[0] for seen in runs]
+        for name, flow in wrong_flows(option, setting, blocks).items()
+    }
+    return slope_verdict(THEOREM, widths, runs, right, wrong)._replace(
         statement=f"networks' error falls as width^-1/2: {option.name}",
         sizes=f"widths {widths[0]} to {widths[-1]}, {num_networks} networks each, {setting.num_rounds} rounds",
     )

@@ -1,0 +1,134 @@
+"""How often sampled verdicts of ``fedtangent compare`` are right: over many seeds, for a right and for wrong theories.
+
+A small problem with the draws and the ratios of widths of a comparison, whose networks are drawn anew for every seed.
+For every verdict: how often the theory is rejected or left undecided, and how often the control is caught; of the right
+theory, and of some that are wrong by a little: rates 5 % off, one client missing, covariances 10 % off. Twice the
+standard error of a share p of n seeds is 2 sqrt(p (1 - p) / n).
+
+    python benchmarks/verdicts.py --seeds 100 --output results/bench
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+import fedtangent
+from fedtangent.compare.judged import sampled_verdicts, wrong_flows
+from fedtangent.compare.predicted import Predicted, predict, without_clients
+from fedtangent.compare.settings import Setting
+from fedtangent.compare.simulated import Simulated, cohorts, fed_ensemble
+from fedtangent.data import partition
+from fedtangent.federated import schedule
+from fedtangent.models import mlp
+from fedtangent.output.tables import console, text_table
+from fedtangent.types import Cohort, Model
+
+EXAMPLES, POINTS, CLIENTS, INPUTS, NUM_MODELS = 20, 20, 5, 3, 5
+
+
+@functools.cache
+def model(width: int) -> Model:
+    """A network of one hidden layer."""
+    return mlp(INPUTS, 1, (width,), "erf", w_std=1.5, b_std=0.1, dtype=jnp.float64)
+
+
+def problem(draws: int) -> Setting:
+    """Twenty examples on the sphere, on five unequal clients; networks of 128 to 1024 units."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(EXAMPLES + POINTS, INPUTS))
+    x *= np.sqrt(INPUTS) / np.linalg.norm(x, axis=1, keepdims=True)
+    y = np.sin(2 * x[:, :1]) + x[:, 1:2]
+    return Setting(
+        name="small",
+        title="small",
+        x_train=x[:EXAMPLES],
+        y_train=y[:EXAMPLES],
+        x_test=x[EXAMPLES:],
+        y_test=y[EXAMPLES:],
+        partition=partition.quantity_skew(EXAMPLES, CLIENTS, 2.0, 0, min_client_size=2),
+        schedule=schedule.per_client_permutations(CLIENTS, NUM_MODELS),
+        model=model,
+        widths=(128, 256, 512, 1024),
+        local_steps=5,
+        num_rounds=10,
+        evaluate_every=5,
+        draws=draws,
+    )
+
+
+def drawn(every: Simulated, seed: int, draws: int) -> Simulated:
+    """The networks of one seed."""
+    mine = slice(seed * draws, (seed + 1) * draws)
+    return every._replace(train=every.train[:, :, mine], test=every.test[:, :, mine])
+
+
+def theories(right: Predicted) -> dict[str, Predicted]:
+    """The right one, and some that are wrong by a little."""
+    setting, held = right.setting, right.cohorts
+
+    def wrong(changed: Setting, among: Cohort) -> Predicted:
+        return dataclasses.replace(predict(changed, among), setting=setting, cohorts=held)
+
+    more = [law._replace(cov=1.1 * law.cov) for law in right.moments]
+    return {
+        "right": right,
+        "rate 5 % off": wrong(dataclasses.replace(setting, learning_rate=0.95 * setting.learning_rate), held),
+        "one client missing": wrong(setting, without_clients(held, [0])),
+        "covariance 10 % off": dataclasses.replace(right, moments=tuple(more)),
+    }
+
+
+def main() -> None:
+    """Run all seeds, print the table and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--draws", type=int, default=32, help="of the K models, at every width (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path("results/bench"))
+    arguments = parser.parse_args()
+    fedtangent.enable_x64()
+    said: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    with jax.default_matmul_precision("highest"):
+        setting = problem(arguments.seeds * arguments.draws)
+        right = predict(setting, cohorts(setting))
+        every = tuple(fed_ensemble(setting, width, progress=True) for width in setting.widths)
+        for name, theory in theories(right).items():
+            wrong = wrong_flows(theory)
+            for seed in tqdm(range(arguments.seeds), name):
+                seen = tuple(drawn(one, seed, arguments.draws) for one in every)
+                of_seed = dataclasses.replace(theory, setting=dataclasses.replace(setting, seed=seed))
+                for verdict in sampled_verdicts(of_seed, seen, (), wrong):
+                    counts = said[name, verdict.statement]
+                    counts[f"holds {verdict.holds}"] += 1
+                    counts[f"control {verdict.control_fails}"] += 1
+    rows = [
+        {
+            "theory": theory,
+            "verdict": statement,
+            "holds": counts["holds True"],
+            "undecided": counts["holds None"],
+            "rejected": counts["holds False"],
+            "control caught": counts["control True"],
+            "control undecided": counts["control None"],
+            "control missed": counts["control False"],
+        }
+        for (theory, statement), counts in said.items()
+    ]
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    written = {"seeds": arguments.seeds, "draws": arguments.draws, "rows": rows}
+    (arguments.output / "verdicts.json").write_text(json.dumps(written, indent=1))
+    title = f"Of {arguments.seeds} seeds"
+    console().print(text_table(title, tuple(rows[0]), [[str(value) for value in row.values()] for row in rows]))
+
+
+if __name__ == "__main__":
+    main()
