@@ -25,21 +25,39 @@ def test_second_order_terms(scale, seed):
     check(rows)
 
 
-def test_growth_inside_an_age():
-    check([convergence._growth(0, "default")])
+@pytest.mark.parametrize("seed", range(6))
+def test_decay_and_movement_of_linear_models(seed):
+    rows = convergence.checks("default", seed)
+    assert len(rows) == 6
+    check(rows)
 
 
-@pytest.mark.theory
-@pytest.mark.slow
-def test_decay_where_the_theorem_applies():
-    check(convergence._where_it_applies(0, 200))
-    check([convergence._movement(0)])
+def test_the_edge_of_the_assumptions():
+    """The case is where it says it is: every assumption holds, and hardly more would break two of them."""
+    case = convergence.edge_case(0)
+    rates = [1e-8, 5e-9]
+    assert case.theorem(rates).failing == ()
+    farther = case._replace(own=case.own._replace(theta=case.own.theta - 0.01 * np.eye(len(case.own.theta))))
+    assert farther.theorem(rates).failing == ("wide_enough",)
+    assert case.theorem([1e-6, 1e-6]).failing == ("kappa_3_small",)
+    plan = case.theorem(rates, repeats=2).plan
+    assert np.all(plan.examples == 3) and np.all(plan.visits == 1) and plan.num_ages == 4
+    assert plan.least_progress.tolist() == [4e-8, 4e-8, 2e-8, 2e-8]
 
 
-@pytest.mark.theory
-@pytest.mark.slow
-def test_decay_of_networks():
-    check(convergence._networks("default", 0))
+def test_decay_in_exponents():
+    """One client, one example, one step: the residual falls by 1 - rate theta in an age; the least counts."""
+    alone = second_order.RandomFederation(
+        np.full((1, 1), 2.0), (np.array([0]),), np.zeros((1, 1), int), np.ones(1, int)
+    )
+    case = convergence.EdgeCase(alone, alone)
+    found = convergence.decay_in_exponents(case, [0.1, 0.2], np.array([0.0, 0.1, 0.5]))
+    assert found == pytest.approx(-np.log(0.6) / 0.4, rel=1e-12)
+
+
+def test_least_noticed():
+    assert second_order.least_noticed(lambda error: error >= 0.03) == pytest.approx(0.03, rel=0.03)
+    assert second_order.least_noticed(lambda error: False) == np.inf
 
 
 @pytest.mark.theory

@@ -18,9 +18,10 @@ rate of an age of K rounds, by eq. 27) the norm of the residual falls in each ag
 
 All are up to a remainder ``o(eta_0^2 tau^2)``, which the bounds here leave out. Other slips on those pages: (19) has
 ``R_0 / sqrt(l)`` where (26) has ``R_0 / l``; the exponent of kappa_2 bounds ``||Theta_i||`` by C_i, a few lines after
-by C_i^2, and does not divide by nbar; kappa_3 has one round's D_2 and N(N-1)/2 commutators where D_3 has K and
-K(K-1)/2; the movement has the factor ``3 eta_0 nbar`` in (18), ``3 eta_0`` in (20), and 3 in the induction over t_i,
-which is what its sum over ages gives.
+by C_i^2, and does not divide by nbar (where C_i is above 1 and steps are small, the residual of a linear model grows
+by more than (20) allows; with C_2^2 for C_2 it does not); kappa_3 has one round's D_2 and N(N-1)/2 commutators where
+D_3 has K and K(K-1)/2; the movement has the factor ``3 eta_0 nbar`` in (18), ``3 eta_0`` in (20), and 3 in the
+induction over t_i, which is what its sum over ages gives.
 
 Section 9.4 of FE-2021, how far training a network is from training its linearisation, ends with
 ``gap <= kappa_4 / (1 - (1 + eta_0^2 tau^2 ||D_4||) e^{-eta_0 tau lambda_min / nbar})`` and
