@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import chi2, ncx2
 
 from fedtangent.compare import statistics as st
 
@@ -61,9 +62,9 @@ def test_the_mean_is_judged_at_infinite_width(law) -> None:
         for bias, shift in ((0.0, 0.0), (40.0, 0.0), (0.0, 0.5))
     )
     assert biased.value == pytest.approx(plain.value, rel=1e-9)
-    assert biased.radius == pytest.approx(plain.radius, rel=1e-9)
-    assert abs(off.value - 0.5 * np.sqrt(M * C) / 2) < plain.radius
-    assert plain.value < plain.radius < 0.5 * off.value
+    assert biased.high == pytest.approx(plain.high, rel=1e-9)
+    assert plain.low == 0 and off.low < 0.5 * np.sqrt(M * C) / 2 < off.high
+    assert plain.high < off.low
 
 
 @pytest.mark.parametrize("level", [0.3, 0.05])
@@ -75,9 +76,9 @@ def test_intervals_miss_the_truth_as_often_as_they_say(law, monkeypatch: pytest.
         pairs = paired(rng, law, bias=20.0)
         mean = st.mean_error(pairs, 1.0)
         variance = st.variance_ratio(pairs, traces(law), traces(law))
-        missed += [mean.value > mean.radius, abs(variance.value - 1) > variance.radius]
-    error = 4 * np.sqrt(level * (1 - level) / repeats)
-    assert (missed / repeats <= level + error).all() and (missed / repeats >= level - error).all()
+        missed += [mean.low > 0, not variance.low <= 1 <= variance.high]
+    expected = level * np.array([0.5, 1.0])  # a norm of 0 cannot be missed from below
+    assert (np.abs(missed / repeats - expected) < 4 * np.sqrt(expected * (1 - expected) / repeats)).all()
 
 
 def test_a_variance_is_known_better_beside_predictions_and_a_wrong_one_is_seen(law) -> None:
@@ -85,19 +86,40 @@ def test_a_variance_is_known_better_beside_predictions_and_a_wrong_one_is_seen(l
     right, wider = (paired(rng, law, wider=by) for by in (1.0, 1.1))
     found = st.variance_ratio(right, traces(law), traces(law))
     alone = [st.Pair(p.width, p.seen, draw(rng, *law)) for p in right]  # predictions of other networks
-    assert found.radius < 0.5 * st.variance_ratio(alone, traces(law), traces(law)).radius
-    assert abs(found.value - 1) < found.radius
+    assert found.length < 0.5 * st.variance_ratio(alone, traces(law), traces(law)).length
+    assert found.low < 1 < found.high
     other = st.variance_ratio(wider, traces(law), traces(law))
-    assert abs(other.value - 1.21) < 2 * found.radius < 0.21
+    assert abs(other.value - 1.21) < found.length < 0.21
 
 
+@pytest.mark.parametrize("mean", [0.0, 1.0, 5.0])
 @pytest.mark.parametrize("count", [1, 3, 40])
-@pytest.mark.parametrize("level", [0.2, 0.01, 1e-3])
-def test_the_norm_of_a_gaussian_vector_is_beyond_its_quantile_as_often_as_it_says(count: int, level: float) -> None:
-    variances, rng = 0.7 ** np.arange(count), np.random.default_rng(4)
-    squared = sum(v * rng.standard_normal(200_000) ** 2 for v in variances)
-    beyond = np.mean(squared > st.norm_quantile(5 * variances, level) ** 2 / 5)
-    assert abs(beyond - level) < 0.1 * level + 4 * np.sqrt(level / 200_000)
+@pytest.mark.parametrize("level", [0.9999, 0.99, 0.01, 1e-4])
+def test_the_saddlepoint_has_both_tails_of_a_square_norm(mean: float, count: int, level: float) -> None:
+    exact = ncx2.isf(level, count, mean**2) if mean else chi2.isf(level, count)
+    share = st.share_beyond(4 * exact, np.full(count, 4.0), 2 * mean)
+    assert min(share, 1 - share) == pytest.approx(min(level, 1 - level), rel=0.16 if count == 1 else 0.05)
+
+
+def test_unequal_axes_too() -> None:
+    variances, rng = 0.5 ** np.arange(6), np.random.default_rng(4)
+    drawn = np.sqrt(variances) * rng.standard_normal((400_000, 6)) + 3.0 * (np.arange(6) == 0)
+    for at in (1.0, 4.0, 20.0, 40.0):
+        seen = np.mean(np.sum(drawn**2, axis=1) > at)
+        assert abs(st.share_beyond(at, variances, 3.0) - seen) < 0.01 + 4 * np.sqrt(seen / 400_000)
+
+
+@pytest.mark.parametrize("size", [0.0, 0.5, 2.0, 8.0])
+@pytest.mark.parametrize("axis", [0, 5])
+def test_a_norm_is_in_its_interval_as_often_as_it_says(size: float, axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(st, "LEVEL", 0.1)
+    variances, rng = 0.5 ** np.arange(6), np.random.default_rng(5)
+    drawn = np.sqrt(variances) * rng.standard_normal((300, 6)) + size * (np.arange(6) == axis)
+    bounds = np.array([st.norm_interval(float(v @ v), variances) for v in drawn])
+    missed = np.mean((bounds[:, 0] > size) | (bounds[:, 1] < size))
+    assert missed < 0.1 + 4 * np.sqrt(0.09 / 300)
+    if axis == 0 and size > 1:  # along the widest axis the level is used up
+        assert missed > 0.1 - 4 * np.sqrt(0.09 / 300)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +127,11 @@ def test_the_norm_of_a_gaussian_vector_is_beyond_its_quantile_as_often_as_it_say
     [(0.5, 0.4, True), (0.5, 0.6, None), (1.5, 0.4, False), (1.5, 0.6, None), (float("nan"), 0.1, None)],
 )
 def test_an_interval_is_inside_outside_or_undecided(value: float, radius: float, answer: bool | None) -> None:
-    assert st.Estimate(value, radius).within(0.0, 1.0) is answer
+    assert st.Estimate.about(value, radius).within(0.0, 1.0) is answer
 
 
 def test_the_worst_reaches_farthest() -> None:
-    near, wide = st.Estimate(1.2, 0.1), st.Estimate(0.9, 0.3)
+    near, wide = st.Estimate.about(1.2, 0.1), st.Estimate.about(0.9, 0.3)
     assert st.worst([near, wide], 1.0) == wide
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedtangent.compare import verdicts as vd
-from fedtangent.compare.statistics import Estimate, Pair
+from fedtangent.compare.statistics import Estimate, Pair, combined
 
 WIDTHS = (32, 64, 128, 256)
 K, E, M, C = 3, 24, 6, 2
@@ -26,17 +26,17 @@ def followed(shift: float = 0.0, wider: float = 1.0, scatter: float = 0.1) -> vd
 
 
 def estimates(*values: float, radius: float = 0.01) -> list[Estimate]:
-    return [Estimate(value, radius) for value in values]
+    return [Estimate.about(value, radius) for value in values]
 
 
 def rival(distance: float, radius: float = 0.01) -> vd.Rival:
-    return vd.Rival(f"{distance} off", distance, lambda: Estimate(distance, radius))
+    return vd.Rival(f"{distance} off", distance, lambda: Estimate.about(distance, radius))
 
 
 def test_the_nearest_theory_that_can_be_told_is_the_control() -> None:
     found = vd.judged("s", "zero", 0.0, 0.1, estimates(0.02, 0.03), [rival(0.5), rival(0.13), rival(0.11)])
     assert (found.holds, found.control_fails, found.passed) == (True, True, True)
-    assert (found.control, found.measured, found.notices) == ("0.13 off", "0.030 +- 0.010", "0.13")
+    assert (found.control, found.measured, found.notices) == ("0.13 off", "0.030 (0.020 to 0.040)", "0.13")
     # one whose own interval is wide is left alone, and the next is taken
     found = vd.judged("s", "zero", 0.0, 0.1, estimates(0.02), [rival(0.5), rival(0.13, radius=0.1)])
     assert found.control == "0.5 off"
@@ -52,18 +52,18 @@ def test_without_power_a_verdict_is_undecided_and_not_right() -> None:
 
 def test_a_wrong_theory_disagrees_and_a_rival_that_is_right_is_no_control() -> None:
     assert vd.judged("s", "zero", 0.0, 0.1, estimates(0.3), [rival(0.5)]).passed is False
-    same = vd.Rival("said to be far", 0.5, lambda: Estimate(0.0, 0.01))
+    same = vd.Rival("said to be far", 0.5, lambda: Estimate.about(0.0, 0.01))
     found = vd.judged("s", "zero", 0.0, 0.1, estimates(0.0), [same])
     assert (found.holds, found.control_fails, found.passed) == (True, False, False)
 
 
 def test_mean_verdict() -> None:
-    right, wrong = followed(), followed(shift=0.2)
-    far = 0.2 * np.sqrt(M * C) / 10
-    assert vd.mean_verdict("s", "mean", [right], {"shifted": (far, wrong)}).passed
-    swapped = vd.mean_verdict("s", "mean", [wrong], {"right": (far, right)})
+    right, wrong, away = followed(), followed(shift=0.2), np.full((M, C), 0.2)
+    found = vd.mean_verdict("s", "mean", [right], {"shifted": [away], "far": [5 * away]})
+    assert found.passed and found.control == "shifted"
+    swapped = vd.mean_verdict("s", "mean", [wrong], {"right": [away]})
     assert (swapped.holds, swapped.control_fails) == (False, False)
-    assert vd.mean_verdict("s", "mean", [right, wrong], {"shifted": (far, wrong)}).holds is False  # at one round
+    assert vd.mean_verdict("s", "mean", [right, wrong], {"shifted": [away, away]}).holds is False  # at one round
 
 
 def test_variance_verdict() -> None:
@@ -111,7 +111,9 @@ def test_initial_functions_of_the_wrong_weights_are_seen() -> None:
     count = vd.initial_draws(2.0, WIDTHS)
     squares = [rng.standard_normal(count) ** 2 for _ in WIDTHS]
     found = vd.initial_verdict("s", WIDTHS, squares)
-    assert found.passed and float(found.measured.split()[-1]) == pytest.approx(vd.INITIAL_RADIUS, rel=0.2)
+    assert found.passed
+    length = combined(WIDTHS, squares).length
+    assert length == pytest.approx(2 * vd.INITIAL_RADIUS, rel=0.2)
     assert vd.initial_verdict("s", WIDTHS, [1.44 * s for s in squares]).holds is False
 
 

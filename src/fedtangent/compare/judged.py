@@ -123,20 +123,16 @@ def _every_round(theory: Predicted, seen: tuple[Simulated, ...], wrong: dict[str
                 seen, [p[at] for p in right], at, propagated_variance(theory.blocks, _influences(theory.flow, r)), law
             )
         )
-    rivals, slopes, variances = {}, {}, {}
+    away, slopes, variances = {}, {}, {}
     for what, flow in wrong.items():
-        away = np.asarray(flow.mean(rounds)) - means  # [r, K, m, C]
-        far = [float(np.linalg.norm(a.mean(axis=0))) / f.scale for a, f in zip(away, followed, strict=True)]
-        at = int(np.argmax(far))
-        there, last = ([networks(flow, s, (r,))[0] for s in seen] for r in (rounds[at], rounds[-1]))
-        rivals[what] = far[at], _followed(seen, there, at + 1, followed[at].exact, followed[at].law, followed[at].scale)
-        slopes[what] = last
+        away[what] = list((np.asarray(flow.mean(rounds)) - means).mean(axis=1))
+        slopes[what] = [networks(flow, s, rounds[-1:])[0] for s in seen]
         variances[what] = [np.trace(np.asarray(flow.cov(r)), axis1=1, axis2=2) for r in rounds]
     variances["no cross terms"] = [np.trace(without_cross_terms(theory.flow, r), axis1=1, axis2=2) for r in rounds]
     from_start = f"the flow's from the same initial functions, {len(rounds)} rounds"
     return [
         slope_verdict(name, setting.widths, seen, [p[-1] for p in right], slopes),
-        mean_verdict(name, f"mean = {from_start}", followed, rivals),
+        mean_verdict(name, f"mean = {from_start}", followed, away),
         variance_verdict(name, f"variance = {from_start}", followed, variances),
     ]
 
@@ -181,13 +177,8 @@ def _limit(theory: Predicted, seen: tuple[Simulated, ...], limit: Gaussian) -> l
     right = _followed(seen, [f - away[:, None] for f in follow], -1, exact_variance, law)
     if not reached(theory, limit, right.scale):
         return []
-    untrained = _followed(seen, [s.test[0] for s in seen], -1, exact_variance, law, right.scale)
-    shrunk = [f - away[:, None] - 0.1 * np.asarray(limit.mean) for f in follow]
-    size = float(np.linalg.norm(limit.mean)) / right.scale
-    means = {
-        "nine tenths of the mean": (0.1 * size, _followed(seen, shrunk, -1, exact_variance, law, right.scale)),
-        "untrained network": (size, untrained),
-    }
+    mean = np.asarray(limit.mean)
+    means = {"nine tenths of the mean": [-0.1 * mean], "untrained network": [-mean]}
     prior = np.full(len(law), np.trace(theory.blocks.nngp_test))
     what = f"Theorem 2, round {num_rounds}"
     return [
@@ -211,15 +202,15 @@ def _evolution(theory: Predicted, moved: tuple[Simulated, ...]) -> list[Verdict]
     name, method = theory.setting.name, moved[0].method
     times = np.concatenate([np.unique(m.info["time"]) for m in moved])
     when = f"t = {times.min()}..{times.max()}" if times.min() < times.max() else f"t = {times.max()}"
-    right = _evolved(theory, moved, 1.0)
-    wrong = {f"{s:g} of the time": _evolved(theory, moved, s)._replace(scale=right.scale) for s in SHARES}
+    right = _evolved(theory, moved)
     if theory.setting.is_linear:
-        misses = {what: _largest(other) for what, other in wrong.items()}
-        return [exact_verdict(name, f"{method}: each network, {when}", _largest(right), misses, exact.EXACT)]
-    means = {}
-    for what, other in wrong.items():
-        away = (other.pairs[-1].predicted - right.pairs[-1].predicted).mean(axis=(0, 1))
-        means[what] = float(np.linalg.norm(away)) / right.scale, other
+        misses = {f"{s:g} of the time": _largest(_evolved(theory, moved, s)) / right.scale for s in SHARES}
+        found = _largest(right) / right.scale
+        return [exact_verdict(name, f"{method}: each network, {when}", found, misses, exact.EXACT)]
+    target, own = theory.setting.y_train, _responses(theory, moved[-1])
+    means = {
+        f"{s:g} of the time": [((_responses(theory, moved[-1], s) - own) @ target).mean(axis=(0, 1))] for s in SHARES
+    }
     prior = np.full(len(right.law), np.trace(theory.blocks.nngp_test))
     laws = {"covariance x 1.5": [1.5 * right.law], "prior covariance": [prior]}
     return [
@@ -229,23 +220,27 @@ def _evolution(theory: Predicted, moved: tuple[Simulated, ...]) -> list[Verdict]
 
 
 def _largest(followed: Followed) -> float:
-    """The largest error of a network, relative to how far training has moved functions."""
-    return max(float(np.max(np.linalg.norm(p.seen - p.predicted, axis=-2))) for p in followed.pairs) / followed.scale
+    """The largest error of a network."""
+    return max(float(np.max(np.linalg.norm(p.seen - p.predicted, axis=-2))) for p in followed.pairs)
 
 
-def _evolved(theory: Predicted, moved: tuple[Simulated, ...], share: float) -> Followed:
+def _evolved(theory: Predicted, moved: tuple[Simulated, ...], share: float = 1.0) -> Followed:
     """What the limiting kernel makes of the same initial functions in ``share`` of the times that networks chose."""
-    blocks, y, predicted, variances = theory.blocks, theory.setting.y_train, [], []
-    step = 0.5 / float(np.linalg.eigvalsh(blocks.ntk_train)[-1])
+    predicted, variances = [], []
     for m in moved:
-        times = (m.info["time"][:, 0, :].T * share).astype(int)  # [E, R = 1, K] -> [K, E]
-        responses = {int(t): np.asarray(ntk_evolution(blocks, step, int(t))) for t in np.unique(times)}
-        each = np.stack([[responses[int(t)] for t in row] for row in times])  # [K, E, m, n]
-        predicted.append(m.test[0] + each @ (y - m.train[0]))
-        own = {t: propagated_variance(blocks, [b])[0] for t, b in responses.items()}
-        variances.append([np.mean([own[int(t)] for t in row]) for row in times])
+        each = _responses(theory, m, share)
+        predicted.append(m.test[0] + each @ (theory.setting.y_train - m.train[0]))
+        variances.append([np.mean(propagated_variance(theory.blocks, list(own))) for own in each])
     exact_variance = np.mean(variances, axis=0)
     return _followed(moved, predicted, -1, exact_variance, exact_variance)
+
+
+def _responses(theory: Predicted, moved: Simulated, share: float = 1.0) -> np.ndarray:
+    """``B`` of each network, [K, E, m, n], when it evolves with the limiting kernel for ``share`` of its own time."""
+    step = 0.5 / float(np.linalg.eigvalsh(theory.blocks.ntk_train)[-1])
+    times = (moved.info["time"][:, 0, :].T * share).astype(int)  # [E, R = 1, K] -> [K, E]
+    each = {int(t): np.asarray(ntk_evolution(theory.blocks, step, int(t))) for t in np.unique(times)}
+    return np.stack([[each[int(t)] for t in row] for row in times])
 
 
 def _fixed_points(theory: Predicted, limit: Gaussian) -> list[Verdict]:

@@ -97,6 +97,6 @@ def networks(flow: Flow, seen: Simulated, rounds: tuple[int, ...]) -> np.ndarray
     for r, mean in zip(rounds, means, strict=True):
         b, gamma = map(np.asarray, flow.dependence(r))
         given = train if b.shape[2] == train.shape[2] else train.reshape(*train.shape[:2], -1, 1)
-        pulled = np.einsum("kmq,keqc->kemc", b, given).reshape(test.shape)
+        pulled = (b[:, None] @ given).reshape(test.shape)
         found.append(mean[:, None] + gamma[:, None, None, None] * test - pulled)
     return np.stack(found)

@@ -38,21 +38,32 @@ NUM_STANDARD_ERRORS = 3.0
 
 
 class Estimate(NamedTuple):
-    """A quantity whose truth is within ``radius`` of ``value`` but in ``LEVEL`` of the cases."""
+    """A quantity whose truth is in [low, high] but in ``LEVEL`` of the cases."""
 
     value: float
-    radius: float
+    low: float
+    high: float
+
+    @classmethod
+    def about(cls, value: float, radius: float) -> Estimate:
+        """One whose interval reaches equally far to both sides."""
+        return cls(value, value - radius, value + radius)
+
+    @property
+    def length(self) -> float:
+        """Of the interval."""
+        return self.high - self.low
 
     def within(self, low: float, high: float) -> bool | None:
         """Whether the truth is in [low, high]: yes, no, or None where the interval is partly in, or not a number."""
-        if low <= self.value - self.radius and self.value + self.radius <= high:
+        if low <= self.low and self.high <= high:
             return True
-        if self.value + self.radius < low or self.value - self.radius > high:
+        if self.high < low or self.low > high:
             return False
         return None
 
     def __str__(self) -> str:
-        return f"{self.value:.3f} +- {self.radius:.3f}"
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
 class Pair(NamedTuple):
@@ -76,46 +87,63 @@ def at_infinite_width(widths: Sequence[int], precisions: Sequence[float]) -> np.
     return np.asarray(np.linalg.solve((basis.T * weight) @ basis, basis.T * weight)[0])
 
 
-def mean_error(pairs: Sequence[Pair], scale: float) -> Estimate:
+def mean_error(pairs: Sequence[Pair], scale: float, away: np.ndarray | float = 0.0) -> Estimate:
     """Norm of the mean of networks minus predictions at infinite width, over all K E of a width, divided by ``scale``.
 
-    0 if theory is right. The noise is a Gaussian vector with the sample covariance of the differences; the radius is
-    the quantile of its norm, so that by the triangle inequality the truth is as near as that, whatever it is.
+    0 if theory is right. ``away`` [m, C] is how far the mean in question is from that of the predictions. The noise is
+    a Gaussian vector with the sample covariance of the differences, whose expected square is taken off the mean's.
     """
     flat = [(p.seen - p.predicted).reshape(p.seen.shape[0] * p.seen.shape[1], -1) for p in pairs]
     # A network scatters about its flow by O(width^-1/2).
     weights = at_infinite_width([p.width for p in pairs], [p.width * len(d) for p, d in zip(pairs, flat, strict=True)])
-    mean, rows = np.zeros(flat[0].shape[1]), []
+    mean, rows = -np.broadcast_to(away, pairs[0].seen.shape[2:]).ravel(), []
     for c, d in zip(weights, flat, strict=True):
         centre = d.mean(axis=0)
         mean = mean + c * centre
         rows.append((d - centre) * (c / np.sqrt(len(d) * (len(d) - 1))))
-    noise = np.concatenate(rows)
-    radius = norm_quantile(np.maximum(np.linalg.eigvalsh(noise @ noise.T), 0), LEVEL)
-    return Estimate(float(np.linalg.norm(mean)) / scale, radius * _few(len(noise) - len(flat)) / scale)
+    noise = np.concatenate(rows) / scale
+    square, variances = float(mean @ mean) / scale**2, np.maximum(np.linalg.eigvalsh(noise @ noise.T), 0)
+    # Few networks: their scatter may be underestimated, which widens the interval but does not move it.
+    wider = (student.ppf(1 - LEVEL / 2, len(noise) - len(flat)) / norm.ppf(1 - LEVEL / 2)) ** 2
+    found = norm_interval(square + (wider - 1) * variances.sum(), wider * variances)
+    return Estimate(float(np.sqrt(max(square - variances.sum(), 0.0))), *found)
 
 
-def norm_quantile(variances: np.ndarray, level: float) -> float:
-    """The norm that a Gaussian vector with these variances along its axes exceeds in ``level`` of the cases.
+def norm_interval(square: float, variances: np.ndarray) -> tuple[float, float]:
+    """Bounds of ``|a|`` from the square of the norm of a Gaussian vector of mean ``a``, given its axes' ``variances``.
 
-    From the saddlepoint approximation of the tail of ``sum_i variance_i chi^2_1`` (Lugannani and Rice, 1980), which is
-    good to some percent of ``level``; for levels below about a third.
+    Each is off in at most ``LEVEL / 2`` of the cases, whatever the direction of ``a``: it is taken along the widest
+    axis, where the square scatters most.
     """
-    scaled = variances / variances.max()
+    farthest = np.sqrt(square) + 10 * np.sqrt(variances.sum())
 
-    def tail(s: float) -> float:
-        left = 1 - 2 * s * scaled
-        x, curvature = np.sum(scaled / left), np.sum(2 * (scaled / left) ** 2)
-        w, u = np.sqrt(2 * s * x + np.sum(np.log(left))), s * np.sqrt(curvature)
-        return float(norm.sf(w) + norm.pdf(w) * (1 / u - 1 / w))
+    def bound(level: float) -> float:
+        if share_beyond(square, variances, 0.0) >= level:
+            return 0.0
+        return float(brentq(lambda a: share_beyond(square, variances, a) - level, 0.0, farthest))
 
-    s = brentq(lambda s: tail(s) - level, 1e-3, 0.5 - 1e-9)
-    return float(np.sqrt(variances.max() * np.sum(scaled / (1 - 2 * s * scaled))))
+    return bound(LEVEL / 2), bound(1 - LEVEL / 2)
 
 
-def _few(freedom: int) -> float:
-    """How much wider an interval is whose scatter is estimated with ``freedom`` degrees of freedom."""
-    return float(student.ppf(1 - LEVEL / 2, freedom) / norm.ppf(1 - LEVEL / 2))
+def share_beyond(square: float, variances: np.ndarray, mean: float) -> float:
+    """The chance that the square of a Gaussian vector's norm is above ``square``.
+
+    The vector's mean has the norm ``mean`` and lies along the widest of its axes. From the saddlepoint approximation
+    (Lugannani and Rice, 1980) of a weighted sum of chi squares, good to some percent of either tail.
+    """
+    most = variances.max()
+    scaled, noncentral = variances / most, mean**2 / most
+
+    def slope(log_left: float) -> float:
+        left = np.exp(log_left)
+        return float(np.sum(scaled / (1 - scaled + left * scaled)) + noncentral / left**2 - square / most)
+
+    left = np.exp(brentq(slope, -40.0, 80.0))
+    s, each = (1 - left) / 2, scaled / (1 - scaled + left * scaled)
+    curvature = 2 * np.sum(each**2) + 4 * noncentral / left**3
+    exponent = s * square / most + np.sum(np.log1p(-2 * s * scaled)) / 2 - noncentral * s / left
+    w, u = np.sign(s) * np.sqrt(2 * max(exponent, 0.0)), s * np.sqrt(curvature)
+    return float(norm.sf(w) + (norm.pdf(w) * (1 / u - 1 / w) if abs(w) > 1e-6 else 0.0))
 
 
 def variance_ratio(pairs: Sequence[Pair], exact: np.ndarray, law: np.ndarray) -> Estimate:
@@ -147,12 +175,12 @@ def combined(widths: Sequence[int], values: Sequence[np.ndarray], by_width: bool
     value = sum(c * v.mean() for c, v in zip(weights, values, strict=True))
     error = np.sqrt(sum(c**2 * v.var(ddof=1) / len(v) for c, v in zip(weights, values, strict=True)))
     quantile = student.ppf(1 - LEVEL / 2, sum(map(len, values)) - len(values))
-    return Estimate(float(value), float(quantile * error))
+    return Estimate.about(float(value), float(quantile * error))
 
 
 def worst(estimates: Sequence[Estimate], target: float) -> Estimate:
     """The one whose interval reaches farthest from ``target``."""
-    return max(estimates, key=lambda e: abs(e.value - target) + e.radius)
+    return max(estimates, key=lambda e: max(e.high - target, target - e.low))
 
 
 def mean_difference_in_errors(samples: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> float:

@@ -102,19 +102,19 @@ def judged(
 ) -> Verdict:
     """Whether all estimates are within ``margin`` of ``target``, beside the nearest rival far enough to be noticed.
 
-    One is far enough if the margin and twice the larger radius, of right and wrong, are less than its distance: its own
-    interval then lies beyond the margin. Where none is, the verdict is undecided.
+    One is far enough if its distance is more than the margin and the longer of both intervals, of right and wrong: its
+    own interval then lies beyond the margin. Where none is, the verdict is undecided.
     """
-    radius = max(e.radius for e in found)
+    least = margin + max(e.length for e in found)
     allowed, farthest = f"<= {margin:g}" if target == 0 else f"{target:g} +- {margin:g}", worst(found, target)
     right = str(farthest), allowed, farthest.within(target - margin, target + margin)
     wrong: tuple[str, str, bool | None] = f"none of {len(rivals)} wrong theories is far enough", "-", None
-    notices = f"{margin + 2 * radius:.2g}"
+    notices = f"{least:.2g}"
     for rival in sorted(rivals, key=lambda rival: rival.distance):
-        if rival.distance < margin + 2 * radius:
+        if rival.distance < least:
             continue
         other = rival.measured()
-        if rival.distance >= margin + 2 * other.radius:
+        if rival.distance >= margin + other.length:
             inside = other.within(target - margin, target + margin)
             wrong = rival.name, str(other), None if inside is None else not inside
             notices = f"{rival.distance:.2g}"
@@ -148,25 +148,28 @@ def slope_verdict(
 def _slope(widths: tuple[int, ...], errors: list[np.ndarray]) -> Estimate:
     fit = fitted_slope(np.array(widths), errors)
     freedom = sum(e.size for e in errors) - len(errors)
-    return Estimate(fit.slope, float(student.ppf(1 - LEVEL / 2, freedom)) * fit.standard_error)
+    return Estimate.about(fit.slope, float(student.ppf(1 - LEVEL / 2, freedom)) * fit.standard_error)
 
 
 def exact_verdict(subject: str, statement: str, error: float, controls: dict[str, float], bound: float) -> Verdict:
     """An equality to ``bound``, which every control (name -> error) misses by ``MARGIN`` times the bound.
 
-    The nearest of the controls is the one named; an error that is not a number counts as the nearest of all.
+    The nearest of the controls is the one named; an error that is not a number counts as the nearest of all. What is
+    noticed is the share of that control's mistake that would still be beyond the bound: errors are linear in it.
     """
     name = min(controls, key=lambda n: -np.inf if np.isnan(controls[n]) else controls[n])
     control = name if len(controls) == 1 else f"{name}: nearest of {len(controls)}"
     found = f"{error:.1e}", f"<= {bound:.0e}", bool(error <= bound)
     wrong = control, f"{controls[name]:.1e}", bool(controls[name] > MARGIN * bound)
-    return Verdict.of(subject, statement, "", found, wrong)
+    return Verdict.of(subject, statement, "", found, wrong, f"{bound / controls[name]:.0e} of the control")
 
 
 def bounded_verdict(subject: str, statement: str, sizes: str, ratio: float, control: str, wrong: float) -> Verdict:
-    """What is measured over its bound is at most 1, over a wrong bound it is not."""
+    """What is measured over its bound is at most 1, over a wrong bound it is not; a bound below it is noticed."""
     found = f"{ratio:.3g}", "<= 1", bool(ratio <= 1)
-    return Verdict.of(subject, statement, sizes, found, (control, f"{wrong:.3g}", bool(wrong > 1)))
+    return Verdict.of(
+        subject, statement, sizes, found, (control, f"{wrong:.3g}", bool(wrong > 1)), f"bound x {ratio:.2g}"
+    )
 
 
 class Followed(NamedTuple):
@@ -201,19 +204,19 @@ def initial_verdict(subject: str, widths: Sequence[int], squares: Sequence[np.nd
 
 
 def mean_verdict(
-    subject: str, statement: str, rounds: Sequence[Followed], wrong: Mapping[str, tuple[float, Followed]]
+    subject: str, statement: str, rounds: Sequence[Followed], wrong: Mapping[str, Sequence[np.ndarray]]
 ) -> Verdict:
     """The networks' mean at infinite width is the predictions' at every round.
 
-    ``wrong`` has each wrong theory's distance from the right mean, in units of the movement, where it is farthest, and
-    its predictions there.
+    ``wrong`` says how far each wrong theory's mean [m, C] is from the right one at each round.
     """
-    rivals = [Rival(name, far, partial(_mean, there)) for name, (far, there) in wrong.items()]
-    return judged(subject, statement, 0.0, MEAN_MARGIN, [_mean(f) for f in rounds], rivals)
-
-
-def _mean(followed: Followed) -> Estimate:
-    return mean_error(followed.pairs, followed.scale)
+    rivals = []
+    for name, away in wrong.items():
+        far = [float(np.linalg.norm(a)) / f.scale for f, a in zip(rounds, away, strict=True)]
+        at = int(np.argmax(far))
+        rivals.append(Rival(name, far[at], partial(mean_error, rounds[at].pairs, rounds[at].scale, away[at])))
+    found = [mean_error(f.pairs, f.scale) for f in rounds]
+    return judged(subject, statement, 0.0, MEAN_MARGIN, found, rivals)
 
 
 def variance_verdict(
