@@ -15,7 +15,7 @@ import pytest
 from fedtangent.compare import Setting, SideBySide, build, exact, predicted, settings
 from fedtangent.compare.simulated import cohorts
 from fedtangent.data import partition
-from fedtangent.federated import algorithms, schedule
+from fedtangent.federated import algorithms, compose, schedule
 from fedtangent.federated.local import Work
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.models.dense import mlp
@@ -117,6 +117,21 @@ def test_a_small_fault_of_the_simulation_is_noticed(
     monkeypatch.setattr(exact, "near_misses", same_flow)
     verdicts = [exact.linearised_verdict(theory.setting, theory.cohorts), *exact.law_verdicts(theory)]
     assert [v.holds for v in verdicts] == [False, False, False]
+
+
+def test_the_theory_does_not_share_a_fault_in_the_simulations_weights(
+    theory: predicted.Predicted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = compose._weigh
+
+    def squared(cohort: Cohort, offsets: Any, weighting: str) -> Cohort:
+        once = right(cohort, offsets, weighting)
+        return once._replace(weight=once.weight**2)
+
+    monkeypatch.setattr(compose, "_weigh", squared)
+    drawn = cohorts(theory.setting)
+    np.testing.assert_array_equal(drawn.weight, theory.cohorts.weight)
+    assert exact.linearised_verdict(theory.setting, drawn).holds is False
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ import numpy as np
 from fedtangent import pytrees
 from fedtangent.checks import whole
 from fedtangent.compare import ledger_bounds as bounds
+from fedtangent.compare.cohorts import weighed_cohorts
 from fedtangent.engine.history import History
-from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.measures.tangent_kernels import check_watchable
 from fedtangent.models.linear import LinearStructure
@@ -221,7 +221,7 @@ def residual_ledger(
     of = bounds.Federation(
         y=np.asarray(data.y, np.float64),
         partition=held,
-        cohorts=drawn_cohorts(algorithm.schedule, held, rounds, seed, weighting),
+        cohorts=weighed_cohorts(algorithm.schedule, held, rounds, seed, weighting),
         num_models=algorithm.schedule.num_models,
         outputs="shared" if shared else "full",
         rule=rule,

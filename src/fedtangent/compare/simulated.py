@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent.compare.cohorts import weighed_cohorts
 from fedtangent.compare.settings import Setting
 from fedtangent.engine.history import History
 from fedtangent.engine.progress import progress_of
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms, schedule
-from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.federated.local import Work
 from fedtangent.types import Algorithm, Cohort, Model
 
@@ -128,5 +128,5 @@ def trained(
 
 
 def cohorts(setting: Setting, weighting: str = "examples") -> Cohort:
-    """The cohorts [R, S] that the simulation draws, weighted as it weighs them."""
-    return drawn_cohorts(setting.schedule, setting.partition, setting.num_rounds, setting.seed, weighting)
+    """The cohorts [R, S] that the simulation draws, with the weights that the algorithm is said to give them."""
+    return weighed_cohorts(setting.schedule, setting.partition, setting.num_rounds, setting.seed, weighting)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from fedtangent.compare import Setting
 from fedtangent.compare.theorems.flow import exact
 
 
-def test_a_linear_model_is_the_flow_and_no_wrong_theory_is() -> None:
-    verdict = exact.exact(exact.OPTIONS[2], exact.linear_setting(1, 6))
-    assert verdict.passed
+@pytest.fixture(scope="module")
+def case() -> Setting:
+    """The linear model's setting, for every option."""
+    return exact.linear_setting(1, 6)
+
+
+@pytest.mark.parametrize("option", exact.OPTIONS, ids=lambda option: option.name)
+def test_a_linear_model_is_the_flow_and_no_wrong_theory_is(option: exact.Option, case: Setting) -> None:
+    verdict = exact.exact(option, case)
+    assert verdict.passed, verdict
     assert float(verdict.measured) < 1e-12
     assert float(verdict.control_measured) > 1e-3
 

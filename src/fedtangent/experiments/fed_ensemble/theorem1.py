@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtangent.compare import cases
+from fedtangent.compare.cohorts import weighed_cohorts
 from fedtangent.compare.predicted import run_flow
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import fed_ensemble
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.experiments.lab.results import NOT_OWED, Outcome, Sheet, assumed, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.kernels.gram import kernel_blocks
 from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import BoundedPanel, bounded
@@ -78,7 +78,7 @@ def follow(setting: Setting, s: EnsembleDecaySettings) -> Followed:
     blocks = kernel_blocks(setting.model(s.width).kernel, setting.x_train, setting.x_test[:1])  # type: ignore[arg-type]
     length = setting.schedule.num_models
     rounds = length * max(s.flow_ages, s.num_rounds // length)
-    plan = drawn_cohorts(setting.schedule, setting.partition, rounds, setting.seed)
+    plan = weighed_cohorts(setting.schedule, setting.partition, rounds, setting.seed)
     flow = run_flow(setting, blocks, plan)
     theorem = theorem_1(
         blocks, setting.y_train, setting.partition, plan, Rule(setting.local_steps, setting.learning_rate),

@@ -11,6 +11,7 @@ from scipy.stats import t as student
 
 from fedtangent import data
 from fedtangent.compare import predicted
+from fedtangent.compare.cohorts import weighed_cohorts
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.statistics import SIGNIFICANCE
 from fedtangent.compare.theorems.fed_ensemble import repeated_runs
@@ -19,7 +20,6 @@ from fedtangent.data import partition
 from fedtangent.engine.run import predict, simulate
 from fedtangent.experiments.lab.runner import Study
 from fedtangent.federated import algorithms
-from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.federated.local import Work
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent.models.dense import mlp
@@ -150,7 +150,7 @@ def flow(
         learning_rate=step_size(model, held), seed=seed,
     )  # fmt: skip
     blocks = kernel_blocks(model.kernel, held.x, held.x_test)
-    return predicted.run_flow(setting, blocks, drawn_cohorts(plan, setting.partition, num_rounds, setting.seed)), blocks
+    return predicted.run_flow(setting, blocks, weighed_cohorts(plan, setting.partition, num_rounds, setting.seed)), blocks
 
 
 def decomposed(

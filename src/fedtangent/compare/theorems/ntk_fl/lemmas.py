@@ -1,0 +1,218 @@
+"""Lemmas 1, 3 and 4 of NTK-FL: neurons that may switch, and the kernel's drift and sampling error.
+
+Each says that something is bounded with probability 1 - delta. How often it is not is counted over draws, with an exact
+interval: the bound holds if all of the interval is below delta, a wrong one fails if none of it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import beta
+
+from fedtangent.compare.statistics import LEVEL, Estimate
+from fedtangent.compare.theorems import TheoremEntry, of_scale
+from fedtangent.compare.verdicts import Verdict
+from fedtangent.theory.ntk_fl.lemmas import drift_bound, expected_kernel, sampling_bound, undecided_bound
+
+DELTA = 0.1
+FACTORS = np.round(np.arange(1.0, 0.0, -0.01), 2)  # of a bound, until it is noticed that it is too small
+
+
+def exceeded(above: np.ndarray) -> Estimate:
+    """How often, of one answer a draw, with Clopper and Pearson's interval."""
+    count, draws = int(np.sum(above)), len(above)
+    low = beta.ppf(LEVEL / 2, count, draws - count + 1) if count else 0.0
+    high = beta.ppf(1 - LEVEL / 2, count + 1, draws - count) if count < draws else 1.0
+    return Estimate(count / draws, float(low), float(high))
+
+
+def rarely(found: Estimate) -> bool | None:
+    """Whether it is in at most delta of the cases: yes, no, or None if the draws cannot tell."""
+    return found.within(0.0, DELTA)
+
+
+def checks(scale: str, seed: int) -> list[Verdict]:
+    """Every lemma where its bound is nearest to what it bounds."""
+    draws = of_scale(scale, 1, 4)
+    return [
+        lemma_1(seed, 300_000 * draws),
+        lemma_1_concentration(seed, 30_000 * draws),
+        lemma_3(seed, 20_000 * draws),
+        switched(seed, 3000 * draws),
+        lemma_4(seed, 20_000 * draws),
+    ]
+
+
+def lemma_1(seed: int, draws: int) -> Verdict:
+    """All examples at once, orthonormal inputs: independent events, so that a union counts.
+
+    R is such that the bound is just below one neuron: then it fails when a single one may switch, which for the bound
+    times a factor happens at R over that factor.
+    """
+    width, num = 4, 2
+    nearest = np.abs(np.random.default_rng(seed).standard_normal((draws, width * num))).min(axis=1)
+    critical = 0.99 / undecided_bound(1.0, 1.0, DELTA, width, num, "union")
+
+    def fails(factor: float) -> Estimate:
+        return exceeded(nearest <= critical / factor)
+
+    return _row(
+        "NTK-FL Lemma 1",
+        "how often some |S_i| is above the bound that Markov's inequality gives the union, where that is 0.99 neurons",
+        f"N = {num} orthonormal inputs, n = {width}, R = {critical:.3g} alpha, {draws} draws",
+        fails,
+        ("the lemma as printed, for all examples at once", fails(1 / num)),
+    )
+
+
+def lemma_1_concentration(seed: int, draws: int) -> Verdict:
+    """Hoeffding's inequality in place of Markov's, where half of all neurons may switch: there it is nearest."""
+    width, num, radius = 100, 2, 0.6745
+    z = np.abs(np.random.default_rng(seed).standard_normal((draws, width, num)))
+    largest = np.sum(z <= radius, axis=1).max(axis=1)
+    bound = undecided_bound(radius, 1.0, DELTA, width, num, "concentration")
+    mean = width * float(np.mean(z <= radius))
+
+    def fails(factor: float) -> Estimate:
+        return exceeded(largest - mean > factor * (bound - mean))
+
+    return _row(
+        "NTK-FL Lemma 1, by Hoeffding's inequality",
+        "how often some |S_i| is above its mean and the deviation that Hoeffding's inequality allows the union",
+        f"N = {num} orthonormal inputs, n = {width}, R = {radius} alpha, {draws} draws",
+        fails,
+        ("half of the deviation", fails(0.5)),
+    )
+
+
+def lemma_3(seed: int, draws: int) -> Verdict:
+    """Close inputs, of which a neuron meets one at a time: its switch changes a row and a column of H.
+
+    The lemma as printed uses Markov's inequality for one entry where it sums over N^2 of them: here it fails. For the
+    sum itself the inequality gives N times as much, which is far more than there is.
+    """
+    num, width = 64, 8
+    x, radius = arc(num), 0.15 / (num * width * np.sqrt(2 / np.pi))
+    v = np.random.default_rng(seed).standard_normal((draws, width, 2))
+    norms = drift(x, v, radius).operator
+    bounds = {form: drift_bound(radius, 1.0, DELTA, width, num, form) for form in ("union", "printed")}
+
+    def fails(factor: float) -> Estimate:
+        return exceeded(norms > factor * bounds["union"])
+
+    return _row(
+        "NTK-FL Lemma 3",
+        "how often neurons that move by R change H by more than Markov's inequality allows for the sum over entries",
+        f"N = {num} inputs on half a radian, n = {width}, R = {radius:.2g} alpha, {draws} draws",
+        fails,
+        ("the lemma as printed, by the inequality for one entry", exceeded(norms > bounds["printed"])),
+    )
+
+
+def switched(seed: int, draws: int) -> Verdict:
+    """(27) and (28): an entry changes by at most the neurons that switched on either input, in every draw."""
+    num, width = 64, 8
+    radius = 0.15 / (num * width * np.sqrt(2 / np.pi))
+    v = np.random.default_rng(seed).standard_normal((draws, width, 2))
+    found = drift(arc(num), v, radius)
+    some = found.counted > 0
+    ratio = float(np.max(found.frobenius[some] / found.counted[some]))
+    wrong = float(np.max(found.frobenius[some] / found.half_counted[some]))
+    return Verdict.of(
+        "NTK-FL Lemma 3, (27) and (28)",
+        "Frobenius norm of H's change / that of (|S_i| + |S_j|) x_i'x_j / n, largest",
+        f"N = {num} inputs on half a radian, n = {width}, {int(some.sum())} draws in which a neuron switches",
+        (f"{ratio:.3f}", "<= 1", ratio <= 1),
+        ("only one of the two inputs counted, |S_i|", f"{wrong:.3f}", wrong > 1),
+        f"bound x {ratio:.2f}",
+    )
+
+
+def arc(num: int) -> np.ndarray:
+    """Inputs of norm 1 at equal angles on half a radian."""
+    angles = np.linspace(0, 0.5, num)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+class Drift(NamedTuple):
+    """Norms of H(v') - H(v), and Frobenius norms of what (28) makes of the neurons that did switch; [draws] each."""
+
+    operator: np.ndarray
+    frobenius: np.ndarray
+    counted: np.ndarray  # of (|S_i| + |S_j|) x_i'x_j / n
+    half_counted: np.ndarray  # of |S_i| x_i'x_j / n
+
+
+def drift(x: np.ndarray, v: np.ndarray, radius: float) -> Drift:
+    """Every neuron of ``v`` [draws, n, d] moved by R towards or past the plane of the input nearest to it.
+
+    H is taken from the activities here, by its definition below (12).
+    """
+    gram, width = x @ x.T, v.shape[1]
+    across = v @ x.T
+    nearest = np.argmin(np.abs(across), axis=2)
+    step = -np.sign(np.take_along_axis(across, nearest[..., None], axis=2)) * radius
+    after = (across + step * gram[nearest]) >= 0
+    before = across >= 0
+    some = np.any(before != after, axis=(1, 2))
+    a, b = before[some].astype(float), after[some].astype(float)
+    change = gram * (np.einsum("kri,krj->kij", b, b) - np.einsum("kri,krj->kij", a, a)) / width
+    flips = np.sum(a != b, axis=1)
+    both = gram * (flips[:, :, None] + flips[:, None, :]) / width
+    one = gram * np.broadcast_to(flips[:, :, None], both.shape) / width
+    norms = [np.linalg.norm(change, 2, axis=(1, 2)), *(np.linalg.norm(m, axis=(1, 2)) for m in (change, both, one))]
+    every = np.zeros((4, len(v)))
+    every[:, some] = norms
+    return Drift(*every)
+
+
+def lemma_4(seed: int, draws: int) -> Verdict:
+    """Two inputs next to each other: the union over entries costs least."""
+    width, num = 200, 2
+    x = np.array([[1.0, 0.0], [np.cos(0.05), np.sin(0.05)]])
+    v = np.random.default_rng(seed).standard_normal((draws, width, 2))
+    active = (v @ x.T >= 0).astype(float)
+    kernels = (x @ x.T) * np.einsum("kri,krj->kij", active, active) / width
+    norms = np.abs(np.linalg.eigvalsh(kernels - expected_kernel(x))).max(axis=1)
+    bound = sampling_bound(width, num, DELTA)
+
+    def fails(factor: float) -> Estimate:
+        return exceeded(norms > factor * bound)
+
+    return _row(
+        "NTK-FL Lemma 4",
+        "how often the operator norm of H - H_inf is above the bound",
+        f"N = {num} inputs 0.05 radian apart, n = {width}, {draws} draws",
+        fails,
+        ("half of the bound", fails(0.5)),
+    )
+
+
+def _row(
+    subject: str, statement: str, sizes: str, fails: Callable[[float], Estimate], wrong: tuple[str, Estimate]
+) -> Verdict:
+    """``fails`` is how often the bound times a factor is exceeded; ``wrong`` the control's name and the same of it."""
+    found, noticed = fails(1.0), next((f for f in FACTORS if rarely(fails(f)) is False), 0.0)
+    passes = rarely(wrong[1])
+    return Verdict.of(
+        subject,
+        statement,
+        sizes,
+        (str(found), f"<= delta = {DELTA:g}", rarely(found)),
+        (wrong[0], str(wrong[1]), None if passes is None else not passes),
+        f"bound x {noticed:g}",
+    )
+
+
+ENTRIES = (
+    TheoremEntry(
+        "ntk_fl.lemmas",
+        "neurons that may switch, drift and sampling error of the kernel: how often a bound fails",
+        checks,
+        papers=("yue2022",),
+        statement="Lemmas 1, 3 and 4 of NTK-FL",
+    ),
+)

@@ -1,0 +1,27 @@
+"""Inputs of norm one and signs to learn, on the two-layer ReLU network of eq. (12)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.models.two_layer import two_layer_relu
+from fedtangent.theory.ntk_fl.lemmas import empirical_kernel
+from fedtangent.types import Model, PyTree
+
+DIMENSION = 10
+
+
+def sphere(seed: int, width: int, size: int) -> tuple[np.ndarray, np.ndarray, Model, PyTree]:
+    """Inputs [N, d], targets [N], the network, and the weights with which a run from ``jax.random.key(seed)`` starts."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((size, DIMENSION))
+    model = two_layer_relu(DIMENSION, width, seed=seed, dtype=jnp.float64)
+    params = model.init(jax.random.split(jax.random.key(seed), 1)[0])
+    return x / np.linalg.norm(x, axis=1, keepdims=True), rng.choice(np.array([-1.0, 1.0]), size), model, params
+
+
+def half_stable_step(x: np.ndarray, params: PyTree) -> float:
+    """Half of the largest stable step of the empirical kernel, N / lambda_max."""
+    return len(x) / float(np.linalg.eigvalsh(empirical_kernel(x, params["v"]))[-1])
