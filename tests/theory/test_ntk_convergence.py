@@ -94,6 +94,10 @@ def test_theorem_2_where_all_its_assumptions_hold():
     decay, times = squared(nets, x, y), np.arange(rounds + 1)
     assert np.all(decay <= found.residual_bound(times) * (1 + 1e-12))
     assert 0 < reach <= found.radius
+    # the server's neurons over all rounds, and a client's inside one: (1 + eta)^tau grows with the local steps
+    size, growth = np.linalg.norm(residual), (1 + eta) ** 4 - 1
+    server = 4 * growth / (4 * eta) * np.sqrt(2) * size / (np.sqrt(10_000) * found.constants.lambda_min)
+    assert found.radius == pytest.approx(server + growth * size / np.sqrt(2 * 10_000), rel=1e-9)
     assert np.max(decay / found.residual_bound(times, found.constants.lambda_max)) > 2
     slope = np.log(decay[rounds // 2] / decay[-1]) / (rounds - rounds // 2)
     assert slope / -np.log(found.rate()) == pytest.approx(4, rel=0.05)

@@ -20,7 +20,9 @@ def test_every_entry_says_what_it_checks_and_where_it_stands() -> None:
 
 def test_checks_are_chosen_by_name_or_paper_each_once() -> None:
     assert list(wanted(())) == list(catalogue("theorems"))
-    assert list(wanted(("ntk_fl.convergence", "ntk_fl"))) == ["ntk_fl.convergence", "ntk_fl.weight_gap"]
+    assert list(wanted(("ntk_fl.convergence", "ntk_fl"))) == [
+        "ntk_fl.convergence", "ntk_fl.evolution", "ntk_fl.lemmas", "ntk_fl.weight_gap",
+    ]  # fmt: skip
     with pytest.raises(ValueError, match=r"only: got 'x', allowed are fed_ensemble\.bias_variance, "):
         wanted(("flow", "x"))
 

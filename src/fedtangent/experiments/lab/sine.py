@@ -150,7 +150,9 @@ def flow(
         learning_rate=step_size(model, held), seed=seed,
     )  # fmt: skip
     blocks = kernel_blocks(model.kernel, held.x, held.x_test)
-    return predicted.run_flow(setting, blocks, weighed_cohorts(plan, setting.partition, num_rounds, setting.seed)), blocks
+    return predicted.run_flow(
+        setting, blocks, weighed_cohorts(plan, setting.partition, num_rounds, setting.seed)
+    ), blocks
 
 
 def decomposed(

@@ -50,9 +50,7 @@ class Trainer(NamedTuple):
 
 def _trainer(model: Model, rate: float) -> Trainer:
     plan = schedule.per_client_permutations(CLIENTS, 2)
-    return Trainer(
-        model, rate, algorithms.fed_ensemble(model, plan, client_learning_rate=rate, work=Work(steps=STEPS))
-    )
+    return Trainer(model, rate, algorithms.fed_ensemble(model, plan, client_learning_rate=rate, work=Work(steps=STEPS)))
 
 
 def _ledger(trainer: Trainer, x: np.ndarray, y: np.ndarray, size: Scale, seed: int) -> ResidualLedger:
@@ -76,10 +74,10 @@ def _networks(size: Scale, width: int, seed: int) -> list[ResidualLedger]:
     model = mlp(5, 1, (width,), "erf", dtype=jnp.float64)
     theta = model.kernel(jnp.ones((1, 5)), None, get="ntk")  # type: ignore[misc]
     trainer, found = _trainer(model, 1 / float(theta[0, 0])), []
-    for own in range(seed * size.draws, (seed + 1) * size.draws):
+    for own in (np.arange(size.draws) + seed * size.draws) % 2**32:  # no draw is of two seeds
         x = np.random.default_rng(own).standard_normal((_examples(size), 5))
         x *= np.sqrt(5) / np.linalg.norm(x, axis=1, keepdims=True)
-        found.append(_ledger(trainer, x, np.sin(2 * x[:, :1]), size, own))
+        found.append(_ledger(trainer, x, np.sin(2 * x[:, :1]), size, int(own)))
     return found
 
 

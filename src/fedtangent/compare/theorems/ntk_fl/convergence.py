@@ -103,7 +103,10 @@ def ntk_fl_decay(case: AllowedRun, times: tuple[int, ...]) -> Decay:
 
 
 def fed_avg_decay(case: AllowedRun, rounds: int) -> Decay:
-    """The recipe of FedAvg at Theorem 2's largest step; a client's mean loss is over N / M examples: its step eta / M."""
+    """The recipe of FedAvg at Theorem 2's largest step.
+
+    A client's mean loss is over its N / M examples, so that its step is eta / M.
+    """
     start, of = TwoLayerStart(len(case.params["v"]), kernel=case.kernel), (PAIR, case.residual, CLIENTS)
     first = ntk_theorem_2(*of, start, learning_rate=1e-3, local_steps=LOCAL_STEPS, delta=DELTA)
     eta = 0.999 * largest_learning_rate(first.constants)
@@ -206,9 +209,7 @@ def remark_2(evolved: Decay, averaged: Decay) -> Verdict:
     )
 
 
-def _rate(
-    subject: str, statement: str, sizes: str, found: float, band: float, wrong: tuple[str, float]
-) -> Verdict:
+def _rate(subject: str, statement: str, sizes: str, found: float, band: float, wrong: tuple[str, float]) -> Verdict:
     """A measured rate over theory's, which is 1 to ``band``; ``wrong`` is the control's name and ratio."""
     return Verdict.of(
         subject,

@@ -90,7 +90,12 @@ class _Round:
 
 
 def _run(
-    model: Model, points: tuple[np.ndarray, np.ndarray], eta: float, times: tuple[int, ...], seed: int, rounds: int = ROUNDS
+    model: Model,
+    points: tuple[np.ndarray, np.ndarray],
+    eta: float,
+    times: tuple[int, ...],
+    seed: int,
+    rounds: int = ROUNDS,
 ) -> History:
     """The recipe with every client in every round."""
     algorithm = algorithms.ntk_fl(model, schedule.all_clients(3), learning_rate=eta, times=times, method="eigh")
@@ -125,7 +130,7 @@ def remark_1(seed: int, width: int) -> Verdict:
     follows = bool(np.all(np.diff(alike[early]) > EXACT))
     return Verdict.of(
         "NTK-FL Remark 1",
-        "squared residual of the network at NTK-FL's weights / (9a)'s, which goes to 0; l1 distance to gradient descent",
+        "squared residual of the network at NTK-FL's weights / (9a)'s, which goes to 0; l1 distance to descent's",
         f"sphere, N = {SIZE}, n = {width}, half of the largest stable step, t = {', '.join(map(str, DOUBLINGS))}",
         (
             f"{', '.join(f'{a:.3g}' for a in apart)}; {paths.gap[at[1]]:.2g} to {paths.gap[at[-1]]:.2g}",

@@ -14,7 +14,7 @@ DIMENSION = 10
 
 
 def sphere(seed: int, width: int, size: int) -> tuple[np.ndarray, np.ndarray, Model, PyTree]:
-    """Inputs [N, d], targets [N], the network, and the weights with which a run from ``jax.random.key(seed)`` starts."""
+    """Inputs [N, d], targets [N], the network, and the weights that start a run from ``jax.random.key(seed)``."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((size, DIMENSION))
     model = two_layer_relu(DIMENSION, width, seed=seed, dtype=jnp.float64)
