@@ -13,6 +13,7 @@ Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``
 ``theorem_1``               Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021): bounds of the residual and of the weights'
                             movement, and which of their assumptions hold on given data
 ``corollary_1``             Corollary 1 of FE-2024, eq. (11) (4.1 of FE-2021): variance k(x, x)/K, and at finite rounds
+``corollary_4_1``           Corollary 4.1 of FE-2021, eq. (5): how often the mean of K models is far from the limit's
 ``decompose_laws``          eq. (10) of FE-2024 / (3) of FE-2021 in closed form, from ``ensemble_law`` of each schedule
                             (``ensemble_laws``: of many); ``decompose_runs`` measures the same from repeated runs
 ``exponential_product``     Lemma 9.2 of FE-2021, and ``exponential_average`` Lemma 9.3: second-order terms

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.compare.theorems.fed_ensemble import convergence, linearisation_gap, second_order
-from fedtangent.compare.theorems.fed_ensemble.linearisation_gap import network_gap, own_linearisation
+from fedtangent.compare.theorems.fed_ensemble import (
+    convergence,
+    ensemble_mean,
+    linearisation_gap,
+    networks,
+    second_order,
+    small_networks,
+)
+from fedtangent.compare.theorems.fed_ensemble.small_networks import own_linearisation
 from fedtangent.models.dense import mlp
 
 
@@ -62,8 +70,19 @@ def test_least_noticed():
 
 @pytest.mark.theory
 @pytest.mark.slow
-def test_width():
-    check(linearisation_gap.checks("default", 0))
+@pytest.mark.parametrize("part", [linearisation_gap, networks])
+def test_networks(part):
+    check(part.checks("default", 0))
+
+
+def test_how_often_an_ensemble_is_far_from_the_limit():
+    rows = ensemble_mean.checks("default", 0)
+    assert len(rows) == 2
+    check(rows)
+
+
+def test_constants_of_networks_over_widths():
+    check(networks.constants("default", 0, 60)[:1])
 
 
 def test_own_linearisation():
@@ -87,12 +106,37 @@ def test_own_linearisation():
     assert all(float(jnp.abs(leaf).max()) == 0 for leaf in jax.tree.leaves(frozen))
 
 
-@pytest.mark.slow
-def test_network_gap_of_a_small_network():
-    setting = linearisation_gap.circle((16,), 1, 0)
-    found = network_gap(setting, 16)
-    assert found.gap.shape == (3, 1)
-    assert np.all(found.gap > 0) and np.all(found.gap < found.change)
-    # Weyl: eigenvalues are no farther apart than the operator norm; the drift is some of the distance
-    assert np.all(found.drift > 0) and np.all(found.smallest_eigenvalue < found.largest_eigenvalue)
-    assert np.all(found.initial_residual > 0) and np.all(found.distance > 0)
+@pytest.mark.parametrize("activation", ["erf", "relu"])
+def test_jacobian_and_curvature_by_differentiation(activation):
+    x = small_networks.inputs(np.random.default_rng(0), 3)
+    assert np.all(np.linalg.norm(x, axis=1) <= 1)
+    model = small_networks.one_hidden_layer(4, 7, activation)
+    params = model.init(jax.random.key(2))
+    flat, back = jax.flatten_util.ravel_pytree(params)
+
+    def outputs(weights):
+        return model.apply(back(weights), x)[:, 0]
+
+    right = np.asarray(jax.jit(jax.jacobian(outputs))(flat))
+    np.testing.assert_allclose(small_networks.jacobian(activation, params, x), right, rtol=0, atol=1e-12)
+    each = np.linalg.norm(np.asarray(jax.jit(jax.hessian(outputs))(flat)), 2, axis=(1, 2)) * 7**0.5
+    alone = [small_networks.curvature(activation, params, x[i : i + 1]) for i in range(3)]
+    np.testing.assert_allclose(alone, each, rtol=1e-10)
+    together = small_networks.curvature(activation, params, x)
+    assert max(each) <= together <= np.linalg.norm(each)
+
+
+def test_networks_inside_the_theorem():
+    """A short run: equal rounds, the step that was asked for, and what is measured at its ages."""
+    task = small_networks.Task((1, 1, 2), (0, 0, 1), 4, 0.9, labels=2.0, evaluations=2)
+    given = small_networks.setting(task, 64, 0)
+    seen = small_networks.follow(given, 2)
+    assert seen.ages.tolist() == [0, 2, 4] and task.nbar == 2
+    assert seen.gap.shape == (2, 3, 2) and seen.kernels.shape == (2, 3, 2, 4, 4) and seen.c1.shape == (2, 2)
+    assert np.all(seen.gap[:, 0] == 0) and np.all(seen.drift[:, 0] == 0) and np.all(seen.change[:, 0] == 0)
+    assert np.all(seen.gap[:, 1:] > 0) and np.all(seen.gap[:, -1] < 0.2 * seen.change[:, -1])
+    np.testing.assert_allclose(seen.residual[:, 0], np.linalg.norm(seen.start - given.y_train, axis=(2, 3)), rtol=1e-12)
+    found = small_networks.theorem(given, seen, 1)
+    assert set(found.failing) <= {"kappa_3_small", "wide_enough"} and 0.5 < found.constants.kappa_2 < 1
+    assert np.all(found.plan.examples == 2) and found.constants.c1 == seen.c1[1].max()
+    np.testing.assert_allclose(found.constants.r0, seen.residual[1, 0], rtol=1e-12)

@@ -16,6 +16,7 @@ from fedtangent.theory.fed_ensemble.convergence import (
     theorem_1,
     weight_movement,
 )
+from fedtangent.theory.fed_ensemble.ensemble_mean import corollary_4_1
 from fedtangent.theory.fed_ensemble.limit import covariance_terms, gp_limit
 from fedtangent.theory.fed_ensemble.second_order import (
     age_operators,
@@ -31,6 +32,7 @@ __all__ = [
     "age_operators",
     "condition_15",
     "corollary_1",
+    "corollary_4_1",
     "covariance_terms",
     "decompose_laws",
     "decompose_runs",
