@@ -68,7 +68,7 @@ def test_mean_verdict() -> None:
 
 def test_variance_verdict() -> None:
     right, wider = followed(), followed(wider=1.5)
-    laws = {"a tenth": [0.9 * right.law], "half": [0.5 * right.law]}
+    laws = {"a tenth": 0.9 * right.law, "half": 0.5 * right.law}
     found = vd.variance_verdict("s", "variance", [right], laws)
     assert found.passed and found.control == "half"  # a tenth is within the margin
     assert vd.variance_verdict("s", "variance", [wider], laws).holds is False

@@ -9,15 +9,20 @@ fitted as ``a + b / w`` over all widths of a setting, and ``a`` is what theory m
 How it is answered. Each estimate has an interval that holds the truth but in ``LEVEL`` of the cases. Theory *holds* if
 the whole interval lies within the margin, *disagrees* if none of it does, and else the answer is *undecided*: too few
 draws. A noisier measurement can thus only become undecided, never right. A right theory is rejected, and a theory off
-by more than the margin accepted, in at most ``LEVEL`` of the cases each; a table of ten sampled verdicts at ten rounds
-each errs in at most one of a hundred. An error of the margin and twice the interval's radius is noticed (but in
-``LEVEL`` of the cases): every verdict says this number, which is its power; the radius falls as the root of the number
-of draws.
+by more than the margin accepted, in at most ``LEVEL`` of the cases for each estimate; a table of ten sampled verdicts,
+at ten rounds each, errs in at most one of a hundred.
 
-Less noise. A network and the prediction from its own initial function share nearly all of their scatter. Means are
-those of the differences; a variance is the difference of the networks' and of these predictions' sample variances plus
-the latter's exact expectation (a control variate), which needs a quarter to a sixth of the standard error. What is
+What it notices. A theory is rejected, but in ``LEVEL`` of the cases, if it is off by the margin and the length of the
+interval. Every verdict says this number. The control beside it is the nearest of several wrong theories that are off
+by as much: how far they are off is computed from the theories alone, before networks are looked at. Where none is far
+enough the verdict has no control, and is undecided. Lengths fall as the root of the number of draws.
+
+Less noise. A network and the prediction from its own initial function share nearly all of their scatter. The mean of
+networks is that of the differences plus the predictions' exact expectation; their variance is the difference of the
+networks' and of these predictions' sample variances plus the latter's exact expectation (control variates). What is
 left to ask of the sampling itself is that initial functions have the law that theory says, which is a verdict too.
+A mean is judged by its norm over all points and outputs, in which noise adds up; its expected square is known and
+taken off, and what is left scatters by a fraction of it.
 
 Plain float64 NumPy. Samples are [K, E, m, C]: K models (schedules), E independent initialisations, m points, C outputs.
 """
