@@ -176,7 +176,7 @@ def test_a_wrong_flow_is_noticed(linear_result: SideBySide, monkeypatch: pytest.
     for theory_of in (RIGHT_FLOW, more_steps, larger_step, equal_weights):
         monkeypatch.setattr(predicted, "run_flow", theory_of)
         theory = predicted.predict(setting, linear_result.theory.cohorts)
-        verdicts = [exact.linear_verdict(theory, seen, {}), *exact.law_verdicts(theory)]
+        verdicts = [exact.linear_verdict(theory, seen), *exact.law_verdicts(theory)]
         assert len(verdicts) == 3
         assert all(v.holds is (theory_of is RIGHT_FLOW) for v in verdicts), theory_of
 

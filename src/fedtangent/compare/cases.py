@@ -23,8 +23,8 @@ from fedtangent.types import Model
 NUM_MODELS = 5  # the papers' default K
 SCALES = ("smoke", "default", "paper")
 IMAGES = {
-    "smoke": Scale((128, 256, 512, 1024), 12, 24),
-    "default": Scale((256, 512, 1024, 2048), 12, 100),
+    "smoke": Scale((64, 128, 256, 512, 1024), 12, 24),
+    "default": Scale((64, 128, 256, 512, 1024, 2048), 12, 100),
     "paper": Scale((256, 512, 1024, 2048, 4096), 20, 400),
 }
 DataDir = str | os.PathLike[str] | None
@@ -76,7 +76,7 @@ def _run(num_clients: int, size: Scale, seed: int) -> dict[str, Any]:
 
 def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """The papers' toy: 50 clients of 1 to 3 points, 100 radial basis functions, linear in its parameters."""
-    sizes = {"smoke": Scale((100,), 4, 100), "default": Scale((100,), 10, 200), "paper": Scale((100,), 100, 2000)}
+    sizes = {"smoke": Scale((100,), 4, 100), "default": Scale((100,), 4, 200), "paper": Scale((100,), 100, 2000)}
 
     def model(width: int) -> Model:
         return rbf_linear(num_features=width, bandwidth=0.08, sigma=1.0, seed=seed, dtype=jnp.float64)
@@ -89,7 +89,7 @@ def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """A network on the sine data with a gap in the middle (FE-2024, section V-B)."""
     sizes = {
         "smoke": Scale((64, 128, 256, 512, 1024), 40, 6),
-        "default": Scale((128, 256, 512, 1024, 2048), 40, 8),
+        "default": Scale((64, 128, 256, 512, 1024, 2048), 40, 8),
         "paper": Scale((256, 512, 1024, 2048, 4096, 8192), 100, 400),
     }
 
@@ -122,7 +122,7 @@ def _images(name: str, title: str, data_dir: DataDir, scale: str, seed: int) -> 
         labels_test=np.asarray(images.y_test),
         partition=clients,
         model=model,
-        exact_draws=size.draws // 2,
+        exact_draws=16,
         **_run(clients.num_clients, size, seed),
     )
 

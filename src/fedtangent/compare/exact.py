@@ -73,10 +73,10 @@ def _absent_once(cohorts: Cohort, last: int) -> Cohort:
     return cohorts._replace(weight=weight)  # type: ignore[arg-type]
 
 
-def linear_verdict(theory: Predicted, seen: Simulated, wrong: dict[str, Flow]) -> Verdict:
-    """Every model of a setting that is linear itself, at every evaluated round, against the flow and ``wrong`` ones."""
+def linear_verdict(theory: Predicted, seen: Simulated) -> Verdict:
+    """Every model of a setting that is linear itself, at every evaluated round, against the flow and near misses."""
     setting = theory.setting
-    flows = wrong | near_misses(setting, theory.cohorts, theory.blocks, setting.num_rounds)
+    flows = near_misses(setting, theory.cohorts, theory.blocks, setting.num_rounds)
     return exact_verdict(
         setting.name,
         "simulation = flow, linear model, every round",
@@ -142,7 +142,8 @@ def _empirical_blocks(model: Model, at: PyTree, setting: Setting) -> KernelBlock
 
 def _largest_error(flow: Flow, seen: Simulated) -> float:
     """The largest relative error of any network at any evaluated round, each from its own initial function."""
-    test = predicted.networks(flow, seen, seen.rounds[1:])
+    starts = zip(seen.train[0].swapaxes(0, 1), seen.test[0].swapaxes(0, 1), strict=True)
+    test = np.stack([np.asarray(flow.predict(*start, seen.rounds[1:])) for start in starts], axis=2)
     return float(np.max(relative_errors(test, seen.test[1:], test - seen.test[0])))
 
 

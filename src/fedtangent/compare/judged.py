@@ -35,7 +35,7 @@ from fedtangent.types import Array, Gaussian, Key, Model, Schedule
 FIXED_POINT = 1e-8
 NUM_MODELS = 5  # K of the schedules whose fixed points are checked
 MAX_DROPPED = 20  # clients tried as those to leave out
-SLOWER = (0.9, 0.75, 0.5, 0.25)  # wrong rates
+SLOWER = (0.75, 0.5, 0.25, 0.1)  # wrong rates
 SHARES = (0.9, 0.5, 0.1, 0.0)  # of the time, wrong too
 FIXED_POINT_AGES = 20  # ages of K rounds in a pass: under partial participation too, every client comes up
 REACHED = 0.25  # of a verdict's margin: how near the flow is to the limit when networks are judged by that too
@@ -43,12 +43,11 @@ REACHED = 0.25  # of a verdict's margin: how near the flow is to the limit when 
 
 def all_verdicts(theory: Predicted, seen: tuple[Simulated, ...], moved: tuple[Simulated, ...]) -> tuple[Verdict, ...]:
     """The comparisons that apply to what was predicted, trained (``seen``) and moved by NTK-FL."""
-    setting = theory.setting
-    wrong = wrong_flows(theory)
+    setting, wrong = theory.setting, {}
     if setting.is_linear:
-        verdicts = [exact.linear_verdict(theory, seen[-1], wrong)]
+        verdicts = [exact.linear_verdict(theory, seen[-1])]
     else:
-        verdicts = [exact.linearised_verdict(setting, theory.cohorts)]
+        wrong, verdicts = wrong_flows(theory), [exact.linearised_verdict(setting, theory.cohorts)]
     verdicts += exact.law_verdicts(theory)
     if theory.limit is not None:
         verdicts += _fixed_points(theory, theory.limit)
@@ -179,7 +178,7 @@ def _limit(theory: Predicted, seen: tuple[Simulated, ...], limit: Gaussian) -> l
         return []
     mean = np.asarray(limit.mean)
     means = {"nine tenths of the mean": [-0.1 * mean], "untrained network": [-mean]}
-    prior = np.full(len(law), np.trace(theory.blocks.nngp_test))
+    prior = np.full(len(law), np.trace(np.asarray(theory.blocks.nngp_test)))
     what = f"Theorem 2, round {num_rounds}"
     return [
         mean_verdict(name, f"mean = {what}", [right], means),
@@ -211,7 +210,7 @@ def _evolution(theory: Predicted, moved: tuple[Simulated, ...]) -> list[Verdict]
     means = {
         f"{s:g} of the time": [((_responses(theory, moved[-1], s) - own) @ target).mean(axis=(0, 1))] for s in SHARES
     }
-    prior = np.full(len(right.law), np.trace(theory.blocks.nngp_test))
+    prior = np.full(len(right.law), np.trace(np.asarray(theory.blocks.nngp_test)))
     laws = {"covariance x 1.5": 1.5 * right.law, "prior covariance": prior}
     return [
         mean_verdict(name, f"{method}: mean, {when}", [right], means),

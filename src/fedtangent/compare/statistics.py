@@ -221,6 +221,12 @@ def fitted_slope(widths: np.ndarray, errors: list[np.ndarray]) -> Slope:
     return weighted_line(x, y, weight)
 
 
+def width_slope(widths: Sequence[int], errors: list[np.ndarray]) -> Estimate:
+    """The slope of ``fitted_slope`` with its interval."""
+    fit, freedom = fitted_slope(np.asarray(widths), errors), sum(e.size for e in errors) - len(errors)
+    return Estimate.about(fit.slope, float(student.ppf(1 - LEVEL / 2, freedom)) * fit.standard_error)
+
+
 def weighted_line(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Slope:
     """The least-squares line of ``y`` over ``x``, [n] each, with weights that are inverse variances."""
     centre = weight @ x / weight.sum()
