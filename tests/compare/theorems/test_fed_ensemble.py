@@ -110,6 +110,7 @@ def test_own_linearisation():
 def test_jacobian_and_curvature_by_differentiation(activation):
     x = small_networks.inputs(np.random.default_rng(0), 3)
     assert np.all(np.linalg.norm(x, axis=1) <= 1)
+    x = x * np.array([[0.5], [1.0], [2.0]])
     model = small_networks.one_hidden_layer(4, 7, activation)
     params = model.init(jax.random.key(2))
     flat, back = jax.flatten_util.ravel_pytree(params)
