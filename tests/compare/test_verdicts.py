@@ -87,7 +87,7 @@ def errors(slope: float, scatter: float = 0.3) -> tuple[list[Seen], list[np.ndar
     for width in WIDTHS:
         off = float(width) ** slope * np.exp(scatter * rng.standard_normal((K, E, 1, 1)))
         seen.append(Seen(np.stack([0 * one, one + off])))
-    return seen, [one] * len(WIDTHS)
+    return seen, [one[None]] * len(WIDTHS)
 
 
 @pytest.mark.parametrize(("slope", "holds"), [(-0.5, True), (-0.2, False), (-1.0, False), (0.0, False)])

@@ -113,24 +113,28 @@ def _initial_squares(model: Model, keys: Key, x: Array) -> Array:
 def _every_round(theory: Predicted, seen: tuple[Simulated, ...], wrong: dict[str, Flow]) -> list[Verdict]:
     """Networks against the flow from the same initial functions, at every evaluated round."""
     setting, name, rounds = theory.setting, theory.setting.name, theory.setting.rounds[1:]
-    right, means = [networks(theory.flow, s, s.rounds) for s in seen], np.asarray(theory.flow.mean(rounds))
+    right, means = networks(theory.flow, seen, rounds), np.asarray(theory.flow.mean(rounds))
     followed = []
     for at, r in enumerate(rounds, start=1):
         law = np.trace(theory.moments[at].cov, axis1=1, axis2=2)
         followed.append(
             _followed(
-                seen, [p[at] for p in right], at, propagated_variance(theory.blocks, _influences(theory.flow, r)), law
+                seen,
+                [p[at - 1] for p in right],
+                at,
+                propagated_variance(theory.blocks, _influences(theory.flow, r)),
+                law,
             )
         )
     away, slopes, variances = {}, {}, {}
     for what, flow in wrong.items():
         away[what] = list((np.asarray(flow.mean(rounds)) - means).mean(axis=1))
-        slopes[what] = [networks(flow, s, rounds[-1:])[0] for s in seen]
+        slopes[what] = networks(flow, seen, rounds)
         variances[what] = np.trace(np.asarray(flow.cov(rounds[-1])), axis1=1, axis2=2)
     variances["no cross terms"] = np.trace(without_cross_terms(theory.flow, rounds[-1]), axis1=1, axis2=2)
     from_start = f"the flow's from the same initial functions, {len(rounds)} rounds"
     return [
-        slope_verdict(name, setting.widths, seen, [p[-1] for p in right], slopes),
+        slope_verdict(name, setting.widths, seen, right, slopes),
         mean_verdict(name, f"mean = {from_start}", followed, away),
         variance_verdict(name, f"variance = {from_start}", followed, variances),
     ]
@@ -171,7 +175,7 @@ def _limit(theory: Predicted, seen: tuple[Simulated, ...], limit: Gaussian) -> l
     name, num_rounds, last = theory.setting.name, theory.setting.num_rounds, theory.moments[-1]
     exact_variance = propagated_variance(theory.blocks, _influences(theory.flow, num_rounds))
     law = np.full(len(last.mean), np.trace(limit.cov))
-    follow = [networks(theory.flow, s, s.rounds[-1:])[0] for s in seen]
+    follow = [n[0] for n in networks(theory.flow, seen, theory.setting.rounds[-1:])]
     away = last.mean - np.asarray(limit.mean)  # [K, m, C]
     right = _followed(seen, [f - away[:, None] for f in follow], -1, exact_variance, law)
     if not reached(theory, limit, right.scale):

@@ -87,16 +87,18 @@ def without_clients(cohorts: Cohort, clients: Sequence[int] | np.ndarray) -> Coh
     return cohorts._replace(weight=weight)  # type: ignore[arg-type]
 
 
-def networks(flow: Flow, seen: Simulated, rounds: tuple[int, ...]) -> np.ndarray:
+def networks(flow: Flow, seen: Sequence[Simulated], rounds: tuple[int, ...]) -> list[np.ndarray]:
     """The flow's prediction at the test points of each network from its own initial function, [r, K, E, m, C].
 
-    r counts ``rounds``. An initial function f0 becomes ``mean + gamma f0(x) - B f0(X)``, with one B for all draws.
+    One array for each of ``seen``; r counts ``rounds``. An initial function f0 becomes
+    ``mean + gamma f0(x) - B f0(X)``, with one B for all networks of a model.
     """
-    train, test = seen.train[0], seen.test[0]  # [K, E, n, C], [K, E, m, C]
-    means, found = np.asarray(flow.mean(rounds)), []
-    for r, mean in zip(rounds, means, strict=True):
+    means, found = np.asarray(flow.mean(rounds)), [np.empty((len(rounds), *s.test.shape[1:])) for s in seen]
+    for at, r in enumerate(rounds):
         b, gamma = map(np.asarray, flow.dependence(r))
-        given = train if b.shape[2] == train.shape[2] else train.reshape(*train.shape[:2], -1, 1)
-        pulled = (b[:, None] @ given).reshape(test.shape)
-        found.append(mean[:, None] + gamma[:, None, None, None] * test - pulled)
-    return np.stack(found)
+        for predicted, s in zip(found, seen, strict=True):
+            train, test = s.train[0], s.test[0]  # [K, E, n, C], [K, E, m, C]
+            given = train if b.shape[2] == train.shape[2] else train.reshape(*train.shape[:2], -1, 1)
+            pulled = (b[:, None] @ given).reshape(test.shape)
+            predicted[at] = means[at][:, None] + gamma[:, None, None, None] * test - pulled
+    return found

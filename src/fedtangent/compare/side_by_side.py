@@ -48,7 +48,7 @@ class SideBySide(NamedTuple):
 
 def flow_gap(theory: Predicted, seen: Simulated) -> FlowGap:
     """How far each network is from the flow, relative to how far the flow has moved its function."""
-    y_train, test = theory.setting.y_train, networks(theory.flow, seen, seen.rounds)
+    y_train, test = theory.setting.y_train, networks(theory.flow, [seen], seen.rounds)[0]
     starts = seen.train[0].swapaxes(0, 1)
     train = np.stack([np.asarray(theory.flow.predict_train(start, seen.rounds)) for start in starts], axis=2)
     scale = np.broadcast_to(test[-1] - seen.test[0], seen.test.shape)

@@ -245,6 +245,8 @@ def law_distance(law: Sequence[Any], reference: Sequence[Any]) -> float:
     return max(relative_distance(a, b) for a, b in zip(law, reference, strict=True))
 
 
-def relative_errors(predicted: np.ndarray, seen: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Root mean square of ``seen - predicted`` over the last two axes, relative to that of ``scale``."""
-    return np.sqrt(np.mean((seen - predicted) ** 2, axis=(-2, -1)) / np.mean(scale**2, axis=(-2, -1)))
+def relative_errors(
+    predicted: np.ndarray, seen: np.ndarray, scale: np.ndarray, axes: tuple[int, ...] = (-2, -1)
+) -> np.ndarray:
+    """Root mean square of ``seen - predicted`` over ``axes``, relative to that of ``scale``."""
+    return np.sqrt(np.mean((seen - predicted) ** 2, axis=axes) / np.mean(scale**2, axis=axes))

@@ -130,18 +130,24 @@ def slope_verdict(
 ) -> Verdict:
     """Relative errors to the flow fall with the width at a slope near -1/2; those to a wrong flow do not.
 
-    ``right`` and ``wrong`` are predictions of the last round, [K, E, m, C] for each width. Errors to a wrong flow
-    cannot fall below its distance from the right one, which says how far their slope will be from -1/2.
+    ``right`` and ``wrong`` are predictions of the last r evaluated rounds, [r, K, E, m, C] for each width; an error is
+    that of all of them. Errors to a wrong flow cannot fall below its distance from the right one, which says how far
+    their slope will be from -1/2.
     """
-    errors = [relative_errors(p, s.test[-1], p - s.test[0]) for s, p in zip(seen, right, strict=True)]
+    errors = [_of_run(s, p, s.test[-len(p) :]) for s, p in zip(seen, right, strict=True)]
     rivals = []
     for name, other in wrong.items():
-        floors = [relative_errors(o, p, p - s.test[0]) for s, p, o in zip(seen, right, other, strict=True)]
+        floors = [_of_run(s, p, o) for s, p, o in zip(seen, right, other, strict=True)]
         expected = width_slope(widths, [np.hypot(e, floor) for e, floor in zip(errors, floors, strict=True)])
-        missed = [relative_errors(o, s.test[-1], o - s.test[0]) for s, o in zip(seen, other, strict=True)]
+        missed = [_of_run(s, o, s.test[-len(o) :]) for s, o in zip(seen, other, strict=True)]
         rivals.append(Rival(name, abs(expected.value - SLOPE), partial(width_slope, widths, missed)))
     statement = "each network to the flow: slope of the error against width"
     return judged(subject, statement, SLOPE, SLOPE_MARGIN, [width_slope(widths, errors)], rivals)
+
+
+def _of_run(seen: Simulated, predicted: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Distance of ``other`` from ``predicted`` over all rounds, relative to how far the latter moves, [K, E]."""
+    return relative_errors(predicted, other, predicted - seen.test[0], (0, -2, -1))
 
 
 def exact_verdict(subject: str, statement: str, error: float, controls: dict[str, float], bound: float) -> Verdict:

@@ -170,7 +170,7 @@ def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) ->
 def train(setting: Setting, flow: Flow, width: int) -> TrainedEnsemble:
     """K networks of ``width`` by Fed-ensemble, and the flow from the initial function of each."""
     seen = fed_ensemble(setting, width)
-    own = networks(flow, seen, (setting.num_rounds,))[0]
+    own = networks(flow, [seen], (setting.num_rounds,))[0][0]
     outputs = seen.test[0][:, 0], seen.test[-1][:, 0], own[:, 0]
     return TrainedEnsemble(width, *outputs, seen.uplink_bytes, seen.downlink_bytes)
 

@@ -240,7 +240,7 @@ def errors(flow: Flow, seen: Simulated) -> np.ndarray:
 
     Relative to how far the flow has moved the function at the test points.
     """
-    predicted = networks(flow, seen, seen.rounds)
+    predicted = networks(flow, [seen], seen.rounds)[0]
     return relative_errors(predicted, seen.test, predicted[-1:] - predicted[:1])
 
 
@@ -260,9 +260,9 @@ def slope(option: Option, setting: Setting, widths: tuple[int, ...], num_network
     blocks = setting.blocks()
     draws = -(-num_networks // option.schedule().num_models)
     runs = [run(option, setting, width, draws) for width in widths]
-    right = [networks(flow_of(option, setting, blocks), seen, seen.rounds[-1:])[0] for seen in runs]
+    right = networks(flow_of(option, setting, blocks), runs, runs[0].rounds[-1:])
     wrong = {
-        name: [networks(flow, seen, seen.rounds[-1:])[0] for seen in runs]
+        name: networks(flow, runs, runs[0].rounds[-1:])
         for name, flow in wrong_flows(option, setting, blocks, SLOWER_STILL).items()
     }
     return slope_verdict(THEOREM, widths, runs, right, wrong)._replace(
