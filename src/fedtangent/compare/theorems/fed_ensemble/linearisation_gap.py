@@ -10,13 +10,13 @@ import numpy as np
 
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import cohorts
+from fedtangent.compare.statistics import width_slope
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.theorems.fed_ensemble.small_networks import (
     Followed,
     Task,
     follow,
     setting,
-    slope_in_the_width,
     theorem,
 )
 from fedtangent.compare.verdicts import Verdict, bounded_verdict
@@ -47,7 +47,7 @@ def _slopes(settings: list[Setting], seen: list[Followed], where: str) -> list[V
     limits = [given.blocks().ntk_train for given in settings]
     far = [np.linalg.norm(s.kernels[:, -1] - k, 2, axis=(-2, -1)) for s, k in zip(seen, limits, strict=True)]
     distance, drift, gap, change = (
-        slope_in_the_width(widths, values)
+        width_slope(widths, values)
         for values in (far, *([getattr(s, name)[:, -1] for s in seen] for name in ("drift", "gap", "change")))
     )
     near = -0.5 - MARGIN, -0.5 + MARGIN

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.compare.statistics import Estimate
+from fedtangent.compare.statistics import Estimate, width_slope
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.theorems.fed_ensemble.small_networks import (
     Task,
@@ -19,7 +19,6 @@ from fedtangent.compare.theorems.fed_ensemble.small_networks import (
     jacobian,
     one_hidden_layer,
     setting,
-    slope_in_the_width,
     theorem,
 )
 from fedtangent.compare.verdicts import Verdict
@@ -75,7 +74,7 @@ def constants(scale: str, seed: int, draws: int) -> list[Verdict]:
     where = f"n = {NUM_POINTS}, 3 clients of 1 to 3, widths {widths[0]} .. {widths[-1]}, {draws} networks each"
 
     def slope(of: list[dict[str, np.ndarray]], name: str) -> Estimate:
-        return slope_in_the_width(widths, [m[name] for m in of])
+        return width_slope(widths, [m[name] for m in of])
 
     return [
         _slope_row(

@@ -15,12 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.special import erf
-from scipy.stats import t as student
 
 from fedtangent.compare.exact import first_order
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import cohorts, init_key, recipe
-from fedtangent.compare.statistics import LEVEL, Estimate, fitted_slope
 from fedtangent.engine.run import predict, simulate
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.models.dense import mlp
@@ -233,10 +231,3 @@ def theorem(given: Setting, seen: Followed, draw: int) -> Theorem1:
         num_models=given.schedule.num_models,
         networks=Networks(seen.start[draw], given.x_train, farthest, float(seen.c1[draw].max()), float(seen.width)),
     )
-
-
-def slope_in_the_width(widths: tuple[int, ...], values: list[np.ndarray]) -> Estimate:
-    """Slope of the mean logarithm of positive ``values`` over that of the width, with its interval."""
-    fit = fitted_slope(np.array(widths), values)
-    freedom = sum(v.size for v in values) - len(values)
-    return Estimate.about(fit.slope, float(student.ppf(1 - LEVEL / 2, freedom)) * fit.standard_error)
