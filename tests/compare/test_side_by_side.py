@@ -95,8 +95,6 @@ def test_every_kind_of_verdict_is_there(linear_result: SideBySide, network_resul
     named(network_result, "NTK-FL, averaged kernel: variance")
     for what in ("mean", "variance"):
         named(network_result, f"{what} = the flow's from the same initial functions, 3 rounds")
-    (evolved,) = named(linear_result, "NTK-FL, averaged kernel: each network")
-    assert evolved.passed and float(evolved.measured) < 1e-11
 
 
 @pytest.mark.slow

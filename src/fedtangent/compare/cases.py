@@ -50,8 +50,8 @@ def _sine(name: str, title: str, model: Callable[[int], Model], size: Scale, see
         title=title,
         x_train=toy.x_train[kept],
         y_train=toy.y_train[kept],
-        x_test=toy.x_test,
-        y_test=toy.y_test,
+        x_test=toy.x_test[::2],
+        y_test=toy.y_test[::2],
         partition=clients,
         model=model,
         is_linear=is_linear,
@@ -76,7 +76,7 @@ def _run(num_clients: int, size: Scale, seed: int) -> dict[str, Any]:
 
 def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """The papers' toy: 50 clients of 1 to 3 points, 100 radial basis functions, linear in its parameters."""
-    sizes = {"smoke": Scale((100,), 4, 100), "default": Scale((100,), 4, 200), "paper": Scale((100,), 100, 2000)}
+    sizes = {"smoke": Scale((100,), 16, 100), "default": Scale((100,), 16, 200), "paper": Scale((100,), 100, 2000)}
 
     def model(width: int) -> Model:
         return rbf_linear(num_features=width, bandwidth=0.08, sigma=1.0, seed=seed, dtype=jnp.float64)
@@ -122,7 +122,7 @@ def _images(name: str, title: str, data_dir: DataDir, scale: str, seed: int) -> 
         labels_test=np.asarray(images.y_test),
         partition=clients,
         model=model,
-        exact_draws=16,
+        exact_draws=8,
         **_run(clients.num_clients, size, seed),
     )
 

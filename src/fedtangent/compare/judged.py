@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.compare import exact
+from fedtangent.compare.cohorts import weighed_cohorts
 from fedtangent.compare.predicted import Predicted, networks, run_flow, without_clients, without_cross_terms
-from fedtangent.compare.simulated import Simulated, init_key
+from fedtangent.compare.simulated import Simulated
 from fedtangent.compare.statistics import Pair, law_distance
 from fedtangent.compare.verdicts import (
     MEAN_MARGIN,
@@ -20,17 +18,15 @@ from fedtangent.compare.verdicts import (
     Followed,
     Verdict,
     exact_verdict,
-    initial_draws,
     initial_verdict,
     mean_verdict,
     slope_verdict,
     variance_verdict,
 )
 from fedtangent.federated import schedule
-from fedtangent.federated.compose import drawn_cohorts
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import Flow, covariance_terms, ntk_evolution
-from fedtangent.types import Array, Gaussian, Key, Model, Schedule
+from fedtangent.types import Gaussian, Schedule
 
 FIXED_POINT = 1e-8
 NUM_MODELS = 5  # K of the schedules whose fixed points are checked
@@ -38,6 +34,7 @@ MAX_DROPPED = 20  # clients tried as those to leave out
 SLOWER = (0.75, 0.5, 0.25, 0.1)  # wrong rates
 SHARES = (0.9, 0.5, 0.1, 0.0)  # of the time, wrong too
 FIXED_POINT_AGES = 20  # ages of K rounds in a pass: under partial participation too, every client comes up
+NARROW = 1e-3  # of the prior's widest axis: those below are left out
 REACHED = 0.25  # of a verdict's margin: how near the flow is to the limit when networks are judged by that too
 
 
@@ -58,7 +55,7 @@ def sampled_verdicts(
     theory: Predicted, seen: tuple[Simulated, ...], moved: tuple[Simulated, ...], wrong: dict[str, Flow]
 ) -> list[Verdict]:
     """Those that have a chance of being wrong: what is measured is an average over networks."""
-    verdicts = [_initial(theory)]
+    verdicts = [_initial(theory, seen)]
     if not theory.setting.is_linear:
         verdicts += _every_round(theory, seen, wrong)
     if theory.limit is not None:
@@ -87,27 +84,15 @@ def wrong_flows(theory: Predicted) -> dict[str, Flow]:
     return flows
 
 
-def _initial(theory: Predicted) -> Verdict:
-    """Initial functions at the test points have the prior's variance: as many of them as it takes to tell."""
-    setting, prior = theory.setting, np.asarray(theory.blocks.nngp_test)
-    spread = 2 * float(np.sum(prior**2)) / np.trace(prior) ** 2 / setting.y_train.shape[1]  # of one function's square
-    count = initial_draws(spread, setting.widths)
+def _initial(theory: Predicted, seen: tuple[Simulated, ...]) -> Verdict:
+    """Initial functions at the test points have the prior's law: their squares along its widest axes, in its units."""
+    variances, axes = np.linalg.eigh(np.asarray(theory.blocks.nngp_test))
+    wide = variances > NARROW * variances[-1]
     squares = []
-    for width in setting.widths:
-        keys = jax.random.split(jax.random.fold_in(init_key(setting, 0), width), count)
-        found = _initial_squares(setting.model(width), keys, jnp.asarray(setting.x_test))
-        squares.append(np.asarray(found) / np.trace(prior))
-    return initial_verdict(setting.name, setting.widths, squares)
-
-
-@functools.partial(jax.jit, static_argnames=("model",))
-def _initial_squares(model: Model, keys: Key, x: Array) -> Array:
-    """Squared initial functions summed over points, averaged over outputs, one for each of ``keys``."""
-
-    def square(key: Key) -> Array:
-        return jnp.mean(jnp.sum(model.apply(model.init(key), x) ** 2, axis=0))
-
-    return jax.lax.map(square, keys, batch_size=16)
+    for s in seen:
+        along = np.einsum("kemc,ma->keac", s.test[0], axes[:, wide]) ** 2 / variances[wide, None]
+        squares.append(along.mean(axis=(2, 3)).ravel())
+    return initial_verdict(theory.setting.name, [s.width for s in seen], squares)
 
 
 def _every_round(theory: Predicted, seen: tuple[Simulated, ...], wrong: dict[str, Flow]) -> list[Verdict]:
@@ -259,7 +244,7 @@ def _fixed_points(theory: Predicted, limit: Gaussian) -> list[Verdict]:
 
 def _fixed_point(theory: Predicted, name: str, own: Schedule, limit: Gaussian) -> Verdict:
     setting = theory.setting
-    drawn = drawn_cohorts(own, setting.partition, FIXED_POINT_AGES * own.num_models, setting.seed)
+    drawn = weighed_cohorts(own, setting.partition, FIXED_POINT_AGES * own.num_models, setting.seed)
     flow = run_flow(setting, theory.blocks, drawn, own.num_models)
     fewer = run_flow(setting, theory.blocks, without_clients(drawn, [0]), own.num_models)
     return exact_verdict(
