@@ -1,162 +1,166 @@
-"""Corollary 1 and the bias-variance decomposition, on the linear toy: simulation against the closed form."""
+"""Corollary 1 and the bias-variance decomposition, on the linear toy: simulation against the closed form.
+
+The toy's model is linear, so that theory is exact at its one width: what is sampled is judged without a finite-width
+term, within ``MARGIN`` of the closed form, and theories off by the margin and twice an interval's radius are told
+apart. Schedules are those of both sides; each output of a run is an initial function of its own, and the estimates
+come from independent batches of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+
 import numpy as np
-from scipy.stats import t as student
 
 from fedtangent.compare.settings import exact_arithmetic
-from fedtangent.compare.statistics import NUM_STANDARD_ERRORS, SIGNIFICANCE, Slope
+from fedtangent.compare.statistics import Estimate, combined
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.theorems.fed_ensemble import repeated_runs
-from fedtangent.compare.theorems.fed_ensemble.repeated_runs import ToyProblem, power_law
-from fedtangent.compare.verdicts import EXACT, Verdict
-from fedtangent.theory.fed_ensemble.bias_variance import (
-    Decomposition,
-    Estimate,
-    corollary_1,
-    decompose_laws,
-    decompose_runs,
-)
+from fedtangent.compare.theorems.fed_ensemble.repeated_runs import ToyProblem
+from fedtangent.compare.verdicts import EXACT, Rival, Verdict, judged
+from fedtangent.theory.fed_ensemble.bias_variance import Decomposition, corollary_1, decompose_laws, decompose_runs
+from fedtangent.theory.fed_ensemble.limit import prior_blocks
 
 NUM_MODELS = (1, 2, 4, 8)
 LAST = max(NUM_MODELS)
-SIZES = (16, 16, 30), (60, 40, 100)  # schedules, initialisations of each, rounds
 CLIENTS = 24
+STEPS, LIMIT_STEPS = 2, 10  # local steps: so few that another number tells, and so many that the limit is reached
+BIAS_MARGIN, MARGIN, LIMIT_MARGIN = 0.15, 0.05, 0.1  # of the closed form
+BATCHES = 64
+SIZES = (8, 2048, 8), (32, 2048, 16)  # schedules, initialisations of each, rounds: of the decomposition
+LIMIT_SIZES = (3, 1024, 25), (12, 1024, 100)  # of the corollary, rounds for each model
+SOONER = 8  # the corollary's last round over one that is too soon
+DECOMPOSED, COROLLARY = "FE-2024 eq. (10), FE-2021 eq. (3)", "FE-2024 Corollary 1, eq. (11)"
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Corollary 1 (slope and value) and eq. (10) / (3) with both of the variance's parts."""
-    schedules, draws, num_rounds = of_scale(scale, *SIZES)
+    """Corollary 1 where its limit is reached, and eq. (10) / (3) with every part of it after some rounds."""
     with exact_arithmetic():
-        problem = repeated_runs.sine_problem(seed, local_steps=10, gap=True, num_clients=CLIENTS)
-        exact, seen, runs = {}, {}, {}
-        for k in NUM_MODELS:
-            plan = repeated_runs.permutations(CLIENTS, k)
-            seeds = repeated_runs.seeds_of(k, schedules, seed)
-            laws = repeated_runs.laws(problem, plan, (num_rounds,), seeds)
-            runs[k] = repeated_runs.simulated(problem, plan, num_rounds, seeds, draws)
-            exact[k] = decompose_laws([law[0] for law in laws], problem.expected, problem.noise)
-            seen[k] = decompose_runs(runs[k], problem.expected, problem.noise)
-    sizes = (
-        f"RBF-linear sine toy with a gap, N = {CLIENTS}, K = {', '.join(map(str, NUM_MODELS))}, round {num_rounds}, "
-        f"{schedules} schedules x {draws} initialisations"
-    )
-    return [
-        _slope(exact, seen, sizes),
-        *_parts(exact[LAST], seen[LAST], schedules, sizes),
-        _schedules(seed, schedules, num_rounds),
-        _identity(runs[LAST], seen[LAST], problem, sizes),
-        _limit(problem, sizes, num_rounds),
-    ]
+        return _corollary(seed, *of_scale(scale, *LIMIT_SIZES)) + _decomposition(seed, *of_scale(scale, *SIZES))
 
 
-def _slope(exact: dict[int, Decomposition], seen: dict[int, Decomposition], sizes: str) -> Verdict:
-    found = power_law({k: d.variance for k, d in seen.items()})
-    predicted = power_law({k: d.variance for k, d in exact.items()}).slope
-    undivided = power_law({k: _times(d.variance, k) for k, d in seen.items()})
-    return Verdict.of(
-        "FE-2024 Corollary 1, eq. (11)",
-        "slope of log variance of the ensemble average in log K (exact flow, corollary: -1)",
-        sizes,
-        (f"{found.slope:.3f} +- {found.standard_error:.3f}", f"{predicted:.3f}", _agrees(found, predicted)),
-        ("not divided by K", f"slope {undivided.slope:.3f}", not _agrees(undivided, predicted)),
-    )
-
-
-def _times(estimate: Estimate, factor: float) -> Estimate:
-    return Estimate(factor * estimate.value, factor * estimate.standard_error)
-
-
-def _agrees(found: Slope, predicted: float) -> bool:
-    return abs(found.slope - predicted) <= NUM_STANDARD_ERRORS * found.standard_error
-
-
-def _parts(exact: Decomposition, seen: Decomposition, schedules: int, sizes: str) -> list[Verdict]:
-    """Bias, and the initial functions' part of the variance, each beside the number that a wrong theory gives."""
-    allowed = float(student.ppf(1 - SIGNIFICANCE / 2, schedules - 1))
+def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict]:
+    """``E (1/K sum_k f_k - m)^2 = k(x, x) / K`` for every K, averaged over an even grid, over simulated ensembles."""
+    problem = repeated_runs.spaced_problem(seed, local_steps=LIMIT_STEPS)
+    clients = problem.clients.num_clients
+    ratios: dict[int, np.ndarray] = {}
+    late, early = 0.0, 0.0
+    for k in NUM_MODELS:
+        plan, seeds = repeated_runs.permutations(clients, k), repeated_runs.seeds_of(k, schedules, seed)
+        num_rounds = ages * max(k, 4)
+        said = corollary_1(problem.blocks, problem.y, k)
+        assert said.limit is not None and said.mean is not None
+        limit = float(said.limit.mean())
+        runs = repeated_runs.simulated(problem, plan, num_rounds, seeds, draws)
+        ratios[k] = np.mean((runs - said.mean) ** 2, axis=(2, 3)).ravel() / limit
+        for laws in repeated_runs.laws(problem, plan, (num_rounds // SOONER, num_rounds), seeds):
+            off = [float(np.mean(law.variance + ((law.mean - said.mean) ** 2)[:, 0])) / limit - 1 for law in laws]
+            early, late = max(early, abs(off[0])), max(late, abs(off[1]))
+    prior, cross, test = prior_blocks(problem.blocks)
+    b = np.linalg.solve(problem.blocks.ntk_train, problem.blocks.ntk_test_train.T).T
+    whole = np.trace(test + b @ prior @ b.T - 2 * b @ cross.T)
     wrong = {
-        "bias": ("not squared", exact.bias.value**0.5),
-        "initialisation": (f"K ignored, K = {LAST}", LAST * exact.initialisation.value),
+        **{f"K - 1 for K, K = {k}": (k / (k - 1), k) for k in NUM_MODELS[1:]},
+        "cross terms once": (float(np.trace(test + b @ prior @ b.T - b @ cross.T) / whole), 1),
+        "the prior's variance": (float(np.trace(test) / whole), 1),
     }
-    rows = []
-    for name, (control, value) in wrong.items():
-        a, b = getattr(exact, name), getattr(seen, name)
-        off = abs(b.value - value) / b.standard_error
-        rows.append(
-            Verdict.of(
-                "FE-2024 eq. (10), FE-2021 eq. (3)",
-                f"{name} of the ensemble of {LAST}: simulation = closed form, within {allowed:.1f} standard errors",
-                sizes,
-                (
-                    f"{b.value:.4g} +- {b.standard_error:.2g}",
-                    f"{a.value:.4g}",
-                    abs(b.value - a.value) <= allowed * b.standard_error,
-                ),
-                (control, f"{off:.1f} standard errors away", not off <= allowed),
-            )
-        )
+    rivals = [Rival(name, abs(1 / by - 1), partial(_mean, ratios[k] / by)) for name, (by, k) in wrong.items()]
+    sizes = (
+        f"RBF-linear sine toy, n = {len(problem.x)} on {clients} unequal clients, K = {', '.join(map(str, NUM_MODELS))}, "
+        f"round {ages * LAST} (of the largest K), {schedules} schedules x {draws} initialisations"
+    )
+    close = 0.1 * LIMIT_MARGIN
+    reached = Verdict.of(
+        COROLLARY,
+        "variance and bias of the exact flow's ensemble are the corollary's: relative distance, largest over K",
+        sizes,
+        (f"{late:.1e}", f"<= {close:g}", late <= close),
+        (f"{SOONER} times sooner", f"{early:.1e}", early > close),
+        f"{close:.0%}",
+    )
+    found = [_mean(values) for values in ratios.values()]
+    statement = "squared distance of the ensemble from m(x), over k(x, x) / K, the worst K"
+    return [_judged(COROLLARY, statement, LIMIT_MARGIN, found, rivals)._replace(sizes=sizes), reached]
+
+
+def _mean(values: np.ndarray) -> Estimate:
+    """The mean of independent values, [n]; the model has one width."""
+    return combined((1,), (values,))
+
+
+def _judged(subject: str, statement: str, margin: float, found: list[Estimate], rivals: list[Rival]) -> Verdict:
+    row = judged(subject, statement, 1.0, margin, found, rivals)
+    return row._replace(notices=f"{margin + 2 * max(e.radius for e in found):.1%}")
+
+
+def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> list[Verdict]:
+    """Every part of the decomposition of an ensemble of ``LAST`` over its closed form under the same schedules."""
+    problem = repeated_runs.sine_problem(seed, local_steps=STEPS, num_clients=CLIENTS)
+    plan, seeds = repeated_runs.permutations(CLIENTS, LAST), repeated_runs.seeds_of(LAST, schedules, seed)
+
+    def law(problem: ToyProblem) -> Decomposition:
+        laws = repeated_runs.laws(problem, plan, (num_rounds,), seeds)
+        return decompose_laws([law[0] for law in laws], problem.expected, problem.noise)
+
+    exact = law(problem)
+    other = {f"{s} local steps for {STEPS}": law(problem._replace(local_steps=s)) for s in (1, 3)}
+    runs = repeated_runs.simulated(problem, plan, num_rounds, seeds, draws)
+    batches = [decompose_runs(part, problem.expected, problem.noise) for part in np.array_split(runs, BATCHES, axis=1)]
+    sizes = (
+        f"RBF-linear sine toy, N = {CLIENTS}, K = {LAST}, round {num_rounds}, {schedules} schedules x "
+        f"{draws} initialisations"
+    )
+
+    def part(name: str, margin: float, more: Mapping[str, float]) -> Verdict:
+        """One term, in closed form and by ``more`` wrong theories."""
+        wrong = {what: getattr(each, name).value for what, each in other.items()} | dict(more)
+        values, right = np.array([getattr(b, name).value for b in batches]), getattr(exact, name).value
+        rivals = [Rival(what, abs(right / by - 1), partial(_mean, values / by)) for what, by in wrong.items()]
+        statement = f"{name} of the ensemble of {LAST} over its closed form"
+        return _judged(DECOMPOSED, statement, margin, [_mean(values / right)], rivals)._replace(sizes=sizes)
+
+    rows = [
+        part("bias", BIAS_MARGIN, {"variance not taken off": exact.bias.value + exact.variance.value}),
+        part("initialisation", MARGIN, {"K - 1 for K": LAST / (LAST - 1) * exact.initialisation.value}),
+        _error(problem, exact, runs, seed)._replace(sizes=sizes),
+        _schedules(seed, schedules, num_rounds),
+    ]
     return rows
+
+
+def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: int) -> Verdict:
+    """``E (y - h)^2`` against fresh labels of fresh clients, and the sum of the three terms in closed form."""
+    rng = np.random.default_rng(seed)
+    amplitude, noise = rng.normal(1.0, 0.2, runs.shape), rng.normal(0.0, 0.2, runs.shape)
+    each = np.mean((amplitude * np.sin(2 * np.pi * problem.x_test) + noise - runs) ** 2, axis=(2, 3)).ravel()
+    total, variance = exact.total.value, exact.variance.value
+    wrong = {
+        "bias of h itself, as FE-2024 prints it": total + variance,
+        "no data uncertainty": total - exact.noise,
+        "no variance": total - variance,
+    }
+    rivals = [Rival(what, abs(total / by - 1), partial(_mean, each / by)) for what, by in wrong.items()]
+    statement = "mean squared error on fresh labels over data uncertainty + bias (of the mean of h, FE-2021) + variance"
+    return _judged(DECOMPOSED, statement, MARGIN, [_mean(each / total)], rivals)
 
 
 def _schedules(seed: int, schedules: int, num_rounds: int) -> Verdict:
     """The schedules' part alone: models that all start at zero differ by nothing else, and must agree to rounding."""
-    with exact_arithmetic():
-        problem = repeated_runs.sine_problem(seed, local_steps=10, sigma=0.0, num_clients=CLIENTS)
-        plan = repeated_runs.permutations(CLIENTS, LAST)
-        laws = repeated_runs.laws(problem, plan, (num_rounds,), range(seed, seed + schedules))
-        runs = repeated_runs.simulated(problem, plan, num_rounds, range(seed, seed + schedules), 1)[:, 0]
-        exact = decompose_laws([law[0] for law in laws], problem.expected).variance.value
+    problem = repeated_runs.sine_problem(seed, local_steps=STEPS, sigma=0.0, num_clients=CLIENTS)
+    plan, seeds = repeated_runs.permutations(CLIENTS, LAST), range(seed, seed + schedules)
+    laws = repeated_runs.laws(problem, plan, (num_rounds,), seeds)
+    runs = repeated_runs.simulated(problem, plan, num_rounds, seeds, 1)[:, 0]
+    exact = decompose_laws([law[0] for law in laws], problem.expected).variance.value
     seen = decompose_runs(runs, problem.expected).variance.value
+    biased = exact * (schedules - 1) / schedules
     return Verdict.of(
-        "FE-2024 eq. (10), FE-2021 eq. (3)",
+        DECOMPOSED,
         "variance that the schedules alone add (all models start at 0): simulation = closed form to 1e-9",
         f"RBF-linear sine toy, N = {CLIENTS}, K = {LAST}, round {num_rounds}, {schedules} schedules",
         (f"{seen:.6g}", f"{exact:.6g}", abs(seen - exact) <= EXACT * exact),
-        ("divided by K again", f"{exact / LAST:.3g}", abs(seen - exact / LAST) > EXACT * exact),
-    )
-
-
-def _identity(runs: np.ndarray, seen: Decomposition, problem: ToyProblem, sizes: str) -> Verdict:
-    """``E (y - h)^2`` over all runs, as it is and as the sum of its terms."""
-    error = float(np.mean((runs - problem.expected) ** 2)) + problem.noise
-    bias = float(np.mean((runs.mean(axis=(0, 1)) - problem.expected) ** 2))
-    variance = float(np.mean(runs.var(axis=(0, 1))))
-    printed = problem.noise + float(np.mean((runs - problem.expected) ** 2)) + variance
-    terms = problem.noise + bias + variance
-    return Verdict.of(
-        "FE-2024 eq. (10), FE-2021 eq. (3)",
-        "mean squared error = data uncertainty + bias (of the mean of h, FE-2021) + variance, over the same runs",
-        sizes,
-        (f"{error:.6g}", f"{terms:.6g}", abs(error - terms) <= EXACT * error),
-        (
-            "bias of h itself, as FE-2024 prints it",
-            f"{printed:.6g}, off by the variance {seen.variance.value:.3g}",
-            abs(error - printed) > EXACT * error,
-        ),
-    )
-
-
-def _limit(problem: ToyProblem, sizes: str, num_rounds: int) -> Verdict:
-    """Corollary 1's assumption on Theta, and how far the finite round is from its limit."""
-    with exact_arithmetic():
-        found = corollary_1(problem.blocks, problem.y, LAST)
-        plan = repeated_runs.permutations(CLIENTS, 1)
-        rounds = (num_rounds, 30 * num_rounds)
-        laws = repeated_runs.laws(problem, plan, rounds, range(1))[0]
-    limit = float("nan") if found.limit is None else LAST * float(found.limit.mean())
-    early, late = (float(law.variance.mean()) for law in laws)
-    untrained = float(np.mean(np.diag(problem.blocks.nngp_test)))  # type: ignore[arg-type]
-    return Verdict.of(
-        "FE-2024 Corollary 1, eq. (11)",
-        "variance of one model falls towards k(x, x) from above as rounds go on, and has not reached it",
-        sizes,
-        (
-            f"{early:.3f} at round {rounds[0]}, {late:.3f} at round {rounds[1]}",
-            f"limit {limit:.3f} (jitter added to its diagonal: {found.assumptions[0].measured:.3g})",
-            bool(limit < late < early),
-        ),
-        ("untrained", f"{untrained:.3f}", untrained > early),
+        ("divided by S for S - 1", f"{biased:.6g}", abs(seen - biased) > EXACT * exact),
+        f"{EXACT:.0e}",
     )
 
 

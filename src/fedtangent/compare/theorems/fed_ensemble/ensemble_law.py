@@ -1,26 +1,25 @@
-"""K trained models against the Gaussian law of each: mean, variance, covariances and coverage, entry by entry.
+"""K trained models beside the Gaussian law of each: entry by entry, and summed up at infinite width.
 
-An entry (a point and an output, or two points and an output) is within three standard errors, or not. With hundreds of
-correlated entries some are not, even if the law is exactly right. How many, and how far out the farthest lies, is
-found by drawing K models from the law itself again and again (a parametric bootstrap over models): points keep their
-correlation, models and outputs are independent. A share of entries beyond, or a farthest entry, that those draws
-reach in fewer than ``SIGNIFICANCE / 2`` of the cases disagrees.
+Entries (a point and an output, or two points and an output) are for tables and figures. Verdicts are on sums over
+them: a finite width makes every entry wrong by a little, and hundreds of correlated entries say less than their sum.
+Each sum is taken to infinite width (``compare/statistics.py``), and less the same sum of the predictions from the
+networks' own initial functions, whose expectation is known: nearly all of the scatter of K draws cancels.
 
 Plain float64 NumPy. Samples are [K, m, C]: K models, m points, C outputs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import binom, norm
+from scipy.stats import norm
 
 from fedtangent.compare.predicted import ModelLaw
-from fedtangent.compare.statistics import NUM_STANDARD_ERRORS, SIGNIFICANCE
+from fedtangent.compare.statistics import Estimate, combined
 
-LEVEL = 0.95
-NUM_DRAWS = 4000
+COVERED = 0.95
 PARTS = ("mean", "variance", "covariance")
 
 
@@ -32,19 +31,9 @@ class Entries(NamedTuple):
     standard_error: np.ndarray  # [E]
 
     @property
-    def deviation(self) -> np.ndarray:
-        """Measured minus predicted in standard errors, [E]."""
-        return (self.measured - self.predicted) / self.standard_error
-
-    @property
-    def share_beyond(self) -> float:
-        """Share of entries farther than three standard errors."""
-        return float(np.mean(np.abs(self.deviation) > NUM_STANDARD_ERRORS))
-
-    @property
     def farthest(self) -> float:
         """Largest distance of any entry, in standard errors."""
-        return float(np.max(np.abs(self.deviation)))
+        return float(np.max(np.abs(self.measured - self.predicted) / self.standard_error))
 
 
 def entries(samples: np.ndarray, law: ModelLaw) -> dict[str, Entries]:
@@ -88,104 +77,73 @@ def _check(samples: np.ndarray, law: ModelLaw) -> None:
         raise ValueError(f"law: got mean and cov of shapes {got}, must be {must}")
 
 
-class Coverage(NamedTuple):
-    """How many values lie in the law's own central intervals."""
-
-    inside: int  # of the independent ones: every model and output at one point of its own
-    trials: int
-    share: float  # of all values, correlated over points
-
-
-def coverage(samples: np.ndarray, law: ModelLaw, level: float = LEVEL) -> Coverage:
-    """Whether values lie in ``mean_k +- z sd_k``, of one point for each model and output, and of all points.
-
-    Points of one function are correlated, so that only one value of each function (a model's output) counts as a
-    trial of the binomial: function number i is looked at in point i mod m.
-    """
+def covered(samples: np.ndarray, law: ModelLaw, level: float = COVERED) -> np.ndarray:
+    """Share of each model's values that lie in the law's own central intervals, ``mean_k +- z sd_k``, [K]."""
     _check(samples, law)
     variance = np.diagonal(law.cov, axis1=1, axis2=2)[:, :, None]
     within = np.abs(samples - law.mean) <= norm.ppf((1 + level) / 2) * np.sqrt(variance)
-    each = within.transpose(0, 2, 1).reshape(-1, samples.shape[1])  # a row for each function
-    own = each[np.arange(len(each)), np.arange(len(each)) % samples.shape[1]]
-    return Coverage(int(own.sum()), len(own), float(within.mean()))
+    return np.asarray(within.mean(axis=(1, 2)))
 
 
-def binomial_interval(trials: int, level: float = LEVEL) -> tuple[int, int]:
-    """Successes that a binomial of ``trials`` and chance ``level`` has in all but ``SIGNIFICANCE`` of the cases."""
-    low, high = binom.ppf([SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2], trials, level)
-    return int(low), int(high)
+def expected_cover(right: ModelLaw, law: ModelLaw, level: float = COVERED) -> float:
+    """The share that ``law``'s intervals hold of what is drawn from ``right``: ``level`` if the two are one."""
+    sd, own = (np.sqrt(np.diagonal(each.cov, axis1=1, axis2=2))[:, :, None] for each in (right, law))
+    reach, off = norm.ppf((1 + level) / 2) * own / sd, (law.mean - right.mean) / sd
+    return float(np.mean(norm.cdf(off + reach) - norm.cdf(off - reach)))
 
 
-class Null(NamedTuple):
-    """What draws from the law itself give: [D] each."""
+class Sampled(NamedTuple):
+    """K networks of one width beside the predictions from their own initial functions, which have the law exactly."""
 
-    share_beyond: dict[str, np.ndarray]
-    farthest: dict[str, np.ndarray]
-    coverage: np.ndarray
-
-
-def null(law: ModelLaw, num_draws: int = NUM_DRAWS, seed: int = 0) -> Null:
-    """Statistics of ``num_draws`` times K models drawn from ``law``: their exact distribution, but for sampling."""
-    rng = np.random.default_rng(seed)
-    eigenvalues, vectors = np.linalg.eigh(law.cov)
-    factor = vectors * np.sqrt(np.maximum(eigenvalues, 0))[:, None, :]
-    shares: dict[str, list[float]] = {part: [] for part in PARTS}
-    farthest: dict[str, list[float]] = {part: [] for part in PARTS}
-    covered = []
-    for _ in range(num_draws):
-        drawn = law.mean + factor @ rng.standard_normal(law.mean.shape)
-        for part, found in entries(drawn, law).items():
-            shares[part].append(found.share_beyond)
-            farthest[part].append(found.farthest)
-        covered.append(coverage(drawn, law).share)
-    return Null(
-        {part: np.array(values) for part, values in shares.items()},
-        {part: np.array(values) for part, values in farthest.items()},
-        np.array(covered),
-    )
+    width: int
+    seen: np.ndarray  # [K, m, C]
+    predicted: np.ndarray  # [K, m, C]
 
 
-class Judged(NamedTuple):
-    """A statistic beside its distribution under the law, as text, and whether it is within it."""
-
-    measured: str
-    expected: str
-    holds: bool
-
-
-def _p_value(value: float, drawn: np.ndarray) -> float:
-    """Share of the draws that are at least ``value``, the measured one counted among them."""
-    return float((1 + np.sum(drawn >= value * (1 - 1e-12))) / (1 + len(drawn)))
+def cover_at_infinite_width(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Estimate:
+    """Share of networks' values in the intervals of ``law`` at infinite width, where predictions have law ``exact``."""
+    expected = expected_cover(exact, law)
+    values = [covered(s.seen, law) - covered(s.predicted, law) + expected for s in sampled]
+    return combined([s.width for s in sampled], values, by_width=True)
 
 
-def judge(found: Entries, part: str, under: Null) -> Judged:
-    """Are as few entries beyond three standard errors, and the farthest as near, as the law allows?
+def variance_ratio(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Estimate:
+    """Variances of networks over those of ``law``, summed over points, at infinite width: 1 if ``law`` is right.
 
-    Each of the two may be exceeded by ``SIGNIFICANCE / 2`` of the draws from the law, so that a right law disagrees in
-    at most ``SIGNIFICANCE`` of the cases.
+    Predictions have law ``exact``.
     """
-    level = SIGNIFICANCE / 2
-    shares, far = under.share_beyond[part], under.farthest[part]
-    holds = _p_value(found.share_beyond, shares) >= level and _p_value(found.farthest, far) >= level
-    return Judged(
-        f"{found.share_beyond:.2%} beyond 3 SE, farthest {found.farthest:.1f} SE",
-        f"<= {np.quantile(shares, 1 - level):.2%}, <= {np.quantile(far, 1 - level):.1f} SE",
-        holds,
-    )
+    return _ratio(sampled, exact, np.eye(len(law.average_cov)) / np.trace(law.average_cov))
 
 
-def judge_coverage(found: Coverage, under: Null, variance_bias: float = 0.0, level: float = LEVEL) -> Judged:
-    """Is the coverage within its binomial interval, and that of all points within what draws from the law have?
+def covariance_ratio(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Estimate:
+    """Off-diagonal covariances of networks over those of ``law`` at infinite width: 1 if ``law`` is right.
 
-    All K m C values tell even a variance that is wrong by some percent, which a finite width makes it. With
-    ``variance_bias`` b, measured apart, the values' variance is 1 + b times the law's, and the share expected inside
-    ``2 Phi(z / sqrt(1 + b)) - 1``: the interval of the share is moved by the change.
+    A regression of the sample covariance S on the law's L through zero, ``sum_i<j S_ij L_ij / sum_i<j L_ij^2``.
     """
-    low, high = binomial_interval(found.trials, level)
-    moved = 2 * norm.cdf(norm.ppf((1 + level) / 2) / np.sqrt(1 + variance_bias)) - 1 - level
-    lowest, highest = np.quantile(under.coverage, [SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2]) + moved
-    return Judged(
-        f"{found.inside} of {found.trials} independent, {found.share:.1%} of all",
-        f"{low} to {high}, {lowest:.1%} to {min(highest, 1):.1%}",
-        bool(low <= found.inside <= high and lowest <= found.share <= highest),
-    )
+    return _ratio(sampled, exact, _off_diagonal(law))
+
+
+def expected_ratios(right: ModelLaw, law: ModelLaw) -> tuple[float, float]:
+    """What the ratios of variances and of covariances to ``law`` are, if ``right`` is the law."""
+    cov = right.average_cov
+    return float(np.trace(cov) / np.trace(law.average_cov)), float(np.sum(_off_diagonal(law) * cov))
+
+
+def _off_diagonal(law: ModelLaw) -> np.ndarray:
+    away = law.average_cov - np.diag(np.diag(law.average_cov))
+    return np.asarray(away / np.sum(away**2))
+
+
+def _ratio(sampled: Sequence[Sampled], exact: ModelLaw, weights: np.ndarray) -> Estimate:
+    """``sum_ij weights_ij S_ij`` of the networks' covariance S at infinite width."""
+    expected, values = float(np.sum(weights * exact.average_cov)), []
+    for s in sampled:
+        change = _products(s.seen - exact.mean, weights) - _products(s.predicted - exact.mean, weights)
+        values.append(len(s.seen) / (len(s.seen) - 1) * change + expected)
+    return combined([s.width for s in sampled], values, by_width=True)
+
+
+def _products(residual: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """``sum_ij weights_ij r_i r_j`` of each model about the average of all, averaged over outputs, [K]."""
+    centred = residual - residual.mean(axis=0)
+    return np.asarray(np.mean(np.sum(centred * np.einsum("ij,kjc->kic", weights, centred), axis=1), axis=-1))
