@@ -9,11 +9,10 @@ import numpy as np
 from fedtangent.compare.predicted import ModelLaw, Predicted
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.theorems.fed_ensemble import limit as theorem2
-from fedtangent.compare.theorems.fed_ensemble.ensemble_law import null
 from fedtangent.theory import gp_limit
 
 
-def drawn_for(setting: Setting, num_draws: int = 1000) -> theorem2.Theorem2:
+def drawn_for(setting: Setting) -> theorem2.Theorem2:
     """K models of every width of ``setting``, drawn from the limit; before training, from the prior."""
     blocks = setting.blocks()
     limit = gp_limit(blocks, setting.y_train)
@@ -29,14 +28,16 @@ def drawn_for(setting: Setting, num_draws: int = 1000) -> theorem2.Theorem2:
     trained = []
     for width in setting.widths:
         samples = law.mean + draw(limit.cov)
-        trained.append(theorem2.TrainedEnsemble(width, draw(blocks.nngp_test), samples, samples, 8, 8))
-    gaps = theorem2.LawDistance(0.1, 0.2), theorem2.LawDistance(3.0, 4.0)
-    theory = Predicted(setting, None, blocks, None, (), limit)  # type: ignore[arg-type]
-    return theorem2.Theorem2(theory, *gaps, law, "Theorem 2's limit", null(law, num_draws), tuple(trained))
+        off = draw(limit.cov) / np.sqrt(width)  # of a network about its own flow
+        trained.append(theorem2.TrainedEnsemble(width, draw(blocks.nngp_test), samples + off, samples, 8, 8))
+    gaps = theorem2.LawDistance(0.001, 0.002), theorem2.LawDistance(0.3, 0.4)
+    theory = Predicted(setting, None, blocks, None, (law,), limit)  # type: ignore[arg-type]
+    moved = float(np.linalg.norm(limit.mean)) * 2
+    return theorem2.Theorem2(theory, *gaps, law, "Theorem 2's limit", moved, tuple(trained))
 
 
-def drawn(outputs: int = 1) -> theorem2.Theorem2:
-    """Fifty models of the sine at widths 256 and 1024, with so many outputs that learn the same."""
-    setting = theorem2.sine(0, 50, (256, 1024), 100)
+def drawn(outputs: int = 8, seed: int = 0) -> theorem2.Theorem2:
+    """Eighty models of the sine at widths 256 and 1024, with so many outputs that learn the same."""
+    setting = theorem2.sine(seed, 80, (256, 1024), 100)
     targets = np.repeat(setting.y_train, outputs, axis=1), np.repeat(setting.y_test, outputs, axis=1)
     return drawn_for(dataclasses.replace(setting, y_train=targets[0], y_test=targets[1]))

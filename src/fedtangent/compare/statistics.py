@@ -38,8 +38,6 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 LEVEL = 1e-4
-SIGNIFICANCE = 0.0027  # two-sided three standard errors
-NUM_STANDARD_ERRORS = 3.0
 
 
 class Estimate(NamedTuple):

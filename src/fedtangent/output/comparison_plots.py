@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtangent.compare.side_by_side import SideBySide
 from fedtangent.compare.statistics import fitted_slope
-from fedtangent.compare.theorems.fed_ensemble.ensemble_law import Entries, coverage, entries
+from fedtangent.compare.theorems.fed_ensemble.ensemble_law import Entries, covered, entries
 from fedtangent.compare.theorems.fed_ensemble.limit import Theorem2
 from fedtangent.output.style import DATA, NEUTRAL, PREDICTED, SHADES, SIMULATED, band, canvas, dress, save, slug
 
@@ -165,7 +165,7 @@ def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> No
             part.reshape(-1, outputs).mean(axis=1)[::step]
             for part in (found.predicted, found.measured, found.standard_error / np.sqrt(outputs))
         )
-        label = f"width {trained.width}: {found.share_beyond:.1%} beyond 3 SE"
+        label = f"width {trained.width}: at most {found.farthest:.1f} SE off"
         ax.errorbar(predicted, measured, error, fmt=".", ms=4, lw=0.5, alpha=0.6, color=colour, label=label)
     line = np.sort(widths[0].predicted)
     ax.plot(line, line, color=PREDICTED, lw=1.2, label="equal", zorder=3)
@@ -175,14 +175,10 @@ def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> No
 
 def _coverage(ax: Axes, result: Theorem2) -> None:
     """Share of values inside the law's central intervals of each level; of the networks before training, beside it."""
-    trials = coverage(result.trained[0].samples, result.law).trials
-    half = 1.96 * np.sqrt(LEVELS * (1 - LEVELS) / trials)
-    ax.fill_between(LEVELS, LEVELS - half, LEVELS + half, color=PREDICTED, alpha=0.2, lw=0,
-                    label=f"95 % of {trials} independent values")  # fmt: skip
     ax.plot([0, 1], [0, 1], color=PREDICTED, lw=1.2, label="nominal")
     for trained, colour in zip(result.trained, OF_WIDTHS, strict=False):
-        shares = [coverage(trained.samples, result.law, level).share for level in LEVELS]
+        shares = [covered(trained.samples, result.law, level).mean() for level in LEVELS]
         ax.plot(LEVELS, shares, "o-", ms=3, color=colour, label=f"width {trained.width}, all values")
-    start = [coverage(result.trained[-1].start, result.law, level).share for level in LEVELS]
+    start = [covered(result.trained[-1].start, result.law, level).mean() for level in LEVELS]
     ax.plot(LEVELS, start, ":", color=NEUTRAL, label="before training")
     dress(ax, "nominal level of the interval", "share inside", "coverage", legend=7)

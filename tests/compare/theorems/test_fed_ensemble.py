@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedtangent.compare.theorems.fed_ensemble import (
+    bias_variance,
     convergence,
     ensemble_mean,
     linearisation_gap,
@@ -73,6 +74,19 @@ def test_least_noticed():
 @pytest.mark.parametrize("part", [linearisation_gap, networks])
 def test_networks(part):
     check(part.checks("default", 0))
+
+
+def test_few_linear_ensembles_leave_the_decomposition_undecided_at_worst():
+    rows = bias_variance._decomposition(3, 4, 256, 8)
+    assert len(rows) == 4 and rows[3].passed
+    assert all(row.holds is not False and row.control_fails is not False and row.notices for row in rows)
+
+
+@pytest.mark.theory
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_corollary_1_and_the_decomposition(seed):
+    check(bias_variance.checks("default", seed))
 
 
 def test_how_often_an_ensemble_is_far_from_the_limit():

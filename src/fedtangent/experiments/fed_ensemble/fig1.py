@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import chi2
 
-from fedtangent.compare.statistics import SIGNIFICANCE
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.experiments.lab import sine
 from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, Claim, Outcome, table
@@ -33,6 +32,7 @@ DRAWS = "draws of the process"
 LEAST_SD = 0.1  # of the largest: nearer to the data a standardised distance divides rounding by rounding
 SHARE_OF_VARIANCE = 0.99  # what the directions of the quadratic form hold
 REFERENCE_DRAWS = 4000
+OUTSIDE = 0.0027  # share of draws beyond a range, as beyond three standard errors
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> dict[str, An
     of = [case.distances[when] for case in cases]
     freedom = sum(case.law.rank * len(d.squared) for case, d in zip(cases, of, strict=True))
     ratio = float(sum(np.sum(d.squared) for d in of)) / freedom
-    low, high = (float(chi2.ppf(q, freedom)) / freedom for q in (SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2))
+    low, high = (float(chi2.ppf(q, freedom)) / freedom for q in (OUTSIDE / 2, 1 - OUTSIDE / 2))
     shares, largest = _reference(cases, len(of[0].squared))
     return {
         "model": name, "when": when, "models": sum(len(d.squared) for d in of), "degrees": freedom,
@@ -188,8 +188,8 @@ def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[f
         found = distance(case.law, draws(case.law, REFERENCE_DRAWS * num_models, i))
         inside += found.inside.reshape(REFERENCE_DRAWS, num_models).mean(axis=1) / len(cases)
         largest = np.maximum(largest, found.largest.reshape(REFERENCE_DRAWS, num_models).max(axis=1))
-    low, high = np.quantile(inside, [SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2])
-    return (float(low), float(high)), float(np.quantile(largest, 1 - SIGNIFICANCE))
+    low, high = np.quantile(inside, [OUTSIDE / 2, 1 - OUTSIDE / 2])
+    return (float(low), float(high)), float(np.quantile(largest, 1 - OUTSIDE))
 
 
 def verdicts_of(pools: list[dict[str, Any]]) -> tuple[Verdict, ...]:

@@ -193,7 +193,7 @@ def _deviations(budget: str, found: Pairs) -> dict[str, Any]:
 
 
 def _verdict(s: BiasVarianceSettings, c: dict[str, Any], budgets: int) -> Verdict:
-    """At three standard errors' level for the largest of all comparisons."""
+    """At the level of one verdict for the largest of all comparisons."""
     allowed = sine.allowed(s.schedules, budgets * 2 * len(s.num_models))
     found = f"variance {c['variance']:.1f} SE, bias {c['bias']:.1f} SE at most", f"<= {allowed:.1f} SE"
     holds, control = max(c["variance"], c["bias"]) <= allowed, ("variance not divided by K", f"{c[NOT_DIVIDED]:.0f} SE")

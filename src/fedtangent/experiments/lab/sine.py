@@ -13,7 +13,7 @@ from fedtangent import data
 from fedtangent.compare import predicted
 from fedtangent.compare.cohorts import weighed_cohorts
 from fedtangent.compare.settings import Setting
-from fedtangent.compare.statistics import SIGNIFICANCE
+from fedtangent.compare.statistics import LEVEL
 from fedtangent.compare.theorems.fed_ensemble import repeated_runs
 from fedtangent.compare.theorems.fed_ensemble.repeated_runs import ToyProblem
 from fedtangent.data import partition
@@ -174,8 +174,8 @@ def decomposed(
 
 
 def allowed(runs: int, comparisons: int) -> float:
-    """Standard errors, of so many runs, at which one of the comparisons fails by chance as rarely as one at three."""
-    return float(student.ppf(1 - SIGNIFICANCE / comparisons / 2, runs - 1))
+    """Standard errors, of so many runs, that any of the comparisons exceeds by chance in ``LEVEL`` of the cases."""
+    return float(student.ppf(1 - LEVEL / comparisons / 2, runs - 1))
 
 
 def apart(seen: Estimate, exact: Estimate) -> float:

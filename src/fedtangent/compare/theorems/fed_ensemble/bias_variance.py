@@ -1,7 +1,7 @@
 """Corollary 1 and the bias-variance decomposition, on the linear toy: simulation against the closed form.
 
 The toy's model is linear, so that theory is exact at its one width: what is sampled is judged without a finite-width
-term, within ``MARGIN`` of the closed form, and theories off by the margin and twice an interval's radius are told
+term, within ``MARGIN`` of the closed form, and theories off by the margin and an interval's length are told
 apart. Schedules are those of both sides; each output of a run is an initial function of its own, and the estimates
 come from independent batches of them.
 """
@@ -67,8 +67,9 @@ def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict
     }
     rivals = [Rival(name, abs(1 / by - 1), partial(_mean, ratios[k] / by)) for name, (by, k) in wrong.items()]
     sizes = (
-        f"RBF-linear sine toy, n = {len(problem.x)} on {clients} unequal clients, K = {', '.join(map(str, NUM_MODELS))}, "
-        f"round {ages * LAST} (of the largest K), {schedules} schedules x {draws} initialisations"
+        f"RBF-linear sine toy, n = {len(problem.x)} on {clients} unequal clients, "
+        f"K = {', '.join(map(str, NUM_MODELS))}, round {ages * LAST} (of the largest K), "
+        f"{schedules} schedules x {draws} initialisations"
     )
     close = 0.1 * LIMIT_MARGIN
     reached = Verdict.of(
@@ -91,7 +92,7 @@ def _mean(values: np.ndarray) -> Estimate:
 
 def _judged(subject: str, statement: str, margin: float, found: list[Estimate], rivals: list[Rival]) -> Verdict:
     row = judged(subject, statement, 1.0, margin, found, rivals)
-    return row._replace(notices=f"{margin + 2 * max(e.radius for e in found):.1%}")
+    return row._replace(notices=f"{margin + max(e.length for e in found):.1%}")
 
 
 def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> list[Verdict]:

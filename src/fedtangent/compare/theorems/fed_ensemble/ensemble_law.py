@@ -20,7 +20,6 @@ from fedtangent.compare.predicted import ModelLaw
 from fedtangent.compare.statistics import Estimate, combined
 
 COVERED = 0.95
-PARTS = ("mean", "variance", "covariance")
 
 
 class Entries(NamedTuple):

@@ -51,6 +51,7 @@ COVER_MARGIN = 0.02
 REACHED = 0.2  # of the margins: how far the last round's law may be from the limit to be judged by the limit
 SOONER = 4  # the last round over the one at which the flow must not be there yet
 THEOREM = "FE-2024 Theorem 2 (FE-2021 4.2)"
+NAMES = {"mean": "mean", "variance": "variance", "covariance": "off-diagonal covariance"}
 SIZES: tuple[dict[str, Scale], ...] = (
     {"digits": Scale((128, 512), NUM_MODELS, 900)},
     {"sine": Scale((1024, 4096), 2 * NUM_MODELS, 4000), "digits": Scale((512, 2048), NUM_MODELS, 1000)},
@@ -273,25 +274,21 @@ def rows(result: Theorem2) -> list[Verdict]:
     return [row._replace(sizes=sizes) for row in found]
 
 
-def _judged(
-    result: Theorem2, what: str, target: float, margin: float, found: Estimate, rivals: list[Rival]
-) -> Verdict:
+def _judged(result: Theorem2, what: str, target: float, margin: float, found: Estimate, rivals: list[Rival]) -> Verdict:
     statement = f"{what} at infinite width = {result.of}"
     row = judged(THEOREM, statement, target, margin, [found], rivals)
-    return row._replace(notices=f"{margin + 2 * found.radius:.2g}")
+    return row._replace(notices=f"{margin + found.length:.2g}")
 
 
 def _mean(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
-    def measured(law: ModelLaw) -> Estimate:
-        moved = law.mean - result.law.mean
-        pairs = [Pair(s.width, s.seen[None], (s.predicted + moved)[None]) for s in result.sampled]
-        return mean_error(pairs, result.movement)
-
+    pairs = [Pair(s.width, s.seen[None], s.predicted[None]) for s in result.sampled]
     rivals = []
     for name, law in wrong.items():
-        away = float(np.linalg.norm((law.mean - result.law.mean).mean(axis=0))) / result.movement
-        rivals.append(Rival(name, away, bound(measured, law)))
-    return _judged(result, "error of the mean, of the movement,", 0.0, MEAN_MARGIN, measured(result.law), rivals)
+        away = (law.mean - result.law.mean).mean(axis=0)
+        far = float(np.linalg.norm(away)) / result.movement
+        rivals.append(Rival(name, far, bound(mean_error, pairs, result.movement, away)))
+    found = mean_error(pairs, result.movement)
+    return _judged(result, "error of the mean, of the movement,", 0.0, MEAN_MARGIN, found, rivals)
 
 
 def _ratios(result: Theorem2, wrong: dict[str, ModelLaw]) -> list[Verdict]:
