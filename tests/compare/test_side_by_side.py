@@ -141,7 +141,7 @@ def test_cohorts_are_those_that_the_simulation_records_and_a_comparison_repeats_
     expected = cohorts(setting)
     for draw in (0, 1):
         run_ = simulate(algorithm, setting.federated(), 10, setting.seed, evaluate_every=5,
-                        init_key=init_key(setting, draw))  # fmt: skip
+                        init_key=init_key(setting, draw, 100))  # fmt: skip
         recorded = run_.history.rounds["cohort"]
         for name in ("client", "model", "weight"):
             np.testing.assert_array_equal(getattr(recorded, name), getattr(expected, name))

@@ -94,7 +94,7 @@ def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
     """
     points = _some_points(setting)
     base = setting.model(LINEARISED_WIDTH)
-    at = jax.jit(base.init)(jax.random.fold_in(init_key(setting, 0), 1))
+    at = jax.jit(base.init)(jax.random.fold_in(init_key(setting, 0, LINEARISED_WIDTH), 1))
     small = dataclasses.replace(
         setting,
         model=lambda width: linearised(base, at),

@@ -35,9 +35,12 @@ class Simulated(NamedTuple):
     info: dict[str, Any]
 
 
-def init_key(setting: Setting, draw: int) -> jax.Array:
-    """The key that initialises the K models of one draw: the same for every method and every schedule."""
-    return jax.random.fold_in(jax.random.key(setting.seed + 1), draw)
+def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
+    """The key that initialises the K models of one draw: the same for every method and every schedule.
+
+    One of its own for every width: with a common key the weights of a narrow network are among those of a wider one.
+    """
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(setting.seed + 1), draw), width)
 
 
 def fed_ensemble(setting: Setting, width: int, progress: bool = False) -> Simulated:
@@ -98,7 +101,7 @@ def trained(
             mapping=mapping,
             evaluate_every=setting.evaluate_every or None,
             evaluate=outputs,
-            init_key=init_key(setting, draw),
+            init_key=init_key(setting, draw, width),
         )
         return run.history, time.perf_counter() - start
 

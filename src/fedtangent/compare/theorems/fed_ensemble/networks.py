@@ -134,7 +134,8 @@ def _measured(activation: str, width: int, draws: int, seed: int, x: np.ndarray)
     nngp, ntk = (np.asarray(k) for k in model.kernel(jnp.asarray(x), None))
     rng, found = np.random.default_rng(seed), []
     for draw in range(draws):
-        params = jax.tree.map(np.asarray, model.init(jax.random.fold_in(jax.random.key(seed), draw)))
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), draw), width)
+        params = jax.tree.map(np.asarray, model.init(key))
         start = jacobian(activation, params, x)
         points = [Point(np.zeros(start.shape[1]), start)]
         # A random direction, and one in which the outputs move most for their number of weights: that of training.

@@ -198,7 +198,7 @@ def follow(given: Setting, draws: int) -> Followed:
     for draw in range(draws):
         seen, linear = (
             simulate(algorithm, data, given.num_rounds, given.seed, "scan", evaluate_every=given.evaluate_every,
-                     evaluate=evaluate, init_key=init_key(given, draw)).history.evaluations
+                     evaluate=evaluate, init_key=init_key(given, draw, given.largest)).history.evaluations
             for algorithm, evaluate in ((network, outputs), (tangent, straight))
         )  # fmt: skip
         names = ("members", "kernels", "c1")
