@@ -23,7 +23,7 @@ from fedtangent.compare.statistics import (
 SLOPE, SLOPE_MARGIN = -0.5, 0.25  # nearer to -1/2 than to any other multiple of it
 MEAN_MARGIN = 0.03  # of how far training has moved the function
 VARIANCE_MARGIN = 0.2
-INITIAL_MARGIN = 0.2
+INITIAL_MARGIN = 0.25
 EXACT = 1e-9
 MARGIN = 1e3  # how much farther than an exact bound its controls must be: orders of magnitude, never rounding
 

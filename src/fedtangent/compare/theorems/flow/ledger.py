@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.stats import t as student
@@ -46,20 +47,24 @@ class Trainer(NamedTuple):
     model: Model
     rate: float
     algorithm: Algorithm
+    width: int
 
 
-def _trainer(model: Model, rate: float) -> Trainer:
+def _trainer(model: Model, rate: float, width: int) -> Trainer:
     plan = schedule.per_client_permutations(CLIENTS, 2)
-    return Trainer(model, rate, algorithms.fed_ensemble(model, plan, client_learning_rate=rate, work=Work(steps=STEPS)))
+    algorithm = algorithms.fed_ensemble(model, plan, client_learning_rate=rate, work=Work(steps=STEPS))
+    return Trainer(model, rate, algorithm, width)
 
 
 def _ledger(trainer: Trainer, x: np.ndarray, y: np.ndarray, size: Scale, seed: int) -> ResidualLedger:
     """A run of K = 2 models and its ledger."""
-    model, rate, algorithm = trainer
+    model, rate, algorithm, width = trainer
     clients = partition.quantity_skew(len(x), CLIENTS, 2.0, SPLIT, min_client_size=2)
     held = data.federated_data(x, y, clients, dtype=jnp.float64)
     ledger = residual_ledger(algorithm, model, held, size.num_rounds, Rule(STEPS, rate), seed=seed)
-    run = simulate(algorithm, held, size.num_rounds, seed, "scan", size.num_rounds // EVALUATIONS, evaluate=ledger)
+    key = jax.random.fold_in(jax.random.key(seed), width)  # else narrow networks are parts of wider ones
+    every = size.num_rounds // EVALUATIONS
+    run = simulate(algorithm, held, size.num_rounds, seed, "scan", every, evaluate=ledger, init_key=key)
     if not ledger.is_of(run.history):
         raise AssertionError("the run's cohorts are not those that the ledger predicted")
     return ledger
@@ -73,7 +78,7 @@ def _networks(size: Scale, width: int, seed: int) -> list[ResidualLedger]:
     """A smooth network of one hidden layer on inputs of one norm, of which the kernel's diagonal is one number."""
     model = mlp(5, 1, (width,), "erf", dtype=jnp.float64)
     theta = model.kernel(jnp.ones((1, 5)), None, get="ntk")  # type: ignore[misc]
-    trainer, found = _trainer(model, 1 / float(theta[0, 0])), []
+    trainer, found = _trainer(model, 1 / float(theta[0, 0]), width), []
     for own in (np.arange(size.draws) + seed * size.draws) % 2**32:  # no draw is of two seeds
         x = np.random.default_rng(own).standard_normal((_examples(size), 5))
         x *= np.sqrt(5) / np.linalg.norm(x, axis=1, keepdims=True)
@@ -102,7 +107,7 @@ def _wrong_rate(ledger: ResidualLedger, factor: float) -> ResidualLedger:
 def _linear_check(size: Scale, seed: int) -> Verdict:
     x = np.linspace(-1, 1, _examples(size))[:, None]
     model = rbf_linear(num_features=60, bandwidth=0.1, seed=seed, dtype=jnp.float64)
-    ledger = _ledger(_trainer(model, 0.1), x, np.sin(4 * x), size, seed)
+    ledger = _ledger(_trainer(model, 0.1, 60), x, np.sin(4 * x), size, seed)
     wrong, rows = _wrong_rate(ledger, 1 + 1e-6), _later(ledger)
     noticed = next((off for off in OFF if not _wrong_rate(ledger, 1 + off).passed), np.inf)
     return Verdict.of(
