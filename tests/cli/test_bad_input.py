@@ -105,7 +105,7 @@ def test_data_that_are_not_finite(
     def poisoned(*args: object, **options: object) -> Dataset:
         loaded = load(*args, **options)  # type: ignore[arg-type]
         array = np.array(getattr(loaded, part))
-        array[3, 0] = value
+        array[4, 0] = value
         return loaded._replace(**{part: array})
 
     monkeypatch.setattr(data, "load", poisoned)

@@ -149,6 +149,12 @@ def test_cohorts_are_those_that_the_simulation_records_and_a_comparison_repeats_
     assert np.any(other.model != expected.model)
 
 
+def test_networks_of_different_widths_start_apart(linear_setting: Setting) -> None:
+    """Of one key the narrower network's weights are the first of the wider one's."""
+    first, second = (jax.random.normal(init_key(linear_setting, 0, width), (8,)) for width in (64, 128))
+    assert np.all(first != second)
+
+
 def more_steps(setting: Setting, blocks: object, plan: Cohort, *rest: object, **options: object) -> object:
     more = dataclasses.replace(setting, local_steps=setting.local_steps + 2)
     return RIGHT_FLOW(more, blocks, plan, *rest, **options)

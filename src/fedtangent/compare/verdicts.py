@@ -105,7 +105,6 @@ def judged(
     allowed, farthest = f"<= {margin:g}" if target == 0 else f"{target:g} +- {margin:g}", worst(found, target)
     right = str(farthest), allowed, farthest.within(target - margin, target + margin)
     wrong: tuple[str, str, bool | None] = f"none of {len(rivals)} wrong theories is far enough", "-", None
-    notices = f"{least:.2g}"
     for rival in sorted(rivals, key=lambda rival: rival.distance):
         if rival.distance < least:
             continue
@@ -113,9 +112,8 @@ def judged(
         if rival.distance >= margin + other.length:
             inside = other.within(target - margin, target + margin)
             wrong = rival.name, str(other), None if inside is None else not inside
-            notices = f"{rival.distance:.2g}"
             break
-    return Verdict.of(subject, statement, "", right, wrong, notices)
+    return Verdict.of(subject, statement, "", right, wrong, f"{least:.2g}")
 
 
 def slope_verdict(

@@ -77,7 +77,8 @@ VERDICT_LEGEND = (
 )
 COMPARISON_LEGEND = (
     "mean: distance of the networks' mean from the predicted one, over how far training has moved the function. "
-    "variance: theirs over the predicted one. Both are extrapolated to infinite width, +- what one in 10,000 exceeds.\n"
+    "variance: theirs over the predicted one. Both are extrapolated to infinite width; their intervals miss 1 in "
+    "10,000.\n"
     "notices: how wrong a theory must be to be told from the right one for sure; the control is the nearest such of "
     'several. undecided: too few draws to tell. "nearest of": of several small mistakes the one that comes nearest.\n'
     "linearised network, law: models for which the flow is exact, trained by the same code, so that these show."

@@ -276,8 +276,7 @@ def rows(result: Theorem2) -> list[Verdict]:
 
 def _judged(result: Theorem2, what: str, target: float, margin: float, found: Estimate, rivals: list[Rival]) -> Verdict:
     statement = f"{what} at infinite width = {result.of}"
-    row = judged(THEOREM, statement, target, margin, [found], rivals)
-    return row._replace(notices=f"{margin + found.length:.2g}")
+    return judged(THEOREM, statement, target, margin, [found], rivals)
 
 
 def _mean(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
