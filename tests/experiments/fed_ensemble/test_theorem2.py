@@ -37,7 +37,7 @@ def test_every_statistic_stands_beside_its_prediction(ended: tuple[Outcome, list
 def test_it_prints_draws_and_says_what_it_did(ended: tuple[Outcome, list[Metric], Path]) -> None:
     outcome, kept, folder = ended
     assert sorted(p.name for p in folder.iterdir()) == ["theorem2_sine.png"]
-    assert len(outcome.verdicts) == 5 and all(v.holds is not False for v in outcome.verdicts)
+    assert len(outcome.verdicts) == 4 and all(v.holds is not False for v in outcome.verdicts)
     assert (
         "Theorem 2's limit" in outcome.verdicts[1].statement
         and "widths 64, 256, 60 rounds" in outcome.verdicts[1].sizes

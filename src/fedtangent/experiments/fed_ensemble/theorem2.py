@@ -59,7 +59,7 @@ def run(study: Study) -> Outcome:
             for r in found for name in ("measured", "predicted")
         ])  # fmt: skip
         rows += found
-        verdicts += limit.rows(result)
+        verdicts += limit.sampled_rows(result)
         remarks += _remarks(result)
         theorem2_figure(result, study.figures / f"theorem2_{setting.name}.png")
     return Outcome((), rows, details={"seed": seed}, remarks=tuple(remarks), verdicts=tuple(verdicts))

@@ -29,7 +29,7 @@ STEPS, LIMIT_STEPS = 2, 10  # local steps: so few that another number tells, and
 BIAS_MARGIN, MARGIN, LIMIT_MARGIN = 0.15, 0.05, 0.1  # of the closed form
 BATCHES = 64
 SIZES = (8, 2048, 8), (32, 2048, 16)  # schedules, initialisations of each, rounds: of the decomposition
-LIMIT_SIZES = (3, 1024, 25), (12, 1024, 100)  # of the corollary, rounds for each model
+LIMIT_SIZES = (4, 1024, 16), (12, 1024, 60)  # of the corollary, rounds for each model
 SOONER = 8  # the corollary's last round over one that is too soon
 DECOMPOSED, COROLLARY = "FE-2024 eq. (10), FE-2021 eq. (3)", "FE-2024 Corollary 1, eq. (11)"
 

@@ -262,6 +262,14 @@ def checks(scale: str, seed: int) -> list[Verdict]:
 
 def rows(result: Theorem2) -> list[Verdict]:
     """Every check of one data set."""
+    found = sampled_rows(result)
+    if result.theory.limit is not None:
+        found.insert(0, _reached(result)._replace(sizes=found[0].sizes))
+    return found
+
+
+def sampled_rows(result: Theorem2) -> list[Verdict]:
+    """The networks against the law that they are judged by, be it the limit or the last round's."""
     s, widths = result.setting, ", ".join(str(t.width) for t in result.trained)
     sizes = (
         f"{s.name}: K = {len(result.law.mean)}, widths {widths}, {s.num_rounds} rounds, n = {len(s.x_train)} on "
@@ -269,8 +277,6 @@ def rows(result: Theorem2) -> list[Verdict]:
     )
     wrong = wrong_laws(result)
     found = [_mean(result, wrong), *_ratios(result, wrong), _cover(result, wrong)]
-    if result.theory.limit is not None:
-        found.insert(0, _reached(result))
     return [row._replace(sizes=sizes) for row in found]
 
 
