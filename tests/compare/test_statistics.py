@@ -127,11 +127,11 @@ def test_a_norm_is_in_its_interval_as_often_as_it_says(size: float, axis: int, m
     [(0.5, 0.4, True), (0.5, 0.6, None), (1.5, 0.4, False), (1.5, 0.6, None), (float("nan"), 0.1, None)],
 )
 def test_an_interval_is_inside_outside_or_undecided(value: float, radius: float, answer: bool | None) -> None:
-    assert st.Estimate.about(value, radius).within(0.0, 1.0) is answer
+    assert st.Interval.about(value, radius).within(0.0, 1.0) is answer
 
 
 def test_the_worst_reaches_farthest() -> None:
-    near, wide = st.Estimate.about(1.2, 0.1), st.Estimate.about(0.9, 0.3)
+    near, wide = st.Interval.about(1.2, 0.1), st.Interval.about(0.9, 0.3)
     assert st.worst([near, wide], 1.0) == wide
 
 

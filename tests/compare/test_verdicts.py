@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from fedtangent.compare import verdicts as vd
-from fedtangent.compare.statistics import Estimate, Pair
+from fedtangent.compare.statistics import Interval, Pair
 
 WIDTHS = (32, 64, 128, 256)
 K, E, M, C = 3, 24, 6, 2
 
 
-def followed(shift: float = 0.0, wider: float = 1.0, scatter: float = 0.1) -> vd.Followed:
+def followed(shift: float = 0.0, wider: float = 1.0, scatter: float = 0.1) -> vd.AtRound:
     """Networks of unit variance beside predictions that are ``shift`` from their mean."""
     rng, pairs = np.random.default_rng(11), []
     for width in WIDTHS:
@@ -22,15 +22,15 @@ def followed(shift: float = 0.0, wider: float = 1.0, scatter: float = 0.1) -> vd
         noise = scatter * rng.standard_normal(predicted.shape) / np.sqrt(width)
         pairs.append(Pair(width, wider * predicted + noise, predicted - shift))
     ones = np.full(K, float(M))
-    return vd.Followed(tuple(pairs), ones, ones, 10.0)
+    return vd.AtRound(tuple(pairs), ones, ones, 10.0)
 
 
-def estimates(*values: float, radius: float = 0.01) -> list[Estimate]:
-    return [Estimate.about(value, radius) for value in values]
+def estimates(*values: float, radius: float = 0.01) -> list[Interval]:
+    return [Interval.about(value, radius) for value in values]
 
 
 def rival(distance: float, radius: float = 0.01) -> vd.Rival:
-    return vd.Rival(f"{distance} off", distance, lambda: Estimate.about(distance, radius))
+    return vd.Rival(f"{distance} off", distance, lambda: Interval.about(distance, radius))
 
 
 def test_the_nearest_theory_that_can_be_told_is_the_control() -> None:
@@ -52,7 +52,7 @@ def test_without_power_a_verdict_is_undecided_and_not_right() -> None:
 
 def test_a_wrong_theory_disagrees_and_a_rival_that_is_right_is_no_control() -> None:
     assert vd.judged("s", "zero", 0.0, 0.1, estimates(0.3), [rival(0.5)]).passed is False
-    same = vd.Rival("said to be far", 0.5, lambda: Estimate.about(0.0, 0.01))
+    same = vd.Rival("said to be far", 0.5, lambda: Interval.about(0.0, 0.01))
     found = vd.judged("s", "zero", 0.0, 0.1, estimates(0.0), [same])
     assert (found.holds, found.control_fails, found.passed) == (True, False, False)
 

@@ -15,7 +15,7 @@ from fedtangent.compare.statistics import Pair, law_distance
 from fedtangent.compare.verdicts import (
     MEAN_MARGIN,
     VARIANCE_MARGIN,
-    Followed,
+    AtRound,
     Verdict,
     exact_verdict,
     initial_verdict,
@@ -132,12 +132,12 @@ def _followed(
     exact_variance: np.ndarray,
     law: np.ndarray,
     scale: float | None = None,
-) -> Followed:
+) -> AtRound:
     """Networks at the evaluated round number ``at`` beside ``predicted`` [K, E, m, C] of each width."""
     pairs = tuple(Pair(s.width, s.test[at], p) for s, p in zip(seen, predicted, strict=True))
     moved = predicted[-1] - seen[-1].test[0]
     own = float(np.sqrt(np.mean(np.sum(moved**2, axis=(-2, -1)))))
-    return Followed(pairs, exact_variance, law, own if scale is None else scale)
+    return AtRound(pairs, exact_variance, law, own if scale is None else scale)
 
 
 def _influences(flow: Flow, round_: int) -> list[np.ndarray]:
@@ -207,12 +207,12 @@ def _evolution(theory: Predicted, moved: tuple[Simulated, ...]) -> list[Verdict]
     ]
 
 
-def _largest(followed: Followed) -> float:
+def _largest(followed: AtRound) -> float:
     """The largest error of a network."""
     return max(float(np.max(np.linalg.norm(p.seen - p.predicted, axis=-2))) for p in followed.pairs)
 
 
-def _evolved(theory: Predicted, moved: tuple[Simulated, ...], share: float = 1.0) -> Followed:
+def _evolved(theory: Predicted, moved: tuple[Simulated, ...], share: float = 1.0) -> AtRound:
     """What the limiting kernel makes of the same initial functions in ``share`` of the times that networks chose."""
     predicted, variances = [], []
     for m in moved:

@@ -40,7 +40,7 @@ from scipy.stats import t as student
 LEVEL = 1e-4
 
 
-class Estimate(NamedTuple):
+class Interval(NamedTuple):
     """A quantity whose truth is in [low, high] but in ``LEVEL`` of the cases."""
 
     value: float
@@ -48,7 +48,7 @@ class Estimate(NamedTuple):
     high: float
 
     @classmethod
-    def about(cls, value: float, radius: float) -> Estimate:
+    def about(cls, value: float, radius: float) -> Interval:
         """One whose interval reaches equally far to both sides."""
         return cls(value, value - radius, value + radius)
 
@@ -90,7 +90,7 @@ def at_infinite_width(widths: Sequence[int], precisions: Sequence[float]) -> np.
     return np.asarray(np.linalg.solve((basis.T * weight) @ basis, basis.T * weight)[0])
 
 
-def mean_error(pairs: Sequence[Pair], scale: float, away: np.ndarray | float = 0.0) -> Estimate:
+def mean_error(pairs: Sequence[Pair], scale: float, away: np.ndarray | float = 0.0) -> Interval:
     """Norm of the mean of networks minus predictions at infinite width, over all K E of a width, divided by ``scale``.
 
     0 if theory is right. ``away`` [m, C] is how far the mean in question is from that of the predictions. The noise is
@@ -109,7 +109,7 @@ def mean_error(pairs: Sequence[Pair], scale: float, away: np.ndarray | float = 0
     # Few networks: their scatter may be underestimated, which widens the interval but does not move it.
     wider = (student.ppf(1 - LEVEL / 2, len(noise) - len(flat)) / norm.ppf(1 - LEVEL / 2)) ** 2
     found = norm_interval(square + (wider - 1) * variances.sum(), wider * variances)
-    return Estimate(float(np.sqrt(max(square - variances.sum(), 0.0))), *found)
+    return Interval(float(np.sqrt(max(square - variances.sum(), 0.0))), *found)
 
 
 def norm_interval(square: float, variances: np.ndarray) -> tuple[float, float]:
@@ -149,7 +149,7 @@ def share_beyond(square: float, variances: np.ndarray, mean: float) -> float:
     return float(norm.sf(w) + (norm.pdf(w) * (1 / u - 1 / w) if abs(w) > 1e-6 else 0.0))
 
 
-def variance_ratio(pairs: Sequence[Pair], exact: np.ndarray, law: np.ndarray) -> Estimate:
+def variance_ratio(pairs: Sequence[Pair], exact: np.ndarray, law: np.ndarray) -> Interval:
     """Variance of networks at infinite width, summed over points, over that of the law in question: 1 if it is right.
 
     ``exact`` [K] is the variance that the predictions have by construction, summed over points, of one output;
@@ -168,7 +168,7 @@ def _scatter(samples: np.ndarray) -> np.ndarray:
     return np.asarray(np.mean(np.sum((samples - samples.mean(axis=1, keepdims=True)) ** 2, axis=2), axis=-1))
 
 
-def combined(widths: Sequence[int], values: Sequence[np.ndarray], by_width: bool = False) -> Estimate:
+def combined(widths: Sequence[int], values: Sequence[np.ndarray], by_width: bool = False) -> Interval:
     """The mean of ``values`` at infinite width, [n_w] independent ones at each width.
 
     ``by_width`` says that their variance falls as 1 / width, else it is the same at every width.
@@ -178,10 +178,10 @@ def combined(widths: Sequence[int], values: Sequence[np.ndarray], by_width: bool
     value = sum(c * v.mean() for c, v in zip(weights, values, strict=True))
     error = np.sqrt(sum(c**2 * v.var(ddof=1) / len(v) for c, v in zip(weights, values, strict=True)))
     quantile = student.ppf(1 - LEVEL / 2, sum(map(len, values)) - len(values))
-    return Estimate.about(float(value), float(quantile * error))
+    return Interval.about(float(value), float(quantile * error))
 
 
-def worst(estimates: Sequence[Estimate], target: float) -> Estimate:
+def worst(estimates: Sequence[Interval], target: float) -> Interval:
     """The one whose interval reaches farthest from ``target``."""
     return max(estimates, key=lambda e: max(e.high - target, target - e.low))
 
@@ -219,10 +219,10 @@ def fitted_slope(widths: np.ndarray, errors: list[np.ndarray]) -> Slope:
     return weighted_line(x, y, weight)
 
 
-def width_slope(widths: Sequence[int], errors: list[np.ndarray]) -> Estimate:
+def width_slope(widths: Sequence[int], errors: list[np.ndarray]) -> Interval:
     """The slope of ``fitted_slope`` with its interval."""
     fit, freedom = fitted_slope(np.asarray(widths), errors), sum(e.size for e in errors) - len(errors)
-    return Estimate.about(fit.slope, float(student.ppf(1 - LEVEL / 2, freedom)) * fit.standard_error)
+    return Interval.about(fit.slope, float(student.ppf(1 - LEVEL / 2, freedom)) * fit.standard_error)
 
 
 def weighted_line(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Slope:

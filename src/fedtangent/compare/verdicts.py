@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtangent.compare.simulated import Simulated
 from fedtangent.compare.statistics import (
-    Estimate,
+    Interval,
     Pair,
     combined,
     mean_error,
@@ -90,11 +90,11 @@ class Rival(NamedTuple):
 
     name: str
     distance: float  # from the right theory, in the units of the verdict, where it is farthest
-    measured: Callable[[], Estimate]  # what the verdict's own check makes of it there
+    measured: Callable[[], Interval]  # what the verdict's own check makes of it there
 
 
 def judged(
-    subject: str, statement: str, target: float, margin: float, found: Sequence[Estimate], rivals: Sequence[Rival]
+    subject: str, statement: str, target: float, margin: float, found: Sequence[Interval], rivals: Sequence[Rival]
 ) -> Verdict:
     """Whether all estimates are within ``margin`` of ``target``, beside the nearest rival far enough to be noticed.
 
@@ -164,7 +164,7 @@ def bounded_verdict(subject: str, statement: str, sizes: str, ratio: float, cont
     return Verdict.of(subject, statement, sizes, found, other, f"bound x {ratio:.2g}")
 
 
-class Followed(NamedTuple):
+class AtRound(NamedTuple):
     """Networks beside the predictions from their own initial functions, of every width, at one round.
 
     Variances are of one output, summed over points, for each model.
@@ -187,7 +187,7 @@ def initial_verdict(subject: str, widths: Sequence[int], squares: Sequence[np.nd
 
 
 def mean_verdict(
-    subject: str, statement: str, rounds: Sequence[Followed], wrong: Mapping[str, Sequence[np.ndarray]]
+    subject: str, statement: str, rounds: Sequence[AtRound], wrong: Mapping[str, Sequence[np.ndarray]]
 ) -> Verdict:
     """The networks' mean at infinite width is the predictions' at every round.
 
@@ -203,7 +203,7 @@ def mean_verdict(
 
 
 def variance_verdict(
-    subject: str, statement: str, rounds: Sequence[Followed], wrong: Mapping[str, np.ndarray]
+    subject: str, statement: str, rounds: Sequence[AtRound], wrong: Mapping[str, np.ndarray]
 ) -> Verdict:
     """The networks' variance at infinite width is the law's at every round, beside wrong variances [K] of the last."""
     found, last, rivals = [_variance(f) for f in rounds], rounds[-1], []
@@ -213,5 +213,5 @@ def variance_verdict(
     return judged(subject, statement, 1.0, VARIANCE_MARGIN, found, rivals)
 
 
-def _variance(followed: Followed) -> Estimate:
+def _variance(followed: AtRound) -> Interval:
     return variance_ratio(followed.pairs, followed.exact, followed.law)

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from fedtangent.compare.settings import exact_arithmetic
-from fedtangent.compare.statistics import Estimate, combined
+from fedtangent.compare.statistics import Interval, combined
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.theorems.fed_ensemble import repeated_runs
 from fedtangent.compare.theorems.fed_ensemble.repeated_runs import ToyProblem
@@ -85,12 +85,12 @@ def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict
     return [_judged(COROLLARY, statement, LIMIT_MARGIN, found, rivals)._replace(sizes=sizes), reached]
 
 
-def _mean(values: np.ndarray) -> Estimate:
+def _mean(values: np.ndarray) -> Interval:
     """The mean of independent values, [n]; the model has one width."""
     return combined((1,), (values,))
 
 
-def _judged(subject: str, statement: str, margin: float, found: list[Estimate], rivals: list[Rival]) -> Verdict:
+def _judged(subject: str, statement: str, margin: float, found: list[Interval], rivals: list[Rival]) -> Verdict:
     row = judged(subject, statement, 1.0, margin, found, rivals)
     return row._replace(notices=f"{margin + max(e.length for e in found):.1%}")
 

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.stats import norm
 
 from fedtangent.compare.predicted import ModelLaw
-from fedtangent.compare.statistics import Estimate, combined
+from fedtangent.compare.statistics import Interval, combined
 
 COVERED = 0.95
 
@@ -99,14 +99,14 @@ class Sampled(NamedTuple):
     predicted: np.ndarray  # [K, m, C]
 
 
-def cover_at_infinite_width(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Estimate:
+def cover_at_infinite_width(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Interval:
     """Share of networks' values in the intervals of ``law`` at infinite width, where predictions have law ``exact``."""
     expected = expected_cover(exact, law)
     values = [covered(s.seen, law) - covered(s.predicted, law) + expected for s in sampled]
     return combined([s.width for s in sampled], values, by_width=True)
 
 
-def variance_ratio(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Estimate:
+def variance_ratio(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Interval:
     """Variances of networks over those of ``law``, summed over points, at infinite width: 1 if ``law`` is right.
 
     Predictions have law ``exact``.
@@ -114,7 +114,7 @@ def variance_ratio(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -
     return _ratio(sampled, exact, np.eye(len(law.average_cov)) / np.trace(law.average_cov))
 
 
-def covariance_ratio(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Estimate:
+def covariance_ratio(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw) -> Interval:
     """Off-diagonal covariances of networks over those of ``law`` at infinite width: 1 if ``law`` is right.
 
     A regression of the sample covariance S on the law's L through zero, ``sum_i<j S_ij L_ij / sum_i<j L_ij^2``.
@@ -133,7 +133,7 @@ def _off_diagonal(law: ModelLaw) -> np.ndarray:
     return np.asarray(away / np.sum(away**2))
 
 
-def _ratio(sampled: Sequence[Sampled], exact: ModelLaw, weights: np.ndarray) -> Estimate:
+def _ratio(sampled: Sequence[Sampled], exact: ModelLaw, weights: np.ndarray) -> Interval:
     """``sum_ij weights_ij S_ij`` of the networks' covariance S at infinite width."""
     expected, values = float(np.sum(weights * exact.average_cov)), []
     for s in sampled:

@@ -12,7 +12,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from fedtangent import data as datasets
-from fedtangent.compare.statistics import LEVEL, Estimate
+from fedtangent.compare.statistics import LEVEL, Interval
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.engine.run import predict, simulate
@@ -38,7 +38,7 @@ def checks(scale: str, seed: int) -> list[Verdict]:
     epsilon = FAR * np.sqrt(np.diag(limit.cov) / NUM_MODELS)
     often = np.mean(np.abs(means - limit.mean) >= epsilon[:, None], axis=0)  # of the points, [draws]
     error = float(student.ppf(1 - LEVEL / 2, draws - 1) * often.std(ddof=1) / np.sqrt(draws))
-    found, bound = Estimate.about(float(often.mean()), error), float(np.mean(corollary_4_1(limit, NUM_MODELS, epsilon)))
+    found, bound = Interval.about(float(often.mean()), error), float(np.mean(corollary_4_1(limit, NUM_MODELS, epsilon)))
     where = (
         f"n = {sum(SIZES)}, {len(SIZES)} clients of 1 to 5, K = {NUM_MODELS}, linear model, round {NUM_ROUNDS} "
         f"(residual {left:.0e} of the first), {draws} ensembles, {NUM_POINTS} points"

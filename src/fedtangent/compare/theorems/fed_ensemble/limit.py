@@ -22,7 +22,7 @@ from fedtangent.compare import cases
 from fedtangent.compare.predicted import ModelLaw, Predicted, networks, predict
 from fedtangent.compare.settings import Scale, Setting
 from fedtangent.compare.simulated import cohorts, fed_ensemble
-from fedtangent.compare.statistics import Estimate, Pair, mean_error
+from fedtangent.compare.statistics import Interval, Pair, mean_error
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.theorems.fed_ensemble.ensemble_law import (
     COVERED,
@@ -280,7 +280,7 @@ def sampled_rows(result: Theorem2) -> list[Verdict]:
     return [row._replace(sizes=sizes) for row in found]
 
 
-def _judged(result: Theorem2, what: str, target: float, margin: float, found: Estimate, rivals: list[Rival]) -> Verdict:
+def _judged(result: Theorem2, what: str, target: float, margin: float, found: Interval, rivals: list[Rival]) -> Verdict:
     statement = f"{what} at infinite width = {result.of}"
     return judged(THEOREM, statement, target, margin, [found], rivals)
 
@@ -312,7 +312,7 @@ def _ratios(result: Theorem2, wrong: dict[str, ModelLaw]) -> list[Verdict]:
 def _cover(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
     """Of the trained networks by the law's 95 % intervals; by a wrong law's."""
 
-    def measured(law: ModelLaw) -> Estimate:
+    def measured(law: ModelLaw) -> Interval:
         return cover_at_infinite_width(result.sampled, result.own, law)
 
     rivals = [

@@ -13,7 +13,7 @@ from fedtangent.compare.simulated import cohorts
 from fedtangent.compare.statistics import width_slope
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.theorems.fed_ensemble.small_networks import (
-    Followed,
+    FollowedNetworks,
     Task,
     follow,
     setting,
@@ -41,7 +41,7 @@ def checks(scale: str, seed: int) -> list[Verdict]:
     return [*_slopes(settings, seen, where), _from_drift(settings, seen, where), _as_printed(scale, seed)]
 
 
-def _slopes(settings: list[Setting], seen: list[Followed], where: str) -> list[Verdict]:
+def _slopes(settings: list[Setting], seen: list[FollowedNetworks], where: str) -> list[Verdict]:
     """Distance to the limiting kernel falls as l^-1/2; drift and gap at least so fast, the change of outputs not."""
     widths = tuple(s.width for s in seen)
     limits = [given.blocks().ntk_train for given in settings]
@@ -76,7 +76,7 @@ def _slopes(settings: list[Setting], seen: list[Followed], where: str) -> list[V
     return rows
 
 
-def _from_drift(settings: list[Setting], seen: list[Followed], where: str) -> Verdict:
+def _from_drift(settings: list[Setting], seen: list[FollowedNetworks], where: str) -> Verdict:
     """The gap of every network against the first-order bound from its own kernel's drift."""
     ratios: list[float] = []
     wrong: list[float] = []

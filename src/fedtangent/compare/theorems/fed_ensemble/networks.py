@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.compare.statistics import Estimate, width_slope
+from fedtangent.compare.statistics import Interval, width_slope
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.theorems.fed_ensemble.small_networks import (
     Task,
@@ -73,7 +73,7 @@ def constants(scale: str, seed: int, draws: int) -> list[Verdict]:
     smooth, kinked = ([_measured(a, width, draws, seed, x) for width in widths] for a in ("erf", "relu"))
     where = f"n = {NUM_POINTS}, 3 clients of 1 to 3, widths {widths[0]} .. {widths[-1]}, {draws} networks each"
 
-    def slope(of: list[dict[str, np.ndarray]], name: str) -> Estimate:
+    def slope(of: list[dict[str, np.ndarray]], name: str) -> Interval:
         return width_slope(widths, [m[name] for m in of])
 
     return [
@@ -106,7 +106,7 @@ def constants(scale: str, seed: int, draws: int) -> list[Verdict]:
 
 
 def _slope_row(
-    subject: str, statement: str, where: str, found: Estimate, wrong: tuple[str, Estimate], band: float = BAND
+    subject: str, statement: str, where: str, found: Interval, wrong: tuple[str, Interval], band: float = BAND
 ) -> Verdict:
     name, other = wrong
     fails = other.within(-0.5 - band, -0.5 + band)

@@ -159,7 +159,7 @@ def own_linearisation(model: Model) -> Model:
     return Model(f"{model.name}, linearised where it starts", init, apply, None, model.output_size)
 
 
-class Followed(NamedTuple):
+class FollowedNetworks(NamedTuple):
     """Networks of one width and their own linearisations along their training: [E, K], or [E, T, K] at T ages."""
 
     width: int
@@ -177,7 +177,7 @@ class Followed(NamedTuple):
         return np.linalg.norm(self.kernels - self.kernels[:, :1], 2, axis=(-2, -1))
 
 
-def follow(given: Setting, draws: int) -> Followed:
+def follow(given: Setting, draws: int) -> FollowedNetworks:
     """Train the K networks of the setting's width, and their linearisations, from ``draws`` initialisations."""
     model, x, data = given.model(given.largest), jnp.asarray(given.x_train), given.federated()
     network, tangent = (recipe(given, m) for m in (model, own_linearisation(model)))
@@ -205,7 +205,7 @@ def follow(given: Setting, draws: int) -> Followed:
         found.append([np.stack([e.metrics[name] for e in seen]) for name in names])
         found[-1].append(np.stack([e.metrics["members"] for e in linear]))
     members, kernel, c1, line = (np.stack(part) for part in zip(*found, strict=True))
-    return Followed(
+    return FollowedNetworks(
         given.largest,
         np.array([e.round for e in seen]) // given.schedule.num_models,
         np.linalg.norm(members - given.y_train, axis=(-2, -1)),
@@ -217,7 +217,7 @@ def follow(given: Setting, draws: int) -> Followed:
     )
 
 
-def theorem(given: Setting, seen: Followed, draw: int) -> Theorem1:
+def theorem(given: Setting, seen: FollowedNetworks, draw: int) -> Theorem1:
     """Theorem 1 on one draw's K networks, with the kernel of them that is farthest from the limit."""
     limit = np.asarray(given.kernel(jnp.asarray(given.x_train), None, get="ntk"))
     start = seen.kernels[draw, 0]

@@ -12,7 +12,7 @@ from scipy.stats import t as student
 from fedtangent import data
 from fedtangent.compare.ledger import LedgerRow, ResidualLedger, residual_ledger
 from fedtangent.compare.settings import Scale
-from fedtangent.compare.statistics import LEVEL, Estimate, fitted_slope
+from fedtangent.compare.statistics import LEVEL, Interval, fitted_slope
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.data import partition
@@ -147,11 +147,11 @@ def _last_gaps(ledgers: list[ResidualLedger], rounds: int) -> np.ndarray:
     return np.array([np.sqrt(np.mean([r.gap**2 for r in of.rows if r.round == rounds])) for of in ledgers])
 
 
-def _slope(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Estimate:
+def _slope(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Interval:
     gaps = [_last_gaps(same, size.num_rounds) for same in networks.values()]
     fit = fitted_slope(np.array(list(networks)), gaps)
     radius = student.ppf(1 - LEVEL / 2, sum(map(len, gaps)) - len(gaps)) * fit.standard_error
-    return Estimate.about(fit.slope, float(radius))
+    return Interval.about(fit.slope, float(radius))
 
 
 def _slope_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verdict:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import beta
 
-from fedtangent.compare.statistics import LEVEL, Estimate
+from fedtangent.compare.statistics import LEVEL, Interval
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.theory.ntk_fl.lemmas import drift_bound, expected_kernel, sampling_bound, undecided_bound
@@ -21,15 +21,15 @@ DELTA = 0.1
 FACTORS = np.round(np.arange(1.0, 0.0, -0.01), 2)  # of a bound, until it is noticed that it is too small
 
 
-def exceeded(above: np.ndarray) -> Estimate:
+def exceeded(above: np.ndarray) -> Interval:
     """How often, of one answer a draw, with Clopper and Pearson's interval."""
     count, draws = int(np.sum(above)), len(above)
     low = beta.ppf(LEVEL / 2, count, draws - count + 1) if count else 0.0
     high = beta.ppf(1 - LEVEL / 2, count + 1, draws - count) if count < draws else 1.0
-    return Estimate(count / draws, float(low), float(high))
+    return Interval(count / draws, float(low), float(high))
 
 
-def rarely(found: Estimate) -> bool | None:
+def rarely(found: Interval) -> bool | None:
     """Whether it is in at most delta of the cases: yes, no, or None if the draws cannot tell."""
     return found.within(0.0, DELTA)
 
@@ -56,7 +56,7 @@ def lemma_1(seed: int, draws: int) -> Verdict:
     nearest = np.abs(np.random.default_rng(seed).standard_normal((draws, width * num))).min(axis=1)
     critical = 0.99 / undecided_bound(1.0, 1.0, DELTA, width, num, "union")
 
-    def fails(factor: float) -> Estimate:
+    def fails(factor: float) -> Interval:
         return exceeded(nearest <= critical / factor)
 
     return _row(
@@ -76,7 +76,7 @@ def lemma_1_concentration(seed: int, draws: int) -> Verdict:
     bound = undecided_bound(radius, 1.0, DELTA, width, num, "concentration")
     mean = width * float(np.mean(z <= radius))
 
-    def fails(factor: float) -> Estimate:
+    def fails(factor: float) -> Interval:
         return exceeded(largest - mean > factor * (bound - mean))
 
     return _row(
@@ -100,7 +100,7 @@ def lemma_3(seed: int, draws: int) -> Verdict:
     norms = drift(x, v, radius).operator
     bounds = {form: drift_bound(radius, 1.0, DELTA, width, num, form) for form in ("union", "printed")}
 
-    def fails(factor: float) -> Estimate:
+    def fails(factor: float) -> Interval:
         return exceeded(norms > factor * bounds["union"])
 
     return _row(
@@ -137,7 +137,7 @@ def arc(num: int) -> np.ndarray:
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
-class Drift(NamedTuple):
+class WeightDrift(NamedTuple):
     """Norms of H(v') - H(v), and Frobenius norms of what (28) makes of the neurons that did switch; [draws] each."""
 
     operator: np.ndarray
@@ -146,7 +146,7 @@ class Drift(NamedTuple):
     half_counted: np.ndarray  # of |S_i| x_i'x_j / n
 
 
-def drift(x: np.ndarray, v: np.ndarray, radius: float) -> Drift:
+def drift(x: np.ndarray, v: np.ndarray, radius: float) -> WeightDrift:
     """Every neuron of ``v`` [draws, n, d] moved by R towards or past the plane of the input nearest to it.
 
     H is taken from the activities here, by its definition below (12).
@@ -166,7 +166,7 @@ def drift(x: np.ndarray, v: np.ndarray, radius: float) -> Drift:
     norms = [np.linalg.norm(change, 2, axis=(1, 2)), *(np.linalg.norm(m, axis=(1, 2)) for m in (change, both, one))]
     every = np.zeros((4, len(v)))
     every[:, some] = norms
-    return Drift(*every)
+    return WeightDrift(*every)
 
 
 def lemma_4(seed: int, draws: int) -> Verdict:
@@ -179,7 +179,7 @@ def lemma_4(seed: int, draws: int) -> Verdict:
     norms = np.abs(np.linalg.eigvalsh(kernels - expected_kernel(x))).max(axis=1)
     bound = sampling_bound(width, num, DELTA)
 
-    def fails(factor: float) -> Estimate:
+    def fails(factor: float) -> Interval:
         return exceeded(norms > factor * bound)
 
     return _row(
@@ -192,7 +192,7 @@ def lemma_4(seed: int, draws: int) -> Verdict:
 
 
 def _row(
-    subject: str, statement: str, sizes: str, fails: Callable[[float], Estimate], wrong: tuple[str, Estimate]
+    subject: str, statement: str, sizes: str, fails: Callable[[float], Interval], wrong: tuple[str, Interval]
 ) -> Verdict:
     """``fails`` is how often the bound times a factor is exceeded; ``wrong`` the control's name and the same of it."""
     found, noticed = fails(1.0), next((f for f in FACTORS if rarely(fails(f)) is False), 0.0)
