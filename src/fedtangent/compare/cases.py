@@ -23,9 +23,9 @@ from fedtangent.types import Model
 NUM_MODELS = 5  # the papers' default K
 SCALES = ("smoke", "default", "paper")
 IMAGES = {
-    "smoke": Scale((64, 128, 256, 512, 1024), 12, 24),
-    "default": Scale((64, 128, 256, 512, 1024, 2048), 12, 100),
-    "paper": Scale((256, 512, 1024, 2048, 4096), 20, 400),
+    "smoke": Scale((64, 256, 1024), 14, 24),
+    "default": Scale((64, 256, 1024, 2048), 14, 100),
+    "paper": Scale((64, 256, 1024, 4096), 20, 400),
 }
 DataDir = str | os.PathLike[str] | None
 Build = Callable[[DataDir, str, int], Setting]
@@ -88,9 +88,9 @@ def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
 def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """A network on the sine data with a gap in the middle (FE-2024, section V-B)."""
     sizes = {
-        "smoke": Scale((64, 128, 256, 512, 1024), 40, 6),
-        "default": Scale((64, 128, 256, 512, 1024, 2048), 40, 8),
-        "paper": Scale((256, 512, 1024, 2048, 4096, 8192), 100, 400),
+        "smoke": Scale((64, 256, 1024), 48, 6),
+        "default": Scale((64, 256, 1024, 2048), 48, 8),
+        "paper": Scale((64, 256, 1024, 4096, 8192), 100, 60),
     }
 
     def model(width: int) -> Model:
@@ -122,7 +122,7 @@ def _images(name: str, title: str, data_dir: DataDir, scale: str, seed: int) -> 
         labels_test=np.asarray(images.y_test),
         partition=clients,
         model=model,
-        exact_draws=8,
+        exact_draws=24,
         **_run(clients.num_clients, size, seed),
     )
 
