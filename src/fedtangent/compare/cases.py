@@ -89,7 +89,7 @@ def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """A network on the sine data with a gap in the middle (FE-2024, section V-B)."""
     sizes = {
         "smoke": Scale((64, 256, 1024), 48, 6),
-        "default": Scale((64, 256, 1024, 2048), 48, 8),
+        "default": Scale((64, 256, 1024, 2048), 48, 20),
         "paper": Scale((64, 256, 1024, 4096, 8192), 100, 60),
     }
 
