@@ -92,6 +92,13 @@ def test_a_variance_is_known_better_beside_predictions_and_a_wrong_one_is_seen(l
     assert abs(other.value - 1.21) < found.length < 0.21
 
 
+def test_a_variance_of_few_draws_is_not_too_small(law) -> None:
+    rng, exact = np.random.default_rng(9), traces(law)
+    seen = [st.Pair(64, draw(rng, *law, draws=3), np.zeros((K, 3, M, C))) for _ in range(400)]
+    values = np.array([st.variance_ratio([pair], 0 * exact, exact).value for pair in seen])
+    assert within_monte_carlo(values, 1.0) and not within_monte_carlo(values * 2 / 3, 1.0)
+
+
 @pytest.mark.parametrize("mean", [0.0, 1.0, 5.0])
 @pytest.mark.parametrize("count", [1, 3, 40])
 @pytest.mark.parametrize("level", [0.9999, 0.99, 0.01, 1e-4])

@@ -61,8 +61,8 @@ def _ledger(trainer: Trainer, x: np.ndarray, y: np.ndarray, size: Scale, seed: i
     model, rate, algorithm, width = trainer
     clients = partition.quantity_skew(len(x), CLIENTS, 2.0, SPLIT, min_client_size=2)
     held = data.federated_data(x, y, clients, dtype=jnp.float64)
-    ledger = residual_ledger(algorithm, model, held, size.num_rounds, Rule(STEPS, rate), seed=seed)
     key = jax.random.fold_in(jax.random.key(seed), width)  # else narrow networks are parts of wider ones
+    ledger = residual_ledger(algorithm, model, held, size.num_rounds, Rule(STEPS, rate), seed=seed, init_key=key)
     every = size.num_rounds // EVALUATIONS
     run = simulate(algorithm, held, size.num_rounds, seed, "scan", every, evaluate=ledger, init_key=key)
     if not ledger.is_of(run.history):
