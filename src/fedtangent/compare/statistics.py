@@ -65,6 +65,11 @@ class Interval(NamedTuple):
             return False
         return None
 
+    def outside(self, low: float, high: float) -> bool | None:
+        """The opposite of ``within``, undecided where that is: what a wrong theory must be."""
+        inside = self.within(low, high)
+        return None if inside is None else not inside
+
     def __str__(self) -> str:
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 

@@ -110,8 +110,7 @@ def judged(
             continue
         other = rival.measured()
         if rival.distance >= margin + other.length:
-            inside = other.within(target - margin, target + margin)
-            wrong = rival.name, str(other), None if inside is None else not inside
+            wrong = rival.name, str(other), other.outside(target - margin, target + margin)
             break
     return Verdict.of(subject, statement, "", right, wrong, f"{least:.2g}")
 

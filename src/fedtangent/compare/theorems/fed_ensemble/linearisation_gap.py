@@ -51,20 +51,18 @@ def _slopes(settings: list[Setting], seen: list[FollowedNetworks], where: str) -
         for values in (far, *([getattr(s, name)[:, -1] for s in seen] for name in ("drift", "gap", "change")))
     )
     near = -0.5 - MARGIN, -0.5 + MARGIN
-    other = drift.within(*near)
     rows = [
         Verdict.of(
             "FE-2021 Theorem 9.1",
             "operator norm of Theta_t - Theta: slope in the width",
             where,
             (str(distance), f"-1/2 (+- {MARGIN:g})", distance.within(*near)),
-            ("Theta_0 for the limit Theta", str(drift), None if other is None else not other),
+            ("Theta_0 for the limit Theta", str(drift), drift.outside(*near)),
             f"slope off by {MARGIN + distance.length:.2f}",
         )
     ]
     steep = -np.inf, -0.5
-    moved = change.within(*steep)
-    wrong = "initial function for the linearised one", str(change), None if moved is None else not moved
+    wrong = "initial function for the linearised one", str(change), change.outside(*steep)
     said = {
         ("section 9.3", "operator norm of Theta_t - Theta_0: slope in the width"): drift,
         ("section 9.4", "||g - g_lin||, own linearisation: slope in the width"): gap,
@@ -96,7 +94,7 @@ def _from_drift(settings: list[Setting], seen: list[FollowedNetworks], where: st
         max(ratios),
         "2 lambda for lambda",
         max(wrong),
-    )._replace(notices=f"bound x {max(ratios):.2g}")
+    )
 
 
 def _as_printed(scale: str, seed: int) -> Verdict:
@@ -126,7 +124,7 @@ def _as_printed(scale: str, seed: int) -> Verdict:
         max(ratios),
         "one age's kappa_4 for all of them",
         max(wrong),
-    )._replace(notices=f"bound x {max(ratios):.2g}")
+    )
 
 
 ENTRIES = (

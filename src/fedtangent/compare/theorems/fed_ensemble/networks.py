@@ -109,13 +109,12 @@ def _slope_row(
     subject: str, statement: str, where: str, found: Interval, wrong: tuple[str, Interval], band: float = BAND
 ) -> Verdict:
     name, other = wrong
-    fails = other.within(-0.5 - band, -0.5 + band)
     return Verdict.of(
         subject,
         statement,
         where,
         (str(found), f"-1/2 (+- {band:g})", found.within(-0.5 - band, -0.5 + band)),
-        (name, str(other), None if fails is None else not fails),
+        (name, str(other), other.outside(-0.5 - band, -0.5 + band)),
         f"slope off by {band + found.length:.2f}",
     )
 

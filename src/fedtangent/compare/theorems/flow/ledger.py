@@ -7,12 +7,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.stats import t as student
 
 from fedtangent import data
 from fedtangent.compare.ledger import LedgerRow, ResidualLedger, residual_ledger
 from fedtangent.compare.settings import Scale
-from fedtangent.compare.statistics import LEVEL, Interval, fitted_slope
+from fedtangent.compare.statistics import Interval, width_slope
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.data import partition
@@ -148,10 +147,7 @@ def _last_gaps(ledgers: list[ResidualLedger], rounds: int) -> np.ndarray:
 
 
 def _slope(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Interval:
-    gaps = [_last_gaps(same, size.num_rounds) for same in networks.values()]
-    fit = fitted_slope(np.array(list(networks)), gaps)
-    radius = student.ppf(1 - LEVEL / 2, sum(map(len, gaps)) - len(gaps)) * fit.standard_error
-    return Interval.about(fit.slope, float(radius))
+    return width_slope(list(networks), [_last_gaps(same, size.num_rounds) for same in networks.values()])
 
 
 def _slope_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verdict:
@@ -159,15 +155,14 @@ def _slope_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verd
     found, steep = _slope(size, networks), (-np.inf, SLOPE + BAND)
     for factor in LARGER_STEPS:
         other = _slope(size, {width: [_wrong_rate(of, factor) for of in same] for width, same in networks.items()})
-        if other.within(*steep) is False:
+        if other.outside(*steep):
             break
-    passes = other.within(*steep)
     return Verdict.of(
         THEOREM,
         "networks: gap of the last round against width, O(l^-1/2) at most",
         f"widths {', '.join(map(str, networks))}, {size.draws} seeds x 2 models, {size.num_rounds} rounds",
         (f"slope {found}", f"<= {SLOPE + BAND:g}", found.within(*steep)),
-        (f"step size x {factor:g}", f"slope {other}", None if passes is None else not passes),
+        (f"step size x {factor:g}", f"slope {other}", other.outside(*steep)),
         f"step size x {factor:g}",
     )
 

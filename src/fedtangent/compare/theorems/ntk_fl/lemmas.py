@@ -196,13 +196,12 @@ def _row(
 ) -> Verdict:
     """``fails`` is how often the bound times a factor is exceeded; ``wrong`` the control's name and the same of it."""
     found, noticed = fails(1.0), next((f for f in FACTORS if rarely(fails(f)) is False), 0.0)
-    passes = rarely(wrong[1])
     return Verdict.of(
         subject,
         statement,
         sizes,
         (str(found), f"<= delta = {DELTA:g}", rarely(found)),
-        (wrong[0], str(wrong[1]), None if passes is None else not passes),
+        (wrong[0], str(wrong[1]), wrong[1].outside(0.0, DELTA)),
         f"bound x {noticed:g}",
     )
 
