@@ -14,7 +14,7 @@ from fedtangent.compare.cohorts import weighed_cohorts
 from fedtangent.compare.settings import Setting
 from fedtangent.engine.history import History
 from fedtangent.engine.progress import progress_of
-from fedtangent.engine.run import predict, simulate
+from fedtangent.engine.run import predict, resolve_mapping, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.types import Algorithm, Cohort, Model
@@ -86,6 +86,7 @@ def trained(
     """Run ``algorithm``, called ``method``, as ``setting`` says, once for each of its draws."""
     data, x = setting.federated(), jnp.asarray(np.concatenate([setting.x_train, setting.x_test]))
     split = len(setting.x_train)
+    mapping = resolve_mapping(algorithm, data, setting.num_rounds, mapping).mapping  # once: all draws run one program
 
     def outputs(state: Any) -> dict[str, np.ndarray]:
         prediction = predict(algorithm, state, x)

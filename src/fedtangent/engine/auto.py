@@ -13,6 +13,7 @@ import numpy as np
 from fedtangent.data.calibration import cached
 from fedtangent.engine import memory
 from fedtangent.engine.clients import Mapping, default_mapping, engine_for, parse
+from fedtangent.engine.loop import state_shapes
 from fedtangent.types import Algorithm, FederatedData, PyTree
 
 # A run that the default mapping finishes sooner is not worth measuring others for: each has to be compiled.
@@ -76,7 +77,7 @@ def choose(
     if len(fitting) == 1 or num_rounds < WORTH_ROUNDS or jax.process_count() > 1:
         return fitting[0], {}
 
-    state = jax.eval_shape(lambda: algorithm.init(0, data.num_clients))
+    state = state_shapes(algorithm, data.num_clients)
     sizes = np.quantile(np.diff(np.asarray(data.offsets)), [0.0, 0.25, 0.5, 0.75, 1.0])  # how even the chunks are
     question = {"round": fingerprint(algorithm, data, state), "sizes": [int(size) for size in sizes]}
 

@@ -44,7 +44,18 @@ def _step(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedDa
 
 def info_shapes(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> PyTree:
     """Shapes of the infos of one round."""
-    return jax.eval_shape(lambda s, d: _step(algorithm, engine, s, d)[1], state, data)
+    return jax.eval_shape(_step, algorithm, engine, state, data)[1]
+
+
+@partial(jax.jit, static_argnames=("algorithm", "num_clients"))
+def _initial(algorithm: Algorithm, num_clients: int) -> PyTree:
+    """The first state of the seed 0; jitted so that its shapes are traced once."""
+    return algorithm.init(0, num_clients)
+
+
+def state_shapes(algorithm: Algorithm, num_clients: int) -> PyTree:
+    """Shapes of the state."""
+    return jax.eval_shape(_initial, algorithm, num_clients)
 
 
 @partial(jax.jit, static_argnames=("algorithm", "engine", "length"), donate_argnames=("state",))

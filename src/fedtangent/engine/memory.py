@@ -19,6 +19,7 @@ from jax.extend import core
 
 from fedtangent import pytrees
 from fedtangent.engine.clients import Mapping, scan_clients, side_by_side
+from fedtangent.engine.loop import state_shapes
 from fedtangent.types import Aggregate, Algorithm, Engine, FederatedData, PyTree, Slots
 
 # The device's own program, buffers in flight and fragmentation: the rest of its memory may be planned with.
@@ -152,7 +153,7 @@ def _look(algorithm: Algorithm, data: PyTree, state: PyTree, max_client_size: in
 @functools.lru_cache(maxsize=64)
 def _plan(algorithm: Algorithm, shapes: tuple[Any, ...], max_client_size: int, num_clients: int) -> tuple[Any, ...]:
     data: Any = FederatedData(*(cast(Any, jax.ShapeDtypeStruct(shape, dtype)) for shape, dtype in shapes))
-    state = jax.eval_shape(lambda: algorithm.init(0, num_clients))
+    state = state_shapes(algorithm, num_clients)
     seen, infos = _look(algorithm, data, state, max_client_size)
     return seen, pytrees.num_bytes(state), pytrees.num_bytes(infos)
 

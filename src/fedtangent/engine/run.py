@@ -15,7 +15,16 @@ from fedtangent.engine.checkpoints import Checkpoints, store
 from fedtangent.engine.checkpoints.options import identity
 from fedtangent.engine.clients import Mapping, default_mapping, engine_for, parse
 from fedtangent.engine.history import Evaluation, Run, check_options, check_rounds
-from fedtangent.engine.loop import Evaluate, RunSetup, chunk_length, go, info_shapes, run_chunk, start
+from fedtangent.engine.loop import (
+    Evaluate,
+    RunSetup,
+    chunk_length,
+    go,
+    info_shapes,
+    run_chunk,
+    start,
+    state_shapes,
+)
 from fedtangent.engine.processes import replicate, stop_signals
 from fedtangent.engine.progress import headline, progress_of
 from fedtangent.types import Algorithm, Array, FederatedData, Key, Prediction, PyTree
@@ -54,7 +63,7 @@ def resolve_mapping(
     largest = max_client_size(data)
     before = store.mapping_of(store.open_store(checkpoint)) if mapping == "auto" and checkpoint is not None else mapping
     chosen, seconds = parse(before) if before and before != "auto" else None, dict[str, float]()
-    state = jax.eval_shape(lambda: algorithm.init(0, data.num_clients))
+    state = state_shapes(algorithm, data.num_clients)
     engine = engine_for(data, default_mapping() if chosen is None else chosen)
     length = chunk_length(info_shapes(algorithm, engine, state, data))
     if chosen is None and not measure:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.engine.history import at_start, charge, first_rounds, stacked
-from fedtangent.engine.loop import chunk_length, info_shapes, run_chunk
+from fedtangent.engine.loop import chunk_length, info_shapes, run_chunk, state_shapes
 from fedtangent.types import Algorithm, Array, Cost, Engine, FederatedData, Key, PyTree
 
 Build = Callable[..., Algorithm]  # of the numbers that are tried, by name; they may be traced
@@ -56,7 +56,7 @@ def trial_program(
         evaluate: ``(algorithm, state, sets) -> {name: array}``, traced.
     """
     first, num_clients = build(**numbers), data.num_clients
-    shapes = info_shapes(first, engine, jax.eval_shape(lambda: first.init(0, num_clients)), data)
+    shapes = info_shapes(first, engine, state_shapes(first, num_clients), data)
     length = min(chunk_length(shapes), every)
 
     @jax.jit
