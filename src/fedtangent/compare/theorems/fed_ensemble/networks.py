@@ -34,7 +34,7 @@ CLIENTS = (slice(0, 1), slice(1, 3), slice(3, 6))  # of 1, 2 and 3 examples
 
 def checks(scale: str, seed: int) -> list[Verdict]:
     """The decay of trained networks, and the constants of the theorem over widths."""
-    return [_decay(scale, seed), *constants(scale, seed, of_scale(scale, 96, 200))]
+    return [_decay(scale, seed), *constants(scale, seed, 200)]
 
 
 def _decay(scale: str, seed: int) -> Verdict:
