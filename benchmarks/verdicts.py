@@ -16,6 +16,8 @@ import collections
 import dataclasses
 import functools
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -33,9 +35,10 @@ from fedtangent.data import partition
 from fedtangent.federated import schedule
 from fedtangent.models import mlp
 from fedtangent.output.tables import console, text_table
-from fedtangent.types import Cohort, Model
+from fedtangent.types import Array, Cohort, Key, Model, PyTree, Schedule
 
 EXAMPLES, POINTS, CLIENTS, INPUTS, NUM_MODELS = 20, 20, 5, 3, 5
+AT_ONCE = 100  # draws of the K models that are trained as models of one run
 
 
 @functools.cache
@@ -45,7 +48,7 @@ def model(width: int) -> Model:
 
 
 def problem(draws: int) -> Setting:
-    """Twenty examples on the sphere, on five unequal clients; networks of 128 to 1024 units."""
+    """Twenty examples on the sphere, on five unequal clients; networks of 64 to 1024 units."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(EXAMPLES + POINTS, INPUTS))
     x *= np.sqrt(INPUTS) / np.linalg.norm(x, axis=1, keepdims=True)
@@ -60,7 +63,7 @@ def problem(draws: int) -> Setting:
         partition=partition.quantity_skew(EXAMPLES, CLIENTS, 2.0, 0, min_client_size=2),
         schedule=schedule.per_client_permutations(CLIENTS, NUM_MODELS),
         model=model,
-        widths=(128, 256, 512, 1024),
+        widths=(64, 256, 1024),
         local_steps=5,
         num_rounds=10,
         evaluate_every=5,
@@ -69,7 +72,39 @@ def problem(draws: int) -> Setting:
     )
 
 
-def drawn(every: Simulated, seed: int, draws: int) -> Simulated:
+def of_all_draws(setting: Setting, run: Callable[[Setting], Simulated]) -> Simulated:
+    """``run`` of ``setting``, whose draws are models of a few runs: hundreds are then trained as soon as one."""
+    groups = min(AT_ONCE, setting.draws)
+    together = dataclasses.replace(
+        setting, schedule=repeated(setting.schedule, groups), draws=-(-setting.draws // groups)
+    )
+    seen = run(together)
+
+    def apart(outputs: np.ndarray) -> np.ndarray:
+        r, models, runs, *rest = outputs.shape  # models of one draw are neighbours
+        each = outputs.reshape(r, groups, models // groups, runs, *rest).transpose(0, 2, 3, 1, 4, 5)
+        return each.reshape(r, models // groups, runs * groups, *rest)[:, :, : setting.draws]
+
+    info = {}
+    if "time" in seen.info:  # [runs, 1, models]
+        info["time"] = seen.info["time"].reshape(-1, 1, NUM_MODELS)[: setting.draws]
+    return seen._replace(train=apart(seen.train), test=apart(seen.test), info=info)
+
+
+def repeated(schedule: Schedule, groups: int) -> Schedule:
+    """Every one of ``groups`` groups of K models is trained as ``schedule`` has its K trained."""
+
+    def sample(key: Key, state: PyTree, round_: Array) -> tuple[Cohort, PyTree]:
+        cohort, after = schedule.sample(key, state, round_)
+        each = jax.tree.map(lambda leaf: jnp.tile(leaf, groups), cohort)
+        group = jnp.repeat(jnp.arange(groups, dtype=jnp.int32), schedule.num_slots)
+        return each._replace(model=each.model + schedule.num_models * group), after
+
+    slots = groups * schedule.num_slots
+    return Schedule(groups * schedule.num_models, schedule.num_clients, slots, schedule.init, sample)
+
+
+def of_seed(every: Simulated, seed: int, draws: int) -> Simulated:
     """The networks of one seed."""
     mine = slice(seed * draws, (seed + 1) * draws)
     info = {name: values[mine] for name, values in every.info.items()}
@@ -92,11 +127,16 @@ def theories(right: Predicted) -> dict[str, Predicted]:
     }
 
 
+def evolved(setting: Setting, width: int) -> Simulated:
+    """Every draw of ``setting`` moved by NTK-FL."""
+    return ntk_fl(setting, width, "averaged", setting.draws, progress=True)
+
+
 def main() -> None:
     """Run all seeds, print the table and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--draws", type=int, default=32, help="of the K models, at every width (default: %(default)s)")
+    parser.add_argument("--draws", type=int, default=48, help="of the K models, at every width (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("results/bench"))
     arguments = parser.parse_args()
     fedtangent.enable_x64()
@@ -104,14 +144,13 @@ def main() -> None:
     with jax.default_matmul_precision("highest"):
         setting = problem(arguments.seeds * arguments.draws)
         right = predict(setting, cohorts(setting))
-        every = [fed_ensemble(setting, width, progress=True) for width in setting.widths]
-        moved = [ntk_fl(setting, width, "averaged", setting.draws, progress=True) for width in setting.widths]
+        every = [of_all_draws(setting, partial(fed_ensemble, width=w, progress=True)) for w in setting.widths]
+        moved = [of_all_draws(setting, partial(evolved, width=w)) for w in setting.widths]
         for name, theory in theories(right).items():
             wrong = wrong_flows(theory)
             for seed in tqdm(range(arguments.seeds), name):
-                seen, evolved = (tuple(drawn(s, seed, arguments.draws) for s in all_of) for all_of in (every, moved))
-                of_seed = dataclasses.replace(theory, setting=dataclasses.replace(setting, seed=seed))
-                verdicts = sampled_verdicts(of_seed, seen, evolved, wrong) + (law_verdicts(theory) if seed == 0 else [])
+                seen, went = (tuple(of_seed(s, seed, arguments.draws) for s in all_of) for all_of in (every, moved))
+                verdicts = sampled_verdicts(theory, seen, went, wrong) + (law_verdicts(theory) if seed == 0 else [])
                 for verdict in verdicts:
                     counts = said[name, verdict.statement.split(", t = ")[0]]
                     counts[f"holds {verdict.holds}"] += 1

@@ -24,7 +24,7 @@ NUM_MODELS = 5  # the papers' default K
 SCALES = ("smoke", "default", "paper")
 IMAGES = {
     "smoke": Scale((64, 256, 1024), 14, 24),
-    "default": Scale((64, 256, 1024, 2048), 14, 100),
+    "default": Scale((64, 256, 1024), 14, 100),
     "paper": Scale((64, 256, 1024, 4096), 20, 400),
 }
 DataDir = str | os.PathLike[str] | None
@@ -89,7 +89,7 @@ def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """A network on the sine data with a gap in the middle (FE-2024, section V-B)."""
     sizes = {
         "smoke": Scale((64, 256, 1024), 48, 6),
-        "default": Scale((64, 256, 1024, 2048), 48, 20),
+        "default": Scale((64, 256, 1024), 48, 20),
         "paper": Scale((64, 256, 1024, 4096, 8192), 100, 60),
     }
 
