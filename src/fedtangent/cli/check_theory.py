@@ -7,6 +7,8 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
+
 from fedtangent.checks import choice, whole
 from fedtangent.compare.theorems import SCALES, TheoremEntry, wanted
 from fedtangent.compare.verdicts import Verdict, as_rows, summary
@@ -55,6 +57,7 @@ def run_job(job: TheoryJob) -> int:
         begun = time.perf_counter()
         done[name] = _run(entry, options)
         seconds[name] = time.perf_counter() - begun
+        jax.clear_caches()  # the next check's programs are others, and a hundred of them fill the memory
         right = sum(v.passed is True for v in done[name])
         say(f"{name}: {right} of {len(done[name])} as they must be, {seconds[name]:.0f} s")
         rows = [{"check": name, **row} for name, verdicts in done.items() for row in as_rows(verdicts)]
