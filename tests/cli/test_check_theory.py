@@ -42,10 +42,7 @@ def test_everything_right_ends_with_0_and_the_table_is_last(run: Callable, folde
     ended = run("check-theory", "--seed", 7, "--output", "out")
     assert ended.code == 0, ended
     lines = [line for line in ended.out.splitlines() if line.strip()]
-    assert (
-        lines[-1]
-        == f"Simulation and theory agree in all {len(NAMES)} comparisons, and every wrong theory fails its own"
-    )
+    assert lines[-1] == f"Simulation and theory agree in all {len(NAMES)} comparisons, and every wrong theory fails"
     header = next(line for line in lines if "what is compared" in line)
     for column in ("of", "sizes", "measured", "expected", "verdict", "negative control"):
         assert column in header

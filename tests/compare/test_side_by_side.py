@@ -194,6 +194,14 @@ def test_float64_is_asked_for(linear_setting: Setting) -> None:
         jax.config.update("jax_enable_x64", True)
 
 
+@pytest.mark.parametrize(("changed", "says"), [({"draws": 1}, "draws: got 1"), ({"widths": (8, 16)}, "at least 3")])
+def test_what_could_tell_nothing_is_refused_before_anything_runs(
+    network_result: SideBySide, changed: dict, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        run(dataclasses.replace(network_result.setting, **changed), say=pytest.fail)
+
+
 def test_unknown_names_are_refused_with_the_allowed_ones() -> None:
     with pytest.raises(ValueError, match=r"case: got 'nope', allowed are digits, fashion_mnist, sine"):
         build("nope")

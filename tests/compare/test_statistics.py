@@ -131,15 +131,24 @@ def test_a_norm_is_in_its_interval_as_often_as_it_says(size: float, axis: int, m
 
 @pytest.mark.parametrize(
     ("value", "radius", "answer"),
-    [(0.5, 0.4, True), (0.5, 0.6, None), (1.5, 0.4, False), (1.5, 0.6, None), (float("nan"), 0.1, None)],
+    [(0.5, 0.4, True), (0.5, 0.6, None), (1.5, 0.4, False), (1.5, 0.6, None), (float("nan"), 0.1, False)],
 )
 def test_an_interval_is_inside_outside_or_undecided(value: float, radius: float, answer: bool | None) -> None:
-    assert st.Interval.about(value, radius).within(0.0, 1.0) is answer
+    found = st.Interval.about(value, radius)
+    assert found.within(0.0, 1.0) is answer
+    assert found.outside(0.0, 1.0) is (None if answer is None or np.isnan(value) else not answer)
 
 
-def test_the_worst_reaches_farthest() -> None:
+def test_the_worst_is_outside_or_else_reaches_farthest() -> None:
     near, wide = st.Interval.about(1.2, 0.1), st.Interval.about(0.9, 0.3)
-    assert st.worst([near, wide], 1.0) == wide
+    assert st.worst([near, wide], 1.0, 0.5) == wide
+    assert st.worst([near, wide], 1.0, 0.05) == near
+
+
+def test_networks_that_diverged_are_no_mean() -> None:
+    pair = st.Pair(8, np.full((2, 3, 4, 1), np.nan), np.zeros((2, 3, 4, 1)))
+    assert st.mean_error([pair], 1.0).within(-1, 1) is False
+    assert st.variance_ratio([pair], np.ones(2), np.ones(2)).within(-1, 1) is False
 
 
 def test_mean_difference_in_errors_is_the_mean_of_a_half_normal(law) -> None:

@@ -50,6 +50,11 @@ def test_without_power_a_verdict_is_undecided_and_not_right() -> None:
     assert (noisy.holds, noisy.passed) == (None, None)
 
 
+def test_one_round_outside_is_not_hidden_by_a_noisier_one() -> None:
+    found = vd.judged("s", "zero", 0.0, 0.1, [Interval.about(0.2, 0.05), Interval.about(0.1, 0.3)], [rival(0.9)])
+    assert (found.holds, found.measured) == (False, "0.200 (0.150 to 0.250)")
+
+
 def test_a_wrong_theory_disagrees_and_a_rival_that_is_right_is_no_control() -> None:
     assert vd.judged("s", "zero", 0.0, 0.1, estimates(0.3), [rival(0.5)]).passed is False
     same = vd.Rival("said to be far", 0.5, lambda: Interval.about(0.0, 0.01))
@@ -144,7 +149,10 @@ def test_all_verdicts_in_one_line_and_as_rows() -> None:
     assert "Inconclusive: 1 of 2 negative controls pass too" in vd.summary([right, unclear])
     assert "DISAGREE in 1 of 3" in vd.summary([right, wrong, unclear])
     assert [row["passed"] for row in vd.as_rows([right, wrong, unclear])] == [True, False, False]
+    assert "DISAGREE in 1 of 2 comparisons; 1 of 2 negative controls pass too" in vd.summary([wrong, unclear])
     open_ = right._replace(control_fails=None)
-    assert "agree in all 1 comparisons, and every wrong theory fails its own; 1 undecided" in vd.summary([right, open_])
+    assert "agree in all 1 comparisons, and every wrong theory fails; 1 undecided" in vd.summary([right, open_])
+    assert vd.summary([open_]) == "1 undecided, for too few draws"
+    assert "Inconclusive: 1 of 2 negative controls pass too; 1 undecided" in vd.summary([unclear, open_])
     assert open_.passed is None and right._replace(holds=None, control_fails=False).passed is False
     assert vd.as_rows([right])[0] == {**right._asdict(), "passed": True}

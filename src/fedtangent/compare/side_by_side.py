@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fedtangent.checks import whole
 from fedtangent.compare import judged
 from fedtangent.compare.predicted import Predicted, networks, predict
 from fedtangent.compare.settings import Setting
@@ -62,9 +63,13 @@ def _rms(residual: np.ndarray) -> np.ndarray:
 def run(setting: Setting, progress: bool = False, say: Report = lambda line: None) -> SideBySide:
     """Simulate and predict ``setting`` and compare: rows, verdicts, and what figures need.
 
-    Raises ``ValueError`` when 64-bit mode is off: comparisons run in float64 (``fedtangent.enable_x64()``).
+    Raises ``ValueError`` when 64-bit mode is off: comparisons run in float64 (``fedtangent.enable_x64()``); and for
+    fewer than two draws, or three widths of a network, of which nothing could be told.
     """
     require_float64()
+    whole("draws", setting.draws, 2)
+    if not setting.is_linear and len(set(setting.widths)) < 3:
+        raise ValueError(f"widths: got {setting.widths}, must be at least 3 of a network, for a slope")
     start = time.perf_counter()
     with jax.default_matmul_precision("highest"):
         say(f"{setting.name}: federated flow and limit")

@@ -58,7 +58,12 @@ class Interval(NamedTuple):
         return self.high - self.low
 
     def within(self, low: float, high: float) -> bool | None:
-        """Whether the truth is in [low, high]: yes, no, or None where the interval is partly in, or not a number."""
+        """Whether the truth is in [low, high]: yes, no, or None where the interval is partly in.
+
+        What is not a number, as after divergence, is not in it.
+        """
+        if np.isnan([self.value, self.low, self.high]).any():
+            return False
         if low <= self.low and self.high <= high:
             return True
         if self.high < low or self.low > high:
@@ -66,9 +71,12 @@ class Interval(NamedTuple):
         return None
 
     def outside(self, low: float, high: float) -> bool | None:
-        """The opposite of ``within``, undecided where that is: what a wrong theory must be."""
+        """The opposite of ``within``, undecided where that is: what a wrong theory must be.
+
+        What is not a number proves nothing: undecided too.
+        """
         inside = self.within(low, high)
-        return None if inside is None else not inside
+        return None if inside is None or np.isnan(self.value) else not inside
 
     def __str__(self) -> str:
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
@@ -110,6 +118,8 @@ def mean_error(pairs: Sequence[Pair], scale: float, away: np.ndarray | float = 0
         mean = mean + c * centre
         rows.append((d - centre) * (c / np.sqrt(len(d) * (len(d) - 1))))
     noise = np.concatenate(rows) / scale
+    if not np.isfinite(noise).all():  # networks have diverged
+        return Interval.about(float("nan"), 0.0)
     square, variances = float(mean @ mean) / scale**2, np.maximum(np.linalg.eigvalsh(noise @ noise.T), 0)
     # Few networks: their scatter may be underestimated, which widens the interval but does not move it.
     wider = (student.ppf(1 - LEVEL / 2, len(noise) - len(flat)) / norm.ppf(1 - LEVEL / 2)) ** 2
@@ -186,9 +196,13 @@ def combined(widths: Sequence[int], values: Sequence[np.ndarray], by_width: bool
     return Interval.about(float(value), float(quantile * error))
 
 
-def worst(estimates: Sequence[Interval], target: float) -> Interval:
-    """The one whose interval reaches farthest from ``target``."""
-    return max(estimates, key=lambda e: max(e.high - target, target - e.low))
+def worst(estimates: Sequence[Interval], target: float, margin: float) -> Interval:
+    """The one that decides whether all are within ``margin`` of ``target``.
+
+    One that is outside, if any is; else the one that reaches farthest.
+    """
+    outside = [e for e in estimates if e.within(target - margin, target + margin) is False]
+    return max(outside or estimates, key=lambda e: max(e.high - target, target - e.low))
 
 
 def mean_difference_in_errors(samples: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> float:

@@ -77,12 +77,16 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     failed = sum(v.holds is False for v in verdicts)
     passing = sum(v.control_fails is False for v in verdicts)
     undecided = sum(v.passed is None for v in verdicts)
+    said = [f"{passing} of {len(verdicts)} negative controls pass too"] if passing else []
+    said += [f"{undecided} undecided, for too few draws"] if undecided else []
     if failed:
-        return f"Simulation and theory DISAGREE in {failed} of {len(verdicts)} comparisons"
-    if passing:
-        return f"Inconclusive: {passing} of {len(verdicts)} negative controls pass too"
-    agree = f"Simulation and theory agree in all {len(verdicts) - undecided} comparisons, and every wrong theory fails"
-    return f"{agree} its own" + (f"; {undecided} undecided, for too few draws" if undecided else "")
+        said = [f"Simulation and theory DISAGREE in {failed} of {len(verdicts)} comparisons", *said]
+    elif passing:
+        said[0] = f"Inconclusive: {said[0]}"
+    elif undecided < len(verdicts):
+        decided = len(verdicts) - undecided
+        said = [f"Simulation and theory agree in all {decided} comparisons, and every wrong theory fails", *said]
+    return "; ".join(said)
 
 
 class Rival(NamedTuple):
@@ -98,12 +102,14 @@ def judged(
 ) -> Verdict:
     """Whether all estimates are within ``margin`` of ``target``, beside the nearest rival far enough to be noticed.
 
+    One that is outside is enough to disagree; the one that decides is shown.
     One is far enough if its distance is more than the margin and the longer of both intervals, of right and wrong: its
     own interval then lies beyond the margin. Where none is, the verdict is undecided.
     """
     least = margin + max(e.length for e in found)
-    allowed, farthest = f"<= {margin:g}" if target == 0 else f"{target:g} +- {margin:g}", worst(found, target)
-    right = str(farthest), allowed, farthest.within(target - margin, target + margin)
+    allowed = f"<= {margin:g}" if target == 0 else f"{target:g} +- {margin:g}"
+    shown = worst(found, target, margin)
+    right = str(shown), allowed, shown.within(target - margin, target + margin)
     wrong: tuple[str, str, bool | None] = f"none of {len(rivals)} wrong theories is far enough", "-", None
     for rival in sorted(rivals, key=lambda rival: rival.distance):
         if rival.distance < least:
