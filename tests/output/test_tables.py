@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fedtangent.compare.table import MethodRow
 from fedtangent.compare.verdicts import Verdict
-from fedtangent.output.tables import comparison_table, console, number, text_table, verdict_table
+from fedtangent.output.tables import comparison_table, console, number, show_verdicts, text_table
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,15 @@ def test_digits_of_a_number() -> None:
     assert number(3, 1) == "3"
 
 
-def table_of(verdicts: list[Verdict]) -> str:
-    return shown(verdict_table(verdicts, "agree?"))
-
-
-def shown(table: object) -> str:
+def table_of(verdicts: list[Verdict], width: int = 250) -> str:
     screen = io.StringIO()
-    Console(file=screen, width=250).print(table)
+    show_verdicts(Console(file=screen, width=width), verdicts, "agree?")
+    return screen.getvalue().partition("measured, expected: in")[0]
+
+
+def shown(table: object, width: int = 250) -> str:
+    screen = io.StringIO()
+    Console(file=screen, width=width).print(table)
     return screen.getvalue()
 
 
@@ -52,27 +54,9 @@ def verdict(comparison: str, holds: bool = True, fails: bool = True, measured: s
     return Verdict("sine", comparison, measured, "1 +- 3 x 0.1", holds, "untrained", "9.0", fails)
 
 
-def test_rounds_are_folded_into_one_line_that_shows_the_last() -> None:
-    text = table_of([verdict(f"mean = flow, round {r}", measured=f"measured {r}") for r in (5, 10, 15)])
-    assert text.count("mean = flow") == 1
-    assert "mean = flow, round 15 (all 3 rounds)" in text
-    assert "measured 15" in text
-    assert "measured 5" not in text
-    assert "holds" in text
-    assert "FAILS" not in text
-
-
-def test_a_failing_round_is_the_one_that_is_shown() -> None:
-    rows = [verdict(f"mean = flow, round {r}", holds=r != 10, measured=f"measured {r}") for r in (5, 10, 15)]
-    text = table_of(rows)
-    assert "measured 10" in text
-    assert "FAILS" in text
-
-
 def test_a_control_that_passes_is_shown() -> None:
     text = table_of([verdict("mean = flow, round 5", fails=False), verdict("mean = flow, round 10")])
-    assert "PASSES" in text
-    assert "fails, as it must" not in text
+    assert "PASSES" in text and "fails, as it must" in text
 
 
 def test_what_is_undecided_and_what_is_noticed_are_shown() -> None:
@@ -82,12 +66,11 @@ def test_what_is_undecided_and_what_is_noticed_are_shown() -> None:
     assert "notices" not in table_of([verdict("mean = flow")])
 
 
-def test_settings_and_comparisons_are_not_folded_into_each_other() -> None:
-    rows = [verdict("mean = flow, round 5"), verdict("variance = flow, round 5"), verdict("mean = flow, round 5")]
-    rows[2] = rows[2]._replace(subject="digits")
-    text = table_of(rows)
-    assert text.count("round 5") == 3
-    assert "all" not in text
+def test_a_narrow_screen_has_a_paragraph_for_each_verdict() -> None:
+    rows = [verdict("mean = flow")._replace(sizes="n = 4", notices="0.02"), verdict("variance = flow")]
+    text = table_of(rows, width=80)
+    assert text.count("sine") == 1 and "n = 4" in text and "control: untrained: 9.0, fails, as it must; notices" in text
+    assert "measured 1.0, expected 1 +- 3 x 0.1: holds" in text and max(map(len, text.splitlines())) <= 80
 
 
 def row(**changes: object) -> MethodRow:
@@ -96,13 +79,15 @@ def row(**changes: object) -> MethodRow:
 
 
 def test_the_table_has_a_line_for_each_method_and_leaves_accuracy_out_of_a_regression() -> None:
-    text = shown(comparison_table([row(), row(method="GP limit (Theorem 2)", flow_error=None, rounds=None)]))
+    text = shown(comparison_table([row(), row(method="GP limit (Theorem 2)", flow_error=None, rounds=None)], 250))
     assert "accuracy" in text
     assert "0.910" in text
     assert "GP limit (Theorem 2)" in text
     assert " - " in text
-    regression = shown(comparison_table([row(accuracy=None)]))
+    regression = shown(comparison_table([row(accuracy=None)], 250))
     assert "accuracy" not in regression
+    narrow = shown(comparison_table([row()], 80), 80)
+    assert narrow.count("Fed-ensemble, width 64") == 2 and all(n in narrow for n in ("0.910", "0.95", "3.5", "1.25"))
 
 
 def test_columns_of_words_stand_to_the_left() -> None:

@@ -13,7 +13,7 @@ from fedtangent.checks import choice, whole
 from fedtangent.compare.theorems import SCALES, TheoremEntry, wanted
 from fedtangent.compare.verdicts import Verdict, as_rows, summary
 from fedtangent.output.files import output_folder, write_config, write_result
-from fedtangent.output.tables import VERDICT_LEGEND, clock, console, verdict_table
+from fedtangent.output.tables import clock, console, show_verdicts
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,9 @@ def run_job(job: TheoryJob) -> int:
         write_result(folder, rows, passed=passed, seconds=seconds)
     screen.print()
     every = [v for verdicts in done.values() for v in verdicts]
-    screen.print(VERDICT_LEGEND, style="dim")
     screen.print(f"{time.perf_counter() - start:.0f} s; numbers in {folder / 'result.json'}", highlight=False)
     screen.print()
-    screen.print(verdict_table(every, "Theory against simulation"))
+    show_verdicts(screen, every, "Theory against simulation")
     screen.print(f"[bold]{summary(every)}[/bold]", highlight=False)
     return 0 if passed else 1
 

@@ -18,11 +18,10 @@ from fedtangent.output.files import Metric, output_folder, write_config, write_m
 from fedtangent.output.tables import (
     COMPARISON_LEGEND,
     LEGEND,
-    VERDICT_LEGEND,
     clock,
     comparison_table,
     console,
-    verdict_table,
+    show_verdicts,
 )
 
 
@@ -82,13 +81,12 @@ def run_job(job: CompareJob) -> int:
 def _show(screen: Console, results: list[SideBySide], verdicts: list[Verdict]) -> None:
     screen.print()
     for result in results:
-        screen.print(comparison_table(result.rows))
+        screen.print(comparison_table(result.rows, screen.width))
         screen.print("\n".join(_notes(result)), style="dim")
         screen.print()
     screen.print(LEGEND, style="dim")
     screen.print()
-    screen.print(verdict_table(verdicts, "Do simulation and theory agree?"))
-    screen.print(f"{VERDICT_LEGEND}\n{COMPARISON_LEGEND}", style="dim")
+    show_verdicts(screen, verdicts, "Do simulation and theory agree?", COMPARISON_LEGEND)
     screen.print()
 
 

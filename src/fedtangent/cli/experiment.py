@@ -16,7 +16,7 @@ from fedtangent.checks import whole
 from fedtangent.engine.sweeps import parse_seeds
 from fedtangent.experiments.lab.runner import Experiment, Request, Study, perform, prepare_study
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
-from fedtangent.output.tables import clock, console, text_table, verdict_table
+from fedtangent.output.tables import clock, console, show_verdicts, text_table
 
 NUM_SEEDS = 5
 
@@ -95,7 +95,7 @@ def run_job(job: ExperimentJob) -> int:
         screen.print(sheet.title, style="bold", highlight=False, markup=False)  # a table's own folds to its width
         screen.print(text_table(None, sheet.columns, sheet.rows))
     if found.verdicts:
-        screen.print(verdict_table(found.verdicts, "simulation beside theory"))
+        show_verdicts(screen, found.verdicts, "simulation beside theory")
     for line in found.remarks:
         screen.print(line, style="dim", highlight=False)
     screen.print(

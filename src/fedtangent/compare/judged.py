@@ -192,19 +192,21 @@ def _evolution(theory: Predicted, moved: tuple[Simulated, ...]) -> list[Verdict]
     when = f"t = {times.min()}..{times.max()}" if times.min() < times.max() else f"t = {times.max()}"
     right = _evolved(theory, moved)
     if theory.setting.is_linear:
-        misses = {f"{s:g} of the time": _largest(_evolved(theory, moved, s)) / right.scale for s in SHARES}
+        misses = {_slower(s): _largest(_evolved(theory, moved, s)) / right.scale for s in SHARES}
         found = _largest(right) / right.scale
         return [exact_verdict(name, f"{method}: each network, {when}", found, misses, exact.EXACT)]
     target, own = theory.setting.y_train, _responses(theory, moved[-1])
-    means = {
-        f"{s:g} of the time": [((_responses(theory, moved[-1], s) - own) @ target).mean(axis=(0, 1))] for s in SHARES
-    }
+    means = {_slower(s): [((_responses(theory, moved[-1], s) - own) @ target).mean(axis=(0, 1))] for s in SHARES}
     prior = np.full(len(right.law), np.trace(np.asarray(theory.blocks.nngp_test)))
     laws = {"covariance x 1.5": 1.5 * right.law, "prior covariance": prior}
     return [
         mean_verdict(name, f"{method}: mean, {when}", [right], means),
         variance_verdict(name, f"{method}: variance", [right], laws),
     ]
+
+
+def _slower(share: float) -> str:
+    return f"{share:g} of the time" if share else "untrained network"
 
 
 def _largest(followed: AtRound) -> float:

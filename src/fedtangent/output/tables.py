@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from fedtangent.compare.table import MethodRow
 from fedtangent.compare.verdicts import Verdict
+
+NARROW = 120  # columns of a screen below which a verdict's cells would be of a few letters
 
 
 def number(value: float | int | None, digits: int = 3) -> str:
@@ -56,11 +59,14 @@ def text_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequenc
     return table
 
 
-def comparison_table(rows: Sequence[MethodRow]) -> Table:
-    """One setting's methods side by side."""
+def comparison_table(rows: Sequence[MethodRow], width: int) -> Group:
+    """One setting's methods side by side; in two halves where the screen is narrow."""
     columns = {n: f for n, f in _COLUMNS.items() if n != "accuracy" or any(r.accuracy is not None for r in rows)}
-    cells = ((r.method, *(cell(r) for cell in columns.values())) for r in rows)
-    return text_table(rows[0].setting, ("method", *columns), cells)
+    names = list(columns)
+    parts = [names] if width >= NARROW else [names[: len(names) // 2], names[len(names) // 2 :]]
+    cells = ([(r.method, *(columns[name](r) for name in part)) for r in rows] for part in parts)
+    titles = (rows[0].setting, None)
+    return Group(*(text_table(t, ("method", *part), c) for t, part, c in zip(titles, parts, cells, strict=False)))
 
 
 LEGEND = (
@@ -73,15 +79,15 @@ LEGEND = (
 )
 VERDICT_LEGEND = (
     "measured, expected: in simulation, and by the theory with its tolerance. Each negative control is a wrong theory, "
-    "put through the same check, which it has to fail."
+    "put through the same check, which it has to fail.\n"
+    "notices: the smallest error of a theory that is noticed, in the units of what is measured, as a share of the "
+    "control's mistake, or as a factor of the bound. undecided: too few draws to tell, which counts neither way."
 )
 COMPARISON_LEGEND = (
     "mean: distance of the networks' mean from the predicted one, over how far training has moved the function. "
     "variance: theirs over the predicted one. Both are extrapolated to infinite width; their intervals miss 1 in "
-    "10,000.\n"
-    "notices: how wrong a theory must be to be told from the right one for sure; the control is the nearest such of "
-    'several. undecided: too few draws to tell. "nearest of": of several small mistakes the one that comes nearest.\n'
-    "linearised network, law: models for which the flow is exact, trained by the same code, so that these show."
+    "10,000. The control is the nearest of several wrong theories that is far enough to be noticed.\n"
+    "linearised network, law: models for which the flow is exact, trained by the same code; small mistakes show."
 )
 
 
@@ -93,37 +99,44 @@ FAILS = {
 }
 
 
-def verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
-    """One line for each verdict. Those that differ in their round alone share it: the last, or the first that fails."""
-    groups: dict[tuple[str, str, str], list[Verdict]] = {}
-    for v in verdicts:
-        groups.setdefault((v.subject, re.sub(r", round [0-9]+$", "", v.statement), v.sizes), []).append(v)
+def show_verdicts(screen: Console, verdicts: Sequence[Verdict], title: str, *legends: str) -> None:
+    """Print every verdict, one line of a table each, or a paragraph where the screen is narrow, and what words mean."""
+    screen.print(_verdict_table(verdicts, title) if screen.width >= NARROW else _paragraphs(verdicts, title))
+    screen.print("\n".join([VERDICT_LEGEND, *legends]), style="dim", highlight=False)
+
+
+def _verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
     table, before = _titled(title), None
     sized, noticed = any(v.sizes for v in verdicts), any(v.notices for v in verdicts)
-    more = ["notices"] * noticed
-    for name in (
-        "of",
-        "what is compared",
-        *["sizes"] * sized,
-        "measured",
-        "expected",
-        "verdict",
-        *more,
-        "negative control",
-    ):
+    given = ("of", "what is compared", *["sizes"] * sized, "measured", "expected", "verdict", *["notices"] * noticed)
+    for name in (*given, "negative control"):
         table.add_column(name, overflow="fold")
-    for same in groups.values():
-        v = next((v for v in same if v.passed is False), next((v for v in same if not v.passed), same[-1]))
-        statement = v.statement if len(same) == 1 else f"{v.statement} (all {len(same)} rounds)"
+    for v in verdicts:
         table.add_row(
-            *map(Text, (v.subject if v.subject != before else "", statement, *[v.sizes] * sized)),
+            *map(Text, (v.subject if v.subject != before else "", v.statement, *[v.sizes] * sized)),
             *map(Text, (v.measured, v.expected)),
             Text(*HOLDS[v.holds]),
             *map(Text, [v.notices] * noticed),
-            Text(f"{v.control}: {v.control_measured}, ").append(Text(*FAILS[v.control_fails])),
+            _control(v),
         )
         before = v.subject
     return table
+
+
+def _paragraphs(verdicts: Sequence[Verdict], title: str) -> Group:
+    lines, before = list[RenderableType]([Text(title, "bold")]), None
+    for v in verdicts:
+        lines += [Text(f"\n{v.subject}", "bold")] if v.subject != before else []
+        judged = Text(f"measured {v.measured}, expected {v.expected}: ").append(Text(*HOLDS[v.holds]))
+        control = Text("control: ").append(_control(v)).append(f"; notices {v.notices}" if v.notices else "")
+        lines += [Padding(Text(v.statement), (0, 0, 0, 2))]
+        lines += [Padding(line, (0, 0, 0, 4)) for line in ([Text(v.sizes)] if v.sizes else []) + [judged, control]]
+        before = v.subject
+    return Group(*lines)
+
+
+def _control(v: Verdict) -> Text:
+    return Text(f"{v.control}: {v.control_measured}, ").append(Text(*FAILS[v.control_fails]))
 
 
 def console(stderr: bool = False) -> Console:
