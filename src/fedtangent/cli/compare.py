@@ -30,11 +30,11 @@ class CompareOptions:
     """Networks trained by Fed-ensemble, NTK-FL's evolution and the Gaussian-process limit, side by side.
 
     Ends with a table, figures, and a verdict on each comparison with its negative control. Exits with 1 if simulation
-    and theory disagree anywhere.
+    and theory disagree anywhere, or a wrong theory passes.
     """
 
     case: tuple[str, ...] = DEFAULT_CASES
-    """Cases to compare: sine, digits, fashion_mnist (needs its files; see --data-dir)."""
+    """Cases to compare: sine, digits, fashion_mnist (files of --data-dir, or downloaded)."""
     scale: str = "default"
     """How large: smoke (small, for CI), default (minutes), paper (an accelerator's work)."""
     seed: int = 0
@@ -101,7 +101,7 @@ def _notes(result: SideBySide) -> list[str]:
             f"mean {gap.mean:.3g}, covariance {gap.cov:.3g}"
         ]
         if not any("Theorem 2, round" in v.statement for v in result.verdicts):
-            notes.append("the flow has not reached the limit to within sampling error: networks are not judged by it")
+            notes.append("the flow is not near enough to the limit yet: networks are not judged by that")
     if result.setting.y_train.shape[1] > 1:
         errors = {m.width: float(m.info["kernel_error"].mean()) for m in result.ntk_fl if "averaged" in m.method}
         shown = ", ".join(f"{error:.3f} at width {width}" for width, error in errors.items())

@@ -3,8 +3,8 @@
 What is asked. Theory speaks of infinitely wide networks; at width w a network is off by a random O(w^-1/2), and the
 mean of many, and their variance, by O(1/w). Equality at a finite width is therefore false by theory, and a test of it
 rejects the right theory once there are draws enough. So every sampled quantity is taken to infinite width first: it is
-fitted as ``a + b / w`` over all widths of a setting, and ``a`` is what theory must have right. Terms of 1/w^2 are left:
-``a`` counts as right within a stated margin, far above them and below what a wrong theory of interest does.
+fitted as ``a + b / w`` over the widths it was seen at, and ``a`` is what theory must have right. Terms of 1/w^2 are
+left: ``a`` counts as right within a stated margin, far above them and below what a wrong theory of interest does.
 
 How it is answered. Each estimate has an interval that holds the truth but in ``LEVEL`` of the cases. Theory *holds* if
 the whole interval lies within the margin, *disagrees* if none of it does, and else the answer is *undecided*: too few

@@ -1,8 +1,8 @@
 """Every theorem against simulation, each beside a wrong theory that must not pass.
 
-A file below this package checks one theorem, or some that belong together, and ends with its entry. To add one, write
-the function in ``theory/``, the check with its ``TheoremEntry`` in a file here, and a test. The command line,
-``fedtangent list theorems`` and the README's index find it there.
+A file below this package checks one theorem, or some that belong together, and ends with its entry, or holds what
+such files share. To add one, write the function in ``theory/``, the check with its ``TheoremEntry`` in a file here, and
+a test. The command line, ``fedtangent list theorems`` and the README's index find it there.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ def wanted(names: tuple[str, ...]) -> dict[str, TheoremEntry]:
     Raises ``ValueError`` for another name.
     """
     every = catalogue("theorems")
+    papers = dict.fromkeys(name.split(".")[0] for name in every)
     found: dict[str, TheoremEntry] = {}
     for wish in names or tuple(every):
         some = {name: entry for name, entry in every.items() if wish in (name, name.split(".")[0])}
         if not some:
-            raise ValueError(f"only: got {wish!r}, allowed are {', '.join(every)}")
+            raise ValueError(f"only: got {wish!r}, allowed are {', '.join(every)}, or a paper: {', '.join(papers)}")
         found |= some
     return found
 
