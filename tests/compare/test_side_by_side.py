@@ -26,7 +26,7 @@ def test_a_linear_model_follows_the_flow_to_rounding(linear_result: SideBySide) 
     (verdict,) = named(linear_result, "simulation = flow")
     assert verdict.passed
     error = linear_result.gaps[0].error
-    assert error.shape == (3, 2, 4)
+    assert error.shape == (3, 2, 5)
     # at round 0 the flow is the initial function itself
     assert np.max(error) <= EXACT
     assert float(verdict.measured) <= EXACT

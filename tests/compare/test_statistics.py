@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.stats import chi2, ncx2
+from scipy.stats import t as student
 
 from fedtangent.compare import statistics as st
 
@@ -145,6 +146,25 @@ def test_the_worst_is_outside_or_else_reaches_farthest() -> None:
     assert st.worst([near, wide], 1.0, 0.05) == near
 
 
+@pytest.mark.parametrize("level", [0.3, 0.02])
+def test_a_variance_of_five_draws_misses_as_often_as_it_says(level: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(st, "LEVEL", level)
+    rng, missed, repeats = np.random.default_rng(3), 0, 2000
+    for _ in range(repeats):
+        pair = st.Pair(8, rng.standard_normal((5, 5, 6, 1)), np.zeros((5, 5, 6, 1)))
+        missed += st.variance_ratio([pair], np.zeros(5), np.full(5, 6.0)).within(1.0, 1.0) is False
+    assert missed / repeats == pytest.approx(level, abs=4 * np.sqrt(level / repeats) + 0.3 * level)
+
+
+def test_a_law_that_is_not_a_number_is_far() -> None:
+    assert np.isnan(st.law_distance((np.ones(2), np.full((2, 2), np.nan)), (np.ones(2), np.eye(2))))
+
+
+def test_networks_without_scatter_have_an_exact_mean() -> None:
+    pair = st.Pair(8, np.ones((2, 5, 4, 1)), np.zeros((2, 5, 4, 1)))
+    assert st.mean_error([pair], 1.0) == (2.0, 2.0, 2.0)
+
+
 def test_networks_that_diverged_are_no_mean() -> None:
     pair = st.Pair(8, np.full((2, 3, 4, 1), np.nan), np.zeros((2, 3, 4, 1)))
     assert st.mean_error([pair], 1.0).within(-1, 1) is False
@@ -165,32 +185,33 @@ def lines(slope: float, scatter: np.ndarray) -> list[np.ndarray]:
     return [3.0 * w**slope * np.exp(row) for w, row in zip(WIDTHS, scatter, strict=True)]
 
 
-def test_a_slope_is_recovered_exactly_where_the_scatter_is_even() -> None:
+def test_a_slope_is_recovered_exactly_where_the_scatter_is_even(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(st, "LEVEL", 0.1)
     sigma = np.array([0.1, 0.3, 0.2, 0.05, 0.4])
-    fit = st.fitted_slope(WIDTHS, lines(-0.5, np.outer(sigma, [-1.0, 1.0, -1.0, 1.0])))
-    assert fit.slope == pytest.approx(-0.5, abs=1e-12)
-    assert fit.intercept == pytest.approx(np.log(3.0), abs=1e-11)
-    # weighted least squares with variances sigma^2 4/3 / 4 of each mean
+    found, intercept = st.fitted_slope(WIDTHS, lines(-0.5, np.outer(sigma, [-1.0, 1.0, -1.0, 1.0])))
+    assert found.value == pytest.approx(-0.5, abs=1e-12)
+    assert intercept == pytest.approx(np.log(3.0), abs=1e-11)
+    # least squares, of means with variances sigma^2 4/3 / 4, and Welch and Satterthwaite's degrees of freedom
     design = np.column_stack([np.ones(5), np.log(WIDTHS)])
-    covariance = np.linalg.inv(design.T @ np.diag(3 / sigma**2) @ design)
-    assert fit.standard_error == pytest.approx(np.sqrt(covariance[1, 1]), rel=1e-10)
+    parts = np.linalg.pinv(design)[1] ** 2 * sigma**2 / 3
+    freedom = parts.sum() ** 2 / np.sum(parts**2 / 3)
+    assert found.length == pytest.approx(2 * student.ppf(0.95, freedom) * np.sqrt(parts.sum()), rel=1e-10)
 
 
-def test_a_slope_scatters_by_its_standard_error() -> None:
-    rng, networks = np.random.default_rng(5), 40
-    sigma = np.array([0.1, 0.3, 0.2, 0.05, 0.4])[:, None]
-    fits = [st.fitted_slope(WIDTHS, lines(-0.5, sigma * rng.standard_normal((5, networks)))) for _ in range(REPEATS)]
-    slopes, errors = np.array([f.slope for f in fits]), np.array([f.standard_error for f in fits])
-    assert within_monte_carlo(slopes, -0.5)
-    assert not within_monte_carlo(slopes, -0.51)
-    # the weights are themselves estimated, to a relative variance of 2 / (networks - 1)
-    tolerance = 4 / np.sqrt(2 * REPEATS) + 2 / (networks - 1)
-    assert slopes.std(ddof=1) == pytest.approx(errors.mean(), rel=tolerance)
+@pytest.mark.parametrize(("networks", "level"), [(3, 0.05), (8, 0.01), (40, 0.3)])
+def test_a_slopes_interval_misses_as_often_as_it_says(
+    networks: int, level: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(st, "LEVEL", level)
+    rng, sigma, repeats = np.random.default_rng(5), np.array([0.1, 0.3, 0.2, 0.05, 0.4])[:, None], 4000
+    fits = [st.width_slope(WIDTHS, lines(-0.5, sigma * rng.standard_normal((5, networks)))) for _ in range(repeats)]
+    missed = np.mean([f.within(-0.5, -0.5) is False for f in fits])
+    assert missed == pytest.approx(level, abs=4 * np.sqrt(level / repeats) + 0.1 * level)
 
 
 def test_errors_that_do_not_scatter_have_a_slope_too() -> None:
-    fit = st.fitted_slope(WIDTHS, lines(0.0, np.zeros((5, 3))))
-    assert fit.slope == pytest.approx(0.0, abs=1e-9)
+    found, _ = st.fitted_slope(WIDTHS, lines(0.0, np.zeros((5, 3))))
+    assert found.value == pytest.approx(0.0, abs=1e-9) and found.length < 1e-9
 
 
 @pytest.mark.parametrize(

@@ -114,9 +114,25 @@ def test_a_slope_of_few_networks_is_undecided() -> None:
 def test_initial_functions_of_the_wrong_weights_are_seen() -> None:
     rng = np.random.default_rng(6)
     squares = [rng.standard_normal(1000) ** 2 for _ in WIDTHS]
-    found = vd.initial_verdict("s", WIDTHS, squares)
+    found = vd.initial_verdict("s", WIDTHS, {"all": squares})
     assert found.passed and found.control == "weights x 1.6"
-    assert vd.initial_verdict("s", WIDTHS, [1.6**2 * s for s in squares]).holds is False
+    wrong = [1.6**2 * s for s in squares]
+    assert vd.initial_verdict("s", WIDTHS, {"all": wrong}).holds is False
+    assert vd.initial_verdict("s", WIDTHS, {"all": squares, "one": wrong}).holds is False
+
+
+def test_networks_that_start_as_one_are_seen() -> None:
+    first, second = np.random.default_rng(7).standard_normal((2, len(WIDTHS), 1000))
+    squares, apart = list(first**2), list(first * second)
+    found = vd.independence_verdict("s", WIDTHS, {"draws": apart, "widths": apart[-1:]}, squares)
+    assert found.passed and found.control == "the same start"
+    for same in ({"draws": squares}, {"draws": apart, "widths": squares[-1:]}):
+        assert vd.independence_verdict("s", WIDTHS, same, squares).holds is False
+
+
+def test_answers_of_numpy_count() -> None:
+    found = vd.Verdict.of("s", "one is two", "", ("1", "2", np.bool_(False)), ("three", "3", np.bool_(False)))  # type: ignore[arg-type]
+    assert found.passed is False and "DISAGREE" in vd.summary([found])
 
 
 def test_a_control_that_passes_too_is_no_pass() -> None:

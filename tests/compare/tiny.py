@@ -48,7 +48,7 @@ def cut(setting: Setting, examples: int, clients: int, points: int, **changes: o
 
 def linear() -> Setting:
     """The radial basis functions, which follow the flow exactly."""
-    return cut(whole(sine_linear), 30, 6, 30, draws=4, num_rounds=10, evaluate_every=5)
+    return cut(whole(sine_linear), 30, 6, 30, draws=5, num_rounds=10, evaluate_every=5)
 
 
 def network() -> Setting:
@@ -66,5 +66,5 @@ def network() -> Setting:
 
 def digits() -> Setting:
     """A network of ten outputs on 24 digits."""
-    small = cut(whole(whole_digits), 24, 4, 24, widths=(16, 32, 64), draws=3, exact_draws=2)
+    small = cut(whole(whole_digits), 24, 4, 24, widths=(16, 32, 64), draws=5, exact_draws=5)
     return dataclasses.replace(small, num_rounds=10, evaluate_every=4)

@@ -10,7 +10,7 @@ import numpy as np
 from fedtangent.compare import exact
 from fedtangent.compare.cohorts import weighed_cohorts
 from fedtangent.compare.predicted import Predicted, networks, run_flow, without_clients, without_cross_terms
-from fedtangent.compare.simulated import Simulated
+from fedtangent.compare.simulated import Simulated, initial_functions
 from fedtangent.compare.statistics import Pair, law_distance
 from fedtangent.compare.verdicts import (
     MEAN_MARGIN,
@@ -18,6 +18,7 @@ from fedtangent.compare.verdicts import (
     AtRound,
     Verdict,
     exact_verdict,
+    independence_verdict,
     initial_verdict,
     mean_verdict,
     slope_verdict,
@@ -34,19 +35,20 @@ MAX_DROPPED = 20  # clients tried as those to leave out
 SLOWER = (0.75, 0.5, 0.25, 0.1)  # wrong rates
 SHARES = (0.9, 0.5, 0.1, 0.0)  # of the time, wrong too
 FIXED_POINT_AGES = 20  # ages of K rounds in a pass: under partial participation too, every client comes up
+MORE_STARTS = 2000  # values of initial functions at a point, at least, that are drawn and not trained
 NARROW = 1e-3  # of the prior's widest axis: those below are left out
 REACHED = 0.25  # of a verdict's margin: how near the flow is to the limit when networks are judged by that too
 
 
 def all_verdicts(theory: Predicted, seen: tuple[Simulated, ...], moved: tuple[Simulated, ...]) -> tuple[Verdict, ...]:
     """The comparisons that apply to what was predicted, trained (``seen``) and moved by NTK-FL."""
-    setting, wrong = theory.setting, {}
+    setting, wrong = theory.setting, dict[str, Flow]()
     if setting.is_linear:
         verdicts = [exact.linear_verdict(theory, seen[-1])]
     else:
         wrong, verdicts = wrong_flows(theory), [exact.linearised_verdict(setting, theory.cohorts)]
     verdicts += exact.law_verdicts(theory)
-    if theory.limit is not None:
+    if theory.limit is not None and _determined(theory.blocks):
         verdicts += _fixed_points(theory, theory.limit)
     return tuple(sampled_verdicts(theory, seen, moved, wrong) + verdicts)
 
@@ -55,7 +57,7 @@ def sampled_verdicts(
     theory: Predicted, seen: tuple[Simulated, ...], moved: tuple[Simulated, ...], wrong: dict[str, Flow]
 ) -> list[Verdict]:
     """Those that have a chance of being wrong: what is measured is an average over networks."""
-    verdicts = [_initial(theory, seen)]
+    verdicts = _starts(theory, seen)
     if not theory.setting.is_linear:
         verdicts += _every_round(theory, seen, wrong)
     if theory.limit is not None:
@@ -78,21 +80,42 @@ def wrong_flows(theory: Predicted) -> dict[str, Flow]:
     for client in clients[:MAX_DROPPED]:
         flow = run_flow(setting, blocks, without_clients(cohorts, [client]))
         change.append(np.linalg.norm(np.asarray(flow.mean(setting.num_rounds)) - right))
-    for count in sorted({1, -(-len(clients) // 10), -(-len(clients) // 3)}):
+    for count in sorted({1, *(min(-(-len(clients) // part), len(change)) for part in (10, 3))}):
         most = clients[np.argsort(change)[-count:]]
         flows[f"{count} of {len(clients)} clients missing"] = run_flow(setting, blocks, without_clients(cohorts, most))
     return flows
 
 
-def _initial(theory: Predicted, seen: tuple[Simulated, ...]) -> Verdict:
-    """Initial functions at the test points have the prior's law: their squares along its widest axes, in its units."""
-    variances, axes = np.linalg.eigh(np.asarray(theory.blocks.nngp_test))
+def _starts(theory: Predicted, seen: tuple[Simulated, ...]) -> list[Verdict]:
+    """Initial functions at the test points have the prior's law, and are independent.
+
+    In units of its widest axes the networks' own are judged, in which every axis counts alike, and by the sum over
+    points, for which most of the variance lies along one or two axes, more of the same networks that are not trained.
+    """
+    setting, prior = theory.setting, np.asarray(theory.blocks.nngp_test)
+    variances, axes = np.linalg.eigh(prior)
     wide = variances > NARROW * variances[-1]
-    squares = []
-    for s in seen:
-        along = np.einsum("kemc,ma->keac", s.test[0], axes[:, wide]) ** 2 / variances[wide, None]
-        squares.append(along.mean(axis=(2, 3)).ravel())
-    return initial_verdict(theory.setting.name, [s.width for s in seen], squares)
+    units = [np.einsum("kemc,ma->keac", s.test[0], axes[:, wide] / np.sqrt(variances[wide])) for s in seen]
+    more = [initial_functions(setting, s.width, -(-MORE_STARTS // s.test.shape[-1])) for s in seen]
+    squares = {
+        "mean over its axes": [_averaged(u * u) for u in units],
+        "sum over points": [(np.sum(f**2, axis=1) / np.trace(prior)).ravel() for f in more],
+    }
+    products = {"draws": [_averaged(u[:, 1:] * u[:, :-1]) for u in units]}
+    if setting.schedule.num_models > 1:
+        products["models"] = [_averaged(u[1:] * u[:-1]) for u in units]
+    if len(seen) > 1:
+        products["widths"] = [_averaged(units[-1] * units[-2])]
+    widths, name = [s.width for s in seen], setting.name
+    return [
+        initial_verdict(name, widths, squares),
+        independence_verdict(name, widths, products, squares["mean over its axes"]),
+    ]
+
+
+def _averaged(values: np.ndarray) -> np.ndarray:
+    """Over axes and outputs: [K, E, a, C] -> [K E]."""
+    return np.asarray(values.mean(axis=(2, 3)).ravel())
 
 
 def _every_round(theory: Predicted, seen: tuple[Simulated, ...], wrong: dict[str, Flow]) -> list[Verdict]:
@@ -211,18 +234,18 @@ def _slower(share: float) -> str:
 
 def _largest(followed: AtRound) -> float:
     """The largest error of a network."""
-    return max(float(np.max(np.linalg.norm(p.seen - p.predicted, axis=-2))) for p in followed.pairs)
+    return float(np.max([np.max(np.linalg.norm(p.seen - p.predicted, axis=-2)) for p in followed.pairs]))
 
 
 def _evolved(theory: Predicted, moved: tuple[Simulated, ...], share: float = 1.0) -> AtRound:
     """What the limiting kernel makes of the same initial functions in ``share`` of the times that networks chose."""
-    predicted, variances = [], []
+    predicted, variances, laws = [], [], []
     for m in moved:
         each = _responses(theory, m, share)
         predicted.append(m.test[0] + each @ (theory.setting.y_train - m.train[0]))
         variances.append([np.mean(propagated_variance(theory.blocks, list(own))) for own in each])
-    exact_variance = np.mean(variances, axis=0)
-    return _followed(moved, predicted, -1, exact_variance, exact_variance)
+        laws.append([np.mean([np.trace(covariance_terms(theory.blocks, b).total) for b in own]) for own in each])
+    return _followed(moved, predicted, -1, np.mean(variances, axis=0), np.mean(laws, axis=0))
 
 
 def _responses(theory: Predicted, moved: Simulated, share: float = 1.0) -> np.ndarray:
@@ -231,6 +254,12 @@ def _responses(theory: Predicted, moved: Simulated, share: float = 1.0) -> np.nd
     times = (moved.info["time"][:, 0, :].T * share).astype(int)  # [E, R = 1, K] -> [K, E]
     each = {int(t): np.asarray(ntk_evolution(theory.blocks, step, int(t))) for t in np.unique(times)}
     return np.stack([[each[int(t)] for t in row] for row in times])
+
+
+def _determined(blocks: KernelBlocks) -> bool:
+    """Whether the kernel is far enough from singular for a fixed point to be known to its bound in float64."""
+    eigenvalues = np.linalg.eigvalsh(blocks.ntk_train)
+    return bool(np.finfo(float).eps * eigenvalues[-1] < FIXED_POINT / 10 * eigenvalues[0])
 
 
 def _fixed_points(theory: Predicted, limit: Gaussian) -> list[Verdict]:

@@ -19,6 +19,7 @@ from fedtangent.compare.table import MethodRow, simulated_row, theory_row
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.theory.precision import require_float64
 
+FEWEST_DRAWS = 5  # for the interval of a variance
 Report = Callable[[str], None]
 
 
@@ -64,10 +65,11 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
     """Simulate and predict ``setting`` and compare: rows, verdicts, and what figures need.
 
     Raises ``ValueError`` when 64-bit mode is off: comparisons run in float64 (``fedtangent.enable_x64()``); and for
-    fewer than two draws, or three widths of a network, of which nothing could be told.
+    fewer than five draws, or three widths of a network, of which nothing could be told.
     """
     require_float64()
-    whole("draws", setting.draws, 2)
+    for name, draws in (("draws", setting.draws), ("exact_draws", setting.exact_draws or FEWEST_DRAWS)):
+        whole(name, draws, FEWEST_DRAWS)
     if not setting.is_linear and len(set(setting.widths)) < 3:
         raise ValueError(f"widths: got {setting.widths}, must be at least 3 of a network, for a slope")
     start = time.perf_counter()

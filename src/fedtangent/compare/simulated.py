@@ -43,6 +43,13 @@ def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(setting.seed + 1), draw), width)
 
 
+def initial_functions(setting: Setting, width: int, count: int) -> np.ndarray:
+    """``count`` more networks of ``width`` at the test points before any training, [count, m, C]."""
+    model, x = setting.model(width), jnp.asarray(setting.x_test)
+    keys = jax.random.split(init_key(setting, setting.draws, width), count)  # the key of no draw
+    return np.asarray(jax.jit(lambda keys: jax.lax.map(lambda k: model.apply(model.init(k), x), keys))(keys))
+
+
 def fed_ensemble(setting: Setting, width: int, progress: bool = False) -> Simulated:
     """Train E ensembles of K networks of ``width`` by Fed-ensemble under the setting's schedule.
 

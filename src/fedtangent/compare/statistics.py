@@ -62,7 +62,7 @@ class Interval(NamedTuple):
 
         What is not a number, as after divergence, is not in it.
         """
-        if np.isnan([self.value, self.low, self.high]).any():
+        if np.isnan(self).any():
             return False
         if low <= self.low and self.high <= high:
             return True
@@ -76,7 +76,7 @@ class Interval(NamedTuple):
         What is not a number proves nothing: undecided too.
         """
         inside = self.within(low, high)
-        return None if inside is None or np.isnan(self.value) else not inside
+        return None if inside is None or np.isnan(self).any() else not inside
 
     def __str__(self) -> str:
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
@@ -118,11 +118,15 @@ def mean_error(pairs: Sequence[Pair], scale: float, away: np.ndarray | float = 0
         mean = mean + c * centre
         rows.append((d - centre) * (c / np.sqrt(len(d) * (len(d) - 1))))
     noise = np.concatenate(rows) / scale
-    if not np.isfinite(noise).all():  # networks have diverged
+    products = noise @ noise.T
+    if not np.isfinite(products).all():  # networks have diverged
         return Interval.about(float("nan"), 0.0)
-    square, variances = float(mean @ mean) / scale**2, np.maximum(np.linalg.eigvalsh(noise @ noise.T), 0)
+    square, variances = float(mean @ mean) / scale**2, np.maximum(np.linalg.eigvalsh(products), 0)
+    if not variances.any():
+        return Interval.about(float(np.sqrt(square)), 0.0)
     # Few networks: their scatter may be underestimated, which widens the interval but does not move it.
-    wider = (student.ppf(1 - LEVEL / 2, len(noise) - len(flat)) / norm.ppf(1 - LEVEL / 2)) ** 2
+    parts = np.array([np.sum(own**2) for own in rows])
+    wider = (_quantile(parts, np.array([len(own) - 1 for own in rows])) / norm.ppf(1 - LEVEL / 2)) ** 2
     found = norm_interval(square + (wider - 1) * variances.sum(), wider * variances)
     return Interval(float(np.sqrt(max(square - variances.sum(), 0.0))), *found)
 
@@ -168,14 +172,15 @@ def variance_ratio(pairs: Sequence[Pair], exact: np.ndarray, law: np.ndarray) ->
     """Variance of networks at infinite width, summed over points, over that of the law in question: 1 if it is right.
 
     ``exact`` [K] is the variance that the predictions have by construction, summed over points, of one output;
-    ``law`` [K] that of the law in question. Predictions and networks are taken about their own sample means.
+    ``law`` [K] that of the law in question. Predictions and networks are taken about their own sample means. The
+    interval is good for five draws or more.
     """
     values = []
     for p in pairs:
         draws = p.seen.shape[1]
         change = _scatter(p.seen) - _scatter(p.predicted)  # [K, E]
         values.append(((draws / (draws - 1) * change + exact[:, None]) / law[:, None]).ravel())
-    return combined([p.width for p in pairs], values, by_width=True)
+    return combined([p.width for p in pairs], values, by_width=True, means=len(exact))
 
 
 def _scatter(samples: np.ndarray) -> np.ndarray:
@@ -183,17 +188,28 @@ def _scatter(samples: np.ndarray) -> np.ndarray:
     return np.asarray(np.mean(np.sum((samples - samples.mean(axis=1, keepdims=True)) ** 2, axis=2), axis=-1))
 
 
-def combined(widths: Sequence[int], values: Sequence[np.ndarray], by_width: bool = False) -> Interval:
+def combined(widths: Sequence[int], values: Sequence[np.ndarray], by_width: bool = False, means: int = 0) -> Interval:
     """The mean of ``values`` at infinite width, [n_w] independent ones at each width.
 
-    ``by_width`` says that their variance falls as 1 / width, else it is the same at every width.
+    ``by_width`` says that their variance falls as 1 / width, else it is the same at every width. ``means`` is how many
+    sample means the values of a width are taken about, which leaves as many fewer that are independent.
     """
     precisions = [len(v) * (w if by_width else 1) for w, v in zip(widths, values, strict=True)]
     weights = at_infinite_width(widths, precisions)
     value = sum(c * v.mean() for c, v in zip(weights, values, strict=True))
-    error = np.sqrt(sum(c**2 * v.var(ddof=1) / len(v) for c, v in zip(weights, values, strict=True)))
-    quantile = student.ppf(1 - LEVEL / 2, sum(map(len, values)) - len(values))
-    return Interval.about(float(value), float(quantile * error))
+    parts = [c**2 * v.var(ddof=1) / (len(v) - means) for c, v in zip(weights, values, strict=True)]
+    return _interval(float(value), np.array(parts), np.array([len(v) - max(means, 1) for v in values]))
+
+
+def _interval(value: float, parts: np.ndarray, freedoms: np.ndarray) -> Interval:
+    """About a ``value`` whose variance is the sum of ``parts``, each estimated with as many degrees of freedom."""
+    return Interval.about(value, float(_quantile(parts, freedoms) * np.sqrt(parts.sum())))
+
+
+def _quantile(parts: np.ndarray, freedoms: np.ndarray) -> float:
+    """Student's, with the degrees of freedom of a sum of estimated variances (Welch, 1947; Satterthwaite, 1946)."""
+    shares = parts / parts.sum() if parts.any() else np.full(len(parts), 1 / len(parts))
+    return float(student.ppf(1 - LEVEL / 2, 1 / np.sum(shares**2 / freedoms)))
 
 
 def worst(estimates: Sequence[Interval], target: float, margin: float) -> Interval:
@@ -222,26 +238,29 @@ class Slope(NamedTuple):
     intercept: float
 
 
-def fitted_slope(widths: np.ndarray, errors: list[np.ndarray]) -> Slope:
-    """Slope of the mean of log(error) against log(width), for several networks' errors at each width.
+def fitted_slope(widths: np.ndarray, errors: list[np.ndarray]) -> tuple[Interval, float]:
+    """Slope of the mean of log(error) against log(width), for several networks' errors at each width, and intercept.
 
-    Errors scatter over networks by a factor, so their logarithms are averaged; the standard error of the slope comes
-    from that scatter. Raises ``ValueError`` for fewer than 3 widths or fewer than 2 networks at a width.
+    Errors scatter over networks by a factor, much the same at every width, so their logarithms are averaged and each
+    network counts alike; the interval comes from that scatter. Raises ``ValueError`` for fewer than 3 widths or fewer
+    than 2 networks at a width.
     """
     if len(widths) < 3:
         raise ValueError(f"widths: got {len(widths)}, must be at least 3 for a slope")
     if (fewest := min(e.size for e in errors)) < 2:
         raise ValueError(f"errors: got {fewest} networks at a width, must be at least 2 for a scatter")
     x, logs = np.log(np.asarray(widths, float)), [np.log(e.ravel()) for e in errors]
-    y = np.array([v.mean() for v in logs])
-    weight = np.array([v.size / max(v.var(ddof=1), 1e-12) for v in logs])
-    return weighted_line(x, y, weight)
+    y, count = np.array([v.mean() for v in logs]), np.array([v.size for v in logs])
+    centre = count @ x / count.sum()
+    coefficients = count * (x - centre) / (count @ (x - centre) ** 2)
+    slope = float(coefficients @ y)
+    parts = coefficients**2 * np.array([v.var(ddof=1) for v in logs]) / count
+    return _interval(slope, parts, count - 1), float(count @ y / count.sum() - slope * centre)
 
 
 def width_slope(widths: Sequence[int], errors: list[np.ndarray]) -> Interval:
-    """The slope of ``fitted_slope`` with its interval."""
-    fit, freedom = fitted_slope(np.asarray(widths), errors), sum(e.size for e in errors) - len(errors)
-    return Interval.about(fit.slope, float(student.ppf(1 - LEVEL / 2, freedom)) * fit.standard_error)
+    """The slope of ``fitted_slope``."""
+    return fitted_slope(np.asarray(widths), errors)[0]
 
 
 def weighted_line(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Slope:
@@ -259,7 +278,7 @@ def relative_distance(a: np.ndarray, b: np.ndarray) -> float:
 
 def law_distance(law: Sequence[Any], reference: Sequence[Any]) -> float:
     """The larger of the relative distances of means and covariances."""
-    return max(relative_distance(a, b) for a, b in zip(law, reference, strict=True))
+    return float(np.max([relative_distance(a, b) for a, b in zip(law, reference, strict=True)]))
 
 
 def relative_errors(

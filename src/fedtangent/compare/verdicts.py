@@ -57,7 +57,9 @@ class Verdict(NamedTuple):
         notices: str = "",
     ) -> Verdict:
         """Of what was ``found`` (measured, expected, holds), and of the ``wrong`` theory (name, measured, fails)."""
-        return cls(subject, statement, *found, *wrong, sizes, notices)
+        # NumPy's False is not False itself, as which answers are counted.
+        holds, fails = (None if answer is None else bool(answer) for answer in (found[2], wrong[2]))
+        return cls(subject, statement, *found[:2], holds, *wrong[:2], fails, sizes, notices)
 
     @property
     def passed(self) -> bool | None:
@@ -160,7 +162,8 @@ def exact_verdict(subject: str, statement: str, error: float, controls: dict[str
     control = name if len(controls) == 1 else f"{name}: nearest of {len(controls)}"
     found = f"{error:.1e}", f"<= {bound:.0e}", bool(error <= bound)
     wrong = control, f"{controls[name]:.1e}", bool(controls[name] > MARGIN * bound)
-    return Verdict.of(subject, statement, "", found, wrong, f"{bound / controls[name]:.0e} of the control")
+    share = bound / controls[name] if controls[name] else np.inf
+    return Verdict.of(subject, statement, "", found, wrong, f"{share:.0e} of the control")
 
 
 def bounded_verdict(subject: str, statement: str, sizes: str, ratio: float, control: str, wrong: float) -> Verdict:
@@ -181,14 +184,39 @@ class AtRound(NamedTuple):
     scale: float  # norm of how far training has moved the function
 
 
-def initial_verdict(subject: str, widths: Sequence[int], squares: Sequence[np.ndarray]) -> Verdict:
-    """Initial functions' squares in units of the prior's variance, [n] for each width, are 1 on average."""
-    found = combined(widths, squares)
+def initial_verdict(subject: str, widths: Sequence[int], squares: Mapping[str, Sequence[np.ndarray]]) -> Verdict:
+    """Initial functions' squares in units of the prior's variance, [n] for each width, are 1 on average.
+
+    Each of ``squares`` is a way to sum up over points, by name.
+    """
+    found = [combined(widths, each) for each in squares.values()]
     rivals = [
-        Rival(f"weights x {by}", 1 - by**-2, partial(combined, widths, [s / by**2 for s in squares]))
+        Rival(f"weights x {by}", 1 - by**-2, partial(combined, widths, [s / by**2 for s in each]))
         for by in (1.2, 1.3, 1.4, 1.6)
+        for each in squares.values()
     ]
-    return judged(subject, "variance of initial functions = prior's", 1.0, INITIAL_MARGIN, [found], rivals)
+    statement = f"variance of initial functions = prior's: {', '.join(squares)}"
+    return judged(subject, statement, 1.0, INITIAL_MARGIN, found, rivals)
+
+
+def independence_verdict(
+    subject: str, widths: Sequence[int], products: Mapping[str, Sequence[np.ndarray]], squares: Sequence[np.ndarray]
+) -> Verdict:
+    """Products of two networks' initial functions, in units of the prior's variance, are 0 on average.
+
+    Each of ``products`` is a way to choose the two, by name, [n] for each width; were the two one network, its products
+    would be its ``squares``.
+    """
+    found = [combined(widths[-len(each) :], each) for each in products.values()]
+    statement = f"networks start independently of each other: of other {', '.join(products)}"
+    return judged(
+        subject,
+        statement,
+        0.0,
+        INITIAL_MARGIN,
+        found,
+        [Rival("the same start", 1.0, partial(combined, widths, squares))],
+    )
 
 
 def mean_verdict(

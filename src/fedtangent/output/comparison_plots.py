@@ -74,9 +74,9 @@ def width_errors(results: Sequence[SideBySide], folder: Path) -> Path:
         means = np.array([np.exp(np.log(e).mean()) for e in errors])
         ax.plot(widths, means, "o", color=SIMULATED, label="geometric mean over networks")
         if len(widths) >= 3:
-            fit = fitted_slope(widths, errors)
-            line = np.exp(fit.intercept) * widths**fit.slope
-            ax.plot(widths, line, color=SIMULATED, label=f"fitted slope {fit.slope:.3f}")
+            slope, intercept = fitted_slope(widths, errors)
+            line = np.exp(intercept) * widths**slope.value
+            ax.plot(widths, line, color=SIMULATED, label=f"fitted slope {slope.value:.3f}")
         ax.plot(widths, means[-1] * (widths / widths[-1]) ** -0.5, "--", color=PREDICTED, label="theory: slope -1/2")
         ax.set_xscale("log", base=2)
         ax.set_xticks(widths, [f"{w:.0f}" for w in widths])

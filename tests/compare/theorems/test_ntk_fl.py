@@ -65,8 +65,8 @@ def test_lemmas(check: Callable[[int, int], Verdict], draws: int) -> None:
 def test_few_draws_decide_nothing() -> None:
     row = lemmas.lemma_1(3, 1000)
     assert row.holds is None and row.passed is not True
-    assert lemmas.exceeded(np.zeros(10, bool)) == Interval(0.0, 0.0, pytest.approx(1 - 5e-5**0.1))
-    found = lemmas.exceeded(np.arange(1000) < 100)
+    assert lemmas.exceeded(np.ones(10, bool)) == Interval(0.0, 0.0, pytest.approx(1 - 5e-5**0.1))
+    found = lemmas.exceeded(np.arange(1000) >= 100)
     assert 0.06 < found.low < 0.07 and 0.135 < found.high < 0.145  # 0.1 +- 3.9 standard errors
 
 

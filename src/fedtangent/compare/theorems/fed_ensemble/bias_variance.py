@@ -56,7 +56,7 @@ def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict
         ratios[k] = np.mean((runs - said.mean) ** 2, axis=(2, 3)).ravel() / limit
         for laws in repeated_runs.laws(problem, plan, (num_rounds // SOONER, num_rounds), seeds):
             off = [float(np.mean(law.variance + ((law.mean - said.mean) ** 2)[:, 0])) / limit - 1 for law in laws]
-            early, late = max(early, abs(off[0])), max(late, abs(off[1]))
+            early, late = np.maximum((early, late), np.abs(off))
     prior, cross, test = prior_blocks(problem.blocks)
     b = np.linalg.solve(problem.blocks.ntk_train, problem.blocks.ntk_test_train.T).T
     whole = np.trace(test + b @ prior @ b.T - 2 * b @ cross.T)
@@ -149,7 +149,7 @@ def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: in
 def _schedules(seed: int, schedules: int, num_rounds: int) -> Verdict:
     """The schedules' part alone: models that all start at zero differ by nothing else, and must agree to rounding."""
     problem = repeated_runs.sine_problem(seed, local_steps=STEPS, sigma=0.0, num_clients=CLIENTS)
-    plan, seeds = repeated_runs.permutations(CLIENTS, LAST), range(seed, seed + schedules)
+    plan, seeds = repeated_runs.permutations(CLIENTS, LAST), repeated_runs.seeds_of(LAST, schedules, seed)
     laws = repeated_runs.laws(problem, plan, (num_rounds,), seeds)
     runs = repeated_runs.simulated(problem, plan, num_rounds, seeds, 1)[:, 0]
     exact = decompose_laws([law[0] for law in laws], problem.expected).variance.value

@@ -113,7 +113,7 @@ def decay_in_exponents(case: EdgeCase, rates: list[float], exponent: np.ndarray)
     for rate, fallen in zip(rates, np.diff(exponent), strict=True):
         for k in range(int(case.own.model.max()) + 1):
             age = case.own.true_age(rate, trained_model=k)
-            found = min(found, -np.log(np.linalg.norm(age, 2)) / fallen)
+            found = np.minimum(found, -np.log(np.linalg.norm(age, 2)) / fallen)
     return float(found)
 
 
@@ -276,9 +276,9 @@ def _movement(seed: int) -> Verdict:
         "FE-2021 Theorem 9.1, eq. (18) second line",
         f"movement of the weights / bound summed over ages, worst initial residual; fail: {', '.join(theorem.failing)}",
         f"n = 4, 3 clients of 1 and 2, K = 2, nbar = 2, 1 to {ages} ages, kappa_2 = {theorem.constants.kappa_2:.2f}",
-        max(ratios),
+        float(np.max(ratios)),
         "as printed, 3 eta_0 nbar for 3",
-        max(wrong),
+        float(np.max(wrong)),
     )
 
 

@@ -91,9 +91,9 @@ def _from_drift(settings: list[Setting], seen: list[FollowedNetworks], where: st
         "FE-2021 section 9.4, first order",
         "||g - g_lin|| / R_0 drift t e^(-lambda t), t = eta_0 tau ages / nbar: largest over networks",
         where,
-        max(ratios),
+        float(np.max(ratios)),
         "2 lambda for lambda",
-        max(wrong),
+        float(np.max(wrong)),
     )
 
 

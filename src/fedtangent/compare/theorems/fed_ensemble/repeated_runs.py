@@ -102,8 +102,9 @@ def permutations(num_clients: int, num_models: int) -> Schedule:
 
 
 def seeds_of(num_models: int, count: int, first: int = 0) -> range:
-    """Seeds of the runs of K models, other ones for every K, so that results for several K are independent."""
-    return range(first + 1000 * num_models, first + 1000 * num_models + count)
+    """Seeds of the runs of K models, other ones for every K and every ``first``, so that results are independent."""
+    start = (first * 2**16 + 1000 * num_models) % 2**32
+    return range(start, start + count)
 
 
 def laws(

@@ -49,10 +49,12 @@ def evolution(seed: int, width: int) -> Verdict:
         "one step less": [r.discrete(every, 1.0, -1) for r in rounds],
         "(9a)'s exponential as printed, no steps": [r.printed() for r in rounds],
     }
-    controls = {name: max(r.error(every, b) for r, b in zip(rounds, all_, strict=True)) for name, all_ in wrong.items()}
+    controls = {
+        name: np.max([r.error(every, b) for r, b in zip(rounds, all_, strict=True)]) for name, all_ in wrong.items()
+    }
     others = every[CLIENTS.offsets[1] :]
-    controls["one client missing"] = max(r.error(others, r.discrete(others)) for r in rounds)
-    found = max(r.error(every, r.discrete(every)) for r in rounds)
+    controls["one client missing"] = np.max([r.error(others, r.discrete(others)) for r in rounds])
+    found = np.max([r.error(every, r.discrete(every)) for r in rounds])
     statement = "network linearised at a round's start, at the weights that the recipe sends = (9a), each of its rounds"
     return exact_verdict("NTK-FL eq. (9a), (9b)", statement, found, controls, EXACT)._replace(
         sizes=f"sphere, N = {SIZE} on 3 clients of 6, 5 and 9, {NEW} points more, n = {width}, t = "

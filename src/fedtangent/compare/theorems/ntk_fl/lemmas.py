@@ -21,9 +21,9 @@ DELTA = 0.1
 FACTORS = np.round(np.arange(1.0, 0.0, -0.01), 2)  # of a bound, until it is noticed that it is too small
 
 
-def exceeded(above: np.ndarray) -> Interval:
-    """How often, of one answer a draw, with Clopper and Pearson's interval."""
-    count, draws = int(np.sum(above)), len(above)
+def exceeded(within: np.ndarray) -> Interval:
+    """How often not, of one answer a draw, with Clopper and Pearson's interval."""
+    count, draws = int(np.sum(~within)), len(within)
     low = beta.ppf(LEVEL / 2, count, draws - count + 1) if count else 0.0
     high = beta.ppf(1 - LEVEL / 2, count + 1, draws - count) if count < draws else 1.0
     return Interval(count / draws, float(low), float(high))
@@ -57,7 +57,7 @@ def lemma_1(seed: int, draws: int) -> Verdict:
     critical = 0.99 / undecided_bound(1.0, 1.0, DELTA, width, num, "union")
 
     def fails(factor: float) -> Interval:
-        return exceeded(nearest <= critical / factor)
+        return exceeded(nearest > critical / factor)
 
     return _row(
         "NTK-FL Lemma 1",
@@ -77,7 +77,7 @@ def lemma_1_concentration(seed: int, draws: int) -> Verdict:
     mean = width * float(np.mean(z <= radius))
 
     def fails(factor: float) -> Interval:
-        return exceeded(largest - mean > factor * (bound - mean))
+        return exceeded(largest - mean <= factor * (bound - mean))
 
     return _row(
         "NTK-FL Lemma 1, by Hoeffding's inequality",
@@ -101,14 +101,14 @@ def lemma_3(seed: int, draws: int) -> Verdict:
     bounds = {form: drift_bound(radius, 1.0, DELTA, width, num, form) for form in ("union", "printed")}
 
     def fails(factor: float) -> Interval:
-        return exceeded(norms > factor * bounds["union"])
+        return exceeded(norms <= factor * bounds["union"])
 
     return _row(
         "NTK-FL Lemma 3",
         "how often neurons that move by R change H by more than Markov's inequality allows for the sum over entries",
         f"N = {num} inputs on half a radian, n = {width}, R = {radius:.2g} alpha, {draws} draws",
         fails,
-        ("the lemma as printed, by the inequality for one entry", exceeded(norms > bounds["printed"])),
+        ("the lemma as printed, by the inequality for one entry", exceeded(norms <= bounds["printed"])),
     )
 
 
@@ -180,7 +180,7 @@ def lemma_4(seed: int, draws: int) -> Verdict:
     bound = sampling_bound(width, num, DELTA)
 
     def fails(factor: float) -> Interval:
-        return exceeded(norms > factor * bound)
+        return exceeded(norms <= factor * bound)
 
     return _row(
         "NTK-FL Lemma 4",
