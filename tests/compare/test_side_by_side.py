@@ -82,6 +82,8 @@ def test_a_row_measures_what_its_networks_did(network_result: SideBySide) -> Non
 def test_every_kind_of_verdict_is_there(linear_result: SideBySide, network_result: SideBySide) -> None:
     for result in (linear_result, network_result):
         assert named(result, "variance of initial functions = prior's")[0].passed
+        (apart,) = named(result, "networks start independently of each other: of other draws, models")
+        assert apart.holds is not False, apart
         assert all(v.subject == result.setting.name for v in result.verdicts)
         (models,) = named(result, "law of each of 2 models = flow's, round")
         (ensemble,) = named(result, "law of the ensemble of 2 = flow's, round")

@@ -14,6 +14,7 @@ from fedtangent.compare.theorems.fed_ensemble import (
     ensemble_mean,
     linearisation_gap,
     networks,
+    repeated_runs,
     second_order,
     small_networks,
 )
@@ -155,3 +156,8 @@ def test_networks_inside_the_theorem():
     assert set(found.failing) <= {"kappa_3_small", "wide_enough"} and 0.5 < found.constants.kappa_2 < 1
     assert np.all(found.plan.examples == 2) and found.constants.c1 == seen.c1[1].max()
     np.testing.assert_allclose(found.constants.r0, seen.residual[1, 0], rtol=1e-12)
+
+
+def test_no_run_has_the_seed_of_another() -> None:
+    seeds = [n for k in (1, 2, 4, 8) for first in (0, 1, 19, 2**32 - 1) for n in repeated_runs.seeds_of(k, 64, first)]
+    assert len(set(seeds)) == len(seeds) and 0 <= min(seeds) and max(seeds) < 2**32
