@@ -160,4 +160,4 @@ def test_networks_inside_the_theorem():
 
 def test_no_run_has_the_seed_of_another() -> None:
     seeds = [n for k in (1, 2, 4, 8) for first in (0, 1, 19, 2**32 - 1) for n in repeated_runs.seeds_of(k, 64, first)]
-    assert len(set(seeds)) == len(seeds) and 0 <= min(seeds) and max(seeds) < 2**32
+    assert len(set(seeds)) == len(seeds) and min(seeds) >= 0 and max(seeds) < 2**32
