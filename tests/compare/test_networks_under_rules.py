@@ -14,13 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.compare.verdicts import slope_verdict
+from fedtangent.compare.statistics import width_slope
+from fedtangent.compare.verdicts import SLOPE, SLOPE_MARGIN
 from fedtangent.kernels.gram import kernel_blocks
 from fedtangent.models.dense import mlp
 from fedtangent.theory import Rule, federated_flow
 from fedtangent.types import Cohort, Partition
 
-WIDTHS, NETWORKS, ROUNDS, RATE = (128, 512, 2048), 12, 6, 0.4
+WIDTHS, NETWORKS, ROUNDS = (128, 512, 2048), 12, 6
+RATES = {"minibatches": 0.4, "gradient flow": 0.8, "fed_nova": 0.4}  # small steps are a flow
 SIZES, STEPS = np.array([2, 3, 4, 6]), np.array([2, 3, 4, 6])
 FINE = 40  # small steps for one of the flow's
 RNG = np.random.default_rng(5)
@@ -59,7 +61,9 @@ def trained(width: int, key: jax.Array, name: str) -> np.ndarray:
             own = w
             for t in range(steps * (FINE if name == "gradient flow" else 1)):
                 batch = rows[t % len(rows)][None] if name == "minibatches" else rows
-                own = descend(width, own, X[batch], Y[batch], RATE / FINE if name == "gradient flow" else RATE)
+                own = descend(
+                    width, own, X[batch], Y[batch], RATES[name] / FINE if name == "gradient flow" else RATES[name]
+                )
             moved.append(jax.tree.map(jnp.subtract, own, w))
         scale = share @ STEPS / STEPS if name == "fed_nova" else np.ones(len(STEPS))
         stacked = jax.tree.map(lambda *m: jnp.stack(m), *moved)
@@ -78,13 +82,14 @@ def test_networks_come_nearer_with_their_width(name):
         np.tile(np.arange(4), (ROUNDS, 1)), np.zeros(shape, int), np.tile(SIZES.astype(float), (ROUNDS, 1))
     )
     held = Partition(np.arange(15, dtype=np.int32), OFFSETS.astype(np.int32))
-    right, wrong = (federated_flow(blocks, Y, held, cohorts, Rule(STEPS, RATE, **rule)) for rule in RULES[name])
+    right, wrong = (federated_flow(blocks, Y, held, cohorts, Rule(STEPS, RATES[name], **rule)) for rule in RULES[name])
     found: dict[str, list[np.ndarray]] = {"right": [], "wrong": []}
     for width in WIDTHS:
         runs = np.stack([trained(width, jax.random.key(100 + e), name) for e in range(NETWORKS)])
         for what, flow in (("right", right), ("wrong", wrong)):
             predicted = np.stack([flow.predict_train(run[0], ROUNDS, 0) for run in runs])
             moved = np.linalg.norm(predicted - runs[:, 0], axis=(1, 2))
-            found[what].append((np.linalg.norm(predicted - runs[:, 1], axis=(1, 2)) / moved)[None])
-    verdict = slope_verdict(name, WIDTHS, found["right"], "rule ignored", found["wrong"])
-    assert verdict.passed, verdict
+            found[what].append(np.linalg.norm(predicted - runs[:, 1], axis=(1, 2)) / moved)
+    band = SLOPE - SLOPE_MARGIN, SLOPE + SLOPE_MARGIN
+    assert width_slope(WIDTHS, found["right"]).within(*band), found
+    assert width_slope(WIDTHS, found["wrong"]).outside(*band), found

@@ -58,7 +58,7 @@ def test_rows_of_a_regression_name_every_method(network_result: SideBySide) -> N
 @pytest.mark.slow
 def test_rows_of_a_classification_have_accuracies_and_both_kernels(digits_result: SideBySide) -> None:
     assert all(row.accuracy is not None and 0 <= row.accuracy <= 1 for row in digits_result.rows)
-    assert "NTK-FL, exact kernel, width 64" in [row.method for row in digits_result.rows]
+    assert "NTK-FL, exact kernel, width 32" in [row.method for row in digits_result.rows]
     assert named(digits_result, "NTK-FL, exact kernel: mean")
     setting, row, seen = digits_result.setting, digits_result.rows[2], digits_result.simulated[2]
     right = [np.mean(np.argmax(e, axis=-1) == setting.labels_test) for e in seen.test[-1].mean(axis=0)]
@@ -81,7 +81,7 @@ def test_a_row_measures_what_its_networks_did(network_result: SideBySide) -> Non
 @pytest.mark.slow
 def test_every_kind_of_verdict_is_there(linear_result: SideBySide, network_result: SideBySide) -> None:
     for result in (linear_result, network_result):
-        assert named(result, "variance of initial functions = prior's")[0].passed
+        assert named(result, "variance of initial functions = prior's")[0].holds is not False  # few: undecided
         (apart,) = named(result, "networks start independently of each other: of other draws, models")
         assert apart.holds is not False, apart
         assert all(v.subject == result.setting.name for v in result.verdicts)
@@ -120,8 +120,8 @@ def test_predictions_cover_the_evaluated_rounds(network_result: SideBySide) -> N
     assert network_result.setting.rounds == (0, 4, 8, 10)
     assert len(network_result.theory.moments) == 4
     assert all(seen.rounds == (0, 4, 8, 10) for seen in network_result.simulated)
-    assert network_result.simulated[0].test.shape == (4, 2, 3, 24, 1)
-    assert network_result.simulated[0].train.shape == (4, 2, 3, 24, 1)
+    assert network_result.simulated[0].test.shape == (4, 2, 5, 24, 1)
+    assert network_result.simulated[0].train.shape == (4, 2, 5, 24, 1)
 
 
 @pytest.mark.slow

@@ -40,5 +40,5 @@ def test_every_option_has_a_name_of_its_own_and_a_theory_that_ignores_it() -> No
 def test_networks_approach_the_flow_at_slope_minus_one_half() -> None:
     case = exact.network_setting(0, 10)
     for place in (0, 2):
-        verdict = exact.slope(exact.OPTIONS[place], case, (128, 512, 2048), 16)
+        verdict = exact.slope(exact.OPTIONS[place], case, (128, 512, 2048), 40)
         assert verdict.passed, verdict

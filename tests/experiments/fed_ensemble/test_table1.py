@@ -16,8 +16,8 @@ from fedtangent.theory.fed_ensemble.bias_variance import Estimate
 from ..performed import performed
 
 TABLE = ("num_clients=12", "num_models=1,2", "local_steps=3", "rounds=3,6", "ages=2", "scanned_schedules=2",
-         "schedules=6", "draws=6")  # fmt: skip
-COROLLARY = ("num_models=1,2", "num_clients=12", "local_steps=3", "num_rounds=6", "schedules=6", "draws=6",
+         "schedules=16", "draws=4")  # fmt: skip
+COROLLARY = ("num_models=1,2", "num_clients=12", "local_steps=3", "num_rounds=6", "schedules=16", "draws=4",
              "widths=16", "network_clients=3", "network_rounds=3", "network_runs=4")  # fmt: skip
 
 
