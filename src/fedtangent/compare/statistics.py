@@ -20,8 +20,9 @@ enough the verdict has no control, and is undecided. Lengths fall as the root of
 Less noise. A network and the prediction from its own initial function share nearly all of their scatter. The mean of
 networks is that of the differences plus the predictions' exact expectation; their variance is the difference of the
 networks' and of these predictions' sample variances plus the latter's exact expectation (control variates). What is
-left to ask of the sampling itself is that initial functions have the law that theory says and are independent, which are
-verdicts too: by the prior's widest axes, and by the sum over points. A wrong prior along its narrow axes is not seen.
+left to ask of the sampling itself is that initial functions have the law that theory says and are independent, which
+are verdicts too: along the prior's widest axes, and summed over points. A prior that is wrong along a narrow axis alone
+is not noticed.
 A mean is judged by its norm over all points and outputs, in which noise adds up; its expected square is known and
 taken off, and what is left scatters by a fraction of it.
 
