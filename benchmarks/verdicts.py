@@ -152,7 +152,8 @@ def main() -> None:
             wrong = wrong_flows(theory)
             for seed in tqdm(range(arguments.seeds), name):
                 seen, went = (tuple(of_seed(s, seed, arguments.draws) for s in all_of) for all_of in (every, moved))
-                verdicts = sampled_verdicts(theory, seen, went, wrong) + (law_verdicts(theory) if seed == 0 else [])
+                own = dataclasses.replace(theory, setting=dataclasses.replace(setting, seed=seed))
+                verdicts = sampled_verdicts(own, seen, went, wrong) + (law_verdicts(theory) if seed == 0 else [])
                 for verdict in verdicts:
                     counts = said[name, verdict.statement.split(", t = ")[0]]  # the times are chosen by the networks
                     counts["of"] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,9 @@ from fedtangent.engine.run import predict, resolve_mapping, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.types import Algorithm, Cohort, Model
+
+
+AT_ONCE = 100  # initial functions that are computed together
 
 
 class Simulated(NamedTuple):
@@ -45,9 +49,13 @@ def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
 
 def initial_functions(setting: Setting, width: int, count: int) -> np.ndarray:
     """``count`` more networks of ``width`` at the test points before any training, [count, m, C]."""
-    model, x = setting.model(width), jnp.asarray(setting.x_test)
     keys = jax.random.split(init_key(setting, setting.draws, width), count)  # the key of no draw
-    return np.asarray(jax.jit(lambda keys: jax.lax.map(lambda k: model.apply(model.init(k), x), keys))(keys))
+    return np.asarray(_initial_functions(setting.model(width), keys, jnp.asarray(setting.x_test)))
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _initial_functions(model: Model, keys: jax.Array, x: jax.Array) -> jax.Array:
+    return jax.lax.map(lambda key: model.apply(model.init(key), x), keys, batch_size=AT_ONCE)
 
 
 def fed_ensemble(setting: Setting, width: int, progress: bool = False) -> Simulated:
