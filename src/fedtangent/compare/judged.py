@@ -139,6 +139,7 @@ def _every_round(theory: Predicted, seen: tuple[Simulated, ...], wrong: dict[str
         away[what] = list((np.asarray(flow.mean(rounds)) - means).mean(axis=1))
         slopes[what] = networks(flow, seen, rounds)
         variances[what] = np.trace(np.asarray(flow.cov(rounds[-1])), axis1=1, axis2=2)
+    slopes["targets of the other sign"] = [p - 2 * means[:, :, None] for p in right]
     variances["no cross terms"] = np.trace(without_cross_terms(theory.flow, rounds[-1]), axis1=1, axis2=2)
     from_start = f"the flow's from the same initial functions, {len(rounds)} rounds"
     return [

@@ -20,7 +20,6 @@ from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.types import Algorithm, Cohort, Model
 
-
 AT_ONCE = 100  # initial functions that are computed together
 
 
