@@ -126,6 +126,7 @@ class _Pass:
 
 
 def _pass_of(flow: Flow, model: int) -> _Pass:
+    flow.check_linear("pass over all rounds")
     program = flow.program(model, 1)
     check_known("rule", program.rounds.learning_rate, program.rounds.server_rate, flow.numbers)
     check_known("cohorts.weight", program.rounds.weight)
@@ -255,8 +256,11 @@ class Stability(NamedTuple):
 def stability(flow: Flow) -> Stability:
     """Compares the largest step of a run with the bound of every client that trains."""
     check_known("rule", flow.rounds.learning_rate, flow.rounds.server_rate, flow.numbers)
-    if flow.kind.algorithm != "fed_avg" or flow.kind.momentum:
-        found = "fed_avg with server_momentum" if flow.kind.momentum else flow.kind.algorithm
+    flow.check_linear("bound of stable steps")
+    if flow.kind.algorithm != "fed_avg" or flow.kind.momentum or flow.kind.carries:
+        whose = {"server_momentum": flow.kind.momentum, "local_momentum": flow.kind.carries}
+        with_ = " and ".join(name for name, is_on in whose.items() if is_on)
+        found = f"fed_avg with {with_}" if flow.kind.algorithm == "fed_avg" else flow.kind.algorithm
         raise ValueError(f"rule: got {found}, must be plain fed_avg here; ask for largest_stable_learning_rate()")
     nu, largest = float(flow.numbers.nu), float(np.max(flow.numbers.step_weights))
     bounds = np.full(flow.partition.num_clients, np.inf)
@@ -271,14 +275,17 @@ def stability(flow: Flow) -> Stability:
 
 def _stiffness(flow: Flow, i: int) -> float:
     """``lambda_max(Theta_ii) / n_i``, or the largest such number of client i's minibatches."""
-    clients = flow.clients
-    if not flow.kind.minibatches:
+    clients, batches = flow.clients, flow.rounds.batches
+    if batches is None:
         return float(clients.largest_eigenvalue[i] / np.asarray(flow.partition.sizes)[i])
     bucket, place = clients.buckets[clients.bucket_of[i]], clients.place_in_bucket[i]
-    assert bucket.block is not None and bucket.shares is not None
+    assert bucket.block is not None
     block, worst = np.asarray(bucket.block[place]), 0.0
-    for share in np.asarray(bucket.shares[place]):
-        root = np.sqrt(share)
+    drawn = np.asarray(batches)[flow.cohorts.present & (flow.cohorts.client == i)][:, : flow.local_steps[i]]
+    for places in np.unique(drawn.reshape(-1, drawn.shape[-1]), axis=0):
+        taken = places[places >= 0]
+        share = np.bincount(taken, minlength=len(block) // flow.kind.rows_per_example) / len(taken)
+        root = np.sqrt(np.repeat(share, flow.kind.rows_per_example))
         worst = max(worst, float(np.linalg.eigvalsh(root[:, None] * block * root)[-1]))
     return worst
 
@@ -291,7 +298,7 @@ def _largest_x(flow: Flow, steps: int) -> float:
     server = float(np.max(flow.rounds.server_rate))
     if flow.kind.dynamics == "gradient_flow":
         return np.inf if server <= 2 else float(-np.log(1 - 2 / server) / steps)
-    if flow.kind.minibatches or flow.kind.weighs_steps:
+    if flow.rounds.batches is not None or flow.kind.weighs_steps:
         return 2.0 if server <= 1 else 0.0
     if server >= 2:
         return float(1 - (1 - 2 / server) ** (1 / steps))

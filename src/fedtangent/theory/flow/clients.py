@@ -10,17 +10,21 @@ g being the client's residual ``f(X_i) - Y_i`` and ``b_i = Phi_i' b`` the values
 ``z = A g - C b_i`` with numbers A, C per mode, and one eigendecomposition per client serves every step size. Plain
 gradient descent has ``A_i = (eta / n_i) sum_{s < T} (I - (eta / n_i) Theta_ii)^s`` (``response``). Gradient flow is the
 limit of many small steps.
+
+Of another loss g is its derivative by the outputs, which is that of f at the client's own model: the steps are then
+taken one by one, and z is no longer linear in anything. Minibatches and local momentum are taken step by step too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.theory.flow.rules import Batches, Kind, Numbers
+from fedtangent.theory.flow.rules import Kind, Numbers
 from fedtangent.types import Array, Partition
 
 SMALLEST_BUCKET = 32
@@ -40,8 +44,7 @@ class Bucket(NamedTuple):
     eigenvectors: Array | np.ndarray  # [b, s, s], columns
     num_examples: Array | np.ndarray  # [b] float64, n_i
     local_steps: Array | np.ndarray  # [b] int64, T_i
-    block: Array | np.ndarray | None = None  # [b, s, s] Theta_ii, for minibatches only
-    shares: Array | np.ndarray | None = None  # [b, most steps, s], 1 / |B_t| on the rows of step t's batch
+    block: Array | np.ndarray | None = None  # [b, s, s] Theta_ii, where local steps are taken one by one
 
 
 class ClientBlocks(NamedTuple):
@@ -59,12 +62,11 @@ def build_clients(
     partition: Partition,
     local_steps: np.ndarray,
     rows_per_example: int,
-    batches: Batches | None = None,
+    stepwise: bool = False,
 ) -> ClientBlocks:
     """Eigendecompositions of every client's own kernel block.
 
-    ``theta`` is [q, q] with ``q = n * rows_per_example`` in example-major order. ``batches`` gives, per client and
-    local step, the batch as places in the client's own examples.
+    ``theta`` is [q, q] with ``q = n * rows_per_example`` in example-major order. ``stepwise`` keeps the blocks too.
     """
     sizes = np.asarray(partition.sizes)
     bucket_of = np.full(len(sizes), -1, np.int32)
@@ -78,8 +80,8 @@ def build_clients(
         bucket_of[members], place[members] = len(buckets), np.arange(len(members))
         bucket = _build_bucket(theta, partition, members, local_steps, rows_per_example)
         largest[members], smallest[members] = np.max(bucket.eigenvalues, axis=1), np.min(bucket.eigenvalues, axis=1)
-        if batches is not None:
-            bucket = _with_batches(bucket, theta, [batches[i] for i in members], rows_per_example)
+        if stepwise:
+            bucket = _with_blocks(bucket, theta)
         buckets.append(bucket)
     return ClientBlocks(jax.tree.map(jnp.asarray, tuple(buckets)), bucket_of, place, largest, np.minimum(smallest, 0.0))
 
@@ -125,19 +127,14 @@ def _build_bucket(
     return Bucket(rows, eigenvalues, eigenvectors, sizes.astype(float), local_steps[members])
 
 
-def _with_batches(bucket: Bucket, theta: np.ndarray, batches: list[tuple[np.ndarray, ...]], width: int) -> Bucket:
-    """The bucket with what minibatches need: each client's kernel block, and its batches as shares of its rows."""
+def _with_blocks(bucket: Bucket, theta: np.ndarray) -> Bucket:
+    """The bucket with each client's kernel block, 0 in padding."""
     rows = np.asarray(bucket.rows)
-    count, size = rows.shape
-    shares = np.zeros((count, max(len(steps) for steps in batches), size))
-    block = np.zeros((count, size, size))
-    for i, steps in enumerate(batches):
-        own = rows[i][rows[i] < len(theta)]
-        block[i, : len(own), : len(own)] = theta[np.ix_(own, own)]
-        for t, places in enumerate(steps):
-            for c in range(width):
-                np.add.at(shares[i, t], places * width + c, 1 / len(places))
-    return bucket._replace(block=block, shares=shares)
+    block = np.zeros((*rows.shape, rows.shape[1]))
+    for i, own in enumerate(rows):
+        mine = own[own < len(theta)]
+        block[i, : len(mine), : len(mine)] = theta[np.ix_(mine, mine)]
+    return bucket._replace(block=block)
 
 
 class Gains(NamedTuple):
@@ -171,32 +168,58 @@ def kappas(kind: Kind, numbers: Numbers, sizes: Array) -> tuple[Array, Array]:
     """kappa before each local step, [most_steps], and after the last, []."""
     nu = numbers.nu
 
-    def step(kappa: Array, eta: Array) -> tuple[Array, Array]:
-        return kappa * (1 - eta * nu) + eta, kappa
+    def step(carry: tuple[Array, Array], eta: Array) -> tuple[tuple[Array, Array], Array]:
+        kappa, velocity = carry
+        if not kind.carries:
+            return (kappa * (1 - eta * nu) + eta, velocity), kappa
+        velocity = numbers.local_momentum * velocity + 1 - nu * kappa
+        return (kappa + eta * velocity, velocity), kappa
 
-    last, before = jax.lax.scan(step, jnp.zeros(()), sizes)
+    (last, _), before = jax.lax.scan(step, (jnp.zeros(()), jnp.zeros(())), sizes)
     return before, last
 
 
-def minibatch_descent(
-    numbers: Numbers, block: Array, shares: Array, sizes: Array, before: Array, own: Array, tilt: Array | None
+class Felt(NamedTuple):
+    """What a client's own rows feel at the server's model."""
+
+    values: Array  # [s, D] of its residual; of a loss other than the squared one f itself
+    tilt: Array | None  # [s, D] values of b
+    targets: Array | None  # [s, D], of a loss other than the squared one
+
+
+def descent_by_steps(
+    kind: Kind, numbers: Numbers, block: Array, shares: Callable[[Array], Array], sizes: Array, felt: Felt, width: int
 ) -> Array:
-    """z after local steps on minibatches in a fixed order, [s, D].
+    """z after local steps that are taken one by one, [s, D].
 
     Args:
-        block: [s, s] Theta_ii; shares: [most_steps, s], ``1 / |B_t|`` on the rows of batch t, 0 elsewhere.
-        sizes, before: of ``sizes_of_steps`` and ``kappas``; own: [s, D] residual; tilt: [s, D] values of b, or None.
+        block: [s, s] Theta_ii; shares: of step t, ``1 / |B_t|`` on the rows of its batch and 0 elsewhere, [s].
+        sizes: of ``sizes_of_steps``; width: rows of an example, whose outputs a loss takes together.
     """
-    nu = numbers.nu
+    nu, before = numbers.nu, kappas(kind, numbers, sizes)[0]
 
-    def step(z: Array, now: tuple[Array, Array, Array]) -> tuple[Array, None]:
-        share, eta, kappa = now
-        error = own - block @ z
-        if tilt is not None:
-            error = error - kappa * tilt
-        return z * (1 - eta * nu) + eta * share[:, None] * error, None
+    def step(carry: tuple[Array, Array], now: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
+        (z, velocity), (t, eta, kappa) = carry, now
+        f = felt.values - block @ z
+        if felt.tilt is not None:
+            f = f - kappa * felt.tilt
+        push = shares(t)[:, None] * _slope(kind, f, felt.targets, width)
+        if not kind.carries:
+            return (z * (1 - eta * nu) + eta * push, velocity), None
+        velocity = numbers.local_momentum * velocity + push - nu * z
+        return (z + eta * velocity, velocity), None
 
-    return jax.lax.scan(step, jnp.zeros_like(own), (shares, sizes, before))[0]
+    zeros = jnp.zeros_like(felt.values)
+    return jax.lax.scan(step, (zeros, zeros), (jnp.arange(len(sizes)), sizes, before))[0][0]
+
+
+def _slope(kind: Kind, f: Array, targets: Array | None, width: int) -> Array:
+    """Derivative of each example's loss by its outputs: the residual itself, or a softmax less its target."""
+    if targets is None:
+        return f
+    outputs, wanted = (v.reshape(-1, v.shape[1] * width) for v in (f, targets))
+    total = jnp.sum(wanted, axis=1, keepdims=True)
+    return (jax.nn.softmax(outputs, axis=1) * total - wanted).reshape(f.shape)
 
 
 def _by_recursion(

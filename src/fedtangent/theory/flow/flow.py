@@ -103,9 +103,12 @@ def federated_flow(
         check_once(slots, kind.algorithm)
 
     width = targets.shape[1] if outputs == "full" else 1
-    clients = build_clients(kernels.ntk_train, partition, steps, width, batch_places(rule, steps, partition))
+    batches = batch_places(rule, steps, partition, slots.client, slots.present)
+    clients = build_clients(kernels.ntk_train, partition, steps, width, kind.stepwise)
+    kind = kind._replace(rows_per_example=width)
     checks.check_semidefinite(clients.smallest_eigenvalue, clients.largest_eigenvalue)
     rounds = build_rounds(clients, slots, cohorts.weight, rates, num_models)
+    rounds = rounds._replace(batches=None if batches is None else jnp.asarray(batches))
     return Flow(
         kernels, targets, outputs, num_models, partition, slots, on_device(kernels.ntk_train), clients, rounds, kind,
         numbers, steps,
@@ -148,11 +151,14 @@ class Flow:
 
     def mean(self, r: int | Sequence[int], model: int | None = None) -> Array:
         """Mean over initial functions of mean zero, ``Theta(x, X) M_r Y``: [..., m, C]."""
+        self.check_linear("mean")
         return self.predict(*self._zero_functions(model), r, model)
 
     def residual(self, r: int | Sequence[int], f0_train: Any = None, model: int | None = None) -> Array:
         """``f_r(X) - Y``, [..., n, C], for a given initial function, or for the mean over them (None)."""
-        f0_train = self._zero_functions(model)[0] if f0_train is None else f0_train
+        if f0_train is None:
+            self.check_linear("residual of the mean")
+            f0_train = self._zero_functions(model)[0]
         after = self.predict_train(f0_train, r, model)
         return after - self.y_train.reshape((1,) * (after.ndim - 2) + self.y_train.shape)
 
@@ -229,6 +235,7 @@ class Flow:
     @in_float64
     def dependence(self, r: int, model: int | None = None) -> tuple[Array, Array]:
         """B [K, m, q] and gamma [K] of ``f_r(x) = gamma f_0(x) - B f_0(X) + ..``, K = 1 for one model."""
+        self.check_linear("covariance")
         r, theta_x = whole("r", r, 0, self.num_rounds), jnp.asarray(self.kernels.ntk_test_train)
         program, num_models = self.program(model, len(theta_x)), self.num_models if model is None else 1
         shares, active = self.shares(model), np.arange(self.num_rounds) < r
@@ -251,6 +258,7 @@ class Flow:
     @in_float64
     def operator(self, r: int, model: int = 0) -> Array:
         """``M_r`` itself, [q, q]. An n x n recursion: meant for tests and small problems."""
+        self.check_linear("operator")
         model = whole("model", model, 0, self.num_models - 1)
         eye = np.eye(len(self.theta))[:, None, :]
         given: Any = Input(eye, np.zeros_like(eye) if self.kind.decays else None)  # type: ignore[arg-type]
@@ -315,6 +323,14 @@ class Flow:
         """
         return asymptotics.stability(self)
 
+    def check_linear(self, what: str) -> None:
+        """Raise ``ValueError`` for a loss under which a run is not linear in its initial function."""
+        if not self.kind.is_linear:
+            raise ValueError(
+                f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {what}: under another loss the run of "
+                "one initial function is known (predict), of which draws can be averaged"
+            )
+
     @property
     def _prior(self) -> KernelBlocks:
         """The kernels, with the largest nngp block where JAX can use it without another copy."""
@@ -343,7 +359,8 @@ class Flow:
             rounds = rounds._replace(needed=jnp.asarray(self._needed))
         if model is not None:
             rounds = only_model(rounds, whole("model", model, 0, self.num_models - 1))
-        return Program(self.theta, self.clients.buckets, rounds, self.numbers)
+        targets = None if self.kind.is_linear else jnp.asarray(self.targets)
+        return Program(self.theta, self.clients.buckets, rounds, self.numbers, targets)
 
     def shares(self, model: int | None) -> Any:
         """What weight decay has left of w_0 before each round and after the last, [R + 1, K]."""
@@ -371,7 +388,8 @@ class Flow:
 
     def _given(self, f0_train: Any, along_train: Any, model: int | None) -> Input:
         f0 = self._function("f0_train", f0_train, len(self.theta), model)
-        return Input(f0 - self.targets[:, None, :], self._along("along_train", along_train, f0, model))
+        start = f0 - self.targets[:, None, :] if self.kind.is_linear else f0
+        return Input(start, self._along("along_train", along_train, f0, model))
 
     def _along(self, name: str, values: Any, f0: Array, model: int | None) -> Array | None:
         """``J(x) w_0``, [rows, K, D]; None without weight decay, which alone needs it."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedtangent.theory.flow.clients import Bucket, Gains, gains, kappas, minibatch_descent, sizes_of_steps
+from fedtangent.theory.flow.clients import Bucket, Felt, Gains, descent_by_steps, gains, kappas, sizes_of_steps
 from fedtangent.theory.flow.rounds import BucketSlots, Rounds
 from fedtangent.theory.flow.rules import Kind, Numbers
 from fedtangent.types import Array
@@ -38,12 +38,13 @@ class Program(NamedTuple):
     buckets: tuple[Bucket, ...]
     rounds: Rounds
     numbers: Numbers
+    targets: Array | None = None  # [q, D], of a loss other than the squared one
 
 
 class Input(NamedTuple):
-    """What the recursion is linear in, at the training points."""
+    """What the recursion starts from, and under the squared loss is linear in, at the training points."""
 
-    residual: Array  # [q, K or 1, D] f_0(X) - Y
+    residual: Array  # [q, K or 1, D] f_0(X) - Y; of another loss f_0(X)
     along: Array | None  # [q, K or 1, D] J(X) w_0, with weight decay only
 
 
@@ -179,7 +180,7 @@ def one_round(kind: Kind, program: Program, given: Input, beta: Array, state: Fl
 class _Felt(NamedTuple):
     """What all training points feel at the server's models, [q, K, D] each."""
 
-    residual: Array
+    residual: Array  # of a loss other than the squared one f itself
     tilt: Array | None  # values of b (see ``clients``); None where nothing tilts all clients alike
 
 
@@ -252,38 +253,55 @@ def _answers(
     """What the clients of one bucket's slots make of what they feel in round ``j``."""
     place, rate = slots.place[j], program.rounds.learning_rate[j]
     at = bucket.rows[place], program.rounds.model[j][slots.slot[j]][:, None]
-    g = felt.residual.at[at].get(mode="fill", fill_value=0.0)
-    b = None if felt.tilt is None else felt.tilt.at[at].get(mode="fill", fill_value=0.0)
+    batches = None if program.rounds.batches is None else program.rounds.batches[j][slots.slot[j]]
+    its = Felt(
+        felt.residual.at[at].get(mode="fill", fill_value=0.0),
+        None if felt.tilt is None else felt.tilt.at[at].get(mode="fill", fill_value=0.0),
+        None if program.targets is None else program.targets.at[at[0]].get(mode="fill", fill_value=0.0),
+    )
 
-    def one(slot: tuple[Array, Array, Array, Array | None, Array | None]) -> Array:
-        i, present, g, b, e = slot
+    def one(slot: tuple[Array, Array, Felt, Array | None, Array | None]) -> Array:
+        i, present, felt, e, batches = slot
 
         def trained() -> Array:
-            return _train(kind, program.numbers, bucket, i, rate, g, b, e)
+            return _train(kind, program, bucket, i, rate, felt, e, batches)
 
-        return jax.lax.cond(present, trained, lambda: jnp.zeros_like(g))
+        return jax.lax.cond(present, trained, lambda: jnp.zeros_like(felt.values))
 
-    z = jax.lax.map(jax.checkpoint(one), (place, slots.present[j], g, b, own))
+    z = jax.lax.map(jax.checkpoint(one), (place, slots.present[j], its, own, batches))
     kappa = _kappas_of(kind, program, bucket, slots, j)
     return _Answers(z if own is None else z + kappa[:, None, None] * own, z, kappa)
 
 
 def _train(
-    kind: Kind, numbers: Numbers, bucket: Bucket, i: Array, rate: Array, g: Array, b: Array | None, e: Array | None
-) -> Array:
-    """z of client ``i`` of a bucket, [s, D]; e [s, D] are the coefficients of its own h_i or c_i, whose tilt is -e."""
-    steps = bucket.local_steps[i]
-    if kind.minibatches:
-        assert bucket.block is not None and bucket.shares is not None
-        block, sizes = bucket.block[i], sizes_of_steps(kind, numbers, rate, steps)
-        shares = jnp.zeros((kind.most_steps, block.shape[0])).at[: bucket.shares.shape[1]].set(bucket.shares[i])
-        tilt = b if e is None else block @ e + (0.0 if b is None else b)
-        return minibatch_descent(numbers, block, shares, sizes, kappas(kind, numbers, sizes)[0], g, tilt)
+    kind: Kind, program: Program, bucket: Bucket, i: Array, rate: Array, felt: Felt, e: Array | None,
+    batches: Array | None,
+) -> Array:  # fmt: skip
+    """z of client ``i`` of a bucket, [s, D]; e [s, D] are the coefficients of its own h_i or c_i, whose tilt is -e.
+
+    ``batches`` [T, B] are places in its examples, -1 for none; None: all of them in every step.
+    """
+    numbers, steps = program.numbers, bucket.local_steps[i]
+    if kind.stepwise:
+        assert bucket.block is not None
+        block, sizes, width = bucket.block[i], sizes_of_steps(kind, numbers, rate, steps), kind.rows_per_example
+        if e is not None:
+            felt = felt._replace(tilt=block @ e + (0.0 if felt.tilt is None else felt.tilt))
+        count = bucket.num_examples[i]
+
+        def shares(t: Array) -> Array:
+            rows = jnp.arange(block.shape[0]) // width
+            if batches is None:
+                return jnp.where(rows < count, 1 / count, 0.0)
+            taken = jnp.zeros(block.shape[0]).at[jnp.where(batches[t] < 0, block.shape[0], batches[t])].add(1.0)
+            return (taken / jnp.maximum(jnp.sum(taken), 1.0))[rows]
+
+        return descent_by_steps(kind, numbers, block, shares, sizes, felt, width)
     eigenvalues, vectors = bucket.eigenvalues[i], bucket.eigenvectors[i]
     found: Gains = gains(kind, numbers, eigenvalues, rate, bucket.num_examples[i], steps)
-    turned = found.own[:, None] * _matmul(vectors.T, g)
+    turned = found.own[:, None] * _matmul(vectors.T, felt.values)
     if kind.tilts:
-        force = jnp.zeros_like(turned) if b is None else _matmul(vectors.T, b)
+        force = jnp.zeros_like(turned) if felt.tilt is None else _matmul(vectors.T, felt.tilt)
         if e is not None:
             force = force + eigenvalues[:, None] * _matmul(vectors.T, e)
         turned = turned - found.tilt[:, None] * force
@@ -328,11 +346,13 @@ def _weights_of(slots: BucketSlots, rounds: Rounds, j: Array) -> tuple[Array, Ar
 
 def _kappas_of(kind: Kind, program: Program, bucket: Bucket, slots: BucketSlots, j: Array) -> Array:
     """How far a constant force moves each client of a bucket's slots in round ``j``, [S]."""
-    place = slots.place[j]
+    place, rate = slots.place[j], program.rounds.learning_rate[j]
     one = functools.partial(gains, kind._replace(algorithm="fed_avg", decays=False), program.numbers)
 
     def kappa(num_examples: Array, steps: Array) -> Array:
-        return one(jnp.zeros(1), program.rounds.learning_rate[j], num_examples, steps).kappa
+        if kind.stepwise:
+            return kappas(kind, program.numbers, sizes_of_steps(kind, program.numbers, rate, steps))[1]
+        return one(jnp.zeros(1), rate, num_examples, steps).kappa
 
     return jax.vmap(kappa)(jnp.asarray(bucket.num_examples)[place], jnp.asarray(bucket.local_steps)[place])
 

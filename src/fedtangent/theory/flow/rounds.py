@@ -45,6 +45,7 @@ class Rounds(NamedTuple):
     fraction: Array  # [R, K] float64, share of all clients that train the model
     trained: Array  # [R, K] bool, whether any client does
     slots: tuple[BucketSlots, ...]  # one per bucket
+    batches: Array | None = None  # [R, S, T, B] int32, places in the examples of a slot's client, -1 for none
     needed: Array | None = None  # [R, K, E] int32, the rows of each model's clients; None: all rows
 
 

@@ -17,6 +17,7 @@ from fedtangent.types import Array, Partition
 
 ALGORITHMS = ("fed_avg", "fed_dyn", "scaffold", "fed_nova")
 DYNAMICS = ("gradient_descent", "gradient_flow")
+LOSSES = ("squared_error", "cross_entropy")
 STATIC = {"static": True}  # fields of a Rule that are no numbers
 Batches = tuple[tuple[np.ndarray, ...], ...]  # per client, per step: places in its own examples
 
@@ -53,9 +54,15 @@ class Rule:
     """The server's momentum looks ahead."""
     step_weights: Any = None
     """[T] factors of the local steps' sizes, T the largest of ``local_steps``; None: all 1."""
-    batches: Sequence[Sequence[Any]] | None = None
-    """Per client, for each of its local steps the training rows of that step's minibatch, the same in every round; the
-    gradient is the mean over the batch. None: all rows of the client in every step."""
+    batches: Any = None
+    """The training rows of each minibatch, whose mean gradient a local step follows: those that a run drew, whole
+    numbers [R, S, T, B], -1 for none; or per client a sequence of batches, one for each of its local steps, the same in
+    every round. None: all rows of the client in every step."""
+    loss: str = field(default="squared_error", metadata=STATIC)
+    """"squared_error", ``1/2 |f - y|^2`` summed over outputs; or "cross_entropy" of a softmax, ``y`` being
+    probabilities of the classes."""
+    local_momentum: Any = 0.0
+    """Of the clients' steps, in [0, 1); it does not outlive a round."""
 
 
 class Kind(NamedTuple):
@@ -67,8 +74,16 @@ class Kind(NamedTuple):
     nesterov: bool = False
     decays: bool = False  # the local objective has weight decay
     weighs_steps: bool = False  # local steps have weights of their own
-    minibatches: bool = False  # local steps see a part of the client's examples
+    stepwise: bool = False  # local steps are taken one by one: on minibatches, of another loss, with momentum
+    loss: str = "squared_error"  # one of LOSSES
+    carries: bool = False  # local steps have momentum
+    rows_per_example: int = 1  # of the kernel
     most_steps: int = 1  # the largest number of local steps
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether a run is linear in its initial function: whether its law is known, and not its path alone."""
+        return self.loss == "squared_error"
 
     @property
     def corrects(self) -> bool:
@@ -89,6 +104,7 @@ class Numbers(NamedTuple):
     homogeneity: Array  # [] J(x) w_0 = homogeneity * f_0(x)
     momentum: Array  # []
     step_weights: Array  # [most_steps]
+    local_momentum: Array  # []
 
     @property
     def nu(self) -> Array:
@@ -103,13 +119,16 @@ def read_rule(rule: Rule, local_steps: np.ndarray) -> tuple[Kind, Numbers]:
     """
     _check_values(rule)
     decays, momentum = _is_on(rule.weight_decay), _is_on(rule.server_momentum)
-    weighs, minibatches = rule.step_weights is not None, rule.batches is not None
+    weighs, carries = rule.step_weights is not None, _is_on(rule.local_momentum)
+    stepwise = rule.batches is not None or carries or rule.loss != "squared_error"
     _check_company(rule, decays, momentum)
-    kind = Kind(rule.algorithm, rule.dynamics, momentum, bool(rule.nesterov), decays, weighs, minibatches)
-    by_steps = weighs or minibatches or (kind.tilts and rule.dynamics == "gradient_descent")
+    kind = Kind(rule.algorithm, rule.dynamics, momentum, bool(rule.nesterov), decays, weighs, stepwise, rule.loss,
+                carries)  # fmt: skip
+    by_steps = weighs or stepwise or (kind.tilts and rule.dynamics == "gradient_descent")
     if by_steps:  # else a closed form serves, however many steps there are
         kind = kind._replace(most_steps=int(local_steps.max()))
-    values = rule.mu, rule.weight_decay, rule.homogeneity, rule.server_momentum, _step_weights(rule, kind.most_steps)
+    weights = _step_weights(rule, kind.most_steps)
+    values = rule.mu, rule.weight_decay, rule.homogeneity, rule.server_momentum, weights, rule.local_momentum
     known = (np.asarray(value, np.float64) if is_concrete(value) else value for value in values)
     return kind, Numbers(*(jnp.asarray(value, jnp.float64) for value in known))
 
@@ -138,11 +157,55 @@ def check_normalisers(rule: Rule, kind: Kind, numbers: Numbers, local_steps: np.
             )
 
 
-def batch_places(rule: Rule, local_steps: np.ndarray, partition: Partition) -> Batches | None:
-    """Each client's batches as places in its own examples; None where every step takes all of them."""
-    batches = rule.batches
-    if batches is None:
+def batch_places(
+    rule: Rule, local_steps: np.ndarray, partition: Partition, client: np.ndarray, present: np.ndarray
+) -> np.ndarray | None:
+    """Batches of every slot [R, S] as places in its client's own examples, [R, S, T, B], -1 for none.
+
+    None where every step takes all of them.
+    """
+    if rule.batches is None:
         return None
+    if isinstance(rule.batches, (np.ndarray, jax.Array)):
+        return _drawn_places(np.asarray(rule.batches), local_steps, partition, client, present)
+    each = _listed_places(rule.batches, local_steps, partition)
+    most = max((len(places) for steps in each for places in steps), default=1)
+    table = np.full((partition.num_clients, int(local_steps.max()), most), -1, np.int32)
+    for own, steps in zip(table, each, strict=True):
+        for line, places in zip(own, steps, strict=False):
+            line[: len(places)] = places
+    return table[client]
+
+
+def _drawn_places(
+    rows: np.ndarray, local_steps: np.ndarray, partition: Partition, client: np.ndarray, present: np.ndarray
+) -> np.ndarray:
+    """Rows of the training set as places in the examples of each slot's client."""
+    must = (*client.shape, int(local_steps.max()))
+    if rows.ndim != 4 or rows.shape[:3] != must or not np.issubdtype(rows.dtype, np.integer):
+        got = f"{rows.dtype} of shape {rows.shape}"
+        raise ValueError(f"batches: got {got}, must be whole numbers [{must[0]}, {must[1]}, {must[2]}, B]")
+    places = np.full(rows.shape, -1, np.int32)
+    lookup = np.full(int(np.max(partition.indices, initial=-1)) + 2, -1, np.int64)
+    for i in range(partition.num_clients):
+        own, mine = partition.client(i), present & (client == i)
+        lookup[:] = -1
+        lookup[own] = np.arange(len(own))
+        given = rows[mine]
+        inside = (given >= -1) & (given < len(lookup) - 1)
+        found = lookup[np.where(inside, given, -1)]
+        if np.any(~inside | ((found < 0) & (given >= 0))):
+            bad = given[~inside | ((found < 0) & (given >= 0))][0]
+            raise ValueError(f"batches: got row {bad} of client {i}, must be rows of that client, -1 for none")
+        taken = np.arange(rows.shape[2]) < local_steps[i]
+        if np.any(taken & ~np.any(given >= 0, axis=-1)):
+            raise ValueError(f"batches: got an empty one of client {i}, must have one row or more in each local step")
+        places[mine] = found
+    return places
+
+
+def _listed_places(batches: Any, local_steps: np.ndarray, partition: Partition) -> Batches:
+    """Each client's batches, the same in every round, as places in its own examples."""
     lists = isinstance(batches, Sequence) and all(isinstance(s, (Sequence, np.ndarray)) for s in batches)
     if not lists or len(batches) != partition.num_clients:
         got = f"{len(batches)} lists" if lists else f"{batches!r:.60}"
@@ -174,7 +237,9 @@ def _check_values(rule: Rule) -> None:
     choice("dynamics", rule.dynamics, DYNAMICS)
     for name in ("mu", "weight_decay"):
         number(name, getattr(rule, name), at_least=0)
+    choice("loss", rule.loss, LOSSES)
     number("server_momentum", rule.server_momentum, at_least=0, below=1)
+    number("local_momentum", rule.local_momentum, at_least=0, below=1)
     number("homogeneity", rule.homogeneity)
     flag("nesterov", rule.nesterov)
     if rule.algorithm == "fed_dyn" and not _is_on(rule.mu):
@@ -193,14 +258,19 @@ def _check_company(rule: Rule, decays: bool, momentum: bool) -> None:
         "weight_decay": (decays, ("fed_avg",)),  # fed_nova's normaliser is that of an undecayed step
         "server_momentum": (momentum, ("fed_avg",)),
         "step_weights": (rule.step_weights is not None, ("fed_avg", "fed_nova", "fed_dyn")),  # scaffold: equal steps
+        "local_momentum": (_is_on(rule.local_momentum), ("fed_avg", "fed_dyn")),  # others count equal steps
     }
     for name, (given, goes_with) in excluded.items():
         if given and rule.algorithm not in goes_with:
             raise ValueError(f"{name}: got one for algorithm {rule.algorithm!r}, allowed are {', '.join(goes_with)}")
     if rule.nesterov and not momentum:
         raise ValueError("nesterov: got True, must be False without a server_momentum above 0")
-    if rule.batches is not None and rule.dynamics == "gradient_flow":
-        raise ValueError("batches: got some, must be None with dynamics 'gradient_flow'")
+    if rule.dynamics == "gradient_flow":
+        if rule.batches is not None:
+            raise ValueError("batches: got some, must be None with dynamics 'gradient_flow'")
+        for name, plain in (("loss", "squared_error"), ("local_momentum", 0.0)):
+            if (value := getattr(rule, name)) is not plain and (not is_concrete(value) or value != plain):
+                raise ValueError(f"{name}: got {value!r}, must be {plain!r} with dynamics 'gradient_flow'")
 
 
 def _step_weights(rule: Rule, most: int) -> Any:

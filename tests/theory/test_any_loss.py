@@ -1,0 +1,188 @@
+"""The flow under any loss and minibatches: a linear model trained by a plain NumPy loop, written from the papers."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.theory import Flow, Rule, federated_flow
+from fedtangent.types import Cohort, Partition
+
+N, M, C, P = 12, 3, 3, 40
+SIZES, STEPS, RATE, BATCH = np.array([2, 5, 1, 4]), np.array([3, 4, 2, 5]), 0.7, 2
+ROUNDS, SLOTS, MODELS = 4, 3, 2
+RNG = np.random.default_rng(0)
+JACOBIAN = RNG.standard_normal((N + M, C, P)) / np.sqrt(P)  # of a model that is linear in its parameters
+SHARED = np.einsum("nd,cb->ncbd", RNG.standard_normal((N + M, P)) / np.sqrt(P), np.eye(C)).reshape(N + M, C, C * P)
+Y = np.eye(C)[RNG.integers(0, C, N)] * 0.9 + 0.1 / C
+CLIENT = np.stack([RNG.permutation(4)[:SLOTS] for _ in range(ROUNDS)])
+MODEL = RNG.integers(0, MODELS, (ROUNDS, SLOTS))
+OFFSETS = np.concatenate([[0], np.cumsum(SIZES)]).astype(np.int32)
+INDICES = RNG.permutation(N).astype(np.int32)
+ROWS = [INDICES[a:b] for a, b in itertools.pairwise(OFFSETS)]
+
+
+def drawn(rng: np.random.Generator) -> np.ndarray:
+    """Batches of one or two rows of each slot's client, [R, S, T, B], -1 for none."""
+    found = np.full((ROUNDS, SLOTS, STEPS.max(), BATCH), -1)
+    for at in np.ndindex(ROUNDS, SLOTS, STEPS.max()):
+        own = ROWS[CLIENT[at[:2]]]
+        size = min(rng.integers(1, BATCH + 1), len(own))
+        found[at][:size] = rng.permutation(own)[:size]
+    return found
+
+
+BATCHES = drawn(np.random.default_rng(1))
+RULES: dict[str, dict[str, Any]] = {
+    "fed_avg": {},
+    "momentum": {"local_momentum": 0.6},
+    "prox": {"mu": 0.3, "local_momentum": 0.6},
+    "server momentum": {"server_momentum": 0.5, "server_learning_rate": 1.3},
+    "steps of other sizes": {"step_weights": (1.0, 0.5, 0.25, 0.25, 0.1)},
+    "fed_nova": {"algorithm": "fed_nova"},
+    "fed_dyn": {"algorithm": "fed_dyn", "mu": 0.3},
+    "scaffold": {"algorithm": "scaffold"},
+    "weight decay": {"weight_decay": 0.2},
+}
+
+
+def slope(loss: str, f: np.ndarray, y: np.ndarray) -> np.ndarray:
+    if loss == "squared_error":
+        return f - y
+    p = np.exp(f - f.max(axis=1, keepdims=True))
+    return p / p.sum(axis=1, keepdims=True) - y
+
+
+def by_hand(jacobian: np.ndarray, start: np.ndarray, loss: str, batches: np.ndarray | None, **rule: Any) -> np.ndarray:
+    """All models' parameters after every round, [R + 1, K, P], from ``start`` [K, P]."""
+    algorithm, mu, decay = rule.get("algorithm", "fed_avg"), rule.get("mu", 0.0), rule.get("weight_decay", 0.0)
+    w, buffer = start.copy(), np.zeros_like(start)
+    own, common = np.zeros((MODELS, 4, start.shape[1])), np.zeros_like(start)  # h_i or c_i, h or c
+    seen = [w.copy()]
+    for r in range(ROUNDS):
+        after, filled = w.copy(), []
+        for k in range(MODELS):
+            mine = [s for s in range(SLOTS) if MODEL[r, s] == k]
+            if not mine:
+                continue
+            share = SIZES[CLIENT[r, mine]] / SIZES[CLIENT[r, mine]].sum()
+            moves, taus, changes = [], [], []
+            for s in mine:
+                i, v, velocity = CLIENT[r, s], w[k].copy(), np.zeros(start.shape[1])
+                tilt = {"fed_dyn": -own[k, i], "scaffold": common[k] - own[k, i]}.get(algorithm, 0.0)
+                for t in range(STEPS[i]):
+                    rows = ROWS[i] if batches is None else batches[r, s, t][batches[r, s, t] >= 0]
+                    j = jacobian[rows].reshape(-1, start.shape[1])
+                    f = (j @ v).reshape(len(rows), -1)
+                    g = j.T @ slope(loss, f, Y[rows]).reshape(-1) / len(rows) + tilt + mu * (v - w[k]) + decay * v
+                    velocity = rule.get("local_momentum", 0.0) * velocity + g
+                    v = v - RATE * rule.get("step_weights", np.ones(STEPS.max()))[t] * velocity
+                moves.append(v - w[k])
+                taus.append(float(STEPS[i]))
+                if algorithm == "scaffold":
+                    changes.append(own[k, i] - common[k] - moves[-1] / (STEPS[i] * RATE) - own[k, i])
+                if algorithm == "fed_dyn":
+                    changes.append(-mu * moves[-1])
+            if algorithm == "fed_nova":
+                change = (share @ taus) * sum(p * m / tau for p, m, tau in zip(share, moves, taus, strict=True))
+            else:
+                change = sum(p * m for p, m in zip(share, moves, strict=True))
+            filled.append((k, mine, share, change, changes))
+        for k, mine, share, change, changes in filled:
+            part = len(mine) / 4
+            if algorithm == "fed_dyn":
+                common[k] -= mu * part * change
+                after[k] = w[k] + change - common[k] / mu
+            elif rule.get("server_momentum"):
+                buffer[k] = rule["server_momentum"] * buffer[k] + change
+                after[k] = w[k] + rule["server_learning_rate"] * buffer[k]
+            else:
+                after[k] = w[k] + change
+            if algorithm == "scaffold":
+                common[k] += part * sum(p * c for p, c in zip(share, changes, strict=True))
+            for s, c in zip(mine, changes, strict=False):
+                own[k, CLIENT[r, s]] += c
+        w = after
+        seen.append(w.copy())
+    return np.stack(seen)
+
+
+def flow_of(jacobian: np.ndarray, outputs: str, **rule: Any) -> Flow:
+    flat = jacobian.reshape(-1, jacobian.shape[-1])
+    kernel = flat @ flat.T
+    if outputs == "shared":
+        kernel = kernel[::C, ::C]
+    n = N * (C if outputs == "full" else 1)
+    blocks = KernelBlocks(kernel[:n, :n], kernel[n:, :n])
+    held = Partition(INDICES, OFFSETS)
+    cohorts = Cohort(CLIENT.astype(np.int32), MODEL.astype(np.int32), SIZES[CLIENT].astype(float))  # type: ignore[arg-type]
+    return federated_flow(blocks, Y, held, cohorts, Rule(STEPS, RATE, **rule), num_models=MODELS, outputs=outputs)
+
+
+def apart(jacobian: np.ndarray, outputs: str, loss: str, batches: np.ndarray | None, rule: dict[str, Any],
+          predicted: dict[str, Any] | None = None) -> float:  # fmt: skip
+    """Largest distance of the flow's predictions from the loop's, at all points, rounds and models."""
+    start = np.random.default_rng(2).standard_normal((MODELS, jacobian.shape[-1]))
+    seen = np.einsum("ncp,rkp->rknc", jacobian, by_hand(jacobian, start, loss, batches, **rule))
+    told = {"loss": loss, "batches": batches, **rule, **(predicted or {})}
+    flow = flow_of(jacobian, outputs, **told)
+    rounds = range(ROUNDS + 1)
+    test = flow.predict(seen[0, :, :N], seen[0, :, N:], rounds)
+    train = flow.predict_train(seen[0, :, :N], rounds)
+    return float(max(np.abs(test - seen[:, :, N:]).max(), np.abs(train - seen[:, :, :N]).max()))
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
+def test_every_rule_follows_the_loop(name: str, loss: str) -> None:
+    assert apart(SHARED, "shared", loss, BATCHES, RULES[name]) < 1e-12
+
+
+@pytest.mark.parametrize("batches", [None, BATCHES], ids=["full batches", "minibatches"])
+def test_outputs_that_share_parameters(batches: np.ndarray | None) -> None:
+    assert apart(JACOBIAN, "full", "cross_entropy", batches, {"mu": 0.2}) < 1e-12
+    assert apart(SHARED, "full", "cross_entropy", batches, {}) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"loss": "squared_error"},
+        {"batches": np.flip(BATCHES, axis=2)},
+        {"batches": None},
+        {"local_momentum": 0.0},
+        {"mu": 0.0},
+    ],
+    ids=["the other loss", "another order", "full batches", "momentum forgotten", "pull forgotten"],
+)
+def test_a_wrong_theory_is_far(wrong: dict[str, Any]) -> None:
+    rule = {"mu": 0.3, "local_momentum": 0.6}
+    assert apart(SHARED, "shared", "cross_entropy", BATCHES, rule, wrong) > 1e-3
+
+
+def test_under_another_loss_there_is_no_law() -> None:
+    flow = flow_of(SHARED, "shared", loss="cross_entropy")
+    for ask in (flow.mean, flow.cov, flow.operator, lambda r: flow.fixed_point(), lambda r: flow.stability()):
+        with pytest.raises(ValueError, match="loss: got 'cross_entropy', must be 'squared_error' for the"):
+            ask(1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ({"loss": "hinge"}, "loss: got 'hinge'"),
+        ({"local_momentum": 1.0}, "local_momentum: got 1.0"),
+        ({"local_momentum": 0.5, "algorithm": "scaffold"}, "local_momentum: got one for algorithm 'scaffold'"),
+        ({"loss": "cross_entropy", "dynamics": "gradient_flow"}, "loss: got 'cross_entropy'"),
+        ({"batches": BATCHES[:, :, :1]}, "batches: got int64 of shape"),
+        ({"batches": np.full_like(BATCHES, -1)}, "batches: got an empty one of client"),
+        ({"batches": np.where(BATCHES < 0, -1, (BATCHES + 1) % N)}, "must be rows of that client"),
+    ],
+)
+def test_bad_rules_are_refused(rule: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        flow_of(SHARED, "shared", **rule)
