@@ -45,8 +45,10 @@ RULES: dict[str, dict[str, Any]] = {
     "steps of other sizes": {"step_weights": (1.0, 0.5, 0.25, 0.25, 0.1)},
     "fed_nova": {"algorithm": "fed_nova"},
     "fed_dyn": {"algorithm": "fed_dyn", "mu": 0.3},
+    "fed_dyn, momentum": {"algorithm": "fed_dyn", "mu": 0.3, "local_momentum": 0.6},
     "scaffold": {"algorithm": "scaffold"},
     "weight decay": {"weight_decay": 0.2},
+    "weight decay, momentum": {"weight_decay": 0.2, "local_momentum": 0.6},
 }
 
 
