@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
-from fedtangent.compare import Setting, SideBySide, build, exact, predicted, run
+from fedtangent.compare import Setting, SideBySide, build, exact, judged, predicted, run
 from fedtangent.compare.settings import standardised
-from fedtangent.compare.simulated import cohorts, init_key, recipe, trained
+from fedtangent.compare.simulated import cohorts, init_key, initial_functions, recipe, trained
 from fedtangent.compare.verdicts import EXACT, Verdict
 from fedtangent.engine.run import simulate
 from fedtangent.types import Cohort
@@ -194,6 +195,22 @@ def test_float64_is_asked_for(linear_setting: Setting) -> None:
             run(linear_setting)
     finally:
         jax.config.update("jax_enable_x64", True)
+
+
+def test_starts_of_another_law_and_starts_alike_are_noticed(linear_setting: Setting) -> None:
+    blocks = linear_setting.blocks()
+    drawn = initial_functions(linear_setting, 100, 800).reshape(1, 2, 400, -1, 1)
+
+    def judge(starts: np.ndarray, prior: float = 1.0) -> list[Verdict]:
+        theory = SimpleNamespace(setting=linear_setting, blocks=blocks._replace(nngp_test=prior * blocks.nngp_test))
+        return judged._starts(theory, (SimpleNamespace(width=100, test=starts),))  # type: ignore[arg-type]
+
+    law, apart = judge(drawn)
+    assert law.passed and apart.passed, (law, apart)
+    assert judge(drawn, 2.0)[0].holds is False
+    assert judge(0.6 * drawn)[0].holds is False  # of the networks that are trained alone
+    for alike in (np.repeat(drawn[:, :1], 2, axis=1), np.repeat(drawn[:, :, :1], 400, axis=2)):
+        assert judge(alike)[1].holds is False
 
 
 @pytest.mark.parametrize(("changed", "says"), [({"draws": 1}, "draws: got 1"), ({"widths": (8, 16)}, "at least 3")])
