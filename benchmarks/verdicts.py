@@ -32,7 +32,7 @@ from fedtangent.compare.exact import law_verdicts
 from fedtangent.compare.judged import sampled_verdicts, wrong_flows
 from fedtangent.compare.predicted import Predicted, predict, without_clients
 from fedtangent.compare.settings import Setting
-from fedtangent.compare.simulated import Simulated, cohorts, fed_ensemble, ntk_fl
+from fedtangent.compare.simulated import Simulated, cohorts, ntk_fl, trained_networks
 from fedtangent.data import partition
 from fedtangent.federated import schedule
 from fedtangent.models import mlp
@@ -146,7 +146,7 @@ def main() -> None:
     with jax.default_matmul_precision("highest"):
         setting = problem(arguments.seeds * arguments.draws)
         right = predict(setting, cohorts(setting))
-        every = [of_all_draws(setting, partial(fed_ensemble, width=w, progress=True)) for w in setting.widths]
+        every = [of_all_draws(setting, partial(trained_networks, width=w, progress=True)) for w in setting.widths]
         moved = [of_all_draws(setting, partial(evolved, width=w)) for w in setting.widths]
         for name, theory in theories(right).items():
             wrong = wrong_flows(theory)

@@ -26,15 +26,26 @@ def squared_error(outputs: Array, targets: Array, mask: Array) -> Array:
     ``outputs`` and ``targets`` are [B, C] floating, ``mask`` is [B] bool; returns a scalar. Raises
     ``ValueError`` if the shapes of outputs and targets differ.
     """
-    if outputs.shape != targets.shape:
-        raise ValueError(f"targets: got {targets.shape}, must be {outputs.shape}, the shape of the outputs")
+    _check_shape(targets, outputs)
     return masked_mean(0.5 * jnp.sum((outputs - targets) ** 2, axis=-1), mask)
 
 
 def cross_entropy(outputs: Array, targets: Array, mask: Array) -> Array:
-    """Mean softmax cross entropy over the real examples; ``outputs`` [B, C] logits, ``targets`` [B] integer labels."""
+    """Mean softmax cross entropy over the real examples; ``outputs`` are [B, C] logits.
+
+    ``targets`` are [B] integer labels, or [B, C] floating probabilities of the classes. Raises ``ValueError`` for
+    floating targets of another shape.
+    """
     log_probability = jax.nn.log_softmax(outputs, axis=-1)
+    if jnp.issubdtype(targets.dtype, jnp.floating):
+        _check_shape(targets, outputs)
+        return masked_mean(-jnp.sum(targets * log_probability, axis=-1), mask)
     return masked_mean(-jnp.take_along_axis(log_probability, targets[:, None], axis=-1)[:, 0], mask)
+
+
+def _check_shape(targets: Array, outputs: Array) -> None:
+    if outputs.shape != targets.shape:
+        raise ValueError(f"targets: got {targets.shape}, must be {outputs.shape}, the shape of the outputs")
 
 
 LOSSES: dict[str, Loss] = {"squared_error": squared_error, "cross_entropy": cross_entropy}

@@ -18,13 +18,13 @@ import numpy as np
 from fedtangent.compare import predicted
 from fedtangent.compare.predicted import Predicted
 from fedtangent.compare.settings import Setting
-from fedtangent.compare.simulated import Simulated, fed_ensemble, init_key
+from fedtangent.compare.simulated import Simulated, init_key, trained_networks
 from fedtangent.compare.statistics import law_distance, relative_distance, relative_errors
 from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory import Flow
-from fedtangent.types import Array, Cohort, Key, Model, PyTree
+from fedtangent.types import Array, Cohort, Key, Model, Partition, PyTree
 
 LINEARISED_WIDTH = 64
 NUM_POINTS = 20  # test points of the exact checks
@@ -41,29 +41,59 @@ def near_misses(
 
     Those that would be right here (equal weights of equal clients, a shift of rounds that are all alike) are left out.
     """
-    present = np.asarray(cohorts.weight) > 0
-    equal = cohorts._replace(weight=np.where(present, 1.0, 0.0))  # type: ignore[arg-type]
+    rule = setting.rule
     shifted = jax.tree.map(lambda leaf: np.roll(np.asarray(leaf), 1, axis=0), cohorts)
-    wrong: dict[str, tuple[Setting, Cohort, float]] = {
-        f"client rate x {SLOWER}": (
-            dataclasses.replace(setting, learning_rate=SLOWER * setting.learning_rate),
+    wrong: dict[str, tuple[Cohort, dict[str, Any]]] = {
+        f"client rate x {SLOWER}": (cohorts, {"learning_rate": np.multiply(SLOWER, setting.learning_rate)}),
+        f"server rate x {SLOWER}": (
             cohorts,
-            1.0,
+            {"server_learning_rate": np.multiply(SLOWER, rule.get("server_learning_rate", 1.0))},
         ),
-        f"server rate x {SLOWER}": (setting, cohorts, SLOWER),
-        "one client missing in the last round": (setting, _absent_once(cohorts, last), 1.0),
+        "one client missing in the last round": (_absent_once(cohorts, last), {}),
     }
-    if setting.local_steps > 1:
-        fewer = dataclasses.replace(setting, local_steps=setting.local_steps - 1)
-        wrong["one local step less"] = (fewer, cohorts, 1.0)
-    if len({int(s) for s in setting.partition.sizes if s}) > 1:
-        wrong["clients weighted equally"] = (setting, equal, 1.0)
+    steps, drawn = np.broadcast_to(setting.local_steps, setting.partition.num_clients), rule.get("batches")
+    if np.max(steps) > 1:
+        fewer = np.maximum(steps - 1, 1)
+        kept = {} if drawn is None else {"batches": drawn[:, :, : fewer.max()]}
+        wrong["one local step less"] = cohorts, {"local_steps": fewer, **kept}
+    other = _weighed_otherwise(cohorts, setting.partition, setting.weighting)
+    if other is not None:
+        wrong[f"clients weighted {'equally' if setting.weighting == 'examples' else 'by examples'}"] = other, {}
     if any(np.any(a != b) for a, b in zip(cohorts, shifted, strict=True)):
-        wrong["cohorts one round late"] = (setting, shifted, 1.0)
+        kept = {} if drawn is None else {"batches": np.roll(drawn, 1, axis=0)}
+        wrong["cohorts one round late"] = shifted, kept
+    if drawn is not None and np.max(steps) > 1:
+        backwards = _backwards(drawn, steps[np.asarray(cohorts.client)])
+        wrong["minibatches in another order"] = cohorts, {"batches": backwards}
     return {
-        name: predicted.run_flow(of, blocks, plan, server_learning_rate=rate, outputs=outputs)
-        for name, (of, plan, rate) in wrong.items()
+        name: predicted.run_flow(setting, blocks, among, outputs=outputs, **changes)
+        for name, (among, changes) in wrong.items()
     }
+
+
+def _weighed_otherwise(cohorts: Cohort, held: Partition, weighting: str) -> Cohort | None:
+    """The same cohorts with equal weights in the place of those by examples, or the other way; None if it is alike."""
+    sizes = np.asarray(held.sizes, float)[np.asarray(cohorts.client)]
+    weight = np.asarray(cohorts.weight)
+    other = np.where(weight > 0, weight / sizes if weighting == "examples" else weight * sizes, 0.0)
+    model, num_models = np.asarray(cohorts.model), int(np.max(cohorts.model, initial=0)) + 1
+
+    def shares(weights: np.ndarray) -> np.ndarray:
+        rounds = np.arange(len(weights))[:, None]
+        total = np.zeros((len(weights), num_models))
+        np.add.at(total, (np.broadcast_to(rounds, model.shape), model), weights)
+        return np.asarray(weights / np.maximum(total[rounds, model], 1e-300))
+
+    if np.allclose(shares(other), shares(weight)):
+        return None
+    return cohorts._replace(weight=other)  # type: ignore[arg-type]
+
+
+def _backwards(batches: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Each slot's batches [R, S, T, B] from the last of its ``steps`` [R, S] to the first."""
+    t = np.arange(batches.shape[2])
+    at = np.where(t < steps[..., None], steps[..., None] - 1 - t, t)
+    return np.take_along_axis(batches, at[..., None], axis=2)
 
 
 def _absent_once(cohorts: Cohort, last: int) -> Cohort:
@@ -103,7 +133,7 @@ def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
         y_test=setting.y_test[points],
     )
     blocks = _empirical_blocks(base, at, small)
-    seen = fed_ensemble(small, LINEARISED_WIDTH)
+    seen = trained_networks(small, LINEARISED_WIDTH)
     flow = predicted.run_flow(small, blocks, cohorts, outputs="full")
     wrong = near_misses(small, cohorts, blocks, setting.num_rounds, "full")
     return exact_verdict(
@@ -228,7 +258,7 @@ def _propagated(theory: Predicted, points: np.ndarray, num_rounds: int) -> Simul
         y_train=np.concatenate([setting.y_train, np.zeros((n, rows))], axis=1),
         y_test=np.zeros((len(points), outputs + rows)),
     )
-    return fed_ensemble(small, rows)
+    return trained_networks(small, rows)
 
 
 def _two_feature_maps(rows: int, outputs: int) -> Model:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -71,10 +70,9 @@ def wrong_flows(theory: Predicted) -> dict[str, Flow]:
     """Flows that are wrong, by what is wrong with them: the rivals that networks of finite width may tell."""
     setting, cohorts, blocks = theory.setting, theory.cohorts, theory.blocks
     flows = {
-        f"client rate x {by}": run_flow(dataclasses.replace(setting, learning_rate=by * setting.learning_rate), blocks,
-                                        cohorts)
+        f"client rate x {by}": run_flow(setting, blocks, cohorts, learning_rate=np.multiply(by, setting.learning_rate))
         for by in SLOWER
-    }  # fmt: skip
+    }
     right, clients = np.asarray(theory.flow.mean(setting.num_rounds)), np.unique(np.asarray(cohorts.client))
     change = []
     for client in clients[:MAX_DROPPED]:

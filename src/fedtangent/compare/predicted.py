@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,16 +59,19 @@ def run_flow(
     blocks: KernelBlocks,
     cohorts: Cohort,
     num_models: int | None = None,
-    server_learning_rate: float = 1.0,
     outputs: str = "shared",
+    **changes: Any,
 ) -> Flow:
-    """The flow of ``setting`` under ``cohorts``, for the setting's K models unless told otherwise."""
+    """The flow of ``setting`` under ``cohorts``, for the setting's K models unless told otherwise.
+
+    ``changes`` are to its rule.
+    """
     return federated_flow(
         blocks,
         setting.y_train,
         setting.partition,
         cohorts,
-        Rule(setting.local_steps, setting.learning_rate, server_learning_rate=server_learning_rate),
+        Rule(**{"local_steps": setting.local_steps, "learning_rate": setting.learning_rate, **setting.rule, **changes}),
         num_models=setting.schedule.num_models if num_models is None else num_models,
         outputs=outputs,
     )

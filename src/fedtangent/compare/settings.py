@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 from fedtangent import data as datasets
 from fedtangent.checks import finite
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
-from fedtangent.types import FederatedData, Model, Partition, Schedule
+from fedtangent.types import Algorithm, FederatedData, Model, Partition, Schedule
 
 
 class Scale(NamedTuple):
@@ -27,7 +27,7 @@ class Scale(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """One data set under one schedule, for several widths of one architecture.
+    """One data set under one schedule and one rule of training, for several widths of one architecture.
 
     Arrays are float64 on the host. ``learning_rate`` is the client's; 0 chooses it from the analytic kernel
     (``step_size``).
@@ -43,27 +43,35 @@ class Setting:
     schedule: Schedule
     model: Callable[[int], Model]  # width -> model
     widths: tuple[int, ...]
-    local_steps: int
+    local_steps: Any  # a number, or one per client [N]
     num_rounds: int
     evaluate_every: int = 0  # rounds between evaluations; 0: once at the end
     draws: int = 1  # E, independent initialisations of the K models at every width
     exact_draws: int = 0  # draws of NTK-FL with the exact kernel, which costs (n C)^3
-    learning_rate: float = 0.0
+    learning_rate: Any = 0.0  # a number, or one per round [R]
     seed: int = 0
     labels_test: np.ndarray | None = None  # [m] for classification
     is_linear: bool = False  # the model is exactly linear: simulation and flow must agree to rounding
     ntk_times: tuple[int, ...] = tuple(range(100, 2001, 100))
+    algorithm: Callable[[Model], Algorithm] | None = None  # what trains the networks; None: Fed-ensemble
+    rule: Mapping[str, Any] = field(default_factory=dict)  # how theory follows it: further fields of ``theory.Rule``
+    weighting: str = "examples"  # of the clients' means
 
     def __post_init__(self) -> None:
         for name in ("x_train", "y_train", "x_test", "y_test"):
             finite(name, getattr(self, name))
-        if self.learning_rate == 0:
+        if np.all(np.asarray(self.learning_rate) == 0):
             object.__setattr__(self, "learning_rate", step_size(self))
 
     @property
     def rounds(self) -> tuple[int, ...]:
         """Evaluated rounds, from 0 to the last."""
         return tuple(sorted({*range(0, self.num_rounds, self.evaluate_every or self.num_rounds), self.num_rounds}))
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether it is a case of Fed-ensemble with full batches, of which Theorem 2 holds, and not a user's run."""
+        return self.algorithm is None
 
     @property
     def largest(self) -> int:

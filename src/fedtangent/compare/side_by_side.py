@@ -13,7 +13,7 @@ from fedtangent.checks import whole
 from fedtangent.compare import judged
 from fedtangent.compare.predicted import Predicted, networks, predict
 from fedtangent.compare.settings import Setting
-from fedtangent.compare.simulated import Simulated, cohorts, fed_ensemble, ntk_fl
+from fedtangent.compare.simulated import Simulated, cohorts, ntk_fl, trained_networks
 from fedtangent.compare.statistics import relative_errors
 from fedtangent.compare.table import MethodRow, simulated_row, theory_row
 from fedtangent.compare.verdicts import Verdict
@@ -81,7 +81,7 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
         seen = []
         for width in setting.widths:
             say(f"{setting.name}: Fed-ensemble, {setting.draws} x K = {setting.schedule.num_models}, width {width}")
-            seen.append(fed_ensemble(setting, width, progress))
+            seen.append(trained_networks(setting, width, progress))
         moved = _evolve(setting, progress, say)
         gaps = tuple(flow_gap(theory, s) for s in seen)
         say(f"{setting.name}: verdicts")

@@ -57,16 +57,19 @@ def _initial_functions(model: Model, keys: jax.Array, x: jax.Array) -> jax.Array
     return jax.lax.map(lambda key: model.apply(model.init(key), x), keys, batch_size=AT_ONCE)
 
 
-def fed_ensemble(setting: Setting, width: int, progress: bool = False) -> Simulated:
-    """Train E ensembles of K networks of ``width`` by Fed-ensemble under the setting's schedule.
+def trained_networks(setting: Setting, width: int, progress: bool = False) -> Simulated:
+    """Train E ensembles of K networks of ``width`` by the setting's algorithm under its schedule.
 
-    The draws share the schedule (its key is the setting's seed) and differ in the initialisation.
+    The draws share schedule and minibatches (their keys are of the setting's seed) and differ in the initialisation.
     """
-    return trained(setting, recipe(setting, setting.model(width)), "Fed-ensemble", width, progress)
+    algorithm = recipe(setting, setting.model(width))
+    return trained(setting, algorithm, "Fed-ensemble" if setting.is_standard else algorithm.name, width, progress)
 
 
 def recipe(setting: Setting, model: Model) -> Algorithm:
-    """Fed-ensemble of ``model`` as the setting has it trained."""
+    """The setting's algorithm for ``model``; without one, Fed-ensemble with full batches."""
+    if setting.algorithm is not None:
+        return setting.algorithm(model)
     work = Work(steps=setting.local_steps)
     return algorithms.fed_ensemble(model, setting.schedule, client_learning_rate=setting.learning_rate, work=work)
 
@@ -145,6 +148,6 @@ def trained(
     )
 
 
-def cohorts(setting: Setting, weighting: str = "examples") -> Cohort:
+def cohorts(setting: Setting) -> Cohort:
     """The cohorts [R, S] that the simulation draws, with the weights that the algorithm is said to give them."""
-    return weighed_cohorts(setting.schedule, setting.partition, setting.num_rounds, setting.seed, weighting)
+    return weighed_cohorts(setting.schedule, setting.partition, setting.num_rounds, setting.seed, setting.weighting)

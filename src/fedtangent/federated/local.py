@@ -90,6 +90,36 @@ def _shuffled(key: Key, client: Client) -> Array:
     return client.rows[jnp.argsort(jnp.where(jnp.arange(padded) < client.size, draws, jnp.inf))]
 
 
+def _of_batch(order: Array, t: Array, batch: int, size: Array) -> tuple[Array, Array]:
+    """The entries of ``order`` in batch number ``t`` of an epoch, [batch], and which of them count."""
+    position = t * batch + jnp.arange(batch)
+    return order[jnp.minimum(position, order.shape[0] - 1)], position < size
+
+
+def drawn_batches(work: Work, key: Key, size: Array, largest: int, most: int) -> Array:
+    """The batches of a client's local steps, as ``minimise`` draws them with ``key``: what the theory is given.
+
+    Args:
+        size: [] int32, the client's examples; ``largest``: those of the largest client.
+        most: number of local steps that are asked for.
+
+    Returns:
+        [most, B] int32: places among the client's own examples; -1 for none, as behind the client's last step.
+    """
+    places = jnp.arange(largest, dtype=jnp.int32)
+    client = Client(jnp.int32(0), size, places, FederatedData(places, places, places, places), jnp.int32(0))
+    batch = min(work.batch_size or largest, largest)
+    per_epoch = jnp.maximum(-(-size // batch), 1)
+    total = per_epoch * (work.epochs or 0) if work.steps is None else work.steps
+
+    def one(t: Array) -> Array:
+        order = _shuffled(jax.random.fold_in(key, t // per_epoch), client)
+        rows, counts = _of_batch(order, t % per_epoch, batch, size)
+        return jnp.where(counts & (t < total), rows, -1)
+
+    return jax.vmap(one)(jnp.arange(most, dtype=jnp.int32))
+
+
 def _full_batch(work: Work, client: Client, step: Callable[..., PyTree], carry: PyTree) -> tuple[PyTree, Array]:
     x, y = client.data.x[client.rows], client.data.y[client.rows]
     mask = jnp.arange(client.rows.shape[0]) < client.size
@@ -118,11 +148,10 @@ def _minibatches(
     num_epochs = -(-total // jnp.maximum(per_epoch, 1))
 
     def one(order: Array, t: Array, carry: PyTree) -> PyTree:
-        position = t * batch + jnp.arange(batch)
-        rows = order[jnp.minimum(position, order.shape[0] - 1)]
+        rows, counts = _of_batch(order, t, batch, client.size)
         # a partition's indices are checked when the data is made: no need to clamp them again in every step
         x, y = (values.at[rows].get(mode="promise_in_bounds") for values in (client.data.x, client.data.y))
-        return step(carry, x, y, position < client.size)
+        return step(carry, x, y, counts)
 
     def epoch(e: Array, carry: PyTree) -> PyTree:
         order = _shuffled(jax.random.fold_in(key, e), client)

@@ -16,7 +16,7 @@ from fedtangent.compare import cases
 from fedtangent.compare.cohorts import weighed_cohorts
 from fedtangent.compare.predicted import run_flow
 from fedtangent.compare.settings import Setting
-from fedtangent.compare.simulated import fed_ensemble
+from fedtangent.compare.simulated import trained_networks
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.experiments.lab.results import NOT_OWED, Outcome, Sheet, assumed, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
@@ -73,7 +73,7 @@ def run(study: Study) -> Outcome:
 
 def follow(setting: Setting, s: EnsembleDecaySettings) -> Followed:
     """Train the networks, continue their flow, and compute the theorem for all of it. Needs 64-bit types."""
-    seen = fed_ensemble(setting, s.width)
+    seen = trained_networks(setting, s.width)
     start = seen.train[0, :, 0]  # [K, n, C]
     blocks = kernel_blocks(setting.model(s.width).kernel, setting.x_train, setting.x_test[:1])  # type: ignore[arg-type]
     length = setting.schedule.num_models

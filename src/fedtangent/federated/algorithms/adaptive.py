@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 import jax
 import jax.numpy as jnp
@@ -248,18 +248,40 @@ class FedAvgMOptions(Averaging):
     """Momentum of the server."""
 
 
-ENTRIES = tuple(
-    entry_of(recipe, summary, options, papers=(paper,), parts=f"local SGD; mean; {server}", inside=True)
-    for recipe, summary, options, paper, server in (
-        (
-            fed_adam,
-            "Adam at the server, as published (Reddi et al., 2021)",
-            MomentsOptions,
-            "reddi2021",
-            "Adam as published",
-        ),
-        (fed_yogi, "Yogi at the server (Reddi et al., 2021)", MomentsOptions, "reddi2021", "Yogi"),
-        (fed_adagrad, "Adagrad at the server (Reddi et al., 2021)", FedAdagradOptions, "reddi2021", "Adagrad"),
-        (fed_avg_m, "momentum at the server (Hsu et al., 2019)", FedAvgMOptions, "hsu2019", "momentum"),
-    )
+_ADAPTS = "its server divides by what every parameter moved before, which no kernel knows; nearest is fed_avg_m"
+
+
+def _entry(
+    recipe: Callable[..., Algorithm], summary: str, options: type[Any], paper: str, server: str, rule: Any
+) -> Any:
+    parts = f"local SGD; mean; {server}"
+    return entry_of(recipe, summary, options, papers=(paper,), parts=parts, inside=True, rule=rule)
+
+
+ENTRIES = (
+    _entry(
+        fed_adam,
+        "Adam at the server, as published (Reddi et al., 2021)",
+        MomentsOptions,
+        "reddi2021",
+        "Adam as published",
+        _ADAPTS,
+    ),
+    _entry(fed_yogi, "Yogi at the server (Reddi et al., 2021)", MomentsOptions, "reddi2021", "Yogi", _ADAPTS),
+    _entry(
+        fed_adagrad,
+        "Adagrad at the server (Reddi et al., 2021)",
+        FedAdagradOptions,
+        "reddi2021",
+        "Adagrad",
+        _ADAPTS,
+    ),
+    _entry(
+        fed_avg_m,
+        "momentum at the server (Hsu et al., 2019)",
+        FedAvgMOptions,
+        "hsu2019",
+        "momentum",
+        lambda o: {"server_momentum": o.momentum},
+    ),
 )

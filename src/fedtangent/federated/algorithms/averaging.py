@@ -16,6 +16,7 @@ from fedtangent.federated.algorithms.entry import (
     ServerStep,
     Stepping,
     entry_of,
+    plain,
 )
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate
@@ -73,6 +74,7 @@ ENTRIES = (
         papers=("mcmahan2017",),
         parts="local SGD; mean; SGD",
         inside=True,
+        rule=plain,
     ),
     entry_of(
         fed_sgd,
@@ -81,6 +83,7 @@ ENTRIES = (
         renamed={"client_learning_rate": "learning_rate"},
         papers=("mcmahan2017",),
         parts="one gradient; mean; SGD",
+        rule=plain,
         laws=Laws({"learning_rate": 0.2}),
     ),
     entry_of(

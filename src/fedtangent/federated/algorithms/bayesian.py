@@ -229,6 +229,7 @@ ENTRIES = (
         build=_build_fed_be,
         papers=("chen2021",),
         parts="local SGD; all messages; posterior, distillation",
+        rule="its server learns what a sampled ensemble says; nearest is fed_avg, the mean that it samples about",
         needs=("server_data",),
         laws=Laws(
             {**TRAINED, "work": Work(epochs=2, batch_size=2), "num_samples": 3, "distillation": _STUDENT},
@@ -242,6 +243,7 @@ ENTRIES = (
         PosteriorOptions,
         papers=("chen2021",),
         parts="local SGD; all messages; mean, posterior to predict",
+        rule="it predicts with samples about the mean of the models; nearest is fed_avg, that mean",
         laws=Laws(
             {**TRAINED, "posterior": "dirichlet", "slots_per_model": 4},
             exempt={"doubling": _ENSEMBLE},

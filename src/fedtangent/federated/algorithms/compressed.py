@@ -69,6 +69,8 @@ class QuantisedOptions(ServerStep, Mean, Training):
 
 _DRAWS = {"doubling": "the quantiser draws anew for every client, so that two identical clients do not send the same"}
 
+_ROUNDS = "its channel rounds what clients send at random; nearest is fed_avg, whose updates its own are on average"
+
 ENTRIES = (
     entry_of(
         fed_com,
@@ -76,6 +78,7 @@ ENTRIES = (
         QuantisedOptions,
         papers=("haddadpour2021",),
         parts="local SGD, uniform quantiser; mean; SGD",
+        rule=_ROUNDS,
         laws=Laws({**TRAINED, "server_learning_rate": 0.8}, exempt=_DRAWS),
     ),
     entry_of(
@@ -84,6 +87,7 @@ ENTRIES = (
         QuantisedOptions,
         papers=("reisizadeh2020", "alistarh2017"),
         parts="local SGD, QSGD; mean; SGD",
+        rule=_ROUNDS,
         laws=Laws(
             {**TRAINED, "work": Work(steps=4, batch_size=4), "bucket_size": 5, "weighting": "uniform"}, exempt=_DRAWS
         ),

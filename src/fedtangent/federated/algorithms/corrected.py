@@ -278,6 +278,7 @@ ENTRIES = (
         papers=("li2020",),
         parts="local SGD, prox; mean; SGD",
         inside=True,
+        rule=lambda o: {"mu": o.mu},
         laws=Laws({**TRAINED, "mu": 0.5}),
     ),
     entry_of(
@@ -287,6 +288,7 @@ ENTRIES = (
         papers=("acar2021",),
         parts="local SGD, tilt and prox; mean; mean less h / mu",
         inside=True,
+        rule=lambda o: {"algorithm": "fed_dyn", "mu": o.mu, "weighting": "uniform"},
         laws=Laws({**TRAINED, "work": Work(steps=4, batch_size=4), "mu": 0.5}, exempt={"doubling": _COUNTS}),
     ),
     entry_of(
@@ -295,6 +297,7 @@ ENTRIES = (
         papers=("karimireddy2020",),
         parts="local SGD, tilt; mean; SGD, control variate",
         inside=True,
+        rule=lambda o: {"algorithm": "scaffold", "weighting": "uniform"},
         laws=Laws({**TRAINED, "server_learning_rate": 0.8}, exempt={"doubling": _COUNTS}),
     ),
     entry_of(
@@ -302,6 +305,7 @@ ENTRIES = (
         "aggregation anchored at the start (Modified Local-GD, algorithm 3)",
         papers=("localgd",),
         parts="local SGD; mean; anchored at the start",
+        rule="its server draws the model back to the start; nearest is fed_avg, its rounds without that",
         laws=Laws({**TRAINED, "work": Work(steps=3), "first_index": 1}),
     ),
 )

@@ -227,6 +227,7 @@ ENTRIES = (
         build=_build_gossip,
         papers=("lian2017",),
         parts="local SGD; own model; mixing with neighbours",
+        rule="every client has a model of its own, which neighbours mix; nearest is fed_avg, where all are mixed",
         schedule="own",
         laws=Laws(
             {**TRAINED, "order": "mix_then_train", "mixing": ring(LAW_CLIENTS)},

@@ -93,6 +93,9 @@ class AlgorithmEntry(Entry):
     """Fields of ``Given`` that it cannot, or need not, do without."""
     sends: str = "updates"
     """What its clients send: "updates", "examples", "Jacobians" or "nothing"."""
+    rule: Callable[[Any], Mapping[str, Any]] | str = ""
+    """How theory follows it: its options -> fields of ``theory.Rule`` besides rates, steps and batches, and "weighting"
+    where its means are not by examples; or why theory has no rule for it, and what is nearest."""
     laws: Laws = Laws()
     remark: Callable[[Any, Ran], str] | None = None
     """What is told beside the results of a run, of the options and of what ran."""
@@ -218,6 +221,22 @@ def _inside(base: str) -> AlgorithmEntry:
     inside: dict[str, AlgorithmEntry] = {name: entry for name, entry in catalogue("algorithms").items() if entry.inside}
     choice("base", base, inside)
     return inside[base]
+
+
+def plain(o: Any) -> Mapping[str, Any]:
+    """The rule of FedAvg."""
+    return {}
+
+
+def rule_of(entry: AlgorithmEntry, o: Any) -> Mapping[str, Any]:
+    """What the algorithm's entry, or that of the one inside it, says of how theory follows it.
+
+    Raises ``ValueError`` where theory has no rule.
+    """
+    own = _inside(o.base) if entry.has_base else entry
+    if isinstance(own.rule, str):
+        raise ValueError(f"algorithm: got {own.name!r}, of which theory has no rule: {own.rule}")
+    return own.rule(o)
 
 
 def rate_of(o: Descent) -> Rate:

@@ -235,6 +235,7 @@ ENTRIES = (
         papers=("wang2020",),
         parts="local SGD, normalised; mean; effective steps",
         inside=True,
+        rule=lambda o: {"algorithm": "fed_nova", "mu": o.mu},
         laws=Laws({**TRAINED, "mu": 0.3, "client_optimizer": partial(optax.sgd, momentum=0.5)}),
     ),
 )

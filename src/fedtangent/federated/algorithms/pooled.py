@@ -189,6 +189,7 @@ ENTRIES = (
         renamed={"client_learning_rate": "learning_rate", "client_optimizer": "optimizer"},
         papers=("yue2022",),
         parts="its examples; pool; SGD on the pool",
+        rule="its server trains on the pooled examples; nearest is fed_avg with one client, who holds them all",
         sends="examples",
         laws=Laws(
             {"learning_rate": 0.2, "work": Work(epochs=2, batch_size=3)},

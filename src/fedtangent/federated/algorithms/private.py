@@ -180,6 +180,7 @@ ENTRIES = (
         remark=_remark,
         papers=("mcmahan2018",),
         parts="local SGD, clipping; sum over m; SGD, noise",
+        rule="it clips updates and adds noise to them; nearest is fed_avg --weighting uniform, which does neither",
         laws=Laws({**TRAINED, "clip_norm": 0.5, "noise_multiplier": 0.3, "expected_clients": 3}),
     ),
 )

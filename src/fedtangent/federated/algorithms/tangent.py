@@ -219,6 +219,8 @@ def _build_cp_ntk_fl(o: CpNtkFlOptions, given: Given) -> Algorithm:
 
 _EVOLUTION: dict[str, Any] = {"learning_rate": 0.3, "times": (1, 4, 9)}
 
+_EVOLVES = "its server evolves a kernel (theory.ntk_evolution); nearest is fed_avg, beside which `compare` runs it"
+
 ENTRIES = (
     entry_of(
         ntk_fl,
@@ -227,6 +229,7 @@ ENTRIES = (
         build=_build_ntk_fl,
         papers=("yue2022",),
         parts="its Jacobians; pool; kernel evolution",
+        rule=_EVOLVES,
         needs=("validation", "clients"),
         sends="Jacobians",
         laws=Laws({**_EVOLUTION, "kernel": "averaged"}, doubled="examples"),
@@ -238,6 +241,7 @@ ENTRIES = (
         build=_build_cp_ntk_fl,
         papers=("yue2022",),
         parts="its Jacobians, fewer and sparse; pool, shuffled; kernel evolution",
+        rule=_EVOLVES,
         needs=("validation", "clients"),
         sends="Jacobians",
         laws=Laws(

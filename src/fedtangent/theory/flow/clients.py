@@ -187,37 +187,56 @@ class Felt(NamedTuple):
     targets: Array | None  # [s, D], of a loss other than the squared one
 
 
+class Batch(NamedTuple):
+    """A minibatch of a client's own rows."""
+
+    rows: Array  # [b] places, beyond the last row for none
+    share: Array  # 1 / the batch's number of examples: [], or [b, 1] and 0 for rows that do not count
+
+
 def descent_by_steps(
-    kind: Kind, numbers: Numbers, block: Array, shares: Callable[[Array], Array], sizes: Array, felt: Felt, width: int
+    kind: Kind,
+    numbers: Numbers,
+    block: Array,
+    of_step: Callable[[Array], Batch],
+    steps: Array,
+    sizes: Array,
+    felt: Felt,
 ) -> Array:
-    """z after local steps that are taken one by one, [s, D].
+    """z after local steps that are taken one by one, [s, D]; each costs the rows of its batch.
 
     Args:
-        block: [s, s] Theta_ii; shares: of step t, ``1 / |B_t|`` on the rows of its batch and 0 elsewhere, [s].
-        sizes: of ``sizes_of_steps``; width: rows of an example, whose outputs a loss takes together.
+        block: [s, s] Theta_ii; of_step: the batch of step t; steps: the client's own number of them.
+        sizes: of ``sizes_of_steps``.
     """
     nu, before = numbers.nu, kappas(kind, numbers, sizes)[0]
 
-    def step(carry: tuple[Array, Array], now: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
+    def step(carry: tuple[Array, Array], now: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         (z, velocity), (t, eta, kappa) = carry, now
-        f = felt.values - block @ z
-        if felt.tilt is not None:
-            f = f - kappa * felt.tilt
-        push = shares(t)[:, None] * _slope(kind, f, felt.targets, width)
+        rows, share = of_step(t)
+        felt_there = jax.tree.map(lambda values: values.at[rows].get(mode="fill", fill_value=0.0), felt)
+        f = felt_there.values - block.at[rows].get(mode="fill", fill_value=0.0) @ z
+        if felt_there.tilt is not None:
+            f = f - kappa * felt_there.tilt
+        push = share * _slope(kind, f, felt_there.targets)
         if not kind.carries:
-            return (z * (1 - eta * nu) + eta * push, velocity), None
-        velocity = numbers.local_momentum * velocity + push - nu * z
-        return (z + eta * velocity, velocity), None
+            return (z * (1 - eta * nu)).at[rows].add(eta * push, mode="drop"), velocity
+        velocity = (numbers.local_momentum * velocity - nu * z).at[rows].add(push, mode="drop")
+        return z + eta * velocity, velocity
+
+    def own(carry: tuple[Array, Array], now: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
+        return jax.lax.cond(now[0] < steps, lambda c: step(c, now), lambda c: c, carry), None
 
     zeros = jnp.zeros_like(felt.values)
-    return jax.lax.scan(step, (zeros, zeros), (jnp.arange(len(sizes)), sizes, before))[0][0]
+    return jax.lax.scan(own, (zeros, zeros), (jnp.arange(len(sizes)), sizes, before))[0][0]
 
 
-def _slope(kind: Kind, f: Array, targets: Array | None, width: int) -> Array:
+def _slope(kind: Kind, f: Array, targets: Array | None) -> Array:
     """Derivative of each example's loss by its outputs: the residual itself, or a softmax less its target."""
     if targets is None:
         return f
-    outputs, wanted = (v.reshape(-1, v.shape[1] * width) for v in (f, targets))
+    # the outputs of an example, which a loss takes together, may be rows of their own
+    outputs, wanted = (v.reshape(-1, v.shape[1] * kind.rows_per_example) for v in (f, targets))
     total = jnp.sum(wanted, axis=1, keepdims=True)
     return (jax.nn.softmax(outputs, axis=1) * total - wanted).reshape(f.shape)
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedtangent.theory.flow.clients import Bucket, Felt, Gains, descent_by_steps, gains, kappas, sizes_of_steps
+from fedtangent.theory.flow.clients import Batch, Bucket, Felt, Gains, descent_by_steps, gains, kappas, sizes_of_steps
 from fedtangent.theory.flow.rounds import BucketSlots, Rounds
 from fedtangent.theory.flow.rules import Kind, Numbers
 from fedtangent.types import Array
@@ -287,16 +287,16 @@ def _train(
         block, sizes, width = bucket.block[i], sizes_of_steps(kind, numbers, rate, steps), kind.rows_per_example
         if e is not None:
             felt = felt._replace(tilt=block @ e + (0.0 if felt.tilt is None else felt.tilt))
-        count = bucket.num_examples[i]
+        count, everyone = bucket.num_examples[i], jnp.arange(block.shape[0])
 
-        def shares(t: Array) -> Array:
-            rows = jnp.arange(block.shape[0]) // width
+        def of_step(t: Array) -> Batch:
             if batches is None:
-                return jnp.where(rows < count, 1 / count, 0.0)
-            taken = jnp.zeros(block.shape[0]).at[jnp.where(batches[t] < 0, block.shape[0], batches[t])].add(1.0)
-            return (taken / jnp.maximum(jnp.sum(taken), 1.0))[rows]
+                return Batch(everyone, jnp.where(everyone // width < count, 1 / count, 0.0)[:, None])
+            rows = batches[t][:, None] * width + jnp.arange(width)[None]
+            rows = jnp.where(batches[t][:, None] < 0, block.shape[0], rows).ravel()
+            return Batch(rows, 1 / jnp.maximum(jnp.sum(batches[t] >= 0), 1))
 
-        return descent_by_steps(kind, numbers, block, shares, sizes, felt, width)
+        return descent_by_steps(kind, numbers, block, of_step, steps, sizes, felt)
     eigenvalues, vectors = bucket.eigenvalues[i], bucket.eigenvectors[i]
     found: Gains = gains(kind, numbers, eigenvalues, rate, bucket.num_examples[i], steps)
     turned = found.own[:, None] * _matmul(vectors.T, felt.values)

@@ -21,7 +21,7 @@ from fedtangent import data as datasets
 from fedtangent.compare import cases
 from fedtangent.compare.predicted import ModelLaw, Predicted, networks, predict
 from fedtangent.compare.settings import Scale, Setting
-from fedtangent.compare.simulated import cohorts, fed_ensemble
+from fedtangent.compare.simulated import cohorts, trained_networks
 from fedtangent.compare.statistics import Interval, Pair, mean_error
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.theorems.fed_ensemble.ensemble_law import (
@@ -198,7 +198,7 @@ def _movement(theory: Predicted, mean: np.ndarray, influences: list[np.ndarray])
 
 def train(setting: Setting, flow: Flow, width: int) -> TrainedEnsemble:
     """K networks of ``width`` by Fed-ensemble, and the flow from the initial function of each."""
-    seen = fed_ensemble(setting, width)
+    seen = trained_networks(setting, width)
     own = networks(flow, [seen], (setting.num_rounds,))[0][0]
     outputs = seen.test[0][:, 0], seen.test[-1][:, 0], own[:, 0]
     return TrainedEnsemble(width, *outputs, seen.uplink_bytes, seen.downlink_bytes)

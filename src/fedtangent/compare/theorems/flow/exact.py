@@ -214,7 +214,7 @@ def flow_of(option: Option, setting: Setting, blocks: KernelBlocks, **changes: A
     """What theory says of the option; ``changes`` make it wrong."""
     own = option.schedule()
     weighting = "uniform" if changes.pop("uniform", option.uniform) else "examples"
-    drawn = cohorts(dataclasses.replace(setting, schedule=changes.pop("schedule", own)), weighting)
+    drawn = cohorts(dataclasses.replace(setting, schedule=changes.pop("schedule", own), weighting=weighting))
     given = {"local_steps": LOCAL_STEPS, "learning_rate": setting.learning_rate, **option.both, **option.predicted}
     return federated_flow(
         blocks, setting.y_train, setting.partition, drawn, Rule(**given | changes), num_models=own.num_models
