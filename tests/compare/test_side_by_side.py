@@ -33,10 +33,10 @@ def test_a_linear_model_follows_the_flow_to_rounding(linear_result: SideBySide) 
     assert float(verdict.measured) <= EXACT
 
 
-def test_predicted_and_simulated_residuals_of_a_linear_model_are_one(linear_result: SideBySide) -> None:
+def test_predicted_and_simulateds_of_a_linear_model_are_one(linear_result: SideBySide) -> None:
     gap = linear_result.gaps[0]
-    np.testing.assert_allclose(gap.simulated_residual, gap.predicted_residual, rtol=1e-9)
-    assert gap.simulated_residual[-1] < 0.9 * gap.simulated_residual[0]
+    np.testing.assert_allclose(gap.simulated, gap.predicted, rtol=1e-9)
+    assert gap.simulated[-1] < 0.9 * gap.simulated[0]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The cohorts of a run as the theory is told of them, with weights that are derived here and not by the simulator.
+"""Cohorts and minibatches of a run as theory is told of them, with weights derived here and not by the simulator.
 
 Who trains what is drawn by the schedule: a choice, of which theory predicts nothing. How much it counts is part of the
 algorithm, and so of what a comparison checks: a simulator that weighs clients wrongly must disagree with theory.
@@ -6,13 +6,46 @@ algorithm, and so of what a comparison checks: a simulator that weighs clients w
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import streams
 from fedtangent.checks import choice
 from fedtangent.federated.compose import WEIGHTINGS
+from fedtangent.federated.local import Work, drawn_batches
 from fedtangent.federated.schedule import unroll
-from fedtangent.types import Cohort, Key, Partition, Schedule
+from fedtangent.types import Array, Cohort, Key, Partition, Schedule
+
+
+def drawn_rows(work: Work, partition: Partition, cohorts: Cohort, seed: int | Key = 0) -> np.ndarray | None:
+    """The training rows of every minibatch that a run of ``seed`` draws for its cohorts, [R, S, T, B], -1 for none.
+
+    None where every step takes all of a client's examples. Like who trains what, they are a choice of which theory
+    predicts nothing.
+    """
+    sizes, train = np.asarray(partition.sizes), streams.keys(seed).train
+    largest = int(sizes.max())
+    if work.batch_size is None or work.batch_size >= largest:
+        return None
+    most, client = int(np.max(steps_of(work, partition))), jnp.asarray(cohorts.client)
+
+    def places(round_: Array, i: Array, size: Array) -> Array:
+        return drawn_batches(work, streams.slot_keys(train, round_, i)[0], size, largest, most)
+
+    of_round = jax.vmap(jax.vmap(places, in_axes=(None, 0, 0)))
+    found = np.asarray(of_round(jnp.arange(len(client), dtype=jnp.int32), client, jnp.asarray(sizes[client])))
+    first = np.asarray(partition.offsets)[np.asarray(client)][..., None, None]
+    rows = np.asarray(partition.indices)[first + np.maximum(found, 0)]
+    return np.where((found >= 0) & (np.asarray(cohorts.weight) > 0)[..., None, None], rows, -1)
+
+
+def steps_of(work: Work, partition: Partition) -> np.ndarray:
+    """Local steps of every client, [N], at least 1: ``ceil(n_i / B)`` in an epoch of minibatches."""
+    if work.steps is not None:
+        return np.full(partition.num_clients, work.steps)
+    per_epoch = 1 if work.batch_size is None else -(-np.asarray(partition.sizes) // work.batch_size)
+    return np.maximum(per_epoch, 1) * np.full(partition.num_clients, work.epochs)
 
 
 def weighed_cohorts(

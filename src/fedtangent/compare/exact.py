@@ -27,6 +27,8 @@ from fedtangent.theory import Flow
 from fedtangent.types import Array, Cohort, Key, Model, Partition, PyTree
 
 LINEARISED_WIDTH = 64
+MOST_ROWS = 4000  # rows n C of a whole tangent kernel of a linearised network, at most
+MOST_STARTS = 400  # examples, of which there is a law to propagate, at most
 NUM_POINTS = 20  # test points of the exact checks
 LAW_ROUNDS = 40  # about as many rounds of the law are checked: a basis of initial functions is trained
 SLOWER = 0.95  # a rate that is wrong by 5 %
@@ -59,7 +61,7 @@ def near_misses(
     other = _weighed_otherwise(cohorts, setting.partition, setting.weighting)
     if other is not None:
         wrong[f"clients weighted {'equally' if setting.weighting == 'examples' else 'by examples'}"] = other, {}
-    if any(np.any(a != b) for a, b in zip(cohorts, shifted, strict=True)):
+    if drawn is not None or np.any(_sorted(cohorts) != _sorted(shifted)):
         kept = {} if drawn is None else {"batches": np.roll(drawn, 1, axis=0)}
         wrong["cohorts one round late"] = shifted, kept
     if drawn is not None and np.max(steps) > 1:
@@ -69,6 +71,13 @@ def near_misses(
         name: predicted.run_flow(setting, blocks, among, outputs=outputs, **changes)
         for name, (among, changes) in wrong.items()
     }
+
+
+def _sorted(cohorts: Cohort) -> np.ndarray:
+    """Model, client and weight of every slot, [R, S, 3], those of a round in an order of their own."""
+    slots = np.stack([np.asarray(part, float) for part in (cohorts.model, cohorts.client, cohorts.weight)], axis=-1)
+    order = np.lexsort((slots[..., 2], slots[..., 1], slots[..., 0]), axis=-1)
+    return np.take_along_axis(slots, order[..., None], axis=1)
 
 
 def _weighed_otherwise(cohorts: Cohort, held: Partition, weighting: str) -> Cohort | None:
@@ -116,6 +125,33 @@ def linear_verdict(theory: Predicted, seen: Simulated) -> Verdict:
     )
 
 
+def of_kernel_verdict(theory: Predicted) -> Verdict:
+    """A linear model with the setting's analytic kernels, from a draw of the prior, against the flow; near misses."""
+    small, rows = _of_kernels(theory, _some_points(theory.setting))
+    outputs = small.y_train.shape[1]
+    seen = trained_networks(
+        dataclasses.replace(small, model=lambda width: _two_feature_maps(rows, outputs, True)), rows
+    )
+    blocks = _cut(theory.blocks, _some_points(theory.setting))
+    flow = predicted.run_flow(small, blocks, theory.cohorts)
+    flows = near_misses(small, theory.cohorts, blocks, small.num_rounds) | other_loss(small, blocks, theory.cohorts)
+    return exact_verdict(
+        small.name,
+        "linear model of the analytic kernel = flow, every round",
+        _largest_error(flow, seen),
+        {name: _largest_error(other, seen) for name, other in flows.items()},
+        EXACT,
+    )
+
+
+def other_loss(setting: Setting, blocks: KernelBlocks, cohorts: Cohort, outputs: str = "shared") -> dict[str, Flow]:
+    """The flow of the other loss, by what is wrong with it; a run has a loss of its own where it is a user's."""
+    if setting.is_standard:
+        return {}
+    other = "squared_error" if setting.loss == "cross_entropy" else "cross_entropy"
+    return {"the other loss": predicted.run_flow(setting, blocks, cohorts, outputs=outputs, loss=other)}
+
+
 def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
     """K networks linearised at fixed weights, each from its own initial weights, against the flow of their kernel.
 
@@ -136,6 +172,7 @@ def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
     seen = trained_networks(small, LINEARISED_WIDTH)
     flow = predicted.run_flow(small, blocks, cohorts, outputs="full")
     wrong = near_misses(small, cohorts, blocks, setting.num_rounds, "full")
+    wrong |= other_loss(small, blocks, cohorts, "full")
     return exact_verdict(
         setting.name,
         f"linearised network of width {LINEARISED_WIDTH} = flow of its kernel, every round",
@@ -242,37 +279,53 @@ def _propagated(theory: Predicted, points: np.ndarray, num_rounds: int) -> Simul
     the initial covariance at train and test points and learn zero, which is what a residual does: what becomes of
     them is a factor of the covariance.
     """
-    setting, blocks, n = theory.setting, theory.blocks, len(theory.setting.x_train)
-    tangent = _factor(blocks.ntk_train, blocks.ntk_test_train, blocks.ntk_test, points)
-    prior = _factor(blocks.nngp_train, blocks.nngp_test_train, blocks.nngp_test, points)
-    rows, outputs = len(tangent), setting.y_train.shape[1]
-    inputs = np.concatenate([tangent, prior], axis=1)
+    setting, n = theory.setting, len(theory.setting.x_train)
+    small, rows = _of_kernels(theory, points)
+    outputs = setting.y_train.shape[1]
     small = dataclasses.replace(
-        setting,
-        model=lambda width: _two_feature_maps(rows, outputs),
-        draws=1,
+        small,
+        model=lambda width: _two_feature_maps(rows, outputs, False),
         num_rounds=num_rounds,
         evaluate_every=0,
-        x_train=inputs[:n],
-        x_test=inputs[n:],
         y_train=np.concatenate([setting.y_train, np.zeros((n, rows))], axis=1),
         y_test=np.zeros((len(points), outputs + rows)),
     )
     return trained_networks(small, rows)
 
 
-def _two_feature_maps(rows: int, outputs: int) -> Model:
-    """``phi(x) W + psi(x) W0`` for inputs [phi, psi]: W starts at 0 and is trained, W0 = [0, I] stays."""
+def _of_kernels(theory: Predicted, points: np.ndarray) -> tuple[Setting, int]:
+    """The setting, once, at some test points, with inputs [phi, psi] whose products are the analytic kernels; their
+    rows."""
+    setting, blocks, n = theory.setting, theory.blocks, len(theory.setting.x_train)
+    tangent = _factor(blocks.ntk_train, blocks.ntk_test_train, blocks.ntk_test, points)
+    prior = _factor(blocks.nngp_train, blocks.nngp_test_train, blocks.nngp_test, points)
+    inputs = np.concatenate([tangent, prior], axis=1)
+    small = dataclasses.replace(setting, draws=1, x_train=inputs[:n], x_test=inputs[n:], y_test=setting.y_test[points])
+    return small, len(tangent)
+
+
+def _two_feature_maps(rows: int, outputs: int, drawn: bool) -> Model:
+    """``phi(x) W + psi(x) W0`` for inputs [phi, psi]: W starts at 0 and is trained, W0 stays.
+
+    W0 is ``drawn`` from N(0, 1), a draw of the prior, or [0, I] behind ``outputs`` that start at zero.
+    """
+    columns = outputs if drawn else outputs + rows
 
     def init(key: Key) -> PyTree:
         start = np.concatenate([np.zeros((rows, outputs)), np.eye(rows)], axis=1)
-        return {"trained": jnp.zeros((rows, outputs + rows)), "fixed": jnp.asarray(start)}
+        fixed = jax.random.normal(key, (rows, outputs)) if drawn else jnp.asarray(start)
+        return {"trained": jnp.zeros((rows, columns)), "fixed": fixed}
 
     def apply(params: PyTree, x: Array) -> Array:
         fixed = jax.lax.stop_gradient(params["fixed"])
         return x[:, :rows] @ params["trained"] + x[:, rows:] @ fixed
 
-    return Model("linear model of given kernels", init, apply, None, outputs + rows)
+    return Model("linear model of given kernels", init, apply, None, columns)
+
+
+def _cut(blocks: KernelBlocks, points: np.ndarray) -> KernelBlocks:
+    """The blocks of the training points and some test points; those that the flow of one function needs."""
+    return KernelBlocks(blocks.ntk_train, np.ascontiguousarray(blocks.ntk_test_train[points]))
 
 
 def _factor(train: Any, test_train: Any, test: Any, points: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,15 +42,20 @@ REACHED = 0.25  # of a verdict's margin: how near the flow is to the limit when 
 
 def all_verdicts(theory: Predicted, seen: tuple[Simulated, ...], moved: tuple[Simulated, ...]) -> tuple[Verdict, ...]:
     """The comparisons that apply to what was predicted, trained (``seen``) and moved by NTK-FL."""
-    setting, wrong = theory.setting, dict[str, Flow]()
+    setting, wrong = theory.setting, {} if theory.setting.is_linear else wrong_flows(theory)
+    sampled = sampled_verdicts(theory, seen, moved, wrong)
+    examples, outputs = setting.y_train.shape
     if setting.is_linear:
         verdicts = [exact.linear_verdict(theory, seen[-1])]
+    elif examples * outputs <= exact.MOST_ROWS:
+        verdicts = [exact.linearised_verdict(setting, theory.cohorts)]
     else:
-        wrong, verdicts = wrong_flows(theory), [exact.linearised_verdict(setting, theory.cohorts)]
-    verdicts += exact.law_verdicts(theory)
-    if theory.limit is not None and _determined(theory.blocks):
+        verdicts = [exact.of_kernel_verdict(theory)]
+    if theory.flow.kind.is_linear and examples <= exact.MOST_STARTS:
+        verdicts += exact.law_verdicts(theory)
+    if setting.is_standard and theory.limit is not None and _determined(theory.blocks):
         verdicts += _fixed_points(theory, theory.limit)
-    return tuple(sampled_verdicts(theory, seen, moved, wrong) + verdicts)
+    return tuple(sampled + verdicts)
 
 
 def sampled_verdicts(
@@ -73,15 +79,23 @@ def wrong_flows(theory: Predicted) -> dict[str, Flow]:
         f"client rate x {by}": run_flow(setting, blocks, cohorts, learning_rate=np.multiply(by, setting.learning_rate))
         for by in SLOWER
     }
-    right, clients = np.asarray(theory.flow.mean(setting.num_rounds)), np.unique(np.asarray(cohorts.client))
+    right, clients = _from_zero(theory.flow), np.unique(np.asarray(cohorts.client)[np.asarray(cohorts.weight) > 0])
     change = []
     for client in clients[:MAX_DROPPED]:
-        flow = run_flow(setting, blocks, without_clients(cohorts, [client]))
-        change.append(np.linalg.norm(np.asarray(flow.mean(setting.num_rounds)) - right))
+        change.append(np.linalg.norm(_from_zero(run_flow(setting, blocks, without_clients(cohorts, [client]))) - right))
     for count in sorted({1, *(min(-(-len(clients) // part), len(change)) for part in (10, 3))}):
         most = clients[np.argsort(change)[-count:]]
         flows[f"{count} of {len(clients)} clients missing"] = run_flow(setting, blocks, without_clients(cohorts, most))
     return flows
+
+
+def _from_zero(flow: Flow) -> np.ndarray:
+    """The functions at the end, at the test points, that start as zero."""
+    train, test = (
+        np.zeros((flow.num_models, rows, flow.y_train.shape[1]))
+        for rows in (len(flow.y_train), len(flow.kernels.ntk_test_train))
+    )
+    return np.asarray(flow.predict(train, test, flow.num_rounds))
 
 
 def _starts(theory: Predicted, seen: tuple[Simulated, ...]) -> list[Verdict]:
@@ -119,8 +133,10 @@ def _averaged(values: np.ndarray) -> np.ndarray:
 def _every_round(theory: Predicted, seen: tuple[Simulated, ...], wrong: dict[str, Flow]) -> list[Verdict]:
     """Networks against the flow from the same initial functions, at every evaluated round."""
     setting, name, rounds = theory.setting, theory.setting.name, theory.setting.rounds[1:]
-    right, means = networks(theory.flow, seen, rounds), np.asarray(theory.flow.mean(rounds))
-    followed = []
+    right = networks(theory.flow, seen, rounds)
+    if not theory.flow.kind.is_linear:
+        return _without_a_law(theory, seen, right, wrong)
+    means, followed = np.asarray(theory.flow.mean(rounds)), []
     for at, r in enumerate(rounds, start=1):
         law = np.trace(theory.moments[at].cov, axis1=1, axis2=2)
         followed.append(
@@ -144,6 +160,24 @@ def _every_round(theory: Predicted, seen: tuple[Simulated, ...], wrong: dict[str
         slope_verdict(name, setting.widths, seen, right, slopes),
         mean_verdict(name, f"mean = {from_start}", followed, away),
         variance_verdict(name, f"variance = {from_start}", followed, variances),
+    ]
+
+
+def _without_a_law(
+    theory: Predicted, seen: tuple[Simulated, ...], right: list[np.ndarray], wrong: dict[str, Flow]
+) -> list[Verdict]:
+    """Networks by a loss under which the flow of each initial function is known, and the law over them is not."""
+    setting, rounds = theory.setting, theory.setting.rounds[1:]
+    shifted = dataclasses.replace(setting, y_train=np.roll(setting.y_train, 1, axis=1))
+    flows = wrong | {"every class for the next": run_flow(shifted, theory.blocks, theory.cohorts)}
+    others = {what: networks(flow, seen, rounds) for what, flow in flows.items()}
+    away = {what: list((other[-1] - right[-1]).mean(axis=(1, 2))) for what, other in others.items()}
+    unknown = np.full(setting.schedule.num_models, np.nan)
+    followed = [_followed(seen, [p[at] for p in right], at + 1, unknown, unknown) for at in range(len(rounds))]
+    from_start = f"the flow's from the same initial functions, {len(rounds)} rounds"
+    return [
+        slope_verdict(setting.name, setting.widths, seen, right, others),
+        mean_verdict(setting.name, f"mean = {from_start}", followed, away),
     ]
 
 

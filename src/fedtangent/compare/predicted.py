@@ -11,9 +11,11 @@ import numpy as np
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import Simulated
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
-from fedtangent.theory import Flow, Rule, federated_flow, gp_limit
+from fedtangent.theory import Flow, Rule, federated_flow, gp_limit, prior_functions
 from fedtangent.theory.fed_ensemble.limit import covariance_terms
 from fedtangent.types import Cohort, Gaussian
+
+PRIOR_DRAWS = 64  # initial functions that a law is estimated from, where it has no closed form
 
 
 class ModelLaw(NamedTuple):
@@ -45,6 +47,9 @@ def predict(setting: Setting, cohorts: Cohort) -> Predicted:
     """Flow and limit for ``setting`` under ``cohorts`` [R, S], from the analytic kernel."""
     blocks = setting.blocks()
     flow = run_flow(setting, blocks, cohorts)
+    if not flow.kind.is_linear:
+        why = f"Theorem 2 is of the squared error, not of the loss {setting.loss}"
+        return Predicted(setting, cohorts, blocks, flow, _sampled_laws(setting, blocks, flow), None, why)
     try:
         limit, why = gp_limit(blocks, setting.y_train, max_relative_jitter=0.0), ""
     except SingularKernelError as error:
@@ -52,6 +57,21 @@ def predict(setting: Setting, cohorts: Cohort) -> Predicted:
     means = np.asarray(flow.mean(setting.rounds))
     moments = tuple(ModelLaw(mean, np.asarray(flow.cov(r))) for r, mean in zip(setting.rounds, means, strict=True))
     return Predicted(setting, cohorts, blocks, flow, moments, limit, why)
+
+
+def _sampled_laws(setting: Setting, blocks: KernelBlocks, flow: Flow) -> tuple[ModelLaw, ...]:
+    """Means and covariances at every evaluated round, over draws from the prior: of a loss with no law in closed form.
+
+    The covariance is the mean over outputs.
+    """
+    models, outputs, train = flow.num_models, setting.y_train.shape[1], len(setting.x_train)
+    starts = np.asarray(prior_functions(blocks, PRIOR_DRAWS * models * outputs, setting.seed))  # [n + m, draws]
+    starts = starts.reshape(len(starts), PRIOR_DRAWS, models, outputs).transpose(1, 2, 0, 3)
+    each = [np.asarray(flow.predict(f[:, :train], f[:, train:], setting.rounds)) for f in starts]
+    drawn = np.stack(each)  # [draws, r, K, m, C]
+    about = drawn - drawn.mean(axis=0)
+    cov = np.einsum("erkmc,erkqc->rkmq", about, about, optimize=True) / ((PRIOR_DRAWS - 1) * outputs)
+    return tuple(map(ModelLaw, drawn.mean(axis=0), cov))
 
 
 def run_flow(
@@ -77,6 +97,10 @@ def run_flow(
     )
 
 
+def _from_own_start(flow: Flow, seen: Simulated, draw: int, rounds: tuple[int, ...]) -> np.ndarray:
+    return np.asarray(flow.predict(seen.train[0][:, draw], seen.test[0][:, draw], rounds))
+
+
 def without_cross_terms(flow: Flow, round_: int) -> np.ndarray:
     """A wrong covariance, [K, m, m]: the prior and propagated terms without the cross terms. A negative control."""
     each = (np.asarray(flow.dependence(round_, k)[0][0]) for k in range(flow.num_models))
@@ -93,9 +117,11 @@ def without_clients(cohorts: Cohort, clients: Sequence[int] | np.ndarray) -> Coh
 def networks(flow: Flow, seen: Sequence[Simulated], rounds: tuple[int, ...]) -> list[np.ndarray]:
     """The flow's prediction at the test points of each network from its own initial function, [r, K, E, m, C].
 
-    One array for each of ``seen``; r counts ``rounds``. An initial function f0 becomes
-    ``mean + gamma f0(x) - B f0(X)``, with one B for all networks of a model.
+    One array for each of ``seen``; r counts ``rounds``. Of full batches and the squared error an initial function f0
+    becomes ``mean + gamma f0(x) - B f0(X)``, with one B for all networks of a model; else each has a run of its own.
     """
+    if flow.kind.stepwise:
+        return [np.stack([_from_own_start(flow, s, e, rounds) for e in range(s.test.shape[2])], axis=2) for s in seen]
     means, found = np.asarray(flow.mean(rounds)), [np.empty((len(rounds), *s.test.shape[1:])) for s in seen]
     for at, r in enumerate(rounds):
         b, gamma = map(np.asarray, flow.dependence(r))

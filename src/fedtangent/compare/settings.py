@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import log_softmax
 
 from fedtangent import data as datasets
 from fedtangent.checks import finite
@@ -72,6 +73,25 @@ class Setting:
     def is_standard(self) -> bool:
         """Whether it is a case of Fed-ensemble with full batches, of which Theorem 2 holds, and not a user's run."""
         return self.algorithm is None
+
+    @property
+    def method(self) -> str:
+        """What trains the networks, by name."""
+        return "Fed-ensemble" if self.algorithm is None else self.algorithm(self.model(self.largest)).name
+
+    @property
+    def loss(self) -> str:
+        """What is trained."""
+        return str(self.rule.get("loss", "squared_error"))
+
+    def left(self, outputs: np.ndarray) -> np.ndarray:
+        """What is left of training in ``outputs`` [r, K, E, n, C], [r].
+
+        The residual's root mean square; of the cross entropy, the loss.
+        """
+        if self.loss == "squared_error":
+            return np.sqrt(np.mean((outputs - self.y_train) ** 2, axis=(1, 2, 3, 4)))
+        return np.asarray(-np.mean(np.sum(self.y_train * log_softmax(outputs, axis=-1), axis=-1), axis=(1, 2, 3)))
 
     @property
     def largest(self) -> int:

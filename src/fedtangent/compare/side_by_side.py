@@ -20,6 +20,7 @@ from fedtangent.compare.verdicts import Verdict
 from fedtangent.theory.precision import require_float64
 
 FEWEST_DRAWS = 5  # for the interval of a variance
+FEWEST_WIDTHS = 3  # for the interval of a slope
 Report = Callable[[str], None]
 
 
@@ -27,8 +28,8 @@ class FlowGap(NamedTuple):
     """Networks beside the flow from their own initial functions, at one width and every evaluated round."""
 
     error: np.ndarray  # [r, K, E] relative error at the test points
-    simulated_residual: np.ndarray  # [r] root mean square training residual, over all networks
-    predicted_residual: np.ndarray  # [r]
+    simulated: np.ndarray  # [r] what is left of training (``Setting.left``), over all networks
+    predicted: np.ndarray  # [r]
 
 
 class SideBySide(NamedTuple):
@@ -50,15 +51,11 @@ class SideBySide(NamedTuple):
 
 def flow_gap(theory: Predicted, seen: Simulated) -> FlowGap:
     """How far each network is from the flow, relative to how far the flow has moved its function."""
-    y_train, test = theory.setting.y_train, networks(theory.flow, [seen], seen.rounds)[0]
+    setting, test = theory.setting, networks(theory.flow, [seen], seen.rounds)[0]
     starts = seen.train[0].swapaxes(0, 1)
     train = np.stack([np.asarray(theory.flow.predict_train(start, seen.rounds)) for start in starts], axis=2)
     scale = np.broadcast_to(test[-1] - seen.test[0], seen.test.shape)
-    return FlowGap(relative_errors(test, seen.test, scale), _rms(seen.train - y_train), _rms(train - y_train))
-
-
-def _rms(residual: np.ndarray) -> np.ndarray:
-    return np.sqrt(np.mean(residual**2, axis=(1, 2, 3, 4)))
+    return FlowGap(relative_errors(test, seen.test, scale), setting.left(seen.train), setting.left(train))
 
 
 def run(setting: Setting, progress: bool = False, say: Report = lambda line: None) -> SideBySide:
@@ -70,8 +67,8 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
     require_float64()
     for name, draws in (("draws", setting.draws), ("exact_draws", setting.exact_draws or FEWEST_DRAWS)):
         whole(name, draws, FEWEST_DRAWS)
-    if not setting.is_linear and len(set(setting.widths)) < 3:
-        raise ValueError(f"widths: got {setting.widths}, must be at least 3 of a network, for a slope")
+    if not setting.is_linear and len(set(setting.widths)) < FEWEST_WIDTHS:
+        raise ValueError(f"widths: got {setting.widths}, must be at least {FEWEST_WIDTHS} of a network, for a slope")
     start = time.perf_counter()
     with jax.default_matmul_precision("highest"):
         say(f"{setting.name}: federated flow and limit")
@@ -80,7 +77,7 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
         flow_seconds = time.perf_counter() - flow_start
         seen = []
         for width in setting.widths:
-            say(f"{setting.name}: Fed-ensemble, {setting.draws} x K = {setting.schedule.num_models}, width {width}")
+            say(f"{setting.name}: {setting.method}, {setting.draws} x K = {setting.schedule.num_models}, width {width}")
             seen.append(trained_networks(setting, width, progress))
         moved = _evolve(setting, progress, say)
         gaps = tuple(flow_gap(theory, s) for s in seen)
@@ -91,9 +88,12 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
 
 
 def _evolve(setting: Setting, progress: bool, say: Report) -> tuple[Simulated, ...]:
-    """NTK-FL from the same initialisations: the paper's averaged kernel; the exact one too where outputs differ."""
-    plans = [("averaged", setting.widths, setting.draws)]
-    if setting.y_train.shape[1] > 1:
+    """NTK-FL from the same initialisations: the paper's averaged kernel; the exact one too where outputs differ.
+
+    It trains by the squared error, and is not put beside a run that does not.
+    """
+    plans = [("averaged", setting.widths, setting.draws)] if setting.loss == "squared_error" else []
+    if setting.is_standard and setting.y_train.shape[1] > 1:
         plans.append(("exact", setting.widths[:2], setting.exact_draws))  # the others would cost most of the run
     moved = []
     for kernel, widths, draws in plans:

@@ -63,7 +63,7 @@ def trained_networks(setting: Setting, width: int, progress: bool = False) -> Si
     The draws share schedule and minibatches (their keys are of the setting's seed) and differ in the initialisation.
     """
     algorithm = recipe(setting, setting.model(width))
-    return trained(setting, algorithm, "Fed-ensemble" if setting.is_standard else algorithm.name, width, progress)
+    return trained(setting, algorithm, setting.method, width, progress)
 
 
 def recipe(setting: Setting, model: Model) -> Algorithm:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import softmax
 
 from fedtangent.compare.predicted import Predicted
 from fedtangent.compare.settings import Setting
@@ -21,8 +22,8 @@ class MethodRow(NamedTuple):
     method: str
     test_mse: float
     accuracy: float | None
-    nll: float  # Gaussian, per output
-    coverage: float  # of the 95 % interval
+    nll: float  # Gaussian, per output; of a run by the cross entropy that of the mean probabilities
+    coverage: float | None  # of the 95 % interval; None of probabilities
     mean_difference: float | None = None  # mean |mean - GP mean| in Monte Carlo standard errors
     variance_ratio: float | None = None  # to the GP limit's
     flow_error: float | None = None  # of each network to the flow from its own initial function, relative
@@ -46,6 +47,21 @@ def scores(mean: np.ndarray, variance: np.ndarray, y: np.ndarray) -> tuple[float
     return float(nll), float(np.mean(residual[held] <= 1.959963985**2 * total))
 
 
+def _scores(setting: Setting, mean: np.ndarray, draws: np.ndarray, variance: np.ndarray) -> tuple[float, float | None]:
+    """NLL and coverage of a prediction, of which draws [E, m, C] are known; by their probabilities where those are
+    trained."""
+    if setting.loss == "squared_error":
+        return scores(mean, variance, setting.y_test)
+    probability = softmax(draws, axis=-1).mean(axis=0)
+    return float(-np.mean(np.log(np.sum(probability * setting.y_test, axis=-1)))), None
+
+
+def _mse(setting: Setting, outputs: np.ndarray) -> float:
+    """Of outputs [..., m, C]; of their probabilities where those are trained."""
+    seen = outputs if setting.loss == "squared_error" else softmax(outputs, axis=-1)
+    return float(np.mean((seen - setting.y_test) ** 2))
+
+
 def _accuracy(setting: Setting, mean: np.ndarray) -> float | None:
     if setting.labels_test is None:
         return None
@@ -60,14 +76,14 @@ def simulated_row(theory: Predicted, seen: Simulated, flow_error: float | None) 
     ensembles = seen.ensemble[-1]  # [E, m, C]
     draws = members.reshape(-1, *members.shape[2:])
     variance = draws.var(axis=0, ddof=1)
-    nll, coverage = scores(draws.mean(axis=0), variance, setting.y_test)
+    nll, coverage = _scores(setting, draws.mean(axis=0), draws, variance)
     mean, cov = reference(theory)
     comparable = theory.limit is not None or flow_error is not None
     accuracies = [_accuracy(setting, e) for e in ensembles]
     return MethodRow(
         setting=setting.name,
         method=f"{seen.method}, width {seen.width}",
-        test_mse=float(np.mean((ensembles - setting.y_test) ** 2)),
+        test_mse=_mse(setting, ensembles),
         accuracy=None if setting.labels_test is None else float(np.mean(np.array(accuracies, float))),
         nll=nll,
         coverage=coverage,
@@ -96,11 +112,17 @@ def theory_row(theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray
     """
     setting, num_models = theory.setting, theory.setting.schedule.num_models
     variance = np.broadcast_to(np.maximum(np.diag(cov), 0)[:, None], mean.shape)
-    nll, coverage = scores(mean, variance, setting.y_test)
+    coverage: float | None
+    if setting.loss == "squared_error":
+        test_mse = float(np.mean((mean - setting.y_test) ** 2) + np.mean(np.diag(cov)) / num_models)
+        nll, coverage = scores(mean, variance, setting.y_test)
+    else:
+        test_mse = _mse(setting, draws_of(mean, cov / num_models))
+        nll, coverage = _scores(setting, mean, draws_of(mean, cov), variance)
     return MethodRow(
         setting=setting.name,
         method=method,
-        test_mse=float(np.mean((mean - setting.y_test) ** 2) + np.mean(np.diag(cov)) / num_models),
+        test_mse=test_mse,
         accuracy=_expected_accuracy(setting, mean, cov / num_models),
         nll=nll,
         coverage=coverage,
@@ -109,12 +131,16 @@ def theory_row(theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray
     )
 
 
-def _expected_accuracy(setting: Setting, mean: np.ndarray, cov: np.ndarray, draws: int = 200) -> float | None:
-    """Accuracy of predictions drawn from N(mean, cov) for each output, averaged over draws from a fixed seed."""
+def _expected_accuracy(setting: Setting, mean: np.ndarray, cov: np.ndarray) -> float | None:
+    """Accuracy of predictions drawn from N(mean, cov) for each output, averaged over draws."""
     if setting.labels_test is None:
         return None
+    return float(np.mean(np.argmax(draws_of(mean, cov), axis=-1) == setting.labels_test))
+
+
+def draws_of(mean: np.ndarray, cov: np.ndarray, draws: int = 200) -> np.ndarray:
+    """Draws [draws, m, C] from N(mean, cov) for each output, from a fixed seed."""
     eigenvalues, vectors = np.linalg.eigh(cov)
     root = vectors * np.sqrt(np.maximum(eigenvalues, 0))
     noise = np.random.default_rng(0).standard_normal((draws, *mean.shape))
-    picked = np.argmax(mean + np.einsum("mq,dqc->dmc", root, noise, optimize=True), axis=-1)
-    return float(np.mean(picked == setting.labels_test))
+    return np.asarray(mean + np.einsum("mq,dqc->dmc", root, noise, optimize=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -236,6 +236,7 @@ class Built(NamedTuple):
     data: FederatedData
     splits: dict[str, Split]  # "train" and "test"
     of_clients: FederatedData | None  # each client's own test examples
+    recipe: Callable[[Model], Algorithm]  # the same algorithm for another model
 
     @property
     def loss(self) -> str:
@@ -284,14 +285,17 @@ def build(described: Description) -> Built:
     cohort = cohort_size(described.schedule.options, clients.num_clients)
     expected = cohort if described.schedule.entry.name == "poisson" else None
     given = Given(model, schedule, run.seed, clients=clients, expected_clients=expected, **at_server)
-    algorithm = _built(how, given)
-    if run.projection is not None:
-        algorithm = with_key_exchange(algorithm, clients.num_clients)
+
+    def recipe(model: Model) -> Algorithm:
+        algorithm: Algorithm = _built(how, given._replace(model=model))
+        return algorithm if run.projection is None else with_key_exchange(algorithm, clients.num_clients)
+
+    algorithm = recipe(model)
     x, dtype = _inputs(loaded.x_train)
     federated = data.federated_data(x, np.asarray(y), clients, dtype=dtype)
     of_clients = None if own_test is None else data.federated_data(x, np.asarray(y), own_test, dtype=dtype)
     splits["train"] = jax.tree.map(lambda rows: rows[:EVALUATED_TRAIN], splits["train"])
-    return Built(described, algorithm, model, schedule, clients, federated, splits, of_clients)
+    return Built(described, algorithm, model, schedule, clients, federated, splits, of_clients, recipe)
 
 
 def _built(chosen: Chosen, *given: Any) -> Any:

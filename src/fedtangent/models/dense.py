@@ -253,6 +253,7 @@ ENTRIES = (
         MlpOptions,
         function=mlp,
         learning_rates={SQUARED_ERROR: 1.0, CROSS_ENTROPY: 1.0},
+        at_width=lambda o, width, depth: dataclasses.replace(o, widths=(width,) * depth),
     ),
     ModelEntry(
         "logistic",
@@ -261,5 +262,6 @@ ENTRIES = (
         LogisticOptions,
         function=logistic,
         learning_rates={SQUARED_ERROR: 0.01, CROSS_ENTROPY: 0.1},
+        is_linear=True,
     ),
 )

@@ -106,5 +106,6 @@ ENTRIES = (
         function=rbf_linear,
         kinds=("vector",),
         learning_rates={SQUARED_ERROR: 0.1},
+        is_linear=True,
     ),
 )

@@ -90,8 +90,8 @@ def residuals(results: Sequence[SideBySide], folder: Path) -> Path:
     figure, axes = canvas(len(results), width=4.6, height=3.6)
     for ax, result in zip(axes[0], results, strict=True):
         for seen, gap, colour in zip(result.simulated, result.gaps, SHADES, strict=False):
-            ax.plot(seen.rounds, gap.simulated_residual, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
-        predicted = result.gaps[-1].predicted_residual
+            ax.plot(seen.rounds, gap.simulated, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
+        predicted = result.gaps[-1].predicted
         ax.plot(result.setting.rounds, predicted, color=PREDICTED, lw=1.5, label="federated flow")
         dress(ax, "round", title=result.setting.name, log="y")
     axes[0][0].set_ylabel("training residual, root mean square")

@@ -10,6 +10,7 @@ Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``
 ``gp_limit``                Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021): models trained to convergence are
                             draws of a Gaussian process with mean ``Theta(x, X) Theta^-1 Y``
 ``covariance_terms``        the covariance of Theorem 2, and of any finite round, term by term
+``prior_functions``         initial functions of infinite width, to average a run of another loss over
 ``theorem_1``               Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021): bounds of the residual and of the weights'
                             movement, and which of their assumptions hold on given data
 ``corollary_1``             Corollary 1 of FE-2024, eq. (11) (4.1 of FE-2021): variance k(x, x)/K, and at finite rounds

@@ -17,7 +17,7 @@ from fedtangent.theory.fed_ensemble.convergence import (
     weight_movement,
 )
 from fedtangent.theory.fed_ensemble.ensemble_mean import corollary_4_1
-from fedtangent.theory.fed_ensemble.limit import covariance_terms, gp_limit
+from fedtangent.theory.fed_ensemble.limit import covariance_terms, gp_limit, prior_functions
 from fedtangent.theory.fed_ensemble.second_order import (
     age_operators,
     condition_15,
@@ -45,6 +45,7 @@ __all__ = [
     "gp_limit",
     "kappa_4",
     "linearisation_gap",
+    "prior_functions",
     "theorem_1",
     "weight_movement",
 ]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.linalg import lapack
 
+from fedtangent.checks import whole
 from fedtangent.kernels.gram import KernelBlocks, jittered_cholesky
 from fedtangent.theory.checks import check_blocks, check_shape, check_targets
 from fedtangent.types import Gaussian
@@ -31,6 +32,20 @@ def prior_blocks(k: KernelBlocks) -> tuple[Any, Any, Any]:
     if k.nngp_train is None or k.nngp_test_train is None or k.nngp_test is None:
         raise ValueError("kernels: got None among nngp_train, nngp_test_train and nngp_test, must be all given")
     return k.nngp_train, k.nngp_test_train, k.nngp_test
+
+
+def prior_functions(k: KernelBlocks, count: int, seed: int = 0) -> np.ndarray:
+    """``count`` initial functions f0 ~ GP(0, K) at the n training and the m test points, [n + m, count] float64.
+
+    What a law is averaged over that has no closed form, as that of a run by the cross entropy (``Flow.predict`` of
+    each). A jitter of at most 1e-8 of K's mean diagonal is added where K is singular in float64.
+
+    Raises ``ValueError`` for kernel blocks without the nngp parts.
+    """
+    train, cross, test = (np.asarray(part) for part in prior_blocks(k))
+    factor = jittered_cholesky(np.block([[train, cross.T], [cross, test]]), 1e-8)
+    drawn = np.random.default_rng(seed).standard_normal((len(train) + len(test), whole("count", count)))
+    return np.asarray(np.tril(factor.lower) @ drawn)
 
 
 def covariance_terms(k: KernelBlocks, b: Any, gamma: Any = 1.0) -> CovarianceTerms:
