@@ -122,7 +122,7 @@ def trained(function: str, width: int, *more: Any) -> Any:
     return SIMULATORS[function](tiny(None, "smoke", 0), width, *more)
 
 
-SIMULATORS: dict[str, Any] = {name: getattr(side_by_side, name) for name in ("fed_ensemble", "ntk_fl")}
+SIMULATORS: dict[str, Any] = {name: getattr(side_by_side, name) for name in ("trained_networks", "ntk_fl")}
 
 
 PROPAGATED = exact._propagated

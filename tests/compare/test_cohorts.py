@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent.compare.cohorts import weighed_cohorts
+from fedtangent.compare.cohorts import drawn_rows, steps_of, weighed_cohorts
+from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import all_clients, uniform_sampling
 from fedtangent.types import Partition
+
+from ..federated.toys import EVERYBODY, SIZES, record, uneven_data
 
 # Client 0 holds one example, 1 two, 2 none, 3 four.
 HELD = Partition(np.array([5, 0, 1, 2, 3, 4, 6], np.int32), np.array([0, 1, 3, 3, 7], np.int32))
@@ -37,3 +40,23 @@ def test_refuses() -> None:
         weighed_cohorts(all_clients(4), HELD, 2, weighting="size")
     with pytest.raises(ValueError, match="partition: got 4 clients, but the schedule is of 5"):
         weighed_cohorts(all_clients(5), HELD, 2)
+
+
+UNEVEN = uneven_data()
+SEEN = Partition(np.asarray(UNEVEN.indices), np.asarray(UNEVEN.offsets))
+
+
+@pytest.mark.parametrize("work", [Work(epochs=2, batch_size=2), Work(steps=7, batch_size=4)])
+def test_theory_is_told_of_the_very_minibatches(work: Work) -> None:
+    rows = drawn_rows(work, SEEN, weighed_cohorts(EVERYBODY, SEEN, 3, 5), 5)
+    assert rows is not None
+    seen, steps = record(UNEVEN, EVERYBODY, work, rows.shape[2], 3, 5), steps_of(work, SEEN)
+    for r in range(3):
+        for i in range(len(SIZES)):
+            theirs = [sorted(batch) for batch in seen.batches(r, i)]
+            slot = int(np.flatnonzero(seen.client[r] == i)[0])
+            ours = [sorted(batch[batch >= 0]) for batch in rows[r, slot] if np.any(batch >= 0)]
+            assert ours == theirs
+            assert len(ours) == steps[i]
+    assert drawn_rows(Work(epochs=2), SEEN, weighed_cohorts(EVERYBODY, SEEN, 3, 5), 5) is None
+    assert drawn_rows(Work(steps=3, batch_size=max(SIZES)), SEEN, weighed_cohorts(EVERYBODY, SEEN, 3), 0) is None

@@ -16,7 +16,7 @@ import fedtangent
 from fedtangent import data
 from fedtangent.compare import ResidualLedger, ledger_bounds, residual_ledger
 from fedtangent.compare import ledger as ledger_module
-from fedtangent.compare.statistics import fitted_slope
+from fedtangent.compare.statistics import width_slope
 from fedtangent.data import partition
 from fedtangent.engine.history import Run
 from fedtangent.engine.run import simulate
@@ -252,8 +252,8 @@ def test_gap_and_tolerance_fall_together_with_the_width() -> None:
         last = [[r for r in ledger.rows if r.round == ROUNDS] for ledger in runs]
         gaps.append(np.array([np.mean([r.gap for r in rows]) for rows in last]))
         bounds.append(np.array([np.mean([r.tolerance for r in rows]) for rows in last]))
-    assert fitted_slope(np.array(widths), gaps).slope < -0.6
-    assert fitted_slope(np.array(widths), bounds).slope < -0.6
+    assert width_slope(widths, gaps).value < -0.6
+    assert width_slope(widths, bounds).value < -0.6
 
 
 def test_the_example_of_the_docstring() -> None:

@@ -1,17 +1,23 @@
-"""``fedtangent compare``: simulation, NTK-FL and the Gaussian-process limit side by side."""
+"""``fedtangent compare``: simulation, NTK-FL and the Gaussian-process limit side by side.
+Of the standard cases; or of any run, described by the options of `fedtangent train`: those of a comparison are shown by
+`fedtangent compare --algorithm fed_avg --help`.
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from fedtangent.checks import folder, whole
 from fedtangent.compare import Setting, SideBySide, build, run
+from fedtangent.compare.beside import Beside, setting_of
 from fedtangent.compare.cases import DEFAULT_CASES
 from fedtangent.compare.verdicts import Verdict, as_rows, summary
+from fedtangent.engine.description import Description
 from fedtangent.entries import catalogue, choose
 from fedtangent.output.comparison_plots import draw_all
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
@@ -45,7 +51,29 @@ class CompareOptions:
     """Folder with original data files (default: $FEDTANGENT_DATA)."""
 
 
-CompareJob = tuple[CompareOptions, list[Setting]]
+@dataclass(frozen=True)
+class BesideOptions:
+    """What is compared of a run that is described."""
+
+    widths: tuple[int, ...] = Beside().widths
+    """Widths of the networks, all hidden layers alike; three or more."""
+    draws: int = Beside().draws
+    """Networks of every width (times K), each from a start of its own."""
+    hidden_layers: int = Beside().hidden_layers
+    """Hidden layers, where the model has a number of them."""
+    evaluations: int = Beside().evaluations
+    """How many rounds networks are evaluated at."""
+    output: Path = Path("results/compare")
+    """Folder for config.json, metrics.csv, result.json and figures/."""
+
+
+class CompareJob(NamedTuple):
+    """Checked settings, and what they were asked for by."""
+
+    settings: list[Setting]
+    options: dict[str, Any]
+    seed: int
+    output: Path
 
 
 def prepare(options: CompareOptions) -> CompareJob:
@@ -57,19 +85,27 @@ def prepare(options: CompareOptions) -> CompareJob:
     for name in options.case:
         choose("cases", name)  # before any data is loaded
     given = options.data_dir, options.scale, options.seed
-    return options, [setting for name in dict.fromkeys(options.case) for setting in build(name, *given)]
+    settings = [setting for name in dict.fromkeys(options.case) for setting in build(name, *given)]
+    return CompareJob(settings, asdict(options), options.seed, options.output)
+
+
+def prepare_run(options: BesideOptions, described: Description) -> CompareJob:
+    """The same of a run, as ``train`` takes it; raises ``ValueError`` also where theory has no rule for it."""
+    beside = Beside(options.widths, options.draws, options.hidden_layers, options.evaluations)
+    setting, seed = setting_of(described, beside), described.run.seed
+    return CompareJob([setting], described.values() | asdict(options), seed, options.output)
 
 
 def run_job(job: CompareJob) -> int:
     """Run every setting, write files after each, print tables, draw figures; returns the exit code."""
-    (options, settings), screen, start = job, console(), time.perf_counter()
-    say, folder = clock(screen), output_folder(options.output)
-    write_config(folder, "compare", options)
+    screen, start = console(), time.perf_counter()
+    say, folder = clock(screen), output_folder(job.output)
+    write_config(folder, "compare", job.options)
     results: list[SideBySide] = []
-    for setting in settings:
+    for setting in job.settings:
         screen.print(f"[bold]{setting.title}[/bold]")
         results.append(run(setting, progress=True, say=say))
-        _write(folder, options.seed, results)
+        _write(folder, job.seed, results)
     verdicts = [v for r in results for v in r.verdicts]
     _show(screen, results, verdicts)
     paths = draw_all(results, folder / "figures")

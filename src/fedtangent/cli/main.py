@@ -1,7 +1,8 @@
 """The command line. A command is a module of this package: its option groups, ``prepare`` and ``run_job``.
 
 ``prepare`` checks everything and writes nothing; its parameters are the command's groups of options, and a
-``Description`` where the command is about a run that the user describes.
+``Description`` where the command is about a run that the user describes. A command that has a second form, of a run
+that is described, prepares that with ``prepare_run``: it is meant where an option is given that the first has not.
 ``run_job`` does the work and returns the exit code. A module may say with ``continues(options)`` that the work goes on
 with what an equal run left in the output folder.
 
@@ -20,7 +21,7 @@ import os
 import pkgutil
 import sys
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ class Command(NamedTuple):
 
     name: str
     module: Any
+    prepare: Callable[..., Any]
     takes: dict[str, Any]
 
     @property
@@ -87,7 +89,7 @@ def run(arguments: list[str]) -> int:
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             return _overview(bool(arguments))
-        command = find(arguments[0])
+        command = find(*arguments)
         if {"-h", "--help"} & set(arguments):
             print(help_page(command, [word for word in arguments[1:] if word not in ("-h", "--help")]))
             return 0
@@ -126,15 +128,25 @@ def names() -> list[str]:
     return [m.__name__.rpartition(".")[2].replace("_", "-") for m in modules if hasattr(m, "run_job")]
 
 
-def find(name: str) -> Command:
-    """The command called ``name``; raises ``ValueError`` with those that there are."""
+def find(name: str, *arguments: str) -> Command:
+    """The command called ``name``, in the form that the arguments ask for; raises ``ValueError`` for another name."""
     place = f"{cli.__name__}.{name.replace('-', '_')}"
     known = name.replace("-", "_").isidentifier() and importlib.util.find_spec(place) is not None
     module = importlib.import_module(place) if known else None
     if module is None or not hasattr(module, "run_job"):
         raise ValueError(f"command: got {name!r}, allowed are {', '.join(names())}")
-    takes = typing.get_type_hints(module.prepare, include_extras=True)
-    return Command(name, module, {key: kind for key, kind in takes.items() if key != "return"})
+    first, second = module.prepare, getattr(module, "prepare_run", None)
+    plain = _command(name, module, first)
+    if second is None:
+        return plain
+    given = words_of(arguments)
+    asked = {*given, *(_repeated(plain, given["config"]) if given.get("config") else ())} - {"", "help", "h"}
+    return plain if asked <= {*options_of(groups_of(plain, {})), "no_overwrite"} else _command(name, module, second)
+
+
+def _command(name: str, module: Any, prepare: Callable[..., Any]) -> Command:
+    takes = typing.get_type_hints(prepare, include_extras=True)
+    return Command(name, module, prepare, {key: kind for key, kind in takes.items() if key != "return"})
 
 
 def groups_of(command: Command, chosen: Mapping[str, str]) -> dict[str, Any]:
@@ -168,6 +180,12 @@ def read(command: Command, arguments: Sequence[str]) -> Asked:
         if name and name not in options and (name in before or name not in switches):
             if command.describes:
                 description.refuse_unused(name, chosen)
+            if command.prepare is not command.module.prepare:
+                other = _command(command.name, command.module, command.module.prepare)
+                if name in options_of(groups_of(other, {})):
+                    raise ValueError(
+                        f"{name}: is of {PROGRAM} {command.name} without options of a run, got it beside one"
+                    )
             raise unknown(name, command.name, options)
     values = parse([*words(before, options), *arguments], options)
     if "output" in values and values["output"] is None:
@@ -180,7 +198,8 @@ def read(command: Command, arguments: Sequence[str]) -> Asked:
 def _arguments(command: Command, values: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, Any]:
     """What ``prepare`` takes. The groups of a description are instances, with the defaults that suit what is chosen."""
     of_run = [group for group in groups.values() if not isinstance(group, type)]
-    flat = {field.name: values[field.name] for group in of_run for field in dataclasses.fields(group)}
+    own = {field.name for kind in groups.values() if isinstance(kind, type) for field in dataclasses.fields(kind)}
+    flat = {f.name: values[f.name] for group in of_run for f in dataclasses.fields(group) if f.name not in own}
     return {
         key: description.describe(**flat)
         if kind == Description
@@ -214,7 +233,7 @@ def _prepared(asked: Asked) -> Any:
         raise ValueError("overwrite: got it beside --resume, allowed is one of them")
     if folder is not None and processes.is_main() and not asked.values["overwrite"]:
         check_free(folder, asked.command.name, asked.identity, goes_on, hasattr(module, "continues"))
-    return module.prepare(**asked.arguments)
+    return asked.command.prepare(**asked.arguments)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,8 @@ from fedtangent.entries import Entry, NoOptions, catalogue
 from fedtangent.federated.algorithms.entry import Descent, Training, rate_of, rule_of, work_of
 from fedtangent.federated.local import Work
 from fedtangent.models.entry import CROSS_ENTROPY, ModelEntry
+from fedtangent.theory import Rule
+from fedtangent.theory.flow.rules import read_rule
 from fedtangent.types import Key, Model, Partition, PyTree
 
 MOST_POINTS = 500  # test points that laws are compared at, at most
@@ -37,8 +39,8 @@ OPTIMIZERS = ("sgd", "momentum")
 class Beside(NamedTuple):
     """What a comparison of a run has besides the run."""
 
-    widths: tuple[int, ...] = (256, 512, 1024)
-    draws: int = 32
+    widths: tuple[int, ...] = (64, 256, 1024)
+    draws: int = 16
     hidden_layers: int = 1
     evaluations: int = 8  # rounds at which networks are evaluated, round 0 apart
 
@@ -149,6 +151,8 @@ def _rule(described: Description) -> dict[str, Any]:
         followed["local_momentum"] = MOMENTUM
     if getattr(o, "server_learning_rate", None) is not None:
         followed["server_learning_rate"] = o.server_learning_rate
+    own = {name: value for name, value in followed.items() if name != "weighting"}
+    read_rule(Rule(1, 1.0, **own), np.ones(1, int))  # parts of it that do not go together
     return followed
 
 

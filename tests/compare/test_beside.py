@@ -1,0 +1,138 @@
+"""Any run beside its theory: every algorithm that has a rule, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtangent.compare import exact
+from fedtangent.compare.beside import Beside, beside_theory, setting_of
+from fedtangent.compare.predicted import predict
+from fedtangent.compare.simulated import cohorts
+from fedtangent.data import Dataset, SourceInfo
+from fedtangent.data.partition import quantity_skew
+from fedtangent.engine.description import describe
+from fedtangent.entries import catalogue
+from fedtangent.federated.algorithms.entry import options_of, rule_of
+
+SMALL: dict[str, Any] = {
+    "dataset": "digits", "num_train": 40, "num_test": 8, "partition": "quantity_skew", "num_clients": 5, "alpha": 2.0,
+    "num_rounds": 5, "client_learning_rate": 0.3,
+}  # fmt: skip
+MINIBATCHES = {"batch_size": 4, "local_epochs": 2}
+BESIDE = Beside((8, 16, 32), 5, 1, 3)
+RUNS: dict[str, dict[str, Any]] = {
+    "momentum, decay": {"client_optimizer": "momentum", "decay": 0.5, "decay_every": 2, "batch_size": 0},
+    "uniform weights": {"weighting": "uniform", "server_learning_rate": 0.7},
+    "fed_prox": {"algorithm": "fed_prox", "mu": 0.5},
+    "fed_dyn": {"algorithm": "fed_dyn"},
+    "scaffold": {"algorithm": "scaffold", "schedule": "uniform", "clients_per_round": 3},
+    "fed_nova": {"algorithm": "fed_nova", "mu": 0.2},
+    "fed_avg_m": {"algorithm": "fed_avg_m"},
+    "fed_sgd": {"algorithm": "fed_sgd"},
+    "K models": {"algorithm": "fed_ensemble", "num_models": 2},
+    "K models of fed_dyn": {"algorithm": "fed_ensemble", "base": "fed_dyn", "num_models": 2},
+    "walks": {"algorithm": "random_walk", "num_models": 2},
+    "shared examples": {"algorithm": "data_sharing"},
+    "clients drop out": {"dropout": 0.4},
+    "two hidden layers": {"hidden_layers": 2},
+}
+BY_DEFAULT = {("uniform weights", "cross_entropy"), ("fed_prox", "cross_entropy"), ("scaffold", "squared_error"),
+              ("momentum, decay", "squared_error"), ("K models of fed_dyn", "cross_entropy")}  # fmt: skip
+CASES = [
+    pytest.param(name, loss, marks=() if (name, loss) in BY_DEFAULT else (pytest.mark.slow, pytest.mark.theory))
+    for name in RUNS
+    for loss in ("squared_error", "cross_entropy")
+]
+
+
+def described(name: str, **more: Any) -> Any:
+    own = {**SMALL, **({} if name == "fed_sgd" else MINIBATCHES), **RUNS[name], **more}
+    hidden_layers = own.pop("hidden_layers", 1)
+    return setting_of(describe(**own), BESIDE._replace(hidden_layers=hidden_layers))
+
+
+@pytest.mark.parametrize(("name", "loss"), CASES)
+def test_the_linearised_network_follows_the_flow_of_its_very_run(
+    monkeypatch: pytest.MonkeyPatch, name: str, loss: str
+) -> None:
+    """And does not follow another order of minibatches, a client less, a rate 5 % off, the other loss."""
+    monkeypatch.setattr(exact, "LINEARISED_WIDTH", 16)
+    setting = described(name, loss=loss)
+    verdict = exact.linearised_verdict(setting, cohorts(setting))
+    assert verdict.passed and verdict.holds and verdict.control_fails, verdict
+    assert float(verdict.measured) < 1e-12
+
+
+@pytest.mark.parametrize("loss", ["squared_error", pytest.param("cross_entropy", marks=pytest.mark.slow)])
+def test_the_linear_model_of_the_analytic_kernel_follows_the_flow(loss: str) -> None:
+    setting = described("fed_prox", loss=loss)
+    theory = predict(dataclasses.replace(setting, evaluate_every=setting.num_rounds), cohorts(setting))
+    assert exact.of_kernel_verdict(theory).passed
+
+
+def own_data() -> tuple[Dataset, Any]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30, 3))
+    x *= np.sqrt(3) / np.linalg.norm(x, axis=1, keepdims=True)
+    y = np.array(np.sign(x[:, 0] * x[:, 1]) > 0, np.int32)
+    data = Dataset("mine", x[:24], y[:24], x[24:], y[24:], 2, None, SourceInfo("me", "none", "embedded"))
+    return data, quantity_skew(24, 4, 2.0, 0, min_client_size=2)
+
+
+def test_from_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "LINEARISED_WIDTH", 16)
+    data, clients = own_data()
+    found = beside_theory(
+        data, clients, algorithm="fed_prox", num_rounds=4, local_steps=3, batch_size=2, loss="cross_entropy",
+        client_learning_rate=0.3, widths=(32, 8, 128), draws=6, evaluations=2,
+    )  # fmt: skip
+    assert found.setting.widths == (8, 32, 128)
+    assert [row.method for row in found.rows] == [
+        "fed_prox, width 8", "fed_prox, width 32", "fed_prox, width 128", "federated flow, round 4",
+    ]  # fmt: skip
+    assert all(v.passed is not False for v in found.verdicts), found.verdicts
+    errors = [np.exp(np.log(gap.error[-1]).mean()) for gap in found.gaps]
+    assert errors[0] > 2 * errors[2]
+    assert np.all(np.abs(found.gaps[2].simulated / found.gaps[2].predicted - 1) < 0.05)
+
+
+def test_every_algorithm_has_a_rule_or_says_what_is_nearest() -> None:
+    for entry in catalogue("algorithms").values():
+        if entry.has_base or callable(entry.rule):
+            assert isinstance(dict(rule_of(entry, options_of(entry)())), dict)
+        else:
+            assert "; nearest is fed_" in entry.rule, entry.name
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"algorithm": "fed_adam"}, "algorithm: got 'fed_adam', of which theory has no rule: its server divides"),
+        ({"algorithm": "fed_ensemble", "base": "fed_yogi"}, "algorithm: got 'fed_yogi', of which theory has no rule"),
+        ({"channel": "qsgd:4"}, "channel: got 'qsgd:4', must be 'lossless' beside theory"),
+        ({"sparsity": 0.5}, "sparsity: got 0.5, must be 0.0 beside theory"),
+        ({"secure_aggregation": True}, "secure_aggregation: got True, must be False beside theory"),
+        ({"beta": 0.5}, "beta: got 0.5, must be 1.0 beside theory"),
+        ({"max_update_norm": 3.0}, "max_update_norm: got 3.0, must be inf beside theory"),
+        ({"client_optimizer": "adam"}, "client_optimizer: got 'adam', allowed beside theory are sgd, momentum"),
+        ({"algorithm": "scaffold", "client_optimizer": "momentum"}, "local_momentum: got one for algorithm 'scaffold'"),
+        ({"loss": "hinge"}, "loss: got 'hinge', allowed are squared_error, cross_entropy"),
+        ({"model": "cnn"}, "model: got 'cnn', which has no analytic kernel, allowed are logistic, mlp, rbf_linear"),
+        ({"widths": (64,)}, "widths: got (64,), must be 3 or more of a network, for a slope"),
+        ({"widths": (64, 64, 128)}, "widths: got (64, 64, 128), must be 3 or more"),
+        ({"widths": (0, 1, 2)}, "widths: got 0, must be a whole number of at least 1"),
+        ({"draws": 2}, "draws: got 2, must be a whole number of at least 5"),
+        ({"hidden_layers": 0}, "hidden_layers: got 0"),
+        ({"evaluations": 0}, "evaluations: got 0"),
+        ({"mu": 0.1}, "mu: is not used with algorithm 'fed_avg'"),
+    ],
+)
+def test_refuses_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], said: str) -> None:
+    monkeypatch.setattr("fedtangent.compare.beside.build", lambda described: pytest.fail("the data were loaded"))
+    with pytest.raises(ValueError) as caught:
+        beside_theory(**given)
+    assert said in str(caught.value)
