@@ -93,4 +93,4 @@ def test_every_command_runs_with_its_defaults(
     ended = run(*line.split())
     assert (ended.code, ended.err) == (0, "")
     written = json.loads((folder / "results/compare/config.json").read_text())["options"]
-    assert written["scale"] == "default" and (folder / "results/compare/result.json").exists()
+    assert written.get("scale", "default") == "default" and (folder / "results/compare/result.json").exists()

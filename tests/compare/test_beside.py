@@ -12,7 +12,6 @@ from fedtangent.compare import exact
 from fedtangent.compare.beside import Beside, beside_theory, setting_of
 from fedtangent.compare.predicted import predict
 from fedtangent.compare.simulated import cohorts
-from fedtangent.data import Dataset, SourceInfo
 from fedtangent.data.partition import quantity_skew
 from fedtangent.engine.description import describe
 from fedtangent.entries import catalogue
@@ -74,13 +73,12 @@ def test_the_linear_model_of_the_analytic_kernel_follows_the_flow(loss: str) -> 
     assert exact.of_kernel_verdict(theory).passed
 
 
-def own_data() -> tuple[Dataset, Any]:
+def own_data() -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(30, 3))
     x *= np.sqrt(3) / np.linalg.norm(x, axis=1, keepdims=True)
     y = np.array(np.sign(x[:, 0] * x[:, 1]) > 0, np.int32)
-    data = Dataset("mine", x[:24], y[:24], x[24:], y[24:], 2, None, SourceInfo("me", "none", "embedded"))
-    return data, quantity_skew(24, 4, 2.0, 0, min_client_size=2)
+    return (x[:24], y[:24], x[24:], y[24:]), quantity_skew(24, 4, 2.0, 0, min_client_size=2)
 
 
 def test_from_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +96,22 @@ def test_from_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = [np.exp(np.log(gap.error[-1]).mean()) for gap in found.gaps]
     assert errors[0] > 2 * errors[2]
     assert np.all(np.abs(found.gaps[2].simulated / found.gaps[2].predicted - 1) < 0.05)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda x, y, a, b: (x[:, 0], y, a, b), "data: got x_train of shape (24,) and y_train of shape (24,), must be"),
+        (lambda x, y, a, b: (x, y[1:], a, b), "data: got x_train of shape (24, 3) and y_train of shape (23,)"),
+        (lambda x, y, a, b: (x, y, np.where(a > 0, np.nan, a), b), "x_test: got"),
+        (lambda x, y, a, b: (x, y - 1, a, b), "labels: got"),
+    ],
+)
+def test_refuses_other_arrays(change: Any, said: str) -> None:
+    data, clients = own_data()
+    with pytest.raises(ValueError) as caught:
+        beside_theory(change(*data), clients)
+    assert said in str(caught.value)
 
 
 def test_every_algorithm_has_a_rule_or_says_what_is_nearest() -> None:

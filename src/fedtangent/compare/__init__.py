@@ -1,5 +1,6 @@
 """Simulation and theory side by side: the only package that imports both."""
 
+from fedtangent.compare.beside import beside_theory
 from fedtangent.compare.cases import build
 from fedtangent.compare.ledger import LedgerRow, ResidualLedger, residual_ledger
 from fedtangent.compare.settings import Setting, step_size
@@ -12,6 +13,7 @@ __all__ = [
     "Setting",
     "SideBySide",
     "Verdict",
+    "beside_theory",
     "build",
     "residual_ledger",
     "run",

@@ -15,7 +15,7 @@ from fedtangent.compare.cohorts import drawn_rows, steps_of, weighed_cohorts
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.side_by_side import FEWEST_DRAWS, FEWEST_WIDTHS, Report, SideBySide, run
 from fedtangent.data import classification_targets
-from fedtangent.data.dataset import Dataset, DatasetEntry
+from fedtangent.data.dataset import Dataset, DatasetEntry, SourceInfo
 from fedtangent.engine.description import Built, Chosen, Description, build, describe
 from fedtangent.entries import Entry, NoOptions, catalogue
 from fedtangent.federated.algorithms.entry import Descent, Training, rate_of, rule_of, work_of
@@ -46,7 +46,7 @@ class Beside(NamedTuple):
 
 
 def beside_theory(
-    data: Dataset | str = "digits",
+    data: Dataset | tuple[Any, Any, Any, Any] | str = "digits",
     partition: Partition | str | None = None,
     *,
     progress: bool = False,
@@ -56,7 +56,8 @@ def beside_theory(
     """A run put beside what theory predicts for it: rows of a table, verdicts with negative controls, and all curves.
 
     Args:
-        data: a data set, or the name of one.
+        data: a data set, or the name of one; or x_train [n, d], y_train, x_test, y_test, of which y are [n] labels
+            from 0 on or [n, C] numbers.
         partition: which training rows each client holds, or the name of one; by default what suits the data.
         progress: whether to show bars. say: is told what is done.
         options: every option of ``fedtangent train``, and ``widths``, ``draws``, ``hidden_layers`` and
@@ -71,10 +72,22 @@ def beside_theory(
     named |= {"partition": partition} if isinstance(partition, str) else {}
     described = describe(**named, **options)
     if not isinstance(data, str):
-        described = described._replace(dataset=_given_data(data))
+        described = described._replace(dataset=_given_data(data if isinstance(data, Dataset) else _data_of(*data)))
     if partition is not None and not isinstance(partition, str):
         described = described._replace(partition=_given_partition(partition))
     return run(setting_of(described, beside), progress, say)
+
+
+def _data_of(x_train: Any, y_train: Any, x_test: Any, y_test: Any) -> Dataset:
+    """Vectors with labels or numbers as a data set."""
+    x_train, y_train, x_test, y_test = map(np.asarray, (x_train, y_train, x_test, y_test))
+    for name, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
+        if x.ndim != 2 or y.ndim not in (1, 2) or len(x) != len(y):
+            got = f"x_{name} of shape {x.shape} and y_{name} of shape {y.shape}"
+            raise ValueError(f"data: got {got}, must be [n, d], and [n] labels or [n, C] numbers")
+    classes = 0 if y_train.ndim == 2 else int(max(y_train.max(), y_test.max())) + 1
+    given = SourceInfo("given", "given", "embedded")
+    return Dataset("given data", x_train, y_train, x_test, y_test, classes, None, given)
 
 
 def _given_data(data: Dataset) -> Chosen:

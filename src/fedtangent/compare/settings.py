@@ -84,14 +84,20 @@ class Setting:
         """What is trained."""
         return str(self.rule.get("loss", "squared_error"))
 
-    def left(self, outputs: np.ndarray) -> np.ndarray:
-        """What is left of training in ``outputs`` [r, K, E, n, C], [r].
+    def left(self, outputs: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """What is left of training in ``outputs`` [r, K, E, n, C] at some rows of the training examples, [r].
 
         The residual's root mean square; of the cross entropy, the loss.
         """
+        targets = self.y_train[rows]
         if self.loss == "squared_error":
-            return np.sqrt(np.mean((outputs - self.y_train) ** 2, axis=(1, 2, 3, 4)))
-        return np.asarray(-np.mean(np.sum(self.y_train * log_softmax(outputs, axis=-1), axis=-1), axis=(1, 2, 3)))
+            return np.sqrt(np.mean((outputs - targets) ** 2, axis=(1, 2, 3, 4)))
+        return np.asarray(-np.mean(np.sum(targets * log_softmax(outputs, axis=-1), axis=-1), axis=(1, 2, 3)))
+
+    @property
+    def what_is_left(self) -> str:
+        """What ``left`` measures."""
+        return "training residual, root mean square" if self.loss == "squared_error" else "training cross entropy"
 
     @property
     def largest(self) -> int:

@@ -30,6 +30,8 @@ class FlowGap(NamedTuple):
     error: np.ndarray  # [r, K, E] relative error at the test points
     simulated: np.ndarray  # [r] what is left of training (``Setting.left``), over all networks
     predicted: np.ndarray  # [r]
+    test: np.ndarray  # [r, K, E, m, C] predicted outputs
+    train: np.ndarray  # [K, E, n, C] of the last round
 
 
 class SideBySide(NamedTuple):
@@ -55,7 +57,8 @@ def flow_gap(theory: Predicted, seen: Simulated) -> FlowGap:
     starts = seen.train[0].swapaxes(0, 1)
     train = np.stack([np.asarray(theory.flow.predict_train(start, seen.rounds)) for start in starts], axis=2)
     scale = np.broadcast_to(test[-1] - seen.test[0], seen.test.shape)
-    return FlowGap(relative_errors(test, seen.test, scale), setting.left(seen.train), setting.left(train))
+    error = relative_errors(test, seen.test, scale)
+    return FlowGap(error, setting.left(seen.train), setting.left(train), test, train[-1])
 
 
 def run(setting: Setting, progress: bool = False, say: Report = lambda line: None) -> SideBySide:

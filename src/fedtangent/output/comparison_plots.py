@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedtangent.compare.settings import Setting
 from fedtangent.compare.side_by_side import SideBySide
 from fedtangent.compare.statistics import fitted_slope
 from fedtangent.compare.theorems.fed_ensemble.ensemble_law import Entries, covered, entries
@@ -31,6 +32,7 @@ def draw_all(results: Sequence[SideBySide], folder: Path) -> list[Path]:
     if networks:
         paths.append(width_errors(networks, folder))
     paths.append(residuals(results, folder))
+    paths += [beside(r, folder) for r in results if not r.setting.is_standard]
     paths += [uncertainty(r, folder) for r in networks if r.setting.x_train.shape[1] > 1]
     return paths
 
@@ -93,9 +95,43 @@ def residuals(results: Sequence[SideBySide], folder: Path) -> Path:
             ax.plot(seen.rounds, gap.simulated, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
         predicted = result.gaps[-1].predicted
         ax.plot(result.setting.rounds, predicted, color=PREDICTED, lw=1.5, label="federated flow")
-        dress(ax, "round", title=result.setting.name, log="y")
-    axes[0][0].set_ylabel("training residual, root mean square")
+        dress(ax, "round", result.setting.what_is_left, result.setting.name, log="y")
     return save(figure, folder / "residual.png")
+
+
+def beside(result: SideBySide, folder: Path) -> Path:
+    """A run's learning curve at every width beside the predicted one, and what is left at each client."""
+    setting, widest, gap = result.setting, result.simulated[-1], result.gaps[-1]
+    figure, axes = canvas(2, width=5.2, height=3.9)
+    curve, clients = axes[0]
+    what, measured = ("mean squared error", _error) if setting.labels_test is None else ("accuracy", _accuracy)
+    for seen, colour in zip(result.simulated, SHADES[::2], strict=False):
+        mean = np.mean(measured(setting, seen.test), axis=(1, 2))
+        curve.plot(seen.rounds, mean, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
+    each = measured(setting, gap.test)
+    low, high = np.percentile(each, [2.5, 97.5], axis=(1, 2))
+    curve.fill_between(setting.rounds, low, high, color=PREDICTED, alpha=0.18, lw=0, label="95 % of initial functions")
+    curve.plot(setting.rounds, each.mean(axis=(1, 2)), color=PREDICTED, lw=2, label="predicted")
+    dress(curve, "round", f"test {what}", "learning curve", legend=7, whole=True)
+    own = [setting.partition.client(i) for i in range(setting.partition.num_clients)]
+    held = [i for i, rows in enumerate(own) if len(rows)]
+    predicted, simulated = (
+        np.array([setting.left(outputs[None][..., own[i], :], own[i])[0] for i in held])
+        for outputs in (gap.train, widest.train[-1])
+    )
+    order, place = np.argsort(predicted), np.arange(len(held))
+    clients.plot(place, predicted[order], color=PREDICTED, lw=2, label="predicted")
+    clients.plot(place, simulated[order], "o", ms=4, color=SIMULATED, label=f"networks, width {widest.width}")
+    dress(clients, "client, in this order", setting.what_is_left, f"round {setting.num_rounds}", whole=True)
+    return save(figure, folder / f"{slug(setting.name)}_beside.png", setting.title)
+
+
+def _error(setting: Setting, outputs: np.ndarray) -> np.ndarray:
+    return np.asarray(np.mean((outputs - setting.y_test) ** 2, axis=(-2, -1)))
+
+
+def _accuracy(setting: Setting, outputs: np.ndarray) -> np.ndarray:
+    return np.asarray(np.mean(np.argmax(outputs, axis=-1) == setting.labels_test, axis=-1))
 
 
 def uncertainty(result: SideBySide, folder: Path) -> Path:
