@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from fedtangent.engine.description import describe
 from fedtangent.entries import catalogue
 from fedtangent.federated.algorithms.entry import options_of, rule_of
 
+README = Path(__file__).parents[2] / "README.md"
 SMALL: dict[str, Any] = {
     "dataset": "digits", "num_train": 40, "num_test": 8, "partition": "quantity_skew", "num_clients": 5, "alpha": 2.0,
     "num_rounds": 5, "client_learning_rate": 0.3,
@@ -81,16 +84,16 @@ def own_data() -> tuple[Any, Any]:
     return (x[:24], y[:24], x[24:], y[24:]), quantity_skew(24, 4, 2.0, 0, min_client_size=2)
 
 
-def test_from_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readme_example_from_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "LINEARISED_WIDTH", 16)
-    data, clients = own_data()
-    found = beside_theory(
-        data, clients, algorithm="fed_prox", num_rounds=4, local_steps=3, batch_size=2, loss="cross_entropy",
-        client_learning_rate=0.3, widths=(32, 8, 128), draws=6, evaluations=2,
-    )  # fmt: skip
-    assert found.setting.widths == (8, 32, 128)
+    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    (example,) = [block for block in blocks if "beside_theory" in block]
+    names: dict[str, Any] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    found = names["found"]
+    assert found.setting.widths == (16, 64, 256)
     assert [row.method for row in found.rows] == [
-        "fed_prox, width 8", "fed_prox, width 32", "fed_prox, width 128", "federated flow, round 4",
+        "fed_prox, width 16", "fed_prox, width 64", "fed_prox, width 256", "federated flow, round 5",
     ]  # fmt: skip
     assert all(v.passed is not False for v in found.verdicts), found.verdicts
     errors = [np.exp(np.log(gap.error[-1]).mean()) for gap in found.gaps]

@@ -81,12 +81,9 @@ class Option(NamedTuple):
 
 
 def options_of(groups: Mapping[str, Any]) -> dict[str, Option]:
-    """The options of ``groups`` by name; a group is a dataclass, or an instance with the defaults of what is chosen.
-
-    Of equal names it is the first, those of dataclasses, which are the command's own, before the others.
-    """
+    """The options of ``groups`` by name, of equal names the first; a group is a dataclass, or one with its defaults."""
     found: dict[str, Option] = {}
-    for title, group in sorted(groups.items(), key=lambda item: not isinstance(item[1], type)):
+    for title, group in groups.items():
         cls = group if isinstance(group, type) else type(group)
         kinds, texts = typing.get_type_hints(cls, include_extras=True), help_of(cls)
         for field in dataclasses.fields(cls):

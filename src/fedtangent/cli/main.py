@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtangent import cli
-from fedtangent.cli.arguments import OutputOptions, options_of, page, parse, unknown, words, words_of
+from fedtangent.cli.arguments import Option, OutputOptions, options_of, page, parse, unknown, words, words_of
 from fedtangent.engine import description, processes
 from fedtangent.engine.description import Description
 from fedtangent.entries import catalogue, lasting
@@ -158,6 +158,12 @@ def groups_of(command: Command, chosen: Mapping[str, str]) -> dict[str, Any]:
     return {**description.groups(chosen), **own} if command.describes else own
 
 
+def _options(groups: Mapping[str, Any]) -> dict[str, Option]:
+    """The options by name; of equal names the command's own, before that of what is chosen."""
+    own = {title: group for title, group in groups.items() if isinstance(group, type)}
+    return options_of(groups) | options_of(own)
+
+
 def _begun(command: Command, arguments: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, Any], dict[str, str]]:
     """The words given for each option, the values of the run that is repeated, and what both choose."""
     given = words_of(arguments)
@@ -170,7 +176,7 @@ def read(command: Command, arguments: Sequence[str]) -> Asked:
     """What the arguments ask for; raises ``ValueError`` in one line."""
     given, before, chosen = _begun(command, arguments)
     groups = groups_of(command, chosen)
-    options = options_of(groups)
+    options = _options(groups)
     if any(name in given for name in description.CHOICES):  # another choice: options of the former one fall away
         before = {name: value for name, value in before.items() if name in options}
     switches = {f"no_{one.name}" for one in options.values() if one.type is bool}
@@ -257,7 +263,7 @@ def help_page(command: Command, arguments: Sequence[str]) -> str:
     """The page of help of a command, with the options of what the arguments choose."""
     given, _, chosen = _begun(command, arguments)
     groups = groups_of(command, chosen)
-    options = options_of(groups)
+    options = _options(groups)
     positional = "".join(f" {one.shown}" for one in options.values() if one.positional)
     about = inspect.cleandoc(command.module.prepare.__globals__["__doc__"] or "").split("\n\n")[0]
     about = " ".join(about.split()).rpartition("``: ")[2]
