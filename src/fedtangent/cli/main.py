@@ -19,6 +19,7 @@ import inspect
 import json
 import os
 import pkgutil
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -152,7 +153,9 @@ def _command(name: str, module: Any, prepare: Callable[..., Any]) -> Command:
 def groups_of(command: Command, chosen: Mapping[str, str]) -> dict[str, Any]:
     """The command's groups of options: first what is chosen, then the options of that, then the command's own."""
     kinds = [kind for kind in command.takes.values() if kind != Description]
-    own: dict[str, Any] = {kind.__name__.removesuffix("Options").lower(): kind for kind in kinds}
+    names = (kind.__name__.removesuffix("Options") for kind in kinds)
+    titles = (re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower() for name in names)
+    own: dict[str, Any] = dict(zip(titles, kinds, strict=True))
     if any("output" in (field.name for field in dataclasses.fields(kind)) for kind in own.values()):
         own["output"] = OutputOptions
     return {**description.groups(chosen), **own} if command.describes else own

@@ -109,7 +109,8 @@ def judged(
     own interval then lies beyond the margin. Where none is, the verdict is undecided.
     """
     least = margin + max(e.length for e in found)
-    allowed = f"<= {margin:g}" if target == 0 else f"{target:g} +- {margin:g}"
+    sizes = target == 0 and min(e.low for e in found) >= 0  # they cannot be below
+    allowed = f"<= {margin:g}" if sizes else f"{target:g} +- {margin:g}"
     shown = worst(found, target, margin)
     right = str(shown), allowed, shown.within(target - margin, target + margin)
     wrong: tuple[str, str, bool | None] = f"none of {len(rivals)} wrong theories is far enough", "-", None
