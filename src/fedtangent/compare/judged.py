@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -133,7 +133,7 @@ def _averaged(values: np.ndarray) -> np.ndarray:
 def _every_round(theory: Predicted, seen: tuple[Simulated, ...], wrong: dict[str, Flow]) -> list[Verdict]:
     """Networks against the flow from the same initial functions, at every evaluated round."""
     setting, name, rounds = theory.setting, theory.setting.name, theory.setting.rounds[1:]
-    right = networks(theory.flow, seen, rounds)
+    right = theory.networks(seen, rounds)
     if not theory.flow.kind.is_linear:
         return _without_a_law(theory, seen, right, wrong)
     means, followed = np.asarray(theory.flow.mean(rounds)), []
@@ -144,7 +144,7 @@ def _every_round(theory: Predicted, seen: tuple[Simulated, ...], wrong: dict[str
                 seen,
                 [p[at - 1] for p in right],
                 at,
-                propagated_variance(theory.blocks, _influences(theory.flow, r)),
+                propagated_variance(theory.blocks, theory.influences[r]),
                 law,
             )
         )
@@ -154,7 +154,9 @@ def _every_round(theory: Predicted, seen: tuple[Simulated, ...], wrong: dict[str
         slopes[what] = networks(flow, seen, rounds)
         variances[what] = np.trace(np.asarray(flow.cov(rounds[-1])), axis1=1, axis2=2)
     slopes["targets of the other sign"] = [p - 2 * means[:, :, None] for p in right]
-    variances["no cross terms"] = np.trace(without_cross_terms(theory.flow, rounds[-1]), axis1=1, axis2=2)
+    variances["no cross terms"] = np.trace(
+        without_cross_terms(theory.blocks, theory.influences[rounds[-1]]), axis1=1, axis2=2
+    )
     from_start = f"the flow's from the same initial functions, {len(rounds)} rounds"
     return [
         slope_verdict(name, setting.widths, seen, right, slopes),
@@ -196,11 +198,7 @@ def _followed(
     return AtRound(pairs, exact_variance, law, own if scale is None else scale)
 
 
-def _influences(flow: Flow, round_: int) -> list[np.ndarray]:
-    return list(np.asarray(flow.dependence(round_)[0]))
-
-
-def propagated_variance(blocks: KernelBlocks, influences: list[np.ndarray]) -> np.ndarray:
+def propagated_variance(blocks: KernelBlocks, influences: Iterable[np.ndarray]) -> np.ndarray:
     """Variance of ``f0(x) - B f0(X)`` summed over test points for each ``B`` [m, n], [K], for ``f0 ~ GP(0, K)``.
 
     Written as ``A K A'`` with ``A = [-B, I]`` and the whole kernel, apart from the theory's own terms.
@@ -214,9 +212,9 @@ def propagated_variance(blocks: KernelBlocks, influences: list[np.ndarray]) -> n
 def _limit(theory: Predicted, seen: tuple[Simulated, ...], limit: Gaussian) -> list[Verdict]:
     """Networks at the last round against Theorem 2, once the flow itself is far nearer to it than the margins."""
     name, num_rounds, last = theory.setting.name, theory.setting.num_rounds, theory.moments[-1]
-    exact_variance = propagated_variance(theory.blocks, _influences(theory.flow, num_rounds))
+    exact_variance = propagated_variance(theory.blocks, theory.influences[num_rounds])
     law = np.full(len(last.mean), np.trace(limit.cov))
-    follow = [n[0] for n in networks(theory.flow, seen, theory.setting.rounds[-1:])]
+    follow = [n[0] for n in theory.networks(seen, theory.setting.rounds[-1:])]
     away = last.mean - np.asarray(limit.mean)  # [K, m, C]
     right = _followed(seen, [f - away[:, None] for f in follow], -1, exact_variance, law)
     if not reached(theory, limit, right.scale):
@@ -276,7 +274,7 @@ def _evolved(theory: Predicted, moved: tuple[Simulated, ...], share: float = 1.0
     for m in moved:
         each = _responses(theory, m, share)
         predicted.append(m.test[0] + each @ (theory.setting.y_train - m.train[0]))
-        variances.append([np.mean(propagated_variance(theory.blocks, list(own))) for own in each])
+        variances.append([np.mean(propagated_variance(theory.blocks, own)) for own in each])
         laws.append([np.mean([np.trace(covariance_terms(theory.blocks, b).total) for b in own]) for own in each])
     return _followed(moved, predicted, -1, np.mean(variances, axis=0), np.mean(laws, axis=0))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +41,12 @@ class Predicted:
     moments: tuple[ModelLaw, ...]  # one per evaluated round
     limit: Gaussian | None  # None where the kernel is singular in float64: the flow is then the only prediction
     why_no_limit: str = ""
+    influences: Mapping[int, np.ndarray] = field(default_factory=dict)
+    """Evaluated round -> B [K, m, n] of ``mean + f_0(x) - B f_0(X)``; none where a run is not linear in f_0."""
+
+    def networks(self, seen: Sequence[Simulated], rounds: tuple[int, ...]) -> list[np.ndarray]:
+        """``networks`` of the flow at evaluated rounds, by ``influences`` where there are."""
+        return networks(self.flow, seen, rounds, self.influences or None)
 
 
 def predict(setting: Setting, cohorts: Cohort) -> Predicted:
@@ -54,9 +60,10 @@ def predict(setting: Setting, cohorts: Cohort) -> Predicted:
         limit, why = gp_limit(blocks, setting.y_train, max_relative_jitter=0.0), ""
     except SingularKernelError as error:
         limit, why = None, str(error)
-    means = np.asarray(flow.mean(setting.rounds))
-    moments = tuple(ModelLaw(mean, np.asarray(flow.cov(r))) for r, mean in zip(setting.rounds, means, strict=True))
-    return Predicted(setting, cohorts, blocks, flow, moments, limit, why)
+    influences = {r: np.asarray(flow.dependence(r)[0]) for r in setting.rounds}
+    covs = [np.stack([covariance_terms(blocks, b).total for b in each]) for each in influences.values()]
+    moments = tuple(map(ModelLaw, np.asarray(flow.mean(setting.rounds)), covs))
+    return Predicted(setting, cohorts, blocks, flow, moments, limit, why, influences)
 
 
 def _sampled_laws(setting: Setting, blocks: KernelBlocks, flow: Flow) -> tuple[ModelLaw, ...]:
@@ -101,10 +108,9 @@ def _from_own_start(flow: Flow, seen: Simulated, draw: int, rounds: tuple[int, .
     return np.asarray(flow.predict(seen.train[0][:, draw], seen.test[0][:, draw], rounds))
 
 
-def without_cross_terms(flow: Flow, round_: int) -> np.ndarray:
+def without_cross_terms(blocks: KernelBlocks, influences: np.ndarray) -> np.ndarray:
     """A wrong covariance, [K, m, m]: the prior and propagated terms without the cross terms. A negative control."""
-    each = (np.asarray(flow.dependence(round_, k)[0][0]) for k in range(flow.num_models))
-    terms = [covariance_terms(flow.kernels, b) for b in each]
+    terms = [covariance_terms(blocks, b) for b in influences]
     return np.stack([np.asarray(t.prior + t.propagated) for t in terms])
 
 
@@ -114,17 +120,23 @@ def without_clients(cohorts: Cohort, clients: Sequence[int] | np.ndarray) -> Coh
     return cohorts._replace(weight=weight)  # type: ignore[arg-type]
 
 
-def networks(flow: Flow, seen: Sequence[Simulated], rounds: tuple[int, ...]) -> list[np.ndarray]:
+def networks(
+    flow: Flow, seen: Sequence[Simulated], rounds: tuple[int, ...], influences: Mapping[int, np.ndarray] | None = None
+) -> list[np.ndarray]:
     """The flow's prediction at the test points of each network from its own initial function, [r, K, E, m, C].
 
     One array for each of ``seen``; r counts ``rounds``. Of full batches and the squared error an initial function f0
-    becomes ``mean + gamma f0(x) - B f0(X)``, with one B for all networks of a model; else each has a run of its own.
+    becomes ``mean + gamma f0(x) - B f0(X)``, with one B for all networks of a model (``influences``, where they are
+    known, with gamma 1); else each has a run of its own.
     """
-    if flow.kind.stepwise:
+    if flow.kind.stepwise and influences is None:
         return [np.stack([_from_own_start(flow, s, e, rounds) for e in range(s.test.shape[2])], axis=2) for s in seen]
     means, found = np.asarray(flow.mean(rounds)), [np.empty((len(rounds), *s.test.shape[1:])) for s in seen]
     for at, r in enumerate(rounds):
-        b, gamma = map(np.asarray, flow.dependence(r))
+        if influences is None:
+            b, gamma = map(np.asarray, flow.dependence(r))
+        else:
+            b, gamma = influences[r], np.ones(flow.num_models)
         for predicted, s in zip(found, seen, strict=True):
             train, test = s.train[0], s.test[0]  # [K, E, n, C], [K, E, m, C]
             given = train if b.shape[2] == train.shape[2] else train.reshape(*train.shape[:2], -1, 1)

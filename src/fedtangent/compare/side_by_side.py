@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtangent.checks import whole
 from fedtangent.compare import judged
-from fedtangent.compare.predicted import Predicted, networks, predict
+from fedtangent.compare.predicted import Predicted, predict
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import Simulated, cohorts, ntk_fl, trained_networks
 from fedtangent.compare.statistics import relative_errors
@@ -53,7 +53,7 @@ class SideBySide(NamedTuple):
 
 def flow_gap(theory: Predicted, seen: Simulated) -> FlowGap:
     """How far each network is from the flow, relative to how far the flow has moved its function."""
-    setting, test = theory.setting, networks(theory.flow, [seen], seen.rounds)[0]
+    setting, test = theory.setting, theory.networks([seen], seen.rounds)[0]
     starts = seen.train[0].swapaxes(0, 1)
     train = np.stack([np.asarray(theory.flow.predict_train(start, seen.rounds)) for start in starts], axis=2)
     scale = np.broadcast_to(test[-1] - seen.test[0], seen.test.shape)
