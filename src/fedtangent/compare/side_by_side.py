@@ -95,7 +95,9 @@ def _evolve(setting: Setting, progress: bool, say: Report) -> tuple[Simulated, .
 
     It trains by the squared error, and is not put beside a run that does not.
     """
-    plans = [("averaged", setting.widths, setting.draws)] if setting.loss == "squared_error" else []
+    if setting.loss != "squared_error":
+        return ()
+    plans = [("averaged", setting.widths if setting.is_standard else setting.widths[-1:], setting.draws)]
     if setting.is_standard and setting.y_train.shape[1] > 1:
         plans.append(("exact", setting.widths[:2], setting.exact_draws))  # the others would cost most of the run
     moved = []
