@@ -69,6 +69,39 @@ def test_the_linearised_network_follows_the_flow_of_its_very_run(
     assert float(verdict.measured) < 1e-12
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_rounds": 1, "batch_size": 1},  # there is no other round to be late by
+        {"dropout": 0.9, "num_rounds": 3},  # nobody answers in the last round
+        {"alpha": 0.3, "batch_size": 8, "local_epochs": 1, "schedule": "uniform", "clients_per_round": 1},
+    ],
+)
+def test_every_control_can_fail(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
+    """Wrong theories that would be right of this very run are left out."""
+    monkeypatch.setattr(exact, "LINEARISED_WIDTH", 16)
+    setting = described("fed_prox", **changes)
+    assert exact.linearised_verdict(setting, cohorts(setting)).passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "logistic"},  # starts at zero
+        {"model": "logistic", "loss": "cross_entropy", "client_test": 0.5},
+        {"model": "logistic", "zero_init": False, "algorithm": "data_sharing"},
+        {"data": "sine", "partition": "by_user", "model": "rbf_linear", "schedule": "uniform",
+         "clients_per_round": 10},
+        {"partition": "shards", "client_test": 0.3},
+    ],
+)  # fmt: skip
+def test_runs_of_other_kinds_end_without_a_disagreement(options: dict[str, Any]) -> None:
+    sizes = {} if "data" in options else {"num_train": 30, "num_test": 8, "num_clients": 3}
+    found = beside_theory(**{"num_rounds": 3, "widths": (8, 16, 32), "draws": 5, **sizes, **options})
+    assert all(v.passed is not False for v in found.verdicts), found.verdicts
+
+
 @pytest.mark.parametrize("loss", ["squared_error", pytest.param("cross_entropy", marks=pytest.mark.slow)])
 def test_the_linear_model_of_the_analytic_kernel_follows_the_flow(loss: str) -> None:
     setting = described("fed_prox", loss=loss)
@@ -108,6 +141,9 @@ def test_the_readme_example_from_arrays(monkeypatch: pytest.MonkeyPatch) -> None
         (lambda x, y, a, b: (x, y[1:], a, b), "data: got x_train of shape (24, 3) and y_train of shape (23,)"),
         (lambda x, y, a, b: (x, y, np.where(a > 0, np.nan, a), b), "x_test: got"),
         (lambda x, y, a, b: (x, y - 1, a, b), "labels: got"),
+        (lambda x, y, a, b: (x, y, a[:, :2], b), "x_test of shape (6, 2)"),
+        (lambda x, y, a, b: (x, y / 2, a, b), "y_train: got float64 of shape (24,), must be [n] integer labels or"),
+        (lambda x, y, a, b: (x, y, a), "data: got another thing, must be a name, a Dataset, or (x_train, y_train,"),
     ],
 )
 def test_refuses_other_arrays(change: Any, said: str) -> None:
@@ -115,6 +151,33 @@ def test_refuses_other_arrays(change: Any, said: str) -> None:
     with pytest.raises(ValueError) as caught:
         beside_theory(change(*data), clients)
     assert said in str(caught.value)
+
+
+def test_refuses_options_of_what_is_given() -> None:
+    data, clients = own_data()
+    for given, said in (({"num_train": 3}, "data that are given"), ({"num_clients": 3}, "a partition that is given")):
+        with pytest.raises(ValueError, match=f"is not used with {said}"):
+            beside_theory(data, clients, **given)
+    with pytest.raises(ValueError, match="partition: got"):
+        beside_theory(data, [[0, 1], [2]])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"parameterization": "standard"}, "model: got 'mlp' whose kernel grows with its width"),
+        ({"w_std": 0.0, "b_std": 0.0}, "model: got 'mlp' that starts as the zero function"),
+    ],
+)
+def test_refuses_models_without_a_limit(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        beside_theory(**{name: value for name, value in SMALL.items() if name != "dataset"}, **given)
+
+
+def test_refuses_one_class() -> None:
+    (x, y, a, b), clients = own_data()
+    with pytest.raises(ValueError, match="loss: got cross_entropy, must be squared_error for a single class"):
+        beside_theory((x, 0 * y, a, 0 * b), clients, loss="cross_entropy")
 
 
 def test_every_algorithm_has_a_rule_or_says_what_is_nearest() -> None:
@@ -139,7 +202,7 @@ def test_every_algorithm_has_a_rule_or_says_what_is_nearest() -> None:
         ({"algorithm": "scaffold", "client_optimizer": "momentum"}, "local_momentum: got one for algorithm 'scaffold'"),
         ({"loss": "hinge"}, "loss: got 'hinge', allowed are squared_error, cross_entropy"),
         ({"model": "cnn"}, "model: got 'cnn', which has no analytic kernel, allowed are logistic, mlp, rbf_linear"),
-        ({"widths": (64,)}, "widths: got (64,), must be 3 or more of a network, for a slope"),
+        ({"widths": (64,)}, "widths: got (64,), must be 3 or more different ones to compare"),
         ({"widths": (64, 64, 128)}, "widths: got (64, 64, 128), must be 3 or more"),
         ({"widths": (0, 1, 2)}, "widths: got 0, must be a whole number of at least 1"),
         ({"draws": 2}, "draws: got 2, must be a whole number of at least 5"),

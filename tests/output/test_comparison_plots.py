@@ -18,7 +18,9 @@ K, E, N, M = 2, 3, 6, 12
 ROUNDS = (0, 5, 10)
 
 
-def result(name: str, inputs: int, linear: bool = False, widths: tuple[int, ...] = (16, 32, 64)) -> SimpleNamespace:
+def result(
+    name: str, inputs: int, linear: bool = False, widths: tuple[int, ...] = (16, 32, 64), standard: bool = True
+) -> SimpleNamespace:
     """What the figures look at of a side-by-side, made of random numbers."""
     rng = np.random.default_rng(0)
     setting = SimpleNamespace(
@@ -31,6 +33,10 @@ def result(name: str, inputs: int, linear: bool = False, widths: tuple[int, ...]
         widths=widths,
         largest=max(widths),
         is_linear=linear,
+        is_standard=standard,
+        labels_test=None,
+        mse=lambda outputs: np.mean(outputs**2, axis=(-2, -1)),
+        what_is_left="training residual",
         num_rounds=10,
         rounds=ROUNDS,
     )
@@ -39,7 +45,8 @@ def result(name: str, inputs: int, linear: bool = False, widths: tuple[int, ...]
         test = rng.standard_normal((len(ROUNDS), K, E, M, 2))
         return SimpleNamespace(method=method, width=width, rounds=ROUNDS, test=test)
 
-    gap = FlowGap(rng.uniform(0.1, 0.2, (3, K, E)), np.array([1.0, 0.5, 0.2]), np.array([1, 0.5, 0.2]))
+    curves = np.array([1.0, 0.5, 0.2]), np.array([1, 0.5, 0.2])
+    gap = FlowGap(rng.uniform(0.1, 0.2, (3, K, E)), *curves, np.zeros((3, K, E, M, 2)), np.zeros((K, E, N, 2)))
     moments = tuple(ModelLaw(rng.standard_normal((K, M, 2)), np.tile(np.eye(M), (K, 1, 1))) for _ in ROUNDS)
     return SimpleNamespace(
         setting=setting,
@@ -47,14 +54,21 @@ def result(name: str, inputs: int, linear: bool = False, widths: tuple[int, ...]
         simulated=tuple(seen("Fed-ensemble", w) for w in widths),
         ntk_fl=tuple(seen("NTK-FL, averaged kernel", w) for w in widths),
         gaps=(gap,) * len(widths),
+        by_client=lambda: {0: (0.5, 0.4), 2: (0.3, 0.35)},
     )
 
 
 def test_every_figure_that_applies(tmp_path: Path) -> None:
-    results = [result("sine, linear", 1, linear=True, widths=(100,)), result("digits", 4)]
+    results = [
+        result("sine, linear", 1, linear=True, widths=(100,)),
+        result("digits", 4),
+        result("fed_prox on mine", 4, standard=False),
+    ]
     paths = plots.draw_all(results, tmp_path)  # type: ignore[arg-type]
     assert sorted(p.name for p in paths) == [
         "digits_uncertainty.png",
+        "fed_prox_on_mine_beside.png",
+        "fed_prox_on_mine_uncertainty.png",
         "residual.png",
         "sine_linear_bands.png",
         "width_error.png",

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 
 from fedtangent.checks import folder, whole
@@ -52,7 +53,7 @@ class CompareOptions:
 
 
 @dataclass(frozen=True)
-class BesideOptions:
+class ComparisonOptions:
     """What is compared of a run that is described."""
 
     widths: tuple[int, ...] = Beside().widths
@@ -89,7 +90,7 @@ def prepare(options: CompareOptions) -> CompareJob:
     return CompareJob(settings, asdict(options), options.seed, options.output)
 
 
-def prepare_run(options: BesideOptions, described: Description) -> CompareJob:
+def prepare_run(options: ComparisonOptions, described: Description) -> CompareJob:
     """The same of a run, as ``train`` takes it; raises ``ValueError`` also where theory has no rule for it."""
     beside = Beside(options.widths, options.draws, options.hidden_layers, options.evaluations)
     setting, seed = setting_of(described, beside), described.run.seed
@@ -138,7 +139,7 @@ def _notes(result: SideBySide) -> list[str]:
         ]
         if not any("Theorem 2, round" in v.statement for v in result.verdicts):
             notes.append("the flow is not near enough to the limit yet: networks are not judged by that")
-    if result.setting.y_train.shape[1] > 1:
+    if result.ntk_fl and result.setting.y_train.shape[1] > 1:
         errors = {m.width: float(m.info["kernel_error"].mean()) for m in result.ntk_fl if "averaged" in m.method}
         shown = ", ".join(f"{error:.3f} at width {width}" for width, error in errors.items())
         notes.append(f"NTK-FL's averaged kernel H for all outputs, relative error of the whole kernel: {shown}")
@@ -146,16 +147,34 @@ def _notes(result: SideBySide) -> list[str]:
 
 
 def _metrics(seed: int, result: SideBySide) -> list[Metric]:
-    rows = []
+    """The learning curves: of every method and width, and the flow's from the starts of the widest networks."""
+    setting, rows = result.setting, list[Metric]()
+    of_loss = "residual" if setting.loss == "squared_error" else "nll"
+    gaps = dict(zip((s.width for s in result.simulated), result.gaps, strict=True))
     for seen in (*result.simulated, *result.ntk_fl):
-        algorithm = f"{seen.method}, width {seen.width} [{result.setting.name}]"
+        algorithm = f"{seen.method}, width {seen.width} [{setting.name}]"
         for at, round_ in enumerate(seen.rounds):
             sent = [total * round_ // max(seen.rounds[-1], 1) for total in (seen.uplink_bytes, seen.downlink_bytes)]
-            sides = {"train": (seen.train, result.setting.y_train), "test": (seen.test, result.setting.y_test)}
-            for split, (outputs, y) in sides.items():
-                mse = float(((outputs[at].mean(axis=0) - y) ** 2).mean())
-                rows.append(Metric(round_, algorithm, seed, split, "mse", mse, *sent))
+            found = {("train", "mse"): float(setting.mse(seen.train[at].mean(axis=0), "train").mean())}
+            found |= _on_test(setting, seen.test[at])
+            if seen in result.simulated:
+                found["train", of_loss] = float(gaps[seen.width].simulated[at])
+            rows += [Metric(round_, algorithm, seed, *name, value, *sent) for name, value in found.items()]
+    widest, gap = result.simulated[-1], result.gaps[-1]
+    for at, round_ in enumerate(widest.rounds):
+        found = {("train", of_loss): float(gap.predicted[at]), **_on_test(setting, gap.test[at])}
+        algorithm = f"federated flow, starts of width {widest.width} [{setting.name}]"
+        rows += [Metric(round_, algorithm, seed, *name, value, 0, 0) for name, value in found.items()]
     return rows
+
+
+def _on_test(setting: Setting, outputs: np.ndarray) -> dict[tuple[str, str], float]:
+    """Of the ensembles' mean, over K of outputs [K, E, m, C]."""
+    mean = outputs.mean(axis=0)
+    found = {("test", "mse"): float(setting.mse(mean).mean())}
+    return (
+        found if setting.labels_test is None else found | {("test", "accuracy"): float(setting.accuracy(mean).mean())}
+    )
 
 
 def _write(folder: Path, seed: int, results: list[SideBySide]) -> None:
@@ -165,4 +184,9 @@ def _write(folder: Path, seed: int, results: list[SideBySide]) -> None:
         [row for r in results for row in r.rows],
         verdicts=[row for r in results for row in as_rows(r.verdicts)],
         seconds={r.setting.name: r.seconds for r in results},
+        clients=[
+            {"setting": r.setting.name, "client": i, "left": r.setting.what_is_left, "predicted": p, "simulated": s}
+            for r in results
+            for i, (p, s) in r.by_client().items()
+        ],
     )

@@ -193,7 +193,7 @@ def read(command: Command, arguments: Sequence[str]) -> Asked:
                 other = _command(command.name, command.module, command.module.prepare)
                 if name in options_of(groups_of(other, {})):
                     raise ValueError(
-                        f"{name}: is of {PROGRAM} {command.name} without options of a run, got it beside one"
+                        f"{name}: got it beside options of a run, allowed is {command.name} with one or the other"
                     )
             raise unknown(name, command.name, options)
     values = parse([*words(before, options), *arguments], options)

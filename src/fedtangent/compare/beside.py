@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,16 +17,18 @@ from fedtangent.compare.side_by_side import FEWEST_DRAWS, FEWEST_WIDTHS, Report,
 from fedtangent.data import classification_targets
 from fedtangent.data.dataset import Dataset, DatasetEntry, SourceInfo
 from fedtangent.engine.description import Built, Chosen, Description, build, describe
-from fedtangent.entries import Entry, NoOptions, catalogue
-from fedtangent.federated.algorithms.entry import Descent, Training, rate_of, rule_of, work_of
+from fedtangent.entries import Entry, NoOptions, catalogue, option_names
+from fedtangent.federated.algorithms.entry import MOMENTUM, Descent, Training, rate_of, rule_of, work_of
 from fedtangent.federated.local import Work
+from fedtangent.kernels.gram import analytic
 from fedtangent.models.entry import CROSS_ENTROPY, ModelEntry
 from fedtangent.theory import Rule
+from fedtangent.theory.checks import check_kind
 from fedtangent.theory.flow.rules import read_rule
+from fedtangent.theory.precision import require_float64
 from fedtangent.types import Key, Model, Partition, PyTree
 
 MOST_POINTS = 500  # test points that laws are compared at, at most
-MOMENTUM = 0.9  # of --client-optimizer momentum
 NOT_FOLLOWED = {  # an option, what it must be beside theory, and why
     "channel": ("lossless", "which has no rule for what a channel leaves out"),
     "sparsity": (0.0, "which has no rule for what a channel leaves out"),
@@ -42,7 +44,7 @@ class Beside(NamedTuple):
     widths: tuple[int, ...] = (64, 256, 1024)
     draws: int = 16
     hidden_layers: int = 1
-    evaluations: int = 8  # rounds at which networks are evaluated, round 0 apart
+    evaluations: int = 8  # rounds at which networks are evaluated, at most, round 0 apart
 
 
 def beside_theory(
@@ -57,8 +59,9 @@ def beside_theory(
 
     Args:
         data: a data set, or the name of one; or x_train [n, d], y_train, x_test, y_test, of which y are [n] labels
-            from 0 on or [n, C] numbers.
-        partition: which training rows each client holds, or the name of one; by default what suits the data.
+            from 0 on or [n, C] numbers. Like ``train``, a run has them in float32.
+        partition: which training rows each client holds, or the name of one; by default what suits the data set, and
+            of data that are given "dirichlet", without labels "iid".
         progress: whether to show bars. say: is told what is done.
         options: every option of ``fedtangent train``, and ``widths``, ``draws``, ``hidden_layers`` and
             ``evaluations`` of the comparison.
@@ -67,24 +70,52 @@ def beside_theory(
         ValueError: an algorithm or option of which theory has no rule, a model without an analytic kernel, options out
             of range; before anything is trained. Comparisons run in float64 (``fedtangent.enable_x64()``).
     """
+    require_float64()
+    if "widths" in options:
+        widths = options["widths"]
+        options["widths"] = tuple(widths) if isinstance(widths, Iterable) else (widths,)
     beside = Beside(**{name: options.pop(name) for name in Beside._fields if name in options})
+    if "dataset" in options:
+        raise ValueError(f"dataset: got {options['dataset']!r}, must be given as data, which is a name too")
     named = {"dataset": data} if isinstance(data, str) else {}
     named |= {"partition": partition} if isinstance(partition, str) else {}
+    given = None if isinstance(data, str) else data if isinstance(data, Dataset) else _data_of(data)
+    if given is not None and partition is None:
+        named["partition"] = "dirichlet" if given.num_classes else "iid"
     described = describe(**named, **options)
-    if not isinstance(data, str):
-        described = described._replace(dataset=_given_data(data if isinstance(data, Dataset) else _data_of(*data)))
+    if given is not None:
+        _refuse_options(described.dataset.entry, options, "data that are given")
+        described = described._replace(dataset=_given_data(given))
     if partition is not None and not isinstance(partition, str):
+        check_kind("partition", partition, Partition)
+        _refuse_options(described.partition.entry, options, "a partition that is given")
         described = described._replace(partition=_given_partition(partition))
     return run(setting_of(described, beside), progress, say)
 
 
-def _data_of(x_train: Any, y_train: Any, x_test: Any, y_test: Any) -> Dataset:
-    """Vectors with labels or numbers as a data set."""
-    x_train, y_train, x_test, y_test = map(np.asarray, (x_train, y_train, x_test, y_test))
+def _refuse_options(entry: Entry, options: Mapping[str, Any], what: str) -> None:
+    for name in options:
+        if name in option_names(entry):
+            raise ValueError(f"{name}: is not used with {what}")
+
+
+def _data_of(arrays: Any) -> Dataset:
+    """Vectors with labels or numbers, (x_train, y_train, x_test, y_test), as a data set."""
+    if not isinstance(arrays, (tuple, list)) or len(arrays) != 4:
+        raise ValueError("data: got another thing, must be a name, a Dataset, or (x_train, y_train, x_test, y_test)")
+    x_train, y_train, x_test, y_test = map(np.asarray, arrays)
     for name, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
-        if x.ndim != 2 or y.ndim not in (1, 2) or len(x) != len(y):
+        labels = y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
+        if not np.issubdtype(x.dtype, np.integer) and not np.issubdtype(x.dtype, np.floating):
+            raise ValueError(f"x_{name}: got {x.dtype}, must be real numbers")
+        if x.ndim != 2 or 0 in x.shape or x.shape[1:] != x_train.shape[1:] or len(x) != len(y):
             got = f"x_{name} of shape {x.shape} and y_{name} of shape {y.shape}"
-            raise ValueError(f"data: got {got}, must be [n, d], and [n] labels or [n, C] numbers")
+            raise ValueError(f"data: got {got}, must be [n, d], d alike for training and test, and n targets")
+        if not labels and (y.ndim != 2 or y.shape[1:] != y_train.shape[1:]):
+            raise ValueError(
+                f"y_{name}: got {y.dtype} of shape {y.shape}, must be [n] integer labels or [n, C] numbers"
+            )
+    x_train, x_test = (x.astype(np.float64) for x in (x_train, x_test))
     classes = 0 if y_train.ndim == 2 else int(max(y_train.max(), y_test.max())) + 1
     given = SourceInfo("given", "given", "embedded")
     return Dataset("given data", x_train, y_train, x_test, y_test, classes, None, given)
@@ -107,19 +138,22 @@ def setting_of(described: Description, beside: Beside) -> Setting:
 
     All that does not need the data is checked before they are loaded.
     """
-    followed = dict(_rule(described))
+    followed, weighting = _rule(described)
     widths = _widths(described, beside)
     built = build(described)
-    weighting = _weighting(described, followed)
-    work, run = _work(described.algorithm.options), described.run
-    cohorts = weighed_cohorts(built.schedule, built.clients, run.num_rounds, run.seed, weighting)
-    followed["batches"] = drawn_rows(work, built.clients, cohorts, run.seed)
+    work, common = _work(described.algorithm.options), described.run
+    cohorts = weighed_cohorts(built.schedule, built.clients, common.num_rounds, common.seed, weighting)
+    followed["batches"] = drawn_rows(work, built.clients, cohorts, common.seed)
     rate = rate_of(described.algorithm.options)
-    rates = np.array([float(rate(jnp.int32(r))) for r in range(run.num_rounds)]) if callable(rate) else rate
+    rates = np.array([float(rate(jnp.int32(r))) for r in range(common.num_rounds)]) if callable(rate) else rate
     x_train, y_train = _examples(built, np.asarray(built.data.x), np.asarray(built.data.y))
     test = built.splits["test"]
+    if built.loss == CROSS_ENTROPY and built.model.output_size < 2:
+        raise ValueError("loss: got cross_entropy, must be squared_error for a single class")
     answers = np.asarray(test.labels if built.loss == CROSS_ENTROPY else test.targets)
     x_test, y_test = _examples(built, np.asarray(test.x[:MOST_POINTS]), answers[:MOST_POINTS])
+    model = _models(described, built, beside.hidden_layers)
+    _check_kernels(described, [model(width) for width in (widths[0], widths[-1])], x_train[:2])
     names, (fewest, most) = described.names(), (min(built.clients.sizes), max(built.clients.sizes))
     return Setting(
         name=f"{built.algorithm.name} on {names['dataset']}",
@@ -132,25 +166,29 @@ def setting_of(described: Description, beside: Beside) -> Setting:
         labels_test=None if test.labels is None else np.asarray(test.labels[:MOST_POINTS]),
         partition=built.clients,
         schedule=built.schedule,
-        model=_models(described, built, beside.hidden_layers),
+        model=model,
         is_linear=described.model.entry.is_linear,
         widths=widths,
         draws=beside.draws,
         local_steps=steps_of(work, built.clients),
         learning_rate=rates,
-        num_rounds=run.num_rounds,
-        evaluate_every=max(run.num_rounds // beside.evaluations, 1),
-        seed=run.seed,
+        num_rounds=common.num_rounds,
+        evaluate_every=-(-common.num_rounds // beside.evaluations),
+        seed=common.seed,
         algorithm=built.recipe,
         rule=followed,
         weighting=weighting,
     )
 
 
-def _rule(described: Description) -> dict[str, Any]:
-    """What theory is told of the algorithm and its options; raises ``ValueError`` for what it does not follow."""
+def _rule(described: Description) -> tuple[dict[str, Any], str]:
+    """What theory is told of the algorithm and its options, and how the clients' means are weighed.
+
+    Raises ``ValueError`` for what theory does not follow.
+    """
     entry, o = described.algorithm
     followed = dict(rule_of(entry, o))
+    own_weighting = followed.pop("weighting", "examples")
     for name, (plain, why) in NOT_FOLLOWED.items():
         if getattr(o, name, plain) != plain:
             raise ValueError(f"{name}: got {getattr(o, name)!r}, must be {plain!r} beside theory, {why}")
@@ -164,15 +202,8 @@ def _rule(described: Description) -> dict[str, Any]:
         followed["local_momentum"] = MOMENTUM
     if getattr(o, "server_learning_rate", None) is not None:
         followed["server_learning_rate"] = o.server_learning_rate
-    own = {name: value for name, value in followed.items() if name != "weighting"}
-    read_rule(Rule(1, 1.0, **own), np.ones(1, int))  # parts of it that do not go together
-    return followed
-
-
-def _weighting(described: Description, followed: dict[str, Any]) -> str:
-    """How the clients' means are weighed: as asked for, else as the algorithm's entry says."""
-    own = followed.pop("weighting", "examples")
-    return str(getattr(described.algorithm.options, "weighting", None) or own)
+    read_rule(Rule(1, 1.0, **followed), np.ones(1, int))  # parts of it that do not go together
+    return followed, getattr(o, "weighting", None) or own_weighting
 
 
 def _widths(described: Description, beside: Beside) -> tuple[int, ...]:
@@ -190,8 +221,23 @@ def _widths(described: Description, beside: Beside) -> tuple[int, ...]:
         return (1,)
     widths = tuple(sorted(set(beside.widths)))
     if len(widths) < FEWEST_WIDTHS:
-        raise ValueError(f"widths: got {beside.widths}, must be {FEWEST_WIDTHS} or more of a network, for a slope")
+        said = "to compare (how deep networks are is hidden_layers)"
+        raise ValueError(f"widths: got {beside.widths}, must be {FEWEST_WIDTHS} or more different ones {said}")
     return widths
+
+
+def _check_kernels(described: Description, ends: list[Model], x: np.ndarray) -> None:
+    """Raise ``ValueError`` for networks that have no limit at these scales: it is no kernel of the width, nor zero."""
+    entry: ModelEntry = described.model.entry
+    (nngp, theta), (_, widest) = (map(np.asarray, analytic(model, jnp.asarray(x))) for model in ends)
+    if not np.allclose(theta, widest, rtol=1e-6):
+        raise ValueError(
+            f"model: got {entry.name!r} whose kernel grows with its width, must be in the ntk parameterization"
+        )
+    if not entry.is_linear and not np.any(nngp):
+        raise ValueError(
+            f"model: got {entry.name!r} that starts as the zero function, must have weights and biases above 0"
+        )
 
 
 def _work(o: Descent) -> Work:

@@ -51,20 +51,26 @@ def near_misses(
             cohorts,
             {"server_learning_rate": np.multiply(SLOWER, rule.get("server_learning_rate", 1.0))},
         ),
-        "one client missing in the last round": (_absent_once(cohorts, last), {}),
     }
     steps, drawn = np.broadcast_to(setting.local_steps, setting.partition.num_clients), rule.get("batches")
-    if np.max(steps) > 1:
+    present = np.asarray(cohorts.weight)[:last] > 0
+    taken = np.where(present, steps[np.asarray(cohorts.client)[:last]], 0)  # [R, S] of those that train
+    if np.any(present):
+        wrong["one client missing in the last round"] = (
+            _absent_once(cohorts, 1 + int(np.max(np.nonzero(present)[0]))),
+            {},
+        )
+    if np.max(taken, initial=0) > 1:
         fewer = np.maximum(steps - 1, 1)
         kept = {} if drawn is None else {"batches": drawn[:, :, : fewer.max()]}
         wrong["one local step less"] = cohorts, {"local_steps": fewer, **kept}
     other = _weighed_otherwise(cohorts, setting.partition, setting.weighting)
     if other is not None:
         wrong[f"clients weighted {'equally' if setting.weighting == 'examples' else 'by examples'}"] = other, {}
-    if drawn is not None or np.any(_sorted(cohorts) != _sorted(shifted)):
-        kept = {} if drawn is None else {"batches": np.roll(drawn, 1, axis=0)}
-        wrong["cohorts one round late"] = shifted, kept
-    if drawn is not None and np.max(steps) > 1:
+    late = {} if drawn is None else {"batches": np.roll(drawn, 1, axis=0)}
+    if np.any(_sorted(cohorts) != _sorted(shifted)) or (drawn is not None and np.any(late["batches"] != drawn)):
+        wrong["cohorts one round late"] = shifted, late
+    if drawn is not None and np.max(taken, initial=0) > 1:
         backwards = _backwards(drawn, steps[np.asarray(cohorts.client)])
         wrong["minibatches in another order"] = cohorts, {"batches": backwards}
     return {

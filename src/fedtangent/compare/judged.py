@@ -51,7 +51,7 @@ def all_verdicts(theory: Predicted, seen: tuple[Simulated, ...], moved: tuple[Si
         verdicts = [exact.linearised_verdict(setting, theory.cohorts)]
     else:
         verdicts = [exact.of_kernel_verdict(theory)]
-    if theory.flow.kind.is_linear and examples <= exact.MOST_STARTS:
+    if theory.flow.kind.is_linear and examples <= exact.MOST_STARTS and starts_differ(theory):
         verdicts += exact.law_verdicts(theory)
     if setting.is_standard and theory.limit is not None and _determined(theory.blocks):
         verdicts += _fixed_points(theory, theory.limit)
@@ -62,7 +62,7 @@ def sampled_verdicts(
     theory: Predicted, seen: tuple[Simulated, ...], moved: tuple[Simulated, ...], wrong: dict[str, Flow]
 ) -> list[Verdict]:
     """Those that have a chance of being wrong: what is measured is an average over networks."""
-    verdicts = _starts(theory, seen)
+    verdicts = _starts(theory, seen) if starts_differ(theory) else []
     if not theory.setting.is_linear:
         verdicts += _every_round(theory, seen, wrong)
     if theory.limit is not None:
@@ -98,6 +98,11 @@ def _from_zero(flow: Flow) -> np.ndarray:
         for rows in (len(flow.y_train), len(flow.kernels.ntk_test_train))
     )
     return np.asarray(flow.predict(train, test, flow.num_rounds))
+
+
+def starts_differ(theory: Predicted) -> bool:
+    """Whether models do not all start as the zero function, so that there is a law."""
+    return bool(np.trace(np.asarray(theory.blocks.nngp_test)) > 0)
 
 
 def _starts(theory: Predicted, seen: tuple[Simulated, ...]) -> list[Verdict]:

@@ -19,7 +19,10 @@ PRIOR_DRAWS = 64  # initial functions that a law is estimated from, where it has
 
 
 class ModelLaw(NamedTuple):
-    """What theory says of each of K models at the test points: independent, Gaussian, outputs of one covariance."""
+    """What theory says of each of K independent models at the test points: mean, and covariance of each output.
+
+    Of the squared error the law is Gaussian, and its outputs are independent; of another loss these are moments.
+    """
 
     mean: np.ndarray  # [K, m, C]
     cov: np.ndarray  # [K, m, m]
@@ -39,10 +42,13 @@ class Predicted:
     blocks: KernelBlocks
     flow: Flow
     moments: tuple[ModelLaw, ...]  # one per evaluated round
-    limit: Gaussian | None  # None where the kernel is singular in float64: the flow is then the only prediction
+    limit: Gaussian | None  # None of another loss, or a kernel that is singular in float64: the flow then predicts
     why_no_limit: str = ""
     influences: Mapping[int, np.ndarray] = field(default_factory=dict)
     """Evaluated round -> B [K, m, n] of ``mean + f_0(x) - B f_0(X)``; none where a run is not linear in f_0."""
+
+    drawn: np.ndarray | None = None
+    """[draws, K, m, C] test outputs at the end of draws from the prior, where the law has no closed form."""
 
     def networks(self, seen: Sequence[Simulated], rounds: tuple[int, ...]) -> list[np.ndarray]:
         """``networks`` of the flow at evaluated rounds, by ``influences`` where there are."""
@@ -55,9 +61,12 @@ def predict(setting: Setting, cohorts: Cohort) -> Predicted:
     flow = run_flow(setting, blocks, cohorts)
     if not flow.kind.is_linear:
         why = f"Theorem 2 is of the squared error, not of the loss {setting.loss}"
-        return Predicted(setting, cohorts, blocks, flow, _sampled_laws(setting, blocks, flow), None, why)
+        drawn = _from_prior(setting, blocks, flow)
+        return Predicted(setting, cohorts, blocks, flow, _sampled_laws(drawn), None, why, drawn=drawn[:, -1])
+    held = np.unique(setting.partition.indices)  # rows that nobody holds are not learnt
+    known = blocks if len(held) == len(setting.x_train) else _of_rows(blocks, held)
     try:
-        limit, why = gp_limit(blocks, setting.y_train, max_relative_jitter=0.0), ""
+        limit, why = gp_limit(known, setting.y_train[held], max_relative_jitter=0.0), ""
     except SingularKernelError as error:
         limit, why = None, str(error)
     influences = {r: np.asarray(flow.dependence(r)[0]) for r in setting.rounds}
@@ -66,18 +75,30 @@ def predict(setting: Setting, cohorts: Cohort) -> Predicted:
     return Predicted(setting, cohorts, blocks, flow, moments, limit, why, influences)
 
 
-def _sampled_laws(setting: Setting, blocks: KernelBlocks, flow: Flow) -> tuple[ModelLaw, ...]:
-    """Means and covariances at every evaluated round, over draws from the prior: of a loss with no law in closed form.
+def _of_rows(blocks: KernelBlocks, rows: np.ndarray) -> KernelBlocks:
+    """The blocks of some training points and all test points."""
+    square, cross = np.ix_(rows, rows), np.s_[:, rows]
+    train, test_train = (
+        (np.asarray(block)[square] for block in (blocks.ntk_train, blocks.nngp_train)),
+        (np.asarray(block)[cross] for block in (blocks.ntk_test_train, blocks.nngp_test_train)),
+    )
+    (ntk, nngp), (ntk_cross, nngp_cross) = train, test_train
+    return KernelBlocks(ntk, ntk_cross, nngp, nngp_cross, blocks.nngp_test, blocks.ntk_test)
 
-    The covariance is the mean over outputs.
-    """
+
+def _from_prior(setting: Setting, blocks: KernelBlocks, flow: Flow) -> np.ndarray:
+    """Test outputs at every evaluated round of draws from the prior, [draws, r, K, m, C]."""
     models, outputs, train = flow.num_models, setting.y_train.shape[1], len(setting.x_train)
     starts = np.asarray(prior_functions(blocks, PRIOR_DRAWS * models * outputs, setting.seed))  # [n + m, draws]
     starts = starts.reshape(len(starts), PRIOR_DRAWS, models, outputs).transpose(1, 2, 0, 3)
     each = [np.asarray(flow.predict(f[:, :train], f[:, train:], setting.rounds)) for f in starts]
-    drawn = np.stack(each)  # [draws, r, K, m, C]
+    return np.stack(each)
+
+
+def _sampled_laws(drawn: np.ndarray) -> tuple[ModelLaw, ...]:
+    """Mean and covariance, that of an output on average, at every round: of a loss with no law in closed form."""
     about = drawn - drawn.mean(axis=0)
-    cov = np.einsum("erkmc,erkqc->rkmq", about, about, optimize=True) / ((PRIOR_DRAWS - 1) * outputs)
+    cov = np.einsum("erkmc,erkqc->rkmq", about, about, optimize=True) / ((len(drawn) - 1) * drawn.shape[-1])
     return tuple(map(ModelLaw, drawn.mean(axis=0), cov))
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import log_softmax
+from scipy.special import log_softmax, softmax
 
 from fedtangent import data as datasets
 from fedtangent.checks import finite
@@ -93,6 +93,15 @@ class Setting:
         if self.loss == "squared_error":
             return np.sqrt(np.mean((outputs - targets) ** 2, axis=(1, 2, 3, 4)))
         return np.asarray(-np.mean(np.sum(targets * log_softmax(outputs, axis=-1), axis=-1), axis=(1, 2, 3)))
+
+    def mse(self, outputs: np.ndarray, split: str = "test") -> np.ndarray:
+        """Mean squared error of outputs [..., m, C], [...]; of the cross entropy that of their probabilities."""
+        seen = outputs if self.loss == "squared_error" else softmax(outputs, axis=-1)
+        return np.asarray(np.mean((seen - (self.y_test if split == "test" else self.y_train)) ** 2, axis=(-2, -1)))
+
+    def accuracy(self, outputs: np.ndarray) -> np.ndarray:
+        """Share of the test labels that outputs [..., m, C] tell, [...]."""
+        return np.asarray(np.mean(np.argmax(outputs, axis=-1) == self.labels_test, axis=-1))
 
     @property
     def what_is_left(self) -> str:

@@ -38,7 +38,7 @@ class SideBySide(NamedTuple):
     """Everything that was simulated and predicted for one setting."""
 
     theory: Predicted
-    simulated: tuple[Simulated, ...]  # Fed-ensemble, one per width, ascending
+    simulated: tuple[Simulated, ...]  # by the setting's algorithm, one per width, ascending
     ntk_fl: tuple[Simulated, ...]  # by kernel, then width, ascending
     gaps: tuple[FlowGap, ...]  # one per width
     rows: tuple[MethodRow, ...]
@@ -49,6 +49,20 @@ class SideBySide(NamedTuple):
     def setting(self) -> Setting:
         """What was compared."""
         return self.theory.setting
+
+    def by_client(self) -> dict[int, tuple[float, float]]:
+        """Client -> what is left of training at its own examples (``Setting.left``) at the end: predicted, simulated.
+
+        Of the widest networks; clients without examples are left out.
+        """
+        setting, found = self.setting, {}
+        for i in range(setting.partition.num_clients):
+            own = setting.partition.client(i)
+            if len(own):
+                outputs = self.gaps[-1].train, self.simulated[-1].train[-1]
+                predicted, simulated = (float(setting.left(o[None][..., own, :], own)[0]) for o in outputs)
+                found[i] = predicted, simulated
+        return found
 
 
 def flow_gap(theory: Predicted, seen: Simulated) -> FlowGap:

@@ -1,4 +1,4 @@
-"""The simulated side: networks trained by Fed-ensemble, and moved by NTK-FL from the same initialisations."""
+"""The simulated side: networks trained by a setting's algorithm, and moved by NTK-FL from the same starts."""
 
 from __future__ import annotations
 

@@ -286,5 +286,7 @@ def law_distance(law: Sequence[Any], reference: Sequence[Any]) -> float:
 def relative_errors(
     predicted: np.ndarray, seen: np.ndarray, scale: np.ndarray, axes: tuple[int, ...] = (-2, -1)
 ) -> np.ndarray:
-    """Root mean square of ``seen - predicted`` over ``axes``, relative to that of ``scale``."""
-    return np.sqrt(np.mean((seen - predicted) ** 2, axis=axes) / np.mean(scale**2, axis=axes))
+    """Root mean square of ``seen - predicted`` over ``axes``, relative to that of ``scale``; 0 where they are equal."""
+    off, of = (np.asarray(np.mean(values**2, axis=axes)) for values in (seen - predicted, scale))
+    with np.errstate(divide="ignore"):
+        return np.sqrt(np.divide(off, of, out=np.zeros_like(off), where=off != 0))

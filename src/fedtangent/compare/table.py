@@ -56,34 +56,28 @@ def _scores(setting: Setting, mean: np.ndarray, draws: np.ndarray, variance: np.
     return float(-np.mean(np.log(np.sum(probability * setting.y_test, axis=-1)))), None
 
 
-def _mse(setting: Setting, outputs: np.ndarray) -> float:
-    """Of outputs [..., m, C]; of their probabilities where those are trained."""
-    seen = outputs if setting.loss == "squared_error" else softmax(outputs, axis=-1)
-    return float(np.mean((seen - setting.y_test) ** 2))
-
-
 def _accuracy(setting: Setting, mean: np.ndarray) -> float | None:
     if setting.labels_test is None:
         return None
-    return float(np.mean(np.argmax(mean, axis=-1) == setting.labels_test))
+    return float(np.mean(setting.accuracy(mean)))
 
 
 def simulated_row(theory: Predicted, seen: Simulated, flow_error: float | None) -> MethodRow:
     """A method that trains networks. MSE and accuracy are those of the ensemble of K, averaged over the draws;
-    NLL and coverage take mean and variance from all the draws; the differences are to the limit, or to the flow's
-    last round where there is no limit (which says nothing of NTK-FL: its differences are then left out)."""
+    NLL and coverage take mean and variance from all the draws; the differences are to ``reference`` (of NTK-FL only
+    to the limit)."""
     setting, members = theory.setting, seen.test[-1]  # [K, E, m, C]
     ensembles = seen.ensemble[-1]  # [E, m, C]
     draws = members.reshape(-1, *members.shape[2:])
     variance = draws.var(axis=0, ddof=1)
     nll, coverage = _scores(setting, draws.mean(axis=0), draws, variance)
     mean, cov = reference(theory)
-    comparable = theory.limit is not None or flow_error is not None
+    comparable = np.trace(cov) > 0 and (flow_error is not None or (theory.limit is not None and setting.is_standard))
     accuracies = [_accuracy(setting, e) for e in ensembles]
     return MethodRow(
         setting=setting.name,
         method=f"{seen.method}, width {seen.width}",
-        test_mse=_mse(setting, ensembles),
+        test_mse=float(np.mean(setting.mse(ensembles))),
         accuracy=None if setting.labels_test is None else float(np.mean(np.array(accuracies, float))),
         nll=nll,
         coverage=coverage,
@@ -97,9 +91,9 @@ def simulated_row(theory: Predicted, seen: Simulated, flow_error: float | None) 
 
 
 def reference(theory: Predicted) -> tuple[np.ndarray, np.ndarray]:
-    """Mean [m, C] and covariance [m, m] of the GP that rows are measured against: the limit where there is one,
-    else the flow at the last round, averaged over models."""
-    if theory.limit is not None:
+    """Mean [m, C] and covariance [m, m] that rows are measured against: the limit's, of a standard case that has one,
+    else those of the flow at the last round, averaged over models."""
+    if theory.limit is not None and theory.setting.is_standard:
         return np.asarray(theory.limit.mean), np.asarray(theory.limit.cov)
     last = theory.moments[-1]
     return last.mean.mean(axis=0), last.cov.mean(axis=0)
@@ -116,17 +110,20 @@ def theory_row(theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray
     if setting.loss == "squared_error":
         test_mse = float(np.mean((mean - setting.y_test) ** 2) + np.mean(np.diag(cov)) / num_models)
         nll, coverage = scores(mean, variance, setting.y_test)
-    else:
-        test_mse = _mse(setting, draws_of(mean, cov / num_models))
-        nll, coverage = _scores(setting, mean, draws_of(mean, cov), variance)
+    else:  # outputs depend on each other: draws, not moments
+        assert theory.drawn is not None
+        test_mse = float(np.mean(setting.mse(theory.drawn.mean(axis=1))))
+        nll, coverage = _scores(setting, mean, theory.drawn.reshape(-1, *mean.shape), variance)
     return MethodRow(
         setting=setting.name,
         method=method,
         test_mse=test_mse,
-        accuracy=_expected_accuracy(setting, mean, cov / num_models),
+        accuracy=_expected_accuracy(setting, mean, cov / num_models)
+        if theory.drawn is None
+        else _accuracy(setting, theory.drawn.mean(axis=1)),
         nll=nll,
         coverage=coverage,
-        variance_ratio=float(np.trace(cov) / np.trace(reference(theory)[1])),
+        variance_ratio=float(np.trace(cov) / spread) if (spread := np.trace(reference(theory)[1])) > 0 else None,
         rounds=rounds,
     )
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedtangent.compare.settings import Setting
 from fedtangent.compare.side_by_side import SideBySide
 from fedtangent.compare.statistics import fitted_slope
 from fedtangent.compare.theorems.fed_ensemble.ensemble_law import Entries, covered, entries
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
 MEMBERS_SHOWN = 8
 LEVELS = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99])
+MOST_NAMED = 30  # clients with their number on the axis
 MOST_BARS = 600  # entries drawn of a scatter
 MOST_LINEAR = 30  # largest over smallest variance on linear axes
 OF_WIDTHS = SHADES[1], SHADES[4]
@@ -83,7 +83,7 @@ def width_errors(results: Sequence[SideBySide], folder: Path) -> Path:
         ax.set_xscale("log", base=2)
         ax.set_xticks(widths, [f"{w:.0f}" for w in widths])
         dress(ax, "width", title=result.setting.name, log="y")
-    axes[0][0].set_ylabel("relative error of a network to the flow")
+    axes[0][0].set_ylabel("relative error of a network to the flow, last round")
     return save(figure, folder / "width_error.png")
 
 
@@ -91,7 +91,7 @@ def residuals(results: Sequence[SideBySide], folder: Path) -> Path:
     """Predicted and simulated training residual against the round."""
     figure, axes = canvas(len(results), width=4.6, height=3.6)
     for ax, result in zip(axes[0], results, strict=True):
-        for seen, gap, colour in zip(result.simulated, result.gaps, SHADES, strict=False):
+        for seen, gap, colour in zip(result.simulated, result.gaps, SHADES[::2], strict=False):
             ax.plot(seen.rounds, gap.simulated, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
         predicted = result.gaps[-1].predicted
         ax.plot(result.setting.rounds, predicted, color=PREDICTED, lw=1.5, label="federated flow")
@@ -104,34 +104,28 @@ def beside(result: SideBySide, folder: Path) -> Path:
     setting, widest, gap = result.setting, result.simulated[-1], result.gaps[-1]
     figure, axes = canvas(2, width=5.2, height=3.9)
     curve, clients = axes[0]
-    what, measured = ("mean squared error", _error) if setting.labels_test is None else ("accuracy", _accuracy)
+    what, measured = (
+        ("mean squared error", setting.mse) if setting.labels_test is None else ("accuracy", setting.accuracy)
+    )
     for seen, colour in zip(result.simulated, SHADES[::2], strict=False):
-        mean = np.mean(measured(setting, seen.test), axis=(1, 2))
+        mean = np.mean(measured(seen.test), axis=(1, 2))
         curve.plot(seen.rounds, mean, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
-    each = measured(setting, gap.test)
+    each = measured(gap.test)
     low, high = np.percentile(each, [2.5, 97.5], axis=(1, 2))
-    curve.fill_between(setting.rounds, low, high, color=PREDICTED, alpha=0.18, lw=0, label="95 % of initial functions")
+    curve.fill_between(
+        setting.rounds, low, high, color=PREDICTED, alpha=0.18, lw=0, label=f"95 % of {each[0].size} starts"
+    )
     curve.plot(setting.rounds, each.mean(axis=(1, 2)), color=PREDICTED, lw=2, label="predicted")
     dress(curve, "round", f"test {what}", "learning curve", legend=7, whole=True)
-    own = [setting.partition.client(i) for i in range(setting.partition.num_clients)]
-    held = [i for i, rows in enumerate(own) if len(rows)]
-    predicted, simulated = (
-        np.array([setting.left(outputs[None][..., own[i], :], own[i])[0] for i in held])
-        for outputs in (gap.train, widest.train[-1])
-    )
-    order, place = np.argsort(predicted), np.arange(len(held))
-    clients.plot(place, predicted[order], color=PREDICTED, lw=2, label="predicted")
-    clients.plot(place, simulated[order], "o", ms=4, color=SIMULATED, label=f"networks, width {widest.width}")
-    dress(clients, "client, in this order", setting.what_is_left, f"round {setting.num_rounds}", whole=True)
+    left = result.by_client()
+    order = sorted(left, key=lambda i: left[i][0])
+    predicted, simulated = np.array([left[i] for i in order]).T
+    clients.plot(predicted, "_", ms=9, mew=2, color=PREDICTED, label="predicted")
+    clients.plot(simulated, "o", ms=4, color=SIMULATED, label=f"networks, width {widest.width}")
+    if len(order) <= MOST_NAMED:
+        clients.set_xticks(range(len(order)), map(str, order), fontsize=7)
+    dress(clients, "client", setting.what_is_left, f"each client's own examples, round {setting.num_rounds}")
     return save(figure, folder / f"{slug(setting.name)}_beside.png", setting.title)
-
-
-def _error(setting: Setting, outputs: np.ndarray) -> np.ndarray:
-    return np.asarray(np.mean((outputs - setting.y_test) ** 2, axis=(-2, -1)))
-
-
-def _accuracy(setting: Setting, outputs: np.ndarray) -> np.ndarray:
-    return np.asarray(np.mean(np.argmax(outputs, axis=-1) == setting.labels_test, axis=-1))
 
 
 def uncertainty(result: SideBySide, folder: Path) -> Path:

@@ -71,10 +71,11 @@ def comparison_table(rows: Sequence[MethodRow], width: int) -> Group:
 
 LEGEND = (
     "test MSE, accuracy: the ensemble of K models, averaged over the independent draws. NLL, 95 % cover: Gaussian with "
-    "the mean and variance of all the draws, plus fitted noise.\n"
-    "For the two theory rows they are what K draws have on average, and what one draw has.\n"
-    "|diff| / SE, var ratio: to the GP limit (to the flow's last round where the kernel is singular), 0.80 and 1 in "
-    "agreement. flow error: of each network to the flow from its own initial function.\n"
+    "the mean and variance of all the draws, plus fitted noise; under the cross entropy, MSE and NLL are of "
+    "probabilities.\n"
+    "For the rows of theory they are what K draws have on average, and what one draw has.\n"
+    "|diff| / SE, var ratio: to the GP limit; of a run of your own, or where there is no limit, to the flow's last "
+    "round; 0.80 and 1 in agreement. flow error: of each network to the flow from its own initial function.\n"
     "MiB up, s: uplink and time of one run of the K models (for the flow: all of it)."
 )
 VERDICT_LEGEND = (

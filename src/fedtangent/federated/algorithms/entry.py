@@ -22,9 +22,10 @@ from fedtangent.types import Algorithm, Array, Channel, Model, Partition, Schedu
 
 DEFAULT_EPOCHS = 5  # local work, where neither steps nor epochs are given
 LAW_CLIENTS = 8  # clients of the runs that the laws are tested on
+MOMENTUM = 0.9
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation] | None] = {
     "sgd": None,
-    "momentum": lambda rate: optax.sgd(rate, momentum=0.9),
+    "momentum": lambda rate: optax.sgd(rate, momentum=MOMENTUM),
     "adam": optax.adam,
 }
 

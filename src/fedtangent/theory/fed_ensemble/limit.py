@@ -43,9 +43,11 @@ def prior_functions(k: KernelBlocks, count: int, seed: int = 0) -> np.ndarray:
     Raises ``ValueError`` for kernel blocks without the nngp parts.
     """
     train, cross, test = (np.asarray(part) for part in prior_blocks(k))
-    factor = jittered_cholesky(np.block([[train, cross.T], [cross, test]]), 1e-8)
     drawn = np.random.default_rng(seed).standard_normal((len(train) + len(test), whole("count", count)))
-    return np.asarray(np.tril(factor.lower) @ drawn)
+    whole_prior = np.block([[train, cross.T], [cross, test]])
+    if not np.any(whole_prior):  # every model starts as the zero function
+        return np.zeros_like(drawn)
+    return np.asarray(np.tril(jittered_cholesky(whole_prior, 1e-8).lower) @ drawn)
 
 
 def covariance_terms(k: KernelBlocks, b: Any, gamma: Any = 1.0) -> CovarianceTerms:
