@@ -65,7 +65,7 @@ def sampled_verdicts(
     verdicts = _starts(theory, seen) if starts_differ(theory) else []
     if not theory.setting.is_linear:
         verdicts += _every_round(theory, seen, wrong)
-    if theory.limit is not None:
+    if theory.limit is not None and starts_differ(theory):
         verdicts += _limit(theory, seen, theory.limit)
     # Of a user's run, NTK-FL is shown and not judged: how near its one kernel for all outputs is to the limiting one
     # depends on examples and widths, which the standard cases choose so that it is.
