@@ -54,7 +54,7 @@ CASES = [
 def described(name: str, **more: Any) -> Any:
     own = {**SMALL, **({} if name == "fed_sgd" else MINIBATCHES), **RUNS[name], **more}
     hidden_layers = own.pop("hidden_layers", 1)
-    return setting_of(describe(**own), BESIDE._replace(hidden_layers=hidden_layers))
+    return setting_of(describe(**own), dataclasses.replace(BESIDE, hidden_layers=hidden_layers))
 
 
 @pytest.mark.parametrize(("name", "loss"), CASES)

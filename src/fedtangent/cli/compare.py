@@ -53,17 +53,9 @@ class CompareOptions:
 
 
 @dataclass(frozen=True)
-class ComparisonOptions:
+class ComparisonOptions(Beside):
     """What is compared of a run that is described."""
 
-    widths: tuple[int, ...] = Beside().widths
-    """Widths of the networks, all hidden layers alike; three or more."""
-    draws: int = Beside().draws
-    """Networks of every width (times K), each from a start of its own."""
-    hidden_layers: int = Beside().hidden_layers
-    """Hidden layers, where the model has a number of them."""
-    evaluations: int = Beside().evaluations
-    """How many rounds networks are evaluated at."""
     output: Path = Path("results/compare")
     """Folder for config.json, metrics.csv, result.json and figures/."""
 
@@ -92,9 +84,8 @@ def prepare(options: CompareOptions) -> CompareJob:
 
 def prepare_run(options: ComparisonOptions, described: Description) -> CompareJob:
     """The same of a run, as ``train`` takes it; raises ``ValueError`` also where theory has no rule for it."""
-    beside = Beside(options.widths, options.draws, options.hidden_layers, options.evaluations)
-    setting, seed = setting_of(described, beside), described.run.seed
-    return CompareJob([setting], described.values() | asdict(options), seed, options.output)
+    values = described.values() | asdict(options)
+    return CompareJob([setting_of(described, options)], values, described.run.seed, options.output)
 
 
 def run_job(job: CompareJob) -> int:
@@ -150,19 +141,19 @@ def _metrics(seed: int, result: SideBySide) -> list[Metric]:
     """The learning curves: of every method and width, and the flow's from the starts of the widest networks."""
     setting, rows = result.setting, list[Metric]()
     of_loss = "residual" if setting.loss == "squared_error" else "nll"
-    gaps = dict(zip((s.width for s in result.simulated), result.gaps, strict=True))
-    for seen in (*result.simulated, *result.ntk_fl):
+    trained = zip(result.simulated, result.gaps, strict=True)
+    for seen, gap in [*trained, *((moved, None) for moved in result.ntk_fl)]:
         algorithm = f"{seen.method}, width {seen.width} [{setting.name}]"
         for at, round_ in enumerate(seen.rounds):
             sent = [total * round_ // max(seen.rounds[-1], 1) for total in (seen.uplink_bytes, seen.downlink_bytes)]
             found = {("train", "mse"): float(setting.mse(seen.train[at].mean(axis=0), "train").mean())}
             found |= _on_test(setting, seen.test[at])
-            if seen in result.simulated:
-                found["train", of_loss] = float(gaps[seen.width].simulated[at])
+            if gap is not None:
+                found["train", of_loss] = float(gap.simulated[at])
             rows += [Metric(round_, algorithm, seed, *name, value, *sent) for name, value in found.items()]
-    widest, gap = result.simulated[-1], result.gaps[-1]
+    widest, predicted = result.simulated[-1], result.gaps[-1]
     for at, round_ in enumerate(widest.rounds):
-        found = {("train", of_loss): float(gap.predicted[at]), **_on_test(setting, gap.test[at])}
+        found = {("train", of_loss): float(predicted.predicted[at]), **_on_test(setting, predicted.test[at])}
         algorithm = f"federated flow, starts of width {widest.width} [{setting.name}]"
         rows += [Metric(round_, algorithm, seed, *name, value, 0, 0) for name, value in found.items()]
     return rows

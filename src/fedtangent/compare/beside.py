@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,13 +39,18 @@ NOT_FOLLOWED = {  # an option, what it must be beside theory, and why
 OPTIMIZERS = ("sgd", "momentum")
 
 
-class Beside(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Beside:
     """What a comparison of a run has besides the run."""
 
     widths: tuple[int, ...] = (64, 256, 1024)
+    """Widths of the networks, all hidden layers alike; three or more."""
     draws: int = 16
+    """Networks of every width (times K), each from a start of its own; five or more."""
     hidden_layers: int = 1
-    evaluations: int = 8  # rounds at which networks are evaluated, at most, round 0 apart
+    """Hidden layers, where the model has a number of them."""
+    evaluations: int = 8
+    """How many rounds networks are evaluated at, at most, besides the start."""
 
 
 def beside_theory(
@@ -74,7 +80,8 @@ def beside_theory(
     if "widths" in options:
         widths = options["widths"]
         options["widths"] = tuple(widths) if isinstance(widths, Iterable) else (widths,)
-    beside = Beside(**{name: options.pop(name) for name in Beside._fields if name in options})
+    own = [field.name for field in dataclasses.fields(Beside)]
+    beside = Beside(**{name: options.pop(name) for name in own if name in options})
     if "dataset" in options:
         raise ValueError(f"dataset: got {options['dataset']!r}, must be given as data, which is a name too")
     named = {"dataset": data} if isinstance(data, str) else {}

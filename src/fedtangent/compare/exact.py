@@ -120,42 +120,18 @@ def _absent_once(cohorts: Cohort, last: int) -> Cohort:
 
 def linear_verdict(theory: Predicted, seen: Simulated) -> Verdict:
     """Every model of a setting that is linear itself, at every evaluated round, against the flow and near misses."""
-    setting = theory.setting
-    flows = near_misses(setting, theory.cohorts, theory.blocks, setting.num_rounds)
-    return exact_verdict(
-        setting.name,
-        "simulation = flow, linear model, every round",
-        _largest_error(theory.flow, seen),
-        {name: _largest_error(flow, seen) for name, flow in flows.items()},
-        EXACT,
-    )
+    statement = "simulation = flow, linear model, every round"
+    return _follows(theory.setting, statement, seen, theory.cohorts, theory.blocks)
 
 
 def of_kernel_verdict(theory: Predicted) -> Verdict:
     """A linear model with the setting's analytic kernels, from a draw of the prior, against the flow; near misses."""
-    small, rows = _of_kernels(theory, _some_points(theory.setting))
-    outputs = small.y_train.shape[1]
-    seen = trained_networks(
-        dataclasses.replace(small, model=lambda width: _two_feature_maps(rows, outputs, True)), rows
-    )
-    blocks = _cut(theory.blocks, _some_points(theory.setting))
-    flow = predicted.run_flow(small, blocks, theory.cohorts)
-    flows = near_misses(small, theory.cohorts, blocks, small.num_rounds) | other_loss(small, blocks, theory.cohorts)
-    return exact_verdict(
-        small.name,
-        "linear model of the analytic kernel = flow, every round",
-        _largest_error(flow, seen),
-        {name: _largest_error(other, seen) for name, other in flows.items()},
-        EXACT,
-    )
-
-
-def other_loss(setting: Setting, blocks: KernelBlocks, cohorts: Cohort, outputs: str = "shared") -> dict[str, Flow]:
-    """The flow of the other loss, by what is wrong with it; a run has a loss of its own where it is a user's."""
-    if setting.is_standard:
-        return {}
-    other = "squared_error" if setting.loss == "cross_entropy" else "cross_entropy"
-    return {"the other loss": predicted.run_flow(setting, blocks, cohorts, outputs=outputs, loss=other)}
+    points = _some_points(theory.setting)
+    small, rows = _of_kernels(theory, points)
+    model = _two_feature_maps(rows, small.y_train.shape[1], True)
+    seen = trained_networks(dataclasses.replace(small, model=lambda width: model), rows)
+    statement = "linear model of the analytic kernel = flow, every round"
+    return _follows(small, statement, seen, theory.cohorts, _cut(theory.blocks, points))
 
 
 def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
@@ -176,16 +152,24 @@ def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
     )
     blocks = _empirical_blocks(base, at, small)
     seen = trained_networks(small, LINEARISED_WIDTH)
-    flow = predicted.run_flow(small, blocks, cohorts, outputs="full")
-    wrong = near_misses(small, cohorts, blocks, setting.num_rounds, "full")
-    wrong |= other_loss(small, blocks, cohorts, "full")
-    return exact_verdict(
-        setting.name,
-        f"linearised network of width {LINEARISED_WIDTH} = flow of its kernel, every round",
-        _largest_error(flow, seen),
-        {name: _largest_error(other, seen) for name, other in wrong.items()},
-        EXACT,
-    )
+    statement = f"linearised network of width {LINEARISED_WIDTH} = flow of its kernel, every round"
+    return _follows(small, statement, seen, cohorts, blocks, "full")
+
+
+def _follows(
+    setting: Setting, statement: str, seen: Simulated, cohorts: Cohort, blocks: KernelBlocks, outputs: str = "shared"
+) -> Verdict:
+    """Models of these kernels, each from its own initial function, against the flow and near misses.
+
+    A user's run has a loss of its own: the other one is a near miss, too.
+    """
+    flow = predicted.run_flow(setting, blocks, cohorts, outputs=outputs)
+    wrong = near_misses(setting, cohorts, blocks, setting.num_rounds, outputs)
+    if not setting.is_standard:
+        other = "squared_error" if setting.loss == "cross_entropy" else "cross_entropy"
+        wrong["the other loss"] = predicted.run_flow(setting, blocks, cohorts, outputs=outputs, loss=other)
+    misses = {name: _largest_error(miss, seen) for name, miss in wrong.items()}
+    return exact_verdict(setting.name, statement, _largest_error(flow, seen), misses, EXACT)
 
 
 def linearised(model: Model, at: PyTree) -> Model:
