@@ -2,5 +2,6 @@
 
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.kernels.gram import KernelBlocks, analytic, kernel_blocks
+from fedtangent.kernels.large import LargeKernel, large_kernel
 
-__all__ = ["KernelBlocks", "analytic", "empirical_ntk", "kernel_blocks"]
+__all__ = ["KernelBlocks", "LargeKernel", "analytic", "empirical_ntk", "kernel_blocks", "large_kernel"]

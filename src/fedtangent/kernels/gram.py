@@ -154,13 +154,18 @@ def _spaced(count: int, most: int) -> np.ndarray:
 
 def read_only(array: np.ndarray) -> np.ndarray:
     """A read-only copy at an address that JAX can use as it is, so that a large kernel is held once."""
-    size = array.size + 8
-    whole = np.empty(size)
-    start = (-whole.ctypes.data % 64) // 8
-    copy = whole[start : start + array.size].reshape(array.shape)
+    copy = aligned(array.shape, np.dtype(np.float64))
     copy[...] = array
     copy.flags.writeable = False
     return copy
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros at an address that JAX can use as it is, once they are read-only."""
+    size = int(np.prod(shape, dtype=np.int64))
+    whole = np.zeros(size + 64 // dtype.itemsize, dtype)
+    start = (-whole.ctypes.data % 64) // dtype.itemsize
+    return whole[start : start + size].reshape(shape)
 
 
 def _inputs(name: str, x: Any) -> np.ndarray:

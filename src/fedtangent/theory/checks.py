@@ -9,6 +9,7 @@ import numpy as np
 from fedtangent.checks import choice, finite, real_array, symmetric, whole
 from fedtangent.data.partition import validate
 from fedtangent.kernels.gram import KernelBlocks, check_covariance
+from fedtangent.kernels.large import LargeKernel
 from fedtangent.theory.precision import is_concrete
 from fedtangent.types import Cohort, Partition
 
@@ -70,6 +71,15 @@ def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: 
     blocks = KernelBlocks(**checked)  # type: ignore[arg-type]
     check_covariance(blocks)
     return blocks
+
+
+def check_large(kernels: LargeKernel, n: int, outputs: str, dynamics: str) -> LargeKernel:
+    """A large kernel of n training points, whose outputs share it, for steps that are taken one by one."""
+    choice("outputs", outputs, ("shared",))
+    choice("dynamics", dynamics, ("gradient_descent",))
+    if len(kernels) != n:
+        raise ValueError(f"kernels: got a LargeKernel of {len(kernels)} training points, must be of {n}")
+    return kernels
 
 
 def check_partition(partition: Partition, n: int) -> Partition:

@@ -127,6 +127,7 @@ class _Pass:
 
 def _pass_of(flow: Flow, model: int) -> _Pass:
     flow.check_linear("pass over all rounds")
+    flow.check_held("pass over all rounds")
     program = flow.program(model, 1)
     check_known("rule", program.rounds.learning_rate, program.rounds.server_rate, flow.numbers)
     check_known("cohorts.weight", program.rounds.weight)
@@ -257,6 +258,7 @@ def stability(flow: Flow) -> Stability:
     """Compares the largest step of a run with the bound of every client that trains."""
     check_known("rule", flow.rounds.learning_rate, flow.rounds.server_rate, flow.numbers)
     flow.check_linear("bound of stable steps")
+    flow.check_held("bound of stable steps")
     if flow.kind.algorithm != "fed_avg" or flow.kind.momentum or flow.kind.carries:
         whose = {"server_momentum": flow.kind.momentum, "local_momentum": flow.kind.carries}
         with_ = " and ".join(name for name, is_on in whose.items() if is_on)

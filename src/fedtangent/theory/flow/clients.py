@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent.kernels.large import LargeKernel, product
 from fedtangent.theory.flow.rules import Kind, Numbers
 from fedtangent.types import Array, Partition
 
@@ -40,7 +41,7 @@ class Bucket(NamedTuple):
     """
 
     rows: Array | np.ndarray  # [b, s] int32, the client's rows of Theta
-    eigenvalues: Array | np.ndarray  # [b, s] of Theta_ii
+    eigenvalues: Array | np.ndarray  # [b, s] of Theta_ii; [b, 0] of a large kernel, as the vectors
     eigenvectors: Array | np.ndarray  # [b, s, s], columns
     num_examples: Array | np.ndarray  # [b] float64, n_i
     local_steps: Array | np.ndarray  # [b] int64, T_i
@@ -58,7 +59,7 @@ class ClientBlocks(NamedTuple):
 
 
 def build_clients(
-    theta: np.ndarray,
+    theta: np.ndarray | LargeKernel,
     partition: Partition,
     local_steps: np.ndarray,
     rows_per_example: int,
@@ -66,7 +67,8 @@ def build_clients(
 ) -> ClientBlocks:
     """Eigendecompositions of every client's own kernel block.
 
-    ``theta`` is [q, q] with ``q = n * rows_per_example`` in example-major order. ``stepwise`` keeps the blocks too.
+    ``theta`` is [q, q] with ``q = n * rows_per_example`` in example-major order. ``stepwise`` keeps the blocks too; of
+    a large kernel the blocks are all there is.
     """
     sizes = np.asarray(partition.sizes)
     bucket_of = np.full(len(sizes), -1, np.int32)
@@ -79,7 +81,8 @@ def build_clients(
         members = np.flatnonzero((scale == power) & (sizes > 0))
         bucket_of[members], place[members] = len(buckets), np.arange(len(members))
         bucket = _build_bucket(theta, partition, members, local_steps, rows_per_example)
-        largest[members], smallest[members] = np.max(bucket.eigenvalues, axis=1), np.min(bucket.eigenvalues, axis=1)
+        if not isinstance(theta, LargeKernel):
+            largest[members], smallest[members] = np.max(bucket.eigenvalues, axis=1), np.min(bucket.eigenvalues, axis=1)
         if stepwise:
             bucket = _with_blocks(bucket, theta)
         buckets.append(bucket)
@@ -112,28 +115,30 @@ def client_rows(partition: Partition, client: int, rows_per_example: int) -> np.
 
 
 def _build_bucket(
-    theta: np.ndarray, partition: Partition, members: np.ndarray, local_steps: np.ndarray, rows_per_example: int
-) -> Bucket:
-    sizes = np.asarray(partition.sizes)[members]
+    theta: np.ndarray | LargeKernel, partition: Partition, members: np.ndarray, local_steps: np.ndarray,
+    rows_per_example: int,
+) -> Bucket:  # fmt: skip
+    sizes, large = np.asarray(partition.sizes)[members], isinstance(theta, LargeKernel)
     width = int(sizes.max()) * rows_per_example
     rows = np.full((len(members), width), len(theta), np.int32)
-    eigenvalues = np.zeros((len(members), width))
-    eigenvectors = np.zeros((len(members), width, width))
+    kept = 0 if large else width
+    eigenvalues, eigenvectors = np.zeros((len(members), kept)), np.zeros((len(members), kept, kept))
     for position, client in enumerate(members):
         own = client_rows(partition, client, rows_per_example)
         used = slice(0, len(own))
         rows[position, used] = own
-        eigenvalues[position, used], eigenvectors[position, used, used] = np.linalg.eigh(theta[np.ix_(own, own)])
+        if not large:
+            eigenvalues[position, used], eigenvectors[position, used, used] = np.linalg.eigh(theta[np.ix_(own, own)])
     return Bucket(rows, eigenvalues, eigenvectors, sizes.astype(float), local_steps[members])
 
 
-def _with_blocks(bucket: Bucket, theta: np.ndarray) -> Bucket:
+def _with_blocks(bucket: Bucket, theta: np.ndarray | LargeKernel) -> Bucket:
     """The bucket with each client's kernel block, 0 in padding."""
-    rows = np.asarray(bucket.rows)
-    block = np.zeros((*rows.shape, rows.shape[1]))
+    rows, large = np.asarray(bucket.rows), isinstance(theta, LargeKernel)
+    block = np.zeros((*rows.shape, rows.shape[1]), np.float32 if large else np.float64)
     for i, own in enumerate(rows):
         mine = own[own < len(theta)]
-        block[i, : len(mine), : len(mine)] = theta[np.ix_(mine, mine)]
+        block[i, : len(mine), : len(mine)] = theta.block(mine) if large else theta[np.ix_(mine, mine)]
     return bucket._replace(block=block)
 
 
@@ -215,7 +220,7 @@ def descent_by_steps(
         (z, velocity), (t, eta, kappa) = carry, now
         rows, share = of_step(t)
         felt_there = jax.tree.map(lambda values: values.at[rows].get(mode="fill", fill_value=0.0), felt)
-        f = felt_there.values - block.at[rows].get(mode="fill", fill_value=0.0) @ z
+        f = felt_there.values - product(block.at[rows].get(mode="fill", fill_value=0.0), z)
         if felt_there.tilt is not None:
             f = f - kappa * felt_there.tilt
         push = share * _slope(kind, f, felt_there.targets)

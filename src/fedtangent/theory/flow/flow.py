@@ -14,17 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.checks import number, real_array, whole
 from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.kernels.large import LargeKernel, product
 from fedtangent.theory import checks
 from fedtangent.theory.fed_ensemble.limit import covariance_terms, prior_blocks
 from fedtangent.theory.flow import asymptotics
 from fedtangent.theory.flow.asymptotics import PassSpectrum, Stability
 from fedtangent.theory.flow.clients import ClientBlocks, build_clients
-from fedtangent.theory.flow.recursion import Input, Program, evolved, influence, path, shares_of_start
+from fedtangent.theory.flow.recursion import Input, Program, influence, path, shares_of_start
 from fedtangent.theory.flow.rounds import (
     Rounds,
     RunSlots,
@@ -48,9 +50,16 @@ class LimitDistance(NamedTuple):
     cov: float
 
 
+class Runs(NamedTuple):
+    """Predicted functions of runs from E initial functions."""
+
+    train: Array  # [r, K, E, n, C]
+    test: Array  # [r, K, E, m, C]
+
+
 @in_float64
 def federated_flow(
-    kernels: KernelBlocks,
+    kernels: KernelBlocks | LargeKernel,
     y_train: Any,
     partition: Partition,
     cohorts: Cohort,
@@ -67,7 +76,8 @@ def federated_flow(
     kernel), or the limit of infinite width (its analytic kernel; a network's error is of order width^-1/2).
 
     Args:
-        kernels: kernel blocks of n training and m test points; the covariance needs the nngp blocks.
+        kernels: kernel blocks of n training and m test points; the covariance needs the nngp blocks. Of a
+            ``LargeKernel`` there is what follows from initial functions, with products in float32, and no law.
         y_train: [n, C] targets.
         partition: which training rows each of N clients holds; rows may belong to several clients.
         cohorts: client, model, weight of every slot, [R, S] each. Weights are relative within a model and round;
@@ -85,11 +95,13 @@ def federated_flow(
             client without examples in a slot; options that exclude each other; float64 unavailable because the call is
             traced with 64-bit types off.
     """
-    given = (("kernels", kernels, KernelBlocks), ("partition", partition, Partition), ("cohorts", cohorts, Cohort))
-    for name, value, kind_of in (*given, ("rule", rule, Rule)):
+    large = isinstance(kernels, LargeKernel)
+    given = (("partition", partition, Partition), ("cohorts", cohorts, Cohort), ("rule", rule, Rule))
+    for name, value, kind_of in (*given, *(() if large else (("kernels", kernels, KernelBlocks),))):
         checks.check_kind(name, value, kind_of)
     targets = checks.check_targets(y_train)
-    kernels = checks.check_blocks(kernels, targets.shape, outputs)
+    kernels = checks.check_large(kernels, len(targets), outputs, rule.dynamics) if isinstance(
+        kernels, LargeKernel) else checks.check_blocks(kernels, targets.shape, outputs)
     partition = checks.check_partition(partition, len(targets))
     client, model, num_models = checks.check_cohorts(cohorts, np.asarray(partition.sizes), num_models)
     slots = RunSlots(client, model, checks.present_slots(cohorts))
@@ -97,22 +109,23 @@ def federated_flow(
     rates = rule.learning_rate, rule.server_learning_rate
     for name, rate in zip(("learning_rate", "server_learning_rate"), rates, strict=True):
         checks.check_rate(name, rate, len(client))
-    kind, numbers = read_rule(rule, steps)
+    kind, numbers = read_rule(rule, steps, stepwise=large)
     check_normalisers(rule, kind, numbers, steps, slots.trains(partition.num_clients))
     if kind.corrects and is_concrete(cohorts.weight):
         check_once(slots, kind.algorithm)
 
     width = targets.shape[1] if outputs == "full" else 1
     batches = batch_places(rule, steps, partition, slots.client, slots.present)
-    clients = build_clients(kernels.ntk_train, partition, steps, width, kind.stepwise)
+    theta = kernels if isinstance(kernels, LargeKernel) else kernels.ntk_train
+    clients = build_clients(theta, partition, steps, width, kind.stepwise)
     kind = kind._replace(rows_per_example=width)
     checks.check_semidefinite(clients.smallest_eigenvalue, clients.largest_eigenvalue)
     rounds = build_rounds(clients, slots, cohorts.weight, rates, num_models)
     rounds = rounds._replace(batches=None if batches is None else jnp.asarray(batches))
+    held: Any = kernels.ntk_train if isinstance(kernels, LargeKernel) else on_device(kernels.ntk_train)
     return Flow(
-        kernels, targets, outputs, num_models, partition, slots, on_device(kernels.ntk_train), clients, rounds, kind,
-        numbers, steps,
-    )  # fmt: skip
+        kernels, targets, outputs, num_models, partition, slots, held, clients, rounds, kind, numbers, steps
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,13 +137,13 @@ class Flow:
     axis K after that. Outputs are [m, C] at the test points, [n, C] at the training points; all float64.
     """
 
-    kernels: KernelBlocks
+    kernels: KernelBlocks | LargeKernel
     y_train: np.ndarray  # [n, C]
     outputs: str
     num_models: int
     partition: Partition
     cohorts: RunSlots
-    theta: Array  # [q, q], q = n (outputs "shared") or n C ("full")
+    theta: Array  # [q, q], q = n (outputs "shared") or n C ("full"); of a large kernel its [n, p]
     clients: ClientBlocks
     rounds: Rounds
     kind: Kind
@@ -141,7 +154,7 @@ class Flow:
         n = len(self.y_train)
         return (
             f"Flow({self.kind.algorithm}, {self.kind.dynamics}, {self.num_models} models, {self.num_rounds} rounds, "
-            f"{self.partition.num_clients} clients, {n} training and {len(self.kernels.ntk_test_train)} test rows)"
+            f"{self.partition.num_clients} clients, {n} training and {self._num_test} test rows)"
         )
 
     @property
@@ -184,9 +197,9 @@ class Flow:
         """
         if (along_train is None) != (along_test is None):
             raise ValueError("along_train: got one of it and along_test, must be both or none")
-        start = self._function("f0_test", f0_test, self.kernels.ntk_test_train.shape[0], model)
+        start = self._function("f0_test", f0_test, self._num_test, model)
         at_test = Input(start, self._along("along_test", along_test, start, model))
-        return self._evolve(self._given(f0_train, along_train, model), at_test, self.kernels.ntk_test_train, r, model)
+        return self._evolve(self._given(f0_train, along_train, model), at_test, self._at_test, r, model)
 
     @in_float64
     def predict_train(
@@ -195,7 +208,28 @@ class Flow:
         """``f_r(X)`` at the training points, [..., n, C]; see ``predict``."""
         start = self._function("f0_train", f0_train, len(self.theta), model)
         at_train = Input(start, self._along("along_train", along_train, start, model))
-        return self._evolve(self._given(f0_train, along_train, model), at_train, self.theta, r, model)
+        return self._evolve(self._given(f0_train, along_train, model), at_train, self._at_train, r, model)
+
+    @in_float64
+    def runs(self, f0_train: Any, f0_test: Any, r: Sequence[int]) -> Runs:
+        """``f_r`` at training and test points of runs from several initial functions, that share each pass over Theta.
+
+        Args:
+            f0_train: [E, K, n, C]; f0_test: [E, K, m, C], of all K models; r: rounds.
+        """
+        starts = [self._function("f0_test", f, self._num_test, None) for f in f0_test]
+        at_test = Input(jnp.stack(starts), self._stacked([self._along("", None, f, None) for f in starts]))
+        given = [self._given(f, None, None) for f in f0_train]
+        trained = Input(jnp.stack([one.residual for one in given]), self._stacked([one.along for one in given]))
+        offset = self.targets[:, None, :] if self.kind.is_linear else 0.0
+        at_train = Input(trained.residual + offset, trained.along)
+        wanted, shares = self._rounds_of(r), self.shares(None)
+        distinct, places = np.unique(wanted, return_inverse=True)
+        program = self.program(None, trained.residual.shape[3])
+        each = jax.vmap(lambda one: path(self.kind, program, one, shares, distinct))(trained)[:, places]
+        found = [self._moved(start, each, at, shares[wanted]) for start, at in
+                 ((at_train, self._at_train), (at_test, self._at_test))]  # fmt: skip
+        return Runs(*(self._by_output(f.transpose(1, 3, 0, 2, 4)) for f in found))
 
     def ensemble_mean(self, r: int | Sequence[int]) -> Array:
         """Mean of the uniform average of the K models: [..., m, C]."""
@@ -236,7 +270,7 @@ class Flow:
     def dependence(self, r: int, model: int | None = None) -> tuple[Array, Array]:
         """B [K, m, q] and gamma [K] of ``f_r(x) = gamma f_0(x) - B f_0(X) + ..``, K = 1 for one model."""
         self.check_linear("covariance")
-        r, theta_x = whole("r", r, 0, self.num_rounds), jnp.asarray(self.kernels.ntk_test_train)
+        r, theta_x = whole("r", r, 0, self.num_rounds), jnp.asarray(self._blocks("covariance").ntk_test_train)
         program, num_models = self.program(model, len(theta_x)), self.num_models if model is None else 1
         shares, active = self.shares(model), np.arange(self.num_rounds) < r
         found = influence(self.kind, program, theta_x, shares, active, num_models=num_models)
@@ -259,11 +293,12 @@ class Flow:
     def operator(self, r: int, model: int = 0) -> Array:
         """``M_r`` itself, [q, q]. An n x n recursion: meant for tests and small problems."""
         self.check_linear("operator")
+        self.check_held("operator")
         model = whole("model", model, 0, self.num_models - 1)
         eye = np.eye(len(self.theta))[:, None, :]
         given: Any = Input(eye, np.zeros_like(eye) if self.kind.decays else None)  # type: ignore[arg-type]
         program = self.program(model, len(eye))
-        return path(self.kind, program, given, self.shares(model), None, self._rounds_of(r))[0, :, 0]
+        return path(self.kind, program, given, self.shares(model), self._rounds_of(r))[0, :, 0]
 
     def fixed_point(self, model: int = 0) -> Gaussian:
         """Law of a model when the R rounds are repeated for ever, from their own operator (not from Theta^-1).
@@ -284,8 +319,9 @@ class Flow:
         (A_i and kappa_i of ``clients``): least squares that weighs a client's residual by A_i in the place of 1 / n_i.
         Where examples repeat, Theorem 2's ``Theta^-1`` is read as the pseudo-inverse.
         """
+        kernels = self._blocks("bias")
         found = asymptotics.mean_at_end(self, whole("model", model, 0, self.num_models - 1))
-        reference = self.kernels.ntk_test_train @ np.linalg.pinv(self.kernels.ntk_train, rcond=1e-12, hermitian=True)
+        reference = kernels.ntk_test_train @ np.linalg.pinv(kernels.ntk_train, rcond=1e-12, hermitian=True)
         return found - (reference @ self.targets).reshape(found.shape)
 
     def contraction(self, model: int = 0) -> float:
@@ -334,8 +370,9 @@ class Flow:
     @property
     def _prior(self) -> KernelBlocks:
         """The kernels, with the largest nngp block where JAX can use it without another copy."""
-        train = self.kernels.nngp_train
-        return self.kernels if train is None else self.kernels._replace(nngp_train=on_device(train))  # type: ignore[arg-type]
+        kernels = self._blocks("covariance")
+        train = kernels.nngp_train
+        return kernels if train is None else kernels._replace(nngp_train=on_device(train))  # type: ignore[arg-type]
 
     @property
     def _width(self) -> int:
@@ -369,16 +406,57 @@ class Flow:
             return np.ones((self.num_rounds + 1, num_models))
         return shares_of_start(self.kind, program, num_models=num_models)
 
-    def _evolve(self, given: Input, start: Input, theta_x: Any, r: int | Sequence[int], model: int | None) -> Array:
-        """``f_r`` at the points of ``theta_x`` [., q], in the caller's axes."""
-        wanted, program = self._rounds_of(r), self.program(model, given.residual.shape[2])
+    def _evolve(self, given: Input, start: Input, at: Any, r: int | Sequence[int], model: int | None) -> Array:
+        """``f_r`` from ``start`` at the points where ``at`` has the kernel's product, in the caller's axes."""
+        wanted, program, shares = self._rounds_of(r), self.program(model, given.residual.shape[2]), self.shares(model)
         distinct, places = np.unique(wanted, return_inverse=True)
-        found: Array = evolved(self.kind, program, given, self.shares(model), start, theta_x, distinct)
-        if self._width > 1:
-            found = found.reshape(*found.shape[:2], -1, self._width)
+        a = path(self.kind, program, given, shares, distinct)
+        found = self._by_output(self._moved(start, a, at, shares[distinct]).transpose(0, 2, 1, 3))
         found = found if np.array_equal(wanted, distinct) else found[places]
         found = found if model is None else found[:, 0]
         return found if np.ndim(r) else found[0]
+
+    def _moved(self, start: Input, a: Array, at: Any, shares: Any) -> Array:
+        """Functions [.., r, m, K, D] of coefficients a [.., r, q, K, D]; ``start`` has [.., m, K, D]."""
+        moved = jnp.moveaxis(at(jnp.moveaxis(a, -3, 0)), 0, -3)
+        found = start.residual[..., None, :, :, :] - moved
+        if start.along is not None:
+            found = found + (jnp.asarray(shares)[:, None, :, None] - 1) * start.along[..., None, :, :, :]
+        return found
+
+    def _by_output(self, rows: Array) -> Array:
+        """Values [.., m C, 1] of a kernel that couples outputs as [.., m, C]."""
+        return rows.reshape(*rows.shape[:-2], -1, self._width) if self._width > 1 else rows
+
+    def _at_train(self, a: Array) -> Array:
+        """``Theta(X, X) a`` for a [q, ..]."""
+        return product(self.theta, a)
+
+    def _at_test(self, a: Array) -> Array:
+        """``Theta(x, X) a`` at the test points."""
+        if not isinstance(self.kernels, LargeKernel):
+            return product(jnp.asarray(self.kernels.ntk_test_train), a)
+        found: Array = jnp.asarray(self.kernels.at_test(np.asarray(a).reshape(len(a), -1)))
+        return found.reshape(-1, *a.shape[1:])
+
+    @property
+    def _num_test(self) -> int:
+        """Kernel rows of the test points."""
+        return len(self.kernels.x_test if isinstance(self.kernels, LargeKernel) else self.kernels.ntk_test_train)
+
+    def check_held(self, what: str) -> None:
+        """Raise ``ValueError`` for a large kernel, of which there are products alone."""
+        if isinstance(self.kernels, LargeKernel):
+            raise ValueError(f"kernels: got a LargeKernel, must be KernelBlocks for the {what}")
+
+    def _blocks(self, what: str) -> KernelBlocks:
+        self.check_held(what)
+        assert isinstance(self.kernels, KernelBlocks)
+        return self.kernels
+
+    @staticmethod
+    def _stacked(parts: Sequence[Any]) -> Any:
+        return None if parts[0] is None else jnp.stack(parts)
 
     def _rounds_of(self, r: int | Sequence[int]) -> np.ndarray:
         wanted = [whole("r", value, 0, self.num_rounds) for value in np.atleast_1d(r).tolist()]
@@ -415,5 +493,5 @@ class Flow:
 
     def _zero_functions(self, model: int | None) -> tuple[np.ndarray, np.ndarray]:
         models, outputs = (self.num_models,) if model is None else (), self.y_train.shape[1]
-        num_test = self.kernels.ntk_test_train.shape[0] // self._width
+        num_test = self._num_test // self._width
         return np.zeros((*models, *self.y_train.shape)), np.zeros((*models, num_test, outputs))

@@ -17,10 +17,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedtangent.kernels.large import product
 from fedtangent.theory.flow.clients import Batch, Bucket, Felt, Gains, descent_by_steps, gains, kappas, sizes_of_steps
 from fedtangent.theory.flow.rounds import BucketSlots, Rounds
 from fedtangent.theory.flow.rules import Kind, Numbers
 from fedtangent.types import Array
+
+
+GATHERED = 2**25  # numbers of a large kernel gathered at once
 
 
 class FlowState(NamedTuple):
@@ -34,7 +38,7 @@ class FlowState(NamedTuple):
 class Program(NamedTuple):
     """What the recursion runs on."""
 
-    theta: Array  # [q, q]
+    theta: Array  # [q, q], or of a large kernel [q, p]
     buckets: tuple[Bucket, ...]
     rounds: Rounds
     numbers: Numbers
@@ -87,14 +91,13 @@ def _decay(kind: Kind, program: Program, beta: Array, memory: Array) -> tuple[Ar
 
 
 @functools.partial(jax.jit, static_argnames=("kind",))
-def path(kind: Kind, program: Program, given: Input, beta: Array, readout: Array | None, rounds: Array) -> Array:
-    """``readout @ a`` (``a`` itself for None) after each of ``rounds`` [E], which rise, [E, ., K, D].
+def path(kind: Kind, program: Program, given: Input, beta: Array, rounds: Array) -> Array:
+    """The models' coefficients after each of ``rounds`` [E], which rise, [E, q, K, D].
 
     Later rounds are not run, and cost nothing.
     """
     start = zero_state(kind, program, beta.shape[1], given.residual.shape[2])
     num_records, num_rounds = len(rounds), len(beta) - 1
-    shape = (num_records, program.theta.shape[0] if readout is None else readout.shape[0], *start.a.shape[1:])
     # Where to keep it after each round: num_records for nowhere, -1 for a round that is not run.
     record = jnp.where(jnp.arange(num_rounds) < rounds[-1], num_records, -1)
     record = record.at[jnp.where(rounds > 0, rounds - 1, num_rounds)].set(jnp.arange(num_records), mode="drop")
@@ -105,26 +108,12 @@ def path(kind: Kind, program: Program, given: Input, beta: Array, readout: Array
         state = jax.lax.cond(place >= 0, lambda: one_round(kind, program, given, beta[j], state, j), lambda: state)
 
         def keep() -> Array:
-            found = state.a if readout is None else _matmul(readout, state.a)
-            return jax.lax.dynamic_update_index_in_dim(kept, found, place, 0)
+            return jax.lax.dynamic_update_index_in_dim(kept, state.a, place, 0)
 
         return (state, jax.lax.cond((place >= 0) & (place < num_records), keep, lambda: kept)), None
 
-    return jax.lax.scan(step, (start, jnp.zeros(shape)), (jnp.arange(num_rounds), record))[0][1]
-
-
-@functools.partial(jax.jit, static_argnames=("kind",))
-def evolved(
-    kind: Kind, program: Program, given: Input, beta: Array, start: Input, readout: Array, rounds: Array
-) -> Any:
-    """Functions after each of ``rounds``, [E, K, ., D], at the points of ``readout`` [., q].
-
-    ``start`` holds f_0 and, with weight decay, ``J w_0`` at these points, [., K, D] each.
-    """
-    moved = start.residual[None] - path(kind, program, given, beta, readout, rounds)
-    if start.along is not None:
-        moved = moved + (beta[rounds][:, None, :, None] - 1) * start.along[None]
-    return moved.transpose(0, 2, 1, 3)
+    empty = jnp.zeros((num_records, *start.a.shape))
+    return jax.lax.scan(step, (start, empty), (jnp.arange(num_rounds), record))[0][1]
 
 
 @functools.partial(jax.jit, static_argnames=("kind",))
@@ -286,7 +275,7 @@ def _train(
         assert bucket.block is not None
         block, sizes, width = bucket.block[i], sizes_of_steps(kind, numbers, rate, steps), kind.rows_per_example
         if e is not None:
-            felt = felt._replace(tilt=block @ e + (0.0 if felt.tilt is None else felt.tilt))
+            felt = felt._replace(tilt=product(block, e) + (0.0 if felt.tilt is None else felt.tilt))
         count, everyone = bucket.num_examples[i], jnp.arange(block.shape[0])
 
         def of_step(t: Array) -> Batch:
@@ -299,13 +288,13 @@ def _train(
         return descent_by_steps(kind, numbers, block, of_step, steps, sizes, felt)
     eigenvalues, vectors = bucket.eigenvalues[i], bucket.eigenvectors[i]
     found: Gains = gains(kind, numbers, eigenvalues, rate, bucket.num_examples[i], steps)
-    turned = found.own[:, None] * _matmul(vectors.T, felt.values)
+    turned = found.own[:, None] * product(vectors.T, felt.values)
     if kind.tilts:
-        force = jnp.zeros_like(turned) if felt.tilt is None else _matmul(vectors.T, felt.tilt)
+        force = jnp.zeros_like(turned) if felt.tilt is None else product(vectors.T, felt.tilt)
         if e is not None:
-            force = force + eigenvalues[:, None] * _matmul(vectors.T, e)
+            force = force + eigenvalues[:, None] * product(vectors.T, e)
         turned = turned - found.tilt[:, None] * force
-    return _matmul(vectors, turned)
+    return product(vectors, turned)
 
 
 def _own_change(kind: Kind, numbers: Numbers, answer: _Answers, own: Array) -> Array:
@@ -369,18 +358,29 @@ def _mean_kappa(kind: Kind, program: Program, j: Array, num_models: int) -> Arra
 def _products(program: Program, a: Array, j: Array) -> Array:
     """``Theta a``, [q, K, D]; where ``rounds.needed`` lists rows, those rows of each model only (0 elsewhere)."""
     if program.rounds.needed is None:
-        return _matmul(program.theta, a)
+        return product(program.theta, a)
     rows = program.rounds.needed[j]
+    if program.theta.dtype == jnp.float32:
+        mapped = jax.lax.map(lambda own: _in_chunks(program.theta, *own), (rows, a.transpose(1, 0, 2)))
+        return mapped.transpose(1, 0, 2)
 
     def one(model: tuple[Array, Array]) -> Array:
         mine, columns = model
-        return _matmul(program.theta.at[mine].get(mode="fill", fill_value=0.0), columns)
+        return product(program.theta.at[mine].get(mode="fill", fill_value=0.0), columns)
 
     # Without the checkpoint a transpose would gather the rows of all models first, another n x n numbers.
     found = jax.lax.map(jax.checkpoint(one), (rows, a.transpose(1, 0, 2)))
     return jnp.zeros_like(a).at[rows, jnp.arange(a.shape[1])[:, None]].add(found, mode="drop", unique_indices=True)
 
 
-def _matmul(left: Array, right: Array) -> Array:
-    product = jnp.dot(left, right.reshape(right.shape[0], -1), precision=jax.lax.Precision.HIGHEST)
-    return product.reshape(left.shape[0], *right.shape[1:])
+def _in_chunks(theta: Array, rows: Array, a: Array) -> Array:
+    """Some rows of ``Theta a`` [q, D], 0 elsewhere: those of a large kernel are gathered few at a time."""
+    q, chunk = theta.shape[0], max(1, min(len(rows), GATHERED // theta.shape[1]))
+    rows = jnp.concatenate([rows, jnp.full(-len(rows) % chunk, q, rows.dtype)])
+
+    def some(i: Array, found: Array) -> Array:
+        mine = jax.lax.dynamic_slice_in_dim(rows, i * chunk, chunk)
+        return found.at[mine].set(product(theta.at[mine].get(mode="fill", fill_value=0.0), a), mode="drop")
+
+    count = jnp.sum(rows < q)  # they come first
+    return jax.lax.fori_loop(0, (count + chunk - 1) // chunk, some, jnp.zeros_like(a))

@@ -112,15 +112,15 @@ class Numbers(NamedTuple):
         return self.mu + self.weight_decay
 
 
-def read_rule(rule: Rule, local_steps: np.ndarray) -> tuple[Kind, Numbers]:
-    """The kind and the numbers of a rule, for clients of ``local_steps`` [N].
+def read_rule(rule: Rule, local_steps: np.ndarray, stepwise: bool = False) -> tuple[Kind, Numbers]:
+    """The kind and the numbers of a rule, for clients of ``local_steps`` [N]; ``stepwise`` has each step taken.
 
     Raises ``ValueError`` for values out of range and options that exclude each other.
     """
     _check_values(rule)
     decays, momentum = _is_on(rule.weight_decay), _is_on(rule.server_momentum)
     weighs, carries = rule.step_weights is not None, _is_on(rule.local_momentum)
-    stepwise = rule.batches is not None or carries or rule.loss != "squared_error"
+    stepwise = stepwise or rule.batches is not None or carries or rule.loss != "squared_error"
     _check_company(rule, decays, momentum)
     kind = Kind(rule.algorithm, rule.dynamics, momentum, bool(rule.nesterov), decays, weighs, stepwise, rule.loss,
                 carries)  # fmt: skip

@@ -1,0 +1,230 @@
+"""Tangent kernels of more examples than float64 has room for: float32, in memory, in a file, or shared out to devices.
+
+A kernel of n training points is built by compiled tiles, of which each pair is computed once. What a flow needs of it
+are products; those of the test points are computed as they are asked for, and never held.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from fedtangent.checks import finite
+from fedtangent.kernels.gram import aligned
+from fedtangent.types import Array
+
+TILE = 2048  # examples on a side of what is computed at once
+PROBED = 32  # training points by whose kernel a file is known
+AXIS = "columns"
+Tick = Callable[[int, int], None]  # is told how many tiles are done, and of how many
+
+
+@dataclass(frozen=True, eq=False)
+class LargeKernel:
+    """The tangent kernel of n training and m test points; made by ``large_kernel``."""
+
+    kernel: Callable[..., Any]
+    x_train: np.ndarray  # [n, ...] float32
+    x_test: np.ndarray  # [m, ...] float32
+    ntk_train: Array  # [n, p] float32, p >= n; columns beyond n are 0 (several devices hold equally many)
+
+    def __len__(self) -> int:
+        return len(self.x_train)
+
+    def at_train(self, a: Any) -> np.ndarray:
+        """``Theta(X, X) a`` for coefficients a [n, D], [n, D] float64: one pass over the kernel."""
+        return np.asarray(jax.jit(product)(self.ntk_train, jnp.asarray(a)))
+
+    def at_test(self, a: Any) -> np.ndarray:
+        """``Theta(x, X) a`` at the test points for a [n, D], [m, D] float64."""
+        a, found = np.asarray(a, np.float32), np.zeros((len(self.x_test), np.shape(a)[1]))
+        with jax.enable_x64(False):
+            for rows in _tiles(len(self.x_test)):
+                for columns in _tiles(len(self)):
+                    found[rows] += _tile_product(self.kernel, self.x_test[rows], self.x_train[columns], a[columns])
+        return found
+
+    def block(self, rows: np.ndarray) -> np.ndarray:
+        """Theta of some training points with each other, [s, s] float32."""
+        return _square(self.kernel, self.x_train[rows])
+
+
+def large_kernel(
+    kernel_fn: Callable[..., Any],
+    x_train: Any,
+    x_test: Any,
+    *,
+    folder: Path | None = None,
+    devices: Sequence[Any] | None = None,
+    tick: Tick = lambda done, total: None,
+) -> LargeKernel:
+    """The tangent kernel of n training and m test points in float32.
+
+    Args:
+        kernel_fn: like ``Model.kernel``: ``(x1, x2, get="ntk")`` [n1, n2].
+        x_train: [n, ...]; x_test: [m, ...].
+        folder: where it is kept in a memory-mapped file, which is used again when the same kernel is asked for; None
+            holds it in memory.
+        devices: to share the columns out to, those of other processes too; by default one, the first.
+        tick: is told how much of it is computed.
+
+    Raises:
+        ValueError: inputs that do not fit together or are not finite; no room in ``folder``, which says how much is
+            needed; a file that is not as it was written.
+    """
+    train, test = (np.ascontiguousarray(np.asarray(x, np.float32)) for x in (x_train, x_test))
+    if min(len(train), len(test)) == 0 or train.shape[1:] != test.shape[1:]:
+        raise ValueError(f"x_train and x_test: got {train.shape} and {test.shape}, must hold examples of one shape")
+    for name, x in (("x_train", train), ("x_test", test)):
+        finite(name, x)
+    n, places = len(train), list(devices or ())
+    if len(places) < 2:
+        held = _in_memory(kernel_fn, train, slice(0, n), tick) if folder is None else _in_file(kernel_fn, train, folder,
+                                                                                              tick)  # fmt: skip
+        return LargeKernel(kernel_fn, train, test, jax.device_put(held, places[0] if places else None))
+    wide = -(-n // len(places)) * len(places)
+    mesh = jax.make_mesh((len(places),), (AXIS,), axis_types=(AxisType.Auto,), devices=places)
+
+    def columns(index: tuple[slice, ...]) -> np.ndarray:
+        start, stop, _ = index[1].indices(wide)
+        mine = _in_memory(kernel_fn, train, slice(min(start, n), min(stop, n)), tick)
+        return np.pad(mine, ((0, 0), (0, stop - start - mine.shape[1])))
+
+    sharding = NamedSharding(mesh, PartitionSpec(None, AXIS))
+    return LargeKernel(kernel_fn, train, test, jax.make_array_from_callback((n, wide), sharding, columns))
+
+
+def product(theta: Array, a: Array) -> Array:
+    """``theta a`` for a [n, ..], in theta's precision and a's dtype; columns of theta beyond n are of no example."""
+    flat = a.reshape(a.shape[0], -1).astype(theta.dtype)
+    flat = jnp.pad(flat, ((0, theta.shape[1] - len(flat)), (0, 0)))
+    found = jnp.dot(theta, flat, precision=jax.lax.Precision.HIGHEST)
+    return found.astype(a.dtype).reshape(theta.shape[0], *a.shape[1:])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _tile(kernel_fn: Callable[..., Any], x1: Array, x2: Array) -> Array:
+    return kernel_fn(x1, x2, get="ntk").astype(jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _tile_product(kernel_fn: Callable[..., Any], x1: Array, x2: Array, a: Array) -> Array:
+    return jnp.dot(_tile(kernel_fn, x1, x2), a, precision=jax.lax.Precision.HIGHEST)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _diagonal(kernel_fn: Callable[..., Any], x: Array) -> Array:
+    """The kernel of each example with itself [n], in float64: where an angle is 0 float32 has half its digits."""
+
+    def one(example: Array) -> Array:
+        return kernel_fn(example[None], example[None], get="ntk")[0, 0]
+
+    return jax.vmap(one)(x.astype(jnp.float64))
+
+
+def _tiles(n: int) -> list[slice]:
+    return [slice(start, min(start + TILE, n)) for start in range(0, n, TILE)]
+
+
+def _square(kernel_fn: Callable[..., Any], x: np.ndarray) -> np.ndarray:
+    """The kernel of ``x`` with itself, exactly symmetric."""
+    out = np.empty((len(x), len(x)), np.float32)
+    _fill(out, kernel_fn, x, slice(0, len(x)), lambda done, total: None)
+    return out
+
+
+def _in_memory(kernel_fn: Callable[..., Any], x: np.ndarray, columns: slice, tick: Tick) -> np.ndarray:
+    """Some columns of the kernel, read-only and at an address that JAX can use as it is."""
+    out = aligned((len(x), columns.stop - columns.start), np.dtype(np.float32))
+    _fill(out, kernel_fn, x, columns, tick)
+    out.flags.writeable = False
+    return out
+
+
+def _fill(out: np.ndarray, kernel_fn: Callable[..., Any], x: np.ndarray, columns: slice, tick: Tick) -> None:
+    """Columns of the kernel; of two tiles that mirror each other one is computed."""
+    first = columns.start
+    mine = [slice(first + s.start, first + s.stop) for s in _tiles(columns.stop - first)]
+    others = [s for s in _around(len(x), columns)]
+    wanted = [(i, j) for j in mine for i in mine if i.start <= j.start] + [(i, j) for j in mine for i in others]
+
+    def computed() -> Iterator[tuple[slice, slice, Any]]:
+        with jax.enable_x64(False):
+            for i, j in wanted:
+                yield i, j, _tile(kernel_fn, x[i], x[j])
+
+    def put(i: slice, j: slice, tile: np.ndarray) -> None:
+        if not np.isfinite(tile.sum()):
+            raise ValueError("kernel: got one that is not finite in float32, must be a kernel of smaller numbers")
+        if i == j:
+            tile = 0.5 * (tile + tile.T)
+            with jax.enable_x64(True):
+                np.fill_diagonal(tile, np.asarray(_diagonal(kernel_fn, x[i])))
+        out[i, j.start - first : j.stop - first] = tile
+        if i != j and i in mine:
+            out[j, i.start - first : i.stop - first] = tile.T
+
+    before: tuple[slice, slice, Any] | None = None
+    for done, (i, j, tile) in enumerate(computed()):  # one is written while the next is computed
+        if before is not None:
+            put(before[0], before[1], np.asarray(before[2]))
+        before = i, j, tile
+        tick(done, len(wanted))
+    if before is not None:
+        put(before[0], before[1], np.asarray(before[2]))
+    tick(len(wanted), len(wanted))
+
+
+def _around(n: int, columns: slice) -> list[slice]:
+    """Tiles of the rows that are none of ``columns``."""
+    below = [slice(columns.stop + s.start, columns.stop + s.stop) for s in _tiles(n - columns.stop)]
+    return _tiles(columns.start) + below
+
+
+def _in_file(kernel_fn: Callable[..., Any], x: np.ndarray, folder: Path, tick: Tick) -> np.ndarray:
+    """The kernel in a file of ``folder``, which is there whole or not at all; one that is there is checked and used."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"kernel-{_key(kernel_fn, x)}.npy"
+    record = path.with_suffix(".json")
+    if path.exists() and record.exists():
+        if json.loads(record.read_text())["sha256"] != _digest(path):
+            raise ValueError(f"kernel: got {path}, which is not as it was written, must be removed")
+        return np.load(path, mmap_mode="r")
+    needed, free = 4 * len(x) ** 2, shutil.disk_usage(folder).free
+    if needed > free:
+        raise ValueError(f"kernel: got {needed / 1e9:.1f} GB to write to {folder}, must be below the {free / 1e9:.1f} GB "
+                         "that are free")  # fmt: skip
+    part = path.with_suffix(".part")
+    out = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=(len(x), len(x)))
+    _fill(out, kernel_fn, x, slice(0, len(x)), tick)
+    out.flush()
+    del out
+    os.replace(part, path)
+    part = record.with_suffix(".part")
+    part.write_text(json.dumps({"sha256": _digest(path)}))
+    os.replace(part, record)
+    return np.load(path, mmap_mode="r")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _key(kernel_fn: Callable[..., Any], x: np.ndarray) -> str:
+    """What tells one kernel from another: the examples, and the kernel of some of them."""
+    probe = x[np.unique(np.linspace(0, len(x) - 1, PROBED).astype(int))]
+    parts = str(x.shape).encode(), x.tobytes(), _square(kernel_fn, probe).tobytes()
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
