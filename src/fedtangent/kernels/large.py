@@ -110,7 +110,8 @@ def product(theta: Array, a: Array) -> Array:
     """``theta a`` for a [n, ..], in theta's precision and a's dtype; columns of theta beyond n are of no example."""
     flat = a.reshape(a.shape[0], -1).astype(theta.dtype)
     flat = jnp.pad(flat, ((0, theta.shape[1] - len(flat)), (0, 0)))
-    found = jnp.dot(theta, flat, precision=jax.lax.Precision.HIGHEST)
+    # both by their last axis: on a CPU two to four times as fast as theta @ flat of few columns
+    found = jax.lax.dot_general(theta, flat.T, (((1,), (1,)), ((), ())), precision=jax.lax.Precision.HIGHEST)
     return found.astype(a.dtype).reshape(theta.shape[0], *a.shape[1:])
 
 
