@@ -95,7 +95,7 @@ def _from_zero(flow: Flow) -> np.ndarray:
     """The functions at the end, at the test points, that start as zero."""
     train, test = (
         np.zeros((flow.num_models, rows, flow.y_train.shape[1]))
-        for rows in (len(flow.y_train), len(flow.kernels.ntk_test_train))
+        for rows in (len(flow.y_train), len(flow.blocks.ntk_test_train))
     )
     return np.asarray(flow.predict(train, test, flow.num_rounds))
 
@@ -331,10 +331,10 @@ def repeated(flow: Flow, y_train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ``M`` after a pass after a pass is ``M + (I - M Theta) M``. Nothing is solved: a step beyond the stability bound
     diverges, and a client that is never asked leaves its mark.
     """
-    theta = np.asarray(flow.kernels.ntk_train)
+    theta = np.asarray(flow.blocks.ntk_train)
     operator = np.asarray(flow.operator(flow.num_rounds, 0))
     with np.errstate(over="ignore", invalid="ignore"):
         for _ in range(30):
             operator = operator + operator - operator @ theta @ operator
-        b = flow.kernels.ntk_test_train @ operator
-        return b @ y_train, covariance_terms(flow.kernels, b).total
+        b = flow.blocks.ntk_test_train @ operator
+        return b @ y_train, covariance_terms(flow.blocks, b).total

@@ -44,6 +44,10 @@ class KernelBlocks(NamedTuple):
     nngp_test: np.ndarray | None = None  # [m, m]
     ntk_test: np.ndarray | None = None  # [m, m]
 
+    def at_test(self, a: Any) -> Array:
+        """``Theta(x, X) a`` at the test points for coefficients a [n, ..], [m, ..]."""
+        return jnp.tensordot(jnp.asarray(self.ntk_test_train), a, 1, precision=jax.lax.Precision.HIGHEST)
+
 
 class CholeskyFactor(NamedTuple):
     """``lower @ lower.T = theta + jitter * I``."""

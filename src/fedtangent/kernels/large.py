@@ -22,10 +22,11 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fedtangent.checks import finite
-from fedtangent.kernels.gram import aligned
+from fedtangent.kernels.gram import aligned, jittered_cholesky
 from fedtangent.types import Array
 
 TILE = 2048  # examples on a side of what is computed at once
+LANDMARKS = 1000  # training points of a preconditioner
 PROBED = 32  # training points by whose kernel a file is known
 AXIS = "columns"
 Tick = Callable[[int, int], None]  # is told how many tiles are done, and of how many
@@ -43,18 +44,26 @@ class LargeKernel:
     def __len__(self) -> int:
         return len(self.x_train)
 
-    def at_train(self, a: Any) -> np.ndarray:
-        """``Theta(X, X) a`` for coefficients a [n, D], [n, D] float64: one pass over the kernel."""
-        return np.asarray(jax.jit(product)(self.ntk_train, jnp.asarray(a)))
-
     def at_test(self, a: Any) -> np.ndarray:
-        """``Theta(x, X) a`` at the test points for a [n, D], [m, D] float64."""
-        a, found = np.asarray(a, np.float32), np.zeros((len(self.x_test), np.shape(a)[1]))
+        """``Theta(x, X) a`` at the test points for coefficients a [n, ..], [m, ..] float64."""
+        shape = np.shape(a)
+        a, found = (
+            np.asarray(a, np.float32).reshape(len(self), -1),
+            np.zeros((len(self.x_test), int(np.prod(shape[1:])))),
+        )
         with jax.enable_x64(False):
             for rows in _tiles(len(self.x_test)):
                 for columns in _tiles(len(self)):
                     found[rows] += _tile_product(self.kernel, self.x_test[rows], self.x_train[columns], a[columns])
-        return found
+        return found.reshape(-1, *shape[1:])
+
+    def preconditioner(self) -> Array:
+        """F [n, L] with ``F F'`` near Theta, by Nystroem's method from L evenly spaced training points."""
+        rows = np.unique(np.linspace(0, len(self) - 1, min(LANDMARKS, -(-len(self) // 2))).astype(int))
+        own = self.block(rows).astype(np.float64)
+        lower = jittered_cholesky(own, 1e-6).lower
+        seen = jax.jit(lambda theta: theta.at[rows].get(mode="promise_in_bounds")[:, : len(self)])(self.ntk_train)
+        return jax.scipy.linalg.solve_triangular(jnp.asarray(lower, jnp.float32), seen, lower=True).T
 
     def block(self, rows: np.ndarray) -> np.ndarray:
         """Theta of some training points with each other, [s, s] float32."""
@@ -97,7 +106,7 @@ def large_kernel(
     wide = -(-n // len(places)) * len(places)
     mesh = jax.make_mesh((len(places),), (AXIS,), axis_types=(AxisType.Auto,), devices=places)
 
-    def columns(index: tuple[slice, ...]) -> np.ndarray:
+    def columns(index: Any) -> np.ndarray:
         start, stop, _ = index[1].indices(wide)
         mine = _in_memory(kernel_fn, train, slice(min(start, n), min(stop, n)), tick)
         return np.pad(mine, ((0, 0), (0, stop - start - mine.shape[1])))
@@ -158,7 +167,7 @@ def _fill(out: np.ndarray, kernel_fn: Callable[..., Any], x: np.ndarray, columns
     """Columns of the kernel; of two tiles that mirror each other one is computed."""
     first = columns.start
     mine = [slice(first + s.start, first + s.stop) for s in _tiles(columns.stop - first)]
-    others = [s for s in _around(len(x), columns)]
+    others = _around(len(x), columns)
     wanted = [(i, j) for j in mine for i in mine if i.start <= j.start] + [(i, j) for j in mine for i in others]
 
     def computed() -> Iterator[tuple[slice, slice, Any]]:
@@ -205,8 +214,8 @@ def _in_file(kernel_fn: Callable[..., Any], x: np.ndarray, folder: Path, tick: T
         return np.load(path, mmap_mode="r")
     needed, free = 4 * len(x) ** 2, shutil.disk_usage(folder).free
     if needed > free:
-        raise ValueError(f"kernel: got {needed / 1e9:.1f} GB to write to {folder}, must be below the {free / 1e9:.1f} GB "
-                         "that are free")  # fmt: skip
+        room = f"the {free / 1e9:.3g} GB that are free"
+        raise ValueError(f"kernel: got {needed / 1e9:.3g} GB to write to {folder}, must be below {room}")
     part = path.with_suffix(".part")
     out = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=(len(x), len(x)))
     _fill(out, kernel_fn, x, slice(0, len(x)), tick)

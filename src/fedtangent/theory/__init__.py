@@ -24,7 +24,8 @@ Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``
                             ``linearisation_gap`` its last bound, ``gap_from_drift`` from a kernel's measured change
 ``ntk_theorem_1``           Theorem 1 of NTK-FL (Yue et al., ICML 2022): decay of the residual by t steps, and which of
                             its assumptions hold; ``ntk_theorem_2``: Theorem 2, FedAvg's rounds
-``ntk_evolution``           eq. (7) and (9a) of NTK-FL, the server's evolution, in the limit of infinite width
+``ntk_evolution``           eq. (7) and (9a) of NTK-FL, the server's evolution, in the limit of infinite width;
+                            ``ntk_evolved`` its functions, of any number of examples
 ``weight_gap_bound``        Lemma 2 of NTK-FL: the distance of its weights to gradient descent's. Lemmas 1, 3, 4 and
                             the kernels (13) and (54) are in ``theory.ntk_fl.lemmas``
 ``federated_flow``          exact law and predictions of every round for any cohorts and ``Rule``: the discrete dynamics

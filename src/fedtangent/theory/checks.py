@@ -73,7 +73,7 @@ def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: 
     return blocks
 
 
-def check_large(kernels: LargeKernel, n: int, outputs: str, dynamics: str) -> LargeKernel:
+def check_large(kernels: LargeKernel, n: int, outputs: str, dynamics: str = "gradient_descent") -> LargeKernel:
     """A large kernel of n training points, whose outputs share it, for steps that are taken one by one."""
     choice("outputs", outputs, ("shared",))
     choice("dynamics", dynamics, ("gradient_descent",))

@@ -101,7 +101,7 @@ def _rate(setting: Setting, flow: Flow, plan: Cohort, ages: int) -> float:
     few = min(ages, RATE_AGES)
     if few < ages:
         first = Cohort(*(np.asarray(leaf)[: few * setting.schedule.num_models] for leaf in plan))  # type: ignore[arg-type]
-        flow = run_flow(setting, flow.kernels, first)
+        flow = run_flow(setting, flow.blocks, first)
     return float(flow.contraction(0)) ** (1 / few)
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.scipy.sparse.linalg import cg
 from scipy.linalg import lapack
 
 from fedtangent.checks import whole
-from fedtangent.kernels.gram import KernelBlocks, jittered_cholesky
-from fedtangent.theory.checks import check_blocks, check_shape, check_targets
+from fedtangent.kernels.gram import KernelBlocks, SingularKernelError, jittered_cholesky
+from fedtangent.kernels.large import LargeKernel, product
+from fedtangent.theory.checks import check_blocks, check_large, check_shape, check_targets
 from fedtangent.types import Gaussian
+
+TOLERANCE, MOST_STEPS = 1e-3, 200  # of conjugate gradients: residual left, relative (float32 has no fewer), and steps
 
 
 class CovarianceTerms(NamedTuple):
@@ -67,7 +73,7 @@ def covariance_terms(k: KernelBlocks, b: Any, gamma: Any = 1.0) -> CovarianceTer
 
 
 def gp_limit(
-    kernels: KernelBlocks, y_train: Any, *, max_relative_jitter: float = 1e-10, outputs: str = "shared"
+    kernels: KernelBlocks | LargeKernel, y_train: Any, *, max_relative_jitter: float = 1e-10, outputs: str = "shared"
 ) -> Gaussian:
     """Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021): the law of a model trained to convergence.
 
@@ -81,7 +87,8 @@ def gp_limit(
     Runs on the host in NumPy float64; not traceable.
 
     Args:
-        kernels: kernel blocks of n training and m test points.
+        kernels: kernel blocks of n training and m test points. Of a ``LargeKernel`` the mean is found by conjugate
+            gradients, preconditioned by Nystroem's method, in float32; there is no covariance, and no jitter is added.
         y_train: [n, C] targets, finite.
         max_relative_jitter: the most jitter allowed, relative to Theta's mean diagonal; 0 for none.
         outputs: "shared", one kernel for every output; or "full", blocks of [n C, n C] in example-major order.
@@ -90,12 +97,40 @@ def gp_limit(
         Gaussian(mean [m, C], cov [m, m], jitter), float64; for "full", cov is [m C, m C].
 
     Raises:
-        SingularKernelError: Theta singular beyond the jitter allowed.
+        SingularKernelError: Theta singular beyond the jitter allowed, or too nearly so for conjugate gradients.
     """
     targets = check_targets(y_train)
+    if isinstance(kernels, LargeKernel):
+        large = check_large(kernels, len(targets), outputs)
+        return Gaussian(large.at_test(_solved(large, targets)), None)  # type: ignore[arg-type]
     k = check_blocks(kernels, targets.shape, outputs)
     factor = jittered_cholesky(k.ntk_train, max_relative_jitter)
     solution, _ = lapack.dpotrs(factor.lower, k.ntk_test_train.T, lower=1)
     b = np.ascontiguousarray(solution.T)
     mean = b @ (targets if outputs == "shared" else targets.reshape(-1, 1))
     return Gaussian(mean.reshape(-1, targets.shape[1]), covariance_terms(k, b).total, factor.jitter)
+
+
+def _solved(kernels: LargeKernel, targets: np.ndarray) -> np.ndarray:
+    """``Theta^-1 Y`` [n, C], to a relative residual of ``TOLERANCE``."""
+    factor, y = kernels.preconditioner(), jnp.asarray(targets, jnp.float32)
+
+    @jax.jit
+    def solve(theta: Any, factor: Any, y: Any) -> Any:
+        # (F F' + rest I)^-1 by Woodbury's identity, times rest: what F leaves of Theta's trace, spread evenly
+        rest = jnp.maximum(jnp.trace(theta) - jnp.sum(factor**2), 0) / len(y)
+        inner = jnp.linalg.cholesky(product(factor.T, factor) + rest * jnp.eye(factor.shape[1], dtype=factor.dtype))
+
+        def preconditioned(v: Any) -> Any:
+            return v - product(factor, jax.scipy.linalg.cho_solve((inner, True), product(factor.T, v)))
+
+        found, _ = cg(lambda v: product(theta, v), y, tol=TOLERANCE / 2, maxiter=MOST_STEPS, M=preconditioned)
+        return found, jnp.linalg.norm(product(theta, found) - y) / jnp.linalg.norm(y)
+
+    found, left = solve(kernels.ntk_train, factor, y)
+    if not float(left) <= TOLERANCE:
+        raise SingularKernelError(
+            f"the kernel of the {len(y)} training points is too nearly singular for {MOST_STEPS} steps of conjugate "
+            f"gradients: a residual of {float(left):.3g} is left, must be at most {TOLERANCE:g}"
+        )
+    return np.asarray(found, np.float64)

@@ -126,8 +126,7 @@ class _Pass:
 
 
 def _pass_of(flow: Flow, model: int) -> _Pass:
-    flow.check_linear("pass over all rounds")
-    flow.check_held("pass over all rounds")
+    flow.check_law("pass over all rounds")
     program = flow.program(model, 1)
     check_known("rule", program.rounds.learning_rate, program.rounds.server_rate, flow.numbers)
     check_known("cohorts.weight", program.rounds.weight)
@@ -168,7 +167,7 @@ def fixed_point(flow: Flow, model: int) -> Gaussian:
     """Law of the model at the fixed point of repeated passes that its initial state leads to."""
     on_residual, on_along, c = _influence_at_end(flow, model)
     mean: Any = _mean(flow, on_residual)
-    return Gaussian(mean, covariance_terms(flow.kernels, on_residual + c * on_along, 1 - c).total)
+    return Gaussian(mean, covariance_terms(flow.blocks, on_residual + c * on_along, 1 - c).total)
 
 
 def mean_at_end(flow: Flow, model: int) -> np.ndarray:
@@ -196,7 +195,7 @@ def _influence_at_end(flow: Flow, model: int) -> tuple[np.ndarray, np.ndarray, f
     wanted = np.concatenate([stacked, np.zeros((len(constants), stacked.shape[1]))])
     solved = np.linalg.lstsq(np.concatenate([change, constants]), wanted, rcond=None)[0]
     up = rounds.frame.up
-    b = flow.kernels.ntk_test_train @ (up @ solved[: up.shape[1]])
+    b = flow.blocks.ntk_test_train @ (up @ solved[: up.shape[1]])
     on_residual, on_along = np.split(b, 2, axis=1)
     return on_residual, on_along, float(flow.numbers.homogeneity) if decays else 0.0
 
@@ -257,8 +256,7 @@ class Stability(NamedTuple):
 def stability(flow: Flow) -> Stability:
     """Compares the largest step of a run with the bound of every client that trains."""
     check_known("rule", flow.rounds.learning_rate, flow.rounds.server_rate, flow.numbers)
-    flow.check_linear("bound of stable steps")
-    flow.check_held("bound of stable steps")
+    flow.check_law("bound of stable steps")
     if flow.kind.algorithm != "fed_avg" or flow.kind.momentum or flow.kind.carries:
         whose = {"server_momentum": flow.kind.momentum, "local_momentum": flow.kind.carries}
         with_ = " and ".join(name for name, is_on in whose.items() if is_on)

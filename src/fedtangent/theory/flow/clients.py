@@ -115,31 +115,38 @@ def client_rows(partition: Partition, client: int, rows_per_example: int) -> np.
 
 
 def _build_bucket(
-    theta: np.ndarray | LargeKernel, partition: Partition, members: np.ndarray, local_steps: np.ndarray,
+    theta: np.ndarray | LargeKernel,
+    partition: Partition,
+    members: np.ndarray,
+    local_steps: np.ndarray,
     rows_per_example: int,
-) -> Bucket:  # fmt: skip
-    sizes, large = np.asarray(partition.sizes)[members], isinstance(theta, LargeKernel)
+) -> Bucket:
+    sizes = np.asarray(partition.sizes)[members]
     width = int(sizes.max()) * rows_per_example
     rows = np.full((len(members), width), len(theta), np.int32)
-    kept = 0 if large else width
+    kept = 0 if isinstance(theta, LargeKernel) else width
     eigenvalues, eigenvectors = np.zeros((len(members), kept)), np.zeros((len(members), kept, kept))
     for position, client in enumerate(members):
         own = client_rows(partition, client, rows_per_example)
         used = slice(0, len(own))
         rows[position, used] = own
-        if not large:
+        if not isinstance(theta, LargeKernel):
             eigenvalues[position, used], eigenvectors[position, used, used] = np.linalg.eigh(theta[np.ix_(own, own)])
     return Bucket(rows, eigenvalues, eigenvectors, sizes.astype(float), local_steps[members])
 
 
 def _with_blocks(bucket: Bucket, theta: np.ndarray | LargeKernel) -> Bucket:
     """The bucket with each client's kernel block, 0 in padding."""
-    rows, large = np.asarray(bucket.rows), isinstance(theta, LargeKernel)
-    block = np.zeros((*rows.shape, rows.shape[1]), np.float32 if large else np.float64)
+    rows = np.asarray(bucket.rows)
+    block = np.zeros((*rows.shape, rows.shape[1]), np.float32 if isinstance(theta, LargeKernel) else np.float64)
     for i, own in enumerate(rows):
         mine = own[own < len(theta)]
-        block[i, : len(mine), : len(mine)] = theta.block(mine) if large else theta[np.ix_(mine, mine)]
+        block[i, : len(mine), : len(mine)] = _own_block(theta, mine)
     return bucket._replace(block=block)
+
+
+def _own_block(theta: np.ndarray | LargeKernel, rows: np.ndarray) -> np.ndarray:
+    return theta.block(rows) if isinstance(theta, LargeKernel) else theta[np.ix_(rows, rows)]
 
 
 class Gains(NamedTuple):

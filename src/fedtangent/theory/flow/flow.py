@@ -100,8 +100,11 @@ def federated_flow(
     for name, value, kind_of in (*given, *(() if large else (("kernels", kernels, KernelBlocks),))):
         checks.check_kind(name, value, kind_of)
     targets = checks.check_targets(y_train)
-    kernels = checks.check_large(kernels, len(targets), outputs, rule.dynamics) if isinstance(
-        kernels, LargeKernel) else checks.check_blocks(kernels, targets.shape, outputs)
+    kernels = (
+        checks.check_large(kernels, len(targets), outputs, rule.dynamics)
+        if isinstance(kernels, LargeKernel)
+        else checks.check_blocks(kernels, targets.shape, outputs)
+    )
     partition = checks.check_partition(partition, len(targets))
     client, model, num_models = checks.check_cohorts(cohorts, np.asarray(partition.sizes), num_models)
     slots = RunSlots(client, model, checks.present_slots(cohorts))
@@ -123,9 +126,7 @@ def federated_flow(
     rounds = build_rounds(clients, slots, cohorts.weight, rates, num_models)
     rounds = rounds._replace(batches=None if batches is None else jnp.asarray(batches))
     held: Any = kernels.ntk_train if isinstance(kernels, LargeKernel) else on_device(kernels.ntk_train)
-    return Flow(
-        kernels, targets, outputs, num_models, partition, slots, held, clients, rounds, kind, numbers, steps
-    )
+    return Flow(kernels, targets, outputs, num_models, partition, slots, held, clients, rounds, kind, numbers, steps)
 
 
 @dataclass(frozen=True, repr=False)
@@ -199,7 +200,7 @@ class Flow:
             raise ValueError("along_train: got one of it and along_test, must be both or none")
         start = self._function("f0_test", f0_test, self._num_test, model)
         at_test = Input(start, self._along("along_test", along_test, start, model))
-        return self._evolve(self._given(f0_train, along_train, model), at_test, self._at_test, r, model)
+        return self._evolve(self._given(f0_train, along_train, model), at_test, self.kernels.at_test, r, model)
 
     @in_float64
     def predict_train(
@@ -221,14 +222,14 @@ class Flow:
         at_test = Input(jnp.stack(starts), self._stacked([self._along("", None, f, None) for f in starts]))
         given = [self._given(f, None, None) for f in f0_train]
         trained = Input(jnp.stack([one.residual for one in given]), self._stacked([one.along for one in given]))
-        offset = self.targets[:, None, :] if self.kind.is_linear else 0.0
-        at_train = Input(trained.residual + offset, trained.along)
+        at_train = Input(self._stacked([self._function("f0_train", f, len(self.theta), None) for f in f0_train]),
+                         trained.along)  # fmt: skip
         wanted, shares = self._rounds_of(r), self.shares(None)
         distinct, places = np.unique(wanted, return_inverse=True)
         program = self.program(None, trained.residual.shape[3])
         each = jax.vmap(lambda one: path(self.kind, program, one, shares, distinct))(trained)[:, places]
         found = [self._moved(start, each, at, shares[wanted]) for start, at in
-                 ((at_train, self._at_train), (at_test, self._at_test))]  # fmt: skip
+                 ((at_train, self._at_train), (at_test, self.kernels.at_test))]  # fmt: skip
         return Runs(*(self._by_output(f.transpose(1, 3, 0, 2, 4)) for f in found))
 
     def ensemble_mean(self, r: int | Sequence[int]) -> Array:
@@ -269,8 +270,8 @@ class Flow:
     @in_float64
     def dependence(self, r: int, model: int | None = None) -> tuple[Array, Array]:
         """B [K, m, q] and gamma [K] of ``f_r(x) = gamma f_0(x) - B f_0(X) + ..``, K = 1 for one model."""
-        self.check_linear("covariance")
-        r, theta_x = whole("r", r, 0, self.num_rounds), jnp.asarray(self._blocks("covariance").ntk_test_train)
+        self.check_law("covariance")
+        r, theta_x = whole("r", r, 0, self.num_rounds), jnp.asarray(self.blocks.ntk_test_train)
         program, num_models = self.program(model, len(theta_x)), self.num_models if model is None else 1
         shares, active = self.shares(model), np.arange(self.num_rounds) < r
         found = influence(self.kind, program, theta_x, shares, active, num_models=num_models)
@@ -292,10 +293,9 @@ class Flow:
     @in_float64
     def operator(self, r: int, model: int = 0) -> Array:
         """``M_r`` itself, [q, q]. An n x n recursion: meant for tests and small problems."""
-        self.check_linear("operator")
-        self.check_held("operator")
+        self.check_law("operator")
         model = whole("model", model, 0, self.num_models - 1)
-        eye = np.eye(len(self.theta))[:, None, :]
+        eye = np.eye(len(self.blocks.ntk_train))[:, None, :]
         given: Any = Input(eye, np.zeros_like(eye) if self.kind.decays else None)  # type: ignore[arg-type]
         program = self.program(model, len(eye))
         return path(self.kind, program, given, self.shares(model), self._rounds_of(r))[0, :, 0]
@@ -319,7 +319,7 @@ class Flow:
         (A_i and kappa_i of ``clients``): least squares that weighs a client's residual by A_i in the place of 1 / n_i.
         Where examples repeat, Theorem 2's ``Theta^-1`` is read as the pseudo-inverse.
         """
-        kernels = self._blocks("bias")
+        kernels = self.blocks
         found = asymptotics.mean_at_end(self, whole("model", model, 0, self.num_models - 1))
         reference = kernels.ntk_test_train @ np.linalg.pinv(kernels.ntk_train, rcond=1e-12, hermitian=True)
         return found - (reference @ self.targets).reshape(found.shape)
@@ -370,7 +370,7 @@ class Flow:
     @property
     def _prior(self) -> KernelBlocks:
         """The kernels, with the largest nngp block where JAX can use it without another copy."""
-        kernels = self._blocks("covariance")
+        kernels = self.blocks
         train = kernels.nngp_train
         return kernels if train is None else kernels._replace(nngp_train=on_device(train))  # type: ignore[arg-type]
 
@@ -421,7 +421,8 @@ class Flow:
         moved = jnp.moveaxis(at(jnp.moveaxis(a, -3, 0)), 0, -3)
         found = start.residual[..., None, :, :, :] - moved
         if start.along is not None:
-            found = found + (jnp.asarray(shares)[:, None, :, None] - 1) * start.along[..., None, :, :, :]
+            lost = jnp.asarray(shares)[:, None, :, None] - 1
+            found = found + lost.reshape((1,) * (found.ndim - 4) + lost.shape) * start.along[..., None, :, :, :]
         return found
 
     def _by_output(self, rows: Array) -> Array:
@@ -432,27 +433,22 @@ class Flow:
         """``Theta(X, X) a`` for a [q, ..]."""
         return product(self.theta, a)
 
-    def _at_test(self, a: Array) -> Array:
-        """``Theta(x, X) a`` at the test points."""
-        if not isinstance(self.kernels, LargeKernel):
-            return product(jnp.asarray(self.kernels.ntk_test_train), a)
-        found: Array = jnp.asarray(self.kernels.at_test(np.asarray(a).reshape(len(a), -1)))
-        return found.reshape(-1, *a.shape[1:])
-
     @property
     def _num_test(self) -> int:
         """Kernel rows of the test points."""
         return len(self.kernels.x_test if isinstance(self.kernels, LargeKernel) else self.kernels.ntk_test_train)
 
-    def check_held(self, what: str) -> None:
-        """Raise ``ValueError`` for a large kernel, of which there are products alone."""
+    @property
+    def blocks(self) -> KernelBlocks:
+        """The kernels as blocks, which a law needs; raises ``ValueError`` for a large kernel, which has products."""
         if isinstance(self.kernels, LargeKernel):
-            raise ValueError(f"kernels: got a LargeKernel, must be KernelBlocks for the {what}")
-
-    def _blocks(self, what: str) -> KernelBlocks:
-        self.check_held(what)
-        assert isinstance(self.kernels, KernelBlocks)
+            raise ValueError("kernels: got a LargeKernel, must be KernelBlocks for a law, or an operator")
         return self.kernels
+
+    def check_law(self, what: str) -> None:
+        """Raise ``ValueError`` where a run of one initial function is all that is known."""
+        self.check_linear(what)
+        assert self.blocks is not None
 
     @staticmethod
     def _stacked(parts: Sequence[Any]) -> Any:

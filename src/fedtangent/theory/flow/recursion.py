@@ -23,7 +23,6 @@ from fedtangent.theory.flow.rounds import BucketSlots, Rounds
 from fedtangent.theory.flow.rules import Kind, Numbers
 from fedtangent.types import Array
 
-
 GATHERED = 2**25  # numbers of a large kernel gathered at once
 
 

@@ -45,7 +45,7 @@ def predicted_loss(flow: Flow, y_test: Any, r: int | None = None, mixing: Any = 
         raise ValueError(f"flow: got outputs {flow.outputs!r}, must be of outputs 'shared'")
     checks.check_known("y_test", y_test)
     finite("y_test", targets := real_array("y_test", y_test))
-    checks.check_shape("y_test", targets, (flow.kernels.ntk_test_train.shape[0], flow.y_train.shape[1]))
+    checks.check_shape("y_test", targets, (flow.blocks.ntk_test_train.shape[0], flow.y_train.shape[1]))
     r = flow.num_rounds if r is None else whole("r", r, 0, flow.num_rounds)
     if mixing is not None and is_concrete(mixing):
         finite("mixing", real_array("mixing", mixing))
@@ -55,7 +55,7 @@ def predicted_loss(flow: Flow, y_test: Any, r: int | None = None, mixing: Any = 
     bias = jnp.mean((mean - targets) ** 2)
     variance = (
         jnp.sum(weights**2 * jnp.mean(flow.variance(r), axis=1))
-        if flow.kernels.nngp_train is not None
+        if flow.blocks.nngp_train is not None
         else jnp.zeros(())
     )
     return PredictedLoss(bias + variance, bias, variance)

@@ -4,9 +4,11 @@ from fedtangent.theory.ntk_fl.convergence import (
     NtkTheorem,
     TwoLayerStart,
     ntk_evolution,
+    ntk_evolved,
     ntk_theorem_1,
     ntk_theorem_2,
 )
 from fedtangent.theory.ntk_fl.lemmas import weight_gap_bound
 
-__all__ = ["NtkTheorem", "TwoLayerStart", "ntk_evolution", "ntk_theorem_1", "ntk_theorem_2", "weight_gap_bound"]
+__all__ = ["NtkTheorem", "TwoLayerStart", "ntk_evolution", "ntk_evolved", "ntk_theorem_1", "ntk_theorem_2"]
+__all__ += ["weight_gap_bound"]

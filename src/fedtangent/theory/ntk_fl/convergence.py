@@ -36,14 +36,18 @@ What the proofs leave open, or say otherwise:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from scipy import optimize
 
 from fedtangent.checks import number, real_array, symmetric, whole
 from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.kernels.large import LargeKernel, product
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import ROUNDING, Assumption, assumption, failing, report
 from fedtangent.theory.flow.clients import response
@@ -155,6 +159,37 @@ def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Any:
     number("step", step, above=0, at_most=2 / float(eigenvalues[-1]))  # beyond, it is not stable
     gain = response(np.maximum(eigenvalues, 0.0), step, 1.0, whole("time", time, 0))
     return np.asarray(kernels.ntk_test_train) @ (vectors * np.asarray(gain)) @ vectors.T
+
+
+@in_float64
+def ntk_evolved(kernels: KernelBlocks | LargeKernel, residual: Any, step: float, times: Sequence[int]) -> np.ndarray:
+    """Coefficients a_t of ``f_t(x) = f_0(x) - Theta(x, X) a_t`` after some steps of the server's evolution.
+
+    The same as ``ntk_evolution`` without a matrix of all points: ``a_{t+1} = a_t + s (f_0(X) - Y - Theta a_t)``, one
+    product with the pool's kernel a step. ``kernels.at_test(a_t)`` is what it moves the test points by.
+
+    Args:
+        residual: f_0(X) - Y, [n, C]; step: s, as of ``ntk_evolution``; times: t of each, which rise.
+
+    Returns:
+        [T, n, C] float64.
+    """
+    start, wanted = jnp.asarray(real_array("residual", residual)), [whole("times", t, 0) for t in times]
+    if sorted(set(wanted)) != wanted:
+        raise ValueError(f"times: got {list(times)}, must rise")
+    number("step", step, above=0)
+
+    @jax.jit
+    def steps(theta: Any, a: Any, count: Any) -> Any:
+        return jax.lax.fori_loop(0, count, lambda i, a: a + step * (start - product(theta, a)), a)
+
+    found, a, theta = [], jnp.zeros_like(start), jnp.asarray(kernels.ntk_train)
+    for before, t in zip([0, *wanted], wanted, strict=False):
+        a = steps(theta, a, t - before)
+        found.append(np.asarray(a))
+    if not np.all(np.isfinite(found[-1])):
+        raise ValueError(f"step: got {step}, which diverges, must be at most 2 / lambda_max")
+    return np.stack(found)
 
 
 def linear_rate(kernel: Any, learning_rate: float) -> float:

@@ -1,0 +1,275 @@
+"""Kernels of more examples than float64 has room for: tiles, files, products, and flows and limits of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from fedtangent import models
+from fedtangent.data import partition
+from fedtangent.kernels import KernelBlocks, LargeKernel, kernel_blocks, large, large_kernel
+from fedtangent.kernels.gram import SingularKernelError
+from fedtangent.theory import Flow, Rule, federated_flow, gp_limit, ntk_evolution, ntk_evolved
+from fedtangent.theory.flow import recursion
+from fedtangent.types import Cohort
+
+N, M, C, CLIENTS, ROUNDS = 301, 37, 3, 10, 6
+MODEL = models.mlp(20, C, (64, 64))
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "TILE", 64)
+
+
+@pytest.fixture(scope="module")
+def points() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((N + M, 20)).astype(np.float32)
+    return x[:N], x[N:], np.eye(C)[rng.integers(0, C, N)]
+
+
+@pytest.fixture(scope="module")
+def blocks(points: Any) -> KernelBlocks:
+    return kernel_blocks(MODEL.kernel, points[0], points[1])
+
+
+def built(points: Any, **options: Any) -> LargeKernel:
+    return large_kernel(MODEL.kernel, points[0], points[1], **options)
+
+
+def test_every_pair_is_computed_once_and_equals_float64(points: Any, blocks: KernelBlocks) -> None:
+    seen: list[tuple[int, int]] = []
+    found = built(points, tick=lambda done, total: seen.append((done, total)))
+    theta = np.asarray(found.ntk_train)
+    assert theta.dtype == np.float32 and np.array_equal(theta, theta.T)
+    # float32 has half its digits where an angle is 0: without the diagonal in float64 this is 4e-5
+    assert np.max(np.abs(theta - blocks.ntk_train)) < 1e-6 * np.max(blocks.ntk_train)
+    tiles = -(-N // 64)
+    assert seen[-1] == (tiles * (tiles + 1) // 2,) * 2
+
+
+def test_products_and_blocks(points: Any, blocks: KernelBlocks) -> None:
+    found, a = built(points), np.random.default_rng(1).standard_normal((N, 2, 3))
+    right = np.asarray(blocks.at_test(a))
+    assert np.allclose(found.at_test(a), right, rtol=0, atol=1e-6 * np.abs(right).max())
+    assert np.allclose(right, np.einsum("mn,nkd->mkd", blocks.ntk_test_train, a), atol=1e-12)
+    rows = np.array([5, 77, 300, 2])
+    assert np.allclose(found.block(rows), blocks.ntk_train[np.ix_(rows, rows)], rtol=1e-6)
+
+
+def test_it_is_held_once(points: Any) -> None:
+    """JAX reads the memory, or the file, as it is."""
+    out = large._in_memory(MODEL.kernel, points[0], slice(0, N), lambda done, total: None)
+    assert jax.device_put(out).unsafe_buffer_pointer() == out.ctypes.data
+
+
+# ---- flows ----
+
+RULES: dict[str, dict[str, Any]] = {
+    "fed_avg": {},
+    "fed_prox": {"mu": 0.5},
+    "momentum": {"local_momentum": 0.5, "server_momentum": 0.5},
+    "decay": {"weight_decay": 0.1},
+    "fed_dyn": {"algorithm": "fed_dyn", "mu": 0.5},
+    "scaffold": {"algorithm": "scaffold"},
+    "fed_nova": {"algorithm": "fed_nova", "local_steps": np.arange(CLIENTS) % 3 + 1},
+}
+
+
+def flow_of(kernels: Any, y: np.ndarray, size: int = 3, num_models: int = 1, **rule: Any) -> Flow:
+    rng = np.random.default_rng(2)
+    held = partition.dirichlet(np.argmax(y, axis=1), CLIENTS, 0.3, seed=0)
+    client = np.stack([rng.permutation(CLIENTS)[:size] for _ in range(ROUNDS)])
+    weight = np.asarray(held.sizes)[client].astype(float)
+    cohort: Any = Cohort(client, rng.integers(0, num_models, client.shape), weight)
+    whole = Rule(**{"local_steps": 3, "learning_rate": 0.2, **rule})
+    return federated_flow(kernels, y, held, cohort, whole, num_models=num_models)
+
+
+QUICK = ("fed_avg squared_error", "scaffold cross_entropy", "decay squared_error")
+CASES = [f"{name} {loss}" for name in RULES for loss in ("squared_error", "cross_entropy")]
+
+
+@pytest.mark.parametrize("case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
+def test_a_flow_is_that_of_float64(points: Any, blocks: KernelBlocks, case: str) -> None:
+    (name, loss), rng, y = case.split(), np.random.default_rng(3), points[2]
+    starts = rng.standard_normal((2, 1, N, C)), rng.standard_normal((2, 1, M, C))
+    rounds = [0, 2, ROUNDS, 2]
+    found = flow_of(built(points), y, loss=loss, **RULES[name]).runs(*starts, rounds)
+    right = flow_of(blocks, y, loss=loss, **RULES[name])
+    wrong = flow_of(blocks, y, loss=loss, **{**RULES[name], "learning_rate": 0.201}).runs(*starts, rounds)
+    for e in range(2):
+        test, train = right.predict(starts[0][e], starts[1][e], rounds), right.predict_train(starts[0][e], rounds)
+        assert np.max(np.abs(found.test[:, :, e] - test)) < 5e-6
+        assert np.max(np.abs(found.train[:, :, e] - train)) < 5e-6
+        assert np.max(np.abs(wrong.test[:, :, e] - test)) > 1e-4
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(CLIENTS, marks=pytest.mark.slow)])
+def test_rows_are_read_few_at_a_time_or_all(
+    points: Any, blocks: KernelBlocks, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(recursion, "GATHERED", 7 * N)
+    jax.clear_caches()
+    y, starts = points[2], (np.zeros((1, 2, N, C)), np.zeros((1, 2, M, C)))
+    found = flow_of(built(points), y, size, 2)
+    assert (found.program(None, C).rounds.needed is None) == (size == CLIENTS)
+    right = flow_of(blocks, y, size, 2).runs(*starts, [ROUNDS])
+    assert np.max(np.abs(found.runs(*starts, [ROUNDS]).test - right.test)) < 5e-6
+    jax.clear_caches()
+
+
+def test_runs_are_those_of_predict(points: Any, blocks: KernelBlocks) -> None:
+    rng, flow = np.random.default_rng(4), flow_of(blocks, points[2], num_models=2, loss="cross_entropy")
+    starts = rng.standard_normal((3, 2, N, C)), rng.standard_normal((3, 2, M, C))
+    found = flow.runs(*starts, [0, 4])
+    assert found.train.shape == (2, 2, 3, N, C) and found.test.shape == (2, 2, 3, M, C)
+    for e in range(3):
+        assert np.allclose(found.test[:, :, e], flow.predict(starts[0][e], starts[1][e], [0, 4]), atol=1e-13)
+        assert np.allclose(found.train[:, :, e], flow.predict_train(starts[0][e], [0, 4]), atol=1e-13)
+
+
+def test_of_a_large_kernel_there_is_no_law(points: Any) -> None:
+    flow = flow_of(built(points), points[2])
+    assert np.asarray(flow.mean(2)).shape == (1, M, C)
+    for asked in (lambda: flow.cov(2), flow.fixed_point, flow.bias, flow.stability, lambda: flow.operator(2)):
+        with pytest.raises(ValueError, match=r"^kernels: got a LargeKernel, must be KernelBlocks for "):
+            asked()
+
+
+@pytest.mark.parametrize("size", [3, pytest.param(CLIENTS, marks=pytest.mark.slow)])
+def test_columns_are_shared_out_to_devices(size: int) -> None:
+    """On four forced devices the same functions, and no device ever gathers the kernel."""
+    script = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+import jax, numpy as np
+import fedtangent; fedtangent.enable_x64()
+import test_large as t
+rng = np.random.default_rng(0)
+x = rng.standard_normal((t.N + t.M, 20)).astype(np.float32)
+points = x[: t.N], x[t.N :], np.eye(t.C)[rng.integers(0, t.C, t.N)]
+alone, shared = t.built(points), t.built(points, devices=jax.devices())
+assert shared.ntk_train.shape == (t.N, 304) and len(shared.ntk_train.sharding.device_set) == 4
+assert {{s.data.shape for s in shared.ntk_train.addressable_shards}} == {{(t.N, 76)}}
+flows = [t.flow_of(k, points[2], {size}) for k in (alone, shared)]
+starts = rng.standard_normal((2, 1, t.N, t.C)), rng.standard_normal((2, 1, t.M, t.C))
+one, other = (f.runs(*starts, [0, 6]) for f in flows)
+assert max(np.abs(a - b).max() for a, b in zip(one, other)) < 5e-6
+from fedtangent.theory.flow.recursion import path
+flow = flows[1]
+given = flow._given(starts[0][0], None, None)
+text = path.lower(flow.kind, flow.program(None, t.C), given, flow.shares(None), np.array([6])).compile().as_text()
+gathered = [line for line in text.splitlines() if " all-gather(" in line]
+assert "all-reduce" in text and not any("f32[" in line.split("all-gather(")[0] for line in gathered), gathered
+print("same")
+"""
+    variables = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", script], env=os.environ | variables, capture_output=True, text=True)
+    assert done.stdout == "same\n", done.stderr[-2000:]
+
+
+# ---- files ----
+
+
+def test_a_file_is_used_again(points: Any, tmp_path: Path) -> None:
+    first = built(points, folder=tmp_path)
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".npy"]
+    ticks: list[int] = []
+    again = built(points, folder=tmp_path, tick=lambda done, total: ticks.append(done))
+    assert ticks == [] and np.array_equal(first.ntk_train, again.ntk_train)
+    assert np.array_equal(first.ntk_train, built(points).ntk_train)
+    built((points[0] + 1, points[1]), folder=tmp_path)  # other points are another file
+    large_kernel(models.mlp(20, C, (64,)).kernel, points[0], points[1], folder=tmp_path)  # and so is another network
+    assert len(list(tmp_path.glob("*.npy"))) == 3
+
+
+def test_a_file_that_was_changed_is_refused(points: Any, tmp_path: Path) -> None:
+    built(points, folder=tmp_path)
+    (path,) = tmp_path.glob("*.npy")
+    with path.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"\x01")
+    with pytest.raises(ValueError, match=r"^kernel: got .*\.npy, which is not as it was written, must be removed$"):
+        built(points, folder=tmp_path)
+
+
+def test_a_file_that_was_not_finished_is_written_anew(points: Any, tmp_path: Path) -> None:
+    built(points, folder=tmp_path)
+    (record,) = tmp_path.glob("*.json")
+    record.unlink()
+    built(points, folder=tmp_path)
+    assert json.loads(record.read_text())
+
+
+def test_no_room_says_how_much_is_needed(points: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1))
+    with pytest.raises(
+        ValueError, match=r"^kernel: got 0.000362 GB to write to .*, must be below the 1e-09 GB that are"
+    ):
+        built(points, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        (np.zeros((0, 20)), np.ones((2, 20)), "x_train and x_test: got"),
+        (np.ones((3, 20)), np.ones((2, 19)), "x_train and x_test: got"),
+        (np.full((3, 20), np.nan), np.ones((2, 20)), "x_train: got"),
+        (np.full((3, 20), 1e30), np.ones((2, 20)), "kernel: got one that is not finite in float32"),
+    ],
+)
+def test_bad_points_are_refused(train: np.ndarray, test: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        large_kernel(MODEL.kernel, train, test)
+
+
+def test_bad_flows_are_refused(points: Any) -> None:
+    kernels = built(points)
+    with pytest.raises(ValueError, match=r"^kernels: got a LargeKernel of 301 training points, must be of 300"):
+        flow_of(kernels, points[2][:300])
+    with pytest.raises(ValueError, match=r"^dynamics: got 'gradient_flow', allowed are gradient_descent"):
+        flow_of(kernels, points[2], dynamics="gradient_flow")
+
+
+# ---- limits ----
+
+
+def test_the_limit_by_conjugate_gradients(points: Any, blocks: KernelBlocks) -> None:
+    right, found = gp_limit(blocks, points[2], max_relative_jitter=0.0), gp_limit(built(points), points[2])
+    assert found.cov is None
+    assert np.linalg.norm(found.mean - right.mean) < 2e-3 * np.linalg.norm(right.mean)
+    jittered = gp_limit(blocks._replace(ntk_train=blocks.ntk_train + 0.1 * np.eye(N)), points[2])
+    assert np.linalg.norm(jittered.mean - right.mean) > 1e-2 * np.linalg.norm(right.mean)
+
+
+def test_a_singular_kernel_is_said_to_be(points: Any) -> None:
+    twice = np.concatenate([points[0][:100]] * 2), points[1]
+    with pytest.raises(SingularKernelError, match="too nearly singular for 200 steps"):
+        gp_limit(built(twice), np.concatenate([points[2][:100], 1 - points[2][:100]]))
+
+
+def test_ntk_fl_evolves_a_pool_of_any_size(points: Any, blocks: KernelBlocks) -> None:
+    residual, step = -points[2], 1 / float(np.linalg.eigvalsh(blocks.ntk_train)[-1])
+    right = ntk_evolution(blocks, step, 40) @ residual
+    evolved = ntk_evolved(blocks, residual, step, [0, 10, 40])
+    assert not np.any(evolved[0])
+    assert np.allclose(blocks.at_test(evolved[2]), right, atol=1e-12)
+    large_ = built(points)
+    assert np.max(np.abs(large_.at_test(ntk_evolved(large_, residual, step, [40])[0]) - right)) < 5e-6
+    assert np.max(np.abs(blocks.at_test(evolved[1]) - right)) > 1e-2
+    with pytest.raises(ValueError, match=r"^times: got"):
+        ntk_evolved(blocks, residual, step, [3, 2])
+    with pytest.raises(ValueError, match=r"^step: got .* diverges"):
+        ntk_evolved(blocks, residual, 100 * step, [2000])
