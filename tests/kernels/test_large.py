@@ -166,9 +166,10 @@ flows = [t.flow_of(k, points[2], {size}) for k in (alone, shared)]
 starts = rng.standard_normal((2, 1, t.N, t.C)), rng.standard_normal((2, 1, t.M, t.C))
 one, other = (f.runs(*starts, [0, 6]) for f in flows)
 assert max(np.abs(a - b).max() for a, b in zip(one, other)) < 5e-6
+from fedtangent.theory.flow import functions
 from fedtangent.theory.flow.recursion import path
 flow = flows[1]
-given = flow._given(starts[0][0], None, None)
+given = functions._given(flow, functions.started(flow, "train", starts[0][0], None, None))
 text = path.lower(flow.kind, flow.program(None, t.C), given, flow.shares(None), np.array([6])).compile().as_text()
 gathered = [line for line in text.splitlines() if " all-gather(" in line]
 assert "all-reduce" in text and not any("f32[" in line.split("all-gather(")[0] for line in gathered), gathered

@@ -14,18 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import number, real_array, whole
+from fedtangent.checks import number, whole
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.kernels.large import LargeKernel, product
 from fedtangent.theory import checks
 from fedtangent.theory.fed_ensemble.limit import covariance_terms, prior_blocks
-from fedtangent.theory.flow import asymptotics
+from fedtangent.theory.flow import asymptotics, functions
 from fedtangent.theory.flow.asymptotics import PassSpectrum, Stability
 from fedtangent.theory.flow.clients import ClientBlocks, build_clients
+from fedtangent.theory.flow.functions import Runs
 from fedtangent.theory.flow.recursion import Input, Program, influence, path, shares_of_start
 from fedtangent.theory.flow.rounds import (
     Rounds,
@@ -48,13 +48,6 @@ class LimitDistance(NamedTuple):
 
     mean: float
     cov: float
-
-
-class Runs(NamedTuple):
-    """Predicted functions of runs from E initial functions."""
-
-    train: Array  # [r, K, E, n, C]
-    test: Array  # [r, K, E, m, C]
 
 
 @in_float64
@@ -155,7 +148,7 @@ class Flow:
         n = len(self.y_train)
         return (
             f"Flow({self.kind.algorithm}, {self.kind.dynamics}, {self.num_models} models, {self.num_rounds} rounds, "
-            f"{self.partition.num_clients} clients, {n} training and {self._num_test} test rows)"
+            f"{self.partition.num_clients} clients, {n} training and {self.num_test} test rows)"
         )
 
     @property
@@ -166,13 +159,13 @@ class Flow:
     def mean(self, r: int | Sequence[int], model: int | None = None) -> Array:
         """Mean over initial functions of mean zero, ``Theta(x, X) M_r Y``: [..., m, C]."""
         self.check_linear("mean")
-        return self.predict(*self._zero_functions(model), r, model)
+        return self.predict(*functions.zero_functions(self, model), r, model)
 
     def residual(self, r: int | Sequence[int], f0_train: Any = None, model: int | None = None) -> Array:
         """``f_r(X) - Y``, [..., n, C], for a given initial function, or for the mean over them (None)."""
         if f0_train is None:
             self.check_linear("residual of the mean")
-            f0_train = self._zero_functions(model)[0]
+            f0_train = functions.zero_functions(self, model)[0]
         after = self.predict_train(f0_train, r, model)
         return after - self.y_train.reshape((1,) * (after.ndim - 2) + self.y_train.shape)
 
@@ -198,18 +191,17 @@ class Flow:
         """
         if (along_train is None) != (along_test is None):
             raise ValueError("along_train: got one of it and along_test, must be both or none")
-        start = self._function("f0_test", f0_test, self._num_test, model)
-        at_test = Input(start, self._along("along_test", along_test, start, model))
-        return self._evolve(self._given(f0_train, along_train, model), at_test, self.kernels.at_test, r, model)
+        at_test = functions.started(self, "test", f0_test, along_test, model)
+        trained = functions.started(self, "train", f0_train, along_train, model)
+        return self._evolved(trained, at_test, self.kernels.at_test, r, model)
 
     @in_float64
     def predict_train(
         self, f0_train: Any, r: int | Sequence[int], model: int | None = None, *, along_train: Any = None
     ) -> Array:
         """``f_r(X)`` at the training points, [..., n, C]; see ``predict``."""
-        start = self._function("f0_train", f0_train, len(self.theta), model)
-        at_train = Input(start, self._along("along_train", along_train, start, model))
-        return self._evolve(self._given(f0_train, along_train, model), at_train, self._at_train, r, model)
+        trained = functions.started(self, "train", f0_train, along_train, model)
+        return self._evolved(trained, trained, self.at_train, r, model)
 
     @in_float64
     def runs(self, f0_train: Any, f0_test: Any, r: Sequence[int]) -> Runs:
@@ -218,19 +210,7 @@ class Flow:
         Args:
             f0_train: [E, K, n, C]; f0_test: [E, K, m, C], of all K models; r: rounds.
         """
-        starts = [self._function("f0_test", f, self._num_test, None) for f in f0_test]
-        at_test = Input(jnp.stack(starts), self._stacked([self._along("", None, f, None) for f in starts]))
-        given = [self._given(f, None, None) for f in f0_train]
-        trained = Input(jnp.stack([one.residual for one in given]), self._stacked([one.along for one in given]))
-        at_train = Input(self._stacked([self._function("f0_train", f, len(self.theta), None) for f in f0_train]),
-                         trained.along)  # fmt: skip
-        wanted, shares = self._rounds_of(r), self.shares(None)
-        distinct, places = np.unique(wanted, return_inverse=True)
-        program = self.program(None, trained.residual.shape[3])
-        each = jax.vmap(lambda one: path(self.kind, program, one, shares, distinct))(trained)[:, places]
-        found = [self._moved(start, each, at, shares[wanted]) for start, at in
-                 ((at_train, self._at_train), (at_test, self.kernels.at_test))]  # fmt: skip
-        return Runs(*(self._by_output(f.transpose(1, 3, 0, 2, 4)) for f in found))
+        return functions.runs(self, f0_train, f0_test, self.rounds_of(r))
 
     def ensemble_mean(self, r: int | Sequence[int]) -> Array:
         """Mean of the uniform average of the K models: [..., m, C]."""
@@ -298,7 +278,7 @@ class Flow:
         eye = np.eye(len(self.blocks.ntk_train))[:, None, :]
         given: Any = Input(eye, np.zeros_like(eye) if self.kind.decays else None)  # type: ignore[arg-type]
         program = self.program(model, len(eye))
-        return path(self.kind, program, given, self.shares(model), self._rounds_of(r))[0, :, 0]
+        return path(self.kind, program, given, self.shares(model), self.rounds_of(r))[0, :, 0]
 
     def fixed_point(self, model: int = 0) -> Gaussian:
         """Law of a model when the R rounds are repeated for ever, from their own operator (not from Theta^-1).
@@ -375,13 +355,13 @@ class Flow:
         return kernels if train is None else kernels._replace(nngp_train=on_device(train))  # type: ignore[arg-type]
 
     @property
-    def _width(self) -> int:
+    def width(self) -> int:
         """Kernel rows of an example."""
         return 1 if self.outputs == "shared" else self.y_train.shape[1]
 
     @functools.cached_property
     def _needed(self) -> np.ndarray:
-        return rows_needed(self.partition, self.cohorts, self.num_models, self._width, len(self.theta))
+        return rows_needed(self.partition, self.cohorts, self.num_models, self.width, len(self.theta))
 
     def program(self, model: int | None, columns: int) -> Program:
         """What the recursion runs on for one model, or all, with as many columns for each.
@@ -391,7 +371,7 @@ class Flow:
         """
         rounds, num_models = self.rounds, self.num_models if model is None else 1
         sizes = np.asarray(self.partition.sizes)[self.cohorts.client] * self.cohorts.present
-        rows = np.sum(sizes) * self._width / self.num_rounds * num_models / self.num_models  # on average over rounds
+        rows = np.sum(sizes) * self.width / self.num_rounds * num_models / self.num_models  # on average over rounds
         if rows * (columns + GATHER) < len(self.theta) * (num_models * columns + READ):
             rounds = rounds._replace(needed=jnp.asarray(self._needed))
         if model is not None:
@@ -406,35 +386,12 @@ class Flow:
             return np.ones((self.num_rounds + 1, num_models))
         return shares_of_start(self.kind, program, num_models=num_models)
 
-    def _evolve(self, given: Input, start: Input, at: Any, r: int | Sequence[int], model: int | None) -> Array:
-        """``f_r`` from ``start`` at the points where ``at`` has the kernel's product, in the caller's axes."""
-        wanted, program, shares = self._rounds_of(r), self.program(model, given.residual.shape[2]), self.shares(model)
-        distinct, places = np.unique(wanted, return_inverse=True)
-        a = path(self.kind, program, given, shares, distinct)
-        found = self._by_output(self._moved(start, a, at, shares[distinct]).transpose(0, 2, 1, 3))
-        found = found if np.array_equal(wanted, distinct) else found[places]
-        found = found if model is None else found[:, 0]
-        return found if np.ndim(r) else found[0]
-
-    def _moved(self, start: Input, a: Array, at: Any, shares: Any) -> Array:
-        """Functions [.., r, m, K, D] of coefficients a [.., r, q, K, D]; ``start`` has [.., m, K, D]."""
-        moved = jnp.moveaxis(at(jnp.moveaxis(a, -3, 0)), 0, -3)
-        found = start.residual[..., None, :, :, :] - moved
-        if start.along is not None:
-            lost = jnp.asarray(shares)[:, None, :, None] - 1
-            found = found + lost.reshape((1,) * (found.ndim - 4) + lost.shape) * start.along[..., None, :, :, :]
-        return found
-
-    def _by_output(self, rows: Array) -> Array:
-        """Values [.., m C, 1] of a kernel that couples outputs as [.., m, C]."""
-        return rows.reshape(*rows.shape[:-2], -1, self._width) if self._width > 1 else rows
-
-    def _at_train(self, a: Array) -> Array:
+    def at_train(self, a: Array) -> Array:
         """``Theta(X, X) a`` for a [q, ..]."""
         return product(self.theta, a)
 
     @property
-    def _num_test(self) -> int:
+    def num_test(self) -> int:
         """Kernel rows of the test points."""
         return len(self.kernels.x_test if isinstance(self.kernels, LargeKernel) else self.kernels.ntk_test_train)
 
@@ -450,44 +407,19 @@ class Flow:
         self.check_linear(what)
         assert self.blocks is not None
 
-    @staticmethod
-    def _stacked(parts: Sequence[Any]) -> Any:
-        return None if parts[0] is None else jnp.stack(parts)
+    def _evolved(self, trained: Input, start: Input, at: Any, r: int | Sequence[int], model: int | None) -> Array:
+        found = functions.evolved(self, trained, start, at, self.rounds_of(r), model)
+        found = found if model is None else found[:, 0]
+        return found if np.ndim(r) else found[0]
 
-    def _rounds_of(self, r: int | Sequence[int]) -> np.ndarray:
+    def rounds_of(self, r: int | Sequence[int]) -> np.ndarray:
+        """Numbers of finished rounds, checked."""
         wanted = [whole("r", value, 0, self.num_rounds) for value in np.atleast_1d(r).tolist()]
         if not wanted:
             raise ValueError("r: got an empty sequence, must have at least one round")
         return np.array(wanted)
 
-    def _given(self, f0_train: Any, along_train: Any, model: int | None) -> Input:
-        f0 = self._function("f0_train", f0_train, len(self.theta), model)
-        start = f0 - self.targets[:, None, :] if self.kind.is_linear else f0
-        return Input(start, self._along("along_train", along_train, f0, model))
-
-    def _along(self, name: str, values: Any, f0: Array, model: int | None) -> Array | None:
-        """``J(x) w_0``, [rows, K, D]; None without weight decay, which alone needs it."""
-        if not self.kind.decays:
-            if values is not None:
-                raise ValueError(f"{name}: got one, must be None without weight_decay")
-            return None
-        return self.numbers.homogeneity * f0 if values is None else self._function(name, values, len(f0), model)
-
-    def _function(self, name: str, values: Any, rows: int, model: int | None) -> Any:
-        """Values [n, C] of one model or [K, n, C] of all, as [rows, K, D]."""
-        models = () if model is not None else (self.num_models,)
-        shape = (*models, rows // self._width, self.y_train.shape[1])
-        values = real_array(name, values) if is_concrete(values) else jnp.asarray(values, jnp.float64)
-        if values.shape != shape:
-            raise ValueError(f"{name}: got shape {np.shape(values)}, must be {shape} for model={model}")
-        return values.reshape(-1, rows, shape[-1] // self._width).transpose(1, 0, 2)
-
     @property
     def targets(self) -> np.ndarray:
         """The targets as the kernel's rows, [q, D]."""
         return self.y_train.reshape(len(self.theta), -1)
-
-    def _zero_functions(self, model: int | None) -> tuple[np.ndarray, np.ndarray]:
-        models, outputs = (self.num_models,) if model is None else (), self.y_train.shape[1]
-        num_test = self._num_test // self._width
-        return np.zeros((*models, *self.y_train.shape)), np.zeros((*models, num_test, outputs))

@@ -1,0 +1,103 @@
+"""Initial functions as the recursion has them, [rows, K, D], and the functions that it makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.checks import real_array
+from fedtangent.theory.flow.recursion import Input, path
+from fedtangent.theory.precision import is_concrete
+from fedtangent.types import Array
+
+if TYPE_CHECKING:
+    from fedtangent.theory.flow.flow import Flow
+
+
+class Runs(NamedTuple):
+    """Predicted functions of runs from E initial functions."""
+
+    train: Array  # [r, K, E, n, C]
+    test: Array  # [r, K, E, m, C]
+
+
+def zero_functions(flow: Flow, model: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """The zero function at the training and the test points, of one model or all."""
+    models, shape = (flow.num_models,) if model is None else (), flow.y_train.shape
+    return np.zeros((*models, *shape)), np.zeros((*models, flow.num_test // flow.width, shape[1]))
+
+
+def started(flow: Flow, split: str, f0: Any, along: Any, model: int | None) -> Input:
+    """f_0 and, with weight decay, ``J w_0`` at the points of a split ("train" or "test"), [rows, K, D] each.
+
+    Their values come as [., C] of one model, or [K, ., C] of all.
+    """
+    rows = len(flow.theta) if split == "train" else flow.num_test
+    start = _rows(flow, f"f0_{split}", f0, rows, model)
+    if not flow.kind.decays:
+        if along is not None:
+            raise ValueError(f"along_{split}: got one, must be None without weight_decay")
+        return Input(start, None)
+    given = flow.numbers.homogeneity * start if along is None else _rows(flow, f"along_{split}", along, rows, model)
+    return Input(start, given)
+
+
+def evolved(
+    flow: Flow, trained: Input, start: Input, at: Callable[[Any], Any], rounds: np.ndarray, model: int | None
+) -> Array:
+    """Functions [r, K, m, C] after each of ``rounds`` [r], of which ``start`` is the initial one.
+
+    ``trained`` is that at the training points; ``at(a)`` has the kernel's product at the points of ``start``.
+    """
+    distinct, places = np.unique(rounds, return_inverse=True)
+    shares, program = flow.shares(model), flow.program(model, trained.residual.shape[2])
+    a = path(flow.kind, program, _given(flow, trained), shares, distinct)
+    found = _by_output(flow, _moved(start, a, at, shares[distinct]).transpose(0, 2, 1, 3))
+    return found if np.array_equal(rounds, distinct) else found[places]
+
+
+def runs(flow: Flow, f0_train: Any, f0_test: Any, rounds: np.ndarray) -> Runs:
+    """``Flow.runs`` after each of ``rounds`` [r]."""
+    train, test = (
+        jax.tree.map(lambda *parts: jnp.stack(parts), *(started(flow, split, f, None, None) for f in functions))
+        for split, functions in (("train", f0_train), ("test", f0_test))
+    )
+    distinct, places = np.unique(rounds, return_inverse=True)
+    shares, program = flow.shares(None), flow.program(None, train.residual.shape[3])
+    a = jax.vmap(lambda one: path(flow.kind, program, _given(flow, one), shares, distinct))(train)[:, places]
+    found = (_moved(train, a, flow.at_train, shares[rounds]), _moved(test, a, flow.kernels.at_test, shares[rounds]))
+    return Runs(*(_by_output(flow, each.transpose(1, 3, 0, 2, 4)) for each in found))
+
+
+def _given(flow: Flow, trained: Input) -> Input:
+    """What the recursion starts from."""
+    return trained._replace(residual=trained.residual - flow.targets[:, None, :]) if flow.kind.is_linear else trained
+
+
+def _moved(start: Input, a: Array, at: Callable[[Any], Any], shares: Any) -> Array:
+    """Functions [.., r, m, K, D] of coefficients a [.., r, q, K, D]; ``start`` has [.., m, K, D]."""
+    moved = jnp.moveaxis(at(jnp.moveaxis(a, -3, 0)), 0, -3)
+    found = start.residual[..., None, :, :, :] - moved
+    if start.along is not None:
+        lost = jnp.asarray(shares)[:, None, :, None] - 1
+        found = found + lost.reshape((1,) * (found.ndim - 4) + lost.shape) * start.along[..., None, :, :, :]
+    return found
+
+
+def _by_output(flow: Flow, rows: Array) -> Array:
+    """Values [.., m C, 1] of a kernel that couples outputs as [.., m, C]."""
+    return rows.reshape(*rows.shape[:-2], -1, flow.width) if flow.width > 1 else rows
+
+
+def _rows(flow: Flow, name: str, values: Any, rows: int, model: int | None) -> Any:
+    """Values [n, C] of one model or [K, n, C] of all, as [rows, K, D]."""
+    models = () if model is not None else (flow.num_models,)
+    shape = (*models, rows // flow.width, flow.y_train.shape[1])
+    values = real_array(name, values) if is_concrete(values) else jnp.asarray(values, jnp.float64)
+    if values.shape != shape:
+        raise ValueError(f"{name}: got shape {np.shape(values)}, must be {shape} for model={model}")
+    return values.reshape(-1, rows, shape[-1] // flow.width).transpose(1, 0, 2)
