@@ -26,7 +26,7 @@ from fedtangent.theory.flow import asymptotics, functions
 from fedtangent.theory.flow.asymptotics import PassSpectrum, Stability
 from fedtangent.theory.flow.clients import ClientBlocks, build_clients
 from fedtangent.theory.flow.functions import Runs
-from fedtangent.theory.flow.recursion import Input, Program, influence, path, shares_of_start
+from fedtangent.theory.flow.recursion import Input, Program, in_chunks, influence, path, shares_of_start
 from fedtangent.theory.flow.rounds import (
     Rounds,
     RunSlots,
@@ -204,13 +204,15 @@ class Flow:
         return self._evolved(trained, trained, self.at_train, r, model)
 
     @in_float64
-    def runs(self, f0_train: Any, f0_test: Any, r: Sequence[int]) -> Runs:
+    def runs(self, f0_train: Any, f0_test: Any, r: Sequence[int], num_train: int | None = None) -> Runs:
         """``f_r`` at training and test points of runs from several initial functions, that share each pass over Theta.
 
         Args:
             f0_train: [E, K, n, C]; f0_test: [E, K, m, C], of all K models; r: rounds.
+            num_train: the first so many training points are wanted; None for all.
         """
-        return functions.runs(self, f0_train, f0_test, self.rounds_of(r))
+        wanted = len(self.y_train) if num_train is None else whole("num_train", num_train, 1, len(self.y_train))
+        return functions.runs(self, f0_train, f0_test, self.rounds_of(r), wanted)
 
     def ensemble_mean(self, r: int | Sequence[int]) -> Array:
         """Mean of the uniform average of the K models: [..., m, C]."""
@@ -386,9 +388,12 @@ class Flow:
             return np.ones((self.num_rounds + 1, num_models))
         return shares_of_start(self.kind, program, num_models=num_models)
 
-    def at_train(self, a: Array) -> Array:
-        """``Theta(X, X) a`` for a [q, ..]."""
-        return product(self.theta, a)
+    def at_train(self, a: Array, count: int | None = None) -> Array:
+        """``Theta(X, X) a`` for a [q, ..]; of the first ``count`` rows, where they are fewer than all."""
+        if count is None or count >= len(a):
+            return product(self.theta, a)
+        found = in_chunks(self.theta, jnp.arange(count), a.reshape(len(a), -1))
+        return found[:count].reshape(count, *a.shape[1:])
 
     @property
     def num_test(self) -> int:

@@ -60,8 +60,8 @@ def evolved(
     return found if np.array_equal(rounds, distinct) else found[places]
 
 
-def runs(flow: Flow, f0_train: Any, f0_test: Any, rounds: np.ndarray) -> Runs:
-    """``Flow.runs`` after each of ``rounds`` [r]."""
+def runs(flow: Flow, f0_train: Any, f0_test: Any, rounds: np.ndarray, num_train: int) -> Runs:
+    """``Flow.runs`` after each of ``rounds`` [r], of the first ``num_train`` training points."""
     train, test = (
         jax.tree.map(lambda *parts: jnp.stack(parts), *(started(flow, split, f, None, None) for f in functions))
         for split, functions in (("train", f0_train), ("test", f0_test))
@@ -69,7 +69,12 @@ def runs(flow: Flow, f0_train: Any, f0_test: Any, rounds: np.ndarray) -> Runs:
     distinct, places = np.unique(rounds, return_inverse=True)
     shares, program = flow.shares(None), flow.program(None, train.residual.shape[3])
     a = jax.vmap(lambda one: path(flow.kind, program, _given(flow, one), shares, distinct))(train)[:, places]
-    found = (_moved(train, a, flow.at_train, shares[rounds]), _moved(test, a, flow.kernels.at_test, shares[rounds]))
+    count = num_train * flow.width
+    first = jax.tree.map(lambda values: values[:, :count], train)
+    found = (
+        _moved(first, a, lambda a: flow.at_train(a, count), shares[rounds]),
+        _moved(test, a, flow.kernels.at_test, shares[rounds]),
+    )
     return Runs(*(_by_output(flow, each.transpose(1, 3, 0, 2, 4)) for each in found))
 
 

@@ -360,7 +360,7 @@ def _products(program: Program, a: Array, j: Array) -> Array:
         return product(program.theta, a)
     rows = program.rounds.needed[j]
     if program.theta.dtype == jnp.float32:
-        mapped = jax.lax.map(lambda own: _in_chunks(program.theta, *own), (rows, a.transpose(1, 0, 2)))
+        mapped = jax.lax.map(lambda own: in_chunks(program.theta, *own), (rows, a.transpose(1, 0, 2)))
         return mapped.transpose(1, 0, 2)
 
     def one(model: tuple[Array, Array]) -> Array:
@@ -372,7 +372,8 @@ def _products(program: Program, a: Array, j: Array) -> Array:
     return jnp.zeros_like(a).at[rows, jnp.arange(a.shape[1])[:, None]].add(found, mode="drop", unique_indices=True)
 
 
-def _in_chunks(theta: Array, rows: Array, a: Array) -> Array:
+@jax.jit
+def in_chunks(theta: Array, rows: Array, a: Array) -> Array:
     """Some rows of ``Theta a`` [q, D], 0 elsewhere: those of a large kernel are gathered few at a time."""
     q, chunk = theta.shape[0], max(1, min(len(rows), GATHERED // theta.shape[1]))
     rows = jnp.concatenate([rows, jnp.full(-len(rows) % chunk, q, rows.dtype)])
