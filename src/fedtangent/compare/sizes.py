@@ -48,7 +48,7 @@ class KernelPlan(NamedTuple):
 
 
 def plan_kernels(setting: Setting, draws: int, folder: Path) -> KernelPlan:
-    """Which kernels ``setting`` takes for so many initial functions, and where: in memory, else in a file of ``folder``.
+    """Which kernels ``setting`` takes for so many initial functions, and where: in memory, or in a file of ``folder``.
 
     Raises ``ValueError`` where neither has room, saying how much is needed.
     """
