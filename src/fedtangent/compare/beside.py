@@ -236,22 +236,27 @@ def rule_beside(described: Description) -> tuple[dict[str, Any], str]:
 
 def _widths(described: Description, beside: Beside) -> tuple[int, ...]:
     """The widths in rising order; of a model whose kernel has none, one that stands for it."""
-    entry: ModelEntry = described.model.entry
     whole("draws", beside.draws, FEWEST_DRAWS)
     whole("hidden_layers", beside.hidden_layers, 1)
     whole("evaluations", beside.evaluations, 1)
     for width in beside.widths:
         whole("widths", width, 1)
-    if entry.at_width is None:
-        if not entry.is_linear:
-            known = [name for name, other in catalogue("models").items() if other.at_width or other.is_linear]
-            raise ValueError(f"model: got {entry.name!r}, which has no analytic kernel, allowed are {', '.join(known)}")
+    check_analytic(described)
+    if described.model.entry.at_width is None:
         return (1,)
     widths = tuple(sorted(set(beside.widths)))
     if len(widths) < FEWEST_WIDTHS:
         said = "to compare (how deep networks are is hidden_layers)"
         raise ValueError(f"widths: got {beside.widths}, must be {FEWEST_WIDTHS} or more different ones {said}")
     return widths
+
+
+def check_analytic(described: Description) -> None:
+    """Raise ``ValueError`` for a model without an analytic kernel."""
+    entry: ModelEntry = described.model.entry
+    if entry.at_width is None and not entry.is_linear:
+        known = [name for name, other in catalogue("models").items() if other.at_width or other.is_linear]
+        raise ValueError(f"model: got {entry.name!r}, which has no analytic kernel, allowed are {', '.join(known)}")
 
 
 def check_kernels(described: Description, ends: list[Model], x: np.ndarray) -> None:
