@@ -126,7 +126,12 @@ def _ends(found: Forecast, curve: Curve) -> list[str]:
 def _columns(plan: Plan) -> list[str]:
     names = {"nll": "test NLL", "mse": "test MSE", "accuracy": "accuracy"}
     found = [names[name] for name in dict.fromkeys((plan.loss, plan.main))]
-    return [*found, *([f"rounds to {plan.alone.target:g}", "MiB up"] if plan.alone.target is not None else [])]
+    return [*found, *(["rounds", "MiB up"] if plan.alone.target is not None else [])]
+
+
+def _until(plan: Plan) -> str:
+    """What a table's rounds and bytes are, where it has them."""
+    return "" if plan.alone.target is None else f"; rounds and MiB up to {_goal(plan)}"
 
 
 def _show(screen: Console, found: Forecast) -> None:
@@ -146,15 +151,18 @@ def _show(screen: Console, found: Forecast) -> None:
              ("largest stable", number(rates.stable), *blank)]  # fmt: skip
     if rates.guaranteed is not None:
         lines.append(("guaranteed stable below", number(rates.guaranteed), *blank))
-    screen.print(text_table("client learning rate", ("", "rate", *_columns(plan)), lines))
+    screen.print(text_table(f"client learning rate{_until(plan)}", ("", "rate", *_columns(plan)), lines))
+    if 0 < rates.stable < found.given.rate:
+        said = "the run does not train: it is above the largest stable one"
+        screen.print(f"{found.name}: at rate {found.given.rate:g} {said}", highlight=False)
     _remark(screen, found)
 
 
 def _show_ranked(screen: Console, found: Sequence[Forecast]) -> None:
     plan = found[0].plan
     lines = [(f.name, number(f.rates.best), number(f.rates.stable), *_ends(f, f.best)) for f in found]
-    title = f"each at its own best rate, round {plan.setting.num_rounds}, predicted"
-    screen.print(text_table(title, ("algorithm", "best rate", "stable up to", *_columns(plan)), lines))
+    title = f"each at its best rate, round {plan.setting.num_rounds}, predicted{_until(plan)}"
+    screen.print(text_table(title, ("algorithm", "best rate", "stable to", *_columns(plan)), lines))
     for one in found:
         _remark(screen, one)
 
@@ -164,8 +172,6 @@ def _remark(screen: Console, found: Forecast) -> None:
     plan, rates, lines = found.plan, found.rates, list[str]()
     if rates.stable == 0:
         lines.append("the training loss rises at every rate that was tried")
-    elif found.given.rate > rates.stable:
-        lines.append(f"at rate {found.given.rate:g} the run does not train: it is above the largest stable one")
     if rates.at_edge:
         lines.append(f"the best rate is at an end of those tried, {rates.tried[0]:.3g} to {rates.tried[-1]:.3g}")
     if plan.alone.target is not None:

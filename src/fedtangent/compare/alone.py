@@ -37,7 +37,8 @@ from fedtangent.types import Cohort, Partition, Prediction
 BAND = (5, 95)  # percent of the initial functions
 TRIED_DRAWS = 4  # initial functions that rates are tried on, the same at every rate
 TOLERANCE = 0.01  # of rates, relative
-LOWEST = 1e-3  # of the largest stable rate: the least that is tried
+LOWEST = 1e-3  # of the run's rate, or the largest stable one if that is less: the least that is tried
+APART = 2.7  # factor between the rates that are tried before the best is narrowed down
 FACTORS = 2.0**-20, 2.0**20  # of the run's rate, beyond which no bound of stability is looked for
 TRIALS = 30  # about as many as a search takes
 AT_ONCE = 2**26  # outputs that are held at once, half a GiB
@@ -316,7 +317,9 @@ def _rates(runs: _Runs, first_loss: float, progress: bool) -> Rates:
 
         stable = given * largest_factor(lambda factor: is_stable(given * factor))
         high = stable if 0 < stable < np.inf else given
-        best = best_learning_rate(test_loss, LOWEST * high, high, tolerance=TOLERANCE, derivative=False)
+        low = LOWEST * min(high, given)
+        coarse = 1 + int(np.ceil(np.log(high / low) / np.log(APART)))
+        best = best_learning_rate(test_loss, low, high, coarse=coarse, tolerance=2 * TOLERANCE, derivative=False)
     kind, bound = runs.flow.kind, None
     plain = kind.algorithm == "fed_avg" and not kind.momentum and not stepwise
     if plain:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NAMES = {"mse": "mean squared error", "nll": "negative log-likelihood", "accuracy": "accuracy"}
-BEYOND = 3.0  # times the untrained loss, above which a curve is cut off
+BEYOND = 2.0  # times the untrained loss, above which a curve is cut off
 
 
 def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
@@ -33,11 +33,12 @@ def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
             ax.fill_between(curve.rounds, low, high, color=colour, alpha=0.18, lw=0)
             ax.plot(curve.rounds, mean, color=colour, lw=1.6, label=label, ls="-" if split == "test" else "--")
         if metric != "accuracy":
-            most = BEYOND * max(float(f.given.mean("train", metric)[0]) for f in forecasts)
-            ax.set_ylim(top=min(ax.get_ylim()[1], most) if np.isfinite(ax.get_ylim()[1]) else most)
+            untrained = max(float(f.given.mean("train", metric)[0]) for f in forecasts)
+            values = np.concatenate([c.mean(split, metric) for c, split, *_ in _lines(forecasts)])
+            ax.set_ylim(0.8 * np.nanmin(values), BEYOND * untrained)
         if first.alone.target is not None and metric == first.main:
             ax.axhline(first.alone.target, color=NEUTRAL, lw=1, ls=":", label=f"target {first.alone.target:g}")
-        dress(ax, "round", NAMES[metric], legend=7.5, whole=True)
+        dress(ax, "round", NAMES[metric], log="" if metric == "accuracy" else "y", legend=7.5, whole=True)
     return save(figure, path, f"{_title(forecasts)}, predicted")
 
 
