@@ -13,14 +13,30 @@ from fedtangent.cli import predict
 
 from .asking import asked
 
-TINY = "--num-train 30 --num-test 8 --num-clients 4 --num-rounds 3 --draws 2 --batch-size 0 --local-steps 2".split()
+SIZES = {
+    "num-train": 30,
+    "num-test": 8,
+    "num-clients": 4,
+    "num-rounds": 3,
+    "draws": 2,
+    "batch-size": 0,
+    "local-steps": 2,
+}
+TINY = [str(word) for name, value in SIZES.items() for word in (f"--{name}", value)]
 
 
 def test_a_prediction_writes_its_files_and_ends_with_its_tables(run: Callable, folder: Path) -> None:
     ended = run("predict", *TINY, "--target", 1, "--output", "out")
     assert ended.code == 0
-    for said in ("fed_avg at rate 1, round 3, predicted", "90 % of 2 starts", "best at round 3", "largest stable",
-                 "guaranteed stable below", "accuracy 1 is never reached in 3 rounds", "rounds without end lead to"):
+    for said in (
+        "fed_avg at rate 1, round 3, predicted",
+        "90 % of 2 starts",
+        "best at round 3",
+        "largest stable",
+        "guaranteed stable below",
+        "accuracy 1 is never reached in 3 rounds",
+        "rounds without end lead to",
+    ):
         assert said in ended.out, said  # fmt: skip
     out = folder / "out"
     files = sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file())
@@ -81,7 +97,7 @@ def test_several_algorithms_are_ranked_and_repeated(run: Callable, folder: Path)
 def test_bad_input_is_one_line(
     run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, says: str
 ) -> None:
-    monkeypatch.setattr(predict, "forecast", lambda *given, **more: pytest.fail("work was started"))
+    monkeypatch.setattr(predict, "forecasts", lambda *given, **more: pytest.fail("work was started"))
     ended = run(*arguments.split())
     assert ended.code == 2 and ended.out == "" and says in ended.err
     assert ended.err.count("\n") == 1 and not list(folder.iterdir())

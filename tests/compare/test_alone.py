@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedtangent.compare import alone
-from fedtangent.compare.alone import Alone, Plan, forecast, plan_of, rounds_to_target, theory_alone
+from fedtangent.compare.alone import Alone, Plan, forecast, plan_of, ranked, rounds_to_target, theory_alone
 from fedtangent.compare.predicted import run_flow
 from fedtangent.compare.simulated import cohorts, recipe
 from fedtangent.compare.table import draws_of
@@ -94,7 +94,7 @@ def test_a_linear_model_that_is_trained_has_the_predicted_metrics(loss: str) -> 
         trained = np.array([e.metrics[split][metric] for e in seen.history.evaluations])
         assert np.abs(values - trained).max() < 1e-9, metric
         if metric in ("mse", "nll"):
-            assert np.abs(wrong.values[split, metric] - trained).max() > 1e-4
+            assert np.abs(wrong.values[split, metric] - trained).max() > 1e-5
     names = {(split, metric) for split, all_ in seen.history.evaluations[0].metrics.items() for metric in all_}
     assert names == set(found.values)
 
@@ -130,9 +130,8 @@ def test_factors_without_a_bound() -> None:
 
 def test_the_best_rate_is_that_of_brute_force() -> None:
     """Among the rates of a fine grid none is better; and a step off it is worse."""
-    plan = planned(3, num_rounds=3, algorithm="fed_prox", mu=0.5)
-    runs = runs_of(plan)
-    first = float(runs.curve(plan.rate, False).mean("train", "mse")[0])
+    runs = runs_of(planned(3, num_rounds=3, algorithm="fed_prox", mu=0.5))
+    first = float(runs.curve(runs.plan.rate, False).mean("train", "mse")[0])
     rates = alone._rates(runs, first, False)
     grid = rates.best * np.geomspace(0.5, 2.0, 15)
     losses = np.array([runs.loss("test", rate) for rate in grid if rate <= rates.stable])
@@ -148,8 +147,7 @@ def test_one_program_serves_all_rates(monkeypatch: pytest.MonkeyPatch) -> None:
         traced.append(1)
         return real(*given)
 
-    plan = planned(3, num_rounds=4, num_train=37)
-    runs = runs_of(plan)
+    runs = runs_of(planned(3, num_rounds=4, num_train=37))
     monkeypatch.setattr(recursion, "one_round", counted)
     runs.loss("train", 0.1)
     first = len(traced)
@@ -165,7 +163,10 @@ def test_a_target_is_reached_at_the_first_round_beyond_it() -> None:
     assert rounds_to_target(rounds, values, 0.95, rising=True) is None
     assert rounds_to_target(rounds, values, 0.75, rising=False) == 0
     assert rounds_to_target(rounds, [np.nan, np.inf, 0.5, 0.1], 0.5, rising=False) == 10
-    for given, said in (((rounds, values[1:], 0.1), "values: got shape"), ((rounds, values, np.nan), "target: got nan")):
+    for given, said in (
+        ((rounds, values[1:], 0.1), "values: got shape"),
+        ((rounds, values, np.nan), "target: got nan"),
+    ):
         with pytest.raises(ValueError, match=said):
             rounds_to_target(*given, rising=True)
 
@@ -178,6 +179,7 @@ def test_a_target_that_is_never_reached_says_where_the_run_leads() -> None:
     assert found.limit is not None and 0 < found.limit["accuracy"] <= 1
 
 
+@pytest.mark.slow
 def test_rounds_without_end_lead_to_the_limit() -> None:
     """To what so few initial functions leave open; before the end the run is elsewhere."""
     plan = planned(16, num_rounds=400, batch_size=0, local_steps=20, local_epochs=None, client_learning_rate=1.0)
@@ -192,7 +194,7 @@ def test_rounds_without_end_lead_to_the_limit() -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"dropout": 0.3},
+        pytest.param({"dropout": 0.3}, marks=pytest.mark.slow),
         {"algorithm": "scaffold", "schedule": "uniform", "clients_per_round": 3},
         {"algorithm": "fed_ensemble", "num_models": 2},
         pytest.param({"algorithm": "data_sharing", "schedule": "poisson", "clients_per_round": 2},
@@ -224,7 +226,7 @@ def test_predictions_of_arrays() -> None:
     assert set(found.given.values) == {("train", "mse"), ("test", "mse")}
     at_first = found.given._replace(values={key: value[:, :1] for key, value in found.given.values.items()})
     worse = found._replace(best=at_first)
-    assert alone.ranked([worse, found]) == [found, worse] == alone.ranked([found, worse])
+    assert ranked([worse, found]) == [found, worse] == ranked([found, worse])
 
 
 @pytest.mark.parametrize(

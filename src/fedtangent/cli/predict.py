@@ -1,4 +1,4 @@
-"""``fedtangent predict``: what theory says of a run, with no network trained: learning curve, rates, rounds to a target.
+"""``fedtangent predict``: theory alone, no network trained: learning curve, best rate, rounds to a target.
 
 Of several algorithms, ``--algorithm A B ..``, one table ranks them on this partition, each at its own best rate.
 """
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from fedtangent.compare.alone import Alone, Curve, Forecast, Plan, check_alone, forecast, plan_of, ranked
+from fedtangent.compare.alone import Alone, Curve, Forecast, Plan, check_alone, forecasts, plan_of, ranked
 from fedtangent.engine.description import Description, in_common
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import clock, console, number, text_table
@@ -38,7 +38,7 @@ class Job(NamedTuple):
 
 
 def prepare(options: PredictOptions, described: tuple[Description, ...]) -> Job:
-    """Check every option and load the data; raises ``ValueError``, also where theory has no rule, and writes nothing."""
+    """Check every option and load the data; raises ``ValueError``, also where theory has no rule."""
     for one in described:
         check_alone(one, options)  # of all of them, before any data are loaded
     values = in_common([one.values() for one in described]) | asdict(options)
@@ -54,11 +54,10 @@ def run_job(job: Job) -> int:
     screen, start, found = console(), time.perf_counter(), list[Forecast]()
     say, folder = clock(screen), output_folder(job.output)
     write_config(folder, "predict", job.options)
-    say("kernel")
-    blocks = job.plans[0].setting.blocks()  # the data and the network are the same for all
     for plan in job.plans:
         screen.print(f"[bold]{plan.setting.title}[/bold]", highlight=False)
-        found.append(forecast(plan, blocks, progress=True, say=say))
+    for forecast in forecasts(job.plans, progress=True, say=say):
+        found.append(forecast)
         write_metrics(folder, [metric for one in found for metric in _metrics(one)])
         write_result(folder, [row for one in ranked(found) for row in _rows(one)])
     learning_curves(found, folder / "figures" / "predicted.png")
@@ -97,7 +96,11 @@ def _rows(found: Forecast) -> list[dict[str, Any]]:
     rows, plan, rates = [], found.plan, found.rates
     for which, curve in (("given", found.given), ("best", found.best)):
         row: dict[str, Any] = {"algorithm": found.name, "at": f"{which} rate", "rate": curve.rate}
-        row |= {"largest_stable_rate": rates.stable, "guaranteed_rate": rates.guaranteed, "rounds": plan.setting.num_rounds}
+        row |= {
+            "largest_stable_rate": rates.stable,
+            "guaranteed_rate": rates.guaranteed,
+            "rounds": plan.setting.num_rounds,
+        }
         row |= {f"{split}_{metric}": float(curve.mean(split, metric)[-1]) for split, metric in curve.values}
         row |= {"uplink_bytes": int(found.uplink_bytes[-1])}
         if plan.alone.target is not None:

@@ -1,13 +1,13 @@
 """Theory alone: what a run will do, with no network trained. Learning curves, rates, rounds and bytes to a target.
 
-The flow of the run's own kernel, cohorts, minibatches and rates moves initial functions that are drawn from the prior of
-the network; what it predicts is measured as ``train`` measures networks.
+The flow of the run's own kernel, cohorts, minibatches and rates moves initial functions that are drawn from the prior
+of the network; what it predicts is measured as ``train`` measures networks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.checks import number, real_array, whole
-from fedtangent.compare.beside import check_analytic, check_kernels, described_run, in_float64, rule_beside, setting_of_run
+from fedtangent.compare.beside import (
+    check_analytic,
+    check_kernels,
+    described_run,
+    in_float64,
+    rule_beside,
+    setting_of_run,
+)
 from fedtangent.compare.cohorts import contacted_clients
 from fedtangent.compare.predicted import drawn_starts, limit_of, run_flow
 from fedtangent.compare.settings import Setting
@@ -182,8 +189,16 @@ def theory_alone(
     require_float64()
     own = [field.name for field in dataclasses.fields(Alone)]
     alone = Alone(**{name: options.pop(name) for name in own if name in options})
-    plan = plan_of(described_run(data, partition, options), alone)
-    return forecast(plan, plan.setting.blocks(), progress, say)
+    (found,) = forecasts([plan_of(described_run(data, partition, options), alone)], progress, say)
+    return found
+
+
+def forecasts(plans: Sequence[Plan], progress: bool = False, say: Report = lambda line: None) -> Iterator[Forecast]:
+    """Everything of each plan, of the same data and network, whose kernels are computed once."""
+    say(f"kernels of {plans[0].built.description.dataset.entry.name}")
+    blocks = plans[0].setting.blocks()
+    for plan in plans:
+        yield forecast(plan, blocks, progress, say)
 
 
 def check_alone(described: Description, alone: Alone) -> None:
@@ -213,9 +228,7 @@ def plan_of(described: Description, alone: Alone) -> Plan:
     return plan
 
 
-def forecast(
-    plan: Plan, blocks: KernelBlocks, progress: bool = False, say: Report = lambda line: None
-) -> Forecast:
+def forecast(plan: Plan, blocks: KernelBlocks, progress: bool = False, say: Report = lambda line: None) -> Forecast:
     """Everything of ``plan``, of whose setting ``blocks`` are the kernels."""
     setting, name = plan.setting, plan.setting.name
     with jax.default_matmul_precision("highest"):
