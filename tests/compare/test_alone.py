@@ -103,7 +103,7 @@ def test_just_below_the_stable_rate_a_linear_model_trains_and_just_above_it_does
     plan = planned(2, model="logistic", client_learning_rate=0.01, num_rounds=40, batch_size=0, local_steps=5,
                    local_epochs=None)  # fmt: skip
     found = foretold(plan)
-    assert found.rates.guaranteed is not None and found.rates.guaranteed < 1.02 * found.rates.stable
+    assert found.rates.guaranteed is not None and found.rates.guaranteed < 1.03 * found.rates.stable
     losses = []
     for factor in (0.97, 1.05):
         rate = factor * found.rates.stable
@@ -118,7 +118,7 @@ def test_just_below_the_stable_rate_a_linear_model_trains_and_just_above_it_does
 
 
 @pytest.mark.parametrize("bound", [0.37, 1.0, 300.0])
-def test_the_largest_factor_is_found_to_a_percent(bound: float) -> None:
+def test_the_largest_factor_is_found_to_two_percent(bound: float) -> None:
     found = alone.largest_factor(lambda factor: factor <= bound)
     assert found <= bound < found * (1 + alone.TOLERANCE)
 

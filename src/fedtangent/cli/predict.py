@@ -111,6 +111,10 @@ def _rows(found: Forecast) -> list[dict[str, Any]]:
     return rows
 
 
+def _rate(rate: float) -> str:
+    return f"{rate:.4g}"
+
+
 def _goal(plan: Plan) -> str:
     return f"{'accuracy' if plan.main == 'accuracy' else 'MSE'} {plan.alone.target:g}"
 
@@ -134,7 +138,7 @@ def _columns(plan: Plan) -> list[str]:
 
 def _until(plan: Plan) -> str:
     """What a table's rounds and bytes are, where it has them."""
-    return "" if plan.alone.target is None else f"; rounds and MiB up to {_goal(plan)}"
+    return "" if plan.alone.target is None else f"; rounds and MiB to {_goal(plan)}"
 
 
 def _show(screen: Console, found: Forecast) -> None:
@@ -149,11 +153,11 @@ def _show(screen: Console, found: Forecast) -> None:
     title = f"{found.name} at rate {found.given.rate:g}, round {horizon}, predicted"
     screen.print(text_table(title, ("split", "metric", "value", f"90 % of {plan.alone.draws} starts"), cells))
     blank = [""] * len(_columns(plan))
-    lines = [("given", number(found.given.rate), *_ends(found, found.given)),
-             (f"best at round {horizon}", number(rates.best), *_ends(found, found.best)),
-             ("largest stable", number(rates.stable), *blank)]  # fmt: skip
+    lines = [("given", _rate(found.given.rate), *_ends(found, found.given)),
+             (f"best at round {horizon}", _rate(rates.best), *_ends(found, found.best)),
+             ("largest stable", _rate(rates.stable), *blank)]  # fmt: skip
     if rates.guaranteed is not None:
-        lines.append(("guaranteed stable below", number(rates.guaranteed), *blank))
+        lines.append(("guaranteed stable below", _rate(rates.guaranteed), *blank))
     screen.print(text_table(f"client learning rate{_until(plan)}", ("", "rate", *_columns(plan)), lines))
     if 0 < rates.stable < found.given.rate:
         said = "the run does not train: it is above the largest stable one"
@@ -163,8 +167,8 @@ def _show(screen: Console, found: Forecast) -> None:
 
 def _show_ranked(screen: Console, found: Sequence[Forecast]) -> None:
     plan = found[0].plan
-    lines = [(f.name, number(f.rates.best), number(f.rates.stable), *_ends(f, f.best)) for f in found]
-    title = f"each at its best rate, round {plan.setting.num_rounds}, predicted{_until(plan)}"
+    lines = [(f.name, _rate(f.rates.best), _rate(f.rates.stable), *_ends(f, f.best)) for f in found]
+    title = f"round {plan.setting.num_rounds} at best rates, predicted{_until(plan)}"
     screen.print(text_table(title, ("algorithm", "best rate", "stable to", *_columns(plan)), lines))
     for one in found:
         _remark(screen, one)

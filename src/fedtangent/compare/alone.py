@@ -43,11 +43,11 @@ from fedtangent.types import Cohort, Partition, Prediction
 
 BAND = (5, 95)  # percent of the initial functions
 TRIED_DRAWS = 4  # initial functions that rates are tried on, the same at every rate
-TOLERANCE = 0.01  # of rates, relative
-LOWEST = 1e-3  # of the run's rate, or the largest stable one if that is less: the least that is tried
+TOLERANCE = 0.02  # of rates, relative
+LOWEST = 1e-2  # of the run's rate, or the largest stable one if that is less: the least that is tried
 APART = 2.7  # factor between the rates that are tried before the best is narrowed down
 FACTORS = 2.0**-20, 2.0**20  # of the run's rate, beyond which no bound of stability is looked for
-TRIALS = 30  # about as many as a search takes
+TRIALS = 25  # about as many as a search takes
 AT_ONCE = 2**26  # outputs that are held at once, half a GiB
 MOST_LIMIT = 10_000  # training rows of which a limit is solved
 
@@ -234,9 +234,9 @@ def forecast(plan: Plan, blocks: KernelBlocks, progress: bool = False, say: Repo
     with jax.default_matmul_precision("highest"):
         drawn = cohorts(setting)
         runs = _Runs(plan, run_flow(setting, blocks, drawn), drawn_starts(setting, blocks, plan.alone.draws))
-        say(f"{name}: learning curve, {plan.alone.draws} initial functions")
+        say(f"{name}: learning curve, {plan.alone.draws} starts")
         given = runs.curve(plan.rate, progress)
-        say(f"{name}: largest stable rate and best rate, {runs.tried} initial functions")
+        say(f"{name}: stable and best rate, {runs.tried} starts")
         rates = _rates(runs, float(given.mean("train", plan.loss)[0]), progress)
         say(f"{name}: learning curve at the best rate")
         found = Forecast(plan, given, runs.curve(rates.best, progress), rates, *_traffic(plan, drawn), None)
@@ -332,7 +332,7 @@ def _rates(runs: _Runs, first_loss: float, progress: bool) -> Rates:
         high = stable if 0 < stable < np.inf else given
         low = LOWEST * min(high, given)
         coarse = 1 + int(np.ceil(np.log(high / low) / np.log(APART)))
-        best = best_learning_rate(test_loss, low, high, coarse=coarse, tolerance=2 * TOLERANCE, derivative=False)
+        best = best_learning_rate(test_loss, low, high, coarse=coarse, tolerance=TOLERANCE, derivative=False)
     kind, bound = runs.flow.kind, None
     plain = kind.algorithm == "fed_avg" and not kind.momentum and not stepwise
     if plain:
