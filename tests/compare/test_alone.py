@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from fedtangent.measures import uncertainty
 from fedtangent.models.dense import mlp
 from fedtangent.theory.flow import recursion
 
-from .test_beside import MINIBATCHES, SMALL
+from .test_beside import MINIBATCHES, README, SMALL
 
 SETTINGS: dict[str, Any] = {**SMALL, **MINIBATCHES}
 
@@ -42,7 +43,7 @@ def foretold(plan: Plan) -> alone.Forecast:
 
 def test_the_mean_curve_is_that_of_the_law() -> None:
     """Bias and variance of the flow's law, within what so few initial functions leave open; the prior's are far off."""
-    plan = planned(64)
+    plan = planned(32)
     runs, setting = runs_of(plan), plan.setting
     flow, curve = runs.flow, runs.curve(plan.rate, False)
     for at in (0, 2, 5):
@@ -218,6 +219,7 @@ def test_the_network_is_the_described_one_of_any_width() -> None:
     assert deeper.model(1).output_size == mlp(64, 10, (64, 64)).output_size
 
 
+@pytest.mark.slow
 def test_predictions_of_arrays() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 3)), rng.normal(size=(30, 2))
@@ -227,6 +229,15 @@ def test_predictions_of_arrays() -> None:
     at_first = found.given._replace(values={key: value[:, :1] for key, value in found.given.values.items()})
     worse = found._replace(best=at_first)
     assert ranked([worse, found]) == [found, worse] == ranked([found, worse])
+
+
+def test_the_readme_example() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    (example,) = [block for block in blocks if "theory_alone" in block]
+    names: dict[str, Any] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    found = names["found"]
+    assert 0 < found.rates.best <= found.rates.stable and found.loss <= found.given.mean("test", "mse")[-1]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
         if first.alone.target is not None and metric == first.main:
             ax.axhline(first.alone.target, color=NEUTRAL, lw=1, ls=":", label=f"target {first.alone.target:g}")
         dress(ax, "round", NAMES[metric], log="" if metric == "accuracy" else "y", legend=7.5, whole=True)
-    return save(figure, path, f"{_title(forecasts)}, predicted")
+    starts = first.alone.draws
+    return save(figure, path, f"{_title(forecasts)}, predicted; bands: 90 % of {starts} starts")
 
 
 def _title(forecasts: Sequence[Forecast]) -> str:
