@@ -18,6 +18,7 @@ The public API on one screen::
     measures.uncertainty                                    entropies, calibration, intervals
     theory.gp_limit, theory.federated_flow                  what must come out
     compare.run(setting)                                    the two side by side
+    compare.theory_alone(data, partition, ..)               what theory predicts of a run that is not trained
 """
 
 import importlib as _importlib

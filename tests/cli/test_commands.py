@@ -10,9 +10,11 @@ import itertools
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from fedtangent.cli import check_theory, experiment, main
+from fedtangent.cli import check_theory, experiment, main, predict
+from fedtangent.compare.alone import Curve, Forecast, Plan, Rates
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.engine import processes
 from fedtangent.entries import KINDS, catalogue
@@ -73,9 +75,18 @@ def test_the_readme_has_lines_of_every_command() -> None:
     assert len(lines_of_the_readme()) > 25 and len(LINES) > 100
 
 
+def foretold(plan: Plan) -> Forecast:
+    """What could be predicted."""
+    rounds = np.array(plan.setting.rounds)
+    names = [(split, name) for split in ("train", "test") for name in dict.fromkeys((plan.loss, plan.main))]
+    curve = Curve(plan.rate, rounds, {name: np.ones((2, len(rounds))) for name in names})
+    rates = Rates(2 * plan.rate, None, plan.rate, False, plan.rate * np.array([0.5, 1.0]), np.ones(2))
+    return Forecast(plan, curve, curve, rates, rounds, rounds, None)
+
+
 @pytest.fixture
 def nothing_is_trained(monkeypatch: pytest.MonkeyPatch, no_training: None) -> None:
-    """Nor performed or checked: what is asked for is prepared whole, and what could come out is written."""
+    """Nor performed, checked or predicted: what is asked for is prepared whole, and what could come out is written."""
     verdict = Verdict("A", "one is one", "1", "1", True, "one is two", "1", True)
     outcome, wanted = Outcome(rows=[{"a": 1}], sheets=(Sheet("t", ("a",), (("1",),)),)), check_theory.wanted
 
@@ -84,6 +95,7 @@ def nothing_is_trained(monkeypatch: pytest.MonkeyPatch, no_training: None) -> No
 
     monkeypatch.setattr(experiment, "perform", lambda entry, study: outcome)
     monkeypatch.setattr(check_theory, "wanted", checks)
+    monkeypatch.setattr(predict, "forecasts", lambda plans, **more: map(foretold, plans))
     monkeypatch.setattr(processes, "start", lambda *given: None)
     monkeypatch.setattr(convolutional, "choose_convolution", lambda *given: "lax")  # nor measured
 

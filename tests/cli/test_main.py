@@ -48,7 +48,7 @@ def test_a_good_run_imports_no_tensorflow_and_leaves_standard_error_clean(tmp_pa
 def test_what_there_is_and_the_version(run: Callable) -> None:
     ended = run("--help")
     assert (ended.code, ended.err) == (0, "")
-    for word in ("compare", "train", "experiment", "check-theory", "list", "--version"):
+    for word in ("compare", "predict", "train", "experiment", "check-theory", "list", "--version"):
         assert word in ended.out
     assert run("--version") == (0, "fedtangent 0.1.0\n", "")
     nothing = run()
@@ -56,7 +56,7 @@ def test_what_there_is_and_the_version(run: Callable) -> None:
     assert run("learn").err.startswith("fedtangent: error: command: got 'learn', allowed are ")
 
 
-@pytest.mark.parametrize("command", ["train", "compare", "experiment", "check-theory", "list"])
+@pytest.mark.parametrize("command", ["train", "compare", "predict", "experiment", "check-theory", "list"])
 def test_every_command_has_a_page_of_help(command: str, run: Callable) -> None:
     ended = run(command, "--help")
     assert (ended.code, ended.err) == (0, "")

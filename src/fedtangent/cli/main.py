@@ -1,7 +1,8 @@
 """The command line. A command is a module of this package: its option groups, ``prepare`` and ``run_job``.
 
 ``prepare`` checks everything and writes nothing; its parameters are the command's groups of options, and a
-``Description`` where the command is about a run that the user describes. A command that has a second form, of a run
+``Description`` where the command is about a run that the user describes (a tuple of them where the same options may
+describe a run of each of several algorithms). A command that has a second form, of a run
 that is described, prepares that with ``prepare_run``: it is meant where an option is given that the first has not.
 ``run_job`` does the work and returns the exit code. A module may say with ``continues(options)`` that the work goes on
 with what an equal run left in the output folder.
@@ -37,6 +38,8 @@ ABOUT = "Federated learning in the kernel regime: simulation and theory side by 
 MANY = 16  # names that are not said in a help
 ANEW = ("output", "overwrite", "config", "resume")  # of a configuration, what does not belong to the run
 
+DESCRIBED = Description, tuple[Description, ...]  # what ``prepare`` takes where a run, or several, is described
+
 
 class Command(NamedTuple):
     """A command, and what its ``prepare`` takes by name."""
@@ -49,7 +52,12 @@ class Command(NamedTuple):
     @property
     def describes(self) -> bool:
         """Whether it is about a run that is described."""
-        return Description in self.takes.values()
+        return any(kind in DESCRIBED for kind in self.takes.values())
+
+    @property
+    def several(self) -> bool:
+        """Whether it is about a run of each of several algorithms."""
+        return DESCRIBED[1] in self.takes.values()
 
 
 class Asked(NamedTuple):
@@ -152,7 +160,7 @@ def _command(name: str, module: Any, prepare: Callable[..., Any]) -> Command:
 
 def groups_of(command: Command, chosen: Mapping[str, str]) -> dict[str, Any]:
     """The command's groups of options: first what is chosen, then the options of that, then the command's own."""
-    kinds = [kind for kind in command.takes.values() if kind != Description]
+    kinds = [kind for kind in command.takes.values() if kind not in DESCRIBED]
     names = (kind.__name__.removesuffix("Options") for kind in kinds)
     titles = (re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower() for name in names)
     own: dict[str, Any] = dict(zip(titles, kinds, strict=True))
@@ -171,13 +179,58 @@ def _begun(command: Command, arguments: Sequence[str]) -> tuple[dict[str, list[s
     """The words given for each option, the values of the run that is repeated, and what both choose."""
     given = words_of(arguments)
     before = _repeated(command, given["config"]) if given.get("config") else {}
-    chosen = {name: str(before[name]) for name in description.DECIDING if before.get(name) is not None}
+    chosen = {name: _listed(before[name])[0] for name in description.DECIDING if before.get(name) is not None}
     return given, before, chosen | {name: given[name][0] for name in description.DECIDING if given.get(name)}
 
 
 def read(command: Command, arguments: Sequence[str]) -> Asked:
     """What the arguments ask for; raises ``ValueError`` in one line."""
     given, before, chosen = _begun(command, arguments)
+    algorithms = list(dict.fromkeys(given.get("algorithm") or _listed(before.get("algorithm", []))))
+    if command.several and len(algorithms) > 1:
+        return _read_several(command, algorithms, given, chosen)
+    return _read(command, arguments, given, before, chosen)
+
+
+def _read_several(
+    command: Command, algorithms: Sequence[str], given: Mapping[str, list[str]], chosen: Mapping[str, str]
+) -> Asked:
+    """A run of each algorithm: an option is for those that have it, and is refused where none has.
+
+    What differs between the runs by their defaults is not among the values, and so none of what repeats them.
+    """
+    has = {name: _options(groups_of(command, {**chosen, "algorithm": name})) for name in algorithms}
+    asked = []
+    for name, options in has.items():
+        others = {option for other in has.values() for option in other} - options.keys()
+        mine = {option: words for option, words in given.items() if option.removeprefix("no_") not in others}
+        own = {**mine, "algorithm": [name]}
+        line = [word for option, words in own.items() for word in ([f"--{option}"] if option else []) + words]
+        asked.append(_read(command, line, *_begun(command, line)))
+    values, identity = (
+        description.in_common(parts) | {"algorithm": list(algorithms)}
+        for parts in ([one.values for one in asked], [one.identity for one in asked])
+    )
+    arguments = {
+        key: sum((one.arguments[key] for one in asked), ()) if kind == DESCRIBED[1] else asked[0].arguments[key]
+        for key, kind in command.takes.items()
+    }
+    return Asked(command, arguments, values, identity)
+
+
+def _listed(value: Any) -> list[str]:
+    return list(map(str, value)) if isinstance(value, list) else [str(value)]
+
+
+def _read(
+    command: Command,
+    arguments: Sequence[str],
+    given: Mapping[str, list[str]],
+    before: Mapping[str, Any],
+    chosen: Mapping[str, str],
+) -> Asked:
+    """What the arguments ask for of one run."""
+    before = {name: _listed(value)[0] if name == "algorithm" else value for name, value in before.items()}
     groups = groups_of(command, chosen)
     options = _options(groups)
     if any(name in given for name in description.CHOICES):  # another choice: options of the former one fall away
@@ -212,6 +265,8 @@ def _arguments(command: Command, values: Mapping[str, Any], groups: Mapping[str,
     return {
         key: description.describe(**flat)
         if kind == Description
+        else (description.describe(**flat),)
+        if kind == DESCRIBED[1]
         else kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
         for key, kind in command.takes.items()
     }

@@ -1,5 +1,6 @@
 """Simulation and theory side by side: the only package that imports both."""
 
+from fedtangent.compare.alone import ranked, rounds_to_target, theory_alone
 from fedtangent.compare.beside import beside_theory
 from fedtangent.compare.cases import build
 from fedtangent.compare.ledger import LedgerRow, ResidualLedger, residual_ledger
@@ -15,7 +16,10 @@ __all__ = [
     "Verdict",
     "beside_theory",
     "build",
+    "ranked",
     "residual_ledger",
+    "rounds_to_target",
     "run",
     "step_size",
+    "theory_alone",
 ]

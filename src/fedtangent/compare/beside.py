@@ -82,6 +82,16 @@ def beside_theory(
         options["widths"] = tuple(widths) if isinstance(widths, Iterable) else (widths,)
     own = [field.name for field in dataclasses.fields(Beside)]
     beside = Beside(**{name: options.pop(name) for name in own if name in options})
+    return run(setting_of(described_run(data, partition, options), beside), progress, say)
+
+
+def described_run(
+    data: Dataset | tuple[Any, Any, Any, Any] | str, partition: Partition | str | None, options: Mapping[str, Any]
+) -> Description:
+    """The run of ``options`` on data and a partition that are named, or given, as ``beside_theory`` takes them.
+
+    Raises ``ValueError`` for options of what is given, and for those that no run has.
+    """
     if "dataset" in options:
         raise ValueError(f"dataset: got {options['dataset']!r}, must be given as data, which is a name too")
     named = {"dataset": data} if isinstance(data, str) else {}
@@ -97,7 +107,7 @@ def beside_theory(
         check_kind("partition", partition, Partition)
         _refuse_options(described.partition.entry, options, "a partition that is given")
         described = described._replace(partition=_given_partition(partition))
-    return run(setting_of(described, beside), progress, say)
+    return described
 
 
 def _refuse_options(entry: Entry, options: Mapping[str, Any], what: str) -> None:
@@ -145,12 +155,27 @@ def setting_of(described: Description, beside: Beside) -> Setting:
 
     All that does not need the data is checked before they are loaded.
     """
-    followed, weighting = _rule(described)
-    widths = _widths(described, beside)
+    followed, widths = rule_beside(described), _widths(described, beside)
     built = build(described)
+    model = _models(described, built, beside.hidden_layers)
+    setting = setting_of_run(built, followed, model, MOST_POINTS)
+    check_kernels(described, [model(width) for width in (widths[0], widths[-1])], setting.x_train[:2])
+    every = -(-described.run.num_rounds // beside.evaluations)
+    return dataclasses.replace(setting, widths=widths, draws=beside.draws, evaluate_every=every)
+
+
+def setting_of_run(
+    built: Built, followed: tuple[Mapping[str, Any], str], model: Callable[[int], Model], most_points: int | None = None
+) -> Setting:
+    """The setting of a run that is built, for one width, as ``rule_beside`` says that theory follows it.
+
+    Laws are compared at ``most_points`` of the test points, or at all. Raises ``ValueError`` for a single class.
+    """
+    described = built.description
     work, common = _work(described.algorithm.options), described.run
+    rule, weighting = followed
     cohorts = weighed_cohorts(built.schedule, built.clients, common.num_rounds, common.seed, weighting)
-    followed["batches"] = drawn_rows(work, built.clients, cohorts, common.seed)
+    batches = drawn_rows(work, built.clients, cohorts, common.seed)
     rate = rate_of(described.algorithm.options)
     rates = np.array([float(rate(jnp.int32(r))) for r in range(common.num_rounds)]) if callable(rate) else rate
     x_train, y_train = _examples(built, np.asarray(built.data.x), np.asarray(built.data.y))
@@ -158,9 +183,7 @@ def setting_of(described: Description, beside: Beside) -> Setting:
     if built.loss == CROSS_ENTROPY and built.model.output_size < 2:
         raise ValueError("loss: got cross_entropy, must be squared_error for a single class")
     answers = np.asarray(test.labels if built.loss == CROSS_ENTROPY else test.targets)
-    x_test, y_test = _examples(built, np.asarray(test.x[:MOST_POINTS]), answers[:MOST_POINTS])
-    model = _models(described, built, beside.hidden_layers)
-    _check_kernels(described, [model(width) for width in (widths[0], widths[-1])], x_train[:2])
+    x_test, y_test = _examples(built, np.asarray(test.x[:most_points]), answers[:most_points])
     names, (fewest, most) = described.names(), (min(built.clients.sizes), max(built.clients.sizes))
     return Setting(
         name=f"{built.algorithm.name} on {names['dataset']}",
@@ -170,25 +193,23 @@ def setting_of(described: Description, beside: Beside) -> Setting:
         y_train=y_train,
         x_test=x_test,
         y_test=y_test,
-        labels_test=None if test.labels is None else np.asarray(test.labels[:MOST_POINTS]),
+        labels_test=None if test.labels is None else np.asarray(test.labels[:most_points]),
         partition=built.clients,
         schedule=built.schedule,
         model=model,
         is_linear=described.model.entry.is_linear,
-        widths=widths,
-        draws=beside.draws,
+        widths=(1,),
         local_steps=steps_of(work, built.clients),
         learning_rate=rates,
         num_rounds=common.num_rounds,
-        evaluate_every=-(-common.num_rounds // beside.evaluations),
         seed=common.seed,
         algorithm=built.recipe,
-        rule=followed,
+        rule={**rule, "batches": batches},
         weighting=weighting,
     )
 
 
-def _rule(described: Description) -> tuple[dict[str, Any], str]:
+def rule_beside(described: Description) -> tuple[dict[str, Any], str]:
     """What theory is told of the algorithm and its options, and how the clients' means are weighed.
 
     Raises ``ValueError`` for what theory does not follow.
@@ -215,16 +236,13 @@ def _rule(described: Description) -> tuple[dict[str, Any], str]:
 
 def _widths(described: Description, beside: Beside) -> tuple[int, ...]:
     """The widths in rising order; of a model whose kernel has none, one that stands for it."""
-    entry: ModelEntry = described.model.entry
     whole("draws", beside.draws, FEWEST_DRAWS)
     whole("hidden_layers", beside.hidden_layers, 1)
     whole("evaluations", beside.evaluations, 1)
     for width in beside.widths:
         whole("widths", width, 1)
-    if entry.at_width is None:
-        if not entry.is_linear:
-            known = [name for name, other in catalogue("models").items() if other.at_width or other.is_linear]
-            raise ValueError(f"model: got {entry.name!r}, which has no analytic kernel, allowed are {', '.join(known)}")
+    check_analytic(described)
+    if described.model.entry.at_width is None:
         return (1,)
     widths = tuple(sorted(set(beside.widths)))
     if len(widths) < FEWEST_WIDTHS:
@@ -233,7 +251,15 @@ def _widths(described: Description, beside: Beside) -> tuple[int, ...]:
     return widths
 
 
-def _check_kernels(described: Description, ends: list[Model], x: np.ndarray) -> None:
+def check_analytic(described: Description) -> None:
+    """Raise ``ValueError`` for a model without an analytic kernel."""
+    entry: ModelEntry = described.model.entry
+    if entry.at_width is None and not entry.is_linear:
+        known = [name for name, other in catalogue("models").items() if other.at_width or other.is_linear]
+        raise ValueError(f"model: got {entry.name!r}, which has no analytic kernel, allowed are {', '.join(known)}")
+
+
+def check_kernels(described: Description, ends: list[Model], x: np.ndarray) -> None:
     """Raise ``ValueError`` for networks that have no limit at these scales: it is no kernel of the width, nor zero."""
     entry: ModelEntry = described.model.entry
     (nngp, theta), (_, widest) = (map(np.asarray, analytic(model, jnp.asarray(x))) for model in ends)
@@ -267,11 +293,15 @@ def _models(described: Description, built: Built, hidden_layers: int) -> Callabl
     @functools.cache
     def model(width: int) -> Model:
         options = o if entry.at_width is None else entry.at_width(o, width, hidden_layers)
-        plain: Model = entry.build(options, shape, built.model.output_size)
-
-        def init(key: Key) -> PyTree:
-            return jax.tree.map(lambda leaf: leaf.astype(jnp.float64), plain.init(key))
-
-        return plain._replace(init=init)
+        return in_float64(entry.build(options, shape, built.model.output_size))
 
     return model
+
+
+def in_float64(plain: Model) -> Model:
+    """The same model, whose weights start in float64."""
+
+    def init(key: Key) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float64), plain.init(key))
+
+    return plain._replace(init=init)

@@ -15,7 +15,7 @@ from fedtangent.checks import choice
 from fedtangent.federated.compose import WEIGHTINGS
 from fedtangent.federated.local import Work, drawn_batches
 from fedtangent.federated.schedule import unroll
-from fedtangent.types import Array, Cohort, Key, Partition, Schedule
+from fedtangent.types import Array, Cohort, Key, Partition, PyTree, Schedule
 
 
 def drawn_rows(work: Work, partition: Partition, cohorts: Cohort, seed: int | Key = 0) -> np.ndarray | None:
@@ -33,7 +33,7 @@ def drawn_rows(work: Work, partition: Partition, cohorts: Cohort, seed: int | Ke
     def places(round_: Array, i: Array, size: Array) -> Array:
         return drawn_batches(work, streams.slot_keys(train, round_, i)[0], size, largest, most)
 
-    of_round = jax.vmap(jax.vmap(places, in_axes=(None, 0, 0)))
+    of_round = jax.jit(jax.vmap(jax.vmap(places, in_axes=(None, 0, 0))))  # one program, not one for each operation
     found = np.asarray(of_round(jnp.arange(len(client), dtype=jnp.int32), client, jnp.asarray(sizes[client])))
     first = np.asarray(partition.offsets)[np.asarray(client)][..., None, None]
     rows = np.asarray(partition.indices)[first + np.maximum(found, 0)]
@@ -46,6 +46,19 @@ def steps_of(work: Work, partition: Partition) -> np.ndarray:
         return np.full(partition.num_clients, work.steps)
     per_epoch = 1 if work.batch_size is None else -(-np.asarray(partition.sizes) // work.batch_size)
     return np.maximum(per_epoch, 1) * np.full(partition.num_clients, work.epochs)
+
+
+def contacted_clients(schedule: Schedule, cohorts: Cohort, seed: int | Key = 0) -> np.ndarray:
+    """How many clients get a model in each round of ``cohorts``, [R]: who trains, and who drops out of a faulty one."""
+    if schedule.contacted is None:
+        return np.sum(np.asarray(cohorts.weight) > 0, axis=1)
+    count, (init_key, sample_key) = schedule.contacted, streams.schedule_keys(streams.keys(seed).schedule)
+
+    def one(state: PyTree, round_: Array) -> tuple[PyTree, Array]:
+        state = schedule.sample(sample_key, state, round_)[1]
+        return state, count(state)
+
+    return np.asarray(jax.lax.scan(one, schedule.init(init_key), jnp.arange(len(cohorts.client)))[1])
 
 
 def weighed_cohorts(

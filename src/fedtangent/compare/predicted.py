@@ -63,16 +63,21 @@ def predict(setting: Setting, cohorts: Cohort) -> Predicted:
         why = f"Theorem 2 is of the squared error, not of the loss {setting.loss}"
         drawn = _from_prior(setting, blocks, flow)
         return Predicted(setting, cohorts, blocks, flow, _sampled_laws(drawn), None, why, drawn=drawn[:, -1])
-    held = np.unique(setting.partition.indices)  # rows that nobody holds are not learnt
-    known = blocks if len(held) == len(setting.x_train) else _of_rows(blocks, held)
-    try:
-        limit, why = gp_limit(known, setting.y_train[held], max_relative_jitter=0.0), ""
-    except SingularKernelError as error:
-        limit, why = None, str(error)
+    limit, why = limit_of(setting, blocks)
     influences = {r: np.asarray(flow.dependence(r)[0]) for r in setting.rounds}
     covs = [np.stack([covariance_terms(blocks, b).total for b in each]) for each in influences.values()]
     moments = tuple(map(ModelLaw, np.asarray(flow.mean(setting.rounds)), covs))
     return Predicted(setting, cohorts, blocks, flow, moments, limit, why, influences)
+
+
+def limit_of(setting: Setting, blocks: KernelBlocks) -> tuple[Gaussian | None, str]:
+    """Theorem 2's limit; or None, and why there is none."""
+    held = np.unique(setting.partition.indices)  # rows that nobody holds are not learnt
+    known = blocks if len(held) == len(setting.x_train) else _of_rows(blocks, held)
+    try:
+        return gp_limit(known, setting.y_train[held], max_relative_jitter=0.0), ""
+    except SingularKernelError as error:
+        return None, str(error)
 
 
 def _of_rows(blocks: KernelBlocks, rows: np.ndarray) -> KernelBlocks:
@@ -88,11 +93,16 @@ def _of_rows(blocks: KernelBlocks, rows: np.ndarray) -> KernelBlocks:
 
 def _from_prior(setting: Setting, blocks: KernelBlocks, flow: Flow) -> np.ndarray:
     """Test outputs at every evaluated round of draws from the prior, [draws, r, K, m, C]."""
-    models, outputs, train = flow.num_models, setting.y_train.shape[1], len(setting.x_train)
-    starts = np.asarray(prior_functions(blocks, PRIOR_DRAWS * models * outputs, setting.seed))  # [n + m, draws]
-    starts = starts.reshape(len(starts), PRIOR_DRAWS, models, outputs).transpose(1, 2, 0, 3)
+    starts, train = drawn_starts(setting, blocks, PRIOR_DRAWS), len(setting.x_train)
     each = [np.asarray(flow.predict(f[:, :train], f[:, train:], setting.rounds)) for f in starts]
     return np.stack(each)
+
+
+def drawn_starts(setting: Setting, blocks: KernelBlocks, draws: int) -> np.ndarray:
+    """Initial functions of the K models, so many of each from the prior, at all points: [draws, K, n + m, C]."""
+    models, outputs = setting.schedule.num_models, setting.y_train.shape[1]
+    starts = np.asarray(prior_functions(blocks, draws * models * outputs, setting.seed))  # [n + m, .]
+    return starts.reshape(len(starts), draws, models, outputs).transpose(1, 2, 0, 3)
 
 
 def _sampled_laws(drawn: np.ndarray) -> tuple[ModelLaw, ...]:

@@ -118,7 +118,7 @@ def theory_row(theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray
         setting=setting.name,
         method=method,
         test_mse=test_mse,
-        accuracy=_expected_accuracy(setting, mean, cov / num_models)
+        accuracy=expected_accuracy(setting, mean, cov / num_models)
         if theory.drawn is None
         else _accuracy(setting, theory.drawn.mean(axis=1)),
         nll=nll,
@@ -128,7 +128,7 @@ def theory_row(theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray
     )
 
 
-def _expected_accuracy(setting: Setting, mean: np.ndarray, cov: np.ndarray) -> float | None:
+def expected_accuracy(setting: Setting, mean: np.ndarray, cov: np.ndarray) -> float | None:
     """Accuracy of predictions drawn from N(mean, cov) for each output, averaged over draws."""
     if setting.labels_test is None:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,6 +189,14 @@ def describe(**given: Any) -> Description:
 def _filled(defaults: Any, given: Mapping[str, Any]) -> Any:
     own = {field.name: given[field.name] for field in dataclasses.fields(defaults) if field.name in given}
     return dataclasses.replace(defaults, **own)
+
+
+def in_common(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The values of several runs that are equal in all that have them."""
+    found: dict[str, Any] = {}
+    for values in runs:
+        found = {**values, **found}
+    return {name: value for name, value in found.items() if all(run.get(name, value) == value for run in runs)}
 
 
 def check_used(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:

@@ -73,16 +73,19 @@ class BestRate(NamedTuple):
 
 
 def best_learning_rate(
-    loss: Callable[[Array], Array], low: float, high: float, *, coarse: int = 9, tolerance: float = 1e-4
-) -> BestRate:
-    """Minimise a predicted loss over the rates in [low, high], by its derivative.
+    loss: Callable[[Any], Any], low: float, high: float, *, coarse: int = 9, tolerance: float = 1e-4,
+    derivative: bool = True,
+) -> BestRate:  # fmt: skip
+    """Minimise a predicted loss over the rates in [low, high], by its derivative where there is one.
 
     The best of ``coarse`` rates, evenly spaced in the logarithm, is bracketed by its neighbours and the root of
-    ``d loss / d log rate`` found between them by SciPy's bisection to a relative ``tolerance``.
+    ``d loss / d log rate`` found between them by SciPy's bisection to a relative ``tolerance``; without a derivative
+    the least loss between them by SciPy's bounded minimisation.
 
     Args:
         loss: differentiable, such as ``lambda rate: predicted_loss(federated_flow(.., rate), y_test).total``; a loss
             that is not finite (an unstable rate) counts as infinite.
+        derivative: whether it is; else it is called with numbers, and the slope that is returned is not a number.
 
     Raises:
         ValueError: not ``0 < low < high``; fewer than 3 coarse rates; no rate with a finite loss; 64-bit types off.
@@ -94,31 +97,52 @@ def best_learning_rate(
     whole("coarse", coarse, 3)
     number("tolerance", tolerance, above=0)
     require_float64()
-    of_log = jax.jit(jax.value_and_grad(lambda log: loss(jnp.exp(log))))
-    tried: list[tuple[float, float, float]] = []
+    differentiated = jax.jit(jax.value_and_grad(lambda log: loss(jnp.exp(log))))
+    tried: list[_Tried] = []
 
-    def look(log: float) -> tuple[float, float, float]:
-        value, slope = (float(part) for part in of_log(jnp.asarray(log)))
-        tried.append((log, value if np.isfinite(value) else np.inf, slope))
+    def look(log: float) -> _Tried:
+        value, slope = differentiated(jnp.asarray(log)) if derivative else (loss(float(np.exp(log))), np.nan)
+        tried.append(_Tried(log, float(value) if np.isfinite(value) else np.inf, float(slope)))
         return tried[-1]
 
     grid = [look(log) for log in np.linspace(np.log(low), np.log(high), coarse).tolist()]
-    place = int(np.argmin([value for _, value, _ in grid]))
-    if not np.isfinite(grid[place][1]):
+    place = int(np.argmin([found.value for found in grid]))
+    if not np.isfinite(grid[place].value):
         raise ValueError(f"loss: got no finite one for learning rates from {low} to {high}, must be finite for some")
-    other = place + (1 if grid[place][2] < 0 else -1)  # downhill
-    if 0 <= other < coarse:
-        left, right = sorted((grid[place][0], grid[other][0]))
-
-        def side(log: float) -> float:
-            """Below 0 left of the minimum; a loss that is not finite is right of it, of too large a rate."""
-            if log in (left, right):
-                return -1.0 if log == left else 1.0
-            _, value, slope = look(log)
-            return -1.0 if np.isfinite(value) and slope < 0 else 1.0
-
-        optimize.bisect(side, left, right, xtol=max(tolerance, 1e-14))
-    best = min(tried, key=lambda found: found[1])
+    (_descend if derivative else _narrow)(look, grid, place, tolerance)
+    best = min(tried, key=lambda found: found.value)
     values = np.array(tried)
-    edge = place in (0, coarse - 1) and best[0] in (grid[0][0], grid[-1][0])
-    return BestRate(float(np.exp(best[0])), best[1], best[2], edge, np.exp(values[:, 0]), values[:, 1])
+    edge = place in (0, coarse - 1) and best.log in (grid[0].log, grid[-1].log)
+    return BestRate(float(np.exp(best.log)), best.value, best.slope, edge, np.exp(values[:, 0]), values[:, 1])
+
+
+class _Tried(NamedTuple):
+    log: float
+    value: float
+    slope: float
+
+
+def _descend(look: Callable[[float], _Tried], grid: list[_Tried], place: int, tolerance: float) -> None:
+    """Look where the slope is 0, between the best of the grid and its neighbour downhill."""
+    other = place + (1 if grid[place].slope < 0 else -1)
+    if not 0 <= other < len(grid):
+        return
+    left, right = sorted((grid[place].log, grid[other].log))
+
+    def side(log: float) -> float:
+        """Below 0 left of the minimum; a loss that is not finite is right of it, of too large a rate."""
+        if log in (left, right):
+            return -1.0 if log == left else 1.0
+        found = look(log)
+        return -1.0 if np.isfinite(found.value) and found.slope < 0 else 1.0
+
+    optimize.bisect(side, left, right, xtol=max(tolerance, 1e-14))
+
+
+def _narrow(look: Callable[[float], _Tried], grid: list[_Tried], place: int, tolerance: float) -> None:
+    """Look for the least value between the neighbours of the best of the grid."""
+    ends = grid[max(place - 1, 0)].log, grid[min(place + 1, len(grid) - 1)].log
+    most = max(found.value for found in grid if np.isfinite(found.value))  # parabolas need numbers
+    optimize.minimize_scalar(
+        lambda log: min(look(log).value, most), bounds=ends, method="bounded", options={"xatol": tolerance}
+    )

@@ -1,0 +1,193 @@
+"""``fedtangent predict``: theory alone, no network trained: learning curve, best rate, rounds to a target.
+
+Of several algorithms, ``--algorithm A B ..``, one table ranks them on this partition, each at its own best rate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from fedtangent.compare.alone import Alone, Curve, Forecast, Plan, check_alone, forecasts, plan_of, ranked
+from fedtangent.engine.description import Description, in_common
+from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
+from fedtangent.output.tables import clock, console, number, text_table
+
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class PredictOptions(Alone):
+    """What is predicted of the run, and where it goes."""
+
+    output: Path = Path("results/predict")
+    """Folder for config.json, metrics.csv, result.json and figures/."""
+
+
+class Job(NamedTuple):
+    """Checked runs, one for each algorithm, and what they were asked for by."""
+
+    plans: list[Plan]
+    options: dict[str, Any]
+    output: Path
+
+
+def prepare(options: PredictOptions, described: tuple[Description, ...]) -> Job:
+    """Check every option and load the data; raises ``ValueError``, also where theory has no rule."""
+    for one in described:
+        check_alone(one, options)  # of all of them, before any data are loaded
+    values = in_common([one.values() for one in described]) | asdict(options)
+    names = [one.algorithm.entry.name for one in described]
+    values["algorithm"] = names[0] if len(names) == 1 else names
+    return Job([plan_of(one, options) for one in described], values, options.output)
+
+
+def run_job(job: Job) -> int:
+    """Predict every run, write files after each, print the table, draw figures; returns the exit code."""
+    from fedtangent.output.forecast_plots import learning_curves, loss_against_rate
+
+    screen, start, found = console(), time.perf_counter(), list[Forecast]()
+    say, folder = clock(screen), output_folder(job.output)
+    write_config(folder, "predict", job.options)
+    for plan in job.plans:
+        screen.print(f"[bold]{plan.setting.title}[/bold]", highlight=False)
+    for forecast in forecasts(job.plans, progress=True, say=say):
+        found.append(forecast)
+        write_metrics(folder, [metric for one in found for metric in _metrics(one)])
+        write_result(folder, [row for one in ranked(found) for row in _rows(one)])
+    learning_curves(found, folder / "figures" / "predicted.png")
+    loss_against_rate(found, folder / "figures" / "rates.png")
+    screen.print()
+    if len(found) == 1:
+        _show(screen, found[0])
+    else:
+        _show_ranked(screen, ranked(found))
+    screen.print(
+        f"{time.perf_counter() - start:.0f} s; numbers in {folder / 'metrics.csv'}, figures in {folder / 'figures'}",
+        highlight=False,
+    )
+    return 0
+
+
+def _metrics(found: Forecast) -> list[Metric]:
+    """The predicted curves under the names that ``train`` gives its metrics, and the ends of their bands."""
+    rows = []
+    for which, curve in (("predicted", found.given), ("predicted at the best rate", found.best)):
+        for (split, metric), values in curve.values.items():
+            ends = dict(zip(("p5", "p95"), curve.band(split, metric), strict=True))
+            shown = {metric: values.mean(axis=0), **{f"{metric}_{end}": value for end, value in ends.items()}}
+            for name, series in shown.items():
+                sent = zip(curve.rounds, series, found.uplink_bytes, found.downlink_bytes, strict=True)
+                rows += [
+                    Metric(int(r), f"{found.name}, {which}", found.plan.setting.seed, split, name, float(value),
+                           int(up), int(down))
+                    for r, value, up, down in sent
+                ]  # fmt: skip
+    return sorted(rows, key=lambda row: (row.algorithm, row.round))
+
+
+def _rows(found: Forecast) -> list[dict[str, Any]]:
+    """result.json: one row for the given rate, one for the best."""
+    rows, plan, rates = [], found.plan, found.rates
+    for which, curve in (("given", found.given), ("best", found.best)):
+        row: dict[str, Any] = {"algorithm": found.name, "at": f"{which} rate", "rate": curve.rate}
+        row |= {
+            "largest_stable_rate": rates.stable,
+            "guaranteed_rate": rates.guaranteed,
+            "rounds": plan.setting.num_rounds,
+        }
+        row |= {f"{split}_{metric}": float(curve.mean(split, metric)[-1]) for split, metric in curve.values}
+        row |= {"uplink_bytes": int(found.uplink_bytes[-1])}
+        if plan.alone.target is not None:
+            reached = found.reached(plan.alone.target, curve)
+            row |= {"target": plan.alone.target, "rounds_to_target": reached.round}
+            row |= {"uplink_bytes_to_target": reached.uplink_bytes, f"nearest_test_{plan.main}": reached.nearest}
+        rows.append(row | ({} if found.limit is None else {"limit": found.limit}))
+    return rows
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.4g}"
+
+
+def _goal(plan: Plan) -> str:
+    return f"{'accuracy' if plan.main == 'accuracy' else 'MSE'} {plan.alone.target:g}"
+
+
+def _ends(found: Forecast, curve: Curve) -> list[str]:
+    """Test metrics at the horizon, and what it takes to the target."""
+    plan = found.plan
+    cells = [number(float(curve.mean("test", name)[-1]), 4) for name in dict.fromkeys((plan.loss, plan.main))]
+    if plan.alone.target is not None:
+        reached = found.reached(plan.alone.target, curve)
+        sent = None if reached.uplink_bytes is None else reached.uplink_bytes / MEBIBYTE
+        cells += ["never" if reached.round is None else str(reached.round), number(sent, 1)]
+    return cells
+
+
+def _columns(plan: Plan) -> list[str]:
+    names = {"nll": "test NLL", "mse": "test MSE", "accuracy": "accuracy"}
+    found = [names[name] for name in dict.fromkeys((plan.loss, plan.main))]
+    return [*found, *(["rounds", "MiB up"] if plan.alone.target is not None else [])]
+
+
+def _until(plan: Plan) -> str:
+    """What a table's rounds and bytes are, where it has them."""
+    return "" if plan.alone.target is None else f"; rounds and MiB to {_goal(plan)}"
+
+
+def _show(screen: Console, found: Forecast) -> None:
+    plan, rates, horizon = found.plan, found.rates, found.plan.setting.num_rounds
+    cells = []
+    for split, metric in found.given.values:
+        low, high = (float(end[-1]) for end in found.given.band(split, metric))
+        mean = float(found.given.mean(split, metric)[-1])
+        cells.append((split, metric.replace("_", " "), number(mean, 4), f"{number(low, 4)} to {number(high, 4)}"))
+    for way, sent in (("uplink", found.uplink_bytes), ("downlink", found.downlink_bytes)):
+        cells.append(("", f"{way} MiB", number(int(sent[-1]) / MEBIBYTE, 2), ""))
+    title = f"{found.name} at rate {found.given.rate:g}, round {horizon}, predicted"
+    screen.print(text_table(title, ("split", "metric", "value", f"90 % of {plan.alone.draws} starts"), cells))
+    blank = [""] * len(_columns(plan))
+    lines = [("given", _rate(found.given.rate), *_ends(found, found.given)),
+             (f"best at round {horizon}", _rate(rates.best), *_ends(found, found.best)),
+             ("largest stable", _rate(rates.stable), *blank)]  # fmt: skip
+    if rates.guaranteed is not None:
+        lines.append(("guaranteed stable below", _rate(rates.guaranteed), *blank))
+    screen.print(text_table(f"client learning rate{_until(plan)}", ("", "rate", *_columns(plan)), lines))
+    if 0 < rates.stable < found.given.rate:
+        said = "the run does not train: it is above the largest stable one"
+        screen.print(f"{found.name}: at rate {found.given.rate:g} {said}", highlight=False)
+    _remark(screen, found)
+
+
+def _show_ranked(screen: Console, found: Sequence[Forecast]) -> None:
+    plan = found[0].plan
+    lines = [(f.name, _rate(f.rates.best), _rate(f.rates.stable), *_ends(f, f.best)) for f in found]
+    title = f"round {plan.setting.num_rounds} at best rates, predicted{_until(plan)}"
+    screen.print(text_table(title, ("algorithm", "best rate", "stable to", *_columns(plan)), lines))
+    for one in found:
+        _remark(screen, one)
+
+
+def _remark(screen: Console, found: Forecast) -> None:
+    """What the user should know before believing, or changing, a rate or a target."""
+    plan, rates, lines = found.plan, found.rates, list[str]()
+    if rates.stable == 0:
+        lines.append("the training loss rises at every rate that was tried")
+    if rates.at_edge:
+        lines.append(f"the best rate is at an end of those tried, {rates.tried[0]:.3g} to {rates.tried[-1]:.3g}")
+    if plan.alone.target is not None:
+        reached = found.reached(plan.alone.target, found.best)
+        if reached.round is None:
+            at_end = "" if found.limit is None else f"; rounds without end lead to {found.limit[plan.main]:.4g}"
+            lines.append(
+                f"{_goal(plan)} is never reached in {plan.setting.num_rounds} rounds: the best at rate "
+                f"{rates.best:.3g} is {reached.nearest:.4g}{at_end}"
+            )
+    for line in lines:
+        screen.print(f"{found.name}: {line}", highlight=False)

@@ -1,0 +1,389 @@
+"""Theory alone: what a run will do, with no network trained. Learning curves, rates, rounds and bytes to a target.
+
+The flow of the run's own kernel, cohorts, minibatches and rates moves initial functions that are drawn from the prior
+of the network; what it predicts is measured as ``train`` measures networks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.checks import number, real_array, whole
+from fedtangent.compare.beside import (
+    check_analytic,
+    check_kernels,
+    described_run,
+    in_float64,
+    rule_beside,
+    setting_of_run,
+)
+from fedtangent.compare.cohorts import contacted_clients
+from fedtangent.compare.predicted import drawn_starts, limit_of, run_flow
+from fedtangent.compare.settings import Setting
+from fedtangent.compare.side_by_side import Report
+from fedtangent.compare.simulated import cohorts
+from fedtangent.compare.table import expected_accuracy
+from fedtangent.data.dataset import Dataset
+from fedtangent.engine.clients import default_mapping, engine_for
+from fedtangent.engine.description import Built, Description, build
+from fedtangent.engine.history import at_start, charge
+from fedtangent.engine.progress import progress_of
+from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.measures import uncertainty
+from fedtangent.models.entry import CROSS_ENTROPY
+from fedtangent.theory import Flow, best_learning_rate
+from fedtangent.theory.precision import require_float64
+from fedtangent.types import Cohort, Partition, Prediction
+
+BAND = (5, 95)  # percent of the initial functions
+TRIED_DRAWS = 4  # initial functions that rates are tried on, the same at every rate
+TOLERANCE = 0.02  # of rates, relative
+LOWEST = 1e-2  # of the run's rate, or the largest stable one if that is less: the least that is tried
+APART = 2.7  # factor between the rates that are tried before the best is narrowed down
+FACTORS = 2.0**-20, 2.0**20  # of the run's rate, beyond which no bound of stability is looked for
+TRIALS = 25  # about as many as a search takes
+AT_ONCE = 2**26  # outputs that are held at once, half a GiB
+MOST_LIMIT = 10_000  # training rows of which a limit is solved
+
+
+@dataclasses.dataclass(frozen=True)
+class Alone:
+    """What a prediction of a run has besides the run."""
+
+    target: float | None = None
+    """Rounds and bytes to this test accuracy; without labels, to this mean squared error."""
+    draws: int = 16
+    """Initial functions (times K) that are averaged over, and make the band; two or more."""
+    evaluate_every: int = 1
+    """Rounds between evaluations, at which a target can be reached."""
+
+
+class Plan(NamedTuple):
+    """A checked run of which nothing has been predicted yet; made by ``plan_of``."""
+
+    built: Built
+    setting: Setting
+    alone: Alone
+
+    @property
+    def loss(self) -> str:
+        """What ``train`` calls the loss that is trained."""
+        return "nll" if self.built.loss == CROSS_ENTROPY else "mse"
+
+    @property
+    def rate(self) -> float:
+        """The clients' rate that the run is given, the first of a schedule."""
+        return float(np.ravel(self.setting.learning_rate)[0])
+
+    @property
+    def main(self) -> str:
+        """The test metric that a target is of."""
+        return "mse" if self.built.splits["test"].labels is None else "accuracy"
+
+
+class Curve(NamedTuple):
+    """Metrics along a run, those of ``train`` of the algorithm's own prediction, from each of E initial functions."""
+
+    rate: float
+    rounds: np.ndarray  # [r]
+    values: dict[tuple[str, str], np.ndarray]  # (split, metric) -> [E, r]
+
+    def mean(self, split: str, metric: str) -> np.ndarray:
+        """Over the initial functions, [r]."""
+        return self.values[split, metric].mean(axis=0)
+
+    def band(self, split: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """From the 5th to the 95th percentile of the initial functions, [r] each."""
+        with np.errstate(invalid="ignore"):
+            low, high = np.percentile(self.values[split, metric], BAND, axis=0)
+        return low, high
+
+
+class Rates(NamedTuple):
+    """Clients' rates; of a schedule its first, the others being scaled alike."""
+
+    stable: float  # the largest for which the training loss at the horizon is not above the first; inf, or 0 for none
+    guaranteed: float | None  # below which no round can diverge, where there is a closed bound (``Flow.stability``)
+    best: float  # of the least test loss at the horizon
+    at_edge: bool  # whether the loss still falls at an end of the rates that were tried
+    tried: np.ndarray  # rising
+    losses: np.ndarray  # test loss at the horizon of each
+
+
+class Reached(NamedTuple):
+    """When a run reaches a target on average over its initial functions."""
+
+    round: int | None  # None: at no evaluated one
+    uplink_bytes: int | None
+    nearest: float  # the best value of all
+
+
+class Forecast(NamedTuple):
+    """Everything that is predicted of a run."""
+
+    plan: Plan
+    given: Curve  # at the rate that the run is given
+    best: Curve  # at its best rate
+    rates: Rates
+    uplink_bytes: np.ndarray  # [r] until each evaluated round, from 0 on
+    downlink_bytes: np.ndarray  # [r]
+    limit: dict[str, float] | None  # test metrics of rounds without end (Theorem 2), where a target is not reached
+
+    @property
+    def name(self) -> str:
+        """The algorithm's."""
+        return self.plan.built.algorithm.name
+
+    @property
+    def loss(self) -> float:
+        """Test loss at the horizon at the best rate."""
+        return float(self.best.mean("test", self.plan.loss)[-1])
+
+    def reached(self, target: float, curve: Curve) -> Reached:
+        """When ``curve``, one of this run's, reaches ``target`` on the main test metric."""
+        values, rising = curve.mean("test", self.plan.main), self.plan.main == "accuracy"
+        round_ = rounds_to_target(curve.rounds, values, target, rising=rising)
+        sent = None if round_ is None else int(self.uplink_bytes[curve.rounds == round_][0])
+        return Reached(round_, sent, float((np.nanmax if rising else np.nanmin)(values)))
+
+
+def rounds_to_target(rounds: Any, values: Any, target: float, *, rising: bool) -> int | None:
+    """The first of ``rounds`` [r] after which ``values`` [r] are at ``target`` or beyond it; None if they never are.
+
+    ``rising``: beyond is above, as of an accuracy; else below, as of a loss. A value that is not a number reaches none.
+
+    Raises ``ValueError`` for shapes that do not fit, and a target that is no number.
+    """
+    at, seen = real_array("rounds", rounds), real_array("values", values)
+    if at.ndim != 1 or at.shape != seen.shape:
+        raise ValueError(f"values: got shape {seen.shape}, must be one for each of the rounds, {at.shape}")
+    number("target", target)
+    found = np.flatnonzero(seen >= target if rising else seen <= target)
+    return int(at[found[0]]) if len(found) else None
+
+
+def theory_alone(
+    data: Dataset | tuple[Any, Any, Any, Any] | str = "digits",
+    partition: Partition | str | None = None,
+    *,
+    progress: bool = False,
+    say: Report = lambda line: None,
+    **options: Any,
+) -> Forecast:
+    """What theory predicts of a run that is not trained: learning curves, stable and best rate, rounds to a target.
+
+    Args:
+        data, partition, progress, say: as of ``beside_theory``.
+        options: every option of ``fedtangent train`` that describes a run, and ``target``, ``draws`` and
+            ``evaluate_every`` of the prediction. The network is the one described, at infinite width.
+
+    Raises:
+        ValueError: as ``beside_theory`` does. Predictions are made in float64 (``fedtangent.enable_x64()``).
+    """
+    require_float64()
+    own = [field.name for field in dataclasses.fields(Alone)]
+    alone = Alone(**{name: options.pop(name) for name in own if name in options})
+    (found,) = forecasts([plan_of(described_run(data, partition, options), alone)], progress, say)
+    return found
+
+
+def forecasts(plans: Sequence[Plan], progress: bool = False, say: Report = lambda line: None) -> Iterator[Forecast]:
+    """Everything of each plan, of the same data and network, whose kernels are computed once."""
+    say(f"kernels of {plans[0].built.description.dataset.entry.name}")
+    blocks = plans[0].setting.blocks()
+    for plan in plans:
+        yield forecast(plan, blocks, progress, say)
+
+
+def check_alone(described: Description, alone: Alone) -> None:
+    """Raise ``ValueError`` for all that can be refused before data are loaded."""
+    whole("draws", alone.draws, 2)
+    whole("evaluate_every", alone.evaluate_every, 1)
+    if alone.target is not None:
+        number("target", alone.target, above=0)
+    rule_beside(described)
+    check_analytic(described)
+
+
+def plan_of(described: Description, alone: Alone) -> Plan:
+    """The plan of a described run; raises ``ValueError`` as ``theory_alone`` does."""
+    check_alone(described, alone)
+    built, entry = build(described), described.model.entry
+    model = in_float64(built.model)
+    setting = setting_of_run(built, rule_beside(described), lambda width: model)
+    ends = [model, model]
+    if entry.at_width is not None:
+        sizes = built.data.x.shape[1:], built.model.output_size
+        ends = [entry.build(entry.at_width(described.model.options, width, 1), *sizes) for width in (8, 16)]
+    check_kernels(described, ends, setting.x_train[:2])
+    plan = Plan(built, dataclasses.replace(setting, evaluate_every=alone.evaluate_every), alone)
+    if plan.main == "accuracy" and alone.target is not None:
+        number("target", alone.target, above=0, at_most=1)
+    return plan
+
+
+def forecast(plan: Plan, blocks: KernelBlocks, progress: bool = False, say: Report = lambda line: None) -> Forecast:
+    """Everything of ``plan``, of whose setting ``blocks`` are the kernels."""
+    setting, name = plan.setting, plan.setting.name
+    with jax.default_matmul_precision("highest"):
+        drawn = cohorts(setting)
+        runs = _Runs(plan, run_flow(setting, blocks, drawn), drawn_starts(setting, blocks, plan.alone.draws))
+        say(f"{name}: learning curve, {plan.alone.draws} starts")
+        given = runs.curve(plan.rate, progress)
+        say(f"{name}: stable and best rate, {runs.tried} starts")
+        rates = _rates(runs, float(given.mean("train", plan.loss)[0]), progress)
+        say(f"{name}: learning curve at the best rate")
+        found = Forecast(plan, given, runs.curve(rates.best, progress), rates, *_traffic(plan, drawn), None)
+        target = plan.alone.target
+        if target is not None and found.reached(target, found.best).round is None:
+            found = found._replace(limit=_at_limit(setting, blocks, runs.flow))
+    return found
+
+
+def ranked(forecasts: Iterable[Forecast]) -> list[Forecast]:
+    """By the test loss at the horizon, each at its own best rate, the least first."""
+    return sorted(forecasts, key=lambda found: found.loss if np.isfinite(found.loss) else np.inf)
+
+
+class _Runs(NamedTuple):
+    """The runs of a plan from drawn initial functions, at any rate."""
+
+    plan: Plan
+    flow: Flow
+    starts: np.ndarray  # [E, K, n + m, C]
+
+    @property
+    def tried(self) -> int:
+        """Initial functions that rates are tried on."""
+        return min(TRIED_DRAWS, len(self.starts))
+
+    def at(self, rate: float) -> Flow:
+        """The flow with its rates scaled: the same shapes, and so the same program."""
+        rounds = self.flow.rounds
+        return dataclasses.replace(
+            self.flow, rounds=rounds._replace(learning_rate=rounds.learning_rate * (rate / self.plan.rate))
+        )
+
+    def outputs(self, split: str, rate: float, rounds: Sequence[int], draws: slice) -> np.ndarray:
+        """[E, r, K, ., C] of some initial functions, at the examples that ``train`` measures."""
+        flow, train = self.at(rate), len(self.plan.setting.x_train)
+        starts = jnp.asarray(self.starts[draws])
+        f_train, f_test = starts[:, :, :train], starts[:, :, train:]
+        if split == "test":
+            return np.asarray(jax.vmap(lambda a, b: flow.predict(a, b, rounds))(f_train, f_test))
+        found = jax.vmap(lambda a: flow.predict_train(a, rounds))(f_train)
+        return np.asarray(found[..., : len(self.plan.built.splits["train"].x), :])
+
+    def measured(self, split: str, rate: float, rounds: Sequence[int], draws: slice) -> dict[str, np.ndarray]:
+        """Metric -> [E, r], as ``train`` measures."""
+        examples, loss = self.plan.built.splits[split], self.plan.built.loss
+        found = [
+            [uncertainty.measure(Prediction(f.mean(axis=0), f), *examples[1:], loss) for f in run]
+            for run in self.outputs(split, rate, rounds, draws)
+        ]
+        return {name: np.array([[one[name] for one in run] for run in found]) for name in found[0][0]}
+
+    def loss(self, split: str, rate: float) -> float:
+        """At the horizon, the mean over the initial functions that rates are tried on."""
+        found = self.measured(split, rate, (self.flow.num_rounds,), slice(self.tried))
+        return float(found[self.plan.loss].mean())
+
+    def curve(self, rate: float, progress: bool) -> Curve:
+        """All metrics at all evaluated rounds."""
+        setting, total = self.plan.setting, len(self.starts)
+        of_one = len(setting.rounds) * self.starts[0].size
+        step = max(s for s in range(1, total + 1) if total % s == 0 and (s == 1 or s * of_one <= AT_ONCE))
+        values: dict[tuple[str, str], list[np.ndarray]] = {}
+        with progress_of(2 * total, f"{setting.name}: learning curve", "run", shown=progress) as shown:
+            for split in ("train", "test"):
+                for first in range(0, total, step):
+                    found = self.measured(split, rate, setting.rounds, slice(first, first + step))
+                    for name, value in found.items():
+                        values.setdefault((split, name), []).append(value)
+                    shown.update(step)
+        whole_ = {key: np.concatenate(parts) for key, parts in values.items()}
+        return Curve(rate, np.array(setting.rounds), whole_)
+
+
+def _rates(runs: _Runs, first_loss: float, progress: bool) -> Rates:
+    """Stable and best rate; the loss of the untrained models is ``first_loss``."""
+    given, numbers, stepwise = runs.plan.rate, runs.flow.numbers, runs.flow.kind.stepwise
+    tried: dict[float, float] = {}
+    with progress_of(TRIALS, f"{runs.plan.setting.name}: rates", "trial", shown=progress) as shown:
+
+        def is_stable(rate: float) -> bool:
+            shown.update(1)
+            if runs.flow.kind.algorithm == "fed_nova" and float(numbers.mu) * rate >= 1:
+                return False  # its normaliser is no positive number
+            return runs.loss("train", rate) <= first_loss  # nor is what is no number
+
+        def test_loss(rate: float) -> float:
+            shown.update(1)
+            tried[rate] = runs.loss("test", rate)
+            return tried[rate]
+
+        stable = given * largest_factor(lambda factor: is_stable(given * factor))
+        high = stable if 0 < stable < np.inf else given
+        low = LOWEST * min(high, given)
+        coarse = 1 + int(np.ceil(np.log(high / low) / np.log(APART)))
+        best = best_learning_rate(test_loss, low, high, coarse=coarse, tolerance=TOLERANCE, derivative=False)
+    kind, bound = runs.flow.kind, None
+    plain = kind.algorithm == "fed_avg" and not kind.momentum and not stepwise
+    if plain:
+        largest = float(np.max(runs.flow.rounds.learning_rate))
+        bound = runs.flow.stability().max_stable_learning_rate * given / largest
+    order = np.array(sorted(tried))
+    return Rates(stable, bound, best.rate, best.at_edge, order, np.array([tried[rate] for rate in order]))
+
+
+def largest_factor(is_stable: Callable[[float], bool]) -> float:
+    """The end of the stable factors around 1, by doubling or halving and bisection; inf or 0 where none is found."""
+    low = high = 1.0
+    if is_stable(1.0):
+        while is_stable(high := 2 * low):
+            low = high
+            if high >= FACTORS[1]:
+                return float("inf")
+    else:
+        while not is_stable(low := high / 2):
+            high = low
+            if low <= FACTORS[0]:
+                return 0.0
+    while high > (1 + TOLERANCE) * low:
+        middle = float(np.sqrt(low * high))
+        low, high = (middle, high) if is_stable(middle) else (low, middle)
+    return low
+
+
+def _traffic(plan: Plan, drawn: Cohort) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes up and down until each evaluated round, [r] each, as the ledger of a run counts them."""
+    built, setting = plan.built, plan.setting
+    cost = built.algorithm.cost(built.data, engine_for(built.data, default_mapping()))
+    contacted = contacted_clients(built.schedule, drawn, setting.seed)
+    weight = np.asarray(drawn.weight)
+    examples = np.asarray(built.clients.sizes)[np.asarray(drawn.client)] * (weight > 0)
+    sent = [at_start(cost)]
+    for r in range(setting.num_rounds):
+        cohort = Cohort(drawn.client[r], drawn.model[r], drawn.weight[r])
+        sent.append(charge(cost, {"cohort": cohort, "contacted": contacted[r], "examples": examples[r]}))
+    up, down = np.cumsum(np.array(sent, np.int64), axis=0)[list(setting.rounds)].T
+    return up, down
+
+
+def _at_limit(setting: Setting, blocks: KernelBlocks, flow: Flow) -> dict[str, float] | None:
+    """Test metrics of Theorem 2's limit, of the mean of K models; None where it is not known."""
+    if not flow.kind.is_linear or flow.kind.decays or len(setting.x_train) > MOST_LIMIT:
+        return None
+    limit = limit_of(setting, blocks)[0]
+    if limit is None:
+        return None
+    mean, cov = np.asarray(limit.mean), np.asarray(limit.cov) / setting.schedule.num_models
+    found = {"mse": float(np.mean((mean - setting.y_test) ** 2) + np.mean(np.diag(cov)))}
+    accuracy = expected_accuracy(setting, mean, cov)
+    return found if accuracy is None else found | {"accuracy": accuracy}

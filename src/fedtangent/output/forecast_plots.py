@@ -1,0 +1,84 @@
+"""Figures of predictions: learning curves with their bands, and the loss at the horizon against the clients' rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedtangent.compare.alone import Curve, Forecast
+from fedtangent.output.style import METHODS, NEUTRAL, PREDICTED, SIMULATED, canvas, dress, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NAMES = {"mse": "mean squared error", "nll": "negative log-likelihood", "accuracy": "accuracy"}
+BEYOND = 2.0  # times the untrained loss, above which a curve is cut off
+
+
+def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
+    """Predicted loss and main metric against the round.
+
+    Of one run training and test at the rate that it is given, and test at its best rate; of several the test curves at
+    their own best rates. Bands go from the 5th to the 95th percentile of the initial functions.
+    """
+    first = forecasts[0].plan
+    metrics = list(dict.fromkeys((first.loss, first.main)))
+    figure, axes = canvas(len(metrics), width=5.4, height=3.8)
+    for ax, metric in zip(axes[0], metrics, strict=True):
+        for curve, split, label, colour in _lines(forecasts):
+            mean, (low, high) = curve.mean(split, metric), curve.band(split, metric)
+            ax.fill_between(curve.rounds, low, high, color=colour, alpha=0.18, lw=0)
+            ax.plot(curve.rounds, mean, color=colour, lw=1.6, label=label, ls="-" if split == "test" else "--")
+        if metric != "accuracy":
+            untrained = max(float(f.given.mean("train", metric)[0]) for f in forecasts)
+            values = np.concatenate([c.mean(split, metric) for c, split, *_ in _lines(forecasts)])
+            ax.set_ylim(0.8 * np.nanmin(values), BEYOND * untrained)
+        if first.alone.target is not None and metric == first.main:
+            ax.axhline(first.alone.target, color=NEUTRAL, lw=1, ls=":", label=f"target {first.alone.target:g}")
+        dress(ax, "round", NAMES[metric], log="" if metric == "accuracy" else "y", legend=7.5, whole=True)
+    starts = first.alone.draws
+    return save(figure, path, f"{_title(forecasts)}, predicted; bands: 90 % of {starts} starts")
+
+
+def _title(forecasts: Sequence[Forecast]) -> str:
+    dataset = forecasts[0].plan.built.description.dataset.entry.name
+    return f"{forecasts[0].name if len(forecasts) == 1 else f'{len(forecasts)} algorithms'} on {dataset}"
+
+
+def _lines(forecasts: Sequence[Forecast]) -> list[tuple[Curve, str, str, str]]:
+    if len(forecasts) > 1:
+        return [
+            (f.best, "test", f"{f.name}, rate {f.best.rate:.3g}", METHODS[i % len(METHODS)])
+            for i, f in enumerate(forecasts)
+        ]
+    (found,) = forecasts
+    given = f"rate {found.given.rate:.3g}"
+    return [
+        (found.given, "train", f"training, {given}", SIMULATED),
+        (found.given, "test", f"test, {given}", SIMULATED),
+        (found.best, "test", f"test, best rate {found.best.rate:.3g}", PREDICTED),
+    ]
+
+
+def loss_against_rate(forecasts: Sequence[Forecast], path: Path) -> Path:
+    """Predicted test loss at the horizon against the clients' rate, with the best rate and the largest stable one."""
+    figure, axes = canvas(1, width=6.0, height=4.0)
+    ax: Axes = axes[0][0]
+    for i, found in enumerate(forecasts):
+        colour, rates, one = METHODS[i % len(METHODS)], found.rates, len(forecasts) == 1
+        kept = np.isfinite(rates.losses)
+        ax.plot(rates.tried[kept], rates.losses[kept], ".-", ms=4, lw=1.2, color=colour, label=found.name)
+        best = float(rates.losses[rates.tried == rates.best][0])
+        ax.plot(rates.best, best, "o", ms=7, color=colour, label=f"best: {rates.best:.3g}" if one else None)
+        if 0 < rates.stable < np.inf:
+            label = f"largest stable: {rates.stable:.3g}" if one else None
+            ax.axvline(rates.stable, color=colour, lw=1, ls="--", label=label)
+        if one:
+            ax.axvline(found.given.rate, color=NEUTRAL, lw=1, ls=":", label=f"given: {found.given.rate:.3g}")
+    metric, horizon = forecasts[0].plan.loss, forecasts[0].plan.setting.num_rounds
+    what = "" if len(forecasts) == 1 else "dots: best, dashed: largest stable"
+    dress(ax, "client learning rate", f"test {NAMES[metric]} at round {horizon}", what, log="xy", legend=8)
+    return save(figure, path, f"{_title(forecasts)}, predicted")

@@ -1,0 +1,110 @@
+"""``fedtangent predict``, end to end: one run, several algorithms, what is repeated and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedtangent.cli import predict
+
+from .asking import asked
+
+SIZES = {
+    "num-train": 30,
+    "num-test": 8,
+    "num-clients": 4,
+    "num-rounds": 3,
+    "draws": 2,
+    "batch-size": 0,
+    "local-steps": 2,
+}
+TINY = [str(word) for name, value in SIZES.items() for word in (f"--{name}", value)]
+
+
+def test_a_prediction_writes_its_files_and_ends_with_its_tables(run: Callable, folder: Path) -> None:
+    ended = run("predict", *TINY, "--target", 1, "--output", "out")
+    assert ended.code == 0
+    for said in (
+        "fed_avg at rate 1, round 3, predicted",
+        "90 % of 2 starts",
+        "best at round 3",
+        "largest stable",
+        "guaranteed stable below",
+        "accuracy 1 is never reached in 3 rounds",
+        "rounds without end lead to",
+    ):
+        assert said in ended.out, said  # fmt: skip
+    out = folder / "out"
+    files = sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file())
+    assert files == [".lock", "config.json", "figures/predicted.png", "figures/rates.png", "metrics.csv", "result.json"]
+    with (out / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert ",".join(rows[0]) == "round,algorithm,seed,split,metric,value,uplink_bytes,downlink_bytes"
+    mine = [r for r in rows if (r["algorithm"], r["split"]) == ("fed_avg, predicted", "test")]
+    assert {r["metric"] for r in mine} >= {"mse", "accuracy", "mse_p5", "mse_p95"}
+    mse = {name: [float(r["value"]) for r in mine if r["metric"] == name] for name in ("mse", "mse_p5", "mse_p95")}
+    assert len(mse["mse"]) == 4
+    assert all(low <= mean <= high for low, mean, high in zip(mse["mse_p5"], mse["mse"], mse["mse_p95"], strict=True))
+    result = json.loads((out / "result.json").read_text(), parse_constant=pytest.fail)["rows"]
+    assert [row["at"] for row in result] == ["given rate", "best rate"]
+    assert result[0]["test_mse"] == pytest.approx(mse["mse"][-1], rel=1e-12) and result[0]["rounds_to_target"] is None
+    assert result[1]["test_mse"] <= result[0]["test_mse"]
+
+
+def test_several_algorithms_are_ranked_and_repeated(run: Callable, folder: Path) -> None:
+    several = ("--algorithm", "fed_avg", "fed_prox", "fed_ensemble", "--mu", 2, "--num-models", 2)
+    ended = run("predict", *TINY, *several, "--target", 0.01, "--output", "out")
+    assert ended.code == 0
+    rows = json.loads((folder / "out" / "result.json").read_text())["rows"]
+    best = [row for row in rows if row["at"] == "best rate"]
+    assert {row["algorithm"] for row in best} == {"fed_avg", "fed_prox", "fed_ensemble"}
+    losses = [row["test_mse"] for row in best]
+    assert losses == sorted(losses) and len(set(losses)) == 3
+    ranks = [ended.out.rindex(f"\n {row['algorithm']} ") for row in best]
+    assert ranks == sorted(ranks)
+    again = asked("predict", "--config", folder / "out" / "config.json", "--output", "again")
+    described = again.arguments["described"]
+    assert [d.algorithm.entry.name for d in described] == ["fed_avg", "fed_prox", "fed_ensemble"]
+    assert described[1].algorithm.options.mu == 2 and described[2].schedule.options.num_models == 2
+    assert described[0].schedule.entry.name == "uniform" and described[2].schedule.entry.name == "permutations"
+    assert again.arguments["options"].draws == 2 and all(d.run.num_rounds == 3 for d in described)
+    one = asked("predict", "--config", folder / "out" / "config.json", "--algorithm", "fed_avg", "--output", "again")
+    assert [d.algorithm.entry.name for d in one.arguments["described"]] == ["fed_avg"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("predict --algorithm fed_avg fed_adam", "algorithm: got 'fed_adam', of which theory has no rule"),
+        ("predict --algorithm fed_avg scaffold --mu 1", "mu: is not used with algorithm 'fed_avg', only with"),
+        ("predict --algorithm fed_avg scaffold --rate 1", "rate: is no option of predict"),
+        ("predict --algorithm fed_avg fed_nope", "algorithm: got 'fed_nope', allowed are"),
+        ("predict --algorithm", "Missing value for argument '--algorithm'"),
+        ("predict --dataset digits sine", "Unrecognized options: sine"),
+        ("predict --target 2", "target: got 2.0, must be above 0 and at most 1"),
+        ("predict --target 0", "target: got 0.0, must be above 0"),
+        ("predict --draws 1", "draws: got 1, must be a whole number of at least 2"),
+        ("predict --channel qsgd:4", "channel: got 'qsgd:4', must be 'lossless' beside theory"),
+        ("predict --mapping scan", "mapping: is no option of predict"),
+        ("train --algorithm fed_avg scaffold", "Unrecognized options: scaffold"),
+        ("compare --algorithm fed_avg scaffold", "Unrecognized options: scaffold"),
+    ],
+)
+def test_bad_input_is_one_line(
+    run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, says: str
+) -> None:
+    monkeypatch.setattr(predict, "forecasts", lambda *given, **more: pytest.fail("work was started"))
+    ended = run(*arguments.split())
+    assert ended.code == 2 and ended.out == "" and says in ended.err
+    assert ended.err.count("\n") == 1 and not list(folder.iterdir())
+
+
+def test_a_folder_that_holds_a_run_is_refused(run: Callable, folder: Path) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / "config.json").write_text(json.dumps({"command": "predict", "options": {}}))
+    ended = run("predict", *TINY, "--output", "out")
+    assert ended.code == 2 and "out holds a run: name another folder or --overwrite" in ended.err

@@ -1,0 +1,273 @@
+"""Theory alone: predicted curves, rates, targets and bytes, against laws, runs and brute force."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent.compare import alone
+from fedtangent.compare.alone import Alone, Plan, forecast, plan_of, ranked, rounds_to_target, theory_alone
+from fedtangent.compare.predicted import run_flow
+from fedtangent.compare.simulated import cohorts, recipe
+from fedtangent.compare.table import draws_of
+from fedtangent.engine import simulate
+from fedtangent.engine.description import build, describe
+from fedtangent.engine.run import predict
+from fedtangent.measures import uncertainty
+from fedtangent.models.dense import mlp
+from fedtangent.theory.flow import recursion
+
+from .test_beside import MINIBATCHES, README, SMALL
+
+SETTINGS: dict[str, Any] = {**SMALL, **MINIBATCHES}
+
+
+def planned(draws: int = 4, target: float | None = None, **more: Any) -> Plan:
+    return plan_of(describe(**{**SETTINGS, **more}), Alone(target, draws))
+
+
+def runs_of(plan: Plan) -> alone._Runs:
+    setting, blocks = plan.setting, plan.setting.blocks()
+    flow = run_flow(setting, blocks, cohorts(setting))
+    return alone._Runs(plan, flow, alone.drawn_starts(setting, blocks, plan.alone.draws))
+
+
+def foretold(plan: Plan) -> alone.Forecast:
+    return forecast(plan, plan.setting.blocks())
+
+
+def test_the_mean_curve_is_that_of_the_law() -> None:
+    """Bias and variance of the flow's law, within what so few initial functions leave open; the prior's are far off."""
+    plan = planned(32)
+    runs, setting = runs_of(plan), plan.setting
+    flow, curve = runs.flow, runs.curve(plan.rate, False)
+    for at in (0, 2, 5):
+        mean, cov = np.asarray(flow.mean(at)[0]), np.asarray(flow.cov(at)[0])
+        expected = float(np.mean((mean - setting.y_test) ** 2) + np.mean(np.diag(cov)))
+        each = curve.values["test", "mse"][:, at]
+        error = each.std(ddof=1) / np.sqrt(len(each))
+        assert abs(each.mean() - expected) < 4 * error
+        assert at == 5 or abs(each.mean() - np.mean((mean - setting.y_test) ** 2)) > 4 * error  # without the variance
+    low, high = curve.band("test", "mse")
+    sampled = np.mean((draws_of(mean, cov, 2000) - setting.y_test) ** 2, axis=(1, 2))
+    assert np.allclose([low[5], high[5]], np.percentile(sampled, [5, 95]), rtol=0.1)
+
+
+def test_a_curve_is_each_functions_own_prediction_measured() -> None:
+    plan = planned(2, algorithm="fed_ensemble", num_models=2, loss="cross_entropy")
+    setting, runs = plan.setting, runs_of(plan)
+    flow, starts, curve = runs.flow, runs.starts, runs.curve(plan.rate, False)
+    assert not np.allclose(starts[0], starts[1])
+    n = len(setting.x_train)
+    for draw in range(2):
+        ends = flow.predict(starts[draw, :, :n], starts[draw, :, n:], 3), flow.predict_train(starts[draw, :, :n], 3)
+        for split, outputs in zip(("test", "train"), ends, strict=True):
+            targets = setting.labels_test if split == "test" else plan.built.splits["train"].labels
+            found = float(uncertainty.negative_log_likelihood(outputs, jnp.asarray(targets)))
+            assert curve.values[split, "nll"][draw, 3] == pytest.approx(found, rel=1e-12)
+    assert {metric for _, metric in curve.values} >= {"nll", "accuracy", "knowledge_variance"}
+
+
+@pytest.mark.parametrize("loss", ["squared_error", pytest.param("cross_entropy", marks=pytest.mark.slow)])
+def test_a_linear_model_that_is_trained_has_the_predicted_metrics(loss: str) -> None:
+    """To rounding, from the start of its own; not at another rate. Names are those of ``train``."""
+    plan = planned(2, model="logistic", loss=loss, client_learning_rate=0.05, dropout=0.2)
+    setting = plan.setting
+    start = setting.model(1).init(jax.random.key(0))
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(start))  # its prior is the zero function
+
+    def measured(state: Any) -> dict[str, Any]:
+        return {
+            name: uncertainty.measure(predict(algorithm, state, split.x), split.targets, split.labels, loss)
+            for name, split in plan.built.splits.items()
+        }
+
+    algorithm = recipe(setting, setting.model(1))
+    seen = simulate(algorithm, setting.federated(), 5, setting.seed, evaluate_every=1, evaluate=measured)
+    runs = runs_of(plan)
+    found, wrong = runs.curve(plan.rate, False), runs.curve(1.02 * plan.rate, False)
+    for (split, metric), values in found.values.items():
+        trained = np.array([e.metrics[split][metric] for e in seen.history.evaluations])
+        assert np.abs(values - trained).max() < 1e-9, metric
+        if metric in ("mse", "nll"):
+            assert np.abs(wrong.values[split, metric] - trained).max() > 1e-5
+    names = {(split, metric) for split, all_ in seen.history.evaluations[0].metrics.items() for metric in all_}
+    assert names == set(found.values)
+
+
+def test_just_below_the_stable_rate_a_linear_model_trains_and_just_above_it_does_not() -> None:
+    plan = planned(2, model="logistic", client_learning_rate=0.01, num_rounds=40, batch_size=0, local_steps=5,
+                   local_epochs=None)  # fmt: skip
+    found = foretold(plan)
+    assert found.rates.guaranteed is not None and found.rates.guaranteed < 1.03 * found.rates.stable
+    losses = []
+    for factor in (0.97, 1.05):
+        rate = factor * found.rates.stable
+        own = build(describe(**{**SETTINGS, "model": "logistic", "num_rounds": 40, "batch_size": 0, "local_steps": 5,
+                                "local_epochs": None, "client_learning_rate": rate}))  # fmt: skip
+        algorithm, data = own.recipe(plan.setting.model(1)), plan.setting.federated()
+        run = simulate(algorithm, data, 40, plan.setting.seed)
+        outputs = np.asarray(predict(algorithm, run.state, jnp.asarray(plan.setting.x_train)).mean)
+        losses.append(float(plan.setting.mse(outputs, "train")))
+    first = float(found.given.mean("train", "mse")[0])
+    assert losses[0] <= first < losses[1]
+
+
+@pytest.mark.parametrize("bound", [0.37, 1.0, 300.0])
+def test_the_largest_factor_is_found_to_two_percent(bound: float) -> None:
+    found = alone.largest_factor(lambda factor: factor <= bound)
+    assert found <= bound < found * (1 + alone.TOLERANCE)
+
+
+def test_factors_without_a_bound() -> None:
+    assert alone.largest_factor(lambda factor: True) == np.inf
+    assert alone.largest_factor(lambda factor: False) == 0.0
+
+
+def test_the_best_rate_is_that_of_brute_force() -> None:
+    """Among the rates of a fine grid none is better; and a step off it is worse."""
+    runs = runs_of(planned(3, num_rounds=3, algorithm="fed_prox", mu=0.5))
+    first = float(runs.curve(runs.plan.rate, False).mean("train", "mse")[0])
+    rates = alone._rates(runs, first, False)
+    grid = rates.best * np.geomspace(0.5, 2.0, 15)
+    losses = np.array([runs.loss("test", rate) for rate in grid if rate <= rates.stable])
+    best = runs.loss("test", rates.best)
+    assert best == rates.losses.min() and best <= losses.min() * (1 + 1e-3)
+    assert losses[0] > best * (1 + 1e-3)
+
+
+def test_one_program_serves_all_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced, real = [], recursion.one_round
+
+    def counted(*given: Any) -> Any:
+        traced.append(1)
+        return real(*given)
+
+    runs = runs_of(planned(3, num_rounds=4, num_train=37))
+    monkeypatch.setattr(recursion, "one_round", counted)
+    runs.loss("train", 0.1)
+    first = len(traced)
+    assert first > 0
+    assert len({runs.loss("train", rate) for rate in (0.2, 0.3, 0.7)}) == 3
+    assert len(traced) == first
+
+
+def test_a_target_is_reached_at_the_first_round_beyond_it() -> None:
+    rounds, values = [0, 5, 10, 15], [0.1, 0.8, 0.7, 0.9]
+    assert rounds_to_target(rounds, values, 0.8, rising=True) == 5
+    assert rounds_to_target(rounds, values, 0.85, rising=True) == 15
+    assert rounds_to_target(rounds, values, 0.95, rising=True) is None
+    assert rounds_to_target(rounds, values, 0.75, rising=False) == 0
+    assert rounds_to_target(rounds, [np.nan, np.inf, 0.5, 0.1], 0.5, rising=False) == 10
+    for given, said in (
+        ((rounds, values[1:], 0.1), "values: got shape"),
+        ((rounds, values, np.nan), "target: got nan"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            rounds_to_target(*given, rising=True)
+
+
+def test_a_target_that_is_never_reached_says_where_the_run_leads() -> None:
+    found = foretold(planned(4, target=1.0, client_learning_rate=0.01, num_rounds=2))
+    reached = found.reached(1.0, found.best)
+    assert reached.round is None and reached.uplink_bytes is None
+    assert reached.nearest == found.best.mean("test", "accuracy").max()
+    assert found.limit is not None and 0 < found.limit["accuracy"] <= 1
+
+
+@pytest.mark.slow
+def test_rounds_without_end_lead_to_the_limit() -> None:
+    """To what so few initial functions leave open; before the end the run is elsewhere."""
+    plan = planned(16, num_rounds=400, batch_size=0, local_steps=20, local_epochs=None, client_learning_rate=1.0)
+    runs, setting = runs_of(plan), plan.setting
+    limit = alone._at_limit(setting, setting.blocks(), runs.flow)
+    assert limit is not None
+    for rounds, near in ((400, True), (4, False)):
+        each = runs.measured("test", plan.rate, (rounds,), slice(None))["mse"][:, 0]
+        assert (abs(each.mean() - limit["mse"]) < 4 * each.std(ddof=1) / 4) == near
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({"dropout": 0.3}, marks=pytest.mark.slow),
+        {"algorithm": "scaffold", "schedule": "uniform", "clients_per_round": 3},
+        {"algorithm": "fed_ensemble", "num_models": 2},
+        pytest.param({"algorithm": "data_sharing", "schedule": "poisson", "clients_per_round": 2},
+                     marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_bytes_are_those_of_the_run_to_the_last(more: dict[str, Any]) -> None:
+    plan = planned(2, num_rounds=4, **more)
+    up, down = alone._traffic(plan, cohorts(plan.setting))
+    run = simulate(plan.built.algorithm, plan.built.data, 4, plan.setting.seed, evaluate_every=1)
+    assert [e.uplink_bytes for e in run.history.evaluations] == up.tolist()
+    assert [e.downlink_bytes for e in run.history.evaluations] == down.tolist()
+    assert up[-1] > up[1] > 0
+
+
+def test_the_network_is_the_described_one_of_any_width() -> None:
+    x = planned().setting
+    deeper, wider = (planned(widths=widths).setting for widths in ((64, 64), (64,)))
+    kernels = [np.asarray(setting.blocks().ntk_train) for setting in (x, deeper, wider)]
+    assert np.allclose(kernels[0], kernels[2], rtol=1e-12) and not np.allclose(kernels[0], kernels[1], rtol=0.1)
+    assert deeper.model(1).output_size == mlp(64, 10, (64, 64)).output_size
+
+
+@pytest.mark.slow
+def test_predictions_of_arrays() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 3)), rng.normal(size=(30, 2))
+    found = theory_alone((x[:24], y[:24], x[24:], y[24:]), "iid", num_clients=4, num_rounds=3, draws=3, target=0.5)
+    assert found.plan.main == "mse" and found.given.rounds.tolist() == [0, 1, 2, 3]
+    assert set(found.given.values) == {("train", "mse"), ("test", "mse")}
+    at_first = found.given._replace(values={key: value[:, :1] for key, value in found.given.values.items()})
+    worse = found._replace(best=at_first)
+    assert ranked([worse, found]) == [found, worse] == ranked([found, worse])
+
+
+def test_the_readme_example() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    (example,) = [block for block in blocks if "theory_alone" in block]
+    names: dict[str, Any] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    found = names["found"]
+    assert 0 < found.rates.best <= found.rates.stable and found.loss <= found.given.mean("test", "mse")[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"algorithm": "fed_adam"}, "algorithm: got 'fed_adam', of which theory has no rule"),
+        ({"channel": "qsgd:4"}, "channel: got 'qsgd:4', must be 'lossless' beside theory"),
+        ({"client_optimizer": "adam"}, "client_optimizer: got 'adam', allowed beside theory are sgd, momentum"),
+        ({"model": "cnn"}, "model: got 'cnn', which has no analytic kernel, allowed are logistic, mlp, rbf_linear"),
+        ({"draws": 1}, "draws: got 1, must be a whole number of at least 2"),
+        ({"evaluate_every": 0}, "evaluate_every: got 0"),
+        ({"target": -1.0}, "target: got -1.0, must be above 0"),
+        ({"mu": 0.1}, "mu: is not used with algorithm 'fed_avg'"),
+    ],
+)
+def test_refuses_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], said: str) -> None:
+    monkeypatch.setattr(alone, "build", lambda described: pytest.fail("the data were loaded"))
+    with pytest.raises(ValueError) as caught:
+        theory_alone(**given)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"target": 1.5}, "target: got 1.5, must be above 0 and at most 1"),
+        ({"parameterization": "standard"}, "model: got 'mlp' whose kernel grows with its width"),
+        ({"w_std": 0.0, "b_std": 0.0}, "model: got 'mlp' that starts as the zero function"),
+    ],
+)
+def test_refuses_before_anything_is_predicted(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        theory_alone(**{name: value for name, value in SMALL.items() if name != "dataset"}, **given)
