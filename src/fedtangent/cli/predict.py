@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from fedtangent.compare.alone import Alone, Curve, Forecast, Plan, check_alone, forecasts, plan_of, ranked
+from fedtangent.compare.alone import Alone, Curve, Forecast, Plan, Rates, check_alone, forecasts, plan_of, ranked
 from fedtangent.engine.description import Description, in_common
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import clock, console, number, text_table
 
 MEBIBYTE = 2**20
+MUCH = 10.0  # times the best rate, beyond which a stable one is no use
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ def prepare(options: PredictOptions, described: tuple[Description, ...]) -> Job:
     values = in_common([one.values() for one in described]) | asdict(options)
     names = [one.algorithm.entry.name for one in described]
     values["algorithm"] = names[0] if len(names) == 1 else names
-    return Job([plan_of(one, options) for one in described], values, options.output)
+    placed = replace(options, kernel_dir=options.kernel_dir or options.output / "kernels")
+    return Job([plan_of(one, placed) for one in described], values, options.output)
 
 
 def run_job(job: Job) -> int:
@@ -61,7 +63,8 @@ def run_job(job: Job) -> int:
         write_metrics(folder, [metric for one in found for metric in _metrics(one)])
         write_result(folder, [row for one in ranked(found) for row in _rows(one)])
     learning_curves(found, folder / "figures" / "predicted.png")
-    loss_against_rate(found, folder / "figures" / "rates.png")
+    if found[0].rates is not None:
+        loss_against_rate(found, folder / "figures" / "rates.png")
     screen.print()
     if len(found) == 1:
         _show(screen, found[0])
@@ -77,7 +80,8 @@ def run_job(job: Job) -> int:
 def _metrics(found: Forecast) -> list[Metric]:
     """The predicted curves under the names that ``train`` gives its metrics, and the ends of their bands."""
     rows = []
-    for which, curve in (("predicted", found.given), ("predicted at the best rate", found.best)):
+    best = [] if found.rates is None else [("predicted at the best rate", found.best)]
+    for which, curve in (("predicted", found.given), *best):
         for (split, metric), values in curve.values.items():
             ends = dict(zip(("p5", "p95"), curve.band(split, metric), strict=True))
             shown = {metric: values.mean(axis=0), **{f"{metric}_{end}": value for end, value in ends.items()}}
@@ -92,15 +96,13 @@ def _metrics(found: Forecast) -> list[Metric]:
 
 
 def _rows(found: Forecast) -> list[dict[str, Any]]:
-    """result.json: one row for the given rate, one for the best."""
+    """result.json: one row for the given rate, one for the best where it was looked for."""
     rows, plan, rates = [], found.plan, found.rates
-    for which, curve in (("given", found.given), ("best", found.best)):
+    for which, curve in (("given", found.given), *([] if rates is None else [("best", found.best)])):
         row: dict[str, Any] = {"algorithm": found.name, "at": f"{which} rate", "rate": curve.rate}
-        row |= {
-            "largest_stable_rate": rates.stable,
-            "guaranteed_rate": rates.guaranteed,
-            "rounds": plan.setting.num_rounds,
-        }
+        if rates is not None:
+            row |= {"largest_stable_rate": rates.stable, "guaranteed_rate": rates.guaranteed}
+        row |= {"rounds": plan.setting.num_rounds}
         row |= {f"{split}_{metric}": float(curve.mean(split, metric)[-1]) for split, metric in curve.values}
         row |= {"uplink_bytes": int(found.uplink_bytes[-1])}
         if plan.alone.target is not None:
@@ -152,7 +154,13 @@ def _show(screen: Console, found: Forecast) -> None:
         cells.append(("", f"{way} MiB", number(int(sent[-1]) / MEBIBYTE, 2), ""))
     title = f"{found.name} at rate {found.given.rate:g}, round {horizon}, predicted"
     screen.print(text_table(title, ("split", "metric", "value", f"90 % of {plan.alone.draws} starts"), cells))
-    blank = [""] * len(_columns(plan))
+    if rates is not None:
+        _show_rates(screen, found, rates)
+    _remark(screen, found)
+
+
+def _show_rates(screen: Console, found: Forecast, rates: Rates) -> None:
+    plan, horizon, blank = found.plan, found.plan.setting.num_rounds, [""] * len(_columns(found.plan))
     lines = [("given", _rate(found.given.rate), *_ends(found, found.given)),
              (f"best at round {horizon}", _rate(rates.best), *_ends(found, found.best)),
              ("largest stable", _rate(rates.stable), *blank)]  # fmt: skip
@@ -162,14 +170,15 @@ def _show(screen: Console, found: Forecast) -> None:
     if 0 < rates.stable < found.given.rate:
         said = "the run does not train: it is above the largest stable one"
         screen.print(f"{found.name}: at rate {found.given.rate:g} {said}", highlight=False)
-    _remark(screen, found)
 
 
 def _show_ranked(screen: Console, found: Sequence[Forecast]) -> None:
     plan = found[0].plan
-    lines = [(f.name, _rate(f.rates.best), _rate(f.rates.stable), *_ends(f, f.best)) for f in found]
-    title = f"round {plan.setting.num_rounds} at best rates, predicted{_until(plan)}"
-    screen.print(text_table(title, ("algorithm", "best rate", "stable to", *_columns(plan)), lines))
+    lines = [(f.name, _rate(f.best.rate), "" if f.rates is None else _rate(f.rates.stable), *_ends(f, f.best))
+             for f in found]  # fmt: skip
+    which = "given" if found[0].rates is None else "best"
+    title = f"round {plan.setting.num_rounds} at {which} rates, predicted{_until(plan)}"
+    screen.print(text_table(title, ("algorithm", f"{which} rate", "stable to", *_columns(plan)), lines))
     for one in found:
         _remark(screen, one)
 
@@ -177,9 +186,11 @@ def _show_ranked(screen: Console, found: Sequence[Forecast]) -> None:
 def _remark(screen: Console, found: Forecast) -> None:
     """What the user should know before believing, or changing, a rate or a target."""
     plan, rates, lines = found.plan, found.rates, list[str]()
-    if rates.stable == 0:
+    if rates is not None and rates.stable == 0:
         lines.append("the training loss rises at every rate that was tried")
-    if rates.at_edge:
+    if rates is not None and plan.loss == "nll" and rates.stable > MUCH * rates.best:
+        lines.append("by the cross entropy a run may end well at rates far above the best: stable is no bound to go to")
+    if rates is not None and rates.at_edge:
         lines.append(f"the best rate is at an end of those tried, {rates.tried[0]:.3g} to {rates.tried[-1]:.3g}")
     if plan.alone.target is not None:
         reached = found.reached(plan.alone.target, found.best)
@@ -187,7 +198,7 @@ def _remark(screen: Console, found: Forecast) -> None:
             at_end = "" if found.limit is None else f"; rounds without end lead to {found.limit[plan.main]:.4g}"
             lines.append(
                 f"{_goal(plan)} is never reached in {plan.setting.num_rounds} rounds: the best at rate "
-                f"{rates.best:.3g} is {reached.nearest:.4g}{at_end}"
+                f"{found.best.rate:.3g} is {reached.nearest:.4g}{at_end}"
             )
     for line in lines:
         screen.print(f"{found.name}: {line}", highlight=False)

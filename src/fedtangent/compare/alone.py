@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.checks import number, real_array, whole
@@ -28,13 +28,16 @@ from fedtangent.compare.predicted import drawn_starts, limit_of, run_flow
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.side_by_side import Report
 from fedtangent.compare.simulated import cohorts
+from fedtangent.compare.sizes import plan_kernels, planned_kernels
 from fedtangent.compare.table import expected_accuracy
 from fedtangent.data.dataset import Dataset
 from fedtangent.engine.clients import default_mapping, engine_for
 from fedtangent.engine.description import Built, Description, build
 from fedtangent.engine.history import at_start, charge
 from fedtangent.engine.progress import progress_of
+from fedtangent.entries import option
 from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.kernels.large import LargeKernel
 from fedtangent.measures import uncertainty
 from fedtangent.models.entry import CROSS_ENTROPY
 from fedtangent.theory import Flow, best_learning_rate
@@ -49,7 +52,7 @@ APART = 2.7  # factor between the rates that are tried before the best is narrow
 FACTORS = 2.0**-20, 2.0**20  # of the run's rate, beyond which no bound of stability is looked for
 TRIALS = 25  # about as many as a search takes
 AT_ONCE = 2**26  # outputs that are held at once, half a GiB
-MOST_LIMIT = 10_000  # training rows of which a limit is solved
+KERNELS = Path("results/kernels")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +65,10 @@ class Alone:
     """Initial functions (times K) that are averaged over, and make the band; two or more."""
     evaluate_every: int = 1
     """Rounds between evaluations, at which a target can be reached."""
+    rates: bool = True
+    """Off: the learning curve at the rate that is given, and no search for others."""
+    kernel_dir: Path | None = option(None, may_differ=True)
+    """Folder of the kernel's file, where memory has no room for it (default: below the output)."""
 
 
 class Plan(NamedTuple):
@@ -80,6 +87,14 @@ class Plan(NamedTuple):
     def rate(self) -> float:
         """The clients' rate that the run is given, the first of a schedule."""
         return float(np.ravel(self.setting.learning_rate)[0])
+
+    @property
+    def at_once(self) -> int:
+        """How many of its initial functions run together, a divisor of all."""
+        s = self.setting
+        of_one = len(s.rounds) * s.schedule.num_models * (len(s.x_train) + len(s.x_test)) * s.y_train.shape[1]
+        draws = self.alone.draws
+        return max(e for e in range(1, draws + 1) if draws % e == 0 and (e == 1 or e * of_one <= AT_ONCE))
 
     @property
     def main(self) -> str:
@@ -129,8 +144,8 @@ class Forecast(NamedTuple):
 
     plan: Plan
     given: Curve  # at the rate that the run is given
-    best: Curve  # at its best rate
-    rates: Rates
+    best: Curve  # at its best rate; where none was looked for, the one that is given
+    rates: Rates | None
     uplink_bytes: np.ndarray  # [r] until each evaluated round, from 0 on
     downlink_bytes: np.ndarray  # [r]
     limit: dict[str, float] | None  # test metrics of rounds without end (Theorem 2), where a target is not reached
@@ -195,10 +210,12 @@ def theory_alone(
 
 def forecasts(plans: Sequence[Plan], progress: bool = False, say: Report = lambda line: None) -> Iterator[Forecast]:
     """Everything of each plan, of the same data and network, whose kernels are computed once."""
-    say(f"kernels of {plans[0].built.description.dataset.entry.name}")
-    blocks = plans[0].setting.blocks()
+    first = plans[0]
+    memory = plan_kernels(first.setting, first.at_once, first.alone.kernel_dir or KERNELS)
+    say(str(memory))
+    kernels = planned_kernels(first.setting, memory, progress)
     for plan in plans:
-        yield forecast(plan, blocks, progress, say)
+        yield forecast(plan, kernels, progress, say)
 
 
 def check_alone(described: Description, alone: Alone) -> None:
@@ -228,21 +245,25 @@ def plan_of(described: Description, alone: Alone) -> Plan:
     return plan
 
 
-def forecast(plan: Plan, blocks: KernelBlocks, progress: bool = False, say: Report = lambda line: None) -> Forecast:
-    """Everything of ``plan``, of whose setting ``blocks`` are the kernels."""
+def forecast(
+    plan: Plan, kernels: KernelBlocks | LargeKernel, progress: bool = False, say: Report = lambda line: None
+) -> Forecast:
+    """Everything of ``plan``, of whose setting these are the kernels."""
     setting, name = plan.setting, plan.setting.name
     with jax.default_matmul_precision("highest"):
         drawn = cohorts(setting)
-        runs = _Runs(plan, run_flow(setting, blocks, drawn), drawn_starts(setting, blocks, plan.alone.draws))
+        runs = _Runs(plan, run_flow(setting, kernels, drawn), drawn_starts(setting, kernels, plan.alone.draws))
         say(f"{name}: learning curve, {plan.alone.draws} starts")
         given = runs.curve(plan.rate, progress)
-        say(f"{name}: stable and best rate, {runs.tried} starts")
-        rates = _rates(runs, float(given.mean("train", plan.loss)[0]), progress)
-        say(f"{name}: learning curve at the best rate")
-        found = Forecast(plan, given, runs.curve(rates.best, progress), rates, *_traffic(plan, drawn), None)
+        found = Forecast(plan, given, given, None, *_traffic(plan, drawn), None)
+        if plan.alone.rates:
+            say(f"{name}: stable and best rate, {runs.tried} starts")
+            rates = _rates(runs, float(given.mean("train", plan.loss)[0]), progress)
+            say(f"{name}: learning curve at the best rate")
+            found = found._replace(best=runs.curve(rates.best, progress), rates=rates)
         target = plan.alone.target
         if target is not None and found.reached(target, found.best).round is None:
-            found = found._replace(limit=_at_limit(setting, blocks, runs.flow))
+            found = found._replace(limit=_at_limit(setting, kernels, runs.flow))
     return found
 
 
@@ -270,62 +291,62 @@ class _Runs(NamedTuple):
             self.flow, rounds=rounds._replace(learning_rate=rounds.learning_rate * (rate / self.plan.rate))
         )
 
-    def outputs(self, split: str, rate: float, rounds: Sequence[int], draws: slice) -> np.ndarray:
-        """[E, r, K, ., C] of some initial functions, at the examples that ``train`` measures."""
-        flow, train = self.at(rate), len(self.plan.setting.x_train)
-        starts = jnp.asarray(self.starts[draws])
-        f_train, f_test = starts[:, :, :train], starts[:, :, train:]
-        if split == "test":
-            return np.asarray(jax.vmap(lambda a, b: flow.predict(a, b, rounds))(f_train, f_test))
-        found = jax.vmap(lambda a: flow.predict_train(a, rounds))(f_train)
-        return np.asarray(found[..., : len(self.plan.built.splits["train"].x), :])
+    def measured(self, rate: float, rounds: Sequence[int], draws: slice) -> dict[tuple[str, str], np.ndarray]:
+        """(split, metric) -> [E, r] of some initial functions, at the examples that ``train`` measures and as it does."""
+        splits, train, starts = self.plan.built.splits, len(self.plan.setting.x_train), self.starts[draws]
+        given = starts[:, :, :train], starts[:, :, train:]
+        runs = self.at(rate).runs(*given, rounds, len(splits["train"].x))
+        values: dict[tuple[str, str], np.ndarray] = {}
+        for split, outputs in zip(("train", "test"), runs, strict=True):
+            found = [
+                [
+                    uncertainty.measure(Prediction(f.mean(axis=0), f), *splits[split][1:], self.plan.built.loss)
+                    for f in run
+                ]
+                for run in np.asarray(outputs).transpose(2, 0, 1, 3, 4)  # [E, r, K, ., C]
+            ]
+            for name in found[0][0]:
+                values[split, name] = np.array([[one[name] for one in run] for run in found])
+        return values
 
-    def measured(self, split: str, rate: float, rounds: Sequence[int], draws: slice) -> dict[str, np.ndarray]:
-        """Metric -> [E, r], as ``train`` measures."""
-        examples, loss = self.plan.built.splits[split], self.plan.built.loss
-        found = [
-            [uncertainty.measure(Prediction(f.mean(axis=0), f), *examples[1:], loss) for f in run]
-            for run in self.outputs(split, rate, rounds, draws)
-        ]
-        return {name: np.array([[one[name] for one in run] for run in found]) for name in found[0][0]}
-
-    def loss(self, split: str, rate: float) -> float:
-        """At the horizon, the mean over the initial functions that rates are tried on."""
-        found = self.measured(split, rate, (self.flow.num_rounds,), slice(self.tried))
-        return float(found[self.plan.loss].mean())
+    def losses(self, rate: float) -> tuple[float, float]:
+        """Training and test loss at the horizon, the mean over the initial functions that rates are tried on."""
+        found = self.measured(rate, (self.flow.num_rounds,), slice(self.tried))
+        train, test = (float(found[split, self.plan.loss].mean()) for split in ("train", "test"))
+        return train, test
 
     def curve(self, rate: float, progress: bool) -> Curve:
         """All metrics at all evaluated rounds."""
-        setting, total = self.plan.setting, len(self.starts)
-        of_one = len(setting.rounds) * self.starts[0].size
-        step = max(s for s in range(1, total + 1) if total % s == 0 and (s == 1 or s * of_one <= AT_ONCE))
+        setting, total, step = self.plan.setting, len(self.starts), self.plan.at_once
         values: dict[tuple[str, str], list[np.ndarray]] = {}
-        with progress_of(2 * total, f"{setting.name}: learning curve", "run", shown=progress) as shown:
-            for split in ("train", "test"):
-                for first in range(0, total, step):
-                    found = self.measured(split, rate, setting.rounds, slice(first, first + step))
-                    for name, value in found.items():
-                        values.setdefault((split, name), []).append(value)
-                    shown.update(step)
-        whole_ = {key: np.concatenate(parts) for key, parts in values.items()}
-        return Curve(rate, np.array(setting.rounds), whole_)
+        with progress_of(total, f"{setting.name}: learning curve", "run", shown=progress) as shown:
+            for first in range(0, total, step):
+                for key, value in self.measured(rate, setting.rounds, slice(first, first + step)).items():
+                    values.setdefault(key, []).append(value)
+                shown.update(step)
+        return Curve(rate, np.array(setting.rounds), {key: np.concatenate(parts) for key, parts in values.items()})
 
 
 def _rates(runs: _Runs, first_loss: float, progress: bool) -> Rates:
     """Stable and best rate; the loss of the untrained models is ``first_loss``."""
     given, numbers, stepwise = runs.plan.rate, runs.flow.numbers, runs.flow.kind.stepwise
+    seen: dict[float, tuple[float, float]] = {}  # rate -> training and test loss
     tried: dict[float, float] = {}
     with progress_of(TRIALS, f"{runs.plan.setting.name}: rates", "trial", shown=progress) as shown:
 
+        def losses(rate: float) -> tuple[float, float]:
+            if rate not in seen:
+                shown.update(1)
+                seen[rate] = runs.losses(rate)
+            return seen[rate]
+
         def is_stable(rate: float) -> bool:
-            shown.update(1)
             if runs.flow.kind.algorithm == "fed_nova" and float(numbers.mu) * rate >= 1:
                 return False  # its normaliser is no positive number
-            return runs.loss("train", rate) <= first_loss  # nor is what is no number
+            return losses(rate)[0] <= first_loss  # nor is what is no number
 
         def test_loss(rate: float) -> float:
-            shown.update(1)
-            tried[rate] = runs.loss("test", rate)
+            tried[rate] = losses(rate)[1]
             return tried[rate]
 
         stable = given * largest_factor(lambda factor: is_stable(given * factor))
@@ -334,7 +355,7 @@ def _rates(runs: _Runs, first_loss: float, progress: bool) -> Rates:
         coarse = 1 + int(np.ceil(np.log(high / low) / np.log(APART)))
         best = best_learning_rate(test_loss, low, high, coarse=coarse, tolerance=TOLERANCE, derivative=False)
     kind, bound = runs.flow.kind, None
-    plain = kind.algorithm == "fed_avg" and not kind.momentum and not stepwise
+    plain = kind.algorithm == "fed_avg" and not kind.momentum and not stepwise  # as those of a large kernel are
     if plain:
         largest = float(np.max(runs.flow.rounds.learning_rate))
         bound = runs.flow.stability().max_stable_learning_rate * given / largest
@@ -376,14 +397,18 @@ def _traffic(plan: Plan, drawn: Cohort) -> tuple[np.ndarray, np.ndarray]:
     return up, down
 
 
-def _at_limit(setting: Setting, blocks: KernelBlocks, flow: Flow) -> dict[str, float] | None:
-    """Test metrics of Theorem 2's limit, of the mean of K models; None where it is not known."""
-    if not flow.kind.is_linear or flow.kind.decays or len(setting.x_train) > MOST_LIMIT:
+def _at_limit(setting: Setting, kernels: KernelBlocks | LargeKernel, flow: Flow) -> dict[str, float] | None:
+    """Test metrics of Theorem 2's limit, of the mean of K models; None where it is not known.
+
+    Of a large kernel those of the mean over initial functions.
+    """
+    if not flow.kind.is_linear or flow.kind.decays:
         return None
-    limit = limit_of(setting, blocks)[0]
+    limit = limit_of(setting, kernels)[0]
     if limit is None:
         return None
-    mean, cov = np.asarray(limit.mean), np.asarray(limit.cov) / setting.schedule.num_models
+    mean, m = np.asarray(limit.mean), len(setting.x_test)
+    cov = np.zeros((m, m)) if limit.cov is None else np.asarray(limit.cov) / setting.schedule.num_models
     found = {"mse": float(np.mean((mean - setting.y_test) ** 2) + np.mean(np.diag(cov)))}
     accuracy = expected_accuracy(setting, mean, cov)
     return found if accuracy is None else found | {"accuracy": accuracy}

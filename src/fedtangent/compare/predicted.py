@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtangent.compare.settings import Setting
-from fedtangent.compare.simulated import Simulated
+from fedtangent.compare.simulated import Simulated, network_functions
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
+from fedtangent.kernels.large import LargeKernel
 from fedtangent.theory import Flow, Rule, federated_flow, gp_limit, prior_functions
 from fedtangent.theory.fed_ensemble.limit import covariance_terms
 from fedtangent.types import Cohort, Gaussian
@@ -70,10 +71,14 @@ def predict(setting: Setting, cohorts: Cohort) -> Predicted:
     return Predicted(setting, cohorts, blocks, flow, moments, limit, why, influences)
 
 
-def limit_of(setting: Setting, blocks: KernelBlocks) -> tuple[Gaussian | None, str]:
+def limit_of(setting: Setting, kernels: KernelBlocks | LargeKernel) -> tuple[Gaussian | None, str]:
     """Theorem 2's limit; or None, and why there is none."""
     held = np.unique(setting.partition.indices)  # rows that nobody holds are not learnt
-    known = blocks if len(held) == len(setting.x_train) else _of_rows(blocks, held)
+    known = kernels
+    if len(held) < len(setting.x_train):
+        if isinstance(kernels, LargeKernel):
+            return None, "some training points of a large kernel are held by nobody"
+        known = _of_rows(kernels, held)
     try:
         return gp_limit(known, setting.y_train[held], max_relative_jitter=0.0), ""
     except SingularKernelError as error:
@@ -98,10 +103,17 @@ def _from_prior(setting: Setting, blocks: KernelBlocks, flow: Flow) -> np.ndarra
     return np.stack(each)
 
 
-def drawn_starts(setting: Setting, blocks: KernelBlocks, draws: int) -> np.ndarray:
-    """Initial functions of the K models, so many of each from the prior, at all points: [draws, K, n + m, C]."""
+def drawn_starts(setting: Setting, kernels: KernelBlocks | LargeKernel, draws: int) -> np.ndarray:
+    """Initial functions of the K models, so many of each, at all points: [draws, K, n + m, C].
+
+    Draws from the prior; of a large kernel, whose prior is too large to factorise, networks of the setting's own width.
+    """
     models, outputs = setting.schedule.num_models, setting.y_train.shape[1]
-    starts = np.asarray(prior_functions(blocks, draws * models * outputs, setting.seed))  # [n + m, .]
+    if isinstance(kernels, LargeKernel):
+        x = np.concatenate([setting.x_train, setting.x_test]).astype(np.float32)
+        found = network_functions(setting, setting.largest, draws * models, x)
+        return found.reshape(draws, models, len(x), outputs)
+    starts = np.asarray(prior_functions(kernels, draws * models * outputs, setting.seed))  # [n + m, .]
     return starts.reshape(len(starts), draws, models, outputs).transpose(1, 2, 0, 3)
 
 
@@ -114,7 +126,7 @@ def _sampled_laws(drawn: np.ndarray) -> tuple[ModelLaw, ...]:
 
 def run_flow(
     setting: Setting,
-    blocks: KernelBlocks,
+    blocks: KernelBlocks | LargeKernel,
     cohorts: Cohort,
     num_models: int | None = None,
     outputs: str = "shared",

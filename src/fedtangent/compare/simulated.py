@@ -20,7 +20,7 @@ from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.types import Algorithm, Cohort, Model
 
-AT_ONCE = 100  # initial functions that are computed together
+AT_ONCE, POINTS_AT_ONCE = 100, 2**17  # initial functions that are computed together, and points of all of them
 
 
 class Simulated(NamedTuple):
@@ -48,13 +48,19 @@ def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
 
 def initial_functions(setting: Setting, width: int, count: int) -> np.ndarray:
     """``count`` more networks of ``width`` at the test points before any training, [count, m, C]."""
+    return network_functions(setting, width, count, setting.x_test)
+
+
+def network_functions(setting: Setting, width: int, count: int, x: np.ndarray) -> np.ndarray:
+    """The same at points x, [count, ., C], some networks at a time."""
     keys = jax.random.split(init_key(setting, setting.draws, width), count)  # the key of no draw
-    return np.asarray(_initial_functions(setting.model(width), keys, jnp.asarray(setting.x_test)))
+    together = max(1, min(AT_ONCE, POINTS_AT_ONCE // len(x)))
+    return np.asarray(_initial_functions(setting.model(width), keys, jnp.asarray(x), together))
 
 
-@partial(jax.jit, static_argnames=("model",))
-def _initial_functions(model: Model, keys: jax.Array, x: jax.Array) -> jax.Array:
-    return jax.lax.map(lambda key: model.apply(model.init(key), x), keys, batch_size=AT_ONCE)
+@partial(jax.jit, static_argnames=("model", "together"))
+def _initial_functions(model: Model, keys: jax.Array, x: jax.Array, together: int) -> jax.Array:
+    return jax.lax.map(lambda key: model.apply(model.init(key), x), keys, batch_size=together)
 
 
 def trained_networks(setting: Setting, width: int, progress: bool = False) -> Simulated:

@@ -56,11 +56,13 @@ def _lines(forecasts: Sequence[Forecast]) -> list[tuple[Curve, str, str, str]]:
         ]
     (found,) = forecasts
     given = f"rate {found.given.rate:.3g}"
-    return [
+    lines = [
         (found.given, "train", f"training, {given}", SIMULATED),
         (found.given, "test", f"test, {given}", SIMULATED),
-        (found.best, "test", f"test, best rate {found.best.rate:.3g}", PREDICTED),
     ]
+    if found.rates is not None:
+        lines.append((found.best, "test", f"test, best rate {found.best.rate:.3g}", PREDICTED))
+    return lines
 
 
 def loss_against_rate(forecasts: Sequence[Forecast], path: Path) -> Path:
@@ -69,6 +71,8 @@ def loss_against_rate(forecasts: Sequence[Forecast], path: Path) -> Path:
     ax: Axes = axes[0][0]
     for i, found in enumerate(forecasts):
         colour, rates, one = METHODS[i % len(METHODS)], found.rates, len(forecasts) == 1
+        if rates is None:
+            continue
         kept = np.isfinite(rates.losses)
         ax.plot(rates.tried[kept], rates.losses[kept], ".-", ms=4, lw=1.2, color=colour, label=found.name)
         best = float(rates.losses[rates.tried == rates.best][0])
