@@ -292,17 +292,15 @@ class _Runs(NamedTuple):
         )
 
     def measured(self, rate: float, rounds: Sequence[int], draws: slice) -> dict[tuple[str, str], np.ndarray]:
-        """(split, metric) -> [E, r] of some initial functions, at the examples that ``train`` measures and as it does."""
-        splits, train, starts = self.plan.built.splits, len(self.plan.setting.x_train), self.starts[draws]
+        """(split, metric) -> [E, r] of some initial functions: what ``train`` measures, at the same examples."""
+        built, train, starts = self.plan.built, len(self.plan.setting.x_train), self.starts[draws]
+        splits, loss = built.splits, built.loss
         given = starts[:, :, :train], starts[:, :, train:]
         runs = self.at(rate).runs(*given, rounds, len(splits["train"].x))
         values: dict[tuple[str, str], np.ndarray] = {}
         for split, outputs in zip(("train", "test"), runs, strict=True):
             found = [
-                [
-                    uncertainty.measure(Prediction(f.mean(axis=0), f), *splits[split][1:], self.plan.built.loss)
-                    for f in run
-                ]
+                [uncertainty.measure(Prediction(f.mean(axis=0), f), *splits[split][1:], loss) for f in run]
                 for run in np.asarray(outputs).transpose(2, 0, 1, 3, 4)  # [E, r, K, ., C]
             ]
             for name in found[0][0]:
