@@ -140,14 +140,15 @@ def _given_partition(partition: Partition) -> Chosen:
     return Chosen(Entry("given", "given", lambda o, data, seed: partition), NoOptions())
 
 
-def setting_of(described: Description, beside: Beside) -> Setting:
+def setting_of(described: Description, beside: Beside, built: Built | None = None) -> Setting:
     """The setting of a described run for every width; raises ``ValueError`` as ``beside_theory`` does.
 
-    All that does not need the data is checked before they are loaded.
+    All that does not need the data is checked before they are loaded, unless they are there: ``built`` is the run, of
+    this seed or another one, whose data and clients are then used.
     """
     followed, weighting = _rule(described)
     widths = _widths(described, beside)
-    built = build(described)
+    built = build(described) if built is None else built
     work, common = _work(described.algorithm.options), described.run
     cohorts = weighed_cohorts(built.schedule, built.clients, common.num_rounds, common.seed, weighting)
     followed["batches"] = drawn_rows(work, built.clients, cohorts, common.seed)

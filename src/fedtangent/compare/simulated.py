@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,9 +19,12 @@ from fedtangent.engine.progress import progress_of
 from fedtangent.engine.run import predict, resolve_mapping, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
+from fedtangent.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
 from fedtangent.types import Algorithm, Cohort, Model
 
 AT_ONCE = 100  # initial functions that are computed together
+FOLLOWED = 2  # draws whose tangent kernels are followed, at most
+WATCHED = 256  # training examples that they are measured on, at most
 
 
 class Simulated(NamedTuple):
@@ -36,6 +40,7 @@ class Simulated(NamedTuple):
     uplink_bytes: int  # of one run of the K models
     downlink_bytes: int
     info: dict[str, Any]
+    drift: np.ndarray | None = None  # [r, K, e] of the kernels of the first draws, where they were followed
 
 
 def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
@@ -57,13 +62,23 @@ def _initial_functions(model: Model, keys: jax.Array, x: jax.Array) -> jax.Array
     return jax.lax.map(lambda key: model.apply(model.init(key), x), keys, batch_size=AT_ONCE)
 
 
-def trained_networks(setting: Setting, width: int, progress: bool = False) -> Simulated:
+def trained_networks(setting: Setting, width: int, progress: bool = False, followed: int = 0) -> Simulated:
     """Train E ensembles of K networks of ``width`` by the setting's algorithm under its schedule.
 
     The draws share schedule and minibatches (their keys are of the setting's seed) and differ in the initialisation.
+    The drift of the tangent kernels is measured in the first ``followed`` ones.
     """
-    algorithm = recipe(setting, setting.model(width))
-    return trained(setting, algorithm, setting.method, width, progress)
+    model = setting.model(width)
+    algorithm = recipe(setting, model)
+    watches: list[KernelDiagnostics] = []
+    for draw in range(followed):
+        given = setting.seed, init_key(setting, draw, width)
+        if watches:
+            watches.append(watches[0].of_seed(algorithm, setting.partition.num_clients, *given))
+        else:
+            data = setting.federated()
+            watches.append(kernel_diagnostics(algorithm, model, data, given[0], WATCHED, init_key=given[1]))
+    return trained(setting, algorithm, setting.method, width, progress, watches=watches)
 
 
 def recipe(setting: Setting, model: Model) -> Algorithm:
@@ -98,16 +113,23 @@ def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool
 
 
 def trained(
-    setting: Setting, algorithm: Algorithm, method: str, width: int, progress: bool = False, mapping: str = "auto"
+    setting: Setting,
+    algorithm: Algorithm,
+    method: str,
+    width: int,
+    progress: bool = False,
+    mapping: str = "auto",
+    watches: Sequence[KernelDiagnostics] = (),
 ) -> Simulated:
-    """Run ``algorithm``, called ``method``, as ``setting`` says, once for each of its draws."""
+    """Run ``algorithm``, called ``method``, as ``setting`` says, once for each of its draws, the first ones watched."""
     data, x = setting.federated(), jnp.asarray(np.concatenate([setting.x_train, setting.x_test]))
     split = len(setting.x_train)
     mapping = resolve_mapping(algorithm, data, setting.num_rounds, mapping).mapping  # once: all draws run one program
 
-    def outputs(state: Any) -> dict[str, np.ndarray]:
+    def outputs(watch: KernelDiagnostics | None, state: Any) -> dict[str, np.ndarray]:
         prediction = predict(algorithm, state, x)
-        return {"members": np.asarray(prediction.members), "mean": np.asarray(prediction.mean)}
+        found = {"members": np.asarray(prediction.members), "mean": np.asarray(prediction.mean)}
+        return found if watch is None else found | {"drift": watch.drifts(state)}
 
     def one_run(draw: int) -> tuple[History, float]:
         start = time.perf_counter()
@@ -118,7 +140,7 @@ def trained(
             seed=setting.seed,
             mapping=mapping,
             evaluate_every=setting.evaluate_every or None,
-            evaluate=outputs,
+            evaluate=partial(outputs, watches[draw] if draw < len(watches) else None),
             init_key=init_key(setting, draw, width),
         )
         return run.history, time.perf_counter() - start
@@ -145,6 +167,9 @@ def trained(
         uplink_bytes=last.uplink_bytes,
         downlink_bytes=last.downlink_bytes,
         info={k: np.stack([h.rounds[k] for h in histories]) for k in histories[-1].rounds if k != "cohort"},
+        drift=np.stack([[e.metrics["drift"] for e in h.evaluations] for h in histories[: len(watches)]], axis=2)
+        if watches
+        else None,
     )
 
 
