@@ -228,8 +228,9 @@ def _watch(job: Job) -> Watch | None:
         given = built.algorithm, built.model, built.data, job.seeds[0]
         return kernel_diagnostics(*given, o.diagnostics_examples, built.description.run.seed)
     watch = laziness_diagnostics(built, o.evaluate_every, o.diagnostics_examples)
-    if watch.why_no_limit and is_main():
-        say(f"laziness without infinite width: {watch.why_no_limit}")
+    if is_main():
+        missing = f", and not beside infinite width: {watch.why_no_limit}" if watch.why_no_limit else ""
+        console().print(f"laziness: the linearised networks are trained as well{missing}", highlight=False)
     return watch
 
 

@@ -11,11 +11,10 @@ import numpy as np
 
 from fedtangent.checks import whole
 from fedtangent.compare import judged
-from fedtangent.compare.exact import some_points
-from fedtangent.compare.laziness.widths import Laziness, is_followed, split
+from fedtangent.compare.laziness.widths import Laziness, at_points, followed_draws, split
 from fedtangent.compare.predicted import Predicted, predict
 from fedtangent.compare.settings import Setting
-from fedtangent.compare.simulated import FOLLOWED, Simulated, cohorts, ntk_fl, trained_networks
+from fedtangent.compare.simulated import Simulated, cohorts, ntk_fl, trained_networks
 from fedtangent.compare.statistics import relative_errors
 from fedtangent.compare.table import MethodRow, simulated_row, theory_row
 from fedtangent.compare.verdicts import Verdict
@@ -95,13 +94,13 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
         flow_start = time.perf_counter()
         theory = predict(setting, cohorts(setting))
         flow_seconds = time.perf_counter() - flow_start
-        seen, followed = [], FOLLOWED if is_followed(setting) else 0
+        seen, followed = list[Simulated](), followed_draws(setting)
         for width in setting.widths:
             say(f"{setting.name}: {setting.method}, {setting.draws} x K = {setting.schedule.num_models}, width {width}")
             seen.append(trained_networks(setting, width, progress, followed))
         moved = _evolve(setting, progress, say)
         gaps = tuple(flow_gap(theory, s) for s in seen)
-        laziness = tuple(_lazy(theory, s, g) for s, g in zip(seen, gaps, strict=True)) if followed else ()
+        laziness = tuple(_lazy(theory, *pair) for pair in zip(seen, gaps, strict=True)) if followed else ()
         say(f"{setting.name}: verdicts")
         verdicts = judged.all_verdicts(theory, tuple(seen), moved)
     rows = _rows(theory, seen, moved, gaps, flow_seconds)
@@ -109,9 +108,8 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
 
 
 def _lazy(theory: Predicted, seen: Simulated, gap: FlowGap) -> Laziness:
-    """The parts of the distance of the first draws' networks to the flow."""
-    infinite = np.concatenate([gap.train, gap.test[..., some_points(theory.setting), :]], axis=-2)
-    return split(theory, seen, infinite[:, :, :FOLLOWED])
+    """The parts of the distance of some networks to the flow."""
+    return split(theory, seen, at_points(theory.setting, gap.train, gap.test))
 
 
 def _evolve(setting: Setting, progress: bool, say: Report) -> tuple[Simulated, ...]:

@@ -20,11 +20,17 @@ from fedtangent.engine.run import predict, resolve_mapping, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
-from fedtangent.types import Algorithm, Cohort, Model
+from fedtangent.types import Algorithm, Cohort, Model, PyTree
 
 AT_ONCE = 100  # initial functions that are computed together
-FOLLOWED = 2  # draws whose tangent kernels are followed, at most
 WATCHED = 256  # training examples that they are measured on, at most
+
+
+class Followed(NamedTuple):
+    """What is known besides of the networks of the first draws, e of them."""
+
+    starts: list[PyTree]  # [e] initial weights of the K networks of a draw, [K, ...]
+    drift: np.ndarray  # [r, K, e] of their tangent kernels, relative, in the Frobenius norm
 
 
 class Simulated(NamedTuple):
@@ -40,7 +46,7 @@ class Simulated(NamedTuple):
     uplink_bytes: int  # of one run of the K models
     downlink_bytes: int
     info: dict[str, Any]
-    drift: np.ndarray | None = None  # [r, K, e] of the kernels of the first draws, where they were followed
+    followed: Followed | None = None
 
 
 def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
@@ -66,7 +72,7 @@ def trained_networks(setting: Setting, width: int, progress: bool = False, follo
     """Train E ensembles of K networks of ``width`` by the setting's algorithm under its schedule.
 
     The draws share schedule and minibatches (their keys are of the setting's seed) and differ in the initialisation.
-    The drift of the tangent kernels is measured in the first ``followed`` ones.
+    The first ``followed`` ones are followed more closely (``Followed``).
     """
     model = setting.model(width)
     algorithm = recipe(setting, model)
@@ -129,7 +135,10 @@ def trained(
     def outputs(watch: KernelDiagnostics | None, state: Any) -> dict[str, np.ndarray]:
         prediction = predict(algorithm, state, x)
         found = {"members": np.asarray(prediction.members), "mean": np.asarray(prediction.mean)}
-        return found if watch is None else found | {"drift": watch.drifts(state)}
+        if watch is None:
+            return found
+        start = {"start": jax.tree.map(np.array, watch.parameters(state))} if int(state.round) == 0 else {}
+        return found | start | {"drift": watch.drifts(state)}
 
     def one_run(draw: int) -> tuple[History, float]:
         start = time.perf_counter()
@@ -167,10 +176,13 @@ def trained(
         uplink_bytes=last.uplink_bytes,
         downlink_bytes=last.downlink_bytes,
         info={k: np.stack([h.rounds[k] for h in histories]) for k in histories[-1].rounds if k != "cohort"},
-        drift=np.stack([[e.metrics["drift"] for e in h.evaluations] for h in histories[: len(watches)]], axis=2)
-        if watches
-        else None,
+        followed=_followed(histories[: len(watches)]) if watches else None,
     )
+
+
+def _followed(histories: Sequence[History]) -> Followed:
+    drift = np.stack([[e.metrics["drift"] for e in h.evaluations] for h in histories], axis=2)
+    return Followed([h.evaluations[0].metrics["start"] for h in histories], drift)
 
 
 def cohorts(setting: Setting) -> Cohort:

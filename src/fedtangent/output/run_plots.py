@@ -124,14 +124,14 @@ def laziness_figure(series: dict[str, dict[int, list[float]]], title: str, path:
     """The parts of the distance of networks to their prediction along a run, and their kernels' drift beside them.
 
     ``series`` is ``{metric: {round: values}}``, a value for each model and seed: lines are means, bands go from the
-    smallest to the largest. Parts that there are not are left out.
+    smallest to the largest. Parts that there are not are left out, and round 0, at which nothing has moved.
     """
     figure, axes = canvas(2, width=4.8, height=3.6)
     distances, drift = axes[0]
     for metric, (label, colour) in LAZINESS.items():
         if metric in series:
-            _banded(distances, series[metric], colour, label)
-    dress(distances, "round", "distance / how far the linearisation has moved", "distance of the function", whole=True)
+            _banded(distances, {r: values for r, values in series[metric].items() if r > 0}, colour, label)
+    dress(distances, "round", "over how far the linearisation has moved", "distance of the function", whole=True)
     _banded(drift, series["drift"], METHODS[3], "")
     dress(drift, "round", "relative change, Frobenius norm", "drift of the tangent kernel", whole=True)
     for ax in axes[0]:

@@ -11,60 +11,61 @@ from fedtangent.compare import exact
 from fedtangent.compare.laziness.parts import Parts, parts
 from fedtangent.compare.predicted import Predicted, run_flow
 from fedtangent.compare.settings import Setting
-from fedtangent.compare.simulated import Simulated, cohorts, init_key, recipe
+from fedtangent.compare.simulated import Simulated
 from fedtangent.types import Model, PyTree
 
 
 class Laziness(NamedTuple):
-    """The split of the first draws' networks of one width, at every evaluated round; see ``laziness.parts``."""
+    """The split of some networks of one width, at every evaluated round; see ``laziness.parts``."""
 
     width: int
     parts: Parts  # each [r, K, e]
-    drift: np.ndarray  # [r, K, e] of the tangent kernel, relative, in the Frobenius norm
+    drift: np.ndarray  # [r, K, e], see ``Followed``
 
     def curves(self) -> dict[str, np.ndarray]:
         """``METRICS`` by name, each [r, K, e]."""
         return self.parts._asdict() | {"drift": self.drift}
 
 
-def is_followed(setting: Setting) -> bool:
-    """Whether a comparison splits the distance: of networks whose whole kernel, [n C, n C], is not too large."""
-    return not setting.is_linear and setting.y_train.size <= exact.MOST_ROWS
+def followed_draws(setting: Setting) -> int:
+    """How many draws of a width are split: one, two of a single model; 0 where there is nothing to show.
+
+    That is for a linear model, or for networks whose whole kernel, [n C, n C], is too large.
+    """
+    if setting.is_linear or setting.y_train.size > exact.MOST_ROWS:
+        return 0
+    return 1 if setting.schedule.num_models > 1 else 2
 
 
 def split(theory: Predicted, seen: Simulated, infinite: np.ndarray) -> Laziness:
-    """How lazy the first draws of ``seen`` are, at the training examples and some test points together.
+    """How lazy the networks of ``seen`` that were followed are, at the training and some test examples together.
 
     The path of a linearised network is the federated flow with the whole empirical kernel at its start: exact, and
-    cheaper than its training. ``infinite`` [r, K, e, n + m, C] is the flow of infinite width there.
+    cheaper than its training. ``infinite`` [r, K, E, n + m, C] is the flow of infinite width, ``at_points``.
     """
-    setting, draws = theory.setting, infinite.shape[2]
-    points, model = exact.some_points(setting), setting.model(seen.width)
-    network = np.concatenate([seen.train, seen.test[..., points, :]], axis=-2)[:, :, :draws]
+    assert seen.followed is not None
+    setting, model, draws = theory.setting, theory.setting.model(seen.width), len(seen.followed.starts)
+    network = at_points(setting, seen.train, seen.test)[:, :, :draws]
     linear = np.empty_like(network)
-    for draw in range(draws):
-        for k, params in enumerate(_starts(setting, model, seen.width, draw)):
-            linear[:, k, draw] = linearised_flow(setting, model, params, network[0, k, draw], k, points)
-    assert seen.drift is not None
-    return Laziness(seen.width, parts(linear[0], network, linear, infinite), seen.drift)
+    for draw, starts in enumerate(seen.followed.starts):
+        for k in range(network.shape[1]):
+            own = jax.tree.map(lambda leaf, k=k: leaf[k], starts)
+            linear[:, k, draw] = linearised_flow(theory, model, own, network[0, k, draw], k)
+    return Laziness(seen.width, parts(linear[0], network, linear, infinite[:, :, :draws]), seen.followed.drift)
 
 
-def _starts(setting: Setting, model: Model, width: int, draw: int) -> list[PyTree]:
-    """The initial weights of the K networks of a draw."""
-    algorithm, clients = recipe(setting, model), setting.partition.num_clients
-    assert algorithm.params is not None
-    stacked = algorithm.params(algorithm.init(setting.seed, clients, init_key(setting, draw, width)))
-    return [jax.tree.map(lambda leaf, k=k: leaf[k], stacked) for k in range(setting.schedule.num_models)]
+def at_points(setting: Setting, train: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """Outputs [..., n, C] at the training examples and [..., m, C] at the test examples, at some of these, together."""
+    return np.concatenate([train, test[..., exact.some_points(setting), :]], axis=-2)
 
 
-def linearised_flow(
-    setting: Setting, model: Model, params: PyTree, start: np.ndarray, k: int, points: np.ndarray
-) -> np.ndarray:
+def linearised_flow(theory: Predicted, model: Model, params: PyTree, start: np.ndarray, k: int) -> np.ndarray:
     """Outputs [r, n + m, C] of network ``k``, linearised at its initial weights ``params``, at the evaluated rounds.
 
-    ``start`` [n + m, C] is its initial function at the training examples and the test ``points`` [m].
+    ``start`` [n + m, C] is its initial function, ``at_points``.
     """
-    at = np.concatenate([setting.x_train, setting.x_test[points]])
-    blocks = exact.empirical_blocks(model, params, setting.x_train, at)
-    flow = run_flow(setting, blocks, cohorts(setting), outputs="full")
+    setting = theory.setting
+    x = np.concatenate([setting.x_train, setting.x_test[exact.some_points(setting)]])
+    blocks = exact.empirical_blocks(model, params, setting.x_train, x)
+    flow = run_flow(setting, blocks, theory.cohorts, outputs="full")
     return np.asarray(flow.predict(start[: len(setting.x_train)], start, setting.rounds, k))
