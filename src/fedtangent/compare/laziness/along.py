@@ -110,23 +110,29 @@ class LazinessDiagnostics:
 
     def parts(self, state: PyTree) -> Parts:
         """The parts of every model's distance, [K]."""
-        network, round_ = np.asarray(predict(self.algorithm, state, self.x).members), int(state.round)
+        network, round_ = np.asarray(predict(self.algorithm, state, self.x).members, np.float64), int(state.round)
         if round_ not in self.rounds:
             unknown = np.full(len(network), np.nan)
             return Parts(unknown) if self.limit is None else Parts(unknown, unknown, unknown)
-        at, (linear, infinite) = self.rounds.index(round_), self.predictions
-        return parts(linear[0], network, linear[at], None if infinite is None else infinite[at])
+        start, linear, infinite = self.predictions
+        at = self.rounds.index(round_)
+        return parts(network - start, linear[at], None if infinite is None else infinite[at])
 
     @functools.cached_property
-    def predictions(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Outputs at ``x`` after ``rounds``, [r, K, m, C]: linearised networks', and those of infinite width."""
-        linear = self.paths(self.seed)
+    def predictions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Initial functions at ``x`` [K, m, C], and how far they are moved after ``rounds``, [r, K, m, C].
+
+        By training linearised networks, and by the flow of infinite width. Each from the start as it computes it: that
+        programs round differently is no distance.
+        """
+        linear, start = self.paths(self.seed), self.algorithm.init(self.seed, self.data.num_clients)
+        at_x = np.asarray(predict(self.algorithm, start, self.x).members, np.float64)
         if self.limit is None:
-            return linear, None
-        start = self.algorithm.init(self.seed, self.data.num_clients)
-        initial, at_x = (np.asarray(predict(self.algorithm, start, x).members) for x in (self.data.x, self.x))
+            return at_x, linear - linear[0], None
+        initial = np.asarray(predict(self.algorithm, start, self.data.x).members, np.float64)
         with exact_arithmetic():
-            return linear, np.asarray(self.limit(self.seed).predict(initial, at_x, self.rounds))
+            infinite = np.asarray(self.limit(self.seed).predict(initial, at_x, self.rounds))
+        return at_x, linear - linear[0], infinite - at_x
 
     def of_seed(self, algorithm: Algorithm, num_clients: int, seed: int) -> LazinessDiagnostics:
         """The same for a run of another seed, from its own start; nothing is compiled anew."""

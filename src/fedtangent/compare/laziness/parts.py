@@ -29,17 +29,17 @@ class Parts(NamedTuple):
     total: np.ndarray | None = None  # network to infinite width
 
 
-def parts(start: Any, network: Any, linear: Any, infinite: Any = None) -> Parts:
-    """The parts of the distance of ``network`` to ``infinite``, over the last two axes of outputs [..., n, C].
+def parts(network: Any, linear: Any, infinite: Any = None) -> Parts:
+    """The parts of the distance of ``network`` to ``infinite``, over the last two axes of arrays [..., n, C].
 
-    ``start`` is the initial function that all three have in common, ``linear`` the linearised network's outputs. Where
-    nothing is trained all parts are 0; where numbers are not finite, they are not either.
+    Each is how far training has moved a function from the start that all have in common: ``f_r - f_0`` of the network,
+    of its linearisation and of infinite width. Where nothing has moved all parts are 0; where numbers are not finite,
+    they are not either.
     """
     network, linear = np.asarray(network, np.float64), np.asarray(linear, np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-        moved = linear - np.asarray(start, np.float64)
-        features = relative_errors(linear, network, moved)
+        features = relative_errors(linear, network, linear)
         if infinite is None:
             return Parts(features)
         infinite = np.asarray(infinite, np.float64)
-        return Parts(features, relative_errors(infinite, linear, moved), relative_errors(infinite, network, moved))
+        return Parts(features, relative_errors(infinite, linear, linear), relative_errors(infinite, network, linear))

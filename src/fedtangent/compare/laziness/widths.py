@@ -51,7 +51,8 @@ def split(theory: Predicted, seen: Simulated, infinite: np.ndarray) -> Laziness:
         for k in range(network.shape[1]):
             own = jax.tree.map(lambda leaf, k=k: leaf[k], starts)
             linear[:, k, draw] = linearised_flow(theory, model, own, network[0, k, draw], k)
-    return Laziness(seen.width, parts(linear[0], network, linear, infinite[:, :, :draws]), seen.followed.drift)
+    moved = (path - network[0] for path in (network, linear, infinite[:, :, :draws]))
+    return Laziness(seen.width, parts(*moved), seen.followed.drift)
 
 
 def at_points(setting: Setting, train: np.ndarray, test: np.ndarray) -> np.ndarray:
