@@ -161,7 +161,8 @@ SMALL = {"dataset": "digits", "num_train": 40, "num_test": 8, "num_clients": 4, 
 @pytest.mark.slow
 def test_along_a_run_the_parts_are_those_of_its_own_predictions() -> None:
     """Of minibatches and K = 2; with the initial functions and minibatches of the run's own seed, and no other's."""
-    built = build(describe(**SMALL, algorithm="fed_ensemble", num_models=2, batch_size=4))
+    options = {"widths": (64,), "algorithm": "fed_ensemble", "num_models": 2, "batch_size": 4}
+    built = build(describe(**SMALL | options, client_learning_rate=0.1))
     watch = laziness_diagnostics(built, 2)
     assert (watch.why_no_limit, watch.rounds, watch.x.shape[0]) == ("", (0, 2, 4), 48)
     for seed in (0, 5):
@@ -213,17 +214,16 @@ def test_a_model_without_forward_derivatives_is_refused() -> None:
 
 @pytest.mark.slow
 def test_networks_of_a_comparison(network_result: SideBySide, linear_result: SideBySide) -> None:
-    """The total at the test examples that are looked at, and the training ones, is the distance to the same flow."""
+    """The parts are those of the first draw's networks, their trained linearisations, and the flow beside them."""
     assert linear_result.laziness == ()
     found, setting = network_result.laziness, network_result.setting
     assert [lazy.width for lazy in found] == list(setting.widths)
-    for lazy, seen in zip(found, network_result.simulated, strict=True):
+    for lazy, seen, gap in zip(found, network_result.simulated, network_result.gaps, strict=True):
         curves = lazy.curves()
         assert tuple(curves) == METRICS and all(v.shape == (4, 2, 1) for v in curves.values())
-        own = dataclasses.replace(setting, widths=(seen.width,))
-        line = by_training(own, seen.width)
-        expected = parts(*(path - path[0] for path in (outputs(seen), line))).feature_learning
-        np.testing.assert_allclose(curves["feature_learning"][..., 0], expected, rtol=0.2)  # at other test examples
-    parts_of = [lazy.parts.total[-1].mean() for lazy in found]
-    errors = [gap.error[-1].mean() for gap in network_result.gaps]
-    np.testing.assert_allclose(parts_of, errors, rtol=0.5)
+        line = np.split(by_training(setting, seen.width), [len(setting.x_train)], axis=-2)
+        paths = (seen.train[:, :, 0], seen.test[:, :, 0]), line, (gap.train[:, :, 0], gap.test[:, :, 0])
+        net, own, flow = (at_points(setting, *path) for path in paths)
+        expected = parts(net - net[0], own - own[0], flow - flow[0])
+        for name, values in expected._asdict().items():
+            np.testing.assert_allclose(curves[name][..., 0], values, rtol=1e-6)

@@ -55,7 +55,7 @@ class TrainOptions:
     seeds: str | None = option(None, may_differ=True)
     """Several runs, as 0:10 or 0,3,7; data and clients stay --seed's."""
     diagnostics: str = "none"
-    """none; at every evaluation kernel: tangent kernels, or laziness: distance to linearisation and infinite width."""
+    """none; at evaluations kernel, or laziness: how far from linear."""
     diagnostics_examples: int = option(256, used_with="diagnostics")
     """diagnostics: training examples to measure on (laziness: test ones too)."""
     resume: bool = option(False, may_differ=True)

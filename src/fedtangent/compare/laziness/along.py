@@ -73,7 +73,7 @@ def check_linearisable(model: Model, x: Array) -> None:
     """Raise ``ValueError`` for a model that cannot be differentiated forwards."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     try:
-        jax.eval_shape(functools.partial(first_order, model), shapes, shapes, x)
+        jax.jit(functools.partial(first_order, model)).lower(shapes, shapes, x)
     except TypeError as error:
         raise ValueError(
             f"model: got {model.name}, must have derivatives forwards (jax.jvp) for a linearisation"
