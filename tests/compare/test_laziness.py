@@ -22,6 +22,7 @@ from fedtangent.compare.simulated import Simulated, cohorts, init_key, recipe, t
 from fedtangent.compare.statistics import fitted_slope
 from fedtangent.engine.description import build, describe
 from fedtangent.engine.run import predict, simulate
+from fedtangent.entries import catalogue
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.models.dense import mlp
 from fedtangent.models.recurrent import lstm
@@ -182,6 +183,37 @@ def test_along_a_run_the_parts_are_those_of_its_own_predictions() -> None:
         assert np.all(other.feature_learning > 2 * expected.feature_learning)
     late = run.state._replace(round=run.state.round + 1)
     assert np.isnan(list(own.parts(late))).all()
+
+
+EVERY = {
+    "dp_fed_avg": {"noise_multiplier": 1.0, "clip_norm": 0.1},
+    "fed_be": {"server_examples": 8},
+    "ntk_fl": {"ntk_unstable": "clip"},
+    "cp_ntk_fl": {"ntk_unstable": "clip", "sparsity": 0.5},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(catalogue("algorithms")) - {"lg_fed_avg"}))  # it needs two layers
+def test_a_linear_model_is_its_own_linearisation_under_every_algorithm(name: str) -> None:
+    """Noise, quantisers, mixing of models and all: what is drawn for one is drawn for the other."""
+    given = {
+        "dataset": "digits",
+        "num_train": 40,
+        "num_test": 8,
+        "num_clients": 4,
+        "num_rounds": 2,
+        "model": "logistic",
+    }
+    models = {"num_models": 2} if name in ("fed_ensemble", "random_walk") else {}
+    built = build(describe(**given, **models, **EVERY.get(name, {}), algorithm=name, loss="squared_error"))
+    if built.algorithm.params is None:
+        return  # refused: check_watchable
+    x = built.splits["test"].x
+    run = simulate(built.algorithm, built.data, 4, 0, "scan")
+    line = linearised_paths(built.recipe, built.model, built.data, x, (0, 4))(0)
+    assert np.max(np.abs(line[1] - line[0])) > 0.05
+    np.testing.assert_allclose(line[1], predict(built.algorithm, run.state, x).members, atol=2e-6)
 
 
 @pytest.mark.parametrize(

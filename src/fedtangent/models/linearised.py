@@ -18,6 +18,7 @@ def linearised(model: Model, at: PyTree) -> Model:
 
 
 def first_order(model: Model, at: PyTree, params: PyTree, x: Array) -> Array:
-    """``f(at, x) + df(at, x) (params - at)``, [n, C]."""
+    """``f(at, x) + df(at, x) (params - at)``, [n, C], in the dtype of ``params``."""
+    at = jax.tree.map(lambda a, p: jnp.asarray(a, p.dtype), at, params)
     value, change = jax.jvp(lambda p: model.apply(p, x), (at,), (jax.tree.map(jnp.subtract, params, at),))
     return value + change
