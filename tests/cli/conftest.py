@@ -17,6 +17,7 @@ from fedtangent import entries
 from fedtangent.cli import main, train
 from fedtangent.compare import Setting, exact, side_by_side
 from fedtangent.compare.cases import CaseEntry, sine_linear
+from fedtangent.compare.laziness.parts import METRICS as LAZINESS
 from fedtangent.data import partition
 from fedtangent.engine.description import Built, Description, build
 from fedtangent.engine.history import Evaluation, History, Run
@@ -83,7 +84,8 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
         evaluations = []
         for round_, loss in ((0, 2.0 + seed), (num_rounds, 1.0)):
             found = {"nll": loss, "mse": loss, "accuracy": 0.5}
-            evaluations.append(Evaluation(round_, {"train": found, "test": found}, round_, round_))
+            watched = {} if options["evaluate"].args == (None,) else {"laziness": dict.fromkeys(LAZINESS, loss)}
+            evaluations.append(Evaluation(round_, {"train": found, "test": found} | watched, round_, round_))
             on_evaluation(evaluations[-1])
         rounds = {"model_weight": np.ones((1, algorithm.schedule.num_models))}
         return Run(None, History(evaluations, rounds, Cost(0, 0, 0)))

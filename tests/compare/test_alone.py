@@ -135,8 +135,8 @@ def test_the_best_rate_is_that_of_brute_force() -> None:
     first = float(runs.curve(runs.plan.rate, False).mean("train", "mse")[0])
     rates = alone._rates(runs, first, False)
     grid = rates.best * np.geomspace(0.5, 2.0, 15)
-    losses = np.array([runs.loss("test", rate) for rate in grid if rate <= rates.stable])
-    best = runs.loss("test", rates.best)
+    losses = np.array([runs.losses(rate)[1] for rate in grid if rate <= rates.stable])
+    best = runs.losses(rates.best)[1]
     assert best == rates.losses.min() and best <= losses.min() * (1 + 1e-3)
     assert losses[0] > best * (1 + 1e-3)
 
@@ -150,10 +150,10 @@ def test_one_program_serves_all_rates(monkeypatch: pytest.MonkeyPatch) -> None:
 
     runs = runs_of(planned(3, num_rounds=4, num_train=37))
     monkeypatch.setattr(recursion, "one_round", counted)
-    runs.loss("train", 0.1)
+    runs.losses(0.1)
     first = len(traced)
     assert first > 0
-    assert len({runs.loss("train", rate) for rate in (0.2, 0.3, 0.7)}) == 3
+    assert len({runs.losses(rate)[0] for rate in (0.2, 0.3, 0.7)}) == 3
     assert len(traced) == first
 
 

@@ -19,6 +19,7 @@ from fedtangent.federated import algorithms, compose, schedule
 from fedtangent.federated.local import Work
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.models.dense import mlp
+from fedtangent.models.linearised import linearised
 from fedtangent.theory import Flow
 from fedtangent.types import Algorithm, Cohort, Model, Schedule
 
@@ -92,7 +93,7 @@ def test_nothing_is_noticed_where_nothing_is_wrong_and_a_wrong_ensemble_by_its_v
 ) -> None:
     setting = theory.setting
     assert exact.linearised_verdict(setting, theory.cohorts).passed
-    points = exact._some_points(setting)
+    points = exact.some_points(setting)
     seen = exact._propagated(theory, points, setting.num_rounds)
     monkeypatch.setattr(exact, "_propagated", lambda *given: seen)  # trained once
     assert all(v.passed for v in exact.law_verdicts(theory))
@@ -148,7 +149,7 @@ def test_a_linearised_network_is_the_tangent_at_its_weights() -> None:
     model = mlp(3, 2, widths=(5,), activation="erf", dtype=jnp.float64)
     at, away = (parameters(model, seed) for seed in (0, 1))
     x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 3)))
-    tangent, network = (jax.jit(m.apply) for m in (exact.linearised(model, at), model))
+    tangent, network = (jax.jit(m.apply) for m in (linearised(model, at), model))
     np.testing.assert_allclose(tangent(at, x), network(at, x), rtol=1e-14)
 
     def on_the_way(t: float) -> Any:

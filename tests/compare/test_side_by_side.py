@@ -178,7 +178,7 @@ RIGHT_FLOW = predicted.run_flow
 def test_a_wrong_flow_is_noticed(linear_result: SideBySide, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is trained anew: the right networks are held against a mistaken theory."""
     setting, seen = linear_result.setting, linear_result.simulated[0]
-    propagated = exact._propagated(linear_result.theory, exact._some_points(setting), setting.num_rounds)
+    propagated = exact._propagated(linear_result.theory, exact.some_points(setting), setting.num_rounds)
     monkeypatch.setattr(exact, "_propagated", lambda *given: propagated)
     for theory_of in (RIGHT_FLOW, more_steps, larger_step, equal_weights):
         monkeypatch.setattr(predicted, "run_flow", theory_of)

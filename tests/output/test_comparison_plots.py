@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fedtangent.compare.laziness.parts import Parts
+from fedtangent.compare.laziness.widths import Laziness
 from fedtangent.compare.predicted import ModelLaw
 from fedtangent.compare.side_by_side import FlowGap
 from fedtangent.output import comparison_plots as plots
@@ -46,7 +48,9 @@ def result(
         return SimpleNamespace(method=method, width=width, rounds=ROUNDS, test=test)
 
     curves = np.array([1.0, 0.5, 0.2]), np.array([1, 0.5, 0.2])
-    gap = FlowGap(rng.uniform(0.1, 0.2, (3, K, E)), *curves, np.zeros((3, K, E, M, 2)), np.zeros((K, E, N, 2)))
+    gap = FlowGap(rng.uniform(0.1, 0.2, (3, K, E)), *curves, np.zeros((3, K, E, M, 2)), np.zeros((3, K, E, N, 2)))
+    distances = rng.uniform(0.1, 0.2, (4, 3, K, 1))
+    lazy = tuple(Laziness(w, Parts(*distances[:3]), distances[3]) for w in widths)
     moments = tuple(ModelLaw(rng.standard_normal((K, M, 2)), np.tile(np.eye(M), (K, 1, 1))) for _ in ROUNDS)
     return SimpleNamespace(
         setting=setting,
@@ -54,6 +58,7 @@ def result(
         simulated=tuple(seen("Fed-ensemble", w) for w in widths),
         ntk_fl=tuple(seen("NTK-FL, averaged kernel", w) for w in widths),
         gaps=(gap,) * len(widths),
+        laziness=() if linear else lazy,
         by_client=lambda: {0: (0.5, 0.4), 2: (0.3, 0.35)},
     )
 
@@ -66,8 +71,10 @@ def test_every_figure_that_applies(tmp_path: Path) -> None:
     ]
     paths = plots.draw_all(results, tmp_path)  # type: ignore[arg-type]
     assert sorted(p.name for p in paths) == [
+        "digits_laziness.png",
         "digits_uncertainty.png",
         "fed_prox_on_mine_beside.png",
+        "fed_prox_on_mine_laziness.png",
         "fed_prox_on_mine_uncertainty.png",
         "residual.png",
         "sine_linear_bands.png",

@@ -151,6 +151,14 @@ def _metrics(seed: int, result: SideBySide) -> list[Metric]:
             if gap is not None:
                 found["train", of_loss] = float(gap.simulated[at])
             rows += [Metric(round_, algorithm, seed, *name, value, *sent) for name, value in found.items()]
+    for seen, lazy in zip(result.simulated, result.laziness, strict=bool(result.laziness)):
+        algorithm = f"{seen.method}, width {seen.width} [{setting.name}]"
+        for name, values in lazy.curves().items():
+            means = values.mean(axis=(1, 2))
+            rows += [
+                Metric(round_, algorithm, seed, "laziness", name, float(value), 0, 0)
+                for round_, value in zip(seen.rounds, means, strict=True)
+            ]
     widest, predicted = result.simulated[-1], result.gaps[-1]
     for at, round_ in enumerate(widest.rounds):
         found = {("train", of_loss): float(predicted.predicted[at]), **_on_test(setting, predicted.test[at])}

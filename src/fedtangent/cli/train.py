@@ -16,6 +16,8 @@ from rich.table import Table
 
 from fedtangent import checks
 from fedtangent.cli.arguments import MachineOptions
+from fedtangent.compare.laziness.along import LazinessDiagnostics, check_linearisable, laziness_diagnostics
+from fedtangent.compare.laziness.parts import METRICS as LAZINESS
 from fedtangent.data.cache import given_directory
 from fedtangent.engine import memory
 from fedtangent.engine.checkpoints import Checkpoints, has_checkpoint
@@ -26,7 +28,7 @@ from fedtangent.engine.run import Resolved, predict, resolve_mapping, simulate
 from fedtangent.engine.sweeps import parse_seeds
 from fedtangent.entries import lasting, option
 from fedtangent.federated import predict as personal
-from fedtangent.measures import tangent_kernels, uncertainty
+from fedtangent.measures import uncertainty
 from fedtangent.measures.paired import half_width
 from fedtangent.measures.tangent_kernels import KernelDiagnostics, check_watchable, kernel_diagnostics, spectrum
 from fedtangent.measures.uncertainty import Reliability
@@ -34,9 +36,12 @@ from fedtangent.output.files import Metric, held_by, output_folder, write_config
 from fedtangent.output.tables import console, number, text_table
 from fedtangent.types import Array
 
-DIAGNOSTICS = ("none", "kernel")
-KERNEL = "kernel"  # the split that the metrics of kernels are filed under
-KERNEL_SHOWN = ("drift", "commutator_relative")
+SHOWN = {  # of each kind of diagnostics, whose metrics are filed under its name as a split: those in the table
+    "kernel": ("drift", "commutator_relative"),
+    "laziness": LAZINESS,
+}
+DIAGNOSTICS = ("none", *SHOWN)
+Watch = KernelDiagnostics | LazinessDiagnostics
 DIVERGED = 100.0  # times the first training loss
 LOWER = "lower the learning rate"
 
@@ -50,9 +55,9 @@ class TrainOptions:
     seeds: str | None = option(None, may_differ=True)
     """Several runs, as 0:10 or 0,3,7; data and clients stay --seed's."""
     diagnostics: str = "none"
-    """none, or kernel: tangent kernels at every evaluation."""
+    """none; at evaluations kernel, or laziness: how far from linear."""
     diagnostics_examples: int = option(256, used_with="diagnostics")
-    """diagnostics: training examples that kernels are measured on."""
+    """diagnostics: training examples to measure on (laziness: test ones too)."""
     resume: bool = option(False, may_differ=True)
     """Continue from OUTPUT; --num-rounds may have grown."""
     output: Path | None = option(None, may_differ=True)
@@ -86,8 +91,10 @@ def prepare(options: TrainOptions, machine: MachineOptions, described: Descripti
     """
     seeds = _check(options, machine, described)
     built = build(described)
-    if options.diagnostics == "kernel":
+    if options.diagnostics != "none":
         check_watchable(built.algorithm, built.model, built.data.num_clients, options.diagnostics_examples)
+    if options.diagnostics == "laziness":
+        check_linearisable(built.model, built.data.x[:2])
     config = described.identity() | {name: getattr(options, name) for name in lasting(options)}
     if described.run.projection is not None:
         config["projection_seed"] = seed_digest(described.run)
@@ -156,19 +163,15 @@ def run_job(job: Job) -> int:
     resumed = first if first.resume else None
     mapping = resolve_mapping(built.algorithm, built.data, run.num_rounds, job.machine.mapping, resumed)
     metrics: list[Metric] = []
-    watch = None
-    if o.diagnostics == "kernel":  # on the examples of --seed, whatever the run's
-        watch = kernel_diagnostics(
-            built.algorithm, built.model, built.data, job.seeds[0], o.diagnostics_examples, run.seed
-        )
+    watch = _watch(job)
 
-    def evaluate(kernels: KernelDiagnostics | None, state: Any) -> dict[str, Any]:
+    def evaluate(watch: Watch | None, state: Any) -> dict[str, Any]:
         found = {
             name: uncertainty.measure(predict(built.algorithm, state, split.x), split.targets, split.labels, built.loss)
             for name, split in built.splits.items()
         }
         found |= {} if built.of_clients is None else {"clients": _measure_clients(built, state)}
-        return found | ({} if kernels is None else {KERNEL: kernels(state)})
+        return found | ({} if watch is None else {o.diagnostics: watch(state)})
 
     def note(seed: int, e: Evaluation) -> None:
         if not is_main():
@@ -212,8 +215,23 @@ def run_job(job: Job) -> int:
     if not is_main():
         return 0
     if watch is not None:
-        _draw_kernels(job, watch, runs[job.seeds[0]], metrics, folder)
+        _draw_diagnostics(job, watch, runs[job.seeds[0]], metrics, folder)
     return _finish(job, runs, metrics, bins, folder)
+
+
+def _watch(job: Job) -> Watch | None:
+    """What is asked for of each seed's run, on the examples of --seed."""
+    o, built = job.options, job.built
+    if o.diagnostics == "none":
+        return None
+    if o.diagnostics == "kernel":
+        given = built.algorithm, built.model, built.data, job.seeds[0]
+        return kernel_diagnostics(*given, o.diagnostics_examples, built.description.run.seed)
+    watch = laziness_diagnostics(built, o.evaluate_every, o.diagnostics_examples)
+    if is_main():
+        missing = f", and not beside infinite width: {watch.why_no_limit}" if watch.why_no_limit else ""
+        console().print(f"laziness: the linearised networks are trained as well{missing}", highlight=False)
+    return watch
 
 
 def _measure_clients(built: Built, state: Any) -> dict[str, float]:
@@ -272,8 +290,8 @@ def _diverged(run: Run) -> bool:
     """Whether the last training loss is not finite, or far above the untrained models'."""
     first, last = _training_losses(run)
     measured = run.history.evaluations[-1].metrics
-    # a condition number may be infinite
-    finite = all(np.isfinite(list(found.values())).all() for split, found in measured.items() if split != KERNEL)
+    # a condition number may be infinite, and so may what is predicted
+    finite = all(np.isfinite(list(found.values())).all() for split, found in measured.items() if split not in SHOWN)
     return not finite or last > DIVERGED * first
 
 
@@ -336,7 +354,7 @@ def _table(job: Job, rows: list[dict[str, Any]], last: Evaluation) -> Table:
     cells = [
         (row["split"], row["metric"].replace("_", " "), *(number(row[key], 4) for key in columns))
         for row in rows
-        if row["split"] != KERNEL or row["metric"] in KERNEL_SHOWN  # the others are in result.json and metrics.csv
+        if row["metric"] in SHOWN.get(row["split"], (row["metric"],))  # the others are in result.json and metrics.csv
     ]
     for way, sent in (("uplink", last.uplink_bytes), ("downlink", last.downlink_bytes)):
         cells.append(("", f"{way} MiB", number(sent / 2**20, 2), *[""] * several))
@@ -356,18 +374,23 @@ def _draw(job: Job, metrics: list[Metric], bins: list[Reliability], folder: Path
         reliability_diagram({job.built.algorithm.name: bins}, title, folder / "figures" / "reliability.png")
 
 
-def _draw_kernels(job: Job, watch: KernelDiagnostics, run: Run, metrics: list[Metric], folder: Path) -> None:
-    """figures/kernel.png: metrics of all seeds along the run, spectra of the first seed's models at its two ends."""
-    from fedtangent.output.run_plots import kernel_figure
+def _draw_diagnostics(job: Job, watch: Watch, run: Run, metrics: list[Metric], folder: Path) -> None:
+    """The metrics of all seeds and models along the run; of kernels, spectra of the first seed's at its two ends."""
+    from fedtangent.output.run_plots import kernel_figure, laziness_figure
 
-    mine = [m for m in metrics if m.split == KERNEL]
-    series: dict[str, dict[int, list[float]]] = {name: {} for name in tangent_kernels.METRICS}
+    mine = [m for m in metrics if m.split == job.options.diagnostics]
+    several = any("_model_" in m.metric for m in mine)
+    series: dict[str, dict[int, list[float]]] = {}
     for m in mine:
         name, _, model = m.metric.partition("_model_")
-        if model or len(watch.initial) == 1:  # the models' own values, of which the others are means
-            series[name].setdefault(m.round, []).append(m.value)
+        if model or not several:  # the models' own values, of which the others are means
+            series.setdefault(name, {}).setdefault(m.round, []).append(m.value)
+    path = folder / "figures" / f"{job.options.diagnostics}.png"
+    if isinstance(watch, LazinessDiagnostics):
+        laziness_figure(series, f"{job.title}: distance to its linearisation and to infinite width", path)
+        return
     spectra = [
         [spectrum(theta).eigenvalues for theta in kernels] for kernels in (watch.initial, watch.kernels(run.state))
     ]
     title = f"{job.title}: tangent kernels on {len(watch.watched.rows)} training examples"
-    kernel_figure(series, spectra[0], spectra[1], mine[-1].round, title, folder / "figures" / "kernel.png")
+    kernel_figure(series, spectra[0], spectra[1], mine[-1].round, title, path)

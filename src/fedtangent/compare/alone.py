@@ -233,7 +233,7 @@ def plan_of(described: Description, alone: Alone) -> Plan:
     check_alone(described, alone)
     built, entry = build(described), described.model.entry
     model = in_float64(built.model)
-    setting = setting_of_run(built, rule_beside(described), lambda width: model)
+    setting = setting_of_run(described, built, rule_beside(described), lambda width: model, None)
     ends = [model, model]
     if entry.at_width is not None:
         sizes = built.data.x.shape[1:], built.model.output_size

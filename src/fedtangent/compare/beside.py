@@ -150,28 +150,32 @@ def _given_partition(partition: Partition) -> Chosen:
     return Chosen(Entry("given", "given", lambda o, data, seed: partition), NoOptions())
 
 
-def setting_of(described: Description, beside: Beside) -> Setting:
+def setting_of(described: Description, beside: Beside, built: Built | None = None) -> Setting:
     """The setting of a described run for every width; raises ``ValueError`` as ``beside_theory`` does.
 
-    All that does not need the data is checked before they are loaded.
+    All that does not need the data is checked before they are loaded, unless they are there: ``built`` is the run, of
+    this seed or another one, whose data and clients are then used.
     """
     followed, widths = rule_beside(described), _widths(described, beside)
-    built = build(described)
+    built = build(described) if built is None else built
     model = _models(described, built, beside.hidden_layers)
-    setting = setting_of_run(built, followed, model, MOST_POINTS)
+    setting = setting_of_run(described, built, followed, model)
     check_kernels(described, [model(width) for width in (widths[0], widths[-1])], setting.x_train[:2])
     every = -(-described.run.num_rounds // beside.evaluations)
     return dataclasses.replace(setting, widths=widths, draws=beside.draws, evaluate_every=every)
 
 
 def setting_of_run(
-    built: Built, followed: tuple[Mapping[str, Any], str], model: Callable[[int], Model], most_points: int | None = None
+    described: Description,
+    built: Built,
+    followed: tuple[Mapping[str, Any], str],
+    model: Callable[[int], Model],
+    most_points: int | None = MOST_POINTS,
 ) -> Setting:
     """The setting of a run that is built, for one width, as ``rule_beside`` says that theory follows it.
 
     Laws are compared at ``most_points`` of the test points, or at all. Raises ``ValueError`` for a single class.
     """
-    described = built.description
     work, common = _work(described.algorithm.options), described.run
     rule, weighting = followed
     cohorts = weighed_cohorts(built.schedule, built.clients, common.num_rounds, common.seed, weighting)

@@ -9,6 +9,7 @@ near misses (``near_misses``) that it must tell from the truth.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from fedtangent.compare.statistics import law_distance, relative_distance, relat
 from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.models.linearised import linearised
 from fedtangent.theory import Flow
 from fedtangent.types import Array, Cohort, Key, Model, Partition, PyTree
 
@@ -126,7 +128,7 @@ def linear_verdict(theory: Predicted, seen: Simulated) -> Verdict:
 
 def of_kernel_verdict(theory: Predicted) -> Verdict:
     """A linear model with the setting's analytic kernels, from a draw of the prior, against the flow; near misses."""
-    points = _some_points(theory.setting)
+    points = some_points(theory.setting)
     small, rows = _of_kernels(theory, points)
     model = _two_feature_maps(rows, small.y_train.shape[1], True)
     seen = trained_networks(dataclasses.replace(small, model=lambda width: model), rows)
@@ -140,7 +142,7 @@ def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
     The same algorithm, data, schedule, rates and rounds as the setting's networks; the kernel is the whole empirical
     one, [n C, n C], which couples the outputs.
     """
-    points = _some_points(setting)
+    points = some_points(setting)
     base = setting.model(LINEARISED_WIDTH)
     at = jax.jit(base.init)(jax.random.fold_in(init_key(setting, 0, LINEARISED_WIDTH), 1))
     small = dataclasses.replace(
@@ -150,7 +152,7 @@ def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
         x_test=setting.x_test[points],
         y_test=setting.y_test[points],
     )
-    blocks = _empirical_blocks(base, at, small)
+    blocks = empirical_blocks(base, at, small.x_train, small.x_test)
     seen = trained_networks(small, LINEARISED_WIDTH)
     statement = f"linearised network of width {LINEARISED_WIDTH} = flow of its kernel, every round"
     return _follows(small, statement, seen, cohorts, blocks, "full")
@@ -172,29 +174,18 @@ def _follows(
     return exact_verdict(setting.name, statement, _largest_error(flow, seen), misses, EXACT)
 
 
-def linearised(model: Model, at: PyTree) -> Model:
-    """``model`` as a first-order polynomial in its weights about ``at``: ``f(at, x) + df(at, x) (w - at)``."""
-
-    def apply(params: PyTree, x: Array) -> Array:
-        return first_order(model, at, params, x)
-
-    return Model(f"linearised {model.name}", model.init, apply, None, model.output_size)
-
-
-def first_order(model: Model, at: PyTree, params: PyTree, x: Array) -> Array:
-    """``f(at, x) + df(at, x) (params - at)``, [n, C]."""
-    value, change = jax.jvp(lambda p: model.apply(p, x), (at,), (jax.tree.map(jnp.subtract, params, at),))
-    return value + change
-
-
-def _empirical_blocks(model: Model, at: PyTree, setting: Setting) -> KernelBlocks:
-    """The whole tangent kernel at the weights ``at``, rows in example-major order."""
-    train, both = setting.x_train, np.concatenate([setting.x_train, setting.x_test])
-    kernel = jax.jit(lambda x1, x2: empirical_ntk(model, at, x1, x2, trace=False))
-    whole = np.asarray(kernel(jnp.asarray(both), jnp.asarray(train)))
-    rows = len(train) * model.output_size
+def empirical_blocks(model: Model, at: PyTree, x_train: np.ndarray, x_test: np.ndarray) -> KernelBlocks:
+    """The whole tangent kernel at the weights ``at``, rows in example-major order: [n C, n C] and [m C, n C]."""
+    both = np.concatenate([x_train, x_test])
+    whole = np.asarray(_whole_kernel(model, at, jnp.asarray(both), jnp.asarray(x_train)))
+    rows = len(x_train) * model.output_size
     whole = whole.reshape(-1, rows)
     return KernelBlocks(0.5 * (whole[:rows] + whole[:rows].T), whole[rows:])
+
+
+@functools.partial(jax.jit, static_argnames=("model",))
+def _whole_kernel(model: Model, at: PyTree, x1: Array, x2: Array) -> Array:
+    return empirical_ntk(model, at, x1, x2, trace=False)
 
 
 def _largest_error(flow: Flow, seen: Simulated) -> float:
@@ -212,7 +203,7 @@ def law_verdicts(theory: Predicted) -> list[Verdict]:
     """
     setting = theory.setting
     at, round_ = max((i, r) for i, r in enumerate(setting.rounds) if r <= max(LAW_ROUNDS, setting.rounds[1]))
-    points, outputs = _some_points(setting), setting.y_train.shape[1]
+    points, outputs = some_points(setting), setting.y_train.shape[1]
     seen = _propagated(theory, points, round_)
     test = seen.test[-1][:, 0]  # [K, m, C + q]
     mean, spread = test[..., :outputs], test[..., outputs:]
@@ -224,7 +215,7 @@ def law_verdicts(theory: Predicted) -> list[Verdict]:
 
 
 def _of_each_model(theory: Predicted, found: Law, at: int) -> Verdict:
-    setting, points = theory.setting, _some_points(theory.setting)
+    setting, points = theory.setting, some_points(theory.setting)
     law = theory.moments[at].mean[:, points], theory.moments[at].cov[:, points][:, :, points]
     statement = f"law of each of {len(law[0])} models = flow's, round {setting.rounds[at]}"
     wrong = _wrong_laws(theory, law, found, at)
@@ -233,7 +224,7 @@ def _of_each_model(theory: Predicted, found: Law, at: int) -> Verdict:
 
 def _of_the_ensemble(theory: Predicted, found: Law, averaged: np.ndarray, round_: int) -> Verdict:
     """``averaged`` is the algorithm's own mean of its models, [m, C]."""
-    points, flow, (mean, cov) = _some_points(theory.setting), theory.flow, found
+    points, flow, (mean, cov) = some_points(theory.setting), theory.flow, found
     num_models = len(mean)
     law = (
         np.asarray(flow.ensemble_mean(round_))[points],
@@ -252,7 +243,7 @@ def _of_the_ensemble(theory: Predicted, found: Law, averaged: np.ndarray, round_
 def _wrong_laws(theory: Predicted, of_models: Law, found: Law, at: int) -> dict[str, float]:
     """Distances of wrong laws from the propagated one: those of near misses (their means alone), and other models'."""
     setting = theory.setting
-    points, round_ = _some_points(setting), setting.rounds[at]
+    points, round_ = some_points(setting), setting.rounds[at]
     misses = near_misses(setting, theory.cohorts, theory.blocks, round_)
     wrong = {
         name: relative_distance(np.asarray(flow.mean(round_))[:, points], found[0]) for name, flow in misses.items()
@@ -326,7 +317,7 @@ def _factor(train: Any, test_train: Any, test: Any, points: np.ndarray) -> np.nd
     return vectors * np.sqrt(np.maximum(eigenvalues, 0))
 
 
-def _some_points(setting: Setting) -> np.ndarray:
+def some_points(setting: Setting) -> np.ndarray:
     """At most ``NUM_POINTS`` test points, evenly spread."""
     count = len(setting.x_test)
     return np.unique(np.linspace(0, count - 1, min(count, NUM_POINTS)).astype(int))

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedtangent.checks import whole
 from fedtangent.compare import judged
+from fedtangent.compare.laziness.widths import Laziness, at_points, followed_draws, split
 from fedtangent.compare.predicted import Predicted, predict
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import Simulated, cohorts, ntk_fl, trained_networks
@@ -31,7 +32,7 @@ class FlowGap(NamedTuple):
     simulated: np.ndarray  # [r] what is left of training (``Setting.left``), over all networks
     predicted: np.ndarray  # [r]
     test: np.ndarray  # [r, K, E, m, C] predicted outputs
-    train: np.ndarray  # [K, E, n, C] of the last round
+    train: np.ndarray  # [r, K, E, n, C]
 
 
 class SideBySide(NamedTuple):
@@ -43,6 +44,7 @@ class SideBySide(NamedTuple):
     gaps: tuple[FlowGap, ...]  # one per width
     rows: tuple[MethodRow, ...]
     verdicts: tuple[Verdict, ...]
+    laziness: tuple[Laziness, ...]  # one per width; none of linear models, or kernels that are too large
     seconds: float
 
     @property
@@ -59,7 +61,7 @@ class SideBySide(NamedTuple):
         for i in range(setting.partition.num_clients):
             own = setting.partition.client(i)
             if len(own):
-                outputs = self.gaps[-1].train, self.simulated[-1].train[-1]
+                outputs = self.gaps[-1].train[-1], self.simulated[-1].train[-1]
                 predicted, simulated = (float(setting.left(o[None][..., own, :], own)[0]) for o in outputs)
                 found[i] = predicted, simulated
         return found
@@ -72,7 +74,7 @@ def flow_gap(theory: Predicted, seen: Simulated) -> FlowGap:
     train = np.stack([np.asarray(theory.flow.predict_train(start, seen.rounds)) for start in starts], axis=2)
     scale = np.broadcast_to(test[-1] - seen.test[0], seen.test.shape)
     error = relative_errors(test, seen.test, scale)
-    return FlowGap(error, setting.left(seen.train), setting.left(train), test, train[-1])
+    return FlowGap(error, setting.left(seen.train), setting.left(train), test, train)
 
 
 def run(setting: Setting, progress: bool = False, say: Report = lambda line: None) -> SideBySide:
@@ -92,16 +94,22 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
         flow_start = time.perf_counter()
         theory = predict(setting, cohorts(setting))
         flow_seconds = time.perf_counter() - flow_start
-        seen = []
+        seen, followed = list[Simulated](), followed_draws(setting)
         for width in setting.widths:
             say(f"{setting.name}: {setting.method}, {setting.draws} x K = {setting.schedule.num_models}, width {width}")
-            seen.append(trained_networks(setting, width, progress))
+            seen.append(trained_networks(setting, width, progress, followed))
         moved = _evolve(setting, progress, say)
         gaps = tuple(flow_gap(theory, s) for s in seen)
+        laziness = tuple(_lazy(theory, *pair) for pair in zip(seen, gaps, strict=True)) if followed else ()
         say(f"{setting.name}: verdicts")
         verdicts = judged.all_verdicts(theory, tuple(seen), moved)
     rows = _rows(theory, seen, moved, gaps, flow_seconds)
-    return SideBySide(theory, tuple(seen), moved, gaps, rows, verdicts, time.perf_counter() - start)
+    return SideBySide(theory, tuple(seen), moved, gaps, rows, verdicts, laziness, time.perf_counter() - start)
+
+
+def _lazy(theory: Predicted, seen: Simulated, gap: FlowGap) -> Laziness:
+    """The parts of the distance of some networks to the flow."""
+    return split(theory, seen, at_points(theory.setting, gap.train, gap.test))
 
 
 def _evolve(setting: Setting, progress: bool, say: Report) -> tuple[Simulated, ...]:

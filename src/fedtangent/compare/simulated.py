@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,9 +19,18 @@ from fedtangent.engine.progress import progress_of
 from fedtangent.engine.run import predict, resolve_mapping, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
-from fedtangent.types import Algorithm, Cohort, Model
+from fedtangent.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
+from fedtangent.types import Algorithm, Cohort, Model, PyTree
 
 AT_ONCE, POINTS_AT_ONCE = 100, 2**17  # initial functions that are computed together, and points of all of them
+WATCHED = 256  # training examples that they are measured on, at most
+
+
+class Followed(NamedTuple):
+    """What is known besides of the networks of the first draws, e of them."""
+
+    starts: list[PyTree]  # [e] initial weights of the K networks of a draw, [K, ...]
+    drift: np.ndarray  # [r, K, e] of their tangent kernels, relative, in the Frobenius norm
 
 
 class Simulated(NamedTuple):
@@ -36,6 +46,7 @@ class Simulated(NamedTuple):
     uplink_bytes: int  # of one run of the K models
     downlink_bytes: int
     info: dict[str, Any]
+    followed: Followed | None = None
 
 
 def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
@@ -63,13 +74,23 @@ def _initial_functions(model: Model, keys: jax.Array, x: jax.Array, together: in
     return jax.lax.map(lambda key: model.apply(model.init(key), x), keys, batch_size=together)
 
 
-def trained_networks(setting: Setting, width: int, progress: bool = False) -> Simulated:
+def trained_networks(setting: Setting, width: int, progress: bool = False, followed: int = 0) -> Simulated:
     """Train E ensembles of K networks of ``width`` by the setting's algorithm under its schedule.
 
     The draws share schedule and minibatches (their keys are of the setting's seed) and differ in the initialisation.
+    The first ``followed`` ones are followed more closely (``Followed``).
     """
-    algorithm = recipe(setting, setting.model(width))
-    return trained(setting, algorithm, setting.method, width, progress)
+    model = setting.model(width)
+    algorithm = recipe(setting, model)
+    watches: list[KernelDiagnostics] = []
+    for draw in range(followed):
+        given = setting.seed, init_key(setting, draw, width)
+        if watches:
+            watches.append(watches[0].of_seed(algorithm, setting.partition.num_clients, *given))
+        else:
+            data = setting.federated()
+            watches.append(kernel_diagnostics(algorithm, model, data, given[0], WATCHED, init_key=given[1]))
+    return trained(setting, algorithm, setting.method, width, progress, watches=watches)
 
 
 def recipe(setting: Setting, model: Model) -> Algorithm:
@@ -104,16 +125,26 @@ def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool
 
 
 def trained(
-    setting: Setting, algorithm: Algorithm, method: str, width: int, progress: bool = False, mapping: str = "auto"
+    setting: Setting,
+    algorithm: Algorithm,
+    method: str,
+    width: int,
+    progress: bool = False,
+    mapping: str = "auto",
+    watches: Sequence[KernelDiagnostics] = (),
 ) -> Simulated:
-    """Run ``algorithm``, called ``method``, as ``setting`` says, once for each of its draws."""
+    """Run ``algorithm``, called ``method``, as ``setting`` says, once for each of its draws, the first ones watched."""
     data, x = setting.federated(), jnp.asarray(np.concatenate([setting.x_train, setting.x_test]))
     split = len(setting.x_train)
     mapping = resolve_mapping(algorithm, data, setting.num_rounds, mapping).mapping  # once: all draws run one program
 
-    def outputs(state: Any) -> dict[str, np.ndarray]:
+    def outputs(watch: KernelDiagnostics | None, state: Any) -> dict[str, np.ndarray]:
         prediction = predict(algorithm, state, x)
-        return {"members": np.asarray(prediction.members), "mean": np.asarray(prediction.mean)}
+        found = {"members": np.asarray(prediction.members), "mean": np.asarray(prediction.mean)}
+        if watch is None:
+            return found
+        start = {"start": jax.tree.map(np.array, watch.parameters(state))} if int(state.round) == 0 else {}
+        return found | start | {"drift": watch.drifts(state)}
 
     def one_run(draw: int) -> tuple[History, float]:
         start = time.perf_counter()
@@ -124,7 +155,7 @@ def trained(
             seed=setting.seed,
             mapping=mapping,
             evaluate_every=setting.evaluate_every or None,
-            evaluate=outputs,
+            evaluate=partial(outputs, watches[draw] if draw < len(watches) else None),
             init_key=init_key(setting, draw, width),
         )
         return run.history, time.perf_counter() - start
@@ -151,7 +182,13 @@ def trained(
         uplink_bytes=last.uplink_bytes,
         downlink_bytes=last.downlink_bytes,
         info={k: np.stack([h.rounds[k] for h in histories]) for k in histories[-1].rounds if k != "cohort"},
+        followed=_followed(histories[: len(watches)]) if watches else None,
     )
+
+
+def _followed(histories: Sequence[History]) -> Followed:
+    drift = np.stack([[e.metrics["drift"] for e in h.evaluations] for h in histories], axis=2)
+    return Followed([h.evaluations[0].metrics["start"] for h in histories], drift)
 
 
 def cohorts(setting: Setting) -> Cohort:

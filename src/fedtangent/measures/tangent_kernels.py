@@ -249,6 +249,10 @@ class KernelDiagnostics:
         """The tangent kernel of every model on the watched examples, mean over outputs: [K, m, m] float64."""
         return np.asarray(self.kernels_of(self.parameters(state), self.watched.x), np.float64)
 
+    def drifts(self, state: PyTree) -> np.ndarray:
+        """Relative drift of every model's kernel in the Frobenius norm, [K]."""
+        return np.array([drift(*pair).frobenius for pair in zip(self.kernels(state), self.initial, strict=True)])
+
     def measure(self, theta: np.ndarray, model: int) -> dict[str, float]:
         """The metrics of one kernel [m, m] of ``model``."""
         found, targets = spectrum(theta), self.watched.targets

@@ -12,7 +12,20 @@ from fedtangent.compare.side_by_side import SideBySide
 from fedtangent.compare.statistics import fitted_slope
 from fedtangent.compare.theorems.fed_ensemble.ensemble_law import Entries, covered, entries
 from fedtangent.compare.theorems.fed_ensemble.limit import Theorem2
-from fedtangent.output.style import DATA, NEUTRAL, PREDICTED, SHADES, SIMULATED, band, canvas, dress, save, slug
+from fedtangent.output.style import (
+    DATA,
+    LAZINESS,
+    METHODS,
+    NEUTRAL,
+    PREDICTED,
+    SHADES,
+    SIMULATED,
+    band,
+    canvas,
+    dress,
+    save,
+    slug,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +46,7 @@ def draw_all(results: Sequence[SideBySide], folder: Path) -> list[Path]:
         paths.append(width_errors(networks, folder))
     paths.append(residuals(results, folder))
     paths += [beside(r, folder) for r in results if not r.setting.is_standard]
+    paths += [laziness(r, folder) for r in results if r.laziness]
     paths += [uncertainty(r, folder) for r in networks if r.setting.x_train.shape[1] > 1]
     return paths
 
@@ -126,6 +140,47 @@ def beside(result: SideBySide, folder: Path) -> Path:
         clients.set_xticks(range(len(order)), map(str, order), fontsize=7)
     dress(clients, "client", setting.what_is_left, f"each client's own examples, round {setting.num_rounds}")
     return save(figure, folder / f"{slug(setting.name)}_beside.png", setting.title)
+
+
+def laziness(result: SideBySide, folder: Path) -> Path:
+    """The parts of the distance to the flow against width and against round, and the drift of the tangent kernels.
+
+    Points are networks; lines go through their geometric means.
+    """
+    figure, axes = canvas(3, width=4.6, height=3.8)
+    across, along, drift = axes[0]
+    widths = np.array([lazy.width for lazy in result.laziness], float)
+    shown = LAZINESS | {"drift": ("drift of its tangent kernel", METHODS[3])}
+    for metric, (label, colour) in shown.items():
+        values = np.array([lazy.curves()[metric] for lazy in result.laziness])  # [W, r, K, e]
+        each = values[:, -1].reshape(len(widths), -1)
+        across.plot(widths, each, ".", color=colour, ms=3, alpha=0.4)
+        across.plot(widths, _geometric(each), "o-", ms=4, color=colour, label=label)
+        if metric != "drift":
+            along.plot(
+                result.setting.rounds[1:], values[-1, 1:].mean(axis=(1, 2)), "o-", ms=3, color=colour, label=label
+            )
+    first = _geometric(result.laziness[-1].parts.feature_learning[-1].reshape(1, -1))
+    across.plot(widths, first * (widths / widths[-1]) ** -0.5, "--", lw=1, color=NEUTRAL, label="slope -1/2")
+    across.set_xscale("log", base=2)
+    across.set_xticks(widths, [f"{w:.0f}" for w in widths])
+    rounds = result.setting.rounds[-1]
+    dress(across, "width", "over how far the linearisation has moved", f"round {rounds}", "y", legend=7)
+    dress(along, "round", title=f"width {widths[-1]:.0f}", legend=7, whole=True)
+    for lazy, colour in zip(result.laziness, SHADES[::2], strict=False):
+        mean = lazy.drift.mean(axis=(1, 2))
+        drift.plot(result.setting.rounds, mean, "o-", ms=3, color=colour, label=f"width {lazy.width}")
+    dress(drift, "round", "relative change, Frobenius norm", "drift of the tangent kernel", whole=True)
+    for ax in (along, drift):
+        ax.set_ylim(bottom=0)
+    count = result.laziness[-1].drift[0].size
+    title = f"{result.setting.name}: network, its linearisation at the start, and infinite width"
+    return save(figure, folder / f"{slug(result.setting.name)}_laziness.png", f"{title} ({count} networks a width)")
+
+
+def _geometric(values: np.ndarray) -> np.ndarray:
+    """Geometric means over the last axis."""
+    return np.asarray(np.exp(np.mean(np.log(values), axis=-1)))
 
 
 def uncertainty(result: SideBySide, folder: Path) -> Path:

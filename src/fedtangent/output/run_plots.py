@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtangent.measures.paired import half_width
 from fedtangent.measures.uncertainty import Reliability, coverage_interval
-from fedtangent.output.style import MARKERS, METHODS, NEUTRAL, PREDICTED, SIMULATED, canvas, dress, save
+from fedtangent.output.style import LAZINESS, MARKERS, METHODS, NEUTRAL, PREDICTED, SIMULATED, canvas, dress, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -118,6 +118,34 @@ def kernel_figure(
         dress(ax, "round", axis, name, legend=8 if len(metrics) > 1 else 0, whole=True)
     _spectra(flat[-1], [("round 0", first), (f"round {last_round}", last)])
     return save(figure, path, title)
+
+
+def laziness_figure(series: dict[str, dict[int, list[float]]], title: str, path: Path) -> Path:
+    """The parts of the distance of networks to their prediction along a run, and their kernels' drift beside them.
+
+    ``series`` is ``{metric: {round: values}}``, a value for each model and seed: lines are means, bands go from the
+    smallest to the largest. Parts that there are not are left out, and round 0, at which nothing has moved.
+    """
+    figure, axes = canvas(2, width=4.8, height=3.6)
+    distances, drift = axes[0]
+    for metric, (label, colour) in LAZINESS.items():
+        if metric in series:
+            _banded(distances, {r: values for r, values in series[metric].items() if r > 0}, colour, label)
+    dress(distances, "round", "over how far the linearisation has moved", "distance of the function", whole=True)
+    _banded(drift, series["drift"], METHODS[3], "")
+    dress(drift, "round", "relative change, Frobenius norm", "drift of the tangent kernel", whole=True)
+    for ax in axes[0]:
+        ax.set_ylim(bottom=0)
+    return save(figure, path, title)
+
+
+def _banded(ax: Axes, values: Mapping[int, Sequence[float]], colour: str, label: str) -> None:
+    """Means by round, and a band of all values where there are several."""
+    rounds = sorted(values)
+    each = np.array([values[r] for r in rounds])
+    if each.shape[1] > 1:
+        ax.fill_between(rounds, each.min(axis=1), each.max(axis=1), color=colour, alpha=0.18, lw=0)
+    ax.plot(rounds, each.mean(axis=1), "o-", ms=3, color=colour, label=label)
 
 
 def _spectra(ax: Axes, spectra: Sequence[tuple[str, Sequence[np.ndarray]]]) -> None:

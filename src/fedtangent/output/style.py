@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 SIMULATED, PREDICTED, NEUTRAL, DATA = "#0072b2", "#d55e00", "#666666", "#222222"  # Okabe-Ito: safe for all eyes
 SHADES = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594", "#042c5c")
 METHODS = (SIMULATED, PREDICTED, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+LAZINESS = {  # the parts of a network's distance to its prediction: name and colour
+    "feature_learning": ("network to its linearisation", SIMULATED),
+    "initial_kernel": ("linearisation to infinite width", PREDICTED),
+    "total": ("network to infinite width", DATA),
+}
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 

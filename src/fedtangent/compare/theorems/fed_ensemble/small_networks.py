@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import erf
 
-from fedtangent.compare.exact import first_order
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import cohorts, init_key, recipe
 from fedtangent.engine.run import predict, simulate
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.models.dense import mlp
+from fedtangent.models.linearised import first_order
 from fedtangent.theory.fed_ensemble.convergence import Networks, Theorem1, largest_progress, theorem_1
 from fedtangent.theory.flow import Rule
 from fedtangent.types import Array, Cohort, Key, Model, Partition, PyTree, Schedule

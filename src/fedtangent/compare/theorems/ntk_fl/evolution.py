@@ -8,7 +8,6 @@ import numpy as np
 from scipy.linalg import expm
 
 from fedtangent import data as datasets
-from fedtangent.compare.exact import first_order
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.theorems.ntk_fl.descents import descents
 from fedtangent.compare.theorems.ntk_fl.problem import half_stable_step, sphere
@@ -17,6 +16,7 @@ from fedtangent.engine.history import History
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.models.linearised import first_order
 from fedtangent.theory.ntk_fl.convergence import ntk_evolution
 from fedtangent.theory.ntk_fl.lemmas import empirical_kernel
 from fedtangent.types import Model, Partition, PyTree
