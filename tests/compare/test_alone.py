@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.compare import alone
+from fedtangent.compare import alone, rates
 from fedtangent.compare.alone import Alone, Plan, forecast, plan_of, ranked, rounds_to_target, theory_alone
 from fedtangent.compare.predicted import run_flow
 from fedtangent.compare.simulated import cohorts, recipe
@@ -120,24 +120,24 @@ def test_just_below_the_stable_rate_a_linear_model_trains_and_just_above_it_does
 
 @pytest.mark.parametrize("bound", [0.37, 1.0, 300.0])
 def test_the_largest_factor_is_found_to_two_percent(bound: float) -> None:
-    found = alone.largest_factor(lambda factor: factor <= bound)
-    assert found <= bound < found * (1 + alone.TOLERANCE)
+    found = rates.largest_factor(lambda factor: factor <= bound)
+    assert found <= bound < found * (1 + rates.TOLERANCE)
 
 
 def test_factors_without_a_bound() -> None:
-    assert alone.largest_factor(lambda factor: True) == np.inf
-    assert alone.largest_factor(lambda factor: False) == 0.0
+    assert rates.largest_factor(lambda factor: True) == np.inf
+    assert rates.largest_factor(lambda factor: False) == 0.0
 
 
 def test_the_best_rate_is_that_of_brute_force() -> None:
     """Among the rates of a fine grid none is better; and a step off it is worse."""
     runs = runs_of(planned(3, num_rounds=3, algorithm="fed_prox", mu=0.5))
     first = float(runs.curve(runs.plan.rate, False).mean("train", "mse")[0])
-    rates = alone._rates(runs, first, False)
-    grid = rates.best * np.geomspace(0.5, 2.0, 15)
-    losses = np.array([runs.losses(rate)[1] for rate in grid if rate <= rates.stable])
-    best = runs.losses(rates.best)[1]
-    assert best == rates.losses.min() and best <= losses.min() * (1 + 1e-3)
+    found = alone._rates(runs, first, False)
+    grid = found.best * np.geomspace(0.5, 2.0, 15)
+    losses = np.array([runs.losses(rate)[1] for rate in grid if rate <= found.stable])
+    best = runs.losses(found.best)[1]
+    assert best == found.losses.min() and best <= losses.min() * (1 + 1e-3)
     assert losses[0] > best * (1 + 1e-3)
 
 

@@ -7,7 +7,7 @@ of the network; what it predicts is measured as ``train`` measures networks.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from fedtangent.compare.beside import (
 )
 from fedtangent.compare.cohorts import contacted_clients
 from fedtangent.compare.predicted import drawn_starts, limit_of, run_flow
+from fedtangent.compare.rates import Rates, searched_rates
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.side_by_side import Report
 from fedtangent.compare.simulated import cohorts
@@ -40,16 +41,12 @@ from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.kernels.large import LargeKernel
 from fedtangent.measures import uncertainty
 from fedtangent.models.entry import CROSS_ENTROPY
-from fedtangent.theory import Flow, best_learning_rate
+from fedtangent.theory import Flow
 from fedtangent.theory.precision import require_float64
 from fedtangent.types import Cohort, Partition, Prediction
 
 BAND = (5, 95)  # percent of the initial functions
 TRIED_DRAWS = 4  # initial functions that rates are tried on, the same at every rate
-TOLERANCE = 0.02  # of rates, relative
-LOWEST = 1e-2  # of the run's rate, or the largest stable one if that is less: the least that is tried
-APART = 2.7  # factor between the rates that are tried before the best is narrowed down
-FACTORS = 2.0**-20, 2.0**20  # of the run's rate, beyond which no bound of stability is looked for
 TRIALS = 25  # about as many as a search takes
 AT_ONCE = 2**26  # outputs that are held at once, half a GiB
 KERNELS = Path("results/kernels")
@@ -118,17 +115,6 @@ class Curve(NamedTuple):
         with np.errstate(invalid="ignore"):
             low, high = np.percentile(self.values[split, metric], BAND, axis=0)
         return low, high
-
-
-class Rates(NamedTuple):
-    """Clients' rates; of a schedule its first, the others being scaled alike."""
-
-    stable: float  # the largest for which the training loss at the horizon is not above the first; inf, or 0 for none
-    guaranteed: float | None  # below which no round can diverge, where there is a closed bound (``Flow.stability``)
-    best: float  # of the least test loss at the horizon
-    at_edge: bool  # whether the loss still falls at an end of the rates that were tried
-    tried: np.ndarray  # rising
-    losses: np.ndarray  # test loss at the horizon of each
 
 
 class Reached(NamedTuple):
@@ -327,57 +313,20 @@ class _Runs(NamedTuple):
 
 def _rates(runs: _Runs, first_loss: float, progress: bool) -> Rates:
     """Stable and best rate; the loss of the untrained models is ``first_loss``."""
-    given, numbers, stepwise = runs.plan.rate, runs.flow.numbers, runs.flow.kind.stepwise
-    seen: dict[float, tuple[float, float]] = {}  # rate -> training and test loss
-    tried: dict[float, float] = {}
+    flow, given = runs.flow, runs.plan.rate
+    bound = None
+    if flow.kind.algorithm == "fed_avg" and not flow.kind.momentum and not flow.kind.stepwise:
+        scale = given / float(np.max(flow.rounds.learning_rate))
+        bound = flow.stability().max_stable_learning_rate * scale
+    # the normaliser of fed_nova is a positive number below this rate alone
+    most = 1 / float(flow.numbers.mu) if flow.kind.algorithm == "fed_nova" and float(flow.numbers.mu) > 0 else np.inf
     with progress_of(TRIALS, f"{runs.plan.setting.name}: rates", "trial", shown=progress) as shown:
 
         def losses(rate: float) -> tuple[float, float]:
-            if rate not in seen:
-                shown.update(1)
-                seen[rate] = runs.losses(rate)
-            return seen[rate]
+            shown.update(1)
+            return runs.losses(rate) if rate < most else (np.inf, np.inf)
 
-        def is_stable(rate: float) -> bool:
-            if runs.flow.kind.algorithm == "fed_nova" and float(numbers.mu) * rate >= 1:
-                return False  # its normaliser is no positive number
-            return losses(rate)[0] <= first_loss  # nor is what is no number
-
-        def test_loss(rate: float) -> float:
-            tried[rate] = losses(rate)[1]
-            return tried[rate]
-
-        stable = given * largest_factor(lambda factor: is_stable(given * factor))
-        high = stable if 0 < stable < np.inf else given
-        low = LOWEST * min(high, given)
-        coarse = 1 + int(np.ceil(np.log(high / low) / np.log(APART)))
-        best = best_learning_rate(test_loss, low, high, coarse=coarse, tolerance=TOLERANCE, derivative=False)
-    kind, bound = runs.flow.kind, None
-    plain = kind.algorithm == "fed_avg" and not kind.momentum and not stepwise  # as those of a large kernel are
-    if plain:
-        largest = float(np.max(runs.flow.rounds.learning_rate))
-        bound = runs.flow.stability().max_stable_learning_rate * given / largest
-    order = np.array(sorted(tried))
-    return Rates(stable, bound, best.rate, best.at_edge, order, np.array([tried[rate] for rate in order]))
-
-
-def largest_factor(is_stable: Callable[[float], bool]) -> float:
-    """The end of the stable factors around 1, by doubling or halving and bisection; inf or 0 where none is found."""
-    low = high = 1.0
-    if is_stable(1.0):
-        while is_stable(high := 2 * low):
-            low = high
-            if high >= FACTORS[1]:
-                return float("inf")
-    else:
-        while not is_stable(low := high / 2):
-            high = low
-            if low <= FACTORS[0]:
-                return 0.0
-    while high > (1 + TOLERANCE) * low:
-        middle = float(np.sqrt(low * high))
-        low, high = (middle, high) if is_stable(middle) else (low, middle)
-    return low
+        return searched_rates(losses, given, first_loss)._replace(guaranteed=bound)
 
 
 def _traffic(plan: Plan, drawn: Cohort) -> tuple[np.ndarray, np.ndarray]:
