@@ -29,7 +29,7 @@ from fedtangent.engine.run import predict, simulate
 from fedtangent.measures import uncertainty
 
 ALGORITHMS = ("fed_avg", "fed_prox", "scaffold", "fed_dyn", "fed_nova")
-FACTORS = (0.125, 0.25, 0.5, 0.71, 1.0, 1.41, 2.0)
+FACTORS = (0.25, 0.5, 0.71, 1.0, 1.41, 2.0, 2.83, 4.0, 8.0)
 
 
 class Found(NamedTuple):
