@@ -88,7 +88,7 @@ def _modules(root: Any) -> list[Any]:
 def choose(kind: str, name: str) -> Any:
     """The entry of ``kind`` called ``name``; raises ``ValueError`` with the allowed names."""
     entries = catalogue(kind)
-    if name not in entries:
+    if not isinstance(name, str) or name not in entries:
         raise ValueError(f"{kind.removesuffix('s')}: got {name!r}, allowed are {', '.join(entries)}")
     return entries[name]
 

@@ -271,3 +271,12 @@ def test_refuses_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch, give
 def test_refuses_before_anything_is_predicted(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         theory_alone(**{name: value for name, value in SMALL.items() if name != "dataset"}, **given)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_rate_is_stable_against_the_same_starts(seed: int) -> None:
+    """However the other starts lie: at a tiny rate the loss of those that rates are tried on falls a little."""
+    found = foretold(planned(16, num_rounds=3, client_learning_rate=1e-3, seed=seed))
+    assert found.rates is not None and 1e-2 < found.rates.stable < np.inf
+    first = found.given.values["train", "mse"][:, 0]
+    assert abs(first[: alone.TRIED_DRAWS].mean() / first.mean() - 1) > 0.01

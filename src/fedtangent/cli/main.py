@@ -187,6 +187,8 @@ def read(command: Command, arguments: Sequence[str]) -> Asked:
     """What the arguments ask for; raises ``ValueError`` in one line."""
     given, before, chosen = _begun(command, arguments)
     algorithms = list(dict.fromkeys(given.get("algorithm") or _listed(before.get("algorithm", []))))
+    if len(given.get("algorithm", [])) > len(algorithms):
+        raise ValueError(f"algorithm: got {' '.join(given['algorithm'])}, must be different ones")
     if command.several and len(algorithms) > 1:
         return _read_several(command, algorithms, given, chosen)
     return _read(command, arguments, given, before, chosen)

@@ -174,13 +174,20 @@ def _show_rates(screen: Console, found: Forecast, rates: Rates) -> None:
 
 def _show_ranked(screen: Console, found: Sequence[Forecast]) -> None:
     plan = found[0].plan
-    lines = [(f.name, _rate(f.best.rate), "" if f.rates is None else _rate(f.rates.stable), *_ends(f, f.best))
-             for f in found]  # fmt: skip
+    lines = [(f.name, _rate(f.best.rate), *_stable(f), *_ends(f, f.best)) for f in found]  # fmt: skip
     which = "given" if found[0].rates is None else "best"
     title = f"round {plan.setting.num_rounds} at {which} rates, predicted{_until(plan)}"
-    screen.print(text_table(title, ("algorithm", f"{which} rate", "stable to", *_columns(plan)), lines))
+    screen.print(
+        text_table(
+            title, ("algorithm", f"{which} rate", *(["stable to"] if found[0].rates else []), *_columns(plan)), lines
+        )
+    )
     for one in found:
         _remark(screen, one)
+
+
+def _stable(found: Forecast) -> list[str]:
+    return [] if found.rates is None else [_rate(found.rates.stable)]
 
 
 def _remark(screen: Console, found: Forecast) -> None:
@@ -195,7 +202,7 @@ def _remark(screen: Console, found: Forecast) -> None:
     if plan.alone.target is not None:
         reached = found.reached(plan.alone.target, found.best)
         if reached.round is None:
-            at_end = "" if found.limit is None else f"; rounds without end lead to {found.limit[plan.main]:.4g}"
+            at_end = "" if found.limit is None else f"; Theorem 2's limit has {found.limit[plan.main]:.4g}"
             lines.append(
                 f"{_goal(plan)} is never reached in {plan.setting.num_rounds} rounds: the best at rate "
                 f"{found.best.rate:.3g} is {reached.nearest:.4g}{at_end}"

@@ -182,7 +182,8 @@ def theory_alone(
     Args:
         data, partition, progress, say: as of ``beside_theory``.
         options: every option of ``fedtangent train`` that describes a run, and ``target``, ``draws`` and
-            ``evaluate_every`` of the prediction. The network is the one described, at infinite width.
+            ``evaluate_every``, ``rates`` and ``kernel_dir`` of the prediction (``Alone``). The network is the one
+            described, at infinite width; of more than 8,000 points the initial functions are networks of its own width.
 
     Raises:
         ValueError: as ``beside_theory`` does. Predictions are made in float64 (``fedtangent.enable_x64()``).
@@ -244,7 +245,7 @@ def forecast(
         found = Forecast(plan, given, given, None, *_traffic(plan, drawn), None)
         if plan.alone.rates:
             say(f"{name}: stable and best rate, {runs.tried} starts")
-            rates = _rates(runs, float(given.mean("train", plan.loss)[0]), progress)
+            rates = _rates(runs, float(given.values["train", plan.loss][: runs.tried, 0].mean()), progress)
             say(f"{name}: learning curve at the best rate")
             found = found._replace(best=runs.curve(rates.best, progress), rates=rates)
         target = plan.alone.target
@@ -312,7 +313,7 @@ class _Runs(NamedTuple):
 
 
 def _rates(runs: _Runs, first_loss: float, progress: bool) -> Rates:
-    """Stable and best rate; the loss of the untrained models is ``first_loss``."""
+    """Stable and best rate; ``first_loss`` is that of the untrained models that rates are tried on."""
     flow, given = runs.flow, runs.plan.rate
     bound = None
     if flow.kind.algorithm == "fed_avg" and not flow.kind.momentum and not flow.kind.stepwise:
@@ -349,7 +350,8 @@ def _at_limit(setting: Setting, kernels: KernelBlocks | LargeKernel, flow: Flow)
 
     Of a large kernel those of the mean over initial functions.
     """
-    if not flow.kind.is_linear or flow.kind.decays:
+    is_constant = np.ptp(np.ravel(setting.learning_rate)) == 0  # a schedule may end before the limit
+    if not flow.kind.is_linear or flow.kind.decays or not is_constant:
         return None
     limit = limit_of(setting, kernels)[0]
     if limit is None:

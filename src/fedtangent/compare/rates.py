@@ -12,7 +12,7 @@ from fedtangent.theory import best_learning_rate
 TOLERANCE = 0.02  # of rates, relative
 LOWEST = 1e-2  # of the run's rate, or the largest stable one if that is less: the least that is tried
 APART = 2.7  # factor between the rates that are tried before the best is narrowed down
-FACTORS = 2.0**-20, 2.0**20  # of the run's rate, beyond which no bound of stability is looked for
+FACTORS = 2.0**-40, 2.0**40  # of the run's rate, beyond which no bound of stability is looked for
 
 
 class Rates(NamedTuple):
@@ -46,7 +46,7 @@ def searched_rates(losses: Callable[[float], tuple[float, float]], given: float,
         return tried[rate]
 
     stable = given * largest_factor(lambda factor: at(given * factor)[0] <= first_loss)  # nor is what is no number
-    high = stable if 0 < stable < np.inf else given
+    high = given if stable == 0 else min(stable, max(seen))
     low = LOWEST * min(high, given)
     coarse = 1 + int(np.ceil(np.log(high / low) / np.log(APART)))
     best = best_learning_rate(test_loss, low, high, coarse=coarse, tolerance=TOLERANCE, derivative=False)

@@ -75,7 +75,7 @@ def large_kernel(
     x_train: Any,
     x_test: Any,
     *,
-    folder: Path | None = None,
+    folder: Path | str | None = None,
     devices: Sequence[Any] | None = None,
     tick: Tick = lambda done, total: None,
 ) -> LargeKernel:
@@ -98,7 +98,7 @@ def large_kernel(
         raise ValueError(f"x_train and x_test: got {train.shape} and {test.shape}, must hold examples of one shape")
     for name, x in (("x_train", train), ("x_test", test)):
         finite(name, x)
-    n, places = len(train), list(devices or ())
+    n, places, folder = len(train), list(devices or ()), None if folder is None else Path(folder)
     if len(places) < 2:
         held = _in_memory(kernel_fn, train, slice(0, n), tick) if folder is None else _in_file(kernel_fn, train, folder,
                                                                                               tick)  # fmt: skip

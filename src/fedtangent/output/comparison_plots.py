@@ -157,19 +157,18 @@ def laziness(result: SideBySide, folder: Path) -> Path:
         across.plot(widths, each, ".", color=colour, ms=3, alpha=0.4)
         across.plot(widths, _geometric(each), "o-", ms=4, color=colour, label=label)
         if metric != "drift":
-            along.plot(
-                result.setting.rounds[1:], values[-1, 1:].mean(axis=(1, 2)), "o-", ms=3, color=colour, label=label
-            )
+            mean = _geometric(values[-1, 1:].reshape(len(values[-1]) - 1, -1))
+            along.plot(result.setting.rounds[1:], mean, "o-", ms=3, color=colour, label=label)
     first = _geometric(result.laziness[-1].parts.feature_learning[-1].reshape(1, -1))
     across.plot(widths, first * (widths / widths[-1]) ** -0.5, "--", lw=1, color=NEUTRAL, label="slope -1/2")
     across.set_xscale("log", base=2)
     across.set_xticks(widths, [f"{w:.0f}" for w in widths])
     rounds = result.setting.rounds[-1]
-    dress(across, "width", "over how far the linearisation has moved", f"round {rounds}", "y", legend=7)
+    dress(across, "width", "relative; of outputs, to how far the linearisation moved", f"round {rounds}", "y", legend=7)
     dress(along, "round", title=f"width {widths[-1]:.0f}", legend=7, whole=True)
     for lazy, colour in zip(result.laziness, SHADES[::2], strict=False):
-        mean = lazy.drift.mean(axis=(1, 2))
-        drift.plot(result.setting.rounds, mean, "o-", ms=3, color=colour, label=f"width {lazy.width}")
+        mean = _geometric(lazy.drift[1:].reshape(len(lazy.drift) - 1, -1))
+        drift.plot(result.setting.rounds[1:], mean, "o-", ms=3, color=colour, label=f"width {lazy.width}")
     dress(drift, "round", "relative change, Frobenius norm", "drift of the tangent kernel", whole=True)
     for ax in (along, drift):
         ax.set_ylim(bottom=0)

@@ -35,7 +35,8 @@ def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
         if metric != "accuracy":
             untrained = max(float(f.given.mean("train", metric)[0]) for f in forecasts)
             values = np.concatenate([c.mean(split, metric) for c, split, *_ in _lines(forecasts)])
-            ax.set_ylim(0.8 * np.nanmin(values), BEYOND * untrained)
+            least = np.nanmin(values) if first.alone.target is None else min(np.nanmin(values), first.alone.target)
+            ax.set_ylim(0.8 * least, BEYOND * untrained)
         if first.alone.target is not None and metric == first.main:
             ax.axhline(first.alone.target, color=NEUTRAL, lw=1, ls=":", label=f"target {first.alone.target:g}")
         dress(ax, "round", NAMES[metric], log="" if metric == "accuracy" else "y", legend=7.5, whole=True)
