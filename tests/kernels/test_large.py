@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -186,7 +186,7 @@ print("same")
 
 def test_a_file_is_used_again(points: Any, tmp_path: Path) -> None:
     first = built(points, folder=tmp_path)
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".npy"]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".lock", ".npy"]
     ticks: list[int] = []
     again = built(points, folder=tmp_path, tick=lambda done, total: ticks.append(done))
     assert ticks == [] and np.array_equal(first.ntk_train, again.ntk_train)
@@ -207,11 +207,37 @@ def test_a_file_that_was_changed_is_refused(points: Any, tmp_path: Path) -> None
 
 
 def test_a_file_that_was_not_finished_is_written_anew(points: Any, tmp_path: Path) -> None:
-    built(points, folder=tmp_path)
-    (record,) = tmp_path.glob("*.json")
-    record.unlink()
-    built(points, folder=tmp_path)
-    assert json.loads(record.read_text())
+    right = built(points, folder=tmp_path)
+    (path,) = tmp_path.glob("*.npy")
+    path.rename(path.with_name(path.name.rsplit("-", 1)[0] + ".part"))
+    assert np.array_equal(built(points, folder=tmp_path).ntk_train, right.ntk_train)
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".lock", ".npy"]
+
+
+def test_of_two_processes_one_writes(points: Any, tmp_path: Path) -> None:
+    """The other waits, and both have the same kernel; while the first writes there is no file to be taken for whole."""
+    right, found = built(points), []
+
+    def slowly(done: int, total: int) -> None:
+        if done == 5:
+            thread.start()
+        assert not list(tmp_path.glob("*.npy"))
+
+    thread = threading.Thread(target=lambda: found.append(built(points, folder=str(tmp_path), tick=never)))
+    found.append(built(points, folder=tmp_path, tick=slowly))
+    thread.join()
+    assert len(found) == 2 and all(np.array_equal(one.ntk_train, right.ntk_train) for one in found)
+
+
+def never(done: int, total: int) -> None:
+    raise AssertionError("computed again")
+
+
+@pytest.mark.parametrize("where", ["file", "file/below"])
+def test_a_folder_that_is_none_is_refused(points: Any, tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"^folder: got .*, must be a folder that can be written to$"):
+        built(points, folder=tmp_path / where)
 
 
 def test_no_room_says_how_much_is_needed(points: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +246,7 @@ def test_no_room_says_how_much_is_needed(points: Any, tmp_path: Path, monkeypatc
         ValueError, match=r"^kernel: got 0.000362 GB to write to .*, must be below the 1e-09 GB that are"
     ):
         built(points, folder=tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("*.npy"))
 
 
 @pytest.mark.parametrize(
@@ -256,6 +282,20 @@ def test_the_limit_by_conjugate_gradients(points: Any, blocks: KernelBlocks) -> 
     assert np.linalg.norm(jittered.mean - right.mean) > 1e-2 * np.linalg.norm(right.mean)
 
 
+@pytest.mark.parametrize("factor", [1e-30, 0.0, 1e30])
+def test_targets_of_any_size_have_a_limit(points: Any, blocks: KernelBlocks, factor: float) -> None:
+    y = points[2] * np.array([factor, 1.0, factor])
+    right = gp_limit(blocks, y, max_relative_jitter=0.0).mean
+    off = np.linalg.norm(gp_limit(built(points), y).mean - right, axis=0)
+    assert np.all(off <= 2e-3 * np.linalg.norm(right, axis=0))
+
+
+def test_a_single_point_has_a_limit(points: Any) -> None:
+    one = large_kernel(MODEL.kernel, points[0][:1], points[1])
+    ratio = one.at_test(np.ones((1, 1)))[:, 0] / float(one.ntk_train[0, 0])
+    assert np.allclose(gp_limit(one, [[2.0]]).mean[:, 0], 2 * ratio, rtol=1e-4)
+
+
 def test_a_singular_kernel_is_said_to_be(points: Any) -> None:
     twice = np.concatenate([points[0][:100]] * 2), points[1]
     with pytest.raises(SingularKernelError, match="too nearly singular for 200 steps"):
@@ -273,5 +313,15 @@ def test_ntk_fl_evolves_a_pool_of_any_size(points: Any, blocks: KernelBlocks) ->
     assert np.max(np.abs(blocks.at_test(evolved[1]) - right)) > 1e-2
     with pytest.raises(ValueError, match=r"^times: got"):
         ntk_evolved(blocks, residual, step, [3, 2])
-    with pytest.raises(ValueError, match=r"^step: got .* diverges"):
-        ntk_evolved(blocks, residual, 100 * step, [2000])
+    for time in (20, 2000):
+        with pytest.raises(ValueError, match=r"^step: got .* diverges"):
+            ntk_evolved(blocks, residual, 3 * step, [time])
+    with pytest.raises(ValueError, match=r"^residual: got shape"):
+        ntk_evolved(blocks, residual[:-1], step, [2])
+
+
+def test_functions_that_do_not_fit_are_refused(points: Any) -> None:
+    flow = flow_of(built(points), points[2])
+    for train, test in ((np.zeros((2, 1, N, C)), np.zeros((1, 1, M, C))), (np.zeros((1, N, C)), np.zeros((1, M, C)))):
+        with pytest.raises(ValueError, match=r"^f0_train and f0_test: got shapes"):
+            flow.runs(train, test, [1])

@@ -186,7 +186,9 @@ def _begun(command: Command, arguments: Sequence[str]) -> tuple[dict[str, list[s
 def read(command: Command, arguments: Sequence[str]) -> Asked:
     """What the arguments ask for; raises ``ValueError`` in one line."""
     given, before, chosen = _begun(command, arguments)
-    algorithms = list(dict.fromkeys(given.get("algorithm") or _listed(before.get("algorithm", []))))
+    algorithms = list(
+        dict.fromkeys(given.get("algorithm") or _listed(before.get("algorithm", description.Choices.algorithm)))
+    )
     if len(given.get("algorithm", [])) > len(algorithms):
         raise ValueError(f"algorithm: got {' '.join(given['algorithm'])}, must be different ones")
     if command.several and len(algorithms) > 1:
@@ -221,6 +223,8 @@ def _read_several(
 
 
 def _listed(value: Any) -> list[str]:
+    if value == []:
+        raise ValueError("config: got one without an algorithm, must be the config.json of a run")
     return list(map(str, value)) if isinstance(value, list) else [str(value)]
 
 

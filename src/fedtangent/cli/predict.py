@@ -13,7 +13,18 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from fedtangent.compare.alone import Alone, Curve, Forecast, Plan, Rates, check_alone, forecasts, plan_of, ranked
+from fedtangent.compare.alone import (
+    Alone,
+    Curve,
+    Forecast,
+    Plan,
+    Rates,
+    check_alone,
+    forecasts,
+    memory_of,
+    plan_of,
+    ranked,
+)
 from fedtangent.engine.description import Description, in_common
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import clock, console, number, text_table
@@ -46,7 +57,9 @@ def prepare(options: PredictOptions, described: tuple[Description, ...]) -> Job:
     names = [one.algorithm.entry.name for one in described]
     values["algorithm"] = names[0] if len(names) == 1 else names
     placed = replace(options, kernel_dir=options.kernel_dir or options.output / "kernels")
-    return Job([plan_of(one, placed) for one in described], values, options.output)
+    plans = [plan_of(one, placed) for one in described]
+    memory_of(plans[0])
+    return Job(plans, values, options.output)
 
 
 def run_job(job: Job) -> int:
@@ -114,7 +127,7 @@ def _rows(found: Forecast) -> list[dict[str, Any]]:
 
 
 def _rate(rate: float) -> str:
-    return f"{rate:.4g}"
+    return f"{rate:.4g}" if rate < float("inf") else "no end found"
 
 
 def _goal(plan: Plan) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedtangent.checks import number, real_array, whole
+from fedtangent.checks import flag, number, real_array, whole
 from fedtangent.compare.beside import (
     check_analytic,
     check_kernels,
@@ -29,7 +29,7 @@ from fedtangent.compare.rates import Rates, searched_rates
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.side_by_side import Report
 from fedtangent.compare.simulated import cohorts
-from fedtangent.compare.sizes import plan_kernels, planned_kernels
+from fedtangent.compare.sizes import KernelPlan, plan_kernels, planned_kernels
 from fedtangent.compare.table import expected_accuracy
 from fedtangent.data.dataset import Dataset
 from fedtangent.engine.clients import default_mapping, engine_for
@@ -38,7 +38,7 @@ from fedtangent.engine.history import at_start, charge
 from fedtangent.engine.progress import progress_of
 from fedtangent.entries import option
 from fedtangent.kernels.gram import KernelBlocks
-from fedtangent.kernels.large import LargeKernel
+from fedtangent.kernels.large import LargeKernel, check_file
 from fedtangent.measures import uncertainty
 from fedtangent.models.entry import CROSS_ENTROPY
 from fedtangent.theory import Flow
@@ -122,7 +122,7 @@ class Reached(NamedTuple):
 
     round: int | None  # None: at no evaluated one
     uplink_bytes: int | None
-    nearest: float  # the best value of all
+    nearest: float  # the best value after any round
 
 
 class Forecast(NamedTuple):
@@ -150,8 +150,9 @@ class Forecast(NamedTuple):
         """When ``curve``, one of this run's, reaches ``target`` on the main test metric."""
         values, rising = curve.mean("test", self.plan.main), self.plan.main == "accuracy"
         round_ = rounds_to_target(curve.rounds, values, target, rising=rising)
+        after = values[1:] if len(values) > 1 else values
         sent = None if round_ is None else int(self.uplink_bytes[curve.rounds == round_][0])
-        return Reached(round_, sent, float((np.nanmax if rising else np.nanmin)(values)))
+        return Reached(round_, sent, float((np.nanmax if rising else np.nanmin)(after)))
 
 
 def rounds_to_target(rounds: Any, values: Any, target: float, *, rising: bool) -> int | None:
@@ -198,17 +199,26 @@ def theory_alone(
 def forecasts(plans: Sequence[Plan], progress: bool = False, say: Report = lambda line: None) -> Iterator[Forecast]:
     """Everything of each plan, of the same data and network, whose kernels are computed once."""
     first = plans[0]
-    memory = plan_kernels(first.setting, first.at_once, first.alone.kernel_dir or KERNELS)
+    memory = memory_of(first)
     say(str(memory))
     kernels = planned_kernels(first.setting, memory, progress)
     for plan in plans:
         yield forecast(plan, kernels, progress, say)
 
 
+def memory_of(plan: Plan) -> KernelPlan:
+    """What its kernels take; raises ``ValueError`` where there is no room, and for a file of them that was changed."""
+    found = plan_kernels(plan.setting, plan.at_once, Path(plan.alone.kernel_dir or KERNELS))
+    if found.folder is not None:
+        check_file(plan.setting.kernel, plan.setting.x_train, found.folder)
+    return found
+
+
 def check_alone(described: Description, alone: Alone) -> None:
     """Raise ``ValueError`` for all that can be refused before data are loaded."""
     whole("draws", alone.draws, 2)
     whole("evaluate_every", alone.evaluate_every, 1)
+    flag("rates", alone.rates)
     if alone.target is not None:
         number("target", alone.target, above=0)
     rule_beside(described)

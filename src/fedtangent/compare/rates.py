@@ -46,7 +46,9 @@ def searched_rates(losses: Callable[[float], tuple[float, float]], given: float,
         return tried[rate]
 
     stable = given * largest_factor(lambda factor: at(given * factor)[0] <= first_loss)  # nor is what is no number
-    high = given if stable == 0 else min(stable, max(seen))
+    if stable == 0:  # then none that was tried trains, and none is better than another
+        return Rates(0.0, None, given, True, np.array([given]), np.array([at(given)[1]]))
+    high = min(stable, max(seen))
     low = LOWEST * min(high, given)
     coarse = 1 + int(np.ceil(np.log(high / low) / np.log(APART)))
     best = best_learning_rate(test_loss, low, high, coarse=coarse, tolerance=TOLERANCE, derivative=False)

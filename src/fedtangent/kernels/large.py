@@ -6,9 +6,9 @@ are products; those of the test points are computed as they are asked for, and n
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from fedtangent.checks import finite
+from fedtangent.checks import finite, real_array
 from fedtangent.kernels.gram import aligned, jittered_cholesky
 from fedtangent.types import Array
 
@@ -93,7 +93,10 @@ def large_kernel(
         ValueError: inputs that do not fit together or are not finite; no room in ``folder``, which says how much is
             needed; a file that is not as it was written.
     """
-    train, test = (np.ascontiguousarray(np.asarray(x, np.float32)) for x in (x_train, x_test))
+    if not callable(kernel_fn):
+        raise ValueError(f"kernel_fn: got {kernel_fn!r:.60}, must be a function of (x1, x2), such as model.kernel")
+    named = {"x_train": x_train, "x_test": x_test}
+    train, test = (np.ascontiguousarray(real_array(name, x), np.float32) for name, x in named.items())
     if min(len(train), len(test)) == 0 or train.shape[1:] != test.shape[1:]:
         raise ValueError(f"x_train and x_test: got {train.shape} and {test.shape}, must hold examples of one shape")
     for name, x in (("x_train", train), ("x_test", test)):
@@ -203,29 +206,55 @@ def _around(n: int, columns: slice) -> list[slice]:
     return _tiles(columns.start) + below
 
 
+def check_file(kernel_fn: Callable[..., Any], x: np.ndarray, folder: Path) -> None:
+    """Raise ``ValueError`` for a folder that cannot be written to, and a kernel's file in it that was changed."""
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise ValueError(f"folder: got {folder} for a kernel's file, must be a folder that can be written to")
+    if folder.is_dir():
+        _found(folder, _key(kernel_fn, np.asarray(x, np.float32)))
+
+
 def _in_file(kernel_fn: Callable[..., Any], x: np.ndarray, folder: Path, tick: Tick) -> np.ndarray:
-    """The kernel in a file of ``folder``, which is there whole or not at all; one that is there is checked and used."""
+    """The kernel in a file of ``folder``, which is there whole or not at all; one that is there is checked and used.
+
+    Of several processes one writes, and the others wait for it. The file's name has its digest.
+    """
+    check_file(kernel_fn, x, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"kernel-{_key(kernel_fn, x)}.npy"
-    record = path.with_suffix(".json")
-    if path.exists() and record.exists():
-        if json.loads(record.read_text())["sha256"] != _digest(path):
-            raise ValueError(f"kernel: got {path}, which is not as it was written, must be removed")
-        return np.load(path, mmap_mode="r")
-    needed, free = 4 * len(x) ** 2, shutil.disk_usage(folder).free
-    if needed > free:
-        room = f"the {free / 1e9:.3g} GB that are free"
-        raise ValueError(f"kernel: got {needed / 1e9:.3g} GB to write to {folder}, must be below {room}")
-    part = path.with_suffix(".part")
-    out = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=(len(x), len(x)))
-    _fill(out, kernel_fn, x, slice(0, len(x)), tick)
-    out.flush()
-    del out
-    os.replace(part, path)
-    part = record.with_suffix(".part")
-    part.write_text(json.dumps({"sha256": _digest(path)}))
-    os.replace(part, record)
+    name = f"kernel-{_key(kernel_fn, x)}"
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = _found(folder, name.removeprefix("kernel-"))
+        if path is None:
+            needed, free = 4 * len(x) ** 2, shutil.disk_usage(folder).free
+            if needed > free:
+                room = f"the {free / 1e9:.3g} GB that are free"
+                raise ValueError(f"kernel: got {needed / 1e9:.3g} GB to write to {folder}, must be below {room}")
+            part = folder / f"{name}.part"
+            out = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=(len(x), len(x)))
+            _fill(out, kernel_fn, x, slice(0, len(x)), tick)
+            out.flush()
+            del out
+            path = folder / f"{name}-{_digest(part)}.npy"
+            os.replace(part, path)
     return np.load(path, mmap_mode="r")
+
+
+def _found(folder: Path, key: str) -> Path | None:
+    """The file of a kernel, if there is one; raises ``ValueError`` for one that is not what its name says."""
+    path = next(iter(folder.glob(f"kernel-{key}-*.npy")), None)
+    if path is not None:
+        told = path.stat()
+        if not path.name.endswith(f"-{_digest_of(path, told.st_size, told.st_mtime_ns)}.npy"):
+            raise ValueError(f"kernel: got {path}, which is not as it was written, must be removed")
+    return path
+
+
+@functools.lru_cache(maxsize=8)
+def _digest_of(path: Path, size: int, changed: int) -> str:
+    """That of a file as it was then, which takes a while."""
+    return _digest(path)
 
 
 def _digest(path: Path) -> str:

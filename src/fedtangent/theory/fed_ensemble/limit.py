@@ -113,19 +113,20 @@ def gp_limit(
 
 def _solved(kernels: LargeKernel, targets: np.ndarray) -> np.ndarray:
     """``Theta^-1 Y`` [n, C], to a relative residual of ``TOLERANCE``."""
-    factor, y = kernels.preconditioner(), jnp.asarray(targets, jnp.float32)
+    sizes = np.linalg.norm(targets, axis=0)  # each output counts alike, however large it is
+    factor, y = kernels.preconditioner(), jnp.asarray(targets / np.where(sizes > 0, sizes, 1.0), jnp.float32)
 
     @jax.jit
     def solve(theta: Any, factor: Any, y: Any) -> Any:
         # (F F' + rest I)^-1 by Woodbury's identity, times rest: what F leaves of Theta's trace, spread evenly
-        rest = jnp.maximum(jnp.trace(theta) - jnp.sum(factor**2), 0) / len(y)
+        rest = jnp.maximum(jnp.trace(theta) - jnp.sum(factor**2), 1e-6 * jnp.trace(theta)) / len(y)
         inner = jnp.linalg.cholesky(product(factor.T, factor) + rest * jnp.eye(factor.shape[1], dtype=factor.dtype))
 
         def preconditioned(v: Any) -> Any:
             return v - product(factor, jax.scipy.linalg.cho_solve((inner, True), product(factor.T, v)))
 
         found, _ = cg(lambda v: product(theta, v), y, tol=TOLERANCE / 2, maxiter=MOST_STEPS, M=preconditioned)
-        return found, jnp.linalg.norm(product(theta, found) - y) / jnp.linalg.norm(y)
+        return found, jnp.linalg.norm(product(theta, found) - y) / jnp.maximum(jnp.linalg.norm(y), 1.0)
 
     found, left = solve(kernels.ntk_train, factor, y)
     if not float(left) <= TOLERANCE:
@@ -133,4 +134,4 @@ def _solved(kernels: LargeKernel, targets: np.ndarray) -> np.ndarray:
             f"the kernel of the {len(y)} training points is too nearly singular for {MOST_STEPS} steps of conjugate "
             f"gradients: a residual of {float(left):.3g} is left, must be at most {TOLERANCE:g}"
         )
-    return np.asarray(found, np.float64)
+    return np.asarray(found, np.float64) * sizes

@@ -62,10 +62,9 @@ def evolved(
 
 def runs(flow: Flow, f0_train: Any, f0_test: Any, rounds: np.ndarray, num_train: int) -> Runs:
     """``Flow.runs`` after each of ``rounds`` [r], of the first ``num_train`` training points."""
-    if len(f0_train) != len(f0_test) or len(f0_train) == 0:
-        raise ValueError(
-            f"f0_train: got {len(f0_train)} functions, must be as many as f0_test, {len(f0_test)}, and some"
-        )
+    if not np.ndim(f0_train) == np.ndim(f0_test) == 4 or not len(f0_train) == len(f0_test) > 0:
+        got = f"shapes {np.shape(f0_train)} and {np.shape(f0_test)}"
+        raise ValueError(f"f0_train and f0_test: got {got}, must be [E, K, n, C] and [E, K, m, C]")
     train, test = (
         jax.tree.map(lambda *parts: jnp.stack(parts), *(started(flow, split, f, None, None) for f in functions))
         for split, functions in (("train", f0_train), ("test", f0_test))

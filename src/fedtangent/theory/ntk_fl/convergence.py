@@ -174,9 +174,13 @@ def ntk_evolved(kernels: KernelBlocks | LargeKernel, residual: Any, step: float,
     Returns:
         [T, n, C] float64.
     """
-    start, wanted = jnp.asarray(real_array("residual", residual)), [whole("times", t, 0) for t in times]
-    if sorted(set(wanted)) != wanted:
-        raise ValueError(f"times: got {list(times)}, must rise")
+    start, wanted = (
+        jnp.asarray(checks.check_targets(residual)),
+        [whole("times", t, 0) for t in np.ravel(times).tolist()],
+    )
+    checks.check_shape("residual", start, (len(kernels.ntk_train), start.shape[1]))
+    if not wanted or sorted(set(wanted)) != wanted:
+        raise ValueError(f"times: got {wanted}, must be some that rise")
     number("step", step, above=0)
 
     @jax.jit
@@ -187,7 +191,8 @@ def ntk_evolved(kernels: KernelBlocks | LargeKernel, residual: Any, step: float,
     for before, t in zip([0, *wanted], wanted, strict=False):
         a = steps(theta, a, t - before)
         found.append(np.asarray(a))
-    if not np.all(np.isfinite(found[-1])):
+    left = float(jnp.linalg.norm(start - product(theta, a)))
+    if not left <= float(jnp.linalg.norm(start)) * (1 + 1e-5):  # no stable step makes a residual larger
         raise ValueError(f"step: got {step}, which diverges, must be at most 2 / lambda_max")
     return np.stack(found)
 
