@@ -176,7 +176,7 @@ def test_a_target_that_is_never_reached_says_where_the_run_leads() -> None:
     found = foretold(planned(4, target=1.0, client_learning_rate=0.01, num_rounds=2))
     reached = found.reached(1.0, found.best)
     assert reached.round is None and reached.uplink_bytes is None
-    assert reached.nearest == found.best.mean("test", "accuracy").max()
+    assert reached.nearest == found.best.mean("test", "accuracy")[1:].max()  # of a start nothing is said
     assert found.limit is not None and 0 < found.limit["accuracy"] <= 1
 
 
