@@ -49,7 +49,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="folder for beside_every_rule.json")
     parser.add_argument("--only", nargs="+", choices=known, default=known)
-    parser.add_argument("--draws", type=int, default=24)
+    parser.add_argument("--draws", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=12)
     given, rows = parser.parse_args(), list[dict[str, Any]]()
     for algorithm in given.only:

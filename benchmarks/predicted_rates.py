@@ -127,7 +127,7 @@ def main() -> None:
     """Run, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="folder for predicted_rates.json")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--draws", type=int, default=4)
     parser.add_argument("--num-rounds", type=int, default=30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -179,6 +180,39 @@ print("same")
     variables = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", script], env=os.environ | variables, capture_output=True, text=True)
     assert done.stdout == "same\n", done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_columns_are_shared_out_to_processes() -> None:
+    """Two processes of one device each hold half of the columns, and both have the functions of one alone."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    script = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+import jax, numpy as np
+import fedtangent; fedtangent.enable_x64()
+from fedtangent.engine import processes
+processes.start("localhost:{port}", 2, int(sys.argv[1]))
+import test_large as t
+rng = np.random.default_rng(0)
+x = rng.standard_normal((t.N + t.M, 20)).astype(np.float32)
+points = x[: t.N], x[t.N :], np.eye(t.C)[rng.integers(0, t.C, t.N)]
+alone, shared = t.built(points), t.built(points, devices=jax.devices())
+assert len(jax.devices()) == 2 and [s.data.shape for s in shared.ntk_train.addressable_shards] == [(t.N, 151)]
+starts = rng.standard_normal((2, 1, t.N, t.C)), rng.standard_normal((2, 1, t.M, t.C))
+one, other = (t.flow_of(k, points[2]).runs(*starts, [0, 6]) for k in (alone, shared))
+assert max(np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in zip(one, other)) < 5e-6
+print("same")
+"""
+    variables = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1", "JAX_PLATFORMS": "cpu"}
+    both = [
+        subprocess.Popen([sys.executable, "-c", script, str(i)], env=variables, stdout=subprocess.PIPE, text=True)
+        for i in range(2)
+    ]
+    for process in both:
+        said, _ = process.communicate(timeout=300)
+        assert process.returncode == 0 and said.splitlines()[-1] == "same"
 
 
 # ---- files ----

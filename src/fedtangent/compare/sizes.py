@@ -18,7 +18,7 @@ from fedtangent.theory.flow.clients import SMALLEST_BUCKET
 from fedtangent.theory.flow.recursion import GATHERED
 
 MOST_EXACT = 8000  # training and test points together of which float64 blocks are built
-PROGRAM = 2**30  # bytes of JAX, its compiler and the data
+PROGRAM = 3 * 2**29  # bytes of JAX, its compiler and the data
 
 
 class KernelPlan(NamedTuple):

@@ -47,10 +47,8 @@ class LargeKernel:
     def at_test(self, a: Any) -> np.ndarray:
         """``Theta(x, X) a`` at the test points for coefficients a [n, ..], [m, ..] float64."""
         shape = np.shape(a)
-        a, found = (
-            np.asarray(a, np.float32).reshape(len(self), -1),
-            np.zeros((len(self.x_test), int(np.prod(shape[1:])))),
-        )
+        a = np.asarray(a, np.float32).reshape(len(self), -1)
+        found = np.zeros((len(self.x_test), a.shape[1]))
         with jax.enable_x64(False):
             for rows in _tiles(len(self.x_test)):
                 for columns in _tiles(len(self)):
