@@ -172,6 +172,7 @@ def test_a_target_is_reached_at_the_first_round_beyond_it() -> None:
             rounds_to_target(*given, rising=True)
 
 
+@pytest.mark.slow
 def test_a_target_that_is_never_reached_says_where_the_run_leads() -> None:
     found = foretold(planned(4, target=1.0, client_learning_rate=0.01, num_rounds=2))
     reached = found.reached(1.0, found.best)
@@ -273,7 +274,7 @@ def test_refuses_before_anything_is_predicted(given: dict[str, Any], said: str) 
         theory_alone(**{name: value for name, value in SMALL.items() if name != "dataset"}, **given)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_rate_is_stable_against_the_same_starts(seed: int) -> None:
     """However the other starts lie: at a tiny rate the loss of those that rates are tried on falls a little."""
     found = foretold(planned(16, num_rounds=3, client_learning_rate=1e-3, seed=seed))

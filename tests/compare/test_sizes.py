@@ -77,6 +77,7 @@ def test_no_room_is_said_before_any_work(
     assert not Path("out").exists()
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_changed_file_is_refused_before_any_work(
     assert not Path("second").exists() and Path("first/metrics.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_large_kernel_predicts_what_blocks_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the same starts to float32; of its own the starts are networks."""
     plan = plan_of(describe(**OPTIONS), Alone(None, 2, rates=False))
