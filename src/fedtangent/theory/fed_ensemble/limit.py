@@ -11,8 +11,8 @@ from jax.scipy.sparse.linalg import cg
 from scipy.linalg import lapack
 
 from fedtangent.checks import whole
-from fedtangent.kernels.gram import KernelBlocks, SingularKernelError, jittered_cholesky
-from fedtangent.kernels.large import LargeKernel, product
+from fedtangent.kernels.gram import KernelBlocks, SingularKernelError, jittered_cholesky, product
+from fedtangent.kernels.large import LargeKernel
 from fedtangent.theory.checks import check_blocks, check_large, check_shape, check_targets
 from fedtangent.types import Gaussian
 

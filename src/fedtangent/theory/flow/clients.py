@@ -24,7 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.kernels.large import LargeKernel, product
+from fedtangent.kernels.gram import product
+from fedtangent.kernels.large import LargeKernel
 from fedtangent.theory.flow.rules import Kind, Numbers
 from fedtangent.types import Array, Partition
 

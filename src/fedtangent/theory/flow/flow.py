@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.checks import number, whole
-from fedtangent.kernels.gram import KernelBlocks
-from fedtangent.kernels.large import LargeKernel, product
+from fedtangent.kernels.gram import KernelBlocks, product
+from fedtangent.kernels.large import LargeKernel
 from fedtangent.theory import checks
 from fedtangent.theory.fed_ensemble.limit import covariance_terms, prior_blocks
 from fedtangent.theory.flow import asymptotics, functions
@@ -403,14 +403,12 @@ class Flow:
     @property
     def blocks(self) -> KernelBlocks:
         """The kernels as blocks, which a law needs; raises ``ValueError`` for a large kernel, which has products."""
-        if isinstance(self.kernels, LargeKernel):
-            raise ValueError("kernels: got a LargeKernel, must be KernelBlocks for a law, or an operator")
-        return self.kernels
+        return _blocks(self.kernels)
 
     def check_law(self, what: str) -> None:
         """Raise ``ValueError`` where a run of one initial function is all that is known."""
         self.check_linear(what)
-        assert self.blocks is not None
+        _blocks(self.kernels)
 
     def _evolved(self, trained: Input, start: Input, at: Any, r: int | Sequence[int], model: int | None) -> Array:
         found = functions.evolved(self, trained, start, at, self.rounds_of(r), model)
@@ -428,3 +426,9 @@ class Flow:
     def targets(self) -> np.ndarray:
         """The targets as the kernel's rows, [q, D]."""
         return self.y_train.reshape(len(self.theta), -1)
+
+
+def _blocks(kernels: KernelBlocks | LargeKernel) -> KernelBlocks:
+    if isinstance(kernels, LargeKernel):
+        raise ValueError("kernels: got a LargeKernel, must be KernelBlocks for a law, or an operator")
+    return kernels

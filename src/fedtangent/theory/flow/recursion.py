@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedtangent.kernels.large import product
+from fedtangent.kernels.gram import product
 from fedtangent.theory.flow.clients import Batch, Bucket, Felt, Gains, descent_by_steps, gains, kappas, sizes_of_steps
 from fedtangent.theory.flow.rounds import BucketSlots, Rounds
 from fedtangent.theory.flow.rules import Kind, Numbers
@@ -359,7 +359,7 @@ def _products(program: Program, a: Array, j: Array) -> Array:
     if program.rounds.needed is None:
         return product(program.theta, a)
     rows = program.rounds.needed[j]
-    if program.theta.dtype == jnp.float32:
+    if program.theta.dtype == jnp.float32:  # a large kernel, of which nothing is transposed: a loop may end early
         mapped = jax.lax.map(lambda own: in_chunks(program.theta, *own), (rows, a.transpose(1, 0, 2)))
         return mapped.transpose(1, 0, 2)
 

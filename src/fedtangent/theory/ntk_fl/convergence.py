@@ -46,8 +46,8 @@ import numpy as np
 from scipy import optimize
 
 from fedtangent.checks import number, real_array, symmetric, whole
-from fedtangent.kernels.gram import KernelBlocks
-from fedtangent.kernels.large import LargeKernel, product
+from fedtangent.kernels.gram import KernelBlocks, product
+from fedtangent.kernels.large import LargeKernel
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import ROUNDING, Assumption, assumption, failing, report
 from fedtangent.theory.flow.clients import response
