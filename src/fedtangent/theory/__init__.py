@@ -3,8 +3,8 @@
 Nothing here imports the simulation, so that one mistake cannot agree with itself. What does not fit (a shape, a number
 out of range or not finite, an unknown name) is a ``ValueError`` that names the argument, before any work.
 
-Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``theory.ntk_fl``, the exact dynamics in
-``theory.flow``; all are exported here.
+Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``theory.ntk_fl``, Local-GD's in
+``theory.local_gd``, the exact dynamics in ``theory.flow``; all are exported here.
 
 ==========================  ======================================================================================
 ``gp_limit``                Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021): models trained to convergence are
@@ -28,6 +28,11 @@ Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``
                             ``ntk_evolved`` its functions, of any number of examples
 ``weight_gap_bound``        Lemma 2 of NTK-FL: the distance of its weights to gradient descent's. Lemmas 1, 3, 4 and
                             the kernels (13) and (54) are in ``theory.ntk_fl.lemmas``
+``local_regression``        Lemma 1 of Local-GD, eq. (4)-(6): every global model of a linear regression, its limit and
+                            rate (9); ``minimum_norm`` is the centralised model (7), ``local_theorem_1`` Theorem 1
+``parallel_projections``    Lemmas 3 and 4 of Local-GD, eq. (13) and (16): separable classification's global models;
+                            ``hard_margin`` is eq. (15), to which Theorems 2 and 3 compare them, ``farkas`` a
+                            certificate that Assumption 1 fails; ``exponential_models`` are those of eq. (12), Lemma 2
 ``federated_flow``          exact law and predictions of every round for any cohorts and ``Rule``: the discrete dynamics
                             behind FE-2021 section 9.2, eq. (13)-(16), without their remainder terms
 ``Flow.fixed_point``        where those dynamics end, from their own operator: Theorem 2 as a checkable statement
@@ -41,13 +46,15 @@ Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``
 FE-2021 and FE-2024 are the two papers on Fed-ensemble (arXiv 2021 and IEEE TASE 2024).
 """
 
-from fedtangent.theory import fed_ensemble, flow, ntk_fl
+from fedtangent.theory import fed_ensemble, flow, local_gd, ntk_fl
 from fedtangent.theory.assumptions import Assumption
 from fedtangent.theory.fed_ensemble import *  # noqa: F403
 from fedtangent.theory.flow import *  # noqa: F403
+from fedtangent.theory.local_gd import *  # noqa: F403
 from fedtangent.theory.ntk_fl import *  # noqa: F403
 
 __all__ = ["Assumption"]
 __all__ += fed_ensemble.__all__
 __all__ += flow.__all__
+__all__ += local_gd.__all__
 __all__ += ntk_fl.__all__

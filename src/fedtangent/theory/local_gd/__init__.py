@@ -1,0 +1,23 @@
+"""Local-GD in overparameterised linear models: implicit bias of many local steps (papers: ``localgd``)."""
+
+from fedtangent.theory.local_gd.max_margin import (
+    FeasibleSets,
+    direction_distance,
+    exponential_models,
+    farkas,
+    feasible_sets,
+    halpern,
+    hard_margin,
+    parallel_projections,
+)
+from fedtangent.theory.local_gd.regression import (
+    LocalRegression,
+    LocalTheorem1,
+    local_regression,
+    local_theorem_1,
+    minimum_norm,
+)
+
+__all__ = ["FeasibleSets", "direction_distance", "exponential_models", "farkas", "feasible_sets", "halpern"]
+__all__ += ["LocalRegression", "LocalTheorem1", "hard_margin", "local_regression", "local_theorem_1", "minimum_norm"]
+__all__ += ["parallel_projections"]

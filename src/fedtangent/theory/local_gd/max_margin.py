@@ -1,0 +1,344 @@
+"""Local-GD on separable classification: projections onto feasible sets (the Local-GD paper, sections 3 and 4).
+
+Node i's feasible set is ``C_i = {w : y_ij x_ij' w >= 1 for all j}`` (eq. 10). With the exponential loss and a weak
+proximal term (eq. 12) the local models of Local-GD tend in direction to projections onto these sets (eq. 13, Lemma 2),
+so that a round is a step of the parallel projection method. Its limit lies in the intersection of the sets (Lemma 3,
+Theorem 2); drawn back to the start at the right pace it is the point of the intersection nearest to the start (Lemma 4,
+Theorem 3): from 0 the hard-margin support vector machine (eq. 15).
+
+A projection is a quadratic program, solved in its dual: with ``A`` the signed examples ``y_ij x_ij'`` of a node,
+
+    min_{b >= 0} 1/2 b' A A' b - b' (1 - A w),    point = w + A' b,
+
+by a primal-dual interior-point method with Mehrotra's predictor (Nocedal and Wright, 2006, algorithm 16.4), in float64,
+for all nodes at once. Only the Gram matrices, formed once, are touched by its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import nnls
+
+from fedtangent.checks import number, real_array, whole
+from fedtangent.theory import checks
+from fedtangent.theory.local_gd.nodes import Nodes, check_start, check_weights, nodes_of
+from fedtangent.theory.precision import in_float64
+from fedtangent.types import Array, Partition
+
+GAP = 1e-13  # relative duality gap that ends a projection
+MOST_STEPS = 100  # interior-point steps of a projection
+TOLERANCE = 1e-9  # relative KKT residual above which a projection does not count
+
+
+class FeasibleSets(NamedTuple):
+    """The sets C_i of N nodes (eq. 10); made by ``feasible_sets``, float64."""
+
+    signed: Array  # [N, n, d], y_ij x_ij; rows behind a node's own are 0
+    gram: Array  # [N, n, n], their inner products
+    held: Array  # [N, n] bool, which rows are examples
+
+    @property
+    def dimension(self) -> int:
+        """d."""
+        return int(self.signed.shape[2])
+
+    def pooled(self) -> FeasibleSets:
+        """The intersection of all sets, as the set of one node."""
+        rows = np.asarray(self.signed)[np.asarray(self.held)]
+        return _sets(rows[None], np.ones((1, len(rows)), bool))
+
+    def margins(self, w: Any) -> np.ndarray:
+        """``y_ij x_ij' w`` of every example, in the nodes' order: [n] for ``w`` [d]; at least 1 inside all sets."""
+        return np.asarray(np.asarray(self.signed)[np.asarray(self.held)] @ np.asarray(w))
+
+
+class Projection(NamedTuple):
+    """The nearest points of the sets, and how well that is known."""
+
+    point: Array  # [N, d]
+    dual: Array  # [N, n], at least 0; above 0 for support vectors
+    residual: Array  # [N], the largest violation of the KKT conditions and the duality gap, relative
+
+
+@in_float64
+def feasible_sets(x: Any, y: Any, partition: Partition, *, separable: bool = True) -> FeasibleSets:
+    """The feasible sets of inputs x [n, d] with labels y [n] of -1 and 1, as ``partition`` divides them.
+
+    Raises ``ValueError`` for shapes that do not fit, other labels, and (unless ``separable`` is False) examples that no
+    hyperplane through 0 separates: Assumption 1 does not hold. The certificate of that is ``farkas``'s.
+    """
+    nodes = nodes_of(x, y, partition)
+    _check_labels(nodes)
+    sets = _sets(nodes.x * nodes.y[..., None], nodes.held)
+    if separable and (certificate := farkas(sets)) is not None:
+        some = int(np.count_nonzero(certificate > 0))
+        left = float(np.linalg.norm(certificate @ np.asarray(sets.signed)[nodes.held]))
+        raise ValueError(
+            f"y: got labels that no hyperplane through 0 separates (a weighted mean of {some} signed examples has norm "
+            f"{left:.1e}), must be separable"
+        )
+    return sets
+
+
+def _check_labels(nodes: Nodes) -> None:
+    labels = nodes.y[nodes.held]
+    if not np.all(np.abs(labels) == 1):
+        wrong = labels[np.abs(labels) != 1]
+        raise ValueError(f"y: got label {wrong[0]:g}, must be -1 or 1")
+
+
+def _sets(signed: np.ndarray, held: np.ndarray) -> FeasibleSets:
+    rows = jnp.asarray(signed)
+    return FeasibleSets(rows, jnp.einsum("nid,njd->nij", rows, rows, precision="highest"), jnp.asarray(held))
+
+
+def farkas(sets: FeasibleSets) -> np.ndarray | None:
+    """A certificate that no w is in all sets: weights b [n] >= 0 with ``sum_j b_j y_j x_j = 0``; else None.
+
+    By Farkas' lemma there is either such a b or a point in all sets. The least-squares problem
+    ``|sum b_j y_j x_j|^2 + (1 - sum b_j)^2`` over b >= 0 (Lawson and Hanson, 1974, chapter 23) decides: its residual is
+    0 for a certificate, else it holds a point, whose margins are then looked at. Inputs count by their directions.
+    """
+    rows = np.asarray(sets.signed)[np.asarray(sets.held)]
+    scale = np.linalg.norm(rows, axis=1)
+    scale = np.where(scale > 0, scale, 1)
+    unit = rows / scale[:, None]
+    triangle = np.linalg.qr(unit.T, mode="r")  # as many rows as needed: the same products in fewer dimensions
+    system = np.vstack([triangle, np.ones(len(rows))])
+    b, _ = nnls(system, np.eye(len(system))[-1], maxiter=30 * len(rows) + 1000)
+    inside = (unit.T @ b) @ unit.T
+    return None if inside.min(initial=np.inf) > 1e-12 else b / scale / np.sum(b / scale)
+
+
+@in_float64
+def project(sets: FeasibleSets, w: Any) -> Projection:
+    """Every node's nearest point of its set to ``w`` [d], or [N, d] (eq. 13).
+
+    Raises ``ValueError`` for another shape, and where a set is empty or so thin that float64 does not find the point.
+    """
+    at, shape = real_array("w", w), (len(sets.held), sets.dimension)
+    if at.shape not in (shape, shape[1:]):
+        raise ValueError(f"w: got shape {at.shape}, must be [{shape[1]}] or [{shape[0]}, {shape[1]}]")
+    at = np.broadcast_to(at, shape)
+    found = _project(sets, jnp.asarray(at))
+    _check_found(np.asarray(found.residual)[None])
+    return found
+
+
+def _check_found(residual: np.ndarray) -> None:
+    """Of every round and node, [R, N]."""
+    bad = ~(residual <= TOLERANCE)
+    if bad.any():
+        r, i = (int(v) for v in np.argwhere(bad)[0])
+        raise ValueError(f"sets: got a KKT residual of {residual[r, i]:.1e} at node {i} in round {r}, must be "
+                         f"{TOLERANCE:g} or less: its set is empty or too thin")  # fmt: skip
+
+
+@jax.jit
+def _project(sets: FeasibleSets, at: Array) -> Projection:
+    across = jnp.einsum("nid,nd->ni", sets.signed, at, precision="highest")
+    dual, residual = jax.vmap(_projected)(sets.gram, across, sets.held)
+    return Projection(at + jnp.einsum("nid,ni->nd", sets.signed, dual, precision="highest"), dual, residual)
+
+
+def _nonnegative(gram: Array, linear: Array) -> tuple[Array, Array]:
+    """``min 1/2 b'Gb - l'b`` over b >= 0, for G positive semidefinite: b [n], and its relative KKT residual."""
+    size = jnp.max(jnp.diagonal(gram))
+    size = jnp.where(size > 0, size, 1.0)
+    height = jnp.maximum(jnp.max(linear), 1e-300)
+    g, h = gram / size, linear / height  # b = height / size * (solution of the scaled problem)
+    n = len(linear)
+
+    def residuals(b: Array, z: Array) -> tuple[Array, Array, Array]:
+        slope = g @ b - h
+        gap = b @ z / (1 + jnp.abs(h @ b))
+        return slope - z, gap, jnp.maximum(jnp.max(jnp.abs(slope - z)), gap)
+
+    def step(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        b, z, taken, _ = carry
+        off, _, _ = residuals(b, z)
+        factor = jax.scipy.linalg.cho_factor(g + jnp.diag(z / b), lower=True)
+
+        def direction(product: Array) -> tuple[Array, Array]:
+            """To slope = z and ``b z = product``, both to first order."""
+            db = jax.scipy.linalg.cho_solve(factor, -off + product / b - z)
+            return db, (product - z * db) / b - z
+
+        db, dz = direction(jnp.zeros(n))
+        reach = _within(b, db), _within(z, dz)
+        mean = b @ z / n
+        ahead = (b + reach[0] * db) @ (z + reach[1] * dz) / n
+        db, dz = direction((ahead / mean) ** 3 * mean - db * dz)
+        reach = _within(b, db), _within(z, dz)
+        both = jnp.minimum(*reach)  # one length for both: the problem is not linear
+        b, z = b + both * db, z + both * dz
+        return b, z, taken + 1, residuals(b, z)[2]
+
+    def going(carry: tuple[Array, Array, Array, Array]) -> Array:
+        return (carry[3] > GAP) & (carry[2] < MOST_STEPS)
+
+    start = jnp.ones(n), jnp.ones(n) + jnp.maximum(jnp.max(jnp.abs(h)), 1.0), jnp.int32(0), jnp.array(jnp.inf)
+    b = jax.lax.while_loop(going, step, start)[0]
+    inside = jnp.max(linear) <= 0
+    b = jnp.where(inside, 0.0, b)
+    slope = g @ b - h
+    violated = jnp.maximum(jnp.max(-slope), jnp.max(jnp.abs(b * slope)) / (1 + jnp.abs(h @ b)))
+    return b * height / size, jnp.where(inside, 0.0, violated)
+
+
+def hard_margin(sets: FeasibleSets) -> np.ndarray:
+    """The centralised model's direction at margin 1: the point of least norm in all sets, [d] (eq. 15, no intercept).
+
+    Raises as ``project`` does.
+    """
+    return np.asarray(project(sets.pooled(), np.zeros(sets.dimension)).point[0])
+
+
+def halpern(num_rounds: int, first_index: int = 1) -> np.ndarray:
+    """``alpha = 1 - 1 / (k + 1)`` of rounds k = first_index, first_index + 1, ..: [num_rounds].
+
+    ``first_index`` 1 is eq. (16), whose first round has alpha^1 = 1/2; 0 is algorithm 3 and eq. (63), whose first round
+    changes nothing. Both meet the conditions of Lemma 4.
+    """
+    whole("num_rounds", num_rounds)
+    return 1 - 1 / (np.arange(num_rounds) + whole("first_index", first_index, 0) + 1.0)
+
+
+@in_float64
+def parallel_projections(
+    sets: FeasibleSets, num_rounds: int, *, alpha: Any = None, start: Any = None, weights: Any = "uniform"
+) -> np.ndarray:
+    """The global model of the parallel projection method after every round, [R + 1, d] float64.
+
+    ``w^{k+1} = (1 - alpha_k) w^0 + alpha_k sum_i p_i P_i(w^k)``: without ``alpha`` the plain mean of the local
+    max-margin models (eq. 13, Lemma 3), with it the modified method (eq. 16, Lemma 4).
+
+    Args:
+        alpha: None, or one number from 0 to 1 for each round, as ``halpern`` gives. start: w^0, zeros by default.
+        weights: p_i, "uniform" (the paper's) or N numbers.
+
+    Raises ``ValueError`` for numbers out of range, and as ``project`` does.
+    """
+    moved = _rounds(_projected, sets, (), _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
+    _check_found(np.asarray(moved[1]))
+    return np.asarray(moved[0])
+
+
+@in_float64
+def exponential_models(
+    sets: FeasibleSets,
+    num_rounds: int,
+    log_inverse: float,
+    *,
+    alpha: Any = None,
+    start: Any = None,
+    weights: Any = "uniform",
+) -> np.ndarray:
+    """Local-GD's global model after every round, its local problems solved exactly, [R + 1, d] float64.
+
+    Node i minimises ``sum_j exp(-y_ij x_ij' w) + lambda / 2 |w - w^k|^2`` (eq. 12), which many local steps tend to.
+    ``log_inverse`` is ``ln(1 / lambda)``: lambda itself may be far below the least float64, where Lemma 2's rate
+    ``ln ln(1 / lambda) / ln(1 / lambda)`` is to be seen. The minimum is ``w^k + A' b`` with ``b = exp(-A w) / lambda``;
+    Newton's method finds ln b. The other arguments are those of ``parallel_projections``.
+
+    Raises ``ValueError`` for numbers out of range, and where Newton's method does not end.
+    """
+    level = number("log_inverse", log_inverse)
+    moved = _rounds(_weak, sets, (jnp.asarray(level),), _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
+    _check_found(np.asarray(moved[1]))
+    return np.asarray(moved[0])
+
+
+def _begin(sets: FeasibleSets, start: Any, weights: Any) -> tuple[Array, Array]:
+    sizes = np.asarray(sets.held).sum(axis=1)
+    return jnp.asarray(check_start(start, sets.dimension)), jnp.asarray(check_weights(weights, sizes))
+
+
+def _anchoring(alpha: Any, num_rounds: int) -> Array:
+    whole("num_rounds", num_rounds, 0)
+    values = np.ones(num_rounds) if alpha is None else real_array("alpha", alpha)
+    checks.check_shape("alpha", values, (num_rounds,))
+    if not np.all((values >= 0) & (values <= 1)):
+        raise ValueError(f"alpha: got {values[(values < 0) | (values > 1)][0]:g}, must be from 0 to 1")
+    return jnp.asarray(values)
+
+
+Local = Callable[..., tuple[Array, Array]]
+
+
+@partial(jax.jit, static_argnums=0)
+def _rounds(
+    local: Local, sets: FeasibleSets, given: tuple[Array, ...], alpha: Array, start: Array, weights: Array
+) -> tuple[Array, Array]:
+    """Models [R + 1, d] and residuals [R, N] of rounds in which ``local`` is what a node does: one program."""
+
+    def one(w: Array, share: Array) -> tuple[Array, tuple[Array, Array]]:
+        across = jnp.einsum("nid,d->ni", sets.signed, w, precision="highest")
+        dual, residual = jax.vmap(lambda *node: local(*node, *given))(sets.gram, across, sets.held)
+        moved = jnp.einsum("nid,ni,n->d", sets.signed, dual, weights, precision="highest")
+        w = (1 - share) * start + share * (w + moved)
+        return w, (w, residual)
+
+    _, (models, residuals) = jax.lax.scan(one, start, alpha)
+    return jnp.concatenate([start[None], models]), residuals
+
+
+def _projected(gram: Array, across: Array, held: Array) -> tuple[Array, Array]:
+    return _nonnegative(gram, jnp.where(held, 1 - across, -1.0))
+
+
+def _weak(gram: Array, across: Array, held: Array, level: Array) -> tuple[Array, Array]:
+    """b [n] with ``ln b = level - across - G b``, and by how much that is missed, relative to ``level``."""
+    aim = jnp.where(held, level - across, -1e3)  # e^-1000 is 0
+    shrunk = 0.5 ** jnp.arange(40.0)
+
+    def raised(s: Array) -> Array:
+        return jnp.exp(jnp.minimum(s, 250.0))  # far above any b, and its square is finite
+
+    def dual(s: Array) -> Array:
+        """What Newton's method descends, convex in b."""
+        b = raised(s)
+        return b @ gram @ b / 2 + b @ (s - 1 - aim)
+
+    def off(s: Array) -> Array:
+        return s - aim + gram @ raised(s)
+
+    def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        s, taken, _ = carry
+        root = jnp.exp(s / 2)
+        miss = off(s)
+        # (I + G B) ds = -miss, made symmetric by the roots of B
+        factor = jax.scipy.linalg.cho_factor(jnp.eye(len(s)) + jnp.outer(root, root) * gram, lower=True)
+        ds = -miss + gram @ (root * jax.scipy.linalg.cho_solve(factor, root * miss))
+        slope = jnp.sum(jnp.exp(s) * miss * ds)
+        tried = s[None] + jnp.outer(shrunk, ds)
+        better = jax.vmap(dual)(tried) <= dual(s) + 1e-4 * shrunk * slope
+        nearer = jax.vmap(lambda t: jnp.max(jnp.abs(off(t))))(tried) < 0.9 * jnp.max(jnp.abs(miss))
+        good = better | nearer
+        s = jnp.where(good.any(), tried[jnp.argmax(good)], s)
+        return s, taken + 1, jnp.max(jnp.abs(off(s)))
+
+    def going(carry: tuple[Array, Array, Array]) -> Array:
+        return (carry[2] > 1e-12 * (1 + jnp.max(jnp.abs(aim)))) & (carry[1] < MOST_STEPS)
+
+    begin = jnp.minimum(aim, -jnp.log(jnp.maximum(jnp.max(jnp.sum(jnp.abs(gram), axis=1)), 1e-300)))
+    s, _, missed = jax.lax.while_loop(going, step, (begin, jnp.int32(0), jnp.array(jnp.inf)))
+    return jnp.exp(s), missed / (1 + jnp.max(jnp.abs(jnp.where(held, aim, 0.0))))
+
+
+def direction_distance(w: Any, other: Any) -> np.ndarray:
+    """``|w / |w| - other / |other||`` over the last axis: how far two models point apart, from 0 to 2 (section 5)."""
+    unit = [np.asarray(v, np.float64) for v in (w, other)]
+    unit = [v / np.linalg.norm(v, axis=-1, keepdims=True) for v in unit]
+    return np.asarray(np.linalg.norm(unit[0] - unit[1], axis=-1))
+
+
+def _within(values: Array, change: Array) -> Array:
+    """The longest step of at most 1 that keeps ``values`` above 0."""
+    return jnp.minimum(1.0, 0.995 * jnp.min(jnp.where(change < 0, -values / change, jnp.inf)))

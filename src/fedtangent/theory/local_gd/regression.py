@@ -1,0 +1,249 @@
+"""Local-GD on linear regression in closed form (the Local-GD paper, section 2), for any local work and cohorts.
+
+Node i descends ``1/(2 n_i) |y_i - X_i w|^2`` for L steps from the global model. With the thin singular value
+decomposition ``X_i = U_i S_i V_i'`` its steps move the model within the row space of X_i alone, by a known filter:
+
+    w_i = w - V_i (1 - kept_i) (V_i' w - S_i^-1 U_i' y_i),    kept_i = (1 - eta S_i^2 / n_i)^L.
+
+The paper's eq. (4) is the limit of many steps, kept = 0: then ``V_i V_i'`` is its projection P_i, and
+``V_i S_i^-1 U_i'`` its pseudo-inverse. With weights p_i the mean is ``w - A w + Y``, where
+``A = sum_i p_i V_i (1 - kept_i) V_i'`` is the averaged projection of Lemma 1, softened by unfinished work. A is
+``F'F`` of one stacked matrix F with as many rows as there are examples: its spectrum, and so every round, follows from
+one decomposition of F, and no d x d matrix is made.
+
+Where a run ends is the least-squares solution of ``F w = f`` that is nearest to its start. If all examples can be
+fitted, that is the centralised model whatever the weights and the local work; if not (d below the number of examples)
+it depends on both.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent.checks import choice, number, whole
+from fedtangent.theory import checks
+from fedtangent.theory.assumptions import ROUNDING, Assumption, assumption, failing, report
+from fedtangent.theory.local_gd.nodes import Nodes, check_start, check_weights, nodes_of
+from fedtangent.types import Cohort, Partition
+
+LOSSES = ("squared_error", "squared_error_sum")
+MOST_ROUNDS = 10**12  # that ``rounds_to`` looks at
+
+
+def local_regression(
+    x: Any,
+    y: Any,
+    partition: Partition,
+    *,
+    learning_rate: float | None = None,
+    local_steps: int | None = None,
+    weights: Any = "uniform",
+    loss: str = "squared_error",
+) -> LocalRegression:
+    """Local-GD on a linear regression without intercept: every round's global model in closed form.
+
+    Args:
+        x, y: [n, d] inputs and [n] targets. partition: which of them each node holds.
+        learning_rate, local_steps: eta and L of every node; both None: local work until convergence, the paper's form
+            (eq. 4). A node whose X_i has not full rank then takes the pseudo-inverse (``deficient`` names it).
+        weights: of the nodes in the mean, "uniform" (the paper's), "examples", or N numbers.
+        loss: "squared_error", ``1/(2 n_i) |y_i - X_i w|^2``; or "squared_error_sum", without 1 / n_i.
+
+    Raises:
+        ValueError: shapes that do not fit; numbers out of range; one of ``learning_rate`` and ``local_steps`` without
+            the other; local work until convergence at a node with as many examples as dimensions or more, where eq.
+            (3) has no solution.
+    """
+    nodes = nodes_of(x, y, partition)
+    choice("loss", loss, LOSSES)
+    weight = check_weights(weights, nodes.sizes)
+    if (learning_rate is None) != (local_steps is None):
+        raise ValueError(f"local_steps: got {local_steps} with learning_rate={learning_rate}, must be both or neither")
+    dimension = nodes.x.shape[2]
+    if learning_rate is None and dimension <= nodes.sizes.max():
+        raise ValueError(
+            f"x: got {dimension} dimensions and {nodes.sizes.max()} examples at node {int(nodes.sizes.argmax())}, must "
+            "be fewer examples than dimensions for local work until convergence; give learning_rate and local_steps"
+        )
+    left, singular, right = np.linalg.svd(nodes.x, full_matrices=False)
+    known = singular > max(nodes.x.shape[1:]) * np.finfo(float).eps * singular[:, :1]
+    right = np.where(known[..., None], right, 0.0)
+    answers = np.einsum("ikr,ik->ir", left, nodes.y) / np.where(known, singular, np.inf)
+    kept = np.zeros_like(singular)
+    if learning_rate is not None and local_steps is not None:
+        rate, steps = number("learning_rate", learning_rate, above=0), whole("local_steps", local_steps)
+        counts = nodes.sizes[:, None] if loss == "squared_error" else 1
+        kept = np.where(known, (1 - rate * singular**2 / counts) ** steps, 0.0)
+    return LocalRegression(nodes, weight, right, answers, kept, known)
+
+
+@dataclass(frozen=True, repr=False)
+class LocalRegression:
+    """A run of Local-GD on a linear regression; made by ``local_regression``. r is the rank an X_i can have."""
+
+    nodes: Nodes
+    weights: np.ndarray  # [N], sum 1
+    bases: np.ndarray  # [N, r, d], V_i'; rows beyond the rank of X_i are 0
+    answers: np.ndarray  # [N, r], what local work draws V_i' w to
+    kept: np.ndarray  # [N, r], the share of the way that is left after the local work
+    known: np.ndarray  # [N, r] bool, within the rank of X_i
+
+    @property
+    def deficient(self) -> tuple[int, ...]:
+        """Nodes whose X_i has not full rank: they take the pseudo-inverse."""
+        full = np.minimum(self.nodes.sizes, self.nodes.x.shape[2])
+        return tuple(int(i) for i in np.flatnonzero(self.known.sum(axis=1) < full))
+
+    @property
+    def unfinished(self) -> float:
+        """The largest share of a local residual that the local work leaves: at most ``exp(-eta L s / n_i)``."""
+        return float(np.abs(self.kept[self.known]).max(initial=0.0))
+
+    def local(self, w: np.ndarray) -> np.ndarray:
+        """Every node's model after its local work from ``w`` [d]: [N, d] (eq. 4)."""
+        moves = (1 - self.kept) * (self.bases @ w - self.answers)
+        return np.asarray(w - np.einsum("ir,ird->id", moves, self.bases))
+
+    def models(self, rounds: int | Cohort, start: Any = None) -> np.ndarray:
+        """The global model after every round, [R + 1, d], one round after the other.
+
+        ``rounds`` is how many rounds of all nodes, or the cohorts of R rounds (``model`` is not looked at), whose
+        weights then take the place of the nodes' own. ``start`` is w_0, zeros by default.
+        """
+        path = [check_start(start, self.bases.shape[2])]
+        for weight in self._weights_of(rounds):
+            path.append(weight @ self.local(path[-1]))
+        return np.stack(path)
+
+    def _weights_of(self, rounds: int | Cohort) -> np.ndarray:
+        """What each node counts in each round, [R, N]."""
+        if not isinstance(rounds, Cohort):
+            return np.tile(self.weights, (whole("rounds", rounds, 0), 1))
+        client, _, _ = checks.check_cohorts(rounds, self.nodes.sizes, None)
+        given = np.asarray(rounds.weight, np.float64)
+        totals = np.zeros((len(client), len(self.weights)))
+        np.add.at(totals, (np.arange(len(client))[:, None], client), given)
+        if not (totals.sum(axis=1) > 0).all():
+            empty = int(np.argmin(totals.sum(axis=1) > 0))
+            raise ValueError(f"rounds: got no node in round {empty}, must be one or more in each")
+        return totals / totals.sum(axis=1, keepdims=True)
+
+    # ---- all rounds at once, for all nodes in every round ----------------------------------------------------------
+
+    @functools.cached_property
+    def _stacked(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of F: its right singular vectors [q, d], the eigenvalues of A = F'F on its range [q], and F^+ f [d]."""
+        strength = self.weights[:, None] * (1 - self.kept) * self.known
+        if self.unfinished > 1:
+            raise ValueError(f"learning_rate: got one at which local work diverges (by {self.unfinished:.3g} in a "
+                             "round), must be below 2 / the largest eigenvalue of X_i'X_i / n_i")  # fmt: skip
+        root = np.sqrt(strength).reshape(-1)
+        some = root > 0
+        stacked = root[some, None] * self.bases.reshape(-1, self.bases.shape[2])[some]
+        left, singular, right = np.linalg.svd(stacked, full_matrices=False)
+        range_ = singular > max(stacked.shape) * np.finfo(float).eps * singular.max(initial=0.0)
+        left, singular, right = left[:, range_], singular[range_], right[range_]
+        fitted = right.T @ ((left.T @ (root * self.answers.reshape(-1))[some]) / singular)
+        return right, singular**2, fitted
+
+    @property
+    def eigenvalues(self) -> np.ndarray:
+        """Of the averaged projection A, on its range, from the largest to the smallest."""
+        return self._stacked[1]
+
+    @property
+    def contraction(self) -> float:
+        """By how much the slowest part of the distance to the limit shrinks in a round: 1 - the least eigenvalue."""
+        return float(np.abs(1 - self.eigenvalues).max())
+
+    def limit(self, start: Any = None) -> np.ndarray:
+        """Where the run ends, [d]: the least-squares solution of ``F w = f`` nearest to ``start``."""
+        begin = check_start(start, self.bases.shape[2])
+        right, _, fitted = self._stacked
+        return np.asarray(fitted + begin - right.T @ (right @ begin))
+
+    def after(self, rounds: int | Sequence[int], start: Any = None) -> np.ndarray:
+        """The global model after so many rounds, [d], or [len(rounds), d] (eq. 6, by the spectrum of A)."""
+        counts = [whole("rounds", r, 0) for r in np.atleast_1d(np.asarray(rounds, object))]
+        begin = check_start(start, self.bases.shape[2])
+        right, values, _ = self._stacked
+        end = self.limit(begin)
+        away = (1 - values) ** np.asarray(counts, float)[:, None] * (right @ (begin - end))
+        found = end + away @ right
+        return found if np.ndim(rounds) else found[0]
+
+    def rounds_to(self, tolerance: float, start: Any = None) -> int:
+        """Rounds until the distance to the limit is at most ``tolerance`` of what it was at the start (eq. 9).
+
+        Raises ``ValueError`` for a tolerance outside (0, 1), and one that is not reached.
+        """
+        number("tolerance", tolerance, above=0, below=1)
+        right, values, _ = self._stacked
+        begin = check_start(start, self.bases.shape[2])
+        away = right @ (begin - self.limit(begin))
+        allowed = tolerance * np.linalg.norm(away)
+
+        def reached(rounds: int) -> bool:
+            return bool(np.linalg.norm((1 - values) ** float(rounds) * away) <= allowed)
+
+        if not reached(MOST_ROUNDS):
+            raise ValueError(f"tolerance: got {tolerance:g}, which is not reached in {MOST_ROUNDS:.0e} rounds")
+        return bisect.bisect_left(range(MOST_ROUNDS), True, key=reached)
+
+
+def minimum_norm(x: Any, y: Any, start: Any = None) -> np.ndarray:
+    """The centralised model, [d]: the least-squares solution of ``X w = y`` nearest to ``start`` (eq. 7: to 0).
+
+    ``x`` [n, d], ``y`` [n]. Raises ``ValueError`` for shapes that do not fit and numbers that are not finite.
+    """
+    pooled = nodes_of(x, y, Partition(np.arange(len(x)), np.array([0, len(x)])))
+    begin = check_start(start, pooled.x.shape[2])
+    move: np.ndarray = np.linalg.lstsq(pooled.x[0], pooled.y[0] - pooled.x[0] @ begin, rcond=None)[0]
+    return begin + move
+
+
+class LocalTheorem1(NamedTuple):
+    """Theorem 1 of Local-GD on given data: whether it applies, and what it promises."""
+
+    assumptions: tuple[Assumption, ...]
+    centralised: np.ndarray  # [d]
+    contraction: float  # of the distance to it in a round, at most
+
+    @property
+    def applies(self) -> bool:
+        """Whether every assumption holds."""
+        return not failing(self.assumptions)
+
+    def __str__(self) -> str:
+        """Each assumption on a line."""
+        return report(f"Theorem 1 of Local-GD: a round leaves at most {self.contraction:.6g}", self.assumptions)
+
+
+def local_theorem_1(run: LocalRegression, start: Any = None) -> LocalTheorem1:
+    """Theorem 1 of Local-GD: from w_0 = 0, with d > M N, the global model tends to the centralised one (eq. 7).
+
+    Its assumptions are measured on the run's own data: more dimensions than examples, every X_i of full rank, local
+    work until convergence, the start (in the span of the data is what the proof needs), and, which the first two are
+    there for, that one model fits all examples.
+    """
+    begin = check_start(start, run.bases.shape[2])
+    held = run.nodes.held
+    x, y = run.nodes.x[held], run.nodes.y[held]
+    centralised = minimum_norm(x, y)
+    right = run._stacked[0]
+    outside = float(np.linalg.norm(begin - right.T @ (right @ begin)))
+    residual = float(np.linalg.norm(x @ centralised - y) / max(np.linalg.norm(y), np.finfo(float).tiny))
+    found = (
+        assumption("overparameterised", "examples of all nodes < dimensions", len(y), "<", x.shape[1]),
+        assumption("full rank", "nodes with an X_i of lower rank", len(run.deficient), "<=", 0),
+        assumption("converged", "share of a local residual that is left", run.unfinished, "<=", ROUNDING),
+        assumption("start", "part of w_0 outside the span of the data", outside, "<=", ROUNDING),
+        assumption("interpolation", "relative residual of the centralised model", residual, "<=", 1e-9),
+    )
+    return LocalTheorem1(found, centralised, run.contraction)
