@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedtangent.data import load
+from fedtangent.data.sources import cifar10
 
 RNG = np.random.default_rng(0)
 
@@ -67,7 +71,7 @@ def test_cifar10_takes_the_last_fifth_to_test_on_where_there_is_no_test_set(tmp_
 
 def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDTANGENT_DATA", raising=False)
-    with pytest.raises(ValueError, match=r"cifar10: needs its archive cifar10\*.npz: name its folder"):
+    with pytest.raises(ValueError, match=r"cifar10: needs cifar-10-batches-bin, .* or its archive cifar10\*.npz: name"):
         load("cifar10")
     with pytest.raises(ValueError, match=r"femnist_digits: data directory .* has no femnist\*.npz"):
         load("femnist_digits", data_dir=tmp_path)
@@ -83,3 +87,78 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (tmp_path / "cifar10_part.npz").write_bytes(b"PK\x03\x04 no archive")
     with pytest.raises(ValueError, match=r"cifar10: .* cannot be read"):
         load("cifar10", data_dir=tmp_path)
+
+
+BATCHES = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+
+
+def binary(folder: Path, monkeypatch: pytest.MonkeyPatch, each: int = 3) -> tuple[np.ndarray, list[int]]:
+    """The six files of the binary version with ``each`` records, written byte by byte, and what they hold."""
+    monkeypatch.setattr(cifar10, "RECORDS", each)
+    folder.mkdir(parents=True)
+    x, y = RNG.integers(0, 256, (6 * each, 32, 32, 3), np.uint8), [(7 * i) % 10 for i in range(6 * each)]
+    for b, name in enumerate(BATCHES):
+        content = bytearray()
+        for i in range(b * each, (b + 1) * each):
+            content.append(y[i])
+            for colour in range(3):
+                for row in range(32):
+                    content += bytes(int(value) for value in x[i, row, :, colour])
+        (folder / name).write_bytes(content)
+    return x, y
+
+
+def packed(folder: Path, to: Path) -> None:
+    with tarfile.open(to, "w:gz") as file:
+        file.add(folder, arcname="cifar-10-batches-bin")
+
+
+def test_cifar10_is_read_from_its_original_binary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cifar(tmp_path, False)  # a part of it, which the originals stand before
+    x, y = binary(tmp_path / "cifar10" / "cifar-10-batches-bin", monkeypatch)
+    found = load("cifar10", data_dir=tmp_path)
+    np.testing.assert_array_equal(np.rint(np.concatenate([found.x_train, found.x_test]) * 255), x)
+    assert list(found.y_train) == y[:15] and list(found.y_test) == y[15:] and found.x_test.shape == (3, 32, 32, 3)
+    assert found.info.read_from == str(tmp_path / "cifar10")
+    assert len(load("cifar10", data_dir=tmp_path, num_train=7).x_train) == 7
+
+
+def test_cifar10_is_read_from_its_original_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = binary(tmp_path / "elsewhere" / "cifar-10-batches-bin", monkeypatch)
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    packed(tmp_path / "elsewhere" / "cifar-10-batches-bin", path)
+    with pytest.raises(
+        ValueError, match=r"tar\.gz is not the published file: its md5 is .*, expected c32a1d4ab5d03f1284"
+    ):
+        load("cifar10", data_dir=tmp_path)
+    monkeypatch.setattr(cifar10, "PACKED_MD5", hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest())
+    found = load("cifar10", data_dir=tmp_path)
+    np.testing.assert_array_equal(np.rint(found.x_train * 255), x[:15])
+    np.testing.assert_array_equal(np.rint(found.x_test * 255), x[15:])
+    assert list(found.y_train) == y[:15] and list(found.y_test) == y[15:]
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(ValueError, match="is not the published file"):
+        load("cifar10", data_dir=tmp_path)
+
+
+def test_original_files_of_cifar10_that_are_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "cifar-10-batches-bin"
+    binary(folder, monkeypatch)
+    whole = (folder / BATCHES[2]).read_bytes()
+    (folder / BATCHES[2]).write_bytes(whole[:-3073])
+    with pytest.raises(ValueError, match=r"got 6146 bytes in .*data_batch_3\.bin, must be 9219: 3 records of 3073"):
+        load("cifar10", data_dir=tmp_path)
+    (folder / BATCHES[2]).write_bytes(bytes([10]) + whole[1:])
+    with pytest.raises(ValueError, match=r"labels: got 10 at position 6 \(1 such\), must be from 0 to 9"):
+        load("cifar10", data_dir=tmp_path)
+    (folder / BATCHES[2]).unlink()
+    with pytest.raises(ValueError, match=r"cifar10: .*cifar-10-batches-bin cannot be read: .*data_batch_3\.bin"):
+        load("cifar10", data_dir=tmp_path)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as file:
+        file.add(folder / BATCHES[0], arcname=BATCHES[0])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "cifar-10-binary.tar.gz").write_bytes(buffer.getvalue())
+    monkeypatch.setattr(cifar10, "PACKED_MD5", hashlib.md5(buffer.getvalue(), usedforsecurity=False).hexdigest())
+    with pytest.raises(ValueError, match=r"tar\.gz cannot be read: .*data_batch_1\.bin"):
+        load("cifar10", data_dir=tmp_path / "other")

@@ -96,6 +96,55 @@ def test_quantity_skew(data, n, seed, exponent):
     assert p.sizes.min() >= least
 
 
+@settings(max_examples=150)
+@given(st.data(), labels_of_any_kind, seeds, st.floats(0.05, 1))
+def test_majority(data, labels, seed, share):
+    kinds = sorted(set(labels))
+    clients = data.draw(st.integers(1, len(labels)))
+
+    def wanted(size: int) -> list[list[int]]:
+        """How many of each class each client has, counted out one by one."""
+        table = []
+        for i in range(clients):
+            mine = i % len(kinds)
+            row = [0] * len(kinds)
+            row[mine] = int(np.floor(share * size + 0.5))
+            for k in range(size - row[mine]):
+                row[(mine + 1 + k % (len(kinds) - 1)) % len(kinds)] += 1
+            table.append(row)
+        return table
+
+    def fits(size: int) -> bool:
+        return all(sum(column) <= labels.count(c) for column, c in zip(np.transpose(wanted(size)), kinds, strict=True))
+
+    if len(kinds) == 1:
+        with pytest.raises(ValueError, match="labels: got one class, must be of two or more"):
+            partition.majority(np.array(labels), clients, share, seed)
+        return
+    best = next((size for size in range(len(labels) // clients, 0, -1) if fits(size)), 0)
+    if best == 0:
+        with pytest.raises(ValueError, match=f"num_clients: got {clients}, must be fewer"):
+            partition.majority(np.array(labels), clients, share, seed)
+        return
+    p = partition.majority(np.array(labels), clients, share, seed)
+    held = p.indices.tolist()
+    assert len(held) == len(set(held)) == clients * best and all(own == sorted(own) for own in lists(p))
+    assert [[sum(labels[e] == c for e in own) for c in kinds] for own in lists(p)] == wanted(best)
+
+
+def test_majority_of_equal_classes_leaves_nothing_and_does_as_the_paper():
+    """Ten nodes, 5000 examples a class, as CIFAR-10: half of 5000 is one class, 277 or 278 are each of the others."""
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
+    p = partition.majority(labels, 10)
+    assert_partition(p, 50000, 10)
+    counts = np.array([np.bincount(labels[own], minlength=10) for own in lists(p)])
+    assert (np.diag(counts) == 2500).all()
+    assert set(counts[~np.eye(10, dtype=bool)]) == {277, 278}
+    assert lists(partition.majority(labels, 10, 0.5, 1)) != lists(p)
+    alike = lists(partition.iid(50000, 10, 0))
+    assert all(np.mean(labels[own] == i) < 0.15 for i, own in enumerate(alike))
+
+
 @given(st.lists(st.sampled_from(["f01", "f02", "g7", "", "zz"]) | st.integers(-3, 3).map(str), min_size=1, max_size=60))
 def test_by_user(users):
     p = partition.by_user(users)
@@ -176,6 +225,14 @@ L = np.array([0, 0, 1, 1, 2, 2])
             lambda: partition.classes(L, 6, 2, 0),
             "num_clients: got 6, must be fewer: 4 would share a class of 2 examples",
         ),
+        (lambda: partition.majority(L, 2, 0.0), r"share: got 0\.0, must be above 0 and at most 1"),
+        (lambda: partition.majority(L, 2, 1.1), r"share: got 1\.1, must be above 0 and at most 1"),
+        (lambda: partition.majority(L[:2], 1), "labels: got one class, must be of two or more"),
+        (
+            lambda: partition.majority(np.array([0, 1, 1, 1]), 3, 1.0),
+            "num_clients: got 3, must be fewer: classes of 1 to 3 examples are too small",
+        ),
+        (lambda: partition.majority(L, 7), "num_clients: got 7, must be a whole number from 1 to 6"),
         (lambda: partition.dirichlet(L, 2, 0.0, 0), r"alpha: got 0\.0, must be at least 1e-09 and at most 1e\+09"),
         (lambda: partition.dirichlet(L, 2, -1, 0), r"alpha: got .*, must be at least 1e-09 and at most 1e\+09"),
         (lambda: partition.dirichlet(L, 2, np.nan, 0), r"alpha: got .*, must be at least 1e-09 and at most 1e\+09"),
@@ -286,7 +343,7 @@ def test_entries_divide_a_data_set():
     digits, sine = load("digits", num_train=200, num_test=1), load("sine")
     for name, entry in catalogue("partitions").items():
         found = entry.build(entry.options(), sine if name == "by_user" else digits, 0)
-        partition.validate(found, 100 if name == "by_user" else 200, exact=True)
+        partition.validate(found, 100 if name == "by_user" else 200, exact=name != "majority")
         assert found.num_clients == (50 if name == "by_user" else 20)
         assert hasattr(partition, name)
     with pytest.raises(ValueError, match="got one by class labels, must be another: the data set sine has none"):

@@ -21,6 +21,7 @@ MAKERS = {
     "hsu": lambda seed: partition.dirichlet(BALANCED, 30, 0.3, seed, dirichlet_method="hsu"),
     "per_class": lambda seed: partition.dirichlet(BALANCED, 30, 0.3, seed, dirichlet_method="per_class"),
     "quantity_skew": lambda seed: partition.quantity_skew(1000, 30, 0.5, seed),
+    "majority": lambda seed: partition.majority(BALANCED, 30, 0.5, seed),
 }
 
 
@@ -133,6 +134,19 @@ def plain_classes(rng, labels, clients):
     return result
 
 
+def plain_majority(rng, labels, clients):
+    pools, size = plain_pools(rng, labels), len(labels) // clients
+    result: list[list[int]] = [[] for _ in range(clients)]
+    for c in range(10):
+        for i in range(clients):  # 17 of the own class; 16 others, two of each of the seven that follow it
+            step = (c - i - 1) % 10
+            taken = 17 if step == 9 else 2 if step < 7 else 1
+            result[i] += pools[c][:taken]
+            pools[c] = pools[c][taken:]
+    assert size == 33 and [len(p) for p in pools] == [1] * 10
+    return result
+
+
 PLAIN = {
     "iid": plain_iid,
     "shards": plain_shards,
@@ -141,6 +155,7 @@ PLAIN = {
     "hsu": plain_hsu,
     "per_class": plain_per_class,
     "quantity_skew": plain_quantity_skew,
+    "majority": plain_majority,
 }
 
 # Made by PLAIN and pinned: a partition must not change silently, because a seed stands for it in a configuration.
@@ -152,6 +167,7 @@ PINNED = {
     "hsu": "062598cf5235ebb72c457430b8e24201f5815cb1b362bfa4bfa62e5a7794cc25",
     "per_class": "72fafb9d7a61b01d64f781085a30f8d42deb62f15c7794da58bc52e5c73042fc",
     "quantity_skew": "ca7e4f13a6a776986cc6116b305c67ed3cc480c3918588a75a65d27e114e228f",
+    "majority": "c13c0d6345a2fa3096fadef1ee22a8af43c26f1408f52a6967763b6c1b931a76",
 }
 
 

@@ -38,16 +38,24 @@ class Archive(NamedTuple):
         return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
 
 
-def read(name: str, prefix: str, size: tuple[int, ...], needed: tuple[str, ...], data_dir: Path | None) -> Archive:
-    """The archive ``prefix*.npz`` in the data folder or a subfolder ``prefix*``; raises ``ValueError`` for none."""
+def read(
+    name: str, prefix: str, size: tuple[int, ...], needed: tuple[str, ...], data_dir: Path | None, instead: str = ""
+) -> Archive:
+    """The archive ``prefix*.npz`` in the data folder or a subfolder ``prefix*``.
+
+    Raises ``ValueError`` for none; the error says that there might have been ``instead``, such as ``"files or "``.
+    """
     directory = cache.given_directory(data_dir)
     if directory is None:
-        raise ValueError(f"{name}: needs its archive {prefix}*.npz: name its folder by data_dir or FEDTANGENT_DATA")
+        raise ValueError(
+            f"{name}: needs {instead}its archive {prefix}*.npz: name its folder by data_dir or FEDTANGENT_DATA"
+        )
     places = (directory / name, directory, *sorted(p for p in directory.glob(f"{prefix}*") if p.is_dir()))
     found = [path for place in places for path in sorted(place.glob(f"{prefix}*.npz"))]
     if not found:
         raise ValueError(
-            f"{name}: data directory {directory} has no {prefix}*.npz (looked in it and in its folders {prefix}*)"
+            f"{name}: data directory {directory} has no {instead}{prefix}*.npz "
+            f"(looked in it and in its folders {prefix}*)"
         )
     path = found[0]
     try:

@@ -2,7 +2,8 @@
 
 Every partitioner returns a ``Partition`` of int32 arrays; a client's indices are in ascending order. Randomness comes
 from ``numpy.random.Generator(PCG64(seed))`` alone, so that a seed gives the same partition on every platform. ``iid``,
-``shards``, ``classes``, ``dirichlet``, ``by_user`` and ``quantity_skew`` give every example to exactly one client.
+``shards``, ``classes``, ``dirichlet``, ``by_user`` and ``quantity_skew`` give every example to exactly one client,
+``majority`` to one at most.
 They raise ``ValueError`` for more clients than examples, labels that are not [n] integers >= 0, and a negative seed.
 """
 
@@ -128,6 +129,27 @@ def dirichlet(
     shares = np.bincount(kind) / len(labels)
     concentration = alpha * shares * (len(pools) if dirichlet_method == "per_client" else 1)
     return assemble(_split_clients(rng, pools, num_clients, concentration))
+
+
+def majority(labels: Any, num_clients: int, share: float = 0.5, seed: int = 0) -> Partition:
+    """Half of a client's data is of one class, the rest evenly of all others (Local-GD paper, section 5, fine-tuning).
+
+    Of C classes, numbered in ascending order, client i holds mostly class ``i mod C``. All clients hold equally many
+    examples m: ``share * m`` of their own class, rounded to the nearest whole number, and as many of each other class
+    to within one (the one more of those that follow their own). m is the largest for which each class has enough
+    examples. What is left then belongs to no client: nothing where classes are equally large and N is a multiple of C,
+    but for what does not divide; otherwise more.
+
+    Raises ``ValueError`` for a share outside (0, 1], fewer than two classes, and classes too small for one example.
+    """
+    labels = checks.class_labels("labels", labels)
+    checks.number("share", share, above=0, at_most=1)
+    num_clients, rng = _clients(num_clients, len(labels)), generator(seed)
+    _, kind = np.unique(labels, return_inverse=True)
+    counts = _majority_counts(np.bincount(kind), num_clients, share)
+    pools = [rng.permutation(np.flatnonzero(kind == c)) for c in range(counts.shape[1])]
+    pieces = [np.split(pool, np.cumsum(own)) for pool, own in zip(pools, counts.T, strict=True)]
+    return assemble([np.concatenate([piece[i] for piece in pieces]) for i in range(num_clients)])
 
 
 def by_user(user_ids: Any) -> Partition:
@@ -336,6 +358,25 @@ def _draw_counts(rng: np.random.Generator, size: int, pool: np.ndarray, shares: 
     return counts
 
 
+def _majority_counts(pool: np.ndarray, num_clients: int, share: float) -> np.ndarray:
+    """How many examples of each class a client gets, [N, C]: the most that ``pool`` [C] has room for."""
+    others = len(pool) - 1
+    if others == 0:
+        raise ValueError("labels: got one class, must be of two or more")
+    after = (np.arange(len(pool)) - np.arange(num_clients)[:, None] - 1) % len(pool)  # C - 1 at the client's own class
+    load = np.where(after == others, share, (1 - share) / others).sum(axis=0)  # for each example of a client
+    most = np.divide(pool + num_clients, load, out=np.full(len(pool), np.inf), where=load > 0).min()  # rounded: N more
+    for size in range(int(min(most, pool.sum() // num_clients)), 0, -1):
+        first = int(share * size + 0.5)
+        base, extra = divmod(size - first, others)
+        counts = np.where(after == others, first, base + (after < extra))
+        if (counts.sum(axis=0) <= pool).all():
+            return counts
+    raise ValueError(
+        f"num_clients: got {num_clients}, must be fewer: classes of {pool.min()} to {pool.max()} examples are too small"
+    )
+
+
 def _split_classes(
     rng: np.random.Generator, pools: list[np.ndarray], num_clients: int, alpha: float
 ) -> list[np.ndarray]:
@@ -380,6 +421,14 @@ class ClassesOptions(ClientsOptions):
 
     classes_per_client: int = 2
     """Classes of a client."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MajorityOptions(ClientsOptions):
+    """Options of majority."""
+
+    share: float = 0.5
+    """Share of a client's own class in its data."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -433,5 +482,12 @@ ENTRIES = (
     Entry("classes", "exactly --classes-per-client classes a client", _of_labels(classes), ClassesOptions),
     Entry("dirichlet", "label shares from Dirichlet(--alpha)", _of_labels(dirichlet), DirichletOptions),
     Entry("by_user", "one client for each natural user", lambda options, dataset, seed: by_user(_users(dataset))),
+    Entry(
+        "majority",
+        "a client has --share of its data from one class",
+        _of_labels(majority),
+        MajorityOptions,
+        ("localgd",),
+    ),
     Entry("quantity_skew", "random examples, sizes from Dirichlet(--alpha)", _of_number(quantity_skew), SkewOptions),
 )

@@ -1,0 +1,68 @@
+"""Files of weights in the format safetensors: a header in JSON, and plain numbers after it. Nothing in them is run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+    "F16": np.dtype("<f2"),
+    "I64": np.dtype("<i8"),
+}
+
+
+class Weights(NamedTuple):
+    """What a file of weights holds, and its sha256."""
+
+    tensors: dict[str, np.ndarray]
+    sha256: str
+
+
+def read(path: Path | str, sha256: str) -> Weights:
+    """The tensors of a safetensors file by name, in their shapes, row-major, each in its own dtype.
+
+    The format (github.com/huggingface/safetensors): 8 bytes with the length of the header, little-endian; the header,
+    JSON of ``{name: {"dtype", "shape", "data_offsets": [first, beyond]}}`` and perhaps ``"__metadata__"``; then the
+    numbers, little-endian, without a gap.
+
+    Raises ``ValueError`` naming the file for one that cannot be read, whose sha256 is another, that is cut short or
+    too long, or is not of this format.
+    """
+    path = Path(path).expanduser()
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"weights: {path} cannot be read: {error}") from error
+    actual = hashlib.sha256(raw).hexdigest()
+    if actual != sha256:
+        raise ValueError(f"weights: got {path} of {len(raw)} bytes with sha256 {actual}, must be the file of {sha256}")
+    start = 8 + int.from_bytes(raw[:8], "little")
+    try:
+        if not 8 < start <= len(raw):
+            raise ValueError(f"a header of {start - 8} bytes in a file of {len(raw)}")
+        header = json.loads(raw[8:start])
+        header.pop("__metadata__", None)
+        tensors = {name: _tensor(raw, start, **told) for name, told in header.items()}
+        if start + sum(a.nbytes for a in tensors.values()) != len(raw):
+            raise ValueError(f"a header that does not describe all of its {len(raw)} bytes")
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ValueError(f"weights: {path} is not a whole safetensors file: {error}") from error
+    return Weights(tensors, actual)
+
+
+def _tensor(raw: bytes, start: int, dtype: str, shape: list[int], data_offsets: list[int]) -> np.ndarray:
+    """One tensor, a view of the file's bytes."""
+    if dtype not in DTYPES:
+        raise ValueError(f"a tensor of dtype {dtype}, allowed are {', '.join(DTYPES)}")
+    first, beyond = data_offsets
+    count = math.prod(shape)
+    if min([first, *shape]) < 0 or beyond - first != count * DTYPES[dtype].itemsize or start + beyond > len(raw):
+        raise ValueError(f"a tensor of shape {shape} at bytes {data_offsets} of {len(raw) - start}")
+    return np.frombuffer(raw, DTYPES[dtype], count, start + first).reshape(shape)
