@@ -61,7 +61,7 @@ def predict(setting: Setting, cohorts: Cohort) -> Predicted:
     blocks = setting.blocks()
     flow = run_flow(setting, blocks, cohorts)
     if not flow.kind.is_linear:
-        why = f"Theorem 2 is of the squared error, not of the loss {setting.loss}"
+        why = f"a law is known of the loss squared_error, not of {setting.loss}"
         drawn = _from_prior(setting, blocks, flow)
         return Predicted(setting, cohorts, blocks, flow, _sampled_laws(drawn), None, why, drawn=drawn[:, -1])
     limit, why = limit_of(setting, blocks)
