@@ -95,7 +95,7 @@ class Setting:
         if targets_of(self.loss) == "numbers":
             return np.sqrt(np.mean((outputs - targets) ** 2, axis=(1, 2, 3, 4)))
         loss, shape = get_loss(mean_form(self.loss)), outputs.shape[1:]
-        each, mask = np.broadcast_to(targets, shape).reshape(-1, shape[-1]), np.ones(math.prod(shape[:-1]), bool)
+        each, mask = np.broadcast_to(targets, shape).reshape(-1, shape[-1]), jnp.ones(math.prod(shape[:-1]), bool)
         return np.array([float(loss(jnp.asarray(f.reshape(each.shape)), jnp.asarray(each), mask)) for f in outputs])
 
     def mse(self, outputs: np.ndarray, split: str = "test") -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedtangent.checks import number, whole
 from fedtangent.models.dense import flatten_inputs
-from fedtangent.models.entry import SQUARED_ERROR, ModelEntry
+from fedtangent.models.entry import CROSS_ENTROPY, EXPONENTIAL, LOGISTIC, SQUARED_ERROR, ModelEntry
 from fedtangent.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, select
 from fedtangent.types import Array, Key, Model, PyTree
 
@@ -141,7 +141,7 @@ ENTRIES = (
         LinearOptions,
         ("localgd",),
         function=linear,
-        learning_rates={},
+        learning_rates={SQUARED_ERROR: 0.03, CROSS_ENTROPY: 1.0, EXPONENTIAL: 0.03, LOGISTIC: 1.0},
         is_linear=True,
     ),
     ModelEntry(
