@@ -16,7 +16,7 @@ from fedtangent.data.partition import Partition
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
-from fedtangent.models.linear import linear
+from fedtangent.models.features import linear
 from fedtangent.types import Algorithm, Model
 
 from .toys import counting
