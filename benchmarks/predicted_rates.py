@@ -87,7 +87,7 @@ def simulated(name: str, rate: float, options: dict[str, Any]) -> float:
     run = simulate(built.algorithm, built.data, common.num_rounds, seed=common.seed, stop_on_divergence=False)
     test = built.splits["test"]
     measured = uncertainty.measure(predict(built.algorithm, run.state, test.x), *test[1:], built.loss)
-    return float(measured["nll" if built.loss == "cross_entropy" else "mse"])
+    return float(measured[uncertainty.metric_of(built.loss)])
 
 
 def interval(values: Any) -> str:

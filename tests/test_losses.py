@@ -9,7 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.losses import LOSSES, cross_entropy, get_loss, squared_error
+from fedtangent.losses import (
+    LEAST_MARGIN,
+    LOSSES,
+    check_targets,
+    cross_entropy,
+    exponential,
+    get_loss,
+    logistic,
+    mean_form,
+    squared_error,
+    summed,
+    targets_of,
+)
 from fedtangent.types import Array
 
 MASK = np.array([True, False, True, True, False])
@@ -25,6 +37,7 @@ def regression() -> np.ndarray:
 
 
 LABELS = np.array([2, 0, 1, 1, 2])
+SIGNS = np.array([[1, -1, -1], [-1, 1, 1], [1, 1, -1], [-1, -1, 1], [1, -1, 1]], float)
 
 
 def squared_error_by_hand(f: np.ndarray, y: np.ndarray) -> float:
@@ -35,15 +48,88 @@ def cross_entropy_by_hand(f: np.ndarray, y: np.ndarray) -> float:
     return float(np.mean([np.log(np.sum(np.exp(row))) - row[label] for row, label in zip(f, y, strict=True)]))
 
 
-CASES = {
-    "squared_error": (squared_error, squared_error_by_hand, regression()),
-    "cross_entropy": (cross_entropy, cross_entropy_by_hand, LABELS),
+def of_margins(one: Callable[[float], float]) -> Callable[..., float]:
+    """The mean over examples of a loss of each margin."""
+    return lambda f, y: sum(one(a * b) for rows in zip(f, y, strict=True) for a, b in zip(*rows, strict=True)) / len(f)
+
+
+MEANS = {
+    "squared_error": (squared_error_by_hand, regression()),
+    "cross_entropy": (cross_entropy_by_hand, LABELS),
+    "exponential": (of_margins(lambda m: float(np.exp(-m))), SIGNS),
+    "logistic": (of_margins(lambda m: float(np.log(1 + np.exp(-m)))), SIGNS),
 }
+SUMS = {
+    f"{name}_sum": (lambda f, y, mean=by_hand: len(f) * mean(f, y), targets)
+    for name, (by_hand, targets) in MEANS.items()
+}
+CASES = {name: (LOSSES[name], *case) for name, case in (MEANS | SUMS).items()}
 
 
 def test_every_loss_has_a_case() -> None:
     assert set(CASES) == set(LOSSES)
     assert all(get_loss(name) is case[0] for name, case in CASES.items())
+    assert {name: mean_form(name) for name in LOSSES} == {n: n for n in MEANS} | {f"{n}_sum": n for n in MEANS}
+
+
+def test_what_each_loss_compares_outputs_with() -> None:
+    assert [targets_of(name) for name in MEANS] == ["numbers", "classes", "signs", "signs"]
+    assert all(targets_of(f"{name}_sum") == targets_of(name) for name in MEANS)
+
+
+def test_a_sum_counts_the_real_examples_of_any_loss() -> None:
+    """Negative controls: the mean in its place, and the number of all rows."""
+    f, y, mask = jnp.asarray(outputs()), jnp.asarray(SIGNS), jnp.asarray(MASK)
+    total, mean = summed(exponential)(f, y, mask), exponential(f, y, mask)
+    assert float(total) == pytest.approx(float(np.exp(-SIGNS * outputs())[REAL].sum()), rel=1e-14)
+    assert abs(total - mean) > 1 and abs(total - len(MASK) * mean) > 1
+
+
+@pytest.mark.parametrize("loss", [exponential, logistic, summed(exponential)])
+@pytest.mark.parametrize("size", [60.0, 1e3, 1e12])
+def test_losses_of_margins_are_finite_in_float32(loss: Callable[..., Array], size: float) -> None:
+    f, y = jnp.array([[size], [-size]], jnp.float32), jnp.ones((2, 1), jnp.float32)
+    value, slope = jax.value_and_grad(loss)(f, y, jnp.ones(2, bool))
+    assert value.dtype == slope.dtype == jnp.float32
+    assert np.isfinite(value) and np.all(np.isfinite(slope)) and slope[1, 0] < 0
+    largest = jnp.finfo(jnp.float32).max
+    slope = jax.grad(loss)(jnp.array([[largest], [-largest]]), y, jnp.ones(2, bool))
+    assert np.all(np.isfinite(slope))
+    plain = jax.grad(lambda f: jnp.sum(jnp.exp(-f)))(jnp.float32([-1e3]))
+    assert not np.all(np.isfinite(plain))  # negative control: the formula itself
+
+
+def test_exponential_is_the_formula_to_its_bound_and_then_the_line_that_touches_it() -> None:
+    def at(margin: float) -> tuple[float, float]:
+        f, y = jnp.full((1, 1), -margin), -jnp.ones((1, 1))
+        value, slope = jax.value_and_grad(exponential)(f, y, jnp.ones(1, bool))
+        return float(value), -float(slope[0, 0])
+
+    for margin in (30.0, 0.0, -5.0, LEAST_MARGIN + 1e-9, LEAST_MARGIN):
+        value, slope = at(margin)
+        assert value == pytest.approx(np.exp(-margin), rel=1e-14)
+        assert slope == pytest.approx(-np.exp(-margin), rel=1e-14)
+    value, slope = at(LEAST_MARGIN - 2)
+    assert value == pytest.approx(3 * np.exp(-LEAST_MARGIN), rel=1e-14)
+    assert slope == pytest.approx(-np.exp(-LEAST_MARGIN), rel=1e-14)
+    assert slope != pytest.approx(-np.exp(2 - LEAST_MARGIN), rel=1e-3)
+
+
+def test_logistic_of_large_margins() -> None:
+    f, y, mask = jnp.array([[800.0], [-800.0]]), jnp.ones((2, 1)), jnp.ones(2, bool)
+    value, slope = jax.value_and_grad(logistic)(f, y, mask)
+    assert float(value) == pytest.approx(400, rel=1e-14)
+    np.testing.assert_allclose(slope, [[0.0], [-0.5]], atol=1e-300)
+
+
+@pytest.mark.parametrize("name", ["exponential", "logistic", "exponential_sum", "logistic_sum"])
+def test_targets_of_margins_are_signs(name: str) -> None:
+    check_targets(name, SIGNS)
+    check_targets("squared_error", np.array([0.0, 2.0]))
+    jax.jit(lambda y: check_targets(name, y))(np.zeros(3))  # traced: not looked at
+    for wrong in ([[1.0], [0.0]], [[1.0], [np.nan]], [[2.0]]):
+        with pytest.raises(ValueError, match=f"^y: got .*, must be -1 or 1 for the loss '{name}'$"):
+            check_targets(name, np.array(wrong), "y")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,8 +1,14 @@
-"""Losses over a masked batch: the mean over the real examples only, so that padding never counts."""
+"""Losses over a masked batch: the mean, or the sum, over the real examples only, so that padding never counts.
+
+A loss called ``<name>_sum`` is ``summed`` of the loss called ``<name>``. What each compares outputs with is in
+``targets_of``.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +17,11 @@ from fedtangent.checks import choice
 from fedtangent.types import Array
 
 Loss = Callable[[Array, Array, Array], Array]
+
+LEAST_MARGIN = -60.0
+"""Where ``exponential`` goes on as a line: e^60 = 1.1e26 leaves float32 (to 3.4e38) twelve decades for sums over
+examples and for what a gradient is multiplied with."""
+SUM = "_sum"
 
 
 def masked_mean(per_example: Array, mask: Array) -> Array:
@@ -43,15 +54,83 @@ def cross_entropy(outputs: Array, targets: Array, mask: Array) -> Array:
     return masked_mean(-jnp.take_along_axis(log_probability, targets[:, None], axis=-1)[:, 0], mask)
 
 
+def exponential(outputs: Array, targets: Array, mask: Array) -> Array:
+    """``1 / n sum_j sum_c exp(-y_jc f_jc)`` over the real examples (Local-GD paper, the loss of eq. 12, as a mean).
+
+    ``outputs`` [B, C] are floating; ``targets`` [B, C] are -1 and 1 in a floating dtype: C = 1 is the paper's binary
+    case, with more outputs each tells one class from the rest. Where a margin y f is below ``LEAST_MARGIN`` the loss
+    goes on as the line that touches it there, so that in float32 the gradient is finite for every finite output, and
+    the value for outputs up to 1e12. Raises ``ValueError`` if the shapes of outputs and targets differ.
+    """
+    _check_shape(targets, outputs)
+    margin = targets * outputs
+    curve = jnp.exp(-jnp.maximum(margin, LEAST_MARGIN))
+    line = math.exp(-LEAST_MARGIN) * jnp.maximum(LEAST_MARGIN - margin, 0)
+    return masked_mean(jnp.sum(curve + line, axis=-1), mask)
+
+
+def logistic(outputs: Array, targets: Array, mask: Array) -> Array:
+    """``1 / n sum_j sum_c log(1 + exp(-y_jc f_jc))`` over the real examples, without overflow.
+
+    Arguments and errors are those of ``exponential``.
+    """
+    _check_shape(targets, outputs)
+    return masked_mean(jnp.sum(jax.nn.softplus(-targets * outputs), axis=-1), mask)
+
+
+def summed(loss: Loss) -> Loss:
+    """The loss as a sum over the real examples where ``loss`` is their mean: that times their number."""
+
+    def total(outputs: Array, targets: Array, mask: Array) -> Array:
+        value = loss(outputs, targets, mask)
+        return jnp.sum(mask.astype(value.dtype)) * value
+
+    return total
+
+
 def _check_shape(targets: Array, outputs: Array) -> None:
     if outputs.shape != targets.shape:
         raise ValueError(f"targets: got {targets.shape}, must be {outputs.shape}, the shape of the outputs")
 
 
-LOSSES: dict[str, Loss] = {"squared_error": squared_error, "cross_entropy": cross_entropy}
+_MEANS: dict[str, tuple[Loss, str]] = {  # name -> loss, and what it compares outputs with
+    "squared_error": (squared_error, "numbers"),
+    "cross_entropy": (cross_entropy, "classes"),
+    "exponential": (exponential, "signs"),
+    "logistic": (logistic, "signs"),
+}
+LOSSES: dict[str, Loss] = {name: loss for name, (loss, _) in _MEANS.items()}
+LOSSES |= {name + SUM: summed(loss) for name, loss in LOSSES.items()}
 
 
 def get_loss(name: str) -> Loss:
     """The loss called ``name``; raises ``ValueError`` with the allowed names."""
     choice("loss", name, LOSSES)
     return LOSSES[name]
+
+
+def mean_form(name: str) -> str:
+    """The name of the loss that is a mean over examples where ``name``'s may be their sum; errors of ``get_loss``."""
+    get_loss(name)
+    return name.removesuffix(SUM)
+
+
+def targets_of(name: str) -> str:
+    """What the loss called ``name`` compares outputs with; errors of ``get_loss``.
+
+    "numbers" [n, C]; "classes", labels [n] or probabilities [n, C]; "signs", numbers -1 and 1 [n, C].
+    """
+    return _MEANS[mean_form(name)][1]
+
+
+def check_targets(name: str, values: Any, what: str = "targets") -> None:
+    """Raise ``ValueError`` if the loss called ``name`` takes -1 and 1 and ``values``, called ``what``, has others.
+
+    Traced values are not looked at.
+    """
+    if targets_of(name) != "signs" or isinstance(values, jax.core.Tracer) or jnp.size(values) == 0:
+        return
+    flat = jnp.ravel(jnp.asarray(values))
+    wrong = jnp.abs(flat) != 1
+    if bool(jnp.any(wrong)):
+        raise ValueError(f"{what}: got {flat[jnp.argmax(wrong)]:g}, must be -1 or 1 for the loss {name!r}")

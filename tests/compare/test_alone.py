@@ -247,7 +247,10 @@ def test_the_readme_example() -> None:
         ({"algorithm": "fed_adam"}, "algorithm: got 'fed_adam', of which theory has no rule"),
         ({"channel": "qsgd:4"}, "channel: got 'qsgd:4', must be 'lossless' beside theory"),
         ({"client_optimizer": "adam"}, "client_optimizer: got 'adam', allowed beside theory are sgd, momentum"),
-        ({"model": "cnn"}, "model: got 'cnn', which has no analytic kernel, allowed are logistic, mlp, rbf_linear"),
+        (
+            {"model": "cnn"},
+            "model: got 'cnn', which has no analytic kernel, allowed are linear, logistic, mlp, rbf_linear",
+        ),
         ({"draws": 1}, "draws: got 1, must be a whole number of at least 2"),
         ({"evaluate_every": 0}, "evaluate_every: got 0"),
         ({"target": -1.0}, "target: got -1.0, must be above 0"),

@@ -12,12 +12,13 @@ import pytest
 
 from fedtangent.compare import exact
 from fedtangent.compare.beside import Beside, beside_theory, setting_of
-from fedtangent.compare.predicted import predict
-from fedtangent.compare.simulated import cohorts
+from fedtangent.compare.predicted import predict, run_flow
+from fedtangent.compare.simulated import cohorts, trained_networks
 from fedtangent.data.partition import quantity_skew
 from fedtangent.engine.description import describe
 from fedtangent.entries import catalogue
 from fedtangent.federated.algorithms.entry import options_of, rule_of
+from fedtangent.losses import LOSSES, mean_form
 
 README = Path(__file__).parents[2] / "README.md"
 SMALL: dict[str, Any] = {
@@ -34,6 +35,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "scaffold": {"algorithm": "scaffold", "schedule": "uniform", "clients_per_round": 3},
     "fed_nova": {"algorithm": "fed_nova", "mu": 0.2},
     "fed_avg_m": {"algorithm": "fed_avg_m"},
+    "modified_local_gd": {"algorithm": "modified_local_gd", "first_index": 1, "mu": 0.2},
     "fed_sgd": {"algorithm": "fed_sgd"},
     "K models": {"algorithm": "fed_ensemble", "num_models": 2},
     "K models of fed_dyn": {"algorithm": "fed_ensemble", "base": "fed_dyn", "num_models": 2},
@@ -42,7 +44,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "clients drop out": {"dropout": 0.4},
     "two hidden layers": {"hidden_layers": 2},
 }
-BY_DEFAULT = {("uniform weights", "cross_entropy"), ("fed_prox", "cross_entropy"), ("scaffold", "squared_error"),
+BY_DEFAULT = {("modified_local_gd", "squared_error"),
+              ("uniform weights", "cross_entropy"), ("fed_prox", "cross_entropy"), ("scaffold", "squared_error"),
               ("momentum, decay", "squared_error"), ("K models of fed_dyn", "cross_entropy")}  # fmt: skip
 CASES = [
     pytest.param(name, loss, marks=() if (name, loss) in BY_DEFAULT else (pytest.mark.slow, pytest.mark.theory))
@@ -67,6 +70,59 @@ def test_the_linearised_network_follows_the_flow_of_its_very_run(
     verdict = exact.linearised_verdict(setting, cohorts(setting))
     assert verdict.passed and verdict.holds and verdict.control_fails, verdict
     assert float(verdict.measured) < 1e-12
+
+
+DAILY = ("exponential_sum", "logistic", "squared_error_sum")
+
+
+@pytest.mark.parametrize("loss", [n if n in DAILY else pytest.param(n, marks=pytest.mark.slow) for n in LOSSES])
+def test_a_linear_model_follows_the_flow_under_every_loss_in_every_round(loss: str) -> None:
+    """Of algorithm 3, from the zero function; a flow that forgets the start, or takes a mean for a sum, does not."""
+    rate = {"client_learning_rate": 0.02 if loss.endswith("_sum") else 0.05}
+    setting = dataclasses.replace(described("modified_local_gd", model="linear", loss=loss, **rate), evaluate_every=1)
+    theory, seen = predict(setting, cohorts(setting)), trained_networks(setting, 1)
+    assert not np.any(seen.train[0]) and len(seen.rounds) == setting.num_rounds + 1
+    verdict = exact.linear_verdict(theory, seen)
+    assert verdict.passed and verdict.control_fails, verdict
+    assert float(verdict.measured) < 1e-12
+
+    def apart(**wrong: Any) -> float:
+        flow = run_flow(setting, theory.blocks, theory.cohorts, **wrong)
+        found = np.asarray(flow.predict(seen.train[0][:, 0], seen.test[0][:, 0], seen.rounds))
+        return float(np.max(np.abs(found - seen.test[:, :, 0])) / np.max(np.abs(seen.test)))
+
+    other = mean_form(loss) if loss.endswith("_sum") else f"{loss}_sum"
+    assert apart() < 1e-12
+    for wrong in ({"anchoring": 1.0}, {"algorithm": "fed_avg", "anchoring": 1.0}, {"mu": 0.0}, {"loss": other}):
+        assert not apart(**wrong) < 1e-4, wrong
+
+
+def test_a_linear_model_that_starts_at_zero_beside_its_theory() -> None:
+    """Nothing divides by the variance of the prior, which is 0."""
+    sizes = {"num_train": 30, "num_test": 8, "num_clients": 3, "num_rounds": 3, "draws": 5}
+    for options in ({"loss": "exponential"}, {"client_learning_rate": 0.1}):
+        found = beside_theory(model="linear", algorithm="fed_prox", **sizes, **options)
+        assert [v.passed for v in found.verdicts] == [True], found.verdicts
+        assert found.rows[0].variance_ratio is None and found.rows[0].mean_difference is None
+        assert all(not np.any(law.cov) for law in found.theory.moments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["exponential", "logistic_sum", "squared_error_sum"])
+def test_networks_under_other_losses_end_without_a_disagreement(loss: str) -> None:
+    sizes = {"num_train": 30, "num_test": 8, "num_clients": 3, "num_rounds": 3, "widths": (8, 16, 32), "draws": 5}
+    found = beside_theory(loss=loss, client_learning_rate=0.05, **sizes)
+    assert all(v.passed is not False for v in found.verdicts), found.verdicts
+
+
+def test_numbers_that_are_signs_and_others() -> None:
+    (x, y, a, b), clients = own_data()
+    signs = (x, (2.0 * y - 1)[:, None], a, (2.0 * b - 1)[:, None])
+    options = {"model": "linear", "loss": "logistic", "num_rounds": 2, "draws": 5, "batch_size": 0}
+    found = beside_theory(signs, clients, **options)
+    assert found.rows[0].accuracy is None and all(v.passed for v in found.verdicts)
+    with pytest.raises(ValueError, match=r"y_train: got .*, must be -1 or 1 for the loss 'logistic'"):
+        beside_theory((x, 2 * signs[1], a, signs[3]), clients, **options)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +258,7 @@ def test_every_algorithm_has_a_rule_or_says_what_is_nearest() -> None:
         ({"client_optimizer": "adam"}, "client_optimizer: got 'adam', allowed beside theory are sgd, momentum"),
         ({"algorithm": "scaffold", "client_optimizer": "momentum"}, "local_momentum: got one for algorithm 'scaffold'"),
         ({"loss": "hinge"}, "loss: got 'hinge', allowed are squared_error, cross_entropy"),
-        ({"model": "cnn"}, "model: got 'cnn', which has no analytic kernel, allowed are logistic, mlp, rbf_linear"),
+        ({"model": "cnn"}, "model: got 'cnn', which has no analytic kernel, allowed are linear, logistic, mlp, rbf_"),
         ({"widths": (64,)}, "widths: got (64,), must be 3 or more different ones to compare"),
         ({"widths": (64, 64, 128)}, "widths: got (64, 64, 128), must be 3 or more"),
         ({"widths": (0, 1, 2)}, "widths: got 0, must be a whole number of at least 1"),

@@ -14,7 +14,7 @@ from fedtangent.engine.sweeps import sweep
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.kernels.gram import kernel_blocks
-from fedtangent.models.linear import rbf_linear
+from fedtangent.models.features import rbf_linear
 from fedtangent.streams import keys
 from fedtangent.theory import Rule, best_learning_rate, federated_flow, predicted_loss
 from fedtangent.types import Cohort

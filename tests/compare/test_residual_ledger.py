@@ -23,7 +23,7 @@ from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models import mlp, rbf_linear
-from fedtangent.models.linear import LinearStructure
+from fedtangent.models.features import LinearStructure
 from fedtangent.theory import Rule
 from fedtangent.types import Cohort, Model, Partition
 

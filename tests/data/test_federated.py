@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.data import classification_targets, federated_data, max_client_size
+from fedtangent.data import classification_targets, federated_data, max_client_size, sign_targets
 from fedtangent.types import FederatedData, Partition
 
 X = np.arange(12.0).reshape(6, 2)
@@ -128,6 +128,7 @@ def test_classification_targets():
     centred = classification_targets(jnp.asarray(labels), 4, centred=True)
     np.testing.assert_array_equal(centred, hot - 0.25)
     np.testing.assert_array_equal(centred.sum(axis=1), np.zeros(4))
+    np.testing.assert_array_equal(sign_targets(labels[:2], 4), [[-1, -1, 1, -1], [1, -1, -1, -1]])
 
 
 @pytest.mark.parametrize(

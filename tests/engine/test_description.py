@@ -46,8 +46,27 @@ def test_every_base_inside_another_algorithm_is_built(name: str, base: str) -> N
     assert built.name == (name if base == "fed_avg" else f"{base}_{name.removeprefix('fed_')}")
 
 
+def test_what_a_loss_is_given_of_class_labels() -> None:
+    """Labels, centred one-hot numbers, or -1 and 1 with one output against the rest; sums as means."""
+    labels = np.asarray(tiny().splits["train"].labels)
+    one_hot = np.eye(10)[labels]
+    for loss, expected in {
+        "cross_entropy": labels,
+        "squared_error": one_hot - 0.1,
+        "logistic": 2 * one_hot - 1,
+    }.items():
+        for name in (loss, f"{loss}_sum"):
+            built = tiny(loss=name)
+            np.testing.assert_allclose(built.data.y, expected, atol=1e-7)
+            assert built.loss == name
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"loss": "mse"}, "loss: got 'mse', allowed are squared_error, cross_entropy"),
+    ({"algorithm": "ntk_fl", "loss": "exponential"}, "loss: got 'exponential', allowed are squared_error, cross"),
+    ({"algorithm": "fed_be", "loss": "logistic"}, "loss: got 'logistic', allowed are cross_entropy, squared_error"),
+    ({"dataset": "sine", "loss": "logistic"}, "y_train: got .*, must be -1 or 1 for the loss 'logistic'"),
+    ({"dataset": "sine", "loss": "cross_entropy_sum"}, "loss: got cross_entropy_sum, must be squared_error: "),
     ({"weighting": "x"}, "weighting: got 'x', .*examples, uniform"),
     ({"activation": "x"}, "activation: got 'x'.*relu"),
     ({"parameterization": "x"}, "parameterization: got 'x', allowed are ntk, standard"),

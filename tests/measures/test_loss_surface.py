@@ -179,6 +179,7 @@ def test_other_mistakes_are_named() -> None:
         (lambda: surface(quadratic, plane, [0.0], []), r"b: got shape \(0,\)"),
         (lambda: segment(quadratic, three[0], three[1], 0.5), r"shares: got shape \(\)"),
         (lambda: mean_loss(models.build("mlp", 4, 3), "x"), "loss: got 'x'"),
+        (lambda: mean_loss(models.build("mlp", 4, 3), "logistic_sum"), "loss: got 'logistic_sum', must be 'logistic'"),
         (lambda: mean_loss(models.build("mlp", 4, 3), "cross_entropy", 0), "block: got 0"),
     ):
         with pytest.raises(ValueError, match=says):

@@ -238,7 +238,21 @@ def test_a_single_model_has_nothing_to_disagree_about() -> None:
     members, labels = np.random.default_rng(0).standard_normal((1, 20, 4)), np.zeros(20, int)
     given = Prediction(members[0], members)  # type: ignore[arg-type]
     found = u.measure(given, np.eye(4)[labels], labels, "cross_entropy")  # type: ignore[arg-type]
-    assert set(found) == set(u.METRICS) - {"mse", "mutual_information", "knowledge_variance"}
+    assert set(found) == set(u.METRICS) - {"mse", "loss", "mutual_information", "knowledge_variance"}
+
+
+@pytest.mark.parametrize("loss", ["exponential", "exponential_sum"])
+def test_a_loss_of_margins_is_measured_as_itself(loss: str) -> None:
+    """As a mean over examples of the mean prediction's, whether it is trained as one or as a sum."""
+    rng = np.random.default_rng(0)
+    members, labels = rng.standard_normal((2, 20, 3)), rng.integers(0, 3, 20)
+    signs = 2 * np.eye(3)[labels] - 1
+    given = Prediction(members.mean(axis=0), members)  # type: ignore[arg-type]
+    found = u.measure(given, signs, labels, loss)  # type: ignore[arg-type]
+    assert list(found) == ["loss", "accuracy", "accuracy_of_members", "knowledge_variance"]
+    by_hand = np.exp(-signs * members.mean(axis=0)).sum(axis=1).mean()
+    assert found[u.metric_of(loss)] == pytest.approx(by_hand, rel=1e-12)
+    assert found["loss"] != pytest.approx(np.exp(-signs * members).sum(axis=2).mean(), rel=1e-2)
 
 
 LOGITS, LABELS = jnp.zeros((2, 4, 3)), jnp.zeros(4, jnp.int32)

@@ -2,7 +2,7 @@
 
 Written from the algorithms' papers (FedProx: Li et al., 2020, algorithm 2; FedDyn: Acar et al., 2021, algorithm 1;
 SCAFFOLD: Karimireddy et al., 2020, algorithm 1, option II; FedNova: Wang et al., 2020, eq. 6 and 7; FedAvgM: Hsu et
-al., 2019, section 4.3). It knows nothing of kernels.
+al., 2019, section 4.3; Modified Local-GD: Local-GD paper, algorithm 3). It knows nothing of kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from scipy.linalg import expm
 def train(run: Any, rule: dict[str, Any], model: int, w0: np.ndarray, y: np.ndarray | None = None) -> list[np.ndarray]:
     """One model's weights [P, C] after 0, 1, .. R rounds."""
     y = run.y if y is None else y
-    state = {"w": np.array(w0), "v": 0.0 * w0, "h": 0.0 * w0, "own": [0.0 * w0 for _ in run.clients]}
+    state = {
+        "w": np.array(w0),
+        "start": np.array(w0),
+        "v": 0.0 * w0,
+        "h": 0.0 * w0,
+        "own": [0.0 * w0 for _ in run.clients],
+    }
     path = [state["w"]]
     for r in range(len(run.client)):
         mine = [s for s in range(run.client.shape[1]) if run.model[r, s] == model and run.weight[r, s] > 0]
@@ -57,6 +63,9 @@ def one_round(run: Any, rule: dict, state: dict, r: int, who: list[int], p: np.n
             state["own"][i] = new
         state["w"] = w + server * (mean - w)
         state["h"] = state["h"] + len(who) / len(run.clients) * sum(q * d for q, d in zip(p, changes, strict=True))
+    elif algorithm == "modified_local_gd":
+        alpha = rule.get("anchoring", np.ones(len(run.client)))[r]
+        state["w"] = (1 - alpha) * state["start"] + alpha * (w + server * (mean - w))
     else:
         momentum = rule.get("server_momentum", 0.0)
         state["v"] = momentum * state["v"] + (w - mean)

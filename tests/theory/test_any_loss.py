@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.losses import LOSSES
 from fedtangent.theory import Flow, Rule, federated_flow
 from fedtangent.types import Cohort, Partition
 
@@ -19,6 +20,7 @@ RNG = np.random.default_rng(0)
 JACOBIAN = RNG.standard_normal((N + M, C, P)) / np.sqrt(P)  # of a model that is linear in its parameters
 SHARED = np.einsum("nd,cb->ncbd", RNG.standard_normal((N + M, P)) / np.sqrt(P), np.eye(C)).reshape(N + M, C, C * P)
 Y = np.eye(C)[RNG.integers(0, C, N)] * 0.9 + 0.1 / C
+SIGNS = np.where(np.random.default_rng(3).uniform(size=(N, C)) < 0.5, -1.0, 1.0)
 CLIENT = np.stack([RNG.permutation(4)[:SLOTS] for _ in range(ROUNDS)])
 MODEL = RNG.integers(0, MODELS, (ROUNDS, SLOTS))
 OFFSETS = np.concatenate([[0], np.cumsum(SIZES)]).astype(np.int32)
@@ -49,14 +51,29 @@ RULES: dict[str, dict[str, Any]] = {
     "scaffold": {"algorithm": "scaffold"},
     "weight decay": {"weight_decay": 0.2},
     "weight decay, momentum": {"weight_decay": 0.2, "local_momentum": 0.6},
+    "modified_local_gd": {"algorithm": "modified_local_gd", "anchoring": 1 - 1 / np.arange(2.0, ROUNDS + 2)},
+    "modified_local_gd, prox": {
+        **{"algorithm": "modified_local_gd", "anchoring": np.array([0.5, 0.0, 0.8, 1.0])},
+        **{"mu": 0.3, "local_momentum": 0.6, "server_learning_rate": 0.9},
+    },
 }
 
 
 def slope(loss: str, f: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Derivative of each example's loss by its outputs."""
+    loss = loss.removesuffix("_sum")
     if loss == "squared_error":
         return f - y
+    if loss == "exponential":
+        return -y * np.exp(-y * f)
+    if loss == "logistic":
+        return -y / (1 + np.exp(y * f))
     p = np.exp(f - f.max(axis=1, keepdims=True))
     return p / p.sum(axis=1, keepdims=True) - y
+
+
+def targets(loss: str) -> np.ndarray:
+    return SIGNS if loss.removesuffix("_sum") in ("exponential", "logistic") else Y
 
 
 def by_hand(jacobian: np.ndarray, start: np.ndarray, loss: str, batches: np.ndarray | None, **rule: Any) -> np.ndarray:
@@ -80,7 +97,9 @@ def by_hand(jacobian: np.ndarray, start: np.ndarray, loss: str, batches: np.ndar
                     rows = ROWS[i] if batches is None else batches[r, s, t][batches[r, s, t] >= 0]
                     j = jacobian[rows].reshape(-1, start.shape[1])
                     f = (j @ v).reshape(len(rows), -1)
-                    g = j.T @ slope(loss, f, Y[rows]).reshape(-1) / len(rows) + tilt + mu * (v - w[k]) + decay * v
+                    number = 1 if loss.endswith("_sum") else len(rows)
+                    g = j.T @ slope(loss, f, targets(loss)[rows]).reshape(-1) / number
+                    g = g + tilt + mu * (v - w[k]) + decay * v
                     velocity = rule.get("local_momentum", 0.0) * velocity + g
                     v = v - RATE * rule.get("step_weights", np.ones(STEPS.max()))[t] * velocity
                 moves.append(v - w[k])
@@ -102,6 +121,10 @@ def by_hand(jacobian: np.ndarray, start: np.ndarray, loss: str, batches: np.ndar
             elif rule.get("server_momentum"):
                 buffer[k] = rule["server_momentum"] * buffer[k] + change
                 after[k] = w[k] + rule["server_learning_rate"] * buffer[k]
+            elif algorithm == "modified_local_gd":
+                alpha = rule["anchoring"][r]
+                mean = w[k] + rule.get("server_learning_rate", 1.0) * change
+                after[k] = (1 - alpha) * start[k] + alpha * mean
             else:
                 after[k] = w[k] + change
             if algorithm == "scaffold":
@@ -122,7 +145,8 @@ def flow_of(jacobian: np.ndarray, outputs: str, **rule: Any) -> Flow:
     blocks = KernelBlocks(kernel[:n, :n], kernel[n:, :n])
     held = Partition(INDICES, OFFSETS)
     cohorts = Cohort(CLIENT.astype(np.int32), MODEL.astype(np.int32), SIZES[CLIENT].astype(float))  # type: ignore[arg-type]
-    return federated_flow(blocks, Y, held, cohorts, Rule(STEPS, RATE, **rule), num_models=MODELS, outputs=outputs)
+    y = targets(rule.get("loss", "squared_error")) if rule.get("loss") in LOSSES else Y
+    return federated_flow(blocks, y, held, cohorts, Rule(STEPS, RATE, **rule), num_models=MODELS, outputs=outputs)
 
 
 def apart(jacobian: np.ndarray, outputs: str, loss: str, batches: np.ndarray | None, rule: dict[str, Any],
@@ -142,6 +166,21 @@ def apart(jacobian: np.ndarray, outputs: str, loss: str, batches: np.ndarray | N
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
 def test_every_rule_follows_the_loop(name: str, loss: str) -> None:
     assert apart(SHARED, "shared", loss, BATCHES, RULES[name]) < 1e-12
+
+
+@pytest.mark.parametrize("loss", [name for name in LOSSES if name not in ("cross_entropy", "squared_error")])
+def test_every_loss_follows_the_loop(loss: str) -> None:
+    """Negative control: the mean over examples where it is a sum, or the other way."""
+    rule = {"mu": 0.3, "step_weights": np.full(STEPS.max(), 0.3)}
+    other = loss.removesuffix("_sum") if loss.endswith("_sum") else f"{loss}_sum"
+    for batches in (None, BATCHES):
+        assert apart(SHARED, "shared", loss, batches, rule) < 1e-12
+        assert apart(SHARED, "shared", loss, batches, rule, {"loss": other}) > 1e-3
+
+
+@pytest.mark.parametrize("loss", ["exponential_sum", "logistic", "squared_error_sum"])
+def test_losses_of_outputs_that_share_parameters(loss: str) -> None:
+    assert apart(JACOBIAN, "full", loss, BATCHES, {"step_weights": np.full(STEPS.max(), 0.3)}) < 1e-12
 
 
 @pytest.mark.parametrize("batches", [None, BATCHES], ids=["full batches", "minibatches"])
@@ -166,6 +205,15 @@ def test_a_wrong_theory_is_far(wrong: dict[str, Any]) -> None:
     assert apart(SHARED, "shared", "cross_entropy", BATCHES, rule, wrong) > 1e-3
 
 
+@pytest.mark.parametrize("loss", ["squared_error", "exponential_sum"])
+@pytest.mark.parametrize("wrong", [{"anchoring": 1.0}, {"algorithm": "fed_avg", "anchoring": 1.0},
+                                   {"anchoring": 1 - 1 / np.arange(1.0, ROUNDS + 1)}])  # fmt: skip
+def test_a_forgotten_anchor_is_far(loss: str, wrong: dict[str, Any]) -> None:
+    rule = {**RULES["modified_local_gd"], "step_weights": np.full(STEPS.max(), 0.3)}
+    assert apart(SHARED, "shared", loss, None, rule) < 1e-12
+    assert apart(SHARED, "shared", loss, None, rule, wrong) > 1e-3
+
+
 def test_under_another_loss_there_is_no_law() -> None:
     flow = flow_of(SHARED, "shared", loss="cross_entropy")
     for ask in (flow.mean, flow.cov, flow.operator, lambda r: flow.fixed_point(), lambda r: flow.stability()):
@@ -177,6 +225,11 @@ def test_under_another_loss_there_is_no_law() -> None:
     ("rule", "says"),
     [
         ({"loss": "hinge"}, "loss: got 'hinge'"),
+        ({"algorithm": "modified_local_gd", "anchoring": 1.5}, "anchoring: got 1.5, must be from 0 to 1"),
+        ({"algorithm": "modified_local_gd", "anchoring": -0.1}, "anchoring: got -0.1, must be from 0 to 1"),
+        ({"algorithm": "modified_local_gd", "anchoring": np.ones(3)}, r"anchoring: got shape \(3,\), must be a number"),
+        ({"anchoring": 0.5}, "anchoring: got one for algorithm 'fed_avg', allowed are modified_local_gd"),
+        ({"algorithm": "modified_local_gd", "weight_decay": 0.1}, "weight_decay: got one for algorithm 'modified"),
         ({"local_momentum": 1.0}, "local_momentum: got 1.0"),
         ({"local_momentum": 0.5, "algorithm": "scaffold"}, "local_momentum: got one for algorithm 'scaffold'"),
         ({"loss": "cross_entropy", "dynamics": "gradient_flow"}, "loss: got 'cross_entropy'"),
@@ -188,3 +241,11 @@ def test_under_another_loss_there_is_no_law() -> None:
 def test_bad_rules_are_refused(rule: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         flow_of(SHARED, "shared", **rule)
+
+
+def test_targets_of_margins_are_signs() -> None:
+    flow = flow_of(SHARED, "shared")
+    blocks, held, cohorts = flow.kernels, flow.partition, Cohort(CLIENT, MODEL, SIZES[CLIENT])  # type: ignore[arg-type]
+    rule = Rule(STEPS, RATE, loss="exponential")
+    with pytest.raises(ValueError, match=r"y_train: got .*, must be -1 or 1 for the loss 'exponential'"):
+        federated_flow(blocks, Y, held, cohorts, rule, num_models=MODELS)

@@ -37,6 +37,11 @@ def tail(run) -> np.ndarray:
     return 0.9 * 0.9 ** np.arange(len(run.client))
 
 
+def rising(run) -> np.ndarray:
+    """Modified Local-GD's alpha, ``1 - 1 / (k + 1)`` from k = 1 on (eq. 16)."""
+    return 1 - 1 / (np.arange(1, len(run.client) + 1) + 1)
+
+
 RULES: dict[str, dict[str, Any]] = {
     "mu": {"mu": 0.4},
     "weight decay": {"weight_decay": 0.2},
@@ -51,6 +56,11 @@ RULES: dict[str, dict[str, Any]] = {
     "scaffold, server rate": {"algorithm": "scaffold", "server_learning_rate": 0.7},
     "fed_nova": {"algorithm": "fed_nova"},
     "fed_nova and prox": {"algorithm": "fed_nova", "mu": 0.4, "server_learning_rate": 0.8},
+    "modified_local_gd": {"algorithm": "modified_local_gd", "anchoring": rising},
+    "modified_local_gd, prox": {
+        **{"algorithm": "modified_local_gd", "anchoring": rising},
+        **{"mu": 0.4, "server_learning_rate": 0.8},
+    },
     "gradient flow": {"dynamics": "gradient_flow"},
     "gradient flow, prox, weight decay": {"dynamics": "gradient_flow", "mu": 0.3, "weight_decay": 0.2},
     "gradient flow, scaffold": {"dynamics": "gradient_flow", "algorithm": "scaffold"},
@@ -61,6 +71,7 @@ RULES: dict[str, dict[str, Any]] = {
     "minibatches": {"batches": order_of},
     "minibatches, prox, weight decay": {"batches": order_of, "mu": 0.3, "weight_decay": 0.2},
     "minibatches, scaffold": {"batches": order_of, "algorithm": "scaffold"},
+    "minibatches, modified_local_gd": {"batches": order_of, "algorithm": "modified_local_gd", "anchoring": rising},
     "minibatches, fed_dyn": {"batches": order_of, "algorithm": "fed_dyn", "mu": 0.5},
     "minibatches, step weights": {"batches": order_of, "step_weights": np.array([0.3, 1.2, 0.7, 0.0, 1.5])},
 }
@@ -71,6 +82,9 @@ LEFT_OUT = {  # the option whose absence must show
     "fed_dyn, server rate": "server_learning_rate",
     "scaffold, server rate": "server_learning_rate",
     "fed_nova and prox": "mu",
+    "modified_local_gd": "anchoring",
+    "modified_local_gd, prox": "anchoring",
+    "minibatches, modified_local_gd": "anchoring",
     "gradient flow, scaffold": "algorithm",
     "step weights, fed_nova": "algorithm",
     "minibatches, scaffold": "algorithm",
@@ -131,7 +145,7 @@ def nightly(names, daily):
 
 DAILY = ("prox and weight decay", "momentum and weight decay", "fed_dyn", "scaffold", "fed_nova and prox")
 DAILY += ("gradient flow, prox, weight decay", "step weights, weight decay", "minibatches, scaffold", "nesterov")
-DAILY += ("minibatches, prox, weight decay",)
+DAILY += ("minibatches, prox, weight decay", "modified_local_gd, prox", "minibatches, modified_local_gd")
 
 
 @pytest.mark.parametrize("name", nightly(RULES, DAILY))
@@ -229,6 +243,23 @@ def test_the_fixed_point_is_where_long_runs_end(maker, name, labels):
         assert bias > 1e-3
     else:
         assert bias < 1e-7
+
+
+def test_the_fixed_point_of_one_anchoring_is_where_long_runs_end(maker):
+    """With alpha 0.8 in every round the start is never forgotten: of the mean, drawn back to the zero function."""
+    run = long_run(maker, False)
+    rule = {"algorithm": "modified_local_gd", "anchoring": 0.8}
+    flow = run.flow(**rule)
+    assert flow.contraction() < run.flow().contraction() < 1
+    passes = int(np.ceil(np.log(1e-11) / np.log(flow.contraction())))
+    parts = {part: np.tile(getattr(run, part), (passes, 1)) for part in ("client", "model", "weight")}
+    long = replace(run, **parts, rates=np.tile(run.rates, passes))
+    at_hand = rule | {"anchoring": np.full(passes, 0.8)}
+    reached = run.test @ reference_rules.train(long, at_hand, 0, np.zeros((run.train.shape[1], 2)))[-1]
+    assert distance(flow.fixed_point().mean, reached) < 1e-7
+    root = run.test @ reference_rules.weight_map(long, at_hand, 0) * np.sqrt(run.prior)
+    assert np.max(np.abs(flow.fixed_point().cov - root @ root.T)) < 1e-7 * np.max(np.abs(run.blocks.nngp_test))
+    assert distance(run.flow().fixed_point().mean, reached) > 0.01
 
 
 def corrects(name: str) -> bool:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from fedtangent.federated.wire.sparsify import check_sparsity, thresholds
-from fedtangent.losses import Loss, get_loss
+from fedtangent.losses import Loss, check_targets, get_loss
 from fedtangent.types import Array, Model, PyTree
 
 
@@ -44,11 +44,12 @@ def _jacobians(model: Model, params: PyTree, x: Array) -> Array:
 def gradient(model: Model, params: PyTree, x: Array, y: Array, loss: str = "cross_entropy") -> Observed:
     """The gradient by the parameters of the mean loss over one batch: ``values`` [1, P].
 
-    ``x`` is [B, ...]; ``y`` are integer classes [B] or, of ``loss`` ``"squared_error"``, targets [B, C]. Raises
-    ``ValueError`` if there are not as many.
+    ``x`` is [B, ...]; ``y`` are what ``loss`` takes (``losses.targets_of``), by default integer classes [B].
+    Raises ``ValueError`` if there are not as many.
     """
     if len(x) != len(y):
         raise ValueError(f"y: got {len(y)} targets, must be {len(x)}, one for each example")
+    check_targets(loss, y, "y")
     values = _gradient(model, get_loss(loss), params, jnp.asarray(x), jnp.asarray(y))
     return Observed(values, jnp.ones(values.shape, bool))
 

@@ -20,6 +20,7 @@ from fedtangent.compare.cases import DEFAULT_CASES
 from fedtangent.compare.verdicts import Verdict, as_rows, summary
 from fedtangent.engine.description import Description
 from fedtangent.entries import catalogue, choose
+from fedtangent.measures.uncertainty import metric_of
 from fedtangent.output.comparison_plots import draw_all
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import (
@@ -140,7 +141,7 @@ def _notes(result: SideBySide) -> list[str]:
 def _metrics(seed: int, result: SideBySide) -> list[Metric]:
     """The learning curves: of every method and width, and the flow's from the starts of the widest networks."""
     setting, rows = result.setting, list[Metric]()
-    of_loss = "residual" if setting.loss == "squared_error" else "nll"
+    of_loss = {"mse": "residual"}.get(metric_of(setting.loss), metric_of(setting.loss))
     trained = zip(result.simulated, result.gaps, strict=True)
     for seen, gap in [*trained, *((moved, None) for moved in result.ntk_fl)]:
         algorithm = f"{seen.method}, width {seen.width} [{setting.name}]"

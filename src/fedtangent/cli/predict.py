@@ -26,6 +26,7 @@ from fedtangent.compare.alone import (
     ranked,
 )
 from fedtangent.engine.description import Description, in_common
+from fedtangent.losses import mean_form
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import clock, console, number, text_table
 
@@ -146,7 +147,7 @@ def _ends(found: Forecast, curve: Curve) -> list[str]:
 
 
 def _columns(plan: Plan) -> list[str]:
-    names = {"nll": "test NLL", "mse": "test MSE", "accuracy": "accuracy"}
+    names = {"nll": "test NLL", "mse": "test MSE", "loss": "test loss", "accuracy": "accuracy"}
     found = [names[name] for name in dict.fromkeys((plan.loss, plan.main))]
     return [*found, *(["rounds", "MiB up"] if plan.alone.target is not None else [])]
 
@@ -208,8 +209,9 @@ def _remark(screen: Console, found: Forecast) -> None:
     plan, rates, lines = found.plan, found.rates, list[str]()
     if rates is not None and rates.stable == 0:
         lines.append("the training loss rises at every rate that was tried")
-    if rates is not None and plan.loss == "nll" and rates.stable > MUCH * rates.best:
-        lines.append("by the cross entropy a run may end well at rates far above the best: stable is no bound to go to")
+    if rates is not None and plan.loss != "mse" and rates.stable > MUCH * rates.best:
+        by = mean_form(plan.built.loss).replace("_", " ")
+        lines.append(f"by the {by} loss a run may end well at rates far above the best: stable is no bound to go to")
     if rates is not None and rates.at_edge:
         lines.append(f"the best rate is at an end of those tried, {rates.tried[0]:.3g} to {rates.tried[-1]:.3g}")
     if plan.alone.target is not None:

@@ -28,6 +28,7 @@ from fedtangent.engine.run import Resolved, predict, resolve_mapping, simulate
 from fedtangent.engine.sweeps import parse_seeds
 from fedtangent.entries import lasting, option
 from fedtangent.federated import predict as personal
+from fedtangent.losses import targets_of
 from fedtangent.measures import uncertainty
 from fedtangent.measures.paired import half_width
 from fedtangent.measures.tangent_kernels import KernelDiagnostics, check_watchable, kernel_diagnostics, spectrum
@@ -163,7 +164,7 @@ def run_job(job: Job) -> int:
     resumed = first if first.resume else None
     mapping = resolve_mapping(built.algorithm, built.data, run.num_rounds, job.machine.mapping, resumed)
     metrics: list[Metric] = []
-    watch = _watch(job)
+    watch, takes_classes = _watch(job), targets_of(built.loss) == "classes"
 
     def evaluate(watch: Watch | None, state: Any) -> dict[str, Any]:
         found = {
@@ -209,7 +210,7 @@ def run_job(job: Job) -> int:
             say(f"{runs[seed].status}; continue with the same options and --resume")
             return 128 + runs[seed].signal
         test = built.splits["test"]
-        if built.loss == "cross_entropy" and test.labels is not None:  # every process takes part in a prediction
+        if takes_classes and test.labels is not None:  # every process takes part in a prediction
             members = np.asarray(predict(built.algorithm, runs[seed].state, test.x).members, np.float64)
             bins.append(uncertainty.reliability(jnp.asarray(members), test.labels))
     if not is_main():
@@ -240,13 +241,14 @@ def _measure_clients(built: Built, state: Any) -> dict[str, float]:
     if built.splits["test"].labels is None:
         name, score = "mse", personal.mse
     else:
-        name, score = "accuracy", personal.accuracy if built.loss == "cross_entropy" else _accuracy_of_targets
+        takes_classes = targets_of(built.loss) == "classes"
+        name, score = "accuracy", personal.accuracy if takes_classes else _accuracy_of_targets
     found = personal.evaluate_clients(built.algorithm, state, built.data, built.of_clients, score)
     return {name: float(found.mean), f"{name}_over_examples": float(found.weighted_mean)}
 
 
 def _accuracy_of_targets(outputs: Array, targets: Array, mask: Array) -> Array:
-    """Accuracy where classes are one-hot targets [m, C]."""
+    """Accuracy where classes are targets [m, C], the largest that of the class."""
     return personal.accuracy(outputs, jnp.argmax(targets, axis=-1), mask)
 
 
@@ -305,7 +307,7 @@ def _mean_cost(runs: dict[int, Run]) -> Evaluation:
 def _training_losses(run: Run) -> tuple[float, float]:
     """The first and the last training loss."""
     ends = [e.metrics["train"] for e in (run.history.evaluations[0], run.history.evaluations[-1])]
-    first, last = (next(found[name] for name in ("mse", "nll") if name in found) for found in ends)
+    first, last = (next(found[name] for name in ("mse", "nll", "loss") if name in found) for found in ends)
     return first, last
 
 
@@ -364,7 +366,8 @@ def _table(job: Job, rows: list[dict[str, Any]], last: Evaluation) -> Table:
 def _draw(job: Job, metrics: list[Metric], bins: list[Reliability], folder: Path) -> None:
     from fedtangent.output.run_plots import curves, reliability_diagram
 
-    chosen = "accuracy" if job.built.splits["test"].labels is not None else "mse"
+    metric = uncertainty.metric_of(job.built.loss)
+    chosen = "accuracy" if job.built.splits["test"].labels is not None else metric
     found = {(m.split, m.seed, m.round): m.value for m in metrics if m.metric == chosen}
     rounds = [r for r in sorted({m.round for m in metrics}) if all(("test", seed, r) in found for seed in job.seeds)]
     series = {s: np.array([[found[s, seed, r] for r in rounds] for seed in job.seeds]) for s in job.built.splits}

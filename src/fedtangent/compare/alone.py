@@ -40,7 +40,6 @@ from fedtangent.entries import option
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.kernels.large import LargeKernel, check_file
 from fedtangent.measures import uncertainty
-from fedtangent.models.entry import CROSS_ENTROPY
 from fedtangent.theory import Flow
 from fedtangent.theory.precision import require_float64
 from fedtangent.types import Cohort, Partition, Prediction
@@ -57,7 +56,7 @@ class Alone:
     """What a prediction of a run has besides the run."""
 
     target: float | None = None
-    """Rounds and bytes to this test accuracy; without labels, to this mean squared error."""
+    """Rounds and bytes to this test accuracy; without labels, to this mean squared error, or loss of margins."""
     draws: int = 16
     """Initial functions (times K) that are averaged over, and make the band; two or more."""
     evaluate_every: int = 1
@@ -78,7 +77,7 @@ class Plan(NamedTuple):
     @property
     def loss(self) -> str:
         """What ``train`` calls the loss that is trained."""
-        return "nll" if self.built.loss == CROSS_ENTROPY else "mse"
+        return uncertainty.metric_of(self.built.loss)
 
     @property
     def rate(self) -> float:
@@ -96,7 +95,7 @@ class Plan(NamedTuple):
     @property
     def main(self) -> str:
         """The test metric that a target is of."""
-        return "mse" if self.built.splits["test"].labels is None else "accuracy"
+        return self.loss if self.built.splits["test"].labels is None else "accuracy"
 
 
 class Curve(NamedTuple):

@@ -22,7 +22,8 @@ from fedtangent.entries import Entry, NoOptions, catalogue, option_names
 from fedtangent.federated.algorithms.entry import MOMENTUM, Descent, Training, rate_of, rule_of, work_of
 from fedtangent.federated.local import Work
 from fedtangent.kernels.gram import analytic
-from fedtangent.models.entry import CROSS_ENTROPY, ModelEntry
+from fedtangent.losses import targets_of
+from fedtangent.models.entry import ModelEntry
 from fedtangent.theory import Rule
 from fedtangent.theory.checks import check_kind
 from fedtangent.theory.flow.rules import read_rule
@@ -181,12 +182,13 @@ def setting_of_run(
     cohorts = weighed_cohorts(built.schedule, built.clients, common.num_rounds, common.seed, weighting)
     batches = drawn_rows(work, built.clients, cohorts, common.seed)
     rate = rate_of(described.algorithm.options)
-    rates = np.array([float(rate(jnp.int32(r))) for r in range(common.num_rounds)]) if callable(rate) else rate
+    rates = _each_round(rate, described) if callable(rate) else rate
     x_train, y_train = _examples(built, np.asarray(built.data.x), np.asarray(built.data.y))
     test = built.splits["test"]
-    if built.loss == CROSS_ENTROPY and built.model.output_size < 2:
-        raise ValueError("loss: got cross_entropy, must be squared_error for a single class")
-    answers = np.asarray(test.labels if built.loss == CROSS_ENTROPY else test.targets)
+    takes_classes = targets_of(built.loss) == "classes"
+    if takes_classes and built.model.output_size < 2:
+        raise ValueError(f"loss: got {built.loss}, must be squared_error for a single class")
+    answers = np.asarray(test.labels if takes_classes else test.targets)
     x_test, y_test = _examples(built, np.asarray(test.x[:most_points]), answers[:most_points])
     names, (fewest, most) = described.names(), (min(built.clients.sizes), max(built.clients.sizes))
     return Setting(
@@ -229,6 +231,7 @@ def rule_beside(described: Description) -> tuple[dict[str, Any], str]:
     optimizer = getattr(o, "client_optimizer", "sgd")
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"client_optimizer: got {optimizer!r}, allowed beside theory are {', '.join(OPTIMIZERS)}")
+    followed = {name: _each_round(value, described) if callable(value) else value for name, value in followed.items()}
     followed["loss"] = o.loss
     if optimizer == "momentum":
         followed["local_momentum"] = MOMENTUM
@@ -236,6 +239,11 @@ def rule_beside(described: Description) -> tuple[dict[str, Any], str]:
         followed["server_learning_rate"] = o.server_learning_rate
     read_rule(Rule(1, 1.0, **followed), np.ones(1, int))  # parts of it that do not go together
     return followed, getattr(o, "weighting", None) or own_weighting
+
+
+def _each_round(value: Callable[[Any], Any], described: Description) -> np.ndarray:
+    """Numbers of a schedule of the round, [R]."""
+    return np.array([float(value(jnp.int32(r))) for r in range(described.run.num_rounds)])
 
 
 def _widths(described: Description, beside: Beside) -> tuple[int, ...]:
@@ -284,7 +292,7 @@ def _work(o: Descent) -> Work:
 
 def _examples(built: Built, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets in float64; of the cross entropy, targets are probabilities of the classes."""
-    if built.loss == CROSS_ENTROPY:
+    if targets_of(built.loss) == "classes":
         y = classification_targets(y, built.model.output_size)
     return (np.asarray(x, np.float64) if np.issubdtype(x.dtype, np.floating) else x), np.asarray(y, np.float64)
 

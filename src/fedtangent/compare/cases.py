@@ -17,7 +17,7 @@ from fedtangent.data import partition
 from fedtangent.entries import Entry, choose
 from fedtangent.federated import schedule
 from fedtangent.models.dense import mlp
-from fedtangent.models.linear import rbf_linear
+from fedtangent.models.features import rbf_linear
 from fedtangent.types import Model
 
 NUM_MODELS = 5  # the papers' default K

@@ -54,6 +54,8 @@ def near_misses(
             {"server_learning_rate": np.multiply(SLOWER, rule.get("server_learning_rate", 1.0))},
         ),
     }
+    if np.any(np.asarray(rule.get("anchoring", 1.0)) != 1):
+        wrong["not drawn back to the start"] = cohorts, {"anchoring": 1.0}
     steps, drawn = np.broadcast_to(setting.local_steps, setting.partition.num_clients), rule.get("batches")
     present = np.asarray(cohorts.weight)[:last] > 0
     taken = np.where(present, steps[np.asarray(cohorts.client)[:last]], 0)  # [R, S] of those that train
@@ -168,7 +170,7 @@ def _follows(
     flow = predicted.run_flow(setting, blocks, cohorts, outputs=outputs)
     wrong = near_misses(setting, cohorts, blocks, setting.num_rounds, outputs)
     if not setting.is_standard:
-        other = "squared_error" if setting.loss == "cross_entropy" else "cross_entropy"
+        other = "cross_entropy" if setting.loss == "squared_error" else "squared_error"
         wrong["the other loss"] = predicted.run_flow(setting, blocks, cohorts, outputs=outputs, loss=other)
     misses = {name: _largest_error(miss, seen) for name, miss in wrong.items()}
     return exact_verdict(setting.name, statement, _largest_error(flow, seen), misses, EXACT)

@@ -26,6 +26,7 @@ from fedtangent.compare.verdicts import (
 )
 from fedtangent.federated import schedule
 from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.losses import targets_of
 from fedtangent.theory import Flow, covariance_terms, ntk_evolution
 from fedtangent.types import Gaussian, Schedule
 
@@ -177,8 +178,11 @@ def _without_a_law(
 ) -> list[Verdict]:
     """Networks by a loss under which the flow of each initial function is known, and the law over them is not."""
     setting, rounds = theory.setting, theory.setting.rounds[1:]
-    shifted = dataclasses.replace(setting, y_train=np.roll(setting.y_train, 1, axis=1))
-    flows = wrong | {"every class for the next": run_flow(shifted, theory.blocks, theory.cohorts)}
+    of_classes = targets_of(setting.loss) == "classes"
+    other = np.roll(setting.y_train, 1, axis=1) if of_classes else -setting.y_train
+    what = "every class for the next" if of_classes else "targets of the other sign"
+    changed = dataclasses.replace(setting, y_train=other)
+    flows = wrong | {what: run_flow(changed, theory.blocks, theory.cohorts)}
     others = {what: networks(flow, seen, rounds) for what, flow in flows.items()}
     away = {what: list((other[-1] - right[-1]).mean(axis=(1, 2))) for what, other in others.items()}
     unknown = np.full(setting.schedule.num_models, np.nan)

@@ -18,7 +18,7 @@ from fedtangent.compare.cohorts import weighed_cohorts
 from fedtangent.engine.history import History
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.measures.tangent_kernels import check_watchable
-from fedtangent.models.linear import LinearStructure
+from fedtangent.models.features import LinearStructure
 from fedtangent.theory import Rule
 from fedtangent.theory.precision import require_float64
 from fedtangent.types import Algorithm, Array, Cohort, FederatedData, Key, Model, Partition, PyTree

@@ -61,7 +61,7 @@ def predict(setting: Setting, cohorts: Cohort) -> Predicted:
     blocks = setting.blocks()
     flow = run_flow(setting, blocks, cohorts)
     if not flow.kind.is_linear:
-        why = f"Theorem 2 is of the squared error, not of the loss {setting.loss}"
+        why = f"a law is known of the loss squared_error, not of {setting.loss}"
         drawn = _from_prior(setting, blocks, flow)
         return Predicted(setting, cohorts, blocks, flow, _sampled_laws(drawn), None, why, drawn=drawn[:, -1])
     limit, why = limit_of(setting, blocks)
@@ -119,9 +119,11 @@ def drawn_starts(setting: Setting, kernels: KernelBlocks | LargeKernel, draws: i
 
 def _sampled_laws(drawn: np.ndarray) -> tuple[ModelLaw, ...]:
     """Mean and covariance, that of an output on average, at every round: of a loss with no law in closed form."""
-    about = drawn - drawn.mean(axis=0)
+    first = drawn[0]
+    moved = drawn - first  # exactly 0 where all start as the same function, so that their covariance is
+    about = moved - moved.mean(axis=0)
     cov = np.einsum("erkmc,erkqc->rkmq", about, about, optimize=True) / ((len(drawn) - 1) * drawn.shape[-1])
-    return tuple(map(ModelLaw, drawn.mean(axis=0), cov))
+    return tuple(map(ModelLaw, first + moved.mean(axis=0), cov))
 
 
 def run_flow(

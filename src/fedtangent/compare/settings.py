@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,11 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import log_softmax, softmax
+from scipy.special import softmax
 
 from fedtangent import data as datasets
 from fedtangent.checks import finite
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
+from fedtangent.losses import get_loss, mean_form, targets_of
 from fedtangent.types import Algorithm, FederatedData, Model, Partition, Schedule
 
 
@@ -87,16 +89,18 @@ class Setting:
     def left(self, outputs: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """What is left of training in ``outputs`` [r, K, E, n, C] at some rows of the training examples, [r].
 
-        The residual's root mean square; of the cross entropy, the loss.
+        The residual's root mean square; of another loss its mean over examples.
         """
         targets = self.y_train[rows]
-        if self.loss == "squared_error":
+        if targets_of(self.loss) == "numbers":
             return np.sqrt(np.mean((outputs - targets) ** 2, axis=(1, 2, 3, 4)))
-        return np.asarray(-np.mean(np.sum(targets * log_softmax(outputs, axis=-1), axis=-1), axis=(1, 2, 3)))
+        loss, shape = get_loss(mean_form(self.loss)), outputs.shape[1:]
+        each, mask = np.broadcast_to(targets, shape).reshape(-1, shape[-1]), jnp.ones(math.prod(shape[:-1]), bool)
+        return np.array([float(loss(jnp.asarray(f.reshape(each.shape)), jnp.asarray(each), mask)) for f in outputs])
 
     def mse(self, outputs: np.ndarray, split: str = "test") -> np.ndarray:
         """Mean squared error of outputs [..., m, C], [...]; of the cross entropy that of their probabilities."""
-        seen = outputs if self.loss == "squared_error" else softmax(outputs, axis=-1)
+        seen = softmax(outputs, axis=-1) if targets_of(self.loss) == "classes" else outputs
         return np.asarray(np.mean((seen - (self.y_test if split == "test" else self.y_train)) ** 2, axis=(-2, -1)))
 
     def accuracy(self, outputs: np.ndarray) -> np.ndarray:
@@ -106,7 +110,9 @@ class Setting:
     @property
     def what_is_left(self) -> str:
         """What ``left`` measures."""
-        return "training residual, root mean square" if self.loss == "squared_error" else "training cross entropy"
+        if targets_of(self.loss) == "numbers":
+            return "training residual, root mean square"
+        return f"training {mean_form(self.loss).replace('_', ' ')}"
 
     @property
     def largest(self) -> int:

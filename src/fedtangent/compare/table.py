@@ -11,6 +11,7 @@ from fedtangent.compare.predicted import Predicted
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import Simulated
 from fedtangent.compare.statistics import mean_difference_in_errors
+from fedtangent.losses import targets_of
 
 MEBIBYTE = 2**20
 
@@ -22,8 +23,8 @@ class MethodRow(NamedTuple):
     method: str
     test_mse: float
     accuracy: float | None
-    nll: float  # Gaussian, per output; of a run by the cross entropy that of the mean probabilities
-    coverage: float | None  # of the 95 % interval; None of probabilities
+    nll: float | None  # Gaussian, per output; by the cross entropy that of the mean probabilities; None of margins
+    coverage: float | None  # of the 95 % interval; None of probabilities and margins
     mean_difference: float | None = None  # mean |mean - GP mean| in Monte Carlo standard errors
     variance_ratio: float | None = None  # to the GP limit's
     flow_error: float | None = None  # of each network to the flow from its own initial function, relative
@@ -47,11 +48,15 @@ def scores(mean: np.ndarray, variance: np.ndarray, y: np.ndarray) -> tuple[float
     return float(nll), float(np.mean(residual[held] <= 1.959963985**2 * total))
 
 
-def _scores(setting: Setting, mean: np.ndarray, draws: np.ndarray, variance: np.ndarray) -> tuple[float, float | None]:
+def _scores(
+    setting: Setting, mean: np.ndarray, draws: np.ndarray, variance: np.ndarray
+) -> tuple[float | None, float | None]:
     """NLL and coverage of a prediction, of which draws [E, m, C] are known; by their probabilities where those are
     trained."""
-    if setting.loss == "squared_error":
+    if targets_of(setting.loss) == "numbers":
         return scores(mean, variance, setting.y_test)
+    if targets_of(setting.loss) == "signs":
+        return None, None
     probability = softmax(draws, axis=-1).mean(axis=0)
     return float(-np.mean(np.log(np.sum(probability * setting.y_test, axis=-1)))), None
 
@@ -106,12 +111,12 @@ def theory_row(theory: Predicted, method: str, mean: np.ndarray, cov: np.ndarray
     """
     setting, num_models = theory.setting, theory.setting.schedule.num_models
     variance = np.broadcast_to(np.maximum(np.diag(cov), 0)[:, None], mean.shape)
+    nll: float | None
     coverage: float | None
-    if setting.loss == "squared_error":
+    if theory.drawn is None:
         test_mse = float(np.mean((mean - setting.y_test) ** 2) + np.mean(np.diag(cov)) / num_models)
         nll, coverage = scores(mean, variance, setting.y_test)
     else:  # outputs depend on each other: draws, not moments
-        assert theory.drawn is not None
         test_mse = float(np.mean(setting.mse(theory.drawn.mean(axis=1))))
         nll, coverage = _scores(setting, mean, theory.drawn.reshape(-1, *mean.shape), variance)
     return MethodRow(

@@ -1,6 +1,6 @@
 """Data sets, class targets, and the data of a federation on the device."""
 
-from fedtangent.data.dataset import Dataset, SourceInfo, classification_targets, load
+from fedtangent.data.dataset import Dataset, SourceInfo, classification_targets, load, sign_targets
 from fedtangent.data.federated import federated_data, max_client_size
 from fedtangent.data.projection import projected, projection_matrix
 
@@ -13,4 +13,5 @@ __all__ = [
     "max_client_size",
     "projected",
     "projection_matrix",
+    "sign_targets",
 ]

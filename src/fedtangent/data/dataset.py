@@ -114,3 +114,11 @@ def classification_targets(labels: Any, num_classes: int, centred: bool = False)
     targets = np.zeros((len(array), num_classes))
     targets[np.arange(len(array)), array] = 1.0
     return targets - 1.0 / num_classes if centred else targets
+
+
+def sign_targets(labels: Any, num_classes: int) -> np.ndarray:
+    """Targets -1 and 1 [n, C] float64 of ``labels`` [n], one output against the rest, for the losses of margins.
+
+    Raises ``ValueError`` as ``classification_targets`` does.
+    """
+    return 2 * classification_targets(labels, num_classes) - 1

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent import checks, data
+from fedtangent import checks, data, losses
 from fedtangent.data import sharing
 from fedtangent.data.projection import projected
 from fedtangent.entries import Entry, catalogue, choose, lasting, option, option_names
@@ -229,7 +229,7 @@ class Split(NamedTuple):
     """Examples to evaluate on."""
 
     x: Array
-    targets: Array  # [n, C] what the squared error compares with
+    targets: Array  # [n, C] what the squared error, or a loss of margins, compares with
     labels: Array | None  # [n] class labels, None for regression
 
 
@@ -281,12 +281,13 @@ def build(described: Description) -> Built:
     clients, own_test = _apart(run, _built(described.partition, loaded, run.seed))
     loaded = _projected(run, loaded, clients.num_clients)
     clients, at_server = _at_server(described, loaded, clients)
-    splits = {which: _split(loaded, which) for which in ("train", "test")}
+    loss = how.options.loss
+    splits = {which: _split(loaded, which, loss) for which in ("train", "test")}
     model = _built(described.model, loaded.x_train.shape[1:], splits["train"].targets.shape[1])
     schedule = _faulty(run, _built(described.schedule, clients.num_clients, run.seed), clients.sizes)
-    y = splits["train"].labels if how.options.loss == "cross_entropy" else splits["train"].targets
+    y = splits["train"].labels if losses.targets_of(loss) == "classes" else splits["train"].targets
     if y is None:
-        raise ValueError(f"loss: got cross_entropy, must be squared_error: {loaded.name} has no class labels")
+        raise ValueError(f"loss: got {loss}, must be squared_error: {loaded.name} has no class labels")
     if "validation" in at_server:
         held = at_server["validation"]
         at_server["validation"] = (splits["train"].x[held], y[held])
@@ -336,14 +337,19 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, Any]:
     return np.asarray(x, dtype), dtype
 
 
-def _split(loaded: data.Dataset, which: str) -> Split:
+def _split(loaded: data.Dataset, which: str, loss: str) -> Split:
+    """One split with the targets of ``loss``; raises ``ValueError`` for numbers that it does not take."""
     x, y = getattr(loaded, f"x_{which}"), getattr(loaded, f"y_{which}")
     checks.finite(f"x_{which}", x)
     checks.finite(f"y_{which}", y)
     inputs = jnp.asarray(*_inputs(x))
     if loaded.num_classes == 0:
+        losses.check_targets(loss, y, f"y_{which}")
         return Split(inputs, jnp.asarray(y, jnp.float32), None)
-    targets = data.classification_targets(y, loaded.num_classes, centred=True)
+    if losses.targets_of(loss) == "signs":
+        targets = data.sign_targets(y, loaded.num_classes)
+    else:
+        targets = data.classification_targets(y, loaded.num_classes, centred=True)
     return Split(inputs, jnp.asarray(targets, jnp.float32), jnp.asarray(y, jnp.int32))
 
 

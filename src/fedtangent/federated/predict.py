@@ -18,7 +18,7 @@ from fedtangent.checks import number
 from fedtangent.data.federated import max_client_size
 from fedtangent.federated.local import Problem, Work, client_view, minimise, validate_work
 from fedtangent.federated.rates import Rate, at_round, check_rate, sgd
-from fedtangent.losses import LOSSES, Loss, get_loss, masked_mean
+from fedtangent.losses import LOSSES, Loss, check_targets, get_loss, masked_mean, targets_of
 from fedtangent.types import Algorithm, Array, Client, FederatedData, Model, Prediction, PyTree
 
 Personal = Callable[[Model, PyTree, PyTree, Client, Array], Prediction]
@@ -104,7 +104,7 @@ def mse(outputs: Array, targets: Array, mask: Array) -> Array:
 
 
 MEASURES: dict[str, Measure] = {"accuracy": accuracy, "mse": mse, **LOSSES}
-_OF_LABELS = ("accuracy", "cross_entropy")
+_OF_LABELS = ("accuracy", *(name for name in LOSSES if targets_of(name) == "classes"))
 
 
 class ClientMetrics(NamedTuple):
@@ -125,8 +125,8 @@ def evaluate_clients(
         state: of a run of ``algorithm`` on ``data``.
         data: the clients' training examples, which a personal prediction may look at.
         test: the clients' test examples, client i of ``test`` being client i of ``data``; sizes may be uneven or 0.
-        measure: ``accuracy``, ``mse`` (mean over examples and outputs), ``squared_error``, ``cross_entropy``, or a
-            function ``(outputs [m, C], targets [m, ...], mask [m]) -> scalar`` of the prediction's mean.
+        measure: ``accuracy``, ``mse`` (mean over examples and outputs), the name of a loss, or a function ``(outputs
+            [m, C], targets [m, ...], mask [m]) -> scalar`` of the prediction's mean.
 
     One client at a time, as one compiled program per algorithm, measure and shapes. Raises ``ValueError`` for an
     unknown measure or one that does not go with the targets, for another number of clients, and without any example.
@@ -142,6 +142,8 @@ def evaluate_clients(
         raise ValueError(
             f"measure: {name!r} needs {kind} [n{'' if name in _OF_LABELS else ', C'}]; test.y is {test.y.dtype}"
         )
+    if name in LOSSES:
+        check_targets(name, test.y, "test: targets")
     largest = max_client_size(test)
     if largest == 0:
         raise ValueError("test: no client has any test example")

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from fedtangent.checks import whole
 from fedtangent.kernels.layered import is_layered, layered_kernel
 from fedtangent.models.dense import DenseStructure, forward
+from fedtangent.models.features import LinearStructure
 from fedtangent.models.flax_networks import FlaxStructure, read_plan
-from fedtangent.models.linear import LinearStructure
 from fedtangent.types import Array, Model, PyTree
 
 SYMMETRIC_BLOCK = 512  # examples: large enough for a fast product, small enough for half the work to be left out

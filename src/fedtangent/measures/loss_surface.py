@@ -19,7 +19,7 @@ from jax.flatten_util import ravel_pytree
 from fedtangent import pytrees
 from fedtangent.checks import finite, number, whole
 from fedtangent.engine.progress import progress_of
-from fedtangent.losses import get_loss
+from fedtangent.losses import get_loss, mean_form
 from fedtangent.types import Array, Model, PyTree
 
 Loss = Callable[..., Array]  # (params, *arguments) -> []
@@ -123,9 +123,12 @@ def barrier(losses: np.ndarray) -> float:
 def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
     """``(params, x [n, ...], y [n, ...]) -> []``: the mean of a loss over all examples, ``block`` of them at a time.
 
-    ``loss`` is a name of ``fedtangent.losses``. Raises ``ValueError`` for an unknown one, or ``block`` below 1.
+    ``loss`` is a name of ``fedtangent.losses``. Raises ``ValueError`` for an unknown one, one that is a sum over
+    examples, or ``block`` below 1.
     """
     one = get_loss(loss)
+    if loss != mean_form(loss):
+        raise ValueError(f"loss: got {loss!r}, must be {mean_form(loss)!r}, the mean over examples")
     whole("block", block)
 
     def mean_loss(params: PyTree, x: Array, y: Array) -> Array:

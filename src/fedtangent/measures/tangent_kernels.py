@@ -20,7 +20,7 @@ from fedtangent.checks import finite, whole
 from fedtangent.data.dataset import classification_targets
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.models.dense import DenseStructure
-from fedtangent.models.linear import LinearStructure
+from fedtangent.models.features import LinearStructure
 from fedtangent.types import Algorithm, Array, FederatedData, Key, Model, Partition, PyTree
 
 METRICS = (  # of each model

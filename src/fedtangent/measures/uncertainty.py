@@ -23,10 +23,11 @@ import numpy as np
 from jax.scipy.special import logsumexp, ndtri
 
 from fedtangent.checks import number, whole
+from fedtangent.losses import get_loss, mean_form, targets_of
 from fedtangent.types import Array, Prediction
 
 METRICS = (  # in the order of a table
-    *("nll", "mse", "accuracy", "accuracy_of_members", "ece", "brier"),
+    *("nll", "mse", "loss", "accuracy", "accuracy_of_members", "ece", "brier"),
     *("predictive_entropy", "mutual_information", "knowledge_variance"),
 )
 
@@ -173,10 +174,12 @@ def coverage_interval(share: float | Array, num_points: int, level: float = 0.95
 
 
 def measure(predicted: Prediction, targets: Array, labels: Array | None, loss: str) -> dict[str, float]:
-    """Metrics of a prediction under ``loss`` by name, those of ``METRICS`` that apply.
+    """Metrics of a prediction under ``loss``, a name of ``losses.LOSSES``: those of ``METRICS`` that apply, by name.
+
+    That of the loss itself is ``metric_of`` it.
 
     Args:
-        targets: [n, C], what the squared error compares with.
+        targets: [n, C], what the squared error, or a loss of margins, compares with.
         labels: [n] class labels; None for regression.
     """
     members, mean = np.asarray(predicted.members, np.float64), np.asarray(predicted.mean, np.float64)
@@ -189,13 +192,22 @@ def measure(predicted: Prediction, targets: Array, labels: Array | None, loss: s
     return {name: found[name] for name in METRICS if name in found}
 
 
+def metric_of(loss: str) -> str:
+    """The metric, a mean over examples, by which the training of ``loss`` is seen; ``ValueError`` for an unknown one.
+
+    "nll" of a loss of classes, "mse" of one of numbers; of one of margins "loss", itself, of the mean prediction.
+    """
+    return {"classes": "nll", "numbers": "mse", "signs": "loss"}[targets_of(loss)]
+
+
 @functools.partial(jax.jit, static_argnames="loss")
 def _scores(
     members: Array, mean: Array, targets: Array, labels: Array | None, loss: str
 ) -> tuple[dict[str, Array], Array]:
     """The metrics of ``measure`` by name, but for accuracies, and the predicted classes [n]."""
     several, found = members.shape[0] > 1, dict[str, Array]()
-    if loss == "cross_entropy" and labels is not None:
+    metric = metric_of(loss)
+    if metric == "nll" and labels is not None:
         mean = log_probability(members)
         found["nll"] = negative_log_likelihood(members, labels)
         found["ece"] = expected_calibration_error(members, labels)
@@ -203,6 +215,8 @@ def _scores(
         found["predictive_entropy"] = jnp.mean(predictive_entropy(members))
         if several:
             found["mutual_information"] = jnp.mean(mutual_information(members))
+    elif metric == "loss":
+        found["loss"] = get_loss(mean_form(loss))(mean, targets, jnp.ones(len(mean), bool))
     else:
         found["mse"] = jnp.mean((mean - targets) ** 2)
     if several:

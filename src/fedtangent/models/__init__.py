@@ -11,10 +11,10 @@ from fedtangent.entries import catalogue
 from fedtangent.models.convolutional import CONVOLUTIONS, choose_convolution, max_pool
 from fedtangent.models.dense import ACTIVATIONS, PARAMETERIZATIONS, DenseLayer, DenseStructure
 from fedtangent.models.entry import build
+from fedtangent.models.features import LinearStructure
 from fedtangent.models.flax_networks import from_flax
 from fedtangent.models.gemm import gemm_convolution
 from fedtangent.models.kernels import Kernels
-from fedtangent.models.linear import LinearStructure
 from fedtangent.types import Model
 
 __all__ = [

@@ -10,6 +10,7 @@ from fedtangent.entries import Entry, catalogue, choose, given_options
 from fedtangent.types import Model
 
 SQUARED_ERROR, CROSS_ENTROPY = "squared_error", "cross_entropy"
+EXPONENTIAL, LOGISTIC = "exponential", "logistic"
 
 
 @dataclasses.dataclass(frozen=True)

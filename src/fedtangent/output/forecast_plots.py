@@ -14,7 +14,7 @@ from fedtangent.output.style import METHODS, NEUTRAL, PREDICTED, SIMULATED, canv
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NAMES = {"mse": "mean squared error", "nll": "negative log-likelihood", "accuracy": "accuracy"}
+NAMES = {"mse": "mean squared error", "nll": "negative log-likelihood", "loss": "loss", "accuracy": "accuracy"}
 BEYOND = 2.0  # times the untrained loss, above which a curve is cut off
 
 

@@ -149,6 +149,16 @@ def check_rate(name: str, rate: Any, num_rounds: int) -> None:
         raise ValueError(f"{name}: got {rate}, must be above 0 and finite")
 
 
+def check_shares(name: str, share: Any, num_rounds: int) -> None:
+    """A share, a number or one per round, from 0 to 1 where its value is known."""
+    known = is_concrete(share)
+    value = real_array(name, share) if known else share
+    if np.shape(value) not in ((), (num_rounds,)):
+        raise ValueError(f"{name}: got shape {np.shape(value)}, must be a number or one per round [{num_rounds}]")
+    if known and not (np.all(value >= 0) and np.all(value <= 1)):
+        raise ValueError(f"{name}: got {share}, must be from 0 to 1")
+
+
 def check_semidefinite(smallest: np.ndarray, largest: np.ndarray) -> None:
     """No client's own block of Theta has an eigenvalue below 0 by more than rounding."""
     for i in np.flatnonzero(smallest < -1e-6 * np.maximum(largest, np.abs(smallest).max(initial=0.0))):

@@ -23,7 +23,7 @@ from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent.models.dense import mlp
-from fedtangent.models.linear import rbf_linear
+from fedtangent.models.features import rbf_linear
 from fedtangent.theory import Flow
 from fedtangent.theory.fed_ensemble.bias_variance import Decomposition, Estimate, decompose_laws, decompose_runs
 from fedtangent.types import Algorithm, Model, Partition, Schedule

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Unpack, cast
 import jax
 import jax.numpy as jnp
 
-from fedtangent.checks import whole
+from fedtangent.checks import choice, whole
 from fedtangent.federated.aggregate import Stacked, stack
 from fedtangent.federated.algorithms.common import Options, train_and_average
 from fedtangent.federated.algorithms.distil import FEDBE, SOFT_LOSSES, Distillation, check_distillation, distil
@@ -36,7 +36,7 @@ from fedtangent.federated.algorithms.posterior import (
 from fedtangent.federated.compose import State, sequentially
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate
-from fedtangent.losses import get_loss
+from fedtangent.losses import get_loss, targets_of
 from fedtangent.types import Algorithm, Array, Key, Model, Prediction, PyTree, RoundInfo, Schedule, Server
 
 
@@ -78,7 +78,7 @@ def fed_be(
         options: ``EnsembleOfClients``, and ``algorithms.common.Options``; the server has no rate but the student's.
 
     ``info["distillation_loss"]`` is the student's mean loss. Raises ``ValueError`` without server data, for a server
-    rate, and for options out of range.
+    rate, a loss that is not in ``SOFT_LOSSES``, and for options out of range.
     """
     if server_data is None:
         raise ValueError(
@@ -89,7 +89,7 @@ def fed_be(
     if unlabelled.ndim < 1 or unlabelled.shape[0] < 1:
         raise ValueError(f"server_data: got shape {unlabelled.shape}, must be x [m, ...] of at least one example")
     check_distillation(distillation, unlabelled.shape[0])
-    loss = options.get("loss", "squared_error")
+    loss = choice("loss", options.get("loss", "squared_error"), SOFT_LOSSES)
     if not 0 < temperature < float("inf") or (loss != "cross_entropy" and temperature != 1):
         raise ValueError(f"temperature: got {temperature}, must be positive and finite, and 1 for the loss {loss!r}")
     teacher, places, shared = _ensemble(schedule, options)
@@ -146,7 +146,7 @@ def fed_be_no_distillation(
     stands the ensemble's mean, which changes no mean over members.
     """
     teacher, places, shared = _ensemble(schedule, options)
-    probabilities = options.get("loss") == "cross_entropy"
+    probabilities = targets_of(options.get("loss", "squared_error")) == "classes"
 
     def init(params: PyTree) -> Posterior:
         return Posterior(params, no_clients(params, places), jax.random.key(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypedDict, Unpack, cast
 
 import optax
@@ -17,14 +18,14 @@ from fedtangent.federated.server import optax_server
 from fedtangent.federated.wire.secure_aggregation import BITS, masked_numbers, secured
 from fedtangent.federated.wire.shuffler import shuffled
 from fedtangent.federated.wire.subsample import check_beta, subsampled
-from fedtangent.losses import get_loss
-from fedtangent.types import Accept, Algorithm, Array, Channel, Local, Model, Schedule, Server
+from fedtangent.losses import check_targets, get_loss
+from fedtangent.types import Accept, Algorithm, Array, Channel, FederatedData, Local, Model, Schedule, Server
 
 
 class Options(TypedDict, total=False):
     """Options of every recipe that trains on its clients."""
 
-    loss: str  # "squared_error" (the default) or "cross_entropy"
+    loss: str  # a name of losses.LOSSES, by default "squared_error"
     server_learning_rate: Rate  # of the way to the clients' mean, 1 by default; may be a schedule of the round
     client_optimizer: Callable[[float | Array], optax.GradientTransformation] | None  # from the rate; SGD by default
     weighting: str  # "examples" (the default) or "uniform"
@@ -96,15 +97,22 @@ def train_and_average(
     check_rate("client_learning_rate", client_learning_rate)
     server = _server(name, options, own.pop("server", _plain_server))
     descent = client_descent(client_learning_rate, options.get("client_optimizer"))
-    loss, posed = get_loss(options.get("loss", "squared_error")), own.pop("local", Posed())
-    train = local_training(model, loss, descent, work, **posed)
+    loss, posed = options.get("loss", "squared_error"), own.pop("local", Posed())
+    train = local_training(model, get_loss(loss), descent, work, **posed)
     around = own.pop("around", None)
     shared: dict[str, Any] = {
         "weighting": options.get("weighting", "examples"),
         "accept": options.get("accept"),
         "channel": options.get("channel"),
     }
-    parts = cast(Parts, {**shared, **own})
+    data_checks = partial(check_data, loss), own.get("check")
+
+    def check(data: FederatedData) -> None:
+        for one in data_checks:
+            if one is not None:
+                one(data)
+
+    parts = cast(Parts, {**shared, **own, "check": check})
     bits = options.get("secure_aggregation")
     if bits is not None:
         _secure(name, bits, options, parts)
@@ -117,6 +125,11 @@ def train_and_average(
     if options.get("shuffle"):
         parts["aggregate"], server = shuffled(parts.get("aggregate") or weighted_mean(), server, schedule.num_slots)
     return compose(name, model, train, server, schedule, **parts)
+
+
+def check_data(loss: str, data: FederatedData) -> None:
+    """Raise ``ValueError`` for targets that the loss of that name does not take."""
+    check_targets(loss, data.y, "data: targets")
 
 
 def _plain_server(rate: Rate) -> Server:

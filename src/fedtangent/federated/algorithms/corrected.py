@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 import jax
 import jax.numpy as jnp
@@ -227,6 +227,7 @@ def modified_local_gd(
     work: Work,
     anchoring: Callable[[Array], Array] = halpern,
     first_index: int = 0,
+    mu: float | Array = 0.0,
     **options: Unpack[Options],
 ) -> Algorithm:
     """Modified Local-GD (Local-GD paper, algorithm 3): the clients' mean, drawn back to where the run started.
@@ -239,17 +240,21 @@ def modified_local_gd(
         anchoring: the index to alpha.
         first_index: alpha of round k is ``anchoring(k + first_index)``. 0 is algorithm 3 and eq. (63): the first
             round has alpha 0 and changes nothing. 1 is eq. (16), ``alpha^{k+1}``: the first round has alpha 1/2.
+        mu: lambda of eq. (12), whose clients minimise ``F_i(w) + mu / 2 |w - w^k|^2`` (loss "exponential_sum" there).
 
-    Raises ``ValueError`` for a ``first_index`` that is not a whole number from 0 on, and an ``anchoring`` that starts
-    outside [0, 1].
+    Raises ``ValueError`` for a ``first_index`` that is not a whole number from 0 on, an ``anchoring`` that starts
+    outside [0, 1], and a negative ``mu``.
     """
     whole("first_index", first_index, 0)
     begin = anchoring(jnp.int32(first_index))
     if not isinstance(begin, jax.core.Tracer) and not 0 <= float(begin) <= 1:
         raise ValueError(f"anchoring: got {float(begin):g} at index {first_index}, must be from 0 to 1")
     options = _uniform(options)
-    server = partial(anchored_server, anchoring, int(first_index))
-    return train_and_average("modified_local_gd", model, schedule, client_learning_rate, work, options, server=server)
+    number("mu", mu, at_least=0)
+    server, local = partial(anchored_server, anchoring, int(first_index)), Posed(pose=proximal(mu))
+    return train_and_average(
+        "modified_local_gd", model, schedule, client_learning_rate, work, options, server=server, local=local
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,6 +271,26 @@ class FedDynOptions(Averaging):
 
     mu: float = 0.1
     """Strength of the dynamic regulariser (the paper's alpha)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModifiedLocalGDOptions(Averaging):
+    """Options of Modified Local-GD."""
+
+    first_index: int = 0
+    """alpha of round k (from 0) is 1 - 1 / (k + this + 1): 0 as in algorithm 3, 1 as in eq. (16)."""
+    mu: float = 0.0
+    """Strength of the proximal term (lambda of eq. 12), which holds clients near the model they got."""
+
+
+def _anchoring_rule(o: ModifiedLocalGDOptions) -> dict[str, Any]:
+    """alpha as a function of the round, from 0."""
+    return {
+        "algorithm": "modified_local_gd",
+        "mu": o.mu,
+        "anchoring": lambda round_: halpern(round_ + o.first_index),
+        "weighting": "uniform",
+    }
 
 
 _COUNTS = "the server weighs by |S| / N, a number of clients; test_corrected.py has the law for all clients at once"
@@ -303,9 +328,10 @@ ENTRIES = (
     entry_of(
         modified_local_gd,
         "aggregation anchored at the start (Modified Local-GD, algorithm 3)",
+        ModifiedLocalGDOptions,
         papers=("localgd",),
-        parts="local SGD; mean; anchored at the start",
-        rule="its server draws the model back to the start; nearest is fed_avg, its rounds without that",
+        parts="local SGD, prox; mean; anchored at the start",
+        rule=_anchoring_rule,
         laws=Laws({**TRAINED, "work": Work(steps=3), "first_index": 1}),
     ),
 )

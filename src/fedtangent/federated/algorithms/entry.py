@@ -118,7 +118,8 @@ class Descent:
     decay_every: int = option(10, used_with="decay")
     """Rounds between decays."""
     loss: str = "squared_error"
-    """squared_error (classes as centred one-hot targets) or cross_entropy."""
+    """squared_error (classes as centred one-hot targets), cross_entropy, exponential or logistic (classes as -1 and 1,
+    one output against the rest); a mean over examples, with _sum behind its name their sum."""
     max_update_norm: float | None = None
     """Reject updates that are not finite or of a larger norm (inf: only the former)."""
 

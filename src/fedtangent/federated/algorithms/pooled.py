@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from fedtangent.checks import whole
 from fedtangent.data.sharing import number_given
 from fedtangent.federated.aggregate import Stacked, stack
 from fedtangent.federated.algorithms.averaging import check_base, fed_avg
-from fedtangent.federated.algorithms.common import client_descent
+from fedtangent.federated.algorithms.common import check_data, client_descent
 from fedtangent.federated.algorithms.entry import Around, Laws, Training, entry_of
 from fedtangent.federated.compose import compose, sequentially
 from fedtangent.federated.local import Problem, Work, minimise, validate_work
@@ -81,6 +82,7 @@ def centralised(
         channel=as_is(lambda message, broadcast: (0, ledger.example_bytes(message.x, message.y))),
         map_models=sequentially,
         accept=accept,
+        check=partial(check_data, loss),
     )
 
 

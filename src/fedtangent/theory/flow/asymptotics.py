@@ -128,8 +128,9 @@ class _Pass:
 def _pass_of(flow: Flow, model: int) -> _Pass:
     flow.check_law("pass over all rounds")
     program = flow.program(model, 1)
-    check_known("rule", program.rounds.learning_rate, program.rounds.server_rate, flow.numbers)
-    check_known("cohorts.weight", program.rounds.weight)
+    rounds = program.rounds
+    check_known("rule", rounds.learning_rate, rounds.server_rate, rounds.anchoring, flow.numbers)
+    check_known("cohorts.weight", rounds.weight)
     return _Pass(flow, model, _frame(program))
 
 

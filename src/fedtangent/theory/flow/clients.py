@@ -11,8 +11,9 @@ g being the client's residual ``f(X_i) - Y_i`` and ``b_i = Phi_i' b`` the values
 gradient descent has ``A_i = (eta / n_i) sum_{s < T} (I - (eta / n_i) Theta_ii)^s`` (``response``). Gradient flow is the
 limit of many small steps.
 
-Of another loss g is its derivative by the outputs, which is that of f at the client's own model: the steps are then
-taken one by one, and z is no longer linear in anything. Minibatches and local momentum are taken step by step too.
+Of another loss g / n_i is its derivative by the outputs at the client's own model (``jax.grad`` of the loss over the
+batch, so that a sum over examples has no 1 / n_i): the steps are then taken one by one, and z is no longer linear in
+anything. Minibatches and local momentum are taken step by step too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 
 from fedtangent.kernels.gram import product
 from fedtangent.kernels.large import LargeKernel
+from fedtangent.losses import get_loss
 from fedtangent.theory.flow.rules import Kind, Numbers
 from fedtangent.types import Array, Partition
 
@@ -204,7 +206,7 @@ class Batch(NamedTuple):
     """A minibatch of a client's own rows."""
 
     rows: Array  # [b] places, beyond the last row for none
-    share: Array  # 1 / the batch's number of examples: [], or [b, 1] and 0 for rows that do not count
+    counts: Array  # [b] bool, whether a row is of one of the batch's examples
 
 
 def descent_by_steps(
@@ -226,12 +228,12 @@ def descent_by_steps(
 
     def step(carry: tuple[Array, Array], now: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         (z, velocity), (t, eta, kappa) = carry, now
-        rows, share = of_step(t)
+        rows, counts = of_step(t)
         felt_there = jax.tree.map(lambda values: values.at[rows].get(mode="fill", fill_value=0.0), felt)
         f = felt_there.values - product(block.at[rows].get(mode="fill", fill_value=0.0), z)
         if felt_there.tilt is not None:
             f = f - kappa * felt_there.tilt
-        push = share * _slope(kind, f, felt_there.targets)
+        push = _slope(kind, f, felt_there.targets, counts)
         if not kind.carries:
             return (z * (1 - eta * nu)).at[rows].add(eta * push, mode="drop"), velocity
         velocity = (numbers.local_momentum * velocity - nu * z).at[rows].add(push, mode="drop")
@@ -244,14 +246,18 @@ def descent_by_steps(
     return jax.lax.scan(own, (zeros, zeros), (jnp.arange(len(sizes)), sizes, before))[0][0]
 
 
-def _slope(kind: Kind, f: Array, targets: Array | None) -> Array:
-    """Derivative of each example's loss by its outputs: the residual itself, or a softmax less its target."""
+def _slope(kind: Kind, f: Array, targets: Array | None, counts: Array) -> Array:
+    """Derivative of the batch's loss by the outputs f [b, D], 0 for rows that do not count.
+
+    Of the squared error f is the residual, which is the derivative but for the number of examples.
+    """
+    width = kind.rows_per_example
     if targets is None:
-        return f
+        number = jnp.maximum(jnp.sum(counts) / width, 1)
+        return jnp.where(counts[:, None], f, 0.0) * (1 / number)
     # the outputs of an example, which a loss takes together, may be rows of their own
-    outputs, wanted = (v.reshape(-1, v.shape[1] * kind.rows_per_example) for v in (f, targets))
-    total = jnp.sum(wanted, axis=1, keepdims=True)
-    return (jax.nn.softmax(outputs, axis=1) * total - wanted).reshape(f.shape)
+    outputs, wanted = (v.reshape(-1, v.shape[1] * width) for v in (f, targets))
+    return jax.grad(get_loss(kind.loss))(outputs, wanted, counts[::width]).reshape(f.shape)
 
 
 def _by_recursion(

@@ -20,6 +20,7 @@ import numpy as np
 from fedtangent.checks import number, whole
 from fedtangent.kernels.gram import KernelBlocks, product
 from fedtangent.kernels.large import LargeKernel
+from fedtangent.losses import check_targets
 from fedtangent.theory import checks
 from fedtangent.theory.fed_ensemble.limit import covariance_terms, prior_blocks
 from fedtangent.theory.flow import asymptotics, functions
@@ -85,7 +86,8 @@ def federated_flow(
 
     Raises:
         ValueError: shapes that do not fit; indices out of range; values not finite; local_steps < 1; a rate <= 0; a
-            client without examples in a slot; options that exclude each other; float64 unavailable because the call is
+            client without examples in a slot; an anchoring outside [0, 1]; targets that the loss does not take;
+            options that exclude each other; float64 unavailable because the call is
             traced with 64-bit types off.
     """
     large = isinstance(kernels, LargeKernel)
@@ -102,10 +104,12 @@ def federated_flow(
     client, model, num_models = checks.check_cohorts(cohorts, np.asarray(partition.sizes), num_models)
     slots = RunSlots(client, model, checks.present_slots(cohorts))
     steps = checks.check_steps(rule.local_steps, partition.num_clients)
-    rates = rule.learning_rate, rule.server_learning_rate
-    for name, rate in zip(("learning_rate", "server_learning_rate"), rates, strict=True):
+    each_round = rule.learning_rate, rule.server_learning_rate, rule.anchoring
+    for name, rate in zip(("learning_rate", "server_learning_rate"), each_round[:2], strict=True):
         checks.check_rate(name, rate, len(client))
+    checks.check_shares("anchoring", rule.anchoring, len(client))
     kind, numbers = read_rule(rule, steps, stepwise=large)
+    check_targets(kind.loss, targets, "y_train")
     check_normalisers(rule, kind, numbers, steps, slots.trains(partition.num_clients))
     if kind.corrects and is_concrete(cohorts.weight):
         check_once(slots, kind.algorithm)
@@ -116,7 +120,7 @@ def federated_flow(
     clients = build_clients(theta, partition, steps, width, kind.stepwise)
     kind = kind._replace(rows_per_example=width)
     checks.check_semidefinite(clients.smallest_eigenvalue, clients.largest_eigenvalue)
-    rounds = build_rounds(clients, slots, cohorts.weight, rates, num_models)
+    rounds = build_rounds(clients, slots, cohorts.weight, each_round, num_models)
     rounds = rounds._replace(batches=None if batches is None else jnp.asarray(batches))
     held: Any = kernels.ntk_train if isinstance(kernels, LargeKernel) else on_device(kernels.ntk_train)
     return Flow(kernels, targets, outputs, num_models, partition, slots, held, clients, rounds, kind, numbers, steps)

@@ -279,10 +279,10 @@ def _train(
 
         def of_step(t: Array) -> Batch:
             if batches is None:
-                return Batch(everyone, jnp.where(everyone // width < count, 1 / count, 0.0)[:, None])
-            rows = batches[t][:, None] * width + jnp.arange(width)[None]
-            rows = jnp.where(batches[t][:, None] < 0, block.shape[0], rows).ravel()
-            return Batch(rows, 1 / jnp.maximum(jnp.sum(batches[t] >= 0), 1))
+                return Batch(everyone, everyone // width < count)
+            rows, held = batches[t][:, None] * width + jnp.arange(width)[None], batches[t][:, None] >= 0
+            rows = jnp.where(held, rows, block.shape[0]).ravel()
+            return Batch(rows, jnp.repeat(batches[t] >= 0, width))
 
         return descent_by_steps(kind, numbers, block, of_step, steps, sizes, felt)
     eigenvalues, vectors = bucket.eigenvalues[i], bucket.eigenvectors[i]
@@ -313,6 +313,9 @@ def _server(kind: Kind, program: Program, j: Array, state: FlowState, change: Ar
         return FlowState(state.a + rate * jnp.where(trained, change - h / numbers.mu, 0.0), h, sums.own)
     if kind.algorithm == "scaffold" and state.memory is not None:
         return FlowState(state.a + rate * change, state.memory + fraction * sums.corrected, sums.own)
+    if kind.algorithm == "modified_local_gd":  # (1 - alpha) w_0 + alpha w, of which w_0 has no coefficients
+        drawn_back = rounds.anchoring[j] * (state.a + rate * change)
+        return FlowState(jnp.where(trained, drawn_back, state.a), None, None)
     moved, memory = _server_momentum(kind, numbers, change, state.memory, trained)
     return FlowState(state.a + rate * moved, memory, sums.own)
 

@@ -42,6 +42,7 @@ class Rounds(NamedTuple):
     weight: Array  # [R, S] float64, relative to its model's total in the round
     learning_rate: Array  # [R] float64
     server_rate: Array  # [R] float64
+    anchoring: Array  # [R] float64, Modified Local-GD's alpha, 1 elsewhere
     fraction: Array  # [R, K] float64, share of all clients that train the model
     trained: Array  # [R, K] bool, whether any client does
     slots: tuple[BucketSlots, ...]  # one per bucket
@@ -50,9 +51,9 @@ class Rounds(NamedTuple):
 
 
 def build_rounds(
-    clients: ClientBlocks, slots: RunSlots, weight: Any, rates: tuple[Any, Any], num_models: int
+    clients: ClientBlocks, slots: RunSlots, weight: Any, rates: tuple[Any, Any, Any], num_models: int
 ) -> Rounds:
-    """Sorts the slots [R, S] into the clients' buckets; ``rates`` are the clients' and the server's.
+    """Sorts the slots [R, S] into the clients' buckets; ``rates`` are the clients', the server's, and the anchoring.
 
     ``present`` marks slots that may be filled; of those, a slot of weight 0 is empty (known late where weights are
     traced).
@@ -81,12 +82,15 @@ def _weighted(
     weight = jnp.where(totals > 0, weight / jnp.where(totals > 0, totals, 1.0), 0.0)
     filled = jnp.asarray(present) & (weight > 0)
     counts = jnp.zeros((len(model), num_models)).at[row, model].add(filled.astype(jnp.float64))
-    learning_rate, server_rate = (jnp.broadcast_to(jnp.asarray(r, jnp.float64), (len(model),)) for r in rates)
+    learning_rate, server_rate, anchoring = (
+        jnp.broadcast_to(jnp.asarray(r, jnp.float64), (len(model),)) for r in rates
+    )
     return Rounds(
         jnp.asarray(model, jnp.int32),
         weight,
         learning_rate,
         server_rate,
+        anchoring,
         fraction=counts / num_clients,
         trained=counts > 0,
         slots=tuple(p._replace(present=p.present & jnp.take_along_axis(filled, p.slot, axis=1)) for p in packed),

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.checks import choice, flag, number, real_array
+from fedtangent.losses import LOSSES
 from fedtangent.theory import checks
 from fedtangent.theory.precision import is_concrete
 from fedtangent.types import Array, Partition
 
-ALGORITHMS = ("fed_avg", "fed_dyn", "scaffold", "fed_nova")
+ALGORITHMS = ("fed_avg", "fed_dyn", "scaffold", "fed_nova", "modified_local_gd")
 DYNAMICS = ("gradient_descent", "gradient_flow")
-LOSSES = ("squared_error", "cross_entropy")
 STATIC = {"static": True}  # fields of a Rule that are no numbers
 Batches = tuple[tuple[np.ndarray, ...], ...]  # per client, per step: places in its own examples
 
@@ -36,12 +36,14 @@ class Rule:
     """Step size of the clients: a number, or one per round [R]."""
     algorithm: str = field(default="fed_avg", metadata=STATIC)
     """"fed_avg"; "fed_dyn" (Acar et al., 2021, algorithm 1, whose alpha is ``mu``); "scaffold" (Karimireddy et al.,
-    2020, algorithm 1, option II); "fed_nova" (Wang et al., 2020, eq. 6 and 7). The cohorts' weights are those of the
-    clients' mean in each; FedDyn's and SCAFFOLD's papers have them uniform."""
+    2020, algorithm 1, option II); "fed_nova" (Wang et al., 2020, eq. 6 and 7); "modified_local_gd" (Local-GD paper,
+    algorithm 3). The cohorts' weights are those of the clients' mean in each; the papers of FedDyn, SCAFFOLD and
+    Modified Local-GD have them uniform."""
     dynamics: str = field(default="gradient_descent", metadata=STATIC)
     """"gradient_descent", or "gradient_flow" for the time ``local_steps * learning_rate``."""
     mu: Any = 0.0
-    """Strength of the proximal term ``mu / 2 |w - w_server|^2`` of FedProx, FedNova and FedDyn."""
+    """Strength of the proximal term ``mu / 2 |w - w_server|^2`` of FedProx, FedNova, FedDyn and, as lambda of eq. (12),
+    of the Local-GD paper."""
     weight_decay: Any = 0.0
     """Of the local objective, ``weight_decay / 2 |w|^2``."""
     homogeneity: Any = 1.0
@@ -59,10 +61,14 @@ class Rule:
     numbers [R, S, T, B], -1 for none; or per client a sequence of batches, one for each of its local steps, the same in
     every round. None: all rows of the client in every step."""
     loss: str = field(default="squared_error", metadata=STATIC)
-    """"squared_error", ``1/2 |f - y|^2`` summed over outputs; or "cross_entropy" of a softmax, ``y`` being
-    probabilities of the classes."""
+    """A name of ``losses.LOSSES``: "squared_error", ``1/2 |f - y|^2`` summed over outputs, of which there is a law; of
+    any other, such as "cross_entropy", ``y`` being probabilities of the classes, a local step follows its derivative by
+    the outputs."""
     local_momentum: Any = 0.0
     """Of the clients' steps, in [0, 1); it does not outlive a round."""
+    anchoring: Any = 1.0
+    """Modified Local-GD's alpha: the share of the clients' mean in the next model, the rest is the initial one; a
+    number from 0 to 1, or one per round [R]."""
 
 
 class Kind(NamedTuple):
@@ -75,7 +81,7 @@ class Kind(NamedTuple):
     decays: bool = False  # the local objective has weight decay
     weighs_steps: bool = False  # local steps have weights of their own
     stepwise: bool = False  # local steps are taken one by one: on minibatches, of another loss, with momentum
-    loss: str = "squared_error"  # one of LOSSES
+    loss: str = "squared_error"  # of losses.LOSSES
     carries: bool = False  # local steps have momentum
     rows_per_example: int = 1  # of the kernel
     most_steps: int = 1  # the largest number of local steps
@@ -253,12 +259,15 @@ def _is_on(value: Any) -> bool:
 
 def _check_company(rule: Rule, decays: bool, momentum: bool) -> None:
     """Corrections are defined for the plain local objective and the plain server."""
+    drawn_back = not is_concrete(rule.anchoring) or np.any(np.asarray(rule.anchoring) != 1)
+    steps_differ = ("fed_avg", "fed_nova", "fed_dyn", "modified_local_gd")  # scaffold: equal steps
     excluded = {
-        "mu": (_is_on(rule.mu), ("fed_avg", "fed_nova", "fed_dyn")),
+        "mu": (_is_on(rule.mu), ("fed_avg", "fed_nova", "fed_dyn", "modified_local_gd")),
         "weight_decay": (decays, ("fed_avg",)),  # fed_nova's normaliser is that of an undecayed step
         "server_momentum": (momentum, ("fed_avg",)),
-        "step_weights": (rule.step_weights is not None, ("fed_avg", "fed_nova", "fed_dyn")),  # scaffold: equal steps
-        "local_momentum": (_is_on(rule.local_momentum), ("fed_avg", "fed_dyn")),  # others count equal steps
+        "step_weights": (rule.step_weights is not None, steps_differ),
+        "local_momentum": (_is_on(rule.local_momentum), ("fed_avg", "fed_dyn", "modified_local_gd")),
+        "anchoring": (bool(drawn_back), ("modified_local_gd",)),
     }
     for name, (given, goes_with) in excluded.items():
         if given and rule.algorithm not in goes_with:

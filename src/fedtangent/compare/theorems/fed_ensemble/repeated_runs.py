@@ -22,7 +22,7 @@ from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import per_client_permutations, unroll
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
-from fedtangent.models.linear import rbf_linear
+from fedtangent.models.features import rbf_linear
 from fedtangent.streams import keys
 from fedtangent.theory import Rule
 from fedtangent.theory.fed_ensemble.bias_variance import EnsembleLaw, Estimate, ensemble_laws

@@ -28,7 +28,7 @@ from fedtangent.federated import algorithms, graph, schedule
 from fedtangent.federated.local import Work
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent.models.dense import mlp
-from fedtangent.models.linear import rbf_linear
+from fedtangent.models.features import rbf_linear
 from fedtangent.theory import Flow, Rule, federated_flow
 from fedtangent.types import Algorithm, Model, Schedule
 

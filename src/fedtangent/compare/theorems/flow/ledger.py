@@ -19,7 +19,7 @@ from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models.dense import mlp
-from fedtangent.models.linear import rbf_linear
+from fedtangent.models.features import rbf_linear
 from fedtangent.theory import Rule
 from fedtangent.types import Algorithm, Model
 

@@ -1,10 +1,11 @@
-"""The linear model of radial basis functions: the toy of Fed-ensemble (FE-2024, section V-A)."""
+"""Models linear in their weights: of the inputs (Local-GD), and of radial basis functions (FE-2024, section V-A)."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ import numpy as np
 
 from fedtangent.checks import number, whole
 from fedtangent.models.dense import flatten_inputs
-from fedtangent.models.entry import SQUARED_ERROR, ModelEntry
+from fedtangent.models.entry import CROSS_ENTROPY, EXPONENTIAL, LOGISTIC, SQUARED_ERROR, ModelEntry
 from fedtangent.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, select
 from fedtangent.types import Array, Key, Model, PyTree
 
@@ -22,6 +23,22 @@ class LinearStructure(NamedTuple):
     """A model linear in its parameters: ``f(x) = features(x) @ params["weights"]``."""
 
     features: Callable[[Array], Array]  # x [n, ...] -> [n, num_features], in x's dtype
+
+
+def linear(input_size: int, output_size: int = 1, sigma: float = 0.0, dtype: Any = jnp.float32) -> Model:
+    """``f(x) = x W`` without a bias, inputs [n, ...] flattened to [n, d] (Local-GD paper, section 2; C = 1 there).
+
+    ``params["weights"]`` is [d, C] and starts as N(0, sigma^2); sigma = 0 is the start at w = 0 of the paper's results.
+
+    The kernel is exact, not a limit: ``nngp = sigma^2 x1 x2'`` and ``ntk = x1 x2'``, [n1, n2] each.
+
+    Raises ``ValueError`` for sizes below 1, ``sigma`` negative, inputs of another size.
+    """
+    for name, size in (("input_size", input_size), ("output_size", output_size)):
+        whole(name, size)
+    number("sigma", sigma, at_least=0)
+    features = partial(flatten_inputs, input_size=int(input_size))
+    return _of_features(f"linear({input_size})", features, int(input_size), float(sigma), output_size, dtype)
 
 
 def rbf_linear(
@@ -46,13 +63,21 @@ def rbf_linear(
         whole(name, size)
     number("bandwidth", bandwidth, above=0)
     number("sigma", sigma, at_least=0)
-    check_dtype(dtype, needs_x64=False)
-    sigma = float(sigma)  # a NumPy scalar would turn float32 into float64
     centres = np.random.default_rng(seed).uniform(-1.0, 1.0, num_features)
 
     def features(x: Array) -> Array:
         x = flatten_inputs(x, 1)
         return jnp.exp(-((x - jnp.asarray(centres, x.dtype)[None, :]) ** 2) / (2 * float(bandwidth) ** 2))
+
+    name = f"rbf_linear({num_features}, b={bandwidth}, seed={seed})"
+    return _of_features(name, features, num_features, float(sigma), output_size, dtype)
+
+
+def _of_features(
+    name: str, features: Callable[[Array], Array], num_features: int, sigma: float, output_size: int, dtype: Any
+) -> Model:
+    """``features(x) @ weights``, with weights from N(0, sigma^2)."""
+    check_dtype(dtype, needs_x64=False)
 
     def init(key: Key) -> PyTree:
         check_dtype(dtype, needs_x64=True)
@@ -69,7 +94,7 @@ def rbf_linear(
         return select(blocks, get)
 
     return Model(
-        name=f"rbf_linear({num_features}, b={bandwidth}, seed={seed})",
+        name=name,
         init=init,
         apply=apply,
         kernel=kernel,
@@ -90,6 +115,18 @@ class RbfOptions:
     """Standard deviation of the weights at the start."""
 
 
+@dataclasses.dataclass(frozen=True)
+class LinearOptions:
+    """Options of linear."""
+
+    sigma: float = 0.0
+    """Standard deviation of the weights at the start (0: every run starts as the zero function)."""
+
+
+def _build_linear(o: LinearOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
+    return linear(math.prod(input_shape), output_size, o.sigma)
+
+
 def _build(o: RbfOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
     if math.prod(input_shape) != 1:
         raise ValueError(f"model: got 'rbf_linear' for examples of shape {input_shape}, must be one number each")
@@ -97,6 +134,16 @@ def _build(o: RbfOptions, input_shape: tuple[int, ...], output_size: int) -> Mod
 
 
 ENTRIES = (
+    ModelEntry(
+        "linear",
+        "linear in the inputs, without a bias, whose kernel is exact (Local-GD)",
+        _build_linear,
+        LinearOptions,
+        ("localgd",),
+        function=linear,
+        learning_rates={SQUARED_ERROR: 0.03, CROSS_ENTROPY: 1.0, EXPONENTIAL: 0.03, LOGISTIC: 1.0},
+        is_linear=True,
+    ),
     ModelEntry(
         "rbf_linear",
         "a linear model of radial basis functions of one number, whose kernel is exact (Fed-ensemble's toy)",
