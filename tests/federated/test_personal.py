@@ -195,7 +195,8 @@ def test_bad_personal_predictions_and_evaluations() -> None:
     labelled = TEST._replace(y=jnp.zeros(13, jnp.int32))
     empty = TEST._replace(offsets=jnp.zeros(7, jnp.int32), indices=TEST.indices[:0])
     for test, measure, named in (
-        (TEST, "f1", "measure: got 'f1', allowed are accuracy, mse, squared_error, cross_entropy or a function"),
+        (TEST, "f1", "measure: got 'f1', allowed are accuracy, mse, squared_error, .* or a function"),
+        (TEST, "exponential", "test: targets: got .*, must be -1 or 1 for the loss 'exponential'"),
         (TEST, "accuracy", "'accuracy' needs integer labels"),
         (labelled, "mse", "'mse' needs floating targets"),
         (TEST._replace(offsets=TEST.offsets[:-1]), "mse", "test: has 5 clients, but data has 6"),
