@@ -189,7 +189,7 @@ def test_rounds_without_end_lead_to_the_limit() -> None:
     limit = alone._at_limit(setting, setting.blocks(), runs.flow)
     assert limit is not None
     for rounds, near in ((400, True), (4, False)):
-        each = runs.measured("test", plan.rate, (rounds,), slice(None))["mse"][:, 0]
+        each = runs.measured(plan.rate, (rounds,), slice(None))["test", "mse"][:, 0]
         assert (abs(each.mean() - limit["mse"]) < 4 * each.std(ddof=1) / 4) == near
 
 

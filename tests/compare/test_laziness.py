@@ -212,7 +212,7 @@ def test_a_linear_model_is_its_own_linearisation_under_every_algorithm(name: str
     x = built.splits["test"].x
     run = simulate(built.algorithm, built.data, 4, 0, "scan")
     line = linearised_paths(built.recipe, built.model, built.data, x, (0, 4))(0)
-    assert np.max(np.abs(line[1] - line[0])) > 0.05
+    assert np.max(np.abs(line[1] - line[0])) > 0.02  # ten thousand times what the two may differ by
     np.testing.assert_allclose(line[1], predict(built.algorithm, run.state, x).members, atol=2e-6)
 
 
