@@ -94,8 +94,7 @@ def _check_labels(nodes: Nodes) -> None:
 
 
 def _sets(signed: np.ndarray, held: np.ndarray) -> FeasibleSets:
-    rows = jnp.asarray(signed)
-    return FeasibleSets(rows, jnp.einsum("nid,njd->nij", rows, rows, precision="highest"), jnp.asarray(held))
+    return FeasibleSets(*map(jnp.asarray, (signed, signed @ signed.transpose(0, 2, 1), held)))
 
 
 def farkas(sets: FeasibleSets) -> np.ndarray | None:
