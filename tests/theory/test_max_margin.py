@@ -6,7 +6,9 @@ Hanson, 1974, chapter 23), and descent on eq. (12) step by step.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -238,6 +240,15 @@ def test_weaker_and_weaker_it_points_where_the_projections_do(case):
     assert residual.max() < 3 * np.linalg.norm(bars)
     modified = theory.parallel_projections(sets, 3, alpha=theory.halpern(3, 0))[-1]
     assert theory.direction_distance(models, modified)[-1] > 10 * distance[-1]
+
+
+def test_the_readme_example(capsys):
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (example,) = (b for b in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "local_regression" in b)
+    names: dict[str, Any] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    assert "246 rounds to a thousandth" in capsys.readouterr().out
+    assert theory.direction_distance(names["path"][-1], names["x"][0]) > 1  # of another direction
 
 
 # ---- what is not separable, and bad input ------------------------------------------------------------------------
