@@ -27,7 +27,7 @@ class CheckTheoryOptions:
     scale: str = "default"
     """How large: default (minutes) or paper (wider networks, more of them)."""
     only: tuple[str, ...] = ()
-    """Run these checks alone (`fedtangent list theorems`), or all those of a paper: fed_ensemble, ntk_fl, flow."""
+    """Run these checks alone (`fedtangent list theorems`), or all of a paper: fed_ensemble, flow, local_gd, ntk_fl."""
     seed: int = 0
     """Seed of data, partitions, schedules and initialisations."""
     output: Path = Path("results/check-theory")

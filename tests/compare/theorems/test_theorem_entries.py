@@ -11,7 +11,7 @@ from fedtangent.papers import PAPERS
 
 def test_every_entry_says_what_it_checks_and_where_it_stands() -> None:
     entries = catalogue("theorems")
-    assert {"fed_ensemble", "flow", "ntk_fl"} <= {name.split(".")[0] for name in entries}
+    assert {"fed_ensemble", "flow", "local_gd", "ntk_fl"} <= {name.split(".")[0] for name in entries}
     for name, entry in entries.items():
         assert isinstance(entry, TheoremEntry)
         assert entry.build.__module__ == f"fedtangent.compare.theorems.{name}"  # it stands in the file of its name

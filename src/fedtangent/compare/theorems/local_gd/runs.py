@@ -1,0 +1,90 @@
+"""Local-GD through the one federated loop: the global model of a linear problem after every round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.data.federated import federated_data
+from fedtangent.engine.run import simulate
+from fedtangent.federated.local import Work
+from fedtangent.models.features import linear
+from fedtangent.types import Algorithm, Partition, Schedule
+
+
+class Size(NamedTuple):
+    """Of a problem."""
+
+    nodes: int  # M
+    held: int  # N, examples of a node
+    dimension: int  # d
+
+    @property
+    def examples(self) -> int:
+        """Of all nodes."""
+        return self.nodes * self.held
+
+    @property
+    def partition(self) -> Partition:
+        """One node's examples after another's."""
+        offsets = self.held * np.arange(self.nodes + 1, dtype=np.int32)
+        return Partition(np.arange(self.examples, dtype=np.int32), offsets)
+
+    def without_last(self) -> list[float]:
+        """Weights of the nodes for a theory that misses one of them."""
+        return [1.0] * (self.nodes - 1) + [0.0]
+
+    def __str__(self) -> str:
+        """As it is read in the table."""
+        return f"M = {self.nodes}, N = {self.held}, d = {self.dimension}"
+
+
+SIZES = Size(4, 6, 60), Size(10, 50, 1500)
+
+
+class Problem(NamedTuple):
+    """Examples of nodes whose truths differ."""
+
+    size: Size
+    x: np.ndarray  # [M N, d]
+    y: np.ndarray  # [M N]
+
+    @property
+    def partition(self) -> Partition:
+        """Who holds what."""
+        return self.size.partition
+
+
+class Descent(NamedTuple):
+    """How a run descends, whichever recipe it is of."""
+
+    schedule: Schedule
+    steps: int  # L
+    rate: float  # eta
+    rounds: int
+    seed: int
+    scatter: float = 0.0  # standard deviation of the first model's weights
+
+
+def simulated(
+    recipe: Callable[..., Algorithm], problem: Problem, descent: Descent, every: int = 1, **options: Any
+) -> np.ndarray:
+    """The global model at the start and after each ``every`` rounds, [1 + R / every, d] float64."""
+    algorithm = recipe(
+        linear(problem.size.dimension, sigma=descent.scatter, dtype=jnp.float64),
+        descent.schedule,
+        client_learning_rate=descent.rate,
+        work=Work(steps=descent.steps),
+        **options,
+    )
+    assert algorithm.params is not None
+    read = algorithm.params
+    held = federated_data(problem.x, problem.y[:, None], problem.partition, dtype=jnp.float64)
+    run = simulate(
+        algorithm, held, descent.rounds, descent.seed, mapping="vmap", evaluate_every=every,
+        evaluate=lambda state: {"w": np.asarray(read(state)["weights"])[0, :, 0].copy()},
+    )  # fmt: skip
+    return np.array([evaluation.metrics["w"] for evaluation in run.history.evaluations])
