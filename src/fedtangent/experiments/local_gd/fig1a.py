@@ -71,20 +71,23 @@ class RegressionRun(NamedTuple):
         return np.asarray(np.linalg.norm(w - other, axis=-1) / self.problem.dimension)
 
 
-def regression_run(s: Any, dimension: int, seed: int) -> RegressionRun:
-    """Train both models on the problem of one seed. Needs 64-bit types."""
+def regression_run(s: Any, dimension: int, seed: int, *, simulate: bool = True) -> RegressionRun:
+    """Both models on one seed's problem: the engine's, or without ``simulate`` the closed forms of as many steps.
+
+    Needs 64-bit types.
+    """
     problem = gaussian_regression(seed, s.num_nodes, s.examples_per_node, dimension)
     x, y, nodes, pooled = problem.x, problem.y, problem.partition, problem.pooled
     local: dict[str, Any] = {"learning_rate": s.learning_rate, "local_steps": s.local_steps, "loss": s.loss}
     central = {**local, "local_steps": s.centralised_steps}
-    return RegressionRun(
-        problem,
-        simulated(problem, nodes, "fed_avg", s.num_rounds, **local),
-        simulated(problem, pooled, "fed_avg", 1, **central)[-1],
-        theory.local_regression(x, y, nodes, **local),
-        theory.local_regression(x, y, nodes),
-        theory.local_regression(x, y, pooled, **central),
-    )
+    finite = theory.local_regression(x, y, nodes, **local)
+    centralised = theory.local_regression(x, y, pooled, **central)
+    if simulate:
+        path = simulated(problem, nodes, "fed_avg", s.num_rounds, **local)
+        trained = simulated(problem, pooled, "fed_avg", 1, **central)[-1]
+    else:
+        path, trained = finite.models(s.num_rounds), centralised.models(1)[-1]
+    return RegressionRun(problem, path, trained, finite, theory.local_regression(x, y, nodes), centralised)
 
 
 def exact_verdict(runs: list[RegressionRun], s: Any) -> Verdict:

@@ -76,14 +76,19 @@ class Classified(NamedTuple):
         return {name: theory.direction_distance(path[2:], model) for name, path in self.paths.items()}
 
 
-def classified(s: ExponentialSettings, problem: Problem) -> Classified:
-    """Train all models. Needs 64-bit types. Raises ``ValueError`` where the examples are not separable."""
+def classified(s: ExponentialSettings, problem: Problem, *, simulate: bool = True) -> Classified:
+    """All models; those of METHODS by the engine, or without ``simulate`` by descent in the dual, which is the same.
+
+    Needs 64-bit types. Raises ``ValueError`` where the examples are not separable.
+    """
     x, y, nodes = problem.x, problem.y, problem.partition
     sets = theory.feasible_sets(x, y, nodes, separable=x.shape[1] < len(y))  # r = n: all labels can be fitted
     local: dict[str, Any] = {"learning_rate": s.learning_rate, "local_steps": s.local_steps,
                              "loss": "exponential_sum", "mu": s.pull}  # fmt: skip
     paths = {
         name: simulated(problem, nodes, recipe, s.num_rounds, **local)
+        if simulate
+        else in_dual(s, sets, name, s.local_steps)
         for name, recipe in zip(METHODS, ("fed_prox", "modified_local_gd"), strict=True)
     }
     central = descended(s, sets, 1 / s.num_nodes)
@@ -109,17 +114,20 @@ def support_vector_machine(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.asarray(machine.coef_[0])
 
 
+def in_dual(s: ExponentialSettings, sets: theory.FeasibleSets, name: str, steps: int) -> np.ndarray:
+    """The models of one of METHODS after every round of so many local steps, [R + 1, r], by theory."""
+    alpha = theory.halpern(s.num_rounds, 0) if name == "G-Mod" else None
+    return theory.exponential_models(
+        sets, s.num_rounds, np.log(1 / s.pull), learning_rate=s.learning_rate, local_steps=steps, alpha=alpha
+    )
+
+
 def exact_verdict(s: ExponentialSettings, found: list[Classified], sizes: str) -> Verdict:
     """The engine's models are those of descent in the dual, in every round; control: of one local step."""
     worst, wrong = 0.0, np.inf
     for one in found:
         for name, path in one.paths.items():
-            alpha = theory.halpern(s.num_rounds, 0) if name == "G-Mod" else None
-            given = one.sets, s.num_rounds, np.log(1 / s.pull)
-            steps, single = (
-                theory.exponential_models(*given, learning_rate=s.learning_rate, local_steps=steps, alpha=alpha)
-                for steps in (s.local_steps, 1)
-            )
+            steps, single = (in_dual(s, one.sets, name, count) for count in (s.local_steps, 1))
             worst, wrong = max(worst, off(path, steps)), min(wrong, off(path, single))
     said = f"{worst:.1e} apart at most", f"<= {EXACT:g}", worst <= EXACT
     return Verdict.of("Local-GD eq. (12)", "simulation is descent in the dual, every round of G and G-Mod", sizes, said,
