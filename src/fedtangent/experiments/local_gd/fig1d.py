@@ -59,7 +59,7 @@ class HalfspaceSettings(ExponentialSettings):
     examples_per_node: int = 50
     dimension: int = 1500
     spread: float = within(0.5, at_least=0)
-    projection_rounds: int = within(1000, least=8)
+    projection_rounds: int = within(500, least=8)
 
 
 class Classified(NamedTuple):

@@ -102,7 +102,7 @@ def row(one: Classified) -> dict[str, float]:
 def accuracies(one: Classified, seed: int, test_inputs: int) -> dict[str, float]:
     """On N(0, 1) inputs of each node, [N, t, d], and what it is in the mean over all such: 1 less angle / pi."""
     truths, dimension = one.problem.truths, one.problem.dimension
-    rng, found = np.random.default_rng([seed, dimension, 1]), {}
+    rng, found = np.random.default_rng([seed, dimension, 1]), dict[str, float]()
     lifted = np.stack([one.problem.lifted(w) for w in models(one).values()])
     right = np.zeros(len(lifted))
     for truth in truths:

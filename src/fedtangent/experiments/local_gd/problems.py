@@ -7,6 +7,7 @@ inner products, so runs and distances, are those of all d dimensions, in ``min(n
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -89,7 +90,7 @@ def _equal(num_nodes: int, held: int) -> Partition:
 @functools.lru_cache(maxsize=8)
 def _algorithm(recipe: str, size: int, nodes: int, rate: float, steps: int, options: tuple[Any, ...]) -> Algorithm:
     """One object, and so one compiled program, for all seeds."""
-    make: Any = getattr(algorithms, recipe)
+    make: Callable[..., Algorithm] = getattr(algorithms, recipe)
     model, plan = linear(size, dtype=jnp.float64), schedule.all_clients(nodes)
     return make(
         model, plan, client_learning_rate=rate, work=Work(steps=steps), weighting="uniform", **dict(options)
@@ -115,10 +116,12 @@ def simulated(
     algorithm = _algorithm(
         recipe, problem.x.shape[1], partition.num_clients, learning_rate, local_steps, named
     )  # fmt: skip
+    weights = algorithm.params
+    assert weights is not None  # of one global model
     held = data.federated_data(problem.x, problem.y[:, None], partition, dtype=jnp.float64)
     run = simulate(
         algorithm, held, num_rounds, mapping="scan", evaluate_every=1,
-        evaluate=lambda state: {"w": np.asarray(algorithm.params(state)["weights"])[0, :, 0].copy()},
+        evaluate=lambda state: {"w": np.asarray(weights(state)["weights"])[0, :, 0].copy()},
     )  # fmt: skip
     return np.array([e.metrics["w"] for e in run.history.evaluations])
 

@@ -258,7 +258,8 @@ def exponential_models(
     level = number("log_inverse", log_inverse)
     if (learning_rate is None) != (local_steps is None):
         raise ValueError(f"local_steps: got {local_steps} with learning_rate={learning_rate}, must be both or neither")
-    local, given = _weak, (jnp.asarray(level),)
+    local: Local = _weak
+    given: tuple[Array, ...] = (jnp.asarray(level),)
     if learning_rate is not None and local_steps is not None:
         rate, steps = number("learning_rate", learning_rate, above=0), whole("local_steps", local_steps)
         local, given = _descended, (*given, jnp.asarray(rate), jnp.asarray(steps))
