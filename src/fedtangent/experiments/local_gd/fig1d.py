@@ -29,8 +29,8 @@ HARMONIC, HARMONIC_MARGIN = -1.0, 0.25  # slope of a distance that falls as 1/k
 NO_PULL = 700.0  # ln(1 / lambda) of a proximal term that changes no number
 
 REMARKS = (
-    "C minimises (1), the mean of the nodes' losses, as its 'global dataset' loss is not printed: with eta = .01 on "
-    "the sum of all examples' losses it diverges or overshoots (last column)",
+    "C minimises (1), the mean of the nodes' losses, as its loss on the 'global dataset' is not printed: on the sum of "
+    "all examples' losses descent with eta = .01 diverges at d = 1500",
     "eta = .01 on a node's sum (eq. 12) lifts a margin from 0 to about eta d in one step, where little is left to "
     "descend: G is not the exact solution of eq. 12, which is shown beside it",
     "the variance of z_i is not printed. With at least as many dimensions as examples some model fits all labels "
