@@ -59,6 +59,17 @@ def test_every_round_of_finite_local_work(problem, loss, weights):
     assert off(missing.models(9, start), expected) > 1e-3
 
 
+def test_steps_that_hardly_move_keep_their_digits():
+    """Two nearly equal examples: a direction whose share of the way per step is 1e-13 of an answer of 1e6."""
+    x, y = np.array([[1.0, 0.0, 0.0], [1.0, 1e-6, 0.0]]), np.array([1.0, 2.0])
+    nodes = Partition(np.arange(2), np.array([0, 2]))
+    run = theory.local_regression(x, y, nodes, learning_rate=0.1, local_steps=3, loss="squared_error_sum")
+    expected = descend(x, y, nodes, 0.1, 3, [1.0], 1, np.zeros(3), mean=False)[-1]
+    assert off(run.models(1)[-1], expected) < 1e-14
+    two = theory.local_regression(x, y, nodes, learning_rate=0.1, local_steps=2, loss="squared_error_sum")
+    assert off(two.models(1)[-1], expected) > 1e-3
+
+
 def test_the_limit_form_is_the_papers_matrices(problem):
     """Eq. (4) to (6), with projections and pseudo-inverses written out."""
     x, y, partition = problem

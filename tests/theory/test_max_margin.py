@@ -227,6 +227,31 @@ def test_local_problems_of_the_exponential_loss_are_solved(case):
     assert off(found, by_hand(level, len)) > 0.01
 
 
+@pytest.mark.parametrize("modified", [False, True])
+def test_with_local_steps_it_is_the_loop_of_algorithm_2(case, modified):
+    """In the weights, step by step, for nodes of unequal size; the control has a step less, or another lambda."""
+    sets, _ = case
+    held = [np.asarray(s)[np.asarray(h)] for s, h in zip(sets.signed, sets.held, strict=True)]
+
+    def loop(steps: int, pull: float) -> np.ndarray:
+        w = np.zeros(sets.dimension)
+        for k in range(3):
+            ends = []
+            for signed in held:
+                own = w.copy()
+                for _ in range(steps):
+                    own = own + 0.02 * (signed.T @ np.exp(-signed @ own) - pull * (own - w))
+                ends.append(own)
+            w = (1 - 1 / (k + 2) if modified else 1.0) * np.mean(ends, axis=0)
+        return w
+
+    alpha = theory.halpern(3) if modified else None
+    found = theory.exponential_models(sets, 3, np.log(1 / 0.3), learning_rate=0.02, local_steps=7, alpha=alpha)[-1]
+    assert off(found, loop(7, 0.3)) < 1e-12
+    assert off(found, loop(6, 0.3)) > 1e-3
+    assert off(found, loop(7, 0.1)) > 1e-3
+
+
 def test_weaker_and_weaker_it_points_where_the_projections_do(case):
     """Lemma 2: ``|w - ln(1/lambda) w_bar| = O(ln ln (1/lambda))``, so that directions meet."""
     sets, _ = case
@@ -287,6 +312,11 @@ def test_two_opposite_examples_and_an_example_of_zeros_are_not_separable():
         (lambda s: theory.parallel_projections(s, 2, start=[1.0]), r"start: got shape \(1,\), must be \(16,\)"),
         (lambda s: theory.parallel_projections(s, 2, weights="none"), "weights: got 'none', allowed are uniform"),
         (lambda s: theory.exponential_models(s, 2, np.nan), "log_inverse: got nan, must be finite"),
+        (lambda s: theory.exponential_models(s, 2, 1.0, local_steps=3), "local_steps: got 3 with learning_rate=None"),
+        (
+            lambda s: theory.exponential_models(s, 2, 1.0, learning_rate=1e9, local_steps=99),
+            "sets: got a KKT residual of nan",
+        ),
         (lambda s: theory.halpern(0), "num_rounds: got 0, must be a whole number"),
         (lambda s: project(s, np.zeros(3)), r"w: got shape \(3,\), must be \[16\] or \[4, 16\]"),
     ],

@@ -235,6 +235,8 @@ def exponential_models(
     num_rounds: int,
     log_inverse: float,
     *,
+    learning_rate: float | None = None,
+    local_steps: int | None = None,
     alpha: Any = None,
     start: Any = None,
     weights: Any = "uniform",
@@ -246,10 +248,21 @@ def exponential_models(
     ``ln ln(1 / lambda) / ln(1 / lambda)`` is to be seen. The minimum is ``w^k + A' b`` with ``b = exp(-A w) / lambda``;
     Newton's method finds ln b. The other arguments are those of ``parallel_projections``.
 
-    Raises ``ValueError`` for numbers out of range, and where Newton's method does not end.
+    Args:
+        learning_rate, local_steps: eta and L of descent in place of the exact solution (algorithm 2), both or neither:
+            its steps never leave ``w^k + A' b``, where they are ``b <- (1 - eta lambda) b + eta exp(-A (w^k + A' b))``.
+
+    Raises ``ValueError`` for numbers out of range, and where Newton's method does not end or descent diverges.
     """
     level = number("log_inverse", log_inverse)
-    moved = _rounds(_weak, sets, (jnp.asarray(level),), _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
+    if (learning_rate is None) != (local_steps is None):
+        raise ValueError(f"local_steps: got {local_steps} with learning_rate={learning_rate}, must be both or neither")
+    local: Local = _weak
+    given: tuple[Array, ...] = (jnp.asarray(level),)
+    if learning_rate is not None and local_steps is not None:
+        rate, steps = number("learning_rate", learning_rate, above=0), whole("local_steps", local_steps)
+        local, given = _descended, (*given, jnp.asarray(rate), jnp.asarray(steps))
+    moved = _rounds(local, sets, given, _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
     _check_found(np.asarray(moved[1]))
     return np.asarray(moved[0])
 
@@ -329,6 +342,17 @@ def _weak(gram: Array, across: Array, held: Array, level: Array) -> tuple[Array,
     begin = jnp.minimum(aim, -jnp.log(jnp.maximum(jnp.max(jnp.sum(jnp.abs(gram), axis=1)), 1e-300)))
     s, _, missed = jax.lax.while_loop(going, step, (begin, jnp.int32(0), jnp.array(jnp.inf)))
     return jnp.exp(s), missed / (1 + jnp.max(jnp.abs(jnp.where(held, aim, 0.0))))
+
+
+def _descended(gram: Array, across: Array, held: Array, level: Array, rate: Array, steps: Array) -> tuple[Array, Array]:
+    """b [n] after so many steps, and 0 where it is finite: descent has no residual to look at."""
+
+    def step(_: Array, b: Array) -> Array:
+        slope = jnp.where(held, jnp.exp(-across - gram @ b), 0.0)
+        return (1 - rate * jnp.exp(-level)) * b + rate * slope
+
+    b = jax.lax.fori_loop(0, steps, step, jnp.zeros_like(across))
+    return b, jnp.where(jnp.all(jnp.isfinite(b)), 0.0, jnp.nan)
 
 
 def direction_distance(w: Any, other: Any) -> np.ndarray:

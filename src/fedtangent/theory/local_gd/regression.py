@@ -75,12 +75,15 @@ def local_regression(
     known = singular > max(nodes.x.shape[1:]) * np.finfo(float).eps * singular[:, :1]
     right = np.where(known[..., None], right, 0.0)
     answers = np.einsum("ikr,ik->ir", left, nodes.y) / np.where(known, singular, np.inf)
-    kept = np.zeros_like(singular)
+    kept, gone = np.zeros_like(singular), np.where(known, 1.0, 0.0)
     if learning_rate is not None and local_steps is not None:
         rate, steps = number("learning_rate", learning_rate, above=0), whole("local_steps", local_steps)
         counts = nodes.sizes[:, None] if loss == "squared_error" else 1
-        kept = np.where(known, (1 - rate * singular**2 / counts) ** steps, 0.0)
-    return LocalRegression(nodes, weight, right, answers, kept, known)
+        step = np.where(known, rate * singular**2 / counts, 0.0)
+        kept = np.where(known, (1 - step) ** steps, 0.0)
+        small = np.minimum(step, 0.5)  # the difference to 1 keeps its digits where steps hardly move
+        gone = np.where(step > small, 1 - kept, -np.expm1(steps * np.log1p(-small)))
+    return LocalRegression(nodes, weight, right, answers, kept, gone, known)
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,6 +95,7 @@ class LocalRegression:
     bases: np.ndarray  # [N, r, d], V_i'; rows beyond the rank of X_i are 0
     answers: np.ndarray  # [N, r], what local work draws V_i' w to
     kept: np.ndarray  # [N, r], the share of the way that is left after the local work
+    gone: np.ndarray  # [N, r], 1 - kept, to relative precision; 0 beyond the rank
     known: np.ndarray  # [N, r] bool, within the rank of X_i
 
     @property
@@ -107,7 +111,7 @@ class LocalRegression:
 
     def local(self, w: np.ndarray) -> np.ndarray:
         """Every node's model after its local work from ``w`` [d]: [N, d] (eq. 4)."""
-        moves = (1 - self.kept) * (self.bases @ w - self.answers)
+        moves = self.gone * (self.bases @ w - self.answers)
         return np.asarray(w - np.einsum("ir,ird->id", moves, self.bases))
 
     def models(self, rounds: int | Cohort, start: Any = None) -> np.ndarray:
@@ -139,7 +143,7 @@ class LocalRegression:
     @functools.cached_property
     def _stacked(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of F: its right singular vectors [q, d], the eigenvalues of A = F'F on its range [q], and F^+ f [d]."""
-        strength = self.weights[:, None] * (1 - self.kept) * self.known
+        strength = self.weights[:, None] * self.gone
         if self.unfinished > 1:
             raise ValueError(f"learning_rate: got one at which local work diverges (by {self.unfinished:.3g} in a "
                              "round), must be below 2 / the largest eigenvalue of X_i'X_i / n_i")  # fmt: skip

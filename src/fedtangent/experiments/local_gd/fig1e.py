@@ -1,0 +1,197 @@
+"""Fig. 1(e), 1(f) and 1(g) of the Local-GD paper: classification by dimension.
+
+The nodes, labels and runs of fig. 1(d), d from 500 to 4000. Fig. 1(e) has the distance of directions of Local-GD (G),
+Modified Local-GD (G-Mod) and the support vector machine (S) to the centralised model (C); fig. 1(f) that of G, G-Mod
+and C to S; fig. 1(g) the test accuracy of all four, on new inputs labelled by the nodes' own truths. The paper shows
+that distances fall with d, that G-Mod's to C is slightly the larger, and that accuracies fall with d, all much alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedtangent import theory
+from fedtangent.compare.verdicts import Verdict
+from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
+from fedtangent.experiments.lab.runner import Experiment, Study, by_scale, experiment, within
+from fedtangent.experiments.local_gd.fig1d import (
+    METHODS,
+    REMARKS,
+    Classified,
+    ExponentialSettings,
+    classified,
+    exact_verdict,
+)
+from fedtangent.experiments.local_gd.problems import halfspaces
+from fedtangent.output.files import Metric
+from fedtangent.output.line_plots import BoundedPanel, bounded
+
+ALIKE = 0.02  # difference of two accuracies that a figure does not show
+ALLOWED = 4.5  # standard errors, of the largest of some hundred accuracies
+TOWARDS = {
+    "e": {"G": "G to C", "G-Mod": "G-Mod to C", "S": "S to C"},
+    "f": {"G": "G to S", "G-Mod": "G-Mod to S", "C": "S to C"},
+    "g": {name: f"accuracy {name}" for name in (*METHODS, "C", "S")},
+}
+
+
+@dataclass(frozen=True)
+class HalfspacesByDimension(ExponentialSettings):
+    """Fig. 1(d)'s for every dimension, and test inputs of each node."""
+
+    examples_per_node: int = 50
+    dimensions: tuple[int, ...] = within((500, 750, 1000, 1500, 2000, 3000, 4000), count=3)
+    spread: float = within(0.5, at_least=0)
+    test_inputs: int = within(200, least=10)
+    simulated_seeds: int = 1  # the others descend in the dual, which theirs are compared with
+
+
+def check(study: Study) -> None:
+    """With fewer dimensions than examples there may be no model that fits all labels."""
+    s = study.settings
+    total = s.num_nodes * s.examples_per_node
+    if min(s.dimensions) < total:
+        raise ValueError(f"dimensions: got {min(s.dimensions)}, must be at least {total}, the examples of all nodes")
+
+
+def run(study: Study, part: str) -> Outcome:
+    """Every dimension of every seed; ``part`` is "e", "f" or "g"."""
+    s, found, rows = study.settings, list[Classified](), list[dict[str, Any]]()
+    for seed in study.each_seed():
+        for d in sorted(s.dimensions):
+            problem = halfspaces(seed, s.num_nodes, s.examples_per_node, d, s.spread)
+            simulate = len(found) < s.simulated_seeds * len(s.dimensions)
+            one = classified(s, problem, simulate=simulate)
+            found += [one] if simulate else []
+            rows.append({"seed": seed, "dimension": d, **row(one), **accuracies(one, seed, s.test_inputs)})
+        study.keep([Metric(s.num_rounds, f"{name} d={r['dimension']}", seed, "test", f"fig1{part}", r[key], 0, 0)
+                    for r in rows if r["seed"] == seed for name, key in TOWARDS[part].items()])  # fmt: skip
+    means = [{k: float(np.mean([r[k] for r in own])) for k in own[0]} for own in grouped(rows, "dimension").values()]
+    _draw(study, part, means)
+    sizes = f"d = {', '.join(map(str, sorted(s.dimensions)))}"
+    verdicts = [exact_verdict(s, found, sizes)]
+    if part == "g":
+        verdicts.append(accuracy_verdict(rows, s.num_nodes * s.test_inputs, sizes))
+    form, title = ".4f", {"e": "distance to C", "f": "distance to S", "g": "test accuracy"}[part]
+    columns = {"d": "{dimension:.0f}"} | {name: f"{{{key}:{form}}}" for name, key in TOWARDS[part].items()}
+    if part == "g":
+        columns |= {f"exact {name}": f"{{exact {name}:{form}}}" for name in TOWARDS["g"]}
+    else:
+        columns["G to G-Mod"] = f"{{G to G-Mod:{form}}}"
+    sheet = table(f"Fig. 1({part}): {title}, means of {len(study.seeds)} seeds", means, columns)
+    said = {"e": claims_e, "f": claims_f, "g": claims_g}[part](rows)
+    return Outcome((sheet,), rows, said, {}, REMARKS[:-1], disagreeing(verdicts), tuple(verdicts))
+
+
+def models(one: Classified) -> dict[str, np.ndarray]:
+    """The trained models, [r] each."""
+    return {**{name: path[-1] for name, path in one.paths.items()}, "C": one.centralised, "S": one.machine}
+
+
+def row(one: Classified) -> dict[str, float]:
+    """The distances of one problem at the end."""
+    of = models(one)
+    pairs = (("G", "C"), ("G-Mod", "C"), ("S", "C"), ("G", "S"), ("G-Mod", "S"), ("G", "G-Mod"))
+    return {f"{a} to {b}": float(theory.direction_distance(of[a], of[b])) for a, b in pairs}
+
+
+def accuracies(one: Classified, seed: int, test_inputs: int) -> dict[str, float]:
+    """On N(0, 1) inputs of each node, [N, t, d], and what it is in the mean over all such: 1 less angle / pi."""
+    truths, dimension = one.problem.truths, one.problem.dimension
+    rng, found = np.random.default_rng([seed, dimension, 1]), dict[str, float]()
+    lifted = np.stack([one.problem.lifted(w) for w in models(one).values()])
+    right = np.zeros(len(lifted))
+    for truth in truths:
+        x = rng.standard_normal((test_inputs, dimension))
+        right += np.mean((x @ lifted.T >= 0) == (x @ truth >= 0)[:, None], axis=0) / len(truths)
+    for name, w, value in zip(models(one), lifted, right, strict=True):
+        cosine = truths @ w / np.linalg.norm(truths, axis=1) / np.linalg.norm(w)
+        found |= {f"accuracy {name}": float(value), f"exact {name}": float(1 - np.mean(np.arccos(cosine)) / np.pi)}
+    return found
+
+
+def accuracy_verdict(rows: list[dict[str, Any]], inputs: int, sizes: str) -> Verdict:
+    """Accuracies on test inputs are 1 less angle / pi; control: a model that knows nothing, 1/2."""
+    names = TOWARDS["g"]
+    seen = np.array([[r[f"accuracy {name}"] for name in names] for r in rows])
+    exact = np.array([[r[f"exact {name}"] for name in names] for r in rows])
+    error = np.sqrt(exact * (1 - exact) / inputs)
+    worst, wrong = np.max(np.abs(seen - exact) / error), np.max(np.abs(seen - 0.5) / error)
+    return Verdict.of("Local-GD section 5", "accuracy is 1 - angle / pi", sizes,
+                      (f"{worst:.1f} SE at most", f"<= {ALLOWED} SE", worst <= ALLOWED),
+                      ("1/2", f"{wrong:.1f} SE", wrong > ALLOWED))  # fmt: skip
+
+
+def by_dimension(rows: list[dict[str, Any]], key: str) -> list[float]:
+    """The slope of ``key`` in log10 of the dimension: one for each seed."""
+    return [
+        float(np.polyfit(np.log10([r["dimension"] for r in own]), [r[key] for r in own], 1)[0])
+        for own in grouped(rows, "seed").values()
+    ]
+
+
+def claims_e(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
+    """Distances to C fall with d; G-Mod's is the larger."""
+    found = []
+    for name in METHODS:
+        falls = interval(by_dimension(rows, f"{name} to C"))
+        found.append(Claim(f"{name} to C falls with d (by a factor of 10)", f"{falls:.3f}", falls.below()))
+    own = grouped(rows, "seed").values()
+    behind = interval([np.mean([r["G-Mod to C"] - r["G to C"] for r in of]) for of in own])
+    found.append(Claim("G-Mod is farther from C than G (mean over d)", f"{behind:.4f}", behind.above()))
+    return tuple(found)
+
+
+def claims_f(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
+    """Distances to S fall with d."""
+    found = []
+    for name, key in TOWARDS["f"].items():
+        falls = interval(by_dimension(rows, key))
+        found.append(Claim(f"{name} to S falls with d (by a factor of 10)", f"{falls:.3f}", falls.below()))
+    return tuple(found)
+
+
+def claims_g(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
+    """Accuracy falls with d; all are alike."""
+    found, own = [], grouped(rows, "seed").values()
+    for name, key in TOWARDS["g"].items():
+        falls = interval(by_dimension(rows, key))
+        found.append(Claim(f"accuracy of {name} falls with d (by a factor of 10)", f"{falls:.3f}", falls.below()))
+    for name in METHODS:
+        apart = interval([np.mean([abs(r[f"accuracy {name}"] - r["accuracy C"]) for r in of]) for of in own])
+        found.append(Claim(f"{name} and C are as accurate (to {ALIKE:g}, mean over d)", f"{apart:.4f}",
+                           apart.below(ALIKE)))  # fmt: skip
+    return tuple(found)
+
+
+def _draw(study: Study, part: str, means: list[dict[str, Any]]) -> None:
+    d = np.array([m["dimension"] for m in means])
+    lines = {f"{name}": np.array([m[key] for m in means]) for name, key in TOWARDS[part].items()}
+    what = {"e": "distance to C", "f": "distance to S", "g": "test accuracy"}[part]
+    panel = BoundedPanel(f"round {study.settings.num_rounds}, mean of {len(study.seeds)} seeds", d, lines, {})
+    lowest = 0.95 * min(float(v.min()) for v in lines.values())
+    bounded(
+        [panel], f"Fig. 1({part}): classification", ("dimension d", what), lowest, study.figures / f"fig1{part}.png"
+    )
+
+
+SMOKE = HalfspacesByDimension(4, 1e-4, 40, 30, 0.05, 2000, 5, (20, 40, 80), 0.5, 100)
+DEFAULT = HalfspacesByDimension(dimensions=(500, 1000, 2000, 4000))
+SCALES = {"halfspaces": by_scale(SMOKE, DEFAULT, HalfspacesByDimension())}
+
+
+def _figure(part: str, summary: str) -> Experiment:
+    found = experiment(__name__, lambda study: run(study, part), SCALES, ("localgd",), check=check, exact=True,
+                       least_seeds=2)  # fmt: skip
+    return dataclasses.replace(found, name=f"local_gd.fig1{part}", summary=summary)
+
+
+ENTRIES = (
+    _figure("e", "fig. 1(e): classification, distance of directions to the centralised model by d"),
+    _figure("f", "fig. 1(f): classification, distance of directions to the support vector machine by d"),
+    _figure("g", "fig. 1(g): classification, test accuracy by d"),
+)
