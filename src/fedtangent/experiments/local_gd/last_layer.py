@@ -239,7 +239,7 @@ IMAGES = by_scale(
     LastLayerSettings(num_train=2_000, num_test=1_000, **SMALL), LastLayerSettings(**LARGE), LastLayerSettings()
 )
 SCALES = {
-    "digits": by_scale(LastLayerSettings(**SMALL), LastLayerSettings()),
+    "digits": by_scale(LastLayerSettings(**SMALL), LastLayerSettings(num_features=256), LastLayerSettings()),
     "fashion_mnist": IMAGES,
     "cifar10": IMAGES,
 }
