@@ -132,7 +132,9 @@ def conclude(study: Study, found: list[Turned]) -> Outcome:
             "support": [t["support"] for t in own],
         }
         rows.append({"dimension": dimension, "round": k, **rates})
-        shown.append({**rows[-1], **{name: interval(v) for name, v in rates.items()}, "support": np.mean(rates["support"])})
+        shown.append(
+            {**rows[-1], **{name: interval(v) for name, v in rates.items()}, "support": np.mean(rates["support"])}
+        )
     sheet = table("how fast Local-GD turns to the projections", shown, {
         "d": "{dimension}", "round": "{round}", "support": "{support:.0%}", f"angle at l = {levels[0]:g}": "{at_paper:.3f}",
         "angle ~ l^-": "{angle:.3f}", "~ (ln l / l)^": "{lemma:.3f}", "along": "{along:.3f}",
@@ -140,7 +142,9 @@ def conclude(study: Study, found: list[Turned]) -> Outcome:
     })  # fmt: skip
     _draw(study, found)
     verdicts = _verdicts(shown)
-    return Outcome((sheet,), rows, _claims(shown, found), remarks=REMARKS, failed=disagreeing(verdicts), verdicts=verdicts)
+    return Outcome(
+        (sheet,), rows, _claims(shown, found), remarks=REMARKS, failed=disagreeing(verdicts), verdicts=verdicts
+    )
 
 
 def _claims(shown: list[dict[str, Any]], found: list[Turned]) -> tuple[Claim, ...]:
@@ -160,14 +164,18 @@ def _claims(shown: list[dict[str, Any]], found: list[Turned]) -> tuple[Claim, ..
         Claim("ours: it falls faster, as 1 / l", f"exponent of l {slow:.3f}", slow.above(1 - 0.05)),
     ]
     if grows is not None:
-        claims.append(Claim("Lemma 2's residual needs the factor k: it grows so", f"as k^{grows:.3f}", grows.above(0.5)))
+        claims.append(
+            Claim("Lemma 2's residual needs the factor k: it grows so", f"as k^{grows:.3f}", grows.above(0.5))
+        )
     return (*claims, Claim("the vanilla model does not end at the SVM", f"angle {svm:.3f}", svm.above(0.01)))
 
 
 def _verdicts(shown: list[dict[str, Any]]) -> tuple[Verdict, ...]:
     sizes = f"{len(shown)} settings, the worst"
 
-    def verdict(statement: str, name: str, target: float, control: str, wrong: MeanInterval, wrong_target: float) -> Verdict:
+    def verdict(
+        statement: str, name: str, target: float, control: str, wrong: MeanInterval, wrong_target: float
+    ) -> Verdict:
         right = max((r[name] for r in shown), key=lambda v: _off(v, target))
         fails = abs(wrong.mean - wrong_target) - (wrong.high - wrong.mean) > MARGIN
         found = f"{right:.3f}", f"{target:g} +- {MARGIN:g}", _off(right, target) <= MARGIN
@@ -198,7 +206,14 @@ def _draw(study: Study, found: list[Turned]) -> None:
             {f"to the SVM, round {own[-1]['round']}": own[-1]["to_svm"]},
         ))  # fmt: skip
     title = "angle of Local-GD's exact model to the projections, by l = ln(1 / lambda)"
-    bounded(panels, title, ("l = ln(1 / lambda)", "distance of directions"), None, study.figures / "lambda_rate.png", log="xy")
+    bounded(
+        panels,
+        title,
+        ("l = ln(1 / lambda)", "distance of directions"),
+        None,
+        study.figures / "lambda_rate.png",
+        log="xy",
+    )
 
 
 PAPER = LambdaSettings(num_nodes=10, held=50, dimensions=(750, 1500, 4000), rounds=(1, 5, 20, 120))

@@ -8,6 +8,7 @@ start at 0, of which the paper says nothing. Its numbers stand in curves only.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +31,7 @@ from fedtangent.models.dense import logistic
 from fedtangent.output.files import Metric
 from fedtangent.output.run_plots import curves
 from fedtangent.theory.local_gd import direction_distance
-from fedtangent.types import Partition, PyTree
+from fedtangent.types import Algorithm, Partition, PyTree
 
 SUBJECT = "Local-GD, section 5"
 FLOOR = 0.5  # of the distance after the first round: what "decreases to a small error floor" is taken to mean
@@ -77,7 +78,9 @@ def check(study: Study) -> None:
     """The features can be made, the file of weights is there, and the nodes can be formed."""
     s, loaded = study.settings, _images(study, study.seeds[0])
     if s.weights and study.dataset not in COLOURED:
-        raise ValueError(f"weights: got {s.weights} for {study.dataset}, must be left out but for {', '.join(COLOURED)}")
+        raise ValueError(
+            f"weights: got {s.weights} for {study.dataset}, must be left out but for {', '.join(COLOURED)}"
+        )
     _featured(study, loaded._replace(x_train=loaded.x_train[:1], x_test=loaded.x_test[:1]), None)
     partition.majority(loaded.y_train, s.num_clients, s.share, study.seeds[0])
 
@@ -149,11 +152,7 @@ def train(loaded: Dataset, s: LastLayerSettings, seed: int) -> Layers:
 
 def _path(loaded: Dataset, held: Partition, s: LastLayerSettings, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """The layer after every round [R + 1, P] and its test accuracy [R + 1]: of one node it is plain SGD."""
-    model = logistic(loaded.x_train.shape[1], loaded.num_classes)
-    algorithm = algorithms.fed_avg(
-        model, schedule.all_clients(held.num_clients), client_learning_rate=s.learning_rate, loss="cross_entropy",
-        work=Work(steps=s.local_steps, batch_size=s.batch_size), weighting="uniform",
-    )  # fmt: skip
+    algorithm = _algorithm(loaded.x_train.shape[1], loaded.num_classes, held.num_clients, s)
 
     def look(state: PyTree) -> dict[str, np.ndarray]:
         weight, bias = (np.asarray(part)[0] for part in algorithm.params(state)[0])
@@ -163,6 +162,15 @@ def _path(loaded: Dataset, held: Partition, s: LastLayerSettings, seed: int) -> 
     held_data = datasets.federated_data(loaded.x_train, loaded.y_train, held, jnp.float32)
     seen = simulate(algorithm, held_data, s.num_rounds, seed, evaluate_every=1, evaluate=look).history.evaluations
     return np.stack([e.metrics["layer"] for e in seen]), np.array([e.metrics["accuracy"] for e in seen])
+
+
+@functools.cache
+def _algorithm(num_features: int, num_classes: int, num_clients: int, s: LastLayerSettings) -> Algorithm:
+    """One for all seeds, so that it is compiled once."""
+    return algorithms.fed_avg(
+        logistic(num_features, num_classes), schedule.all_clients(num_clients), client_learning_rate=s.learning_rate,
+        loss="cross_entropy", work=Work(steps=s.local_steps, batch_size=s.batch_size), weighting="uniform",
+    )  # fmt: skip
 
 
 def conclude(study: Study, found: list[Layers], panel: str, made: str) -> Outcome:
@@ -205,7 +213,9 @@ def _judge_h(
 def _judge_i(right: dict[str, np.ndarray]) -> tuple[tuple[Claim, ...], tuple[Verdict, ...]]:
     lost = interval(right["centralised"] - right["local_gd"])
     alone = interval(right["centralised"] - right["one node"])
-    claims = (Claim("accuracies are very similar at last", f"centralised - Local-GD: {lost:+.4f}", lost.below(SIMILAR)),)
+    claims = (
+        Claim("accuracies are very similar at last", f"centralised - Local-GD: {lost:+.4f}", lost.below(SIMILAR)),
+    )
     verdict = _verdict("accuracy of the centralised model less Local-GD's", lost, f"< {SIMILAR:g}",
                        lost.below(SIMILAR), "one node alone", alone, alone.above(SIMILAR))  # fmt: skip
     return claims, (verdict,)
