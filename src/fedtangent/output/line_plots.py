@@ -47,7 +47,7 @@ class BoundedPanel(NamedTuple):
 def bounded(
     panels: Sequence[BoundedPanel], title: str, names: tuple[str, str], lowest: float | None, path: Path, log: str = "y"
 ) -> Path:
-    """Measured curves and their bounds, the axes of ``log`` logarithmic; ``names`` are those of the axes, across and up.
+    """Measured curves and their bounds, axes of ``log`` logarithmic; ``names`` are those of the axes, across and up.
 
     What is below ``lowest`` is cut off; with None, what is far below all that was measured or predicted.
     """

@@ -94,12 +94,11 @@ def _images(study: Study, seed: int) -> Dataset:
 def _featured(study: Study, loaded: Dataset, folder: Path | None) -> Dataset:
     """Its features in place of its images; those kept in ``folder`` are not computed again."""
     s = study.settings
-    told = {"folder": folder, "tick": _tenths(study.say)}
-    made: Callable[[np.ndarray], features.Features] = (
-        partial(features.resnet50_features, weights=s.weights, **told) if s.weights
-        else partial(features.random_convolution, num_features=s.num_features, filter_size=s.filter_size, **told)
+    made: Callable[..., features.Features] = (
+        partial(features.resnet50_features, weights=s.weights) if s.weights
+        else partial(features.random_convolution, num_features=s.num_features, filter_size=s.filter_size)
     )  # fmt: skip
-    return features.with_features(loaded, made)
+    return features.with_features(loaded, partial(made, folder=folder, tick=_tenths(study.say)))
 
 
 def _tenths(say: Callable[[str], None]) -> Callable[[int, int], None]:
@@ -155,6 +154,7 @@ def _path(loaded: Dataset, held: Partition, s: LastLayerSettings, seed: int) -> 
     algorithm = _algorithm(loaded.x_train.shape[1], loaded.num_classes, held.num_clients, s)
 
     def look(state: PyTree) -> dict[str, np.ndarray]:
+        assert algorithm.params is not None
         weight, bias = (np.asarray(part)[0] for part in algorithm.params(state)[0])
         right = np.argmax(loaded.x_test @ weight + bias, axis=1) == loaded.y_test
         return {"layer": np.concatenate([weight.ravel(), bias.ravel()]), "accuracy": right.mean()}
@@ -184,7 +184,8 @@ def conclude(study: Study, found: list[Layers], panel: str, made: str) -> Outcom
          "distance": None if name == "centralised" else float(ends[name].mean()), "distances": ends.get(name)}
         for name in right
     ]  # fmt: skip
-    sheet = table(f"last layer on {study.dataset}, round {study.settings.num_rounds}: mean of {len(found)} seeds", rows, {
+    title = f"last layer on {study.dataset}, round {study.settings.num_rounds}: mean of {len(found)} seeds"
+    sheet = table(title, rows, {
         "run": "{run}", "distance to centralised": "{distance:.4f}", "test accuracy": "{accuracy:.4f}",
     })  # fmt: skip
     judged = _judge_h(first, middle, ends) if panel == "h" else _judge_i(right)
@@ -232,7 +233,7 @@ def _verdict(
 def _draw(study: Study, found: list[Layers], panel: str) -> None:
     names = {"local_gd": "Local-GD", "centralised": "centralised", "chance": "chance", "one node": "one node alone"}
     title = f"fig. 1({panel}) on {study.dataset}: last layer, {study.settings.num_clients} nodes"
-    rounds = np.arange(1, study.settings.num_rounds + 1)
+    rounds = range(1, study.settings.num_rounds + 1)
     if panel == "h":
         lines = {label: np.stack([f.distance(name) for f in found]) for name, label in names.items()}
         metric = "distance of directions"
@@ -244,7 +245,7 @@ def _draw(study: Study, found: list[Layers], panel: str) -> None:
 
 
 SMALL: dict[str, Any] = {"num_features": 256, "local_steps": 30, "num_rounds": 12}
-LARGE = {"num_train": 10_000, "num_test": 2_000, "num_features": 512}
+LARGE: dict[str, Any] = {"num_train": 10_000, "num_test": 2_000, "num_features": 512}
 IMAGES = by_scale(
     LastLayerSettings(num_train=2_000, num_test=1_000, **SMALL), LastLayerSettings(**LARGE), LastLayerSettings()
 )

@@ -2,8 +2,8 @@
 
 Regression: gradient descent and momentum stay in the span of the data, so that many local steps end at the centralised
 minimum-norm model (Theorem 1); Adam divides by each coordinate's own size and leaves it. Classification, logistic loss:
-the directions of all are compared with the two that maximise a margin, of the l2 norm (eq. 15) and of the l_inf norm, to
-which Adam turns on one machine (Zhang, Zou and Cao, 2024): "pooled" is Adam with all data at one node, as many steps.
+the directions of all are compared with the two that maximise a margin, of the l2 norm (eq. 15) and of the l_inf norm,
+to which Adam turns on one machine (Zhang, Zou and Cao, 2024): "pooled" is Adam with all data at one node, as long.
 Local optimisers start anew in every round. Rates of regression fall as 1 / (1 + k / 10) from round to round, without
 which Adam's steps do not die out; in classification Adam's epsilon is next to 0, as gradients fall below any other.
 """
@@ -127,6 +127,7 @@ def _path(drawn: gaussian.GaussianNodes, s: OptimiserSettings, seed: int, name: 
         drawn = drawn._replace(partition=partition.of([drawn.partition.indices], len(drawn.y)))
 
     def look(state: PyTree) -> dict[str, np.ndarray]:
+        assert algorithm.params is not None
         return {"w": np.array(algorithm.params(state)["weights"])[0, :, 0]}
 
     history = simulate(algorithm, drawn.federated(), s.num_rounds, seed, evaluate_every=1, evaluate=look).history
@@ -262,7 +263,7 @@ def _draw(study: Study, found: list[Ended]) -> None:
         "distance to the l2 margin's direction": lines("classification", "angle_l2"),
         "distance to the l_inf margin's direction": lines("classification", "angle_l_inf"),
     }
-    rounds = np.arange(1, study.settings.num_rounds + 1)
+    rounds = range(1, study.settings.num_rounds + 1)
     title = f"local optimisers: {study.settings.num_nodes} nodes, L = {study.settings.local_steps}"
     curves(panels, rounds, title, study.figures / "local_optimisers.png")
 
