@@ -30,7 +30,7 @@ def test_the_angle_falls_as_one_over_l() -> None:
         times = np.array(s.log_inverses) * found.angle
         assert times[-1] == pytest.approx(times[-3], rel=0.01)
         assert found.angle[-1] < 1e-5 < found.later[-1]
-        assert found.along[-1] / np.log(s.log_inverses[-1]) == pytest.approx(-1, abs=0.2)
+        assert (found.along[-1] - found.along[-2]) / np.log(10) == pytest.approx(-1, abs=0.01)
 
 
 def test_the_largest_l_inf_margin() -> None:

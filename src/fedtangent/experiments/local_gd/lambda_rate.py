@@ -201,11 +201,10 @@ def _draw(study: Study, found: list[Turned]) -> None:
     for (dimension,), own in grouped([t._asdict() for t in found if t.seed == found[0].seed], "dimension").items():
         end = own[-1]["angle"][-1]
         rates = {"1 / l": 1 / levels, "Lemma 2: ln l / l": np.log(levels) / levels}
-        panels.append(BoundedPanel(
-            f"d = {dimension}", levels, {f"round {t['round']}" : t["angle"] for t in own},
-            {name: end * rate / rate[-1] for name, rate in rates.items()},
-            {f"to the SVM, round {own[-1]['round']}": own[-1]["to_svm"]},
-        ))  # fmt: skip
+        angles = {f"round {t['round']}": t["angle"] for t in own}
+        angles[f"to the SVM, round {own[-1]['round']}"] = own[-1]["to_svm"]
+        through = {name: end * rate / rate[-1] for name, rate in rates.items()}
+        panels.append(BoundedPanel(f"d = {dimension}", levels, angles, through))
     title = "angle of Local-GD's exact model to the projections, by l = ln(1 / lambda)"
     bounded(
         panels,
