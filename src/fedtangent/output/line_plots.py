@@ -45,9 +45,9 @@ class BoundedPanel(NamedTuple):
 
 
 def bounded(
-    panels: Sequence[BoundedPanel], title: str, names: tuple[str, str], lowest: float | None, path: Path
+    panels: Sequence[BoundedPanel], title: str, names: tuple[str, str], lowest: float | None, path: Path, log: str = "y"
 ) -> Path:
-    """Measured curves and their bounds on logarithmic scales; ``names`` are those of the axes, across and up.
+    """Measured curves and their bounds, axes of ``log`` logarithmic; ``names`` are those of the axes, across and up.
 
     What is below ``lowest`` is cut off; with None, what is far below all that was measured or predicted.
     """
@@ -66,7 +66,7 @@ def bounded(
         for name, values in panel.wrong.items():
             ax.plot(at, _positive(values), ls=":", color=NEUTRAL, lw=1.8, label=name)
         seen = [*panel.measured.values(), *panel.predicted.values()]
-        dress(ax, names[0], title=panel.title, log="y", legend=7)
+        dress(ax, names[0], title=panel.title, log=log, legend=7)
         ax.set_ylim(
             max(min(float(np.min(v)) for v in seen) / 30, 1e-14) if lowest is None else lowest,
             1.5 * max(float(np.max(v)) for v in (*seen, *panel.bounds.values())),

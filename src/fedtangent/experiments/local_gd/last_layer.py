@@ -1,0 +1,267 @@
+"""Local-GD, fig. 1(h) and 1(i): the last linear layer trained on fixed features by nodes of unlike classes (section 5).
+
+Ten nodes, half of a node's data of one class, cross entropy, SGD; the centralised model takes as many steps on all
+data. The paper takes ResNet-50 features of CIFAR-10: with ``weights``, a file of ResNet-50's weights, this does too.
+Without it features are those of fixed random convolutions. Features are standardised, the layer has a bias, and all
+start at 0, of which the paper says nothing. Its numbers stand in curves only.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent import data as datasets
+from fedtangent.compare.verdicts import Verdict
+from fedtangent.data import cache, features, partition
+from fedtangent.data.dataset import Dataset
+from fedtangent.engine.run import simulate
+from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, interval, table
+from fedtangent.experiments.lab.runner import PACKAGE, Experiment, Study, by_scale, within
+from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.local import Work
+from fedtangent.models.dense import logistic
+from fedtangent.output.files import Metric
+from fedtangent.output.run_plots import curves
+from fedtangent.theory.local_gd import direction_distance
+from fedtangent.types import Algorithm, Partition, PyTree
+
+SUBJECT = "Local-GD, section 5"
+FLOOR = 0.5  # of the distance after the first round: what "decreases to a small error floor" is taken to mean
+SIMILAR = 0.02  # of accuracy: what "very similar" is taken to mean
+COLOURED = ("cifar10",)
+REMARKS = (
+    "distance: |w / |w| - c / |c||, weights and bias as one vector, to the centralised model at its end",
+    "one node: a node that trains as long on its own data and is never averaged, the control",
+    f"a small floor is taken as below {FLOOR:g} of the distance after round 1, very similar as within {SIMILAR:g}",
+    "chance: two centralised models that draw other minibatches",
+)
+
+
+@dataclass(frozen=True)
+class LastLayerSettings:
+    """Those of the paper, but for what a scale makes smaller."""
+
+    num_clients: int = within(10, least=2)
+    share: float = within(0.5, above=0, at_most=1)  # of a node's data that is of its own class
+    num_train: int = within(0, least=0)  # the first so many training examples; 0: all
+    num_test: int = within(0, least=0)
+    num_features: int = within(1024, least=4)  # of random convolutions
+    filter_size: int = 3
+    weights: str = ""  # a file of ResNet-50's weights, for pictures in colour; none: random convolutions
+    learning_rate: float = within(0.01, above=0)
+    batch_size: int = 128
+    local_steps: int = 60
+    num_rounds: int = within(60, least=4)
+
+
+class Layers(NamedTuple):
+    """One seed's runs: of each the layer after every round."""
+
+    seed: int
+    weights: dict[str, np.ndarray]  # run -> [R + 1, P]
+    accuracy: dict[str, np.ndarray]  # run -> [R + 1], on the test set
+
+    def distance(self, run: str) -> np.ndarray:
+        """From the centralised model at its end, of rounds 1 to R, [R]."""
+        return direction_distance(self.weights[run][1:], self.weights["centralised"][-1])
+
+
+def check(study: Study) -> None:
+    """The features can be made, the file of weights is there, and the nodes can be formed."""
+    s, loaded = study.settings, _images(study, study.seeds[0])
+    if s.weights and study.dataset not in COLOURED:
+        raise ValueError(
+            f"weights: got {s.weights} for {study.dataset}, must be left out but for {', '.join(COLOURED)}"
+        )
+    _featured(study, loaded._replace(x_train=loaded.x_train[:1], x_test=loaded.x_test[:1]), None)
+    partition.majority(loaded.y_train, s.num_clients, s.share, study.seeds[0])
+
+
+def _images(study: Study, seed: int) -> Dataset:
+    s = study.settings
+    given = {name: count for name in ("num_train", "num_test") if (count := getattr(s, name))}
+    return datasets.load(study.dataset, study.data_dir, seed, **given)
+
+
+def _featured(study: Study, loaded: Dataset, folder: Path | None) -> Dataset:
+    """Its features in place of its images; those kept in ``folder`` are not computed again."""
+    s = study.settings
+    made: Callable[..., features.Features] = (
+        partial(features.resnet50_features, weights=s.weights) if s.weights
+        else partial(features.random_convolution, num_features=s.num_features, filter_size=s.filter_size)
+    )  # fmt: skip
+    return features.with_features(loaded, partial(made, folder=folder, tick=_tenths(study.say)))
+
+
+def _tenths(say: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Says how far the features are, at each tenth of a large number of images."""
+    said = 0
+
+    def tick(done: int, total: int) -> None:
+        nonlocal said
+        if total >= 10_000 and 10 * done // total != said:
+            said = 10 * done // total
+            say(f"features of {done} of {total} images")
+
+    return tick
+
+
+def run(panel: str, study: Study) -> Outcome:
+    """Local-GD, the centralised model twice, and one node alone, of every seed."""
+    found, made = list[Layers](), ""
+    for seed in study.each_seed():
+        loaded = _images(study, seed)
+        kept = None if loaded.info.read_from == "embedded" else cache.cache_directory() / "features"
+        own = _featured(study, loaded, kept)
+        made = own.info.source.split("; ", 1)[1]
+        found.append(train(own, study.settings, seed))
+        study.keep([
+            Metric(r, name, seed, "test", "accuracy", float(v), 0, 0)
+            for name, values in found[-1].accuracy.items() for r, v in enumerate(values)
+        ] + [
+            Metric(r + 1, name, seed, "train", "direction_distance", float(v), 0, 0)
+            for name in found[-1].weights for r, v in enumerate(found[-1].distance(name))
+        ])  # fmt: skip
+    return conclude(study, found, panel, made)
+
+
+def train(loaded: Dataset, s: LastLayerSettings, seed: int) -> Layers:
+    """All runs of one seed; the node that stays alone is that of the seed's number, modulo nodes."""
+    nodes = partition.majority(loaded.y_train, s.num_clients, s.share, seed)
+    everything = partition.of([np.sort(nodes.indices)], len(loaded.y_train))
+    alone = partition.of([nodes.client(seed % s.num_clients)], len(loaded.y_train))
+    weights, accuracy = {}, {}
+    for name, held, key in (
+        ("local_gd", nodes, seed),
+        ("centralised", everything, seed),
+        ("chance", everything, seed + 2**16),
+        ("one node", alone, seed),
+    ):
+        weights[name], accuracy[name] = _path(loaded, held, s, key)
+    return Layers(seed, weights, accuracy)
+
+
+def _path(loaded: Dataset, held: Partition, s: LastLayerSettings, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The layer after every round [R + 1, P] and its test accuracy [R + 1]: of one node it is plain SGD."""
+    algorithm = _algorithm(loaded.x_train.shape[1], loaded.num_classes, held.num_clients, s)
+
+    def look(state: PyTree) -> dict[str, np.ndarray]:
+        assert algorithm.params is not None
+        weight, bias = (np.asarray(part)[0] for part in algorithm.params(state)[0])
+        right = np.argmax(loaded.x_test @ weight + bias, axis=1) == loaded.y_test
+        return {"layer": np.concatenate([weight.ravel(), bias.ravel()]), "accuracy": right.mean()}
+
+    held_data = datasets.federated_data(loaded.x_train, loaded.y_train, held, jnp.float32)
+    seen = simulate(algorithm, held_data, s.num_rounds, seed, evaluate_every=1, evaluate=look).history.evaluations
+    return np.stack([e.metrics["layer"] for e in seen]), np.array([e.metrics["accuracy"] for e in seen])
+
+
+@functools.cache
+def _algorithm(num_features: int, num_classes: int, num_clients: int, s: LastLayerSettings) -> Algorithm:
+    """One for all seeds, so that it is compiled once."""
+    return algorithms.fed_avg(
+        logistic(num_features, num_classes), schedule.all_clients(num_clients), client_learning_rate=s.learning_rate,
+        loss="cross_entropy", work=Work(steps=s.local_steps, batch_size=s.batch_size), weighting="uniform",
+    )  # fmt: skip
+
+
+def conclude(study: Study, found: list[Layers], panel: str, made: str) -> Outcome:
+    """What the runs say of the figure's claims."""
+    ends = {name: np.array([f.distance(name)[-1] for f in found]) for name in ("local_gd", "chance", "one node")}
+    first = np.array([f.distance("local_gd")[0] for f in found])
+    middle = np.array([f.distance("local_gd")[study.settings.num_rounds // 2 - 1] for f in found])
+    right = {name: np.array([f.accuracy[name][-1] for f in found]) for name in found[0].accuracy}
+    rows = [
+        {"run": name, "accuracy": float(right[name].mean()), "accuracies": right[name],
+         "distance": None if name == "centralised" else float(ends[name].mean()), "distances": ends.get(name)}
+        for name in right
+    ]  # fmt: skip
+    title = f"last layer on {study.dataset}, round {study.settings.num_rounds}: mean of {len(found)} seeds"
+    sheet = table(title, rows, {
+        "run": "{run}", "distance to centralised": "{distance:.4f}", "test accuracy": "{accuracy:.4f}",
+    })  # fmt: skip
+    judged = _judge_h(first, middle, ends) if panel == "h" else _judge_i(right)
+    _draw(study, found, panel)
+    failed = tuple(f"{name} diverged" for name in right if not all(np.isfinite(f.weights[name]).all() for f in found))
+    failed += tuple(f"{v.statement}: {v.measured}, must be {v.expected}" for v in judged[1] if v.holds is False)
+    return Outcome((sheet,), rows, judged[0], remarks=(*REMARKS, made), failed=failed, verdicts=judged[1])
+
+
+def _judge_h(
+    first: np.ndarray, middle: np.ndarray, ends: dict[str, np.ndarray]
+) -> tuple[tuple[Claim, ...], tuple[Verdict, ...]]:
+    falls, late = interval(ends["local_gd"] - first), interval(ends["local_gd"] - middle)
+    above = interval(ends["local_gd"] - ends["chance"])
+    claims = (
+        Claim("the difference decreases with rounds", f"last - first round: {falls:+.4f}", falls.below()),
+        Claim("it still falls in the second half of the rounds", f"last - middle: {late:+.4f}", late.below()),
+        Claim("an error floor is left, above that of minibatches", f"less chance: {above:+.4f}", above.above()),
+    )
+    share, control = interval(ends["local_gd"] / first), interval(ends["one node"] / first)
+    verdict = _verdict("distance at the end / after round 1", share, f"< {FLOOR:g}", share.below(FLOOR),
+                       "one node alone", control, control.above(FLOOR))  # fmt: skip
+    return claims, (verdict,)
+
+
+def _judge_i(right: dict[str, np.ndarray]) -> tuple[tuple[Claim, ...], tuple[Verdict, ...]]:
+    lost = interval(right["centralised"] - right["local_gd"])
+    alone = interval(right["centralised"] - right["one node"])
+    claims = (
+        Claim("accuracies are very similar at last", f"centralised - Local-GD: {lost:+.4f}", lost.below(SIMILAR)),
+    )
+    verdict = _verdict("accuracy of the centralised model less Local-GD's", lost, f"< {SIMILAR:g}",
+                       lost.below(SIMILAR), "one node alone", alone, alone.above(SIMILAR))  # fmt: skip
+    return claims, (verdict,)
+
+
+def _verdict(
+    statement: str, found: MeanInterval, expected: str, holds: str, control: str, wrong: MeanInterval, fails: str
+) -> Verdict:
+    answers = {"seen": True, "not seen": False, "undecided": None}
+    return Verdict.of(SUBJECT, statement, "", (f"{found:.3g}", expected, answers[holds]),
+                      (control, f"{wrong:.3g}", answers[fails]))  # fmt: skip
+
+
+def _draw(study: Study, found: list[Layers], panel: str) -> None:
+    names = {"local_gd": "Local-GD", "centralised": "centralised", "chance": "chance", "one node": "one node alone"}
+    title = f"fig. 1({panel}) on {study.dataset}: last layer, {study.settings.num_clients} nodes"
+    rounds = range(1, study.settings.num_rounds + 1)
+    if panel == "h":
+        lines = {label: np.stack([f.distance(name) for f in found]) for name, label in names.items()}
+        metric = "distance of directions"
+    else:
+        del names["chance"]
+        lines = {label: np.stack([f.accuracy[name][1:] for f in found]) for name, label in names.items()}
+        metric = "test accuracy"
+    curves({metric: lines}, rounds, title, study.figures / f"fig1{panel}.png")
+
+
+SMALL: dict[str, Any] = {"num_features": 256, "local_steps": 30, "num_rounds": 12}
+LARGE: dict[str, Any] = {"num_train": 10_000, "num_test": 2_000, "num_features": 512}
+IMAGES = by_scale(
+    LastLayerSettings(num_train=2_000, num_test=1_000, **SMALL), LastLayerSettings(**LARGE), LastLayerSettings()
+)
+SCALES = {
+    "digits": by_scale(LastLayerSettings(**SMALL), LastLayerSettings(num_features=256), LastLayerSettings()),
+    "fashion_mnist": IMAGES,
+    "cifar10": IMAGES,
+}
+SUMMARIES = {
+    "h": "fig. 1(h): distance of the last linear layer to the centralised one by round, on fixed features",
+    "i": "fig. 1(i): test accuracy of the last linear layer by round, on fixed features",
+}
+ENTRIES = tuple(
+    Experiment(
+        f"{__name__.removeprefix(PACKAGE).rsplit('.', 1)[0]}.fig1{panel}", f"Local-GD, {said}", partial(run, panel),
+        papers=("localgd",), scales=SCALES, check=check, least_seeds=2,
+    )
+    for panel, said in SUMMARIES.items()
+)  # fmt: skip

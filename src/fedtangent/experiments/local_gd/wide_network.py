@@ -1,0 +1,314 @@
+"""Beyond Local-GD's paper: a wide network under Local-GD beside the closed forms, of its last layer alone and of all.
+
+Linear regression's closed form (Lemma 1) is exact for the last layer on the fixed features of a network's own first
+layer, at any width; in the limit of infinite width these features are the kernel of its initial functions. Trained as
+a whole the network is beside the federated flow of its own tangent kernel at the start, and of that of infinite width.
+Distances are of predictions at test points, relative to how far the prediction has moved; their slopes against width
+are fitted. Networks have one hidden layer of erf units without biases, in the neural tangent parameterisation; the
+data are those of the first seed, a seed draws networks.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent import data as datasets
+from fedtangent import streams
+from fedtangent.compare.verdicts import Verdict, exact_verdict
+from fedtangent.engine.run import simulate
+from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, grouped, interval, table
+from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
+from fedtangent.experiments.local_gd import gaussian
+from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.local import Work
+from fedtangent.kernels.empirical import empirical_ntk
+from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
+from fedtangent.models.dense import DenseStructure, forward, mlp
+from fedtangent.models.features import linear
+from fedtangent.output.files import Metric
+from fedtangent.output.line_plots import BoundedPanel, bounded
+from fedtangent.theory.flow import Rule, federated_flow
+from fedtangent.theory.local_gd import local_regression
+from fedtangent.types import Algorithm, Model, Partition, PyTree
+
+SUBJECT = "Local-GD, wide networks"
+EXACT = 1e-9
+SLOPE, MARGIN = -0.5, 0.25  # of an error by sampling a kernel from so many units; nearer to -1/2 than to 0 or -1
+DISTANCES = {
+    "last_own": "last layer, own features",
+    "last_infinite": "last layer, infinite width",
+    "all_own": "all layers, own kernel",
+    "all_infinite": "all layers, infinite width",
+    "last_wrong": "last layer, half the steps",
+    "all_wrong": "all layers, half the steps",
+}
+REMARKS = (
+    "distance of predictions at test points after the last round, over how far they have moved; slopes of logarithms, "
+    "mean and 95 % interval over seeds, each a network's own",
+    "the last two are controls: infinite width, for half the local steps",
+    "centralised: distance of the network trained as a whole to its own kernel's minimum-norm model",
+)
+
+
+@dataclass(frozen=True)
+class WidthSettings:
+    """Nodes with truths of their own and few examples, in few dimensions: what overparameterises is the width."""
+
+    num_nodes: int = within(4, least=2)
+    held: int = 6  # examples of a node
+    dimension: int = 8
+    num_test: int = 30
+    widths: tuple[int, ...] = within((64, 256, 1024), count=3, increasing=True)
+    local_steps: int = within(50, least=2)
+    num_rounds: int = 20
+    draws: int = 2  # networks of a seed, at each width
+    step_factor: float = within(0.5, above=0, below=2)  # of a node's examples over the kernel's largest eigenvalue
+
+
+class Task(NamedTuple):
+    """One seed's examples and the rate that its kernel allows."""
+
+    x: np.ndarray  # [n, d] of norm 1
+    y: np.ndarray  # [n], mean square 1
+    x_test: np.ndarray
+    partition: Partition
+    rate: float
+
+
+class Trained(NamedTuple):
+    """One network: distances at the last round."""
+
+    seed: int
+    draw: int
+    width: int
+    distances: dict[str, float]
+    wrong: dict[str, float]  # of the last layer to closed forms that are wrong
+    centralised: float
+
+
+def network(s: WidthSettings, width: int) -> Model:
+    """One hidden layer of erf units, without biases."""
+    return mlp(s.dimension, 1, (width,), "erf", b_std=None, dtype=jnp.float64)
+
+
+def task(s: WidthSettings, seed: int) -> Task:
+    """The paper's regression on inputs of norm 1."""
+    drawn = gaussian.regression(seed, s.num_nodes, s.held, s.dimension)
+    x = drawn.x / np.linalg.norm(drawn.x, axis=1, keepdims=True)
+    test = np.random.default_rng([seed, 1]).standard_normal((s.num_test, s.dimension))
+    kernel = network(s, 1).kernel
+    assert kernel is not None
+    largest = np.linalg.eigvalsh(np.asarray(kernel(jnp.asarray(x)).ntk))[-1]
+    return Task(x, drawn.y / np.sqrt(np.mean(drawn.y**2)), test / np.linalg.norm(test, axis=1, keepdims=True),
+                drawn.partition, s.step_factor * s.held / float(largest))  # fmt: skip
+
+
+def run(study: Study) -> Outcome:
+    """Every width and draw of every seed."""
+    found, s = list[Trained](), study.settings
+    of, limit = task(s, study.seeds[0]), infinite(s, task(s, study.seeds[0]))
+    for seed in study.each_seed():
+        found += [trained(s, of, limit, (seed, draw), width) for width in s.widths for draw in range(s.draws)]
+        study.keep([
+            Metric(s.num_rounds, f"local_gd width={t.width} draw={t.draw}", seed, "test", name, value, 0, 0)
+            for t in found if t.seed == seed for name, value in t.distances.items()
+        ])  # fmt: skip
+    return conclude(study, found)
+
+
+class Limits(NamedTuple):
+    """Infinite width: the blocks of the tangent kernel and of the features' kernel, in the place of one."""
+
+    tangent: KernelBlocks
+    features: KernelBlocks
+
+
+def infinite(s: WidthSettings, of: Task) -> Limits:
+    """Those of the examples of ``of``."""
+    kernel = network(s, 1).kernel
+    assert kernel is not None
+    tangent = kernel_blocks(kernel, of.x, of.x_test)
+    assert tangent.nngp_train is not None and tangent.nngp_test_train is not None
+    return Limits(tangent, KernelBlocks(tangent.nngp_train, tangent.nngp_test_train))
+
+
+def trained(s: WidthSettings, of: Task, limit: Limits, which: tuple[int, int], width: int) -> Trained:
+    """The last layer and the whole network, each beside its closed forms; ``which`` are seed and draw."""
+    seed, draw = which
+    algorithm, of_last, model = _algorithms(s, width, of.rate)
+    key, structure = jax.random.fold_in(jax.random.key(seed), draw), model.structure
+    assert isinstance(structure, DenseStructure)
+    assert algorithm.params is not None
+    start = jax.tree.map(lambda leaf: leaf[0], algorithm.params(algorithm.init(seed, s.num_nodes, key)))
+    scale = structure.layers[-1].weight_scale
+    features, at_test = (
+        scale * np.asarray(forward(structure, start, jnp.asarray(x))[0][-1]) for x in (of.x, of.x_test)
+    )
+
+    last = _simulated(s, of_last, features, of, seed)["weights"][:, 0]
+    last_at_test = at_test @ last
+
+    def closed(steps: int, rounds: int) -> np.ndarray:
+        form = local_regression(features, of.y, of.partition, learning_rate=of.rate, local_steps=steps)
+        return np.asarray(at_test @ form.models(rounds)[-1])
+
+    end = _simulated(s, algorithm, of.x, of, seed, key)
+    before, before_test = (np.asarray(model.apply(start, jnp.asarray(x))) for x in (of.x, of.x_test))
+    after_test = np.asarray(model.apply(end, jnp.asarray(of.x_test)))
+    own = KernelBlocks(*(np.asarray(empirical_ntk(model, start, jnp.asarray(a), b)) for a, b in (
+        (of.x, None), (of.x_test, jnp.asarray(of.x)))))  # fmt: skip
+
+    def flowed(blocks: KernelBlocks, steps: int, f0: np.ndarray, f0_test: np.ndarray) -> np.ndarray:
+        cohorts = schedule.unroll(schedule.all_clients(s.num_nodes), streams.keys(seed).schedule, s.num_rounds)
+        flow = federated_flow(blocks, of.y[:, None], of.partition, cohorts, Rule(steps, of.rate))
+        return np.asarray(flow.predict(f0, f0_test, s.num_rounds, 0))
+
+    def off(found: np.ndarray, predicted: np.ndarray, moved: np.ndarray) -> float:
+        return float(np.linalg.norm(found - predicted) / np.linalg.norm(moved))
+
+    zeros = np.zeros_like(before), np.zeros_like(before_test)
+    full, half = s.local_steps, s.local_steps // 2
+    last_off = {
+        name: off(last_at_test[:, None], flowed(limit.features, steps, *zeros), last_at_test)
+        for name, steps in (("last_infinite", full), ("last_wrong", half))
+    }
+    moved = after_test - before_test
+    flows = {"all_own": (own, full), "all_infinite": (limit.tangent, full), "all_wrong": (limit.tangent, half)}
+    all_off = {name: off(after_test, flowed(*of_flow, before, before_test), moved) for name, of_flow in flows.items()}
+    exact = off(last_at_test, closed(s.local_steps, s.num_rounds), last_at_test)
+    wrong = {
+        "a step less": off(last_at_test, closed(s.local_steps - 1, s.num_rounds), last_at_test),
+        "a round more": off(last_at_test, closed(s.local_steps, s.num_rounds + 1), last_at_test),
+    }
+    centralised = before_test + own.ntk_test_train @ np.linalg.solve(own.ntk_train, of.y[:, None] - before)
+    return Trained(
+        seed, draw, width, {"last_own": exact, **last_off, **all_off}, wrong, off(after_test, centralised, moved)
+    )
+
+
+@functools.cache
+def _algorithms(s: WidthSettings, width: int, rate: float) -> tuple[Algorithm, Algorithm, Model]:
+    """Of the whole network, of its last layer alone, and the network: once for all seeds, so compiled once."""
+    work, plan, model = Work(steps=s.local_steps), schedule.all_clients(s.num_nodes), network(s, width)
+    whole, last = (
+        algorithms.fed_avg(m, plan, client_learning_rate=rate, work=work)
+        for m in (model, linear(width, dtype=jnp.float64))
+    )
+    return whole, last, model
+
+
+def _simulated(s: WidthSettings, algorithm: Algorithm, x: np.ndarray, of: Task, seed: int, key: Any = None) -> PyTree:
+    """The weights after the last round."""
+    held = datasets.federated_data(x, of.y[:, None], of.partition, jnp.float64)
+    options = {} if key is None else {"init_key": key}
+    assert algorithm.params is not None
+    state = simulate(algorithm, held, s.num_rounds, seed, **options).state
+    return jax.tree.map(lambda leaf: leaf[0], algorithm.params(state))
+
+
+def slopes(found: list[Trained], name: str) -> MeanInterval:
+    """Of ln distance against ln width, each seed's."""
+    values = []
+    for own in grouped([t._asdict() for t in found], "seed").values():
+        widths, distances = [t["width"] for t in own], [t["distances"][name] for t in own]
+        values.append(float(np.polyfit(np.log(widths), np.log(distances), 1)[0]))
+    return interval(values)
+
+
+def conclude(study: Study, found: list[Trained]) -> Outcome:
+    """Distances by width, their slopes, and the verdicts."""
+    rows, shown = list[dict[str, Any]](), list[dict[str, Any]]()
+    rates = {name: slopes(found, name) for name in DISTANCES if name != "last_own"}
+    for name, label in DISTANCES.items():
+        row: dict[str, Any] = {"distance": label, "slope": rates.get(name)}
+        for (width,), own in grouped([t._asdict() for t in found], "width").items():
+            row[f"w{width}"] = interval([t["distances"][name] for t in own]).mean
+        rows.append({**row, "slope": None if row["slope"] is None else row["slope"].row("mean")})
+        shown.append(row)
+    widths = study.settings.widths
+    columns = {"distance": "{distance}"} | {f"width {w}": f"{{w{w}:.3g}}" for w in widths} | {"slope": "{slope:.3f}"}
+    sheet = table(f"distance of predictions after {study.settings.num_rounds} rounds", shown, columns)
+    _draw(study, found)
+    verdicts = _verdicts(found, rates)
+    wrong = disagreeing([v for v in verdicts if v.holds is not None])
+    diverged = tuple("a network diverged" for t in found if not all(map(np.isfinite, t.distances.values())))
+    return Outcome((sheet,), rows, _claims(found, rates, widths), remarks=REMARKS,
+                   failed=(*diverged[:1], *wrong), verdicts=verdicts)  # fmt: skip
+
+
+def _claims(found: list[Trained], rates: dict[str, MeanInterval], widths: tuple[int, ...]) -> tuple[Claim, ...]:
+    own = interval([t.centralised for t in found if t.width == widths[-1]])
+    faster = rates["all_own"]
+    return (
+        Claim("trained as a whole, it tends to the flow of its own kernel", f"slope {faster:.3f}", faster.below()),
+        Claim("faster than to that of infinite width", f"slope {faster:.3f}", faster.below(SLOPE)),
+        Claim("at the last round it is within 0.1 of its own kernel's minimum-norm model",
+              f"distance {own:.3f} at width {widths[-1]}", own.below(0.1)),
+    )  # fmt: skip
+
+
+def _verdicts(found: list[Trained], rates: dict[str, MeanInterval]) -> tuple[Verdict, ...]:
+    worst = max(t.distances["last_own"] for t in found)
+    controls = {name: min(t.wrong[name] for t in found) for name in found[0].wrong}
+    exact = exact_verdict(SUBJECT, "last layer and Lemma 1 on its own features, every width and seed", worst, controls,
+                          EXACT)  # fmt: skip
+
+    def slope(statement: str, right: str, wrong: str) -> Verdict:
+        both = rates[right], rates[wrong]
+        within = [abs(r.mean - SLOPE) + (r.high - r.mean) <= MARGIN for r in both]
+        beyond = [abs(r.mean - SLOPE) - (r.high - r.mean) > MARGIN for r in both]
+        answers = [True if yes else False if no else None for yes, no in zip(within, beyond, strict=True)]
+        found, other = f"{both[0]:.3f}", f"{both[1]:.3f}"
+        fails = None if answers[1] is None else not answers[1]
+        return Verdict.of(SUBJECT, statement, "", (found, f"{SLOPE:g} +- {MARGIN:g}", answers[0]),
+                          (DISTANCES[wrong], other, fails))  # fmt: skip
+
+    return (
+        exact,
+        slope("last layer to infinite width: slope against width", "last_infinite", "last_wrong"),
+        slope("all layers to infinite width: slope against width", "all_infinite", "all_wrong"),
+    )
+
+
+def _draw(study: Study, found: list[Trained]) -> None:
+    """All distances but the exact one, every seed a point."""
+    widths, seeds = np.array(study.settings.widths, float), sorted({t.seed for t in found})
+    panels = []
+    for title, names, wrong in (
+        ("last layer", ("last_infinite",), "last_wrong"),
+        ("all layers", ("all_infinite", "all_own"), "all_wrong"),
+    ):
+        values = {
+            n: np.array(
+                [
+                    [
+                        np.mean([t.distances[n] for t in found if (t.seed, t.width) == (seed, w)])
+                        for w in study.settings.widths
+                    ]
+                    for seed in seeds
+                ]
+            )
+            for n in (*names, wrong)
+        }
+        first = np.exp(np.mean(np.log(values[names[0]][:, 0])))
+        root = {"width^-1/2": first * (widths / widths[0]) ** SLOPE}
+        measured = {DISTANCES[n].split(", ")[1]: values[n] for n in names}
+        panels.append(
+            BoundedPanel(title, widths, measured, root, {DISTANCES[wrong].split(", ")[1]: values[wrong].mean(0)})
+        )
+    title = f"Local-GD's predictions beside closed forms, L = {study.settings.local_steps}"
+    bounded(panels, title, ("width", "relative distance"), None, study.figures / "wide_network.png", log="xy")
+
+
+DEFAULT = WidthSettings(widths=(64, 256, 1024, 4096), num_rounds=40, draws=3)
+PAPER = WidthSettings(
+    num_nodes=10, held=20, dimension=50, widths=(64, 256, 1024, 4096), local_steps=200, num_rounds=200
+)
+SCALES = {"gaussian": by_scale(WidthSettings(), DEFAULT, PAPER)}
+ENTRIES = (experiment(__name__, run, SCALES, ("localgd",), least_seeds=2, exact=True),)

@@ -1,0 +1,106 @@
+"""Local-GD's fig. 1(h) and 1(i): the rounds are those of a NumPy loop, controls fail, bad requests are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedtangent import data
+from fedtangent.data import partition
+from fedtangent.data.dataset import Dataset
+from fedtangent.experiments.local_gd import last_layer
+from fedtangent.experiments.local_gd.last_layer import LastLayerSettings
+
+from ..performed import performed, study_of
+
+SMALL = ("num_features=32", "local_steps=10", "num_rounds=6", "num_train=400", "num_clients=5")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("panel", ["h", "i"])
+def test_a_small_run_counts(panel: str, tmp_path: Path) -> None:
+    found, metrics = performed(f"local_gd.fig1{panel}", SMALL, tmp_path)
+    assert found.failed == () and all(v.control_fails is not False for v in found.verdicts)
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {f"fig1{panel}.png"}
+    rows = {row["run"]: row for row in found.rows}
+    assert rows["chance"]["distance"] < rows["local_gd"]["distance"] < rows["one node"]["distance"]
+    assert rows["one node"]["accuracy"] < min(rows["local_gd"]["accuracy"], rows["centralised"]["accuracy"])
+    distances = [m for m in metrics if m.metric == "direction_distance" and m.algorithm == "centralised"]
+    assert {m.value for m in distances if m.round == 6} == {0.0} and len(distances) == 2 * 6
+
+
+def toy() -> Dataset:
+    """Features of three classes."""
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(3, dtype=np.int32), 20)
+    x = (rng.standard_normal((60, 4)) + y[:, None]).astype(np.float32)
+    info = data.SourceInfo("drawn here", "none", "generated")
+    return Dataset("toy", x, y, x, y, 3, None, info)
+
+
+def loop(loaded: Dataset, held: list[np.ndarray], s: LastLayerSettings) -> np.ndarray:
+    """Algorithm 1 with full-batch steps on cross entropy, in float64: weights and bias after every round."""
+    x = np.hstack([loaded.x_train.astype(float), np.ones((len(loaded.y_train), 1))])
+    targets, w = np.eye(3)[loaded.y_train], np.zeros((5, 3))
+    path = [w]
+    for _ in range(s.num_rounds):
+        ends = []
+        for rows in held:
+            own = path[-1].copy()
+            for _ in range(s.local_steps):
+                share = np.exp(x[rows] @ own)
+                share /= share.sum(axis=1, keepdims=True)
+                own -= s.learning_rate * x[rows].T @ (share - targets[rows]) / len(rows)
+            ends.append(own)
+        path.append(np.mean(ends, axis=0))
+    return np.array([p.ravel() for p in path])
+
+
+def test_the_rounds_are_those_of_a_loop() -> None:
+    """With minibatches as large as all data: then nothing is drawn."""
+    s = LastLayerSettings(num_clients=3, learning_rate=0.1, batch_size=60, local_steps=8, num_rounds=4)
+    loaded, found = toy(), last_layer.train(toy(), s, 1)
+    nodes = partition.majority(loaded.y_train, 3, 0.5, 1)
+    right = {
+        "local_gd": loop(loaded, [nodes.client(i) for i in range(3)], s),
+        "centralised": loop(loaded, [nodes.indices], s),
+        "one node": loop(loaded, [nodes.client(1)], s),
+    }
+    for name, path in right.items():
+        assert found.weights[name] == pytest.approx(path, abs=2e-5)
+        for other in right.keys() - {name}:
+            assert np.abs(found.weights[name] - right[other]).max() > 1e-3
+    assert found.weights["chance"] == pytest.approx(found.weights["centralised"], abs=1e-6)
+    end = right["local_gd"][-1]
+    guess = (loaded.x_test @ end.reshape(5, 3)[:4] + end[-3:]).argmax(axis=1)
+    assert found.accuracy["local_gd"][-1] == pytest.approx(np.mean(guess == loaded.y_test))
+
+
+def test_claims_and_verdicts_can_fail() -> None:
+    noise = np.array([-0.01, 0.0, 0.01])
+    ends = {"local_gd": 0.1 + noise, "chance": 0.02 + noise / 2, "one node": 0.8 + noise}
+    claims, (verdict,) = last_layer._judge_h(0.5 + noise, 0.2 + noise * 0, ends)
+    assert [c.verdict for c in claims] == ["seen"] * 3 and verdict.passed
+    _, (wrong,) = last_layer._judge_h(0.5 + noise, 0.2 + noise * 0, {**ends, "local_gd": 0.45 + noise})
+    assert wrong.holds is False
+    _, (empty,) = last_layer._judge_h(0.5 + noise, 0.2 + noise * 0, {**ends, "one node": 0.1 + noise})
+    assert empty.control_fails is False
+    right = {"centralised": 0.9 + noise, "local_gd": 0.899 + noise, "one node": 0.7 + noise}
+    assert last_layer._judge_i(right)[1][0].passed
+    assert last_layer._judge_i({**right, "local_gd": 0.8 + noise})[0][0].verdict == "not seen"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("weights=/nowhere/model.safetensors",), "weights: got /nowhere/model.safetensors for digits, must be left"),
+        (("num_features=30",), "num_features: got 30, must be a multiple"),
+        (("filter_size=9",), "filter_size: got 9"),
+        (("num_rounds=3",), "num_rounds: got 3"),
+    ],
+)  # fmt: skip
+def test_bad_requests_are_refused(changes: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        study_of("local_gd.fig1h", changes)
