@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -126,6 +128,17 @@ def test_what_is_alike_in_the_dual_and_by_the_engine():
     for name in fig1d.METHODS:
         assert problems.off(one.paths[name], other.paths[name]) < 1e-12
     assert problems.off(one.paths["G"], one.paths["G-Mod"]) > 0.01
+
+
+def test_a_rate_at_which_descent_diverges_leaves_runs_out():
+    problem = problems.halfspaces(3, 4, 5, 40, 0.5)
+    wild = dataclasses.replace(fig1d.SMOKE, pull=3e3)  # 1 - eta lambda is far below -1
+    with jax.enable_x64():
+        assert fig1d.tried(wild, problem, simulate=True) is None
+        assert fig1d.tried(wild, problem, simulate=False) is None
+        assert fig1d.tried(fig1d.SMOKE, problem, simulate=False) is not None
+    assert fig1d.left_out([], 4) == ()
+    assert fig1d.left_out(["seed 1"], 4) == ("1 of 4 runs diverged and are left out: seed 1",)
 
 
 # ---- claims --------------------------------------------------------------------------------------------------------

@@ -23,8 +23,9 @@ from fedtangent.experiments.local_gd.fig1d import (
     REMARKS,
     Classified,
     ExponentialSettings,
-    classified,
     exact_verdict,
+    left_out,
+    tried,
 )
 from fedtangent.experiments.local_gd.problems import halfspaces
 from fedtangent.output.files import Metric
@@ -61,11 +62,15 @@ def check(study: Study) -> None:
 def run(study: Study, part: str) -> Outcome:
     """Every dimension of every seed; ``part`` is "e", "f" or "g"."""
     s, found, rows = study.settings, list[Classified](), list[dict[str, Any]]()
+    missing: list[str] = []
     for seed in study.each_seed():
         for d in sorted(s.dimensions):
             problem = halfspaces(seed, s.num_nodes, s.examples_per_node, d, s.spread)
-            simulate = len(found) < s.simulated_seeds * len(s.dimensions)
-            one = classified(s, problem, simulate=simulate)
+            simulate = seed in study.seeds[: s.simulated_seeds]
+            one = tried(s, problem, simulate=simulate)
+            if one is None:
+                missing.append(f"seed {seed}, d = {d}")
+                continue
             found += [one] if simulate else []
             rows.append({"seed": seed, "dimension": d, **row(one), **accuracies(one, seed, s.test_inputs)})
         study.keep([Metric(s.num_rounds, f"{name} d={r['dimension']}", seed, "test", f"fig1{part}", r[key], 0, 0)
@@ -83,8 +88,9 @@ def run(study: Study, part: str) -> Outcome:
     else:
         columns["G to G-Mod"] = f"{{G to G-Mod:{form}}}"
     sheet = table(f"Fig. 1({part}): {title}, means of {len(study.seeds)} seeds", means, columns)
+    remarks = (*REMARKS[:-1], *left_out(missing, len(rows) + len(missing)))
     said = {"e": claims_e, "f": claims_f, "g": claims_g}[part](rows)
-    return Outcome((sheet,), rows, said, {}, REMARKS[:-1], disagreeing(verdicts), tuple(verdicts))
+    return Outcome((sheet,), rows, said, {}, remarks, disagreeing(verdicts), tuple(verdicts))
 
 
 def models(one: Classified) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ import numpy as np
 from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd import fig1d
-from fedtangent.experiments.local_gd.fig1d import METHODS, NEAR, Classified, ExponentialSettings, classified
+from fedtangent.experiments.local_gd.fig1d import METHODS, NEAR, Classified, ExponentialSettings, left_out, tried
 from fedtangent.experiments.local_gd.fig1e import ALIKE, accuracies, accuracy_verdict
 from fedtangent.experiments.local_gd.problems import dirichlet_halfspaces
 from fedtangent.output.files import Metric
@@ -47,12 +47,17 @@ def check(study: Study) -> None:
 def run(study: Study) -> Outcome:
     """Every alpha of every seed."""
     s, found, rows = study.settings, list[Classified](), list[dict[str, Any]]()
+    missing, drawn = list[str](), dict[float, Classified]()
     for seed in study.each_seed():
         for alpha in s.alphas:
             problem = dirichlet_halfspaces(seed, s.num_nodes, s.num_examples, s.dimension, alpha)
-            simulate = len(found) < s.simulated_seeds * len(s.alphas)
-            one, sizes = classified(s, problem, simulate=simulate), problem.partition.sizes
+            simulate = seed in study.seeds[: s.simulated_seeds]
+            one, sizes = tried(s, problem, simulate=simulate), problem.partition.sizes
+            if one is None:
+                missing.append(f"seed {seed}, alpha = {alpha:g}")
+                continue
             found += [one] if simulate else []
+            drawn.setdefault(alpha, one)
             rows.append({
                 "seed": seed, "alpha": alpha, "smallest": int(sizes.min()), "largest": int(sizes.max()),
                 "of one class": one_class(one), **fig1d.row(s, one), **accuracies(one, seed, s.test_inputs),
@@ -61,21 +66,26 @@ def run(study: Study) -> Outcome:
                 Metric(r + 2, f"{name} alpha={alpha:g}", seed, "train", "distance to C", float(values[r]), 0, 0)
                 for name, values in one.to(one.centralised).items() for r in range(s.num_rounds - 1)
             ])  # fmt: skip
-    _draw(study, found[: len(s.alphas)])
-    means = [{k: float(np.mean([r[k] for r in own])) for k in own[0]} for own in grouped(rows, "alpha").values()]
-    columns = {"alpha": "{alpha:g}", "smallest node": "{smallest:.1f}", "largest": "{largest:.1f}",
+    _draw(study, drawn)
+    means = [
+        {k: float(np.mean([r[k] for r in own])) for k in own[0]} | {"runs": len(own)}
+        for own in grouped(rows, "alpha").values()
+    ]
+    columns = {"alpha": "{alpha:g}", "runs": "{runs}", "smallest node": "{smallest:.1f}", "largest": "{largest:.1f}",
                "nodes of one class": "{of one class:.1f}"}  # fmt: skip
     distances = [f"{name} to C, {when}" for name in METHODS for when in ("half", "end")]
     distances += ["G to S", "G-Mod to S", "C to S"]
     columns |= {key: f"{{{key}:.4f}}" for key in distances}
     columns |= {name: f"{{accuracy {name}:.4f}}" for name in (*METHODS, "C", "S")}
-    sheet = table(
-        f"Fig. 2: distance of directions and test accuracy, means of {len(study.seeds)} seeds", means, columns
-    )
+    sheet = table("Fig. 2: distance of directions and test accuracy, means of the runs", means, columns)
     sizes_text = f"d = {s.dimension}, alpha = {', '.join(f'{a:g}' for a in s.alphas)}"
     verdicts = (fig1d.exact_verdict(s, found, sizes_text),
                 accuracy_verdict(rows, s.num_nodes * s.test_inputs, sizes_text))  # fmt: skip
-    remarks = (*fig1d.REMARKS[:2], "the values of alpha are not printed; a node holds one example or more")
+    remarks = (
+        *fig1d.REMARKS[:2],
+        "the values of alpha are not printed; a node holds one example or more",
+        *left_out(missing, len(rows) + len(missing)),
+    )
     return Outcome((sheet,), rows, claims(rows), {}, remarks, disagreeing(verdicts), verdicts)
 
 
@@ -89,6 +99,8 @@ def claims(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
     """Both go to C whatever alpha is, and are as accurate."""
     found = []
     for (alpha,), own in grouped(rows, "alpha").items():
+        if len(own) < 2:  # the others diverged
+            continue
         for name in METHODS:
             end = interval([r[f"{name} to C, end"] for r in own])
             apart = interval([abs(r[f"accuracy {name}"] - r["accuracy C"]) for r in own])
@@ -101,18 +113,19 @@ def claims(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
     return tuple(found)
 
 
-def _draw(study: Study, first: list[Classified]) -> None:
-    """First seed."""
+def _draw(study: Study, first: dict[float, Classified]) -> None:
+    """Of each alpha the first seed that did not diverge."""
     s = study.settings
     rounds = np.arange(2, s.num_rounds + 1)
     panels = [
         BoundedPanel(
             f"alpha = {alpha:g}", rounds, {f"{name} to C": v for name, v in one.to(one.centralised).items()}, {}
         )
-        for alpha, one in zip(s.alphas, first, strict=True)
+        for alpha, one in first.items()
     ]
+    lowest = 0.8 * min(float(values[-1]) for panel in panels for values in panel.measured.values())
     bounded(panels, f"Fig. 2: classification, labels divided by Dir(alpha), d = {s.dimension}",
-            ("round", "|w/|w| - w'/|w'||"), None, study.figures / "fig2.png")  # fmt: skip
+            ("round", "|w/|w| - w'/|w'||"), lowest, study.figures / "fig2.png")  # fmt: skip
 
 
 SMOKE = DirichletSettings(4, 1e-4, 40, 30, 0.05, 2000, 24, 80, (0.5, 10.0), 100)
