@@ -23,7 +23,7 @@ from fedtangent.compare.verdicts import Verdict
 from fedtangent.data import cache, features, partition
 from fedtangent.data.dataset import Dataset
 from fedtangent.engine.run import simulate
-from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, interval, table
+from fedtangent.experiments.lab.results import Claim, Outcome, interval, table
 from fedtangent.experiments.lab.runner import PACKAGE, Experiment, Study, by_scale, within
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
@@ -205,29 +205,26 @@ def _judge_h(
         Claim("it still falls in the second half of the rounds", f"last - middle: {late:+.4f}", late.below()),
         Claim("an error floor is left, above that of minibatches", f"less chance: {above:+.4f}", above.above()),
     )
-    share, control = interval(ends["local_gd"] / first), interval(ends["one node"] / first)
-    verdict = _verdict("distance at the end / after round 1", share, f"< {FLOOR:g}", share.below(FLOOR),
-                       "one node alone", control, control.above(FLOOR))  # fmt: skip
+    share, control = ends["local_gd"] / first, ends["one node"] / first
+    verdict = _verdict("distance at the end / after round 1", FLOOR, share, control)
     return claims, (verdict,)
 
 
 def _judge_i(right: dict[str, np.ndarray]) -> tuple[tuple[Claim, ...], tuple[Verdict, ...]]:
     lost = interval(right["centralised"] - right["local_gd"])
-    alone = interval(right["centralised"] - right["one node"])
     claims = (
         Claim("accuracies are very similar at last", f"centralised - Local-GD: {lost:+.4f}", lost.below(SIMILAR)),
     )
-    verdict = _verdict("accuracy of the centralised model less Local-GD's", lost, f"< {SIMILAR:g}",
-                       lost.below(SIMILAR), "one node alone", alone, alone.above(SIMILAR))  # fmt: skip
+    off = (right["centralised"] - right[name] for name in ("local_gd", "one node"))
+    verdict = _verdict("accuracy of the centralised model less Local-GD's", SIMILAR, *off)
     return claims, (verdict,)
 
 
-def _verdict(
-    statement: str, found: MeanInterval, expected: str, holds: str, control: str, wrong: MeanInterval, fails: str
-) -> Verdict:
-    answers = {"seen": True, "not seen": False, "undecided": None}
-    return Verdict.of(SUBJECT, statement, "", (f"{found:.3g}", expected, answers[holds]),
-                      (control, f"{wrong:.3g}", answers[fails]))  # fmt: skip
+def _verdict(statement: str, most: float, found: np.ndarray, wrong: np.ndarray) -> Verdict:
+    """Of the seeds that are nearest to failing; the node alone is above ``most`` on average."""
+    worst, control = float(found.max()), float(wrong.mean())
+    return Verdict.of(SUBJECT, statement, "the worst seed", (f"{worst:.3g}", f"< {most:g}", worst < most),
+                      ("one node alone, mean", f"{control:.3g}", control > most))  # fmt: skip
 
 
 def _draw(study: Study, found: list[Layers], panel: str) -> None:
