@@ -16,12 +16,11 @@ import numpy as np
 from fedtangent import data
 from fedtangent.data import partition as partitions
 from fedtangent.engine.run import simulate
+from fedtangent.experiments.local_gd import gaussian
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models.features import linear
 from fedtangent.types import Algorithm, Partition
-
-TRUTH_SD, NOISE_SD = 2.0, 0.2  # regression: elements of w_i* are N(0, 4), noise is N(0, 0.04)
 
 
 class Problem(NamedTuple):
@@ -56,21 +55,13 @@ def _in_span(x: np.ndarray, y: np.ndarray, partition: Partition, truths: np.ndar
 
 
 def gaussian_regression(seed: int, num_nodes: int, examples_per_node: int, dimension: int) -> Problem:
-    """Inputs N(0, 1), ``y = x' w_i* + z``, elements of w_i* N(0, 4), z N(0, 0.04) (section 5, eq. 2)."""
-    rng = np.random.default_rng([seed, dimension])
-    x = rng.standard_normal((num_nodes, examples_per_node, dimension))
-    truths = TRUTH_SD * rng.standard_normal((num_nodes, dimension))
-    y = np.einsum("nid,nd->ni", x, truths) + NOISE_SD * rng.standard_normal(x.shape[:2])
-    return _in_span(x.reshape(-1, dimension), y.reshape(-1), _equal(num_nodes, examples_per_node), truths)
+    """``gaussian.regression``, the paper's (section 5, eq. 2)."""
+    return _in_span(*gaussian.regression(seed, num_nodes, examples_per_node, dimension))
 
 
 def halfspaces(seed: int, num_nodes: int, examples_per_node: int, dimension: int, spread: float) -> Problem:
-    """Inputs N(0, 1), ``y = sign(x' w_i*)``, ``w_i* = w* + z_i``, w* N(0, 1) and z_i N(0, spread^2) (section 5)."""
-    rng = np.random.default_rng([seed, dimension])
-    x = rng.standard_normal((num_nodes, examples_per_node, dimension))
-    truths = rng.standard_normal(dimension) + spread * rng.standard_normal((num_nodes, dimension))
-    y = np.where(np.einsum("nid,nd->ni", x, truths) >= 0, 1.0, -1.0).reshape(-1)
-    return _in_span(x.reshape(-1, dimension), y, _equal(num_nodes, examples_per_node), truths)
+    """``gaussian.classification`` (section 5)."""
+    return _in_span(*gaussian.classification(seed, num_nodes, examples_per_node, dimension, spread))
 
 
 def dirichlet_halfspaces(seed: int, num_nodes: int, num_examples: int, dimension: int, alpha: float) -> Problem:
@@ -81,10 +72,6 @@ def dirichlet_halfspaces(seed: int, num_nodes: int, num_examples: int, dimension
     labels = (y > 0).astype(np.int32)
     dealt = partitions.dirichlet(labels, num_nodes, alpha, seed, dirichlet_method="per_class")
     return _in_span(x, y, dealt, np.tile(truth, (num_nodes, 1)))
-
-
-def _equal(num_nodes: int, held: int) -> Partition:
-    return Partition(np.arange(num_nodes * held, dtype=np.int32), held * np.arange(num_nodes + 1, dtype=np.int32))
 
 
 @functools.lru_cache(maxsize=8)
