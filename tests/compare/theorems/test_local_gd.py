@@ -37,6 +37,10 @@ def test_where_regression_ends_and_how_fast() -> None:
     narrow = regression.problem_of(Size(3, 4, 9), 3)
     assert regression.limit(narrow, 3, 3).holds is False
     assert regression.rate(narrow, 3).holds is False
+    # As many dimensions as examples: the rate is right, but the theorem does not apply.
+    square = regression.rate(regression.problem_of(Size(2, 2, 4), 3), 3)
+    assert abs(float(square.measured) - 1) < 1e-3
+    assert square.holds is False
 
 
 @pytest.mark.parametrize("modified", [False, True])
