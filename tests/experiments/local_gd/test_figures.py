@@ -132,7 +132,7 @@ def test_what_is_alike_in_the_dual_and_by_the_engine():
 
 def test_a_rate_at_which_descent_diverges_leaves_runs_out():
     problem = problems.halfspaces(3, 4, 5, 40, 0.5)
-    wild = dataclasses.replace(fig1d.SMOKE, pull=3e3)  # 1 - eta lambda is far below -1
+    wild = dataclasses.replace(fig1d.SMOKE, learning_rate=1e4)
     with jax.enable_x64():
         assert fig1d.tried(wild, problem, simulate=True) is None
         assert fig1d.tried(wild, problem, simulate=False) is None
