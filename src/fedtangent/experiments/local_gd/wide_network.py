@@ -52,7 +52,7 @@ REMARKS = (
     "distance of predictions at test points after the last round, over how far they have moved; slopes of logarithms, "
     "mean and 95 % interval over seeds, each a network's own",
     "the last two are controls: infinite width, for one local step a round",
-    "centralised: distance of the network trained as a whole to its own kernel's minimum-norm model",
+    "own kernel: that of the network at its start; its minimum-norm model is the centralised one",
 )
 
 
