@@ -298,10 +298,8 @@ def _draw(study: Study, found: list[Trained]) -> None:
         }
         first = np.exp(np.mean(np.log(values[names[0]][:, 0])))
         root = {"width^-1/2": first * (widths / widths[0]) ** SLOPE}
-        measured = {DISTANCES[n].split(", ")[1]: values[n] for n in names}
-        panels.append(
-            BoundedPanel(title, widths, measured, root, {DISTANCES[wrong].split(", ")[1]: values[wrong].mean(0)})
-        )
+        measured = {DISTANCES[n].split(", ")[1]: values[n] for n in (*names, wrong)}
+        panels.append(BoundedPanel(title, widths, measured, root))
     title = f"Local-GD's predictions beside closed forms, L = {study.settings.local_steps}"
     bounded(panels, title, ("width", "relative distance"), None, study.figures / "wide_network.png", log="xy")
 
