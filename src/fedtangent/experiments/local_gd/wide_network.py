@@ -52,7 +52,7 @@ REMARKS = (
     "distance of predictions at test points after the last round, over how far they have moved; slopes of logarithms, "
     "mean and 95 % interval over seeds, each a network's own",
     "the last two are controls: infinite width, for one local step a round",
-    "centralised: distance of the network trained as a whole to its own kernel's minimum-norm model",
+    "own kernel: that of the network at its start; its minimum-norm model is the centralised one",
 )
 
 
@@ -298,10 +298,8 @@ def _draw(study: Study, found: list[Trained]) -> None:
         }
         first = np.exp(np.mean(np.log(values[names[0]][:, 0])))
         root = {"width^-1/2": first * (widths / widths[0]) ** SLOPE}
-        measured = {DISTANCES[n].split(", ")[1]: values[n] for n in names}
-        panels.append(
-            BoundedPanel(title, widths, measured, root, {DISTANCES[wrong].split(", ")[1]: values[wrong].mean(0)})
-        )
+        measured = {DISTANCES[n].split(", ")[1]: values[n] for n in (*names, wrong)}
+        panels.append(BoundedPanel(title, widths, measured, root))
     title = f"Local-GD's predictions beside closed forms, L = {study.settings.local_steps}"
     bounded(panels, title, ("width", "relative distance"), None, study.figures / "wide_network.png", log="xy")
 
