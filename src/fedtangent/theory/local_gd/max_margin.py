@@ -263,7 +263,11 @@ def exponential_models(
         rate, steps = number("learning_rate", learning_rate, above=0), whole("local_steps", local_steps)
         local, given = _descended, (*given, jnp.asarray(rate), jnp.asarray(steps))
     moved = _rounds(local, sets, given, _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
-    _check_found(np.asarray(moved[1]))
+    residual = np.asarray(moved[1])
+    if learning_rate is not None and not np.isfinite(residual).all():
+        r, i = (int(v) for v in np.argwhere(~np.isfinite(residual))[0])
+        raise ValueError(f"learning_rate: got {learning_rate:g}, at which node {i} diverges in round {r}, must be less")
+    _check_found(residual)
     return np.asarray(moved[0])
 
 
