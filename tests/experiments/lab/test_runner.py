@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,12 +36,15 @@ FOUND = entries.catalogue("experiments")
 def test_every_file_is_found_and_says_what_it_is() -> None:
     files = {m.name for m in pkgutil.walk_packages(experiments.__path__, "fedtangent.experiments.") if not m.ispkg}
     with_entries = {name for name in files if hasattr(importlib.import_module(name), "ENTRIES")}
-    for name in FOUND:  # named after its file, or after a figure's part
-        assert {f"fedtangent.experiments.{name}", f"fedtangent.experiments.{name[:-1]}"} & with_entries
-    assert {entry.name for file in with_entries for entry in importlib.import_module(file).ENTRIES} == set(FOUND)
+    where = {entry.name: file for file in with_entries for entry in importlib.import_module(file).ENTRIES}
+    assert set(where) == set(FOUND)
+    for name, file in where.items():  # named after its file, or after a figure's part that the file names
+        own = name.rpartition(".")[2]
+        part = re.sub(r"fig(\d+)([a-z])", r"\1(\2)", own)
+        assert file.endswith((f".{own}", f".{own[:-1]}")) or part in (importlib.import_module(file).__doc__ or "")
     kinds = {}
     for entry in FOUND.values():
-        assert next(iter(entry.scales)) in ("digits", "sine", "digits_and_sine")  # none needs files
+        assert next(iter(entry.scales)) in ("digits", "sine", "digits_and_sine", "gaussian", "halfspaces")
         assert len(entry.summary.split()) > 4 and entry.papers
         assert all(paper in PAPERS or paper.startswith("@") for paper in entry.papers)
         for scales in entry.scales.values():

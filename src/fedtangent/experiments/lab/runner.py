@@ -183,7 +183,11 @@ def perform(entry: Experiment, study: Study) -> Outcome:
     if found.verdicts:
         details["verdicts"] = as_rows(found.verdicts)
     form = dict(zip(Claim._fields, ("{claim}", "{measured}", "{verdict}"), strict=True))
-    said = [table("what the paper claims", [c._asdict() for c in found.claims], form)] if found.claims else []
+    said = (
+        [table("claims, the paper's and ours, and whether they are seen", [c._asdict() for c in found.claims], form)]
+        if found.claims
+        else []
+    )
     passing = (f"{v.statement} {v.sizes}: passes for {v.control} too" for v in found.verdicts if not v.control_fails)
     shown = ", ".join(f"{name} {value}" for name, value in vars(study.settings).items())
     return found._replace(

@@ -21,6 +21,7 @@ from fedtangent.experiments.lab.runner import Study, by_scale, experiment, withi
 from fedtangent.experiments.local_gd.problems import Problem, halfspaces, off, simulated
 from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import BoundedPanel, bounded
+from fedtangent.theory.local_gd.max_margin import DivergenceError
 
 METHODS = ("G", "G-Mod")
 NEAR = 0.1  # a distance of directions that a figure shows as near; two models that know nothing of each other: 1.4
@@ -93,7 +94,7 @@ def classified(s: ExponentialSettings, problem: Problem, *, simulate: bool = Tru
     }
     central = descended(s, sets, 1 / s.num_nodes)
     if central is None:
-        raise ValueError(
+        raise DivergenceError(
             f"learning_rate: got {s.learning_rate:g}, at which the centralised model diverges, must be less"
         )
     return Classified(problem, sets, paths, central, support_vector_machine(x, y))
@@ -103,7 +104,7 @@ def tried(s: ExponentialSettings, problem: Problem, *, simulate: bool) -> Classi
     """``classified``, of labels that some model fits; None where descent diverges at the given rate."""
     try:
         one = classified(s, problem, simulate=simulate)
-    except ValueError:
+    except DivergenceError:
         return None
     return one if all(np.isfinite(path).all() for path in one.paths.values()) else None
 
@@ -118,7 +119,7 @@ def descended(s: ExponentialSettings, sets: theory.FeasibleSets, factor: float) 
     rate, steps = s.learning_rate * factor, s.centralised_steps
     try:
         return theory.exponential_models(sets.pooled(), 1, NO_PULL, learning_rate=rate, local_steps=steps)[-1]
-    except ValueError:
+    except DivergenceError:
         return None
 
 

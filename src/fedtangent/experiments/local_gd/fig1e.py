@@ -75,21 +75,30 @@ def run(study: Study, part: str) -> Outcome:
             rows.append({"seed": seed, "dimension": d, **row(one), **accuracies(one, seed, s.test_inputs)})
         study.keep([Metric(s.num_rounds, f"{name} d={r['dimension']}", seed, "test", f"fig1{part}", r[key], 0, 0)
                     for r in rows if r["seed"] == seed for name, key in TOWARDS[part].items()])  # fmt: skip
-    means = [{k: float(np.mean([r[k] for r in own])) for k in own[0]} for own in grouped(rows, "dimension").values()]
+    if not rows:
+        return Outcome((), [], failed=left_out(missing, len(missing)))
+    means = [
+        {k: float(np.mean([r[k] for r in own])) for k in own[0]} | {"runs": len(own)}
+        for own in grouped(rows, "dimension").values()
+    ]
     _draw(study, part, means)
     sizes = f"d = {', '.join(map(str, sorted(s.dimensions)))}"
     verdicts = [exact_verdict(s, found, sizes)]
     if part == "g":
         verdicts.append(accuracy_verdict(rows, s.num_nodes * s.test_inputs, sizes))
     form, title = ".4f", {"e": "distance to C", "f": "distance to S", "g": "test accuracy"}[part]
-    columns = {"d": "{dimension:.0f}"} | {name: f"{{{key}:{form}}}" for name, key in TOWARDS[part].items()}
+    columns = {"d": "{dimension:.0f}", "runs": "{runs}"} | {
+        name: f"{{{key}:{form}}}" for name, key in TOWARDS[part].items()
+    }
     if part == "g":
         columns |= {f"exact {name}": f"{{exact {name}:{form}}}" for name in TOWARDS["g"]}
     else:
         columns["G to G-Mod"] = f"{{G to G-Mod:{form}}}"
-    sheet = table(f"Fig. 1({part}): {title}, means of {len(study.seeds)} seeds", means, columns)
+    sheet = table(f"Fig. 1({part}): {title}, means of the runs", means, columns)
     remarks = (*REMARKS[:-1], *left_out(missing, len(rows) + len(missing)))
-    said = {"e": claims_e, "f": claims_f, "g": claims_g}[part](rows)
+    whole = [seed for (seed,), own in grouped(rows, "seed").items() if len(own) == len(s.dimensions)]
+    every = [r for r in rows if r["seed"] in whole]
+    said = {"e": claims_e, "f": claims_f, "g": claims_g}[part](every) if len(whole) > 1 else ()
     return Outcome((sheet,), rows, said, {}, remarks, disagreeing(verdicts), tuple(verdicts))
 
 
@@ -178,7 +187,7 @@ def _draw(study: Study, part: str, means: list[dict[str, Any]]) -> None:
     d = np.array([m["dimension"] for m in means])
     lines = {f"{name}": np.array([m[key] for m in means]) for name, key in TOWARDS[part].items()}
     what = {"e": "distance to C", "f": "distance to S", "g": "test accuracy"}[part]
-    panel = BoundedPanel(f"round {study.settings.num_rounds}, mean of {len(study.seeds)} seeds", d, lines, {})
+    panel = BoundedPanel(f"round {study.settings.num_rounds}, means of the runs", d, lines, {})
     lowest = 0.95 * min(float(v.min()) for v in lines.values())
     bounded(
         [panel], f"Fig. 1({part}): classification", ("dimension d", what), lowest, study.figures / f"fig1{part}.png"

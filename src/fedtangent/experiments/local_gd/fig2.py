@@ -66,6 +66,8 @@ def run(study: Study) -> Outcome:
                 Metric(r + 2, f"{name} alpha={alpha:g}", seed, "train", "distance to C", float(values[r]), 0, 0)
                 for name, values in one.to(one.centralised).items() for r in range(s.num_rounds - 1)
             ])  # fmt: skip
+    if not rows:
+        return Outcome((), [], failed=left_out(missing, len(missing)))
     _draw(study, drawn)
     means = [
         {k: float(np.mean([r[k] for r in own])) for k in own[0]} | {"runs": len(own)}

@@ -36,6 +36,10 @@ MOST_STEPS = 100  # interior-point steps of a projection
 TOLERANCE = 1e-9  # relative KKT residual above which a projection does not count
 
 
+class DivergenceError(ValueError):
+    """Local descent does not stay finite at the given learning rate."""
+
+
 class FeasibleSets(NamedTuple):
     """The sets C_i of N nodes (eq. 10); made by ``feasible_sets``, float64."""
 
@@ -252,7 +256,8 @@ def exponential_models(
         learning_rate, local_steps: eta and L of descent in place of the exact solution (algorithm 2), both or neither:
             its steps never leave ``w^k + A' b``, where they are ``b <- (1 - eta lambda) b + eta exp(-A (w^k + A' b))``.
 
-    Raises ``ValueError`` for numbers out of range, and where Newton's method does not end or descent diverges.
+    Raises ``ValueError`` for numbers out of range, and where Newton's method does not end; ``DivergenceError``, which
+    is one, where descent diverges.
     """
     level = number("log_inverse", log_inverse)
     if (learning_rate is None) != (local_steps is None):
@@ -266,7 +271,9 @@ def exponential_models(
     residual = np.asarray(moved[1])
     if learning_rate is not None and not np.isfinite(residual).all():
         r, i = (int(v) for v in np.argwhere(~np.isfinite(residual))[0])
-        raise ValueError(f"learning_rate: got {learning_rate:g}, at which node {i} diverges in round {r}, must be less")
+        raise DivergenceError(
+            f"learning_rate: got {learning_rate:g}, at which node {i} diverges in round {r}, must be less"
+        )
     _check_found(residual)
     return np.asarray(moved[0])
 

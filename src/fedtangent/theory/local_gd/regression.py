@@ -145,8 +145,10 @@ class LocalRegression:
         """Of F: its right singular vectors [q, d], the eigenvalues of A = F'F on its range [q], and F^+ f [d]."""
         strength = self.weights[:, None] * self.gone
         if self.unfinished > 1:
-            raise ValueError(f"learning_rate: got one at which local work diverges (by {self.unfinished:.3g} in a "
-                             "round), must be below 2 / the largest eigenvalue of X_i'X_i / n_i")  # fmt: skip
+            raise ValueError(
+                f"learning_rate: got one at which local work diverges (by {self.unfinished:.3g} in a round), must be "
+                "below 2 / the largest eigenvalue of X_i'X_i, times n_i where the loss is a mean"
+            )
         root = np.sqrt(strength).reshape(-1)
         some = root > 0
         stacked = root[some, None] * self.bases.reshape(-1, self.bases.shape[2])[some]

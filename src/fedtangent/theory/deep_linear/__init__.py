@@ -1,0 +1,1 @@
+"""FedAvg on deep linear networks (DeepLin; papers: ``liu_deep_linear``)."""

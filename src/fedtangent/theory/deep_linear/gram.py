@@ -1,0 +1,128 @@
+"""Gram matrices of deep linear networks, eq. (14) and (15) of DeepLin, as operators and, where they are small, dense.
+
+With rows for examples, ``A_i = X (W^(i-1) .. W^1)'`` [n, fan_in of layer i] and ``B_i = W^L .. W^(i+1)`` [C, fan_out
+of layer i], eq. (15) maps residuals R [n_c, C] of client c to ``1/(m^(L-1) C) sum_i A_i A_ic' R B_ic B_i'`` [n, C];
+eq. (14) is the case of one and the same network and data. No matrix of n C x n C is needed.
+
+Its spectrum lies on the range of X, as every A_i is X times something: in an orthonormal basis of that range, of r
+rows, the operator acts on r C numbers. Both ends of the spectrum are found by the Lanczos method, the lower one by that
+of the inverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.sparse.linalg import LinearOperator, cg, eigsh
+
+from fedtangent.checks import finite, real_array
+from fedtangent.theory import checks
+
+SMALL = 300  # numbers of a residual up to which the spectrum is that of the dense matrix
+TOLERANCE = 1e-12  # relative, of a solution's residual
+MOST_STEPS = 10_000
+
+
+class Products(NamedTuple):
+    """A network at given inputs, float64."""
+
+    below: tuple[np.ndarray, ...]  # A_i [n, fan_in], i = 1 .. L; A_1 is X
+    above: tuple[np.ndarray, ...]  # B_i [C, fan_out], i = 1 .. L; B_L is the identity
+    scale: float  # (m^(L-1) C)^(-1/2)
+    outputs: np.ndarray  # [n, C]
+
+
+def products(weights: Sequence[Any], x: Any) -> Products:
+    """Of weights ``W^1 .. W^L``, [fan_out, fan_in] each, at inputs x [n, d] (eq. 5).
+
+    Raises ``ValueError`` for shapes that do not fit and numbers that are not finite.
+    """
+    inputs = real_array("x", x)
+    if inputs.ndim != 2 or 0 in inputs.shape:
+        raise ValueError(f"x: got shape {inputs.shape}, must be [n, d] with n, d >= 1")
+    finite("x", inputs)
+    layers = [real_array("weights", w) for w in weights]
+    if not layers:
+        raise ValueError("weights: got none, must be one matrix a layer")
+    fan_in = inputs.shape[1]
+    for i, w in enumerate(layers):
+        if w.ndim != 2 or w.shape[1] != fan_in:
+            raise ValueError(f"weights: got shape {w.shape} of layer {i + 1}, must be [fan_out, {fan_in}]")
+        finite("weights", w)
+        fan_in = w.shape[0]
+    below, above = [inputs], [np.eye(fan_in)]
+    for w in layers[:-1]:
+        below.append(below[-1] @ w.T)
+    for w in layers[:0:-1]:
+        above.append(above[-1] @ w)
+    width = layers[0].shape[0] if len(layers) > 1 else 1
+    scale = float(width ** (-(len(layers) - 1) / 2) * fan_in**-0.5)
+    return Products(tuple(below), tuple(above[::-1]), scale, scale * below[-1] @ layers[-1].T)
+
+
+def applied(of: Products, residuals: Any, local: Products | None = None) -> np.ndarray:
+    """Eq. (15) at residuals [n_c, C] of the client whose network is ``local``: [n, C]; without it eq. (14)."""
+    own = of if local is None else local
+    values = real_array("residuals", residuals)
+    checks.check_shape("residuals", values, own.outputs.shape)
+    found = np.zeros_like(of.outputs)
+    for a, b, a_own, b_own in zip(of.below, of.above, own.below, own.above, strict=True):
+        found += a @ ((a_own.T @ values) @ (b_own @ b.T))
+    return of.scale * own.scale * found
+
+
+def dense(of: Products, local: Products | None = None) -> np.ndarray:
+    """The same as a matrix [n C, n_c C], example-major: for tests and small problems."""
+    own = of if local is None else local
+    total = sum(
+        np.kron(a @ a_own.T, b @ b_own.T)
+        for a, b, a_own, b_own in zip(of.below, of.above, own.below, own.above, strict=True)
+    )
+    return np.asarray(of.scale * own.scale * total)
+
+
+def spectrum(weights: Sequence[Any], x: Any) -> tuple[float, float]:
+    """Least and largest eigenvalue of eq. (14) on the range of X.
+
+    Raises as ``products`` does, and ``RuntimeError`` (SciPy's of the Lanczos method is one) where it is not found.
+    """
+    inputs = real_array("x", x)
+    of = products(weights, in_row_space(inputs))
+    singular = np.linalg.norm(of.below[0], axis=1)
+    rank, outputs = of.outputs.shape
+    if rank * outputs <= SMALL:
+        values = np.linalg.eigvalsh(dense(of))
+        return float(values[0]), float(values[-1])
+    without = [a / singular[:, None] for a in of.below]
+    bare = [(of.scale**2 * a @ a.T, b @ b.T) for a, b in zip(without, of.above, strict=True)]
+    scales = np.repeat(singular, outputs)
+    size = rank * outputs
+
+    def conditioned(column: np.ndarray) -> np.ndarray:
+        each = column.reshape(rank, outputs)
+        return np.asarray(sum(left @ each @ right for left, right in bare)).ravel()
+
+    def solved(column: np.ndarray) -> np.ndarray:
+        """The inverse: what is left when the singular values are taken out is near L / C at any width."""
+        found, left = cg(operator(conditioned), column.ravel() / scales, rtol=TOLERANCE, maxiter=MOST_STEPS)
+        if left != 0:
+            raise RuntimeError(f"conjugate gradients did not end within {MOST_STEPS} steps")
+        return np.asarray(found / scales)
+
+    def operator(function: Callable[[np.ndarray], np.ndarray]) -> LinearOperator:
+        return LinearOperator(shape=(size, size), matvec=function, dtype=np.float64)
+
+    whole = operator(lambda column: scales * conditioned(scales * column.ravel()))
+    start = np.random.default_rng(0).standard_normal(size)
+    largest = eigsh(whole, 1, v0=start, return_eigenvectors=False)
+    least = eigsh(whole, 1, sigma=0.0, OPinv=operator(solved), v0=start / scales, return_eigenvectors=False)
+    return float(least[0]), float(largest[0])
+
+
+def in_row_space(x: np.ndarray) -> np.ndarray:
+    """``U' X`` [r, d] of the thin decomposition ``X = U S V'``: what acts on a residual's part in the range of X."""
+    _, singular, right = np.linalg.svd(x, full_matrices=False)
+    known = singular > max(x.shape) * np.finfo(float).eps * singular[0]
+    return np.asarray(singular[known, None] * right[known])

@@ -1,0 +1,74 @@
+"""The deep linear network: the paper's formula, its kernels at infinite and finite width, its row space."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent import models
+from fedtangent.kernels import empirical_ntk
+
+
+@pytest.fixture
+def x() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((6, 5))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_it_is_the_product_of_eq_1_and_its_kernels_are_exact(x, depth):
+    model = models.deep_linear(5, 3, 32, depth, jnp.float64)
+    params = model.init(jax.random.key(0))
+    product = np.eye(5)
+    for weight, _ in params[::2]:
+        product = np.asarray(weight).T @ product
+    expected = x @ product.T / np.sqrt(32 ** (depth - 1) * 3)
+    np.testing.assert_allclose(model.apply(params, jnp.asarray(x)), expected, rtol=1e-12)
+    kernels = model.kernel(jnp.asarray(x))
+    np.testing.assert_allclose(kernels.nngp, x @ x.T / 3, atol=1e-12)
+    np.testing.assert_allclose(kernels.ntk, depth * x @ x.T / 3, atol=1e-12)
+    tree = jax.jacobian(model.apply)(params, jnp.asarray(x))
+    jacobian = np.concatenate([np.asarray(leaf).reshape(18, -1) for leaf in jax.tree.leaves(tree)], axis=1)
+    full = (jacobian @ jacobian.T).reshape(6, 3, 6, 3)
+    np.testing.assert_allclose(empirical_ntk(model, params, jnp.asarray(x), trace=False), full, atol=1e-11)
+
+
+def test_its_kernel_comes_near_the_limit_with_its_width(x):
+    away = []
+    for width in (64, 256, 1024):
+        model = models.deep_linear(5, 3, width, 3, jnp.float64)
+        found = [empirical_ntk(model, model.init(jax.random.key(s)), jnp.asarray(x)) for s in range(8)]
+        away.append(np.mean([np.linalg.norm(np.asarray(f) - x @ x.T) for f in found]))
+    slope = np.polyfit(np.log([64, 256, 1024]), np.log(away), 1)[0]
+    assert slope == pytest.approx(-0.5, abs=0.2)
+
+
+def test_descent_in_the_row_space_of_the_data_is_the_same_trajectory(x):
+    """Inputs and first weights turned into an orthonormal basis of the rows: the same outputs after every step."""
+    wide = np.concatenate([x, x @ np.random.default_rng(1).standard_normal((5, 9))], axis=1)  # rank 5 of 14
+    basis = np.linalg.svd(wide, full_matrices=False)[2][:5].T
+    y = np.random.default_rng(2).standard_normal((6, 3))
+    whole, small = (models.deep_linear(size, 3, 16, 3, jnp.float64) for size in (14, 5))
+    params = whole.init(jax.random.key(0))
+    turned = [(jnp.asarray(basis).T @ params[0][0], None), *params[1:]]
+    for rate, same in ((0.02, True), (0.03, False)):
+        one, other = params, turned
+        for _ in range(20):
+            one = _step(whole, one, jnp.asarray(wide), y, 0.02)
+            other = _step(small, other, jnp.asarray(wide @ basis), y, rate)
+        outputs = whole.apply(one, jnp.asarray(wide)), small.apply(other, jnp.asarray(wide @ basis))
+        assert np.allclose(*outputs, atol=1e-10) == same
+
+
+def _step(model, params, x, y, rate):
+    def loss(p):
+        return jnp.sum((model.apply(p, x) - y) ** 2) / 2
+
+    return jax.tree.map(lambda p, g: p - rate * g, params, jax.grad(loss)(params))
+
+
+@pytest.mark.parametrize("options", [{"depth": 0}, {"width": 0}, {"output_size": 0}, {"input_size": -1}])
+def test_sizes_below_one_are_refused(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))}: got"):
+        models.deep_linear(**{"input_size": 5, "output_size": 3, **options})
