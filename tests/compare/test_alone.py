@@ -249,7 +249,7 @@ def test_the_readme_example() -> None:
         ({"client_optimizer": "adam"}, "client_optimizer: got 'adam', allowed beside theory are sgd, momentum"),
         (
             {"model": "cnn"},
-            "model: got 'cnn', which has no analytic kernel, allowed are linear, logistic, mlp, rbf_linear",
+            "model: got 'cnn', which has no analytic kernel, allowed are deep_linear, linear, logistic, mlp, rbf_",
         ),
         ({"draws": 1}, "draws: got 1, must be a whole number of at least 2"),
         ({"evaluate_every": 0}, "evaluate_every: got 0"),

@@ -258,7 +258,10 @@ def test_every_algorithm_has_a_rule_or_says_what_is_nearest() -> None:
         ({"client_optimizer": "adam"}, "client_optimizer: got 'adam', allowed beside theory are sgd, momentum"),
         ({"algorithm": "scaffold", "client_optimizer": "momentum"}, "local_momentum: got one for algorithm 'scaffold'"),
         ({"loss": "hinge"}, "loss: got 'hinge', allowed are squared_error, cross_entropy"),
-        ({"model": "cnn"}, "model: got 'cnn', which has no analytic kernel, allowed are linear, logistic, mlp, rbf_"),
+        (
+            {"model": "cnn"},
+            "model: got 'cnn', which has no analytic kernel, allowed are deep_linear, linear, logistic, mlp, rbf_",
+        ),
         ({"widths": (64,)}, "widths: got (64,), must be 3 or more different ones to compare"),
         ({"widths": (64, 64, 128)}, "widths: got (64, 64, 128), must be 3 or more"),
         ({"widths": (0, 1, 2)}, "widths: got 0, must be a whole number of at least 1"),

@@ -414,7 +414,7 @@ def test_linear_optimisers_pass_also_in_float32_and_while_tracing() -> None:
         ("fed_nova", {"mu": 20.0}, r"mu \* client_learning_rate: got 2.0, must be at least 0 and below 1"),
         ("fed_nova", {"tau_eff": 0.0}, "tau_eff: got 0.0"),
         ("fed_nova", {"client_learning_rate": 0.0}, "client_learning_rate: got 0.0"),
-        ("modified_local_gd", {"first_index": -1}, "first_index: got -1, must be a whole number of at least 0"),
+        ("modified_local_gd", {"first_index": -1}, "first_index: got -1, must be a whole number from 0 to"),
         ("modified_local_gd", {"first_index": 0.5}, "first_index: got 0.5"),
         ("modified_local_gd", {"anchoring": lambda k: jnp.float32(1.5)}, "anchoring: got 1.5 at index 0"),
         ("modified_local_gd", {"work": Work()}, "exactly one of steps and epochs"),

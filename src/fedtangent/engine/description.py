@@ -138,6 +138,9 @@ def _suits(entries: Mapping[str, Any], loss: str | None) -> dict[str, Any]:
     model = entries["model"]
     loss = model.fitting_loss(entries["dataset"].is_regression) if loss is None else loss
     rate = model.learning_rates.get(loss)
+    if rate is None and (of_mean := model.learning_rates.get(losses.mean_form(loss))) is not None:
+        batch = {f.name: f.default for f in dataclasses.fields(entries["algorithm"].options)}.get("batch_size")
+        rate = of_mean / batch if isinstance(batch, int) and batch else of_mean  # a sum over a batch of the usual size
     trains = rate is not None and entries["algorithm"].sends != "Jacobians"
     return {"loss": loss} | ({"client_learning_rate": rate} if trains else {})
 

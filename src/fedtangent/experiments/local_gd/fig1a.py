@@ -111,6 +111,18 @@ def check(study: Study) -> None:
     s = study.settings
     if s.dimension <= s.examples_per_node:
         raise ValueError(f"dimension: got {s.dimension}, must be above examples_per_node, {s.examples_per_node}")
+    check_descent(study, s.dimension)
+
+
+def check_descent(study: Study, dimension: int) -> None:
+    """Refuse a rate at which descent on a node's or on all examples' loss diverges."""
+    s = study.settings
+    for seed in study.seeds:
+        p = gaussian_regression(seed, s.num_nodes, s.examples_per_node, dimension)
+        for held in (p.partition, p.pooled):
+            run = theory.local_regression(p.x, p.y, held, learning_rate=s.learning_rate, local_steps=1, loss=s.loss)
+            if run.unfinished > 1:
+                raise ValueError(f"learning_rate: got {s.learning_rate:g}, at which descent diverges, must be less")
 
 
 def run(study: Study) -> Outcome:

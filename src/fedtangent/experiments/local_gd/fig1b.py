@@ -16,7 +16,14 @@ import numpy as np
 
 from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
 from fedtangent.experiments.lab.runner import Experiment, Study, by_scale, experiment, within
-from fedtangent.experiments.local_gd.fig1a import READING, SAME, RegressionRun, exact_verdict, regression_run
+from fedtangent.experiments.local_gd.fig1a import (
+    READING,
+    SAME,
+    RegressionRun,
+    check_descent,
+    exact_verdict,
+    regression_run,
+)
 from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import BoundedPanel, bounded
 from fedtangent.theory.local_gd.regression import LOSSES
@@ -60,6 +67,7 @@ def check(study: Study) -> None:
         raise ValueError(
             f"dimensions: got {','.join(map(str, d))}, must have {total}, the examples, and some around it"
         )
+    check_descent(study, max(d))
 
 
 def run(study: Study, part: str) -> Outcome:

@@ -140,13 +140,21 @@ def in_dual(s: ExponentialSettings, sets: theory.FeasibleSets, name: str, steps:
     )
 
 
+def _to_dual(s: ExponentialSettings, one: Classified, name: str, path: np.ndarray, steps: int) -> float:
+    """How far ``path`` is from so many local steps in the dual; infinite where those diverge."""
+    try:
+        return off(path, in_dual(s, one.sets, name, steps))
+    except DivergenceError:
+        return np.inf
+
+
 def exact_verdict(s: ExponentialSettings, found: list[Classified], sizes: str) -> Verdict:
     """The engine's models are those of descent in the dual, in every round; control: of one local step."""
     worst, wrong = 0.0, np.inf
     for one in found:
         for name, path in one.paths.items():
-            steps, single = (in_dual(s, one.sets, name, count) for count in (s.local_steps, 1))
-            worst, wrong = max(worst, off(path, steps)), min(wrong, off(path, single))
+            away = [_to_dual(s, one, name, path, count) for count in (s.local_steps, 1)]
+            worst, wrong = max(worst, away[0]), min(wrong, away[1])
     said = f"{worst:.1e} apart at most", f"<= {EXACT:g}", worst <= EXACT if found else None
     return Verdict.of("Local-GD eq. (12)", "simulation is descent in the dual, every round of G and G-Mod", sizes, said,
                       ("L = 1", f"{wrong:.1e} apart", wrong > MARGIN * EXACT if found else None))  # fmt: skip

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent import pytrees
-from fedtangent.checks import number, whole
+from fedtangent.checks import MAX_INDEX, number, whole
 from fedtangent.federated.algorithms.common import Options, train_and_average
 from fedtangent.federated.algorithms.entry import TRAINED, Averaging, Laws, entry_of
 from fedtangent.federated.algorithms.normalised import check_plain
@@ -245,7 +245,7 @@ def modified_local_gd(
     Raises ``ValueError`` for a ``first_index`` that is not a whole number from 0 on, an ``anchoring`` that starts
     outside [0, 1], and a negative ``mu``.
     """
-    whole("first_index", first_index, 0)
+    whole("first_index", first_index, 0, MAX_INDEX // 2)
     begin = anchoring(jnp.int32(first_index))
     if not isinstance(begin, jax.core.Tracer) and not 0 <= float(begin) <= 1:
         raise ValueError(f"anchoring: got {float(begin):g} at index {first_index}, must be from 0 to 1")

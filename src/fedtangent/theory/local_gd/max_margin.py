@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import nnls
 
-from fedtangent.checks import number, real_array, whole
+from fedtangent.checks import MAX_INDEX, number, real_array, whole
 from fedtangent.theory import checks
 from fedtangent.theory.local_gd.nodes import Nodes, check_start, check_weights, nodes_of
 from fedtangent.theory.precision import in_float64
@@ -33,7 +33,10 @@ from fedtangent.types import Array, Partition
 
 GAP = 1e-13  # relative duality gap that ends a projection
 MOST_STEPS = 100  # interior-point steps of a projection
-TOLERANCE = 1e-9  # relative KKT residual above which a projection does not count
+TOLERANCE = 1e-6  # by how much a projection may be off (``_nonnegative``)
+LEAST_MARGIN = 1e-10  # of unit inputs: what counts as separated
+RIDGE = 1e-13  # added to a Gram matrix whose largest diagonal entry is 1
+REFINEMENTS = 6
 
 
 class DivergenceError(ValueError):
@@ -41,11 +44,11 @@ class DivergenceError(ValueError):
 
 
 class FeasibleSets(NamedTuple):
-    """The sets C_i of N nodes (eq. 10); made by ``feasible_sets``, float64."""
+    """The sets C_i of N nodes (eq. 10); made by ``feasible_sets``, in NumPy's float64 whatever JAX computes in."""
 
-    signed: Array  # [N, n, d], y_ij x_ij; rows behind a node's own are 0
-    gram: Array  # [N, n, n], their inner products
-    held: Array  # [N, n] bool, which rows are examples
+    signed: np.ndarray  # [N, n, d], y_ij x_ij; rows behind a node's own are 0
+    gram: np.ndarray  # [N, n, n], their inner products
+    held: np.ndarray  # [N, n] bool, which rows are examples
 
     @property
     def dimension(self) -> int:
@@ -54,12 +57,12 @@ class FeasibleSets(NamedTuple):
 
     def pooled(self) -> FeasibleSets:
         """The intersection of all sets, as the set of one node."""
-        rows = np.asarray(self.signed)[np.asarray(self.held)]
+        rows = self.signed[self.held]
         return _sets(rows[None], np.ones((1, len(rows)), bool))
 
     def margins(self, w: Any) -> np.ndarray:
         """``y_ij x_ij' w`` of every example, in the nodes' order: [n] for ``w`` [d]; at least 1 inside all sets."""
-        return np.asarray(np.asarray(self.signed)[np.asarray(self.held)] @ np.asarray(w))
+        return np.asarray(self.signed[self.held] @ np.asarray(w))
 
 
 class Projection(NamedTuple):
@@ -67,7 +70,7 @@ class Projection(NamedTuple):
 
     point: Array  # [N, d]
     dual: Array  # [N, n], at least 0; above 0 for support vectors
-    residual: Array  # [N], the largest violation of the KKT conditions and the duality gap, relative
+    residual: Array  # [N], by how much it can be off: the worst violation, and the duality gap's bound of the distance
 
 
 @in_float64
@@ -82,7 +85,7 @@ def feasible_sets(x: Any, y: Any, partition: Partition, *, separable: bool = Tru
     sets = _sets(nodes.x * nodes.y[..., None], nodes.held)
     if separable and (certificate := farkas(sets)) is not None:
         some = int(np.count_nonzero(certificate > 0))
-        left = float(np.linalg.norm(certificate @ np.asarray(sets.signed)[nodes.held]))
+        left = float(np.linalg.norm(certificate @ sets.signed[nodes.held]))
         raise ValueError(
             f"y: got labels that no hyperplane through 0 separates (a weighted mean of {some} signed examples has norm "
             f"{left:.1e}), must be separable"
@@ -98,7 +101,7 @@ def _check_labels(nodes: Nodes) -> None:
 
 
 def _sets(signed: np.ndarray, held: np.ndarray) -> FeasibleSets:
-    return FeasibleSets(*map(jnp.asarray, (signed, signed @ signed.transpose(0, 2, 1), held)))
+    return FeasibleSets(signed, signed @ signed.transpose(0, 2, 1), held)
 
 
 def farkas(sets: FeasibleSets) -> np.ndarray | None:
@@ -106,17 +109,21 @@ def farkas(sets: FeasibleSets) -> np.ndarray | None:
 
     By Farkas' lemma there is either such a b or a point in all sets. The least-squares problem
     ``|sum b_j y_j x_j|^2 + (1 - sum b_j)^2`` over b >= 0 (Lawson and Hanson, 1974, chapter 23) decides: its residual is
-    0 for a certificate, else it holds a point, whose margins are then looked at. Inputs count by their directions.
+    0 for a certificate, else it holds a point, whose margins are then looked at. Inputs count by their directions; a
+    margin below ``LEAST_MARGIN`` of them counts as none.
     """
-    rows = np.asarray(sets.signed)[np.asarray(sets.held)]
+    checks.check_kind("sets", sets, FeasibleSets)
+    rows = sets.signed[sets.held]
     scale = np.linalg.norm(rows, axis=1)
     scale = np.where(scale > 0, scale, 1)
     unit = rows / scale[:, None]
     triangle = np.linalg.qr(unit.T, mode="r")  # as many rows as needed: the same products in fewer dimensions
     system = np.vstack([triangle, np.ones(len(rows))])
     b, _ = nnls(system, np.eye(len(system))[-1], maxiter=30 * len(rows) + 1000)
-    inside = (unit.T @ b) @ unit.T
-    return None if inside.min(initial=np.inf) > 1e-12 else b / scale / np.sum(b / scale)
+    found = unit.T @ b
+    length = np.linalg.norm(found)
+    margins = unit @ found / (length if length > 0 else 1.0)  # of the hyperplane's unit normal
+    return None if margins.min(initial=np.inf) > LEAST_MARGIN else b / scale / np.sum(b / scale)
 
 
 @in_float64
@@ -139,34 +146,76 @@ def _check_found(residual: np.ndarray) -> None:
     bad = ~(residual <= TOLERANCE)
     if bad.any():
         r, i = (int(v) for v in np.argwhere(bad)[0])
-        raise ValueError(f"sets: got a KKT residual of {residual[r, i]:.1e} at node {i} in round {r}, must be "
-                         f"{TOLERANCE:g} or less: its set is empty or too thin")  # fmt: skip
+        raise ValueError(
+            f"sets: got a residual of {residual[r, i]:.1e} at node {i} in round {r}, must be {TOLERANCE:g} or less: "
+            "its set is empty, or too thin or too far away for float64"
+        )
 
 
 @jax.jit
 def _project(sets: FeasibleSets, at: Array) -> Projection:
     across = jnp.einsum("nid,nd->ni", sets.signed, at, precision="highest")
-    dual, residual = jax.vmap(_projected)(sets.gram, across, sets.held)
-    return Projection(at + jnp.einsum("nid,ni->nd", sets.signed, dual, precision="highest"), dual, residual)
+    dual, residual = jax.vmap(_projected)(jnp.asarray(sets.gram), across, jnp.asarray(sets.held))
+    point = at + jnp.einsum("nid,ni->nd", sets.signed, dual, precision="highest")
+    margins = jnp.einsum("nid,nd->ni", sets.signed, point, precision="highest")
+    lacking = jnp.max(jnp.where(sets.held, 1 - margins, 0.0), axis=1)  # the Gram matrix has half of their digits
+    return Projection(point, dual, jnp.maximum(residual, lacking))
 
 
 def _nonnegative(gram: Array, linear: Array) -> tuple[Array, Array]:
-    """``min 1/2 b'Gb - l'b`` over b >= 0, for G positive semidefinite: b [n], and its relative KKT residual."""
+    """``min 1/2 b'Gb - l'b`` over b >= 0, for G positive semidefinite: b [n], and how far ``A'b`` can be off.
+
+    The second is the largest of the worst violation of a constraint, whose right side is 1, of the bound that the
+    duality gap sets to the distance of ``A'b`` from the exact one, relative to its length, and of rounding.
+    """
     size = jnp.max(jnp.diagonal(gram))
     size = jnp.where(size > 0, size, 1.0)
     height = jnp.maximum(jnp.max(linear), 1e-300)
     g, h = gram / size, linear / height  # b = height / size * (solution of the scaled problem)
-    n = len(linear)
+    b, z = _interior_point(g, h)
+    b = jnp.where(jnp.max(linear) <= 0, 0.0, b)
 
-    def residuals(b: Array, z: Array) -> tuple[Array, Array, Array]:
+    def off(b: Array) -> Array:
         slope = g @ b - h
-        gap = b @ z / (1 + jnp.abs(h @ b))
-        return slope - z, gap, jnp.maximum(jnp.max(jnp.abs(slope - z)), gap)
+        gap, square = jnp.maximum(b @ slope, 0.0), b @ g @ b
+        distance = jnp.sqrt(2 * gap / jnp.where(square > 0, square, 1.0))
+        rounding = jnp.finfo(g.dtype).eps * square  # of the Gram matrix, which squares a margin
+        return jnp.maximum(jnp.max(-slope) * height, jnp.maximum(distance, rounding))
+
+    polished = _on_active(g, h, b > z)
+    first, second = off(b), off(polished)
+    better = jnp.isfinite(second) & ~(first < second)
+    return jnp.where(better, polished, b) * height / size, jnp.where(better, second, first)
+
+
+def _on_active(g: Array, h: Array, active: Array) -> Array:
+    """The b that has slope 0 where ``active`` and is 0 elsewhere; negative entries, which are rounding, made 0.
+
+    The system may be singular (examples that are there twice) but has a solution: a small ridge, and steps of
+    refinement that take its effect out where it is to be taken out.
+    """
+    both = active[:, None] & active[None, :]
+    kept = jnp.where(both, g, 0.0)
+    factor = jax.scipy.linalg.cho_factor(kept + jnp.diag(jnp.where(active, RIDGE, 1.0)), lower=True)
+
+    def refine(_: Array, b: Array) -> Array:
+        return b + jax.scipy.linalg.cho_solve(factor, jnp.where(active, h - kept @ b, 0.0))
+
+    return jnp.maximum(jax.lax.fori_loop(0, REFINEMENTS, refine, jnp.zeros_like(h)), 0.0)
+
+
+def _interior_point(g: Array, h: Array) -> tuple[Array, Array]:
+    """b and its slope z, both above 0, of the scaled problem, as near as float64 comes."""
+    n = len(h)
+
+    def residuals(b: Array, z: Array) -> tuple[Array, Array]:
+        off = g @ b - h - z
+        return off, jnp.maximum(jnp.max(jnp.abs(off)), b @ z / (1 + jnp.abs(h @ b)))
 
     def step(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         b, z, taken, _ = carry
-        off, _, _ = residuals(b, z)
-        factor = jax.scipy.linalg.cho_factor(g + jnp.diag(z / b), lower=True)
+        off, before = residuals(b, z)
+        factor = jax.scipy.linalg.cho_factor(g + jnp.diag(z / b + RIDGE), lower=True)
 
         def direction(product: Array) -> tuple[Array, Array]:
             """To slope = z and ``b z = product``, both to first order."""
@@ -178,21 +227,19 @@ def _nonnegative(gram: Array, linear: Array) -> tuple[Array, Array]:
         mean = b @ z / n
         ahead = (b + reach[0] * db) @ (z + reach[1] * dz) / n
         db, dz = direction((ahead / mean) ** 3 * mean - db * dz)
-        reach = _within(b, db), _within(z, dz)
-        both = jnp.minimum(*reach)  # one length for both: the problem is not linear
-        b, z = b + both * db, z + both * dz
-        return b, z, taken + 1, residuals(b, z)[2]
+        both = jnp.minimum(_within(b, db), _within(z, dz))  # one length for both: the problem is not linear
+        new = b + both * db, z + both * dz
+        after = residuals(*new)[1]
+        fine = jnp.isfinite(after)
+        b, z = (jnp.where(fine, there, here) for there, here in zip(new, (b, z), strict=True))
+        return b, z, jnp.where(fine, taken + 1, MOST_STEPS), jnp.where(fine, after, before)
 
     def going(carry: tuple[Array, Array, Array, Array]) -> Array:
         return (carry[3] > GAP) & (carry[2] < MOST_STEPS)
 
     start = jnp.ones(n), jnp.ones(n) + jnp.maximum(jnp.max(jnp.abs(h)), 1.0), jnp.int32(0), jnp.array(jnp.inf)
-    b = jax.lax.while_loop(going, step, start)[0]
-    inside = jnp.max(linear) <= 0
-    b = jnp.where(inside, 0.0, b)
-    slope = g @ b - h
-    violated = jnp.maximum(jnp.max(-slope), jnp.max(jnp.abs(b * slope)) / (1 + jnp.abs(h @ b)))
-    return b * height / size, jnp.where(inside, 0.0, violated)
+    b, z, _, _ = jax.lax.while_loop(going, step, start)
+    return b, z
 
 
 def hard_margin(sets: FeasibleSets) -> np.ndarray:
@@ -200,6 +247,7 @@ def hard_margin(sets: FeasibleSets) -> np.ndarray:
 
     Raises as ``project`` does.
     """
+    checks.check_kind("sets", sets, FeasibleSets)
     return np.asarray(project(sets.pooled(), np.zeros(sets.dimension)).point[0])
 
 
@@ -209,8 +257,8 @@ def halpern(num_rounds: int, first_index: int = 1) -> np.ndarray:
     ``first_index`` 1 is eq. (16), whose first round has alpha^1 = 1/2; 0 is algorithm 3 and eq. (63), whose first round
     changes nothing. Both meet the conditions of Lemma 4.
     """
-    whole("num_rounds", num_rounds)
-    return 1 - 1 / (np.arange(num_rounds) + whole("first_index", first_index, 0) + 1.0)
+    whole("num_rounds", num_rounds, 1, MAX_INDEX)
+    return 1 - 1 / (np.arange(num_rounds) + whole("first_index", first_index, 0, MAX_INDEX) + 1.0)
 
 
 @in_float64
@@ -265,7 +313,7 @@ def exponential_models(
     local: Local = _weak
     given: tuple[Array, ...] = (jnp.asarray(level),)
     if learning_rate is not None and local_steps is not None:
-        rate, steps = number("learning_rate", learning_rate, above=0), whole("local_steps", local_steps)
+        rate, steps = number("learning_rate", learning_rate, above=0), whole("local_steps", local_steps, 1, MAX_INDEX)
         local, given = _descended, (*given, jnp.asarray(rate), jnp.asarray(steps))
     moved = _rounds(local, sets, given, _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
     residual = np.asarray(moved[1])
@@ -279,16 +327,17 @@ def exponential_models(
 
 
 def _begin(sets: FeasibleSets, start: Any, weights: Any) -> tuple[Array, Array]:
-    sizes = np.asarray(sets.held).sum(axis=1)
+    checks.check_kind("sets", sets, FeasibleSets)
+    sizes = sets.held.sum(axis=1)
     return jnp.asarray(check_start(start, sets.dimension)), jnp.asarray(check_weights(weights, sizes))
 
 
 def _anchoring(alpha: Any, num_rounds: int) -> Array:
-    whole("num_rounds", num_rounds, 0)
+    whole("num_rounds", num_rounds, 0, MAX_INDEX)
     values = np.ones(num_rounds) if alpha is None else real_array("alpha", alpha)
     checks.check_shape("alpha", values, (num_rounds,))
     if not np.all((values >= 0) & (values <= 1)):
-        raise ValueError(f"alpha: got {values[(values < 0) | (values > 1)][0]:g}, must be from 0 to 1")
+        raise ValueError(f"alpha: got {values[~((values >= 0) & (values <= 1))][0]:g}, must be from 0 to 1")
     return jnp.asarray(values)
 
 

@@ -69,6 +69,7 @@ def check_weights(weights: Any, sizes: np.ndarray) -> np.ndarray:
     values = real_array("weights", weights)
     checks.check_shape("weights", values, (len(sizes),))
     finite("weights", values)
-    if not np.all(values >= 0) or not values.sum() > 0:
+    if not np.all(values >= 0) or not np.any(values > 0):
         raise ValueError(f"weights: got {values.min():g} as the least, must be at least 0, and above 0 for one node")
-    return values / values.sum()
+    values = values / values.max()  # so that their sum is finite
+    return np.asarray(values / values.sum())

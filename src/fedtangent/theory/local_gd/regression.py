@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.checks import choice, number, whole
+from fedtangent.checks import choice, number, real_array, whole
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import ROUNDING, Assumption, assumption, failing, report
 from fedtangent.theory.local_gd.nodes import Nodes, check_start, check_weights, nodes_of
@@ -208,7 +208,8 @@ def minimum_norm(x: Any, y: Any, start: Any = None) -> np.ndarray:
 
     ``x`` [n, d], ``y`` [n]. Raises ``ValueError`` for shapes that do not fit and numbers that are not finite.
     """
-    pooled = nodes_of(x, y, Partition(np.arange(len(x)), np.array([0, len(x)])))
+    count = len(real_array("x", x)) if np.ndim(x) else 0
+    pooled = nodes_of(x, y, Partition(np.arange(count), np.array([0, count])))
     begin = check_start(start, pooled.x.shape[2])
     move: np.ndarray = np.linalg.lstsq(pooled.x[0], pooled.y[0] - pooled.x[0] @ begin, rcond=None)[0]
     return begin + move
@@ -238,6 +239,7 @@ def local_theorem_1(run: LocalRegression, start: Any = None) -> LocalTheorem1:
     work until convergence, the start (in the span of the data is what the proof needs), and, which the first two are
     there for, that one model fits all examples.
     """
+    checks.check_kind("run", run, LocalRegression)
     begin = check_start(start, run.bases.shape[2])
     held = run.nodes.held
     x, y = run.nodes.x[held], run.nodes.y[held]
