@@ -98,6 +98,9 @@ def test_registry_names_what_it_does_not_know():
         build("mlp", 4, 2, depth=3)
     with pytest.raises(ValueError, match=r"model: got 'rbf_linear' for examples of shape \(4,\), must be one number"):
         build("rbf_linear", 4, 2)
-    for name, kind, readers in (("cnn", "vector", "deep_linear, linear, logistic, mlp, rbf_linear"), ("mlp", "tokens", "lstm")):
+    for name, kind, readers in (
+        ("cnn", "vector", "deep_linear, linear, logistic, mlp, rbf_linear"),
+        ("mlp", "tokens", "lstm"),
+    ):
         with pytest.raises(ValueError, match=f"'{name}', which reads .* kind {kind}, allowed are {readers}$"):
             build(name, 4, 2, kind)
