@@ -177,22 +177,25 @@ def _nonnegative(gram: Array, linear: Array) -> tuple[Array, Array]:
 
     def off(b: Array) -> Array:
         slope = g @ b - h
+        noise = 4 * jnp.finfo(g.dtype).eps * (jnp.abs(g) @ b + jnp.abs(h))
+        slope = jnp.where(jnp.abs(slope) <= noise, 0.0, slope)  # b may be large: noise times b is no gap
         gap, square = jnp.maximum(b @ slope, 0.0), b @ g @ b
         distance = jnp.sqrt(2 * gap / jnp.where(square > 0, square, 1.0))
         rounding = jnp.finfo(g.dtype).eps * square  # of the Gram matrix, which squares a margin
-        return jnp.maximum(jnp.max(-slope) * height, jnp.maximum(distance, rounding))
+        known = jnp.maximum(jnp.max(-slope), jnp.max(noise)) * height
+        return jnp.maximum(known, jnp.maximum(distance, rounding))
 
-    polished = _on_active(g, h, b > z)
+    polished = _on_active(g, h, b, b > z)
     first, second = off(b), off(polished)
     better = jnp.isfinite(second) & ~(first < second)
     return jnp.where(better, polished, b) * height / size, jnp.where(better, second, first)
 
 
-def _on_active(g: Array, h: Array, active: Array) -> Array:
-    """The b that has slope 0 where ``active`` and is 0 elsewhere; negative entries, which are rounding, made 0.
+def _on_active(g: Array, h: Array, b: Array, active: Array) -> Array:
+    """The b nearby that has slope 0 where ``active`` and is 0 elsewhere; negative entries, which are rounding, made 0.
 
     The system may be singular (examples that are there twice) but has a solution: a small ridge, and steps of
-    refinement that take its effect out where it is to be taken out.
+    refinement from b, which take its effect out and leave what the system does not determine as it is.
     """
     both = active[:, None] & active[None, :]
     kept = jnp.where(both, g, 0.0)
@@ -201,7 +204,7 @@ def _on_active(g: Array, h: Array, active: Array) -> Array:
     def refine(_: Array, b: Array) -> Array:
         return b + jax.scipy.linalg.cho_solve(factor, jnp.where(active, h - kept @ b, 0.0))
 
-    return jnp.maximum(jax.lax.fori_loop(0, REFINEMENTS, refine, jnp.zeros_like(h)), 0.0)
+    return jnp.maximum(jax.lax.fori_loop(0, REFINEMENTS, refine, jnp.where(active, b, 0.0)), 0.0)
 
 
 def _interior_point(g: Array, h: Array) -> tuple[Array, Array]:
