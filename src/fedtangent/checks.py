@@ -6,6 +6,7 @@ One wording: ``name: got X, must be ..``, or ``name: got X, allowed are a, b`` f
 from __future__ import annotations
 
 import numbers
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,14 @@ def folder(name: str, path: Path | None) -> None:
     """Refuse a path that is named and is no folder."""
     if path is not None and not path.is_dir():
         raise ValueError(f"{name}: got {path}, must be a folder")
+
+
+def writable(name: str, path: Path, what: str) -> Path:
+    """``path``, a folder that ``what`` is kept in: it can be written to, or made."""
+    above = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise ValueError(f"{name}: got {path} for {what}, must be a folder that can be written to")
+    return path
 
 
 def choice(name: str, value: Any, allowed: Iterable[str]) -> str:

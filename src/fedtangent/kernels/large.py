@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from fedtangent.checks import finite, real_array
+from fedtangent.checks import finite, real_array, writable
 from fedtangent.kernels.gram import aligned, jittered_cholesky, product
 from fedtangent.types import Array
 
@@ -197,15 +197,9 @@ def _around(n: int, columns: slice) -> list[slice]:
 
 def check_file(kernel_fn: Callable[..., Any], x: np.ndarray, folder: Path) -> None:
     """Raise ``ValueError`` for a folder that cannot be written to, and a kernel's file in it that was changed."""
-    _check_folder(folder)
+    writable("folder", folder, "a kernel's file")
     if folder.is_dir():
         _found(folder, _key(kernel_fn, np.asarray(x, np.float32)))
-
-
-def _check_folder(folder: Path) -> None:
-    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise ValueError(f"folder: got {folder} for a kernel's file, must be a folder that can be written to")
 
 
 def _in_file(kernel_fn: Callable[..., Any], x: np.ndarray, folder: Path, tick: Tick) -> np.ndarray:
@@ -213,7 +207,7 @@ def _in_file(kernel_fn: Callable[..., Any], x: np.ndarray, folder: Path, tick: T
 
     Of several processes one writes, and the others wait for it. The file's name has its digest.
     """
-    _check_folder(folder)
+    writable("folder", folder, "a kernel's file")
     folder.mkdir(parents=True, exist_ok=True)
     name = f"kernel-{_key(kernel_fn, x)}"
     with (folder / f"{name}.lock").open("w") as lock:

@@ -150,7 +150,7 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"filter_size": 8}, "filter_size: got 8, must be a whole number from 1 to 7"),
         ({"filter_size": 6, "grid": 3}, "grid: got 3, must be a whole number from 1 to 2"),
         ({"seed": -1}, "seed: got -1, must be a whole number from 0"),
-        ({"folder": tmp_path / "file"}, "folder: got .*file to keep features in, must be a folder that can be written"),
+        ({"folder": tmp_path / "file"}, "folder: got .*file for features, must be a folder that can be written"),
     ):
         (tmp_path / "file").write_text("")
         with pytest.raises(ValueError, match=message):

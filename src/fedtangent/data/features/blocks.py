@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +40,7 @@ def in_blocks(
     Raises ``ValueError`` for other images, a folder that cannot be written to, and kept features that were altered.
     """
     x = checked_images(images)
-    place = None if folder is None else _writable(Path(folder).expanduser())
+    place = None if folder is None else checks.writable("folder", Path(folder).expanduser(), "features")
     blocks = []
     for start in range(0, len(x), BLOCK):
         block = _unit(x[start : start + BLOCK])
@@ -117,10 +116,3 @@ def _digest(made_by: str, x: np.ndarray) -> str:
     told = hashlib.sha256(f"{made_by}\0{x.shape}\0".encode())
     told.update(np.ascontiguousarray(x).data)
     return told.hexdigest()[:32]
-
-
-def _writable(folder: Path) -> Path:
-    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise ValueError(f"folder: got {folder} to keep features in, must be a folder that can be written to")
-    return folder

@@ -153,9 +153,13 @@ def experiment(
     papers: tuple[str, ...],
     **more: Any,
 ) -> Experiment:
-    """The entry of a module (``__name__``): named after it, and summed up by the first paragraph of its docstring."""
-    said = (sys.modules[module].__doc__ or "").split("\n\n")[0]
-    return Experiment(module.removeprefix(PACKAGE), " ".join(said.split()), run, papers=papers, scales=scales, **more)
+    """The entry of a module (``__name__``): named after it, and summed up by the first paragraph of its docstring.
+
+    A module of several parts of one figure gives each its ``name``, in the module's room, and its ``summary``.
+    """
+    room, _, own = module.removeprefix(PACKAGE).rpartition(".")
+    name, said = more.pop("name", own), more.pop("summary", (sys.modules[module].__doc__ or "").split("\n\n")[0])
+    return Experiment(f"{room}.{name}", " ".join(said.split()), run, papers=papers, scales=scales, **more)
 
 
 def prepare_study(entry: Experiment, request: Request) -> Study:

@@ -8,14 +8,14 @@ error ``1/M sum_i |w - w_i*|^2 / d`` of G and C, the same where d is large.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
-from fedtangent.experiments.lab.runner import Experiment, Study, by_scale, experiment, within
+from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd.fig1a import (
     READING,
     SAME,
@@ -70,7 +70,7 @@ def check(study: Study) -> None:
     check_descent(study, max(d))
 
 
-def run(study: Study, part: str) -> Outcome:
+def run(part: str, study: Study) -> Outcome:
     """Every dimension of every seed; ``part`` is "b" or "c"."""
     s, runs, rows = study.settings, list[RegressionRun](), list[dict[str, Any]]()
     for seed in study.each_seed():
@@ -185,13 +185,14 @@ DEFAULT = DimensionSettings(dimensions=(100, 300, 500, 750, 1000, 2000))
 SCALES = {"gaussian": by_scale(SMOKE, DEFAULT, DimensionSettings())}
 
 
-def _figure(part: str, summary: str) -> Experiment:
-    found = experiment(__name__, lambda study: run(study, part), SCALES, ("localgd",), check=check, exact=True,
-                       least_seeds=2)  # fmt: skip
-    return dataclasses.replace(found, name=f"local_gd.fig1{part}", summary=summary)
-
-
-ENTRIES = (
-    _figure("b", "fig. 1(b): regression, distances of global and centralised model and their closed forms, by d"),
-    _figure("c", "fig. 1(c): regression, generalisation error of global and centralised model by d"),
-)
+SUMMARIES = {
+    "b": "Local-GD, fig. 1(b): regression, distances of global and centralised model and their closed forms, by d",
+    "c": "Local-GD, fig. 1(c): regression, generalisation error of global and centralised model by d",
+}
+ENTRIES = tuple(
+    experiment(
+        __name__, partial(run, part), SCALES, ("localgd",), check=check, exact=True, least_seeds=2,
+        name=f"fig1{part}", summary=summary,
+    )
+    for part, summary in SUMMARIES.items()
+)  # fmt: skip

@@ -8,8 +8,8 @@ that distances fall with d, that G-Mod's to C is slightly the larger, and that a
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from fedtangent import theory
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
-from fedtangent.experiments.lab.runner import Experiment, Study, by_scale, experiment, within
+from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd.fig1d import (
     METHODS,
     REMARKS,
@@ -59,7 +59,7 @@ def check(study: Study) -> None:
         raise ValueError(f"dimensions: got {min(s.dimensions)}, must be at least {total}, the examples of all nodes")
 
 
-def run(study: Study, part: str) -> Outcome:
+def run(part: str, study: Study) -> Outcome:
     """Every dimension of every seed; ``part`` is "e", "f" or "g"."""
     s, found, rows = study.settings, list[Classified](), list[dict[str, Any]]()
     missing: list[str] = []
@@ -199,14 +199,15 @@ DEFAULT = HalfspacesByDimension(dimensions=(500, 1000, 2000, 4000))
 SCALES = {"halfspaces": by_scale(SMOKE, DEFAULT, HalfspacesByDimension())}
 
 
-def _figure(part: str, summary: str) -> Experiment:
-    found = experiment(__name__, lambda study: run(study, part), SCALES, ("localgd",), check=check, exact=True,
-                       least_seeds=2)  # fmt: skip
-    return dataclasses.replace(found, name=f"local_gd.fig1{part}", summary=summary)
-
-
-ENTRIES = (
-    _figure("e", "fig. 1(e): classification, distance of directions to the centralised model by d"),
-    _figure("f", "fig. 1(f): classification, distance of directions to the support vector machine by d"),
-    _figure("g", "fig. 1(g): classification, test accuracy by d"),
-)
+SUMMARIES = {
+    "e": "Local-GD, fig. 1(e): classification, distance of directions to the centralised model by d",
+    "f": "Local-GD, fig. 1(f): classification, distance of directions to the support vector machine by d",
+    "g": "Local-GD, fig. 1(g): classification, test accuracy by d",
+}
+ENTRIES = tuple(
+    experiment(
+        __name__, partial(run, part), SCALES, ("localgd",), check=check, exact=True, least_seeds=2,
+        name=f"fig1{part}", summary=summary,
+    )
+    for part, summary in SUMMARIES.items()
+)  # fmt: skip

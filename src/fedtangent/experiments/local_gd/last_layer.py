@@ -24,7 +24,7 @@ from fedtangent.data import cache, features, partition
 from fedtangent.data.dataset import Dataset
 from fedtangent.engine.run import simulate
 from fedtangent.experiments.lab.results import Claim, Outcome, interval, table
-from fedtangent.experiments.lab.runner import PACKAGE, Experiment, Study, by_scale, within
+from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models.dense import logistic
@@ -252,13 +252,13 @@ SCALES = {
     "cifar10": IMAGES,
 }
 SUMMARIES = {
-    "h": "fig. 1(h): distance of the last linear layer to the centralised one by round, on fixed features",
-    "i": "fig. 1(i): test accuracy of the last linear layer by round, on fixed features",
+    "h": "Local-GD, fig. 1(h): distance of the last linear layer to the centralised one by round, on fixed features",
+    "i": "Local-GD, fig. 1(i): test accuracy of the last linear layer by round, on fixed features",
 }
 ENTRIES = tuple(
-    Experiment(
-        f"{__name__.removeprefix(PACKAGE).rsplit('.', 1)[0]}.fig1{panel}", f"Local-GD, {said}", partial(run, panel),
-        papers=("localgd",), scales=SCALES, check=check, least_seeds=2,
+    experiment(
+        __name__, partial(run, panel), SCALES, ("localgd",), check=check, least_seeds=2,
+        name=f"fig1{panel}", summary=summary,
     )
-    for panel, said in SUMMARIES.items()
+    for panel, summary in SUMMARIES.items()
 )  # fmt: skip

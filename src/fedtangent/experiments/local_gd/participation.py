@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import streams
-from fedtangent.compare.verdicts import Verdict, exact_verdict
+from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent.engine.run import simulate
 from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
@@ -33,7 +33,6 @@ from fedtangent.theory.local_gd.regression import LocalRegression
 from fedtangent.types import Cohort
 
 SUBJECT = "Local-GD, Lemma 1 for cohorts"
-EXACT = 1e-9
 REMARKS = (
     "rate: the fall of ln |w - c| in a round, a line over the rounds above 1e-9; c is the centralised model",
     "away: |w - c| / |c|, root mean square over the second half of the rounds; bias: of the end of all nodes, exact",

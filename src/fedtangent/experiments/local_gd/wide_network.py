@@ -20,7 +20,7 @@ import numpy as np
 
 from fedtangent import data as datasets
 from fedtangent import streams
-from fedtangent.compare.verdicts import Verdict, exact_verdict
+from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent.engine.run import simulate
 from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, grouped, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
@@ -38,7 +38,6 @@ from fedtangent.theory.local_gd import local_regression
 from fedtangent.types import Algorithm, Model, Partition, PyTree
 
 SUBJECT = "Local-GD, wide networks"
-EXACT = 1e-9
 SLOPE, MARGIN = -0.5, 0.25  # of an error by sampling a kernel from so many units; nearer to -1/2 than to 0 or -1
 DISTANCES = {
     "last_own": "last layer, own features",
