@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fedtangent.compare.table import MethodRow
 from fedtangent.compare.verdicts import Verdict
-from fedtangent.output.tables import comparison_table, console, number, show_verdicts, text_table
+from fedtangent.output.tables import TextTable, comparison_table, console, number, show_verdicts
 
 
 @pytest.mark.parametrize(
@@ -79,20 +79,31 @@ def row(**changes: object) -> MethodRow:
 
 
 def test_the_table_has_a_line_for_each_method_and_leaves_accuracy_out_of_a_regression() -> None:
-    text = shown(comparison_table([row(), row(method="GP limit (Theorem 2)", flow_error=None, rounds=None)], 250))
+    text = shown(comparison_table([row(), row(method="GP limit (Theorem 2)", flow_error=None, rounds=None)]), 250)
     assert "accuracy" in text
     assert "0.910" in text
     assert "GP limit (Theorem 2)" in text
     assert " - " in text
-    regression = shown(comparison_table([row(accuracy=None)], 250))
+    regression = shown(comparison_table([row(accuracy=None)]), 250)
     assert "accuracy" not in regression
-    narrow = shown(comparison_table([row()], 80), 80)
+    narrow = shown(comparison_table([row()]), 80)
     assert narrow.count("Fed-ensemble, width 64") == 2 and all(n in narrow for n in ("0.910", "0.95", "3.5", "1.25"))
 
 
 def test_columns_of_words_stand_to_the_left() -> None:
-    table = text_table("t", ("a", "b", "c"), (("x", "1.5 +- .1", "holds"), ("y", "", "2 of 3")))
-    assert [column.justify for column in table.columns] == ["left", "right", "left"]
+    text = shown(TextTable("t", ("a", "number", "words"), (("x", "1.5", "so"), ("y", "12.5", "2 of 3"))))
+    first, second = (line for line in text.splitlines() if "5" in line)
+    assert first.index("1.5") == second.index("12.5") + 1 and first.index("so") == second.index("2 of 3")
+
+
+def test_what_does_not_fit_stands_below_and_nothing_is_lost() -> None:
+    names = [f"column {i}" for i in range(9)]
+    said = "a claim of a paper whose words are more than a screen has room for beside all that was measured of it"
+    text = shown(TextTable("t", ("claim", *names), [(said, *("0.123 +- 0.456" for _ in names))]), 80)
+    assert text.count("0.123 +- 0.456") == 9 and max(map(len, text.splitlines())) <= 80
+    assert all(word in text for word in said.split())
+    wide = shown(TextTable("t", ("claim", *names), [(said, *("0.1" for _ in names))]), 250)
+    assert said in wide and wide.count("claim") == 2
 
 
 def test_a_redirected_console_is_wide_enough_for_the_tables() -> None:

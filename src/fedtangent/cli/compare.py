@@ -110,7 +110,7 @@ def run_job(job: CompareJob) -> int:
 def _show(screen: Console, results: list[SideBySide], verdicts: list[Verdict]) -> None:
     screen.print()
     for result in results:
-        screen.print(comparison_table(result.rows, screen.width))
+        screen.print(comparison_table(result.rows))
         screen.print("\n".join(_notes(result)), style="dim")
         screen.print()
     screen.print(LEGEND, style="dim")

@@ -16,7 +16,7 @@ from fedtangent.checks import whole
 from fedtangent.engine.sweeps import parse_seeds
 from fedtangent.experiments.lab.runner import Experiment, Request, Study, perform, prepare_study
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
-from fedtangent.output.tables import clock, console, show_verdicts, text_table
+from fedtangent.output.tables import TextTable, clock, console, show_verdicts
 
 NUM_SEEDS = 5
 
@@ -93,7 +93,7 @@ def run_job(job: ExperimentJob) -> int:
     screen.print()
     for sheet in found.sheets:
         screen.print(sheet.title, style="bold", highlight=False, markup=False)  # a table's own folds to its width
-        screen.print(text_table(None, sheet.columns, sheet.rows))
+        screen.print(TextTable(None, sheet.columns, sheet.rows))
     if found.verdicts:
         show_verdicts(screen, found.verdicts, "simulation beside theory")
     for line in found.remarks:

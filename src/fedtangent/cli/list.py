@@ -9,7 +9,7 @@ import tyro
 
 from fedtangent.checks import choice
 from fedtangent.entries import KINDS, catalogue
-from fedtangent.output.tables import console, text_table
+from fedtangent.output.tables import TextTable, console
 
 
 @dataclass(frozen=True)
@@ -33,5 +33,5 @@ def run_job(options: ListOptions) -> int:
     else:
         entries = catalogue(options.kind).values()
         rows = [(getattr(entry, "written", entry.name), entry.summary) for entry in entries]
-    console().print(text_table(options.kind, ("name", "what it is"), rows))
+    console().print(TextTable(options.kind, ("name", "what it is"), rows))
     return 0

@@ -28,7 +28,7 @@ from fedtangent.compare.alone import (
 from fedtangent.engine.description import Description, in_common
 from fedtangent.losses import mean_form
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
-from fedtangent.output.tables import clock, console, number, text_table
+from fedtangent.output.tables import TextTable, clock, console, number
 
 MEBIBYTE = 2**20
 MUCH = 10.0  # times the best rate, beyond which a stable one is no use
@@ -167,7 +167,7 @@ def _show(screen: Console, found: Forecast) -> None:
     for way, sent in (("uplink", found.uplink_bytes), ("downlink", found.downlink_bytes)):
         cells.append(("", f"{way} MiB", number(int(sent[-1]) / MEBIBYTE, 2), ""))
     title = f"{found.name} at rate {found.given.rate:g}, round {horizon}, predicted"
-    screen.print(text_table(title, ("split", "metric", "value", f"90 % of {plan.alone.draws} starts"), cells))
+    screen.print(TextTable(title, ("split", "metric", "value", f"90 % of {plan.alone.draws} starts"), cells))
     if rates is not None:
         _show_rates(screen, found, rates)
     _remark(screen, found)
@@ -180,7 +180,7 @@ def _show_rates(screen: Console, found: Forecast, rates: Rates) -> None:
              ("largest stable", _rate(rates.stable), *blank)]  # fmt: skip
     if rates.guaranteed is not None:
         lines.append(("guaranteed stable below", _rate(rates.guaranteed), *blank))
-    screen.print(text_table(f"client learning rate{_until(plan)}", ("", "rate", *_columns(plan)), lines))
+    screen.print(TextTable(f"client learning rate{_until(plan)}", ("", "rate", *_columns(plan)), lines))
     if 0 < rates.stable < found.given.rate:
         said = "the run does not train: it is above the largest stable one"
         screen.print(f"{found.name}: at rate {found.given.rate:g} {said}", highlight=False)
@@ -192,7 +192,7 @@ def _show_ranked(screen: Console, found: Sequence[Forecast]) -> None:
     which = "given" if found[0].rates is None else "best"
     title = f"round {plan.setting.num_rounds} at {which} rates, predicted{_until(plan)}"
     screen.print(
-        text_table(
+        TextTable(
             title, ("algorithm", f"{which} rate", *(["stable to"] if found[0].rates else []), *_columns(plan)), lines
         )
     )

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.table import Table
 
 from fedtangent import checks
 from fedtangent.cli.arguments import MachineOptions
@@ -34,7 +33,7 @@ from fedtangent.measures.paired import half_width
 from fedtangent.measures.tangent_kernels import KernelDiagnostics, check_watchable, kernel_diagnostics, spectrum
 from fedtangent.measures.uncertainty import Reliability
 from fedtangent.output.files import Metric, held_by, output_folder, write_config, write_metrics, write_result
-from fedtangent.output.tables import console, number, text_table
+from fedtangent.output.tables import TextTable, console, number
 from fedtangent.types import Array
 
 SHOWN = {  # of each kind of diagnostics, whose metrics are filed under its name as a split: those in the table
@@ -348,7 +347,7 @@ def _rows(job: Job, runs: dict[int, Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def _table(job: Job, rows: list[dict[str, Any]], last: Evaluation) -> Table:
+def _table(job: Job, rows: list[dict[str, Any]], last: Evaluation) -> TextTable:
     several = "seeds" in rows[0]
     title = f"{job.title}, round {last.round}"
     title += f", mean of {rows[0]['seeds']} seeds" if several else ""
@@ -360,7 +359,7 @@ def _table(job: Job, rows: list[dict[str, Any]], last: Evaluation) -> Table:
     ]
     for way, sent in (("uplink", last.uplink_bytes), ("downlink", last.downlink_bytes)):
         cells.append(("", f"{way} MiB", number(sent / 2**20, 2), *[""] * several))
-    return text_table(title, ("split", "metric", *columns.values()), cells)
+    return TextTable(title, ("split", "metric", *columns.values()), cells)
 
 
 def _draw(job: Job, metrics: list[Metric], bins: list[Reliability], folder: Path) -> None:

@@ -3,7 +3,7 @@
 from fedtangent.engine import checkpoints, processes
 from fedtangent.engine.history import Evaluation, History, Run
 from fedtangent.engine.hypergradients import hypergradient
-from fedtangent.engine.run import RunOptions, simulate
+from fedtangent.engine.run import RunOptions, params_by_round, simulate
 from fedtangent.engine.sweeps import SweepOptions, sweep
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "SweepOptions",
     "checkpoints",
     "hypergradient",
+    "params_by_round",
     "processes",
     "simulate",
     "sweep",

@@ -1,4 +1,4 @@
-"""``simulate``: run an algorithm on federated data."""
+"""``simulate``: run an algorithm on federated data; ``params_by_round``: its models on the way."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedtangent.data.federated import max_client_size
 from fedtangent.engine import auto, memory
@@ -164,6 +165,32 @@ def simulate(
     )
     with store.claimed(saves):
         return _run(setup, state, options.get("progress", False))
+
+
+def params_by_round(
+    algorithm: Algorithm,
+    data: FederatedData,
+    num_rounds: int,
+    seed: int | Key = 0,
+    *,
+    every: int = 1,
+    mapping: str = "auto",
+    init_key: Key | None = None,
+) -> PyTree:
+    """The server's parameters at the start and after each ``every`` rounds: NumPy, leaves [1 + R / every, K, ..].
+
+    Arguments are those of ``simulate``. Raises as it does, and ``ValueError`` for an algorithm without global models.
+    """
+    read = algorithm.params
+    if read is None:
+        raise ValueError(f"algorithm: got {algorithm.name}, must be one of global models")
+
+    def look(state: PyTree) -> dict[str, PyTree]:
+        return {"params": jax.tree.map(lambda leaf: np.array(leaf), read(state))}
+
+    run = simulate(algorithm, data, num_rounds, seed, mapping, every, look, init_key=init_key)
+    seen = [evaluation.metrics["params"] for evaluation in run.history.evaluations]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *seen)
 
 
 def _run(setup: RunSetup, state: PyTree, progress: bool) -> Run:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +17,8 @@ from fedtangent.compare.table import MethodRow
 from fedtangent.compare.verdicts import Verdict
 
 NARROW = 120  # columns of a screen below which a verdict's cells would be of a few letters
+FOLDED = 24  # columns of a screen into which words are folded where it is narrow
+EDGES, GAP = 2, 3  # columns of a screen at both ends of a table, and between two of its columns
 
 
 def number(value: float | int | None, digits: int = 3) -> str:
@@ -47,26 +50,55 @@ def _titled(title: str | None) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def text_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Rows of text, the first column of names; columns all of whose cells begin as numbers do stand to the right."""
-    cells, table = list(rows), _titled(title)
-    table.add_column(columns[0], no_wrap=True)
-    for place, name in enumerate(columns[1:], start=1):
-        numeric = all(re.match(r"[+-]?\.?\d|nan|inf|-$", row[place]) for row in cells if row[place])
-        table.add_column(name, justify="right" if numeric else "left")
-    for row in cells:
-        table.add_row(*map(Text, row))
-    return table
+class TextTable(NamedTuple):
+    """Rows of text, the first column of names; what does not fit beside it on a screen follows in a part below."""
+
+    title: str | None
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """Its parts, at the width that there is."""
+        for i, part in enumerate(self._parts(options.max_width)):
+            yield self._table(self.title if i == 0 else None, part)
+
+    def _parts(self, width: int) -> Iterable[list[int]]:
+        first, *others = (self._least(place) for place in range(len(self.columns)))
+        part, used = [0], EDGES + first
+        for place, needed in enumerate(others, start=1):
+            if len(part) > 1 and used + GAP + needed > width:
+                yield part
+                part, used = [0], EDGES + first
+            part.append(place)
+            used += GAP + needed
+        yield part
+
+    def _least(self, place: int) -> int:
+        """Columns of a screen that a column needs: of its cells' longest, but words may be folded."""
+        cells = [row[place] for row in self.rows]
+        longest = max(map(len, (*cells, *self.columns[place].split())), default=0)
+        return longest if self._numeric(place) else min(longest, FOLDED)
+
+    def _numeric(self, place: int) -> bool:
+        """Whether all that stands there begins as numbers do."""
+        return all(re.match(r"[+-]?\.?\d|nan|inf|-$", row[place]) for row in self.rows if row[place])
+
+    def _table(self, title: str | None, part: list[int]) -> Table:
+        table = _titled(title)
+        for place in part:
+            numeric = place > 0 and self._numeric(place)
+            table.add_column(self.columns[place], justify="right" if numeric else "left", no_wrap=numeric,
+                             min_width=self._least(place))  # fmt: skip
+        for row in self.rows:
+            table.add_row(*(Text(row[place]) for place in part))
+        return table
 
 
-def comparison_table(rows: Sequence[MethodRow], width: int) -> Group:
-    """One setting's methods side by side; in two halves where the screen is narrow."""
+def comparison_table(rows: Sequence[MethodRow]) -> TextTable:
+    """One setting's methods side by side."""
     columns = {n: f for n, f in _COLUMNS.items() if n != "accuracy" or any(r.accuracy is not None for r in rows)}
-    names = list(columns)
-    parts = [names] if width >= NARROW else [names[: len(names) // 2], names[len(names) // 2 :]]
-    cells = ([(r.method, *(columns[name](r) for name in part)) for r in rows] for part in parts)
-    titles = (rows[0].setting, None)
-    return Group(*(text_table(t, ("method", *part), c) for t, part, c in zip(titles, parts, cells, strict=False)))
+    cells = [(r.method, *(text(r) for text in columns.values())) for r in rows]
+    return TextTable(rows[0].setting, ("method", *columns), cells)
 
 
 LEGEND = (

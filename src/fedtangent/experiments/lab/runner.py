@@ -50,8 +50,8 @@ def within(default: Any, **limits: Any) -> Any:
 def check_settings(settings: Any) -> None:
     """Raise ``ValueError`` for a setting out of its limits.
 
-    Without other limits whole numbers are at least 1, other numbers finite, and several values one or more, all
-    different.
+    Without other limits whole numbers are at least 1 and fit 32 bits, other numbers are finite, and several values are
+    one or more, all different.
     """
     for field in dataclasses.fields(settings):
         name, value, limits = field.name, getattr(settings, field.name), dict(field.metadata)
@@ -64,8 +64,10 @@ def check_settings(settings: Any) -> None:
         for one in values:
             if isinstance(like, str):
                 checks.choice(name, one, names or (one,))
+            elif isinstance(like, int):
+                checks.whole(name, one, **{"most": checks.MAX_INDEX, **limits})
             else:
-                (checks.whole if isinstance(like, int) else checks.number)(name, one, **limits)
+                checks.number(name, one, **limits)
 
 
 def changed(settings: Settings, changes: Sequence[str]) -> Settings:

@@ -115,14 +115,15 @@ def check(study: Study) -> None:
 
 
 def check_descent(study: Study, dimension: int) -> None:
-    """Refuse a rate at which descent on a node's or on all examples' loss diverges."""
+    """Refuse a rate at which descent on a node's or on all examples' loss diverges, or does not move."""
     s = study.settings
     for seed in study.seeds:
         p = gaussian_regression(seed, s.num_nodes, s.examples_per_node, dimension)
         for held in (p.partition, p.pooled):
             run = theory.local_regression(p.x, p.y, held, learning_rate=s.learning_rate, local_steps=1, loss=s.loss)
-            if run.unfinished > 1:
-                raise ValueError(f"learning_rate: got {s.learning_rate:g}, at which descent diverges, must be less")
+            if not run.unfinished < 1:
+                what, must = ("diverges", "less") if run.unfinished > 1 else ("does not move", "more")
+                raise ValueError(f"learning_rate: got {s.learning_rate:g}, at which descent {what}, must be {must}")
 
 
 def run(study: Study) -> Outcome:

@@ -34,7 +34,7 @@ LARGE = 1e4  # from this l on, rates are fitted
 REMARKS = (
     "l = ln(1 / lambda); rates are least-squares slopes of logarithms, l from 1e4 on; mean and 95 % interval",
     "along: coefficient of ln l in the residual w - l v, its part along v over |v|, by a least-squares line in ln l",
-    "support: share of examples with margin 1 at the SVM",
+    "support: share of examples with margin 1 at the SVM; angle: the chord |w / |w| - v / |v||, as in the paper",
 )
 
 

@@ -22,7 +22,7 @@ from fedtangent import data as datasets
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.data import cache, features, partition
 from fedtangent.data.dataset import Dataset
-from fedtangent.engine.run import simulate
+from fedtangent.engine.run import params_by_round
 from fedtangent.experiments.lab.results import Claim, Outcome, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.federated import algorithms, schedule
@@ -31,7 +31,7 @@ from fedtangent.models.dense import logistic
 from fedtangent.output.files import Metric
 from fedtangent.output.run_plots import curves
 from fedtangent.theory.local_gd import direction_distance
-from fedtangent.types import Algorithm, Partition, PyTree
+from fedtangent.types import Algorithm, Partition
 
 SUBJECT = "Local-GD, section 5"
 FLOOR = 0.5  # of the distance after the first round: what "decreases to a small error floor" is taken to mean
@@ -152,16 +152,11 @@ def train(loaded: Dataset, s: LastLayerSettings, seed: int) -> Layers:
 def _path(loaded: Dataset, held: Partition, s: LastLayerSettings, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """The layer after every round [R + 1, P] and its test accuracy [R + 1]: of one node it is plain SGD."""
     algorithm = _algorithm(loaded.x_train.shape[1], loaded.num_classes, held.num_clients, s)
-
-    def look(state: PyTree) -> dict[str, np.ndarray]:
-        assert algorithm.params is not None
-        weight, bias = (np.asarray(part)[0] for part in algorithm.params(state)[0])
-        right = np.argmax(loaded.x_test @ weight + bias, axis=1) == loaded.y_test
-        return {"layer": np.concatenate([weight.ravel(), bias.ravel()]), "accuracy": right.mean()}
-
     held_data = datasets.federated_data(loaded.x_train, loaded.y_train, held, jnp.float32)
-    seen = simulate(algorithm, held_data, s.num_rounds, seed, evaluate_every=1, evaluate=look).history.evaluations
-    return np.stack([e.metrics["layer"] for e in seen]), np.array([e.metrics["accuracy"] for e in seen])
+    weights, biases = (part[:, 0] for part in params_by_round(algorithm, held_data, s.num_rounds, seed)[0])
+    right = [np.mean(np.argmax(loaded.x_test @ w + b, axis=1) == loaded.y_test)
+             for w, b in zip(weights, biases, strict=True)]  # fmt: skip
+    return np.concatenate([weights.reshape(len(weights), -1), biases.reshape(len(biases), -1)], axis=1), np.array(right)
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from scipy.optimize import linprog
 
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.data import partition
-from fedtangent.engine.run import simulate
+from fedtangent.engine.run import params_by_round
 from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, grouped, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd import gaussian
@@ -33,7 +33,7 @@ from fedtangent.models.features import linear
 from fedtangent.output.files import Metric
 from fedtangent.output.run_plots import curves
 from fedtangent.theory.local_gd import direction_distance, feasible_sets, hard_margin, local_regression, minimum_norm
-from fedtangent.types import Algorithm, Array, PyTree
+from fedtangent.types import Algorithm, Array
 
 SUBJECT = "Local-GD, Theorem 1 beside its optimiser"
 MOMENTUM = 0.9
@@ -48,7 +48,7 @@ OPTIMISERS: dict[str, Callable[..., optax.GradientTransformation] | None] = {
 NEAR = 0.01  # relative distance that counts as the same end
 REMARKS = (
     "distance: |w - c| / |c| to the minimum-norm model; outside: the part of w outside the span of the data, over |w|",
-    "l2, l_inf: distance of directions to the maximum margin of that norm; share of the margin that is reached",
+    "l2, l_inf: angle, the chord |w / |w| - c / |c||, to the maximum margin of that norm; share of it that is reached",
 )
 
 
@@ -125,13 +125,7 @@ def _path(drawn: gaussian.GaussianNodes, s: OptimiserSettings, seed: int, name: 
     algorithm = _algorithm(s, name, task)
     if name == POOLED:
         drawn = drawn._replace(partition=partition.of([drawn.partition.indices], len(drawn.y)))
-
-    def look(state: PyTree) -> dict[str, np.ndarray]:
-        assert algorithm.params is not None
-        return {"w": np.array(algorithm.params(state)["weights"])[0, :, 0]}
-
-    history = simulate(algorithm, drawn.federated(), s.num_rounds, seed, evaluate_every=1, evaluate=look).history
-    return np.stack([e.metrics["w"] for e in history.evaluations])
+    return np.asarray(params_by_round(algorithm, drawn.federated(), s.num_rounds, seed)["weights"][:, 0, :, 0])
 
 
 def _falling(rate: float) -> Callable[[Array], Array]:

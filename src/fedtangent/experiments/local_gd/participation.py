@@ -18,7 +18,7 @@ import numpy as np
 
 from fedtangent import streams
 from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
-from fedtangent.engine.run import simulate
+from fedtangent.engine.run import params_by_round
 from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd import gaussian
@@ -159,9 +159,7 @@ def simulated(s: ParticipationSettings, seed: int) -> Verdict:
         linear(s.narrow, dtype=jnp.float64), schedule.uniform_sampling(s.num_nodes, s.clients_per_round),
         client_learning_rate=s.learning_rate, work=Work(steps=steps),
     )  # fmt: skip
-    state = simulate(algorithm, drawn.federated(), short, seed).state
-    assert algorithm.params is not None
-    seen = np.asarray(algorithm.params(state)["weights"])[0, :, 0]
+    seen = params_by_round(algorithm, drawn.federated(), short, seed, every=short)["weights"][-1, 0, :, 0]
     part, other = (jax.tree.map(lambda leaf: leaf[:short], cohorts(s, each)) for each in (seed, seed + 1))
 
     def off(form: LocalRegression, rounds: Cohort | int) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedtangent import data
 from fedtangent.data import partition as partitions
-from fedtangent.engine.run import simulate
+from fedtangent.engine.run import params_by_round
 from fedtangent.experiments.local_gd import gaussian
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
@@ -103,14 +103,8 @@ def simulated(
     algorithm = _algorithm(
         recipe, problem.x.shape[1], partition.num_clients, learning_rate, local_steps, named
     )  # fmt: skip
-    weights = algorithm.params
-    assert weights is not None  # of one global model
     held = data.federated_data(problem.x, problem.y[:, None], partition, dtype=jnp.float64)
-    run = simulate(
-        algorithm, held, num_rounds, mapping="scan", evaluate_every=1,
-        evaluate=lambda state: {"w": np.asarray(weights(state)["weights"])[0, :, 0].copy()},
-    )  # fmt: skip
-    return np.array([e.metrics["w"] for e in run.history.evaluations])
+    return np.asarray(params_by_round(algorithm, held, num_rounds, mapping="scan")["weights"][:, 0, :, 0])
 
 
 def off(found: np.ndarray, expected: np.ndarray) -> float:

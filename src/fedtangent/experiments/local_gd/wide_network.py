@@ -21,7 +21,7 @@ import numpy as np
 from fedtangent import data as datasets
 from fedtangent import streams
 from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
-from fedtangent.engine.run import simulate
+from fedtangent.engine.run import params_by_round
 from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, grouped, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd import gaussian
@@ -143,21 +143,19 @@ def trained(s: WidthSettings, of: Task, limit: Limits, which: tuple[int, int], w
     algorithm, of_last, model = _algorithms(s, width, of.rate)
     key, structure = jax.random.fold_in(jax.random.key(seed), draw), model.structure
     assert isinstance(structure, DenseStructure)
-    assert algorithm.params is not None
-    start = jax.tree.map(lambda leaf: leaf[0], algorithm.params(algorithm.init(seed, s.num_nodes, key)))
+    start, end = _ends(s, algorithm, of.x, of, seed, key)
     scale = structure.layers[-1].weight_scale
     features, at_test = (
         scale * np.asarray(forward(structure, start, jnp.asarray(x))[0][-1]) for x in (of.x, of.x_test)
     )
 
-    last = _simulated(s, of_last, features, of, seed)["weights"][:, 0]
+    last = _ends(s, of_last, features, of, seed)[1]["weights"][:, 0]
     last_at_test = at_test @ last
 
     def closed(steps: int, rounds: int) -> np.ndarray:
         form = local_regression(features, of.y, of.partition, learning_rate=of.rate, local_steps=steps)
         return np.asarray(at_test @ form.models(rounds)[-1])
 
-    end = _simulated(s, algorithm, of.x, of, seed, key)
     before, before_test = (np.asarray(model.apply(start, jnp.asarray(x))) for x in (of.x, of.x_test))
     after_test = np.asarray(model.apply(end, jnp.asarray(of.x_test)))
     own = KernelBlocks(*(np.asarray(empirical_ntk(model, start, jnp.asarray(a), b)) for a, b in (
@@ -202,13 +200,13 @@ def _algorithms(s: WidthSettings, width: int, rate: float) -> tuple[Algorithm, A
     return whole, last, model
 
 
-def _simulated(s: WidthSettings, algorithm: Algorithm, x: np.ndarray, of: Task, seed: int, key: Any = None) -> PyTree:
-    """The weights after the last round."""
+def _ends(
+    s: WidthSettings, algorithm: Algorithm, x: np.ndarray, of: Task, seed: int, key: Any = None
+) -> tuple[PyTree, PyTree]:
+    """The parameters at the start and after the last round."""
     held = datasets.federated_data(x, of.y[:, None], of.partition, jnp.float64)
-    options = {} if key is None else {"init_key": key}
-    assert algorithm.params is not None
-    state = simulate(algorithm, held, s.num_rounds, seed, **options).state
-    return jax.tree.map(lambda leaf: leaf[0], algorithm.params(state))
+    both = params_by_round(algorithm, held, s.num_rounds, seed, every=s.num_rounds, init_key=key)
+    return jax.tree.map(lambda leaf: leaf[0, 0], both), jax.tree.map(lambda leaf: leaf[-1, 0], both)
 
 
 def slopes(found: list[Trained], name: str) -> MeanInterval:

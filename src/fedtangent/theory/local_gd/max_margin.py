@@ -6,12 +6,8 @@ so that a round is a step of the parallel projection method. Its limit lies in t
 Theorem 2); drawn back to the start at the right pace it is the point of the intersection nearest to the start (Lemma 4,
 Theorem 3): from 0 the hard-margin support vector machine (eq. 15).
 
-A projection is a quadratic program, solved in its dual: with ``A`` the signed examples ``y_ij x_ij'`` of a node,
-
-    min_{b >= 0} 1/2 b' A A' b - b' (1 - A w),    point = w + A' b,
-
-by a primal-dual interior-point method with Mehrotra's predictor (Nocedal and Wright, 2006, algorithm 16.4), in float64,
-for all nodes at once. Only the Gram matrices, formed once, are touched by its steps.
+All nodes' local problems are solved at once, in their duals (``local_problems``), in float64: their steps touch only
+the nodes' Gram matrices, formed once.
 """
 
 from __future__ import annotations
@@ -27,16 +23,13 @@ from scipy.optimize import nnls
 
 from fedtangent.checks import MAX_INDEX, number, real_array, whole
 from fedtangent.theory import checks
+from fedtangent.theory.local_gd.local_problems import descended, projected, weak
 from fedtangent.theory.local_gd.nodes import Nodes, check_start, check_weights, nodes_of
 from fedtangent.theory.precision import in_float64
 from fedtangent.types import Array, Partition
 
-GAP = 1e-13  # relative duality gap that ends a projection
-MOST_STEPS = 100  # interior-point steps of a projection
-TOLERANCE = 1e-6  # by how much a projection may be off (``_nonnegative``)
+TOLERANCE = 1e-6  # by how much a local model may be off (``local_problems``)
 LEAST_MARGIN = 1e-10  # of unit inputs: what counts as separated
-RIDGE = 1e-13  # added to a Gram matrix whose largest diagonal entry is 1
-REFINEMENTS = 6
 
 
 class DivergenceError(ValueError):
@@ -73,7 +66,6 @@ class Projection(NamedTuple):
     residual: Array  # [N], by how much it can be off: the worst violation, and the duality gap's bound of the distance
 
 
-@in_float64
 def feasible_sets(x: Any, y: Any, partition: Partition, *, separable: bool = True) -> FeasibleSets:
     """The feasible sets of inputs x [n, d] with labels y [n] of -1 and 1, as ``partition`` divides them.
 
@@ -155,94 +147,11 @@ def _check_found(residual: np.ndarray) -> None:
 @jax.jit
 def _project(sets: FeasibleSets, at: Array) -> Projection:
     across = jnp.einsum("nid,nd->ni", sets.signed, at, precision="highest")
-    dual, residual = jax.vmap(_projected)(jnp.asarray(sets.gram), across, jnp.asarray(sets.held))
+    dual, residual = jax.vmap(projected)(jnp.asarray(sets.gram), across, jnp.asarray(sets.held))
     point = at + jnp.einsum("nid,ni->nd", sets.signed, dual, precision="highest")
     margins = jnp.einsum("nid,nd->ni", sets.signed, point, precision="highest")
     lacking = jnp.max(jnp.where(sets.held, 1 - margins, 0.0), axis=1)  # the Gram matrix has half of their digits
     return Projection(point, dual, jnp.maximum(residual, lacking))
-
-
-def _nonnegative(gram: Array, linear: Array) -> tuple[Array, Array]:
-    """``min 1/2 b'Gb - l'b`` over b >= 0, for G positive semidefinite: b [n], and how far ``A'b`` can be off.
-
-    The second is the largest of the worst violation of a constraint, whose right side is 1, of the bound that the
-    duality gap sets to the distance of ``A'b`` from the exact one, relative to its length, and of rounding.
-    """
-    size = jnp.max(jnp.diagonal(gram))
-    size = jnp.where(size > 0, size, 1.0)
-    height = jnp.maximum(jnp.max(linear), 1e-300)
-    g, h = gram / size, linear / height  # b = height / size * (solution of the scaled problem)
-    b, z = _interior_point(g, h)
-    b = jnp.where(jnp.max(linear) <= 0, 0.0, b)
-
-    def off(b: Array) -> Array:
-        slope = g @ b - h
-        noise = 4 * jnp.finfo(g.dtype).eps * (jnp.abs(g) @ b + jnp.abs(h))
-        slope = jnp.where(jnp.abs(slope) <= noise, 0.0, slope)  # b may be large: noise times b is no gap
-        gap, square = jnp.maximum(b @ slope, 0.0), b @ g @ b
-        distance = jnp.sqrt(2 * gap / jnp.where(square > 0, square, 1.0))
-        rounding = jnp.finfo(g.dtype).eps * square  # of the Gram matrix, which squares a margin
-        known = jnp.maximum(jnp.max(-slope), jnp.max(noise)) * height
-        return jnp.maximum(known, jnp.maximum(distance, rounding))
-
-    polished = _on_active(g, h, b, b > z)
-    first, second = off(b), off(polished)
-    better = jnp.isfinite(second) & ~(first < second)
-    return jnp.where(better, polished, b) * height / size, jnp.where(better, second, first)
-
-
-def _on_active(g: Array, h: Array, b: Array, active: Array) -> Array:
-    """The b nearby that has slope 0 where ``active`` and is 0 elsewhere; negative entries, which are rounding, made 0.
-
-    The system may be singular (examples that are there twice) but has a solution: a small ridge, and steps of
-    refinement from b, which take its effect out and leave what the system does not determine as it is.
-    """
-    both = active[:, None] & active[None, :]
-    kept = jnp.where(both, g, 0.0)
-    factor = jax.scipy.linalg.cho_factor(kept + jnp.diag(jnp.where(active, RIDGE, 1.0)), lower=True)
-
-    def refine(_: Array, b: Array) -> Array:
-        return b + jax.scipy.linalg.cho_solve(factor, jnp.where(active, h - kept @ b, 0.0))
-
-    return jnp.maximum(jax.lax.fori_loop(0, REFINEMENTS, refine, jnp.where(active, b, 0.0)), 0.0)
-
-
-def _interior_point(g: Array, h: Array) -> tuple[Array, Array]:
-    """b and its slope z, both above 0, of the scaled problem, as near as float64 comes."""
-    n = len(h)
-
-    def residuals(b: Array, z: Array) -> tuple[Array, Array]:
-        off = g @ b - h - z
-        return off, jnp.maximum(jnp.max(jnp.abs(off)), b @ z / (1 + jnp.abs(h @ b)))
-
-    def step(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-        b, z, taken, _ = carry
-        off, before = residuals(b, z)
-        factor = jax.scipy.linalg.cho_factor(g + jnp.diag(z / b + RIDGE), lower=True)
-
-        def direction(product: Array) -> tuple[Array, Array]:
-            """To slope = z and ``b z = product``, both to first order."""
-            db = jax.scipy.linalg.cho_solve(factor, -off + product / b - z)
-            return db, (product - z * db) / b - z
-
-        db, dz = direction(jnp.zeros(n))
-        reach = _within(b, db), _within(z, dz)
-        mean = b @ z / n
-        ahead = (b + reach[0] * db) @ (z + reach[1] * dz) / n
-        db, dz = direction((ahead / mean) ** 3 * mean - db * dz)
-        both = jnp.minimum(_within(b, db), _within(z, dz))  # one length for both: the problem is not linear
-        new = b + both * db, z + both * dz
-        after = residuals(*new)[1]
-        fine = jnp.isfinite(after)
-        b, z = (jnp.where(fine, there, here) for there, here in zip(new, (b, z), strict=True))
-        return b, z, jnp.where(fine, taken + 1, MOST_STEPS), jnp.where(fine, after, before)
-
-    def going(carry: tuple[Array, Array, Array, Array]) -> Array:
-        return (carry[3] > GAP) & (carry[2] < MOST_STEPS)
-
-    start = jnp.ones(n), jnp.ones(n) + jnp.maximum(jnp.max(jnp.abs(h)), 1.0), jnp.int32(0), jnp.array(jnp.inf)
-    b, z, _, _ = jax.lax.while_loop(going, step, start)
-    return b, z
 
 
 def hard_margin(sets: FeasibleSets) -> np.ndarray:
@@ -279,7 +188,7 @@ def parallel_projections(
 
     Raises ``ValueError`` for numbers out of range, and as ``project`` does.
     """
-    moved = _rounds(_projected, sets, (), _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
+    moved = _rounds(projected, sets, (), _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
     _check_found(np.asarray(moved[1]))
     return np.asarray(moved[0])
 
@@ -313,11 +222,11 @@ def exponential_models(
     level = number("log_inverse", log_inverse)
     if (learning_rate is None) != (local_steps is None):
         raise ValueError(f"local_steps: got {local_steps} with learning_rate={learning_rate}, must be both or neither")
-    local: Local = _weak
+    local: Local = weak
     given: tuple[Array, ...] = (jnp.asarray(level),)
     if learning_rate is not None and local_steps is not None:
         rate, steps = number("learning_rate", learning_rate, above=0), whole("local_steps", local_steps, 1, MAX_INDEX)
-        local, given = _descended, (*given, jnp.asarray(rate), jnp.asarray(steps))
+        local, given = descended, (*given, jnp.asarray(rate), jnp.asarray(steps))
     moved = _rounds(local, sets, given, _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
     residual = np.asarray(moved[1])
     if learning_rate is not None and not np.isfinite(residual).all():
@@ -364,67 +273,12 @@ def _rounds(
     return jnp.concatenate([start[None], models]), residuals
 
 
-def _projected(gram: Array, across: Array, held: Array) -> tuple[Array, Array]:
-    return _nonnegative(gram, jnp.where(held, 1 - across, -1.0))
-
-
-def _weak(gram: Array, across: Array, held: Array, level: Array) -> tuple[Array, Array]:
-    """b [n] with ``ln b = level - across - G b``, and by how much that is missed, relative to ``level``."""
-    aim = jnp.where(held, level - across, -1e3)  # e^-1000 is 0
-    shrunk = 0.5 ** jnp.arange(40.0)
-
-    def raised(s: Array) -> Array:
-        return jnp.exp(jnp.minimum(s, 250.0))  # far above any b, and its square is finite
-
-    def dual(s: Array) -> Array:
-        """What Newton's method descends, convex in b."""
-        b = raised(s)
-        return b @ gram @ b / 2 + b @ (s - 1 - aim)
-
-    def off(s: Array) -> Array:
-        return s - aim + gram @ raised(s)
-
-    def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        s, taken, _ = carry
-        root = jnp.exp(s / 2)
-        miss = off(s)
-        # (I + G B) ds = -miss, made symmetric by the roots of B
-        factor = jax.scipy.linalg.cho_factor(jnp.eye(len(s)) + jnp.outer(root, root) * gram, lower=True)
-        ds = -miss + gram @ (root * jax.scipy.linalg.cho_solve(factor, root * miss))
-        slope = jnp.sum(jnp.exp(s) * miss * ds)
-        tried = s[None] + jnp.outer(shrunk, ds)
-        better = jax.vmap(dual)(tried) <= dual(s) + 1e-4 * shrunk * slope
-        nearer = jax.vmap(lambda t: jnp.max(jnp.abs(off(t))))(tried) < 0.9 * jnp.max(jnp.abs(miss))
-        good = better | nearer
-        s = jnp.where(good.any(), tried[jnp.argmax(good)], s)
-        return s, taken + 1, jnp.max(jnp.abs(off(s)))
-
-    def going(carry: tuple[Array, Array, Array]) -> Array:
-        return (carry[2] > 1e-12 * (1 + jnp.max(jnp.abs(aim)))) & (carry[1] < MOST_STEPS)
-
-    begin = jnp.minimum(aim, -jnp.log(jnp.maximum(jnp.max(jnp.sum(jnp.abs(gram), axis=1)), 1e-300)))
-    s, _, missed = jax.lax.while_loop(going, step, (begin, jnp.int32(0), jnp.array(jnp.inf)))
-    return jnp.exp(s), missed / (1 + jnp.max(jnp.abs(jnp.where(held, aim, 0.0))))
-
-
-def _descended(gram: Array, across: Array, held: Array, level: Array, rate: Array, steps: Array) -> tuple[Array, Array]:
-    """b [n] after so many steps, and 0 where it is finite: descent has no residual to look at."""
-
-    def step(_: Array, b: Array) -> Array:
-        slope = jnp.where(held, jnp.exp(-across - gram @ b), 0.0)
-        return (1 - rate * jnp.exp(-level)) * b + rate * slope
-
-    b = jax.lax.fori_loop(0, steps, step, jnp.zeros_like(across))
-    return b, jnp.where(jnp.all(jnp.isfinite(b)), 0.0, jnp.nan)
-
-
 def direction_distance(w: Any, other: Any) -> np.ndarray:
-    """``|w / |w| - other / |other||`` over the last axis: how far two models point apart, from 0 to 2 (section 5)."""
+    """``|w / |w| - other / |other||`` over the last axis: how far two models point apart, from 0 to 2 (section 5).
+
+    NaN where one of them is 0, which has no direction.
+    """
     unit = [np.asarray(v, np.float64) for v in (w, other)]
-    unit = [v / np.linalg.norm(v, axis=-1, keepdims=True) for v in unit]
+    with np.errstate(invalid="ignore"):
+        unit = [v / np.linalg.norm(v, axis=-1, keepdims=True) for v in unit]
     return np.asarray(np.linalg.norm(unit[0] - unit[1], axis=-1))
-
-
-def _within(values: Array, change: Array) -> Array:
-    """The longest step of at most 1 that keeps ``values`` above 0."""
-    return jnp.minimum(1.0, 0.995 * jnp.min(jnp.where(change < 0, -values / change, jnp.inf)))

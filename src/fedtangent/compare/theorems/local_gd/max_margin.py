@@ -138,7 +138,10 @@ def slope_row(
 
 
 def lemma_2_direction(case: Classified) -> Verdict:
-    """Eq. (14): Local-GD's direction tends to that of the projections, as ``ln ln(1/lambda) / ln(1/lambda)``."""
+    """Eq. (14): Local-GD's direction tends to that of the projections within ``ln ln(1/lambda) / ln(1/lambda)``.
+
+    Over these values of lambda the slope of ``1 / ln(1/lambda)`` would be 1.1, which is not told from the bound's.
+    """
     models = weak_models(case, FEW_ROUNDS)
     plain, modified = (
         direction_distance(models, parallel_projections(case.sets, FEW_ROUNDS, alpha=alpha)[-1])

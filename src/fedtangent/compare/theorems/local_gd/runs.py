@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.data.federated import federated_data
-from fedtangent.engine.run import simulate
+from fedtangent.engine.run import params_by_round
 from fedtangent.federated.local import Work
 from fedtangent.models.features import linear
 from fedtangent.types import Algorithm, Partition, Schedule
@@ -80,11 +80,6 @@ def simulated(
         work=Work(steps=descent.steps),
         **options,
     )
-    assert algorithm.params is not None
-    read = algorithm.params
     held = federated_data(problem.x, problem.y[:, None], problem.partition, dtype=jnp.float64)
-    run = simulate(
-        algorithm, held, descent.rounds, descent.seed, mapping="vmap", evaluate_every=every,
-        evaluate=lambda state: {"w": np.asarray(read(state)["weights"])[0, :, 0].copy()},
-    )  # fmt: skip
-    return np.array([evaluation.metrics["w"] for evaluation in run.history.evaluations])
+    path = params_by_round(algorithm, held, descent.rounds, descent.seed, every=every, mapping="vmap")
+    return np.asarray(path["weights"][:, 0, :, 0])
