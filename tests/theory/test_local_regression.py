@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent import theory
+from fedtangent import partition, theory
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.types import Cohort, Partition
 
@@ -190,7 +190,7 @@ def test_a_node_of_lower_rank_takes_the_pseudo_inverse(problem):
     ("changes", "message"),
     [
         ({"x": np.ones(12)}, r"x: got shape \(12,\), must be \[n, d\]"),
-        ({"y": np.ones(11)}, r"y: got shape \(11,\), must be \(12,\)"),
+        ({"y": np.ones(11)}, r"y: got shape \(11,\), must be \(12,\) or \(12, C\)"),
         ({"y": np.full(12, np.nan)}, r"y: got nan at entry \(0,\)"),
         ({"partition": [0]}, "partition: got .*, must be a Partition"),
         ({"partition": Partition(np.arange(12), np.array([0, 0, 12]))}, "partition: got node 0 without an example"),
@@ -221,3 +221,31 @@ def test_bad_questions_are_refused(problem):
     fast = theory.local_regression(*problem, learning_rate=5.0, local_steps=3)
     with pytest.raises(ValueError, match="learning_rate: got one at which local work diverges"):
         _ = fast.contraction
+
+
+@pytest.mark.parametrize("rank", [9, 30])
+def test_several_targets_are_as_many_runs(rank):
+    """Columns of targets, of starts and of models, beside one run each; with all examples fitted and without."""
+    rng = np.random.default_rng(rank)
+    x, y, start = rng.standard_normal((20, rank)), rng.standard_normal((20, 3)), rng.standard_normal((rank, 3))
+    nodes = partition.of([np.arange(7), np.arange(7, 16), np.arange(16, 20)])
+    work = {"learning_rate": 0.02, "local_steps": 6, "loss": "squared_error_sum"}
+    run, each = (
+        theory.local_regression(x, y, nodes, **work),
+        [theory.local_regression(x, y[:, c], nodes, **work) for c in range(3)],
+    )
+
+    def beside(read):
+        return read(run, start), np.stack([read(one, start[:, c]) for c, one in enumerate(each)], axis=-1)
+
+    for read in (
+        lambda one, w: one.models(5, w),
+        lambda one, w: one.after([0, 2, 5], w),
+        lambda one, w: one.limit(w),
+        lambda one, w: theory.minimum_norm(x, one.nodes.y[one.nodes.held], w),
+    ):
+        found, expected = beside(read)
+        np.testing.assert_allclose(found, expected, atol=1e-10)
+        assert not np.allclose(found[..., ::-1], expected, atol=1e-2)
+    assert run.contraction == each[0].contraction
+    assert run.rounds_to(1e-3, start) >= min(one.rounds_to(1e-3, start[:, c]) for c, one in enumerate(each))

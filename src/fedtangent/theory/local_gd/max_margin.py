@@ -86,6 +86,8 @@ def feasible_sets(x: Any, y: Any, partition: Partition, *, separable: bool = Tru
 
 
 def _check_labels(nodes: Nodes) -> None:
+    if nodes.y.ndim != 2:
+        raise ValueError(f"y: got {nodes.y.shape[2]} columns of targets, must be one of labels")
     labels = nodes.y[nodes.held]
     if not np.all(np.abs(labels) == 1):
         wrong = labels[np.abs(labels) != 1]
@@ -241,7 +243,7 @@ def exponential_models(
 def _begin(sets: FeasibleSets, start: Any, weights: Any) -> tuple[Array, Array]:
     checks.check_kind("sets", sets, FeasibleSets)
     sizes = sets.held.sum(axis=1)
-    return jnp.asarray(check_start(start, sets.dimension)), jnp.asarray(check_weights(weights, sizes))
+    return jnp.asarray(check_start(start, (sets.dimension,))), jnp.asarray(check_weights(weights, sizes))
 
 
 def _anchoring(alpha: Any, num_rounds: int) -> Array:

@@ -15,7 +15,7 @@ class Nodes(NamedTuple):
     """N nodes' examples, float64; rows behind a node's own are 0."""
 
     x: np.ndarray  # [N, n, d]
-    y: np.ndarray  # [N, n]
+    y: np.ndarray  # [N, n], or [N, n, C]
     sizes: np.ndarray  # [N] int64, examples of a node
 
     @property
@@ -25,16 +25,17 @@ class Nodes(NamedTuple):
 
 
 def nodes_of(x: Any, y: Any, partition: Partition) -> Nodes:
-    """Inputs x [n, d] and targets y [n] (or [n, 1]) as ``partition`` divides them among nodes.
+    """Inputs x [n, d] and targets y [n], [n, 1] which is the same, or [n, C] as ``partition`` divides them among nodes.
 
     Raises ``ValueError`` for shapes that do not fit, numbers that are not finite, and a node without an example.
     """
     inputs, targets = real_array("x", x), real_array("y", y)
     if inputs.ndim != 2 or 0 in inputs.shape:
         raise ValueError(f"x: got shape {inputs.shape}, must be [n, d] with n, d >= 1")
-    if targets.shape == (len(inputs), 1):
+    if targets.ndim == 2 and targets.shape[1] == 1:
         targets = targets[:, 0]
-    checks.check_shape("y", targets, (len(inputs),))
+    if targets.ndim not in (1, 2) or len(targets) != len(inputs) or 0 in targets.shape:
+        raise ValueError(f"y: got shape {targets.shape}, must be ({len(inputs)},) or ({len(inputs)}, C)")
     finite("x", inputs)
     finite("y", targets)
     checks.check_kind("partition", partition, Partition)
@@ -43,19 +44,20 @@ def nodes_of(x: Any, y: Any, partition: Partition) -> Nodes:
     if not sizes.all():
         raise ValueError(f"partition: got node {int(np.argmin(sizes))} without an example, must be one or more each")
     largest = int(sizes.max())
-    found = Nodes(np.zeros((len(sizes), largest, inputs.shape[1])), np.zeros((len(sizes), largest)), sizes)
+    padded = len(sizes), largest
+    found = Nodes(np.zeros((*padded, inputs.shape[1])), np.zeros((*padded, *targets.shape[1:])), sizes)
     for i, size in enumerate(sizes):
         rows = partition.client(i)
         found.x[i, :size], found.y[i, :size] = inputs[rows], targets[rows]
     return found
 
 
-def check_start(start: Any, dimension: int) -> np.ndarray:
-    """The model that a run starts from, [d] float64; zeros for None."""
+def check_start(start: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The model that a run starts from, [d] (or [d, C]) float64; zeros for None."""
     if start is None:
-        return np.zeros(dimension)
+        return np.zeros(shape)
     values = real_array("start", start)
-    checks.check_shape("start", values, (dimension,))
+    checks.check_shape("start", values, shape)
     finite("start", values)
     return values
 

@@ -49,7 +49,7 @@ def local_regression(
     """Local-GD on a linear regression without intercept: every round's global model in closed form.
 
     Args:
-        x, y: [n, d] inputs and [n] targets. partition: which of them each node holds.
+        x, y: [n, d] inputs, and [n] targets or [n, C], for which a model is [d, C]. partition: who holds which.
         learning_rate, local_steps: eta and L of every node; both None: local work until convergence, the paper's form
             (eq. 4). A node whose X_i has not full rank then takes the pseudo-inverse (``deficient`` names it).
         weights: of the nodes in the mean, "uniform" (the paper's), "examples", or N numbers.
@@ -74,7 +74,8 @@ def local_regression(
     left, singular, right = np.linalg.svd(nodes.x, full_matrices=False)
     known = singular > max(nodes.x.shape[1:]) * np.finfo(float).eps * singular[:, :1]
     right = np.where(known[..., None], right, 0.0)
-    answers = np.einsum("ikr,ik->ir", left, nodes.y) / np.where(known, singular, np.inf)
+    answers = np.einsum("ikr,ik...->ir...", left, nodes.y)
+    answers /= _like(np.where(known, singular, np.inf), answers)
     kept, gone = np.zeros_like(singular), np.where(known, 1.0, 0.0)
     if learning_rate is not None and local_steps is not None:
         rate, steps = number("learning_rate", learning_rate, above=0), whole("local_steps", local_steps)
@@ -88,15 +89,23 @@ def local_regression(
 
 @dataclass(frozen=True, repr=False)
 class LocalRegression:
-    """A run of Local-GD on a linear regression; made by ``local_regression``. r is the rank an X_i can have."""
+    """A run of Local-GD on a linear regression; made by ``local_regression``. r is the rank an X_i can have.
+
+    A model is [d]; where targets are [n, C], it is [d, C], and what is said of [d] below is of each column.
+    """
 
     nodes: Nodes
     weights: np.ndarray  # [N], sum 1
     bases: np.ndarray  # [N, r, d], V_i'; rows beyond the rank of X_i are 0
-    answers: np.ndarray  # [N, r], what local work draws V_i' w to
+    answers: np.ndarray  # [N, r] (, C), what local work draws V_i' w to
     kept: np.ndarray  # [N, r], the share of the way that is left after the local work
     gone: np.ndarray  # [N, r], 1 - kept, to relative precision; 0 beyond the rank
     known: np.ndarray  # [N, r] bool, within the rank of X_i
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a model: (d,) or (d, C)."""
+        return self.bases.shape[2], *self.answers.shape[2:]
 
     @property
     def deficient(self) -> tuple[int, ...]:
@@ -111,8 +120,8 @@ class LocalRegression:
 
     def local(self, w: np.ndarray) -> np.ndarray:
         """Every node's model after its local work from ``w`` [d]: [N, d] (eq. 4)."""
-        moves = self.gone * (self.bases @ w - self.answers)
-        return np.asarray(w - np.einsum("ir,ird->id", moves, self.bases))
+        moves = _like(self.gone, self.answers) * (self.bases @ w - self.answers)
+        return np.asarray(w - np.einsum("ir...,ird->id...", moves, self.bases))
 
     def models(self, rounds: int | Cohort, start: Any = None) -> np.ndarray:
         """The global model after every round, [R + 1, d], one round after the other.
@@ -120,9 +129,9 @@ class LocalRegression:
         ``rounds`` is how many rounds of all nodes, or the cohorts of R rounds (``model`` is not looked at), whose
         weights then take the place of the nodes' own. ``start`` is w_0, zeros by default.
         """
-        path = [check_start(start, self.bases.shape[2])]
+        path = [check_start(start, self.shape)]
         for weight in self._weights_of(rounds):
-            path.append(weight @ self.local(path[-1]))
+            path.append(np.tensordot(weight, self.local(path[-1]), 1))
         return np.stack(path)
 
     def _weights_of(self, rounds: int | Cohort) -> np.ndarray:
@@ -155,8 +164,9 @@ class LocalRegression:
         left, singular, right = np.linalg.svd(stacked, full_matrices=False)
         range_ = singular > max(stacked.shape) * np.finfo(float).eps * singular.max(initial=0.0)
         left, singular, right = left[:, range_], singular[range_], right[range_]
-        fitted = right.T @ ((left.T @ (root * self.answers.reshape(-1))[some]) / singular)
-        return right, singular**2, fitted
+        told = (root[:, None] * self.answers.reshape(len(root), -1))[some]
+        fitted = right.T @ ((left.T @ told) / singular[:, None])
+        return right, singular**2, fitted.reshape(self.shape)
 
     @property
     def eigenvalues(self) -> np.ndarray:
@@ -170,18 +180,18 @@ class LocalRegression:
 
     def limit(self, start: Any = None) -> np.ndarray:
         """Where the run ends, [d]: the least-squares solution of ``F w = f`` nearest to ``start``."""
-        begin = check_start(start, self.bases.shape[2])
+        begin = check_start(start, self.shape)
         right, _, fitted = self._stacked
         return np.asarray(fitted + begin - right.T @ (right @ begin))
 
     def after(self, rounds: int | Sequence[int], start: Any = None) -> np.ndarray:
         """The global model after so many rounds, [d], or [len(rounds), d] (eq. 6, by the spectrum of A)."""
         counts = [whole("rounds", r, 0) for r in np.atleast_1d(np.asarray(rounds, object))]
-        begin = check_start(start, self.bases.shape[2])
+        begin = check_start(start, self.shape)
         right, values, _ = self._stacked
         end = self.limit(begin)
-        away = (1 - values) ** np.asarray(counts, float)[:, None] * (right @ (begin - end))
-        found = end + away @ right
+        left = (1 - values) ** np.asarray(counts, float)[:, None]
+        found = end + np.einsum("rq,q...,qd->rd...", left, right @ (begin - end), right, optimize=True)
         return found if np.ndim(rounds) else found[0]
 
     def rounds_to(self, tolerance: float, start: Any = None) -> int:
@@ -191,26 +201,32 @@ class LocalRegression:
         """
         number("tolerance", tolerance, above=0, below=1)
         right, values, _ = self._stacked
-        begin = check_start(start, self.bases.shape[2])
+        begin = check_start(start, self.shape)
         away = right @ (begin - self.limit(begin))
         allowed = tolerance * np.linalg.norm(away)
 
         def reached(rounds: int) -> bool:
-            return bool(np.linalg.norm((1 - values) ** float(rounds) * away) <= allowed)
+            return bool(np.linalg.norm(_like((1 - values) ** float(rounds), away) * away) <= allowed)
 
         if not reached(MOST_ROUNDS):
             raise ValueError(f"tolerance: got {tolerance:g}, which is not reached in {MOST_ROUNDS:.0e} rounds")
         return bisect.bisect_left(range(MOST_ROUNDS), True, key=reached)
 
 
+def _like(values: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """``values`` with an axis of length 1 for each that ``other`` has besides."""
+    return values.reshape(values.shape + (1,) * (other.ndim - values.ndim))
+
+
 def minimum_norm(x: Any, y: Any, start: Any = None) -> np.ndarray:
     """The centralised model, [d]: the least-squares solution of ``X w = y`` nearest to ``start`` (eq. 7: to 0).
 
-    ``x`` [n, d], ``y`` [n]. Raises ``ValueError`` for shapes that do not fit and numbers that are not finite.
+    ``x`` [n, d], ``y`` [n]; for [n, C] it is [d, C]. Raises ``ValueError`` for shapes that do not fit and numbers that
+    are not finite.
     """
     count = len(real_array("x", x)) if np.ndim(x) else 0
     pooled = nodes_of(x, y, Partition(np.arange(count), np.array([0, count])))
-    begin = check_start(start, pooled.x.shape[2])
+    begin = check_start(start, (pooled.x.shape[2], *pooled.y.shape[2:]))
     move: np.ndarray = np.linalg.lstsq(pooled.x[0], pooled.y[0] - pooled.x[0] @ begin, rcond=None)[0]
     return begin + move
 
@@ -240,7 +256,7 @@ def local_theorem_1(run: LocalRegression, start: Any = None) -> LocalTheorem1:
     there for, that one model fits all examples.
     """
     checks.check_kind("run", run, LocalRegression)
-    begin = check_start(start, run.bases.shape[2])
+    begin = check_start(start, run.shape)
     held = run.nodes.held
     x, y = run.nodes.x[held], run.nodes.y[held]
     centralised = minimum_norm(x, y)
