@@ -4,7 +4,7 @@ Nothing here imports the simulation, so that one mistake cannot agree with itsel
 out of range or not finite, an unknown name) is a ``ValueError`` that names the argument, before any work.
 
 Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``theory.ntk_fl``, Local-GD's in
-``theory.local_gd``, the exact dynamics in ``theory.flow``; all are exported here.
+``theory.local_gd``, DeepLin's in ``theory.deep_linear``, the exact dynamics in ``theory.flow``; all are exported here.
 
 ==========================  ======================================================================================
 ``gp_limit``                Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021): models trained to convergence are
@@ -33,6 +33,10 @@ Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``
 ``parallel_projections``    Lemmas 3 and 4 of Local-GD, eq. (13) and (16): separable classification's global models;
                             ``hard_margin`` is eq. (15), to which Theorems 2 and 3 compare them, ``farkas`` a
                             certificate that Assumption 1 fails; ``exponential_models`` are those of eq. (12), Lemma 2
+``deep_linear_theorem``     Theorem IV.2 of DeepLin, eq. (18): decay of FedAvg on deep linear networks, its conditions
+                            and the hypotheses A, B and C of its proof; ``deep_linear_spectrum``: of P(0), eq. (14)
+``residual_terms``          eq. (16) and (17) of DeepLin: the four terms of the residual after a round
+``deep_linear_limit``       every round of the same at infinite width, mode by mode
 ``federated_flow``          exact law and predictions of every round for any cohorts and ``Rule``: the discrete dynamics
                             behind FE-2021 section 9.2, eq. (13)-(16), without their remainder terms
 ``Flow.fixed_point``        where those dynamics end, from their own operator: Theorem 2 as a checkable statement
@@ -46,14 +50,16 @@ Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``
 FE-2021 and FE-2024 are the two papers on Fed-ensemble (arXiv 2021 and IEEE TASE 2024).
 """
 
-from fedtangent.theory import fed_ensemble, flow, local_gd, ntk_fl
+from fedtangent.theory import deep_linear, fed_ensemble, flow, local_gd, ntk_fl
 from fedtangent.theory.assumptions import Assumption
+from fedtangent.theory.deep_linear import *  # noqa: F403
 from fedtangent.theory.fed_ensemble import *  # noqa: F403
 from fedtangent.theory.flow import *  # noqa: F403
 from fedtangent.theory.local_gd import *  # noqa: F403
 from fedtangent.theory.ntk_fl import *  # noqa: F403
 
 __all__ = ["Assumption"]
+__all__ += deep_linear.__all__
 __all__ += fed_ensemble.__all__
 __all__ += flow.__all__
 __all__ += local_gd.__all__

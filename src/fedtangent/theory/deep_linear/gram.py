@@ -52,6 +52,8 @@ def products(weights: Sequence[Any], x: Any) -> Products:
             raise ValueError(f"weights: got shape {w.shape} of layer {i + 1}, must be [fan_out, {fan_in}]")
         finite("weights", w)
         fan_in = w.shape[0]
+    if len(widths := {w.shape[0] for w in layers[:-1]}) > 1:
+        raise ValueError(f"weights: got hidden layers of widths {sorted(widths)}, must be of one width")
     below, above = [inputs], [np.eye(fan_in)]
     for w in layers[:-1]:
         below.append(below[-1] @ w.T)

@@ -1,0 +1,151 @@
+"""A round of FedAvg on deep linear networks as DeepLin writes it: its gradients, its residual, the terms of eq. (17).
+
+With rows for examples eq. (6) is ``dL_c/dW^i = s B_i' R_c' A_i`` of client c's residuals R_c (``gram`` has A_i, B_i and
+s). A round is K such steps at each of N clients from the server's weights (7), and their mean (8). In terms of the
+residual it is eq. (17), whose last term E holds all products of two or more layers' changes (10).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent.checks import finite, number, real_array, whole
+from fedtangent.theory import checks
+from fedtangent.theory.deep_linear.gram import Products, applied, products
+from fedtangent.types import Partition
+
+Weights = Sequence[np.ndarray]  # W^1 .. W^L, [fan_out, fan_in] each
+
+
+class FullBatchWork(NamedTuple):
+    """What all clients do in a round; made by ``full_batch_work``."""
+
+    x: np.ndarray  # [n, d]
+    y: np.ndarray  # [n, C]
+    partition: Partition
+    learning_rate: float  # eta, of 1/2 |f(X_c) - Y_c|^2
+    local_steps: int  # K
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return self.partition.num_clients
+
+    def of_client(self, c: int) -> tuple[np.ndarray, np.ndarray]:
+        """X_c and Y_c."""
+        rows = self.partition.client(c)
+        return self.x[rows], self.y[rows]
+
+
+def full_batch_work(x: Any, y: Any, partition: Partition, learning_rate: float, local_steps: int) -> FullBatchWork:
+    """Checked: x [n, d], y [n, C], each client with an example or more.
+
+    Raises ``ValueError`` for shapes that do not fit, numbers out of range or not finite, a client without examples.
+    """
+    inputs, targets = real_array("x", x), real_array("y", y)
+    for name, values in (("x", inputs), ("y", targets)):
+        if values.ndim != 2 or 0 in values.shape:
+            raise ValueError(f"{name}: got shape {values.shape}, must be [n, {'d' if name == 'x' else 'C'}]")
+        finite(name, values)
+    if len(inputs) != len(targets):
+        raise ValueError(f"y: got {len(targets)} rows, must be {len(inputs)}, as x")
+    checks.check_kind("partition", partition, Partition)
+    held = checks.check_partition(partition, len(inputs))
+    if not np.all(held.sizes):
+        raise ValueError(f"partition: got client {int(np.argmin(held.sizes))} without examples, must be one or more")
+    rate = number("learning_rate", learning_rate, above=0)
+    return FullBatchWork(inputs, targets, held, rate, whole("local_steps", local_steps))
+
+
+def gradients(of: Products, residuals: np.ndarray) -> list[np.ndarray]:
+    """Eq. (6) of the sum of squares at residuals [n, C]: of every layer, as its weights are."""
+    return [of.scale * (b.T @ residuals.T) @ a for a, b in zip(of.below, of.above, strict=True)]
+
+
+class LocalPath(NamedTuple):
+    """One client's local steps."""
+
+    before: tuple[Products, ...]  # of its network at its examples, before each of the K steps
+    residuals: tuple[np.ndarray, ...]  # xi_{k,c}, [n_c, C] each
+    weights: tuple[np.ndarray, ...]  # after the last
+
+
+def local_path(weights: Weights, x: np.ndarray, y: np.ndarray, learning_rate: float, local_steps: int) -> LocalPath:
+    """Eq. (7): so many steps on ``1/2 |f(x) - y|^2`` of one client."""
+    own, before, residuals = [np.asarray(w, np.float64) for w in weights], [], []
+    for _ in range(local_steps):
+        now = products(own, x)
+        before.append(now)
+        residuals.append(now.outputs - y)
+        own = [w - learning_rate * g for w, g in zip(own, gradients(now, residuals[-1]), strict=True)]
+    return LocalPath(tuple(before), tuple(residuals), tuple(own))
+
+
+def local_paths(weights: Weights, work: FullBatchWork) -> list[LocalPath]:
+    """Of every client."""
+    every = (work.of_client(c) for c in range(work.num_clients))
+    return [local_path(weights, x, y, work.learning_rate, work.local_steps) for x, y in every]
+
+
+def averaged(paths: Sequence[LocalPath]) -> list[np.ndarray]:
+    """Eq. (8): the server's weights after the round, the plain mean."""
+    return [np.mean(layer, axis=0) for layer in zip(*(path.weights for path in paths), strict=True)]
+
+
+class ResidualTerms(NamedTuple):
+    """Eq. (17): the server's residual after a round as a sum of four, [n, C] each."""
+
+    first: np.ndarray  # (I - eta K/N P(0)) xi: the linear model's
+    second: np.ndarray  # -eta/N sum_k (P(t, k) - P(0)) xi_k: the kernel has moved
+    third: np.ndarray  # -eta/N sum_k P(0) (U_k - U): clients have drifted
+    fourth: np.ndarray  # s E(t) X: products of several layers' changes
+
+    @property
+    def total(self) -> np.ndarray:
+        """The residual after the round."""
+        return self.first + self.second + self.third + self.fourth
+
+
+def residual_terms(initial: Weights, weights: Weights, work: FullBatchWork) -> ResidualTerms:
+    """The terms of the round that starts at ``weights``, with P(0) at the weights ``initial``."""
+    begin, now, paths = products(initial, work.x), products(weights, work.x), local_paths(weights, work)
+    residual = now.outputs - work.y
+    rate = work.learning_rate / work.num_clients
+    moved, drifted = np.zeros_like(residual), np.zeros_like(residual)
+    for c, path in enumerate(paths):
+        rows = work.partition.client(c)
+        own = products(initial, work.x[rows])
+        for before, xi in zip(path.before, path.residuals, strict=True):
+            moved += applied(now, xi, before) - applied(begin, xi, own)
+        drifted += applied(begin, sum(path.residuals) - work.local_steps * residual[rows], own)
+    return ResidualTerms(
+        residual - rate * work.local_steps * applied(begin, residual),
+        -rate * moved,
+        -rate * drifted,
+        _higher_orders(now, weights, averaged(paths), work.x),
+    )
+
+
+def _higher_orders(now: Products, weights: Weights, after: Weights, x: np.ndarray) -> np.ndarray:
+    """``s E X`` of eq. (10), [n, C]: of the product of all layers what holds two changes or more.
+
+    Entry o of ``orders`` is the sum of all products of the layers so far that hold o changes.
+    """
+    orders = [x]
+    for w, to in zip(weights, after, strict=True):
+        kept, changed = [o @ w.T for o in orders], [o @ (to - w).T for o in orders]
+        orders = [kept[0], *(a + b for a, b in zip(kept[1:], changed[:-1], strict=True)), changed[-1]]
+    return np.asarray(now.scale * sum(orders[2:], np.zeros_like(now.outputs)))
+
+
+def balancedness(weights: Weights) -> list[np.ndarray]:
+    """``W^{i+1}' W^{i+1} - W^i W^i'`` of i = 1 .. L - 1, which gradient flow keeps (Arora, Cohen and Hazan, 2018).
+
+    One step of gradient descent changes it by ``eta^2 (G^{i+1}' G^{i+1} - G^i G^i')``, gradients G; so does a round of
+    FedAvg with K = 1. With K > 1 a round's mean keeps a part of first order in the clients' drift.
+    """
+    return [above.T @ above - below @ below.T for below, above in itertools.pairwise(weights)]

@@ -1,0 +1,238 @@
+"""Theorem IV.2 of DeepLin: FedAvg on a wide deep linear network decays linearly, and what its proof assumes of a run.
+
+    L(t) <= rho^t L(0),    rho = 1 - eta K lambda_min(P(0)) / (2 N),
+
+L the sum of squares of N clients that take K full-batch steps at rate eta on ``1/2 |f(X_c) - Y_c|^2`` (18). The proof
+is an induction over three hypotheses: A, the bound itself; B, singular values of products of layers stay near those of
+the limit; C, no layer moves farther than R.
+
+What the paper leaves open, or says otherwise:
+
+- P(0) is singular beyond the range of X. As in Du and Hu (2019), on whom the proof stands, the examples are those of a
+  reduced problem: lambda_min and sigma_min are the least on that range, and targets are ``Y = W* X``.
+- The conditions hold up to constants. The step's is printed inside the proof, ``eta <= d_out / (50 L kappa K |X|^2)``;
+  that of the width is taken as 1, which is the least that it can mean.
+- (18) is of the squared norm. The proof bounds the norm itself by rho, so its square by rho^2; and to first order in
+  eta the square falls by ``1 - 2 eta K lambda_min / N``: the theorem has a quarter of the rate. ``linear_rate`` is
+  that of the linear model, exact for any eta and K.
+- In (33), and so in (25) and Lemma VII.7, the local kernel's bound ``1.25^4 L sigma_max^2 / d_out`` has lost its L;
+  with it (``drift_bound``) the third term keeps the proof's share for eta smaller by L.
+- R is printed with 4 in hypothesis C and with 16 in the proof of it; 16 is what its steps give.
+- (27) orders the least eigenvalues of ``X'X`` and ``X_c'X_c``, which is true for columns of full rank, n <= d only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtangent.checks import number
+from fedtangent.theory.assumptions import Assumption, assumption, failing, report
+from fedtangent.theory.deep_linear.gram import in_row_space, products, spectrum
+from fedtangent.theory.deep_linear.rounds import FullBatchWork, Weights
+from fedtangent.theory.local_gd.regression import LocalRegression, local_regression
+
+STEP = 50  # of the condition on eta, (23)
+RADIUS = 16  # of R
+SPREAD = 2.0  # of hypothesis B's O(sqrt(L)): a square Gaussian matrix alone has norm 2 sqrt(m)
+
+
+class DeepLinearConstants(NamedTuple):
+    """The constants of Theorem IV.2."""
+
+    depth: int  # L
+    width: int  # m
+    outputs: int  # d_out
+    num_clients: int  # N
+    rank: int  # r, of X
+    largest: float  # |X|, its largest singular value
+    least: float  # sigma_min, the least that is not 0
+    lambda_min: float  # of P(0) on the range of X
+    lambda_max: float
+    truth: float  # |W*|
+    residual: float  # |xi(0)|
+    learning_rate: float  # eta
+    local_steps: int  # K
+    delta: float  # the theorem may fail with this probability
+
+    @property
+    def kappa(self) -> float:
+        """Of the squared singular values."""
+        return (self.largest / self.least) ** 2
+
+    def rate(self) -> float:
+        """rho, at least 0: the factor that (18) grants the sum of squares in a round."""
+        return max(1 - self.learning_rate * self.local_steps * self.lambda_min / (2 * self.num_clients), 0.0)
+
+    def step_limit(self) -> float:
+        """The largest eta of the theorem."""
+        return self.outputs / (STEP * self.depth * self.kappa * self.local_steps * self.largest**2)
+
+    def least_width(self) -> float:
+        """The least m of the theorem, its constant taken as 1."""
+        shared = self.rank * self.kappa**4 * self.num_clients**2
+        log_depth = math.log(self.depth) if self.depth > 1 else 0.0
+        wanted = shared * self.outputs * (1 + self.truth**2), shared * math.log(self.rank / self.delta), log_depth
+        return self.depth * max(wanted)
+
+    def radius(self) -> float:
+        """R of hypothesis C, how far a layer may move: 0 for a residual of 0."""
+        spread = math.sqrt(self.outputs * self.num_clients)
+        return RADIUS * spread * self.residual * self.largest / (self.depth * self.least**2)
+
+    def drift_bound(self, steps: int) -> float:
+        """Lemma VII.7 with the L of (33): of a client's ``|U_k - U|`` over its ``|U - Y|`` after k steps."""
+        return 57 * steps * self.learning_rate * self.depth * self.largest**2 / (10 * self.outputs)
+
+    def kernel_bound(self) -> float:
+        """Lemma VII.5: of ``|P(t, k) - P(0)|``."""
+        return 0.109 * self.depth * self.largest**2 / (self.outputs * self.kappa)
+
+
+@dataclass(frozen=True, repr=False)
+class DeepLinearTheorem:
+    """Theorem IV.2 on given data; made by ``deep_linear_theorem``."""
+
+    constants: DeepLinearConstants
+    assumptions: tuple[Assumption, ...]
+    initial: tuple[np.ndarray, ...]  # W^i(0)
+    reduced: np.ndarray  # [r, d], X on its range
+    linear: LocalRegression  # FedAvg of the limit of infinite width, on the same data
+
+    def __repr__(self) -> str:
+        c = self.constants
+        numbers = f"L {c.depth}, m {c.width}, N {c.num_clients}, K {c.local_steps}, eta {c.learning_rate:.3g}"
+        return report(f"DeepLinearTheorem({numbers}, factor {c.rate():.9g}", self.assumptions) + ")"
+
+    @property
+    def failing(self) -> tuple[str, ...]:
+        """Names of the assumptions that do not hold."""
+        return failing(self.assumptions)
+
+    @property
+    def linear_rate(self) -> float:
+        """What a round leaves of the sum of squares at infinite width, at most: the sharp form of rho."""
+        return self.linear.contraction**2
+
+    def hypotheses(self, weights: Weights, loss: float, rounds: int) -> tuple[Assumption, ...]:
+        """A, B and C of the proof at the server's weights after so many rounds; ``loss`` is L(t) / L(0)."""
+        c = self.constants
+        found = [assumption("A", "loss of the start's", loss, "<=", c.rate() ** rounds)]
+        tail, head = _tails(weights), _heads(weights, self.reduced)
+        root = math.sqrt(c.width)
+        high = [_norm(w) / root ** (i + 1) for i, w in enumerate(tail)]
+        low = [_least(w) / root ** (i + 1) for i, w in enumerate(tail)]
+        high += [_norm(w) / (root ** (i + 1) * c.largest) for i, w in enumerate(head)]
+        low += [_least(w) / (root ** (i + 1) * c.least) for i, w in enumerate(head)]
+        if high:
+            found.append(assumption("B, largest", "singular value over that of the limit", max(high), "<=", 1.25))
+            found.append(assumption("B, least", "singular value over that of the limit", min(low), ">", 0.75))
+        between = _between(weights)
+        if between:
+            most = max(_norm(w) / root**count for count, w in between)
+            spread = SPREAD * math.sqrt(c.depth)
+            found.append(
+                assumption("B, between", "norm of inner layers' products over m^(count/2)", most, "<=", spread)
+            )
+        moved = max(float(np.linalg.norm(w - w0)) for w, w0 in zip(weights, self.initial, strict=True))
+        return (*found, assumption("C", "distance of a layer from its start", moved, "<=", c.radius()))
+
+
+def deep_linear_theorem(weights: Weights, work: FullBatchWork, delta: float = 0.1) -> DeepLinearTheorem:
+    """Theorem IV.2 for initial weights ``W^1 .. W^L`` and the clients' work: rho, and which assumptions hold.
+
+    Raises ``ValueError`` for what does not fit, and for a rate at which the linear model diverges (names the limit).
+    """
+    number("delta", delta, above=0, below=1)
+    start = products(weights, work.x)
+    if start.outputs.shape != work.y.shape:
+        raise ValueError(f"weights: got {start.outputs.shape[1]} outputs, must be {work.y.shape[1]}, as y")
+    depth, outputs = len(weights), work.y.shape[1]
+    limit = stable_learning_rate(work, depth)
+    if work.learning_rate > limit:
+        raise ValueError(
+            f"learning_rate: got {work.learning_rate:g}, at which local descent diverges, must be at most {limit:.4g} "
+            "(2 d_out / (L |X_c|^2) of the client with the largest |X_c|)"
+        )
+    reduced = in_row_space(work.x)
+    singular = np.linalg.norm(reduced, axis=1)
+    truth = np.linalg.lstsq(work.x, work.y, rcond=None)[0]
+    realised = work.x @ truth
+    lambda_min, lambda_max = spectrum(weights, work.x)
+    found = DeepLinearConstants(
+        depth, np.shape(weights[0])[0] if depth > 1 else 1, outputs, work.num_clients, len(reduced),
+        float(singular.max()), float(singular.min()), lambda_min, lambda_max, _norm(truth),
+        float(np.linalg.norm(start.outputs - realised)), work.learning_rate, work.local_steps, delta,
+    )  # fmt: skip
+    off = float(np.linalg.norm(work.y - realised) / max(np.linalg.norm(work.y), np.finfo(float).tiny))
+    assumptions = (
+        assumption("step", "eta", found.learning_rate, "<=", found.step_limit()),
+        assumption("realisable", "relative part of Y that no W* X is", off, "<=", 1e-9),
+    )
+    if depth > 1:
+        need = found.least_width()
+        assumptions += (assumption("width", "least width of the theorem, its constant as 1", need, "<=", found.width),)
+    return DeepLinearTheorem(found, assumptions, tuple(weights), reduced, deep_linear_limit(work, depth))
+
+
+def deep_linear_limit(work: FullBatchWork, depth: int) -> LocalRegression:
+    """FedAvg at infinite width: the linear model ``f(x) = M' x``, M [d, C], whose tangent kernel is ``L/C x x'``.
+
+    Lazily trained the network is this model at the rate ``eta L / C``, from its own initial product of layers; every
+    round follows in closed form (``LocalRegression.models``).
+    """
+    rate = work.learning_rate * depth / work.y.shape[1]
+    return local_regression(
+        work.x, work.y, work.partition, learning_rate=rate, local_steps=work.local_steps, loss="squared_error_sum"
+    )
+
+
+def linear_model(weights: Weights) -> np.ndarray:
+    """The network as one matrix M [d, C]: ``f(x) = M' x``."""
+    return products(weights, np.eye(np.shape(weights[0])[1])).outputs
+
+
+def stable_learning_rate(work: FullBatchWork, depth: int) -> float:
+    """Above it some client's descent diverges at infinite width: ``2 d_out / (L |X_c|^2)``."""
+    largest = max(_norm(work.x[work.partition.client(c)]) for c in range(work.num_clients))
+    return 2 * work.y.shape[1] / (depth * largest**2)
+
+
+def _norm(matrix: np.ndarray) -> float:
+    return float(np.linalg.norm(matrix, 2))
+
+
+def _least(matrix: np.ndarray) -> float:
+    """Of the singular values that a matrix of its shape has."""
+    return float(np.linalg.svd(matrix, compute_uv=False)[-1])
+
+
+def _tails(weights: Weights) -> list[np.ndarray]:
+    """``W^{L:i}`` of i = L, .., 2: of 1, .., L - 1 layers."""
+    found: list[np.ndarray] = []
+    for w in weights[:0:-1]:
+        found.append(np.asarray(found[-1] @ w if found else w))
+    return found
+
+
+def _heads(weights: Weights, x: np.ndarray) -> list[np.ndarray]:
+    """``W^{i:1} X``, transposed, of i = 1, .., L - 1."""
+    found = [np.asarray(x)]
+    for w in weights[:-1]:
+        found.append(found[-1] @ w.T)
+    return found[1:]
+
+
+def _between(weights: Weights) -> list[tuple[int, np.ndarray]]:
+    """``W^{j:i}`` of 1 < i <= j < L, and of how many layers each is."""
+    found, inner = [], list(weights[1:-1])
+    for i in range(len(inner)):
+        product = np.asarray(inner[i])
+        found.append((1, product))
+        for j in range(i + 1, len(inner)):
+            product = inner[j] @ product
+            found.append((j - i + 1, product))
+    return found

@@ -1,0 +1,176 @@
+"""DeepLin's round beside the engine's, the terms of eq. (17) beside the residual they add up to, and Theorem IV.2."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedtangent import models, partition, theory
+from fedtangent.data import federated_data
+from fedtangent.engine import params_by_round
+from fedtangent.federated import schedule
+from fedtangent.federated.algorithms import fed_avg
+from fedtangent.federated.local import Work
+from fedtangent.theory.deep_linear import gram, rounds
+from fedtangent.theory.deep_linear.theorem import linear_model
+
+DEPTH, WIDTH, STEPS, RATE = 3, 24, 4, 0.01
+HELD = partition.of([np.arange(5), np.arange(5, 8), np.arange(8, 14)])
+
+
+def draw(seed: int = 0, depth: int = DEPTH, width: int = WIDTH) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Weights, inputs [14, 6] and targets [14, 3]."""
+    rng = np.random.default_rng(seed)
+    sizes = (6, *[width] * (depth - 1), 3)
+    weights = [rng.standard_normal((b, a)) for a, b in itertools.pairwise(sizes)]
+    return weights, rng.standard_normal((14, 6)), rng.standard_normal((14, 3))
+
+
+def engine_path(seed: int, num_rounds: int, x: np.ndarray, y: np.ndarray) -> list[list[np.ndarray]]:
+    """The server's weights after every round, in the paper's shapes."""
+    algorithm = fed_avg(
+        models.deep_linear(6, 3, WIDTH, DEPTH, jnp.float64), schedule.all_clients(3), client_learning_rate=RATE,
+        loss="squared_error_sum", work=Work(steps=STEPS), weighting="uniform",
+    )  # fmt: skip
+    path = params_by_round(algorithm, federated_data(x, y, HELD, jnp.float64), num_rounds, seed, mapping="scan")
+    return [[np.asarray(layer[0][r, 0]).T for layer in path[::2]] for r in range(num_rounds + 1)]
+
+
+def test_a_round_of_the_engine_is_eqs_6_to_8():
+    _, x, y = draw()
+    path = engine_path(3, 4, x, y)
+    for before, after in itertools.pairwise(path):
+        own = rounds.full_batch_work(x, y, HELD, RATE, STEPS)
+        for right, work in (
+            (True, own),
+            (False, own._replace(local_steps=STEPS - 1)),
+            (False, own._replace(y=-y)),
+            (False, own._replace(learning_rate=RATE / 5)),  # of the mean of a client's squares
+        ):
+            told = rounds.averaged(rounds.local_paths(before, work))
+            off = max(np.abs(a - b).max() for a, b in zip(told, after, strict=True))
+            assert (off < 1e-10) == right, (off, work)
+        weighted = [sum(n * p.weights[i] for n, p in zip((5, 3, 6), rounds.local_paths(before, own), strict=True)) / 14
+                    for i in range(DEPTH)]  # fmt: skip
+        assert max(np.abs(a - b).max() for a, b in zip(weighted, after, strict=True)) > 1e-5
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 5])
+def test_the_four_terms_are_the_residual_after_the_round(depth):
+    """Eq. (16) and (17), in a round that is not the first; without any one term, or with another P(0), they are not."""
+    initial, x, y = draw(1, depth)
+    work = rounds.full_batch_work(x, y, HELD, RATE, STEPS)
+    weights = rounds.averaged(rounds.local_paths(initial, work))
+    after = rounds.averaged(rounds.local_paths(weights, work))
+    residual = gram.products(after, x).outputs - y
+    terms = rounds.residual_terms(initial, weights, work)
+    size = np.linalg.norm(residual)
+    assert np.linalg.norm(terms.total - residual) < 1e-9 * size
+    for i, term in enumerate(terms):
+        needed = depth > 1 or i in (0, 2)  # a linear model's kernel stays, and it has no products
+        assert (np.linalg.norm(terms.total - term - residual) > 1e-6 * size) == needed, i
+    if depth > 1:
+        other = rounds.residual_terms(weights, weights, work)
+        assert np.linalg.norm(other.first - terms.first) > 1e-4 * size
+        assert np.linalg.norm(other.total - residual) < 1e-9 * size  # whatever the P(0) that they are written with
+
+
+def test_the_limit_is_what_wide_networks_tend_to():
+    """FedAvg of the linear model, from the network's own start; the error falls with the root of the width."""
+    _, x, y = draw(2)
+    errors = []
+    for width in (64, 256, 1024):
+        own = []
+        for seed in range(6):
+            weights = draw(seed, width=width)[0]
+            work = rounds.full_batch_work(x, y, HELD, RATE, STEPS)
+            limit = theory.deep_linear_limit(work, DEPTH).models(5, linear_model(weights))
+            for _ in range(5):
+                weights = rounds.averaged(rounds.local_paths(weights, work))
+            own.append(np.linalg.norm(linear_model(weights) - limit[-1]) / np.linalg.norm(limit[-1] - limit[0]))
+        errors.append(np.mean(own))
+    assert np.polyfit(np.log([64, 256, 1024]), np.log(errors), 1)[0] == pytest.approx(-0.5, abs=0.15)
+
+
+def test_the_theorem_on_given_data():
+    rng = np.random.default_rng(0)
+    x = np.linalg.qr(rng.standard_normal((12, 4)))[0] * np.array([1.1, 1.0, 1.0, 0.9])
+    y = x @ rng.standard_normal((4, 2)) / 2
+    held = partition.of([np.arange(6), np.arange(6, 12)])
+    weights = [rng.standard_normal(s) for s in ((800, 4), (800, 800), (2, 800))]
+    work = rounds.full_batch_work(x, y, held, 0.001, 5)
+    found = theory.deep_linear_theorem(weights, work)
+    c = found.constants
+    jacobian = gram.dense(gram.products(weights, x))
+    assert c.lambda_min == pytest.approx(np.sort(np.linalg.eigvalsh(jacobian))[-8], rel=1e-6)
+    assert (
+        c.lambda_min == pytest.approx(3 * 0.81 / 2, rel=0.2) and c.rank == 4 and c.kappa == pytest.approx((11 / 9) ** 2)
+    )
+    assert c.rate() == pytest.approx(1 - 0.001 * 5 * c.lambda_min / 4)
+    assert c.step_limit() == pytest.approx(2 / (50 * 3 * c.kappa * 5 * 1.21))
+    names = {a.name: a.holds for a in found.assumptions}
+    assert names == {"step": True, "realisable": True, "width": c.least_width() <= 800}
+    assert (
+        found.linear_rate == pytest.approx(1 - 2 * 0.001 * 5 * 3 * 0.81 / 2 / 2, abs=1e-3)
+        and found.linear_rate < c.rate()
+    )
+    path = [weights]
+    for _ in range(3):
+        path.append(rounds.averaged(rounds.local_paths(path[-1], work)))
+    loss = [np.sum((gram.products(w, x).outputs - y) ** 2) for w in path]
+    for t, w in enumerate(path):
+        kept = {a.name: a.holds for a in found.hypotheses(w, loss[t] / loss[0], t)}
+        assert kept == dict.fromkeys(("A", "B, largest", "B, least", "B, between", "C"), True)
+    broken = {a.name: a.holds for a in found.hypotheses([2 * w for w in weights], 1.01, 1)}
+    assert broken == {"A": False, "B, largest": False, "B, least": True, "B, between": False, "C": False}
+    assert not found.hypotheses([w / 2 for w in weights], 1.0, 0)[2].holds
+    assert "factor 0.9" in repr(found) and found.failing == (() if names["width"] else ("width",))
+
+
+def test_a_step_changes_balancedness_to_second_order_and_a_round_of_many_to_first():
+    weights, x, y = draw(5)
+    work = rounds.full_batch_work(x, y, HELD, RATE, 1)
+    pooled = [sum(g) / 3 for g in zip(*(rounds.gradients(p.before[0], p.residuals[0])
+                                        for p in rounds.local_paths(weights, work)), strict=True)]  # fmt: skip
+    expected = [RATE**2 * (b.T @ b - a @ a.T) for a, b in itertools.pairwise(pooled)]
+    for steps, same in ((1, True), (2, False)):
+        after = rounds.averaged(rounds.local_paths(weights, work._replace(local_steps=steps)))
+        both = zip(rounds.balancedness(after), rounds.balancedness(weights), expected, strict=True)
+        assert all(np.allclose(b - a, e, atol=1e-10) for b, a, e in both) == same
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y": np.ones((13, 3))}, "y: got 13 rows, must be 14, as x"),
+        ({"y": np.ones(14)}, r"y: got shape \(14,\), must be \[n, C\]"),
+        ({"x": np.full((14, 6), np.inf)}, "x: got inf"),
+        ({"partition": partition.of([np.arange(14), np.arange(0)])}, "partition: got client 1 without examples"),
+        ({"learning_rate": 0.0}, "learning_rate: got 0"),
+        ({"local_steps": 0}, "local_steps: got 0"),
+    ],
+)
+def test_bad_work_is_refused(changes, message):
+    _, x, y = draw()
+    given = {"x": x, "y": y, "partition": HELD, "learning_rate": RATE, "local_steps": STEPS, **changes}
+    with pytest.raises(ValueError, match=message):
+        theory.full_batch_work(**given)
+
+
+def test_a_theorem_for_what_diverges_or_does_not_fit_is_refused():
+    weights, x, y = draw()
+    work = theory.full_batch_work(x, y, HELD, RATE, STEPS)
+    limit = 2 * 3 / (3 * max(np.linalg.norm(x[HELD.client(c)], 2) for c in range(3)) ** 2)
+    with pytest.raises(
+        ValueError, match=f"learning_rate: got .*, at which local descent diverges, must be at most {limit:.4g}"
+    ):
+        theory.deep_linear_theorem(weights, work._replace(learning_rate=1.01 * limit))
+    with pytest.raises(ValueError, match="weights: got 3 outputs, must be 2, as y"):
+        theory.deep_linear_theorem(weights, work._replace(y=y[:, :2]))
+    with pytest.raises(ValueError, match="delta: got 0"):
+        theory.deep_linear_theorem(weights, work, 0.0)
+    with pytest.raises(ValueError, match=r"hidden layers of widths \[4, 5\]"):
+        gram.products([np.ones((4, 6)), np.ones((5, 4)), np.ones((3, 5))], x)
