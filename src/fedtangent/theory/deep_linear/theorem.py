@@ -117,22 +117,32 @@ class DeepLinearTheorem:
         """What a round leaves of the sum of squares at infinite width, at most: the sharp form of rho."""
         return self.linear.contraction**2
 
+    def singular_values(self, weights: Weights) -> tuple[float, float]:
+        """Least and largest of ``W^{L:i}``, 1 < i, and ``W^{i:1} X``, i < L, each over what it is in the limit.
+
+        The limit's are ``m^(layers/2)``, times the least or largest of X. Needs two layers or more.
+        """
+        c, low, high = self.constants, list[float](), list[float]()
+        for products_, least, largest in (
+            (_tails(weights), 1.0, 1.0),
+            (_heads(weights, self.reduced), c.least, c.largest),
+        ):
+            for layers, product in enumerate(products_, start=1):
+                values = np.linalg.svd(product, compute_uv=False) / math.sqrt(c.width) ** layers
+                low.append(float(values[-1] / least))
+                high.append(float(values[0] / largest))
+        return min(low), max(high)
+
     def hypotheses(self, weights: Weights, loss: float, rounds: int) -> tuple[Assumption, ...]:
         """A, B and C of the proof at the server's weights after so many rounds; ``loss`` is L(t) / L(0)."""
         c = self.constants
         found = [assumption("A", "loss of the start's", loss, "<=", c.rate() ** rounds)]
-        tail, head = _tails(weights), _heads(weights, self.reduced)
-        root = math.sqrt(c.width)
-        high = [_norm(w) / root ** (i + 1) for i, w in enumerate(tail)]
-        low = [_least(w) / root ** (i + 1) for i, w in enumerate(tail)]
-        high += [_norm(w) / (root ** (i + 1) * c.largest) for i, w in enumerate(head)]
-        low += [_least(w) / (root ** (i + 1) * c.least) for i, w in enumerate(head)]
-        if high:
-            found.append(assumption("B, largest", "singular value over that of the limit", max(high), "<=", 1.25))
-            found.append(assumption("B, least", "singular value over that of the limit", min(low), ">", 0.75))
-        between = _between(weights)
-        if between:
-            most = max(_norm(w) / root**count for count, w in between)
+        if c.depth > 1:
+            low, high = self.singular_values(weights)
+            found.append(assumption("B, largest", "singular value over that of the limit", high, "<=", 1.25))
+            found.append(assumption("B, least", "singular value over that of the limit", low, ">", 0.75))
+        if between := _between(weights):
+            most = max(_norm(w) / math.sqrt(c.width) ** count for count, w in between)
             spread = SPREAD * math.sqrt(c.depth)
             found.append(
                 assumption("B, between", "norm of inner layers' products over m^(count/2)", most, "<=", spread)
@@ -168,7 +178,7 @@ def deep_linear_theorem(weights: Weights, work: FullBatchWork, delta: float = 0.
         float(np.linalg.norm(start.outputs - realised)), work.learning_rate, work.local_steps, delta,
     )  # fmt: skip
     off = float(np.linalg.norm(work.y - realised) / max(np.linalg.norm(work.y), np.finfo(float).tiny))
-    assumptions = (
+    assumptions: tuple[Assumption, ...] = (
         assumption("step", "eta", found.learning_rate, "<=", found.step_limit()),
         assumption("realisable", "relative part of Y that no W* X is", off, "<=", 1e-9),
     )
@@ -203,11 +213,6 @@ def stable_learning_rate(work: FullBatchWork, depth: int) -> float:
 
 def _norm(matrix: np.ndarray) -> float:
     return float(np.linalg.norm(matrix, 2))
-
-
-def _least(matrix: np.ndarray) -> float:
-    """Of the singular values that a matrix of its shape has."""
-    return float(np.linalg.svd(matrix, compute_uv=False)[-1])
 
 
 def _tails(weights: Weights) -> list[np.ndarray]:

@@ -1,0 +1,1 @@
+"""DeepLin: FedAvg on deep linear networks."""

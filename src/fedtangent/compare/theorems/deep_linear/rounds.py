@@ -1,0 +1,148 @@
+"""Eq. (6) to (17) of DeepLin: a round of FedAvg, the terms of its residual, and its modes as the width grows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedtangent.compare.statistics import relative_distance, width_slope
+from fedtangent.compare.theorems import TheoremEntry, of_scale
+from fedtangent.compare.theorems.deep_linear.runs import Size, problem, run_of, work_of
+from fedtangent.compare.verdicts import EXACT, SLOPE, SLOPE_MARGIN, Rival, Verdict, exact_verdict, judged
+from fedtangent.theory.deep_linear.gram import products
+from fedtangent.theory.deep_linear.rounds import averaged, local_paths, residual_terms
+from fedtangent.theory.deep_linear.theorem import deep_linear_limit, stable_learning_rate
+
+SIZES = Size(4, 5, 6, 2, 48, 5, 4), Size(8, 10, 20, 5, 200, 10, 6)
+MODES = Size(4, 5, 6, 4, 0, 5, 8, 2), Size(8, 10, 20, 5, 0, 10, 12)
+WIDTHS = (64, 256, 1024, 4096), (64, 128, 256, 512, 1024)
+DRAWS = 32, 32  # networks of each width
+SPREAD = 0.4  # the least singular value of X, the largest being 1
+STEP = 0.1  # of the largest stable learning rate
+
+
+def one_round(size: Size, seed: int) -> list[Verdict]:
+    """The engine's round is eq. (6) to (8), and the residual after it is the sum of eq. (17)."""
+    x, y = problem(size, seed, SPREAD)
+    work = work_of(size, x, y, 1.0)
+    work = work._replace(learning_rate=4 * STEP * stable_learning_rate(work, size.depth))
+    path = run_of(size, x, y, work.learning_rate, seed, 1).weights
+    sizes = f"{size}, {size.rounds} rounds"
+
+    def told(given: object) -> float:
+        """How far eq. (8) is from the engine in the worst round, over how far the round moves."""
+        return max(
+            relative_distance(_moved(path[r], averaged(local_paths(path[r], given))), _moved(path[r], path[r + 1]))  # type: ignore[arg-type]
+            for r in range(size.rounds)
+        )
+
+    others = np.roll(work.partition.indices, 1)
+    wrong = {
+        "a local step less": told(work._replace(local_steps=size.local_steps - 1)),
+        "a mean in place of the sum": told(work._replace(learning_rate=work.learning_rate / size.held)),
+        "examples of another client": told(work._replace(partition=work.partition._replace(indices=others))),
+        "N forgotten": max(
+            relative_distance(size.clients * _moved(path[r], path[r + 1]), _moved(path[r], path[r + 1]))
+            for r in range(size.rounds)
+        ),
+    }
+    steps = exact_verdict(
+        "DeepLin eq. (6)-(8)",
+        "simulated round = local steps on the sum of squares, plain mean",
+        told(work),
+        wrong,
+        EXACT,
+    )
+    off, without = 0.0, dict.fromkeys(("first", "second", "third", "fourth"), np.inf)
+    for r in range(size.rounds):
+        after = products(path[r + 1], x).outputs - y
+        terms = residual_terms(path[0], path[r], work)
+        off = max(off, relative_distance(terms.total, after))
+        for name, term in terms._asdict().items():
+            if r > 0 or name != "second":  # where a run begins only its local steps have moved P
+                without[name] = min(without[name], relative_distance(terms.total - term, after))
+    missing = {f"without the {name} term": value for name, value in without.items()}
+    identity = exact_verdict("DeepLin eq. (16), (17)", "residual after a round = its four terms", off, missing, EXACT)
+    return [steps._replace(sizes=sizes), identity._replace(sizes=sizes)]
+
+
+def _moved(before: list[np.ndarray], after: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([(b - a).ravel() for a, b in zip(before, after, strict=True)])
+
+
+def modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[Verdict]:
+    """The residual in the eigenbasis of the limit of P(0) against FedAvg of the linear model, as the width grows."""
+    x, y = problem(size, seed, SPREAD)
+    work = work_of(size, x, y, 1.0)
+    work = work._replace(learning_rate=STEP * stable_learning_rate(work, size.depth))
+    left, singular, _ = np.linalg.svd(x, full_matrices=False)
+    eigenvalues = size.depth * singular**2 / size.outputs  # of L/C X X'
+    limit = deep_linear_limit(work, size.depth)
+    summed = limit.models, deep_linear_limit(work._replace(local_steps=1), size.depth).models
+    pace = 1 - work.learning_rate * size.local_steps * eigenvalues.max() / size.clients
+    rounds = np.arange(size.rounds + 1)
+
+    def of(models: np.ndarray) -> np.ndarray:
+        """Coefficients of residuals, [R + 1, r, C]."""
+        return np.asarray(np.einsum("nr,tnc->trc", left, x @ models - y))
+
+    def without_n(start: np.ndarray) -> np.ndarray:
+        path = [start]
+        for _ in range(size.rounds):
+            path.append(path[-1] + size.clients * (limit.models(1, path[-1])[1] - path[-1]))
+        return np.array(path)
+
+    wrong = {
+        "lambda_max in place of lambda": lambda start: of(start[None]) * pace ** rounds[:, None, None],
+        "K forgotten": lambda start: of(summed[1](size.rounds, start)),
+        "N forgotten": lambda start: of(without_n(start)),
+    }
+    errors, missed, floors = [], {name: [] for name in wrong}, {name: [] for name in wrong}  # type: ignore[var-annotated]
+    for width in widths:
+        own, other, apart = [], {name: [] for name in wrong}, {name: [] for name in wrong}  # type: ignore[var-annotated]
+        for draw in range(draws):
+            models = run_of(
+                size._replace(width=width), x, y, work.learning_rate, 1000 * seed + draw, size.rounds + 1
+            ).models
+            seen, told = of(models), of(summed[0](size.rounds, models[0]))
+            own.append(_by_mode(seen, told, told))
+            for name, theory in wrong.items():
+                rival = theory(models[0])
+                other[name].append(_by_mode(seen, rival, told))
+                apart[name].append(_by_mode(told, rival, told))
+        errors.append(np.array(own))
+        for name in wrong:
+            missed[name].append(np.array(other[name]))
+            floors[name].append(np.array(apart[name]))
+    statement = "residual by mode of P(0), each network to FedAvg of the linear model: slope against width"
+    found, verdicts = width_slope(widths, errors), []
+    for name in wrong:
+        expected = width_slope(widths, [np.hypot(e, f) for e, f in zip(errors, floors[name], strict=True)])
+        rival = Rival(name, abs(expected.value - SLOPE), lambda name=name: width_slope(widths, missed[name]))  # type: ignore[misc]
+        one = judged("DeepLin eq. (16), mode by mode", statement, SLOPE, SLOPE_MARGIN, [found], [rival])
+        verdicts.append(
+            one._replace(sizes=f"{size._replace(width=widths[-1])}, {draws} networks of {len(widths)} widths")
+        )
+    return verdicts
+
+
+def _by_mode(seen: np.ndarray, told: np.ndarray, start: np.ndarray) -> float:
+    """Root mean square over modes of an error over all rounds, each relative to how far the mode moves."""
+    off = np.sqrt(np.sum((seen - told) ** 2, axis=(0, 2)))
+    return float(np.sqrt(np.mean((off / np.sqrt(np.sum((start - start[0]) ** 2, axis=(0, 2)))) ** 2)))
+
+
+def checks(scale: str, seed: int) -> list[Verdict]:
+    """A round and its terms exactly, its modes by width."""
+    widths, draws = of_scale(scale, *WIDTHS), of_scale(scale, *DRAWS)
+    return [*one_round(of_scale(scale, *SIZES), seed), *modes(of_scale(scale, *MODES), widths, draws, seed)]
+
+
+ENTRIES = (
+    TheoremEntry(
+        "deep_linear.rounds",
+        "a round of FedAvg on deep linear networks, the four terms of its residual, its modes by width",
+        checks,
+        papers=("liu_deep_linear",),
+        statement="eq. (6) to (8), (16) and (17) of DeepLin",
+    ),
+)

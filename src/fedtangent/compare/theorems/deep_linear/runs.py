@@ -1,0 +1,98 @@
+"""FedAvg on a deep linear network through the one federated loop, as DeepLin poses it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent.data.federated import federated_data
+from fedtangent.engine.run import simulate
+from fedtangent.federated.algorithms import fed_avg
+from fedtangent.federated.local import Work
+from fedtangent.federated.schedule import all_clients
+from fedtangent.models.linear_networks import deep_linear
+from fedtangent.theory.deep_linear.rounds import FullBatchWork, full_batch_work
+from fedtangent.types import Algorithm, Partition, PyTree
+
+
+class Size(NamedTuple):
+    """Of a problem and its network."""
+
+    clients: int  # N
+    held: int  # examples of a client
+    dimension: int  # d
+    outputs: int
+    width: int  # m
+    local_steps: int  # K
+    rounds: int
+    depth: int = 3
+
+    def __str__(self) -> str:
+        """As it is read in the table."""
+        return f"N = {self.clients}, K = {self.local_steps}, L = {self.depth}, m = {self.width}"
+
+    @property
+    def partition(self) -> Partition:
+        """One client's examples after another's."""
+        offsets = self.held * np.arange(self.clients + 1, dtype=np.int32)
+        return Partition(np.arange(self.clients * self.held, dtype=np.int32), offsets)
+
+
+def problem(size: Size, seed: int, spread: float, truth: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs X with singular values from 1 to ``spread``, and targets ``W* X`` with ``|W*| = truth``: rows, float64."""
+    rng = np.random.default_rng([seed, size.dimension])
+    left = np.linalg.qr(rng.standard_normal((size.clients * size.held, size.dimension)))[0]
+    right = np.linalg.qr(rng.standard_normal((size.dimension, size.dimension)))[0]
+    x = left * np.linspace(1, spread, size.dimension) @ right
+    star = rng.standard_normal((size.dimension, size.outputs))
+    return x, x @ (truth * star / np.linalg.norm(star, 2))
+
+
+def work_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float) -> FullBatchWork:
+    """What theory is told."""
+    return full_batch_work(x, y, size.partition, learning_rate, size.local_steps)
+
+
+@functools.lru_cache(maxsize=8)
+def algorithm_of(size: Size, learning_rate: float) -> Algorithm:
+    """FedAvg on the sum of squares, full batches, plain mean: one object, so one compiled program, for all seeds."""
+    return fed_avg(
+        deep_linear(size.dimension, size.outputs, size.width, size.depth, jnp.float64),
+        all_clients(size.clients),
+        client_learning_rate=learning_rate,
+        loss="squared_error_sum",
+        work=Work(steps=size.local_steps),
+        weighting="uniform",
+    )
+
+
+class Run(NamedTuple):
+    """What a run showed."""
+
+    models: np.ndarray  # [R + 1, d, C], the network as one matrix after every round
+    weights: dict[int, list[np.ndarray]]  # W^1 .. W^L at some rounds, as the paper has them: [fan_out, fan_in]
+
+
+def run_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float, seed: int, every: int) -> Run:
+    """A run of ``size.rounds`` rounds; weights are kept of each ``every`` of them."""
+    algorithm, count = algorithm_of(size, learning_rate), itertools.count()
+    read, kept = algorithm.params, dict[int, list[np.ndarray]]()
+    assert read is not None  # of a global model
+    scale = (size.width ** (size.depth - 1) * size.outputs) ** -0.5
+
+    def look(state: PyTree) -> dict[str, np.ndarray]:
+        layers, r = [np.asarray(layer[0][0]) for layer in read(state)[::2]], next(count)
+        if r % every == 0:
+            kept[r] = [layer.T.copy() for layer in layers]
+        product = layers[-1]
+        for layer in layers[-2::-1]:
+            product = layer @ product
+        return {"model": scale * product}
+
+    data = federated_data(x, y, size.partition, dtype=jnp.float64)
+    run = simulate(algorithm, data, size.rounds, seed, mapping="scan", evaluate_every=1, evaluate=look)
+    return Run(np.array([e.metrics["model"] for e in run.history.evaluations]), kept)
