@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
+from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -128,6 +131,16 @@ def test_the_theorem_on_given_data():
     assert broken == {"A": False, "B, largest": False, "B, least": True, "B, between": False, "C": False}
     assert not found.hypotheses([w / 2 for w in weights], 1.0, 0)[2].holds
     assert "factor 0.9" in repr(found) and found.failing == (() if names["width"] else ("width",))
+
+
+def test_the_readme_example_says_what_it_prints(capsys: pytest.CaptureFixture[str]):
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (example,) = (b for b in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "deep_linear_theorem" in b)
+    names: dict[str, Any] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    assert names["theorem"].failing == ()
+    printed = re.findall(r"0\.\d{4}|\d\.\de-\d\d", capsys.readouterr().out)
+    assert printed == re.findall(r"0\.\d{4}|\d\.\de-\d\d", example.splitlines()[-1]) and len(printed) == 5
 
 
 def test_a_step_changes_balancedness_to_second_order_and_a_round_of_many_to_first():
