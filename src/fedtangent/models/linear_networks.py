@@ -51,10 +51,10 @@ def deep_linear(input_size: int, output_size: int, width: int = 500, depth: int 
         return params
 
     def apply(params: PyTree, x: Array) -> Array:
-        product = total * params[-1][0]
+        product = total * params[-1][0].T  # rows for outputs: what few columns make slow, few rows do not
         for layer in params[-3::-2]:
-            product = layer[0] @ product
-        return flatten_inputs(x, input_size).astype(product.dtype) @ product
+            product = product @ layer[0].T
+        return flatten_inputs(x, input_size).astype(product.dtype) @ product.T
 
     def network() -> Any:
         # imported here: neural-tangents takes longer to import than the rest of the package together

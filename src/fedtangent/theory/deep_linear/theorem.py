@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import eigh
 
 from fedtangent.checks import number
 from fedtangent.theory.assumptions import Assumption, assumption, failing, report
@@ -207,12 +208,18 @@ def linear_model(weights: Weights) -> np.ndarray:
 
 def stable_learning_rate(work: FullBatchWork, depth: int) -> float:
     """Above it some client's descent diverges at infinite width: ``2 d_out / (L |X_c|^2)``."""
-    largest = max(_norm(work.x[work.partition.client(c)]) for c in range(work.num_clients))
-    return 2 * work.y.shape[1] / (depth * largest**2)
+    largest = max(_squared_norm(work.x[work.partition.client(c)]) for c in range(work.num_clients))
+    return 2 * work.y.shape[1] / (depth * largest)
 
 
 def _norm(matrix: np.ndarray) -> float:
     return float(np.linalg.norm(matrix, 2))
+
+
+def _squared_norm(x: np.ndarray) -> float:
+    """``|X|^2`` by the smaller Gram matrix, which costs a fraction of the singular values of X."""
+    gram = x @ x.T if len(x) < x.shape[1] else x.T @ x
+    return float(eigh(gram, eigvals_only=True, subset_by_index=(len(gram) - 1, len(gram) - 1))[0])
 
 
 def _tails(weights: Weights) -> list[np.ndarray]:

@@ -1,0 +1,1 @@
+"""Experiments of FedAvg on deep linear networks (DeepLin), section V."""

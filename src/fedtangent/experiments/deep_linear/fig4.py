@@ -1,0 +1,183 @@
+"""Fig. 4 of DeepLin: equal K / N, equal curves; N = 80 beside 160 and 40 beside 80 that take twice as many steps.
+
+Depth 3, width 500, all clients in every round, K = 5 and 10; besides i.i.d. and two classes a client, five classes. The
+paper shows that the curves "stay similarly", as (18) depends on K / N alone. Here: how far apart they are, the largest
+``|ln - ln'|`` of any round, by how unlike clients are, and from which round on. With K > 1 and labels that no one model
+fits, clients pull the mean off least squares, the more the fewer and the larger they are: what K / N does not know. The
+closed form at infinite width tells by how much (``limit``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtangent.experiments.deep_linear import curves
+from fedtangent.experiments.deep_linear.curves import Curve, CurveSettings, Setting, apart
+from fedtangent.experiments.deep_linear.fig2 import DIGITS, IMAGES, SMOKE
+from fedtangent.experiments.deep_linear.problems import scheme_name
+from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval, table
+from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
+
+SAME = 0.1  # of |ln - ln'|: what a figure shows as one curve
+
+
+@dataclass(frozen=True)
+class RatioSettings(CurveSettings):
+    """The paper's: each N with ``local_steps`` beside 2 N with twice as many."""
+
+    classes_per_client: tuple[int, ...] = within((0, 5, 2), least=0)
+    num_clients: tuple[int, ...] = within((80, 40), count=2)
+    local_steps: int = 5
+
+
+class Pair(NamedTuple):
+    """Two curves of one K / N, and one of another to tell what is near."""
+
+    one: Curve
+    twice: Curve  # N and K
+    other: Curve  # of another K / N
+
+    @property
+    def of_excess(self) -> float:
+        """Distance of the curves above least squares."""
+        return apart(self.one.excess, self.twice.excess)
+
+    @property
+    def of_loss(self) -> float:
+        """Distance of the training losses, as the paper draws them."""
+        return apart(self.one.loss, self.twice.loss)
+
+    @property
+    def of_flows(self) -> float:
+        """Distance at infinite width."""
+        return apart(self.one.flow, self.twice.flow)
+
+    @property
+    def of_limits(self) -> float:
+        """Distance of what the flows fall to."""
+        return abs(math.log(self.one.limit / self.twice.limit))
+
+    @property
+    def of_ratios(self) -> float:
+        """Distance to the curve of the other K / N."""
+        return apart(self.one.excess, self.other.excess)
+
+    @property
+    def until(self) -> int:
+        """Rounds for which the curves are within ``SAME``."""
+        off = np.flatnonzero(np.abs(np.log(self.one.excess / self.twice.excess)) > SAME)
+        return int(off[0]) - 1 if len(off) else len(self.one.excess) - 1
+
+
+def settings_of(s: RatioSettings) -> list[Setting]:
+    """The runs, each once."""
+    return list(dict.fromkeys(
+        Setting(times * n, times * s.local_steps) for n in s.num_clients for times in (1, 2)
+    ))  # fmt: skip
+
+
+def check(study: Study) -> None:
+    """Of every run."""
+    curves.check(study, settings_of(study.settings))
+
+
+def run(study: Study) -> Outcome:
+    """Every pair of every seed, in every scheme."""
+    s = study.settings
+
+    def more(found: Sequence[Curve]) -> tuple[Sheet, ...]:
+        return (sheet(pairs(found, s)),)
+
+    title = "Fig. 4: equal K/N"
+    outcome = curves.outcome(study, title, settings_of(s), lambda found: claims(pairs(found, s)), more)
+    return outcome._replace(
+        remarks=(*outcome.remarks, f"apart: largest |ln - ln'| of two curves in any round; {SAME:g} is taken for the "
+                 "same; label distance: total variation of a client's labels from all examples'")
+    )  # fmt: skip
+
+
+def pairs(found: Sequence[Curve], s: RatioSettings) -> list[Pair]:
+    """Curves of equal K / N, seed by seed."""
+    at = {(c.classes, c.setting, c.seed): c for c in found}
+    made = []
+    for classes in s.classes_per_client:
+        for i, n in enumerate(s.num_clients):
+            other = Setting(s.num_clients[i - 1], s.local_steps)
+            for seed in dict.fromkeys(c.seed for c in found):
+                three = Setting(n, s.local_steps), Setting(2 * n, 2 * s.local_steps), other
+                made.append(Pair(*(at[classes, setting, seed] for setting in three)))
+    return made
+
+
+def _grouped(found: Sequence[Pair]) -> dict[tuple[int, Setting, Setting], list[Pair]]:
+    groups: dict[tuple[int, Setting, Setting], list[Pair]] = {}
+    for pair in found:
+        groups.setdefault((pair.one.classes, pair.one.setting, pair.twice.setting), []).append(pair)
+    return groups
+
+
+def sheet(found: Sequence[Pair]) -> Sheet:
+    """Distances of the pairs, means over seeds and their intervals."""
+    rows = []
+    for (classes, one, twice), own in _grouped(found).items():
+        rows.append({
+            "clients": scheme_name(classes), "pair": f"{tuple(one)}, {tuple(twice)}",
+            "label distance": float(np.mean([(p.one.variation + p.twice.variation) / 2 for p in own])),
+            **{name: interval([getattr(p, name) for p in own]) for name in ("of_excess", "of_loss")},
+            **{name: float(np.mean([getattr(p, name) for p in own]))
+               for name in ("of_flows", "of_limits", "of_ratios", "until")},
+        })  # fmt: skip
+    columns = {"clients": "{clients}", "(N, K)": "{pair}", "label distance": "{label distance:.2f}",
+               "excess apart": "{of_excess:.3f}", "flows": "{of_flows:.3f}", "limits": "{of_limits:.2f}",
+               "other K/N": "{of_ratios:.2f}", "loss apart": "{of_loss:.3f}",
+               "same until round": "{until:.0f}"}  # fmt: skip
+    return table("distance of the curves of equal K/N", rows, columns)
+
+
+def claims(found: Sequence[Pair]) -> tuple[Claim, ...]:
+    """Equal K / N gives one curve; and, beyond the paper, the less so the more unlike the clients."""
+    said = list[Claim]()
+    for (classes, one, twice), own in _grouped(found).items():
+        name = f"{scheme_name(classes)}: {tuple(one)} and {tuple(twice)}"
+        for what, values in (("training loss", [p.of_loss for p in own]), ("excess", [p.of_excess for p in own])):
+            away = interval(values)
+            said.append(Claim(f"{name} have one curve of the {what} (to {SAME:g})", f"{away:.3f}", away.below(SAME)))
+    schemes = list(dict.fromkeys(p.one.classes for p in found))
+    if len(schemes) > 1:
+        by_seed = {
+            classes: np.array([
+                np.mean([p.of_excess for p in found if (p.one.classes, p.one.seed) == (classes, seed)])
+                for seed in dict.fromkeys(p.one.seed for p in found)
+            ])
+            for classes in schemes
+        }  # fmt: skip
+        for before, after in itertools.pairwise(schemes):
+            grows = interval(by_seed[after] - by_seed[before])
+            said.append(Claim(f"curves of one K/N are farther apart: {scheme_name(after)} than {scheme_name(before)}",
+                              f"{grows:+.3f}", grows.above()))  # fmt: skip
+    return tuple(said)
+
+
+FEW: dict[str, Any] = {"num_clients": (10, 5)}
+IMAGES_SCALES = by_scale(
+    RatioSettings(**{**SMOKE, "num_train": 2000}, **FEW),
+    RatioSettings(**IMAGES, num_clients=(20, 10)),
+    RatioSettings(dtype="float32"),
+)
+SCALES = {
+    "digits": by_scale(
+        dataclasses.replace(RatioSettings(**SMOKE, **FEW), classes_per_client=(0, 2)),
+        RatioSettings(**DIGITS, **FEW),
+        RatioSettings(learning_rate=0.0),
+    ),
+    "mnist": IMAGES_SCALES,
+    "fashion_mnist": IMAGES_SCALES,
+}  # fmt: skip
+ENTRIES = (experiment(__name__, run, SCALES, ("liu_deep_linear",), check=check, exact=True, least_seeds=2),)
