@@ -67,8 +67,8 @@ def walk(
 ) -> np.ndarray:
     """A network of this width and depth through the federated loop, as one matrix after each ``every`` rounds.
 
-    [1 + R / every, d, C], NaN once it has diverged. ``look`` is shown the server's weights each time until then; ``draw``
-    is which of the seed's networks.
+    [1 + R / every, d, C], NaN once it has diverged; until then ``look`` is shown the server's weights. ``draw`` is
+    which of the seed's networks.
     """
     made = algorithm((work.x.shape[1], work.y.shape[1]), *network, work.learning_rate, work.local_steps,
                      work.num_clients)  # fmt: skip
