@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fedtangent import streams
-from fedtangent.experiments.deep_linear import networks
+from fedtangent.compare.theorems.deep_linear.runs import Size, run_of
 from fedtangent.federated import schedule
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.theory.assumptions import Assumption
 from fedtangent.theory.deep_linear import (
     DeepLinearTheorem,
     FullBatchWork,
-    balancedness,
     deep_linear_theorem,
     gram,
     residual_terms,
 )
+from fedtangent.theory.deep_linear.theorem import linear_model
 from fedtangent.theory.flow import Rule, federated_flow
 
 FLOWS = {
     "own": "flow of P(0)",
-    "infinite": "flow of infinite width",
-    "one_step": "control: K forgotten",
-    "summed": "control: N forgotten",
-    "lambda_max": "control: lambda_max in every mode",
+    "infinite": "flow of the limit",
+    "one_step": "K forgotten",
+    "summed": "N forgotten",
+    "lambda_max": "lambda_max everywhere",
 }
+DRAWS = 1000  # of one seed, at most
 CONTROL = "1 - 2 eta K lambda_min: N forgotten"  # a bound that is wrong
 
 
@@ -76,28 +78,24 @@ class Followed(NamedTuple):
         return {"(18)": c.rate() ** rounds, "its proof": c.rate() ** (2.0 * rounds), CONTROL: wrong**rounds}
 
 
-def follow(
-    work: FullBatchWork, network: tuple[int, int], which: tuple[int, int], rounds: int, looks: int, delta: float
-) -> Followed:
-    """One network of this width and depth; ``which`` are seed and draw. Looks, so many, are at those of draw 0."""
-    every, (seed, draw) = max(rounds // looks, 1), which
-    start, kept = list[DeepLinearTheorem](), list[Look]()
-
-    def look(t: int, weights: networks.Weights) -> None:
-        if not start:
-            start.append(deep_linear_theorem(weights, work, delta))
-        elif draw == 0 and t % every == 0:
-            kept.append(looked(start[0], work, weights, t))
-
-    outputs = work.x @ networks.walk(work, network, rounds, seed, look=look, draw=draw)
-    theorem, size = start[0], np.linalg.norm(outputs[0] - work.y)
+def follow(size: Size, work: FullBatchWork, which: tuple[int, int], looks: int, delta: float) -> Followed:
+    """One network through the federated loop; ``which`` are seed and draw. Looks, so many, are at those of draw 0."""
+    (seed, draw), rounds = which, size.rounds
+    seen = run_of(size, work.x, work.y, work.learning_rate, DRAWS * seed + draw, max(rounds // looks, 1))
+    theorem, outputs = deep_linear_theorem(seen.weights[0], work, delta), work.x @ seen.models
+    kept = [
+        looked(theorem, work, weights, t)
+        for t, weights in seen.weights.items()
+        if t > 0 and draw == 0 and all(np.isfinite(w).all() for w in weights)
+    ]
+    start = np.linalg.norm(outputs[0] - work.y)
     kernel = gram.dense(gram.products(theorem.initial, work.x))
     values, vectors = np.linalg.eigh(kernel)
 
     def modes(after: np.ndarray) -> np.ndarray:
-        return np.asarray((after - work.y).reshape(len(after), -1) @ vectors / size)
+        return np.asarray((after - work.y).reshape(len(after), -1) @ vectors / start)
 
-    limit = work.x @ theorem.linear.models(rounds, networks.linear_model(theorem.initial))
+    limit = work.x @ theorem.linear.models(rounds, linear_model(theorem.initial))
     flow = kernel_flow(work, outputs[0], rounds)
     k, eta = work.local_steps, work.learning_rate
     flows = {
@@ -108,7 +106,7 @@ def follow(
         "lambda_max": flow(values[-1] * np.eye(len(kernel)), k, eta),
     }
     told = {name: modes(after) for name, after in flows.items()}
-    return Followed(seed, draw, network[0], theorem, values, modes(outputs), told, tuple(kept))
+    return Followed(seed, draw, size.width, theorem, values, modes(outputs), told, tuple(kept))
 
 
 def kernel_flow(work: FullBatchWork, start: np.ndarray, rounds: int) -> Callable[[np.ndarray, int, float], np.ndarray]:
@@ -124,9 +122,9 @@ def kernel_flow(work: FullBatchWork, start: np.ndarray, rounds: int) -> Callable
     return flow
 
 
-def looked(theorem: DeepLinearTheorem, work: FullBatchWork, weights: networks.Weights, t: int) -> Look:
+def looked(theorem: DeepLinearTheorem, work: FullBatchWork, weights: list[np.ndarray], t: int) -> Look:
     """Hypotheses, terms and balance at the server's weights after t rounds."""
-    residual = float(np.linalg.norm(work.x @ networks.linear_model(weights) - work.y))
+    residual = float(np.linalg.norm(work.x @ linear_model(weights) - work.y))
     terms = residual_terms(theorem.initial, weights, work)
     norms = {name: float(np.linalg.norm(term)) / residual for name, term in terms._asdict().items()}
     norms["first"] = 1 - norms["first"]
@@ -136,24 +134,16 @@ def looked(theorem: DeepLinearTheorem, work: FullBatchWork, weights: networks.We
     return Look(t, told, units, *balance(theorem.initial, weights))
 
 
-def balance(initial: Sequence[np.ndarray], weights: networks.Weights) -> tuple[float, float]:
+def balance(initial: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tuple[float, float]:
     """How far ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have moved, and how far their difference, in norm over all layers.
 
-    Relative to the norm of both at the start.
+    Relative to the norm of both at the start. The difference is ``theory.balancedness``.
     """
     size = moved = apart = 0.0
-    for i, (now, before) in enumerate(zip(balancedness(weights), balancedness(initial), strict=True)):
-        for product, layer in ((_inner, i + 1), (_outer, i)):
-            start = product(initial[layer])
-            size += float(np.sum(start**2))
-            moved += float(np.sum((product(weights[layer]) - start) ** 2))
-        apart += float(np.sum((now - before) ** 2))
+    for (below0, above0), (below, above) in zip(itertools.pairwise(initial), itertools.pairwise(weights), strict=True):
+        sides0, sides = ((w.T @ w, v @ v.T) for v, w in ((below0, above0), (below, above)))
+        up, down = sides[0] - sides0[0], sides[1] - sides0[1]
+        size += float(sum(np.sum(side**2) for side in sides0))
+        moved += float(np.sum(up**2) + np.sum(down**2))
+        apart += float(np.sum((up - down) ** 2))
     return float(np.sqrt(moved / size)), float(np.sqrt(apart / size))
-
-
-def _inner(w: np.ndarray) -> np.ndarray:
-    return np.asarray(w.T @ w)
-
-
-def _outer(w: np.ndarray) -> np.ndarray:
-    return np.asarray(w @ w.T)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedtangent.compare.theorems.deep_linear.runs import Size, problem, run_of, work_of
 from fedtangent.compare.verdicts import EXACT, Verdict, bounded_verdict, exact_verdict
-from fedtangent.experiments.deep_linear import networks
 from fedtangent.experiments.deep_linear.followed import kernel_flow
 from fedtangent.experiments.lab.results import (
     NOT_SEEN,
@@ -31,7 +31,7 @@ from fedtangent.experiments.lab.results import (
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import Shades, heat_maps
-from fedtangent.theory.deep_linear import FullBatchWork, deep_linear_limit, full_batch_work, gram, rounds
+from fedtangent.theory.deep_linear import FullBatchWork, deep_linear_limit, gram, rounds
 from fedtangent.theory.deep_linear.theorem import deep_linear_theorem, linear_model
 
 SUBJECT = "DeepLin, lazy to rich"
@@ -59,12 +59,12 @@ REMARKS = (
 class RegimeSettings:
     """A map of widths at one depth, and one of depths at one width, over the same scales."""
 
-    num_examples: int = within(16, least=2)
+    num_clients: int = within(4, least=2)
+    held: int = within(4, least=2)  # examples of a client
     dimension: int = 4
     outputs: int = 2
-    kappa: float = within(4.0, at_least=1)
+    spread: float = within(0.5, above=0, at_most=1)  # least singular value of X; the largest is 1
     truth: float = within(1.0, above=0)  # |W*|
-    num_clients: int = within(4, least=2)
     local_steps: int = within(2, least=2)
     scales: tuple[float, ...] = within((0.5, 1.0), above=0, count=2, increasing=True)  # the least below 1
     depth: int = within(3, least=2)  # of the map of widths
@@ -72,6 +72,11 @@ class RegimeSettings:
     depths: tuple[int, ...] = within((2, 3), least=2, increasing=True)  # at the width in the middle
     step_factor: float = within(0.2, above=0, below=1)  # of the stability limit
     num_rounds: int = within(60, least=20)
+
+    def size(self, depth: int, width: int, times: int = 1, rounds: int | None = None) -> Size:
+        """``times`` as many clients, of as many times fewer examples and more local steps."""
+        return Size(times * self.num_clients, self.held // times, self.dimension, self.outputs, width,
+                    times * self.local_steps, rounds or self.num_rounds, depth)  # fmt: skip
 
     @property
     def middle(self) -> int:
@@ -141,21 +146,20 @@ def apart(loss: np.ndarray, other: np.ndarray) -> float:
 
 
 def check(study: Study) -> None:
-    """Clients of equal size, twice as many too; a least scale that is not the paper's, at which nothing is scaled."""
+    """Halves of clients, examples for every dimension, and a least scale at which something is scaled."""
     s = study.settings
+    if s.held % 2:
+        raise ValueError(f"held: got {s.held}, must be even, as 2 N clients have half of it")
+    if s.dimension > (examples := s.num_clients * s.held):
+        raise ValueError(f"dimension: got {s.dimension}, must be at most the {examples} examples")
     if not s.scales[0] < 1:
         raise ValueError(f"scales: got {s.scales[0]:g} as the least, must be below 1")
-    if s.num_examples % (2 * s.num_clients):
-        must = 2 * s.num_clients
-        raise ValueError(f"num_examples: got {s.num_examples}, must be a multiple of 2 num_clients, {must}")
 
 
-def work_of(s: RegimeSettings, seed: int, depth: int, scale: float, times: int = 1) -> FullBatchWork:
-    """The work at which the paper's network is the one of this scale; ``times`` are of clients and local steps."""
-    drawn = networks.problem(seed, s.num_examples, s.dimension, s.outputs, s.kappa, s.truth)
-    held = networks.contiguous(s.num_examples, times * s.num_clients)
-    rate = s.step_factor * 2 * s.outputs / depth  # inputs have norm 1
-    return full_batch_work(drawn.x, drawn.y / scale**depth, held, rate, times * s.local_steps)
+def scaled(s: RegimeSettings, seed: int, size: Size, scale: float) -> FullBatchWork:
+    """The work at which the paper's network is the one of this scale."""
+    x, y = problem(size, seed, s.spread, s.truth)
+    return work_of(size, x, y / scale**size.depth, s.step_factor * 2 * s.outputs / size.depth)  # |X| is 1
 
 
 def run(study: Study) -> Outcome:
@@ -174,32 +178,27 @@ def run(study: Study) -> Outcome:
 
 def cell(s: RegimeSettings, seed: int, depth: int, width: int, scale: float) -> Cell:
     """Both networks of a cell beside their flows."""
-    every = max(s.num_rounds // 50, 1)
-    at = np.arange(0, s.num_rounds + 1, every)
-    kept, curves = list[networks.Weights](), list[np.ndarray]()
-
-    def look(t: int, weights: networks.Weights) -> None:
-        kept[1:] = [weights]
-
-    ends: list[networks.Weights] = []
-    for times in (1, 2):
-        work = work_of(s, seed, depth, scale, times)
-        path = networks.walk(work, (width, depth), int(at[-1]), seed, every, look)
-        ends = ends or [kept[0], kept[-1]]
+    ends, curves = list[list[np.ndarray]](), list[np.ndarray]()
+    for times in (2, 1):
+        size = s.size(depth, width, times)
+        work = scaled(s, seed, size, scale)
+        seen = run_of(size, work.x, work.y, work.learning_rate, seed, s.num_rounds)
+        ends = list(seen.weights.values())
         kernel = gram.dense(gram.products(ends[0], work.x))
-        own = kernel_flow(work, work.x @ path[0], int(at[-1]))(kernel, work.local_steps, work.learning_rate)[at]
-        curves += [relative(work.x @ path - work.y), relative(own - work.y)]
-    work = work_of(s, seed, depth, scale)
-    limit = deep_linear_limit(work, depth).models(int(at[-1]), linear_model(ends[0]))[at]
+        own = kernel_flow(work, work.x @ seen.models[0], s.num_rounds)(kernel, work.local_steps, work.learning_rate)
+        curves = [relative(work.x @ seen.models - work.y), relative(own - work.y), *curves]
+    limit = deep_linear_limit(work, depth).models(s.num_rounds, linear_model(ends[0]))
     told, reduced = deep_linear_theorem(ends[0], work).constants, gram.in_row_space(work.x)
     unit = 2 * (1 - told.rate())
-    begin, end = (gram.dense(gram.products(w, reduced)) for w in ends)
+    lost = not all(np.isfinite(w).all() for w in ends[-1])
+    begin, end = (gram.dense(gram.products(w, reduced)) for w in (ends[0], ends[0 if lost else -1]))
     wide = depth / s.outputs * np.kron(reduced @ reduced.T, np.eye(s.outputs))
     moved, away = (np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in ((end, begin), (begin, wide)))
     loss, of_kernel, doubled, of_doubled = curves
     return Cell(
-        seed, depth, width, scale, at, loss, relative(work.x @ limit - work.y), of_kernel, doubled, of_doubled,
-        told.rate(), max(1 - 2 * s.num_clients * unit, 0.0), told.least_width(), float(moved), float(away),
+        seed, depth, width, scale, np.arange(s.num_rounds + 1), loss, relative(work.x @ limit - work.y), of_kernel,
+        doubled, of_doubled, told.rate(), max(1 - 2 * s.num_clients * unit, 0.0), told.least_width(),
+        np.nan if lost else float(moved), float(away),
     )  # fmt: skip
 
 
@@ -212,18 +211,15 @@ def relative(residuals: np.ndarray) -> np.ndarray:
 
 def transcribed(s: RegimeSettings, seed: int) -> Verdict:
     """Weights s N(0, 1) by a transcription of eqs. (6) to (8), beside the federated loop that stands for them."""
-    scale, depth, width, count = s.scales[0], s.depth, s.middle, 2
-    paper = work_of(s, seed, depth, scale)
-    start: list[networks.Weights] = []
-
-    def look(t: int, weights: networks.Weights) -> None:
-        start.append(weights)
-
-    path = scale**depth * networks.walk(paper, (width, depth), count, seed, look=look)
+    scale, depth, count = s.scales[0], s.depth, 2
+    size = s.size(depth, s.middle, rounds=count)
+    paper = scaled(s, seed, size, scale)
+    seen = run_of(size, paper.x, paper.y, paper.learning_rate, seed, count)
+    path = scale**depth * seen.models
 
     def end(rate: float, targets: float = 1.0) -> float:
         own = paper._replace(y=paper.y * scale**depth * targets, learning_rate=rate)
-        weights = [scale * w for w in start[0]]
+        weights = [scale * w for w in seen.weights[0]]
         for _ in range(count):
             weights = rounds.averaged(rounds.local_paths(weights, own))
         return float(np.linalg.norm(linear_model(weights) - path[-1]) / np.linalg.norm(path[-1] - path[0]))

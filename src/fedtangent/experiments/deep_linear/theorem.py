@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from fedtangent.compare.theorems.deep_linear.runs import Size, problem, work_of
 from fedtangent.compare.verdicts import Verdict, bounded_verdict
-from fedtangent.experiments.deep_linear import networks
-from fedtangent.experiments.deep_linear.followed import CONTROL, FLOWS, Followed, follow
+from fedtangent.experiments.deep_linear.followed import CONTROL, DRAWS, FLOWS, Followed, follow
 from fedtangent.experiments.lab.results import (
     NOT_OWED,
     NOT_SEEN,
@@ -32,7 +32,7 @@ from fedtangent.experiments.lab.results import (
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import BoundedPanel, bounded
-from fedtangent.theory.deep_linear import FullBatchWork, full_batch_work
+from fedtangent.theory.deep_linear import FullBatchWork
 from fedtangent.theory.deep_linear.theorem import STEP
 
 SUBJECT = "DeepLin Theorem IV.2"
@@ -50,7 +50,7 @@ REMARKS = (
     "to first order in eta the square falls by 1 - 2 eta K lambda_min / N: (18) has a quarter of that rate",
     "R of hypothesis C with the 16 of its proof (4 is printed); B's O(sqrt(L)) as 2 sqrt(L); width's constant as 1",
     "(33) has lost its L: for the third term's share eta has to be smaller by L; measured is whether it is kept",
-    "examples are no more than dimensions, as (27) needs; balance: W'W of a layer less WW' of that below it",
+    "the limit: infinite width, from the network's own function; balance: W'W of a layer less WW' of that below it",
     NOT_OWED,
 )
 
@@ -59,45 +59,47 @@ REMARKS = (
 class TheoremSettings:
     """Examples, clients and networks; the step is that of the theorem times ``step_factor``."""
 
-    num_examples: int = 4
-    dimension: int = 6
-    outputs: int = 2
-    kappa: float = within(1.1, at_least=1)
-    truth: float = within(0.9, above=0)  # |W*|
     num_clients: int = within(4, least=2)
+    held: int = 1  # examples of a client; there are as many dimensions as examples, as (27) needs
+    outputs: int = 2
+    spread: float = within(0.95, above=0, at_most=1)  # least singular value of X; the largest is 1
+    truth: float = within(0.8, above=0)  # |W*|
     local_steps: int = within(4, least=2)
     depth: int = within(3, least=2)
     widths: tuple[int, ...] = within((64, 256, 1024), count=3, increasing=True)
     step_factor: float = within(0.9, above=0)
     delta: float = within(0.15, above=0, below=1)
     num_rounds: int = within(40, least=4)
-    draws: int = 1  # networks of a seed at each width; hypotheses and terms are those of the first
-    looks: int = within(10, least=2)  # at hypotheses and terms
+    draws: int = within(1, most=DRAWS)  # networks of a seed at each width; hypotheses and terms are those of the first
+    looks: int = within(4, least=2)  # at hypotheses and terms
     control_width: int = 4
     control_factor: float = within(100.0, above=1)  # of the step: a network that the theorem says nothing of
+
+    def size(self, width: int, rounds: int | None = None) -> Size:
+        """With as many dimensions as examples."""
+        examples = self.num_clients * self.held
+        return Size(self.num_clients, self.held, examples, self.outputs, width, self.local_steps,
+                    rounds or self.num_rounds, self.depth)  # fmt: skip
+
+    def most_factor(self) -> float:
+        """Of the theorem's step: there a client of all examples diverges."""
+        return 2 * STEP * self.local_steps / self.spread**2
 
 
 def task(s: TheoremSettings, seed: int, factor: float) -> FullBatchWork:
     """The clients' work; the inputs' norm is 1, so that all seeds' steps are one."""
-    drawn = networks.problem(seed, s.num_examples, s.dimension, s.outputs, s.kappa, s.truth)
-    rate = factor * s.outputs / (STEP * s.depth * s.kappa * s.local_steps)
-    held = networks.contiguous(s.num_examples, s.num_clients)
-    return full_batch_work(drawn.x, drawn.y, held, rate, s.local_steps)
+    size = s.size(s.widths[0])
+    drawn = problem(size, seed, s.spread, s.truth)
+    return work_of(size, *drawn, factor * s.outputs * s.spread**2 / (STEP * s.depth * s.local_steps))
 
 
 def check(study: Study) -> None:
-    """Columns of full rank, a client's example or more, local work that does not diverge."""
-    s = study.settings
-    if s.num_examples > s.dimension:
-        raise ValueError(f"num_examples: got {s.num_examples}, must be at most dimension, {s.dimension}, as (27) needs")
-    if s.num_clients > s.num_examples:
-        raise ValueError(f"num_clients: got {s.num_clients}, must be at most num_examples, {s.num_examples}")
-    if s.num_examples % s.num_clients:
-        raise ValueError(f"num_examples: got {s.num_examples}, must be a multiple of num_clients, {s.num_clients}")
-    for name in ("step_factor", "control_factor"):
-        given, most = getattr(s, name), 2 * STEP * s.kappa * s.local_steps
-        if given * (s.step_factor if name == "control_factor" else 1) >= most:
-            raise ValueError(f"{name}: got {given:g}, at which local descent diverges, must be below {most:g}")
+    """Local work that does not diverge."""
+    s, most = study.settings, study.settings.most_factor()
+    for name, given in (("step_factor", s.step_factor), ("control_factor", s.step_factor * s.control_factor)):
+        if given >= most:
+            raise ValueError(f"{name}: got a step of {given:g} times the theorem's, must be below {most:g}, else local "
+                             "descent diverges")  # fmt: skip
 
 
 def run(study: Study) -> Outcome:
@@ -106,12 +108,12 @@ def run(study: Study) -> Outcome:
     for seed in study.each_seed():
         work = task(s, seed, s.step_factor)
         own = [
-            follow(work, (width, s.depth), (seed, draw), s.num_rounds, s.looks, s.delta)
+            follow(s.size(width), work, (seed, draw), s.looks, s.delta)
             for width in s.widths for draw in range(s.draws)
         ]  # fmt: skip
         found += own
         far = task(s, seed, s.step_factor * s.control_factor)
-        wrong.append(follow(far, (s.control_width, s.depth), (seed, 0), s.looks, s.looks, s.delta))
+        wrong.append(follow(s.size(s.control_width, s.looks), far, (seed, 0), s.looks, s.delta))
         study.keep([
             Metric(t, f"deep_linear width={f.width} draw={f.draw}", seed, "train", "relative_loss", float(value), 0, 0)
             for f in own for t, value in enumerate(f.loss)
@@ -203,7 +205,7 @@ def _rounds_sheet(f: Followed) -> Sheet:
         for t in at
     ]  # fmt: skip
     return table(f"loss over the start's, width {f.width}, first seed", rows, {
-        "round": "{round}", "network": "{loss:.4f}", FLOWS["own"]: "{own:.4f}", "of infinite width": "{infinite:.4f}",
+        "round": "{round}", "network": "{loss:.4f}", FLOWS["own"]: "{own:.4f}", FLOWS["infinite"]: "{infinite:.4f}",
         "its proof": "{proof:.4f}", "(18)": "{b18:.4f}",
     })  # fmt: skip
 
@@ -237,7 +239,7 @@ def _modes_sheet(f: Followed) -> Sheet:
     ]
     return table(f"modes of P(0): what {len(f.modes) - 1} rounds leave, width {f.width}, first seed", rows, {
         "eigenvalue": "{value:.4f}", "network": "{network:.4f}", FLOWS["own"]: "{own:.4f}",
-        "of infinite width": "{infinite:.4f}", "K forgotten": "{one_step:.4f}", "N forgotten": "{summed:.2g}",
+        FLOWS["infinite"]: "{infinite:.4f}", FLOWS["one_step"]: "{one_step:.4f}",
     })  # fmt: skip
 
 
@@ -284,7 +286,7 @@ def _verdicts(
         found.append(Verdict.of(
             SUBJECT, f"modes beside the {FLOWS[name]}: slope of the error against width", f"{len(widest)} networks",
             (f"{own:.2f}", f"{target:g} +- {MARGIN:g}", holds),
-            (FLOWS[other].removeprefix("control: "), f"{wrong:.2f}", fails),
+            (FLOWS[other], f"{wrong:.2f}", fails),
         ))  # fmt: skip
     return tuple(found)
 
@@ -320,9 +322,7 @@ def _draw(study: Study, f: Followed) -> None:
     bounded(kept, title, ("round", "ratio"), None, study.figures / "proof.png")
 
 
-DEFAULT = TheoremSettings(num_rounds=150, draws=3)
-PAPER = TheoremSettings(
-    num_examples=6, dimension=8, num_clients=6, widths=(256, 1024, 4096), num_rounds=600, draws=4, looks=20
-)
+DEFAULT = TheoremSettings(num_rounds=150, draws=3, looks=10)
+PAPER = TheoremSettings(num_clients=6, widths=(256, 1024, 4096), num_rounds=600, draws=4, looks=20)
 SCALES = {"gaussian": by_scale(TheoremSettings(), DEFAULT, PAPER)}
 ENTRIES = (experiment(__name__, run, SCALES, ("liu_deep_linear",), check=check, least_seeds=2, exact=True),)
