@@ -16,20 +16,44 @@ if TYPE_CHECKING:
 DASHES = ("--", "-.", (0, (1, 1)), (0, (5, 1)), (0, (3, 1, 1, 1)))
 
 
+class Shades(NamedTuple):
+    """One map: ``values`` [rows, columns] with their numbers; ``axes``: names and ticks, down and across."""
+
+    values: np.ndarray
+    axes: Mapping[str, list[str]]
+    label: str
+    title: str
+    form: str = ".1f"
+    log: bool = False  # shades by the logarithm
+
+
 def heat_map(values: np.ndarray, axes: Mapping[str, list[str]], label: str, title: str, path: Path) -> Path:
-    """``values`` [rows, columns] as shades with their numbers; ``axes``: names and ticks, down and across."""
-    (down, rows), (across, columns) = axes.items()
-    figure, panels = canvas(1, width=1.4 + 0.75 * len(columns), height=1.3 + 0.45 * len(rows))
-    ax = panels[0][0]
-    image = ax.imshow(values, cmap="Blues", aspect="auto")
-    dark = np.nanmin(values) + 0.6 * (np.nanmax(values) - np.nanmin(values))
-    for (i, j), value in np.ndenumerate(values):
-        ax.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=8, color="white" if value > dark else "black")
-    ax.set_yticks(range(len(rows)), rows)
-    ax.set_xticks(range(len(columns)), columns)
-    dress(ax, across, down, title)
-    figure.colorbar(image, label=label)
-    return save(figure, path)
+    """One map; see ``Shades``."""
+    return heat_maps([[Shades(values, axes, label, title)]], path)
+
+
+def heat_maps(grid: Sequence[Sequence[Shades]], path: Path, title: str = "") -> Path:
+    """Maps in rows and columns, each row of one shape; what is not a number has no shade."""
+    rows, columns = (max(panel.values.shape[i] for row in grid for panel in row) for i in (0, 1))
+    figure, axes = canvas(len(grid[0]), len(grid), width=1.4 + 0.75 * columns, height=1.3 + 0.45 * rows)
+    for ax, panel in zip(axes.ravel(), (panel for row in grid for panel in row), strict=True):
+        (down, left), (across, below) = panel.axes.items()
+        shown = np.log(panel.values) if panel.log else panel.values
+        shown = np.where(np.isfinite(shown), shown, np.nan)
+        image = ax.imshow(shown, cmap="Blues", aspect="auto")
+        dark = np.nanmin(shown) + 0.6 * (np.nanmax(shown) - np.nanmin(shown))
+        for (i, j), value in np.ndenumerate(panel.values):
+            text, colour = (
+                f"{value:{panel.form}}" if np.isfinite(value) else "-",
+                "white" if shown[i, j] > dark else "black",
+            )
+            ax.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
+        ax.set_yticks(range(len(left)), left)
+        ax.set_xticks(range(len(below)), below)
+        dress(ax, across, down, panel.title)
+        if not panel.log:
+            figure.colorbar(image, ax=ax, label=panel.label)
+    return save(figure, path, title)
 
 
 class BoundedPanel(NamedTuple):

@@ -1,1 +1,1 @@
-"""Experiments of FedAvg on deep linear networks (DeepLin), section V."""
+"""FedAvg on deep linear networks (DeepLin): one file for each figure or claim."""

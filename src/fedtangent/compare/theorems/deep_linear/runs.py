@@ -57,7 +57,7 @@ def work_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float) -> F
     return full_batch_work(x, y, size.partition, learning_rate, size.local_steps)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)
 def algorithm_of(size: Size, learning_rate: float) -> Algorithm:
     """FedAvg on the sum of squares, full batches, plain mean: one object, so one compiled program, for all seeds."""
     return fed_avg(

@@ -1,0 +1,149 @@
+"""A deep linear network on its way through the federated loop: beside its flows, and what DeepLin's proof speaks of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtangent import streams
+from fedtangent.compare.theorems.deep_linear.runs import Size, run_of
+from fedtangent.federated import schedule
+from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.theory.assumptions import Assumption
+from fedtangent.theory.deep_linear import (
+    DeepLinearTheorem,
+    FullBatchWork,
+    deep_linear_theorem,
+    gram,
+    residual_terms,
+)
+from fedtangent.theory.deep_linear.theorem import linear_model
+from fedtangent.theory.flow import Rule, federated_flow
+
+FLOWS = {
+    "own": "flow of P(0)",
+    "infinite": "flow of the limit",
+    "one_step": "K forgotten",
+    "summed": "N forgotten",
+    "lambda_max": "lambda_max everywhere",
+}
+DRAWS = 1000  # of one seed, at most
+CONTROL = "1 - 2 eta K lambda_min: N forgotten"  # a bound that is wrong
+
+
+class Look(NamedTuple):
+    """What the proof speaks of, at one round."""
+
+    round: int
+    hypotheses: tuple[Assumption, ...]
+    terms: dict[str, float]  # norms over the residual's in units of eta K lambda_min / N; the first's from 1
+    moved: float  # both sides of the layers' balance, over their norm at the start
+    unbalanced: float  # their difference
+
+
+class Followed(NamedTuple):
+    """One network; residuals in the eigenbasis of P(0), least eigenvalue first, over the norm at the start."""
+
+    seed: int
+    draw: int
+    width: int
+    theorem: DeepLinearTheorem
+    eigenvalues: np.ndarray  # [n C]
+    modes: np.ndarray  # [R + 1, n C]
+    flows: dict[str, np.ndarray]  # FLOWS: [R + 1, n C]
+    looks: tuple[Look, ...]
+
+    @property
+    def loss(self) -> np.ndarray:
+        """Sum of squares over that at the start, [R + 1]."""
+        return np.asarray(np.sum(self.modes**2, axis=1))
+
+    def error(self, name: str) -> float:
+        """Of a flow: the largest distance of residuals over all rounds."""
+        return float(np.linalg.norm(self.flows[name] - self.modes, axis=1).max())
+
+    @property
+    def unit(self) -> float:
+        """``eta K lambda_min / N``."""
+        return 2 * (1 - self.theorem.constants.rate())
+
+    def bounds(self) -> dict[str, np.ndarray]:
+        """(18), what its proof shows, and the control, [R + 1]."""
+        rounds = np.arange(len(self.modes))
+        c = self.theorem.constants
+        wrong = max(1 - 2 * c.num_clients * self.unit, 0.0)
+        return {"(18)": c.rate() ** rounds, "its proof": c.rate() ** (2.0 * rounds), CONTROL: wrong**rounds}
+
+
+def follow(size: Size, work: FullBatchWork, which: tuple[int, int], looks: int, delta: float) -> Followed:
+    """One network through the federated loop; ``which`` are seed and draw. Looks, so many, are at those of draw 0."""
+    (seed, draw), rounds = which, size.rounds
+    seen = run_of(size, work.x, work.y, work.learning_rate, DRAWS * seed + draw, max(rounds // looks, 1))
+    theorem, outputs = deep_linear_theorem(seen.weights[0], work, delta), work.x @ seen.models
+    kept = [
+        looked(theorem, work, weights, t)
+        for t, weights in seen.weights.items()
+        if t > 0 and draw == 0 and all(np.isfinite(w).all() for w in weights)
+    ]
+    start = np.linalg.norm(outputs[0] - work.y)
+    kernel = gram.dense(gram.products(theorem.initial, work.x))
+    values, vectors = np.linalg.eigh(kernel)
+
+    def modes(after: np.ndarray) -> np.ndarray:
+        return np.asarray((after - work.y).reshape(len(after), -1) @ vectors / start)
+
+    limit = work.x @ theorem.linear.models(rounds, linear_model(theorem.initial))
+    flow = kernel_flow(work, outputs[0], rounds)
+    k, eta = work.local_steps, work.learning_rate
+    flows = {
+        "own": flow(kernel, k, eta),
+        "infinite": limit,
+        "one_step": flow(kernel, 1, eta),
+        "summed": flow(kernel, k, eta * work.num_clients),
+        "lambda_max": flow(values[-1] * np.eye(len(kernel)), k, eta),
+    }
+    told = {name: modes(after) for name, after in flows.items()}
+    return Followed(seed, draw, size.width, theorem, values, modes(outputs), told, tuple(kept))
+
+
+def kernel_flow(work: FullBatchWork, start: np.ndarray, rounds: int) -> Callable[[np.ndarray, int, float], np.ndarray]:
+    """The exact flow of any kernel [n C, n C], local steps and rate from the outputs ``start``: [R + 1, n, C]."""
+    plan = schedule.unroll(schedule.all_clients(work.num_clients), streams.keys(0).schedule, rounds)
+
+    def flow(kernel: np.ndarray, steps: int, rate: float) -> np.ndarray:
+        blocks = KernelBlocks(kernel, kernel[: start.shape[1]])
+        rule = Rule(steps, rate, loss="squared_error_sum")
+        found = federated_flow(blocks, work.y, work.partition, plan, rule, outputs="full")
+        return np.asarray(found.predict_train(start, list(range(rounds + 1)), 0))
+
+    return flow
+
+
+def looked(theorem: DeepLinearTheorem, work: FullBatchWork, weights: list[np.ndarray], t: int) -> Look:
+    """Hypotheses, terms and balance at the server's weights after t rounds."""
+    residual = float(np.linalg.norm(work.x @ linear_model(weights) - work.y))
+    terms = residual_terms(theorem.initial, weights, work)
+    norms = {name: float(np.linalg.norm(term)) / residual for name, term in terms._asdict().items()}
+    norms["first"] = 1 - norms["first"]
+    unit = 2 * (1 - theorem.constants.rate())
+    told = theorem.hypotheses(weights, (residual / theorem.constants.residual) ** 2, t)
+    units = {name: norm / unit for name, norm in norms.items()}
+    return Look(t, told, units, *balance(theorem.initial, weights))
+
+
+def balance(initial: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tuple[float, float]:
+    """How far ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have moved, and how far their difference, in norm over all layers.
+
+    Relative to the norm of both at the start. The difference is ``theory.balancedness``.
+    """
+    size = moved = apart = 0.0
+    for (below0, above0), (below, above) in zip(itertools.pairwise(initial), itertools.pairwise(weights), strict=True):
+        sides0, sides = ((w.T @ w, v @ v.T) for v, w in ((below0, above0), (below, above)))
+        up, down = sides[0] - sides0[0], sides[1] - sides0[1]
+        size += float(sum(np.sum(side**2) for side in sides0))
+        moved += float(np.sum(up**2) + np.sum(down**2))
+        apart += float(np.sum((up - down) ** 2))
+    return float(np.sqrt(moved / size)), float(np.sqrt(apart / size))
