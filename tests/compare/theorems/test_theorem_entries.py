@@ -23,7 +23,7 @@ def test_checks_are_chosen_by_name_or_paper_each_once() -> None:
     assert list(wanted(("ntk_fl.convergence", "ntk_fl"))) == [
         "ntk_fl.convergence", "ntk_fl.evolution", "ntk_fl.lemmas", "ntk_fl.weight_gap",
     ]  # fmt: skip
-    with pytest.raises(ValueError, match=r"only: got 'x', allowed are fed_ensemble\.bias_variance, "):
+    with pytest.raises(ValueError, match=r"only: got 'x', allowed are deep_linear\.convergence, "):
         wanted(("flow", "x"))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent.experiments.deep_linear import networks, regime_map
+from fedtangent.experiments.deep_linear import regime_map
 from fedtangent.experiments.lab.runner import Study
 
 from ..performed import performed, study_of
@@ -29,11 +29,18 @@ def test_the_smallest_scale_counts(tmp_path: Path) -> None:
 def test_a_scale_of_weights_is_one_of_targets() -> None:
     found = regime_map.transcribed(SMALL, 0)
     assert found.passed and float(found.measured) < 1e-13
-    works = [regime_map.work_of(SMALL, 0, 3, scale) for scale in (0.5, 1.0)]
+    works = [regime_map.scaled(SMALL, 0, SMALL.size(3, 8), scale) for scale in (0.5, 1.0)]
     np.testing.assert_allclose(works[0].y, 8 * works[1].y)
     assert works[0].learning_rate == works[1].learning_rate == pytest.approx(0.2 * 2 * 2 / 3)
-    doubled = regime_map.work_of(SMALL, 0, 3, 1.0, 2)
-    assert (doubled.num_clients, doubled.local_steps) == (8, 4) and np.array_equal(doubled.x, works[1].x)
+
+
+def test_twice_as_many_clients_halve_each_and_take_twice_the_steps() -> None:
+    one, two = (regime_map.scaled(SMALL, 0, SMALL.size(3, 8, times), 1.0) for times in (1, 2))
+    assert (two.num_clients, two.local_steps) == (2 * one.num_clients, 2 * one.local_steps)
+    assert np.array_equal(one.x, two.x) and np.array_equal(one.y, two.y)
+    for c in range(one.num_clients):
+        halves = two.partition.client(2 * c), two.partition.client(2 * c + 1)
+        assert list(one.partition.client(c)) == [*halves[0], *halves[1]]
 
 
 def test_a_lazy_cell_is_its_flow_and_a_rich_one_is_not() -> None:
@@ -98,16 +105,23 @@ def test_what_diverges_is_counted_and_left_out(monkeypatch: pytest.MonkeyPatch) 
     assert any("bound (18)" in line for line in regime_map.conclude(Study(s, "gaussian", (0, 1)), above, exact).failed)
 
 
+def test_a_network_that_diverges_has_no_numbers() -> None:
+    s = regime_map.RegimeSettings(widths=(8, 16, 32), depths=(2, 3), num_rounds=20, step_factor=0.9)
+    found = regime_map.cell(s, 0, 3, 8, 0.1)
+    assert found.diverged and found.loss[0] == 1 and np.isnan(found.moved)
+    assert all(np.isnan(value) for value in found.numbers().values())
+
+
 def test_maps_share_the_network_in_the_middle() -> None:
     assert SMALL.networks() == [(3, 8), (3, 16), (3, 32), (2, 16)]
-    assert networks.algorithm((4, 2), 16, 3, 0.1, 2, 4) is networks.algorithm((4, 2), 16, 3, 0.1, 2, 4)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (("num_examples=12",), "num_examples: got 12, must be a multiple of 2 num_clients, 8"),
+        (("held=3",), "held: got 3, must be even"),
         (("scales=1.0,1.5",), "scales: got 1 as the least, must be below 1"),
+        (("dimension=17",), "dimension: got 17, must be at most the 16 examples"),
         (("scales=0.5",), "scales: got 0.5, must be 2 or more"),
         (("step_factor=1.0",), "step_factor: got 1.0"),
         (("depths=1,2",), "depths: got 1"),

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fedtangent import theory
-from fedtangent.experiments.deep_linear import followed, networks, theorem
+from fedtangent.compare.theorems.deep_linear.runs import run_of
+from fedtangent.experiments.deep_linear import followed, theorem
 from fedtangent.experiments.lab.runner import Study
-from fedtangent.theory.deep_linear import rounds
 
 from ..performed import performed, study_of
 
@@ -23,53 +23,24 @@ def test_the_smallest_scale_counts(tmp_path: Path) -> None:
     assert found.failed == () and len(found.verdicts) == 8 and metrics
     assert all(v.holds is not False and v.control_fails for v in found.verdicts)
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"decay.png", "proof.png"}
-    assert found.claims[0].verdict == "seen" and found.claims[4].measured == "150 of 150"
+    assert found.claims[0].verdict == "seen" and found.claims[4].measured == "60 of 60"
     assert all(a.holds for told in found.details["assumptions"] for a in told)
 
 
-@pytest.mark.parametrize(("num_examples", "dimension"), [(4, 6), (12, 5)])
-def test_the_problem_is_as_well_conditioned_as_asked_and_can_be_fitted(num_examples: int, dimension: int) -> None:
-    found = networks.problem(3, num_examples, dimension, 2, 4.0, 0.7)
-    rank = min(num_examples, dimension)
-    singular = np.linalg.svd(found.x, compute_uv=False)[:rank]
-    np.testing.assert_allclose(singular**2, 4.0 ** -np.linspace(0, 1, rank), rtol=1e-10)
-    star = np.linalg.lstsq(found.x, found.y, rcond=None)[0]
-    np.testing.assert_allclose(found.x @ star, found.y, atol=1e-12)
-    if num_examples > dimension:
-        assert np.linalg.norm(star, 2) == pytest.approx(0.7)
-    other = networks.problem(4, num_examples, dimension, 2, 4.0, 0.7)
-    assert np.linalg.norm(other.x - found.x) > 0.1
-
-
-def test_twice_as_many_clients_halve_each() -> None:
-    few, many = (networks.contiguous(16, n) for n in (4, 8))
-    for c in range(4):
-        assert list(few.client(c)) == [*many.client(2 * c), *many.client(2 * c + 1)]
-
-
-def test_a_walk_is_eqs_6_to_8_from_the_draw_it_names() -> None:
-    work = theorem.task(SMALL, 0, 5.0)
-    seen: dict[int, networks.Weights] = {}
-    path = networks.walk(work, (16, 3), 6, 0, 2, seen.__setitem__, 1)
-    assert list(seen) == [0, 2, 4, 6] and path.shape == (4, 6, 2)
-    weights = seen[0]
-    for _ in range(6):
-        weights = rounds.averaged(rounds.local_paths(weights, work))
-    assert max(np.abs(a - b).max() for a, b in zip(weights, seen[6], strict=True)) < 1e-12
-    np.testing.assert_allclose(path[-1], networks.linear_model(weights), atol=1e-13)
-    assert np.abs(networks.walk(work, (16, 3), 2, 0, 2)[0] - path[0]).max() > 0.1
-
-
-def test_a_walk_that_diverges_is_not_a_number_from_there_on() -> None:
-    work = theorem.task(SMALL, 0, 5.0)._replace(learning_rate=1e3)
-    looked: list[int] = []
-    path = networks.walk(work, (16, 3), 6, 0, look=lambda t, weights: looked.append(t))
-    assert np.isfinite(path[0]).all() and np.isnan(path[-1]).all() and len(looked) < 7
+def test_steps_are_those_of_the_theorem_and_examples_as_many_as_dimensions() -> None:
+    for seed in (0, 1):
+        work = theorem.task(SMALL, seed, 0.9)
+        assert work.x.shape == (4, 4) and list(work.partition.sizes) == [1] * 4
+        start = run_of(SMALL.size(16), work.x, work.y, work.learning_rate, seed, 20).weights[0]
+        told = theory.deep_linear_theorem(start, work, SMALL.delta)
+        assert work.learning_rate == pytest.approx(0.9 * told.constants.step_limit())
+        step, realisable, width = told.assumptions
+        assert step.holds and realisable.holds and 64 < width.measured < 1024
 
 
 def test_a_network_beside_its_flows() -> None:
     work = theorem.task(SMALL, 0, 20.0)
-    found = followed.follow(work, (256, 3), (0, 0), 20, 4, 0.1)
+    found = followed.follow(SMALL.size(256), work, (0, 0), 4, 0.1)
     assert found.loss[0] == pytest.approx(1) and found.loss[-1] < 0.1
     assert np.array_equal([look.round for look in found.looks], [5, 10, 15, 20])
     errors = {name: found.error(name) for name in followed.FLOWS}
@@ -83,14 +54,13 @@ def test_a_network_beside_its_flows() -> None:
     np.testing.assert_allclose(found.bounds()["its proof"], found.bounds()["(18)"] ** 2)
 
 
-def test_the_first_term_is_that_of_the_slowest_mode_in_the_end() -> None:
+def test_the_first_term_counts_from_one() -> None:
     work = theorem.task(SMALL, 0, 20.0)
-    start: list[networks.Weights] = []
-    networks.walk(work, (64, 3), 1, 0, look=lambda t, weights: start.append(weights))
-    told = theory.deep_linear_theorem(start[0], work)
-    look = followed.looked(told, work, start[0], 0)
-    terms = rounds.residual_terms(start[0], start[0], work)
-    size = np.linalg.norm(work.x @ networks.linear_model(start[0]) - work.y)
+    seen = run_of(SMALL.size(64, 1), work.x, work.y, work.learning_rate, 0, 1)
+    told = theory.deep_linear_theorem(seen.weights[0], work)
+    look = followed.looked(told, work, seen.weights[0], 0)
+    terms = theory.residual_terms(seen.weights[0], seen.weights[0], work)
+    size = np.linalg.norm(work.x @ seen.models[0] - work.y)
     unit = 2 * (1 - told.constants.rate())
     assert look.terms["first"] == pytest.approx((1 - np.linalg.norm(terms.first) / size) / unit)
     assert look.terms["first"] > 1 and look.terms["third"] == pytest.approx(np.linalg.norm(terms.third) / size / unit)
@@ -102,6 +72,12 @@ def test_what_moves_together_keeps_its_balance() -> None:
     assert followed.balance(before, [2 * w for w in before]) == pytest.approx((3 * np.sqrt(6) / size, 0))
     alone = followed.balance(before, [np.eye(3), 2 * np.eye(3)])
     assert alone == pytest.approx((3 * np.sqrt(3) / size,) * 2)
+    rng = np.random.default_rng(0)
+    begin, end = ([rng.standard_normal(shape) for shape in ((5, 3), (5, 5), (2, 5))] for _ in range(2))
+    both = zip(theory.balancedness(end), theory.balancedness(begin), strict=True)
+    apart = np.sqrt(sum(np.sum((now - was) ** 2) for now, was in both))
+    sides = [w.T @ w for w in begin[1:]] + [w @ w.T for w in begin[:-1]]
+    assert followed.balance(begin, end)[1] == pytest.approx(apart / np.sqrt(sum(np.sum(s**2) for s in sides)))
 
 
 def test_slopes_are_those_of_every_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,11 +94,11 @@ def test_a_term_beyond_its_share_and_a_control_within_it_do_not_count(monkeypatc
     monkeypatch.setattr(theorem, "_draw", lambda *_: None)
     study = Study(SMALL, "gaussian", (0, 1))
     runs = [
-        followed.follow(theorem.task(SMALL, seed, 0.9), (width, 3), (seed, 0), 20, 4, 0.1)
+        followed.follow(SMALL.size(width), theorem.task(SMALL, seed, 0.9), (seed, 0), 4, 0.1)
         for seed in (0, 1) for width in SMALL.widths
     ]  # fmt: skip
     far = theorem.task(SMALL, 0, 90.0)
-    wrong = [followed.follow(far, (4, 3), (0, 0), 4, 4, 0.1)]
+    wrong = [followed.follow(SMALL.size(4, 4), far, (0, 0), 4, 0.1)]
     good = theorem.conclude(study, runs, wrong)
     assert good.failed == () and all(v.control_fails for v in good.verdicts[:5])
     terms = [v for v in theorem.conclude(study, runs, runs[-1:]).verdicts if "term" in v.statement]
@@ -140,12 +116,9 @@ def test_a_term_beyond_its_share_and_a_control_within_it_do_not_count(monkeypatc
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (("num_examples=8",), "num_examples: got 8, must be at most dimension, 6"),
-        (("num_clients=5",), "num_clients: got 5, must be at most num_examples, 4"),
-        (("num_clients=3",), "num_examples: got 4, must be a multiple of num_clients, 3"),
         (("widths=64,128",), "widths: got 64,128, must be 3 or more"),
-        (("step_factor=500",), "step_factor: got 500, at which local descent diverges, must be below 440"),
-        (("control_factor=500",), "control_factor: got 500, at which local descent diverges"),
+        (("step_factor=500",), "step_factor: got a step of 500 times the theorem's, must be below 443"),
+        (("control_factor=500",), "control_factor: got a step of 450 times"),
         (("depth=1",), "depth: got 1"),
     ],
 )

@@ -182,11 +182,13 @@ def cell(s: RegimeSettings, seed: int, depth: int, width: int, scale: float) -> 
     for times in (2, 1):
         size = s.size(depth, width, times)
         work = scaled(s, seed, size, scale)
-        seen = run_of(size, work.x, work.y, work.learning_rate, seed, s.num_rounds)
+        with np.errstate(over="ignore", invalid="ignore"):  # where it diverges
+            seen = run_of(size, work.x, work.y, work.learning_rate, seed, s.num_rounds)
+            residuals = work.x @ seen.models - work.y
         ends = list(seen.weights.values())
         kernel = gram.dense(gram.products(ends[0], work.x))
         own = kernel_flow(work, work.x @ seen.models[0], s.num_rounds)(kernel, work.local_steps, work.learning_rate)
-        curves = [relative(work.x @ seen.models - work.y), relative(own - work.y), *curves]
+        curves = [relative(residuals), relative(own - work.y), *curves]
     limit = deep_linear_limit(work, depth).models(s.num_rounds, linear_model(ends[0]))
     told, reduced = deep_linear_theorem(ends[0], work).constants, gram.in_row_space(work.x)
     unit = 2 * (1 - told.rate())
@@ -204,7 +206,7 @@ def cell(s: RegimeSettings, seed: int, depth: int, width: int, scale: float) -> 
 
 def relative(residuals: np.ndarray) -> np.ndarray:
     """Sums of squares of [T, n, C] over the first."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         squares = np.sum(residuals**2, axis=(1, 2))
     return np.asarray(squares / squares[0])
 
