@@ -169,7 +169,7 @@ def deep_linear_theorem(weights: Weights, work: FullBatchWork, delta: float = 0.
         float(np.linalg.norm(start.outputs - realised)), work.learning_rate, work.local_steps, delta,
     )  # fmt: skip
     off = float(np.linalg.norm(work.y - realised) / max(np.linalg.norm(work.y), np.finfo(float).tiny))
-    assumptions = (
+    assumptions: tuple[Assumption, ...] = (
         assumption("step", "eta", found.learning_rate, "<=", found.step_limit()),
         assumption("realisable", "relative part of Y that no W* X is", off, "<=", 1e-9),
     )
