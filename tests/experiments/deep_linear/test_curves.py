@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedtangent import theory
-from fedtangent.experiments.deep_linear import curves, fig2, fig3, fig4, problems
+from fedtangent.experiments.deep_linear import curves, fig2, fig3, fig4, problems, report
 from fedtangent.experiments.deep_linear.curves import Curve, CurveSettings, Setting, Wrong
 from fedtangent.experiments.deep_linear.fig4 import Pair
 from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, UNDECIDED
@@ -50,6 +51,13 @@ def test_a_small_run(name: str, tmp_path: Path) -> None:
 def test_of_files(dataset: str, data_dir: Path, tmp_path: Path) -> None:
     found, _ = performed("deep_linear.fig2", (*SMALL, "num_train=1000"), tmp_path, dataset=dataset)
     assert found.failed == () and all(v.passed for v in found.verdicts)
+
+
+def test_runs_that_diverge_do_not_count(tmp_path: Path) -> None:
+    changes = (*SMALL, "width=4", "share=1", "num_rounds=12", "local_steps=1,10", "classes_per_client=2")
+    found, _ = performed("deep_linear.fig3", changes, tmp_path)
+    assert found.rows == [] and len(found.failed) == 1
+    assert re.match(r"\d of 4 runs diverged at eta = .*, first 2 classes, N = 10, K = ", found.failed[0])
 
 
 def loop(held: list[np.ndarray], weights: list[np.ndarray], rounds: int, steps: int, rate: float = RATE) -> np.ndarray:
@@ -141,7 +149,7 @@ def test_rounds_to_a_level_are_told_between_rounds():
     own = curve(0, 0, Setting(10, 5), 0.3)
     assert curves.rounds_to(own.excess, 0.2) == pytest.approx(math.log(5) / 0.3)
     assert curves.rounds_to(own.excess, 1e-9) == math.inf
-    assert curves.row(own, 1e-9)["rounds"] is None
+    assert report.row(own, 1e-9)["rounds"] is None
 
 
 def test_the_bound_is_that_of_the_theorem():

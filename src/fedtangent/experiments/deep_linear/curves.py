@@ -24,22 +24,18 @@ from fedtangent.compare.verdicts import Verdict, bounded_verdict
 from fedtangent.data import partition as partitions
 from fedtangent.engine.run import simulate
 from fedtangent.experiments.deep_linear.problems import Problem, dealt, load, scheme_name
-from fedtangent.experiments.lab.results import Outcome, Sheet, disagreeing, grouped, table
 from fedtangent.experiments.lab.runner import Study, within
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models import deep_linear
 from fedtangent.output.files import Metric
-from fedtangent.output.line_plots import BoundedPanel, bounded
 from fedtangent.theory.deep_linear.theorem import DeepLinearConstants, stable_learning_rate
 from fedtangent.types import Algorithm, Model, Partition, PyTree
 
 SUBJECT = "DeepLin, section V"
 PRINTED_RATE = 5e-4  # eta of the paper
 DELTA = 0.1  # of the theorem's width
-DRAWN = 50  # points of a curve
 FAR = 1e60  # a model so large has diverged
-FLOWS = "infinite width, from the network's own start"
 
 
 @dataclass(frozen=True)
@@ -232,8 +228,8 @@ def trained(
     return Trained(initial, np.stack([e.metrics["model"] for e in run.history.evaluations]))
 
 
-def curves(study: Study, settings: Sequence[Setting], rate: float) -> tuple[list[Curve], list[Verdict]]:
-    """Every run of every seed; the verdict is of those of the first seed, whose wrong theories are computed."""
+def every_curve(study: Study, settings: Sequence[Setting], rate: float) -> tuple[list[Curve], list[Wrong]]:
+    """Of every run of every seed, and of those of the first seed what wrong theories make of them."""
     s, found, wrong = study.settings, list[Curve](), list[Wrong]()
     for seed in study.each_seed():
         given, spectrum = problem(study, seed), None
@@ -255,7 +251,7 @@ def curves(study: Study, settings: Sequence[Setting], rate: float) -> tuple[list
                 if seed == study.seeds[0]:
                     wrong.append(_wrong(given, s, work, flow, start))
                 _keep(study, found[-1])
-    return found, [verdict(found[: len(wrong)], wrong, f"{study.dataset}, m = {s.width}")]
+    return found, wrong
 
 
 def _constants(
@@ -320,114 +316,3 @@ def verdict(found: Sequence[Curve], wrong: Sequence[Wrong], sizes: str) -> Verdi
     name = min(least, key=lambda n: least[n])
     statement = "|ln excess - ln flow| in any round / half of that to the nearest other K/N"
     return bounded_verdict(SUBJECT, statement, sizes, max(ratios), f"{name}: nearest of {len(least)}", least[name])
-
-
-# ---- what is shown --------------------------------------------------------------------------------------------------
-
-
-def outcome(study: Study, title: str, settings: Sequence[Setting], claims: Any, more: Any = None) -> Outcome:
-    """A figure's outcome: ``claims`` is a function of the curves, ``more`` one of them that gives further sheets."""
-    rate = rate_of(study, settings)
-    found, verdicts = curves(study, settings, rate)
-    name = title.split(":")[0].lower().replace(". ", "").replace(" ", "")
-    draw(study, found, title, name)
-    sheets = (sheet(study, found, title), *(more(found) if more else ()))
-    failed = tuple(f"{c.setting}, {scheme_name(c.classes)}, seed {c.seed}: diverged"
-                   for c in found if not np.isfinite(c.excess).all())  # fmt: skip
-    failed += disagreeing(verdicts)
-    remarks = said(study, settings, found, rate)
-    return Outcome(sheets, [row(c, study.settings.level) for c in found], claims(found), {}, remarks, failed,
-                   tuple(verdicts))  # fmt: skip
-
-
-def row(curve: Curve, level: float) -> dict[str, Any]:
-    """A row of result.json."""
-    to = {name: rounds_to(values, level) for name, values in (("rounds", curve.excess), ("flow_rounds", curve.flow))}
-    return {
-        "seed": curve.seed,
-        "clients": scheme_name(curve.classes),
-        "num_clients": curve.setting.num_clients,
-        "local_steps": curve.setting.local_steps,
-        "total_variation": curve.variation,
-        **{name: value if math.isfinite(value) else None for name, value in to.items()},
-        "start": float(curve.excess[0]),
-        "end": float(curve.excess[-1]),
-        "flow_end": float(curve.flow[-1]),
-        "limit": curve.limit,
-        "least_squares": curve.floor,
-        "error": curve.error,
-        "rho": curve.constants.rate(),
-        "theorem_decay": 1 - curve.constants.rate(),
-        "flow_decay": 1 - curve.contraction**2,
-    }
-
-
-def sheet(study: Study, found: Sequence[Curve], title: str) -> Sheet:
-    """Means over seeds of each run."""
-    level, means = study.settings.level, list[dict[str, Any]]()
-    for own in grouped([row(c, level) for c in found], "clients", "num_clients", "local_steps").values():
-        mean = {
-            k: None if any(r[k] is None for r in own) else float(np.mean([r[k] for r in own]))
-            for k, v in own[0].items()
-            if not isinstance(v, str)
-        }
-        means.append({**own[0], **mean, "num_clients": own[0]["num_clients"], "local_steps": own[0]["local_steps"]})
-    columns = {"clients": "{clients}", "N": "{num_clients}", "K": "{local_steps}",
-               f"rounds to {level:g}": "{rounds:.1f}", "flow's": "{flow_rounds:.1f}", "excess at end": "{end:.3g}",
-               "flow's end": "{flow_end:.3g}", "its limit": "{limit:.3g}", "ln error": "{error:.3f}",
-               "1 - rho": "{theorem_decay:.1e}", "of the flow": "{flow_decay:.1e}"}  # fmt: skip
-    return table(f"{title}: means of {len(study.seeds)} seeds", means, columns)
-
-
-def draw(study: Study, found: Sequence[Curve], title: str, name: str) -> None:
-    """Of the first seed: the excess with flow and bound, and the loss itself with its floor."""
-    own = [c for c in found if c.seed == study.seeds[0]]
-    at = np.arange(0, study.settings.num_rounds + 1, max(1, study.settings.num_rounds // DRAWN))
-    lowest = 0.5 * min(float(c.excess.min()) for c in own)
-    excess, loss = list[BoundedPanel](), list[BoundedPanel]()
-    for classes in study.settings.classes_per_client:
-        each = [c for c in own if c.classes == classes]
-        flows = {FLOWS: np.stack([c.flow[at] for c in each])}
-        theorem = {f"(18), K/N = {c.setting.ratio}": c.bound[at] for c in each}
-        measured = {str(c.setting): c.excess[None, at] for c in each}
-        limits = {f"limit, {c.setting}": np.full(len(at), c.limit) for c in each if c.limit > lowest}
-        excess.append(BoundedPanel(scheme_name(classes), at, measured, theorem, limits, flows))
-        floor = each[0].floor
-        loss.append(BoundedPanel(
-            scheme_name(classes), at, {n: v + floor for n, v in measured.items()},
-            {"least squares": np.full(len(at), floor)}, {}, {FLOWS: flows[FLOWS] + floor},
-        ))  # fmt: skip
-    bounded(excess, f"{title}, {study.dataset}", ("round", "loss above least squares, an example"), lowest,
-            study.figures / f"{name}.png")  # fmt: skip
-    bounded(loss, f"{title}, {study.dataset}", ("round", "training loss, an example"), 0.9 * own[0].floor,
-            study.figures / f"{name}_loss.png")  # fmt: skip
-
-
-def said(study: Study, settings: Sequence[Setting], found: Sequence[Curve], rate: float) -> tuple[str, ...]:
-    """What the paper leaves open, and which of its conditions do not hold."""
-    s, first = study.settings, study.seeds[0]
-    given, limit = problem(study, first), stable_rate(study, settings, [first])
-    constants = [c.constants for c in found]
-    steps = max(rate / c.step_limit() for c in constants)
-    need = max(c.least_width() for c in constants)
-    lines = [
-        "the paper prints neither how inputs are scaled nor targets: here inputs have length 1, targets are one-hot"
-        f"{', less 1/C' if s.centred else ', not centred'}; losses are per example",
-        f"eta = {rate:g}; at infinite width some client diverges above {limit:.3g}"
-        + ("" if s.learning_rate else f", of which this is {s.share:g}: {rate / PRINTED_RATE:.3g} times the printed "
-           f"{PRINTED_RATE:g}, with which so few examples would hardly move"),
-        f"inputs of {given.dimension} numbers are of rank {given.rank}: runs are in "
-        f"{given.x.shape[1]} principal directions"
-        + (", which is exact" if given.x.shape[1] == given.rank else ", the others are left out"),
-        f"labels are no linear functions of inputs: least squares leaves {given.floor:.3g} an example, where the "
-        "theorem assumes 0; (18) is drawn for the excess, and was not owed",
-        f"the theorem's width would be {need:.2g} for {s.width}, its rate {steps:.2g} times smaller",
-        f"rounds are to {s.level:g} of the excess at the start; ln error: largest |ln excess - ln flow|; 1 - rho: of "
-        "(18), of the flow: what its slowest mode loses in a round",
-    ]  # fmt: skip
-    if s.dtype == "float32":
-        lines.append(
-            "training is in float32: its products are exact to about 1e-7, so an excess below 1e-13 of the loss is "
-            "rounding"
-        )
-    return tuple(lines)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.experiments.deep_linear import curves
+from fedtangent.experiments.deep_linear import curves, report
 from fedtangent.experiments.deep_linear.curves import Curve, CurveSettings, Setting, rounds_to
 from fedtangent.experiments.deep_linear.problems import scheme_name
 from fedtangent.experiments.lab.results import UNDECIDED, Claim, Outcome, interval
@@ -44,7 +44,7 @@ def run(study: Study) -> Outcome:
     """Every N of every seed, in both schemes."""
     s = study.settings
     title = f"Fig. 2: rounds grow with N, K = {s.local_steps}"
-    return curves.outcome(study, title, settings_of(s), lambda found: claims(found, s.level))
+    return report.outcome(study, title, settings_of(s), lambda found: claims(found, s.level))
 
 
 def claims(found: Sequence[Curve], level: float) -> tuple[Claim, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedtangent.experiments.deep_linear import curves
+from fedtangent.experiments.deep_linear import curves, report
 from fedtangent.experiments.deep_linear.curves import Curve, CurveSettings, Setting
 from fedtangent.experiments.deep_linear.fig2 import DIGITS, IMAGES, SMOKE, by_power
 from fedtangent.experiments.lab.results import Claim, Outcome
@@ -39,7 +39,7 @@ def run(study: Study) -> Outcome:
     """Every K of every seed, in both schemes."""
     s = study.settings
     title = f"Fig. 3: rounds fall with K, N = {s.num_clients}"
-    return curves.outcome(study, title, settings_of(s), lambda found: claims(found, s.level))
+    return report.outcome(study, title, settings_of(s), lambda found: claims(found, s.level))
 
 
 def claims(found: Sequence[Curve], level: float) -> tuple[Claim, ...]:

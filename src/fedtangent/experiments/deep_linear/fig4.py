@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.experiments.deep_linear import curves
+from fedtangent.experiments.deep_linear import curves, report
 from fedtangent.experiments.deep_linear.curves import Curve, CurveSettings, Setting, apart
 from fedtangent.experiments.deep_linear.fig2 import DIGITS, IMAGES, SMOKE
 from fedtangent.experiments.deep_linear.problems import scheme_name
@@ -96,7 +96,7 @@ def run(study: Study) -> Outcome:
         return (sheet(pairs(found, s)),)
 
     title = "Fig. 4: equal K/N"
-    outcome = curves.outcome(study, title, settings_of(s), lambda found: claims(pairs(found, s)), more)
+    outcome = report.outcome(study, title, settings_of(s), lambda found: claims(pairs(found, s)), more)
     return outcome._replace(
         remarks=(*outcome.remarks, f"apart: largest |ln - ln'| of two curves in any round; {SAME:g} is taken for the "
                  "same; label distance: total variation of a client's labels from all examples'")

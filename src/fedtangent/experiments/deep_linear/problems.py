@@ -40,9 +40,10 @@ class Problem(NamedTuple):
         return float(np.sum((self.x @ self.best - self.y) ** 2) / (2 * len(self.y)))
 
     def excess(self, models: Any) -> np.ndarray:
-        """Loss an example, less ``floor``, of models [.., r, C]: [..]."""
-        away = self.singular[:, None] * (np.asarray(models, np.float64) - self.best)
-        return np.asarray(np.sum(away**2, axis=(-2, -1)) / (2 * len(self.y)))
+        """Loss an example, less ``floor``, of models [.., r, C]: [..]; not finite where a model has diverged."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            away = self.singular[:, None] * (np.asarray(models, np.float64) - self.best)
+            return np.asarray(np.sum(away**2, axis=(-2, -1)) / (2 * len(self.y)))
 
 
 def problem_of(loaded: Dataset, directions: int = 0, centred: bool = False) -> Problem:

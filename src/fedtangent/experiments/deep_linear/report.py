@@ -1,0 +1,140 @@
+"""What is shown of DeepLin's loss curves: the table, the figures, what the paper leaves open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedtangent.experiments.deep_linear.curves import (
+    PRINTED_RATE,
+    Curve,
+    Setting,
+    every_curve,
+    problem,
+    rate_of,
+    rounds_to,
+    stable_rate,
+    verdict,
+)
+from fedtangent.experiments.deep_linear.problems import scheme_name
+from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, disagreeing, grouped, table
+from fedtangent.experiments.lab.runner import Study
+from fedtangent.output.line_plots import BoundedPanel, bounded
+
+DRAWN = 50  # points of a curve
+FLOWS = "infinite width, from the network's own start"
+Judge = Callable[[Sequence[Curve]], tuple[Claim, ...]]
+More = Callable[[Sequence[Curve]], tuple[Sheet, ...]]
+
+
+def outcome(study: Study, title: str, settings: Sequence[Setting], judge: Judge, more: More | None = None) -> Outcome:
+    """A figure's outcome, with the claims that ``judge`` finds in the curves and the further sheets of ``more``."""
+    s, rate = study.settings, rate_of(study, settings)
+    found, wrong = every_curve(study, settings, rate)
+    remarks = said(study, settings, found, rate)
+    lost = [c for c in found if not np.isfinite(c.excess).all()]
+    if lost:
+        first = f"{scheme_name(lost[0].classes)}, {lost[0].setting}"
+        diverged = f"{len(lost)} of {len(found)} runs diverged at eta = {rate:g}, first {first}: give a smaller one"
+        return Outcome((), [], remarks=remarks, failed=(diverged,))
+    draw(study, found, title, title.split(":")[0].lower().replace(". ", ""))
+    judged = verdict(found[: len(wrong)], wrong, f"{study.dataset}, m = {s.width}")
+    sheets = (sheet(study, found, title), *(more(found) if more else ()))
+    rows = [row(c, s.level) for c in found]
+    return Outcome(sheets, rows, judge(found), {}, remarks, disagreeing([judged]), (judged,))
+
+
+def row(curve: Curve, level: float) -> dict[str, Any]:
+    """A row of result.json."""
+    to = {name: rounds_to(values, level) for name, values in (("rounds", curve.excess), ("flow_rounds", curve.flow))}
+    return {
+        "seed": curve.seed,
+        "clients": scheme_name(curve.classes),
+        "num_clients": curve.setting.num_clients,
+        "local_steps": curve.setting.local_steps,
+        "total_variation": curve.variation,
+        **{name: value if math.isfinite(value) else None for name, value in to.items()},
+        "start": float(curve.excess[0]),
+        "end": float(curve.excess[-1]),
+        "flow_end": float(curve.flow[-1]),
+        "limit": curve.limit,
+        "least_squares": curve.floor,
+        "error": curve.error,
+        "rho": curve.constants.rate(),
+        "theorem_decay": 1 - curve.constants.rate(),
+        "flow_decay": 1 - curve.contraction**2,
+    }
+
+
+def sheet(study: Study, found: Sequence[Curve], title: str) -> Sheet:
+    """Means over seeds of each run."""
+    level, means = study.settings.level, list[dict[str, Any]]()
+    for own in grouped([row(c, level) for c in found], "clients", "num_clients", "local_steps").values():
+        mean = {
+            k: None if any(r[k] is None for r in own) else float(np.mean([r[k] for r in own]))
+            for k, v in own[0].items()
+            if not isinstance(v, str)
+        }
+        means.append({**own[0], **mean, "num_clients": own[0]["num_clients"], "local_steps": own[0]["local_steps"]})
+    columns = {"clients": "{clients}", "N": "{num_clients}", "K": "{local_steps}",
+               f"rounds to {level:g}": "{rounds:.1f}", "flow's": "{flow_rounds:.1f}", "excess at end": "{end:.3g}",
+               "flow's end": "{flow_end:.3g}", "its limit": "{limit:.3g}", "ln error": "{error:.3f}",
+               "1 - rho": "{theorem_decay:.1e}", "of the flow": "{flow_decay:.1e}"}  # fmt: skip
+    return table(f"{title}: means of {len(study.seeds)} seeds", means, columns)
+
+
+def draw(study: Study, found: Sequence[Curve], title: str, name: str) -> None:
+    """Of the first seed: the excess with flow and bound, and the loss itself with its floor."""
+    own = [c for c in found if c.seed == study.seeds[0]]
+    at = np.arange(0, study.settings.num_rounds + 1, max(1, study.settings.num_rounds // DRAWN))
+    lowest = 0.5 * min(float(c.excess.min()) for c in own)
+    excess, loss = list[BoundedPanel](), list[BoundedPanel]()
+    for classes in study.settings.classes_per_client:
+        each = [c for c in own if c.classes == classes]
+        flows = {FLOWS: np.stack([c.flow[at] for c in each])}
+        theorem = {f"(18), K/N = {c.setting.ratio}": c.bound[at] for c in each}
+        measured = {str(c.setting): c.excess[None, at] for c in each}
+        limits = {f"limit, {c.setting}": np.full(len(at), c.limit) for c in each if c.limit > lowest}
+        excess.append(BoundedPanel(scheme_name(classes), at, measured, theorem, limits, flows))
+        floor = each[0].floor
+        loss.append(BoundedPanel(
+            scheme_name(classes), at, {n: v + floor for n, v in measured.items()},
+            {"least squares": np.full(len(at), floor)}, {}, {FLOWS: flows[FLOWS] + floor},
+        ))  # fmt: skip
+    bounded(excess, f"{title}, {study.dataset}", ("round", "loss above least squares, an example"), lowest,
+            study.figures / f"{name}.png")  # fmt: skip
+    bounded(loss, f"{title}, {study.dataset}", ("round", "training loss, an example"), 0.9 * own[0].floor,
+            study.figures / f"{name}_loss.png")  # fmt: skip
+
+
+def said(study: Study, settings: Sequence[Setting], found: Sequence[Curve], rate: float) -> tuple[str, ...]:
+    """What the paper leaves open, and which of its conditions do not hold."""
+    s, first = study.settings, study.seeds[0]
+    given, limit = problem(study, first), stable_rate(study, settings, [first])
+    constants = [c.constants for c in found]
+    steps = max(rate / c.step_limit() for c in constants)
+    need = max(c.least_width() for c in constants)
+    lines = [
+        "the paper prints neither how inputs are scaled nor targets: here inputs have length 1, targets are one-hot"
+        f"{', less 1/C' if s.centred else ', not centred'}; losses are per example",
+        f"eta = {rate:g}; at infinite width some client diverges above {limit:.3g}"
+        + ("" if s.learning_rate else f", of which this is {s.share:g}: {rate / PRINTED_RATE:.3g} times the printed "
+           f"{PRINTED_RATE:g}, with which so few examples would hardly move"),
+        f"inputs of {given.dimension} numbers are of rank {given.rank}: runs are in "
+        f"{given.x.shape[1]} principal directions"
+        + (", which is exact" if given.x.shape[1] == given.rank else ", the others are left out"),
+        f"labels are no linear functions of inputs: least squares leaves {given.floor:.3g} an example, where the "
+        "theorem assumes 0; (18) is drawn for the excess, and was not owed",
+        f"the theorem's width would be {need:.2g} for {s.width}, its rate {steps:.2g} times smaller",
+        f"rounds are to {s.level:g} of the excess at the start; ln error: largest |ln excess - ln flow|; 1 - rho: of "
+        "(18), of the flow: what its slowest mode loses in a round",
+    ]  # fmt: skip
+    if s.dtype == "float32":
+        lines.append(
+            "training is in float32: its products are exact to about 1e-7, so an excess below 1e-13 of the loss is "
+            "rounding"
+        )
+    return tuple(lines)
