@@ -36,7 +36,7 @@ from fedtangent.compare.simulated import Simulated, cohorts, ntk_fl, trained_net
 from fedtangent.data import partition
 from fedtangent.federated import schedule
 from fedtangent.models import mlp
-from fedtangent.output.tables import console, text_table
+from fedtangent.output.tables import TextTable, console
 from fedtangent.types import Array, Cohort, Key, Model, PyTree, Schedule
 
 EXAMPLES, POINTS, CLIENTS, INPUTS, NUM_MODELS = 20, 20, 5, 3, 5
@@ -177,7 +177,7 @@ def main() -> None:
     written = {"seeds": arguments.seeds, "draws": arguments.draws, "rows": rows}
     (arguments.output / "verdicts.json").write_text(json.dumps(written, indent=1))
     title = f"{arguments.seeds} seeds"
-    console().print(text_table(title, tuple(rows[0]), [[str(value) for value in row.values()] for row in rows]))
+    console().print(TextTable(title, tuple(rows[0]), [[str(value) for value in row.values()] for row in rows]))
 
 
 if __name__ == "__main__":
