@@ -87,7 +87,8 @@ def test_some_groups_alone_at_another_scale(run: Callable, folder: Path, groups:
         (("--scale", "huge"), "scale: got 'huge', allowed are default, paper"),
         (
             ("--only", "gp"),
-            f"only: got 'gp', allowed are {', '.join(NAMES)}, or a paper: deep_linear, fed_ensemble, flow, local_gd, ntk_fl",
+            f"only: got 'gp', allowed are {', '.join(NAMES)}, or a paper: "
+            "deep_linear, fed_ensemble, flow, local_gd, ntk_fl",
         ),
         (("--seed", "-1"), "seed: got -1, must be a whole number from 0 to 4294967295"),
     ],
