@@ -75,7 +75,7 @@ def bounded(
 
     What is below ``lowest`` is cut off; with None, what is far below all that was measured or predicted.
     """
-    figure, axes = canvas(len(panels), width=5.2, height=4.2)
+    figure, axes = canvas(len(panels), width=5.2, height=4.8)
     for ax, panel in zip(axes[0], panels, strict=True):
         at = panel.x if panel.x_of_bounds is None else panel.x_of_bounds
         for name, values in panel.predicted.items():
@@ -90,13 +90,18 @@ def bounded(
         for name, values in panel.wrong.items():
             ax.plot(at, _positive(values), ls=":", color=NEUTRAL, lw=1.8, label=name)
         seen = [*panel.measured.values(), *panel.predicted.values()]
-        dress(ax, names[0], title=panel.title, log=log, legend=7)
+        dress(ax, names[0], title=panel.title, log=log, legend=0, whole="x" not in log and _are_whole(at))
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2, fontsize=7, frameon=False)
         ax.set_ylim(
-            max(min(float(np.min(v)) for v in seen) / 30, 1e-14) if lowest is None else lowest,
+            max(min(float(np.min(v)) for v in seen) / 3, 1e-14) if lowest is None else lowest,
             1.5 * max(float(np.max(v)) for v in (*seen, *panel.bounds.values())),
         )
     axes[0][0].set_ylabel(names[1])
     return save(figure, path, title)
+
+
+def _are_whole(values: np.ndarray) -> bool:
+    return bool(np.all(values == np.round(values)))
 
 
 def _positive(values: np.ndarray) -> np.ndarray:
