@@ -267,6 +267,7 @@ def test_every_algorithm_has_a_rule_or_says_what_is_nearest() -> None:
         ({"widths": (0, 1, 2)}, "widths: got 0, must be a whole number of at least 1"),
         ({"draws": 2}, "draws: got 2, must be a whole number of at least 5"),
         ({"hidden_layers": 0}, "hidden_layers: got 0"),
+        ({"model": "deep_linear", "depth": 4}, "depth: got 4; beside theory it is given by widths and hidden_layers"),
         ({"evaluations": 0}, "evaluations: got 0"),
         ({"mu": 0.1}, "mu: is not used with algorithm 'fed_avg'"),
     ],

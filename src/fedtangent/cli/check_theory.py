@@ -27,7 +27,7 @@ class CheckTheoryOptions:
     scale: str = "default"
     """How large: default (minutes) or paper (wider networks, more of them)."""
     only: tuple[str, ...] = ()
-    """Run these checks alone (`fedtangent list theorems`), or all of a paper: fed_ensemble, flow, local_gd, ntk_fl."""
+    """Run these checks alone (`fedtangent list theorems`), or all of a paper, such as fed_ensemble or deep_linear."""
     seed: int = 0
     """Seed of data, partitions, schedules and initialisations."""
     output: Path = Path("results/check-theory")

@@ -158,6 +158,7 @@ def setting_of(described: Description, beside: Beside, built: Built | None = Non
     this seed or another one, whose data and clients are then used.
     """
     followed, widths = rule_beside(described), _widths(described, beside)
+    _check_free(described, beside.hidden_layers)
     built = build(described) if built is None else built
     model = _models(described, built, beside.hidden_layers)
     setting = setting_of_run(described, built, followed, model)
@@ -295,6 +296,20 @@ def _examples(built: Built, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, n
     if targets_of(built.loss) == "classes":
         y = classification_targets(y, built.model.output_size)
     return (np.asarray(x, np.float64) if np.issubdtype(x.dtype, np.floating) else x), np.asarray(y, np.float64)
+
+
+def _check_free(described: Description, hidden_layers: int) -> None:
+    """Raise ``ValueError`` for an option of the model that is given, and that the widths beside theory replace."""
+    entry, o = described.model
+    if entry.at_width is None:
+        return
+    replaced = entry.at_width(o, 1, hidden_layers)
+    for field in dataclasses.fields(o):
+        value = getattr(o, field.name)
+        if value not in (field.default, getattr(replaced, field.name)):
+            raise ValueError(
+                f"{field.name}: got {value}; beside theory it is given by widths and hidden_layers: leave it out"
+            )
 
 
 def _models(described: Description, built: Built, hidden_layers: int) -> Callable[[int], Model]:

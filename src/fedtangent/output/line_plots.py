@@ -63,7 +63,7 @@ class BoundedPanel(NamedTuple):
     x: np.ndarray  # [T]
     measured: dict[str, np.ndarray]  # name -> [T], or [K, T]: K curves of one name
     bounds: dict[str, np.ndarray]
-    wrong: dict[str, np.ndarray] = {}  # noqa: RUF012
+    wrong: dict[str, np.ndarray] = {}  # noqa: RUF012  # name -> [T], or [K, T]
     predicted: dict[str, np.ndarray] = {}  # noqa: RUF012  # name -> [K, T], exact
     x_of_bounds: np.ndarray | None = None  # where the bounds are known, if not at x
 
@@ -79,7 +79,10 @@ def bounded(
     for ax, panel in zip(axes[0], panels, strict=True):
         at = panel.x if panel.x_of_bounds is None else panel.x_of_bounds
         for name, values in panel.predicted.items():
-            ax.plot(panel.x, values.T, color=PREDICTED, lw=1, label=[name, *[None] * (len(values) - 1)])
+            paired = len(values) == len(panel.measured)  # each has the colour of what it predicts
+            for line, colour in zip(values, METHODS if paired else (PREDICTED,) * len(values), strict=False):
+                ax.plot(panel.x, line, color=colour, lw=1)
+            ax.plot([], [], color=NEUTRAL if paired else PREDICTED, lw=1, label=name)
         for (name, values), colour in zip(panel.measured.items(), METHODS, strict=False):
             style: dict[str, Any] = {"lw": 1.8} if values.ndim == 1 else {"ls": "", "marker": ".", "ms": 4}
             labels = name if values.ndim == 1 else [name, *[None] * (len(values) - 1)]
@@ -88,7 +91,8 @@ def bounded(
         for (name, values), style_, colour in zip(panel.bounds.items(), DASHES, colours, strict=False):
             ax.plot(at, _positive(values), ls=style_, color=colour, lw=1.5, label=name)
         for name, values in panel.wrong.items():
-            ax.plot(at, _positive(values), ls=":", color=NEUTRAL, lw=1.8, label=name)
+            lines = np.atleast_2d(_positive(values))
+            ax.plot(at, lines.T, ls=":", color=NEUTRAL, lw=1.8, label=[name, *[None] * (len(lines) - 1)])
         seen = [*panel.measured.values(), *panel.predicted.values()]
         dress(ax, names[0], title=panel.title, log=log, legend=0, whole="x" not in log and _are_whole(at))
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2, fontsize=7, frameon=False)

@@ -71,7 +71,7 @@ def by_power(found: Sequence[Curve], level: float, of: str, power: float) -> tup
             said += [Claim(f"{where} {grow} with {of}", missing, UNDECIDED)]
             continue
         least = interval(np.exp(steps))
-        said.append(Claim(f"{where} {grow} with {of}", f"next / last: {least:.2f} at least",
+        said.append(Claim(f"{where} {grow} with {of}", f"smallest ratio of neighbours {least:.2f}",
                           least.above(1) if power > 0 else least.below(1)))  # fmt: skip
         off = interval([abs(p - power) for p in powers])
         said.append(Claim(f"{where} are proportional to {of}^{power:g} (power to {PROPORTIONAL:g})",

@@ -135,8 +135,8 @@ def sheet(found: Sequence[Pair]) -> Sheet:
                for name in ("of_flows", "of_limits", "of_ratios", "until")},
         })  # fmt: skip
     columns = {"clients": "{clients}", "(N, K)": "{pair}", "label distance": "{label distance:.2f}",
-               "excess apart": "{of_excess:.3f}", "flows": "{of_flows:.3f}", "limits": "{of_limits:.2f}",
-               "other K/N": "{of_ratios:.2f}", "loss apart": "{of_loss:.3f}",
+               "excess apart": "{of_excess:.3f}", "flows apart": "{of_flows:.3f}", "their limits": "{of_limits:.2f}",
+               "from the other K/N": "{of_ratios:.2f}", "loss apart": "{of_loss:.3f}",
                "same until round": "{until:.0f}"}  # fmt: skip
     return table("distance of the curves of equal K/N", rows, columns)
 

@@ -63,6 +63,9 @@ def row(curve: Curve, level: float) -> dict[str, Any]:
         "limit": curve.limit,
         "least_squares": curve.floor,
         "error": curve.error,
+        "learning_rate": curve.constants.learning_rate,
+        "lambda_min": curve.constants.lambda_min,
+        "lambda_max": curve.constants.lambda_max,
         "rho": curve.constants.rate(),
         "theorem_decay": 1 - curve.constants.rate(),
         "flow_decay": 1 - curve.contraction**2,
@@ -80,9 +83,10 @@ def sheet(study: Study, found: Sequence[Curve], title: str) -> Sheet:
         }
         means.append({**own[0], **mean, "num_clients": own[0]["num_clients"], "local_steps": own[0]["local_steps"]})
     columns = {"clients": "{clients}", "N": "{num_clients}", "K": "{local_steps}",
-               f"rounds to {level:g}": "{rounds:.1f}", "flow's": "{flow_rounds:.1f}", "excess at end": "{end:.3g}",
-               "flow's end": "{flow_end:.3g}", "its limit": "{limit:.3g}", "ln error": "{error:.3f}",
-               "1 - rho": "{theorem_decay:.1e}", "of the flow": "{flow_decay:.1e}"}  # fmt: skip
+               f"rounds to {level:g}": "{rounds:.1f}", "of the flow": "{flow_rounds:.1f}",
+               "excess at end": "{end:.3g}", "flow at end": "{flow_end:.3g}", "flow tends to": "{limit:.3g}",
+               "|ln(excess/flow)|": "{error:.3f}", "1 - rho of (18)": "{theorem_decay:.1e}",
+               "1 - rho of the flow": "{flow_decay:.1e}"}  # fmt: skip
     return table(f"{title}: means of {len(study.seeds)} seeds", means, columns)
 
 
@@ -90,47 +94,50 @@ def draw(study: Study, found: Sequence[Curve], title: str, name: str) -> None:
     """Of the first seed: the excess with flow and bound, and the loss itself with its floor."""
     own = [c for c in found if c.seed == study.seeds[0]]
     at = np.arange(0, study.settings.num_rounds + 1, max(1, study.settings.num_rounds // DRAWN))
-    lowest = 0.5 * min(float(c.excess.min()) for c in own)
+    lowest = 0.5 * min(float(min(c.excess.min(), c.flow.min())) for c in own)
     excess, loss = list[BoundedPanel](), list[BoundedPanel]()
     for classes in study.settings.classes_per_client:
         each = [c for c in own if c.classes == classes]
         flows = {FLOWS: np.stack([c.flow[at] for c in each])}
-        theorem = {f"(18), K/N = {c.setting.ratio}": c.bound[at] for c in each}
+        theorem = {f"bound (18), K/N = {c.setting.ratio}": c.bound[at] for c in each}
         measured = {str(c.setting): c.excess[None, at] for c in each}
-        limits = {f"limit, {c.setting}": np.full(len(at), c.limit) for c in each if c.limit > lowest}
+        ends = [np.full(len(at), c.limit) for c in each if c.limit > lowest]
+        limits = {"what these flows tend to": np.stack(ends)} if ends else {}
         excess.append(BoundedPanel(scheme_name(classes), at, measured, theorem, limits, flows))
         floor = each[0].floor
         loss.append(BoundedPanel(
             scheme_name(classes), at, {n: v + floor for n, v in measured.items()},
             {"least squares": np.full(len(at), floor)}, {}, {FLOWS: flows[FLOWS] + floor},
         ))  # fmt: skip
-    bounded(excess, f"{title}, {study.dataset}", ("round", "loss above least squares, an example"), lowest,
+    title = f"DeepLin, {title}, {study.dataset}, seed {study.seeds[0]}"
+    bounded(excess, title, ("round", "loss above least squares, an example"), lowest,
             study.figures / f"{name}.png")  # fmt: skip
-    bounded(loss, f"{title}, {study.dataset}", ("round", "training loss, an example"), 0.9 * own[0].floor,
+    bounded(loss, title, ("round", "training loss, an example"), 0.9 * own[0].floor,
             study.figures / f"{name}_loss.png")  # fmt: skip
 
 
 def said(study: Study, settings: Sequence[Setting], found: Sequence[Curve], rate: float) -> tuple[str, ...]:
     """What the paper leaves open, and which of its conditions do not hold."""
-    s, first = study.settings, study.seeds[0]
-    given, limit = problem(study, first), stable_rate(study, settings, [first])
+    s, given = study.settings, problem(study, study.seeds[0])
+    limit = stable_rate(study, settings, study.seeds)
     constants = [c.constants for c in found]
     steps = max(rate / c.step_limit() for c in constants)
     need = max(c.least_width() for c in constants)
     lines = [
+        "excess: loss an example above least squares; flow: the network at infinite width, from its own start; (excess "
+        "/ flow): the largest of any round; 1 - rho: what (18), and the flow's slowest mode, lose in a round",
         "the paper prints neither how inputs are scaled nor targets: here inputs have length 1, targets are one-hot"
         f"{', less 1/C' if s.centred else ', not centred'}; losses are per example",
-        f"eta = {rate:g}; at infinite width some client diverges above {limit:.3g}"
+        f"eta = {rate:g}; above {limit:.3g} some client of some seed diverges at infinite width"
         + ("" if s.learning_rate else f", of which this is {s.share:g}: {rate / PRINTED_RATE:.3g} times the printed "
-           f"{PRINTED_RATE:g}, with which so few examples would hardly move"),
+           f"{PRINTED_RATE:g}, which would hardly change the loss of so few examples"),
         f"inputs of {given.dimension} numbers are of rank {given.rank}: runs are in "
         f"{given.x.shape[1]} principal directions"
         + (", which is exact" if given.x.shape[1] == given.rank else ", the others are left out"),
         f"labels are no linear functions of inputs: least squares leaves {given.floor:.3g} an example, where the "
-        "theorem assumes 0; (18) is drawn for the excess, and was not owed",
-        f"the theorem's width would be {need:.2g} for {s.width}, its rate {steps:.2g} times smaller",
-        f"rounds are to {s.level:g} of the excess at the start; ln error: largest |ln excess - ln flow|; 1 - rho: of "
-        "(18), of the flow: what its slowest mode loses in a round",
+        "theorem assumes 0; its bound (18) is drawn at the excess for comparison only",
+        f"the theorem asks for a width of {need:.2g} (here {s.width}) and an eta {steps:.2g} times smaller",
+        f"rounds to {s.level:g}: of the excess at the start",
     ]  # fmt: skip
     if s.dtype == "float32":
         lines.append(

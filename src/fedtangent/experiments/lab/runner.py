@@ -185,7 +185,8 @@ def perform(entry: Experiment, study: Study) -> Outcome:
     """Run it; the outcome's details and sheets then tell the settings, the claims and the verdicts too."""
     with entry.arithmetic():
         found: Outcome = entry.build(study)
-    details = {"settings": study.settings, "dataset": study.dataset, "claims": found.claims, **found.details}
+    details = {"settings": study.settings, "dataset": study.dataset, "claims": found.claims, "remarks": found.remarks}
+    details |= found.details
     if found.verdicts:
         details["verdicts"] = as_rows(found.verdicts)
     form = dict(zip(Claim._fields, ("{claim}", "{measured}", "{verdict}"), strict=True))
