@@ -133,6 +133,16 @@ def test_the_theorem_on_given_data():
     assert "factor 0.9" in repr(found) and found.failing == (() if names["width"] else ("width",))
 
 
+def test_one_output_has_its_limit_too():
+    weights, x, y = draw(8)
+    weights, y = [*weights[:2], weights[2][:1]], y[:, :1]
+    work = theory.full_batch_work(x, y, HELD, RATE, STEPS)
+    models = theory.deep_linear_limit(work, DEPTH).models(3, linear_model(weights))
+    assert models.shape == (4, 6, 1)
+    twice = theory.deep_linear_limit(work._replace(y=np.repeat(y, 2, axis=1), learning_rate=2 * RATE), DEPTH)
+    np.testing.assert_allclose(models, twice.models(3, np.repeat(models[0], 2, axis=1))[..., :1], atol=1e-12)
+
+
 def test_the_readme_example_says_what_it_prints(capsys: pytest.CaptureFixture[str]):
     text = (Path(__file__).parents[2] / "README.md").read_text()
     (example,) = (b for b in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "deep_linear_theorem" in b)
