@@ -61,11 +61,31 @@ def test_the_ends_of_the_spectrum_on_the_range_of_the_inputs(sizes):
     ("weights", "x", "message"),
     [
         ([], np.ones((2, 3)), "weights: got none"),
+        (None, np.ones((2, 3)), "weights: got None, must be a list"),
+        (np.ones((2, 2, 3)), np.ones((2, 3)), "weights: got array"),
+        ([np.ones((0, 3)), np.ones((2, 0))], np.ones((2, 3)), r"weights: got shape \(0, 3\) of layer 1"),
         ([np.ones((2, 4))], np.ones((2, 3)), r"weights: got shape \(2, 4\) of layer 1, must be \[fan_out, 3\]"),
         ([np.ones((2, 3))], np.ones(3), r"x: got shape \(3,\), must be \[n, d\]"),
         ([np.full((2, 3), np.nan)], np.ones((2, 3)), "weights: got nan"),
     ],
 )
 def test_bad_input_is_refused(weights, x, message):
-    with pytest.raises(ValueError, match=message):
-        gram.products(weights, x)
+    for made in (gram.products, gram.spectrum):
+        with pytest.raises(ValueError, match=message):
+            made(weights, x)
+
+
+def test_a_spectrum_of_no_inputs_is_refused():
+    with pytest.raises(ValueError, match="x: got zeros alone"):
+        gram.spectrum([np.ones((2, 3))], np.zeros((4, 3)))
+
+
+@pytest.mark.parametrize("sizes", [(4, 2, 2, 3), (40, 2, 2, 10)])
+def test_a_network_narrower_than_both_its_ends_has_eigenvalue_0(sizes):
+    """Dense and by Lanczos; of the width of one end it has none."""
+    x, outputs = np.random.default_rng(6).standard_normal((50, sizes[0])), sizes[-1]
+    least, largest = gram.spectrum(weights_of(5, *sizes), x)
+    values = np.linalg.eigvalsh(gram.dense(gram.products(weights_of(5, *sizes), x)))[-outputs * sizes[0] :]
+    assert least == 0 and abs(values[0]) < 1e-12 * values[-1]
+    assert largest == pytest.approx(values[-1], rel=1e-9)
+    assert gram.spectrum(weights_of(5, sizes[0], *[outputs] * 2, outputs), x)[0] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from fedtangent.federated import schedule
 from fedtangent.federated.algorithms import fed_avg
 from fedtangent.federated.local import Work
 from fedtangent.theory.deep_linear import gram, rounds
-from fedtangent.theory.deep_linear.theorem import linear_model
+from fedtangent.theory.deep_linear.theorem import linear_model, stable_learning_rate
 
 DEPTH, WIDTH, STEPS, RATE = 3, 24, 4, 0.01
 HELD = partition.of([np.arange(5), np.arange(5, 8), np.arange(8, 14)])
@@ -133,6 +134,83 @@ def test_the_theorem_on_given_data():
     assert "factor 0.9" in repr(found) and found.failing == (() if names["width"] else ("width",))
 
 
+def test_the_constants_are_those_of_the_paper():
+    """Each formula written out again, columns for examples, on inputs of rank 4 of 6."""
+    weights, x, y = draw(6)
+    x[:, 4:] = x[:, :2]
+    work, delta = theory.full_batch_work(x, y, HELD, RATE, STEPS), 0.2
+    c = theory.deep_linear_theorem(weights, work, delta).constants
+    n, outputs, rank, upright, targets = 3, 3, 4, x.T, y.T
+    singular = np.linalg.svd(upright, compute_uv=False)[:rank]
+    kappa, star = singular[0] ** 2 / singular[-1] ** 2, targets @ np.linalg.pinv(upright)
+    product = np.linalg.multi_dot(weights[::-1]) / math.sqrt(WIDTH ** (DEPTH - 1) * outputs)
+    values = np.linalg.eigvalsh(gram.dense(gram.products(weights, x)))
+    shared, norm = rank * kappa**4 * n**2, np.linalg.norm(star, 2)
+    residual = np.linalg.norm(product @ upright - star @ upright)
+    expected = {
+        "rate": 1 - RATE * STEPS * values[-rank * outputs] / (2 * n),
+        "step_limit": outputs / (50 * DEPTH * kappa * STEPS * singular[0] ** 2),
+        "least_width": DEPTH * max(shared * outputs * (1 + norm**2), shared * math.log(rank / delta), math.log(DEPTH)),
+        "radius": 16 * math.sqrt(outputs * n) * residual * singular[0] / (DEPTH * singular[-1] ** 2),
+        "kernel_bound": 0.109 * DEPTH * singular[0] ** 2 / (outputs * kappa),
+    }
+    assert {name: getattr(c, name)() for name in expected} == pytest.approx(expected, rel=1e-9)
+    assert c.drift_bound(2) == pytest.approx(57 * 2 * RATE * DEPTH * singular[0] ** 2 / (10 * outputs))
+    small = c._replace(truth=0.0, delta=1e-9)
+    assert small.least_width() == pytest.approx(DEPTH * shared * math.log(rank / 1e-9))
+
+
+def test_the_thresholds_of_hypothesis_b_are_1_25_and_0_75():
+    weights, x, y = draw(7)
+    found = theory.deep_linear_theorem(weights, theory.full_batch_work(x, y, HELD, RATE, STEPS))
+    required = {a.name: a.required for a in found.hypotheses(weights, 1.0, 0)}
+    assert (required["B, largest"], required["B, least"]) == (1.25, 0.75)
+    assert required["B, between"] == pytest.approx(2 * math.sqrt(DEPTH))
+    tails = [weights[2], weights[2] @ weights[1]]
+    heads = [weights[0] @ x.T, weights[1] @ weights[0] @ x.T]
+    least, largest = np.linalg.svd(x.T, compute_uv=False)[[-1, 0]]
+    lows, highs = [], []
+    for layers in (1, 2):
+        for product, rank, low, high in ((tails[layers - 1], 3, 1, 1), (heads[layers - 1], 6, least, largest)):
+            values = np.linalg.svd(product, compute_uv=False) / WIDTH ** (layers / 2)
+            lows.append(values[rank - 1] / low)
+            highs.append(values[0] / high)
+    assert found.singular_values(weights) == pytest.approx((min(lows), max(highs)), rel=1e-9)
+
+
+def test_the_linear_rate_is_that_of_many_rounds_and_not_of_each():
+    """With K > 1 the round's map is not symmetric where ``X M`` is measured: a first round may leave more."""
+    rng = np.random.default_rng(2)
+    x, star = rng.standard_normal((12, 4)) * [3, 1, 0.3, 1], rng.standard_normal((4, 2))
+    weights = [rng.standard_normal(s) for s in ((16, 4), (2, 16))]
+    held = partition.of([np.arange(4), np.arange(4, 8), np.arange(8, 12)])
+    work = theory.full_batch_work(x, x @ star, held, 1.0, 50)
+    found = theory.deep_linear_theorem(weights, work._replace(learning_rate=0.5 * stable_learning_rate(work, 2)))
+    limit = found.linear
+    turn = np.stack([limit.local(star + e[:, None]).mean(axis=0)[:, 0] - star[:, 0] for e in np.eye(4)], axis=1)
+    values = np.linalg.eigvalsh(turn)
+    path = limit.models(60, star + np.eye(4)[:, :2])
+    loss = np.sum((x @ (path - star)) ** 2, axis=(1, 2))
+    assert loss[60] / loss[59] == pytest.approx(found.linear_rate, rel=1e-3)
+    assert values[-1] ** 2 == pytest.approx(found.linear_rate, rel=1e-9)
+    _, singular, right = np.linalg.svd(x, full_matrices=False)
+    root = singular[:, None] * right
+    worst = np.linalg.norm(root @ turn @ np.linalg.inv(root), 2) ** 2
+    assert worst > 1.05 * found.linear_rate
+    square = np.sum((path - star) ** 2, axis=(1, 2))
+    assert np.all(square[1:] <= square[:-1] * found.linear_rate * (1 + 1e-9))
+
+
+def test_one_output_has_its_limit_too():
+    weights, x, y = draw(8)
+    weights, y = [*weights[:2], weights[2][:1]], y[:, :1]
+    work = theory.full_batch_work(x, y, HELD, RATE, STEPS)
+    models = theory.deep_linear_limit(work, DEPTH).models(3, linear_model(weights))
+    assert models.shape == (4, 6, 1)
+    twice = theory.deep_linear_limit(work._replace(y=np.repeat(y, 2, axis=1), learning_rate=2 * RATE), DEPTH)
+    np.testing.assert_allclose(models, twice.models(3, np.repeat(models[0], 2, axis=1))[..., :1], atol=1e-12)
+
+
 def test_the_readme_example_says_what_it_prints(capsys: pytest.CaptureFixture[str]):
     text = (Path(__file__).parents[2] / "README.md").read_text()
     (example,) = (b for b in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "deep_linear_theorem" in b)
@@ -185,5 +263,17 @@ def test_a_theorem_for_what_diverges_or_does_not_fit_is_refused():
         theory.deep_linear_theorem(weights, work._replace(y=y[:, :2]))
     with pytest.raises(ValueError, match="delta: got 0"):
         theory.deep_linear_theorem(weights, work, 0.0)
+    with pytest.raises(ValueError, match="learning_rate: got 10, at which local descent diverges"):
+        theory.residual_terms(weights, weights, work._replace(learning_rate=10.0, local_steps=8))
+    with pytest.raises(ValueError, match="weights: got 3 outputs, must be 2, as y"):
+        theory.residual_terms(weights, weights, work._replace(y=y[:, :2]))
+    with pytest.raises(ValueError, match="depth: got 0"):
+        theory.deep_linear_limit(work, 0)
+    with pytest.raises(ValueError, match="work: got None, must be a FullBatchWork"):
+        theory.deep_linear_theorem(weights, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="weights: got nan"):
+        theory.balancedness([weights[0], weights[1] * np.nan, weights[2]])
+    with pytest.raises(ValueError, match=r"weights: got shapes .*, must be .*, as at the start"):
+        theory.deep_linear_theorem(weights, work).hypotheses(weights[:2], 1.0, 0)
     with pytest.raises(ValueError, match=r"hidden layers of widths \[4, 5\]"):
         gram.products([np.ones((4, 6)), np.ones((5, 4)), np.ones((3, 5))], x)

@@ -124,7 +124,10 @@ def test_examples_that_are_there_many_times_in_few_dimensions():
     y = np.where(x @ rng.standard_normal(5) > 0, 1.0, -1.0)
     p = Problem(x, y, np.zeros(5))
     assert len(np.unique(x, axis=0)) < len(x)
-    assert off(theory.hard_margin(theory.feasible_sets(x, y, everything(p))), least_distance(p)) < 1e-10
+    sets = theory.feasible_sets(x, y, everything(p))
+    assert off(theory.hard_margin(sets), least_distance(p)) < 1e-10
+    column = theory.feasible_sets(x, y[:, None], everything(p))  # [n, 1] is the same
+    np.testing.assert_array_equal(column.signed, sets.signed)
     rows = np.arange(len(y))
     twice = Partition(np.concatenate([rows, rows]), np.array([0, len(y), 2 * len(y)]))
     path = theory.parallel_projections(theory.feasible_sets(x, y, twice), 1)

@@ -34,26 +34,43 @@ class Products(NamedTuple):
     outputs: np.ndarray  # [n, C]
 
 
+def layers_of(weights: Sequence[Any], dimension: int | None = None) -> tuple[np.ndarray, ...]:
+    """Weights ``W^1 .. W^L`` as float64, [fan_out, fan_in] each, of inputs of so many numbers.
+
+    Raises ``ValueError`` for shapes that do not fit and numbers that are not finite.
+    """
+    if not isinstance(weights, list | tuple) or not weights:
+        got = "none" if isinstance(weights, list | tuple) else f"{' '.join(repr(weights).split()):.60}"
+        raise ValueError(f"weights: got {got}, must be a list of one matrix a layer")
+    layers, fan_in = tuple(real_array("weights", w) for w in weights), dimension
+    for i, w in enumerate(layers):
+        if w.ndim != 2 or 0 in w.shape or fan_in not in (None, w.shape[1]):
+            allowed = "fan_in" if fan_in is None else fan_in
+            raise ValueError(f"weights: got shape {w.shape} of layer {i + 1}, must be [fan_out, {allowed}]")
+        finite("weights", w)
+        fan_in = w.shape[0]
+    if len(widths := {w.shape[0] for w in layers[:-1]}) > 1:
+        raise ValueError(f"weights: got hidden layers of widths {sorted(widths)}, must be of one width")
+    return layers
+
+
+def inputs_of(x: Any) -> np.ndarray:
+    """Inputs [n, d] as float64. Raises ``ValueError`` for other shapes and numbers that are not finite."""
+    inputs = real_array("x", x)
+    if inputs.ndim != 2 or 0 in inputs.shape:
+        raise ValueError(f"x: got shape {inputs.shape}, must be [n, d] with n, d >= 1")
+    finite("x", inputs)
+    return inputs
+
+
 def products(weights: Sequence[Any], x: Any) -> Products:
     """Of weights ``W^1 .. W^L``, [fan_out, fan_in] each, at inputs x [n, d] (eq. 5).
 
     Raises ``ValueError`` for shapes that do not fit and numbers that are not finite.
     """
-    inputs = real_array("x", x)
-    if inputs.ndim != 2 or 0 in inputs.shape:
-        raise ValueError(f"x: got shape {inputs.shape}, must be [n, d] with n, d >= 1")
-    finite("x", inputs)
-    layers = [real_array("weights", w) for w in weights]
-    if not layers:
-        raise ValueError("weights: got none, must be one matrix a layer")
-    fan_in = inputs.shape[1]
-    for i, w in enumerate(layers):
-        if w.ndim != 2 or w.shape[1] != fan_in:
-            raise ValueError(f"weights: got shape {w.shape} of layer {i + 1}, must be [fan_out, {fan_in}]")
-        finite("weights", w)
-        fan_in = w.shape[0]
-    if len(widths := {w.shape[0] for w in layers[:-1]}) > 1:
-        raise ValueError(f"weights: got hidden layers of widths {sorted(widths)}, must be of one width")
+    inputs = inputs_of(x)
+    layers = layers_of(weights, inputs.shape[1])
+    fan_in = layers[-1].shape[0]
     below, above = [inputs], [np.eye(fan_in)]
     for w in layers[:-1]:
         below.append(below[-1] @ w.T)
@@ -88,15 +105,18 @@ def dense(of: Products, local: Products | None = None) -> np.ndarray:
 def spectrum(weights: Sequence[Any], x: Any) -> tuple[float, float]:
     """Least and largest eigenvalue of eq. (14) on the range of X.
 
+    The least is 0 for networks narrower than both ends of their map, which reach matrices of lower rank only.
+
     Raises as ``products`` does, and ``RuntimeError`` (SciPy's of the Lanczos method is one) where it is not found.
     """
-    inputs = real_array("x", x)
-    of = products(weights, in_row_space(inputs))
+    of = products(weights, in_row_space(inputs_of(x)))
     singular = np.linalg.norm(of.below[0], axis=1)
     rank, outputs = of.outputs.shape
+    # residuals u v' with u beyond the range of X W^1', v beyond that of W^L .. W^2, which are of one width or less
+    narrow = len(of.below) > 1 and of.below[1].shape[1] < min(rank, outputs)
     if rank * outputs <= SMALL:
         values = np.linalg.eigvalsh(dense(of))
-        return float(values[0]), float(values[-1])
+        return 0.0 if narrow else float(values[0]), float(values[-1])
     without = [a / singular[:, None] for a in of.below]
     bare = [(of.scale**2 * a @ a.T, b @ b.T) for a, b in zip(without, of.above, strict=True)]
     scales = np.repeat(singular, outputs)
@@ -119,12 +139,19 @@ def spectrum(weights: Sequence[Any], x: Any) -> tuple[float, float]:
     whole = operator(lambda column: scales * conditioned(scales * column.ravel()))
     start = np.random.default_rng(0).standard_normal(size)
     largest = eigsh(whole, 1, v0=start, return_eigenvectors=False)
+    if narrow:
+        return 0.0, float(largest[0])
     least = eigsh(whole, 1, sigma=0.0, OPinv=operator(solved), v0=start / scales, return_eigenvectors=False)
     return float(least[0]), float(largest[0])
 
 
 def in_row_space(x: np.ndarray) -> np.ndarray:
-    """``U' X`` [r, d] of the thin decomposition ``X = U S V'``: what acts on a residual's part in the range of X."""
+    """``U' X`` [r, d] of the thin decomposition ``X = U S V'``: what acts on a residual's part in the range of X.
+
+    Raises ``ValueError`` where that is 0 alone.
+    """
+    if not x.any():
+        raise ValueError("x: got zeros alone, must hold an example that is not 0")
     _, singular, right = np.linalg.svd(x, full_matrices=False)
     known = singular > max(x.shape) * np.finfo(float).eps * singular[0]
     return np.asarray(singular[known, None] * right[known])

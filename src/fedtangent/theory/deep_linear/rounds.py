@@ -15,7 +15,7 @@ import numpy as np
 
 from fedtangent.checks import finite, number, real_array, whole
 from fedtangent.theory import checks
-from fedtangent.theory.deep_linear.gram import Products, applied, products
+from fedtangent.theory.deep_linear.gram import Products, applied, layers_of, products
 from fedtangent.types import Partition
 
 Weights = Sequence[np.ndarray]  # W^1 .. W^L, [fan_out, fan_in] each
@@ -61,6 +61,14 @@ def full_batch_work(x: Any, y: Any, partition: Partition, learning_rate: float, 
     return FullBatchWork(inputs, targets, held, rate, whole("local_steps", local_steps))
 
 
+def fitting(weights: Weights, work: FullBatchWork) -> tuple[np.ndarray, ...]:
+    """The layers of a network from x to y. Raises ``ValueError`` for others."""
+    layers, outputs = layers_of(weights, work.x.shape[1]), work.y.shape[1]
+    if len(layers[-1]) != outputs:
+        raise ValueError(f"weights: got {len(layers[-1])} outputs, must be {outputs}, as y")
+    return layers
+
+
 def gradients(of: Products, residuals: np.ndarray) -> list[np.ndarray]:
     """Eq. (6) of the sum of squares at residuals [n, C]: of every layer, as its weights are."""
     return [of.scale * (b.T @ residuals.T) @ a for a, b in zip(of.below, of.above, strict=True)]
@@ -75,13 +83,19 @@ class LocalPath(NamedTuple):
 
 
 def local_path(weights: Weights, x: np.ndarray, y: np.ndarray, learning_rate: float, local_steps: int) -> LocalPath:
-    """Eq. (7): so many steps on ``1/2 |f(x) - y|^2`` of one client."""
+    """Eq. (7): so many steps on ``1/2 |f(x) - y|^2`` of one client.
+
+    Raises ``ValueError`` for a rate at which they leave the numbers there are.
+    """
     own, before, residuals = [np.asarray(w, np.float64) for w in weights], [], []
     for _ in range(local_steps):
-        now = products(own, x)
-        before.append(now)
-        residuals.append(now.outputs - y)
-        own = [w - learning_rate * g for w, g in zip(own, gradients(now, residuals[-1]), strict=True)]
+        with np.errstate(over="ignore", invalid="ignore"):
+            now = products(own, x)
+            before.append(now)
+            residuals.append(now.outputs - y)
+            own = [w - learning_rate * g for w, g in zip(own, gradients(now, residuals[-1]), strict=True)]
+        if not all(np.isfinite(w).all() for w in own):
+            raise ValueError(f"learning_rate: got {learning_rate:g}, at which local descent diverges, must be smaller")
     return LocalPath(tuple(before), tuple(residuals), tuple(own))
 
 
@@ -111,7 +125,12 @@ class ResidualTerms(NamedTuple):
 
 
 def residual_terms(initial: Weights, weights: Weights, work: FullBatchWork) -> ResidualTerms:
-    """The terms of the round that starts at ``weights``, with P(0) at the weights ``initial``."""
+    """The terms of the round that starts at ``weights``, with P(0) at the weights ``initial``.
+
+    Raises ``ValueError`` for what does not fit, and for a rate at which a client's weights overflow.
+    """
+    checks.check_kind("work", work, FullBatchWork)
+    initial, weights = fitting(initial, work), fitting(weights, work)
     begin, now, paths = products(initial, work.x), products(weights, work.x), local_paths(weights, work)
     residual = now.outputs - work.y
     rate = work.learning_rate / work.num_clients
@@ -147,5 +166,7 @@ def balancedness(weights: Weights) -> list[np.ndarray]:
 
     One step of gradient descent changes it by ``eta^2 (G^{i+1}' G^{i+1} - G^i G^i')``, gradients G; so does a round of
     FedAvg with K = 1. With K > 1 a round's mean keeps a part of first order in the clients' drift.
+
+    Raises ``ValueError`` for shapes that do not fit and numbers that are not finite.
     """
-    return [above.T @ above - below @ below.T for below, above in itertools.pairwise(weights)]
+    return [above.T @ above - below @ below.T for below, above in itertools.pairwise(layers_of(weights))]

@@ -30,10 +30,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import eigh
 
-from fedtangent.checks import number
+from fedtangent.checks import number, whole
+from fedtangent.theory import checks
 from fedtangent.theory.assumptions import Assumption, assumption, failing, report
-from fedtangent.theory.deep_linear.gram import in_row_space, products, spectrum
-from fedtangent.theory.deep_linear.rounds import FullBatchWork, Weights
+from fedtangent.theory.deep_linear.gram import in_row_space, layers_of, products, spectrum
+from fedtangent.theory.deep_linear.rounds import FullBatchWork, Weights, fitting
 from fedtangent.theory.local_gd.regression import LocalRegression, local_regression
 
 STEP = 50  # of the condition on eta, (23)
@@ -115,15 +116,22 @@ class DeepLinearTheorem:
 
     @property
     def linear_rate(self) -> float:
-        """What a round leaves of the sum of squares at infinite width, at most: the sharp form of rho."""
+        """What a round leaves of the sum of squares at infinite width in the long run: the sharp form of rho.
+
+        Of ``|M - M*|^2`` each round leaves that at most; with K > 1 a single one may leave more of ``|X (M - M*)|^2``.
+        """
         return self.linear.contraction**2
 
     def singular_values(self, weights: Weights) -> tuple[float, float]:
         """Least and largest of ``W^{L:i}``, 1 < i, and ``W^{i:1} X``, i < L, each over what it is in the limit.
 
-        The limit's are ``m^(layers/2)``, times the least or largest of X. Needs two layers or more.
+        The limit's are ``m^(layers/2)``, times the least or largest of X.
+
+        Raises ``ValueError`` for weights that are not of the initial shapes, and for a single layer.
         """
-        c, low, high = self.constants, list[float](), list[float]()
+        weights, c, low, high = self._alike(weights), self.constants, list[float](), list[float]()
+        if c.depth < 2:
+            raise ValueError("weights: got one layer, must be two or more")
         for products_, least, largest in (
             (_tails(weights), 1.0, 1.0),
             (_heads(weights, self.reduced), c.least, c.largest),
@@ -135,8 +143,12 @@ class DeepLinearTheorem:
         return min(low), max(high)
 
     def hypotheses(self, weights: Weights, loss: float, rounds: int) -> tuple[Assumption, ...]:
-        """A, B and C of the proof at the server's weights after so many rounds; ``loss`` is L(t) / L(0)."""
-        c = self.constants
+        """A, B and C of the proof at the server's weights after so many rounds; ``loss`` is L(t) / L(0).
+
+        Raises ``ValueError`` for weights that are not of the initial shapes.
+        """
+        weights, c = self._alike(weights), self.constants
+        whole("rounds", rounds, 0)
         found = [assumption("A", "loss of the start's", loss, "<=", c.rate() ** rounds)]
         if c.depth > 1:
             low, high = self.singular_values(weights)
@@ -151,6 +163,13 @@ class DeepLinearTheorem:
         moved = max(float(np.linalg.norm(w - w0)) for w, w0 in zip(weights, self.initial, strict=True))
         return (*found, assumption("C", "distance of a layer from its start", moved, "<=", c.radius()))
 
+    def _alike(self, weights: Weights) -> tuple[np.ndarray, ...]:
+        layers = layers_of(weights)
+        shapes, allowed = ([w.shape for w in of] for of in (layers, self.initial))
+        if shapes != allowed:
+            raise ValueError(f"weights: got shapes {shapes}, must be {allowed}, as at the start")
+        return layers
+
 
 def deep_linear_theorem(weights: Weights, work: FullBatchWork, delta: float = 0.1) -> DeepLinearTheorem:
     """Theorem IV.2 for initial weights ``W^1 .. W^L`` and the clients' work: rho, and which assumptions hold.
@@ -158,9 +177,9 @@ def deep_linear_theorem(weights: Weights, work: FullBatchWork, delta: float = 0.
     Raises ``ValueError`` for what does not fit, and for a rate at which the linear model diverges (names the limit).
     """
     number("delta", delta, above=0, below=1)
+    checks.check_kind("work", work, FullBatchWork)
+    weights = fitting(weights, work)
     start = products(weights, work.x)
-    if start.outputs.shape != work.y.shape:
-        raise ValueError(f"weights: got {start.outputs.shape[1]} outputs, must be {work.y.shape[1]}, as y")
     depth, outputs = len(weights), work.y.shape[1]
     limit = stable_learning_rate(work, depth)
     if work.learning_rate > limit:
@@ -186,15 +205,17 @@ def deep_linear_theorem(weights: Weights, work: FullBatchWork, delta: float = 0.
     if depth > 1:
         need = found.least_width()
         assumptions += (assumption("width", "least width of the theorem, its constant as 1", need, "<=", found.width),)
-    return DeepLinearTheorem(found, assumptions, tuple(weights), reduced, deep_linear_limit(work, depth))
+    return DeepLinearTheorem(found, assumptions, weights, reduced, deep_linear_limit(work, depth))
 
 
 def deep_linear_limit(work: FullBatchWork, depth: int) -> LocalRegression:
     """FedAvg at infinite width: the linear model ``f(x) = M' x``, M [d, C], whose tangent kernel is ``L/C x x'``.
 
     Lazily trained the network is this model at the rate ``eta L / C``, from its own initial product of layers; every
-    round follows in closed form (``LocalRegression.models``).
+    round follows in closed form (``LocalRegression.models``). Raises ``ValueError`` for a depth below 1.
     """
+    checks.check_kind("work", work, FullBatchWork)
+    whole("depth", depth)
     rate = work.learning_rate * depth / work.y.shape[1]
     return local_regression(
         work.x, work.y, work.partition, learning_rate=rate, local_steps=work.local_steps, loss="squared_error_sum"
@@ -203,13 +224,16 @@ def deep_linear_limit(work: FullBatchWork, depth: int) -> LocalRegression:
 
 def linear_model(weights: Weights) -> np.ndarray:
     """The network as one matrix M [d, C]: ``f(x) = M' x``."""
-    return products(weights, np.eye(np.shape(weights[0])[1])).outputs
+    layers = layers_of(weights)
+    return products(layers, np.eye(layers[0].shape[1])).outputs
 
 
 def stable_learning_rate(work: FullBatchWork, depth: int) -> float:
-    """Above it some client's descent diverges at infinite width: ``2 d_out / (L |X_c|^2)``."""
+    """Above it some client's descent diverges at infinite width: ``2 d_out / (L |X_c|^2)``; inf where all X_c are 0."""
+    checks.check_kind("work", work, FullBatchWork)
+    whole("depth", depth)
     largest = max(_squared_norm(work.x[work.partition.client(c)]) for c in range(work.num_clients))
-    return 2 * work.y.shape[1] / (depth * largest)
+    return 2 * work.y.shape[1] / (depth * largest) if largest > 0 else math.inf
 
 
 def _norm(matrix: np.ndarray) -> float:

@@ -73,6 +73,8 @@ def feasible_sets(x: Any, y: Any, partition: Partition, *, separable: bool = Tru
     hyperplane through 0 separates: Assumption 1 does not hold. The certificate of that is ``farkas``'s.
     """
     nodes = nodes_of(x, y, partition)
+    if nodes.y.shape[2:] == (1,):
+        nodes = nodes._replace(y=nodes.y[..., 0])
     _check_labels(nodes)
     sets = _sets(nodes.x * nodes.y[..., None], nodes.held)
     if separable and (certificate := farkas(sets)) is not None:

@@ -25,15 +25,13 @@ class Nodes(NamedTuple):
 
 
 def nodes_of(x: Any, y: Any, partition: Partition) -> Nodes:
-    """Inputs x [n, d] and targets y [n], [n, 1] which is the same, or [n, C] as ``partition`` divides them among nodes.
+    """Inputs x [n, d] and targets y [n] or [n, C] as ``partition`` divides them among nodes.
 
     Raises ``ValueError`` for shapes that do not fit, numbers that are not finite, and a node without an example.
     """
     inputs, targets = real_array("x", x), real_array("y", y)
     if inputs.ndim != 2 or 0 in inputs.shape:
         raise ValueError(f"x: got shape {inputs.shape}, must be [n, d] with n, d >= 1")
-    if targets.ndim == 2 and targets.shape[1] == 1:
-        targets = targets[:, 0]
     if targets.ndim not in (1, 2) or len(targets) != len(inputs) or 0 in targets.shape:
         raise ValueError(f"y: got shape {targets.shape}, must be ({len(inputs)},) or ({len(inputs)}, C)")
     finite("x", inputs)
