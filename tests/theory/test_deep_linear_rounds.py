@@ -131,7 +131,7 @@ def test_the_theorem_on_given_data():
     broken = {a.name: a.holds for a in found.hypotheses([2 * w for w in weights], 1.01, 1)}
     assert broken == {"A": False, "B, largest": False, "B, least": True, "B, between": False, "C": False}
     assert not found.hypotheses([w / 2 for w in weights], 1.0, 0)[2].holds
-    assert "factor 0.9" in repr(found) and found.failing == (() if names["width"] else ("width",))
+    assert "rho 0.9" in repr(found) and found.failing == (() if names["width"] else ("width",))
 
 
 def test_the_constants_are_those_of_the_paper():
@@ -240,6 +240,8 @@ def test_a_step_changes_balancedness_to_second_order_and_a_round_of_many_to_firs
         ({"y": np.ones(14)}, r"y: got shape \(14,\), must be \[n, C\]"),
         ({"x": np.full((14, 6), np.inf)}, "x: got inf"),
         ({"partition": partition.of([np.arange(14), np.arange(0)])}, "partition: got client 1 without examples"),
+        ({"partition": partition.of([np.arange(13)])}, "partition: got example 13 0 times"),
+        ({"partition": partition.of([np.arange(14), np.arange(2)])}, "partition: got example 0 2 times"),
         ({"learning_rate": 0.0}, "learning_rate: got 0"),
         ({"local_steps": 0}, "local_steps: got 0"),
     ],

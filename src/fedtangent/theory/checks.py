@@ -82,9 +82,9 @@ def check_large(kernels: LargeKernel, n: int, outputs: str, dynamics: str = "gra
     return kernels
 
 
-def check_partition(partition: Partition, n: int) -> Partition:
-    """A well-formed partition of n training rows, as NumPy arrays; overlap between clients is allowed."""
-    validate(partition, n)
+def check_partition(partition: Partition, n: int, exact: bool = False) -> Partition:
+    """A well-formed partition of n training rows, as NumPy arrays; if ``exact`` every row has exactly one client."""
+    validate(partition, n, exact)
     return Partition(np.asarray(partition.indices), np.asarray(partition.offsets))
 
 

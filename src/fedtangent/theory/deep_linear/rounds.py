@@ -42,9 +42,10 @@ class FullBatchWork(NamedTuple):
 
 
 def full_batch_work(x: Any, y: Any, partition: Partition, learning_rate: float, local_steps: int) -> FullBatchWork:
-    """Checked: x [n, d], y [n, C], each client with an example or more.
+    """Checked: x [n, d] is the paper's X', y [n, C] its Y', rows are examples, each of exactly one client.
 
-    Raises ``ValueError`` for shapes that do not fit, numbers out of range or not finite, a client without examples.
+    Raises ``ValueError`` for shapes that do not fit, numbers out of range or not finite, a client without examples, and
+    an example of no client or of several: the paper's X is what clients hold, together.
     """
     inputs, targets = real_array("x", x), real_array("y", y)
     for name, values in (("x", inputs), ("y", targets)):
@@ -54,7 +55,7 @@ def full_batch_work(x: Any, y: Any, partition: Partition, learning_rate: float, 
     if len(inputs) != len(targets):
         raise ValueError(f"y: got {len(targets)} rows, must be {len(inputs)}, as x")
     checks.check_kind("partition", partition, Partition)
-    held = checks.check_partition(partition, len(inputs))
+    held = checks.check_partition(partition, len(inputs), exact=True)
     if not np.all(held.sizes):
         raise ValueError(f"partition: got client {int(np.argmin(held.sizes))} without examples, must be one or more")
     rate = number("learning_rate", learning_rate, above=0)

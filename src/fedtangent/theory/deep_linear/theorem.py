@@ -107,7 +107,9 @@ class DeepLinearTheorem:
     def __repr__(self) -> str:
         c = self.constants
         numbers = f"L {c.depth}, m {c.width}, N {c.num_clients}, K {c.local_steps}, eta {c.learning_rate:.3g}"
-        return report(f"DeepLinearTheorem({numbers}, factor {c.rate():.9g}", self.assumptions) + ")"
+        decay = f"rho {c.rate():.9g}, at infinite width {self.linear_rate:.9g}"
+        spectrum = f"P(0) from {c.lambda_min:.4g} to {c.lambda_max:.4g}"
+        return report(f"DeepLinearTheorem({numbers}, {spectrum}, {decay}", self.assumptions) + ")"
 
     @property
     def failing(self) -> tuple[str, ...]:
@@ -200,7 +202,7 @@ def deep_linear_theorem(weights: Weights, work: FullBatchWork, delta: float = 0.
     off = float(np.linalg.norm(work.y - realised) / max(np.linalg.norm(work.y), np.finfo(float).tiny))
     assumptions: tuple[Assumption, ...] = (
         assumption("step", "eta", found.learning_rate, "<=", found.step_limit()),
-        assumption("realisable", "relative part of Y that no W* X is", off, "<=", 1e-9),
+        assumption("realisable", "share of |Y| that no linear map of X fits", off, "<=", 1e-9),
     )
     if depth > 1:
         need = found.least_width()
