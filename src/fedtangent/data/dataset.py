@@ -57,6 +57,8 @@ class DatasetEntry(Entry):
     partition: str = "dirichlet"
     """Name of the partition that is natural to it: by its users, where it has any."""
     is_regression: bool = False
+    published: Any = None
+    """The original files (``published.Published``), of a data set that is made of such."""
 
 
 @dataclasses.dataclass(frozen=True)
