@@ -71,8 +71,9 @@ def _received(url: str, part: Path, size: int | None) -> None:
             error = refused
         except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as broken:
             error = broken
-        if _size(part) == before and attempt == 0 and isinstance(error, urllib.error.URLError):
-            raise error  # nobody answers: told at once
+        silent = isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError)
+        if silent and _size(part) == before and attempt == 0:
+            raise error  # nobody is there: told at once
         if attempt + 1 < TRIES:
             time.sleep(PAUSE * 2**attempt)
     raise error
@@ -90,6 +91,7 @@ def _receive(url: str, part: Path, size: int | None) -> bool:
     try:
         response = urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as refused:
+        refused.close()
         if refused.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise
         part.unlink()  # more, or all, of what there is: from the beginning, and checked

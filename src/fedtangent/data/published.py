@@ -80,17 +80,22 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def verify(published: Published, role: str, path: Path) -> None:
-    """Raise ``ValueError`` unless the file at ``path`` has the published checksum, where there is one."""
+def checksums(published: Published, role: str, path: Path) -> tuple[str | None, str]:
+    """The sha256 that a file should have, where that is published, and the one that it has; raises ``ValueError``."""
     file = published.files[role]
     try:
-        expected, actual = file.sha256_unpacked if _is_unpacked(file, path) else file.sha256, digest(path)
+        return file.sha256_unpacked if _is_unpacked(file, path) else file.sha256, digest(path)
     except OSError as error:
         raise ValueError(f"{published.name}: {path} cannot be read: {error}") from error
+
+
+def verify(published: Published, role: str, path: Path) -> None:
+    """Raise ``ValueError`` unless the file at ``path`` has the published checksum, where there is one."""
+    expected, actual = checksums(published, role, path)
     if expected is not None and actual != expected:
         raise ValueError(
-            f"{published.name}: {path} is not the published {file.filename}: its sha256 is {actual}, expected "
-            f"{expected}"
+            f"{published.name}: {path} is not the published {published.files[role].filename}: its sha256 is {actual}, "
+            f"expected {expected}"
         )
 
 
