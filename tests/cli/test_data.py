@@ -33,12 +33,17 @@ def test_prepare_downloads_once_and_verify_checks_the_cache(
         assert done.code == 0 and "text_train" in done.out and str(tmp_path / "kept") in done.out
     assert fetched == ["text"]
     right = run("data", "verify", *asked)
-    assert right.code == 0 and "4 of 4 files are right" in right.out
+    assert right.code == 0 and "4 right" in right.out
     harmed = tmp_path / "kept" / "tiny_shakespeare" / "text_test.npy"
     harmed.write_bytes(harmed.read_bytes()[:-1] + b"?")
     (tmp_path / "kept" / "tiny_shakespeare" / "offsets_test.npy").unlink()
     wrong = run("data", "verify", *asked)
-    assert wrong.code == 1 and "WRONG" in wrong.out and "missing" in wrong.out and "2 of 4 files" in wrong.out
+    assert (
+        wrong.code == 1
+        and "WRONG" in wrong.out
+        and "missing" in wrong.out
+        and "2 right, 1 missing, 1 WRONG" in wrong.out
+    )
     assert list(folder.iterdir()) == []
 
 
@@ -47,11 +52,11 @@ def test_verify_looks_at_the_files_of_a_data_folder(
 ) -> None:
     paths = write("printers", tmp_path, monkeypatch)
     asked = ("data", "verify", "printers", "--data-dir", tmp_path)
-    assert "72 of 72 files are right" in run(*asked).out
+    assert "72 right" in run(*asked).out
     paths["3 70"].write_bytes(b"1,2,3\n")
     paths["3 80"].unlink()
     ended = run(*asked)
-    assert ended.code == 1 and "70 of 72 files are right" in ended.out and "WRONG" in ended.out
+    assert ended.code == 1 and "70 right, 1 missing, 1 WRONG" in ended.out and "WRONG" in ended.out
     ended = run("data", "prepare", "printers", "--data-dir", tmp_path)
     assert ended.code == 2 and ended.err.count("\n") == 1 and "has no FL_Dataset_Printer3_Speed80.csv" in ended.err
 
@@ -59,7 +64,7 @@ def test_verify_looks_at_the_files_of_a_data_folder(
 def test_another_form_is_read_and_named(run: Callable, tmp_path: Path) -> None:
     np.savez(tmp_path / "printers.npz", data=np.ones((6, 12, 15, 3)))
     ended = run("data", "verify", "printers", "--data-dir", tmp_path)
-    assert ended.code == 0 and "printers.npz" in ended.out and "as it is" in ended.out
+    assert ended.code == 0 and "printers.npz" in ended.out and "1 not published" in ended.out
     ended = run("data", "prepare", "printers", "--data-dir", tmp_path)
     assert ended.code == 0 and "990 x 7" in ended.out
 
@@ -70,7 +75,7 @@ def test_another_form_is_read_and_named(run: Callable, tmp_path: Path) -> None:
         ("data", "action"),
         ("data mend printers", "action: got 'mend', allowed are prepare, verify"),
         ("data prepare prints", "dataset: got 'prints', allowed are cifar10"),
-        ("data prepare digits", "name: got 'digits', which needs no files, allowed are cifar10, "),
+        ("data prepare digits", "name: got 'digits', of which nothing is downloaded, allowed are cifar10, "),
         ("data verify printers --data-dir nowhere", "data_dir: got nowhere, must be a folder"),
     ],
 )

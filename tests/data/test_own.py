@@ -76,7 +76,7 @@ def test_users_train_and_test(tmp_path: Path, users: np.ndarray) -> None:
     assert clients.num_clients == 4
     given = load(saved(tmp_path, x=X, y=Y, users=users, x_test=X[:2], y_test=Y[:2], users_test=users[[0, 9]]))
     assert given.user_test.tolist() == np.searchsorted(names, users[[0, 9]]).tolist()
-    one = load(saved(tmp_path, x=X, y=Y, users=[0] * 19 + [1]))
+    one = load(saved(tmp_path, x=X, y=Y, users=[0] * 19 + [1]), test_fraction=0.9)
     assert one.user_train.tolist().count(1) == 1  # a user of one example trains on it
 
 

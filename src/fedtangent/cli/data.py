@@ -19,6 +19,7 @@ from fedtangent.entries import catalogue, choose, option
 from fedtangent.output.tables import TextTable, console
 
 ACTIONS = ("prepare", "verify")
+VERDICTS = ("right", "not published", "missing", "WRONG")  # on a checksum
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def prepare(options: DataOptions) -> Job:
     published = choose("datasets", options.name).published
     if published is None:
         made = ", ".join(name for name, entry in catalogue("datasets").items() if entry.published is not None)
-        raise ValueError(f"name: got {options.name!r}, which needs no files, allowed are {made}")
+        raise ValueError(f"name: got {options.name!r}, of which nothing is downloaded, allowed are {made}")
     folder("data_dir", options.data_dir)
     stored = StoredOptions(options.cache_dir, options.tfds_dir)
     directory = given_directory(options.data_dir)
@@ -91,15 +92,14 @@ def _prepared(job: Job) -> int:
 def _verified(job: Job) -> int:
     """Every file's checksum, as it should be and as it is."""
     checked = _of_folder(job, job.directory) if job.directory else check(stored_in(job.published, job.stored))
-    rows, wrong = [], 0
+    rows, count = [], dict.fromkeys(VERDICTS, 0)
     for path, expected, actual in checked:
-        verdict = "missing" if actual is None else "as it is" if expected is None else "right"
-        if actual is None or expected not in (None, actual):
-            wrong, verdict = wrong + 1, "missing" if actual is None else "WRONG"
+        verdict = VERDICTS[2 if actual is None else 1 if expected is None else 0 if actual == expected else 3]
+        count[verdict] += 1
         rows.append((path.name, _bytes(path.stat().st_size) if actual else "", (actual or "")[:16], verdict))
     console().print(TextTable(job.options.name, ("file", "size", "sha256", "checksum"), rows))
-    console().print(f"{len(rows) - wrong} of {len(rows)} files are right", highlight=False)
-    return 1 if wrong else 0
+    console().print(", ".join(f"{number} {verdict}" for verdict, number in count.items() if number), highlight=False)
+    return 1 if count["missing"] or count["WRONG"] else 0
 
 
 def _of_folder(job: Job, directory: Path) -> list[Checked]:
