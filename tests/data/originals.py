@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedtangent.data.sources import cifar, emnist, femnist, printers, shakespeare
 
@@ -182,3 +183,21 @@ def write(name: str, folder: Path, patch: pytest.MonkeyPatch) -> dict[str, Path]
         patch.setitem(files, role, told)  # type: ignore[arg-type]
     assert paths.keys() == files.keys()
     return paths
+
+
+OPENIMAGE_HEAD = "client_id,sample_path,label_name,label_id\n"
+
+
+def write_openimage(folder: Path) -> None:
+    """Twelve images of one shade to train of three uploaders, numbered 2, 10 and 11, and four to test."""
+    rng = np.random.default_rng(0)
+    (folder / "client_data_mapping").mkdir(parents=True)
+    for split, count in (("train", 12), ("test", 4)):
+        (folder / split).mkdir()
+        lines = []
+        for i in range(count):
+            shade = rng.integers(0, 256, 3, dtype=np.uint8)
+            pixels = np.broadcast_to(shade, (9 + i, 12, 3))
+            Image.fromarray(np.ascontiguousarray(pixels)).save(folder / split / f"{split}{i}.png")
+            lines.append(f"{(2, 10, 11)[i % 3]},{split}{i}.png,thing{i % 5},{i % 5}\n")
+        (folder / "client_data_mapping" / f"{split}.csv").write_text(OPENIMAGE_HEAD + "".join(lines))

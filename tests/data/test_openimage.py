@@ -10,24 +10,15 @@ from PIL import Image
 
 from fedtangent.data import load
 
-HEAD = "client_id,sample_path,label_name,label_id\n"
+from .originals import OPENIMAGE_HEAD as HEAD
+from .originals import write_openimage
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """Twelve images to train of three uploaders, numbered 2, 10 and 11, and four to test."""
-    rng = np.random.default_rng(0)
+    """Its folder."""
     folder = tmp_path / "openImg"
-    (folder / "client_data_mapping").mkdir(parents=True)
-    for split, count in (("train", 12), ("test", 4)):
-        (folder / split).mkdir()
-        lines = []
-        for i in range(count):
-            shade = rng.integers(0, 256, 3, dtype=np.uint8)
-            pixels = np.broadcast_to(shade, (9 + i, 12, 3))
-            Image.fromarray(np.ascontiguousarray(pixels)).save(folder / split / f"{split}{i}.png")
-            lines.append(f"{(2, 10, 11)[i % 3]},{split}{i}.png,thing{i % 5},{i % 5}\n")
-        (folder / "client_data_mapping" / f"{split}.csv").write_text(HEAD + "".join(lines))
+    write_openimage(folder)
     return folder
 
 

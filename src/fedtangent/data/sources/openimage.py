@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -45,8 +45,8 @@ def _load(options: OpenImageOptions, data_dir: Path | None, seed: int) -> Datase
     The data folder, or a subfolder ``open*``, is the unpacked ``openImage.tar.gz`` of FedScale, 66 GB: nothing is
     downloaded. It has ``client_data_mapping/train.csv`` and ``test.csv`` with a line ``client_id, sample_path,
     label_name, label_id`` for each image, and the images in folders ``train`` and ``test``. They are read into memory,
-    ``12 s^2`` bytes each. Classes count from 0 to the largest label of both tables. Users of the test set are told where
-    all of them train too. Nothing is random.
+    ``12 s^2`` bytes each. Classes count from 0 to the largest label of both tables. Users of the test set are told
+    where all of them train too. Nothing is random.
     """
     dtype = checks.dtype(options.dtype, "float32", "float64")
     size = checks.whole("image_size", options.image_size, 1, 1024)
@@ -58,7 +58,7 @@ def _load(options: OpenImageOptions, data_dir: Path | None, seed: int) -> Datase
         kept = checks.whole("num_users", options.num_users, 1, len(clients))
         rows["train"] = [row for row in rows["train"] if clients[row.client] < kept]
     limits = {"train": options.num_train, "test": options.num_test}
-    parts: dict[str, np.ndarray | None] = {}
+    parts: dict[str, Any] = {}
     for split, part in rows.items():
         if limits[split] is not None:
             part = part[: checks.whole(f"num_{split}", limits[split], 1, len(part))]
@@ -67,12 +67,10 @@ def _load(options: OpenImageOptions, data_dir: Path | None, seed: int) -> Datase
         parts[f"y_{split}"] = np.array([row.label for row in part], np.int32)
         users = [clients.get(row.client, -1) for row in part]
         parts[f"user_{split}"] = np.array(users, np.int32) if min(users) >= 0 else None
-    if parts["user_test"] is not None and not np.isin(parts["user_test"], parts["user_train"]).all():
+    if parts["user_test"] is not None and not set(parts["user_test"]) <= set(parts["user_train"]):
         parts["user_test"] = None
-    info = SourceInfo(
-        "Open Images V5, by FedScale (fedscale.eecs.umich.edu)", "CC BY 2.0 (the photographs)", str(folder)
-    )
-    return Dataset(name=NAME, num_classes=num_classes, info=info, kind=kind, **parts)  # type: ignore[arg-type]
+    info = SourceInfo("Open Images V5, by FedScale", "CC BY 2.0 (the photographs)", str(folder))
+    return Dataset(name=NAME, num_classes=num_classes, info=info, kind=kind, **parts)
 
 
 def _place(client: str) -> tuple[int, str]:
