@@ -85,6 +85,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
     femnist(tmp_path, train_offsets=np.array([0, 4, 6, 8]))
     with pytest.raises(ValueError, match=r"train_offsets of .* got 0 to 8, must be from 0 to 9"):
         load("femnist_digits", data_dir=tmp_path)
+    femnist(tmp_path, test_labels=np.array([12, 62, 6]))
+    with pytest.raises(ValueError, match="labels: got 62 at position 1"):
+        load("femnist_digits", data_dir=tmp_path)
     femnist(tmp_path, test_labels=np.array([], int))
     with pytest.raises(ValueError, match="has no test_labels; it has train_images"):
         load("femnist_digits", data_dir=tmp_path)

@@ -71,7 +71,7 @@ def test_a_connection_that_ends_early_goes_on_where_it_was(server: tuple[Server,
     told.ends_after = 4000
     download.fetch(published, "text", tmp_path / "there" / "input.txt")
     assert (tmp_path / "there" / "input.txt").read_bytes() == CONTENT
-    assert told.asked == [None, "bytes=4000-", "bytes=8000-"]
+    assert told.asked == ["bytes=0-", "bytes=4000-", "bytes=8000-"]
     assert [p.name for p in (tmp_path / "there").iterdir()] == ["input.txt"]
 
 
@@ -107,15 +107,13 @@ def test_a_part_that_does_not_fit_is_found_by_the_checksum(server: tuple[Server,
     assert (tmp_path / "input.txt").read_bytes() == CONTENT
 
 
-def test_of_unknown_size_and_checksum(server: tuple[Server, Any], tmp_path: Path) -> None:
+def test_a_file_that_has_become_shorter(server: tuple[Server, Any], tmp_path: Path) -> None:
     told, published = server
-    published = published._replace(files={"text": published.files["text"]._replace(size=None, sha256=None)})
-    told.ends_after = 6000
-    download.fetch(published, "text", tmp_path / "input.txt")
-    assert (tmp_path / "input.txt").read_bytes() == CONTENT
-    (tmp_path / "other.part").write_bytes(CONTENT)  # all of it: there is nothing after it
-    download.fetch(published, "text", tmp_path / "other")
-    assert (tmp_path / "other").read_bytes() == CONTENT
+    told.content = CONTENT[:500]
+    (tmp_path / "input.txt.part").write_bytes(CONTENT[:700])
+    with pytest.raises(ValueError, match=r"is not the published input\.txt: its sha256 is"):
+        download.fetch(published, "text", tmp_path / "input.txt")
+    assert told.asked == ["bytes=700-", "bytes=0-"] and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("code", "times"), [(404, 1), (403, 1), (503, download.TRIES)])

@@ -24,7 +24,7 @@ from tensorflow_datasets.core.download.resource import get_dl_fname, is_locally_
 from tensorflow_datasets.core.download.util import DownloadError
 
 from fedtangent.data import download
-from fedtangent.data.published import Arrays, Published, digest
+from fedtangent.data.published import Arrays, Published
 from fedtangent.progress import progress_of
 
 SPLITS = ("train", "test")
@@ -44,13 +44,12 @@ class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
 
     @property
     def url_infos(self) -> dict[str, UrlInfo]:
-        """Size and checksum of each address that are known, for TFDS's download manager to verify."""
+        """Size and checksum of each address for TFDS's download manager to verify."""
         return {
             self.published.url + f.filename: UrlInfo(
-                size=tfds.core.utils.Size(f.size or 0), checksum=f.sha256, filename=f.filename
+                size=tfds.core.utils.Size(f.size), checksum=f.sha256, filename=f.filename
             )
             for f in self.published.files.values()
-            if f.sha256 is not None
         }
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -75,8 +74,7 @@ class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
             path = folder / get_dl_fname(url, file.sha256)
             if not any(is_locally_cached(p) for p in (path, folder.parent / self.name / path.name)):
                 download.fetch(self.published, role, path)
-                info = UrlInfo(tfds.core.utils.Size(path.stat().st_size), digest(path), file.filename)
-                write_info_file(url, path, place, file.filename, info)
+                write_info_file(url, path, place, file.filename, self.url_infos[url])
             resources[role] = tfds.download.Resource(url=url, relative_download_dir=place)
         paths = dl_manager.download(resources)
         arrays = self.published.read(self.published, {role: Path(path) for role, path in paths.items()})

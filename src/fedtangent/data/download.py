@@ -32,7 +32,7 @@ def fetch(published: Published, role: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         _received(url, part, file.size)
         actual = digest(part)
-        if file.sha256 is not None and actual != file.sha256:
+        if actual != file.sha256:
             part.unlink()
             raise ValueError(
                 f"{published.name}: {url} is not the published {file.filename}: its sha256 is {actual}, expected "
@@ -57,7 +57,7 @@ def unavailable(published: Published, error: Exception) -> str:
     )
 
 
-def _received(url: str, part: Path, size: int | None) -> None:
+def _received(url: str, part: Path, size: int) -> None:
     """All of ``url`` in ``part``, in as many connections as it takes; raises ``OSError``."""
     for attempt in range(TRIES):
         before = _size(part)
@@ -79,36 +79,36 @@ def _received(url: str, part: Path, size: int | None) -> None:
     raise error
 
 
-def _receive(url: str, part: Path, size: int | None) -> bool:
+def _receive(url: str, part: Path, size: int) -> bool:
     """Append one connection's bytes to ``part``; whether all are there then."""
     begun = _size(part)
-    if size is not None and begun > size:  # of another file
+    if begun > size:  # of another file
         part.unlink()
         begun = 0
-    if size is not None and begun == size:
+    if begun == size:
         return True
-    request = Request(url, headers={"Range": f"bytes={begun}-"} if begun else {})
+    request = Request(url, headers={"User-Agent": "fedtangent", "Range": f"bytes={begun}-"})
     try:
         response = urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as refused:
         refused.close()
         if refused.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise
-        part.unlink()  # more, or all, of what there is: from the beginning, and checked
+        part.unlink()  # more than there is: from the beginning, and checked
         return _receive(url, part, size)
     with response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:  # the whole file, whatever was asked for
             begun = 0
         length = response.headers.get("Content-Length")
         total = size if length is None else begun + int(length)
-        if total is not None and shutil.disk_usage(part.parent).free < total - begun:
+        if shutil.disk_usage(part.parent).free < total - begun:
             raise OSError(errno.ENOSPC, f"{total - begun} bytes are needed")
-        megabytes = (0 if total is None else -(-total // CHUNK), url.rpartition("/")[2], "MB", begun // CHUNK)
+        megabytes = (-(-total // CHUNK), url.rpartition("/")[2], "MB", begun // CHUNK)
         with part.open("ab" if begun else "wb") as out, progress_of(*megabytes) as shown:
             while block := response.read(CHUNK):
                 out.write(block)
                 shown.update(len(block) / CHUNK)
-    return total is None or _size(part) >= total
+    return _size(part) >= total
 
 
 def _size(path: Path) -> int:

@@ -19,8 +19,8 @@ class PublishedFile(NamedTuple):
     """One original file. Its address is its data set's ``url`` and ``filename``."""
 
     filename: str
-    size: int | None  # bytes; None: nobody has said
-    sha256: str | None  # None: nobody has said; that of the first download is kept beside it
+    size: int  # bytes
+    sha256: str
     sha256_unpacked: str = ""  # of what a .gz file unpacks to, where that may lie in its place
 
 
@@ -80,8 +80,8 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def checksums(published: Published, role: str, path: Path) -> tuple[str | None, str]:
-    """The sha256 that a file should have, where that is published, and the one that it has; raises ``ValueError``."""
+def checksums(published: Published, role: str, path: Path) -> tuple[str, str]:
+    """The sha256 that a file should have, and the one that it has; raises ``ValueError``."""
     file = published.files[role]
     try:
         return file.sha256_unpacked if _is_unpacked(file, path) else file.sha256, digest(path)
@@ -90,9 +90,9 @@ def checksums(published: Published, role: str, path: Path) -> tuple[str | None, 
 
 
 def verify(published: Published, role: str, path: Path) -> None:
-    """Raise ``ValueError`` unless the file at ``path`` has the published checksum, where there is one."""
+    """Raise ``ValueError`` unless the file at ``path`` has the published checksum."""
     expected, actual = checksums(published, role, path)
-    if expected is not None and actual != expected:
+    if actual != expected:
         raise ValueError(
             f"{published.name}: {path} is not the published {published.files[role].filename}: its sha256 is {actual}, "
             f"expected {expected}"

@@ -76,7 +76,7 @@ def _of_archive(path: Path) -> Arrays:
     arrays: Arrays = {}
     for split in SPLITS:
         x, y = archive.images(NAME, path, held, split, SIZE)
-        arrays |= {f"x_{split}": 255 - x, f"y_{split}": y}
+        arrays |= {f"x_{split}": 255 - x, f"y_{split}": checks.class_labels(f"{NAME}: labels", y, CHARACTERS)}
         if f"{split}_offsets" in held:
             where = f"{NAME}: {split}_offsets of {path}"
             arrays[f"user_{split}"] = archive.owners(where, held[f"{split}_offsets"], len(y))
