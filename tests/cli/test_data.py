@@ -11,6 +11,7 @@ import pytest
 from fedtangent.data import cache, download, load
 
 from ..data.originals import MAKERS, PUBLISHED, write, write_openimage
+from .asking import prepared
 
 
 def test_prepare_downloads_once_and_verify_checks_the_cache(
@@ -137,18 +138,19 @@ def test_two_rounds_on_every_data_set(
     assert (folder / "out" / "metrics.csv").exists() and f"fed_avg on {name}, round 2" in ended.out
 
 
-@pytest.mark.parametrize("command", ["train", "predict"])
-def test_a_file_of_ones_own(run: Callable, folder: Path, command: str) -> None:
+def test_a_file_of_ones_own(run: Callable, folder: Path) -> None:
     x, y = np.random.default_rng(0).standard_normal((24, 3)), np.arange(24) % 3
     np.savez(folder / "mine.npz", x=x, y=y, users=np.repeat(["a", "b", "c"], 8))
-    given = ["--dataset", "mine.npz", "--widths", "8", "--num-rounds", "2", "--clients-per-round", "2"]
-    ended = run(command, *given, "--output", "out")
+    given = "--dataset mine.npz --widths 8 --num-rounds 2 --clients-per-round 2 --mapping scan"
+    ended = run("train", *given.split(), "--output", "out")
     assert ended.code == 0, ended.err
-    assert "mine.npz" in ended.out
-    if command == "train":
-        again = run("train", "--config", "out/config.json", "--output", "again")
-        assert again.code == 0, again.err
-        assert (folder / "again/metrics.csv").read_text() == (folder / "out/metrics.csv").read_text()
+    assert "fed_avg on mine.npz" in ended.out
+    again = run("train", "--config", "out/config.json", "--output", "again")
+    assert again.code == 0, again.err
+    assert (folder / "again/metrics.csv").read_text() == (folder / "out/metrics.csv").read_text()
+    prepared("predict --dataset mine.npz --num-rounds 2")
+    with pytest.raises(ValueError, match=r"num_train: is not used with dataset 'mine.npz', only with cifar10"):
+        prepared("train --dataset mine.npz --num-train 3")
 
 
 @pytest.mark.parametrize("command", ["train", "predict", "compare"])
