@@ -228,7 +228,8 @@ def test_femnist_in_leafs_own_format(tmp_path: Path) -> None:
         "no examples": "user 'a' .* must have as many x as y, one or more",
         "label": "labels of .* got 62",
         "pixels": "must be images of 784 shades",
-        "shade": "must be images of 784 shades",
+        "shade": "must be images of 784 shades, in 255ths",
+        "dark": "must be shades from 0 to 1",
     }.items():
         own = {
             "stranger": {"c": (image[3:], [1, 2])},
@@ -236,6 +237,7 @@ def test_femnist_in_leafs_own_format(tmp_path: Path) -> None:
             "label": {"a": (image[3:], [62, 1])},
             "pixels": {"a": ([[0.5] * 783], [1])},
             "shade": {"a": ([[0.501] * 784], [1])},
+            "dark": {"a": ([[-1 / 255] * 784], [1])},
         }[harm]
         leaf(folder, test=own)
         with pytest.raises(ValueError, match=says) as caught:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -88,16 +89,34 @@ def _of_archive(path: Path) -> Arrays:
 
 def _of_leaf(folder: Path) -> Arrays:
     """LEAF's images: ``x`` lists of 784 shades from 0, black, to 1, white, which are whole numbers over 255."""
+    return _by_writer({split: leaf.users(NAME, folder, split) for split in SPLITS})
+
+
+def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
+    """TensorFlow Federated's images, by the names of the writers."""
+    path = paths["database"]
+
+    def writers(split: str) -> Iterator[leaf.User]:
+        rows = tff.rows(published, path, f"all_{split}", ("pixels", "label"))
+        for name, own in itertools.groupby(rows, key=lambda row: row.client):
+            pairs = [(row.features["pixels"], int(row.features["label"][0])) for row in own]
+            yield leaf.User(name, [pixels for pixels, _ in pairs], [label for _, label in pairs], path)
+
+    return _by_writer({split: writers(split) for split in SPLITS})
+
+
+def _by_writer(found: Mapping[str, Iterable[leaf.User]]) -> Arrays:
+    """The images of each split, writer after writer; those to test are of writers that train."""
     place: dict[str, int] = {}
     arrays: Arrays = {}
-    for split in SPLITS:
+    for split, writers in found.items():
         x, y, users = [], [], []
-        for writer in leaf.users(NAME, folder, split):
+        for writer in writers:
             if split == "train":
                 place[writer.name] = len(place)
             if writer.name not in place:
                 raise ValueError(f"{NAME}: got writer {writer.name!r} in {writer.path}, must be among those to train")
-            x.append(_ink(writer.path, writer.x, len(writer.y)))
+            x.append(_ink(writer))
             y.append(checks.class_labels(f"{NAME}: labels of {writer.path}", writer.y, CHARACTERS))
             users += [place[writer.name]] * len(writer.y)
         arrays[f"x_{split}"], arrays[f"y_{split}"] = np.concatenate(x), np.concatenate(y).astype(np.uint8)
@@ -105,29 +124,15 @@ def _of_leaf(folder: Path) -> Arrays:
     return arrays
 
 
-def _ink(path: Path, shades: object, count: int) -> np.ndarray:
-    """Images uint8 [count, 28, 28], 255 is ink, of shades [count, 784] in which 1 is paper."""
-    given = checks.real_array(f"{NAME}: images of {path}", shades)
-    bytes_ = np.rint(given * 255)
-    if given.size != count * 784 or not np.allclose(bytes_ / 255, given, rtol=0, atol=1e-4) or bytes_.max() > 255:
-        raise ValueError(f"{NAME}: got {given.shape} in {path}, must be images of 784 shades from 0 to 1, in 255ths")
-    return (255 - bytes_).astype(np.uint8).reshape(count, *SIZE)
-
-
-def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
-    """TensorFlow Federated's images, by the names of the writers."""
-    place: dict[str, int] = {}
-    arrays: Arrays = {}
-    for split in SPLITS:
-        x, y, users = [], [], []
-        for row in tff.rows(published, paths["database"], f"all_{split}", ("pixels", "label")):
-            x.append(_ink(paths["database"], row.features["pixels"], 1))
-            y.append(int(row.features["label"][0]))
-            users.append(place.setdefault(row.client, len(place)) if split == "train" else place[row.client])
-        labels = checks.class_labels(f"{published.name}: labels of {paths['database']}", np.array(y), CHARACTERS)
-        arrays[f"x_{split}"], arrays[f"y_{split}"] = np.concatenate(x), labels.astype(np.uint8)
-        arrays[f"user_{split}"] = np.asarray(users, np.int32)
-    return arrays
+def _ink(writer: leaf.User) -> np.ndarray:
+    """A writer's images uint8 [n, 28, 28], 255 is ink, of shades [n, 784] in which 1 is paper."""
+    given = checks.real_array(f"{NAME}: images of {writer.path}", writer.x)
+    shades = np.rint(given * 255)
+    if given.shape != (len(writer.y), 784) or not np.allclose(shades / 255, given, rtol=0, atol=1e-4):
+        raise ValueError(f"{NAME}: got {given.shape} in {writer.path}, must be images of 784 shades, in 255ths")
+    if shades.min() < 0 or shades.max() > 255:
+        raise ValueError(f"{NAME}: got {given.min()} to {given.max()} in {writer.path}, must be shades from 0 to 1")
+    return (255 - shades).astype(np.uint8).reshape(-1, *SIZE)
 
 
 FEMNIST = Published(
