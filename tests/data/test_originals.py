@@ -116,6 +116,25 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), RuntimeError("No space left")])
+def test_a_full_disk_while_records_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed_tfds: Callable, error: Exception
+) -> None:
+    from fedtangent.data import builder
+
+    write("printers", tmp_path / "files", monkeypatch)
+    seed_tfds(printers.PUBLISHED, tmp_path / "files", tmp_path / "tfds")
+
+    def full(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(builder, "_examples", full)
+    with pytest.raises(ValueError, match=r"printers: cannot be prepared in .*tfds: .*No space left") as caught:
+        load("printers", cache_dir=tmp_path / "cache", tfds_dir=tmp_path / "tfds")
+    assert "\n" not in str(caught.value) and not (tmp_path / "cache").exists()
+    assert not list((tmp_path / "tfds").rglob("*array_record*"))
+
+
 def test_emnist_is_turned_upright_and_its_letters_count_from_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (path,) = write("emnist", tmp_path, monkeypatch).values()
     found = load("emnist", tmp_path, part="letters")

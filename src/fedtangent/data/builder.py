@@ -140,9 +140,11 @@ def prepare(published: Published, data_dir: str | Path | None = None) -> Arrays:
         with _quiet():
             builder = FedtangentPublished(published, data_dir)
             builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
+    except RuntimeError as error:  # of the writer of records, on a full disk for one
+        raise ValueError(_unwritable(published, data_dir, error)) from error
     except (OSError, DownloadError, NonMatchingChecksumError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ValueError(f"{published.name}: no space left to prepare it in {error.filename}") from error
+            raise ValueError(_unwritable(published, data_dir, error)) from error
         raise ValueError(download.unavailable(published, error)) from error
     arrays = {name: array for split in SPLITS for name, array in _read(builder, split).items()}
     noted = builder.info.metadata["sha256"]
@@ -153,6 +155,11 @@ def prepare(published: Published, data_dir: str | Path | None = None) -> Arrays:
                 f"remove that folder and it is made again"
             )
     return arrays
+
+
+def _unwritable(published: Published, data_dir: str | Path | None, error: Exception) -> str:
+    place = "the folder of TensorFlow Datasets" if data_dir is None else data_dir
+    return f"{published.name}: cannot be prepared in {place}: {' '.join(str(error).split())[:300]}"
 
 
 @contextlib.contextmanager
