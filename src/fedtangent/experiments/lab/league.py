@@ -217,6 +217,8 @@ def last_rounds(values: np.ndarray) -> np.ndarray:
 def check(study: Study) -> None:
     """Divide the first seed's data in every way, and build every method with every rate."""
     s = study.settings
+    if s.tuning_seed in study.seeds:
+        raise ValueError(f"tuning_seed: got {s.tuning_seed}, must not be among the seeds that are measured")
     for classes in s.classes_per_client:
         for method in methods(s, divide(study, classes, study.seeds[0])).values():
             for rate in method.rates:
@@ -226,8 +228,6 @@ def check(study: Study) -> None:
 def play_all(study: Study) -> tuple[list[Scores], dict[int, Runs]]:
     """Every entrant on clients of every kind: its rate by validation, then all seeds."""
     s, found, runs = study.settings, list[Scores](), dict[int, Runs]()
-    if s.tuning_seed in study.seeds:
-        raise ValueError(f"tuning_seed: got {s.tuning_seed}, must not be among the seeds that are measured")
     depends_on = {name: getattr(s, name) for name in DECISIVE}
     for classes in s.classes_per_client:
         divided = partial(divide, study, classes)
@@ -263,8 +263,8 @@ def sheet(title: str, found: Sequence[Scores], published: Mapping[tuple[str, int
         for f in found
     ]  # fmt: skip
     columns = {"clients": "{clients}", "method": "{method}", "rate": "{rate:g}", "accuracy %": "{accuracy:.2f}",
-               "deviation": "{spread:.2f}", "published": "{published:.2f}"}  # fmt: skip
-    return table(title, rows, columns)
+               "deviation": "{spread:.2f}"}  # fmt: skip
+    return table(title, rows, columns | ({"published": "{published:.2f}"} if published else {}))
 
 
 def rows_of(found: Sequence[Scores]) -> list[dict[str, Any]]:
@@ -312,16 +312,15 @@ def outcome(
     found, runs = play_all(study)
     draw_rounds(study, runs)
     title = f"{name} on {study.dataset}: test accuracy of the last {LAST} rounds, {len(study.seeds)} seeds"
-    edges = (
-        f"{scheme_name(f.classes)}: {f.entrant.label}'s rate {f.chosen.config.rate:g} is at the edge of the grid"
-        for f in found
-        if f.chosen.at_edge
-    )
+    edges = [f"{f.entrant.label}, {scheme_name(f.classes)}" for f in found if f.chosen.at_edge]
+    remarks = [f"rates at an edge of the grid: {'; '.join(edges)}"] if edges else []
+    if study.dataset in published:
+        remarks.append("published: percent, on the paper's full set-up, in its last three rounds")
     return Outcome(
         (sheet(title, found, published.get(study.dataset, {})), *more(found)),
         rows_of(found),
         claims(found),
-        remarks=("published: percent, on the paper's full set-up, in its last three rounds", *edges),
+        remarks=tuple(remarks),
     )
 
 
