@@ -22,7 +22,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 # Rooms from the ground up; one imports what stands before it, never what stands after. Below one roof, data flows this
 # way too.
-GROUND = ("types", "pytrees", "checks", "losses", "streams", "papers")
+GROUND = ("types", "pytrees", "checks", "losses", "streams", "papers", "progress")
 FLOW = (
     ("data",),
     *((f"federated.{part}",) for part in ("schedule", "local", "aggregate", "wire", "server", "predict", "compose")),

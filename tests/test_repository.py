@@ -100,6 +100,7 @@ def test_the_lock_satisfies_the_requirements(lock: dict[str, Requirement]):
 IMPORTED_AS = {
     "dp-accounting": "dp_accounting",
     "orbax-checkpoint": "orbax",
+    "pillow": "PIL",
     "pynacl": "nacl",
     "scikit-image": "skimage",
     "scikit-learn": "sklearn",

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import json
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -15,18 +14,15 @@ import numpy as np
 import pytest
 
 from fedtangent.data import idx
+from fedtangent.data.published import Published, PublishedFile
+
+from .originals import idx_bytes
 
 
 class Fake(NamedTuple):
-    source: idx.IdxSource
+    source: Published
     arrays: dict[str, np.ndarray]
     folder: Path  # holds the four .gz files
-
-
-def idx_bytes(array: np.ndarray) -> bytes:
-    """An idx file by the format's description, without the code under test."""
-    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-    return header + bytes(int(v) for v in array.ravel())
 
 
 @pytest.fixture(autouse=True)
@@ -54,22 +50,22 @@ def fake(tmp_path: Path) -> Fake:
         packed = gzip.compress(content, mtime=0)
         (folder / name).write_bytes(packed)
         digests = [hashlib.sha256(b).hexdigest() for b in (packed, content)]
-        files[role] = idx.IdxFile(name, len(packed), *digests)
+        files[role] = PublishedFile(name, len(packed), *digests)
     # nothing listens on the discard port of this machine
     source = idx.MNIST._replace(name="fake_images", url="http://127.0.0.1:9/fake/", files=files)
     return Fake(source, arrays, folder)
 
 
 @pytest.fixture
-def seed_tfds() -> Callable[[idx.IdxSource, Path, Path], Path]:
+def seed_tfds() -> Callable[[Published, Path, Path], Path]:
     """Puts the files of a source into a TFDS download cache, as TFDS's own download of them would."""
 
-    def seed(source: idx.IdxSource, folder: Path, tfds_dir: Path) -> Path:
+    def seed(source: Published, folder: Path, tfds_dir: Path) -> Path:
         from tensorflow_datasets.core.download.resource import get_dl_fname
 
         for file in source.files.values():
             url = source.url + file.filename
-            path = tfds_dir / "downloads" / source.name / get_dl_fname(url, file.sha256)
+            path = tfds_dir / "downloads" / (source.stem or source.name) / get_dl_fname(url, file.sha256)
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(folder / file.filename, path)
             info = {"urls": [url], "original_fname": file.filename, "dataset_names": [source.name]}

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from fedtangent.data import load
-from fedtangent.data.sources import cifar10
+from fedtangent.data.sources import cifar as sources_cifar
 
 RNG = np.random.default_rng(0)
+FILES = sources_cifar.CIFAR10.files
 
 
 def femnist(folder: Path, **changes: np.ndarray) -> dict[str, np.ndarray]:
@@ -42,8 +43,11 @@ def test_femnist_keeps_digits_and_their_writers(tmp_path: Path) -> None:
     kept = [0, 2, 4, 6, 7, 8]
     assert list(found.y_train) == [3, 9, 0, 7, 1, 2] and list(found.y_test) == [5, 6]
     assert found.user_train is not None and list(found.user_train) == [0, 0, 1, 2, 2, 2] and found.user_test is None
-    femnist(tmp_path, test_offsets=np.array([0, 2, 2, 3]))
-    assert list(load("femnist_digits", data_dir=tmp_path).user_test) == [0, 2]
+    femnist(tmp_path, test_offsets=np.array([0, 1, 2, 3]))
+    assert list(load("femnist_digits", data_dir=tmp_path).user_test) == [1, 2]
+    with pytest.raises(ValueError, match=r"got \[3, 2\] writers to train and to test"):
+        femnist(tmp_path, test_offsets=np.array([0, 2, 3]))
+        load("femnist_digits", data_dir=tmp_path)
     held = femnist(tmp_path)
     found = load("femnist_digits", data_dir=tmp_path)
     ink = 1 - held["train_images"][kept][..., None] / 255
@@ -69,14 +73,20 @@ def test_cifar10_takes_the_last_fifth_to_test_on_where_there_is_no_test_set(tmp_
     assert list(found.y_test) == ([0, 1, 2, 3] if with_test else [8, 9])
 
 
-def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FEDTANGENT_DATA", raising=False)
-    with pytest.raises(ValueError, match=r"cifar10: needs cifar-10-batches-bin, .* or its archive cifar10\*.npz: name"):
-        load("cifar10")
-    with pytest.raises(ValueError, match=r"femnist_digits: data directory .* has no femnist\*.npz"):
+def test_what_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"cifar10: .* has no cifar-10-binary.tar.gz, nor folder .*, nor cifar10\*.npz"
+    ):
+        load("cifar10", data_dir=tmp_path)
+    with pytest.raises(
+        ValueError, match=r"femnist: data directory .* has no emnist_all.sqlite.lzma, nor femnist\*.npz"
+    ):
         load("femnist_digits", data_dir=tmp_path)
     femnist(tmp_path, train_offsets=np.array([0, 4, 6, 8]))
-    with pytest.raises(ValueError, match=r"train_offsets of .* do not divide the training images"):
+    with pytest.raises(ValueError, match=r"train_offsets of .* got 0 to 8, must be from 0 to 9"):
+        load("femnist_digits", data_dir=tmp_path)
+    femnist(tmp_path, test_labels=np.array([12, 62, 6]))
+    with pytest.raises(ValueError, match="labels: got 62 at position 1"):
         load("femnist_digits", data_dir=tmp_path)
     femnist(tmp_path, test_labels=np.array([], int))
     with pytest.raises(ValueError, match="has no test_labels; it has train_images"):
@@ -94,7 +104,7 @@ BATCHES = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
 
 def binary(folder: Path, monkeypatch: pytest.MonkeyPatch, each: int = 3) -> tuple[np.ndarray, list[int]]:
     """The six files of the binary version with ``each`` records, written byte by byte, and what they hold."""
-    monkeypatch.setattr(cifar10, "RECORDS", each)
+    monkeypatch.setitem(sources_cifar.RECORDS, "cifar10", each)
     folder.mkdir(parents=True)
     x, y = RNG.integers(0, 256, (6 * each, 32, 32, 3), np.uint8), [(7 * i) % 10 for i in range(6 * each)]
     for b, name in enumerate(BATCHES):
@@ -128,16 +138,18 @@ def test_cifar10_is_read_from_its_original_archive(tmp_path: Path, monkeypatch: 
     path = tmp_path / "cifar-10-binary.tar.gz"
     packed(tmp_path / "elsewhere" / "cifar-10-batches-bin", path)
     with pytest.raises(
-        ValueError, match=r"tar\.gz is not the published file: its md5 is .*, expected c32a1d4ab5d03f1284"
+        ValueError,
+        match=r"tar\.gz is not the published cifar-10-binary\.tar\.gz: its sha256 is .*, expected c4a38c50",
     ):
         load("cifar10", data_dir=tmp_path)
-    monkeypatch.setattr(cifar10, "PACKED_MD5", hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest())
+    told = hashlib.sha256(path.read_bytes()).hexdigest()
+    monkeypatch.setitem(FILES, "archive", FILES["archive"]._replace(sha256=told))
     found = load("cifar10", data_dir=tmp_path)
     np.testing.assert_array_equal(np.rint(found.x_train * 255), x[:15])
     np.testing.assert_array_equal(np.rint(found.x_test * 255), x[15:])
     assert list(found.y_train) == y[:15] and list(found.y_test) == y[15:]
     path.write_bytes(path.read_bytes() + b"\0")
-    with pytest.raises(ValueError, match="is not the published file"):
+    with pytest.raises(ValueError, match="is not the published cifar"):
         load("cifar10", data_dir=tmp_path)
 
 
@@ -149,7 +161,7 @@ def test_original_files_of_cifar10_that_are_not_whole(tmp_path: Path, monkeypatc
     with pytest.raises(ValueError, match=r"got 6146 bytes in .*data_batch_3\.bin, must be 9219: 3 records of 3073"):
         load("cifar10", data_dir=tmp_path)
     (folder / BATCHES[2]).write_bytes(bytes([10]) + whole[1:])
-    with pytest.raises(ValueError, match=r"labels: got 10 at position 6 \(1 such\), must be from 0 to 9"):
+    with pytest.raises(ValueError, match=r"labels: got 10 at position 0 \(1 such\), must be from 0 to 9"):
         load("cifar10", data_dir=tmp_path)
     (folder / BATCHES[2]).unlink()
     with pytest.raises(ValueError, match=r"cifar10: .*cifar-10-batches-bin cannot be read: .*data_batch_3\.bin"):
@@ -159,6 +171,7 @@ def test_original_files_of_cifar10_that_are_not_whole(tmp_path: Path, monkeypatc
         file.add(folder / BATCHES[0], arcname=BATCHES[0])
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "cifar-10-binary.tar.gz").write_bytes(buffer.getvalue())
-    monkeypatch.setattr(cifar10, "PACKED_MD5", hashlib.md5(buffer.getvalue(), usedforsecurity=False).hexdigest())
+    told = hashlib.sha256(buffer.getvalue()).hexdigest()
+    monkeypatch.setitem(FILES, "archive", FILES["archive"]._replace(sha256=told))
     with pytest.raises(ValueError, match=r"tar\.gz cannot be read: .*data_batch_1\.bin"):
         load("cifar10", data_dir=tmp_path / "other")

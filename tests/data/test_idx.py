@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedtangent.data import idx
+from fedtangent.data.published import lacking, located
 
 
 @given(hnp.arrays(np.uint8, hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=6)))
@@ -56,7 +57,8 @@ def test_find_and_read(fake, tmp_path, subfolder, packed):
         content = (fake.folder / file.filename).read_bytes()
         name = file.filename if packed else file.filename.removesuffix(".gz")
         (place / name).write_bytes(content if packed else gzip.decompress(content))
-    paths = idx.find(fake.source, tmp_path / "given")
+    paths, missing = located(fake.source, tmp_path / "given")
+    assert missing == []
     assert {p.parent for p in paths.values()} == {place}
     for role, path in paths.items():
         np.testing.assert_array_equal(idx.read(fake.source, role, path), fake.arrays[role])
@@ -67,18 +69,19 @@ def test_find_prefers_the_folder_of_the_name(fake, tmp_path):
     own.mkdir()
     name = fake.source.files["y_test"].filename
     (own / name).write_bytes((fake.folder / name).read_bytes())
-    paths = idx.find(fake.source, fake.folder)
+    paths, _ = located(fake.source, fake.folder)
     assert paths["y_test"] == own / name and paths["x_test"].parent == fake.folder
 
 
 def test_find_names_what_is_missing(fake, tmp_path):
     (fake.folder / "train-images-idx3-ubyte.gz").unlink()
     (fake.folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte\.gz, t10k-labels-idx1-ubyte\.gz") as caught:
-        idx.find(fake.source, fake.folder)
-    assert str(fake.folder) in str(caught.value) and "train-labels" not in str(caught.value)
+    _, missing = located(fake.source, fake.folder)
+    said = str(lacking(fake.source, fake.folder, missing, ""))
+    assert "train-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz" in said
+    assert str(fake.folder) in said and "train-labels" not in said
     with pytest.raises(ValueError, match="is not a directory"):
-        idx.find(fake.source, tmp_path / "nowhere")
+        located(fake.source, tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("packed", [True, False])

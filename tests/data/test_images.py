@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import gzip
 import http.server
+import json
 import os
 import shutil
 import subprocess
@@ -16,12 +17,13 @@ import pytest
 
 import fedtangent.data
 from fedtangent.data.dataset import Dataset
-from fedtangent.data.idx import IdxSource
+from fedtangent.data.images import StoredImageOptions
+from fedtangent.data.published import Published
 from fedtangent.data.sources import mnist
 
 
-def load_images(source: IdxSource, data_dir: Path | None = None, **options: Any) -> Dataset:
-    return mnist.load_images(source, mnist.IdxOptions(**options), data_dir)
+def load_images(source: Published, data_dir: Path | None = None, **options: Any) -> Dataset:
+    return mnist.load_images(source, StoredImageOptions(**options), data_dir)
 
 
 def same_as_fake(dataset, fake):
@@ -58,7 +60,7 @@ def test_through_tfds_into_the_cache_without_network(fake, seed_tfds, tmp_path):
     seed_tfds(fake.source, fake.folder, tfds_dir)
     options = {"cache_dir": cache_dir, "tfds_dir": tfds_dir}
     same_as_fake(load_images(fake.source, **options), fake)
-    assert list(tfds_dir.glob("fedtangent_idx_images/fake_images/1.0.0/*train.array_record*"))
+    assert list(tfds_dir.glob("fedtangent_published/fake_images/1.0.0/*train.array_record*"))
     shutil.rmtree(tfds_dir / "downloads")  # prepared already: array_record is enough
     shutil.rmtree(cache_dir)
     same_as_fake(load_images(fake.source, **options), fake)
@@ -72,12 +74,18 @@ def test_through_tfds_into_the_cache_without_network(fake, seed_tfds, tmp_path):
         load_images(fake.source, **options)
 
 
-def test_prepared_records_are_compared_with_the_published_data(fake, seed_tfds, tmp_path):
+def test_prepared_records_are_compared_with_what_was_read(fake, seed_tfds, tmp_path):
     seed_tfds(fake.source, fake.folder, tmp_path)
-    digest = fake.source.files["x_test"]._replace(sha256_unpacked="0" * 64)
-    source = fake.source._replace(files={**fake.source.files, "x_test": digest})
-    with pytest.raises(ValueError, match=r"x_test in .*fake_images/1\.0\.0 is not the published .* remove that"):
-        load_images(source, cache_dir=tmp_path / "cache", tfds_dir=tmp_path)
+    options = {"cache_dir": tmp_path / "cache", "tfds_dir": tmp_path}
+    load_images(fake.source, **options)
+    shutil.rmtree(tmp_path / "cache")
+    load_images(fake.source, **options)  # control: from the records
+    shutil.rmtree(tmp_path / "cache")
+    (noted,) = tmp_path.glob("fedtangent_published/fake_images/1.0.0/metadata.json")
+    told = json.loads(noted.read_text())
+    noted.write_text(json.dumps({"sha256": told["sha256"] | {"x_test": "0" * 64}}))
+    with pytest.raises(ValueError, match=r"x_test in .*fake_images/1\.0\.0 is not what was read .* remove that"):
+        load_images(fake.source, **options)
     assert not (tmp_path / "cache").exists()
 
 
@@ -113,7 +121,7 @@ def serve(monkeypatch):
 
     def start(folder: Path) -> str:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         servers.append(server)
         return f"http://127.0.0.1:{server.server_port}/"
 
@@ -133,18 +141,18 @@ def test_a_download_of_something_else_is_an_error(fake, serve, tmp_path):
     name = source.files["y_test"].filename
     (fake.folder / name).write_bytes(gzip.compress(b"something else"))
     options = {"cache_dir": tmp_path / "cache", "tfds_dir": tmp_path / "tfds"}
-    with pytest.raises(ValueError, match=r"cannot be prepared from .*NonMatchingChecksumError: Artifact"):
+    with pytest.raises(ValueError, match=r"t10k-labels.* is not the published t10k-labels.*: its sha256 is"):
         load_images(source, **options)
     (fake.folder / name).unlink()
-    with pytest.raises(ValueError, match=r"cannot be prepared from .*DownloadError: .*HTTP code: 404"):
+    with pytest.raises(ValueError, match=r"cannot be prepared from .*HTTPError: HTTP Error 404"):
         load_images(source, **options)
     assert not (tmp_path / "cache").exists()
 
 
 def test_without_tfds(fake, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    monkeypatch.delitem(sys.modules, "fedtangent.data.tfds_idx", raising=False)
-    monkeypatch.delattr("fedtangent.data.tfds_idx", raising=False)
+    monkeypatch.delitem(sys.modules, "fedtangent.data.builder", raising=False)
+    monkeypatch.delattr("fedtangent.data.builder", raising=False)
     with pytest.raises(ValueError, match="tensorflow-datasets and array_record are needed"):
         load_images(fake.source, cache_dir=tmp_path / "cache")
 
@@ -207,10 +215,12 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from fedtangent.data import idx
+from fedtangent.data.images import StoredImageOptions
+from fedtangent.data.published import PublishedFile
 from fedtangent.data.sources import mnist
-source = idx.IdxSource(*{source!r})
-source = source._replace(files={{role: idx.IdxFile(*file) for role, file in source.files.items()}})
-dataset = mnist.load_images(source, mnist.IdxOptions(cache_dir={cache!r}))
+files = {{role: PublishedFile(*file) for role, file in {files!r}.items()}}
+source = idx.MNIST._replace(name="fake_images", url={url!r}, files=files)
+dataset = mnist.load_images(source, StoredImageOptions(cache_dir={cache!r}))
 assert dataset.x_train.shape == (23, 28, 28, 1) and "tensorflow_datasets" in sys.modules
 loaded = [name for name in sys.modules if name.split(".")[0] == "tensorflow"]
 print("loaded", loaded)
@@ -223,8 +233,8 @@ def test_tensorflow_is_not_imported_even_where_it_is_installed(fake, seed_tfds, 
     stand_in.mkdir(parents=True)
     (stand_in / "__init__.py").write_text("raise SystemExit('tensorflow was imported')\n")
     seed_tfds(fake.source, fake.folder, tmp_path / "tfds")
-    source = tuple(fake.source._replace(files={role: tuple(f) for role, f in fake.source.files.items()}))
-    program = PROGRAM.format(source=source, cache=str(tmp_path / "cache"))
+    files = {role: tuple(f) for role, f in fake.source.files.items()}
+    program = PROGRAM.format(files=files, url=fake.source.url, cache=str(tmp_path / "cache"))
     root = Path(fedtangent.data.__file__).parents[2]
     environment = {
         **os.environ,

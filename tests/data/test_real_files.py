@@ -7,8 +7,9 @@ import hashlib
 import numpy as np
 import pytest
 
-from fedtangent.data import idx, load, partition
-from fedtangent.data.sources.mnist import IdxOptions, fetch
+from fedtangent.data import idx, load, partition, text
+from fedtangent.data.images import StoredImageOptions
+from fedtangent.data.stored import obtain
 from fedtangent.experiments.ntk_fl.fig4 import WRITERS
 from fedtangent.types import Partition
 
@@ -46,12 +47,14 @@ def test_one_name_does_not_take_the_others_files(name, data_dir):
 @pytest.mark.parametrize("name", SOURCES)
 def test_through_tfds(name, data_dir, seed_tfds, monkeypatch, tmp_path):
     source = SOURCES[name]
-    direct, _ = fetch(source, IdxOptions(), data_dir)
+    direct, _ = obtain(source, StoredImageOptions(), data_dir)
     seed_tfds(source, data_dir / name, tmp_path / "tfds")
     monkeypatch.delenv("FEDTANGENT_DATA")
-    prepared, _ = fetch(source, IdxOptions(cache_dir=tmp_path / "cache", tfds_dir=tmp_path / "tfds"), None)
-    cached, read_from = fetch(source, IdxOptions(cache_dir=tmp_path / "cache", tfds_dir=tmp_path / "nowhere"), None)
-    assert read_from == str(tmp_path / "cache" / name)
+    prepared, _ = obtain(source, StoredImageOptions(cache_dir=tmp_path / "cache", tfds_dir=tmp_path / "tfds"), None)
+    cached, read_from = obtain(
+        source, StoredImageOptions(cache_dir=tmp_path / "cache", tfds_dir=tmp_path / "nowhere"), None
+    )
+    assert read_from == tmp_path / "cache" / name
     for role, array in direct.items():
         np.testing.assert_array_equal(prepared[role], array)
         np.testing.assert_array_equal(cached[role], array)
@@ -92,3 +95,38 @@ def test_fig4a_has_as_many_clients_as_there_are_writers_of_digits(data_dir):
     if not list(data_dir.glob("femnist*/*.npz")):
         pytest.skip("no FEMNIST in the data folder")
     assert len(np.unique(load("femnist_digits", data_dir=data_dir).user_train)) == WRITERS.num_clients
+
+
+def test_the_six_printers(data_dir):
+    if not list(data_dir.glob("printer*/*.csv")):
+        pytest.skip("no printers in the data folder")
+    d, packed = load("printers", data_dir=data_dir), data_dir / "printer_vibration" / "printer_vibration.npz"
+    assert d.x_train.shape == (990, 7) and d.x_test.shape == (90, 7)
+    with np.load(packed) as archive:
+        whole = archive["data"]
+    np.testing.assert_array_equal(d.y_test.reshape(6, 15), np.hypot(whole[:, 2, :, 1], whole[:, 2, :, 2]))
+    np.testing.assert_allclose(d.x_test[:, 0].reshape(6, 15) * 50, whole[:, 2, :, 0], rtol=1e-15)
+    assert d.user_train.tolist() == np.repeat(range(6), 165).tolist() == d.x_train[:, 1:].argmax(axis=1).tolist()
+
+
+def test_roles_and_the_tiny_text(data_dir):
+    if not list(data_dir.glob("shakespeare*/*.npz")):
+        pytest.skip("no Shakespeare in the data folder")
+    d = load("shakespeare", data_dir=data_dir)
+    with np.load(next(data_dir.glob("shakespeare*/*.npz"))) as archive:
+        sizes = np.diff(archive["offsets"])
+        first = bytes(archive["text"][:81]).decode()
+    kept = sum(size - round(0.8 * size) > 80 for size in sizes)
+    assert d.user_train.max() + 1 == d.user_test.max() + 1 == kept
+    assert "".join(text.CHARACTERS[i] for i in d.x_train[0]) + text.CHARACTERS[d.y_train[0]] == first
+    tiny = load("tiny_shakespeare", data_dir=data_dir, stride=1)
+    assert len(tiny.y_train) == int(0.9 * 1115394) - 80 and tiny.num_classes == 65
+
+
+def test_femnist_of_all_characters(data_dir):
+    if not list(data_dir.glob("femnist*/*.npz")):
+        pytest.skip("no FEMNIST in the data folder")
+    d = load("femnist", data_dir=data_dir)
+    assert d.num_classes == 62 and set(d.y_train) <= set(range(62)) and d.y_train.max() > 35
+    assert (len(d.y_train), len(d.y_test)) == (14640, 1677)
+    assert set(d.user_train) == set(d.user_test) == set(range(105))

@@ -35,11 +35,11 @@ from fedtangent.data.dataset import Dataset
 from fedtangent.engine.clients import default_mapping, engine_for
 from fedtangent.engine.description import Built, Description, build
 from fedtangent.engine.history import at_start, charge
-from fedtangent.engine.progress import progress_of
 from fedtangent.entries import option
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.kernels.large import LargeKernel, check_file
 from fedtangent.measures import uncertainty
+from fedtangent.progress import progress_of
 from fedtangent.theory import Flow
 from fedtangent.theory.precision import require_float64
 from fedtangent.types import Cohort, Partition, Prediction

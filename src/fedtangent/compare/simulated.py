@@ -15,11 +15,11 @@ import numpy as np
 from fedtangent.compare.cohorts import weighed_cohorts
 from fedtangent.compare.settings import Setting
 from fedtangent.engine.history import History
-from fedtangent.engine.progress import progress_of
 from fedtangent.engine.run import predict, resolve_mapping, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
+from fedtangent.progress import progress_of
 from fedtangent.types import Algorithm, Cohort, Model, PyTree
 
 AT_ONCE, POINTS_AT_ONCE = 100, 2**17  # initial functions that are computed together, and points of all of them

@@ -11,9 +11,9 @@ import numpy as np
 
 from fedtangent.compare.settings import Setting
 from fedtangent.engine import memory
-from fedtangent.engine.progress import progress_of
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.kernels.large import TILE, LargeKernel, large_kernel
+from fedtangent.progress import progress_of
 from fedtangent.theory.flow.clients import SMALLEST_BUCKET
 from fedtangent.theory.flow.recursion import GATHERED
 

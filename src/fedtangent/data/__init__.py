@@ -1,7 +1,8 @@
 """Data sets, class targets, and the data of a federation on the device."""
 
-from fedtangent.data.dataset import Dataset, SourceInfo, classification_targets, load, sign_targets
+from fedtangent.data.dataset import Dataset, SourceInfo, classification_targets, sign_targets
 from fedtangent.data.federated import federated_data, max_client_size
+from fedtangent.data.named import load
 from fedtangent.data.projection import projected, projection_matrix
 
 __all__ = [

@@ -10,6 +10,7 @@ import shutil
 import sys
 import uuid
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,6 +45,28 @@ def read(folder: Path) -> dict[str, np.ndarray] | None:
         return None
     listed = _manifest(folder)
     return {name: _array(folder, name, digest) for name, digest in listed.items()}
+
+
+class Checked(NamedTuple):
+    """A file and its sha256, as it should be and as it is; None where that cannot be said."""
+
+    path: Path
+    expected: str | None
+    actual: str | None
+
+
+def check(folder: Path) -> list[Checked]:
+    """Every file of a cache folder with its checksums; raises ``ValueError`` for a list of them that is damaged."""
+    paths = {folder / f"{name}.npy": digest for name, digest in _manifest(folder).items()}
+    return [Checked(path, digest, _digest(path)) for path, digest in paths.items()]
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
 
 
 def write(folder: Path, arrays: dict[str, np.ndarray]) -> None:

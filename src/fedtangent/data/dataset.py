@@ -1,16 +1,14 @@
-"""What a data set is, how one is loaded by name, and what the files of ``data.sources`` share."""
+"""What a data set is, and what the files of ``data.sources`` share."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedtangent import checks
-from fedtangent.entries import Entry, choose, given_options
+from fedtangent.entries import Entry
 
 IMAGE, TOKENS, VECTOR = "image", "tokens", "vector"  # kinds of input
 
@@ -57,6 +55,8 @@ class DatasetEntry(Entry):
     partition: str = "dirichlet"
     """Name of the partition that is natural to it: by its users, where it has any."""
     is_regression: bool = False
+    published: Any = None
+    """The original files (``published.Published``), of a data set that is made of such."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,22 +71,6 @@ class ImageOptions:
     """Images as vectors, without height, width and channels."""
     dtype: str = "float32"
     """Of the pixels: float32 or float64."""
-
-
-def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 0, **options: Any) -> Dataset:
-    """Load a data set by name (``fedtangent list datasets``).
-
-    Args:
-        data_dir: folder with original files, for the data sets that are made of files; by default $FEDTANGENT_DATA.
-        seed: for what is random: the generated data, the split of ``digits``. File data sets have their own split.
-        options: those of the data set's entry, such as ``num_train`` and ``flatten`` of images.
-
-    Raises ``ValueError`` for an unknown name or option, one out of range, and missing, altered or corrupted files.
-    """
-    entry = choose("datasets", name)
-    folder = None if data_dir is None else Path(data_dir)
-    dataset: Dataset = entry.build(given_options(entry, options), folder, seed)
-    return dataset
 
 
 def first(name: str, count: int | None, *arrays: np.ndarray) -> list[np.ndarray]:

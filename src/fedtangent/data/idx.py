@@ -1,150 +1,116 @@
-"""The original idx files of MNIST and Fashion-MNIST: their names, checksums and format."""
+"""The idx format, and the original files of MNIST and Fashion-MNIST."""
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import zlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
+from fedtangent.data.published import Arrays, Published, PublishedFile, contents
 
-class IdxFile(NamedTuple):
-    """One original file. The checksums are of the published ``.gz`` file and of what it unpacks to."""
-
-    filename: str
-    size: int  # bytes of the .gz file
-    sha256: str
-    sha256_unpacked: str
+IMAGES = (("x", ((28, 28), "uint8")), ("y", ((), "uint8")))  # an example
 
 
-class IdxSource(NamedTuple):
-    """A data set published as four idx files, under the roles ``x_train``, ``y_train``, ``x_test``, ``y_test``."""
-
-    name: str
-    url: str  # ends in "/"; a file's address is url + filename
-    files: dict[str, IdxFile]
-    num_classes: int
-    description: str
-    homepage: str
-    licence: str
+def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
+    """Images [n, 28, 28] and labels [n] uint8 of the four files, whose roles are what they hold."""
+    return {role: read(published, role, path) for role, path in paths.items()}
 
 
-MNIST = IdxSource(
+MNIST = Published(
     name="mnist",
     url="https://storage.googleapis.com/cvdf-datasets/mnist/",
     files={
-        "x_train": IdxFile(
+        "x_train": PublishedFile(
             "train-images-idx3-ubyte.gz",
             9912422,
             "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
             "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         ),
-        "y_train": IdxFile(
+        "y_train": PublishedFile(
             "train-labels-idx1-ubyte.gz",
             28881,
             "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
             "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
         ),
-        "x_test": IdxFile(
+        "x_test": PublishedFile(
             "t10k-images-idx3-ubyte.gz",
             1648877,
             "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
             "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
         ),
-        "y_test": IdxFile(
+        "y_test": PublishedFile(
             "t10k-labels-idx1-ubyte.gz",
             4542,
             "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
             "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         ),
     },
+    read=_read,
+    example=IMAGES,
     num_classes=10,
     description="handwritten digits, 60,000 + 10,000 grey images of 28 x 28",
     homepage="http://yann.lecun.com/exdb/mnist/",
     licence="none stated (LeCun, Cortes, Burges)",
+    citation="""@article{lecun1998,
+  title = {Gradient-Based Learning Applied to Document Recognition},
+  author = {LeCun, Yann and Bottou, L{\\'e}on and Bengio, Yoshua and Haffner, Patrick},
+  journal = {Proceedings of the IEEE},
+  year = {1998},
+}""",
 )
 
-FASHION_MNIST = IdxSource(
+FASHION_MNIST = Published(
     name="fashion_mnist",
     url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     files={
-        "x_train": IdxFile(
+        "x_train": PublishedFile(
             "train-images-idx3-ubyte.gz",
             26421880,
             "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
             "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
         ),
-        "y_train": IdxFile(
+        "y_train": PublishedFile(
             "train-labels-idx1-ubyte.gz",
             29515,
             "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
             "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
         ),
-        "x_test": IdxFile(
+        "x_test": PublishedFile(
             "t10k-images-idx3-ubyte.gz",
             4422102,
             "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
             "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
         ),
-        "y_test": IdxFile(
+        "y_test": PublishedFile(
             "t10k-labels-idx1-ubyte.gz",
             5148,
             "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
             "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
         ),
     },
+    read=_read,
+    example=IMAGES,
     num_classes=10,
     description="Zalando's article images, 60,000 + 10,000 grey images of 28 x 28",
     homepage="https://github.com/zalandoresearch/fashion-mnist",
     licence="MIT, Copyright (c) 2017 Zalando SE, https://tech.zalando.com",
+    citation="""@article{xiao2017,
+  title = {Fashion-{MNIST}: a Novel Image Dataset for Benchmarking Machine Learning Algorithms},
+  author = {Xiao, Han and Rasul, Kashif and Vollgraf, Roland},
+  journal = {arXiv preprint arXiv:1708.07747},
+  year = {2017},
+}""",
 )
 
 
-def find(source: IdxSource, directory: Path) -> dict[str, Path]:
-    """The four files of ``source``, by role, in ``directory`` or its subfolder named after the data set.
-
-    Each may be the published ``.gz`` file or unpacked. Raises ``ValueError`` naming the directory and what is missing.
-    """
-    if not directory.is_dir():
-        raise ValueError(f"{source.name}: data directory {directory} is not a directory")
-    found: dict[str, Path] = {}
-    for role, file in source.files.items():
-        for place in (directory / source.name, directory):
-            paths = [place / file.filename, place / file.filename.removesuffix(".gz")]
-            existing = [p for p in paths if p.is_file()]
-            if existing:
-                found[role] = existing[0]
-                break
-    missing = [file.filename for role, file in source.files.items() if role not in found]
-    if missing:
-        raise ValueError(
-            f"{source.name}: data directory {directory} has no {', '.join(missing)} "
-            f"(looked in it and in its subfolder {source.name}, with and without .gz)"
-        )
-    return found
-
-
-def read(source: IdxSource, role: str, path: Path) -> np.ndarray:
-    """One original file as uint8 [n, 28, 28] or [n]. Raises ``ValueError`` unless its checksum is the published one."""
+def read(published: Published, role: str, path: Path) -> np.ndarray:
+    """One original file as a uint8 array. Raises ``ValueError`` unless its checksum is the published one."""
+    content = contents(published, role, path)
     try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{source.name}: {path} cannot be read: {error}") from error
-    file = source.files[role]
-    packed = raw[:2] == b"\x1f\x8b"
-    expected = file.sha256 if packed else file.sha256_unpacked
-    actual = hashlib.sha256(raw).hexdigest()
-    if actual != expected:
-        raise ValueError(
-            f"{source.name}: {path} is not the published {file.filename}: its sha256 is {actual}, expected {expected}"
-        )
-    try:
-        return parse(gzip.decompress(raw) if packed else raw)
-    except (EOFError, OSError, zlib.error, ValueError) as error:
-        raise ValueError(f"{source.name}: {path} cannot be read: {error}") from error
+        return parse(content)
+    except ValueError as error:
+        raise ValueError(f"{published.name}: {path} cannot be read: {error}") from error
 
 
 def parse(content: bytes) -> np.ndarray:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import checks, data, losses
-from fedtangent.data import sharing
+from fedtangent.data import named, sharing
 from fedtangent.data.projection import projected
 from fedtangent.entries import Entry, catalogue, choose, lasting, option, option_names
 from fedtangent.federated import faults
@@ -48,7 +48,7 @@ class Choices:
     algorithm: str = "fed_avg"
     """The algorithm (`fedtangent list algorithms`)."""
     dataset: str = "digits"
-    """The data set."""
+    """The data set, or a file of your own (x, y, users ..)."""
     partition: str = "dirichlet"
     """How examples are divided among clients."""
     model: str = "mlp"
@@ -120,7 +120,7 @@ class Description(NamedTuple):
 
 def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
     """The entries that are chosen, those that suit them where nothing is; raises ``ValueError`` for unknown names."""
-    dataset = choose("datasets", chosen.get("dataset", Choices.dataset))
+    dataset = named.chosen(chosen.get("dataset", Choices.dataset))
     algorithm = choose("algorithms", chosen.get("algorithm", Choices.algorithm))
     readers = [name for name, entry in catalogue("models").items() if dataset.kind in entry.kinds]
     model = Choices.model if Choices.model in readers else readers[0]

@@ -27,7 +27,7 @@ from fedtangent.engine.loop import (
     state_shapes,
 )
 from fedtangent.engine.processes import replicate, stop_signals
-from fedtangent.engine.progress import headline, progress_of
+from fedtangent.progress import headline, progress_of
 from fedtangent.types import Algorithm, Array, FederatedData, Key, Prediction, PyTree
 
 

@@ -18,8 +18,8 @@ from jax.flatten_util import ravel_pytree
 
 from fedtangent import pytrees
 from fedtangent.checks import finite, number, whole
-from fedtangent.engine.progress import progress_of
 from fedtangent.losses import get_loss, mean_form
+from fedtangent.progress import progress_of
 from fedtangent.types import Array, Model, PyTree
 
 Loss = Callable[..., Array]  # (params, *arguments) -> []

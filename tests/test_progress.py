@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent.engine.progress import headline, progress_of
+from fedtangent.progress import headline, progress_of
 
 
 @pytest.fixture

@@ -1,0 +1,180 @@
+"""A user's own data: an ``.npz`` file of plain arrays, named where a data set is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtangent import checks
+from fedtangent.data import archive
+from fedtangent.data.dataset import IMAGE, TOKENS, VECTOR, Dataset, DatasetEntry, SourceInfo
+from fedtangent.data.partition import generator
+
+SUFFIX = ".npz"
+SPLITS = {"train": "", "test": "_test"}  # what the names of a split's arrays end with
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnOptions:
+    """Options of a file of one's own."""
+
+    test_fraction: float = 0.2
+    """Share of the examples, of each user's where there are users, to test on where there is no x_test."""
+
+
+def entry(name: str) -> DatasetEntry:
+    """The data set in the file ``name``; only the kinds and shapes of its arrays are looked at before it is built.
+
+    The file has ``x`` and ``y``, as ``load`` takes them. Raises ``ValueError`` for one that cannot be read.
+    """
+    path = Path(name).expanduser()
+    told = _headers(name, path)
+    (shape, dtype), (_, target) = told["x"], told["y"]
+    return DatasetEntry(
+        name,
+        "data of your own",
+        functools.partial(_load, name, path),
+        OwnOptions,
+        kind=_kind(name, shape, dtype),
+        partition="by_user" if "users" in told else "iid" if target.kind == "f" else "dirichlet",
+        is_regression=target.kind == "f",
+    )
+
+
+def _headers(name: str, path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Shape and dtype of each array of the file."""
+    found = {}
+    try:
+        with zipfile.ZipFile(path) as packed:
+            for member in packed.namelist():
+                with packed.open(member) as file:
+                    version = np.lib.format.read_magic(file)
+                    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else _header_2
+                    shape, _, dtype = read(file)
+                found[member.removesuffix(".npy")] = shape, dtype
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"dataset: {name} cannot be read: {error}") from error
+    missing = [key for key in ("x", "y") if key not in found]
+    if missing:
+        raise ValueError(f"dataset: {name} has no {', '.join(missing)}; it has {', '.join(found) or 'nothing'}")
+    return found
+
+
+def _header_2(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    return np.lib.format.read_array_header_2_0(file)
+
+
+def _kind(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    """What inputs of a shape and dtype are."""
+    if len(shape) == 2 and dtype.kind == "i":
+        return TOKENS
+    if dtype.kind == "f" or dtype == np.uint8:
+        if len(shape) in (3, 4):
+            return IMAGE
+        if len(shape) == 2:
+            return VECTOR
+    raise ValueError(
+        f"x: got {dtype} {shape} in {name}, must be floating or uint8 [n, height, width(, channels)] (images), "
+        "floating or uint8 [n, d] (vectors) or int [n, T] (tokens)"
+    )
+
+
+def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, seed: int) -> Dataset:
+    """The data of the file, and what they are, read from kinds and shapes.
+
+    Inputs ``x`` are images [n, height, width] or [n, height, width, channels] or vectors [n, d], floating as they are
+    or uint8, which is divided by 255; or tokens [n, T], signed whole numbers. Targets ``y`` are classes [n], whole
+    numbers from 0 to the largest there is (of tokens, among the inputs too), or numbers [n] or [n, C], floating. Where
+    there are ``users`` [n], whole numbers or strings, each is a client's. ``x_test``, ``y_test`` and ``users_test`` are
+    the same to test on; without them it is a random share, of each user's own where there are users.
+
+    Raises ``ValueError`` for other arrays, numbers that are not finite, users to test that do not train, and pickles.
+    """
+    held = archive.read("dataset", path, ("x", "y"))
+    unknown = held.keys() - {key + end for key in ("x", "y", "users") for end in SPLITS.values()}
+    if unknown:
+        raise ValueError(f"dataset: {name} has {', '.join(sorted(unknown))}, allowed are x, y, users, and with _test")
+    if ("x_test" in held) != ("y_test" in held) or ("users_test" in held and not {"users", "x_test"} <= held.keys()):
+        raise ValueError(f"dataset: {name} has {', '.join(held)}, must have x_test and y_test, or neither")
+    kind = _kind(name, held["x"].shape, held["x"].dtype)
+    for end in SPLITS.values():
+        x, y = held.get(f"x{end}", held["x"]), held.get(f"y{end}", held["y"])
+        if x.shape[1:] != held["x"].shape[1:] or x.dtype != held["x"].dtype or len(x) != (len(y) if y.ndim else -1):
+            raise ValueError(f"x{end} and y{end}: got {x.dtype} {x.shape} and {y.shape} in {name}, must go together")
+    names, user = _users(name, held, "", None)
+    if "x_test" not in held:
+        rows = _held_out(len(held["x"]), user, options, seed)
+        held |= {f"{key}_test": held[key][rows] for key in ("x", "y", "users") if key in held}
+        held |= {key: held[key][~rows] for key in ("x", "y", "users") if key in held}
+        names, user = _users(name, held, "", None)
+    _, tested = _users(name, held, "_test", names)
+    classes = held["y"].dtype.kind in "iu"
+    parts: dict[str, Any] = {"user_train": user, "user_test": tested}
+    for split, end in SPLITS.items():
+        parts[f"x_{split}"] = _inputs(f"x{end}", held[f"x{end}"], kind)
+        parts[f"y_{split}"] = _targets(f"y{end}", held[f"y{end}"], classes)
+    sizes = {part.shape[1:] for key, part in parts.items() if key.startswith("y_")}
+    if len(sizes) > 1:
+        raise ValueError(f"y_test: got targets of shapes {sizes} in {name}, must be alike to train and to test")
+    named = [f"{axis}_{split}" for axis in ("xy" if kind == TOKENS else "y") for split in SPLITS]
+    num_classes = 1 + max(int(parts[key].max()) for key in named) if classes else 0
+    info = SourceInfo(str(path), "yours", str(path.parent))
+    return Dataset(name=name, num_classes=num_classes, info=info, kind=kind, **parts)
+
+
+def _users(
+    name: str, held: dict[str, np.ndarray], end: str, names: np.ndarray | None
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The names of the users, ascending, and whose each example is, [n] int32; (None, None) where that is not told."""
+    users = held.get(f"users{end}")
+    if users is None:
+        return None, None
+    if users.ndim != 1 or len(users) != len(held[f"x{end}"]) or users.dtype.kind not in "iuU":
+        raise ValueError(
+            f"users{end}: got {users.dtype} {users.shape} in {name}, must be whole numbers or strings [n], one "
+            "an example"
+        )
+    names = np.unique(users) if names is None else names
+    strange = ~np.isin(users, names)
+    if strange.any():
+        raise ValueError(f"users{end}: got {users[strange][0]!s:.40} in {name}, must be among those that train")
+    return names, np.searchsorted(names, users).astype(np.int32)
+
+
+def _held_out(count: int, user: np.ndarray | None, options: OwnOptions, seed: int) -> np.ndarray:
+    """Which examples are to test on, [count] bool: a share of each user's, who keeps one; one at least in all."""
+    share, rng = checks.number("test_fraction", options.test_fraction, above=0, below=1), generator(seed)
+    rows = np.zeros(count, bool)
+    for own in [np.arange(count)] if user is None else [np.flatnonzero(user == i) for i in range(user.max() + 1)]:
+        rows[rng.permutation(own)[: min(round(share * len(own)), len(own) - 1)]] = True
+    if not rows.any() or rows.all():
+        raise ValueError(f"test_fraction: got {options.test_fraction} of {count} examples, must leave some to test on")
+    return rows
+
+
+def _inputs(name: str, x: np.ndarray, kind: str) -> np.ndarray:
+    """Inputs as networks read them."""
+    if x.size == 0:
+        raise ValueError(f"{name}: got shape {x.shape}, must hold at least one example")
+    checks.finite(name, x)
+    if kind == TOKENS:
+        if x.min() < 0 or x.max() > checks.MAX_INDEX:
+            raise ValueError(f"{name}: got {x.min()} to {x.max()}, must be tokens from 0")
+        return x.astype(np.int32)
+    scaled = (x / np.float32(255)).astype(np.float32) if x.dtype == np.uint8 else x
+    return scaled[..., None] if x.ndim == 3 else scaled
+
+
+def _targets(name: str, y: np.ndarray, classes: bool) -> np.ndarray:
+    """Classes [n] int32, or numbers [n, C]."""
+    if classes:
+        return checks.class_labels(name, y).astype(np.int32)
+    if y.dtype.kind != "f" or y.ndim not in (1, 2) or y.size == 0:
+        raise ValueError(f"{name}: got {y.dtype} {y.shape}, must be whole numbers [n], or floating [n] or [n, C]")
+    checks.finite(name, y)
+    return y.reshape(len(y), -1)

@@ -1,0 +1,117 @@
+"""A data set as its makers publish it: where its files lie, what they must be, how they are found and checked."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+GZIP = b"\x1f\x8b"  # how such a file begins
+
+
+class PublishedFile(NamedTuple):
+    """One original file. Its address is its data set's ``url`` and ``filename``."""
+
+    filename: str
+    size: int  # bytes
+    sha256: str
+    sha256_unpacked: str = ""  # of what a .gz file unpacks to, where that may lie in its place
+
+
+class Published(NamedTuple):
+    """A data set and its files, by their roles.
+
+    ``read(published, paths)`` checks the files, one path for each role, and makes arrays of them, for ``train`` and
+    ``test``: examples ``x_train`` [n, ...] and ``y_train`` [n], and whose they are, ``user_train`` [n] int32, where
+    that is known; or texts, ``text_train`` uint8 one after another with ``offsets_train`` [N + 1] int64.
+    """
+
+    name: str
+    url: str  # ends in "/"
+    files: Mapping[str, PublishedFile]
+    read: Callable[[Any, Mapping[str, Path]], Arrays]
+    example: tuple[tuple[str, tuple[tuple[int | None, ...], str]], ...]  # of an example: name, shape and dtype
+    num_classes: int
+    description: str
+    homepage: str
+    licence: str
+    citation: str  # BibTeX
+    stem: str = ""  # how subfolders with its files may begin; its name, if nothing else is said
+
+
+def located(published: Published, directory: Path) -> tuple[dict[str, Path], list[str]]:
+    """The files of ``published`` in ``directory`` or its subfolders of that name, by role, and what is missing.
+
+    A file that may lie unpacked is found without ``.gz`` too. Raises ``ValueError`` for what is no directory.
+    """
+    if not directory.is_dir():
+        raise ValueError(f"{published.name}: data directory {directory} is not a directory")
+    within = sorted(path for path in directory.glob(f"{published.stem or published.name}*") if path.is_dir())
+    places = (directory / published.name, directory, *within)
+    found: dict[str, Path] = {}
+    for role, file in published.files.items():
+        names = [file.filename, *([file.filename.removesuffix(".gz")] if file.sha256_unpacked else [])]
+        paths = [place / name for place in places for name in names]
+        existing = [path for path in paths if path.is_file()]
+        if existing:
+            found[role] = existing[0]
+    return found, [file.filename for role, file in published.files.items() if role not in found]
+
+
+def lacking(published: Published, directory: Path, missing: list[str], instead: str) -> ValueError:
+    """The error of a data folder without the files."""
+    names = missing if len(missing) <= 6 else [*missing[:5], f"{len(missing) - 5} more"]
+    packed = ", with and without .gz" if any(file.sha256_unpacked for file in published.files.values()) else ""
+    return ValueError(
+        f"{published.name}: data directory {directory} has no {', '.join(names)}{instead and f', nor {instead}'} "
+        f"(looked in it and in its subfolders {published.stem or published.name}*{packed})"
+    )
+
+
+def digest(path: Path) -> str:
+    """The sha256 of a file of any size; raises ``OSError``."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksums(published: Published, role: str, path: Path) -> tuple[str, str]:
+    """The sha256 that a file should have, and the one that it has; raises ``ValueError``."""
+    file = published.files[role]
+    try:
+        return file.sha256_unpacked if _is_unpacked(file, path) else file.sha256, digest(path)
+    except OSError as error:
+        raise ValueError(f"{published.name}: {path} cannot be read: {error}") from error
+
+
+def verify(published: Published, role: str, path: Path) -> None:
+    """Raise ``ValueError`` unless the file at ``path`` has the published checksum."""
+    expected, actual = checksums(published, role, path)
+    if actual != expected:
+        raise ValueError(
+            f"{published.name}: {path} is not the published {published.files[role].filename}: its sha256 is {actual}, "
+            f"expected {expected}"
+        )
+
+
+def _is_unpacked(file: PublishedFile, path: Path) -> bool:
+    if not file.sha256_unpacked:
+        return False
+    with path.open("rb") as opened:
+        return opened.read(2) != GZIP
+
+
+def contents(published: Published, role: str, path: Path) -> bytes:
+    """A published file, checked; unpacked where it may lie so. Raises ``ValueError``."""
+    verify(published, role, path)
+    try:
+        raw = path.read_bytes()
+        packed = bool(published.files[role].sha256_unpacked) and raw[:2] == GZIP
+        return gzip.decompress(raw) if packed else raw
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"{published.name}: {path} cannot be read: {error}") from error

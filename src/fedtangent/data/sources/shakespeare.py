@@ -1,0 +1,286 @@
+"""Shakespeare: what is said next, by speaking role, and in one text."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtangent import checks
+from fedtangent.data import archive, leaf, tff
+from fedtangent.data.dataset import TOKENS, Dataset, DatasetEntry, SourceInfo
+from fedtangent.data.published import Arrays, Published, PublishedFile, contents
+from fedtangent.data.stored import Found, StoredOptions, obtain
+from fedtangent.data.text import CHARACTERS, WINDOW, encoded, windows
+
+NAME = "shakespeare"
+NEITHER = "shakespeare*.npz, nor LEAF's by_play_and_character/*.txt, nor LEAF's train/*.json and test/*.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class TextOptions(StoredOptions):
+    """Options of tiny_shakespeare."""
+
+    stride: int = WINDOW
+    """Characters from the start of a window to that of the next one (LEAF: 1)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RolesOptions(TextOptions):
+    """Options of shakespeare."""
+
+    num_users: int | None = None
+    """Use only the first so many roles."""
+    test_fraction: float = 0.2
+    """Share of a role's text, its end, to test on, where the files have no test set."""
+
+
+def _load(options: RolesOptions, data_dir: Path | None, seed: int) -> Dataset:
+    """The next character after 80 of a speaking role, a user each (LEAF, Caldas et al., 2018).
+
+    ``x`` [n, 80] int32 are places among LEAF's 80 characters (any other counts as a space, LEAF's sign for it), ``y``
+    [n] the character that follows. Windows lie in one role's speeches, one after another, and start every ``stride``
+    characters. The end of each role's text is the test set, so that no character of it was seen in training; roles too
+    short for a window of both are left out. Nothing is random.
+
+    The data folder has one of: TensorFlow Federated's ``shakespeare.sqlite.lzma``, whose test set is its own; LEAF's
+    ``by_play_and_character/*.txt``, a file a role; LEAF's JSON, whose windows and test set are used as they are; or an
+    archive ``shakespeare*.npz`` of ``text`` uint8, role after role, and ``offsets`` [N + 1].
+    """
+    stride = checks.whole("stride", options.stride)
+    share = checks.number("test_fraction", options.test_fraction, above=0, below=1)
+    found = obtain(ROLES, options, data_dir, lambda directory: _otherwise(directory, share), NEITHER)
+    parts = found.arrays if "x_train" in found.arrays else _by_role(found, stride)
+    if options.num_users is not None:
+        most = int(parts["user_train"].max()) + 1
+        kept = checks.whole("num_users", options.num_users, 1, most)
+        parts = _first_users(parts, kept)
+    info = SourceInfo(ROLES.homepage, ROLES.licence, str(found.read_from))
+    return _dataset(ROLES, parts, CHARACTERS, info)
+
+
+def _dataset(published: Published, parts: Arrays, characters: str, info: SourceInfo) -> Dataset:
+    """The data set of windows in ``parts``, uint8, as int32."""
+    arrays: dict[str, Any] = {"user_train": None} | {name: np.asarray(a, np.int32) for name, a in parts.items()}
+    return Dataset(name=published.name, num_classes=len(characters), info=info, kind=TOKENS, **arrays)
+
+
+def _otherwise(directory: Path, share: float) -> Found | None:
+    """What the folder has in another form than the published file."""
+    for kind in (_archived, _texts):
+        found = kind(directory, share)
+        if found is not None:
+            return found
+    folder = leaf.find(directory, NAME)
+    return None if folder is None else Found(_from_leaf(folder), folder)
+
+
+def _archived(directory: Path, share: float) -> Found | None:
+    path = archive.find(directory, NAME)
+    if path is None:
+        return None
+    held = archive.read(NAME, path, ("text", "offsets"))
+    text, offsets = held["text"], held["offsets"]
+    if text.dtype != np.uint8 or text.ndim != 1:
+        raise ValueError(f"{NAME}: got {text.dtype} {text.shape} in {path}, text must be uint8 [L]")
+    archive.owners(f"{NAME}: offsets of {path}", offsets, len(text))
+    return Found(_divided([text[a:b] for a, b in itertools.pairwise(offsets)], share), path.parent)
+
+
+def _texts(directory: Path, share: float) -> Found | None:
+    """LEAF's texts by role, in the order of the files' names."""
+    within = [p for p in directory.glob(f"{NAME}*") if p.is_dir()]
+    for place in (directory, *sorted(within)):
+        for folder in (place, place / "data" / "raw_data", place / "raw_data"):
+            paths = sorted((folder / "by_play_and_character").glob("*.txt"))
+            if paths:
+                try:
+                    texts = [np.frombuffer(path.read_bytes(), np.uint8) for path in paths]
+                except OSError as error:
+                    raise ValueError(f"{NAME}: {folder} cannot be read: {error}") from error
+                return Found(_divided(texts, share), folder)
+    return None
+
+
+def _divided(texts: list[np.ndarray], share: float) -> Arrays:
+    """Each role's text in two, its end to test."""
+    cuts = [round((1 - share) * len(text)) for text in texts]
+    both = {
+        "train": [text[:cut] for text, cut in zip(texts, cuts, strict=True)],
+        "test": [text[cut:] for text, cut in zip(texts, cuts, strict=True)],
+    }
+    return {name: array for split, parts in both.items() for name, array in _joined(parts, split).items()}
+
+
+def _joined(texts: list[np.ndarray], split: str) -> Arrays:
+    return {f"text_{split}": np.concatenate(texts), f"offsets_{split}": np.cumsum([0, *map(len, texts)])}
+
+
+def _by_role(found: Found, stride: int) -> Arrays:
+    """Windows of each role that has some to train on and some to test on."""
+    texts = {}
+    for split in ("train", "test"):
+        text, offsets = (found.arrays.get(f"{name}_{split}", np.empty(0)) for name in ("text", "offsets"))
+        if text.dtype != np.uint8 or offsets.dtype.kind != "i" or offsets[-1:].tolist() != [len(text)]:
+            raise ValueError(f"{NAME}: got {text.dtype} {text.shape} in {found.read_from}, must be texts by role")
+        texts[split] = [encoded(text[a:b]) for a, b in itertools.pairwise(offsets)]
+    long = [min(len(a), len(b)) > WINDOW for a, b in zip(texts["train"], texts["test"], strict=True)]
+    if not any(long):
+        raise ValueError(f"{NAME}: got no role in {found.read_from} with more than {WINDOW} characters to test on")
+    parts = {}
+    for split, roles in texts.items():
+        made = [windows(role, stride) for role, kept in zip(roles, long, strict=True) if kept]
+        parts[f"x_{split}"] = np.concatenate([x for x, _ in made])
+        parts[f"y_{split}"] = np.concatenate([y for _, y in made])
+        parts[f"user_{split}"] = np.repeat(np.arange(len(made)), [len(y) for _, y in made])
+    return parts
+
+
+def _first_users(parts: Arrays, number: int) -> Arrays:
+    kept = {split: parts[f"user_{split}"] < number for split in ("train", "test")}
+    return {name: array[kept[name.rpartition("_")[2]]] for name, array in parts.items()}
+
+
+def _from_leaf(folder: Path) -> Arrays:
+    """LEAF's windows: ``x`` strings of 80 characters, ``y`` the next one."""
+    place: dict[str, int] = {}
+    parts: Arrays = {}
+    for split in ("train", "test"):
+        x, y, users = [], [], []
+        for user in leaf.users(NAME, folder, split):
+            if split == "train":
+                place[user.name] = len(place)
+            if user.name not in place:
+                raise ValueError(f"{NAME}: got role {user.name!r} in {user.path}, must be among those to train")
+            for window, following in zip(user.x, user.y, strict=True):
+                if (
+                    not (isinstance(window, str) and isinstance(following, str))
+                    or len(window + following) != WINDOW + 1
+                ):
+                    raise ValueError(
+                        f"{NAME}: got {window!r:.40} and {following!r:.10} in {user.path}, must be {WINDOW} characters "
+                        "and the next one"
+                    )
+            x.append("".join(user.x))
+            y.append("".join(user.y))
+            users += [place[user.name]] * len(user.y)
+        parts[f"x_{split}"] = encoded(_bytes("".join(x))).reshape(-1, WINDOW)
+        parts[f"y_{split}"] = encoded(_bytes("".join(y)))
+        parts[f"user_{split}"] = np.asarray(users, np.int32)
+    return parts
+
+
+def _bytes(text: str) -> np.ndarray:
+    """A byte a character; one that has none, as no text of LEAF's does, is the byte 0."""
+    codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    return np.where(codes < 256, codes, 0).astype(np.uint8)
+
+
+def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
+    """Each role's snippets to train and to test, joined by line breaks."""
+    roles: dict[str, dict[str, list[bytes]]] = {"train": {}, "test": {}}
+    for split, held in roles.items():
+        for row in tff.rows(published, paths["database"], split, ("snippets",)):
+            held.setdefault(row.client, []).append(row.features["snippets"])
+    names = sorted(roles["train"].keys() | roles["test"].keys())
+    return {
+        name: array
+        for split, held in roles.items()
+        for name, array in _joined(
+            [np.frombuffer(b"\n".join(held.get(role, [])), np.uint8) for role in names], split
+        ).items()
+    }
+
+
+def _load_tiny(options: TextOptions, data_dir: Path | None, seed: int) -> Dataset:
+    """The next character after 80 of a million from Shakespeare's plays (Karpathy's char-rnn), as TFDS divides them.
+
+    The first 90 % train and the last 5 % test; TFDS's validation set, between them, is not used. ``x`` [n, 80] int32
+    are places among the 65 characters of the whole text, sorted; windows start every ``stride`` characters. No users.
+    """
+    stride = checks.whole("stride", options.stride)
+    found = obtain(TINY, options, data_dir)
+    text = {split: found.arrays.get(f"text_{split}", np.empty(0)) for split in ("train", "test")}
+    parts = {}
+    for split, part in text.items():
+        if part.dtype != np.uint8 or part.ndim != 1 or len(part) <= WINDOW:
+            raise ValueError(f"tiny_shakespeare: got {part.dtype} {part.shape} in {found.read_from}, must be a text")
+        parts[f"x_{split}"], parts[f"y_{split}"] = windows(encoded(part, TINY_CHARACTERS), stride)
+    info = SourceInfo(TINY.homepage, TINY.licence, str(found.read_from))
+    return _dataset(TINY, parts, TINY_CHARACTERS, info)
+
+
+def _read_tiny(published: Published, paths: Mapping[str, Path]) -> Arrays:
+    text = np.frombuffer(contents(published, "text", paths["text"]), np.uint8)
+    cut = int(0.9 * len(text))
+    last = cut + int(0.5 * (len(text) - cut))
+    return {**_joined([text[:cut]], "train"), **_joined([text[last:]], "test")}
+
+
+TEXT = (("text", ((None,), "uint8")),)  # an example
+
+ROLES = Published(
+    name=NAME,
+    url=tff.URL,
+    files={
+        "database": PublishedFile(
+            "shakespeare.sqlite.lzma", 1329828, "d3d11fceb9e105439ac6f4d52af6efafed5a2a1e1eb24c5bd2dd54ced242f5c4"
+        )
+    },
+    read=_read,
+    example=TEXT,
+    num_classes=len(CHARACTERS),
+    description="the next character of Shakespeare's plays by speaking role, after 80",
+    homepage="https://leaf.cmu.edu",
+    licence="the plays are in the public domain; LEAF is BSD-2-Clause",
+    citation=leaf.CITATION,
+)
+
+TINY_CHARACTERS = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+TINY = Published(
+    name="tiny_shakespeare",
+    url="https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",
+    files={
+        "text": PublishedFile("input.txt", 1115394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed")
+    },
+    read=_read_tiny,
+    example=TEXT,
+    num_classes=len(TINY_CHARACTERS),
+    description="the next character of a million from Shakespeare's plays, after 80",
+    homepage="https://github.com/karpathy/char-rnn",
+    licence="MIT (char-rnn); the plays are in the public domain",
+    citation="""@misc{karpathy2015,
+  title = {char-rnn},
+  author = {Karpathy, Andrej},
+  howpublished = {https://github.com/karpathy/char-rnn},
+  year = {2015},
+}""",
+)
+
+ENTRIES = (
+    DatasetEntry(
+        ROLES.name,
+        ROLES.description,
+        _load,
+        RolesOptions,
+        ("mcmahan2017", leaf.CITATION),
+        kind=TOKENS,
+        partition="by_user",
+        published=ROLES,
+    ),
+    DatasetEntry(
+        TINY.name,
+        TINY.description,
+        _load_tiny,
+        TextOptions,
+        (TINY.citation,),
+        kind=TOKENS,
+        partition="iid",
+        published=TINY,
+    ),
+)

@@ -1,0 +1,81 @@
+"""How published data are had: from a folder that the user names, from the cache, or downloaded, once and for all.
+
+Files in a data folder are used as they are. Where none is named the files are downloaded, prepared by TensorFlow
+Datasets and kept in the cache (``cache``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from fedtangent.data import cache
+from fedtangent.data.published import Arrays, Published, lacking, located
+from fedtangent.entries import option
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredOptions:
+    """Where downloaded data are kept."""
+
+    cache_dir: Path | None = option(None, may_differ=True)
+    """Where prepared data are kept (default: $FEDTANGENT_CACHE, or the user's cache folder)."""
+    tfds_dir: Path | None = option(None, may_differ=True)
+    """Folder of TensorFlow Datasets, when the data must be downloaded (default: its own)."""
+
+
+class Found(NamedTuple):
+    """Arrays, as ``Published.read`` makes them, and the folder that they were read from."""
+
+    arrays: Arrays
+    read_from: Path
+
+
+def obtain(
+    published: Published,
+    options: StoredOptions,
+    data_dir: Path | None,
+    otherwise: Callable[[Path], Found | None] = lambda directory: None,
+    instead: str = "",
+) -> Found:
+    """The arrays of ``published``, from ``data_dir`` (or $FEDTANGENT_DATA), from the cache, or downloaded.
+
+    A data folder without the published files may have the data ``otherwise``: in the form that ``instead`` names.
+    Raises ``ValueError`` for missing, altered or unreadable files, a corrupted cache, and files that cannot be had.
+    """
+    directory = cache.given_directory(data_dir)
+    if directory is not None:
+        paths, missing = located(published, directory)
+        if not missing:
+            return Found(published.read(published, paths), directory)
+        found = otherwise(directory)
+        if found is None:
+            raise lacking(published, directory, missing, instead)
+        return found
+    folder = stored_in(published, options)
+    arrays = cache.read(folder)
+    if arrays is None:
+        arrays = prepare(published, options)
+    return Found(arrays, folder)
+
+
+def stored_in(published: Published, options: StoredOptions) -> Path:
+    """The folder of ``published`` in the cache."""
+    return cache.cache_directory(options.cache_dir) / published.name
+
+
+def prepare(published: Published, options: StoredOptions) -> Arrays:
+    """Download and prepare through TensorFlow Datasets, and keep the result in the cache folder."""
+    folder = stored_in(published, options)
+    try:
+        from fedtangent.data import builder  # heavy: TensorFlow Datasets
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{published.name}: neither data_dir nor FEDTANGENT_DATA is set, {folder} does not exist, and to download "
+            f"it tensorflow-datasets and array_record are needed, which cannot be imported ({error})"
+        ) from error
+    arrays = builder.prepare(published, None if options.tfds_dir is None else Path(options.tfds_dir).expanduser())
+    cache.write(folder, arrays)
+    return arrays

@@ -1,0 +1,160 @@
+"""``fedtangent data prepare`` and ``verify``, and runs on every data set that is made of files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedtangent.data import cache, download, load
+
+from ..data.originals import MAKERS, PUBLISHED, write, write_openimage
+from .asking import prepared
+
+
+def test_prepare_downloads_once_and_verify_checks_the_cache(
+    run: Callable, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = write("tiny_shakespeare", tmp_path / "files", monkeypatch)
+    fetched = []
+
+    def fetch(published: object, role: str, path: Path) -> None:
+        fetched.append(role)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(paths[role].read_bytes())
+
+    monkeypatch.setattr(download, "fetch", fetch)
+    asked = ("tiny_shakespeare", "--cache-dir", tmp_path / "kept", "--tfds-dir", tmp_path / "tfds")
+    missing = run("data", "verify", *asked)
+    assert missing.code == 2 and "must be prepared first" in missing.err and missing.err.count("\n") == 1
+    for _ in range(2):
+        done = run("data", "prepare", *asked)
+        assert done.code == 0 and "text_train" in done.out and str(tmp_path / "kept") in done.out
+    assert fetched == ["text"]
+    right = run("data", "verify", *asked)
+    assert right.code == 0 and "4 right" in right.out
+    harmed = tmp_path / "kept" / "tiny_shakespeare" / "text_test.npy"
+    harmed.write_bytes(harmed.read_bytes()[:-1] + b"?")
+    (tmp_path / "kept" / "tiny_shakespeare" / "offsets_test.npy").unlink()
+    wrong = run("data", "verify", *asked)
+    assert wrong.code == 1 and "2 right, 1 missing, 1 WRONG" in wrong.out
+    assert list(folder.iterdir()) == []
+
+
+def test_verify_looks_at_the_files_of_a_data_folder(
+    run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = write("printers", tmp_path, monkeypatch)
+    asked = ("data", "verify", "printers", "--data-dir", tmp_path)
+    assert "72 right" in run(*asked).out
+    paths["3 70"].write_bytes(b"1,2,3\n")
+    paths["3 80"].unlink()
+    ended = run(*asked)
+    assert ended.code == 1 and "70 right, 1 missing, 1 WRONG" in ended.out and "WRONG" in ended.out
+    ended = run("data", "prepare", "printers", "--data-dir", tmp_path)
+    assert ended.code == 2 and ended.err.count("\n") == 1 and "has no FL_Dataset_Printer3_Speed80.csv" in ended.err
+
+
+def test_another_form_is_read_and_named(run: Callable, tmp_path: Path) -> None:
+    np.savez(tmp_path / "printers.npz", data=np.ones((6, 12, 15, 3)))
+    ended = run("data", "verify", "printers", "--data-dir", tmp_path)
+    assert ended.code == 0 and "printers.npz" in ended.out and "1 not published" in ended.out
+    ended = run("data", "prepare", "printers", "--data-dir", tmp_path)
+    assert ended.code == 0 and "990 x 7" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("data", "action"),
+        ("data mend printers", "action: got 'mend', allowed are prepare, verify"),
+        ("data prepare prints", "dataset: got 'prints', allowed are cifar10"),
+        ("data prepare digits", "name: got 'digits', of which nothing is downloaded, allowed are cifar10, "),
+        ("data verify printers --data-dir nowhere", "data_dir: got nowhere, must be a folder"),
+    ],
+)
+def test_what_is_refused(run: Callable, folder: Path, line: str, says: str) -> None:
+    ended = run(*line.split())
+    assert ended.code == 2 and ended.err.count("\n") == 1 and says in ended.err and ended.out == ""
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("problem", ["network", "checksum", "disk"])
+def test_what_cannot_be_had_is_one_line(
+    run: Callable, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str
+) -> None:
+    def fetch(published: object, role: str, path: Path) -> None:
+        if problem == "network":
+            raise ValueError(download.unavailable(PUBLISHED["printers"], OSError("no route to host")))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"1,2,3\n")
+
+    monkeypatch.setattr(download, "fetch", fetch)
+    if problem == "disk":
+        paths = write("printers", tmp_path / "files", monkeypatch)
+        monkeypatch.setattr(download, "fetch", lambda published, role, path: whole(paths[role], path))
+
+        def full(*args: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(cache.np, "save", lambda *args, **options: full())
+    asked = ("--cache-dir", tmp_path / "kept", "--tfds-dir", tmp_path / "tfds")
+    ended = run("data", "prepare", "printers", *asked)
+    says = {"network": "no route to host", "checksum": "is not the published FL_Dataset", "disk": "No space left"}
+    assert ended.code == 2 and says[problem] in ended.err.splitlines()[-1] and ended.out == ""
+    kept = tmp_path / "kept"
+    assert not kept.exists() or list(kept.iterdir()) == []
+
+
+def whole(source: Path, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(source.read_bytes())
+
+
+SMALL = {
+    "shakespeare": ["--units", "4", "--layers", "1", "--stride", "60"],
+    "tiny_shakespeare": ["--units", "4", "--layers", "1", "--num-clients", "2"],
+    "printers": ["--widths", "8"],
+}
+
+
+@pytest.mark.parametrize("name", [*MAKERS, "openimage"])
+def test_two_rounds_on_every_data_set(
+    run: Callable, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if name == "openimage":
+        write_openimage(tmp_path / "files")
+    else:
+        write(name, tmp_path / "files", monkeypatch)
+    users = load(name, tmp_path / "files").user_train
+    some = [] if users is not None else ["--num-clients", "2"]
+    more = SMALL.get(name, ["--widths", "8", *some])
+    cohort = ["--clients-per-round", "2", "--num-rounds", "2", "--evaluate-every", "2", "--mapping", "scan"]
+    given = ["--dataset", name, "--data-dir", tmp_path / "files", *more, *cohort, "--batch-size", "8"]
+    ended = run("train", *given, "--output", "out")
+    assert ended.code == 0, ended.err
+    assert (folder / "out" / "metrics.csv").exists() and f"fed_avg on {name}, round 2" in ended.out
+
+
+def test_a_file_of_ones_own(run: Callable, folder: Path) -> None:
+    x, y = np.random.default_rng(0).standard_normal((24, 3)), np.arange(24) % 3
+    np.savez(folder / "mine.npz", x=x, y=y, users=np.repeat(["a", "b", "c"], 8))
+    given = "--dataset mine.npz --widths 8 --num-rounds 2 --clients-per-round 2 --mapping scan"
+    ended = run("train", *given.split(), "--output", "out")
+    assert ended.code == 0, ended.err
+    assert "fed_avg on mine.npz" in ended.out
+    again = run("train", "--config", "out/config.json", "--output", "again")
+    assert again.code == 0, again.err
+    assert (folder / "again/metrics.csv").read_text() == (folder / "out/metrics.csv").read_text()
+    prepared("predict --dataset mine.npz --num-rounds 2")
+    with pytest.raises(ValueError, match=r"num_train: is not used with dataset 'mine.npz', only with cifar10"):
+        prepared("train --dataset mine.npz --num-train 3")
+
+
+@pytest.mark.parametrize("command", ["train", "predict", "compare"])
+def test_a_file_of_ones_own_that_cannot_be_read(run: Callable, folder: Path, command: str) -> None:
+    ended = run(command, "--dataset", "nowhere.npz", "--output", "out")
+    assert ended.code == 2 and ended.err.count("\n") == 1
+    assert "dataset: nowhere.npz cannot be read" in ended.err and list(folder.iterdir()) == []

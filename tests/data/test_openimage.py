@@ -1,0 +1,76 @@
+"""OpenImage in the form in which FedScale gives it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedtangent.data import load
+
+from .originals import OPENIMAGE_HEAD as HEAD
+from .originals import write_openimage
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """Its folder."""
+    folder = tmp_path / "openImg"
+    write_openimage(folder)
+    return folder
+
+
+def test_images_and_their_uploaders(made: Path, tmp_path: Path) -> None:
+    found = load("openimage", tmp_path, image_size=6)
+    assert found.x_train.shape == (12, 6, 6, 3) and found.x_test.shape == (4, 6, 6, 3) and found.num_classes == 5
+    rng = np.random.default_rng(0)
+    shades = [rng.integers(0, 256, 3, dtype=np.uint8) for _ in range(16)]
+    both = np.concatenate([found.x_train, found.x_test])
+    np.testing.assert_allclose(both, np.broadcast_to(np.array(shades)[:, None, None] / 255, both.shape), atol=1e-6)
+    assert found.y_train.tolist() == [i % 5 for i in range(12)]
+    assert found.user_train.tolist() == [0, 1, 2] * 4 and found.user_test.tolist() == [0, 1, 2, 0]
+    two = load("openimage", made, image_size=2, num_users=2, num_test=3)
+    assert two.user_train.tolist() == [0, 1] * 4 and len(two.y_test) == 3 and two.num_classes == 5
+    assert two.user_test is None  # one of them does not train
+    assert load("openimage", made, image_size=2, flatten=True).x_train.shape == (12, 12)
+
+
+def test_scaling_is_bilinear_over_the_image(made: Path) -> None:
+    ramp = np.repeat(np.arange(0, 256, 16, dtype=np.uint8)[None, :, None], 16, axis=0).repeat(3, axis=2)
+    Image.fromarray(ramp).save(made / "train" / "train0.png")
+    row = load("openimage", made, image_size=4).x_train[0, 0, :, 0]
+    assert (np.diff(row) > 0.2).all() and abs(row.mean() - ramp.mean() / 255) < 0.01
+
+
+def test_what_is_refused(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"openimage: needs the files of https://.*openImage\.tar\.gz \(66 GB\)"):
+        load("openimage")
+    with pytest.raises(ValueError, match=r"has no client_data_mapping/train\.csv and test\.csv"):
+        load("openimage", tmp_path / "openImg" / "train")
+    with pytest.raises(ValueError, match="num_users: got 4, must be a whole number from 1 to 3"):
+        load("openimage", made, num_users=4)
+    with pytest.raises(ValueError, match="image_size: got 0"):
+        load("openimage", made, image_size=0)
+    image = made / "train" / "train3.png"
+    whole = image.read_bytes()
+    for content in (whole[: len(whole) // 2], b"", b"no image"):
+        image.write_bytes(content)
+        with pytest.raises(ValueError, match=r"openimage: .*train3\.png cannot be read") as caught:
+            load("openimage", made, image_size=4)
+        assert "\n" not in str(caught.value)
+    image.unlink()
+    with pytest.raises(ValueError, match=r"train3\.png cannot be read: .*No such file"):
+        load("openimage", made)
+    table = made / "client_data_mapping" / "test.csv"
+    for text, says in (
+        ("", "cannot be read"),
+        (HEAD, "must be lines of client_id"),
+        ("a,b\n1,2\n", r"got \['a', 'b'\]"),
+        (HEAD + "1,a.png,thing,-1\n", "got .*'-1'.* in line 2"),
+        (HEAD + "1,a.png\n", "in line 2"),
+    ):
+        table.write_text(text)
+        with pytest.raises(ValueError, match=says):
+            load("openimage", made)
