@@ -15,6 +15,7 @@ from fedtangent import theory
 from fedtangent.experiments.deep_linear import curves, fig2, fig3, fig4, problems, report
 from fedtangent.experiments.deep_linear.curves import Curve, CurveSettings, Setting, Wrong
 from fedtangent.experiments.deep_linear.fig4 import Pair
+from fedtangent.experiments.lab import trials
 from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, UNDECIDED
 from fedtangent.theory.deep_linear.theorem import DeepLinearConstants
 
@@ -78,10 +79,10 @@ def loop(held: list[np.ndarray], weights: list[np.ndarray], rounds: int, steps: 
 
 
 def test_runs_are_those_of_a_loop():
-    held = problems.dealt(GIVEN, 4, 2, 0)
+    held = trials.dealt(GIVEN.labels, 4, 2, 0)
     with jax.enable_x64():
         found = curves.trained(GIVEN, held, TINY, Setting(4, 3), RATE, 1, "scan")
-        other = curves.trained(GIVEN, problems.dealt(GIVEN, 2, 0, 0), TINY, Setting(2, 1), RATE, 1, "scan")
+        other = curves.trained(GIVEN, trials.dealt(GIVEN.labels, 2, 0, 0), TINY, Setting(2, 1), RATE, 1, "scan")
     rows = [held.client(c) for c in range(4)]
     np.testing.assert_allclose(found.models, loop(rows, found.initial, 5, 3), atol=1e-11)
     for wrong in (
@@ -96,7 +97,7 @@ def test_runs_are_those_of_a_loop():
 @pytest.mark.parametrize("steps", [1, 6])
 def test_one_layer_is_its_flow_and_ends_at_its_limit(steps: int):
     """A network of one layer is the linear model itself. With K = 1 it ends at least squares, with K > 1 beside it."""
-    s, held = dataclasses.replace(TINY, depth=1, num_rounds=4000), problems.dealt(GIVEN, 4, 2, 0)
+    s, held = dataclasses.replace(TINY, depth=1, num_rounds=4000), trials.dealt(GIVEN.labels, 4, 2, 0)
     with jax.enable_x64():
         found = curves.trained(GIVEN, held, s, Setting(4, steps), 0.2, 1, "scan").models
     flow = theory.deep_linear_limit(curves.work_of(GIVEN, held, 0.2, steps), 1)
@@ -116,7 +117,7 @@ def test_a_share_of_the_stable_rate_is_cut_to_two_digits_and_twice_it_diverges()
     norms = []
     for seed in (0, 1):
         given = curves.problem(study, seed)
-        held = [problems.dealt(given, n, classes, seed) for n in (5, 10, 20) for classes in (0, 2)]
+        held = [trials.dealt(given.labels, n, classes, seed) for n in (5, 10, 20) for classes in (0, 2)]
         norms += [np.linalg.norm(given.x[one.client(c)], 2) for one in held for c in range(one.num_clients)]
     assert limit == pytest.approx(2 * 10 / (3 * max(norms) ** 2))
 

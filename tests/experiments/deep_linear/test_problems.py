@@ -8,6 +8,7 @@ import pytest
 from fedtangent import data
 from fedtangent.data.dataset import Dataset
 from fedtangent.experiments.deep_linear import problems
+from fedtangent.experiments.lab import trials
 
 
 def toy(n: int = 40, d: int = 9, rank: int = 5) -> Dataset:
@@ -51,9 +52,9 @@ def test_targets_are_one_hot_and_may_be_centred():
 
 def test_clients_have_as_many_classes_as_said():
     given = problems.problem_of(toy(60))
-    kinds = [len(set(given.labels[c])) for c in map(problems.dealt(given, 6, 2, 0).client, range(6))]
+    kinds = [len(set(given.labels[c])) for c in map(trials.dealt(given.labels, 6, 2, 0).client, range(6))]
     assert kinds == [2] * 6
-    assert len(set(given.labels[problems.dealt(given, 3, problems.IID, 0).client(0)])) == 3
-    assert [problems.scheme_name(k) for k in (0, 1, 2)] == ["i.i.d.", "1 class", "2 classes"]
+    assert len(set(given.labels[trials.dealt(given.labels, 3, trials.IID, 0).client(0)])) == 3
+    assert [trials.scheme_name(k) for k in (0, 1, 2)] == ["i.i.d.", "1 class", "2 classes"]
     with pytest.raises(ValueError, match="num_clients: got 61"):
-        problems.dealt(given, 61, problems.IID, 0)
+        trials.dealt(given.labels, 61, trials.IID, 0)

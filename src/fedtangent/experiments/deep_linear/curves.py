@@ -23,8 +23,9 @@ from fedtangent import data, theory
 from fedtangent.compare.verdicts import Verdict, bounded_verdict
 from fedtangent.data import partition as partitions
 from fedtangent.engine.run import simulate
-from fedtangent.experiments.deep_linear.problems import Problem, dealt, load, scheme_name
+from fedtangent.experiments.deep_linear.problems import Problem, load
 from fedtangent.experiments.lab.runner import Study, within
+from fedtangent.experiments.lab.trials import dealt, scheme_name
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models import deep_linear
@@ -136,7 +137,7 @@ def check(study: Study, settings: Sequence[Setting]) -> None:
         given = problem(study, seed)
         for classes in s.classes_per_client:
             for count in sorted({setting.num_clients for setting in settings}):
-                held = dealt(given, count, classes, seed)
+                held = dealt(given.labels, count, classes, seed)
                 # the Frobenius norm is not below the spectral one, and costs nothing
                 certain = _limit_of(s, given, float(np.bincount(_owners(held), np.sum(given.x**2, axis=1)).max()))
                 if s.learning_rate > certain:
@@ -167,7 +168,7 @@ def stable_rate(study: Study, settings: Sequence[Setting], seeds: Iterable[int])
     """The largest rate at which no client of any run diverges at infinite width."""
     s, counts = study.settings, sorted({setting.num_clients for setting in settings})
     return min(
-        stable_learning_rate(work_of(given, dealt(given, count, classes, seed), 1.0, 1), s.depth)
+        stable_learning_rate(work_of(given, dealt(given.labels, count, classes, seed), 1.0, 1), s.depth)
         for seed in seeds
         for given in [problem(study, seed)]
         for classes in s.classes_per_client
@@ -235,7 +236,7 @@ def every_curve(study: Study, settings: Sequence[Setting], rate: float) -> tuple
         given, spectrum = problem(study, seed), None
         for classes in s.classes_per_client:
             for setting in settings:
-                held = dealt(given, setting.num_clients, classes, seed)
+                held = dealt(given.labels, setting.num_clients, classes, seed)
                 network = trained(given, held, s, setting, rate, seed)
                 if spectrum is None:  # all runs of a seed start at the same network
                     spectrum = theory.deep_linear_spectrum(network.initial, np.diag(given.singular))

@@ -15,9 +15,9 @@ import numpy as np
 
 from fedtangent.experiments.deep_linear import curves, report
 from fedtangent.experiments.deep_linear.curves import Curve, CurveSettings, Setting, rounds_to
-from fedtangent.experiments.deep_linear.problems import scheme_name
 from fedtangent.experiments.lab.results import UNDECIDED, Claim, Outcome, interval
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
+from fedtangent.experiments.lab.trials import scheme_name
 
 PROPORTIONAL = 0.1  # what a power may differ from 1 and still be taken for proportional
 

@@ -21,9 +21,9 @@ import numpy as np
 from fedtangent.experiments.deep_linear import curves, report
 from fedtangent.experiments.deep_linear.curves import Curve, CurveSettings, Setting, apart
 from fedtangent.experiments.deep_linear.fig2 import DIGITS, IMAGES, SMOKE
-from fedtangent.experiments.deep_linear.problems import scheme_name
 from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
+from fedtangent.experiments.lab.trials import scheme_name
 
 SAME = 0.1  # of |ln - ln'|: what a figure shows as one curve
 

@@ -16,11 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtangent import data
-from fedtangent.data import partition as partitions
 from fedtangent.data.dataset import Dataset
-from fedtangent.types import Partition
-
-IID = 0  # classes a client where examples are dealt at random
 
 
 class Problem(NamedTuple):
@@ -76,18 +72,3 @@ def load(dataset: str, folder: Path | None, seed: int, num_train: int, direction
     """The problem of a data set by name; ``num_train`` 0: all."""
     given = {"num_train": num_train} if num_train else {}
     return problem_of(data.load(dataset, folder, seed, **given), directions, centred)
-
-
-def dealt(problem: Problem, num_clients: int, classes: int, seed: int) -> Partition:
-    """Examples of N clients, each of so many classes, or dealt at random (``IID``).
-
-    Raises ``ValueError`` for more clients than examples.
-    """
-    if classes == IID:
-        return partitions.iid(len(problem.y), num_clients, seed)
-    return partitions.classes(problem.labels, num_clients, classes, seed)
-
-
-def scheme_name(classes: int) -> str:
-    """How examples are divided, in words."""
-    return "i.i.d." if classes == IID else f"{classes} classes" if classes > 1 else "1 class"

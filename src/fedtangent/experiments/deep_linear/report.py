@@ -19,9 +19,9 @@ from fedtangent.experiments.deep_linear.curves import (
     stable_rate,
     verdict,
 )
-from fedtangent.experiments.deep_linear.problems import scheme_name
 from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, disagreeing, grouped, table
 from fedtangent.experiments.lab.runner import Study
+from fedtangent.experiments.lab.trials import scheme_name
 from fedtangent.output.line_plots import BoundedPanel, bounded
 
 DRAWN = 50  # points of a curve

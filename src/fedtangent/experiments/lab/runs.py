@@ -42,6 +42,7 @@ class Method(NamedTuple):
     data: FederatedData  # the trial's, as this method is given it
     splits: EvaluationSets  # what it is evaluated on
     pool_size: int = 0  # examples that the server of NTK-FL pools at most
+    holds_examples: bool = False  # whether the algorithm itself holds examples of the seed, as FedBE's server does
 
 
 class Config(NamedTuple):
@@ -142,7 +143,7 @@ def _compute(bench: Bench, method: Method, config: Config, seed: int, num_rounds
     start = time.perf_counter()
     largest = bench.largest_client or -(-max_client_size(method.data) // 8) * 8  # clients of like size: one program
     engine = single_device_engine(method.data, "auto")._replace(max_client_size=largest)
-    key = (config.method, largest, method.pool_size)
+    key = (config.method, largest, method.pool_size, seed if method.holds_examples else None)
     if key not in bench.compiled:
         numbers: dict[str, Any] = {"steps": config.steps, "rate": config.rate}
         bench.compiled[key] = trial_program(method.build, numbers, method.data, engine, bench.measure, bench.every)

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import data
-from fedtangent.data import sharing
+from fedtangent.data import partition, sharing
 from fedtangent.data.projection import projection_matrix
 from fedtangent.types import Array, FederatedData, Partition
 
 PARTS = ("train", "validation", "test")
+IID = 0  # classes a client where examples are dealt at random
 
 
 class EvaluationSet(NamedTuple):
@@ -63,6 +64,21 @@ def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, n
     x = {p: np.asarray(of[0][at], np.float32) for p, of, at in zip(PARTS, sources, rows, strict=True)}
     y = {p: np.asarray(of[1][at], np.int32) for p, of, at in zip(PARTS, sources, rows, strict=True)}
     return Drawn(x, y, train, rng)
+
+
+def dealt(labels: np.ndarray, num_clients: int, classes: int, seed: int) -> Partition:
+    """Examples of ``labels`` [n] to N clients, each of so many classes, or dealt at random (``IID``).
+
+    Raises ``ValueError`` for more clients than examples.
+    """
+    if classes == IID:
+        return partition.iid(len(labels), num_clients, seed)
+    return partition.classes(labels, num_clients, classes, seed)
+
+
+def scheme_name(classes: int) -> str:
+    """How examples are divided, in words."""
+    return "i.i.d." if classes == IID else f"{classes} classes" if classes > 1 else "1 class"
 
 
 def trial_of(drawn: Drawn, clients: Partition, seed: int, num_classes: int) -> Trial:

@@ -1,0 +1,125 @@
+"""Tables II and IV to VII: what all methods share, how each is built, what the tables and claims make of the runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fedtangent import simulate
+from fedtangent.experiments.fed_ensemble import table4, table5
+from fedtangent.experiments.lab import league
+from fedtangent.experiments.lab.league import Entrant, Scores
+from fedtangent.experiments.lab.runs import Config, Tuned
+from fedtangent.experiments.lab.trials import IID, Trial
+from fedtangent.federated import schedule
+
+from ..performed import performed, study_of
+
+TINY = ("num_clients=5", "num_models=2", "num_rounds=3", "local_epochs=1", "width=8", "tuning_rounds=3",
+        "num_train=80", "num_validation=60", "num_test=50", "learning_rates=0.1,0.5", "server_examples=20")  # fmt: skip
+
+
+def divided(*changes: str, classes: int = IID) -> tuple[Trial, league.LeagueSettings]:
+    study = study_of("fed_ensemble.table2", (*TINY, *changes))
+    return league.divide(study, classes, 0), study.settings
+
+
+def scores(
+    method: str, accuracy: list[float], classes: int = IID, models: int = 1, least: float = 0.5, entropy: float = 0.2
+) -> Scores:
+    values = {"accuracy": np.array(accuracy), "largest": np.array(accuracy), "least": least + np.array([0, 0.01, 0.02]),
+              "entropy": entropy + np.array([0, 0.01, 0.02])}  # fmt: skip
+    return Scores(Entrant(method, models), classes, Tuned(Config(method, 0.1), 0.5, (), {}), values, 0.01)
+
+
+def test_the_server_of_fed_be_has_examples_that_no_client_has() -> None:
+    trial, s = divided()
+    found = league.methods(s, trial)
+    assert list(found) == ["fed_avg", "fed_prox", "fed_be", "fed_be_no_distillation", "fed_ensemble-2"]
+    for key, method in found.items():
+        held = set(np.asarray(method.data.indices).tolist())
+        assert len(held) == (60 if key == "fed_be" else 80) and method.holds_examples == (key == "fed_be")
+    rows = {np.asarray(trial.data.x[i]).tobytes() for i in np.asarray(found["fed_be"].data.indices)}
+    server = found["fed_be"].build.args[-1]["server_data"]  # type: ignore[attr-defined]
+    assert len(server) == 20 and not rows & {np.asarray(x).tobytes() for x in server}
+
+
+def test_every_client_trains_one_model_a_round_and_permutations_give_each_its_turn() -> None:
+    s = dataclasses.replace(league.LeagueSettings(), num_clients=6)
+    cohorts = {
+        name: schedule.unroll(league._plan(s, Entrant(name, 3)), jax.random.key(0), 30)
+        for name in ("fed_ensemble", "random_sampling")
+    }
+    turns = {}
+    for name, cohort in cohorts.items():
+        assert np.array_equal(np.sort(np.asarray(cohort.client), axis=1), np.tile(np.arange(6), (30, 1)))
+        order = np.argsort(np.asarray(cohort.client), axis=1)
+        own = np.take_along_axis(np.asarray(cohort.model), order, axis=1).reshape(10, 3, 6)
+        turns[name] = (np.sort(own, axis=1) == np.arange(3)[None, :, None]).all(axis=1)
+    assert turns["fed_ensemble"].all() and turns["random_sampling"].mean() < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["fed_prox", "fed_be", "fed_ensemble-2", "random_sampling-2", "fed_dyn_ensemble-2"])
+def test_a_method_is_its_algorithm(key: str) -> None:
+    trial, s = divided(f"methods={key.split('-')[0]}", classes=2)
+    method = league.methods(s, trial)[key]
+    run = simulate(method.build(0, 0.5), method.data, 3, 0, "scan")
+    found = league.measure(method.build(0, 0.5), run.state, method.splits)
+    members = np.asarray(method.build(0, 0.5).predict(run.state, trial.splits["test"].x).members)
+    labels = np.asarray(trial.splits["test"].labels)
+    each = (members.argmax(axis=-1) == labels).mean(axis=1)
+    p = np.exp(members - members.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    assert float(found["test.accuracy"]) == pytest.approx((p.mean(axis=0).argmax(axis=-1) == labels).mean())
+    assert float(found["test.largest"]) == pytest.approx(each.max())
+    assert float(found["test.least"]) == pytest.approx(each.min())
+    assert float(found["test.entropy"]) == pytest.approx(-(p * np.log(p)).sum(axis=-1).mean(), rel=1e-4)
+
+
+def test_claims_are_those_of_the_paired_differences() -> None:
+    base, lead = [0.60, 0.70, 0.65], [0.64, 0.73, 0.70]
+    found = [scores("fed_avg", base), scores("fed_ensemble", lead, models=5)]
+    (claim,) = league.ahead(found, "fed_ensemble")
+    assert claim.verdict == "seen" and claim.measured.startswith("+0.0400")
+    turned = [scores("fed_avg", lead), scores("fed_ensemble", base, models=5)]
+    assert league.ahead(turned, "fed_ensemble")[0].verdict == "not seen"
+    assert league.last_rounds(np.array([0.0, 1.0, 2.0, 3.0])).mean() == 2.0
+
+
+def test_the_lead_is_compared_between_the_fewest_and_the_most_classes() -> None:
+    few = [scores("fed_avg", [0.5, 0.6, 0.55], 2), scores("fed_ensemble", [0.6, 0.71, 0.66], 2, 5)]
+    many = [scores("fed_avg", [0.8, 0.8, 0.81], 10), scores("fed_ensemble", [0.81, 0.81, 0.83], 10, 5)]
+    assert table4.claims([*few, *many])[-1].verdict == "seen"
+    swapped = [f._replace(classes=12 - f.classes) for f in (*few, *many)]
+    assert table4.claims(swapped)[-1].verdict == "not seen"
+
+
+def test_models_of_a_large_ensemble_are_worse_and_less_certain() -> None:
+    found = [scores("fed_ensemble", [0.90, 0.91, 0.92], models=3, least=0.8, entropy=0.1),
+             scores("fed_ensemble", [0.94, 0.95, 0.97], models=20, least=0.7, entropy=0.3)]  # fmt: skip
+    assert [c.verdict for c in table5.claims(found)] == ["seen"] * 4
+    worse = [f._replace(entrant=Entrant("fed_ensemble", 23 - f.entrant.num_models)) for f in found]
+    assert {c.verdict for c in table5.claims(worse)} == {"not seen"}
+
+
+def test_the_tuning_seed_is_not_measured_on() -> None:
+    with pytest.raises(ValueError, match="tuning_seed: got 1, must not be among the seeds that are measured"):
+        study_of("fed_ensemble.table2", ("tuning_seed=1",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["table2", "table4", "table5", "table7"])
+def test_a_table(name: str, tmp_path: Path) -> None:
+    outcome, kept = performed(f"fed_ensemble.{name}", TINY, tmp_path)
+    assert outcome.claims and kept
+    for row in outcome.rows:
+        key = row["method"] if row["num_models"] == 1 else f"{row['method']}-{row['num_models']}"
+        assert 0 <= row["least"] <= row["accuracy"] + 0.2 and len(row["by_seed"]) == 2
+        last = [m.value for m in kept if m.algorithm == f"{key} learning_rate={row['learning_rate']:g}"
+                and (m.split, m.metric, m.seed) == ("test", "accuracy", 0) and m.round > 0]  # fmt: skip
+        assert any(np.isclose(np.mean(last[i : i + 3]), row["by_seed"][0]) for i in range(0, len(last), 3))
