@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from fedtangent.output.style import DATA, METHODS, NEUTRAL, PREDICTED, band, canvas, legend_below, save
+from fedtangent.output.style import DATA, METHODS, NEUTRAL, PREDICTED, band, canvas, dress, legend_below, save
 
 TICKS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 MEMBERS = (METHODS[0], METHODS[2], METHODS[3], "#e69f00", "#56b4e9")  # one colour a model, apart from the theory's
@@ -36,6 +37,36 @@ class BandPanel(NamedTuple):
     sd: np.ndarray  # [m]
     members: np.ndarray  # [K, m], drawn as thin lines; K = 0 for none
     colour: str
+
+
+class UserCurve(NamedTuple):
+    """What one user measured of a scalar input, and what is predicted for it."""
+
+    name: str
+    grid: np.ndarray  # [m]
+    predicted: np.ndarray  # [m]
+    points: tuple[np.ndarray, np.ndarray]  # x and y of training examples
+    tested: tuple[np.ndarray, np.ndarray]  # of test examples, which may be none
+
+
+def curves_by_user(users: Sequence[UserCurve], names: tuple[str, str], title: str, path: Path) -> Path:
+    """A panel of each user on shared axes: dots of data, crosses of test data, the prediction as a line."""
+    columns = min(len(users), 3)
+    figure, axes = canvas(columns, rows=-(-len(users) // columns), width=3.4, height=2.5, sharex=True, sharey=True)
+    for ax, user, colour in zip(axes.ravel(), users, cycle(METHODS), strict=False):
+        ax.plot(user.grid, user.predicted, color=colour, lw=1.6, label="prediction")
+        ax.plot(*user.points, ".", ms=3.5, color=DATA, alpha=0.7, label="training data")
+        if len(user.tested[0]):
+            ax.plot(*user.tested, "x", ms=5, color=PREDICTED, label="test data")
+        dress(ax, title=user.name, legend=0)
+    for ax in axes.ravel()[len(users) :]:
+        ax.set_axis_off()
+    for ax in axes[-1]:
+        ax.set_xlabel(names[0])
+    for line in axes:
+        line[0].set_ylabel(names[1])
+    legend_below(figure, axes)
+    return save(figure, path, title)
 
 
 def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path) -> Path:

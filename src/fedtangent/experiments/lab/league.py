@@ -26,6 +26,7 @@ from fedtangent.experiments.lab.runs import Bench, EvaluationSets, Method, Runs,
 from fedtangent.experiments.lab.trials import IID, Trial, dealt, draw, scheme_name, trial_of
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.algorithms.distil import FEDBE
+from fedtangent.federated.graph import ring
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import sgd, staircase_decay
 from fedtangent.measures import uncertainty
@@ -42,8 +43,9 @@ LABELS = {
     "fed_ensemble": "Fed-ensemble",
     "random_sampling": "Fed-ensemble, random sampling",
     "fed_dyn_ensemble": "FedDyn-ensemble",
+    "random_walk": "random walk on a ring",
 }
-ENSEMBLES = ("fed_ensemble", "random_sampling", "fed_dyn_ensemble")  # of K models, an argument of each
+ENSEMBLES = ("fed_ensemble", "random_sampling", "fed_dyn_ensemble", "random_walk")  # of K models
 DECAY_EVERY = 10  # rounds, the papers' "by 0.99 after 10 rounds"
 
 
@@ -168,18 +170,19 @@ def _build(
     if entrant.method in numbers:
         shared["mu"] = numbers[entrant.method]
     plan, recipe = _plan(s, entrant), getattr(algorithms, entrant.method, None)
-    if entrant.method in ENSEMBLES:
+    if recipe is None or entrant.method == "fed_ensemble":
         base = algorithms.fed_dyn if entrant.method == "fed_dyn_ensemble" else algorithms.fed_avg
         return algorithms.fed_ensemble(model, plan, base=base, **shared)
-    assert recipe is not None
     algorithm: Algorithm = recipe(model, plan, **shared, **own)
     return algorithm
 
 
 def _plan(s: LeagueSettings, entrant: Entrant) -> Schedule:
-    """All clients train in every round, for an ensemble one model each."""
+    """All clients train in every round, for an ensemble one model each; of random walks, each model one client."""
     if entrant.method not in ENSEMBLES:
         return schedule.all_clients(s.num_clients)
+    if entrant.method == "random_walk":
+        return schedule.random_walk(ring(s.num_clients), entrant.num_models)
     plan = schedule.random_models if entrant.method == "random_sampling" else schedule.per_client_permutations
     return plan(s.num_clients, entrant.num_models)
 

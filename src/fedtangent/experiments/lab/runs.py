@@ -113,6 +113,7 @@ class Bench:
     measure: Callable[[Algorithm, PyTree, EvaluationSets], dict[str, Array]] = accuracies
     every: int = 1  # rounds between two evaluations
     largest_client: int = 0  # of all seeds; 0: of each seed's own, rounded up
+    judged_by: str = "validation.accuracy"  # by which rates are chosen; the larger the better
     compiled: dict[tuple[Any, ...], TrialProgram] = field(default_factory=dict)
     current: tuple[int, str, dict[str, Method]] | None = None  # seed, fingerprint of its trial, methods
 
@@ -214,16 +215,16 @@ def choose(method: Method, scores: dict[Config, float]) -> Tuned:
 def tune(bench: Bench, name: str, seed: int, num_rounds: int) -> Tuned:
     """The rate and steps of a method that are best on validation examples, on a seed of their own.
 
-    The score is the mean accuracy over the last quarter of ``num_rounds``, as single rounds swing.
+    The score is the mean of ``judged_by`` over the last quarter of ``num_rounds``, as single rounds swing.
     """
     method, start = bench.methods(seed)[name], time.perf_counter()
     grid: dict[Config, float] = {}
     for config in (Config(name, rate, steps) for steps in method.steps for rate in method.rates):
-        seen = play(bench, config, seed, num_rounds).metrics["validation.accuracy"]
+        seen = play(bench, config, seed, num_rounds).metrics[bench.judged_by]
         grid[config] = float(seen[-max(1, num_rounds // 4) :].mean(dtype=np.float64))
     found = choose(method, grid)
     bench.study.say(
-        f"{method.label}: {found.config} of {len(grid)}, validation accuracy {found.score:.3f}, "
+        f"{method.label}: {found.config} of {len(grid)}, {bench.judged_by} {found.score:.3g}, "
         f"{time.perf_counter() - start:.0f} s"
     )
     return found

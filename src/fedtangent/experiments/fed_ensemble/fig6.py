@@ -1,0 +1,49 @@
+"""Fig. 6 of Fed-ensemble: no server; models walk over a ring of ten clients, one beside the mean of K that walk alone.
+
+The paper's is CIFAR-10, i.i.d. A round is a step of each walk, in which K models train K clients and one model one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedtangent.experiments.fed_ensemble.table2 import DIGITS, IMAGES, SMOKE
+from fedtangent.experiments.lab import league
+from fedtangent.experiments.lab.league import LeagueSettings, Scores
+from fedtangent.experiments.lab.results import Claim, Outcome
+from fedtangent.experiments.lab.runner import Study, by_scale, experiment
+from fedtangent.experiments.lab.trials import IID
+
+
+def run(study: Study) -> Outcome:
+    """One walk, and K."""
+    return league.outcome(study, "Fig. 6", {}, claims)
+
+
+def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
+    """That the mean of several walks is more accurate than one."""
+    said = []
+    for several in (f for f in found if f.entrant.num_models > 1):
+        one = next(f for f in found if f.classes == several.classes and f.entrant.num_models == 1)
+        d = league.difference(several, one)
+        said.append(Claim(f"the mean of {several.entrant.num_models} walks is more accurate than one", f"{d:+.4f}",
+                          d.above()))  # fmt: skip
+    return tuple(said)
+
+
+WALKS: dict[str, Any] = {"methods": ("random_walk",), "num_models": (1, 5), "classes_per_client": (IID,),
+                         "num_clients": 10}  # fmt: skip
+LONG = {"num_rounds": 100}
+PAPER = LeagueSettings(**WALKS, num_rounds=200)
+IMAGES_SCALES = by_scale(
+    replace(PAPER, **{**SMOKE, **WALKS}), replace(PAPER, **{**IMAGES, **WALKS, **LONG}), PAPER
+)  # fmt: skip
+SCALES = {
+    "digits": by_scale(replace(PAPER, **{**SMOKE, **WALKS}), replace(PAPER, **{**DIGITS, **WALKS, **LONG})),
+    "cifar10": IMAGES_SCALES,
+    "mnist": IMAGES_SCALES,
+    "fashion_mnist": IMAGES_SCALES,
+}
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=league.check, least_seeds=2),)

@@ -1,0 +1,185 @@
+"""Table VIII and Fig. 8 of Fed-ensemble: acceleration of six 3-D printers by speed, tested at a speed not trained on.
+
+Each printer is a client. The paper prints neither the network nor how it is trained: here a multilayer perceptron, all
+clients in every round, and the learning rate that is best at another speed that is left out of its runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent import data, models
+from fedtangent.data import partition
+from fedtangent.data.federated import max_client_size
+from fedtangent.engine.run import simulate
+from fedtangent.experiments.lab.results import Claim, Outcome, interval, table
+from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
+from fedtangent.experiments.lab.runs import Bench, Config, EvaluationSets, Method, repeat, tune
+from fedtangent.experiments.lab.trials import EvaluationSet, Trial
+from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.local import Work
+from fedtangent.federated.rates import staircase_decay
+from fedtangent.output.function_plots import UserCurve, curves_by_user
+from fedtangent.types import Algorithm, Array, PyTree
+
+NAMES = {"fed_avg": "FedAvg", "fed_ensemble": "Fed-ensemble"}
+PUBLISHED = {"fed_avg": "7.6e-3 +- 0.7e-3", "fed_ensemble": "5.5e-3 +- 0.9e-3"}
+LAST = 3  # rounds over which an error is averaged
+DECISIVE = ("num_models", "local_epochs", "batch_size", "widths", "decay")
+
+
+@dataclass(frozen=True)
+class PrinterSettings:
+    """What both methods share."""
+
+    num_models: int = within(5, least=2)
+    num_rounds: int = within(200, least=LAST)
+    local_epochs: int = 5
+    batch_size: int = 16
+    widths: tuple[int, ...] = (64, 64)
+    learning_rates: tuple[float, ...] = within((0.01, 0.03, 0.1, 0.3), above=0)
+    decay: float = within(0.99, above=0, at_most=1)
+    tuning_rounds: int = within(100, least=LAST)
+    tuning_seed: int = within(1000, least=0)
+
+
+def divide(study: Study, seed: int) -> Trial:
+    """All examples, one client a user; at the tuning seed one in eleven blocks of a user's inputs is left out.
+
+    A user's inputs are in order of speed, so of the printers that is one speed.
+    """
+    loaded = data.load(study.dataset, data_dir=study.data_dir)
+    assert loaded.user_train is not None
+    x, y = (np.asarray(a, np.float32) for a in (loaded.x_train, loaded.y_train))
+    kept = np.ones(len(x), bool)
+    held_out = _left_out(x, loaded.user_train)
+    if seed == study.settings.tuning_seed:
+        kept = ~held_out
+    clients = partition.by_user(loaded.user_train[kept])
+    held = data.federated_data(x[kept], y[kept], clients, jnp.float32)
+    sets = {"validation": (x[held_out], y[held_out]), "test": (loaded.x_test, loaded.y_test)}
+    splits = {name: EvaluationSet(*(jnp.asarray(a, jnp.float32) for a in pair)) for name, pair in sets.items()}
+    return Trial(seed, held, splits, 0)
+
+
+def _left_out(x: np.ndarray, user: np.ndarray) -> np.ndarray:
+    """Of each user the fifth block of eleven, in order of the first input."""
+    found = np.zeros(len(x), bool)
+    for own in (np.flatnonzero(user == u) for u in np.unique(user)):
+        blocks = np.array_split(own[np.argsort(x[own, 0], kind="stable")], min(11, len(own)))
+        found[blocks[len(blocks) // 2 - 1]] = True
+    return found
+
+
+def methods(s: PrinterSettings, trial: Trial) -> dict[str, Method]:
+    """Both methods on one seed's data."""
+    model = models.build("mlp", trial.data.x.shape[1:], trial.data.y.shape[1], widths=s.widths,
+                         parameterization="standard")  # fmt: skip
+    num_clients = trial.data.num_clients
+    plans = {
+        "fed_avg": schedule.all_clients(num_clients),
+        "fed_ensemble": schedule.per_client_permutations(num_clients, s.num_models),
+    }
+
+    def build(name: str, steps: Any, rate: float | Array) -> Algorithm:
+        algorithm: Algorithm = getattr(algorithms, name)(
+            model, plans[name], client_learning_rate=staircase_decay(rate, s.decay, 10),
+            work=Work(epochs=s.local_epochs, batch_size=s.batch_size), loss="squared_error",
+        )  # fmt: skip
+        return algorithm
+
+    return {
+        name: Method(NAMES[name], s.learning_rates, (0,), partial(build, name), trial.data, trial.splits)
+        for name in plans
+    }
+
+
+def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
+    """The mean squared error of the prediction on each split, and its negative, by which rates are chosen."""
+    found = dict[str, Array]()
+    for name, (x, y) in splits.items():
+        error = jnp.mean((algorithm.predict(state, x).mean - y) ** 2)
+        found |= {f"{name}.mse": error, f"{name}.fit": -error}
+    return found
+
+
+def check(study: Study) -> None:
+    """Build both methods with every rate."""
+    s = study.settings
+    if s.tuning_seed in study.seeds:
+        raise ValueError(f"tuning_seed: got {s.tuning_seed}, must not be among the seeds that are measured")
+    for method in methods(s, divide(study, study.seeds[0])).values():
+        for rate in method.rates:
+            method.build(0, rate)
+
+
+def run(study: Study) -> Outcome:
+    """Both methods at their rates, for every seed; the figure is of the first."""
+    s = study.settings
+    largest = max(max_client_size(divide(study, seed).data) for seed in (*study.seeds, s.tuning_seed))
+    bench = Bench(study, partial(divide, study), partial(methods, s), {n: getattr(s, n) for n in DECISIVE}, measure,
+                  1, largest, "validation.fit")  # fmt: skip
+    chosen = {name: tune(bench, name, s.tuning_seed, s.tuning_rounds) for name in NAMES}
+    configs = {name: tuned.config for name, tuned in chosen.items()}
+    runs = repeat(bench, configs, dict.fromkeys(configs, s.num_rounds))
+    errors = {
+        name: np.array([r.metrics["test.mse"][-LAST:].mean(dtype=np.float64) for r in runs[name]]) for name in NAMES
+    }
+    rows = [
+        {"method": NAMES[name], "learning_rate": configs[name].rate, "mse": float(v.mean()),
+         "deviation": float(v.std(ddof=1)), "by_seed": [float(one) for one in v],
+         "published": PUBLISHED[name] if study.dataset == "printers" else None}
+        for name, v in errors.items()
+    ]  # fmt: skip
+    columns = {"method": "{method}", "rate": "{learning_rate:g}", "test MSE": "{mse:.2e}",
+               "deviation": "{deviation:.1e}"}  # fmt: skip
+    if study.dataset == "printers":
+        columns["published"] = "{published}"
+    d = interval(errors["fed_ensemble"] - errors["fed_avg"])
+    draw(study, bench, configs)
+    edges = [NAMES[name] for name, tuned in chosen.items() if tuned.at_edge]
+    return Outcome(
+        (table(f"Table VIII on {study.dataset}: {len(study.seeds)} seeds", rows, columns),),
+        rows,
+        (Claim("Fed-ensemble's test error is below FedAvg's", f"{d:+.2e}", d.below()),),
+        remarks=(f"rates at an edge of the grid: {', '.join(edges)}",) if edges else (),
+    )
+
+
+def draw(study: Study, bench: Bench, configs: dict[str, Config]) -> None:
+    """Fig. 8: of every user the data and what each method predicts for it, first seed."""
+    seed, loaded = study.seeds[0], data.load(study.dataset, data_dir=study.data_dir)
+    assert loaded.user_train is not None
+    x = loaded.x_train
+    grid = np.linspace(x[:, 0].min(), x[:, 0].max(), 120)
+    for name, config in configs.items():
+        method = bench.methods(seed)[name]
+        algorithm = method.build(0, config.rate)
+        state = simulate(algorithm, method.data, study.settings.num_rounds, seed).state
+        shown = []
+        for user in np.unique(loaded.user_train)[:6]:
+            own = np.flatnonzero(loaded.user_train == user)
+            inputs = np.repeat(x[own[:1]], len(grid), axis=0)
+            inputs[:, 0] = grid
+            predicted = algorithm.predict(state, jnp.asarray(inputs, jnp.float32)).mean
+            test = _tested(loaded, int(user))
+            shown.append(UserCurve(f"client {user + 1}", grid, np.asarray(predicted)[:, 0],
+                                   (x[own, 0], loaded.y_train[own, 0]), test))  # fmt: skip
+        title = f"{NAMES[name]} on {study.dataset}, seed {seed}"
+        curves_by_user(shown, ("input", "output"), title, study.figures / f"{name}.png")
+
+
+def _tested(loaded: data.Dataset, user: int) -> tuple[np.ndarray, np.ndarray]:
+    """The test examples of a user, where they know theirs."""
+    rows = slice(0, 0) if loaded.user_test is None else np.flatnonzero(loaded.user_test == user)
+    return loaded.x_test[rows, 0], loaded.y_test[rows, 0]
+
+
+SMOKE = PrinterSettings(num_rounds=20, tuning_rounds=10, local_epochs=2, widths=(32,), learning_rates=(0.03, 0.1))
+SCALES = {"sine": by_scale(SMOKE, PrinterSettings()), "printers": by_scale(SMOKE, PrinterSettings())}
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=check, least_seeds=2),)
