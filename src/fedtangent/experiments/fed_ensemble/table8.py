@@ -30,7 +30,7 @@ from fedtangent.types import Algorithm, Array, PyTree
 NAMES = {"fed_avg": "FedAvg", "fed_ensemble": "Fed-ensemble"}
 PUBLISHED = {"fed_avg": "7.6e-3 +- 0.7e-3", "fed_ensemble": "5.5e-3 +- 0.9e-3"}
 LAST = 3  # rounds over which an error is averaged
-DECISIVE = ("num_models", "local_epochs", "batch_size", "widths", "decay")
+DECISIVE = ("num_models", "local_epochs", "batch_size", "width", "hidden_layers", "decay")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class PrinterSettings:
     num_rounds: int = within(200, least=LAST)
     local_epochs: int = 5
     batch_size: int = 16
-    widths: tuple[int, ...] = (64, 64)
+    width: int = 64
+    hidden_layers: int = 2
     learning_rates: tuple[float, ...] = within((0.01, 0.03, 0.1, 0.3), above=0)
     decay: float = within(0.99, above=0, at_most=1)
     tuning_rounds: int = within(100, least=LAST)
@@ -78,7 +79,7 @@ def _left_out(x: np.ndarray, user: np.ndarray) -> np.ndarray:
 
 def methods(s: PrinterSettings, trial: Trial) -> dict[str, Method]:
     """Both methods on one seed's data."""
-    model = models.build("mlp", trial.data.x.shape[1:], trial.data.y.shape[1], widths=s.widths,
+    model = models.build("mlp", trial.data.x.shape[1:], trial.data.y.shape[1], widths=(s.width,) * s.hidden_layers,
                          parameterization="standard")  # fmt: skip
     num_clients = trial.data.num_clients
     plans = {
@@ -180,6 +181,6 @@ def _tested(loaded: data.Dataset, user: int) -> tuple[np.ndarray, np.ndarray]:
     return loaded.x_test[rows, 0], loaded.y_test[rows, 0]
 
 
-SMOKE = PrinterSettings(num_rounds=20, tuning_rounds=10, local_epochs=2, widths=(32,), learning_rates=(0.03, 0.1))
+SMOKE = PrinterSettings(num_rounds=20, tuning_rounds=10, local_epochs=2, width=32, learning_rates=(0.03, 0.1))
 SCALES = {"sine": by_scale(SMOKE, PrinterSettings()), "printers": by_scale(SMOKE, PrinterSettings())}
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=check, least_seeds=2),)

@@ -233,10 +233,11 @@ def tune(bench: Bench, name: str, seed: int, num_rounds: int) -> Tuned:
 def repeat(bench: Bench, configs: dict[str, Config], num_rounds: dict[str, int]) -> Runs:
     """``{method: one record for each seed}``; a seed's methods share its data, clients, cohorts and first network."""
     found: Runs = {name: [] for name in configs}
+    shown = bench.judged_by.replace("validation", "test")
     for seed in bench.study.seeds:
         for name, config in configs.items():
             record = play(bench, config, seed, num_rounds[name])
             found[name].append(record)
             per = record.seconds / max(record.num_rounds, 1)
-            bench.study.say(f"seed {seed}, {config}: test accuracy {record.test[-1]:.3f}, {per:.2f} s a round")
+            bench.study.say(f"seed {seed}, {config}: {shown} {record.metrics[shown][-1]:.3g}, {per:.2f} s a round")
     return found
