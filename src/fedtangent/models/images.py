@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent.checks import whole
-from fedtangent.models.flax_networks import FlaxStructure, from_flax
+from fedtangent.models.flax_networks import flax_structure, from_flax
 from fedtangent.types import Array, Model, PyTree
 
 SMALLEST = 4  # side of the image that is left at the end, at least
@@ -45,7 +45,7 @@ def of_images(network: Any, shape: Sequence[int], output_size: int, name: str) -
         dtype = jax.tree.leaves(params)[0].dtype
         return flat.apply(params, x.reshape((x.shape[0], *shape)).astype(dtype))
 
-    return flat._replace(apply=apply, structure=FlaxStructure(apply))
+    return flat._replace(apply=apply, structure=flax_structure(apply))
 
 
 def strides(shape: Sequence[int], places: int) -> list[int]:
