@@ -47,7 +47,8 @@ def _parts(groups: int) -> tuple[Any, Any, Any]:
         return nn.Conv(
             channels, (window, window), stride, window // 2, use_bias=False, feature_group_count=feature_groups,
             conv_general_dilated=gemm_convolution,
-            kernel_init=nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
+            # by what enters: by what leaves, a depthwise kernel would start smaller than one step on it
+            kernel_init=nn.initializers.he_normal(),
         )  # fmt: skip
 
     def depthwise(channels: int, stride: int) -> Any:
