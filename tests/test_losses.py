@@ -66,6 +66,19 @@ SUMS = {
 CASES = {name: (LOSSES[name], *case) for name, case in (MEANS | SUMS).items()}
 
 
+def absolute(values: Array, targets: Array, mask: Array) -> Array:
+    """A loss of one's own."""
+    return jnp.sum(jnp.where(mask[:, None], jnp.sqrt(1 + (values - targets) ** 2), 0)) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def test_a_function_of_ones_own_is_a_loss_but_has_no_name() -> None:
+    assert get_loss(absolute) is absolute
+    check_targets(absolute, regression())  # nothing is known of them
+    for asked in (mean_form, targets_of):
+        with pytest.raises(ValueError, match="loss: got the function 'absolute', must be a name where targets"):
+            asked(absolute)
+
+
 def test_every_loss_has_a_case() -> None:
     assert set(CASES) == set(LOSSES)
     assert all(get_loss(name) is case[0] for name, case in CASES.items())

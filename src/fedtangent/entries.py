@@ -12,8 +12,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 KINDS = {  # kind -> the package or module whose files end with its entries
@@ -28,6 +32,11 @@ KINDS = {  # kind -> the package or module whose files end with its entries
     "experiments": "fedtangent.experiments",
     "theorems": "fedtangent.compare.theorems",
 }
+OWN = {  # kinds of which users may name functions of their own -> the module whose ``entry_of_function`` is for them
+    "algorithms": "fedtangent.federated.algorithms.entry",
+    "models": "fedtangent.models.entry",
+}
+WRITTEN = (bool, int, float, str, Path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,11 +95,82 @@ def _modules(root: Any) -> list[Any]:
 
 
 def choose(kind: str, name: str) -> Any:
-    """The entry of ``kind`` called ``name``; raises ``ValueError`` with the allowed names."""
-    entries = catalogue(kind)
+    """The entry of ``kind`` called ``name``, or of the user's own function ``package.module:function``.
+
+    Of models and algorithms there may be one's own. The module is imported here, because its user named it, and
+    nowhere else; the options are the function's own (``own_options``). Raises ``ValueError`` with the allowed names,
+    and for a function that cannot be found.
+    """
+    entries, what = catalogue(kind), kind.removesuffix("s")
+    if isinstance(name, str) and ":" in name and kind in OWN:
+        return _own_entry(kind, name, _imported(what, name))
     if not isinstance(name, str) or name not in entries:
-        raise ValueError(f"{kind.removesuffix('s')}: got {name!r}, allowed are {', '.join(entries)}")
+        more = ", or package.module:function of your own" if kind in OWN else ""
+        raise ValueError(f"{what}: got {name!r}, allowed are {', '.join(entries)}{more}")
     return entries[name]
+
+
+def _imported(what: str, name: str) -> Callable[..., Any]:
+    """The function ``package.module:function``; raises ``ValueError``, whatever goes wrong in the module."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:
+        if isinstance(error, ImportError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            raise ValueError(f"{what}: got {name!r}, but there is no module {error.name}") from error
+        said = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{what}: got {name!r}, whose module cannot be imported: {said}") from error
+    function = getattr(found, attribute, None)
+    if not callable(function) or isinstance(function, type):
+        raise ValueError(f"{what}: got {name!r}, but {module} has no function {attribute!r}")
+    return function
+
+
+@functools.cache
+def _own_entry(kind: str, name: str, function: Callable[..., Any]) -> Any:
+    """The entry of a user's function: made once, so that equal options are equal."""
+    return importlib.import_module(OWN[kind]).entry_of_function(name, function)
+
+
+def own_options(
+    what: str, name: str, function: Callable[..., Any], given: Sequence[str], bases: tuple[type, ...]
+) -> Any:
+    """The options of a user's function: a dataclass of its parameters, but for those called as the ``given`` ones.
+
+    It extends ``bases``. The first two parameters are what its kind is built of. Raises ``ValueError`` for another
+    parameter without a default, or not annotated as something that can be written on a command line.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+        kinds = typing.get_type_hints(function)
+    except (TypeError, ValueError, NameError) as error:
+        raise ValueError(f"{what}: got {name!r}, whose signature cannot be read: {error}") from error
+    if len(parameters) < 2 or any(p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters[:2]):
+        raise ValueError(
+            f"{what}: got {name!r}, which takes {inspect.signature(function)}, must take two arguments first"
+        )
+    fields = []
+    for p in parameters[2:]:
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) or p.name in given:
+            continue
+        if p.default is p.empty:
+            raise ValueError(f"{what}: got {name!r}, whose option {p.name} has no default, must have one")
+        if not _is_written(kinds.get(p.name)):
+            raise ValueError(
+                f"{what}: got {name!r}, whose option {p.name} must be annotated: as bool, int, float, str, Path, a "
+                "tuple of one of these, or one of them | None"
+            )
+        fields.append((p.name, kinds[p.name], dataclasses.field(default=p.default)))
+    return dataclasses.make_dataclass("OwnOptions", fields, bases=bases, frozen=True)
+
+
+def _is_written(kind: Any) -> bool:
+    """Whether an option of this type can be written on a command line and kept in a config.json."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return all(part is types.NoneType or _is_written(part) for part in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        return all(part is ... or part in WRITTEN for part in typing.get_args(kind))
+    return kind in WRITTEN
 
 
 def option_names(entry: Entry) -> tuple[str, ...]:

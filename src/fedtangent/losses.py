@@ -103,31 +103,47 @@ LOSSES: dict[str, Loss] = {name: loss for name, (loss, _) in _MEANS.items()}
 LOSSES |= {name + SUM: summed(loss) for name, loss in LOSSES.items()}
 
 
-def get_loss(name: str) -> Loss:
-    """The loss called ``name``; raises ``ValueError`` with the allowed names."""
+def get_loss(name: str | Loss) -> Loss:
+    """The loss called ``name``, or the user's own function, which is given back.
+
+    It takes ``outputs`` [B, C], ``targets`` [B, ...] and ``mask`` [B], and returns a scalar, as those here. Raises
+    ``ValueError`` with the allowed names.
+    """
+    if callable(name):
+        return name
     choice("loss", name, LOSSES)
     return LOSSES[name]
 
 
-def mean_form(name: str) -> str:
-    """The name of the loss that is a mean over examples where ``name``'s may be their sum; errors of ``get_loss``."""
+def mean_form(name: str | Loss) -> str:
+    """The name of the loss that is a mean over examples where ``name``'s may be their sum.
+
+    Raises ``ValueError`` for an unknown name, and for a user's own function, of which nothing is known.
+    """
+    if callable(name):
+        raise ValueError(
+            f"loss: got the function {getattr(name, '__name__', name)!r}, must be a name where targets and metrics "
+            f"depend on it, one of {', '.join(LOSSES)}; recipes and theory.Rule take functions"
+        )
     get_loss(name)
     return name.removesuffix(SUM)
 
 
-def targets_of(name: str) -> str:
-    """What the loss called ``name`` compares outputs with; errors of ``get_loss``.
+def targets_of(name: str | Loss) -> str:
+    """What the loss called ``name`` compares outputs with; errors of ``mean_form``.
 
     "numbers" [n, C]; "classes", labels [n] or probabilities [n, C]; "signs", numbers -1 and 1 [n, C].
     """
     return _MEANS[mean_form(name)][1]
 
 
-def check_targets(name: str, values: Any, what: str = "targets") -> None:
+def check_targets(name: str | Loss, values: Any, what: str = "targets") -> None:
     """Raise ``ValueError`` if the loss called ``name`` takes -1 and 1 and ``values``, called ``what``, has others.
 
-    Traced values are not looked at.
+    Traced values are not looked at, nor those of a user's own loss.
     """
+    if callable(name):
+        return
     if targets_of(name) != "signs" or isinstance(values, jax.core.Tracer) or jnp.size(values) == 0:
         return
     flat = jnp.ravel(jnp.asarray(values))

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from fedtangent import data
+from fedtangent.compare import beside_theory
 from fedtangent.data import partition
 from fedtangent.engine.run import predict, simulate
 from fedtangent.engine.sweeps import sweep
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.kernels.gram import kernel_blocks
+from fedtangent.losses import masked_mean
 from fedtangent.models.features import rbf_linear
 from fedtangent.streams import keys
 from fedtangent.theory import Rule, best_learning_rate, federated_flow, predicted_loss
@@ -51,6 +53,33 @@ def test_fed_nova_with_unequal_numbers_of_steps():
 
     assert error(algorithm="fed_nova") < 1e-12
     assert error() > 1e-2  # FedAvg of the same clients
+
+
+def huber_like(outputs, targets, mask):
+    """A loss of one's own: the mean of ``sqrt(1 + |f - y|^2)`` over real examples."""
+    return masked_mean(jnp.sqrt(1 + jnp.sum((outputs - targets) ** 2, axis=-1)), mask)
+
+
+def test_a_loss_of_ones_own_in_both():
+    rng = np.random.default_rng(2)
+    x, y = rng.uniform(-1, 1, (12, 1)), rng.standard_normal((12, 2))
+    held, plan = partition.iid(12, 3, 0), schedule.all_clients(3)
+    on_device, points = data.federated_data(x, y, held, dtype=jnp.float64), jnp.asarray(np.concatenate([x, GRID]))
+    algorithm = algorithms.fed_avg(MODEL, plan, client_learning_rate=0.5, work=Work(steps=4), loss=huber_like)
+    first = predict(algorithm, algorithm.init(1, 3), points).mean
+    last = np.asarray(predict(algorithm, simulate(algorithm, on_device, 5, seed=1).state, points).mean)
+    cohorts = weighted(schedule.unroll(plan, keys(1).schedule, 5), held.sizes)
+
+    def error(loss) -> float:
+        blocks = kernel_blocks(MODEL.kernel, x, GRID)
+        flow = federated_flow(blocks, y, held, cohorts, Rule(4, 0.5, loss=loss), num_models=1)
+        found = np.asarray(flow.predict(first[:12], first[12:], 5, 0))
+        return float(np.max(np.abs(found - last[12:])) / np.max(np.abs(last[12:])))
+
+    assert error(huber_like) < 1e-12
+    assert error("squared_error") > 1e-2  # negative control
+    with pytest.raises(ValueError, match="loss: got the function 'huber_like', must be a name where targets"):
+        beside_theory((x, y, x, y), held, loss=huber_like)
 
 
 @pytest.mark.slow

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from fedtangent.kernels import empirical, empirical_ntk, layered
-from fedtangent.models import cnn, from_flax
-from fedtangent.models.flax_networks import read_plan
+from fedtangent.models import build, cnn, from_flax
 
 from ..drawn import parameters
 
@@ -148,7 +147,7 @@ COUNTED = {
 def test_only_layers_that_own_their_weights_are_counted(network):
     model = flax_model(network, SHAPES[network])
     params = jax.eval_shape(model.init, jax.random.key(0))
-    plan = read_plan(model.structure, params, jax.ShapeDtypeStruct((2, *SHAPES[network]), jnp.float64))
+    plan = model.structure.plan(params, jax.ShapeDtypeStruct((2, *SHAPES[network]), jnp.float64))
     assert {call.path[-1] for call in plan.calls} == COUNTED[network]
     owned = [leaf.size for path in COUNTED[network] for leaf in jax.tree.leaves(params[path])]
     assert plan.num_others == sum(leaf.size for leaf in jax.tree.leaves(params)) - sum(owned)
@@ -174,6 +173,53 @@ def test_the_whole_kernel_with_weights_outside_layers():
     # negative control: the layer whose weights serve twice, by its calls alone
     alone = contract([j[:3] for j in every[2:]], [j[1:] for j in every[2:]])
     assert np.abs(np.asarray(whole) - alone).max() > 1e-3 * np.abs(alone).max()
+
+
+NETWORKS = {  # strides, skips, depthwise convolutions, normalisation, half the channels, cells
+    "mobilenet_v2": ((4, 4, 1), {"width": 0.1, "blocks": (1,)}, "Conv_1"),
+    "lstm": ((5,), {"units": 5, "embedding": 2}, "layer_0"),
+    "resnet18": ((8, 8, 1), {"width": 2, "blocks": (1, 1), "convolution": "gemm"}, "Conv_0"),
+    "mobilenet_v2 of more blocks": ((8, 8, 1), {"width": 0.1, "blocks": (1, 2)}, "Block_2"),
+    "shufflenet_v2": ((8, 8, 1), {"width": 0.5, "blocks": (2,)}, "Reducing_0"),
+}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(NETWORKS)[2:]]
+
+
+@pytest.mark.parametrize("name", [*list(NETWORKS)[:2], *SLOW])
+def test_every_network(name):
+    shape, options, layer = NETWORKS[name]
+    of_text = name == "lstm"
+    model = build(name.split()[0], shape, C, **options)
+    x = RNG.integers(0, C, (4, *shape)) if of_text else RNG.normal(size=(4, *shape))
+    params = double_params(model)
+    with_paths = jax.tree.leaves_with_path(params)
+    every = jacobians(model, params, x)
+
+    @jax.jit
+    def kernels(params, x):
+        return empirical_ntk(model, params, x[:3], x[1:]), empirical_ntk(model, params, x, trace=False)
+
+    mean, whole = kernels(params, x)
+    assert_close(whole, contract(every, every))
+    assert_close(mean, mean_over_outputs(contract([j[:3] for j in every], [j[1:] for j in every])))
+    # negative controls: without one layer; without what is no layer's (scales, shifts, depthwise kernels, embeddings)
+    plan = model.structure.plan(params, x)
+    assert 0 < plan.num_others < sum(leaf.size for _, leaf in with_paths)
+    in_one = {i for i, (path, _) in enumerate(with_paths) if path[0].key == layer}
+    for missing in (in_one, set(plan.others)):
+        kept = [j for i, j in enumerate(every) if i not in missing]
+        assert len(kept) < len(every)
+        wrong = contract(kept, kept)
+        assert np.abs(np.asarray(whole) - wrong).max() > 1e-4 * np.abs(wrong).max()
+
+
+def test_the_published_network_is_built_from_its_layers():
+    """MobileNetV2 has more than 65,536 weights outside layers, fewer than its layers have outputs."""
+    model = build("mobilenet_v2", (32, 32, 3), 10)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    plan = model.structure.plan(params, jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32))
+    assert layered.MOST_OTHERS < plan.num_others == 98_336 and layered.is_layered(plan)
+    assert not layered.is_layered(plan._replace(num_others=10**6))
 
 
 def wide(width):
@@ -209,7 +255,7 @@ def test_layers_of_another_kind_are_not_counted(layer):
 
     model = flax_model(Network, (6, 4))
     params = jax.eval_shape(model.init, jax.random.key(0))
-    plan = read_plan(model.structure, params, jax.ShapeDtypeStruct((2, 6, 4), jnp.float64))
+    plan = model.structure.plan(params, jax.ShapeDtypeStruct((2, 6, 4), jnp.float64))
     assert len(plan.calls) == 1 and plan.calls[0].fan_in > 4  # the last layer alone
     sizes = [leaf.size for leaf in jax.tree.leaves(params)]
     layer_size = (plan.calls[0].fan_in + 1) * C
@@ -220,7 +266,7 @@ def test_layers_of_another_kind_are_not_counted(layer):
 def test_many_weights_outside_layers_go_to_neural_tangents(width, expected):
     model = flax_model(wide(width), (4,))
     x = jax.ShapeDtypeStruct((2, 4), jnp.float64)
-    plan = read_plan(model.structure, jax.eval_shape(model.init, jax.random.key(0)), x)
+    plan = model.structure.plan(jax.eval_shape(model.init, jax.random.key(0)), x)
     assert plan.num_others == 4 * width and layered.is_layered(plan) == expected
 
 

@@ -159,6 +159,25 @@ def test_feature_groups_and_input_dilation():
     assert closeness(gradients(gemm_convolution), gradients(lax.conv_general_dilated)) < 1e-12
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_kernel_for_each_channel(times):
+    """Depthwise convolutions, alone and with one kernel for each client."""
+    x, _ = operands((7, 6), (3, 3), jnp.float64, clients=(2,))
+    w = np.random.default_rng(2).standard_normal((2, 3, 2, 1, 4 * times))
+    options = {"rhs_dilation": (2, 1), "feature_group_count": 4, "dimension_numbers": LAYOUT}
+
+    def gradients(convolve, w=w):
+        def scalar(x, w):
+            return jnp.sum(jnp.sin(convolve(x, w, (1, 2), "SAME", **options)))
+
+        one = jax.value_and_grad(scalar, (0, 1))
+        return jax.jit(lambda x, w: (one(x[0], w[0]), jax.vmap(one)(x, w)))(x, w)
+
+    theirs = gradients(lax.conv_general_dilated)
+    assert closeness(gradients(gemm_convolution), theirs) < 1e-12
+    assert closeness(gradients(gemm_convolution, w[..., ::-1]), theirs) > 0.01  # negative control
+
+
 @pytest.mark.parametrize("window", [(3,), (3, 3), (2, 3, 2)], ids=len)
 def test_behind_a_flax_layer_with_one_to_three_axes(window):
     spatial = (7, 6, 5)[: len(window)]

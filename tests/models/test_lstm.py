@@ -120,6 +120,8 @@ def test_shakespeares_sizes_and_initial_values():
     params = jax.eval_shape(lstm().init, jax.random.key(0))
     # embedding, two layers of 4 gates, output
     assert pytrees.size(params) == 640 + (8 + 256 + 1) * 1024 + (256 + 256 + 1) * 1024 + 257 * 80
+    # 86 characters and 4 special ones: layer by layer as in Reddi et al. (2021), 720 + 271,360 + 525,312 + 23,130
+    assert pytrees.size(jax.eval_shape(lstm(90).init, jax.random.key(0))) == 820_522
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.float32)}
     params = jax.jit(lstm(units=16).init)(jax.random.key(0))
     assert float(params["layer_1"]["bias"].sum()) == 16

@@ -94,6 +94,8 @@ def run(arguments: list[str]) -> int:
         print(f"{PROGRAM} {fedtangent.__version__}")
         return 0
     fedtangent.enable_x64()
+    if "" not in sys.path:  # where modules of one's own lie that --model and --algorithm may name
+        sys.path.append("")
     held = contextlib.ExitStack()
     try:
         if not arguments or arguments[0] in ("-h", "--help"):

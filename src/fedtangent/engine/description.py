@@ -46,13 +46,13 @@ class Choices:
     """What is trained on what; a choice that is not made is what suits the others."""
 
     algorithm: str = "fed_avg"
-    """The algorithm (`fedtangent list algorithms`)."""
+    """Name (`fedtangent list algorithms`), or package.module:function."""
     dataset: str = "digits"
     """The data set, or a file of your own (x, y, users ..)."""
     partition: str = "dirichlet"
     """How examples are divided among clients."""
     model: str = "mlp"
-    """The network."""
+    """The network, package.module:function of your own or by name."""
     schedule: str = "uniform"
     """Who trains what in which round."""
 

@@ -19,7 +19,7 @@ from fedtangent.checks import whole
 from fedtangent.kernels.layered import is_layered, layered_kernel
 from fedtangent.models.dense import DenseStructure, forward
 from fedtangent.models.features import LinearStructure
-from fedtangent.models.flax_networks import FlaxStructure, read_plan
+from fedtangent.models.layers import LayeredStructure
 from fedtangent.types import Array, Model, PyTree
 
 SYMMETRIC_BLOCK = 512  # examples: large enough for a fast product, small enough for half the work to be left out
@@ -44,8 +44,9 @@ def empirical_ntk(
     ``model.kernel(x1, x2).ntk`` as the network widens. ``trace=False`` returns the whole kernel [n1, C, n2, C].
     ``x2=None`` means ``x1``. The parameters' dtype is the dtype of the result, and of everything on the way.
 
-    Structured (see the module) for models whose ``structure`` says that they are dense, linear, or flax networks of
-    whose parameters all but 65,536 at most belong to dense or convolutional layers; any other ``apply`` goes to
+    Structured (see the module) for models whose ``structure`` says that they are dense, linear, recurrent, or flax
+    networks of whose parameters all but 65,536 (or as many as their layers have outputs on an example) belong to dense
+    or convolutional layers; any other ``apply`` goes to
     neural-tangents. The latter two need each example's output to depend on that example alone. ``block_size`` bounds
     what is held at once besides the result: blocks of at most that many examples by as many. With ``x2=None`` only the
     blocks on and above the diagonal are computed.
@@ -88,7 +89,7 @@ def _form(model: Model, params: PyTree, x: Array) -> _Form:
             lambda params, phi1, phi2, trace: _linear(outputs, phi1, phi2, trace),
             is_cheap=True,
         )
-    plan = read_plan(structure, params, x) if isinstance(structure, FlaxStructure) else None
+    plan = structure.plan(params, x) if isinstance(structure, LayeredStructure) else None
     if plan is not None and is_layered(plan):
         return _Form(lambda params, x: x, functools.partial(layered_kernel, structure, plan, outputs), is_cheap=False)
     return _Form(lambda params, x: x, functools.partial(_general, model.apply), is_cheap=False)

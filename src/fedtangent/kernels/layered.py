@@ -1,4 +1,4 @@
-"""The tangent kernel of a flax network from its dense and convolutional layers, one output's signals at a time.
+"""The tangent kernel of a network from its dense, convolutional and recurrent layers, one output's signals at a time.
 
 A layer that uses one matrix at positions p, ``z_i(p) = a_i(p) W + b``, adds
 ``sum_{p,q} (<a_i(p), a_j(q)> + 1) <d_i^k(p), d_j^m(q)>`` to the kernel of output k at example i and output m at example
@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedtangent.models.flax_networks import Call, FlaxStructure, Plan, layer_patches, run_layers
+from fedtangent.models.layers import Call, LayeredStructure, Plan, layer_patches
 from fedtangent.types import Array, PyTree
 
-MOST_OTHERS = 2**16  # parameters outside layers up to which their per-example gradients are built
+MOST_OTHERS = 2**16  # parameters outside layers whose per-example gradients are built even if layers' outputs are fewer
 HELD = 2**25  # numbers of intermediate arrays held at once
 STRIPS = 8  # of a symmetric product, of which only the upper ones are computed
 SMALLEST_STRIP = 128  # examples
@@ -43,14 +43,15 @@ class _Rows(NamedTuple):
 
 
 def is_layered(plan: Plan) -> bool:
-    """Whether the weights of the network are those of its layers, but for at most ``MOST_OTHERS``."""
-    return bool(plan.calls) and plan.num_others <= MOST_OTHERS
+    """Whether the weights of the network are those of its layers, but for few (depthwise kernels, scales, shifts)."""
+    held = sum(math.prod(call.output) for call in plan.calls)  # of an example, by every pass
+    return bool(plan.calls) and plan.num_others <= max(MOST_OTHERS, held)
 
 
 def layered_kernel(
-    structure: FlaxStructure, plan: Plan, num_outputs: int, params: PyTree, x1: Array, x2: Array | None, trace: bool
+    structure: LayeredStructure, plan: Plan, num_outputs: int, params: PyTree, x1: Array, x2: Array | None, trace: bool
 ) -> Array:
-    """``empirical_ntk`` of a flax network: the mean over outputs [n1, n2], or [n1, C, n2, C]; ``x2=None`` is ``x1``."""
+    """``empirical_ntk`` of such a network: the mean over outputs [n1, n2], or [n1, C, n2, C]; ``x2=None`` is ``x1``."""
     layers = _layers(plan)
     rows1 = _rows(structure, plan, num_outputs, params, x1)
     rows2 = None if x2 is None else _rows(structure, plan, num_outputs, params, x2)
@@ -82,7 +83,7 @@ def _prefers_gradients(layer: _Layer, n1: int, n2: int, blocks: int, num_outputs
     return by_gradients < by_positions
 
 
-def _rows(structure: FlaxStructure, plan: Plan, num_outputs: int, params: PyTree, x: Array) -> _Rows:
+def _rows(structure: LayeredStructure, plan: Plan, num_outputs: int, params: PyTree, x: Array) -> _Rows:
     """The forward pass on ``x`` [n, ...] and its linearisation at the calls' outputs and at the other leaves."""
     leaves, tree = jax.tree.flatten(params)
     dtype = jnp.result_type(*leaves)
@@ -92,7 +93,7 @@ def _rows(structure: FlaxStructure, plan: Plan, num_outputs: int, params: PyTree
         own = list(leaves)
         for i, leaf in zip(plan.others, others, strict=True):
             own[i] = leaf
-        outputs, inputs = run_layers(structure, plan, jax.tree.unflatten(tree, own), shifts, example[None])
+        outputs, inputs = structure.run(plan, jax.tree.unflatten(tree, own), shifts, example[None])
         return outputs[0], inputs
 
     # every example has shifts and other leaves of its own, so that one backward pass gives every example's derivative

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,9 +20,9 @@ from jax import lax
 from fedtangent.checks import choice
 from fedtangent.data import calibration
 from fedtangent.models.entry import CROSS_ENTROPY, SQUARED_ERROR, ModelEntry
-from fedtangent.models.flax_networks import FlaxStructure, from_flax
 from fedtangent.models.gemm import Convolution, gemm_convolution
-from fedtangent.types import Array, Model, PyTree
+from fedtangent.models.images import image_shape, of_images
+from fedtangent.types import Array, Model
 
 CONVOLUTIONS: dict[str, Convolution] = {"lax": lax.conv_general_dilated, "gemm": gemm_convolution}
 BATCH, CLIENTS = 10, 2  # of the convolutions that are timed
@@ -94,6 +93,16 @@ def choose_convolution(input_shape: Sequence[int], filters: int, window: int) ->
     return min(CONVOLUTIONS, key=lambda name: seconds[name])
 
 
+def convolution_called(name: str, input_shape: Sequence[int], filters: int, window: int) -> Convolution:
+    """The convolution that a network's option ``name`` means: one of ``CONVOLUTIONS``, or of ``"auto"`` the faster one.
+
+    The other arguments are those of its costliest layer, as ``choose_convolution`` takes them. Raises ``ValueError``
+    with the allowed names.
+    """
+    choice("convolution", name, ("auto", *CONVOLUTIONS))
+    return CONVOLUTIONS[choose_convolution(input_shape, filters, window) if name == "auto" else name]
+
+
 def _measure(shape: tuple[int, ...], filters: int, window: int, mapping: str) -> dict[str, Any]:
     """Median seconds of each convolution's ``_step``."""
     keys = jax.random.split(jax.random.key(0), 2)
@@ -134,8 +143,6 @@ def _step(convolve: Convolution, mapping: str) -> Callable[[Array, Array], Array
 
 
 def _check(input_shape: Sequence[int], output_size: int, filters: Sequence[int], window: int, pool: int) -> None:
-    if len(input_shape) != 3 or min(input_shape) < 1:
-        raise ValueError(f"input_shape: got {tuple(input_shape)}, must be (height, width, channels)")
     if output_size < 1 or window < 1 or pool < 1 or not filters or min(filters) < 1:
         raise ValueError(
             f"cnn: got output_size={output_size}, filters={tuple(filters)}, window={window}, pool={pool}, "
@@ -186,25 +193,14 @@ def cnn(
 
     Raises ``ValueError`` for impossible sizes and unknown names. ``input_shape`` (H, W) is short for (H, W, 1).
     """
-    shape = tuple(int(n) for n in input_shape)
-    shape = (*shape, 1) if len(shape) == 2 else shape
+    shape = image_shape(input_shape)
     filters, hidden = tuple(filters), tuple(hidden)
     _check(shape, output_size, filters, window, pool)
-    choice("convolution", convolution, ("auto", *CONVOLUTIONS))
-    if convolution == "auto":  # by the costliest one
-        last = (*(n // pool ** (len(filters) - 1) for n in shape[:2]), (shape[2], *filters)[-2])
-        convolution = choose_convolution(last, filters[-1], window)
-    network = _network(CONVOLUTIONS[convolution], (filters, hidden, output_size), window, pool)
+    last = (*(n // pool ** (len(filters) - 1) for n in shape[:2]), (shape[2], *filters)[-2])
+    chosen = convolution_called(convolution, last, filters[-1], window)
+    network = _network(chosen, (filters, hidden, output_size), window, pool)
     name = f"cnn({'x'.join(map(str, shape))}, {'-'.join(map(str, (*filters, *hidden, output_size)))})"
-    flat = from_flax(network, jax.ShapeDtypeStruct((1, *shape), jnp.float32), output_size, name)
-
-    def apply(params: PyTree, x: Array) -> Array:
-        if math.prod(x.shape[1:]) != math.prod(shape):
-            raise ValueError(f"x: got {x.shape}, must be examples of {shape}")
-        dtype = jax.tree.leaves(params)[0].dtype
-        return flat.apply(params, x.reshape((x.shape[0], *shape)).astype(dtype))
-
-    return flat._replace(apply=apply, structure=FlaxStructure(apply))
+    return of_images(network, shape, output_size, name)
 
 
 @dataclasses.dataclass(frozen=True)

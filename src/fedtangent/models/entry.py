@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from fedtangent.entries import Entry, catalogue, choose, given_options
+import jax
+import jax.numpy as jnp
+
+from fedtangent.entries import Entry, catalogue, choose, given_options, own_options
+from fedtangent.models.flax_networks import from_flax
 from fedtangent.types import Model
 
 SQUARED_ERROR, CROSS_ENTROPY = "squared_error", "cross_entropy"
@@ -42,14 +47,47 @@ def build(
 ) -> Model:
     """The model called ``name`` for examples of ``input_shape`` (one number: vectors) and ``output_size`` outputs.
 
-    ``options`` are those of its entry, such as ``widths`` of ``mlp``. Raises ``ValueError`` with the allowed names for
-    an unknown model or option, and for a ``kind`` of input that the model does not read: "image", "tokens", "vector".
+    ``name`` may be ``package.module:function`` of one's own, as ``entry_of_function`` describes it. ``options`` are
+    those of its entry, such as ``widths`` of ``mlp``. Raises ``ValueError`` with the allowed names for an unknown model
+    or option, and for a ``kind`` of input that the model does not read: "image", "tokens", "vector".
     """
     entry: ModelEntry = choose("models", name)
     check_kind(entry, kind)
     shape = (input_shape,) if isinstance(input_shape, int) else tuple(input_shape)
     model: Model = entry.build(given_options(entry, options), shape, output_size)
     return model
+
+
+def entry_of_function(name: str, function: Callable[..., Any]) -> ModelEntry:
+    """The entry of a user's function ``(input_shape, output_size, **options)``, called ``package.module:function``.
+
+    ``input_shape`` is that of an example, a tuple. It returns a ``Model``, or a flax module that maps examples
+    [n, *input_shape] (of floating numbers; of text return ``from_flax`` of the module) to [n, output_size]. Raises
+    ``ValueError`` as ``entries.own_options``.
+    """
+    options = own_options("model", name, function, (), ())
+
+    def made(o: Any, input_shape: tuple[int, ...], output_size: int) -> Model:
+        given = {field.name: getattr(o, field.name) for field in dataclasses.fields(options)}
+        found = function(input_shape, output_size, **given)
+        if isinstance(found, Model):
+            if found.output_size != output_size:
+                raise ValueError(
+                    f"model: got {name!r}, which returned a model of {found.output_size} outputs, must be {output_size}"
+                )
+            return found
+        if not all(hasattr(found, part) for part in ("init", "apply")):
+            raise ValueError(
+                f"model: got {name!r}, which returned a {type(found).__name__}, must return a Model or a flax module"
+            )
+        return from_flax(found, jax.ShapeDtypeStruct((1, *input_shape), jnp.float32), output_size)
+
+    summary = (inspect.getdoc(function) or "a model of your own").splitlines()[0]
+    rates = {SQUARED_ERROR: 0.01, CROSS_ENTROPY: 0.05}  # with which most networks begin to train
+    kinds = ("image", "tokens", "vector")
+    return ModelEntry(
+        name, summary, made, options, function=function, kinds=kinds, loss=CROSS_ENTROPY, learning_rates=rates
+    )
 
 
 def check_kind(entry: ModelEntry, kind: str | None) -> None:

@@ -1,7 +1,6 @@
 """flax networks as models: which of their weights sit in dense and convolutional layers, and what enters those.
 
-Such a layer is linear in its weights with the same matrix at every position, ``z(p) = patch(p) W + b``, and that is
-all that ``kernels.layered`` needs to know of it. A weight that is used in any other way as well (tied, transformed,
+A weight that is used in any other way as well (tied, transformed,
 inside a lifted transformation such as ``nn.scan``) is not counted as a layer's, so that what is counted is exact.
 """
 
@@ -17,18 +16,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedtangent.models.gemm import Geometry, channels_last, gemm_convolution, patches
+from fedtangent.models.gemm import channels_last, gemm_convolution
+from fedtangent.models.layers import Call, LayeredStructure, Path, Plan
 from fedtangent.types import Array, Key, Model, PyTree
 
-Path = tuple[str, ...]
+Apply = Callable[[PyTree, Array], Array]  # (params, x [n, ...]) -> [n, C]
 
 _CUSTOM = ("dot_general", "dot_general_cls", "conv_general_dilated_cls", "mask")  # what makes a layer another function
-
-
-class FlaxStructure(NamedTuple):
-    """A network of which flax runs every layer: what to intercept. ``apply`` is a function, so that it hashes."""
-
-    apply: Callable[[PyTree, Array], Array]  # (params, x [n, ...]) -> [n, C], in the parameters' dtype
 
 
 def from_flax(module: Any, example_input: Any, output_size: int, name: str | None = None) -> Model:
@@ -70,40 +64,18 @@ def from_flax(module: Any, example_input: Any, output_size: int, name: str | Non
         apply=apply,
         kernel=None,
         output_size=output_size,
-        structure=FlaxStructure(lambda params, x: apply(params, _in_their_dtype(params, x))),
+        structure=flax_structure(lambda params, x: apply(params, _in_their_dtype(params, x))),
     )
+
+
+def flax_structure(apply: Apply) -> LayeredStructure:
+    """The structure of a network that flax layers compute: ``apply(params, x)`` in the parameters' dtype."""
+    return LayeredStructure(functools.partial(_read_plan, apply), functools.partial(_run_layers, apply))
 
 
 def _in_their_dtype(params: PyTree, x: Array) -> Array:
     """``x`` in the parameters' dtype, unless it is not floating."""
     return x.astype(jnp.result_type(*jax.tree.leaves(params))) if jnp.issubdtype(x.dtype, jnp.floating) else x
-
-
-class Call(NamedTuple):
-    """One use of a layer on one example: static."""
-
-    path: Path  # of the layer in the tree of parameters
-    window: tuple[int, ...]  # of a convolution; () for a dense layer
-    strides: tuple[int, ...]
-    padding: Any
-    dilation: tuple[int, ...]
-    fan_in: int  # numbers in a patch
-    has_bias: bool
-    input: tuple[int, ...]  # what enters and what comes out for a batch of one example
-    output: tuple[int, ...]
-
-    @property
-    def positions(self) -> int:
-        """Positions P at which the layer's matrix is used on an example."""
-        return math.prod(self.output[:-1])
-
-
-class Plan(NamedTuple):
-    """What the weights of a network are: static, for one shape of an example."""
-
-    calls: tuple[Call, ...]  # of layers all of whose uses are among these, in the order of the forward pass
-    others: tuple[int, ...]  # leaves that do anything else
-    num_others: int  # parameters in them
 
 
 class _Uses(NamedTuple):
@@ -112,8 +84,8 @@ class _Uses(NamedTuple):
     inputs: list[Any]  # what enters each call
 
 
-def read_plan(structure: FlaxStructure, params: PyTree, x: Any) -> Plan:
-    """How ``structure`` uses the leaves of ``params`` on examples like ``x`` [n, ...]; arrays or their shapes.
+def _read_plan(apply: Apply, params: PyTree, x: Any) -> Plan:
+    """How ``apply`` uses the leaves of ``params`` on examples like ``x`` [n, ...]; arrays or their shapes.
 
     A leaf belongs to layers if nothing but those layers' outputs depends on it. Leaves on which nothing depends are
     neither theirs nor among the others.
@@ -125,7 +97,7 @@ def read_plan(structure: FlaxStructure, params: PyTree, x: Any) -> Plan:
     def without_layers(p: PyTree, x: Array) -> tuple[Array, list[Array]]:
         leaves = jax.tree.leaves(p)
         with _intercept(functools.partial(_note, uses, leaves)):
-            outputs = structure.apply(p, x)
+            outputs = apply(p, x)
         return outputs, uses.inputs
 
     jaxpr = jax.make_jaxpr(without_layers)(shapes, one).jaxpr
@@ -146,12 +118,9 @@ def _needed(jaxpr: Any) -> set[int]:
     return needed
 
 
-def run_layers(
-    structure: FlaxStructure, plan: Plan, params: PyTree, shifts: list[Array], x: Array
-) -> tuple[Array, list[Array]]:
-    """The network's outputs on one example ``x`` [1, ...] with ``shifts[c]`` added to what call ``c`` returns.
+def _run_layers(apply: Apply, plan: Plan, params: PyTree, shifts: list[Array], x: Array) -> tuple[Array, list[Array]]:
+    """``LayeredStructure.run`` of a network that flax layers compute.
 
-    Returns outputs [1, C] and each call's input. The derivative by a shift is the signal propagated back to that call.
     Convolutions are ``gemm_convolution``'s, whose derivatives stay fast inside loops on a CPU.
     """
     inputs: list[Array] = []
@@ -167,7 +136,7 @@ def run_layers(
         return moved
 
     with _intercept(shift):
-        outputs = structure.apply(params, x)
+        outputs = apply(params, x)
     return outputs, inputs
 
 
@@ -181,22 +150,6 @@ def _convolve(layer: Any, call: Call, x: Array) -> Array:
     if call.has_bias:
         z = z + layer.get_variable("params", "bias").reshape((1,) * (z.ndim - 1) + (-1,))
     return z.reshape(call.output)
-
-
-def layer_patches(call: Call, inputs: Array) -> Array:
-    """What the layer's matrix multiplies: ``inputs`` [n, *call.input] as [n, P, fan_in]."""
-    n = inputs.shape[0]
-    if not call.window:
-        return inputs.reshape((n, call.positions, call.fan_in))
-    num_axes = len(call.window)
-    x = inputs.reshape((-1, *inputs.shape[-num_axes - 1 :]))
-    padding = call.padding
-    if isinstance(padding, str):
-        extent = [(k - 1) * d + 1 for k, d in zip(call.window, call.dilation, strict=True)]
-        padding = lax.padtype_to_pads(x.shape[1:-1], extent, call.strides, padding)
-    pairs = tuple((int(low), int(high)) for low, high in padding)
-    geometry = Geometry(x.shape[1:-1], call.window, call.strides, pairs, call.dilation, None)
-    return patches(x, geometry).reshape((n, call.positions, call.fan_in))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ products over patches of the input.
 
 A convolution, its gradient by the input and its gradient by the kernel are bilinear, and each is the transpose of the
 others. They are three primitives, so that forward and reverse differentiation of any order, ``jit``, ``vmap``, ``scan``
-and ``remat`` apply.
+and ``remat`` apply. A depthwise convolution has no product in it: it is a sum of shifted inputs times numbers, as is
+each of its gradients, under ``vmap`` too.
 """
 
 from __future__ import annotations
@@ -90,15 +91,28 @@ def _direct_to_kernel(x: Array, y: Array, g: Geometry) -> Array:
     return jnp.moveaxis(out, 0, -2)
 
 
-def patches(x: Array, g: Geometry) -> Array:
-    """What the window sees at each place of ``x`` [B, *spatial, I], as [B, *output, window * I] in a kernel's order."""
+def _shifted(x: Array, g: Geometry) -> list[Array]:
+    """What each place of the window sees of ``x`` [B, *spatial, I], [B, *output, I] each."""
     padded = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((low, high, 0) for low, high in g.padding), (0, 0, 0)])
     shifted = []
     for offset in itertools.product(*map(range, g.window)):
         start = [o * d for o, d in zip(offset, g.dilation, strict=True)]
         stop = [a + (n - 1) * s + 1 for a, n, s in zip(start, g.output, g.strides, strict=True)]
         shifted.append(lax.slice(padded, (0, *start, 0), (x.shape[0], *stop, x.shape[-1]), (1, *g.strides, 1)))
+    return shifted
+
+
+def patches(x: Array, g: Geometry) -> Array:
+    """What the window sees at each place of ``x`` [B, *spatial, I], as [B, *output, window * I] in a kernel's order."""
+    shifted = _shifted(x, g)
     return shifted[0] if len(shifted) == 1 else lax.concatenate(shifted, x.ndim - 1)
+
+
+def _depthwise(x: Array, w: Array, g: Geometry) -> Array:
+    """The convolution of each channel of ``x`` [B, *spatial, I] with kernels of its own, ``w`` [*window, 1, O]."""
+    wide = jnp.repeat(x, w.shape[-1] // x.shape[-1], axis=-1)
+    rows = w.reshape((-1, *(1,) * (x.ndim - 1), w.shape[-1]))
+    return functools.reduce(jnp.add, (part * row for part, row in zip(_shifted(wide, g), rows, strict=True)))
 
 
 def _product(x: Array, w: Array, g: Geometry) -> Array:
@@ -270,6 +284,8 @@ def gemm_convolution(
     geometry = geometry._replace(padding=tuple((int(low), int(high)) for low, high in padding))
     if groups == 1:
         return _forward.bind(lhs, rhs, geometry=geometry)
+    if groups == lhs.shape[-1]:
+        return _depthwise(lhs, rhs, geometry)
     x = lhs.reshape((*lhs.shape[:-1], groups, -1))
     w = rhs.reshape((*rhs.shape[:-1], groups, -1))
     out = jax.vmap(functools.partial(_forward.bind, geometry=geometry), in_axes=-2, out_axes=-2)(x, w)

@@ -8,7 +8,9 @@ with the four gates side by side.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,10 +20,12 @@ from jax import lax
 from fedtangent.checks import choice, whole
 from fedtangent.models.entry import CROSS_ENTROPY, SQUARED_ERROR, ModelEntry
 from fedtangent.models.kernels import check_dtype
+from fedtangent.models.layers import Call, LayeredStructure, Plan
 from fedtangent.types import Array, Key, Model, PyTree
 
 POSITIONS = ("last", "all")
 DIFFERENTIATION = ("reverse", "any")
+Recurrence = Callable[[Array, Array], Array]  # (projected inputs [T, B, 4 H], recurrent kernel) -> hidden [T, B, H]
 
 
 def _gates(z: Array) -> tuple[Array, Array]:
@@ -109,18 +113,57 @@ def _initialise(sizes: tuple[int, int, int, int, int], dtype: Any, key: Key) -> 
     return params
 
 
-def _apply(layers: int, positions: str, recur: Callable[[Array, Array], Array], params: PyTree, x: Array) -> Array:
+def _hidden(layers: int, recur: Recurrence, params: PyTree, x: Array) -> tuple[list[Array], Array]:
+    """What enters each layer [T, B, ..], and the hidden states of the last one [T, B, H]."""
     table = params["embedding"]
     # a product and not a gather: the gradient of a gather is a scatter, which is slow on a CPU
     characters = jax.nn.one_hot(x.T.astype(jnp.int32), table.shape[0], dtype=table.dtype)  # [T, B, V]
-    h = characters @ table
+    h, seen = characters @ table, []
     for layer in range(layers):
         part = params[f"layer_{layer}"]
+        seen.append(h)
         flat = h.reshape((-1, h.shape[-1])) @ part["input"] + part["bias"][None]
         h = recur(flat.reshape((*h.shape[:2], -1)), part["recurrent"])
+    return seen, h
+
+
+def _apply(layers: int, positions: str, recur: Recurrence, params: PyTree, x: Array) -> Array:
+    h = _hidden(layers, recur, params, x)[1]
     chosen = h[-1] if positions == "last" else jnp.swapaxes(h, 0, 1)
     bias = params["output"]["bias"]
     return chosen @ params["output"]["kernel"] + bias.reshape((1,) * (chosen.ndim - 1) + bias.shape)
+
+
+def _plan(layers: int, params: PyTree, x: Any) -> Plan:
+    """A layer's cells see their input and their own last state, so that both kernels are one; the embedding is none."""
+    length, calls = x.shape[1], []
+    for layer in range(layers):
+        own = params[f"layer_{layer}"]
+        fan_in, gates = own["input"].shape[0] + own["recurrent"].shape[0], own["bias"].shape[0]
+        shapes = (1, length, fan_in), (1, length, gates)
+        calls.append(Call((f"layer_{layer}",), (), (), None, (), fan_in, True, *shapes))
+    units, outputs = params["output"]["kernel"].shape
+    calls.append(Call(("output",), (), (), None, (), units, True, (1, units), (1, outputs)))
+    names = [path[0].key for path, _ in jax.tree.leaves_with_path(params)]
+    return Plan(tuple(calls), (names.index("embedding"),), math.prod(params["embedding"].shape))
+
+
+def _run(
+    layers: int, recur: Recurrence, plan: Plan, params: PyTree, shifts: list[Array], x: Array
+) -> tuple[Array, list[Array]]:
+    """``LayeredStructure.run`` of the network that predicts the character after the last."""
+    inputs: list[Array] = []
+
+    def moved(z: Array, kernel: Array) -> Array:
+        layer = len(inputs)
+        hidden = recur(z + jnp.swapaxes(shifts[layer], 0, 1), kernel)
+        inputs.append(_previous(hidden))
+        return hidden
+
+    seen, h = _hidden(layers, moved, params, x)
+    inputs = [jnp.swapaxes(jnp.concatenate(pair, axis=-1), 0, 1) for pair in zip(seen, inputs, strict=True)]
+    output = params["output"]
+    return h[-1] @ output["kernel"] + output["bias"][None] + shifts[-1], [*inputs, h[-1]]
 
 
 def lstm(
@@ -169,7 +212,9 @@ def lstm(
         return _apply(layers, positions, recur, params, x)
 
     name = f"lstm({vocabulary}, {embedding}, {layers}x{units})"
-    return Model(name=name, init=init, apply=apply, kernel=None, output_size=sizes[-1])
+    # one output for each example: of several the kernel would be one of positions, too
+    structure = LayeredStructure(partial(_plan, layers), partial(_run, layers, recur)) if positions == "last" else None
+    return Model(name=name, init=init, apply=apply, kernel=None, output_size=sizes[-1], structure=structure)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,14 +18,14 @@ from fedtangent.federated.server import optax_server
 from fedtangent.federated.wire.secure_aggregation import BITS, masked_numbers, secured
 from fedtangent.federated.wire.shuffler import shuffled
 from fedtangent.federated.wire.subsample import check_beta, subsampled
-from fedtangent.losses import check_targets, get_loss
+from fedtangent.losses import Loss, check_targets, get_loss
 from fedtangent.types import Accept, Algorithm, Array, Channel, FederatedData, Local, Model, Schedule, Server
 
 
 class Options(TypedDict, total=False):
     """Options of every recipe that trains on its clients."""
 
-    loss: str  # a name of losses.LOSSES, by default "squared_error"
+    loss: str | Loss  # a name of losses.LOSSES, by default "squared_error", or a function as those there
     server_learning_rate: Rate  # of the way to the clients' mean, 1 by default; may be a schedule of the round
     client_optimizer: Callable[[float | Array], optax.GradientTransformation] | None  # from the rate; SGD by default
     weighting: str  # "examples" (the default) or "uniform"
@@ -127,8 +127,8 @@ def train_and_average(
     return compose(name, model, train, server, schedule, **parts)
 
 
-def check_data(loss: str, data: FederatedData) -> None:
-    """Raise ``ValueError`` for targets that the loss of that name does not take."""
+def check_data(loss: str | Loss, data: FederatedData) -> None:
+    """Raise ``ValueError`` for targets that the loss does not take."""
     check_targets(loss, data.y, "data: targets")
 
 

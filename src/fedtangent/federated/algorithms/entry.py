@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -12,7 +13,7 @@ import optax
 
 from fedtangent import checks
 from fedtangent.checks import choice
-from fedtangent.entries import Entry, catalogue, option
+from fedtangent.entries import Entry, catalogue, option, own_options
 from fedtangent.federated import faults
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import Rate, staircase_decay
@@ -198,6 +199,58 @@ class Around(Averaging):
 
 
 SHARED = frozenset(field.name for field in dataclasses.fields(Around))
+
+
+OWN_GROUPS: tuple[tuple[type[Any], tuple[str, ...]], ...] = (
+    # groups of options, and the arguments of a recipe that they give
+    (Sending, ("channel", "secure_aggregation")),
+    (ServerStep, ("server_learning_rate",)),
+    (Mean, ("weighting",)),
+    (Hiding, ("beta", "shuffle")),
+    (Training, ("work",)),
+    (Stepping, ("client_optimizer",)),
+    (Descent, ("client_learning_rate", "loss", "accept")),
+)
+
+
+def entry_of_function(name: str, function: Callable[..., Any]) -> AlgorithmEntry:
+    """The entry of a user's recipe ``(model, schedule, *, client_learning_rate, ..)``, ``package.module:function``.
+
+    A recipe takes the arguments that those of the package take (``work``, ``loss``, ``channel``, ..), by name or as
+    ``**options``, and has their options; its other parameters are options of its own. It returns an ``Algorithm``.
+    Raises ``ValueError`` as ``entries.own_options``, and for a recipe without a step size or a loss.
+    """
+    shared = [argument for _, arguments in OWN_GROUPS for argument in arguments]
+    everything = inspect.Parameter.VAR_KEYWORD in _kinds(function)
+    takes = set(shared) if everything else set(shared) & set(inspect.signature(function).parameters)
+    if not {"client_learning_rate", "loss"} <= takes:
+        raise ValueError(f"algorithm: got {name!r}, must take client_learning_rate and loss, or **options")
+    bases = tuple(group for group, arguments in OWN_GROUPS if takes & set(arguments))
+    options = own_options("algorithm", name, function, shared, bases)
+
+    def build(o: Any, given: Given) -> Algorithm:
+        arguments = {**shared_arguments(o), **own_arguments(options, o)}
+        for argument in ("accept", "client_optimizer"):
+            if argument not in takes and arguments.pop(argument, None) is not None:
+                option = "max_update_norm" if argument == "accept" else argument
+                raise ValueError(f"{option}: is not used with {name}, which does not take {argument}")
+        unused = {argument for argument in arguments if argument in shared} - takes
+        found = function(given.model, given.schedule, **{k: v for k, v in arguments.items() if k not in unused})
+        if not isinstance(found, Algorithm):
+            raise ValueError(f"algorithm: got {name!r}, which returned a {type(found).__name__}, must be an Algorithm")
+        return found
+
+    summary = (inspect.getdoc(function) or "an algorithm of your own").splitlines()[0]
+    why = "it is a function of your own; the rule of one that is near to it is in `fedtangent list algorithms`"
+    return AlgorithmEntry(name, summary, build, options, recipe=function, rule=why)
+
+
+def _kinds(function: Callable[..., Any]) -> set[Any]:
+    """The kinds of a function's parameters; none where they cannot be read, which ``own_options`` tells."""
+    try:
+        return {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+    except (TypeError, ValueError):
+        return set()
 
 
 def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:

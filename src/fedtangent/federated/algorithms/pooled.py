@@ -47,7 +47,7 @@ def centralised(
     *,
     learning_rate: Rate,
     work: Work,
-    loss: str = "squared_error",
+    loss: str | Loss = "squared_error",
     optimizer: Callable[[float | Array], optax.GradientTransformation] | None = None,
     slots_per_model: int | None = None,
     accept: Accept | None = None,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.checks import choice, flag, number, real_array
-from fedtangent.losses import LOSSES
+from fedtangent.losses import Loss, get_loss
 from fedtangent.theory import checks
 from fedtangent.theory.precision import is_concrete
 from fedtangent.types import Array, Partition
@@ -60,10 +60,10 @@ class Rule:
     """The training rows of each minibatch, whose mean gradient a local step follows: those that a run drew, whole
     numbers [R, S, T, B], -1 for none; or per client a sequence of batches, one for each of its local steps, the same in
     every round. None: all rows of the client in every step."""
-    loss: str = field(default="squared_error", metadata=STATIC)
-    """A name of ``losses.LOSSES``: "squared_error", ``1/2 |f - y|^2`` summed over outputs, of which there is a law; of
-    any other, such as "cross_entropy", ``y`` being probabilities of the classes, a local step follows its derivative by
-    the outputs."""
+    loss: str | Loss = field(default="squared_error", metadata=STATIC)
+    """A name of ``losses.LOSSES``, or a function as those there: "squared_error", ``1/2 |f - y|^2`` summed over
+    outputs, of which there is a law; of any other, such as "cross_entropy", ``y`` being probabilities of the classes, a
+    local step follows its derivative by the outputs."""
     local_momentum: Any = 0.0
     """Of the clients' steps, in [0, 1); it does not outlive a round."""
     anchoring: Any = 1.0
@@ -81,7 +81,7 @@ class Kind(NamedTuple):
     decays: bool = False  # the local objective has weight decay
     weighs_steps: bool = False  # local steps have weights of their own
     stepwise: bool = False  # local steps are taken one by one: on minibatches, of another loss, with momentum
-    loss: str = "squared_error"  # of losses.LOSSES
+    loss: str | Loss = "squared_error"  # of losses.LOSSES
     carries: bool = False  # local steps have momentum
     rows_per_example: int = 1  # of the kernel
     most_steps: int = 1  # the largest number of local steps
@@ -243,7 +243,7 @@ def _check_values(rule: Rule) -> None:
     choice("dynamics", rule.dynamics, DYNAMICS)
     for name in ("mu", "weight_decay"):
         number(name, getattr(rule, name), at_least=0)
-    choice("loss", rule.loss, LOSSES)
+    get_loss(rule.loss)
     number("server_momentum", rule.server_momentum, at_least=0, below=1)
     number("local_momentum", rule.local_momentum, at_least=0, below=1)
     number("homogeneity", rule.homogeneity)

@@ -1,0 +1,76 @@
+"""What networks of images share: an image's shape, how often it is halved, and why no statistics of batches are kept.
+
+Batch normalisation is replaced by ``nn.GroupNorm`` (Wu and He, 2018) everywhere: it normalises groups of channels
+within one example. Statistics of batches are of one client's data: averaged over clients whose data differ they are
+those of no data at all, and kept at the clients the server could not predict with them. And the output of one example
+would depend on others. What is learned, a scale and a shift for each channel, is as many numbers as before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedtangent.checks import whole
+from fedtangent.models.flax_networks import flax_structure, from_flax
+from fedtangent.types import Array, Model, PyTree
+
+SMALLEST = 4  # side of the image that is left at the end, at least
+
+
+def image_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
+    """``input_shape`` as (height, width, channels); (H, W) is short for (H, W, 1). Raises ``ValueError`` for others."""
+    shape = tuple(int(n) for n in input_shape)
+    shape = (*shape, 1) if len(shape) == 2 else shape
+    if len(shape) != 3 or min(shape) < 1:
+        raise ValueError(f"input_shape: got {tuple(input_shape)}, must be (height, width, channels)")
+    return shape[0], shape[1], shape[2]
+
+
+def of_images(network: Any, shape: Sequence[int], output_size: int, name: str) -> Model:
+    """A flax network of images ``shape`` as a model called ``name(shape, output_size)``.
+
+    ``apply`` takes ``x`` [n, ...] of any shape that holds so many numbers an example, and computes in the parameters'
+    dtype; weights start as float32. There is no analytic kernel.
+    """
+    flat = from_flax(network, jax.ShapeDtypeStruct((1, *shape), jnp.float32), output_size, name)
+
+    def apply(params: PyTree, x: Array) -> Array:
+        if math.prod(x.shape[1:]) != math.prod(shape):
+            raise ValueError(f"x: got {x.shape}, must be examples of {tuple(shape)}")
+        dtype = jax.tree.leaves(params)[0].dtype
+        return flat.apply(params, x.reshape((x.shape[0], *shape)).astype(dtype))
+
+    return flat._replace(apply=apply, structure=flax_structure(apply))
+
+
+def strides(shape: Sequence[int], places: int) -> list[int]:
+    """A stride for each of the ``places`` where a published network halves its images, first place first.
+
+    Small images are not halved at the first places, so that 4 x 4 or more are left of them. For 32 x 32 that makes the
+    usual networks for CIFAR of those for ImageNet. Raises ``ValueError`` for images that are smaller than that.
+    """
+    side = min(shape[:2])
+    if side < SMALLEST:
+        raise ValueError(f"input_shape: got {tuple(shape)}, must be at least {SMALLEST} high and wide")
+    halved = max(k for k in range(places + 1) if math.ceil(side / 2**k) >= SMALLEST)
+    return [1] * (places - halved) + [2] * halved
+
+
+def check_groups(groups: Any, channels: Iterable[int]) -> int:
+    """``groups`` of a GroupNorm, which must divide the ``channels`` of every layer; raises ``ValueError``."""
+    found, sizes = whole("groups", groups), sorted(set(channels))
+    if any(size % found for size in sizes):
+        raise ValueError(f"groups: got {groups}, must divide the channels of every layer, {', '.join(map(str, sizes))}")
+    return found
+
+
+def check_blocks(blocks: Sequence[int], most: int) -> tuple[int, ...]:
+    """The number of blocks of each stage, of at most so many stages; raises ``ValueError``."""
+    if not 1 <= len(blocks) <= most:
+        raise ValueError(f"blocks: got {tuple(blocks)}, must be of one to {most} stages")
+    return tuple(whole("blocks", number) for number in blocks)

@@ -1,0 +1,151 @@
+"""Residual networks for small images (He et al., 2016), with group normalisation (see ``models.images``)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from fedtangent.checks import whole
+from fedtangent.models.convolutional import convolution_called
+from fedtangent.models.entry import CROSS_ENTROPY, SQUARED_ERROR, ModelEntry
+from fedtangent.models.images import check_blocks, check_groups, image_shape, of_images, strides
+from fedtangent.types import Array, Model
+
+STAGES = 4
+
+
+def _network(stages: list[tuple[int, int, int]], groups: int, output_size: int, convolution: Any) -> Any:
+    """``stages`` are each (channels, blocks, stride of the first block)."""
+    import flax.linen as nn  # here: it takes longer to import than the rest of the package
+
+    def conv(channels: int, window: int, stride: int = 1) -> Any:
+        return nn.Conv(
+            channels, (window, window), stride, window // 2, use_bias=False, conv_general_dilated=convolution,
+            kernel_init=nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
+        )  # fmt: skip
+
+    norm = partial(nn.GroupNorm, groups, epsilon=1e-5)
+
+    class Block(nn.Module):
+        channels: int
+        stride: int
+
+        @nn.compact
+        def __call__(self, x: Array) -> Array:
+            y = nn.relu(norm()(conv(self.channels, 3, self.stride)(x)))
+            y = norm()(conv(self.channels, 3)(y))
+            if x.shape != y.shape:
+                x = norm()(conv(self.channels, 1, self.stride)(x))
+            return nn.relu(x + y)
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x: Array) -> Array:
+            x = nn.relu(norm()(conv(stages[0][0], 3)(x)))
+            for channels, blocks, stride in stages:
+                for block in range(blocks):
+                    x = Block(channels, 1 if block else stride)(x)
+            return nn.Dense(output_size)(x.mean((1, 2)))
+
+    return Network()
+
+
+def resnet18(
+    input_shape: Sequence[int] = (32, 32, 3),
+    output_size: int = 10,
+    width: int = 64,
+    blocks: Sequence[int] = (2, 2, 2, 2),
+    groups: int = 2,
+    convolution: str = "auto",
+) -> Model:
+    """ResNet-18 as it is used for CIFAR: a 3x3 convolution, four stages of basic blocks, mean, linear output.
+
+    He et al. (2016), table 1, for ImageNet begins with a 7x7 convolution and a max pooling instead, both of stride 2.
+    ``width`` are the channels of the first stage, which double from stage to stage; ``blocks`` are those of each stage
+    (fewer numbers: fewer stages). By default 11,173,962 parameters for 32x32x3 images and 10 classes. The stages halve
+    the image, on small images the last ones only (``models.images.strides``).
+
+    GroupNorm with ``groups`` groups stands for batch normalisation, whose statistics are not shared (see the module
+    ``models.images``); two groups are those of the federated ResNet-18 of Reddi et al. (2021). Weights start as
+    He et al. (2015). ``convolution`` is as in ``cnn``. ``apply`` takes ``x`` [n, ...] of any shape that holds an
+    example's numbers.
+
+    Raises ``ValueError`` for images below 4x4, sizes below 1, groups that do not divide the channels, unknown names.
+    """
+    return _resnet("resnet18", image_shape(input_shape), output_size, width, blocks, groups, convolution)
+
+
+def resnet34(
+    input_shape: Sequence[int] = (32, 32, 3),
+    output_size: int = 10,
+    width: int = 64,
+    blocks: Sequence[int] = (3, 4, 6, 3),
+    groups: int = 2,
+    convolution: str = "auto",
+) -> Model:
+    """ResNet-34 as it is used for CIFAR: ``resnet18`` of more blocks; by default 21,282,122 parameters."""
+    return _resnet("resnet34", image_shape(input_shape), output_size, width, blocks, groups, convolution)
+
+
+def _resnet(
+    name: str,
+    shape: tuple[int, int, int],
+    output_size: int,
+    width: int,
+    blocks: Sequence[int],
+    groups: int,
+    convolution: str,
+) -> Model:
+    whole("output_size", output_size)
+    numbers = check_blocks(blocks, STAGES)
+    channels = [whole("width", width) * 2**stage for stage in range(len(numbers))]
+    check_groups(groups, channels)
+    halved = [1, *strides(shape, STAGES - 1)[STAGES - len(numbers) :]]
+    chosen = convolution_called(convolution, (*shape[:2], width), width, 3)  # the first stage sees the largest images
+    stages = list(zip(channels, numbers, halved, strict=True))
+    return of_images(_network(stages, groups, output_size, chosen), shape, output_size, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNet18Options:
+    """Options of resnet18."""
+
+    width: int = 64
+    """Channels of the first stage, which double from stage to stage."""
+    blocks: tuple[int, ...] = (2, 2, 2, 2)
+    """Blocks of each stage; fewer numbers, fewer stages."""
+    groups: int = 2
+    """Groups of channels that are normalised together."""
+    convolution: str = "auto"
+    """lax, gemm, or auto: the faster one of them on this machine, measured once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNet34Options(ResNet18Options):
+    """Options of resnet34."""
+
+    blocks: tuple[int, ...] = (3, 4, 6, 3)
+    """Blocks of each stage; fewer numbers, fewer stages."""
+
+
+def _entry(function: Any, options: type[Any], layers: int) -> ModelEntry:
+    def build(o: Any, input_shape: tuple[int, ...], output_size: int) -> Model:
+        model: Model = function(input_shape, output_size, **dataclasses.asdict(o))
+        return model
+
+    return ModelEntry(
+        function.__name__,
+        f"a residual network of {layers} layers as for CIFAR, with group normalisation (He et al., 2016)",
+        build,
+        options,
+        ("he2016", "wu_he2018"),
+        function=function,
+        kinds=("image",),
+        loss=CROSS_ENTROPY,
+        learning_rates={SQUARED_ERROR: 0.01, CROSS_ENTROPY: 0.05},
+    )
+
+
+ENTRIES = (_entry(resnet18, ResNet18Options, 18), _entry(resnet34, ResNet34Options, 34))

@@ -1,0 +1,79 @@
+"""Every network of images and of text, in tiny, is trained for two rounds by the command line."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtangent import entries
+from fedtangent.data import Dataset
+from fedtangent.data.dataset import DatasetEntry, SourceInfo
+
+from .test_bad_input import assert_refused
+
+NETWORKS = {
+    "cnn": ["--filters", "2", "--hidden", "4", "--window", "3", "--convolution", "gemm"],
+    "lstm": ["--dataset", "text", "--partition", "iid", "--units", "4", "--embedding", "2"],
+    "mobilenet_v2": ["--width", "0.1", "--blocks", "1"],
+    "resnet18": ["--width", "2", "--blocks", "1", "--convolution", "gemm"],
+    "resnet34": ["--width", "2", "--blocks", "1", "--convolution", "gemm"],
+    "shufflenet_v2": ["--width", "0.5", "--blocks", "1"],
+}
+SHORT = ["--num-clients", "2", "--num-rounds", "2", "--evaluate-every", "2", "--local-steps", "1", "--batch-size", "4"]
+SHORT += ["--mapping", "scan", "--checkpoint-every", "0", "--output", "out"]
+
+
+@pytest.fixture
+def text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data set of texts of five characters, of which there are seven."""
+
+    def load(options: Any, folder: Path | None, seed: int) -> Dataset:
+        x = np.random.default_rng(seed).integers(0, 7, (20, 5), np.int32)
+        info = SourceInfo("made", "none", "generated")
+        return Dataset("text", x[:16], x[:16, 0], x[16:], x[16:, 0], 7, None, info, "tokens")
+
+    entry = DatasetEntry("text", "made", load, kind="tokens")
+    monkeypatch.setitem(entries.catalogue("datasets"), "text", entry)  # type: ignore[arg-type]
+
+
+def test_no_network_is_missing() -> None:
+    found = entries.catalogue("models").items()
+    assert set(NETWORKS) == {name for name, entry in found if "vector" not in entry.kinds}
+
+
+@pytest.mark.usefixtures("text")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_two_rounds(run: Callable, folder: Path, name: str) -> None:
+    few = [] if name == "lstm" else ["--num-train", "16", "--num-test", "4"]
+    ended = run("train", "--model", name, *NETWORKS[name], *SHORT, *few)
+    assert ended.code == 0, ended
+    with (folder / "out" / "metrics.csv").open(newline="") as file:
+        losses = {int(r["round"]): float(r["value"]) for r in csv.DictReader(file) if r["metric"] == "nll"}
+    assert set(losses) == {0, 2} and np.isfinite(list(losses.values())).all()
+
+
+REFUSED = {
+    "text": (
+        ["--model", "resnet18", "--dataset", "text"],
+        "model: got 'resnet18', which reads image inputs, but the",
+    ),
+    "images": (["--model", "lstm"], "model: got 'lstm', which reads tokens inputs, but the data are of kind image"),
+    "vectors": (["--model", "mobilenet_v2", "--flatten"], "input_shape: got (64,), must be (height, width, channels)"),
+    "too small": (["--model", "cnn", "--pool", "3"], "input_shape: got (8, 8, 1), must be at least 9 high and wide"),
+    "groups": (["--model", "shufflenet_v2", "--groups", "5"], "groups: got 5, must divide the channels of every layer"),
+    "width": (["--model", "shufflenet_v2", "--width", "3"], "width: got 3.0, allowed are 0.5, 1.0, 1.5, 2.0"),
+    "stages": (["--model", "resnet34", "--blocks", "1", "1", "1", "1", "1"], "blocks: got (1, 1, 1, 1, 1), must be of"),
+    "another's option": (["--model", "resnet18", "--filters", "3"], "filters: is not used with model 'resnet18', only"),
+}
+
+
+@pytest.mark.usefixtures("text")
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_network_cannot_take(run: Callable, folder: Path, case: str) -> None:
+    arguments, says = REFUSED[case]
+    assert_refused(run("train", *arguments, *SHORT), folder, says)
