@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-import html
 import json
 import shutil
 import subprocess
+from html import escape, unescape
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,8 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 
 def verdict(holds: bool | None) -> dict[str, object]:
-    return {"subject": "A", "statement": HOSTILE, "measured": "1", "holds": holds, "passed": holds}
+    told = {"subject": "A", "statement": HOSTILE, "sizes": "", "holds": holds, "control_fails": holds}
+    return {**told, "passed": holds}
 
 
 def write_run(folder: Path, command: str = "train", figures: int = 2, code: int | None = 0) -> Path:
@@ -76,13 +77,22 @@ def test_a_page_that_is_not_whole_is_found(tmp_path: Path, monkeypatch: pytest.M
 def test_tables_hold_what_the_run_wrote(tmp_path: Path) -> None:
     overview, results, verdicts, options, versions = Page(page_of(write_run(tmp_path / "a"))).tables
     assert overview[0] == ["run", "command", "of", "ended", "in short"]
-    assert overview[1][1:] == ["train", f"fed_avg, digits, {HOSTILE}", "finished", "1 as they must be, 1 undecided"]
+    assert overview[1][1:] == [
+        "train",
+        f"fed_avg, digits, {HOSTILE}",
+        "finished",
+        "verdicts: 1 as they must be, 1 undecided",
+    ]
     assert results == [
         ["split", "metric", "value", "more"],
         ["test", "accuracy", "0.25", "-"],
         [HOSTILE, "-", "1e-09", "3"],
     ]
-    assert [row[3:] for row in verdicts] == [["holds", "passed"], ["yes", "yes"], ["-", "-"]]
+    assert verdicts == [
+        ["subject", "statement", "holds", "control fails"],
+        ["A", HOSTILE, "holds", "fails, as it must"],
+        ["A", HOSTILE, "undecided", "undecided"],
+    ]
     assert options[1:] == [["algorithm", "fed_avg"], ["dataset", "digits"], ["model", HOSTILE], ["widths", "[8, 9]"]]
     config = json.loads((tmp_path / "a/config.json").read_text())
     assert versions[1:] == [[name, str(value)] for name, value in config["environment"].items()]
@@ -136,24 +146,26 @@ addEventListener("load", () => setTimeout(() => {
   const orders = [column()];
   const button = body.parentNode.querySelectorAll("th button")[2];
   for (let i = 0; i < 2; i++) { button.click(); orders.push(column()); }
-  document.documentElement.dataset.seen = JSON.stringify({
+  parent.postMessage(JSON.stringify({
     errors, orders, width: innerWidth, page: document.documentElement.scrollWidth,
     images: [...document.images].map((image) => image.naturalWidth),
     boxes: [...document.querySelectorAll("pre, table")].every((one) => one.closest(".scroll").tabIndex === 0),
-  });
+  }), "*");
 }));
 </script>"""
 
 
 def seen_in_a_browser(text: str, width: int, folder: Path) -> dict[str, object]:
-    """What a script finds in the page that is so wide; and the console's lines."""
+    """What a script finds in the page, in a frame that is so wide (a window is never narrow); the console's lines."""
     assert BROWSER is not None
-    inner = folder / "page.html"
-    inner.write_text(text.replace("</head>", f"{PROBE}</head>"), encoding="utf-8")
+    inner, outer = escape(text.replace("</head>", f"{PROBE}</head>")), folder / "outer.html"
+    listen = "onmessage = (event) => { document.documentElement.dataset.seen = event.data; };"
+    frame = f'<iframe style="border:0" width="{width}" height="2000" srcdoc="{inner}"></iframe>'
+    outer.write_text(f'<!DOCTYPE html><meta charset="utf-8"><script>{listen}</script>{frame}', encoding="utf-8")
     given = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--user-data-dir={folder}/user"]
-    given += [f"--window-size={width},2000", "--virtual-time-budget=5000", "--dump-dom", inner.as_uri()]
+    given += ["--window-size=1800,2000", "--virtual-time-budget=5000", "--dump-dom", outer.as_uri()]
     done = subprocess.run([BROWSER, *given], capture_output=True, text=True, check=True, timeout=300)
-    seen = html.unescape(done.stdout.partition('data-seen="')[2].partition('"')[0])
+    seen = unescape(done.stdout.partition('data-seen="')[2].partition('"')[0])
     return {**json.loads(seen), "console": [line for line in done.stderr.splitlines() if "CONSOLE" in line]}
 
 

@@ -13,11 +13,15 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedtangent.output.tables import FAILS, HOLDS
+
 PNG, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 DRAWN_PER_INCH, SHOWN_PER_INCH = 150, 96  # pixels: of the files, and what CSS calls one
 LEGIBLE = 0.7  # of its natural size, below which a figure is not shrunk: it scrolls in its box
-LONG = 120  # letters, beyond which a value that is no text is cut in a table
-SHOWN_APART = ("rows", "verdicts", "status", "rounds", "seconds", "exit_code", "failed", "passed")
+LONG = 120  # letters, beyond which a list of numbers is cut in a table
+WORDS = 32  # letters of a column of words that stand in one line
+TALL = 25  # rows, beyond which a table scrolls up and down as well
+SHOWN_APART = {"rows", "verdicts", "status", "failed", "passed", "exit_code"}
 
 
 class ReportedRun(NamedTuple):
@@ -179,7 +183,7 @@ def _in_short(run: ReportedRun) -> str:
     judged = [row for row in _verdicts(run) if "holds" in row]
     if judged:
         counts = {word: sum(row["passed"] is mark for row in judged) for mark, word in PASSED.items()}
-        return ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+        return "verdicts: " + ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     rows = run.result.get("rows") or run.last
     test = [row for row in rows if isinstance(row, Mapping) and row.get("split") == "test" and "value" in row]
     return ", ".join(f"test {row['metric']} {_text(_number(row['value']))}".replace("_", " ") for row in test[:2])
@@ -206,17 +210,17 @@ def _article(place: int, run: ReportedRun, line: str) -> str:
         *(f"<div><dt>{escape(name)}</dt><dd>{escape(_text(value))}</dd></div>" for name, value in facts.items()),
         "</dl>",
         "<h3>To repeat it</h3>",
-        _box("command", f"<pre><code>{escape(line)}</code></pre>"),
+        _box("command", f"<pre><code>{_unbroken(line)}</code></pre>"),
     ]
     if run.figures:
-        parts += ["<h3>Figures</h3>", *(_figure(path, run) for path in run.figures)]
+        parts += ["<h3>Figures</h3>", '<div class="figures">', *(_figure(path, run) for path in run.figures), "</div>"]
     if result.get("rows"):
         parts += ["<h3>Results</h3>", _table("results", _rows(result["rows"]))]
     elif run.last:
         parts += [f"<h3>At round {escape(run.last[0]['round'])}</h3>", _table("metrics", [*map(_numbers, run.last)])]
     if result.get("verdicts"):
         parts += ["<h3>Verdicts</h3>", _table("verdicts", _rows(result["verdicts"]))]
-    more = {name: value for name, value in result.items() if name not in SHOWN_APART}
+    more = {name: value for name, value in result.items() if name not in SHOWN_APART | facts.keys()}
     for name, rows in [(name, value) for name, value in more.items() if _is_table(value)]:
         parts += [f"<details><summary>{escape(_plain(name))}</summary>", _table(name, _rows(rows)), "</details>"]
         del more[name]
@@ -229,13 +233,26 @@ def _article(place: int, run: ReportedRun, line: str) -> str:
     return "\n".join([*parts, "</article>"])
 
 
+def _unbroken(line: str) -> str:
+    """A command line that is broken before its options only, where it can be."""
+    first, *options = line.split(" --")
+    return " ".join([escape(first), *(f"<span>--{escape(option)}</span>" for option in options)])
+
+
 def _is_table(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
 
 
 def _rows(value: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """Rows of a table, of what may be something else."""
-    return [row if isinstance(row, Mapping) else {"value": row} for row in value]
+    """Rows of a table, of what may be something else; of a verdict in the words of the terminal's."""
+    return [_in_words(row) if isinstance(row, Mapping) else {"value": row} for row in value]
+
+
+def _in_words(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not {"holds", "control_fails", "passed"} <= row.keys():
+        return row
+    said = {"holds": HOLDS[row["holds"]][0], "control_fails": FAILS[row["control_fails"]][0]}
+    return {name: said.get(name, value) for name, value in row.items() if name != "passed"}
 
 
 def _numbers(row: Mapping[str, str]) -> dict[str, Any]:
@@ -263,24 +280,25 @@ def _figure(path: Path, run: ReportedRun) -> str:
     return f"<figure>{_box(name, image)}<figcaption>{escape(name)}</figcaption></figure>"
 
 
-def _box(name: str, content: str) -> str:
+def _box(name: str, content: str, kind: str = "") -> str:
     """What may be wider than the screen, in a box that scrolls, by the keys too."""
-    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(_plain(name))}">{content}</div>'
+    return f'<div class="scroll{kind}" role="region" tabindex="0" aria-label="{escape(_plain(name))}">{content}</div>'
 
 
 def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a table that can be sorted, with every column that any row has."""
-    columns = list(dict.fromkeys(column for row in rows for column in row))
+    """Rows as a table that can be sorted, with every column of which any row has something."""
+    columns = list(dict.fromkeys(column for row in rows for column in row if row[column] not in (None, "")))
     numeric = {c for c in columns if all(_is_number(row[c]) for row in rows if row.get(c) is not None)}
     lines = ["<table>", "<thead><tr>"]
     for column in columns:
-        kind = ' class="number"' if column in numeric else ""
+        longest = max(len(_text(row.get(column))) for row in rows)
+        kind = ' class="number"' if column in numeric else f' style="min-width:{min(longest, WORDS)}ch"'
         lines.append(f'<th scope="col"{kind}><button type="button">{escape(_plain(str(column)))}</button></th>')
     lines.append("</tr></thead><tbody>")
     for row in rows:
         lines.append(f"<tr>{''.join(_cell(row.get(column), column in numeric) for column in columns)}</tr>")
     lines.append("</tbody></table>")
-    return _box(name, "\n".join(lines))
+    return _box(name, "\n".join(lines), " tall" if len(rows) > TALL else "")
 
 
 def _is_number(value: Any) -> bool:
@@ -300,6 +318,8 @@ def _text(value: Any) -> str:
     """A value as people read it."""
     if value is None:
         return "-"
+    if isinstance(value, _Link):
+        return value.text
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
