@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -57,7 +57,11 @@ def _lines(ax: Axes, lines: Mapping[str, np.ndarray], x: Sequence[float]) -> Non
             ax.errorbar(at, mean, half, fmt="none", ecolor=colour, elinewidth=1.0, capsize=2.5)
         elif half is not None:
             ax.fill_between(at, mean - half, mean + half, color=colour, alpha=0.18, lw=0)
-        style = {"marker": MARKERS[i % len(MARKERS)], "ls": ("-", "--")[i // len(METHODS) % 2], "color": colour}
+        style: dict[str, Any] = {
+            "marker": MARKERS[i % len(MARKERS)],
+            "ls": ("-", "--")[i // len(METHODS) % 2],
+            "color": colour,
+        }
         ax.plot(at, mean, ms=3.5, lw=1.4, label=label, markevery=max(1, len(x) // 25), **style)
 
 
@@ -68,8 +72,7 @@ def _mark(ax: Axes, x: Sequence[float]) -> None:
 
 
 def learning_curves(metrics: Sequence[Metric], loss: str, title: str, path: Path) -> Path:
-    """Of the runs of ``train``: the loss and, where there is one, the accuracy against the round; the last of them
-    against what was sent up until then, in MiB.
+    """Loss and, where there is one, accuracy of the runs of ``train`` by round, and the last of them by MiB sent up.
 
     Lines and intervals as in ``curves``, a line for each split, of the rounds at which every seed was evaluated.
     """
