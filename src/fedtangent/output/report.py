@@ -201,11 +201,11 @@ def _verdicts(run: ReportedRun) -> list[Mapping[str, Any]]:
 def _article(place: int, run: ReportedRun, line: str) -> str:
     """All of one run."""
     result, config = run.result, run.config
-    facts = {"of": _subject(run), "ended": run.ended, "folder": str(run.folder)}
+    facts = {"command": run.command, "of": _subject(run), "ended": run.ended}
     facts |= {name: result[name] for name in ("rounds", "seconds") if isinstance(result.get(name), int | float)}
     parts = [
         f'<article id="run-{place}" aria-labelledby="name-{place}">',
-        f'<h2 id="name-{place}">{escape(run.command)}: {escape(run.folder.name)}</h2>',
+        f'<h2 id="name-{place}">{escape(str(run.folder))}</h2>',
         "<dl>",
         *(f"<div><dt>{escape(name)}</dt><dd>{escape(_text(value))}</dd></div>" for name, value in facts.items()),
         "</dl>",
