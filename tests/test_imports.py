@@ -47,6 +47,7 @@ NEVER = {
 }
 SOLE_IMPORTER = {"neural_tangents": "fedtangent.kernels.neural_tangents", "tensorflow": None, "tf2jax": None}
 HEAVY = ("tensorflow", "tensorflow_datasets", "neural_tangents", "matplotlib", "sklearn", "tf2jax", "torch", "keras")
+HEAVY += ("tensorboardX", "pandas")
 IMPORT_SECONDS = 1.5
 MOST_ARGUMENTS = 8
 

@@ -10,7 +10,7 @@ from fedtangent.cli import main
 def asked(*arguments: object) -> main.Asked:
     """What these arguments ask for; one text is taken apart at its spaces."""
     words = str(arguments[0]).split() if len(arguments) == 1 else [str(word) for word in arguments]
-    return main.read(main.find(words[0]), words[1:])
+    return main.read(main.find(*words), words[1:])
 
 
 def prepared(*arguments: object) -> Any:

@@ -85,7 +85,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
         for round_, loss in ((0, 2.0 + seed), (num_rounds, 1.0)):
             found = {"nll": loss, "mse": loss, "accuracy": 0.5}
             watched = {} if options["evaluate"].args == (None,) else {"laziness": dict.fromkeys(LAZINESS, loss)}
-            evaluations.append(Evaluation(round_, {"train": found, "test": found} | watched, round_, round_))
+            evaluations.append(Evaluation(round_, {"train": found, "test": found} | watched, round_, round_, 0.25))
             on_evaluation(evaluations[-1])
         rounds = {"model_weight": np.ones((1, algorithm.schedule.num_models))}
         return Run(None, History(evaluations, rounds, Cost(0, 0, 0)))

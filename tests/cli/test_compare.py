@@ -54,7 +54,7 @@ def test_a_comparison_writes_its_files_and_ends_with_its_verdict(run: Callable, 
             assert v["passed"]
     with (out / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert ",".join(rows[0]) == "round,algorithm,seed,split,metric,value,uplink_bytes,downlink_bytes"
+    assert ",".join(rows[0]) == "round,algorithm,seed,split,metric,value,uplink_bytes,downlink_bytes,seconds"
     fed = [r for r in rows if r["algorithm"].startswith("Fed-ensemble") and r["split"] == "test"]
     assert [int(r["round"]) for r in fed] == [0, 4]
     assert float(fed[-1]["value"]) == pytest.approx(result["rows"][0]["test_mse"], rel=1e-12)

@@ -43,7 +43,7 @@ def test_a_prediction_writes_its_files_and_ends_with_its_tables(run: Callable, f
     assert files == [".lock", "config.json", "figures/predicted.png", "figures/rates.png", "metrics.csv", "result.json"]
     with (out / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert ",".join(rows[0]) == "round,algorithm,seed,split,metric,value,uplink_bytes,downlink_bytes"
+    assert ",".join(rows[0]) == "round,algorithm,seed,split,metric,value,uplink_bytes,downlink_bytes,seconds"
     mine = [r for r in rows if (r["algorithm"], r["split"]) == ("fed_avg, predicted", "test")]
     assert {r["metric"] for r in mine} >= {"mse", "accuracy", "mse_p5", "mse_p95"}
     mse = {name: [float(r["value"]) for r in mine if r["metric"] == name] for name in ("mse", "mse_p5", "mse_p95")}

@@ -16,6 +16,8 @@ import pytest
 from fedtangent.cli import train
 from fedtangent.engine.history import Evaluation
 
+from ..metrics_file import alike
+
 RUN = ["train", "--algorithm", "fed_ensemble", "--num-models", "2", "--num-train", "200", "--num-clients", "4"]
 RUN += ["--widths", "8", "--num-rounds", "9", "--evaluate-every", "4", "--checkpoint-every", "2"]
 
@@ -42,10 +44,6 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
     return at
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in ("metrics.csv", "result.json")}
-
-
 def test_a_stopped_run_ends_as_if_it_had_not_been(run: Callable, folder: Path, stopped: Callable) -> None:
     assert run(*RUN, "--output", "whole").code == 0
     stopped(4)
@@ -58,16 +56,16 @@ def test_a_stopped_run_ends_as_if_it_had_not_been(run: Callable, folder: Path, s
     stopped(None)
     ended = run(*RUN, "--output", "out", "--resume")
     assert (ended.code, ended.err) == (0, "")
-    assert files(folder / "out") == files(folder / "whole")
+    assert alike(folder / "out") == alike(folder / "whole")
 
 
 def test_a_finished_run_is_extended_and_may_move(run: Callable, folder: Path) -> None:
     assert run(*RUN, "--output", "whole").code == 0
     assert run(*RUN, "--num-rounds", "5", "--output", "short").code == 0
-    assert files(folder / "short") != files(folder / "whole")
+    assert alike(folder / "short") != alike(folder / "whole")
     (folder / "short").rename(folder / "moved")
     assert run(*RUN, "--output", "moved", "--resume", "--checkpoint-every", "3").code == 0
-    assert files(folder / "moved") == files(folder / "whole")
+    assert alike(folder / "moved") == alike(folder / "whole")
     options = json.loads((folder / "moved" / "config.json").read_text())["options"]
     assert (options["num_rounds"], options["resume"]) == (9, True)
 
@@ -80,7 +78,7 @@ def test_several_seeds_continue_where_one_was_stopped(run: Callable, folder: Pat
     stopped(None)
     ended = run(*RUN, "--seeds", "0,3", "--output", "out", "--resume")
     assert (ended.code, ended.err) == (0, "")
-    assert files(folder / "out") == files(folder / "whole")
+    assert alike(folder / "out") == alike(folder / "whole")
     seeds = {line.split(",")[2] for line in (folder / "out" / "metrics.csv").read_text().splitlines()[1:]}
     assert seeds == {"0", "3"}
 
@@ -89,15 +87,15 @@ def test_several_seeds_continue_where_one_was_stopped(run: Callable, folder: Pat
 def test_of_several_seeds_one_may_have_no_checkpoint_yet(run: Callable, folder: Path) -> None:
     several = (*RUN, "--seeds", "0,3", "--output", "out")
     assert run(*several).code == 0
-    before = files(folder / "out")
+    before = alike(folder / "out")
     shutil.rmtree(folder / "out/checkpoints/seed-3/run-0001")
     assert run(*several, "--resume").code == 0
-    assert files(folder / "out") == before
+    assert alike(folder / "out") == before
     for seed in (0, 3):
         shutil.rmtree(folder / f"out/checkpoints/seed-{seed}/run-0001")
     ended = run(*several, "--resume")
     assert ended.code == 0 and "there is no checkpoint in out/checkpoints/seed-0: starting" in ended.err
-    assert files(folder / "out") == before
+    assert alike(folder / "out") == before
 
 
 def test_a_full_disk_is_one_line(run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,13 +138,13 @@ def test_what_cannot_be_resumed_is_one_line(run: Callable, folder: Path) -> None
 
 def test_damage_is_told_and_got_around(run: Callable, folder: Path) -> None:
     assert run(*RUN, "--output", "out").code == 0
-    before = files(folder / "out")
+    before = alike(folder / "out")
     (folder / "out/checkpoints/run-0001/round-00000009/record.json").write_text("{")
     ended = run(*RUN, "--output", "out", "--resume")
     assert ended.code == 0
     assert ended.err.startswith("fedtangent: the checkpoint of round 9 is damaged (record.json is no JSON)")
     assert ended.err.endswith("; going back to round 8\n")
-    assert files(folder / "out") == before
+    assert alike(folder / "out") == before
 
 
 def test_no_checkpoints_if_none_are_wanted(run: Callable, folder: Path) -> None:

@@ -100,8 +100,9 @@ def plain(tree: Any) -> Any:
 
 
 def bits(run: Run) -> Any:
-    """All of a run's state and history."""
-    return plain((run.state, run.history))
+    """All of a run's state and history but the clock's seconds."""
+    evaluations = [e._replace(seconds=0.0) for e in run.history.evaluations]
+    return plain((run.state, run.history._replace(evaluations=evaluations)))
 
 
 def summary(run: Run) -> str:

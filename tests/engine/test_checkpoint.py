@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -399,12 +400,24 @@ def test_a_metric_that_a_checkpoint_cannot_hold(tmp_path: Path) -> None:
             stateful.run(1, evaluate=lambda state, m=metric: {"a": m}, checkpoint=at(tmp_path, resume=False))
 
 
+def test_the_seconds_of_a_resumed_run_go_on_where_it_was_saved(tmp_path: Path) -> None:
+    begin, told = time.monotonic(), list[Evaluation]()
+    with pytest.raises(Killed):
+        stateful.run(checkpoint=at(tmp_path, resume=False), on_evaluation=lambda e: (told.append(e), killed_at(9)(e)))
+    before = time.monotonic() - begin
+    time.sleep(1)
+    begin = time.monotonic()
+    seen = [e.seconds for e in stateful.run(checkpoint=at(tmp_path)).history.evaluations]
+    assert seen[:3] == [e.seconds for e in told[:3]]  # rounds 0, 3 and 6; what came after round 8 was lost
+    assert 0 <= seen[0] < seen[2] < seen[3] < seen[4] <= before + time.monotonic() - begin
+
+
 def test_a_segment_comes_back_as_it_was() -> None:
     infos = {"a": np.arange(6.0).reshape(3, 2), "b": np.asarray(jnp.ones((3,), jnp.bfloat16)), "c": np.zeros((3, 0))}
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), infos)
     metrics = {"text": "é", "s": np.array(["ab", "c"]), "n": [float("inf"), -0.0, 1e-320], "d": {"array": {"x": 1}}}
     metrics |= {"big": 10**30, "t": np.datetime64("2020-01-01")}
-    segment = Segment(4, 7, Link("x", "y"), infos, [Evaluation(5, metrics, 1, 2)])
+    segment = Segment(4, 7, Link("x", "y"), infos, [Evaluation(5, metrics, 1, 2, 0.5)], 1.25)
     assert stateful.plain(decode(encode(segment, shapes), shapes)) == stateful.plain(segment)
 
 

@@ -76,11 +76,13 @@ def test_metrics_that_fail_half_way_leave_the_old_file(tmp_path: Path) -> None:
 
 
 def test_metrics_have_the_promised_columns(tmp_path: Path) -> None:
-    files.write_metrics(tmp_path, [metric(0), metric(5)])
+    files.write_metrics(tmp_path, [metric(0), metric(5)._replace(seconds=1.5)])
     with (tmp_path / "metrics.csv").open(newline="") as file:
         rows = list(csv.reader(file))
-    assert rows[0] == ["round", "algorithm", "seed", "split", "metric", "value", "uplink_bytes", "downlink_bytes"]
-    assert rows[2] == ["5", "fed_avg", "0", "test", "mse", "0.5", "10", "20"]
+    of_run = ["round", "algorithm", "seed", "split", "metric", "value", "uplink_bytes", "downlink_bytes"]
+    assert rows[0] == [*of_run, "seconds"]
+    assert rows[1] == ["0", "fed_avg", "0", "test", "mse", "0.5", "10", "20", ""]
+    assert rows[2] == ["5", "fed_avg", "0", "test", "mse", "0.5", "10", "20", "1.5"]
     assert len(rows) == 3
 
 
@@ -123,10 +125,25 @@ def test_a_folder_that_holds_a_run_is_taken_only_by_what_goes_on_with_it(tmp_pat
         files.check_free(tmp_path, "train", options, goes_on=True, can_go_on=True)
 
 
+WROTE = ("config.json", "metrics.csv", "metrics.csv.part", "result.json", "report.html")
+WROTE += ("figures/a.png", "checkpoints/x", "runs/a.npz", "tensorboard/seed-0/events")
+
+
+def test_a_result_is_of_the_run_that_was_begun_last(tmp_path: Path) -> None:
+    files.write_config(tmp_path, "train", {"seed": 0})
+    files.write_end(tmp_path, 0)  # stopped before it had a result
+    assert not (tmp_path / "result.json").exists()
+    files.write_result(tmp_path, [{"a": 1}], seconds=float("nan"))
+    files.write_end(tmp_path, 1)
+    assert json.loads((tmp_path / "result.json").read_text()) == {"rows": [{"a": 1}], "seconds": None, "exit_code": 1}
+    files.write_config(tmp_path, "train", {"seed": 0})
+    assert not (tmp_path / "result.json").exists()
+
+
 def test_what_a_run_wrote_is_cleared_and_nothing_else(tmp_path: Path) -> None:
     def fill() -> None:
-        for name in ("config.json", "metrics.csv", "result.json", "figures/a.png", "checkpoints/x", "mine.txt"):
-            (tmp_path / name).parent.mkdir(exist_ok=True)
+        for name in (*WROTE, "mine.txt"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text("{}")
 
     fill()

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from fedtangent.measures.uncertainty import Reliability
 from fedtangent.output import run_plots as plots
+from fedtangent.output.files import Metric
 
 from .drawn import assert_drawn, pixels
 
@@ -47,6 +49,48 @@ def test_curves(tmp_path: Path, seeds: int, points: int) -> None:
     values[0, 0] = np.nan
     panels = {"accuracy": {"a": values, "b": values / 2}, "NLL": {"a": values, "b": 2 * values}}
     assert_drawn(plots.curves(panels, range(points), "digits", tmp_path / "c.png"))
+
+
+def told(seeds: int, names: tuple[str, ...], rounds: tuple[int, ...] = (0, 2, 4)) -> list[Metric]:
+    """Metrics of two splits; a later seed sends more, and its last round is not there."""
+    return [
+        Metric(r, "fed_avg", s, split, name, 1 / (1 + r + s), (s + 1) * r * 2**20, 0)
+        for s in range(seeds)
+        for r in rounds[: len(rounds) - (s > 0)]
+        for split in ("train", "test")
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize(("seeds", "names"), [(1, ("mse",)), (3, ("mse", "accuracy"))])
+def test_learning_curves_are_of_loss_accuracy_and_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: int, names: tuple[str, ...]
+) -> None:
+    figures: list[Figure] = []
+    save = plots.save
+
+    def kept(figure: Figure, *more: object) -> Path:
+        figures.append(figure)
+        return save(figure, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(plots, "save", kept)
+    assert_drawn(plots.learning_curves(told(seeds, names), "mse", "digits", tmp_path / "l.png"))
+    axes = figures[0].axes
+    assert [(ax.get_xlabel().split(",")[0], ax.get_ylabel()) for ax in axes] == [
+        *(("round", name) for name in names),
+        ("MiB sent up", names[-1]),
+    ]
+    rounds = [0, 2, 4] if seeds == 1 else [0, 2]  # of every seed
+    for ax in axes:
+        lines = [line for line in ax.lines if not line.get_label().startswith("_")]
+        assert [line.get_label() for line in lines] == ["train", "test"]
+        assert len(ax.collections) == (2 if seeds > 1 else 0)  # an interval each
+        np.testing.assert_allclose(
+            lines[0].get_ydata(), [np.mean([1 / (1 + r + s) for s in range(seeds)]) for r in rounds]
+        )
+    sent = np.mean([[(s + 1) * r for r in rounds] for s in range(seeds)], axis=0)
+    shift = np.mean([line.get_xdata() for line in axes[-1].lines if len(line.get_xdata()) == len(rounds)], axis=0)
+    np.testing.assert_allclose(shift, sent, atol=1e-12)
 
 
 def test_pyplot_and_its_global_state_are_not_touched() -> None:

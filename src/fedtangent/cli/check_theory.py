@@ -51,7 +51,6 @@ def run_job(job: TheoryJob) -> int:
     write_config(folder, "check-theory", options)
     done: dict[str, list[Verdict]] = {}
     seconds: dict[str, float] = {}
-    write_result(folder, [], passed=False, seconds=seconds)  # nothing is left of an earlier run's verdict
     for place, (name, entry) in enumerate(checks.items(), start=1):
         say(f"{name} ({place} of {len(checks)})")
         begun = time.perf_counter()

@@ -89,6 +89,7 @@ def run(arguments: list[str]) -> int:
 
     import fedtangent
     from fedtangent.engine.checkpoints import CheckpointError
+    from fedtangent.output.files import write_end
 
     if arguments == ["--version"]:
         print(f"{PROGRAM} {fedtangent.__version__}")
@@ -115,7 +116,10 @@ def run(arguments: list[str]) -> int:
         return _refused(error)
     try:
         with held:
-            return int(command.module.run_job(job))
+            code = int(command.module.run_job(job))
+            if asked.values.get("output") is not None and processes.is_main():
+                write_end(asked.values["output"], code)
+            return code
     except CheckpointError as error:
         return _refused(error)
     except BrokenPipeError:
@@ -171,7 +175,7 @@ def groups_of(command: Command, chosen: Mapping[str, str]) -> dict[str, Any]:
     return {**description.groups(chosen), **own} if command.describes else own
 
 
-def _options(groups: Mapping[str, Any]) -> dict[str, Option]:
+def options_by_name(groups: Mapping[str, Any]) -> dict[str, Option]:
     """The options by name; of equal names the command's own, before that of what is chosen."""
     own = {title: group for title, group in groups.items() if isinstance(group, type)}
     return options_of(groups) | options_of(own)
@@ -205,7 +209,7 @@ def _read_several(
 
     What differs between the runs by their defaults is not among the values, and so none of what repeats them.
     """
-    has = {name: _options(groups_of(command, {**chosen, "algorithm": name})) for name in algorithms}
+    has = {name: options_by_name(groups_of(command, {**chosen, "algorithm": name})) for name in algorithms}
     asked = []
     for name, options in has.items():
         others = {option for other in has.values() for option in other} - options.keys()
@@ -240,7 +244,7 @@ def _read(
     """What the arguments ask for of one run."""
     before = {name: _listed(value)[0] if name == "algorithm" else value for name, value in before.items()}
     groups = groups_of(command, chosen)
-    options = _options(groups)
+    options = options_by_name(groups)
     if any(name in given for name in description.CHOICES):  # another choice: options of the former one fall away
         before = {name: value for name, value in before.items() if name in options}
     switches = {f"no_{one.name}" for one in options.values() if one.type is bool}
@@ -329,7 +333,7 @@ def help_page(command: Command, arguments: Sequence[str]) -> str:
     """The page of help of a command, with the options of what the arguments choose."""
     given, _, chosen = _begun(command, arguments)
     groups = groups_of(command, chosen)
-    options = _options(groups)
+    options = options_by_name(groups)
     positional = "".join(f" {one.shown}" for one in options.values() if one.positional)
     about = inspect.cleandoc(command.module.prepare.__globals__["__doc__"] or "").split("\n\n")[0]
     about = " ".join(about.split()).rpartition("``: ")[2]

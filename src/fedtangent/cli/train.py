@@ -34,6 +34,7 @@ from fedtangent.measures.tangent_kernels import KernelDiagnostics, check_watchab
 from fedtangent.measures.uncertainty import Reliability
 from fedtangent.output.files import Metric, held_by, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import TextTable, console, number
+from fedtangent.output.tensorboard import check_tensorboard, tensorboard
 from fedtangent.types import Array
 
 SHOWN = {  # of each kind of diagnostics, whose metrics are filed under its name as a split: those in the table
@@ -41,6 +42,7 @@ SHOWN = {  # of each kind of diagnostics, whose metrics are filed under its name
     "laziness": LAZINESS,
 }
 DIAGNOSTICS = ("none", *SHOWN)
+LOGS = ("none", "tensorboard")
 Watch = KernelDiagnostics | LazinessDiagnostics
 DIVERGED = 100.0  # times the first training loss
 LOWER = "lower the learning rate"
@@ -58,6 +60,8 @@ class TrainOptions:
     """none; at evaluations kernel, or laziness: how far from linear."""
     diagnostics_examples: int = option(256, used_with="diagnostics")
     """diagnostics: training examples to measure on (laziness: test ones too)."""
+    log: str = option("none", may_differ=True)
+    """none, or tensorboard: every evaluation in OUTPUT/tensorboard, too."""
     resume: bool = option(False, may_differ=True)
     """Continue from OUTPUT; --num-rounds may have grown."""
     output: Path | None = option(None, may_differ=True)
@@ -109,6 +113,9 @@ def _check(options: TrainOptions, machine: MachineOptions, described: Descriptio
     """The seeds of the runs; raises ``ValueError`` for an option out of range."""
     checks.whole("evaluate_every", options.evaluate_every, 1, 2**31 - 1)
     checks.choice("diagnostics", options.diagnostics, DIAGNOSTICS)
+    checks.choice("log", options.log, LOGS)
+    if options.log == "tensorboard":
+        check_tensorboard()
     checks.whole("diagnostics_examples", options.diagnostics_examples, 2)
     check_used(asdict(options) | asdict(machine), {"train": TrainOptions(), "machine": MachineOptions()})
     if machine.checkpoint_every is not None:
@@ -163,6 +170,7 @@ def run_job(job: Job) -> int:
     resumed = first if first.resume else None
     mapping = resolve_mapping(built.algorithm, built.data, run.num_rounds, job.machine.mapping, resumed)
     metrics: list[Metric] = []
+    log = tensorboard(folder) if o.log == "tensorboard" and is_main() else None
     watch, takes_classes = _watch(job), targets_of(built.loss) == "classes"
 
     def evaluate(watch: Watch | None, state: Any) -> dict[str, Any]:
@@ -180,12 +188,12 @@ def run_job(job: Job) -> int:
             options = built.description.values() | asdict(o) | asdict(job.machine)
             write_config(folder, "train", options, resolved=_resolved(job, mapping))
             _announce(mapping)
-        for split, found in e.metrics.items():
-            metrics.extend(
-                Metric(e.round, built.algorithm.name, seed, split, name, value, e.uplink_bytes, e.downlink_bytes)
-                for name, value in found.items()
-            )
+        told, sent = (e.round, built.algorithm.name, seed), (e.uplink_bytes, e.downlink_bytes, e.seconds)
+        new = [Metric(*told, s, name, value, *sent) for s, found in e.metrics.items() for name, value in found.items()]
+        metrics.extend(new)
         write_metrics(folder, metrics)
+        if log is not None:
+            log(new)
 
     runs: dict[int, Run] = {}
     bins: list[Reliability] = []
@@ -363,14 +371,10 @@ def _table(job: Job, rows: list[dict[str, Any]], last: Evaluation) -> TextTable:
 
 
 def _draw(job: Job, metrics: list[Metric], bins: list[Reliability], folder: Path) -> None:
-    from fedtangent.output.run_plots import curves, reliability_diagram
+    from fedtangent.output.run_plots import learning_curves, reliability_diagram
 
-    metric = uncertainty.metric_of(job.built.loss)
-    chosen = "accuracy" if job.built.splits["test"].labels is not None else metric
-    found = {(m.split, m.seed, m.round): m.value for m in metrics if m.metric == chosen}
-    rounds = [r for r in sorted({m.round for m in metrics}) if all(("test", seed, r) in found for seed in job.seeds)]
-    series = {s: np.array([[found[s, seed, r] for r in rounds] for seed in job.seeds]) for s in job.built.splits}
-    curves({chosen: series}, rounds, job.title, folder / "figures" / f"{chosen}.png")
+    loss = uncertainty.metric_of(job.built.loss)
+    learning_curves(metrics, loss, job.title, folder / "figures" / "learning_curves.png")
     if bins:
         title = f"{job.title}, test examples" + ("" if len(bins) == 1 else f" of {len(bins)} seeds")
         reliability_diagram({job.built.algorithm.name: bins}, title, folder / "figures" / "reliability.png")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedtangent.checks import MAX_INDEX, whole
+from fedtangent.engine.progress import headline
+from fedtangent.pytrees import num_bytes
 from fedtangent.types import Cost, PyTree
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def check_rounds(num_rounds: int, evaluate_every: int | None) -> int:
@@ -27,12 +32,17 @@ def check_options(function: str, options: Mapping[str, Any], kind: type) -> None
 
 
 class Evaluation(NamedTuple):
-    """What was seen after ``round`` rounds (0 is the initial state)."""
+    """What was seen after ``round`` rounds (0 is the initial state).
+
+    ``seconds`` are those of the clock since the run began, compiling, evaluating and saving included; of a run that was
+    resumed, not those between its last checkpoint and its return. They are no part of what two equal runs share.
+    """
 
     round: int
     metrics: dict[str, Any]
     uplink_bytes: int
     downlink_bytes: int
+    seconds: float
 
 
 class History(NamedTuple):
@@ -41,6 +51,33 @@ class History(NamedTuple):
     evaluations: list[Evaluation]
     rounds: dict[str, Any]  # NumPy arrays [R, ...]; "cohort" is a Cohort of arrays [R, S]
     cost: Cost
+
+    def __repr__(self) -> str:
+        """How long it is, and where it ended."""
+        length = next((len(leaf) for leaf in jax.tree.leaves(self.rounds)), 0)
+        said = f"{length} rounds, {len(self.evaluations)} evaluations"
+        if not self.evaluations:
+            return f"History({said})"
+        last = self.evaluations[-1]
+        return f"History({said}, the last at round {last.round}: {headline(last.metrics) or 'no numbers'})"
+
+    def to_pandas(self) -> DataFrame:
+        """A row for each evaluation: round, bytes, seconds, and the metrics, those of splits as ``test.accuracy``.
+
+        What is no number stays as it is, an array too. Raises ``ImportError`` where pandas is not installed.
+        """
+        return data_frame(
+            [
+                {
+                    "round": e.round,
+                    "uplink_bytes": e.uplink_bytes,
+                    "downlink_bytes": e.downlink_bytes,
+                    "seconds": e.seconds,
+                    **_flat(e.metrics),
+                }
+                for e in self.evaluations
+            ]
+        )
 
 
 class Run(NamedTuple):
@@ -56,6 +93,32 @@ class Run(NamedTuple):
     history: History
     status: str = "finished"
     signal: int = 0
+
+    def __repr__(self) -> str:
+        """How it ended, its history in short, and the size of its state."""
+        arrays = [leaf for leaf in jax.tree.leaves(self.state) if hasattr(leaf, "dtype")]
+        size = num_bytes(arrays) / 2**20
+        return f"Run({self.status}, {self.history!r}, state of {len(arrays)} arrays, {size:.3g} MiB)"
+
+
+def data_frame(rows: Any) -> DataFrame:
+    """What pandas makes of ``rows``; raises ``ImportError`` in one line where it is not installed."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("pandas: is not installed, must be there: pip install 'fedtangent[notebooks]'") from error
+    return pandas.DataFrame(rows)
+
+
+def _flat(metrics: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Metrics by their full names; what is a number, as Python's or NumPy's."""
+    found: dict[str, Any] = {}
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{before}{name}.")
+        else:
+            found[before + name] = np.asarray(value)[()] if isinstance(value, jax.Array | np.ndarray) else value
+    return found
 
 
 def first_rounds(infos: PyTree, rounds: int) -> PyTree:

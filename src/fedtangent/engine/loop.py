@@ -106,6 +106,7 @@ class Past(NamedTuple):
     evaluations: list[Evaluation]
     sent: tuple[int, int]  # bytes up and down
     saved: Saved
+    begun: float  # time.monotonic(); of a resumed run, as if it had not been away
     saved_chunks: int = 0  # how many of them the last checkpoint holds
     saved_evaluations: int = 0
 
@@ -114,7 +115,8 @@ def start(setup: RunSetup, fresh: PyTree) -> Past:
     """The fresh state, or where the checkpoint was."""
     store = setup.store
     if store is None or not store.options.resume:
-        return Past(0, fresh, [], [], at_start(setup.cost), Saved(0, None, time.monotonic(), 0.0))
+        now = time.monotonic()
+        return Past(0, fresh, [], [], at_start(setup.cost), Saved(0, None, now, 0.0), now)
     found = restore(store, setup.num_rounds, fresh)
     # The last evaluation of a run that had fewer rounds to do is none of a longer run's.
     evaluations = [e for e in found.evaluations if _is_evaluated(setup, e.round)]
@@ -124,7 +126,8 @@ def start(setup: RunSetup, fresh: PyTree) -> Past:
     first = at_start(setup.cost)
     sent = up + first[0], down + first[1]
     held = len(found.infos), len(evaluations)
-    return Past(found.saved.round, found.state, found.infos, evaluations, sent, found.saved, *held)
+    begun = time.monotonic() - found.seconds
+    return Past(found.saved.round, found.state, found.infos, evaluations, sent, found.saved, begun, *held)
 
 
 def _is_evaluated(setup: RunSetup, round_: int) -> bool:
@@ -206,18 +209,24 @@ def _look(setup: RunSetup, past: Past, save: bool = False) -> Past:
 def _evaluate(setup: RunSetup, past: Past) -> None:
     if past.evaluations and past.evaluations[-1].round == past.round:
         return
+    seconds = _seconds(past)
     metrics = setup.measure(local(past.state))
     if not isinstance(metrics, dict):
         raise ValueError(f"evaluate: returned a {type(metrics).__name__}, must return a dictionary of metrics by name")
-    past.evaluations.append(Evaluation(past.round, metrics, *past.sent))
+    past.evaluations.append(Evaluation(past.round, metrics, *past.sent, seconds))
     setup.on_evaluation(past.evaluations[-1])
 
 
 def _save(setup: RunSetup, store: Store, past: Past) -> Past:
     infos = stacked(setup.shapes, past.chunks[past.saved_chunks :])
     news = past.evaluations[past.saved_evaluations :]
-    saved = save(store, past.saved, past.round, local(past.state), infos, news)
+    saved = save(store, past.saved, past.round, local(past.state), infos, news, _seconds(past))
     return past._replace(saved=saved, saved_chunks=len(past.chunks), saved_evaluations=len(past.evaluations))
+
+
+def _seconds(past: Past) -> float:
+    """How long the run has taken, to the millisecond."""
+    return round(time.monotonic() - past.begun, 3)
 
 
 def _is_good(past: Past, chunks: int) -> bool:

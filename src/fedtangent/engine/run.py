@@ -93,9 +93,9 @@ class RunOptions(TypedDict, total=False):
         resumed, first with those of the checkpoint.
     progress: show a bar on a terminal; elsewhere a line every ten seconds or more.
     checkpoint: write checkpoints, and continue from one if told so. A run that was stopped, or killed, and resumed
-        returns what the uninterrupted run returns, bit for bit, history included; so does a finished one that is
-        resumed with more rounds. While it runs, the first SIGTERM or SIGINT makes it finish what it computes, save,
-        and return with ``status`` "stopped by ...".
+        returns what the uninterrupted run returns, bit for bit, history included, seconds aside; so does a finished
+        one that is resumed with more rounds. While it runs, the first SIGTERM or SIGINT makes it finish what it
+        computes, save, and return with ``status`` "stopped by ...".
     stop_on_divergence: look, between chunks, whether the server's numbers are finite and whether any client's loss is;
         if not, return state and history of the last round for which they were, with ``status`` "diverged at round
         ..."; and likewise before a round whose rate the server refused, "unstable at round ...". Keeps a second copy

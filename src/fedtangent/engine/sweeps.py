@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,11 @@ import numpy as np
 from fedtangent.checks import choice, whole
 from fedtangent.data.partition import validate
 from fedtangent.engine.clients import default_kind, engine_for
-from fedtangent.engine.history import check_options, check_rounds
+from fedtangent.engine.history import check_options, check_rounds, data_frame
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, Partition, PyTree
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 OVER = ("auto", "map", "vmap")
 
@@ -34,6 +37,29 @@ class Sweep(NamedTuple):
     seeds: tuple[int, ...]
     rounds: np.ndarray  # [E] rounds done at each evaluation, 0 first
     metrics: dict[str, np.ndarray]  # name -> [seeds, configs, E, ...]
+
+    def __repr__(self) -> str:
+        """What it went over, and what it measured."""
+        over = f"{len(self.configs)} configurations of {', '.join(self.configs[0]) or 'nothing'}"
+        seen = f"{len(self.rounds)} evaluations up to round {self.rounds[-1]}"
+        return f"Sweep({over}, {len(self.seeds)} seeds, {seen}: {', '.join(self.metrics)})"
+
+    def to_pandas(self) -> DataFrame:
+        """A row for each seed, configuration and evaluation: the configuration, ``seed``, ``round``, the metrics.
+
+        A metric that is an array stands whole in its cell. Raises ``ImportError`` where pandas is not installed,
+        ``ValueError`` for a metric that bears the name of another column.
+        """
+        shape = len(self.seeds), len(self.configs), len(self.rounds)
+        seed, config, at = np.indices(shape).reshape(3, -1)
+        columns: dict[str, Any] = {name: [self.configs[i][name] for i in config] for name in self.configs[0]}
+        columns |= {"seed": np.array(self.seeds)[seed], "round": np.asarray(self.rounds)[at]}
+        for name, values in self.metrics.items():
+            if name in columns:
+                raise ValueError(f"metrics: got the name {name!r}, must be none of {', '.join(columns)}")
+            rows = values.reshape(-1, *values.shape[3:])
+            columns[name] = rows if rows.ndim == 1 else list(rows)
+        return data_frame(columns)
 
 
 class _Alike(NamedTuple):

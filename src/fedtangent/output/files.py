@@ -17,7 +17,8 @@ import numpy as np
 
 from fedtangent.engine.processes import environment
 
-WRITTEN = ("config.json", "metrics.csv", "result.json", "figures", "checkpoints", "runs")  # all that a run writes
+# All that a run writes; but for the kernels of predict, which are checked, and used again where they fit.
+WRITTEN = ("config.json", "metrics.csv", "result.json", "figures", "checkpoints", "runs", "tensorboard", "report.html")
 
 
 class Metric(NamedTuple):
@@ -31,6 +32,7 @@ class Metric(NamedTuple):
     value: float
     uplink_bytes: int
     downlink_bytes: int
+    seconds: float | None = None  # by the clock since that run began, where that was measured
 
 
 def output_folder(path: str | os.PathLike[str]) -> Path:
@@ -85,18 +87,23 @@ def clear(folder: Path) -> None:
     """Remove the run that ``folder`` holds, whole, and nothing else."""
     if held_by(folder) is not None:
         for name in WRITTEN:
-            path = folder / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            for path in (folder / name, _part(folder / name)):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` so that a reader, or a kill, sees the old file or the new one, never a part."""
-    part = path.with_name(path.name + ".part")
+    part = _part(path)
     part.write_text(text, encoding="utf-8")
     os.replace(part, path)
+
+
+def _part(path: Path) -> Path:
+    """Where what becomes ``path`` is written."""
+    return path.with_name(path.name + ".part")
 
 
 def _plain(value: Any) -> Any:
@@ -129,7 +136,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_config(folder: Path, command: str, config: Any, **more: Any) -> None:
-    """config.json: the command and every option, enough to repeat the run, the environment it ran in, and ``more``."""
+    """config.json: the command and every option, enough to repeat the run, the environment it ran in, and ``more``.
+
+    It begins a run: the result of a shorter one, which this continues, goes.
+    """
+    (folder / "result.json").unlink(missing_ok=True)
     options = config if isinstance(config, Mapping) else dataclasses.asdict(config)
     whole = {"command": command, "options": _said(options), **more, "environment": environment()}
     write_json(folder / "config.json", whole)
@@ -147,3 +158,10 @@ def write_metrics(folder: Path, metrics: Iterable[Metric]) -> None:
 def write_result(folder: Path, rows: Iterable[Any], **more: Any) -> None:
     """result.json: the final table as ``{"rows": [...]}``, and whatever else belongs to the result."""
     write_json(folder / "result.json", {"rows": list(rows), **more})
+
+
+def write_end(folder: Path, exit_code: int) -> None:
+    """The exit code in result.json, where there is one: that of a run that did not come to its end has none."""
+    path = folder / "result.json"
+    if path.exists():
+        write_json(path, json.loads(path.read_text(encoding="utf-8")) | {"exit_code": exit_code})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedtangent.measures.paired import half_width
 from fedtangent.measures.uncertainty import Reliability, coverage_interval
+from fedtangent.output.files import Metric
 from fedtangent.output.style import LAZINESS, MARKERS, METHODS, NEUTRAL, PREDICTED, SIMULATED, canvas, dress, save
 
 if TYPE_CHECKING:
@@ -38,22 +39,66 @@ def curves(
     seed there is none.
     """
     figure, axes = canvas(len(panels), width=5.4 if len(panels) == 1 else 4.6, height=3.6)
-    few = len(x) <= FEW
     for ax, (metric, lines) in zip(axes[0], panels.items(), strict=True):
-        for i, (label, values) in enumerate(lines.items()):
-            mean, at, colour = values.mean(axis=0), np.asarray(x, float), METHODS[i % len(METHODS)]
-            half = half_width(values) if len(values) > 1 else None
-            if half is not None and few:
-                at = at + (i - (len(lines) - 1) / 2) * 0.01 * (at[-1] - at[0])  # beside each other
-                ax.errorbar(at, mean, half, fmt="none", ecolor=colour, elinewidth=1.0, capsize=2.5)
-            elif half is not None:
-                ax.fill_between(at, mean - half, mean + half, color=colour, alpha=0.18, lw=0)
-            style = {"marker": MARKERS[i % len(MARKERS)], "ls": ("-", "--")[i // len(METHODS) % 2], "color": colour}
-            ax.plot(at, mean, ms=3.5, lw=1.4, label=label, markevery=max(1, len(x) // 25), **style)
-        if few:
-            ax.set_xticks(list(x))
-        dress(ax, across, metric, whole=not few and all(float(v).is_integer() for v in x))
+        _lines(ax, lines, x)
+        _mark(ax, x)
+        dress(ax, across, metric, whole=len(x) > FEW and all(float(v).is_integer() for v in x))
     return save(figure, path, title)
+
+
+def _lines(ax: Axes, lines: Mapping[str, np.ndarray], x: Sequence[float]) -> None:
+    """A line for each label, values [seeds, len(x)], in its interval; see ``curves``."""
+    few = len(x) <= FEW
+    for i, (label, values) in enumerate(lines.items()):
+        mean, at, colour = values.mean(axis=0), np.asarray(x, float), METHODS[i % len(METHODS)]
+        half = half_width(values) if len(values) > 1 else None
+        if half is not None and few:
+            at = at + (i - (len(lines) - 1) / 2) * 0.01 * (at[-1] - at[0])  # beside each other
+            ax.errorbar(at, mean, half, fmt="none", ecolor=colour, elinewidth=1.0, capsize=2.5)
+        elif half is not None:
+            ax.fill_between(at, mean - half, mean + half, color=colour, alpha=0.18, lw=0)
+        style: dict[str, Any] = {
+            "marker": MARKERS[i % len(MARKERS)],
+            "ls": ("-", "--")[i // len(METHODS) % 2],
+            "color": colour,
+        }
+        ax.plot(at, mean, ms=3.5, lw=1.4, label=label, markevery=max(1, len(x) // 25), **style)
+
+
+def _mark(ax: Axes, x: Sequence[float]) -> None:
+    """Ticks at every value of ``x`` where these are few."""
+    if len(x) <= FEW:
+        ax.set_xticks(list(x))
+
+
+def learning_curves(metrics: Sequence[Metric], loss: str, title: str, path: Path) -> Path:
+    """Loss and, where there is one, accuracy of the runs of ``train`` by round, and the last of them by MiB sent up.
+
+    Lines and intervals as in ``curves``, a line for each split, of the rounds at which every seed was evaluated.
+    """
+    shown = [name for name in dict.fromkeys((loss, "accuracy")) if any(m.metric == name for m in metrics)]
+    seeds = sorted({m.seed for m in metrics})
+    sent = {(m.seed, m.round): m.uplink_bytes / 2**20 for m in metrics}
+    rounds = [r for r in sorted({m.round for m in metrics}) if all((seed, r) in sent for seed in seeds)]
+    figure, axes = canvas(len(shown) + 1, width=4.2, height=3.4)
+    for ax, name in zip(axes[0], shown, strict=False):
+        lines = _by_split(metrics, name, seeds, rounds)
+        _lines(ax, lines, rounds)
+        _mark(ax, rounds)
+        dress(ax, "round", name, whole=len(rounds) > FEW)
+    up = [float(np.mean([sent[seed, r] for seed in seeds])) for r in rounds]
+    _lines(axes[0][-1], lines, up)
+    dress(axes[0][-1], "MiB sent up" + (", mean of the seeds" if len(seeds) > 1 else ""), shown[-1])
+    return save(figure, path, title)
+
+
+def _by_split(
+    metrics: Sequence[Metric], name: str, seeds: Sequence[int], rounds: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """The metric's values [seeds, rounds] of each split that has them."""
+    found = {(m.split, m.seed, m.round): m.value for m in metrics if m.metric == name}
+    splits = dict.fromkeys(split for split, _, _ in found)
+    return {s: np.array([[found[s, seed, r] for r in rounds] for seed in seeds]) for s in splits}
 
 
 def reliability_diagram(methods: Mapping[str, Sequence[Reliability]], title: str, path: Path) -> Path:

@@ -27,13 +27,17 @@ class Link(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Rounds ``start`` to ``stop`` (exclusive) and the evaluations made between the two checkpoints."""
+    """Rounds ``start`` to ``stop`` (exclusive) and the evaluations made between the two checkpoints.
+
+    ``seconds``: how long the run had taken by then, from its beginning.
+    """
 
     start: int
     stop: int
     previous: Link | None
     infos: PyTree  # NumPy arrays [stop - start, ...]
     evaluations: list[Evaluation]
+    seconds: float
 
 
 def _lower(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
@@ -82,7 +86,7 @@ def encode(segment: Segment, shapes: PyTree) -> bytes:
     """
     arrays: dict[str, np.ndarray] = {}
     told = [
-        [e.round, _lower(e.metrics, arrays, f"metrics of round {e.round}"), e.uplink_bytes, e.downlink_bytes]
+        [e.round, _lower(e.metrics, arrays, f"metrics of round {e.round}"), e.uplink_bytes, e.downlink_bytes, e.seconds]
         for e in segment.evaluations
     ]
     arrays |= {f"info {i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(segment.infos))}
@@ -91,6 +95,7 @@ def encode(segment: Segment, shapes: PyTree) -> bytes:
         "stop": segment.stop,
         "previous": segment.previous,
         "evaluations": told,
+        "seconds": segment.seconds,
         "layout": _layout(shapes),
         "dtypes": {name: str(array.dtype) for name, array in arrays.items()},
     }
@@ -117,6 +122,6 @@ def decode(content: bytes, shapes: PyTree) -> Segment:
     arrays = {name: array.view(np.dtype(header["dtypes"][name])) for name, array in arrays.items()}
     leaves, structure = jax.tree.flatten(shapes)
     infos = jax.tree.unflatten(structure, [arrays[f"info {i}"] for i in range(len(leaves))])
-    told = [Evaluation(r, _raise(metrics, arrays), up, down) for r, metrics, up, down in header["evaluations"]]
+    told = [Evaluation(round_, _raise(metrics, arrays), *more) for round_, metrics, *more in header["evaluations"]]
     previous = None if header["previous"] is None else Link(*header["previous"])
-    return Segment(header["start"], header["stop"], previous, infos, told)
+    return Segment(header["start"], header["stop"], previous, infos, told, header["seconds"])

@@ -42,7 +42,7 @@ from fedtangent.engine.history import Evaluation
 from fedtangent.engine.processes import environment
 from fedtangent.types import PyTree
 
-FORMAT = 1
+FORMAT = 2
 RECORD = "record.json"
 _SECONDS, _TIMES = 10.0, 20
 
@@ -73,6 +73,7 @@ class RestoredRun(NamedTuple):
     infos: list[PyTree]  # chunk after chunk
     evaluations: list[Evaluation]
     saved: Saved
+    seconds: float  # it had taken by then
 
 
 def _numbered(folder: Path, kind: str) -> list[tuple[int, Path]]:
@@ -166,8 +167,16 @@ def due(store: Store, saved: Saved) -> bool:
     return store.options.every is None and waited >= max(_SECONDS, _TIMES * saved.seconds)
 
 
-def save(store: Store, saved: Saved, round_: int, state: PyTree, infos: PyTree, evaluations: list[Evaluation]) -> Saved:
-    """Write a checkpoint after ``round_`` rounds; ``infos`` and ``evaluations`` are those since ``saved``.
+def save(
+    store: Store,
+    saved: Saved,
+    round_: int,
+    state: PyTree,
+    infos: PyTree,
+    evaluations: list[Evaluation],
+    seconds: float,
+) -> Saved:
+    """Write a checkpoint after ``round_`` rounds that took ``seconds``; infos, evaluations: those since ``saved``.
 
     Every process calls it, the first writes. Returns the new ``Saved``. Raises ``CheckpointError`` where the disk does
     not let it, ``ValueError`` for metrics that a checkpoint cannot hold.
@@ -176,7 +185,7 @@ def save(store: Store, saved: Saved, round_: int, state: PyTree, infos: PyTree, 
     arrays, shape, link = on_host(state), layout(state), None
     if jax.process_index() == 0:
         try:
-            link = _write(store, Segment(saved.round, round_, saved.link, infos, evaluations), arrays, shape)
+            link = _write(store, Segment(saved.round, round_, saved.link, infos, evaluations, seconds), arrays, shape)
         except OSError as error:
             raise CheckpointError(f"checkpoint: cannot write below {store.folder}: {error.strerror}") from error
         except ValueError as error:
@@ -293,4 +302,5 @@ def _read(store: Store, path: Path, record: dict[str, Any], like: PyTree) -> Res
         [segment.infos for segment in segments],
         [evaluation for segment in segments for evaluation in segment.evaluations],
         Saved(record["round"], last, time.monotonic(), 0.0),
+        segments[-1].seconds,
     )

@@ -1,0 +1,101 @@
+"""``fedtangent report``: finished runs as one HTML page, with the command that repeats each."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import tyro
+
+import fedtangent
+from fedtangent.cli import main
+from fedtangent.cli.arguments import words
+from fedtangent.engine.description import DECIDING
+from fedtangent.output.files import output_folder, write_atomically, write_config, write_result
+from fedtangent.output.report import ReportedRun, page, read_run, runs_below
+from fedtangent.output.tables import TextTable, console
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What is reported, and where the page goes."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ("results",)
+    """Folders of runs, or folders that have some below them."""
+    output: Path = Path("results/report")
+    """Folder for the page, report.html, which needs nothing else."""
+
+
+class Job(NamedTuple):
+    """The runs, and the page that is made of them."""
+
+    options: ReportOptions
+    runs: list[ReportedRun]
+    html: str
+
+
+def prepare(options: ReportOptions) -> Job:
+    """Read all the runs and make the page; raises ``ValueError``, and writes nothing."""
+    if not options.runs:
+        raise ValueError("runs: got none, must be folders of runs")
+    folders = [folder for given in options.runs for folder in runs_below(Path(given))]
+    for folder in folders:
+        if folder.resolve() == options.output.resolve():
+            raise ValueError(f"output: got {options.output}, which is one of the runs: name another folder")
+    runs = [read_run(folder) for folder in dict.fromkeys(folders)]
+    return Job(options, runs, page(runs, [command_of(run) for run in runs], fedtangent.__version__))
+
+
+def run_job(job: Job) -> int:
+    """Write the page; returns the exit code."""
+    folder, screen = output_folder(job.options.output), console()
+    write_config(folder, "report", job.options)
+    write_atomically(folder / "report.html", job.html)
+    rows = [{"run": str(run.folder), "command": run.command, "ended": run.ended} for run in job.runs]
+    write_result(folder, rows)
+    screen.print(TextTable(None, ("run", "command", "ended"), [tuple(row.values()) for row in rows]))
+    figures = sum(len(run.figures) for run in job.runs)
+    screen.print(f"{len(rows)} runs, {figures} figures in {folder / 'report.html'}", highlight=False)
+    return 0
+
+
+def command_of(run: ReportedRun) -> str:
+    """The command line that repeats a run: what differs from the defaults, checked to mean the same.
+
+    Where it does not, as for a run of another version, it names the run's config.json.
+    """
+    path = ["--config", str(run.folder / "config.json")]
+    try:
+        whole = _values(run.command, path)
+        decided = {name: whole[name] for name in DECIDING if whole.get(name) is not None}
+        first = {name: value[0] if isinstance(value, list) else value for name, value in decided.items()}
+        options = main.options_by_name(main.groups_of(main.find(run.command, *path), first))
+        decided |= {name: value for name, value in whole.items() if options[name].positional}
+        usual = _values(run.command, words(decided, options))
+        said = decided | {name: value for name, value in whole.items() if value != usual.get(name)}
+        for name in decided:  # what is chosen anyway goes
+            less = {other: value for other, value in said.items() if other != name}
+            said = less if _means(run.command, words(less, options), whole) else said
+        line = words(said, options)
+        if _means(run.command, line, whole):
+            return shlex.join([main.PROGRAM, run.command, *line])
+    except ValueError:
+        pass
+    return shlex.join([main.PROGRAM, run.command, *path])
+
+
+def _values(command: str, line: Sequence[str]) -> dict[str, Any]:
+    """The value of every option that belongs to the run, in words where that is a path."""
+    values = main.read(main.find(command, *line), line).values
+    return {n: str(v) if isinstance(v, Path) else v for n, v in values.items() if n not in main.ANEW}
+
+
+def _means(command: str, line: Sequence[str], values: Mapping[str, Any]) -> bool:
+    """Whether the line gives these values."""
+    try:
+        return _values(command, line) == values
+    except ValueError:
+        return False

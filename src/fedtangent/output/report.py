@@ -1,0 +1,339 @@
+"""Runs as one HTML page that needs nothing else: figures within it, a style and a script of its own, no network."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import importlib.resources
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedtangent.output.tables import FAILS, HOLDS
+
+PNG, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
+DRAWN_PER_INCH, SHOWN_PER_INCH = 150, 96  # pixels: of the files, and what CSS calls one
+LEGIBLE = 0.7  # of its natural size, below which a figure is not shrunk: it scrolls in its box
+LONG = 120  # letters, beyond which a list of numbers is cut in a table
+WORDS = 32  # letters of a column of words that stand in one line
+TALL = 25  # rows, beyond which a table scrolls up and down as well
+SHOWN_APART = {"rows", "verdicts", "status", "failed", "passed", "exit_code"}
+
+
+class ReportedRun(NamedTuple):
+    """What a run left in its folder."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    result: Mapping[str, Any]  # empty where there is none yet
+    last: Sequence[Mapping[str, str]]  # the rows of the last round in metrics.csv
+    figures: Sequence[Path]
+
+    @property
+    def command(self) -> str:
+        """The command that ran."""
+        return str(self.config["command"])
+
+    @property
+    def ended(self) -> str:
+        """How it ended, in a few words."""
+        code = self.result.get("exit_code")
+        if code is None:
+            at = f", at round {self.last[0]['round']}" if self.last else ""
+            return f"unfinished{at}"
+        said = [str(self.result["status"])] if self.result.get("status") not in (None, "finished") else []
+        said += [str(one) for one in self.result.get("failed") or ()]
+        if code == 0:
+            return "; ".join(["finished", *said])
+        return "; ".join(said or ["simulation and theory disagree, or a wrong theory passes"])
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The folders of runs: ``folder`` itself, or all below it. Raises ``ValueError`` where there is none."""
+    if not folder.is_dir():
+        raise ValueError(f"runs: got {folder}, must be a folder")
+    found = _below(folder)
+    if not found:
+        raise ValueError(f"runs: got {folder}, must be the folder of a run, or have some below it")
+    return found
+
+
+def _below(folder: Path) -> list[Path]:
+    """The folders of runs, in order of their names; that of a report is none."""
+    path = folder / "config.json"
+    if path.is_file() and _read(path).get("command", "report") != "report":
+        return [folder]
+    inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    return [run for path in inner for run in _below(path)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The JSON object of a file; raises ``ValueError`` naming it where there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"runs: cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"runs: {path} is no JSON that a run wrote") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"runs: {path} is no JSON that a run wrote")
+    return found
+
+
+def read_run(folder: Path) -> ReportedRun:
+    """What is in the folder of a run; raises ``ValueError`` naming a file that cannot be read.
+
+    A figure that was not written to its end is left out.
+    """
+    config = _read(folder / "config.json")
+    if not isinstance(config.get("command"), str) or not isinstance(config.get("options"), dict):
+        raise ValueError(f"runs: {folder / 'config.json'} is not the configuration of a run")
+    path = folder / "result.json"
+    result = _read(path) if path.exists() else {}
+    figures = [path for path in sorted((folder / "figures").glob("*.png")) if _is_whole(path.read_bytes())]
+    return ReportedRun(folder, config, result, _last(folder / "metrics.csv"), figures)
+
+
+def _last(path: Path) -> list[dict[str, str]]:
+    """The rows of the last round, in the file's order."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if (row.get("round") or "").isdecimal()]
+    latest = max((int(row["round"]) for row in rows), default=0)
+    return [row for row in rows if int(row["round"]) == latest]
+
+
+def _is_whole(content: bytes) -> bool:
+    return content.startswith(PNG) and content.endswith(PNG_END)
+
+
+def page(runs: Sequence[ReportedRun], commands: Sequence[str], version: str) -> str:
+    """The page: a table of the runs, then what each found, how it was configured, and the command that repeats it."""
+    style, script = (
+        importlib.resources.files("fedtangent.output").joinpath(name).read_text(encoding="utf-8")
+        for name in ("report.css", "report.js")
+    )
+    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    rows = [
+        {"run": _Link(f"#run-{i}", str(run.folder)), "command": run.command, "of": _subject(run)}
+        | {"ended": run.ended, "in short": _in_short(run)}
+        for i, run in enumerate(runs, start=1)
+    ]
+    bodies = (_article(i, run, line) for i, (run, line) in enumerate(zip(runs, commands, strict=True), start=1))
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
+            "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">",
+            '<meta name="color-scheme" content="light dark">',
+            f"<title>fedtangent: {count}</title>",
+            f"<style>\n{style}</style>",
+            "</head>",
+            "<body>",
+            f"<header><h1>{count} of fedtangent</h1></header>",
+            "<main>",
+            '<section aria-label="All runs">',
+            _table("runs", rows),
+            "</section>",
+            *bodies,
+            "</main>",
+            f"<footer>Written by fedtangent {escape(version)}. A click on a column's name sorts by it.</footer>",
+            f"<script>\n{script}</script>",
+            "</body>",
+            "</html>\n",
+        ]
+    )
+
+
+class _Link(NamedTuple):
+    """A link within the page."""
+
+    to: str
+    text: str
+
+
+def _subject(run: ReportedRun) -> str:
+    """What the run is of."""
+    options = run.config["options"]
+    if "algorithm" in options:
+        parts = (_words(options["algorithm"]), _words(options.get("dataset")), _words(options.get("model")))
+        return ", ".join(part for part in parts if part)
+    named = options.get("name") or options.get("case") or options.get("only")
+    return " ".join(part for part in (_words(named), _words(options.get("scale"))) if part)
+
+
+def _words(value: Any) -> str:
+    """A value of an option as text; none where there is no value."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def _in_short(run: ReportedRun) -> str:
+    """Verdicts counted; of a run the metrics of its test examples."""
+    judged = [row for row in _verdicts(run) if "holds" in row]
+    if judged:
+        counts = {word: sum(row["passed"] is mark for row in judged) for mark, word in PASSED.items()}
+        return "verdicts: " + ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    rows = run.result.get("rows") or run.last
+    test = [row for row in rows if isinstance(row, Mapping) and row.get("split") == "test" and "value" in row]
+    return ", ".join(f"test {row['metric']} {_text(_number(row['value']))}".replace("_", " ") for row in test[:2])
+
+
+PASSED = {True: "as they must be", False: "not as they must be", None: "undecided"}
+
+
+def _verdicts(run: ReportedRun) -> list[Mapping[str, Any]]:
+    """The verdicts, which of check-theory are the rows."""
+    found = run.result.get("verdicts") or run.result.get("rows") or []
+    return [row for row in found if isinstance(row, Mapping) and "holds" in row and "passed" in row]
+
+
+def _article(place: int, run: ReportedRun, line: str) -> str:
+    """All of one run."""
+    result, config = run.result, run.config
+    facts = {"command": run.command, "of": _subject(run), "ended": run.ended}
+    facts |= {name: result[name] for name in ("rounds", "seconds") if isinstance(result.get(name), int | float)}
+    parts = [
+        f'<article id="run-{place}" aria-labelledby="name-{place}">',
+        f'<h2 id="name-{place}">{escape(str(run.folder))}</h2>',
+        "<dl>",
+        *(f"<div><dt>{escape(name)}</dt><dd>{escape(_text(value))}</dd></div>" for name, value in facts.items()),
+        "</dl>",
+        "<h3>To repeat it</h3>",
+        _box("command", f"<pre><code>{_unbroken(line)}</code></pre>"),
+    ]
+    if run.figures:
+        parts += ["<h3>Figures</h3>", '<div class="figures">', *(_figure(path, run) for path in run.figures), "</div>"]
+    if result.get("rows"):
+        parts += ["<h3>Results</h3>", _table("results", _rows(result["rows"]))]
+    elif run.last:
+        parts += [f"<h3>At round {escape(run.last[0]['round'])}</h3>", _table("metrics", [*map(_numbers, run.last)])]
+    if result.get("verdicts"):
+        parts += ["<h3>Verdicts</h3>", _table("verdicts", _rows(result["verdicts"]))]
+    more = {name: value for name, value in result.items() if name not in SHOWN_APART | facts.keys()}
+    for name, rows in [(name, value) for name, value in more.items() if _is_table(value)]:
+        parts += [f"<details><summary>{escape(_plain(name))}</summary>", _table(name, _rows(rows)), "</details>"]
+        del more[name]
+    told = {"configuration": config["options"], "resolved": config.get("resolved"), "found": more}
+    told["versions"] = config.get("environment")
+    for name, values in told.items():
+        if values:
+            rows = [{"name": key, "value": value} for key, value in dict(values).items()]
+            parts += [f"<details><summary>{name}</summary>", _table(name, rows), "</details>"]
+    return "\n".join([*parts, "</article>"])
+
+
+def _unbroken(line: str) -> str:
+    """A command line that is broken before its options only, where it can be."""
+    first, *options = line.split(" --")
+    return " ".join([escape(first), *(f"<span>--{escape(option)}</span>" for option in options)])
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
+
+
+def _rows(value: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """Rows of a table, of what may be something else; of a verdict in the words of the terminal's."""
+    return [_in_words(row) if isinstance(row, Mapping) else {"value": row} for row in value]
+
+
+def _in_words(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not {"holds", "control_fails", "passed"} <= row.keys():
+        return row
+    said = {"holds": HOLDS[row["holds"]][0], "control_fails": FAILS[row["control_fails"]][0]}
+    return {name: said.get(name, value) for name, value in row.items() if name != "passed"}
+
+
+def _numbers(row: Mapping[str, str]) -> dict[str, Any]:
+    return {name: _number(value) for name, value in row.items() if name and value != ""}
+
+
+def _number(value: Any) -> Any:
+    """The number that a text is, or what was given."""
+    try:
+        return int(value) if isinstance(value, str) and value.isdecimal() else float(value)
+    except (TypeError, ValueError):
+        return value
+
+
+def _figure(path: Path, run: ReportedRun) -> str:
+    """A PNG within the page, no larger than it was drawn and no smaller than can be read."""
+    content, name = path.read_bytes(), _plain(path.stem)
+    width, height = struct.unpack(">II", content[16:24])
+    shown = round(width * SHOWN_PER_INCH / DRAWN_PER_INCH)
+    image = (
+        f'<img src="data:image/png;base64,{base64.b64encode(content).decode("ascii")}" '
+        f'alt="{escape(name)} of {escape(run.command)} in {escape(run.folder.name)}" width="{width}" height="{height}" '
+        f'style="width:{shown}px;min-width:{round(LEGIBLE * shown)}px">'
+    )
+    return f"<figure>{_box(name, image)}<figcaption>{escape(name)}</figcaption></figure>"
+
+
+def _box(name: str, content: str, kind: str = "") -> str:
+    """What may be wider than the screen, in a box that scrolls, by the keys too."""
+    return f'<div class="scroll{kind}" role="region" tabindex="0" aria-label="{escape(_plain(name))}">{content}</div>'
+
+
+def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a table that can be sorted, with every column of which any row has something."""
+    columns = list(dict.fromkeys(column for row in rows for column in row if row[column] not in (None, "")))
+    numeric = {c for c in columns if all(_is_number(row[c]) for row in rows if row.get(c) is not None)}
+    lines = ["<table>", "<thead><tr>"]
+    for column in columns:
+        longest = max(len(_text(row.get(column))) for row in rows)
+        kind = ' class="number"' if column in numeric else f' style="min-width:{min(longest, WORDS)}ch"'
+        lines.append(f'<th scope="col"{kind}><button type="button">{escape(_plain(str(column)))}</button></th>')
+    lines.append("</tr></thead><tbody>")
+    for row in rows:
+        lines.append(f"<tr>{''.join(_cell(row.get(column), column in numeric) for column in columns)}</tr>")
+    lines.append("</tbody></table>")
+    return _box(name, "\n".join(lines), " tall" if len(rows) > TALL else "")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _cell(value: Any, numeric: bool) -> str:
+    if isinstance(value, _Link):
+        return f'<td><a href="{escape(value.to)}">{escape(value.text)}</a></td>'
+    if not numeric:
+        return f"<td>{escape(_text(value))}</td>"
+    known = "" if value is None else f' data-value="{escape(repr(value))}" title="{escape(repr(value))}"'
+    return f'<td class="number"{known}>{escape(_text(value))}</td>'
+
+
+def _text(value: Any) -> str:
+    """A value as people read it."""
+    if value is None:
+        return "-"
+    if isinstance(value, _Link):
+        return value.text
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if math.isfinite(value) else str(value)
+    if isinstance(value, str | int):
+        return str(value)
+    said = json.dumps(value, ensure_ascii=False)
+    return said if len(said) <= LONG or not _is_long(value) else f"{said[:LONG]} …"
+
+
+def _is_long(value: Any) -> bool:
+    """Whether it is numbers upon numbers, of which the first tell enough."""
+    return isinstance(value, list) and all(isinstance(one, int | float | list) for one in value)
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", " ")

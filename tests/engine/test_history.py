@@ -1,0 +1,73 @@
+"""What is run is shown in a line, and read as a table."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from fedtangent.engine.sweeps import Sweep
+
+from . import stateful
+
+
+def sweep() -> Sweep:
+    """Two seeds, three configurations, evaluations after rounds 0 and 4; every number says where it stands."""
+    configs = tuple({"mu": mu, "rule": rule} for mu, rule in ((0.1, "a"), (0.1, "b"), (0.5, "a")))
+    places = np.arange(12).reshape(2, 3, 2)
+    metrics = {"accuracy": places / 100, "each": np.stack([places, -places], axis=-1)}
+    return Sweep(configs, (7, 9), np.array([0, 4]), metrics)
+
+
+def test_a_run_is_shown_in_a_line() -> None:
+    run = stateful.run()
+    history = "History(11 rounds, 5 evaluations, the last at round 11: train norm "
+    assert repr(run).startswith(f"Run(finished, {history}")
+    assert repr(run.history).startswith(history)
+    assert len(repr(run)) < 200 and "array(" not in repr(run) and "\n" not in repr(run)
+    assert "array" in repr(run.history.evaluations[0])  # which have some to show
+    empty = run.history._replace(evaluations=[])
+    assert repr(empty) == "History(11 rounds, 0 evaluations)"
+    assert repr(run._replace(state=None, history=empty)) == f"Run(finished, {empty!r}, state of 0 arrays, 0 MiB)"
+
+
+def test_a_sweep_is_shown_in_a_line() -> None:
+    found = "Sweep(3 configurations of mu, rule, 2 seeds, 2 evaluations up to round 4: accuracy, each)"
+    assert repr(sweep()) == found
+
+
+def test_a_history_as_a_table() -> None:
+    history = stateful.run().history
+    table = history.to_pandas()
+    assert list(table.columns[:5]) == ["round", "uplink_bytes", "downlink_bytes", "seconds", "train.norm"]
+    assert list(table["round"]) == [0, 3, 6, 9, 11]
+    assert list(table["train.norm"]) == [e.metrics["train"]["norm"] for e in history.evaluations]
+    assert table["train.norm"].dtype == np.float64 and table["scalar"].dtype == np.float32
+    assert list(table["uplink_bytes"]) == [e.uplink_bytes for e in history.evaluations]
+    np.testing.assert_array_equal(table["weights"][4], history.evaluations[4].metrics["weights"])
+    history.evaluations[1].metrics["late"] = 5.0
+    assert list(history.to_pandas()["late"].isna()) == [True, False, True, True, True]
+
+
+def test_a_sweep_as_a_table() -> None:
+    found = sweep()
+    table = found.to_pandas()
+    assert list(table.columns) == ["mu", "rule", "seed", "round", "accuracy", "each"]
+    assert len(table) == 12
+    for s, seed in enumerate(found.seeds):
+        for c, config in enumerate(found.configs):
+            for e, round_ in enumerate(found.rounds):
+                place = (table["seed"] == seed) & (table["round"] == round_)
+                place &= (table["mu"] == config["mu"]) & (table["rule"] == config["rule"])
+                assert list(table[place]["accuracy"]) == [found.metrics["accuracy"][s, c, e]]
+                np.testing.assert_array_equal(table[place]["each"].item(), found.metrics["each"][s, c, e])
+    with pytest.raises(ValueError, match="metrics: got the name 'mu', must be none of mu, rule, seed, round"):
+        found._replace(metrics={"mu": found.metrics["accuracy"]}).to_pandas()
+
+
+def test_without_pandas_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for table in (stateful.run().history.to_pandas, sweep().to_pandas):
+        with pytest.raises(ImportError, match=r"^pandas: is not installed, .* pip install 'fedtangent\[notebooks\]'$"):
+            table()
