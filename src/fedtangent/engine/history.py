@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fedtangent.checks import MAX_INDEX, whole
-from fedtangent.engine.progress import headline
+from fedtangent.progress import headline
 from fedtangent.pytrees import num_bytes
 from fedtangent.types import Cost, PyTree
 
