@@ -87,7 +87,10 @@ def test_what_is_refused(run: Callable, folder: Path) -> None:
     (folder / "empty").mkdir()
     (folder / "bad").mkdir()
     (folder / "bad" / "config.json").write_text("{")
+    (folder / "odd" / "metrics.csv").mkdir(parents=True)
+    write_config(folder / "odd", "train", {})
     for words, says in (
+        (["odd"], "runs: cannot read odd/metrics.csv: Is a directory"),
         (["none"], "runs: got none, must be a folder"),
         ([], "runs: got results, must be a folder"),
         (["a", "empty"], "runs: got empty, must be the folder of a run, or have some below it"),

@@ -13,32 +13,39 @@ from fedtangent.output.files import Metric
 from fedtangent.output.tensorboard import check_tensorboard, tensorboard
 
 
-def scalars(folder: Path) -> dict[tuple[str, int], float]:
-    """Value by name and round of a folder's one file: records of a length, its checksum, an event, its checksum."""
+def scalars(folder: Path) -> tuple[dict[tuple[str, int], float], dict[int, float]]:
+    """Value by name and round, and each round's time, of a folder's one file.
+
+    A record is a length, its checksum, an event, its checksum.
+    """
     (path,) = folder.iterdir()
-    content, place, found = path.read_bytes(), 0, dict[tuple[str, int], float]()
+    content, place, found, times = path.read_bytes(), 0, dict[tuple[str, int], float](), dict[int, float]()
     while place < len(content):
         (length,) = struct.unpack_from("<Q", content, place)
         event = Event.FromString(content[place + 12 : place + 12 + length])
         found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+        times |= {event.step: event.wall_time} if event.summary.value else {}
         place += length + 16
-    return found
+    return found, times
 
 
 def metrics(seed: int, round_: int) -> list[Metric]:
     told = {"train": 0.5 + round_, "test": 0.25 + seed}
-    return [Metric(round_, "fed_avg", seed, s, "mse", value, 10 * round_, 20 * round_) for s, value in told.items()]
+    sent = 10 * round_, 20 * round_, 0.5 * round_
+    return [Metric(round_, "fed_avg", seed, s, "mse", value, *sent) for s, value in told.items()]
 
 
 def test_every_evaluation_of_every_seed_is_there_once(tmp_path: Path) -> None:
     for _ in range(2):  # a run that is resumed tells all again
-        write = tensorboard(tmp_path)
-        for seed in (0, 3):
-            for round_ in (0, 2):
-                write(metrics(seed, round_))
+        with tensorboard(tmp_path) as write:
+            for seed in (0, 3):
+                for round_ in (0, 2):
+                    write(metrics(seed, round_))
+                    assert len(scalars(tmp_path / "tensorboard" / f"seed-{seed}")[0]) == 2 * (2 + round_)  # at once
     assert sorted(path.name for path in (tmp_path / "tensorboard").iterdir()) == ["seed-0", "seed-3"]
     for seed in (0, 3):
-        found = scalars(tmp_path / "tensorboard" / f"seed-{seed}")
+        found, times = scalars(tmp_path / "tensorboard" / f"seed-{seed}")
+        assert times[2] - times[0] == pytest.approx(1.0)
         expected = {(f"{m.split}/{m.metric}", r): m.value for r in (0, 2) for m in metrics(seed, r)}
         sent = {(f"bytes/{way}link", r): n * r for way, n in (("up", 10), ("down", 20)) for r in (0, 2)}
         assert found == expected | sent

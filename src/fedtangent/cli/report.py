@@ -41,12 +41,15 @@ def prepare(options: ReportOptions) -> Job:
     """Read all the runs and make the page; raises ``ValueError``, and writes nothing."""
     if not options.runs:
         raise ValueError("runs: got none, must be folders of runs")
-    folders = [folder for given in options.runs for folder in runs_below(Path(given))]
-    for folder in folders:
-        if folder.resolve() == options.output.resolve():
-            raise ValueError(f"output: got {options.output}, which is one of the runs: name another folder")
-    runs = [read_run(folder) for folder in dict.fromkeys(folders)]
-    return Job(options, runs, page(runs, [command_of(run) for run in runs], fedtangent.__version__))
+    try:
+        folders = [folder for given in options.runs for folder in runs_below(Path(given))]
+        runs = [read_run(folder) for folder in dict.fromkeys(folders)]
+        html = page(runs, [command_of(run) for run in runs], fedtangent.__version__)
+    except OSError as error:
+        raise ValueError(f"runs: cannot read {error.filename}: {error.strerror}") from error
+    if any(folder.resolve() == options.output.resolve() for folder in folders):
+        raise ValueError(f"output: got {options.output}, which is one of the runs: name another folder")
+    return Job(options, runs, html)
 
 
 def run_job(job: Job) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Mapping
@@ -170,7 +171,7 @@ def run_job(job: Job) -> int:
     resumed = first if first.resume else None
     mapping = resolve_mapping(built.algorithm, built.data, run.num_rounds, job.machine.mapping, resumed)
     metrics: list[Metric] = []
-    log = tensorboard(folder) if o.log == "tensorboard" and is_main() else None
+    logging = tensorboard(folder) if o.log == "tensorboard" and is_main() else contextlib.nullcontext()
     watch, takes_classes = _watch(job), targets_of(built.loss) == "classes"
 
     def evaluate(watch: Watch | None, state: Any) -> dict[str, Any]:
@@ -197,29 +198,30 @@ def run_job(job: Job) -> int:
 
     runs: dict[int, Run] = {}
     bins: list[Reliability] = []
-    for seed in job.seeds:
-        runs[seed] = simulate(
-            built.algorithm,
-            built.data,
-            run.num_rounds,
-            seed=seed,
-            mapping=mapping.mapping,
-            evaluate_every=o.evaluate_every,
-            evaluate=functools.partial(
-                evaluate, watch and watch.of_seed(built.algorithm, built.data.num_clients, seed)
-            ),
-            on_evaluation=functools.partial(note, seed),
-            progress=is_main(),
-            checkpoint=None if job.machine.checkpoint_every == 0 else checkpoints_of(job, seed),
-            stop_on_divergence=job.machine.stop_on_divergence,
-        )
-        if runs[seed].signal:
-            say(f"{runs[seed].status}; continue with the same options and --resume")
-            return 128 + runs[seed].signal
-        test = built.splits["test"]
-        if takes_classes and test.labels is not None:  # every process takes part in a prediction
-            members = np.asarray(predict(built.algorithm, runs[seed].state, test.x).members, np.float64)
-            bins.append(uncertainty.reliability(jnp.asarray(members), test.labels))
+    with logging as log:
+        for seed in job.seeds:
+            runs[seed] = simulate(
+                built.algorithm,
+                built.data,
+                run.num_rounds,
+                seed=seed,
+                mapping=mapping.mapping,
+                evaluate_every=o.evaluate_every,
+                evaluate=functools.partial(
+                    evaluate, watch and watch.of_seed(built.algorithm, built.data.num_clients, seed)
+                ),
+                on_evaluation=functools.partial(note, seed),
+                progress=is_main(),
+                checkpoint=None if job.machine.checkpoint_every == 0 else checkpoints_of(job, seed),
+                stop_on_divergence=job.machine.stop_on_divergence,
+            )
+            if runs[seed].signal:
+                say(f"{runs[seed].status}; continue with the same options and --resume")
+                return 128 + runs[seed].signal
+            test = built.splits["test"]
+            if takes_classes and test.labels is not None:  # every process takes part in a prediction
+                members = np.asarray(predict(built.algorithm, runs[seed].state, test.x).members, np.float64)
+                bins.append(uncertainty.reliability(jnp.asarray(members), test.labels))
     if not is_main():
         return 0
     if watch is not None:

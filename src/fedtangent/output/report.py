@@ -75,8 +75,6 @@ def _read(path: Path) -> dict[str, Any]:
     """The JSON object of a file; raises ``ValueError`` naming it where there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"runs: cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"runs: {path} is no JSON that a run wrote") from error
     if not isinstance(found, dict):

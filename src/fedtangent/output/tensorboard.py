@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from fedtangent.output.files import Metric
@@ -18,29 +20,40 @@ def check_tensorboard() -> None:
         )
 
 
-def tensorboard(folder: Path) -> Callable[[Iterable[Metric]], None]:
+@contextlib.contextmanager
+def tensorboard(folder: Path) -> Iterator[Callable[[Iterable[Metric]], None]]:
     """What writes the metrics of an evaluation below ``folder``/tensorboard, each seed's as a run of its own.
 
     What is there is replaced, as a run that is resumed tells all its evaluations again. A metric is the scalar
-    ``split/metric`` at its round, and the bytes sent until then are ``bytes/uplink`` and ``bytes/downlink``.
+    ``split/metric`` at its round, and the bytes sent until then are ``bytes/uplink`` and ``bytes/downlink``. All is on
+    the disk when the writer returns (tensorboardX's ``SummaryWriter`` writes in a thread, which may come too late).
     """
-    from tensorboardX import SummaryWriter
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.summary_pb2 import Summary
 
-    place, writers = folder / "tensorboard", dict[int, SummaryWriter]()
-    shutil.rmtree(place, ignore_errors=True)
+    place, begun, writers = folder / "tensorboard", time.time(), dict[int, EventsWriter]()
 
     def write(metrics: Iterable[Metric]) -> None:
+        if not writers:
+            shutil.rmtree(place, ignore_errors=True)
         for m in metrics:
             if m.seed not in writers:
-                writers[m.seed] = SummaryWriter(str(place / f"seed-{m.seed}"))
+                (place / f"seed-{m.seed}").mkdir(parents=True)
+                writers[m.seed] = EventsWriter(str(place / f"seed-{m.seed}" / "events"))
             told = {
                 f"{m.split}/{m.metric}": m.value,
                 "bytes/uplink": m.uplink_bytes,
                 "bytes/downlink": m.downlink_bytes,
             }
-            for name, value in told.items():
-                writers[m.seed].add_scalar(name, value, m.round)
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in told.items()]
+            at = begun + (m.seconds or 0.0)  # so that the axis of time has the run's seconds
+            writers[m.seed].write_event(Event(step=m.round, wall_time=at, summary=Summary(value=values)))
         for writer in writers.values():
             writer.flush()
 
-    return write
+    try:
+        yield write
+    finally:
+        for writer in writers.values():
+            writer.close()
