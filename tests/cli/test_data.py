@@ -147,7 +147,9 @@ def test_a_file_of_ones_own(run: Callable, folder: Path) -> None:
     assert "fed_avg on mine.npz" in ended.out
     again = run("train", "--config", "out/config.json", "--output", "again")
     assert again.code == 0, again.err
-    assert (folder / "again/metrics.csv").read_text() == (folder / "out/metrics.csv").read_text()
+    tables = [(folder / of / "metrics.csv").read_text().splitlines() for of in ("out", "again")]
+    first, second = ([line.rpartition(",")[0] for line in lines] for lines in tables)  # the last are seconds
+    assert first == second
     prepared("predict --dataset mine.npz --num-rounds 2")
     with pytest.raises(ValueError, match=r"num_train: is not used with dataset 'mine.npz', only with cifar10"):
         prepared("train --dataset mine.npz --num-train 3")

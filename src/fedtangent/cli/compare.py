@@ -15,7 +15,7 @@ from rich.console import Console
 
 from fedtangent.checks import folder, whole
 from fedtangent.compare import Setting, SideBySide, build, run
-from fedtangent.compare.beside import Beside, setting_of
+from fedtangent.compare.beside import Beside, check_free, setting_of
 from fedtangent.compare.cases import DEFAULT_CASES
 from fedtangent.compare.verdicts import Verdict, as_rows, summary
 from fedtangent.engine.description import Description
@@ -86,6 +86,7 @@ def prepare(options: CompareOptions) -> CompareJob:
 def prepare_run(options: ComparisonOptions, described: Description) -> CompareJob:
     """The same of a run, as ``train`` takes it; raises ``ValueError`` also where theory has no rule for it."""
     values = described.values() | asdict(options)
+    check_free(described, options.hidden_layers)
     return CompareJob([setting_of(described, options)], values, described.run.seed, options.output)
 
 

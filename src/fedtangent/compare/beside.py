@@ -83,7 +83,9 @@ def beside_theory(
         options["widths"] = tuple(widths) if isinstance(widths, Iterable) else (widths,)
     own = [field.name for field in dataclasses.fields(Beside)]
     beside = Beside(**{name: options.pop(name) for name in own if name in options})
-    return run(setting_of(described_run(data, partition, options), beside), progress, say)
+    described = described_run(data, partition, options)
+    check_free(described, beside.hidden_layers)
+    return run(setting_of(described, beside), progress, say)
 
 
 def described_run(
@@ -158,7 +160,6 @@ def setting_of(described: Description, beside: Beside, built: Built | None = Non
     this seed or another one, whose data and clients are then used.
     """
     followed, widths = rule_beside(described), _widths(described, beside)
-    _check_free(described, beside.hidden_layers)
     built = build(described) if built is None else built
     model = _models(described, built, beside.hidden_layers)
     setting = setting_of_run(described, built, followed, model)
@@ -298,7 +299,7 @@ def _examples(built: Built, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, n
     return (np.asarray(x, np.float64) if np.issubdtype(x.dtype, np.floating) else x), np.asarray(y, np.float64)
 
 
-def _check_free(described: Description, hidden_layers: int) -> None:
+def check_free(described: Description, hidden_layers: int) -> None:
     """Raise ``ValueError`` for an option of the model that is given, and that the widths beside theory replace."""
     entry, o = described.model
     if entry.at_width is None:

@@ -122,7 +122,7 @@ class Descent:
     """squared_error (classes as centred one-hot targets), cross_entropy, exponential or logistic (classes as -1 and 1,
     one output against the rest); a mean over examples, with _sum behind its name their sum."""
     max_update_norm: float | None = None
-    """Reject updates that are not finite or of a larger norm (inf: only the former)."""
+    """Reject updates that are larger, or not finite (inf: only those)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Hiding:
     """Options that show the server less."""
 
     beta: float = 1.0
-    """Share of its examples that a client uses in a round, drawn anew in each."""
+    """Share of its examples that a client uses in a round."""
     shuffle: bool = False
     """A shuffling server permutes what clients send, so that the server does not know who sent what."""
 
@@ -178,11 +178,11 @@ class Sending:
     channel: str = "lossless"
     """How updates travel: lossless, top_k:<share>, random_k:<share>, qsgd:<bits>, quantise:<bits>."""
     error_feedback: bool = False
-    """A client adds to its next update what the channel left out of this one."""
+    """A client adds to its next update what the channel left out."""
     sparsity: float = 0.0
     """Share of an update's numbers that is set to zero, the smallest."""
     secure_aggregation: bool = False
-    """Clients send masked 32-bit numbers, of which the server learns the sum only."""
+    """Clients send masked numbers; the server learns the sum only."""
 
 
 @dataclasses.dataclass(frozen=True)
