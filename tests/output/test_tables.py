@@ -108,3 +108,15 @@ def test_what_does_not_fit_stands_below_and_nothing_is_lost() -> None:
 
 def test_a_redirected_console_is_wide_enough_for_the_tables() -> None:
     assert console().width == 200
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_numbers_below_headings_of_several_words_stand_whole_beside_their_names(width: int) -> None:
+    names = ("clients", "N", "rounds to 0.2", "excess at end", "of the flow", "ln error", "its limit", "1 - rho")
+    rows = [(f"{c} classes", str(c), *(f"{c}.{place}25e-03" for place in range(6))) for c in (2, 5)]
+    text = shown(TextTable("t", names, rows), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text and all(word in text for name in names for word in name.split())
+    for row in rows:
+        own = [line for line in text.splitlines() if line.strip().startswith(row[0])]
+        assert [cell for line in own for cell in line.split()[2:]] == list(row[1:])

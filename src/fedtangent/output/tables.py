@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -60,7 +61,7 @@ class TextTable(NamedTuple):
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
         """Its parts, at the width that there is."""
         for i, part in enumerate(self._parts(options.max_width)):
-            yield self._table(self.title if i == 0 else None, part)
+            yield self._table(self.title if i == 0 else None, part, options.max_width)
 
     def _parts(self, width: int) -> Iterable[list[int]]:
         first, *others = (self._least(place) for place in range(len(self.columns)))
@@ -83,12 +84,15 @@ class TextTable(NamedTuple):
         """Whether all that stands there begins as numbers do."""
         return all(re.match(r"[+-]?\.?\d|nan|inf|-$", row[place]) for row in self.rows if row[place])
 
-    def _table(self, title: str | None, part: list[int]) -> Table:
+    def _table(self, title: str | None, part: list[int], width: int) -> Table:
         table = _titled(title)
+        longest = [max(map(len, (self.columns[place], *(row[place] for row in self.rows)))) for place in part]
+        narrow = EDGES + sum(longest) + GAP * (len(part) - 1) > width
         for place in part:
-            numeric = place > 0 and self._numeric(place)
-            table.add_column(self.columns[place], justify="right" if numeric else "left", no_wrap=numeric,
-                             min_width=self._least(place))  # fmt: skip
+            numeric, least = place > 0 and self._numeric(place), self._least(place)
+            # cells of numbers are not to be folded, but what stands above them may have to be
+            heading = textwrap.fill(self.columns[place], max(least, 1)) if numeric and narrow else self.columns[place]
+            table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, min_width=least)
         for row in self.rows:
             table.add_row(*(Text(row[place]) for place in part))
         return table

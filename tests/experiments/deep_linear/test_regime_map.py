@@ -124,6 +124,7 @@ def test_maps_share_the_network_in_the_middle() -> None:
         (("dimension=17",), "dimension: got 17, must be at most the 16 examples"),
         (("scales=0.5",), "scales: got 0.5, must be 2 or more"),
         (("step_factor=1.0",), "step_factor: got 1.0"),
+        (("widths=1,16,64",), "widths: got 1, must be at least 2, else lambda_min"),
         (("depths=1,2",), "depths: got 1"),
     ],
 )

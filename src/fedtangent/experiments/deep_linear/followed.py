@@ -109,6 +109,14 @@ def follow(size: Size, work: FullBatchWork, which: tuple[int, int], looks: int, 
     return Followed(seed, draw, size.width, theorem, values, modes(outputs), told, tuple(kept))
 
 
+def check_width(name: str, width: int, outputs: int, dimension: int) -> None:
+    """Refuse networks narrower than both ends of their map: their P(0) is singular, and rho is 1."""
+    if width < min(outputs, dimension):
+        raise ValueError(
+            f"{name}: got {width}, must be at least {min(outputs, dimension)}, else lambda_min of P(0) is 0"
+        )
+
+
 def kernel_flow(work: FullBatchWork, start: np.ndarray, rounds: int) -> Callable[[np.ndarray, int, float], np.ndarray]:
     """The exact flow of any kernel [n C, n C], local steps and rate from the outputs ``start``: [R + 1, n, C]."""
     plan = schedule.unroll(schedule.all_clients(work.num_clients), streams.keys(0).schedule, rounds)

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedtangent.compare.theorems.deep_linear.runs import Size, problem, run_of, work_of
 from fedtangent.compare.verdicts import EXACT, Verdict, bounded_verdict, exact_verdict
-from fedtangent.experiments.deep_linear.followed import kernel_flow
+from fedtangent.experiments.deep_linear.followed import check_width, kernel_flow
 from fedtangent.experiments.lab.results import (
     NOT_SEEN,
     SEEN,
@@ -146,8 +146,9 @@ def apart(loss: np.ndarray, other: np.ndarray) -> float:
 
 
 def check(study: Study) -> None:
-    """Halves of clients, examples for every dimension, and a least scale at which something is scaled."""
+    """Halves of clients, examples for every dimension, kernels that are not singular, a least scale that scales."""
     s = study.settings
+    check_width("widths", s.widths[0], s.outputs, s.dimension)
     if s.held % 2:
         raise ValueError(f"held: got {s.held}, must be even, as 2 N clients have half of it")
     if s.dimension > (examples := s.num_clients * s.held):

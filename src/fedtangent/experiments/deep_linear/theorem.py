@@ -16,7 +16,7 @@ import numpy as np
 
 from fedtangent.compare.theorems.deep_linear.runs import Size, problem, work_of
 from fedtangent.compare.verdicts import Verdict, bounded_verdict
-from fedtangent.experiments.deep_linear.followed import CONTROL, DRAWS, FLOWS, Followed, follow
+from fedtangent.experiments.deep_linear.followed import CONTROL, DRAWS, FLOWS, Followed, check_width, follow
 from fedtangent.experiments.lab.results import (
     NOT_OWED,
     NOT_SEEN,
@@ -94,8 +94,10 @@ def task(s: TheoremSettings, seed: int, factor: float) -> FullBatchWork:
 
 
 def check(study: Study) -> None:
-    """Local work that does not diverge."""
+    """Networks whose kernel is not singular, and local work that does not diverge."""
     s, most = study.settings, study.settings.most_factor()
+    for name, width in (("widths", s.widths[0]), ("control_width", s.control_width)):
+        check_width(name, width, s.outputs, s.num_clients * s.held)
     for name, given in (("step_factor", s.step_factor), ("control_factor", s.step_factor * s.control_factor)):
         if given >= most:
             raise ValueError(f"{name}: got a step of {given:g} times the theorem's, must be below {most:g}, else local "
