@@ -102,6 +102,9 @@ class Model(NamedTuple):
     kernel: Callable[..., Any] | None  # (x1, x2=None, get=("nngp", "ntk")) -> kernels [n1, n2] per output
     output_size: int
     structure: Any = None  # what kernels.empirical needs to build the kernel without a Jacobian, or None
+    descend: Callable[..., tuple[PyTree, Array]] | None = None
+    # Where steps of gradient descent on the same examples cost less together than one by one: (params, x, loss of the
+    # outputs, rate, steps, bound of the steps) -> (params, sum of the losses); the rate and the steps may be traced
 
 
 def _as_parameters(params: PyTree) -> PyTree:

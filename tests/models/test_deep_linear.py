@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from fedtangent import models
+from fedtangent import data, models, simulate
+from fedtangent.data import partition
+from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.local import Work
+from fedtangent.federated.rates import staircase_decay
 from fedtangent.kernels import empirical_ntk
 
 
@@ -62,10 +70,54 @@ def test_descent_in_the_row_space_of_the_data_is_the_same_trajectory(x):
 
 
 def _step(model, params, x, y, rate):
-    def loss(p):
-        return jnp.sum((model.apply(p, x) - y) ** 2) / 2
+    gradient = jax.grad(lambda p: _loss(y, model.apply(p, x)))(params)
+    return jax.tree.map(lambda p, g: p - rate * g, params, gradient)
 
-    return jax.tree.map(lambda p, g: p - rate * g, params, jax.grad(loss)(params))
+
+def _loss(y, outputs):
+    return jnp.sum((outputs - y) ** 2) / 2
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_its_own_steps_of_descent_are_those_of_the_gradient(x, depth):
+    model = models.deep_linear(5, 3, 16, depth, jnp.float64)
+    y = np.random.default_rng(2).standard_normal((6, 3))
+    expected, lost = model.init(jax.random.key(0)), 0.0
+    start = expected
+    descend, loss = jax.jit(model.descend, static_argnums=(2, 5)), partial(_loss, y)
+    for steps in range(1, 13):
+        lost += float(_loss(y, model.apply(expected, x)))
+        expected = _step(model, expected, x, y, 0.05)
+        for most in (1, 12):  # weights written after every step, and after several
+            found, total = descend(start, x, loss, 0.05, steps, most)
+            chex.assert_trees_all_close(found, expected, rtol=1e-11)
+            assert total == pytest.approx(lost, rel=1e-5)  # a float32
+
+
+@pytest.mark.parametrize("work", [Work(steps=7), Work(epochs=7)])
+def test_clients_take_its_own_steps(x, work):
+    """Which gives what the gradient gives, also under a schedule; anything but plain descent takes the gradient."""
+    model = models.deep_linear(5, 3, 16, 3, jnp.float64)
+    plain = model._replace(descend=None)
+    held = data.federated_data(x, x[:, :3], partition.iid(6, 2, 0), jnp.float64)
+
+    def trained(model, recipe=algorithms.fed_avg, **given):
+        plan = schedule.all_clients(2)
+        own = {"client_learning_rate": 0.05, "work": work, "loss": "squared_error_sum", **given}
+        algorithm = recipe(model, plan, **own)
+        state = simulate(algorithm, held, 2).state
+        return algorithm.params(state)
+
+    for given in ({}, {"client_learning_rate": staircase_decay(0.05, 0.5, 1)}):
+        chex.assert_trees_all_close(trained(model, **given), trained(plain, **given), rtol=1e-11)
+    refuse = model._replace(descend=lambda *_: {}["taken"])
+    with pytest.raises(KeyError, match="taken"):
+        trained(refuse)
+    momentum = {"client_optimizer": partial(optax.sgd, momentum=0.5)}
+    trained(refuse, **momentum)
+    trained(refuse, work=work._replace(batch_size=2))
+    for recipe, own in ((algorithms.fed_prox, {"mu": 0.1}), (algorithms.scaffold, {})):
+        trained(refuse, recipe, **own)  # which add to the gradient
 
 
 @pytest.mark.parametrize("options", [{"depth": 0}, {"width": 0}, {"output_size": 0}, {"input_size": -1}])

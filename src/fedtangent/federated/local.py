@@ -15,7 +15,7 @@ import optax
 
 from fedtangent import pytrees
 from fedtangent.checks import MAX_INDEX, whole
-from fedtangent.federated.rates import Optimizer, at_round
+from fedtangent.federated.rates import Descent, Optimizer, at_round
 from fedtangent.losses import Loss
 from fedtangent.types import Array, Client, FederatedData, Key, Local, Model, PyTree
 
@@ -120,14 +120,19 @@ def drawn_batches(work: Work, key: Key, size: Array, largest: int, most: int) ->
     return jax.vmap(one)(jnp.arange(most, dtype=jnp.int32))
 
 
-def _full_batch(work: Work, client: Client, step: Callable[..., PyTree], carry: PyTree) -> tuple[PyTree, Array]:
-    x, y = client.data.x[client.rows], client.data.y[client.rows]
+def _all_examples(work: Work, client: Client) -> tuple[tuple[Array, Array, Array], int, Array]:
+    """A client's inputs, labels and mask; the steps that are asked for, which may be traced, and those that it does."""
     mask = jnp.arange(client.rows.shape[0]) < client.size
     most = (work.epochs or 0) if work.steps is None else work.steps
     total = jnp.where(client.size > 0, most, 0)
+    return (client.data.x[client.rows], client.data.y[client.rows], mask), most, total
+
+
+def _full_batch(work: Work, client: Client, step: Callable[..., PyTree], carry: PyTree) -> tuple[PyTree, Array]:
+    examples, most, total = _all_examples(work, client)
     if work.differentiable:
-        return _static_loop(most, total, lambda _, c: step(c, x, y, mask), carry), total
-    return jax.lax.fori_loop(0, total, lambda _, c: step(c, x, y, mask), carry), total
+        return _static_loop(most, total, lambda _, c: step(c, *examples), carry), total
+    return jax.lax.fori_loop(0, total, lambda _, c: step(c, *examples), carry), total
 
 
 def _static_loop(most: int, total: Array, body: Callable[..., PyTree], carry: PyTree) -> PyTree:
@@ -185,6 +190,8 @@ def minimise(
     Returns the parameters after the last step and ``info`` with ``loss`` (mean of the batch losses seen, float) and
     ``steps`` (int32). A client of size 0 returns ``start`` untouched.
     """
+    if model.descend and isinstance(optimizer, Descent) and _is_plain(work, problem):
+        return _descended(model.descend, loss, optimizer.rate, work, problem.start, client)
     gradient = _gradient(model, loss, problem)
 
     def step(carry: PyTree, x: Array, y: Array, mask: Array) -> PyTree:
@@ -198,7 +205,26 @@ def minimise(
         (params, _, total_loss), steps = _full_batch(work, client, step, carry)
     else:
         (params, _, total_loss), steps = _minibatches(work, key, client, step, carry)
-    return params, {"loss": total_loss / jnp.maximum(steps, 1), "steps": jnp.asarray(steps, jnp.int32)}
+    return params, _info(total_loss, steps)
+
+
+def _info(total_loss: Array, steps: Array) -> dict[str, Array]:
+    return {"loss": total_loss / jnp.maximum(steps, 1), "steps": jnp.asarray(steps, jnp.int32)}
+
+
+def _is_plain(work: Work, problem: Problem) -> bool:
+    """Whether local training is gradient descent of a client's own loss on all of its examples."""
+    return work.batch_size is None and not work.differentiable and problem.anchor is None and problem.tilt is None
+
+
+def _descended(
+    descend: Callable[..., tuple[PyTree, Array]], loss: Loss, rate: float | Array, work: Work, start: PyTree,
+    client: Client,
+) -> tuple[PyTree, dict[str, Array]]:  # fmt: skip
+    """``minimise`` by the model's own steps."""
+    (x, y, mask), most, total = _all_examples(work, client)
+    params, total_loss = descend(start, x, lambda outputs: loss(outputs, y, mask), rate, total, most)
+    return params, _info(total_loss, total)
 
 
 def no_state(params: PyTree) -> tuple[()]:

@@ -49,15 +49,19 @@ def rate_at(rate: Rate, round_: Array) -> float | Array:
     return rate(round_) if callable(rate) else rate
 
 
+class Descent(optax.GradientTransformation):
+    """Plain gradient descent, which tells its rate: models with steps of their own take them (``Model.descend``)."""
+
+    rate: float | Array
+
+
 def sgd(rate: Rate) -> Optimizer:
     """Gradient descent at ``rate``: an optax transformation, or a function from the round to one.
 
-    A rate that is an array or comes from a schedule is rounded to each parameter's dtype first, as a Python number
-    is, so that a constant schedule gives the same bits as the number and float32 parameters stay in float32.
+    A rate is rounded to each parameter's dtype first, so that a constant schedule gives the same bits as the number
+    and float32 parameters stay in float32.
     """
-    if callable(rate):
-        return lambda round_: _descend(rate(round_))
-    return optax.sgd(float(rate)) if isinstance(rate, int | float) else _descend(rate)
+    return (lambda round_: _descend(rate(round_))) if callable(rate) else _descend(rate)
 
 
 def at_round(optimizer: Optimizer, round_: Array) -> optax.GradientTransformation:
@@ -65,8 +69,10 @@ def at_round(optimizer: Optimizer, round_: Array) -> optax.GradientTransformatio
     return optimizer if isinstance(optimizer, optax.GradientTransformation) else optimizer(round_)
 
 
-def _descend(rate: float | Array) -> optax.GradientTransformation:
+def _descend(rate: float | Array) -> Descent:
     def update(gradient: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
         return jax.tree.map(lambda g: jnp.asarray(-rate, g.dtype) * g, gradient), state
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    descent = Descent(lambda params: optax.EmptyState(), update)
+    descent.rate = rate
+    return descent

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -56,6 +57,15 @@ def deep_linear(input_size: int, output_size: int, width: int = 500, depth: int 
             product = product @ layer[0].T
         return flatten_inputs(x, input_size).astype(product.dtype) @ product.T
 
+    def descend(
+        params: PyTree, x: Array, loss: Callable[[Array], Array], rate: float | Array, steps: Array, most: int | Array
+    ) -> tuple[PyTree, Array]:
+        together = TOGETHER if isinstance(most, Array) else min(most, TOGETHER)
+        rates = (jnp.asarray(rate, params[0][0].dtype), total)
+        weights = tuple(layer[0] for layer in params[::2])
+        weights, lost = _descended(weights, flatten_inputs(x, input_size), loss, rates, steps, together)
+        return [(weights[i // 2], None) if i % 2 == 0 else () for i in range(len(params))], lost
+
     def network() -> Any:
         # imported here: neural-tangents takes longer to import than the rest of the package together
         from fedtangent.kernels.neural_tangents import stax
@@ -70,7 +80,56 @@ def deep_linear(input_size: int, output_size: int, width: int = 500, depth: int 
         kernel=AnalyticKernel(functools.cache(network), lambda x: flatten_inputs(x, input_size)),
         output_size=output_size,
         structure=DenseStructure(input_size, _same, tuple(DenseLayer(scale, None) for scale in scales)),
+        descend=descend,
     )
+
+
+# Steps after which the weights are written. A step alone would read and write every weight for C multiplications of
+# each; measured on two cores at the paper's size, 2 to 5 steps are 1.5 times as fast as one by one, 10 less.
+TOGETHER = 5
+
+
+def _descended(
+    weights: tuple[Array, ...], x: Array, loss: Callable[[Array], Array], rates: tuple[Array, float], steps: Array,
+    together: int,
+) -> tuple[tuple[Array, ...], Array]:  # fmt: skip
+    """Gradient descent on one set of examples, and the sum of the losses before each step.
+
+    Multiplied from the output's side, all products and their gradients have C rows, and a weight's gradient is the
+    product of two such: of ``above``, what meets the weight, and ``below``, the gradient by what the two make. So
+    within ``together`` steps a weight is ``w - rate below' above`` with the rows of the steps so far, and is not
+    written. ``rates`` are the learning rate and the model's scale.
+    """
+    (*hidden, last), (rate, scale) = weights, rates
+    outputs, dtype = last.shape[1], last.dtype
+    x = x.astype(dtype)
+    empty = [[jnp.zeros((together * outputs, size), dtype) for size in w.shape[::-1]] for w in hidden]
+
+    def block(b: Array, carry: PyTree) -> PyTree:
+        hidden, last, lost = carry
+
+        def step(t: Array, carry: PyTree) -> PyTree:
+            last, factors, lost = carry
+            products = [scale * last.T]
+            for w, (above, below) in zip(hidden[::-1], factors[::-1], strict=True):
+                p = products[-1]
+                products.append(p @ w.T - rate * (p @ above.T) @ below)
+            value, q = jax.value_and_grad(lambda p: loss(x @ p.T))(products[-1])
+            found = []
+            for w, (above, below), p in zip(hidden, factors, products[-2::-1], strict=True):
+                rows = ((above, p), (below, q))
+                found.append([jax.lax.dynamic_update_slice(a, row, (t * outputs, 0)) for a, row in rows])
+                q = q @ w - rate * (q @ below.T) @ above
+            return last - rate * scale * q.T, found, lost + value.astype(lost.dtype)
+
+        count = jnp.minimum(steps - b * together, together)
+        last, factors, lost = jax.lax.fori_loop(0, count, step, (last, empty, lost))
+        hidden = [w - rate * below.T @ above for w, (above, below) in zip(hidden, factors, strict=True)]
+        return hidden, last, lost
+
+    start = (hidden, last, jnp.zeros((), jnp.float32))
+    hidden, last, lost = jax.lax.fori_loop(0, -(-steps // together), block, start)
+    return (*hidden, last), lost
 
 
 @dataclasses.dataclass(frozen=True)
