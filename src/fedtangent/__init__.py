@@ -9,6 +9,7 @@ The public API on one screen::
     federated.wire.channel     compression and clipping     federated.predict           what clients predict
     cite(algorithm)            BibTeX of its papers         measures.privacy.epsilon()   of a private run
     simulate(algorithm, data, num_rounds, seed)             compiled rounds
+    use_cores()                                             first of all: every core is a device, trains clients
     sweep(...)                                              many runs; measures.paired has their intervals
     hypergradient(...)                                      derivatives through rounds
     engine.checkpoints.Checkpoints, engine.processes.start  runs that survive; several processes
@@ -32,6 +33,7 @@ import jax as _jax
 from fedtangent import attacks, data, engine, federated, kernels, losses, measures, models, pytrees, theory, types
 from fedtangent.data import partition
 from fedtangent.engine import hypergradient, simulate, sweep
+from fedtangent.engine.processes import use_cores
 from fedtangent.papers import cite
 
 __version__ = "0.1.0"
@@ -55,6 +57,7 @@ __all__ = [
     "sweep",
     "theory",
     "types",
+    "use_cores",
 ]
 
 

@@ -55,10 +55,11 @@ def test_a_run_that_is_soon_over_measures_the_default_only() -> None:
 
 
 def test_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [str(m) for m in auto.candidates(100)] == ["scan", "chunked:4", "chunked:16"]
+    assert [str(m) for m in auto.candidates(100)] == ["scan", "chunked:4", "chunked:16", "chunked:64"]
     assert [str(m) for m in auto.candidates(3)] == ["scan"]
     monkeypatch.setattr(jax, "device_count", lambda: 4)
-    assert [str(m) for m in auto.candidates(100)] == ["sharded:scan", "sharded:chunked:4", "sharded:chunked:16"]
+    assert [m.kind for m in auto.candidates(20)] == ["scan", "chunked", "chunked"]
+    assert {m.devices for m in auto.candidates(20)} == {4}
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert [str(m) for m in auto.candidates(100)] == ["sharded:vmap", "sharded:chunked:64", "sharded:chunked:16"]
 

@@ -25,7 +25,9 @@ Probe = Callable[[Mapping], float]
 def candidates(num_slots: int) -> list[Mapping]:
     """Mappings worth trying on this platform for a cohort of ``num_slots``, the default first."""
     inner = (
-        ["scan", "chunked:4", "chunked:16"] if jax.default_backend() == "cpu" else ["vmap", "chunked:64", "chunked:16"]
+        ["scan", "chunked:4", "chunked:16", "chunked:64"]
+        if jax.default_backend() == "cpu"
+        else ["vmap", "chunked:64", "chunked:16"]
     )
     names = [f"sharded:{name}" for name in inner] if jax.device_count() > 1 else inner
     tried = [default_mapping(), *(parse(name) for name in names)]

@@ -130,7 +130,7 @@ def _all_examples(work: Work, client: Client) -> tuple[tuple[Array, Array, Array
 
 def _full_batch(work: Work, client: Client, step: Callable[..., PyTree], carry: PyTree) -> tuple[PyTree, Array]:
     examples, most, total = _all_examples(work, client)
-    if work.differentiable:
+    if work.differentiable or (isinstance(most, int) and most == 1):  # a loop of one would be kept, and all it carries
         return _static_loop(most, total, lambda _, c: step(c, *examples), carry), total
     return jax.lax.fori_loop(0, total, lambda _, c: step(c, *examples), carry), total
 
@@ -190,7 +190,8 @@ def minimise(
     Returns the parameters after the last step and ``info`` with ``loss`` (mean of the batch losses seen, float) and
     ``steps`` (int32). A client of size 0 returns ``start`` untouched.
     """
-    if model.descend and isinstance(optimizer, Descent) and _is_plain(work, problem):
+    full_batch = _is_full_batch(work, client.rows.shape[0])
+    if full_batch and model.descend and isinstance(optimizer, Descent) and _is_plain(work, problem):
         return _descended(model.descend, loss, optimizer.rate, work, problem.start, client)
     gradient = _gradient(model, loss, problem)
 
@@ -201,7 +202,7 @@ def minimise(
         return optax.apply_updates(params, updates), opt_state, total_loss + value.astype(total_loss.dtype)
 
     carry = (problem.start, optimizer.init(problem.start), jnp.zeros((), jnp.float32))
-    if work.batch_size is None:
+    if full_batch:
         (params, _, total_loss), steps = _full_batch(work, client, step, carry)
     else:
         (params, _, total_loss), steps = _minibatches(work, key, client, step, carry)
@@ -212,9 +213,14 @@ def _info(total_loss: Array, steps: Array) -> dict[str, Array]:
     return {"loss": total_loss / jnp.maximum(steps, 1), "steps": jnp.asarray(steps, jnp.int32)}
 
 
+def _is_full_batch(work: Work, largest: int) -> bool:
+    """Whether every batch is all that a client has: there is nothing to draw then."""
+    return work.batch_size is None or work.batch_size >= largest
+
+
 def _is_plain(work: Work, problem: Problem) -> bool:
-    """Whether local training is gradient descent of a client's own loss on all of its examples."""
-    return work.batch_size is None and not work.differentiable and problem.anchor is None and problem.tilt is None
+    """Whether local training is descent by the gradient of a client's own loss alone."""
+    return not work.differentiable and problem.anchor is None and problem.tilt is None
 
 
 def _descended(
