@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from fedtangent.data import cache, download, load
+from fedtangent.entries import catalogue
 
-from ..data.originals import MAKERS, PUBLISHED, write, write_openimage
+from ..data.originals import PUBLISHED, write, write_openimage
 from .asking import prepared
 
 
@@ -113,26 +115,29 @@ def whole(source: Path, path: Path) -> None:
     path.write_bytes(source.read_bytes())
 
 
+EMBEDDED = ("digits", "sine")
 SMALL = {
+    "digits": ["--widths", "8", "--num-clients", "2", "--num-train", "20"],
+    "sine": ["--widths", "8"],
     "shakespeare": ["--units", "4", "--layers", "1", "--stride", "60"],
     "tiny_shakespeare": ["--units", "4", "--layers", "1", "--num-clients", "2"],
     "printers": ["--widths", "8"],
 }
 
 
-@pytest.mark.parametrize("name", [*MAKERS, "openimage"])
+@pytest.mark.parametrize("name", catalogue("datasets"))
 def test_two_rounds_on_every_data_set(
     run: Callable, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    if name == "openimage":
-        write_openimage(tmp_path / "files")
-    else:
-        write(name, tmp_path / "files", monkeypatch)
-    users = load(name, tmp_path / "files").user_train
-    some = [] if users is not None else ["--num-clients", "2"]
-    more = SMALL.get(name, ["--widths", "8", *some])
+    files = []
+    if name not in EMBEDDED:
+        files = ["--data-dir", tmp_path / "files"]
+        make = write_openimage if name == "openimage" else functools.partial(write, name, patch=monkeypatch)
+        make(tmp_path / "files")
+    users = load(name, tmp_path / "files" if files else None).user_train
+    more = SMALL.get(name, ["--widths", "8", *([] if users is not None else ["--num-clients", "2"])])
     cohort = ["--clients-per-round", "2", "--num-rounds", "2", "--evaluate-every", "2", "--mapping", "scan"]
-    given = ["--dataset", name, "--data-dir", tmp_path / "files", *more, *cohort, "--batch-size", "8"]
+    given = ["--dataset", name, *files, *more, *cohort, "--batch-size", "8"]
     ended = run("train", *given, "--output", "out")
     assert ended.code == 0, ended.err
     assert (folder / "out" / "metrics.csv").exists() and f"fed_avg on {name}, round 2" in ended.out

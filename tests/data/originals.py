@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedtangent.data import idx
 from fedtangent.data.sources import cifar, emnist, femnist, printers, shakespeare
 
 EACH = 3  # records of a file of CIFAR
@@ -105,6 +106,14 @@ def _cifar(name: str, labels: int, folder: Path, patch: pytest.MonkeyPatch) -> d
     return {"archive": tarred(files)}
 
 
+def _mnist(folder: Path, patch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    rng, files = np.random.default_rng(2), {}
+    for split, count in (("train", 20), ("test", 5)):
+        files[f"x_{split}"] = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        files[f"y_{split}"] = (np.arange(count) * 3 % 10).astype(np.uint8)
+    return {role: gzip.compress(idx_bytes(array), mtime=0) for role, array in files.items()}
+
+
 def _emnist(folder: Path, patch: pytest.MonkeyPatch) -> dict[str, bytes]:
     rng, buffer = np.random.default_rng(4), io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as packed:
@@ -154,8 +163,10 @@ MAKERS: dict[str, Callable[[Path, pytest.MonkeyPatch], dict[str, bytes]]] = {
     "cifar10": lambda folder, patch: _cifar("cifar10", 1, folder, patch),
     "cifar100": lambda folder, patch: _cifar("cifar100", 2, folder, patch),
     "emnist": _emnist,
+    "fashion_mnist": _mnist,
     "femnist": _femnist,
     "femnist_digits": _femnist,
+    "mnist": _mnist,
     "printers": _printers,
     "shakespeare": _shakespeare,
     "tiny_shakespeare": _tiny,
@@ -164,8 +175,10 @@ PUBLISHED = {
     "cifar10": cifar.CIFAR10,
     "cifar100": cifar.CIFAR100,
     "emnist": emnist.EMNIST,
+    "fashion_mnist": idx.FASHION_MNIST,
     "femnist": femnist.FEMNIST,
     "femnist_digits": femnist.FEMNIST,
+    "mnist": idx.MNIST,
     "printers": printers.PUBLISHED,
     "shakespeare": shakespeare.ROLES,
     "tiny_shakespeare": shakespeare.TINY,
@@ -179,10 +192,16 @@ def write(name: str, folder: Path, patch: pytest.MonkeyPatch) -> dict[str, Path]
     for role, content in MAKERS[name](folder, patch).items():
         paths[role] = folder / files[role].filename
         paths[role].write_bytes(content)
-        told = files[role]._replace(size=len(content), sha256=hashlib.sha256(content).hexdigest())
-        patch.setitem(files, role, told)  # type: ignore[arg-type]
+        publish(name, role, content, patch)
     assert paths.keys() == files.keys()
     return paths
+
+
+def publish(name: str, role: str, content: bytes, patch: pytest.MonkeyPatch) -> None:
+    """Have ``content`` be the published one of that role, whatever it is."""
+    files = PUBLISHED[name].files
+    told = files[role]._replace(size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    patch.setitem(files, role, told)  # type: ignore[arg-type]
 
 
 OPENIMAGE_HEAD = "client_id,sample_path,label_name,label_id\n"

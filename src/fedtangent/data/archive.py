@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedtangent import checks
+from fedtangent.data.published import reading
 
 
 def find(directory: Path, stem: str) -> Path | None:
@@ -21,11 +20,8 @@ def find(directory: Path, stem: str) -> Path | None:
 
 def read(name: str, path: Path, needed: Sequence[str]) -> dict[str, np.ndarray]:
     """The arrays of an archive, which has all that are ``needed``; raises ``ValueError`` and never reads a pickle."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            held = {key: archive[key] for key in archive.files}
-    except (OSError, EOFError, ValueError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{name}: {path} cannot be read: {error}") from error
+    with reading(name, path), path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        held = {key: archive[key] for key in archive.files}
     missing = [key for key in needed if key not in held]
     if missing:
         raise ValueError(f"{name}: {path} has no {', '.join(missing)}; it has {', '.join(held)}")

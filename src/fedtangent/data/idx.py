@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtangent.data.published import Arrays, Published, PublishedFile, contents
+from fedtangent.data.published import Arrays, Published, PublishedFile, contents, reading
 
 IMAGES = (("x", ((28, 28), "uint8")), ("y", ((), "uint8")))  # an example
 
@@ -107,10 +107,8 @@ FASHION_MNIST = Published(
 def read(published: Published, role: str, path: Path) -> np.ndarray:
     """One original file as a uint8 array. Raises ``ValueError`` unless its checksum is the published one."""
     content = contents(published, role, path)
-    try:
+    with reading(published.name, path):
         return parse(content)
-    except ValueError as error:
-        raise ValueError(f"{published.name}: {path} cannot be read: {error}") from error
 
 
 def parse(content: bytes) -> np.ndarray:

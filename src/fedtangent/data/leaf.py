@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedtangent.data.published import reading
+
 CITATION = """@article{caldas2018,
   title = {{LEAF}: A Benchmark for Federated Settings},
   author = {Caldas, Sebastian and Duddu, Sai Meher Karthik and Wu, Peter and Li, Tian and
@@ -42,11 +44,10 @@ def users(name: str, folder: Path, split: str) -> Iterator[User]:
     """
     seen: set[str] = set()
     for path in sorted((folder / split).glob("*.json")):
-        try:
+        with reading(name, path):
             whole = json.loads(path.read_text(encoding="utf-8"))
+        try:
             held = {user: (whole["user_data"][user]["x"], whole["user_data"][user]["y"]) for user in whole["users"]}
-        except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(f"{name}: {path} cannot be read: {error}") from error
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"{name}: {path} has not the form of LEAF's files: users and user_data with x and y"
@@ -58,3 +59,5 @@ def users(name: str, folder: Path, split: str) -> Iterator[User]:
                 raise ValueError(f"{name}: got user {user!r} again in {path}, must be once in {split}")
             seen.add(user)
             yield User(user, x, y, path)
+    if not seen:
+        raise ValueError(f"{name}: got no user in {folder / split}, must be one or more")

@@ -14,6 +14,7 @@ from fedtangent import checks
 from fedtangent.data import archive
 from fedtangent.data.dataset import IMAGE, TOKENS, VECTOR, Dataset, DatasetEntry, SourceInfo
 from fedtangent.data.partition import generator
+from fedtangent.data.published import reading
 
 SUFFIX = ".npz"
 SPLITS = {"train": "", "test": "_test"}  # what the names of a split's arrays end with
@@ -49,16 +50,13 @@ def entry(name: str) -> DatasetEntry:
 def _headers(name: str, path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
     """Shape and dtype of each array of the file."""
     found = {}
-    try:
-        with zipfile.ZipFile(path) as packed:
-            for member in packed.namelist():
-                with packed.open(member) as file:
-                    version = np.lib.format.read_magic(file)
-                    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else _header_2
-                    shape, _, dtype = read(file)
-                found[member.removesuffix(".npy")] = shape, dtype
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"dataset: {name} cannot be read: {error}") from error
+    with reading("dataset", name), zipfile.ZipFile(path) as packed:
+        for member in packed.namelist():
+            with packed.open(member) as file:
+                version = np.lib.format.read_magic(file)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else _header_2
+                shape, _, dtype = read(file)
+            found[member.removesuffix(".npy")] = shape, dtype
     missing = [key for key in ("x", "y") if key not in found]
     if missing:
         raise ValueError(f"dataset: {name} has no {', '.join(missing)}; it has {', '.join(found) or 'nothing'}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,6 +74,19 @@ def lacking(published: Published, directory: Path, missing: list[str], instead: 
     )
 
 
+@contextlib.contextmanager
+def reading(name: str, path: Path | str) -> Iterator[None]:
+    """Whatever a damaged file makes its reader raise becomes one ``ValueError`` that names the file.
+
+    Readers of formats raise ``zlib.error``, ``tokenize.TokenError``, ``NotImplementedError`` and others.
+    """
+    try:
+        yield
+    except Exception as error:
+        said = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ValueError(f"{name}: {path} cannot be read: {said}") from error
+
+
 def digest(path: Path) -> str:
     """The sha256 of a file of any size; raises ``OSError``."""
     with path.open("rb") as file:
@@ -83,10 +96,8 @@ def digest(path: Path) -> str:
 def checksums(published: Published, role: str, path: Path) -> tuple[str, str]:
     """The sha256 that a file should have, and the one that it has; raises ``ValueError``."""
     file = published.files[role]
-    try:
+    with reading(published.name, path):
         return file.sha256_unpacked if _is_unpacked(file, path) else file.sha256, digest(path)
-    except OSError as error:
-        raise ValueError(f"{published.name}: {path} cannot be read: {error}") from error
 
 
 def verify(published: Published, role: str, path: Path) -> None:
@@ -109,9 +120,7 @@ def _is_unpacked(file: PublishedFile, path: Path) -> bool:
 def contents(published: Published, role: str, path: Path) -> bytes:
     """A published file, checked; unpacked where it may lie so. Raises ``ValueError``."""
     verify(published, role, path)
-    try:
+    with reading(published.name, path):
         raw = path.read_bytes()
         packed = bool(published.files[role].sha256_unpacked) and raw[:2] == GZIP
         return gzip.decompress(raw) if packed else raw
-    except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"{published.name}: {path} cannot be read: {error}") from error

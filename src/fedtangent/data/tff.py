@@ -5,6 +5,7 @@ They hold LEAF's data, with examples of every client to train and to test.
 
 from __future__ import annotations
 
+import contextlib
 import lzma
 import shutil
 import sqlite3
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.data.published import Published, verify
+from fedtangent.data.published import Published, reading, verify
 
 URL = "https://storage.googleapis.com/tff-datasets-public/"
 
@@ -27,13 +28,13 @@ class Row(NamedTuple):
     features: dict[str, Any]
 
 
-def rows(published: Published, path: Path, split: str, features: tuple[str, ...]) -> Iterator[Row]:
+def rows(published: Published, path: Path, split: str, features: Mapping[str, str]) -> Iterator[Row]:
     """The examples of ``split``, client after client in the order of their names, each in the order of the table.
 
-    The database is unpacked beside the file for as long as it is read. Raises ``ValueError`` for a file that is not the
+    ``features`` are names and kinds: ``bytes_list``, ``float_list`` or ``int64_list``, none of which is empty. The
+    database is unpacked beside the file for as long as it is read. Raises ``ValueError`` for a file that is not the
     published one, cannot be read or has no such split or feature.
     """
-    from google.protobuf.message import DecodeError
     from tensorflow_datasets.proto import tf_example_pb2  # heavy: TensorFlow Datasets
 
     (role,) = published.files
@@ -42,29 +43,22 @@ def rows(published: Published, path: Path, split: str, features: tuple[str, ...]
     count = 0
     with tempfile.TemporaryDirectory(prefix=f"{published.name}-") as folder:
         database = Path(folder) / "database.sqlite"
-        try:
+        with reading(published.name, path):
             with lzma.open(path) as packed, database.open("wb") as unpacked:
                 shutil.copyfileobj(packed, unpacked, 2**20)
-            connection = sqlite3.connect(database)
-            try:
+            with contextlib.closing(sqlite3.connect(database)) as connection:
                 for client, serialised in connection.execute(query, (split,)):
                     held = tf_example_pb2.Example.FromString(serialised).features.feature
-                    yield Row(str(client), {name: _value(held, name) for name in features})
+                    yield Row(str(client), {name: _value(held, name, kind) for name, kind in features.items()})
                     count += 1
-            finally:
-                connection.close()
-        except (OSError, EOFError, KeyError, lzma.LZMAError, sqlite3.Error, TypeError, DecodeError) as error:
-            raise ValueError(f"{published.name}: {path} cannot be read: {error}") from error
     if count == 0:
         raise ValueError(f"{published.name}: {path} has no examples of {split!r}")
 
 
-def _value(held: Mapping[str, Any], name: str) -> Any:
-    if name not in held:
-        raise KeyError(f"an example has no {name}")
-    feature = held[name]
-    kind = feature.WhichOneof("kind")
+def _value(held: Mapping[str, Any], name: str, kind: str) -> Any:
+    values = getattr(held[name], kind).value if name in held else ()
+    if not values:
+        raise ValueError(f"an example has no {name} of kind {kind}")
     if kind == "bytes_list":
-        return bytes(feature.bytes_list.value[0])
-    numbers = feature.float_list.value if kind == "float_list" else feature.int64_list.value
-    return np.array(numbers, np.float32 if kind == "float_list" else np.int64)
+        return bytes(values[0])
+    return np.array(values, np.float32 if kind == "float_list" else np.int64)

@@ -14,7 +14,7 @@ from fedtangent import checks
 from fedtangent.data import archive
 from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry
 from fedtangent.data.images import StoredImageOptions, dataset
-from fedtangent.data.published import Arrays, Published, PublishedFile, contents
+from fedtangent.data.published import Arrays, Published, PublishedFile, contents, reading
 from fedtangent.data.stored import Found, obtain
 
 SIZE = (32, 32, 3)
@@ -45,10 +45,8 @@ def _otherwise(name: str, directory: Path) -> Found | None:
     for place in (directory / name, directory):
         folder = place / FOLDERS[name]
         if folder.is_dir():
-            try:
+            with reading(name, folder):
                 files = {file: (folder / file).read_bytes() for files in FILES[name].values() for file in files}
-            except OSError as error:
-                raise ValueError(f"{name}: {folder} cannot be read: {error}") from error
             return Found(_arrays(name, folder, files), place)
     path = archive.find(directory, name) if name == "cifar10" else None
     return None if path is None else Found(_part(name, path), path.parent)
@@ -67,13 +65,10 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
     """The images of the published archive."""
     name, path = published.name, paths["archive"]
     raw = contents(published, "archive", path)
-    try:
-        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:gz") as packed:
-            names = [file for files in FILES[name].values() for file in files]
-            members = {file: packed.extractfile(f"{FOLDERS[name]}/{file}") for file in names}
-            files = {file: member.read() for file, member in members.items() if member is not None}
-    except (OSError, EOFError, KeyError, tarfile.TarError) as error:
-        raise ValueError(f"{name}: {path} cannot be read: {error}") from error
+    with reading(name, path), tarfile.open(fileobj=io.BytesIO(raw), mode="r:gz") as packed:
+        names = [file for files in FILES[name].values() for file in files]
+        members = {file: packed.extractfile(f"{FOLDERS[name]}/{file}") for file in names}
+        files = {file: member.read() for file, member in members.items() if member is not None}
     return _arrays(name, path, files)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from fedtangent import checks
 from fedtangent.data import idx
 from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry
 from fedtangent.data.images import StoredImageOptions, dataset
-from fedtangent.data.published import Arrays, Published, PublishedFile, verify
+from fedtangent.data.published import Arrays, Published, PublishedFile, reading, verify
 from fedtangent.data.stored import obtain
 
 NUM_CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}
@@ -50,14 +49,11 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
     part, path = published.name.removeprefix("emnist_"), paths["archive"]
     verify(published, "archive", path)
     arrays: Arrays = {}
-    try:
-        with zipfile.ZipFile(path) as packed:
-            for split in ("train", "test"):
-                for axis, kind in (("x", "images-idx3"), ("y", "labels-idx1")):
-                    raw = packed.read(f"gzip/emnist-{part}-{split}-{kind}-ubyte.gz")
-                    arrays[f"{axis}_{split}"] = idx.parse(gzip.decompress(raw))
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{published.name}: {path} cannot be read: {error}") from error
+    with reading(published.name, path), zipfile.ZipFile(path) as packed:
+        for split in ("train", "test"):
+            for axis, kind in (("x", "images-idx3"), ("y", "labels-idx1")):
+                raw = packed.read(f"gzip/emnist-{part}-{split}-{kind}-ubyte.gz")
+                arrays[f"{axis}_{split}"] = idx.parse(gzip.decompress(raw))
     for split in ("train", "test"):
         x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
         if x.shape[1:] != (28, 28) or y.shape != x.shape[:1]:

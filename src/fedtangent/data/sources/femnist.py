@@ -97,7 +97,7 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
     path = paths["database"]
 
     def writers(split: str) -> Iterator[leaf.User]:
-        rows = tff.rows(published, path, f"all_{split}", ("pixels", "label"))
+        rows = tff.rows(published, path, f"all_{split}", {"pixels": "float_list", "label": "int64_list"})
         for name, own in itertools.groupby(rows, key=lambda row: row.client):
             pairs = [(row.features["pixels"], int(row.features["label"][0])) for row in own]
             yield leaf.User(name, [pixels for pixels, _ in pairs], [label for _, label in pairs], path)

@@ -13,6 +13,7 @@ from PIL import Image
 from fedtangent import checks
 from fedtangent.data import cache
 from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry, ImageOptions, SourceInfo, images
+from fedtangent.data.published import reading
 from fedtangent.progress import progress_of
 
 NAME = "openimage"
@@ -96,11 +97,8 @@ def _folder(data_dir: Path | None) -> Path:
 def _rows(folder: Path, split: str) -> list[Row]:
     """The images of one table, in its order."""
     path = folder / MAPPING / f"{split}.csv"
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            header, *lines = csv.reader(file)
-    except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
-        raise ValueError(f"{NAME}: {path} cannot be read: {error}") from error
+    with reading(NAME, path), path.open(encoding="utf-8", newline="") as file:
+        header, *lines = csv.reader(file)
     if header != COLUMNS or not lines:
         raise ValueError(f"{NAME}: got {header} in {path}, must be lines of {', '.join(COLUMNS)}")
     rows = []
@@ -116,11 +114,8 @@ def _pixels(rows: list[Row], split: str, size: int) -> np.ndarray:
     found = np.empty((len(rows), size, size, 3), np.uint8)
     with progress_of(len(rows), f"{NAME}: {split}", "image") as shown:
         for i, row in enumerate(rows):
-            try:
-                with Image.open(row.path) as image:
-                    found[i] = np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
-            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-                raise ValueError(f"{NAME}: {row.path} cannot be read: {error}") from error
+            with reading(NAME, row.path), Image.open(row.path) as image:
+                found[i] = np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
             shown.update()
     return found
 

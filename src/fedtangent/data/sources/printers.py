@@ -13,7 +13,7 @@ import numpy as np
 from fedtangent import checks
 from fedtangent.data import archive
 from fedtangent.data.dataset import Dataset, DatasetEntry, SourceInfo
-from fedtangent.data.published import Arrays, Published, PublishedFile, verify
+from fedtangent.data.published import Arrays, Published, PublishedFile, reading, verify
 from fedtangent.data.stored import Found, StoredOptions, obtain
 
 PRINTERS, SPEEDS, ROWS = 6, tuple(range(10, 121, 10)), 15
@@ -62,11 +62,9 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
     for role, path in paths.items():
         verify(published, role, path)
         printer, speed = (int(number) for number in role.split())
-        try:
+        with reading("printers", path):
             lines = [line.split(",") for line in path.read_text(encoding="ascii").splitlines()]
             rows = np.array(lines, np.float64)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"printers: {path} cannot be read: {error}") from error
         if rows.shape != (ROWS, 3):
             raise ValueError(f"printers: got {rows.shape} in {path}, must be {ROWS} rows of {COLUMNS}")
         data[printer - 1, SPEEDS.index(speed)] = rows

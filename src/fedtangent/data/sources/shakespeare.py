@@ -13,7 +13,7 @@ import numpy as np
 from fedtangent import checks
 from fedtangent.data import archive, leaf, tff
 from fedtangent.data.dataset import TOKENS, Dataset, DatasetEntry, SourceInfo
-from fedtangent.data.published import Arrays, Published, PublishedFile, contents
+from fedtangent.data.published import Arrays, Published, PublishedFile, contents, reading
 from fedtangent.data.stored import Found, StoredOptions, obtain
 from fedtangent.data.text import CHARACTERS, WINDOW, encoded, windows
 
@@ -98,10 +98,8 @@ def _texts(directory: Path, share: float) -> Found | None:
         for folder in (place, place / "data" / "raw_data", place / "raw_data"):
             paths = sorted((folder / "by_play_and_character").glob("*.txt"))
             if paths:
-                try:
+                with reading(NAME, folder):
                     texts = [np.frombuffer(path.read_bytes(), np.uint8) for path in paths]
-                except OSError as error:
-                    raise ValueError(f"{NAME}: {folder} cannot be read: {error}") from error
                 return Found(_divided(texts, share), folder)
     return None
 
@@ -184,7 +182,7 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
     """Each role's snippets to train and to test, joined by line breaks."""
     roles: dict[str, dict[str, list[bytes]]] = {"train": {}, "test": {}}
     for split, held in roles.items():
-        for row in tff.rows(published, paths["database"], split, ("snippets",)):
+        for row in tff.rows(published, paths["database"], split, {"snippets": "bytes_list"}):
             held.setdefault(row.client, []).append(row.features["snippets"])
     names = sorted(roles["train"].keys() | roles["test"].keys())
     return {
