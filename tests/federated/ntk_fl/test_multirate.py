@@ -19,7 +19,7 @@ from ...drawn import parameters
 
 N, C = 160, 10
 TIMES = (1, 30, 100, 101, 600)
-TOLERANCE = 1e-9  # of the dual's norm
+TOLERANCE = 5e-9  # of the dual's norm
 
 
 def softmax(f: np.ndarray) -> np.ndarray:
@@ -155,7 +155,7 @@ def test_a_round_is_that_of_the_steps(kernel):
     (steps, by_steps), (fast, by_fast) = results["iterate"], results["multirate"]
     for a, b, start in zip(*map(jax.tree.leaves, (fast, steps, params)), strict=True):
         assert np.linalg.norm(a - b) < TOLERANCE * np.linalg.norm(b - start)
-    np.testing.assert_allclose(by_fast["losses"], by_steps["losses"], rtol=1e-9)
+    np.testing.assert_allclose(by_fast["losses"], by_steps["losses"], rtol=TOLERANCE)
     assert int(by_fast["time"]) == int(by_steps["time"]) > 0
     assert int(by_steps["products"]) == 300 != int(by_fast["products"]) > 0
 

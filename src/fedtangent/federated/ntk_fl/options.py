@@ -102,7 +102,7 @@ class Evolution:
     ``sqrt(60 t)`` products with the kernel (with H, or with one forward and one backward derivative each); "iterate",
     the steps themselves, t products; "multirate", for the cross entropy, the steps with a part of low rank of the
     kernel and a few hundred products with the whole (``multirate.multirate_dual``); "auto", the cheapest by measured
-    cost (``dual.method_seconds``). All give the same up to rounding, "multirate" to about 1e-10 of the dual (1e-9 of a
+    cost (``dual.method_seconds``). All give the same up to rounding, "multirate" to about 1e-9 of the dual (1e-8 of a
     unit of the outputs). The cross entropy has no "eigh" and no "chebyshev"."""
     linearise: Linearise | None = None
     """What stands for the network's Jacobian (a function, made once); the whole network's by default."""
