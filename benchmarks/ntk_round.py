@@ -6,7 +6,11 @@ structured round stands beside the kernel built from Jacobians of blocks of exam
 ``--block-pairs`` of them are timed, spread evenly, and their mean is multiplied by the number of all pairs (0: all of
 them, nothing extrapolated); that version is not charged for its evolution. Every peak is that of a process of its own.
 
+Under the cross entropy the round at ``--paper-examples`` by its steps stands beside the round by few products with the
+kernel: seconds, products, and how far apart the weights are, relative to how far they went.
+
     python benchmarks/ntk_round.py --output results/bench
+    python benchmarks/ntk_round.py --loss cross_entropy
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ import jax.numpy as jnp
 from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve
 from fedtangent.federated.ntk_fl.dual import chebyshev_dual, largest_eigenvalue, spectral_dual
 from fedtangent.federated.ntk_fl.evolution import choose_time
+from fedtangent.federated.ntk_fl.options import LOSSES
 from fedtangent.federated.ntk_fl.tangent import linearise_network, pool_examples
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.models import mlp
@@ -189,6 +194,30 @@ def phases(num_examples: int, times: tuple[int, ...]) -> dict[str, Any]:
     return {"seconds": taken, "products": int(products)}
 
 
+def cross_entropy_rounds(num_examples: int, times: tuple[int, ...], repeats: int) -> dict[str, Any]:
+    """Whole rounds under the cross entropy, by the steps and by few products, compiled first and then timed in turn."""
+    model, params, x, y = problem(num_examples)
+    given, start = Examples(x, y, jnp.ones(num_examples, bool)), jax.flatten_util.ravel_pytree(params)[0]
+    taken: dict[str, list[float]] = {"iterate": [], "multirate": []}
+    weights, products = {}, {}
+    for repeat in range(repeats + 1):
+        for method, all_seconds in taken.items():
+            evolution = Evolution(times, method=method, unstable="clip", loss="cross_entropy")
+            begun = time.perf_counter()
+            new, info = jax.block_until_ready(ntk_evolve(model, params, given, LEARNING_RATE, evolution))
+            if repeat > 0:
+                all_seconds.append(time.perf_counter() - begun)
+            weights[method], products[method] = jax.flatten_util.ravel_pytree(new)[0], int(info["products"])
+    apart = jnp.linalg.norm(weights["multirate"] - weights["iterate"]) / jnp.linalg.norm(weights["iterate"] - start)
+    if not apart < 1e-8:
+        raise RuntimeError(f"the two methods end at different weights: relative distance {float(apart)}")
+    medians = {method: statistics.median(values) for method, values in taken.items()}
+    return {
+        "examples": num_examples, "repeats": repeats, "relative_distance": float(apart), "products": products,
+        "seconds": medians, "ratio": medians["iterate"] / medians["multirate"], "all_seconds": taken,
+    }  # fmt: skip
+
+
 def peak(version: str, num_examples: int, times: tuple[int, ...], kernel: str, *more: str) -> dict[str, Any]:
     """Seconds of the second call and peak resident bytes, in a fresh process."""
     command = [sys.executable, __file__, "--child", version, "--examples", str(num_examples), "--kernel", kernel]
@@ -254,6 +283,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--times", type=int, nargs="+", default=list(range(100, 2001, 100)), help="candidate steps")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--kernel", choices=KERNELS, help="one mode only")
+    parser.add_argument("--loss", choices=LOSSES, help="one loss only")
     parser.add_argument("--block-size", type=int, default=100, help="examples of a block's Jacobian")
     parser.add_argument("--block-pairs", type=int, help="pairs of blocks to time, 0 for all; not timed by default")
     parser.add_argument("--child", choices=("structured", "naive"), help=argparse.SUPPRESS)
@@ -269,7 +299,17 @@ def main() -> None:
         child(options.child, options.examples, times, options.kernel, options.block_size, options.block_pairs)
         return
     results: list[dict[str, Any]] = []
-    for kernel in (options.kernel,) if options.kernel else KERNELS:
+    if options.loss != "squared_error":
+        row = cross_entropy_rounds(options.paper_examples, times, options.repeats)
+        seconds_of, products = row["seconds"], row["products"]
+        print(
+            f"cross entropy, {row['examples']} examples: {seconds_of['multirate']:.2f} s by {products['multirate']} "
+            f"products, {seconds_of['iterate']:.2f} s by {products['iterate']} ({row['ratio']:.1f} times); weights "
+            f"{row['relative_distance']:.1e} of their way apart", flush=True,
+        )  # fmt: skip
+        results.append({"loss": "cross_entropy", **row})
+    kernels = (options.kernel,) if options.kernel else KERNELS
+    for kernel in () if options.loss == "cross_entropy" else kernels:
         row = compare(options.examples, times, kernel, options.repeats)
         for version in ("structured", "naive"):
             row[f"{version}_peak_bytes"] = peak(version, options.examples, times, kernel)["peak_bytes"]

@@ -76,7 +76,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "ntk_fl", "ntk_times": (20, 10)}, "ntk_times: got"),
     ({"algorithm": "ntk_fl", "ntk_choose": "x"}, "ntk_choose: got 'x', allowed are training, validation"),
     ({"algorithm": "ntk_fl", "server_examples": 7}, "server_examples: is used with ntk_choose"),
-    ({"algorithm": "ntk_fl", "loss": "cross_entropy", "ntk_method": "eigh"}, "ntk_method: .*auto or iterate"),
+    ({"algorithm": "ntk_fl", "loss": "cross_entropy", "ntk_method": "eigh"}, "ntk_method: .*auto, iterate, multirate"),
     ({"algorithm": "ntk_fl", "client_learning_rate": 0.0}, "client_learning_rate: got 0"),
     ({"alpha": 0.0}, "alpha: got 0"),
     ({"alpha": float("nan")}, "alpha: got nan"),

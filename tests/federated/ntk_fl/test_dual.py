@@ -167,4 +167,7 @@ def test_the_cheapest_method_by_measured_costs():
     assert set(many) == {"eigh", "chebyshev", "iterate"} and many["iterate"] > 4 * many["chebyshev"]
     assert "eigh" not in method_seconds(Evolution((2000,), "exact"), 79510, 4000, 10)
     assert "eigh" not in method_seconds(Evolution((2000,)), 79510, 40_000, 10)
-    assert set(method_seconds(Evolution((2000,), loss="cross_entropy"), 100, 11, 3)) == {"iterate"}
+    assert set(method_seconds(Evolution((2000,), loss="cross_entropy"), 100, 11, 3)) == {"iterate", "multirate"}
+    assert cheapest(79510, 4000, Evolution((100, 2000), loss="cross_entropy")) == "multirate"
+    assert cheapest(79510, 4000, Evolution((100, 2000), "exact", loss="cross_entropy")) == "multirate"
+    assert cheapest(79510, 4000, Evolution((100,), loss="cross_entropy")) == "iterate"

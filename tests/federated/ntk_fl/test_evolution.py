@@ -287,8 +287,12 @@ def test_jit_vmap_and_a_traced_learning_rate():
         ({"loss": "hinge"}, "loss: .*squared_error, cross_entropy"),
         ({"patience": 0}, "patience: "),
         ({"kernel_bytes": -1}, "kernel_bytes: "),
-        ({"loss": "cross_entropy", "method": "eigh"}, "method: got 'eigh', allowed are auto, iterate with"),
+        ({"loss": "cross_entropy", "method": "eigh"}, "method: got 'eigh', allowed are auto, iterate, multirate with"),
         ({"loss": "cross_entropy", "method": "chebyshev"}, "method: got 'chebyshev', allowed are auto"),
+        (
+            {"method": "multirate"},
+            "method: got 'multirate', allowed are auto, eigh, chebyshev, iterate with the loss sq",
+        ),
     ],
 )
 def test_options_that_are_not_allowed(options, message):

@@ -15,7 +15,7 @@ from fedtangent.federated.aggregate import stack
 from fedtangent.federated.algorithms.entry import Descent, Given, Hiding, Laws, entry_of, shared_arguments
 from fedtangent.federated.compose import compose, sequentially
 from fedtangent.federated.ntk_fl import Evolution, ntk_server, send_examples, sparse_linearise
-from fedtangent.federated.ntk_fl.options import CRITERIA, KERNELS, METHODS, UNSTABLE, probabilities
+from fedtangent.federated.ntk_fl.options import CRITERIA, KERNELS, METHODS, OUTPUT_LOSSES, UNSTABLE, probabilities
 from fedtangent.federated.ntk_fl.tangent import Linearise
 from fedtangent.federated.rates import Rate, check_rate
 from fedtangent.federated.wire.channel import jacobians
@@ -155,7 +155,7 @@ class NtkFlOptions(Descent):
     ntk_times: tuple[int, ...] = tuple(range(100, 2001, 100))
     """Candidate numbers of gradient steps."""
     ntk_method: str = "auto"
-    """auto (the cheapest), eigh, chebyshev or iterate; all give the same."""
+    """auto (the cheapest), eigh, chebyshev or iterate, of the cross entropy iterate or multirate; all give the same."""
     ntk_choose: str = "training"
     """The number of steps by the round's training examples, or by validation on --server-examples."""
     ntk_criterion: str = "loss"
@@ -201,8 +201,9 @@ def _check(o: NtkFlOptions) -> None:
     allowed = {"ntk_kernel": KERNELS, "ntk_method": METHODS, "ntk_choose": CHOOSE, "ntk_criterion": CRITERIA}
     for name, names in {**allowed, "ntk_unstable": UNSTABLE}.items():
         choice(name, getattr(o, name), names)
-    if o.loss == "cross_entropy" and o.ntk_method in ("eigh", "chebyshev"):
-        raise ValueError(f"ntk_method: got {o.ntk_method!r}, must be auto or iterate: cross_entropy is not linear")
+    methods = OUTPUT_LOSSES[o.loss].methods if o.loss in OUTPUT_LOSSES else METHODS
+    if o.ntk_method not in methods:
+        raise ValueError(f"ntk_method: got {o.ntk_method!r}, allowed are {', '.join(methods)} with the loss {o.loss}")
     for time, later in zip((0, *o.ntk_times), o.ntk_times or (0,), strict=False):
         if later <= time:
             raise ValueError(f"ntk_times: got {o.ntk_times}, must be one or more increasing numbers of steps from 1")

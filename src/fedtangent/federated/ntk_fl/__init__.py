@@ -6,6 +6,7 @@
     tangent     the network linearised on the pooled examples
     sparse      the same behind sparsified Jacobians (CP-NTK-FL)
     dual        where t steps of gradient descent lead, for many t at once
+    multirate   the same for the cross entropy, by fewer products with the kernel
     evolution   ``ntk_evolve``: one round at the server, with the choice of t
     server      the parts of an algorithm; the recipes are in ``federated.algorithms.tangent``
 """

@@ -7,8 +7,8 @@ With kernel ``K`` over examples, outputs ``f`` and targets ``y``, gradient desce
 
 (NTK-FL, Yue et al., ICML 2022, eq. 9b and 10, in discrete time). ``R_t`` is called the dual here. It is found by one
 eigendecomposition (``spectral_dual``), by a Chebyshev series in products with the kernel (``chebyshev_dual``), or by
-taking the steps (``descend_dual``), which is all that there is for a loss whose derivative is not linear.
-``dynamics_of`` chooses among them.
+taking the steps (``descend_dual``). For a loss whose derivative is not linear there are the steps, and the steps by
+fewer products (``multirate``). ``dynamics_of`` chooses among them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.fft import dct
 
-from fedtangent.federated.ntk_fl.options import OUTPUT_LOSSES, Evolution, OutputLoss
+from fedtangent.federated.ntk_fl.multirate import (
+    TYPICAL_PRODUCTS,
+    Product,
+    leading_factor,
+    multirate_dual,
+    rank_of,
+)
+from fedtangent.federated.ntk_fl.options import OUTPUT_LOSSES, Evolution
 from fedtangent.federated.ntk_fl.tangent import Pool, Tangent, averaged_product, num_params
 from fedtangent.types import Array, PyTree
 
@@ -36,7 +43,6 @@ LARGEST_FULL_KERNEL = 4096  # n C up to which "auto" holds the whole kernel
 # columns (memory bound), and per multiplication of a pass through the network.
 EIGH_SECONDS, PRODUCT_SECONDS, PASS_SECONDS = 1e-9, 4e-10, 2e-11
 
-Product = Callable[[Array], Array]  # g -> K g, [n, C]
 Dual = Callable[[Array, Array], tuple[Array, Array]]  # (step, whether to) -> (R [Psi, n, C], products [] int32)
 
 
@@ -210,7 +216,7 @@ def method_seconds(evolution: Evolution, params: int, examples: int, outputs: in
     """Estimated seconds of each method that is possible on so many pooled examples, padding included.
 
     From measured costs. The kernel itself, which every method needs, does not count, but the whole kernel [n C, n C]
-    does. The cross entropy has but one method, "iterate".
+    does.
     """
     passes = 4 * examples * params * PASS_SECONDS  # of one derivative forward and one backward
     held = 8 * examples**2 <= evolution.kernel_bytes
@@ -221,9 +227,12 @@ def method_seconds(evolution: Evolution, params: int, examples: int, outputs: in
         held = _holds_whole(size, evolution)
     steps = {"chebyshev": chebyshev_degree(max(evolution.times)), "iterate": max(evolution.times)}
     seconds = {name: (LANCZOS_STEPS + count) * product for name, count in steps.items()}
-    if evolution.loss != "squared_error":
-        return {"iterate": seconds["iterate"]}
-    return {"eigh": EIGH_SECONDS * size**3, **seconds} if held else seconds
+    rank, columns = rank_of(size), examples * outputs // size
+    whole = LANCZOS_STEPS + 2 * -(-rank // columns) + min(TYPICAL_PRODUCTS, steps["iterate"])
+    seconds["multirate"] = whole * product + steps["iterate"] * PRODUCT_SECONDS * 2 * size * rank
+    if held:
+        seconds["eigh"] = EIGH_SECONDS * size**3
+    return {name: seconds[name] for name in OUTPUT_LOSSES[evolution.loss].methods if name in seconds}
 
 
 def method_of(evolution: Evolution, params: PyTree, shape: tuple[int, ...]) -> str:
@@ -259,7 +268,7 @@ def dynamics_of(pool: Pool, tangent: Tangent, s: Evolution, method: str) -> Dyna
         if s.kernel == "exact" and tangent.remade and _holds_whole(residual.size, s):
             product = _flat_product(tangent.whole())  # else every step makes all entries twice
         lambda_max = largest_eigenvalue(product, start)
-        dual = functools.partial(_by_descent, product, OUTPUT_LOSSES[s.loss], pool, tangent.outputs, s.times)
+        dual = functools.partial(_by_descent, product, lambda_max, pool, tangent.outputs, s, method)
     elif method == "eigh":
         held = tangent.whole() if s.kernel == "exact" else matrix
         lambda_max, dual = _by_eigh(held, residual, s.times)
@@ -316,16 +325,24 @@ def by_products(
 
 
 def _by_descent(
-    product: Product, loss: OutputLoss, pool: Pool, outputs: Array, times: tuple[int, ...],
+    product: Product, lambda_max: Array, pool: Pool, outputs: Array, s: Evolution, method: str,
     step: Array, active: Array,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """The descent of a loss whose derivative is not linear, step by step."""
+    """The descent of a loss whose derivative is not linear; beyond the largest stable step by the steps themselves."""
+    loss = OUTPUT_LOSSES[s.loss]
 
     def force(moved: Array) -> Array:
         return pool.mask * (pool.y - loss.predict(outputs + moved))
 
-    found = descend_dual(product, force, outputs, step, times, active)
-    return found, jnp.where(active, times[-1], 0).astype(jnp.int32)
+    multirate = active & (method == "multirate") & (step * lambda_max * loss.curvature <= 2)
+    found = descend_dual(product, force, outputs, step, s.times, active & ~multirate)
+    products = jnp.where(active & ~multirate, s.times[-1], 0).astype(jnp.int32)
+    if method == "iterate":
+        return found, products
+    rows = outputs.shape[0] if s.kernel == "averaged" else outputs.size
+    factor, more = leading_factor(product, outputs.shape, rows)
+    faster, taken = multirate_dual(product, force, outputs, step, s.times, factor, multirate)
+    return jnp.where(multirate, faster, found), products + jnp.where(multirate, more + taken, 0)
 
 
 def signs(shape: tuple[int, ...], i: Array | int = 0) -> Array:

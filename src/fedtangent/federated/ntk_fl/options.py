@@ -16,7 +16,7 @@ from fedtangent.federated.ntk_fl.tangent import Examples, Linearise
 from fedtangent.types import Array, Model
 
 KERNELS = ("averaged", "exact")
-METHODS = ("auto", "eigh", "chebyshev", "iterate")
+METHODS = ("auto", "eigh", "chebyshev", "iterate", "multirate")
 CRITERIA = ("loss", "accuracy")
 UNSTABLE = ("stop", "clip", "allow")
 
@@ -30,6 +30,7 @@ class OutputLoss(NamedTuple):
     curvature: float  # the largest of an example's loss by its outputs
     stable: str  # the largest stable learning rate, times lambda_max of the kernel
     labels: str  # what to do with class labels
+    methods: tuple[str, ...]  # of METHODS, those that can evolve it
 
     def divisor(self, num_examples: Array | float, num_outputs: int) -> Array | float:
         """What the loss is divided by, and the learning rate with it."""
@@ -49,6 +50,7 @@ OUTPUT_LOSSES = {
         curvature=1.0,
         stable="2 N C",
         labels="class labels: one-hot, as data.classification_targets makes them, or loss cross_entropy",
+        methods=("auto", "eigh", "chebyshev", "iterate"),
     ),
     "cross_entropy": OutputLoss(
         predict=lambda outputs: jax.nn.softmax(outputs, axis=1),
@@ -57,6 +59,7 @@ OUTPUT_LOSSES = {
         curvature=0.5,
         stable="4 N",
         labels="class labels: whole numbers [n]",
+        methods=("auto", "iterate", "multirate"),
     ),
 }
 LOSSES = tuple(OUTPUT_LOSSES)
@@ -97,8 +100,10 @@ class Evolution:
     method: str = "auto"
     """"eigh", one eigendecomposition for all times (of H, or of the [n C, n C] kernel); "chebyshev", a series of about
     ``sqrt(60 t)`` products with the kernel (with H, or with one forward and one backward derivative each); "iterate",
-    the steps themselves, t products; "auto", the cheapest by measured cost (``dual.method_seconds``). All give the same
-    up to rounding. The cross entropy is iterated."""
+    the steps themselves, t products; "multirate", for the cross entropy, the steps with a part of low rank of the
+    kernel and a few hundred products with the whole (``multirate.multirate_dual``); "auto", the cheapest by measured
+    cost (``dual.method_seconds``). All give the same up to rounding, "multirate" to about 1e-9 of the dual (1e-8 of a
+    unit of the outputs). The cross entropy has no "eigh" and no "chebyshev"."""
     linearise: Linearise | None = None
     """What stands for the network's Jacobian (a function, made once); the whole network's by default."""
     criterion: str = "loss"
@@ -112,8 +117,8 @@ class Evolution:
     one's."""
     loss: str = "squared_error"
     """"squared_error", the paper's; or "cross_entropy", ``-1/N sum y log softmax(f)``, that of its authors' code: f
-    moves by ``eta / N Theta (y - softmax(f))`` a step, which has no closed form and is iterated. It diverges for no
-    step of up to ``4 N / lambda_max``."""
+    moves by ``eta / N Theta (y - softmax(f))`` a step, which has no closed form. It diverges for no step of up to
+    ``4 N / lambda_max``."""
     kernel_bytes: int = 4 * 2**30
     """The most that the averaged kernel [n, n] may take; beyond it products are taken by C^2 passes through the network
     each."""
@@ -124,8 +129,9 @@ class Evolution:
             ("kernel", KERNELS), ("method", METHODS), ("criterion", CRITERIA), ("unstable", UNSTABLE), ("loss", LOSSES),
         ):  # fmt: skip
             choice(name, getattr(self, name), allowed)
-        if self.loss == "cross_entropy" and self.method in ("eigh", "chebyshev"):
-            raise ValueError(f"method: got {self.method!r}, allowed are auto, iterate with the loss cross_entropy")
+        methods = OUTPUT_LOSSES[self.loss].methods
+        if self.method not in methods:
+            raise ValueError(f"method: got {self.method!r}, allowed are {', '.join(methods)} with the loss {self.loss}")
         if self.patience is not None:
             whole("patience", self.patience, 1)
         whole("kernel_bytes", self.kernel_bytes, 0)
