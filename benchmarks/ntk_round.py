@@ -10,7 +10,7 @@ Under the cross entropy the round at ``--paper-examples`` by its steps stands be
 kernel: seconds, products, and how far apart the weights are, relative to how far they went.
 
     python benchmarks/ntk_round.py --output results/bench
-    python benchmarks/ntk_round.py --loss cross_entropy
+    FEDTANGENT_DATA=data/fashion_mnist python benchmarks/ntk_round.py --loss cross_entropy
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -31,6 +32,7 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 
+from fedtangent.data import load
 from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve
 from fedtangent.federated.ntk_fl.dual import chebyshev_dual, largest_eigenvalue, spectral_dual
 from fedtangent.federated.ntk_fl.evolution import choose_time
@@ -46,10 +48,13 @@ KERNELS = ("averaged", "exact")
 
 
 def problem(num_examples: int) -> tuple[Model, PyTree, Array, Array]:
-    """The paper's network in float64, with random inputs and one-hot targets."""
+    """The paper's network in float64: Fashion-MNIST where $FEDTANGENT_DATA names its files, else random inputs."""
     model = mlp(INPUTS, OUTPUTS, (WIDTH,), dtype=jnp.float64)
-    x = jax.random.normal(jax.random.key(1), (num_examples, INPUTS), jnp.float64)
-    return model, model.init(jax.random.key(0)), x, jax.nn.one_hot(jnp.arange(num_examples) % OUTPUTS, OUTPUTS)
+    x, labels = jax.random.normal(jax.random.key(1), (num_examples, INPUTS), jnp.float64), jnp.arange(num_examples)
+    if "FEDTANGENT_DATA" in os.environ:
+        loaded = load("fashion_mnist", num_train=num_examples, flatten=True)
+        x, labels = jnp.asarray(loaded.x_train, jnp.float64), jnp.asarray(loaded.y_train)
+    return model, model.init(jax.random.key(0)), x, jax.nn.one_hot(labels % OUTPUTS, OUTPUTS, dtype=jnp.float64)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "times", "kernel"))
