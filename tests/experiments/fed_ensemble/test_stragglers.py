@@ -81,6 +81,12 @@ def test_equal_time_is_that_of_the_quickest() -> None:
 def test_fewer_are_kept_than_asked() -> None:
     with pytest.raises(ValueError, match="keep_first: got 4, must be from 1 to 3, fewer than asked"):
         study_of("fed_ensemble.stragglers", (*TINY, "keep_first=4"))
+    with pytest.raises(ValueError, match="clients_per_round: got 9, must be a whole number from 0 to 8"):
+        study_of("fed_ensemble.stragglers", (*TINY, "clients_per_round=9"))
+    with pytest.raises(ValueError, match="keep_first: got 6, must be a whole number from 1 to 5"):
+        study_of("fed_ensemble.table7", ("num_clients=5", "methods=fed_ensemble", "keep_first=6"))
+    with pytest.raises(ValueError, match="clients_per_round: got 4, must be 0 for random_sampling"):
+        study_of("fed_ensemble.table7", ("clients_per_round=4",))
     with pytest.raises(ValueError, match="clients_per_round: got 3, must be a multiple of 2"):
         study_of("fed_ensemble.stragglers", (*TINY, "keep_first=3"))
 

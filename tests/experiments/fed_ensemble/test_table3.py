@@ -99,3 +99,18 @@ def test_the_table(tmp_path: Path) -> None:
         assert all(0 <= row[name] <= 1 for name in ("accuracy", "shared", "others"))
     shared = {row["method"]: row["shared"] for row in outcome.rows}
     assert shared["fed_avg"] == pytest.approx(next(r["accuracy"] for r in outcome.rows if r["method"] == "fed_avg"))
+
+
+@pytest.mark.slow
+def test_writers_of_femnist(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sizes = {"train": (30, 20, 25, 15), "test": (4, 0, 5, 3)}
+    arrays = {f"{part}_offsets": np.cumsum([0, *of]) for part, of in sizes.items()}
+    for part, of in sizes.items():
+        arrays[f"{part}_images"] = rng.integers(0, 256, (sum(of), 28, 28)).astype(np.uint8)
+        arrays[f"{part}_labels"] = rng.integers(0, 62, sum(of)).astype(np.uint8)
+    np.savez(tmp_path / "femnist_made.npz", **arrays)
+    changes = (*TINY[1:], "num_clients=4", "num_train=0", "num_validation=10", "num_test=0")
+    outcome, _ = performed("fed_ensemble.table3", changes, tmp_path, dataset="femnist")
+    assert outcome.sheets[0].columns[-1] == "published" and {row[-1] for row in outcome.sheets[0].rows} >= {"77.90"}
+    assert {row["classes_per_client"] for row in outcome.rows} == {USERS}

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedtangent import data, models
+from fedtangent import checks, data, models
 from fedtangent.data.dataset import IMAGE, TOKENS, VECTOR
 from fedtangent.data.federated import max_client_size
 from fedtangent.data.sharing import without
@@ -247,6 +247,7 @@ def plan_of(s: LeagueSettings, trial: Trial, entrant: Entrant) -> Schedule:
         return plan
     if entrant.method == "random_walk":
         raise ValueError(f"keep_first: got {s.keep_first}, must be 0 for random_walk, which has no server that waits")
+    checks.whole("keep_first", s.keep_first, 1, plan.num_slots)
     return faults.stragglers(plan, s.keep_first, completion_times(s, trial), spread=s.completion_spread)
 
 
@@ -269,7 +270,7 @@ def _plan(s: LeagueSettings, num_clients: int, entrant: Entrant) -> Schedule:
 
     Of sampled clients an ensemble's are of K strata, each with a model of its own (FE-2021, algorithm 1).
     """
-    asked, k = s.clients_per_round, entrant.num_models
+    asked, k = checks.whole("clients_per_round", s.clients_per_round, 0, num_clients), entrant.num_models
     if entrant.method not in ENSEMBLES:
         return schedule.uniform_sampling(num_clients, asked) if asked else schedule.all_clients(num_clients)
     if asked and entrant.method not in ("fed_ensemble", "fed_dyn_ensemble"):
