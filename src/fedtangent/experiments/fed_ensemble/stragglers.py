@@ -21,6 +21,7 @@ from fedtangent.experiments.lab.results import Claim, Outcome, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.lab.trials import scheme_name
 from fedtangent.federated.faults import round_times
+from fedtangent.output.run_plots import curves
 
 LITTLE = 0.01  # of accuracy: a loss that is none
 
@@ -86,12 +87,25 @@ def run(study: Study) -> Outcome:
             records = runs[f.classes][f.entrant.key]
             found.append(Waited(f.classes, slowness, way, f.entrant, f.chosen.config.rate,
                                 times(own, f.classes, f.entrant), np.stack([r.test for r in records])))  # fmt: skip
+    draw(study, found)
     rows = rows_of(found)
     columns = {"clients": "{clients}", "slowness": "{slowness:g}", "method": "{method}", "kept": "{way}",
                "time of a round": "{seconds:.2f}", "accuracy %": "{percent:.2f}",
                "at equal time %": "{percent_in_time:.2f}"}  # fmt: skip
     title = f"Stragglers on {study.dataset}: {len(study.seeds)} seeds, time in units of a client's mean"
     return Outcome((table(title, rows, columns),), rows, claims(found))
+
+
+def draw(study: Study, found: Sequence[Waited]) -> None:
+    """Test accuracy by round under each way, a panel for each method on the same clients."""
+    panels = {
+        f"{entrant.label}, {scheme_name(classes)}, slowness {slowness:g}": {
+            way: one.accuracy for way, one in of.items()
+        }
+        for (classes, slowness, entrant), of in alike(found).items()
+    }
+    rounds, title = range(found[0].accuracy.shape[1]), f"test accuracy on {study.dataset}, {len(study.seeds)} seeds"
+    curves(panels, rounds, title, study.figures / "by_round.png")
 
 
 def times(study: Study, classes: int, entrant: Entrant) -> np.ndarray:
