@@ -114,7 +114,7 @@ def test_the_tuning_seed_is_not_measured_on() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["table2", "table4", "table5", "table6", "table7", "fig4"])
 def test_a_table(name: str, tmp_path: Path) -> None:
-    outcome, kept = performed(f"fed_ensemble.{name}", TINY, tmp_path)
+    outcome, kept = performed(f"fed_ensemble.{name}", (*TINY, "num_train=200"), tmp_path)
     assert outcome.claims and kept
     for row in outcome.rows:
         key = row["method"] if row["num_models"] == 1 else f"{row['method']}-{row['num_models']}"
