@@ -12,20 +12,27 @@ from fedtangent.output.files import Metric
 
 
 def study_of(
-    name: str, changes: tuple[str, ...] = (), seeds: tuple[int, ...] = (0, 1), dataset: str | None = None
+    name: str,
+    changes: tuple[str, ...] = (),
+    seeds: tuple[int, ...] = (0, 1),
+    dataset: str | None = None,
+    data_dir: Path | None = None,
 ) -> Study:
     """The checked study."""
-    return prepare_study(entries.choose("experiments", name), Request("smoke", seeds, dataset, None, changes))
+    return prepare_study(entries.choose("experiments", name), Request("smoke", seeds, dataset, data_dir, changes))
 
 
 def performed(
     name: str, changes: tuple[str, ...], folder: Path, seeds: tuple[int, ...] = (0, 1), dataset: str | None = None
 ) -> tuple[Outcome, list[Metric]]:
-    """What came out, and the metrics that were kept; figures are in ``folder / "figures"``."""
+    """What came out, and the metrics that were kept; figures are in ``folder / "figures"``.
+
+    The files of a ``dataset`` are in ``folder``.
+    """
     kept: list[Metric] = []
-    figures = folder / "figures"
+    figures, data_dir = folder / "figures", None if dataset is None else folder
     figures.mkdir()
-    study = dataclasses.replace(study_of(name, changes, seeds, dataset), keep=kept.extend, figures=figures)
+    study = dataclasses.replace(study_of(name, changes, seeds, dataset, data_dir), keep=kept.extend, figures=figures)
     found = perform(entries.choose("experiments", name), study)
     assert all(len(row) == len(sheet.columns) for sheet in found.sheets for row in sheet.rows)
     assert all(path.stat().st_size > 10_000 for path in figures.iterdir())

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import jax
 import tyro
 
 from fedtangent import entries
 from fedtangent.checks import whole
 from fedtangent.engine.sweeps import parse_seeds
-from fedtangent.experiments.lab.runner import Experiment, Request, Study, perform, prepare_study
+from fedtangent.experiments.lab.runner import Experiment, Request, Study, expected_seconds, perform, prepare_study
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import TextTable, clock, console, show_verdicts
 
@@ -87,6 +88,11 @@ def run_job(job: ExperimentJob) -> int:
 
     count = "1 seed" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds"
     screen.print(f"[bold]{options.name}[/bold] on {study.dataset}, {count}", highlight=False)
+    if options.scale == "paper":
+        say("timing a few rounds")
+        hours = expected_seconds(experiment, study) / 3600
+        kind = jax.devices()[0].device_kind
+        screen.print(f"expected on this device, {kind}: {hours:.2g} hours", highlight=False)
     found = perform(experiment, dataclasses.replace(study, say=say, keep=keep, figures=folder / "figures"))
     seconds = time.perf_counter() - start
     write_result(folder, found.rows, **found.details, failed=found.failed, seconds=seconds)

@@ -26,10 +26,11 @@ DISTRIBUTIONS = ("lognormal", "exponential")
 
 
 class Contacted(NamedTuple):
-    """A wrapped schedule's state, and how many clients the server contacted in the last round."""
+    """A wrapped schedule's state, and of the last round: how many clients the server contacted, how long it waited."""
 
     inner: PyTree
     contacted: Array  # [] int32
+    waited: Array  # [] float32, 0 where no completion times are drawn
 
 
 def dropout(schedule: Schedule, probability: float | np.ndarray) -> Schedule:
@@ -48,9 +49,9 @@ def dropout(schedule: Schedule, probability: float | np.ndarray) -> Schedule:
         raise ValueError(f"probability: got {probability}, must be at least 0 and below 1")
     of_client = jnp.asarray(np.broadcast_to(chance, (schedule.num_clients,)))
 
-    def pick(key: Key, cohort: Cohort) -> Cohort:
+    def pick(key: Key, cohort: Cohort, waited: Array) -> tuple[Cohort, Array]:
         draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), (), jnp.float32))(cohort.client)
-        return cohort._replace(weight=jnp.where(draw < of_client[cohort.client], 0, cohort.weight))
+        return cohort._replace(weight=jnp.where(draw < of_client[cohort.client], 0, cohort.weight)), waited
 
     return _wrapped(schedule, schedule.num_slots, streams.DROPOUT, pick)
 
@@ -93,25 +94,50 @@ def stragglers(
             return of_client[client] * jax.random.exponential(mine, (), jnp.float32)
         return of_client[client] * jnp.exp(spread * jax.random.normal(mine, (), jnp.float32) - spread**2 / 2)
 
-    def pick(key: Key, cohort: Cohort) -> Cohort:
+    def pick(key: Key, cohort: Cohort, waited: Array) -> tuple[Cohort, Array]:
         taken = jax.vmap(lambda i: time(key, i))(cohort.client)
         first = jnp.argsort(jnp.where(cohort.weight > 0, taken, jnp.inf))[:keep]
-        return jax.tree.map(lambda leaf: leaf[first], cohort)
+        kept = jax.tree.map(lambda leaf: leaf[first], cohort)
+        return kept, jnp.max(jnp.where(kept.weight > 0, taken[first], waited))
 
     return _wrapped(schedule, keep, streams.STRAGGLERS, pick)
 
 
-def _wrapped(schedule: Schedule, num_slots: int, stream: int, pick: Callable[[Key, Cohort], Cohort]) -> Schedule:
-    """``schedule`` with its cohorts changed by ``pick``, which gets a key of its own for each round."""
+def round_times(schedule: Schedule, key: Key, num_rounds: int) -> Array:
+    """How long the server waits in each of the first rounds until it closes them, [R] float32.
+
+    ``schedule`` is one of ``stragglers``, and ``key`` its own, as for ``schedule.unroll``; times are in the unit of
+    ``mean_time``. Raises ``ValueError`` for another schedule.
+    """
+    init_key, sample_key = streams.schedule_keys(key)
+    start = schedule.init(init_key)
+    if not isinstance(start, Contacted):
+        raise ValueError("schedule: got one without completion times, must be one of faults.stragglers")
+
+    def one(state: Contacted, round_: Array) -> tuple[Contacted, Array]:
+        state = schedule.sample(sample_key, state, round_)[1]
+        return state, state.waited
+
+    return jax.lax.scan(one, start, jnp.arange(num_rounds))[1]
+
+
+def _wrapped(
+    schedule: Schedule, num_slots: int, stream: int, pick: Callable[[Key, Cohort, Array], tuple[Cohort, Array]]
+) -> Schedule:
+    """``schedule`` with its cohorts changed by ``pick``, which gets a key of its own for each round.
+
+    ``pick`` is also given how long the server has waited by a fault inside, and returns how long it waits.
+    """
 
     def init(key: Key) -> Contacted:
-        return Contacted(schedule.init(key), jnp.int32(0))
+        return Contacted(schedule.init(key), jnp.int32(0), jnp.float32(0))
 
     def sample(key: Key, state: Contacted, round_: Array) -> tuple[Cohort, Contacted]:
         cohort, inner = schedule.sample(key, state.inner, round_)
         own = jax.random.fold_in(streams.apart(key, stream), round_)
-        picked = pick(jax.random.fold_in(own, _depth(inner)), cohort)
-        return picked, Contacted(inner, num_contacted(schedule, cohort, inner))
+        before = inner.waited if isinstance(inner, Contacted) else jnp.float32(0)
+        picked, waited = pick(jax.random.fold_in(own, _depth(inner)), cohort, before)
+        return picked, Contacted(inner, num_contacted(schedule, cohort, inner), waited)
 
     return Schedule(schedule.num_models, schedule.num_clients, num_slots, init, sample, lambda state: state.contacted)
 

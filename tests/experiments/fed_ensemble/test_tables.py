@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent import simulate
-from fedtangent.experiments.fed_ensemble import table4, table5
+from fedtangent import pytrees, simulate
+from fedtangent.experiments.fed_ensemble import table2, table4, table5
 from fedtangent.experiments.lab import league
 from fedtangent.experiments.lab.league import Entrant, Scores
 from fedtangent.experiments.lab.runs import Config, Tuned
-from fedtangent.experiments.lab.trials import IID, Trial
+from fedtangent.experiments.lab.trials import IID, Trial, scheme_name
 from fedtangent.federated import schedule
 
 from ..performed import performed, study_of
@@ -49,9 +49,8 @@ def test_the_server_of_fed_be_has_examples_that_no_client_has() -> None:
 
 
 def test_every_client_trains_one_model_a_round_and_permutations_give_each_its_turn() -> None:
-    s = dataclasses.replace(league.LeagueSettings(), num_clients=6)
     cohorts = {
-        name: schedule.unroll(league._plan(s, Entrant(name, 3)), jax.random.key(0), 30)
+        name: schedule.unroll(league._plan(league.LeagueSettings(), 6, Entrant(name, 3)), jax.random.key(0), 30)
         for name in ("fed_ensemble", "random_sampling")
     }
     turns = {}
@@ -113,13 +112,54 @@ def test_the_tuning_seed_is_not_measured_on() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["table2", "table4", "table5", "table7"])
+@pytest.mark.parametrize("name", ["table2", "table4", "table5", "table6", "table7", "fig4"])
 def test_a_table(name: str, tmp_path: Path) -> None:
-    outcome, kept = performed(f"fed_ensemble.{name}", TINY, tmp_path)
+    outcome, kept = performed(f"fed_ensemble.{name}", (*TINY, "num_train=200"), tmp_path)
     assert outcome.claims and kept
     for row in outcome.rows:
         key = row["method"] if row["num_models"] == 1 else f"{row['method']}-{row['num_models']}"
         assert 0 <= row["least"] <= row["accuracy"] + 0.2 and len(row["by_seed"]) == 2
-        last = [m.value for m in kept if m.algorithm == f"{key} learning_rate={row['learning_rate']:g}"
+        called = f"{key} learning_rate={row['learning_rate']:g}, {scheme_name(row['classes_per_client'])}"
+        last = [m.value for m in kept if m.algorithm == called
                 and (m.split, m.metric, m.seed) == ("test", "accuracy", 0) and m.round > 0]  # fmt: skip
-        assert any(np.isclose(np.mean(last[i : i + 3]), row["by_seed"][0]) for i in range(0, len(last), 3))
+        assert len(last) == 3 and np.isclose(np.mean(last), row["by_seed"][0])
+
+
+@pytest.mark.slow
+def test_a_text_is_read_by_the_recurrent_network(tmp_path: Path) -> None:
+    roles = [np.frombuffer(f"to be or not to be, that is question {i}. ".encode() * 40, np.uint8) for i in range(4)]
+    offsets = np.cumsum([0, *map(len, roles)])
+    np.savez(tmp_path / "shakespeare_made.npz", text=np.concatenate(roles), offsets=offsets)
+    changes = ("num_clients=2", "num_models=2", "num_rounds=3", "width=4", "num_train=30", "num_validation=10",
+               "num_test=8", "tuning_rounds=3", "learning_rates=0.01,0.1", "batch_size=8")  # fmt: skip
+    outcome, _ = performed("fed_ensemble.fig4", changes, tmp_path, dataset="shakespeare")
+    assert [row["method"] for row in outcome.rows] == ["fed_avg", "fed_prox", "fed_be_no_distillation", "fed_ensemble"]
+    assert outcome.claims[-1].claim.startswith("FedBE-noKD falls by more than Fed-ensemble")
+    assert all(row["fell"] >= 0 for row in outcome.rows)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model", "kept"),
+    [("mnist", "cnn", 0), ("cifar10", "resnet18", 0), ("cifar100", "resnet34", 0), ("openimage", "mobilenet_v2", 100)],
+)
+def test_settings_are_the_papers(dataset: str, model: str, kept: int) -> None:
+    s = table2.SCALES[dataset]["paper"]
+    assert (s.model, s.keep_first, s.batch_size, s.local_epochs) == (model, kept, 16, 10)
+    text = table2.SCALES["shakespeare"]["paper"]
+    assert (text.model, text.optimizer, text.batch_size, text.num_clients) == ("lstm", "adam", 128, 10)
+
+
+def test_a_model_reads_its_own_kind_of_input_and_knows_its_width() -> None:
+    trial, s = divided()
+    for change, message in (("model=lstm", "model: got 'lstm'"), ("model=cnn", "width: got 8, must be 0")):
+        with pytest.raises(ValueError, match=message):
+            study_of("fed_ensemble.table2", (*TINY, change))
+    own = dataclasses.replace(s, model="resnet18", width=4)
+    small, whole = (league.network(each, trial) for each in (own, dataclasses.replace(own, width=0)))
+    counts = [pytrees.num_bytes(jax.eval_shape(model.init, jax.random.key(0))) // 4 for model in (small, whole)]
+    assert counts[0] < counts[1] / 100 and counts[1] > 11_000_000
+
+
+def test_a_run_falls_by_what_it_ends_below_its_best() -> None:
+    assert league.fell(np.array([0.1, 0.5, 0.6, 0.7, 0.4, 0.4, 0.4])) == pytest.approx(0.6 - 0.4)
+    assert league.fell(np.array([0.1, 0.2, 0.3, 0.4])) == pytest.approx(0)

@@ -14,10 +14,10 @@ from scipy import stats
 from fedtangent import simulate
 from fedtangent.experiments.lab import cohort_report as report
 from fedtangent.experiments.lab import runs
-from fedtangent.experiments.lab.cohort import DIGITS, LABELS, CohortSettings, distorted, divide, methods
+from fedtangent.experiments.lab.cohort import DIGITS, LABELS, CohortSettings, divide, methods
 from fedtangent.experiments.lab.runner import Study
 from fedtangent.experiments.lab.runs import Bench, Config, Record, play
-from fedtangent.experiments.lab.trials import Trial, one_hot, projected, with_global_set
+from fedtangent.experiments.lab.trials import Trial, distorted, one_hot, projected, with_global_set
 from fedtangent.experiments.ntk_fl import table1
 from fedtangent.output import run_plots
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedtangent.experiments.fed_ensemble.table2 import DIGITS, IMAGES, SMOKE
+from fedtangent.experiments.fed_ensemble.table2 import CIFAR10, DIGITS, IMAGES, SMOKE
 from fedtangent.experiments.lab import league
 from fedtangent.experiments.lab.league import LeagueSettings, Scores
 from fedtangent.experiments.lab.results import Claim, Outcome
@@ -42,7 +42,7 @@ IMAGES_SCALES = by_scale(
 )  # fmt: skip
 SCALES = {
     "digits": by_scale(replace(PAPER, **{**SMOKE, **WALKS}), replace(PAPER, **{**DIGITS, **WALKS, **LONG})),
-    "cifar10": IMAGES_SCALES,
+    "cifar10": {**IMAGES_SCALES, "paper": replace(PAPER, **CIFAR10)},
     "mnist": IMAGES_SCALES,
     "fashion_mnist": IMAGES_SCALES,
 }

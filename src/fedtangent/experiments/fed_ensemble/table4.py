@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.experiments.fed_ensemble.table2 import DIGITS, IMAGES, SMOKE
+from fedtangent.experiments.fed_ensemble.table2 import CIFAR10, DIGITS, IMAGES, SMOKE
 from fedtangent.experiments.lab import league
 from fedtangent.experiments.lab.league import LeagueSettings, Scores
 from fedtangent.experiments.lab.results import Claim, Outcome, interval
@@ -55,7 +55,7 @@ PAPER = LeagueSettings(**FEW)
 IMAGES_SCALES = by_scale(replace(PAPER, **SMOKE, classes_per_client=(2, 10)), replace(PAPER, **IMAGES), PAPER)
 SCALES = {
     "digits": by_scale(replace(PAPER, **SMOKE, classes_per_client=(2, 10)), replace(PAPER, **DIGITS)),
-    "cifar10": IMAGES_SCALES,
+    "cifar10": {**IMAGES_SCALES, "paper": replace(PAPER, **CIFAR10)},
     "fashion_mnist": IMAGES_SCALES,
     "mnist": IMAGES_SCALES,
 }

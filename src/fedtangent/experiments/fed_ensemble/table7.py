@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fedtangent.experiments.fed_ensemble.table2 import DIGITS, IMAGES, SMOKE
+from fedtangent.experiments.fed_ensemble.table2 import CIFAR10, DIGITS, IMAGES, SMOKE
 from fedtangent.experiments.lab import league
 from fedtangent.experiments.lab.league import LeagueSettings
 from fedtangent.experiments.lab.results import Outcome
@@ -36,6 +36,6 @@ SCALES = {
     "digits": by_scale(replace(PAPER, **SMOKE), replace(PAPER, **DIGITS)),
     "mnist": IMAGES_SCALES,
     "fashion_mnist": IMAGES_SCALES,
-    "cifar10": IMAGES_SCALES,
+    "cifar10": {**IMAGES_SCALES, "paper": replace(PAPER, **CIFAR10)},
 }
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=league.check, least_seeds=2),)

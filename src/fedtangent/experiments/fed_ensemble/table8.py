@@ -1,4 +1,4 @@
-"""Table VIII and Fig. 8 of Fed-ensemble: acceleration of six 3-D printers by speed, tested at a speed not trained on.
+"""Table VIII of Fed-ensemble: acceleration of six 3-D printers by speed, tested at a speed not trained on.
 
 Each printer is a client. The paper prints neither the network nor how it is trained: here a multilayer perceptron, all
 clients in every round, and the learning rate that is best at another speed that is left out of its runs.
@@ -16,15 +16,14 @@ import numpy as np
 from fedtangent import data, models
 from fedtangent.data import partition
 from fedtangent.data.federated import max_client_size
-from fedtangent.engine.run import simulate
 from fedtangent.experiments.lab.results import Claim, Outcome, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.experiments.lab.runs import Bench, Config, EvaluationSets, Method, repeat, tune
+from fedtangent.experiments.lab.runs import Bench, EvaluationSets, Method, Tuned, repeat, tune
 from fedtangent.experiments.lab.trials import EvaluationSet, Trial
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import staircase_decay
-from fedtangent.output.function_plots import UserCurve, curves_by_user
+from fedtangent.output.run_plots import curves
 from fedtangent.types import Algorithm, Array, PyTree
 
 NAMES = {"fed_avg": "FedAvg", "fed_ensemble": "Fed-ensemble"}
@@ -119,13 +118,24 @@ def check(study: Study) -> None:
             method.build(0, rate)
 
 
-def run(study: Study) -> Outcome:
-    """Both methods at their rates, for every seed; the figure is of the first."""
+def bench_of(study: Study) -> Bench:
+    """Where both methods run."""
     s = study.settings
     largest = max(max_client_size(divide(study, seed).data) for seed in (*study.seeds, s.tuning_seed))
-    bench = Bench(study, partial(divide, study), partial(methods, s), {n: getattr(s, n) for n in DECISIVE}, measure,
-                  1, largest, "validation.fit")  # fmt: skip
-    chosen = {name: tune(bench, name, s.tuning_seed, s.tuning_rounds) for name in NAMES}
+    return Bench(study, partial(divide, study), partial(methods, s), {n: getattr(s, n) for n in DECISIVE}, measure,
+                 1, largest, "validation.fit")  # fmt: skip
+
+
+def chosen_rates(bench: Bench) -> dict[str, Tuned]:
+    """The rate of each method that is best on what is left out."""
+    s = bench.study.settings
+    return {name: tune(bench, name, s.tuning_seed, s.tuning_rounds) for name in NAMES}
+
+
+def run(study: Study) -> Outcome:
+    """Both methods at their rates, for every seed."""
+    s, bench = study.settings, bench_of(study)
+    chosen = chosen_rates(bench)
     configs = {name: tuned.config for name, tuned in chosen.items()}
     runs = repeat(bench, configs, dict.fromkeys(configs, s.num_rounds))
     errors = {
@@ -142,7 +152,9 @@ def run(study: Study) -> Outcome:
     if study.dataset == "printers":
         columns["published"] = "{published}"
     d = interval(errors["fed_ensemble"] - errors["fed_avg"])
-    draw(study, bench, configs)
+    lines = {NAMES[name]: np.stack([r.metrics["test.mse"] for r in own]) for name, own in runs.items()}
+    rounds = [int(r) for r in runs["fed_avg"][0].rounds]
+    curves({"test error": lines}, rounds, f"{study.dataset}, {len(study.seeds)} seeds", study.figures / "by_round.png")
     edges = [NAMES[name] for name, tuned in chosen.items() if tuned.at_edge]
     return Outcome(
         (table(f"Table VIII on {study.dataset}: {len(study.seeds)} seeds", rows, columns),),
@@ -150,35 +162,6 @@ def run(study: Study) -> Outcome:
         (Claim("Fed-ensemble's test error is below FedAvg's", f"{d:+.2e}", d.below()),),
         remarks=(f"rates at an edge of the grid: {', '.join(edges)}",) if edges else (),
     )
-
-
-def draw(study: Study, bench: Bench, configs: dict[str, Config]) -> None:
-    """Fig. 8: of every user the data and what each method predicts for it, first seed."""
-    seed, loaded = study.seeds[0], data.load(study.dataset, data_dir=study.data_dir)
-    assert loaded.user_train is not None
-    x = loaded.x_train
-    grid = np.linspace(x[:, 0].min(), x[:, 0].max(), 120)
-    for name, config in configs.items():
-        method = bench.methods(seed)[name]
-        algorithm = method.build(0, config.rate)
-        state = simulate(algorithm, method.data, study.settings.num_rounds, seed).state
-        shown = []
-        for user in np.unique(loaded.user_train)[:6]:
-            own = np.flatnonzero(loaded.user_train == user)
-            inputs = np.repeat(x[own[:1]], len(grid), axis=0)
-            inputs[:, 0] = grid
-            predicted = algorithm.predict(state, jnp.asarray(inputs, jnp.float32)).mean
-            test = _tested(loaded, int(user))
-            shown.append(UserCurve(f"client {user + 1}", grid, np.asarray(predicted)[:, 0],
-                                   (x[own, 0], loaded.y_train[own, 0]), test))  # fmt: skip
-        title = f"{NAMES[name]} on {study.dataset}, seed {seed}"
-        curves_by_user(shown, ("input", "output"), title, study.figures / f"{name}.png")
-
-
-def _tested(loaded: data.Dataset, user: int) -> tuple[np.ndarray, np.ndarray]:
-    """The test examples of a user, where they know theirs."""
-    rows = slice(0, 0) if loaded.user_test is None else np.flatnonzero(loaded.user_test == user)
-    return loaded.x_test[rows, 0], loaded.y_test[rows, 0]
 
 
 SMOKE = PrinterSettings(num_rounds=20, tuning_rounds=10, local_epochs=2, width=32, learning_rates=(0.03, 0.1))

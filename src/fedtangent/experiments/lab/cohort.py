@@ -16,7 +16,17 @@ from fedtangent import data, models
 from fedtangent.data import partition
 from fedtangent.experiments.lab.runner import within
 from fedtangent.experiments.lab.runs import Method
-from fedtangent.experiments.lab.trials import Trial, draw, one_hot, projected, trial_of, with_global_set
+from fedtangent.experiments.lab.trials import (
+    Drawn,
+    Trial,
+    distorted_by,
+    draw,
+    of_owners,
+    one_hot,
+    projected,
+    trial_of,
+    with_global_set,
+)
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.federated.rates import sgd
@@ -117,45 +127,24 @@ def divide(name: str, data_dir: Path | None, seed: int, s: CohortSettings) -> Tr
     loaded = data.load(name, data_dir=data_dir, seed=seed, flatten=True)
     drawn = draw(loaded, seed, s.num_train, s.num_validation, s.num_test)
     mean, deviation = float(loaded.x_train.mean()), float(loaded.x_train.std())
-    clients, x = _clients(loaded, drawn.y["train"], drawn.train, seed, s), dict(drawn.x)
     if s.partition == "shifted":
-        owner = {"train": np.empty(len(clients.indices), np.int64)}  # whose each example is
-        owner["train"][clients.indices] = np.repeat(np.arange(s.num_clients), clients.sizes)
-        owner |= {p: drawn.rng.integers(s.num_clients, size=len(x[p])) for p in ("validation", "test")}
-        x = {part: distorted(x[part], of, s.num_clients, seed) for part, of in owner.items()}
-    x = {part: ((v - np.float32(mean)) / np.float32(deviation)).reshape(len(v), -1) for part, v in x.items()}
+        drawn, of_parts = distorted_by(drawn, s.num_clients, seed)
+        clients = of_parts["train"]
+    else:
+        clients = _clients(loaded, drawn, seed, s)
+    x = {part: ((v - np.float32(mean)) / np.float32(deviation)).reshape(len(v), -1) for part, v in drawn.x.items()}
     return trial_of(drawn._replace(x=x), clients, seed, loaded.num_classes)
 
 
-def _clients(loaded: Any, labels: np.ndarray, train: np.ndarray, seed: int, s: CohortSettings) -> Partition:
+def _clients(loaded: data.Dataset, drawn: Drawn, seed: int, s: CohortSettings) -> Partition:
     if s.partition == "dirichlet":
-        return partition.dirichlet(labels, s.num_clients, s.alpha, seed)
-    if s.partition == "shifted":
-        return partition.iid(len(labels), s.num_clients, seed)
+        return partition.dirichlet(drawn.y["train"], s.num_clients, s.alpha, seed)
     if loaded.user_train is None:
         raise ValueError(f"partition: got 'writers', but the data set {loaded.name} does not say who wrote what")
     users, owner = np.unique(loaded.user_train, return_inverse=True)
     if len(users) != s.num_clients:
         raise ValueError(f"num_clients: got {s.num_clients}, must be {len(users)}, the writers that {loaded.name} has")
-    return partition.assemble([np.flatnonzero(owner[train] == i) for i in range(len(users))])
-
-
-def distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
-    """Images in [0, 1], each as its owner would write it: feature skew for data without writers.
-
-    A client has its own contrast (a factor from 0.5 to 1.5), brightness (-0.2 to 0.2) and place on the page (a shift by
-    up to one pixel each way, cyclic). ``x`` [n, p] with p a square, ``owner`` [n] from 0 to ``num_clients - 1``.
-    """
-    rng = np.random.default_rng([seed, 1])
-    contrast, brightness = rng.uniform(0.5, 1.5, num_clients), rng.uniform(-0.2, 0.2, num_clients)
-    down, right = rng.integers(-1, 2, (2, num_clients))
-    side = int(np.sqrt(x.shape[1]))
-    found = np.empty_like(x)
-    for i in np.unique(owner):
-        own = x[owner == i].reshape(-1, side, side)
-        moved = np.roll(own, (down[i], right[i]), axis=(1, 2))
-        found[owner == i] = (contrast[i] * moved + brightness[i]).reshape(len(own), -1)
-    return found.astype(x.dtype)
+    return of_owners(owner[drawn.rows["train"]], len(users))
 
 
 def network(s: CohortSettings, trial: Trial) -> Model:

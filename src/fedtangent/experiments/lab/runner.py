@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,6 +112,14 @@ def _silent(_: Any) -> None:
     """Nobody listens."""
 
 
+@dataclass
+class Clock:
+    """What a study's runs will take, where they are timed and not run (``runs.play``)."""
+
+    seconds: float = 0.0
+    by_run: dict[Any, Any] = dataclasses.field(default_factory=dict)  # by what it depends on: of a round, and a run
+
+
 @dataclass(frozen=True)
 class Study:
     """A checked request, and where its progress, numbers and figures go."""
@@ -122,6 +131,7 @@ class Study:
     say: Callable[[str], None] = _silent  # a line of progress
     keep: Callable[[Sequence[Metric]], None] = _silent
     figures: Path = Path()
+    clock: Clock | None = None  # set, runs are timed and not run
 
     def each_seed(self) -> Iterator[int]:
         """The seeds; says how long was spent on each once the next is asked for."""
@@ -203,3 +213,57 @@ def perform(entry: Experiment, study: Study) -> Outcome:
         remarks=(*found.remarks, f"settings: {shown}"),
         failed=(*found.failed, *passing),
     )
+
+
+# ---- how long it will take ----------------------------------------------------------------------------------------
+
+SHARE = 40  # of its rounds a study makes one to be timed, where it is no comparison of runs
+
+
+def expected_seconds(entry: Experiment, study: Study) -> float:
+    """How long the study will take on this device, by a short measurement; nothing is written.
+
+    Of a comparison (``lab.runs``) each method's round is timed, with the examples of few clients where all take part,
+    and counted as often as the comparison makes it. Any other experiment is run twice with as few seeds as it takes and
+    few of its rounds, and what the further ones took is scaled to all; one without rounds in its settings is run once.
+    """
+    one = dataclasses.replace(study, seeds=study.seeds[: entry.least_seeds])
+    most = max(_rounds(study.settings).values(), default=1)
+    few = min(most, -(-most // SHARE))
+    first, used = _timed(entry, one, few / most)
+    if used:
+        clock = Clock(by_run=used.by_run)
+        _rehearse(entry, study, clock)
+        return clock.seconds
+    if few < most:
+        more = min(most, 2 * few)
+        second, _ = _timed(entry, one, more / most)
+        first = second + max(second - first, 0.0) / (more - few) * (most - more)
+    return first * len(study.seeds) / len(one.seeds)
+
+
+def _timed(entry: Experiment, study: Study, share: float) -> tuple[float, Clock | None]:
+    """The seconds of a study with a share of its rounds, and its clock, if it has timed any run."""
+    start, clock = time.perf_counter(), Clock()
+    settings = dataclasses.replace(study.settings, **_rounds(study.settings, share))
+    _rehearse(entry, dataclasses.replace(study, settings=settings), clock)
+    return time.perf_counter() - start, clock if clock.by_run else None
+
+
+def _rehearse(entry: Experiment, study: Study, clock: Clock) -> None:
+    """Perform it with its runs timed by ``clock``, and throw away what comes out."""
+    with tempfile.TemporaryDirectory() as folder:
+        figures = Path(folder) / "figures"
+        figures.mkdir()
+        perform(entry, dataclasses.replace(study, clock=clock, figures=figures))
+
+
+def _rounds(settings: Any, share: float = 1.0) -> dict[str, int]:
+    """The settings that count rounds, and a share of each, within its limits."""
+    found = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if "rounds" in field.name and isinstance(value, int):
+            least = field.metadata.get("least", 1)
+            found[field.name] = min(value, max(least, round(share * value)))
+    return found

@@ -17,13 +17,13 @@ import numpy as np
 from fedtangent.data.federated import max_client_size
 from fedtangent.engine.sweeps import single_device_engine
 from fedtangent.engine.trials import TrialProgram, run_trial, trial_program
-from fedtangent.experiments.lab.runner import Study
-from fedtangent.experiments.lab.trials import PARTS, EvaluationSet, Trial, fingerprint
+from fedtangent.experiments.lab.runner import Clock, Study
+from fedtangent.experiments.lab.trials import PARTS, Trial, fingerprint
 from fedtangent.measures import uncertainty
 from fedtangent.output.files import Metric
 from fedtangent.types import Algorithm, Array, FederatedData, PyTree
 
-EvaluationSets = dict[str, EvaluationSet]
+EvaluationSets = dict[str, Any]  # by split an EvaluationSet; FederatedData, where clients are tested on their own
 SCORES: dict[str, Callable[[Array, Array], Array]] = {
     "accuracy": uncertainty.accuracy,
     "nll": uncertainty.negative_log_likelihood,
@@ -76,6 +76,7 @@ class Record(NamedTuple):
         return self.metrics["test.accuracy"].astype(np.float64)
 
 
+TIMED = 1, 3  # rounds of two runs whose difference is the time of a round
 Runs = dict[str, list[Record]]  # of each method, one for each seed
 
 
@@ -114,6 +115,7 @@ class Bench:
     every: int = 1  # rounds between two evaluations
     largest_client: int = 0  # of all seeds; 0: of each seed's own, rounded up
     judged_by: str = "validation.accuracy"  # by which rates are chosen; the larger the better
+    called: str = ""  # what runs are called in the metrics besides their configuration, where that leaves two alike
     compiled: dict[tuple[Any, ...], TrialProgram] = field(default_factory=dict)
     current: tuple[int, str, dict[str, Method]] | None = None  # seed, fingerprint of its trial, methods
 
@@ -131,13 +133,50 @@ def play(bench: Bench, config: Config, seed: int, num_rounds: int) -> Record:
     Runs of a method that differ in steps, rate and seed share one compiled program.
     """
     method = bench.methods(seed)[config.method]
+    if bench.study.clock is not None:
+        return _time(bench, bench.study.clock, method, config, seed, num_rounds)
     path = bench.study.figures.parent / "runs" / f"{config.method}-{_digest(bench, config)}.npz"
     record = _read(path, num_rounds)
     if record is None:
         record = _compute(bench, method, config, seed, num_rounds)
         _write(path, record)
-    bench.study.keep(_metrics(config, seed, record))
+    bench.study.keep(_metrics(", ".join(filter(None, (str(config), bench.called))), seed, record))
     return record
+
+
+def _time(bench: Bench, clock: Clock, method: Method, config: Config, seed: int, num_rounds: int) -> Record:
+    """Count what a run would take, and return one whose every evaluation is that of a timed one.
+
+    A round takes what an evaluation takes, and for each example that is trained on alike: where all clients take part
+    it is timed with one client and with three. Rates take alike, and so do clients of any classes.
+    """
+    depends_on = {name: value for name, value in bench.depends_on.items() if name != "classes"}
+    key = config.method, config.steps, json.dumps(depends_on, sort_keys=True)
+    if (known := clock.by_run.get(key)) is None:
+        algorithm = method.build(config.steps, config.rate)
+        sizes = np.diff(np.asarray(method.data.offsets))
+        shares = (1, 3) if algorithm.schedule.num_slots >= len(sizes) > 6 else (len(sizes),)
+        seconds = []
+        for number in shares:
+            timed = method._replace(data=_only(method.data, number), holds_examples=False)
+            _compute(bench, timed, config, seed, TIMED[0])  # compiles
+            short, record = (_compute(bench, timed, config, seed, rounds) for rounds in TIMED)
+            seconds.append(max(record.seconds - short.seconds, 0.0) / (TIMED[1] - TIMED[0]))
+        counts = [int(sizes[:number].sum()) for number in shares]
+        more = (seconds[-1] - seconds[0]) / max(counts[-1] - counts[0], 1) * (int(sizes.sum()) - counts[-1])
+        known = clock.by_run[key] = seconds[-1] + max(more, 0.0), record
+    per_round, record = known
+    clock.seconds += per_round * num_rounds
+    rounds = np.unique([*range(0, num_rounds, bench.every), num_rounds])
+    metrics = {name: np.repeat(v[-1:], len(rounds), axis=0) for name, v in record.metrics.items()}
+    sent = np.outer(rounds, record.sent[-1] // TIMED[1])
+    return Record(rounds, metrics, sent, np.zeros(num_rounds, np.int32), per_round * num_rounds)
+
+
+def _only(data: FederatedData, number: int) -> FederatedData:
+    """The data of which only the first ``number`` clients hold examples, in arrays of the same shapes."""
+    offsets = jnp.minimum(data.offsets, data.offsets[number])
+    return data._replace(offsets=offsets)
 
 
 def _compute(bench: Bench, method: Method, config: Config, seed: int, num_rounds: int) -> Record:
@@ -186,10 +225,10 @@ def _write(path: Path, record: Record) -> None:
     part.replace(path)
 
 
-def _metrics(config: Config, seed: int, record: Record) -> list[Metric]:
+def _metrics(called: str, seed: int, record: Record) -> list[Metric]:
     names = [tuple(name.split(".")) for name, values in record.metrics.items() if values.ndim == 1]
     return [
-        Metric(int(r), str(config), seed, split, score, float(record.metrics[f"{split}.{score}"][e]),
+        Metric(int(r), called, seed, split, score, float(record.metrics[f"{split}.{score}"][e]),
                *map(int, record.sent[e]))
         for split, score in sorted(names, key=lambda name: PARTS.index(name[0])) for e, r in enumerate(record.rounds)
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -11,11 +12,14 @@ import numpy as np
 
 from fedtangent import data
 from fedtangent.data import partition, sharing
+from fedtangent.data.dataset import TOKENS
 from fedtangent.data.projection import projection_matrix
 from fedtangent.types import Array, FederatedData, Partition
 
 PARTS = ("train", "validation", "test")
-IID = 0  # classes a client where examples are dealt at random
+# In place of the classes of a client: examples dealt at random; one client for each user of the data set; dealt at
+# random, and distorted by each client in its own way. Clients of the last two are tested on their own examples.
+IID, USERS, DISTORTED = 0, -1, -2
 
 
 class EvaluationSet(NamedTuple):
@@ -32,14 +36,15 @@ class Trial(NamedTuple):
     data: FederatedData
     splits: dict[str, EvaluationSet]  # validation, test
     num_classes: int
+    by_client: dict[str, FederatedData] | None = None  # the same, where each client is tested on its own
 
 
 class Drawn(NamedTuple):
     """Examples of each of PARTS: those of training and validation are of the training set."""
 
-    x: dict[str, np.ndarray]  # float32
+    x: dict[str, np.ndarray]  # float32; tokens int32
     y: dict[str, np.ndarray]  # int32
-    train: np.ndarray  # rows of the training set that are trained on
+    rows: dict[str, np.ndarray]  # of the training set; those of test of the test set
     rng: np.random.Generator
 
 
@@ -60,10 +65,76 @@ def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, n
             raise ValueError(f"{option}: got {wanted}, must be from 1 to {most}")
     train, held_out = order[num_validation : num_validation + num_train], order[:num_validation]
     sources = ((loaded.x_train, loaded.y_train),) * 2 + ((loaded.x_test, loaded.y_test),)
-    rows = (train, held_out, others[:num_test])
-    x = {p: np.asarray(of[0][at], np.float32) for p, of, at in zip(PARTS, sources, rows, strict=True)}
-    y = {p: np.asarray(of[1][at], np.int32) for p, of, at in zip(PARTS, sources, rows, strict=True)}
-    return Drawn(x, y, train, rng)
+    rows = dict(zip(PARTS, (train, held_out, others[:num_test]), strict=True))
+    dtype = np.int32 if loaded.kind == TOKENS else np.float32
+    x = {p: np.asarray(of[0][rows[p]], dtype) for p, of in zip(PARTS, sources, strict=True)}
+    y = {p: np.asarray(of[1][rows[p]], np.int32) for p, of in zip(PARTS, sources, strict=True)}
+    return Drawn(x, y, rows, rng)
+
+
+def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
+    """The examples of the data set's first ``number`` users, in ascending order of their ids; all of them if 0.
+
+    Users are then numbered from 0; test examples that are nobody's all remain. Raises ``ValueError`` where the data set
+    does not say whose the examples are, and for more users than it has.
+    """
+    if loaded.user_train is None:
+        raise ValueError(f"clients: got the users of {loaded.name}, must be others: it does not say whose examples are")
+    users, owner = np.unique(loaded.user_train, return_inverse=True)
+    if not 0 <= number <= len(users):
+        raise ValueError(f"num_clients: got {number}, must be from 1 to {len(users)}, the users of {loaded.name}")
+    kept = np.flatnonzero(owner < (number or len(users)))
+    found = loaded._replace(x_train=loaded.x_train[kept], y_train=loaded.y_train[kept], user_train=owner[kept])
+    if loaded.user_test is None:
+        return found
+    tested = np.searchsorted(users, loaded.user_test)
+    kept = np.flatnonzero(tested < (number or len(users)))
+    return found._replace(x_test=loaded.x_test[kept], y_test=loaded.y_test[kept], user_test=tested[kept])
+
+
+def of_owners(owner: np.ndarray, num_clients: int) -> Partition:
+    """The partition in which example i is client ``owner[i]``'s, [n] from 0; a client may have none."""
+    return partition.assemble([np.flatnonzero(owner == i) for i in range(num_clients)])
+
+
+def of_users(loaded: data.Dataset, drawn: Drawn) -> Partition | dict[str, Partition]:
+    """The examples of each user, of data that ``first_users`` has numbered; of each part, if tests have users."""
+    users = {"train": loaded.user_train, "validation": loaded.user_train, "test": loaded.user_test}
+    assert loaded.user_train is not None
+    number = int(loaded.user_train.max()) + 1
+    if loaded.user_test is None:
+        return of_owners(loaded.user_train[drawn.rows["train"]], number)
+    return {part: of_owners(np.asarray(users[part])[rows], number) for part, rows in drawn.rows.items()}
+
+
+def distorted_by(drawn: Drawn, num_clients: int, seed: int) -> tuple[Drawn, dict[str, Partition]]:
+    """Training examples dealt to the clients at random, the others drawn by them; each distorts its own."""
+    dealt_out, owner = partition.iid(len(drawn.y["train"]), num_clients, seed), dict[str, np.ndarray]()
+    owner["train"] = np.empty(len(drawn.y["train"]), np.int64)  # whose each example is
+    owner["train"][dealt_out.indices] = np.repeat(np.arange(num_clients), dealt_out.sizes)
+    owner |= {part: drawn.rng.integers(num_clients, size=len(drawn.y[part])) for part in PARTS[1:]}
+    x = {part: distorted(drawn.x[part], of, num_clients, seed) for part, of in owner.items()}
+    clients = {part: of_owners(of, num_clients) for part, of in owner.items()}
+    return drawn._replace(x=x), clients | {"train": dealt_out}
+
+
+def distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
+    """Images in [0, 1], each as its owner would write it: feature skew for data without writers.
+
+    A client has its own contrast (a factor from 0.5 to 1.5), brightness (-0.2 to 0.2) and place on the page (a shift by
+    up to one pixel each way, cyclic). ``x`` [n, ...] are square images of one channel, flat or not; ``owner`` [n] is
+    from 0 to ``num_clients - 1``.
+    """
+    rng = np.random.default_rng([seed, 1])
+    contrast, brightness = rng.uniform(0.5, 1.5, num_clients), rng.uniform(-0.2, 0.2, num_clients)
+    down, right = rng.integers(-1, 2, (2, num_clients))
+    side = int(np.sqrt(x[0].size))
+    found = np.empty_like(x)
+    for i in np.unique(owner):
+        own = x[owner == i].reshape(-1, side, side)
+        moved = np.roll(own, (down[i], right[i]), axis=(1, 2))
+        found[owner == i] = (contrast[i] * moved + brightness[i]).reshape(len(own), *x.shape[1:])
+    return found.astype(x.dtype)
 
 
 def dealt(labels: np.ndarray, num_clients: int, classes: int, seed: int) -> Partition:
@@ -78,12 +149,17 @@ def dealt(labels: np.ndarray, num_clients: int, classes: int, seed: int) -> Part
 
 def scheme_name(classes: int) -> str:
     """How examples are divided, in words."""
-    return "i.i.d." if classes == IID else f"{classes} classes" if classes > 1 else "1 class"
+    names = {IID: "i.i.d.", USERS: "by user", DISTORTED: "distorted", 1: "1 class"}
+    return names.get(classes, f"{classes} classes")
 
 
-def trial_of(drawn: Drawn, clients: Partition, seed: int, num_classes: int) -> Trial:
-    """The examples on the device."""
-    held = data.federated_data(drawn.x["train"], drawn.y["train"], clients, jnp.float32)
+def trial_of(drawn: Drawn, clients: Partition | Mapping[str, Partition], seed: int, num_classes: int) -> Trial:
+    """The examples on the device; ``clients`` are those that train, or of each part where it has clients of its own."""
+    if isinstance(clients, Mapping):
+        x, y = drawn.x, drawn.y
+        own = {part: data.federated_data(x[part], y[part], clients[part], x[part].dtype) for part in PARTS}
+        return Trial(seed, own.pop("train"), {p: EvaluationSet(of.x, of.y) for p, of in own.items()}, num_classes, own)
+    held = data.federated_data(drawn.x["train"], drawn.y["train"], clients, drawn.x["train"].dtype)
     splits = {part: EvaluationSet(jnp.asarray(drawn.x[part]), jnp.asarray(drawn.y[part])) for part in PARTS[1:]}
     return Trial(seed, held, splits, num_classes)
 
@@ -124,7 +200,7 @@ def with_global_set(trial: Trial, share: float, labels: Array) -> tuple[Federate
 def fingerprint(trial: Trial) -> str:
     """A digest of everything that a trial holds."""
     digest = hashlib.sha256()
-    for leaf in jax.tree.leaves((trial.data, trial.splits)):
+    for leaf in jax.tree.leaves((trial.data, trial.splits, trial.by_client)):
         array = np.asarray(leaf)
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)

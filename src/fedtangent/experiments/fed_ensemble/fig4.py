@@ -1,0 +1,49 @@
+"""Fig. 4 of Fed-ensemble: test accuracy by round on Shakespeare; FedAvg and FedProx overfit, Fed-ensemble does not.
+
+The curves of the 2021 appendix (its figures 4 to 6) are those that ``fed_ensemble.table2`` draws, on each data set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedtangent.experiments.fed_ensemble.table2 import DIGITS, PUBLISHED, SMOKE, TEXT, TEXT_DEFAULT, TEXT_SMOKE
+from fedtangent.experiments.lab import league
+from fedtangent.experiments.lab.league import LAST, LeagueSettings, Scores
+from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval, table
+from fedtangent.experiments.lab.runner import Study, by_scale, experiment
+
+
+def run(study: Study) -> Outcome:
+    """Every method of the figure."""
+    return league.outcome(study, "Fig. 4", PUBLISHED, claims, lambda found: (falls(found),))
+
+
+def falls(found: Sequence[Scores]) -> Sheet:
+    """By how much each method ends below its best."""
+    rows = [{"method": f.entrant.label, "fell": 100 * interval(f.values["fell"]).mean} for f in found]
+    columns = {"method": "{method}", "below its best %": "{fell:.2f}"}
+    return table(f"accuracy of the last {LAST} rounds, below the best {LAST} of the run", rows, columns)
+
+
+def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
+    """That Fed-ensemble ends above the others, and falls by less than they do from the best that they reach."""
+    said = list(league.ahead(found, "fed_ensemble"))
+    own = next((f for f in found if f.entrant.method == "fed_ensemble"), None)
+    for other in (f for f in found if own is not None and f is not own):
+        assert own is not None
+        d = league.difference(other, own, "fell")
+        said.append(Claim(f"{other.entrant.label} falls by more than {own.entrant.label}", f"{d:+.4f}", d.above()))
+    return tuple(said)
+
+
+PAPER = LeagueSettings(**TEXT)
+SCALES = {
+    "digits": by_scale(
+        replace(PAPER, **{**SMOKE, "optimizer": "sgd"}),
+        replace(PAPER, **{**DIGITS, "num_clients": 10, "batch_size": 16, "optimizer": "sgd"}),
+    ),
+    "shakespeare": by_scale(replace(PAPER, **TEXT_SMOKE), replace(PAPER, **TEXT_DEFAULT), PAPER),
+}
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=league.check, least_seeds=2),)
