@@ -176,6 +176,6 @@ PAPER = StragglerSettings(**BOTH, **{**AS_PRINTED, "num_clients": 1000})
 SMALL = replace(PAPER, **{**SMOKE, **FEW})
 SCALES = {
     "digits": by_scale(SMALL, replace(PAPER, **{**DIGITS, **AS_PRINTED, "learning_rates": (0.1, 0.3)})),
-    "mnist": by_scale(SMALL, replace(PAPER, **{**IMAGES, **AS_PRINTED, "model": "mlp"}), PAPER),
+    "mnist": by_scale(SMALL, replace(PAPER, **{**IMAGES, **AS_PRINTED, "model": "mlp", "width": 64}), PAPER),
 }
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=check, least_seeds=2),)

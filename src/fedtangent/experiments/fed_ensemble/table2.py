@@ -58,7 +58,7 @@ DIGITS: dict[str, Any] = {
 }  # fmt: skip
 IMAGES: dict[str, Any] = {
     "num_clients": 50, "num_rounds": 40, "local_epochs": 2, "tuning_rounds": 10, "learning_rates": (0.01, 0.03, 0.1),
-    "num_train": 5000, "num_validation": 1000, "num_test": 2000, "server_examples": 500,
+    "width": 8, "num_train": 5000, "num_validation": 1000, "num_test": 2000, "server_examples": 500,
     "distillation_epochs": 80,
 }  # fmt: skip
 # Settings of the paper's CIFAR-10, CIFAR-100, Shakespeare and OpenImage that are not those of its MNIST. Those of the

@@ -64,7 +64,13 @@ LABELS = {
 }
 ENSEMBLES = ("fed_ensemble", "random_sampling", "fed_dyn_ensemble", "random_walk")  # of K models
 MU = {"fed_prox": "proximal", "fed_dyn": "dynamic", "fed_dyn_ensemble": "dynamic", "ditto": "personal"}
-WIDTHS = {"mlp": "widths", "lstm": "units", "resnet18": "width", "resnet34": "width"}  # how a model calls its width
+WIDTHS: dict[str, Callable[[int], dict[str, Any]]] = {  # what a width makes of a model
+    "mlp": lambda width: {"widths": (width,)},
+    "cnn": lambda width: {"filters": (width, 2 * width), "hidden": (16 * width,)},
+    "lstm": lambda width: {"units": width},
+    "resnet18": lambda width: {"width": width},
+    "resnet34": lambda width: {"width": width},
+}
 MODELS = ("mlp", "cnn", "resnet18", "resnet34", "mobilenet_v2", "shufflenet_v2", "lstm")
 # What LG-FedAvg's clients keep: all that is below the dense layers of a network, the last one of the mlp's.
 BELOW = "^(?!Dense|output|2/)"
@@ -87,7 +93,7 @@ class LeagueSettings:
     local_epochs: int = 10
     batch_size: int = 16
     model: str = within("cnn", of=MODELS)
-    width: int = within(0, least=0)  # of the mlp's hidden layer, of an LSTM's, of a ResNet's first; 0: the model's own
+    width: int = within(0, least=0)  # of the mlp, of an LSTM, of the first layer of a CNN or ResNet; 0: its own
     optimizer: str = within("sgd", of=("sgd", "adam"))  # of clients; Adam begins anew in every round
     learning_rates: tuple[float, ...] = within((0.001, 0.003, 0.01, 0.03, 0.1), above=0)
     decay: float = within(0.99, above=0, at_most=1)
@@ -169,7 +175,7 @@ def network(s: LeagueSettings, trial: Trial) -> Model:
     if s.width and s.model not in WIDTHS:
         raise ValueError(f"width: got {s.width}, must be 0 for the model {s.model}, which has its own")
     if s.width:
-        own[WIDTHS[s.model]] = (s.width,) if s.model == "mlp" else s.width
+        own |= WIDTHS[s.model](s.width)
     return models.build(s.model, x.shape[1:], trial.num_classes, kind, **own)
 
 
