@@ -44,9 +44,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "clients drop out": {"dropout": 0.4},
     "two hidden layers": {"hidden_layers": 2},
 }
-BY_DEFAULT = {("modified_local_gd", "squared_error"),
-              ("uniform weights", "cross_entropy"), ("fed_prox", "cross_entropy"), ("scaffold", "squared_error"),
-              ("momentum, decay", "squared_error"), ("K models of fed_dyn", "cross_entropy")}  # fmt: skip
+BY_DEFAULT = {("uniform weights", "cross_entropy"), ("scaffold", "squared_error"),
+              ("K models of fed_dyn", "cross_entropy")}  # fmt: skip
 CASES = [
     pytest.param(name, loss, marks=() if (name, loss) in BY_DEFAULT else (pytest.mark.slow, pytest.mark.theory))
     for name in RUNS
