@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtangent import entries
-from fedtangent.experiments.lab import league, runner, runs
+from fedtangent.experiments.lab import league_report, runner, runs
 from fedtangent.experiments.lab.results import Outcome
 from fedtangent.experiments.lab.runner import Experiment, Request, Study, by_scale, expected_seconds, prepare_study
 from fedtangent.experiments.lab.runs import Record
@@ -55,7 +55,7 @@ def test_of_a_comparison_every_run_is_counted_and_none_is_made(monkeypatch: pyte
     entry = entries.choose("experiments", "fed_ensemble.table7")
     changes = ("num_clients=10", "num_rounds=9", "tuning_rounds=5", "local_epochs=1", "width=8", "num_train=80",
                "num_validation=60", "num_test=50", "learning_rates=0.1,0.5,1", "num_models=2")  # fmt: skip
-    monkeypatch.setattr(league, "draw_rounds", lambda study, runs: None)
+    monkeypatch.setattr(league_report, "draw_rounds", lambda study, runs: None)
     made = list[int]()
 
     def timed(bench: object, method: runs.Method, config: object, seed: int, num_rounds: int) -> Record:

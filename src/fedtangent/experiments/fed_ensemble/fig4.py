@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedtangent.experiments.fed_ensemble.table2 import DIGITS, PUBLISHED, SMOKE, TEXT, TEXT_DEFAULT, TEXT_SMOKE
-from fedtangent.experiments.lab import league
+from fedtangent.experiments.lab import league, league_report
 from fedtangent.experiments.lab.league import LAST, LeagueSettings, Scores
 from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment
@@ -17,7 +17,7 @@ from fedtangent.experiments.lab.runner import Study, by_scale, experiment
 
 def run(study: Study) -> Outcome:
     """Every method of the figure."""
-    return league.outcome(study, "Fig. 4", PUBLISHED, claims, lambda found: (falls(found),))
+    return league_report.outcome(study, "Fig. 4", PUBLISHED, claims, lambda found: (falls(found),))
 
 
 def falls(found: Sequence[Scores]) -> Sheet:
@@ -29,11 +29,11 @@ def falls(found: Sequence[Scores]) -> Sheet:
 
 def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
     """That Fed-ensemble ends above the others, and falls by less than they do from the best that they reach."""
-    said = list(league.ahead(found, "fed_ensemble"))
+    said = list(league_report.ahead(found, "fed_ensemble"))
     own = next((f for f in found if f.entrant.method == "fed_ensemble"), None)
     for other in (f for f in found if own is not None and f is not own):
         assert own is not None
-        d = league.difference(other, own, "fell")
+        d = league_report.difference(other, own, "fell")
         said.append(Claim(f"{other.entrant.label} falls by more than {own.entrant.label}", f"{d:+.4f}", d.above()))
     return tuple(said)
 

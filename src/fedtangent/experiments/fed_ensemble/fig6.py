@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedtangent.experiments.fed_ensemble.table2 import CIFAR10, DIGITS, IMAGES, SMOKE
-from fedtangent.experiments.lab import league
+from fedtangent.experiments.lab import league, league_report
 from fedtangent.experiments.lab.league import LeagueSettings, Scores
 from fedtangent.experiments.lab.results import Claim, Outcome
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment
@@ -19,7 +19,7 @@ from fedtangent.experiments.lab.trials import IID
 
 def run(study: Study) -> Outcome:
     """One walk, and K."""
-    return league.outcome(study, "Fig. 6", {}, claims)
+    return league_report.outcome(study, "Fig. 6", {}, claims)
 
 
 def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
@@ -27,7 +27,7 @@ def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
     said = []
     for several in (f for f in found if f.entrant.num_models > 1):
         one = next(f for f in found if f.classes == several.classes and f.entrant.num_models == 1)
-        d = league.difference(several, one)
+        d = league_report.difference(several, one)
         said.append(Claim(f"the mean of {several.entrant.num_models} walks is more accurate than one", f"{d:+.4f}",
                           d.above()))  # fmt: skip
     return tuple(said)

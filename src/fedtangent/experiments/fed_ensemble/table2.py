@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fedtangent.experiments.lab import league
+from fedtangent.experiments.lab import league, league_report
 from fedtangent.experiments.lab.league import LeagueSettings
 from fedtangent.experiments.lab.results import Outcome
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment
@@ -43,7 +43,7 @@ OF_OPENIMAGE = {  # by network
 def run(study: Study) -> Outcome:
     """Every method of the table."""
     published = {**PUBLISHED, "openimage": OF_OPENIMAGE.get(study.settings.model, {})}
-    return league.outcome(study, "Table II", published, partial(league.ahead, of="fed_ensemble"))
+    return league_report.outcome(study, "Table II", published, partial(league_report.ahead, of="fed_ensemble"))
 
 
 SMOKE: dict[str, Any] = {

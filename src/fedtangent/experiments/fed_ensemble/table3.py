@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedtangent.experiments.fed_ensemble.table2 import DIGITS, SMOKE
-from fedtangent.experiments.lab import league
+from fedtangent.experiments.lab import league, league_report
 from fedtangent.experiments.lab.league import LeagueSettings, Scores
 from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment
@@ -48,7 +48,7 @@ def check(study: Study) -> None:
 
 def run(study: Study) -> Outcome:
     """Every method of the table."""
-    return league.outcome(study, "Table III", PUBLISHED, claims, lambda found: (whose(found),))
+    return league_report.outcome(study, "Table III", PUBLISHED, claims, lambda found: (whose(found),))
 
 
 def whose(found: Sequence[Scores]) -> Sheet:
@@ -69,7 +69,7 @@ def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
     at, said = {(f.entrant.method, f.classes): f for f in found}, list[Claim]()
     for classes in dict.fromkeys(f.classes for f in found):
         pairs = [(at.get((one, classes)), at.get((other, classes))) for one, other in AHEAD]
-        said += [league.more_accurate(one, other) for one, other in pairs if one and other]
+        said += [league_report.more_accurate(one, other) for one, other in pairs if one and other]
         for name in ("fed_ensemble", "fed_dyn_ensemble", "ditto"):
             if (f := at.get((name, classes))) is None:
                 continue

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedtangent.experiments.fed_ensemble.table2 import CIFAR10, DIGITS, IMAGES, SMOKE
-from fedtangent.experiments.lab import league
+from fedtangent.experiments.lab import league, league_report
 from fedtangent.experiments.lab.league import LeagueSettings, Scores
 from fedtangent.experiments.lab.results import Claim, Outcome, interval
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment
@@ -33,12 +33,12 @@ PUBLISHED = {
 
 def run(study: Study) -> Outcome:
     """Every method at every number of classes."""
-    return league.outcome(study, "Table IV", PUBLISHED, claims)
+    return league_report.outcome(study, "Table IV", PUBLISHED, claims)
 
 
 def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
     """That Fed-ensemble leads, and more so with few classes a client than with many."""
-    said, counts = list(league.ahead(found, "fed_ensemble")), sorted({f.classes for f in found})
+    said, counts = list(league_report.ahead(found, "fed_ensemble")), sorted({f.classes for f in found})
     at = {(f.entrant.method, f.classes): f.values["accuracy"] for f in found}
     for other in dict.fromkeys(f.entrant.method for f in found if f.entrant.method != "fed_ensemble"):
         leads = np.array([at["fed_ensemble", c] - at[other, c] for c in counts])  # [counts, seeds]

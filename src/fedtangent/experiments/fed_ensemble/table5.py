@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedtangent.experiments.fed_ensemble.table2 import DIGITS, IMAGES, SMOKE
-from fedtangent.experiments.lab import league
+from fedtangent.experiments.lab import league, league_report
 from fedtangent.experiments.lab.league import LeagueSettings, Scores
 from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment
@@ -35,7 +35,7 @@ MODELS = {"mnist": {3: (95.50, 94.97, 0.16), 5: (95.60, 95.00, 0.15), 20: (95.57
 
 def run(name: str, study: Study) -> Outcome:
     """Every number of models, in the table called ``name``."""
-    return league.outcome(study, name, PUBLISHED, claims, lambda found: (each_model(study, found),))
+    return league_report.outcome(study, name, PUBLISHED, claims, lambda found: (each_model(study, found),))
 
 
 def each_model(study: Study, found: Sequence[Scores]) -> Sheet:
@@ -62,15 +62,15 @@ def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
         best = max(own, key=lambda f: float(np.mean(f.values["accuracy"])))
         least, most = own[0], own[-1]
         name, k = scheme_name(classes), [f.entrant.num_models for f in (least, best, most)]
-        gain = league.difference(most, least)
+        gain = league_report.difference(most, least)
         said.append(Claim(f"{name}: K = {k[2]} is more accurate than K = {k[0]}", f"{gain:+.4f}", gain.above()))
         if best is not least:
-            d = league.difference(best, least)
+            d = league_report.difference(best, least)
             said.append(Claim(f"{name}: the best, K = {k[1]}, is above K = {k[0]}", f"{d:+.4f}", d.above()))
-        loss = league.difference(most, least, "least")
+        loss = league_report.difference(most, least, "least")
         said.append(Claim(f"{name}: the worst model of K = {k[2]} is below that of K = {k[0]}", f"{loss:+.4f}",
                           loss.below()))  # fmt: skip
-        entropy = league.difference(most, least, "entropy")
+        entropy = league_report.difference(most, least, "entropy")
         said.append(Claim(f"{name}: models of K = {k[2]} are less certain than those of K = {k[0]}", f"{entropy:+.4f}",
                           entropy.above()))  # fmt: skip
     return tuple(said)

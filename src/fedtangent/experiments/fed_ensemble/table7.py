@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from fedtangent.experiments.fed_ensemble.table2 import CIFAR10, DIGITS, IMAGES, SMOKE
-from fedtangent.experiments.lab import league
+from fedtangent.experiments.lab import league, league_report
 from fedtangent.experiments.lab.league import LeagueSettings
 from fedtangent.experiments.lab.results import Outcome
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment
@@ -26,7 +26,7 @@ PUBLISHED = {
 
 def run(study: Study) -> Outcome:
     """Both ways, on clients of both kinds."""
-    return league.outcome(study, "Table VII", PUBLISHED, partial(league.ahead, of="fed_ensemble"))
+    return league_report.outcome(study, "Table VII", PUBLISHED, partial(league_report.ahead, of="fed_ensemble"))
 
 
 BOTH: dict[str, Any] = {"methods": ("random_sampling", "fed_ensemble")}
