@@ -261,3 +261,27 @@ def test_an_interrupted_run_says_so(run: Callable, monkeypatch: pytest.MonkeyPat
     ended = run("train", *SMALL)
     assert ended.code == 130
     assert ended.err.startswith("fedtangent: interrupted")
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("experiment fed_ensemble.table2 --set num_rounds=3 --set local_epochs=2", "set"),
+        ("experiment fed_ensemble.table2 --set=num_rounds=3 --scale smoke --set=num_rounds=4", "set"),
+        ("train --widths 8 --widths 9", "widths"),
+        ("predict --algorithm fed_avg --algorithm scaffold", "algorithm"),
+        ("predict --algorithm fed_avg fed_prox --widths 8 --mu 0.1 --widths 9", "widths"),
+        ("compare --case sine --case digits", "case"),
+    ],
+)
+def test_an_option_of_several_values_is_given_once(line: str, name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: got --{name} 2 times, must be one --{name} with every value$"):
+        asked(line)
+
+
+def test_an_option_of_several_values_wins_over_that_of_the_run_that_is_repeated(folder: Path) -> None:
+    first = "experiment fed_ensemble.table2 --set num_rounds=3 local_epochs=2"
+    write_config(folder, "experiment", asked(first).values)
+    assert asked("experiment", "--config", folder / "config.json").values["set"] == ("num_rounds=3", "local_epochs=2")
+    assert asked("experiment", "--config", folder / "config.json", "--set", "width=8").values["set"] == ("width=8",)
+    assert asked("train --mu 0.1 --algorithm fed_prox --mu 0.2").values["mu"] == 0.2  # of one value, the last

@@ -79,6 +79,11 @@ class Option(NamedTuple):
             return f"--no-{self.name.replace('_', '-')}"
         return self.name.upper() if self.positional else f"--{self.name.replace('_', '-')}"
 
+    @property
+    def several(self) -> bool:
+        """Whether it takes several values."""
+        return typing.get_origin(self.type) is tuple
+
 
 def options_of(groups: Mapping[str, Any]) -> dict[str, Option]:
     """The options of ``groups`` by name, of equal names the first; a group is a dataclass, or one with its defaults."""
@@ -123,6 +128,15 @@ def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
         else:
             found[name].append(word)
     return found
+
+
+def refuse_repeated(arguments: Sequence[str], several: Iterable[str]) -> None:
+    """Raise ``ValueError`` for an option of several values that is given twice: its first values would be lost."""
+    given = [word[2:].partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")]
+    for name in several:
+        if given.count(name) > 1:
+            shown = name.replace("_", "-")
+            raise ValueError(f"{name}: got --{shown} {given.count(name)} times, must be one --{shown} with every value")
 
 
 def words(values: Mapping[str, Any], options: Mapping[str, Option]) -> list[str]:

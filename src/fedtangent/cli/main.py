@@ -28,7 +28,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtangent import cli
-from fedtangent.cli.arguments import Option, OutputOptions, options_of, page, parse, unknown, words, words_of
+from fedtangent.cli.arguments import (
+    Option,
+    OutputOptions,
+    options_of,
+    page,
+    parse,
+    refuse_repeated,
+    unknown,
+    words,
+    words_of,
+)
 from fedtangent.engine import description, processes
 from fedtangent.engine.description import Description
 from fedtangent.entries import catalogue, lasting
@@ -191,12 +201,17 @@ def _begun(command: Command, arguments: Sequence[str]) -> tuple[dict[str, list[s
 
 def read(command: Command, arguments: Sequence[str]) -> Asked:
     """What the arguments ask for; raises ``ValueError`` in one line."""
+    if command.several:
+        refuse_repeated(arguments, ["algorithm"])
     given, before, chosen = _begun(command, arguments)
     algorithms = list(
         dict.fromkeys(given.get("algorithm") or _listed(before.get("algorithm", description.Choices.algorithm)))
     )
     if len(given.get("algorithm", [])) > len(algorithms):
         raise ValueError(f"algorithm: got {' '.join(given['algorithm'])}, must be different ones")
+    for name in algorithms:
+        options = options_by_name(groups_of(command, {**chosen, "algorithm": name}))
+        refuse_repeated(arguments, [one.name for one in options.values() if one.several])
     if command.several and len(algorithms) > 1:
         return _read_several(command, algorithms, given, chosen)
     return _read(command, arguments, given, before, chosen)

@@ -106,6 +106,8 @@ def test_a_setting_out_of_its_limits_is_refused(change: str, message: str) -> No
 def test_settings_are_read_from_text() -> None:
     found = changed(Tried(), ("count=7", "share=0.25", "rates=0.5,1,2", "name=b", "steps=3,9"))
     assert found == Tried(7, 0, 0.25, 0.0, "b", (0.5, 1.0, 2.0), (3, 9))
+    with pytest.raises(ValueError, match=r"^set: got count more than once, must be one value for each setting$"):
+        changed(Tried(), ("count=7", "share=0.25", "count=8"))
 
 
 def test_a_study_is_prepared_and_performed() -> None:

@@ -74,13 +74,16 @@ def check_settings(settings: Any) -> None:
 def changed(settings: Settings, changes: Sequence[str]) -> Settings:
     """``settings``, a frozen dataclass, with each ``name=value`` of ``changes``; lists are written ``0.1,0.3``.
 
-    Raises ``ValueError`` for what is not ``name=value``, an unknown name, or a value that cannot be read.
+    Raises ``ValueError`` for what is not ``name=value``, an unknown name, one given twice, or a value that cannot be
+    read.
     """
     known, given = vars(settings), dict[str, Any]()
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
             raise ValueError(f"set: got {change!r}, must be name=value")
+        if name in given:
+            raise ValueError(f"set: got {name} more than once, must be one value for each setting")
         given[name] = _read(name, text, known[checks.choice("set", name, known)])
     return dataclasses.replace(settings, **given)  # type: ignore[type-var]
 
