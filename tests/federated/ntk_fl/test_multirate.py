@@ -84,6 +84,17 @@ def test_it_is_the_descent_at_every_time(share):
         assert worst(dual, wrong) > 1e-4
 
 
+@pytest.mark.parametrize("number", [1, 4])
+def test_there_may_be_fewer_examples_than_outputs(number):
+    _, _, _, kernel, outputs, y = digits()
+    kernel, outputs, y = kernel[:number, :number], outputs[:number], y[:number]
+    step = 0.9 * largest_step(kernel)
+    dual, products = compiled()(kernel, outputs, y, step)
+    assert int(products) < TIMES[-1] / 2
+    assert worst(dual, descend(kernel, outputs, y, step)) < TOLERANCE
+    assert worst(dual, descend(kernel, outputs, y, 1.001 * step)) > 1e-5
+
+
 def test_descent_and_not_its_flow():
     """Half the step for twice as many, which is nearer to the flow, is another place."""
     _, _, _, kernel, outputs, y = digits()

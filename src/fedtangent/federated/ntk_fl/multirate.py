@@ -43,18 +43,20 @@ def leading_factor(product: Product, shape: tuple[int, ...], rows: int) -> tuple
 
     Nystrom's approximation on the image of fixed random signs (Halko, Martinsson and Tropp, SIAM Review 2011,
     algorithm 5.5). ``product`` maps ``shape`` = [n, C]; where all columns have one kernel, ``rows`` is n, and where K
-    is that of all outputs it is n C. r is ``rank_of(rows)``, rounded up to whole products. Zero where the kernel is, or
-    is not finite: F decides how many products the descent takes, and not where it leads.
+    is that of all outputs it is n C. r is ``rank_of(rows)``, rounded up to whole products, and at most ``rows``. Zero
+    where the kernel is, or is not finite: F decides how many products the descent takes, and not where it leads.
     """
     columns = shape[0] * shape[1] // rows
     groups = -(-rank_of(rows) // columns)
+    rank = min(groups * columns, rows)
 
     def image(vectors: Array) -> Array:
-        parts = vectors.reshape((rows, groups, columns)).transpose(1, 0, 2)
+        whole = jnp.pad(vectors, ((0, 0), (0, groups * columns - rank)))
+        parts = whole.reshape((rows, groups, columns)).transpose(1, 0, 2)
         found = jax.lax.map(lambda part: product(part.reshape(shape)).reshape((rows, columns)), parts)
-        return found.transpose(1, 0, 2).reshape(vectors.shape)
+        return found.transpose(1, 0, 2).reshape(whole.shape)[:, :rank]
 
-    signs = jax.random.rademacher(jax.random.key(0), (rows, groups * columns), jnp.float64)
+    signs = jax.random.rademacher(jax.random.key(0), (rows, rank), jnp.float64)
     basis = jnp.linalg.qr(image(signs))[0]
     images = image(basis)
     shift = jnp.finfo(images.dtype).eps * jnp.linalg.norm(images)  # so that a kernel of lower rank has a factor too
