@@ -18,8 +18,9 @@ def study_of(
     dataset: str | None = None,
     data_dir: Path | None = None,
 ) -> Study:
-    """The checked study."""
-    return prepare_study(entries.choose("experiments", name), Request("smoke", seeds, dataset, data_dir, changes))
+    """The checked study; of two ``changes`` of one setting the later counts."""
+    last = tuple({change.partition("=")[0]: change for change in changes}.values())
+    return prepare_study(entries.choose("experiments", name), Request("smoke", seeds, dataset, data_dir, last))
 
 
 def performed(

@@ -36,6 +36,8 @@ def entry(name: str) -> DatasetEntry:
     path = Path(name).expanduser()
     told = _headers(name, path)
     (shape, dtype), (_, target) = told["x"], told["y"]
+    if target.kind in "SU":
+        raise ValueError(f"y: got {target} in {name}, must be numbers: np.unique(y, return_inverse=True)[1]")
     return DatasetEntry(
         name,
         "data of your own",

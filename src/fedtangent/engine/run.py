@@ -202,7 +202,8 @@ def _run(setup: RunSetup, state: PyTree, progress: bool) -> Run:
     with stop_signals(setup.store is not None) as signalled, told as bar:
 
         def note(evaluation: Evaluation) -> None:
-            bar.set_postfix_str(headline(evaluation.metrics), refresh=False)
+            if said := headline(evaluation.metrics):
+                bar.set_postfix_str(f"{said} after round {evaluation.round}", refresh=False)
             setup.on_evaluation(evaluation)
 
         return go(setup._replace(on_evaluation=note), begin, signalled, bar.update)
