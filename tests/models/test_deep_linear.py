@@ -89,7 +89,7 @@ def test_its_own_steps_of_descent_are_those_of_the_gradient(x, depth):
         lost += float(_loss(y, model.apply(expected, x)))
         expected = _step(model, expected, x, y, 0.05)
         for most in (1, 12):  # weights written after every step, and after several
-            found, total = descend(start, x, loss, 0.05, steps, most)
+            found, total = descend(start, x, loss, 0.05, jnp.int32(steps), most)
             chex.assert_trees_all_close(found, expected, rtol=1e-11)
             assert total == pytest.approx(lost, rel=1e-5)  # a float32
 

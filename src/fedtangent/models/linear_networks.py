@@ -118,7 +118,7 @@ def _descended(
             found = []
             for w, (above, below), p in zip(hidden, factors, products[-2::-1], strict=True):
                 rows = ((above, p), (below, q))
-                found.append([jax.lax.dynamic_update_slice(a, row, (t * outputs, 0)) for a, row in rows])
+                found.append([jax.lax.dynamic_update_slice_in_dim(a, row, t * outputs, 0) for a, row in rows])
                 q = q @ w - rate * (q @ below.T) @ above
             return last - rate * scale * q.T, found, lost + value.astype(lost.dtype)
 
