@@ -201,17 +201,15 @@ def _begun(command: Command, arguments: Sequence[str]) -> tuple[dict[str, list[s
 
 def read(command: Command, arguments: Sequence[str]) -> Asked:
     """What the arguments ask for; raises ``ValueError`` in one line."""
-    if command.several:
-        refuse_repeated(arguments, ["algorithm"])
     given, before, chosen = _begun(command, arguments)
     algorithms = list(
         dict.fromkeys(given.get("algorithm") or _listed(before.get("algorithm", description.Choices.algorithm)))
     )
     if len(given.get("algorithm", [])) > len(algorithms):
         raise ValueError(f"algorithm: got {' '.join(given['algorithm'])}, must be different ones")
-    for name in algorithms:
-        options = options_by_name(groups_of(command, {**chosen, "algorithm": name}))
-        refuse_repeated(arguments, [one.name for one in options.values() if one.several])
+    offered = [options_by_name(groups_of(command, {**chosen, "algorithm": name})) for name in algorithms]
+    several = {one.name for options in offered for one in options.values() if one.several}
+    refuse_repeated(arguments, sorted(several | {"algorithm"} if command.several else several))
     if command.several and len(algorithms) > 1:
         return _read_several(command, algorithms, given, chosen)
     return _read(command, arguments, given, before, chosen)

@@ -276,8 +276,7 @@ def _train_slot(
         else:
             client, row = _own_view(row, row.block, state.round), row._replace(block=None)
         before = jax.tree.map(lambda leaf: leaf[row.model, row.client], (state.client, state.channel))
-        alone = made.schedule.num_models == 1  # what is the same for all slots costs a batch of them less
-        broadcast = pytrees.take(broadcasts, 0 if alone else row.model)
+        broadcast = pytrees.take(broadcasts, row.model)
         message, own, info = made.local.update(update_key, broadcast, before[0], client)
         message, memory = made.channel.send(send_key, message, before[1])
         chex.assert_trees_all_equal_shapes_and_dtypes(message, expected)

@@ -15,7 +15,7 @@ import optax
 
 from fedtangent import pytrees
 from fedtangent.checks import MAX_INDEX, whole
-from fedtangent.federated.rates import Descent, Optimizer, at_round
+from fedtangent.federated.rates import Optimizer, Sgd, at_round
 from fedtangent.losses import Loss
 from fedtangent.types import Array, Client, FederatedData, Key, Local, Model, PyTree
 
@@ -130,7 +130,7 @@ def _all_examples(work: Work, client: Client) -> tuple[tuple[Array, Array, Array
 
 def _full_batch(work: Work, client: Client, step: Callable[..., PyTree], carry: PyTree) -> tuple[PyTree, Array]:
     examples, most, total = _all_examples(work, client)
-    if work.differentiable or (isinstance(most, int) and most == 1):  # a loop of one would be kept, and all it carries
+    if work.differentiable:
         return _static_loop(most, total, lambda _, c: step(c, *examples), carry), total
     return jax.lax.fori_loop(0, total, lambda _, c: step(c, *examples), carry), total
 
@@ -191,7 +191,7 @@ def minimise(
     ``steps`` (int32). A client of size 0 returns ``start`` untouched.
     """
     full_batch = _is_full_batch(work, client.rows.shape[0])
-    if full_batch and model.descend and isinstance(optimizer, Descent) and _is_plain(work, problem):
+    if full_batch and model.descend and isinstance(optimizer, Sgd) and _is_plain(work, problem):
         return _descended(model.descend, loss, optimizer.rate, work, problem.start, client)
     gradient = _gradient(model, loss, problem)
 

@@ -49,7 +49,7 @@ def rate_at(rate: Rate, round_: Array) -> float | Array:
     return rate(round_) if callable(rate) else rate
 
 
-class Descent(optax.GradientTransformation):
+class Sgd(optax.GradientTransformation):
     """Plain gradient descent, which tells its rate: models with steps of their own take them (``Model.descend``)."""
 
     rate: float | Array
@@ -69,10 +69,10 @@ def at_round(optimizer: Optimizer, round_: Array) -> optax.GradientTransformatio
     return optimizer if isinstance(optimizer, optax.GradientTransformation) else optimizer(round_)
 
 
-def _descend(rate: float | Array) -> Descent:
+def _descend(rate: float | Array) -> Sgd:
     def update(gradient: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
         return jax.tree.map(lambda g: jnp.asarray(-rate, g.dtype) * g, gradient), state
 
-    descent = Descent(lambda params: optax.EmptyState(), update)
-    descent.rate = rate
-    return descent
+    plain = Sgd(lambda params: optax.EmptyState(), update)
+    plain.rate = rate
+    return plain

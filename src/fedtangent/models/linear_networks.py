@@ -61,9 +61,9 @@ def deep_linear(input_size: int, output_size: int, width: int = 500, depth: int 
         params: PyTree, x: Array, loss: Callable[[Array], Array], rate: float | Array, steps: Array, most: int | Array
     ) -> tuple[PyTree, Array]:
         together = TOGETHER if isinstance(most, Array) else min(most, TOGETHER)
-        rates = (jnp.asarray(rate, params[0][0].dtype), total)
         weights = tuple(layer[0] for layer in params[::2])
-        weights, lost = _descended(weights, flatten_inputs(x, input_size), loss, rates, steps, together)
+        x, rate = (jnp.asarray(value, weights[0].dtype) for value in (flatten_inputs(x, input_size), rate))
+        weights, lost = _descended(weights, total, lambda product: loss(x @ product.T), rate, steps, together)
         return [(weights[i // 2], None) if i % 2 == 0 else () for i in range(len(params))], lost
 
     def network() -> Any:
@@ -90,19 +90,17 @@ TOGETHER = 5
 
 
 def _descended(
-    weights: tuple[Array, ...], x: Array, loss: Callable[[Array], Array], rates: tuple[Array, float], steps: Array,
-    together: int,
-) -> tuple[tuple[Array, ...], Array]:  # fmt: skip
-    """Gradient descent on one set of examples, and the sum of the losses before each step.
+    weights: tuple[Array, ...], scale: float, loss: Callable[[Array], Array], rate: Array, steps: Array, together: int
+) -> tuple[tuple[Array, ...], Array]:
+    """Gradient descent on a loss of ``scale`` times the weights' product, and the sum of the losses before each step.
 
     Multiplied from the output's side, all products and their gradients have C rows, and a weight's gradient is the
     product of two such: of ``above``, what meets the weight, and ``below``, the gradient by what the two make. So
     within ``together`` steps a weight is ``w - rate below' above`` with the rows of the steps so far, and is not
-    written. ``rates`` are the learning rate and the model's scale.
+    written.
     """
-    (*hidden, last), (rate, scale) = weights, rates
+    *hidden, last = weights
     outputs, dtype = last.shape[1], last.dtype
-    x = x.astype(dtype)
     empty = [[jnp.zeros((together * outputs, size), dtype) for size in w.shape[::-1]] for w in hidden]
 
     def block(b: Array, carry: PyTree) -> PyTree:
@@ -114,7 +112,7 @@ def _descended(
             for w, (above, below) in zip(hidden[::-1], factors[::-1], strict=True):
                 p = products[-1]
                 products.append(p @ w.T - rate * (p @ above.T) @ below)
-            value, q = jax.value_and_grad(lambda p: loss(x @ p.T))(products[-1])
+            value, q = jax.value_and_grad(loss)(products[-1])
             found = []
             for w, (above, below), p in zip(hidden, factors, products[-2::-1], strict=True):
                 rows = ((above, p), (below, q))

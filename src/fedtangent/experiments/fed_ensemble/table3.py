@@ -86,8 +86,7 @@ MADE: dict[str, Any] = {**ALL, "classes_per_client": (DISTORTED,), "num_models":
 WRITERS: dict[str, Any] = {**ALL, "classes_per_client": (USERS,)}
 FEW: dict[str, Any] = {
     "num_clients": 0, "num_rounds": 30, "local_epochs": 2, "model": "mlp", "width": 100, "weight_decay": 0.0,
-    "learning_rates": (0.03, 0.1, 0.3, 1.0), "tuning_rounds": 10,
-    "num_validation": 1500,
+    "learning_rates": (0.03, 0.1, 0.3, 1.0), "tuning_rounds": 10, "num_validation": 1500,
 }  # fmt: skip
 PAPER = LeagueSettings(**WRITERS, num_clients=0)
 SCALES = {

@@ -12,7 +12,8 @@ from fedtangent.experiments.lab.league import LeagueSettings
 from fedtangent.experiments.lab.runner import by_scale, experiment
 
 PAPER = LeagueSettings(**ONE, num_models=(1, 2, 5))
-SMALL, IMAGES_SCALES = replace(PAPER, **SMOKE), by_scale(replace(PAPER, **SMOKE), replace(PAPER, **IMAGES), PAPER)
+SMALL = replace(PAPER, **SMOKE)
+IMAGES_SCALES = by_scale(SMALL, replace(PAPER, **IMAGES), PAPER)
 SCALES = {
     "digits": by_scale(SMALL, replace(PAPER, **DIGITS)),
     "cifar10": {**IMAGES_SCALES, "paper": replace(PAPER, **CIFAR10)},

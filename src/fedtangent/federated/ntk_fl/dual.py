@@ -30,7 +30,7 @@ from fedtangent.federated.ntk_fl.multirate import (
     rank_of,
 )
 from fedtangent.federated.ntk_fl.options import OUTPUT_LOSSES, Evolution
-from fedtangent.federated.ntk_fl.tangent import Pool, Tangent, averaged_product, num_params
+from fedtangent.federated.ntk_fl.tangent import Pool, Tangent, averaged_product, num_params, signs
 from fedtangent.types import Array, PyTree
 
 LANCZOS_STEPS = 24
@@ -343,8 +343,3 @@ def _by_descent(
     factor, more = leading_factor(product, outputs.shape, rows)
     faster, taken = multirate_dual(product, force, outputs, step, s.times, factor, multirate)
     return jnp.where(multirate, faster, found), products + jnp.where(multirate, more + taken, 0)
-
-
-def signs(shape: tuple[int, ...], i: Array | int = 0) -> Array:
-    """Fixed random signs, float64: probes need no seed of the run's."""
-    return jax.random.rademacher(jax.random.fold_in(jax.random.key(0), i), shape, jnp.float64)

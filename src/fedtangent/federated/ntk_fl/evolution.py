@@ -17,9 +17,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedtangent.federated.ntk_fl.dual import Dynamics, dynamics_of, method_of, signs
+from fedtangent.federated.ntk_fl.dual import Dynamics, dynamics_of, method_of
 from fedtangent.federated.ntk_fl.options import OUTPUT_LOSSES, Evolution, check_examples, held_out, probabilities
-from fedtangent.federated.ntk_fl.tangent import Examples, Pool, Tangent, linearise_network, num_together, pool_examples
+from fedtangent.federated.ntk_fl.tangent import (
+    Examples,
+    Pool,
+    Tangent,
+    linearise_network,
+    num_together,
+    pool_examples,
+    signs,
+)
 from fedtangent.types import Array, Model, PyTree
 
 OK, DIVERGED, NO_EXAMPLES, REFUSED = 0, 1, 2, 3  # info["status"]

@@ -19,12 +19,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedtangent.federated.ntk_fl.tangent import signs
 from fedtangent.types import Array
 
-LARGEST_RANK, RANK_SHARE = (
-    32,
-    16,
-)  # of F: one for so many rows of K; on 4,000 images 64 and 128 saved less than they cost
+LARGEST_RANK = 32  # of F; on 4,000 images 64 and 128 saved less than they cost
+ROWS_OF_RANK = 16  # of K, for each rank of F below the largest
 NODES = 6  # that the polynomial goes through
 SLOW_TOLERANCE = 1e-7  # of an output: how far off the polynomial may be where a stretch of steps ends
 GROWTH, SHRINKAGE, CAUTION = 2.0, 0.2, 0.9  # of a stretch, from one to the next
@@ -35,7 +34,7 @@ Product = Callable[[Array], Array]  # g -> K g, [n, C]
 
 def rank_of(rows: int) -> int:
     """The rank of F for a kernel of so many rows."""
-    return max(1, min(LARGEST_RANK, rows // RANK_SHARE))
+    return max(1, min(LARGEST_RANK, rows // ROWS_OF_RANK))
 
 
 def leading_factor(product: Product, shape: tuple[int, ...], rows: int) -> tuple[Array, int]:
@@ -56,8 +55,7 @@ def leading_factor(product: Product, shape: tuple[int, ...], rows: int) -> tuple
         found = jax.lax.map(lambda part: product(part.reshape(shape)).reshape((rows, columns)), parts)
         return found.transpose(1, 0, 2).reshape(whole.shape)[:, :rank]
 
-    signs = jax.random.rademacher(jax.random.key(0), (rows, rank), jnp.float64)
-    basis = jnp.linalg.qr(image(signs))[0]
+    basis = jnp.linalg.qr(image(signs((rows, rank))))[0]
     images = image(basis)
     shift = jnp.finfo(images.dtype).eps * jnp.linalg.norm(images)  # so that a kernel of lower rank has a factor too
     images = images + shift * basis

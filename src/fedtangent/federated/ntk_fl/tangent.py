@@ -105,3 +105,8 @@ def num_together(tangent: Tangent, params: PyTree, wanted: int, least: int = 1) 
     """How many of ``wanted`` duals to pull, or changes to push, at once: ``least``, more where entries are remade."""
     num_bytes = 8 * num_params(params)
     return min(wanted, max(least, CHANGES_BYTES // max(1, num_bytes)) if tangent.remade else least)
+
+
+def signs(shape: tuple[int, ...], i: Array | int = 0) -> Array:
+    """Fixed random signs, float64: probes need no seed of the run's."""
+    return jax.random.rademacher(jax.random.fold_in(jax.random.key(0), i), shape, jnp.float64)
