@@ -56,6 +56,7 @@ class CholeskyFactor(NamedTuple):
     jitter: float  # absolute value added to the diagonal, 0.0 if none was needed
 
 
+@jax.jit
 def product(theta: Array, a: Array) -> Array:
     """``theta a`` for a [n, ..], in theta's precision and a's dtype; columns of theta beyond n are of no example."""
     flat = a.reshape(a.shape[0], -1).astype(theta.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -51,9 +52,14 @@ class AnalyticKernel:
     def __call__(self, x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
         """Kernel blocks [n1, n2]; see ``Kernels``. ``get`` may be one name, then the block itself is returned."""
         names = check_get(get)
-        first = self.prepare(as_floating(x1))
-        second = None if x2 is None else self.prepare(as_floating(x2))
-        return select(Kernels(**self.network()[2](first, second, names)._asdict()), get)
+        second = None if x2 is None else as_floating(x2)
+        return select(_blocks(self, as_floating(x1), second, names), get)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))  # one program: operation by operation, each would be compiled alone
+def _blocks(kernel: AnalyticKernel, x1: Array, x2: Array | None, names: tuple[str, ...]) -> Kernels:
+    second = None if x2 is None else kernel.prepare(x2)
+    return Kernels(**kernel.network()[2](kernel.prepare(x1), second, names)._asdict())
 
 
 def check_dtype(dtype: Any, needs_x64: bool) -> None:
