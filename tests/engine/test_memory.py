@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 
 from fedtangent.data import federated_data
+from fedtangent.data.federated import max_client_size
 from fedtangent.engine import memory
 from fedtangent.engine.clients import engine_for, parse
+from fedtangent.engine.description import build, describe
+from fedtangent.engine.loop import run_chunk, state_shapes
+from fedtangent.engine.run import predict
+from fedtangent.entries import catalogue
 from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import uniform_sampling
@@ -43,12 +48,20 @@ def algorithm(width: int = 64, batch_size: int | None = 8) -> Algorithm:
     )
 
 
-def compiled_bytes(chosen: Algorithm, mapping: str) -> int:
-    """What the compiler says a round needs besides data and state."""
-    engine = engine_for(data(), mapping)
-    state = jax.eval_shape(lambda: chosen.init(0, CLIENTS))
-    step = jax.jit(lambda s, d: chosen.step(s, d, engine), donate_argnums=0)
-    return step.lower(state, data()).compile().memory_analysis().temp_size_in_bytes
+def compiled_bytes(chosen: Algorithm, held: FederatedData, mapping: str, x: Any) -> int:
+    """What the compiler says that the first state, the rounds or the predictions need, whichever is most."""
+    state = state_shapes(chosen, held.num_clients)
+    programs = (
+        jax.jit(lambda: chosen.init(0, held.num_clients)).lower(),
+        run_chunk.lower(chosen, engine_for(held, mapping), 1, state, held, jax.ShapeDtypeStruct((), jnp.int32)),
+        predict.lower(chosen, state, x),
+    )
+    found = []
+    for lowered in programs:
+        m = lowered.compile().memory_analysis()
+        there = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
+        found.append(there + m.temp_size_in_bytes)
+    return max(found)
 
 
 @pytest.mark.parametrize(
@@ -57,10 +70,46 @@ def compiled_bytes(chosen: Algorithm, mapping: str) -> int:
 )
 def test_the_plan_is_above_what_the_compiler_allots_and_not_far(width: int, batch_size: int, mapping: str) -> None:
     chosen = algorithm(width, batch_size)
-    plan = memory.plan(chosen, data(), parse(mapping), EXAMPLES, rounds=1)
-    planned, allotted = plan.total - plan.data - plan.state, compiled_bytes(chosen, mapping)
-    assert allotted <= planned <= 4 * allotted
+    plan = memory.plan(chosen, data(), parse(mapping), EXAMPLES, 1, [data().x[:8]])
+    allotted = compiled_bytes(chosen, data(), mapping, data().x[:8])
+    assert allotted <= plan.total <= 4 * allotted
     assert plan.concurrent == {"scan": 1, "vmap": COHORT, "chunked:4": 4}[mapping]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mapping", ["scan", "vmap", "chunked:4"])
+@pytest.mark.parametrize("name", catalogue("algorithms"))
+def test_the_plan_of_every_algorithm(name: str, mapping: str) -> None:
+    own = {"server_examples": 100} if name == "fed_be" else {}
+    built = build(
+        describe(algorithm=name, num_clients=8, num_train=800, widths=(512,), client_learning_rate=0.1, **own)
+    )
+    chosen, x = built.algorithm, built.splits["test"].x
+    plan = memory.plan(chosen, built.data, parse(mapping), max_client_size(built.data), 1, [x])
+    allotted = compiled_bytes(chosen, built.data, mapping, x)
+    assert allotted <= plan.total <= 4 * allotted
+
+
+@pytest.mark.parametrize(
+    "most",
+    [
+        {"algorithm": "fed_ensemble", "num_models": 1_000_000},
+        {"algorithm": "fed_be_no_distillation", "num_samples": 1_000_000},
+    ],
+)
+def test_what_is_not_the_clients_is_seen(most: dict[str, Any]) -> None:
+    built = build(describe(num_clients=4, num_train=120, widths=(64,), client_learning_rate=0.1, **most))
+    x = [split.x for split in built.splits.values()]
+    with pytest.raises(ValueError, match=r"mapping: scan needs .* GiB, .* and no mapping fits: .* an evaluation"):
+        memory.check(built.algorithm, built.data, parse("scan"), 120, 1, x)
+
+
+def test_a_program_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = jnp.ones((100, 100))
+    memory.check_program("over: got vmap", lambda x: x @ x, x)
+    monkeypatch.setattr(memory, "memory_limit", lambda: 3 * x.nbytes // 2)
+    with pytest.raises(ValueError, match=r"^over: got vmap, which needs 156.2 KiB of memory, .* 117.2 KiB$"):
+        memory.check_program("over: got vmap", lambda x: x @ x, x)
 
 
 def test_the_plan_grows_with_what_it_is_made_of() -> None:
@@ -92,7 +141,7 @@ def test_liveness_by_hand() -> None:
 def test_a_run_that_cannot_fit_names_the_largest_chunk_that_would(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = memory.plan(algorithm(), data(), parse("vmap"), EXAMPLES, 1)
     for chunk in (1, 3):
-        limit = int((plan.fixed + (chunk + 0.5) * plan.slot) / memory.USABLE)
+        limit = int((plan.fixed + plan.server + (chunk + 0.5) * plan.slot) / memory.USABLE)
         monkeypatch.setattr(memory, "memory_limit", lambda limit=limit: limit)
         with pytest.raises(ValueError, match=rf"mapping: vmap needs .*largest chunk that fits is chunked:{chunk}$"):
             memory.check(algorithm(), data(), parse("vmap"), EXAMPLES, 1)
@@ -109,10 +158,10 @@ def test_in_words() -> None:
     assert [memory.size(n) for n in sizes] == [
         *("1 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "5.0 GiB", "1048576.0 GiB")
     ]
-    plan = memory.MemoryPlan(2**20, 2**10, 0, 2**21, 4, 0, 2**30)
+    plan = memory.MemoryPlan(2**20, 2**10, 0, 0, 2**21, 4, 0, 2**10, 2**30)
     assert memory.describe(plan) == (
-        "memory: 9.0 MiB of 1.0 GiB predicted at the peak (data 1.0 MiB, state 1.0 KiB, aggregate 0 B, "
-        "4 x 2.0 MiB clients, outputs 0 B)"
+        "memory: 9.0 MiB of 1.0 GiB predicted at the peak (data 1.0 MiB, state 1.0 KiB, server 0 B, "
+        "4 x 2.0 MiB clients, outputs 0 B, evaluation 1.0 KiB)"
     )
     assert plan._replace(limit=2**20).largest_chunk == 0
 

@@ -106,8 +106,15 @@ def prepare(options: TrainOptions, machine: MachineOptions, described: Descripti
     job = Job(options, machine, built, seeds, config)
     first = checkpoints_of(job, seeds[0])
     resumed = first if first.resume else None
-    resolve_mapping(built.algorithm, built.data, described.run.num_rounds, machine.mapping, resumed, measure=False)
+    _resolve_mapping(job, resumed, measure=False)
     return job
+
+
+def _resolve_mapping(job: Job, resumed: Checkpoints | None, measure: bool = True) -> Resolved:
+    """How the clients are mapped; raises ``ValueError`` for a run that does not fit, evaluations included."""
+    built, rounds = job.built, job.built.description.run.num_rounds
+    seen = [split.x for split in built.splits.values()]
+    return resolve_mapping(built.algorithm, built.data, rounds, job.machine.mapping, resumed, measure, seen)
 
 
 def _check(options: TrainOptions, machine: MachineOptions, described: Description) -> tuple[int, ...]:
@@ -169,7 +176,7 @@ def run_job(job: Job) -> int:
     if o.resume and not first.resume and is_main():
         say(f"there is no checkpoint in {first.folder}: starting from the beginning")
     resumed = first if first.resume else None
-    mapping = resolve_mapping(built.algorithm, built.data, run.num_rounds, job.machine.mapping, resumed)
+    mapping = _resolve_mapping(job, resumed)
     metrics: list[Metric] = []
     logging = tensorboard(folder) if o.log == "tensorboard" and is_main() else contextlib.nullcontext()
     watch, takes_classes = _watch(job), targets_of(built.loss) == "classes"

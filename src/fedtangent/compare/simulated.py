@@ -136,7 +136,8 @@ def trained(
     """Run ``algorithm``, called ``method``, as ``setting`` says, once for each of its draws, the first ones watched."""
     data, x = setting.federated(), jnp.asarray(np.concatenate([setting.x_train, setting.x_test]))
     split = len(setting.x_train)
-    mapping = resolve_mapping(algorithm, data, setting.num_rounds, mapping).mapping  # once: all draws run one program
+    # once: all draws run one program
+    mapping = resolve_mapping(algorithm, data, setting.num_rounds, mapping, evaluated=[x]).mapping
 
     def outputs(watch: KernelDiagnostics | None, state: Any) -> dict[str, np.ndarray]:
         prediction = predict(algorithm, state, x)

@@ -1,8 +1,10 @@
 """Peak memory of a run, predicted before it starts.
 
-A round holds the data, the state, the accumulators, the round infos and, for every slot that is trained at the same
-time, what one client's update holds: its parameters, gradients, optimiser state, batch and activations. The last is
-read off the traced program of one slot by liveness: which intermediate arrays exist at the same time.
+A run holds the data, the state, what the algorithm was built with and the infos of rounds. Besides, a round holds what
+the schedule, the server and the aggregate compute and, for every slot that is trained at the same time, what one
+client's update holds: its parameters, gradients, optimiser state, batch and activations. The first state and the
+predictions that are evaluated have their own peaks. All of them are read off traced programs by liveness: which
+intermediate arrays exist at the same time.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import collections
 import functools
 import math
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -20,7 +23,7 @@ from jax.extend import core
 from fedtangent import pytrees
 from fedtangent.engine.clients import Mapping, scan_clients, side_by_side
 from fedtangent.engine.loop import state_shapes
-from fedtangent.types import Aggregate, Algorithm, Engine, FederatedData, PyTree, Slots
+from fedtangent.types import Aggregate, Algorithm, Array, Engine, FederatedData, PyTree, Slots
 
 # The device's own program, buffers in flight and fragmentation: the rest of its memory may be planned with.
 USABLE = 0.9
@@ -44,28 +47,30 @@ def memory_limit() -> int:
 class MemoryPlan(NamedTuple):
     """Predicted peak bytes of a run on one device."""
 
-    data: int  # examples, targets, partition, and those of a cohort again where they are fetched together
+    data: int  # examples, targets, partition and constants, and a cohort's examples again where they are fetched
     state: int  # models, server and client state, schedule, with the copy that the last good round is kept in
-    aggregate: int  # accumulators and the server's work on them
+    start: int  # making the first state
+    server: int  # a round's accumulators, and all that is not a client's: draws, aggregation, the server's update
     slot: int  # one client's update
     concurrent: int  # slots trained at the same time on one device
     outputs: int  # what the slots return, and the infos of the rounds between two evaluations
+    evaluation: int  # predictions
     limit: int  # bytes the device has
 
     @property
     def total(self) -> int:
         """Peak bytes."""
-        return self.fixed + self.slot * self.concurrent
+        return self.fixed + max(self.server + self.slot * self.concurrent, self.start, self.evaluation)
 
     @property
     def fixed(self) -> int:
-        """Bytes that do not depend on the mapping."""
-        return self.data + self.state + self.aggregate + self.outputs
+        """Bytes that are there all the time."""
+        return self.data + self.state + self.outputs
 
     @property
     def largest_chunk(self) -> int:
         """Most slots at a time that fit; 0 when not even one does."""
-        return max(0, int((USABLE * self.limit - self.fixed) // max(self.slot, 1)))
+        return max(0, int((USABLE * self.limit - self.fixed - self.server) // max(self.slot, 1)))
 
     @property
     def fits(self) -> bool:
@@ -105,90 +110,161 @@ def peak_bytes(jaxpr: core.Jaxpr, loop: bool = False) -> int:
     An elementwise result with one consumer counts nothing: it is fused into that. Of a loop's body (``loop``) the
     results count nothing either: they are written over the loop's own.
     """
-    last, uses = {}, collections.Counter[Any]()
+    users = collections.defaultdict[Any, list[int]](list)
     for i, equation in enumerate(jaxpr.eqns):
-        last.update({v: i for v in equation.invars if isinstance(v, core.Var)})
-        uses.update(v for v in equation.invars if isinstance(v, core.Var))
-    last.update({v: len(jaxpr.eqns) for v in jaxpr.outvars if isinstance(v, core.Var)})
-    uses.update({v: 2 for v in jaxpr.outvars if isinstance(v, core.Var)})
-    live, peak = 0, 0
-    alive: dict[Any, int] = {}
+        for var in equation.invars:
+            if isinstance(var, core.Var):
+                users[var].append(i)
+    returned = {v for v in jaxpr.outvars if isinstance(v, core.Var)}
+    for var in returned:
+        users[var].append(len(jaxpr.eqns))
+    needed = _needed_until(jaxpr, users)
+    live, peak, ends = 0, 0, collections.Counter[int]()
     for i, equation in enumerate(jaxpr.eqns):
-        fused = equation.primitive.name in FUSED
-        free = {v for v in equation.outvars if (fused and uses[v] == 1) or (loop and v in jaxpr.outvars)}
-        made = {v: 0 if v in free else _bytes(v) for v in equation.outvars}
-        live += sum(made.values())
-        alive.update(made)
+        for var in equation.outvars:
+            free = _is_fused(jaxpr, i, users[var]) or (loop and var in returned)
+            held = 0 if free else _bytes(var)
+            live += held
+            ends[max((needed[j] for j in users[var]), default=i)] += held
         body = equation.primitive.name in ("while", "scan")
-        peak = max(peak, live + max((peak_bytes(inner, body) for inner in _inner(equation)), default=0))
-        for var in [v for v in alive if last.get(v, -1) <= i]:
-            live -= alive.pop(var)
+        inside = max((peak_bytes(inner, body) for inner in _inner(equation)), default=_work_bytes(equation))
+        peak = max(peak, live + inside)
+        live -= ends[i]
     return peak
 
 
-class _TracedSlot(NamedTuple):
+def _is_fused(jaxpr: core.Jaxpr, i: int, users: list[int]) -> bool:
+    """Whether the result of equation ``i`` goes into one operation, which computes it on its way."""
+    if not _is_elementwise(jaxpr.eqns[i]) or len(users) != 1 or users[0] == len(jaxpr.eqns):
+        return False
+    user = jaxpr.eqns[users[0]]
+    return _is_elementwise(user) or user.primitive.name.startswith(("reduce_", "arg"))
+
+
+def _is_elementwise(equation: Any) -> bool:
+    """Whether an operation, or a function such as relu, computes each number of its result by itself."""
+    if equation.primitive.name in FUSED:
+        return True
+    inner = [] if equation.primitive.name in ("while", "scan", "cond") else _inner(equation)
+    return bool(inner) and all(_is_elementwise(one) for jaxpr in inner for one in jaxpr.eqns)
+
+
+def _needed_until(jaxpr: core.Jaxpr, users: dict[Any, list[int]]) -> list[int]:
+    """Up to which equation each one's operands are needed: compilers compute elementwise results again where used."""
+    until = list(range(len(jaxpr.eqns) + 1))
+    for i in reversed(range(len(jaxpr.eqns))):
+        used = [j for var in jaxpr.eqns[i].outvars for j in users[var] if j < len(jaxpr.eqns)]
+        if _is_elementwise(jaxpr.eqns[i]) and used:
+            until[i] = max(until[j] for j in used)
+    return until
+
+
+def _work_bytes(equation: Any) -> int:
+    """What an operation needs for itself: a product over stacked matrices is rearranged, LAPACK has a work space."""
+    if equation.primitive.name == "dot_general":
+        return sum(_bytes(v) for v in (*equation.invars, *equation.outvars) if len(v.aval.shape) > 2)
+    return 2 * max(map(_bytes, equation.outvars)) if equation.primitive.name in ("eigh", "svd") else 0
+
+
+def held_bytes(run: Callable[..., Any], *arguments: Any) -> int:
+    """Most bytes that a traced function has at once besides its arguments: constants, results and what is between."""
+    closed = jax.make_jaxpr(run)(*arguments)
+    return pytrees.num_bytes(closed.consts) + peak_bytes(closed.jaxpr)
+
+
+class _TracedRound(NamedTuple):
+    constants: int
+    start: int
+    state: int
+    server: int
     slot: int
     outputs: int
-    accumulators: int
+    infos: int
     block: int  # the cohort's examples, where they are fetched together
+    message: int  # accumulators of one model
 
 
-def _look(algorithm: Algorithm, data: PyTree, state: PyTree, max_client_size: int) -> tuple[_TracedSlot, PyTree]:
-    """One traced round: what a slot holds and returns, and the shapes of the infos."""
-    seen: list[_TracedSlot] = []
+@functools.lru_cache(maxsize=64)
+def _trace(algorithm: Algorithm, shapes: tuple[Any, ...], max_client_size: int, num_clients: int) -> _TracedRound:
+    """What one round holds, the slots' part and all else apart."""
+    data: Any = FederatedData(*(cast(Any, jax.ShapeDtypeStruct(shape, dtype)) for shape, dtype in shapes))
+    state, seen = state_shapes(algorithm, num_clients), dict[str, int]()
 
     def spy(train: Any, held: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots) -> tuple[PyTree, PyTree]:
         row = pytrees.take(slots, 0)
         closed = jax.make_jaxpr(train)(held, row)
-        outputs = jax.eval_shape(lambda r: train(held, r)[-1], row)
-        held_bytes = (peak_bytes(closed.jaxpr), *map(pytrees.num_bytes, (outputs, acc, slots.block)))
-        seen.append(_TracedSlot(*held_bytes))
-        return scan_clients(train, held, aggregate, acc, slots)
+        seen.update(slot=peak_bytes(closed.jaxpr), block=pytrees.num_bytes(slots.block))
+        seen.update(message=pytrees.num_bytes(acc) // algorithm.schedule.num_models)
+        outputs = jax.eval_shape(lambda: scan_clients(train, held, aggregate, acc, slots)[1])
+        seen.update(outputs=pytrees.num_bytes(outputs) // algorithm.schedule.num_slots)
+        return acc, pytrees.zeros_like(outputs)
 
     engine = Engine(spy, max_client_size)
-    infos = jax.eval_shape(lambda s, d: algorithm.step(s, d, engine)[1], state, data)
-    return seen[0], infos
+    closed, (_, infos) = jax.make_jaxpr(lambda s, d: algorithm.step(s, d, engine), return_shape=True)(state, data)
+    return _TracedRound(
+        constants=pytrees.num_bytes(closed.consts),
+        start=held_bytes(lambda: algorithm.init(0, num_clients)),
+        state=pytrees.num_bytes(state),
+        server=peak_bytes(closed.jaxpr),
+        infos=pytrees.num_bytes(infos),
+        **seen,
+    )
 
 
-@functools.lru_cache(maxsize=64)
-def _plan(algorithm: Algorithm, shapes: tuple[Any, ...], max_client_size: int, num_clients: int) -> tuple[Any, ...]:
-    data: Any = FederatedData(*(cast(Any, jax.ShapeDtypeStruct(shape, dtype)) for shape, dtype in shapes))
-    state = state_shapes(algorithm, num_clients)
-    seen, infos = _look(algorithm, data, state, max_client_size)
-    return seen, pytrees.num_bytes(state), pytrees.num_bytes(infos)
+def plan(
+    algorithm: Algorithm, data: FederatedData, mapping: Mapping, max_client_size: int, rounds: int,
+    evaluated: Sequence[Array] = (),
+) -> MemoryPlan:  # fmt: skip
+    """The plan of running ``algorithm`` on ``data`` with ``rounds`` rounds between two stops. Nothing is run.
 
-
-def plan(algorithm: Algorithm, data: FederatedData, mapping: Mapping, max_client_size: int, rounds: int) -> MemoryPlan:
-    """The plan of running ``algorithm`` on ``data`` with ``rounds`` rounds between two stops. Nothing is run."""
-    shapes = tuple((tuple(leaf.shape), str(leaf.dtype)) for leaf in data)
-    seen, state, infos = _plan(algorithm, shapes, max_client_size, data.num_clients)
+    ``evaluated`` are the inputs [n, ...] at which its models are evaluated on the way.
+    """
+    seen = _trace(
+        algorithm, tuple((tuple(leaf.shape), str(leaf.dtype)) for leaf in data), max_client_size, data.num_clients
+    )
     slots = -(-algorithm.schedule.num_slots // mapping.devices)
     copies = 1 if mapping.kind == "scan" and mapping.devices == 1 else 3  # others arrange the slots
+    state = state_shapes(algorithm, data.num_clients)
+    own = [x for x in evaluated if x is not data.x]
     return MemoryPlan(
-        data=pytrees.num_bytes(data) + copies * seen.block,
-        state=2 * state,
-        aggregate=3 * seen.accumulators,
+        data=pytrees.num_bytes((data, own)) + seen.constants + copies * seen.block,
+        state=2 * seen.state,
+        start=seen.start,
+        server=seen.server,
         slot=seen.slot,
-        concurrent=min(slots, mapping.width or slots, side_by_side(seen.accumulators // algorithm.schedule.num_models)),
-        outputs=seen.outputs * slots + infos * rounds,
+        concurrent=min(slots, mapping.width or slots, side_by_side(seen.message)),
+        outputs=seen.outputs * slots + seen.infos * rounds,
+        evaluation=max((held_bytes(algorithm.predict, state, x) for x in evaluated), default=0),
         limit=memory_limit(),
     )
 
 
-def check(algorithm: Algorithm, data: FederatedData, mapping: Mapping, max_client_size: int, rounds: int) -> MemoryPlan:
+def check(
+    algorithm: Algorithm, data: FederatedData, mapping: Mapping, max_client_size: int, rounds: int,
+    evaluated: Sequence[Array] = (),
+) -> MemoryPlan:  # fmt: skip
     """The plan for ``mapping``.
 
-    Raises ``ValueError`` naming the largest chunk that fits if it does not.
+    Raises ``ValueError`` naming the largest chunk that fits if it does not, or what else is too much.
     """
-    found = plan(algorithm, data, mapping, max_client_size, rounds)
+    found = plan(algorithm, data, mapping, max_client_size, rounds, evaluated)
     if found.fits:
         return found
     needs = f"{mapping} needs {size(found.total)}, the device has {size(found.limit)}"
-    if found.largest_chunk >= 1:
+    if found._replace(concurrent=0).fits and found.largest_chunk >= 1:
         raise ValueError(f"mapping: {needs}; the largest chunk that fits is chunked:{found.largest_chunk}")
     raise ValueError(
-        f"mapping: {needs}, and no mapping fits: data and state take {size(found.fixed)}, one client {size(found.slot)}"
+        f"mapping: {needs}, and no mapping fits: data and state take {size(found.fixed)}, the first state "
+        f"{size(found.start)}, the server {size(found.server)}, one client {size(found.slot)}, an evaluation "
+        f"{size(found.evaluation)}"
     )
+
+
+def check_program(name: str, run: Callable[..., Any], *arguments: Any) -> None:
+    """Raise ``ValueError``, whose text begins with ``name``, if a function and its arguments do not fit."""
+    needed = pytrees.num_bytes(arguments) + held_bytes(run, *arguments)
+    if needed > USABLE * memory_limit():
+        raise ValueError(f"{name}, which needs {size(needed)} of memory, the device has {size(memory_limit())}")
 
 
 def size(num_bytes: float) -> str:
@@ -203,6 +279,6 @@ def describe(found: MemoryPlan) -> str:
     """The plan on one line."""
     return (
         f"memory: {size(found.total)} of {size(found.limit)} predicted at the peak (data {size(found.data)}, state "
-        f"{size(found.state)}, aggregate {size(found.aggregate)}, {found.concurrent} x {size(found.slot)} clients, "
-        f"outputs {size(found.outputs)})"
+        f"{size(found.state)}, server {size(found.server)}, {found.concurrent} x {size(found.slot)} clients, "
+        f"outputs {size(found.outputs)}, evaluation {size(found.evaluation)})"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypedDict, Unpack
 
@@ -52,8 +52,9 @@ def resolve_mapping(
     mapping: str = "auto",
     checkpoint: Checkpoints | None = None,
     measure: bool = True,
+    evaluated: Sequence[Array] = (),
 ) -> Resolved:
-    """The mapping that ``simulate`` uses, and its memory plan.
+    """The mapping that ``simulate`` uses, and its memory plan, with predictions at the inputs ``evaluated`` [n, ...].
 
     ``auto`` is the mapping of the run that is resumed, if that was on this device, and otherwise the fastest of those
     that fit, measured (unless ``measure`` is off, or the run is short) and remembered on this machine.
@@ -72,7 +73,7 @@ def resolve_mapping(
     if chosen is None:
         probe = partial(_probe, algorithm, data, length)
         chosen, seconds = auto.choose(algorithm, data, largest, num_rounds, length, probe)
-    return Resolved(str(chosen), memory.check(algorithm, data, chosen, largest, length), seconds)
+    return Resolved(str(chosen), memory.check(algorithm, data, chosen, largest, length, evaluated), seconds)
 
 
 def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Mapping) -> float:

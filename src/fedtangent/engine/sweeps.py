@@ -17,6 +17,7 @@ import numpy as np
 
 from fedtangent.checks import choice, whole
 from fedtangent.data.partition import validate
+from fedtangent.engine import memory
 from fedtangent.engine.clients import default_kind, engine_for
 from fedtangent.engine.history import check_options, check_rounds, data_frame
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, Partition, PyTree
@@ -136,6 +137,8 @@ def sweep(
     programs = [_program(how, partial(member, build, engine, evaluate, group.static, lengths)) for group in groups]
     arguments = [(keys, group.values, group.partition, data, variants) for group in groups]
     shapes = [jax.eval_shape(program, *given) for program, given in zip(programs, arguments, strict=True)]
+    for program, given in zip(programs, arguments, strict=True):
+        memory.check_program(f"over: got {how}", program, *given)
     found = _tables(configs, groups, shapes)
     for group, program, given in zip(groups, programs, arguments, strict=True):
         for name, rows in program(*given).items():

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent.engine import memory
+from fedtangent.engine.clients import parse
 from fedtangent.engine.history import at_start, charge, first_rounds, stacked
 from fedtangent.engine.loop import chunk_length, info_shapes, run_chunk, state_shapes
 from fedtangent.types import Algorithm, Array, Cost, Engine, FederatedData, Key, PyTree
@@ -58,6 +60,7 @@ def trial_program(
     first, num_clients = build(**numbers), data.num_clients
     shapes = info_shapes(first, engine, state_shapes(first, num_clients), data)
     length = min(chunk_length(shapes), every)
+    memory.check(first, data, parse("scan"), engine.max_client_size, length)
 
     @jax.jit
     def advance(

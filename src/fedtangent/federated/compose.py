@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import chex
@@ -122,8 +123,10 @@ def compose(
     made = _Composed(model, local, server, schedule, **given)
     choice("weighting", made.weighting, WEIGHTINGS)
 
+    initialise = jax.jit(partial(jax.lax.map, model.init))  # however many models, one is traced
+
     def init(key: Key | int, num_clients: int, init_key: Key | None = None) -> State:
-        return _init(made, streams.keys(key), num_clients, init_key)
+        return _init(made, initialise, streams.keys(key), num_clients, init_key)
 
     def step(state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, Array]]:
         return _step(made, state, data, engine)
@@ -163,13 +166,16 @@ def sequentially(update: Callable[..., PyTree]) -> Callable[..., PyTree]:
 # ---- before the first round ---------------------------------------------------------------------------------------
 
 
-def _init(made: _Composed, run: streams.Keys, num_clients: int, init_key: Key | None) -> State:
+def _init(
+    made: _Composed, initialise: Callable[[Array], PyTree], run: streams.Keys, num_clients: int, init_key: Key | None
+) -> State:
     schedule, num_models = made.schedule, made.schedule.num_models
     if num_clients != schedule.num_clients:
         raise ValueError(f"data: has {num_clients} clients, but the schedule was built for {schedule.num_clients}")
     model_keys = streams.model_keys(run.init if init_key is None else init_key, num_models)
-    models = [made.model.init(k) for k in (model_keys[:1] if made.common_start else model_keys)]
-    params = pytrees.stack(models * num_models if made.common_start else models)
+    params = initialise(model_keys[:1] if made.common_start else model_keys)
+    if made.common_start:
+        params = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_models, *leaf.shape[1:])), params)
     client = _for_each_client(made.local.init, params, num_clients)
     memory = _for_each_client(lambda p: made.channel.init(made.local.message(p)), params, num_clients)
     init_schedule, sample_key = streams.schedule_keys(run.schedule)
