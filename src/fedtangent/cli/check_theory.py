@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from fedtangent.checks import choice, whole
+from fedtangent.checks import choice, seed
 from fedtangent.compare.theorems import SCALES, TheoremEntry, wanted
 from fedtangent.compare.verdicts import Verdict, as_rows, summary
 from fedtangent.output.files import output_folder, write_config, write_result
@@ -40,7 +40,7 @@ TheoryJob = tuple[CheckTheoryOptions, dict[str, TheoremEntry]]
 def prepare(options: CheckTheoryOptions) -> TheoryJob:
     """Check every option; raises ``ValueError``, and writes nothing."""
     choice("scale", options.scale, SCALES)
-    whole("seed", options.seed, 0, 2**32 - 1)
+    seed(options.seed)
     return options, wanted(options.only)
 
 

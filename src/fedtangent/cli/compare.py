@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from fedtangent.checks import folder, whole
+from fedtangent.checks import folder, seed
 from fedtangent.compare import Setting, SideBySide, build, run
 from fedtangent.compare.beside import Beside, check_free, setting_of
 from fedtangent.compare.cases import DEFAULT_CASES
@@ -74,7 +74,7 @@ def prepare(options: CompareOptions) -> CompareJob:
     """Check every option and load the data; raises ``ValueError``, and writes nothing."""
     if not options.case:
         raise ValueError(f"case: got none, allowed are {', '.join(catalogue('cases'))}")
-    whole("seed", options.seed, 0, 2**32 - 1)
+    seed(options.seed)
     folder("data_dir", options.data_dir)
     for name in options.case:
         choose("cases", name)  # before any data is loaded

@@ -276,8 +276,8 @@ def build(described: Description) -> Built:
     Writes nothing but the key file that a projection needs, where there is none.
     """
     run, how = described.run, described.algorithm
-    checks.whole("seed", run.seed, 0, 2**32 - 1)
-    checks.whole("num_rounds", run.num_rounds, 1, 2**31 - 1)
+    checks.seed(run.seed)
+    checks.whole("num_rounds", run.num_rounds)
     checks.folder("data_dir", run.data_dir)
     _check(described)
     loaded = _built(described.dataset, run.data_dir, run.seed)

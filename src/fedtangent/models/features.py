@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent import checks
 from fedtangent.checks import number, whole
 from fedtangent.models.dense import flatten_inputs
 from fedtangent.models.entry import CROSS_ENTROPY, EXPONENTIAL, LOGISTIC, SQUARED_ERROR, ModelEntry
@@ -63,7 +64,7 @@ def rbf_linear(
         whole(name, size)
     number("bandwidth", bandwidth, above=0)
     number("sigma", sigma, at_least=0)
-    centres = np.random.default_rng(seed).uniform(-1.0, 1.0, num_features)
+    centres = np.random.default_rng(checks.seed(seed)).uniform(-1.0, 1.0, num_features)
 
     def features(x: Array) -> Array:
         x = flatten_inputs(x, 1)
