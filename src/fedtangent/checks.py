@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 MAX_INDEX = int(np.iinfo(np.int32).max)  # of whole numbers, which programs hold in 32 bits
+MAX_SEED = 2**32 - 1
 MAX_NUMBER = float(np.finfo(np.float32).max)  # of other numbers, in size
 _ROWS = 256  # of a matrix that ``symmetric`` looks at together
 
@@ -70,7 +71,7 @@ def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int
 
 def seed(value: Any, name: str = "seed") -> int:
     """``value`` as an ``int``, the seed of random numbers: a whole number from 0 to 2^32 - 1."""
-    return whole(name, value, 0, 2**32 - 1)
+    return whole(name, value, 0, MAX_SEED)
 
 
 def instance(name: str, value: Any, of: type) -> None:

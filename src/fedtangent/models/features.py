@@ -14,8 +14,9 @@ import numpy as np
 
 from fedtangent import checks
 from fedtangent.checks import number, whole
+from fedtangent.entries import option
 from fedtangent.models.dense import flatten_inputs
-from fedtangent.models.entry import CROSS_ENTROPY, EXPONENTIAL, LOGISTIC, SQUARED_ERROR, ModelEntry
+from fedtangent.models.entry import CROSS_ENTROPY, EXPONENTIAL, LOGISTIC, MOST_UNITS, SQUARED_ERROR, ModelEntry
 from fedtangent.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, select
 from fedtangent.types import Array, Key, Model, PyTree
 
@@ -108,7 +109,7 @@ def _of_features(
 class RbfOptions:
     """Options of rbf_linear."""
 
-    num_features: int = 100
+    num_features: int = option(100, most=MOST_UNITS)
     """Radial basis functions."""
     bandwidth: float = 0.08
     """Width b of each."""
