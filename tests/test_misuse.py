@@ -52,7 +52,7 @@ def test_a_client_that_drops_out_has_received_and_sends_nothing() -> None:
 
 @pytest.mark.parametrize("work", [Work(steps=2.5), Work(steps=True), Work(epochs="3"), Work(steps=1, batch_size=2.5)])  # type: ignore[arg-type]
 def test_work_in_whole_numbers(work: Work) -> None:
-    with pytest.raises(ValueError, match="must be a whole number from 1 to 2147483647"):
+    with pytest.raises(ValueError, match="must be a whole number of at least 1"):
         validate_work(work)
 
 
@@ -72,7 +72,7 @@ def test_schedules_in_whole_numbers(build: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("rounds", [2.0, float("inf"), None, True, 0])
 def test_rounds_in_whole_numbers(rounds: Any) -> None:
-    with pytest.raises(ValueError, match=r"num_rounds: got .*, must be a whole number from 1 to 2147483647"):
+    with pytest.raises(ValueError, match=r"num_rounds: got .*, must be a whole number of at least 1"):
         simulate(classifier(), uneven_data(labels=True), rounds)
 
 

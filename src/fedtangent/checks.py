@@ -15,7 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-MAX_INDEX = np.iinfo(np.int32).max
+MAX_INDEX = int(np.iinfo(np.int32).max)  # of whole numbers, which programs hold in 32 bits
+MAX_SEED = 2**32 - 1
+MAX_NUMBER = float(np.finfo(np.float32).max)  # of other numbers, in size
 _ROWS = 256  # of a matrix that ``symmetric`` looks at together
 
 
@@ -28,7 +30,7 @@ def number(
     below: float | None = None,
     at_most: float | None = None,
 ) -> Any:
-    """``value`` as a ``float``, one finite real number within the bounds (an array of shape [] will do).
+    """``value`` as a ``float``, a real number within the bounds and ``MAX_NUMBER`` (an array of shape [] will do).
 
     A traced value (of a sweep or a hypergradient) has no number to look at: it must be one number, and is given back.
     """
@@ -50,18 +52,32 @@ def number(
         and (below is None or found < below)
         and (at_most is None or found <= at_most)
     )
-    if not (np.isfinite(found) and within):
+    if not (abs(found) <= MAX_NUMBER and within):
+        words = [f"of a size of at most {MAX_NUMBER:g}"] if np.isfinite(found) and within else words
         raise ValueError(f"{name}: got {value}, must be {' and '.join(words)}")
     return found
 
 
 def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
-    """``value`` as an ``int``, a whole number in ``[least, most]`` (no bool)."""
+    """``value`` as an ``int``, a whole number in ``[least, most]`` (no bool); by default at most ``MAX_INDEX``."""
     is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool | np.bool_)
-    if not is_whole or value < least or (most is not None and value > most):
-        allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{name}: got {value!r}, must be a whole number {allowed}")
+    bound = MAX_INDEX if most is None else most
+    if not is_whole or not least <= value <= bound:
+        is_large = is_whole and value > bound
+        allowed = f"from {least} to {bound}" if most is not None or is_large else f"of at least {least}"
+        raise ValueError(f"{name}: got {_short(value)}, must be a whole number {allowed}")
     return int(value)
+
+
+def seed(value: Any, name: str = "seed") -> int:
+    """``value`` as an ``int``, the seed of random numbers: a whole number from 0 to 2^32 - 1."""
+    return whole(name, value, 0, MAX_SEED)
+
+
+def instance(name: str, value: Any, of: type) -> None:
+    """Refuse a value of another type."""
+    if not isinstance(value, of):
+        raise ValueError(f"{name}: got {_short(value)}, must be a {of.__name__}")
 
 
 def flag(name: str, value: Any) -> bool:
@@ -127,7 +143,7 @@ def finite(name: str, array: np.ndarray) -> None:
 
 def symmetric(name: str, matrix: Any) -> np.ndarray:
     """``matrix`` as float64 [n, n]: square, not empty, finite, and symmetric up to rounding."""
-    array = np.asarray(matrix, np.float64)
+    array = real_array(name, matrix)
     if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:
         raise ValueError(f"{name}: got shape {array.shape}, must be a square matrix [n, n] with n >= 1")
     finite(name, array)
@@ -142,15 +158,16 @@ def symmetric(name: str, matrix: Any) -> np.ndarray:
 def class_labels(name: str, labels: Any, num_classes: int | None = None) -> np.ndarray:
     """Class labels as an array [n] of their own integer dtype, not empty.
 
-    They are in ``[0, num_classes)``, or just not negative without ``num_classes``.
+    They are in ``[0, num_classes)``, or not negative and in the range of int32 without ``num_classes``.
     """
     array = np.asarray(labels)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) or array.size == 0:
         raise ValueError(f"{name}: got shape {array.shape}, dtype {array.dtype}, must be whole numbers [n], n >= 1")
-    wrong = array < 0 if num_classes is None else (array < 0) | (array >= num_classes)
+    most = MAX_INDEX if num_classes is None else num_classes - 1
+    wrong = (array < 0) | (array > most)
     if wrong.any():
         at = int(np.argmax(wrong))
-        allowed = "at least 0" if num_classes is None else f"from 0 to {num_classes - 1}"
+        allowed = "at least 0" if num_classes is None and array[at] < 0 else f"from 0 to {most}"
         raise ValueError(f"{name}: got {array[at]} at position {at} ({int(wrong.sum())} such), must be {allowed}")
     return array
 

@@ -13,12 +13,15 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import math
 import pkgutil
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from fedtangent.checks import MAX_INDEX, MAX_NUMBER
 
 KINDS = {  # kind -> the package or module whose files end with its entries
     "algorithms": "fedtangent.federated.algorithms",
@@ -44,9 +47,26 @@ class NoOptions:
     """Nothing to choose."""
 
 
-def option(default: Any, *, may_differ: bool = False, used_with: str = "") -> Any:
-    """A field of options: ``may_differ`` between a run and one that continues it, ``used_with`` another option only."""
-    return dataclasses.field(default=default, metadata={"may_differ": may_differ, "used_with": used_with})
+def option(default: Any, *, may_differ: bool = False, used_with: str = "", most: int | None = None) -> Any:
+    """A field of options: ``may_differ`` between a run and one that continues it, ``used_with`` another option only.
+
+    ``most`` is the largest number that may be given, where that is not its type's (``check_limits``).
+    """
+    return dataclasses.field(default=default, metadata={"may_differ": may_differ, "used_with": used_with, "most": most})
+
+
+def check_limits(options: Any) -> None:
+    """Raise ``ValueError`` for a number that is too large for its option: what can be told before anything is built.
+
+    Whole numbers fit 32 bits, others the range of float32; infinity passes, of which options say what it means.
+    """
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, int | float) and one != math.inf:
+                most = field.metadata.get("most") or (MAX_NUMBER if isinstance(one, float) else MAX_INDEX)
+                if not abs(one) <= most:
+                    raise ValueError(f"{field.name}: got {one}, must be a number of at most {most}")
 
 
 def lasting(*groups: Any) -> list[str]:
@@ -221,4 +241,6 @@ def given_options(entry: Entry, given: Mapping[str, Any]) -> Any:
     for name in given:
         if name not in allowed:
             raise ValueError(f"{name}: got an option that {entry.name} has not, allowed are {', '.join(allowed)}")
-    return entry.options(**given)
+    options = entry.options(**given)
+    check_limits(options)
+    return options

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedtangent.checks import whole
+from fedtangent import checks
 from fedtangent.types import Array, Key
 
 _APART = 2**31
@@ -48,7 +48,7 @@ class Keys(NamedTuple):
 
 def keys(seed: int | Key) -> Keys:
     """Keys for initialisation, schedule and training from one seed, 0 to 2^32 - 1, or typed key."""
-    root = seed if isinstance(seed, jax.Array) else jax.random.key(whole("seed", seed, 0, 2**32 - 1))
+    root = seed if isinstance(seed, jax.Array) else jax.random.key(checks.seed(seed))
     return Keys(*jax.random.split(root, 3))
 
 

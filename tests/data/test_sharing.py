@@ -78,8 +78,8 @@ def test_the_number_given_is_rounded_and_at_least_one(fraction: float, number: i
         (([1], 0.0), r"fraction: got 0\.0, must be above 0 and at most 1"),
         (([1], 1.01), r"fraction: got 1\.01, must be above 0 and at most 1"),
         (([1], "all"), "fraction: got 'all', must be a number"),
-        (([1], 0.5, -1), "seed: got -1, must be a whole number of at least 0"),
-        (([1], 0.5, 0.5), r"seed: got 0\.5, must be a whole number of at least 0"),
+        (([1], 0.5, -1), "seed: got -1, must be a whole number from 0 to 4294967295"),
+        (([1], 0.5, 0.5), r"seed: got 0\.5, must be a whole number from 0 to 4294967295"),
     ],
 )
 def test_bad_arguments(arguments: tuple[Any, ...], named: str) -> None:

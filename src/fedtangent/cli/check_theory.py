@@ -9,9 +9,10 @@ from pathlib import Path
 
 import jax
 
-from fedtangent.checks import choice, whole
+from fedtangent.checks import MAX_SEED, choice, seed
 from fedtangent.compare.theorems import SCALES, TheoremEntry, wanted
 from fedtangent.compare.verdicts import Verdict, as_rows, summary
+from fedtangent.entries import option
 from fedtangent.output.files import output_folder, write_config, write_result
 from fedtangent.output.tables import clock, console, show_verdicts
 
@@ -28,7 +29,7 @@ class CheckTheoryOptions:
     """How large: default (minutes) or paper (wider networks, more of them)."""
     only: tuple[str, ...] = ()
     """Run these checks alone (`fedtangent list theorems`), or all of a paper, such as fed_ensemble or deep_linear."""
-    seed: int = 0
+    seed: int = option(0, most=MAX_SEED)
     """Seed of data, partitions, schedules and initialisations."""
     output: Path = Path("results/check-theory")
     """Folder for config.json and result.json."""
@@ -40,7 +41,7 @@ TheoryJob = tuple[CheckTheoryOptions, dict[str, TheoremEntry]]
 def prepare(options: CheckTheoryOptions) -> TheoryJob:
     """Check every option; raises ``ValueError``, and writes nothing."""
     choice("scale", options.scale, SCALES)
-    whole("seed", options.seed, 0, 2**32 - 1)
+    seed(options.seed)
     return options, wanted(options.only)
 
 

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from fedtangent.checks import folder, whole
+from fedtangent.checks import MAX_SEED, folder, seed
 from fedtangent.compare import Setting, SideBySide, build, run
 from fedtangent.compare.beside import Beside, check_free, setting_of
 from fedtangent.compare.cases import DEFAULT_CASES
 from fedtangent.compare.verdicts import Verdict, as_rows, summary
 from fedtangent.engine.description import Description
-from fedtangent.entries import catalogue, choose
+from fedtangent.entries import catalogue, choose, option
 from fedtangent.measures.uncertainty import metric_of
 from fedtangent.output.comparison_plots import draw_all
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
@@ -45,7 +45,7 @@ class CompareOptions:
     """Cases to compare: sine, digits, fashion_mnist (files of --data-dir, or downloaded)."""
     scale: str = "default"
     """How large: smoke (small, for CI), default (minutes), paper (an accelerator's work)."""
-    seed: int = 0
+    seed: int = option(0, most=MAX_SEED)
     """Seed of data, partitions, schedules and initialisations."""
     output: Path = Path("results/compare")
     """Folder for config.json, metrics.csv, result.json and figures/."""
@@ -74,7 +74,7 @@ def prepare(options: CompareOptions) -> CompareJob:
     """Check every option and load the data; raises ``ValueError``, and writes nothing."""
     if not options.case:
         raise ValueError(f"case: got none, allowed are {', '.join(catalogue('cases'))}")
-    whole("seed", options.seed, 0, 2**32 - 1)
+    seed(options.seed)
     folder("data_dir", options.data_dir)
     for name in options.case:
         choose("cases", name)  # before any data is loaded

@@ -13,7 +13,7 @@ import jax
 import tyro
 
 from fedtangent import entries
-from fedtangent.checks import whole
+from fedtangent.checks import MAX_SEED, whole
 from fedtangent.engine.sweeps import parse_seeds
 from fedtangent.experiments.lab.runner import Experiment, Request, Study, expected_seconds, perform, prepare_study
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
@@ -40,7 +40,7 @@ class ExperimentOptions:
     """Settings with another value than the scale's, as num_rounds=20 learning_rates=0.1,0.3."""
     seeds: str | None = None
     """Seeds, as 0:10 or 0,3,7 (default: five, from --seed on)."""
-    seed: int = 0
+    seed: int = entries.option(0, most=MAX_SEED)
     """First of the five seeds, where --seeds is not given."""
     output: Path | None = entries.option(None, may_differ=True)
     """Folder for config.json, metrics.csv, result.json and figures/ (default: results/experiment/NAME)."""

@@ -41,7 +41,7 @@ from fedtangent.cli.arguments import (
 )
 from fedtangent.engine import description, processes
 from fedtangent.engine.description import Description
-from fedtangent.entries import catalogue, lasting
+from fedtangent.entries import catalogue, check_limits, lasting
 
 PROGRAM = "fedtangent"
 ABOUT = "Federated learning in the kernel regime: simulation and theory side by side."
@@ -287,7 +287,7 @@ def _arguments(command: Command, values: Mapping[str, Any], groups: Mapping[str,
     of_run = [group for group in groups.values() if not isinstance(group, type)]
     own = {field.name for kind in groups.values() if isinstance(kind, type) for field in dataclasses.fields(kind)}
     flat = {f.name: values[f.name] for group in of_run for f in dataclasses.fields(group) if f.name not in own}
-    return {
+    found = {
         key: description.describe(**flat)
         if kind == Description
         else (description.describe(**flat),)
@@ -295,6 +295,10 @@ def _arguments(command: Command, values: Mapping[str, Any], groups: Mapping[str,
         else kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
         for key, kind in command.takes.items()
     }
+    for key, kind in command.takes.items():
+        if kind not in DESCRIBED:
+            check_limits(found[key])
+    return found
 
 
 def _repeated(command: Command, given: Sequence[str]) -> dict[str, Any]:

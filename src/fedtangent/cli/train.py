@@ -119,7 +119,7 @@ def _resolve_mapping(job: Job, resumed: Checkpoints | None, measure: bool = True
 
 def _check(options: TrainOptions, machine: MachineOptions, described: Description) -> tuple[int, ...]:
     """The seeds of the runs; raises ``ValueError`` for an option out of range."""
-    checks.whole("evaluate_every", options.evaluate_every, 1, 2**31 - 1)
+    checks.whole("evaluate_every", options.evaluate_every)
     checks.choice("diagnostics", options.diagnostics, DIAGNOSTICS)
     checks.choice("log", options.log, LOGS)
     if options.log == "tensorboard":

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import whole
+from fedtangent.checks import instance, whole
 from fedtangent.compare.cohorts import drawn_rows, steps_of, weighed_cohorts
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.side_by_side import FEWEST_DRAWS, FEWEST_WIDTHS, Report, SideBySide, run
@@ -25,7 +25,6 @@ from fedtangent.kernels.gram import analytic
 from fedtangent.losses import targets_of
 from fedtangent.models.entry import ModelEntry
 from fedtangent.theory import Rule
-from fedtangent.theory.checks import check_kind
 from fedtangent.theory.flow.rules import read_rule
 from fedtangent.theory.precision import require_float64
 from fedtangent.types import Key, Model, Partition, PyTree
@@ -107,7 +106,7 @@ def described_run(
         _refuse_options(described.dataset.entry, options, "data that are given")
         described = described._replace(dataset=_given_data(given))
     if partition is not None and not isinstance(partition, str):
-        check_kind("partition", partition, Partition)
+        instance("partition", partition, Partition)
         _refuse_options(described.partition.entry, options, "a partition that is given")
         described = described._replace(partition=_given_partition(partition))
     return described

@@ -223,7 +223,7 @@ def validate(partition: Partition, num_examples: int, exact: bool = False) -> No
     There is at least one client; offsets start at 0, never fall and end at ``len(indices)``; indices are in range.
     Clients may be empty and may share examples, but for ``exact``: every example belongs to exactly one client.
     """
-    num_examples = checks.whole("num_examples", num_examples, 1, checks.MAX_INDEX)
+    num_examples = checks.whole("num_examples", num_examples)
     if not (hasattr(partition, "indices") and hasattr(partition, "offsets")):
         raise ValueError(f"partition: got a {type(partition).__name__}, must be a Partition (partition.of makes one)")
     indices, offsets = (np.asarray(a) for a in (partition.indices, partition.offsets))
@@ -283,12 +283,12 @@ def heterogeneity(partition: Partition, labels: Any) -> Heterogeneity:
 
 
 def generator(seed: int) -> np.random.Generator:
-    """The generator of ``seed``, a whole number of at least 0; raises ``ValueError``."""
-    return np.random.Generator(np.random.PCG64(checks.whole("seed", seed, 0)))
+    """The generator of ``seed``, from 0 to 2^32 - 1; raises ``ValueError``."""
+    return np.random.Generator(np.random.PCG64(checks.seed(seed)))
 
 
 def _clients(num_clients: int, num_examples: int) -> int:
-    checks.whole("num_examples", num_examples, 1, checks.MAX_INDEX)
+    checks.whole("num_examples", num_examples)
     return checks.whole("num_clients", num_clients, 1, num_examples)
 
 

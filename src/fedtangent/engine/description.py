@@ -21,7 +21,7 @@ import numpy as np
 from fedtangent import checks, data, losses
 from fedtangent.data import named, sharing
 from fedtangent.data.projection import projected
-from fedtangent.entries import Entry, catalogue, choose, lasting, option, option_names
+from fedtangent.entries import Entry, catalogue, check_limits, choose, lasting, option, option_names
 from fedtangent.federated import faults
 from fedtangent.federated.algorithms.entry import Given, Ran, options_of
 from fedtangent.federated.wire.key_server import generate_keys, hand_out, open_key_file, with_key_exchange
@@ -63,7 +63,7 @@ class CommonOptions:
 
     num_rounds: int = option(50, may_differ=True)
     """Communication rounds R."""
-    seed: int = 0
+    seed: int = option(0, most=checks.MAX_SEED)
     """Seed of data, clients, schedule and training."""
     data_dir: Path | None = option(None, may_differ=True)
     """Folder with original data files (default: $FEDTANGENT_DATA)."""
@@ -185,6 +185,8 @@ def describe(**given: Any) -> Description:
         group = defaults.get(f"{name} {entry.name}") or _options(name, entry, chosen)()
         parts[name] = Chosen(entry, _filled(group, given))
     found = Description(run=_filled(defaults["run"], given), **parts)
+    for options in (found.run, *(chosen.options for chosen in parts.values())):
+        check_limits(options)
     check_used(found.values(), defaults)
     return found
 
@@ -276,8 +278,8 @@ def build(described: Description) -> Built:
     Writes nothing but the key file that a projection needs, where there is none.
     """
     run, how = described.run, described.algorithm
-    checks.whole("seed", run.seed, 0, 2**32 - 1)
-    checks.whole("num_rounds", run.num_rounds, 1, 2**31 - 1)
+    checks.seed(run.seed)
+    checks.whole("num_rounds", run.num_rounds)
     checks.folder("data_dir", run.data_dir)
     _check(described)
     loaded = _built(described.dataset, run.data_dir, run.seed)

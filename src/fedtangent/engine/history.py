@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from fedtangent.checks import MAX_INDEX, whole
+from fedtangent.checks import whole
 from fedtangent.progress import headline
 from fedtangent.pytrees import num_bytes
 from fedtangent.types import Cost, PyTree
@@ -21,7 +21,7 @@ def check_rounds(num_rounds: int, evaluate_every: int | None) -> int:
     """Rounds between evaluations; raises ``ValueError`` for numbers that are not whole and at least 1."""
     for name, value in (("num_rounds", num_rounds), ("evaluate_every", evaluate_every)):
         if value is not None or name == "num_rounds":
-            whole(name, value, 1, MAX_INDEX)
+            whole(name, value)
     return min(evaluate_every or num_rounds, num_rounds)
 
 

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import choice, whole
+from fedtangent import checks
+from fedtangent.checks import choice
 from fedtangent.data.partition import validate
 from fedtangent.engine import memory
 from fedtangent.engine.clients import default_kind, engine_for
@@ -240,7 +241,7 @@ def single_device_engine(data: FederatedData, mapping: str) -> Engine:
 
 def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     """The seeds as integers; raises ``ValueError`` if there is none, one twice, or one outside 0 .. 2^32 - 1."""
-    given = [whole("seeds", seed, 0, 2**32 - 1) for seed in seeds]
+    given = [checks.seed(seed, "seeds") for seed in seeds]
     if not given or len(set(given)) < len(given):
         raise ValueError(f"seeds: got {given}, must be one or more different whole numbers")
     return tuple(given)

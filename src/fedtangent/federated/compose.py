@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import pytrees, streams
-from fedtangent.checks import choice
+from fedtangent.checks import choice, instance
 from fedtangent.federated.aggregate import slots_of, weighted_mean
 from fedtangent.federated.faults import num_contacted
 from fedtangent.federated.local import client_view
@@ -115,8 +115,10 @@ def compose(
     """Compose an algorithm from its parts in the one federated loop; ``Parts`` says what the others are.
 
     Returns an ``Algorithm`` whose ``step`` needs an ``Engine`` (``simulate`` makes one).
-    Raises ``ValueError`` for an unknown ``weighting``.
+    Raises ``ValueError`` for a model or schedule that is none, and an unknown ``weighting``.
     """
+    instance("model", model, Model)
+    instance("schedule", schedule, Schedule)
     given: dict[str, Any] = {name: part for name, part in parts.items() if part is not None}
     # jitted so that the shape of a message and the round itself share one trace
     local = local._replace(update=jax.jit(local.update, inline=True))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.sparse.csgraph import connected_components
 
+from fedtangent import checks
 from fedtangent.checks import whole
 from fedtangent.entries import WrittenEntry, build_written
 
@@ -91,7 +92,7 @@ def erdos_renyi(num_nodes: int, probability: float, seed: int) -> Graph:
     number = whole("num_nodes", num_nodes, 1)
     if not 0 <= probability <= 1:
         raise ValueError(f"probability: got {probability}, must be from 0 to 1")
-    upper = np.triu(np.random.default_rng(seed).random((number, number)) < probability, 1)
+    upper = np.triu(np.random.default_rng(checks.seed(seed)).random((number, number)) < probability, 1)
     parts, _ = connected_components(upper | upper.T, directed=False)
     if parts > 1:
         raise ValueError(

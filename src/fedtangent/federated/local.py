@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedtangent import pytrees
-from fedtangent.checks import MAX_INDEX, whole
+from fedtangent.checks import whole
 from fedtangent.federated.rates import Optimizer, Sgd, at_round
 from fedtangent.losses import Loss
 from fedtangent.types import Array, Client, FederatedData, Key, Local, Model, PyTree
@@ -56,7 +56,7 @@ def validate_work(work: Work) -> None:
         if name == "local steps" and isinstance(value, jax.core.Tracer):
             continue  # type: ignore[unreachable]  # of a sweep: it has no value to look at
         if value is not None:
-            whole(name, value, 1, MAX_INDEX)
+            whole(name, value)
 
 
 class Problem(NamedTuple):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedtangent import checks
 from fedtangent.checks import number
 from fedtangent.data.federated import max_client_size
 from fedtangent.federated.local import Problem, Work, client_view, minimise, validate_work
@@ -80,6 +81,7 @@ def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Per
     value, optimizer = get_loss(loss), sgd(learning_rate)
     check_rate("learning_rate", learning_rate)
     validate_work(work)
+    checks.seed(seed)
 
     def predict(model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array) -> Prediction:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), client.round), client.id)

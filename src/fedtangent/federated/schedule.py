@@ -186,7 +186,10 @@ def unroll(schedule: Schedule, key: Key, num_rounds: int) -> Cohort:
     Weights are the schedule's own, 1 for a filled slot: ``simulate`` multiplies them by the clients' sizes (unless it
     weighs uniformly), so a theory that is given these cohorts must be given the sizes too. ``key`` is the schedule's
     own key (``streams.keys(seed).schedule``).
+
+    Raises ``ValueError`` unless ``num_rounds`` is a whole number of at least 1.
     """
+    whole("num_rounds", num_rounds)
     init_key, sample_key = streams.schedule_keys(key)
 
     def one(state: object, round_: Array) -> tuple[object, Cohort]:

@@ -143,25 +143,30 @@ def check_covariance(k: KernelBlocks) -> None:
     train, cross, test = k.nngp_train, k.nngp_test_train, k.nngp_test
     if train is not None and cross is not None and test is not None:
         m = min(len(test), MOST_CHECKED // 2)
-        rows = _spaced(len(train), MOST_CHECKED - m)
+        rows = spaced(len(train), MOST_CHECKED - m)
         own = train[np.ix_(rows, rows)]
         checked = {"the nngp blocks together": np.block([[own, cross[:m, rows].T], [cross[:m, rows], test[:m, :m]]])}
     else:
         given = {n: b for n, b in (("nngp_train", train), ("nngp_test", test)) if b is not None}
-        spaced = {n: _spaced(len(b), MOST_CHECKED) for n, b in given.items()}
-        checked = {n: b[np.ix_(spaced[n], spaced[n])] for n, b in given.items()}
+        rows_of = {n: spaced(len(b), MOST_CHECKED) for n, b in given.items()}
+        checked = {n: b[np.ix_(rows_of[n], rows_of[n])] for n, b in given.items()}
     for name, matrix in checked.items():
         shift = np.sqrt(np.finfo(np.float64).eps) * float(np.max(np.abs(np.diag(matrix))))
-        shifted = matrix.copy()
-        shifted[np.diag_indices_from(shifted)] += shift
-        if shift > 0 and lapack.dpotrf(shifted, lower=1)[1]:
+        if not is_semidefinite(matrix, shift):
             least = np.linalg.eigvalsh(matrix)[0]
             raise ValueError(
                 f"{name}: got a smallest eigenvalue of {least:.3g}, must be a covariance (positive semidefinite)"
             )
 
 
-def _spaced(count: int, most: int) -> np.ndarray:
+def is_semidefinite(matrix: np.ndarray, shift: float) -> bool:
+    """Whether ``matrix + shift I`` has a Cholesky factorisation; of a shift of 0, from a matrix of zeros, it has."""
+    shifted = matrix.copy()
+    shifted[np.diag_indices_from(shifted)] += shift
+    return shift == 0 or not lapack.dpotrf(shifted, lower=1)[1]
+
+
+def spaced(count: int, most: int) -> np.ndarray:
     """Up to ``most`` of ``count`` places, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent import checks
 from fedtangent.checks import finite, whole
 from fedtangent.data.dataset import classification_targets
 from fedtangent.kernels.empirical import empirical_ntk
@@ -155,7 +156,7 @@ def gram_operators(theta: Any, clients: Partition, max_pairs: int = 1000, seed: 
     rows = _rows_of(clients, len(kernel))
     first, second = np.triu_indices(len(rows), 1)
     if len(first) > max_pairs:
-        drawn = np.sort(np.random.default_rng(seed).choice(len(first), max_pairs, replace=False))
+        drawn = np.sort(np.random.default_rng(checks.seed(seed)).choice(len(first), max_pairs, replace=False))
         first, second = first[drawn], second[drawn]
     if not np.isfinite(kernel).all():
         unknown = np.full(len(first), np.nan)
@@ -318,7 +319,7 @@ def stratified(data: FederatedData, output_size: int, num_examples: int, seed: i
     Every client that has examples gives one at least, if there are as many to draw as such clients; with fewer, clients
     are drawn. An example counts for every client that holds it.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(checks.seed(seed))
     indices, offsets = np.asarray(data.indices), np.asarray(data.offsets)
     owned = [np.unique(indices[a:b]) for a, b in itertools.pairwise(offsets)]
     quota = _quotas(np.array([len(own) for own in owned]), num_examples, rng)

@@ -8,7 +8,8 @@ predicts with the mean of its members' softmax probabilities,
     p(c | x) = 1/K sum_k softmax(f_k(x))_c,
 
 which is formed in logarithms, so that no logit overflows and no likely class underflows. ``labels`` are integers [n].
-Every function raises ``ValueError`` for members or labels of another shape or kind.
+Every function raises ``ValueError`` for members or labels of another shape or kind, and, where they are not traced, for
+labels that are not among the C classes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp, ndtri
 
-from fedtangent.checks import number, whole
+from fedtangent.checks import class_labels, number, real_array, whole
 from fedtangent.losses import get_loss, mean_form, targets_of
 from fedtangent.types import Array, Prediction
 
@@ -183,7 +184,7 @@ def measure(predicted: Prediction, targets: Array, labels: Array | None, loss: s
         labels: [n] class labels; None for regression.
     """
     members, mean = np.asarray(predicted.members, np.float64), np.asarray(predicted.mean, np.float64)
-    known = None if labels is None else np.asarray(labels)
+    known = None if labels is None else class_labels("labels", labels, members.shape[-1])
     scores, classes = _scores(members, mean, np.asarray(targets), known, loss)
     found = {name: float(value) for name, value in scores.items()}
     if known is not None:  # on the host, where a share is divided exactly
@@ -246,10 +247,11 @@ def _normal_quantile(level: float, dtype: jnp.dtype) -> Array:
 
 def _noise(variance: float | Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
     """A noise variance as an array of ``shape``; raises ``ValueError`` for another shape, or one known to be < 0."""
-    value = jnp.asarray(variance, dtype)
+    known = not isinstance(variance, jax.core.Tracer)
+    value = jnp.asarray(real_array("noise_variance", variance) if known else variance, dtype)
     if value.shape not in ((), shape):
         raise ValueError(f"noise_variance: got shape {value.shape}, must be a number or {shape}")
-    if not isinstance(value, jax.core.Tracer) and not bool(jnp.all(value >= 0)):
+    if known and not bool(jnp.all(value >= 0)):
         raise ValueError(f"noise_variance: got {float(jnp.min(value)):g}, must be at least 0 everywhere")
     return jnp.broadcast_to(value, shape)
 
@@ -270,3 +272,5 @@ def _check_labels(members: Array, labels: Array) -> None:
             f"labels: got {labels.dtype} {labels.shape}, must be integers [n] for members {members.shape}, "
             f"that is ({members.shape[1]},)"
         )
+    if not isinstance(labels, jax.core.Tracer):
+        class_labels("labels", labels, members.shape[-1])

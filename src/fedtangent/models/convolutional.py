@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedtangent.checks import choice
+from fedtangent.checks import choice, whole
 from fedtangent.data import calibration
-from fedtangent.models.entry import CROSS_ENTROPY, SQUARED_ERROR, ModelEntry
+from fedtangent.entries import option
+from fedtangent.models.entry import CROSS_ENTROPY, MOST_UNITS, SQUARED_ERROR, ModelEntry
 from fedtangent.models.gemm import Convolution, gemm_convolution
 from fedtangent.models.images import image_shape, of_images
 from fedtangent.types import Array, Model
@@ -142,12 +143,14 @@ def _step(convolve: Convolution, mapping: str) -> Callable[[Array, Array], Array
 # ---- the network --------------------------------------------------------------------------------------------------
 
 
-def _check(input_shape: Sequence[int], output_size: int, filters: Sequence[int], window: int, pool: int) -> None:
-    if output_size < 1 or window < 1 or pool < 1 or not filters or min(filters) < 1:
-        raise ValueError(
-            f"cnn: got output_size={output_size}, filters={tuple(filters)}, window={window}, pool={pool}, "
-            "all must be at least 1 and there must be one convolution or more"
-        )
+def _check(input_shape: Sequence[int], sizes: tuple[Sequence[int], Sequence[int], int], window: int, pool: int) -> None:
+    filters, hidden, output_size = sizes
+    named = {"filters": filters, "hidden": hidden, "output_size": (output_size,), "window": (window,), "pool": (pool,)}
+    for name, values in named.items():
+        for value in values:
+            whole(name, value)
+    if not filters:
+        raise ValueError("filters: got none, must be those of one convolution or more")
     if min(input_shape[:2]) < pool ** len(filters):
         side = pool ** len(filters)
         raise ValueError(f"input_shape: got {tuple(input_shape)}, must be at least {side} high and wide, to be pooled")
@@ -195,7 +198,7 @@ def cnn(
     """
     shape = image_shape(input_shape)
     filters, hidden = tuple(filters), tuple(hidden)
-    _check(shape, output_size, filters, window, pool)
+    _check(shape, (filters, hidden, output_size), window, pool)
     last = (*(n // pool ** (len(filters) - 1) for n in shape[:2]), (shape[2], *filters)[-2])
     chosen = convolution_called(convolution, last, filters[-1], window)
     network = _network(chosen, (filters, hidden, output_size), window, pool)
@@ -207,11 +210,11 @@ def cnn(
 class CnnOptions:
     """Options of cnn."""
 
-    filters: tuple[int, ...] = (32, 64)
+    filters: tuple[int, ...] = option((32, 64), most=4096)
     """Channels of the convolutions."""
-    hidden: tuple[int, ...] = (512,)
+    hidden: tuple[int, ...] = option((512,), most=MOST_UNITS)
     """Widths of the dense layers."""
-    window: int = 5
+    window: int = option(5, most=1000)
     """Side of a convolution's window."""
     pool: int = 2
     """Side of a pooling's window."""

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent.checks import choice, number, whole
-from fedtangent.models.entry import CROSS_ENTROPY, SQUARED_ERROR, ModelEntry
+from fedtangent.entries import option
+from fedtangent.models.entry import CROSS_ENTROPY, MOST_UNITS, SQUARED_ERROR, ModelEntry
 from fedtangent.models.kernels import AnalyticKernel, check_dtype
 from fedtangent.types import Array, Key, Model, PyTree
 
@@ -214,7 +215,7 @@ def logistic(input_size: int, output_size: int, zero_init: bool = True, dtype: A
 class MlpOptions:
     """Options of mlp."""
 
-    widths: tuple[int, ...] = (128,)
+    widths: tuple[int, ...] = option((128,), most=MOST_UNITS)
     """Hidden widths."""
     activation: str = "relu"
     """relu, leaky_relu, abs, erf, gelu, sin or cos."""

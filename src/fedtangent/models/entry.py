@@ -16,6 +16,7 @@ from fedtangent.types import Model
 
 SQUARED_ERROR, CROSS_ENTROPY = "squared_error", "cross_entropy"
 EXPONENTIAL, LOGISTIC = "exponential", "logistic"
+MOST_UNITS, MOST_LAYERS = 2**20, 200  # of a network that is described by options
 
 
 @dataclasses.dataclass(frozen=True)

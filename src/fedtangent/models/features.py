@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent import checks
 from fedtangent.checks import number, whole
+from fedtangent.entries import option
 from fedtangent.models.dense import flatten_inputs
-from fedtangent.models.entry import CROSS_ENTROPY, EXPONENTIAL, LOGISTIC, SQUARED_ERROR, ModelEntry
+from fedtangent.models.entry import CROSS_ENTROPY, EXPONENTIAL, LOGISTIC, MOST_UNITS, SQUARED_ERROR, ModelEntry
 from fedtangent.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, select
 from fedtangent.types import Array, Key, Model, PyTree
 
@@ -63,7 +65,7 @@ def rbf_linear(
         whole(name, size)
     number("bandwidth", bandwidth, above=0)
     number("sigma", sigma, at_least=0)
-    centres = np.random.default_rng(seed).uniform(-1.0, 1.0, num_features)
+    centres = np.random.default_rng(checks.seed(seed)).uniform(-1.0, 1.0, num_features)
 
     def features(x: Array) -> Array:
         x = flatten_inputs(x, 1)
@@ -107,7 +109,7 @@ def _of_features(
 class RbfOptions:
     """Options of rbf_linear."""
 
-    num_features: int = 100
+    num_features: int = option(100, most=MOST_UNITS)
     """Radial basis functions."""
     bandwidth: float = 0.08
     """Width b of each."""

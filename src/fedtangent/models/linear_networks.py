@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent.checks import whole
+from fedtangent.entries import option
 from fedtangent.models.dense import DenseLayer, DenseStructure, flatten_inputs
-from fedtangent.models.entry import SQUARED_ERROR, ModelEntry
+from fedtangent.models.entry import MOST_LAYERS, MOST_UNITS, SQUARED_ERROR, ModelEntry
 from fedtangent.models.kernels import AnalyticKernel, check_dtype
 from fedtangent.types import Array, Key, Model, PyTree
 
@@ -134,9 +135,9 @@ def _descended(
 class DeepLinearOptions:
     """Options of deep_linear."""
 
-    width: int = 500
+    width: int = option(500, most=MOST_UNITS)
     """Width m of every hidden layer."""
-    depth: int = 3
+    depth: int = option(3, most=MOST_LAYERS)
     """Layers L."""
 
 

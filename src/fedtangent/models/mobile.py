@@ -14,7 +14,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedtangent.checks import number, whole
-from fedtangent.models.entry import CROSS_ENTROPY, SQUARED_ERROR, ModelEntry
+from fedtangent.entries import option
+from fedtangent.models.entry import CROSS_ENTROPY, MOST_LAYERS, SQUARED_ERROR, ModelEntry
 from fedtangent.models.gemm import gemm_convolution
 from fedtangent.models.images import check_blocks, check_groups, image_shape, of_images, strides
 from fedtangent.types import Array, Model
@@ -224,9 +225,9 @@ def shufflenet_v2(
 class MobileNetV2Options:
     """Options of mobilenet_v2."""
 
-    width: float = 1.0
+    width: float = option(1.0, most=100)
     """What the channels are multiplied with."""
-    blocks: tuple[int, ...] = (1, 2, 3, 4, 3, 3, 1)
+    blocks: tuple[int, ...] = option((1, 2, 3, 4, 3, 3, 1), most=MOST_LAYERS)
     """Blocks of each stage; fewer numbers, fewer stages."""
     groups: int = 2
     """Groups of channels that are normalised together."""
@@ -236,9 +237,9 @@ class MobileNetV2Options:
 class ShuffleNetV2Options:
     """Options of shufflenet_v2."""
 
-    width: float = 1.0
+    width: float = option(1.0, most=100)
     """What the channels are multiplied with: 0.5, 1, 1.5 or 2."""
-    blocks: tuple[int, ...] = (4, 8, 4)
+    blocks: tuple[int, ...] = option((4, 8, 4), most=MOST_LAYERS)
     """Units of each stage; fewer numbers, fewer stages."""
     groups: int = 2
     """Groups of channels that are normalised together."""

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedtangent.checks import choice, whole
-from fedtangent.models.entry import CROSS_ENTROPY, SQUARED_ERROR, ModelEntry
+from fedtangent.entries import option
+from fedtangent.models.entry import CROSS_ENTROPY, MOST_LAYERS, MOST_UNITS, SQUARED_ERROR, ModelEntry
 from fedtangent.models.kernels import check_dtype
 from fedtangent.models.layers import Call, LayeredStructure, Plan
 from fedtangent.types import Array, Key, Model, PyTree
@@ -221,11 +222,11 @@ def lstm(
 class LstmOptions:
     """Options of lstm."""
 
-    embedding: int = 8
+    embedding: int = option(8, most=MOST_UNITS)
     """Dimensions of a character."""
-    units: int = 256
+    units: int = option(256, most=MOST_UNITS)
     """Units of a layer."""
-    layers: int = 2
+    layers: int = option(2, most=MOST_LAYERS)
     """LSTM layers."""
     positions: str = "last"
     """last: the character after the whole text; all: that after each one."""

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from fedtangent.checks import whole
+from fedtangent.entries import option
 from fedtangent.models.convolutional import convolution_called
-from fedtangent.models.entry import CROSS_ENTROPY, SQUARED_ERROR, ModelEntry
+from fedtangent.models.entry import CROSS_ENTROPY, MOST_LAYERS, SQUARED_ERROR, ModelEntry
 from fedtangent.models.images import check_blocks, check_groups, image_shape, of_images, strides
 from fedtangent.types import Array, Model
 
@@ -112,9 +113,9 @@ def _resnet(
 class ResNet18Options:
     """Options of resnet18."""
 
-    width: int = 64
+    width: int = option(64, most=4096)
     """Channels of the first stage, which double from stage to stage."""
-    blocks: tuple[int, ...] = (2, 2, 2, 2)
+    blocks: tuple[int, ...] = option((2, 2, 2, 2), most=MOST_LAYERS)
     """Blocks of each stage; fewer numbers, fewer stages."""
     groups: int = 2
     """Groups of channels that are normalised together."""
@@ -126,7 +127,7 @@ class ResNet18Options:
 class ResNet34Options(ResNet18Options):
     """Options of resnet34."""
 
-    blocks: tuple[int, ...] = (3, 4, 6, 3)
+    blocks: tuple[int, ...] = option((3, 4, 6, 3), most=MOST_LAYERS)
     """Blocks of each stage; fewer numbers, fewer stages."""
 
 

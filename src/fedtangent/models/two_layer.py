@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent import checks
 from fedtangent.checks import number, whole
 from fedtangent.models.dense import flatten_inputs
 from fedtangent.models.kernels import KERNELS, Kernels, as_floating, check_dtype, check_get, select
@@ -59,7 +60,7 @@ def two_layer_relu(
 
 def output_signs(width: int, seed: int = 0) -> np.ndarray:
     """The fixed second layer c [width] float64, each +1 or -1 with equal probability."""
-    return np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), width)
+    return np.random.default_rng(checks.seed(seed)).choice(np.array([-1.0, 1.0]), width)
 
 
 def arc_cosine(x1: Any, x2: Any, spread: np.ndarray) -> tuple[Any, Any]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.checks import choice, finite, real_array, symmetric, whole
+from fedtangent.checks import MAX_INDEX, MAX_NUMBER, choice, finite, real_array, symmetric, whole
 from fedtangent.data.partition import validate
-from fedtangent.kernels.gram import KernelBlocks, check_covariance
+from fedtangent.kernels.gram import MOST_CHECKED, KernelBlocks, check_covariance, is_semidefinite, spaced
 from fedtangent.kernels.large import LargeKernel
 from fedtangent.theory.precision import is_concrete
 from fedtangent.types import Cohort, Partition
@@ -18,12 +18,6 @@ def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
     """An array of this shape."""
     if np.shape(value) != shape:
         raise ValueError(f"{name}: got shape {np.shape(value)}, must be {shape}")
-
-
-def check_kind(name: str, value: Any, kind: type) -> None:
-    """A value of the type that an argument is to have."""
-    if not isinstance(value, kind):
-        raise ValueError(f"{name}: got {value!r:.60}, must be a {kind.__name__}")
 
 
 def check_known(name: str, *values: Any) -> None:
@@ -69,6 +63,7 @@ def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: 
         finite(name, array)
         checked[name] = array if name.endswith("test_train") else symmetric(name, array)
     blocks = KernelBlocks(**checked)  # type: ignore[arg-type]
+    check_semidefinite(ntk_train)
     check_covariance(blocks)
     return blocks
 
@@ -126,6 +121,8 @@ def present_slots(cohorts: Cohort) -> np.ndarray:
     finite("cohorts.weight", weight)
     if np.any(weight < 0):
         raise ValueError(f"cohorts.weight: got {weight.min():g}, must be at least 0 (0 marks an empty slot)")
+    if (strange := weight[(weight > 0) & ((weight < 1 / MAX_NUMBER) | (weight > MAX_NUMBER))]).size:
+        raise ValueError(f"cohorts.weight: got {strange[0]:g}, must be 0, or from {1 / MAX_NUMBER:g} to {MAX_NUMBER:g}")
     return weight > 0
 
 
@@ -136,6 +133,8 @@ def check_steps(local_steps: Any, num_clients: int) -> np.ndarray:
         raise ValueError(f"local_steps: got shape {steps.shape}, must be a number or one per client [{num_clients}]")
     if not np.issubdtype(steps.dtype, np.integer) or np.any(steps < 1):
         raise ValueError(f"local_steps: got {local_steps}, must be whole numbers of at least 1")
+    if np.any(steps > MAX_INDEX):
+        raise ValueError(f"local_steps: got {steps.max()}, must be whole numbers from 1 to {MAX_INDEX}")
     return np.broadcast_to(steps, (num_clients,)).astype(np.int64)
 
 
@@ -159,8 +158,21 @@ def check_shares(name: str, share: Any, num_rounds: int) -> None:
         raise ValueError(f"{name}: got {share}, must be from 0 to 1")
 
 
-def check_semidefinite(smallest: np.ndarray, largest: np.ndarray) -> None:
-    """No client's own block of Theta has an eigenvalue below 0 by more than rounding."""
+def check_semidefinite(ntk_train: np.ndarray) -> None:
+    """Theta has no eigenvalue below 0 by more than the rounding of a kernel in float32.
+
+    Of a larger one as many evenly spaced points are looked at as ``check_covariance`` looks at.
+    """
+    rows = spaced(len(ntk_train), MOST_CHECKED)
+    matrix = ntk_train[np.ix_(rows, rows)]
+    largest = float(np.max(np.sum(np.abs(matrix), axis=1)))  # no eigenvalue is beyond it
+    if not is_semidefinite(matrix, 1e-6 * largest):
+        least = np.linalg.eigvalsh(matrix)[0]
+        raise ValueError(f"ntk_train: got a smallest eigenvalue of {least:.3g}, must be positive semidefinite")
+
+
+def check_own_blocks(smallest: np.ndarray, largest: np.ndarray) -> None:
+    """No client's own block of Theta has an eigenvalue below 0 by more than that, of kernels of any size."""
     for i in np.flatnonzero(smallest < -1e-6 * np.maximum(largest, np.abs(smallest).max(initial=0.0))):
         raise ValueError(f"ntk_train: got eigenvalue {smallest[i]:.3g} of client {i}'s block, must be positive "
                          "semidefinite")  # fmt: skip

@@ -49,7 +49,7 @@ def random_convolution(
     x = checked_images(images)
     filter_size = checks.whole("filter_size", filter_size, 1, min(x.shape[1:3]))
     grid = checks.whole("grid", grid, 1, min(x.shape[1:3]) - filter_size + 1)
-    num_features, seed = checks.whole("num_features", num_features), checks.whole("seed", seed, 0, checks.MAX_INDEX)
+    num_features, seed = checks.whole("num_features", num_features), checks.seed(seed)
     if num_features % grid**2:
         raise ValueError(f"num_features: got {num_features}, must be a multiple of grid**2 = {grid**2}")
     with jax.enable_x64(False):

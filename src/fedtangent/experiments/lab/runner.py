@@ -66,7 +66,7 @@ def check_settings(settings: Any) -> None:
             if isinstance(like, str):
                 checks.choice(name, one, names or (one,))
             elif isinstance(like, int):
-                checks.whole(name, one, **limits if one <= checks.MAX_INDEX else {"most": checks.MAX_INDEX, **limits})
+                checks.whole(name, one, **limits)
             else:
                 checks.number(name, one, **limits)
 

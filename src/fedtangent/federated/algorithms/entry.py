@@ -311,7 +311,7 @@ def work_of(o: Training) -> Work:
         )
     for name in ("local_steps", "local_epochs"):
         if getattr(o, name) is not None:
-            checks.whole(name, getattr(o, name), 1, checks.MAX_INDEX)
+            checks.whole(name, getattr(o, name))
     checks.whole("batch_size", o.batch_size, 0)
     epochs = DEFAULT_EPOCHS if o.local_steps is None and o.local_epochs is None else o.local_epochs
     return Work(o.local_steps, epochs, o.batch_size if o.batch_size > 0 else None)

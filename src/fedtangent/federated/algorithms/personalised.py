@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import pytrees, streams
-from fedtangent.checks import number
+from fedtangent.checks import instance, number
 from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
 from fedtangent.federated.algorithms.entry import TRAINED, Averaging, Laws, Training, entry_of
 from fedtangent.federated.compose import State
@@ -104,6 +104,7 @@ def private_mask(model: Model, private: PyTree | str) -> PyTree:
     Raises ``ValueError`` for a tree of another structure, an expression that matches nothing, and for a mask of no
     parameter or of all of them.
     """
+    instance("model", model, Model)
     params = jax.eval_shape(model.init, jax.random.key(0))
     structure: Any = jax.tree.structure(params)
     leaves = jax.tree.leaves(private)
@@ -235,6 +236,7 @@ def local_only(
     for name in ("server_learning_rate", "channel", "accept", "shuffle", "secure_aggregation"):
         if options.get(name) is not None:
             raise ValueError(f"{name}: got {options.get(name)!r}, but in local_only nothing travels: leave it out")
+    instance("model", model, Model)
     initial = pytrees.num_bytes(jax.eval_shape(model.init, jax.random.key(0)))
     parts = Posed(
         pose=lambda broadcast, own: Problem(start=own),

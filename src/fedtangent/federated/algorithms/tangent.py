@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import choice, whole
+from fedtangent.checks import choice, instance, whole
 from fedtangent.entries import option
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.algorithms.entry import Descent, Given, Hiding, Laws, entry_of, shared_arguments
@@ -111,6 +111,7 @@ def _evolving(
     name: str, model: Model, schedule: Schedule, learning_rate: Rate, compression: Compression, options: TangentOptions
 ) -> Algorithm:
     """Clients whose examples' Jacobians a server pools and evolves."""
+    instance("model", model, Model)
     own: dict[str, Any] = dict(options)
     if "secure_aggregation" in own:
         raise sum_only(name, "Jacobians")

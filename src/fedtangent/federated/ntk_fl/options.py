@@ -134,7 +134,7 @@ class Evolution:
             raise ValueError(f"method: got {self.method!r}, allowed are {', '.join(methods)} with the loss {self.loss}")
         if self.patience is not None:
             whole("patience", self.patience, 1)
-        whole("kernel_bytes", self.kernel_bytes, 0)
+        whole("kernel_bytes", self.kernel_bytes, 0, 2**63 - 1)
 
 
 def _times(times: Any) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.checks import finite, number, real_array, whole
+from fedtangent.checks import finite, instance, number, real_array, whole
 from fedtangent.theory import checks
 from fedtangent.theory.deep_linear.gram import Products, applied, layers_of, products
 from fedtangent.types import Partition
@@ -54,7 +54,7 @@ def full_batch_work(x: Any, y: Any, partition: Partition, learning_rate: float, 
         finite(name, values)
     if len(inputs) != len(targets):
         raise ValueError(f"y: got {len(targets)} rows, must be {len(inputs)}, as x")
-    checks.check_kind("partition", partition, Partition)
+    instance("partition", partition, Partition)
     held = checks.check_partition(partition, len(inputs), exact=True)
     if not np.all(held.sizes):
         raise ValueError(f"partition: got client {int(np.argmin(held.sizes))} without examples, must be one or more")
@@ -130,7 +130,7 @@ def residual_terms(initial: Weights, weights: Weights, work: FullBatchWork) -> R
 
     Raises ``ValueError`` for what does not fit, and for a rate at which a client's weights overflow.
     """
-    checks.check_kind("work", work, FullBatchWork)
+    instance("work", work, FullBatchWork)
     initial, weights = fitting(initial, work), fitting(weights, work)
     begin, now, paths = products(initial, work.x), products(weights, work.x), local_paths(weights, work)
     residual = now.outputs - work.y

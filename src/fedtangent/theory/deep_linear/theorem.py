@@ -30,8 +30,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import eigh
 
-from fedtangent.checks import number, whole
-from fedtangent.theory import checks
+from fedtangent.checks import instance, number, whole
 from fedtangent.theory.assumptions import Assumption, assumption, failing, report
 from fedtangent.theory.deep_linear.gram import in_row_space, layers_of, products, spectrum
 from fedtangent.theory.deep_linear.rounds import FullBatchWork, Weights, fitting
@@ -179,7 +178,7 @@ def deep_linear_theorem(weights: Weights, work: FullBatchWork, delta: float = 0.
     Raises ``ValueError`` for what does not fit, and for a rate at which the linear model diverges (names the limit).
     """
     number("delta", delta, above=0, below=1)
-    checks.check_kind("work", work, FullBatchWork)
+    instance("work", work, FullBatchWork)
     weights = fitting(weights, work)
     start = products(weights, work.x)
     depth, outputs = len(weights), work.y.shape[1]
@@ -216,7 +215,7 @@ def deep_linear_limit(work: FullBatchWork, depth: int) -> LocalRegression:
     Lazily trained the network is this model at the rate ``eta L / C``, from its own initial product of layers; every
     round follows in closed form (``LocalRegression.models``). Raises ``ValueError`` for a depth below 1.
     """
-    checks.check_kind("work", work, FullBatchWork)
+    instance("work", work, FullBatchWork)
     whole("depth", depth)
     rate = work.learning_rate * depth / work.y.shape[1]
     return local_regression(
@@ -232,7 +231,7 @@ def linear_model(weights: Weights) -> np.ndarray:
 
 def stable_learning_rate(work: FullBatchWork, depth: int) -> float:
     """Above it some client's descent diverges at infinite width: ``2 d_out / (L |X_c|^2)``; inf where all X_c are 0."""
-    checks.check_kind("work", work, FullBatchWork)
+    instance("work", work, FullBatchWork)
     whole("depth", depth)
     largest = max(_squared_norm(work.x[work.partition.client(c)]) for c in range(work.num_clients))
     return 2 * work.y.shape[1] / (depth * largest) if largest > 0 else math.inf

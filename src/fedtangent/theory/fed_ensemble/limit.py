@@ -10,6 +10,7 @@ import numpy as np
 from jax.scipy.sparse.linalg import cg
 from scipy.linalg import lapack
 
+from fedtangent import checks
 from fedtangent.checks import whole
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError, jittered_cholesky, product
 from fedtangent.kernels.large import LargeKernel
@@ -49,7 +50,7 @@ def prior_functions(k: KernelBlocks, count: int, seed: int = 0) -> np.ndarray:
     Raises ``ValueError`` for kernel blocks without the nngp parts.
     """
     train, cross, test = (np.asarray(part) for part in prior_blocks(k))
-    drawn = np.random.default_rng(seed).standard_normal((len(train) + len(test), whole("count", count)))
+    drawn = np.random.default_rng(checks.seed(seed)).standard_normal((len(train) + len(test), whole("count", count)))
     whole_prior = np.block([[train, cross.T], [cross, test]])
     if not np.any(whole_prior):  # every model starts as the zero function
         return np.zeros_like(drawn)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import number, whole
+from fedtangent.checks import instance, number, whole
 from fedtangent.kernels.gram import KernelBlocks, product
 from fedtangent.kernels.large import LargeKernel
 from fedtangent.losses import check_targets
@@ -93,7 +93,7 @@ def federated_flow(
     large = isinstance(kernels, LargeKernel)
     given = (("partition", partition, Partition), ("cohorts", cohorts, Cohort), ("rule", rule, Rule))
     for name, value, kind_of in (*given, *(() if large else (("kernels", kernels, KernelBlocks),))):
-        checks.check_kind(name, value, kind_of)
+        instance(name, value, kind_of)
     targets = checks.check_targets(y_train)
     kernels = (
         checks.check_large(kernels, len(targets), outputs, rule.dynamics)
@@ -119,7 +119,7 @@ def federated_flow(
     theta = kernels if isinstance(kernels, LargeKernel) else kernels.ntk_train
     clients = build_clients(theta, partition, steps, width, kind.stepwise)
     kind = kind._replace(rows_per_example=width)
-    checks.check_semidefinite(clients.smallest_eigenvalue, clients.largest_eigenvalue)
+    checks.check_own_blocks(clients.smallest_eigenvalue, clients.largest_eigenvalue)
     rounds = build_rounds(clients, slots, cohorts.weight, each_round, num_models)
     rounds = rounds._replace(batches=None if batches is None else jnp.asarray(batches))
     held: Any = kernels.ntk_train if isinstance(kernels, LargeKernel) else on_device(kernels.ntk_train)
@@ -132,7 +132,9 @@ class Flow:
 
     ``r`` is a number of finished rounds, 0 (the initial model) to ``num_rounds``; where a sequence is allowed, the
     result has a leading axis for it, and one pass serves them all. ``model=None`` gives all K models, with a leading
-    axis K after that. Outputs are [m, C] at the test points, [n, C] at the training points; all float64.
+    axis K after that. Outputs are [m, C] at the test points, [n, C] at the training points; all float64. Where a run
+    that is not stable leaves the range of float64 they raise ``FloatingPointError``, but for ``runs``, which has inf or
+    NaN there.
     """
 
     kernels: KernelBlocks | LargeKernel
@@ -232,7 +234,7 @@ class Flow:
         if model is None:  # one after the other, so that the memory is that of one
             return jnp.stack([jnp.asarray(self.cov(r, k)) for k in range(self.num_models)])
         b, gamma = self.dependence(r, model)
-        return covariance_terms(self._prior, b[0], gamma[0]).total
+        return _finite(covariance_terms(self._prior, b[0], gamma[0]).total)
 
     @in_float64
     def variance(self, r: int | Sequence[int], model: int | None = None) -> Array:
@@ -251,7 +253,7 @@ class Flow:
         (b,), (g,) = self.dependence(r, model)
         (c,), (h,) = self.dependence(r, other)
         cross = h * (b @ prior_cross.T) + g * (c @ prior_cross.T).T
-        return g * h * prior_test + b @ prior @ c.T - cross
+        return _finite(g * h * prior_test + b @ prior @ c.T - cross)
 
     @in_float64
     def dependence(self, r: int, model: int | None = None) -> tuple[Array, Array]:
@@ -274,7 +276,7 @@ class Flow:
         if not common_start:
             return self.cov(r).mean(axis=0) / self.num_models
         b, gamma = self.dependence(r, None)
-        return covariance_terms(self._prior, b.mean(axis=0), jnp.mean(gamma)).total
+        return _finite(covariance_terms(self._prior, b.mean(axis=0), jnp.mean(gamma)).total)
 
     @in_float64
     def operator(self, r: int, model: int = 0) -> Array:
@@ -416,7 +418,7 @@ class Flow:
 
     def _evolved(self, trained: Input, start: Input, at: Any, r: int | Sequence[int], model: int | None) -> Array:
         found = functions.evolved(self, trained, start, at, self.rounds_of(r), model)
-        found = found if model is None else found[:, 0]
+        found = _finite(found if model is None else found[:, 0])
         return found if np.ndim(r) else found[0]
 
     def rounds_of(self, r: int | Sequence[int]) -> np.ndarray:
@@ -430,6 +432,14 @@ class Flow:
     def targets(self) -> np.ndarray:
         """The targets as the kernel's rows, [q, D]."""
         return self.y_train.reshape(len(self.theta), -1)
+
+
+def _finite(found: Array) -> Array:
+    """What was found; raises ``FloatingPointError`` where a run that is not stable has left float64."""
+    if is_concrete(found) and not np.isfinite(np.asarray(found)).all():
+        raise FloatingPointError("learning_rate: got one at which the run is not stable: its functions are beyond "
+                                 "float64; Flow.largest_stable_learning_rate() is the largest stable one")  # fmt: skip
+    return found
 
 
 def _blocks(kernels: KernelBlocks | LargeKernel) -> KernelBlocks:

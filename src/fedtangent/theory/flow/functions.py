@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import real_array
+from fedtangent.checks import finite, real_array
 from fedtangent.theory.flow.recursion import Input, path
 from fedtangent.theory.precision import is_concrete
 from fedtangent.types import Array
@@ -105,7 +105,10 @@ def _rows(flow: Flow, name: str, values: Any, rows: int, model: int | None) -> A
     """Values [n, C] of one model or [K, n, C] of all, as [rows, K, D]."""
     models = () if model is not None else (flow.num_models,)
     shape = (*models, rows // flow.width, flow.y_train.shape[1])
-    values = real_array(name, values) if is_concrete(values) else jnp.asarray(values, jnp.float64)
+    if is_concrete(values):
+        values = real_array(name, values)
+        finite(name, values)
+    values = jnp.asarray(values, jnp.float64)
     if values.shape != shape:
         raise ValueError(f"{name}: got shape {np.shape(values)}, must be {shape} for model={model}")
     return values.reshape(-1, rows, shape[-1] // flow.width).transpose(1, 0, 2)

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import choice, flag, number, real_array
+from fedtangent.checks import choice, flag, instance, number, real_array
 from fedtangent.losses import Loss, get_loss
-from fedtangent.theory import checks
 from fedtangent.theory.precision import is_concrete
 from fedtangent.types import Array, Partition
 
@@ -141,7 +140,7 @@ def read_rule(rule: Rule, local_steps: np.ndarray, stepwise: bool = False) -> tu
 
 def check_fed_avg(rule: Rule) -> None:
     """``ValueError`` unless the rule is FedAvg's full-batch gradient descent."""
-    checks.check_kind("rule", rule, Rule)
+    instance("rule", rule, Rule)
     for option in fields(Rule)[2:]:
         value, default = getattr(rule, option.name), option.default
         if value is not default and (default is None or np.ndim(value) or value != default):

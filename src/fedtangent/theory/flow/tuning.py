@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import optimize
 
-from fedtangent.checks import finite, number, real_array, whole
+from fedtangent.checks import finite, instance, number, real_array, whole
 from fedtangent.theory import checks
 from fedtangent.theory.flow.flow import Flow
 from fedtangent.theory.precision import in_float64, is_concrete, require_float64
@@ -40,7 +40,7 @@ def predicted_loss(flow: Flow, y_test: Any, r: int | None = None, mixing: Any = 
     Raises:
         ValueError: shapes that do not fit; outputs "full".
     """
-    checks.check_kind("flow", flow, Flow)
+    instance("flow", flow, Flow)
     if flow.outputs != "shared":
         raise ValueError(f"flow: got outputs {flow.outputs!r}, must be of outputs 'shared'")
     checks.check_known("y_test", y_test)

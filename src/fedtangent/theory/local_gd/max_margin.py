@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import nnls
 
-from fedtangent.checks import MAX_INDEX, number, real_array, whole
+from fedtangent.checks import MAX_INDEX, instance, number, real_array, whole
 from fedtangent.theory import checks
 from fedtangent.theory.local_gd.local_problems import descended, projected, weak
 from fedtangent.theory.local_gd.nodes import Nodes, check_start, check_weights, nodes_of
@@ -108,7 +108,7 @@ def farkas(sets: FeasibleSets) -> np.ndarray | None:
     0 for a certificate, else it holds a point, whose margins are then looked at. Inputs count by their directions; a
     margin below ``LEAST_MARGIN`` of them counts as none.
     """
-    checks.check_kind("sets", sets, FeasibleSets)
+    instance("sets", sets, FeasibleSets)
     rows = sets.signed[sets.held]
     scale = np.linalg.norm(rows, axis=1)
     scale = np.where(scale > 0, scale, 1)
@@ -163,7 +163,7 @@ def hard_margin(sets: FeasibleSets) -> np.ndarray:
 
     Raises as ``project`` does.
     """
-    checks.check_kind("sets", sets, FeasibleSets)
+    instance("sets", sets, FeasibleSets)
     return np.asarray(project(sets.pooled(), np.zeros(sets.dimension)).point[0])
 
 
@@ -173,8 +173,8 @@ def halpern(num_rounds: int, first_index: int = 1) -> np.ndarray:
     ``first_index`` 1 is eq. (16), whose first round has alpha^1 = 1/2; 0 is algorithm 3 and eq. (63), whose first round
     changes nothing. Both meet the conditions of Lemma 4.
     """
-    whole("num_rounds", num_rounds, 1, MAX_INDEX)
-    return 1 - 1 / (np.arange(num_rounds) + whole("first_index", first_index, 0, MAX_INDEX) + 1.0)
+    whole("num_rounds", num_rounds)
+    return 1 - 1 / (np.arange(num_rounds) + whole("first_index", first_index, 0) + 1.0)
 
 
 @in_float64
@@ -243,13 +243,13 @@ def exponential_models(
 
 
 def _begin(sets: FeasibleSets, start: Any, weights: Any) -> tuple[Array, Array]:
-    checks.check_kind("sets", sets, FeasibleSets)
+    instance("sets", sets, FeasibleSets)
     sizes = sets.held.sum(axis=1)
     return jnp.asarray(check_start(start, (sets.dimension,))), jnp.asarray(check_weights(weights, sizes))
 
 
 def _anchoring(alpha: Any, num_rounds: int) -> Array:
-    whole("num_rounds", num_rounds, 0, MAX_INDEX)
+    whole("num_rounds", num_rounds, 0)
     values = np.ones(num_rounds) if alpha is None else real_array("alpha", alpha)
     checks.check_shape("alpha", values, (num_rounds,))
     if not np.all((values >= 0) & (values <= 1)):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.checks import finite, real_array
+from fedtangent.checks import finite, instance, real_array
 from fedtangent.theory import checks
 from fedtangent.types import Partition
 
@@ -36,7 +36,7 @@ def nodes_of(x: Any, y: Any, partition: Partition) -> Nodes:
         raise ValueError(f"y: got shape {targets.shape}, must be ({len(inputs)},) or ({len(inputs)}, C)")
     finite("x", inputs)
     finite("y", targets)
-    checks.check_kind("partition", partition, Partition)
+    instance("partition", partition, Partition)
     partition = checks.check_partition(partition, len(inputs))
     sizes = np.asarray(partition.sizes, np.int64)
     if not sizes.all():

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.checks import choice, number, real_array, whole
+from fedtangent.checks import choice, instance, number, real_array, whole
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import ROUNDING, Assumption, assumption, failing, report
 from fedtangent.theory.local_gd.nodes import Nodes, check_start, check_weights, nodes_of
@@ -255,7 +255,7 @@ def local_theorem_1(run: LocalRegression, start: Any = None) -> LocalTheorem1:
     work until convergence, the start (in the span of the data is what the proof needs), and, which the first two are
     there for, that one model fits all examples.
     """
-    checks.check_kind("run", run, LocalRegression)
+    instance("run", run, LocalRegression)
     begin = check_start(start, run.shape)
     held = run.nodes.held
     x, y = run.nodes.x[held], run.nodes.y[held]

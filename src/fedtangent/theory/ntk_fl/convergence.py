@@ -45,7 +45,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import optimize
 
-from fedtangent.checks import number, real_array, symmetric, whole
+from fedtangent.checks import instance, number, real_array, symmetric, whole
 from fedtangent.kernels.gram import KernelBlocks, product
 from fedtangent.kernels.large import LargeKernel
 from fedtangent.theory import checks
@@ -273,7 +273,7 @@ def ntk_theorem_2(
 def _constants(
     x: np.ndarray, residual: Any, network: TwoLayerStart, learning_rate: float, delta: float
 ) -> tuple[NtkConstants, np.ndarray]:
-    checks.check_kind("network", network, TwoLayerStart)
+    instance("network", network, TwoLayerStart)
     start = real_array("residual", residual)
     checks.check_shape("residual", start, (len(x),))
     covariance = network.covariance

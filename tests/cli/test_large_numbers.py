@@ -1,0 +1,80 @@
+"""No number is too large for a clear answer: every option of every entry, in one line, before any work."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fedtangent import entries
+from fedtangent.cli import main
+from fedtangent.cli.arguments import Option
+from fedtangent.engine import description
+from fedtangent.experiments.lab import runner
+
+LARGE = {int: ("100000000000000000000", "-1" + 30 * "0"), float: ("1e308", "-1e308", "nan")}
+COMMANDS = [main.find("train"), main.find("predict"), main.find("compare"), main.find("check-theory")]
+
+
+def numeric(one: Option) -> type | None:
+    """Whether an option is of whole numbers, or of others."""
+    kinds = {*typing.get_args(one.type), one.type}
+    return next((kind for kind in (int, float) if kind in kinds), None)
+
+
+def lines() -> Iterator[tuple[str, str, str]]:
+    """What decides on an option, the option and a number, of every option that there is."""
+    told = set()
+    for what, kind in description.CHOICES.items():
+        for name, entry in entries.catalogue(kind).items():
+            if what == "base":
+                continue
+            if kind == "datasets" and entry.published is not None:
+                continue  # their files are not here
+            for option in main.options_by_name({name: entry.options}).values():
+                if (number := numeric(option)) and (name, option.name) not in told:
+                    told.add((name, option.name))
+                    yield from ((f"--{what} {name}", option.name, text) for text in LARGE[number])
+
+
+def test_every_option_of_every_choice() -> None:
+    given = list(lines())
+    assert len(given) > 700
+    for chosen, name, text in given:
+        what, _, entry = chosen.removeprefix("--").partition(" ")
+        options = entries.catalogue(description.CHOICES[what])[entry].options
+        value = float(text) if "e" in text or text == "nan" else int(text)
+        default = {f.name: f for f in dataclasses.fields(options)}[name].default
+        one: Any = (value,) if isinstance(default, tuple) else value
+        with pytest.raises(ValueError, match=rf"^{name}: got .*, must be a number of at most \d"):
+            entries.check_limits(dataclasses.replace(options(), **{name: one}))
+        entries.check_limits(options())  # its own defaults are fine
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_option_of_a_command(command: main.Command, capsys: pytest.CaptureFixture[str]) -> None:
+    options = main.options_by_name(main.groups_of(command, {}))
+    for one in options.values():
+        if number := numeric(one):
+            for text in LARGE[number]:
+                assert main.run([command.name, f"--{one.name.replace('_', '-')}={text}"]) == 2, (one.name, text)
+                said = capsys.readouterr().err
+                assert said.count("\n") == 1 and said.startswith(f"fedtangent: error: {one.name}: "), said
+
+
+@pytest.mark.parametrize("name", entries.catalogue("experiments"))
+def test_every_setting_of_an_experiment(name: str) -> None:
+    entry = entries.catalogue("experiments")[name]
+    dataset, scales = next(iter(entry.scales.items()))
+    for field in dataclasses.fields(scales["smoke"]):
+        like = getattr(scales["smoke"], field.name)
+        like = like[0] if isinstance(like, tuple) else like
+        if isinstance(like, bool) or not isinstance(like, int | float):
+            continue
+        for text in (*LARGE[type(like)], "inf", "text"):
+            request = runner.Request("smoke", tuple(range(5)), dataset, changes=(f"{field.name}={text}",))
+            with pytest.raises(ValueError, match=f"^{field.name}: got .*, must be"):
+                runner.prepare_study(entry, request)
