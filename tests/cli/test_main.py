@@ -194,6 +194,7 @@ def test_the_configuration_of_a_run_repeats_it_and_options_beside_it_win(folder:
     for text, says in (
         ("{", "config.json cannot be read: Expecting"),
         ("[]", "must be the config.json"),
+        (json.dumps({"command": "train", "options": {"": 1}}), "^: is no option of train"),
         (other, "of fedtangent compare, must"),
     ):
         (folder / "config.json").write_text(text)
