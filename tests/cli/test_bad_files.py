@@ -227,7 +227,7 @@ READERS = {
         {
             CUT: "mine.npz cannot be read: File is not a zip file",
             SHAPE: "x: got float64 (4,) in ",
-            OBJECTS: "mine.npz cannot be read: Object arrays cannot be loaded",
+            OBJECTS: "mine.npz cannot be read: y.npy holds Python objects",
             LABELS: "y: got -1 at position 0",
             NO_EXAMPLES: "users_test: got 9 in ",
         },
@@ -238,7 +238,7 @@ READERS = {
         {
             CUT: "femnist.npz cannot be read: File is not a zip file",
             SHAPE: "got uint8 (4, 27, 28) and (4,) in ",
-            OBJECTS: "femnist.npz cannot be read: Object arrays cannot be loaded",
+            OBJECTS: "femnist.npz cannot be read: train_labels.npy holds Python objects",
             LABELS: "labels: got 62 at position 3",
             NO_EXAMPLES: "got [0, 0] for user 0, must rise",
         },

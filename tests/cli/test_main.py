@@ -133,7 +133,7 @@ def having(kind: str, option: str, inside: bool = False) -> str:
         ("--partition x", "partition: got 'x', allowed are "),
         ("--model resnet", "model: got 'resnet', allowed are "),
         ("--schedule x", "schedule: got 'x', allowed are "),
-        ("--config nowhere", "config: cannot read nowhere: No such file"),
+        ("--config nowhere", "config: nowhere cannot be read: [Errno 2] No such file"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line_before_anything_is_loaded(
@@ -191,7 +191,12 @@ def test_the_configuration_of_a_run_repeats_it_and_options_beside_it_win(folder:
     plain = asked("train --config config.json --algorithm fed_avg").values  # which has no mu
     assert "mu" not in plain and plain["num_rounds"] == 3
     other = json.dumps({"command": "compare", "options": {}})
-    for text, says in (("{", "must be the config.json"), (other, "of fedtangent compare, must")):
+    for text, says in (
+        ("{", "config.json cannot be read: Expecting"),
+        ("[]", "must be the config.json"),
+        (json.dumps({"command": "train", "options": {"": 1}}), "^: is no option of train"),
+        (other, "of fedtangent compare, must"),
+    ):
         (folder / "config.json").write_text(text)
         with pytest.raises(ValueError, match=says):
             asked("train --config config.json")

@@ -164,7 +164,7 @@ def test_original_files_of_cifar10_that_are_not_whole(tmp_path: Path, monkeypatc
     with pytest.raises(ValueError, match=r"labels: got 10 at position 0 \(1 such\), must be from 0 to 9"):
         load("cifar10", data_dir=tmp_path)
     (folder / BATCHES[2]).unlink()
-    with pytest.raises(ValueError, match=r"cifar10: .*cifar-10-batches-bin cannot be read: .*data_batch_3\.bin"):
+    with pytest.raises(ValueError, match=r"cifar10: .*data_batch_3\.bin cannot be read: .*No such file"):
         load("cifar10", data_dir=tmp_path)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as file:

@@ -124,7 +124,9 @@ def test_a_listed_file_that_is_no_array_is_an_error(folder, content):
     manifest = json.loads((folder / cache.MANIFEST).read_text())
     manifest["sha256"]["x"] = hashlib.sha256(content).hexdigest()
     (folder / cache.MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match=r"x\.npy is not a \.npy array") as caught:
+    with pytest.raises(
+        ValueError, match=r"x\.npy cannot be read: the file (is no array|holds Python objects)"
+    ) as caught:
         cache.read(folder)
     assert f"remove the folder {folder} and it is made again" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -319,7 +319,7 @@ def test_offsets_that_would_give_the_wrong_user(tmp_path: Path, offsets: list, s
 
 def test_archives_are_never_unpickled(tmp_path: Path) -> None:
     np.savez(tmp_path / "shakespeare_roles.npz", text=np.array([{}], object), offsets=np.array([0, 1]))
-    with pytest.raises(ValueError, match=r"shakespeare: .* cannot be read: Object arrays cannot be loaded"):
+    with pytest.raises(ValueError, match=r"shakespeare: .* cannot be read: .* holds Python objects"):
         load("shakespeare", tmp_path)
     whole = io.BytesIO()
     np.savez_compressed(whole, text=np.zeros(900, np.uint8), offsets=np.array([0, 900]))

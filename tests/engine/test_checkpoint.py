@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine.checkpoints import CheckpointError, Checkpoints, files
+from fedtangent.engine.checkpoints import CheckpointError, Checkpoints, files, store
 from fedtangent.engine.checkpoints.segment import Link, Segment, decode, encode
 from fedtangent.engine.history import Evaluation, Run
 from fedtangent.engine.run import simulate
@@ -123,7 +124,6 @@ def test_a_resume_that_loses_a_part_of_the_state_differs(
 ) -> None:
     """The comparison above would show it: each part of the state, set back to its start, changes the end."""
     begun(tmp_path)
-    from fedtangent.engine.checkpoints import store
 
     def forgetful(folder: Path, like: Any) -> Any:
         return read(folder, like)._replace(**{lost: getattr(other if "key" in lost else like, lost)})
@@ -259,14 +259,12 @@ def truncate(path: Path) -> None:
     [
         *(("state", harm) for harm in (flip, truncate, Path.unlink)),
         *(("record.json", harm) for harm in (flip, truncate)),
-        *(("history", harm) for harm in (flip, Path.unlink)),
     ],
 )
 def test_damage_falls_back_to_the_last_good_checkpoint(tmp_path: Path, what: str, harm: Callable[[Path], Any]) -> None:
     begun(tmp_path)
     newest = tmp_path / "run-0001" / "round-00000008"
     paths = {"state": largest(newest / "state"), "record.json": newest / "record.json"}
-    paths["history"] = newest.parent / "history" / "00000006-00000008.npz"
     harm(paths[what])
     said: list[str] = []
     run = stateful.run(checkpoint=at(tmp_path, notify=said.append))
@@ -279,9 +277,60 @@ def test_damage_falls_back_to_the_last_good_checkpoint(tmp_path: Path, what: str
     assert len(said) == 1
 
 
+@pytest.mark.parametrize("harm", [flip, truncate, Path.unlink])
+@pytest.mark.parametrize("history", store.HISTORIES)
+def test_damage_to_a_segment_that_all_checkpoints_rely_on_loses_nothing(
+    tmp_path: Path, history: str, harm: Callable[[Path], Any]
+) -> None:
+    begun(tmp_path)
+    first = tmp_path / "run-0001" / history / "00000000-00000002.npz"
+    before, said = first.read_bytes(), list[str]()
+    harm(first)
+    assert stateful.bits(stateful.run(checkpoint=at(tmp_path, notify=said.append))) == whole()
+    assert len(said) == 1 and said[0].startswith("00000000-00000002.npz")
+    assert said[0].endswith("restored from its second file")
+    assert first.read_bytes() == before
+
+
+def test_a_record_that_lacks_something_is_damaged_and_one_of_another_format_is_refused(tmp_path: Path) -> None:
+    begun(tmp_path)
+    rounds = sorted((tmp_path / "run-0001").glob("round-*"))
+    right, said = files.read_record(rounds[-1] / store.RECORD), list[str]()
+    for name in store.FIELDS:
+        for other in ({}, {name: None}):
+            harmed = {key: value for key, value in right.items() if key != name} | other
+            files.write_record(rounds[-1] / store.RECORD, harmed)
+            with pytest.raises(files.DamagedError, match=rf"^record\.json has no {name}$"):
+                store._record(rounds[-1])
+    assert stateful.bits(stateful.run(checkpoint=at(tmp_path, keep=9, notify=said.append))) == whole()
+    assert said == ["the checkpoint of round 8 is damaged (record.json has no files); going back to round 6"]
+    for path in (tmp_path / "run-0001").glob("round-*"):
+        files.write_record(path / store.RECORD, {"format": 1, "round": 8})
+    with pytest.raises(CheckpointError, match=r"^resume: the checkpoint has format 1, this version reads 2$"):
+        stateful.run(checkpoint=at(tmp_path))
+
+
+def test_a_segment_that_lacks_something_is_damaged() -> None:
+    infos = {"a": np.zeros((1, 2))}
+    shapes = {"a": jax.ShapeDtypeStruct((2,), infos["a"].dtype)}
+    raw = encode(Segment(0, 1, None, infos, [], 0.5), shapes)
+    with np.load(io.BytesIO(raw)) as held:
+        arrays = dict(held)
+    told = json.loads(arrays["header"].tobytes())
+    for name in told:
+        rest = json.dumps({key: value for key, value in told.items() if key != name}).encode()
+        buffer = io.BytesIO()
+        np.savez(buffer, **{**arrays, "header": np.frombuffer(rest, np.uint8)})
+        with pytest.raises(files.DamagedError, match=f"^a segment of the history has no {name}$"):
+            decode(buffer.getvalue(), shapes)
+    with pytest.raises(files.DamagedError, match=r"^a segment of the history cannot be read: "):
+        decode(raw[:-9], shapes)
+
+
 def test_none_good_is_said_and_nothing_is_started(tmp_path: Path) -> None:
     begun(tmp_path)
-    flip(tmp_path / "run-0001" / "history" / "00000000-00000002.npz")
+    for history in store.HISTORIES:
+        flip(tmp_path / "run-0001" / history / "00000000-00000002.npz")
     with pytest.raises(CheckpointError, match=r"no good checkpoint in .*round 8 is damaged.*round 4 is damaged"):
         stateful.run(checkpoint=at(tmp_path))
     assert len(rounds_in(tmp_path)) == 3
@@ -289,8 +338,6 @@ def test_none_good_is_said_and_nothing_is_started(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dies_in", ["write_arrays", "write_record", "rename", "history", "remove"])
 def test_a_kill_while_a_checkpoint_is_written(tmp_path: Path, dies_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedtangent.engine.checkpoints import store
-
     names = {"rename": (os, "rename"), "history": (store, "write_durably"), "remove": (store.shutil, "rmtree")}
     place, name = names.get(dies_in, (store, dies_in))
     original, calls = getattr(place, name), []

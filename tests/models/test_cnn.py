@@ -65,7 +65,7 @@ def test_clients_with_their_own_parameters_at_once():
 
 @pytest.mark.parametrize(("lax", "gemm"), [(2.0, 1.0), (1.0, 2.0)])
 def test_the_choice_is_followed(monkeypatch, lax, gemm):
-    monkeypatch.setattr(calibration, "cached", lambda question, measure: {"lax": lax, "gemm": gemm})
+    monkeypatch.setattr(calibration, "cached", lambda question, measure, names: {"lax": lax, "gemm": gemm})
     assert choose_convolution((8, 8, 2), 4, 3) == ("gemm" if gemm < lax else "lax")
 
 

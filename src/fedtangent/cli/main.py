@@ -17,7 +17,6 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
-import json
 import os
 import pkgutil
 import re
@@ -39,6 +38,7 @@ from fedtangent.cli.arguments import (
     words,
     words_of,
 )
+from fedtangent.data import files
 from fedtangent.engine import description, processes
 from fedtangent.engine.description import Description
 from fedtangent.entries import catalogue, check_limits, lasting
@@ -264,7 +264,7 @@ def _read(
     if given.get("output") == [""]:
         raise ValueError("output: got '', must be the name of a folder")
     for name in (*before, *given):
-        if name and name not in options and (name in before or name not in switches):
+        if name not in options and (name in before or (name and name not in switches)):
             if command.describes:
                 description.refuse_unused(name, chosen)
             if command.prepare is not command.module.prepare:
@@ -304,11 +304,9 @@ def _arguments(command: Command, values: Mapping[str, Any], groups: Mapping[str,
 def _repeated(command: Command, given: Sequence[str]) -> dict[str, Any]:
     """The options of a config.json."""
     path = Path(given[0])
+    whole = files.json_of("config", path)
     try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
         options, wrote = dict(whole["options"]), str(whole["command"])
-    except OSError as error:
-        raise ValueError(f"config: cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"config: got {path}, must be the config.json of a run") from error
     if wrote != command.name:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedtangent import checks
-from fedtangent.data.published import reading
+from fedtangent.data import files
 
 
 def find(directory: Path, stem: str) -> Path | None:
@@ -19,13 +19,17 @@ def find(directory: Path, stem: str) -> Path | None:
 
 
 def read(name: str, path: Path, needed: Sequence[str]) -> dict[str, np.ndarray]:
-    """The arrays of an archive, which has all that are ``needed``; raises ``ValueError`` and never reads a pickle."""
-    with reading(name, path), path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-        held = {key: archive[key] for key in archive.files}
+    """The arrays of an archive, which has all that are ``needed``; raises ``ValueError``."""
+    held = files.arrays(name, path)
+    require(name, path, held, needed)
+    return held
+
+
+def require(name: str, path: Path, held: Collection[str], needed: Sequence[str]) -> None:
+    """Raise ``ValueError`` for arrays that are ``needed`` and not held."""
     missing = [key for key in needed if key not in held]
     if missing:
-        raise ValueError(f"{name}: {path} has no {', '.join(missing)}; it has {', '.join(held)}")
-    return held
+        raise ValueError(f"{name}: {path} has no {', '.join(missing)}; it has {', '.join(held) or 'nothing'}")
 
 
 def owners(name: str, offsets: np.ndarray, count: int) -> np.ndarray:

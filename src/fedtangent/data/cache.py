@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -9,10 +10,13 @@ import os
 import shutil
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from fedtangent.data import files
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -21,9 +25,9 @@ FORMAT = 1
 def cache_directory(directory: str | os.PathLike[str] | None = None) -> Path:
     """Where caches live: ``directory``, else $FEDTANGENT_CACHE, else the platform's cache folder of the user."""
     if directory is not None:
-        return Path(directory).expanduser()
+        return files.expanded("cache_dir", directory)
     if os.environ.get("FEDTANGENT_CACHE"):
-        return Path(os.environ["FEDTANGENT_CACHE"]).expanduser()
+        return files.expanded("FEDTANGENT_CACHE", os.environ["FEDTANGENT_CACHE"])
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "fedtangent"
     base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME")
@@ -32,8 +36,10 @@ def cache_directory(directory: str | os.PathLike[str] | None = None) -> Path:
 
 def given_directory(directory: str | os.PathLike[str] | None = None) -> Path | None:
     """The folder with original files that was named: ``directory``, else $FEDTANGENT_DATA, else None."""
-    given = directory if directory is not None else os.environ.get("FEDTANGENT_DATA") or None
-    return None if given is None else Path(given).expanduser()
+    if directory is not None:
+        return files.expanded("data_dir", directory)
+    given = os.environ.get("FEDTANGENT_DATA")
+    return files.expanded("FEDTANGENT_DATA", given) if given else None
 
 
 def read(folder: Path) -> dict[str, np.ndarray] | None:
@@ -95,33 +101,29 @@ def write(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 def _manifest(folder: Path) -> dict[str, str]:
     """Names and sha256 of the arrays in a cache folder."""
     path = folder / MANIFEST
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise _corrupted(path, f"cannot be read ({error})") from error
-    digests = content.get("sha256") if isinstance(content, dict) else None
-    if not isinstance(digests, dict) or not digests or content.get("format") != FORMAT:
-        raise _corrupted(path, f"does not list sha256 sums in format {FORMAT}")
+    with _or_removed(path):
+        content = files.json_of("cached file", path)
+        digests = content.get("sha256") if isinstance(content, dict) else None
+        if not isinstance(digests, dict) or not digests or content.get("format") != FORMAT:
+            raise ValueError(f"cached file: {path} does not list sha256 sums in format {FORMAT}")
     return digests
 
 
 def _array(folder: Path, name: str, digest: str) -> np.ndarray:
     path = folder / f"{name}.npy"
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise _corrupted(path, f"cannot be read ({error})") from error
-    actual = hashlib.sha256(raw).hexdigest()
-    if actual != digest:
-        raise _corrupted(path, f"is corrupted: its sha256 is {actual}, expected {digest}")
-    try:
-        loaded = np.load(io.BytesIO(raw), allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise _corrupted(path, f"is not a .npy array ({error})") from error
-    if not isinstance(loaded, np.ndarray):  # an .npz archive loads too
-        raise _corrupted(path, "is not a .npy array but an archive of them")
-    return loaded
+    with _or_removed(path):
+        raw = files.content("cached file", path)
+        actual = hashlib.sha256(raw).hexdigest()
+        if actual != digest:
+            raise ValueError(f"cached file: {path} is corrupted: its sha256 is {actual}, expected {digest}")
+        with files.reading("cached file", path):
+            return files.array_of(raw)
 
 
-def _corrupted(path: Path, problem: str) -> ValueError:
-    return ValueError(f"cached file {path} {problem}; remove the folder {path.parent} and it is made again")
+@contextlib.contextmanager
+def _or_removed(path: Path) -> Iterator[None]:
+    """Tell the way out beside what is wrong with a file of the cache."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{error}; remove the folder {path.parent} and it is made again") from error

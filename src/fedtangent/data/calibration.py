@@ -6,19 +6,21 @@ The file is ``calibration.json`` in the cache folder ($FEDTANGENT_CACHE, or the 
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import jax
 import jaxlib
 
+from fedtangent.data import files
 from fedtangent.data.cache import cache_directory
 
 FILE = "calibration.json"
-_memory: dict[str, dict[str, Any]] = {}
+_memory: dict[str, dict[str, float]] = {}
 
 
 def machine() -> dict[str, Any]:
@@ -34,28 +36,37 @@ def machine() -> dict[str, Any]:
     }
 
 
-def stored() -> dict[str, dict[str, Any]]:
+def stored() -> dict[str, Any]:
     """Every answer on file: question (JSON) to answer. An unreadable file holds none."""
+    path = cache_directory() / FILE
     try:
-        content = json.loads((cache_directory() / FILE).read_text())
-    except (OSError, ValueError):
+        content = files.json_of("calibration", path)
+    except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
 
 
-def cached(question: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def cached(
+    question: dict[str, Any], measure: Callable[[], dict[str, float]], names: Collection[str]
+) -> dict[str, float]:
     """The answer to ``question`` on this machine: from memory, from the file, or by calling ``measure``.
 
-    ``question`` and the answer hold what JSON can hold. Where the cache folder cannot be written the answer is kept in
-    memory only.
+    ``question`` holds what JSON can hold; the answer is a number, seconds above 0, for each of ``names``, and one on
+    file that is not is measured again. Where the cache folder cannot be written the answer is kept in memory only.
     """
     key = json.dumps({"question": question, "machine": machine()}, sort_keys=True)
     if key not in _memory:
         found = stored().get(key)
-        _memory[key] = measure() if found is None else found
-        if found is None:
+        if isinstance(found, dict) and found.keys() == set(names) and all(map(_is_seconds, found.values())):
+            _memory[key] = found
+        else:
+            _memory[key] = measure()
             _store(key, _memory[key])
     return _memory[key]
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value < math.inf
 
 
 def forget() -> None:
@@ -64,7 +75,7 @@ def forget() -> None:
     (cache_directory() / FILE).unlink(missing_ok=True)
 
 
-def _store(key: str, answer: dict[str, Any]) -> None:
+def _store(key: str, answer: dict[str, float]) -> None:
     folder = cache_directory()
     try:
         folder.mkdir(parents=True, exist_ok=True)

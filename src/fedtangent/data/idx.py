@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtangent.data.published import Arrays, Published, PublishedFile, contents, reading
+from fedtangent.data.files import reading
+from fedtangent.data.published import Arrays, Published, PublishedFile, contents
 
 IMAGES = (("x", ((28, 28), "uint8")), ("y", ((), "uint8")))  # an example
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtangent.data.published import reading
+from fedtangent.data import files
 
 CITATION = """@article{caldas2018,
   title = {{LEAF}: A Benchmark for Federated Settings},
@@ -44,8 +43,7 @@ def users(name: str, folder: Path, split: str) -> Iterator[User]:
     """
     seen: set[str] = set()
     for path in sorted((folder / split).glob("*.json")):
-        with reading(name, path):
-            whole = json.loads(path.read_text(encoding="utf-8"))
+        whole = files.json_of(name, path)
         try:
             held = {user: (whole["user_data"][user]["x"], whole["user_data"][user]["y"]) for user in whole["users"]}
         except (KeyError, TypeError) as error:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedtangent import checks
-from fedtangent.data import archive
+from fedtangent.data import archive, files
 from fedtangent.data.dataset import IMAGE, TOKENS, VECTOR, Dataset, DatasetEntry, SourceInfo
 from fedtangent.data.partition import generator
-from fedtangent.data.published import reading
 
 SUFFIX = ".npz"
+NEEDED = ("x", "y")
 SPLITS = {"train": "", "test": "_test"}  # what the names of a split's arrays end with
 
 
@@ -33,8 +32,9 @@ def entry(name: str) -> DatasetEntry:
 
     The file has ``x`` and ``y``, as ``load`` takes them. Raises ``ValueError`` for one that cannot be read.
     """
-    path = Path(name).expanduser()
-    told = _headers(name, path)
+    path = files.expanded("dataset", name)
+    told = files.headers("dataset", path)
+    archive.require("dataset", path, told, NEEDED)
     (shape, dtype), (_, target) = told["x"], told["y"]
     if target.kind in "SU":
         raise ValueError(f"y: got {target} in {name}, must be numbers: np.unique(y, return_inverse=True)[1]")
@@ -47,26 +47,6 @@ def entry(name: str) -> DatasetEntry:
         partition="by_user" if "users" in told else "iid" if target.kind == "f" else "dirichlet",
         is_regression=target.kind == "f",
     )
-
-
-def _headers(name: str, path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Shape and dtype of each array of the file."""
-    found = {}
-    with reading("dataset", name), zipfile.ZipFile(path) as packed:
-        for member in packed.namelist():
-            with packed.open(member) as file:
-                version = np.lib.format.read_magic(file)
-                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else _header_2
-                shape, _, dtype = read(file)
-            found[member.removesuffix(".npy")] = shape, dtype
-    missing = [key for key in ("x", "y") if key not in found]
-    if missing:
-        raise ValueError(f"dataset: {name} has no {', '.join(missing)}; it has {', '.join(found) or 'nothing'}")
-    return found
-
-
-def _header_2(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    return np.lib.format.read_array_header_2_0(file)
 
 
 def _kind(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
@@ -95,7 +75,7 @@ def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, see
 
     Raises ``ValueError`` for other arrays, numbers that are not finite, users to test that do not train, and pickles.
     """
-    held = archive.read("dataset", path, ("x", "y"))
+    held = archive.read("dataset", path, NEEDED)
     unknown = held.keys() - {key + end for key in ("x", "y", "users") for end in SPLITS.values()}
     if unknown:
         raise ValueError(f"dataset: {name} has {', '.join(sorted(unknown))}, allowed are x, y, users, and with _test")
@@ -116,8 +96,8 @@ def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, see
     classes = held["y"].dtype.kind in "iu"
     parts: dict[str, Any] = {"user_train": user, "user_test": tested}
     for split, end in SPLITS.items():
-        parts[f"x_{split}"] = _inputs(f"x{end}", held[f"x{end}"], kind)
-        parts[f"y_{split}"] = _targets(f"y{end}", held[f"y{end}"], classes)
+        parts[f"x_{split}"] = _inputs(f"{name}: x{end}", held[f"x{end}"], kind)
+        parts[f"y_{split}"] = _targets(f"{name}: y{end}", held[f"y{end}"], classes)
     sizes = {part.shape[1:] for key, part in parts.items() if key.startswith("y_")}
     if len(sizes) > 1:
         raise ValueError(f"y_test: got targets of shapes {sizes} in {name}, must be alike to train and to test")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from fedtangent.data.files import reading
 
 Arrays = dict[str, np.ndarray]
 GZIP = b"\x1f\x8b"  # how such a file begins
@@ -72,19 +73,6 @@ def lacking(published: Published, directory: Path, missing: list[str], instead: 
         f"{published.name}: data directory {directory} has no {', '.join(names)}{instead and f', nor {instead}'} "
         f"(looked in it and in its subfolders {published.stem or published.name}*{packed})"
     )
-
-
-@contextlib.contextmanager
-def reading(name: str, path: Path | str) -> Iterator[None]:
-    """Whatever a damaged file makes its reader raise becomes one ``ValueError`` that names the file.
-
-    Readers of formats raise ``zlib.error``, ``tokenize.TokenError``, ``NotImplementedError`` and others.
-    """
-    try:
-        yield
-    except Exception as error:
-        said = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ValueError(f"{name}: {path} cannot be read: {said}") from error
 
 
 def digest(path: Path) -> str:

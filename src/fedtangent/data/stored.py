@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from fedtangent.data import cache
+from fedtangent.data import cache, files
 from fedtangent.data.published import Arrays, Published, lacking, located
 from fedtangent.entries import option
 
@@ -76,6 +76,8 @@ def prepare(published: Published, options: StoredOptions) -> Arrays:
             f"{published.name}: neither data_dir nor FEDTANGENT_DATA is set, {folder} does not exist, and to download "
             f"it tensorflow-datasets and array_record are needed, which cannot be imported ({error})"
         ) from error
-    arrays = builder.prepare(published, None if options.tfds_dir is None else Path(options.tfds_dir).expanduser())
+    arrays = builder.prepare(
+        published, None if options.tfds_dir is None else files.expanded("tfds_dir", options.tfds_dir)
+    )
     cache.write(folder, arrays)
     return arrays

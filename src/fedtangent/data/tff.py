@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.data.published import Published, reading, verify
+from fedtangent.data.files import reading
+from fedtangent.data.published import Published, verify
 
 URL = "https://storage.googleapis.com/tff-datasets-public/"
 

@@ -85,7 +85,7 @@ def choose(
 
     def measured(mapping: Mapping) -> float:
         asked = {"what": "seconds a round", "mapping": str(mapping), **question}
-        return cached(asked, lambda: {"seconds": probe(mapping)})["seconds"]
+        return cached(asked, lambda: {"seconds": probe(mapping)}, ["seconds"])["seconds"]
 
     times = {fitting[0]: measured(fitting[0])}
     if times[fitting[0]] * num_rounds >= WORTH_SECONDS:

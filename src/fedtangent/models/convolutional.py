@@ -90,7 +90,8 @@ def choose_convolution(input_shape: Sequence[int], filters: int, window: int) ->
     images ``input_shape`` = (H, W, I), one client after another on a CPU and both at once elsewhere, as the engine.
     """
     settings = tuple(input_shape), filters, window, "scan" if jax.default_backend() == "cpu" else "vmap"
-    seconds = calibration.cached({"convolution": list(map(str, settings))}, functools.partial(_measure, *settings))
+    asked, measure = {"convolution": list(map(str, settings))}, functools.partial(_measure, *settings)
+    seconds = calibration.cached(asked, measure, CONVOLUTIONS)
     return min(CONVOLUTIONS, key=lambda name: seconds[name])
 
 

@@ -232,8 +232,8 @@ def test_files_that_are_refused(path: Path, tmp_path: Path) -> None:
     [
         (b"", "a header of 0 bytes in a file of 0"),
         (struct.pack("<Q", 10**12) + b"{}", "a header of 1000000000000 bytes in a file of 10"),
-        (struct.pack("<Q", 2) + b"[]", "is not a whole safetensors file"),
-        (struct.pack("<Q", 2) + b"{,", "is not a whole safetensors file"),
+        (struct.pack("<Q", 2) + b"[]", ""),
+        (struct.pack("<Q", 2) + b"{,", ""),
         (file_bytes({"a": np.ones((2, 3))})[:-4], r"a tensor of shape \[2, 3\] at bytes \[0, 24\] of 20"),
         (file_bytes({"a": np.ones((2, 3))}) + b"....", "a header that does not describe all of its"),
         (file_bytes({"a": np.ones(2)}).replace(b"[2]", b"[3]"), r"a tensor of shape \[3\] at bytes \[0, 8\] of 8"),
@@ -242,12 +242,12 @@ def test_files_that_are_refused(path: Path, tmp_path: Path) -> None:
             "a tensor of dtype F31, allowed are F32, F64, F16, I64",
         ),
         (file_bytes({"a": np.ones(2)}).replace(b"dtype", b"dtipe"), "unexpected keyword argument 'dtipe'"),
-        (file_bytes({"a": np.ones(1)}).replace(b"[1]", b"1.5"), "is not a whole safetensors file"),
+        (file_bytes({"a": np.ones(1)}).replace(b"[1]", b"1.5"), ""),
     ],
 )
 def test_files_that_are_no_safetensors(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(ValueError, match=f"weights: .*file is not a whole safetensors file: .*{message}|{message}"):
+    with pytest.raises(ValueError, match=f"weights: .*file cannot be read: .*{message}"):
         safetensors.read(tmp_path / "file", hashlib.sha256(content).hexdigest())
 
 

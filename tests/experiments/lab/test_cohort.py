@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,6 +126,36 @@ def test_finished_runs_are_read_and_the_others_share_one_program(
         other = fed_avg(tmp_path, **changes)
         other.methods(0)
         assert f"fed_avg-{runs._digest(other, config)}.npz" not in names
+
+
+def test_a_finished_run_that_is_not_as_it_was_written_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, where, said = Config("fed_avg", 0.3, 4), fed_avg(tmp_path), list[str]()
+    first = play(where, config, 0, 3)
+    monkeypatch.setattr(runs, "_compute", lambda *given: calls.append(1) or first)
+    where.study = replace(where.study, say=said.append)
+    (path,) = (tmp_path / "runs").iterdir()
+    whole = path.read_bytes()
+    with np.load(path) as held:
+        arrays = dict(held)
+    buffer, buffers = io.BytesIO(), list[bytes]()
+    for changes in ({"test.accuracy": np.full(4, np.nan)}, {"rounds": arrays["rounds"] + 1}, {"sha256": np.array("")}):
+        np.savez(buffer, **{**arrays, **changes})
+        buffers.append(buffer.getvalue())
+        buffer = io.BytesIO()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 4
+    for harmed in (b"", whole[:-9], bytes(flipped), *buffers):
+        calls = list[int]()
+        path.write_bytes(harmed)
+        found = play(where, config, 0, 3)
+        np.testing.assert_array_equal(found.test, first.test)
+        assert calls == [1] and path.read_bytes() == whole, harmed[:20]
+        assert str(path) in said[-1] and said[-1].endswith("; it is computed again") and "\n" not in said[-1]
+    assert len(said) == 6
+    play(where, config, 0, 3)  # the control: what is as it was written is read
+    assert calls == [1] and len(said) == 6
 
 
 def test_the_choice_is_the_best_on_validation_examples(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from fedtangent import checks
-from fedtangent.data import cache
+from fedtangent.data import cache, files
 from fedtangent.data.dataset import IMAGE, VECTOR, Dataset
 from fedtangent.types import Array
 
@@ -40,7 +40,7 @@ def in_blocks(
     Raises ``ValueError`` for other images, a folder that cannot be written to, and kept features that were altered.
     """
     x = checked_images(images)
-    place = None if folder is None else checks.writable("folder", Path(folder).expanduser(), "features")
+    place = None if folder is None else checks.writable("folder", files.expanded("folder", folder), "features")
     blocks = []
     for start in range(0, len(x), BLOCK):
         block = _unit(x[start : start + BLOCK])

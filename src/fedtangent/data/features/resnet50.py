@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from fedtangent import checks
+from fedtangent.data import files
 from fedtangent.data.features import safetensors
 from fedtangent.data.features.blocks import Features, Tick, checked_images, in_blocks
 from fedtangent.types import Array
@@ -61,12 +62,12 @@ def resnet50_features(
     x = checked_images(images)
     if x.shape[-1] != 3:
         raise ValueError(f"images: got {x.shape[-1]} channels, must be 3: red, green and blue")
-    path = Path(weights).expanduser()
+    path = files.expanded("weights", weights)
     if not path.is_file():
         raise ValueError(f"weights: got {path}, must be a file, such as the one at {URL}")
-    file = safetensors.read(path, sha256)
-    network = {name: jnp.asarray(value) for name, value in _checked(path, file.tensors).items()}
-    made_by = f"ResNet-50 features at {size} x {size}, version {VERSION}, weights of sha256 {file.sha256}"
+    held = safetensors.read(path, sha256)
+    network = {name: jnp.asarray(value) for name, value in _checked(path, held.tensors).items()}
+    made_by = f"ResNet-50 features at {size} x {size}, version {VERSION}, weights of sha256 {held.sha256}"
     return in_blocks(x, made_by, functools.partial(_forward, network, size), folder, tick)
 
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedtangent.data import files
+
 DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F64": np.dtype("<f8"),
@@ -35,16 +37,13 @@ def read(path: Path | str, sha256: str) -> Weights:
     Raises ``ValueError`` naming the file for one that cannot be read, whose sha256 is another, that is cut short or
     too long, or is not of this format.
     """
-    path = Path(path).expanduser()
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"weights: {path} cannot be read: {error}") from error
+    path = files.expanded("weights", path)
+    raw = files.content("weights", path)
     actual = hashlib.sha256(raw).hexdigest()
     if actual != sha256:
         raise ValueError(f"weights: got {path} of {len(raw)} bytes with sha256 {actual}, must be the file of {sha256}")
     start = 8 + int.from_bytes(raw[:8], "little")
-    try:
+    with files.reading("weights", path):
         if not 8 < start <= len(raw):
             raise ValueError(f"a header of {start - 8} bytes in a file of {len(raw)}")
         header = json.loads(raw[8:start])
@@ -52,8 +51,6 @@ def read(path: Path | str, sha256: str) -> Weights:
         tensors = {name: _tensor(raw, start, **told) for name, told in header.items()}
         if start + sum(a.nbytes for a in tensors.values()) != len(raw):
             raise ValueError(f"a header that does not describe all of its {len(raw)} bytes")
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise ValueError(f"weights: {path} is not a whole safetensors file: {error}") from error
     return Weights(tensors, actual)
 
 

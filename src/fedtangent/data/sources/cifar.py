@@ -13,8 +13,9 @@ import numpy as np
 from fedtangent import checks
 from fedtangent.data import archive
 from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry
+from fedtangent.data.files import content, reading
 from fedtangent.data.images import StoredImageOptions, dataset
-from fedtangent.data.published import Arrays, Published, PublishedFile, contents, reading
+from fedtangent.data.published import Arrays, Published, PublishedFile, contents
 from fedtangent.data.stored import Found, obtain
 
 SIZE = (32, 32, 3)
@@ -45,8 +46,7 @@ def _otherwise(name: str, directory: Path) -> Found | None:
     for place in (directory / name, directory):
         folder = place / FOLDERS[name]
         if folder.is_dir():
-            with reading(name, folder):
-                files = {file: (folder / file).read_bytes() for files in FILES[name].values() for file in files}
+            files = {file: content(name, folder / file) for files in FILES[name].values() for file in files}
             return Found(_arrays(name, folder, files), place)
     path = archive.find(directory, name) if name == "cifar10" else None
     return None if path is None else Found(_part(name, path), path.parent)

@@ -13,8 +13,9 @@ import numpy as np
 from fedtangent import checks
 from fedtangent.data import idx
 from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry
+from fedtangent.data.files import reading
 from fedtangent.data.images import StoredImageOptions, dataset
-from fedtangent.data.published import Arrays, Published, PublishedFile, reading, verify
+from fedtangent.data.published import Arrays, Published, PublishedFile, verify
 from fedtangent.data.stored import obtain
 
 NUM_CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from PIL import Image
 from fedtangent import checks
 from fedtangent.data import cache
 from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry, ImageOptions, SourceInfo, images
-from fedtangent.data.published import reading
+from fedtangent.data.files import content, reading
 from fedtangent.progress import progress_of
 
 NAME = "openimage"
@@ -114,7 +115,8 @@ def _pixels(rows: list[Row], split: str, size: int) -> np.ndarray:
     found = np.empty((len(rows), size, size, 3), np.uint8)
     with progress_of(len(rows), f"{NAME}: {split}", "image") as shown:
         for i, row in enumerate(rows):
-            with reading(NAME, row.path), Image.open(row.path) as image:
+            raw = content(NAME, row.path)
+            with reading(NAME, row.path), Image.open(io.BytesIO(raw)) as image:
                 found[i] = np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
             shown.update()
     return found

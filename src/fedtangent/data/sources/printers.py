@@ -13,7 +13,8 @@ import numpy as np
 from fedtangent import checks
 from fedtangent.data import archive
 from fedtangent.data.dataset import Dataset, DatasetEntry, SourceInfo
-from fedtangent.data.published import Arrays, Published, PublishedFile, reading, verify
+from fedtangent.data.files import reading
+from fedtangent.data.published import Arrays, Published, PublishedFile, verify
 from fedtangent.data.stored import Found, StoredOptions, obtain
 
 PRINTERS, SPEEDS, ROWS = 6, tuple(range(10, 121, 10)), 15

@@ -13,7 +13,8 @@ import numpy as np
 from fedtangent import checks
 from fedtangent.data import archive, leaf, tff
 from fedtangent.data.dataset import TOKENS, Dataset, DatasetEntry, SourceInfo
-from fedtangent.data.published import Arrays, Published, PublishedFile, contents, reading
+from fedtangent.data.files import content
+from fedtangent.data.published import Arrays, Published, PublishedFile, contents
 from fedtangent.data.stored import Found, StoredOptions, obtain
 from fedtangent.data.text import CHARACTERS, WINDOW, encoded, windows
 
@@ -98,8 +99,7 @@ def _texts(directory: Path, share: float) -> Found | None:
         for folder in (place, place / "data" / "raw_data", place / "raw_data"):
             paths = sorted((folder / "by_play_and_character").glob("*.txt"))
             if paths:
-                with reading(NAME, folder):
-                    texts = [np.frombuffer(path.read_bytes(), np.uint8) for path in paths]
+                texts = [np.frombuffer(content(NAME, path), np.uint8) for path in paths]
                 return Found(_divided(texts, share), folder)
     return None
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent.data.files import json_of
 from fedtangent.engine.checkpoints.options import CheckpointError
 from fedtangent.pytrees import is_key
 from fedtangent.types import PyTree
@@ -87,12 +88,10 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 def read_record(path: Path) -> dict[str, Any]:
     """The record at ``path``; raises ``DamagedError`` unless it is the one that was written."""
     try:
-        whole = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DamagedError(f"{path.name}: {error.strerror}") from error
+        whole = json_of("checkpoint", path)
     except ValueError as error:
-        raise DamagedError(f"{path.name} is no JSON") from error
-    intact = isinstance(whole, dict) and set(whole) == {"sha256", "record"}
+        raise DamagedError(f"{path.name} cannot be read") from error
+    intact = isinstance(whole, dict) and set(whole) == {"sha256", "record"} and isinstance(whole["record"], dict)
     if not intact or sha256(_canonical(whole["record"])) != whole["sha256"]:
         raise DamagedError(f"{path.name} is altered")
     return whole["record"]

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from fedtangent.data.files import unpacked
 from fedtangent.engine.checkpoints.files import DamagedError
 from fedtangent.engine.history import Evaluation
 from fedtangent.types import PyTree
+
+HEADER = ("start", "stop", "previous", "evaluations", "seconds", "layout", "dtypes")  # what a segment tells
 
 
 class Link(NamedTuple):
@@ -112,11 +114,13 @@ def encode(segment: Segment, shapes: PyTree) -> bytes:
 def decode(content: bytes, shapes: PyTree) -> Segment:
     """The segment in ``content``; raises ``DamagedError`` if that is none, or one of other infos than ``shapes``."""
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-            header = json.loads(arrays.pop("header").tobytes())
-    except (ValueError, KeyError, zipfile.BadZipFile) as error:
+        arrays = unpacked(io.BytesIO(content))
+        header = json.loads(arrays.pop("header").tobytes())
+        missing = [name for name in HEADER if name not in header]
+    except Exception as error:  # readers of formats raise anything
         raise DamagedError(f"a segment of the history cannot be read: {error}") from error
+    if missing:
+        raise DamagedError(f"a segment of the history has no {', '.join(missing)}")
     if header["layout"] != _layout(shapes):
         raise DamagedError("a segment of the history holds other infos than this algorithm's")
     arrays = {name: array.view(np.dtype(header["dtypes"][name])) for name, array in arrays.items()}

@@ -1,6 +1,7 @@
 """Checkpoints in a folder::
 
     checkpoints/run-0001/history/00000000-00000005.npz    a segment of the history
+    checkpoints/run-0001/history-again/..                 the same once more, as every later checkpoint relies on it
     checkpoints/run-0001/round-00000005/state/...         the state, written by orbax
     checkpoints/run-0001/round-00000005/record.json       what it is, and the SHA-256 of all it relies on
 
@@ -44,6 +45,15 @@ from fedtangent.types import PyTree
 
 FORMAT = 2
 RECORD = "record.json"
+FIELDS = {  # of a record
+    "round": int,
+    "identity": dict,
+    "circumstances": dict,
+    "layout": dict,
+    "history": list,
+    "files": dict,
+}
+HISTORIES = "history", "history-again"  # each has every segment
 _SECONDS, _TIMES = 10.0, 20
 
 
@@ -154,10 +164,10 @@ def mapping_of(store: Store) -> str | None:
     """The mapping of the run that is resumed, if it ran on the same device: ``auto`` must not choose another."""
     for _, path in _rounds(store.folder) if store.options.resume else []:
         try:
-            found = read_record(path / RECORD)["circumstances"]
+            found = _record(path)["circumstances"]
         except DamagedError:
             continue
-        return found["mapping"] if found["device"] == environment()["device"] else None
+        return found.get("mapping") if found.get("device") == environment()["device"] else None
     return None
 
 
@@ -197,11 +207,11 @@ def save(
 
 
 def _write(store: Store, segment: Segment, arrays: dict[str, Any], shape: dict[str, str]) -> Link:
-    history = store.folder / "history"
-    history.mkdir(parents=True, exist_ok=True)
     content = encode(segment, store.shapes)
     link = Link(f"{segment.start:08d}-{segment.stop:08d}.npz", sha256(content))
-    write_durably(history / link.name, content)
+    for history in HISTORIES:
+        (store.folder / history).mkdir(parents=True, exist_ok=True)
+        write_durably(store.folder / history / link.name, content)
     _write_round(store, segment.stop, arrays, shape, link)
     _tidy(store, segment.stop)
     return link
@@ -259,7 +269,7 @@ def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
     checked, damage = False, []
     for round_, path in _rounds(store.folder):
         try:
-            record = read_record(path / RECORD)
+            record = _record(path)
             if not checked:
                 _refuse_another_run(store, record, num_rounds, layout(like))
                 checked = True
@@ -275,12 +285,21 @@ def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
     raise CheckpointError(f"resume: no good checkpoint in {store.folder}: {'; '.join(damage)}")
 
 
-def _refuse_another_run(store: Store, record: dict[str, Any], num_rounds: int, shape: dict[str, str]) -> None:
-    if record["format"] != FORMAT:
+def _record(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint is; raises ``CheckpointError`` for one of another version, ``DamagedError`` for half of one."""
+    record = read_record(checkpoint / RECORD)
+    if record.get("format", FORMAT) != FORMAT:
         raise CheckpointError(f"resume: the checkpoint has format {record['format']}, this version reads {FORMAT}")
+    missing = [name for name, kind in FIELDS.items() if not isinstance(record.get(name), kind)]
+    if missing:
+        raise DamagedError(f"{RECORD} has no {', '.join(missing)}")
+    return record
+
+
+def _refuse_another_run(store: Store, record: dict[str, Any], num_rounds: int, shape: dict[str, str]) -> None:
     # What the caller named first: a seed that differs also changes keys and data, which would hide it.
     before, now = record["identity"], store.identity
-    fields = differences(before["config"], now["config"])
+    fields = differences(before.get("config", {}), now["config"])
     fields = fields or differences(before, now) + differences(record["layout"], shape, "state")
     if fields:
         raise CheckpointError(f"resume: the checkpoint is of another configuration; different are {', '.join(fields)}")
@@ -293,7 +312,7 @@ def _read(store: Store, path: Path, record: dict[str, Any], like: PyTree) -> Res
     last: Link | None = Link(*record["history"])
     link, segments = last, []
     while link is not None:
-        segment = decode(read_checked(store.folder / "history" / link.name, link.sha256), store.shapes)
+        segment = decode(_content(store, link), store.shapes)
         segments.append(segment)
         link = segment.previous
     segments.reverse()
@@ -304,3 +323,25 @@ def _read(store: Store, path: Path, record: dict[str, Any], like: PyTree) -> Res
         Saved(record["round"], last, time.monotonic(), 0.0),
         segments[-1].seconds,
     )
+
+
+def _content(store: Store, link: Link) -> bytes:
+    """A segment, from whichever of its two files is good; the other one is written again.
+
+    Raises ``DamagedError`` where neither is.
+    """
+    places = [store.folder / history / link.name for history in HISTORIES]
+    found, damaged = None, []
+    for place in places:
+        try:
+            found = read_checked(place, link.sha256)
+        except DamagedError as error:
+            damaged.append((place, error))
+    if found is None:
+        raise damaged[0][1]
+    if jax.process_index() == 0:
+        for place, harm in damaged:
+            store.options.notify(f"{harm}, and is restored from its second file")
+            place.parent.mkdir(exist_ok=True)
+            write_durably(place, found)
+    return found

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent.data import files
 from fedtangent.data.federated import max_client_size
+from fedtangent.engine.checkpoints.files import write_durably
 from fedtangent.engine.sweeps import single_device_engine
 from fedtangent.engine.trials import TrialProgram, run_trial, trial_program
 from fedtangent.experiments.lab.runner import Clock, Study
@@ -136,7 +138,7 @@ def play(bench: Bench, config: Config, seed: int, num_rounds: int) -> Record:
     if bench.study.clock is not None:
         return _time(bench, bench.study.clock, method, config, seed, num_rounds)
     path = bench.study.figures.parent / "runs" / f"{config.method}-{_digest(bench, config)}.npz"
-    record = _read(path, num_rounds)
+    record = _read(bench.study, path, num_rounds)
     if record is None:
         record = _compute(bench, method, config, seed, num_rounds)
         _write(path, record)
@@ -201,12 +203,20 @@ def _digest(bench: Bench, config: Config) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _read(path: Path, num_rounds: int) -> Record | None:
-    """The first ``num_rounds`` rounds of a finished run, or None if there is none that was evaluated there."""
-    if not path.is_file():
+def _read(study: Study, path: Path, num_rounds: int) -> Record | None:
+    """The first ``num_rounds`` rounds of a finished run, or None if there is none that was evaluated there.
+
+    A file that is not as it was written is said and computed again: it saves time, and holds nothing that is lost.
+    """
+    if not path.exists():
         return None
-    with np.load(path, allow_pickle=False) as held:
-        found = dict(held)
+    try:
+        found = files.arrays("finished run", path)
+        if found.pop("sha256", np.empty(0)).tolist() != _sum(found):
+            raise ValueError(f"finished run: {path} is not as it was written")
+    except ValueError as error:
+        study.say(f"{error}; it is computed again")
+        return None
     ends = int(np.searchsorted(found["rounds"], num_rounds)) + 1
     if ends > len(found["rounds"]) or found["rounds"][ends - 1] != num_rounds:
         return None
@@ -216,13 +226,20 @@ def _read(path: Path, num_rounds: int) -> Record | None:
 
 
 def _write(path: Path, record: Record) -> None:
-    """Write a finished run so that a kill leaves the whole file or none."""
+    """Write a finished run, and its checksum, so that a kill or a power failure leaves the whole file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content, parts = io.BytesIO(), record._asdict()
-    np.savez(content, **parts.pop("metrics"), **parts)
-    part = path.with_suffix(".part")
-    part.write_bytes(content.getvalue())
-    part.replace(path)
+    held = {name: np.asarray(value) for name, value in {**parts.pop("metrics"), **parts}.items()}
+    np.savez(content, sha256=np.array(_sum(held)), **held)  # type: ignore[arg-type]
+    write_durably(path, content.getvalue())
+
+
+def _sum(arrays: Mapping[str, np.ndarray]) -> str:
+    """The SHA-256 of arrays and their names."""
+    told = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        told.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
+    return told.hexdigest()
 
 
 def _metrics(called: str, seed: int, record: Record) -> list[Metric]:

@@ -1,0 +1,140 @@
+"""Files from outside: what is in them, or one ``ValueError``, in one line, that names the file.
+
+Nothing in them is run, no pickle is read, and none that cannot be read is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import stat
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+MOST_HEADER = 10_000  # bytes of an array's header; one of plain numbers has a hundred
+
+
+class Header(NamedTuple):
+    """What an array is, without its numbers."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+@contextlib.contextmanager
+def reading(name: str, path: Path | str) -> Iterator[None]:
+    """Whatever a damaged file makes its reader raise becomes one ``ValueError`` that names the file.
+
+    Readers of formats raise ``zlib.error``, ``tokenize.TokenError``, ``NotImplementedError`` and others.
+    """
+    try:
+        yield
+    except Exception as error:
+        said = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ValueError(f"{name}: {path} cannot be read: {said}") from error
+
+
+def expanded(name: str, path: str | os.PathLike[str]) -> Path:
+    """The path that is meant where it begins with ``~``; raises ``ValueError`` for the home of nobody."""
+    with reading(name, os.fspath(path)):
+        return Path(path).expanduser()
+
+
+def content(name: str, path: Path) -> bytes:
+    """The bytes of a file; raises ``ValueError`` for what is none, a pipe too, which is not waited for."""
+    with reading(name, path), _opened(path) as file:
+        return file.read()
+
+
+def json_of(name: str, path: Path) -> Any:
+    """What a file of JSON says; raises ``ValueError``."""
+    raw = content(name, path)
+    with reading(name, path):
+        return json.loads(raw)
+
+
+def headers(name: str, path: Path) -> dict[str, Header]:
+    """Shape and dtype of each array of an ``.npz`` file, whose numbers are not read; raises as ``arrays`` does."""
+    with reading(name, path), _opened(path) as file, zipfile.ZipFile(file) as packed:
+        return {key: _header(packed, member) for key, member in _members(packed).items()}
+
+
+def arrays(name: str, path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an ``.npz`` file, in this machine's order of bytes.
+
+    Raises ``ValueError`` for a file that is none, is damaged or encrypted, or holds anything but plain arrays.
+    """
+    with reading(name, path), _opened(path) as file:
+        return unpacked(file)
+
+
+def unpacked(file: IO[bytes]) -> dict[str, np.ndarray]:
+    """The arrays of an open ``.npz`` file; what it raises for a bad one is for ``reading`` to catch."""
+    with zipfile.ZipFile(file) as packed:
+        found = {}
+        for key, member in _members(packed).items():
+            _header(packed, member)
+            with packed.open(member.filename) as one:
+                found[key] = _native(np.lib.format.read_array(one, allow_pickle=False))
+        return found
+
+
+def array_of(raw: bytes) -> np.ndarray:
+    """The array of the bytes of an ``.npy`` file; raises ``ValueError``."""
+    _described(raw, len(raw), "the file")
+    return _native(np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False))
+
+
+def _opened(path: Path) -> IO[bytes]:
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that nobody writes to opens at once
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ValueError("it is a folder, a pipe or a device, must be a file")
+    return os.fdopen(handle, "rb")
+
+
+def _members(packed: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """The files in an ``.npz`` by the names of their arrays."""
+    found: dict[str, zipfile.ZipInfo] = {}
+    for member in packed.infolist():
+        key = member.filename.removesuffix(".npy")
+        if key in found:
+            raise ValueError(f"{key} is there twice")
+        found[key] = member
+    return found
+
+
+def _header(packed: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
+    with packed.open(member.filename) as file:
+        return _described(file.read(MOST_HEADER), member.file_size, member.filename)
+
+
+def _described(begin: bytes, size: int, what: str) -> Header:
+    """The header of an array in a file of ``size`` bytes, that begins so; raises ``ValueError`` for one that is false.
+
+    An array that is said to be larger than its file would be allocated before that is noticed.
+    """
+    file = io.BytesIO(begin[:MOST_HEADER])
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file, max_header_size=MOST_HEADER)
+    except Exception as error:  # what it says of code in a header, or of large ones, helps nobody
+        raise ValueError(f"{what} is no array as np.save writes it") from error
+    if dtype.hasobject:
+        raise ValueError(f"{what} holds Python objects, must be numbers or strings")
+    held = size - file.tell()
+    if min(shape, default=0) < 0 or dtype.itemsize == 0 or math.prod(shape) * dtype.itemsize != held:
+        raise ValueError(f"{what} says that it is {dtype} {shape}, and has {held} bytes")
+    return Header(shape, dtype)
+
+
+def _native(array: np.ndarray) -> np.ndarray:
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
