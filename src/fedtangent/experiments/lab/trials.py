@@ -191,7 +191,7 @@ def with_global_set(trial: Trial, share: float, labels: Array) -> tuple[Federate
     their ``labels`` [n].
     """
     held = trial.data
-    chosen = sharing.class_balanced(np.asarray(labels), max(1, round(share * len(labels))), trial.seed)
+    chosen = sharing.class_balanced(np.asarray(labels), max(1, round(share * len(labels))), trial.seed, "shared")
     given = sharing.with_shared(Partition(np.asarray(held.indices), np.asarray(held.offsets)), chosen)
     moved = held._replace(indices=jnp.asarray(given.indices, jnp.int32), offsets=jnp.asarray(given.offsets, jnp.int32))
     return moved, chosen
