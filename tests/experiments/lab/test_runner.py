@@ -164,6 +164,7 @@ REFUSED = [
     ("fed_ensemble.table1", "sine", "num_models=1,3", "num_models: got (1, 3), allowed are 1, 2, 10, 20, 40"),
     ("fed_ensemble.fig1", "sine", "num_clients=100000", "at which 21 inputs fit into [-1, 1], must be smaller for 100"),
     ("fed_ensemble.fig1", "sine", "points_per_client=2000000", "must be smaller for 5 clients of 2000000"),
+    ("fed_ensemble.stragglers", "digits", "slowness=0.5", "slowness: got 0.5, must be 0 here"),
     ("fed_ensemble.table1", "sine", "schedules=2", "schedules: got 2, must be a whole number of at least 3"),
     ("fed_ensemble.corollary1", "sine", "num_models=1", "num_models: got 1, must be 2 or more"),
     ("fed_ensemble.theorem1", "sine", "num_rounds=4", "num_rounds: got 4, must be a whole number of at least 5"),
