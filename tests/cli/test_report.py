@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fedtangent.cli import report
+from fedtangent.cli import main, report
 from fedtangent.output.files import output_folder, write_config
 from fedtangent.output.report import ReportedRun, read_run
 
@@ -78,7 +80,21 @@ def test_runs_become_a_page(run: Callable, folder: Path) -> None:
     assert run("report", "--overwrite").code == 0  # results/, in which the report itself is no run
     assert (folder / "results/report/report.html").read_bytes() != before
     (folder / "results/first/result.json").unlink()
-    assert "unfinished" in run("report", "results/first", "--output", "other").out
+    (folder / "link").symlink_to("results/first")
+    once = run("report", "results/first", "link", "results/../results/first", "--output", "other").out
+    assert "unfinished" in once and "1 run, 1 figure in other/report.html" in once
+
+
+def test_names_that_the_terminal_has_no_letters_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("\udcff", "日本", "<script>"):
+        described(folder / "all" / name, "train")
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    with pytest.raises(SystemExit) as ended:
+        main.main(["report", "all"])
+    assert ended.value.code == 0
+    assert all(f"all/{name} ".encode() in written.getvalue() for name in ("\\udcff", "\\u65e5\\u672c", "<script>"))
+    assert Page((folder / "results/report/report.html").read_text(encoding="utf-8")).faults == []
 
 
 @pytest.mark.usefixtures("no_training")

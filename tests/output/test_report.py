@@ -110,9 +110,33 @@ def test_how_a_run_ended_is_said(tmp_path: Path, code: int | None, says: str) ->
 def test_half_a_figure_is_left_out(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     whole = (folder / "figures/of_0.png").read_bytes()
-    for content, count in ((whole, 2), (whole[:-1], 1), (b"GIF89a" + whole[6:], 1)):
+    for content, count in ((whole, 2), (whole[:-1], 1), (b"GIF89a" + whole[6:], 1), (whole[:8] + whole[-8:], 1)):
         (folder / "figures/of_0.png").write_bytes(content)
         assert len(Page(page_of(folder)).images) == count
+
+
+def test_a_figure_that_is_drawn_anew_meanwhile_is_shown_as_it_was_read(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    run = report.read_run(folder)
+    before = (folder / "figures/of_0.png").read_bytes()
+    (folder / "figures/of_0.png").write_bytes(b"")
+    image = Page(report.page([run], ["fedtangent train"], "0.0")).images[0]
+    assert base64.b64decode(image["src"].partition(",")[2]) == before
+
+
+def test_what_utf_8_has_no_letter_for_is_escaped(tmp_path: Path) -> None:
+    text = page_of(write_run(tmp_path / "\udcff" / "a"))
+    assert "\\udcff/a" in Page(text.encode().decode()).text
+
+
+def test_rows_that_are_no_verdicts_are_shown_as_they_are(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    rows = [{"holds": "x", "control_fails": [1], "passed": 5}, {"holds": True, "passed": True}, {"split": "test"}, 7]
+    write_result(folder, rows, verdicts=rows[:2])
+    overview, results, verdicts, *_ = Page(page_of(folder)).tables
+    assert not any("must be" in cell for cell in overview[1])
+    assert results[1][:3] == ["x", "[1]", "5"] and results[4][-1] == "7"
+    assert verdicts[1:] == [["x", "[1]", "5"], ["yes", "-", "yes"]]
 
 
 def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
@@ -126,13 +150,26 @@ def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
             report.runs_below(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["config.json", "result.json"])
-def test_what_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+WRONG = [
+    *((name, text, "is no JSON") for name in ("config.json", "result.json") for text in ("{", "[]", "[" * 100_000)),
+    *(("config.json", json.dumps({"command": "train", "options": {}, name: 5}), f"none .*: {name} is of another kind")
+      for name in ("command", "options", "resolved", "environment")),
+    ("config.json", '{"command": "train"}', "is not the configuration of a run"),
+    *(("result.json", json.dumps({name: True}), f"none .*: {name} is of another kind")
+      for name in ("rows", "verdicts", "failed")),
+    ("metrics.csv", "round\n" + "9" * 5000, "no table"),
+    ("metrics.csv", "round,split\n1," + "x" * 200_000, "no table"),
+    ("metrics.csv", "round,split\n1,\udcff", "no table"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "says"), WRONG)
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, says: str) -> None:
     folder = write_run(tmp_path / "a", figures=0)
-    for text in ("{", "[]"):
-        (folder / name).write_text(text)
-        with pytest.raises(ValueError, match=f"runs: .*{name} is no JSON that a run wrote"):
-            report.read_run(folder)
+    (folder / name).write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ValueError, match=f"^runs: .*{name} is {says}|^runs: .*{name} {says}") as refused:
+        report.read_run(folder)
+    assert type(refused.value) is ValueError
 
 
 PROBE = """<script>

@@ -17,7 +17,7 @@ from fedtangent.checks import MAX_SEED, whole
 from fedtangent.engine.sweeps import parse_seeds
 from fedtangent.experiments.lab.runner import Experiment, Request, Study, expected_seconds, perform, prepare_study
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
-from fedtangent.output.tables import TextTable, clock, console, show_verdicts
+from fedtangent.output.tables import TextTable, clock, console, counted, show_verdicts
 
 NUM_SEEDS = 5
 
@@ -86,8 +86,9 @@ def run_job(job: ExperimentJob) -> int:
         metrics.extend(more)
         write_metrics(folder, metrics)
 
-    count = "1 seed" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds"
-    screen.print(f"[bold]{options.name}[/bold] on {study.dataset}, {count}", highlight=False)
+    screen.print(
+        f"[bold]{options.name}[/bold] on {study.dataset}, {counted(len(study.seeds), 'seed')}", highlight=False
+    )
     if options.scale == "paper":
         say("timing a few rounds")
         hours = expected_seconds(experiment, study) / 3600

@@ -17,6 +17,7 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import io
 import os
 import pkgutil
 import re
@@ -81,6 +82,8 @@ class Asked(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, check it, run it; ends the process with its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as of standard error: what its encoding lacks, escaped
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()

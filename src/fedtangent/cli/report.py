@@ -16,7 +16,7 @@ from fedtangent.cli.arguments import words
 from fedtangent.engine.description import DECIDING
 from fedtangent.output.files import output_folder, write_atomically, write_config, write_result
 from fedtangent.output.report import ReportedRun, page, read_run, runs_below
-from fedtangent.output.tables import TextTable, console
+from fedtangent.output.tables import TextTable, console, counted
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,13 @@ def prepare(options: ReportOptions) -> Job:
     if not options.runs:
         raise ValueError("runs: got none, must be folders of runs")
     try:
-        folders = [folder for given in options.runs for folder in runs_below(Path(given))]
-        runs = [read_run(folder) for folder in dict.fromkeys(folders)]
+        named = [folder for given in options.runs for folder in runs_below(Path(given))]
+        folders = {folder.resolve(): folder for folder in named}  # once, whatever it is called
+        runs = [read_run(folder) for folder in folders.values()]
         html = page(runs, [command_of(run) for run in runs], fedtangent.__version__)
     except OSError as error:
         raise ValueError(f"runs: cannot read {error.filename}: {error.strerror}") from error
-    if any(folder.resolve() == options.output.resolve() for folder in folders):
+    if options.output.resolve() in folders:
         raise ValueError(f"output: got {options.output}, which is one of the runs: name another folder")
     return Job(options, runs, html)
 
@@ -61,7 +62,8 @@ def run_job(job: Job) -> int:
     write_result(folder, rows)
     screen.print(TextTable(None, ("run", "command", "ended"), [tuple(row.values()) for row in rows]))
     figures = sum(len(run.figures) for run in job.runs)
-    screen.print(f"{len(rows)} runs, {figures} figures in {folder / 'report.html'}", highlight=False)
+    count = f"{counted(len(rows), 'run')}, {counted(figures, 'figure')}"
+    screen.print(f"{count} in {folder / 'report.html'}", highlight=False)
     return 0
 
 

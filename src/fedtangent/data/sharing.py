@@ -15,14 +15,15 @@ from fedtangent.data.partition import assemble, generator, validate
 from fedtangent.types import Partition
 
 
-def class_balanced(labels: Any, size: int, seed: int) -> np.ndarray:
+def class_balanced(labels: Any, size: int, seed: int, name: str = "size") -> np.ndarray:
     """Indices of ``size`` examples drawn uniformly by class (Zhao et al., 2018, section 4), ascending int32.
 
     Each class present gives equally many, to within one, without replacement; which give one more is drawn too. Raises
-    ``ValueError`` for a size outside 1 .. n, or beyond what some class has.
+    ``ValueError`` for a size outside 1 .. n, or beyond what some class has; ``name`` is what it calls it, the argument
+    that the user gave.
     """
     labels = checks.class_labels("labels", labels)
-    size = checks.whole("size", size, 1, len(labels))
+    size = checks.whole(name, size, 1, len(labels))
     rng = generator(seed)
     _, kind = np.unique(labels, return_inverse=True)
     pool = np.bincount(kind)
@@ -30,23 +31,26 @@ def class_balanced(labels: Any, size: int, seed: int) -> np.ndarray:
     wanted = np.full(len(pool), each) + (rng.permutation(len(pool)) < extra)
     if (wanted > pool).any():
         at = int(np.argmax(wanted > pool))
-        raise ValueError(f"size: got {size}, must be less: {wanted[at]} examples of a class that has {pool[at]}")
+        raise ValueError(
+            f"{name}: got {size} examples, must be fewer: {wanted[at]} of them are of a class that has {pool[at]}"
+        )
     drawn = [rng.choice(np.flatnonzero(kind == c), k, replace=False) for c, k in enumerate(wanted)]
     return np.sort(np.concatenate(drawn)).astype(np.int32)
 
 
-def number_given(shared: Sequence[int] | np.ndarray, fraction: float) -> int:
+def number_given(shared: Sequence[int] | np.ndarray, fraction: float, name: str = "shared") -> int:
     """How many of the shared examples each client gets: ``fraction`` of them in (0, 1], rounded, at least one.
 
-    Raises ``ValueError`` for another fraction, and a ``shared`` that is not whole numbers from 0, each once.
+    Raises ``ValueError`` for another fraction, and a ``shared`` that is not whole numbers from 0, each once; ``name``
+    is what it calls that.
     """
     chosen = np.asarray(shared)
     if chosen.ndim != 1 or chosen.size == 0 or not np.issubdtype(chosen.dtype, np.integer):
         raise ValueError(
-            f"shared: got shape {chosen.shape}, dtype {chosen.dtype}, must be one index or more in a 1-D array"
+            f"{name}: got shape {chosen.shape}, dtype {chosen.dtype}, must be one index or more in a 1-D array"
         )
     if chosen.min() < 0 or len(np.unique(chosen)) < len(chosen):
-        raise ValueError(f"shared: got {chosen.tolist()!r:.60}, must be indices of at least 0, each once")
+        raise ValueError(f"{name}: got {chosen.tolist()!r:.60}, must be indices of at least 0, each once")
     checks.number("fraction", fraction, above=0, at_most=1)
     return max(1, round(float(fraction) * len(chosen)))
 
@@ -72,17 +76,19 @@ def with_shared(
     return assemble(parts)
 
 
-def without(partition: Partition, examples: Sequence[int] | np.ndarray) -> Partition:
+def without(partition: Partition, examples: Sequence[int] | np.ndarray, name: str = "examples") -> Partition:
     """``partition`` whose clients hold none of ``examples``: a global set that is nobody's own.
 
-    Raises ``ValueError`` as ``number_given``, and for a client that would be left with nothing.
+    Raises ``ValueError`` as ``number_given``, and for a client that would be left with nothing; ``name`` is what it
+    calls the examples, the argument that the user gave.
     """
-    number_given(examples, 1.0)
+    given = number_given(examples, 1.0, name)
     validate(partition, checks.MAX_INDEX)
     parts = [own[~np.isin(own, np.asarray(examples))] for own in map(partition.client, range(partition.num_clients))]
     for i, own in enumerate(parts):
         if len(own) == 0 < len(partition.client(i)):
-            raise ValueError(f"examples: got all {len(partition.client(i))} of client {i}, must leave it one")
+            all_of = f"all {len(partition.client(i))} of client {i}"
+            raise ValueError(f"{name}: got {given} examples, {all_of} among them, must leave it one")
     return assemble(parts)
 
 

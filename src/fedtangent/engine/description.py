@@ -376,17 +376,18 @@ def _at_server(described: Description, loaded: data.Dataset, clients: Partition)
     run, how = described.run, described.algorithm
     if "server_data" in how.entry.needs:
         held = _drawn(how.options.server_examples, run.seed, clients)
-        return sharing.without(clients, held), {"server_data": jnp.asarray(*_inputs(loaded.x_train[held]))}
+        kept = sharing.without(clients, held, "server_examples")
+        return kept, {"server_data": jnp.asarray(*_inputs(loaded.x_train[held]))}
     if "shared" in how.entry.needs:
         share = checks.number("shared_fraction", how.options.shared_fraction, above=0, below=1)
         if loaded.num_classes == 0:
             raise ValueError(f"dataset: got {loaded.name!r}, must have classes, by which {how.entry.name} draws")
         number = max(1, round(share * len(loaded.x_train)))
-        shared = sharing.class_balanced(loaded.y_train, number, run.seed)
+        shared = sharing.class_balanced(loaded.y_train, number, run.seed, "shared_fraction")
         return sharing.with_shared(clients, shared), {"shared": shared}
     if "validation" in how.entry.needs and how.options.ntk_choose == "validation":
         held = _drawn(how.options.server_examples, run.seed, clients)
-        return sharing.without(clients, held), {"validation": held}
+        return sharing.without(clients, held, "server_examples"), {"validation": held}
     return clients, {}
 
 

@@ -13,15 +13,19 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtangent.output.tables import FAILS, HOLDS
+from fedtangent.output.tables import FAILS, HOLDS, counted
 
-PNG, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
+PNG, PNG_END = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"IEND\xaeB`\x82"
 DRAWN_PER_INCH, SHOWN_PER_INCH = 150, 96  # pixels: of the files, and what CSS calls one
 LEGIBLE = 0.7  # of its natural size, below which a figure is not shrunk: it scrolls in its box
 LONG = 120  # letters, beyond which a list of numbers is cut in a table
 WORDS = 32  # letters of a column of words that stand in one line
 TALL = 25  # rows, beyond which a table scrolls up and down as well
 SHOWN_APART = {"rows", "verdicts", "status", "failed", "passed", "exit_code"}
+KINDS: dict[str, dict[str, type]] = {  # of what the page is made, where a file has it
+    "config.json": {"command": str, "options": dict, "resolved": dict, "environment": dict},
+    "result.json": {"rows": list, "verdicts": list, "failed": list},
+}
 
 
 class ReportedRun(NamedTuple):
@@ -31,7 +35,7 @@ class ReportedRun(NamedTuple):
     config: Mapping[str, Any]
     result: Mapping[str, Any]  # empty where there is none yet
     last: Sequence[Mapping[str, str]]  # the rows of the last round in metrics.csv
-    figures: Sequence[Path]
+    figures: Mapping[Path, bytes]
 
     @property
     def command(self) -> str:
@@ -72,13 +76,16 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The JSON object of a file; raises ``ValueError`` naming it where there is none."""
+    """The JSON object of a file; raises ``ValueError`` naming it where it is none that a run wrote."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"runs: {path} is no JSON that a run wrote") from error
     if not isinstance(found, dict):
         raise ValueError(f"runs: {path} is no JSON that a run wrote")
+    for name, kind in KINDS[path.name].items():
+        if not isinstance(found.get(name), kind | None):
+            raise ValueError(f"runs: {path} is none that a run wrote: {name} is of another kind")
     return found
 
 
@@ -88,11 +95,12 @@ def read_run(folder: Path) -> ReportedRun:
     A figure that was not written to its end is left out.
     """
     config = _read(folder / "config.json")
-    if not isinstance(config.get("command"), str) or not isinstance(config.get("options"), dict):
+    if config.get("command") is None or config.get("options") is None:
         raise ValueError(f"runs: {folder / 'config.json'} is not the configuration of a run")
     path = folder / "result.json"
     result = _read(path) if path.exists() else {}
-    figures = [path for path in sorted((folder / "figures").glob("*.png")) if _is_whole(path.read_bytes())]
+    drawn = {path: path.read_bytes() for path in sorted((folder / "figures").glob("*.png"))}
+    figures = {path: content for path, content in drawn.items() if _is_whole(content)}
     return ReportedRun(folder, config, result, _last(folder / "metrics.csv"), figures)
 
 
@@ -100,9 +108,12 @@ def _last(path: Path) -> list[dict[str, str]]:
     """The rows of the last round, in the file's order."""
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if (row.get("round") or "").isdecimal()]
-    latest = max((int(row["round"]) for row in rows), default=0)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.DictReader(file) if (row.get("round") or "").isdecimal()]
+        latest = max((int(row["round"]) for row in rows), default=0)
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"runs: {path} is no table that a run wrote") from error
     return [row for row in rows if int(row["round"]) == latest]
 
 
@@ -111,19 +122,22 @@ def _is_whole(content: bytes) -> bool:
 
 
 def page(runs: Sequence[ReportedRun], commands: Sequence[str], version: str) -> str:
-    """The page: a table of the runs, then what each found, how it was configured, and the command that repeats it."""
+    """The page: a table of the runs, then what each found, how it was configured, and the command that repeats it.
+
+    What UTF-8 has no letter for, as in the name of a folder that is none in UTF-8, is written as an escape.
+    """
     style, script = (
         importlib.resources.files("fedtangent.output").joinpath(name).read_text(encoding="utf-8")
         for name in ("report.css", "report.js")
     )
-    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    count = counted(len(runs), "run")
     rows = [
         {"run": _Link(f"#run-{i}", str(run.folder)), "command": run.command, "of": _subject(run)}
         | {"ended": run.ended, "in short": _in_short(run)}
         for i, run in enumerate(runs, start=1)
     ]
     bodies = (_article(i, run, line) for i, (run, line) in enumerate(zip(runs, commands, strict=True), start=1))
-    return "\n".join(
+    whole = "\n".join(
         [
             "<!DOCTYPE html>",
             '<html lang="en">',
@@ -150,6 +164,7 @@ def page(runs: Sequence[ReportedRun], commands: Sequence[str], version: str) -> 
             "</html>\n",
         ]
     )
+    return whole.encode(errors="backslashreplace").decode()
 
 
 class _Link(NamedTuple):
@@ -178,22 +193,28 @@ def _words(value: Any) -> str:
 
 def _in_short(run: ReportedRun) -> str:
     """Verdicts counted; of a run the metrics of its test examples."""
-    judged = [row for row in _verdicts(run) if "holds" in row]
+    judged = _verdicts(run)
     if judged:
         counts = {word: sum(row["passed"] is mark for row in judged) for mark, word in PASSED.items()}
         return "verdicts: " + ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     rows = run.result.get("rows") or run.last
-    test = [row for row in rows if isinstance(row, Mapping) and row.get("split") == "test" and "value" in row]
+    test = [r for r in rows if isinstance(r, Mapping) and r.get("split") == "test" and {"metric", "value"} <= r.keys()]
     return ", ".join(f"test {row['metric']} {_text(_number(row['value']))}".replace("_", " ") for row in test[:2])
 
 
 PASSED = {True: "as they must be", False: "not as they must be", None: "undecided"}
+MARKS = ("holds", "control_fails", "passed")
 
 
 def _verdicts(run: ReportedRun) -> list[Mapping[str, Any]]:
     """The verdicts, which of check-theory are the rows."""
     found = run.result.get("verdicts") or run.result.get("rows") or []
-    return [row for row in found if isinstance(row, Mapping) and "holds" in row and "passed" in row]
+    return [row for row in found if _is_verdict(row)]
+
+
+def _is_verdict(row: Any) -> bool:
+    """Whether a row of a table is a verdict, whose marks are yes, no or undecided."""
+    return isinstance(row, Mapping) and all(isinstance(row.get(mark, ""), bool | None) for mark in MARKS)
 
 
 def _article(place: int, run: ReportedRun, line: str) -> str:
@@ -211,7 +232,8 @@ def _article(place: int, run: ReportedRun, line: str) -> str:
         _box("command", f"<pre><code>{_unbroken(line)}</code></pre>"),
     ]
     if run.figures:
-        parts += ["<h3>Figures</h3>", '<div class="figures">', *(_figure(path, run) for path in run.figures), "</div>"]
+        drawn = [_figure(path, content, run) for path, content in run.figures.items()]
+        parts += ["<h3>Figures</h3>", '<div class="figures">', *drawn, "</div>"]
     if result.get("rows"):
         parts += ["<h3>Results</h3>", _table("results", _rows(result["rows"]))]
     elif run.last:
@@ -247,7 +269,7 @@ def _rows(value: Sequence[Any]) -> list[Mapping[str, Any]]:
 
 
 def _in_words(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not {"holds", "control_fails", "passed"} <= row.keys():
+    if not _is_verdict(row):
         return row
     said = {"holds": HOLDS[row["holds"]][0], "control_fails": FAILS[row["control_fails"]][0]}
     return {name: said.get(name, value) for name, value in row.items() if name != "passed"}
@@ -265,9 +287,9 @@ def _number(value: Any) -> Any:
         return value
 
 
-def _figure(path: Path, run: ReportedRun) -> str:
+def _figure(path: Path, content: bytes, run: ReportedRun) -> str:
     """A PNG within the page, no larger than it was drawn and no smaller than can be read."""
-    content, name = path.read_bytes(), _plain(path.stem)
+    name = _plain(path.stem)
     width, height = struct.unpack(">II", content[16:24])
     shown = round(width * SHOWN_PER_INCH / DRAWN_PER_INCH)
     image = (

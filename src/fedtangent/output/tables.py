@@ -33,6 +33,11 @@ def number(value: float | int | None, digits: int = 3) -> str:
     return f"{value:.{digits}f}"
 
 
+def counted(number: int, what: str) -> str:
+    """So many of something: ``1 run``, ``2 runs``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 _COLUMNS = {
     "test MSE": lambda r: number(r.test_mse, 4),
     "accuracy": lambda r: number(r.accuracy),

@@ -44,7 +44,9 @@ def test_every_user_is_tested_on_its_own_examples() -> None:
     assert len(drawn.y["train"]) + 10 == len(loaded.x_train)
     with pytest.raises(ValueError, match="num_clients: got 5, must be from 1 to 4, the users of made"):
         first_users(written(), 5)
-    with pytest.raises(ValueError, match="clients: got the users of digits, must be others"):
+    with pytest.raises(
+        ValueError, match=r"classes_per_client: got -1, the users of digits, .*must be -2, or at least 0"
+    ):
         first_users(data.load("digits"), 0)
 
 

@@ -70,6 +70,8 @@ def studies(study: Study) -> dict[tuple[float, str], Study]:
 def check(study: Study) -> None:
     """Every method can be built under every way; fewer are kept than asked."""
     s = study.settings
+    if s.slowness != 0:
+        raise ValueError(f"slowness: got {s.slowness:g}, must be 0 here: slow has those that are compared")
     if not 1 <= s.keep_first < s.clients_per_round:
         raise ValueError(
             f"keep_first: got {s.keep_first}, must be from 1 to {s.clients_per_round - 1}, fewer than asked"

@@ -212,7 +212,7 @@ def _at_server(s: LeagueSettings, trial: Trial) -> tuple[Any, Array]:
     """The clients' data without the examples that the server has, and those."""
     held = trial.data
     rows = np.random.default_rng([trial.seed, 2]).permutation(np.asarray(held.indices))[: s.server_examples]
-    kept = without(Partition(np.asarray(held.indices), np.asarray(held.offsets)), rows)
+    kept = without(Partition(np.asarray(held.indices), np.asarray(held.offsets)), rows, "server_examples")
     moved = held._replace(indices=jnp.asarray(kept.indices, jnp.int32), offsets=jnp.asarray(kept.offsets, jnp.int32))
     return moved, held.x[np.sort(rows)]
 

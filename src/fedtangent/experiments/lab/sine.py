@@ -63,18 +63,23 @@ def load(
     """
     if not (math.isfinite(spacing) and spacing >= 0):
         raise ValueError(f"spacing: got {spacing}, must be 0 or more")
+    if spacing > 0 and num_clients * points_per_client > 2 / spacing + 1:  # before any are drawn in vain
+        raise ValueError(
+            f"spacing: got {spacing:g}, at which {int(2 / spacing) + 1} inputs fit into [-1, 1], must be smaller for "
+            f"{num_clients} clients of {points_per_client}"
+        )
     drawn = num_clients * (CANDIDATES if spacing > 0 else 1)
     toy = data.load("sine", seed=seed, num_users=drawn, points_per_user=points_per_client, gap=gap,
                     test_points=test_points)  # fmt: skip
-    kept: list[int] = []
+    kept = list(range(num_clients)) if spacing == 0 else []
     x = np.asarray(toy.x_train, np.float64).reshape(drawn, points_per_client)
     for i in range(drawn):
-        inputs = np.sort(np.concatenate([x[kept].ravel(), x[i]]))
-        if spacing == 0 or np.all(np.diff(inputs) >= spacing):
-            kept.append(i)
         if len(kept) == num_clients:
             break
-    else:
+        inputs = np.sort(np.concatenate([x[kept].ravel(), x[i]]))
+        if np.all(np.diff(inputs) >= spacing):
+            kept.append(i)
+    if len(kept) < num_clients:
         raise ValueError(
             f"spacing: got {spacing:g}, at which {len(kept)} of {drawn} clients fit, must be smaller for {num_clients}"
         )

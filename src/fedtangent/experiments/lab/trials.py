@@ -79,7 +79,10 @@ def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
     does not say whose the examples are, and for more users than it has.
     """
     if loaded.user_train is None:
-        raise ValueError(f"clients: got the users of {loaded.name}, must be others: it does not say whose examples are")
+        raise ValueError(
+            f"classes_per_client: got {USERS}, the users of {loaded.name}, which does not say whose its examples are; "
+            f"must be {DISTORTED}, or at least {IID}"
+        )
     users, owner = np.unique(loaded.user_train, return_inverse=True)
     if not 0 <= number <= len(users):
         raise ValueError(f"num_clients: got {number}, must be from 1 to {len(users)}, the users of {loaded.name}")
@@ -191,7 +194,7 @@ def with_global_set(trial: Trial, share: float, labels: Array) -> tuple[Federate
     their ``labels`` [n].
     """
     held = trial.data
-    chosen = sharing.class_balanced(np.asarray(labels), max(1, round(share * len(labels))), trial.seed)
+    chosen = sharing.class_balanced(np.asarray(labels), max(1, round(share * len(labels))), trial.seed, "shared")
     given = sharing.with_shared(Partition(np.asarray(held.indices), np.asarray(held.offsets)), chosen)
     moved = held._replace(indices=jnp.asarray(given.indices, jnp.int32), offsets=jnp.asarray(given.offsets, jnp.int32))
     return moved, chosen
