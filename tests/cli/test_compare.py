@@ -36,7 +36,6 @@ def test_a_comparison_writes_its_files_and_ends_with_its_verdict(run: Callable, 
     out = folder / "results" / "compare"  # where it goes by itself
     files = sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file())
     assert files == [
-        ".lock",
         "config.json",
         "figures/residual.png",
         "figures/sine_linear_bands.png",

@@ -40,7 +40,6 @@ def test_an_experiment_writes_its_files_and_prints_its_tables(run: Callable, fol
     files = sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file() and p.parent.name != "runs")
     assert len(list((out / "runs").iterdir())) == 2 * 2 * 2
     assert files == [
-        ".lock",
         "config.json",
         "figures/by_round.png",
         "figures/reliability.png",

@@ -40,7 +40,7 @@ def test_a_prediction_writes_its_files_and_ends_with_its_tables(run: Callable, f
         assert said in ended.out, said  # fmt: skip
     out = folder / "out"
     files = sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file())
-    assert files == [".lock", "config.json", "figures/predicted.png", "figures/rates.png", "metrics.csv", "result.json"]
+    assert files == ["config.json", "figures/predicted.png", "figures/rates.png", "metrics.csv", "result.json"]
     with (out / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert ",".join(rows[0]) == "round,algorithm,seed,split,metric,value,uplink_bytes,downlink_bytes,seconds"

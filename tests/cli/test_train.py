@@ -43,7 +43,6 @@ def test_a_run_writes_its_files_and_prints_its_table(run: Callable, folder: Path
     out = folder / "out"
     saved = out / "checkpoints"
     assert sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file() and saved not in p.parents) == [
-        ".lock",
         "config.json",
         "figures/learning_curves.png",
         "metrics.csv",

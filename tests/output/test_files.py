@@ -125,7 +125,7 @@ def test_a_folder_that_holds_a_run_is_taken_only_by_what_goes_on_with_it(tmp_pat
         files.check_free(tmp_path, "train", options, goes_on=True, can_go_on=True)
 
 
-WROTE = ("config.json", "metrics.csv", "metrics.csv.part", "result.json", "report.html")
+WROTE = ("config.json", "metrics.csv", "metrics.csv.0a1b2c3d.part", "result.json", "report.html")
 WROTE += ("figures/a.png", "checkpoints/x", "runs/a.npz", "tensorboard/seed-0/events")
 
 

@@ -23,7 +23,7 @@ import pkgutil
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,18 +91,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     except KeyboardInterrupt:
-        print(f"{PROGRAM}: interrupted; what was finished is in the output folder", file=sys.stderr)
+        _tell("interrupted; what was finished is in the output folder")
         code = 130
     sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
     """The exit code of one command."""
-    import jax
-
     import fedtangent
-    from fedtangent.engine.checkpoints import CheckpointError
-    from fedtangent.output.files import write_end
+    from fedtangent.engine.checkpoints.store import locked
 
     if arguments == ["--version"]:
         print(f"{PROGRAM} {fedtangent.__version__}")
@@ -110,29 +107,39 @@ def run(arguments: list[str]) -> int:
     fedtangent.enable_x64()
     if "" not in sys.path:  # where modules of one's own lie that --model and --algorithm may name
         sys.path.append("")
-    held = contextlib.ExitStack()
+    with contextlib.ExitStack() as held:
+        try:
+            if not arguments or arguments[0] in ("-h", "--help"):
+                return _overview(bool(arguments))
+            command = find(*arguments)
+            if {"-h", "--help"} & set(arguments):
+                print(help_page(command, [word for word in arguments[1:] if word not in ("-h", "--help")]))
+                return 0
+            asked = read(command, arguments[1:])
+            if "host_devices" in asked.values:  # before anything else uses a device
+                processes.use_cores(asked.values["host_devices"])
+            if asked.values.get("distributed", False):
+                processes.start(*(asked.values[name] for name in processes.VARIABLES))
+            if (folder := _folder(asked)) is not None:
+                held.enter_context(locked(folder, "output", _tell))
+            job = _prepared(asked)
+        except ValueError as error:
+            return _refused(error)
+        return _performed(asked, job)
+
+
+def _performed(asked: Asked, job: Any) -> int:
+    """The exit code of a job that was checked, and whose folder is held."""
+    import jax
+
+    from fedtangent.engine.checkpoints import CheckpointError
+    from fedtangent.output.files import write_end
+
     try:
-        if not arguments or arguments[0] in ("-h", "--help"):
-            return _overview(bool(arguments))
-        command = find(*arguments)
-        if {"-h", "--help"} & set(arguments):
-            print(help_page(command, [word for word in arguments[1:] if word not in ("-h", "--help")]))
-            return 0
-        asked = read(command, arguments[1:])
-        if "host_devices" in asked.values:  # before anything else uses a device
-            processes.use_cores(asked.values["host_devices"])
-        if asked.values.get("distributed", False):
-            processes.start(*(asked.values[name] for name in processes.VARIABLES))
-        job = _prepared(asked)
-        held.enter_context(_folder(asked))  # the last thing that can be refused
-    except ValueError as error:
-        return _refused(error)
-    try:
-        with held:
-            code = int(command.module.run_job(job))
-            if asked.values.get("output") is not None and processes.is_main():
-                write_end(asked.values["output"], code)
-            return code
+        code = int(asked.command.module.run_job(job))
+        if (folder := _folder(asked)) is not None:
+            write_end(folder, code)
+        return code
     except CheckpointError as error:
         return _refused(error)
     except BrokenPipeError:
@@ -141,12 +148,11 @@ def run(arguments: list[str]) -> int:
         if not asked.values.get("distributed", False):
             raise
         said = str(error).splitlines()[0]
-        print(f"{PROGRAM}: error: another process of this run is gone, or cannot be reached: {said}", file=sys.stderr)
+        _tell(f"error: another process of this run is gone, or cannot be reached: {said}")
         sys.stderr.flush()
         os._exit(1)  # an orderly end would wait for that process
     except OSError as error:  # a full disk, say
-        place = error.filename or asked.values.get("output")
-        print(f"{PROGRAM}: error: {error.strerror}: {place}", file=sys.stderr)
+        _tell(f"error: {error.strerror}: {error.filename or asked.values.get('output')}")
         return 1
 
 
@@ -317,34 +323,27 @@ def _repeated(command: Command, given: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in ANEW}
 
 
-def _prepared(asked: Asked) -> Any:
-    """The checked job, and the folder it may write to."""
-    from fedtangent.output.files import check_free
+def _folder(asked: Asked) -> Path | None:
+    """The folder that this process writes to, if it writes."""
+    folder = asked.values.get("output")
+    return None if folder is None or not processes.is_main() else Path(folder)
 
-    folder, module = asked.values.get("output"), asked.command.module
+
+def _prepared(asked: Asked) -> Any:
+    """The checked job; its folder, which is held, is ready for it then: emptied of another run if so asked."""
+    from fedtangent.output.files import check_free, clear, output_folder
+
+    folder, module = _folder(asked), asked.command.module
     goes_on = getattr(module, "continues", lambda values: False)(asked.values)
     if asked.values.get("resume") and asked.values["overwrite"]:
         raise ValueError("overwrite: got it beside --resume, allowed is one of them")
-    if folder is not None and processes.is_main() and not asked.values["overwrite"]:
+    if folder is not None and not asked.values["overwrite"]:
         check_free(folder, asked.command.name, asked.identity, goes_on, hasattr(module, "continues"))
-    return asked.command.prepare(**asked.arguments)
-
-
-@contextlib.contextmanager
-def _folder(asked: Asked) -> Iterator[None]:
-    """Hold the folder of what is written for this process alone, emptied of another run where that was asked for."""
-    from fedtangent.engine.checkpoints.store import locked
-    from fedtangent.output.files import clear, output_folder
-
-    folder = asked.values.get("output")
-    if folder is None or not processes.is_main():
-        yield
-        return
-    with locked(Path(folder), "output"):
-        if asked.values["overwrite"]:
-            clear(folder)
+    job = asked.command.prepare(**asked.arguments)
+    if folder is not None:
+        clear(folder, whole=asked.values["overwrite"])
         output_folder(folder)
-        yield
+    return job
 
 
 def help_page(command: Command, arguments: Sequence[str]) -> str:
@@ -376,8 +375,12 @@ def _overview(asked: bool) -> int:
 
 
 def _refused(error: ValueError) -> int:
-    print(f"{PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
+    _tell(f"error: {' '.join(str(error).split())}")
     return 2
+
+
+def _tell(line: str) -> None:
+    print(f"{PROGRAM}: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedtangent.engine.processes import environment
 
 # All that a run writes; but for the kernels of predict, which are checked, and used again where they fit.
 WRITTEN = ("config.json", "metrics.csv", "result.json", "figures", "checkpoints", "runs", "tensorboard", "report.html")
+PART = ".part"  # the end of the names of files that are being written
 
 
 class Metric(NamedTuple):
@@ -83,27 +85,24 @@ def held_by(folder: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and "command" in found else {"command": "that cannot be read"}
 
 
-def clear(folder: Path) -> None:
-    """Remove the run that ``folder`` holds, whole, and nothing else."""
-    if held_by(folder) is not None:
-        for name in WRITTEN:
-            for path in (folder / name, _part(folder / name)):
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
+def clear(folder: Path, whole: bool = True) -> None:
+    """Remove the run that ``folder`` holds, or only what a kill left half written, and nothing else."""
+    halves = [path for name in WRITTEN for path in folder.glob(f"{name}.*{PART}")]
+    for path in halves + ([folder / name for name in WRITTEN] if whole and held_by(folder) is not None else []):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` so that a reader, or a kill, sees the old file or the new one, never a part."""
-    part = _part(path)
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
-
-
-def _part(path: Path) -> Path:
-    """Where what becomes ``path`` is written."""
-    return path.with_name(path.name + ".part")
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}")  # no other writer's
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _plain(value: Any) -> Any:
