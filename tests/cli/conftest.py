@@ -41,6 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     jax.devices()  # in use from here on, so that no test makes the machine's cores devices of their own
     monkeypatch.chdir(work)
     monkeypatch.delenv("FEDTANGENT_DATA", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")  # not those of whoever runs the tests
     monkeypatch.setenv("FEDTANGENT_CACHE", str(tmp_path / "cache"))
     yield work
     jax.config.update("jax_enable_x64", True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 import tyro
 
-from fedtangent.cli.arguments import COLUMN, WIDTH, help_of, options_of, page, parse, unknown, words, words_of
+from fedtangent.cli.arguments import COLUMN, INDENT, WIDTH, help_of, options_of, page, parse, unknown, words, words_of
 from fedtangent.entries import option
 
 
@@ -105,10 +105,20 @@ def test_the_help_of_a_group_is_that_of_its_fields_and_its_parents() -> None:
 
 def test_a_page_has_each_option_once_with_its_default() -> None:
     lines = page("program X [OPTIONS]", "What it does.", {"first": First, "second": Second}, OPTIONS).splitlines()
-    assert lines[:3] == ["usage: program X [OPTIONS]", "What it does.", "first:"]
+    assert lines[0] == "usage: program X [OPTIONS]" and lines[1].startswith("What it does. ") and lines[2] == "first:"
     assert f"{'  --rate 0.25':<{COLUMN}}The step size" in lines
     assert f"{'  --no-guard':<{COLUMN}}Off: let it run" in lines
     assert f"{'  --widths 4 5':<{COLUMN}}Hidden widths, of which there may be many, so that this help is" in lines
     assert f"{'  --folder PATH':<{COLUMN}}A folder" in lines
     assert sum("--rate" in line for line in lines) == 1
     assert max(map(len, lines)) <= WIDTH
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_page_is_as_wide_as_the_screen(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    long = OPTIONS["rate"]._replace(help="word " * 60)
+    unbroken = OPTIONS["name"]._replace(help="x" * (width - COLUMN + 1))
+    lines = page("program", "What. " * 60, {"first": First}, {"rate": long, "name": unbroken}).splitlines()
+    assert width - len("What. ") < max(map(len, lines)) <= width
+    assert f"{'':{INDENT}}{unbroken.help}" in lines

@@ -64,6 +64,18 @@ def test_every_command_has_a_page_of_help(command: str, run: Callable) -> None:
     assert max(map(len, ended.out.splitlines())) <= 100
 
 
+def test_a_page_of_help_shows_what_is_chosen_in_place_of_defaults() -> None:
+    page = main.help_page(main.find("train"), ["--num-rounds", "7", "--widths", "3", "4", "--loss", "cross_entropy"])
+    for shown in ("--num-rounds 7 ", "--widths 3 4 ", "--loss cross_entropy "):
+        assert f"\n  {shown}" in page, shown
+    assert "\n  --num-rounds 50 " in main.help_page(main.find("train"), [])
+    assert "--key-file PATH               with --projection: its seed" in page
+
+
+def test_what_must_be_given_is_named(run: Callable) -> None:
+    assert run("data") == (2, "", "fedtangent: error: action, name: got none, must be given\n")
+
+
 def options_in(page: str) -> set[str]:
     """The options that a page of help has, by name."""
     return {name.replace("-", "_") for name in re.findall(r"^  --(?:no-)?([a-z0-9-]+)", page, re.MULTILINE)}

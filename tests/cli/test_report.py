@@ -24,6 +24,7 @@ LINES = [
     "train --algorithm fed_ensemble --base fed_dyn --mu 0.05 --num-models 2 --no-stop-on-divergence",
     "train --dataset sine --partition by_user --model rbf_linear --max-update-norm inf --keep-first 3",
     "predict --algorithm fed_avg scaffold --target 0.9",
+    "predict --algorithm fed_avg fed_prox --mu 0.5",
     "compare --case sine --scale smoke",
     "compare --algorithm scaffold --loss cross_entropy --num-train 200",
     "experiment local_gd.fig1a --scale smoke --set num_rounds=3",

@@ -14,6 +14,7 @@ import inspect
 import io
 import itertools
 import re
+import shutil
 import textwrap
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +25,10 @@ import tyro
 
 from fedtangent.entries import option
 
-WIDTH = 100  # of a page of help
-COLUMN = 32  # where the help of an option begins
+WIDTH = 100  # of a page of help, where neither a terminal nor $COLUMNS says another
+NARROWEST = 60
+COLUMN = 32  # where the help of an option begins,
+INDENT = 6  # and where, below it, one with words that are too long to stand beside
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +56,13 @@ class MachineOptions:
     host_devices: int = option(0, may_differ=True)
     """Without an accelerator: cores that work side by side (0: all)."""
     distributed: bool = option(False, may_differ=True)
-    """One of several processes of a run, over a shared output folder."""
+    """One of several processes of a run, over a shared output folder; Slurm and Open MPI tell them the rest."""
     coordinator: str | None = option(None, may_differ=True, used_with="distributed")
-    """host:port of process 0 (default: $JAX_COORDINATOR_ADDRESS, cluster)."""
+    """Process 0, host:port (default: $JAX_COORDINATOR_ADDRESS)."""
     num_processes: int | None = option(None, may_differ=True, used_with="distributed")
-    """How many there are (default: $JAX_NUM_PROCESSES, cluster)."""
+    """How many (default: $JAX_NUM_PROCESSES)."""
     process_id: int | None = option(None, may_differ=True, used_with="distributed")
-    """Which one this is, from 0 (default: $JAX_PROCESS_ID, cluster)."""
+    """Which one, from 0 (default: $JAX_PROCESS_ID)."""
 
 
 class Option(NamedTuple):
@@ -95,8 +98,10 @@ def options_of(groups: Mapping[str, Any]) -> dict[str, Option]:
             name, kind, positional = field.name, kinds[field.name], False
             if typing.get_origin(kind) is typing.Annotated:
                 positional, kind = tyro.conf.Positional in kind.__metadata__, kind.__origin__
-            default = field.default if isinstance(group, type) else getattr(group, name)
-            found.setdefault(name, Option(name, kind, default, texts.get(name, ""), title, positional))
+            default, text = field.default if isinstance(group, type) else getattr(group, name), texts.get(name, "")
+            if field.metadata.get("used_with"):
+                text = f"with --{field.metadata['used_with'].replace('_', '-')}: {text[:1].lower()}{text[1:]}"
+            found.setdefault(name, Option(name, kind, default, text, title, positional))
     return found
 
 
@@ -173,6 +178,9 @@ def _first_words(box: str) -> str:
     lines = [re.sub(r"[^\x20-\x7e]", " ", line.replace("─", "-")).strip() for line in box.splitlines()][1:]
     rules = [i for i, line in enumerate(lines) if i > 0 and not line.strip("- ")]
     said = " ".join(" ".join(lines[: rules[0] if rules else None]).strip("- ").split())
+    if said.startswith("Missing from"):
+        missing = re.findall(r"(\S+) \(required\)", said)
+        return f"{', '.join(missing)}: got none, must be given"
     return re.sub(r"^Error parsing --([\w-]+):", lambda m: m[1].replace("-", "_") + ":", said)
 
 
@@ -183,26 +191,32 @@ def unknown(name: str, command: str, names: Iterable[str]) -> ValueError:
 
 
 def page(usage: str, about: str, groups: Mapping[str, Any], options: Mapping[str, Option]) -> str:
-    """A page of help: what it is about, then each group's options with their defaults, one line each where they fit."""
-    lines = [f"usage: {usage}", *textwrap.wrap(about, WIDTH)]
+    """A page of help: what it is about, then each group's options with their values, one line each where they fit.
+
+    It is as wide as the terminal, or as ``$COLUMNS`` says.
+    """
+    width = max(NARROWEST, shutil.get_terminal_size((WIDTH, 24)).columns)
+    said = f"{about} Behind an option: its value, as chosen here or by default."
+    lines = [f"usage: {usage}", *textwrap.wrap(said, width)]
     for title in groups:
         mine = [one for one in options.values() if one.group == title]
         if mine:
-            lines += [f"{title}:", *(line for one in mine for line in _lines(one))]
+            lines += [f"{title}:", *(line for one in mine for line in _lines(one, width))]
     return "\n".join(lines)
 
 
-def _lines(one: Option) -> list[str]:
+def _lines(one: Option, width: int) -> list[str]:
     value, text = _default(one), one.help.removesuffix(".")
     head = f"  {one.shown} {value}".rstrip()
-    body = textwrap.wrap(text, WIDTH - COLUMN) or [""]
-    if len(head) >= COLUMN:
-        return [head, *(" " * COLUMN + line for line in body)]
+    column = COLUMN if max(map(len, text.split()), default=0) <= width - COLUMN else INDENT
+    body = textwrap.wrap(text, width - column, break_on_hyphens=False) or [""]
+    if len(head) >= column:
+        return [head, *(" " * column + line for line in body)]
     return [f"{head:<{COLUMN}}{body[0]}".rstrip(), *(" " * COLUMN + line for line in body[1:])]
 
 
 def _default(one: Option) -> str:
-    """What stands behind an option: its default, or what it takes where there is none."""
+    """What stands behind an option: its value, or what it takes where there is none."""
     if one.type is bool:
         return ""
     if one.default is None or one.default is dataclasses.MISSING:

@@ -15,7 +15,15 @@ import tyro
 from fedtangent import entries
 from fedtangent.checks import MAX_SEED, whole
 from fedtangent.engine.sweeps import parse_seeds
-from fedtangent.experiments.lab.runner import Experiment, Request, Study, expected_seconds, perform, prepare_study
+from fedtangent.experiments.lab.runner import (
+    Experiment,
+    Request,
+    Study,
+    expected_seconds,
+    perform,
+    prepare_study,
+    written,
+)
 from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import TextTable, clock, console, counted, show_verdicts
 
@@ -31,7 +39,7 @@ class ExperimentOptions:
     """
 
     name: Annotated[str, tyro.conf.Positional]
-    """Which experiment, such as fed_ensemble.versus_fed_avg."""
+    """Which experiment, such as fed_ensemble.versus_fed_avg; beside it --help has its data sets and settings."""
     scale: str = "default"
     """smoke (a minute or few on two cores), default (up to an hour) or paper (an accelerator's work)."""
     dataset: str | None = None
@@ -57,9 +65,14 @@ def continues(options: object) -> bool:
 
 
 def allowed(given: Mapping[str, Sequence[str]]) -> dict[str, Iterable[str]]:
-    """What options may be, of the experiment that is named: for the page of help."""
+    """What options may be, of the experiment that is named, and its settings: for the page of help."""
     found = entries.catalogue("experiments").get(" ".join(given[""]))
-    return {} if found is None else {"dataset": found.scales}
+    if found is None:
+        return {}
+    dataset, *_ = given.get("dataset") or found.scales
+    scale, *_ = given.get("scale") or [ExperimentOptions.scale]
+    settings = found.scales.get(dataset, {}).get(scale)
+    return {"dataset": found.scales} | ({} if settings is None else {"set": written(settings)})
 
 
 def prepare(options: ExperimentOptions) -> ExperimentJob:

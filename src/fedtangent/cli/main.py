@@ -348,19 +348,29 @@ def _prepared(asked: Asked) -> Any:
 
 def help_page(command: Command, arguments: Sequence[str]) -> str:
     """The page of help of a command, with the options of what the arguments choose."""
-    given, _, chosen = _begun(command, arguments)
+    given, before, chosen = _begun(command, arguments)
     groups = groups_of(command, chosen)
     options = options_by_name(groups)
-    positional = "".join(f" {one.shown}" for one in options.values() if one.positional)
+    positional = "".join(f" {_place(one)}" for one in options.values() if one.positional)
     about = inspect.cleandoc(command.module.prepare.__globals__["__doc__"] or "").split("\n\n")[0]
     about = " ".join(about.split()).rpartition("``: ")[2]
-    known = {name: catalogue(kind) for name, kind in description.CHOICES.items() if command.describes}
+    every = {name: catalogue(kind) for name, kind in description.CHOICES.items() if command.describes}
+    known = {name: entries for name, entries in every.items() if len(entries) <= MANY}
     known |= getattr(command.module, "allowed", lambda given: {})(given)
     for name in options.keys() & known.keys():  # each choice names what there is to choose from, unless that is much
-        if len(known[name]) <= MANY:
-            text = f"{options[name].help.removesuffix('.')}: {', '.join(known[name])}."
-            options[name] = options[name]._replace(help=text)
+        text = f"{options[name].help.removesuffix('.')}: {', '.join(known[name])}."
+        options[name] = options[name]._replace(help=text)
+    for name, value in (before | given).items():
+        if name in options and options[name].type is not bool:
+            shown = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+            options[name] = options[name]._replace(default=shown)
     return page(f"{PROGRAM} {command.name}{positional} [OPTIONS]", about, groups, options)
+
+
+def _place(one: Option) -> str:
+    """A word that is no option, as a line of usage has it: in brackets where it may be left out."""
+    shown = f"{one.shown} .." if one.several else one.shown
+    return shown if one.default is dataclasses.MISSING else f"[{shown}]"
 
 
 def _overview(asked: bool) -> int:

@@ -12,7 +12,7 @@ import tyro
 
 import fedtangent
 from fedtangent.cli import main
-from fedtangent.cli.arguments import words
+from fedtangent.cli.arguments import Option, words
 from fedtangent.engine.description import DECIDING
 from fedtangent.output.files import output_folder, write_atomically, write_config, write_result
 from fedtangent.output.report import ReportedRun, page, read_run, runs_below
@@ -77,7 +77,10 @@ def command_of(run: ReportedRun) -> str:
         whole = _values(run.command, path)
         decided = {name: whole[name] for name in DECIDING if whole.get(name) is not None}
         first = {name: value[0] if isinstance(value, list) else value for name, value in decided.items()}
-        options = main.options_by_name(main.groups_of(main.find(run.command, *path), first))
+        several = whole["algorithm"] if isinstance(whole.get("algorithm"), list) else []
+        options: dict[str, Option] = {}
+        for chosen in [first, *({**first, "algorithm": name} for name in several[1:])]:  # each has options of its own
+            options = main.options_by_name(main.groups_of(main.find(run.command, *path), chosen)) | options
         decided |= {name: value for name, value in whole.items() if options[name].positional}
         usual = _values(run.command, words(decided, options))
         said = decided | {name: value for name, value in whole.items() if value != usual.get(name)}

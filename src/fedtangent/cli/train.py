@@ -60,7 +60,7 @@ class TrainOptions:
     diagnostics: str = "none"
     """none; at evaluations kernel, or laziness: how far from linear."""
     diagnostics_examples: int = option(256, used_with="diagnostics")
-    """diagnostics: training examples (laziness: test ones too)."""
+    """Training examples (laziness: test ones too)."""
     log: str = option("none", may_differ=True)
     """none, or tensorboard: every evaluation in OUTPUT/tensorboard, too."""
     resume: bool = option(False, may_differ=True)

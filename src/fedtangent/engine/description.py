@@ -74,13 +74,13 @@ class CommonOptions:
     keep_first: int | None = None
     """Close a round after so many answers."""
     completion_time: str = option("lognormal", used_with="keep_first")
-    """keep_first: lognormal or exponential, mean by a client's examples."""
+    """Lognormal or exponential, mean by a client's examples."""
     completion_spread: float = option(1.0, used_with="keep_first")
-    """keep_first: standard deviation of the log of a lognormal time."""
+    """Standard deviation of the log of a lognormal time."""
     projection: int | None = None
     """Project inputs to so many numbers, with a seed that clients share."""
     key_file: Path | None = option(None, may_differ=True, used_with="projection")
-    """projection: its secret seed's file (default: $FEDTANGENT_KEY_FILE)."""
+    """Its seed's file (default: $FEDTANGENT_KEY_FILE)."""
 
 
 class Chosen(NamedTuple):

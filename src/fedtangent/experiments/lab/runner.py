@@ -88,6 +88,12 @@ def changed(settings: Settings, changes: Sequence[str]) -> Settings:
     return dataclasses.replace(settings, **given)  # type: ignore[type-var]
 
 
+def written(settings: Any) -> list[str]:
+    """Each of ``settings``, a dataclass, as ``changed`` reads it."""
+    pairs = vars(settings).items()
+    return [f"{name}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for name, v in pairs]
+
+
 def _read(name: str, text: str, like: Any) -> Any:
     """``text`` as the kind of value that ``like`` is."""
     several = isinstance(like, tuple)

@@ -166,7 +166,7 @@ class NtkFlOptions(Descent):
     ntk_unstable: str = "stop"
     """A step size above the largest stable one: stop, clip (take 0.9 of that) or allow."""
     server_examples: int = option(100, used_with="ntk_choose")
-    """--ntk-choose validation: training examples that the server holds, and no client does."""
+    """Training examples that the server holds for validation, and no client does."""
 
 
 @dataclasses.dataclass(frozen=True)
