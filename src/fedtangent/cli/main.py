@@ -141,6 +141,9 @@ def run(arguments: list[str]) -> int:
         print(f"{PROGRAM}: error: another process of this run is gone, or cannot be reached: {said}", file=sys.stderr)
         sys.stderr.flush()
         os._exit(1)  # an orderly end would wait for that process
+    except FloatingPointError as error:  # theory of a run that is not stable
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        return 1
     except OSError as error:  # a full disk, say
         place = error.filename or asked.values.get("output")
         print(f"{PROGRAM}: error: {error.strerror}: {place}", file=sys.stderr)
