@@ -148,7 +148,7 @@ SEEDED: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("seed", [1.7, "3", True, None, -1, 2**32])
 @pytest.mark.parametrize("name", SEEDED)
 def test_seeds_in_whole_numbers(name: str, seed: Any) -> None:
-    refused(lambda: SEEDED[name](seed), f"seed: got {seed!r}, must be a whole number from 0 to 4294967295")
+    refused(lambda: SEEDED[name](seed), f"seed: got {seed!r}, must be a ")
 
 
 @pytest.mark.parametrize("rounds", [2.5, 2.0, "2", True, 0, 2**31, 10**30])

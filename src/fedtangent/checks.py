@@ -17,7 +17,7 @@ import numpy as np
 
 MAX_INDEX = int(np.iinfo(np.int32).max)  # of whole numbers, which programs hold in 32 bits
 MAX_SEED = 2**32 - 1
-MAX_NUMBER = float(np.finfo(np.float32).max)  # of other numbers, in size
+MAX_NUMBER = 1e19  # of other numbers, in size: float32 holds their squares
 _ROWS = 256  # of a matrix that ``symmetric`` looks at together
 
 

@@ -58,7 +58,7 @@ def option(default: Any, *, may_differ: bool = False, used_with: str = "", most:
 def check_limits(options: Any) -> None:
     """Raise ``ValueError`` for a number that is too large for its option: what can be told before anything is built.
 
-    Whole numbers fit 32 bits, others the range of float32; infinity passes, of which options say what it means.
+    Infinity passes: options say what it means.
     """
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)

@@ -151,6 +151,9 @@ def _performed(asked: Asked, job: Any) -> int:
         _tell(f"error: another process of this run is gone, or cannot be reached: {said}")
         sys.stderr.flush()
         os._exit(1)  # an orderly end would wait for that process
+    except FloatingPointError as error:  # theory of a run that is not stable
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        return 1
     except OSError as error:  # a full disk, say
         _tell(f"error: {error.strerror}: {error.filename or asked.values.get('output')}")
         return 1

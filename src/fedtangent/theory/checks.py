@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.checks import MAX_INDEX, MAX_NUMBER, choice, finite, real_array, symmetric, whole
+from fedtangent.checks import MAX_INDEX, choice, finite, real_array, symmetric, whole
 from fedtangent.data.partition import validate
 from fedtangent.kernels.gram import MOST_CHECKED, KernelBlocks, check_covariance, is_semidefinite, spaced
 from fedtangent.kernels.large import LargeKernel
@@ -121,8 +121,8 @@ def present_slots(cohorts: Cohort) -> np.ndarray:
     finite("cohorts.weight", weight)
     if np.any(weight < 0):
         raise ValueError(f"cohorts.weight: got {weight.min():g}, must be at least 0 (0 marks an empty slot)")
-    if (strange := weight[(weight > 0) & ((weight < 1 / MAX_NUMBER) | (weight > MAX_NUMBER))]).size:
-        raise ValueError(f"cohorts.weight: got {strange[0]:g}, must be 0, or from {1 / MAX_NUMBER:g} to {MAX_NUMBER:g}")
+    if (strange := weight[(weight > 0) & ((weight < 1e-100) | (weight > 1e100))]).size:  # sums and shares are exact
+        raise ValueError(f"cohorts.weight: got {strange[0]:g}, must be 0, or from 1e-100 to 1e+100")
     return weight > 0
 
 
