@@ -24,7 +24,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from fedtangent import cli
 from fedtangent.cli.arguments import (
@@ -81,16 +81,32 @@ class Asked(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, check it, run it; ends the process with its exit code."""
+    sys.stdout, sys.stderr = (file or open(os.devnull, "w") for file in (sys.stdout, sys.stderr))  # noqa: SIM115
     try:
         code = run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough, as in `fedtangent train --help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_go(sys.stdout)
         code = 141
+    except OSError as error:  # nothing can be said where it was to be said
+        _let_go(sys.stdout)
+        with contextlib.suppress(OSError):
+            print(f"{PROGRAM}: error: cannot write to standard output: {error.strerror}", file=sys.stderr)
+            sys.stderr.flush()
+        code = 1
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted; what was finished is in the output folder", file=sys.stderr)
         code = 130
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _let_go(sys.stderr)
     sys.exit(code)
+
+
+def _let_go(stream: IO[str]) -> None:
+    """Write no more to where nothing can be written; what is left would be an error when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def run(arguments: list[str]) -> int:
@@ -142,6 +158,7 @@ def run(arguments: list[str]) -> int:
         sys.stderr.flush()
         os._exit(1)  # an orderly end would wait for that process
     except OSError as error:  # a full disk, say
+        print(flush=True)  # which raises where standard output is what is full
         place = error.filename or asked.values.get("output")
         print(f"{PROGRAM}: error: {error.strerror}: {place}", file=sys.stderr)
         return 1
@@ -209,7 +226,7 @@ def read(command: Command, arguments: Sequence[str]) -> Asked:
         raise ValueError(f"algorithm: got {' '.join(given['algorithm'])}, must be different ones")
     offered = [options_by_name(groups_of(command, {**chosen, "algorithm": name})) for name in algorithms]
     several = {one.name for options in offered for one in options.values() if one.several}
-    refuse_repeated(arguments, sorted(several | {"algorithm"} if command.several else several))
+    refuse_repeated(arguments, several | {"algorithm"} if command.several else several)
     if command.several and len(algorithms) > 1:
         return _read_several(command, algorithms, given, chosen)
     return _read(command, arguments, given, before, chosen)
@@ -369,7 +386,8 @@ def _overview(asked: bool) -> int:
 
 
 def _refused(error: ValueError) -> int:
-    print(f"{PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody can be told: the exit code still tells
+        print(f"{PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
     return 2
 
 
