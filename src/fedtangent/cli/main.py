@@ -115,6 +115,7 @@ def run(arguments: list[str]) -> int:
 
     import fedtangent
     from fedtangent.engine.checkpoints import CheckpointError
+    from fedtangent.federated.wire.key_server import written_at_the_end
     from fedtangent.output.files import write_end
 
     if arguments == ["--version"]:
@@ -136,8 +137,10 @@ def run(arguments: list[str]) -> int:
             processes.use_cores(asked.values["host_devices"])
         if asked.values.get("distributed", False):
             processes.start(*(asked.values[name] for name in processes.VARIABLES))
-        job = _prepared(asked)
-        held.enter_context(_folder(asked))  # the last thing that can be refused
+        alone = not asked.values.get("distributed", False)  # of several, all read what the first has written
+        with written_at_the_end() if alone else contextlib.nullcontext():
+            job = _prepared(asked)
+            held.enter_context(_folder(asked))  # the last thing that can be refused
     except ValueError as error:
         return _refused(error)
     try:
