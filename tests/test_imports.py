@@ -235,7 +235,10 @@ print(json.dumps([seconds, sorted({{name.partition(".")[0] for name in sys.modul
 """
 
 
-def probe(statement: str = "import fedtangent", first: str = "import jax") -> tuple[float, list[str]]:
+ALL = "import fedtangent\nfor name in fedtangent.__all__:\n    name == 'compare' or getattr(fedtangent, name)"
+
+
+def probe(statement: str = ALL, first: str = "import jax") -> tuple[float, list[str]]:
     """CPU seconds of ``statement`` in a fresh interpreter after ``first``, and the top-level modules loaded."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("COV_CORE")} | {"PYTHONPATH": str(SOURCE)}
     command = [sys.executable, "-c", PROBE.format(statement=statement, first=first)]
@@ -251,8 +254,13 @@ def test_import_is_quick_and_light():
         if seconds < IMPORT_SECONDS:
             break
     assert seconds < IMPORT_SECONDS
-    assert "fedtangent" in modules
+    assert {"fedtangent", "optax"} <= set(modules)
     assert set(modules).isdisjoint(HEAVY), sorted(set(modules) & set(HEAVY))
+
+
+def test_the_package_itself_brings_nothing_so_that_the_program_answers_from_its_first_moment_on():
+    _, modules = probe("import fedtangent", first="")
+    assert "fedtangent" in modules and not {"jax", "numpy", "optax", "tyro"} & set(modules)
 
 
 def test_the_probe_sees_a_heavy_import_and_a_slow_one():

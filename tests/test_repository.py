@@ -79,7 +79,7 @@ def test_metadata():
     assert config["metadata"]["license"] == "Apache-2.0"
     assert config["options"]["python_requires"] == ">=3.11"
     assert config["options"]["package_dir"].split() == ["=", "src"]
-    assert "fedtangent = fedtangent.cli.main:main" in config["options.entry_points"]["console_scripts"]
+    assert "fedtangent = fedtangent.__main__:main" in config["options.entry_points"]["console_scripts"]
     assert "Apache License" in (ROOT / "LICENSE").read_text()
 
 

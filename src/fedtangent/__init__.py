@@ -26,15 +26,28 @@ import importlib as _importlib
 import sys as _sys
 from functools import partial as _partial
 from types import ModuleType as _Module
+from typing import TYPE_CHECKING
 from typing import Any as _Any
 
-import jax as _jax
-
-from fedtangent import attacks, data, engine, federated, kernels, losses, measures, models, pytrees, theory, types
-from fedtangent.data import partition
-from fedtangent.engine import hypergradient, simulate, sweep
-from fedtangent.engine.processes import use_cores
-from fedtangent.papers import cite
+if TYPE_CHECKING:  # each is imported when first asked for, so that the program answers from its first moment on
+    from fedtangent import (
+        attacks,
+        compare,
+        data,
+        engine,
+        federated,
+        kernels,
+        losses,
+        measures,
+        models,
+        pytrees,
+        theory,
+        types,
+    )
+    from fedtangent.data import partition
+    from fedtangent.engine import hypergradient, simulate, sweep
+    from fedtangent.engine.processes import use_cores
+    from fedtangent.papers import cite
 
 __version__ = "0.1.0"
 
@@ -65,12 +78,23 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
+_WITHIN = {  # where those are that are no modules of the package
+    "cite": "papers",
+    "hypergradient": "engine",
+    "partition": "data",
+    "simulate": "engine",
+    "sweep": "engine",
+    "use_cores": "engine.processes",
+}
+
+
 def __getattr__(name: str) -> _Any:
-    if name == "compare":  # imported when first asked for: it brings what only comparisons need
-        found = _importlib.import_module("fedtangent.compare")
-        _show_public_names()
-        return found
-    raise AttributeError(f"module 'fedtangent' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'fedtangent' has no attribute {name!r}")
+    module = _importlib.import_module(f"fedtangent.{_WITHIN.get(name, name)}")
+    found = globals()[name] = getattr(module, name) if name in _WITHIN else module
+    _show_public_names()
+    return found
 
 
 def enable_x64(enabled: bool = True) -> None:
@@ -78,7 +102,9 @@ def enable_x64(enabled: bool = True) -> None:
 
     Training stays in the dtype its model and data were made with. The command line does this by itself.
     """
-    _jax.config.update("jax_enable_x64", enabled)
+    import jax
+
+    jax.config.update("jax_enable_x64", enabled)
 
 
 def _public_names(module: _Module) -> list[str]:
@@ -97,6 +123,3 @@ def _show_public_names() -> None:
     for name, module in list(_sys.modules.items()):
         if name.startswith("fedtangent."):
             vars(module).setdefault("__dir__", _partial(_public_names, module))
-
-
-_show_public_names()

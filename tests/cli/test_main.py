@@ -296,9 +296,33 @@ def test_an_option_of_several_values_is_given_once(line: str, name: str) -> None
         asked(line)
 
 
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("train --num-rounds 3 --num-rounds 4", "num_rounds"),
+        ("train --num-rounds=3 --num_rounds 3", "num_rounds"),
+        ("train --overwrite --overwrite", "overwrite"),
+        ("train --stop-on-divergence --no-stop-on-divergence", "stop_on_divergence"),
+        ("predict --algorithm fed_avg fed_prox --mu 0.1 --mu 0.2", "mu"),
+        ("experiment fed_ensemble.table2 --seed 1 --scale smoke --seed 1", "seed"),
+        ("list algorithms --nonsense --nonsense", "nonsense"),
+    ],
+)
+def test_an_option_of_one_value_is_given_once(line: str, name: str) -> None:
+    shown = name.replace("_", "-")
+    with pytest.raises(ValueError, match=f"^{name}: got --{shown} 2 times, must be one --{shown}$"):
+        asked(line)
+
+
+@pytest.mark.parametrize("word", ["größe", "½π", "drei·fünf", "数", "naïve word"])
+def test_what_is_no_ascii_is_shown(run: Callable, word: str) -> None:
+    for arguments in ((word,), ("--num-rounds", word), (f"--{word}", "3")):
+        ended = run("train", *arguments)
+        assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1) and word in ended.err, ended
+
+
 def test_an_option_of_several_values_wins_over_that_of_the_run_that_is_repeated(folder: Path) -> None:
     first = "experiment fed_ensemble.table2 --set num_rounds=3 local_epochs=2"
     write_config(folder, "experiment", asked(first).values)
     assert asked("experiment", "--config", folder / "config.json").values["set"] == ("num_rounds=3", "local_epochs=2")
     assert asked("experiment", "--config", folder / "config.json", "--set", "width=8").values["set"] == ("width=8",)
-    assert asked("train --mu 0.1 --algorithm fed_prox --mu 0.2").values["mu"] == 0.2  # of one value, the last

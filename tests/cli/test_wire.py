@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedtangent.cli import train
 from fedtangent.cli.train import run_job
 from fedtangent.data.projection import projection_matrix
+from fedtangent.engine.checkpoints.store import locked
 from fedtangent.engine.clients import engine_for
 from fedtangent.federated.algorithms import tangent
 from fedtangent.federated.wire.key_server import SEALED_BYTES, open_key_file
@@ -67,6 +70,21 @@ def test_the_environment_may_name_the_key_file(tmp_path: Path, monkeypatch: pyte
     found = job(tmp_path, "--projection", 9)
     assert found.built.data.x.shape == (120, 9)
     assert found.config["projection_seed"] == open_key_file(tmp_path / "key").digest
+
+
+def test_a_refused_run_leaves_no_new_key_file(
+    tmp_path: Path, run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "resolve_mapping", lambda *given, **options: None)
+    key, line = tmp_path / "key", [*TINY.split(), "--projection", 9, "--key-file", tmp_path / "key"]
+    with locked(tmp_path / "held", "output"):  # the last thing that a run is refused for
+        ended = run(*line, "--output", tmp_path / "held")
+    assert ended.code == 2 and "is in use" in ended.err and not key.exists()
+    digests = []
+    monkeypatch.setattr(train, "run_job", lambda job: digests.append(job.config["projection_seed"]) or 0)
+    assert run(*line, "--output", "out").code == 0
+    assert digests == [open_key_file(key).digest]  # the control: that of a run that begins is there, and its own
+    assert [path.name for path in tmp_path.iterdir() if "key" in path.name] == ["key"]
 
 
 def test_switches_reach_the_algorithms(tmp_path: Path) -> None:

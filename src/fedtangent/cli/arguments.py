@@ -136,12 +136,17 @@ def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
 
 
 def refuse_repeated(arguments: Sequence[str], several: Iterable[str]) -> None:
-    """Raise ``ValueError`` for an option of several values that is given twice: its first values would be lost."""
+    """Raise ``ValueError`` for an option that is given twice, as a switch on and off: one of both would be lost.
+
+    ``several``: those that take several values.
+    """
     given = [word[2:].partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")]
-    for name in several:
-        if given.count(name) > 1:
+    bare = [name.removeprefix("no_") if name.removeprefix("no_") in given else name for name in given]
+    for name in dict.fromkeys(bare):
+        if name and bare.count(name) > 1:
             shown = name.replace("_", "-")
-            raise ValueError(f"{name}: got --{shown} {given.count(name)} times, must be one --{shown} with every value")
+            whole = " with every value" if name in several else ""
+            raise ValueError(f"{name}: got --{shown} {bare.count(name)} times, must be one --{shown}{whole}")
 
 
 def words(values: Mapping[str, Any], options: Mapping[str, Option]) -> list[str]:
@@ -174,8 +179,8 @@ def parse(arguments: Sequence[str], options: Mapping[str, Option]) -> dict[str, 
 
 
 def _first_words(box: str) -> str:
-    """What tyro says in a box, in one line: between its title and the next rule."""
-    lines = [re.sub(r"[^\x20-\x7e]", " ", line.replace("─", "-")).strip() for line in box.splitlines()][1:]
+    """What tyro says in a box, in one line: between its title and the next rule; the words of the user are shown."""
+    lines = [re.sub("[\u2500-\u257f]", " ", line.replace("─", "-")).strip() for line in box.splitlines()][1:]
     rules = [i for i, line in enumerate(lines) if i > 0 and not line.strip("- ")]
     said = " ".join(" ".join(lines[: rules[0] if rules else None]).strip("- ").split())
     if said.startswith("Missing from"):

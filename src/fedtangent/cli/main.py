@@ -25,7 +25,7 @@ import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from fedtangent import cli
 from fedtangent.cli.arguments import (
@@ -82,24 +82,39 @@ class Asked(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, check it, run it; ends the process with its exit code."""
+    sys.stdout, sys.stderr = (file or open(os.devnull, "w") for file in (sys.stdout, sys.stderr))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # as of standard error: what its encoding lacks, escaped
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough, as in `fedtangent train --help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_go(sys.stdout)
         code = 141
+    except OSError as error:  # nothing can be said where it was to be said
+        _let_go(sys.stdout)
+        _tell(f"error: cannot write to standard output: {error.strerror}")
+        code = 1
     except KeyboardInterrupt:
         _tell("interrupted; what was finished is in the output folder")
         code = 130
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _let_go(sys.stderr)
     sys.exit(code)
+
+
+def _let_go(stream: IO[str]) -> None:
+    """Write no more to where nothing can be written; what is left would be an error when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def run(arguments: list[str]) -> int:
     """The exit code of one command."""
     import fedtangent
     from fedtangent.engine.checkpoints.store import locked
+    from fedtangent.federated.wire.key_server import written_at_the_end
 
     if arguments == ["--version"]:
         print(f"{PROGRAM} {fedtangent.__version__}")
@@ -122,7 +137,9 @@ def run(arguments: list[str]) -> int:
                 processes.start(*(asked.values[name] for name in processes.VARIABLES))
             if (folder := _folder(asked)) is not None:
                 held.enter_context(locked(folder, "output", _tell))
-            job = _prepared(asked)
+            alone = not asked.values.get("distributed", False)  # of several, all read what the first has written
+            with written_at_the_end() if alone else contextlib.nullcontext():
+                job = _prepared(asked)
         except ValueError as error:
             return _refused(error)
         return _performed(asked, job)
@@ -152,9 +169,10 @@ def _performed(asked: Asked, job: Any) -> int:
         sys.stderr.flush()
         os._exit(1)  # an orderly end would wait for that process
     except FloatingPointError as error:  # theory of a run that is not stable
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        _tell(f"error: {error}")
         return 1
     except OSError as error:  # a full disk, say
+        print(flush=True)  # which raises where standard output is what is full
         _tell(f"error: {error.strerror}: {error.filename or asked.values.get('output')}")
         return 1
 
@@ -221,7 +239,7 @@ def read(command: Command, arguments: Sequence[str]) -> Asked:
         raise ValueError(f"algorithm: got {' '.join(given['algorithm'])}, must be different ones")
     offered = [options_by_name(groups_of(command, {**chosen, "algorithm": name})) for name in algorithms]
     several = {one.name for options in offered for one in options.values() if one.several}
-    refuse_repeated(arguments, sorted(several | {"algorithm"} if command.several else several))
+    refuse_repeated(arguments, several | {"algorithm"} if command.several else several)
     if command.several and len(algorithms) > 1:
         return _read_several(command, algorithms, given, chosen)
     return _read(command, arguments, given, before, chosen)
@@ -393,7 +411,8 @@ def _refused(error: ValueError) -> int:
 
 
 def _tell(line: str) -> None:
-    print(f"{PROGRAM}: {line}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody can be told: the exit code still tells
+        print(f"{PROGRAM}: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

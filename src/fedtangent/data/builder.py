@@ -29,6 +29,7 @@ from fedtangent.progress import progress_of
 
 SPLITS = ("train", "test")
 VERSION = "1.0.0"
+NAME = "fedtangent_published"  # the builder's folder
 
 
 class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
@@ -137,7 +138,7 @@ def prepare(published: Published, data_dir: str | Path | None = None) -> Arrays:
     files cannot be had, and if what comes back is not, byte for byte, what was read from them.
     """
     try:
-        with _quiet():
+        with _quiet(), _no_empty_folders(published, Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()):
             builder = FedtangentPublished(published, data_dir)
             builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
     except RuntimeError as error:  # of the writer of records, on a full disk for one
@@ -160,6 +161,21 @@ def prepare(published: Published, data_dir: str | Path | None = None) -> Arrays:
 def _unwritable(published: Published, data_dir: str | Path | None, error: Exception) -> str:
     place = "the folder of TensorFlow Datasets" if data_dir is None else data_dir
     return f"{published.name}: cannot be prepared in {place}: {' '.join(str(error).split())[:300]}"
+
+
+@contextlib.contextmanager
+def _no_empty_folders(published: Published, place: Path) -> Iterator[None]:
+    """Remove the folders of TFDS that a failure leaves with nothing in them, where they were not there before."""
+    own = published.stem or published.name
+    below = f"downloads/{own}", "downloads/extracted", "downloads", f"{NAME}/{published.name}", NAME
+    made = [folder for folder in (*(place / name for name in below), place) if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        for folder in made:
+            with contextlib.suppress(OSError):  # it holds the begin of a download, which goes on from there
+                folder.rmdir()
+        raise
 
 
 @contextlib.contextmanager

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,17 +145,29 @@ def _checkpointer() -> Any:
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what orbax logs of an error that it raises as well: each of its threads a traceback."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write the arrays below ``folder``, which must not exist yet."""
     import orbax.checkpoint as ocp
 
-    with _checkpointer() as writer:
+    with _quiet(), _checkpointer() as writer:
         writer.save(folder.absolute(), args=ocp.args.StandardSave(arrays))
 
 
 def read_state(folder: Path, like: PyTree) -> PyTree:
     """The state written to ``folder``, as ``like`` in structure, dtypes and key types; equal ``layout`` is presumed."""
-    with _checkpointer() as reader:
+    with _quiet(), _checkpointer() as reader:
         arrays = reader.restore(folder.absolute())
     leaves, structure = jax.tree.flatten(like)
     found = [_like(leaf, arrays[path]) if leaf.size else leaf for path, leaf in zip(layout(like), leaves, strict=True)]

@@ -15,7 +15,8 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,6 +69,9 @@ class KeyFile(NamedTuple):
         """Tells one seed from another without telling the seed: its salted SHA-256, and the salt."""
         found = hashlib.sha256(b"fedtangent projection seed" + self.salt + self.seed.reveal()).hexdigest()
         return f"{self.salt.hex()}:{found[:32]}"
+
+
+_drawn: ContextVar[dict[Path, KeyFile] | None] = ContextVar("_drawn", default=None)  # and not written yet
 
 
 def generate_keys() -> KeyPair:
@@ -137,12 +141,38 @@ def open_key_file(path: str | os.PathLike[str]) -> KeyFile:
     """
     place = Path(path)
     try:
+        drawn = _drawn.get()
         if not place.exists():
-            _create(place, draw_seed(), secrets.token_bytes(SALT_BYTES))
+            new = KeyFile(draw_seed(), secrets.token_bytes(SALT_BYTES))
+            if drawn is not None:
+                return drawn.setdefault(place, new)
+            _create(place, new.seed, new.salt)
         return _read(place)
     except OSError as error:
         what = error.strerror if place.parent.is_dir() else f"there is no folder {place.parent}"
         raise ValueError(f"key_file: cannot use {place}: {what}") from error
+
+
+@contextlib.contextmanager
+def written_at_the_end() -> Iterator[None]:
+    """New key files are written when the block ends, and not at all where it is left by an exception.
+
+    Raises ``ValueError`` for one that cannot be made, or that another process made meanwhile.
+    """
+    drawn: dict[Path, KeyFile] = {}
+    before = _drawn.set(drawn)
+    try:
+        yield
+    finally:
+        _drawn.reset(before)
+    for path, kept in drawn.items():
+        if not path.exists():
+            try:
+                _create(path, kept.seed, kept.salt)
+            except OSError as error:
+                raise ValueError(f"key_file: cannot use {path}: {error.strerror}") from error
+        if open_key_file(path) != kept:
+            raise ValueError(f"key_file: got {path}, which another process made meanwhile: start again")
 
 
 def _create(path: Path, seed: Secret, salt: bytes) -> None:
