@@ -14,7 +14,7 @@ import fedtangent
 from fedtangent.cli import main
 from fedtangent.cli.arguments import words
 from fedtangent.engine.description import DECIDING
-from fedtangent.output.files import output_folder, write_atomically, write_config, write_result
+from fedtangent.output.files import Ended, output_folder, write_atomically, write_config, write_result
 from fedtangent.output.report import ReportedRun, page, read_run, runs_below
 from fedtangent.output.tables import TextTable, console
 
@@ -52,8 +52,8 @@ def prepare(options: ReportOptions) -> Job:
     return Job(options, runs, html)
 
 
-def run_job(job: Job) -> int:
-    """Write the page; returns the exit code."""
+def run_job(job: Job) -> Ended:
+    """Write the page; returns how it ended."""
     folder, screen = output_folder(job.options.output), console()
     write_config(folder, "report", job.options)
     write_atomically(folder / "report.html", job.html)
@@ -62,7 +62,7 @@ def run_job(job: Job) -> int:
     screen.print(TextTable(None, ("run", "command", "ended"), [tuple(row.values()) for row in rows]))
     figures = sum(len(run.figures) for run in job.runs)
     screen.print(f"{len(rows)} runs, {figures} figures in {folder / 'report.html'}", highlight=False)
-    return 0
+    return Ended()
 
 
 def command_of(run: ReportedRun) -> str:
