@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from fedtangent.cli import train
 from fedtangent.measures import uncertainty
+from fedtangent.output.files import Ended
 
 from ..metrics_file import alike
 from .asking import prepared
@@ -83,7 +85,7 @@ def test_a_configuration_repeats_a_run(run: Callable, folder: Path) -> None:
     config = json.loads((folder / "a" / "config.json").read_text())
     assert config["command"] == "train"
     assert config["options"]["schedule"] == "uniform"
-    assert train.run_job(prepared("train --config a/config.json --output c")) == 0
+    assert train.run_job(prepared("train --config a/config.json --output c")) == Ended()
     assert alike(folder / "a")[1] == alike(folder / "c")[1]  # which did not come to the end of the command
 
 
@@ -172,3 +174,14 @@ def test_clients_are_tested_on_their_own_examples(run: Callable, folder: Path) -
 def test_what_is_refused(line: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         prepared("train --num-train 40 --num-clients 2 --widths 4 " + line)
+
+
+@pytest.mark.parametrize("name", ["dp_fed_avg", "ntk_fl", "fed_be_no_distillation"])
+def test_the_last_line_the_result_and_the_exit_code_agree(run: Callable, folder: Path, name: str) -> None:
+    more = ["--ntk-unstable", "allow"] if name == "ntk_fl" else []
+    given = ["--algorithm", name, "--num-train", "40", "--num-clients", "4", "--num-rounds", "3", *more]
+    ended = run("train", *given, "--client-learning-rate", "1e30", "--mapping", "scan", "--output", "out")
+    result = json.loads((folder / "out" / "result.json").read_text())
+    assert ended.code == result["exit_code"] == 1, ended
+    assert ended.err.splitlines()[-1].startswith(f"fedtangent: {result['status']}: the results are those of round 0")
+    assert re.match("(diverged|unstable) at round 1", result["status"]) and result["rounds"] == 0

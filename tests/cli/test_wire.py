@@ -17,6 +17,7 @@ from fedtangent.engine.checkpoints.store import locked
 from fedtangent.engine.clients import engine_for
 from fedtangent.federated.algorithms import tangent
 from fedtangent.federated.wire.key_server import SEALED_BYTES, open_key_file
+from fedtangent.output.files import Ended
 
 from .asking import prepared
 
@@ -45,7 +46,7 @@ def test_no_file_holds_the_seed_and_a_run_resumes_with_it_alone(
 ) -> None:
     key = tmp_path / "key"
     given = ["--projection", 9, "--checkpoint-every", 1, "--mapping", "scan"]
-    assert run_job(job(tmp_path, *given, "--key-file", key)) == 0
+    assert run_job(job(tmp_path, *given, "--key-file", key)) == Ended()
     seed = open_key_file(key).seed.reveal()
     forms = [seed, seed.hex().encode(), base64.b64encode(seed)[:40], str(int.from_bytes(seed, "big")).encode()]
     written = [path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()]
@@ -62,7 +63,7 @@ def test_no_file_holds_the_seed_and_a_run_resumes_with_it_alone(
     open_key_file(tmp_path / "other")
     with pytest.raises(ValueError, match="projection_seed"):
         run_job(job(tmp_path, *again, tmp_path / "other"))
-    assert run_job(job(tmp_path, *again, moved)) == 0
+    assert run_job(job(tmp_path, *again, moved)) == Ended()
 
 
 def test_the_environment_may_name_the_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

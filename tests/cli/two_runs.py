@@ -38,7 +38,7 @@ LINES = {
     "train of seeds": f"{TRAIN} --seeds 0:3",
     "train resumed": f"{TRAIN} --checkpoint-every 1 --resume",
     "train anew": f"{TRAIN} --overwrite",
-    "compare": f"compare --algorithm fed_avg {SMALL} --widths 8 16 --draws 5",
+    "compare": f"compare --algorithm fed_avg {SMALL} --widths 8 16 32 --draws 5",
     "predict": f"predict {SMALL} --no-rates --draws 2",
     "experiment": "experiment local_gd.fig1b --scale smoke",
     "check-theory": "check-theory --only fed_ensemble.second_order",
@@ -68,7 +68,7 @@ def watched(module: Any, place: Path, who: str, real: bool) -> None:
         all_asked.append(read(*given))
         return all_asked[0]
 
-    def stand_in() -> int:
+    def stand_in() -> files.Ended:
         asked = all_asked[0]
         folder, rows = files.output_folder(asked.values["output"]), list[files.Metric]()
         files.write_config(folder, asked.command.name, asked.values, who=who)
@@ -78,13 +78,13 @@ def watched(module: Any, place: Path, who: str, real: bool) -> None:
             time.sleep(random.random() * LONG / 5)
         files.write_atomically(folder / "figures" / "all.png", who)
         files.write_result(folder, [{"who": who}])
-        return 0
+        return files.Ended()
 
-    def run_job(job: Any) -> int:
+    def run_job(job: Any) -> files.Ended:
         begun = time.monotonic()
-        code = works(job) if real else stand_in()
+        ended: files.Ended = works(job) if real else stand_in()
         (place / "worked").write_text(f"{begun} {time.monotonic()}")
-        return int(code)
+        return ended
 
     def prepare(**given: Any) -> None:
         time.sleep(random.random() * LONG / 5)

@@ -7,6 +7,7 @@ the same shapes.
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any, NamedTuple
 
 import chex
@@ -17,7 +18,7 @@ import pytest
 
 from fedtangent.engine.clients import engine_for
 from fedtangent.engine.history import at_start, charge
-from fedtangent.engine.loop import copied
+from fedtangent.engine.loop import copied, is_finite
 from fedtangent.engine.run import Run, simulate
 from fedtangent.entries import catalogue
 from fedtangent.federated import algorithms
@@ -34,7 +35,7 @@ ROUNDS = 6  # of a table of cohorts
 LARGEST, HELD = 8, 33  # examples of the largest client, and of all together: alike in all data of the laws
 SHARED = [0, 1]  # rows that every client holds that holds anything
 UNLABELLED = np.random.default_rng(7).normal(size=(7, INPUTS))
-LAWS = ("rejection", "doubling")  # those that an algorithm may be exempt from
+LAWS = ("rejection", "doubling", "divergence")  # those that an algorithm may be exempt from
 COMPILES: list[str] = []
 
 
@@ -394,6 +395,25 @@ def test_a_broken_client_that_is_not_rejected_shows() -> None:
     both = (guarded.algorithm, unguarded)
     ends = [go(algorithm, broken_data("many"), "vmap", 2, guarded.start, slots)[0] for algorithm in both]
     assert np.isfinite(leaves(ends[0].server)[0]).all() and not np.isfinite(leaves(ends[1].server)[0]).all()
+
+
+def test_a_run_that_diverges_says_so(case: Case) -> None:
+    """Whether it ends at its last good round or goes on; at a rate that lets the first round's steps overflow."""
+    applies(case, "divergence")
+    rate = "client_learning_rate" if "client_learning_rate" in case.laws.arguments else "learning_rate"
+    small = {"mu": 1e-250} if "mu" in case.laws.arguments else {}  # mu times the rate has to be below 1
+    given = {"shared": SHARED, "server_data": UNLABELLED}
+    needs = {need: given[need] for need in case.entry.needs if need in given}
+    arguments = {**case.laws.arguments, **needs, **small}
+    wild = case.entry.recipe(two_layer(), case.schedule, **arguments | {rate: 1e200})
+    through, ended = (
+        simulate(wild, natural_data(case.laws.cohorts), 3, mapping="scan", stop_on_divergence=stop)
+        for stop in (False, True)
+    )
+    assert re.match(r"diverged by round \d$|unstable at round 1: ", through.status), through.status
+    assert re.match(r"(diverged|unstable) at round \d", ended.status) and is_finite(ended.state), ended.status
+    assert len(ended.history.rounds["examples"]) < len(through.history.rounds["examples"]) == 3
+    assert case.seldom.run.status == "finished"  # the same at the rate of the other laws
 
 
 # ---- clients that are alike ---------------------------------------------------------------------------------------

@@ -131,11 +131,12 @@ WROTE += ("figures/a.png", "checkpoints/x", "runs/a.npz", "tensorboard/seed-0/ev
 
 def test_a_result_is_of_the_run_that_was_begun_last(tmp_path: Path) -> None:
     files.write_config(tmp_path, "train", {"seed": 0})
-    files.write_end(tmp_path, 0)  # stopped before it had a result
+    files.write_end(tmp_path, files.Ended())  # stopped before it had a result
     assert not (tmp_path / "result.json").exists()
     files.write_result(tmp_path, [{"a": 1}], seconds=float("nan"))
-    files.write_end(tmp_path, 1)
-    assert json.loads((tmp_path / "result.json").read_text()) == {"rows": [{"a": 1}], "seconds": None, "exit_code": 1}
+    files.write_end(tmp_path, files.ended(["it broke", "twice"]))
+    expected = {"rows": [{"a": 1}], "seconds": None, "status": "it broke; twice", "exit_code": 1}
+    assert json.loads((tmp_path / "result.json").read_text()) == expected
     files.write_config(tmp_path, "train", {"seed": 0})
     assert not (tmp_path / "result.json").exists()
 

@@ -14,7 +14,7 @@ import pytest
 from matplotlib.image import imsave
 
 from fedtangent.output import report
-from fedtangent.output.files import Metric, output_folder, write_config, write_end, write_metrics, write_result
+from fedtangent.output.files import Ended, Metric, output_folder, write_config, write_end, write_metrics, write_result
 
 from .pages import Page
 
@@ -37,8 +37,8 @@ def write_run(folder: Path, command: str = "train", figures: int = 2, code: int 
         imsave(folder / "figures" / f"of_{i}.png", np.random.default_rng(i).uniform(size=(40, 60 + 1500 * i, 3)))
     if code is not None:
         rows = [{"split": "test", "metric": "accuracy", "value": 0.25}, {"split": HOSTILE, "value": 1e-9, "more": 3}]
-        write_result(folder, rows, rounds=4, status="finished", verdicts=[verdict(True), verdict(None)])
-        write_end(folder, code)
+        write_result(folder, rows, rounds=4, verdicts=[verdict(True), verdict(None)])
+        write_end(folder, Ended("finished" if code == 0 else "diverged at round 5", code))
     return folder
 
 
@@ -98,7 +98,9 @@ def test_tables_hold_what_the_run_wrote(tmp_path: Path) -> None:
     assert versions[1:] == [[name, str(value)] for name, value in config["environment"].items()]
 
 
-@pytest.mark.parametrize(("code", "says"), [(None, "unfinished, at round 4"), (0, "finished"), (1, "disagree")])
+@pytest.mark.parametrize(
+    ("code", "says"), [(None, "unfinished, at round 4"), (0, "finished"), (1, "diverged at round 5")]
+)
 def test_how_a_run_ended_is_said(tmp_path: Path, code: int | None, says: str) -> None:
     page = Page(page_of(write_run(tmp_path / "a", "compare", code=code)))
     assert says in page.tables[0][1][3]

@@ -13,7 +13,7 @@ from fedtangent.checks import MAX_SEED, choice, seed
 from fedtangent.compare.theorems import SCALES, TheoremEntry, wanted
 from fedtangent.compare.verdicts import Verdict, as_rows, summary
 from fedtangent.entries import option
-from fedtangent.output.files import output_folder, write_config, write_result
+from fedtangent.output.files import Ended, ended, output_folder, write_config, write_result
 from fedtangent.output.tables import clock, console, show_verdicts
 
 
@@ -45,8 +45,8 @@ def prepare(options: CheckTheoryOptions) -> TheoryJob:
     return options, wanted(options.only)
 
 
-def run_job(job: TheoryJob) -> int:
-    """Run check after check, write result.json after each, print the table; returns the exit code."""
+def run_job(job: TheoryJob) -> Ended:
+    """Run check after check, write result.json after each, print the table; returns how it ended."""
     (options, checks), screen, start = job, console(), time.perf_counter()
     say, folder = clock(screen), output_folder(options.output)
     write_config(folder, "check-theory", options)
@@ -69,7 +69,7 @@ def run_job(job: TheoryJob) -> int:
     screen.print()
     show_verdicts(screen, every, "Theory against simulation")
     screen.print(f"[bold]{summary(every)}[/bold]", highlight=False)
-    return 0 if passed else 1
+    return ended([] if passed else [summary(every)])
 
 
 def _run(entry: TheoremEntry, options: CheckTheoryOptions) -> list[Verdict]:

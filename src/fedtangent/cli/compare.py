@@ -22,7 +22,7 @@ from fedtangent.engine.description import Description
 from fedtangent.entries import catalogue, choose, option
 from fedtangent.measures.uncertainty import metric_of
 from fedtangent.output.comparison_plots import draw_all
-from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
+from fedtangent.output.files import Ended, Metric, ended, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import (
     COMPARISON_LEGEND,
     LEGEND,
@@ -90,8 +90,8 @@ def prepare_run(options: ComparisonOptions, described: Description) -> CompareJo
     return CompareJob([setting_of(described, options)], values, described.run.seed, options.output)
 
 
-def run_job(job: CompareJob) -> int:
-    """Run every setting, write files after each, print tables, draw figures; returns the exit code."""
+def run_job(job: CompareJob) -> Ended:
+    """Run every setting, write files after each, print tables, draw figures; returns how it ended."""
     screen, start = console(), time.perf_counter()
     say, folder = clock(screen), output_folder(job.output)
     write_config(folder, "compare", job.options)
@@ -105,7 +105,18 @@ def run_job(job: CompareJob) -> int:
     paths = draw_all(results, folder / "figures")
     screen.print(f"[bold]{summary(verdicts)}[/bold] ({time.perf_counter() - start:.0f} s)")
     screen.print(f"{len(paths)} figures in {folder / 'figures'}; numbers in {folder / 'result.json'}", highlight=False)
-    return 0 if all(v.passed is not False for v in verdicts) else 1
+    said = [] if all(v.passed is not False for v in verdicts) else [summary(verdicts)]
+    return ended([*_diverged(results), *said])
+
+
+def _diverged(results: list[SideBySide]) -> list[str]:
+    """The networks that ended in numbers that are not finite."""
+    return [
+        f"{seen.method}, width {seen.width} [{result.setting.name}]: diverged"
+        for result in results
+        for seen in (*result.simulated, *result.ntk_fl)
+        if not np.isfinite(seen.train[-1]).all() or not np.isfinite(seen.test[-1]).all()
+    ]
 
 
 def _show(screen: Console, results: list[SideBySide], verdicts: list[Verdict]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -16,6 +15,7 @@ from fedtangent.data.cache import Checked, check, given_directory
 from fedtangent.data.published import Published, checksums, digest, located
 from fedtangent.data.stored import StoredOptions, obtain, stored_in
 from fedtangent.entries import catalogue, choose, option
+from fedtangent.output.files import Ended, ended
 from fedtangent.output.tables import TextTable, console
 
 ACTIONS = ("prepare", "verify")
@@ -64,16 +64,15 @@ def prepare(options: DataOptions) -> Job:
     return Job(options, published, stored, directory)
 
 
-def run_job(job: Job) -> int:
-    """Do it, and print a table of the files; returns the exit code."""
+def run_job(job: Job) -> Ended:
+    """Do it, and print a table of the files; returns how it ended."""
     try:
         return _prepared(job) if job.options.action == "prepare" else _verified(job)
     except ValueError as error:  # no network, a wrong checksum, a full disk
-        print(f"fedtangent: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return Ended(f"error: {' '.join(str(error).split())}", 2)
 
 
-def _prepared(job: Job) -> int:
+def _prepared(job: Job) -> Ended:
     """The examples that there are, once they are."""
     if job.directory is not None:
         found = load(job.options.name, job.directory)
@@ -86,10 +85,10 @@ def _prepared(job: Job) -> int:
     ]
     console().print(TextTable(job.options.name, ("array", "kind", "shape", "size"), rows))
     console().print(f"{'read from' if job.directory is not None else 'kept in'} {place}", highlight=False)
-    return 0
+    return Ended()
 
 
-def _verified(job: Job) -> int:
+def _verified(job: Job) -> Ended:
     """Every file's checksum, as it should be and as it is."""
     checked = _of_folder(job, job.directory) if job.directory else check(stored_in(job.published, job.stored))
     rows, count = [], dict.fromkeys(VERDICTS, 0)
@@ -99,7 +98,7 @@ def _verified(job: Job) -> int:
         rows.append((path.name, _bytes(path.stat().st_size) if actual else "", (actual or "")[:16], verdict))
     console().print(TextTable(job.options.name, ("file", "size", "sha256", "checksum"), rows))
     console().print(", ".join(f"{number} {verdict}" for verdict, number in count.items() if number), highlight=False)
-    return 1 if count["missing"] or count["WRONG"] else 0
+    return ended(f"{count[verdict]} {verdict}" for verdict in ("missing", "WRONG") if count[verdict])
 
 
 def _of_folder(job: Job, directory: Path) -> list[Checked]:

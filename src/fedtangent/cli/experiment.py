@@ -24,7 +24,7 @@ from fedtangent.experiments.lab.runner import (
     prepare_study,
     written,
 )
-from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
+from fedtangent.output.files import Ended, Metric, ended, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import TextTable, clock, console, counted, show_verdicts
 
 NUM_SEEDS = 5
@@ -86,8 +86,8 @@ def prepare(options: ExperimentOptions) -> ExperimentJob:
     return options, found, prepare_study(found, request)
 
 
-def run_job(job: ExperimentJob) -> int:
-    """Run the experiment, with metrics.csv written as it goes; returns the exit code."""
+def run_job(job: ExperimentJob) -> Ended:
+    """Run the experiment, with metrics.csv written as it goes; returns how it ended."""
     (options, experiment, study), screen, start = job, console(), time.perf_counter()
     assert options.output is not None  # the command line names one
     say, folder = clock(screen), output_folder(options.output)
@@ -121,6 +121,4 @@ def run_job(job: ExperimentJob) -> int:
     screen.print(
         f"{seconds:.0f} s; numbers in {folder / 'result.json'}, figures in {folder / 'figures'}", highlight=False
     )
-    for line in found.failed:
-        screen.print(f"[bold red]does not count:[/bold red] {line}", highlight=False)
-    return 1 if found.failed else 0
+    return ended(f"does not count: {line}" for line in found.failed)

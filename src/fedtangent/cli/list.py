@@ -9,6 +9,7 @@ import tyro
 
 from fedtangent.checks import choice
 from fedtangent.entries import KINDS, catalogue
+from fedtangent.output.files import Ended
 from fedtangent.output.tables import TextTable, console
 
 
@@ -26,12 +27,12 @@ def prepare(options: ListOptions) -> ListOptions:
     return options
 
 
-def run_job(options: ListOptions) -> int:
-    """Print the table; returns the exit code."""
+def run_job(options: ListOptions) -> Ended:
+    """Print the table; returns how it ended."""
     if options.kind == "kinds":
         rows = [(kind, ", ".join(catalogue(kind))) for kind in KINDS]
     else:
         entries = catalogue(options.kind).values()
         rows = [(getattr(entry, "written", entry.name), entry.summary) for entry in entries]
     console().print(TextTable(options.kind, ("name", "what it is"), rows))
-    return 0
+    return Ended()

@@ -4,8 +4,9 @@
 ``Description`` where the command is about a run that the user describes (a tuple of them where the same options may
 describe a run of each of several algorithms). A command that has a second form, of a run
 that is described, prepares that with ``prepare_run``: it is meant where an option is given that the first has not.
-``run_job`` does the work and returns the exit code. A module may say with ``continues(options)`` that the work goes on
-with what an equal run left in the output folder.
+``run_job`` does the work and returns how it ended, an ``output.files.Ended``: here that becomes the exit code, the last
+line where it failed, and what result.json says. A module may say with ``continues(options)`` that the work goes on with
+what an equal run left in the output folder.
 
 Bad input ends with exit code 2 and one line on standard error, before anything is written.
 """
@@ -150,13 +151,16 @@ def _performed(asked: Asked, job: Any) -> int:
     import jax
 
     from fedtangent.engine.checkpoints import CheckpointError
-    from fedtangent.output.files import write_end
+    from fedtangent.output.files import Ended, write_end
 
     try:
-        code = int(asked.command.module.run_job(job))
+        ended: Ended = asked.command.module.run_job(job)
         if (folder := _folder(asked)) is not None:
-            write_end(folder, code)
-        return code
+            write_end(folder, ended)
+        if ended.code and processes.is_main():
+            sys.stdout.flush()
+            _tell(f"{ended.status}: {ended.advice}" if ended.advice else ended.status)
+        return ended.code
     except CheckpointError as error:
         return _refused(error)
     except BrokenPipeError:

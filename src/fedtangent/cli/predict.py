@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 
 from fedtangent.compare.alone import (
@@ -27,7 +28,7 @@ from fedtangent.compare.alone import (
 )
 from fedtangent.engine.description import Description, in_common
 from fedtangent.losses import mean_form
-from fedtangent.output.files import Metric, output_folder, write_config, write_metrics, write_result
+from fedtangent.output.files import Ended, Metric, ended, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import TextTable, clock, console, number
 
 MEBIBYTE = 2**20
@@ -63,8 +64,8 @@ def prepare(options: PredictOptions, described: tuple[Description, ...]) -> Job:
     return Job(plans, values, options.output)
 
 
-def run_job(job: Job) -> int:
-    """Predict every run, write files after each, print the table, draw figures; returns the exit code."""
+def run_job(job: Job) -> Ended:
+    """Predict every run, write files after each, print the table, draw figures; returns how it ended."""
     from fedtangent.output.forecast_plots import learning_curves, loss_against_rate
 
     screen, start, found = console(), time.perf_counter(), list[Forecast]()
@@ -88,7 +89,18 @@ def run_job(job: Job) -> int:
         f"{time.perf_counter() - start:.0f} s; numbers in {folder / 'metrics.csv'}, figures in {folder / 'figures'}",
         highlight=False,
     )
-    return 0
+    return ended(_diverged(found))
+
+
+def _diverged(found: Sequence[Forecast]) -> list[str]:
+    """The runs of which a number that is predicted of the end is not finite: of one at its given rate, too."""
+    curves = [(one.name, one.best) for one in found] + [(one.name, one.given) for one in found if len(found) == 1]
+    shown = {(name, curve.rate): curve for name, curve in curves}
+    return [
+        f"{name}: diverges at rate {rate:.4g}, it is predicted"
+        for (name, rate), curve in shown.items()
+        if not all(np.isfinite(values[:, -1]).all() for values in curve.values.values())
+    ]
 
 
 def _metrics(found: Forecast) -> list[Metric]:

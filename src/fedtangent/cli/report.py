@@ -14,7 +14,7 @@ import fedtangent
 from fedtangent.cli import main
 from fedtangent.cli.arguments import Option, words
 from fedtangent.engine.description import DECIDING
-from fedtangent.output.files import output_folder, write_atomically, write_config, write_result
+from fedtangent.output.files import Ended, output_folder, write_atomically, write_config, write_result
 from fedtangent.output.report import ReportedRun, page, read_run, runs_below
 from fedtangent.output.tables import TextTable, console, counted
 
@@ -53,8 +53,8 @@ def prepare(options: ReportOptions) -> Job:
     return Job(options, runs, html)
 
 
-def run_job(job: Job) -> int:
-    """Write the page; returns the exit code."""
+def run_job(job: Job) -> Ended:
+    """Write the page; returns how it ended."""
     folder, screen = output_folder(job.options.output), console()
     write_config(folder, "report", job.options)
     write_atomically(folder / "report.html", job.html)
@@ -64,7 +64,7 @@ def run_job(job: Job) -> int:
     figures = sum(len(run.figures) for run in job.runs)
     count = f"{counted(len(rows), 'run')}, {counted(figures, 'figure')}"
     screen.print(f"{count} in {folder / 'report.html'}", highlight=False)
-    return 0
+    return Ended()
 
 
 def command_of(run: ReportedRun) -> str:

@@ -22,7 +22,7 @@ from fedtangent.data.cache import given_directory
 from fedtangent.engine import memory
 from fedtangent.engine.checkpoints import Checkpoints, has_checkpoint
 from fedtangent.engine.description import Built, Description, build, check_used, key_path, seed_digest
-from fedtangent.engine.history import Evaluation, Run
+from fedtangent.engine.history import FINISHED, Evaluation, Run
 from fedtangent.engine.processes import is_main
 from fedtangent.engine.run import Resolved, predict, resolve_mapping, simulate
 from fedtangent.engine.sweeps import parse_seeds
@@ -33,7 +33,16 @@ from fedtangent.measures import uncertainty
 from fedtangent.measures.paired import half_width
 from fedtangent.measures.tangent_kernels import KernelDiagnostics, check_watchable, kernel_diagnostics, spectrum
 from fedtangent.measures.uncertainty import Reliability
-from fedtangent.output.files import Metric, held_by, output_folder, write_config, write_metrics, write_result
+from fedtangent.output.files import (
+    Ended,
+    Metric,
+    ended,
+    held_by,
+    output_folder,
+    write_config,
+    write_metrics,
+    write_result,
+)
 from fedtangent.output.tables import TextTable, console, number
 from fedtangent.output.tensorboard import check_tensorboard, tensorboard
 from fedtangent.types import Array
@@ -168,8 +177,8 @@ def _resolved(job: Job, mapping: Resolved) -> dict[str, Any]:
     }
 
 
-def run_job(job: Job) -> int:
-    """Run, for each of the seeds, with metrics.csv written at every evaluation; returns the exit code."""
+def run_job(job: Job) -> Ended:
+    """Run, for each of the seeds, with metrics.csv written at every evaluation; returns how it ended."""
     o, built, run = job.options, job.built, job.built.description.run
     assert o.output is not None
     folder, first = output_folder(o.output), checkpoints_of(job, job.seeds[0])
@@ -223,17 +232,16 @@ def run_job(job: Job) -> int:
                 stop_on_divergence=job.machine.stop_on_divergence,
             )
             if runs[seed].signal:
-                say(f"{runs[seed].status}; continue with the same options and --resume")
-                return 128 + runs[seed].signal
+                return Ended(runs[seed].status, 128 + runs[seed].signal, "continue with the same options and --resume")
             test = built.splits["test"]
             if takes_classes and test.labels is not None:  # every process takes part in a prediction
                 members = np.asarray(predict(built.algorithm, runs[seed].state, test.x).members, np.float64)
                 bins.append(uncertainty.reliability(jnp.asarray(members), test.labels))
-    if not is_main():
-        return 0
-    if watch is not None:
-        _draw_diagnostics(job, watch, runs[job.seeds[0]], metrics, folder)
-    return _finish(job, runs, metrics, bins, folder)
+    if is_main():
+        if watch is not None:
+            _draw_diagnostics(job, watch, runs[job.seeds[0]], metrics, folder)
+        _finish(job, runs, metrics, bins, folder)
+    return _ended(job, runs)
 
 
 def _watch(job: Job) -> Watch | None:
@@ -277,40 +285,45 @@ def _announce(found: Resolved) -> None:
     console().print(memory.describe(found.plan), highlight=False)
 
 
-def _finish(job: Job, runs: dict[int, Run], metrics: list[Metric], bins: list[Reliability], folder: Path) -> int:
-    """Write and print what came out; returns the exit code."""
+def _finish(job: Job, runs: dict[int, Run], metrics: list[Metric], bins: list[Reliability], folder: Path) -> None:
+    """Write and print what came out."""
     screen, rows = console(), _rows(job, runs)
     last = _mean_cost(runs)
-    statuses = sorted({run.status for run in runs.values()})
     sent = {"uplink_bytes": last.uplink_bytes, "downlink_bytes": last.downlink_bytes}
-    write_result(folder, rows, rounds=last.round, status="; ".join(statuses), **sent)
+    write_result(folder, rows, rounds=last.round, **sent)
     _draw(job, metrics, bins, folder)
     screen.print(_table(job, rows, last))
     remark = job.built.remark(last.round)
     if remark:
         screen.print(remark, highlight=False)
     screen.print(f"numbers in {folder / 'metrics.csv'}, figures in {folder / 'figures'}", highlight=False)
-    code = 0
     for seed, run in runs.items():
-        name, end = "" if len(runs) == 1 else f"seed {seed}: ", run.history.evaluations[-1]
         for line in _remarks(run):
-            say(name + line)
-        if run.status != "finished":
-            say(f"{name}{run.status}: the results are those of round {end.round}, the last good one; {LOWER}")
-            code = 1
-        elif _diverged(run):
-            say(f"{name}the run diverged: the training loss is {DIVERGED:.0f} times the first one or more; {LOWER}")
-            code = 1
-    return code
+            say(line if len(runs) == 1 else f"seed {seed}: {line}")
 
 
-def _diverged(run: Run) -> bool:
-    """Whether the last training loss is not finite, or far above the untrained models'."""
+def _ended(job: Job, runs: dict[int, Run]) -> Ended:
+    """How the runs ended, together."""
+    failed = {seed: status for seed, run in runs.items() if (status := _status(run)) != FINISHED}
+    stopped = any(runs[seed].status != FINISHED for seed in failed) and job.machine.stop_on_divergence
+    last = ", ".join(str(runs[seed].history.evaluations[-1].round) for seed in failed)
+    good = f"the results are those of round {last}, the last good one; " if stopped else ""
+    return ended([s if len(runs) == 1 else f"seed {seed}: {s}" for seed, s in failed.items()], good + LOWER)
+
+
+def _status(run: Run) -> str:
+    """How one run ended; also by what was measured last: not finite, or a loss far above the untrained models'."""
     first, last = _training_losses(run)
     measured = run.history.evaluations[-1].metrics
     # a condition number may be infinite, and so may what is predicted
     finite = all(np.isfinite(list(found.values())).all() for split, found in measured.items() if split not in SHOWN)
-    return not finite or last > DIVERGED * first
+    if run.status != FINISHED:
+        return run.status
+    if not finite:
+        return f"diverged by round {run.history.evaluations[-1].round}"
+    if last > DIVERGED * first:
+        return f"diverged: the training loss is {DIVERGED:.0f} times the first one or more"
+    return FINISHED
 
 
 def _mean_cost(runs: dict[int, Run]) -> Evaluation:
@@ -343,7 +356,7 @@ def _remarks(run: Run) -> list[str]:
     if saturated:
         lines.append(f"{saturated} numbers were cut to what the sum of masked messages can hold")
     first, end = _training_losses(run)
-    if run.status == "finished" and not _diverged(run) and end >= first:
+    if _status(run) == FINISHED and end >= first:
         lines.append(
             f"the training loss did not fall ({first:.4g}, then {end:.4g}): try another --client-learning-rate"
         )

@@ -257,9 +257,9 @@ class Built(NamedTuple):
         return str(self.description.algorithm.options.loss)
 
     def remark(self, num_rounds: int) -> str:
-        """What the algorithm's entry tells of a run of so many rounds; empty for most."""
+        """What the algorithm's entry tells of a run of so many rounds; empty for most, and of none."""
         own, how, run = self.description.schedule, self.description.algorithm, self.description.run
-        if how.entry.remark is None:
+        if how.entry.remark is None or num_rounds == 0:  # a run may diverge in its first round
             return ""
         cohort = cohort_size(own.options, self.schedule.num_clients)
         ran = Ran(self.schedule, own.entry.name, cohort, run.keep_first is not None, num_rounds)

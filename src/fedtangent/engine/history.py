@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
+FINISHED = "finished"  # the status of a run that came to its end, and all is well
+
+
 def check_rounds(num_rounds: int, evaluate_every: int | None) -> int:
     """Rounds between evaluations; raises ``ValueError`` for numbers that are not whole and at least 1."""
     for name, value in (("num_rounds", num_rounds), ("evaluate_every", evaluate_every)):
@@ -84,14 +87,14 @@ class Run(NamedTuple):
     """The final state and the history of a run.
 
     ``status`` is ``"finished"``, ``"diverged at round r"`` (state and history are then those of the last good round),
-    ``"unstable at round r: .."`` (a server refused that round's learning rate and kept its model; with
-    ``stop_on_divergence`` the run ends before it) or ``"stopped by SIGTERM at round r"``, of which ``signal`` is the
-    number.
+    ``"diverged by round r"`` (without ``stop_on_divergence``: numbers are no longer finite), ``"unstable at round r:
+    .."`` (a server could not make a step and kept its model; with ``stop_on_divergence`` the run ends before it) or
+    ``"stopped by SIGTERM at round r"``, of which ``signal`` is the number.
     """
 
     state: PyTree
     history: History
-    status: str = "finished"
+    status: str = FINISHED
     signal: int = 0
 
     def __repr__(self) -> str:

@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.engine.checkpoints.store import Saved, Store, due, restore, save
-from fedtangent.engine.history import Evaluation, History, Run, at_start, charge, first_rounds, stacked
+from fedtangent.engine.history import FINISHED, Evaluation, History, Run, at_start, charge, first_rounds, stacked
 from fedtangent.engine.processes import local
+from fedtangent.federated.ntk_fl.evolution import DIVERGED
 from fedtangent.types import Algorithm, Array, Cost, Engine, FederatedData, PyTree
 
 Evaluate = Callable[[PyTree], dict[str, Any]]
@@ -247,9 +248,16 @@ def _refused(past: Past, chunks: int = 0) -> tuple[int, str] | None:
 
 
 def _end(past: Past) -> str:
-    """The status of a run that came to its end, in which rounds may have been refused."""
+    """The status of a run that came to its end, in which rounds may have been refused, or numbers overflown."""
     refused = _refused(past)
-    return "finished" if refused is None else f"unstable at round {refused[0]}: {refused[1]}"
+    if refused is not None:
+        return f"unstable at round {refused[0]}: {refused[1]}"
+    done = 0
+    for infos in past.chunks:
+        if (row := broken_round(infos)) is not None:
+            return f"diverged by round {done + row + 1}"
+        done += _rounds(infos)
+    return FINISHED if is_finite(past.state) else f"diverged by round {past.round}"
 
 
 def _rounds(infos: PyTree) -> int:
@@ -287,14 +295,25 @@ def _run(setup: RunSetup, past: Past, status: str) -> Run:
 
 
 @jax.jit
-def _all_finite(tree: PyTree) -> Array:
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves])) if leaves else jnp.bool_(True)
+def _all_finite(server: PyTree, clients: PyTree) -> Array:
+    finite, some = jnp.bool_(True), jnp.bool_(True)
+    for leaf in _inexact(server):
+        finite &= jnp.all(jnp.isfinite(leaf))
+    for leaf in _inexact(clients):  # [K, N, ...]
+        some &= jnp.any(jnp.all(jnp.isfinite(leaf), axis=(0, *range(2, leaf.ndim))))
+    return finite & some
+
+
+def _inexact(tree: PyTree) -> list[Array]:
+    return [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
 
 
 def is_finite(state: PyTree) -> bool:
-    """Whether the server's part of ``state`` (all of a state that has none) holds finite numbers only."""
-    return bool(_all_finite(getattr(state, "server", state)))
+    """Whether the server's part of ``state`` (all of a state that has none) holds finite numbers only.
+
+    And some client's part: where nobody's is finite, the models that clients keep have diverged.
+    """
+    return bool(_all_finite(getattr(state, "server", state), getattr(state, "client", ())))
 
 
 def broken_round(infos: dict[str, Any]) -> int | None:
@@ -313,18 +332,20 @@ def broken_round(infos: dict[str, Any]) -> int | None:
 
 
 def refused_round(infos: dict[str, Any]) -> tuple[int, str] | None:
-    """The first row of ``infos`` in which a server refused a learning rate as unstable, and why; or None.
+    """The first row of ``infos`` in which a server could not make a step, and why; or None.
 
-    Such a server reports ``refused``, ``learning_rate`` and ``stable_learning_rate``, each [R, K]; its model is as it
-    was before that round.
+    Such a server reports ``refused`` (a learning rate, as unstable), ``learning_rate``, ``stable_learning_rate`` and
+    ``status``, each [R, K]; its model is as it was before that round.
     """
     if "refused" not in infos:
         return None
-    refused = np.asarray(infos["refused"])
-    rows = np.flatnonzero(refused.any(axis=1))
+    refused, lost = np.asarray(infos["refused"]), np.asarray(infos["status"]) == DIVERGED
+    rows = np.flatnonzero((refused | lost).any(axis=1))
     if rows.size == 0:
         return None
     row = int(rows[0])
+    if not refused[row].any():
+        return row, "the loss is finite after none of the candidate numbers of steps"
     model = int(np.flatnonzero(refused[row])[0])
     given, stable = (float(infos[name][row][model]) for name in ("learning_rate", "stable_learning_rate"))
     return row, f"learning rate {given:.6g} is above {stable:.6g}, the largest stable one"

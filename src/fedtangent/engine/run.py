@@ -99,8 +99,8 @@ class RunOptions(TypedDict, total=False):
         computes, save, and return with ``status`` "stopped by ...".
     stop_on_divergence: look, between chunks, whether the server's numbers are finite and whether any client's loss is;
         if not, return state and history of the last round for which they were, with ``status`` "diverged at round
-        ..."; and likewise before a round whose rate the server refused, "unstable at round ...". Keeps a second copy
-        of the state on the device.
+        ..."; and likewise before a round that the server could not make, "unstable at round ...". Keeps a second copy
+        of the state on the device. Without it the run goes on, and ``status`` tells at its end.
     """
 
     init_key: Key | None

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedtangent.engine.history import FINISHED
 from fedtangent.engine.processes import environment
 
 # All that a run writes; but for the kernels of predict, which are checked, and used again where they fit.
@@ -35,6 +36,20 @@ class Metric(NamedTuple):
     uplink_bytes: int
     downlink_bytes: int
     seconds: float | None = None  # by the clock since that run began, where that was measured
+
+
+class Ended(NamedTuple):
+    """How a command's work ended: what result.json, the exit code and, where it failed, the last line say."""
+
+    status: str = FINISHED
+    code: int = 0
+    advice: str = ""  # what the user may do about it
+
+
+def ended(failures: Iterable[str], advice: str = "") -> Ended:
+    """The end of work in which ``failures`` happened, in words: one or more, or none."""
+    status = "; ".join(failures)
+    return Ended(status, 1, advice) if status else Ended()
 
 
 def output_folder(path: str | os.PathLike[str]) -> Path:
@@ -159,8 +174,9 @@ def write_result(folder: Path, rows: Iterable[Any], **more: Any) -> None:
     write_json(folder / "result.json", {"rows": list(rows), **more})
 
 
-def write_end(folder: Path, exit_code: int) -> None:
-    """The exit code in result.json, where there is one: that of a run that did not come to its end has none."""
+def write_end(folder: Path, ended: Ended) -> None:
+    """Status and exit code in result.json, where there is one: that of a run that did not come to its end has none."""
     path = folder / "result.json"
     if path.exists():
-        write_json(path, json.loads(path.read_text(encoding="utf-8")) | {"exit_code": exit_code})
+        result = json.loads(path.read_text(encoding="utf-8"))
+        write_json(path, result | {"status": ended.status, "exit_code": ended.code})

@@ -49,11 +49,7 @@ class ReportedRun(NamedTuple):
         if code is None:
             at = f", at round {self.last[0]['round']}" if self.last else ""
             return f"unfinished{at}"
-        said = [str(self.result["status"])] if self.result.get("status") not in (None, "finished") else []
-        said += [str(one) for one in self.result.get("failed") or ()]
-        if code == 0:
-            return "; ".join(["finished", *said])
-        return "; ".join(said or ["simulation and theory disagree, or a wrong theory passes"])
+        return str(self.result.get("status") or f"exit code {code}")
 
 
 def runs_below(folder: Path) -> list[Path]:

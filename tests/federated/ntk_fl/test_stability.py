@@ -93,3 +93,16 @@ def test_without_the_guard_the_run_goes_on_and_its_status_tells():
     assert list(np.asarray(through.history.rounds["refused"])[:, 0]) == [False] * 3 + [True] * 3
     for a, b in zip(leaves(through.state.server), leaves(run(3).state.server), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_run_whose_every_candidate_diverges_says_so() -> None:
+    """Where a step that is too large is allowed the model is kept, as where it is refused, and the run tells."""
+    wild = algorithms.ntk_fl(two_layer(), all_clients(6), learning_rate=1e200, times=(4, 9), unstable="allow")
+    through, ended = (
+        simulate(wild, uneven_data(), 3, mapping="scan", stop_on_divergence=stop) for stop in (False, True)
+    )
+    assert through.status == "unstable at round 1: the loss is finite after none of the candidate numbers of steps"
+    assert (through.history.rounds["status"] == DIVERGED).all()
+    assert ended.status == through.status and len(ended.history.rounds["status"]) == 0
+    for a, b in zip(leaves(ended.state.server), leaves(through.state.server), strict=True):
+        np.testing.assert_array_equal(a, b)
