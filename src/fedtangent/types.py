@@ -13,7 +13,7 @@ that any optax transformation can be the server's optimiser.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +23,14 @@ from jax.sharding import Mesh
 Array = jax.Array
 PyTree = Any
 Key = jax.Array
+
+
+def described(parts: Mapping[str, Any]) -> str:
+    """Arrays by name, as their types and shapes; what is no array (a tree's leaves may be anything) as it is."""
+    return ", ".join(
+        f"{name} {part.dtype} {tuple(part.shape)}" if hasattr(part, "dtype") else f"{name} {part!r}"
+        for name, part in parts.items()
+    )
 
 
 class Partition(NamedTuple):
@@ -41,6 +49,13 @@ class Partition(NamedTuple):
         """Number of examples of each client, [N] int32."""
         return np.diff(self.offsets)
 
+    def __repr__(self) -> str:
+        """How many examples the clients hold."""
+        if not isinstance(self.offsets, np.ndarray) or len(self.offsets) < 2:
+            return f"Partition({described(self._asdict())})"
+        count, least, most = len(self.indices), self.sizes.min(), self.sizes.max()
+        return f"Partition({count} examples on {self.num_clients} clients of {least} to {most})"
+
     def client(self, i: int) -> np.ndarray:
         """Indices of client ``i``'s examples, [n_i] int32."""
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
@@ -58,6 +73,10 @@ class FederatedData(NamedTuple):
     def num_clients(self) -> int:
         """Number of clients N."""
         return self.offsets.shape[0] - 1
+
+    def __repr__(self) -> str:
+        """The types and shapes of its arrays."""
+        return f"FederatedData({described(self._asdict())})"
 
 
 class Client(NamedTuple):

@@ -67,6 +67,7 @@ def test_a_run_writes_its_files_and_prints_its_table(run: Callable, folder: Path
     assert {(r["split"], r["metric"]): r["value"] for r in result["rows"]} == last
     assert (result["rounds"], result["uplink_bytes"], result["downlink_bytes"]) == (4, *sent[4])
     assert "round 4" in ended.out and "privacy:" not in ended.out
+    assert re.search(r"\n\w+, \w+ on \d+ clients; squared error, client learning rate [\d.]+\n", ended.out)
     start = {(r["split"], r["metric"]): float(r["value"]) for r in rows if r["round"] == "0"}
     if name == "sine":
         assert last["train", "mse"] < 0.7 * start["train", "mse"]

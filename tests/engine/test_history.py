@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 
+import jax
 import numpy as np
 import pytest
 
+import fedtangent
+from fedtangent.data import partition
 from fedtangent.engine.sweeps import Sweep
 
 from . import stateful
@@ -18,6 +21,18 @@ def sweep() -> Sweep:
     places = np.arange(12).reshape(2, 3, 2)
     metrics = {"accuracy": places / 100, "each": np.stack([places, -places], axis=-1)}
     return Sweep(configs, (7, 9), np.array([0, 4]), metrics)
+
+
+def test_data_are_shown_in_a_line() -> None:
+    digits = fedtangent.data.load("digits")
+    clients = partition.iid(len(digits.y_train), num_clients=7, seed=0)
+    held = fedtangent.data.federated_data(digits.x_train, digits.y_train, clients, num_classes=10)
+    for shown in (digits, clients, held, jax.tree.map(jax.numpy.shape, held), jax.tree.map(jax.numpy.shape, clients)):
+        assert len(repr(shown)) < 300 and "\n" not in repr(shown)
+    assert "x_train float" in repr(digits) and "(1438, 8, 8, 1)" in repr(digits) and "10 classes" in repr(digits)
+    assert repr(clients) == "Partition(1438 examples on 7 clients of 205 to 206)"
+    assert "y int32 (1438,), indices int32 (1438,), offsets int32 (8,)" in repr(held)
+    jax.jit(lambda data: repr(data) and data.y.sum())(held)  # as it is traced, too
 
 
 def test_a_run_is_shown_in_a_line() -> None:

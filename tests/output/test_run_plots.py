@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from fedtangent.measures.paired import half_width
 from fedtangent.measures.uncertainty import Reliability
 from fedtangent.output import run_plots as plots
 from fedtangent.output.files import Metric
@@ -49,6 +51,23 @@ def test_curves(tmp_path: Path, seeds: int, points: int) -> None:
     values[0, 0] = np.nan
     panels = {"accuracy": {"a": values, "b": values / 2}, "NLL": {"a": values, "b": 2 * values}}
     assert_drawn(plots.curves(panels, range(points), "digits", tmp_path / "c.png"))
+
+
+def test_curves_of_the_last_half_fill_the_axis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = []
+    monkeypatch.setattr(plots, "save", lambda figure, path, title: kept.append((figure, title)))
+    rise = 1 - np.exp(-np.arange(20.0)) + np.array([[-0.001], [0.001]])
+    lines = {"a": rise, "b": rise + 0.01}
+    draw = functools.partial(plots.curves, title="digits", path=tmp_path / "c.png")
+    draw({"accuracy": lines}, range(20), late=True)
+    draw({"accuracy": lines}, range(20))
+    draw({"accuracy": {name: values[:, :5] for name, values in lines.items()}}, range(5), late=True)
+    draw({"accuracy": {"a": np.full((2, 20), np.nan)}}, range(20), late=True)
+    (low, high), (whole, _), (few, _), _ = (figure.axes[0].get_ylim() for figure, _ in kept)
+    half = half_width(rise)[-1]
+    assert rise[:, 10].mean() - half > low > 0.98 and 1.01 + half < high < 1.04
+    assert whole < 0 and few < 0
+    assert [title for _, title in kept] == ["digits; axis of the last half", "digits", "digits"] + [kept[0][1]]
 
 
 def told(seeds: int, names: tuple[str, ...], rounds: tuple[int, ...] = (0, 2, 4)) -> list[Metric]:

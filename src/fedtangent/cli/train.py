@@ -293,6 +293,7 @@ def _finish(job: Job, runs: dict[int, Run], metrics: list[Metric], bins: list[Re
     write_result(folder, rows, rounds=last.round, **sent)
     _draw(job, metrics, bins, folder)
     screen.print(_table(job, rows, last))
+    screen.print(_setting(job), highlight=False)
     remark = job.built.remark(last.round)
     if remark:
         screen.print(remark, highlight=False)
@@ -390,6 +391,14 @@ def _table(job: Job, rows: list[dict[str, Any]], last: Evaluation) -> TextTable:
     for way, sent in (("uplink", last.uplink_bytes), ("downlink", last.downlink_bytes)):
         cells.append(("", f"{way} MiB", number(sent / 2**20, 2), *[""] * several))
     return TextTable(title, ("split", "metric", *columns.values()), cells)
+
+
+def _setting(job: Job) -> str:
+    """What the numbers of the table depend on most, in one line."""
+    described = job.built.description
+    rate, loss = described.algorithm.options.client_learning_rate, job.built.loss.replace("_", " ")
+    how = f"{described.model.entry.name}, {described.partition.entry.name} on {job.built.clients.num_clients} clients"
+    return f"{how}; {loss}, client learning rate {rate:.4g}"
 
 
 def _draw(job: Job, metrics: list[Metric], bins: list[Reliability], folder: Path) -> None:

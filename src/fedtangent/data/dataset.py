@@ -9,6 +9,7 @@ import numpy as np
 
 from fedtangent import checks
 from fedtangent.entries import Entry
+from fedtangent.types import described
 
 IMAGE, TOKENS, VECTOR = "image", "tokens", "vector"  # kinds of input
 
@@ -34,6 +35,12 @@ class Dataset(NamedTuple):
     info: SourceInfo
     kind: str = VECTOR  # of input: "image", "tokens" or "vector"
     user_test: np.ndarray | None = None  # the same of the test examples, where their users are among those that train
+
+    def __repr__(self) -> str:
+        """What it is, the shapes of its arrays, and where it comes from."""
+        arrays = described({name: part for name, part in self._asdict().items() if isinstance(part, np.ndarray)})
+        what = f"{self.num_classes} classes" if self.num_classes else "regression"
+        return f"Dataset({self.name!r}, {self.kind}, {what}; {arrays}; read from {self.info.read_from})"
 
     @property
     def input_shape(self) -> tuple[int, ...]:

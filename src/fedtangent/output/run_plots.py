@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FEW = 8  # values of x
+MARGIN = 0.05  # of what an axis shows, left free at both ends
 KERNEL_PANELS = (  # title, axis, metrics and their names in the legend
     (
         "drift from the initial kernel",
@@ -31,19 +32,38 @@ KERNEL_PANELS = (  # title, axis, metrics and their names in the legend
 
 
 def curves(
-    panels: Mapping[str, Mapping[str, np.ndarray]], x: Sequence[float], title: str, path: Path, across: str = "round"
+    panels: Mapping[str, Mapping[str, np.ndarray]],
+    x: Sequence[float],
+    title: str,
+    path: Path,
+    across: str = "round",
+    late: bool = False,
 ) -> Path:
     """A panel for each metric, a line for each label of it, values [seeds, len(x)]: the mean in its 95 % interval.
 
     The interval is Student's, point by point: a shade around the line, or a bar at each of few values of ``x``. Of one
-    seed there is none.
+    seed there is none. ``late``: of many values of ``x`` the axis shows those of the last half, and their intervals,
+    in full; the first ones may lie outside of it, which the title says.
     """
+    late = late and len(x) > FEW
     figure, axes = canvas(len(panels), width=5.4 if len(panels) == 1 else 4.6, height=3.6)
     for ax, (metric, lines) in zip(axes[0], panels.items(), strict=True):
         _lines(ax, lines, x)
         _mark(ax, x)
         dress(ax, across, metric, whole=len(x) > FEW and all(float(v).is_integer() for v in x))
-    return save(figure, path, title)
+        if late:
+            ax.set_ylim(_range_of(values[:, len(x) // 2 :] for values in lines.values()))
+    return save(figure, path, f"{title}; axis of the last half" if late else title)
+
+
+def _range_of(series: Iterable[np.ndarray]) -> tuple[float, float] | None:
+    """What an axis shows of values [seeds, T]: their intervals and a margin; None where no two of these ends differ."""
+    means = [(values.mean(axis=0), half_width(values) if len(values) > 1 else 0.0) for values in series]
+    ends = np.concatenate([end for mean, half in means for end in (mean - half, mean + half)])
+    low, high = (
+        reach(ends[np.isfinite(ends)], initial=start) for reach, start in ((np.min, np.inf), (np.max, -np.inf))
+    )
+    return (low - MARGIN * (high - low), high + MARGIN * (high - low)) if low < high else None
 
 
 def _lines(ax: Axes, lines: Mapping[str, np.ndarray], x: Sequence[float]) -> None:

@@ -233,7 +233,7 @@ def _draw(study: Study, found: Found, of: dict[str, Config]) -> None:
     }
     rounds = [int(r) for r in next(iter(records.values()))[0].rounds]
     title = f"{study.dataset}, {s.num_clients} clients of {s.classes_per_client} classes, {len(study.seeds)} seeds"
-    curves(panels, rounds, f"{title}: test examples", study.figures / "by_round.png")
+    curves(panels, rounds, f"{title}: test examples", study.figures / "by_round.png", late=True)
     parts, bins = Reliability._fields, {}
     for name, runs in records.items():
         bins[name] = [Reliability(*(r.metrics[f"bins.{part}"][-1] for part in parts)) for r in runs]

@@ -99,4 +99,4 @@ def draw_rounds(study: Study, runs: Mapping[int, Runs], path: str = "by_round.pn
         for classes, of in runs.items()
     }
     rounds = [int(r) for r in next(iter(next(iter(runs.values())).values()))[0].rounds]
-    curves(panels, rounds, f"{study.dataset}, {len(study.seeds)} seeds", study.figures / path)
+    curves(panels, rounds, f"{study.dataset}, {len(study.seeds)} seeds", study.figures / path, late=True)
