@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
+import inspect
 import multiprocessing
 import os
 import re
@@ -39,6 +41,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+import fedtangent
 from fedtangent import entries
 from fedtangent.cli import main
 from fedtangent.cli.arguments import Option
@@ -175,6 +178,97 @@ def _positional(kind: str, files: list[str]) -> tuple[str, ...]:
     return tuple(entries.catalogue(known[kind])) if kind in known else (*entries.KINDS, *files)
 
 
+# ---- calls ----------------------------------------------------------------------------------------------------------
+
+
+def pool() -> dict[str, Any]:
+    """A value that is right for each name of a parameter; what has a parameter of another name is not called."""
+    rng = np.random.default_rng(0)
+    x, labels = rng.normal(size=(24, 5)), rng.integers(0, 3, 24)
+    model = fedtangent.models.mlp(5, 3, (6,))
+    clients = fedtangent.partition.iid(24, 4, 0)
+    data = fedtangent.data.federated_data(x, labels, clients)
+    gram = x @ x.T + np.eye(24)
+    kernels = fedtangent.kernels.gram.KernelBlocks(gram, gram[:4], gram, gram[:4], gram[:4, :4])
+    schedule = fedtangent.federated.schedule.uniform_sampling(4, 2)
+    work = fedtangent.federated.local.Work(steps=2, batch_size=4)
+    algorithm = fedtangent.federated.algorithms.fed_avg(model, schedule, client_learning_rate=0.1, work=work)
+    return {
+        "model": model, "schedule": schedule, "work": work, "algorithm": algorithm, "data": data, "x": x, "y": labels,
+        "client_learning_rate": 0.1, "learning_rate": 0.1, "num_clients": 4, "seed": 0, "labels": labels,
+        "partition": clients, "num_rounds": 2, "members": rng.normal(size=(2, 24, 3)), "targets": labels, "loss":
+        "cross_entropy", "output_size": 3, "input_size": 5, "num_models": 2, "bits": 8, "kernels": kernels, "mu": 0.1,
+        "y_train": rng.normal(size=(24, 2)), "theta": gram, "matrix": gram, "values": x[:, 0], "sparsity": 0.5,
+        "num_nodes": 4, "rate": 0.1, "num_examples": 24, "rule": fedtangent.theory.Rule(2, 0.1), "gamma": 1.0,
+        "local_steps": 2, "num_classes": 3, "dimension": 2, "noise_multiplier": 1.0, "clip_norm": 1.0, "alpha": 0.5,
+        "probability": 0.2, "text": "ring", "rows": 2, "cols": 2, "initial": 0.1, "clients_per_round": 2, "x1": x,
+        "x_train": x, "x_test": x[:4], "kernel_fn": model.kernel, "input_shape": (5,), "lambda_min": 0.5, "width": 8,
+        "name": "digits", "cohorts": fedtangent.types.Cohort(*(np.zeros((2, 1), t) for t in (int, int, float))), "seeds": (0, 1), "losses": x[0] ** 2, "predictions": x, "users": np.arange(24) % 4, "epochs":
+        1, "num_shards": 2, "shards_per_client": 2, "classes_per_client": 2, "beta": 0.5, "delta": 1e-5, "sizes": (5,),
+        "level": 0.9, "params": None, "keep": 1, "graph": fedtangent.federated.graph.ring(4), "norm": 1.0, "k": 1,
+    }  # fmt: skip
+
+
+ODD = (
+    *(None, "", "x", True, 0, 1, 2, 3, -1, 7, 2**31, 2**63, 10**30, 0.0, -0.0, 0.5, 1.5, 1e308, 1e-308, 5e-324, -1.0),
+    *(float("nan"), float("inf"), -float("inf"), 1j, (), [], {}, object(), "3", b"x", (1, 2), [[1], [1, 2]]),
+)
+ARRAYS: dict[str, Callable[[np.ndarray], Any]] = {
+    "empty": lambda a: a[:0], "a row less": lambda a: a[:-1], "one": lambda a: a[:1], "flat": np.ravel,
+    "another axis": lambda a: a[None], "complex": lambda a: a + 1j, "text": lambda a: a.astype(str), "minus":
+    lambda a: -a,
+    "bool": lambda a: a > 0, "zero": np.zeros_like, "nan": lambda a: np.where(np.arange(len(a)).reshape((-1,) + (1,) *
+    (a.ndim - 1)) == 1, np.nan, a), "huge": lambda a: a * 1e300, "large": lambda a: a.astype(np.int64) + 2**32, "tiny":
+    lambda a: a * 1e-300, "objects": lambda a: a.astype(object), "half": lambda a: a.astype(np.float16), "list":
+    np.ndarray.tolist, "scalar": lambda a: a.ravel()[0], "transposed": lambda a: a.T,
+}  # fmt: skip
+
+
+def functions() -> dict[str, tuple[Callable[..., Any], list[str]]]:
+    """The public functions whose needed parameters are all in the pool, with the names of those."""
+    known, found, seen = set(pool()), dict[str, tuple[Callable[..., Any], list[str]]](), set()
+    rooms, done = [("fedtangent", fedtangent)], set()
+    while rooms:
+        path, room = rooms.pop()
+        for name in sorted(set(dir(room))):
+            value = getattr(room, name)
+            if inspect.ismodule(value) and value.__name__.startswith("fedtangent") and value not in done:
+                done.add(value)
+                rooms.append((f"{path}.{name}", value))
+            elif inspect.isfunction(value) and value.__module__.startswith("fedtangent") and value not in seen:
+                seen.add(value)
+                parameters = inspect.signature(value).parameters.values()
+                named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+                if named and all(p.name in known or p.default is not p.empty for p in named):
+                    found[f"{path}.{name}"] = value, [p.name for p in named if p.default is p.empty or p.name in known]
+    return found
+
+
+@st.composite
+def calls(draw: Any, of: dict[str, tuple[Callable[..., Any], list[str]]]) -> tuple[str, list[tuple[str, Any]]]:
+    """A function's name, and one or two of its parameters with what they are given, a value or an array's change."""
+    name = draw(st.sampled_from(sorted(of)))
+    names = draw(st.lists(st.sampled_from(of[name][1]), min_size=1, max_size=2, unique=True))
+    return name, [(one, draw(st.sampled_from([*ARRAYS, *range(len(ODD))]))) for one in names]
+
+
+def _call(name: str, changes: list[tuple[str, Any]]) -> int:
+    function, names = functions()[name]
+    right = pool()
+    given_ = {one: right[one] for one in names if one in inspect.signature(function).parameters}
+    for one, change in changes:
+        if isinstance(change, int):
+            given_[one] = ODD[change]
+        elif isinstance(right[one], np.ndarray):
+            with contextlib.suppress(ValueError, TypeError, IndexError):  # no such change of this array
+                given_[one] = ARRAYS[change](right[one])
+    try:
+        function(**given_)
+    except ValueError as error:
+        print("refused:", error)
+    return 0
+
+
 # ---- one case in a process of its own -----------------------------------------------------------------------------
 
 
@@ -297,6 +391,23 @@ def lines(number: int, start: int, inputs: Path) -> list[Case]:
     return [Case(shlex.join(line), lambda line=line: _line(line)) for line in words if not _has_null(line)]
 
 
+def some_calls(number: int, start: int) -> list[Case]:
+    """Cases of so many calls."""
+    found = drawn(calls(functions()), number, start)
+    return [
+        Case(
+            f"{name}({', '.join(f'{n}={_shown(c)}' for n, c in changes)})",
+            functools.partial(_call, name, changes),
+            False,
+        )
+        for name, changes in found
+    ]
+
+
+def _shown(change: Any) -> str:
+    return f"<{change}>" if isinstance(change, str) else repr(ODD[change])
+
+
 def _has_null(line: list[str]) -> bool:  # which no command line can have
     return any("\0" in word or any(0xD800 <= ord(c) <= 0xDFFF for c in word) for word in line)
 
@@ -328,12 +439,15 @@ def main_() -> int:
     """Fuzz as the command line says; 1 if anything failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--lines", type=int, default=3000, help="command lines to try (default: 3000)")
+    parser.add_argument("--calls", type=int, default=1000, help="calls to try (default: 1000)")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default: 0)")
     parser.add_argument("--processes", type=int, default=2, help="side by side (default: 2)")
     given_ = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fuzz-inputs") as folder:
         write_inputs(Path(folder))
-        found = run(lines(given_.lines, given_.seed, Path(folder)), given_.processes)
+        cases = lines(given_.lines, given_.seed, Path(folder)) if given_.lines else []
+        cases += some_calls(given_.calls, given_.seed) if given_.calls else []
+        found = run(cases, given_.processes)
     print(f"{sum(found.values())} cases: {dict(found)}")
     return int(set(found) != {"well"})
 
