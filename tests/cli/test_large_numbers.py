@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,3 +78,14 @@ def test_every_setting_of_an_experiment(name: str) -> None:
             request = runner.Request("smoke", tuple(range(5)), dataset, changes=(f"{field.name}={text}",))
             with pytest.raises(ValueError, match=f"^{field.name}: got .*, must be"):
                 runner.prepare_study(entry, request)
+
+
+def test_theory_of_a_run_that_leaves_float64_ends_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def unstable(job: Any) -> int:
+        raise FloatingPointError("learning_rate: got one at which the run is not stable")
+
+    monkeypatch.setattr(main.find("check-theory").module, "run_job", unstable)
+    assert main.run(["check-theory", "--output", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err == "fedtangent: error: learning_rate: got one at which the run is not stable\n"
