@@ -22,6 +22,14 @@ RUN = ["train", "--algorithm", "fed_ensemble", "--num-models", "2", "--num-train
 RUN += ["--widths", "8", "--num-rounds", "9", "--evaluate-every", "4", "--checkpoint-every", "2"]
 
 
+def but(**changes: int) -> list[str]:
+    """``RUN`` with other numbers: an option is given once."""
+    words = list(RUN)
+    for name, value in changes.items():
+        words[words.index(f"--{name.replace('_', '-')}") + 1] = str(value)
+    return words
+
+
 pytestmark = pytest.mark.usefixtures("kept_builds")
 
 
@@ -61,10 +69,10 @@ def test_a_stopped_run_ends_as_if_it_had_not_been(run: Callable, folder: Path, s
 
 def test_a_finished_run_is_extended_and_may_move(run: Callable, folder: Path) -> None:
     assert run(*RUN, "--output", "whole").code == 0
-    assert run(*RUN, "--num-rounds", "5", "--output", "short").code == 0
+    assert run(*but(num_rounds=5), "--output", "short").code == 0
     assert alike(folder / "short") != alike(folder / "whole")
     (folder / "short").rename(folder / "moved")
-    assert run(*RUN, "--output", "moved", "--resume", "--checkpoint-every", "3").code == 0
+    assert run(*but(checkpoint_every=3), "--output", "moved", "--resume").code == 0
     assert alike(folder / "moved") == alike(folder / "whole")
     options = json.loads((folder / "moved" / "config.json").read_text())["options"]
     assert (options["num_rounds"], options["resume"]) == (9, True)
@@ -128,8 +136,8 @@ def test_what_cannot_be_resumed_is_one_line(run: Callable, folder: Path) -> None
     wider = ["9" if word == "8" else word for word in RUN]
     other = run(*wider, "--output", "out", "--resume", "--seed", "1", "--alpha", "0.6")
     refused(other, "different are seed (0 there, 1 here), alpha (0.5 there, 0.6 here), widths ([8] there, [9] here)")
-    refused(run(*RUN, "--output", "out", "--resume", "--num-rounds", "8"), "num_rounds: got 8, but the checkpoint")
-    refused(run(*RUN, "--output", "out", "--resume", "--checkpoint-every", "0"), "checkpoint_every: got 0")
+    refused(run(*but(num_rounds=8), "--output", "out", "--resume"), "num_rounds: got 8, but the checkpoint")
+    refused(run(*but(checkpoint_every=0), "--output", "out", "--resume"), "checkpoint_every: got 0")
     for record in folder.glob("out/checkpoints/run-*/round-*/record.json"):
         record.write_text("{")
         before[record] = record.stat().st_mtime_ns
@@ -143,11 +151,11 @@ def test_damage_is_told_and_got_around(run: Callable, folder: Path) -> None:
     (folder / "out/checkpoints/run-0001/round-00000009/record.json").write_text("{")
     ended = run(*RUN, "--output", "out", "--resume")
     assert ended.code == 0
-    assert ended.err.startswith("fedtangent: the checkpoint of round 9 is damaged (record.json is no JSON)")
+    assert ended.err.startswith("fedtangent: the checkpoint of round 9 is damaged (record.json cannot be read)")
     assert ended.err.endswith("; going back to round 8\n")
     assert alike(folder / "out") == before
 
 
 def test_no_checkpoints_if_none_are_wanted(run: Callable, folder: Path) -> None:
-    assert run(*RUN, "--num-rounds", "2", "--checkpoint-every", "0", "--output", "out").code == 0
+    assert run(*but(num_rounds=2, checkpoint_every=0), "--output", "out").code == 0
     assert not (folder / "out" / "checkpoints").exists()
