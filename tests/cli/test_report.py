@@ -109,7 +109,7 @@ def test_what_is_refused(run: Callable, folder: Path) -> None:
     for words, says in (
         (["odd"], "runs: cannot read odd/metrics.csv: Is a directory"),
         (["none"], "runs: got none, must be a folder"),
-        ([], "runs: got results, must be a folder"),
+        ([], "runs: got results, must be the folder of a run"),
         (["a", "empty"], "runs: got empty, must be the folder of a run, or have some below it"),
         (["bad"], "runs: bad/config.json is no JSON that a run wrote"),
         (["a", "--output", "a"], "output: a holds a run of fedtangent train"),

@@ -50,7 +50,7 @@ def test_nothing_is_mixed_by_what_commands_really_write(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_an_owner_the_same_trials_fail(tmp_path: Path) -> None:
-    found = trials(tmp_path, 10, "unlocked", "train anew")
+    found = trials(tmp_path, 40, "unlocked", "train anew")
     assert found.returncode == 1 and "both ran at once" in found.stdout
 
 
