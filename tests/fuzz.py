@@ -203,7 +203,8 @@ def pool() -> dict[str, Any]:
         "local_steps": 2, "num_classes": 3, "dimension": 2, "noise_multiplier": 1.0, "clip_norm": 1.0, "alpha": 0.5,
         "probability": 0.2, "text": "ring", "rows": 2, "cols": 2, "initial": 0.1, "clients_per_round": 2, "x1": x,
         "x_train": x, "x_test": x[:4], "kernel_fn": model.kernel, "input_shape": (5,), "lambda_min": 0.5, "width": 8,
-        "name": "digits", "cohorts": fedtangent.types.Cohort(*(np.zeros((2, 1), t) for t in (int, int, float))), "seeds": (0, 1), "losses": x[0] ** 2, "predictions": x, "users": np.arange(24) % 4, "epochs":
+        "name": "digits",
+        "cohorts": fedtangent.types.Cohort(*(np.zeros((2, 1), kind) for kind in (int, int, float))), "seeds": (0, 1), "losses": x[0] ** 2, "predictions": x, "users": np.arange(24) % 4, "epochs":
         1, "num_shards": 2, "shards_per_client": 2, "classes_per_client": 2, "beta": 0.5, "delta": 1e-5, "sizes": (5,),
         "level": 0.9, "params": None, "keep": 1, "graph": fedtangent.federated.graph.ring(4), "norm": 1.0, "k": 1,
     }  # fmt: skip
