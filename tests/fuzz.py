@@ -193,6 +193,7 @@ def pool() -> dict[str, Any]:
     schedule = fedtangent.federated.schedule.uniform_sampling(4, 2)
     work = fedtangent.federated.local.Work(steps=2, batch_size=4)
     algorithm = fedtangent.federated.algorithms.fed_avg(model, schedule, client_learning_rate=0.1, work=work)
+    cohorts = fedtangent.types.Cohort(*(np.zeros((2, 1), kind) for kind in (int, int, float)))
     return {
         "model": model, "schedule": schedule, "work": work, "algorithm": algorithm, "data": data, "x": x, "y": labels,
         "client_learning_rate": 0.1, "learning_rate": 0.1, "num_clients": 4, "seed": 0, "labels": labels,
@@ -203,9 +204,8 @@ def pool() -> dict[str, Any]:
         "local_steps": 2, "num_classes": 3, "dimension": 2, "noise_multiplier": 1.0, "clip_norm": 1.0, "alpha": 0.5,
         "probability": 0.2, "text": "ring", "rows": 2, "cols": 2, "initial": 0.1, "clients_per_round": 2, "x1": x,
         "x_train": x, "x_test": x[:4], "kernel_fn": model.kernel, "input_shape": (5,), "lambda_min": 0.5, "width": 8,
-        "name": "digits",
-        "cohorts": fedtangent.types.Cohort(*(np.zeros((2, 1), kind) for kind in (int, int, float))), "seeds": (0, 1), "losses": x[0] ** 2, "predictions": x, "users": np.arange(24) % 4, "epochs":
-        1, "num_shards": 2, "shards_per_client": 2, "classes_per_client": 2, "beta": 0.5, "delta": 1e-5, "sizes": (5,),
+        "name": "digits", "cohorts": cohorts, "seeds": (0, 1), "losses": x[0] ** 2, "predictions": x, "epochs": 1,
+        "users": np.arange(24) % 4, "num_shards": 2, "shards_per_client": 2, "classes_per_client": 2, "beta": 0.5, "delta": 1e-5, "sizes": (5,),
         "level": 0.9, "params": None, "keep": 1, "graph": fedtangent.federated.graph.ring(4), "norm": 1.0, "k": 1,
     }  # fmt: skip
 
@@ -218,8 +218,7 @@ ARRAYS: dict[str, Callable[[np.ndarray], Any]] = {
     "empty": lambda a: a[:0], "a row less": lambda a: a[:-1], "one": lambda a: a[:1], "flat": np.ravel,
     "another axis": lambda a: a[None], "complex": lambda a: a + 1j, "text": lambda a: a.astype(str), "minus":
     lambda a: -a,
-    "bool": lambda a: a > 0, "zero": np.zeros_like, "nan": lambda a: np.where(np.arange(len(a)).reshape((-1,) + (1,) *
-    (a.ndim - 1)) == 1, np.nan, a), "huge": lambda a: a * 1e300, "large": lambda a: a.astype(np.int64) + 2**32, "tiny":
+    "bool": lambda a: a > 0, "zero": np.zeros_like, "nan": lambda a: np.where(a == a.flat[-1], np.nan, a), "huge": lambda a: a * 1e300, "large": lambda a: a.astype(np.int64) + 2**32, "tiny":
     lambda a: a * 1e-300, "objects": lambda a: a.astype(object), "half": lambda a: a.astype(np.float16), "list":
     np.ndarray.tolist, "scalar": lambda a: a.ravel()[0], "transposed": lambda a: a.T,
 }  # fmt: skip
