@@ -61,7 +61,7 @@ def test_labels_beyond_the_range_of_int32(label: int, tmp_path: Path) -> None:
     says = f"got {label} at position 2 (1 such), must be from 0 to 2147483647"
     refused(lambda: data.federated_data(X, y, CLIENTS), f"y: {says}")
     np.savez(tmp_path / "own.npz", x=X, y=y, x_test=X, y_test=np.zeros(4, int))
-    refused(lambda: data.load(str(tmp_path / "own.npz")), f"y: {says}")
+    refused(lambda: data.load(str(tmp_path / "own.npz")), f"{tmp_path}/own.npz: y: {says}")
 
 
 @pytest.mark.parametrize("label", [-1, 3, 7, 2**32])

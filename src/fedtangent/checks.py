@@ -30,7 +30,7 @@ def number(
     below: float | None = None,
     at_most: float | None = None,
 ) -> Any:
-    """``value`` as a ``float``, a real number within the bounds and ``MAX_NUMBER`` (an array of shape [] will do).
+    """``value`` as a ``float``, a finite real number within the bounds (an array of shape [] will do).
 
     A traced value (of a sweep or a hypergradient) has no number to look at: it must be one number, and is given back.
     """
@@ -52,8 +52,7 @@ def number(
         and (below is None or found < below)
         and (at_most is None or found <= at_most)
     )
-    if not (abs(found) <= MAX_NUMBER and within):
-        words = [f"of a size of at most {MAX_NUMBER:g}"] if np.isfinite(found) and within else words
+    if not (np.isfinite(found) and within):
         raise ValueError(f"{name}: got {value}, must be {' and '.join(words)}")
     return found
 

@@ -94,7 +94,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def predict(algorithm: Any, state: Any, x: Any) -> Any:
         return SimpleNamespace(members=np.zeros((1, len(x), 10)))
 
-    resolved = Resolved("scan", MemoryPlan(*[1] * 7), {})
+    resolved = Resolved("scan", MemoryPlan(*[1] * len(MemoryPlan._fields)), {})
     monkeypatch.setattr(train, "simulate", simulate)
     monkeypatch.setattr(train, "predict", predict)
     monkeypatch.setattr(train, "resolve_mapping", lambda *given, **more: resolved)

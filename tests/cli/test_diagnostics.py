@@ -88,7 +88,7 @@ def _check_rows(folder: Path, kind: str) -> None:
 
 
 def test_several_seeds_of_a_network_whose_kernel_is_singular(run: Callable, folder: Path) -> None:
-    given = ["--activation", "erf", "--num-rounds", "2", "--seeds", "0,5", "--output", "out"]
+    given = ["--activation", "erf", "--seeds", "0,5", "--output", "out"]
     narrow = ["1" if word == "8" else word for word in RUN]
     ended = run(*narrow, "--diagnostics", "kernel", "--diagnostics-examples", "200", *given)
     assert (ended.code, ended.err) == (0, ""), ended
@@ -101,7 +101,7 @@ def test_several_seeds_of_a_network_whose_kernel_is_singular(run: Callable, fold
 
 
 def test_laziness_of_several_seeds_where_theory_has_no_rule(run: Callable, folder: Path) -> None:
-    given = ["--algorithm", "fed_adam", "--server-learning-rate", "0.01", "--num-rounds", "2", "--seeds", "0,5"]
+    given = ["--algorithm", "fed_adam", "--server-learning-rate", "0.01", "--seeds", "0,5"]
     base = [*RUN[:1], *RUN[5:]]  # a single model
     ended = run(*base, *given, "--diagnostics", "laziness", "--output", "out")
     assert (ended.code, ended.err) == (0, ""), ended

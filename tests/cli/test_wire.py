@@ -24,8 +24,9 @@ from .asking import prepared
 TINY = "train --num-clients 4 --num-train 120 --widths 6 --num-rounds 1 --client-learning-rate 0.1"
 
 
-def job(folder: Path, *more: object) -> Any:
-    return prepared(*TINY.split(), "--output", folder / "out", *more)
+def job(folder: Path, *more: object, num_rounds: int = 1) -> Any:
+    given = TINY.replace("--num-rounds 1", f"--num-rounds {num_rounds}")
+    return prepared(*given.split(), "--output", folder / "out", *more)
 
 
 def test_projected_data_are_those_of_the_key_file_s_seed(tmp_path: Path) -> None:
@@ -55,15 +56,15 @@ def test_no_file_holds_the_seed_and_a_run_resumes_with_it_alone(
     assert all(form not in text for form in forms for text in [*written, told])
     assert forms[1] in key.read_bytes()  # so that a seed that is there would be found
 
-    again = [*given, "--resume", "--num-rounds", 2, "--key-file"]
+    again = [*given, "--resume", "--key-file"]
     moved = key.rename(tmp_path / "moved")
     with pytest.raises(ValueError, match=r"key_file: got .*, must be the file of the seed"):
-        job(tmp_path, *again, key)
+        job(tmp_path, *again, key, num_rounds=2)
     assert not key.exists()
     open_key_file(tmp_path / "other")
     with pytest.raises(ValueError, match="projection_seed"):
-        run_job(job(tmp_path, *again, tmp_path / "other"))
-    assert run_job(job(tmp_path, *again, moved)) == Ended()
+        run_job(job(tmp_path, *again, tmp_path / "other", num_rounds=2))
+    assert run_job(job(tmp_path, *again, moved, num_rounds=2)) == Ended()
 
 
 def test_the_environment_may_name_the_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +83,7 @@ def test_a_refused_run_leaves_no_new_key_file(
         ended = run(*line, "--output", tmp_path / "held")
     assert ended.code == 2 and "is in use" in ended.err and not key.exists()
     digests = []
-    monkeypatch.setattr(train, "run_job", lambda job: digests.append(job.config["projection_seed"]) or 0)
+    monkeypatch.setattr(train, "run_job", lambda job: digests.append(job.config["projection_seed"]) or Ended())
     assert run(*line, "--output", "out").code == 0
     assert digests == [open_key_file(key).digest]  # the control: that of a run that begins is there, and its own
     assert [path.name for path in tmp_path.iterdir() if "key" in path.name] == ["key"]

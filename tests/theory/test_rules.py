@@ -500,7 +500,7 @@ ODD = {
     "rule": (lambda a: {"rule": 3}, "rule: got 3, must be a Rule"),
     "negative": (
         lambda a: {"kernels": a["kernels"]._replace(ntk_train=-a["kernels"].ntk_train)},
-        "ntk_train: got eigenvalue .*, must be positive semidef",
+        "ntk_train: got a smallest eigenvalue of .*, must be positive semidef",
     ),
 }
 

@@ -86,6 +86,8 @@ def predict_path(of: Federation, model: int, theta: np.ndarray, start: np.ndarra
     coefficients, outputs = of.predict(model, theta, of.y, start, along)
 
     def propagate(round_: int, values: np.ndarray) -> np.ndarray:
+        if not np.isfinite(values).all():  # of a network that is not
+            return np.full((of.num_rounds + 1 - round_, *values.shape), np.nan)
         begin = values.reshape(start.shape)
         later = of.predict(model, theta, np.zeros_like(of.y), begin, None if along is None else begin, round_)[1]
         return later[: of.num_rounds + 1 - round_].reshape(-1, *values.shape)

@@ -21,7 +21,7 @@ from fedtangent import checks
 from fedtangent.compare.settings import exact_arithmetic
 from fedtangent.compare.verdicts import as_rows
 from fedtangent.engine.sweeps import check_seeds
-from fedtangent.entries import Entry
+from fedtangent.entries import Entry, check_limits
 from fedtangent.experiments.lab.results import Claim, Outcome, table
 from fedtangent.output.files import Metric
 
@@ -193,6 +193,7 @@ def prepare_study(entry: Experiment, request: Request) -> Study:
     if len(seeds) < entry.least_seeds:
         raise ValueError(f"seeds: got {len(seeds)}, an interval needs at least {entry.least_seeds}")
     settings = changed(entry.scales[dataset][request.scale], request.changes)
+    check_limits(settings)
     check_settings(settings)
     study = Study(settings, dataset, seeds, request.data_dir)
     with entry.arithmetic():
