@@ -41,7 +41,7 @@ class PrinterSettings:
     local_epochs: int = 5
     batch_size: int = 16
     width: int = 64
-    hidden_layers: int = 2
+    hidden_layers: int = within(2, most=100)
     learning_rates: tuple[float, ...] = within((0.01, 0.03, 0.1, 0.3), above=0)
     decay: float = within(0.99, above=0, at_most=1)
     tuning_rounds: int = within(100, least=LAST)

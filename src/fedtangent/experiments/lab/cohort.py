@@ -90,7 +90,7 @@ class CohortSettings:
     beta: float = within(1.0, above=0, at_most=1)  # share of its examples that a cp_ client uses in a round
     projected: int = within(0, least=0)  # d1', dimensions of the random projection of the cp_ methods; 0: none
     sparsity: float = within(0.0, at_least=0, below=1)  # share of each example's Jacobian that CP-NTK-FL leaves out
-    value_bits: int = within(0, least=0)  # of a Jacobian's number on CP-NTK-FL's wire; 0: those of the parameters
+    value_bits: int = within(0, least=0, most=64)  # of a Jacobian's number on the wire; 0: those of the parameters
     tuning_rounds: int = 20
     tuning_seed: int = within(1000, least=0)
     num_train: int = within(0, least=0)
