@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import streams
-from fedtangent.checks import number, whole
+from fedtangent.checks import instance, number, whole
 from fedtangent.entries import Entry
 from fedtangent.federated.graph import Graph, check_stochastic, metropolis_hastings, named_graph
 from fedtangent.types import Array, Cohort, Key, Schedule
@@ -213,6 +213,7 @@ def random_walk(graph: Graph, num_models: int = 1, transition: np.ndarray | None
 
     The schedule's state is where the models stand, [K] int32. Raises ``ValueError`` for another transition.
     """
+    instance("graph", graph, Graph)
     nodes = graph.num_nodes
     whole("num_models", num_models)
     matrix = np.asarray(metropolis_hastings(graph) if transition is None else transition, np.float64)

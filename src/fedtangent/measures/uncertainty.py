@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -258,6 +258,7 @@ def _noise(variance: float | Array, shape: tuple[int, ...], dtype: jnp.dtype) ->
 
 def _checked_members(members: Array) -> Array:
     """``members`` as they are; raises ``ValueError`` unless they are [K, n, C] and floating, none of them 0."""
+    _check_array("members", members)
     if members.ndim != 3 or 0 in members.shape:
         raise ValueError(f"members: got shape {members.shape}, must be [K, n, C] with K, n and C at least 1")
     if not jnp.issubdtype(members.dtype, jnp.floating):
@@ -265,8 +266,14 @@ def _checked_members(members: Array) -> Array:
     return members
 
 
+def _check_array(name: str, value: Any) -> None:
+    if not isinstance(value, jax.Array | np.ndarray):
+        raise ValueError(f"{name}: got {value!r:.60}, must be an array")
+
+
 def _check_labels(members: Array, labels: Array) -> None:
     _checked_members(members)
+    _check_array("labels", labels)
     if labels.shape != (members.shape[1],) or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(
             f"labels: got {labels.dtype} {labels.shape}, must be integers [n] for members {members.shape}, "

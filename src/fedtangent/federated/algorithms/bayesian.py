@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Unpack, cast
 import jax
 import jax.numpy as jnp
 
-from fedtangent.checks import choice, whole
+from fedtangent.checks import choice, instance, whole
 from fedtangent.federated.aggregate import Stacked, stack
 from fedtangent.federated.algorithms.common import Options, train_and_average
 from fedtangent.federated.algorithms.distil import FEDBE, SOFT_LOSSES, Distillation, check_distillation, distil
@@ -181,6 +181,7 @@ def fed_be_no_distillation(
 
 def _ensemble(schedule: Schedule, options: EnsembleOfClients) -> tuple[Teacher, int, Options]:
     """What the ensemble is made of, checked, how many clients' messages one model keeps, and the other options."""
+    instance("schedule", schedule, Schedule)
     rest: dict[str, Any] = dict(options)
     get_loss(rest.get("loss", "squared_error"))
     posterior, number = rest.pop("posterior", "gaussian"), rest.pop("num_samples", 10)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent import pytrees
-from fedtangent.checks import MAX_INDEX, number, whole
+from fedtangent.checks import MAX_INDEX, instance, number, whole
 from fedtangent.federated.algorithms.common import Options, train_and_average
 from fedtangent.federated.algorithms.entry import TRAINED, Averaging, Laws, entry_of
 from fedtangent.federated.algorithms.normalised import check_plain
@@ -102,6 +102,7 @@ def fed_dyn(
 
     Raises ``ValueError`` for a mu that is not positive.
     """
+    instance("schedule", schedule, Schedule)
     check_rate("mu", mu)
     options = _uniform(options)
 
@@ -158,6 +159,7 @@ def scaffold(
 
     Raises ``ValueError`` for a ``client_optimizer`` other than plain SGD, which the formula of c_i+ assumes.
     """
+    instance("schedule", schedule, Schedule)
     make = options.get("client_optimizer")
     if make is not None:
         check_plain("client_optimizer", make)

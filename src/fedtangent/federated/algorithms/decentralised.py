@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import pytrees
-from fedtangent.checks import choice
+from fedtangent.checks import choice, instance
 from fedtangent.federated.algorithms.averaging import check_base, fed_avg
 from fedtangent.federated.algorithms.common import Options, train_and_average
 from fedtangent.federated.algorithms.entry import (
@@ -70,6 +70,7 @@ def _no_server(name: str, options: Mapping[str, Any]) -> None:
 
 def _walks(schedule: Schedule, own: bool = False) -> bool:
     """Whether each model meets one client a round at most, and with ``own`` the client of its own number."""
+    instance("schedule", schedule, Schedule)
     with jax.ensure_compile_time_eval():
         key = jax.random.key(0)
         client, model = map(np.asarray, schedule.sample(key, schedule.init(key), jnp.int32(0))[0][:2])

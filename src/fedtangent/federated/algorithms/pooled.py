@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedtangent.checks import whole
+from fedtangent.checks import instance, whole
 from fedtangent.data.sharing import number_given
 from fedtangent.federated.aggregate import Stacked, stack
 from fedtangent.federated.algorithms.averaging import check_base, fed_avg
@@ -69,6 +69,7 @@ def centralised(
     ``slots_per_model`` outside 1 .. S.
     """
     check_rate("learning_rate", learning_rate)
+    instance("schedule", schedule, Schedule)
     slots = schedule.num_slots if slots_per_model is None else slots_per_model
     whole("slots_per_model", slots, 1, schedule.num_slots)
     server = pool_server(model, get_loss(loss), client_descent(learning_rate, optimizer), work)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent import pytrees
-from fedtangent.checks import number
+from fedtangent.checks import instance, number
 from fedtangent.federated.aggregate import weighted_mean
 from fedtangent.federated.algorithms.common import Options, train_and_average
 from fedtangent.federated.algorithms.entry import TRAINED, Averaging, Given, Laws, Ran, entry_of, shared_arguments
@@ -67,6 +67,7 @@ def dp_fed_avg(
     number("noise_multiplier", noise_multiplier, at_least=0)
     if options.get("weighting", "uniform") != "uniform":
         raise ValueError(f"weighting: got {options['weighting']!r}, but dp_fed_avg bounds each client alike: uniform")
+    instance("schedule", schedule, Schedule)
     m = schedule.num_slots / schedule.num_models if expected_clients is None else expected_clients
     number("expected_clients", m, above=0)
     rate = options.pop("server_learning_rate", 1.0)
