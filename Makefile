@@ -22,6 +22,7 @@ PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 LOCK_ARGS ?=
 MUTANT_ARGS ?=
+FUZZ_ARGS ?=
 
 # What must hold to the bit, once more with all of the compiler's optimisations, which make test leaves out.
 LAWS := tests/federated/test_laws.py tests/cli/test_resume.py tests/engine/test_checkpoint.py tests/engine/test_kill.py
@@ -102,6 +103,10 @@ test-jax-versions: $(INSTALLED) ## kernels, mappings, algorithms under the oldes
 .PHONY: mutants
 mutants: $(INSTALLED) ## put each fault of tests/mutants.toml into a copy: the tests must catch it
 	$(BIN)/python tests/mutants.py $(MUTANT_ARGS)
+
+.PHONY: fuzz
+fuzz: $(INSTALLED) ## random command lines and calls: each ends well, or is refused in one line (FUZZ_ARGS=--help)
+	$(BIN)/python tests/fuzz $(FUZZ_ARGS)
 
 .PHONY: lint
 lint: $(INSTALLED) ## ruff check, ruff format --check, mypy

@@ -7,8 +7,9 @@ import functools
 import inspect
 import multiprocessing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from case import Case, drawn
 from hypothesis import strategies as st
@@ -96,7 +97,7 @@ def pool() -> dict[str, Any]:
         "delta": 1e-5,
         "sizes": (5,),
         "level": 0.9,
-        "params": None,
+        "params": model.init(jax.random.key(0)),
         "keep": 1,
         "graph": fedtangent.federated.graph.ring(4),
         "norm": 1.0,
@@ -131,11 +132,23 @@ ARRAYS: dict[str, Callable[[np.ndarray], Any]] = {
 }
 
 
-def functions() -> dict[str, tuple[Callable[..., Any], list[str]]]:
-    """The public functions whose needed parameters are all in the pool, with the names of those."""
+def _is_positional(function: Callable[..., Any]) -> bool:
+    return any(p.kind is p.POSITIONAL_ONLY for p in inspect.signature(function).parameters.values())
+
+
+class Callee(NamedTuple):
+    """A public function whose needed parameters are all in the pool."""
+
+    run: Callable[..., Any]
+    names: list[str]  # of the parameters that it is given
+    varied: list[str]  # and of those among them for which odd values may stand
+
+
+def functions() -> dict[str, Callee]:
+    """What is called, by its public name."""
     with multiprocessing.get_context("fork").Pool(1) as process:  # a process that has used JAX cannot be forked
-        known = set(process.apply(_names))
-    found, seen = dict[str, tuple[Callable[..., Any], list[str]]](), set()
+        known = process.apply(_names)
+    found, seen = dict[str, Callee](), set()
     rooms, done = [("fedtangent", fedtangent)], set()
     while rooms:
         path, room = rooms.pop()
@@ -144,50 +157,65 @@ def functions() -> dict[str, tuple[Callable[..., Any], list[str]]]:
             if inspect.ismodule(value) and value.__name__.startswith("fedtangent") and value not in done:
                 done.add(value)
                 rooms.append((f"{path}.{name}", value))
-            elif inspect.isfunction(value) and value.__module__.startswith("fedtangent") and value not in seen:
+            elif (
+                inspect.isfunction(value)
+                and not _is_positional(value)
+                and value.__module__.startswith("fedtangent")
+                and value not in seen
+            ):
                 seen.add(value)
                 parameters = inspect.signature(value).parameters.values()
                 named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-                if named and all(p.name in known or p.default is not p.empty for p in named):
-                    found[f"{path}.{name}"] = value, [p.name for p in named if p.default is p.empty or p.name in known]
+                names = [p.name for p in named if p.name in known]
+                varied = [one for one in names if known[one]]
+                if varied and all(p.name in known or p.default is not p.empty for p in named):
+                    found[f"{path}.{name}"] = Callee(value, names, varied)
     return found
 
 
-def _names() -> list[str]:
-    return list(pool())
+def _names() -> dict[str, bool]:
+    """The names of the pool, and whether odd values may stand for one: for a number, a name, an array."""
+    plain = bool, int, float, str, tuple, np.ndarray
+    return {name: type(value) in plain for name, value in pool().items()}
 
 
 @st.composite
-def calls(draw: Any, of: dict[str, tuple[Callable[..., Any], list[str]]]) -> tuple[str, list[tuple[str, Any]]]:
+def calls(draw: Any, of: dict[str, Callee]) -> tuple[str, list[tuple[str, Any]]]:
     """A function's name, and one or two of its parameters with what they are given, a value or an array's change."""
     name = draw(st.sampled_from(sorted(of)))
-    names = draw(st.lists(st.sampled_from(of[name][1]), min_size=1, max_size=2, unique=True))
+    names = draw(st.lists(st.sampled_from(of[name].varied), min_size=1, max_size=2, unique=True))
     return name, [(one, draw(st.sampled_from([*ARRAYS, *range(len(ODD))]))) for one in names]
 
 
-def _call(function: Callable[..., Any], names: list[str], changes: list[tuple[str, Any]]) -> int:
+def _call(of: Callee, changes: list[tuple[str, Any]]) -> int:
     right = pool()
-    given_ = {one: right[one] for one in names}
+    given_ = {one: right[one] for one in of.names}
     for one, change in changes:
         if isinstance(change, int):
             given_[one] = ODD[change]
         elif isinstance(right[one], np.ndarray):
             with contextlib.suppress(ValueError, TypeError, IndexError):  # no such change of this array
                 given_[one] = ARRAYS[change](right[one])
+    # what is of another kind altogether, text for an array, may meet Python's own errors
+    other = any(_kind(given_[one]) is not _kind(right[one]) for one, _ in changes)
     try:
-        function(**given_)
-    except ValueError as error:
+        of.run(**given_)
+    except (ValueError, *((TypeError, AttributeError) if other else ())) as error:
         print("refused:", error)
     except KeyboardInterrupt:
         return 130
     return 0
 
 
+def _kind(value: Any) -> type:
+    return float if isinstance(value, int | float) else type(value)
+
+
 def some_calls(number: int, start: int) -> list[Case]:
     """Cases of so many calls."""
     of = functions()
     return [
-        Case(_written(name, changes), functools.partial(_call, *of[name], changes), False)
+        Case(_written(name, changes), functools.partial(_call, of[name], changes), False)
         for name, changes in drawn(calls(of), number, start)
     ]
 

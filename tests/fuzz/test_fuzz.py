@@ -1,0 +1,59 @@
+"""A slice of ``make fuzz``, and that what goes wrong would be seen."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def case() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fuzz_case", HERE / "case.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its annotations are looked up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_slice() -> None:
+    done = subprocess.run(
+        [sys.executable, HERE, "--lines", "16", "--calls", "16", "--processes", "1", "--seed", "2"],
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0 and "cases: {'well': " in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "wrong"),
+    [
+        (0, "", ""),
+        (2, "fedtangent: error: alpha: got 0, must be above 0\n", ""),
+        (130, "fedtangent: interrupted\n", ""),
+        (2, "fedtangent: error: alpha\nand more\n", "a refusal of 2 lines"),
+        (2, "", "a refusal of 0 lines"),
+        (1, "Traceback (most recent call last):\n  ..\nKeyError: 1\n", "traceback: KeyError: 1"),
+        (0, "x.py:1: RuntimeWarning: overflow\n", "warning: x.py:1: RuntimeWarning: overflow"),
+        (3, "", "exit code 3"),
+        (-11, "", "ended by signal 11"),
+    ],
+)
+def test_what_is_wrong_with_an_end(case: ModuleType, code: int, said: str, wrong: str) -> None:
+    assert case.judge(code, said, True).startswith(wrong) and bool(case.judge(code, said, True)) == bool(wrong)
+
+
+def test_files_where_none_should_be(case: ModuleType, tmp_path: Path) -> None:
+    work, home = tmp_path / "work", tmp_path / "home"
+    (work / "results").mkdir(parents=True)
+    (home / ".cache" / "fedtangent" / "a").mkdir(parents=True)
+    assert case.strays(work, home, 0) == ""
+    assert case.strays(work, home, 2) == "left work/results"
+    (home / "elsewhere").touch()
+    assert case.strays(work, home, 0) == "left home/elsewhere"
