@@ -132,8 +132,10 @@ ARRAYS: dict[str, Callable[[np.ndarray], Any]] = {
 }
 
 
-def _is_positional(function: Callable[..., Any]) -> bool:
-    return any(p.kind is p.POSITIONAL_ONLY for p in inspect.signature(function).parameters.values())
+def _is_ours(function: Callable[..., Any]) -> bool:
+    """Whether it is this package's, and may be called by names."""
+    kinds = {p.kind for p in inspect.signature(function).parameters.values()}
+    return function.__module__.startswith("fedtangent") and inspect.Parameter.POSITIONAL_ONLY not in kinds
 
 
 class Callee(NamedTuple):
@@ -157,12 +159,7 @@ def functions() -> dict[str, Callee]:
             if inspect.ismodule(value) and value.__name__.startswith("fedtangent") and value not in done:
                 done.add(value)
                 rooms.append((f"{path}.{name}", value))
-            elif (
-                inspect.isfunction(value)
-                and not _is_positional(value)
-                and value.__module__.startswith("fedtangent")
-                and value not in seen
-            ):
+            elif inspect.isfunction(value) and _is_ours(value) and value not in seen:
                 seen.add(value)
                 parameters = inspect.signature(value).parameters.values()
                 named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
@@ -200,7 +197,9 @@ def _call(of: Callee, changes: list[tuple[str, Any]]) -> int:
     other = any(_kind(given_[one]) is not _kind(right[one]) for one, _ in changes)
     try:
         of.run(**given_)
-    except (ValueError, *((TypeError, AttributeError) if other else ())) as error:
+    except (ValueError, TypeError, AttributeError) as error:
+        if not (other or isinstance(error, ValueError)):
+            raise
         print("refused:", error)
     except KeyboardInterrupt:
         return 130
