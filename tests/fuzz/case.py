@@ -126,7 +126,6 @@ def _behave(case: Case, folder: Path) -> typing.NoReturn:
         for name in ("FEDTANGENT_CACHE", "FEDTANGENT_DATA", "XDG_CACHE_HOME"):
             os.environ.pop(name, None)
         os.chdir(folder / "work")
-        warnings.simplefilter("default")
         code = case.run()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
