@@ -47,7 +47,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "few": (lambda: checks.whole("n", 1, 2), "n: got 1, must be a whole number of at least 2"),
     "many": (lambda: checks.whole("n", 4, 0, 3), "n: got 4, must be a whole number from 0 to 3"),
     "too many": (lambda: checks.whole("n", 2**31), "n: got 2147483648, must be a whole number from 1 to 2147483647"),
-    "large": (lambda: checks.number("x", 1e20, above=0), "x: got 1e+20, must be of a size of at most 1e+19"),
     "seed": (lambda: checks.seed("3"), "seed: got '3', must be a whole number from 0 to 4294967295"),
     "instance": (lambda: checks.instance("m", None, dict), "m: got None, must be a dict"),
     "flag": (lambda: checks.flag("f", 1), "f: got 1, must be True or False"),

@@ -193,8 +193,8 @@ def prepare_study(entry: Experiment, request: Request) -> Study:
     if len(seeds) < entry.least_seeds:
         raise ValueError(f"seeds: got {len(seeds)}, an interval needs at least {entry.least_seeds}")
     settings = changed(entry.scales[dataset][request.scale], request.changes)
-    check_limits(settings)
     check_settings(settings)
+    check_limits(settings)
     study = Study(settings, dataset, seeds, request.data_dir)
     with entry.arithmetic():
         entry.check(study)
