@@ -351,6 +351,7 @@ def refused_round(infos: dict[str, Any]) -> tuple[int, str] | None:
     return row, f"learning rate {given:.6g} is above {stable:.6g}, the largest stable one"
 
 
+@jax.jit
 def copied(state: PyTree) -> PyTree:
     """The state in buffers of its own, which the next chunk cannot take over."""
     return jax.tree.map(jnp.copy, state)

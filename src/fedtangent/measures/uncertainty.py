@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp, ndtri
+from jax.scipy.special import logsumexp
+from scipy.special import ndtri
 
 from fedtangent.checks import class_labels, number, real_array, whole
 from fedtangent.losses import get_loss, mean_form, targets_of
@@ -51,7 +52,11 @@ class Interval(NamedTuple):
 
 def log_probability(members: Array) -> Array:
     """``log(1/K sum_k softmax(f_k(x)))``, [n, C], from logits [K, n, C]."""
-    members = _checked_members(members)
+    return _log_mean(_checked_members(members))
+
+
+@jax.jit  # one program, where each operation would be compiled alone
+def _log_mean(members: Array) -> Array:
     return logsumexp(jax.nn.log_softmax(members, axis=-1), axis=0) - math.log(members.shape[0])
 
 
@@ -242,7 +247,7 @@ def _confidence(members: Array, labels: Array) -> tuple[Array, Array]:
 def _normal_quantile(level: float, dtype: jnp.dtype) -> Array:
     """The two-sided normal quantile of ``level``."""
     number("level", level, above=0, below=1)
-    return ndtri(jnp.asarray(0.5 + level / 2, dtype))
+    return jnp.asarray(ndtri(0.5 + level / 2), dtype)
 
 
 def _noise(variance: float | Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
