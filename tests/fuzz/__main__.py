@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import collections
+import importlib
 import multiprocessing
+import pkgutil
 import sys
 import tempfile
 import time
@@ -24,7 +26,7 @@ from calls import some_calls
 from case import Case, tried
 from command_lines import lines, write_inputs
 
-from fedtangent.cli import main
+import fedtangent
 
 CASES: list[Case] = []  # what forked processes see
 
@@ -48,6 +50,14 @@ def run(cases: list[Case], processes: int) -> collections.Counter[str]:
     return found
 
 
+def _import_all() -> None:
+    """What a case may need, once for all of them; nothing of it uses a device, which could not be shared."""
+    importlib.import_module("matplotlib.pyplot")
+    for info in pkgutil.walk_packages(fedtangent.__path__, "fedtangent."):
+        if not info.name.endswith(".__main__"):
+            importlib.import_module(info.name)
+
+
 def fuzz() -> int:
     """Fuzz as the command line says; 1 if anything failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -56,7 +66,7 @@ def fuzz() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default: 0)")
     parser.add_argument("--processes", type=int, default=2, help="side by side (default: 2)")
     given_ = parser.parse_args()
-    main.names()  # imports the commands, once for all
+    _import_all()
     with tempfile.TemporaryDirectory(prefix="fuzz-inputs") as folder:
         write_inputs(Path(folder))
         cases = lines(given_.lines, given_.seed, Path(folder)) if given_.lines else []
