@@ -93,6 +93,12 @@ def test_the_faster_client_is_first_as_often_as_its_distribution_says(options: d
     assert off((first == 0).mean(), 1 / 2, ROUNDS) > MANY
 
 
+def test_times_too_small_for_float32_have_an_order() -> None:
+    """Times of this spread are exp(-450 and less): all 0, and the first client the first every time."""
+    first = drawn(stragglers(all_clients(4), 1, 1.0, spread=30.0)).client[:, 0]
+    assert all(off((first == client).mean(), 1 / 4, ROUNDS) < MANY for client in range(4))
+
+
 def test_the_first_hundred_of_130() -> None:
     schedule = stragglers(uniform_sampling(200, 130), 100)
     assert schedule.num_slots == 100

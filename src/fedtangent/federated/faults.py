@@ -86,19 +86,19 @@ def stragglers(
         raise ValueError(
             f"mean_time: must be positive and finite, one number or [{schedule.num_clients}]; got shape {mean.shape}"
         )
-    of_client = jnp.asarray(np.broadcast_to(mean, (schedule.num_clients,)))
+    of_client = jnp.asarray(np.log(np.broadcast_to(mean, (schedule.num_clients,))))
 
-    def time(key: Key, client: Array) -> Array:
+    def log_time(key: Key, client: Array) -> Array:  # times of a large spread are 0 in float32, and nobody first
         mine = jax.random.fold_in(key, client)
         if distribution == "exponential":
-            return of_client[client] * jax.random.exponential(mine, (), jnp.float32)
-        return of_client[client] * jnp.exp(spread * jax.random.normal(mine, (), jnp.float32) - spread**2 / 2)
+            return of_client[client] + jnp.log(jax.random.exponential(mine, (), jnp.float32))
+        return of_client[client] + spread * jax.random.normal(mine, (), jnp.float32) - spread**2 / 2
 
     def pick(key: Key, cohort: Cohort, waited: Array) -> tuple[Cohort, Array]:
-        taken = jax.vmap(lambda i: time(key, i))(cohort.client)
+        taken = jax.vmap(lambda i: log_time(key, i))(cohort.client)
         first = jnp.argsort(jnp.where(cohort.weight > 0, taken, jnp.inf))[:keep]
         kept = jax.tree.map(lambda leaf: leaf[first], cohort)
-        return kept, jnp.max(jnp.where(kept.weight > 0, taken[first], waited))
+        return kept, jnp.max(jnp.where(kept.weight > 0, jnp.exp(taken[first]), waited))
 
     return _wrapped(schedule, keep, streams.STRAGGLERS, pick)
 
