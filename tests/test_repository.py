@@ -25,7 +25,7 @@ from .jax_versions import selected
 
 ROOT = Path(__file__).parents[1]
 TARGETS = {"bench", "check-theory", "clean", "help", "install", "lint", "lock", "notebooks", "run", "test"}
-TARGETS |= {"mutants", "test-jax-versions"}
+TARGETS |= {"fuzz", "mutants", "test-jax-versions"}
 
 
 def read_config() -> configparser.ConfigParser:
