@@ -207,6 +207,8 @@ def _call(of: Callee, changes: list[tuple[str, Any]]) -> int:
 
 
 def _kind(value: Any) -> type:
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return object
     return float if isinstance(value, int | float) else type(value)
 
 

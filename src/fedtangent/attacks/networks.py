@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import choice, number, whole
+from fedtangent.checks import choice, number, real_array, whole
 from fedtangent.types import Array, Key, Model, PyTree
 
 ACTIVATIONS = {"sigmoid": jax.nn.sigmoid, "relu": jax.nn.relu}
@@ -79,7 +79,7 @@ def ssim(images: np.ndarray, originals: np.ndarray, data_range: float = 1.0, win
     """
     from skimage.metrics import structural_similarity
 
-    images, originals = np.asarray(images, np.float64), np.asarray(originals, np.float64)
+    images, originals = real_array("images", images), real_array("originals", originals)
     if images.shape != originals.shape or images.ndim not in (3, 4):
         raise ValueError(
             f"images: got {images.shape} and originals {originals.shape}, must be equal, [n, H, W] or [n, H, W, C]"

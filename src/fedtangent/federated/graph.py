@@ -11,7 +11,7 @@ import numpy as np
 from scipy.sparse.csgraph import connected_components
 
 from fedtangent import checks
-from fedtangent.checks import whole
+from fedtangent.checks import real_array, whole
 from fedtangent.entries import WrittenEntry, build_written
 
 TOLERANCE = 1e-9  # of a row that must sum to 1, and of a matrix that must be symmetric
@@ -133,7 +133,7 @@ def spectral_gap(matrix: np.ndarray) -> float:
 
 def check_stochastic(name: str, matrix: np.ndarray) -> None:
     """Raise ``ValueError`` unless a matrix is square, its entries are at least 0 and its rows sum to 1."""
-    given = np.asarray(matrix, np.float64)
+    given = real_array(name, matrix)
     if given.ndim != 2 or given.shape[0] != given.shape[1] or given.shape[0] < 1:
         raise ValueError(f"{name}: got shape {given.shape}, must be square")
     if not np.all(given >= 0):  # also what is not a number

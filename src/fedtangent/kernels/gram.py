@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import lapack
 
-from fedtangent.checks import finite, number, symmetric
+from fedtangent.checks import finite, number, real_array, symmetric
 from fedtangent.models.kernels import KERNELS, check_get
 from fedtangent.types import Array, Model
 
@@ -188,7 +188,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _inputs(name: str, x: Any) -> np.ndarray:
-    array = np.asarray(x, np.float64)
+    array = real_array(name, x)
     if array.ndim < 1 or array.shape[0] == 0:
         raise ValueError(f"{name}: got shape {array.shape}, must hold at least one example along its first axis")
     finite(name, array)

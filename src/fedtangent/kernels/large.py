@@ -94,11 +94,9 @@ def large_kernel(
     if not callable(kernel_fn):
         raise ValueError(f"kernel_fn: got {kernel_fn!r:.60}, must be a function of (x1, x2), such as model.kernel")
     named = {"x_train": x_train, "x_test": x_test}
-    train, test = (np.ascontiguousarray(real_array(name, x), np.float32) for name, x in named.items())
+    train, test = (_single(name, x) for name, x in named.items())
     if min(len(train), len(test)) == 0 or train.shape[1:] != test.shape[1:]:
         raise ValueError(f"x_train and x_test: got {train.shape} and {test.shape}, must hold examples of one shape")
-    for name, x in (("x_train", train), ("x_test", test)):
-        finite(name, x)
     n, places, folder = len(train), list(devices or ()), None if folder is None else Path(folder)
     if len(places) < 2:
         held = _in_memory(kernel_fn, train, slice(0, n), tick) if folder is None else _in_file(kernel_fn, train, folder,
@@ -114,6 +112,15 @@ def large_kernel(
 
     sharding = NamedSharding(mesh, PartitionSpec(None, AXIS))
     return LargeKernel(kernel_fn, train, test, jax.make_array_from_callback((n, wide), sharding, columns))
+
+
+def _single(name: str, x: Any) -> np.ndarray:
+    """Examples in single precision, finite there, in one piece."""
+    array, most = real_array(name, x), float(np.finfo(np.float32).max)
+    finite(name, array)
+    if array.size and np.max(np.abs(array)) > most:
+        raise ValueError(f"{name}: got {np.max(np.abs(array)):g}, must be at most {most:.3g} in magnitude")
+    return np.ascontiguousarray(array, np.float32)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -17,7 +17,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedtangent import pytrees
-from fedtangent.checks import finite, number, whole
+from fedtangent.checks import finite, number, real_array, whole
 from fedtangent.losses import get_loss, mean_form
 from fedtangent.progress import progress_of
 from fedtangent.types import Array, Model, PyTree
@@ -98,7 +98,7 @@ def surface(
     for name, values in (("a", a), ("b", b)):
         if np.ndim(values) != 1 or np.size(values) == 0:
             raise ValueError(f"{name}: got shape {np.shape(values)}, must be a vector of one or more coordinates")
-    points = np.stack(np.meshgrid(np.asarray(a, np.float64), np.asarray(b, np.float64)), axis=-1).reshape(-1, 2)
+    points = np.stack(np.meshgrid(real_array("a", a), real_array("b", b)), axis=-1).reshape(-1, 2)
     basis = plane.origin, (plane.first, plane.second)
     return _evaluate(loss, basis, points, arguments, progress).reshape(np.size(b), np.size(a))
 
@@ -110,7 +110,7 @@ def segment(loss: Loss, start: PyTree, end: PyTree, shares: Any, arguments: tupl
     if np.ndim(shares) != 1 or np.size(shares) == 0:
         raise ValueError(f"shares: got shape {np.shape(shares)}, must be a vector of one or more numbers")
     basis = start, (pytrees.subtract(end, start),)
-    return _evaluate(loss, basis, np.asarray(shares, np.float64)[:, None], arguments)
+    return _evaluate(loss, basis, real_array("shares", shares)[:, None], arguments)
 
 
 def barrier(losses: np.ndarray) -> float:

@@ -50,10 +50,15 @@ def differences(
 
 
 def half_width(values: np.ndarray, confidence: float = 0.95) -> np.ndarray:
-    """Half of Student's interval for the mean over the first axis, [...] of values [n, ...], n >= 2."""
+    """Half of Student's interval for the mean over the first axis, [...] of values [n, ...].
+
+    Raises ``ValueError`` for fewer than two.
+    """
     from scipy.stats import t
 
     n = len(values)
+    if n < 2:
+        raise ValueError(f"values: got {n}, must be two or more")
     with np.errstate(invalid="ignore"):  # of values that are not finite
         error = np.std(values, axis=0, ddof=1) / np.sqrt(n)
     return np.asarray(t.ppf(0.5 + confidence / 2, n - 1) * error)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import checks
-from fedtangent.checks import finite, whole
+from fedtangent.checks import finite, real_array, whole
 from fedtangent.data.dataset import classification_targets
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.models.dense import DenseStructure
@@ -93,7 +93,7 @@ def alignment(theta: Any, targets: Any, centred: bool = False) -> float:
 
     Returns not-a-number where a norm is zero. Raises ``ValueError`` for targets that are not finite [n, C].
     """
-    kernel, y = _square("theta", theta), np.asarray(targets, np.float64)
+    kernel, y = _square("theta", theta), real_array("targets", targets)
     if y.ndim != 2 or len(y) != len(kernel):
         raise ValueError(f"targets: got shape {y.shape}, must be [n, C] with n = {len(kernel)}")
     finite("targets", y)
@@ -193,7 +193,7 @@ def _operator_norm(symmetric: np.ndarray) -> float:
 
 
 def _square(name: str, matrix: Any) -> np.ndarray:
-    array = np.asarray(matrix, np.float64)
+    array = real_array(name, matrix)
     if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:
         raise ValueError(f"{name}: got shape {array.shape}, must be a square matrix [n, n] with n >= 1")
     return array

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedtangent.checks import real_array
 from fedtangent.compare.statistics import relative_errors
 
 METRICS = ("feature_learning", "initial_kernel", "total", "drift")  # the parts, and the kernel's drift beside them
@@ -36,10 +37,10 @@ def parts(network: Any, linear: Any, infinite: Any = None) -> Parts:
     of its linearisation and of infinite width. Where nothing has moved all parts are 0; where numbers are not finite,
     they are not either.
     """
-    network, linear = np.asarray(network, np.float64), np.asarray(linear, np.float64)
+    network, linear = real_array("network", network), real_array("linear", linear)
     with np.errstate(invalid="ignore", over="ignore"):
         features = relative_errors(linear, network, linear)
         if infinite is None:
             return Parts(features)
-        infinite = np.asarray(infinite, np.float64)
+        infinite = real_array("infinite", infinite)
         return Parts(features, relative_errors(infinite, linear, linear), relative_errors(infinite, network, linear))

@@ -236,8 +236,8 @@ def weight_movement(theta: Any, operator: Any, residual: Any) -> float:
     Args:
         theta: [n, n]; operator: [n, n], ``Flow.operator(r, model)``; residual: [n, C], ``f_0(X) - Y``.
     """
-    a = np.asarray(operator, np.float64) @ np.asarray(residual, np.float64)
-    return float(np.sqrt(max(float(np.sum(a * (np.asarray(theta, np.float64) @ a))), 0.0)))
+    a = real_array("operator", operator) @ real_array("residual", residual)
+    return float(np.sqrt(max(float(np.sum(a * (real_array("theta", theta) @ a))), 0.0)))
 
 
 def kappa_4(progress: float, c1: float, c2: float, r0: float, examples_per_round: float, width: float) -> float:

@@ -282,7 +282,7 @@ def direction_distance(w: Any, other: Any) -> np.ndarray:
 
     NaN where one of them is 0, which has no direction.
     """
-    unit = [np.asarray(v, np.float64) for v in (w, other)]
+    unit = [real_array(name, v) for name, v in (("w", w), ("other", other))]
     with np.errstate(invalid="ignore"):
         unit = [v / np.linalg.norm(v, axis=-1, keepdims=True) for v in unit]
     return np.asarray(np.linalg.norm(unit[0] - unit[1], axis=-1))
