@@ -14,7 +14,7 @@ import pytest
 
 from fedtangent.cli import main, train
 from fedtangent.engine import description
-from fedtangent.engine.checkpoints.store import locked
+from fedtangent.engine.checkpoints.lock import locked
 from fedtangent.engine.description import CHOICES
 from fedtangent.entries import catalogue, option_names
 from fedtangent.output.files import write_config

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from fedtangent.engine.checkpoints import CheckpointError
-from fedtangent.engine.checkpoints.store import locked
+from fedtangent.engine.checkpoints.lock import locked
 
 SCRIPT = Path(__file__).parent / "two_runs.py"
 HOLDS = """
 import sys, pathlib
-from fedtangent.engine.checkpoints.store import locked
+from fedtangent.engine.checkpoints.lock import locked
 with locked(pathlib.Path(sys.argv[1]), "output"):
     print("held", flush=True)
     sys.stdin.read()

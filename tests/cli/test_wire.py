@@ -13,7 +13,7 @@ import pytest
 from fedtangent.cli import train
 from fedtangent.cli.train import run_job
 from fedtangent.data.projection import projection_matrix
-from fedtangent.engine.checkpoints.store import locked
+from fedtangent.engine.checkpoints.lock import locked
 from fedtangent.engine.clients import engine_for
 from fedtangent.federated.algorithms import tangent
 from fedtangent.federated.wire.key_server import SEALED_BYTES, open_key_file

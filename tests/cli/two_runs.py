@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtangent.cli import main
-from fedtangent.engine.checkpoints import store
+from fedtangent.engine.checkpoints import lock
 from fedtangent.output import files
 
 LONG = 0.3  # seconds that a stand-in works, about
@@ -193,7 +193,7 @@ if __name__ == "__main__":
     folder, trials, *rest = Path(sys.argv[1]).absolute(), int(sys.argv[2]), *sys.argv[3:]
     real, names = "real" in rest, [name for name in LINES if name in rest] or list(LINES)
     if "unlocked" in rest:
-        store.locked = lambda *given: contextlib.nullcontext()
+        lock.locked = lambda *given: contextlib.nullcontext()
     os.chdir(folder)
     for line in LINES.values():
         main.find(*line.split())  # imports what each process would

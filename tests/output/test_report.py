@@ -153,7 +153,8 @@ def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
 
 
 WRONG = [
-    *((name, text, "is no JSON") for name in ("config.json", "result.json") for text in ("{", "[]", "[" * 100_000)),
+    *((name, text, says) for name in ("config.json", "result.json")
+      for text, says in (("{", "cannot be read"), ("[]", "no JSON"), ("[" * 100_000, "cannot be read"))),
     *(("config.json", json.dumps({"command": "train", "options": {}, name: 5}), f"none .*: {name} is of another kind")
       for name in ("command", "options", "resolved", "environment")),
     ("config.json", '{"command": "train"}', "is not the configuration of a run"),

@@ -114,7 +114,7 @@ def _let_go(stream: IO[str]) -> None:
 def run(arguments: list[str]) -> int:
     """The exit code of one command."""
     import fedtangent
-    from fedtangent.engine.checkpoints.store import locked
+    from fedtangent.engine.checkpoints.lock import locked
     from fedtangent.federated.wire.key_server import written_at_the_end
 
     if arguments == ["--version"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedtangent.data.files import json_of
 from fedtangent.engine.history import FINISHED
 from fedtangent.engine.processes import environment
 
@@ -91,12 +93,11 @@ def check_free(folder: Path, command: str, options: Mapping[str, Any], goes_on: 
 
 def held_by(folder: Path) -> dict[str, Any] | None:
     """The configuration of the run that a folder holds; None if it holds none."""
-    try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except OSError:
+    path, found = folder / "config.json", None
+    if not path.exists():
         return None
-    except ValueError:
-        found = None
+    with contextlib.suppress(ValueError):
+        found = json_of("output", path)
     return found if isinstance(found, dict) and "command" in found else {"command": "that cannot be read"}
 
 

@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedtangent.data.files import json_of
 from fedtangent.output.tables import FAILS, HOLDS, counted
 
 PNG, PNG_END = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"IEND\xaeB`\x82"
@@ -73,10 +74,7 @@ def _below(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     """The JSON object of a file; raises ``ValueError`` naming it where it is none that a run wrote."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"runs: {path} is no JSON that a run wrote") from error
+    found = json_of("runs", path)
     if not isinstance(found, dict):
         raise ValueError(f"runs: {path} is no JSON that a run wrote")
     for name, kind in KINDS[path.name].items():
