@@ -134,6 +134,8 @@ def test_monotone(sampling: str, name: str, values: tuple[float, ...], rising: b
 @pytest.mark.parametrize("sampling", privacy.SAMPLINGS)
 def test_without_noise_there_is_no_privacy(sampling: str) -> None:
     assert epsilon(noise_multiplier=0, sampling=sampling) == math.inf
+    ends = [epsilon(noise_multiplier=noise, sampling=sampling) for noise in (5e-324, 1e-153, 1e-90, 1e7, 1e9, 1e308)]
+    assert ends[:2] == [math.inf] * 2 and ends[2] > 1e100 and ends[3] >= ends[4] == ends[5] >= 0
 
 
 @pytest.mark.parametrize(

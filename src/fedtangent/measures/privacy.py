@@ -8,6 +8,7 @@ from typing import Any
 
 from fedtangent.checks import choice, number, whole
 
+LEAST_NOISE, MOST_NOISE = 1e-100, 1e8  # beyond them dp-accounting says 0, or fails: its squares under- or overflow
 SAMPLINGS = ("without_replacement", "poisson")
 
 
@@ -35,7 +36,7 @@ def epsilon(
             clients is public and neighbours differ in one client's data, which moves the sum by up to twice
             ``clip_norm``, so that the noise counts half. The two are not to be compared with each other.
 
-    Infinity without noise. With K models of which a client trains one a round, count the rounds of all. Raises
+    Infinity without noise, or with next to none (1e-100). With K models of which a client trains one a round, count the rounds of all. Raises
     ``ValueError`` for numbers out of range.
     """
     whole("num_clients", num_clients)
@@ -46,18 +47,19 @@ def epsilon(
         whole("clients_per_round", clients_per_round)
     number("noise_multiplier", noise_multiplier, at_least=0)
     number("delta", delta, above=0, below=1)
-    if noise_multiplier == 0:
+    if noise_multiplier < LEAST_NOISE:
         return math.inf
+    noise_multiplier = min(float(noise_multiplier), MOST_NOISE)  # less noise: a bound of it is one of more
     import dp_accounting  # a second to import, and nothing else needs it
     from dp_accounting import rdp
 
     if sampling == "poisson":
         relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-        noise = dp_accounting.GaussianDpEvent(float(noise_multiplier))
+        noise = dp_accounting.GaussianDpEvent(noise_multiplier)
         one = dp_accounting.PoissonSampledDpEvent(clients_per_round / num_clients, noise)
     else:
         relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-        noise = dp_accounting.GaussianDpEvent(float(noise_multiplier) / 2)
+        noise = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
         one = dp_accounting.SampledWithoutReplacementDpEvent(int(num_clients), int(clients_per_round), noise)
 
     def total(event: Any) -> float:
