@@ -36,8 +36,8 @@ def epsilon(
             clients is public and neighbours differ in one client's data, which moves the sum by up to twice
             ``clip_norm``, so that the noise counts half. The two are not to be compared with each other.
 
-    Infinity without noise, or with next to none (1e-100). With K models of which a client trains one a round, count the rounds of all. Raises
-    ``ValueError`` for numbers out of range.
+    Infinity without noise, or with next to none (1e-100). With K models of which a client trains one a round, count the
+    rounds of all. Raises ``ValueError`` for numbers out of range.
     """
     whole("num_clients", num_clients)
     whole("num_rounds", num_rounds)
