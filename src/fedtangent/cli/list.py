@@ -34,5 +34,9 @@ def run_job(options: ListOptions) -> Ended:
     else:
         entries = catalogue(options.kind).values()
         rows = [(getattr(entry, "written", entry.name), entry.summary) for entry in entries]
-    console().print(TextTable(options.kind, ("name", "what it is"), rows))
+    screen = console()
+    screen.print(TextTable(options.kind, ("name", "what it is"), rows))
+    if options.kind == "datasets":
+        without = [entry.name for entry in catalogue("datasets").values() if entry.published is None]
+        screen.print(f"`fedtangent data prepare NAME` downloads the files of one; not of {', '.join(without)}")
     return Ended()

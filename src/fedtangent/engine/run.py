@@ -180,7 +180,8 @@ def params_by_round(
 ) -> PyTree:
     """The server's parameters at the start and after each ``every`` rounds: NumPy, leaves [1 + R / every, K, ..].
 
-    Arguments are those of ``simulate``. Raises as it does, and ``ValueError`` for an algorithm without global models.
+    Arguments are those of ``simulate``. Where the run diverges they are not finite from there on. Raises as
+    ``simulate`` does, and ``ValueError`` for an algorithm without global models.
     """
     read = algorithm.params
     if read is None:

@@ -125,7 +125,7 @@ def _pixels(rows: list[Row], split: str, size: int) -> np.ndarray:
 ENTRIES = (
     DatasetEntry(
         NAME,
-        "photographs of 600 things by uploader, FedScale's clients of Open Images",
+        "photographs of 600 things by uploader, FedScale's clients of Open Images; files of your own",
         _load,
         OpenImageOptions,
         (
