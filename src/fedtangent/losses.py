@@ -138,12 +138,14 @@ def targets_of(name: str | Loss) -> str:
 
 
 def check_targets(name: str | Loss, values: Any, what: str = "targets") -> None:
-    """Raise ``ValueError`` if the loss called ``name`` takes -1 and 1 and ``values``, called ``what``, has others.
+    """Raise ``ValueError`` if ``values``, called ``what``, are bools, or others than -1 and 1 where the loss takes these.
 
     Traced values are not looked at, nor those of a user's own loss.
     """
     if callable(name):
         return
+    if getattr(values, "dtype", None) == bool:
+        raise ValueError(f"{what}: got True and False, must be numbers")
     if targets_of(name) != "signs" or isinstance(values, jax.core.Tracer) or jnp.size(values) == 0:
         return
     flat = jnp.ravel(jnp.asarray(values))

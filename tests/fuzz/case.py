@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-SECONDS, GRACE = 20.0, 120.0  # until a case is interrupted, and until it then is a hang
+SECONDS, GRACE = 20.0, 600.0  # until a case is interrupted, and until it then is a hang
 BYTES = 12 * 2**30  # of address space for numbers, a case's
 REFUSED, INTERRUPTED = 2, 130
 ALLOWED = (0, 1, REFUSED, INTERRUPTED, 128 + signal.SIGPIPE, 128 + signal.SIGTERM)

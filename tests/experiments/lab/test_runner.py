@@ -116,7 +116,7 @@ def test_a_study_is_prepared_and_performed() -> None:
     found = perform(ENTRY, study)
     assert found.rows == [{"share": 0.25}] and found.sheets[-1].rows == (("c", "m", "seen"),)
     assert found.details["settings"] == study.settings and found.details["more"] == 1
-    assert found.remarks[0] == "said" and "count 4" in found.remarks[-1]
+    assert found.remarks[0] == "said" and "count=4" in found.remarks[-1]
 
 
 def test_a_control_that_passes_does_not_count() -> None:

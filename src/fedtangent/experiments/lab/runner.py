@@ -216,11 +216,10 @@ def perform(entry: Experiment, study: Study) -> Outcome:
         else []
     )
     passing = (f"{v.statement} {v.sizes}: passes for {v.control} too" for v in found.verdicts if not v.control_fails)
-    shown = ", ".join(f"{name} {value}" for name, value in vars(study.settings).items())
     return found._replace(
         sheets=(*found.sheets, *said),
         details=details,
-        remarks=(*found.remarks, f"settings: {shown}"),
+        remarks=(*found.remarks, f"settings: {' '.join(written(study.settings))}"),
         failed=(*found.failed, *passing),
     )
 
