@@ -201,6 +201,8 @@ def _call(of: Callee, changes: list[tuple[str, Any]]) -> int:
         if not (other or isinstance(error, ValueError)):
             raise
         print("refused:", error)
+    except MemoryError as error:  # NumPy says what it cannot allocate
+        print("refused:", error)
     except KeyboardInterrupt:
         return 130
     return 0
