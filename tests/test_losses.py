@@ -143,7 +143,7 @@ def test_targets_of_margins_are_signs(name: str) -> None:
     for wrong in ([[1.0], [0.0]], [[1.0], [np.nan]], [[2.0]]):
         with pytest.raises(ValueError, match=f"^y: got .*, must be -1 or 1 for the loss '{name}'$"):
             check_targets(name, np.array(wrong), "y")
-    with pytest.raises(ValueError, match="^y: got True and False, must be numbers$"):
+    with pytest.raises(ValueError, match=r"^y: got True and False, must be numbers$"):
         check_targets("cross_entropy", SIGNS > 0, "y")
 
 

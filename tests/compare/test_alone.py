@@ -22,6 +22,7 @@ from fedtangent.measures import uncertainty
 from fedtangent.models.dense import mlp
 from fedtangent.theory.flow import recursion
 
+from ..nightly import nightly
 from .test_beside import MINIBATCHES, README, SMALL
 
 SETTINGS: dict[str, Any] = {**SMALL, **MINIBATCHES}
@@ -73,7 +74,7 @@ def test_a_curve_is_each_functions_own_prediction_measured() -> None:
     assert {metric for _, metric in curve.values} >= {"nll", "accuracy", "knowledge_variance"}
 
 
-@pytest.mark.parametrize("loss", ["squared_error", pytest.param("cross_entropy", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loss", nightly(["squared_error", "cross_entropy"], ["squared_error"]))
 def test_a_linear_model_that_is_trained_has_the_predicted_metrics(loss: str) -> None:
     """To rounding, from the start of its own; not at another rate. Names are those of ``train``."""
     plan = planned(2, model="logistic", loss=loss, client_learning_rate=0.05, dropout=0.2)
@@ -100,6 +101,7 @@ def test_a_linear_model_that_is_trained_has_the_predicted_metrics(loss: str) -> 
     assert names == set(found.values)
 
 
+@pytest.mark.slow
 def test_just_below_the_stable_rate_a_linear_model_trains_and_just_above_it_does_not() -> None:
     plan = planned(2, model="logistic", client_learning_rate=0.01, num_rounds=40, batch_size=0, local_steps=5,
                    local_epochs=None)  # fmt: skip
@@ -277,7 +279,7 @@ def test_refuses_before_anything_is_predicted(given: dict[str, Any], said: str) 
         theory_alone(**{name: value for name, value in SMALL.items() if name != "dataset"}, **given)
 
 
-@pytest.mark.parametrize("seed", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", nightly([2, 1], [2]))
 def test_a_rate_is_stable_against_the_same_starts(seed: int) -> None:
     """However the other starts lie: at a tiny rate the loss of those that rates are tried on falls a little."""
     found = foretold(planned(16, num_rounds=3, client_learning_rate=1e-3, seed=seed))

@@ -20,6 +20,8 @@ from fedtangent.entries import catalogue
 from fedtangent.federated.algorithms.entry import options_of, rule_of
 from fedtangent.losses import LOSSES, mean_form
 
+from ..nightly import nightly
+
 README = Path(__file__).parents[2] / "README.md"
 SMALL: dict[str, Any] = {
     "dataset": "digits", "num_train": 40, "num_test": 8, "partition": "quantity_skew", "num_clients": 5, "alpha": 2.0,
@@ -44,13 +46,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "clients drop out": {"dropout": 0.4},
     "two hidden layers": {"hidden_layers": 2},
 }
-BY_DEFAULT = {("uniform weights", "cross_entropy"), ("scaffold", "squared_error"),
-              ("K models of fed_dyn", "cross_entropy")}  # fmt: skip
-CASES = [
-    pytest.param(name, loss, marks=() if (name, loss) in BY_DEFAULT else (pytest.mark.slow, pytest.mark.theory))
-    for name in RUNS
-    for loss in ("squared_error", "cross_entropy")
-]
+CASES = [(name, loss) for name in RUNS for loss in ("squared_error", "cross_entropy")]
 
 
 def described(name: str, **more: Any) -> Any:
@@ -59,7 +55,7 @@ def described(name: str, **more: Any) -> Any:
     return setting_of(describe(**own), dataclasses.replace(BESIDE, hidden_layers=hidden_layers))
 
 
-@pytest.mark.parametrize(("name", "loss"), CASES)
+@pytest.mark.parametrize(("name", "loss"), nightly(CASES, [("K models of fed_dyn", "cross_entropy")]))
 def test_the_linearised_network_follows_the_flow_of_its_very_run(
     monkeypatch: pytest.MonkeyPatch, name: str, loss: str
 ) -> None:
@@ -71,10 +67,7 @@ def test_the_linearised_network_follows_the_flow_of_its_very_run(
     assert float(verdict.measured) < 1e-12
 
 
-DAILY = ("exponential_sum", "logistic", "squared_error_sum")
-
-
-@pytest.mark.parametrize("loss", [n if n in DAILY else pytest.param(n, marks=pytest.mark.slow) for n in LOSSES])
+@pytest.mark.parametrize("loss", nightly(LOSSES, ["exponential_sum"]))
 def test_a_linear_model_follows_the_flow_under_every_loss_in_every_round(loss: str) -> None:
     """Of algorithm 3, from the zero function; a flow that forgets the start, or takes a mean for a sum, does not."""
     rate = {"client_learning_rate": 0.02 if loss.endswith("_sum") else 0.05}
@@ -158,7 +151,7 @@ def test_runs_of_other_kinds_end_without_a_disagreement(options: dict[str, Any])
     assert all(v.passed is not False for v in found.verdicts), found.verdicts
 
 
-@pytest.mark.parametrize("loss", ["squared_error", pytest.param("cross_entropy", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loss", nightly(["squared_error", "cross_entropy"], ["squared_error"]))
 def test_the_linear_model_of_the_analytic_kernel_follows_the_flow(loss: str) -> None:
     setting = described("fed_prox", loss=loss)
     theory = predict(dataclasses.replace(setting, evaluate_every=setting.num_rounds), cohorts(setting))

@@ -24,6 +24,7 @@ from fedtangent.theory import Flow
 from fedtangent.types import Algorithm, Cohort, Model, Schedule
 
 from ..drawn import parameters
+from ..nightly import nightly
 from .tiny import digits, network
 
 RIGHT = algorithms.fed_ensemble
@@ -107,10 +108,9 @@ def test_nothing_is_noticed_where_nothing_is_wrong_and_a_wrong_ensemble_by_its_v
 
 
 # The controls of the verdicts above are the same faults, put into the theory.
-DAILY = ("client rate", "equal weights", "one absence")
 
 
-@pytest.mark.parametrize("name", [n if n in DAILY else pytest.param(n, marks=pytest.mark.slow) for n in FAULTS])
+@pytest.mark.parametrize("name", nightly(FAULTS, ["client rate", "one absence"]))
 def test_a_small_fault_of_the_simulation_is_noticed(
     theory: predicted.Predicted, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ def lazy(width: int, **options: Any) -> tuple[np.ndarray, np.ndarray]:
 SMALL_WEIGHTS = {"parameterization": "standard", "w_std": 0.1, "last_w_std": 0.01, "b_std": 0.0}
 
 
+@pytest.mark.slow
 def test_wide_networks_with_small_steps_are_lazy_and_small_weights_are_not() -> None:
     wide, drift = lazy(1024)
     assert np.all(wide < 0.01) and np.all(drift < 0.02)

@@ -16,6 +16,8 @@ from fedtangent.compare.verdicts import EXACT, Verdict
 from fedtangent.engine.run import simulate
 from fedtangent.types import Cohort
 
+from .tiny import network
+
 
 def named(result: SideBySide, start: str) -> list[Verdict]:
     found = [v for v in result.verdicts if v.statement.startswith(start)]
@@ -214,11 +216,9 @@ def test_starts_of_another_law_and_starts_alike_are_noticed(linear_setting: Sett
 
 
 @pytest.mark.parametrize(("changed", "says"), [({"draws": 1}, "draws: got 1"), ({"widths": (8, 16)}, "at least 3")])
-def test_what_could_tell_nothing_is_refused_before_anything_runs(
-    network_result: SideBySide, changed: dict, says: str
-) -> None:
+def test_what_could_tell_nothing_is_refused_before_anything_runs(changed: dict, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        run(dataclasses.replace(network_result.setting, **changed), say=pytest.fail)
+        run(dataclasses.replace(network(), **changed), say=pytest.fail)
 
 
 def test_unknown_names_are_refused_with_the_allowed_ones() -> None:

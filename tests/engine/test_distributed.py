@@ -21,6 +21,7 @@ from fedtangent.engine import processes as distributed
 from fedtangent.engine.clients import device_mesh
 
 from ..federated import toys
+from ..nightly import nightly
 from .one_process import runs
 
 SCRIPT = Path(__file__).parent / "one_process.py"
@@ -78,7 +79,7 @@ def test_fewer_devices_too(devices: int) -> None:
     assert_same(finished([launch(devices, BOTH, ("sharded:vmap",))]), BOTH, "sharded:vmap")
 
 
-@pytest.mark.parametrize("name", ["ntk_fl", pytest.param("fed_ensemble", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", nightly(["ntk_fl", "fed_ensemble"], ["ntk_fl"]))
 def test_two_processes_have_the_history_of_one(name: str) -> None:
     address = f"127.0.0.1:{free_port()}"
     options = ("--coordinator", address, "--num-processes", "2", "--process-id")

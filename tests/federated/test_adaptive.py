@@ -18,6 +18,7 @@ from fedtangent.federated.rates import staircase_decay
 from fedtangent.federated.schedule import per_client_permutations, uniform_sampling
 from fedtangent.types import Algorithm
 
+from ..nightly import nightly
 from . import reference_corrected as loops
 from .replay import MODEL, TOLERANCE, VISIBLE, Case, alike, build, by_examples, replayed, simulated
 from .toys import distance
@@ -101,14 +102,18 @@ def ran(name: str) -> tuple[Any, Any]:
     return simulated(CASES[name], "vmap")
 
 
-@pytest.mark.parametrize("name", CASES)
+DAILY = ("adam_ensemble", "yogi", "adagrad_momentum", "avg_m_nesterov_ensemble")
+WRONG = [(name, wrong) for name, case in CASES.items() for wrong in case.wrong]
+
+
+@pytest.mark.parametrize("name", nightly(CASES, DAILY))
 def test_equals_the_loop(name: str) -> None:
     start, end = ran(name)
     assert distance(start, end) > 5e-3
     assert distance(end, replayed(CASES[name], start)) < TOLERANCE
 
 
-@pytest.mark.parametrize(("name", "wrong"), [(name, wrong) for name, case in CASES.items() for wrong in case.wrong])
+@pytest.mark.parametrize(("name", "wrong"), nightly(WRONG, DAILY))
 def test_a_loop_with_one_thing_wrong_differs(name: str, wrong: str) -> None:
     start, end = ran(name)
     assert distance(end, replayed(CASES[name], start, wrong)) > VISIBLE

@@ -21,6 +21,7 @@ from fedtangent.federated.rates import staircase_decay
 from fedtangent.federated.schedule import all_clients, per_client_permutations, uniform_sampling
 from fedtangent.types import Algorithm, Channel
 
+from ..nightly import nightly
 from . import reference_corrected as loops
 from .replay import MODEL, SEED, TOLERANCE, VISIBLE, Case, alike, build, by_examples, replayed, simulated, stepped
 from .toys import SIZES, distance, federated, fixed, go, leaves, owned_rows, two_layer, uneven_data
@@ -159,14 +160,18 @@ def ran(name: str) -> tuple[Any, Any]:
     return simulated(CASES[name], algorithm=algorithm_of(name))
 
 
-@pytest.mark.parametrize("name", CASES)
+DAILY = ("prox", "dyn_ensemble", "scaffold_ensemble", "nova_momentum_prox_ensemble", "nova_given_tau")
+WRONG = [(name, wrong) for name, case in CASES.items() for wrong in case.wrong]
+
+
+@pytest.mark.parametrize("name", nightly(CASES, DAILY))
 def test_equals_the_loop(name: str) -> None:
     start, end = ran(name)
     assert distance(start, end) > 1e-2
     assert distance(end, replayed(CASES[name], start)) < TOLERANCE
 
 
-@pytest.mark.parametrize(("name", "wrong"), [(name, wrong) for name, case in CASES.items() for wrong in case.wrong])
+@pytest.mark.parametrize(("name", "wrong"), nightly(WRONG, DAILY))
 def test_a_loop_with_one_thing_wrong_differs(name: str, wrong: str) -> None:
     start, end = ran(name)
     assert distance(end, replayed(CASES[name], start, wrong)) > VISIBLE

@@ -11,6 +11,7 @@ from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import all_clients, per_client_permutations
 
+from ..nightly import nightly
 from .toys import distance, two_layer, uneven_data
 
 BASES: dict[str, dict[str, Any]] = {
@@ -35,10 +36,7 @@ def built(schedule: Any, name: str, ensemble: bool) -> Any:
     return algorithms.fed_ensemble(model, schedule, base=base, **given) if ensemble else base(model, schedule, **given)
 
 
-SLOW = ("fed_prox", "fed_adam", "fed_avg_m", "ditto", "fed_com", "dp_fed_avg")
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in BASES])
+@pytest.mark.parametrize("name", nightly(BASES, ["scaffold", "fed_dyn"]))
 def test_one_model_is_the_algorithm_itself_bit_for_bit(name: str) -> None:
     """Permutations of one model are all clients every round."""
     ensemble, alone = (

@@ -397,6 +397,7 @@ def test_a_broken_client_that_is_not_rejected_shows() -> None:
     assert np.isfinite(leaves(ends[0].server)[0]).all() and not np.isfinite(leaves(ends[1].server)[0]).all()
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_says_so(case: Case) -> None:
     """Whether it ends at its last good round or goes on; at a rate that lets the first round's steps overflow."""
     applies(case, "divergence")

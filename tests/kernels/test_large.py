@@ -24,6 +24,8 @@ from fedtangent.theory import Flow, Rule, federated_flow, gp_limit, ntk_evolutio
 from fedtangent.theory.flow import recursion
 from fedtangent.types import Cohort
 
+from ..nightly import nightly
+
 N, M, C, CLIENTS, ROUNDS = 301, 37, 3, 10, 6
 MODEL = models.mlp(20, C, (64, 64))
 
@@ -98,11 +100,10 @@ def flow_of(kernels: Any, y: np.ndarray, size: int = 3, num_models: int = 1, **r
     return federated_flow(kernels, y, held, cohort, whole, num_models=num_models)
 
 
-QUICK = ("fed_avg squared_error", "scaffold cross_entropy", "decay squared_error")
 CASES = [f"{name} {loss}" for name in RULES for loss in ("squared_error", "cross_entropy")]
 
 
-@pytest.mark.parametrize("case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
+@pytest.mark.parametrize("case", nightly(CASES, ["fed_avg squared_error", "scaffold cross_entropy"]))
 def test_a_flow_is_that_of_float64(points: Any, blocks: KernelBlocks, case: str) -> None:
     (name, loss), rng, y = case.split(), np.random.default_rng(3), points[2]
     starts = rng.standard_normal((2, 1, N, C)), rng.standard_normal((2, 1, M, C))
@@ -117,7 +118,7 @@ def test_a_flow_is_that_of_float64(points: Any, blocks: KernelBlocks, case: str)
         assert np.max(np.abs(wrong.test[:, :, e] - test)) > 1e-4
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(CLIENTS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", nightly([2, CLIENTS], [2]))
 def test_rows_are_read_few_at_a_time_or_all(
     points: Any, blocks: KernelBlocks, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
@@ -150,7 +151,7 @@ def test_of_a_large_kernel_there_is_no_law(points: Any) -> None:
             asked()
 
 
-@pytest.mark.parametrize("size", [3, pytest.param(CLIENTS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", nightly([3, CLIENTS], [3]))
 def test_columns_are_shared_out_to_devices(size: int) -> None:
     """On four forced devices the same functions, and no device ever gathers the kernel."""
     script = f"""

@@ -14,6 +14,7 @@ from fedtangent.kernels import empirical, empirical_ntk, layered
 from fedtangent.models import build, cnn, from_flax
 
 from ..drawn import parameters
+from ..nightly import nightly
 
 RNG = np.random.default_rng(0)
 C = 3
@@ -182,10 +183,9 @@ NETWORKS = {  # strides, skips, depthwise convolutions, normalisation, half the 
     "mobilenet_v2 of more blocks": ((8, 8, 1), {"width": 0.1, "blocks": (1, 2)}, "Block_2"),
     "shufflenet_v2": ((8, 8, 1), {"width": 0.5, "blocks": (2,)}, "Reducing_0"),
 }
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(NETWORKS)[2:]]
 
 
-@pytest.mark.parametrize("name", [*list(NETWORKS)[:2], *SLOW])
+@pytest.mark.parametrize("name", nightly(NETWORKS, list(NETWORKS)[:2]))
 def test_every_network(name):
     shape, options, layer = NETWORKS[name]
     of_text = name == "lstm"

@@ -12,6 +12,7 @@ from fedtangent import pytrees
 from fedtangent.models import build, images
 
 from ..drawn import parameters
+from ..nightly import nightly
 
 TINY = {
     "resnet18": {"width": 4, "blocks": (1, 1), "convolution": "gemm"},
@@ -40,10 +41,7 @@ PUBLISHED = {
 }
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(PUBLISHED)[4:]]
-
-
-@pytest.mark.parametrize("name", [*list(PUBLISHED)[:4], *SLOW])
+@pytest.mark.parametrize("name", nightly(PUBLISHED, list(PUBLISHED)[:4]))
 def test_published_numbers_of_parameters(name):
     """GroupNorm's scale and shift of each channel are as many as batch normalisation's."""
     expected, classes, options = PUBLISHED[name]

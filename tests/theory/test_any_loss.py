@@ -13,6 +13,8 @@ from fedtangent.losses import LOSSES
 from fedtangent.theory import Flow, Rule, federated_flow
 from fedtangent.types import Cohort, Partition
 
+from ..nightly import nightly
+
 N, M, C, P = 12, 3, 3, 40
 SIZES, STEPS, RATE, BATCH = np.array([2, 5, 1, 4]), np.array([3, 4, 2, 5]), 0.7, 2
 ROUNDS, SLOTS, MODELS = 4, 3, 2
@@ -162,7 +164,10 @@ def apart(jacobian: np.ndarray, outputs: str, loss: str, batches: np.ndarray | N
     return float(max(np.abs(test - seen[:, :, N:]).max(), np.abs(train - seen[:, :, :N]).max()))
 
 
-@pytest.mark.parametrize("name", RULES)
+DAILY = ("prox", "steps of other sizes", "fed_nova", "fed_dyn", "scaffold", "weight decay")
+
+
+@pytest.mark.parametrize("name", nightly(RULES, DAILY))
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
 def test_every_rule_follows_the_loop(name: str, loss: str) -> None:
     assert apart(SHARED, "shared", loss, BATCHES, RULES[name]) < 1e-12

@@ -10,6 +10,7 @@ import pytest
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.theory import covariance_terms, federated_flow, gp_limit
 
+from ..nightly import nightly
 from .conftest import SIZES, square
 
 ROUNDS = 40  # of the runs whose clients are of SIZES, so that they share their compiled programs
@@ -29,7 +30,7 @@ def everyone(maker):
     return SCHEDULES["full participation"](maker)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", nightly(SCHEDULES, ["strata, partial participation"]))
 def test_fixed_point_is_theorem_2_and_long_runs_arrive_at_the_predicted_rate(maker, schedule):
     run = SCHEDULES[schedule](maker)
     flow, num_rounds = run.flow(), len(run.client)

@@ -14,6 +14,7 @@ from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.theory import Rule, federated_flow, gp_limit
 from fedtangent.types import Cohort
 
+from ..nightly import nightly
 from . import reference_rules
 
 SIZES = [3, 1, 5, 2, 7, 6]
@@ -136,16 +137,8 @@ def without(rule: dict, option: str) -> dict:
     return left
 
 
-def nightly(names, daily):
-    """All names, those not among ``daily`` for ``make check-theory`` only: each compiles programs of its own."""
-    return [
-        name if name in daily else pytest.param(name, marks=[pytest.mark.slow, pytest.mark.theory]) for name in names
-    ]
-
-
-DAILY = ("prox and weight decay", "momentum and weight decay", "fed_dyn", "scaffold", "fed_nova and prox")
-DAILY += ("gradient flow, prox, weight decay", "step weights, weight decay", "minibatches, scaffold", "nesterov")
-DAILY += ("minibatches, prox, weight decay", "modified_local_gd, prox", "minibatches, modified_local_gd")
+DAILY = ("momentum and weight decay", "fed_dyn", "fed_nova and prox", "gradient flow, prox, weight decay")
+DAILY += ("step weights, weight decay", "minibatches, scaffold", "modified_local_gd, prox")
 
 
 @pytest.mark.parametrize("name", nightly(RULES, DAILY))

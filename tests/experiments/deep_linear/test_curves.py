@@ -19,6 +19,7 @@ from fedtangent.experiments.lab import trials
 from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, UNDECIDED
 from fedtangent.theory.deep_linear.theorem import DeepLinearConstants
 
+from ...nightly import nightly
 from ..performed import performed, study_of
 from .test_problems import toy
 
@@ -92,7 +93,7 @@ def test_runs_are_those_of_a_loop():
     assert np.array_equal(other.models[0], found.models[0])  # every run of a seed starts at one network
 
 
-@pytest.mark.parametrize("steps", [1, 6])
+@pytest.mark.parametrize("steps", nightly([1, 6], [6]))
 def test_one_layer_is_its_flow_and_ends_at_its_limit(steps: int):
     """A network of one layer is the linear model itself. With K = 1 it ends at least squares, with K > 1 beside it."""
     s, held = dataclasses.replace(TINY, depth=1, num_rounds=4000), trials.dealt(GIVEN.labels, 4, 2, 0)

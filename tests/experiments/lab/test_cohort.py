@@ -22,6 +22,8 @@ from fedtangent.experiments.lab.trials import Trial, distorted, one_hot, project
 from fedtangent.experiments.ntk_fl import table1
 from fedtangent.output import run_plots
 
+from ...nightly import nightly
+
 TINY = CohortSettings(**{
     **DIGITS, "num_clients": 12, "clients_per_round": 3, "num_rounds": 3, "reference_rounds": 4, "width": 8,
     "batch_size": 8, "learning_rates": (0.1, 0.3), "tangent_rates": (0.03,), "local_steps": (2, 4),
@@ -50,7 +52,7 @@ def fed_avg(folder: Path, **changes: object) -> Bench:
 OTHERS = [name for name in TINY.methods if name != "fed_avg"]
 
 
-@pytest.mark.parametrize("name", ["fed_avg", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.parametrize("name", nightly(["fed_avg", *OTHERS], ["fed_avg"]))
 def test_a_run_is_that_of_simulate(name: str, tmp_path: Path) -> None:
     where = fed_avg(tmp_path) if name == "fed_avg" else bench(tmp_path, replace(TINY, methods=(name,)))
     method = where.methods(3)[name]

@@ -16,6 +16,7 @@ from fedtangent.kernels import empirical_ntk
 from fedtangent.models import mlp
 
 from ...drawn import parameters
+from ...nightly import nightly
 
 N, C = 160, 10
 TIMES = (1, 30, 100, 101, 600)
@@ -150,7 +151,7 @@ def test_the_factor_leaves_little_of_the_kernel():
     assert not np.any(none)
 
 
-@pytest.mark.parametrize("kernel", ["averaged", pytest.param("exact", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kernel", nightly(["averaged", "exact"], ["averaged"]))
 def test_a_round_is_that_of_the_steps(kernel):
     """Weights, losses and the time that is chosen, by examples that the server holds; padding does not count."""
     model, params, x, _, _, y = digits()

@@ -18,6 +18,7 @@ from fedtangent.federated.schedule import all_clients, uniform_sampling
 from fedtangent.federated.wire import channel
 from fedtangent.federated.wire.secure_aggregation import decode_mean, encode, fraction_bits, mask_messages
 
+from ...nightly import nightly
 from ..toys import distance, two_layer, uneven_data
 
 KEY = jax.random.key(0)
@@ -102,7 +103,7 @@ def options(**more: Any) -> dict[str, Any]:
     return {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=2), **more}
 
 
-@pytest.mark.parametrize("name", ["fed_avg", pytest.param("scaffold", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", nightly(["fed_avg", "scaffold"], ["fed_avg"]))
 def test_clients_that_drop_out(name: str) -> None:
     """Masks are drawn among those who answered: the average is the plain one, to the resolution of the numbers."""
     plan, data, recipe = faults.dropout(uniform_sampling(6, 4), 0.4), uneven_data(), getattr(algorithms, name)
