@@ -125,6 +125,10 @@ class Model(NamedTuple):
     # Where steps of gradient descent on the same examples cost less together than one by one: (params, x, loss of the
     # outputs, rate, steps, bound of the steps) -> (params, sum of the losses); the rate and the steps may be traced
 
+    def __repr__(self) -> str:
+        """Its name, and how many numbers it puts out."""
+        return f"Model({self.name}, output_size={self.output_size})"
+
 
 def _as_parameters(params: PyTree) -> PyTree:
     return params
@@ -178,6 +182,10 @@ class Schedule(NamedTuple):
     sample: Callable[..., tuple[Cohort, PyTree]]  # (key, schedule_state, round) -> (Cohort, schedule_state)
     contacted: Callable[[PyTree], Array] | None = None
     # schedule_state after sample -> clients that got a model in that round, [] int32; None: those with a filled slot
+
+    def __repr__(self) -> str:
+        """Its numbers."""
+        return f"Schedule(num_models={self.num_models}, num_clients={self.num_clients}, num_slots={self.num_slots})"
 
 
 class Aggregate(NamedTuple):
@@ -248,6 +256,10 @@ class Algorithm(NamedTuple):
     # (state, data, max_client_size, client id, x) -> what that client predicts; None: what everybody does
     params: Callable[[PyTree], PyTree] | None = None
     # state -> the parameters of the K networks that it predicts with, [K, ...]; None: there are no such networks
+
+    def __repr__(self) -> str:
+        """Its name, and who trains what."""
+        return f"Algorithm({self.name}, {self.schedule!r})"
 
 
 def wrapped(algorithm: Algorithm, name: str, ledger: Callable[[Cost, FederatedData], Cost] | None = None) -> Algorithm:

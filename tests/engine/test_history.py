@@ -35,6 +35,13 @@ def test_data_are_shown_in_a_line() -> None:
     jax.jit(lambda data: repr(data) and data.y.sum())(held)  # as it is traced, too
 
 
+def test_what_runs_is_shown_in_a_line() -> None:
+    model, algorithm = fedtangent.models.mlp(5, 3, (6,)), stateful.algorithm()
+    assert repr(model) == "Model(mlp(5-6-3, relu, ntk), output_size=3)"
+    assert repr(algorithm) == f"Algorithm(stateful, {algorithm.schedule!r})"
+    assert repr(algorithm.schedule) == "Schedule(num_models=2, num_clients=7, num_slots=6)"
+
+
 def test_a_run_is_shown_in_a_line() -> None:
     run = stateful.run()
     history = "History(11 rounds, 5 evaluations, the last at round 11: train norm "
