@@ -138,13 +138,13 @@ def targets_of(name: str | Loss) -> str:
 
 
 def check_targets(name: str | Loss, values: Any, what: str = "targets") -> None:
-    """Raise ``ValueError`` if ``values``, called ``what``, are bools, or others than -1 and 1 where the loss takes these.
+    """Raise ``ValueError`` for ``values``, called ``what``, that are bools, or not -1 and 1 where the loss takes these.
 
     Traced values are not looked at, nor those of a user's own loss.
     """
     if callable(name):
         return
-    if getattr(values, "dtype", None) == bool:
+    if getattr(values, "dtype", None) == jnp.bool_:
         raise ValueError(f"{what}: got True and False, must be numbers")
     if targets_of(name) != "signs" or isinstance(values, jax.core.Tracer) or jnp.size(values) == 0:
         return
