@@ -28,6 +28,7 @@ def named(result: SideBySide, start: str) -> list[Verdict]:
 def test_a_linear_model_follows_the_flow_to_rounding(linear_result: SideBySide) -> None:
     (verdict,) = named(linear_result, "simulation = flow")
     assert verdict.passed
+    assert repr(linear_result).startswith(f"SideBySide({linear_result.setting.title}: Simulation and theory agree")
     error = linear_result.gaps[0].error
     assert error.shape == (3, 2, 5)
     # at round 0 the flow is the initial function itself

@@ -145,6 +145,12 @@ class Forecast(NamedTuple):
         """Test loss at the horizon at the best rate."""
         return float(self.best.mean("test", self.plan.loss)[-1])
 
+    def __repr__(self) -> str:
+        """Where it ends at its best rate, and up to which rate it is stable."""
+        rates = self.rates
+        told = "" if rates is None else f" at the best rate {rates.best:.4g}, stable to {rates.stable:.4g}"
+        return f"Forecast({self.name}, test loss {self.loss:.4g} after round {self.best.rounds[-1]}{told})"
+
     def reached(self, target: float, curve: Curve) -> Reached:
         """When ``curve``, one of this run's, reaches ``target`` on the main test metric."""
         values, rising = curve.mean("test", self.plan.main), self.plan.main == "accuracy"

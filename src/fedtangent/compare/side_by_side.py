@@ -17,7 +17,7 @@ from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import Simulated, cohorts, ntk_fl, trained_networks
 from fedtangent.compare.statistics import relative_errors
 from fedtangent.compare.table import MethodRow, simulated_row, theory_row
-from fedtangent.compare.verdicts import Verdict
+from fedtangent.compare.verdicts import Verdict, summary
 from fedtangent.theory.precision import require_float64
 
 FEWEST_DRAWS = 5  # for the interval of a variance
@@ -51,6 +51,10 @@ class SideBySide(NamedTuple):
     def setting(self) -> Setting:
         """What was compared."""
         return self.theory.setting
+
+    def __repr__(self) -> str:
+        """What was compared, and what came out."""
+        return f"SideBySide({self.setting.title}: {summary(self.verdicts)})"
 
     def by_client(self) -> dict[int, tuple[float, float]]:
         """Client -> what is left of training at its own examples (``Setting.left``) at the end: predicted, simulated.
