@@ -146,18 +146,19 @@ def test_kill_9_of_an_experiment(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_kill_9_of_a_comparison(tmp_path: Path) -> None:
-    """Five times, anywhere after its beginning: begun anew, it ends as one that was not killed."""
+    """Three times, anywhere: begun anew, it ends as one that was not killed."""
     compare = ["-m", "fedtangent", "compare", "--algorithm", "fed_avg", "--num-train", "30", "--num-clients", "3"]
     compare += ["--num-rounds", "20", "--widths", "8", "16", "32", "--draws", "20", "--output"]
-    begun = time.monotonic()
     finished(started(*compare, tmp_path / "whole"))
+    begun = time.monotonic()
+    finished(started(*compare, tmp_path / "again"))  # with programs that are compiled, as those below
     seconds, out, draw = time.monotonic() - begun, tmp_path / "out", random.Random(0)
-    for _ in range(5):
+    for i in range(3):
         process = started(*compare, out, "--overwrite", **KEEPS_NO_PROGRAM)
-        assert killed(process, (out / "config.json").exists, seconds * draw.uniform(0, 0.5))
+        assert killed(process, lambda: True, seconds * draw.uniform(0.2, 0.7)), f"kill {i} came too late"
     assert not (out / "result.json").exists() or json.loads((out / "result.json").read_text())["status"] != "finished"
     finished(started(*compare, out, "--overwrite"))
-    assert alike(out) == alike(tmp_path / "whole")
+    assert alike(out) == alike(tmp_path / "again") == alike(tmp_path / "whole")
     assert not list(out.rglob("*.part"))
 
 

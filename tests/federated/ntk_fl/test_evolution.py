@@ -403,6 +403,7 @@ def test_the_benchmark_runs_and_its_two_versions_agree(tmp_path):
     command = [sys.executable, str(script), *sizes, "--output", str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr  # it fails where the weights differ by 1e-8
-    rows = json.loads((tmp_path / "ntk_round.json").read_text())["rows"]
+    by_products, *rows = json.loads((tmp_path / "ntk_round.json").read_text())["rows"]
+    assert by_products["loss"] == "cross_entropy" and 0 <= by_products["relative_distance"] < 1e-8
     assert [row["kernel"] for row in rows] == ["averaged", "exact"]
     assert all(0 <= row["largest_difference"] < 1e-8 and row["ratio"] > 0 for row in rows)
