@@ -127,7 +127,7 @@ def rules() -> str:
     """What theory says of every algorithm: that it follows it, or why not and what is nearest."""
     rows = []
     for entry in catalogue("algorithms").values():
-        said = entry.rule if isinstance(entry.rule, str) else "followed exactly"
+        said = entry.rule if isinstance(entry.rule, str) else "has a rule"
         rows.append((f"`{entry.name}`", said or "as the algorithm inside it (`--base`)"))
     return markdown(("algorithm", "theory"), rows)
 
