@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import fedtangent
@@ -21,7 +24,6 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "sphinx.ext.mathjax",
     "generated",
 ]
 myst_enable_extensions = ["dollarmath", "deflist", "colon_fence"]
@@ -38,6 +40,10 @@ napoleon_use_rtype = False
 python_use_unqualified_type_names = True
 
 html_theme = "furo"
+html_static_path = ["style"]
+html_css_files = ["wide.css"]
+html_show_copyright = False
+html_math_renderer = "mathml"
 html_title = f"fedtangent {release}"
 html_theme_options = {"navigation_with_keys": True}
 
@@ -47,6 +53,19 @@ def without_fields_of_tuples(app: Any, what: str, name: str, thing: Any, skip: b
     return True if str(getattr(thing, "__doc__", "")).startswith("Alias for field number") else None
 
 
+def inline_formula(page: Any, node: nodes.math) -> None:
+    """A formula in a line, as MathML: browsers show it without a script, and without a network."""
+    page.body.append(str(tex2mathml(node.astext())))
+    raise nodes.SkipNode
+
+
+def displayed_formula(page: Any, node: nodes.math_block) -> None:
+    """A formula on lines of its own."""
+    page.body.append(f"<div class='math'>{tex2mathml(node.astext(), as_block=True)}</div>\n")
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
-    """Connect the function above."""
+    """Connect the functions above."""
+    app.add_html_math_renderer("mathml", (inline_formula, None), (displayed_formula, None))
     app.connect("autodoc-skip-member", without_fields_of_tuples)
