@@ -61,7 +61,7 @@ def inline_formula(page: Any, node: nodes.math) -> None:
 
 def displayed_formula(page: Any, node: nodes.math_block) -> None:
     """A formula on lines of its own."""
-    page.body.append(f"<div class='math'>{tex2mathml(node.astext(), as_block=True)}</div>\n")
+    page.body.append(f"<div class='formula'>{tex2mathml(node.astext(), as_block=True)}</div>\n")
     raise nodes.SkipNode
 
 
