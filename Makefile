@@ -61,7 +61,7 @@ install: $(INSTALLED) ## set up .venv from the lock (the targets below do it the
 # ---- use ----
 
 # OpenBLAS's threads spin beside XLA's when cores are few, and small eigendecompositions then take many times as long.
-run notebooks bench check-theory: export OPENBLAS_NUM_THREADS := 1
+run notebooks docs bench check-theory: export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: run
 run: $(INSTALLED) ## the main job: simulation, NTK-FL and Gaussian-process limit side by side
@@ -80,6 +80,10 @@ notebooks: $(INSTALLED) ## execute every notebooks/*.py into an .ipynb with its 
 	  $(BIN)/jupyter-execute --kernel_name=python3 --inplace build/notebooks/$$name.ipynb; \
 	  mv build/notebooks/$$name.ipynb notebooks/$$name.ipynb; \
 	done
+
+.PHONY: docs
+docs: $(INSTALLED) ## build the documentation into build/docs, without warnings
+	$(BIN)/python -m sphinx -W --keep-going -b html docs build/docs
 
 # ---- check ----
 
@@ -112,7 +116,7 @@ fuzz: $(INSTALLED) ## random command lines and calls: each ends well, or is refu
 lint: $(INSTALLED) ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy src $(wildcard benchmarks/*.py)
+	$(BIN)/mypy src $(wildcard benchmarks/*.py) $(wildcard docs/*.py)
 
 # ---- maintain ----
 
@@ -123,7 +127,7 @@ lock: $(CREATED) ## write constraints.txt anew from setup.cfg (LOCK_ARGS=--upgra
 	$(BIN)/python -m venv build/lock
 	build/lock/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.10'
 	printf '%s\n' tensorflow tf2jax > build/lock/excludes.txt
-	build/lock/bin/uv pip compile setup.cfg --extra notebooks --extra tensorboard --extra test --extra dev \
+	build/lock/bin/uv pip compile setup.cfg --extra notebooks --extra tensorboard --extra test --extra docs --extra dev \
 	  --output-file constraints.txt --universal --python-version 3.11 --fork-strategy fewest \
 	  --excludes build/lock/excludes.txt --generate-hashes --no-annotate --no-emit-index-url --custom-compile-command 'make lock' --quiet $(LOCK_ARGS)
 

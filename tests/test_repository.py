@@ -11,21 +11,17 @@ import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-
-from fedtangent import enable_x64
 
 from .conftest import discard_oldest
 from .jax_versions import selected
 
 ROOT = Path(__file__).parents[1]
 TARGETS = {"bench", "check-theory", "clean", "help", "install", "lint", "lock", "notebooks", "run", "test"}
-TARGETS |= {"fuzz", "mutants", "test-jax-versions"}
+TARGETS |= {"docs", "fuzz", "mutants", "test-jax-versions"}
 
 
 def read_config() -> configparser.ConfigParser:
@@ -155,31 +151,6 @@ def test_the_lock_is_closed_under_requirements(lock: dict[str, Requirement]):
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                 missing |= {canonicalize_name(requirement.name)} - set(lock) - left_out
     assert missing == set()
-
-
-def test_the_readme_example_does_what_it_says():
-    text = (ROOT / "README.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    own = "beside_theory", "theory_alone", "local_regression(", "deep_linear_theorem"  # tests of their own
-    example, attack, _, theory, sweep = (block for block in blocks if not any(name in block for name in own))
-    stated = float(re.findall(r"^error = .*# ([0-9.]+)", example, re.MULTILINE)[0])
-    names: dict[str, Any] = {}
-    exec(compile(example, "README.md", "exec"), names)
-    # Networks drawn and trained anew on another platform differ by rounding only, not in the third decimal.
-    assert abs(names["error"] - stated) < 0.001
-    untrained = np.linalg.norm(names["initial_test"] - names["predicted"]) / np.linalg.norm(names["predicted"])
-    assert untrained > 1
-    assert names["limit"].mean.shape == (50, 10) and names["limit"].cov.shape == (50, 50)
-    exec(compile(attack, "README.md", "exec"), names)
-    assert names["similarity"] > 0.99
-    exec(compile(theory, "README.md", "exec"), names)
-    assert not names["plain"].at_edge and names["corrected"].loss < names["plain"].loss
-    try:
-        exec(compile(sweep, "README.md", "exec"), names)
-    finally:
-        enable_x64()
-    assert names["found"].metrics["accuracy"].shape == (5, 2, 2)
-    assert names["better"].low > 0
 
 
 def test_the_readme_names_the_locked_jax_and_the_number_of_packages(lock: dict[str, Requirement]):
@@ -330,3 +301,16 @@ def test_the_ci_script_checks_everything():
     text = script.read_text()
     assert text.startswith("#!/usr/bin/env bash") and "set -euo pipefail" in text
     assert [target for target in ("lint", "run", "test") if f"make {target}" not in text] == []
+
+
+def test_the_workflow_calls_the_ci_script_and_every_night_the_theorems():
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert "- run: .ci/run" in text and "- run: make check-theory" in text
+    assert re.search(r"^  push:$", text, re.MULTILINE) and re.search(r"^  pull_request:$", text, re.MULTILINE)
+    assert re.search(r'^    - cron: "\d+ \d+ \* \* \*"', text, re.MULTILINE)
+
+
+def test_the_version_is_said_alike_everywhere():
+    version = read_config()["metadata"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()

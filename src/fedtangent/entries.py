@@ -2,9 +2,9 @@
 
 An algorithm, a data set, a partition, a model, a schedule, a channel, a case, an experiment and a theorem's check are
 each said once: what they are called, what they are in one line, their options with meaning and default, how they are
-built, their papers. The command line, ``fedtangent list``, ``--help``, the README's tables, the citations and the tests
-of the laws read these entries. To add one is to add a file that ends with ``ENTRIES``, a tuple of entries, to its room
-(of partitions, schedules and graphs, which are one module each: to add the entry to that module).
+built, their papers. The command line, ``fedtangent list``, ``--help``, the documentation's tables, the citations and
+the tests of the laws read these entries. To add one is to add a file that ends with ``ENTRIES``, a tuple of entries, to
+its room (of partitions, schedules and graphs, which are one module each: to add the entry to that module).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Every command line of the README, and one for each entry that `fedtangent list` names, with its defaults.
+"""Every command line of README and docs/, and one for each entry that `fedtangent list` names, with its defaults.
 
-They are prepared whole and write what they write, but nothing is trained; behind ``slow`` the README's run to the end.
+They are prepared whole and write what they write, but nothing is trained; behind ``slow`` the documents' run whole.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from fedtangent.entries import KINDS, catalogue
 from fedtangent.experiments.lab.results import Outcome, Sheet
 from fedtangent.models import convolutional
 
-README = Path(__file__).parents[2] / "README.md"
+from .. import documents
+
 EMBEDDED = ("digits", "sine")
 NUMBERS = {"bits": "4"}  # what channels and graphs are written with; of the others 0.5
 
 
 def meant(line: str) -> list[str]:
-    """What a line of the README stands for: nothing that is optional, each of what there is to choose from."""
+    """What a line of a document stands for: nothing that is optional, each of what there is to choose from."""
     parts = re.sub(r"\[.*?\]", "", line).split()
     if {"ID", "NAME", "..."} & set(parts) or (parts and parts[0] not in main.names()):
         return []
     return [" ".join(words) for words in itertools.product(*(part.split("|") for part in parts))]
 
 
-def lines_of_the_readme() -> list[str]:
-    text = README.read_text()
-    found = re.findall(r"^fedtangent (.*?)(?: {2,}#.*)?$", text, re.MULTILINE) + re.findall(r"`fedtangent (.*?)`", text)
+def lines_of_the_documents() -> list[str]:
+    text = "\n".join(documents.pages().values())
+    found = re.findall(r"^(?:- run: )?fedtangent (.*?)(?: {2,}#.*)?$", text, re.MULTILINE)
+    found += re.findall(r"`fedtangent (.*?)`", text)
     return list(dict.fromkeys(line for one in found for line in meant(one)))
 
 
@@ -65,15 +67,15 @@ def needs_files(kind: str, name: str) -> bool:
 
 
 ENTRIES = [command_of(kind, name) for kind in KINDS for name in catalogue(kind) if not needs_files(kind, name)]
-LINES = list(dict.fromkeys([*lines_of_the_readme(), *ENTRIES]))
+LINES = list(dict.fromkeys([*lines_of_the_documents(), *ENTRIES]))
 COMPARE = [line for line in LINES if line.startswith("compare") and "--help" not in line]  # by ``test_compare.py``
-WHOLE = [line for line in lines_of_the_readme() if not re.search("^list|^check|--help|--distributed", line)]
+WHOLE = [line for line in lines_of_the_documents() if not re.search("^list|^check|--help|--distributed", line)]
 
 
-def test_the_readme_has_lines_of_every_command() -> None:
-    assert {line.split()[0] for line in lines_of_the_readme()} == set(main.names()) - {"data"}  # which needs files
-    assert "fedtangent data prepare NAME" in README.read_text()
-    assert len(lines_of_the_readme()) > 25 and len(LINES) > 100
+def test_the_documents_have_lines_of_every_command() -> None:
+    assert {line.split()[0] for line in lines_of_the_documents()} == set(main.names()) - {"data"}  # which needs files
+    assert any("fedtangent data prepare NAME" in text for text in documents.pages().values())
+    assert len(lines_of_the_documents()) > 25 and len(LINES) > 100
 
 
 def foretold(plan: Plan) -> Forecast:

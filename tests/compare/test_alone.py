@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import jax
@@ -22,8 +21,9 @@ from fedtangent.measures import uncertainty
 from fedtangent.models.dense import mlp
 from fedtangent.theory.flow import recursion
 
+from .. import documents
 from ..nightly import nightly
-from .test_beside import MINIBATCHES, README, SMALL
+from .test_beside import MINIBATCHES, SMALL
 
 SETTINGS: dict[str, Any] = {**SMALL, **MINIBATCHES}
 
@@ -235,12 +235,8 @@ def test_predictions_of_arrays() -> None:
     assert ranked([worse, found]) == [found, worse] == ranked([found, worse])
 
 
-def test_the_readme_example() -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
-    (example,) = [block for block in blocks if "theory_alone" in block]
-    names: dict[str, Any] = {}
-    exec(compile(example, "README.md", "exec"), names)
-    found = names["found"]
+def test_the_example_of_the_documentation() -> None:
+    found = documents.run("theory_alone")["found"]
     assert 0 < found.rates.best <= found.rates.stable and found.loss <= found.given.mean("test", "mse")[-1]
 
 

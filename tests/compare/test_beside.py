@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +18,9 @@ from fedtangent.entries import catalogue
 from fedtangent.federated.algorithms.entry import options_of, rule_of
 from fedtangent.losses import LOSSES, mean_form
 
+from .. import documents
 from ..nightly import nightly
 
-README = Path(__file__).parents[2] / "README.md"
 SMALL: dict[str, Any] = {
     "dataset": "digits", "num_train": 40, "num_test": 8, "partition": "quantity_skew", "num_clients": 5, "alpha": 2.0,
     "num_rounds": 5, "client_learning_rate": 0.3,
@@ -166,13 +164,9 @@ def own_data() -> tuple[Any, Any]:
     return (x[:24], y[:24], x[24:], y[24:]), quantity_skew(24, 4, 2.0, 0, min_client_size=2)
 
 
-def test_the_readme_example_from_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_readme_from_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "LINEARISED_WIDTH", 16)
-    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
-    (example,) = [block for block in blocks if "beside_theory" in block]
-    names: dict[str, Any] = {}
-    exec(compile(example, "README.md", "exec"), names)
-    found = names["found"]
+    found = documents.run("beside_theory")["found"]
     assert found.setting.widths == (16, 64, 256)
     assert [row.method for row in found.rows] == [
         "fed_prox, width 16", "fed_prox, width 64", "fed_prox, width 256", "federated flow, round 5",

@@ -1,11 +1,8 @@
-"""The README's new algorithm, FedExP, against a plain loop."""
+"""The documentation's new algorithm, FedExP, against a plain loop."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +13,7 @@ from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import per_client_permutations, uniform_sampling
 from fedtangent.types import Algorithm
 
+from .. import documents
 from .reference import Params, sgd
 from .toys import cohorts, models_of, owned_rows, two_layer, uneven_data
 
@@ -23,17 +21,8 @@ SEED, RATE, STEPS, EPSILON, ROUNDS = 3, 0.2, 3, 1e-3, 2
 MOST_LINES = 40
 
 
-def source() -> str:
-    """The README's block."""
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    (found,) = [b for b in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "def fed_exp" in b]
-    return found
-
-
 def fed_exp() -> Callable[..., Algorithm]:
-    names: dict[str, Any] = {}
-    exec(compile(source(), "README.md", "exec"), names)
-    return names["fed_exp"]
+    return documents.run("def fed_exp")["fed_exp"]
 
 
 def loop(params: Params, selections: list[list[int]], half: bool = True) -> tuple[Params, list[float]]:
@@ -55,7 +44,7 @@ def loop(params: Params, selections: list[list[int]], half: bool = True) -> tupl
 
 
 def test_it_is_short() -> None:
-    assert len(source().strip().splitlines()) < MOST_LINES
+    assert len(documents.example("def fed_exp").strip().splitlines()) < MOST_LINES
 
 
 def test_two_rounds_are_those_of_the_paper() -> None:

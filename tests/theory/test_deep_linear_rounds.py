@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +18,8 @@ from fedtangent.federated.algorithms import fed_avg
 from fedtangent.federated.local import Work
 from fedtangent.theory.deep_linear import gram, rounds
 from fedtangent.theory.deep_linear.theorem import linear_model, stable_learning_rate
+
+from .. import documents
 
 DEPTH, WIDTH, STEPS, RATE = 3, 24, 4, 0.01
 HELD = partition.of([np.arange(5), np.arange(5, 8), np.arange(8, 14)])
@@ -211,11 +211,8 @@ def test_one_output_has_its_limit_too():
     np.testing.assert_allclose(models, twice.models(3, np.repeat(models[0], 2, axis=1))[..., :1], atol=1e-12)
 
 
-def test_the_readme_example_says_what_it_prints(capsys: pytest.CaptureFixture[str]):
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    (example,) = (b for b in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "deep_linear_theorem" in b)
-    names: dict[str, Any] = {}
-    exec(compile(example, "README.md", "exec"), names)
+def test_the_example_of_the_documentation_says_what_it_prints(capsys: pytest.CaptureFixture[str]):
+    example, names = documents.example("deep_linear_theorem("), documents.run("deep_linear_theorem(")
     assert names["theorem"].failing == ()
     printed = re.findall(r"0\.\d{4}|\d\.\de-\d\d", capsys.readouterr().out)
     assert printed == re.findall(r"0\.\d{4}|\d\.\de-\d\d", example.splitlines()[-1]) and len(printed) == 5

@@ -6,9 +6,7 @@ Hanson, 1974, chapter 23), and descent on eq. (12) step by step.
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +17,8 @@ from sklearn.svm import SVC
 from fedtangent import theory
 from fedtangent.theory.local_gd.max_margin import project
 from fedtangent.types import Partition
+
+from .. import documents
 
 
 class Problem(NamedTuple):
@@ -305,11 +305,8 @@ def test_weaker_and_weaker_it_points_where_the_projections_do(case):
     assert theory.direction_distance(models, modified)[-1] > 10 * distance[-1]
 
 
-def test_the_readme_example(capsys):
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    (example,) = (b for b in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "local_regression" in b)
-    names: dict[str, Any] = {}
-    exec(compile(example, "README.md", "exec"), names)
+def test_the_example_of_the_documentation(capsys):
+    names = documents.run("local_regression(")
     assert "246 rounds to a thousandth" in capsys.readouterr().out
     assert theory.direction_distance(names["path"][-1], names["x"][0]) > 1  # of another direction
 

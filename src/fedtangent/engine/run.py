@@ -89,18 +89,19 @@ def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Mapp
 class RunOptions(TypedDict, total=False):
     """What else ``simulate`` may be told.
 
-    init_key: initialise the models from this key instead (schedule and training keys stay the seed's).
-    on_evaluation: called with each evaluation as soon as it is there, so that nothing computed is lost; when a run is
-        resumed, first with those of the checkpoint.
-    progress: show a bar on a terminal; elsewhere a line every ten seconds or more.
-    checkpoint: write checkpoints, and continue from one if told so. A run that was stopped, or killed, and resumed
-        returns what the uninterrupted run returns, bit for bit, history included, seconds aside; so does a finished
-        one that is resumed with more rounds. While it runs, the first SIGTERM or SIGINT makes it finish what it
-        computes, save, and return with ``status`` "stopped by ...".
-    stop_on_divergence: look, between chunks, whether the server's numbers are finite and whether any client's loss is;
-        if not, return state and history of the last round for which they were, with ``status`` "diverged at round
-        ..."; and likewise before a round that the server could not make, "unstable at round ...". Keeps a second copy
-        of the state on the device. Without it the run goes on, and ``status`` tells at its end.
+    Args:
+        init_key: initialise the models from this key instead (schedule and training keys stay the seed's).
+        on_evaluation: called with each evaluation as soon as it is there, so that nothing computed is lost; when a run
+            is resumed, first with those of the checkpoint.
+        progress: show a bar on a terminal; elsewhere a line every ten seconds or more.
+        checkpoint: write checkpoints, and continue from one if told so. A run that was stopped, or killed, and resumed
+            returns what the uninterrupted run returns, bit for bit, history included, seconds aside; so does a finished
+            one that is resumed with more rounds. While it runs, the first SIGTERM or SIGINT makes it finish what it
+            computes, save, and return with ``status`` "stopped by ...".
+        stop_on_divergence: look, between chunks, whether the server's numbers are finite and whether any client's loss
+            is; if not, return state and history of the last round for which they were, with ``status`` "diverged at
+            round ..."; and likewise before a round that the server could not make, "unstable at round ...". Keeps a
+            second copy of the state on the device. Without it the run goes on, and ``status`` tells at its end.
     """
 
     init_key: Key | None

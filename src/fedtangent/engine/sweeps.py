@@ -76,12 +76,13 @@ class _Alike(NamedTuple):
 class SweepOptions(TypedDict, total=False):
     """What else ``sweep`` may be told.
 
-    partitions: other partitions of the same examples over as many clients, by label: one more axis of the product,
-        called ``partition_name`` (``"alpha"`` by default). They are padded to a common size; ``build`` does not see
-        them.
-    mapping: how each run maps its clients (not ``sharded``; ``"auto"`` by default).
-    over: ``"map"``, one run after another, each as long as it takes; ``"vmap"``, all at once, every client as long as
-        the largest and the memory of all runs; ``"auto"``, the default, is map on a CPU, vmap on an accelerator.
+    Args:
+        partitions: other partitions of the same examples over as many clients, by label: one more axis of the product,
+            called ``partition_name`` (``"alpha"`` by default). They are padded to a common size; ``build`` does not see
+            them.
+        mapping: how each run maps its clients (not ``sharded``; ``"auto"`` by default).
+        over: ``"map"``, one run after another, each as long as it takes; ``"vmap"``, all at once, every client as long
+            as the largest and the memory of all runs; ``"auto"``, the default, is map on a CPU, vmap on an accelerator.
     """
 
     partitions: Mapping[Any, Partition] | None

@@ -260,8 +260,8 @@ def gemm_convolution(
 ) -> Array:
     """``jax.lax.conv_general_dilated`` for channels-last inputs, fast within a loop and under ``vmap`` over kernels.
 
-    For ``flax.linen.Conv(conv_general_dilated=gemm_convolution)``. ``lhs`` [B, *spatial, I] with one to three spatial
-    axes and ``rhs`` [*window, I / groups, O] of one floating type give [B, *output, O], equal to
+    For ``flax.linen.Conv(conv_general_dilated=gemm_convolution)``. ``lhs`` ``[B, *spatial, I]`` with one to three
+    spatial axes and ``rhs`` ``[*window, I / groups, O]`` of one floating type give ``[B, *output, O]``, equal to
     ``conv_general_dilated`` to rounding, in values and in derivatives of both modes and any order. ``padding`` is
     ``"SAME"``, ``"VALID"``, ``"SAME_LOWER"`` or pairs (low, high), which may be negative.
 

@@ -2,7 +2,7 @@
 
 A file below this package checks one theorem, or some that belong together, and ends with its entry, or holds what
 such files share. To add one, write the function in ``theory/``, the check with its ``TheoremEntry`` in a file here, and
-a test. The command line, ``fedtangent list theorems`` and the README's index find it there.
+a test. The command line, ``fedtangent list theorems`` and the documentation's index find it there.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def ditto(
         personal_learning_rate: ``client_learning_rate`` by default; a schedule of the round too.
         personal_work: ``work`` by default; its minibatches are drawn apart from those of the global model.
 
-    The server averages as in FedAvg (by examples; the paper's 1/|S_t| is ``weighting="uniform"``) and gets the same
+    The server averages as in FedAvg (by examples; the paper's ``1/|S_t|`` is ``weighting="uniform"``) and gets the same
     global model. Raises ``ValueError`` for a negative ``mu``, a rate that is not positive, an impossible work.
     """
     number("mu", mu, at_least=0)

@@ -239,7 +239,7 @@ def _count(k: int | None, fraction: float | None, total: int) -> int:
 
 
 def qsgd(bits: int, *, bucket_size: int | None = None) -> Channel:
-    """QSGD's quantiser (Alistarh et al., 2017, section 3.1): a sign and a level of |v| / |v|_2 for each number v.
+    """QSGD's quantiser (Alistarh et al., 2017, section 3.1): a sign and a level of ``|v| / |v|_2`` for each number v.
 
     The s = 2^(bits - 1) - 1 levels above 0 are equally far apart; v is rounded to one of its two neighbours at random
     so that it is unbiased. A number takes ``bits`` bits and a bucket one norm.

@@ -1,0 +1,269 @@
+"""What the documentation takes from the code: tables of entries, the index of theorems, public names, benchmarks.
+
+A Sphinx extension. A page asks for one of them by a line of its own: ``<!-- table: algorithms -->``,
+``<!-- rules -->``, ``<!-- theorems -->``, ``<!-- names: fedtangent.models -->``, ``<!-- benchmarks -->``. It is written
+there before the page is read. ``python docs/generated.py`` renews the front page's figure from the executed notebook.
+
+The table of algorithms says what each keeps and sends, measured on one federation: NTK-FL's, an MLP 784-100-10 in
+float32, 100 clients of 200 examples, 20 of them a round (all of them for algorithms whose schedule has no cohort).
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import functools
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent import theory
+from fedtangent.data.federated import federated_data
+from fedtangent.data.sharing import with_shared
+from fedtangent.engine.clients import engine_for
+from fedtangent.entries import KINDS, Entry, catalogue, option_names
+from fedtangent.federated.algorithms.entry import Given
+from fedtangent.models import mlp
+from fedtangent.papers import PAPERS
+from fedtangent.pytrees import num_bytes
+from fedtangent.types import FederatedData, Partition
+
+ROOT = Path(__file__).parents[1]
+FIGURE, NOTEBOOK = ROOT / "docs" / "side_by_side.png", ROOT / "notebooks" / "side_by_side.ipynb"
+BENCHMARKS, CHECKED = ROOT / "results" / "bench", ROOT / "results" / "check-theory" / "result.json"
+
+CLIENTS, EXAMPLES, COHORT = 100, 200, 20
+INPUTS, HIDDEN, OUTPUTS = 784, 100, 10
+SERVER_EXAMPLES = 100
+SHARED = 2000  # data sharing: a tenth of all examples
+MOST_COLUMNS = 12  # of a benchmark
+
+
+# ---- tables ----
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells."""
+    lines = (columns, ("---",) * len(columns), *rows)
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+@functools.cache
+def table(kind: str) -> str:
+    """The entries of a kind; of most: names, what they are, their own options."""
+    if kind == "algorithms":
+        columns: tuple[str, ...] = ("algorithm", "composed of", "server keeps", "client keeps", "up", "down", "once")
+        rows = [algorithm_cells(name) for name in catalogue(kind)]
+    elif kind == "experiments":
+        columns = ("experiment", "what it shows", "papers")
+        rows = [[f"`{e.name}`", e.summary, ", ".join(map(named_paper, e.papers))] for e in catalogue(kind).values()]
+    else:
+        columns = (kind.removesuffix("s").replace("dataset", "data set"), "what it is", "options")
+        rows = []
+        for entry in catalogue(kind).values():
+            options = ", ".join(f"`--{name.replace('_', '-')}`" for name in option_names(entry))
+            rows.append([f"`{getattr(entry, 'written', entry.name)}`", entry.summary, options])
+        if not any(options for *_, options in rows):
+            columns, rows = columns[:2], [row[:2] for row in rows]
+    return markdown(columns, rows)
+
+
+def named_paper(key: str) -> str:
+    """A paper as the pages cite it: first author and year, or whatever its BibTeX has of them."""
+    text = PAPERS.get(key, key)
+    author, year = (re.search(rf"{field} = {{(.*?)(?:,| and |}})", text, re.DOTALL) for field in ("author", "year"))
+    return " ".join(found[1].strip("{}") for found in (author, year) if found) or key
+
+
+def algorithm_cells(name: str) -> list[str]:
+    """The row of one algorithm: state in models' sizes, bytes in MiB. Nothing is trained: shapes are traced."""
+    entry, work, cohort = catalogue("algorithms")[name], {"local_epochs": 1}, {"clients_per_round": COHORT}
+    model = mlp(INPUTS, OUTPUTS, (HIDDEN,), parameterization="standard")
+    of_schedule = catalogue("schedules")[entry.schedule]
+    schedule = of_schedule.build(_options(of_schedule, cohort), CLIENTS, 0)
+    shared = np.arange(SHARED, dtype=np.int32)
+    at_server = jnp.zeros((SERVER_EXAMPLES, INPUTS), jnp.float32)
+    algorithm = entry.build(_options(entry, work), Given(model, schedule, server_data=at_server, shared=shared))
+    data = _data(shared if "shared" in entry.needs else None)
+    state = jax.eval_shape(lambda: algorithm.init(0, CLIENTS))
+    size = schedule.num_models * num_bytes(jax.eval_shape(model.init, jax.random.key(0)))
+    cost, slots = algorithm.cost(data, engine_for(data, "scan")), schedule.num_slots
+    kept = num_bytes(state.server) / size - 1, num_bytes((state.client, state.channel)) / CLIENTS / size
+    once = (cost.uplink_once + cost.downlink_once) / 2**20
+    return [
+        f"`{name}`",
+        entry.parts,
+        *("" if abs(models) < 5e-3 else f"{models:.3g}" for models in kept),
+        f"{slots * (cost.uplink + cost.uplink_per_example * EXAMPLES) / 2**20:.2f}",
+        f"{slots * cost.downlink / 2**20:.2f}",
+        "" if once == 0 else f"{once:.2f}",
+    ]
+
+
+def _options(entry: Entry, given: dict[str, Any]) -> Any:
+    """An entry's options with those of the given values that it has."""
+    return entry.options(**{name: value for name, value in given.items() if name in option_names(entry)})
+
+
+def _data(shared: np.ndarray | None) -> FederatedData:
+    ends = np.arange(0, CLIENTS * EXAMPLES + 1, EXAMPLES, dtype=np.int32)
+    clients = Partition(np.arange(CLIENTS * EXAMPLES, dtype=np.int32), ends)
+    if shared is not None:
+        clients = with_shared(clients, shared)
+    x, y = np.zeros((CLIENTS * EXAMPLES, INPUTS), np.float32), np.zeros((CLIENTS * EXAMPLES, OUTPUTS), np.float32)
+    return federated_data(x, y, clients, dtype=jnp.float32)
+
+
+def rules() -> str:
+    """What theory says of every algorithm: that it follows it, or why not and what is nearest."""
+    rows = []
+    for entry in catalogue("algorithms").values():
+        said = entry.rule if isinstance(entry.rule, str) else "has a rule"
+        rows.append((f"`{entry.name}`", said or "as the algorithm inside it (`--base`)"))
+    return markdown(("algorithm", "theory"), rows)
+
+
+# ---- the index of theorems ----
+
+
+def theorems() -> str:
+    """The checks of theorems: which statement, by which functions of ``theory``; verdicts, where they were computed."""
+    verdicts = found_verdicts()
+    columns = ("theorem or equation", "functions", "check", "what is checked", *(("verdicts",) if verdicts else ()))
+    rows = []
+    for entry in catalogue("theorems").values():
+        functions = ", ".join(f"{{py:func}}`~{function}`" for function in functions_checked(entry))
+        seen = (verdicts.get(entry.name, "not run"),) if verdicts else ()
+        rows.append((entry.statement, functions, f"`{entry.name}`", entry.summary, *seen))
+    return markdown(columns, rows)
+
+
+def functions_checked(entry: Entry) -> list[str]:
+    """The functions of ``fedtangent.theory`` that a check uses, by the names under which they are documented.
+
+    Those that its own file names and the package exports; where there are none, others that it names; or else those
+    of the files of ``compare`` that it takes functions from.
+    """
+    module = sys.modules[entry.build.__module__]
+    helpers = {value.__module__ for value in vars(module).values() if inspect.isfunction(value)} - {module.__name__}
+    for files in ([module], [sys.modules[name] for name in sorted(helpers) if name.startswith("fedtangent.compare.")]):
+        used = {function for file in files for function in theory_functions(file)}
+        exported = {f"{room(function)}.{function.__name__}" for function in used if function.__name__ in theory.__all__}
+        if used:
+            return sorted(exported or {f"{function.__module__}.{function.__name__}" for function in used})
+    return []
+
+
+def room(function: Any) -> str:
+    """The package below ``fedtangent.theory`` that a function belongs to."""
+    return ".".join(function.__module__.split(".")[:3])
+
+
+def theory_functions(module: ModuleType) -> list[Any]:
+    """The public functions of ``fedtangent.theory`` that a module names."""
+    found = []
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        thing: Any = None
+        if isinstance(node, ast.Name):
+            thing = getattr(module, node.id, None)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            thing = getattr(getattr(module, node.value.id, None), node.attr, None)
+        of_theory = inspect.isfunction(thing) and thing.__module__.startswith("fedtangent.theory.")
+        if of_theory and not thing.__name__.startswith("_"):
+            found.append(thing)
+    return found
+
+
+def found_verdicts() -> dict[str, str]:
+    """Of every check that ``make check-theory`` has run here, how many of its verdicts are as they must be."""
+    if not CHECKED.exists():
+        return {}
+    rows = json.loads(CHECKED.read_text())["rows"]
+    counted = {row["check"]: [other["passed"] for other in rows if other["check"] == row["check"]] for row in rows}
+    return {check: f"{sum(one is True for one in passed)} of {len(passed)} hold" for check, passed in counted.items()}
+
+
+# ---- names, benchmarks, the figure ----
+
+
+def names(module: str) -> str:
+    """What a package exports by its entries, such as ``fedtangent.models``: the documentation of every function."""
+    (kind,) = (kind for kind, package in KINDS.items() if package == module)
+    said = "".join(f".. autofunction:: {module}.{name}\n" for name in catalogue(kind))
+    return f"```{{eval-rst}}\n{said}```\n"
+
+
+def benchmarks(folder: Path = BENCHMARKS) -> str:
+    """Every JSON file that ``make bench`` wrote, as tables; without any, how to get them."""
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        return "There were no numbers when these pages were built. `make bench`, then `make docs`, puts them here.\n"
+    return "\n".join(f"### {path.stem}\n\n{benchmark(json.loads(path.read_text()))}" for path in files)
+
+
+def benchmark(found: Any) -> str:
+    """The lists of rows in what a benchmark wrote, one table each."""
+    lists = found if isinstance(found, dict) else {"rows": found}
+    shown = []
+    for name, rows in lists.items():
+        if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
+            columns = list(dict.fromkeys(key for row in rows for key, value in row.items() if _is_cell(value)))
+            columns = columns[:MOST_COLUMNS]
+            cells = [[_cell(row.get(column, "")) for column in columns] for row in rows]
+            shown.append(f"{name}:\n\n{markdown(columns, cells)}")
+    return "\n".join(shown) or "No rows.\n"
+
+
+def _is_cell(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def figures_of(notebook: Path) -> list[bytes]:
+    """The figures among an executed notebook's outputs."""
+    outputs = (o for cell in json.loads(notebook.read_text())["cells"] for o in cell.get("outputs", ()))
+    return [base64.b64decode("".join(o["data"]["image/png"])) for o in outputs if "image/png" in o.get("data", {})]
+
+
+# ---- pages ----
+
+WRITERS = {"table": table, "rules": rules, "theorems": theorems, "names": names, "benchmarks": benchmarks}
+
+
+def filled(text: str) -> str:
+    """A page's text with what it asks for; raises ``ValueError`` for what there is not."""
+
+    def written(found: re.Match[str]) -> str:
+        kind, of = found["kind"], found["of"]
+        if kind not in WRITERS:
+            raise ValueError(f"got <!-- {kind} -->, allowed are {', '.join(WRITERS)}")
+        return WRITERS[kind](*([of] if of else []))  # type: ignore[operator]
+
+    return re.sub(r"^<!-- (?P<kind>[a-z]+)(?:: (?P<of>[\w.]+))? -->\n", written, text, flags=re.MULTILINE)
+
+
+def fill(app: Any, docname: str, source: list[str]) -> None:
+    """Sphinx's event ``source-read``."""
+    source[0] = filled(source[0])
+
+
+def setup(app: Any) -> dict[str, Any]:
+    """Register the extension."""
+    app.connect("source-read", fill)
+    return {"parallel_read_safe": True}
+
+
+if __name__ == "__main__":
+    FIGURE.write_bytes(figures_of(NOTEBOOK)[0])

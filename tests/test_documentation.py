@@ -1,0 +1,172 @@
+"""README.md and docs/: every example runs, every table is the code's, every command is one that there is."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtangent import enable_x64, theory
+from fedtangent.entries import KINDS, catalogue
+
+from .documents import README, ROOT, example, examples, pages, run
+
+MOST_LINES = 150  # of the README
+# What else is run by a test: the example in which this stands, and the test.
+ELSEWHERE = {
+    "beside_theory": "compare/test_beside.py",
+    "theory_alone": "compare/test_alone.py",
+    "local_regression(": "theory/test_max_margin.py",
+    "deep_linear_theorem(": "theory/test_deep_linear_rounds.py",
+    "def fed_exp": "federated/test_new_algorithm.py",
+}
+HERE = ("gp_limit", "read_first_layer", "best_learning_rate", "ft.sweep", "np.savez", "linen.Module")
+
+
+@pytest.fixture(scope="module")
+def generated() -> ModuleType:
+    """docs/generated.py."""
+    spec = importlib.util.spec_from_file_location("generated", ROOT / "docs" / "generated.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- examples ----
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    every = [block for text in pages().values() for block in examples(text)]
+    assert len(every) == len(ELSEWHERE) + len(HERE)
+    for mark in (*ELSEWHERE, *HERE):
+        assert example(mark) in every
+    for mark, place in ELSEWHERE.items():
+        assert f'"{mark}"' in (ROOT / "tests" / place).read_text(), place
+
+
+def test_a_simulation_beside_its_flow_is_as_far_from_it_as_the_page_says() -> None:
+    stated = float(re.findall(r"^error = .*# ([0-9.]+)", example("gp_limit"), re.MULTILINE)[0])
+    names = run("gp_limit")
+    # Networks drawn and trained anew on another platform differ by rounding only, not in the third decimal.
+    assert abs(names["error"] - stated) < 0.001
+    untrained = np.linalg.norm(names["initial_test"] - names["predicted"]) / np.linalg.norm(names["predicted"])
+    assert untrained > 1
+    assert names["limit"].mean.shape == (50, 10) and names["limit"].cov.shape == (50, 50)
+
+
+def test_an_image_is_read_from_sparse_jacobians() -> None:
+    assert run("read_first_layer")["similarity"] > 0.99
+
+
+def test_the_best_rates_are_inside_and_the_correction_helps() -> None:
+    names = run("best_learning_rate")
+    assert not names["plain"].at_edge and names["corrected"].loss < names["plain"].loss
+
+
+def test_a_sweep_tells_the_better_rate() -> None:
+    try:
+        names = run("ft.sweep")
+    finally:
+        enable_x64()
+    assert names["found"].metrics["accuracy"].shape == (5, 2, 2)
+    assert names["better"].low > 0
+
+
+def test_data_and_networks_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    clients = run("np.savez")["clients"]
+    assert clients.num_clients == 4 and list(clients.sizes) == [10] * 4
+    names: dict[str, Any] = run("linen.Module")
+    assert names["model"].apply(names["params"], np.ones((2, 5), np.float32)).shape == (2, 3)
+
+
+# ---- pages ----
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) < MOST_LINES
+
+
+def test_every_link_leads_to_a_page() -> None:
+    dead = []
+    for name, text in pages().items():
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", text):
+            if not (ROOT / name).parent.joinpath(target).exists():
+                dead.append((name, target))
+    assert dead == []
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    listed = set()
+    for name, text in pages().items():
+        for block in re.findall(r"^```\{toctree\}\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            lines = [line for line in block.splitlines() if line and not line.startswith(":")]
+            listed |= {(ROOT / name).parent.joinpath(f"{line}.md") for line in lines}
+    assert set((ROOT / "docs").rglob("*.md")) == listed | {ROOT / "docs" / "index.md"}
+
+
+def test_no_paragraph_stands_twice() -> None:
+    seen: dict[str, str] = {}
+    twice = []
+    for name, text in pages().items():
+        for part in re.split(r"\n\s*\n", re.sub(r"^```python\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)):
+            words = " ".join(part.split())
+            if len(words) > 150 and words in seen:
+                twice.append((seen[words], name, words[:60]))
+            seen[words] = name
+    assert twice == []
+
+
+# ---- what is made from the code ----
+
+
+def test_pages_ask_for_every_table_of_the_code(generated: ModuleType) -> None:
+    asked = {found for text in pages().values() for found in re.findall(r"^<!-- (.*) -->$", text, re.MULTILINE)}
+    assert {f"table: {kind}" for kind in KINDS if kind != "theorems"} | {"theorems", "rules"} <= asked
+    for kind in set(KINDS) - {"theorems"}:
+        text = generated.filled(f"<!-- table: {kind} -->\n")
+        assert [f"| `{name}" in text for name in catalogue(kind)] == [True] * len(catalogue(kind))
+    assert all(f"| `{name}` |" in generated.rules() for name in catalogue("algorithms"))
+
+
+def test_what_there_is_not_is_refused(generated: ModuleType) -> None:
+    with pytest.raises(ValueError, match=r"got <!-- tables -->, allowed are"):
+        generated.filled("<!-- tables: algorithms -->\n")
+
+
+def test_the_traffic_of_fed_avg(generated: ModuleType) -> None:
+    mebibytes = 20 * 4 * (784 * 100 + 100 + 100 * 10 + 10) / 2**20  # 20 clients, float32, an MLP 784-100-10
+    row = generated.algorithm_cells("fed_avg")
+    assert row[4] == row[5] == f"{mebibytes:.2f}"
+    assert generated.algorithm_cells("scaffold")[4] == f"{2 * mebibytes:.2f}"
+
+
+def test_the_index_of_theorems_has_the_functions_that_checks_use(generated: ModuleType) -> None:
+    text, entries = generated.theorems(), catalogue("theorems")
+    for entry in entries.values():
+        assert f"| {entry.statement} |" in text and f"| `{entry.name}` |" in text
+        assert generated.functions_checked(entry), entry.name
+    assert generated.functions_checked(entries["ntk_fl.convergence"]) == [
+        "fedtangent.theory.ntk_fl.ntk_theorem_1",
+        "fedtangent.theory.ntk_fl.ntk_theorem_2",
+    ]
+    named = {name.rpartition(".")[2] for entry in entries.values() for name in generated.functions_checked(entry)}
+    assert named & set(theory.__all__) and all("`~fedtangent.theory" in line for line in text.splitlines()[2:])
+
+
+def test_benchmarks_are_shown_where_there_are_any(generated: ModuleType, tmp_path: Path) -> None:
+    assert "`make bench`" in generated.benchmarks(tmp_path)
+    (tmp_path / "engine.json").write_text('{"rows": [{"model": "mlp", "seconds": 0.123456, "sizes": [1, 2]}]}')
+    shown = generated.benchmarks(tmp_path)
+    assert "### engine" in shown and "| mlp | 0.1235 |" in shown and "sizes" not in shown
+
+
+def test_the_figure_is_the_notebooks(generated: ModuleType) -> None:
+    assert generated.FIGURE.read_bytes() in generated.figures_of(generated.NOTEBOOK)
+    assert str(generated.FIGURE.relative_to(ROOT)) in README.read_text()
