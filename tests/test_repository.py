@@ -86,7 +86,7 @@ def test_pyproject_holds_only_the_build_system_and_ruff():
 
 
 def test_the_lock_satisfies_the_requirements(lock: dict[str, Requirement]):
-    wanted = [r for extra in (None, "notebooks", "test", "dev") for r in requirements(extra)]
+    wanted = [r for extra in (None, "notebooks", "docs", "test", "dev") for r in requirements(extra)]
     assert len(wanted) > 20
     assert unmet(wanted, lock) == []
 
