@@ -89,6 +89,11 @@ class Entry:
     papers: tuple[str, ...] = ()
     """Keys of ``papers.PAPERS``, or BibTeX."""
 
+    @property
+    def told(self) -> str:
+        """The summary, and what else a list of its kind tells."""
+        return self.summary
+
 
 @functools.cache
 def catalogue(kind: str) -> Mapping[str, Any]:

@@ -45,6 +45,8 @@ def test_femnist_keeps_digits_and_their_writers(tmp_path: Path) -> None:
     assert found.user_train is not None and list(found.user_train) == [0, 0, 1, 2, 2, 2] and found.user_test is None
     femnist(tmp_path, test_offsets=np.array([0, 1, 2, 3]))
     assert list(load("femnist_digits", data_dir=tmp_path).user_test) == [1, 2]
+    femnist(tmp_path, test_offsets=np.array([0, 0, 3, 3]))  # the first and the last writer have none to test
+    assert list(load("femnist_digits", data_dir=tmp_path).user_test) == [1, 1]
     with pytest.raises(ValueError, match=r"got \[3, 2\] writers to train and to test"):
         femnist(tmp_path, test_offsets=np.array([0, 2, 3]))
         load("femnist_digits", data_dir=tmp_path)

@@ -17,20 +17,13 @@ import numpy as np
 import pytest
 
 from fedtangent import models
-from fedtangent.data import partition
-from fedtangent.kernels import KernelBlocks, LargeKernel, kernel_blocks, large, large_kernel
+from fedtangent.kernels import KernelBlocks, kernel_blocks, large, large_kernel
 from fedtangent.kernels.gram import SingularKernelError
-from fedtangent.theory import Flow, Rule, federated_flow, gp_limit, ntk_evolution, ntk_evolved
+from fedtangent.theory import gp_limit, ntk_evolution, ntk_evolved
 from fedtangent.theory.flow import recursion
-from fedtangent.types import Cohort
 
-if __package__ == "kernels":  # of a process that a test below starts
-    from nightly import nightly
-else:
-    from ..nightly import nightly
-
-N, M, C, CLIENTS, ROUNDS = 301, 37, 3, 10, 6
-MODEL = models.mlp(20, C, (64, 64))
+from ..nightly import nightly
+from .large_points import CLIENTS, MODEL, ROUNDS, C, M, N, built, drawn, flow_of, starts
 
 
 @pytest.fixture(autouse=True)
@@ -40,18 +33,12 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def points() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((N + M, 20)).astype(np.float32)
-    return x[:N], x[N:], np.eye(C)[rng.integers(0, C, N)]
+    return drawn()
 
 
 @pytest.fixture(scope="module")
 def blocks(points: Any) -> KernelBlocks:
     return kernel_blocks(MODEL.kernel, points[0], points[1])
-
-
-def built(points: Any, **options: Any) -> LargeKernel:
-    return large_kernel(MODEL.kernel, points[0], points[1], **options)
 
 
 def test_every_pair_is_computed_once_and_equals_float64(points: Any, blocks: KernelBlocks) -> None:
@@ -93,29 +80,17 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-def flow_of(kernels: Any, y: np.ndarray, size: int = 3, num_models: int = 1, **rule: Any) -> Flow:
-    rng = np.random.default_rng(2)
-    held = partition.dirichlet(np.argmax(y, axis=1), CLIENTS, 0.3, seed=0)
-    client = np.stack([rng.permutation(CLIENTS)[:size] for _ in range(ROUNDS)])
-    weight = np.asarray(held.sizes)[client].astype(float)
-    cohort: Any = Cohort(client, rng.integers(0, num_models, client.shape), weight)
-    whole = Rule(**{"local_steps": 3, "learning_rate": 0.2, **rule})
-    return federated_flow(kernels, y, held, cohort, whole, num_models=num_models)
-
-
 CASES = [f"{name} {loss}" for name in RULES for loss in ("squared_error", "cross_entropy")]
 
 
 @pytest.mark.parametrize("case", nightly(CASES, ["fed_avg squared_error", "scaffold cross_entropy"]))
 def test_a_flow_is_that_of_float64(points: Any, blocks: KernelBlocks, case: str) -> None:
-    (name, loss), rng, y = case.split(), np.random.default_rng(3), points[2]
-    starts = rng.standard_normal((2, 1, N, C)), rng.standard_normal((2, 1, M, C))
-    rounds = [0, 2, ROUNDS, 2]
-    found = flow_of(built(points), y, loss=loss, **RULES[name]).runs(*starts, rounds)
+    (name, loss), given, y, rounds = case.split(), starts(3), points[2], [0, 2, ROUNDS, 2]
+    found = flow_of(built(points), y, loss=loss, **RULES[name]).runs(*given, rounds)
     right = flow_of(blocks, y, loss=loss, **RULES[name])
-    wrong = flow_of(blocks, y, loss=loss, **{**RULES[name], "learning_rate": 0.201}).runs(*starts, rounds)
+    wrong = flow_of(blocks, y, loss=loss, **{**RULES[name], "learning_rate": 0.201}).runs(*given, rounds)
     for e in range(2):
-        test, train = right.predict(starts[0][e], starts[1][e], rounds), right.predict_train(starts[0][e], rounds)
+        test, train = right.predict(given[0][e], given[1][e], rounds), right.predict_train(given[0][e], rounds)
         assert np.max(np.abs(found.test[:, :, e] - test)) < 5e-6
         assert np.max(np.abs(found.train[:, :, e] - train)) < 5e-6
         assert np.max(np.abs(wrong.test[:, :, e] - test)) > 1e-4
@@ -127,11 +102,11 @@ def test_rows_are_read_few_at_a_time_or_all(
 ) -> None:
     monkeypatch.setattr(recursion, "GATHERED", 7 * N)
     jax.clear_caches()
-    y, starts = points[2], (np.zeros((1, 2, N, C)), np.zeros((1, 2, M, C)))
+    y, zeros = points[2], (np.zeros((1, 2, N, C)), np.zeros((1, 2, M, C)))
     found = flow_of(built(points), y, size, 2)
     assert (found.program(None, C).rounds.needed is None) == (size == CLIENTS)
-    right = flow_of(blocks, y, size, 2).runs(*starts, [ROUNDS])
-    assert np.max(np.abs(found.runs(*starts, [ROUNDS]).test - right.test)) < 5e-6
+    right = flow_of(blocks, y, size, 2).runs(*zeros, [ROUNDS])
+    assert np.max(np.abs(found.runs(*zeros, [ROUNDS]).test - right.test)) < 5e-6
     jax.clear_caches()
 
 
@@ -158,18 +133,15 @@ def test_of_a_large_kernel_there_is_no_law(points: Any) -> None:
 def test_columns_are_shared_out_to_devices(size: int) -> None:
     """On four forced devices the same functions, and no device ever gathers the kernel."""
     script = f"""
-import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import jax, numpy as np
 import fedtangent; fedtangent.enable_x64()
-from kernels import test_large as t
-rng = np.random.default_rng(0)
-x = rng.standard_normal((t.N + t.M, 20)).astype(np.float32)
-points = x[: t.N], x[t.N :], np.eye(t.C)[rng.integers(0, t.C, t.N)]
+import large_points as t
+points, starts = t.drawn(), t.starts(0)
 alone, shared = t.built(points), t.built(points, devices=jax.devices())
 assert shared.ntk_train.shape == (t.N, 304) and len(shared.ntk_train.sharding.device_set) == 4
 assert {{s.data.shape for s in shared.ntk_train.addressable_shards}} == {{(t.N, 76)}}
 flows = [t.flow_of(k, points[2], {size}) for k in (alone, shared)]
-starts = rng.standard_normal((2, 1, t.N, t.C)), rng.standard_normal((2, 1, t.M, t.C))
 one, other = (f.runs(*starts, [0, 6]) for f in flows)
 assert max(np.abs(a - b).max() for a, b in zip(one, other)) < 5e-6
 from fedtangent.theory.flow import functions
@@ -193,18 +165,15 @@ def test_columns_are_shared_out_to_processes() -> None:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     script = f"""
-import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import jax, numpy as np
 import fedtangent; fedtangent.enable_x64()
 from fedtangent.engine import processes
 processes.start("localhost:{port}", 2, int(sys.argv[1]))
-from kernels import test_large as t
-rng = np.random.default_rng(0)
-x = rng.standard_normal((t.N + t.M, 20)).astype(np.float32)
-points = x[: t.N], x[t.N :], np.eye(t.C)[rng.integers(0, t.C, t.N)]
+import large_points as t
+points, starts = t.drawn(), t.starts(0)
 alone, shared = t.built(points), t.built(points, devices=jax.devices())
 assert len(jax.devices()) == 2 and [s.data.shape for s in shared.ntk_train.addressable_shards] == [(t.N, 151)]
-starts = rng.standard_normal((2, 1, t.N, t.C)), rng.standard_normal((2, 1, t.M, t.C))
 one, other = (t.flow_of(k, points[2]).runs(*starts, [0, 6]) for k in (alone, shared))
 assert max(np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in zip(one, other)) < 5e-6
 print("same")

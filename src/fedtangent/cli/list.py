@@ -33,10 +33,6 @@ def run_job(options: ListOptions) -> Ended:
         rows = [(kind, ", ".join(catalogue(kind))) for kind in KINDS]
     else:
         entries = catalogue(options.kind).values()
-        rows = [(getattr(entry, "written", entry.name), entry.summary) for entry in entries]
-    screen = console()
-    screen.print(TextTable(options.kind, ("name", "what it is"), rows))
-    if options.kind == "datasets":
-        without = [entry.name for entry in catalogue("datasets").values() if entry.published is None]
-        screen.print(f"`fedtangent data prepare NAME` downloads the files of one; not of {', '.join(without)}")
+        rows = [(getattr(entry, "written", entry.name), entry.told) for entry in entries]
+    console().print(TextTable(options.kind, ("name", "what it is"), rows))
     return Ended()

@@ -65,6 +65,11 @@ class DatasetEntry(Entry):
     published: Any = None
     """The original files (``published.Published``), of a data set that is made of such."""
 
+    @property
+    def told(self) -> str:
+        """The summary, and whether `fedtangent data prepare` downloads the files."""
+        return self.summary if self.published is None else f"{self.summary}; downloaded"
+
 
 @dataclasses.dataclass(frozen=True)
 class ImageOptions:
