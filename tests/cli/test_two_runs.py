@@ -37,14 +37,14 @@ def test_nothing_is_mixed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_nothing_is_mixed_by_any_pair_of_commands(tmp_path: Path) -> None:
-    found = trials(tmp_path, 20)
+    found = trials(tmp_path, 5)
     assert found.returncode == 0 and len(found.stdout.splitlines()) == 55, found.stdout + found.stderr
     assert "in use" in found.stdout and "holds a run" in found.stdout and "one after the other" in found.stdout
 
 
 @pytest.mark.slow
 def test_nothing_is_mixed_by_what_commands_really_write(tmp_path: Path) -> None:
-    found = trials(tmp_path, 5, "real", "train", "train of seeds", "train with checkpoints", "predict")
+    found = trials(tmp_path, 2, "real", "train", "train of seeds", "train with checkpoints", "predict")
     assert found.returncode == 0 and len(found.stdout.splitlines()) == 10, found.stdout + found.stderr
 
 

@@ -194,6 +194,7 @@ if __name__ == "__main__":
     real, names = "real" in rest, [name for name in LINES if name in rest] or list(LINES)
     if "unlocked" in rest:
         lock.locked = lambda *given: contextlib.nullcontext()
+    folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     for line in LINES.values():
         main.find(*line.split())  # imports what each process would

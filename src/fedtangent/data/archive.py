@@ -32,19 +32,19 @@ def require(name: str, path: Path, held: Collection[str], needed: Sequence[str])
         raise ValueError(f"{name}: {path} has no {', '.join(missing)}; it has {', '.join(held) or 'nothing'}")
 
 
-def owners(name: str, offsets: np.ndarray, count: int) -> np.ndarray:
+def owners(name: str, offsets: np.ndarray, count: int, least: int = 1) -> np.ndarray:
     """Whose each of ``count`` examples is, [count] int32, from the offsets [N + 1] of users one after another.
 
-    Raises ``ValueError`` unless they are whole numbers that start at 0, rise with every user and end at ``count``.
+    Raises ``ValueError`` unless they are whole numbers from 0 to ``count`` that rise by ``least`` with every user.
     """
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or len(offsets) < 2:
         raise ValueError(f"{name}: got {offsets.dtype} {offsets.shape}, must be whole numbers [N + 1], N >= 1")
     sizes = np.diff(offsets).astype(np.int64)
     if offsets[0] != 0 or offsets[-1] != count:
         raise ValueError(f"{name}: got {offsets[0]} to {offsets[-1]}, must be from 0 to {count}, the examples")
-    if (sizes <= 0).any():
-        at = int(np.argmax(sizes <= 0))
-        raise ValueError(f"{name}: got {offsets[at : at + 2].tolist()} for user {at}, must rise: each has an example")
+    if (sizes < least).any():
+        at = int(np.argmax(sizes < least))
+        raise ValueError(f"{name}: got {offsets[at : at + 2].tolist()} for user {at}, must rise by at least {least}")
     return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
 
 

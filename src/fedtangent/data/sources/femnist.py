@@ -80,8 +80,9 @@ def _of_archive(path: Path) -> Arrays:
         arrays |= {f"x_{split}": 255 - x, f"y_{split}": checks.class_labels(f"{NAME}: labels", y, CHARACTERS)}
         if f"{split}_offsets" in held:
             where = f"{NAME}: {split}_offsets of {path}"
-            arrays[f"user_{split}"] = archive.owners(where, held[f"{split}_offsets"], len(y))
-    writers = [int(arrays[f"user_{split}"].max()) + 1 for split in _known(arrays)]
+            least = int(split == "train")  # some have none to test
+            arrays[f"user_{split}"] = archive.owners(where, held[f"{split}_offsets"], len(y), least)
+    writers = [len(held[f"{split}_offsets"]) - 1 for split in _known(arrays)]
     if len(set(writers)) > 1:
         raise ValueError(f"{NAME}: got {writers} writers to train and to test in {path}, must be the same ones")
     return arrays
