@@ -52,8 +52,8 @@ print(f"{clients.num_clients} clients of {clients.sizes.min()} to {clients.sizes
 # %% [markdown]
 # ## A network, its kernels, and a schedule
 #
-# `Model.kernel` is the analytic kernel of exactly this network. Every client trains the five models in an order of its
-# own (Fed-ensemble 2024, Algorithm 1).
+# `Model.kernel` is the analytic kernel of exactly this network. Every client trains the five models in an order of
+# its own (Fed-ensemble 2024, Algorithm 1).
 
 # %%
 K, ROUNDS, STEPS, WIDTH = 5, 80, 20, 1024
@@ -153,8 +153,8 @@ plt.show()
 # %% [markdown]
 # ## Do they agree?
 #
-# Two questions. Is each network where the flow puts it, given its own initial function? And do the networks scatter as
-# the flow's covariance says?
+# Two questions. Is each network where the flow puts it, given its own initial function? And do the networks scatter
+# as the flow's covariance says?
 
 # %%
 predicted = np.stack([np.asarray(flow.predict(start[:, e, :n], start[:, e, n:], ROUNDS)) for e in range(8)], 1)

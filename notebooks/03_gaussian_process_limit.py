@@ -1,0 +1,112 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # The Gaussian-process limit
+#
+# Theorem 2 of Fed-ensemble: wide networks that are trained long enough are independent draws of a Gaussian process,
+# with mean $m(x) = \Theta(x, X) \Theta^{-1} Y$ and a covariance that the kernels give. An ensemble of $K$ of them
+# estimates the mean with a variance of $k(x, x) / K$ (Corollary 1), and says by its spread how little the data tell.
+
+# %%
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+
+import fedtangent as ft
+
+ft.enable_x64()
+
+# %% [markdown]
+# ## A problem whose kernel can be inverted
+#
+# A linear model of radial basis functions is exactly the kernel regime: its flow and its limit hold to rounding.
+
+# %%
+rng = np.random.default_rng(1)
+x, x_test = np.linspace(-1, 1, 16)[:, None], np.linspace(-1.3, 1.3, 80)[:, None]
+y = np.sin(3 * x) + 0.1 * rng.standard_normal(x.shape)
+clients = ft.partition.iid(len(x), num_clients=4, seed=0)
+model = ft.models.rbf_linear(60, bandwidth=0.1, dtype="float64")
+kernel = ft.kernels.kernel_blocks(model.kernel, x, x_test)
+limit = ft.theory.gp_limit(kernel, y)
+print(f"condition number of the kernel {np.linalg.cond(kernel.ntk_train):.2g}, jitter {limit.jitter:g}")
+
+# %% [markdown]
+# ## Ensembles of growing size, trained
+
+# %%
+K, ROUNDS = 20, 3000
+plan = ft.federated.schedule.per_client_permutations(clients.num_clients, K)
+work = ft.federated.local.Work(steps=20)
+largest = max(
+    np.linalg.eigvalsh(kernel.ntk_train[np.ix_(own, own)])[-1] / len(own) for own in map(clients.client, range(4))
+)
+algorithm = ft.federated.algorithms.fed_ensemble(model, plan, client_learning_rate=1 / largest, work=work)
+run = ft.simulate(algorithm, ft.data.federated_data(x, y, clients, jnp.float64), ROUNDS, seed=0)
+members = np.asarray(algorithm.predict(run.state, x_test).members)[..., 0]  # [K, 80]
+
+# %%
+deviation = np.sqrt(np.maximum(np.diag(limit.cov), 0))
+figure, ax = plt.subplots(figsize=(7, 3.6), layout="constrained")
+ax.plot(x_test, members.T, color="0.6", lw=0.6)
+ax.plot(x_test, limit.mean, color="#d55e00", label="limit: mean, 95 % band")
+ax.fill_between(x_test[:, 0], *(limit.mean[:, 0] + s * 1.96 * deviation for s in (-1, 1)), color="#d55e00", alpha=0.2)
+ax.plot(x, y, "k.", label="data of all clients")
+ax.set_xlabel("x")
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# ## Do they scatter as the limit says?
+#
+# The mean over points of (trained - mean)^2 / k(x, x) has to be one; where the prior is forgotten, as if initial
+# functions were zero, it would be another number.
+
+# %%
+inside = deviation > 1e-3
+ratio = np.mean((members[:, inside] - limit.mean[inside, 0]) ** 2 / deviation[inside] ** 2, axis=1)
+print(f"measured / predicted variance: {ratio.mean():.2f} +- {ratio.std(ddof=1) / np.sqrt(K):.2f}")
+wrong = np.mean((members[:, inside] - limit.mean[inside, 0]) ** 2 / np.diag(kernel.nngp_test)[inside], axis=1)
+print(f"against the prior's variance, which is wrong after training: {wrong.mean():.2f}")
+
+# %% [markdown]
+# ## Corollary 1: the error of an ensemble falls as 1 / K
+
+# %%
+sizes = np.array([1, 2, 4, 5, 10])
+errors = [
+    np.mean((members[: K // k * k].reshape(-1, k, members.shape[1]).mean(axis=1) - limit.mean[:, 0]) ** 2)
+    for k in sizes
+]
+figure, ax = plt.subplots(figsize=(4.5, 3.2), layout="constrained")
+ax.loglog(sizes, errors, "o", color="#0072b2", label="trained ensembles")
+ax.loglog(sizes, np.mean(deviation**2) / sizes, color="#d55e00", label="k(x, x) / K")
+ax.set_xlabel("size K of the ensemble")
+ax.set_ylabel("mean squared distance to m(x)")
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# ## Where the limit is not reached
+#
+# Networks with a kernel that is singular to rounding never get there in a run of finite length. `Flow` says where
+# they are instead: exact at every round, without an inverse (notebook 01 and 04). `ft.theory.gp_limit` refuses a
+# singular kernel.
+
+# %%
+smooth = ft.models.mlp(1, 1, widths=(64,), activation="erf", w_std=1.5, b_std=1.0, dtype=jnp.float64)
+try:
+    ft.theory.gp_limit(ft.kernels.kernel_blocks(smooth.kernel, x, x_test), y)
+except ft.kernels.gram.SingularKernelError as error:
+    print(error)

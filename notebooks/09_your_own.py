@@ -1,0 +1,124 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Your own algorithm, model and data
+#
+# An algorithm is a composition of small pure functions; the engine maps it over clients, counts its bytes and writes
+# its checkpoints. Here a new server rule, a new network and one's own arrays are put together and compared, seed by
+# seed.
+
+# %%
+import flax.linen as nn
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+
+import fedtangent as ft
+from fedtangent import pytrees
+from fedtangent.federated.algorithms.common import train_and_average
+from fedtangent.types import Server
+
+ft.enable_x64(False)
+
+# %% [markdown]
+# ## Data: arrays, and who holds what
+
+# %%
+rng = np.random.default_rng(0)
+x = rng.normal(size=(1200, 8)).astype(np.float32)
+y = (np.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] > 0).astype(int)
+clients = ft.partition.dirichlet(y[:1000], num_clients=10, alpha=0.2, seed=0)
+held = ft.data.federated_data(x[:1000], y[:1000], clients, num_classes=2)
+print(clients)
+
+
+# %% [markdown]
+# ## A network: any flax module
+
+
+# %%
+class Residual(nn.Module):
+    """A dense network with a skip."""
+
+    @nn.compact
+    def __call__(self, x):
+        hidden = nn.relu(nn.Dense(32)(x))
+        hidden = hidden + nn.relu(nn.Dense(32)(hidden))
+        return nn.Dense(2)(hidden)
+
+
+model = ft.models.from_flax(Residual(), x[:1], output_size=2)
+
+
+# %% [markdown]
+# ## An algorithm: FedExP
+#
+# The server goes further the more the clients' updates disagree (Jhunjhunwala et al., 2023).
+
+
+# %%
+def fed_exp(model, schedule, *, client_learning_rate, work, epsilon: float = 1e-3, **options):
+    """FedExP (Jhunjhunwala et al., ICLR 2023, algorithm 1)."""
+
+    def answer(broadcast, client_state, params, steps, client):
+        update = pytrees.subtract(broadcast, params)
+        return {"update": update, "square": pytrees.vdot(update, update)}, client_state
+
+    def step(params, mean, info):
+        square = pytrees.vdot(mean["update"], mean["update"])
+        rate = jnp.maximum(1.0, mean["square"] / (2 * (square + epsilon)))
+        return pytrees.subtract(params, pytrees.scale(rate, mean["update"])), {"server_rate": rate}
+
+    server = Server(init=lambda p: p, broadcast=lambda p: p, params=lambda p: p, update=step)
+    local = {"answer": answer, "message": lambda p: {"update": p, "square": jnp.zeros(())}}
+    given = (model, schedule, client_learning_rate, work, {"weighting": "uniform"} | options)
+    return train_and_average("fed_exp", *given, server=server, local=local)
+
+
+# %% [markdown]
+# ## Compared with FedAvg, paired over seeds
+
+# %%
+plan = ft.federated.schedule.uniform_sampling(10, clients_per_round=5)
+work = ft.federated.local.Work(epochs=2, batch_size=20)
+
+
+def build(name):
+    recipe = {"fed_exp": fed_exp, "fed_avg": ft.federated.algorithms.fed_avg}[name]
+    return recipe(model, plan, client_learning_rate=0.1, work=work, loss="cross_entropy")
+
+
+def accuracy(algorithm, state):
+    return {"accuracy": (algorithm.predict(state, x[1000:]).mean.argmax(axis=-1) == y[1000:]).mean()}
+
+
+grid = {"name": ["fed_avg", "fed_exp"]}
+found = ft.sweep(build, held, num_rounds=20, seeds=range(5), grid=grid, evaluate=accuracy, evaluate_every=1)
+(difference,) = ft.measures.paired.differences(found, "accuracy", baseline={"name": "fed_avg"})
+print(f"FedExP minus FedAvg: {difference.mean:+.3f}, 95 % interval {difference.low:+.3f} to {difference.high:+.3f}")
+
+# %%
+figure, ax = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
+curves = np.asarray(found.metrics["accuracy"])  # [seeds, configurations, evaluations]
+for at, config in enumerate(found.configs):
+    ax.plot(found.rounds, curves[:, at].mean(axis=0), label=config["name"])
+    ax.fill_between(found.rounds, curves[:, at].min(axis=0), curves[:, at].max(axis=0), alpha=0.2)
+ax.set_xlabel("round")
+ax.set_ylabel("test accuracy")
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# As a file `mine.py` it is an option of the command line: `fedtangent train --algorithm mine:fed_exp --epsilon 0.01`.
+# A new algorithm inherits what every one has; that the laws hold for it is a test (see CONTRIBUTING.md).
