@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from fedtangent import enable_x64, simulate
 from fedtangent.entries import KINDS, catalogue
@@ -19,6 +21,7 @@ from fedtangent.entries import KINDS, catalogue
 from .documents import README, ROOT, example, examples, pages, run
 
 MOST_LINES = 150  # of the README
+FIGURE = ROOT / "docs" / "side_by_side.png"
 # What else is run by a test: the example in which this stands, and the test.
 ELSEWHERE = {
     "beside_theory": "compare/test_beside.py",
@@ -200,5 +203,9 @@ def test_benchmarks_are_shown_where_there_are_any(generated: ModuleType, tmp_pat
 
 
 def test_the_figure_is_the_notebooks(generated: ModuleType) -> None:
-    assert generated.FIGURE.read_bytes() in generated.figures_of(generated.NOTEBOOK)
-    assert str(generated.FIGURE.relative_to(ROOT)) in README.read_text()
+    first, shown = (
+        imread(io.BytesIO(png)) for png in (generated.figures_of(generated.NOTEBOOK)[0], FIGURE.read_bytes())
+    )
+    assert generated.FIGURE == FIGURE and str(FIGURE.relative_to(ROOT)) in README.read_text()
+    # Networks trained anew on another platform differ by rounding, hence by single pixels; another figure by far more.
+    assert np.abs(first - shown).mean() < 1e-3 < 1e-2 < np.abs(first - shown[:, ::-1]).mean()
