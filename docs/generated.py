@@ -190,15 +190,19 @@ def benchmarks(folder: Path = BENCHMARKS) -> str:
 
 
 def benchmark(found: Any) -> str:
-    """The lists of rows in what a benchmark wrote, one table each."""
-    lists = found if isinstance(found, dict) else {"rows": found}
-    shown = []
-    for name, rows in lists.items():
+    """What a benchmark wrote: its settings in a line, and its lists of rows as one table each."""
+    parts = found if isinstance(found, dict) else {"rows": found}
+    groups = [parts, *(part for part in parts.values() if isinstance(part, dict))]
+    numbers = {name: value for group in groups for name, value in group.items() if _is_cell(value) and name != "output"}
+    settings = ", ".join(f"{name.replace('_', ' ')} {_cell(value)}" for name, value in numbers.items())
+    shown = [f"{settings}.\n"] if settings else []
+    for name, rows in parts.items():
         if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
             columns = list(dict.fromkeys(key for row in rows for key, value in row.items() if _is_cell(value)))
             columns = columns[:MOST_COLUMNS]
             cells = [[_cell(row.get(column, "")) for column in columns] for row in rows]
-            shown.append(f"{name}:\n\n{markdown(columns, cells)}")
+            title = "" if name == "rows" else f"{name}:\n\n"
+            shown.append(f"{title}{markdown(columns, cells)}")
     return "\n".join(shown) or "No rows.\n"
 
 

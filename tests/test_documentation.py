@@ -197,9 +197,10 @@ def test_every_notebook_is_listed_by_its_first_heading(generated: ModuleType) ->
 
 def test_benchmarks_are_shown_where_there_are_any(generated: ModuleType, tmp_path: Path) -> None:
     assert "`make bench`" in generated.benchmarks(tmp_path)
-    (tmp_path / "engine.json").write_text('{"rows": [{"model": "mlp", "seconds": 0.123456, "sizes": [1, 2]}]}')
+    rows = [{"model": "mlp", "seconds": 0.123456, "sizes": [1, 2]}]
+    (tmp_path / "engine.json").write_text(json.dumps({"sizes": {"num_rounds": 7, "output": "x"}, "rows": rows}))
     shown = generated.benchmarks(tmp_path)
-    assert "### engine" in shown and "| mlp | 0.1235 |" in shown and "sizes" not in shown
+    assert "### engine\n\nnum rounds 7.\n" in shown and "| mlp | 0.1235 |" in shown and "sizes" not in shown
 
 
 def test_the_figure_is_the_notebooks(generated: ModuleType) -> None:
