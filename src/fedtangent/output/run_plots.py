@@ -11,23 +11,35 @@ import numpy as np
 from fedtangent.measures.paired import half_width
 from fedtangent.measures.uncertainty import Reliability, coverage_interval
 from fedtangent.output.files import Metric
-from fedtangent.output.style import LAZINESS, MARKERS, METHODS, NEUTRAL, PREDICTED, SIMULATED, canvas, dress, save
+from fedtangent.output.style import (
+    FEW,
+    LAZINESS,
+    MARKERS,
+    METHODS,
+    NEUTRAL,
+    PREDICTED,
+    SIMULATED,
+    canvas,
+    dress,
+    in_words,
+    reach,
+    save,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FEW = 8  # values of x
-MARGIN = 0.05  # of what an axis shows, left free at both ends
+OVER_START = "over its value at round 0"
 KERNEL_PANELS = (  # title, axis, metrics and their names in the legend
     (
         "drift from the initial kernel",
         "relative change",
         {"drift": "Frobenius norm", "drift_operator": "operator norm"},
     ),
-    ("alignment with the targets", "alignment", {"alignment": "plain", "alignment_centred": "centred"}),
-    ("effective rank", "rank", {"effective_rank": "entropy", "trace_over_largest": "trace / largest eigenvalue"}),
-    ("commutators of clients' Gram operators", "relative norm", {"commutator_relative": "mean of pairs"}),
-    ("variance of clients' Gram operators", "relative norm", {"gram_variance_relative": "variance"}),
+    ("alignment with the targets", OVER_START, {"alignment": "plain", "alignment_centred": "centred"}),
+    ("effective rank", OVER_START, {"effective_rank": "entropy", "trace_over_largest": "trace / largest eigenvalue"}),
+    ("commutators of clients' Gram operators", OVER_START, {"commutator_relative": "mean of pairs"}),
+    ("variance of clients' Gram operators", OVER_START, {"gram_variance_relative": "variance"}),
 )
 
 
@@ -57,13 +69,9 @@ def curves(
 
 
 def _range_of(series: Iterable[np.ndarray]) -> tuple[float, float] | None:
-    """What an axis shows of values [seeds, T]: their intervals and a margin; None where no two of these ends differ."""
+    """What an axis shows of values [seeds, T]: their intervals; see ``style.reach``."""
     means = [(values.mean(axis=0), half_width(values) if len(values) > 1 else 0.0) for values in series]
-    ends = np.concatenate([end for mean, half in means for end in (mean - half, mean + half)])
-    low, high = (
-        reach(ends[np.isfinite(ends)], initial=start) for reach, start in ((np.min, np.inf), (np.max, -np.inf))
-    )
-    return (low - MARGIN * (high - low), high + MARGIN * (high - low)) if low < high else None
+    return reach(np.concatenate([end for mean, half in means for end in (mean - half, mean + half)]))
 
 
 def _lines(ax: Axes, lines: Mapping[str, np.ndarray], x: Sequence[float]) -> None:
@@ -105,10 +113,14 @@ def learning_curves(metrics: Sequence[Metric], loss: str, title: str, path: Path
         lines = _by_split(metrics, name, seeds, rounds)
         _lines(ax, lines, rounds)
         _mark(ax, rounds)
-        dress(ax, "round", name, whole=len(rounds) > FEW)
+        dress(ax, "round", in_words(name), whole=len(rounds) > FEW)
     up = [float(np.mean([sent[seed, r] for seed in seeds])) for r in rounds]
     _lines(axes[0][-1], lines, up)
-    dress(axes[0][-1], "MiB sent up" + (", mean of the seeds" if len(seeds) > 1 else ""), shown[-1])
+    dress(
+        axes[0][-1],
+        "MiB sent up" + (", mean of the seeds" if len(seeds) > 1 else ""),
+        in_words(shown[-1]),
+    )
     return save(figure, path, title)
 
 
@@ -122,7 +134,7 @@ def _by_split(
 
 
 def reliability_diagram(methods: Mapping[str, Sequence[Reliability]], title: str, path: Path) -> Path:
-    """Accuracy against confidence for each method, and below it the share of examples in each bin.
+    """Accuracy against confidence for each method, and below it the number of examples in each bin.
 
     A method has one ``Reliability`` for each seed, over the same bins; their examples are pooled. Whiskers are 95 %
     intervals (Wilson) of a bin's accuracy if its examples were independent.
@@ -140,11 +152,13 @@ def reliability_diagram(methods: Mapping[str, Sequence[Reliability]], title: str
         upper.errorbar(confidence[full], accuracy[full], np.maximum(whiskers, 0), fmt="o-", ms=4, capsize=2, lw=1.2,
                        color=colour, label=f"{label}, {name} {error:.3f}")  # fmt: skip
         width = np.diff(edges) / len(methods)
-        lower.bar(edges[:-1] + i * width, count / count.sum(), width, align="edge", color=colour, alpha=0.7)
+        bars = lower.bar(edges[:-1] + i * width, count, width, align="edge", color=colour, alpha=0.7)
+        lower.bar_label(bars, [f"{n:.0f}" if n else "" for n in count], rotation=90, padding=2, fontsize=6)
+    lower.margins(y=0.3)
     upper.set_ylim(-0.02, 1.02)
     lower.set_xlim(0, 1)
     dress(upper, y="accuracy", title=title)
-    dress(lower, "confidence", "examples, share")
+    dress(lower, "confidence", "examples")
     return save(figure, path)
 
 
@@ -176,11 +190,14 @@ def kernel_figure(
         for i, ((metric, label), colour) in enumerate(zip(metrics.items(), (SIMULATED, PREDICTED), strict=False)):
             rounds = sorted(series[metric])
             values = np.array([series[metric][r] for r in rounds])
+            if axis == OVER_START:  # of all that are small changes of what there was
+                label = f"{label}, {values[0].mean():.3g} at round 0"
+                values = values / values[0]
             if i == 0:  # the other metric of a panel is nearly the same, or has hardly a band
                 ax.fill_between(rounds, values.min(axis=1), values.max(axis=1), color=colour, alpha=0.18, lw=0)
-            ax.plot(rounds, values.mean(axis=1), "o-", ms=3, color=colour, label=label)
-        ax.set_ylim(0, 1.08 * ax.get_ylim()[1])
-        dress(ax, "round", axis, name, legend=8 if len(metrics) > 1 else 0, whole=True)
+            style = "o-" if i == 0 else "s--"  # where one hides the other, both are seen
+            ax.plot(rounds, values.mean(axis=1), style, ms=3, color=colour, label=label)
+        dress(ax, "round", axis, name, whole=True)
     _spectra(flat[-1], [("round 0", first), (f"round {last_round}", last)])
     return save(figure, path, title)
 
@@ -196,7 +213,7 @@ def laziness_figure(series: dict[str, dict[int, list[float]]], title: str, path:
     for metric, (label, colour) in LAZINESS.items():
         if metric in series:
             _banded(distances, {r: values for r, values in series[metric].items() if r > 0}, colour, label)
-    dress(distances, "round", "over how far the linearisation has moved", "distance of the function", whole=True)
+    dress(distances, "round", "relative to how far\nthe linearisation moved", "distance of the function", whole=True)
     _banded(drift, series["drift"], METHODS[3], "")
     dress(drift, "round", "relative change, Frobenius norm", "drift of the tangent kernel", whole=True)
     for ax in axes[0]:
