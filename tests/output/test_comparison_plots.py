@@ -13,7 +13,6 @@ from fedtangent.compare.laziness.widths import Laziness
 from fedtangent.compare.predicted import ModelLaw
 from fedtangent.compare.side_by_side import FlowCurve, FlowGap
 from fedtangent.output import comparison_plots as plots
-from fedtangent.output.files import Figures
 
 from .drawn import assert_drawn
 
@@ -71,7 +70,7 @@ def test_every_figure_that_applies(tmp_path: Path) -> None:
         result("digits", 4),
         result("fed_prox on mine", 4, standard=False),
     ]
-    paths = plots.draw_all(results, Figures(tmp_path))  # type: ignore[arg-type]
+    paths = plots.draw_all(results, tmp_path)  # type: ignore[arg-type]
     assert sorted(p.name for p in paths) == [
         "digits_laziness.png",
         "digits_uncertainty.png",
@@ -89,8 +88,8 @@ def test_every_figure_that_applies(tmp_path: Path) -> None:
 
 def test_linear_models_have_no_width_to_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "save", lambda figure, path, title="": path)
-    paths = plots.draw_all([result("sine, linear", 1, linear=True, widths=(100,))], Figures(tmp_path))  # type: ignore[list-item]
-    assert sorted(p.name for p in paths) == ["residual.png", "sine_linear_bands.png"]
+    paths = plots.draw_all([result("sine, linear", 1, linear=True, widths=(100,))], tmp_path, "pdf")  # type: ignore[list-item]
+    assert sorted(p.name for p in paths) == ["residual.pdf", "sine_linear_bands.pdf"]
 
 
 def test_two_widths_are_plotted_without_a_slope(tmp_path: Path) -> None:

@@ -39,8 +39,9 @@ MOST_LINEAR = 30  # largest over smallest variance on linear axes
 OF_WIDTHS = SHADES[1], SHADES[4]
 
 
-def draw_all(results: Sequence[SideBySide], figures: Figures) -> list[Path]:
-    """Every figure that applies to ``results``; returns their paths."""
+def draw_all(results: Sequence[SideBySide], folder: Path, kind: str = "png") -> list[Path]:
+    """Every figure that applies to ``results``, files in ``folder`` of a kind: png, pdf or svg; returns their paths."""
+    figures = Figures(folder, kind)
 
     def of(result: SideBySide, what: str) -> Path:
         return figures.path(f"{slug(result.setting.name)}_{what}")

@@ -42,14 +42,14 @@ class Metric(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Where figures go, and their format, one of ``FORMATS``."""
+    """Where figures go, and of which kind their files are, one of ``FORMATS``."""
 
     folder: Path
-    format: str = "png"
+    kind: str = "png"
 
     def path(self, name: str) -> Path:
         """The file of the figure called ``name``."""
-        return self.folder / f"{name}.{self.format}"
+        return self.folder / f"{name}.{self.kind}"
 
 
 class Ended(NamedTuple):

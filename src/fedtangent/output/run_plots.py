@@ -85,12 +85,13 @@ def _lines(ax: Axes, lines: Mapping[str, np.ndarray], x: Sequence[float]) -> Non
             ax.errorbar(at, mean, half, fmt="none", ecolor=colour, elinewidth=1.0, capsize=2.5)
         elif half is not None:
             ax.fill_between(at, mean - half, mean + half, color=colour, alpha=0.18, lw=0)
+        step = max(1, len(x) // 25)
         style: dict[str, Any] = {
             "marker": MARKERS[i % len(MARKERS)],
             "ls": ("-", "--")[i // len(METHODS) % 2],
             "color": colour,
         }
-        ax.plot(at, mean, ms=3.5, lw=1.4, label=label, markevery=max(1, len(x) // 25), **style)
+        ax.plot(at, mean, ms=3.5, lw=1.4, label=label, markevery=(i % step, step), **style)  # one beside another's
 
 
 def _mark(ax: Axes, x: Sequence[float]) -> None:

@@ -27,7 +27,7 @@ FEW = 8  # values of x, all of which have a tick
 MARGIN = 0.05  # of what an axis shows, left free at both ends
 LINE = 0.17  # inches of a line of a legend
 BELOW_NAMES = 4.8  # sizes of a legend's letters, that ticks and their axis' name take
-FEW_DECADES = 2
+FEW_DECADES, MANY_STEPS = 2, 0.6  # powers of ten that an axis shows
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
@@ -86,11 +86,15 @@ def save(figure: Figure, path: Path, title: str = "") -> Path:
 
 
 def _add_legends(figure: Figure) -> None:
-    """Below all panels one legend, where one of them has every label; else a legend below each."""
+    """Below all panels one legend, where every label has one look, or one panel every label; else one below each."""
     told = {ax: dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True)) for ax in figure.axes}
     told = {ax: found for ax, found in told.items() if found}
+    if not told:
+        return
     every = {label: handle for found in told.values() for label, handle in found.items()}
-    if any(len(found) == len(every) for found in told.values()):
+    looks = {(label, _look(handle)) for found in told.values() for label, handle in found.items()}
+    alike = len(looks) == len(every) == len({look for _, look in looks})
+    if alike or any(len(found) == len(every) for found in told.values()):
         style, lines = _columns(every, figure.get_figwidth())
         figure.legend(list(every.values()), list(every), **style | {"loc": "outside lower center"})
         figure.set_figheight(figure.get_figheight() + LINE * lines)
@@ -103,6 +107,13 @@ def _add_legends(figure: Figure) -> None:
         ax.legend(list(found.values()), list(found), **style)
         most[place.rowspan.start] = max(lines, most.get(place.rowspan.start, 0))
     figure.set_figheight(figure.get_figheight() + LINE * sum(most.values()))
+
+
+def _look(handle: Any) -> str:
+    """Colour, dashes and marker of what a legend tells, or the colour of what is no line."""
+    first = handle[0] if isinstance(handle, tuple) else handle
+    names = ("color", "linestyle", "marker") if hasattr(first, "get_marker") else ("facecolor",)
+    return str([getattr(first, f"get_{name}")() for name in names])
 
 
 def _columns(labels: Iterable[str], width: float) -> tuple[dict[str, Any], int]:
@@ -122,8 +133,8 @@ def _mark_logarithms(axis: Axis) -> None:
     decades = np.log10(high / low)
     axis.set_minor_formatter(NullFormatter())
     if decades < FEW_DECADES:
-        locator = LogLocator(subs=(1.0, 2.0, 5.0)) if decades > 1 else MaxNLocator(6, steps=[1, 2, 5, 10])
-        axis.set_major_locator(locator)
+        between = LogLocator(subs=(1.0, 2.0, 5.0) if decades > 1 else (1.0, 2.0, 3.0, 5.0, 7.0))
+        axis.set_major_locator(between if decades > MANY_STEPS else MaxNLocator(6, steps=[1, 2, 5, 10]))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
