@@ -29,6 +29,7 @@ from fedtangent.output.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+MANY_SIZES = 20  # times the first of few values is the last
 OVER_START = "over its value at round 0"
 KERNEL_PANELS = (  # title, axis, metrics and their names in the legend
     (
@@ -60,8 +61,8 @@ def curves(
     late = late and len(x) > FEW
     figure, axes = canvas(len(panels), width=5.4 if len(panels) == 1 else 4.6, height=3.6)
     for ax, (metric, lines) in zip(axes[0], panels.items(), strict=True):
-        _lines(ax, lines, x)
         _mark(ax, x)
+        _lines(ax, lines, x)
         dress(ax, across, metric, whole=len(x) > FEW and all(float(v).is_integer() for v in x))
         if late:
             ax.set_ylim(_range_of(values[:, len(x) // 2 :] for values in lines.values()))
@@ -81,7 +82,8 @@ def _lines(ax: Axes, lines: Mapping[str, np.ndarray], x: Sequence[float]) -> Non
         mean, at, colour = values.mean(axis=0), np.asarray(x, float), METHODS[i % len(METHODS)]
         half = half_width(values) if len(values) > 1 else None
         if half is not None and few:
-            at = at + (i - (len(lines) - 1) / 2) * 0.01 * (at[-1] - at[0])  # beside each other
+            aside = (i - (len(lines) - 1) / 2) * 0.01  # of the axis: beside each other
+            at = at * (at[-1] / at[0]) ** aside if ax.get_xscale() == "log" else at + aside * (at[-1] - at[0])
             ax.errorbar(at, mean, half, fmt="none", ecolor=colour, elinewidth=1.0, capsize=2.5)
         elif half is not None:
             ax.fill_between(at, mean - half, mean + half, color=colour, alpha=0.18, lw=0)
@@ -95,9 +97,12 @@ def _lines(ax: Axes, lines: Mapping[str, np.ndarray], x: Sequence[float]) -> Non
 
 
 def _mark(ax: Axes, x: Sequence[float]) -> None:
-    """Ticks at every value of ``x`` where these are few."""
+    """Ticks at every value of ``x`` where these are few, on a logarithmic axis if they are of many sizes."""
     if len(x) <= FEW:
-        ax.set_xticks(list(x))
+        if 0 < MANY_SIZES * x[0] <= x[-1]:
+            ax.set_xscale("log")
+        ax.set_xticks(list(x), [f"{value:g}" for value in x])
+        ax.minorticks_off()
 
 
 def learning_curves(metrics: Sequence[Metric], loss: str, title: str, path: Path) -> Path:
@@ -112,8 +117,8 @@ def learning_curves(metrics: Sequence[Metric], loss: str, title: str, path: Path
     figure, axes = canvas(len(shown) + 1, width=4.2, height=3.4)
     for ax, name in zip(axes[0], shown, strict=False):
         lines = _by_split(metrics, name, seeds, rounds)
-        _lines(ax, lines, rounds)
         _mark(ax, rounds)
+        _lines(ax, lines, rounds)
         dress(ax, "round", in_words(name), whole=len(rounds) > FEW)
     up = [float(np.mean([sent[seed, r] for seed in seeds])) for r in rounds]
     _lines(axes[0][-1], lines, up)

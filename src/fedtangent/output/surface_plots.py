@@ -40,7 +40,8 @@ def loss_surfaces(panels: Sequence[SurfacePanel], title: str, path: Path) -> Pat
     low, high = min(float(np.nanmin(v)) for v in logs), max(float(np.nanmax(v)) for v in logs)
     high = max(high, low + 1e-3)
     levels, norm = np.linspace(low, high, LEVELS + 1), Normalize(low, high)
-    figure, axes = canvas(len(panels), width=4.3, height=4.6)
+    tallest = max(np.ptp(panel.b) / np.ptp(panel.a) for panel in panels)
+    figure, axes = canvas(len(panels), width=4.3, height=1.3 + 3.3 * tallest)
     for ax, panel, values in zip(axes[0], panels, logs, strict=True):
         ax.contourf(panel.a, panel.b, values, levels, cmap="viridis", norm=norm, extend="both")
         ax.contour(panel.a, panel.b, values, levels[::2], colors="white", linewidths=0.4, alpha=0.5)
