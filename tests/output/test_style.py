@@ -106,6 +106,13 @@ def test_few_powers_of_ten_have_numbers_in_between(tmp_path: Path, ends: tuple[f
     np.testing.assert_allclose(shown, [at for at in ax.get_yticks() if low <= at <= high], rtol=1e-12)
 
 
+def test_every_width_has_a_shade() -> None:
+    for count in range(1, 10):
+        places = [style.SHADES.index(shade) for shade in style.shades(count)]
+        assert len(places) == count and places == sorted(places) and places[-1] == len(style.SHADES) - 1
+        assert len(set(places)) == min(count, len(style.SHADES))
+
+
 def test_the_reach_of_an_axis() -> None:
     low, high = style.reach(np.array([0.9, np.nan, 0.91, np.inf])) or (0, 0)
     assert 0.899 < low < 0.9 and 0.91 < high < 0.911

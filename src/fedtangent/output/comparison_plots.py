@@ -19,12 +19,12 @@ from fedtangent.output.style import (
     METHODS,
     NEUTRAL,
     PREDICTED,
-    SHADES,
     SIMULATED,
     band,
     canvas,
     dress,
     save,
+    shades,
     slug,
 )
 
@@ -36,7 +36,6 @@ LEVELS = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99])
 MOST_NAMED = 30  # clients with their number on the axis
 MOST_BARS = 600  # entries drawn of a scatter
 MOST_LINEAR = 30  # largest over smallest variance on linear axes
-OF_WIDTHS = SHADES[1], SHADES[4]
 
 
 def draw_all(results: Sequence[SideBySide], folder: Path, kind: str = "png") -> list[Path]:
@@ -103,7 +102,7 @@ def width_errors(results: Sequence[SideBySide], path: Path) -> Path:
         ax.set_xscale("log", base=2)
         ax.set_xticks(widths, [f"{w:.0f}" for w in widths])
         dress(ax, "width", title=result.setting.name, log="y")
-    axes[0][0].set_ylabel("relative error of a network to the flow, last round")
+    axes[0][0].set_ylabel("relative error of a network\nto the flow, last round")
     return save(figure, path)
 
 
@@ -111,7 +110,7 @@ def residuals(results: Sequence[SideBySide], path: Path) -> Path:
     """Predicted and simulated training residual against the round."""
     figure, axes = canvas(len(results), width=4.6, height=3.6)
     for ax, result in zip(axes[0], results, strict=True):
-        for seen, gap, colour in zip(result.simulated, result.gaps, SHADES[::2], strict=False):
+        for seen, gap, colour in zip(result.simulated, result.gaps, shades(len(result.gaps)), strict=True):
             ax.plot(seen.rounds, gap.simulated, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
         ax.plot(result.curve.rounds, result.curve.left, color=PREDICTED, lw=1.5, label="federated flow")
         dress(ax, "round", result.setting.what_is_left, result.setting.name, log="y")
@@ -124,7 +123,7 @@ def beside(result: SideBySide, path: Path) -> Path:
     figure, axes = canvas(2, width=5.2, height=3.9)
     curve, clients = axes[0]
     what = "mean squared error" if setting.labels_test is None else "accuracy"
-    for seen, colour in zip(result.simulated, SHADES[::2], strict=False):
+    for seen, colour in zip(result.simulated, shades(len(result.simulated)), strict=True):
         mean = np.mean(setting.score(seen.test), axis=(1, 2))
         curve.plot(seen.rounds, mean, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
     each, rounds = result.curve.score, result.curve.rounds
@@ -165,9 +164,9 @@ def laziness(result: SideBySide, path: Path) -> Path:
     across.set_xscale("log", base=2)
     across.set_xticks(widths, [f"{w:.0f}" for w in widths])
     rounds = result.setting.rounds[-1]
-    dress(across, "width", "relative; of outputs, to how far the linearisation moved", f"round {rounds}", "y")
+    dress(across, "width", "relative; of outputs,\nto how far the linearisation moved", f"round {rounds}", "y")
     dress(along, "round", title=f"width {widths[-1]:.0f}", whole=True)
-    for lazy, colour in zip(result.laziness, SHADES[::2], strict=False):
+    for lazy, colour in zip(result.laziness, shades(len(result.laziness)), strict=True):
         mean = _geometric(lazy.drift[1:].reshape(len(lazy.drift) - 1, -1))
         drift.plot(result.setting.rounds[1:], mean, "o-", ms=3, color=colour, label=f"width {lazy.width}")
     dress(drift, "round", "relative change, Frobenius norm", "drift of the tangent kernel", whole=True)
@@ -245,7 +244,7 @@ def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> No
     """
     outputs = 1 if name == "mean" else result.setting.y_train.shape[1]
     step = max(len(widths[0].measured) // outputs // MOST_BARS, 1)
-    for found, trained, colour in zip(widths, result.trained, OF_WIDTHS, strict=False):
+    for found, trained, colour in zip(widths, result.trained, shades(len(widths)), strict=True):
         predicted, measured, error = (
             part.reshape(-1, outputs).mean(axis=1)[::step]
             for part in (found.predicted, found.measured, found.standard_error / np.sqrt(outputs))
@@ -261,7 +260,7 @@ def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> No
 def _coverage(ax: Axes, result: Theorem2) -> None:
     """Share of values inside the law's central intervals of each level; of the networks before training, beside it."""
     ax.plot([0, 1], [0, 1], color=PREDICTED, lw=1.2, label="nominal")
-    for trained, colour in zip(result.trained, OF_WIDTHS, strict=False):
+    for trained, colour in zip(result.trained, shades(len(result.trained)), strict=True):
         shares = [covered(trained.samples, result.law, level).mean() for level in LEVELS]
         ax.plot(LEVELS, shares, "o-", ms=3, color=colour, label=f"width {trained.width}, all values")
     start = [covered(result.trained[-1].start, result.law, level).mean() for level in LEVELS]

@@ -46,11 +46,14 @@ def dress(ax: Axes, x: str = "", y: str = "", title: str = "", log: str = "", wh
 
     ``whole``: only whole numbers are marked across.
     """
+    from matplotlib.ticker import AutoLocator
+
     for side in log:
         (ax.set_xscale if side == "x" else ax.set_yscale)("log")
-    if whole:
-        locator: Any = ax.xaxis.get_major_locator()
-        locator.set_params(integer=True)
+    for axis in (ax.xaxis, ax.yaxis):
+        locator = axis.get_major_locator()
+        if isinstance(locator, AutoLocator):  # steps of 1, 2 and 5, not 2.5, whose numbers are longer
+            locator.set_params(steps=[1, 2, 5, 10], integer=whole and axis is ax.xaxis)
     if x:
         ax.set_xlabel(x)
     if y:
@@ -161,6 +164,11 @@ def reach(values: np.ndarray) -> tuple[float, float] | None:
     finite = values[np.isfinite(values)]
     low, high = np.min(finite, initial=np.inf), np.max(finite, initial=-np.inf)
     return (low - MARGIN * (high - low), high + MARGIN * (high - low)) if low < high else None
+
+
+def shades(count: int) -> list[str]:
+    """A blue for each of so many widths, the darkest the last."""
+    return [SHADES[-1 - (count - 1 - i) * (len(SHADES) - 1) // max(count - 1, 1)] for i in range(count)]
 
 
 def in_words(metric: str) -> str:
