@@ -36,6 +36,46 @@ def test_reliability_diagrams(tmp_path: Path) -> None:
     assert not np.array_equal(one, both)
 
 
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are drawn, none of which is written."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(plots, "save", lambda figure, path, title="": figures.append(figure))
+    return figures
+
+
+def test_every_bin_has_its_count(kept: list[Figure]) -> None:
+    methods = {name: [bins(seed), bins(seed + 1)] for seed, name in enumerate(("FedAvg", "Fed-ensemble"))}
+    plots.reliability_diagram(methods, "digits", Path("r.png"))
+    for i, seeds in enumerate(methods.values()):
+        counts = np.sum([one.examples for one in seeds], axis=0)
+        shown = [text.get_text() for text in kept[0].axes[1].texts][i * len(counts) : (i + 1) * len(counts)]
+        assert shown == [str(n) if n else "" for n in counts] and max(counts) > 60
+        np.testing.assert_array_equal([bar.get_height() for bar in kept[0].axes[1].containers[i]], counts)
+
+
+def test_few_values_of_many_sizes_are_on_a_logarithmic_axis(kept: list[Figure]) -> None:
+    for x in ((0.1, 0.5, 10.0), (1.0, 2.0, 3.0), (0.0, 5.0, 100.0)):
+        plots.curves({"y": {"a": np.ones((2, 3)), "b": np.ones((2, 3))}}, x, "title", Path("c.png"))
+        ax = kept[-1].axes[0]
+        assert [text.get_text() for text in ax.get_xticklabels()] == [f"{value:g}" for value in x]
+        places = np.array([line.get_xdata() for line in ax.lines if len(line.get_xdata()) == 3])
+        assert np.all(places[0] < places[-1])  # beside each other, around the value
+        middle = np.sqrt(places[0] * places[-1]) if x[0] == 0.1 else (places[0] + places[-1]) / 2
+        np.testing.assert_allclose(middle, x, atol=1e-12)
+    assert [figure.axes[0].get_xscale() for figure in kept] == ["log", "linear", "linear"]
+
+
+def test_kernels_are_drawn_over_what_they_were_at_the_start(kept: list[Figure]) -> None:
+    names = [name for _, _, metrics in plots.KERNEL_PANELS for name in metrics]
+    series = {name: {0: [2.0, 4.0], 5: [2.02, 4.04]} for name in names}
+    plots.kernel_figure(series, [np.ones(3)], [np.ones(3)], 5, "digits", Path("k.png"))
+    drift, alignment, *_ = kept[0].axes
+    assert [list(line.get_ydata()) for line in drift.lines] == [[3.0, pytest.approx(3.03)]] * 2
+    assert [list(line.get_ydata()) for line in alignment.lines] == [[1.0, pytest.approx(1.01)]] * 2
+    assert alignment.get_legend_handles_labels()[1] == ["plain, 3 at round 0", "centred, 3 at round 0"]
+
+
 def test_pooled_bins_are_those_of_all_examples() -> None:
     several = [bins(0, 0.1), bins(1, -0.2)]
     edges, examples, confidence, accuracy = plots._pooled(several)
