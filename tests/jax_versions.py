@@ -1,13 +1,12 @@
 """Install fedtangent as its users do, under the oldest supported and the newest installable JAX, and test it there.
 
 ``python tests/jax_versions.py`` builds the wheel and makes a virtual environment for each JAX under
-``.venv-versions/``, with the wheel and what setup.cfg asks for (neural-tangents without TensorFlow). In each it takes
-the first steps of a newcomer, from an empty folder with an empty home: import, commands, the README's example, and a
-type check of a script of one's own, which must find a mistake too. Then it runs, with warnings as errors, the tests of
-neural-tangents (``tests/kernels/test_neural_tangents*.py``), of the public API, of the mappings, of the laws of every
-algorithm and of the harness of the other simulators, or those named by ``--tests``. It prints a table and exits with 1
-if anything failed. A second run re-uses the environments while setup.cfg asks for the same; remove them to look for a
-newer JAX.
+``.venv-versions/``, by uv and without TensorFlow, as README.md says. In each it takes the first steps of a newcomer,
+from an empty folder with an empty home: import, commands, the README's example, and a type check of a script of one's
+own, which must find a mistake too. Then it runs, with warnings as errors, the tests of neural-tangents
+(``tests/kernels/test_neural_tangents*.py``), of the public API, of the mappings, of the laws of every algorithm and of
+the harness of the other simulators, or those named by ``--tests``. It prints a table and exits with 1 if anything
+failed. Packages are downloaded once, into uv's own cache.
 
 Under Python 3.11 the newest JAX that can be installed is 0.10.2; newer ones want Python 3.12 or later. The oldest JAX
 runs under this Python and the newest under the newest interpreter on PATH; with ``--python``, both under each given.
@@ -16,7 +15,6 @@ runs under this Python and the newest under the newest interpreter on PATH; with
 from __future__ import annotations
 
 import argparse
-import configparser
 import os
 import re
 import shutil
@@ -30,12 +28,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = ROOT / ".venv-versions"
 OLDEST = "0.8.0"
-NEEDS_TENSORFLOW = {"tensorflow", "tf2jax"}
 INTERPRETERS = ("python3.14", "python3.13", "python3.12", "python3.11")
-# prints a line for each requirement of neural-tangents, as pip would read them
-REQUIREMENTS = "import importlib.metadata as m; print('\\n'.join(m.requires('neural-tangents') or []))"
-
-
 # A user's script, and the same with a mistake that the type checker must find.
 TYPED = """
 import fedtangent as ft
@@ -57,21 +50,6 @@ class Outcome(NamedTuple):
     failed: int
 
 
-def requirement_name(requirement: str) -> str:
-    """The normalised name of the package in a requirement such as ``jax>=0.8,<0.13``."""
-    found = re.match(r"[A-Za-z0-9._-]+", requirement)
-    return re.sub(r"[-_.]+", "-", found.group()).lower() if found else ""
-
-
-def read_requirements() -> dict[str, str]:
-    """The requirements of setup.cfg, those of the tests and the type checker included, by name of the package."""
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / "setup.cfg")
-    text = parser["options"]["install_requires"] + parser["options.extras_require"]["test"] + "\nmypy"
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
-    return {requirement_name(line): line for line in lines}
-
-
 def run(*command: str | Path) -> str:
     """Standard output of a command that must succeed."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=ROOT)
@@ -80,25 +58,18 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-def make_environment(folder: Path, python: str, jax: str | None) -> Path:
-    """The interpreter of a virtual environment with the project's requirements and JAX ``jax`` (None: the newest)."""
-    interpreter = folder / "bin" / "python"
-    installed = folder / "installed"
-    wanted = read_requirements()
-    asked = "\n".join([python, f"jax {jax}", *wanted.values()])
-    if installed.exists() and installed.read_text() == asked:
-        return interpreter
+def make_environment(folder: Path, python: str, jax: str | None, wheel: Path) -> Path:
+    """The interpreter of a new environment with the wheel, what it and its tests need, and JAX (None: the newest)."""
+    uv = ENVIRONMENTS / "uv" / "bin" / "uv"
+    if not uv.exists():
+        run(sys.executable, "-m", "venv", ENVIRONMENTS / "uv")
+        run(uv.with_name("python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv>=0.10")
     print(f"installing into {folder.relative_to(ROOT)} ...", flush=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    run(python, "-m", "venv", folder)
-    pip = (interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    run(*pip, "--no-deps", wanted.pop("neural-tangents"))
-    more = run(interpreter, "-c", REQUIREMENTS).split("\n")
-    wanted = {requirement_name(line): line for line in more if line.strip()} | wanted
-    if jax is not None:
-        wanted |= {"jax": f"jax=={jax}", "jaxlib": f"jaxlib=={jax}"}
-    run(*pip, *(line for name, line in wanted.items() if name not in NEEDS_TENSORFLOW))
-    installed.write_text(asked)
+    run(uv, "venv", "--quiet", "--clear", "--python", python, folder)
+    interpreter, excludes = folder / "bin" / "python", wheel.with_name("excludes.txt")
+    excludes.write_text("tensorflow\ntf2jax\n")
+    wanted = [f"fedtangent[test] @ {wheel.as_uri()}", "mypy", *([] if jax is None else [f"jax=={jax}"])]
+    run(uv, "pip", "install", "--quiet", "--python", interpreter, "--excludes", excludes, *wanted)
     return interpreter
 
 
@@ -137,22 +108,19 @@ def first_steps(interpreter: Path) -> list[str]:
         "train": (program, "train", *run_options, "--output", "trained"),
         "predict": (program, "predict", *run_options, "--num-train", "100", "--output", "predicted"),
         "example": (interpreter, "-c", example),
-        "types": (interpreter, "-m", "mypy", "--strict", "typed.py"),
-        "mistake": (interpreter, "-m", "mypy", "--strict", "mistyped.py"),
+        "types": (interpreter, "-m", "mypy", "--strict", "typed.py", "mistyped.py"),
     }
     failed = []
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as home:
         environment = {"PATH": os.environ["PATH"], "HOME": home, "OPENBLAS_NUM_THREADS": "1"}
+        Path(folder, "typed.py").write_text(TYPED)
+        Path(folder, "mistyped.py").write_text(MISTYPED)
         for name, command in steps.items():
-            if name == "types":
-                Path(folder, "typed.py").write_text(TYPED)
-                Path(folder, "mistyped.py").write_text(MISTYPED)
             done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
             told = f"{done.stdout}{done.stderr}"
-            if name == "mistake":
-                well = '"num_clients"' in told and "1 error in 1 file" in told
-            else:
-                well = done.returncode == 0 and bool(done.stdout or name == "import") and "Warning" not in told
+            well = done.returncode == 0 and bool(told or name == "import") and "Warning" not in told
+            if name == "types":  # the one mistake, and nothing else
+                well = told.startswith("mistyped.py:") and "num_clients" in told and "Found 1 error in 1 file" in told
             if not well:
                 print(f"{name} failed:\n{told}", flush=True)
                 failed.append(name)
@@ -168,7 +136,8 @@ def try_environment(interpreter: Path, folder: Path, tests: list[Path]) -> Outco
     print(f"jax {jax}, python {python}:", flush=True)
     steps = " ".join(first_steps(interpreter)) or "well"
     command = [interpreter, "-m", "pytest", "-q", "-m", "not slow", f"--junitxml={report}", "-p", "no:cacheprovider"]
-    code = subprocess.run([*command, *tests], cwd=ROOT).returncode
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # what is installed
+    code = subprocess.run([*command, *tests], cwd=ROOT, env=environment).returncode
     if not report.exists():
         return Outcome(jax, python, steps, 0, 1)
     suite = next(ElementTree.parse(report).getroot().iter("testsuite"))
@@ -199,9 +168,7 @@ def main() -> int:
         for python, jax in wanted or [(sys.executable, OLDEST), (newest_python(), None)]:
             version = run(python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
             folder = ENVIRONMENTS / f"python-{version}-{'newest' if jax is None else 'oldest'}"
-            interpreter = make_environment(folder, python, jax)
-            run(interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
-                "--force-reinstall", wheel)  # fmt: skip
+            interpreter = make_environment(folder, python, jax, wheel)
             outcomes.append(try_environment(interpreter, folder, arguments.tests))
     print(f"\n{'jax':<12}{'python':<10}{'first steps':<16}{'passed':>8}{'failed':>8}")
     for outcome in outcomes:
