@@ -43,7 +43,7 @@ class PredictOptions(Alone):
     """Folder for config.json, metrics.csv, result.json and figures/."""
 
 
-class Job(NamedTuple):
+class PredictJob(NamedTuple):
     """Checked runs, one for each algorithm, and what they were asked for by."""
 
     plans: list[Plan]
@@ -51,7 +51,7 @@ class Job(NamedTuple):
     output: Path
 
 
-def prepare(options: PredictOptions, described: tuple[Description, ...]) -> Job:
+def prepare(options: PredictOptions, described: tuple[Description, ...]) -> PredictJob:
     """Check every option and load the data; raises ``ValueError``, also where theory has no rule."""
     for one in described:
         check_alone(one, options)  # of all of them, before any data are loaded
@@ -61,10 +61,10 @@ def prepare(options: PredictOptions, described: tuple[Description, ...]) -> Job:
     placed = replace(options, kernel_dir=options.kernel_dir or options.output / "kernels")
     plans = [plan_of(one, placed) for one in described]
     memory_of(plans[0])
-    return Job(plans, values, options.output)
+    return PredictJob(plans, values, options.output)
 
 
-def run_job(job: Job) -> Ended:
+def run_job(job: PredictJob) -> Ended:
     """Predict every run, write files after each, print the table, draw figures; returns how it ended."""
     from fedtangent.output.forecast_plots import learning_curves, loss_against_rate
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtangent.checks import whole
 from fedtangent.compare import judged
-from fedtangent.compare.laziness.widths import Laziness, at_points, followed_draws, split
+from fedtangent.compare.laziness.widths import Laziness, at_points, split, watched_draws
 from fedtangent.compare.predicted import Predicted, predict
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import Simulated, cohorts, ntk_fl, trained_networks
@@ -98,13 +98,13 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
         flow_start = time.perf_counter()
         theory = predict(setting, cohorts(setting))
         flow_seconds = time.perf_counter() - flow_start
-        seen, followed = list[Simulated](), followed_draws(setting)
+        seen, watched = list[Simulated](), watched_draws(setting)
         for width in setting.widths:
             say(f"{setting.name}: {setting.method}, {setting.draws} x K = {setting.schedule.num_models}, width {width}")
-            seen.append(trained_networks(setting, width, progress, followed))
+            seen.append(trained_networks(setting, width, progress, watched))
         moved = _evolve(setting, progress, say)
         gaps = tuple(flow_gap(theory, s) for s in seen)
-        laziness = tuple(_lazy(theory, *pair) for pair in zip(seen, gaps, strict=True)) if followed else ()
+        laziness = tuple(_lazy(theory, *pair) for pair in zip(seen, gaps, strict=True)) if watched else ()
         say(f"{setting.name}: verdicts")
         verdicts = judged.all_verdicts(theory, tuple(seen), moved)
     rows = _rows(theory, seen, moved, gaps, flow_seconds)

@@ -101,11 +101,11 @@ class _Composed(NamedTuple):
     ledger: Callable[[Cost, FederatedData], Cost] | None = None
 
 
-class Trained(NamedTuple):
-    """What came of the slots of a round, leading axis S."""
+class TrainedSlots(NamedTuple):
+    """What local training gave in each slot of a round, leading axis S; the messages are aggregated already."""
 
     kept: PyTree  # each client's own state, and what the channel remembers of it
-    weight: Array  # 0 where the server does not count the message
+    weight: Array  # of the message in its model's average; 0 where the server rejects it
     info: dict[str, Array]
 
 
@@ -256,7 +256,7 @@ def _draw(made: _Composed, state: State, data: FederatedData) -> tuple[Cohort, P
 
 def _train(
     made: _Composed, state: State, data: FederatedData, engine: Engine, cohort: Cohort
-) -> tuple[PyTree, Trained]:
+) -> tuple[PyTree, TrainedSlots]:
     """Every slot trained by the engine: what the aggregate made of the messages, and what came of the slots."""
     broadcasts = jax.vmap(made.server.broadcast)(state.server)
     message = _message_shape(made, data, engine)[0]
@@ -269,14 +269,14 @@ def _train(
 
 def _train_slot(
     made: _Composed, expected: PyTree, engine: Engine
-) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, Trained]]:
+) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, TrainedSlots]]:
     """The pure function of one slot that the engine maps.
 
     ``(held, row) -> (row, message, trained)``, where ``held`` is what every slot sees: data, state and broadcasts. The
     row comes back as the aggregate is to see it: with weight 0 where the server does not accept the message.
     """
 
-    def train(held: tuple[FederatedData, State, PyTree], row: Slots) -> tuple[Slots, PyTree, Trained]:
+    def train(held: tuple[FederatedData, State, PyTree], row: Slots) -> tuple[Slots, PyTree, TrainedSlots]:
         data, state, broadcasts = held
         update_key, send_key = streams.slot_keys(state.key, state.round, row.client)
         if row.block is None:
@@ -291,7 +291,7 @@ def _train_slot(
         own = made.local.settle(before[0], own, message)
         if made.accept is not None:
             row = row._replace(weight=jnp.where(made.accept(message), row.weight, 0))
-        return row, message, Trained((own, memory), row.weight, {"examples": client.size, **info})
+        return row, message, TrainedSlots((own, memory), row.weight, {"examples": client.size, **info})
 
     return train
 
@@ -325,7 +325,7 @@ def _weigh(cohort: Cohort, offsets: Array | np.ndarray, weighting: str) -> Cohor
     return cohort._replace(weight=cohort.weight * factor.astype(cohort.weight.dtype))
 
 
-def _settle(made: _Composed, state: State, cohort: Cohort, trained: Trained) -> tuple[PyTree, PyTree]:
+def _settle(made: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[PyTree, PyTree]:
     """The clients' own states, and what the channel remembers, with those that trained."""
     # Slots that are empty or refused name a client too: dropped, they leave what it had, and cannot write over the slot
     # that really trains it.
@@ -335,7 +335,7 @@ def _settle(made: _Composed, state: State, cohort: Cohort, trained: Trained) -> 
     return client, memory
 
 
-def _heard(made: _Composed, state: State, cohort: Cohort, trained: Trained) -> tuple[RoundInfo, Array]:
+def _heard(made: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[RoundInfo, Array]:
     """What the server knows of the round, [K], and which slots' messages it refused, [S] int32."""
     num_models = made.schedule.num_models
     weight = jnp.zeros((num_models,), cohort.weight.dtype).at[cohort.model].add(trained.weight)

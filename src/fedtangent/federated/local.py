@@ -59,16 +59,16 @@ def validate_work(work: Work) -> None:
             whole(name, value)
 
 
-class Problem(NamedTuple):
-    """The tilted, proximal local problem around the client's own loss F_i; ``None`` terms cost nothing."""
+class LocalProblem(NamedTuple):
+    """What a client minimises: ``F_i(w) + <tilt, w> + prox / 2 |w - anchor|^2``; a term that is None costs nothing."""
 
-    start: PyTree
+    start: PyTree  # the parameters that its steps begin with
     anchor: PyTree | None = None
     tilt: PyTree | None = None
     prox: Array | float = 0.0
 
 
-def _gradient(model: Model, loss: Loss, problem: Problem) -> Callable[..., tuple[Array, PyTree]]:
+def _gradient(model: Model, loss: Loss, problem: LocalProblem) -> Callable[..., tuple[Array, PyTree]]:
     def objective(params: PyTree, x: Array, y: Array, mask: Array) -> Array:
         return loss(model.apply(params, x), y, mask)
 
@@ -182,7 +182,7 @@ def minimise(
     loss: Loss,
     optimizer: optax.GradientTransformation,
     work: Work,
-    problem: Problem,
+    problem: LocalProblem,
     client: Client,
 ) -> tuple[PyTree, dict[str, Array]]:
     """Run a client's local steps on ``problem``; dynamic trip counts, so that a client costs what it holds.
@@ -218,7 +218,7 @@ def _is_full_batch(work: Work, largest: int) -> bool:
     return work.batch_size is None or work.batch_size >= largest
 
 
-def _is_plain(work: Work, problem: Problem) -> bool:
+def _is_plain(work: Work, problem: LocalProblem) -> bool:
     """Whether local training is descent by the gradient of a client's own loss alone."""
     return not work.differentiable and problem.anchor is None and problem.tilt is None
 
@@ -238,9 +238,9 @@ def no_state(params: PyTree) -> tuple[()]:
     return ()
 
 
-def from_broadcast(broadcast: PyTree, client_state: PyTree) -> Problem:
+def from_broadcast(broadcast: PyTree, client_state: PyTree) -> LocalProblem:
     """The client's own loss, from the broadcast parameters."""
-    return Problem(start=broadcast)
+    return LocalProblem(start=broadcast)
 
 
 def is_zero(mu: float | Array) -> bool:
@@ -248,11 +248,11 @@ def is_zero(mu: float | Array) -> bool:
     return not isinstance(mu, jax.core.Tracer) and float(mu) == 0
 
 
-def proximal(mu: float | Array) -> Callable[[PyTree, PyTree], Problem]:
+def proximal(mu: float | Array) -> Callable[[PyTree, PyTree], LocalProblem]:
     """Pose ``F_i(w) + mu / 2 |w - w_server|^2``; a mu of 0 costs nothing."""
     if is_zero(mu):
-        return lambda broadcast, client_state: Problem(broadcast)
-    return lambda broadcast, client_state: Problem(broadcast, anchor=broadcast, prox=mu)
+        return lambda broadcast, client_state: LocalProblem(broadcast)
+    return lambda broadcast, client_state: LocalProblem(broadcast, anchor=broadcast, prox=mu)
 
 
 def difference(
@@ -265,7 +265,9 @@ def difference(
 class Posed(TypedDict, total=False):
     """What an algorithm makes of local training: the problem, the answer, what is remembered."""
 
-    pose: Callable[[PyTree, PyTree], Problem]  # (broadcast, client_state) -> Problem; by default the client's own loss
+    pose: Callable[
+        [PyTree, PyTree], LocalProblem
+    ]  # (broadcast, client_state) -> LocalProblem; by default the client's own loss
     answer: Callable[..., tuple[PyTree, PyTree]]
     # (broadcast, client_state, params, steps, client) -> (message, client_state), ``params`` being those after the last
     # of ``steps`` steps; by default the message is ``server - client``

@@ -15,7 +15,7 @@ import optax
 
 from fedtangent import pytrees
 from fedtangent.checks import number, whole
-from fedtangent.federated.local import Problem, Work, minimise, validate_work
+from fedtangent.federated.local import LocalProblem, Work, minimise, validate_work
 from fedtangent.losses import Loss, masked_mean, squared_error
 from fedtangent.types import Array, Client, FederatedData, Key, Model, PyTree
 
@@ -138,5 +138,5 @@ def distil(
     if how.cycle is not None:
         descent = averaged(descent, how.start, how.cycle, total)
     work = Work(steps=total, batch_size=how.batch_size)
-    params, info = minimise(key, model, loss, descent, work, Problem(student), client)
+    params, info = minimise(key, model, loss, descent, work, LocalProblem(student), client)
     return params, info["loss"]
