@@ -41,7 +41,7 @@ def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
 
 
 def take(a: PyTree, i: Array | int) -> PyTree:
-    """Row ``i`` of every leaf."""
+    """Row ``i`` of every leaf, or the rows ``i`` [..] of each."""
     return jax.tree.map(lambda leaf: leaf[i], a)
 
 

@@ -269,16 +269,7 @@ def wrapped(algorithm: Algorithm, name: str, ledger: Callable[[Cost, FederatedDa
         found = algorithm.cost(data, engine)
         return found if ledger is None else ledger(found, data)
 
-    return Algorithm(
-        name,
-        algorithm.init,
-        algorithm.step,
-        algorithm.predict,
-        cost,
-        algorithm.schedule,
-        algorithm.personal,
-        algorithm.params,
-    )
+    return algorithm._replace(name=name, cost=cost)
 
 
 class Gaussian(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from fedtangent.compare.alone import (
-    Alone,
+    AloneOptions,
     Curve,
     Forecast,
     Plan,
@@ -36,7 +36,7 @@ MUCH = 10.0  # times the best rate, beyond which a stable one is no use
 
 
 @dataclass(frozen=True)
-class PredictOptions(Alone):
+class PredictOptions(AloneOptions):
     """What is predicted of the run, and where it goes."""
 
     output: Path = Path("results/predict")

@@ -52,7 +52,7 @@ KERNELS = Path("results/kernels")
 
 
 @dataclasses.dataclass(frozen=True)
-class Alone:
+class AloneOptions:
     """What a prediction of a run has besides the run."""
 
     target: float | None = None
@@ -72,7 +72,7 @@ class Plan(NamedTuple):
 
     built: Built
     setting: Setting
-    alone: Alone
+    alone: AloneOptions
 
     @property
     def loss(self) -> str:
@@ -187,16 +187,17 @@ def theory_alone(
 
     Args:
         data, partition, progress, say: as of ``beside_theory``.
-        options: every option of ``fedtangent train`` that describes a run, and ``target``, ``draws`` and
-            ``evaluate_every``, ``rates`` and ``kernel_dir`` of the prediction (``Alone``). The network is the one
-            described, at infinite width; of more than 8,000 points the initial functions are networks of its own width.
+        options: every option of ``fedtangent train`` that describes a run, and ``target``, ``draws``,
+            ``evaluate_every``, ``rates`` and ``kernel_dir`` of the prediction (``AloneOptions``). The network is the
+            one described, at infinite width; for more than 8,000 points, initial functions are drawn from networks of
+            its own width.
 
     Raises:
         ValueError: as ``beside_theory`` does. Predictions are made in float64 (``fedtangent.enable_x64()``).
     """
     require_float64()
-    own = [field.name for field in dataclasses.fields(Alone)]
-    alone = Alone(**{name: options.pop(name) for name in own if name in options})
+    own = [field.name for field in dataclasses.fields(AloneOptions)]
+    alone = AloneOptions(**{name: options.pop(name) for name in own if name in options})
     (found,) = forecasts([plan_of(described_run(data, partition, options), alone)], progress, say)
     return found
 
@@ -219,10 +220,10 @@ def memory_of(plan: Plan) -> KernelPlan:
     return found
 
 
-def check_alone(described: Description, alone: Alone) -> None:
+def check_alone(described: Description, alone: AloneOptions) -> None:
     """Raise ``ValueError`` for all that can be refused before data are loaded."""
     whole("draws", alone.draws, 2)
-    whole("evaluate_every", alone.evaluate_every, 1)
+    whole("evaluate_every", alone.evaluate_every)
     flag("rates", alone.rates)
     if alone.target is not None:
         number("target", alone.target, above=0)
@@ -230,7 +231,7 @@ def check_alone(described: Description, alone: Alone) -> None:
     check_analytic(described)
 
 
-def plan_of(described: Description, alone: Alone) -> Plan:
+def plan_of(described: Description, alone: AloneOptions) -> Plan:
     """The plan of a described run; raises ``ValueError`` as ``theory_alone`` does."""
     check_alone(described, alone)
     built, entry = build(described), described.model.entry

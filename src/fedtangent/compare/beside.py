@@ -40,7 +40,7 @@ OPTIMIZERS = ("sgd", "momentum")
 
 
 @dataclasses.dataclass(frozen=True)
-class Beside:
+class BesideOptions:
     """What a comparison of a run has besides the run."""
 
     widths: tuple[int, ...] = (64, 256, 1024)
@@ -80,8 +80,8 @@ def beside_theory(
     if "widths" in options:
         widths = options["widths"]
         options["widths"] = tuple(widths) if isinstance(widths, Iterable) else (widths,)
-    own = [field.name for field in dataclasses.fields(Beside)]
-    beside = Beside(**{name: options.pop(name) for name in own if name in options})
+    own = [field.name for field in dataclasses.fields(BesideOptions)]
+    beside = BesideOptions(**{name: options.pop(name) for name in own if name in options})
     described = described_run(data, partition, options)
     check_free(described, beside.hidden_layers)
     return run(setting_of(described, beside), progress, say)
@@ -152,7 +152,7 @@ def _given_partition(partition: Partition) -> Chosen:
     return Chosen(Entry("given", "given", lambda o, data, seed: partition), NoOptions())
 
 
-def setting_of(described: Description, beside: Beside, built: Built | None = None) -> Setting:
+def setting_of(described: Description, beside: BesideOptions, built: Built | None = None) -> Setting:
     """The setting of a described run for every width; raises ``ValueError`` as ``beside_theory`` does.
 
     All that does not need the data is checked before they are loaded, unless they are there: ``built`` is the run, of
@@ -247,13 +247,13 @@ def _each_round(value: Callable[[Any], Any], described: Description) -> np.ndarr
     return np.array([float(value(jnp.int32(r))) for r in range(described.run.num_rounds)])
 
 
-def _widths(described: Description, beside: Beside) -> tuple[int, ...]:
+def _widths(described: Description, beside: BesideOptions) -> tuple[int, ...]:
     """The widths in rising order; of a model whose kernel has none, one that stands for it."""
     whole("draws", beside.draws, FEWEST_DRAWS)
-    whole("hidden_layers", beside.hidden_layers, 1)
-    whole("evaluations", beside.evaluations, 1)
+    whole("hidden_layers", beside.hidden_layers)
+    whole("evaluations", beside.evaluations)
     for width in beside.widths:
-        whole("widths", width, 1)
+        whole("widths", width)
     check_analytic(described)
     if described.model.entry.at_width is None:
         return (1,)

@@ -123,11 +123,11 @@ def _evolve(setting: Setting, progress: bool, say: Report) -> tuple[Simulated, .
     """
     if setting.loss != "squared_error":
         return ()
-    plans = [("averaged", setting.widths if setting.is_standard else setting.widths[-1:], setting.draws)]
+    wanted = [("averaged", setting.widths if setting.is_standard else setting.widths[-1:], setting.draws)]
     if setting.is_standard and setting.y_train.shape[1] > 1:
-        plans.append(("exact", setting.widths[:2], setting.exact_draws))  # the others would cost most of the run
+        wanted.append(("exact", setting.widths[:2], setting.exact_draws))  # the others would cost most of the run
     moved = []
-    for kernel, widths, draws in plans:
+    for kernel, widths, draws in wanted:
         for width in widths:
             say(f"{setting.name}: NTK-FL, {kernel} kernel, width {width}")
             moved.append(ntk_fl(setting, width, kernel, draws, progress))

@@ -105,7 +105,7 @@ def classification_targets(labels: Any, num_classes: int, centred: bool = False)
     ``centred`` subtracts ``1 / C``, so that each row sums to zero, as a network of mean zero expects. Raises
     ``ValueError`` for labels that are not a 1-D integer array, or out of range.
     """
-    num_classes = checks.whole("num_classes", num_classes, 1)
+    num_classes = checks.whole("num_classes", num_classes)
     array = checks.class_labels("labels", labels, num_classes)
     targets = np.zeros((len(array), num_classes))
     targets[np.arange(len(array)), array] = 1.0

@@ -48,7 +48,7 @@ def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> 
     """
     labels = checks.class_labels("labels", labels)
     num_clients, rng = _clients(num_clients, len(labels)), generator(seed)
-    per_client = checks.whole("shards_per_client", shards_per_client, 1)
+    per_client = checks.whole("shards_per_client", shards_per_client)
     num_shards = num_clients * per_client
     if num_shards > len(labels):
         raise ValueError(

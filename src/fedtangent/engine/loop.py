@@ -89,13 +89,13 @@ class RunSetup(NamedTuple):
     data: FederatedData
     num_rounds: int
     evaluate_every: int | None
-    measure: Evaluate
+    evaluate: Evaluate
     on_evaluation: Callable[[Evaluation], None]
     cost: Cost
     shapes: PyTree  # of one round's infos
     length: int  # rounds of a chunk, at most
     store: Store | None
-    guard: bool  # stop on divergence
+    stop_on_divergence: bool
 
 
 class Past(NamedTuple):
@@ -139,7 +139,7 @@ def _is_evaluated(setup: RunSetup, round_: int) -> bool:
 def _next_stop(setup: RunSetup, done: int) -> int:
     """The next round to look up at: for an evaluation, a checkpoint, or divergence."""
     intervals = [setup.evaluate_every, setup.store.options.every if setup.store else None]
-    intervals += [setup.length if setup.guard else None]
+    intervals += [setup.length if setup.stop_on_divergence else None]
     return min([done - done % n + n for n in intervals if n is not None] + [setup.num_rounds])
 
 
@@ -167,7 +167,8 @@ def go(setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance
     """
     past, stop = _look(setup, past), 0
     while past.round < setup.num_rounds and not stop:
-        good, chunks = past._replace(state=copied(past.state)) if setup.guard else None, len(past.chunks)
+        chunks = len(past.chunks)
+        good = past._replace(state=copied(past.state)) if setup.stop_on_divergence else None
         past, stop = _to_next_stop(setup, past, signalled, advance)
         if good is not None and not _is_good(past, chunks):
             return _diverged(setup, good, chunks, past)
@@ -211,7 +212,7 @@ def _evaluate(setup: RunSetup, past: Past) -> None:
     if past.evaluations and past.evaluations[-1].round == past.round:
         return
     seconds = _seconds(past)
-    metrics = setup.measure(local(past.state))
+    metrics = setup.evaluate(local(past.state))
     if not isinstance(metrics, dict):
         raise ValueError(f"evaluate: returned a {type(metrics).__name__}, must return a dictionary of metrics by name")
     past.evaluations.append(Evaluation(past.round, metrics, *past.sent, seconds))

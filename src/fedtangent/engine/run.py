@@ -157,13 +157,13 @@ def simulate(
         data=data,
         num_rounds=num_rounds,
         evaluate_every=evaluate_every,
-        measure=evaluate or (lambda state: {}),
+        evaluate=evaluate or (lambda state: {}),
         on_evaluation=options.get("on_evaluation") or (lambda evaluation: None),
         cost=algorithm.cost(data, engine),
         shapes=shapes,
         length=chunk_length(shapes),
         store=saves,
-        guard=options.get("stop_on_divergence", False),
+        stop_on_divergence=options.get("stop_on_divergence", False),
     )
     with store.claimed(saves):
         return _run(setup, state, options.get("progress", False))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 OVER = ("auto", "map", "vmap")
 
 Config = dict[str, Any]
-Measure = Callable[[Algorithm, PyTree], dict[str, Array]]
+Evaluate = Callable[[Algorithm, PyTree], dict[str, Array]]  # (algorithm, state) -> metrics, traced
 
 
 class Sweep(NamedTuple):
@@ -98,7 +98,7 @@ def sweep(
     seeds: Sequence[int],
     grid: Mapping[str, Sequence[Any]],
     *,
-    evaluate: Measure,
+    evaluate: Evaluate,
     evaluate_every: int | None = None,
     **options: Unpack[SweepOptions],
 ) -> Sweep:
@@ -177,7 +177,7 @@ def stretches(num_rounds: int, every: int) -> list[int]:
 def member(
     build: Callable[..., Algorithm],
     engine: Engine,
-    evaluate: Measure,
+    evaluate: Evaluate,
     static: Config,
     lengths: Sequence[int],
     key: Key,

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent import streams
+from fedtangent import pytrees, streams
 from fedtangent.checks import choice
 from fedtangent.types import Accept, Array, Cohort, Key, PyTree, Schedule
 
@@ -97,7 +97,7 @@ def stragglers(
     def pick(key: Key, cohort: Cohort, waited: Array) -> tuple[Cohort, Array]:
         taken = jax.vmap(lambda i: log_time(key, i))(cohort.client)
         first = jnp.argsort(jnp.where(cohort.weight > 0, taken, jnp.inf))[:keep]
-        kept = jax.tree.map(lambda leaf: leaf[first], cohort)
+        kept: Cohort = pytrees.take(cohort, first)
         return kept, jnp.max(jnp.where(kept.weight > 0, jnp.exp(taken[first]), waited))
 
     return _wrapped(schedule, keep, streams.STRAGGLERS, pick)

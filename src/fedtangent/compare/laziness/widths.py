@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
+from fedtangent import pytrees
 from fedtangent.compare import exact
 from fedtangent.compare.laziness.parts import Parts, parts
 from fedtangent.compare.predicted import Predicted, run_flow
@@ -49,8 +49,7 @@ def split(theory: Predicted, seen: Simulated, infinite: np.ndarray) -> Laziness:
     linear = np.empty_like(network)
     for draw, starts in enumerate(seen.watched.starts):
         for k in range(network.shape[1]):
-            own = jax.tree.map(lambda leaf, k=k: leaf[k], starts)
-            linear[:, k, draw] = linearised_flow(theory, model, own, network[0, k, draw], k)
+            linear[:, k, draw] = linearised_flow(theory, model, pytrees.take(starts, k), network[0, k, draw], k)
     moved = (path - network[0] for path in (network, linear, infinite[:, :, :draws]))
     return Laziness(seen.width, parts(*moved), seen.watched.drift)
 

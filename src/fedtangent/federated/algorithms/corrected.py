@@ -109,13 +109,10 @@ def fed_dyn(
     def pose(broadcast: PyTree, h: PyTree) -> LocalProblem:
         return LocalProblem(broadcast, anchor=broadcast, tilt=pytrees.scale(-1, h), prox=mu)
 
-    def answer(broadcast: PyTree, h: PyTree, params: PyTree, steps: Array, client: Client) -> tuple[PyTree, PyTree]:
-        return pytrees.subtract(broadcast, params), h
-
     def settle(h: PyTree, same: PyTree, sent: PyTree) -> PyTree:
         return pytrees.add(h, pytrees.scale(mu, sent))
 
-    local = Posed(pose=pose, answer=answer, init=pytrees.zeros_like, settle=settle)
+    local = Posed(pose=pose, init=pytrees.zeros_like, settle=settle)
     server = partial(dynamic_server, mu, schedule.num_clients)
     return train_and_average(
         "fed_dyn", model, schedule, client_learning_rate, work, options, server=server, local=local

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedtangent import pytrees
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.types import Array, Model, PyTree
 
@@ -96,14 +97,9 @@ def averaged_product(tangent: Tangent, shape: tuple[int, ...]) -> Callable[[Arra
     return product
 
 
-def num_params(params: PyTree) -> int:
-    """How many numbers the parameters are."""
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
 def num_together(tangent: Tangent, params: PyTree, wanted: int, least: int = 1) -> int:
     """How many of ``wanted`` duals to pull, or changes to push, at once: ``least``, more where entries are remade."""
-    num_bytes = 8 * num_params(params)
+    num_bytes = 8 * pytrees.size(params)
     return min(wanted, max(least, CHANGES_BYTES // max(1, num_bytes)) if tangent.remade else least)
 
 

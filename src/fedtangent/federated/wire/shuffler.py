@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedtangent import streams
+from fedtangent import pytrees, streams
 from fedtangent.federated.aggregate import Stacked, stack
 from fedtangent.types import Aggregate, Array, Key, PyTree, RoundInfo, Server, Slots
 
@@ -18,7 +18,7 @@ def permuted(key: Key, rows: PyTree) -> PyTree:
     """Every array of ``rows``, all with the same leading axis, in the same random order along it."""
     count = jax.tree.leaves(rows)[0].shape[0]
     order = jax.random.permutation(streams.apart(key, streams.SHUFFLER), count)
-    return jax.tree.map(lambda leaf: leaf[order], rows)
+    return pytrees.take(rows, order)
 
 
 def shuffled(aggregate: Aggregate, server: Server, slots_per_model: int) -> tuple[Aggregate, Server]:
@@ -49,4 +49,4 @@ def folded(aggregate: Aggregate, messages: PyTree, weight: Array) -> PyTree:
     )
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), messages)
     total = aggregate.finish(aggregate.add(aggregate.init(one, 1), slots, messages))
-    return jax.tree.map(lambda leaf: leaf[0], total)
+    return pytrees.take(total, 0)
