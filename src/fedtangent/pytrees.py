@@ -66,12 +66,12 @@ def size(a: PyTree) -> int:
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether an array or shape is one of typed PRNG keys."""
+    """Whether an array, or shape, holds typed PRNG keys (``jax.random.key``)."""
     return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def item_bytes(dtype: Any) -> int:
-    """Bytes of one entry; a typed key's are those of its words."""
+    """Bytes of one entry of this dtype, which may be that of typed PRNG keys."""
     return dtype.itemsize if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else jnp.dtype(dtype).itemsize
 
 

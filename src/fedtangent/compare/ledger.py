@@ -1,4 +1,4 @@
-"""The residual ledger: at every evaluation of a run, simulated less predicted function, client by client."""
+"""The residual ledger: at every evaluation of a run, how far each client's residuals are from their prediction."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class LedgerRow(NamedTuple):
     round: int
     model: int
     client: int
-    gap: float  # of the simulated function less the predicted one, which is that of the residuals
+    gap: float  # of the simulated function minus the predicted one; that of the residuals is the same
     tolerance: float
     passed: bool  # gap <= tolerance; False where either is not a number
-    moved: float  # of the predicted function less the initial one: the scale of the other two
+    moved: float  # of the predicted function minus the initial one: the scale of the other two
 
 
 class Snapshot(NamedTuple):
-    """What was seen of the K models at one evaluation."""
+    """What was measured of the K models at one evaluation."""
 
     round: int
     outputs: np.ndarray  # [K, n, C]
@@ -47,7 +47,7 @@ class Snapshot(NamedTuple):
 
 
 class Observer(NamedTuple):
-    """How a state is looked at, and what was there at the start."""
+    """How a state is measured, and the kernels at the start."""
 
     look: Callable[[PyTree], tuple[Array, Array, Array, Array]]  # state -> outputs, kernels, travelled, weights
     kernels: np.ndarray  # [K, q, q] at round 0
@@ -73,7 +73,7 @@ class ResidualLedger:
         return bool(self.rows) and all(row.passed for row in self.rows)
 
     def __call__(self, state: PyTree) -> dict[str, float]:
-        """Add the rows of this evaluation; returns the share that failed, the worst gap / tolerance, both's means."""
+        """Add the rows of this evaluation; returns the share that failed, the worst gap / tolerance, and both means."""
         outputs, kernels, travelled, weights = (np.asarray(a) for a in self.observer.look(state))
         seen = Snapshot(int(state.round), outputs, kernels - self.observer.kernels, travelled, weights)
         if seen.round > self.federation.num_rounds:

@@ -1,4 +1,4 @@
-"""One setting, whole: simulate, predict, compare."""
+"""The whole comparison of one setting: simulate, predict, compare."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SideBySide(NamedTuple):
         return self.theory.setting
 
     def __repr__(self) -> str:
-        """What was compared, and what came out."""
+        """What was compared, and the outcome in one line."""
         return f"SideBySide({self.setting.title}: {summary(self.verdicts)})"
 
     def by_client(self) -> dict[int, tuple[float, float]]:

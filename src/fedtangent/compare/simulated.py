@@ -1,4 +1,4 @@
-"""The simulated side: networks trained by a setting's algorithm, and moved by NTK-FL from the same starts."""
+"""The simulated side of a comparison: networks trained by a setting's algorithm, and by NTK-FL from the same start."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def initial_functions(setting: Setting, width: int, count: int) -> np.ndarray:
 
 
 def network_functions(setting: Setting, width: int, count: int, x: np.ndarray) -> np.ndarray:
-    """The same at points x, [count, ., C], some networks at a time."""
+    """``initial_functions`` at the points ``x``, [count, ., C], some networks at a time."""
     keys = jax.random.split(init_key(setting, setting.draws, width), count)  # the key of no draw
     together = max(1, min(AT_ONCE, POINTS_AT_ONCE // len(x)))
     return np.asarray(_initial_functions(setting.model(width), keys, jnp.asarray(x), together))

@@ -1,7 +1,8 @@
-"""Hypergradients: the derivative of what a run ends with by its rates, through every round and local step.
+"""Hypergradients: the derivative of a run's final objective by its hyper-parameters, such as learning rates.
 
-Reverse-mode differentiation of the whole run. What the backward pass needs of a round is computed again when it gets
-there (rematerialised), so that memory grows with the state of a round and not with its local steps.
+The whole run is differentiated in reverse mode, through every round and local step. What the backward pass needs of a
+round is computed again when it gets there (rematerialised), so that memory grows with the state of a round and not
+with its local steps.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def hypergradient(
     """The objective after ``num_rounds`` and its derivative by each of ``values``.
 
     Arguments and errors are those of ``final_objective``; ``values`` are checked by ``build`` as plain numbers first.
-    Where the objective is not smooth in a rate (a relu changing sides) this is the derivative of the piece.
+    Where the objective is only piecewise smooth in a value (a ReLU changes sides) this is the derivative of the piece.
     """
     final = final_objective(build, data, num_rounds, seed, objective, **options)
     build(**values).cost(data, single_device_engine(data, options.get("mapping", "auto")))  # do data fit the model?

@@ -14,7 +14,7 @@ from fedtangent import checks
 from fedtangent.checks import real_array, whole
 from fedtangent.entries import WrittenEntry, build_written
 
-TOLERANCE = 1e-9  # of a row that must sum to 1, and of a matrix that must be symmetric
+TOLERANCE = 1e-9  # how far a row's sum may be from 1, and two entries of a symmetric matrix from each other
 
 
 class Graph(NamedTuple):
@@ -172,7 +172,7 @@ def named_graph(text: str, num_nodes: int, seed: int) -> Graph:
 
 
 def _square(num_nodes: int, seed: int) -> Graph:
-    """The torus of so many nodes that is nearest to a square."""
+    """The torus of ``num_nodes`` nodes whose two sides are nearest to equal."""
     rows = max(r for r in range(1, int(num_nodes**0.5) + 1) if num_nodes % r == 0)
     return torus(rows, num_nodes // rows)
 

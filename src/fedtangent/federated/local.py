@@ -1,4 +1,4 @@
-"""What a client does: minimise its own objective from where the server starts it.
+"""What a client does: minimise its own objective, starting from parameters that depend on the broadcast.
 
 One local problem serves every algorithm here: minimise ``F_i(w) + <tilt, w> + prox / 2 |w - anchor|^2`` from
 ``start``. Algorithms differ in (start, anchor, tilt, prox), and in what the client answers and remembers.
@@ -121,7 +121,7 @@ def drawn_batches(work: Work, key: Key, size: Array, largest: int, most: int) ->
 
 
 def _all_examples(work: Work, client: Client) -> tuple[tuple[Array, Array, Array], int, Array]:
-    """A client's inputs, labels and mask; the steps that are asked for, which may be traced, and those that it does."""
+    """A client's inputs, targets and mask; the steps asked for, maybe traced; the steps it takes (0 if it is empty)."""
     mask = jnp.arange(client.rows.shape[0]) < client.size
     most = (work.epochs or 0) if work.steps is None else work.steps
     total = jnp.where(client.size > 0, most, 0)
@@ -227,14 +227,14 @@ def _descended(
     descend: Callable[..., tuple[PyTree, Array]], loss: Loss, rate: float | Array, work: Work, start: PyTree,
     client: Client,
 ) -> tuple[PyTree, dict[str, Array]]:  # fmt: skip
-    """``minimise`` by the model's own steps."""
+    """``minimise`` by ``Model.descend``, which takes all steps at once."""
     (x, y, mask), most, total = _all_examples(work, client)
     params, total_loss = descend(start, x, lambda outputs: loss(outputs, y, mask), rate, total, most)
     return params, _info(total_loss, total)
 
 
 def no_state(params: PyTree) -> tuple[()]:
-    """A client that remembers nothing."""
+    """The state of a client that keeps nothing."""
     return ()
 
 
@@ -263,7 +263,7 @@ def difference(
 
 
 class Posed(TypedDict, total=False):
-    """What an algorithm makes of local training: the problem, the answer, what is remembered."""
+    """How an algorithm differs from plain local training: the problem, the message, and what a client keeps."""
 
     pose: Callable[
         [PyTree, PyTree], LocalProblem

@@ -33,7 +33,7 @@ def mean_of_models(model: Model, params: PyTree, x: Array) -> Prediction:
 
 
 def own_models(model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array) -> Prediction:
-    """The mean of the models that the client keeps, ``client_states`` being parameters."""
+    """The mean of the client's own K models; ``client_states`` [K, ...] are their parameters."""
     return mean_of_models(model, client_states, x)
 
 
@@ -121,7 +121,7 @@ class ClientMetrics(NamedTuple):
 def evaluate_clients(
     algorithm: Algorithm, state: PyTree, data: FederatedData, test: FederatedData, measure: str | Loss = "accuracy"
 ) -> ClientMetrics:
-    """Every client's own metric: its personal prediction (or everybody's, where there is none) on its test examples.
+    """A metric for every client: of its personal prediction, or else of the global one, on its own test examples.
 
     Args:
         state: of a run of ``algorithm`` on ``data``.

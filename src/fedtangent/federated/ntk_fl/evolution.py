@@ -52,8 +52,8 @@ def ntk_evolve(
     every t in ``evolution.times``, and keeps the weights at which the real network has the smallest loss.
 
     Args:
-        examples: pooled, of which rows of padding have no effect. With the cross entropy, targets are class labels [n],
-            or probabilities [n, C].
+        examples: pooled; rows of padding have no effect. With the cross entropy, targets are class labels [n], or
+            probabilities [n, C].
         learning_rate: eta of the descent, positive; may be traced.
         validation: x [m, ...] and y [m, C], or labels as above, of examples that the server holds, of held-out clients
             say: the time is chosen by the loss on them, and by that on the pooled examples (11a) where there are none.

@@ -69,7 +69,7 @@ def ntk_server(
             pooled = permuted(info.key, pooled)
         rate = rate_at(learning_rate, info.round)
         weights, report = ntk_evolve(model, params, pooled, rate, evolution, validation)
-        # Clients and examples beyond the places of the pool were not heard: reported, not passed over.
+        # Clients and examples for which the pool has no place are counted and reported.
         dropped = sent - jnp.sum(pooled.mask, dtype=jnp.int32)
         return weights, {**report, "dropped": aggregated.beyond, "examples_dropped": dropped}
 

@@ -17,7 +17,7 @@ CHANGES_BYTES = 2**28  # of changes of weights that are pulled or pushed at once
 
 
 class Examples(NamedTuple):
-    """Examples as clients hand them over; rows where ``mask`` is False are padding, and may hold anything."""
+    """Examples as clients send them; rows where ``mask`` is False are padding, and may hold anything."""
 
     x: Array  # [n, ...]
     y: Array  # [n, C], or class labels [n]
@@ -25,7 +25,7 @@ class Examples(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """The cohort's examples as they are evolved; rows of padding are zero."""
+    """The cohort's examples, pooled at the server in float64; rows of padding are zero."""
 
     x: Array  # [n, ...] float64 where it was floating
     y: Array  # [n, C] float64
@@ -98,11 +98,11 @@ def averaged_product(tangent: Tangent, shape: tuple[int, ...]) -> Callable[[Arra
 
 
 def num_together(tangent: Tangent, params: PyTree, wanted: int, least: int = 1) -> int:
-    """How many of ``wanted`` duals to pull, or changes to push, at once: ``least``, more where entries are remade."""
+    """How many of ``wanted`` duals to pull, or changes to push, at once: ``least``, more if ``tangent.remade``."""
     num_bytes = 8 * pytrees.size(params)
     return min(wanted, max(least, CHANGES_BYTES // max(1, num_bytes)) if tangent.remade else least)
 
 
 def signs(shape: tuple[int, ...], i: Array | int = 0) -> Array:
-    """Fixed random signs, float64: probes need no seed of the run's."""
+    """Random signs in float64 from a fixed seed: probes that do not depend on the run's seed."""
     return jax.random.rademacher(jax.random.fold_in(jax.random.key(0), i), shape, jnp.float64)

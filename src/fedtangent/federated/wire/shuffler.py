@@ -1,6 +1,6 @@
 """A shuffling server between the clients and the aggregation server (Yue et al., ICML 2022, section 4.2, figure 2).
 
-It passes on what it is sent in a random order, without names, so that the server cannot tell who sent what. Averages,
+It forwards the messages in a random order and without names, so that the server cannot tell who sent what. Averages,
 and the evolution of the tangent kernel, do not depend on the order.
 """
 
@@ -22,10 +22,10 @@ def permuted(key: Key, rows: PyTree) -> PyTree:
 
 
 def shuffled(aggregate: Aggregate, server: Server, slots_per_model: int) -> tuple[Aggregate, Server]:
-    """``aggregate`` and ``server`` behind a shuffler: what the server aggregates comes in a random order, unnamed.
+    """``aggregate`` and ``server`` behind a shuffler: messages reach the server in a random order and without names.
 
     Messages travel with their weights and without the clients' ids; the order is drawn with the round's key. All
-    messages of a round are held at once: ``slots_per_model`` of them (all of the schedule's slots, that none is lost).
+    messages of a round are held at once, up to ``slots_per_model`` (give all of the schedule's slots to lose none).
     """
 
     def update(state: PyTree, received: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
