@@ -80,7 +80,7 @@ def _check_inputs(x: np.ndarray, dtype: Any) -> None:
 def _check_targets(y: np.ndarray, num_classes: int | None, dtype: Any) -> None:
     if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
         if num_classes is not None:
-            num_classes = checks.whole("num_classes", num_classes, 1)
+            num_classes = checks.whole("num_classes", num_classes)
         checks.class_labels("y", y, num_classes)
     elif y.ndim == 2 and jnp.issubdtype(y.dtype, jnp.floating) and y.shape[1] > 0:
         _check_finite("y", y, dtype)

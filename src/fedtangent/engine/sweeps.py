@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 OVER = ("auto", "map", "vmap")
 
 Config = dict[str, Any]
-Measure = Callable[[Algorithm, PyTree], dict[str, Array]]
+Evaluate = Callable[[Algorithm, PyTree], dict[str, Array]]  # (algorithm, state) -> metrics, traced
 
 
 class Sweep(NamedTuple):
@@ -41,7 +41,7 @@ class Sweep(NamedTuple):
     metrics: dict[str, np.ndarray]  # name -> [seeds, configs, E, ...]
 
     def __repr__(self) -> str:
-        """What it went over, and what it measured."""
+        """How many configurations, seeds and evaluations, and the metrics."""
         over = f"{len(self.configs)} configurations of {', '.join(self.configs[0]) or 'nothing'}"
         seen = f"{len(self.rounds)} evaluations up to round {self.rounds[-1]}"
         return f"Sweep({over}, {len(self.seeds)} seeds, {seen}: {', '.join(self.metrics)})"
@@ -65,7 +65,7 @@ class Sweep(NamedTuple):
 
 
 class _Alike(NamedTuple):
-    """Configurations that share one program: they agree in all that is static."""
+    """Configurations that share one compiled program, because their static values are equal."""
 
     static: Config
     members: list[int]  # places among all configurations
@@ -74,7 +74,7 @@ class _Alike(NamedTuple):
 
 
 class SweepOptions(TypedDict, total=False):
-    """What else ``sweep`` may be told.
+    """Further options of ``sweep``.
 
     Args:
         partitions: other partitions of the same examples over as many clients, by label: one more axis of the product,
@@ -98,7 +98,7 @@ def sweep(
     seeds: Sequence[int],
     grid: Mapping[str, Sequence[Any]],
     *,
-    evaluate: Measure,
+    evaluate: Evaluate,
     evaluate_every: int | None = None,
     **options: Unpack[SweepOptions],
 ) -> Sweep:
@@ -199,7 +199,7 @@ def stretches(num_rounds: int, every: int) -> list[int]:
 def member(
     build: Callable[..., Algorithm],
     engine: Engine,
-    evaluate: Measure,
+    evaluate: Evaluate,
     static: Config,
     lengths: Sequence[int],
     key: Key,
@@ -249,7 +249,7 @@ def choose_over(over: str) -> str:
 
 
 def single_device_engine(data: FederatedData, mapping: str) -> Engine:
-    """The engine of each run of many; ``auto`` is scan on a CPU and vmap elsewhere, also with several devices.
+    """The engine of one of many runs, on one device; ``auto`` is scan on a CPU and vmap elsewhere.
 
     Raises ``ValueError`` for an unknown mapping and for ``sharded``.
     """
@@ -307,7 +307,7 @@ def _variants(data: FederatedData, partitions: Mapping[Any, Partition] | None) -
 
 
 def _same(value: Any) -> tuple[type, Any]:
-    """Equal for values that may share a program; what has no hash (an array) is itself only."""
+    """A key, equal for values that may share a program; a value without a hash (an array) equals itself only."""
     try:
         hash(value)
     except TypeError:
