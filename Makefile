@@ -75,10 +75,10 @@ bench: $(INSTALLED) ## benchmarks of this machine: every benchmarks/*.py, tables
 notebooks: $(INSTALLED) ## execute every notebooks/*.py into an .ipynb with its outputs
 	@mkdir -p build/notebooks
 	@set -e; for source in $(NOTEBOOKS); do \
-	  name=$$(basename $$source .py); echo "executing $$source"; \
+	  name=$$(basename $$source .py); start=$$SECONDS; \
 	  $(BIN)/jupytext --quiet --to ipynb --output build/notebooks/$$name.ipynb $$source; \
-	  $(BIN)/jupyter-execute --kernel_name=python3 --inplace build/notebooks/$$name.ipynb; \
-	  mv build/notebooks/$$name.ipynb notebooks/$$name.ipynb; \
+	  $(BIN)/jupyter-execute --log-level=ERROR --kernel_name=python3 --inplace build/notebooks/$$name.ipynb; \
+	  mv build/notebooks/$$name.ipynb notebooks/$$name.ipynb; echo "$$source: $$((SECONDS - start)) s"; \
 	done
 
 .PHONY: docs
@@ -101,7 +101,7 @@ check-theory: $(INSTALLED) ## every theorem against simulation: the slow tests, 
 	exit $$status
 
 .PHONY: test-jax-versions
-test-jax-versions: $(INSTALLED) ## kernels, mappings, algorithms under the oldest supported and the newest JAX
+test-jax-versions: $(INSTALLED) ## the wheel installed, and tested, under the oldest supported and the newest JAX
 	$(BIN)/python tests/jax_versions.py
 
 .PHONY: mutants

@@ -93,7 +93,7 @@ for name, (accuracy, mib) in curves.items():
 image = digits.x_test[:1]
 readable = ft.models.mlp(64, 10, (100,), parameterization="standard", b_std=0.0)
 params = readable.init(jax.random.key(0))
-figure, axes = plt.subplots(1, 4, figsize=(8, 2.2), layout="constrained")
+figure, axes = plt.subplots(1, 4, figsize=(8, 2.5), layout="constrained")
 axes[0].imshow(np.reshape(image, (8, 8)), cmap="gray")
 axes[0].set_title("image")
 for ax, sparsity in zip(axes[1:], (0.0, 0.9, 0.98), strict=True):
@@ -101,7 +101,7 @@ for ax, sparsity in zip(axes[1:], (0.0, 0.9, 0.98), strict=True):
     found = np.asarray(ft.attacks.read_first_layer(readable, params, sent)).reshape(1, 8, 8)
     similarity = ft.attacks.ssim(found, np.reshape(image, (1, 8, 8)))[0]
     ax.imshow(found[0], cmap="gray")
-    ax.set_title(f"sparsity {sparsity:g}: SSIM {similarity:.2f}")
+    ax.set_title(f"sparsity {sparsity:g}\nSSIM {similarity:.2f}")
 for ax in axes:
     ax.set_axis_off()
 plt.show()

@@ -80,9 +80,14 @@ print(f"of the loss a round leaves {theorem.constants.rate():.4f} (bound), {theo
 
 # %% [markdown]
 # ## The four terms of a round's residual (eq. 17)
+#
+# The linear model's own; that the kernel has moved; that clients have drifted; products of several layers' changes.
+# Each as a share of the whole, at the first round.
 
 # %%
 for width in (50, 200, 800):
     own = [rng.standard_normal(shape) for shape in ((width, 2), (width, width), (1, width))]
     terms = ft.theory.residual_terms(own, own, work)
-    print(width, [f"{np.linalg.norm(term) / np.linalg.norm(terms.total):.1e}" for term in terms])
+    shares = [np.linalg.norm(term) / np.linalg.norm(terms.total) for term in terms]
+    names = ("linear", "kernel", "drift", "products")
+    print(f"width {width}: " + ", ".join(f"{n} {s:.1e}" for n, s in zip(names, shares, strict=True)))

@@ -57,6 +57,8 @@ logits = {
 
 # %% [markdown]
 # ## Accuracy and calibration, on classes that clients know
+#
+# A point is a bin of predictions, as large as their number. Above the line a model is better than it says.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True, layout="constrained")

@@ -167,11 +167,11 @@ def own_data() -> tuple[Any, Any]:
 def test_the_example_of_the_readme_from_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "LINEARISED_WIDTH", 16)
     found = documents.run("beside_theory")["found"]
-    assert found.setting.widths == (16, 64, 256)
+    assert found.setting.widths == (32, 128, 512)
     assert [row.method for row in found.rows] == [
-        "fed_prox, width 16", "fed_prox, width 64", "fed_prox, width 256", "federated flow, round 5",
+        "fed_prox, width 32", "fed_prox, width 128", "fed_prox, width 512", "federated flow, round 5",
     ]  # fmt: skip
-    assert all(v.passed is not False for v in found.verdicts), found.verdicts
+    assert all(v.passed for v in found.verdicts), found.verdicts
     errors = [np.exp(np.log(gap.error[-1]).mean()) for gap in found.gaps]
     assert errors[0] > 2 * errors[2]
     assert np.all(np.abs(found.gaps[2].simulated / found.gaps[2].predicted - 1) < 0.05)

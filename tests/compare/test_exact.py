@@ -107,6 +107,17 @@ def test_nothing_is_noticed_where_nothing_is_wrong_and_a_wrong_ensemble_by_its_v
     assert [v.holds for v in exact.law_verdicts(theory)] == [True, False]
 
 
+def test_a_wrong_theory_that_leaves_float64_is_far_away(
+    theory: predicted.Predicted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverging(setting: Setting, plan: Cohort, blocks: KernelBlocks, last: int, outputs: str = "shared") -> Any:
+        return {"diverging": predicted.run_flow(setting, blocks, plan, outputs=outputs, learning_rate=1e200)}
+
+    monkeypatch.setattr(exact, "near_misses", diverging)
+    verdict = exact.linearised_verdict(theory.setting, theory.cohorts)
+    assert verdict.holds and verdict.control_fails
+
+
 # The controls of the verdicts above are the same faults, put into the theory.
 
 

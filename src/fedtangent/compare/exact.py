@@ -191,9 +191,15 @@ def _whole_kernel(model: Model, at: PyTree, x1: Array, x2: Array) -> Array:
 
 
 def _largest_error(flow: Flow, seen: Simulated) -> float:
-    """The largest relative error of any network at any evaluated round, each from its own initial function."""
+    """The largest relative error of any network at any evaluated round, each from its own initial function.
+
+    Infinite where the flow leaves float64.
+    """
     starts = zip(seen.train[0].swapaxes(0, 1), seen.test[0].swapaxes(0, 1), strict=True)
-    test = np.stack([np.asarray(flow.predict(*start, seen.rounds[1:])) for start in starts], axis=2)
+    try:
+        test = np.stack([np.asarray(flow.predict(*start, seen.rounds[1:])) for start in starts], axis=2)
+    except FloatingPointError:
+        return np.inf
     return float(np.max(relative_errors(test, seen.test[1:], test - seen.test[0])))
 
 

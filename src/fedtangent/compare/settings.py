@@ -107,6 +107,10 @@ class Setting:
         """Share of the test labels that outputs [..., m, C] tell, [...]."""
         return np.asarray(np.mean(np.argmax(outputs, axis=-1) == self.labels_test, axis=-1))
 
+    def score(self, outputs: np.ndarray) -> np.ndarray:
+        """``accuracy`` where the test points have labels, else ``mse``."""
+        return self.mse(outputs) if self.labels_test is None else self.accuracy(outputs)
+
     @property
     def what_is_left(self) -> str:
         """What ``left`` measures."""
