@@ -93,7 +93,6 @@ def __getattr__(name: str) -> _Any:
         raise AttributeError(f"module 'fedtangent' has no attribute {name!r}")
     module = _importlib.import_module(f"fedtangent.{_WITHIN.get(name, name)}")
     found = globals()[name] = getattr(module, name) if name in _WITHIN else module
-    _show_public_names()
     return found
 
 
@@ -123,3 +122,14 @@ def _show_public_names() -> None:
     for name, module in list(_sys.modules.items()):
         if name.startswith("fedtangent."):
             vars(module).setdefault("__dir__", _partial(_public_names, module))
+
+
+class _Package(_Module):
+    """This package, which is told of each of its modules, however it was imported, by an attribute's being set."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        _show_public_names()
+
+
+_sys.modules[__name__].__class__ = _Package

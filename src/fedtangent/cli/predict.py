@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
+from fedtangent.cli.arguments import FigureOptions
 from fedtangent.compare.alone import (
     AloneOptions,
     Curve,
@@ -49,19 +50,20 @@ class PredictJob(NamedTuple):
     plans: list[Plan]
     options: dict[str, Any]
     output: Path
+    figures: FigureOptions
 
 
-def prepare(options: PredictOptions, described: tuple[Description, ...]) -> PredictJob:
+def prepare(options: PredictOptions, figures: FigureOptions, described: tuple[Description, ...]) -> PredictJob:
     """Check every option and load the data; raises ``ValueError``, also where theory has no rule."""
     for one in described:
         check_alone(one, options)  # of all of them, before any data are loaded
-    values = in_common([one.values() for one in described]) | asdict(options)
+    values = in_common([one.values() for one in described]) | asdict(options) | asdict(figures)
     names = [one.algorithm.entry.name for one in described]
     values["algorithm"] = names[0] if len(names) == 1 else names
     placed = replace(options, kernel_dir=options.kernel_dir or options.output / "kernels")
     plans = [plan_of(one, placed) for one in described]
     memory_of(plans[0])
-    return PredictJob(plans, values, options.output)
+    return PredictJob(plans, values, options.output, figures)
 
 
 def run_job(job: PredictJob) -> Ended:
@@ -77,9 +79,10 @@ def run_job(job: PredictJob) -> Ended:
         found.append(forecast)
         write_metrics(folder, [metric for one in found for metric in _metrics(one)])
         write_result(folder, [row for one in ranked(found) for row in _rows(one)])
-    learning_curves(found, folder / "figures" / "predicted.png")
+    figures = job.figures.within(folder)
+    learning_curves(found, figures.path("predicted"))
     if found[0].rates is not None:
-        loss_against_rate(found, folder / "figures" / "rates.png")
+        loss_against_rate(found, figures.path("rates"))
     screen.print()
     if len(found) == 1:
         _show(screen, found[0])

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import checks
-from fedtangent.cli.arguments import MachineOptions
+from fedtangent.cli.arguments import FigureOptions, MachineOptions
 from fedtangent.compare.laziness.along import LazinessDiagnostics, check_linearisable, laziness_diagnostics
 from fedtangent.compare.laziness.parts import METRICS as LAZINESS
 from fedtangent.data.cache import given_directory
@@ -83,6 +83,7 @@ class TrainJob(NamedTuple):
 
     options: TrainOptions
     machine: MachineOptions
+    figures: FigureOptions
     built: Built
     seeds: tuple[int, ...]
     config: dict[str, Any]  # what tells this run from another
@@ -98,7 +99,7 @@ def continues(options: Mapping[str, Any]) -> bool:
     return bool(options["resume"])
 
 
-def prepare(options: TrainOptions, machine: MachineOptions, described: Description) -> TrainJob:
+def prepare(options: TrainOptions, machine: MachineOptions, figures: FigureOptions, described: Description) -> TrainJob:
     """Check every option and build the run; raises ``ValueError``.
 
     Writes nothing but the key file that a projection needs, where there is none.
@@ -112,7 +113,7 @@ def prepare(options: TrainOptions, machine: MachineOptions, described: Descripti
     config = described.identity() | {name: getattr(options, name) for name in lasting(options)}
     if described.run.projection is not None:
         config["projection_seed"] = seed_digest(described.run)
-    job = TrainJob(options, machine, built, seeds, config)
+    job = TrainJob(options, machine, figures, built, seeds, config)
     first = checkpoints_of(job, seeds[0])
     resumed = first if first.resume else None
     _resolve_mapping(job, resumed, measure=False)
@@ -202,7 +203,7 @@ def run_job(job: TrainJob) -> Ended:
         if not is_main():
             return
         if not metrics:  # the first thing that happens, once a checkpoint that cannot be resumed has been refused
-            options = built.description.values() | asdict(o) | asdict(job.machine)
+            options = built.description.values() | asdict(o) | asdict(job.machine) | asdict(job.figures)
             write_config(folder, "train", options, resolved=_resolved(job, mapping))
             _announce(mapping)
         told, sent = (e.round, built.algorithm.name, seed), (e.uplink_bytes, e.downlink_bytes, e.seconds)
@@ -404,11 +405,11 @@ def _setting(job: TrainJob) -> str:
 def _draw(job: TrainJob, metrics: list[Metric], bins: list[Reliability], folder: Path) -> None:
     from fedtangent.output.run_plots import learning_curves, reliability_diagram
 
-    loss = uncertainty.metric_of(job.built.loss)
-    learning_curves(metrics, loss, job.title, folder / "figures" / "learning_curves.png")
+    loss, figures = uncertainty.metric_of(job.built.loss), job.figures.within(folder)
+    learning_curves(metrics, loss, job.title, figures.path("learning_curves"))
     if bins:
         title = f"{job.title}, test examples" + ("" if len(bins) == 1 else f" of {len(bins)} seeds")
-        reliability_diagram({job.built.algorithm.name: bins}, title, folder / "figures" / "reliability.png")
+        reliability_diagram({job.built.algorithm.name: bins}, title, figures.path("reliability"))
 
 
 def _draw_diagnostics(job: TrainJob, watch: Watch, run: Run, metrics: list[Metric], folder: Path) -> None:
@@ -422,7 +423,7 @@ def _draw_diagnostics(job: TrainJob, watch: Watch, run: Run, metrics: list[Metri
         name, _, model = m.metric.partition("_model_")
         if model or not several:  # the models' own values, of which the others are means
             series.setdefault(name, {}).setdefault(m.round, []).append(m.value)
-    path = folder / "figures" / f"{job.options.diagnostics}.png"
+    path = job.figures.within(folder).path(job.options.diagnostics)
     if isinstance(watch, LazinessDiagnostics):
         laziness_figure(series, f"{job.title}: distance to its linearisation and to infinite width", path)
         return

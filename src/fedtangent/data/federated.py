@@ -27,6 +27,13 @@ def federated_data(x: Any, y: Any, partition: Any, dtype: Any = None, num_classe
 
     Labels, indices and offsets are int32. Raises ``ValueError`` for no examples, unequal numbers of them, NaN or
     infinity, targets of another shape or kind, labels out of range, a malformed partition, another dtype.
+
+    Example, three examples of two clients, the second of which holds two:
+
+        >>> import fedtangent as ft
+        >>> data = ft.data.federated_data([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], [0, 1, 0], [[0], [1, 2]], num_classes=2)
+        >>> data.x.shape, data.y.tolist(), data.offsets.tolist()
+        ((3, 2), [0, 1, 0], [0, 1, 3])
     """
     x, y = np.asarray(x), np.asarray(y)
     dtype = _device_dtype(dtype, x)

@@ -118,6 +118,14 @@ def dirichlet(
     What is left for a client depends on those before it, so clients draw in random order.
 
     Raises ``ValueError`` for ``alpha`` outside [1e-9, 1e9] and ``min_client_size`` beyond what the examples allow.
+
+    Example:
+
+        >>> import fedtangent as ft
+        >>> labels = ft.data.load("digits", num_train=200).y_train
+        >>> clients = ft.partition.dirichlet(labels, num_clients=8, alpha=0.1, seed=0)
+        >>> clients.num_clients, clients.sizes.tolist()
+        (8, [25, 25, 25, 25, 25, 25, 25, 25])
     """
     labels = checks.class_labels("labels", labels)
     checks.number("alpha", alpha, **ALPHA)
@@ -159,6 +167,12 @@ def by_user(user_ids: Any) -> Partition:
 
     ``user_ids`` [n] are all whole numbers or all strings, such as a column of a pandas table. Raises ``ValueError`` for
     other things, among them None and NaN: an example without a user.
+
+    Example:
+
+        >>> import fedtangent as ft
+        >>> ft.partition.by_user(["eve", "ann", "eve"]).sizes.tolist()
+        [1, 2]
     """
     ids = np.asarray(user_ids)
     if ids.dtype.kind == "O" and ids.ndim == 1:

@@ -138,6 +138,22 @@ def simulate(
     Returns ``Run(state, history, status)``. Raises ``ValueError`` for bad arguments, and for a run that does not fit
     into memory (with the largest chunk that would), before any work;
     ``CheckpointError``, which is one, for a checkpoint that cannot be continued from.
+
+    Example, FedAvg with half of ten clients in every round:
+
+        >>> import fedtangent as ft
+        >>> digits = ft.data.load("digits", num_train=200)
+        >>> clients = ft.partition.iid(200, num_clients=10, seed=0)
+        >>> data = ft.data.federated_data(digits.x_train, digits.y_train, clients, num_classes=10)
+        >>> model = ft.models.logistic(64, 10)
+        >>> half = ft.federated.schedule.uniform_sampling(10, clients_per_round=5)
+        >>> work = ft.federated.local.Work(epochs=1, batch_size=10)
+        >>> fed_avg = ft.federated.algorithms.fed_avg(
+        ...     model, half, client_learning_rate=0.1, work=work, loss="cross_entropy"
+        ... )
+        >>> run = ft.simulate(fed_avg, data, num_rounds=20, seed=0, mapping="scan")
+        >>> fed_avg.predict(run.state, digits.x_test).mean.shape == (len(digits.x_test), 10)
+        True
     """
     check_options("simulate", options, RunOptions)
     check_rounds(num_rounds, evaluate_every)

@@ -118,6 +118,28 @@ def sweep(
 
     Each member equals the single ``simulate`` of its configuration and seed, to rounding. Raises ``ValueError`` for
     bad arguments before any work.
+
+    Example, two step sizes and three seeds, one program:
+
+        >>> import fedtangent as ft
+        >>> digits = ft.data.load("digits", num_train=200)
+        >>> clients = ft.partition.iid(200, num_clients=10, seed=0)
+        >>> data = ft.data.federated_data(digits.x_train, digits.y_train, clients, num_classes=10)
+        >>> everyone, work = ft.federated.schedule.all_clients(10), ft.federated.local.Work(steps=1)
+        >>> def fed_avg(rate):
+        ...     model = ft.models.logistic(64, 10)
+        ...     return ft.federated.algorithms.fed_avg(
+        ...         model, everyone, client_learning_rate=rate, work=work, loss="cross_entropy"
+        ...     )
+        >>> def accuracy(algorithm, state):
+        ...     predicted = algorithm.predict(state, digits.x_test).mean.argmax(axis=-1)
+        ...     return {"accuracy": (predicted == digits.y_test).mean()}
+        >>> found = ft.sweep(fed_avg, data, 5, seeds=range(3), grid={"rate": [0.01, 0.5]}, evaluate=accuracy)
+        >>> found.metrics["accuracy"].shape  # seeds, configurations, evaluations: at the start and at the end
+        (3, 2, 2)
+        >>> [better] = ft.measures.paired.differences(found, "accuracy", baseline={"rate": 0.01})
+        >>> better.config, bool(better.mean > 0)
+        ({'rate': 0.5}, True)
     """
     check_options("sweep", options, SweepOptions)
     partitions, partition_name = options.get("partitions"), options.get("partition_name", "alpha")

@@ -53,6 +53,16 @@ def empirical_ntk(
 
     Raises ``ValueError`` for a ``block_size`` that is not a whole number of at least 1, and for parameters that are
     not those of ``model``.
+
+    Example:
+
+        >>> import jax, fedtangent as ft
+        >>> model = ft.models.mlp(input_size=3, output_size=2, widths=(16,))
+        >>> params, x = model.init(jax.random.key(0)), jax.numpy.ones((5, 3))
+        >>> ft.kernels.empirical_ntk(model, params, x).shape
+        (5, 5)
+        >>> ft.kernels.empirical_ntk(model, params, x, trace=False).shape
+        (5, 2, 5, 2)
     """
     if block_size is not None:
         whole("block_size", block_size)

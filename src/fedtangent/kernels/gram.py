@@ -95,6 +95,14 @@ def kernel_blocks(kernel_fn: Callable[..., Any], x_train: Any, x_test: Any) -> K
 
     The square blocks are exactly symmetric. Raises ``ValueError`` for inputs whose example shapes differ or that are
     not finite, and a kernel that has the wrong shape, is not float64 or is not finite.
+
+    Example, four training points and two test points, at infinite width:
+
+        >>> import numpy as np, fedtangent as ft
+        >>> model = ft.models.mlp(input_size=1, output_size=1, widths=(64,))
+        >>> kernels = ft.kernels.kernel_blocks(model.kernel, np.linspace(-1, 1, 4)[:, None], [[-0.5], [0.5]])
+        >>> kernels.ntk_train.shape, kernels.ntk_test_train.shape
+        ((4, 4), (2, 4))
     """
     train, test = _inputs("x_train", x_train), _inputs("x_test", x_test)
     if train.shape[1:] != test.shape[1:]:

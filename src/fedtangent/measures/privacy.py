@@ -38,6 +38,14 @@ def epsilon(
 
     Infinity without noise, or with next to none (1e-100). With K models of which a client trains one a round, count the
     rounds of all. Raises ``ValueError`` for numbers out of range.
+
+    Example:
+
+        >>> import fedtangent as ft
+        >>> of_run = dict(num_clients=1000, clients_per_round=50, num_rounds=100, delta=1e-5)
+        >>> quiet, noisy = (ft.measures.privacy.epsilon(noise_multiplier=noise, **of_run) for noise in (1.0, 2.0))
+        >>> noisy < quiet
+        True
     """
     whole("num_clients", num_clients)
     whole("num_rounds", num_rounds)

@@ -89,6 +89,21 @@ def federated_flow(
             client without examples in a slot; an anchoring outside [0, 1]; targets that the loss does not take;
             options that exclude each other; float64 unavailable because the call is
             traced with 64-bit types off.
+
+    Example, FedAvg on three clients, of which two take part in every round:
+
+        >>> import numpy as np, fedtangent as ft
+        >>> ft.enable_x64()
+        >>> x, x_test = np.linspace(-1, 1, 12)[:, None], np.linspace(-1, 1, 5)[:, None]
+        >>> clients = ft.partition.iid(12, num_clients=3, seed=0)
+        >>> model = ft.models.mlp(1, 1, widths=(64,), activation="erf", dtype="float64")
+        >>> kernels = ft.kernels.kernel_blocks(model.kernel, x, x_test)
+        >>> two = ft.federated.schedule.uniform_sampling(3, clients_per_round=2)
+        >>> cohorts = ft.federated.compose.drawn_cohorts(two, clients, num_rounds=10, seed=0)
+        >>> rule = ft.theory.Rule(local_steps=5, learning_rate=0.1)
+        >>> flow = ft.theory.federated_flow(kernels, np.sin(3 * x), clients, cohorts, rule)
+        >>> flow.mean(10).shape, flow.cov(10).shape  # of model 0 .. K - 1 at the five test points, after ten rounds
+        ((1, 5, 1), (1, 5, 5))
     """
     large = isinstance(kernels, LargeKernel)
     given = (("partition", partition, Partition), ("cohorts", cohorts, Cohort), ("rule", rule, Rule))

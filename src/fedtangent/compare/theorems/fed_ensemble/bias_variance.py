@@ -172,5 +172,7 @@ ENTRIES = (
         checks,
         papers=("shi2024", "shi2021"),
         statement="Corollary 1 and eq. (10) of FE-2024 (4.1 and eq. 3 of FE-2021)",
+        functions=(corollary_1, decompose_laws, decompose_runs),
+        figures=("fed_ensemble.corollary1", "fed_ensemble.table1"),
     ),
 )

@@ -224,5 +224,6 @@ ENTRIES = (
         checks,
         papers=("shi2021",),
         statement="Lemmas 9.2 and 9.3, eq. (13) and (14) of FE-2021",
+        functions=(expansion, age_operators, exponential_average, exponential_product),
     ),
 )

@@ -240,5 +240,7 @@ ENTRIES = (
         checks,
         papers=("localgd",),
         statement="Lemmas 2, 3 and 4, Theorems 2 and 3 of Local-GD",
+        functions=(hard_margin, feasible_sets, parallel_projections, halpern, exponential_models, direction_distance),
+        figures=("local_gd.fig1d", "local_gd.lambda_rate"),
     ),
 )
