@@ -101,7 +101,7 @@ check-theory: $(INSTALLED) ## every theorem against simulation: the slow tests, 
 	exit $$status
 
 .PHONY: test-jax-versions
-test-jax-versions: $(INSTALLED) ## kernels, mappings, algorithms under the oldest supported and the newest JAX
+test-jax-versions: $(INSTALLED) ## the wheel installed, and tested, under the oldest supported and the newest JAX
 	$(BIN)/python tests/jax_versions.py
 
 .PHONY: mutants

@@ -29,7 +29,7 @@ from types import ModuleType as _Module
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
-if TYPE_CHECKING:  # each is imported when first asked for, so that the program answers from its first moment on
+if TYPE_CHECKING:  # each is imported when first used, so that the command line starts at once
     from fedtangent import (
         attacks,
         compare,
@@ -78,7 +78,7 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
-_WITHIN = {  # where those are that are no modules of the package
+_WITHIN = {  # public names that are not modules of the package itself -> the module that holds them
     "cite": "papers",
     "hypergradient": "engine",
     "partition": "data",
@@ -107,7 +107,7 @@ def enable_x64(enabled: bool = True) -> None:
 
 
 def _public_names(module: _Module) -> list[str]:
-    """What tab completion shows of ``module``: ``__all__``, or what is defined in it."""
+    """The names that tab completion shows for ``module``: its ``__all__``, or else what is defined in it."""
 
     def is_own(name: str, value: object) -> bool:
         if isinstance(value, _Module):

@@ -16,7 +16,7 @@ from rich.console import Console
 from fedtangent.checks import MAX_SEED, folder, seed
 from fedtangent.cli.arguments import FigureOptions
 from fedtangent.compare import Setting, SideBySide, build, run
-from fedtangent.compare.beside import Beside, check_free, setting_of
+from fedtangent.compare.beside import BesideOptions, check_free, setting_of
 from fedtangent.compare.cases import DEFAULT_CASES
 from fedtangent.compare.verdicts import Verdict, as_rows, summary
 from fedtangent.engine.description import Description
@@ -55,7 +55,7 @@ class CompareOptions:
 
 
 @dataclass(frozen=True)
-class ComparisonOptions(Beside):
+class ComparisonOptions(BesideOptions):
     """What is compared of a run that is described."""
 
     output: Path = Path("results/compare")

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from fedtangent.cli.arguments import FigureOptions
 from fedtangent.compare.alone import (
-    Alone,
+    AloneOptions,
     Curve,
     Forecast,
     Plan,
@@ -37,14 +37,14 @@ MUCH = 10.0  # times the best rate, beyond which a stable one is no use
 
 
 @dataclass(frozen=True)
-class PredictOptions(Alone):
+class PredictOptions(AloneOptions):
     """What is predicted of the run, and where it goes."""
 
     output: Path = Path("results/predict")
     """Folder for config.json, metrics.csv, result.json and figures/."""
 
 
-class Job(NamedTuple):
+class PredictJob(NamedTuple):
     """Checked runs, one for each algorithm, and what they were asked for by."""
 
     plans: list[Plan]
@@ -53,7 +53,7 @@ class Job(NamedTuple):
     figures: FigureOptions
 
 
-def prepare(options: PredictOptions, figures: FigureOptions, described: tuple[Description, ...]) -> Job:
+def prepare(options: PredictOptions, figures: FigureOptions, described: tuple[Description, ...]) -> PredictJob:
     """Check every option and load the data; raises ``ValueError``, also where theory has no rule."""
     for one in described:
         check_alone(one, options)  # of all of them, before any data are loaded
@@ -63,10 +63,10 @@ def prepare(options: PredictOptions, figures: FigureOptions, described: tuple[De
     placed = replace(options, kernel_dir=options.kernel_dir or options.output / "kernels")
     plans = [plan_of(one, placed) for one in described]
     memory_of(plans[0])
-    return Job(plans, values, options.output, figures)
+    return PredictJob(plans, values, options.output, figures)
 
 
-def run_job(job: Job) -> Ended:
+def run_job(job: PredictJob) -> Ended:
     """Predict every run, write files after each, print the table, draw figures; returns how it ended."""
     from fedtangent.output.forecast_plots import learning_curves, loss_against_rate
 

@@ -1,4 +1,4 @@
-"""One setting, whole: simulate, predict, compare."""
+"""The whole comparison of one setting: simulate, predict, compare."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtangent.checks import whole
 from fedtangent.compare import judged
-from fedtangent.compare.laziness.widths import Laziness, at_points, followed_draws, split
+from fedtangent.compare.laziness.widths import Laziness, at_points, split, watched_draws
 from fedtangent.compare.predicted import Predicted, predict
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import Simulated, cohorts, ntk_fl, trained_networks
@@ -64,7 +64,7 @@ class SideBySide(NamedTuple):
         return self.theory.setting
 
     def __repr__(self) -> str:
-        """What was compared, and what came out."""
+        """What was compared, and the outcome in one line."""
         return f"SideBySide({self.setting.title}: {summary(self.verdicts)})"
 
     def by_client(self) -> dict[int, tuple[float, float]]:
@@ -123,14 +123,14 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
         flow_start = time.perf_counter()
         theory = predict(setting, cohorts(setting))
         flow_seconds = time.perf_counter() - flow_start
-        seen, followed = list[Simulated](), followed_draws(setting)
+        seen, watched = list[Simulated](), watched_draws(setting)
         for width in setting.widths:
             say(f"{setting.name}: {setting.method}, {setting.draws} x K = {setting.schedule.num_models}, width {width}")
-            seen.append(trained_networks(setting, width, progress, followed))
+            seen.append(trained_networks(setting, width, progress, watched))
         moved = _evolve(setting, progress, say)
         gaps = tuple(flow_gap(theory, s) for s in seen)
         curve = flow_curve(theory, seen[-1])
-        laziness = tuple(_lazy(theory, *pair) for pair in zip(seen, gaps, strict=True)) if followed else ()
+        laziness = tuple(_lazy(theory, *pair) for pair in zip(seen, gaps, strict=True)) if watched else ()
         say(f"{setting.name}: verdicts")
         verdicts = judged.all_verdicts(theory, tuple(seen), moved)
     rows = _rows(theory, seen, moved, gaps, flow_seconds)
@@ -149,11 +149,11 @@ def _evolve(setting: Setting, progress: bool, say: Report) -> tuple[Simulated, .
     """
     if setting.loss != "squared_error":
         return ()
-    plans = [("averaged", setting.widths if setting.is_standard else setting.widths[-1:], setting.draws)]
+    wanted = [("averaged", setting.widths if setting.is_standard else setting.widths[-1:], setting.draws)]
     if setting.is_standard and setting.y_train.shape[1] > 1:
-        plans.append(("exact", setting.widths[:2], setting.exact_draws))  # the others would cost most of the run
+        wanted.append(("exact", setting.widths[:2], setting.exact_draws))  # the others would cost most of the run
     moved = []
-    for kernel, widths, draws in plans:
+    for kernel, widths, draws in wanted:
         for width in widths:
             say(f"{setting.name}: NTK-FL, {kernel} kernel, width {width}")
             moved.append(ntk_fl(setting, width, kernel, draws, progress))
