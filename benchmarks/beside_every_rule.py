@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 import fedtangent
-from fedtangent.compare.beside import Beside, setting_of
+from fedtangent.compare.beside import BesideOptions, setting_of
 from fedtangent.compare.judged import all_verdicts
 from fedtangent.compare.predicted import predict
 from fedtangent.compare.simulated import cohorts, trained_networks
@@ -36,7 +36,7 @@ def beside(algorithm: str, loss: str, draws: int, rounds: int) -> list[dict[str,
     """The verdicts of one algorithm, as rows."""
     options = {"num_train": 200, "num_test": 50, "num_clients": 5, "num_rounds": rounds, "loss": loss}
     batches = {} if algorithm == "fed_sgd" else {"batch_size": 16, "local_epochs": 1}
-    setting = setting_of(describe(algorithm=algorithm, **options, **batches), Beside(draws=draws))
+    setting = setting_of(describe(algorithm=algorithm, **options, **batches), BesideOptions(draws=draws))
     with jax.default_matmul_precision("highest"):
         theory = predict(setting, cohorts(setting))
         seen = tuple(trained_networks(setting, width) for width in setting.widths)

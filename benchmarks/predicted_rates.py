@@ -23,7 +23,7 @@ import numpy as np
 from scipy import stats
 
 import fedtangent
-from fedtangent.compare.alone import Alone, forecasts, plan_of
+from fedtangent.compare.alone import AloneOptions, forecasts, plan_of
 from fedtangent.engine.description import build, describe
 from fedtangent.engine.run import predict, simulate
 from fedtangent.measures import uncertainty
@@ -64,7 +64,7 @@ def at_seed(seed: int, options: dict[str, Any], width: int, draws: int) -> list[
     """Every algorithm, predicted and simulated."""
     shared = {**options, "seed": seed, "widths": (width,)}
     described = [describe(algorithm=name, **shared) for name in ALGORITHMS]
-    plans = [plan_of(one, Alone(draws=draws, evaluate_every=one.run.num_rounds)) for one in described]
+    plans = [plan_of(one, AloneOptions(draws=draws, evaluate_every=one.run.num_rounds)) for one in described]
     found, before = [], time.perf_counter()
     for forecast in forecasts(plans):
         assert forecast.rates is not None

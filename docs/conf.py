@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
 import os
+import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +58,25 @@ def without_fields_of_tuples(app: Any, what: str, name: str, thing: Any, skip: b
     return True if str(getattr(thing, "__doc__", "")).startswith("Alias for field number") else None
 
 
+def with_fields(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Add the comments beside the fields of a NamedTuple or a dataclass to what is said of it.
+
+    Fields that have docstrings are documented by themselves; all stand in the signature, with their types.
+    """
+    if what != "class" or not (hasattr(thing, "_fields") or dataclasses.is_dataclass(thing)):
+        return
+    source = inspect.getsource(thing).splitlines()
+    (found,) = ast.parse(textwrap.dedent("\n".join(source))).body
+    lines.append("")
+    for field in found.body if isinstance(found, ast.ClassDef) else ():
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            comment = re.search(r"  # (.*)", source[(field.end_lineno or 0) - 1])
+            if comment:
+                said = re.sub(r"([*|\\]|_(?!\w))", r"\\\1", comment[1])
+                lines.append(f"- **{field.target.id}**: {said}")
+    lines.append("")
+
+
 def inline_formula(page: Any, node: nodes.math) -> None:
     """A formula in a line, as MathML: browsers show it without a script, and without a network."""
     page.body.append(str(tex2mathml(node.astext())))
@@ -69,3 +93,4 @@ def setup(app: Any) -> None:
     """Connect the functions above."""
     app.add_html_math_renderer("mathml", (inline_formula, None), (displayed_formula, None))
     app.connect("autodoc-skip-member", without_fields_of_tuples)
+    app.connect("autodoc-process-docstring", with_fields)

@@ -1,8 +1,9 @@
-"""What the documentation takes from the code: tables of entries, the index of theorems, public names, benchmarks.
+"""What the documentation takes from elsewhere: tables of entries, the index of theorems, notebooks, benchmarks.
 
 A Sphinx extension. A page asks for one of them by a line of its own: ``<!-- table: algorithms -->``,
-``<!-- rules -->``, ``<!-- theorems -->``, ``<!-- names: fedtangent.models -->``, ``<!-- benchmarks -->``. It is written
-there before the page is read. ``python docs/generated.py`` renews the front page's figure from the executed notebook.
+``<!-- rules -->``, ``<!-- theorems -->``, ``<!-- names: fedtangent.models -->``, ``<!-- notebooks -->``,
+``<!-- benchmarks -->``. It is written there before the page is read. ``python docs/generated.py`` renews the front
+page's figure from the executed notebook.
 
 The table of algorithms says what each keeps and sends, measured on one federation: NTK-FL's, an MLP 784-100-10 in
 float32, 100 clients of 200 examples, 20 of them a round (all of them for algorithms whose schedule has no cohort).
@@ -10,16 +11,12 @@ float32, 100 clients of 200 examples, 20 of them a round (all of them for algori
 
 from __future__ import annotations
 
-import ast
 import base64
 import functools
-import inspect
 import json
 import re
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -38,7 +35,8 @@ from fedtangent.pytrees import num_bytes
 from fedtangent.types import FederatedData, Partition
 
 ROOT = Path(__file__).parents[1]
-FIGURE, NOTEBOOK = ROOT / "docs" / "side_by_side.png", ROOT / "notebooks" / "side_by_side.ipynb"
+NOTEBOOKS = ROOT / "notebooks"
+FIGURE, NOTEBOOK = ROOT / "docs" / "side_by_side.png", NOTEBOOKS / "01_side_by_side.ipynb"
 BENCHMARKS, CHECKED = ROOT / "results" / "bench", ROOT / "results" / "check-theory" / "result.json"
 
 CLIENTS, EXAMPLES, COHORT = 100, 200, 20
@@ -136,51 +134,21 @@ def rules() -> str:
 
 
 def theorems() -> str:
-    """The checks of theorems: which statement, by which functions of ``theory``; verdicts, where they were computed."""
+    """The checks of theorems: statement, functions of ``theory``, figures, and the verdicts that were computed here."""
     verdicts = found_verdicts()
-    columns = ("theorem or equation", "functions", "check", "what is checked", *(("verdicts",) if verdicts else ()))
     rows = []
     for entry in catalogue("theorems").values():
-        functions = ", ".join(f"{{py:func}}`~{function}`" for function in functions_checked(entry))
-        seen = (verdicts.get(entry.name, "not run"),) if verdicts else ()
-        rows.append((entry.statement, functions, f"`{entry.name}`", entry.summary, *seen))
-    return markdown(columns, rows)
+        functions = ", ".join(f"{{py:func}}`~{documented(function)}`" for function in entry.functions)
+        figures = ", ".join(f"[`{name}`](../experiments/{name.split('.')[0]}.md)" for name in entry.figures)
+        seen = verdicts.get(entry.name, "not run")
+        rows.append((entry.statement, functions, f"`{entry.name}`: {entry.summary}", figures, seen))
+    return markdown(("theorem or equation", "functions", "check", "figures of", "verdicts"), rows)
 
 
-def functions_checked(entry: Entry) -> list[str]:
-    """The functions of ``fedtangent.theory`` that a check uses, by the names under which they are documented.
-
-    Those that its own file names and the package exports; where there are none, others that it names; or else those
-    of the files of ``compare`` that it takes functions from.
-    """
-    module = sys.modules[entry.build.__module__]
-    helpers = {value.__module__ for value in vars(module).values() if inspect.isfunction(value)} - {module.__name__}
-    for files in ([module], [sys.modules[name] for name in sorted(helpers) if name.startswith("fedtangent.compare.")]):
-        used = {function for file in files for function in theory_functions(file)}
-        exported = {f"{room(function)}.{function.__name__}" for function in used if function.__name__ in theory.__all__}
-        if used:
-            return sorted(exported or {f"{function.__module__}.{function.__name__}" for function in used})
-    return []
-
-
-def room(function: Any) -> str:
-    """The package below ``fedtangent.theory`` that a function belongs to."""
-    return ".".join(function.__module__.split(".")[:3])
-
-
-def theory_functions(module: ModuleType) -> list[Any]:
-    """The public functions of ``fedtangent.theory`` that a module names."""
-    found = []
-    for node in ast.walk(ast.parse(inspect.getsource(module))):
-        thing: Any = None
-        if isinstance(node, ast.Name):
-            thing = getattr(module, node.id, None)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            thing = getattr(getattr(module, node.value.id, None), node.attr, None)
-        of_theory = inspect.isfunction(thing) and thing.__module__.startswith("fedtangent.theory.")
-        if of_theory and not thing.__name__.startswith("_"):
-            found.append(thing)
-    return found
+def documented(function: Callable[..., Any]) -> str:
+    """The name under which a function of ``theory`` is documented: that of its room, where the room exports it."""
+    room = ".".join(function.__module__.split(".")[:3])
+    return f"{room if function.__name__ in theory.__all__ else function.__module__}.{function.__name__}"
 
 
 def found_verdicts() -> dict[str, str]:
@@ -192,7 +160,7 @@ def found_verdicts() -> dict[str, str]:
     return {check: f"{sum(one is True for one in passed)} of {len(passed)} hold" for check, passed in counted.items()}
 
 
-# ---- names, benchmarks, the figure ----
+# ---- names, notebooks, benchmarks, the figure ----
 
 
 def names(module: str) -> str:
@@ -200,6 +168,17 @@ def names(module: str) -> str:
     (kind,) = (kind for kind, package in KINDS.items() if package == module)
     said = "".join(f".. autofunction:: {module}.{name}\n" for name in catalogue(kind))
     return f"```{{eval-rst}}\n{said}```\n"
+
+
+def notebooks(folder: Path = NOTEBOOKS) -> str:
+    """Every notebook by its first heading: the executed one, or its script where it has not been executed."""
+    rows = []
+    for script in sorted(folder.glob("*.py")):
+        executed = script.with_suffix(".ipynb")
+        (title,) = re.findall(r"^# # (.*)$", script.read_text(), re.MULTILINE)[:1]
+        shown = executed if executed.exists() else script
+        rows.append((f"[`{shown.name}`](../notebooks/{shown.name})", title))
+    return markdown(("notebook", "what it shows"), rows)
 
 
 def benchmarks(folder: Path = BENCHMARKS) -> str:
@@ -211,15 +190,19 @@ def benchmarks(folder: Path = BENCHMARKS) -> str:
 
 
 def benchmark(found: Any) -> str:
-    """The lists of rows in what a benchmark wrote, one table each."""
-    lists = found if isinstance(found, dict) else {"rows": found}
-    shown = []
-    for name, rows in lists.items():
+    """What a benchmark wrote: its settings in a line, and its lists of rows as one table each."""
+    parts = found if isinstance(found, dict) else {"rows": found}
+    groups = [parts, *(part for part in parts.values() if isinstance(part, dict))]
+    numbers = {name: value for group in groups for name, value in group.items() if _is_cell(value) and name != "output"}
+    settings = ", ".join(f"{name.replace('_', ' ')} {_cell(value)}" for name, value in numbers.items())
+    shown = [f"{settings}.\n"] if settings else []
+    for name, rows in parts.items():
         if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
             columns = list(dict.fromkeys(key for row in rows for key, value in row.items() if _is_cell(value)))
             columns = columns[:MOST_COLUMNS]
             cells = [[_cell(row.get(column, "")) for column in columns] for row in rows]
-            shown.append(f"{name}:\n\n{markdown(columns, cells)}")
+            title = "" if name == "rows" else f"{name}:\n\n"
+            shown.append(f"{title}{markdown(columns, cells)}")
     return "\n".join(shown) or "No rows.\n"
 
 
@@ -239,7 +222,14 @@ def figures_of(notebook: Path) -> list[bytes]:
 
 # ---- pages ----
 
-WRITERS = {"table": table, "rules": rules, "theorems": theorems, "names": names, "benchmarks": benchmarks}
+WRITERS = {
+    "table": table,
+    "rules": rules,
+    "theorems": theorems,
+    "names": names,
+    "notebooks": notebooks,
+    "benchmarks": benchmarks,
+}
 
 
 def filled(text: str) -> str:

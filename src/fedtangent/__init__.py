@@ -29,7 +29,7 @@ from types import ModuleType as _Module
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
-if TYPE_CHECKING:  # each is imported when first asked for, so that the program answers from its first moment on
+if TYPE_CHECKING:  # each is imported when first used, so that the command line starts at once
     from fedtangent import (
         attacks,
         compare,
@@ -78,7 +78,7 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
-_WITHIN = {  # where those are that are no modules of the package
+_WITHIN = {  # public names that are not modules of the package itself -> the module that holds them
     "cite": "papers",
     "hypergradient": "engine",
     "partition": "data",
@@ -93,7 +93,6 @@ def __getattr__(name: str) -> _Any:
         raise AttributeError(f"module 'fedtangent' has no attribute {name!r}")
     module = _importlib.import_module(f"fedtangent.{_WITHIN.get(name, name)}")
     found = globals()[name] = getattr(module, name) if name in _WITHIN else module
-    _show_public_names()
     return found
 
 
@@ -108,7 +107,7 @@ def enable_x64(enabled: bool = True) -> None:
 
 
 def _public_names(module: _Module) -> list[str]:
-    """What tab completion shows of ``module``: ``__all__``, or what is defined in it."""
+    """The names that tab completion shows for ``module``: its ``__all__``, or else what is defined in it."""
 
     def is_own(name: str, value: object) -> bool:
         if isinstance(value, _Module):
@@ -123,3 +122,14 @@ def _show_public_names() -> None:
     for name, module in list(_sys.modules.items()):
         if name.startswith("fedtangent."):
             vars(module).setdefault("__dir__", _partial(_public_names, module))
+
+
+class _Package(_Module):
+    """This package, which is told of each of its modules, however it was imported, by an attribute's being set."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        _show_public_names()
+
+
+_sys.modules[__name__].__class__ = _Package

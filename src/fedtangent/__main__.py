@@ -6,7 +6,7 @@ from types import FrameType
 
 
 def main() -> None:
-    """Load the command line and run it; one that is interrupted before or after that ends at once, in one line."""
+    """Load the command line and run it. Ctrl-C while it loads, or after it has run, ends the program with one line."""
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not in the background of a shell
     if interruptible:
         signal.signal(signal.SIGINT, _interrupted)
@@ -23,7 +23,7 @@ def main() -> None:
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
     os.write(2, b"fedtangent: interrupted\n")
-    os._exit(128 + number)  # what is half imported would make an error of its own of an exception
+    os._exit(128 + number)  # an exception inside a half-finished import would be reported as another error
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-MAX_INDEX = int(np.iinfo(np.int32).max)  # of whole numbers, which programs hold in 32 bits
+MAX_INDEX = int(np.iinfo(np.int32).max)  # the largest whole number: compiled programs hold them in 32 bits
 MAX_SEED = 2**32 - 1
-MAX_NUMBER = 1e19  # of other numbers, in size: float32 holds their squares
-_ROWS = 256  # of a matrix that ``symmetric`` looks at together
+MAX_NUMBER = 1e19  # the largest magnitude of other numbers: float32 still holds their squares
+_ROWS = 256  # rows of a matrix that ``symmetric`` compares at a time
 
 
 def number(
@@ -30,9 +30,9 @@ def number(
     below: float | None = None,
     at_most: float | None = None,
 ) -> Any:
-    """``value`` as a ``float``, a finite real number within the bounds (an array of shape [] will do).
+    """``value`` as a ``float``: one finite real number within the bounds. An array of shape [] counts as a number.
 
-    A traced value (of a sweep or a hypergradient) has no number to look at: it must be one number, and is given back.
+    A traced value (in a sweep or a hypergradient) has no number to compare: one of shape [] is returned as it is.
     """
     array = value if isinstance(value, jax.core.Tracer) else np.asarray(value)
     if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
@@ -93,7 +93,7 @@ def folder(name: str, path: Path | None) -> None:
 
 
 def writable(name: str, path: Path, what: str) -> Path:
-    """``path``, a folder that ``what`` is kept in: it can be written to, or made."""
+    """``path``, a folder for ``what``; raises ``ValueError`` unless it can be written to, or created."""
     above = next(p for p in (path, *path.absolute().parents) if p.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise ValueError(f"{name}: got {path} for {what}, must be a folder that can be written to")
@@ -140,11 +140,17 @@ def finite(name: str, array: np.ndarray) -> None:
         raise ValueError(f"{name}: got {array[where]} at entry {where} of shape {array.shape}, must be finite")
 
 
-def symmetric(name: str, matrix: Any) -> np.ndarray:
-    """``matrix`` as float64 [n, n]: square, not empty, finite, and symmetric up to rounding."""
+def square(name: str, matrix: Any) -> np.ndarray:
+    """``matrix`` as float64 [n, n]: square and not empty; it may hold NaN and infinity."""
     array = real_array(name, matrix)
     if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:
         raise ValueError(f"{name}: got shape {array.shape}, must be a square matrix [n, n] with n >= 1")
+    return array
+
+
+def symmetric(name: str, matrix: Any) -> np.ndarray:
+    """``matrix`` as float64 [n, n]: square, not empty, finite, and symmetric up to rounding."""
+    array = square(name, matrix)
     finite(name, array)
     bands = (slice(start, start + _ROWS) for start in range(0, len(array), _ROWS))
     asymmetry = max(float(np.max(np.abs(array[b] - array[:, b].T))) for b in bands)
@@ -172,5 +178,5 @@ def class_labels(name: str, labels: Any, num_classes: int | None = None) -> np.n
 
 
 def _short(value: Any) -> str:
-    """``value`` as it is written, in one line that is not long."""
+    """The ``repr`` of ``value`` in one line of at most 80 characters."""
     return f"{' '.join(repr(value).split()):.80}"

@@ -1,10 +1,12 @@
-"""What there is to choose from: each choice is an entry, which stands at the end of the file that builds it.
+"""Entries: one record for everything that can be chosen by name.
 
-An algorithm, a data set, a partition, a model, a schedule, a channel, a case, an experiment and a theorem's check are
-each said once: what they are called, what they are in one line, their options with meaning and default, how they are
-built, their papers. The command line, ``fedtangent list``, ``--help``, the documentation's tables, the citations and
-the tests of the laws read these entries. To add one is to add a file that ends with ``ENTRIES``, a tuple of entries, to
-its room (of partitions, schedules and graphs, which are one module each: to add the entry to that module).
+Each algorithm, data set, partition, model, schedule, channel, graph, case, experiment and theorem's check has one
+entry, at the end of the file that defines it: its name, a summary in one line, its options with help and defaults, the
+function that builds it, and its papers. The command line, ``fedtangent list``, ``--help``, the documentation's tables,
+the citations and the tests of the laws all read the entries.
+
+To add an algorithm, write a file in ``federated/algorithms`` that ends with ``ENTRIES``, a tuple of entries. ``KINDS``
+names the package of every other kind. Partitions, schedules and graphs are one module each: add the entry there.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ KINDS = {  # kind -> the package or module whose files end with its entries
     "experiments": "fedtangent.experiments",
     "theorems": "fedtangent.compare.theorems",
 }
-OWN = {  # kinds of which users may name functions of their own -> the module whose ``entry_of_function`` is for them
+OWN = {  # kinds for which users may name their own functions -> the module whose ``entry_of_function`` is for them
     "algorithms": "fedtangent.federated.algorithms.entry",
     "models": "fedtangent.models.entry",
 }
@@ -48,17 +50,21 @@ class NoOptions:
 
 
 def option(default: Any, *, may_differ: bool = False, used_with: str = "", most: int | None = None) -> Any:
-    """A field of options: ``may_differ`` between a run and one that continues it, ``used_with`` another option only.
+    """A dataclass field that is an option.
 
-    ``most`` is the largest number that may be given, where that is not its type's (``check_limits``).
+    Args:
+        default: its value where none is given.
+        may_differ: whether a resumed run may have another value than the run that it continues.
+        used_with: the name of the option without which this one has no effect.
+        most: the largest number allowed; by default that of its type (``check_limits``).
     """
     return dataclasses.field(default=default, metadata={"may_differ": may_differ, "used_with": used_with, "most": most})
 
 
 def check_limits(options: Any) -> None:
-    """Raise ``ValueError`` for a number that is too large for its option: what can be told before anything is built.
+    """Raise ``ValueError`` for a number above the ``most`` of its option, before anything is built.
 
-    Infinity passes: options say what it means.
+    Infinity passes: each option says what it means.
     """
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
@@ -70,7 +76,7 @@ def check_limits(options: Any) -> None:
 
 
 def lasting(*groups: Any) -> list[str]:
-    """The names of the options in ``groups`` that may not differ between a run and one that continues it."""
+    """The names of the options in ``groups`` that a resumed run must share with the run that it continues."""
     return [f.name for group in groups for f in dataclasses.fields(group) if not f.metadata.get("may_differ")]
 
 
@@ -83,7 +89,7 @@ class Entry:
     summary: str
     """What it is, in one line."""
     build: Callable[..., Any]
-    """Makes it of an instance of ``options`` and what its kind is given."""
+    """Builds it from an instance of ``options`` and the arguments that its kind gets."""
     options: type[Any] = NoOptions
     """A frozen dataclass, whose fields' docstrings are their help."""
     papers: tuple[str, ...] = ()
@@ -91,7 +97,7 @@ class Entry:
 
     @property
     def told(self) -> str:
-        """The summary, and what else a list of its kind tells."""
+        """The summary, and what else ``fedtangent list`` shows of its kind."""
         return self.summary
 
 
@@ -114,17 +120,17 @@ def catalogue(kind: str) -> Mapping[str, Any]:
 
 
 def _modules(root: Any) -> list[Any]:
-    """The modules of a package, those of its packages too; of a module none."""
+    """All modules below a package; none for a plain module."""
     found = pkgutil.walk_packages(getattr(root, "__path__", ()), root.__name__ + ".")
     return [importlib.import_module(info.name) for info in found]
 
 
 def choose(kind: str, name: str) -> Any:
-    """The entry of ``kind`` called ``name``, or of the user's own function ``package.module:function``.
+    """The entry of ``kind`` called ``name``, such as ``choose("algorithms", "fed_avg")``.
 
-    Of models and algorithms there may be one's own. The module is imported here, because its user named it, and
-    nowhere else; the options are the function's own (``own_options``). Raises ``ValueError`` with the allowed names,
-    and for a function that cannot be found.
+    For models and algorithms ``name`` may also be a user's own function, written ``package.module:function``. Its
+    module is imported here and nowhere else; its options are its own parameters (``own_options``). Raises
+    ``ValueError`` for an unknown name, with the allowed ones, and for a function that cannot be found.
     """
     entries, what = catalogue(kind), kind.removesuffix("s")
     if isinstance(name, str) and ":" in name and kind in OWN:
@@ -136,7 +142,7 @@ def choose(kind: str, name: str) -> Any:
 
 
 def _imported(what: str, name: str) -> Callable[..., Any]:
-    """The function ``package.module:function``; raises ``ValueError``, whatever goes wrong in the module."""
+    """The function ``package.module:function``; whatever its module raises becomes a ``ValueError``."""
     module, _, attribute = name.partition(":")
     try:
         found = importlib.import_module(module)
@@ -160,10 +166,11 @@ def _own_entry(kind: str, name: str, function: Callable[..., Any]) -> Any:
 def own_options(
     what: str, name: str, function: Callable[..., Any], given: Sequence[str], bases: tuple[type, ...]
 ) -> Any:
-    """The options of a user's function: a dataclass of its parameters, but for those called as the ``given`` ones.
+    """The options of a user's function: a dataclass that extends ``bases`` by the function's own parameters.
 
-    It extends ``bases``. The first two parameters are what its kind is built of. Raises ``ValueError`` for another
-    parameter without a default, or not annotated as something that can be written on a command line.
+    The first two parameters are what every function of its kind gets, and parameters named in ``given`` are filled in
+    by the package: neither are options. Raises ``ValueError`` for any other parameter that has no default, or whose
+    annotation is no type that can be written on a command line.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -205,10 +212,10 @@ def option_names(entry: Entry) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class WrittenEntry(Entry):
-    """A choice that is written with its number, as in ``top_k:0.01``; ``build`` takes that number first."""
+    """A choice that may be written with a number, as in ``top_k:0.01``; ``build`` takes that number first."""
 
     number: str = ""
-    """What the number is; empty where there is none (``build`` then does not take one)."""
+    """What the number means; empty for a choice that has none (``build`` then does not take one)."""
 
     @property
     def written(self) -> str:
@@ -217,7 +224,7 @@ class WrittenEntry(Entry):
 
 
 def build_written(kind: str, text: str, *given: Any) -> Any:
-    """What ``text`` stands for, such as ``top_k:0.01``: built of its number and of what its kind is ``given``.
+    """What ``text``, such as ``top_k:0.01``, stands for, built from its number and the ``given`` arguments.
 
     Raises ``ValueError`` for an unknown name, a missing number or one that its entry does not allow.
     """
@@ -241,7 +248,7 @@ def _number(text: str) -> float:
 
 
 def given_options(entry: Entry, given: Mapping[str, Any]) -> Any:
-    """``entry``'s options with those that are ``given``; raises ``ValueError`` for one that it does not have."""
+    """``entry``'s options with the values ``given`` by name; raises ``ValueError`` for a name that it has not."""
     allowed = option_names(entry)
     for name in given:
         if name not in allowed:

@@ -1,7 +1,7 @@
 """Losses over a masked batch: the mean, or the sum, over the real examples only, so that padding never counts.
 
-A loss called ``<name>_sum`` is ``summed`` of the loss called ``<name>``. What each compares outputs with is in
-``targets_of``.
+A loss called ``<name>_sum`` is the sum over examples where ``<name>`` is their mean. ``targets_of`` says what kind of
+targets each loss takes: numbers, classes or signs.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def get_loss(name: str | Loss) -> Loss:
 
 
 def mean_form(name: str | Loss) -> str:
-    """The name of the loss that is a mean over examples where ``name``'s may be their sum.
+    """The name of the loss as a mean: ``mean_form("logistic_sum")`` and ``mean_form("logistic")`` are ``"logistic"``.
 
     Raises ``ValueError`` for an unknown name, and for a user's own function, of which nothing is known.
     """
@@ -138,9 +138,9 @@ def targets_of(name: str | Loss) -> str:
 
 
 def check_targets(name: str | Loss, values: Any, what: str = "targets") -> None:
-    """Raise ``ValueError`` for ``values``, called ``what``, that are bools, or not -1 and 1 where the loss takes these.
+    """Raise ``ValueError`` for targets ``values`` that are bools, or not -1 and 1 for a loss that takes signs.
 
-    Traced values are not looked at, nor those of a user's own loss.
+    ``what`` is their name in the error. Traced values pass, and so do targets of a user's own loss.
     """
     if callable(name):
         return

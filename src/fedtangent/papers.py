@@ -1,6 +1,6 @@
 """The papers behind the algorithms, by key, as BibTeX: ``print(fedtangent.cite(algorithm))``.
 
-An entry of an algorithm names its papers by these keys; one that is not here it may give as BibTeX.
+An algorithm's entry names its papers by these keys, or gives BibTeX for a paper that is not here.
 """
 
 from __future__ import annotations
@@ -168,10 +168,10 @@ PAPERS: dict[str, str] = {
 
 
 def papers_of(algorithm: Algorithm | str) -> tuple[str, ...]:
-    """The papers that ``algorithm``, or the one of that name, comes from, as its entry has them.
+    """The papers of an algorithm, given as such or by name: keys of ``PAPERS``, or BibTeX.
 
-    They are keys of ``PAPERS``, or BibTeX; those of an algorithm around another one come first. Raises ``ValueError``
-    for an algorithm without an entry.
+    For an algorithm around another one, such as ``fed_prox_ensemble``, the outer one's papers come first. Raises
+    ``ValueError`` for an algorithm without an entry.
     """
     name = algorithm if isinstance(algorithm, str) else algorithm.name
     entries = catalogue("algorithms")
@@ -186,5 +186,5 @@ def papers_of(algorithm: Algorithm | str) -> tuple[str, ...]:
 
 
 def cite(algorithm: Algorithm | str) -> str:
-    """BibTeX of the papers that ``algorithm`` comes from, one after another; raises ``ValueError`` as ``papers_of``."""
+    """BibTeX of an algorithm's papers, such as ``cite("fed_avg")``; raises ``ValueError`` as ``papers_of``."""
     return "\n\n".join(PAPERS.get(paper, paper) for paper in papers_of(algorithm))

@@ -10,34 +10,34 @@ import numpy as np
 from tqdm import tqdm
 
 SECONDS = 10.0  # between two lines, at first; work that takes less has none
-SHARE = 0.05  # of the time that has passed: lines become rarer as work goes on
-SPLITS = ("test", "validation", "train")  # whose metric is told, the first that there is
+SHARE = 0.05  # of the time passed, between two lines: they become rarer as work goes on
+SPLITS = ("test", "validation", "train")  # ``headline`` shows a metric of the first of these that there is
 
 
 class Lines(tqdm):
-    """A bar whose every state is a line."""
+    """A progress bar for logs: each update is printed as a line of its own."""
 
-    monitor_interval = 0  # no thread that looks after it
+    monitor_interval = 0  # tqdm starts no thread to watch it
 
     @staticmethod
     def status_printer(file: TextIO) -> Callable[[str], None]:
-        """What tells a state: the empty one, which clears a bar, is none."""
+        """The function that prints a line; the empty line, with which tqdm clears a bar, is not printed."""
         return lambda line: print(line, file=file, flush=True) if line else None
 
     def update(self, n: float | None = 1) -> bool | None:
-        """So many more are done."""
+        """Note that ``n`` more units are done."""
         if not self.disable:
             self.mininterval = max(SECONDS, SHARE * (self._time() - self.start_t))
         return super().update(n)
 
     def close(self) -> None:
-        """As a bar of which nothing was shown: there is none to clear."""
+        """End without tqdm's clearing of the bar: lines that were printed stay."""
         self.delay = float("inf")
         super().close()
 
 
 def progress_of(total: int, what: str, unit: str = "round", done: int = 0, shown: bool = True) -> tqdm:
-    """Progress of ``total`` units of work called ``what``, on standard error; nothing unless it is ``shown``."""
+    """A progress bar on standard error for ``total`` units of the work ``what``; silent unless it is ``shown``."""
     given = {"total": total, "initial": done, "desc": what, "unit": unit, "leave": False, "disable": not shown}
     if sys.stderr.isatty():
         return tqdm(**given)
@@ -46,7 +46,10 @@ def progress_of(total: int, what: str, unit: str = "round", done: int = 0, shown
 
 
 def headline(metrics: Mapping[str, Any]) -> str:
-    """One number of the metrics of an evaluation, with its name: the accuracy of the test examples, if it is there."""
+    """One metric of an evaluation as text, such as ``test accuracy 0.9312``: the accuracy if there is one.
+
+    Empty where no metric is a number.
+    """
     split = next((name for name in SPLITS if isinstance(metrics.get(name), Mapping)), "")
     found = metrics[split] if split else metrics
     numbers = {name: value for name, value in found.items() if _is_number(value)}

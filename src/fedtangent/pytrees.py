@@ -41,7 +41,7 @@ def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
 
 
 def take(a: PyTree, i: Array | int) -> PyTree:
-    """Row ``i`` of every leaf."""
+    """Row ``i`` of every leaf, or the rows ``i`` [..] of each."""
     return jax.tree.map(lambda leaf: leaf[i], a)
 
 
@@ -66,12 +66,12 @@ def size(a: PyTree) -> int:
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether an array or shape is one of typed PRNG keys."""
+    """Whether an array, or shape, holds typed PRNG keys (``jax.random.key``)."""
     return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def item_bytes(dtype: Any) -> int:
-    """Bytes of one entry; a typed key's are those of its words."""
+    """Bytes of one entry of this dtype, which may be that of typed PRNG keys."""
     return dtype.itemsize if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else jnp.dtype(dtype).itemsize
 
 

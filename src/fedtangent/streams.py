@@ -1,4 +1,4 @@
-"""Where random streams come from: every key of a run, and what is folded into it, in one place.
+"""The random streams of a run: every key, and what is folded into it, in one place.
 
 ::
 
@@ -7,9 +7,9 @@
          -> train     -> round -> client id -> update, send     what a client does, and how its message travels
                                -> SERVER    -> one key a model  what the server draws
 
-So what a client draws depends on the seed, the round and its id alone, not on the order of the cohort. Into a key
-whose numbers start from 0 (client ids, rounds, epochs: all below 2^31) a stream of another kind is folded as one of
-the constants here, from 2^31 on.
+So what a client draws depends on the seed, the round and its id alone, not on the order of the cohort. Client ids,
+rounds and epochs, which are folded into keys, are below 2^31. The constants below name streams of other kinds; they
+start at 2^31, so that the two never meet.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _APART = 2**31
 
 # Into a round's key, beside client ids.
 SERVER = _APART  # what servers draw
-EMPTY = _APART + 1  # what they draw for models that no client's message reached
-# Into a server's key of a round, beside what it draws itself.
+EMPTY = _APART + 1  # what servers draw for models that no client's message reached
+# Into a server's key of one round, beside what the server draws itself.
 SHUFFLER = _APART + 2
 MASKS = _APART + 3
 # Into a schedule's key, beside rounds.

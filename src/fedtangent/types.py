@@ -26,7 +26,7 @@ Key = jax.Array
 
 
 def described(parts: Mapping[str, Any]) -> str:
-    """Arrays by name, as their types and shapes; what is no array (a tree's leaves may be anything) as it is."""
+    """Dtype and shape of each array by name, as text: ``x float32 (60, 3), ..``; for other values their ``repr``."""
     return ", ".join(
         f"{name} {part.dtype} {tuple(part.shape)}" if hasattr(part, "dtype") else f"{name} {part!r}"
         for name, part in parts.items()
@@ -101,7 +101,7 @@ class Cohort(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """A cohort as the engine maps it and an aggregate is fed with it, any number of slots B at a time."""
+    """Slots of a cohort as the engine trains them and passes them to the aggregate, any number B at a time."""
 
     client: Array  # [B] int32
     model: Array  # [B] int32
@@ -122,11 +122,12 @@ class Model(NamedTuple):
     output_size: int
     structure: Any = None  # what kernels.empirical needs to build the kernel without a Jacobian, or None
     descend: Callable[..., tuple[PyTree, Array]] | None = None
-    # Where steps of gradient descent on the same examples cost less together than one by one: (params, x, loss of the
-    # outputs, rate, steps, bound of the steps) -> (params, sum of the losses); the rate and the steps may be traced
+    # Several full-batch gradient steps at once, for models where that is cheaper than one by one; None: one by one.
+    # (params, x, loss of the outputs, rate, steps, bound of the steps) -> (params, sum of the losses); the rate and the
+    # number of steps may be traced
 
     def __repr__(self) -> str:
-        """Its name, and how many numbers it puts out."""
+        """Its name and its number of outputs."""
         return f"Model({self.name}, output_size={self.output_size})"
 
 
@@ -172,6 +173,13 @@ class RoundInfo(NamedTuple):
     key: Key  # for what the server draws
 
 
+OK, DIVERGED, NO_EXAMPLES, REFUSED = range(4)
+"""How a model's round ended at the server, ``info["status"]``; but for ``OK`` the model is what it was before.
+
+``DIVERGED``: every loss was infinite. ``NO_EXAMPLES``: no client took part. ``REFUSED``: its learning rate is unstable.
+"""
+
+
 class Schedule(NamedTuple):
     """Which client trains which model in which round."""
 
@@ -189,10 +197,10 @@ class Schedule(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """A reduction of the slots' messages to one value per model, fed in batches of slots of any size B.
+    """A reduction of the slots' messages to one value per model, such as their weighted mean.
 
-    A fold and not a function of all messages, so that a mapping which trains one client at a time never holds
-    more than one message.
+    It is a fold: messages are added in batches of any size B. So a mapping that trains one client at a time never
+    holds more than one message.
     """
 
     init: Callable[[PyTree, int], PyTree]  # (shapes of one message, num_models) -> accumulator
@@ -202,9 +210,10 @@ class Aggregate(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Bytes on the wire: a slot with ``n_i`` examples sends ``uplink + uplink_per_example * n_i``.
+    """Bytes on the wire: a slot with ``n_i`` examples sends ``uplink + uplink_per_example * n_i`` in a round.
 
-    ``..._once`` is sent before the first round, in all: data that the server holds, or shares.
+    ``downlink`` is what each contacted client receives. ``uplink_once`` and ``downlink_once`` are totals before the
+    first round: data that the server holds, or shares.
     """
 
     uplink: int
@@ -222,7 +231,7 @@ class Channel(NamedTuple):
     uplink: Callable[[PyTree, PyTree], tuple[int, int]]
     # (shapes of a message, shapes of the broadcast) -> (bytes a message, bytes an example)
     init: Callable[[PyTree], PyTree] = _no_memory
-    # a tree shaped as a message -> memory, kept per (model, client): what error feedback still owes
+    # a tree shaped as a message -> memory, kept per (model, client): what error feedback adds to the next message
 
 
 Accept = Callable[[PyTree], Array]  # message as received -> [] bool: whether the server counts it
@@ -236,7 +245,7 @@ class Prediction(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """What the simulator decides for an algorithm: static, hashable."""
+    """How the simulator maps a round's clients onto devices: static and hashable, an argument of compiled programs."""
 
     map_clients: Callable[..., tuple[PyTree, PyTree]]  # (train_slot, aggregate, accumulator, slots) -> (acc, outs [S])
     max_client_size: int
@@ -258,27 +267,18 @@ class Algorithm(NamedTuple):
     # state -> the parameters of the K networks that it predicts with, [K, ...]; None: there are no such networks
 
     def __repr__(self) -> str:
-        """Its name, and who trains what."""
+        """Its name and its schedule."""
         return f"Algorithm({self.name}, {self.schedule!r})"
 
 
 def wrapped(algorithm: Algorithm, name: str, ledger: Callable[[Cost, FederatedData], Cost] | None = None) -> Algorithm:
-    """``algorithm`` as what stands inside another one: under its ``name``, charged as ``ledger`` says."""
+    """``algorithm`` under another ``name``, with its cost changed by ``ledger`` (None: unchanged)."""
 
     def cost(data: FederatedData, engine: Engine) -> Cost:
         found = algorithm.cost(data, engine)
         return found if ledger is None else ledger(found, data)
 
-    return Algorithm(
-        name,
-        algorithm.init,
-        algorithm.step,
-        algorithm.predict,
-        cost,
-        algorithm.schedule,
-        algorithm.personal,
-        algorithm.params,
-    )
+    return algorithm._replace(name=name, cost=cost)
 
 
 class Gaussian(NamedTuple):

@@ -32,13 +32,13 @@ def compared_once(monkeypatch: pytest.MonkeyPatch, tiny_case: None) -> None:
 
 @pytest.mark.usefixtures("compared_once")
 def test_a_comparison_writes_its_files_and_ends_with_its_verdict(run: Callable, folder: Path) -> None:
-    ended = run("compare", "--case", "sine", "sine")
+    ended = run("compare", "--case", "sine", "sine", "--figures", "pdf")
     out = folder / "results" / "compare"  # where it goes by itself
     files = sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file())
     assert files == [
         "config.json",
-        "figures/residual.png",
-        "figures/sine_linear_bands.png",
+        "figures/residual.pdf",
+        "figures/sine_linear_bands.pdf",
         "metrics.csv",
         "result.json",
     ]
@@ -60,7 +60,7 @@ def test_a_comparison_writes_its_files_and_ends_with_its_verdict(run: Callable, 
     assert int(fed[-1]["uplink_bytes"]) == 4 * 4 * 100 * 8  # rounds, clients, weights, bytes
     config = json.loads((out / "config.json").read_text())
     assert config["command"] == "compare"
-    assert config["options"]["case"] == ["sine", "sine"]
+    assert config["options"]["case"] == ["sine", "sine"] and config["options"]["figures"] == "pdf"
 
 
 @pytest.mark.usefixtures("tiny_case")

@@ -35,15 +35,15 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 
 def test_an_experiment_writes_its_files_and_prints_its_tables(run: Callable, folder: Path) -> None:
-    ended = run("experiment", NAME, *TINY, "--seeds", "3,5")
+    ended = run("experiment", NAME, *TINY, "--seeds", "3,5", "--figures", "pdf")
     assert ended.code == 0, ended
     out = folder / "results" / "experiment" / NAME  # where it goes by itself
     files = sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file() and p.parent.name != "runs")
     assert len(list((out / "runs").iterdir())) == 2 * 2 * 2
     assert files == [
         "config.json",
-        "figures/by_round.png",
-        "figures/reliability.png",
+        "figures/by_round.pdf",
+        "figures/reliability.pdf",
         "metrics.csv",
         "result.json",
     ]
@@ -59,6 +59,7 @@ def test_an_experiment_writes_its_files_and_prints_its_tables(run: Callable, fol
         assert int(r["uplink_bytes"]) == int(r["downlink_bytes"]) == int(r["round"]) * 6 * 4 * parameters
     config = json.loads((out / "config.json").read_text())
     assert (config["command"], config["options"]["name"]) == ("experiment", NAME)
+    assert config["options"]["figures"] == "pdf"
     assert config["resolved"]["seeds"] == [3, 5]
     assert config["resolved"]["settings"]["num_rounds"] == 3
     result = json.loads((out / "result.json").read_text())

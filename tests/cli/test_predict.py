@@ -57,8 +57,9 @@ def test_a_prediction_writes_its_files_and_ends_with_its_tables(run: Callable, f
 
 def test_several_algorithms_are_ranked_and_repeated(run: Callable, folder: Path) -> None:
     several = ("--algorithm", "fed_avg", "fed_prox", "fed_ensemble", "--mu", 2, "--num-models", 2)
-    ended = run("predict", *TINY, *several, "--target", 0.01, "--output", "out")
+    ended = run("predict", *TINY, *several, "--target", 0.01, "--figures", "pdf", "--output", "out")
     assert ended.code == 0
+    assert {path.name for path in (folder / "out/figures").iterdir()} == {"predicted.pdf", "rates.pdf"}
     rows = json.loads((folder / "out" / "result.json").read_text())["rows"]
     best = [row for row in rows if row["at"] == "best rate"]
     assert {row["algorithm"] for row in best} == {"fed_avg", "fed_prox", "fed_ensemble"}
@@ -71,7 +72,8 @@ def test_several_algorithms_are_ranked_and_repeated(run: Callable, folder: Path)
     assert [d.algorithm.entry.name for d in described] == ["fed_avg", "fed_prox", "fed_ensemble"]
     assert described[1].algorithm.options.mu == 2 and described[2].schedule.options.num_models == 2
     assert described[0].schedule.entry.name == "uniform" and described[2].schedule.entry.name == "permutations"
-    assert again.arguments["options"].draws == 2 and all(d.run.num_rounds == 3 for d in described)
+    assert again.arguments["figures"].figures == "pdf" and again.arguments["options"].draws == 2
+    assert all(d.run.num_rounds == 3 for d in described)
     one = asked("predict", "--config", folder / "out" / "config.json", "--algorithm", "fed_avg", "--output", "again")
     assert [d.algorithm.entry.name for d in one.arguments["described"]] == ["fed_avg"]
 
@@ -89,6 +91,13 @@ def test_several_algorithms_are_ranked_and_repeated(run: Callable, folder: Path)
         ("predict --target 0", "target: got 0.0, must be above 0"),
         ("predict --draws 1", "draws: got 1, must be a whole number of at least 2"),
         ("predict --channel qsgd:4", "channel: got 'qsgd:4', must be 'lossless' beside theory"),
+        ("predict --figures jpg", "figures: got 'jpg', allowed are png, pdf, svg"),
+        ("train --figures PDF", "figures: got 'PDF', allowed are png, pdf, svg"),
+        ("compare --figures ps", "figures: got 'ps', allowed are png, pdf, svg"),
+        ("compare --algorithm fed_avg --figures ps", "figures: got 'ps', allowed are png, pdf, svg"),
+        ("experiment local_gd.fig1a --figures ps", "figures: got 'ps', allowed are png, pdf, svg"),
+        ("check-theory --figures pdf", "figures: is no option of check-theory"),
+        ("report --figures pdf", "figures: is no option of report"),
         ("predict --mapping scan", "mapping: is no option of predict"),
         ("train --algorithm fed_avg scaffold", "Unrecognized options: scaffold"),
         ("compare --algorithm fed_avg scaffold", "Unrecognized options: scaffold"),

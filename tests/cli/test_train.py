@@ -136,8 +136,9 @@ def test_several_seeds_are_several_runs_whose_reliability_is_pooled(
         return draw(methods, *rest)
 
     monkeypatch.setattr(run_plots, "reliability_diagram", spy)
-    assert run("train", *SEVERAL, "--output", "out").code == 0
-    assert {path.name for path in (folder / "out/figures").iterdir()} == {"learning_curves.png", "reliability.png"}
+    assert run("train", *SEVERAL, "--figures", "svg", "--output", "out").code == 0
+    assert {path.name for path in (folder / "out/figures").iterdir()} == {"learning_curves.svg", "reliability.svg"}
+    assert json.loads((folder / "out/config.json").read_text())["options"]["figures"] == "svg"
     rows = [r for r in rows_of(folder / "out") if (r["round"], r["split"]) == ("4", "test")]
     metrics = ["nll", "accuracy", "accuracy_of_members", "ece", "brier", "predictive_entropy", "mutual_information"]
     assert sorted(r["metric"] for r in rows if r["seed"] == "0") == sorted([*metrics, "knowledge_variance"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedtangent.compare import alone, rates
-from fedtangent.compare.alone import Alone, Plan, forecast, plan_of, ranked, rounds_to_target, theory_alone
+from fedtangent.compare.alone import AloneOptions, Plan, forecast, plan_of, ranked, rounds_to_target, theory_alone
 from fedtangent.compare.predicted import run_flow
 from fedtangent.compare.simulated import cohorts, recipe
 from fedtangent.compare.table import draws_of
@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {**SMALL, **MINIBATCHES}
 
 
 def planned(draws: int = 4, target: float | None = None, **more: Any) -> Plan:
-    return plan_of(describe(**{**SETTINGS, **more}), Alone(target, draws))
+    return plan_of(describe(**{**SETTINGS, **more}), AloneOptions(target, draws))
 
 
 def runs_of(plan: Plan) -> alone._Runs:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtangent.compare import exact
-from fedtangent.compare.beside import Beside, beside_theory, setting_of
+from fedtangent.compare.beside import BesideOptions, beside_theory, setting_of
 from fedtangent.compare.predicted import predict, run_flow
 from fedtangent.compare.simulated import cohorts, trained_networks
 from fedtangent.data.partition import quantity_skew
@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {
     "num_rounds": 5, "client_learning_rate": 0.3,
 }  # fmt: skip
 MINIBATCHES = {"batch_size": 4, "local_epochs": 2}
-BESIDE = Beside((8, 16, 32), 5, 1, 3)
+BESIDE = BesideOptions((8, 16, 32), 5, 1, 3)
 RUNS: dict[str, dict[str, Any]] = {
     "momentum, decay": {"client_optimizer": "momentum", "decay": 0.5, "decay_every": 2, "batch_size": 0},
     "uniform weights": {"weighting": "uniform", "server_learning_rate": 0.7},

@@ -15,7 +15,7 @@ from fedtangent.compare import SideBySide
 from fedtangent.compare.laziness import along
 from fedtangent.compare.laziness.along import _limit, check_linearisable, laziness_diagnostics, linearised_paths
 from fedtangent.compare.laziness.parts import METRICS, Parts, parts
-from fedtangent.compare.laziness.widths import at_points, followed_draws, linearised_flow
+from fedtangent.compare.laziness.widths import at_points, linearised_flow, watched_draws
 from fedtangent.compare.predicted import run_flow, without_clients
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import Simulated, cohorts, init_key, recipe, trained_networks
@@ -73,23 +73,23 @@ def test_a_linear_model_has_no_parts() -> None:
     paths = outputs(seen), by_training(setting, 100), np.concatenate([train, test], axis=-2)
     found = parts(*(path - start for path in paths))
     assert np.max(found) < 1e-10
-    assert seen.followed is not None
-    assert np.max(seen.followed.drift) < 1e-10
-    assert followed_draws(setting) == 0
+    assert seen.watched is not None
+    assert np.max(seen.watched.drift) < 1e-10
+    assert watched_draws(setting) == 0
 
 
 def test_a_trained_linearised_network_is_the_flow_of_its_own_kernel() -> None:
     """Of two models and two outputs; not with a client less, nor is one model the other."""
     setting = small(16)
     seen = trained_networks(dataclasses.replace(setting, num_rounds=1, evaluate_every=1), 16, False, 1)
-    assert seen.followed is not None
+    assert seen.watched is not None
     line, model, plan = by_training(setting, 16), setting.model(16), cohorts(setting)
     points = at_points(setting, *np.split(np.arange(line.shape[2])[:, None], [len(setting.x_train)]))[:, 0]
     line = line[:, :, points]
 
     def flow(k: int, own: int, clients: list[int]) -> float:
         theory: Any = SimpleNamespace(setting=setting, cohorts=without_clients(plan, clients))
-        params = jax.tree.map(lambda leaf: leaf[own], seen.followed.starts[0])  # type: ignore[union-attr]
+        params = jax.tree.map(lambda leaf: leaf[own], seen.watched.starts[0])  # type: ignore[union-attr]
         found = linearised_flow(theory, model, params, line[0, k], k)
         return float(np.max(np.abs(found - line[:, k])) / np.max(np.abs(line[-1, k] - line[0, k])))
 
@@ -127,10 +127,8 @@ def lazy(width: int, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     """Feature learning and drift of two networks at the end, [K]."""
     setting = small(width, **options)
     seen, line = trained_networks(setting, width, False, 1), by_training(setting, width)
-    assert seen.followed is not None
-    return parts(*(path[-1] - path[0] for path in (outputs(seen), line))).feature_learning, seen.followed.drift[
-        -1, :, 0
-    ]
+    assert seen.watched is not None
+    return parts(*(path[-1] - path[0] for path in (outputs(seen), line))).feature_learning, seen.watched.drift[-1, :, 0]
 
 
 SMALL_WEIGHTS = {"parameterization": "standard", "w_std": 0.1, "last_w_std": 0.01, "b_std": 0.0}

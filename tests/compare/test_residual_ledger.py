@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ import pytest
 import fedtangent
 from fedtangent import data
 from fedtangent.compare import ResidualLedger, ledger_bounds, residual_ledger
-from fedtangent.compare import ledger as ledger_module
 from fedtangent.compare.statistics import width_slope
 from fedtangent.data import partition
 from fedtangent.engine.history import Run
@@ -257,11 +255,6 @@ def test_gap_and_tolerance_fall_together_with_the_width() -> None:
         bounds.append(np.array([np.mean([r.tolerance for r in rows]) for rows in last]))
     assert width_slope(widths, gaps).value < -0.6
     assert width_slope(widths, bounds).value < -0.6
-
-
-def test_the_example_of_the_docstring() -> None:
-    found = doctest.testmod(ledger_module)
-    assert found.attempted > 10 and found.failed == 0
 
 
 def _made(

@@ -42,6 +42,15 @@ def test_predicted_and_simulateds_of_a_linear_model_are_one(linear_result: SideB
     assert gap.simulated[-1] < 0.9 * gap.simulated[0]
 
 
+def test_the_drawn_flow_is_that_of_the_networks_at_every_round(linear_result: SideBySide) -> None:
+    """At the evaluated rounds it is what the networks did; in between it goes on falling."""
+    setting, curve, seen = linear_result.setting, linear_result.curve, linear_result.simulated[-1]
+    assert curve.rounds.tolist() == list(range(setting.num_rounds + 1))
+    np.testing.assert_allclose(curve.left[list(seen.rounds)], linear_result.gaps[-1].simulated, rtol=1e-9)
+    np.testing.assert_allclose(curve.score[list(seen.rounds)], setting.score(seen.test), rtol=1e-9)
+    assert np.all(np.diff(curve.left) < 0)
+
+
 @pytest.mark.slow
 def test_rows_of_a_regression_name_every_method(network_result: SideBySide) -> None:
     assert [row.method for row in network_result.rows] == [

@@ -11,7 +11,7 @@ import pytest
 
 from fedtangent.cli.main import run
 from fedtangent.compare import alone, sizes
-from fedtangent.compare.alone import Alone, forecasts, plan_of
+from fedtangent.compare.alone import AloneOptions, forecasts, plan_of
 from fedtangent.compare.predicted import drawn_starts
 from fedtangent.engine import memory
 from fedtangent.engine.description import describe
@@ -29,7 +29,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(tmp_path: Path, **more: object) -> sizes.KernelPlan:
-    plan = plan_of(describe(**{**OPTIONS, **more}), Alone(None, 2, 5))  # type: ignore[arg-type]
+    plan = plan_of(describe(**{**OPTIONS, **more}), AloneOptions(None, 2, 5))  # type: ignore[arg-type]
     return sizes.plan_kernels(plan.setting, plan.at_once, tmp_path)
 
 
@@ -41,7 +41,7 @@ def room(monkeypatch: pytest.MonkeyPatch, of_memory: float, of_disk: float = 1e1
 def test_few_points_are_float64_blocks(tmp_path: Path) -> None:
     plan = planned(tmp_path)
     assert not plan.is_large and plan.folder is None and str(plan).startswith("memory: ")
-    setting = plan_of(describe(**OPTIONS), Alone(None, 2, 5)).setting
+    setting = plan_of(describe(**OPTIONS), AloneOptions(None, 2, 5)).setting
     n, m = len(setting.x_train), len(setting.x_test)
     assert plan.kernel == 16 * (n + m) ** 2
     assert isinstance(sizes.planned_kernels(setting, plan), KernelBlocks)
@@ -52,7 +52,7 @@ def test_many_are_one_of_float32_in_memory_or_in_a_file(
 ) -> None:
     plan = planned(tmp_path)
     assert plan.is_large and plan.folder is None
-    setting = plan_of(describe(**OPTIONS), Alone(None, 2, 5)).setting
+    setting = plan_of(describe(**OPTIONS), AloneOptions(None, 2, 5)).setting
     assert plan.kernel == 4 * len(setting.x_train) ** 2
     assert isinstance(sizes.planned_kernels(setting, plan), LargeKernel) and not list(tmp_path.iterdir())
     room(monkeypatch, (plan.total - plan.kernel / 2) / memory.USABLE)
@@ -100,7 +100,7 @@ def test_a_changed_file_is_refused_before_any_work(
 @pytest.mark.slow
 def test_a_large_kernel_predicts_what_blocks_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the same starts to float32; of its own the starts are networks."""
-    plan = plan_of(describe(**OPTIONS), Alone(None, 2, rates=False))
+    plan = plan_of(describe(**OPTIONS), AloneOptions(None, 2, rates=False))
     (right,) = forecasts([plan])
     monkeypatch.setattr(sizes, "MOST_EXACT", 10)
     (own,) = forecasts([plan])

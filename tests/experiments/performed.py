@@ -8,7 +8,7 @@ from pathlib import Path
 from fedtangent import entries
 from fedtangent.experiments.lab.results import Outcome
 from fedtangent.experiments.lab.runner import Request, Study, perform, prepare_study
-from fedtangent.output.files import Metric
+from fedtangent.output.files import Figures, Metric
 
 
 def study_of(
@@ -31,10 +31,10 @@ def performed(
     The files of a ``dataset`` are in ``folder``.
     """
     kept: list[Metric] = []
-    figures, data_dir = folder / "figures", None if dataset is None else folder
-    figures.mkdir()
+    figures, data_dir = Figures(folder / "figures"), None if dataset is None else folder
+    figures.folder.mkdir()
     study = dataclasses.replace(study_of(name, changes, seeds, dataset, data_dir), keep=kept.extend, figures=figures)
     found = perform(entries.choose("experiments", name), study)
     assert all(len(row) == len(sheet.columns) for sheet in found.sheets for row in sheet.rows)
-    assert all(path.stat().st_size > 10_000 for path in figures.iterdir())
+    assert all(path.stat().st_size > 10_000 for path in figures.folder.iterdir())
     return found, kept

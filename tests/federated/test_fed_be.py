@@ -16,10 +16,11 @@ from fedtangent.engine.clients import engine_for
 from fedtangent.engine.history import at_start, charge
 from fedtangent.engine.run import predict
 from fedtangent.federated import algorithms
-from fedtangent.federated.algorithms.distil import Distillation, cyclical_rate, distil, num_steps, soft_cross_entropy
+from fedtangent.federated.algorithms.distil import Distillation, cyclical_rate, distil, num_steps
 from fedtangent.federated.algorithms.posterior import Clients, dirichlet, gaussian
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import random_models, uniform_sampling
+from fedtangent.losses import cross_entropy
 from fedtangent.streams import keys
 from fedtangent.types import Algorithm, FederatedData, Key, Schedule
 
@@ -304,12 +305,12 @@ def test_cyclical_rate_by_hand() -> None:
     assert num_steps(Distillation(), 10_000) == 1575  # 1580 steps, to the end of the last cycle
 
 
-def test_soft_cross_entropy_is_optaxs_on_the_real_examples() -> None:
+def test_cross_entropy_of_soft_labels_is_optaxs_on_the_real_examples() -> None:
     rng = np.random.default_rng(2)
     f, q = rng.normal(size=(5, 3)), rng.dirichlet(np.ones(3), 5)
     mask = np.array([True, True, False, True, False])
     expected = optax.softmax_cross_entropy(f, q)[mask].mean()
-    assert float(soft_cross_entropy(f, q, mask)) == pytest.approx(float(expected), abs=1e-14)
+    assert float(cross_entropy(f, q, mask)) == pytest.approx(float(expected), abs=1e-14)
 
 
 def test_a_student_that_starts_as_its_teacher_stays() -> None:
@@ -318,7 +319,7 @@ def test_a_student_that_starts_as_its_teacher_stays() -> None:
     other = MODEL.init(jax.random.key(2))
 
     def taught(how: Distillation, begin: Any) -> Any:
-        return distil(jax.random.key(1), MODEL, soft_cross_entropy, how, begin, jnp.asarray(SERVER_X), labels)
+        return distil(jax.random.key(1), MODEL, cross_entropy, how, begin, jnp.asarray(SERVER_X), labels)
 
     learn = jax.jit(taught, static_argnums=0)
     assert distance(learn(MINI, params)[0], params) < 1e-14

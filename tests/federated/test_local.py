@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedtangent.federated.local import Problem, Work, client_view, local_training, minimise
+from fedtangent.federated.local import LocalProblem, Work, client_view, local_training, minimise
 from fedtangent.federated.schedule import all_clients, random_models
 from fedtangent.losses import squared_error
 from fedtangent.types import Client, FederatedData, Model, PyTree
@@ -133,7 +133,7 @@ def test_a_client_is_padded_with_its_own_last_example() -> None:
 @functools.partial(jax.jit, static_argnums=0)
 def solve(model: Model, start: PyTree, anchor: PyTree, tilt: PyTree, prox: float, client: Client):
     """Five full-batch steps on the tilted, proximal problem."""
-    problem = Problem(start, anchor, tilt, prox)
+    problem = LocalProblem(start, anchor, tilt, prox)
     return minimise(jax.random.key(9), model, squared_error, optax.sgd(0.1), Work(steps=5), problem, client)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
+DATA = tuple(f"data:{kind};base64," for kind in ("image/png", "image/svg+xml", "application/pdf"))
 VOID = {"meta", "img", "br", "link", "input"}
 
 
@@ -16,6 +17,7 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.ids: list[str] = []
         self.links: list[str] = []
+        self.downloads: dict[str, str] = {}
         self.images: list[dict[str, str]] = []
         self.tables: list[list[list[str]]] = []  # rows of cells, the names of the columns first
         self.text = ""
@@ -31,12 +33,13 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, given: list[tuple[str, str | None]]) -> None:
         attributes = {name: value or "" for name, value in given}
         for name, value in attributes.items():
-            if name in ("src", "href") and not value.startswith(("data:image/png;base64,", "#")):
+            if name in ("src", "href") and not value.startswith((*DATA, "#")):
                 self.faults.append(f"{tag} loads {value}")
             if name.startswith("on"):
                 self.faults.append(f"{tag} has {name}")
         self.ids += [attributes["id"]] if "id" in attributes else []
-        self.links += [attributes["href"]] if tag == "a" else []
+        self.links += [attributes["href"]] if tag == "a" and "download" not in attributes else []
+        self.downloads |= {attributes["download"]: attributes["href"]} if "download" in attributes else {}
         self.scripts += [attributes] if tag == "script" else []
         if tag == "img":
             self.images.append(attributes)

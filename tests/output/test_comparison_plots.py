@@ -11,7 +11,7 @@ import pytest
 from fedtangent.compare.laziness.parts import Parts
 from fedtangent.compare.laziness.widths import Laziness
 from fedtangent.compare.predicted import ModelLaw
-from fedtangent.compare.side_by_side import FlowGap
+from fedtangent.compare.side_by_side import FlowCurve, FlowGap
 from fedtangent.output import comparison_plots as plots
 
 from .drawn import assert_drawn
@@ -37,7 +37,7 @@ def result(
         is_linear=linear,
         is_standard=standard,
         labels_test=None,
-        mse=lambda outputs: np.mean(outputs**2, axis=(-2, -1)),
+        score=lambda outputs: np.mean(outputs**2, axis=(-2, -1)),
         what_is_left="training residual",
         num_rounds=10,
         rounds=ROUNDS,
@@ -58,6 +58,7 @@ def result(
         simulated=tuple(seen("Fed-ensemble", w) for w in widths),
         ntk_fl=tuple(seen("NTK-FL, averaged kernel", w) for w in widths),
         gaps=(gap,) * len(widths),
+        curve=FlowCurve(np.arange(11), np.linspace(1, 0.2, 11), rng.uniform(0.1, 0.2, (11, K, E))),
         laziness=() if linear else lazy,
         by_client=lambda: {0: (0.5, 0.4), 2: (0.3, 0.35)},
     )
@@ -87,9 +88,9 @@ def test_every_figure_that_applies(tmp_path: Path) -> None:
 
 def test_linear_models_have_no_width_to_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "save", lambda figure, path, title="": path)
-    paths = plots.draw_all([result("sine, linear", 1, linear=True, widths=(100,))], tmp_path)  # type: ignore[list-item]
-    assert sorted(p.name for p in paths) == ["residual.png", "sine_linear_bands.png"]
+    paths = plots.draw_all([result("sine, linear", 1, linear=True, widths=(100,))], tmp_path, "pdf")  # type: ignore[list-item]
+    assert sorted(p.name for p in paths) == ["residual.pdf", "sine_linear_bands.pdf"]
 
 
 def test_two_widths_are_plotted_without_a_slope(tmp_path: Path) -> None:
-    assert_drawn(plots.width_errors([result("digits", 4, widths=(16, 32))], tmp_path))  # type: ignore[list-item]
+    assert_drawn(plots.width_errors([result("digits", 4, widths=(16, 32))], tmp_path / "w.png"))  # type: ignore[list-item]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imsave
 
-from fedtangent.output import report
+from fedtangent.output import files, report, style
 from fedtangent.output.files import Ended, Metric, output_folder, write_config, write_end, write_metrics, write_result
 
 from .pages import Page
@@ -107,6 +107,25 @@ def test_how_a_run_ended_is_said(tmp_path: Path, code: int | None, says: str) ->
     if code is None:
         assert page.tables[1][1][:6] == ["4", "fed_avg", "0", "test", "accuracy", "0.5"]
         assert page.tables[0][1][4] == "test accuracy 0.5"
+
+
+def test_figures_of_every_format_are_within_the_page(tmp_path: Path) -> None:
+    """A browser shows a PNG and an SVG; a PDF is there to be taken out of the page."""
+    assert {f".{name}" for name in files.FORMATS} == report.FORMATS.keys()
+    folder = write_run(tmp_path / "a", figures=0)
+    for name in files.FORMATS:
+        figure, _ = style.canvas(1)
+        style.save(figure, folder / f"figures/f.{name}")
+    page = Page(page_of(folder))
+    assert page.faults == []
+    shown = [image["src"].partition(";")[0] for image in page.images]
+    assert shown == ["data:image/png", "data:image/svg+xml"]
+    assert base64.b64decode(page.downloads["f.pdf"].partition(",")[2]) == (folder / "figures/f.pdf").read_bytes()
+    for name in files.FORMATS:
+        path = folder / f"figures/f.{name}"
+        path.write_bytes(path.read_bytes()[:-2])
+    page = Page(page_of(folder))
+    assert page.images == [] and page.downloads == {}
 
 
 def test_half_a_figure_is_left_out(tmp_path: Path) -> None:

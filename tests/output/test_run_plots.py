@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from fedtangent.measures.paired import half_width
 from fedtangent.measures.uncertainty import Reliability
 from fedtangent.output import run_plots as plots
+from fedtangent.output import style
 from fedtangent.output.files import Metric
 
 from .drawn import assert_drawn, pixels
@@ -32,7 +33,47 @@ def test_reliability_diagrams(tmp_path: Path) -> None:
     for path in paths:
         assert_drawn(path)
     one, both = map(pixels, paths)
-    assert np.any(one != both)
+    assert not np.array_equal(one, both)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are drawn, none of which is written."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(plots, "save", lambda figure, path, title="": figures.append(figure))
+    return figures
+
+
+def test_every_bin_has_its_count(kept: list[Figure]) -> None:
+    methods = {name: [bins(seed), bins(seed + 1)] for seed, name in enumerate(("FedAvg", "Fed-ensemble"))}
+    plots.reliability_diagram(methods, "digits", Path("r.png"))
+    for i, seeds in enumerate(methods.values()):
+        counts = np.sum([one.examples for one in seeds], axis=0)
+        shown = [text.get_text() for text in kept[0].axes[1].texts][i * len(counts) : (i + 1) * len(counts)]
+        assert shown == [str(n) if n else "" for n in counts] and max(counts) > 60
+        np.testing.assert_array_equal([bar.get_height() for bar in kept[0].axes[1].containers[i]], counts)
+
+
+def test_few_values_of_many_sizes_are_on_a_logarithmic_axis(kept: list[Figure]) -> None:
+    for x in ((0.1, 0.5, 10.0), (1.0, 2.0, 3.0), (0.0, 5.0, 100.0)):
+        plots.curves({"y": {"a": np.ones((2, 3)), "b": np.ones((2, 3))}}, x, "title", Path("c.png"))
+        ax = kept[-1].axes[0]
+        assert [text.get_text() for text in ax.get_xticklabels()] == [f"{value:g}" for value in x]
+        places = np.array([line.get_xdata() for line in ax.lines if len(line.get_xdata()) == 3])
+        assert np.all(places[0] < places[-1])  # beside each other, around the value
+        middle = np.sqrt(places[0] * places[-1]) if x[0] == 0.1 else (places[0] + places[-1]) / 2
+        np.testing.assert_allclose(middle, x, atol=1e-12)
+    assert [figure.axes[0].get_xscale() for figure in kept] == ["log", "linear", "linear"]
+
+
+def test_kernels_are_drawn_over_what_they_were_at_the_start(kept: list[Figure]) -> None:
+    names = [name for _, _, metrics in plots.KERNEL_PANELS for name in metrics]
+    series = {name: {0: [2.0, 4.0], 5: [2.02, 4.04]} for name in names}
+    plots.kernel_figure(series, [np.ones(3)], [np.ones(3)], 5, "digits", Path("k.png"))
+    drift, alignment, *_ = kept[0].axes
+    assert [list(line.get_ydata()) for line in drift.lines] == [[3.0, pytest.approx(3.03)]] * 2
+    assert [list(line.get_ydata()) for line in alignment.lines] == [[1.0, pytest.approx(1.01)]] * 2
+    assert alignment.get_legend_handles_labels()[1] == ["plain, 3 at round 0", "centred, 3 at round 0"]
 
 
 def test_pooled_bins_are_those_of_all_examples() -> None:
@@ -96,8 +137,8 @@ def test_learning_curves_are_of_loss_accuracy_and_bytes(
     assert_drawn(plots.learning_curves(told(seeds, names), "mse", "digits", tmp_path / "l.png"))
     axes = figures[0].axes
     assert [(ax.get_xlabel().split(",")[0], ax.get_ylabel()) for ax in axes] == [
-        *(("round", name) for name in names),
-        ("MiB sent up", names[-1]),
+        *(("round", style.in_words(name)) for name in names),
+        ("MiB sent up", style.in_words(names[-1])),
     ]
     rounds = [0, 2, 4] if seeds == 1 else [0, 2]  # of every seed
     for ax in axes:

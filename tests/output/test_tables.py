@@ -67,10 +67,15 @@ def test_what_is_undecided_and_what_is_noticed_are_shown() -> None:
 
 
 def test_a_narrow_screen_has_a_paragraph_for_each_verdict() -> None:
-    rows = [verdict("mean = flow")._replace(sizes="n = 4", notices="0.02"), verdict("variance = flow")]
-    text = table_of(rows, width=80)
-    assert text.count("sine") == 1 and "n = 4" in text and "control: untrained: 9.0, fails, as it must; notices" in text
-    assert "measured 1.0, expected 1 +- 3 x 0.1: holds" in text and max(map(len, text.splitlines())) <= 80
+    rows = [verdict("mean = flow")._replace(sizes="n = 4", notices="0.02"), verdict("variance = flow", holds=False)]
+    lines = table_of([*rows, verdict("mean = flow, round 5")._replace(sizes="n = 4")], width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    text = [line.strip() for line in lines]
+    assert text.count("sine") == 1 and text.count("n = 4") == 2  # each time that it is another
+    assert text.count("control: untrained: 9.0, fails, as it must") == 3 and text.count("notices 0.02") == 1
+    assert text.count("measured 1.0, expected 1 +- 3 x 0.1") == 3
+    marks = [line.partition("  ")[0] for line in lines if not line.startswith(" ") and "=" in line]
+    assert marks == ["holds", "FAILS", "holds"]
 
 
 def row(**changes: object) -> MethodRow:

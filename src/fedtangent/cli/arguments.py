@@ -23,7 +23,9 @@ from typing import Any, NamedTuple
 
 import tyro
 
+from fedtangent.checks import choice
 from fedtangent.entries import option
+from fedtangent.output.files import FORMATS, Figures
 
 WIDTH = 100  # of a page of help, where neither a terminal nor $COLUMNS says another
 NARROWEST = 60
@@ -41,6 +43,22 @@ class OutputOptions:
     """Replace the run that OUTPUT holds."""
     config: Path | None = option(None, may_differ=True)
     """Repeat the run of this config.json; options given beside it win."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FigureOptions:
+    """How figures are written, of every command that draws some."""
+
+    figures: str = option("png", may_differ=True)
+    """Format of the figures: png, pdf or svg; those of the last two are lines and letters, for papers."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a format that there is not."""
+        choice("figures", self.figures, FORMATS)
+
+    def within(self, folder: Path) -> Figures:
+        """Those of the run in ``folder``."""
+        return Figures(folder / "figures", self.figures)
 
 
 @dataclasses.dataclass(frozen=True)

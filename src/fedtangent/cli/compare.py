@@ -14,8 +14,9 @@ import numpy as np
 from rich.console import Console
 
 from fedtangent.checks import MAX_SEED, folder, seed
+from fedtangent.cli.arguments import FigureOptions
 from fedtangent.compare import Setting, SideBySide, build, run
-from fedtangent.compare.beside import Beside, check_free, setting_of
+from fedtangent.compare.beside import BesideOptions, check_free, setting_of
 from fedtangent.compare.cases import DEFAULT_CASES
 from fedtangent.compare.verdicts import Verdict, as_rows, summary
 from fedtangent.engine.description import Description
@@ -54,7 +55,7 @@ class CompareOptions:
 
 
 @dataclass(frozen=True)
-class ComparisonOptions(Beside):
+class ComparisonOptions(BesideOptions):
     """What is compared of a run that is described."""
 
     output: Path = Path("results/compare")
@@ -68,9 +69,10 @@ class CompareJob(NamedTuple):
     options: dict[str, Any]
     seed: int
     output: Path
+    figures: FigureOptions
 
 
-def prepare(options: CompareOptions) -> CompareJob:
+def prepare(options: CompareOptions, figures: FigureOptions) -> CompareJob:
     """Check every option and load the data; raises ``ValueError``, and writes nothing."""
     if not options.case:
         raise ValueError(f"case: got none, allowed are {', '.join(catalogue('cases'))}")
@@ -80,14 +82,15 @@ def prepare(options: CompareOptions) -> CompareJob:
         choose("cases", name)  # before any data is loaded
     given = options.data_dir, options.scale, options.seed
     settings = [setting for name in dict.fromkeys(options.case) for setting in build(name, *given)]
-    return CompareJob(settings, asdict(options), options.seed, options.output)
+    values = asdict(options) | asdict(figures)
+    return CompareJob(settings, values, options.seed, options.output, figures)
 
 
-def prepare_run(options: ComparisonOptions, described: Description) -> CompareJob:
+def prepare_run(options: ComparisonOptions, figures: FigureOptions, described: Description) -> CompareJob:
     """The same of a run, as ``train`` takes it; raises ``ValueError`` also where theory has no rule for it."""
-    values = described.values() | asdict(options)
+    values = described.values() | asdict(options) | asdict(figures)
     check_free(described, options.hidden_layers)
-    return CompareJob([setting_of(described, options)], values, described.run.seed, options.output)
+    return CompareJob([setting_of(described, options)], values, described.run.seed, options.output, figures)
 
 
 def run_job(job: CompareJob) -> Ended:
@@ -102,7 +105,7 @@ def run_job(job: CompareJob) -> Ended:
         _write(folder, job.seed, results)
     verdicts = [v for r in results for v in r.verdicts]
     _show(screen, results, verdicts)
-    paths = draw_all(results, folder / "figures")
+    paths = draw_all(results, *job.figures.within(folder))
     screen.print(f"[bold]{summary(verdicts)}[/bold] ({time.perf_counter() - start:.0f} s)")
     screen.print(f"{len(paths)} figures in {folder / 'figures'}; numbers in {folder / 'result.json'}", highlight=False)
     said = [] if all(v.passed is not False for v in verdicts) else [summary(verdicts)]

@@ -38,8 +38,8 @@ class DataOptions:
     """Folder of TensorFlow Datasets, for downloads (default: its own)."""
 
 
-class Job(NamedTuple):
-    """What is asked for."""
+class DataJob(NamedTuple):
+    """A checked request for one data set."""
 
     options: DataOptions
     published: Published
@@ -47,7 +47,7 @@ class Job(NamedTuple):
     directory: Path | None  # with original files
 
 
-def prepare(options: DataOptions) -> Job:
+def prepare(options: DataOptions) -> DataJob:
     """Check the options; raises ``ValueError``."""
     choice("action", options.action, ACTIONS)
     published = choose("datasets", options.name).published
@@ -61,10 +61,10 @@ def prepare(options: DataOptions) -> Job:
         raise ValueError(
             f"name: got {options.name!r}, of which {stored_in(published, stored)} has nothing, must be prepared first"
         )
-    return Job(options, published, stored, directory)
+    return DataJob(options, published, stored, directory)
 
 
-def run_job(job: Job) -> Ended:
+def run_job(job: DataJob) -> Ended:
     """Do it, and print a table of the files; returns how it ended."""
     try:
         return _prepared(job) if job.options.action == "prepare" else _verified(job)
@@ -72,7 +72,7 @@ def run_job(job: Job) -> Ended:
         return Ended(f"error: {' '.join(str(error).split())}", 2)
 
 
-def _prepared(job: Job) -> Ended:
+def _prepared(job: DataJob) -> Ended:
     """The examples that there are, once they are."""
     if job.directory is not None:
         found = load(job.options.name, job.directory)
@@ -88,7 +88,7 @@ def _prepared(job: Job) -> Ended:
     return Ended()
 
 
-def _verified(job: Job) -> Ended:
+def _verified(job: DataJob) -> Ended:
     """Every file's checksum, as it should be and as it is."""
     checked = _of_folder(job, job.directory) if job.directory else check(stored_in(job.published, job.stored))
     rows, count = [], dict.fromkeys(VERDICTS, 0)
@@ -101,7 +101,7 @@ def _verified(job: Job) -> Ended:
     return ended(f"{count[verdict]} {verdict}" for verdict in ("missing", "WRONG") if count[verdict])
 
 
-def _of_folder(job: Job, directory: Path) -> list[Checked]:
+def _of_folder(job: DataJob, directory: Path) -> list[Checked]:
     """The published files of a data folder; in another form, of which no checksum is known, what can be read."""
     paths, missing = located(job.published, directory)
     if paths:

@@ -14,6 +14,7 @@ import tyro
 
 from fedtangent import entries
 from fedtangent.checks import MAX_SEED, whole
+from fedtangent.cli.arguments import FigureOptions
 from fedtangent.engine.sweeps import parse_seeds
 from fedtangent.experiments.lab.runner import (
     Experiment,
@@ -56,7 +57,7 @@ class ExperimentOptions:
     """Folder with original data files (default: $FEDTANGENT_DATA)."""
 
 
-ExperimentJob = tuple[ExperimentOptions, Experiment, Study]
+ExperimentJob = tuple[ExperimentOptions, FigureOptions, Experiment, Study]
 
 
 def continues(options: object) -> bool:
@@ -75,7 +76,7 @@ def allowed(given: Mapping[str, Sequence[str]]) -> dict[str, Iterable[str]]:
     return {"dataset": found.scales} | ({} if settings is None else {"set": written(settings)})
 
 
-def prepare(options: ExperimentOptions) -> ExperimentJob:
+def prepare(options: ExperimentOptions, figures: FigureOptions) -> ExperimentJob:
     """Check every option, load the first seed's data; raises ``ValueError``, and writes nothing."""
     found = entries.choose("experiments", options.name)
     whole("seed", options.seed, 0, 2**32 - NUM_SEEDS)
@@ -83,16 +84,17 @@ def prepare(options: ExperimentOptions) -> ExperimentJob:
         raise ValueError(f"seed: got {options.seed} with seeds, must be left out there")
     text = f"{options.seed}:{options.seed + NUM_SEEDS}" if options.seeds is None else options.seeds
     request = Request(options.scale, parse_seeds(text), options.dataset, options.data_dir, options.set)
-    return options, found, prepare_study(found, request)
+    return options, figures, found, prepare_study(found, request)
 
 
 def run_job(job: ExperimentJob) -> Ended:
     """Run the experiment, with metrics.csv written as it goes; returns how it ended."""
-    (options, experiment, study), screen, start = job, console(), time.perf_counter()
+    (options, figures, experiment, study), screen, start = job, console(), time.perf_counter()
     assert options.output is not None  # the command line names one
     say, folder = clock(screen), output_folder(options.output)
     resolved = {"seeds": study.seeds, "dataset": study.dataset, "settings": study.settings}
-    write_config(folder, "experiment", options, resolved=resolved)
+    values = dataclasses.asdict(options) | dataclasses.asdict(figures)
+    write_config(folder, "experiment", values, resolved=resolved)
     metrics: list[Metric] = []
 
     def keep(more: Sequence[Metric]) -> None:
@@ -107,7 +109,7 @@ def run_job(job: ExperimentJob) -> Ended:
         hours = expected_seconds(experiment, study) / 3600
         kind = jax.devices()[0].device_kind
         screen.print(f"expected on this device, {kind}: {hours:.2g} hours", highlight=False)
-    found = perform(experiment, dataclasses.replace(study, say=say, keep=keep, figures=folder / "figures"))
+    found = perform(experiment, dataclasses.replace(study, say=say, keep=keep, figures=figures.within(folder)))
     seconds = time.perf_counter() - start
     write_result(folder, found.rows, **found.details, failed=found.failed, seconds=seconds)
     screen.print()

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
+from fedtangent.cli.arguments import FigureOptions
 from fedtangent.compare.alone import (
-    Alone,
+    AloneOptions,
     Curve,
     Forecast,
     Plan,
@@ -36,35 +37,36 @@ MUCH = 10.0  # times the best rate, beyond which a stable one is no use
 
 
 @dataclass(frozen=True)
-class PredictOptions(Alone):
+class PredictOptions(AloneOptions):
     """What is predicted of the run, and where it goes."""
 
     output: Path = Path("results/predict")
     """Folder for config.json, metrics.csv, result.json and figures/."""
 
 
-class Job(NamedTuple):
+class PredictJob(NamedTuple):
     """Checked runs, one for each algorithm, and what they were asked for by."""
 
     plans: list[Plan]
     options: dict[str, Any]
     output: Path
+    figures: FigureOptions
 
 
-def prepare(options: PredictOptions, described: tuple[Description, ...]) -> Job:
+def prepare(options: PredictOptions, figures: FigureOptions, described: tuple[Description, ...]) -> PredictJob:
     """Check every option and load the data; raises ``ValueError``, also where theory has no rule."""
     for one in described:
         check_alone(one, options)  # of all of them, before any data are loaded
-    values = in_common([one.values() for one in described]) | asdict(options)
+    values = in_common([one.values() for one in described]) | asdict(options) | asdict(figures)
     names = [one.algorithm.entry.name for one in described]
     values["algorithm"] = names[0] if len(names) == 1 else names
     placed = replace(options, kernel_dir=options.kernel_dir or options.output / "kernels")
     plans = [plan_of(one, placed) for one in described]
     memory_of(plans[0])
-    return Job(plans, values, options.output)
+    return PredictJob(plans, values, options.output, figures)
 
 
-def run_job(job: Job) -> Ended:
+def run_job(job: PredictJob) -> Ended:
     """Predict every run, write files after each, print the table, draw figures; returns how it ended."""
     from fedtangent.output.forecast_plots import learning_curves, loss_against_rate
 
@@ -77,9 +79,10 @@ def run_job(job: Job) -> Ended:
         found.append(forecast)
         write_metrics(folder, [metric for one in found for metric in _metrics(one)])
         write_result(folder, [row for one in ranked(found) for row in _rows(one)])
-    learning_curves(found, folder / "figures" / "predicted.png")
+    figures = job.figures.within(folder)
+    learning_curves(found, figures.path("predicted"))
     if found[0].rates is not None:
-        loss_against_rate(found, folder / "figures" / "rates.png")
+        loss_against_rate(found, figures.path("rates"))
     screen.print()
     if len(found) == 1:
         _show(screen, found[0])

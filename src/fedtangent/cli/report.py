@@ -29,7 +29,7 @@ class ReportOptions:
     """Folder for the page, report.html, which needs nothing else."""
 
 
-class Job(NamedTuple):
+class ReportJob(NamedTuple):
     """The runs, and the page that is made of them."""
 
     options: ReportOptions
@@ -37,7 +37,7 @@ class Job(NamedTuple):
     html: str
 
 
-def prepare(options: ReportOptions) -> Job:
+def prepare(options: ReportOptions) -> ReportJob:
     """Read all the runs and make the page; raises ``ValueError``, and writes nothing."""
     if not options.runs:
         raise ValueError("runs: got none, must be folders of runs")
@@ -50,10 +50,10 @@ def prepare(options: ReportOptions) -> Job:
         raise ValueError(f"runs: cannot read {error.filename}: {error.strerror}") from error
     if options.output.resolve() in folders:
         raise ValueError(f"output: got {options.output}, which is one of the runs: name another folder")
-    return Job(options, runs, html)
+    return ReportJob(options, runs, html)
 
 
-def run_job(job: Job) -> Ended:
+def run_job(job: ReportJob) -> Ended:
     """Write the page; returns how it ended."""
     folder, screen = output_folder(job.options.output), console()
     write_config(folder, "report", job.options)

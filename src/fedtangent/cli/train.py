@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import checks
-from fedtangent.cli.arguments import MachineOptions
+from fedtangent.cli.arguments import FigureOptions, MachineOptions
 from fedtangent.compare.laziness.along import LazinessDiagnostics, check_linearisable, laziness_diagnostics
 from fedtangent.compare.laziness.parts import METRICS as LAZINESS
 from fedtangent.data.cache import given_directory
@@ -78,11 +78,12 @@ class TrainOptions:
     """Folder of what the run writes (default: results/train)."""
 
 
-class Job(NamedTuple):
+class TrainJob(NamedTuple):
     """A checked run, ready to start."""
 
     options: TrainOptions
     machine: MachineOptions
+    figures: FigureOptions
     built: Built
     seeds: tuple[int, ...]
     config: dict[str, Any]  # what tells this run from another
@@ -98,7 +99,7 @@ def continues(options: Mapping[str, Any]) -> bool:
     return bool(options["resume"])
 
 
-def prepare(options: TrainOptions, machine: MachineOptions, described: Description) -> Job:
+def prepare(options: TrainOptions, machine: MachineOptions, figures: FigureOptions, described: Description) -> TrainJob:
     """Check every option and build the run; raises ``ValueError``.
 
     Writes nothing but the key file that a projection needs, where there is none.
@@ -112,14 +113,14 @@ def prepare(options: TrainOptions, machine: MachineOptions, described: Descripti
     config = described.identity() | {name: getattr(options, name) for name in lasting(options)}
     if described.run.projection is not None:
         config["projection_seed"] = seed_digest(described.run)
-    job = Job(options, machine, built, seeds, config)
+    job = TrainJob(options, machine, figures, built, seeds, config)
     first = checkpoints_of(job, seeds[0])
     resumed = first if first.resume else None
     _resolve_mapping(job, resumed, measure=False)
     return job
 
 
-def _resolve_mapping(job: Job, resumed: Checkpoints | None, measure: bool = True) -> Resolved:
+def _resolve_mapping(job: TrainJob, resumed: Checkpoints | None, measure: bool = True) -> Resolved:
     """How the clients are mapped; raises ``ValueError`` for a run that does not fit, evaluations included."""
     built, rounds = job.built, job.built.description.run.num_rounds
     seen = [split.x for split in built.splits.values()]
@@ -152,7 +153,7 @@ def _check(options: TrainOptions, machine: MachineOptions, described: Descriptio
     return seeds
 
 
-def checkpoints_of(job: Job, seed: int) -> Checkpoints:
+def checkpoints_of(job: TrainJob, seed: int) -> Checkpoints:
     """Checkpoints of the run of ``seed``, also where none are to be written; of several runs each has its folder."""
     assert job.options.output is not None
     folder = job.options.output / "checkpoints" / ("" if job.options.seeds is None else f"seed-{seed}")
@@ -165,7 +166,7 @@ def say(line: str) -> None:
     print(f"fedtangent: {line}", file=sys.stderr)
 
 
-def _resolved(job: Job, mapping: Resolved) -> dict[str, Any]:
+def _resolved(job: TrainJob, mapping: Resolved) -> dict[str, Any]:
     """What the options stand for on this machine."""
     run = job.built.description.run
     folder = given_directory(run.data_dir)
@@ -177,7 +178,7 @@ def _resolved(job: Job, mapping: Resolved) -> dict[str, Any]:
     }
 
 
-def run_job(job: Job) -> Ended:
+def run_job(job: TrainJob) -> Ended:
     """Run, for each of the seeds, with metrics.csv written at every evaluation; returns how it ended."""
     o, built, run = job.options, job.built, job.built.description.run
     assert o.output is not None
@@ -202,7 +203,7 @@ def run_job(job: Job) -> Ended:
         if not is_main():
             return
         if not metrics:  # the first thing that happens, once a checkpoint that cannot be resumed has been refused
-            options = built.description.values() | asdict(o) | asdict(job.machine)
+            options = built.description.values() | asdict(o) | asdict(job.machine) | asdict(job.figures)
             write_config(folder, "train", options, resolved=_resolved(job, mapping))
             _announce(mapping)
         told, sent = (e.round, built.algorithm.name, seed), (e.uplink_bytes, e.downlink_bytes, e.seconds)
@@ -244,7 +245,7 @@ def run_job(job: Job) -> Ended:
     return _ended(job, runs)
 
 
-def _watch(job: Job) -> Watch | None:
+def _watch(job: TrainJob) -> Watch | None:
     """What is asked for of each seed's run, on the examples of --seed."""
     o, built = job.options, job.built
     if o.diagnostics == "none":
@@ -285,7 +286,7 @@ def _announce(found: Resolved) -> None:
     console().print(memory.describe(found.plan), highlight=False)
 
 
-def _finish(job: Job, runs: dict[int, Run], metrics: list[Metric], bins: list[Reliability], folder: Path) -> None:
+def _finish(job: TrainJob, runs: dict[int, Run], metrics: list[Metric], bins: list[Reliability], folder: Path) -> None:
     """Write and print what came out."""
     screen, rows = console(), _rows(job, runs)
     last = _mean_cost(runs)
@@ -303,7 +304,7 @@ def _finish(job: Job, runs: dict[int, Run], metrics: list[Metric], bins: list[Re
             say(line if len(runs) == 1 else f"seed {seed}: {line}")
 
 
-def _ended(job: Job, runs: dict[int, Run]) -> Ended:
+def _ended(job: TrainJob, runs: dict[int, Run]) -> Ended:
     """How the runs ended, together."""
     failed = {seed: status for seed, run in runs.items() if (status := _status(run)) != FINISHED}
     stopped = any(runs[seed].status != FINISHED for seed in failed) and job.machine.stop_on_divergence
@@ -364,7 +365,7 @@ def _remarks(run: Run) -> list[str]:
     return lines
 
 
-def _rows(job: Job, runs: dict[int, Run]) -> list[dict[str, Any]]:
+def _rows(job: TrainJob, runs: dict[int, Run]) -> list[dict[str, Any]]:
     """The last metrics; of several seeds their mean, with the half-width of its 95 % interval (Student's t)."""
     last = [run.history.evaluations[-1].metrics for run in runs.values()]
     rows: list[dict[str, Any]] = []
@@ -378,7 +379,7 @@ def _rows(job: Job, runs: dict[int, Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def _table(job: Job, rows: list[dict[str, Any]], last: Evaluation) -> TextTable:
+def _table(job: TrainJob, rows: list[dict[str, Any]], last: Evaluation) -> TextTable:
     several = "seeds" in rows[0]
     title = f"{job.title}, round {last.round}"
     title += f", mean of {rows[0]['seeds']} seeds" if several else ""
@@ -393,7 +394,7 @@ def _table(job: Job, rows: list[dict[str, Any]], last: Evaluation) -> TextTable:
     return TextTable(title, ("split", "metric", *columns.values()), cells)
 
 
-def _setting(job: Job) -> str:
+def _setting(job: TrainJob) -> str:
     """What the numbers of the table depend on most, in one line."""
     described = job.built.description
     rate, loss = described.algorithm.options.client_learning_rate, job.built.loss.replace("_", " ")
@@ -401,17 +402,17 @@ def _setting(job: Job) -> str:
     return f"{how}; {loss}, client learning rate {rate:.4g}"
 
 
-def _draw(job: Job, metrics: list[Metric], bins: list[Reliability], folder: Path) -> None:
+def _draw(job: TrainJob, metrics: list[Metric], bins: list[Reliability], folder: Path) -> None:
     from fedtangent.output.run_plots import learning_curves, reliability_diagram
 
-    loss = uncertainty.metric_of(job.built.loss)
-    learning_curves(metrics, loss, job.title, folder / "figures" / "learning_curves.png")
+    loss, figures = uncertainty.metric_of(job.built.loss), job.figures.within(folder)
+    learning_curves(metrics, loss, job.title, figures.path("learning_curves"))
     if bins:
         title = f"{job.title}, test examples" + ("" if len(bins) == 1 else f" of {len(bins)} seeds")
-        reliability_diagram({job.built.algorithm.name: bins}, title, folder / "figures" / "reliability.png")
+        reliability_diagram({job.built.algorithm.name: bins}, title, figures.path("reliability"))
 
 
-def _draw_diagnostics(job: Job, watch: Watch, run: Run, metrics: list[Metric], folder: Path) -> None:
+def _draw_diagnostics(job: TrainJob, watch: Watch, run: Run, metrics: list[Metric], folder: Path) -> None:
     """The metrics of all seeds and models along the run; of kernels, spectra of the first seed's at its two ends."""
     from fedtangent.output.run_plots import kernel_figure, laziness_figure
 
@@ -422,7 +423,7 @@ def _draw_diagnostics(job: Job, watch: Watch, run: Run, metrics: list[Metric], f
         name, _, model = m.metric.partition("_model_")
         if model or not several:  # the models' own values, of which the others are means
             series.setdefault(name, {}).setdefault(m.round, []).append(m.value)
-    path = folder / "figures" / f"{job.options.diagnostics}.png"
+    path = job.figures.within(folder).path(job.options.diagnostics)
     if isinstance(watch, LazinessDiagnostics):
         laziness_figure(series, f"{job.title}: distance to its linearisation and to infinite width", path)
         return

@@ -1,7 +1,7 @@
-"""Theory alone: what a run will do, with no network trained. Learning curves, rates, rounds and bytes to a target.
+"""Theory alone: learning curves, rates, and rounds and bytes to a target of a run, with no network trained.
 
-The flow of the run's own kernel, cohorts, minibatches and rates moves initial functions that are drawn from the prior
-of the network; what it predicts is measured as ``train`` measures networks.
+Initial functions are drawn from the network's prior. The federated flow, with the run's own kernel, cohorts,
+minibatches and rates, moves them round by round, and they are measured as ``train`` measures networks.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from fedtangent.types import Cohort, Partition, Prediction
 
 BAND = (5, 95)  # percent of the initial functions
 TRIED_DRAWS = 4  # initial functions that rates are tried on, the same at every rate
-TRIALS = 25  # about as many as a search takes
+TRIALS = 25  # about how many rates a search tries, for its progress bar
 AT_ONCE = 2**26  # outputs that are held at once, half a GiB
 KERNELS = Path("results/kernels")
 
 
 @dataclasses.dataclass(frozen=True)
-class Alone:
-    """What a prediction of a run has besides the run."""
+class AloneOptions:
+    """Options of a prediction, besides those of the run."""
 
     target: float | None = None
     """Rounds and bytes to this test accuracy; without labels, to this mean squared error, or loss of margins."""
@@ -72,11 +72,11 @@ class Plan(NamedTuple):
 
     built: Built
     setting: Setting
-    alone: Alone
+    alone: AloneOptions
 
     @property
     def loss(self) -> str:
-        """What ``train`` calls the loss that is trained."""
+        """The metric of the loss, under the name that ``train`` gives it."""
         return uncertainty.metric_of(self.built.loss)
 
     @property
@@ -86,7 +86,7 @@ class Plan(NamedTuple):
 
     @property
     def at_once(self) -> int:
-        """How many of its initial functions run together, a divisor of all."""
+        """How many initial functions are computed together, a divisor of ``draws``."""
         s = self.setting
         of_one = len(s.rounds) * s.schedule.num_models * (len(s.x_train) + len(s.x_test)) * s.y_train.shape[1]
         draws = self.alone.draws
@@ -94,12 +94,12 @@ class Plan(NamedTuple):
 
     @property
     def main(self) -> str:
-        """The test metric that a target is of."""
+        """The test metric that ``target`` refers to."""
         return self.loss if self.built.splits["test"].labels is None else "accuracy"
 
 
 class Curve(NamedTuple):
-    """Metrics along a run, those of ``train`` of the algorithm's own prediction, from each of E initial functions."""
+    """Metrics of the algorithm's prediction along a run, as ``train`` has them, from each of E initial functions."""
 
     rate: float
     rounds: np.ndarray  # [r]
@@ -133,7 +133,7 @@ class Forecast(NamedTuple):
     rates: Rates | None
     uplink_bytes: np.ndarray  # [r] until each evaluated round, from 0 on
     downlink_bytes: np.ndarray  # [r]
-    limit: dict[str, float] | None  # test metrics of rounds without end (Theorem 2), where a target is not reached
+    limit: dict[str, float] | None  # test metrics in the limit of many rounds (Theorem 2), if a target is not reached
 
     @property
     def name(self) -> str:
@@ -161,9 +161,10 @@ class Forecast(NamedTuple):
 
 
 def rounds_to_target(rounds: Any, values: Any, target: float, *, rising: bool) -> int | None:
-    """The first of ``rounds`` [r] after which ``values`` [r] are at ``target`` or beyond it; None if they never are.
+    """The first of ``rounds`` [r] at which ``values`` [r] reach ``target``; None if they never do.
 
-    ``rising``: beyond is above, as of an accuracy; else below, as of a loss. A value that is not a number reaches none.
+    With ``rising`` a value reaches the target from below, as an accuracy does, else from above, as a loss does. NaN
+    reaches none. For instance ``rounds_to_target([0, 5, 10], [0.1, 0.7, 0.9], 0.6, rising=True)`` is 5.
 
     Raises ``ValueError`` for shapes that do not fit, and a target that is no number.
     """
@@ -187,22 +188,23 @@ def theory_alone(
 
     Args:
         data, partition, progress, say: as of ``beside_theory``.
-        options: every option of ``fedtangent train`` that describes a run, and ``target``, ``draws`` and
-            ``evaluate_every``, ``rates`` and ``kernel_dir`` of the prediction (``Alone``). The network is the one
-            described, at infinite width; of more than 8,000 points the initial functions are networks of its own width.
+        options: every option of ``fedtangent train`` that describes a run, and ``target``, ``draws``,
+            ``evaluate_every``, ``rates`` and ``kernel_dir`` of the prediction (``AloneOptions``). The network is the
+            one described, at infinite width; for more than 8,000 points, initial functions are drawn from networks of
+            its own width.
 
     Raises:
         ValueError: as ``beside_theory`` does. Predictions are made in float64 (``fedtangent.enable_x64()``).
     """
     require_float64()
-    own = [field.name for field in dataclasses.fields(Alone)]
-    alone = Alone(**{name: options.pop(name) for name in own if name in options})
+    own = [field.name for field in dataclasses.fields(AloneOptions)]
+    alone = AloneOptions(**{name: options.pop(name) for name in own if name in options})
     (found,) = forecasts([plan_of(described_run(data, partition, options), alone)], progress, say)
     return found
 
 
 def forecasts(plans: Sequence[Plan], progress: bool = False, say: Report = lambda line: None) -> Iterator[Forecast]:
-    """Everything of each plan, of the same data and network, whose kernels are computed once."""
+    """The forecast of each plan; all are of the same data and network, whose kernels are computed once."""
     first = plans[0]
     memory = memory_of(first)
     say(str(memory))
@@ -212,17 +214,17 @@ def forecasts(plans: Sequence[Plan], progress: bool = False, say: Report = lambd
 
 
 def memory_of(plan: Plan) -> KernelPlan:
-    """What its kernels take; raises ``ValueError`` where there is no room, and for a file of them that was changed."""
+    """The memory that its kernels need; raises ``ValueError`` if there is too little, or a kernel file was altered."""
     found = plan_kernels(plan.setting, plan.at_once, Path(plan.alone.kernel_dir or KERNELS))
     if found.folder is not None:
         check_file(plan.setting.kernel, plan.setting.x_train, found.folder)
     return found
 
 
-def check_alone(described: Description, alone: Alone) -> None:
-    """Raise ``ValueError`` for all that can be refused before data are loaded."""
+def check_alone(described: Description, alone: AloneOptions) -> None:
+    """Raise ``ValueError`` for bad options and runs that theory cannot predict, before data are loaded."""
     whole("draws", alone.draws, 2)
-    whole("evaluate_every", alone.evaluate_every, 1)
+    whole("evaluate_every", alone.evaluate_every)
     flag("rates", alone.rates)
     if alone.target is not None:
         number("target", alone.target, above=0)
@@ -230,7 +232,7 @@ def check_alone(described: Description, alone: Alone) -> None:
     check_analytic(described)
 
 
-def plan_of(described: Description, alone: Alone) -> Plan:
+def plan_of(described: Description, alone: AloneOptions) -> Plan:
     """The plan of a described run; raises ``ValueError`` as ``theory_alone`` does."""
     check_alone(described, alone)
     built, entry = build(described), described.model.entry
@@ -250,7 +252,7 @@ def plan_of(described: Description, alone: Alone) -> Plan:
 def forecast(
     plan: Plan, kernels: KernelBlocks | LargeKernel, progress: bool = False, say: Report = lambda line: None
 ) -> Forecast:
-    """Everything of ``plan``, of whose setting these are the kernels."""
+    """The forecast of ``plan``; ``kernels`` are those of its setting."""
     setting, name = plan.setting, plan.setting.name
     with jax.default_matmul_precision("highest"):
         drawn = cohorts(setting)
@@ -270,7 +272,7 @@ def forecast(
 
 
 def ranked(forecasts: Iterable[Forecast]) -> list[Forecast]:
-    """By the test loss at the horizon, each at its own best rate, the least first."""
+    """Forecasts in rising order of the test loss at the horizon, each at its own best rate."""
     return sorted(forecasts, key=lambda found: found.loss if np.isfinite(found.loss) else np.inf)
 
 
@@ -287,7 +289,7 @@ class _Runs(NamedTuple):
         return min(TRIED_DRAWS, len(self.starts))
 
     def at(self, rate: float) -> Flow:
-        """The flow with its rates scaled: the same shapes, and so the same program."""
+        """The flow at another rate: shapes stay the same, so that nothing is compiled again."""
         rounds = self.flow.rounds
         return dataclasses.replace(
             self.flow, rounds=rounds._replace(learning_rate=rounds.learning_rate * (rate / self.plan.rate))
@@ -331,7 +333,7 @@ def _rates(runs: _Runs, first_loss: float, progress: bool) -> Rates:
     """Stable and best rate; ``first_loss`` is that of the untrained models that rates are tried on."""
     flow, given = runs.flow, runs.plan.rate
     bound = None
-    if flow.kind.algorithm == "fed_avg" and not flow.kind.momentum and not flow.kind.stepwise:
+    if flow.kind.algorithm == "fed_avg" and not flow.kind.has_server_momentum and not flow.kind.stepwise:
         scale = given / float(np.max(flow.rounds.learning_rate))
         bound = flow.stability().max_stable_learning_rate * scale
     # the normaliser of fed_nova is a positive number below this rate alone

@@ -1,4 +1,4 @@
-"""Any run beside its theory: networks of several widths, the exact flow of their very rounds, NTK-FL and the limit."""
+"""Any run beside its theory: networks of several widths, the flow of the same rounds, NTK-FL and the limit."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ OPTIMIZERS = ("sgd", "momentum")
 
 
 @dataclasses.dataclass(frozen=True)
-class Beside:
-    """What a comparison of a run has besides the run."""
+class BesideOptions:
+    """Options of a comparison, besides those of the run."""
 
     widths: tuple[int, ...] = (64, 256, 1024)
     """Widths of the networks, all hidden layers alike; three or more."""
@@ -61,14 +61,14 @@ def beside_theory(
     say: Report = lambda line: None,
     **options: Any,
 ) -> SideBySide:
-    """A run put beside what theory predicts for it: rows of a table, verdicts with negative controls, and all curves.
+    """Compare a run with what theory predicts for it: table rows, verdicts with negative controls, and all curves.
 
     Args:
         data: a data set, or the name of one; or x_train [n, d], y_train, x_test, y_test, of which y are [n] labels
             from 0 on or [n, C] numbers. Like ``train``, a run has them in float32.
         partition: which training rows each client holds, or the name of one; by default what suits the data set, and
             of data that are given "dirichlet", without labels "iid".
-        progress: whether to show bars. say: is told what is done.
+        progress: whether to show progress bars. say: called with a line of text for each step of the work.
         options: every option of ``fedtangent train``, and ``widths``, ``draws``, ``hidden_layers`` and
             ``evaluations`` of the comparison.
 
@@ -80,8 +80,8 @@ def beside_theory(
     if "widths" in options:
         widths = options["widths"]
         options["widths"] = tuple(widths) if isinstance(widths, Iterable) else (widths,)
-    own = [field.name for field in dataclasses.fields(Beside)]
-    beside = Beside(**{name: options.pop(name) for name in own if name in options})
+    own = [field.name for field in dataclasses.fields(BesideOptions)]
+    beside = BesideOptions(**{name: options.pop(name) for name in own if name in options})
     described = described_run(data, partition, options)
     check_free(described, beside.hidden_layers)
     return run(setting_of(described, beside), progress, say)
@@ -90,9 +90,9 @@ def beside_theory(
 def described_run(
     data: Dataset | tuple[Any, Any, Any, Any] | str, partition: Partition | str | None, options: Mapping[str, Any]
 ) -> Description:
-    """The run of ``options`` on data and a partition that are named, or given, as ``beside_theory`` takes them.
+    """The description of a run on data and a partition that are given as names or as arrays; see ``beside_theory``.
 
-    Raises ``ValueError`` for options of what is given, and for those that no run has.
+    Raises ``ValueError`` for options that no run has, and for those of a data set or partition given as arrays.
     """
     if "dataset" in options:
         raise ValueError(f"dataset: got {options['dataset']!r}, must be given as data, which is a name too")
@@ -152,11 +152,11 @@ def _given_partition(partition: Partition) -> Chosen:
     return Chosen(Entry("given", "given", lambda o, data, seed: partition), NoOptions())
 
 
-def setting_of(described: Description, beside: Beside, built: Built | None = None) -> Setting:
-    """The setting of a described run for every width; raises ``ValueError`` as ``beside_theory`` does.
+def setting_of(described: Description, beside: BesideOptions, built: Built | None = None) -> Setting:
+    """The setting that compares a described run at every width; raises ``ValueError`` as ``beside_theory`` does.
 
-    All that does not need the data is checked before they are loaded, unless they are there: ``built`` is the run, of
-    this seed or another one, whose data and clients are then used.
+    ``built`` is the run of this or another seed, whose data and clients are then used; by default it is built here,
+    after everything that needs no data has been checked.
     """
     followed, widths = rule_beside(described), _widths(described, beside)
     built = build(described) if built is None else built
@@ -174,9 +174,9 @@ def setting_of_run(
     model: Callable[[int], Model],
     most_points: int | None = MOST_POINTS,
 ) -> Setting:
-    """The setting of a run that is built, for one width, as ``rule_beside`` says that theory follows it.
+    """The setting of a built run at one width; ``followed`` is what ``rule_beside`` returns for it.
 
-    Laws are compared at ``most_points`` of the test points, or at all. Raises ``ValueError`` for a single class.
+    Laws are compared at the first ``most_points`` test points (None: at all). Raises ``ValueError`` for a single class.
     """
     work, common = _work(described.algorithm.options), described.run
     rule, weighting = followed
@@ -217,9 +217,9 @@ def setting_of_run(
 
 
 def rule_beside(described: Description) -> tuple[dict[str, Any], str]:
-    """What theory is told of the algorithm and its options, and how the clients' means are weighed.
+    """Fields of ``theory.Rule`` for the algorithm and its options, and how clients are weighted in the mean.
 
-    Raises ``ValueError`` for what theory does not follow.
+    Raises ``ValueError`` for algorithms and options that theory has no rule for.
     """
     entry, o = described.algorithm
     followed = dict(rule_of(entry, o))
@@ -247,13 +247,13 @@ def _each_round(value: Callable[[Any], Any], described: Description) -> np.ndarr
     return np.array([float(value(jnp.int32(r))) for r in range(described.run.num_rounds)])
 
 
-def _widths(described: Description, beside: Beside) -> tuple[int, ...]:
-    """The widths in rising order; of a model whose kernel has none, one that stands for it."""
+def _widths(described: Description, beside: BesideOptions) -> tuple[int, ...]:
+    """The widths in rising order; ``(1,)`` for a model without a width."""
     whole("draws", beside.draws, FEWEST_DRAWS)
-    whole("hidden_layers", beside.hidden_layers, 1)
-    whole("evaluations", beside.evaluations, 1)
+    whole("hidden_layers", beside.hidden_layers)
+    whole("evaluations", beside.evaluations)
     for width in beside.widths:
-        whole("widths", width, 1)
+        whole("widths", width)
     check_analytic(described)
     if described.model.entry.at_width is None:
         return (1,)
@@ -273,7 +273,10 @@ def check_analytic(described: Description) -> None:
 
 
 def check_kernels(described: Description, ends: list[Model], x: np.ndarray) -> None:
-    """Raise ``ValueError`` for networks that have no limit at these scales: it is no kernel of the width, nor zero."""
+    """Raise ``ValueError`` for networks without a usable limit: the kernel grows with the width, or the prior is 0.
+
+    ``ends`` are the model at two widths, whose kernels must be equal.
+    """
     entry: ModelEntry = described.model.entry
     (nngp, theta), (_, widest) = (map(np.asarray, analytic(model, jnp.asarray(x))) for model in ends)
     if not np.allclose(theta, widest, rtol=1e-6):
@@ -299,7 +302,7 @@ def _examples(built: Built, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, n
 
 
 def check_free(described: Description, hidden_layers: int) -> None:
-    """Raise ``ValueError`` for an option of the model that is given, and that the widths beside theory replace."""
+    """Raise ``ValueError`` for a model's option, such as its width, that ``widths`` and ``hidden_layers`` decide."""
     entry, o = described.model
     if entry.at_width is None:
         return

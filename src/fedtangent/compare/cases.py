@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent import checks as check
+from fedtangent import checks
 from fedtangent import data as datasets
 from fedtangent.compare.settings import Scale, Setting, standardised
 from fedtangent.data import partition
@@ -140,7 +140,7 @@ def fashion_mnist(data_dir: DataDir, scale: str, seed: int) -> Setting:
 def build(name: str, data_dir: DataDir = None, scale: str = "default", seed: int = 0) -> list[Setting]:
     """The settings of the case called ``name``; raises ``ValueError`` for unknown names, before any work."""
     entry = choose("cases", name)
-    settings: list[Setting] = entry.build(data_dir, check.choice("scale", scale, SCALES), seed)
+    settings: list[Setting] = entry.build(data_dir, checks.choice("scale", scale, SCALES), seed)
     return settings
 
 

@@ -1,7 +1,8 @@
-"""Cohorts and minibatches of a run as theory is told of them, with weights derived here and not by the simulator.
+"""Cohorts and minibatches of a run as inputs of the theory, with weights derived here and not by the simulator.
 
-Who trains what is drawn by the schedule: a choice, of which theory predicts nothing. How much it counts is part of the
-algorithm, and so of what a comparison checks: a simulator that weighs clients wrongly must disagree with theory.
+Which client trains which model on which batch is drawn at random, and theory takes it as given. How much a client
+counts is part of the algorithm, and so of what a comparison checks: a simulator that weighs clients wrongly must
+disagree with theory.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from fedtangent.types import Array, Cohort, Key, Partition, PyTree, Schedule
 def drawn_rows(work: Work, partition: Partition, cohorts: Cohort, seed: int | Key = 0) -> np.ndarray | None:
     """The training rows of every minibatch that a run of ``seed`` draws for its cohorts, [R, S, T, B], -1 for none.
 
-    None where every step takes all of a client's examples. Like who trains what, they are a choice of which theory
-    predicts nothing.
+    None where every step takes all of a client's examples.
     """
     sizes, train = np.asarray(partition.sizes), streams.keys(seed).train
     largest = int(sizes.max())
@@ -49,7 +49,7 @@ def steps_of(work: Work, partition: Partition) -> np.ndarray:
 
 
 def contacted_clients(schedule: Schedule, cohorts: Cohort, seed: int | Key = 0) -> np.ndarray:
-    """How many clients get a model in each round of ``cohorts``, [R]: who trains, and who drops out of a faulty one."""
+    """How many clients get a model in each round of ``cohorts``, [R]: also those that then drop out or are late."""
     if schedule.contacted is None:
         return np.sum(np.asarray(cohorts.weight) > 0, axis=1)
     count, (init_key, sample_key) = schedule.contacted, streams.schedule_keys(streams.keys(seed).schedule)
@@ -64,11 +64,11 @@ def contacted_clients(schedule: Schedule, cohorts: Cohort, seed: int | Key = 0) 
 def weighed_cohorts(
     schedule: Schedule, partition: Partition, num_rounds: int, seed: int | Key = 0, weighting: str = "examples"
 ) -> Cohort:
-    """The clients and models that ``schedule`` draws from the run's ``seed``, NumPy arrays [R, S], weighed anew.
+    """The cohorts that ``schedule`` draws from the run's ``seed``, NumPy arrays [R, S], with weights derived here.
 
     Among the clients that train a model in a round, client i has the share ``p_i = n_i / sum_j n_j`` of the average
-    (FedAvg; the weighting factor of FE-2021, eq. 1), or an equal one. What is returned is the numerator: n_i, counted
-    here example by example, or 1 for whoever holds any ("uniform"); 0 for an empty slot.
+    (FedAvg; the weighting factor of FE-2021, eq. 1), or an equal one. The weight returned is the numerator: n_i,
+    counted here example by example, or 1 for every client that holds any ("uniform"); 0 for an empty slot.
 
     Raises ``ValueError`` for another weighting, or a partition with another number of clients than the schedule's.
     """

@@ -1,9 +1,9 @@
-"""Exact comparisons for networks: models linear in their weights, trained by the setting's own algorithm and schedule.
+"""Exact comparisons: models linear in their weights, trained by the setting's own algorithm and schedule.
 
-A network is only near its kernel prediction, too far to notice an error of some percent in either. Here the same code
-trains models for which the prediction is exact, so that the smallest mistake shows: the network linearised at fixed
-weights, and a linear model whose tangent kernel is the setting's own analytic one. Each equality is shown beside
-near misses (``near_misses``) that it must tell from the truth.
+A network is only near its kernel prediction, so that an error of some percent in either goes unnoticed. Here the same
+code trains models for which the prediction is exact, so that the smallest mistake shows: the network linearised at
+fixed weights, and a linear model whose tangent kernel is the setting's own analytic one. Each equality has negative
+controls, flows that are slightly wrong (``near_misses``), which must fail.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ def near_misses(
 
 
 def _sorted(cohorts: Cohort) -> np.ndarray:
-    """Model, client and weight of every slot, [R, S, 3], those of a round in an order of their own."""
+    """Model, client and weight of every slot, [R, S, 3], the slots of each round sorted."""
     slots = np.stack([np.asarray(part, float) for part in (cohorts.model, cohorts.client, cohorts.weight)], axis=-1)
     order = np.lexsort((slots[..., 2], slots[..., 1], slots[..., 0]), axis=-1)
     return np.take_along_axis(slots, order[..., None], axis=1)
 
 
 def _weighed_otherwise(cohorts: Cohort, held: Partition, weighting: str) -> Cohort | None:
-    """The same cohorts with equal weights in the place of those by examples, or the other way; None if it is alike."""
+    """The cohorts weighted equally in place of by examples, or the other way round; None if that changes nothing."""
     sizes = np.asarray(held.sizes, float)[np.asarray(cohorts.client)]
     weight = np.asarray(cohorts.weight)
     other = np.where(weight > 0, weight / sizes if weighting == "examples" else weight * sizes, 0.0)

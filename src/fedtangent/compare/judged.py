@@ -62,7 +62,7 @@ def all_verdicts(theory: Predicted, seen: tuple[Simulated, ...], moved: tuple[Si
 def sampled_verdicts(
     theory: Predicted, seen: tuple[Simulated, ...], moved: tuple[Simulated, ...], wrong: dict[str, Flow]
 ) -> list[Verdict]:
-    """Those that have a chance of being wrong: what is measured is an average over networks."""
+    """The verdicts on sampled quantities, which are averages over networks and so have a chance of being wrong."""
     verdicts = _starts(theory, seen) if starts_differ(theory) else []
     if not theory.setting.is_linear:
         verdicts += _every_round(theory, seen, wrong)
@@ -76,7 +76,7 @@ def sampled_verdicts(
 
 
 def wrong_flows(theory: Predicted) -> dict[str, Flow]:
-    """Flows that are wrong, by what is wrong with them: the rivals that networks of finite width may tell."""
+    """Wrong flows, by what is wrong with them: far enough from the right one for networks of finite width to tell."""
     setting, cohorts, blocks = theory.setting, theory.cohorts, theory.blocks
     flows = {
         f"client rate x {by}": run_flow(setting, blocks, cohorts, learning_rate=np.multiply(by, setting.learning_rate))
@@ -93,7 +93,7 @@ def wrong_flows(theory: Predicted) -> dict[str, Flow]:
 
 
 def _from_zero(flow: Flow) -> np.ndarray:
-    """The functions at the end, at the test points, that start as zero."""
+    """The flow's final outputs at the test points, started from the zero function."""
     train, test = (
         np.zeros((flow.num_models, rows, flow.y_train.shape[1]))
         for rows in (len(flow.y_train), len(flow.blocks.ntk_test_train))
@@ -176,7 +176,7 @@ def _every_round(theory: Predicted, seen: tuple[Simulated, ...], wrong: dict[str
 def _without_a_law(
     theory: Predicted, seen: tuple[Simulated, ...], right: list[np.ndarray], wrong: dict[str, Flow]
 ) -> list[Verdict]:
-    """Networks by a loss under which the flow of each initial function is known, and the law over them is not."""
+    """Verdicts for a loss under which each network's flow is known, but not the law over networks."""
     setting, rounds = theory.setting, theory.setting.rounds[1:]
     of_classes = targets_of(setting.loss) == "classes"
     other = np.roll(setting.y_train, 1, axis=1) if of_classes else -setting.y_train
@@ -305,7 +305,7 @@ def _determined(blocks: KernelBlocks) -> bool:
 
 
 def _fixed_points(theory: Predicted, limit: Gaussian) -> list[Verdict]:
-    """Where the flow itself ends, when its rounds are repeated for ever, against Theorem 2, under three schedules."""
+    """The flow's fixed point, its rounds repeated for ever, against Theorem 2, under three schedules."""
     clients = theory.setting.partition.num_clients
     schedules: dict[str, Schedule] = {
         "full participation": schedule.all_clients(clients),

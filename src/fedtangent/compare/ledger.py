@@ -1,4 +1,4 @@
-"""The residual ledger: at every evaluation of a run, simulated less predicted function, client by client."""
+"""The residual ledger: at every evaluation of a run, how far each client's residuals are from their prediction."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class LedgerRow(NamedTuple):
     round: int
     model: int
     client: int
-    gap: float  # of the simulated function less the predicted one, which is that of the residuals
+    gap: float  # of the simulated function minus the predicted one; that of the residuals is the same
     tolerance: float
     passed: bool  # gap <= tolerance; False where either is not a number
-    moved: float  # of the predicted function less the initial one: the scale of the other two
+    moved: float  # of the predicted function minus the initial one: the scale of the other two
 
 
 class Snapshot(NamedTuple):
-    """What was seen of the K models at one evaluation."""
+    """What was measured of the K models at one evaluation."""
 
     round: int
     outputs: np.ndarray  # [K, n, C]
@@ -47,7 +47,7 @@ class Snapshot(NamedTuple):
 
 
 class Observer(NamedTuple):
-    """How a state is looked at, and what was there at the start."""
+    """How a state is measured, and the kernels at the start."""
 
     look: Callable[[PyTree], tuple[Array, Array, Array, Array]]  # state -> outputs, kernels, travelled, weights
     kernels: np.ndarray  # [K, q, q] at round 0
@@ -73,7 +73,7 @@ class ResidualLedger:
         return bool(self.rows) and all(row.passed for row in self.rows)
 
     def __call__(self, state: PyTree) -> dict[str, float]:
-        """Add the rows of this evaluation; returns the share that failed, the worst gap / tolerance, both's means."""
+        """Add the rows of this evaluation; returns the share that failed, the worst gap / tolerance, and both means."""
         outputs, kernels, travelled, weights = (np.asarray(a) for a in self.observer.look(state))
         seen = Snapshot(int(state.round), outputs, kernels - self.observer.kernels, travelled, weights)
         if seen.round > self.federation.num_rounds:
@@ -129,8 +129,8 @@ class ResidualLedger:
         ``against(cohorts=run.history.rounds["cohort"])`` is the prediction for what a run has recorded.
         """
         old = self.federation
-        plan = old.cohorts if cohorts is None else jax.tree.map(np.asarray, cohorts)
-        of = old._replace(cohorts=plan, rule=dataclasses.replace(old.rule, **changes))
+        drawn = old.cohorts if cohorts is None else jax.tree.map(np.asarray, cohorts)
+        of = old._replace(cohorts=drawn, rule=dataclasses.replace(old.rule, **changes))
         starts = self.paths if models is None else [self.paths[m] for m in models]
         made = _ledger(of, self.observer, np.stack([path.outputs[0] for path in starts]))
         for seen in self.snapshots:
@@ -198,9 +198,9 @@ def residual_ledger(
         >>> clients = ft.partition.iid(12, 3, seed=0)
         >>> data = ft.data.federated_data(x, np.sin(3 * x), clients, dtype=jnp.float64)
         >>> model = ft.models.rbf_linear(num_features=20, bandwidth=0.3, dtype=jnp.float64)
-        >>> plan = ft.federated.schedule.per_client_permutations(3, 2)
+        >>> schedule = ft.federated.schedule.per_client_permutations(3, 2)
         >>> work = ft.federated.local.Work(steps=5)
-        >>> algorithm = ft.federated.algorithms.fed_ensemble(model, plan, client_learning_rate=0.1, work=work)
+        >>> algorithm = ft.federated.algorithms.fed_ensemble(model, schedule, client_learning_rate=0.1, work=work)
         >>> rule = ft.theory.Rule(local_steps=5, learning_rate=0.1)
         >>> ledger = ft.compare.residual_ledger(algorithm, model, data, 20, rule)
         >>> run = ft.simulate(algorithm, data, 20, evaluate_every=10, evaluate=ledger)
@@ -212,7 +212,7 @@ def residual_ledger(
         False
     """
     require_float64()
-    rounds = whole("num_rounds", num_rounds, 1)
+    rounds = whole("num_rounds", num_rounds)
     if not jnp.issubdtype(data.y.dtype, jnp.floating):
         raise ValueError(f"data: got {data.y.dtype} labels as targets, must be numbers [n, C] for the squared loss")
     check_watchable(algorithm, model, data.num_clients)

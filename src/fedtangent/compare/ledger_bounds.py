@@ -142,10 +142,10 @@ def source(of: Federation, path: Path, change: np.ndarray, begin: int, end: int,
 
 
 def first_order(sources: list[Source], round_: int, client: int, rows: np.ndarray) -> float:
-    """Root mean square over a client's ``rows`` of what the sources may have become by ``round_``.
+    """A bound on the root mean square, over a client's ``rows``, of what the sources have become by ``round_``.
 
-    Of each source the larger of two: as it has evolved there, and its size without cancellation times what is left of
-    the whole; summed over sources.
+    For each source it is the larger of two: the evolved source there, and its size without cancellation times the share
+    of the whole source that is left. The bounds are added up.
     """
     sizes = [
         (1 + s.local) * max(rms(s.later[round_ - s.round][rows]), s.sizes[client] * s.left[round_ - s.round])

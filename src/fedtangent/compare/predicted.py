@@ -1,4 +1,4 @@
-"""The theory's side: the federated kernel flow at every evaluated round, and the limit of Theorem 2."""
+"""The theory's side of a comparison: the federated kernel flow at every evaluated round, and Theorem 2's limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedtangent.compare.simulated import Simulated, network_functions
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.kernels.large import LargeKernel
 from fedtangent.theory import Flow, Rule, federated_flow, gp_limit, prior_functions
-from fedtangent.theory.fed_ensemble.limit import covariance_terms
+from fedtangent.theory.prior import covariance_terms
 from fedtangent.types import Cohort, Gaussian
 
 PRIOR_DRAWS = 64  # initial functions that a law is estimated from, where it has no closed form
@@ -72,7 +72,7 @@ def predict(setting: Setting, cohorts: Cohort) -> Predicted:
 
 
 def limit_of(setting: Setting, kernels: KernelBlocks | LargeKernel) -> tuple[Gaussian | None, str]:
-    """Theorem 2's limit; or None, and why there is none."""
+    """Theorem 2's limit and an empty text, or None and the reason why there is no limit."""
     held = np.unique(setting.partition.indices)  # rows that nobody holds are not learnt
     known = kernels
     if len(held) < len(setting.x_train):
@@ -104,7 +104,7 @@ def _from_prior(setting: Setting, blocks: KernelBlocks, flow: Flow) -> np.ndarra
 
 
 def drawn_starts(setting: Setting, kernels: KernelBlocks | LargeKernel, draws: int) -> np.ndarray:
-    """Initial functions of the K models, so many of each, at all points: [draws, K, n + m, C].
+    """``draws`` initial functions for each of the K models, at all points: [draws, K, n + m, C].
 
     Draws from the prior; of a large kernel, whose prior is too large to factorise, networks of the setting's own width.
     """
@@ -136,7 +136,7 @@ def run_flow(
 ) -> Flow:
     """The flow of ``setting`` under ``cohorts``, for the setting's K models unless told otherwise.
 
-    ``changes`` are to its rule.
+    ``changes`` replace fields of its rule.
     """
     return federated_flow(
         blocks,

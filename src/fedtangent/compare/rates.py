@@ -1,4 +1,4 @@
-"""The client rates of a run, by what is predicted at each: the largest that is stable, and the best."""
+"""A search for the largest stable and the best client learning rate, by the losses predicted at each rate."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from fedtangent.theory import best_learning_rate
 
 TOLERANCE = 0.02  # of rates, relative
-LOWEST = 1e-2  # of the run's rate, or the largest stable one if that is less: the least that is tried
+LOWEST = 1e-2  # the lowest rate tried, as a share of the run's rate, or of the largest stable one if that is less
 APART = 2.7  # factor between the rates that are tried before the best is narrowed down
-FACTORS = 2.0**-40, 2.0**40  # of the run's rate, beyond which no bound of stability is looked for
+FACTORS = 2.0**-40, 2.0**40  # multiples of the run's rate beyond which no bound of stability is searched for
 
 
 class Rates(NamedTuple):
-    """Clients' rates; of a schedule its first, the others being scaled alike."""
+    """Client learning rates found; for a schedule of rates the first one, the others being scaled in proportion."""
 
     stable: float  # the largest for which the training loss at the horizon is not above the first; inf, or 0 for none
     guaranteed: float | None  # below which no round can diverge, where there is a closed bound (``Flow.stability``)
@@ -27,7 +27,7 @@ class Rates(NamedTuple):
 
 
 def searched_rates(losses: Callable[[float], tuple[float, float]], given: float, first_loss: float) -> Rates:
-    """Stable and best rate, looked for around the one that is given.
+    """The largest stable and the best rate, searched for around the rate ``given``.
 
     Args:
         losses: rate -> training and test loss at the horizon, which need not be finite.
@@ -57,7 +57,7 @@ def searched_rates(losses: Callable[[float], tuple[float, float]], given: float,
 
 
 def largest_factor(is_stable: Callable[[float], bool]) -> float:
-    """The end of the stable factors around 1, by doubling or halving and bisection; inf or 0 where none is found."""
+    """The largest stable factor, found from 1 by doubling or halving, then bisection; inf or 0 if there is none."""
     low = high = 1.0
     if is_stable(1.0):
         while is_stable(high := 2 * low):

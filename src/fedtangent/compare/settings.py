@@ -1,4 +1,4 @@
-"""What one comparison fixes: data, partition, schedule, model, widths, step size. Shared by simulation and theory."""
+"""The setting of a comparison: data, partition, schedule, model, widths, step size; simulation and theory share it."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ class Setting:
         return str(self.rule.get("loss", "squared_error"))
 
     def left(self, outputs: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """What is left of training in ``outputs`` [r, K, E, n, C] at some rows of the training examples, [r].
+        """The training error of ``outputs`` [r, K, E, n, C] at some rows of the training examples, [r].
 
-        The residual's root mean square; of another loss its mean over examples.
+        For the squared error the root mean square of the residual; for another loss its mean over examples.
         """
         targets = self.y_train[rows]
         if targets_of(self.loss) == "numbers":
@@ -99,13 +99,17 @@ class Setting:
         return np.array([float(loss(jnp.asarray(f.reshape(each.shape)), jnp.asarray(each), mask)) for f in outputs])
 
     def mse(self, outputs: np.ndarray, split: str = "test") -> np.ndarray:
-        """Mean squared error of outputs [..., m, C], [...]; of the cross entropy that of their probabilities."""
+        """Mean squared error of outputs [..., m, C], [...]; under the cross entropy, of their softmax probabilities."""
         seen = softmax(outputs, axis=-1) if targets_of(self.loss) == "classes" else outputs
         return np.asarray(np.mean((seen - (self.y_test if split == "test" else self.y_train)) ** 2, axis=(-2, -1)))
 
     def accuracy(self, outputs: np.ndarray) -> np.ndarray:
-        """Share of the test labels that outputs [..., m, C] tell, [...]."""
+        """Accuracy of outputs [..., m, C] on the test labels, [...]."""
         return np.asarray(np.mean(np.argmax(outputs, axis=-1) == self.labels_test, axis=-1))
+
+    def score(self, outputs: np.ndarray) -> np.ndarray:
+        """``accuracy`` where the test points have labels, else ``mse``."""
+        return self.mse(outputs) if self.labels_test is None else self.accuracy(outputs)
 
     @property
     def what_is_left(self) -> str:

@@ -1,4 +1,4 @@
-"""One setting, whole: simulate, predict, compare."""
+"""The whole comparison of one setting: simulate, predict, compare."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import numpy as np
 
 from fedtangent.checks import whole
 from fedtangent.compare import judged
-from fedtangent.compare.laziness.widths import Laziness, at_points, followed_draws, split
+from fedtangent.compare.laziness.widths import Laziness, at_points, split, watched_draws
 from fedtangent.compare.predicted import Predicted, predict
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import Simulated, cohorts, ntk_fl, trained_networks
 from fedtangent.compare.statistics import relative_errors
 from fedtangent.compare.table import MethodRow, simulated_row, theory_row
 from fedtangent.compare.verdicts import Verdict, summary
+from fedtangent.losses import targets_of
 from fedtangent.theory.precision import require_float64
 
 FEWEST_DRAWS = 5  # for the interval of a variance
 FEWEST_WIDTHS = 3  # for the interval of a slope
+MOST_NUMBERS = 2**24  # of one draw's functions over all rounds
 Report = Callable[[str], None]
 
 
@@ -35,6 +37,14 @@ class FlowGap(NamedTuple):
     train: np.ndarray  # [r, K, E, n, C]
 
 
+class FlowCurve(NamedTuple):
+    """The flow from the initial functions of the widest networks, round by round: what figures draw of it."""
+
+    rounds: np.ndarray  # [r] every round, or as many as ``MOST_NUMBERS`` allows
+    left: np.ndarray  # [r] what is left of training (``Setting.left``), over all networks
+    score: np.ndarray  # [r, K, E] accuracy at the test points, or mean squared error where they have no labels
+
+
 class SideBySide(NamedTuple):
     """Everything that was simulated and predicted for one setting."""
 
@@ -42,6 +52,7 @@ class SideBySide(NamedTuple):
     simulated: tuple[Simulated, ...]  # by the setting's algorithm, one per width, ascending
     ntk_fl: tuple[Simulated, ...]  # by kernel, then width, ascending
     gaps: tuple[FlowGap, ...]  # one per width
+    curve: FlowCurve
     rows: tuple[MethodRow, ...]
     verdicts: tuple[Verdict, ...]
     laziness: tuple[Laziness, ...]  # one per width; none of linear models, or kernels that are too large
@@ -53,7 +64,7 @@ class SideBySide(NamedTuple):
         return self.theory.setting
 
     def __repr__(self) -> str:
-        """What was compared, and what came out."""
+        """What was compared, and the outcome in one line."""
         return f"SideBySide({self.setting.title}: {summary(self.verdicts)})"
 
     def by_client(self) -> dict[int, tuple[float, float]]:
@@ -81,6 +92,20 @@ def flow_gap(theory: Predicted, seen: Simulated) -> FlowGap:
     return FlowGap(error, setting.left(seen.train), setting.left(train), test, train)
 
 
+def flow_curve(theory: Predicted, seen: Simulated) -> FlowCurve:
+    """The flow from the networks' own initial functions, at every round of which there is memory for the functions."""
+    setting, last, left, score = theory.setting, theory.setting.num_rounds, list[np.ndarray](), list[np.ndarray]()
+    starts = [part[0].swapaxes(0, 1) for part in (seen.train, seen.test)]  # [E, K, ., C]
+    many = max(MOST_NUMBERS // sum(part[0].size for part in starts), 1)
+    rounds = np.union1d(np.linspace(0, last, min(last, many) + 1).astype(int), seen.rounds)
+    for train, test in zip(*starts, strict=True):  # one after the other, so that the memory is that of one
+        found = theory.flow.runs(train[None], test[None], rounds.tolist())
+        left.append(setting.left(np.asarray(found.train)))
+        score.append(setting.score(np.asarray(found.test)))
+    power = 2 if targets_of(setting.loss) == "numbers" else 1
+    return FlowCurve(rounds, np.mean(np.power(left, power), axis=0) ** (1 / power), np.concatenate(score, axis=2))
+
+
 def run(setting: Setting, progress: bool = False, say: Report = lambda line: None) -> SideBySide:
     """Simulate and predict ``setting`` and compare: rows, verdicts, and what figures need.
 
@@ -98,17 +123,18 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
         flow_start = time.perf_counter()
         theory = predict(setting, cohorts(setting))
         flow_seconds = time.perf_counter() - flow_start
-        seen, followed = list[Simulated](), followed_draws(setting)
+        seen, watched = list[Simulated](), watched_draws(setting)
         for width in setting.widths:
             say(f"{setting.name}: {setting.method}, {setting.draws} x K = {setting.schedule.num_models}, width {width}")
-            seen.append(trained_networks(setting, width, progress, followed))
+            seen.append(trained_networks(setting, width, progress, watched))
         moved = _evolve(setting, progress, say)
         gaps = tuple(flow_gap(theory, s) for s in seen)
-        laziness = tuple(_lazy(theory, *pair) for pair in zip(seen, gaps, strict=True)) if followed else ()
+        curve = flow_curve(theory, seen[-1])
+        laziness = tuple(_lazy(theory, *pair) for pair in zip(seen, gaps, strict=True)) if watched else ()
         say(f"{setting.name}: verdicts")
         verdicts = judged.all_verdicts(theory, tuple(seen), moved)
     rows = _rows(theory, seen, moved, gaps, flow_seconds)
-    return SideBySide(theory, tuple(seen), moved, gaps, rows, verdicts, laziness, time.perf_counter() - start)
+    return SideBySide(theory, tuple(seen), moved, gaps, curve, rows, verdicts, laziness, time.perf_counter() - start)
 
 
 def _lazy(theory: Predicted, seen: Simulated, gap: FlowGap) -> Laziness:
@@ -123,11 +149,11 @@ def _evolve(setting: Setting, progress: bool, say: Report) -> tuple[Simulated, .
     """
     if setting.loss != "squared_error":
         return ()
-    plans = [("averaged", setting.widths if setting.is_standard else setting.widths[-1:], setting.draws)]
+    wanted = [("averaged", setting.widths if setting.is_standard else setting.widths[-1:], setting.draws)]
     if setting.is_standard and setting.y_train.shape[1] > 1:
-        plans.append(("exact", setting.widths[:2], setting.exact_draws))  # the others would cost most of the run
+        wanted.append(("exact", setting.widths[:2], setting.exact_draws))  # the others would cost most of the run
     moved = []
-    for kernel, widths, draws in plans:
+    for kernel, widths, draws in wanted:
         for width in widths:
             say(f"{setting.name}: NTK-FL, {kernel} kernel, width {width}")
             moved.append(ntk_fl(setting, width, kernel, draws, progress))

@@ -1,4 +1,4 @@
-"""The simulated side: networks trained by a setting's algorithm, and moved by NTK-FL from the same starts."""
+"""The simulated side of a comparison: networks trained by a setting's algorithm, and by NTK-FL from the same start."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ AT_ONCE, POINTS_AT_ONCE = 100, 2**17  # initial functions that are computed toge
 WATCHED = 256  # training examples that they are measured on, at most
 
 
-class Followed(NamedTuple):
-    """What is known besides of the networks of the first draws, e of them."""
+class WatchedNetworks(NamedTuple):
+    """What is recorded of the networks of the first e draws besides their outputs."""
 
     starts: list[PyTree]  # [e] initial weights of the K networks of a draw, [K, ...]
-    drift: np.ndarray  # [r, K, e] of their tangent kernels, relative, in the Frobenius norm
+    drift: np.ndarray  # [r, K, e] relative change of their tangent kernels, in the Frobenius norm
 
 
 class Simulated(NamedTuple):
@@ -46,7 +46,7 @@ class Simulated(NamedTuple):
     uplink_bytes: int  # of one run of the K models
     downlink_bytes: int
     info: dict[str, Any]
-    followed: Followed | None = None
+    watched: WatchedNetworks | None = None
 
 
 def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
@@ -63,7 +63,7 @@ def initial_functions(setting: Setting, width: int, count: int) -> np.ndarray:
 
 
 def network_functions(setting: Setting, width: int, count: int, x: np.ndarray) -> np.ndarray:
-    """The same at points x, [count, ., C], some networks at a time."""
+    """``initial_functions`` at the points ``x``, [count, ., C], some networks at a time."""
     keys = jax.random.split(init_key(setting, setting.draws, width), count)  # the key of no draw
     together = max(1, min(AT_ONCE, POINTS_AT_ONCE // len(x)))
     return np.asarray(_initial_functions(setting.model(width), keys, jnp.asarray(x), together))
@@ -74,16 +74,16 @@ def _initial_functions(model: Model, keys: jax.Array, x: jax.Array, together: in
     return jax.lax.map(lambda key: model.apply(model.init(key), x), keys, batch_size=together)
 
 
-def trained_networks(setting: Setting, width: int, progress: bool = False, followed: int = 0) -> Simulated:
+def trained_networks(setting: Setting, width: int, progress: bool = False, watched: int = 0) -> Simulated:
     """Train E ensembles of K networks of ``width`` by the setting's algorithm under its schedule.
 
     The draws share schedule and minibatches (their keys are of the setting's seed) and differ in the initialisation.
-    The first ``followed`` ones are followed more closely (``Followed``).
+    The networks of the first ``watched`` draws are watched on the way (``WatchedNetworks``).
     """
     model = setting.model(width)
     algorithm = recipe(setting, model)
     watches: list[KernelDiagnostics] = []
-    for draw in range(followed):
+    for draw in range(watched):
         given = setting.seed, init_key(setting, draw, width)
         if watches:
             watches.append(watches[0].of_seed(algorithm, setting.partition.num_clients, *given))
@@ -183,13 +183,13 @@ def trained(
         uplink_bytes=last.uplink_bytes,
         downlink_bytes=last.downlink_bytes,
         info={k: np.stack([h.rounds[k] for h in histories]) for k in histories[-1].rounds if k != "cohort"},
-        followed=_followed(histories[: len(watches)]) if watches else None,
+        watched=_watched(histories[: len(watches)]) if watches else None,
     )
 
 
-def _followed(histories: Sequence[History]) -> Followed:
+def _watched(histories: Sequence[History]) -> WatchedNetworks:
     drift = np.stack([[e.metrics["drift"] for e in h.evaluations] for h in histories], axis=2)
-    return Followed([h.evaluations[0].metrics["start"] for h in histories], drift)
+    return WatchedNetworks([h.evaluations[0].metrics["start"] for h in histories], drift)
 
 
 def cohorts(setting: Setting) -> Cohort:

@@ -1,4 +1,4 @@
-"""What a setting's kernels take: float64 blocks, of which laws are known, or one large float32 kernel of products."""
+"""The memory that a setting's kernels need: float64 blocks, or float32 for more than 8,000 points."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROGRAM = 3 * 2**29  # bytes of JAX, its compiler and the data
 
 
 class KernelPlan(NamedTuple):
-    """Predicted bytes of a flow, before any of it is computed; made by ``plan_kernels``."""
+    """The bytes that a flow will need, predicted before it is computed; made by ``plan_kernels``."""
 
     kernel: int  # of all points; of a large kernel the training points' alone
     clients: int  # the clients' own blocks
@@ -48,7 +48,7 @@ class KernelPlan(NamedTuple):
 
 
 def plan_kernels(setting: Setting, draws: int, folder: Path) -> KernelPlan:
-    """Which kernels ``setting`` takes for so many initial functions, and where: in memory, or in a file of ``folder``.
+    """Which kernels ``setting`` needs for ``draws`` initial functions, and where: in memory, or a file in ``folder``.
 
     Raises ``ValueError`` where neither has room, saying how much is needed.
     """

@@ -1,30 +1,30 @@
 """How sampled quantities are judged: estimates at infinite width, their intervals, and three possible answers.
 
-What is asked. Theory speaks of infinitely wide networks; at width w a network is off by a random O(w^-1/2), and the
-mean of many, and their variance, by O(1/w). Equality at a finite width is therefore false by theory, and a test of it
-rejects the right theory once there are draws enough. So every sampled quantity is taken to infinite width first: it is
-fitted as ``a + b / w`` over the widths it was seen at, and ``a`` is what theory must have right. Terms of 1/w^2 are
-left: ``a`` counts as right within a stated margin, far above them and below what a wrong theory of interest does.
+The question. Theory speaks of infinitely wide networks. At width w a network is off by a random O(w^-1/2), and the
+mean and the variance of many networks by O(1/w). So equality at a finite width is false by theory itself, and a test of
+it would reject the right theory once there are enough draws. Every sampled quantity is therefore taken to infinite
+width first: it is fitted as ``a + b / w`` over the widths, and ``a`` is compared with theory. Because terms of 1/w^2
+remain, ``a`` counts as right within a stated margin, far above those terms and below what a wrong theory does.
 
-How it is answered. Each estimate has an interval that holds the truth but in ``LEVEL`` of the cases. Theory *holds* if
-the whole interval lies within the margin, *disagrees* if none of it does, and else the answer is *undecided*: too few
-draws. A noisier measurement can thus only become undecided, never right. A right theory is rejected, and a theory off
-by more than the margin accepted, in at most ``LEVEL`` of the cases for each estimate; a table of ten sampled verdicts,
-at ten rounds each, errs in at most one of a hundred.
+The answer. Each estimate has an interval that contains the truth except in a share ``LEVEL`` of the cases. Theory
+*holds* if the whole interval is within the margin, and *disagrees* if none of it is; otherwise the answer is
+*undecided*: there are too few draws. So more noise can only make an answer undecided, never right. For each estimate a
+right theory is rejected, and a theory that is off by more than the margin is accepted, in at most a share ``LEVEL`` of
+the cases; a table of ten sampled verdicts, at ten rounds each, errs in at most one of a hundred.
 
-What it notices. A theory is rejected, but in ``LEVEL`` of the cases, if it is off by the margin and the length of the
-interval. Every verdict says this number. The control beside it is the nearest of several wrong theories that are off
-by as much: how far they are off is computed from the theories alone, before networks are looked at. Where none is far
-enough the verdict has no control, and is undecided. Lengths fall as the root of the number of draws.
+The power. A theory that is off by more than the margin plus the length of the interval is rejected, except in a share
+``LEVEL`` of the cases; every verdict states this number. Its control is the nearest of several wrong theories that are
+off by as much: how far they are off is computed from the theories alone, before networks are looked at. Where none is
+far enough the verdict has no control, and is undecided. Lengths fall as the inverse root of the number of draws.
 
-Less noise. A network and the prediction from its own initial function share nearly all of their scatter. The mean of
-networks is that of the differences plus the predictions' exact expectation; their variance is the difference of the
-networks' and of these predictions' sample variances plus the latter's exact expectation (control variates). What is
-left to ask of the sampling itself is that initial functions have the law that theory says and are independent, which
-are verdicts too: along the prior's widest axes, and summed over points. A prior that is wrong along a narrow axis alone
-is not noticed.
-A mean is judged by its norm over all points and outputs, in which noise adds up; its expected square is known and
-taken off, and what is left scatters by a fraction of it.
+Control variates. A network and the prediction from its own initial function share nearly all of their scatter. So the
+networks' mean is estimated by the mean of the differences plus the predictions' exact expectation, and their variance
+by the difference of the two sample variances plus the predictions' exact variance. It remains to check the sampling
+itself: that initial functions have the law that theory says, and are independent. These are verdicts too, along the
+prior's widest axes and summed over points; a prior that is wrong along a narrow axis alone is not noticed.
+
+Norms. A mean is judged by its norm over all points and outputs, in which noise adds up; the noise's expected square is
+known and subtracted, and what is left scatters by a fraction of it.
 
 Plain float64 NumPy. Samples are [K, E, m, C]: K models (schedules), E independent initialisations, m points, C outputs.
 """
@@ -43,7 +43,7 @@ LEVEL = 1e-4
 
 
 class Interval(NamedTuple):
-    """A quantity whose truth is in [low, high] but in ``LEVEL`` of the cases."""
+    """An estimate; the truth is in [low, high] except in a share ``LEVEL`` of the cases."""
 
     value: float
     low: float

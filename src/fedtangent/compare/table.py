@@ -1,4 +1,4 @@
-"""The rows of the side-by-side table: every method's predictions put through the same measurements."""
+"""The rows of the side-by-side table: the same measurements of every method's predictions."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Verdict(NamedTuple):
         wrong: tuple[str, str, bool | None],
         notices: str = "",
     ) -> Verdict:
-        """Of what was ``found`` (measured, expected, holds), and of the ``wrong`` theory (name, measured, fails)."""
+        """A verdict from ``found`` (measured, expected, holds) and its control ``wrong`` (name, measured, fails)."""
         # NumPy's False is not False itself, as which answers are counted.
         holds, fails = (None if answer is None else bool(answer) for answer in (found[2], wrong[2]))
         return cls(subject, statement, *found[:2], holds, *wrong[:2], fails, sizes, notices)

@@ -33,7 +33,7 @@ def require(name: str, path: Path, held: Collection[str], needed: Sequence[str])
 
 
 def owners(name: str, offsets: np.ndarray, count: int, least: int = 1) -> np.ndarray:
-    """Whose each of ``count`` examples is, [count] int32, from the offsets [N + 1] of users one after another.
+    """The user of each of ``count`` examples, [count] int32, from offsets [N + 1] of examples sorted by user.
 
     Raises ``ValueError`` unless they are whole numbers from 0 to ``count`` that rise by ``least`` with every user.
     """

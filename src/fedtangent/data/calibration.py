@@ -1,4 +1,4 @@
-"""Answers of short measurements, kept in memory and in one small file, so that each is made once on a machine.
+"""Results of short measurements, kept in memory and in one small file, so that each is made once on a machine.
 
 The file is ``calibration.json`` in the cache folder ($FEDTANGENT_CACHE, or the user's). It can be removed at any time.
 """
@@ -24,7 +24,7 @@ _memory: dict[str, dict[str, float]] = {}
 
 
 def machine() -> dict[str, Any]:
-    """What an answer depends on besides its question: platform, kind and number of devices, cores, versions."""
+    """What a measurement depends on besides its question: platform, kind and number of devices, cores, versions."""
     devices = jax.local_devices()
     return {
         "platform": devices[0].platform,

@@ -31,10 +31,10 @@ class Dataset(NamedTuple):
     x_test: np.ndarray
     y_test: np.ndarray
     num_classes: int  # 0 for regression
-    user_train: np.ndarray | None  # [n] int32 id of the client that an example belongs to by nature, if there is one
+    user_train: np.ndarray | None  # [n] int32 id of the user (writer, speaker, ..) of each example, if there are users
     info: SourceInfo
     kind: str = VECTOR  # of input: "image", "tokens" or "vector"
-    user_test: np.ndarray | None = None  # the same of the test examples, where their users are among those that train
+    user_test: np.ndarray | None = None  # the same for test examples, where their users also have training examples
 
     def __repr__(self) -> str:
         """What it is, the shapes of its arrays, and where it comes from."""
@@ -60,10 +60,10 @@ class DatasetEntry(Entry):
     kind: str = VECTOR
     """Of input: "image", "tokens" or "vector" (an image loaded flat is a vector)."""
     partition: str = "dirichlet"
-    """Name of the partition that is natural to it: by its users, where it has any."""
+    """Name of its default partition: by its users, where it has any."""
     is_regression: bool = False
     published: Any = None
-    """The original files (``published.Published``), of a data set that is made of such."""
+    """The original files (``published.Published``), for a data set that is downloaded."""
 
     @property
     def told(self) -> str:
@@ -105,7 +105,7 @@ def classification_targets(labels: Any, num_classes: int, centred: bool = False)
     ``centred`` subtracts ``1 / C``, so that each row sums to zero, as a network of mean zero expects. Raises
     ``ValueError`` for labels that are not a 1-D integer array, or out of range.
     """
-    num_classes = checks.whole("num_classes", num_classes, 1)
+    num_classes = checks.whole("num_classes", num_classes)
     array = checks.class_labels("labels", labels, num_classes)
     targets = np.zeros((len(array), num_classes))
     targets[np.arange(len(array)), array] = 1.0

@@ -1,4 +1,4 @@
-"""Downloads that go on where they stopped, checked before they are there at all."""
+"""Downloads that resume where they stopped; a file appears only once its checksum is right."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedtangent.data.published import Published, digest
 from fedtangent.progress import progress_of
 
 CHUNK = 2**20
-TRIES = 5  # of a connection that breaks
-PAUSE = 1.0  # seconds before the second one; it doubles
+TRIES = 5  # connections, where one breaks
+PAUSE = 1.0  # seconds before the second connection; doubled before each further one
 TIMEOUT = 30.0
 
 
@@ -47,7 +47,7 @@ def fetch(published: Published, role: str, path: Path) -> None:
 
 
 def unavailable(published: Published, error: Exception) -> str:
-    """What is said of files that cannot be had."""
+    """The error message for files that cannot be downloaded."""
     reason = " ".join(str(error).split())[:300]
     names = [file.filename for file in published.files.values()]
     shown = ", ".join(names) if len(names) <= 6 else f"{names[0]} and {len(names) - 1} more"

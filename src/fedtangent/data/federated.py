@@ -27,6 +27,13 @@ def federated_data(x: Any, y: Any, partition: Any, dtype: Any = None, num_classe
 
     Labels, indices and offsets are int32. Raises ``ValueError`` for no examples, unequal numbers of them, NaN or
     infinity, targets of another shape or kind, labels out of range, a malformed partition, another dtype.
+
+    Example, three examples of two clients, the second of which holds two:
+
+        >>> import fedtangent as ft
+        >>> data = ft.data.federated_data([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], [0, 1, 0], [[0], [1, 2]], num_classes=2)
+        >>> data.x.shape, data.y.tolist(), data.offsets.tolist()
+        ((3, 2), [0, 1, 0], [0, 1, 3])
     """
     x, y = np.asarray(x), np.asarray(y)
     dtype = _device_dtype(dtype, x)
@@ -73,7 +80,7 @@ def _check_inputs(x: np.ndarray, dtype: Any) -> None:
 def _check_targets(y: np.ndarray, num_classes: int | None, dtype: Any) -> None:
     if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
         if num_classes is not None:
-            num_classes = checks.whole("num_classes", num_classes, 1)
+            num_classes = checks.whole("num_classes", num_classes)
         checks.class_labels("y", y, num_classes)
     elif y.ndim == 2 and jnp.issubdtype(y.dtype, jnp.floating) and y.shape[1] > 0:
         _check_finite("y", y, dtype)

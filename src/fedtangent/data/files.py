@@ -1,6 +1,6 @@
-"""Files from outside: what is in them, or one ``ValueError``, in one line, that names the file.
+"""Reading files from outside: their content, or a ``ValueError`` in one line that names the file.
 
-Nothing in them is run, no pickle is read, and none that cannot be read is waited for.
+Nothing in a file is executed, no pickle is read, and a pipe is refused instead of waited for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_HEADER = 10_000  # bytes of an array's header; one of plain numbers has a h
 
 
 class Header(NamedTuple):
-    """What an array is, without its numbers."""
+    """Shape and dtype of an array, without its numbers."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -30,9 +30,9 @@ class Header(NamedTuple):
 
 @contextlib.contextmanager
 def reading(name: str, path: Path | str) -> Iterator[None]:
-    """Whatever a damaged file makes its reader raise becomes one ``ValueError`` that names the file.
+    """Within, every exception becomes a ``ValueError`` that names the file.
 
-    Readers of formats raise ``zlib.error``, ``tokenize.TokenError``, ``NotImplementedError`` and others.
+    For damaged files, readers raise ``zlib.error``, ``tokenize.TokenError``, ``NotImplementedError`` and others.
     """
     try:
         yield
@@ -42,13 +42,13 @@ def reading(name: str, path: Path | str) -> Iterator[None]:
 
 
 def expanded(name: str, path: str | os.PathLike[str]) -> Path:
-    """The path that is meant where it begins with ``~``; raises ``ValueError`` for the home of nobody."""
+    """The path with a leading ``~`` replaced by the home folder; raises ``ValueError`` where there is none."""
     with reading(name, os.fspath(path)):
         return Path(path).expanduser()
 
 
 def content(name: str, path: Path) -> bytes:
-    """The bytes of a file; raises ``ValueError`` for what is none, a pipe too, which is not waited for."""
+    """The bytes of a file; raises ``ValueError`` for anything else, such as a folder or a pipe."""
     with reading(name, path), _opened(path) as file:
         return file.read()
 
@@ -117,9 +117,9 @@ def _header(packed: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
 
 
 def _described(begin: bytes, size: int, what: str) -> Header:
-    """The header of an array in a file of ``size`` bytes, that begins so; raises ``ValueError`` for one that is false.
+    """The header of an array, from the first bytes of its file of ``size`` bytes; raises ``ValueError`` if it is wrong.
 
-    An array that is said to be larger than its file would be allocated before that is noticed.
+    The size must agree: NumPy would allocate the array that the header states before it notices that the file is short.
     """
     file = io.BytesIO(begin[:MOST_HEADER])
     try:

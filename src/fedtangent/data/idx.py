@@ -128,9 +128,3 @@ def parse(content: bytes) -> np.ndarray:
     if len(content) != expected:
         raise ValueError(f"idx header states shape {shape}, that is {expected} bytes in all; got {len(content)}")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
-
-
-def render(array: np.ndarray) -> bytes:
-    """The unpacked idx file of a uint8 array: the inverse of ``parse``."""
-    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
-    return header + array.tobytes()

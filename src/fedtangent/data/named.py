@@ -30,6 +30,13 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 
         options: those of the data set's entry, such as ``num_train`` and ``flatten`` of images.
 
     Raises ``ValueError`` for an unknown name or option, one out of range, and missing, altered or corrupted files.
+
+    Example, handwritten digits, which come with the package:
+
+        >>> import fedtangent as ft
+        >>> digits = ft.data.load("digits", num_train=200)
+        >>> digits.x_train.shape, digits.y_train.shape
+        ((200, 8, 8, 1), (200,))
     """
     entry = chosen(name)
     folder = None if data_dir is None else Path(data_dir)

@@ -65,7 +65,7 @@ def _kind(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
 
 
 def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """The data of the file, and what they are, read from kinds and shapes.
+    """The data set in the file; dtypes and shapes say what kind of data it is.
 
     Inputs ``x`` are images [n, height, width] or [n, height, width, channels] or vectors [n, d], floating as they are
     or uint8, which is divided by 255; or tokens [n, T], signed whole numbers. Targets ``y`` are classes [n], whole

@@ -1,10 +1,12 @@
-"""Who holds which example: partitioners, and statistics of how unlike the clients are.
+"""Partitions: who holds which example, and how unlike the clients are.
 
-Every partitioner returns a ``Partition`` of int32 arrays; a client's indices are in ascending order. Randomness comes
-from ``numpy.random.Generator(PCG64(seed))`` alone, so that a seed gives the same partition on every platform. ``iid``,
-``shards``, ``classes``, ``dirichlet``, ``by_user`` and ``quantity_skew`` give every example to exactly one client,
-``majority`` to one at most.
-They raise ``ValueError`` for more clients than examples, labels that are not [n] integers >= 0, and a negative seed.
+Every partitioner, such as ``dirichlet(labels, num_clients=10, alpha=0.5, seed=0)``, returns a ``Partition`` of int32
+arrays; a client's indices are in ascending order. Randomness comes from ``numpy.random.Generator(PCG64(seed))`` alone,
+so that a seed gives the same partition on every platform. Every example goes to exactly one client, but ``majority``
+leaves some to nobody.
+
+Partitioners raise ``ValueError`` for more clients than examples, labels that are not [n] integers >= 0, and a negative
+seed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from fedtangent.entries import Entry
 from fedtangent.types import Partition
 
 METHODS = ("per_client", "hsu", "per_class")
-ALPHA = {"at_least": 1e-9, "at_most": 1e9}  # beyond, gamma variates under- and overflow
+ALPHA = {"at_least": 1e-9, "at_most": 1e9}  # outside, gamma variates underflow or overflow
 MAX_CELLS = 2**26  # of heterogeneity's table [N, C]: half a gigabyte
 
 
@@ -48,7 +50,7 @@ def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> 
     """
     labels = checks.class_labels("labels", labels)
     num_clients, rng = _clients(num_clients, len(labels)), generator(seed)
-    per_client = checks.whole("shards_per_client", shards_per_client, 1)
+    per_client = checks.whole("shards_per_client", shards_per_client)
     num_shards = num_clients * per_client
     if num_shards > len(labels):
         raise ValueError(
@@ -116,6 +118,14 @@ def dirichlet(
     What is left for a client depends on those before it, so clients draw in random order.
 
     Raises ``ValueError`` for ``alpha`` outside [1e-9, 1e9] and ``min_client_size`` beyond what the examples allow.
+
+    Example:
+
+        >>> import fedtangent as ft
+        >>> labels = ft.data.load("digits", num_train=200).y_train
+        >>> clients = ft.partition.dirichlet(labels, num_clients=8, alpha=0.1, seed=0)
+        >>> clients.num_clients, clients.sizes.tolist()
+        (8, [25, 25, 25, 25, 25, 25, 25, 25])
     """
     labels = checks.class_labels("labels", labels)
     checks.number("alpha", alpha, **ALPHA)
@@ -132,13 +142,13 @@ def dirichlet(
 
 
 def majority(labels: Any, num_clients: int, share: float = 0.5, seed: int = 0) -> Partition:
-    """Half of a client's data is of one class, the rest evenly of all others (Local-GD paper, section 5, fine-tuning).
+    """Each client has a main class, with ``share`` of its data (Local-GD paper, section 5, fine-tuning: a half).
 
-    Of C classes, numbered in ascending order, client i holds mostly class ``i mod C``. All clients hold equally many
-    examples m: ``share * m`` of their own class, rounded to the nearest whole number, and as many of each other class
-    to within one (the one more of those that follow their own). m is the largest for which each class has enough
-    examples. What is left then belongs to no client: nothing where classes are equally large and N is a multiple of C,
-    but for what does not divide; otherwise more.
+    With C classes in ascending order, the main class of client i is number ``i mod C``. All clients hold equally many
+    examples m: ``share * m`` of the main class, rounded to the nearest whole number, and the rest evenly of all other
+    classes, to within one (the classes that follow the main one get the one more). m is the largest number for which
+    each class has enough examples. What is left belongs to no client: next to nothing where classes are equally large
+    and N is a multiple of C, otherwise more.
 
     Raises ``ValueError`` for a share outside (0, 1], fewer than two classes, and classes too small for one example.
     """
@@ -157,6 +167,12 @@ def by_user(user_ids: Any) -> Partition:
 
     ``user_ids`` [n] are all whole numbers or all strings, such as a column of a pandas table. Raises ``ValueError`` for
     other things, among them None and NaN: an example without a user.
+
+    Example:
+
+        >>> import fedtangent as ft
+        >>> ft.partition.by_user(["eve", "ann", "eve"]).sizes.tolist()
+        [1, 2]
     """
     ids = np.asarray(user_ids)
     if ids.dtype.kind == "O" and ids.ndim == 1:
@@ -178,7 +194,7 @@ def by_user(user_ids: Any) -> Partition:
 
 
 def quantity_skew(num_examples: int, num_clients: int, alpha: float, seed: int, min_client_size: int = 1) -> Partition:
-    """Random examples, sizes from a Dirichlet distribution: labels alike, quantities not.
+    """Clients of unequal sizes, drawn from a Dirichlet distribution, with random examples: labels are alike.
 
     Each client gets ``min_client_size`` examples; the rest is divided by ``q ~ Dir(alpha, .., alpha)`` over clients,
     rounded to whole examples by largest remainder. Raises ``ValueError`` as ``dirichlet``.
@@ -462,7 +478,7 @@ def _users(dataset: Dataset) -> Any:
 
 
 def _of_labels(function: Callable[..., Partition]) -> Callable[[Any, Dataset, int], Partition]:
-    """``build`` of an entry whose options are arguments of ``function``."""
+    """``build`` for an entry whose options are the arguments of a partitioner by labels."""
     return lambda options, dataset, seed: function(_labels(dataset), seed=seed, **vars(options))
 
 

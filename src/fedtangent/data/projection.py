@@ -1,7 +1,7 @@
 """Gaussian projection of inputs with a seed that clients share and the server does not know (CP-NTK-FL).
 
-Data are projected once, before a run: a client of Yue et al. (ICML 2022, section 4.2) computes on ``Z = X P`` only, and
-so does whoever is to use its model, the test examples too.
+Data are projected once, before a run: a client of Yue et al. (ICML 2022, section 4.2) computes on ``Z = X P`` only.
+Whoever uses the model must project its inputs in the same way, so test examples are projected too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A data set as its makers publish it: where its files lie, what they must be, how they are found and checked."""
+"""Published data sets: the address, size and checksum of the original files, and how they are found and read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Published(NamedTuple):
     homepage: str
     licence: str
     citation: str  # BibTeX
-    stem: str = ""  # how subfolders with its files may begin; its name, if nothing else is said
+    stem: str = ""  # how the names of subfolders with its files begin; by default its own name
 
 
 def located(published: Published, directory: Path) -> tuple[dict[str, Path], list[str]]:

@@ -1,4 +1,4 @@
-"""A global set of examples that clients share: how it is drawn, and partitions in which clients hold it too.
+"""Examples that clients share or do without: a global set, and examples that are held out to test on.
 
 Randomness comes from ``numpy.random.Generator(PCG64(seed))`` alone, as in ``partition``.
 """
@@ -18,9 +18,8 @@ from fedtangent.types import Partition
 def class_balanced(labels: Any, size: int, seed: int, name: str = "size") -> np.ndarray:
     """Indices of ``size`` examples drawn uniformly by class (Zhao et al., 2018, section 4), ascending int32.
 
-    Each class present gives equally many, to within one, without replacement; which give one more is drawn too. Raises
-    ``ValueError`` for a size outside 1 .. n, or beyond what some class has; ``name`` is what it calls it, the argument
-    that the user gave.
+    Each class present gives equally many, to within one, without replacement; which classes give one more is drawn.
+    Raises ``ValueError`` for a size outside 1 .. n, or beyond what some class has; it calls the size ``name``.
     """
     labels = checks.class_labels("labels", labels)
     size = checks.whole(name, size, 1, len(labels))
@@ -39,10 +38,10 @@ def class_balanced(labels: Any, size: int, seed: int, name: str = "size") -> np.
 
 
 def number_given(shared: Sequence[int] | np.ndarray, fraction: float, name: str = "shared") -> int:
-    """How many of the shared examples each client gets: ``fraction`` of them in (0, 1], rounded, at least one.
+    """How many of the shared examples each client gets: ``fraction``, in (0, 1], of them, rounded, at least one.
 
-    Raises ``ValueError`` for another fraction, and a ``shared`` that is not whole numbers from 0, each once; ``name``
-    is what it calls that.
+    Raises ``ValueError`` for another fraction, and for a ``shared``, called ``name`` in the error, that is not whole
+    numbers from 0, each once.
     """
     chosen = np.asarray(shared)
     if chosen.ndim != 1 or chosen.size == 0 or not np.issubdtype(chosen.dtype, np.integer):
@@ -60,10 +59,10 @@ def with_shared(
 ) -> Partition:
     """``partition`` in which every client that has examples holds shared ones too (Zhao et al., 2018, section 4).
 
-    ``shared`` are indices of the global set; ``fraction`` is the paper's alpha: each client gets its own random part of
-    the set, drawn by ``seed``; 1, as in NTK-FL (section 6), gives all of it to everybody. A client that owns a shared
-    example already holds it once; where the set is to come from elsewhere, as in Zhao et al., take it from the clients
-    first (``without``). A client without examples stays without. Raises ``ValueError`` as ``number_given``.
+    ``shared`` are indices of the global set. Each client gets a random ``fraction`` of it (the paper's alpha), drawn by
+    ``seed``; 1, as in NTK-FL (section 6), gives all of it to everybody. A client that owns a shared example holds it
+    once, not twice. For a set that is nobody's own, as in Zhao et al., take it from the clients first (``without``). A
+    client without examples stays without. Raises ``ValueError`` as ``number_given``.
     """
     each, rng = number_given(shared, fraction), generator(seed)
     validate(partition, checks.MAX_INDEX)
@@ -79,8 +78,8 @@ def with_shared(
 def without(partition: Partition, examples: Sequence[int] | np.ndarray, name: str = "examples") -> Partition:
     """``partition`` whose clients hold none of ``examples``: a global set that is nobody's own.
 
-    Raises ``ValueError`` as ``number_given``, and for a client that would be left with nothing; ``name`` is what it
-    calls the examples, the argument that the user gave.
+    Raises ``ValueError``, in which the examples are called ``name``, as ``number_given``, and for a client that would
+    be left with nothing.
     """
     given = number_given(examples, 1.0, name)
     validate(partition, checks.MAX_INDEX)
@@ -93,9 +92,9 @@ def without(partition: Partition, examples: Sequence[int] | np.ndarray, name: st
 
 
 def held_out(partition: Partition, fraction: float, seed: int) -> tuple[Partition, Partition]:
-    """``partition`` without, and of, a random part of each client's examples, to test on: (train, test).
+    """Split each client's examples at random into two partitions, (train, test).
 
-    Each client gives ``fraction``, in (0, 1), of its examples, rounded, but keeps at least one.
+    Each client gives ``fraction``, in (0, 1), of its examples to test on, rounded, but keeps at least one to train on.
     """
     checks.number("fraction", fraction, above=0, below=1)
     validate(partition, checks.MAX_INDEX)

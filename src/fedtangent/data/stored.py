@@ -1,4 +1,4 @@
-"""How published data are had: from a folder that the user names, from the cache, or downloaded, once and for all.
+"""Where published data come from: a folder that the user names, the cache, or a download, which fills the cache.
 
 Files in a data folder are used as they are. Where none is named the files are downloaded, prepared by TensorFlow
 Datasets and kept in the cache (``cache``).
@@ -42,8 +42,9 @@ def obtain(
 ) -> Found:
     """The arrays of ``published``, from ``data_dir`` (or $FEDTANGENT_DATA), from the cache, or downloaded.
 
-    A data folder without the published files may have the data ``otherwise``: in the form that ``instead`` names.
-    Raises ``ValueError`` for missing, altered or unreadable files, a corrupted cache, and files that cannot be had.
+    Where a data folder lacks the published files, ``otherwise(folder)`` reads the data in another form, called
+    ``instead`` in the error, or returns None. Raises ``ValueError`` for missing, altered or unreadable files, a
+    corrupted cache, and files that cannot be downloaded.
     """
     directory = cache.given_directory(data_dir)
     if directory is not None:

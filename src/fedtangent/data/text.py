@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 WINDOW = 80  # characters
-# LEAF's, in its order (Caldas et al., 2018); its sign for any other is the space.
+# LEAF's characters, in its order (Caldas et al., 2018); a character that is not among them is read as a space.
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 
 
 def encoded(text: np.ndarray, characters: str = CHARACTERS) -> np.ndarray:
-    """The place of each of the bytes ``text`` [L] among ``characters``, uint8 [L]; that of the space for any other."""
+    """The index in ``characters`` of each byte of ``text`` [L], uint8 [L]; that of the space for unknown bytes."""
     table = np.full(256, characters.index(" "), np.uint8)
     table[np.frombuffer(characters.encode("latin-1"), np.uint8)] = np.arange(len(characters), dtype=np.uint8)
     return table[text]
 
 
 def windows(codes: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray]:
-    """Windows [n, 80] of ``codes`` [L] that start every ``stride`` characters, and what follows each [n]."""
+    """Windows [n, 80] of ``codes`` [L] that start every ``stride`` characters, and the next character of each, [n]."""
     if len(codes) <= WINDOW:
         return np.zeros((0, WINDOW), codes.dtype), np.zeros(0, codes.dtype)
     both = np.lib.stride_tricks.sliding_window_view(codes, WINDOW + 1)[::stride]

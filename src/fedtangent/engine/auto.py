@@ -1,4 +1,4 @@
-"""The mapping ``auto``: by platform and memory, and for longer runs by a short measurement that is kept."""
+"""The mapping ``auto``: chosen by platform and memory, and for longer runs by a short measurement, made once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedtangent.engine.clients import Mapping, default_mapping, engine_for, pars
 from fedtangent.engine.loop import state_shapes
 from fedtangent.types import Algorithm, FederatedData, PyTree
 
-# A run that the default mapping finishes sooner is not worth measuring others for: each has to be compiled.
+# For a run that the default mapping finishes sooner, measuring others does not pay: each has to be compiled.
 WORTH_SECONDS = 20.0
 WORTH_ROUNDS = 20
 Probe = Callable[[Mapping], float]
@@ -35,7 +35,7 @@ def candidates(num_slots: int) -> list[Mapping]:
 
 
 def that_fit(algorithm: Algorithm, data: FederatedData, max_client_size: int, rounds: int) -> list[Mapping]:
-    """Those of ``candidates`` within the memory; the largest chunk that fits, or one after another, if none is."""
+    """The ``candidates`` that fit into memory; if none does, the largest chunk that fits, or else ``scan``."""
     tried = candidates(algorithm.schedule.num_slots)
     fitting = [m for m in tried if memory.plan(algorithm, data, m, max_client_size, rounds).fits]
     if fitting:
@@ -46,7 +46,7 @@ def that_fit(algorithm: Algorithm, data: FederatedData, max_client_size: int, ro
 
 
 def fingerprint(algorithm: Algorithm, data: FederatedData, state: PyTree) -> str:
-    """A digest of the traced round: of all that it computes, with rates, steps and constants, but not of the data."""
+    """A digest of the traced round: of everything that it computes, rates and constants included, but not of data."""
     engine = engine_for(data, parse("scan"))
     traced = jax.make_jaxpr(lambda s, d: algorithm.step(s, d, engine))(state, data)
     digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced.jaxpr)).encode())  # without this process's addresses
@@ -72,8 +72,8 @@ def choose(
 ) -> tuple[Mapping, dict[str, float]]:
     """The mapping for a run of ``num_rounds`` rounds, and what was measured (seconds a round by mapping's name).
 
-    ``probe`` measures a mapping. One process decides alone; several processes take the default, as measurements of
-    their own could differ.
+    ``probe(mapping)`` measures seconds a round. Several processes take the default without measuring, because their
+    measurements could differ.
     """
     fitting = that_fit(algorithm, data, max_client_size, rounds)
     if len(fitting) == 1 or num_rounds < WORTH_ROUNDS or jax.process_count() > 1:

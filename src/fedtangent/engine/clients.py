@@ -48,16 +48,16 @@ def vmap_clients(
     return cut(train, held, aggregate, acc, slots)
 
 
-# A CPU's small batched products are slow: measured on two cores (MLPs of width 8 to 1024), where fewer than about so
-# many clients fit into the cache, one after another is faster.
+# A CPU's small batched products are slow: where fewer clients than this fit into its cache, one after another is faster
+# (measured on two cores, for MLPs of width 8 to 1024).
 WORTH = 16
 
 
 def side_by_side(message_bytes: int) -> int:
     """How many slots with messages of that size are best trained in lockstep on one device of this machine.
 
-    Each has its parameters, their gradient and what becomes of them. An accelerator is given all that there are, a CPU
-    as many as its cache holds, and one at a time where those are few.
+    An accelerator takes all of them. A CPU takes as many as its cache holds, counting three arrays of the message's
+    size for each (parameters, gradient, new parameters), or one at a time if that is fewer than ``WORTH``.
     """
     if jax.default_backend() != "cpu":
         return sys.maxsize
@@ -111,12 +111,12 @@ def parse(name: str, devices: int | None = None) -> Mapping:
 
 
 def default_kind() -> str:
-    """What suits one device: one client after another on a CPU, all at once on an accelerator."""
+    """The mapping of one device: ``scan`` on a CPU, ``vmap`` on an accelerator."""
     return "scan" if jax.default_backend() == "cpu" else "vmap"
 
 
 def default_mapping() -> Mapping:
-    """What ``auto`` is before any measurement: one after another on a CPU, all at once on an accelerator."""
+    """What ``auto`` means without a measurement: ``default_kind``, ``sharded`` where there are several devices."""
     return parse("sharded" if jax.device_count() > 1 else default_kind())
 
 
@@ -162,7 +162,7 @@ def _restore(outs: PyTree, order: Array, num_slots: int) -> PyTree:
 
 @functools.cache
 def chunked(size: int, batch: MapClients) -> MapClients:
-    """``size`` slots at a time, as one batched program (``batch``), one chunk after another.
+    """The mapping that trains ``size`` slots at a time with ``batch``, one chunk after another.
 
     A chunk costs what its largest client costs, and holds ``size`` clients' parameters, gradients and activations.
     """
@@ -183,9 +183,9 @@ def chunked(size: int, batch: MapClients) -> MapClients:
 
 
 def _deal(num_slots: int, devices: int) -> np.ndarray:
-    """Which of the slots in falling order each device takes, [D, ceil(S / D)]: dealt back and forth.
+    """Places, in the falling order of size, of the slots of each device, [D, ceil(S / D)]: dealt back and forth.
 
-    An entry of S or more is no slot.
+    So devices get equal shares of the work. An entry of S or more is no slot.
     """
     rows = -(-num_slots // devices)
     hands = np.arange(rows * devices).reshape(rows, devices)

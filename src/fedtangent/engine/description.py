@@ -1,8 +1,8 @@
-"""One description of a run: what was chosen, the options of each choice, and all that is built of them.
+"""The description of a run, which ``train``, ``compare`` and ``predict`` share, and what is built from it.
 
-``train``, ``compare`` and ``predict`` share it. What there is to choose from stands in the entries (``entries``); no
-option is named here but those that every run has. ``describe`` makes the record of flat options, as the command line
-and a config.json have them; ``build`` checks it and builds what a simulation, or its theory, starts from.
+``describe`` turns flat options, as the command line and a config.json have them, into a ``Description``: what was
+chosen, and the options of each choice. ``build`` checks a description, loads the data and composes the algorithm. The
+choices and their options come from ``entries``; only the options that every run has are defined here.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ CHOICES = {  # what is chosen -> the kind of entries that it is chosen from
     "model": "models",
     "schedule": "schedules",
 }
-DECIDING = (*CHOICES, "loss")  # options that decide on which others there are, and on their defaults
+DECIDING = (*CHOICES, "loss")  # options that decide which other options there are, and their defaults
 KEY_FILE = "FEDTANGENT_KEY_FILE"
-EVALUATED_TRAIN = 10_000  # training examples that train metrics are measured on, at most
+EVALUATED_TRAIN = 10_000  # the most training examples on which train metrics are measured
 
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What is trained on what; a choice that is not made is what suits the others."""
+    """What is trained on what; a choice that is not made is set to what fits the others."""
 
     algorithm: str = "fed_avg"
     """Name (`fedtangent list algorithms`), or package.module:function."""
@@ -59,7 +59,7 @@ class Choices:
 
 @dataclasses.dataclass(frozen=True)
 class CommonOptions:
-    """What every run has."""
+    """Options that every run has."""
 
     num_rounds: int = option(50, may_differ=True)
     """Communication rounds R."""
@@ -101,7 +101,7 @@ class Description(NamedTuple):
     run: CommonOptions
 
     def names(self) -> dict[str, str]:
-        """What is chosen, by what it is."""
+        """The name of each choice: ``{"algorithm": "fed_avg", "dataset": "digits", ..}``."""
         return {name: getattr(self, name).entry.name for name in CHOICES if name != "base"}
 
     def values(self) -> dict[str, Any]:
@@ -112,14 +112,14 @@ class Description(NamedTuple):
         return found
 
     def identity(self) -> dict[str, Any]:
-        """The values that may not differ between a run and one that continues it."""
+        """The values that a resumed run must share with the run that it continues."""
         values = self.values()
         groups = (part.options if isinstance(part, Chosen) else part for part in self)
         return {name: values[name] for name in (*self.names(), *lasting(*groups))}
 
 
 def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
-    """The entries that are chosen, those that suit them where nothing is; raises ``ValueError`` for unknown names."""
+    """The chosen entries, with fitting ones where nothing is chosen; raises ``ValueError`` for unknown names."""
     dataset = named.chosen(chosen.get("dataset", Choices.dataset))
     algorithm = choose("algorithms", chosen.get("algorithm", Choices.algorithm))
     readers = [name for name, entry in catalogue("models").items() if dataset.kind in entry.kinds]
@@ -134,7 +134,7 @@ def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
 
 
 def _suits(entries: Mapping[str, Any], loss: str | None) -> dict[str, Any]:
-    """Loss and step size that suit the model and the data; of a loss that is given, the step size."""
+    """Default loss and step size for the model and the data; for a ``loss`` that is given, the step size for it."""
     model = entries["model"]
     loss = model.fitting_loss(entries["dataset"].is_regression) if loss is None else loss
     rate = model.learning_rates.get(loss)
@@ -146,9 +146,9 @@ def _suits(entries: Mapping[str, Any], loss: str | None) -> dict[str, Any]:
 
 
 def groups(chosen: Mapping[str, str]) -> dict[str, Any]:
-    """Title -> the options of the run's groups with their defaults, as what is chosen has them.
+    """The option groups of a run by title, each with the defaults that fit what is chosen.
 
-    ``chosen`` may name a loss, which decides on the step size.
+    ``chosen`` may also name a loss, on which the default step size depends.
     """
     entries = resolve(chosen)
     suits = _suits(entries, chosen.get("loss"))
@@ -164,14 +164,15 @@ def groups(chosen: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _options(name: str, entry: Any, chosen: Mapping[str, str]) -> type[Any]:
-    """The class of an entry's options; of an algorithm around another one, with those of the one inside."""
+    """The class of an entry's options; for an algorithm around another one, joined with the inner one's."""
     return options_of(entry, chosen.get("base")) if name == "algorithm" else entry.options
 
 
 def describe(**given: Any) -> Description:
-    """The run that flat choices and options describe; those that are not given have their defaults.
+    """The run that flat choices and options describe, such as ``describe(algorithm="fed_prox", mu=0.1)``.
 
-    Raises ``ValueError`` for a choice that there is not, and for an option that nothing chosen has, naming what has it.
+    Choices and options that are not given have their defaults. Raises ``ValueError`` for an unknown choice, and for an
+    option that none of the choices has, naming the choices that have it.
     """
     chosen = {name: given[name] for name in DECIDING if given.get(name) is not None}
     entries, defaults = resolve(chosen), groups(chosen)
@@ -197,7 +198,7 @@ def _filled(defaults: Any, given: Mapping[str, Any]) -> Any:
 
 
 def in_common(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The values of several runs that are equal in all that have them."""
+    """The options whose value is the same in all of several runs that have them."""
     found: dict[str, Any] = {}
     for values in runs:
         found = {**values, **found}
@@ -205,7 +206,7 @@ def in_common(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def check_used(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for an option that is given without the one that it is used with."""
+    """Raise ``ValueError`` for an option that is given without the one named in its ``used_with``."""
     fields = {f.name: (f, getattr(group, f.name)) for group in defaults.values() for f in dataclasses.fields(group)}
     for name, (field, default) in fields.items():
         switch = field.metadata.get("used_with")
@@ -253,11 +254,11 @@ class Built(NamedTuple):
 
     @property
     def loss(self) -> str:
-        """What is trained."""
+        """Name of the loss that is trained."""
         return str(self.description.algorithm.options.loss)
 
     def remark(self, num_rounds: int) -> str:
-        """What the algorithm's entry tells of a run of so many rounds; empty for most, and of none."""
+        """The remark of the algorithm's entry on a run of ``num_rounds`` rounds; empty for most algorithms."""
         own, how, run = self.description.schedule, self.description.algorithm, self.description.run
         if how.entry.remark is None or num_rounds == 0:  # a run may diverge in its first round
             return ""
@@ -317,7 +318,7 @@ def _built(chosen: Chosen, *given: Any) -> Any:
 
 
 def _check(described: Description) -> None:
-    """What goes together, before anything is loaded."""
+    """Raise ``ValueError`` for choices and options that do not go together, before anything is loaded."""
     run, how, own = described.run, described.algorithm, described.schedule
     checks.number("client_test", run.client_test, at_least=0, below=1)
     checks.number("dropout", run.dropout, at_least=0, below=1)
@@ -337,7 +338,7 @@ def _check(described: Description) -> None:
 
 
 def _inputs(x: np.ndarray) -> tuple[np.ndarray, Any]:
-    """Inputs as they are on the device, and their dtype: numbers as float32, symbols as they are."""
+    """Inputs as they go to the device, and their dtype: whole numbers (tokens) as int32, others as float32."""
     dtype = jnp.int32 if np.issubdtype(x.dtype, np.integer) else jnp.float32
     return np.asarray(x, dtype), dtype
 
@@ -359,7 +360,7 @@ def _split(loaded: data.Dataset, which: str, loss: str) -> Split:
 
 
 def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition | None]:
-    """What clients train on, and what is kept to test what they predict for themselves."""
+    """What clients train on, and what is kept to test their personal predictions."""
     if run.client_test == 0:
         return clients, None
     kept, tested = sharing.held_out(clients, run.client_test, run.seed)
@@ -369,9 +370,9 @@ def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition
 
 
 def _at_server(described: Description, loaded: data.Dataset, clients: Partition) -> tuple[Partition, dict[str, Any]]:
-    """The clients' examples once the server has its own, and what the algorithm needs of those, by field of ``Given``.
+    """The clients' examples without those held by the server, and what the algorithm needs, by field of ``Given``.
 
-    Validation examples come as indices.
+    Validation examples are given as indices.
     """
     run, how = described.run, described.algorithm
     if "server_data" in how.entry.needs:
@@ -392,13 +393,13 @@ def _at_server(described: Description, loaded: data.Dataset, clients: Partition)
 
 
 def _drawn(number: int, seed: int, clients: Partition) -> np.ndarray:
-    """Indices of so many of the clients' examples, for the server."""
+    """Indices of ``number`` of the clients' examples, drawn for the server."""
     drawn = np.random.default_rng(seed).permutation(np.unique(clients.indices))
     return drawn[: checks.whole("server_examples", number, 1, len(drawn) - 1)]
 
 
 def _faulty(run: CommonOptions, schedule: Schedule, sizes: np.ndarray) -> Schedule:
-    """``schedule`` whose clients drop out, and of which the first ``keep_first`` to answer make the round.
+    """``schedule`` with the run's faults: clients drop out, and only the first ``keep_first`` answers count.
 
     A client's expected completion time is in proportion to its examples, ``sizes`` [N].
     """
@@ -422,12 +423,12 @@ def key_path(run: CommonOptions) -> Path:
 
 
 def seed_digest(run: CommonOptions) -> str | None:
-    """Tells one projection's seed from another without telling it; None without a projection."""
+    """A digest of the projection's secret seed, to compare seeds by; None without a projection."""
     return None if run.projection is None else open_key_file(key_path(run)).digest
 
 
 def _projected(run: CommonOptions, loaded: data.Dataset, num_clients: int) -> data.Dataset:
-    """``loaded`` as clients see it that were handed the seed by the key server: each opens its own box."""
+    """``loaded`` projected with the secret seed, which the key server hands out to every client first."""
     if run.projection is None:
         return loaded
     checks.whole("projection", run.projection, 1, loaded.x_train[0].size)  # of an example's numbers

@@ -1,4 +1,4 @@
-"""What a run remembers: evaluations, the infos of every round, bytes on the wire."""
+"""The history of a run: evaluations, the infos of every round, bytes on the wire."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-FINISHED = "finished"  # the status of a run that came to its end, and all is well
+FINISHED = "finished"  # the status of a run that did all its rounds without trouble
 
 
 def check_rounds(num_rounds: int, evaluate_every: int | None) -> int:
@@ -35,10 +35,10 @@ def check_options(function: str, options: Mapping[str, Any], kind: type) -> None
 
 
 class Evaluation(NamedTuple):
-    """What was seen after ``round`` rounds (0 is the initial state).
+    """The metrics after ``round`` rounds (0 is the initial state).
 
-    ``seconds`` are those of the clock since the run began, compiling, evaluating and saving included; of a run that was
-    resumed, not those between its last checkpoint and its return. They are no part of what two equal runs share.
+    ``seconds`` is wall time since the run began, compiling, evaluating and saving included; for a resumed run the time
+    between its last checkpoint and its resumption is left out. Two equal runs differ in ``seconds`` only.
     """
 
     round: int
@@ -114,7 +114,7 @@ def data_frame(rows: Any) -> DataFrame:
 
 
 def _flat(metrics: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Metrics by their full names; what is a number, as Python's or NumPy's."""
+    """Metrics by their full names, such as ``test.accuracy``; JAX's arrays as NumPy's."""
     found: dict[str, Any] = {}
     for name, value in metrics.items():
         if isinstance(value, Mapping):
@@ -141,7 +141,7 @@ def at_start(cost: Cost) -> tuple[int, int]:
 
 
 def charge(cost: Cost, infos: dict[str, Any]) -> tuple[int, int]:
-    """Bytes up and down of the rounds in ``infos``; a client that drops out has received, and sends nothing."""
+    """Bytes up and down of the rounds in ``infos``; a client that drops out has received a model and sends nothing."""
     active = int(np.sum(infos["cohort"].weight > 0))
     contacted = int(np.sum(infos["contacted"], dtype=np.int64))
     examples = int(np.sum(infos["examples"], dtype=np.int64))

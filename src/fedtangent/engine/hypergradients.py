@@ -1,7 +1,8 @@
-"""Hypergradients: the derivative of what a run ends with by its rates, through every round and local step.
+"""Hypergradients: the derivative of a run's final objective by its hyper-parameters, such as learning rates.
 
-Reverse-mode differentiation of the whole run. What the backward pass needs of a round is computed again when it gets
-there (rematerialised), so that memory grows with the state of a round and not with its local steps.
+The whole run is differentiated in reverse mode, through every round and local step. What the backward pass needs of a
+round is computed again when it gets there (rematerialised), so that memory grows with the state of a round and not
+with its local steps.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, PyTre
 
 REMAT = ("none", "round", "sqrt")
 
-Objective = Callable[[Algorithm, PyTree], Array]
-Loss = Callable[[dict[str, Array]], Array]
+Objective = Callable[[Algorithm, PyTree], Array]  # (algorithm, final state) -> scalar
+FinalObjective = Callable[[dict[str, Array]], Array]  # values -> the objective after the last round
 
 
 class Hypergradient(NamedTuple):
@@ -41,7 +42,7 @@ def final_objective(
     mapping: str = "auto",
     remat: str = "round",
     last: int | None = None,
-) -> Loss:
+) -> FinalObjective:
     """The function ``values -> objective after num_rounds``, which ``jax.grad`` and ``jax.jit`` take.
 
     Args:
@@ -86,13 +87,13 @@ def hypergradient(
     """The objective after ``num_rounds`` and its derivative by each of ``values``.
 
     Arguments and errors are those of ``final_objective``; ``values`` are checked by ``build`` as plain numbers first.
-    Where the objective is not smooth in a rate (a relu changing sides) this is the derivative of the piece.
+    Where the objective is only piecewise smooth in a value (a ReLU changes sides) this is the derivative of the piece.
     """
-    loss = final_objective(build, data, num_rounds, seed, objective, **options)
+    final = final_objective(build, data, num_rounds, seed, objective, **options)
     build(**values).cost(data, single_device_engine(data, options.get("mapping", "auto")))  # do data fit the model?
     given = {name: jnp.asarray(float(value)) for name, value in values.items()}
     try:
-        return Hypergradient(*jax.jit(jax.value_and_grad(loss))(given))
+        return Hypergradient(*jax.jit(jax.value_and_grad(final))(given))
     except ValueError as error:
         if "Reverse-mode" not in str(error):
             raise

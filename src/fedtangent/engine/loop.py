@@ -1,8 +1,8 @@
-"""The loop of a run: chunks of rounds as one compiled program; evaluation, checkpoints, divergence between them.
+"""The loop of a run: rounds in chunks, each one call of a compiled program; between chunks evaluation and checkpoints.
 
-A chunk's number of rounds is a run-time value and its buffer for infos has a size of its own, so a run traces its
-loss once whatever the number of rounds, where a run is cut into chunks does not change a bit, and a second run of the
-same algorithm on data of the same shape compiles nothing.
+A chunk's number of rounds is a run-time value, and its buffer for infos has a fixed size. So a run traces its loss
+once whatever the number of rounds, the result does not depend on where a run is cut into chunks, and a second run of
+the same algorithm on data of the same shape compiles nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ import numpy as np
 from fedtangent.engine.checkpoints.store import Saved, Store, due, restore, save
 from fedtangent.engine.history import FINISHED, Evaluation, History, Run, at_start, charge, first_rounds, stacked
 from fedtangent.engine.processes import local
-from fedtangent.federated.ntk_fl.evolution import DIVERGED
-from fedtangent.types import Algorithm, Array, Cost, Engine, FederatedData, PyTree
+from fedtangent.types import DIVERGED, Algorithm, Array, Cost, Engine, FederatedData, PyTree
 
 Evaluate = Callable[[PyTree], dict[str, Any]]
-_INFO_BYTES = 8 * 2**20  # of a chunk's infos, at most (a round's, if that is more)
+_INFO_BYTES = 8 * 2**20  # the most that a chunk's infos take (those of one round may take more)
 _INFO_ROUNDS = 128
-_SECONDS = 1.0  # a chunk's, about, where a signal may want the run to stop
+_SECONDS = 1.0  # about what a chunk takes in a run with checkpoints, so that it reacts to a signal soon
 
 
 @partial(jax.jit, static_argnames=("algorithm", "engine"), inline=True)
@@ -89,17 +88,17 @@ class RunSetup(NamedTuple):
     data: FederatedData
     num_rounds: int
     evaluate_every: int | None
-    measure: Evaluate
+    evaluate: Evaluate
     on_evaluation: Callable[[Evaluation], None]
     cost: Cost
     shapes: PyTree  # of one round's infos
     length: int  # rounds of a chunk, at most
     store: Store | None
-    guard: bool  # stop on divergence
+    stop_on_divergence: bool
 
 
 class Past(NamedTuple):
-    """What has happened so far; the lists grow."""
+    """A run's progress so far; its lists grow as it goes on."""
 
     round: int
     state: PyTree
@@ -107,19 +106,19 @@ class Past(NamedTuple):
     evaluations: list[Evaluation]
     sent: tuple[int, int]  # bytes up and down
     saved: Saved
-    begun: float  # time.monotonic(); of a resumed run, as if it had not been away
+    begun: float  # time.monotonic() at the start; for a resumed run without the time between the two processes
     saved_chunks: int = 0  # how many of them the last checkpoint holds
     saved_evaluations: int = 0
 
 
 def start(setup: RunSetup, fresh: PyTree) -> Past:
-    """The fresh state, or where the checkpoint was."""
+    """Where the run begins: at the fresh state, or at the newest checkpoint if it is resumed."""
     store = setup.store
     if store is None or not store.options.resume:
         now = time.monotonic()
         return Past(0, fresh, [], [], at_start(setup.cost), Saved(0, None, now, 0.0), now)
     found = restore(store, setup.num_rounds, fresh)
-    # The last evaluation of a run that had fewer rounds to do is none of a longer run's.
+    # The final evaluation of the shorter run that is continued may be at a round that this run does not evaluate.
     evaluations = [e for e in found.evaluations if _is_evaluated(setup, e.round)]
     for evaluation in evaluations:
         setup.on_evaluation(evaluation)
@@ -137,14 +136,14 @@ def _is_evaluated(setup: RunSetup, round_: int) -> bool:
 
 
 def _next_stop(setup: RunSetup, done: int) -> int:
-    """The next round to look up at: for an evaluation, a checkpoint, or divergence."""
+    """The next round at which to stop for an evaluation, a checkpoint or a check for divergence."""
     intervals = [setup.evaluate_every, setup.store.options.every if setup.store else None]
-    intervals += [setup.length if setup.guard else None]
+    intervals += [setup.length if setup.stop_on_divergence else None]
     return min([done - done % n + n for n in intervals if n is not None] + [setup.num_rounds])
 
 
 def _agreed(number: int) -> int:
-    """The largest ``number`` that any process of this run has: what depends on the clock or on a signal."""
+    """The largest ``number`` of any process of this run, where it depends on the clock or a signal and could differ."""
     if jax.process_count() == 1:
         return number
     from jax.experimental import multihost_utils
@@ -153,7 +152,7 @@ def _agreed(number: int) -> int:
 
 
 def _chunk(setup: RunSetup, past: Past, rounds: int) -> Past:
-    """``rounds`` rounds later, at most a chunk; the state of ``past`` is used up."""
+    """The run ``rounds`` rounds later, at most one chunk; the buffers of ``past.state`` are reused."""
     state, infos = run_chunk(setup.algorithm, setup.engine, setup.length, past.state, setup.data, jnp.int32(rounds))
     past.chunks.append(first_rounds(infos, rounds))
     up, down = charge(setup.cost, past.chunks[-1])
@@ -161,13 +160,14 @@ def _chunk(setup: RunSetup, past: Past, rounds: int) -> Past:
 
 
 def go(setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], Any]) -> Run:
-    """From ``past`` to the end of the run, or as far as divergence or a signal lets it come.
+    """Run from ``past`` to the end, or until divergence or a signal.
 
-    ``signalled`` tells a signal's number once there was one; ``advance`` is told of rounds done.
+    ``signalled()`` is a signal's number once one has come, else None; ``advance(rounds)`` is called as rounds are done.
     """
     past, stop = _look(setup, past), 0
     while past.round < setup.num_rounds and not stop:
-        good, chunks = past._replace(state=copied(past.state)) if setup.guard else None, len(past.chunks)
+        chunks = len(past.chunks)
+        good = past._replace(state=copied(past.state)) if setup.stop_on_divergence else None
         past, stop = _to_next_stop(setup, past, signalled, advance)
         if good is not None and not _is_good(past, chunks):
             return _diverged(setup, good, chunks, past)
@@ -196,7 +196,7 @@ def _to_next_stop(
 
 
 def _look(setup: RunSetup, past: Past, save: bool = False) -> Past:
-    """Evaluate, and save, as is due at this round; ``save`` in any case, before the run ends early."""
+    """Evaluate and write a checkpoint where they are due; with ``save`` write one anyway, as the run ends early."""
     if _is_evaluated(setup, past.round):
         _evaluate(setup, past)
     store = setup.store
@@ -211,7 +211,7 @@ def _evaluate(setup: RunSetup, past: Past) -> None:
     if past.evaluations and past.evaluations[-1].round == past.round:
         return
     seconds = _seconds(past)
-    metrics = setup.measure(local(past.state))
+    metrics = setup.evaluate(local(past.state))
     if not isinstance(metrics, dict):
         raise ValueError(f"evaluate: returned a {type(metrics).__name__}, must return a dictionary of metrics by name")
     past.evaluations.append(Evaluation(past.round, metrics, *past.sent, seconds))
@@ -231,13 +231,13 @@ def _seconds(past: Past) -> float:
 
 
 def _is_good(past: Past, chunks: int) -> bool:
-    """Whether no round since there were so many ``chunks`` was refused or without a loss, and the state is finite."""
+    """Whether the state is finite and no round after the first ``chunks`` chunks was refused or had no finite loss."""
     news = past.chunks[chunks:]
     return is_finite(past.state) and all(broken_round(i) is None and refused_round(i) is None for i in news)
 
 
 def _refused(past: Past, chunks: int = 0) -> tuple[int, str] | None:
-    """The first round since there were so many ``chunks`` that a server refused, from 1, and why."""
+    """The first round after the first ``chunks`` chunks that a server refused, counted from 1, and why."""
     done = past.round - sum(_rounds(infos) for infos in past.chunks[chunks:])
     for infos in past.chunks[chunks:]:
         found = refused_round(infos)
@@ -309,9 +309,9 @@ def _inexact(tree: PyTree) -> list[Array]:
 
 
 def is_finite(state: PyTree) -> bool:
-    """Whether the server's part of ``state`` (all of a state that has none) holds finite numbers only.
+    """Whether the server's part of ``state``, and the part of at least one client, hold finite numbers only.
 
-    And some client's part: where nobody's is finite, the models that clients keep have diverged.
+    A state without parts counts as the server's. Where no client's part is finite, the clients' models have diverged.
     """
     return bool(_all_finite(getattr(state, "server", state), getattr(state, "client", ())))
 
@@ -353,5 +353,5 @@ def refused_round(infos: dict[str, Any]) -> tuple[int, str] | None:
 
 @jax.jit
 def copied(state: PyTree) -> PyTree:
-    """The state in buffers of its own, which the next chunk cannot take over."""
+    """A copy of the state in new buffers, which the next chunk does not reuse."""
     return jax.tree.map(jnp.copy, state)

@@ -1,10 +1,10 @@
 """Peak memory of a run, predicted before it starts.
 
-A run holds the data, the state, what the algorithm was built with and the infos of rounds. Besides, a round holds what
-the schedule, the server and the aggregate compute and, for every slot that is trained at the same time, what one
-client's update holds: its parameters, gradients, optimiser state, batch and activations. The first state and the
-predictions that are evaluated have their own peaks. All of them are read off traced programs by liveness: which
-intermediate arrays exist at the same time.
+All the time a run holds the data, the state, the algorithm's constants and the infos of rounds. During a round it also
+holds what the schedule, the server and the aggregate compute and, for every slot that is trained at the same time, one
+client's parameters, gradients, optimiser state, batch and activations. Making the first state and evaluating
+predictions have peaks of their own. Each part is read off a traced program by liveness analysis: which intermediate
+arrays exist at the same time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from fedtangent.engine.clients import Mapping, scan_clients, side_by_side
 from fedtangent.engine.loop import state_shapes
 from fedtangent.types import Aggregate, Algorithm, Array, Engine, FederatedData, PyTree, Slots
 
-# The device's own program, buffers in flight and fragmentation: the rest of its memory may be planned with.
-USABLE = 0.9
+USABLE = 0.9  # share of the memory to plan with; the rest is for programs, buffers in flight and fragmentation
 
 
 @functools.cache
@@ -96,7 +95,7 @@ def _inner(equation: Any) -> list[core.Jaxpr]:
     return found
 
 
-# What compilers fuse into its consumer when there is one only, so that it is never written out.
+# Operations that compilers fuse into the operation that uses their result, if there is only one: it is not stored.
 FUSED = frozenset(
     ("abs", "add", "add_any", "and", "broadcast_in_dim", "convert_element_type", "copy", "cos", "div", "eq", "exp")
     + ("ge", "gt", "integer_pow", "iota", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg")

@@ -1,4 +1,4 @@
-"""Devices and processes: starting JAX's own runtime, values that every device holds, signals, versions."""
+"""Devices and processes: joining several processes, values on every device, signals, versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``simulate``: run an algorithm on federated data; ``params_by_round``: its models on the way."""
+"""``simulate`` runs an algorithm on federated data; ``params_by_round`` returns its models along the way."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def predict(algorithm: Algorithm, state: PyTree, x: Array) -> Prediction:
 
 
 class Resolved(NamedTuple):
-    """A mapping that fits, and why it."""
+    """The mapping that a run uses, its memory plan, and the measurements that chose it."""
 
     mapping: str
     plan: memory.MemoryPlan
@@ -56,8 +56,9 @@ def resolve_mapping(
 ) -> Resolved:
     """The mapping that ``simulate`` uses, and its memory plan, with predictions at the inputs ``evaluated`` [n, ...].
 
-    ``auto`` is the mapping of the run that is resumed, if that was on this device, and otherwise the fastest of those
-    that fit, measured (unless ``measure`` is off, or the run is short) and remembered on this machine.
+    ``auto`` is the mapping of the run that is resumed, if that was on this device. Otherwise it is the fastest one that
+    fits into memory, by a measurement that is kept on this machine; the default one if ``measure`` is off or the run
+    is short.
 
     Raises ``ValueError`` for an unknown mapping or one that does not fit into memory, ``CheckpointError`` where there
     is nothing to resume.
@@ -87,7 +88,7 @@ def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Mapp
 
 
 class RunOptions(TypedDict, total=False):
-    """What else ``simulate`` may be told.
+    """Further options of ``simulate``.
 
     Args:
         init_key: initialise the models from this key instead (schedule and training keys stay the seed's).
@@ -137,6 +138,22 @@ def simulate(
     Returns ``Run(state, history, status)``. Raises ``ValueError`` for bad arguments, and for a run that does not fit
     into memory (with the largest chunk that would), before any work;
     ``CheckpointError``, which is one, for a checkpoint that cannot be continued from.
+
+    Example, FedAvg with half of ten clients in every round:
+
+        >>> import fedtangent as ft
+        >>> digits = ft.data.load("digits", num_train=200)
+        >>> clients = ft.partition.iid(200, num_clients=10, seed=0)
+        >>> data = ft.data.federated_data(digits.x_train, digits.y_train, clients, num_classes=10)
+        >>> model = ft.models.logistic(64, 10)
+        >>> half = ft.federated.schedule.uniform_sampling(10, clients_per_round=5)
+        >>> work = ft.federated.local.Work(epochs=1, batch_size=10)
+        >>> fed_avg = ft.federated.algorithms.fed_avg(
+        ...     model, half, client_learning_rate=0.1, work=work, loss="cross_entropy"
+        ... )
+        >>> run = ft.simulate(fed_avg, data, num_rounds=20, seed=0, mapping="scan")
+        >>> fed_avg.predict(run.state, digits.x_test).mean.shape == (len(digits.x_test), 10)
+        True
     """
     check_options("simulate", options, RunOptions)
     check_rounds(num_rounds, evaluate_every)
@@ -157,13 +174,13 @@ def simulate(
         data=data,
         num_rounds=num_rounds,
         evaluate_every=evaluate_every,
-        measure=evaluate or (lambda state: {}),
+        evaluate=evaluate or (lambda state: {}),
         on_evaluation=options.get("on_evaluation") or (lambda evaluation: None),
         cost=algorithm.cost(data, engine),
         shapes=shapes,
         length=chunk_length(shapes),
         store=saves,
-        guard=options.get("stop_on_divergence", False),
+        stop_on_divergence=options.get("stop_on_divergence", False),
     )
     with store.claimed(saves):
         return _run(setup, state, options.get("progress", False))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 OVER = ("auto", "map", "vmap")
 
 Config = dict[str, Any]
-Measure = Callable[[Algorithm, PyTree], dict[str, Array]]
+Evaluate = Callable[[Algorithm, PyTree], dict[str, Array]]  # (algorithm, state) -> metrics, traced
 
 
 class Sweep(NamedTuple):
@@ -41,7 +41,7 @@ class Sweep(NamedTuple):
     metrics: dict[str, np.ndarray]  # name -> [seeds, configs, E, ...]
 
     def __repr__(self) -> str:
-        """What it went over, and what it measured."""
+        """How many configurations, seeds and evaluations, and the metrics."""
         over = f"{len(self.configs)} configurations of {', '.join(self.configs[0]) or 'nothing'}"
         seen = f"{len(self.rounds)} evaluations up to round {self.rounds[-1]}"
         return f"Sweep({over}, {len(self.seeds)} seeds, {seen}: {', '.join(self.metrics)})"
@@ -65,7 +65,7 @@ class Sweep(NamedTuple):
 
 
 class _Alike(NamedTuple):
-    """Configurations that share one program: they agree in all that is static."""
+    """Configurations that share one compiled program, because their static values are equal."""
 
     static: Config
     members: list[int]  # places among all configurations
@@ -74,7 +74,7 @@ class _Alike(NamedTuple):
 
 
 class SweepOptions(TypedDict, total=False):
-    """What else ``sweep`` may be told.
+    """Further options of ``sweep``.
 
     Args:
         partitions: other partitions of the same examples over as many clients, by label: one more axis of the product,
@@ -98,7 +98,7 @@ def sweep(
     seeds: Sequence[int],
     grid: Mapping[str, Sequence[Any]],
     *,
-    evaluate: Measure,
+    evaluate: Evaluate,
     evaluate_every: int | None = None,
     **options: Unpack[SweepOptions],
 ) -> Sweep:
@@ -118,6 +118,28 @@ def sweep(
 
     Each member equals the single ``simulate`` of its configuration and seed, to rounding. Raises ``ValueError`` for
     bad arguments before any work.
+
+    Example, two step sizes and three seeds, one program:
+
+        >>> import fedtangent as ft
+        >>> digits = ft.data.load("digits", num_train=200)
+        >>> clients = ft.partition.iid(200, num_clients=10, seed=0)
+        >>> data = ft.data.federated_data(digits.x_train, digits.y_train, clients, num_classes=10)
+        >>> everyone, work = ft.federated.schedule.all_clients(10), ft.federated.local.Work(steps=1)
+        >>> def fed_avg(rate):
+        ...     model = ft.models.logistic(64, 10)
+        ...     return ft.federated.algorithms.fed_avg(
+        ...         model, everyone, client_learning_rate=rate, work=work, loss="cross_entropy"
+        ...     )
+        >>> def accuracy(algorithm, state):
+        ...     predicted = algorithm.predict(state, digits.x_test).mean.argmax(axis=-1)
+        ...     return {"accuracy": (predicted == digits.y_test).mean()}
+        >>> found = ft.sweep(fed_avg, data, 5, seeds=range(3), grid={"rate": [0.01, 0.5]}, evaluate=accuracy)
+        >>> found.metrics["accuracy"].shape  # seeds, configurations, evaluations: at the start and at the end
+        (3, 2, 2)
+        >>> [better] = ft.measures.paired.differences(found, "accuracy", baseline={"rate": 0.01})
+        >>> better.config, bool(better.mean > 0)
+        ({'rate': 0.5}, True)
     """
     check_options("sweep", options, SweepOptions)
     partitions, partition_name = options.get("partitions"), options.get("partition_name", "alpha")
@@ -177,7 +199,7 @@ def stretches(num_rounds: int, every: int) -> list[int]:
 def member(
     build: Callable[..., Algorithm],
     engine: Engine,
-    evaluate: Measure,
+    evaluate: Evaluate,
     static: Config,
     lengths: Sequence[int],
     key: Key,
@@ -227,7 +249,7 @@ def choose_over(over: str) -> str:
 
 
 def single_device_engine(data: FederatedData, mapping: str) -> Engine:
-    """The engine of each run of many; ``auto`` is scan on a CPU and vmap elsewhere, also with several devices.
+    """The engine of one of many runs, on one device; ``auto`` is scan on a CPU and vmap elsewhere.
 
     Raises ``ValueError`` for an unknown mapping and for ``sharded``.
     """
@@ -285,7 +307,7 @@ def _variants(data: FederatedData, partitions: Mapping[Any, Partition] | None) -
 
 
 def _same(value: Any) -> tuple[type, Any]:
-    """Equal for values that may share a program; what has no hash (an array) is itself only."""
+    """A key, equal for values that may share a program; a value without a hash (an array) equals itself only."""
     try:
         hash(value)
     except TypeError:

@@ -1,7 +1,8 @@
-"""Runs whose data, numbers and evaluation sets are arguments of one compiled program, which trials of like size share.
+"""Trials: many runs of one compiled program, which takes data, hyper-parameters and evaluation sets as arguments.
 
-The rounds are those of ``loop.run_chunk``. ``simulate`` compiles for one algorithm with its numbers; here an algorithm
-is a function of the numbers that are tried, so that no rate, seed or draw of the data compiles anything again.
+``simulate`` compiles for one algorithm with fixed hyper-parameters. Here an algorithm is a function of the numbers that
+are tried, such as rates, so that another rate, seed or draw of data of the same shapes compiles nothing again. The
+rounds are those of ``loop.run_chunk``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class TrialProgram(NamedTuple):
 
 
 class TrialRun(NamedTuple):
-    """What was seen of one run."""
+    """The evaluations, bytes and infos of one trial."""
 
     rounds: np.ndarray  # [E] rounds done at each evaluation, 0 first
     metrics: dict[str, np.ndarray]  # name -> [E, ...]
@@ -49,7 +50,7 @@ def trial_program(
     evaluate: Callable[[Algorithm, PyTree, PyTree], dict[str, Array]],
     every: int = 1,
 ) -> TrialProgram:
-    """Compile a run once for all that is tried.
+    """The program that all trials share; it is compiled at its first use.
 
     Args:
         build: ``(**numbers) -> algorithm``; the model and the schedule do not depend on the numbers.

@@ -62,11 +62,11 @@ def slots_of(cohort: Cohort, num_models: int, offsets: Array) -> Slots:
 
 
 class Stacked(NamedTuple):
-    """Messages of each model's slots, kept whole."""
+    """Every message that a model's clients sent, side by side."""
 
     messages: PyTree  # [K, M, ...]; rows beyond ``filled`` are zeros
     filled: Array  # [K] int32
-    beyond: Array  # [K] int32, messages that found no place
+    beyond: Array  # [K] int32, messages for which there was no place left
     weight: Array  # [K, M] float, 0 where a place is empty
     client: Array  # [K, M] int32, 0 where a place is empty
 

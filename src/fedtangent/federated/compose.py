@@ -54,7 +54,7 @@ class State(NamedTuple):
     schedule: PyTree
     server: PyTree  # [K, ...]
     client: PyTree  # [K, N, ...]
-    channel: PyTree  # [K, N, ...], what the channel remembers of each client
+    channel: PyTree  # [K, N, ...], the channel's memory of each client (error feedback)
 
 
 class Parts(TypedDict, total=False):
@@ -66,22 +66,22 @@ class Parts(TypedDict, total=False):
     map_models: Callable[..., Callable[..., PyTree]]
     # how the server's update is mapped over the K models: all at once by default, ``sequentially`` for heavy servers
     accept: Accept | None
-    # which messages the server counts (``faults.finite``); by default all. One that it rejects is as absent,
-    # ``info["rejected"]`` counts them per model [K], and a model that is left with none is as one without clients
+    # which messages the server counts (``faults.finite``); by default all. A rejected message counts as absent:
+    # ``info["rejected"]`` has their number per model [K], and a model whose messages are all rejected had no clients
     unheard: Callable[[PyTree, RoundInfo], PyTree] | None
-    # (server_state, info) -> the state of a model that no message reached; by default it stays as it is
+    # (server_state, info) -> the new state of a model that no message reached; by default its old state
     common_start: bool  # whether all K models start as the first one does; by default each from its own initialisation
     predict: Callable[[Model, State, Array], Prediction] | None
-    # by default the mean of the networks ``server.params``; otherwise those are nobody's, and ``params`` is None
-    personal: Personal | None  # how a client predicts for itself; by default as everybody does
+    # by default the mean of the networks ``server.params``; with another prediction, ``Algorithm.params`` is None
+    personal: Personal | None  # how a client predicts for itself; by default with the global models
     check: Callable[[FederatedData], None] | None  # raises ``ValueError`` for data that it cannot run on
     once: tuple[int, int]  # bytes up and down before the first round: data that the server holds or shares
     ledger: Callable[[Cost, FederatedData], Cost] | None
-    # what really travels, where that is not one message up and one model down
+    # corrects the cost, for algorithms that do not send one message up and one model down
 
 
 class _Composed(NamedTuple):
-    """All parts, none left out."""
+    """All parts of an algorithm, with defaults for those that were not given."""
 
     model: Model
     local: Local
@@ -101,11 +101,11 @@ class _Composed(NamedTuple):
     ledger: Callable[[Cost, FederatedData], Cost] | None = None
 
 
-class Trained(NamedTuple):
-    """What came of the slots of a round, leading axis S."""
+class TrainedSlots(NamedTuple):
+    """What local training gave in each slot of a round, leading axis S; the messages are aggregated already."""
 
     kept: PyTree  # each client's own state, and what the channel remembers of it
-    weight: Array  # 0 where the server does not count the message
+    weight: Array  # of the message in its model's average; 0 where the server rejects it
     info: dict[str, Array]
 
 
@@ -161,7 +161,7 @@ def compose(
 
 
 def sequentially(update: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Map a server update over models one at a time: memory for one model's work only."""
+    """Map a server update over the K models one at a time, so that only one model's work is in memory."""
     return lambda *args: jax.lax.map(lambda row: update(*row), args)
 
 
@@ -256,7 +256,7 @@ def _draw(made: _Composed, state: State, data: FederatedData) -> tuple[Cohort, P
 
 def _train(
     made: _Composed, state: State, data: FederatedData, engine: Engine, cohort: Cohort
-) -> tuple[PyTree, Trained]:
+) -> tuple[PyTree, TrainedSlots]:
     """Every slot trained by the engine: what the aggregate made of the messages, and what came of the slots."""
     broadcasts = jax.vmap(made.server.broadcast)(state.server)
     message = _message_shape(made, data, engine)[0]
@@ -269,14 +269,14 @@ def _train(
 
 def _train_slot(
     made: _Composed, expected: PyTree, engine: Engine
-) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, Trained]]:
+) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, TrainedSlots]]:
     """The pure function of one slot that the engine maps.
 
     ``(held, row) -> (row, message, trained)``, where ``held`` is what every slot sees: data, state and broadcasts. The
     row comes back as the aggregate is to see it: with weight 0 where the server does not accept the message.
     """
 
-    def train(held: tuple[FederatedData, State, PyTree], row: Slots) -> tuple[Slots, PyTree, Trained]:
+    def train(held: tuple[FederatedData, State, PyTree], row: Slots) -> tuple[Slots, PyTree, TrainedSlots]:
         data, state, broadcasts = held
         update_key, send_key = streams.slot_keys(state.key, state.round, row.client)
         if row.block is None:
@@ -291,17 +291,18 @@ def _train_slot(
         own = made.local.settle(before[0], own, message)
         if made.accept is not None:
             row = row._replace(weight=jnp.where(made.accept(message), row.weight, 0))
-        return row, message, Trained((own, memory), row.weight, {"examples": client.size, **info})
+        return row, message, TrainedSlots((own, memory), row.weight, {"examples": client.size, **info})
 
     return train
 
 
 def _fetched(data: FederatedData, cohort: Cohort, max_client_size: int) -> tuple[Array, Array] | None:
-    """The examples of every slot, [S, max_client_size, ...], or None where they had better stay where they are.
+    """The examples of every slot, [S, max_client_size, ...], copied once a round; None where that does not pay.
 
     A minibatch is then gathered from its client's few rows. Gathering from the whole data set costs a CPU several
     microseconds more in every local step: XLA divides an operation with a large operand between threads.
-    Not done where the cohort holds much of the data, or where clients differ so much in size that it is mostly padding.
+    It does not pay where the cohort holds much of the data, or where clients differ so much in size that most of the
+    copy would be padding.
     """
     padded, held = max_client_size * data.num_clients, data.indices.shape[0]
     most = min(held, data.x.shape[0])  # examples that many clients share stand in the data once
@@ -319,14 +320,14 @@ def _own_view(row: Slots, block: tuple[Array, Array], round_: Array) -> Client:
 
 
 def _weigh(cohort: Cohort, offsets: Array | np.ndarray, weighting: str) -> Cohort:
-    """Weights times the clients' sizes, or whether they hold anything."""
+    """The cohort with its weights times the clients' sizes; "uniform": times 1, or 0 for a client without examples."""
     size = offsets[cohort.client + 1] - offsets[cohort.client]
     factor = size > 0 if weighting == "uniform" else size
     return cohort._replace(weight=cohort.weight * factor.astype(cohort.weight.dtype))
 
 
-def _settle(made: _Composed, state: State, cohort: Cohort, trained: Trained) -> tuple[PyTree, PyTree]:
-    """The clients' own states, and what the channel remembers, with those that trained."""
+def _settle(made: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[PyTree, PyTree]:
+    """The clients' own states and the channel's memory after the round: new for those that trained."""
     # Slots that are empty or refused name a client too: dropped, they leave what it had, and cannot write over the slot
     # that really trains it.
     at = (jnp.where(trained.weight > 0, cohort.model, made.schedule.num_models), cohort.client)
@@ -335,7 +336,7 @@ def _settle(made: _Composed, state: State, cohort: Cohort, trained: Trained) -> 
     return client, memory
 
 
-def _heard(made: _Composed, state: State, cohort: Cohort, trained: Trained) -> tuple[RoundInfo, Array]:
+def _heard(made: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[RoundInfo, Array]:
     """What the server knows of the round, [K], and which slots' messages it refused, [S] int32."""
     num_models = made.schedule.num_models
     weight = jnp.zeros((num_models,), cohort.weight.dtype).at[cohort.model].add(trained.weight)

@@ -2,10 +2,10 @@
 
 ``dropout`` and ``stragglers`` turn one schedule into another, so that a theory which unrolls the cohorts sees them
 too. The cohorts of the inner schedule are drawn as they would be without them (common random numbers). ``finite`` is
-what the server accepts. In every case the client is as absent: its message and its own state do not count.
+what the server accepts. A client at fault counts as absent: its message is ignored, and its own state stays as it was.
 
-Charged are: a model down for every client that the server contacted, also if it then drops out or is late; a message
-up for every client that answered in time, also if it is then rejected.
+The ledger charges a model down for every client that the server contacted, also if it then drops out or is late, and
+a message up for every client that answered in time, also if it is then rejected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent import streams
+from fedtangent import pytrees, streams
 from fedtangent.checks import choice
 from fedtangent.types import Accept, Array, Cohort, Key, PyTree, Schedule
 
@@ -26,7 +26,7 @@ DISTRIBUTIONS = ("lognormal", "exponential")
 
 
 class Contacted(NamedTuple):
-    """A wrapped schedule's state, and of the last round: how many clients the server contacted, how long it waited."""
+    """State of a faulty schedule: the inner one's, and whom the last round contacted and how long it waited."""
 
     inner: PyTree
     contacted: Array  # [] int32
@@ -97,7 +97,7 @@ def stragglers(
     def pick(key: Key, cohort: Cohort, waited: Array) -> tuple[Cohort, Array]:
         taken = jax.vmap(lambda i: log_time(key, i))(cohort.client)
         first = jnp.argsort(jnp.where(cohort.weight > 0, taken, jnp.inf))[:keep]
-        kept = jax.tree.map(lambda leaf: leaf[first], cohort)
+        kept: Cohort = pytrees.take(cohort, first)
         return kept, jnp.max(jnp.where(kept.weight > 0, jnp.exp(taken[first]), waited))
 
     return _wrapped(schedule, keep, streams.STRAGGLERS, pick)
@@ -143,7 +143,7 @@ def _wrapped(
 
 
 def _depth(state: PyTree) -> int:
-    """How many faults a schedule has already: each draws for itself."""
+    """How many faults a schedule has already: each needs random draws of its own."""
     return 1 + _depth(state.inner) if isinstance(state, Contacted) else 0
 
 

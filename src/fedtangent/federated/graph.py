@@ -14,7 +14,7 @@ from fedtangent import checks
 from fedtangent.checks import real_array, whole
 from fedtangent.entries import WrittenEntry, build_written
 
-TOLERANCE = 1e-9  # of a row that must sum to 1, and of a matrix that must be symmetric
+TOLERANCE = 1e-9  # how far a row's sum may be from 1, and two entries of a symmetric matrix from each other
 
 
 class Graph(NamedTuple):
@@ -62,12 +62,12 @@ def from_adjacency(matrix: np.ndarray, name: str = "graph") -> Graph:
 
 def ring(num_nodes: int) -> Graph:
     """Node i beside the nodes i - 1 and i + 1, in a circle (FE-2024, figure 5)."""
-    return torus(1, whole("num_nodes", num_nodes, 1))._replace(name=f"ring({num_nodes})")
+    return torus(1, whole("num_nodes", num_nodes))._replace(name=f"ring({num_nodes})")
 
 
 def torus(rows: int, cols: int) -> Graph:
     """A grid of ``rows`` x ``cols`` nodes, node ``r * cols + c`` beside the four around it; the edges wrap around."""
-    rows, cols = whole("rows", rows, 1), whole("cols", cols, 1)
+    rows, cols = whole("rows", rows), whole("cols", cols)
     node = np.arange(rows * cols).reshape(rows, cols)
     adjacency = np.zeros((rows * cols, rows * cols), bool)
     for axis in (0, 1):
@@ -79,7 +79,7 @@ def torus(rows: int, cols: int) -> Graph:
 
 def complete(num_nodes: int) -> Graph:
     """Every node beside every other."""
-    number = whole("num_nodes", num_nodes, 1)
+    number = whole("num_nodes", num_nodes)
     return from_adjacency(~np.eye(number, dtype=bool), f"complete({number})")
 
 
@@ -89,7 +89,7 @@ def erdos_renyi(num_nodes: int, probability: float, seed: int) -> Graph:
     Raises ``ValueError`` for a probability outside [0, 1], or if the graph that ``seed`` draws is not connected: the
     draw is not repeated, since that would be another distribution.
     """
-    number = whole("num_nodes", num_nodes, 1)
+    number = whole("num_nodes", num_nodes)
     if not 0 <= probability <= 1:
         raise ValueError(f"probability: got {probability}, must be from 0 to 1")
     upper = np.triu(np.random.default_rng(checks.seed(seed)).random((number, number)) < probability, 1)
@@ -172,7 +172,7 @@ def named_graph(text: str, num_nodes: int, seed: int) -> Graph:
 
 
 def _square(num_nodes: int, seed: int) -> Graph:
-    """The torus of so many nodes that is nearest to a square."""
+    """The torus of ``num_nodes`` nodes whose two sides are nearest to equal."""
     rows = max(r for r in range(1, int(num_nodes**0.5) + 1) if num_nodes % r == 0)
     return torus(rows, num_nodes // rows)
 

@@ -1,4 +1,4 @@
-"""What a client does: minimise its own objective from where the server starts it.
+"""What a client does: minimise its own objective, starting from parameters that depend on the broadcast.
 
 One local problem serves every algorithm here: minimise ``F_i(w) + <tilt, w> + prox / 2 |w - anchor|^2`` from
 ``start``. Algorithms differ in (start, anchor, tilt, prox), and in what the client answers and remembers.
@@ -59,16 +59,16 @@ def validate_work(work: Work) -> None:
             whole(name, value)
 
 
-class Problem(NamedTuple):
-    """The tilted, proximal local problem around the client's own loss F_i; ``None`` terms cost nothing."""
+class LocalProblem(NamedTuple):
+    """What a client minimises: ``F_i(w) + <tilt, w> + prox / 2 |w - anchor|^2``; a term that is None costs nothing."""
 
-    start: PyTree
+    start: PyTree  # the parameters that its steps begin with
     anchor: PyTree | None = None
     tilt: PyTree | None = None
     prox: Array | float = 0.0
 
 
-def _gradient(model: Model, loss: Loss, problem: Problem) -> Callable[..., tuple[Array, PyTree]]:
+def _gradient(model: Model, loss: Loss, problem: LocalProblem) -> Callable[..., tuple[Array, PyTree]]:
     def objective(params: PyTree, x: Array, y: Array, mask: Array) -> Array:
         return loss(model.apply(params, x), y, mask)
 
@@ -121,7 +121,7 @@ def drawn_batches(work: Work, key: Key, size: Array, largest: int, most: int) ->
 
 
 def _all_examples(work: Work, client: Client) -> tuple[tuple[Array, Array, Array], int, Array]:
-    """A client's inputs, labels and mask; the steps that are asked for, which may be traced, and those that it does."""
+    """A client's inputs, targets and mask; the steps asked for, maybe traced; the steps it takes (0 if it is empty)."""
     mask = jnp.arange(client.rows.shape[0]) < client.size
     most = (work.epochs or 0) if work.steps is None else work.steps
     total = jnp.where(client.size > 0, most, 0)
@@ -182,7 +182,7 @@ def minimise(
     loss: Loss,
     optimizer: optax.GradientTransformation,
     work: Work,
-    problem: Problem,
+    problem: LocalProblem,
     client: Client,
 ) -> tuple[PyTree, dict[str, Array]]:
     """Run a client's local steps on ``problem``; dynamic trip counts, so that a client costs what it holds.
@@ -218,7 +218,7 @@ def _is_full_batch(work: Work, largest: int) -> bool:
     return work.batch_size is None or work.batch_size >= largest
 
 
-def _is_plain(work: Work, problem: Problem) -> bool:
+def _is_plain(work: Work, problem: LocalProblem) -> bool:
     """Whether local training is descent by the gradient of a client's own loss alone."""
     return not work.differentiable and problem.anchor is None and problem.tilt is None
 
@@ -227,20 +227,20 @@ def _descended(
     descend: Callable[..., tuple[PyTree, Array]], loss: Loss, rate: float | Array, work: Work, start: PyTree,
     client: Client,
 ) -> tuple[PyTree, dict[str, Array]]:  # fmt: skip
-    """``minimise`` by the model's own steps."""
+    """``minimise`` by ``Model.descend``, which takes all steps at once."""
     (x, y, mask), most, total = _all_examples(work, client)
     params, total_loss = descend(start, x, lambda outputs: loss(outputs, y, mask), rate, total, most)
     return params, _info(total_loss, total)
 
 
 def no_state(params: PyTree) -> tuple[()]:
-    """A client that remembers nothing."""
+    """The state of a client that keeps nothing."""
     return ()
 
 
-def from_broadcast(broadcast: PyTree, client_state: PyTree) -> Problem:
+def from_broadcast(broadcast: PyTree, client_state: PyTree) -> LocalProblem:
     """The client's own loss, from the broadcast parameters."""
-    return Problem(start=broadcast)
+    return LocalProblem(start=broadcast)
 
 
 def is_zero(mu: float | Array) -> bool:
@@ -248,11 +248,11 @@ def is_zero(mu: float | Array) -> bool:
     return not isinstance(mu, jax.core.Tracer) and float(mu) == 0
 
 
-def proximal(mu: float | Array) -> Callable[[PyTree, PyTree], Problem]:
+def proximal(mu: float | Array) -> Callable[[PyTree, PyTree], LocalProblem]:
     """Pose ``F_i(w) + mu / 2 |w - w_server|^2``; a mu of 0 costs nothing."""
     if is_zero(mu):
-        return lambda broadcast, client_state: Problem(broadcast)
-    return lambda broadcast, client_state: Problem(broadcast, anchor=broadcast, prox=mu)
+        return lambda broadcast, client_state: LocalProblem(broadcast)
+    return lambda broadcast, client_state: LocalProblem(broadcast, anchor=broadcast, prox=mu)
 
 
 def difference(
@@ -263,9 +263,11 @@ def difference(
 
 
 class Posed(TypedDict, total=False):
-    """What an algorithm makes of local training: the problem, the answer, what is remembered."""
+    """How an algorithm differs from plain local training: the problem, the message, and what a client keeps."""
 
-    pose: Callable[[PyTree, PyTree], Problem]  # (broadcast, client_state) -> Problem; by default the client's own loss
+    pose: Callable[
+        [PyTree, PyTree], LocalProblem
+    ]  # (broadcast, client_state) -> LocalProblem; by default the client's own loss
     answer: Callable[..., tuple[PyTree, PyTree]]
     # (broadcast, client_state, params, steps, client) -> (message, client_state), ``params`` being those after the last
     # of ``steps`` steps; by default the message is ``server - client``

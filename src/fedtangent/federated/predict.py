@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from fedtangent import checks
 from fedtangent.checks import number
 from fedtangent.data.federated import max_client_size
-from fedtangent.federated.local import Problem, Work, client_view, minimise, validate_work
+from fedtangent.federated.local import LocalProblem, Work, client_view, minimise, validate_work
 from fedtangent.federated.rates import Rate, at_round, check_rate, sgd
 from fedtangent.losses import LOSSES, Loss, check_targets, get_loss, masked_mean, targets_of
 from fedtangent.types import Algorithm, Array, Client, FederatedData, Model, Prediction, PyTree
@@ -33,7 +33,7 @@ def mean_of_models(model: Model, params: PyTree, x: Array) -> Prediction:
 
 
 def own_models(model: Model, params: PyTree, client_states: PyTree, client: Client, x: Array) -> Prediction:
-    """The mean of the models that the client keeps, ``client_states`` being parameters."""
+    """The mean of the client's own K models; ``client_states`` [K, ...] are their parameters."""
     return mean_of_models(model, client_states, x)
 
 
@@ -88,7 +88,7 @@ def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Per
         descent = at_round(optimizer, client.round)
 
         def tune(start: PyTree) -> PyTree:
-            return minimise(key, model, value, descent, work, Problem(start), client)[0]
+            return minimise(key, model, value, descent, work, LocalProblem(start), client)[0]
 
         return mean_of_models(model, jax.lax.map(tune, params), x)
 
@@ -121,7 +121,7 @@ class ClientMetrics(NamedTuple):
 def evaluate_clients(
     algorithm: Algorithm, state: PyTree, data: FederatedData, test: FederatedData, measure: str | Loss = "accuracy"
 ) -> ClientMetrics:
-    """Every client's own metric: its personal prediction (or everybody's, where there is none) on its test examples.
+    """A metric for every client: of its personal prediction, or else of the global one, on its own test examples.
 
     Args:
         state: of a run of ``algorithm`` on ``data``.

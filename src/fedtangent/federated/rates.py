@@ -36,7 +36,7 @@ def staircase_decay(initial: Rate, factor: float = 0.99, every: int = 10) -> Cal
 def check_rate(name: str, rate: Rate) -> None:
     """Raise ``ValueError`` unless a rate is positive and finite; of a schedule, its rate in round 0.
 
-    A traced rate (of a sweep or a hypergradient) has no value to look at and is passed.
+    A traced rate (of a sweep or a hypergradient) has no value to check, and passes.
     """
     if callable(rate):
         number(f"{name} in round 0", rate(jnp.int32(0)), above=0)
@@ -50,7 +50,7 @@ def rate_at(rate: Rate, round_: Array) -> float | Array:
 
 
 class Sgd(optax.GradientTransformation):
-    """Plain gradient descent, which tells its rate: models with steps of their own take them (``Model.descend``)."""
+    """Plain gradient descent that exposes its rate, so that ``Model.descend`` can take the steps instead."""
 
     rate: float | Array
 

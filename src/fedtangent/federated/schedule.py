@@ -259,7 +259,7 @@ def _cumulative(matrix: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class SampledOptions:
-    """Options of schedules that draw a part of the clients."""
+    """Options of schedules in which some of the clients take part."""
 
     clients_per_round: int | None = None
     """Clients of a round (default: everyone)."""

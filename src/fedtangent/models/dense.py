@@ -142,7 +142,9 @@ def mlp(
     dtype: Any = jnp.float32,
     **scales: Unpack[WeightScales],
 ) -> Model:
-    """A multilayer perceptron of any depth (``widths=()`` is linear) whose ``kernel`` is its infinite-width limit.
+    """A multilayer perceptron of any depth whose ``kernel`` is that of its infinite width.
+
+    ``mlp(784, 10, (256, 256))`` has two hidden layers of 256 units; ``widths=()`` is a linear model.
 
     Layer ``z = (w_std / sqrt(fan_in)) h W + b_std b`` with N(0, 1) entries in the ``ntk`` parameterization, and
     ``z = h W + b`` with entries N(0, w_std^2 / fan_in) and N(0, b_std^2) in the ``standard`` one, whose tangent kernel
@@ -155,6 +157,14 @@ def mlp(
     ``Kernels(nngp, ntk)``, each [n1, n2] (per output: outputs are independent in the limit), float64 in 64-bit mode.
 
     Raises ``ValueError`` for sizes below 1, unknown names, negative scales and ``float64`` without 64-bit mode.
+
+    Example, a network of width 64, and the kernels of infinite width:
+
+        >>> import jax, fedtangent as ft
+        >>> model = ft.models.mlp(input_size=3, output_size=2, widths=(64,))
+        >>> x = jax.numpy.ones((5, 3))
+        >>> model.apply(model.init(jax.random.key(0)), x).shape, model.kernel(x).ntk.shape
+        ((5, 2), (5, 5))
     """
     w_std, b_std, last_w_std = scales.get("w_std", 2.0**0.5), scales.get("b_std", 0.1), scales.get("last_w_std")
     widths = (widths,) if isinstance(widths, int) else tuple(widths)

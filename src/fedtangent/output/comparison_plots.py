@@ -12,18 +12,19 @@ from fedtangent.compare.side_by_side import SideBySide
 from fedtangent.compare.statistics import fitted_slope
 from fedtangent.compare.theorems.fed_ensemble.ensemble_law import Entries, covered, entries
 from fedtangent.compare.theorems.fed_ensemble.limit import Theorem2
+from fedtangent.output.files import Figures
 from fedtangent.output.style import (
     DATA,
     LAZINESS,
     METHODS,
     NEUTRAL,
     PREDICTED,
-    SHADES,
     SIMULATED,
     band,
     canvas,
     dress,
     save,
+    shades,
     slug,
 )
 
@@ -35,23 +36,27 @@ LEVELS = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99])
 MOST_NAMED = 30  # clients with their number on the axis
 MOST_BARS = 600  # entries drawn of a scatter
 MOST_LINEAR = 30  # largest over smallest variance on linear axes
-OF_WIDTHS = SHADES[1], SHADES[4]
 
 
-def draw_all(results: Sequence[SideBySide], folder: Path) -> list[Path]:
-    """Every figure that applies to ``results``, as PNG files in ``folder``; returns their paths."""
-    paths = [bands(r, folder) for r in results if r.setting.x_train.shape[1] == 1]
+def draw_all(results: Sequence[SideBySide], folder: Path, kind: str = "png") -> list[Path]:
+    """Every figure that applies to ``results``, files in ``folder`` of a kind: png, pdf or svg; returns their paths."""
+    figures = Figures(folder, kind)
+
+    def of(result: SideBySide, what: str) -> Path:
+        return figures.path(f"{slug(result.setting.name)}_{what}")
+
+    paths = [bands(r, of(r, "bands")) for r in results if r.setting.x_train.shape[1] == 1]
     networks = [r for r in results if not r.setting.is_linear]
     if networks:
-        paths.append(width_errors(networks, folder))
-    paths.append(residuals(results, folder))
-    paths += [beside(r, folder) for r in results if not r.setting.is_standard]
-    paths += [laziness(r, folder) for r in results if r.laziness]
-    paths += [uncertainty(r, folder) for r in networks if r.setting.x_train.shape[1] > 1]
+        paths.append(width_errors(networks, figures.path("width_error")))
+    paths.append(residuals(results, figures.path("residual")))
+    paths += [beside(r, of(r, "beside")) for r in results if not r.setting.is_standard]
+    paths += [laziness(r, of(r, "laziness")) for r in results if r.laziness]
+    paths += [uncertainty(r, of(r, "uncertainty")) for r in networks if r.setting.x_train.shape[1] > 1]
     return paths
 
 
-def bands(result: SideBySide, folder: Path) -> Path:
+def bands(result: SideBySide, path: Path) -> Path:
     """Networks, NTK-FL and theory on a scalar input: mean, 95 % band, individual models, data."""
     setting, theory = result.setting, result.theory
     x, order = setting.x_test[:, 0], np.argsort(setting.x_test[:, 0])
@@ -75,11 +80,11 @@ def bands(result: SideBySide, folder: Path) -> Path:
     for ax, title in zip(axes[0], [*titles, f"federated flow at round {setting.num_rounds}"], strict=True):
         ax.plot(setting.x_train[:, 0], setting.y_train[:, 0], ".", color=DATA, ms=4, label="training data")
         ax.set_ylim(low, high)
-        dress(ax, "x", "f(x)" if ax is axes[0][0] else "", title, legend=7)
-    return save(figure, folder / f"{slug(setting.name)}_bands.png", setting.title)
+        dress(ax, "x", "f(x)" if ax is axes[0][0] else "", title)
+    return save(figure, path, setting.title)
 
 
-def width_errors(results: Sequence[SideBySide], folder: Path) -> Path:
+def width_errors(results: Sequence[SideBySide], path: Path) -> Path:
     """Relative error of each network to the flow against width, with the fitted slope beside theory's -1/2."""
     figure, axes = canvas(len(results), width=4.6, height=3.8)
     for ax, result in zip(axes[0], results, strict=True):
@@ -97,40 +102,35 @@ def width_errors(results: Sequence[SideBySide], folder: Path) -> Path:
         ax.set_xscale("log", base=2)
         ax.set_xticks(widths, [f"{w:.0f}" for w in widths])
         dress(ax, "width", title=result.setting.name, log="y")
-    axes[0][0].set_ylabel("relative error of a network to the flow, last round")
-    return save(figure, folder / "width_error.png")
+    axes[0][0].set_ylabel("relative error of a network\nto the flow, last round")
+    return save(figure, path)
 
 
-def residuals(results: Sequence[SideBySide], folder: Path) -> Path:
+def residuals(results: Sequence[SideBySide], path: Path) -> Path:
     """Predicted and simulated training residual against the round."""
     figure, axes = canvas(len(results), width=4.6, height=3.6)
     for ax, result in zip(axes[0], results, strict=True):
-        for seen, gap, colour in zip(result.simulated, result.gaps, SHADES[::2], strict=False):
+        for seen, gap, colour in zip(result.simulated, result.gaps, shades(len(result.gaps)), strict=True):
             ax.plot(seen.rounds, gap.simulated, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
-        predicted = result.gaps[-1].predicted
-        ax.plot(result.setting.rounds, predicted, color=PREDICTED, lw=1.5, label="federated flow")
+        ax.plot(result.curve.rounds, result.curve.left, color=PREDICTED, lw=1.5, label="federated flow")
         dress(ax, "round", result.setting.what_is_left, result.setting.name, log="y")
-    return save(figure, folder / "residual.png")
+    return save(figure, path)
 
 
-def beside(result: SideBySide, folder: Path) -> Path:
+def beside(result: SideBySide, path: Path) -> Path:
     """A run's learning curve at every width beside the predicted one, and what is left at each client."""
-    setting, widest, gap = result.setting, result.simulated[-1], result.gaps[-1]
+    setting, widest = result.setting, result.simulated[-1]
     figure, axes = canvas(2, width=5.2, height=3.9)
     curve, clients = axes[0]
-    what, measured = (
-        ("mean squared error", setting.mse) if setting.labels_test is None else ("accuracy", setting.accuracy)
-    )
-    for seen, colour in zip(result.simulated, SHADES[::2], strict=False):
-        mean = np.mean(measured(seen.test), axis=(1, 2))
+    what = "mean squared error" if setting.labels_test is None else "accuracy"
+    for seen, colour in zip(result.simulated, shades(len(result.simulated)), strict=True):
+        mean = np.mean(setting.score(seen.test), axis=(1, 2))
         curve.plot(seen.rounds, mean, "o", ms=4, color=colour, label=f"networks, width {seen.width}")
-    each = measured(gap.test)
+    each, rounds = result.curve.score, result.curve.rounds
     low, high = np.percentile(each, [2.5, 97.5], axis=(1, 2))
-    curve.fill_between(
-        setting.rounds, low, high, color=PREDICTED, alpha=0.18, lw=0, label=f"95 % of {each[0].size} starts"
-    )
-    curve.plot(setting.rounds, each.mean(axis=(1, 2)), color=PREDICTED, lw=2, label="predicted")
-    dress(curve, "round", f"test {what}", "learning curve", legend=7, whole=True)
+    curve.fill_between(rounds, low, high, color=PREDICTED, alpha=0.18, lw=0, label=f"95 % of {each[0].size} starts")
+    curve.plot(rounds, each.mean(axis=(1, 2)), color=PREDICTED, lw=2, label="predicted")
+    dress(curve, "round", f"test {what}", "learning curve", whole=True)
     left = result.by_client()
     order = sorted(left, key=lambda i: left[i][0])
     predicted, simulated = np.array([left[i] for i in order]).T
@@ -139,10 +139,10 @@ def beside(result: SideBySide, folder: Path) -> Path:
     if len(order) <= MOST_NAMED:
         clients.set_xticks(range(len(order)), map(str, order), fontsize=7)
     dress(clients, "client", setting.what_is_left, f"each client's own examples, round {setting.num_rounds}")
-    return save(figure, folder / f"{slug(setting.name)}_beside.png", setting.title)
+    return save(figure, path, setting.title)
 
 
-def laziness(result: SideBySide, folder: Path) -> Path:
+def laziness(result: SideBySide, path: Path) -> Path:
     """The parts of the distance to the flow against width and against round, and the drift of the tangent kernels.
 
     Points are networks; lines go through their geometric means.
@@ -164,9 +164,9 @@ def laziness(result: SideBySide, folder: Path) -> Path:
     across.set_xscale("log", base=2)
     across.set_xticks(widths, [f"{w:.0f}" for w in widths])
     rounds = result.setting.rounds[-1]
-    dress(across, "width", "relative; of outputs, to how far the linearisation moved", f"round {rounds}", "y", legend=7)
-    dress(along, "round", title=f"width {widths[-1]:.0f}", legend=7, whole=True)
-    for lazy, colour in zip(result.laziness, SHADES[::2], strict=False):
+    dress(across, "width", "relative; of outputs,\nto how far the linearisation moved", f"round {rounds}", "y")
+    dress(along, "round", title=f"width {widths[-1]:.0f}", whole=True)
+    for lazy, colour in zip(result.laziness, shades(len(result.laziness)), strict=True):
         mean = _geometric(lazy.drift[1:].reshape(len(lazy.drift) - 1, -1))
         drift.plot(result.setting.rounds[1:], mean, "o-", ms=3, color=colour, label=f"width {lazy.width}")
     dress(drift, "round", "relative change, Frobenius norm", "drift of the tangent kernel", whole=True)
@@ -174,7 +174,7 @@ def laziness(result: SideBySide, folder: Path) -> Path:
         ax.set_ylim(bottom=0)
     count = result.laziness[-1].drift[0].size
     title = f"{result.setting.name}: network, its linearisation at the start, and infinite width"
-    return save(figure, folder / f"{slug(result.setting.name)}_laziness.png", f"{title} ({count} networks a width)")
+    return save(figure, path, f"{title} ({count} networks a width)")
 
 
 def _geometric(values: np.ndarray) -> np.ndarray:
@@ -182,7 +182,7 @@ def _geometric(values: np.ndarray) -> np.ndarray:
     return np.asarray(np.exp(np.mean(np.log(values), axis=-1)))
 
 
-def uncertainty(result: SideBySide, folder: Path) -> Path:
+def uncertainty(result: SideBySide, path: Path) -> Path:
     """Predicted against sampled mean and standard deviation, test point by test point, at the largest width."""
     seen, last = result.simulated[-1], result.theory.moments[-1]
     members = seen.test[-1]  # [K, E, m, C]
@@ -202,7 +202,7 @@ def uncertainty(result: SideBySide, folder: Path) -> Path:
         dress(ax, "predicted by the flow", title=name)
     axes[0][0].set_ylabel(f"{members.shape[0] * members.shape[1]} networks of width {seen.width}")
     title = f"{result.setting.name}: test points, round {result.setting.num_rounds}"
-    return save(figure, folder / f"{slug(result.setting.name)}_uncertainty.png", title)
+    return save(figure, path, title)
 
 
 def theorem2_figure(result: Theorem2, path: Path) -> Path:
@@ -233,7 +233,7 @@ def _law_band(ax: Axes, result: Theorem2) -> None:
     ax.plot(result.setting.x_train[:, 0], result.setting.y_train[:, 0], ".", color=DATA, ms=6, label="training data")
     low, high = np.min(mean - 2 * sd), np.max(mean + 2 * sd)
     ax.set_ylim(low - 0.1 * (high - low), high + 0.6 * (high - low))
-    dress(ax, "x", "f(x)", legend=7)
+    dress(ax, "x", "f(x)")
 
 
 def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> None:
@@ -244,7 +244,7 @@ def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> No
     """
     outputs = 1 if name == "mean" else result.setting.y_train.shape[1]
     step = max(len(widths[0].measured) // outputs // MOST_BARS, 1)
-    for found, trained, colour in zip(widths, result.trained, OF_WIDTHS, strict=False):
+    for found, trained, colour in zip(widths, result.trained, shades(len(widths)), strict=True):
         predicted, measured, error = (
             part.reshape(-1, outputs).mean(axis=1)[::step]
             for part in (found.predicted, found.measured, found.standard_error / np.sqrt(outputs))
@@ -254,15 +254,15 @@ def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> No
     line = np.sort(widths[0].predicted)
     ax.plot(line, line, color=PREDICTED, lw=1.2, label="equal", zorder=3)
     notes = [f"mean of {outputs} outputs"] * (outputs > 1) + [f"1 in {step}"] * (step > 1)
-    dress(ax, "predicted", "over the models", ", ".join([f"{name}, bars of 1 SE", *notes]), legend=7)
+    dress(ax, "predicted", "over the models", ", ".join([f"{name}, bars of 1 SE", *notes]))
 
 
 def _coverage(ax: Axes, result: Theorem2) -> None:
     """Share of values inside the law's central intervals of each level; of the networks before training, beside it."""
     ax.plot([0, 1], [0, 1], color=PREDICTED, lw=1.2, label="nominal")
-    for trained, colour in zip(result.trained, OF_WIDTHS, strict=False):
+    for trained, colour in zip(result.trained, shades(len(result.trained)), strict=True):
         shares = [covered(trained.samples, result.law, level).mean() for level in LEVELS]
         ax.plot(LEVELS, shares, "o-", ms=3, color=colour, label=f"width {trained.width}, all values")
     start = [covered(result.trained[-1].start, result.law, level).mean() for level in LEVELS]
     ax.plot(LEVELS, start, ":", color=NEUTRAL, label="before training")
-    dress(ax, "nominal level of the interval", "share inside", "coverage", legend=7)
+    dress(ax, "nominal level of the interval", "share inside", "coverage")

@@ -23,6 +23,7 @@ from fedtangent.engine.processes import environment
 
 # All that a run writes; but for the kernels of predict, which are checked, and used again where they fit.
 WRITTEN = ("config.json", "metrics.csv", "result.json", "figures", "checkpoints", "runs", "tensorboard", "report.html")
+FORMATS = ("png", "pdf", "svg")  # of figures
 PART = ".part"  # the end of the names of files that are being written
 
 
@@ -38,6 +39,17 @@ class Metric(NamedTuple):
     uplink_bytes: int
     downlink_bytes: int
     seconds: float | None = None  # by the clock since that run began, where that was measured
+
+
+class Figures(NamedTuple):
+    """Where figures go, and of which kind their files are, one of ``FORMATS``."""
+
+    folder: Path
+    kind: str = "png"
+
+    def path(self, name: str) -> Path:
+        """The file of the figure called ``name``."""
+        return self.folder / f"{name}.{self.kind}"
 
 
 class Ended(NamedTuple):

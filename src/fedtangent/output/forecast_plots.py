@@ -9,37 +9,42 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedtangent.compare.alone import Curve, Forecast
-from fedtangent.output.style import METHODS, NEUTRAL, PREDICTED, SIMULATED, canvas, dress, save
+from fedtangent.output.style import FEW, METHODS, NEUTRAL, PREDICTED, SIMULATED, canvas, dress, in_words, reach, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NAMES = {"mse": "mean squared error", "nll": "negative log-likelihood", "loss": "loss", "accuracy": "accuracy"}
 BEYOND = 2.0  # times the untrained loss, above which a curve is cut off
 
 
 def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
-    """Predicted loss and main metric against the round.
+    """Predicted loss and main metric against the round, and of many rounds the main metric on an axis of the last half.
 
     Of one run training and test at the rate that it is given, and test at its best rate; of several the test curves at
     their own best rates. Bands go from the 5th to the 95th percentile of the initial functions.
     """
     first = forecasts[0].plan
-    metrics = list(dict.fromkeys((first.loss, first.main)))
-    figure, axes = canvas(len(metrics), width=5.4, height=3.8)
-    for ax, metric in zip(axes[0], metrics, strict=True):
+    panels = [(metric, False) for metric in dict.fromkeys((first.loss, first.main))]
+    panels += [(first.main, True)] * (first.setting.num_rounds > FEW)
+    figure, axes = canvas(len(panels), width=4.6, height=3.6)
+    for ax, (metric, late) in zip(axes[0], panels, strict=True):
+        shown = []
         for curve, split, label, colour in _lines(forecasts):
             mean, (low, high) = curve.mean(split, metric), curve.band(split, metric)
+            shown += [end[len(end) // 2 :] for end in (low, high)]
             ax.fill_between(curve.rounds, low, high, color=colour, alpha=0.18, lw=0)
             ax.plot(curve.rounds, mean, color=colour, lw=1.6, label=label, ls="-" if split == "test" else "--")
-        if metric != "accuracy":
+        if late:
+            ax.set_ylim(reach(np.concatenate(shown)))
+        elif metric != "accuracy":
             untrained = max(float(f.given.mean("train", metric)[0]) for f in forecasts)
             values = np.concatenate([c.mean(split, metric) for c, split, *_ in _lines(forecasts)])
             least = np.nanmin(values) if first.alone.target is None else min(np.nanmin(values), first.alone.target)
             ax.set_ylim(0.8 * least, BEYOND * untrained)
         if first.alone.target is not None and metric == first.main:
             ax.axhline(first.alone.target, color=NEUTRAL, lw=1, ls=":", label=f"target {first.alone.target:g}")
-        dress(ax, "round", NAMES[metric], log="" if metric == "accuracy" else "y", legend=7.5, whole=True)
+        title = "axis of the last half" if late else ""
+        dress(ax, "round", in_words(metric), title, log="" if late or metric == "accuracy" else "y", whole=True)
     starts = first.alone.draws
     return save(figure, path, f"{_title(forecasts)}, predicted; bands: 90 % of {starts} starts")
 
@@ -85,5 +90,5 @@ def loss_against_rate(forecasts: Sequence[Forecast], path: Path) -> Path:
             ax.axvline(found.given.rate, color=NEUTRAL, lw=1, ls=":", label=f"given: {found.given.rate:.3g}")
     metric, horizon = forecasts[0].plan.loss, forecasts[0].plan.setting.num_rounds
     what = "" if len(forecasts) == 1 else "dots: best, dashed: largest stable"
-    dress(ax, "client learning rate", f"test {NAMES[metric]} at round {horizon}", what, log="xy", legend=8)
+    dress(ax, "client learning rate", f"test {in_words(metric)} at round {horizon}", what, log="xy")
     return save(figure, path, f"{_title(forecasts)}, predicted")

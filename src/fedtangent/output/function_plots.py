@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtangent.output.style import DATA, METHODS, NEUTRAL, PREDICTED, band, canvas, dress, legend_below, save
+from fedtangent.output.style import DATA, METHODS, NEUTRAL, PREDICTED, band, canvas, dress, save
 
 TICKS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 MEMBERS = (METHODS[0], METHODS[2], METHODS[3], "#e69f00", "#56b4e9")  # one colour a model, apart from the theory's
@@ -58,14 +58,13 @@ def curves_by_user(users: Sequence[UserCurve], names: tuple[str, str], title: st
         ax.plot(*user.points, ".", ms=3.5, color=DATA, alpha=0.7, label="training data")
         if len(user.tested[0]):
             ax.plot(*user.tested, "x", ms=5, color=PREDICTED, label="test data")
-        dress(ax, title=user.name, legend=0)
+        dress(ax, title=user.name)
     for ax in axes.ravel()[len(users) :]:
         ax.set_axis_off()
     for ax in axes[-1]:
         ax.set_xlabel(names[0])
     for line in axes:
         line[0].set_ylabel(names[1])
-    legend_below(figure, axes)
     return save(figure, path, title)
 
 
@@ -94,7 +93,6 @@ def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path)
     for ax in axes[-1]:
         ax.set_xlabel("input x")
     axes[0][0].set_xticks(TICKS)
-    legend_below(figure, axes)
     return save(figure, path)
 
 
@@ -128,5 +126,4 @@ def bands_side_by_side(
     axes[0][0].set_xticks(TICKS)
     for line in axes:
         line[0].set_ylabel("f(x)")
-    legend_below(figure, axes)
     return save(figure, path, title)

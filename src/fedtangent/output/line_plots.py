@@ -94,8 +94,7 @@ def bounded(
             lines = np.atleast_2d(_positive(values))
             ax.plot(at, lines.T, ls=":", color=NEUTRAL, lw=1.8, label=[name, *[None] * (len(lines) - 1)])
         seen = [*panel.measured.values(), *panel.predicted.values()]
-        dress(ax, names[0], title=panel.title, log=log, legend=0, whole="x" not in log and _are_whole(at))
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2, fontsize=7, frameon=False)
+        dress(ax, names[0], title=panel.title, log=log, whole="x" not in log and _are_whole(at))
         ax.set_ylim(
             max(min(float(np.min(v)) for v in seen) / 3, 1e-14) if lowest is None else lowest,
             1.5 * max(float(np.max(v)) for v in (*seen, *panel.bounds.values())),
@@ -132,8 +131,6 @@ def _series(ax: Axes, place: int, label: str, points: Points) -> None:
 
 def variance_against_models(panels: Mapping[str, Mapping[str, Points]], title: str, path: Path) -> Path:
     """Log-log panels of several series, each with a line of slope -1 through the first value of its first series."""
-    from matplotlib.ticker import FormatStrFormatter, LogLocator
-
     figure, axes = canvas(len(panels), width=5.0, height=4.0)
     for ax, (name, series) in zip(axes[0], panels.items(), strict=True):
         for i, (label, points) in enumerate(series.items()):
@@ -145,8 +142,6 @@ def variance_against_models(panels: Mapping[str, Mapping[str, Points]], title: s
         ticks = sorted({k for points in series.values() for k in points.values})
         ax.set_xticks(ticks, [str(k) for k in ticks])
         ax.minorticks_off()
-        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        ax.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     axes[0][0].set_ylabel("variance, mean over x")
     return save(figure, path, title)
 
@@ -165,7 +160,6 @@ def points_with_errors(
             style = {"marker": MARKERS[i], "ls": "--" if colour == DATA else "-", "color": colour}
             ax.errorbar(list(values), mean, error, ms=5, capsize=3, lw=1.4, label=label, **style)
     ax.set_xticks(list(ticks), list(ticks.values()))
-    dress(ax, *names, title, legend=0)
+    dress(ax, *names, title)
     ax.grid(alpha=0.25)
-    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
     return save(figure, path)

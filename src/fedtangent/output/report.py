@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from fedtangent.data.files import json_of
 from fedtangent.output.tables import FAILS, HOLDS, counted
 
-PNG, PNG_END = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"IEND\xaeB`\x82"
 DRAWN_PER_INCH, SHOWN_PER_INCH = 150, 96  # pixels: of the files, and what CSS calls one
 LEGIBLE = 0.7  # of its natural size, below which a figure is not shrunk: it scrolls in its box
 LONG = 120  # letters, beyond which a list of numbers is cut in a table
@@ -26,6 +25,21 @@ SHOWN_APART = {"rows", "verdicts", "status", "failed", "passed", "exit_code"}
 KINDS: dict[str, dict[str, type]] = {  # of what the page is made, where a file has it
     "config.json": {"command": str, "options": dict, "resolved": dict, "environment": dict},
     "result.json": {"rows": list, "verdicts": list, "failed": list},
+}
+
+
+class Format(NamedTuple):
+    """A format of figures: its type for browsers, and how a file of it begins and ends."""
+
+    kind: str
+    first: bytes
+    last: bytes
+
+
+FORMATS = {
+    ".png": Format("image/png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"IEND\xaeB`\x82"),
+    ".svg": Format("image/svg+xml", b"<?xml", b"</svg>\n"),
+    ".pdf": Format("application/pdf", b"%PDF-", b"%%EOF\n"),
 }
 
 
@@ -93,8 +107,8 @@ def read_run(folder: Path) -> ReportedRun:
         raise ValueError(f"runs: {folder / 'config.json'} is not the configuration of a run")
     path = folder / "result.json"
     result = _read(path) if path.exists() else {}
-    drawn = {path: path.read_bytes() for path in sorted((folder / "figures").glob("*.png"))}
-    figures = {path: content for path, content in drawn.items() if _is_whole(content)}
+    drawn = {path: path.read_bytes() for path in sorted((folder / "figures").glob("*")) if path.suffix in FORMATS}
+    figures = {path: content for path, content in drawn.items() if _is_whole(path, content)}
     return ReportedRun(folder, config, result, _last(folder / "metrics.csv"), figures)
 
 
@@ -111,8 +125,9 @@ def _last(path: Path) -> list[dict[str, str]]:
     return [row for row in rows if int(row["round"]) == latest]
 
 
-def _is_whole(content: bytes) -> bool:
-    return content.startswith(PNG) and content.endswith(PNG_END)
+def _is_whole(path: Path, content: bytes) -> bool:
+    known = FORMATS[path.suffix]
+    return content.startswith(known.first) and content.endswith(known.last)
 
 
 def page(runs: Sequence[ReportedRun], commands: Sequence[str], version: str) -> str:
@@ -282,16 +297,21 @@ def _number(value: Any) -> Any:
 
 
 def _figure(path: Path, content: bytes, run: ReportedRun) -> str:
-    """A PNG within the page, no larger than it was drawn and no smaller than can be read."""
-    name = _plain(path.stem)
+    """A figure within the page, of a PDF a link to it: a browser shows none among other things."""
+    name, kind = _plain(path.stem), FORMATS[path.suffix].kind
+    data = f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
+    if path.suffix == ".pdf":
+        return f'<figure><a download="{escape(path.name)}" href="{data}">{escape(path.name)}</a></figure>'
+    told = f"{name} of {run.command} in {run.folder.name}"
+    image = f'<img src="{data}" alt="{escape(told)}"{_size(content) if path.suffix == ".png" else ""}>'
+    return f"<figure>{_box(name, image)}<figcaption>{escape(name)}</figcaption></figure>"
+
+
+def _size(content: bytes) -> str:
+    """That of a PNG: no larger than it was drawn and no smaller than can be read. An SVG has its own."""
     width, height = struct.unpack(">II", content[16:24])
     shown = round(width * SHOWN_PER_INCH / DRAWN_PER_INCH)
-    image = (
-        f'<img src="data:image/png;base64,{base64.b64encode(content).decode("ascii")}" '
-        f'alt="{escape(name)} of {escape(run.command)} in {escape(run.folder.name)}" width="{width}" height="{height}" '
-        f'style="width:{shown}px;min-width:{round(LEGIBLE * shown)}px">'
-    )
-    return f"<figure>{_box(name, image)}<figcaption>{escape(name)}</figcaption></figure>"
+    return f' width="{width}" height="{height}" style="width:{shown}px;min-width:{round(LEGIBLE * shown)}px"'
 
 
 def _box(name: str, content: str, kind: str = "") -> str:

@@ -11,23 +11,36 @@ import numpy as np
 from fedtangent.measures.paired import half_width
 from fedtangent.measures.uncertainty import Reliability, coverage_interval
 from fedtangent.output.files import Metric
-from fedtangent.output.style import LAZINESS, MARKERS, METHODS, NEUTRAL, PREDICTED, SIMULATED, canvas, dress, save
+from fedtangent.output.style import (
+    FEW,
+    LAZINESS,
+    MARKERS,
+    METHODS,
+    NEUTRAL,
+    PREDICTED,
+    SIMULATED,
+    canvas,
+    dress,
+    in_words,
+    reach,
+    save,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FEW = 8  # values of x
-MARGIN = 0.05  # of what an axis shows, left free at both ends
+MANY_SIZES = 20  # times the first of few values is the last
+OVER_START = "over its value at round 0"
 KERNEL_PANELS = (  # title, axis, metrics and their names in the legend
     (
         "drift from the initial kernel",
         "relative change",
         {"drift": "Frobenius norm", "drift_operator": "operator norm"},
     ),
-    ("alignment with the targets", "alignment", {"alignment": "plain", "alignment_centred": "centred"}),
-    ("effective rank", "rank", {"effective_rank": "entropy", "trace_over_largest": "trace / largest eigenvalue"}),
-    ("commutators of clients' Gram operators", "relative norm", {"commutator_relative": "mean of pairs"}),
-    ("variance of clients' Gram operators", "relative norm", {"gram_variance_relative": "variance"}),
+    ("alignment with the targets", OVER_START, {"alignment": "plain", "alignment_centred": "centred"}),
+    ("effective rank", OVER_START, {"effective_rank": "entropy", "trace_over_largest": "trace / largest eigenvalue"}),
+    ("commutators of clients' Gram operators", OVER_START, {"commutator_relative": "mean of pairs"}),
+    ("variance of clients' Gram operators", OVER_START, {"gram_variance_relative": "variance"}),
 )
 
 
@@ -48,8 +61,8 @@ def curves(
     late = late and len(x) > FEW
     figure, axes = canvas(len(panels), width=5.4 if len(panels) == 1 else 4.6, height=3.6)
     for ax, (metric, lines) in zip(axes[0], panels.items(), strict=True):
-        _lines(ax, lines, x)
         _mark(ax, x)
+        _lines(ax, lines, x)
         dress(ax, across, metric, whole=len(x) > FEW and all(float(v).is_integer() for v in x))
         if late:
             ax.set_ylim(_range_of(values[:, len(x) // 2 :] for values in lines.values()))
@@ -57,13 +70,9 @@ def curves(
 
 
 def _range_of(series: Iterable[np.ndarray]) -> tuple[float, float] | None:
-    """What an axis shows of values [seeds, T]: their intervals and a margin; None where no two of these ends differ."""
+    """What an axis shows of values [seeds, T]: their intervals; see ``style.reach``."""
     means = [(values.mean(axis=0), half_width(values) if len(values) > 1 else 0.0) for values in series]
-    ends = np.concatenate([end for mean, half in means for end in (mean - half, mean + half)])
-    low, high = (
-        reach(ends[np.isfinite(ends)], initial=start) for reach, start in ((np.min, np.inf), (np.max, -np.inf))
-    )
-    return (low - MARGIN * (high - low), high + MARGIN * (high - low)) if low < high else None
+    return reach(np.concatenate([end for mean, half in means for end in (mean - half, mean + half)]))
 
 
 def _lines(ax: Axes, lines: Mapping[str, np.ndarray], x: Sequence[float]) -> None:
@@ -73,22 +82,27 @@ def _lines(ax: Axes, lines: Mapping[str, np.ndarray], x: Sequence[float]) -> Non
         mean, at, colour = values.mean(axis=0), np.asarray(x, float), METHODS[i % len(METHODS)]
         half = half_width(values) if len(values) > 1 else None
         if half is not None and few:
-            at = at + (i - (len(lines) - 1) / 2) * 0.01 * (at[-1] - at[0])  # beside each other
+            aside = (i - (len(lines) - 1) / 2) * 0.01  # of the axis: beside each other
+            at = at * (at[-1] / at[0]) ** aside if ax.get_xscale() == "log" else at + aside * (at[-1] - at[0])
             ax.errorbar(at, mean, half, fmt="none", ecolor=colour, elinewidth=1.0, capsize=2.5)
         elif half is not None:
             ax.fill_between(at, mean - half, mean + half, color=colour, alpha=0.18, lw=0)
+        step = max(1, len(x) // 25)
         style: dict[str, Any] = {
             "marker": MARKERS[i % len(MARKERS)],
             "ls": ("-", "--")[i // len(METHODS) % 2],
             "color": colour,
         }
-        ax.plot(at, mean, ms=3.5, lw=1.4, label=label, markevery=max(1, len(x) // 25), **style)
+        ax.plot(at, mean, ms=3.5, lw=1.4, label=label, markevery=(i % step, step), **style)  # one beside another's
 
 
 def _mark(ax: Axes, x: Sequence[float]) -> None:
-    """Ticks at every value of ``x`` where these are few."""
+    """Ticks at every value of ``x`` where these are few, on a logarithmic axis if they are of many sizes."""
     if len(x) <= FEW:
-        ax.set_xticks(list(x))
+        if 0 < MANY_SIZES * x[0] <= x[-1]:
+            ax.set_xscale("log")
+        ax.set_xticks(list(x), [f"{value:g}" for value in x])
+        ax.minorticks_off()
 
 
 def learning_curves(metrics: Sequence[Metric], loss: str, title: str, path: Path) -> Path:
@@ -103,12 +117,16 @@ def learning_curves(metrics: Sequence[Metric], loss: str, title: str, path: Path
     figure, axes = canvas(len(shown) + 1, width=4.2, height=3.4)
     for ax, name in zip(axes[0], shown, strict=False):
         lines = _by_split(metrics, name, seeds, rounds)
-        _lines(ax, lines, rounds)
         _mark(ax, rounds)
-        dress(ax, "round", name, whole=len(rounds) > FEW)
+        _lines(ax, lines, rounds)
+        dress(ax, "round", in_words(name), whole=len(rounds) > FEW)
     up = [float(np.mean([sent[seed, r] for seed in seeds])) for r in rounds]
     _lines(axes[0][-1], lines, up)
-    dress(axes[0][-1], "MiB sent up" + (", mean of the seeds" if len(seeds) > 1 else ""), shown[-1])
+    dress(
+        axes[0][-1],
+        "MiB sent up" + (", mean of the seeds" if len(seeds) > 1 else ""),
+        in_words(shown[-1]),
+    )
     return save(figure, path, title)
 
 
@@ -122,7 +140,7 @@ def _by_split(
 
 
 def reliability_diagram(methods: Mapping[str, Sequence[Reliability]], title: str, path: Path) -> Path:
-    """Accuracy against confidence for each method, and below it the share of examples in each bin.
+    """Accuracy against confidence for each method, and below it the number of examples in each bin.
 
     A method has one ``Reliability`` for each seed, over the same bins; their examples are pooled. Whiskers are 95 %
     intervals (Wilson) of a bin's accuracy if its examples were independent.
@@ -140,11 +158,13 @@ def reliability_diagram(methods: Mapping[str, Sequence[Reliability]], title: str
         upper.errorbar(confidence[full], accuracy[full], np.maximum(whiskers, 0), fmt="o-", ms=4, capsize=2, lw=1.2,
                        color=colour, label=f"{label}, {name} {error:.3f}")  # fmt: skip
         width = np.diff(edges) / len(methods)
-        lower.bar(edges[:-1] + i * width, count / count.sum(), width, align="edge", color=colour, alpha=0.7)
+        bars = lower.bar(edges[:-1] + i * width, count, width, align="edge", color=colour, alpha=0.7)
+        lower.bar_label(bars, [f"{n:.0f}" if n else "" for n in count], rotation=90, padding=2, fontsize=6)
+    lower.margins(y=0.3)
     upper.set_ylim(-0.02, 1.02)
     lower.set_xlim(0, 1)
     dress(upper, y="accuracy", title=title)
-    dress(lower, "confidence", "examples, share")
+    dress(lower, "confidence", "examples")
     return save(figure, path)
 
 
@@ -176,11 +196,14 @@ def kernel_figure(
         for i, ((metric, label), colour) in enumerate(zip(metrics.items(), (SIMULATED, PREDICTED), strict=False)):
             rounds = sorted(series[metric])
             values = np.array([series[metric][r] for r in rounds])
+            if axis == OVER_START:  # of all that are small changes of what there was
+                label = f"{label}, {values[0].mean():.3g} at round 0"
+                values = values / values[0]
             if i == 0:  # the other metric of a panel is nearly the same, or has hardly a band
                 ax.fill_between(rounds, values.min(axis=1), values.max(axis=1), color=colour, alpha=0.18, lw=0)
-            ax.plot(rounds, values.mean(axis=1), "o-", ms=3, color=colour, label=label)
-        ax.set_ylim(0, 1.08 * ax.get_ylim()[1])
-        dress(ax, "round", axis, name, legend=8 if len(metrics) > 1 else 0, whole=True)
+            style = "o-" if i == 0 else "s--"  # where one hides the other, both are seen
+            ax.plot(rounds, values.mean(axis=1), style, ms=3, color=colour, label=label)
+        dress(ax, "round", axis, name, whole=True)
     _spectra(flat[-1], [("round 0", first), (f"round {last_round}", last)])
     return save(figure, path, title)
 
@@ -196,7 +219,7 @@ def laziness_figure(series: dict[str, dict[int, list[float]]], title: str, path:
     for metric, (label, colour) in LAZINESS.items():
         if metric in series:
             _banded(distances, {r: values for r, values in series[metric].items() if r > 0}, colour, label)
-    dress(distances, "round", "over how far the linearisation has moved", "distance of the function", whole=True)
+    dress(distances, "round", "relative to how far\nthe linearisation moved", "distance of the function", whole=True)
     _banded(drift, series["drift"], METHODS[3], "")
     dress(drift, "round", "relative change, Frobenius norm", "drift of the tangent kernel", whole=True)
     for ax in axes[0]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +11,23 @@ import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 SIMULATED, PREDICTED, NEUTRAL, DATA = "#0072b2", "#d55e00", "#666666", "#222222"  # Okabe-Ito: safe for all eyes
 SHADES = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594", "#042c5c")
 METHODS = (SIMULATED, PREDICTED, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+METRICS = {"mse": "mean squared error", "nll": "negative log-likelihood"}
 LAZINESS = {  # the parts of a network's distance to its prediction: name and colour
     "feature_learning": ("network to its linearisation", SIMULATED),
     "initial_kernel": ("linearisation to infinite width", PREDICTED),
     "total": ("network to infinite width", DATA),
 }
+FEW = 8  # values of x, all of which have a tick
+MARGIN = 0.05  # of what an axis shows, left free at both ends
+LINE = 0.17  # inches of a line of a legend
+BELOW_NAMES = 4.8  # sizes of a legend's letters, that ticks and their axis' name take
+FEW_DECADES, MANY_STEPS = 2, 0.6  # powers of ten that an axis shows
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
@@ -33,25 +41,24 @@ def canvas(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.4,
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def dress(
-    ax: Axes, x: str = "", y: str = "", title: str = "", log: str = "", legend: float = 8, whole: bool = False
-) -> None:
-    """Name an axis' sides, make those of ``log`` ("x", "y", "xy") logarithmic, and add a legend of this size, if any.
+def dress(ax: Axes, x: str = "", y: str = "", title: str = "", log: str = "", whole: bool = False) -> None:
+    """Name an axis' sides, and make those of ``log`` ("x", "y", "xy") logarithmic.
 
     ``whole``: only whole numbers are marked across.
     """
+    from matplotlib.ticker import AutoLocator
+
     for side in log:
         (ax.set_xscale if side == "x" else ax.set_yscale)("log")
-    if whole:
-        locator: Any = ax.xaxis.get_major_locator()
-        locator.set_params(integer=True)
+    for axis in (ax.xaxis, ax.yaxis):
+        locator = axis.get_major_locator()
+        if isinstance(locator, AutoLocator):  # steps of 1, 2 and 5, not 2.5, whose numbers are longer
+            locator.set_params(steps=[1, 2, 5, 10], integer=whole and axis is ax.xaxis)
     if x:
         ax.set_xlabel(x)
     if y:
         ax.set_ylabel(y)
     ax.set_title(title, fontsize=10)
-    if legend and ax.get_legend_handles_labels()[0]:
-        ax.legend(fontsize=legend)
 
 
 def band(ax: Axes, x: np.ndarray, mean: np.ndarray, sd: np.ndarray, colour: str, label: str) -> None:
@@ -60,21 +67,113 @@ def band(ax: Axes, x: np.ndarray, mean: np.ndarray, sd: np.ndarray, colour: str,
     ax.plot(x, mean, color=colour, lw=2, label=label)
 
 
-def legend_below(figure: Figure, axes: Any) -> Any:
-    """One legend below all panels, with every label once."""
-    found: dict[str, Any] = {}
-    for ax in axes.ravel():
-        found |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    place: dict[str, Any] = {"loc": "outside lower center", "ncols": len(found), "fontsize": 9}
-    return figure.legend(list(found.values()), list(found), **place)
-
-
 def save(figure: Figure, path: Path, title: str = "") -> Path:
-    """Write the figure under its ``title``; returns ``path``."""
+    """Write the figure under its ``title``, in the format that the path ends with; returns ``path``.
+
+    What has a label gets a legend, off the curves; marks of an axis that would touch are left out. Equal figures are
+    equal files: none has the date in it. The letters of a PDF are TrueType fonts, as journals ask.
+    """
+    import matplotlib
+
     if title:
         figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=150)
+    _add_legends(figure)
+    for ax in figure.axes:
+        _mark_logarithms(ax.xaxis)
+        _mark_logarithms(ax.yaxis)
+    _part_ticks(figure)
+    dated = {".pdf": "CreationDate", ".svg": "Date"}.get(path.suffix)
+    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "fedtangent"}):
+        figure.savefig(path, dpi=150, metadata={dated: None} if dated else None)
     return path
+
+
+def _add_legends(figure: Figure) -> None:
+    """Below all panels one legend, where every label has one look, or one panel every label; else one below each."""
+    told = {ax: dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True)) for ax in figure.axes}
+    told = {ax: found for ax, found in told.items() if found}
+    if not told:
+        return
+    every = {label: handle for found in told.values() for label, handle in found.items()}
+    looks = {(label, _look(handle)) for found in told.values() for label, handle in found.items()}
+    alike = len(looks) == len(every) == len({look for _, look in looks})
+    if alike or any(len(found) == len(every) for found in told.values()):
+        style, lines = _columns(every, figure.get_figwidth())
+        figure.legend(list(every.values()), list(every), **style | {"loc": "outside lower center"})
+        figure.set_figheight(figure.get_figheight() + LINE * lines)
+        return
+    most: dict[int, int] = {}  # by row of panels, lines of the longest legend
+    for ax, found in told.items():
+        place: Any = ax.get_subplotspec()
+        style, lines = _columns(found, figure.get_figwidth() / place.get_gridspec().ncols)
+        style |= {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": BELOW_NAMES}
+        ax.legend(list(found.values()), list(found), **style)
+        most[place.rowspan.start] = max(lines, most.get(place.rowspan.start, 0))
+    figure.set_figheight(figure.get_figheight() + LINE * sum(most.values()))
+
+
+def _look(handle: Any) -> str:
+    """Colour, dashes and marker of what a legend tells, or the colour of what is no line."""
+    first = handle[0] if isinstance(handle, tuple) else handle
+    names = ("color", "linestyle", "marker") if hasattr(first, "get_marker") else ("facecolor",)
+    return str([getattr(first, f"get_{name}")() for name in names])
+
+
+def _columns(labels: Iterable[str], width: float) -> tuple[dict[str, Any], int]:
+    """The style of a legend that is ``width`` inches wide, and how many lines it has."""
+    lengths = [len(label) for label in labels]
+    columns = min(max(int(width / (0.55 + 0.068 * max(lengths))), 1), len(lengths))
+    return {"ncols": columns, "fontsize": 8, "frameon": False}, -(-len(lengths) // columns)
+
+
+def _mark_logarithms(axis: Axis) -> None:
+    """Numbers in between, where few powers of ten are seen."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    if axis.get_scale() != "log" or not isinstance(axis.get_major_locator(), LogLocator):
+        return
+    low, high = axis.get_view_interval()
+    decades = np.log10(high / low)
+    axis.set_minor_formatter(NullFormatter())
+    if decades < FEW_DECADES:
+        between = LogLocator(subs=(1.0, 2.0, 5.0) if decades > 1 else (1.0, 2.0, 3.0, 5.0, 7.0))
+        axis.set_major_locator(between if decades > MANY_STEPS else MaxNLocator(6, steps=[1, 2, 5, 10]))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _part_ticks(figure: Figure) -> None:
+    """Leave out the text of ticks, of those that were named, that would touch the one before."""
+    from matplotlib.ticker import FixedLocator
+
+    axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
+    named = [axis for axis in axes if isinstance(axis.get_major_locator(), FixedLocator)]
+    if named:
+        figure.draw_without_rendering()
+    for axis in named:
+        last = None
+        for text in axis.get_ticklabels():
+            box = text.get_window_extent().padded(2)
+            if last is not None and box.overlaps(last):
+                text.set_visible(False)
+            elif text.get_text():
+                last = box
+
+
+def reach(values: np.ndarray) -> tuple[float, float] | None:
+    """What an axis shows of ``values``: those that are finite, and a margin; None where no two of them differ."""
+    finite = values[np.isfinite(values)]
+    low, high = np.min(finite, initial=np.inf), np.max(finite, initial=-np.inf)
+    return (low - MARGIN * (high - low), high + MARGIN * (high - low)) if low < high else None
+
+
+def shades(count: int) -> list[str]:
+    """A blue for each of so many widths, the darkest the last."""
+    return [SHADES[-1 - (count - 1 - i) * (len(SHADES) - 1) // max(count - 1, 1)] for i in range(count)]
+
+
+def in_words(metric: str) -> str:
+    """What an axis calls a metric."""
+    return METRICS.get(metric, metric)
 
 
 def slug(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedtangent.output.style import METHODS, canvas, dress, legend_below, save
+from fedtangent.output.style import METHODS, canvas, dress, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,39 +40,31 @@ def loss_surfaces(panels: Sequence[SurfacePanel], title: str, path: Path) -> Pat
     low, high = min(float(np.nanmin(v)) for v in logs), max(float(np.nanmax(v)) for v in logs)
     high = max(high, low + 1e-3)
     levels, norm = np.linspace(low, high, LEVELS + 1), Normalize(low, high)
-    figure, axes = canvas(len(panels), width=4.3, height=4.6)
+    tallest = max(np.ptp(panel.b) / np.ptp(panel.a) for panel in panels)
+    figure, axes = canvas(len(panels), width=4.3, height=1.3 + 3.3 * tallest)
     for ax, panel, values in zip(axes[0], panels, logs, strict=True):
-        ax.contourf(panel.a, panel.b, values, levels, cmap="viridis", norm=norm, extend="both")
+        filled = ax.contourf(panel.a, panel.b, values, levels, cmap="viridis", norm=norm, extend="both")
+        filled.set(edgecolor="face", linewidth=0.3)  # or a PDF has seams
         ax.contour(panel.a, panel.b, values, levels[::2], colors="white", linewidths=0.4, alpha=0.5)
         _mark(ax, panel)
         ax.set_aspect("equal")
-        dress(ax, "distance in weights, from model 1 to 2", title=panel.name, legend=0)
+        dress(ax, "distance in weights, from model 1 to 2", title=panel.name)
     axes[0][0].set_ylabel("distance across, towards model 3")
     bar = figure.colorbar(ScalarMappable(norm, "viridis"), ax=list(axes[0]), shrink=0.85, pad=0.015)
     bar.set_label("log10 of the loss in nats")
-    legend = legend_below(figure, axes)
-    legend.get_frame().set(facecolor="#31688e", alpha=1.0)
-    for text in legend.get_texts():
-        text.set_color("white")
-    return save(figure, path, title)
+    return save(figure, path, f"{title}\ndots: models, cross: mean of their weights")
 
 
 def loss_segments(panels: Mapping[str, Mapping[str, np.ndarray]], title: str, path: Path) -> Path:
     """The loss along the segments between models, ``{panel: {pair: values [q]}}``, on one logarithmic axis."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     figure, axes = canvas(len(panels), width=4.0, height=3.2, sharex=True, sharey=True)
     for ax, (name, pairs) in zip(axes[0], panels.items(), strict=True):
         for (pair, values), colour in zip(pairs.items(), METHODS, strict=False):
             ax.plot(np.linspace(0, 1, len(values)), values, color=colour, lw=1.8, label=f"model {pair}")
         ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        ax.yaxis.set_minor_formatter(NullFormatter())
-        dress(ax, "share of the way", title=name, legend=0)
+        dress(ax, "share of the way", title=name)
         ax.grid(alpha=0.25)
     axes[0][0].set_ylabel("loss in nats")
-    legend_below(figure, axes)
     return save(figure, path, title)
 
 
@@ -88,9 +80,9 @@ def _mark(ax: Axes, panel: SurfacePanel) -> None:
     """The models, each labelled away from the others, the segments between them and their mean."""
     corners = np.concatenate([panel.models, panel.models[:1]])
     centre = panel.models.mean(axis=0)
-    ax.plot(corners[:, 0], corners[:, 1], ":", color="white", lw=1.2, label="segments")
-    ax.plot(*centre, "x", color="white", ms=7, mew=2, label="mean of the weights")
-    ax.plot(panel.models[:, 0], panel.models[:, 1], "o", ls="", color="white", mec="black", ms=7, label="models")
+    ax.plot(corners[:, 0], corners[:, 1], ":", color="white", lw=1.2)
+    ax.plot(*centre, "x", color="white", ms=7, mew=2)
+    ax.plot(panel.models[:, 0], panel.models[:, 1], "o", ls="", color="white", mec="black", ms=7)
     for place, label in zip(panel.models, panel.labels, strict=True):
         x, y = (place - centre) / np.linalg.norm(place - centre)
         beside = "left" if x > 0.4 else "right" if x < -0.4 else "center"

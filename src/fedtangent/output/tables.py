@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -166,15 +165,20 @@ def _verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
 
 
 def _paragraphs(verdicts: Sequence[Verdict], title: str) -> Group:
-    lines, before = list[RenderableType]([Text(title, "bold")]), None
+    """Under each subject its verdicts, the word that tells beside a few lines; sizes where they are others."""
+    parts, subject, sizes = list[RenderableType]([Text(title, "bold")]), "", ""
     for v in verdicts:
-        lines += [Text(f"\n{v.subject}", "bold")] if v.subject != before else []
-        judged = Text(f"measured {v.measured}, expected {v.expected}: ").append(Text(*HOLDS[v.holds]))
-        control = Text("control: ").append(_control(v)).append(f"; notices {v.notices}" if v.notices else "")
-        lines += [Padding(Text(v.statement), (0, 0, 0, 2))]
-        lines += [Padding(line, (0, 0, 0, 4)) for line in ([Text(v.sizes)] if v.sizes else []) + [judged, control]]
-        before = v.subject
-    return Group(*lines)
+        parts += [Text(f"\n{v.subject}", "bold")] if v.subject != subject else []
+        lines = [Text(v.statement), *[Text(v.sizes)] * (v.sizes not in ("", sizes))]
+        lines.append(Text(f"measured {v.measured}, expected {v.expected}"))
+        lines.append(Text("control: ").append(_control(v)))
+        lines += [Text(f"notices {v.notices}")] if v.notices else []
+        paragraph = Table.grid(padding=(0, 0, 0, 2))
+        paragraph.add_column(width=max(len(word) for word, _ in HOLDS.values()))
+        paragraph.add_row(Text(*HOLDS[v.holds]), Text("\n").join(lines))
+        parts.append(paragraph)
+        subject, sizes = v.subject, v.sizes
+    return Group(*parts, Text())
 
 
 def _control(v: Verdict) -> Text:

@@ -11,6 +11,7 @@ import pytest
 from fedtangent.experiments.fed_ensemble import theorem1
 from fedtangent.experiments.lab.runner import Study
 from fedtangent.kernels.gram import KernelBlocks
+from fedtangent.output.files import Figures
 from fedtangent.theory.fed_ensemble.convergence import Theorem1, theorem_1
 from fedtangent.theory.flow import Flow, Rule, federated_flow
 from fedtangent.types import Cohort, Partition
@@ -26,7 +27,7 @@ def outcome(tmp_path_factory):
 
 
 def study(folder) -> Study:
-    return Study(theorem1.EnsembleDecaySettings(), "digits", (0, 1), figures=folder)
+    return Study(theorem1.EnsembleDecaySettings(), "digits", (0, 1), figures=Figures(folder))
 
 
 def equal_rounds(seed: int, num_models: int, num_ages: int, fraction: float) -> tuple[Flow, Theorem1]:

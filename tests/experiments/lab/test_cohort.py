@@ -21,6 +21,7 @@ from fedtangent.experiments.lab.runs import Bench, Config, Record, play
 from fedtangent.experiments.lab.trials import Trial, distorted, one_hot, projected, with_global_set
 from fedtangent.experiments.ntk_fl import table1
 from fedtangent.output import run_plots
+from fedtangent.output.files import Figures
 
 from ...nightly import nightly
 
@@ -37,7 +38,7 @@ def trial(seed: int = 0, s: CohortSettings = TINY) -> Trial:
 
 
 def bench(folder: Path, s: CohortSettings = TINY) -> Bench:
-    return report.bench_of(Study(s, "digits", (0,), figures=folder / "figures"))
+    return report.bench_of(Study(s, "digits", (0,), figures=Figures(folder / "figures")))
 
 
 PROGRAMS: dict = {}  # of FedAvg on clients of like size: compiled once for the file
@@ -263,8 +264,7 @@ def test_the_figures_of_few_values_and_of_all_methods(tmp_path: Path, monkeypatc
         lines = {name: np.zeros((2, points)) for name in tuple(LABELS)}
         run_plots.curves({"y": lines}, range(points), "title", tmp_path / "a.png", across="x")
     for figure in kept:
-        legend = figure.axes[0].get_legend()
-        assert legend is not None and [t.get_text() for t in legend.get_texts()] == list(LABELS)
+        assert figure.axes[0].get_legend_handles_labels()[1] == list(LABELS)
     assert list(kept[0].axes[0].get_xticks()) == [0, 1] and len(kept[0].axes[0].containers) == len(LABELS)
 
 

@@ -1,1 +1,1 @@
-"""How lazy training is: the distance of networks to their prediction, split into its parts."""
+"""How lazy training is: the distance of networks to their kernel prediction, split into its parts."""

@@ -1,4 +1,4 @@
-"""How lazy a run is, along it: an ``evaluate`` for ``simulate``, for every algorithm that predicts with K networks."""
+"""How lazy a run is at every evaluation: an ``evaluate`` of ``simulate``, for algorithms that predict with networks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.compare.beside import Beside, setting_of
+from fedtangent import pytrees
+from fedtangent.compare.beside import BesideOptions, setting_of
 from fedtangent.compare.laziness.parts import Parts, parts
 from fedtangent.compare.predicted import run_flow
 from fedtangent.compare.settings import Setting, exact_arithmetic
@@ -61,7 +62,7 @@ def linearised_paths(
         key = jax.random.key(seed) if isinstance(seed, int) else seed
         starts = params(of_network.init(key, num_clients, init))
         each = [
-            path(jnp.int32(k), jax.tree.map(lambda leaf, k=k: leaf[k], starts), key, init, data, x)
+            path(jnp.int32(k), pytrees.take(starts, k), key, init, data, x)
             for k in range(of_network.schedule.num_models)
         ]
         return np.stack([np.asarray(found, np.float64) for found in each], axis=1)
@@ -100,7 +101,7 @@ class LazinessDiagnostics:
     seed: int = 0
 
     def __call__(self, state: PyTree) -> dict[str, float]:
-        """The metrics of ``METRICS`` by name; without a limit, those two that there are."""
+        """The metrics of ``METRICS`` by name; without a limit, ``feature_learning`` and ``drift`` only."""
         found = self.parts(state)._asdict() | {"drift": self.kernels.drifts(state)}
         each = {name: values for name, values in found.items() if values is not None}
         means = {name: float(np.mean(values)) for name, values in each.items()}
@@ -176,7 +177,7 @@ def _limit(built: Built, x: Array) -> Callable[[int], Flow]:
 
     def told(seed: int) -> Setting:
         own = described._replace(run=dataclasses.replace(described.run, seed=seed))
-        return setting_of(own, Beside(), built)
+        return setting_of(own, BesideOptions(), built)
 
     with exact_arithmetic():
         x_train = told(described.run.seed).x_train  # refused here, if it is

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
+from fedtangent import pytrees
 from fedtangent.compare import exact
 from fedtangent.compare.laziness.parts import Parts, parts
 from fedtangent.compare.predicted import Predicted, run_flow
@@ -20,17 +20,17 @@ class Laziness(NamedTuple):
 
     width: int
     parts: Parts  # each [r, K, e]
-    drift: np.ndarray  # [r, K, e], see ``Followed``
+    drift: np.ndarray  # [r, K, e], see ``WatchedNetworks``
 
     def curves(self) -> dict[str, np.ndarray]:
         """``METRICS`` by name, each [r, K, e]."""
         return self.parts._asdict() | {"drift": self.drift}
 
 
-def followed_draws(setting: Setting) -> int:
-    """How many draws of a width are split: one, two of a single model; 0 where there is nothing to show.
+def watched_draws(setting: Setting) -> int:
+    """How many draws of each width are watched: 1, or 2 where the ensemble has a single model.
 
-    That is for a linear model, or for networks whose whole kernel, [n C, n C], is too large.
+    0 for a linear model, which is always lazy, and for networks whose whole kernel, [n C, n C], is too large.
     """
     if setting.is_linear or setting.y_train.size > exact.MOST_ROWS:
         return 0
@@ -38,21 +38,20 @@ def followed_draws(setting: Setting) -> int:
 
 
 def split(theory: Predicted, seen: Simulated, infinite: np.ndarray) -> Laziness:
-    """How lazy the networks of ``seen`` that were followed are, at the training and some test examples together.
+    """How lazy the networks of ``seen`` that were watched are, at the training and some test examples together.
 
     The path of a linearised network is the federated flow with the whole empirical kernel at its start: exact, and
     cheaper than its training. ``infinite`` [r, K, E, n + m, C] is the flow of infinite width, ``at_points``.
     """
-    assert seen.followed is not None
-    setting, model, draws = theory.setting, theory.setting.model(seen.width), len(seen.followed.starts)
+    assert seen.watched is not None
+    setting, model, draws = theory.setting, theory.setting.model(seen.width), len(seen.watched.starts)
     network = at_points(setting, seen.train, seen.test)[:, :, :draws]
     linear = np.empty_like(network)
-    for draw, starts in enumerate(seen.followed.starts):
+    for draw, starts in enumerate(seen.watched.starts):
         for k in range(network.shape[1]):
-            own = jax.tree.map(lambda leaf, k=k: leaf[k], starts)
-            linear[:, k, draw] = linearised_flow(theory, model, own, network[0, k, draw], k)
+            linear[:, k, draw] = linearised_flow(theory, model, pytrees.take(starts, k), network[0, k, draw], k)
     moved = (path - network[0] for path in (network, linear, infinite[:, :, :draws]))
-    return Laziness(seen.width, parts(*moved), seen.followed.drift)
+    return Laziness(seen.width, parts(*moved), seen.watched.drift)
 
 
 def at_points(setting: Setting, train: np.ndarray, test: np.ndarray) -> np.ndarray:

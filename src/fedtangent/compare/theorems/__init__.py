@@ -8,7 +8,8 @@ a test. The command line, ``fedtangent list theorems`` and the documentation's i
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from fedtangent.checks import choice
 from fedtangent.entries import Entry, catalogue
@@ -27,6 +28,10 @@ class TheoremEntry(Entry):
 
     statement: str = ""
     """Where it stands in its papers."""
+    functions: tuple[Callable[..., Any], ...] = ()
+    """The functions of ``theory`` that compute it."""
+    figures: tuple[str, ...] = ()
+    """The experiments whose figures show it."""
 
 
 def wanted(names: tuple[str, ...]) -> dict[str, TheoremEntry]:

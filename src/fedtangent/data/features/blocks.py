@@ -1,4 +1,4 @@
-"""Features of images, computed block after block, kept block by block, and put in the place of a data set's images."""
+"""Features of images: computed and kept block by block, and put in the place of a data set's images."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Features(NamedTuple):
     """Features of images, and what they are."""
 
     values: np.ndarray  # [n, F] float32
-    made_by: str  # all that tells them from other features of the same images
+    made_by: str  # describes how they were made, in full: equal texts mean equal features of the same images
 
 
 def in_blocks(
     images: Any, made_by: str, compute: Callable[[np.ndarray], Array], folder: Path | str | None, tick: Tick
 ) -> Features:
-    """``compute`` [b, h, w, c] -> [b, F], float32, of all images, so that no more than a block is at work.
+    """The features ``compute(batch)`` [b, h, w, c] -> [b, F] float32 of all images, one block of 1000 at a time.
 
-    ``images`` [n, h, w, c] are uint8, divided by 255, or floating within [0, 1]. Each block of 1000 is kept in
-    ``folder`` (None: nowhere) under the digest of its images and of ``made_by``, and found again there by it: work that
-    was interrupted goes on, and the first images of a data set are those of all of it.
+    ``images`` [n, h, w, c] are uint8, which are divided by 255, or floating within [0, 1]. Each block is kept in
+    ``folder`` (None: nowhere) under a digest of its images and of ``made_by``. So interrupted work goes on where it
+    stopped, and the first blocks of a data set serve for a larger part of it too.
 
     Raises ``ValueError`` for other images, a folder that cannot be written to, and kept features that were altered.
     """

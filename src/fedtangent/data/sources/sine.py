@@ -36,8 +36,8 @@ def _load(options: SineOptions, data_dir: Path | None, seed: int) -> Dataset:
     noise, on an even grid of [-1, 1]. ``x`` is [n, 1] and ``y`` [n, 1].
     """
     rng = generator(seed)
-    num_users = checks.whole("num_users", options.num_users, 1)
-    points = checks.whole("points_per_user", options.points_per_user, 1)
+    num_users = checks.whole("num_users", options.num_users)
+    points = checks.whole("points_per_user", options.points_per_user)
     test_points = checks.whole("test_points", options.test_points, 2)
     gap, dtype = checks.flag("gap", options.gap), checks.dtype(options.dtype, "float32", "float64")
     amplitude = rng.normal(1.0, 0.2, (num_users, 1))

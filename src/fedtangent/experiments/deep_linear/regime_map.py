@@ -355,7 +355,7 @@ def _draw(study: Study, shown: list[dict[str, Any]]) -> None:
             values = [[kept[*place, scale][name] for scale in s.scales] for place in places]
             line.append(Shades(np.array(values, float), axes, "", f"{title}:\n{NUMBERS[name]}", ".2g", log=True))
         grid.append(line)
-    heat_maps(grid, study.figures / "regime_map.png", "deep linear networks from rich to lazy, mean over seeds")
+    heat_maps(grid, study.figures.path("regime_map"), "deep linear networks from rich to lazy, mean over seeds")
 
 
 DEFAULT = RegimeSettings(

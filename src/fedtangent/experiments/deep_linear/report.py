@@ -111,9 +111,9 @@ def draw(study: Study, found: Sequence[Curve], title: str, name: str) -> None:
         ))  # fmt: skip
     title = f"DeepLin, {title}, {study.dataset}, seed {study.seeds[0]}"
     bounded(excess, title, ("round", "loss above least squares, an example"), lowest,
-            study.figures / f"{name}.png")  # fmt: skip
+            study.figures.path(f"{name}"))  # fmt: skip
     bounded(loss, title, ("round", "training loss, an example"), 0.9 * own[0].floor,
-            study.figures / f"{name}_loss.png")  # fmt: skip
+            study.figures.path(f"{name}_loss"))  # fmt: skip
 
 
 def said(study: Study, settings: Sequence[Setting], found: Sequence[Curve], rate: float) -> tuple[str, ...]:

@@ -312,7 +312,7 @@ def _draw(study: Study, f: Followed) -> None:
         {FLOWS["one_step"]: np.abs(f.flows["one_step"][at, shown[-1]])},
         {FLOWS["own"]: np.abs(f.flows["own"][at][:, shown]).T},
     )  # fmt: skip
-    bounded([loss, modes], title, ("round", "over that at the start"), None, study.figures / "decay.png")
+    bounded([loss, modes], title, ("round", "over that at the start"), None, study.figures.path("decay"))
     at = np.array([look.round for look in f.looks])
     shares = {f"proof grants {share:.3g}": np.full(len(at), share) for share in SHARES.values()}
     terms = {f"{name}: {TERMS[name]}": np.array([look.terms[name] for look in f.looks]) for name in SHARES}
@@ -321,7 +321,7 @@ def _draw(study: Study, f: Followed) -> None:
         BoundedPanel("eq. (17): terms, in eta K lambda_min / N of the residual", at, terms, shares),
         BoundedPanel("layers' balance: relative motion", at, {name: np.array(v) for name, v in both.items()}, {}),
     ]
-    bounded(kept, title, ("round", "ratio"), None, study.figures / "proof.png")
+    bounded(kept, title, ("round", "ratio"), None, study.figures.path("proof"))
 
 
 DEFAULT = TheoremSettings(num_rounds=150, draws=3, looks=10)

@@ -152,7 +152,7 @@ def _draw(study: Study, found: list[Series]) -> None:
         series["simulated"] = Points({k: (s.variance[0], s.variance[1]) for k, (_, s) in one.both.items()}, False)
         slope = one.slope(True)
         panels[f"{one.name}, {one.num_rounds} rounds: slope {slope.slope:.2f} +- {slope.standard_error:.2f}"] = series
-    variance_against_models(panels, "variance of the ensemble average (corollary 1)", study.figures / "corollary1.png")
+    variance_against_models(panels, "variance of the ensemble average (corollary 1)", study.figures.path("corollary1"))
 
 
 DEFAULT = EnsembleSizeSettings(num_rounds=200, schedules=40, widths=(64, 256), network_rounds=100, network_runs=40)

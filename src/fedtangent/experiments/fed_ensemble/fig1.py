@@ -213,7 +213,7 @@ def _draw(study: Study, cases: dict[str, PosteriorCase]) -> None:
             PosteriorRow(label, case.held.x[:, 0], case.held.y[:, 0], case.held.x_test[:, 0], case.law.mean,
                          case.law.sd, samples, case.trained.test[:, :, 0], case.trained.start[:, :, 0])
         )  # fmt: skip
-    posterior_samples(rows, s.num_rounds, study.figures / "posterior_samples.png")
+    posterior_samples(rows, s.num_rounds, study.figures.path("posterior_samples"))
 
 
 DEFAULT, PAPER = PosteriorSettings(width=2048, num_rounds=1500), PosteriorSettings(width=8192, num_rounds=3000)

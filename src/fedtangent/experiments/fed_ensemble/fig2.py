@@ -242,7 +242,7 @@ def _draw(study: Study, case: GapCase) -> None:
     height = 1.05 * float(np.max(np.abs(exact.mean) + sine.NORMAL_95 * exact.sd))
     title = f"Sine functions with a gap, {s.num_clients} clients, {s.model} model, {s.num_rounds} rounds"
     bands_side_by_side(panels, (held.x[:, 0], held.y[:, 0]), (held.x_test[:, 0], held.y_test[:, 0]), EDGE, height,
-                       title, study.figures / "uncertainty.png")  # fmt: skip
+                       title, study.figures.path("uncertainty"))  # fmt: skip
 
 
 SCALES = {"sine": by_scale(GapSettings(), GapSettings(num_rounds=1000), GapSettings(num_rounds=5000))}

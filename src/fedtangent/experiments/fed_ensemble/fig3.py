@@ -245,10 +245,10 @@ def _draw(study: Study, images: ImageData, triples: dict[str, Triple], loss: los
         names = rounds if kind == SAME_MODEL else ("1", "2", "3")
         panels.append(SurfacePanel(LABELS[kind], a, b, values, plane.coordinates, names))
     title = f"{study.dataset}, {s.model}, {s.num_clients} clients, {s.num_rounds} rounds"
-    loss_surfaces(panels, f"{title}: cross entropy on the whole training set", figures / "loss_surface.png")
+    loss_surfaces(panels, f"{title}: cross entropy on the whole training set", figures.path("loss_surface"))
     pairs = [f"{i + 1} to {j + 1}" for i, j in PAIRS]
     lines = {LABELS[kind]: dict(zip(pairs, t.segments, strict=True)) for kind, t in triples.items()}
-    loss_segments(lines, f"{title}: loss on the segments", figures / "segments.png")
+    loss_segments(lines, f"{title}: loss on the segments", figures.path("segments"))
 
 
 DIGITS = BarrierSettings()

@@ -43,7 +43,7 @@ def run(study: Study) -> Outcome:
             rows.append({"method": NAMES[name], "learning_rate": tuned.config.rate, "client": int(user) + 1,
                          "mse": error})  # fmt: skip
         curves_by_user(shown, ("input", "output"), f"{NAMES[name]} on {study.dataset}, seed {seed}",
-                       study.figures / f"{name}.png")  # fmt: skip
+                       study.figures.path(f"{name}"))  # fmt: skip
     columns = {"method": "{method}", "client": "{client}", "test MSE": "{mse:.2e}"}
     return Outcome((table(f"Fig. 8 on {study.dataset}: error by client, seed {seed}", rows, columns),), rows)
 

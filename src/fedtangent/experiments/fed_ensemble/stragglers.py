@@ -107,7 +107,7 @@ def draw(study: Study, found: Sequence[Waited]) -> None:
         for (classes, slowness, entrant), of in alike(found).items()
     }
     rounds, title = range(found[0].accuracy.shape[1]), f"test accuracy on {study.dataset}, {len(study.seeds)} seeds"
-    curves(panels, rounds, title, study.figures / "by_round.png", late=True)
+    curves(panels, rounds, title, study.figures.path("by_round"), late=True)
 
 
 def times(study: Study, classes: int, entrant: Entrant) -> np.ndarray:

@@ -261,7 +261,7 @@ def _draw(study: Study, nearest: dict[str, Fit], found: dict[str, Pairs]) -> Non
             "simulated": Points({k: (b.variance[0], b.variance[1]) for k, (_, b) in of}, False),
             "published": Points({k: (PUBLISHED[k][1], 0.0) for k, _ in of}, False),
         }
-    variance_against_models(panels, "variance of the ensemble average (table I)", study.figures / "table1.png")
+    variance_against_models(panels, "variance of the ensemble average (table I)", study.figures.path("table1"))
 
 
 PAPER = BiasVarianceSettings(

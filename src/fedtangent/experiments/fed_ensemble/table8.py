@@ -154,7 +154,7 @@ def run(study: Study) -> Outcome:
     d = interval(errors["fed_ensemble"] - errors["fed_avg"])
     lines = {NAMES[name]: np.stack([r.metrics["test.mse"] for r in own]) for name, own in runs.items()}
     rounds = [int(r) for r in runs["fed_avg"][0].rounds]
-    curves({"test error": lines}, rounds, f"{study.dataset}, {len(study.seeds)} seeds", study.figures / "by_round.png")
+    curves({"test error": lines}, rounds, f"{study.dataset}, {len(study.seeds)} seeds", study.figures.path("by_round"))
     edges = [NAMES[name] for name, tuned in chosen.items() if tuned.at_edge]
     return Outcome(
         (table(f"Table VIII on {study.dataset}: {len(study.seeds)} seeds", rows, columns),),

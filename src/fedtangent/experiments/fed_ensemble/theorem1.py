@@ -214,7 +214,7 @@ def _draw(study: Study, found: Followed) -> None:
         ),
     ]  # fmt: skip
     title = f"Theorem 1 on {study.dataset}, K = {length}, per-client permutations"
-    bounded(panels, title, ("round", "training residual / initial residual"), None, study.figures / "decay.png")
+    bounded(panels, title, ("round", "training residual / initial residual"), None, study.figures.path("decay"))
 
 
 DEFAULT = EnsembleDecaySettings(width=1024, num_rounds=100, flow_ages=500)

@@ -61,7 +61,7 @@ def run(study: Study) -> Outcome:
         rows += found
         verdicts += limit.sampled_rows(result)
         remarks += _remarks(result)
-        theorem2_figure(result, study.figures / f"theorem2_{setting.name}.png")
+        theorem2_figure(result, study.figures.path(f"theorem2_{setting.name}"))
     return Outcome((), rows, details={"seed": seed}, remarks=tuple(remarks), verdicts=tuple(verdicts))
 
 

@@ -233,11 +233,11 @@ def _draw(study: Study, found: Found, of: dict[str, Config]) -> None:
     }
     rounds = [int(r) for r in next(iter(records.values()))[0].rounds]
     title = f"{study.dataset}, {s.num_clients} clients of {s.classes_per_client} classes, {len(study.seeds)} seeds"
-    curves(panels, rounds, f"{title}: test examples", study.figures / "by_round.png", late=True)
+    curves(panels, rounds, f"{title}: test examples", study.figures.path("by_round"), late=True)
     parts, bins = Reliability._fields, {}
     for name, runs in records.items():
         bins[name] = [Reliability(*(r.metrics[f"bins.{part}"][-1] for part in parts)) for r in runs]
-    reliability_diagram(bins, title, study.figures / "reliability.png")
+    reliability_diagram(bins, title, study.figures.path("reliability"))
 
 
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=check, least_seeds=2),)

@@ -191,7 +191,7 @@ def by_round(runs: Runs) -> Sheet:
 
 def draw(study: Study, runs: Runs) -> None:
     """Test accuracy from round 1 to ``num_rounds``, mean over seeds and its 95 % interval."""
-    s, path = study.settings, study.figures / "accuracy_by_round.png"
+    s, path = study.settings, study.figures.path("accuracy_by_round")
     lines = {LABELS[name]: np.array([c.test[1 : s.num_rounds + 1] for c in of]) for name, of in runs.items()}
     title = f"{study.dataset}, {s.num_clients} clients ({s.partition}), {s.clients_per_round} a round"
     curves({"test accuracy": lines}, range(1, s.num_rounds + 1), title, path)

@@ -89,7 +89,7 @@ def outcome(
     )
 
 
-def draw_rounds(study: Study, runs: Mapping[int, Runs], path: str = "by_round.png") -> None:
+def draw_rounds(study: Study, runs: Mapping[int, Runs]) -> None:
     """Test accuracy by round, a panel for each kind of clients."""
     names = {e.key: e.label for e in entrants(study.settings)}
     panels = {
@@ -99,4 +99,4 @@ def draw_rounds(study: Study, runs: Mapping[int, Runs], path: str = "by_round.pn
         for classes, of in runs.items()
     }
     rounds = [int(r) for r in next(iter(next(iter(runs.values())).values()))[0].rounds]
-    curves(panels, rounds, f"{study.dataset}, {len(study.seeds)} seeds", study.figures / path, late=True)
+    curves(panels, rounds, f"{study.dataset}, {len(study.seeds)} seeds", study.figures.path("by_round"), late=True)

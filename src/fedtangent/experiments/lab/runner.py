@@ -23,7 +23,7 @@ from fedtangent.compare.verdicts import as_rows
 from fedtangent.engine.sweeps import check_seeds
 from fedtangent.entries import Entry, check_limits
 from fedtangent.experiments.lab.results import Claim, Outcome, table
-from fedtangent.output.files import Metric
+from fedtangent.output.files import Figures, Metric
 
 PACKAGE = "fedtangent.experiments."
 
@@ -117,6 +117,9 @@ class Request(NamedTuple):
     changes: tuple[str, ...] = ()  # settings given another value, as "num_rounds=20"
 
 
+NOWHERE = Figures(Path())
+
+
 def _silent(_: Any) -> None:
     """Nobody listens."""
 
@@ -139,7 +142,7 @@ class Study:
     data_dir: Path | None = None
     say: Callable[[str], None] = _silent  # a line of progress
     keep: Callable[[Sequence[Metric]], None] = _silent
-    figures: Path = Path()
+    figures: Figures = NOWHERE
     clock: Clock | None = None  # set, runs are timed and not run
 
     def each_seed(self) -> Iterator[int]:
@@ -262,8 +265,8 @@ def _timed(entry: Experiment, study: Study, share: float) -> tuple[float, Clock 
 def _rehearse(entry: Experiment, study: Study, clock: Clock) -> None:
     """Perform it with its runs timed by ``clock``, and throw away what comes out."""
     with tempfile.TemporaryDirectory() as folder:
-        figures = Path(folder) / "figures"
-        figures.mkdir()
+        figures = Figures(Path(folder) / "figures")
+        figures.folder.mkdir()
         perform(entry, dataclasses.replace(study, clock=clock, figures=figures))
 
 

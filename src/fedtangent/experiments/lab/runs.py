@@ -137,7 +137,7 @@ def play(bench: Bench, config: Config, seed: int, num_rounds: int) -> Record:
     method = bench.methods(seed)[config.method]
     if bench.study.clock is not None:
         return _time(bench, bench.study.clock, method, config, seed, num_rounds)
-    path = bench.study.figures.parent / "runs" / f"{config.method}-{_digest(bench, config)}.npz"
+    path = bench.study.figures.folder.parent / "runs" / f"{config.method}-{_digest(bench, config)}.npz"
     record = _read(bench.study, path, num_rounds)
     if record is None:
         record = _compute(bench, method, config, seed, num_rounds)

@@ -140,7 +140,7 @@ def run(study: Study) -> Outcome:
                     for name, values in own.items() for r in range(s.num_rounds + 1)])  # fmt: skip
     panel = BoundedPanel(f"d = {s.dimension}, L = {s.local_steps}", np.arange(s.num_rounds + 1), lines[0], {})
     bounded([panel], "Fig. 1(a): regression, distance / d", ("round", "|w - w'| / d"), 1e-17,
-            study.figures / "fig1a.png")  # fmt: skip
+            study.figures.path("fig1a"))  # fmt: skip
     sheet = table(f"Fig. 1(a): |w - w'| / d, d = {s.dimension}", rows, {
         "seed": "{seed}", "G to C, round 0": "{g_c_start:.3g}", "half": "{g_c_half:.3g}", "end": "{g_c_end:.3g}",
         "G to G-Closed, largest": "{g_closed_largest:.2g}", "to that of L steps": "{g_finite_largest:.2g}",

@@ -138,7 +138,7 @@ def _draw(study: Study, part: str, means: list[dict[str, Any]]) -> None:
     lines = {name: np.array([m[key] for m in means]) for name, key in LINES[part].items()}
     what = "|w - w'| / d" if part == "b" else "error / d"
     panel = BoundedPanel(f"round {study.settings.num_rounds}, mean of {len(study.seeds)} seeds", d, lines, {})
-    bounded([panel], f"Fig. 1({part}): regression", ("dimension d", what), None, study.figures / f"fig1{part}.png")
+    bounded([panel], f"Fig. 1({part}): regression", ("dimension d", what), None, study.figures.path(f"fig1{part}"))
 
 
 def peak(rows: list[dict[str, Any]], key: str, at: int) -> list[float]:

@@ -321,7 +321,7 @@ def _draw(study: Study, one: Classified, ideal: dict[str, np.ndarray]) -> None:
         BoundedPanel("projections, to S", long, away, {"1/k": harmonic}),
     ]
     bounded(panels, "Fig. 1(d): classification, distance of directions", ("round", "|w/|w| - w'/|w'||"), None,
-            study.figures / "fig1d.png")  # fmt: skip
+            study.figures.path("fig1d"))  # fmt: skip
 
 
 SMOKE = HalfspaceSettings(4, 1e-4, 40, 30, 0.05, 2000, 5, 60, 0.5, 400)

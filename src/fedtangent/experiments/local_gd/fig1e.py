@@ -190,7 +190,7 @@ def _draw(study: Study, part: str, means: list[dict[str, Any]]) -> None:
     panel = BoundedPanel(f"round {study.settings.num_rounds}, means of the runs", d, lines, {})
     lowest = 0.95 * min(float(v.min()) for v in lines.values())
     bounded(
-        [panel], f"Fig. 1({part}): classification", ("dimension d", what), lowest, study.figures / f"fig1{part}.png"
+        [panel], f"Fig. 1({part}): classification", ("dimension d", what), lowest, study.figures.path(f"fig1{part}")
     )
 
 

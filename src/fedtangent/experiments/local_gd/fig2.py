@@ -127,7 +127,7 @@ def _draw(study: Study, first: dict[float, Classified]) -> None:
     ]
     lowest = 0.8 * min(float(values[-1]) for panel in panels for values in panel.measured.values())
     bounded(panels, f"Fig. 2: classification, labels divided by Dir(alpha), d = {s.dimension}",
-            ("round", "|w/|w| - w'/|w'||"), lowest, study.figures / "fig2.png")  # fmt: skip
+            ("round", "|w/|w| - w'/|w'||"), lowest, study.figures.path("fig2"))  # fmt: skip
 
 
 SMOKE = DirichletSettings(4, 1e-4, 40, 30, 0.05, 2000, 24, 80, (0.5, 10.0), 100)

@@ -211,7 +211,7 @@ def _draw(study: Study, found: list[Turned]) -> None:
         title,
         ("l = ln(1 / lambda)", "distance of directions"),
         None,
-        study.figures / "lambda_rate.png",
+        study.figures.path("lambda_rate"),
         log="xy",
     )
 

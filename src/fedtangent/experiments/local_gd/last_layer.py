@@ -233,7 +233,7 @@ def _draw(study: Study, found: list[Layers], panel: str) -> None:
         del names["chance"]
         lines = {label: np.stack([f.accuracy[name][1:] for f in found]) for name, label in names.items()}
         metric = "test accuracy"
-    curves({metric: lines}, rounds, title, study.figures / f"fig1{panel}.png")
+    curves({metric: lines}, rounds, title, study.figures.path(f"fig1{panel}"))
 
 
 SMALL: dict[str, Any] = {"num_features": 256, "local_steps": 30, "num_rounds": 12}

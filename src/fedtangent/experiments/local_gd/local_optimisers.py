@@ -259,7 +259,7 @@ def _draw(study: Study, found: list[Ended]) -> None:
     }
     rounds = range(1, study.settings.num_rounds + 1)
     title = f"local optimisers: {study.settings.num_nodes} nodes, L = {study.settings.local_steps}"
-    curves(panels, rounds, title, study.figures / "local_optimisers.png")
+    curves(panels, rounds, title, study.figures.path("local_optimisers"))
 
 
 DEFAULT = OptimiserSettings(num_nodes=6, held=15, dimension=900, num_rounds=100)

@@ -257,7 +257,7 @@ def _draw(study: Study, found: list[Followed]) -> None:
             {f"L = {f.steps}": f.distance[1:] for f in own}, {f"L = {own[-1].steps}, all nodes": own[-1].everybody[1:]},
         ))  # fmt: skip
     title = f"distance to the centralised model, {s.clients_per_round} of {s.num_nodes} nodes a round"
-    bounded(panels, title, ("round", "|w - c| / |c|"), None, study.figures / "participation.png")
+    bounded(panels, title, ("round", "|w - c| / |c|"), None, study.figures.path("participation"))
 
 
 DEFAULT = ParticipationSettings(

@@ -298,7 +298,7 @@ def _draw(study: Study, found: list[Trained]) -> None:
         measured = {DISTANCES[n].split(", ")[1]: values[n] for n in (*names, wrong)}
         panels.append(BoundedPanel(title, widths, measured, root))
     title = f"Local-GD's predictions beside closed forms, L = {study.settings.local_steps}"
-    bounded(panels, title, ("width", "relative distance"), None, study.figures / "wide_network.png", log="xy")
+    bounded(panels, title, ("width", "relative distance"), None, study.figures.path("wide_network"), log="xy")
 
 
 DEFAULT = WidthSettings(widths=(32, 128, 512, 2048), num_rounds=40)

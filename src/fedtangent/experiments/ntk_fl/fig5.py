@@ -68,7 +68,7 @@ def run(study: Study) -> Outcome:
     sheet = Sheet(title, ("method", *(f"{alpha:g}" for alpha in s.alphas), "last - first, 95 % interval"), shown)
     lines = {LABELS[m]: np.stack([of[m] for of in ends.values()], axis=1) for m in s.methods}
     title = f"{study.dataset}, round {s.num_rounds}, {s.num_clients} clients, {s.clients_per_round} a round"
-    path = study.figures / "accuracy_by_alpha.png"
+    path = study.figures.path("accuracy_by_alpha")
     curves({"test accuracy": lines}, s.alphas, title, path, across="Dirichlet alpha")
     runs = {f"alpha {alpha:g}: ": of for alpha, of in found.items()}
     return report.outcome(study, CLAIM, tuned, (sheet,), rows, judge(s, gains), runs)

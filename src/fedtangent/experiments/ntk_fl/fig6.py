@@ -68,7 +68,7 @@ def run(study: Study) -> Outcome:
             for (b, d), v in ends.items()]  # fmt: skip
     values = np.array([[100 * ends[b, d].mean() for d in s.dimensions] for b in s.betas])
     axes = {"beta": [f"{b:g}" for b in s.betas], "d1'": [str(d) for d in s.dimensions]}
-    path, title = study.figures / "accuracy_by_beta_and_dimension.png", f"CP-NTK-FL, round {s.num_rounds}"
+    path, title = study.figures.path("accuracy_by_beta_and_dimension"), f"CP-NTK-FL, round {s.num_rounds}"
     heat_map(values, axes, "test accuracy, %", f"{study.dataset}, {title}", path)
     runs = {f"beta {b:g}, d1' {d}: ": of for (b, d), of in found.items()}
     return report.outcome(study, CLAIM, tuned, (_table(s, ends),), rows, judge(s, ends), runs)

@@ -339,13 +339,13 @@ def _draw(study: Study, images: AttackedImages, found: Found, scores: Scores, sp
         for name in (*DEEP, READ, WEIGHTS, COLLUSION, SECRET, LEAKED)
     }
     title = f"What the server reads of one image ({study.dataset}); SSIM below each"
-    reconstructions(images.x[0], shown, labels, title, figures / "fig8_images.png")
+    reconstructions(images.x[0], shown, labels, title, figures.path("fig8_images"))
     places = {v: i for i, v in enumerate(sparsities)}  # at equal distances
     series = {NAMES[n]: {places[v]: scores[n][v][:2] for v in sparsities} for n in SHOWN}
     series["published (Fig. 8)"] = {places[v]: (known, 0.0) for v, known in PUBLISHED.items() if v in places}
     title = f"Leakage against sparsity ({study.dataset}, {study.settings.network})"
     ticks = dict(enumerate(labels))
-    points_with_errors(series, ticks, ("sparsity", "SSIM to the original"), title, figures / "fig8_ssim.png")
+    points_with_errors(series, ticks, ("sparsity", "SSIM to the original"), title, figures.path("fig8_ssim"))
 
 
 PAPER = LeakageSettings(num_images=8, num_steps=300, num_restarts=2)

@@ -216,7 +216,7 @@ def _draw(study: Study, found: list[WeightGap]) -> None:
         panels.append(BoundedPanel(NETWORKS[g.network], steps, {"measured": g.paths.gap}, bounds))
     lowest = max(min(float(p.measured["measured"][2]) for p in panels) / 2, 1e-6)
     bounded(panels, f"Fig. 9 on {study.dataset}: NTK weights and gradient descent's",
-            ("update step", "l1 norm of the difference"), lowest, study.figures / "fig9.png")  # fmt: skip
+            ("update step", "l1 norm of the difference"), lowest, study.figures.path("fig9"))  # fmt: skip
 
 
 PAPER = WeightGapSettings(total_clients=300, examples_per_client=200, width=4096)

@@ -181,7 +181,7 @@ def _draw(study: Study, found: list[FollowedDescent]) -> None:
             {"control: lambda_max for lambda": f.theorem.residual_bound(steps, f.theorem.constants.lambda_max) / start},
         ))  # fmt: skip
     bounded(panels, f"Theorem 1 of NTK-FL on {study.dataset}, N = {s.num_examples}",
-            ("gradient steps t", "squared residual / initial"), None, study.figures / "theorem1.png")  # fmt: skip
+            ("gradient steps t", "squared residual / initial"), None, study.figures.path("theorem1"))  # fmt: skip
 
 
 DEFAULT = EvolutionDecaySettings(num_examples=80, num_clients=8, num_rounds=5)

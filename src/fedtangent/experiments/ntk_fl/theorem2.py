@@ -194,7 +194,7 @@ def _draw(study: Study, found: list[FollowedRounds]) -> None:
             {"control: lambda_max for lambda": f.theorem.residual_bound(rounds, c.lambda_max) / start},
         ))  # fmt: skip
     title = f"Theorem 2 of NTK-FL on {study.dataset}, width {s.widths[-1]}, {s.step_factors[-1]:g} of the largest step"
-    bounded(panels, title, ("round", "squared residual / initial"), None, study.figures / "theorem2.png")
+    bounded(panels, title, ("round", "squared residual / initial"), None, study.figures.path("theorem2"))
 
 
 DEFAULT = AveragingDecaySettings(num_examples=80, num_clients=8, local_steps=(1, 5, 20), num_rounds=400)

@@ -30,6 +30,16 @@ def fed_avg(
 
     With ``server_learning_rate`` other than 1 the server moves that fraction of the way to the mean. Rates may be
     schedules of the round (``federated.rates``). Further options: ``algorithms.common.Options``.
+
+    Example, 20 of 100 clients a round, each of which passes once over its data:
+
+        >>> import fedtangent as ft
+        >>> model = ft.models.mlp(784, 10, (100,), parameterization="standard")
+        >>> some = ft.federated.schedule.uniform_sampling(100, clients_per_round=20)
+        >>> work = ft.federated.local.Work(epochs=1, batch_size=10)
+        >>> algorithm = ft.federated.algorithms.fed_avg(model, some, client_learning_rate=0.1, work=work)
+        >>> algorithm.name, ft.cite(algorithm).splitlines()[0]
+        ('fed_avg', '@inproceedings{mcmahan2017,')
     """
     return train_and_average("fed_avg", model, schedule, client_learning_rate, work, options)
 
@@ -43,7 +53,7 @@ def fed_sgd(model: Model, schedule: Schedule, *, learning_rate: Rate, **options:
 
 
 def check_base(base: Any) -> None:
-    """Raise ``ValueError`` unless ``base`` is a recipe, not its name."""
+    """Raise ``ValueError`` unless ``base`` is a recipe, that is a function and not its name."""
     if not callable(base):
         raise ValueError(f"base: got {base!r}, must be a recipe such as algorithms.fed_avg")
 

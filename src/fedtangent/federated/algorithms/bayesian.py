@@ -186,7 +186,7 @@ def _ensemble(schedule: Schedule, options: EnsembleOfClients) -> tuple[Teacher, 
     get_loss(rest.get("loss", "squared_error"))
     posterior, number = rest.pop("posterior", "gaussian"), rest.pop("num_samples", 10)
     concentration, members = rest.pop("concentration", 1.0), rest.pop("members", MEMBERS)
-    teacher = Teacher(posterior, whole("num_samples", number, 1), concentration, tuple(members))
+    teacher = Teacher(posterior, whole("num_samples", number), concentration, tuple(members))
     check_teacher(teacher)
     places = rest.pop("slots_per_model", None)
     places = schedule.num_slots if places is None else whole("slots_per_model", places, 1, schedule.num_slots)

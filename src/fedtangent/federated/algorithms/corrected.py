@@ -18,7 +18,7 @@ from fedtangent.checks import MAX_INDEX, instance, number, whole
 from fedtangent.federated.algorithms.common import Options, train_and_average
 from fedtangent.federated.algorithms.entry import TRAINED, Averaging, Laws, entry_of
 from fedtangent.federated.algorithms.normalised import check_plain
-from fedtangent.federated.local import Posed, Problem, Work, proximal
+from fedtangent.federated.local import LocalProblem, Posed, Work, proximal
 from fedtangent.federated.rates import Rate, check_rate, rate_at
 from fedtangent.types import Algorithm, Array, Client, Model, PyTree, RoundInfo, Schedule, Server
 
@@ -106,16 +106,13 @@ def fed_dyn(
     check_rate("mu", mu)
     options = _uniform(options)
 
-    def pose(broadcast: PyTree, h: PyTree) -> Problem:
-        return Problem(broadcast, anchor=broadcast, tilt=pytrees.scale(-1, h), prox=mu)
-
-    def answer(broadcast: PyTree, h: PyTree, params: PyTree, steps: Array, client: Client) -> tuple[PyTree, PyTree]:
-        return pytrees.subtract(broadcast, params), h
+    def pose(broadcast: PyTree, h: PyTree) -> LocalProblem:
+        return LocalProblem(broadcast, anchor=broadcast, tilt=pytrees.scale(-1, h), prox=mu)
 
     def settle(h: PyTree, same: PyTree, sent: PyTree) -> PyTree:
         return pytrees.add(h, pytrees.scale(mu, sent))
 
-    local = Posed(pose=pose, answer=answer, init=pytrees.zeros_like, settle=settle)
+    local = Posed(pose=pose, init=pytrees.zeros_like, settle=settle)
     server = partial(dynamic_server, mu, schedule.num_clients)
     return train_and_average(
         "fed_dyn", model, schedule, client_learning_rate, work, options, server=server, local=local
@@ -165,8 +162,8 @@ def scaffold(
         check_plain("client_optimizer", make)
     options = _uniform(options)
 
-    def pose(broadcast: Controlled, own: PyTree) -> Problem:
-        return Problem(broadcast.params, tilt=pytrees.subtract(broadcast.control, own))
+    def pose(broadcast: Controlled, own: PyTree) -> LocalProblem:
+        return LocalProblem(broadcast.params, tilt=pytrees.subtract(broadcast.control, own))
 
     def answer(
         broadcast: Controlled, own: PyTree, params: PyTree, steps: Array, client: Client

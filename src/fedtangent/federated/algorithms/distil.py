@@ -15,8 +15,8 @@ import optax
 
 from fedtangent import pytrees
 from fedtangent.checks import number, whole
-from fedtangent.federated.local import Problem, Work, minimise, validate_work
-from fedtangent.losses import Loss, masked_mean, squared_error
+from fedtangent.federated.local import LocalProblem, Work, minimise, validate_work
+from fedtangent.losses import Loss, cross_entropy, squared_error
 from fedtangent.types import Array, Client, FederatedData, Key, Model, PyTree
 
 
@@ -112,15 +112,8 @@ def averaged(inner: optax.GradientTransformation, start: int, cycle: int, total:
     return optax.GradientTransformation(init, update)
 
 
-def soft_cross_entropy(outputs: Array, targets: Array, mask: Array) -> Array:
-    """Mean of ``-sum_c q_c log softmax(f)_c`` over the real examples; ``targets`` [B, C] are probabilities q.
-
-    Its gradient is that of the Kullback-Leibler divergence of the student from the teacher.
-    """
-    return masked_mean(-jnp.sum(targets * jax.nn.log_softmax(outputs, axis=-1), axis=-1), mask)
-
-
-SOFT_LOSSES: dict[str, Loss] = {"cross_entropy": soft_cross_entropy, "squared_error": squared_error}
+SOFT_LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "squared_error": squared_error}
+"""Losses of the student. The cross entropy's gradient is that of the teacher's Kullback-Leibler divergence."""
 
 
 def distil(
@@ -138,5 +131,5 @@ def distil(
     if how.cycle is not None:
         descent = averaged(descent, how.start, how.cycle, total)
     work = Work(steps=total, batch_size=how.batch_size)
-    params, info = minimise(key, model, loss, descent, work, Problem(student), client)
+    params, info = minimise(key, model, loss, descent, work, LocalProblem(student), client)
     return params, info["loss"]

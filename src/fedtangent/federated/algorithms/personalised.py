@@ -15,7 +15,7 @@ from fedtangent.checks import instance, number
 from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
 from fedtangent.federated.algorithms.entry import TRAINED, Averaging, Laws, Training, entry_of
 from fedtangent.federated.compose import State
-from fedtangent.federated.local import Posed, Problem, Work, minimise, no_state, validate_work
+from fedtangent.federated.local import LocalProblem, Posed, Work, minimise, no_state, validate_work
 from fedtangent.federated.predict import mean_of_models, own_models
 from fedtangent.federated.rates import Optimizer, Rate, at_round, check_rate, sgd
 from fedtangent.federated.server import optax_server
@@ -83,7 +83,7 @@ def _with_personal_model(
 
     def update(key: Key, broadcast: PyTree, own: PyTree, client: Client) -> tuple[PyTree, PyTree, dict[str, Array]]:
         message, _, info = train.update(key, broadcast, (), client)
-        problem = Problem(start=own, anchor=broadcast, prox=mu)
+        problem = LocalProblem(start=own, anchor=broadcast, prox=mu)
         personal_key, descent = streams.apart(key, streams.PERSONAL), at_round(optimizer, client.round)
         own, aside = minimise(personal_key, model, loss, descent, work, problem, client)
         return message, own, {**info, "personal_loss": aside["loss"], "personal_steps": aside["steps"]}
@@ -170,8 +170,8 @@ def lg_fed_avg(
     """
     mask = private_mask(model, private)
 
-    def pose(broadcast: PyTree, own: PyTree) -> Problem:
-        return Problem(start=joined(broadcast, own))
+    def pose(broadcast: PyTree, own: PyTree) -> LocalProblem:
+        return LocalProblem(start=joined(broadcast, own))
 
     def answer(broadcast: PyTree, own: PyTree, params: PyTree, steps: Array, client: Client) -> tuple[PyTree, PyTree]:
         return pytrees.subtract(broadcast, shared_part(mask, params)), private_part(mask, params)
@@ -239,7 +239,7 @@ def local_only(
     instance("model", model, Model)
     initial = pytrees.num_bytes(jax.eval_shape(model.init, jax.random.key(0)))
     parts = Posed(
-        pose=lambda broadcast, own: Problem(start=own),
+        pose=lambda broadcast, own: LocalProblem(start=own),
         answer=lambda broadcast, own, params, steps, client: ((), params),
         init=lambda params: params,
         message=no_state,

@@ -19,7 +19,7 @@ from fedtangent.federated.algorithms.averaging import check_base, fed_avg
 from fedtangent.federated.algorithms.common import check_data, client_descent
 from fedtangent.federated.algorithms.entry import Around, Laws, Training, entry_of
 from fedtangent.federated.compose import compose, sequentially
-from fedtangent.federated.local import Problem, Work, minimise, validate_work
+from fedtangent.federated.local import LocalProblem, Work, minimise, validate_work
 from fedtangent.federated.ntk_fl import send_examples
 from fedtangent.federated.rates import Optimizer, Rate, at_round, check_rate
 from fedtangent.federated.wire import ledger
@@ -110,7 +110,9 @@ def pool_server(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> S
 
     def update(params: PyTree, aggregated: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
         pool = _pooled_client(aggregated, info.round)
-        trained, report = minimise(info.key, model, loss, at_round(optimizer, info.round), work, Problem(params), pool)
+        trained, report = minimise(
+            info.key, model, loss, at_round(optimizer, info.round), work, LocalProblem(params), pool
+        )
         return trained, {
             "server_loss": report["loss"],
             "server_steps": report["steps"],

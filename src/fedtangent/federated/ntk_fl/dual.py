@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.fft import dct
 
+from fedtangent import pytrees
 from fedtangent.federated.ntk_fl.multirate import (
     TYPICAL_PRODUCTS,
     Product,
@@ -30,7 +31,7 @@ from fedtangent.federated.ntk_fl.multirate import (
     rank_of,
 )
 from fedtangent.federated.ntk_fl.options import OUTPUT_LOSSES, Evolution
-from fedtangent.federated.ntk_fl.tangent import Pool, Tangent, averaged_product, num_params, signs
+from fedtangent.federated.ntk_fl.tangent import Pool, Tangent, averaged_product, signs
 from fedtangent.types import Array, PyTree
 
 LANCZOS_STEPS = 24
@@ -239,7 +240,7 @@ def method_of(evolution: Evolution, params: PyTree, shape: tuple[int, ...]) -> s
     """The method that is taken on targets of ``shape`` = (n, C): of those that the loss allows, the cheapest."""
     if evolution.method != "auto":
         return evolution.method
-    seconds = method_seconds(evolution, num_params(params), shape[0], shape[1])
+    seconds = method_seconds(evolution, pytrees.size(params), shape[0], shape[1])
     return min(seconds, key=lambda name: seconds[name])
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedtangent import pytrees
 from fedtangent.federated.ntk_fl.dual import Dynamics, dynamics_of, method_of
 from fedtangent.federated.ntk_fl.options import OUTPUT_LOSSES, Evolution, check_examples, held_out, probabilities
 from fedtangent.federated.ntk_fl.tangent import (
@@ -28,9 +29,7 @@ from fedtangent.federated.ntk_fl.tangent import (
     pool_examples,
     signs,
 )
-from fedtangent.types import Array, Model, PyTree
-
-OK, DIVERGED, NO_EXAMPLES, REFUSED = 0, 1, 2, 3  # info["status"]
+from fedtangent.types import DIVERGED, NO_EXAMPLES, OK, REFUSED, Array, Model, PyTree
 
 LARGEST_EXACT_ERROR = 1024  # n C up to which the averaged kernel's error is computed and not estimated
 PROBES = 16
@@ -51,8 +50,8 @@ def ntk_evolve(
     every t in ``evolution.times``, and keeps the weights at which the real network has the smallest loss.
 
     Args:
-        examples: pooled, of which rows of padding have no effect. With the cross entropy, targets are class labels [n],
-            or probabilities [n, C].
+        examples: pooled; rows of padding have no effect. With the cross entropy, targets are class labels [n], or
+            probabilities [n, C].
         learning_rate: eta of the descent, positive; may be traced.
         validation: x [m, ...] and y [m, C], or labels as above, of examples that the server holds, of held-out clients
             say: the time is chosen by the loss on them, and by that on the pooled examples (11a) where there are none.
@@ -183,7 +182,7 @@ def choose_time(
 
     def consider(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         i, rises, last, least, best, losses = carry
-        change = pull(dual[i]) if changes is None else jax.tree.map(lambda leaf: leaf[i], changes)
+        change = pull(dual[i]) if changes is None else pytrees.take(changes, i)
         evolved = jax.tree.map(lambda leaf, c: (leaf + c).astype(leaf.dtype), params, change)
         value = network_loss(model, evolved, examples, evolution)
         value = jnp.where(jnp.isfinite(value), value, jnp.inf)

@@ -133,7 +133,7 @@ class Evolution:
         if self.method not in methods:
             raise ValueError(f"method: got {self.method!r}, allowed are {', '.join(methods)} with the loss {self.loss}")
         if self.patience is not None:
-            whole("patience", self.patience, 1)
+            whole("patience", self.patience)
         whole("kernel_bytes", self.kernel_bytes, 0, 2**63 - 1)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fedtangent import pytrees
 from fedtangent.checks import whole
 from fedtangent.federated.aggregate import Stacked
 from fedtangent.federated.ntk_fl.evolution import ntk_evolve
@@ -56,19 +57,19 @@ def ntk_server(
     """
     held_out(validation, evolution.loss, model)
     if pool_size is not None:
-        whole("pool_size", pool_size, 1)
+        whole("pool_size", pool_size)
 
     def update(params: PyTree, aggregated: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
         pooled = jax.tree.map(lambda leaf: leaf.reshape((-1, *leaf.shape[2:])), aggregated.messages)
         sent = jnp.sum(pooled.mask, dtype=jnp.int32)
         if pool_size is not None and pool_size < pooled.mask.shape[0]:
             rows = jnp.argsort(~pooled.mask, stable=True)[:pool_size]  # real rows first, in their order
-            pooled = jax.tree.map(lambda leaf: leaf[rows], pooled)
+            pooled = pytrees.take(pooled, rows)
         if shuffle:
             pooled = permuted(info.key, pooled)
         rate = rate_at(learning_rate, info.round)
         weights, report = ntk_evolve(model, params, pooled, rate, evolution, validation)
-        # Clients and examples beyond the places of the pool were not heard: reported, not passed over.
+        # Clients and examples for which the pool has no place are counted and reported.
         dropped = sent - jnp.sum(pooled.mask, dtype=jnp.int32)
         return weights, {**report, "dropped": aggregated.beyond, "examples_dropped": dropped}
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedtangent import pytrees
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.types import Array, Model, PyTree
 
@@ -16,7 +17,7 @@ CHANGES_BYTES = 2**28  # of changes of weights that are pulled or pushed at once
 
 
 class Examples(NamedTuple):
-    """Examples as clients hand them over; rows where ``mask`` is False are padding, and may hold anything."""
+    """Examples as clients send them; rows where ``mask`` is False are padding, and may hold anything."""
 
     x: Array  # [n, ...]
     y: Array  # [n, C], or class labels [n]
@@ -24,7 +25,7 @@ class Examples(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """The cohort's examples as they are evolved; rows of padding are zero."""
+    """The cohort's examples, pooled at the server in float64; rows of padding are zero."""
 
     x: Array  # [n, ...] float64 where it was floating
     y: Array  # [n, C] float64
@@ -96,17 +97,12 @@ def averaged_product(tangent: Tangent, shape: tuple[int, ...]) -> Callable[[Arra
     return product
 
 
-def num_params(params: PyTree) -> int:
-    """How many numbers the parameters are."""
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
 def num_together(tangent: Tangent, params: PyTree, wanted: int, least: int = 1) -> int:
-    """How many of ``wanted`` duals to pull, or changes to push, at once: ``least``, more where entries are remade."""
-    num_bytes = 8 * num_params(params)
+    """How many of ``wanted`` duals to pull, or changes to push, at once: ``least``, more if ``tangent.remade``."""
+    num_bytes = 8 * pytrees.size(params)
     return min(wanted, max(least, CHANGES_BYTES // max(1, num_bytes)) if tangent.remade else least)
 
 
 def signs(shape: tuple[int, ...], i: Array | int = 0) -> Array:
-    """Fixed random signs, float64: probes need no seed of the run's."""
+    """Random signs in float64 from a fixed seed: probes that do not depend on the run's seed."""
     return jax.random.rademacher(jax.random.fold_in(jax.random.key(0), i), shape, jnp.float64)

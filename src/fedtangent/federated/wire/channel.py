@@ -1,9 +1,8 @@
 """Channels: how a message travels from client to server, whole, clipped, sparsified or quantised.
 
 A compressed message is coded as one vector: its P floating numbers, leaf after leaf, whatever their dtypes. A channel
-here is a row of stages, each of which narrows down, or rounds, the numbers that are still to be sent. ``ledger`` counts
-the bytes of what that leaves to be written down. Channels are chained, and remember what
-they owe (error feedback).
+is a sequence of stages; each leaves out or rounds some of the numbers that are still to be sent. ``ledger`` counts the
+bytes of the result. Channels can be chained, and with error feedback what one leaves out is added to the next message.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from fedtangent.types import Array, Channel, Key, PyTree
 
 
 class Unsent(NamedTuple):
-    """What of a vector of P numbers is still to be sent."""
+    """The numbers of a vector of P that are still to be sent."""
 
     values: Array  # [k]
     at: Array | None  # [k] int32, their places among the P; None: all of them, in order
@@ -96,7 +95,7 @@ def jacobians(output_size: int, sparsity: float = 0.0, value_bits: int | None = 
 
 
 def chain(*channels: Channel) -> Channel:
-    """One channel after another, each on what the one before leaves to be sent.
+    """Channels one after another: each codes what the one before it leaves to be sent.
 
     ``chain(top_k(100), qsgd(4))`` sends 100 places and quantises the 100 numbers; ``chain(clip(1.0), qsgd(8))`` clips
     first. Raises ``ValueError`` for a channel that is not made of this file's stages, or has a memory: error feedback
@@ -116,11 +115,11 @@ def chain(*channels: Channel) -> Channel:
 def with_error_feedback(channel: Channel) -> Channel:
     """What ``channel`` leaves out of a client's message is added to that client's next one.
 
-    Of ``p = message + memory`` is sent ``C(p)`` and kept ``p - C(p)`` (Stich et al., 2018, algorithm 1; Karimireddy et
-    al., 2019, algorithm 1), so that what was sent plus the memory is the sum of the messages. The memory is kept per
-    model and client; a client that is absent or rejected keeps it. It costs no bytes. It is meant for
+    With ``p = message + memory`` a client sends ``C(p)`` and keeps ``p - C(p)`` (Stich et al., 2018, algorithm 1;
+    Karimireddy et al., 2019, algorithm 1), so that what was sent plus the memory is the sum of the messages. The memory
+    is kept per model and client, also by a client that is absent or rejected. It costs no bytes. Use it with
     compressors whose error is shorter than the message (``top_k``, ``random_k`` without rescaling, quantisers with many
-    levels): with others the memory grows without bound. Leaves that are not floating pass as they are.
+    levels): with others the memory grows without bound. Leaves that are not floating are sent as they are.
     """
 
     def init(message: PyTree) -> PyTree:
@@ -212,7 +211,7 @@ def random_k(
 
 
 def _narrowed(unsent: Unsent, chosen: Array) -> Unsent:
-    """The numbers of ``unsent`` at ``chosen``, in the order of their places, which a bitmap cannot but keep."""
+    """The numbers of ``unsent`` at ``chosen``, in the order of their places, as a bitmap lists them."""
     chosen = jnp.sort(chosen)
     at = chosen if unsent.at is None else unsent.at[chosen]
     return Unsent(unsent.values[chosen], at.astype(jnp.int32))
@@ -299,7 +298,7 @@ def uniform_quantiser(bits: int) -> Channel:
 
 
 def named_channel(text: str, error_feedback: bool = False) -> Channel | None:
-    """The channel that is written ``text``, such as ``top_k:0.01``; None for lossless, which changes nothing.
+    """The channel called ``text``, such as ``top_k:0.01``; None for ``lossless``, which changes nothing.
 
     Raises ``ValueError`` for a text that names no channel, and for error feedback where nothing is lost.
     """

@@ -4,7 +4,7 @@ Clients make a key pair each and publish the public half; the key server draws t
 sends to every client a box that only that client can open (libsodium's sealed boxes: X25519 and XSalsa20-Poly1305, by
 PyNaCl). The aggregation server sees neither the seed nor a private key, and takes part in nothing here.
 
-Secrets are held in ``Secret``, which prints as nothing and cannot be pickled; they are never part of an error.
+Secrets are held in ``Secret``, which never prints its bytes and cannot be pickled; no error message shows them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HEADER = "fedtangent key file 1"
 
 
 class Secret:
-    """Bytes that must not be seen: only ``reveal`` gives them out."""
+    """Bytes that must not be shown by accident: only ``reveal`` returns them."""
 
     __slots__ = ("_value",)
 
@@ -71,7 +71,7 @@ class KeyFile(NamedTuple):
         return f"{self.salt.hex()}:{found[:32]}"
 
 
-_drawn: ContextVar[dict[Path, KeyFile] | None] = ContextVar("_drawn", default=None)  # and not written yet
+_drawn: ContextVar[dict[Path, KeyFile] | None] = ContextVar("_drawn", default=None)  # new key files, not written yet
 
 
 def generate_keys() -> KeyPair:
@@ -105,7 +105,7 @@ def seal_seed(seed: Secret, public_key: bytes) -> bytes:
 
 
 def open_seed(sealed: bytes, keys: KeyPair) -> Secret:
-    """What a client finds in its box. Raises ``ValueError`` for another client's box, a damaged one, or no key pair."""
+    """The seed in a client's box. Raises ``ValueError`` for another client's box, a damaged one, or no key pair."""
     from nacl.exceptions import CryptoError
     from nacl.public import PrivateKey, SealedBox
 
@@ -125,7 +125,7 @@ def hand_out(seed: Secret, clients: Iterable[KeyPair]) -> list[Secret]:
 
 
 def with_key_exchange(algorithm: Algorithm, num_clients: int) -> Algorithm:
-    """``algorithm`` whose ledger has, before the first round, each client's public key up and its sealed seed down."""
+    """``algorithm`` charged, before the first round, for each client's public key up and its sealed seed down."""
     up, down = key_exchange_bytes(num_clients)
 
     def charged(cost: Cost, data: FederatedData) -> Cost:

@@ -1,4 +1,4 @@
-"""What the wire charges: every count of bytes that the ledger gets stands here.
+"""How many bytes messages take on the wire: every count that the ledger of a run uses.
 
 A channel's ``uplink`` calls one of these functions; ``compose`` adds the broadcast, and ``engine`` multiplies both with
 the messages of each round. Bytes are those of a packed code, rounded up to whole bytes a message:
@@ -28,10 +28,10 @@ SEALED_BYTES = 32 + 48  # a seed of 32 bytes with the one-time public key and th
 
 
 class Code(NamedTuple):
-    """What writing a message down takes; ``bits`` None are those of the leaves' own dtypes."""
+    """The size of an encoded message; ``bits`` None means those of the leaves' own dtypes."""
 
     numbers: int  # k
-    places: int  # among how many the receiver has to be told which
+    places: int  # P: the receiver must be told which k of these are sent
     bits: int | None  # of a number
     header: int  # bits of norms and ranges
     scale_bits: int  # of one norm
@@ -55,7 +55,7 @@ def place_bits(numbers: int, places: int) -> int:
 
 
 def message_bytes(message: PyTree, codes: Iterable[Callable[[Code], Code]] = ()) -> int:
-    """Bytes of a message of these shapes, coded by stages of which ``codes`` say what each leaves to be written."""
+    """Bytes of a message of these shapes after coding; each of ``codes`` is one stage's effect on a ``Code``."""
     floating = [leaf for leaf in jax.tree.leaves(message) if is_floating(leaf)]
     plain, total = pytrees.num_bytes(floating), pytrees.size(floating)
     widest, dtype = dtypes(message)

@@ -28,7 +28,7 @@ BITS = (32, 64)
 
 
 def secured(server: Server, slots_per_model: int, *, bits: int = 32, limit: float = 16.0) -> tuple[Aggregate, Server]:
-    """An aggregate and a server that moves by the mean which secure aggregation gives it, weighted as usual.
+    """``server`` behind secure aggregation, and the aggregate that it needs: it moves by the usual weighted mean.
 
     Client i sends ``u_i m_i`` and ``u_i``, its weight over the largest one of the round, each rounded to a multiple of
     ``2^-fraction_bits(slots_per_model, bits, limit)`` and masked. The server decodes both sums; the mean is their

@@ -1,6 +1,6 @@
 """A shuffling server between the clients and the aggregation server (Yue et al., ICML 2022, section 4.2, figure 2).
 
-It passes on what it is sent in a random order, without names, so that the server cannot tell who sent what. Averages,
+It forwards the messages in a random order and without names, so that the server cannot tell who sent what. Averages,
 and the evolution of the tangent kernel, do not depend on the order.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedtangent import streams
+from fedtangent import pytrees, streams
 from fedtangent.federated.aggregate import Stacked, stack
 from fedtangent.types import Aggregate, Array, Key, PyTree, RoundInfo, Server, Slots
 
@@ -18,14 +18,14 @@ def permuted(key: Key, rows: PyTree) -> PyTree:
     """Every array of ``rows``, all with the same leading axis, in the same random order along it."""
     count = jax.tree.leaves(rows)[0].shape[0]
     order = jax.random.permutation(streams.apart(key, streams.SHUFFLER), count)
-    return jax.tree.map(lambda leaf: leaf[order], rows)
+    return pytrees.take(rows, order)
 
 
 def shuffled(aggregate: Aggregate, server: Server, slots_per_model: int) -> tuple[Aggregate, Server]:
-    """``aggregate`` and ``server`` behind a shuffler: what the server aggregates comes in a random order, unnamed.
+    """``aggregate`` and ``server`` behind a shuffler: messages reach the server in a random order and without names.
 
     Messages travel with their weights and without the clients' ids; the order is drawn with the round's key. All
-    messages of a round are held at once: ``slots_per_model`` of them (all of the schedule's slots, that none is lost).
+    messages of a round are held at once, up to ``slots_per_model`` (give all of the schedule's slots to lose none).
     """
 
     def update(state: PyTree, received: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
@@ -49,4 +49,4 @@ def folded(aggregate: Aggregate, messages: PyTree, weight: Array) -> PyTree:
     )
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), messages)
     total = aggregate.finish(aggregate.add(aggregate.init(one, 1), slots, messages))
-    return jax.tree.map(lambda leaf: leaf[0], total)
+    return pytrees.take(total, 0)

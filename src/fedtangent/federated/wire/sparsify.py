@@ -5,8 +5,8 @@ Of the C P numbers of an example's Jacobian the k of largest magnitude are kept 
 floating numbers, whose order is the numbers', given a function that counts the entries above one. A dense layer's part
 is an outer product, so that its count is a sum of binary searches in the sorted inputs of the layer.
 
-Entries that equal the k-th magnitude are all kept (with k reached only among them, more than k entries are), so that
-the choice depends neither on the order of parameters nor on that of outputs. Zeros are never sent.
+Entries that equal the k-th magnitude are all kept, even if that makes more than k: so the choice depends neither on
+the order of parameters nor on that of outputs. Zeros are never sent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def check_sparsity(sparsity: float) -> None:
 
 
 def rounded(values: Array, bits: int | None) -> Array:
-    """``values`` rounded to nearest, with as many bits as the wire has for one."""
+    """``values`` rounded to the nearest number of ``bits`` bits, 8 of them the exponent; as they are for None."""
     return values if bits is None else jax.lax.reduce_precision(values, 8, bits - 9)
 
 
@@ -69,9 +69,9 @@ def threshold_of(count: Count, largest: Array, k: int) -> Array:
 
 
 def thresholds(numbers: Array, sparsity: float) -> Array:
-    """Of each row of ``numbers`` [b, ...] the magnitude from which its numbers are kept, [b].
+    """The magnitude from which the numbers of each row of ``numbers`` [b, ...] are kept, [b].
 
-    What is sent of a Jacobian that is held whole: ``num_kept`` of its numbers, as ``threshold_of`` chooses them.
+    For a Jacobian that is held whole: ``num_kept`` of its numbers stay, as ``threshold_of`` chooses them.
     """
     flat = jnp.abs(numbers).reshape((numbers.shape[0], -1))
     return threshold_of(count_numbers(flat), jnp.max(flat, axis=1), num_kept(sparsity, flat.shape[1]))

@@ -221,5 +221,13 @@ ENTRIES = (
         checks,
         papers=("liu_deep_linear",),
         statement="Theorem IV.2, hypotheses A to C and Lemmas VII.1 to VII.7 of DeepLin",
+        functions=(deep_linear_theorem,),
+        figures=(
+            "deep_linear.theorem",
+            "deep_linear.fig2",
+            "deep_linear.fig3",
+            "deep_linear.fig4",
+            "deep_linear.regime_map",
+        ),
     ),
 )

@@ -144,5 +144,7 @@ ENTRIES = (
         checks,
         papers=("liu_deep_linear",),
         statement="eq. (6) to (8), (16) and (17) of DeepLin",
+        functions=(deep_linear_limit, residual_terms),
+        figures=("deep_linear.theorem",),
     ),
 )

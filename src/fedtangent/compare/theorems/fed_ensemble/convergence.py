@@ -289,5 +289,7 @@ ENTRIES = (
         checks,
         papers=("shi2024", "shi2021"),
         statement="Theorem 1 of FE-2024 (4.1 and 9.1, eq. 18, 20, 26 and 27 of FE-2021)",
+        functions=(theorem_1,),
+        figures=("fed_ensemble.theorem1",),
     ),
 )

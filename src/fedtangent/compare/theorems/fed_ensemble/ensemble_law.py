@@ -84,10 +84,10 @@ def covered(samples: np.ndarray, law: ModelLaw, level: float = COVERED) -> np.nd
     return np.asarray(within.mean(axis=(1, 2)))
 
 
-def expected_cover(right: ModelLaw, law: ModelLaw, level: float = COVERED) -> float:
-    """The share that ``law``'s intervals hold of what is drawn from ``right``: ``level`` if the two are one."""
+def expected_cover(right: ModelLaw, law: ModelLaw) -> float:
+    """The share that ``law``'s intervals hold of what is drawn from ``right``: ``COVERED`` if the two are one."""
     sd, own = (np.sqrt(np.diagonal(each.cov, axis1=1, axis2=2))[:, :, None] for each in (right, law))
-    reach, off = norm.ppf((1 + level) / 2) * own / sd, (law.mean - right.mean) / sd
+    reach, off = norm.ppf((1 + COVERED) / 2) * own / sd, (law.mean - right.mean) / sd
     return float(np.mean(norm.cdf(off + reach) - norm.cdf(off - reach)))
 
 

@@ -95,5 +95,6 @@ ENTRIES = (
         checks,
         papers=("shi2021",),
         statement="Corollary 4.1, eq. (5) of FE-2021",
+        functions=(corollary_4_1, gp_limit),
     ),
 )

@@ -37,8 +37,8 @@ from fedtangent.compare.verdicts import Rival, Verdict, judged
 from fedtangent.data import partition
 from fedtangent.federated import schedule
 from fedtangent.models.dense import mlp
-from fedtangent.theory import Flow
-from fedtangent.theory.fed_ensemble.limit import covariance_terms
+from fedtangent.theory import Flow, gp_limit
+from fedtangent.theory.prior import covariance_terms
 from fedtangent.types import Gaussian, Model, Partition
 
 NUM_MODELS = 80
@@ -346,5 +346,7 @@ ENTRIES = (
         checks,
         papers=("shi2024", "shi2021"),
         statement="Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021)",
+        functions=(gp_limit, covariance_terms),
+        figures=("fed_ensemble.theorem2", "fed_ensemble.fig1", "fed_ensemble.fig2"),
     ),
 )

@@ -134,5 +134,6 @@ ENTRIES = (
         checks,
         papers=("shi2021",),
         statement="Theorem 9.1, sections 9.3 and 9.4 of FE-2021",
+        functions=(linearisation_gap, gap_from_drift, kappa_4, age_operators),
     ),
 )

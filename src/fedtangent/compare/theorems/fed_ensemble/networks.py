@@ -22,6 +22,7 @@ from fedtangent.compare.theorems.fed_ensemble.small_networks import (
     theorem,
 )
 from fedtangent.compare.verdicts import Verdict
+from fedtangent.theory import theorem_1
 from fedtangent.types import PyTree
 
 TRAINED = Task((1, 2, 3, 3, 3, 3), (0, 0, 1, 2, 3, 4), 200, 0.95, labels=6.0, weakest=True, evaluations=10)
@@ -176,5 +177,6 @@ ENTRIES = (
         checks,
         papers=("shi2021", "shi2024"),
         statement="Theorem 9.1, Lemma 9.1 and C_1 of FE-2021",
+        functions=(theorem_1,),
     ),
 )

@@ -25,6 +25,7 @@ from fedtangent.types import Cohort, Partition
 
 STEPS = np.array([1e-2, 5e-3, 2.5e-3, 1.25e-3])
 BAND = 0.1  # of a fitted slope
+NUM_MODELS, NUM_FEATURES = 3, 40  # of a random federation
 Operators = list[np.ndarray]  # of each of STEPS, [n, n]
 
 
@@ -74,21 +75,21 @@ class RandomFederation(NamedTuple):
         return product
 
 
-def random_federation(scale: str, seed: int, num_models: int = 3, num_features: int = 40) -> RandomFederation:
+def random_federation(scale: str, seed: int) -> RandomFederation:
     """A federation of clients of unequal sizes, whose points have random features."""
     sizes = of_scale(scale, (3, 1, 5, 2, 3), (8, 3, 12, 6, 9, 2, 10))
     rng = np.random.default_rng(seed)
     n = sum(sizes)
-    features = rng.standard_normal((n, num_features)) / np.sqrt(num_features)
+    features = rng.standard_normal((n, NUM_FEATURES)) / np.sqrt(NUM_FEATURES)
     rows = tuple(np.split(rng.permutation(n), np.cumsum(sizes)[:-1]))
-    orders = np.array([rng.permutation(num_models) for _ in sizes])
+    orders = np.array([rng.permutation(NUM_MODELS) for _ in sizes])
     return RandomFederation(features @ features.T, rows, orders.T, rng.integers(2, 6, len(sizes)))
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
     """Every statement on the second-order terms."""
     case = random_federation(scale, seed)
-    where = f"n = {len(case.theta)}, {len(case.rows)} clients, K = 3, steps {STEPS[-1]:g} .. {STEPS[0]:g}"
+    where = f"n = {len(case.theta)}, {len(case.rows)} clients, K = {NUM_MODELS}, steps {STEPS[-1]:g} .. {STEPS[0]:g}"
     return [*_lemmas(case, where, seed), *_ages(case, where)]
 
 
@@ -223,5 +224,6 @@ ENTRIES = (
         checks,
         papers=("shi2021",),
         statement="Lemmas 9.2 and 9.3, eq. (13) and (14) of FE-2021",
+        functions=(expansion, age_operators, exponential_average, exponential_product),
     ),
 )

@@ -286,5 +286,7 @@ ENTRIES = (
         checks,
         papers=("shi2021",),
         statement="the discrete dynamics behind FE-2021, section 9.2",
+        functions=(federated_flow,),
+        figures=("local_gd.wide_network",),
     ),
 )

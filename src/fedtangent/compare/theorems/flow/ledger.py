@@ -20,7 +20,7 @@ from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models.dense import mlp
 from fedtangent.models.features import rbf_linear
-from fedtangent.theory import Rule
+from fedtangent.theory import Rule, federated_flow
 from fedtangent.types import Algorithm, Model
 
 THEOREM = "FE-2021 section 9.4 (residual ledger)"
@@ -174,5 +174,6 @@ ENTRIES = (
         checks,
         papers=("shi2021",),
         statement="section 9.4 of FE-2021",
+        functions=(federated_flow,),
     ),
 )

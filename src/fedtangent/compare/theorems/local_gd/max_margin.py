@@ -8,7 +8,7 @@ import numpy as np
 
 from fedtangent.compare.statistics import relative_distance
 from fedtangent.compare.theorems import TheoremEntry, of_scale
-from fedtangent.compare.theorems.local_gd.runs import SIZES, Descent, Problem, Size, simulated
+from fedtangent.compare.theorems.local_gd.runs import SIZES, Descent, LinearProblem, Size, simulated
 from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent.federated.algorithms import fed_prox, modified_local_gd
 from fedtangent.federated.schedule import all_clients
@@ -38,7 +38,7 @@ GROWTH_MARGIN = 0.05
 class Classified(NamedTuple):
     """A separable problem and what theory makes of it."""
 
-    problem: Problem
+    problem: LinearProblem
     sets: FeasibleSets
     svm: np.ndarray  # [d]
     start: np.ndarray  # [d], of a run from elsewhere, as far from 0 as the SVM
@@ -56,7 +56,7 @@ def problem_of(size: Size, seed: int) -> Classified:
     x = rng.standard_normal((size.nodes, size.held, size.dimension)) / np.sqrt(size.dimension)
     truths = rng.standard_normal(size.dimension) + SPREAD * rng.standard_normal((size.nodes, size.dimension))
     y = np.where(np.einsum("ind,id->in", x, truths) >= 0, 1.0, -1.0)
-    problem = Problem(size, x.reshape(-1, size.dimension), y.reshape(-1))
+    problem = LinearProblem(size, x.reshape(-1, size.dimension), y.reshape(-1))
     sets = feasible_sets(problem.x, problem.y, problem.partition)
     svm, start = hard_margin(sets), rng.standard_normal(size.dimension)
     return Classified(problem, sets, svm, start * np.linalg.norm(svm) / np.linalg.norm(start), seed)
@@ -240,5 +240,7 @@ ENTRIES = (
         checks,
         papers=("localgd",),
         statement="Lemmas 2, 3 and 4, Theorems 2 and 3 of Local-GD",
+        functions=(hard_margin, feasible_sets, parallel_projections, halpern, exponential_models, direction_distance),
+        figures=("local_gd.fig1d", "local_gd.lambda_rate"),
     ),
 )

@@ -9,7 +9,7 @@ import numpy as np
 from fedtangent.compare.cohorts import weighed_cohorts
 from fedtangent.compare.statistics import relative_distance
 from fedtangent.compare.theorems import TheoremEntry, of_scale
-from fedtangent.compare.theorems.local_gd.runs import SIZES, Descent, Problem, Size, simulated
+from fedtangent.compare.theorems.local_gd.runs import SIZES, Descent, LinearProblem, Size, simulated
 from fedtangent.compare.verdicts import EXACT, Verdict, bounded_verdict, exact_verdict
 from fedtangent.federated.algorithms import fed_avg
 from fedtangent.federated.schedule import all_clients, uniform_sampling
@@ -24,7 +24,7 @@ RATE_MARGIN = 0.02  # of the rate
 NEAR = 1e-11  # how near to its limit a run is by theory when it is held against it
 
 
-def problem_of(size: Size, seed: int) -> Problem:
+def problem_of(size: Size, seed: int) -> LinearProblem:
     """The paper's (section 5): Gaussian inputs, truths N(0, 4) of each node's own, noise of variance 0.04.
 
     Two nodes hold an example nearly alike, so that one eigenvalue of the averaged projection stands apart, below all
@@ -35,23 +35,23 @@ def problem_of(size: Size, seed: int) -> Problem:
     x[1, 0] = ALIKE * x[0, 0] + np.sqrt(1 - ALIKE**2) * x[1, 0]
     truths = 2 * rng.standard_normal((size.nodes, size.dimension))
     y = np.einsum("ind,id->in", x, truths) + 0.2 * rng.standard_normal(x.shape[:2])
-    return Problem(size, x.reshape(-1, size.dimension), y.reshape(-1))
+    return LinearProblem(size, x.reshape(-1, size.dimension), y.reshape(-1))
 
 
-def rate_of(problem: Problem) -> float:
+def rate_of(problem: LinearProblem) -> float:
     """Half of the largest stable step of any node."""
     nodes = problem.x.reshape(problem.size.nodes, problem.size.held, -1)
     return problem.size.held / float(np.linalg.svd(nodes, compute_uv=False).max() ** 2)
 
 
-def theory_of(problem: Problem, steps: int | None = None, **changes: Any) -> LocalRegression:
+def theory_of(problem: LinearProblem, steps: int | None = None, **changes: Any) -> LocalRegression:
     """What theory says of local work of so many steps, or until convergence; ``changes`` make it wrong."""
     work = {} if steps is None else {"learning_rate": rate_of(problem), "local_steps": steps}
     given: dict[str, Any] = {"partition": problem.partition, **work, **changes}
     return local_regression(problem.x, problem.y, **given)
 
 
-def descent_of(problem: Problem, seed: int, steps: int, rounds: int, cohort: int) -> Descent:
+def descent_of(problem: LinearProblem, seed: int, steps: int, rounds: int, cohort: int) -> Descent:
     """``cohort`` nodes in each round: of all of them from 0, as in Theorem 1, else from a random model."""
     nodes = problem.size.nodes
     every = cohort == nodes
@@ -59,7 +59,7 @@ def descent_of(problem: Problem, seed: int, steps: int, rounds: int, cohort: int
     return Descent(schedule, steps, rate_of(problem), rounds, seed, 0.0 if every else 1.0)
 
 
-def lemma_1(problem: Problem, seed: int, cohort: int) -> Verdict:
+def lemma_1(problem: LinearProblem, seed: int, cohort: int) -> Verdict:
     """The simulated global model is the closed form's at every round, ``cohort`` nodes in each."""
     size, descent = problem.size, descent_of(problem, seed, STEPS, ROUNDS, cohort)
     seen = simulated(fed_avg, problem, descent)
@@ -88,7 +88,7 @@ def _apart(seen: np.ndarray, told: np.ndarray) -> float:
     return float(np.linalg.norm(seen - told, axis=1).max() / np.linalg.norm(seen[-1] - seen[0]))
 
 
-def limit_form(problem: Problem, seed: int) -> Verdict:
+def limit_form(problem: LinearProblem, seed: int) -> Verdict:
     """The distance of runs of finite L from eq. (6), under what the unfinished local work can add up to.
 
     A round adds at most the share of a local residual that is left, ``(1 - eta s / N)^L`` of the least eigenvalue s of
@@ -111,7 +111,7 @@ def limit_form(problem: Problem, seed: int) -> Verdict:
     return bounded_verdict("Local-GD Lemma 1", statement, sizes, found, "that of 2 L steps", wrong)
 
 
-def rate(problem: Problem, seed: int) -> Verdict:
+def rate(problem: LinearProblem, seed: int) -> Verdict:
     """Theorem 1: the distance to the centralised model falls by 1 - the least eigenvalue of the averaged projection."""
     size, run = problem.size, theory_of(problem)
     promised = local_theorem_1(run)
@@ -133,7 +133,7 @@ def rate(problem: Problem, seed: int) -> Verdict:
     )
 
 
-def limit(problem: Problem, seed: int, cohort: int) -> Verdict:
+def limit(problem: LinearProblem, seed: int, cohort: int) -> Verdict:
     """Where a run ends: at the solution of all examples that is nearest to its start, whoever takes part."""
     size = problem.size
     every = cohort == size.nodes
@@ -175,5 +175,7 @@ ENTRIES = (
         checks,
         papers=("localgd",),
         statement="Lemma 1 and Theorem 1 of Local-GD",
+        functions=(local_regression, local_theorem_1, minimum_norm),
+        figures=("local_gd.fig1a", "local_gd.fig1b", "local_gd.fig1c", "local_gd.participation"),
     ),
 )

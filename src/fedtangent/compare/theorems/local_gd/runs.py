@@ -16,7 +16,7 @@ from fedtangent.types import Algorithm, Partition, Schedule
 
 
 class Size(NamedTuple):
-    """Of a problem."""
+    """How large a linear problem is."""
 
     nodes: int  # M
     held: int  # N, examples of a node
@@ -45,8 +45,8 @@ class Size(NamedTuple):
 SIZES = Size(4, 6, 60), Size(10, 50, 1500)
 
 
-class Problem(NamedTuple):
-    """Examples of nodes whose truths differ."""
+class LinearProblem(NamedTuple):
+    """Examples of nodes, each of which has a linear truth of its own."""
 
     size: Size
     x: np.ndarray  # [M N, d]
@@ -70,7 +70,7 @@ class Descent(NamedTuple):
 
 
 def simulated(
-    recipe: Callable[..., Algorithm], problem: Problem, descent: Descent, every: int = 1, **options: Any
+    recipe: Callable[..., Algorithm], problem: LinearProblem, descent: Descent, every: int = 1, **options: Any
 ) -> np.ndarray:
     """The global model at the start and after each ``every`` rounds, [1 + R / every, d] float64."""
     algorithm = recipe(

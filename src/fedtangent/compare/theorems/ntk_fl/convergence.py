@@ -228,5 +228,7 @@ ENTRIES = (
         checks,
         papers=("yue2022",),
         statement="Theorems 1 and 2, Remark 2 of NTK-FL",
+        functions=(ntk_theorem_1, ntk_theorem_2),
+        figures=("ntk_fl.theorem1", "ntk_fl.theorem2"),
     ),
 )

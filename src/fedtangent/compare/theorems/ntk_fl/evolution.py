@@ -151,5 +151,6 @@ ENTRIES = (
         checks,
         papers=("yue2022",),
         statement="eq. (9a) and (9b), Remark 1 of NTK-FL",
+        functions=(ntk_evolution,),
     ),
 )

@@ -91,5 +91,7 @@ ENTRIES = (
         checks,
         papers=("yue2022",),
         statement="Lemma 2 of NTK-FL",
+        functions=(weight_gap_bound,),
+        figures=("ntk_fl.fig9",),
     ),
 )
