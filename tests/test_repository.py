@@ -295,6 +295,15 @@ def test_what_the_versions_of_jax_are_tested_with_is_there():
     assert len(selected()) > 5 and all(path.exists() for path in selected())
 
 
+@pytest.mark.parametrize(
+    ("option", "said"), [("--python", "must be a Python that can be started"), ("--tests", "must be a file or folder")]
+)
+def test_what_there_is_not_is_refused_before_anything_is_installed(option: str, said: str, tmp_path: Path):
+    command = [sys.executable, ROOT / "tests" / "jax_versions.py", option, "nonsense"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and f"error: argument {option}: got 'nonsense', {said}" in done.stderr
+
+
 def test_the_ci_script_checks_everything():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
