@@ -173,8 +173,12 @@ def newest_python() -> str:
 def main() -> int:
     """Make the environments, test in each, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", nargs="+", type=interpreter_of, help="interpreters, each for the oldest and the newest JAX")
-    parser.add_argument("--tests", nargs="+", type=tests_in, default=selected(), help="files of tests, in place of those")
+    parser.add_argument(
+        "--python", nargs="+", type=interpreter_of, help="interpreters, each for the oldest and the newest JAX"
+    )
+    parser.add_argument(
+        "--tests", nargs="+", type=tests_in, default=selected(), help="files of tests, in place of those"
+    )
     arguments = parser.parse_args()
     wanted = [(python, jax) for python in arguments.python or () for jax in (OLDEST, None)]
     outcomes = []
