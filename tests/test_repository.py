@@ -291,6 +291,23 @@ def test_help_lists_every_target(tree: Path):
     assert set(listed) == TARGETS
 
 
+def test_a_notebook_that_raises_fails_and_keeps_the_one_executed_before(tree: Path):
+    make(tree, "install")
+    for name in ("python", "jupytext", "jupyter-execute"):
+        program = tree / ".venv" / "bin" / name
+        program.unlink(missing_ok=True)
+        program.symlink_to(Path(sys.executable).with_name(name))
+    (tree / "notebooks").mkdir()
+    for name, code in {"1_ends": "print(6 * 7)", "2_raises": "raise ValueError", "3_after": "print(1)"}.items():
+        (tree / "notebooks" / f"{name}.py").write_text(f"# # A title\n\n{code}\n")
+        (tree / "notebooks" / f"{name}.ipynb").write_text("before")
+    failed, _ = make(tree, "notebooks")
+    assert failed.returncode != 0 and "ValueError" in failed.stderr
+    written = {path.stem: path.read_text() for path in (tree / "notebooks").glob("*.ipynb")}
+    assert '"42\\n"' in written["1_ends"]
+    assert written["2_raises"] == written["3_after"] == "before"
+
+
 def test_what_the_versions_of_jax_are_tested_with_is_there():
     assert len(selected()) > 5 and all(path.exists() for path in selected())
 
