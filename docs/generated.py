@@ -236,12 +236,12 @@ def filled(text: str) -> str:
     """A page's text with what it asks for; raises ``ValueError`` for what there is not."""
 
     def written(found: re.Match[str]) -> str:
-        kind, of = found["kind"], found["of"]
+        kind, _, of = found[1].strip().partition(": ")
         if kind not in WRITERS:
             raise ValueError(f"got <!-- {kind} -->, allowed are {', '.join(WRITERS)}")
         return WRITERS[kind](*([of] if of else []))  # type: ignore[operator]
 
-    return re.sub(r"^<!-- (?P<kind>[a-z]+)(?:: (?P<of>[\w.]+))? -->\n", written, text, flags=re.MULTILINE)
+    return re.sub(r"^ *<!--(.*)--> *$\n?", written, text, flags=re.MULTILINE)
 
 
 def fill(app: Any, docname: str, source: list[str]) -> None:

@@ -154,9 +154,18 @@ def test_pages_ask_for_every_table_of_the_code(generated: ModuleType) -> None:
     assert all(f"| `{name}` |" in generated.rules() for name in catalogue("algorithms"))
 
 
-def test_what_there_is_not_is_refused(generated: ModuleType) -> None:
-    with pytest.raises(ValueError, match=r"got <!-- tables -->, allowed are"):
-        generated.filled("<!-- tables: algorithms -->\n")
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("<!-- tables: algorithms -->", "got <!-- tables -->, allowed are"),
+        ("<!-- table: algorithm-s -->", "got 'algorithm-s', allowed are"),
+        ("<!-- table:algorithms -->", "got <!-- table:algorithms -->, allowed are"),
+        ("  <!--Rules--> ", "got <!-- Rules -->, allowed are"),
+    ],
+)
+def test_what_there_is_not_is_refused(generated: ModuleType, line: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        generated.filled(f"# A title\n\n{line}\n")
 
 
 def test_the_traffic_of_fed_avg(generated: ModuleType) -> None:
