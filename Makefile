@@ -77,7 +77,7 @@ notebooks: $(INSTALLED) ## execute every notebooks/*.py into an .ipynb with its 
 	@set -e; for source in $(NOTEBOOKS); do \
 	  name=$$(basename $$source .py); start=$$SECONDS; \
 	  $(BIN)/jupytext --quiet --to ipynb --output build/notebooks/$$name.ipynb $$source; \
-	  $(BIN)/jupyter-execute --log-level=ERROR --kernel_name=python3 --inplace build/notebooks/$$name.ipynb; \
+	  $(BIN)/jupyter-execute --NbClientApp.log_level=ERROR --kernel_name=python3 --inplace build/notebooks/$$name.ipynb; \
 	  mv build/notebooks/$$name.ipynb notebooks/$$name.ipynb; echo "$$source: $$((SECONDS - start)) s"; \
 	done
 

@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -146,9 +147,10 @@ def theorems() -> str:
 
 
 def documented(function: Callable[..., Any]) -> str:
-    """The name under which a function of ``theory`` is documented: that of its room, where the room exports it."""
-    room = ".".join(function.__module__.split(".")[:3])
-    return f"{room if function.__name__ in theory.__all__ else function.__module__}.{function.__name__}"
+    """The name under which a function of ``theory`` is documented: that of a room which exports it, if one does."""
+    rooms = (room for room in vars(theory).values() if isinstance(room, ModuleType))
+    named = (room.__name__ for room in rooms if function.__name__ in vars(room).get("__all__", ()))
+    return f"{next(named, function.__module__)}.{function.__name__}"
 
 
 def found_verdicts() -> dict[str, str]:
@@ -236,12 +238,12 @@ def filled(text: str) -> str:
     """A page's text with what it asks for; raises ``ValueError`` for what there is not."""
 
     def written(found: re.Match[str]) -> str:
-        kind, of = found["kind"], found["of"]
+        kind, _, of = found[1].strip().partition(": ")
         if kind not in WRITERS:
             raise ValueError(f"got <!-- {kind} -->, allowed are {', '.join(WRITERS)}")
         return WRITERS[kind](*([of] if of else []))  # type: ignore[operator]
 
-    return re.sub(r"^<!-- (?P<kind>[a-z]+)(?:: (?P<of>[\w.]+))? -->\n", written, text, flags=re.MULTILINE)
+    return re.sub(r"^ *<!--(.*)--> *$\n?", written, text, flags=re.MULTILINE)
 
 
 def fill(app: Any, docname: str, source: list[str]) -> None:

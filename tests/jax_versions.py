@@ -146,6 +146,21 @@ def try_environment(interpreter: Path, folder: Path, tests: list[Path]) -> Outco
     return Outcome(jax, python, steps, total - bad - skipped, max(bad, int(code != 0)))
 
 
+def interpreter_of(name: str) -> str:
+    """The path of an interpreter that is named; raises ``ArgumentTypeError`` where there is none."""
+    path = shutil.which(name)
+    if path is None:
+        raise argparse.ArgumentTypeError(f"got {name!r}, must be a Python that can be started")
+    return path
+
+
+def tests_in(name: str) -> Path:
+    """A file or folder of tests below the project's; raises ``ArgumentTypeError`` where there is none."""
+    if not (ROOT / name).exists():
+        raise argparse.ArgumentTypeError(f"got {name!r}, must be a file or folder of tests")
+    return Path(name)
+
+
 def newest_python() -> str:
     """The newest interpreter on PATH that can start, at least the running one."""
     for name in INTERPRETERS:
@@ -158,8 +173,12 @@ def newest_python() -> str:
 def main() -> int:
     """Make the environments, test in each, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", nargs="+", help="interpreters, each for the oldest and the newest JAX")
-    parser.add_argument("--tests", nargs="+", type=Path, default=selected(), help="files of tests, in place of those")
+    parser.add_argument(
+        "--python", nargs="+", type=interpreter_of, help="interpreters, each for the oldest and the newest JAX"
+    )
+    parser.add_argument(
+        "--tests", nargs="+", type=tests_in, default=selected(), help="files of tests, in place of those"
+    )
     arguments = parser.parse_args()
     wanted = [(python, jax) for python in arguments.python or () for jax in (OLDEST, None)]
     outcomes = []

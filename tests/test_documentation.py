@@ -154,9 +154,18 @@ def test_pages_ask_for_every_table_of_the_code(generated: ModuleType) -> None:
     assert all(f"| `{name}` |" in generated.rules() for name in catalogue("algorithms"))
 
 
-def test_what_there_is_not_is_refused(generated: ModuleType) -> None:
-    with pytest.raises(ValueError, match=r"got <!-- tables -->, allowed are"):
-        generated.filled("<!-- tables: algorithms -->\n")
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("<!-- tables: algorithms -->", "got <!-- tables -->, allowed are"),
+        ("<!-- table: algorithm-s -->", "got 'algorithm-s', allowed are"),
+        ("<!-- table:algorithms -->", "got <!-- table:algorithms -->, allowed are"),
+        ("  <!--Rules--> ", "got <!-- Rules -->, allowed are"),
+    ],
+)
+def test_what_there_is_not_is_refused(generated: ModuleType, line: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        generated.filled(f"# A title\n\n{line}\n")
 
 
 def test_the_traffic_of_fed_avg(generated: ModuleType) -> None:
@@ -172,11 +181,14 @@ def test_the_index_of_theorems_has_statement_functions_check_figures_and_verdict
     rows = [{"check": "flow.exact", "passed": passed} for passed in (True, True, False)]
     (tmp_path / "result.json").write_text(json.dumps({"rows": rows}))
     monkeypatch.setattr(generated, "CHECKED", tmp_path / "result.json")
+    documented = {name for text in pages().values() for name in re.findall(r"automodule:: (\S+)", text)}
     lines = generated.theorems().splitlines()
     for entry, line in zip(catalogue("theorems").values(), lines[2:], strict=True):
         statement, functions, check, figures, verdict = (cell.strip() for cell in line.strip("|").split(" | "))
         assert statement == entry.statement and check.startswith(f"`{entry.name}`: ")
         assert functions.count("{py:func}") == len(entry.functions) > 0
+        named = re.findall(r"`~([\w.]+)\.\w+`", functions)  # Sphinx says nothing of a link that leads nowhere
+        assert len(named) == len(entry.functions) and documented.issuperset(named), named
         assert figures.count("[`") == len(entry.figures)
         assert verdict == ("2 of 3 hold" if entry.name == "flow.exact" else "not run")
     (line,) = (line for line in lines if "`fed_ensemble.limit`" in line)

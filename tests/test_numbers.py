@@ -21,7 +21,7 @@ from fedtangent.federated.wire.channel import named_channel
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.measures import uncertainty
 from fedtangent.theory import Rule, federated_flow
-from fedtangent.theory.fed_ensemble.limit import prior_functions
+from fedtangent.theory.prior import prior_functions
 from fedtangent.types import Cohort, Prediction
 
 CLIENTS = partition.of([[0, 1], [2, 3]])

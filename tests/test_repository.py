@@ -291,8 +291,34 @@ def test_help_lists_every_target(tree: Path):
     assert set(listed) == TARGETS
 
 
+def test_a_notebook_that_raises_fails_and_keeps_the_one_executed_before(tree: Path):
+    make(tree, "install")
+    for name in ("python", "jupytext", "jupyter-execute"):
+        program = tree / ".venv" / "bin" / name
+        program.unlink(missing_ok=True)
+        program.symlink_to(Path(sys.executable).with_name(name))
+    (tree / "notebooks").mkdir()
+    for name, code in {"1_ends": "print(6 * 7)", "2_raises": "raise ValueError", "3_after": "print(1)"}.items():
+        (tree / "notebooks" / f"{name}.py").write_text(f"# # A title\n\n{code}\n")
+        (tree / "notebooks" / f"{name}.ipynb").write_text("before")
+    failed, _ = make(tree, "notebooks")
+    assert failed.returncode != 0 and "ValueError" in failed.stderr
+    written = {path.stem: path.read_text() for path in (tree / "notebooks").glob("*.ipynb")}
+    assert '"42\\n"' in written["1_ends"]
+    assert written["2_raises"] == written["3_after"] == "before"
+
+
 def test_what_the_versions_of_jax_are_tested_with_is_there():
     assert len(selected()) > 5 and all(path.exists() for path in selected())
+
+
+@pytest.mark.parametrize(
+    ("option", "said"), [("--python", "must be a Python that can be started"), ("--tests", "must be a file or folder")]
+)
+def test_what_there_is_not_is_refused_before_anything_is_installed(option: str, said: str, tmp_path: Path):
+    command = [sys.executable, ROOT / "tests" / "jax_versions.py", option, "nonsense"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and f"error: argument {option}: got 'nonsense', {said}" in done.stderr
 
 
 def test_the_ci_script_checks_everything():

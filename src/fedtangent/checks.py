@@ -140,11 +140,17 @@ def finite(name: str, array: np.ndarray) -> None:
         raise ValueError(f"{name}: got {array[where]} at entry {where} of shape {array.shape}, must be finite")
 
 
-def symmetric(name: str, matrix: Any) -> np.ndarray:
-    """``matrix`` as float64 [n, n]: square, not empty, finite, and symmetric up to rounding."""
+def square(name: str, matrix: Any) -> np.ndarray:
+    """``matrix`` as float64 [n, n]: square and not empty; it may hold NaN and infinity."""
     array = real_array(name, matrix)
     if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:
         raise ValueError(f"{name}: got shape {array.shape}, must be a square matrix [n, n] with n >= 1")
+    return array
+
+
+def symmetric(name: str, matrix: Any) -> np.ndarray:
+    """``matrix`` as float64 [n, n]: square, not empty, finite, and symmetric up to rounding."""
+    array = square(name, matrix)
     finite(name, array)
     bands = (slice(start, start + _ROWS) for start in range(0, len(array), _ROWS))
     asymmetry = max(float(np.max(np.abs(array[b] - array[:, b].T))) for b in bands)

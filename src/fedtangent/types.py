@@ -173,6 +173,13 @@ class RoundInfo(NamedTuple):
     key: Key  # for what the server draws
 
 
+OK, DIVERGED, NO_EXAMPLES, REFUSED = range(4)
+"""How a model's round ended at the server, ``info["status"]``; but for ``OK`` the model is what it was before.
+
+``DIVERGED``: every loss was infinite. ``NO_EXAMPLES``: no client took part. ``REFUSED``: its learning rate is unstable.
+"""
+
+
 class Schedule(NamedTuple):
     """Which client trains which model in which round."""
 

@@ -122,9 +122,9 @@ def test_spectrum_of_known_eigenvalues() -> None:
     found = measures.spectrum(basis * np.array([8.0, 4.0, 2.0, 2.0]) @ basis.T)
     np.testing.assert_allclose(found.eigenvalues, [8, 4, 2, 2], rtol=1e-12)
     assert found.effective_rank == pytest.approx(2**1.75, rel=1e-12)  # entropy: 1/2 + 1/4 * 2 + 2 * 1/8 * 3 bits
-    assert (found.trace_ratio, found.condition_number) == (pytest.approx(2), pytest.approx(4))
+    assert (found.trace_over_largest, found.condition_number) == (pytest.approx(2), pytest.approx(4))
     flat = measures.spectrum(3 * np.eye(5))
-    assert (flat.effective_rank, flat.trace_ratio) == (pytest.approx(5), pytest.approx(5))
+    assert (flat.effective_rank, flat.trace_over_largest) == (pytest.approx(5), pytest.approx(5))
     assert measures.spectrum(THETA).condition_number == np.inf  # rank 9 of 12
     assert measures.spectrum(np.ones((3, 3))).effective_rank == pytest.approx(1, abs=1e-6)
 

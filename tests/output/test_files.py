@@ -137,8 +137,11 @@ def test_a_result_is_of_the_run_that_was_begun_last(tmp_path: Path) -> None:
     files.write_end(tmp_path, files.ended(["it broke", "twice"]))
     expected = {"rows": [{"a": 1}], "seconds": None, "status": "it broke; twice", "exit_code": 1}
     assert json.loads((tmp_path / "result.json").read_text()) == expected
+    for name in ("a.png", "b.svg", "mine.txt"):
+        files.output_folder(tmp_path).joinpath("figures", name).write_text("old")
     files.write_config(tmp_path, "train", {"seed": 0})
     assert not (tmp_path / "result.json").exists()
+    assert [path.name for path in (tmp_path / "figures").iterdir()] == ["mine.txt"]
 
 
 def test_what_a_run_wrote_is_cleared_and_nothing_else(tmp_path: Path) -> None:

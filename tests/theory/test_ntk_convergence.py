@@ -244,6 +244,16 @@ def refused(**changes):
             "local_steps: got 0, must be a whole number of at least 1",
         ),
         (
+            lambda: theory.ntk_theorem_2(np.eye(2), np.ones(2), Partition(np.array([0, 0]), np.array([0, 1, 2])),
+                                         theory.TwoLayerStart(3), learning_rate=1.0, local_steps=1),
+            "partition: got example 0 2 times",
+        ),
+        (
+            lambda: theory.ntk_theorem_2(np.eye(2), np.ones(2), Partition(np.array([0, 1]), np.array([0, 0, 2])),
+                                         theory.TwoLayerStart(3), learning_rate=1.0, local_steps=1),
+            "partition: got client 0 without examples, must be one or more each",
+        ),
+        (
             lambda: lemmas.weight_gap_bound([-1.0], learning_rate=1.0, width=2, input_size=2, radius=1.0),
             r"gamma: got shape \(1,\), must be \[T\] numbers of at least 0",
         ),

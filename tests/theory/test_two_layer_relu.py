@@ -9,7 +9,6 @@ import pytest
 
 from fedtangent.models.two_layer import output_signs, two_layer_relu
 from fedtangent.theory.ntk_fl import lemmas as theory
-from fedtangent.types import Partition
 
 from .two_layer_reference import Network, draw, sphere
 
@@ -139,10 +138,6 @@ def test_lemma_3_and_4():
         (lambda: theory.undecided_bound(0.1, 1.0, 1.5, 10), "delta: got 1.5, must be above 0 and below 1"),
         (lambda: theory.undecided_bound(-0.1, 1.0, 0.5, 10), "radius: got -0.1, must be at least 0"),
         (lambda: theory.drift_bound(0.1, 1.0, 0.5, 10, 3, "best"), "form: got 'best', allowed are printed"),
-        (
-            lambda: theory.check_division(Partition(np.array([0, 0]), np.array([0, 2])), 2),
-            "partition: got 2 clients that hold example 0, must be exactly one",
-        ),
         (lambda: two_layer_relu(2, 0), "width: got 0, must be a whole number of at least 1"),
         (lambda: two_layer_relu(2, 3, alpha=0.0), "alpha: got 0.0, must be above 0"),
         (lambda: two_layer_relu(2, 3, alpha=2.0, covariance=np.eye(2)), "alpha: got 2.0, must be left out"),

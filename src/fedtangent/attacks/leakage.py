@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedtangent.attacks.observation import Observed
 from fedtangent.checks import choice, number, whole
+from fedtangent.losses import get_loss
 from fedtangent.types import Array, Key, Model, PyTree
 
 Sight = tuple[Array, Array, Array | None]  # messages, weight of every entry, outputs or labels if they are known
@@ -196,8 +197,8 @@ def _search(
 
     def of_gradient(seen: Sight, point: tuple[Array, Array | None]) -> Array:
         values, weight, known = seen
-        y = _targets(str(loss), point[1], known)
-        found = jax.grad(lambda w: _soft_loss(str(loss), model.apply(unravel(w), point[0]), y))(flat)
+        y, mask = _targets(str(loss), point[1], known), jnp.ones(len(point[0]), bool)
+        found = jax.grad(lambda w: get_loss(str(loss))(model.apply(unravel(w), point[0]), y, mask))(flat)
         return _relative(found, values, weight)
 
     def search(part: tuple[Array, PyTree]) -> Minimum:
@@ -223,13 +224,6 @@ def _targets(loss: str, guess: Array | None, known: Array | None) -> Array:
         return known
     assert guess is not None
     return jax.nn.softmax(guess) if loss == "cross_entropy" else guess
-
-
-def _soft_loss(loss: str, outputs: Array, y: Array) -> Array:
-    """The losses of ``fedtangent.losses`` over a whole batch, with probabilities for classes."""
-    if loss == "cross_entropy":
-        return jnp.mean(-jnp.sum(y * jax.nn.log_softmax(outputs), axis=-1))
-    return jnp.mean(0.5 * jnp.sum((outputs - y) ** 2, axis=-1))
 
 
 # ---- the minimiser ------------------------------------------------------------------------------------------------

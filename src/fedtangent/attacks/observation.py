@@ -62,7 +62,7 @@ def _gradient(model: Model, loss: Loss, params: PyTree, x: Array, y: Array) -> A
 
 
 def sparsify(seen: Observed, sparsity: float) -> Observed:
-    """What is left of messages of which the share ``sparsity`` of smallest magnitude is set to zero.
+    """Messages in which the share ``sparsity`` of entries, those of smallest magnitude, is set to zero.
 
     A message is ``values[i]``: an example's whole Jacobian, or one gradient. Entries are kept exactly as CP-NTK-FL's
     clients keep them (``wire.sparsify``): ``num_kept`` of them and all that equal the least of these in magnitude;

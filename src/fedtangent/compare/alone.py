@@ -333,7 +333,7 @@ def _rates(runs: _Runs, first_loss: float, progress: bool) -> Rates:
     """Stable and best rate; ``first_loss`` is that of the untrained models that rates are tried on."""
     flow, given = runs.flow, runs.plan.rate
     bound = None
-    if flow.kind.algorithm == "fed_avg" and not flow.kind.momentum and not flow.kind.stepwise:
+    if flow.kind.algorithm == "fed_avg" and not flow.kind.has_server_momentum and not flow.kind.stepwise:
         scale = given / float(np.max(flow.rounds.learning_rate))
         bound = flow.stability().max_stable_learning_rate * scale
     # the normaliser of fed_nova is a positive number below this rate alone

@@ -13,7 +13,7 @@ from fedtangent.compare.simulated import Simulated, network_functions
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.kernels.large import LargeKernel
 from fedtangent.theory import Flow, Rule, federated_flow, gp_limit, prior_functions
-from fedtangent.theory.fed_ensemble.limit import covariance_terms
+from fedtangent.theory.prior import covariance_terms
 from fedtangent.types import Cohort, Gaussian
 
 PRIOR_DRAWS = 64  # initial functions that a law is estimated from, where it has no closed form

@@ -21,8 +21,7 @@ import numpy as np
 from fedtangent.engine.checkpoints.store import Saved, Store, due, restore, save
 from fedtangent.engine.history import FINISHED, Evaluation, History, Run, at_start, charge, first_rounds, stacked
 from fedtangent.engine.processes import local
-from fedtangent.federated.ntk_fl.evolution import DIVERGED
-from fedtangent.types import Algorithm, Array, Cost, Engine, FederatedData, PyTree
+from fedtangent.types import DIVERGED, Algorithm, Array, Cost, Engine, FederatedData, PyTree
 
 Evaluate = Callable[[PyTree], dict[str, Any]]
 _INFO_BYTES = 8 * 2**20  # the most that a chunk's infos take (those of one round may take more)

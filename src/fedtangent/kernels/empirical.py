@@ -31,7 +31,7 @@ class _Form(NamedTuple):
     prepare: Callable[[PyTree, Array], PyTree]  # (params, x [n, ...]) -> rows [n, ...]
     block: Callable[[PyTree, PyTree, PyTree | None, bool], Array]
     # (params, rows1, rows2, trace) -> [n1, n2] or [n1, C, n2, C]; rows2 None are rows1, for a symmetric block
-    is_cheap: bool  # whether blocks of its own choosing cost nothing
+    is_cheap: bool  # whether smaller blocks than asked for cost nothing
 
 
 def empirical_ntk(
@@ -39,17 +39,18 @@ def empirical_ntk(
 ) -> Array:
     """The tangent kernel ``<df_k(x_i)/dw, df_m(x_j)/dw>`` of a finite network, summed over its parameters.
 
-    ``trace=True`` returns the mean of the diagonal blocks over outputs, ``H_ij = 1/C sum_k <df_k(x_i), df_k(x_j)>``
-    [n1, n2]: the H of NTK-FL (Yue et al., ICML 2022, eq. 6), neural-tangents' own convention, and what tends to
-    ``model.kernel(x1, x2).ntk`` as the network widens. ``trace=False`` returns the whole kernel [n1, C, n2, C].
-    ``x2=None`` means ``x1``. The parameters' dtype is the dtype of the result, and of everything on the way.
+    Args:
+        params: of the network; their dtype is that of the result, and of everything on the way.
+        x1, x2: examples [n1, ...] and [n2, ...]; without ``x2`` the kernel is that of ``x1`` with itself, of which only
+            the blocks on and above the diagonal are computed.
+        trace: whether to return the mean over outputs, ``H_ij = 1/C sum_k <df_k(x_i), df_k(x_j)>`` [n1, n2]. That is
+            the H of NTK-FL (Yue et al., ICML 2022, eq. 6), neural-tangents' convention, and what tends to
+            ``model.kernel(x1, x2).ntk`` as the network widens. If not, the whole kernel [n1, C, n2, C] is returned.
+        block_size: computes blocks of at most so many by so many examples, which bounds the memory in use.
 
-    Structured (see the module) for models whose ``structure`` says that they are dense, linear, recurrent, or flax
-    networks of whose parameters all but 65,536 (or as many as their layers have outputs on an example) belong to dense
-    or convolutional layers; any other ``apply`` goes to
-    neural-tangents. The latter two need each example's output to depend on that example alone. ``block_size`` bounds
-    what is held at once besides the result: blocks of at most that many examples by as many. With ``x2=None`` only the
-    blocks on and above the diagonal are computed.
+    Models whose ``structure`` is known (dense, linear, recurrent, and flax networks almost all of whose parameters
+    belong to dense or convolutional layers) have fast kernels, without a Jacobian; see the module. Others go to
+    neural-tangents. Of flax and other networks each example's output must depend on that example alone.
 
     Raises ``ValueError`` for a ``block_size`` that is not a whole number of at least 1, and for parameters that are
     not those of ``model``.
@@ -131,7 +132,7 @@ def _write(kernel: Array, block: Array, row: Array, column: Array) -> Array:
 def _by_blocks(
     form: _Form, model: Model, params: PyTree, x1: Array, x2: Array | None, trace: bool, block_size: int
 ) -> Array:
-    """The kernel block by block; of ``x1`` with itself from the blocks on and above the diagonal."""
+    """The kernel block by block; without ``x2`` those below the diagonal are copies of those above."""
     n1, n2 = x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0]
     (size1, blocks1), (size2, blocks2) = _balanced(n1, block_size), _balanced(n2, block_size)
     rows1, rows2 = form.prepare(params, x1), None if x2 is None else form.prepare(params, x2)

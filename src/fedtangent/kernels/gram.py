@@ -58,7 +58,7 @@ class CholeskyFactor(NamedTuple):
 
 @jax.jit
 def product(theta: Array, a: Array) -> Array:
-    """``theta a`` for a [n, ..], in theta's precision and a's dtype; columns of theta beyond n are of no example."""
+    """``theta a`` for a [n, ..], computed in theta's precision, in a's dtype; columns beyond n are padding."""
     flat = a.reshape(a.shape[0], -1).astype(theta.dtype)
     flat = jnp.pad(flat, ((0, theta.shape[1] - len(flat)), (0, 0)))
     # both by their last axis: on a CPU two to four times as fast as theta @ flat of few columns
@@ -69,9 +69,14 @@ def product(theta: Array, a: Array) -> Array:
 def analytic(model: Model, x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
     """NNGP and tangent kernel of the infinitely wide network that ``model`` describes.
 
-    Of inputs ``x1`` [n1, ...] and ``x2`` [n2, ...] (None means ``x1``). ``get`` is ``"nngp"`` (covariance of the
-    outputs at initialisation) or ``"ntk"``, which gives the block [n1, n2], or a tuple of them, which gives a named
-    tuple with those blocks. Outputs are independent and share the kernel. float64 in JAX's 64-bit mode.
+    ``analytic(model, x_test, x_train, get="ntk")`` is the tangent kernel of m test and n training points, [m, n].
+
+    Args:
+        x1, x2: inputs [n1, ...] and [n2, ...]; without ``x2`` the kernel is that of ``x1`` with itself.
+        get: ``"nngp"`` (the covariance of the outputs at initialisation) or ``"ntk"`` for one block [n1, n2]; a tuple
+            of both for a named tuple of blocks.
+
+    Outputs are independent and share the kernel. It is float64 in JAX's 64-bit mode.
 
     Raises ``ValueError`` for a model without an analytic kernel, another ``get``, and inputs that are not batches of
     examples of one shape.
@@ -87,7 +92,9 @@ def analytic(model: Model, x1: Array, x2: Array | None = None, get: str | tuple[
 
 
 def kernel_blocks(kernel_fn: Callable[..., Any], x_train: Any, x_test: Any) -> KernelBlocks:
-    """All kernel blocks of train and test points, in float64 whatever JAX's default precision.
+    """All kernel blocks of training and test points, in float64 whatever JAX's default precision.
+
+    ``kernel_blocks(model.kernel, x_train, x_test)`` is what ``theory.gp_limit`` and ``theory.federated_flow`` take.
 
     Args:
         kernel_fn: like ``Model.kernel``: ``(x1, x2) -> (nngp, ntk)``, [n1, n2] each, where ``x2=None`` is ``x1``.
@@ -141,14 +148,14 @@ def jittered_cholesky(theta: Any, max_relative_jitter: float = 1e-10) -> Cholesk
     )
 
 
-def check_covariance(k: KernelBlocks) -> None:
+def check_covariance(kernels: KernelBlocks) -> None:
     """ValueError unless the nngp blocks that are given are those of one covariance, positive semidefinite to rounding.
 
-    One Cholesky factorisation of all of them together, shifted by sqrt(eps) of the largest variance; of more than 2,048
-    points, of the test points and as many training points (evenly spaced) as that leaves, so that a check does not
-    cost more memory than the work.
+    It is a Cholesky factorisation of all blocks together, shifted by sqrt(eps) of the largest variance. At most
+    ``MOST_CHECKED`` points are looked at, test points and evenly spaced training points, so that the check does not
+    take more memory than the work.
     """
-    train, cross, test = k.nngp_train, k.nngp_test_train, k.nngp_test
+    train, cross, test = kernels.nngp_train, kernels.nngp_test_train, kernels.nngp_test
     if train is not None and cross is not None and test is not None:
         m = min(len(test), MOST_CHECKED // 2)
         rows = spaced(len(train), MOST_CHECKED - m)
@@ -168,7 +175,7 @@ def check_covariance(k: KernelBlocks) -> None:
 
 
 def is_semidefinite(matrix: np.ndarray, shift: float) -> bool:
-    """Whether ``matrix + shift I`` has a Cholesky factorisation; of a shift of 0, from a matrix of zeros, it has."""
+    """Whether ``matrix + shift I`` has a Cholesky factorisation. A shift of 0 is that of zeros, which need none."""
     shifted = matrix.copy()
     shifted[np.diag_indices_from(shifted)] += shift
     return shift == 0 or not lapack.dpotrf(shifted, lower=1)[1]

@@ -1,4 +1,4 @@
-"""Tangent kernels of more examples than float64 has room for: float32, in memory, in a file, or shared out to devices.
+"""Tangent kernels too large for float64: in float32, held in memory, in a file, or divided among devices.
 
 A kernel of n training points is built by compiled tiles, of which each pair is computed once. What a flow needs of it
 are products; those of the test points are computed as they are asked for, and never held.
@@ -22,14 +22,14 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fedtangent.checks import finite, real_array, writable
-from fedtangent.kernels.gram import aligned, jittered_cholesky, product
+from fedtangent.kernels.gram import aligned, jittered_cholesky, product, spaced
 from fedtangent.types import Array
 
 TILE = 2048  # examples on a side of what is computed at once
 LANDMARKS = 1000  # training points of a preconditioner
 PROBED = 32  # training points by whose kernel a file is known
 AXIS = "columns"
-Tick = Callable[[int, int], None]  # is told how many tiles are done, and of how many
+Tick = Callable[[int, int], None]  # called with how many tiles are done, and of how many
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class LargeKernel:
 
     def preconditioner(self) -> Array:
         """F [n, L] with ``F F'`` near Theta, by Nystroem's method from L evenly spaced training points."""
-        rows = np.unique(np.linspace(0, len(self) - 1, min(LANDMARKS, -(-len(self) // 2))).astype(int))
+        rows = spaced(len(self), min(LANDMARKS, -(-len(self) // 2)))
         own = self.block(rows).astype(np.float64)
         lower = jittered_cholesky(own, 1e-6).lower
         seen = jax.jit(lambda theta: theta.at[rows].get(mode="promise_in_bounds")[:, : len(self)])(self.ntk_train)
@@ -83,9 +83,9 @@ def large_kernel(
         kernel_fn: like ``Model.kernel``: ``(x1, x2, get="ntk")`` [n1, n2].
         x_train: [n, ...]; x_test: [m, ...].
         folder: where it is kept in a memory-mapped file, which is used again when the same kernel is asked for; None
-            holds it in memory.
-        devices: to share the columns out to, those of other processes too; by default one, the first.
-        tick: is told how much of it is computed.
+            holds it in memory. Columns on several devices are never kept in a file.
+        devices: those that the columns are divided among, other processes' included; by default the first one alone.
+        tick: called with the number of tiles that are done and the number of all.
 
     Raises:
         ValueError: inputs that do not fit together or are not finite; no room in ``folder``, which says how much is
@@ -93,14 +93,15 @@ def large_kernel(
     """
     if not callable(kernel_fn):
         raise ValueError(f"kernel_fn: got {kernel_fn!r:.60}, must be a function of (x1, x2), such as model.kernel")
-    named = {"x_train": x_train, "x_test": x_test}
-    train, test = (_single(name, x) for name, x in named.items())
+    train, test = _single("x_train", x_train), _single("x_test", x_test)
     if min(len(train), len(test)) == 0 or train.shape[1:] != test.shape[1:]:
         raise ValueError(f"x_train and x_test: got {train.shape} and {test.shape}, must hold examples of one shape")
     n, places, folder = len(train), list(devices or ()), None if folder is None else Path(folder)
     if len(places) < 2:
-        held = _in_memory(kernel_fn, train, slice(0, n), tick) if folder is None else _in_file(kernel_fn, train, folder,
-                                                                                              tick)  # fmt: skip
+        if folder is None:
+            held = _in_memory(kernel_fn, train, slice(0, n), tick)
+        else:
+            held = _in_file(kernel_fn, train, folder, tick)
         return LargeKernel(kernel_fn, train, test, jax.device_put(held, places[0] if places else None))
     wide = -(-n // len(places)) * len(places)
     mesh = jax.make_mesh((len(places),), (AXIS,), axis_types=(AxisType.Auto,), devices=places)
@@ -163,7 +164,7 @@ def _in_memory(kernel_fn: Callable[..., Any], x: np.ndarray, columns: slice, tic
 
 
 def _fill(out: np.ndarray, kernel_fn: Callable[..., Any], x: np.ndarray, columns: slice, tick: Tick) -> None:
-    """Columns of the kernel; of two tiles that mirror each other one is computed."""
+    """Fill ``out`` with columns of the kernel; of two tiles that mirror each other one is computed."""
     first = columns.start
     mine = [slice(first + s.start, first + s.stop) for s in _tiles(columns.stop - first)]
     others = _around(len(x), columns)
@@ -247,7 +248,7 @@ def _found(folder: Path, key: str) -> Path | None:
 
 @functools.lru_cache(maxsize=8)
 def _digest_of(path: Path, size: int, changed: int) -> str:
-    """That of a file as it was then, which takes a while."""
+    """The digest of a file, remembered until its size or its time of change differs."""
     return _digest(path)
 
 
@@ -258,6 +259,6 @@ def _digest(path: Path) -> str:
 
 def _key(kernel_fn: Callable[..., Any], x: np.ndarray) -> str:
     """What tells one kernel from another: the examples, and the kernel of some of them."""
-    probe = x[np.unique(np.linspace(0, len(x) - 1, PROBED).astype(int))]
+    probe = x[spaced(len(x), PROBED)]
     parts = str(x.shape).encode(), x.tobytes(), _square(kernel_fn, probe).tobytes()
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]

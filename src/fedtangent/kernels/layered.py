@@ -43,7 +43,7 @@ class _Rows(NamedTuple):
 
 
 def is_layered(plan: Plan) -> bool:
-    """Whether the weights of the network are those of its layers, but for few (depthwise kernels, scales, shifts)."""
+    """Whether all but a few weights (depthwise kernels, scales, shifts) are those of dense or convolutional layers."""
     held = sum(math.prod(call.output) for call in plan.calls)  # of an example, by every pass
     return bool(plan.calls) and plan.num_others <= max(MOST_OTHERS, held)
 

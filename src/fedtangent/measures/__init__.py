@@ -1,5 +1,5 @@
 """What runs are measured by: uncertainty and calibration, paired intervals, privacy, kernels, loss surfaces."""
 
-from fedtangent.measures import paired, privacy, tangent_kernels, uncertainty
+from fedtangent.measures import loss_surface, paired, privacy, tangent_kernels, uncertainty
 
-__all__ = ["paired", "privacy", "tangent_kernels", "uncertainty"]
+__all__ = ["loss_surface", "paired", "privacy", "tangent_kernels", "uncertainty"]

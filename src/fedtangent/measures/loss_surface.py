@@ -104,7 +104,7 @@ def surface(
 
 
 def segment(loss: Loss, start: PyTree, end: PyTree, shares: Any, arguments: tuple[Any, ...] = ()) -> np.ndarray:
-    """``loss(start + s (end - start), *arguments)`` for every s of ``shares`` [q]: [q]; other arguments as above."""
+    """``loss(start + s (end - start), *arguments)`` for every s of ``shares`` [q]: [q]; the rest as in ``surface``."""
     if _form(start) != _form(end):
         raise ValueError("end: got another structure or other shapes, must be those of start")
     if np.ndim(shares) != 1 or np.size(shares) == 0:

@@ -21,7 +21,7 @@ def epsilon(
     delta: float,
     sampling: str = "without_replacement",
 ) -> float:
-    """Epsilon, at ``delta``, of the models of all rounds of ``dp_fed_avg``, for whole clients.
+    """Epsilon, at ``delta``, of the models of all rounds of ``dp_fed_avg``: what they tell of a whole client.
 
     An upper bound by Renyi differential privacy (Mironov, 2017), computed by the ``dp-accounting`` library.
 
@@ -36,8 +36,8 @@ def epsilon(
             clients is public and neighbours differ in one client's data, which moves the sum by up to twice
             ``clip_norm``, so that the noise counts half. The two are not to be compared with each other.
 
-    Infinity without noise, or with next to none (1e-100). With K models of which a client trains one a round, count the
-    rounds of all. Raises ``ValueError`` for numbers out of range.
+    It is infinite without noise, or with less than 1e-100 of it. Where a client trains one of K models in each round,
+    ``num_rounds`` counts the rounds of all models. Raises ``ValueError`` for numbers out of range.
 
     Example:
 

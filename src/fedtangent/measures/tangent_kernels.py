@@ -1,8 +1,8 @@
 """What a tangent kernel says of a network and of its clients: drift, alignment, spectrum, Gram operators.
 
 Pure functions of symmetric matrices [n, n] in NumPy float64, and ``kernel_diagnostics``, an ``evaluate`` for
-``simulate`` that takes them of every model's kernel along training. A matrix that is not finite (a run that diverged)
-gives not-a-number instead of an error, so that what watches a run never ends it.
+``simulate`` that measures every model's kernel along training. For a matrix that is not finite (a run that diverged)
+they return NaN and raise nothing, so that measuring a run never ends it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import checks
-from fedtangent.checks import finite, real_array, whole
+from fedtangent.checks import finite, real_array, square, whole
 from fedtangent.data.dataset import classification_targets
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.models.dense import DenseStructure
@@ -44,12 +44,12 @@ class Spectrum(NamedTuple):
 
     eigenvalues: np.ndarray  # [n], largest first, those below 0 by rounding set to 0
     effective_rank: float  # exp of the entropy of the eigenvalues over their sum (Roy & Vetterli, 2007), 1 to n
-    trace_ratio: float  # trace / lambda_max, 1 to n; never above the effective rank
+    trace_over_largest: float  # trace / lambda_max, 1 to n; never above the effective rank
     condition_number: float  # lambda_max / lambda_min; infinite where lambda_min is rounding, n eps lambda_max or less
 
 
 class GramOperators(NamedTuple):
-    """How far clients' Gram operators are from commuting, and from being one; see ``gram_operators``."""
+    """How far clients' Gram operators are from commuting, and from being equal; see ``gram_operators``."""
 
     commutators: np.ndarray  # [p] |[Pi_i, Pi_j]| as operators on functions (Hilbert-Schmidt norm)
     relative: np.ndarray  # [p] the same over sqrt(2) |Pi_i| |Pi_j|, which it never exceeds: 0 to 1
@@ -72,7 +72,7 @@ def drift(theta: Any, theta_0: Any) -> Drift:
 
     Raises ``ValueError`` for matrices that are not square and of one shape, or a ``theta_0`` that is zero.
     """
-    now, before = _square("theta", theta), _square("theta_0", theta_0)
+    now, before = square("theta", theta), square("theta_0", theta_0)
     if now.shape != before.shape:
         raise ValueError(f"theta_0: got shape {before.shape}, must be theta's, {now.shape}")
     if not before.any():
@@ -80,8 +80,8 @@ def drift(theta: Any, theta_0: Any) -> Drift:
     if not (np.isfinite(now).all() and np.isfinite(before).all()):
         return Drift(float("nan"), float("nan"))
     change = now - before
-    norms = [_operator_norm(change) / _operator_norm(before)] if change.any() else [0.0]
-    return Drift(float(np.linalg.norm(change) / np.linalg.norm(before)), norms[0])
+    frobenius = float(np.linalg.norm(change) / np.linalg.norm(before))
+    return Drift(frobenius, _operator_norm(change) / _operator_norm(before) if change.any() else 0.0)
 
 
 def alignment(theta: Any, targets: Any, centred: bool = False) -> float:
@@ -93,7 +93,7 @@ def alignment(theta: Any, targets: Any, centred: bool = False) -> float:
 
     Returns not-a-number where a norm is zero. Raises ``ValueError`` for targets that are not finite [n, C].
     """
-    kernel, y = _square("theta", theta), real_array("targets", targets)
+    kernel, y = square("theta", theta), real_array("targets", targets)
     if y.ndim != 2 or len(y) != len(kernel):
         raise ValueError(f"targets: got shape {y.shape}, must be [n, C] with n = {len(kernel)}")
     finite("targets", y)
@@ -112,7 +112,7 @@ def spectrum(theta: Any) -> Spectrum:
     Effective rank: O. Roy and M. Vetterli, "The effective rank", EUSIPCO 2007, definition 1 (singular values of a
     positive semidefinite matrix are its eigenvalues).
     """
-    kernel = _square("theta", theta)
+    kernel = square("theta", theta)
     if not np.isfinite(kernel).all():
         nothing = float("nan")
         return Spectrum(np.full(len(kernel), nothing), nothing, nothing, nothing)
@@ -151,7 +151,7 @@ def gram_operators(theta: Any, clients: Partition, max_pairs: int = 1000, seed: 
     Raises ``ValueError`` for a matrix that is not square, rows that it does not have, a row held twice by one client,
     no examples at all, or ``max_pairs`` below 1.
     """
-    kernel = _square("theta", theta)
+    kernel = square("theta", theta)
     whole("max_pairs", max_pairs)
     rows = _rows_of(clients, len(kernel))
     first, second = np.triu_indices(len(rows), 1)
@@ -192,13 +192,6 @@ def _operator_norm(symmetric: np.ndarray) -> float:
     return float(np.max(np.abs(np.linalg.eigvalsh(0.5 * (symmetric + symmetric.T)))))
 
 
-def _square(name: str, matrix: Any) -> np.ndarray:
-    array = real_array(name, matrix)
-    if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:
-        raise ValueError(f"{name}: got shape {array.shape}, must be a square matrix [n, n] with n >= 1")
-    return array
-
-
 def _rows_of(clients: Partition, n: int) -> list[np.ndarray]:
     """The rows of every client that has some."""
     rows = [own for own in map(clients.client, range(clients.num_clients)) if len(own)]
@@ -228,9 +221,9 @@ class Watched(NamedTuple):
 class KernelDiagnostics:
     """``evaluate`` of a run: ``state -> {metric: value}``; made by ``kernel_diagnostics``.
 
-    Values are means over the K models; with several models those of each come too, as ``drift_model_0``. A metric is
-    not-a-number while a model's kernel is not finite. The state is only read: a run watched and one that is not have
-    the same history, bit for bit.
+    Values are means over the K models; with several models there are also those of each, as ``drift_model_0``. A metric
+    is NaN while a model's kernel is not finite. The state is only read: a run has the same history, bit for bit, with
+    and without it.
     """
 
     watched: Watched
@@ -260,7 +253,12 @@ class KernelDiagnostics:
         gram = gram_operators(theta, self.watched.clients)
         values = (
             *(*drift(theta, self.initial[model]), alignment(theta, targets), alignment(theta, targets, centred=True)),
-            *(found.effective_rank, found.trace_ratio, float(found.eigenvalues[0]), float(found.eigenvalues[-1])),
+            *(
+                found.effective_rank,
+                found.trace_over_largest,
+                float(found.eigenvalues[0]),
+                float(found.eigenvalues[-1]),
+            ),
             *(found.condition_number, gram.mean, gram.relative_mean, gram.variance, gram.relative_variance),
         )
         return dict(zip(METRICS, values, strict=True))
@@ -279,15 +277,17 @@ def kernel_diagnostics(
     examples_seed: int = 0,
     init_key: Key | None = None,
 ) -> KernelDiagnostics:
-    """Watches the tangent kernels of a run ``simulate(algorithm, data, .., seed, init_key=.., evaluate=watch)``.
+    """What measures the tangent kernels of a run at every evaluation: the ``evaluate`` of ``simulate``.
 
-    At every evaluation, for each of the K models on the same training examples: relative drift from the initial kernel
-    (Frobenius and operator norm: Theorem 9.1 of FE-2021), alignment with the targets (plain and centred), effective
-    rank, trace over largest eigenvalue, ends of the spectrum, condition number; mean norm of the pairwise commutators
-    of the clients' Gram operators and the norm of their variance (FE-2021 section 9.2, Lemmas 9.2 and 9.3). Kernels are
-    means over outputs, computed in float64 where JAX's 64-bit types are enabled and the model is an ``mlp`` or linear
-    in its parameters; any other network's are computed in its own precision (in float32 eigenvalues below 1e-6 of the
-    largest are rounding). The initial ones are recomputed from the seed, so that a resumed run has the same Theta_0.
+    ``simulate(algorithm, data, 100, seed=0, evaluate=kernel_diagnostics(algorithm, model, data, seed=0))`` has these
+    metrics, for each of the K models on the same training examples: relative drift from the initial kernel (Frobenius
+    and operator norm: Theorem 9.1 of FE-2021), alignment with the targets (plain and centred), effective rank, trace
+    over largest eigenvalue, ends of the spectrum, condition number; mean norm of the pairwise commutators of the
+    clients' Gram operators and the norm of their variance (FE-2021 section 9.2, Lemmas 9.2 and 9.3).
+
+    Kernels are means over outputs. They are float64 where JAX's 64-bit types are enabled and the model is an ``mlp`` or
+    linear in its parameters; any other network's have its own precision (in float32 eigenvalues below 1e-6 of the
+    largest are rounding). The initial kernels are recomputed from the seed, so that a resumed run has the same Theta_0.
 
     Args:
         algorithm: one that predicts with K networks of ``model``; its ``params`` says so.

@@ -182,7 +182,7 @@ def coverage_interval(share: float | Array, num_points: int, level: float = 0.95
 def measure(predicted: Prediction, targets: Array, labels: Array | None, loss: str) -> dict[str, float]:
     """Metrics of a prediction under ``loss``, a name of ``losses.LOSSES``: those of ``METRICS`` that apply, by name.
 
-    That of the loss itself is ``metric_of`` it.
+    The metric of the loss itself is called ``metric_of(loss)``.
 
     Args:
         targets: [n, C], what the squared error, or a loss of margins, compares with.
@@ -199,9 +199,10 @@ def measure(predicted: Prediction, targets: Array, labels: Array | None, loss: s
 
 
 def metric_of(loss: str) -> str:
-    """The metric, a mean over examples, by which the training of ``loss`` is seen; ``ValueError`` for an unknown one.
+    """The metric that shows how training by ``loss`` goes on; raises ``ValueError`` for an unknown loss.
 
-    "nll" of a loss of classes, "mse" of one of numbers; of one of margins "loss", itself, of the mean prediction.
+    It is "nll" for a loss of classes, "mse" for one of numbers, and for one of margins "loss": the loss itself, of the
+    mean prediction.
     """
     return {"classes": "nll", "numbers": "mse", "signs": "loss"}[targets_of(loss)]
 

@@ -20,9 +20,9 @@ from jax import lax
 from fedtangent.checks import choice, whole
 from fedtangent.data import calibration
 from fedtangent.entries import option
-from fedtangent.models.entry import CROSS_ENTROPY, MOST_UNITS, SQUARED_ERROR, ModelEntry
+from fedtangent.models.entry import MOST_UNITS
 from fedtangent.models.gemm import Convolution, gemm_convolution
-from fedtangent.models.images import image_shape, of_images
+from fedtangent.models.images import image_entry, image_shape, of_images
 from fedtangent.types import Array, Model
 
 CONVOLUTIONS: dict[str, Convolution] = {"lax": lax.conv_general_dilated, "gemm": gemm_convolution}
@@ -223,20 +223,11 @@ class CnnOptions:
     """lax, gemm, or auto: the faster one of them on this machine, measured once."""
 
 
-def _build(o: CnnOptions, input_shape: tuple[int, ...], output_size: int) -> Model:
-    return cnn(input_shape, output_size, o.filters, o.hidden, o.window, o.pool, o.convolution)
-
-
 ENTRIES = (
-    ModelEntry(
-        "cnn",
-        "FedAvg's convolutional network: convolutions with max pooling, then dense layers (McMahan et al., 2017)",
-        _build,
+    image_entry(
+        cnn,
         CnnOptions,
-        ("mcmahan2017",),
-        function=cnn,
-        kinds=("image",),
-        loss=CROSS_ENTROPY,
-        learning_rates={SQUARED_ERROR: 0.01, CROSS_ENTROPY: 0.05},
+        "FedAvg's convolutional network: convolutions with max pooling, then dense layers (McMahan et al., 2017)",
+        "mcmahan2017",
     ),
 )

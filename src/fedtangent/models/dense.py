@@ -142,7 +142,9 @@ def mlp(
     dtype: Any = jnp.float32,
     **scales: Unpack[WeightScales],
 ) -> Model:
-    """A multilayer perceptron of any depth (``widths=()`` is linear) whose ``kernel`` is its infinite-width limit.
+    """A multilayer perceptron of any depth whose ``kernel`` is that of its infinite width.
+
+    ``mlp(784, 10, (256, 256))`` has two hidden layers of 256 units; ``widths=()`` is a linear model.
 
     Layer ``z = (w_std / sqrt(fan_in)) h W + b_std b`` with N(0, 1) entries in the ``ntk`` parameterization, and
     ``z = h W + b`` with entries N(0, w_std^2 / fan_in) and N(0, b_std^2) in the ``standard`` one, whose tangent kernel

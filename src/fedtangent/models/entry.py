@@ -48,6 +48,8 @@ def build(
 ) -> Model:
     """The model called ``name`` for examples of ``input_shape`` (one number: vectors) and ``output_size`` outputs.
 
+    ``build("mlp", 784, 10, widths=(256, 256))`` is ``mlp(784, 10, (256, 256))``.
+
     ``name`` may be ``package.module:function`` of one's own, as ``entry_of_function`` describes it. ``options`` are
     those of its entry, such as ``widths`` of ``mlp``. Raises ``ValueError`` with the allowed names for an unknown model
     or option, and for a ``kind`` of input that the model does not read: "image", "tokens", "vector".

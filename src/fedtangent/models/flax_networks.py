@@ -1,7 +1,7 @@
 """flax networks as models: which of their weights sit in dense and convolutional layers, and what enters those.
 
-A weight that is used in any other way as well (tied, transformed,
-inside a lifted transformation such as ``nn.scan``) is not counted as a layer's, so that what is counted is exact.
+A weight that is used in any other way as well (tied, transformed, inside a lifted transformation such as ``nn.scan``)
+is not counted as a layer's, so that what is counted is exact.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _CUSTOM = ("dot_general", "dot_general_cls", "conv_general_dilated_cls", "mask")
 
 def from_flax(module: Any, example_input: Any, output_size: int, name: str | None = None) -> Model:
     """A ``flax.linen`` module as a ``Model``, for networks of one's own.
+
+    ``from_flax(Network(), jnp.zeros((1, 28, 28, 1)), 10)`` is that of a module for images with ten outputs.
 
     ``module(x)`` maps ``x`` [n, ...] to [n, output_size], without random numbers and without state besides its
     parameters. ``example_input`` is a batch (an array, or a ``jax.ShapeDtypeStruct``) that fixes the shape and type of

@@ -8,14 +8,16 @@ would depend on others. What is learned, a scale and a shift for each channel, i
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedtangent.checks import whole
+from fedtangent.models.entry import CROSS_ENTROPY, SQUARED_ERROR, ModelEntry
 from fedtangent.models.flax_networks import flax_structure, from_flax
 from fedtangent.types import Array, Model, PyTree
 
@@ -74,3 +76,22 @@ def check_blocks(blocks: Sequence[int], most: int) -> tuple[int, ...]:
     if not 1 <= len(blocks) <= most:
         raise ValueError(f"blocks: got {tuple(blocks)}, must be of one to {most} stages")
     return tuple(whole("blocks", number) for number in blocks)
+
+
+def image_entry(function: Callable[..., Model], options: type[Any], summary: str, *papers: str) -> ModelEntry:
+    """The entry of a network of images, ``function(input_shape, output_size, **options)``."""
+
+    def build(o: Any, input_shape: tuple[int, ...], output_size: int) -> Model:
+        return function(input_shape, output_size, **dataclasses.asdict(o))
+
+    return ModelEntry(
+        function.__name__,
+        summary,
+        build,
+        options,
+        papers,
+        function=function,
+        kinds=("image",),
+        loss=CROSS_ENTROPY,
+        learning_rates={SQUARED_ERROR: 0.01, CROSS_ENTROPY: 0.05},
+    )

@@ -38,10 +38,10 @@ class Call(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What the weights of a network are: static, for one shape of an example."""
+    """Which weights of a network belong to which layers: static, for one shape of an example."""
 
     calls: tuple[Call, ...]  # of layers all of whose uses are among these, in the order of the forward pass
-    others: tuple[int, ...]  # leaves that do anything else
+    others: tuple[int, ...]  # leaves of the parameters that are used in any other way
     num_others: int  # parameters in them
 
 

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 
 from fedtangent.checks import number, whole
 from fedtangent.entries import option
-from fedtangent.models.entry import CROSS_ENTROPY, MOST_LAYERS, SQUARED_ERROR, ModelEntry
+from fedtangent.models.entry import MOST_LAYERS
 from fedtangent.models.gemm import gemm_convolution
-from fedtangent.models.images import check_blocks, check_groups, image_shape, of_images, strides
+from fedtangent.models.images import check_blocks, check_groups, image_entry, image_shape, of_images, strides
 from fedtangent.types import Array, Model
 
 # Sandler et al. (2018), table 2: of each stage the factor t, the channels c, whether its first block halves the image
@@ -245,31 +245,19 @@ class ShuffleNetV2Options:
     """Groups of channels that are normalised together."""
 
 
-def _entry(function: Any, options: type[Any], summary: str, paper: str) -> ModelEntry:
-    return ModelEntry(
-        function.__name__,
-        summary,
-        lambda o, input_shape, output_size: function(input_shape, output_size, **dataclasses.asdict(o)),
-        options,
-        (paper, "wu_he2018"),
-        function=function,
-        kinds=("image",),
-        loss=CROSS_ENTROPY,
-        learning_rates={SQUARED_ERROR: 0.01, CROSS_ENTROPY: 0.05},
-    )
-
-
 ENTRIES = (
-    _entry(
+    image_entry(
         mobilenet_v2,
         MobileNetV2Options,
         "inverted residual blocks with depthwise convolutions and group normalisation (Sandler et al., 2018)",
         "sandler2018",
+        "wu_he2018",
     ),
-    _entry(
+    image_entry(
         shufflenet_v2,
         ShuffleNetV2Options,
         "units that shuffle channels, with depthwise convolutions and group normalisation (Ma et al., 2018)",
         "ma2018",
+        "wu_he2018",
     ),
 )

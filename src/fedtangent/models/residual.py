@@ -10,8 +10,8 @@ from typing import Any
 from fedtangent.checks import whole
 from fedtangent.entries import option
 from fedtangent.models.convolutional import convolution_called
-from fedtangent.models.entry import CROSS_ENTROPY, MOST_LAYERS, SQUARED_ERROR, ModelEntry
-from fedtangent.models.images import check_blocks, check_groups, image_shape, of_images, strides
+from fedtangent.models.entry import MOST_LAYERS
+from fedtangent.models.images import check_blocks, check_groups, image_entry, image_shape, of_images, strides
 from fedtangent.types import Array, Model
 
 STAGES = 4
@@ -75,7 +75,7 @@ def resnet18(
 
     Raises ``ValueError`` for images below 4x4, sizes below 1, groups that do not divide the channels, unknown names.
     """
-    return _resnet("resnet18", image_shape(input_shape), output_size, width, blocks, groups, convolution)
+    return _resnet("resnet18", input_shape, output_size, width, blocks, groups, convolution)
 
 
 def resnet34(
@@ -87,18 +87,19 @@ def resnet34(
     convolution: str = "auto",
 ) -> Model:
     """ResNet-34 as it is used for CIFAR: ``resnet18`` of more blocks; by default 21,282,122 parameters."""
-    return _resnet("resnet34", image_shape(input_shape), output_size, width, blocks, groups, convolution)
+    return _resnet("resnet34", input_shape, output_size, width, blocks, groups, convolution)
 
 
 def _resnet(
     name: str,
-    shape: tuple[int, int, int],
+    input_shape: Sequence[int],
     output_size: int,
     width: int,
     blocks: Sequence[int],
     groups: int,
     convolution: str,
 ) -> Model:
+    shape = image_shape(input_shape)
     whole("output_size", output_size)
     numbers = check_blocks(blocks, STAGES)
     channels = [whole("width", width) * 2**stage for stage in range(len(numbers))]
@@ -131,22 +132,19 @@ class ResNet34Options(ResNet18Options):
     """Blocks of each stage; fewer numbers, fewer stages."""
 
 
-def _entry(function: Any, options: type[Any], layers: int) -> ModelEntry:
-    def build(o: Any, input_shape: tuple[int, ...], output_size: int) -> Model:
-        model: Model = function(input_shape, output_size, **dataclasses.asdict(o))
-        return model
-
-    return ModelEntry(
-        function.__name__,
-        f"a residual network of {layers} layers as for CIFAR, with group normalisation (He et al., 2016)",
-        build,
-        options,
-        ("he2016", "wu_he2018"),
-        function=function,
-        kinds=("image",),
-        loss=CROSS_ENTROPY,
-        learning_rates={SQUARED_ERROR: 0.01, CROSS_ENTROPY: 0.05},
-    )
-
-
-ENTRIES = (_entry(resnet18, ResNet18Options, 18), _entry(resnet34, ResNet34Options, 34))
+ENTRIES = (
+    image_entry(
+        resnet18,
+        ResNet18Options,
+        "a residual network of 18 layers as for CIFAR, with group normalisation (He et al., 2016)",
+        "he2016",
+        "wu_he2018",
+    ),
+    image_entry(
+        resnet34,
+        ResNet34Options,
+        "a residual network of 34 layers as for CIFAR, with group normalisation (He et al., 2016)",
+        "he2016",
+        "wu_he2018",
+    ),
+)

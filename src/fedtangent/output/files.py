@@ -165,9 +165,11 @@ def write_json(path: Path, value: Any) -> None:
 def write_config(folder: Path, command: str, config: Any, **more: Any) -> None:
     """config.json: the command and every option, enough to repeat the run, the environment it ran in, and ``more``.
 
-    It begins a run: the result of a shorter one, which this continues, goes.
+    It begins a run: result and figures of a shorter one, which this continues, go; its figures may be of another kind.
     """
-    (folder / "result.json").unlink(missing_ok=True)
+    drawn = [path for path in folder.glob("figures/*") if path.suffix.removeprefix(".") in FORMATS]
+    for path in (folder / "result.json", *drawn):
+        path.unlink(missing_ok=True)
     options = config if isinstance(config, Mapping) else dataclasses.asdict(config)
     whole = {"command": command, "options": _said(options), **more, "environment": environment()}
     write_json(folder / "config.json", whole)

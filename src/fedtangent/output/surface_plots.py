@@ -43,7 +43,8 @@ def loss_surfaces(panels: Sequence[SurfacePanel], title: str, path: Path) -> Pat
     tallest = max(np.ptp(panel.b) / np.ptp(panel.a) for panel in panels)
     figure, axes = canvas(len(panels), width=4.3, height=1.3 + 3.3 * tallest)
     for ax, panel, values in zip(axes[0], panels, logs, strict=True):
-        ax.contourf(panel.a, panel.b, values, levels, cmap="viridis", norm=norm, extend="both")
+        filled = ax.contourf(panel.a, panel.b, values, levels, cmap="viridis", norm=norm, extend="both")
+        filled.set(edgecolor="face", linewidth=0.3)  # or a PDF has seams
         ax.contour(panel.a, panel.b, values, levels[::2], colors="white", linewidths=0.4, alpha=0.5)
         _mark(ax, panel)
         ax.set_aspect("equal")

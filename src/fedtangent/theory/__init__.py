@@ -1,7 +1,7 @@
 """What theory says a federated run must do, computed without running one.
 
-Nothing here imports the simulation, so that one mistake cannot agree with itself. What does not fit (a shape, a number
-out of range or not finite, an unknown name) is a ``ValueError`` that names the argument, before any work.
+Nothing here imports the simulation, so that one mistake cannot agree with itself. A shape that does not fit, a number
+that is out of range or not finite, and an unknown name raise a ``ValueError`` that names the argument, before any work.
 
 Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``theory.ntk_fl``, Local-GD's in
 ``theory.local_gd``, DeepLin's in ``theory.deep_linear``, the exact dynamics in ``theory.flow``; all are exported here.
@@ -10,7 +10,7 @@ Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``
 ``gp_limit``                Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021): models trained to convergence are
                             draws of a Gaussian process with mean ``Theta(x, X) Theta^-1 Y``
 ``covariance_terms``        the covariance of Theorem 2, and of any finite round, term by term
-``prior_functions``         initial functions of infinite width, to average a run of another loss over
+``prior_functions``         draws of initial functions of infinite width, to average over where a loss has no law
 ``theorem_1``               Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021): bounds of the residual and of the weights'
                             movement, and which of their assumptions hold on given data
 ``corollary_1``             Corollary 1 of FE-2024, eq. (11) (4.1 of FE-2021): variance k(x, x)/K, and at finite rounds
@@ -18,14 +18,14 @@ Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``
 ``decompose_laws``          eq. (10) of FE-2024 / (3) of FE-2021 in closed form, from ``ensemble_law`` of each schedule
                             (``ensemble_laws``: of many); ``decompose_runs`` measures the same from repeated runs
 ``exponential_product``     Lemma 9.2 of FE-2021, and ``exponential_average`` Lemma 9.3: second-order terms
-``expansion``               an age by eq. (13)-(14), for gradient flow and gradient descent, from ``age_operators``;
-                            ``condition_15`` is eq. (15)
+``expansion``               what an age (rounds in which each client trains the model once) does to the residual, by
+                            eq. (13)-(14), from ``age_operators``; ``condition_15`` is eq. (15)
 ``kappa_4``                 section 9.4 of FE-2021: the gap between a network and its linearisation;
-                            ``linearisation_gap`` its last bound, ``gap_from_drift`` from a kernel's measured change
+                            ``linearisation_gap`` its last bound, ``gap_from_drift`` one by a kernel's measured change
 ``ntk_theorem_1``           Theorem 1 of NTK-FL (Yue et al., ICML 2022): decay of the residual by t steps, and which of
                             its assumptions hold; ``ntk_theorem_2``: Theorem 2, FedAvg's rounds
 ``ntk_evolution``           eq. (7) and (9a) of NTK-FL, the server's evolution, in the limit of infinite width;
-                            ``ntk_evolved`` its functions, of any number of examples
+                            ``ntk_evolved`` the same for given functions, without a matrix of all points
 ``weight_gap_bound``        Lemma 2 of NTK-FL: the distance of its weights to gradient descent's. Lemmas 1, 3, 4 and
                             the kernels (13) and (54) are in ``theory.ntk_fl.lemmas``
 ``local_regression``        Lemma 1 of Local-GD, eq. (4)-(6): every global model of a linear regression, its limit and
@@ -34,13 +34,13 @@ Index of theorems. Fed-ensemble's are in ``theory.fed_ensemble``, NTK-FL's in ``
                             ``hard_margin`` is eq. (15), to which Theorems 2 and 3 compare them, ``farkas`` a
                             certificate that Assumption 1 fails; ``exponential_models`` are those of eq. (12), Lemma 2
 ``deep_linear_theorem``     Theorem IV.2 of DeepLin, eq. (18): decay of FedAvg on deep linear networks, its conditions
-                            and the hypotheses A, B and C of its proof; ``deep_linear_spectrum``: of P(0), eq. (14)
+                            and the hypotheses A, B and C of its proof; ``deep_linear_spectrum`` is that of P(0), (14)
 ``residual_terms``          eq. (16) and (17) of DeepLin: the four terms of the residual after a round
 ``deep_linear_limit``       every round of the same at infinite width, mode by mode
 ``federated_flow``          exact law and predictions of every round for any cohorts and ``Rule``: the discrete dynamics
                             behind FE-2021 section 9.2, eq. (13)-(16), without their remainder terms
 ``Flow.fixed_point``        where those dynamics end, from their own operator: Theorem 2 as a checkable statement
-``Flow.bias``               how far that is from Theorem 2: weight decay, labels that contradict each other
+``Flow.bias``               how far that is from Theorem 2, as with weight decay or labels that contradict each other
 ``Flow.stability``          the step sizes for which they converge, whatever the schedule;
                             ``Flow.largest_stable_learning_rate``: for this one
 ``predicted_loss``          eq. (10) of FE-2024 for the ensemble's prediction, differentiable in every number of a run;

@@ -21,18 +21,18 @@ def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
 
 
 def check_known(name: str, *values: Any) -> None:
-    """Numbers that can be looked at, which a traced one cannot."""
+    """Numbers whose values are known; those of traced arrays are not."""
     if not is_concrete(*values):
         raise ValueError(f"{name}: got a traced value, must be known numbers")
 
 
-def check_targets(y_train: Any) -> np.ndarray:
-    """Targets as float64 [n, C]."""
-    targets = real_array("y_train", y_train)
-    if targets.ndim != 2 or 0 in targets.shape:
-        raise ValueError(f"y_train: got shape {targets.shape}, must be [n, C] with n, C >= 1")
-    finite("y_train", targets)
-    return targets
+def check_rows(name: str, values: Any, axes: str) -> np.ndarray:
+    """A row of numbers for each example, as float64, finite and not empty; ``axes`` are their names, such as "n, C"."""
+    rows = real_array(name, values)
+    if rows.ndim != 2 or 0 in rows.shape:
+        raise ValueError(f"{name}: got shape {rows.shape}, must be [{axes}] with {axes} >= 1")
+    finite(name, rows)
+    return rows
 
 
 def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: str) -> KernelBlocks:
@@ -77,10 +77,17 @@ def check_large(kernels: LargeKernel, n: int, outputs: str, dynamics: str = "gra
     return kernels
 
 
-def check_partition(partition: Partition, n: int, exact: bool = False) -> Partition:
-    """A well-formed partition of n training rows, as NumPy arrays; if ``exact`` every row has exactly one client."""
+def check_partition(partition: Partition, n: int, *, exact: bool = False, occupied: bool = False) -> Partition:
+    """A well-formed partition of n training rows, as NumPy arrays.
+
+    With ``exact`` every row belongs to exactly one client, with ``occupied`` every client has a row.
+    """
     validate(partition, n, exact)
-    return Partition(np.asarray(partition.indices), np.asarray(partition.offsets))
+    found = Partition(np.asarray(partition.indices), np.asarray(partition.offsets))
+    if occupied and not found.sizes.all():
+        raise ValueError(f"partition: got client {int(np.argmin(found.sizes))} without examples, must be one or more "
+                         "each")  # fmt: skip
+    return found
 
 
 def check_cohorts(cohorts: Cohort, sizes: np.ndarray, num_models: int | None) -> tuple[np.ndarray, np.ndarray, int]:
@@ -140,28 +147,31 @@ def check_steps(local_steps: Any, num_clients: int) -> np.ndarray:
 
 def check_rate(name: str, rate: Any, num_rounds: int) -> None:
     """A learning rate, a number or one per round, positive and finite where its value is known."""
-    known = is_concrete(rate)
-    value = real_array(name, rate) if known else rate
-    if np.shape(value) not in ((), (num_rounds,)):
-        raise ValueError(f"{name}: got shape {np.shape(value)}, must be a number or one per round [{num_rounds}]")
-    if known and not (np.all(np.isfinite(value)) and np.all(value > 0)):
+    value = _each_round(name, rate, num_rounds)
+    if value is not None and not (np.all(np.isfinite(value)) and np.all(value > 0)):
         raise ValueError(f"{name}: got {rate}, must be above 0 and finite")
 
 
 def check_shares(name: str, share: Any, num_rounds: int) -> None:
     """A share, a number or one per round, from 0 to 1 where its value is known."""
-    known = is_concrete(share)
-    value = real_array(name, share) if known else share
-    if np.shape(value) not in ((), (num_rounds,)):
-        raise ValueError(f"{name}: got shape {np.shape(value)}, must be a number or one per round [{num_rounds}]")
-    if known and not (np.all(value >= 0) and np.all(value <= 1)):
+    value = _each_round(name, share, num_rounds)
+    if value is not None and not (np.all(value >= 0) and np.all(value <= 1)):
         raise ValueError(f"{name}: got {share}, must be from 0 to 1")
+
+
+def _each_round(name: str, given: Any, num_rounds: int) -> np.ndarray | None:
+    """A number or one per round; None where its value is not known."""
+    value = real_array(name, given) if is_concrete(given) else None
+    shape = np.shape(given) if value is None else value.shape
+    if shape not in ((), (num_rounds,)):
+        raise ValueError(f"{name}: got shape {shape}, must be a number or one per round [{num_rounds}]")
+    return value
 
 
 def check_semidefinite(ntk_train: np.ndarray) -> None:
     """Theta has no eigenvalue below 0 by more than the rounding of a kernel in float32.
 
-    Of a larger one as many evenly spaced points are looked at as ``check_covariance`` looks at.
+    Of more than ``MOST_CHECKED`` rows so many, evenly spaced, are looked at.
     """
     rows = spaced(len(ntk_train), MOST_CHECKED)
     matrix = ntk_train[np.ix_(rows, rows)]
@@ -172,7 +182,7 @@ def check_semidefinite(ntk_train: np.ndarray) -> None:
 
 
 def check_own_blocks(smallest: np.ndarray, largest: np.ndarray) -> None:
-    """No client's own block of Theta has an eigenvalue below 0 by more than that, of kernels of any size."""
+    """No client's own block of Theta has an eigenvalue below 0 by more than rounding; all clients are looked at."""
     for i in np.flatnonzero(smallest < -1e-6 * np.maximum(largest, np.abs(smallest).max(initial=0.0))):
         raise ValueError(f"ntk_train: got eigenvalue {smallest[i]:.3g} of client {i}'s block, must be positive "
                          "semidefinite")  # fmt: skip

@@ -18,10 +18,11 @@ import pytest
 
 from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve
 from fedtangent.federated.ntk_fl.dual import descend_dual, geometric_sum, largest_eigenvalue, spectral_dual
-from fedtangent.federated.ntk_fl.evolution import DIVERGED, NO_EXAMPLES, OK, network_loss
+from fedtangent.federated.ntk_fl.evolution import network_loss
 from fedtangent.federated.ntk_fl.tangent import Pool
 from fedtangent.kernels import empirical_ntk
 from fedtangent.models import mlp, rbf_linear
+from fedtangent.types import DIVERGED, NO_EXAMPLES, OK
 
 from ...drawn import parameters
 from .descent import jacobian_of, linearised_descent, outputs_of

@@ -13,8 +13,8 @@ import pytest
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.ntk_fl import Evolution, ntk_evolve
-from fedtangent.federated.ntk_fl.evolution import DIVERGED, OK, REFUSED
 from fedtangent.federated.schedule import all_clients
+from fedtangent.types import DIVERGED, OK, REFUSED
 
 from ...drawn import parameters
 from ..toys import leaves, two_layer, uneven_data

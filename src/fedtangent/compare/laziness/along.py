@@ -1,4 +1,4 @@
-"""How lazy a run is, along it: an ``evaluate`` for ``simulate``, for every algorithm that predicts with K networks."""
+"""How lazy a run is at every evaluation: an ``evaluate`` of ``simulate``, for algorithms that predict with networks."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class LazinessDiagnostics:
     seed: int = 0
 
     def __call__(self, state: PyTree) -> dict[str, float]:
-        """The metrics of ``METRICS`` by name; without a limit, those two that there are."""
+        """The metrics of ``METRICS`` by name; without a limit, ``feature_learning`` and ``drift`` only."""
         found = self.parts(state)._asdict() | {"drift": self.kernels.drifts(state)}
         each = {name: values for name, values in found.items() if values is not None}
         means = {name: float(np.mean(values)) for name, values in each.items()}

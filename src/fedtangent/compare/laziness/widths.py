@@ -28,9 +28,9 @@ class Laziness(NamedTuple):
 
 
 def watched_draws(setting: Setting) -> int:
-    """How many draws of a width are split: one, two of a single model; 0 where there is nothing to show.
+    """How many draws of each width are watched: 1, or 2 where the ensemble has a single model.
 
-    That is for a linear model, or for networks whose whole kernel, [n C, n C], is too large.
+    0 for a linear model, which is always lazy, and for networks whose whole kernel, [n C, n C], is too large.
     """
     if setting.is_linear or setting.y_train.size > exact.MOST_ROWS:
         return 0

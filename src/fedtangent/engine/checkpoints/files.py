@@ -1,4 +1,4 @@
-"""A checkpoint's files, which are there whole or not at all and show damage, and a state as orbax writes it."""
+"""Files of a checkpoint: written atomically, verified by checksums; states are written by orbax."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _checkpointer() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what orbax logs of an error that it raises as well: each of its threads a traceback."""
+    """Within, orbax logs no tracebacks for errors that it also raises."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""The one owner of a folder: who writes in it holds a file there, which the system lets go when a process ends."""
+"""A lock on a folder: the process that writes in it holds a file there, which the system frees when it ends."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import IO
 from fedtangent.engine.checkpoints.options import CheckpointError
 
 LOCK = ".lock"
-_TIMES = 20  # that its file may be made again by others meanwhile
+_TIMES = 20  # attempts, while other processes remove the file and make it again
 
 
 @contextlib.contextmanager
 def locked(folder: Path, name: str, notify: Callable[[str], None] = warnings.warn) -> Iterator[None]:
-    """Hold ``folder``, made if need be, until the block ends in whatever way; ``name`` is what errors call it.
+    """Hold ``folder``, created if need be, until the block ends in whatever way; ``name`` is what errors call it.
 
-    The system releases it when the process is killed. What was made for it goes at the end: the file ``.lock``, and
-    folders in which nothing was written. On a file system without locks nothing is held, and ``notify`` is told.
+    The system releases it when the process is killed. At the end the file ``.lock`` is removed, and so are folders that
+    were created and stayed empty. On a file system without locks nothing is held, and ``notify`` is called.
 
     Raises ``CheckpointError`` if another process holds it, or if it cannot be written.
     """
@@ -47,7 +47,7 @@ def locked(folder: Path, name: str, notify: Callable[[str], None] = warnings.war
 
 
 def _lock(folder: Path, name: str, notify: Callable[[str], None]) -> IO[str]:
-    """The file that stands for ``folder``, locked; the one who had it before takes it along, and it is made again."""
+    """The lock file of ``folder``, locked. Its last owner may remove it meanwhile: then it is made again."""
     for _ in range(_TIMES):
         with contextlib.ExitStack() as unless_held, contextlib.suppress(FileNotFoundError):
             folder.mkdir(parents=True, exist_ok=True)

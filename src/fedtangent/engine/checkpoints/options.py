@@ -1,4 +1,4 @@
-"""What a caller says about checkpoints, and what makes two runs the same run."""
+"""Options of checkpoints, and what identifies a run, so that only the same run can be resumed."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Checkpoints:
             at the end and on SIGTERM or SIGINT.
         config: identifies the run; a checkpoint of another config is refused, naming the fields. Strings, numbers,
             booleans, None, paths, and lists, tuples and mappings of them. Leave out what may differ (where results go,
-            how long to run). Without one a digest of the traced round stands for it, which tells another algorithm,
+            how long to run). Without a config, a digest of the traced round is compared: it detects another algorithm,
             rate or number of steps, but cannot name it (and may change with the version of JAX).
         keep: how many checkpoints stay, the newest ones; the older serve when the newest is damaged.
         resume: continue from the newest good checkpoint in ``folder``.
-        notify: told, in one line each, of damage that was got around and of versions that differ.
+        notify: called with a line of text for a damaged checkpoint that was skipped, and for versions that differ.
     """
 
     folder: str | os.PathLike[str]
@@ -105,7 +105,7 @@ def key_text(key: int | Key | None) -> str | None:
 def identity(
     algorithm: str, data: FederatedData, seed: int | Key, init_key: Key | None, evaluate_every: int | None
 ) -> dict[str, Any]:
-    """What a run shares with the one it continues, besides its caller's own config."""
+    """What a resumed run must share with the one that it continues, besides the caller's own config."""
     return {
         "algorithm": algorithm,
         "seed": key_text(seed),

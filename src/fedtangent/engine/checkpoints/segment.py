@@ -1,7 +1,7 @@
 """Segments of a history: the rounds and evaluations between two checkpoints, one file each.
 
-A run's history would be written over and over if every checkpoint held all of it. Instead each checkpoint writes
-what is new, and a segment names the one before it with its SHA-256, so that the last one vouches for all.
+If every checkpoint held all of a run's history, old parts would be written over and over. Instead each checkpoint
+writes what is new, and a segment names the one before it with its SHA-256, so that the last one vouches for all.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def mapping_of(store: Store) -> str | None:
 
 
 def due(store: Store, saved: Saved) -> bool:
-    """Whether a run whose ``every`` is None is to write a checkpoint now; see ``Checkpoints``."""
+    """Whether a checkpoint is due by the clock, for ``every`` None; see ``Checkpoints``."""
     waited = time.monotonic() - saved.at
     return store.options.every is None and waited >= max(_SECONDS, _TIMES * saved.seconds)
 
@@ -229,7 +229,7 @@ def _remove(folder: Path) -> None:
 
 
 def _tidy(store: Store, round_: int) -> None:
-    """Keep the newest checkpoints up to ``round_``; later ones (damaged, got around) and older runs go."""
+    """Keep the newest checkpoints up to ``round_``; remove later ones, which were damaged, and older runs."""
     kept = [path for r, path in _rounds(store.folder) if r <= round_][: store.options.keep]
     unwanted = [path for path in store.folder.iterdir() if path.name.startswith("round-") and path not in kept]
     for path in unwanted + [run for run in Path(store.options.folder).glob("run-*") if run != store.folder]:
@@ -239,7 +239,8 @@ def _tidy(store: Store, round_: int) -> None:
 def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
     """The newest good checkpoint, verified whole; ``like`` is a fresh state of the same run.
 
-    Damage is got around by the checkpoint before it, and told through ``notify``, as are other circumstances.
+    Instead of a damaged checkpoint the one before it is read. ``notify`` is called with a line about every damaged
+    checkpoint, and about circumstances that differ, such as versions.
 
     Raises ``CheckpointError`` if the checkpoint is another run's (naming the fields), is beyond ``num_rounds``, or if
     none is good.

@@ -53,7 +53,7 @@ def fed_sgd(model: Model, schedule: Schedule, *, learning_rate: Rate, **options:
 
 
 def check_base(base: Any) -> None:
-    """Raise ``ValueError`` unless ``base`` is a recipe, not its name."""
+    """Raise ``ValueError`` unless ``base`` is a recipe, that is a function and not its name."""
     if not callable(base):
         raise ValueError(f"base: got {base!r}, must be a recipe such as algorithms.fed_avg")
 

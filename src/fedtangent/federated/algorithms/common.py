@@ -1,4 +1,4 @@
-"""What the recipes share: the options that all of them understand, and local training with an average at the end."""
+"""What the recipes share: the options that all of them take, and local training followed by an average."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Options(TypedDict, total=False):
     """Options of every recipe that trains on its clients."""
 
     loss: str | Loss  # a name of losses.LOSSES, by default "squared_error", or a function as those there
-    server_learning_rate: Rate  # of the way to the clients' mean, 1 by default; may be a schedule of the round
+    server_learning_rate: Rate  # share of the way to the clients' mean, 1 by default; may be a schedule of the round
     client_optimizer: Callable[[float | Array], optax.GradientTransformation] | None  # from the rate; SGD by default
     weighting: str  # "examples" (the default) or "uniform"
     accept: Accept | None  # which messages count, for instance ``faults.finite()``
@@ -71,12 +71,12 @@ def client_descent(rate: Rate, make: Callable[[float | Array], optax.GradientTra
 
 
 class AveragingParts(Parts, total=False):
-    """Parts that a recipe may have of its own."""
+    """Parts that a recipe may replace by its own."""
 
     server: Server | Callable[[Rate], Server]
     # of ``options["server_learning_rate"]``, 1 unless given; by default SGD at that rate (1: the mean of the models)
-    local: Posed  # what it makes of local training
-    around: Callable[[Local], Local]  # what else a client does, as a function of its local training
+    local: Posed  # its local problem and message, where they are not FedAvg's
+    around: Callable[[Local], Local]  # wraps local training by what else a client does
 
 
 def train_and_average(
@@ -88,10 +88,11 @@ def train_and_average(
     options: Options,
     **own: Unpack[AveragingParts],
 ) -> Algorithm:
-    """Local training on each client and the weighted mean of what they send, as the gradient of a server's step.
+    """Each client trains; the server steps along the weighted mean of the messages, as along a gradient.
 
-    ``own`` are the recipe's own parts; ``options["personal"]`` goes before a ``personal`` among them. Raises
-    ``ValueError`` for rates that are not positive, one of a server that has none, and an impossible ``work``.
+    ``own`` are the recipe's own parts; ``options["personal"]`` replaces a ``personal`` among them. Raises
+    ``ValueError`` for rates that are not positive, a server rate where the server takes none, and an impossible
+    ``work``.
     """
     check_options(name, work, options)
     check_rate("client_learning_rate", client_learning_rate)
@@ -137,7 +138,7 @@ def _plain_server(rate: Rate) -> Server:
 
 
 def _server(name: str, options: Options, server: Server | Callable[[Rate], Server]) -> Server:
-    """The server at the rate of ``options``; raises ``ValueError`` for a rate that it would not look at."""
+    """The server at the rate of ``options``; raises ``ValueError`` for a rate that it would ignore."""
     rate = options.get("server_learning_rate", 1.0)
     check_rate("server_learning_rate", rate)
     if callable(server):

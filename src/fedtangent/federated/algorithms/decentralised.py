@@ -69,7 +69,7 @@ def _no_server(name: str, options: Mapping[str, Any]) -> None:
 
 
 def _walks(schedule: Schedule, own: bool = False) -> bool:
-    """Whether each model meets one client a round at most, and with ``own`` the client of its own number."""
+    """Whether each model is trained by at most one client a round; with ``own``, by the client of its own number."""
     instance("schedule", schedule, Schedule)
     with jax.ensure_compile_time_eval():
         key = jax.random.key(0)
@@ -176,7 +176,7 @@ def _check_mixing(matrix: np.ndarray, num_models: int) -> None:
 
 
 def _among(matrix: np.ndarray, present: Array) -> Array:
-    """The mixing matrix among those present: what would come from or go to the others stays at home."""
+    """The mixing matrix among the clients present, who keep the share that they would exchange with absent ones."""
     pairs = present[:, None] & present[None] & ~jnp.eye(len(matrix), dtype=bool)
     exchanged = jnp.where(pairs, jnp.asarray(matrix), 0)
     return exchanged + jnp.diag(1 - jnp.sum(exchanged, axis=1))

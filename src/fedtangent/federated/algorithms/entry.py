@@ -1,4 +1,7 @@
-"""What an algorithm's entry says, the options that algorithms share, and how they become arguments of a recipe."""
+"""Entries of algorithms, the options that algorithms share, and how options become a recipe's arguments.
+
+A recipe is the function that composes an algorithm, such as ``fed_avg(model, schedule, client_learning_rate=..)``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from fedtangent.federated.wire.channel import named_channel
 from fedtangent.federated.wire.sparsify import check_sparsity
 from fedtangent.types import Algorithm, Array, Channel, Model, Partition, Schedule
 
-DEFAULT_EPOCHS = 5  # local work, where neither steps nor epochs are given
+DEFAULT_EPOCHS = 5  # local epochs, where neither steps nor epochs are given
 LAW_CLIENTS = 8  # clients of the runs that the laws are tested on
 MOMENTUM = 0.9
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation] | None] = {
@@ -32,20 +35,20 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation] | None] = {
 
 
 class Given(NamedTuple):
-    """What an algorithm is built of, besides its options."""
+    """What an algorithm is built from, besides its options."""
 
     model: Model
     schedule: Schedule
-    seed: int = 0  # of the run: for what is drawn when the algorithm is built
+    seed: int = 0  # the run's, for random draws while the algorithm is built
     server_data: Array | None = None  # x [m, ...] without labels, held by the server
     shared: np.ndarray | None = None  # indices of the examples that every client was given
     validation: tuple[Array, Array] | None = None  # the server's: x [m, ...], targets [m, C] or labels [m]
     clients: Partition | None = None
-    expected_clients: float | None = None  # of a round, where the schedule draws how many
+    expected_clients: float | None = None  # clients of a round on average, where the schedule draws their number
 
 
 class Ran(NamedTuple):
-    """A finished run, as an entry's remark sees it."""
+    """A finished run, as an entry's ``remark`` gets it."""
 
     schedule: Schedule
     schedule_name: str
@@ -92,15 +95,15 @@ class AlgorithmEntry(Entry):
     inside: bool = False
     """Whether it may stand inside another algorithm (``base``); its options are then its recipe's arguments."""
     needs: tuple[str, ...] = ()
-    """Fields of ``Given`` that it cannot, or need not, do without."""
+    """Fields of ``Given`` that it uses besides model, schedule and seed."""
     sends: str = "updates"
     """What its clients send: "updates", "examples", "Jacobians" or "nothing"."""
     rule: Callable[[Any], Mapping[str, Any]] | str = ""
-    """How theory follows it: its options -> fields of ``theory.Rule`` besides rates, steps and batches, and "weighting"
-    where its means are not by examples; or why theory has no rule for it, and what is nearest."""
+    """How theory follows it: a function from its options to fields of ``theory.Rule`` (rates, steps and batches aside),
+    and "weighting" where its means are not by examples. Or text: why theory has no rule for it, and what is nearest."""
     laws: Laws = Laws()
     remark: Callable[[Any, Ran], str] | None = None
-    """What is told beside the results of a run, of the options and of what ran."""
+    """A line of text printed with a run's results, from the options and the finished run."""
 
     @property
     def has_base(self) -> bool:
@@ -127,7 +130,7 @@ class Descent:
 
 @dataclasses.dataclass(frozen=True)
 class Stepping(Descent):
-    """Options of steps with an optimiser."""
+    """Options of algorithms whose clients step with an optimiser."""
 
     client_optimizer: str = "sgd"
     """sgd, momentum (0.9) or adam; its state does not outlive a round."""
@@ -147,7 +150,7 @@ class Training(Stepping):
 
 @dataclasses.dataclass(frozen=True)
 class Hiding:
-    """Options that show the server less."""
+    """Options that let the server see less of each client."""
 
     beta: float = 1.0
     """Share of its examples that a client uses in a round."""
@@ -192,7 +195,7 @@ class Averaging(Sending, ServerStep, Mean, Training):
 
 @dataclasses.dataclass(frozen=True)
 class Around(Averaging):
-    """Options of an algorithm around another one."""
+    """Options of an algorithm that wraps another one."""
 
     base: str = "fed_avg"
     """The algorithm inside, whose own options are given beside."""
@@ -202,7 +205,7 @@ SHARED = frozenset(field.name for field in dataclasses.fields(Around))
 
 
 OWN_GROUPS: tuple[tuple[type[Any], tuple[str, ...]], ...] = (
-    # groups of options, and the arguments of a recipe that they give
+    # groups of options -> the recipe's arguments that they are turned into
     (Sending, ("channel", "secure_aggregation")),
     (ServerStep, ("server_learning_rate",)),
     (Mean, ("weighting",)),
@@ -254,7 +257,7 @@ def _kinds(function: Callable[..., Any]) -> set[Any]:
 
 
 def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:
-    """The options of an algorithm; of one around another, those of the ``base`` inside (by default fed_avg) too.
+    """The options class of an algorithm; for one around another, joined with that of its ``base`` (default fed_avg).
 
     Raises ``ValueError`` for a base that cannot stand inside another algorithm.
     """
@@ -284,7 +287,7 @@ def plain(o: Any) -> Mapping[str, Any]:
 
 
 def rule_of(entry: AlgorithmEntry, o: Any) -> Mapping[str, Any]:
-    """What the algorithm's entry, or that of the one inside it, says of how theory follows it.
+    """Fields of ``theory.Rule``, from the ``rule`` of the algorithm's entry, or of that of the one inside it.
 
     Raises ``ValueError`` where theory has no rule.
     """
@@ -326,7 +329,7 @@ def channel_of(o: Sending) -> Channel | None:
 
 
 def shared_arguments(o: Any) -> dict[str, Any]:
-    """Arguments of a recipe that the shared options give; those that are not given stay the recipe's own."""
+    """A recipe's arguments from the shared options; without an option the recipe's own default stays."""
     given: dict[str, Any] = {}
     if isinstance(o, Descent):
         accept = None if o.max_update_norm is None else faults.finite(_bound(o))
@@ -350,7 +353,7 @@ def shared_arguments(o: Any) -> dict[str, Any]:
 
 
 def _bound(o: Descent) -> float:
-    """The largest norm of an update that is counted, which needs single messages."""
+    """The largest norm of an accepted update; raises ``ValueError`` where the server cannot see single messages."""
     bound = o.max_update_norm
     if bound is None or not bound > 0:
         raise ValueError(f"max_update_norm: got {bound}, must be above 0 (inf: of any size)")
@@ -360,7 +363,7 @@ def _bound(o: Descent) -> float:
 
 
 def own_arguments(options: type[Any], o: Any) -> dict[str, Any]:
-    """The options of ``options`` that are not shared, as ``o`` has them (or their defaults): arguments by name."""
+    """The values in ``o`` of those options that only this algorithm has, or their defaults: arguments by name."""
     own = {field.name: field.default for field in dataclasses.fields(options) if field.name not in SHARED}
     return {name: getattr(o, name, default) for name, default in own.items()}
 
@@ -372,10 +375,11 @@ def entry_of(
     renamed: Mapping[str, str] | None = None,
     **more: Any,
 ) -> AlgorithmEntry:
-    """The entry of a recipe, called as the recipe; ``more`` are fields of ``AlgorithmEntry``.
+    """The entry of a recipe, under the recipe's name; ``more`` are further fields of ``AlgorithmEntry``.
 
-    Unless they have ``build``, the recipe's arguments are called as its options, but for those that are ``renamed``; it
-    is given what it ``needs``, and if it goes around another algorithm that one and its options.
+    Unless ``more`` has a ``build``, options are passed to the recipe's arguments of the same names, or of the names in
+    ``renamed`` (option -> argument). The recipe also gets the fields of ``Given`` that it ``needs`` and, if it wraps
+    another algorithm, that one's recipe and options.
     """
 
     def build(o: Any, given: Given) -> Algorithm:

@@ -122,7 +122,7 @@ _FACTORS = (1e6, 1e-6)  # large and small, so that a clipping threshold shows
 
 
 def _moved(optimizer: optax.GradientTransformation, gradients: list[PyTree]) -> np.ndarray:
-    """Minus the sum of the updates for these gradients, flattened, on the way from parameters that are not 0."""
+    """Minus the sum of the updates for these gradients, flattened; parameters start from a constant other than 0."""
     params = jax.tree.map(lambda g: jnp.full(g.shape, 0.75, g.dtype), gradients[0])
     state, moved = optimizer.init(params), pytrees.zeros_like(params)
     for gradient in gradients:

@@ -17,7 +17,7 @@ MEMBERS = ("samples", "clients", "mean")
 
 
 class Clients(NamedTuple):
-    """The clients' models that one model got back in a round, in order of client ids, empty places last."""
+    """The models that clients trained from one global model in a round, in order of client ids, empty places last."""
 
     params: PyTree  # [M, ...]
     weight: Array  # [M] float, 0 where a place is empty
@@ -45,7 +45,7 @@ def clients_of(params: PyTree, sent: Stacked) -> Clients:
 
 
 def no_clients(params: PyTree, places: int) -> Clients:
-    """Nobody yet: ``places`` empty places."""
+    """``Clients`` before the first round: ``places`` empty places."""
     dtype = jnp.result_type(*jax.tree.leaves(params), jnp.float32)
     models = jax.tree.map(lambda p: jnp.broadcast_to(p[None], (places, *p.shape)), params)
     return Clients(models, jnp.zeros((places,), dtype), jnp.full((places,), -1, jnp.int32))

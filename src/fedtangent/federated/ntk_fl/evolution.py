@@ -29,9 +29,7 @@ from fedtangent.federated.ntk_fl.tangent import (
     pool_examples,
     signs,
 )
-from fedtangent.types import Array, Model, PyTree
-
-OK, DIVERGED, NO_EXAMPLES, REFUSED = 0, 1, 2, 3  # info["status"]
+from fedtangent.types import DIVERGED, NO_EXAMPLES, OK, REFUSED, Array, Model, PyTree
 
 LARGEST_EXACT_ERROR = 1024  # n C up to which the averaged kernel's error is computed and not estimated
 PROBES = 16

@@ -15,5 +15,14 @@ from fedtangent.theory.deep_linear.rounds import (
 )
 from fedtangent.theory.deep_linear.theorem import DeepLinearTheorem, deep_linear_limit, deep_linear_theorem
 
-__all__ = ["DeepLinearTheorem", "FullBatchWork", "ResidualTerms", "balancedness", "deep_linear_limit"]
-__all__ += ["deep_linear_spectrum", "deep_linear_theorem", "full_batch_work", "residual_terms"]
+__all__ = [
+    "DeepLinearTheorem",
+    "FullBatchWork",
+    "ResidualTerms",
+    "balancedness",
+    "deep_linear_limit",
+    "deep_linear_spectrum",
+    "deep_linear_theorem",
+    "full_batch_work",
+    "residual_terms",
+]

@@ -35,7 +35,7 @@ class Products(NamedTuple):
 
 
 def layers_of(weights: Sequence[Any], dimension: int | None = None) -> tuple[np.ndarray, ...]:
-    """Weights ``W^1 .. W^L`` as float64, [fan_out, fan_in] each, of inputs of so many numbers.
+    """Weights ``W^1 .. W^L`` as float64, [fan_out, fan_in] each; ``dimension`` is the fan_in of the first.
 
     Raises ``ValueError`` for shapes that do not fit and numbers that are not finite.
     """
@@ -54,21 +54,12 @@ def layers_of(weights: Sequence[Any], dimension: int | None = None) -> tuple[np.
     return layers
 
 
-def inputs_of(x: Any) -> np.ndarray:
-    """Inputs [n, d] as float64. Raises ``ValueError`` for other shapes and numbers that are not finite."""
-    inputs = real_array("x", x)
-    if inputs.ndim != 2 or 0 in inputs.shape:
-        raise ValueError(f"x: got shape {inputs.shape}, must be [n, d] with n, d >= 1")
-    finite("x", inputs)
-    return inputs
-
-
 def products(weights: Sequence[Any], x: Any) -> Products:
-    """Of weights ``W^1 .. W^L``, [fan_out, fan_in] each, at inputs x [n, d] (eq. 5).
+    """The network of weights ``W^1 .. W^L``, [fan_out, fan_in] each, at inputs x [n, d] (eq. 5).
 
     Raises ``ValueError`` for shapes that do not fit and numbers that are not finite.
     """
-    inputs = inputs_of(x)
+    inputs = checks.check_rows("x", x, "n, d")
     layers = layers_of(weights, inputs.shape[1])
     fan_in = layers[-1].shape[0]
     below, above = [inputs], [np.eye(fan_in)]
@@ -82,7 +73,7 @@ def products(weights: Sequence[Any], x: Any) -> Products:
 
 
 def applied(of: Products, residuals: Any, local: Products | None = None) -> np.ndarray:
-    """Eq. (15) at residuals [n_c, C] of the client whose network is ``local``: [n, C]; without it eq. (14)."""
+    """Eq. (15) applied to residuals [n_c, C] of the client whose network is ``local``, [n, C]; without it eq. (14)."""
     own = of if local is None else local
     values = real_array("residuals", residuals)
     checks.check_shape("residuals", values, own.outputs.shape)
@@ -93,7 +84,7 @@ def applied(of: Products, residuals: Any, local: Products | None = None) -> np.n
 
 
 def dense(of: Products, local: Products | None = None) -> np.ndarray:
-    """The same as a matrix [n C, n_c C], example-major: for tests and small problems."""
+    """The operator that ``applied`` applies, as a matrix [n C, n_c C], example-major: for tests and small problems."""
     own = of if local is None else local
     total = sum(
         np.kron(a @ a_own.T, b @ b_own.T)
@@ -109,7 +100,7 @@ def spectrum(weights: Sequence[Any], x: Any) -> tuple[float, float]:
 
     Raises as ``products`` does, and ``RuntimeError`` (SciPy's of the Lanczos method is one) where it is not found.
     """
-    of = products(weights, in_row_space(inputs_of(x)))
+    of = products(weights, in_row_space(checks.check_rows("x", x, "n, d")))
     singular = np.linalg.norm(of.below[0], axis=1)
     rank, outputs = of.outputs.shape
     # residuals u v' with u beyond the range of X W^1', v beyond that of W^L .. W^2, which are of one width or less

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.checks import finite, instance, number, real_array, whole
+from fedtangent.checks import instance, number, whole
 from fedtangent.theory import checks
 from fedtangent.theory.deep_linear.gram import Products, applied, layers_of, products
 from fedtangent.types import Partition
@@ -42,22 +42,16 @@ class FullBatchWork(NamedTuple):
 
 
 def full_batch_work(x: Any, y: Any, partition: Partition, learning_rate: float, local_steps: int) -> FullBatchWork:
-    """Checked: x [n, d] is the paper's X', y [n, C] its Y', rows are examples, each of exactly one client.
+    """The clients' work in a round: x [n, d] is the paper's X', y [n, C] its Y'; every example has exactly one client.
 
     Raises ``ValueError`` for shapes that do not fit, numbers out of range or not finite, a client without examples, and
     an example of no client or of several: the paper's X is what clients hold, together.
     """
-    inputs, targets = real_array("x", x), real_array("y", y)
-    for name, values in (("x", inputs), ("y", targets)):
-        if values.ndim != 2 or 0 in values.shape:
-            raise ValueError(f"{name}: got shape {values.shape}, must be [n, {'d' if name == 'x' else 'C'}]")
-        finite(name, values)
+    inputs, targets = checks.check_rows("x", x, "n, d"), checks.check_rows("y", y, "n, C")
     if len(inputs) != len(targets):
         raise ValueError(f"y: got {len(targets)} rows, must be {len(inputs)}, as x")
     instance("partition", partition, Partition)
-    held = checks.check_partition(partition, len(inputs), exact=True)
-    if not np.all(held.sizes):
-        raise ValueError(f"partition: got client {int(np.argmin(held.sizes))} without examples, must be one or more")
+    held = checks.check_partition(partition, len(inputs), exact=True, occupied=True)
     rate = number("learning_rate", learning_rate, above=0)
     return FullBatchWork(inputs, targets, held, rate, whole("local_steps", local_steps))
 
@@ -71,7 +65,7 @@ def fitting(weights: Weights, work: FullBatchWork) -> tuple[np.ndarray, ...]:
 
 
 def gradients(of: Products, residuals: np.ndarray) -> list[np.ndarray]:
-    """Eq. (6) of the sum of squares at residuals [n, C]: of every layer, as its weights are."""
+    """Eq. (6): gradients of the sum of squares by the weights of every layer, for residuals [n, C]."""
     return [of.scale * (b.T @ residuals.T) @ a for a, b in zip(of.below, of.above, strict=True)]
 
 
@@ -84,9 +78,9 @@ class LocalPath(NamedTuple):
 
 
 def local_path(weights: Weights, x: np.ndarray, y: np.ndarray, learning_rate: float, local_steps: int) -> LocalPath:
-    """Eq. (7): so many steps on ``1/2 |f(x) - y|^2`` of one client.
+    """Eq. (7): ``local_steps`` steps of one client on ``1/2 |f(x) - y|^2``.
 
-    Raises ``ValueError`` for a rate at which they leave the numbers there are.
+    Raises ``ValueError`` for a rate at which the weights overflow.
     """
     own, before, residuals = [np.asarray(w, np.float64) for w in weights], [], []
     for _ in range(local_steps):
@@ -101,7 +95,7 @@ def local_path(weights: Weights, x: np.ndarray, y: np.ndarray, learning_rate: fl
 
 
 def local_paths(weights: Weights, work: FullBatchWork) -> list[LocalPath]:
-    """Of every client."""
+    """The local steps of every client."""
     every = (work.of_client(c) for c in range(work.num_clients))
     return [local_path(weights, x, y, work.learning_rate, work.local_steps) for x, y in every]
 

@@ -61,7 +61,7 @@ class DeepLinearConstants(NamedTuple):
 
     @property
     def kappa(self) -> float:
-        """Of the squared singular values."""
+        """Condition number of X X': of the squared singular values."""
         return (self.largest / self.least) ** 2
 
     def rate(self) -> float:
@@ -85,11 +85,11 @@ class DeepLinearConstants(NamedTuple):
         return RADIUS * spread * self.residual * self.largest / (self.depth * self.least**2)
 
     def drift_bound(self, steps: int) -> float:
-        """Lemma VII.7 with the L of (33): of a client's ``|U_k - U|`` over its ``|U - Y|`` after k steps."""
+        """Lemma VII.7 with the L of (33): bound of a client's ``|U_k - U|`` over its ``|U - Y|`` after k steps."""
         return 57 * steps * self.learning_rate * self.depth * self.largest**2 / (10 * self.outputs)
 
     def kernel_bound(self) -> float:
-        """Lemma VII.5: of ``|P(t, k) - P(0)|``."""
+        """Lemma VII.5: bound of ``|P(t, k) - P(0)|``."""
         return 0.109 * self.depth * self.largest**2 / (self.outputs * self.kappa)
 
 
@@ -117,7 +117,7 @@ class DeepLinearTheorem:
 
     @property
     def linear_rate(self) -> float:
-        """What a round leaves of the sum of squares at infinite width in the long run: the sharp form of rho.
+        """The factor of the sum of squares in a round at infinite width, in the long run: the sharp form of rho.
 
         Of ``|M - M*|^2`` each round leaves that at most; with K > 1 a single one may leave more of ``|X (M - M*)|^2``.
         """
@@ -175,7 +175,7 @@ class DeepLinearTheorem:
 def deep_linear_theorem(weights: Weights, work: FullBatchWork, delta: float = 0.1) -> DeepLinearTheorem:
     """Theorem IV.2 for initial weights ``W^1 .. W^L`` and the clients' work: rho, and which assumptions hold.
 
-    Raises ``ValueError`` for what does not fit, and for a rate at which the linear model diverges (names the limit).
+    Raises ``ValueError`` for weights that do not fit the data, and for a rate at which the linear model diverges.
     """
     number("delta", delta, above=0, below=1)
     instance("work", work, FullBatchWork)

@@ -17,7 +17,7 @@ from fedtangent.theory.fed_ensemble.convergence import (
     weight_movement,
 )
 from fedtangent.theory.fed_ensemble.ensemble_mean import corollary_4_1
-from fedtangent.theory.fed_ensemble.limit import covariance_terms, gp_limit, prior_functions
+from fedtangent.theory.fed_ensemble.limit import gp_limit
 from fedtangent.theory.fed_ensemble.second_order import (
     age_operators,
     condition_15,
@@ -25,6 +25,7 @@ from fedtangent.theory.fed_ensemble.second_order import (
     exponential_average,
     exponential_product,
 )
+from fedtangent.theory.prior import covariance_terms, prior_functions
 
 __all__ = [
     "Networks",

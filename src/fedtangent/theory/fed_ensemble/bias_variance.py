@@ -24,10 +24,12 @@ from fedtangent.checks import finite, number, real_array, whole
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import Assumption, assumption
-from fedtangent.theory.fed_ensemble.limit import gp_limit, prior_blocks
-from fedtangent.theory.flow.flow import Flow, federated_flow
+from fedtangent.theory.fed_ensemble.limit import gp_limit
+from fedtangent.theory.flow.build import federated_flow
+from fedtangent.theory.flow.flow import Flow
 from fedtangent.theory.flow.rules import Rule
 from fedtangent.theory.precision import in_float64
+from fedtangent.theory.prior import prior_blocks
 from fedtangent.types import Cohort, Partition
 
 # Directions of the initial function with less than this share of the largest variance are rounding errors.
@@ -132,7 +134,7 @@ def ensemble_laws(
     """
     if not cohorts or len({np.shape(c.client) for c in cohorts}) > 1:
         raise ValueError(f"cohorts: got {[np.shape(c.client) for c in cohorts]}, must be one or more of one shape")
-    targets, factor = checks.check_targets(y_train), _factor(kernels)
+    targets, factor = checks.check_rows("y_train", y_train, "n, C"), _factor(kernels)
     outputs, q = targets.shape[1], factor.shape[1]
     start = np.concatenate([np.zeros((len(factor), outputs)), factor], axis=1)
     padded = np.concatenate([targets, np.zeros((len(targets), q))], axis=1)
@@ -220,7 +222,7 @@ def corollary_1(
 
 
 def _combined(means: np.ndarray, within: np.ndarray, share: float, expected: np.ndarray, noise: float) -> Decomposition:
-    """From means [S, m, C] of S groups and the variance within each [S], of which the means hold ``share``."""
+    """The terms from means [S, m, C] and inner variances [S] of S groups; the means hold ``share`` of the latter."""
 
     def terms(means: np.ndarray, within: np.ndarray) -> np.ndarray:
         between = means.var(axis=0, ddof=1).mean()

@@ -1,4 +1,4 @@
-"""What Theorem 1 assumes, measured on a run: what its cohorts mean for the ages of each model, and each assumption.
+"""What Theorem 1 assumes, measured on a run. An age is a number of rounds in which every client trains a model once.
 
 The assumptions are those of 4.1 (i)-(iv), of Lemma 9.1 and Theorem 9.1 (FE-2021), and those that the proof uses without
 naming them.
@@ -86,7 +86,7 @@ def age_plan(
 
 
 class Theorem1Data(NamedTuple):
-    """What the assumptions are about."""
+    """A run as the assumptions look at it."""
 
     theta: np.ndarray  # [n, n]
     eigenvalues: np.ndarray  # [n] of theta, rising
@@ -100,7 +100,7 @@ class Theorem1Data(NamedTuple):
 
 
 def assumptions(problem: Theorem1Data, kappa_2: float, kappa_3: float) -> tuple[Assumption, ...]:
-    """All of them that can be measured, the theorem's own first."""
+    """All assumptions that can be measured, the theorem's own first."""
     return (*_of_the_kernel(problem), *_of_the_rounds(problem), *_of_the_step(problem, kappa_2, kappa_3))
 
 

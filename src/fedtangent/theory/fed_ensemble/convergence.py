@@ -113,7 +113,7 @@ class Theorem1:
         return failing(self.assumptions)
 
     def exponent(self, form: str = "proof", eigenvalue: float | None = None) -> np.ndarray:
-        """What the logarithm of the bound has fallen by after each age, [A + 1], by one of ``FORMS``.
+        """By how much the logarithm of the bound has fallen after each age, [A + 1], in one of ``FORMS``.
 
         ``eigenvalue`` replaces lambda_m, for a negative control. "first_order" is the rate without the 1/3.
         """
@@ -184,7 +184,7 @@ def theorem_1(
     Returns:
         Theorem1. Nothing is refused because an assumption fails: ``assumptions`` says so.
     """
-    y = checks.check_targets(y_train)
+    y = checks.check_rows("y_train", y_train, "n, C")
     theta = checks.check_blocks(kernels, y.shape, "shared").ntk_train
     partition = checks.check_partition(partition, len(y))
     plan = age_plan(partition, cohorts, rule, num_models, rounds_per_age)
@@ -228,10 +228,10 @@ def _constants(
 
 
 def weight_movement(theta: Any, operator: Any, residual: Any) -> float:
-    """Exactly how far the weights of a model linear in them have moved, ``||w_r - w_0||``, of a run with operator M_r.
+    """How far the weights of a linear model have moved after round r, ``||w_r - w_0||``, exactly.
 
-    They move by ``-J' M_r g_0``, so the square is ``tr(a' Theta a)``, ``a = M_r g_0``; outputs that share a kernel have
-    weights of their own. What the second line of eq. (18) bounds.
+    They move by ``-J' M_r g_0``, so the square is ``tr(a' Theta a)`` with ``a = M_r g_0``; outputs that share a kernel
+    have weights of their own. This is what the second line of eq. (18) bounds.
 
     Args:
         theta: [n, n]; operator: [n, n], ``Flow.operator(r, model)``; residual: [n, C], ``f_0(X) - Y``.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,86 +10,32 @@ import numpy as np
 from jax.scipy.sparse.linalg import cg
 from scipy.linalg import lapack
 
-from fedtangent import checks
-from fedtangent.checks import whole
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError, jittered_cholesky, product
 from fedtangent.kernels.large import LargeKernel
-from fedtangent.theory.checks import check_blocks, check_large, check_shape, check_targets
+from fedtangent.theory.checks import check_blocks, check_large, check_rows
+from fedtangent.theory.prior import covariance_terms
 from fedtangent.types import Gaussian
 
 TOLERANCE, MOST_STEPS = 1e-3, 200  # of conjugate gradients: residual left, relative (float32 has no fewer), and steps
 
 
-class CovarianceTerms(NamedTuple):
-    """The terms of Theorem 2's covariance at m points: ``prior + propagated - cross``. Each is [m, m], float64."""
-
-    prior: Any  # K(x, x)
-    propagated: Any  # B K(X, X) B'
-    cross: Any  # B K(X, x) + K(x, X) B', the theorem's last two terms
-
-    @property
-    def total(self) -> Any:
-        """The covariance itself, made exactly symmetric."""
-        covariance = self.prior + self.propagated - self.cross
-        return 0.5 * (covariance + covariance.T)
-
-
-def prior_blocks(k: KernelBlocks) -> tuple[Any, Any, Any]:
-    """The blocks nngp_train, nngp_test_train and nngp_test of ``k``; ``ValueError`` where one was left out."""
-    if k.nngp_train is None or k.nngp_test_train is None or k.nngp_test is None:
-        raise ValueError("kernels: got None among nngp_train, nngp_test_train and nngp_test, must be all given")
-    return k.nngp_train, k.nngp_test_train, k.nngp_test
-
-
-def prior_functions(k: KernelBlocks, count: int, seed: int = 0) -> np.ndarray:
-    """``count`` initial functions f0 ~ GP(0, K) at the n training and the m test points, [n + m, count] float64.
-
-    What a law is averaged over that has no closed form, as that of a run by the cross entropy (``Flow.predict`` of
-    each). A jitter of at most 1e-8 of K's mean diagonal is added where K is singular in float64.
-
-    Raises ``ValueError`` for kernel blocks without the nngp parts.
-    """
-    train, cross, test = (np.asarray(part) for part in prior_blocks(k))
-    drawn = np.random.default_rng(checks.seed(seed)).standard_normal((len(train) + len(test), whole("count", count)))
-    whole_prior = np.block([[train, cross.T], [cross, test]])
-    if not np.any(whole_prior):  # every model starts as the zero function
-        return np.zeros_like(drawn)
-    return np.asarray(np.tril(jittered_cholesky(whole_prior, 1e-8).lower) @ drawn)
-
-
-def covariance_terms(k: KernelBlocks, b: Any, gamma: Any = 1.0) -> CovarianceTerms:
-    """Covariance of ``f(x) = gamma f0(x) - B f0(X) + ...`` for ``f0 ~ GP(0, K)``, term by term.
-
-    With ``B = Theta(x, X) Theta^-1`` this is the covariance of Theorem 2 (FE-2024) / 4.2 (FE-2021); with
-    ``B = Theta(x, X) M_r`` it is that of round r of a federated run; gamma is 1 but where weight decay shrinks f0.
-
-    Args:
-        k: kernel blocks with the nngp parts.
-        b: [m, n] float64, NumPy or JAX; the terms come back in kind.
-    """
-    prior, prior_cross, prior_test = prior_blocks(k)
-    check_shape("b", b, prior_cross.shape)
-    half = gamma * (b @ prior_cross.T)
-    return CovarianceTerms(gamma**2 * prior_test, b @ prior @ b.T, half + half.T)
-
-
 def gp_limit(
     kernels: KernelBlocks | LargeKernel, y_train: Any, *, max_relative_jitter: float = 1e-10, outputs: str = "shared"
 ) -> Gaussian:
-    """Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021): the law of a model trained to convergence.
+    """Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021): mean and covariance of a model trained to convergence.
 
     ``m(x) = Theta(x, X) Theta^-1 Y`` and
     ``k(x, x') = K(x, x') + B K B' - (B K(X, x') + K(x, X) B')``, ``B = Theta(x, X) Theta^-1``,
     for the squared loss, an infinitely wide (or linear) model, and a zero-mean initial function of covariance K.
-    The theorem assumes Theta to have full rank; where it has not in float64, the least sufficient jitter is added to
-    its diagonal and reported in the result, or SingularKernelError raised. The papers' ``o(eta_0^2)`` remainder is
-    absent from this regime: every stable step size has exactly this fixed point.
+    The theorem assumes that Theta has full rank. Where it has not in float64, the least sufficient jitter is added to
+    its diagonal and reported in the result. The papers' remainder ``o(eta_0^2)`` is 0 here: every stable step size has
+    exactly this fixed point.
 
     Runs on the host in NumPy float64; not traceable.
 
     Args:
-        kernels: kernel blocks of n training and m test points. Of a ``LargeKernel`` the mean is found by conjugate
-            gradients, preconditioned by Nystroem's method, in float32; there is no covariance, and no jitter is added.
+        kernels: kernel blocks of n training and m test points. With a ``LargeKernel`` the mean alone is found, by
+            conjugate gradients in float32, preconditioned by Nystroem's method and without jitter.
         y_train: [n, C] targets, finite.
         max_relative_jitter: the most jitter allowed, relative to Theta's mean diagonal; 0 for none.
         outputs: "shared", one kernel for every output; or "full", blocks of [n C, n C] in example-major order.
@@ -109,16 +55,16 @@ def gp_limit(
         >>> bool(abs(limit.mean[0, 0] - 1) < 1e-9), bool(abs(limit.cov[0, 0]) < 1e-9)
         (True, True)
     """
-    targets = check_targets(y_train)
+    targets = check_rows("y_train", y_train, "n, C")
     if isinstance(kernels, LargeKernel):
         large = check_large(kernels, len(targets), outputs)
         return Gaussian(large.at_test(_solved(large, targets)), None)  # type: ignore[arg-type]
-    k = check_blocks(kernels, targets.shape, outputs)
-    factor = jittered_cholesky(k.ntk_train, max_relative_jitter)
-    solution, _ = lapack.dpotrs(factor.lower, k.ntk_test_train.T, lower=1)
+    blocks = check_blocks(kernels, targets.shape, outputs)
+    factor = jittered_cholesky(blocks.ntk_train, max_relative_jitter)
+    solution, _ = lapack.dpotrs(factor.lower, blocks.ntk_test_train.T, lower=1)
     b = np.ascontiguousarray(solution.T)
     mean = b @ (targets if outputs == "shared" else targets.reshape(-1, 1))
-    return Gaussian(mean.reshape(-1, targets.shape[1]), covariance_terms(k, b).total, factor.jitter)
+    return Gaussian(mean.reshape(-1, targets.shape[1]), covariance_terms(blocks, b).total, factor.jitter)
 
 
 def _solved(kernels: LargeKernel, targets: np.ndarray) -> np.ndarray:

@@ -133,7 +133,7 @@ def age_operators(
     model: int = 0,
     rounds: Sequence[int] | None = None,
 ) -> Age:
-    """The operators of one age of one model.
+    """The operators of one age of one model: of the rounds in which every client trains it once.
 
     Args:
         theta: [n, n] kernel of the training points.
@@ -177,7 +177,7 @@ def _round_terms(
 
 
 def second_order_terms(age: Age, dynamics: str = "gradient_flow") -> np.ndarray:
-    """What an age adds to its first-order exponential, up to third order in the step, [n, n].
+    """What an age adds to its first-order exponential, up to terms of third order in the step, [n, n].
 
     ``1/2 (sum_l Var[A_l] + sum_{i>j} [E[A_i], E[A_j]])`` of FE-2021 eq. (13)-(14), by Lemmas 9.3 and 9.2; for gradient
     descent also ``-1/2 sum_l E[A_l^2 / tau]``, that is ``-eta^2 tau / 2 E[Pi^2]`` a round, which is as large as the
@@ -189,7 +189,7 @@ def second_order_terms(age: Age, dynamics: str = "gradient_flow") -> np.ndarray:
 
 
 def expansion(age: Age, dynamics: str = "gradient_flow") -> Expansion:
-    """An age by its first-order story ``e^{-eta tau sum_l E[Pi_l]}`` and the second-order terms, FE-2021 section 9.2.
+    """What an age does to the residual: ``e^{-eta tau sum_l E[Pi_l]}`` and second-order terms (FE-2021 section 9.2).
 
     If the cohorts of all rounds hold the same number nbar of examples and each client comes up once, the first part
     is ``e^{-eta tau Theta / nbar}``: all of the data at once.

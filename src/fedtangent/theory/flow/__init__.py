@@ -1,6 +1,7 @@
 """The exact federated dynamics, and what is read from them: where they end, which steps are stable, which are best."""
 
-from fedtangent.theory.flow.flow import Flow, federated_flow
+from fedtangent.theory.flow.build import federated_flow
+from fedtangent.theory.flow.flow import Flow
 from fedtangent.theory.flow.rules import Rule
 from fedtangent.theory.flow.tuning import best_learning_rate, predicted_loss
 

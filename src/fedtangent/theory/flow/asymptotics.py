@@ -17,9 +17,9 @@ import numpy as np
 from fedtangent.kernels.gram import SingularKernelError
 from fedtangent.theory.assumptions import Assumption, assumption
 from fedtangent.theory.checks import check_known
-from fedtangent.theory.fed_ensemble.limit import covariance_terms
 from fedtangent.theory.flow.recursion import FlowState, Input, Program, decay_map, last_state, zero_state
 from fedtangent.theory.precision import in_float64
+from fedtangent.theory.prior import covariance_terms
 from fedtangent.types import Gaussian
 
 if TYPE_CHECKING:
@@ -103,7 +103,10 @@ class _Pass:
 
     @in_float64
     def drives(self, taken: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The pass from nothing for unit residuals, and for unit ``J(X) w_0`` if decay has ``taken`` it, [d, q]."""
+        """Where the pass leads from zeros, for unit residuals and unit ``J(X) w_0``, [d, q] each.
+
+        The second is 0 unless weight decay has ``taken`` w_0 away.
+        """
         eye = np.eye(len(self.flow.theta))[:, None, :]
         zeros = np.zeros_like(eye)
         start = zero_state(self.flow.kind, self.flow.program(self.model, 1), 1, len(self.flow.theta))
@@ -129,7 +132,7 @@ def _pass_of(flow: Flow, model: int) -> _Pass:
     flow.check_law("pass over all rounds")
     program = flow.program(model, 1)
     rounds = program.rounds
-    check_known("rule", rounds.learning_rate, rounds.server_rate, rounds.anchoring, flow.numbers)
+    check_known("rule", rounds.learning_rate, rounds.server_learning_rate, rounds.anchoring, flow.numbers)
     check_known("cohorts.weight", rounds.weight)
     return _Pass(flow, model, _frame(program))
 
@@ -202,9 +205,9 @@ def _influence_at_end(flow: Flow, model: int) -> tuple[np.ndarray, np.ndarray, f
 
 
 def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
-    """The end of the factors of the step sizes, from 0 on, whose passes do not grow; inf, or 0 for none.
+    """The factor of the step sizes up to which passes do not grow, to a relative ``tolerance``.
 
-    To a relative ``tolerance``. Doubling begins at a factor far below any client's bound.
+    inf where there is no such bound, 0 where no factor is stable. Doubling begins far below any client's bound.
     """
     last, stiffest = float(flow.rounds.learning_rate[-1]), float(np.max(flow.clients.largest_eigenvalue))
     small = 1.0 if stiffest == 0 else float(np.min(flow.partition.sizes.clip(1))) / stiffest / 64 / last
@@ -231,13 +234,12 @@ def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
 
 
 class Stability(NamedTuple):
-    """Sufficient condition for every round of FedAvg to be a non-expansion, whatever the cohort.
+    """A sufficient condition for FedAvg to be stable: no round expands the residual, whatever the cohort.
 
-    Client i contracts its own residual when ``0 < eta (lambda_max(Theta_ii) / n_i + mu + decay) < 2`` (of each of its
-    minibatches, where it has them); an average of such clients (weights summing to 1), scaled by the server's step s,
-    is a non-expansion in the norm of Theta^-1 when moreover ``s (1 - (1 - x)^T) < 2`` for each eigenvalue x of
-    ``eta Theta_ii / n_i``. Averaging with other clients may keep an unstable client in check, so that a condition that
-    fails means "not guaranteed", not "diverges".
+    Client i contracts its own residual if ``0 < eta (lambda_max(Theta_ii) / n_i + mu + decay) < 2``; with minibatches
+    each of them must fulfil this. The average of such clients, scaled by the server's step s, expands nothing in the
+    norm of Theta^-1 if also ``s (1 - (1 - x)^T) < 2`` for every eigenvalue x of ``eta Theta_ii / n_i``. An unstable
+    client may be kept in check by the others: a condition that fails means "not guaranteed", not "diverges".
     """
 
     condition: Assumption  # the largest step in use against the least of the clients' bounds
@@ -256,16 +258,16 @@ class Stability(NamedTuple):
 
 def stability(flow: Flow) -> Stability:
     """Compares the largest step of a run with the bound of every client that trains."""
-    check_known("rule", flow.rounds.learning_rate, flow.rounds.server_rate, flow.numbers)
+    check_known("rule", flow.rounds.learning_rate, flow.rounds.server_learning_rate, flow.numbers)
     flow.check_law("bound of stable steps")
-    if flow.kind.algorithm != "fed_avg" or flow.kind.momentum or flow.kind.carries:
-        whose = {"server_momentum": flow.kind.momentum, "local_momentum": flow.kind.carries}
+    if flow.kind.algorithm != "fed_avg" or flow.kind.has_server_momentum or flow.kind.has_local_momentum:
+        whose = {"server_momentum": flow.kind.has_server_momentum, "local_momentum": flow.kind.has_local_momentum}
         with_ = " and ".join(name for name, is_on in whose.items() if is_on)
         found = f"fed_avg with {with_}" if flow.kind.algorithm == "fed_avg" else flow.kind.algorithm
         raise ValueError(f"rule: got {found}, must be plain fed_avg here; ask for largest_stable_learning_rate()")
     nu, largest = float(flow.numbers.nu), float(np.max(flow.numbers.step_weights))
     bounds = np.full(flow.partition.num_clients, np.inf)
-    for i in np.flatnonzero(flow.cohorts.trains(flow.partition.num_clients)):
+    for i in np.flatnonzero(flow.slots.trains(flow.partition.num_clients)):
         stiffness = _stiffness(flow, int(i))
         if stiffness + nu > 0:
             bounds[i] = _largest_x(flow, int(flow.local_steps[i])) / (stiffness + nu) / largest
@@ -282,7 +284,7 @@ def _stiffness(flow: Flow, i: int) -> float:
     bucket, place = clients.buckets[clients.bucket_of[i]], clients.place_in_bucket[i]
     assert bucket.block is not None
     block, worst = np.asarray(bucket.block[place]), 0.0
-    drawn = np.asarray(batches)[flow.cohorts.present & (flow.cohorts.client == i)][:, : flow.local_steps[i]]
+    drawn = np.asarray(batches)[flow.slots.present & (flow.slots.client == i)][:, : flow.local_steps[i]]
     for places in np.unique(drawn.reshape(-1, drawn.shape[-1]), axis=0):
         taken = places[places >= 0]
         share = np.bincount(taken, minlength=len(block) // flow.kind.rows_per_example) / len(taken)
@@ -296,7 +298,7 @@ def _largest_x(flow: Flow, steps: int) -> float:
 
     Where the steps are not all alike only a server that does not extrapolate is known to be safe.
     """
-    server = float(np.max(flow.rounds.server_rate))
+    server = float(np.max(flow.rounds.server_learning_rate))
     if flow.kind.dynamics == "gradient_flow":
         return np.inf if server <= 2 else float(-np.log(1 - 2 / server) / steps)
     if flow.rounds.batches is not None or flow.kind.weighs_steps:

@@ -11,9 +11,9 @@ g being the client's residual ``f(X_i) - Y_i`` and ``b_i = Phi_i' b`` the values
 gradient descent has ``A_i = (eta / n_i) sum_{s < T} (I - (eta / n_i) Theta_ii)^s`` (``response``). Gradient flow is the
 limit of many small steps.
 
-Of another loss g / n_i is its derivative by the outputs at the client's own model (``jax.grad`` of the loss over the
-batch, so that a sum over examples has no 1 / n_i): the steps are then taken one by one, and z is no longer linear in
-anything. Minibatches and local momentum are taken step by step too.
+Under another loss the place of g / n_i is taken by the derivative of the loss by the outputs at the client's own model
+(``jax.grad`` of the loss over the batch, so that a sum over examples has no 1 / n_i). Then z is no longer linear in
+anything, and the steps are taken one by one. So are those on minibatches and those with local momentum.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def build_clients(
 ) -> ClientBlocks:
     """Eigendecompositions of every client's own kernel block.
 
-    ``theta`` is [q, q] with ``q = n * rows_per_example`` in example-major order. ``stepwise`` keeps the blocks too; of
-    a large kernel the blocks are all there is.
+    ``theta`` is [q, q] with ``q = n * rows_per_example`` in example-major order. ``stepwise`` keeps the blocks
+    themselves too, for steps that are taken one by one; a large kernel has these alone.
     """
     sizes = np.asarray(partition.sizes)
     bucket_of = np.full(len(sizes), -1, np.int32)
@@ -153,7 +153,7 @@ def _own_block(theta: np.ndarray | LargeKernel, rows: np.ndarray) -> np.ndarray:
 
 
 class Gains(NamedTuple):
-    """A client's answer, mode by mode, after its local training."""
+    """What local training multiplies a client's residual and tilt with, mode by mode: ``z = own g - tilt b_i``."""
 
     own: Array  # [s] A, to its residual
     tilt: Array  # [s] C, to its tilt; 0 where there is none
@@ -185,7 +185,7 @@ def kappas(kind: Kind, numbers: Numbers, sizes: Array) -> tuple[Array, Array]:
 
     def step(carry: tuple[Array, Array], eta: Array) -> tuple[tuple[Array, Array], Array]:
         kappa, velocity = carry
-        if not kind.carries:
+        if not kind.has_local_momentum:
             return (kappa * (1 - eta * nu) + eta, velocity), kappa
         velocity = numbers.local_momentum * velocity + 1 - nu * kappa
         return (kappa + eta * velocity, velocity), kappa
@@ -195,11 +195,11 @@ def kappas(kind: Kind, numbers: Numbers, sizes: Array) -> tuple[Array, Array]:
 
 
 class Felt(NamedTuple):
-    """What a client's own rows feel at the server's model."""
+    """What drives a client at the server's model, on its own rows."""
 
-    values: Array  # [s, D] of its residual; of a loss other than the squared one f itself
+    values: Array  # [s, D] its residual; under a loss other than the squared one f itself
     tilt: Array | None  # [s, D] values of b
-    targets: Array | None  # [s, D], of a loss other than the squared one
+    targets: Array | None  # [s, D], under a loss other than the squared one
 
 
 class Batch(NamedTuple):
@@ -234,7 +234,7 @@ def descent_by_steps(
         if felt_there.tilt is not None:
             f = f - kappa * felt_there.tilt
         push = _slope(kind, f, felt_there.targets, counts)
-        if not kind.carries:
+        if not kind.has_local_momentum:
             return (z * (1 - eta * nu)).at[rows].add(eta * push, mode="drop"), velocity
         velocity = (numbers.local_momentum * velocity - nu * z).at[rows].add(push, mode="drop")
         return z + eta * velocity, velocity
@@ -249,7 +249,7 @@ def descent_by_steps(
 def _slope(kind: Kind, f: Array, targets: Array | None, counts: Array) -> Array:
     """Derivative of the batch's loss by the outputs f [b, D], 0 for rows that do not count.
 
-    Of the squared error f is the residual, which is the derivative but for the number of examples.
+    Under the squared error f is the residual, and the derivative is f over the number of examples.
     """
     width = kind.rows_per_example
     if targets is None:

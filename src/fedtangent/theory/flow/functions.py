@@ -1,4 +1,4 @@
-"""Initial functions as the recursion has them, [rows, K, D], and the functions that it makes of them."""
+"""Functions into the recursion and out of it: initial functions as its input, its coefficients as functions again."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Runs(NamedTuple):
 def zero_functions(flow: Flow, model: int | None) -> tuple[np.ndarray, np.ndarray]:
     """The zero function at the training and the test points, of one model or all."""
     models, shape = (flow.num_models,) if model is None else (), flow.y_train.shape
-    return np.zeros((*models, *shape)), np.zeros((*models, flow.num_test // flow.width, shape[1]))
+    return np.zeros((*models, *shape)), np.zeros((*models, flow.num_test // flow.kind.rows_per_example, shape[1]))
 
 
 def started(flow: Flow, split: str, f0: Any, along: Any, model: int | None) -> Input:
     """f_0 and, with weight decay, ``J w_0`` at the points of a split ("train" or "test"), [rows, K, D] each.
 
-    Their values come as [., C] of one model, or [K, ., C] of all.
+    ``f0`` and ``along`` are [n, C] of one model, or [K, n, C] of all (``model=None``).
     """
     rows = len(flow.theta) if split == "train" else flow.num_test
     start = _rows(flow, f"f0_{split}", f0, rows, model)
@@ -49,9 +49,10 @@ def started(flow: Flow, split: str, f0: Any, along: Any, model: int | None) -> I
 def evolved(
     flow: Flow, trained: Input, start: Input, at: Callable[[Any], Any], rounds: np.ndarray, model: int | None
 ) -> Array:
-    """Functions [r, K, m, C] after each of ``rounds`` [r], of which ``start`` is the initial one.
+    """Functions [r, K, m, C] after each of ``rounds`` [r].
 
-    ``trained`` is that at the training points; ``at(a)`` has the kernel's product at the points of ``start``.
+    ``start`` is the initial function at the points that are asked for, ``trained`` the same at the training points, and
+    ``at(a)`` is ``Theta(points, X) a``.
     """
     distinct, places = np.unique(rounds, return_inverse=True)
     shares, program = flow.shares(model), flow.program(model, trained.residual.shape[2])
@@ -72,7 +73,7 @@ def runs(flow: Flow, f0_train: Any, f0_test: Any, rounds: np.ndarray, num_train:
     distinct, places = np.unique(rounds, return_inverse=True)
     shares, program = flow.shares(None), flow.program(None, train.residual.shape[3])
     a = jax.vmap(lambda one: path(flow.kind, program, _given(flow, one), shares, distinct))(train)[:, places]
-    count = num_train * flow.width
+    count = num_train * flow.kind.rows_per_example
     first = jax.tree.map(lambda values: values[:, :count], train)
     found = (
         _moved(first, a, lambda a: flow.at_train(a, count), shares[rounds]),
@@ -82,7 +83,7 @@ def runs(flow: Flow, f0_train: Any, f0_test: Any, rounds: np.ndarray, num_train:
 
 
 def _given(flow: Flow, trained: Input) -> Input:
-    """What the recursion starts from."""
+    """The input of the recursion: residuals, or functions where the loss is not the squared error."""
     return trained._replace(residual=trained.residual - flow.targets[:, None, :]) if flow.kind.is_linear else trained
 
 
@@ -98,17 +99,17 @@ def _moved(start: Input, a: Array, at: Callable[[Any], Any], shares: Any) -> Arr
 
 def _by_output(flow: Flow, rows: Array) -> Array:
     """Values [.., m C, 1] of a kernel that couples outputs as [.., m, C]."""
-    return rows.reshape(*rows.shape[:-2], -1, flow.width) if flow.width > 1 else rows
+    return rows.reshape(*rows.shape[:-2], -1, flow.kind.rows_per_example) if flow.kind.rows_per_example > 1 else rows
 
 
 def _rows(flow: Flow, name: str, values: Any, rows: int, model: int | None) -> Any:
     """Values [n, C] of one model or [K, n, C] of all, as [rows, K, D]."""
     models = () if model is not None else (flow.num_models,)
-    shape = (*models, rows // flow.width, flow.y_train.shape[1])
+    shape = (*models, rows // flow.kind.rows_per_example, flow.y_train.shape[1])
     if is_concrete(values):
         values = real_array(name, values)
         finite(name, values)
     values = jnp.asarray(values, jnp.float64)
     if values.shape != shape:
         raise ValueError(f"{name}: got shape {np.shape(values)}, must be {shape} for model={model}")
-    return values.reshape(-1, rows, shape[-1] // flow.width).transpose(1, 0, 2)
+    return values.reshape(-1, rows, shape[-1] // flow.kind.rows_per_example).transpose(1, 0, 2)

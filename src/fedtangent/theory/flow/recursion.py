@@ -35,26 +35,26 @@ class FlowState(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What the recursion runs on."""
+    """Everything that the recursion reads besides its input."""
 
     theta: Array  # [q, q], or of a large kernel [q, p]
     buckets: tuple[Bucket, ...]
     rounds: Rounds
     numbers: Numbers
-    targets: Array | None = None  # [q, D], of a loss other than the squared one
+    targets: Array | None = None  # [q, D], under a loss other than the squared one
 
 
 class Input(NamedTuple):
-    """What the recursion starts from, and under the squared loss is linear in, at the training points."""
+    """The input of the recursion, at the training points; under the squared loss the recursion is linear in it."""
 
-    residual: Array  # [q, K or 1, D] f_0(X) - Y; of another loss f_0(X)
+    residual: Array  # [q, K or 1, D] f_0(X) - Y; under another loss f_0(X)
     along: Array | None  # [q, K or 1, D] J(X) w_0, with weight decay only
 
 
 def zero_state(kind: Kind, program: Program, num_models: int, columns: int) -> FlowState:
-    """Nothing learnt, nothing remembered."""
+    """The state before the first round: zeros."""
     a = jnp.zeros((program.theta.shape[0], num_models, columns))
-    remembers = kind.momentum or kind.corrects
+    remembers = kind.has_server_momentum or kind.corrects
     own = None
     if kind.corrects:
         own = tuple(jnp.zeros((b.rows.shape[0], num_models, b.rows.shape[1], columns)) for b in program.buckets)
@@ -72,7 +72,7 @@ def decay_map(kind: Kind, program: Program) -> Array:
     """What a pass does to one model's beta and, with server momentum, to its memory of it: [1, 1] or [2, 2]."""
     columns = [_decay(kind, program, jnp.full(1, b), jnp.full(1, 1.0 - b)) for b in (1.0, 0.0)]
     whole = jnp.stack([jnp.stack([betas[-1, 0], memory[0]]) for betas, memory in columns], axis=1)
-    return whole if kind.momentum else whole[:1, :1]
+    return whole if kind.has_server_momentum else whole[:1, :1]
 
 
 def _decay(kind: Kind, program: Program, beta: Array, memory: Array) -> tuple[Array, Array]:
@@ -83,7 +83,7 @@ def _decay(kind: Kind, program: Program, beta: Array, memory: Array) -> tuple[Ar
         beta, memory = carry
         change = -program.numbers.weight_decay * _mean_kappa(kind, program, j, num_models) * beta
         moved, memory = _server_momentum(kind, program.numbers, change, memory, rounds.trained[j])
-        return (beta + rounds.server_rate[j] * moved, memory), beta
+        return (beta + rounds.server_learning_rate[j] * moved, memory), beta
 
     (last, memory), before = jax.lax.scan(step, (beta, memory), jnp.arange(rounds.model.shape[0]))
     return jnp.concatenate([before, last[None]]), memory
@@ -129,8 +129,8 @@ def last_state(kind: Kind, program: Program, given: Input, beta: Any, start: Flo
 def influence(kind: Kind, program: Program, theta_x: Array, beta: Array, active: Array, *, num_models: int) -> Input:
     """Transpose of ``(residual, along) -> Theta(x, X) a``, [q, K, m] each: how a prediction depends on the input.
 
-    Each round's transpose in turn, from the last to the first: that of the whole scan would keep what is gathered in
-    every round.
+    The rounds are transposed one by one, from the last to the first: a transpose of the whole scan would hold at once
+    what every round gathers.
     """
     columns = theta_x.shape[0]
     state = zero_state(kind, program, num_models, columns)
@@ -166,9 +166,9 @@ def one_round(kind: Kind, program: Program, given: Input, beta: Array, state: Fl
 
 
 class _Felt(NamedTuple):
-    """What all training points feel at the server's models, [q, K, D] each."""
+    """What drives the clients at the server's models, on all training points, [q, K, D] each."""
 
-    residual: Array  # of a loss other than the squared one f itself
+    residual: Array  # under a loss other than the squared one f itself
     tilt: Array | None  # values of b (see ``clients``); None where nothing tilts all clients alike
 
 
@@ -238,7 +238,7 @@ def _with_pull(kind: Kind, numbers: Numbers, state: FlowState, sums: _Sums) -> A
 def _answers(
     kind: Kind, program: Program, bucket: Bucket, slots: BucketSlots, j: Array, felt: _Felt, own: Array | None
 ) -> _Answers:
-    """What the clients of one bucket's slots make of what they feel in round ``j``."""
+    """What the clients of one bucket's slots answer to ``felt`` in round ``j``."""
     place, rate = slots.place[j], program.rounds.learning_rate[j]
     at = bucket.rows[place], program.rounds.model[j][slots.slot[j]][:, None]
     batches = None if program.rounds.batches is None else program.rounds.batches[j][slots.slot[j]]
@@ -306,7 +306,7 @@ def _own_change(kind: Kind, numbers: Numbers, answer: _Answers, own: Array) -> A
 def _server(kind: Kind, program: Program, j: Array, state: FlowState, change: Array, sums: _Sums) -> FlowState:
     """The server's part; a model that nobody trained keeps all it has."""
     numbers, rounds = program.numbers, program.rounds
-    trained, rate = rounds.trained[j][None, :, None], rounds.server_rate[j]
+    trained, rate = rounds.trained[j][None, :, None], rounds.server_learning_rate[j]
     fraction = rounds.fraction[j][None, :, None]
     if kind.algorithm == "fed_dyn" and state.memory is not None:
         h = state.memory - numbers.mu * fraction * change
@@ -322,10 +322,10 @@ def _server(kind: Kind, program: Program, j: Array, state: FlowState, change: Ar
 
 def _server_momentum(kind: Kind, numbers: Numbers, change: Array, memory: Any, trained: Array) -> tuple[Array, Any]:
     """``v = momentum v + change``, and the server moves by v (FedAvgM), or by ``change + momentum v`` (Nesterov)."""
-    if not kind.momentum or memory is None:
+    if not kind.has_server_momentum or memory is None:
         return change, memory
-    new = jnp.where(trained, numbers.momentum * memory + change, memory)
-    moved = change + numbers.momentum * new if kind.nesterov else new
+    new = jnp.where(trained, numbers.server_momentum * memory + change, memory)
+    moved = change + numbers.server_momentum * new if kind.nesterov else new
     return jnp.where(trained, moved, 0.0), new
 
 

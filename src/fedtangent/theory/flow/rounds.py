@@ -41,7 +41,7 @@ class Rounds(NamedTuple):
     model: Array  # [R, S] int32
     weight: Array  # [R, S] float64, relative to its model's total in the round
     learning_rate: Array  # [R] float64
-    server_rate: Array  # [R] float64
+    server_learning_rate: Array  # [R] float64
     anchoring: Array  # [R] float64, Modified Local-GD's alpha, 1 elsewhere
     fraction: Array  # [R, K] float64, share of all clients that train the model
     trained: Array  # [R, K] bool, whether any client does
@@ -53,10 +53,10 @@ class Rounds(NamedTuple):
 def build_rounds(
     clients: ClientBlocks, slots: RunSlots, weight: Any, rates: tuple[Any, Any, Any], num_models: int
 ) -> Rounds:
-    """Sorts the slots [R, S] into the clients' buckets; ``rates`` are the clients', the server's, and the anchoring.
+    """The rounds, their slots [R, S] sorted by the clients' buckets.
 
-    ``present`` marks slots that may be filled; of those, a slot of weight 0 is empty (known late where weights are
-    traced).
+    ``rates`` are the clients' learning rate, the server's, and the anchoring. Where weights are traced all slots are
+    ``present``, and those of weight 0 are found to be empty when the program runs.
     """
     client, _, present = slots
     packed = []
@@ -82,14 +82,14 @@ def _weighted(
     weight = jnp.where(totals > 0, weight / jnp.where(totals > 0, totals, 1.0), 0.0)
     filled = jnp.asarray(present) & (weight > 0)
     counts = jnp.zeros((len(model), num_models)).at[row, model].add(filled.astype(jnp.float64))
-    learning_rate, server_rate, anchoring = (
+    learning_rate, server_learning_rate, anchoring = (
         jnp.broadcast_to(jnp.asarray(r, jnp.float64), (len(model),)) for r in rates
     )
     return Rounds(
         jnp.asarray(model, jnp.int32),
         weight,
         learning_rate,
-        server_rate,
+        server_learning_rate,
         anchoring,
         fraction=counts / num_clients,
         trained=counts > 0,
@@ -120,7 +120,7 @@ def only_model(rounds: Rounds, model: Array) -> Rounds:
 def rows_needed(
     partition: Partition, slots: RunSlots, num_models: int, rows_per_example: int, num_rows: int
 ) -> np.ndarray:
-    """The distinct kernel rows of each model's clients in each round, [R, K, E] int32, ``num_rows`` or more: none."""
+    """The distinct kernel rows of each model's clients in each round, [R, K, E] int32; ``num_rows`` or more pads."""
     client, model, present = slots
     own = [client_rows(partition, i, rows_per_example) for i in range(partition.num_clients)]
     found = []

@@ -24,9 +24,10 @@ Batches = tuple[tuple[np.ndarray, ...], ...]  # per client, per step: places in 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rule:
-    """How a run trains: full-batch gradient descent and FedAvg, but for what is given. Numbers may be traced.
+    """What clients and server do in a round: FedAvg by full-batch gradient descent, but for the options that are given.
 
-    Rates and numbers of steps are checked by ``federated_flow``, which knows the rounds and the clients.
+    ``Rule(local_steps=5, learning_rate=0.1)`` is FedAvg, ``Rule(5, 0.1, mu=0.01)`` FedProx. Numbers may be traced. They
+    are checked by ``federated_flow``, which knows how many rounds and clients there are.
     """
 
     local_steps: Any
@@ -46,48 +47,49 @@ class Rule:
     weight_decay: Any = 0.0
     """Of the local objective, ``weight_decay / 2 |w|^2``."""
     homogeneity: Any = 1.0
-    """``J(x) w_0 / f_0(x)``, for weight decay: 1 for a linear model."""
+    """``J(x) w_0 / f_0(x)``, for weight decay: 1 for a linear model, the number of layers for a network without biases
+    whose activations are homogeneous, such as relu."""
     server_learning_rate: Any = 1.0
     """Step of the server, which scales its move to the clients' average: a number, or one per round [R]."""
     server_momentum: Any = 0.0
-    """FedAvgM's, in [0, 1)."""
+    """Momentum of the server, as in FedAvgM, in [0, 1)."""
     nesterov: bool = field(default=False, metadata=STATIC)
     """The server's momentum looks ahead."""
     step_weights: Any = None
     """[T] factors of the local steps' sizes, T the largest of ``local_steps``; None: all 1."""
     batches: Any = None
-    """The training rows of each minibatch, whose mean gradient a local step follows: those that a run drew, whole
-    numbers [R, S, T, B], -1 for none; or per client a sequence of batches, one for each of its local steps, the same in
-    every round. None: all rows of the client in every step."""
+    """The training rows of each local step's minibatch. None: all rows of the client in every step. An array of whole
+    numbers [R, S, T, B], -1 for none: those that a run drew. Or for each client a sequence of batches, one for each of
+    its local steps, the same in every round."""
     loss: str | Loss = field(default="squared_error", metadata=STATIC)
-    """A name of ``losses.LOSSES``, or a function as those there: "squared_error", ``1/2 |f - y|^2`` summed over
-    outputs, of which there is a law; of any other, such as "cross_entropy", ``y`` being probabilities of the classes, a
-    local step follows its derivative by the outputs."""
+    """A name of ``losses.LOSSES``, or a function as those there. Under "squared_error", ``1/2 |f - y|^2`` summed over
+    outputs, mean and covariance are predicted; under any other, such as "cross_entropy" (whose targets are
+    probabilities of the classes), the run that starts from a given function."""
     local_momentum: Any = 0.0
-    """Of the clients' steps, in [0, 1); it does not outlive a round."""
+    """Momentum of the clients' steps, in [0, 1); each round starts without any."""
     anchoring: Any = 1.0
     """Modified Local-GD's alpha: the share of the clients' mean in the next model, the rest is the initial one; a
     number from 0 to 1, or one per round [R]."""
 
 
 class Kind(NamedTuple):
-    """What shapes the program: static and hashable."""
+    """The part of a rule that shapes the compiled program: static and hashable."""
 
     algorithm: str = "fed_avg"  # one of ALGORITHMS
     dynamics: str = "gradient_descent"  # one of DYNAMICS
-    momentum: bool = False  # the server keeps a momentum buffer
+    has_server_momentum: bool = False  # the server keeps a momentum buffer
     nesterov: bool = False
     decays: bool = False  # the local objective has weight decay
     weighs_steps: bool = False  # local steps have weights of their own
     stepwise: bool = False  # local steps are taken one by one: on minibatches, of another loss, with momentum
     loss: str | Loss = "squared_error"  # of losses.LOSSES
-    carries: bool = False  # local steps have momentum
+    has_local_momentum: bool = False
     rows_per_example: int = 1  # of the kernel
     most_steps: int = 1  # the largest number of local steps
 
     @property
     def is_linear(self) -> bool:
-        """Whether a run is linear in its initial function: whether its law is known, and not its path alone."""
+        """Whether a run is linear in its initial function, so that mean and covariance are known."""
         return self.loss == "squared_error"
 
     @property
@@ -107,29 +109,36 @@ class Numbers(NamedTuple):
     mu: Array  # []
     weight_decay: Array  # []
     homogeneity: Array  # [] J(x) w_0 = homogeneity * f_0(x)
-    momentum: Array  # []
+    server_momentum: Array  # []
     step_weights: Array  # [most_steps]
     local_momentum: Array  # []
 
     @property
     def nu(self) -> Array:
-        """What pulls on the weights in every direction alike, ``mu + weight_decay``."""
+        """The pull on the weights that is alike in every direction, ``mu + weight_decay``."""
         return self.mu + self.weight_decay
 
 
 def read_rule(rule: Rule, local_steps: np.ndarray, stepwise: bool = False) -> tuple[Kind, Numbers]:
-    """The kind and the numbers of a rule, for clients of ``local_steps`` [N]; ``stepwise`` has each step taken.
+    """The kind and the numbers of a rule, for clients of ``local_steps`` [N]; ``stepwise`` asks for single steps.
 
     Raises ``ValueError`` for values out of range and options that exclude each other.
     """
     _check_values(rule)
-    decays, momentum = _is_on(rule.weight_decay), _is_on(rule.server_momentum)
-    weighs, carries = rule.step_weights is not None, _is_on(rule.local_momentum)
-    stepwise = stepwise or rule.batches is not None or carries or rule.loss != "squared_error"
-    _check_company(rule, decays, momentum)
-    kind = Kind(rule.algorithm, rule.dynamics, momentum, bool(rule.nesterov), decays, weighs, stepwise, rule.loss,
-                carries)  # fmt: skip
-    by_steps = weighs or stepwise or (kind.tilts and rule.dynamics == "gradient_descent")
+    has_local_momentum = _is_on(rule.local_momentum)
+    kind = Kind(
+        algorithm=rule.algorithm,
+        dynamics=rule.dynamics,
+        has_server_momentum=_is_on(rule.server_momentum),
+        nesterov=bool(rule.nesterov),
+        decays=_is_on(rule.weight_decay),
+        weighs_steps=rule.step_weights is not None,
+        stepwise=stepwise or rule.batches is not None or has_local_momentum or rule.loss != "squared_error",
+        loss=rule.loss,
+        has_local_momentum=has_local_momentum,
+    )
+    _check_company(rule, kind)
+    by_steps = kind.weighs_steps or kind.stepwise or (kind.tilts and rule.dynamics == "gradient_descent")
     if by_steps:  # else a closed form serves, however many steps there are
         kind = kind._replace(most_steps=int(local_steps.max()))
     weights = _step_weights(rule, kind.most_steps)
@@ -148,7 +157,7 @@ def check_fed_avg(rule: Rule) -> None:
 
 
 def check_normalisers(rule: Rule, kind: Kind, numbers: Numbers, local_steps: np.ndarray, trains: np.ndarray) -> None:
-    """FedNova divides by how far a constant force moves a client: that must be a positive way."""
+    """FedNova divides by how far a constant force moves a client: ``ValueError`` unless that is above 0."""
     if kind.algorithm != "fed_nova" or not is_concrete(numbers, rule.learning_rate):
         return
     weights, mu = np.asarray(numbers.step_weights), float(numbers.mu)
@@ -256,22 +265,22 @@ def _is_on(value: Any) -> bool:
     return not is_concrete(value) or float(value) != 0
 
 
-def _check_company(rule: Rule, decays: bool, momentum: bool) -> None:
-    """Corrections are defined for the plain local objective and the plain server."""
+def _check_company(rule: Rule, kind: Kind) -> None:
+    """``ValueError`` for options that exclude each other: most corrections are defined for plain steps only."""
     drawn_back = not is_concrete(rule.anchoring) or np.any(np.asarray(rule.anchoring) != 1)
-    steps_differ = ("fed_avg", "fed_nova", "fed_dyn", "modified_local_gd")  # scaffold: equal steps
+    all_but_scaffold = ("fed_avg", "fed_nova", "fed_dyn", "modified_local_gd")
     excluded = {
-        "mu": (_is_on(rule.mu), ("fed_avg", "fed_nova", "fed_dyn", "modified_local_gd")),
-        "weight_decay": (decays, ("fed_avg",)),  # fed_nova's normaliser is that of an undecayed step
-        "server_momentum": (momentum, ("fed_avg",)),
-        "step_weights": (rule.step_weights is not None, steps_differ),
-        "local_momentum": (_is_on(rule.local_momentum), ("fed_avg", "fed_dyn", "modified_local_gd")),
+        "mu": (_is_on(rule.mu), all_but_scaffold),
+        "weight_decay": (kind.decays, ("fed_avg",)),  # fed_nova's normaliser is that of an undecayed step
+        "server_momentum": (kind.has_server_momentum, ("fed_avg",)),
+        "step_weights": (kind.weighs_steps, all_but_scaffold),  # scaffold: equal steps
+        "local_momentum": (kind.has_local_momentum, ("fed_avg", "fed_dyn", "modified_local_gd")),
         "anchoring": (bool(drawn_back), ("modified_local_gd",)),
     }
     for name, (given, goes_with) in excluded.items():
         if given and rule.algorithm not in goes_with:
             raise ValueError(f"{name}: got one for algorithm {rule.algorithm!r}, allowed are {', '.join(goes_with)}")
-    if rule.nesterov and not momentum:
+    if rule.nesterov and not kind.has_server_momentum:
         raise ValueError("nesterov: got True, must be False without a server_momentum above 0")
     if rule.dynamics == "gradient_flow":
         if rule.batches is not None:

@@ -18,7 +18,7 @@ from fedtangent.types import Array
 
 
 class PredictedLoss(NamedTuple):
-    """Expected squared error of an ensemble's mixed prediction, averaged over test points and outputs."""
+    """Expected squared error of an ensemble's weighted prediction, averaged over test points and outputs."""
 
     total: Array  # []
     bias: Array  # [] mean squared error of the mean over initial functions
@@ -33,8 +33,9 @@ def predicted_loss(flow: Flow, y_test: Any, r: int | None = None, mixing: Any = 
     and in ``mixing``; ``jax.grad`` needs ``jax_enable_x64``.
 
     Args:
-        flow: with nngp blocks, or without, for which the variance is 0 (a given, zero initial function).
-        y_test: [m, C]; r: finished rounds, all of them by default.
+        flow: without nngp blocks every model starts as the zero function, and the variance is 0.
+        y_test: [m, C] targets at the test points.
+        r: finished rounds, all of them by default.
         mixing: [K] weights of the models in the prediction; by default uniform (eq. 2).
 
     Raises:
@@ -85,7 +86,7 @@ def best_learning_rate(
     Args:
         loss: differentiable, such as ``lambda rate: predicted_loss(federated_flow(.., rate), y_test).total``; a loss
             that is not finite (an unstable rate) counts as infinite.
-        derivative: whether it is; else it is called with numbers, and the slope that is returned is not a number.
+        derivative: whether ``loss`` is differentiable; else it is called with plain numbers, and the slope is NaN.
 
     Raises:
         ValueError: not ``0 < low < high``; fewer than 3 coarse rates; no rate with a finite loss; 64-bit types off.

@@ -18,6 +18,18 @@ from fedtangent.theory.local_gd.regression import (
     minimum_norm,
 )
 
-__all__ = ["FeasibleSets", "direction_distance", "exponential_models", "farkas", "feasible_sets", "halpern"]
-__all__ += ["LocalRegression", "LocalTheorem1", "hard_margin", "local_regression", "local_theorem_1", "minimum_norm"]
-__all__ += ["parallel_projections"]
+__all__ = [
+    "FeasibleSets",
+    "LocalRegression",
+    "LocalTheorem1",
+    "direction_distance",
+    "exponential_models",
+    "farkas",
+    "feasible_sets",
+    "halpern",
+    "hard_margin",
+    "local_regression",
+    "local_theorem_1",
+    "minimum_norm",
+    "parallel_projections",
+]

@@ -30,7 +30,7 @@ def projected(gram: Array, across: Array, held: Array) -> tuple[Array, Array]:
 def weak(gram: Array, across: Array, held: Array, level: Array) -> tuple[Array, Array]:
     """The minimiser of eq. (12), ``ln b = level - A w - A A' b`` by Newton's method; ``level`` is ``ln(1 / lambda)``.
 
-    How far it is off is by how much that is missed, relative to the largest right side.
+    The error that it returns is by how much this equation is missed, relative to its largest right side.
     """
     aim = jnp.where(held, level - across, -1e3)  # e^-1000 is 0
     shrunk = 0.5 ** jnp.arange(40.0)
@@ -70,7 +70,7 @@ def weak(gram: Array, across: Array, held: Array, level: Array) -> tuple[Array, 
 
 
 def descended(gram: Array, across: Array, held: Array, level: Array, rate: Array, steps: Array) -> tuple[Array, Array]:
-    """So many steps of descent on eq. (12) (algorithm 2), off by 0 where they stay finite."""
+    """``steps`` steps of gradient descent on eq. (12) (algorithm 2). The error is 0, or NaN if they diverge."""
 
     def step(_: Array, b: Array) -> Array:
         slope = jnp.where(held, jnp.exp(-across - gram @ b), 0.0)

@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import nnls
 
-from fedtangent.checks import MAX_INDEX, instance, number, real_array, whole
+from fedtangent.checks import instance, number, real_array, whole
 from fedtangent.theory import checks
 from fedtangent.theory.local_gd.local_problems import descended, projected, weak
-from fedtangent.theory.local_gd.nodes import Nodes, check_start, check_weights, nodes_of
+from fedtangent.theory.local_gd.nodes import Nodes, check_start, check_weights, local_descent, nodes_of
 from fedtangent.theory.precision import in_float64
 from fedtangent.types import Array, Partition
 
@@ -138,7 +138,7 @@ def project(sets: FeasibleSets, w: Any) -> Projection:
 
 
 def _check_found(residual: np.ndarray) -> None:
-    """Of every round and node, [R, N]."""
+    """``ValueError`` for a residual above ``TOLERANCE``; ``residual`` is [R, N], of every round and node."""
     bad = ~(residual <= TOLERANCE)
     if bad.any():
         r, i = (int(v) for v in np.argwhere(bad)[0])
@@ -224,19 +224,15 @@ def exponential_models(
     is one, where descent diverges.
     """
     level = number("log_inverse", log_inverse)
-    if (learning_rate is None) != (local_steps is None):
-        raise ValueError(f"local_steps: got {local_steps} with learning_rate={learning_rate}, must be both or neither")
-    local: Local = weak
-    given: tuple[Array, ...] = (jnp.asarray(level),)
-    if learning_rate is not None and local_steps is not None:
-        rate, steps = number("learning_rate", learning_rate, above=0), whole("local_steps", local_steps, 1, MAX_INDEX)
-        local, given = descended, (*given, jnp.asarray(rate), jnp.asarray(steps))
+    descent = local_descent(learning_rate, local_steps)
+    local: Local = weak if descent is None else descended
+    given = tuple(jnp.asarray(value) for value in (level, *(descent or ())))
     moved = _rounds(local, sets, given, _anchoring(alpha, num_rounds), *_begin(sets, start, weights))
     residual = np.asarray(moved[1])
-    if learning_rate is not None and not np.isfinite(residual).all():
+    if descent is not None and not np.isfinite(residual).all():
         r, i = (int(v) for v in np.argwhere(~np.isfinite(residual))[0])
         raise DivergenceError(
-            f"learning_rate: got {learning_rate:g}, at which node {i} diverges in round {r}, must be less"
+            f"learning_rate: got {descent[0]:g}, at which node {i} diverges in round {r}, must be less"
         )
     _check_found(residual)
     return np.asarray(moved[0])

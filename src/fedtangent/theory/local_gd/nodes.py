@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.checks import finite, instance, real_array
+from fedtangent.checks import finite, instance, number, real_array, whole
 from fedtangent.theory import checks
 from fedtangent.types import Partition
 
@@ -29,20 +29,14 @@ def nodes_of(x: Any, y: Any, partition: Partition) -> Nodes:
 
     Raises ``ValueError`` for shapes that do not fit, numbers that are not finite, and a node without an example.
     """
-    inputs, targets = real_array("x", x), real_array("y", y)
-    if inputs.ndim != 2 or 0 in inputs.shape:
-        raise ValueError(f"x: got shape {inputs.shape}, must be [n, d] with n, d >= 1")
+    inputs, targets = checks.check_rows("x", x, "n, d"), real_array("y", y)
     if targets.ndim not in (1, 2) or len(targets) != len(inputs) or 0 in targets.shape:
         raise ValueError(f"y: got shape {targets.shape}, must be ({len(inputs)},) or ({len(inputs)}, C)")
-    finite("x", inputs)
     finite("y", targets)
     instance("partition", partition, Partition)
-    partition = checks.check_partition(partition, len(inputs))
+    partition = checks.check_partition(partition, len(inputs), occupied=True)
     sizes = np.asarray(partition.sizes, np.int64)
-    if not sizes.all():
-        raise ValueError(f"partition: got node {int(np.argmin(sizes))} without an example, must be one or more each")
-    largest = int(sizes.max())
-    padded = len(sizes), largest
+    padded = len(sizes), int(sizes.max())
     found = Nodes(np.zeros((*padded, inputs.shape[1])), np.zeros((*padded, *targets.shape[1:])), sizes)
     for i, size in enumerate(sizes):
         rows = partition.client(i)
@@ -58,6 +52,15 @@ def check_start(start: Any, shape: tuple[int, ...]) -> np.ndarray:
     checks.check_shape("start", values, shape)
     finite("start", values)
     return values
+
+
+def local_descent(learning_rate: float | None, local_steps: int | None) -> tuple[float, int] | None:
+    """Step size and number of a node's local steps; None where neither is given. ``ValueError`` for one alone."""
+    if (learning_rate is None) != (local_steps is None):
+        raise ValueError(f"local_steps: got {local_steps} with learning_rate={learning_rate}, must be both or neither")
+    if learning_rate is None or local_steps is None:
+        return None
+    return number("learning_rate", learning_rate, above=0), whole("local_steps", local_steps)
 
 
 def check_weights(weights: Any, sizes: np.ndarray) -> np.ndarray:

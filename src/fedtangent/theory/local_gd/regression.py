@@ -29,7 +29,7 @@ import numpy as np
 from fedtangent.checks import choice, instance, number, real_array, whole
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import ROUNDING, Assumption, assumption, failing, report
-from fedtangent.theory.local_gd.nodes import Nodes, check_start, check_weights, nodes_of
+from fedtangent.theory.local_gd.nodes import Nodes, check_start, check_weights, local_descent, nodes_of
 from fedtangent.types import Cohort, Partition
 
 LOSSES = ("squared_error", "squared_error_sum")
@@ -49,9 +49,11 @@ def local_regression(
     """Local-GD on a linear regression without intercept: every round's global model in closed form.
 
     Args:
-        x, y: [n, d] inputs, and [n] targets or [n, C], for which a model is [d, C]. partition: who holds which.
-        learning_rate, local_steps: eta and L of every node; both None: local work until convergence, the paper's form
-            (eq. 4). A node whose X_i has not full rank then takes the pseudo-inverse (``deficient`` names it).
+        x: [n, d] inputs.
+        y: [n] targets; or [n, C], for which a model is [d, C].
+        partition: which examples each node holds.
+        learning_rate, local_steps: eta and L of every node. Without both, local work goes on until convergence, as in
+            the paper (eq. 4); a node whose X_i has not full rank then takes the pseudo-inverse (see ``deficient``).
         weights: of the nodes in the mean, "uniform" (the paper's), "examples", or N numbers.
         loss: "squared_error", ``1/(2 n_i) |y_i - X_i w|^2``; or "squared_error_sum", without 1 / n_i.
 
@@ -59,14 +61,21 @@ def local_regression(
         ValueError: shapes that do not fit; numbers out of range; one of ``learning_rate`` and ``local_steps`` without
             the other; local work until convergence at a node with as many examples as dimensions or more, where eq.
             (3) has no solution.
+
+    Example, two clients of one example each in three dimensions, whose local work is done until convergence:
+
+        >>> import numpy as np, fedtangent as ft
+        >>> x, y = np.eye(3)[:2], np.ones(2)
+        >>> run = ft.theory.local_regression(x, y, ft.partition.iid(2, num_clients=2, seed=0))
+        >>> run.after(1).round(9).tolist(), run.limit().round(9).tolist()
+        ([0.5, 0.5, 0.0], [1.0, 1.0, 0.0])
     """
     nodes = nodes_of(x, y, partition)
     choice("loss", loss, LOSSES)
     weight = check_weights(weights, nodes.sizes)
-    if (learning_rate is None) != (local_steps is None):
-        raise ValueError(f"local_steps: got {local_steps} with learning_rate={learning_rate}, must be both or neither")
+    descent = local_descent(learning_rate, local_steps)
     dimension = nodes.x.shape[2]
-    if learning_rate is None and dimension <= nodes.sizes.max():
+    if descent is None and dimension <= nodes.sizes.max():
         raise ValueError(
             f"x: got {dimension} dimensions and {nodes.sizes.max()} examples at node {int(nodes.sizes.argmax())}, must "
             "be fewer examples than dimensions for local work until convergence; give learning_rate and local_steps"
@@ -77,8 +86,8 @@ def local_regression(
     answers = np.einsum("ikr,ik...->ir...", left, nodes.y)
     answers /= _like(np.where(known, singular, np.inf), answers)
     kept, gone = np.zeros_like(singular), np.where(known, 1.0, 0.0)
-    if learning_rate is not None and local_steps is not None:
-        rate, steps = number("learning_rate", learning_rate, above=0), whole("local_steps", local_steps)
+    if descent is not None:
+        rate, steps = descent
         counts = nodes.sizes[:, None] if loss == "squared_error" else 1
         step = np.where(known, rate * singular**2 / counts, 0.0)
         kept = np.where(known, (1 - step) ** steps, 0.0)
@@ -89,9 +98,9 @@ def local_regression(
 
 @dataclass(frozen=True, repr=False)
 class LocalRegression:
-    """A run of Local-GD on a linear regression; made by ``local_regression``. r is the rank an X_i can have.
+    """A run of Local-GD on a linear regression; made by ``local_regression``.
 
-    A model is [d]; where targets are [n, C], it is [d, C], and what is said of [d] below is of each column.
+    A model is [d], or [d, C] for targets [n, C]. ``r`` in the shapes is the largest rank that an X_i can have.
     """
 
     nodes: Nodes
@@ -104,7 +113,7 @@ class LocalRegression:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a model: (d,) or (d, C)."""
+        """Shape of a model: (d,) or (d, C)."""
         return self.bases.shape[2], *self.answers.shape[2:]
 
     @property
@@ -151,7 +160,7 @@ class LocalRegression:
 
     @functools.cached_property
     def _stacked(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of F: its right singular vectors [q, d], the eigenvalues of A = F'F on its range [q], and F^+ f [d]."""
+        """The right singular vectors of F [q, d], the eigenvalues of A = F'F on its range [q], and F^+ f [d]."""
         strength = self.weights[:, None] * self.gone
         if self.unfinished > 1:
             raise ValueError(
@@ -170,12 +179,12 @@ class LocalRegression:
 
     @property
     def eigenvalues(self) -> np.ndarray:
-        """Of the averaged projection A, on its range, from the largest to the smallest."""
+        """Eigenvalues of the averaged projection A on its range, from the largest to the smallest."""
         return self._stacked[1]
 
     @property
     def contraction(self) -> float:
-        """By how much the slowest part of the distance to the limit shrinks in a round: 1 - the least eigenvalue."""
+        """By what factor a round shrinks the slowest part of the distance to the limit, ``max |1 - eigenvalue|``."""
         return float(np.abs(1 - self.eigenvalues).max())
 
     def limit(self, start: Any = None) -> np.ndarray:

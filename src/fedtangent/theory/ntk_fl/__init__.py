@@ -10,5 +10,12 @@ from fedtangent.theory.ntk_fl.convergence import (
 )
 from fedtangent.theory.ntk_fl.lemmas import weight_gap_bound
 
-__all__ = ["NtkTheorem", "TwoLayerStart", "ntk_evolution", "ntk_evolved", "ntk_theorem_1", "ntk_theorem_2"]
-__all__ += ["weight_gap_bound"]
+__all__ = [
+    "NtkTheorem",
+    "TwoLayerStart",
+    "ntk_evolution",
+    "ntk_evolved",
+    "ntk_theorem_1",
+    "ntk_theorem_2",
+    "weight_gap_bound",
+]

@@ -51,13 +51,7 @@ from fedtangent.kernels.large import LargeKernel
 from fedtangent.theory import checks
 from fedtangent.theory.assumptions import ROUNDING, Assumption, assumption, failing, report
 from fedtangent.theory.flow.clients import response
-from fedtangent.theory.ntk_fl.lemmas import (
-    check_division,
-    check_inputs,
-    drift_bound,
-    expected_kernel,
-    sampling_bound,
-)
+from fedtangent.theory.ntk_fl.lemmas import drift_bound, expected_kernel, sampling_bound
 from fedtangent.theory.precision import in_float64
 from fedtangent.types import Partition
 
@@ -129,11 +123,11 @@ class NtkTheorem:
         """Bound of ``|f - y|^2`` after ``steps`` of Theorem 1, or rounds of Theorem 2: same shape as ``steps``."""
         return np.asarray(self.constants.residual**2 * self.rate(eigenvalue) ** np.asarray(steps, np.float64))
 
-    def proof_factor(self, radius: float | None = None) -> float:
-        """What the proof allows the squared residual to change by in a step or round, (51) or (76), for this R."""
-        c, reach = self.constants, self.radius if radius is None else radius
+    def proof_factor(self) -> float:
+        """By what factor the squared residual changes at most in a step or round, (51) or (76), for this R."""
+        c = self.constants
         growth = _growth(c)
-        drift = 2 * drift_bound(reach, c.alpha, c.delta, c.width, c.num_examples) / c.num_examples
+        drift = 2 * drift_bound(self.radius, c.alpha, c.delta, c.width, c.num_examples) / c.num_examples
         sampling = sampling_bound(c.width, c.num_examples, c.delta) / c.num_examples
         gain = growth * (drift + sampling + c.lambda_max / c.num_examples)
         fall = c.learning_rate * c.local_steps * (c.lambda_min + c.lambda_max) / c.num_examples
@@ -163,21 +157,21 @@ def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Any:
 
 @in_float64
 def ntk_evolved(kernels: KernelBlocks | LargeKernel, residual: Any, step: float, times: Sequence[int]) -> np.ndarray:
-    """Coefficients a_t of ``f_t(x) = f_0(x) - Theta(x, X) a_t`` after some steps of the server's evolution.
+    """Coefficients a_t of ``f_t(x) = f_0(x) - Theta(x, X) a_t`` after t steps of the server's evolution.
 
-    The same as ``ntk_evolution`` without a matrix of all points: ``a_{t+1} = a_t + s (f_0(X) - Y - Theta a_t)``, one
-    product with the pool's kernel a step. ``kernels.at_test(a_t)`` is what it moves the test points by.
+    The same as ``ntk_evolution`` without a matrix of all points: ``a_{t+1} = a_t + s (f_0(X) - Y - Theta a_t)`` takes
+    one product with the pool's kernel a step. The functions at the test points change by ``-kernels.at_test(a_t)``.
 
     Args:
-        residual: f_0(X) - Y, [n, C]; step: s, as of ``ntk_evolution``; times: t of each, which rise.
+        residual: f_0(X) - Y, [n, C].
+        step: s, as in ``ntk_evolution``.
+        times: the numbers of steps t, rising.
 
     Returns:
         [T, n, C] float64.
     """
-    start, wanted = (
-        jnp.asarray(checks.check_targets(residual)),
-        [whole("times", t, 0) for t in np.ravel(times).tolist()],
-    )
+    start = jnp.asarray(checks.check_rows("residual", residual, "n, C"))
+    wanted = [whole("times", t, 0) for t in np.ravel(times).tolist()]
     checks.check_shape("residual", start, (len(kernels.ntk_train), start.shape[1]))
     if not wanted or sorted(set(wanted)) != wanted:
         raise ValueError(f"times: got {wanted}, must be some that rise")
@@ -198,7 +192,7 @@ def ntk_evolved(kernels: KernelBlocks | LargeKernel, residual: Any, step: float,
 
 
 def linear_rate(kernel: Any, learning_rate: float) -> float:
-    """What the linearised network's squared residual changes by in a step: the largest ``(1 - eta lambda_i / N)^2``.
+    """By what factor the linearised network's squared residual changes at most in a step, ``(1 - eta lambda_i / N)^2``.
 
     Args:
         kernel: [N, N] tangent kernel at the start of the round; learning_rate: eta of ``1/(2 N) |f - y|^2``.
@@ -242,7 +236,7 @@ def ntk_theorem_1(
     Returns:
         NtkTheorem. Nothing is refused because an assumption fails: ``assumptions`` says so.
     """
-    inputs = check_inputs(x)
+    inputs = checks.check_rows("x", x, "N, d")
     constants, kernel = _constants(inputs, residual, network, learning_rate, delta)
     return _theorem("Theorem 1", inputs, constants, kernel, radius, network.kernel)
 
@@ -263,8 +257,8 @@ def ntk_theorem_2(
     ``learning_rate`` is the theorem's eta: a local step is ``eta / N`` times the sum over the client's examples, so
     that FedAvg on the client's mean loss with step s has ``eta = s N / N_m``. ``radius`` counts local steps as well.
     """
-    inputs = check_inputs(x)
-    clients = check_division(partition, len(inputs)).num_clients
+    inputs = checks.check_rows("x", x, "N, d")
+    clients = checks.check_partition(partition, len(inputs), exact=True, occupied=True).num_clients
     constants, kernel = _constants(inputs, residual, network, learning_rate, delta)
     constants = constants._replace(local_steps=whole("local_steps", local_steps), num_clients=clients)
     return _theorem("Theorem 2", inputs, constants, kernel, radius, network.kernel)

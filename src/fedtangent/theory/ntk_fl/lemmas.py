@@ -24,10 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.checks import choice, finite, number, real_array
+from fedtangent.checks import choice, number, real_array
 from fedtangent.models.two_layer import arc_cosine, square_root
 from fedtangent.theory import checks
-from fedtangent.types import Partition
 
 FORMS = ("printed", "union", "concentration")
 
@@ -38,20 +37,20 @@ def expected_kernel(x: Any, covariance: Any = 1.0) -> np.ndarray:
     ``x_i' x_j (pi - angle) / (2 pi)``, the angle in the covariance's metric. ``covariance`` is [d, d], or a number for
     that multiple of the identity (the kernel does not depend on it).
     """
-    inputs = check_inputs(x)
+    inputs = checks.check_rows("x", x, "N, d")
     return np.asarray(arc_cosine(inputs, None, _root(covariance, inputs.shape[1]))[1])
 
 
 def empirical_kernel(x: Any, v: Any) -> np.ndarray:
     """``H_ij = 1/n x_i' x_j sum_r 1_ir 1_jr`` at weights v [n, d] (below eq. 12): [N, N] float64."""
-    inputs = check_inputs(x)
+    inputs = checks.check_rows("x", x, "N, d")
     active = active_neurons(inputs, v)
     return (inputs @ inputs.T) * (active @ active.T) / active.shape[1]
 
 
 def active_neurons(x: Any, v: Any) -> np.ndarray:
     """``1{v_r' x_i >= 0}``: [N, n] float64."""
-    inputs, weights = check_inputs(x), real_array("v", v)
+    inputs, weights = checks.check_rows("x", x, "N, d"), real_array("v", v)
     if weights.ndim != 2 or weights.shape[1] != inputs.shape[1]:
         raise ValueError(f"v: got shape {weights.shape}, must be [n, {inputs.shape[1]}]")
     return (inputs @ weights.T >= 0).astype(np.float64)
@@ -92,25 +91,6 @@ def sampling_bound(width: float, num_examples: int, delta: float) -> float:
     """
     _check_lemma(0.0, 1.0, delta, width, num_examples, "printed")
     return num_examples * math.sqrt(math.log(2 * num_examples**2 / delta) / (2 * width))
-
-
-def check_inputs(x: Any) -> np.ndarray:
-    """Inputs as float64 [N, d]."""
-    inputs = real_array("x", x)
-    if inputs.ndim != 2 or 0 in inputs.shape:
-        raise ValueError(f"x: got shape {inputs.shape}, must be [N, d] with N, d >= 1")
-    finite("x", inputs)
-    return inputs
-
-
-def check_division(partition: Partition, num_examples: int) -> Partition:
-    """A partition in which every example belongs to exactly one client, and every client has one."""
-    partition = checks.check_partition(partition, num_examples)
-    held = np.bincount(partition.indices, minlength=num_examples)
-    if np.any(held != 1):
-        i = int(np.argmax(held != 1))
-        raise ValueError(f"partition: got {held[i]} clients that hold example {i}, must be exactly one")
-    return partition
 
 
 def _root(covariance: Any, input_size: int) -> np.ndarray:
@@ -154,7 +134,7 @@ def weight_gap_bound(
 def switched_bound(
     gamma: Any, switched: Any, *, learning_rate: float, width: int, input_size: int, num_examples: int
 ) -> np.ndarray:
-    """The same by (25d), with the activities that did change in place of Lemma 1: [T + 1] float64.
+    """The bound of Lemma 2 by (25d), with the neurons that did switch in place of Lemma 1: [T + 1] float64.
 
     ``eta sqrt(d) / (N sqrt(n)) sum_{u=1}^{t-1} gamma_u sum_i |S_i(u)|``; ``switched`` [T] are the inner sums, at u.
     """

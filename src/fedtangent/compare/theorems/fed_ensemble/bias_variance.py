@@ -20,7 +20,7 @@ from fedtangent.compare.theorems.fed_ensemble import repeated_runs
 from fedtangent.compare.theorems.fed_ensemble.repeated_runs import ToyProblem
 from fedtangent.compare.verdicts import EXACT, Rival, Verdict, judged
 from fedtangent.theory.fed_ensemble.bias_variance import Decomposition, corollary_1, decompose_laws, decompose_runs
-from fedtangent.theory.fed_ensemble.limit import prior_blocks
+from fedtangent.theory.prior import prior_blocks
 
 NUM_MODELS = (1, 2, 4, 8)
 LAST = max(NUM_MODELS)

@@ -38,7 +38,7 @@ from fedtangent.data import partition
 from fedtangent.federated import schedule
 from fedtangent.models.dense import mlp
 from fedtangent.theory import Flow, gp_limit
-from fedtangent.theory.fed_ensemble.limit import covariance_terms
+from fedtangent.theory.prior import covariance_terms
 from fedtangent.types import Gaussian, Model, Partition
 
 NUM_MODELS = 80
