@@ -125,4 +125,4 @@ plt.show()
 
 # %% [markdown]
 # As a file `mine.py` it is an option of the command line: `fedtangent train --algorithm mine:fed_exp --epsilon 0.01`.
-# A new algorithm inherits what every one has; that the laws hold for it is a test (see CONTRIBUTING.md).
+# A new algorithm inherits what every one has; that the laws hold for it is a test (see docs/guides/own_algorithm.md).

@@ -17,8 +17,11 @@ from matplotlib.image import imread
 
 from fedtangent import enable_x64, simulate
 from fedtangent.entries import KINDS, catalogue
+from fedtangent.federated.algorithms.entry import Given
+from fedtangent.federated.schedule import uniform_sampling
 
 from .documents import README, ROOT, example, examples, pages, run
+from .federated.toys import two_layer, uneven_data
 
 MOST_LINES = 150  # of the README
 FIGURE = ROOT / "docs" / "side_by_side.png"
@@ -30,7 +33,16 @@ ELSEWHERE = {
     "deep_linear_theorem(": "theory/test_deep_linear_rounds.py",
     "def fed_exp": "federated/test_new_algorithm.py",
 }
-HERE = ("gp_limit", "read_first_layer", "best_learning_rate", "ft.sweep", "np.savez", "linen.Module", "resume=True")
+HERE = (
+    "gp_limit",
+    "read_first_layer",
+    "best_learning_rate",
+    "ft.sweep",
+    "np.savez",
+    "linen.Module",
+    "resume=True",
+    "def fed_sign",
+)
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +110,16 @@ def test_a_run_that_is_resumed_ends_as_the_uninterrupted_one(tmp_path: Path, mon
     resumed = jax.tree.leaves(names["run"].state.server)
     assert all(np.array_equal(a, b) for a, b in zip(resumed, jax.tree.leaves(whole.state.server), strict=True))
     assert int(names["run"].state.round) == 30 and (tmp_path / "checkpoints").is_dir()
+
+
+def test_an_entry_of_ones_own_builds_its_algorithm() -> None:
+    (entry,) = run("def fed_sign")["ENTRIES"]
+    options = entry.options(client_learning_rate=0.1, step_size=0.05)
+    algorithm = entry.build(options, Given(two_layer(), uniform_sampling(6, 4)))
+    after = simulate(algorithm, uneven_data(), num_rounds=1, seed=0, mapping="scan").state.server
+    before = jax.tree.leaves(algorithm.init(0, 6).server)
+    moved = [np.abs(a - b) for a, b in zip(jax.tree.leaves(after), before, strict=True)]
+    assert all(np.allclose(m, options.step_size, atol=1e-12) for m in moved)
 
 
 # ---- pages ----
