@@ -133,7 +133,7 @@ print(f"uplink of one run: NTK-FL {run.history.evaluations[-1].uplink_bytes / 2*
 
 # %%
 x = toy.x_test[:, 0]
-figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), sharey=True, layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), sharey=True, layout="constrained")
 panels = (("Fed-ensemble", trained[:, :, n:]), ("NTK-FL", evolved[:, :, n:]))
 for ax, (title, members) in zip(axes, panels, strict=False):
     draws = members.reshape(-1, len(x))
@@ -147,6 +147,7 @@ axes[2].fill_between(x, *(mean.mean(0)[:, 0] + s * 1.96 * sd for s in (-1, 1)), 
 axes[2].set_title(f"theory: the flow at round {ROUNDS}")
 for ax in axes:
     ax.plot(toy.x_train[:, 0], toy.y_train[:, 0], "k.", ms=3)
+    ax.set_xticks((-1, -0.5, 0, 0.5, 1))
     ax.set_xlabel("x")
 plt.show()
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,22 @@ def test_a_run_that_diverges_ends_at_its_last_good_round(run: Callable, folder: 
     assert result["status"].startswith("diverged at round ")
     assert result["rounds"] == int(result["status"].split()[-1]) - 1 < 4
     assert max(int(row["round"]) for row in rows_of(folder / "out")) == result["rounds"]
+
+
+def test_a_table_averages_the_seeds_that_finished() -> None:
+    def ended(status: str, at: int, mse: float) -> Any:
+        seen = [SimpleNamespace(round=r, metrics={"train": {"mse": value}}) for r, value in ((0, 1.0), (at, mse))]
+        return SimpleNamespace(status=status, history=SimpleNamespace(evaluations=seen))
+
+    good = {seed: ended("finished", 20, 0.25 + 0.5 * seed) for seed in (0, 1)}
+    bad = {2: ended("diverged at round 7", 6, 40.0)}
+    assert train._counted(good | bad) == good and train._counted(bad) == bad
+    (row,) = train._rows(good)
+    assert row["value"] == 0.5 and row["seeds"] == 2
+    assert train._whose(good | bad, good) == "round 20, 2 of 3 seeds: the others diverged"
+    assert train._whose(good, good) == "round 20, mean of 2 seeds"
+    worse = bad | {3: ended("diverged at round 3", 2, 60.0)}
+    assert train._whose(worse, worse) == "the last good round of each, mean of 2 seeds"
 
 
 def test_a_run_that_diverges_can_be_let_run(run: Callable, folder: Path) -> None:

@@ -50,7 +50,7 @@ class FigureOptions:
     """How figures are written, of every command that draws some."""
 
     figures: str = option("png", may_differ=True)
-    """Format of the figures: png, pdf or svg; those of the last two are lines and letters, for papers."""
+    """Format of the figures: png, or for papers pdf or svg."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for a format that there is not."""

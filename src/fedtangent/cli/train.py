@@ -288,12 +288,12 @@ def _announce(found: Resolved) -> None:
 
 def _finish(job: TrainJob, runs: dict[int, Run], metrics: list[Metric], bins: list[Reliability], folder: Path) -> None:
     """Write and print what came out."""
-    screen, rows = console(), _rows(job, runs)
-    last = _mean_cost(runs)
+    counted = _counted(runs)
+    screen, rows, last = console(), _rows(counted), _mean_cost(counted)
     sent = {"uplink_bytes": last.uplink_bytes, "downlink_bytes": last.downlink_bytes}
     write_result(folder, rows, rounds=last.round, **sent)
     _draw(job, metrics, bins, folder)
-    screen.print(_table(job, rows, last))
+    screen.print(_table(f"{job.title}, {_whose(runs, counted)}", rows, last))
     screen.print(_setting(job), highlight=False)
     remark = job.built.remark(last.round)
     if remark:
@@ -365,7 +365,7 @@ def _remarks(run: Run) -> list[str]:
     return lines
 
 
-def _rows(job: TrainJob, runs: dict[int, Run]) -> list[dict[str, Any]]:
+def _rows(runs: dict[int, Run]) -> list[dict[str, Any]]:
     """The last metrics; of several seeds their mean, with the half-width of its 95 % interval (Student's t)."""
     last = [run.history.evaluations[-1].metrics for run in runs.values()]
     rows: list[dict[str, Any]] = []
@@ -379,10 +379,22 @@ def _rows(job: TrainJob, runs: dict[int, Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def _table(job: TrainJob, rows: list[dict[str, Any]], last: Evaluation) -> TextTable:
+def _counted(runs: dict[int, Run]) -> dict[int, Run]:
+    """The runs whose numbers are averaged: those that finished; all of them where none did."""
+    return {seed: run for seed, run in runs.items() if _status(run) == FINISHED} or runs
+
+
+def _whose(runs: dict[int, Run], counted: dict[int, Run]) -> str:
+    """The round and the seeds of the table's numbers."""
+    rounds = {run.history.evaluations[-1].round for run in counted.values()}
+    found = f"round {rounds.pop()}" if len(rounds) == 1 else "the last good round of each"
+    if len(counted) < len(runs):
+        return f"{found}, {len(counted)} of {len(runs)} seeds: the others diverged"
+    return f"{found}, mean of {len(runs)} seeds" if len(runs) > 1 else found
+
+
+def _table(title: str, rows: list[dict[str, Any]], last: Evaluation) -> TextTable:
     several = "seeds" in rows[0]
-    title = f"{job.title}, round {last.round}"
-    title += f", mean of {rows[0]['seeds']} seeds" if several else ""
     columns = {"value": "value"} | ({"half_width_95": "+- (95 %)"} if several else {})
     cells = [
         (row["split"], row["metric"].replace("_", " "), *(number(row[key], 4) for key in columns))

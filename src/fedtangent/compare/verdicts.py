@@ -87,7 +87,10 @@ def summary(verdicts: Sequence[Verdict]) -> str:
         said[0] = f"Inconclusive: {said[0]}"
     elif undecided < len(verdicts):
         decided = len(verdicts) - undecided
-        said = [f"Simulation and theory agree in all {decided} comparisons, and every wrong theory fails", *said]
+        shown = f"{decided} of {len(verdicts)} comparisons, whose wrong theories fail"
+        if not undecided:
+            shown = f"all {decided} comparisons, and every wrong theory fails"
+        said = [f"Simulation and theory agree in {shown}", *said]
     return "; ".join(said)
 
 

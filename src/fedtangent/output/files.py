@@ -100,7 +100,8 @@ def check_free(folder: Path, command: str, options: Mapping[str, Any], goes_on: 
     texts = {name: (json.dumps(before.get(name)), json.dumps(value)) for name, value in now.items()}
     differ = [f"{name} ({there} there, {here} here)" for name, (there, here) in texts.items() if there != here]
     if differ:
-        raise ValueError(f"output: {folder} holds another run, different are {', '.join(differ)}")
+        advice = f"repeat its options, or give --config {folder / 'config.json'}"
+        raise ValueError(f"output: {folder} holds another run, different are {', '.join(differ)}: {advice}")
 
 
 def held_by(folder: Path) -> dict[str, Any] | None:

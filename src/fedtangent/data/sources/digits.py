@@ -17,7 +17,7 @@ class DigitsOptions(ImageOptions):
     """Options of digits."""
 
     test_fraction: float = 0.2
-    """Share of the test set, between 0 and 1; each class is divided in this proportion (to within one)."""
+    """Share of the test set, of every class alike (to within one)."""
     dtype: str = "float64"
     """Of the pixels: float32 or float64."""
 

@@ -208,7 +208,7 @@ class FedBeOptions(PosteriorOptions):
     """Options of FedBE."""
 
     server_examples: int = 100
-    """Training examples (without labels) that the server holds, and no client does."""
+    """Training examples, without labels, that only the server holds."""
 
 
 def _build_fed_be(o: FedBeOptions, given: Given) -> Algorithm:

@@ -116,7 +116,7 @@ class Descent:
     """Options of every algorithm that follows a gradient."""
 
     client_learning_rate: float = 1.0
-    """Step size of the clients; of the evolution, where the server evolves a kernel."""
+    """Step size of the clients, or of the server's evolution of a kernel."""
     decay: float = 1.0
     """The clients' step size is multiplied by this every --decay-every rounds (the papers: 0.99)."""
     decay_every: int = option(10, used_with="decay")
