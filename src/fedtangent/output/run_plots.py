@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +55,9 @@ def curves(
     """A panel for each metric, a line for each label of it, values [seeds, len(x)]: the mean in its 95 % interval.
 
     The interval is Student's, point by point: a shade around the line, or a bar at each of few values of ``x``. Of one
-    seed there is none. ``late``: of many values of ``x`` the axis shows those of the last half, and their intervals,
-    in full; the first ones may lie outside of it, which the title says.
+    seed there is none. Of many values of ``x`` the axis shows what the seeds measured, and the intervals as far as they
+    lie in it: those of two seeds may be as wide as ten times their distance. ``late``: it shows what they measured in
+    the last half; the first values may lie outside of it, which the title says.
     """
     late = late and len(x) > FEW
     figure, axes = canvas(len(panels), width=5.4 if len(panels) == 1 else 4.6, height=3.6)
@@ -64,15 +65,10 @@ def curves(
         _mark(ax, x)
         _lines(ax, lines, x)
         dress(ax, across, metric, whole=len(x) > FEW and all(float(v).is_integer() for v in x))
-        if late:
-            ax.set_ylim(_range_of(values[:, len(x) // 2 :] for values in lines.values()))
+        if len(x) > FEW:
+            first = len(x) // 2 if late else 0
+            ax.set_ylim(reach(np.concatenate([values[:, first:].ravel() for values in lines.values()])))
     return save(figure, path, f"{title}; axis of the last half" if late else title)
-
-
-def _range_of(series: Iterable[np.ndarray]) -> tuple[float, float] | None:
-    """What an axis shows of values [seeds, T]: their intervals; see ``style.reach``."""
-    means = [(values.mean(axis=0), half_width(values) if len(values) > 1 else 0.0) for values in series]
-    return reach(np.concatenate([end for mean, half in means for end in (mean - half, mean + half)]))
 
 
 def _lines(ax: Axes, lines: Mapping[str, np.ndarray], x: Sequence[float]) -> None:
