@@ -70,7 +70,7 @@ def table(kind: str) -> str:
         rows = []
         for entry in catalogue(kind).values():
             options = ", ".join(f"`--{name.replace('_', '-')}`" for name in option_names(entry))
-            rows.append([f"`{getattr(entry, 'written', entry.name)}`", entry.told, options])
+            rows.append([f"`{entry.written}`", entry.told, options])
         if not any(options for *_, options in rows):
             columns, rows = columns[:2], [row[:2] for row in rows]
     return markdown(columns, rows)

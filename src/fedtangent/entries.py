@@ -96,6 +96,11 @@ class Entry:
     """Keys of ``papers.PAPERS``, or BibTeX."""
 
     @property
+    def written(self) -> str:
+        """How it is written where it is chosen: its name."""
+        return self.name
+
+    @property
     def told(self) -> str:
         """The summary, and what else ``fedtangent list`` shows of its kind."""
         return self.summary

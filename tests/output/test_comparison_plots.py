@@ -13,6 +13,7 @@ from fedtangent.compare.laziness.widths import Laziness
 from fedtangent.compare.predicted import ModelLaw
 from fedtangent.compare.side_by_side import FlowCurve, FlowGap
 from fedtangent.output import comparison_plots as plots
+from fedtangent.output.files import Figures
 
 from .drawn import assert_drawn
 
@@ -70,7 +71,7 @@ def test_every_figure_that_applies(tmp_path: Path) -> None:
         result("digits", 4),
         result("fed_prox on mine", 4, standard=False),
     ]
-    paths = plots.draw_all(results, tmp_path)  # type: ignore[arg-type]
+    paths = plots.draw_all(results, Figures(tmp_path))  # type: ignore[arg-type]
     assert sorted(p.name for p in paths) == [
         "digits_laziness.png",
         "digits_uncertainty.png",
@@ -88,7 +89,7 @@ def test_every_figure_that_applies(tmp_path: Path) -> None:
 
 def test_linear_models_have_no_width_to_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "save", lambda figure, path, title="": path)
-    paths = plots.draw_all([result("sine, linear", 1, linear=True, widths=(100,))], tmp_path, "pdf")  # type: ignore[list-item]
+    paths = plots.draw_all([result("sine, linear", 1, linear=True, widths=(100,))], Figures(tmp_path, "pdf"))  # type: ignore[list-item]
     assert sorted(p.name for p in paths) == ["residual.pdf", "sine_linear_bands.pdf"]
 
 

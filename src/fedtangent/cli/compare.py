@@ -105,7 +105,7 @@ def run_job(job: CompareJob) -> Ended:
         _write(folder, job.seed, results)
     verdicts = [v for r in results for v in r.verdicts]
     _show(screen, results, verdicts)
-    paths = draw_all(results, *job.figures.within(folder))
+    paths = draw_all(results, job.figures.within(folder))
     screen.print(f"[bold]{summary(verdicts)}[/bold] ({time.perf_counter() - start:.0f} s)")
     screen.print(f"{len(paths)} figures in {folder / 'figures'}; numbers in {folder / 'result.json'}", highlight=False)
     said = [] if all(v.passed is not False for v in verdicts) else [summary(verdicts)]

@@ -33,6 +33,6 @@ def run_job(options: ListOptions) -> Ended:
         rows = [(kind, ", ".join(catalogue(kind))) for kind in KINDS]
     else:
         entries = catalogue(options.kind).values()
-        rows = [(getattr(entry, "written", entry.name), entry.told) for entry in entries]
+        rows = [(entry.written, entry.told) for entry in entries]
     console().print(TextTable(options.kind, ("name", "what it is"), rows))
     return Ended()

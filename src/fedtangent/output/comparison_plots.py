@@ -38,9 +38,8 @@ MOST_BARS = 600  # entries drawn of a scatter
 MOST_LINEAR = 30  # largest over smallest variance on linear axes
 
 
-def draw_all(results: Sequence[SideBySide], folder: Path, kind: str = "png") -> list[Path]:
-    """Every figure that applies to ``results``, files in ``folder`` of a kind: png, pdf or svg; returns their paths."""
-    figures = Figures(folder, kind)
+def draw_all(results: Sequence[SideBySide], figures: Figures) -> list[Path]:
+    """Every figure that applies to ``results``, written where ``figures`` says; returns their paths."""
 
     def of(result: SideBySide, what: str) -> Path:
         return figures.path(f"{slug(result.setting.name)}_{what}")

@@ -23,7 +23,6 @@ from fedtangent.engine.processes import environment
 
 # All that a run writes; but for the kernels of predict, which are checked, and used again where they fit.
 WRITTEN = ("config.json", "metrics.csv", "result.json", "figures", "checkpoints", "runs", "tensorboard", "report.html")
-FORMATS = ("png", "pdf", "svg")  # of figures
 PART = ".part"  # the end of the names of files that are being written
 
 
@@ -39,6 +38,21 @@ class Metric(NamedTuple):
     uplink_bytes: int
     downlink_bytes: int
     seconds: float | None = None  # by the clock since that run began, where that was measured
+
+
+class Format(NamedTuple):
+    """A format of figures: its type for browsers, and how a file of it begins and ends."""
+
+    kind: str
+    first: bytes
+    last: bytes
+
+
+FORMATS = {
+    "png": Format("image/png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"IEND\xaeB`\x82"),
+    "pdf": Format("application/pdf", b"%PDF-", b"%%EOF\n"),
+    "svg": Format("image/svg+xml", b"<?xml", b"</svg>\n"),
+}
 
 
 class Figures(NamedTuple):
@@ -168,7 +182,7 @@ def write_config(folder: Path, command: str, config: Any, **more: Any) -> None:
 
     It begins a run: result and figures of a shorter one, which this continues, go; its figures may be of another kind.
     """
-    drawn = [path for path in folder.glob("figures/*") if path.suffix.removeprefix(".") in FORMATS]
+    drawn = [path for path in folder.glob("figures/*") if path.suffix[1:] in FORMATS]
     for path in (folder / "result.json", *drawn):
         path.unlink(missing_ok=True)
     options = config if isinstance(config, Mapping) else dataclasses.asdict(config)

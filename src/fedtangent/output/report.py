@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtangent.data.files import json_of
+from fedtangent.output.files import FORMATS
 from fedtangent.output.tables import FAILS, HOLDS, counted
 
 DRAWN_PER_INCH, SHOWN_PER_INCH = 150, 96  # pixels: of the files, and what CSS calls one
@@ -25,21 +26,6 @@ SHOWN_APART = {"rows", "verdicts", "status", "failed", "passed", "exit_code"}
 KINDS: dict[str, dict[str, type]] = {  # of what the page is made, where a file has it
     "config.json": {"command": str, "options": dict, "resolved": dict, "environment": dict},
     "result.json": {"rows": list, "verdicts": list, "failed": list},
-}
-
-
-class Format(NamedTuple):
-    """A format of figures: its type for browsers, and how a file of it begins and ends."""
-
-    kind: str
-    first: bytes
-    last: bytes
-
-
-FORMATS = {
-    ".png": Format("image/png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"IEND\xaeB`\x82"),
-    ".svg": Format("image/svg+xml", b"<?xml", b"</svg>\n"),
-    ".pdf": Format("application/pdf", b"%PDF-", b"%%EOF\n"),
 }
 
 
@@ -107,7 +93,7 @@ def read_run(folder: Path) -> ReportedRun:
         raise ValueError(f"runs: {folder / 'config.json'} is not the configuration of a run")
     path = folder / "result.json"
     result = _read(path) if path.exists() else {}
-    drawn = {path: path.read_bytes() for path in sorted((folder / "figures").glob("*")) if path.suffix in FORMATS}
+    drawn = {path: path.read_bytes() for path in sorted((folder / "figures").glob("*")) if path.suffix[1:] in FORMATS}
     figures = {path: content for path, content in drawn.items() if _is_whole(path, content)}
     return ReportedRun(folder, config, result, _last(folder / "metrics.csv"), figures)
 
@@ -126,7 +112,7 @@ def _last(path: Path) -> list[dict[str, str]]:
 
 
 def _is_whole(path: Path, content: bytes) -> bool:
-    known = FORMATS[path.suffix]
+    known = FORMATS[path.suffix[1:]]
     return content.startswith(known.first) and content.endswith(known.last)
 
 
@@ -298,7 +284,7 @@ def _number(value: Any) -> Any:
 
 def _figure(path: Path, content: bytes, run: ReportedRun) -> str:
     """A figure within the page, of a PDF a link to it: a browser shows none among other things."""
-    name, kind = _plain(path.stem), FORMATS[path.suffix].kind
+    name, kind = _plain(path.stem), FORMATS[path.suffix[1:]].kind
     data = f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
     if path.suffix == ".pdf":
         return f'<figure><a download="{escape(path.name)}" href="{data}">{escape(path.name)}</a></figure>'

@@ -82,10 +82,12 @@ def test_what_moves_together_keeps_its_balance() -> None:
 
 def test_slopes_are_those_of_every_network(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
-        followed.Followed(seed, draw, width, *[None] * 5)  # type: ignore[arg-type]
+        followed.FollowedNetwork(seed, draw, width, *[None] * 5)  # type: ignore[arg-type]
         for seed in (0, 1) for draw in (0, 1) for width in SMALL.widths
     ]  # fmt: skip
-    monkeypatch.setattr(followed.Followed, "error", lambda self, name: (1 + self.seed + self.draw) * self.width**-0.7)
+    monkeypatch.setattr(
+        followed.FollowedNetwork, "error", lambda self, name: (1 + self.seed + self.draw) * self.width**-0.7
+    )
     slope = theorem.slope(SMALL, found, "own")
     assert slope.mean == pytest.approx(-0.7) and slope.high - slope.low < 1e-9
 

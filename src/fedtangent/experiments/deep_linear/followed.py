@@ -44,7 +44,7 @@ class Look(NamedTuple):
     unbalanced: float  # their difference
 
 
-class Followed(NamedTuple):
+class FollowedNetwork(NamedTuple):
     """One network; residuals in the eigenbasis of P(0), least eigenvalue first, over the norm at the start."""
 
     seed: int
@@ -78,7 +78,7 @@ class Followed(NamedTuple):
         return {"(18)": c.rate() ** rounds, "its proof": c.rate() ** (2.0 * rounds), CONTROL: wrong**rounds}
 
 
-def follow(size: Size, work: FullBatchWork, which: tuple[int, int], looks: int, delta: float) -> Followed:
+def follow(size: Size, work: FullBatchWork, which: tuple[int, int], looks: int, delta: float) -> FollowedNetwork:
     """One network through the federated loop; ``which`` are seed and draw. Looks, so many, are at those of draw 0."""
     (seed, draw), rounds = which, size.rounds
     seen = run_of(size, work.x, work.y, work.learning_rate, DRAWS * seed + draw, max(rounds // looks, 1))
@@ -106,7 +106,7 @@ def follow(size: Size, work: FullBatchWork, which: tuple[int, int], looks: int, 
         "lambda_max": flow(values[-1] * np.eye(len(kernel)), k, eta),
     }
     told = {name: modes(after) for name, after in flows.items()}
-    return Followed(seed, draw, size.width, theorem, values, modes(outputs), told, tuple(kept))
+    return FollowedNetwork(seed, draw, size.width, theorem, values, modes(outputs), told, tuple(kept))
 
 
 def check_width(name: str, width: int, outputs: int, dimension: int) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedtangent.compare.theorems.deep_linear.runs import Size, problem, work_of
 from fedtangent.compare.verdicts import Verdict, bounded_verdict
-from fedtangent.experiments.deep_linear.followed import CONTROL, DRAWS, FLOWS, Followed, check_width, follow
+from fedtangent.experiments.deep_linear.followed import CONTROL, DRAWS, FLOWS, FollowedNetwork, check_width, follow
 from fedtangent.experiments.lab.results import (
     NOT_OWED,
     NOT_SEEN,
@@ -106,7 +106,7 @@ def check(study: Study) -> None:
 
 def run(study: Study) -> Outcome:
     """Every network, and the control of every seed: narrow, at a step far too large."""
-    s, found, wrong = study.settings, list[Followed](), list[Followed]()
+    s, found, wrong = study.settings, list[FollowedNetwork](), list[FollowedNetwork]()
     for seed in study.each_seed():
         work = task(s, seed, s.step_factor)
         own = [
@@ -126,7 +126,7 @@ def run(study: Study) -> Outcome:
 # ---- what comes out -----------------------------------------------------------------------------------------------
 
 
-def slope(s: TheoremSettings, found: list[Followed], name: str) -> MeanInterval:
+def slope(s: TheoremSettings, found: list[FollowedNetwork], name: str) -> MeanInterval:
     """Of a flow's ln error against ln width: of every seed and draw."""
     own = {(f.seed, f.draw, f.width): f.error(name) for f in found}
     lines = [
@@ -141,7 +141,7 @@ def fallen(loss: np.ndarray) -> float:
     return float(np.log(loss[len(loss) // 2] / loss[-1]))
 
 
-def conclude(study: Study, found: list[Followed], wrong: list[Followed]) -> Outcome:
+def conclude(study: Study, found: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> Outcome:
     """Tables, claims and verdicts."""
     s = study.settings
     widest = [f for f in found if f.width == s.widths[-1]]
@@ -169,10 +169,10 @@ def conclude(study: Study, found: list[Followed], wrong: list[Followed]) -> Outc
     return Outcome(sheets, rows, _claims(looked_at, widest, terms), details, REMARKS, (*diverged, *broken), verdicts)
 
 
-def worst_terms(found: list[Followed], wrong: list[Followed]) -> list[dict[str, Any]]:
+def worst_terms(found: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> list[dict[str, Any]]:
     """Each term over its share, the worst of all looks and seeds; and of the control."""
 
-    def over(f: Followed, name: str, unit: float = 1.0) -> float:
+    def over(f: FollowedNetwork, name: str, unit: float = 1.0) -> float:
         seen = [look.terms[name] for look in f.looks]
         return unit / min(seen) if name == "first" else max(seen) / SHARES[name]
 
@@ -189,7 +189,9 @@ def worst_terms(found: list[Followed], wrong: list[Followed]) -> list[dict[str, 
     return rows
 
 
-def _error_rows(s: TheoremSettings, found: list[Followed], rates: dict[str, MeanInterval]) -> list[dict[str, Any]]:
+def _error_rows(
+    s: TheoremSettings, found: list[FollowedNetwork], rates: dict[str, MeanInterval]
+) -> list[dict[str, Any]]:
     rows = []
     for name, label in FLOWS.items():
         means = {f"w{w}": float(np.mean([f.error(name) for f in found if f.width == w])) for w in s.widths}
@@ -197,7 +199,7 @@ def _error_rows(s: TheoremSettings, found: list[Followed], rates: dict[str, Mean
     return rows
 
 
-def _rounds_sheet(f: Followed) -> Sheet:
+def _rounds_sheet(f: FollowedNetwork) -> Sheet:
     """The loss beside its bounds and flows, of one network."""
     squares = {name: np.sum(f.flows[name] ** 2, axis=1) for name in ("own", "infinite")}
     at = np.unique(np.linspace(0, len(f.modes) - 1, 6).round().astype(int))
@@ -212,7 +214,7 @@ def _rounds_sheet(f: Followed) -> Sheet:
     })  # fmt: skip
 
 
-def _hypotheses_sheet(found: list[Followed]) -> Sheet:
+def _hypotheses_sheet(found: list[FollowedNetwork]) -> Sheet:
     """Where each is nearest to failing, or fails most."""
     rows = []
     for i, first in enumerate(found[0].looks[0].hypotheses):
@@ -232,7 +234,7 @@ def _terms_sheet(terms: list[dict[str, Any]]) -> Sheet:
     })  # fmt: skip
 
 
-def _modes_sheet(f: Followed) -> Sheet:
+def _modes_sheet(f: FollowedNetwork) -> Sheet:
     """What is left of every mode after the last round, of one network."""
     left = {name: values[-1] / values[0] for name, values in (("network", f.modes), *f.flows.items())}
     rows = [
@@ -245,8 +247,10 @@ def _modes_sheet(f: Followed) -> Sheet:
     })  # fmt: skip
 
 
-def _claims(looked_at: list[Followed], widest: list[Followed], terms: list[dict[str, Any]]) -> tuple[Claim, ...]:
-    def ratio(of: Callable[[Followed], float]) -> MeanInterval:
+def _claims(
+    looked_at: list[FollowedNetwork], widest: list[FollowedNetwork], terms: list[dict[str, Any]]
+) -> tuple[Claim, ...]:
+    def ratio(of: Callable[[FollowedNetwork], float]) -> MeanInterval:
         return interval([fallen(f.loss) / of(f) for f in looked_at])
 
     over_18, over_proof = (ratio(lambda f, b=b: fallen(f.bounds()[b])) for b in ("(18)", "its proof"))  # type: ignore[misc]
@@ -270,7 +274,7 @@ def _claims(looked_at: list[Followed], widest: list[Followed], terms: list[dict[
 
 
 def _verdicts(
-    s: TheoremSettings, widest: list[Followed], terms: list[dict[str, Any]], rates: dict[str, MeanInterval]
+    s: TheoremSettings, widest: list[FollowedNetwork], terms: list[dict[str, Any]], rates: dict[str, MeanInterval]
 ) -> tuple[Verdict, ...]:
     sizes = f"width {s.widths[-1]}, {s.num_rounds} rounds, {len(widest)} networks"
     found = []
@@ -293,7 +297,7 @@ def _verdicts(
     return tuple(found)
 
 
-def _draw(study: Study, f: Followed) -> None:
+def _draw(study: Study, f: FollowedNetwork) -> None:
     """First seed, largest width: points are the network's."""
     s = study.settings
     at = np.unique(np.linspace(0, len(f.modes) - 1, 21).round().astype(int))

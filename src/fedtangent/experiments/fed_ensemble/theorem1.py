@@ -48,7 +48,7 @@ class EnsembleDecaySettings:
     step_factor: float = within(1.0, above=0)  # on half of the largest stable step, which the comparisons use
 
 
-class Followed(NamedTuple):
+class EnsembleDecay(NamedTuple):
     """One seed: residual norms relative to the initial ones, and the theorem for the long flow."""
 
     setting: Setting
@@ -71,7 +71,7 @@ def run(study: Study) -> Outcome:
     return conclude(study, found)
 
 
-def follow(setting: Setting, s: EnsembleDecaySettings) -> Followed:
+def follow(setting: Setting, s: EnsembleDecaySettings) -> EnsembleDecay:
     """Train the networks, continue their flow, and compute the theorem for all of it. Needs 64-bit types."""
     seen = trained_networks(setting, s.width)
     start = seen.train[0, :, 0]  # [K, n, C]
@@ -86,7 +86,7 @@ def follow(setting: Setting, s: EnsembleDecaySettings) -> Followed:
     )  # fmt: skip
     residual = np.asarray(flow.residual(list(range(rounds + 1)), start))
     r0 = theorem.constants.r0
-    return Followed(
+    return EnsembleDecay(
         setting,
         theorem,
         np.linalg.norm(seen.train[:, :, 0] - setting.y_train, axis=(2, 3)) / r0,
@@ -105,21 +105,21 @@ def _rate(setting: Setting, flow: Flow, plan: Cohort, ages: int) -> float:
     return float(flow.contraction(0)) ** (1 / few)
 
 
-def bounds(found: Followed) -> dict[str, np.ndarray]:
+def bounds(found: EnsembleDecay) -> dict[str, np.ndarray]:
     """Every form, and the control, relative to R_0 after each age, [A + 1]."""
     theorem = found.theorem
     forms = {label: np.exp(-theorem.exponent(form)) for form, label in FORMS.items()}
     return forms | {CONTROL: np.exp(-theorem.exponent("proof", theorem.constants.lambda_max))}
 
 
-def ratios(found: Followed, norms: np.ndarray, bound: np.ndarray) -> np.ndarray:
+def ratios(found: EnsembleDecay, norms: np.ndarray, bound: np.ndarray) -> np.ndarray:
     """Measured over bound at the end of each age after the start, [ages, K]."""
     at_ages = norms[:: found.theorem.plan.rounds_per_age][1:]
     with np.errstate(divide="ignore", over="ignore"):
         return np.asarray(at_ages / bound[1 : len(at_ages) + 1, None])
 
 
-def _metrics(found: Followed, seed: int) -> list[Metric]:
+def _metrics(found: EnsembleDecay, seed: int) -> list[Metric]:
     total, none = len(found.networks) - 1, np.zeros(2, int)
     paths = (("networks", found.networks, found.uplink), ("flow", found.flow[: total + 1], none))
     return [
@@ -128,7 +128,7 @@ def _metrics(found: Followed, seed: int) -> list[Metric]:
     ]  # fmt: skip
 
 
-def conclude(study: Study, found: list[Followed]) -> Outcome:
+def conclude(study: Study, found: list[EnsembleDecay]) -> Outcome:
     """What the runs say of each form of the bound."""
     rows = [_form_row(found, label) for label in bounds(found[0])]
     failed = () if all(np.all(np.isfinite(f.networks)) for f in found) else ("networks diverged",)
@@ -147,7 +147,7 @@ def conclude(study: Study, found: list[Followed]) -> Outcome:
     return Outcome(sheets, rows, (), details, _remarks(found[0]), failed, verdicts)
 
 
-def _form_row(found: list[Followed], label: str) -> dict[str, Any]:
+def _form_row(found: list[EnsembleDecay], label: str) -> dict[str, Any]:
     networks = [float(ratios(f, f.networks, bounds(f)[label]).max()) for f in found]
     flows = [ratios(f, f.flow, bounds(f)[label]).max(axis=1) for f in found]
     broken = [int(np.argmax(r > 1)) + 1 for r in flows if np.any(r > 1)]
@@ -165,7 +165,7 @@ def _form_row(found: list[Followed], label: str) -> dict[str, Any]:
     }
 
 
-def _bounds_sheet(study: Study, found: list[Followed], rows: list[dict[str, Any]]) -> Sheet:
+def _bounds_sheet(study: Study, found: list[EnsembleDecay], rows: list[dict[str, Any]]) -> Sheet:
     exact = dict.fromkeys(rows[0]) | {"bound": "exact: spectral radius", "per_age": np.mean([f.rate for f in found])}
     title = (
         f"Theorem 1 on {study.dataset}: residual / bound at the ends of ages, K = {cases.NUM_MODELS}, the flow for "
@@ -179,7 +179,7 @@ def _bounds_sheet(study: Study, found: list[Followed], rows: list[dict[str, Any]
     })  # fmt: skip
 
 
-def _remarks(first: Followed) -> tuple[str, ...]:
+def _remarks(first: EnsembleDecay) -> tuple[str, ...]:
     c, plan = first.theorem.constants, first.theorem.plan
     vacuous = "Theta is singular to rounding, so u is 0 and every form says only that the residual does not grow"
     return (
@@ -194,7 +194,7 @@ def _remarks(first: Followed) -> tuple[str, ...]:
     )
 
 
-def _draw(study: Study, found: Followed) -> None:
+def _draw(study: Study, found: EnsembleDecay) -> None:
     """The networks' rounds, and the flow to its end, with every bound and the exact rate."""
     length, short = found.theorem.plan.rounds_per_age, len(found.networks)
     ends = np.arange(0, len(found.flow), length)

@@ -56,7 +56,7 @@ class ParticipationSettings:
     tolerance: float = within(0.05, above=0)
 
 
-class Followed(NamedTuple):
+class ParticipationRun(NamedTuple):
     """One seed, dimension and number of local steps."""
 
     seed: int
@@ -126,7 +126,7 @@ def cohorts(s: ParticipationSettings, seed: int) -> Cohort:
 
 def run(study: Study) -> Outcome:
     """Every seed, dimension and number of local steps in closed form, and a simulation of the first."""
-    s, found = study.settings, list[Followed]()
+    s, found = study.settings, list[ParticipationRun]()
     for seed in study.each_seed():
         drawn_cohorts = cohorts(s, seed)
         for dimension in (s.wide, s.narrow):
@@ -143,12 +143,12 @@ def run(study: Study) -> Outcome:
 
 def follow(
     form: LocalRegression, centre: np.ndarray, drawn: Cohort, s: ParticipationSettings, of: tuple[int, int, int]
-) -> Followed:
+) -> ParticipationRun:
     """One run beside the centralised model."""
     size = np.linalg.norm(centre)
     start = None if of[1] == s.wide else centre
     both = [np.linalg.norm(form.models(rounds, start) - centre, axis=1) / size for rounds in (drawn, s.num_rounds)]
-    return Followed(*of, both[0], both[1], float(np.linalg.norm(form.limit() - centre) / size))
+    return ParticipationRun(*of, both[0], both[1], float(np.linalg.norm(form.limit() - centre) / size))
 
 
 def simulated(s: ParticipationSettings, seed: int) -> Verdict:
@@ -176,7 +176,7 @@ def simulated(s: ParticipationSettings, seed: int) -> Verdict:
     return exact_verdict(SUBJECT, statement, off(form, part), controls, EXACT)
 
 
-def conclude(study: Study, found: list[Followed], verdict: Verdict) -> Outcome:
+def conclude(study: Study, found: list[ParticipationRun], verdict: Verdict) -> Outcome:
     """How fast, how far away, and from which L on too far."""
     s, rows, shown = study.settings, list[dict[str, Any]](), list[dict[str, Any]]()
     for (dimension, steps), own in grouped([{"f": f, "d": f.dimension, "L": f.steps} for f in found], "d", "L").items():
@@ -199,12 +199,12 @@ def conclude(study: Study, found: list[Followed], verdict: Verdict) -> Outcome:
     return Outcome((sheet,), rows, _claims(s, found, shown), details, REMARKS, disagreeing(verdicts), verdicts)
 
 
-def _first_too_many(s: ParticipationSettings, found: list[Followed]) -> int | None:
+def _first_too_many(s: ParticipationSettings, found: list[ParticipationRun]) -> int | None:
     """Of one seed where not all can be fitted."""
     return next((f.steps for f in found if f.dimension == s.narrow and f.away > s.tolerance), None)
 
 
-def _interpolating(s: ParticipationSettings, found: list[Followed]) -> Verdict:
+def _interpolating(s: ParticipationSettings, found: list[ParticipationRun]) -> Verdict:
     """Where all can be fitted every L gets nearer to the centralised model all the time, else it does not."""
 
     def factor(dimension: int) -> list[float]:
@@ -219,10 +219,10 @@ def _interpolating(s: ParticipationSettings, found: list[Followed]) -> Verdict:
     )  # fmt: skip
 
 
-def _claims(s: ParticipationSettings, found: list[Followed], shown: list[dict[str, Any]]) -> tuple[Claim, ...]:
+def _claims(s: ParticipationSettings, found: list[ParticipationRun], shown: list[dict[str, Any]]) -> tuple[Claim, ...]:
     """Paired over seeds."""
 
-    def of(dimension: int, steps: int) -> list[Followed]:
+    def of(dimension: int, steps: int) -> list[ParticipationRun]:
         return [f for f in found if f.dimension == dimension and f.steps == steps]
 
     def pairs(dimension: int, first: int, last: int, what: str) -> Any:
@@ -246,7 +246,7 @@ def _claims(s: ParticipationSettings, found: list[Followed], shown: list[dict[st
     )  # fmt: skip
 
 
-def _draw(study: Study, found: list[Followed]) -> None:
+def _draw(study: Study, found: list[ParticipationRun]) -> None:
     """First seed: the distance by round of every L, of six where there are more."""
     s, panels = study.settings, []
     for dimension, what in ((s.wide, "interpolating"), (s.narrow, "not interpolating")):
