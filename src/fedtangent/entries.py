@@ -6,7 +6,7 @@ function that builds it, and its papers. The command line, ``fedtangent list``, 
 the citations and the tests of the laws all read the entries.
 
 To add an algorithm, write a file in ``federated/algorithms`` that ends with ``ENTRIES``, a tuple of entries. ``KINDS``
-names the package of every other kind. Partitions, schedules and graphs are one module each: add the entry there.
+names the package of every other kind. Schedules and graphs are one module each: add the entry there.
 """
 
 from __future__ import annotations

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from fedtangent import data
-from fedtangent.data.partition import Partition
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models.features import linear
-from fedtangent.types import Algorithm, Model
+from fedtangent.types import Algorithm, Model, Partition
 
 from .toys import counting
 

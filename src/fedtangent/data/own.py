@@ -12,7 +12,7 @@ import numpy as np
 from fedtangent import checks
 from fedtangent.data import archive, files
 from fedtangent.data.dataset import IMAGE, TOKENS, VECTOR, Dataset, DatasetEntry, SourceInfo
-from fedtangent.data.partition import generator
+from fedtangent.data.partition.drawn import generator
 
 SUFFIX = ".npz"
 NEEDED = ("x", "y")

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedtangent import checks
-from fedtangent.data.partition import assemble, generator, validate
+from fedtangent.data.partition import validate
+from fedtangent.data.partition.drawn import assemble, generator
 from fedtangent.types import Partition
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedtangent import checks
 from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry, ImageOptions, SourceInfo, first, images
-from fedtangent.data.partition import generator
+from fedtangent.data.partition.drawn import generator
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 from fedtangent import data
 from fedtangent.data import partition, sharing
 from fedtangent.data.dataset import TOKENS
+from fedtangent.data.partition.drawn import assemble
 from fedtangent.data.projection import projection_matrix
 from fedtangent.types import Array, FederatedData, Partition
 
@@ -97,7 +98,7 @@ def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
 
 def of_owners(owner: np.ndarray, num_clients: int) -> Partition:
     """The partition in which example i is client ``owner[i]``'s, [n] from 0; a client may have none."""
-    return partition.assemble([np.flatnonzero(owner == i) for i in range(num_clients)])
+    return assemble([np.flatnonzero(owner == i) for i in range(num_clients)])
 
 
 def of_users(loaded: data.Dataset, drawn: Drawn) -> Partition | dict[str, Partition]:

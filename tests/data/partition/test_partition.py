@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtangent.data import load, partition
+from fedtangent.data.partition.label_shares import METHODS, DirichletOptions
 from fedtangent.entries import NoOptions, catalogue, choose
 from fedtangent.types import Partition
 
@@ -74,7 +75,7 @@ def test_classes(data, labels, seed):
 
 
 @settings(max_examples=150)
-@given(st.data(), labels_of_any_kind, seeds, st.sampled_from(partition.METHODS), st.floats(-4, 4))
+@given(st.data(), labels_of_any_kind, seeds, st.sampled_from(METHODS), st.floats(-4, 4))
 def test_dirichlet(data, labels, seed, method, exponent):
     n = len(labels)
     clients = data.draw(st.integers(1, n))
@@ -347,6 +348,6 @@ def test_entries_divide_a_data_set():
         assert found.num_clients == (50 if name == "by_user" else 20)
         assert hasattr(partition, name)
     with pytest.raises(ValueError, match="got one by class labels, must be another: the data set sine has none"):
-        choose("partitions", "dirichlet").build(partition.DirichletOptions(), sine, 0)
+        choose("partitions", "dirichlet").build(DirichletOptions(), sine, 0)
     with pytest.raises(ValueError, match="got 'by_user', must be another: the data set digits has no users"):
         choose("partitions", "by_user").build(NoOptions(), digits, 0)
