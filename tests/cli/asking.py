@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedtangent.cli import main
+from fedtangent.cli import commands
 
 
-def asked(*arguments: object) -> main.Asked:
+def asked(*arguments: object) -> commands.Asked:
     """What these arguments ask for; one text is taken apart at its spaces."""
     words = str(arguments[0]).split() if len(arguments) == 1 else [str(word) for word in arguments]
-    return main.read(main.find(*words), words[1:])
+    return commands.read(commands.find(*words), words[1:])
 
 
 def prepared(*arguments: object) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent.cli import check_theory, experiment, main, predict
+from fedtangent.cli import check_theory, commands, experiment, main, predict
 from fedtangent.compare.alone import Curve, Forecast, Plan, Rates
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.engine import processes
@@ -30,7 +30,7 @@ NUMBERS = {"bits": "4"}  # what channels and graphs are written with; of the oth
 def meant(line: str) -> list[str]:
     """What a line of a document stands for: nothing that is optional, each of what there is to choose from."""
     parts = re.sub(r"\[.*?\]", "", line).split()
-    if {"ID", "NAME", "..."} & set(parts) or (parts and parts[0] not in main.names()):
+    if {"ID", "NAME", "..."} & set(parts) or (parts and parts[0] not in commands.names()):
         return []
     return [" ".join(words) for words in itertools.product(*(part.split("|") for part in parts))]
 
@@ -73,7 +73,8 @@ WHOLE = [line for line in lines_of_the_documents() if not re.search("^list|^chec
 
 
 def test_the_documents_have_lines_of_every_command() -> None:
-    assert {line.split()[0] for line in lines_of_the_documents()} == set(main.names()) - {"data"}  # which needs files
+    needs_files = {"data"}
+    assert {line.split()[0] for line in lines_of_the_documents()} == set(commands.names()) - needs_files
     assert any("fedtangent data prepare NAME" in text for text in documents.pages().values())
     assert len(lines_of_the_documents()) > 25 and len(LINES) > 100
 

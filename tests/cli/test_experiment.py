@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedtangent import entries
-from fedtangent.cli import experiment, main
+from fedtangent.cli import commands, experiment, main
 from fedtangent.experiments.lab import runs
 from fedtangent.experiments.lab.results import Outcome
 from fedtangent.experiments.lab.runner import changed
@@ -92,12 +92,12 @@ def test_experiments_are_listed(run: Callable, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", entries.catalogue("experiments"))
 def test_the_help_of_an_experiment_names_its_own_data_sets(name: str) -> None:
-    page = main.help_page(main.find("experiment"), [name])
+    page = main.help_page(commands.find("experiment"), [name])
     said = " ".join(page[page.index("  --dataset") : page.index("  --set")].split())
     scales = entries.catalogue("experiments")[name].scales
     assert said.endswith(f": {', '.join(scales)}")
     for scale in ("smoke", "default"):
-        page = main.help_page(main.find("experiment"), [name, "--scale", scale])
+        page = main.help_page(commands.find("experiment"), [name, "--scale", scale])
         settings = next(iter(scales.values()))[scale]
         shown = dict(word.strip(",.").split("=") for word in page.partition("  --set")[2].split() if "=" in word)
         changes = [f"{field}={value}" for field, value in shown.items() if field in vars(settings)]

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from fedtangent import entries
-from fedtangent.cli import main
+from fedtangent.cli import commands, main
 from fedtangent.cli.arguments import Option
 from fedtangent.engine import description
 from fedtangent.experiments.lab import runner
 
 LARGE = {int: ("100000000000000000000", "-1" + 30 * "0"), float: ("100000000000000000000", "-1e308", "nan")}
-COMMANDS = [main.find("train"), main.find("predict"), main.find("compare"), main.find("check-theory")]
+COMMANDS = [commands.find("train"), commands.find("predict"), commands.find("compare"), commands.find("check-theory")]
 
 
 def numeric(one: Option) -> type | None:
@@ -35,7 +35,7 @@ def numbers() -> Iterator[tuple[str, str, Any]]:
                 continue
             if kind == "datasets" and entry.published is not None:
                 continue  # their files are not here
-            for option in main.options_by_name({name: entry.options}).values():
+            for option in commands.options_by_name({name: entry.options}).values():
                 if (number := numeric(option)) and (name, option.name) not in told:
                     told.add((name, option.name))
                     yield from ((f"--{what} {name}", option.name, number(text)) for text in LARGE[number])
@@ -55,8 +55,8 @@ def test_every_option_of_every_choice() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_option_of_a_command(command: main.Command, capsys: pytest.CaptureFixture[str]) -> None:
-    options = main.options_by_name(main.groups_of(command, {}))
+def test_every_option_of_a_command(command: commands.Command, capsys: pytest.CaptureFixture[str]) -> None:
+    options = commands.options_by_name(commands.groups_of(command, {}))
     for one in options.values():
         if number := numeric(one):
             for text in LARGE[number]:
@@ -86,6 +86,6 @@ def test_theory_of_a_run_that_leaves_float64_ends_in_one_line(
     def unstable(job: Any) -> int:
         raise FloatingPointError("learning_rate: got one at which the run is not stable")
 
-    monkeypatch.setattr(main.find("check-theory").module, "run_job", unstable)
+    monkeypatch.setattr(commands.find("check-theory").module, "run_job", unstable)
     assert main.run(["check-theory", "--output", str(tmp_path / "out")]) == 1
     assert capsys.readouterr().err == "fedtangent: error: learning_rate: got one at which the run is not stable\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtangent.cli import main, train
+from fedtangent.cli import commands, main, train
 from fedtangent.engine import description
 from fedtangent.engine.checkpoints.lock import locked
 from fedtangent.engine.description import CHOICES
@@ -65,10 +65,12 @@ def test_every_command_has_a_page_of_help(command: str, run: Callable) -> None:
 
 
 def test_a_page_of_help_shows_what_is_chosen_in_place_of_defaults() -> None:
-    page = main.help_page(main.find("train"), ["--num-rounds", "7", "--widths", "3", "4", "--loss", "cross_entropy"])
+    page = main.help_page(
+        commands.find("train"), ["--num-rounds", "7", "--widths", "3", "4", "--loss", "cross_entropy"]
+    )
     for shown in ("--num-rounds 7 ", "--widths 3 4 ", "--loss cross_entropy "):
         assert f"\n  {shown}" in page, shown
-    assert "\n  --num-rounds 50 " in main.help_page(main.find("train"), [])
+    assert "\n  --num-rounds 50 " in main.help_page(commands.find("train"), [])
     assert "--key-file PATH               with --projection: its seed" in page
 
 
@@ -83,7 +85,7 @@ def options_in(page: str) -> set[str]:
 
 @pytest.mark.parametrize("name", catalogue("algorithms"))
 def test_the_help_of_an_algorithm_has_its_options_and_no_others(name: str) -> None:
-    page = main.help_page(main.find("train"), ["--algorithm", name])
+    page = main.help_page(commands.find("train"), ["--algorithm", name])
     assert len(page.splitlines()) <= SCREENS
     found, entries = options_in(page), description.resolve({"algorithm": name})
     mine = {option for entry in entries.values() for option in option_names(entry)}
@@ -98,7 +100,7 @@ def test_the_help_of_an_algorithm_has_its_options_and_no_others(name: str) -> No
 
 def test_the_help_of_choices_has_their_options_and_their_names() -> None:
     chosen = ["--algorithm", "fed_ensemble", "--base", "fed_dyn", "--model", "logistic", "--partition", "shards"]
-    found = options_in(page := main.help_page(main.find("train"), chosen))
+    found = options_in(page := main.help_page(commands.find("train"), chosen))
     assert {"mu", "base", "num_models", "shards_per_client"} <= found
     assert not {"widths", "alpha"} & found
     for kind in ("datasets", "partitions", "models", "schedules"):

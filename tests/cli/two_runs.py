@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtangent.cli import main
+from fedtangent.cli import commands, main
 from fedtangent.engine.checkpoints import lock
 from fedtangent.output import files
 
@@ -62,9 +62,9 @@ class Ended(NamedTuple):
 
 def watched(module: Any, place: Path, who: str, real: bool) -> None:
     """The command tells when it worked; unless it is the ``real`` one its work is to write files that say ``who``."""
-    works, read, all_asked = module.run_job, main.read, list[main.Asked]()
+    works, read, all_asked = module.run_job, main.read, list[commands.Asked]()
 
-    def kept(*given: Any) -> main.Asked:
+    def kept(*given: Any) -> commands.Asked:
         all_asked.append(read(*given))
         return all_asked[0]
 
@@ -105,7 +105,7 @@ def begin(line: str, out: Path, place: Path, who: str, real: bool) -> Began:
         for number, name in ((1, "out"), (2, "error")):
             os.dup2(os.open(place / name, os.O_WRONLY | os.O_CREAT), number)
         try:
-            watched(main.find(*words).module, place, who, real)
+            watched(commands.find(*words).module, place, who, real)
             main.main([*words, "--output", str(out)])
         except SystemExit as end:
             sys.stdout.flush()
@@ -197,7 +197,7 @@ if __name__ == "__main__":
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     for line in LINES.values():
-        main.find(*line.split())  # imports what each process would
+        commands.find(*line.split())  # imports what each process would
     alone = {name: folder / f"alone {i}" for i, name in enumerate(names)} if real else None
     for name, out in (alone or {}).items():
         one = end(begin(LINES[name], out, folder / f"said {out.name}", name, real))

@@ -15,7 +15,7 @@ from case import Case, drawn
 from hypothesis import strategies as st
 
 from fedtangent import entries
-from fedtangent.cli import main
+from fedtangent.cli import commands, main
 from fedtangent.cli.arguments import Option
 from fedtangent.engine import description
 
@@ -92,7 +92,7 @@ def texts(one: Option, files: list[str]) -> st.SearchStrategy[str]:
 def command_lines(draw: Any, files: list[str]) -> list[str]:
     """A command and some of its options, small where nothing else is drawn."""
     rarely = st.integers(0, 19).map(lambda n: n == 0)
-    name = draw(st.sampled_from(["train"] * 8 + ["predict"] * 4 + ["compare"] * 3 + main.names()))
+    name = draw(st.sampled_from(["train"] * 8 + ["predict"] * 4 + ["compare"] * 3 + commands.names()))
     if draw(rarely):
         return draw(st.lists(st.sampled_from([name, *WORDS, "--help", "--version", "--seed"]), max_size=4))
     chosen = {}
@@ -101,13 +101,13 @@ def command_lines(draw: Any, files: list[str]) -> list[str]:
             chosen[what] = draw(st.sampled_from(tuple(entries.catalogue(kind))))
     if name == "compare" and draw(st.integers(0, 9)):
         chosen.setdefault("algorithm", "fed_avg")
-    command = main.find(name, *(f"--{what}" for what in chosen))
+    command = commands.find(name, *(f"--{what}" for what in chosen))
     if not command.describes:
         chosen = {}
     try:
-        options = main.options_by_name(main.groups_of(command, chosen))
+        options = commands.options_by_name(commands.groups_of(command, chosen))
     except ValueError:
-        options = main.options_by_name(main.groups_of(command, {}))
+        options = commands.options_by_name(commands.groups_of(command, {}))
     found = dict.fromkeys(option for option in SMALL if option in options)
     given_ = {f"--{option}": [SMALL[option]] for option in found} | {f"--{what}": [v] for what, v in chosen.items()}
     positional: list[str] = []

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 
 import fedtangent
-from fedtangent.cli import main
+from fedtangent.cli import commands
 from fedtangent.cli.arguments import Option, words
 from fedtangent.engine.description import DECIDING
 from fedtangent.output.files import Ended, output_folder, write_atomically, write_config, write_result
@@ -80,7 +80,7 @@ def command_of(run: ReportedRun) -> str:
         several = whole["algorithm"] if isinstance(whole.get("algorithm"), list) else []
         options: dict[str, Option] = {}
         for chosen in [first, *({**first, "algorithm": name} for name in several[1:])]:  # each has options of its own
-            options = main.options_by_name(main.groups_of(main.find(run.command, *path), chosen)) | options
+            options = commands.options_by_name(commands.groups_of(commands.find(run.command, *path), chosen)) | options
         decided |= {name: value for name, value in whole.items() if options[name].positional}
         usual = _values(run.command, words(decided, options))
         said = decided | {name: value for name, value in whole.items() if value != usual.get(name)}
@@ -89,16 +89,16 @@ def command_of(run: ReportedRun) -> str:
             said = less if _means(run.command, words(less, options), whole) else said
         line = words(said, options)
         if _means(run.command, line, whole):
-            return shlex.join([main.PROGRAM, run.command, *line])
+            return shlex.join([commands.PROGRAM, run.command, *line])
     except ValueError:
         pass
-    return shlex.join([main.PROGRAM, run.command, *path])
+    return shlex.join([commands.PROGRAM, run.command, *path])
 
 
 def _values(command: str, line: Sequence[str]) -> dict[str, Any]:
     """The value of every option that belongs to the run, in words where that is a path."""
-    values = main.read(main.find(command, *line), line).values
-    return {n: str(v) if isinstance(v, Path) else v for n, v in values.items() if n not in main.ANEW}
+    values = commands.read(commands.find(command, *line), line).values
+    return {n: str(v) if isinstance(v, Path) else v for n, v in values.items() if n not in commands.ANEW}
 
 
 def _means(command: str, line: Sequence[str], values: Mapping[str, Any]) -> bool:

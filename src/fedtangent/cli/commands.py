@@ -1,0 +1,235 @@
+"""The commands, and what the user asks of one: the values of its options, those of what was chosen among them.
+
+A command is a module of this package: its option groups, ``prepare`` and ``run_job``. The parameters of ``prepare`` are
+the command's groups of options, and a ``Description`` where the command is about a run that the user describes (a tuple
+of them where the same options may describe a run of each of several algorithms). A command that has a second form, of a
+run that is described, prepares that with ``prepare_run``: it is meant where an option is given that the first has not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import pkgutil
+import re
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedtangent import cli
+from fedtangent.cli.arguments import (
+    Option,
+    OutputOptions,
+    options_of,
+    parse,
+    refuse_repeated,
+    unknown,
+    words,
+    words_of,
+)
+from fedtangent.data import files
+from fedtangent.engine import description
+from fedtangent.engine.description import Description
+from fedtangent.entries import check_limits, lasting
+
+PROGRAM = "fedtangent"
+ANEW = ("output", "overwrite", "config", "resume")  # of a configuration, what does not belong to the run
+
+DESCRIBED = Description, tuple[Description, ...]  # what ``prepare`` takes where a run, or several, is described
+
+
+class Command(NamedTuple):
+    """A command, and what its ``prepare`` takes by name."""
+
+    name: str
+    module: Any
+    prepare: Callable[..., Any]
+    takes: dict[str, Any]
+
+    @property
+    def describes(self) -> bool:
+        """Whether it is about a run that is described."""
+        return any(kind in DESCRIBED for kind in self.takes.values())
+
+    @property
+    def several(self) -> bool:
+        """Whether it is about a run of each of several algorithms."""
+        return DESCRIBED[1] in self.takes.values()
+
+
+class Asked(NamedTuple):
+    """What the user asks a command for."""
+
+    command: Command
+    arguments: dict[str, Any]  # of ``prepare``
+    values: dict[str, Any]  # of every option, by name
+    identity: dict[str, Any]  # the same, of those that tell one run from another
+
+
+def names() -> list[str]:
+    """The commands: modules of this package that have ``run_job``."""
+    modules = [importlib.import_module(f"{cli.__name__}.{info.name}") for info in pkgutil.iter_modules(cli.__path__)]
+    return [m.__name__.rpartition(".")[2].replace("_", "-") for m in modules if hasattr(m, "run_job")]
+
+
+def find(name: str, *arguments: str) -> Command:
+    """The command called ``name``, in the form that the arguments ask for; raises ``ValueError`` for another name."""
+    place = f"{cli.__name__}.{name.replace('-', '_')}"
+    known = name.replace("-", "_").isidentifier() and importlib.util.find_spec(place) is not None
+    module = importlib.import_module(place) if known else None
+    if module is None or not hasattr(module, "run_job"):
+        raise ValueError(f"command: got {name!r}, allowed are {', '.join(names())}")
+    first, second = module.prepare, getattr(module, "prepare_run", None)
+    plain = _command(name, module, first)
+    if second is None:
+        return plain
+    given = words_of(arguments)
+    asked = {*given, *(_repeated(plain, given["config"]) if given.get("config") else ())} - {"", "help", "h"}
+    return plain if asked <= {*options_of(groups_of(plain, {})), "no_overwrite"} else _command(name, module, second)
+
+
+def _command(name: str, module: Any, prepare: Callable[..., Any]) -> Command:
+    takes = typing.get_type_hints(prepare, include_extras=True)
+    return Command(name, module, prepare, {key: kind for key, kind in takes.items() if key != "return"})
+
+
+def groups_of(command: Command, chosen: Mapping[str, str]) -> dict[str, Any]:
+    """The command's groups of options: first what is chosen, then the options of that, then the command's own."""
+    kinds = [kind for kind in command.takes.values() if kind not in DESCRIBED]
+    names = (kind.__name__.removesuffix("Options") for kind in kinds)
+    titles = (re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower() for name in names)
+    own: dict[str, Any] = dict(zip(titles, kinds, strict=True))
+    if any("output" in (field.name for field in dataclasses.fields(kind)) for kind in own.values()):
+        own["output"] = OutputOptions
+    return {**description.groups(chosen), **own} if command.describes else own
+
+
+def options_by_name(groups: Mapping[str, Any]) -> dict[str, Option]:
+    """The options by name; of equal names the command's own, before that of what is chosen."""
+    own = {title: group for title, group in groups.items() if isinstance(group, type)}
+    return options_of(groups) | options_of(own)
+
+
+def begun(command: Command, arguments: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, Any], dict[str, str]]:
+    """The words given for each option, the values of the run that is repeated, and what both choose."""
+    given = words_of(arguments)
+    before = _repeated(command, given["config"]) if given.get("config") else {}
+    chosen = {name: _listed(before[name])[0] for name in description.DECIDING if before.get(name) is not None}
+    return given, before, chosen | {name: given[name][0] for name in description.DECIDING if given.get(name)}
+
+
+def read(command: Command, arguments: Sequence[str]) -> Asked:
+    """What the arguments ask for; raises ``ValueError`` in one line."""
+    given, before, chosen = begun(command, arguments)
+    algorithms = list(
+        dict.fromkeys(given.get("algorithm") or _listed(before.get("algorithm", description.Choices.algorithm)))
+    )
+    if len(given.get("algorithm", [])) > len(algorithms):
+        raise ValueError(f"algorithm: got {' '.join(given['algorithm'])}, must be different ones")
+    offered = [options_by_name(groups_of(command, {**chosen, "algorithm": name})) for name in algorithms]
+    several = {one.name for options in offered for one in options.values() if one.several}
+    refuse_repeated(arguments, several | {"algorithm"} if command.several else several)
+    if command.several and len(algorithms) > 1:
+        return _read_several(command, algorithms, given, chosen)
+    return _read(command, arguments, given, before, chosen)
+
+
+def _read_several(
+    command: Command, algorithms: Sequence[str], given: Mapping[str, list[str]], chosen: Mapping[str, str]
+) -> Asked:
+    """A run of each algorithm: an option is for those that have it, and is refused where none has.
+
+    What differs between the runs by their defaults is not among the values, and so none of what repeats them.
+    """
+    has = {name: options_by_name(groups_of(command, {**chosen, "algorithm": name})) for name in algorithms}
+    asked = []
+    for name, options in has.items():
+        others = {option for other in has.values() for option in other} - options.keys()
+        mine = {option: words for option, words in given.items() if option.removeprefix("no_") not in others}
+        own = {**mine, "algorithm": [name]}
+        line = [word for option, words in own.items() for word in ([f"--{option}"] if option else []) + words]
+        asked.append(_read(command, line, *begun(command, line)))
+    values, identity = (
+        description.in_common(parts) | {"algorithm": list(algorithms)}
+        for parts in ([one.values for one in asked], [one.identity for one in asked])
+    )
+    arguments = {
+        key: sum((one.arguments[key] for one in asked), ()) if kind == DESCRIBED[1] else asked[0].arguments[key]
+        for key, kind in command.takes.items()
+    }
+    return Asked(command, arguments, values, identity)
+
+
+def _listed(value: Any) -> list[str]:
+    if value == []:
+        raise ValueError("config: got one without an algorithm, must be the config.json of a run")
+    return list(map(str, value)) if isinstance(value, list) else [str(value)]
+
+
+def _read(
+    command: Command,
+    arguments: Sequence[str],
+    given: Mapping[str, list[str]],
+    before: Mapping[str, Any],
+    chosen: Mapping[str, str],
+) -> Asked:
+    """What the arguments ask for of one run."""
+    before = {name: _listed(value)[0] if name == "algorithm" else value for name, value in before.items()}
+    groups = groups_of(command, chosen)
+    options = options_by_name(groups)
+    if any(name in given for name in description.CHOICES):  # another choice: options of the former one fall away
+        before = {name: value for name, value in before.items() if name in options}
+    switches = {f"no_{one.name}" for one in options.values() if one.type is bool}
+    if given.get("output") == [""]:
+        raise ValueError("output: got '', must be the name of a folder")
+    for name in (*before, *given):
+        if name not in options and (name in before or (name and name not in switches)):
+            if command.describes:
+                description.refuse_unused(name, chosen)
+            if command.prepare is not command.module.prepare:
+                other = _command(command.name, command.module, command.module.prepare)
+                if name in options_of(groups_of(other, {})):
+                    raise ValueError(
+                        f"{name}: got it beside options of a run, allowed is {command.name} with one or the other"
+                    )
+            raise unknown(name, command.name, options)
+    values = parse([*words(before, options), *arguments], options)
+    if "output" in values and values["output"] is None:
+        named = [str(values[one.name]) for one in options.values() if one.positional]
+        values["output"] = Path("results", command.name, *named)
+    identity = {name: values[name] for name in lasting(*groups.values())}
+    return Asked(command, _arguments(command, values, groups), values, identity)
+
+
+def _arguments(command: Command, values: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``prepare`` takes. The groups of a description are instances, with the defaults that suit what is chosen."""
+    of_run = [group for group in groups.values() if not isinstance(group, type)]
+    own = {field.name for kind in groups.values() if isinstance(kind, type) for field in dataclasses.fields(kind)}
+    flat = {f.name: values[f.name] for group in of_run for f in dataclasses.fields(group) if f.name not in own}
+    found = {
+        key: description.describe(**flat)
+        if kind == Description
+        else (description.describe(**flat),)
+        if kind == DESCRIBED[1]
+        else kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
+        for key, kind in command.takes.items()
+    }
+    for key, kind in command.takes.items():
+        if kind not in DESCRIBED:
+            check_limits(found[key])
+    return found
+
+
+def _repeated(command: Command, given: Sequence[str]) -> dict[str, Any]:
+    """The options of a config.json."""
+    path = Path(given[0])
+    whole = files.json_of("config", path)
+    try:
+        options, wrote = dict(whole["options"]), str(whole["command"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"config: got {path}, must be the config.json of a run") from error
+    if wrote != command.name:
+        raise ValueError(f"config: got {path} of {PROGRAM} {wrote}, must be of {PROGRAM} {command.name}")
+    return {name: value for name, value in options.items() if name not in ANEW}
