@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtangent.cli import train
+from fedtangent.cli import train, trained
 from fedtangent.measures import uncertainty
 from fedtangent.output.files import Ended
 
@@ -109,13 +109,13 @@ def test_a_table_averages_the_seeds_that_finished() -> None:
 
     good = {seed: ended("finished", 20, 0.25 + 0.5 * seed) for seed in (0, 1)}
     bad = {2: ended("diverged at round 7", 6, 40.0)}
-    assert train._counted(good | bad) == good and train._counted(bad) == bad
-    (row,) = train._rows(good)
+    assert trained.counted(good | bad) == good and trained.counted(bad) == bad
+    (row,) = trained.rows_of(good)
     assert row["value"] == 0.5 and row["seeds"] == 2
-    assert train._whose(good | bad, good) == "round 20, 2 of 3 seeds: the others diverged"
-    assert train._whose(good, good) == "round 20, mean of 2 seeds"
+    assert trained.whose(good | bad, good) == "round 20, 2 of 3 seeds: the others diverged"
+    assert trained.whose(good, good) == "round 20, mean of 2 seeds"
     worse = bad | {3: ended("diverged at round 3", 2, 60.0)}
-    assert train._whose(worse, worse) == "the last good round of each, mean of 2 seeds"
+    assert trained.whose(worse, worse) == "the last good round of each, mean of 2 seeds"
 
 
 def test_a_run_that_diverges_can_be_let_run(run: Callable, folder: Path) -> None:

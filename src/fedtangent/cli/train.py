@@ -16,13 +16,13 @@ import numpy as np
 
 from fedtangent import checks
 from fedtangent.cli.arguments import FigureOptions, MachineOptions
+from fedtangent.cli.trained import SHOWN, counted, ended_as, mean_cost, remarks, rows_of, table_of, whose
 from fedtangent.compare.laziness.along import LazinessDiagnostics, check_linearisable, laziness_diagnostics
-from fedtangent.compare.laziness.parts import METRICS as LAZINESS
 from fedtangent.data.cache import given_directory
 from fedtangent.engine import memory
 from fedtangent.engine.checkpoints import Checkpoints, has_checkpoint
 from fedtangent.engine.description import Built, Description, build, check_used, key_path, seed_digest
-from fedtangent.engine.history import FINISHED, Evaluation, Run
+from fedtangent.engine.history import Evaluation, Run
 from fedtangent.engine.processes import is_main
 from fedtangent.engine.run import Resolved, predict, resolve_mapping, simulate
 from fedtangent.engine.sweeps import parse_seeds
@@ -30,32 +30,24 @@ from fedtangent.entries import lasting, option
 from fedtangent.federated import predict as personal
 from fedtangent.losses import targets_of
 from fedtangent.measures import uncertainty
-from fedtangent.measures.paired import half_width
 from fedtangent.measures.tangent_kernels import KernelDiagnostics, check_watchable, kernel_diagnostics, spectrum
 from fedtangent.measures.uncertainty import Reliability
 from fedtangent.output.files import (
     Ended,
     Metric,
-    ended,
     held_by,
     output_folder,
     write_config,
     write_metrics,
     write_result,
 )
-from fedtangent.output.tables import TextTable, console, number
+from fedtangent.output.tables import console
 from fedtangent.output.tensorboard import check_tensorboard, tensorboard
 from fedtangent.types import Array
 
-SHOWN = {  # of each kind of diagnostics, whose metrics are filed under its name as a split: those in the table
-    "kernel": ("drift", "commutator_relative"),
-    "laziness": LAZINESS,
-}
 DIAGNOSTICS = ("none", *SHOWN)
 LOGS = ("none", "tensorboard")
 Watch = KernelDiagnostics | LazinessDiagnostics
-DIVERGED = 100.0  # times the first training loss
-LOWER = "lower the learning rate"
 
 
 @dataclass(frozen=True)
@@ -242,7 +234,7 @@ def run_job(job: TrainJob) -> Ended:
         if watch is not None:
             _draw_diagnostics(job, watch, runs[job.seeds[0]], metrics, folder)
         _finish(job, runs, metrics, bins, folder)
-    return _ended(job, runs)
+    return ended_as(runs, job.machine.stop_on_divergence)
 
 
 def _watch(job: TrainJob) -> Watch | None:
@@ -288,122 +280,20 @@ def _announce(found: Resolved) -> None:
 
 def _finish(job: TrainJob, runs: dict[int, Run], metrics: list[Metric], bins: list[Reliability], folder: Path) -> None:
     """Write and print what came out."""
-    counted = _counted(runs)
-    screen, rows, last = console(), _rows(counted), _mean_cost(counted)
+    good = counted(runs)
+    screen, rows, last = console(), rows_of(good), mean_cost(good)
     sent = {"uplink_bytes": last.uplink_bytes, "downlink_bytes": last.downlink_bytes}
     write_result(folder, rows, rounds=last.round, **sent)
     _draw(job, metrics, bins, folder)
-    screen.print(_table(f"{job.title}, {_whose(runs, counted)}", rows, last))
+    screen.print(table_of(f"{job.title}, {whose(runs, good)}", rows, last))
     screen.print(_setting(job), highlight=False)
     remark = job.built.remark(last.round)
     if remark:
         screen.print(remark, highlight=False)
     screen.print(f"numbers in {folder / 'metrics.csv'}, figures in {folder / 'figures'}", highlight=False)
     for seed, run in runs.items():
-        for line in _remarks(run):
+        for line in remarks(run):
             say(line if len(runs) == 1 else f"seed {seed}: {line}")
-
-
-def _ended(job: TrainJob, runs: dict[int, Run]) -> Ended:
-    """How the runs ended, together."""
-    failed = {seed: status for seed, run in runs.items() if (status := _status(run)) != FINISHED}
-    stopped = any(runs[seed].status != FINISHED for seed in failed) and job.machine.stop_on_divergence
-    last = ", ".join(str(runs[seed].history.evaluations[-1].round) for seed in failed)
-    good = f"the results are those of round {last}, the last good one; " if stopped else ""
-    return ended([s if len(runs) == 1 else f"seed {seed}: {s}" for seed, s in failed.items()], good + LOWER)
-
-
-def _status(run: Run) -> str:
-    """How one run ended; also by what was measured last: not finite, or a loss far above the untrained models'."""
-    first, last = _training_losses(run)
-    measured = run.history.evaluations[-1].metrics
-    # a condition number may be infinite, and so may what is predicted
-    finite = all(np.isfinite(list(found.values())).all() for split, found in measured.items() if split not in SHOWN)
-    if run.status != FINISHED:
-        return run.status
-    if not finite:
-        return f"diverged by round {run.history.evaluations[-1].round}"
-    if last > DIVERGED * first:
-        return f"diverged: the training loss is {DIVERGED:.0f} times the first one or more"
-    return FINISHED
-
-
-def _mean_cost(runs: dict[int, Run]) -> Evaluation:
-    """The last evaluation, with the bytes of all seeds averaged."""
-    ends = [run.history.evaluations[-1] for run in runs.values()]
-    up, down = (round(float(np.mean([getattr(e, f"{way}_bytes") for e in ends]))) for way in ("uplink", "downlink"))
-    return ends[-1]._replace(uplink_bytes=up, downlink_bytes=down)
-
-
-def _training_losses(run: Run) -> tuple[float, float]:
-    """The first and the last training loss."""
-    ends = [e.metrics["train"] for e in (run.history.evaluations[0], run.history.evaluations[-1])]
-    first, last = (next(found[name] for name in ("mse", "nll", "loss") if name in found) for found in ends)
-    return first, last
-
-
-def _remarks(run: Run) -> list[str]:
-    """What the user should know before believing the numbers."""
-    weight = np.asarray(run.history.rounds["model_weight"])
-    trained, lines = int(np.sum((weight > 0).sum(axis=0) > 0)), list[str]()
-    if len(weight) and trained < weight.shape[1]:
-        lines.append(
-            f"{weight.shape[1] - trained} of {weight.shape[1]} models were never trained, and count in the average: "
-            "use more clients or rounds, or fewer models"
-        )
-    rejected = int(np.sum(run.history.rounds.get("rejected", 0)))
-    if rejected:
-        lines.append(f"{rejected} messages were rejected: not finite, or larger than allowed")
-    saturated = int(np.sum(run.history.rounds.get("saturated", 0)))
-    if saturated:
-        lines.append(f"{saturated} numbers were cut to what the sum of masked messages can hold")
-    first, end = _training_losses(run)
-    if _status(run) == FINISHED and end >= first:
-        lines.append(
-            f"the training loss did not fall ({first:.4g}, then {end:.4g}): try another --client-learning-rate"
-        )
-    return lines
-
-
-def _rows(runs: dict[int, Run]) -> list[dict[str, Any]]:
-    """The last metrics; of several seeds their mean, with the half-width of its 95 % interval (Student's t)."""
-    last = [run.history.evaluations[-1].metrics for run in runs.values()]
-    rows: list[dict[str, Any]] = []
-    for split, found in last[0].items():
-        for metric in found:
-            values = np.array([metrics[split][metric] for metrics in last])
-            row = {"split": split, "metric": metric, "value": float(values.mean())}
-            if len(runs) > 1:
-                row |= {"half_width_95": float(half_width(values)), "seeds": len(values)}
-            rows.append(row)
-    return rows
-
-
-def _counted(runs: dict[int, Run]) -> dict[int, Run]:
-    """The runs whose numbers are averaged: those that finished; all of them where none did."""
-    return {seed: run for seed, run in runs.items() if _status(run) == FINISHED} or runs
-
-
-def _whose(runs: dict[int, Run], counted: dict[int, Run]) -> str:
-    """The round and the seeds of the table's numbers."""
-    rounds = {run.history.evaluations[-1].round for run in counted.values()}
-    found = f"round {rounds.pop()}" if len(rounds) == 1 else "the last good round of each"
-    if len(counted) < len(runs):
-        return f"{found}, {len(counted)} of {len(runs)} seeds: the others diverged"
-    return f"{found}, mean of {len(runs)} seeds" if len(runs) > 1 else found
-
-
-def _table(title: str, rows: list[dict[str, Any]], last: Evaluation) -> TextTable:
-    several = "seeds" in rows[0]
-    columns = {"value": "value"} | ({"half_width_95": "+- (95 %)"} if several else {})
-    cells = [
-        (row["split"], row["metric"].replace("_", " "), *(number(row[key], 4) for key in columns))
-        for row in rows
-        if row["metric"] in SHOWN.get(row["split"], (row["metric"],))  # the others are in result.json and metrics.csv
-    ]
-    for way, sent in (("uplink", last.uplink_bytes), ("downlink", last.downlink_bytes)):
-        cells.append(("", f"{way} MiB", number(sent / 2**20, 2), *[""] * several))
-    return TextTable(title, ("split", "metric", *columns.values()), cells)
 
 
 def _setting(job: TrainJob) -> str:
