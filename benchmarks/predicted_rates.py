@@ -24,7 +24,8 @@ from scipy import stats
 
 import fedtangent
 from fedtangent.compare.alone import AloneOptions, forecasts, plan_of
-from fedtangent.engine.description import build, describe
+from fedtangent.engine.building import build
+from fedtangent.engine.description import describe
 from fedtangent.engine.run import predict, simulate
 from fedtangent.measures import uncertainty
 

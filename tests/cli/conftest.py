@@ -19,7 +19,8 @@ from fedtangent.compare import Setting, exact, side_by_side
 from fedtangent.compare.cases import CaseEntry, sine_linear
 from fedtangent.compare.laziness.parts import METRICS as LAZINESS
 from fedtangent.data import partition
-from fedtangent.engine.description import Built, Description, build
+from fedtangent.engine.building import Built, build
+from fedtangent.engine.description import Description
 from fedtangent.engine.history import Evaluation, History, Run
 from fedtangent.engine.memory import MemoryPlan
 from fedtangent.engine.run import Resolved

@@ -15,7 +15,8 @@ from fedtangent.compare.predicted import run_flow
 from fedtangent.compare.simulated import cohorts, recipe
 from fedtangent.compare.table import draws_of
 from fedtangent.engine import simulate
-from fedtangent.engine.description import build, describe
+from fedtangent.engine.building import build
+from fedtangent.engine.description import describe
 from fedtangent.engine.run import predict
 from fedtangent.measures import uncertainty
 from fedtangent.models.dense import mlp

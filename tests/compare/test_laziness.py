@@ -20,7 +20,8 @@ from fedtangent.compare.predicted import run_flow, without_clients
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import Simulated, cohorts, init_key, recipe, trained_networks
 from fedtangent.compare.statistics import fitted_slope
-from fedtangent.engine.description import build, describe
+from fedtangent.engine.building import build
+from fedtangent.engine.description import describe
 from fedtangent.engine.run import predict, simulate
 from fedtangent.entries import catalogue
 from fedtangent.kernels.empirical import empirical_ntk

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from fedtangent.data import Dataset
-from fedtangent.engine import description
+from fedtangent.engine import building, description
+from fedtangent.engine.building import Built, build
 from fedtangent.engine.clients import engine_for
-from fedtangent.engine.description import Built, CommonOptions, build, describe
+from fedtangent.engine.description import CommonOptions, describe
 from fedtangent.entries import catalogue
 from fedtangent.federated.algorithms.entry import Given
 from fedtangent.federated.schedule import all_clients, unroll
@@ -193,7 +194,7 @@ def test_what_does_not_go_is_one_line_with_the_name_of_the_option(
 
 def altered(monkeypatch: pytest.MonkeyPatch, **arrays: Any) -> None:
     """The data set digits with other arrays."""
-    load = description._built
+    load = building._built
 
     def other(chosen: description.Chosen, *given: Any) -> Any:
         made = load(chosen, *given)
@@ -201,7 +202,7 @@ def altered(monkeypatch: pytest.MonkeyPatch, **arrays: Any) -> None:
             made, Dataset
         ) else made  # fmt: skip
 
-    monkeypatch.setattr(description, "_built", other)
+    monkeypatch.setattr(building, "_built", other)
 
 
 def setting(value: Any) -> Any:
@@ -233,7 +234,7 @@ def test_data_that_are_not_finite_or_no_classes(
 
 def test_inputs_keep_their_kind_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tiny().data.x.dtype == jnp.float32 and tiny().data.x.shape == (120, 8, 8, 1)
-    x, dtype = description._inputs(np.zeros((3, 5), np.int16))
+    x, dtype = building._inputs(np.zeros((3, 5), np.int16))
     assert dtype == jnp.int32 and x.dtype == np.int32
     whole = lambda x: (16 * x).astype(np.int32)  # noqa: E731
     altered(monkeypatch, x_train=whole, x_test=whole)
@@ -250,8 +251,8 @@ def test_clients_are_tested_on_examples_of_their_own() -> None:
 
 def test_faults_of_a_schedule() -> None:
     plan, sizes = all_clients(4), np.array([1, 1, 100, 0])
-    assert description._faulty(CommonOptions(), plan, sizes) is plan
-    both = description._faulty(CommonOptions(dropout=0.3, keep_first=2, completion_spread=0.1), plan, sizes)
+    assert building._faulty(CommonOptions(), plan, sizes) is plan
+    both = building._faulty(CommonOptions(dropout=0.3, keep_first=2, completion_spread=0.1), plan, sizes)
     rounds = 2000
     seen = unroll(both, keys(0).schedule, rounds)
     filled = np.asarray(seen.weight) > 0

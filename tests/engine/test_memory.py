@@ -12,8 +12,9 @@ import pytest
 from fedtangent.data import federated_data
 from fedtangent.data.federated import max_client_size
 from fedtangent.engine import memory
+from fedtangent.engine.building import build
 from fedtangent.engine.clients import engine_for, parse
-from fedtangent.engine.description import build, describe
+from fedtangent.engine.description import describe
 from fedtangent.engine.loop import run_chunk, state_shapes
 from fedtangent.engine.run import predict
 from fedtangent.entries import catalogue

@@ -20,8 +20,9 @@ from fedtangent.cli.trained import SHOWN, counted, ended_as, mean_cost, remarks,
 from fedtangent.compare.laziness.along import LazinessDiagnostics, check_linearisable, laziness_diagnostics
 from fedtangent.data.cache import given_directory
 from fedtangent.engine import memory
+from fedtangent.engine.building import Built, build, key_path, seed_digest
 from fedtangent.engine.checkpoints import Checkpoints, has_checkpoint
-from fedtangent.engine.description import Built, Description, build, check_used, key_path, seed_digest
+from fedtangent.engine.description import Description, check_used
 from fedtangent.engine.history import Evaluation, Run
 from fedtangent.engine.processes import is_main
 from fedtangent.engine.run import Resolved, predict, resolve_mapping, simulate

@@ -32,8 +32,9 @@ from fedtangent.compare.simulated import cohorts
 from fedtangent.compare.sizes import KernelPlan, plan_kernels, planned_kernels
 from fedtangent.compare.table import expected_accuracy
 from fedtangent.data.dataset import Dataset
+from fedtangent.engine.building import Built, build
 from fedtangent.engine.clients import default_mapping, engine_for
-from fedtangent.engine.description import Built, Description, build
+from fedtangent.engine.description import Description
 from fedtangent.engine.history import at_start, charge
 from fedtangent.entries import option
 from fedtangent.kernels.gram import KernelBlocks

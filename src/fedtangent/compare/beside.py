@@ -17,7 +17,8 @@ from fedtangent.compare.settings import Setting
 from fedtangent.compare.side_by_side import FEWEST_DRAWS, FEWEST_WIDTHS, Report, SideBySide, run
 from fedtangent.data import classification_targets
 from fedtangent.data.dataset import Dataset, DatasetEntry, SourceInfo
-from fedtangent.engine.description import Built, Chosen, Description, build, describe
+from fedtangent.engine.building import Built, build
+from fedtangent.engine.description import Chosen, Description, describe
 from fedtangent.entries import Entry, NoOptions, catalogue, option_names
 from fedtangent.federated.algorithms.entry import MOMENTUM, Descent, Training, rate_of, rule_of, work_of
 from fedtangent.federated.local import Work

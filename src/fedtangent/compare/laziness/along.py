@@ -17,7 +17,7 @@ from fedtangent.compare.laziness.parts import Parts, parts
 from fedtangent.compare.predicted import run_flow
 from fedtangent.compare.settings import Setting, exact_arithmetic
 from fedtangent.compare.simulated import cohorts
-from fedtangent.engine.description import Built
+from fedtangent.engine.building import Built
 from fedtangent.engine.run import predict
 from fedtangent.engine.sweeps import single_device_engine, stretches
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks

@@ -1,0 +1,235 @@
+"""What is built from the description of a run: its data, divided among clients, and the composed algorithm."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedtangent import checks, data, losses
+from fedtangent.data import sharing
+from fedtangent.data.projection import projected
+from fedtangent.engine.description import Chosen, CommonOptions, Description
+from fedtangent.entries import choose, option_names
+from fedtangent.federated import faults
+from fedtangent.federated.algorithms.entry import Given, Ran
+from fedtangent.federated.wire.key_server import generate_keys, hand_out, open_key_file, with_key_exchange
+from fedtangent.models.entry import check_kind
+from fedtangent.types import Algorithm, Array, FederatedData, Model, Partition, Schedule
+
+KEY_FILE = "FEDTANGENT_KEY_FILE"
+EVALUATED_TRAIN = 10_000  # the most training examples on which train metrics are measured
+
+
+class Split(NamedTuple):
+    """Examples to evaluate on."""
+
+    x: Array
+    targets: Array  # [n, C] what the squared error, or a loss of margins, compares with
+    labels: Array | None  # [n] class labels, None for regression
+
+
+class Built(NamedTuple):
+    """A checked run, ready to start."""
+
+    description: Description
+    algorithm: Algorithm
+    model: Model
+    schedule: Schedule  # with its faults
+    clients: Partition  # who trains on what
+    data: FederatedData
+    splits: dict[str, Split]  # "train" and "test"
+    of_clients: FederatedData | None  # each client's own test examples
+    recipe: Callable[[Model], Algorithm]  # the same algorithm for another model
+
+    @property
+    def loss(self) -> str:
+        """Name of the loss that is trained."""
+        return str(self.description.algorithm.options.loss)
+
+    def remark(self, num_rounds: int) -> str:
+        """The remark of the algorithm's entry on a run of ``num_rounds`` rounds; empty for most algorithms."""
+        own, how, run = self.description.schedule, self.description.algorithm, self.description.run
+        if how.entry.remark is None or num_rounds == 0:  # a run may diverge in its first round
+            return ""
+        cohort = cohort_size(own.options, self.schedule.num_clients)
+        ran = Ran(self.schedule, own.entry.name, cohort, run.keep_first is not None, num_rounds)
+        return str(how.entry.remark(how.options, ran))
+
+
+def cohort_size(options: Any, num_clients: int) -> int:
+    """Clients of a round, where the schedule's options say how many; all of them elsewhere."""
+    number = getattr(options, "clients_per_round", None)
+    return num_clients if number is None else int(number)
+
+
+def build(described: Description) -> Built:
+    """Load and divide the data, compose the algorithm; raises ``ValueError`` with the name of the option at fault.
+
+    Writes nothing but the key file that a projection needs, where there is none.
+    """
+    run, how = described.run, described.algorithm
+    checks.seed(run.seed)
+    checks.whole("num_rounds", run.num_rounds)
+    checks.folder("data_dir", run.data_dir)
+    _check(described)
+    loaded = _built(described.dataset, run.data_dir, run.seed)
+    clients, own_test = _apart(run, _built(described.partition, loaded, run.seed))
+    loaded = _projected(run, loaded, clients.num_clients)
+    clients, at_server = _at_server(described, loaded, clients)
+    loss = how.options.loss
+    splits = {which: _split(loaded, which, loss) for which in ("train", "test")}
+    model = _built(described.model, loaded.x_train.shape[1:], splits["train"].targets.shape[1])
+    schedule = _faulty(run, _built(described.schedule, clients.num_clients, run.seed), clients.sizes)
+    y = splits["train"].labels if losses.targets_of(loss) == "classes" else splits["train"].targets
+    if y is None:
+        raise ValueError(f"loss: got {loss}, must be squared_error: {loaded.name} has no class labels")
+    if "validation" in at_server:
+        held = at_server["validation"]
+        at_server["validation"] = (splits["train"].x[held], y[held])
+    cohort = cohort_size(described.schedule.options, clients.num_clients)
+    expected = cohort if described.schedule.entry.name == "poisson" else None
+    given = Given(model, schedule, run.seed, clients=clients, expected_clients=expected, **at_server)
+
+    def recipe(model: Model) -> Algorithm:
+        algorithm: Algorithm = _built(how, given._replace(model=model))
+        return algorithm if run.projection is None else with_key_exchange(algorithm, clients.num_clients)
+
+    algorithm = recipe(model)
+    x, dtype = _inputs(loaded.x_train)
+    federated = data.federated_data(x, np.asarray(y), clients, dtype=dtype)
+    of_clients = None if own_test is None else data.federated_data(x, np.asarray(y), own_test, dtype=dtype)
+    splits["train"] = jax.tree.map(lambda rows: rows[:EVALUATED_TRAIN], splits["train"])
+    return Built(described, algorithm, model, schedule, clients, federated, splits, of_clients, recipe)
+
+
+def _built(chosen: Chosen, *given: Any) -> Any:
+    return chosen.entry.build(chosen.options, *given)
+
+
+def _check(described: Description) -> None:
+    """Raise ``ValueError`` for choices and options that do not go together, before anything is loaded."""
+    run, how, own = described.run, described.algorithm, described.schedule
+    checks.number("client_test", run.client_test, at_least=0, below=1)
+    checks.number("dropout", run.dropout, at_least=0, below=1)
+    several = "num_models" in option_names(choose("schedules", how.entry.schedule))
+    if several and "num_models" not in option_names(own.entry):
+        raise ValueError(f"schedule: got {own.entry.name!r}, must train several models, which {how.entry.name} has")
+    bound = how.options.max_update_norm
+    if how.entry.sends not in ("updates", "nothing") and bound is not None and bound < math.inf:
+        raise ValueError(f"max_update_norm: got {bound}, must be inf: {how.entry.name} sends no updates")
+    if run.projection is not None:
+        checks.whole("projection", run.projection)
+        key_path(run)
+        if "vector" not in described.model.entry.kinds:
+            raise ValueError(f"model: got {described.model.entry.name!r}, must read vectors, which projection makes")
+    else:
+        check_kind(described.model.entry, described.dataset.entry.kind)
+
+
+def _inputs(x: np.ndarray) -> tuple[np.ndarray, Any]:
+    """Inputs as they go to the device, and their dtype: whole numbers (tokens) as int32, others as float32."""
+    dtype = jnp.int32 if np.issubdtype(x.dtype, np.integer) else jnp.float32
+    return np.asarray(x, dtype), dtype
+
+
+def _split(loaded: data.Dataset, which: str, loss: str) -> Split:
+    """One split with the targets of ``loss``; raises ``ValueError`` for numbers that it does not take."""
+    x, y = getattr(loaded, f"x_{which}"), getattr(loaded, f"y_{which}")
+    checks.finite(f"x_{which}", x)
+    checks.finite(f"y_{which}", y)
+    inputs = jnp.asarray(*_inputs(x))
+    if loaded.num_classes == 0:
+        losses.check_targets(loss, y, f"y_{which}")
+        return Split(inputs, jnp.asarray(y, jnp.float32), None)
+    if losses.targets_of(loss) == "signs":
+        targets = data.sign_targets(y, loaded.num_classes)
+    else:
+        targets = data.classification_targets(y, loaded.num_classes, centred=True)
+    return Split(inputs, jnp.asarray(targets, jnp.float32), jnp.asarray(y, jnp.int32))
+
+
+def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition | None]:
+    """What clients train on, and what is kept to test their personal predictions."""
+    if run.client_test == 0:
+        return clients, None
+    kept, tested = sharing.held_out(clients, run.client_test, run.seed)
+    if len(tested.indices) == 0:
+        raise ValueError(f"client_test: got {run.client_test}, must leave a client an example to test with")
+    return kept, tested
+
+
+def _at_server(described: Description, loaded: data.Dataset, clients: Partition) -> tuple[Partition, dict[str, Any]]:
+    """The clients' examples without those held by the server, and what the algorithm needs, by field of ``Given``.
+
+    Validation examples are given as indices.
+    """
+    run, how = described.run, described.algorithm
+    if "server_data" in how.entry.needs:
+        held = _drawn(how.options.server_examples, run.seed, clients)
+        kept = sharing.without(clients, held, "server_examples")
+        return kept, {"server_data": jnp.asarray(*_inputs(loaded.x_train[held]))}
+    if "shared" in how.entry.needs:
+        share = checks.number("shared_fraction", how.options.shared_fraction, above=0, below=1)
+        if loaded.num_classes == 0:
+            raise ValueError(f"dataset: got {loaded.name!r}, must have classes, by which {how.entry.name} draws")
+        number = max(1, round(share * len(loaded.x_train)))
+        shared = sharing.class_balanced(loaded.y_train, number, run.seed, "shared_fraction")
+        return sharing.with_shared(clients, shared), {"shared": shared}
+    if "validation" in how.entry.needs and how.options.ntk_choose == "validation":
+        held = _drawn(how.options.server_examples, run.seed, clients)
+        return sharing.without(clients, held, "server_examples"), {"validation": held}
+    return clients, {}
+
+
+def _drawn(number: int, seed: int, clients: Partition) -> np.ndarray:
+    """Indices of ``number`` of the clients' examples, drawn for the server."""
+    drawn = np.random.default_rng(seed).permutation(np.unique(clients.indices))
+    return drawn[: checks.whole("server_examples", number, 1, len(drawn) - 1)]
+
+
+def _faulty(run: CommonOptions, schedule: Schedule, sizes: np.ndarray) -> Schedule:
+    """``schedule`` with the run's faults: clients drop out, and only the first ``keep_first`` answers count.
+
+    A client's expected completion time is in proportion to its examples, ``sizes`` [N].
+    """
+    if run.dropout != 0:
+        schedule = faults.dropout(schedule, run.dropout)
+    if run.keep_first is None:
+        return schedule
+    checks.whole("keep_first", run.keep_first, 1, schedule.num_slots)
+    checks.choice("completion_time", run.completion_time, faults.DISTRIBUTIONS)
+    checks.number("completion_spread", run.completion_spread, above=0)
+    times = np.maximum(sizes, 1) / max(np.mean(sizes), 1)
+    return faults.stragglers(schedule, run.keep_first, times, run.completion_time, run.completion_spread)
+
+
+def key_path(run: CommonOptions) -> Path:
+    """Where the projection's seed is kept; raises ``ValueError`` if nothing says so."""
+    found = run.key_file or os.environ.get(KEY_FILE)
+    if not found:
+        raise ValueError(f"key_file: got none, must be named (or ${KEY_FILE} set): it keeps the projection's seed")
+    return Path(found)
+
+
+def seed_digest(run: CommonOptions) -> str | None:
+    """A digest of the projection's secret seed, to compare seeds by; None without a projection."""
+    return None if run.projection is None else open_key_file(key_path(run)).digest
+
+
+def _projected(run: CommonOptions, loaded: data.Dataset, num_clients: int) -> data.Dataset:
+    """``loaded`` projected with the secret seed, which the key server hands out to every client first."""
+    if run.projection is None:
+        return loaded
+    checks.whole("projection", run.projection, 1, loaded.x_train[0].size)  # of an example's numbers
+    kept = open_key_file(key_path(run))
+    opened = hand_out(kept.seed, (generate_keys() for _ in range(num_clients)))
+    if any(seed != kept.seed for seed in opened):
+        raise AssertionError("a client was handed another seed")
+    return projected(loaded, run.projection, opened[0].reveal())
