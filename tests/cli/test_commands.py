@@ -121,7 +121,7 @@ def check_what_was_written(line: str, folder: Path) -> None:
     if "--help" in line or line.startswith("list"):
         return
     written = sorted(folder.rglob("config.json"), key=lambda path: path.stat().st_mtime_ns)[-1].parent
-    assert {"config.json", "result.json", "figures"} <= {path.name for path in written.iterdir()}
+    assert {"config.json", "result.json"} <= {path.name for path in written.iterdir()}
 
 
 @pytest.mark.usefixtures("nothing_is_trained")

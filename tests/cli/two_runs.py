@@ -76,6 +76,7 @@ def watched(module: Any, place: Path, who: str, real: bool) -> None:
             rows.append(files.Metric(round_, who, 0, "train", "mse", 0.0, 0, 0))
             files.write_metrics(folder, rows)
             time.sleep(random.random() * LONG / 5)
+        (folder / "figures").mkdir(exist_ok=True)
         files.write_atomically(folder / "figures" / "all.png", who)
         files.write_result(folder, [{"who": who}])
         return files.Ended()

@@ -32,7 +32,6 @@ def performed(
     """
     kept: list[Metric] = []
     figures, data_dir = Figures(folder / "figures"), None if dataset is None else folder
-    figures.folder.mkdir()
     study = dataclasses.replace(study_of(name, changes, seeds, dataset, data_dir), keep=kept.extend, figures=figures)
     found = perform(entries.choose("experiments", name), study)
     assert all(len(row) == len(sheet.columns) for sheet in found.sheets for row in sheet.rows)

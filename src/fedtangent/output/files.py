@@ -84,7 +84,7 @@ def output_folder(path: str | os.PathLike[str]) -> Path:
     """The folder at ``path``, made if need be; raises ``ValueError`` where that cannot be."""
     folder = Path(path)
     try:
-        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"output: cannot make the folder {folder}: {error.strerror}") from error
     return folder

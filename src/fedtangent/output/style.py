@@ -68,7 +68,7 @@ def band(ax: Axes, x: np.ndarray, mean: np.ndarray, sd: np.ndarray, colour: str,
 
 
 def save(figure: Figure, path: Path, title: str = "") -> Path:
-    """Write the figure under its ``title``, in the format that the path ends with; returns ``path``.
+    """Write the figure under its ``title``, in the format that the path ends with, its folder too; returns ``path``.
 
     What has a label gets a legend, off the curves; marks of an axis that would touch are left out. Equal figures are
     equal files: none has the date in it. The letters of a PDF are TrueType fonts, as journals ask.
@@ -83,6 +83,7 @@ def save(figure: Figure, path: Path, title: str = "") -> Path:
         _mark_logarithms(ax.yaxis)
     _part_ticks(figure)
     dated = {".pdf": "CreationDate", ".svg": "Date"}.get(path.suffix)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "fedtangent"}):
         figure.savefig(path, dpi=150, metadata={dated: None} if dated else None)
     return path

@@ -265,9 +265,7 @@ def _timed(entry: Experiment, study: Study, share: float) -> tuple[float, Clock 
 def _rehearse(entry: Experiment, study: Study, clock: Clock) -> None:
     """Perform it with its runs timed by ``clock``, and throw away what comes out."""
     with tempfile.TemporaryDirectory() as folder:
-        figures = Figures(Path(folder) / "figures")
-        figures.folder.mkdir()
-        perform(entry, dataclasses.replace(study, clock=clock, figures=figures))
+        perform(entry, dataclasses.replace(study, clock=clock, figures=Figures(Path(folder) / "figures")))
 
 
 def _rounds(settings: Any, share: float = 1.0) -> dict[str, int]:
