@@ -19,7 +19,7 @@ from fedtangent.losses import masked_mean
 from fedtangent.models.features import rbf_linear
 from fedtangent.streams import keys
 from fedtangent.theory import Rule, best_learning_rate, federated_flow, predicted_loss
-from fedtangent.types import Cohort
+from fedtangent.types import Cohort, Partition
 
 MODEL = rbf_linear(40, bandwidth=0.2, seed=0, output_size=2, dtype=jnp.float64)
 GRID = np.linspace(-1, 1, 15)[:, None]
@@ -34,7 +34,7 @@ def test_fed_nova_with_unequal_numbers_of_steps():
     rng = np.random.default_rng(1)
     sizes = np.array([1, 2, 3, 5, 8])
     x, y = np.repeat(rng.uniform(-1, 1, (5, 1)), sizes, axis=0), np.repeat(rng.standard_normal((5, 2)), sizes, axis=0)
-    held = partition.Partition(np.arange(19, dtype=np.int32), np.cumsum([0, *sizes]).astype(np.int32))
+    held = Partition(np.arange(19, dtype=np.int32), np.cumsum([0, *sizes]).astype(np.int32))
     plan = schedule.uniform_sampling(5, 3)
     algorithm = algorithms.fed_nova(MODEL, plan, client_learning_rate=0.2, work=Work(epochs=1, batch_size=1), mu=0.3)
     on_device, points = data.federated_data(x, y, held, dtype=jnp.float64), jnp.asarray(np.concatenate([x, GRID]))

@@ -35,5 +35,5 @@ def performed(
     study = dataclasses.replace(study_of(name, changes, seeds, dataset, data_dir), keep=kept.extend, figures=figures)
     found = perform(entries.choose("experiments", name), study)
     assert all(len(row) == len(sheet.columns) for sheet in found.sheets for row in sheet.rows)
-    assert all(path.stat().st_size > 10_000 for path in figures.folder.iterdir())
+    assert all(path.stat().st_size > 10_000 for path in figures.folder.glob("*"))
     return found, kept

@@ -101,7 +101,7 @@ def test_a_configuration_names_command_options_and_environment(tmp_path: Path) -
 
 def test_an_output_folder_is_made_or_refused_in_one_line(tmp_path: Path) -> None:
     folder = files.output_folder(tmp_path / "a" / "b")
-    assert (folder / "figures").is_dir()
+    assert folder.is_dir() and list(folder.iterdir()) == []
     assert files.output_folder(folder) == folder
     (tmp_path / "file").write_text("x")
     with pytest.raises(ValueError, match="output: cannot make the folder"):
@@ -137,8 +137,9 @@ def test_a_result_is_of_the_run_that_was_begun_last(tmp_path: Path) -> None:
     files.write_end(tmp_path, files.ended(["it broke", "twice"]))
     expected = {"rows": [{"a": 1}], "seconds": None, "status": "it broke; twice", "exit_code": 1}
     assert json.loads((tmp_path / "result.json").read_text()) == expected
+    (tmp_path / "figures").mkdir()
     for name in ("a.png", "b.svg", "mine.txt"):
-        files.output_folder(tmp_path).joinpath("figures", name).write_text("old")
+        (tmp_path / "figures" / name).write_text("old")
     files.write_config(tmp_path, "train", {"seed": 0})
     assert not (tmp_path / "result.json").exists()
     assert [path.name for path in (tmp_path / "figures").iterdir()] == ["mine.txt"]

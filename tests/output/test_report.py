@@ -33,6 +33,7 @@ def write_run(folder: Path, command: str = "train", figures: int = 2, code: int 
     write_config(folder, command, {"algorithm": "fed_avg", "dataset": "digits", "model": HOSTILE, "widths": (8, 9)})
     told = [Metric(r, "fed_avg", 0, "test", "accuracy", r / 8, 10 * r, 20 * r, 0.5 * r) for r in (0, 4)]
     write_metrics(folder, told)
+    (folder / "figures").mkdir(exist_ok=True)
     for i in range(figures):
         imsave(folder / "figures" / f"of_{i}.png", np.random.default_rng(i).uniform(size=(40, 60 + 1500 * i, 3)))
     if code is not None:
