@@ -73,7 +73,8 @@ def settings(tool: str, workload: Workload, cores: int) -> tuple[Setting, ...]:
     """What calibration tries; the first is what a smoke run takes."""
     if tool == "fedtangent":
         found = [Setting(1, 1, "scan"), Setting(cores, 1, "scan"), Setting(cores, 1, "auto")]
-        found += [Setting(cores, cores, "sharded:scan")] if cores > 1 else []
+        mappings = ("scan", "chunked:64") if workload.clients_per_round >= 64 * cores else ("scan",)
+        found += [Setting(cores, cores, f"sharded:{mapping}") for mapping in mappings] if cores > 1 else []
     elif tool == "flower":  # one CPU an actor, as many actors as CPUs
         found = [Setting(1, cores), Setting(cores, 1)]
     else:

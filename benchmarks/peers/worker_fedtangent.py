@@ -91,7 +91,6 @@ def measure(arguments: Any) -> dict[str, Any]:
             blocks * block,
             seed=seed,
             mapping=arguments.mapping,
-            evaluate_every=block,
             on_evaluation=lambda _: clock.append(time.perf_counter()),
         )
         return run, clock[-1] - clock[0]
