@@ -26,6 +26,7 @@ from fedtangent.experiments.lab.results import (
     disagreeing,
     grouped,
     interval,
+    log_slope,
     table,
 )
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
@@ -243,9 +244,7 @@ def transcribed(s: RegimeSettings, seed: int) -> Verdict:
 def conclude(study: Study, found: list[Cell], exact: Verdict) -> Outcome:
     """The map, and what it says."""
     s, rows, shown = study.settings, list[dict[str, Any]](), list[dict[str, Any]]()
-    cells = [{"cell": c, "depth": c.depth, "width": c.width, "scale": c.scale} for c in found]
-    for (depth, width, scale), same in grouped(cells, "depth", "width", "scale").items():
-        own = [row["cell"] for row in same]
+    for (depth, width, scale), own in grouped(found, "depth", "width", "scale").items():
         numbers = {name: [c.numbers()[name] for c in own] for name in NUMBERS}
         counts = {"lost": sum(c.diverged for c in own), "above": sum(bool(c.over(c.rho) > 1) for c in own)}
         place = {"depth": depth, "width": width, "scale": scale, "seeds": len(own)}
@@ -285,13 +284,10 @@ def at_corner(s: RegimeSettings, found: list[Cell], lazy: bool) -> list[Cell]:
 
 
 def slope(s: RegimeSettings, found: list[Cell], name: str) -> MeanInterval:
-    """Of ``moved`` or ``apart`` against width at the largest scale, logarithms: of every seed."""
+    """The slope of the logarithm of ``moved`` or ``apart`` against ln width at the largest scale, over seeds."""
     own = {(c.seed, c.width): getattr(c, name) for c in found if (c.depth, c.scale) == (s.depth, s.scales[-1])}
-    lines = [
-        np.polyfit(np.log(s.widths), np.log([own[seed, width] for width in s.widths]), 1)[0]
-        for seed in sorted({c.seed for c in found})
-    ]
-    return interval(lines)
+    seeds = sorted({c.seed for c in found})
+    return interval([log_slope(s.widths, [own[seed, width] for width in s.widths]) for seed in seeds])
 
 
 def _claims(s: RegimeSettings, found: list[Cell]) -> tuple[Claim, ...]:
@@ -333,11 +329,9 @@ def _verdicts(s: RegimeSettings, found: list[Cell]) -> tuple[Verdict, ...]:
         "1 - 2 eta K lambda_min: N forgotten", max(c.over(c.wrong) for c in lazy),
     )  # fmt: skip
     moved, away = slope(s, found, "moved"), slope(s, found, "apart")
-    off, reach = abs(moved.mean - SLOPE), moved.high - moved.mean
-    holds = True if off + reach <= MARGIN else False if off - reach > MARGIN else None
     motion = Verdict.of(
         SUBJECT, f"the kernel's motion at s = {s.scales[-1]:g}: slope against width", f"L {s.depth}, {len(lazy)} seeds",
-        (f"{moved:.2f}", f"{SLOPE:g} +- {MARGIN:g}", holds),
+        (f"{moved:.2f}", f"{SLOPE:g} +- {MARGIN:g}", moved.within(SLOPE, MARGIN)),
         ("P(0) from infinite width", f"{away:.2f}", abs(away.mean - SLOPE) > MARGIN),
     )  # fmt: skip
     return bound, motion

@@ -25,9 +25,12 @@ from fedtangent.experiments.lab.results import (
     MeanInterval,
     Outcome,
     Sheet,
-    assumed,
+    assumption_sheet,
+    disagreeing,
     interval,
+    log_slope,
     table,
+    theorem_details,
 )
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.output.files import Metric
@@ -127,13 +130,10 @@ def run(study: Study) -> Outcome:
 
 
 def slope(s: TheoremSettings, found: list[FollowedNetwork], name: str) -> MeanInterval:
-    """Of a flow's ln error against ln width: of every seed and draw."""
+    """The slope of ln error against ln width of the flow ``name``: its interval over seeds and draws."""
     own = {(f.seed, f.draw, f.width): f.error(name) for f in found}
-    lines = [
-        np.polyfit(np.log(s.widths), np.log([own[seed, draw, width] for width in s.widths]), 1)[0]
-        for seed, draw in sorted({(f.seed, f.draw) for f in found})
-    ]
-    return interval(lines)
+    places = sorted({(f.seed, f.draw) for f in found})
+    return interval([log_slope(s.widths, [own[*place, width] for width in s.widths]) for place in places])
 
 
 def fallen(loss: np.ndarray) -> float:
@@ -148,10 +148,11 @@ def conclude(study: Study, found: list[FollowedNetwork], wrong: list[FollowedNet
     looked_at = [f for f in widest if f.draw == 0]
     rates = {name: slope(s, found, name) for name in FLOWS}
     terms = worst_terms(looked_at, wrong)
-    sheet, details = assumed([f.theorem for f in looked_at], f"assumptions at width {s.widths[-1]}, first seed's")
+    theorems = [f.theorem for f in looked_at]
     errors = _error_rows(s, found, rates)
     sheets = (
-        sheet, _rounds_sheet(looked_at[0]), _hypotheses_sheet(looked_at), _terms_sheet(terms),
+        assumption_sheet(theorems, f"assumptions at width {s.widths[-1]}, first seed's"),
+        _rounds_sheet(looked_at[0]), _hypotheses_sheet(looked_at), _terms_sheet(terms),
         table("largest distance of residuals from the network's, over the start's", errors,
               {"flow": "{flow}"} | {f"m = {w}": f"{{w{w}:.3g}}" for w in s.widths} | {"slope": "{slope:.2f}"}),
         _modes_sheet(looked_at[0]),
@@ -165,8 +166,9 @@ def conclude(study: Study, found: list[FollowedNetwork], wrong: list[FollowedNet
         for f in found
     ]  # fmt: skip
     diverged = () if all(np.isfinite(f.modes).all() for f in found) else ("a network diverged",)
-    broken = tuple(f"{v.statement}: {v.measured}, must be {v.expected}" for v in verdicts if v.holds is False)
-    return Outcome(sheets, rows, _claims(looked_at, widest, terms), details, REMARKS, (*diverged, *broken), verdicts)
+    failed = (*diverged, *disagreeing([v for v in verdicts if v.holds is not None]))
+    claims = _claims(looked_at, widest, terms)
+    return Outcome(sheets, rows, claims, theorem_details(theorems), REMARKS, failed, verdicts)
 
 
 def worst_terms(found: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> list[dict[str, Any]]:
@@ -286,12 +288,10 @@ def _verdicts(
         found.append(bounded_verdict(SUBJECT, statement, sizes, t["ratio"], t["control"], t["wrong"]))
     for name, (target, other) in SLOPES.items():
         own, wrong = rates[name], rates[other]
-        off, reach = abs(own.mean - target), own.high - own.mean
-        holds = True if off + reach <= MARGIN else False if off - reach > MARGIN else None
         fails = abs(wrong.mean - target) > MARGIN
         found.append(Verdict.of(
             SUBJECT, f"modes beside the {FLOWS[name]}: slope of the error against width", f"{len(widest)} networks",
-            (f"{own:.2f}", f"{target:g} +- {MARGIN:g}", holds),
+            (f"{own:.2f}", f"{target:g} +- {MARGIN:g}", own.within(target, MARGIN)),
             (FLOWS[other], f"{wrong:.2f}", fails),
         ))  # fmt: skip
     return tuple(found)

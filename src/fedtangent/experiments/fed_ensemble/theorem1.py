@@ -18,7 +18,7 @@ from fedtangent.compare.predicted import run_flow
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import trained_networks
 from fedtangent.compare.verdicts import Verdict
-from fedtangent.experiments.lab.results import NOT_OWED, Outcome, Sheet, assumed, table
+from fedtangent.experiments.lab.results import NOT_OWED, Outcome, Sheet, assumption_sheet, table, theorem_details
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.kernels.gram import kernel_blocks
 from fedtangent.output.files import Metric
@@ -133,7 +133,7 @@ def conclude(study: Study, found: list[EnsembleDecay]) -> Outcome:
     rows = [_form_row(found, label) for label in bounds(found[0])]
     failed = () if all(np.all(np.isfinite(f.networks)) for f in found) else ("networks diverged",)
     _draw(study, found[0])
-    sheet, details = assumed([f.theorem for f in found], "assumptions, measured on the first seed")
+    theorems = [f.theorem for f in found]
     wrong = f"{rows[-1]['networks_worst']:.3g}"
     control = CONTROL.removeprefix("control: "), wrong, bool(rows[-1]["networks_worst"] > 1)
     sizes = f"width {study.settings.width}, {study.settings.num_rounds} rounds, {len(found)} seeds"
@@ -142,8 +142,8 @@ def conclude(study: Study, found: list[EnsembleDecay]) -> Outcome:
                    (f"{r['networks_worst']:.3g}", "<= 1", r["networks_worst"] <= 1), control)
         for r in rows[:-1]
     )  # fmt: skip
-    details |= {"rate_of_an_age": [f.rate for f in found]}
-    sheets = _bounds_sheet(study, found, rows), sheet
+    details = theorem_details(theorems) | {"rate_of_an_age": [f.rate for f in found]}
+    sheets = _bounds_sheet(study, found, rows), assumption_sheet(theorems, "assumptions, measured on the first seed")
     return Outcome(sheets, rows, (), details, _remarks(found[0]), failed, verdicts)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
+from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, disagreeing, grouped, interval, means, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd.fig1a import (
     READING,
@@ -82,13 +82,13 @@ def run(part: str, study: Study) -> Outcome:
         own = [r for r in rows if r["seed"] == seed]
         study.keep([Metric(s.num_rounds, f"fed_avg d={r['dimension']}", seed, "train" if part == "b" else "test", name,
                            r[key], 0, 0) for r in own for name, key in LINES[part].items()])  # fmt: skip
-    means = [mean_row(own) for own in grouped(rows, "dimension").values()]
-    _draw(study, part, means)
+    mean_rows = means(rows, "dimension")
+    _draw(study, part, mean_rows)
     total = s.num_nodes * s.examples_per_node
     verdict = exact_verdict(runs, s)
     said = claims_b(rows, total) if part == "b" else claims_c(rows, total)
     return Outcome(
-        (_sheet(part, means, len(study.seeds)),), rows, said, {}, REMARKS, disagreeing([verdict]), (verdict,)
+        (_sheet(part, mean_rows, len(study.seeds)),), rows, said, {}, REMARKS, disagreeing([verdict]), (verdict,)
     )
 
 
@@ -114,28 +114,23 @@ def row(seed: int, one: RegressionRun) -> dict[str, Any]:
     }
 
 
-def mean_row(own: Any) -> dict[str, Any]:
-    """Means over seeds of one dimension."""
-    return {key: own[0][key] if key == "dimension" else float(np.mean([r[key] for r in own])) for key in own[0]}
-
-
-def _sheet(part: str, means: list[dict[str, Any]], seeds: int) -> Any:
+def _sheet(part: str, mean_rows: list[dict[str, Any]], seeds: int) -> Sheet:
     if part == "b":
-        return table(f"Fig. 1(b): |w - w'| / d at the end, means of {seeds} seeds", means, {
+        return table(f"Fig. 1(b): |w - w'| / d at the end, means of {seeds} seeds", mean_rows, {
             "d": "{dimension}", "G to C": "{g_c:.3g}", "G to G-Closed": "{g_closed:.2g}",
             "C to C-Closed": "{c_closed:.2g}", "G-Closed to C-Closed": "{closed_closed:.3g}",
             "limit to C-Closed": "{limit_closed:.2g}", "|C| / d": "{size:.3g}", "contraction": "{contraction:.5f}",
             "left of C's way": "{contraction_c:.2g}", "of a local residual": "{unfinished:.2g}",
         })  # fmt: skip
-    return table(f"Fig. 1(c): generalisation error / d, means of {seeds} seeds", means, {
+    return table(f"Fig. 1(c): generalisation error / d, means of {seeds} seeds", mean_rows, {
         "d": "{dimension}", "G": "{error_g:.4g}", "C": "{error_c:.4g}", "contraction": "{contraction:.5f}",
         "left of C's way": "{contraction_c:.2g}",
     })  # fmt: skip
 
 
-def _draw(study: Study, part: str, means: list[dict[str, Any]]) -> None:
-    d = np.array([m["dimension"] for m in means])
-    lines = {name: np.array([m[key] for m in means]) for name, key in LINES[part].items()}
+def _draw(study: Study, part: str, mean_rows: list[dict[str, Any]]) -> None:
+    d = np.array([m["dimension"] for m in mean_rows])
+    lines = {name: np.array([m[key] for m in mean_rows]) for name, key in LINES[part].items()}
     what = "|w - w'| / d" if part == "b" else "error / d"
     panel = BoundedPanel(f"round {study.settings.num_rounds}, mean of {len(study.seeds)} seeds", d, lines, {})
     bounded([panel], f"Fig. 1({part}): regression", ("dimension d", what), None, study.figures.path(f"fig1{part}"))

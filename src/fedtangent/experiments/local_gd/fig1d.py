@@ -16,7 +16,7 @@ import numpy as np
 
 from fedtangent import theory
 from fedtangent.compare.verdicts import EXACT, MARGIN, Verdict
-from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, interval, table
+from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, interval, log_slope, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd.problems import Problem, halfspaces, off, simulated
 from fedtangent.output.files import Metric
@@ -232,10 +232,10 @@ def theory_row(s: HalfspaceSettings, one: Classified, ideal: dict[str, np.ndarra
 
 
 def slope(values: np.ndarray) -> float:
-    """Of log distance in log round, over the later half; ``values`` are of rounds 2, 3, .."""
+    """The slope of ln distance against ln round over the later half of ``values``, those of rounds 2, 3, .. ."""
     late = slice(len(values) // 2, None)
     rounds = np.arange(2, len(values) + 2)
-    return float(np.polyfit(np.log(rounds[late]), np.log(values[late]), 1)[0])
+    return log_slope(rounds[late], values[late])
 
 
 def verdicts_of(rows: list[dict[str, Any]], sizes: str) -> tuple[Verdict, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedtangent import theory
 from fedtangent.compare.verdicts import Verdict
-from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
+from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, means, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd.fig1d import (
     METHODS,
@@ -77,24 +77,21 @@ def run(part: str, study: Study) -> Outcome:
                     for r in rows if r["seed"] == seed for name, key in TOWARDS[part].items()])  # fmt: skip
     if not rows:
         return Outcome((), [], failed=left_out(missing, len(missing)))
-    means = [
-        {k: float(np.mean([r[k] for r in own])) for k in own[0]} | {"runs": len(own)}
-        for own in grouped(rows, "dimension").values()
-    ]
-    _draw(study, part, means)
+    mean_rows = means(rows, "dimension")
+    _draw(study, part, mean_rows)
     sizes = f"d = {', '.join(map(str, sorted(s.dimensions)))}"
     verdicts = [exact_verdict(s, found, sizes)]
     if part == "g":
         verdicts.append(accuracy_verdict(rows, s.num_nodes * s.test_inputs, sizes))
     form, title = ".4f", {"e": "distance to C", "f": "distance to S", "g": "test accuracy"}[part]
-    columns = {"d": "{dimension:.0f}", "runs": "{runs}"} | {
+    columns = {"d": "{dimension}", "runs": "{runs}"} | {
         name: f"{{{key}:{form}}}" for name, key in TOWARDS[part].items()
     }
     if part == "g":
         columns |= {f"exact {name}": f"{{exact {name}:{form}}}" for name in TOWARDS["g"]}
     else:
         columns["G to G-Mod"] = f"{{G to G-Mod:{form}}}"
-    sheet = table(f"Fig. 1({part}): {title}, means of the runs", means, columns)
+    sheet = table(f"Fig. 1({part}): {title}, means of the runs", mean_rows, columns)
     remarks = (*REMARKS[:-1], *left_out(missing, len(rows) + len(missing)))
     whole = [seed for (seed,), own in grouped(rows, "seed").items() if len(own) == len(s.dimensions)]
     every = [r for r in rows if r["seed"] in whole]
@@ -183,9 +180,9 @@ def claims_g(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
     return tuple(found)
 
 
-def _draw(study: Study, part: str, means: list[dict[str, Any]]) -> None:
-    d = np.array([m["dimension"] for m in means])
-    lines = {f"{name}": np.array([m[key] for m in means]) for name, key in TOWARDS[part].items()}
+def _draw(study: Study, part: str, mean_rows: list[dict[str, Any]]) -> None:
+    d = np.array([m["dimension"] for m in mean_rows])
+    lines = {name: np.array([m[key] for m in mean_rows]) for name, key in TOWARDS[part].items()}
     what = {"e": "distance to C", "f": "distance to S", "g": "test accuracy"}[part]
     panel = BoundedPanel(f"round {study.settings.num_rounds}, means of the runs", d, lines, {})
     lowest = 0.95 * min(float(v.min()) for v in lines.values())

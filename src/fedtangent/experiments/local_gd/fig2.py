@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
+from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, means, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd import fig1d
 from fedtangent.experiments.local_gd.fig1d import METHODS, NEAR, Classified, ExponentialSettings, left_out, tried
@@ -69,17 +69,13 @@ def run(study: Study) -> Outcome:
     if not rows:
         return Outcome((), [], failed=left_out(missing, len(missing)))
     _draw(study, drawn)
-    means = [
-        {k: float(np.mean([r[k] for r in own])) for k in own[0]} | {"runs": len(own)}
-        for own in grouped(rows, "alpha").values()
-    ]
     columns = {"alpha": "{alpha:g}", "runs": "{runs}", "smallest node": "{smallest:.1f}", "largest": "{largest:.1f}",
                "nodes of one class": "{of one class:.1f}"}  # fmt: skip
     distances = [f"{name} to C, {when}" for name in METHODS for when in ("half", "end")]
     distances += ["G to S", "G-Mod to S", "C to S"]
     columns |= {key: f"{{{key}:.4f}}" for key in distances}
     columns |= {name: f"{{accuracy {name}:.4f}}" for name in (*METHODS, "C", "S")}
-    sheet = table("Fig. 2: distance of directions and test accuracy, means of the runs", means, columns)
+    sheet = table("Fig. 2: distance of directions and test accuracy, means of the runs", means(rows, "alpha"), columns)
     sizes_text = f"d = {s.dimension}, alpha = {', '.join(f'{a:g}' for a in s.alphas)}"
     verdicts = (fig1d.exact_verdict(s, found, sizes_text),
                 accuracy_verdict(rows, s.num_nodes * s.test_inputs, sizes_text))  # fmt: skip

@@ -15,7 +15,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtangent.compare.verdicts import Verdict
-from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, grouped, interval, table
+from fedtangent.experiments.lab.results import (
+    Claim,
+    MeanInterval,
+    Outcome,
+    disagreeing,
+    grouped,
+    interval,
+    log_slope,
+    table,
+)
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd import gaussian
 from fedtangent.output.files import Metric
@@ -110,26 +119,21 @@ def turned(s: LambdaSettings, seed: int, dimension: int) -> list[Turned]:
     return found
 
 
-def slope(x: np.ndarray, y: np.ndarray) -> float:
-    """Of ``ln y`` against ``ln x``."""
-    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
-
-
 def conclude(study: Study, found: list[Turned]) -> Outcome:
     """The rates, and what they say of Lemma 2."""
     levels = np.array(study.settings.log_inverses)
     large = levels >= LARGE
     l_large = levels[large]
     rows, shown = list[dict[str, Any]](), list[dict[str, Any]]()
-    for (dimension, k), own in grouped([t._asdict() for t in found], "dimension", "round").items():
+    for (dimension, k), own in grouped(found, "dimension", "round").items():
         rates = {
-            "angle": [-slope(l_large, t["angle"][large]) for t in own],
-            "lemma": [slope(np.log(l_large) / l_large, t["angle"][large]) for t in own],
-            "along": [float(np.polyfit(np.log(l_large), t["along"][large], 1)[0]) for t in own],
-            "later": [-slope(l_large, t["later"][large]) for t in own],
-            "at_paper": [t["angle"][0] for t in own],
-            "to_svm": [t["to_svm"][-1] for t in own],
-            "support": [t["support"] for t in own],
+            "angle": [-log_slope(l_large, t.angle[large]) for t in own],
+            "lemma": [log_slope(np.log(l_large) / l_large, t.angle[large]) for t in own],
+            "along": [float(np.polyfit(np.log(l_large), t.along[large], 1)[0]) for t in own],
+            "later": [-log_slope(l_large, t.later[large]) for t in own],
+            "at_paper": [t.angle[0] for t in own],
+            "to_svm": [t.to_svm[-1] for t in own],
+            "support": [t.support for t in own],
         }
         rows.append({"dimension": dimension, "round": k, **rates})
         shown.append(
@@ -178,7 +182,7 @@ def _verdicts(shown: list[dict[str, Any]]) -> tuple[Verdict, ...]:
         statement: str, name: str, target: float, control: str, wrong: MeanInterval, wrong_target: float
     ) -> Verdict:
         right = max((r[name] for r in shown), key=lambda v: _off(v, target))
-        fails = abs(wrong.mean - wrong_target) - (wrong.high - wrong.mean) > MARGIN
+        fails = wrong.within(wrong_target, MARGIN) is False
         found = f"{right:.3f}", f"{target:g} +- {MARGIN:g}", _off(right, target) <= MARGIN
         return Verdict.of(SUBJECT, statement, sizes, found, (control, f"{wrong:.3f}", fails), f"{MARGIN:g}")
 
@@ -198,11 +202,11 @@ def _off(values: MeanInterval, target: float) -> float:
 def _draw(study: Study, found: list[Turned]) -> None:
     """First seed: the angle by l of every number of rounds, under both rates through its largest l."""
     levels, panels = np.array(study.settings.log_inverses), []
-    for (dimension,), own in grouped([t._asdict() for t in found if t.seed == found[0].seed], "dimension").items():
-        end = own[-1]["angle"][-1]
+    for (dimension,), own in grouped([t for t in found if t.seed == found[0].seed], "dimension").items():
+        end = own[-1].angle[-1]
         rates = {"1 / l": 1 / levels, "Lemma 2: ln l / l": np.log(levels) / levels}
-        angles = {f"round {t['round']}": t["angle"] for t in own}
-        angles[f"to the SVM, round {own[-1]['round']}"] = own[-1]["to_svm"]
+        angles = {f"round {t.round}": t.angle for t in own}
+        angles[f"to the SVM, round {own[-1].round}"] = own[-1].to_svm
         through = {name: end * rate / rate[-1] for name, rate in rates.items()}
         panels.append(BoundedPanel(f"d = {dimension}", levels, angles, through))
     title = "angle of Local-GD's exact model to the projections, by l = ln(1 / lambda)"

@@ -177,13 +177,13 @@ def classified(s: OptimiserSettings, seed: int) -> list[Ended]:
 def conclude(study: Study, found: list[Ended]) -> Outcome:
     """Where each ends, and what that says."""
     rows, sheets = list[dict[str, Any]](), []
-    for (task,), of_task in grouped([f._asdict() for f in found], "task").items():
+    for (task,), of_task in grouped(found, "task").items():
         shown = []
         for (name,), own in grouped(of_task, "optimiser").items():
-            ends = {key: [float(f["seen"][key][-1]) for f in own] for key in own[0]["seen"]}
+            ends = {key: [float(f.seen[key][-1]) for f in own] for key in own[0].seen}
             rows.append({"task": task, "optimiser": name, **ends})
             shown.append({"optimiser": name, **{key: interval(v) for key, v in ends.items()}})
-        form = {"optimiser": "{optimiser}"} | {key: f"{{{key}:.3g}}" for key in of_task[0]["seen"]}
+        form = {"optimiser": "{optimiser}"} | {key: f"{{{key}:.3g}}" for key in of_task[0].seen}
         sheets.append(table(f"{task}, after {study.settings.num_rounds} rounds of {study.settings.local_steps} steps",
                             shown, form))  # fmt: skip
     _draw(study, found)

@@ -179,8 +179,7 @@ def simulated(s: ParticipationSettings, seed: int) -> Verdict:
 def conclude(study: Study, found: list[ParticipationRun], verdict: Verdict) -> Outcome:
     """How fast, how far away, and from which L on too far."""
     s, rows, shown = study.settings, list[dict[str, Any]](), list[dict[str, Any]]()
-    for (dimension, steps), own in grouped([{"f": f, "d": f.dimension, "L": f.steps} for f in found], "d", "L").items():
-        runs = [row["f"] for row in own]
+    for (dimension, steps), runs in grouped(found, "dimension", "steps").items():
         numbers = {
             "rate": [f.rate if dimension == s.wide else None for f in runs],
             "all_rate": [f.all_rate if dimension == s.wide else None for f in runs],

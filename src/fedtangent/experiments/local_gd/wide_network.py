@@ -22,7 +22,16 @@ from fedtangent import data as datasets
 from fedtangent import streams
 from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent.engine.run import params_by_round
-from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, grouped, interval, table
+from fedtangent.experiments.lab.results import (
+    Claim,
+    MeanInterval,
+    Outcome,
+    disagreeing,
+    grouped,
+    interval,
+    log_slope,
+    table,
+)
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd import gaussian
 from fedtangent.federated import algorithms, schedule
@@ -210,12 +219,9 @@ def _ends(
 
 
 def slopes(found: list[Trained], name: str) -> MeanInterval:
-    """Of ln distance against ln width, each seed's."""
-    values = []
-    for own in grouped([t._asdict() for t in found], "seed").values():
-        widths, distances = [t["width"] for t in own], [t["distances"][name] for t in own]
-        values.append(float(np.polyfit(np.log(widths), np.log(distances), 1)[0]))
-    return interval(values)
+    """The slope of ln distance against ln width: its interval over seeds."""
+    by_seed = grouped(found, "seed").values()
+    return interval([log_slope([t.width for t in own], [t.distances[name] for t in own]) for own in by_seed])
 
 
 def conclude(study: Study, found: list[Trained]) -> Outcome:
@@ -224,8 +230,8 @@ def conclude(study: Study, found: list[Trained]) -> Outcome:
     rates = {name: slopes(found, name) for name in DISTANCES if name != "last_own"}
     for name, label in DISTANCES.items():
         row: dict[str, Any] = {"distance": label, "slope": rates.get(name)}
-        for (width,), own in grouped([t._asdict() for t in found], "width").items():
-            row[f"w{width}"] = interval([t["distances"][name] for t in own]).mean
+        for (width,), own in grouped(found, "width").items():
+            row[f"w{width}"] = interval([t.distances[name] for t in own]).mean
         rows.append({**row, "slope": None if row["slope"] is None else row["slope"].row("mean")})
         shown.append(row)
     widths = study.settings.widths
@@ -257,14 +263,10 @@ def _verdicts(found: list[Trained], rates: dict[str, MeanInterval]) -> tuple[Ver
                           EXACT)  # fmt: skip
 
     def slope(statement: str, right: str, wrong: str) -> Verdict:
-        both = rates[right], rates[wrong]
-        reach = both[0].high - both[0].mean
-        off = abs(both[0].mean - SLOPE)
-        holds = True if off + reach <= MARGIN else False if off - reach > MARGIN else None
-        found, other = f"{both[0]:.3f}", f"{both[1]:.3f}"
-        fails = abs(both[1].mean - SLOPE) > MARGIN
-        return Verdict.of(SUBJECT, statement, "", (found, f"{SLOPE:g} +- {MARGIN:g}", holds),
-                          (DISTANCES[wrong], other, fails))  # fmt: skip
+        found, other = rates[right], rates[wrong]
+        return Verdict.of(SUBJECT, statement, "",
+                          (f"{found:.3f}", f"{SLOPE:g} +- {MARGIN:g}", found.within(SLOPE, MARGIN)),
+                          (DISTANCES[wrong], f"{other:.3f}", abs(other.mean - SLOPE) > MARGIN))  # fmt: skip
 
     return (
         exact,

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedtangent.compare.theorems.ntk_fl.descents import Descents, descents
 from fedtangent.experiments.lab import two_layer
-from fedtangent.experiments.lab.results import Outcome, Sheet, assumed, grouped, table
+from fedtangent.experiments.lab.results import Outcome, Sheet, assumption_sheet, grouped, table, theorem_details
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import BoundedPanel, bounded
@@ -123,7 +123,7 @@ def conclude(study: Study, found: list[FollowedDescent], rounds: list[two_layer.
         failed += ("the linearised network is above its own exact rate",)
     _draw(study, found)
     title = f"assumptions, n = {last.width}, step {last.factor:g}, measured on the first seed"
-    sheet, _ = assumed([f.theorem for f in found if (f.width, f.factor) == (last.width, last.factor)], title)
+    sheet = assumption_sheet([f.theorem for f in found if (f.width, f.factor) == (last.width, last.factor)], title)
     end = (
         f"{rows[-1]['tangent_end']:.2g} of the start at the last step, where the bound says {rows[-1]['bound_end']:.2g}"
     )
@@ -133,7 +133,7 @@ def conclude(study: Study, found: list[FollowedDescent], rounds: list[two_layer.
     )
     return Outcome(
         (_sheet(study, rows), _round_sheet(s, rounds), sheet), rows,
-        details={"rounds": rounds, **assumed([f.theorem for f in found], title)[1]},
+        details={"rounds": rounds, **theorem_details([f.theorem for f in found])},
         remarks=(*remarks, *two_layer.remarks(last.theorem.constants)), failed=failed,
         verdicts=two_layer.verdicts("NTK-FL Theorem 1", rows, "width", "step_factor", worst="network_worst"),
     )  # fmt: skip

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedtangent.engine.run import predict, simulate
 from fedtangent.experiments.lab import two_layer
-from fedtangent.experiments.lab.results import Outcome, Sheet, assumed, grouped, table
+from fedtangent.experiments.lab.results import Outcome, Sheet, assumption_sheet, grouped, table, theorem_details
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
@@ -158,9 +158,9 @@ def conclude(study: Study, found: list[FollowedRounds]) -> Outcome:
     failed = () if all(np.all(np.isfinite(f.squared)) for f in found) else ("networks diverged",)
     _draw(study, found)
     at = f"n = {last.width}, step {last.factor:g}, tau = {last.theorem.constants.local_steps}"
-    sheet, _ = assumed([last.theorem], f"assumptions, {at}")
+    sheet = assumption_sheet([last.theorem], f"assumptions, {at}")
     return Outcome(
-        (_sheet(study, rows), sheet), rows, details=assumed([f.theorem for f in found], "")[1],
+        (_sheet(study, rows), sheet), rows, details=theorem_details([f.theorem for f in found]),
         remarks=(*REMARKS, *two_layer.remarks(last.theorem.constants)), failed=failed,
         verdicts=two_layer.verdicts("NTK-FL Theorem 2", rows, "width", "step_factor", "local_steps"),
     )  # fmt: skip
