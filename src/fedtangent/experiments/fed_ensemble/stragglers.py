@@ -17,7 +17,7 @@ from fedtangent import streams
 from fedtangent.experiments.fed_ensemble.table2 import DIGITS, IMAGES, SMOKE
 from fedtangent.experiments.lab import league
 from fedtangent.experiments.lab.league import LAST, Entrant, LeagueSettings
-from fedtangent.experiments.lab.results import Claim, Outcome, interval, table
+from fedtangent.experiments.lab.results import Claim, Outcome, grouped, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.lab.trials import scheme_name
 from fedtangent.federated.faults import round_times
@@ -114,7 +114,7 @@ def times(study: Study, classes: int, entrant: Entrant) -> np.ndarray:
     """How long the server waits in each round, [seeds, R], by the cohorts and times that the runs have drawn."""
     s, found = study.settings, []
     for seed in study.seeds:
-        plan = league.plan_of(s, league.divide(study, classes, seed), entrant)
+        plan = league.schedule_of(s, league.divide(study, classes, seed), entrant)
         found.append(np.asarray(round_times(plan, streams.keys(seed).schedule, s.num_rounds), np.float64))
     return np.stack(found)
 
@@ -128,10 +128,8 @@ def in_time(one: Waited, budget: np.ndarray) -> np.ndarray:
 
 def alike(found: Sequence[Waited]) -> dict[tuple[Any, ...], dict[str, Waited]]:
     """The ways of one method on the same clients, the paper's first."""
-    groups: dict[tuple[Any, ...], dict[str, Waited]] = {}
-    for one in found:
-        groups.setdefault((one.classes, one.slowness, one.entrant), {})[one.way] = one
-    return groups
+    groups = grouped(found, "classes", "slowness", "entrant")
+    return {at: {one.way: one for one in own} for at, own in groups.items()}
 
 
 def rows_of(found: Sequence[Waited]) -> list[dict[str, Any]]:

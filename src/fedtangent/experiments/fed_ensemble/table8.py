@@ -18,7 +18,7 @@ from fedtangent.data.federated import max_client_size
 from fedtangent.experiments.fed_ensemble.versus_fed_avg import NAMES, both_methods
 from fedtangent.experiments.lab.results import Claim, Outcome, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.experiments.lab.runs import Bench, EvaluationSets, Method, Tuned, repeat, tune
+from fedtangent.experiments.lab.runs import Bench, EvaluationSets, Method, Tuned, build_all, repeat, tune
 from fedtangent.experiments.lab.trials import EvaluationSet, Trial
 from fedtangent.output.run_plots import curves
 from fedtangent.types import Algorithm, Array, PyTree
@@ -94,9 +94,7 @@ def check(study: Study) -> None:
     s = study.settings
     if s.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {s.tuning_seed}, must not be among the seeds that are measured")
-    for method in methods(s, divide(study, study.seeds[0])).values():
-        for rate in method.rates:
-            method.build(0, rate)
+    build_all(methods(s, divide(study, study.seeds[0])))
 
 
 def bench_of(study: Study) -> Bench:

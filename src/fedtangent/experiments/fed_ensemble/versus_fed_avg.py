@@ -14,18 +14,18 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import optax
 
 from fedtangent import data, models
 from fedtangent.data import partition
 from fedtangent.data.federated import max_client_size
+from fedtangent.experiments.lab.league import descent
 from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, Sheet, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.experiments.lab.runs import SCORES, Bench, Config, Method, Record, all_scores, choose, play
+from fedtangent.experiments.lab.runs import SCORES, Bench, Config, Method, Record, all_scores, build_all, choose, play
 from fedtangent.experiments.lab.trials import Trial, draw, trial_of
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
-from fedtangent.federated.rates import sgd, staircase_decay
+from fedtangent.federated.rates import staircase_decay
 from fedtangent.measures.uncertainty import Reliability
 from fedtangent.output.run_plots import curves, reliability_diagram
 from fedtangent.types import Algorithm, Array, Model
@@ -92,7 +92,7 @@ def divide(study: Study, seed: int) -> Trial:
 
 def methods(s: VersusSettings, trial: Trial) -> dict[str, Method]:
     """Both methods on one seed's data."""
-    optimizer = partial(_decayed, s.weight_decay) if s.weight_decay else None
+    optimizer = partial(descent, "sgd", s.weight_decay) if s.weight_decay else None
     model = network(s, trial.data.x, trial.num_classes)
     return both_methods(s, trial, model, loss="cross_entropy", client_optimizer=optimizer)
 
@@ -121,11 +121,6 @@ def both_methods(s: Any, trial: Trial, model: Model, **given: Any) -> dict[str, 
     }
 
 
-def _decayed(weight_decay: float, rate: float | Array) -> optax.GradientTransformation:
-    """Gradient descent with the weight decay added to the gradient."""
-    return optax.chain(optax.add_decayed_weights(weight_decay), sgd(rate))
-
-
 def network(s: Any, x: Array, outputs: int) -> Model:
     """The network that ``s.model`` names, for the square images [n, pixels] of ``x``."""
     size = math.prod(x.shape[1:])
@@ -136,9 +131,7 @@ def network(s: Any, x: Array, outputs: int) -> Model:
 
 def check(study: Study) -> None:
     """Build both methods on the first seed's data, with every rate."""
-    for method in methods(study.settings, divide(study, study.seeds[0])).values():
-        for rate in method.rates:
-            method.build(0, rate)
+    build_all(methods(study.settings, divide(study, study.seeds[0])))
 
 
 def run(study: Study) -> Outcome:

@@ -23,6 +23,7 @@ from fedtangent.experiments.lab.trials import (
     draw,
     of_owners,
     one_hot,
+    partition_of,
     projected,
     trial_of,
     with_global_set,
@@ -199,8 +200,7 @@ def _evolving(s: CohortSettings, name: str, trial: Trial, plan: Schedule) -> Met
     The pool is rounded up to a multiple of 8: pools of like size share a compiled round, no example is dropped.
     """
     model, compressed = network(s, trial), name.startswith("cp_")
-    clients = Partition(np.asarray(trial.data.indices), np.asarray(trial.data.offsets))
-    pool = -(-largest_sample(clients, s.clients_per_round, s.beta if compressed else 1.0) // 8) * 8
+    pool = -(-largest_sample(partition_of(trial.data), s.clients_per_round, s.beta if compressed else 1.0) // 8) * 8
     recipe: Callable[..., Algorithm] = algorithms.cp_ntk_fl if compressed else algorithms.ntk_fl
     own: dict[str, Any] = {"times": s.times, "pool_size": pool, "unstable": "clip", "loss": EVOLVED[name]}
     if compressed:

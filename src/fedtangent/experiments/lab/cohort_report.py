@@ -12,7 +12,7 @@ import numpy as np
 from fedtangent.experiments.lab.cohort import DECISIVE, EVOLVED, LABELS, CohortSettings, divide, methods
 from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, Claim, Outcome, Sheet, interval, table
 from fedtangent.experiments.lab.runner import PACKAGE, Experiment, Study
-from fedtangent.experiments.lab.runs import Bench, Record, Runs, Tuned, repeat, tune
+from fedtangent.experiments.lab.runs import Bench, Record, Runs, Tuned, build_all, repeat, tune
 from fedtangent.output.run_plots import curves
 
 MIB = 2**20
@@ -42,9 +42,7 @@ def check(study: Study, **changes: Any) -> None:
         raise ValueError(f"window: got {s.window}, must be at most num_rounds and reference_rounds")
     if s.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {s.tuning_seed}, which is among the seeds {study.seeds}")
-    for method in methods(s, divide(study.dataset, study.data_dir, study.seeds[0], s)).values():
-        for rate in method.rates:
-            method.build(method.steps[0], rate)
+    build_all(methods(s, divide(study.dataset, study.data_dir, study.seeds[0], s)))
 
 
 def bench_of(study: Study, **changes: Any) -> Bench:

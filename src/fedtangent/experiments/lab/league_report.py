@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedtangent.experiments.lab.league import LAST, Scores, entrants, play_all
-from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, Sheet, interval, table
+from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, Sheet, grouped, interval, table
 from fedtangent.experiments.lab.runner import Study
 from fedtangent.experiments.lab.runs import Runs
 from fedtangent.experiments.lab.trials import scheme_name
@@ -56,8 +56,7 @@ def more_accurate(one: Scores, other: Scores) -> Claim:
 def ahead(found: Sequence[Scores], of: str) -> tuple[Claim, ...]:
     """That the method ``of`` is more accurate than every other, on clients of every kind."""
     said = []
-    for classes in dict.fromkeys(f.classes for f in found):
-        own = [f for f in found if f.classes == classes]
+    for own in grouped(found, "classes").values():
         for one in (f for f in own if f.entrant.method == of):
             said += [more_accurate(one, other) for other in own if other.entrant.method != of]
     return tuple(said)

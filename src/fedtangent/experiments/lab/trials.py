@@ -188,17 +188,26 @@ def projected(trial: Trial, dimension: int) -> Trial:
     return trial._replace(data=held, splits=splits)
 
 
-def with_global_set(trial: Trial, share: float, labels: Array) -> tuple[FederatedData, np.ndarray]:
-    """Data in which every client also holds the global set, and that set: equally many of each class.
+def partition_of(held: FederatedData) -> Partition:
+    """Which examples each client holds, on the host."""
+    return Partition(np.asarray(held.indices), np.asarray(held.offsets))
 
-    It has ``share`` times as many examples as all clients together (NTK-FL, section 6, (i)), drawn from theirs by
-    their ``labels`` [n].
+
+def with_partition(held: FederatedData, clients: Partition) -> FederatedData:
+    """The same examples, held by other clients."""
+    return held._replace(
+        indices=jnp.asarray(clients.indices, jnp.int32), offsets=jnp.asarray(clients.offsets, jnp.int32)
+    )
+
+
+def with_global_set(trial: Trial, share: float, labels: Array) -> tuple[FederatedData, np.ndarray]:
+    """The data with a global set added to every client's examples, and the rows of that set.
+
+    The set has ``share`` times as many examples as all clients together (NTK-FL, section 6, (i)), equally many of each
+    of the ``labels`` [n].
     """
-    held = trial.data
     chosen = sharing.class_balanced(np.asarray(labels), max(1, round(share * len(labels))), trial.seed, "shared")
-    given = sharing.with_shared(Partition(np.asarray(held.indices), np.asarray(held.offsets)), chosen)
-    moved = held._replace(indices=jnp.asarray(given.indices, jnp.int32), offsets=jnp.asarray(given.offsets, jnp.int32))
-    return moved, chosen
+    return with_partition(trial.data, sharing.with_shared(partition_of(trial.data), chosen)), chosen
 
 
 def fingerprint(trial: Trial) -> str:
