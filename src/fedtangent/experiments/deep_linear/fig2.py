@@ -46,7 +46,7 @@ def claims(found: Sequence[Curve], level: float) -> tuple[Claim, ...]:
 
 
 def by_power(found: Sequence[Curve], level: float, of: str, power: float) -> tuple[Claim, ...]:
-    """That rounds to a level grow (``power`` 1) or fall (-1) with ``of``, "N" or "K", and in proportion to that power."""
+    """Whether rounds to a level grow (``power`` 1) or fall (-1) with ``of``, N or K, and in proportion to its power."""
     said, grow = list[Claim](), "grow" if power > 0 else "fall"
     for (classes,), same in grouped(found, "classes").items():
         steps, powers = list[float](), list[float]()

@@ -17,7 +17,7 @@ from fedtangent import theory
 from fedtangent.compare.verdicts import EXACT, MARGIN, Verdict
 from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.experiments.local_gd.problems import Problem, gaussian_regression, off, simulated
+from fedtangent.experiments.local_gd.problems import Problem, off, regression, simulated
 from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import BoundedPanel, bounded
 from fedtangent.theory.local_gd.regression import LOSSES
@@ -76,30 +76,33 @@ def regression_run(s: Any, dimension: int, seed: int, *, simulate: bool = True) 
 
     Needs 64-bit types.
     """
-    problem = gaussian_regression(seed, s.num_nodes, s.examples_per_node, dimension)
+    problem = regression(seed, s.num_nodes, s.examples_per_node, dimension).in_span()
     x, y, nodes, pooled = problem.x, problem.y, problem.partition, problem.pooled
     local: dict[str, Any] = {"learning_rate": s.learning_rate, "local_steps": s.local_steps, "loss": s.loss}
     central = {**local, "local_steps": s.centralised_steps}
     finite = theory.local_regression(x, y, nodes, **local)
-    centralised = theory.local_regression(x, y, pooled, **central)
+    centralised = theory.local_regression(x, y, pooled.partition, **central)
     if simulate:
-        path = simulated(problem, nodes, "fed_avg", s.num_rounds, **local)
-        trained = simulated(problem, pooled, "fed_avg", 1, **central)[-1]
+        path = simulated(problem, "fed_avg", s.num_rounds, **local)
+        trained = simulated(pooled, "fed_avg", 1, **central)[-1]
     else:
         path, trained = finite.models(s.num_rounds), centralised.models(1)[-1]
     return RegressionRun(problem, path, trained, finite, theory.local_regression(x, y, nodes), centralised)
+
+
+def one_step(problem: Problem, s: Any) -> theory.LocalRegression:
+    """The closed form of one local step a round."""
+    given = {"learning_rate": s.learning_rate, "local_steps": 1, "loss": s.loss}
+    return theory.local_regression(problem.x, problem.y, problem.partition, **given)
 
 
 def exact_verdict(runs: list[RegressionRun], s: Any) -> Verdict:
     """The engine's models are the closed forms of as many steps, in every round; control: of one local step."""
     worst, wrong = 0.0, np.inf
     for run in runs:
-        rounds, p = len(run.path) - 1, run.problem
-        one = theory.local_regression(
-            p.x, p.y, p.partition, learning_rate=s.learning_rate, local_steps=1, loss=s.loss
-        )  # fmt: skip
+        rounds = len(run.path) - 1
         own = off(run.path, run.finite.models(rounds)), off(run.trained[None], run.centralised.models(1)[1:])
-        worst, wrong = max(worst, *own), min(wrong, off(run.path, one.models(rounds)))
+        worst, wrong = max(worst, *own), min(wrong, off(run.path, one_step(run.problem, s).models(rounds)))
     sizes = f"d = {', '.join(map(str, sorted({run.problem.dimension for run in runs})))}"
     found = f"{worst:.1e} apart at most", f"<= {EXACT:g}", worst <= EXACT
     return Verdict.of("Local-GD Lemma 1", "simulation is the closed form of as many steps", sizes,
@@ -118,11 +121,10 @@ def check_descent(study: Study, dimension: int) -> None:
     """Refuse a rate at which descent on a node's or on all examples' loss diverges, or does not move."""
     s = study.settings
     for seed in study.seeds:
-        p = gaussian_regression(seed, s.num_nodes, s.examples_per_node, dimension)
-        for held in (p.partition, p.pooled):
-            run = theory.local_regression(p.x, p.y, held, learning_rate=s.learning_rate, local_steps=1, loss=s.loss)
-            if not run.unfinished < 1:
-                what, must = ("diverges", "less") if run.unfinished > 1 else ("does not move", "more")
+        problem = regression(seed, s.num_nodes, s.examples_per_node, dimension).in_span()
+        for p in (problem, problem.pooled):
+            if not (left := one_step(p, s).unfinished) < 1:
+                what, must = ("diverges", "less") if left > 1 else ("does not move", "more")
                 raise ValueError(f"learning_rate: got {s.learning_rate:g}, at which descent {what}, must be {must}")
 
 

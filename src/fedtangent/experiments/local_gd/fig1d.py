@@ -18,7 +18,7 @@ from fedtangent import theory
 from fedtangent.compare.verdicts import EXACT, MARGIN, Verdict
 from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, interval, log_slope, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.experiments.local_gd.problems import Problem, halfspaces, off, simulated
+from fedtangent.experiments.local_gd.problems import Problem, classification, off, simulated
 from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import BoundedPanel, bounded
 from fedtangent.theory.local_gd.max_margin import DivergenceError
@@ -87,9 +87,7 @@ def classified(s: ExponentialSettings, problem: Problem, *, simulate: bool = Tru
     local: dict[str, Any] = {"learning_rate": s.learning_rate, "local_steps": s.local_steps,
                              "loss": "exponential_sum", "mu": s.pull}  # fmt: skip
     paths = {
-        name: simulated(problem, nodes, recipe, s.num_rounds, **local)
-        if simulate
-        else in_dual(s, sets, name, s.local_steps)
+        name: simulated(problem, recipe, s.num_rounds, **local) if simulate else in_dual(s, sets, name, s.local_steps)
         for name, recipe in zip(METHODS, ("fed_prox", "modified_local_gd"), strict=True)
     }
     central = descended(s, sets, 1 / s.num_nodes)
@@ -165,8 +163,8 @@ def run(study: Study) -> Outcome:
     s, found, rows, lines = study.settings, list[Classified](), list[dict[str, Any]](), list[dict[str, Any]]()
     missing = list[str]()
     for seed in study.each_seed():
-        problem = halfspaces(seed, s.num_nodes, s.examples_per_node, s.dimension, s.spread)
-        one = tried(s, problem, simulate=True)
+        problem = classification(seed, s.num_nodes, s.examples_per_node, s.dimension, s.spread)
+        one = tried(s, problem.in_span(), simulate=True)
         if one is None:
             missing.append(f"seed {seed}")
             continue

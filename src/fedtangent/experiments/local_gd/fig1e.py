@@ -27,7 +27,7 @@ from fedtangent.experiments.local_gd.fig1d import (
     left_out,
     tried,
 )
-from fedtangent.experiments.local_gd.problems import halfspaces
+from fedtangent.experiments.local_gd.problems import classification
 from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import BoundedPanel, bounded
 
@@ -65,7 +65,7 @@ def run(part: str, study: Study) -> Outcome:
     missing: list[str] = []
     for seed in study.each_seed():
         for d in sorted(s.dimensions):
-            problem = halfspaces(seed, s.num_nodes, s.examples_per_node, d, s.spread)
+            problem = classification(seed, s.num_nodes, s.examples_per_node, d, s.spread).in_span()
             simulate = seed in study.seeds[: s.simulated_seeds]
             one = tried(s, problem, simulate=simulate)
             if one is None:

@@ -50,7 +50,7 @@ def run(study: Study) -> Outcome:
     missing, drawn = list[str](), dict[float, Classified]()
     for seed in study.each_seed():
         for alpha in s.alphas:
-            problem = dirichlet_halfspaces(seed, s.num_nodes, s.num_examples, s.dimension, alpha)
+            problem = dirichlet_halfspaces(seed, s.num_nodes, s.num_examples, s.dimension, alpha).in_span()
             simulate = seed in study.seeds[: s.simulated_seeds]
             one, sizes = tried(s, problem, simulate=simulate), problem.partition.sizes
             if one is None:

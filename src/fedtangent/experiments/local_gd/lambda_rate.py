@@ -26,7 +26,7 @@ from fedtangent.experiments.lab.results import (
     table,
 )
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.experiments.local_gd import gaussian
+from fedtangent.experiments.local_gd import problems
 from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import BoundedPanel, bounded
 from fedtangent.theory.local_gd import (
@@ -82,7 +82,7 @@ def check(study: Study) -> None:
         raise ValueError(f"log_inverses: got {s.log_inverses}, must be three or more of at least {LARGE:g}")
     for seed in study.seeds:
         for dimension in s.dimensions:
-            drawn = gaussian.classification(seed, s.num_nodes, s.held, dimension, s.spread)
+            drawn = problems.classification(seed, s.num_nodes, s.held, dimension, s.spread)
             feasible_sets(drawn.x, drawn.y, drawn.partition)
 
 
@@ -102,7 +102,7 @@ def run(study: Study) -> Outcome:
 
 def turned(s: LambdaSettings, seed: int, dimension: int) -> list[Turned]:
     """Every number of rounds of one seed and dimension."""
-    drawn = gaussian.classification(seed, s.num_nodes, s.held, dimension, s.spread)
+    drawn = problems.classification(seed, s.num_nodes, s.held, dimension, s.spread)
     sets = feasible_sets(drawn.x, drawn.y, drawn.partition)
     last, svm = s.rounds[-1], hard_margin(sets)
     support = float(np.mean(sets.margins(svm) < 1 + 1e-6))

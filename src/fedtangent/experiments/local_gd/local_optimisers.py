@@ -22,11 +22,10 @@ import optax
 from scipy.optimize import linprog
 
 from fedtangent.compare.verdicts import Verdict
-from fedtangent.data import partition
 from fedtangent.engine.run import params_by_round
 from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, grouped, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.experiments.local_gd import gaussian
+from fedtangent.experiments.local_gd import problems
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models.features import linear
@@ -84,7 +83,7 @@ def check(study: Study) -> None:
     if s.dimension <= s.num_nodes * s.held:
         raise ValueError(f"dimension: got {s.dimension}, must be more than the {s.num_nodes * s.held} examples")
     for seed in study.seeds:
-        drawn = gaussian.regression(seed, s.num_nodes, s.held, s.dimension)
+        drawn = problems.regression(seed, s.num_nodes, s.held, s.dimension)
         form = local_regression(drawn.x, drawn.y, drawn.partition, learning_rate=s.rate, local_steps=s.local_steps)
         if form.unfinished > 1:
             raise ValueError(f"rate: got {s.rate}, at which local work diverges for seed {seed}, must be smaller")
@@ -120,12 +119,10 @@ def _algorithm(s: OptimiserSettings, name: str, task: str) -> Algorithm:
     )  # fmt: skip
 
 
-def _path(drawn: gaussian.GaussianNodes, s: OptimiserSettings, seed: int, name: str, task: str) -> np.ndarray:
+def _path(drawn: problems.Problem, s: OptimiserSettings, seed: int, name: str, task: str) -> np.ndarray:
     """The global model after every round, [R + 1, d]."""
-    algorithm = _algorithm(s, name, task)
-    if name == POOLED:
-        drawn = drawn._replace(partition=partition.of([drawn.partition.indices], len(drawn.y)))
-    return np.asarray(params_by_round(algorithm, drawn.federated(), s.num_rounds, seed)["weights"][:, 0, :, 0])
+    algorithm, held = _algorithm(s, name, task), (drawn.pooled if name == POOLED else drawn).federated()
+    return np.asarray(params_by_round(algorithm, held, s.num_rounds, seed)["weights"][:, 0, :, 0])
 
 
 def _falling(rate: float) -> Callable[[Array], Array]:
@@ -134,7 +131,7 @@ def _falling(rate: float) -> Callable[[Array], Array]:
 
 def regressed(s: OptimiserSettings, seed: int) -> list[Ended]:
     """Squared error, to the minimum-norm model."""
-    drawn = gaussian.regression(seed, s.num_nodes, s.held, s.dimension)
+    drawn = problems.regression(seed, s.num_nodes, s.held, s.dimension)
     centre, span = minimum_norm(drawn.x, drawn.y), np.linalg.svd(drawn.x, full_matrices=False)[2]
     found = []
     for name in OPTIMISERS:
@@ -158,7 +155,7 @@ def largest_margin(signed: np.ndarray) -> np.ndarray:
 
 def classified(s: OptimiserSettings, seed: int) -> list[Ended]:
     """Logistic loss, beside both maximum margins."""
-    drawn = gaussian.classification(seed, s.num_nodes, s.held, s.dimension, s.spread)
+    drawn = problems.classification(seed, s.num_nodes, s.held, s.dimension, s.spread)
     sets = feasible_sets(drawn.x, drawn.y, drawn.partition)
     signed = drawn.x * drawn.y[:, None]
     best = {"l2": (hard_margin(sets), 2), "l_inf": (largest_margin(signed), np.inf)}

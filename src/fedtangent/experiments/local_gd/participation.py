@@ -21,7 +21,7 @@ from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent.engine.run import params_by_round
 from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.experiments.local_gd import gaussian
+from fedtangent.experiments.local_gd import problems
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models.features import linear
@@ -106,13 +106,13 @@ def check(study: Study) -> None:
                 raise ValueError(f"learning_rate: got {s.learning_rate}, at which local work diverges, must be smaller")
 
 
-def nodes(s: ParticipationSettings, seed: int, dimension: int) -> gaussian.GaussianNodes:
+def nodes(s: ParticipationSettings, seed: int, dimension: int) -> problems.Problem:
     """The paper's regression where all can be fitted, one truth and a spread about it where not."""
-    spread = gaussian.TRUTH if dimension == s.wide else s.spread
-    return gaussian.regression(seed, s.num_nodes, s.held, dimension, spread, common=dimension == s.narrow)
+    spread = problems.TRUTH if dimension == s.wide else s.spread
+    return problems.regression(seed, s.num_nodes, s.held, dimension, spread, common=dimension == s.narrow)
 
 
-def closed_form(drawn: gaussian.GaussianNodes, s: ParticipationSettings, steps: int) -> LocalRegression:
+def closed_form(drawn: problems.Problem, s: ParticipationSettings, steps: int) -> LocalRegression:
     """Lemma 1 for this many local steps."""
     given = {"learning_rate": s.learning_rate, "local_steps": steps}
     return local_regression(drawn.x, drawn.y, drawn.partition, **given)  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ from fedtangent.experiments.lab.results import (
     table,
 )
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.experiments.local_gd import gaussian
+from fedtangent.experiments.local_gd import problems
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.kernels.empirical import empirical_ntk
@@ -107,7 +107,7 @@ def network(s: WidthSettings, width: int) -> Model:
 
 def task(s: WidthSettings, seed: int) -> Task:
     """The paper's regression on inputs of norm 1."""
-    drawn = gaussian.regression(seed, s.num_nodes, s.held, s.dimension)
+    drawn = problems.regression(seed, s.num_nodes, s.held, s.dimension)
     x = drawn.x / np.linalg.norm(drawn.x, axis=1, keepdims=True)
     test = np.random.default_rng([seed, 1]).standard_normal((s.num_test, s.dimension))
     kernel = network(s, 1).kernel
