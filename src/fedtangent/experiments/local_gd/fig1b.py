@@ -28,8 +28,8 @@ from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import BoundedPanel, bounded
 from fedtangent.theory.local_gd.regression import LOSSES
 
-EQUAL = 0.01  # relative difference up to which the models of the largest d count as the same
-LINES = {
+EQUAL = 0.01  # relative difference up to which two models of the largest d count as the same
+LINES = {  # of each part: a line's label, and its entry of a row
     "b": {"G to C": "g_c", "G to G-Closed (eq. 6)": "g_closed", "C to C-Closed (eq. 7)": "c_closed"},
     "c": {"global model, G": "error_g", "centralised, C": "error_c"},
 }
@@ -44,7 +44,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class DimensionSettings:
-    """The paper's, and dimensions: one of them is the number of all examples."""
+    """The paper's settings; one of ``dimensions`` is the number of all examples."""
 
     num_nodes: int = within(10, least=2)
     examples_per_node: int = 50
@@ -54,11 +54,11 @@ class DimensionSettings:
     learning_rate: float = within(1e-4, above=0)
     centralised_steps: int = 10_000
     loss: str = within("squared_error_sum", of=LOSSES)
-    simulated_seeds: int = 1  # of the others the closed form of L steps is taken, which theirs are compared with
+    simulated_seeds: int = 1  # for other seeds the closed form is taken, which the simulated ones are checked against
 
 
 def check(study: Study) -> None:
-    """Eq. (6) needs fewer examples at a node than dimensions; the claims need the peak, and a d on either side."""
+    """Eq. (6) needs fewer examples at a node than dimensions; the claims need the peak and a d on either side of it."""
     s = study.settings
     total, d = s.num_nodes * s.examples_per_node, s.dimensions
     if min(d) <= s.examples_per_node:
@@ -71,7 +71,7 @@ def check(study: Study) -> None:
 
 
 def run(part: str, study: Study) -> Outcome:
-    """Every dimension of every seed; ``part`` is "b" or "c"."""
+    """Train in every dimension on every seed; ``part`` is "b" or "c"."""
     s, runs, rows = study.settings, list[RegressionRun](), list[dict[str, Any]]()
     for seed in study.each_seed():
         for d in sorted(s.dimensions):
@@ -93,7 +93,7 @@ def run(part: str, study: Study) -> Outcome:
 
 
 def row(seed: int, one: RegressionRun) -> dict[str, Any]:
-    """What one dimension of one seed says."""
+    """The distances and errors of one dimension and seed."""
     g, c, truths = one.path[-1], one.trained, one.problem.truths
     errors = [np.mean(np.sum((one.problem.lifted(w) - truths) ** 2, axis=1)) / one.problem.dimension for w in (g, c)]
     closed = one.eq_7
@@ -137,7 +137,7 @@ def _draw(study: Study, part: str, mean_rows: list[dict[str, Any]]) -> None:
 
 
 def peak(rows: list[dict[str, Any]], key: str, at: int) -> list[float]:
-    """By what factor, in tens, the value at dimension ``at`` is above the largest of any other: one for each seed."""
+    """The log10 of the value at dimension ``at`` over the largest at any other: one for each seed."""
     found = []
     for own in grouped(rows, "seed").values():
         here = [r[key] for r in own if r["dimension"] == at]
@@ -146,7 +146,7 @@ def peak(rows: list[dict[str, Any]], key: str, at: int) -> list[float]:
 
 
 def claims_b(rows: list[dict[str, Any]], total: int) -> tuple[Claim, ...]:
-    """The closed form everywhere, the peak, and the same model at the end."""
+    """Fig. 1(b): G is its closed form everywhere, has a peak at d = 500, and is C at the largest d."""
     most = max(r["dimension"] for r in rows)
     seeds = grouped(rows, "seed").values()
     closed = interval([max(r["g_closed"] / r["size"] for r in own) for own in seeds])
@@ -160,7 +160,7 @@ def claims_b(rows: list[dict[str, Any]], total: int) -> tuple[Claim, ...]:
 
 
 def claims_c(rows: list[dict[str, Any]], total: int) -> tuple[Claim, ...]:
-    """The same error at the end; of C a peak, which the paper's text has for distances only."""
+    """Fig. 1(c): equal errors at the largest d, and peaks, which the paper's text claims of distances only."""
     most = max(r["dimension"] for r in rows)
     away = interval([abs(r["error_g"] / r["error_c"] - 1) for r in rows if r["dimension"] == most])
     centralised, whole = interval(peak(rows, "error_c", total)), interval(peak(rows, "error_g", total))

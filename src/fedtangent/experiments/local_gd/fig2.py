@@ -26,17 +26,17 @@ from fedtangent.output.line_plots import BoundedPanel, bounded
 
 @dataclass(frozen=True)
 class DirichletSettings(ExponentialSettings):
-    """The paper's, and the values of alpha."""
+    """The paper's settings, but for the values of alpha."""
 
     num_examples: int = 500
     dimension: int = 1500
     alphas: tuple[float, ...] = within((0.1, 0.5, 1.0, 10.0), above=0)
     test_inputs: int = within(200, least=10)
-    simulated_seeds: int = 1  # the others descend in the dual, which theirs are compared with
+    simulated_seeds: int = 1  # other seeds descend in the dual, which the simulated ones are checked against
 
 
 def check(study: Study) -> None:
-    """A node holds an example, and some model fits all labels."""
+    """Every node must get an example, and some model must fit all labels."""
     s = study.settings
     if not s.num_nodes <= s.num_examples <= s.dimension:
         raise ValueError(
@@ -45,7 +45,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Every alpha of every seed."""
+    """Train with every alpha on every seed."""
     s, found, rows = study.settings, list[Classified](), list[dict[str, Any]]()
     missing, drawn = list[str](), dict[float, Classified]()
     for seed in study.each_seed():
@@ -88,16 +88,16 @@ def run(study: Study) -> Outcome:
 
 
 def one_class(one: Classified) -> int:
-    """Nodes whose examples have all the same label."""
+    """The number of nodes whose examples all have the same label."""
     partition, y = one.problem.partition, one.problem.y
     return sum(len(set(y[partition.client(i)])) == 1 for i in range(partition.num_clients))
 
 
 def claims(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
-    """Both go to C whatever alpha is, and are as accurate."""
+    """For every alpha G and G-Mod come near C and are as accurate."""
     found = []
     for (alpha,), own in grouped(rows, "alpha").items():
-        if len(own) < 2:  # the others diverged
+        if len(own) < 2:  # other runs diverged
             continue
         for name in METHODS:
             end = interval([r[f"{name} to C, end"] for r in own])
@@ -112,7 +112,7 @@ def claims(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
 
 
 def _draw(study: Study, first: dict[float, Classified]) -> None:
-    """Of each alpha the first seed that did not diverge."""
+    """Distances by round, for each alpha of the first seed that did not diverge."""
     s = study.settings
     rounds = np.arange(2, s.num_rounds + 1)
     panels = [

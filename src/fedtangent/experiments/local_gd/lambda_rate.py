@@ -39,7 +39,7 @@ from fedtangent.theory.local_gd import (
 
 SUBJECT = "Local-GD, Lemma 2"
 MARGIN = 0.05  # of a fitted exponent: a factor ln l more would be 0.08 over these l
-LARGE = 1e4  # from this l on, rates are fitted
+LARGE = 1e4  # rates are fitted over values of l from here on
 REMARKS = (
     "l = ln(1 / lambda); rates are least-squares slopes of logarithms, l from 1e4 on; mean and 95 % interval",
     "along: coefficient of ln l in the residual w - l v, its part along v over |v|, by a least-squares line in ln l",
@@ -49,7 +49,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class LambdaSettings:
-    """Nodes as in section 5 of the paper, in more dimensions than examples."""
+    """The data of the paper's section 5, in more dimensions than examples, and the values l of ``log_inverses``."""
 
     num_nodes: int = within(4, least=2)
     held: int = 10  # examples of a node
@@ -62,21 +62,21 @@ class LambdaSettings:
 
 
 class Turned(NamedTuple):
-    """One seed and dimension, after one number of rounds; over the values of l, [V]."""
+    """One seed and dimension after one number of rounds; arrays are over the values of l, [V]."""
 
     seed: int
     dimension: int
     round: int
-    support: float
-    angle: np.ndarray  # to the projections
-    later: np.ndarray  # to the projections of a round more
-    to_svm: np.ndarray
+    support: float  # share of examples with margin 1 at the SVM
+    angle: np.ndarray  # to the projections v
+    later: np.ndarray  # to the projections after one round more
+    to_svm: np.ndarray  # angle to the SVM
     residual: np.ndarray  # |w - l v| / |v|
     along: np.ndarray  # (w - l v)'v / |v|^2
 
 
 def check(study: Study) -> None:
-    """Rates are fitted over three or more values, and the data of every seed can be separated."""
+    """Rates need three or more values of l, and every seed's data must be separable."""
     s = study.settings
     if sum(value >= LARGE for value in s.log_inverses) < 3:
         raise ValueError(f"log_inverses: got {s.log_inverses}, must be three or more of at least {LARGE:g}")
@@ -87,7 +87,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """All values of l of every seed and dimension."""
+    """Solve every seed and dimension for all values of l."""
     found = list[Turned]()
     for seed in study.each_seed():
         for dimension in study.settings.dimensions:
@@ -101,7 +101,7 @@ def run(study: Study) -> Outcome:
 
 
 def turned(s: LambdaSettings, seed: int, dimension: int) -> list[Turned]:
-    """Every number of rounds of one seed and dimension."""
+    """One seed and dimension after every number of rounds."""
     drawn = problems.classification(seed, s.num_nodes, s.held, dimension, s.spread)
     sets = feasible_sets(drawn.x, drawn.y, drawn.partition)
     last, svm = s.rounds[-1], hard_margin(sets)
@@ -120,7 +120,7 @@ def turned(s: LambdaSettings, seed: int, dimension: int) -> list[Turned]:
 
 
 def conclude(study: Study, found: list[Turned]) -> Outcome:
-    """The rates, and what they say of Lemma 2."""
+    """Fit the rates, and judge Lemma 2 by them."""
     levels = np.array(study.settings.log_inverses)
     large = levels >= LARGE
     l_large = levels[large]
@@ -153,7 +153,7 @@ def conclude(study: Study, found: list[Turned]) -> Outcome:
 
 
 def _claims(shown: list[dict[str, Any]], found: list[Turned]) -> tuple[Claim, ...]:
-    """Decided where they are nearest to failing."""
+    """Each claim is decided by the dimension and round that are nearest to failing it."""
     least = min((row["lemma"] for row in shown), key=lambda v: v.low)
     slow = min((row["angle"] for row in shown), key=lambda v: v.low)
     first, last = min(t.round for t in found), max(t.round for t in found)
@@ -200,7 +200,7 @@ def _off(values: MeanInterval, target: float) -> float:
 
 
 def _draw(study: Study, found: list[Turned]) -> None:
-    """First seed: the angle by l of every number of rounds, under both rates through its largest l."""
+    """The first seed's angles by l, beside both rates, drawn through the last point."""
     levels, panels = np.array(study.settings.log_inverses), []
     for (dimension,), own in grouped([t for t in found if t.seed == found[0].seed], "dimension").items():
         end = own[-1].angle[-1]

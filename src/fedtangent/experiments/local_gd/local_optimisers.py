@@ -53,7 +53,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class OptimiserSettings:
-    """Nodes as in section 5; momentum takes ``rate`` times 1 - .9, so that its steps are as long in the end."""
+    """The data of section 5. Momentum takes 1 - .9 times the rate of gradient descent: its steps end up as long."""
 
     num_nodes: int = within(4, least=2)
     held: int = 10  # examples of a node
@@ -68,17 +68,17 @@ class OptimiserSettings:
 
 
 class Ended(NamedTuple):
-    """One seed, task and optimiser: what was seen after every round."""
+    """One seed, task and optimiser."""
 
     seed: int
     task: str
     optimiser: str
-    model: np.ndarray  # [d] at the end
-    seen: dict[str, np.ndarray]  # [R + 1] each; of a direction from round 1 on
+    model: np.ndarray  # [d], the last global model
+    seen: dict[str, np.ndarray]  # what was measured after every round, [R + 1] each; NaN for the direction of 0
 
 
 def check(study: Study) -> None:
-    """More dimensions than examples, as the theorem asks, and a rate at which local work converges."""
+    """Refuse fewer dimensions than examples, which the theorem excludes, and a rate at which local work diverges."""
     s = study.settings
     if s.dimension <= s.num_nodes * s.held:
         raise ValueError(f"dimension: got {s.dimension}, must be more than the {s.num_nodes * s.held} examples")
@@ -90,7 +90,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Both tasks and every optimiser of every seed."""
+    """Run both tasks with every optimiser on every seed."""
     found = list[Ended]()
     for seed in study.each_seed():
         found += regressed(study.settings, seed) + classified(study.settings, seed)
@@ -104,7 +104,7 @@ def run(study: Study) -> Outcome:
 
 @functools.cache
 def _algorithm(s: OptimiserSettings, name: str, task: str) -> Algorithm:
-    """One for all seeds, so that it is compiled once."""
+    """The algorithm, cached so that all seeds share one compiled program."""
     regression = task == "regression"
     plain = s.rate if regression else s.margin_rate
     rate = (s.adam_rate if regression else s.adam_margin_rate) if name in (ADAM, POOLED) else plain
@@ -126,11 +126,12 @@ def _path(drawn: problems.Problem, s: OptimiserSettings, seed: int, name: str, t
 
 
 def _falling(rate: float) -> Callable[[Array], Array]:
+    """The rate of a round, which falls as 1 / (1 + k / 10)."""
     return lambda round_: rate / (1 + jnp.asarray(round_, float) / 10)
 
 
 def regressed(s: OptimiserSettings, seed: int) -> list[Ended]:
-    """Squared error, to the minimum-norm model."""
+    """The regression: distances to the minimum-norm model."""
     drawn = problems.regression(seed, s.num_nodes, s.held, s.dimension)
     centre, span = minimum_norm(drawn.x, drawn.y), np.linalg.svd(drawn.x, full_matrices=False)[2]
     found = []
@@ -154,7 +155,7 @@ def largest_margin(signed: np.ndarray) -> np.ndarray:
 
 
 def classified(s: OptimiserSettings, seed: int) -> list[Ended]:
-    """Logistic loss, beside both maximum margins."""
+    """The classification by logistic loss: directions beside those of both maximum margins."""
     drawn = problems.classification(seed, s.num_nodes, s.held, s.dimension, s.spread)
     sets = feasible_sets(drawn.x, drawn.y, drawn.partition)
     signed = drawn.x * drawn.y[:, None]
@@ -172,7 +173,7 @@ def classified(s: OptimiserSettings, seed: int) -> list[Ended]:
 
 
 def conclude(study: Study, found: list[Ended]) -> Outcome:
-    """Where each ends, and what that says."""
+    """Where each optimiser ends, and the claims on it."""
     rows, sheets = list[dict[str, Any]](), []
     for (task,), of_task in grouped(found, "task").items():
         shown = []
@@ -191,11 +192,12 @@ def conclude(study: Study, found: list[Ended]) -> Outcome:
 
 
 def _ends(found: list[Ended], task: str, name: str, what: str) -> np.ndarray:
+    """The last value of ``what``, [seeds]."""
     return np.array([f.seen[what][-1] for f in found if (f.task, f.optimiser) == (task, name)])
 
 
 def _claims(found: list[Ended]) -> tuple[Claim, ...]:
-    """Paired over seeds."""
+    """The claims, paired over seeds."""
     adam = interval(_ends(found, "regression", ADAM, "distance"))
     outside = interval(_ends(found, "regression", ADAM, "outside"))
     fitted = interval(_ends(found, "regression", ADAM, "residual"))
@@ -223,7 +225,7 @@ def _claims(found: list[Ended]) -> tuple[Claim, ...]:
 
 
 def _apart(found: list[Ended], task: str) -> MeanInterval:
-    """Momentum's end from gradient descent's: relative, or of directions."""
+    """Distance of momentum's end from gradient descent's, relative, or of directions in classification."""
     both = [
         [f.model for f in found if (f.task, f.optimiser) == (task, name)] for name in ("momentum", "gradient descent")
     ]

@@ -47,7 +47,7 @@ from fedtangent.theory.local_gd import local_regression
 from fedtangent.types import Algorithm, Model, Partition, PyTree
 
 SUBJECT = "Local-GD, wide networks"
-SLOPE, MARGIN = -0.5, 0.25  # of an error by sampling a kernel from so many units; nearer to -1/2 than to 0 or -1
+SLOPE, MARGIN = -0.5, 0.25  # of the error of a kernel sampled by that many units; nearer to -1/2 than to 0 or -1
 DISTANCES = {
     "last_own": "last layer, own features",
     "last_infinite": "last layer, infinite width",
@@ -66,7 +66,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class WidthSettings:
-    """Nodes with truths of their own and few examples, in few dimensions: what overparameterises is the width."""
+    """Nodes with truths of their own, few examples and few dimensions: the width makes it overparameterised."""
 
     num_nodes: int = within(4, least=2)
     held: int = 6  # examples of a node
@@ -76,7 +76,7 @@ class WidthSettings:
     local_steps: int = within(50, least=2)
     num_rounds: int = 20
     draws: int = 2  # networks of a seed, at each width
-    step_factor: float = within(0.5, above=0, below=2)  # of a node's examples over the kernel's largest eigenvalue
+    step_factor: float = within(0.5, above=0, below=2)  # of a node's examples / the largest eigenvalue
 
 
 class Task(NamedTuple):
@@ -90,14 +90,14 @@ class Task(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """One network: distances at the last round."""
+    """One network's distances after the last round."""
 
     seed: int
     draw: int
     width: int
     distances: dict[str, float]
-    wrong: dict[str, float]  # of the last layer to closed forms that are wrong
-    centralised: float
+    wrong: dict[str, float]  # of the last layer to wrong closed forms
+    centralised: float  # of the whole network to its own kernel's minimum-norm model
 
 
 def network(s: WidthSettings, width: int) -> Model:
@@ -118,7 +118,7 @@ def task(s: WidthSettings, seed: int) -> Task:
 
 
 def run(study: Study) -> Outcome:
-    """Every width and draw of every seed."""
+    """Train every width and draw of every seed."""
     found, s = list[Trained](), study.settings
     of, limit = task(s, study.seeds[0]), infinite(s, task(s, study.seeds[0]))
     for seed in study.each_seed():
@@ -131,14 +131,14 @@ def run(study: Study) -> Outcome:
 
 
 class Limits(NamedTuple):
-    """Infinite width: the blocks of the tangent kernel and of the features' kernel, in the place of one."""
+    """At infinite width the tangent kernel and, in the same form, the kernel of the last layer's features."""
 
     tangent: KernelBlocks
     features: KernelBlocks
 
 
 def infinite(s: WidthSettings, of: Task) -> Limits:
-    """Those of the examples of ``of``."""
+    """The kernels of infinite width on the examples of ``of``."""
     kernel = network(s, 1).kernel
     assert kernel is not None
     tangent = kernel_blocks(kernel, of.x, of.x_test)
@@ -147,7 +147,7 @@ def infinite(s: WidthSettings, of: Task) -> Limits:
 
 
 def trained(s: WidthSettings, of: Task, limit: Limits, which: tuple[int, int], width: int) -> Trained:
-    """The last layer and the whole network, each beside its closed forms; ``which`` are seed and draw."""
+    """Train the last layer and the whole network and compare each with closed forms; ``which`` is (seed, draw)."""
     seed, draw = which
     algorithm, of_last, model = _algorithms(s, width, of.rate)
     key, structure = jax.random.fold_in(jax.random.key(seed), draw), model.structure
@@ -200,7 +200,7 @@ def trained(s: WidthSettings, of: Task, limit: Limits, which: tuple[int, int], w
 
 @functools.cache
 def _algorithms(s: WidthSettings, width: int, rate: float) -> tuple[Algorithm, Algorithm, Model]:
-    """Of the whole network, of its last layer alone, and the network: once for all seeds, so compiled once."""
+    """The algorithms of the whole network and of its last layer, and the network, cached for all seeds."""
     work, plan, model = Work(steps=s.local_steps), schedule.all_clients(s.num_nodes), network(s, width)
     whole, last = (
         algorithms.fed_avg(m, plan, client_learning_rate=rate, work=work)
@@ -276,7 +276,7 @@ def _verdicts(found: list[Trained], rates: dict[str, MeanInterval]) -> tuple[Ver
 
 
 def _draw(study: Study, found: list[Trained]) -> None:
-    """All distances but the exact one, every seed a point."""
+    """All distances but the exact one by width, each seed a point."""
     widths, seeds = np.array(study.settings.widths, float), sorted({t.seed for t in found})
     panels = []
     for title, names, wrong in (
