@@ -16,7 +16,7 @@ from fedtangent.output.run_plots import curves
 
 
 def sheet(title: str, found: Sequence[Scores], published: Mapping[tuple[str, int], float]) -> Sheet:
-    """Accuracies in percent with their deviation over last rounds and seeds, and the paper's (entrant, classes)."""
+    """Accuracies in percent, their deviation over last rounds and seeds, and those published (entrant, classes)."""
     rows = [
         {
             "clients": scheme_name(f.classes), "method": f.entrant.label, "rate": f.chosen.config.rate,
@@ -31,7 +31,7 @@ def sheet(title: str, found: Sequence[Scores], published: Mapping[tuple[str, int
 
 
 def rows_of(found: Sequence[Scores]) -> list[dict[str, Any]]:
-    """Rows of result.json."""
+    """The rows of result.json."""
     return [
         {"method": f.entrant.method, "num_models": f.entrant.num_models, "classes_per_client": f.classes,
          "learning_rate": f.chosen.config.rate, "validation_accuracy": f.chosen.score, "deviation": f.spread,
@@ -42,7 +42,7 @@ def rows_of(found: Sequence[Scores]) -> list[dict[str, Any]]:
 
 
 def difference(one: Scores, other: Scores, metric: str = "accuracy") -> MeanInterval:
-    """Of two entrants, paired by seed."""
+    """The difference of two entrants in ``metric``, paired by seed."""
     return interval(one.values[metric] - other.values[metric])
 
 
@@ -69,9 +69,9 @@ def outcome(
     claims: Callable[[Sequence[Scores]], tuple[Claim, ...]],
     more: Callable[[Sequence[Scores]], tuple[Sheet, ...]] = lambda _: (),
 ) -> Outcome:
-    """The table called ``name``: every entrant, the figure of its rounds, and what ``claims`` makes of them.
+    """Run every entrant and report the table ``name``, accuracy by round, and the claims.
 
-    ``published`` are percents, by data set, of (entrant's key, classes a client).
+    ``published`` are percents by data set and (entrant's key, classes a client); ``more`` makes further sheets.
     """
     found, runs = play_all(study)
     draw_rounds(study, runs)
