@@ -228,7 +228,7 @@ def _product(model: Model, size: int, params: PyTree) -> jax.Array:
 
 
 class Trained(NamedTuple):
-    """What the engine trained."""
+    """The networks that the engine trained."""
 
     initial: list[np.ndarray]  # W^1 .. W^L, [fan_out, fan_in] each
     models: np.ndarray  # [R + 1, r, C], the network as one matrix

@@ -39,14 +39,15 @@ from fedtangent.theory.deep_linear import FullBatchWork
 from fedtangent.theory.deep_linear.theorem import STEP
 
 SUBJECT = "DeepLin Theorem IV.2"
-MARGIN = 0.25  # of a fitted slope
-SLOPES = {"own": (-1.0, "lambda_max"), "infinite": (-0.5, "one_step")}  # and the control: a wrong theory's slope
-TERMS = {  # of eq. (17): what the proof grants each, in units of eta K lambda_min / N
+MARGIN = 0.25  # tolerance of a fitted slope
+SLOPES = {"own": (-1.0, "lambda_max"), "infinite": (-0.5, "one_step")}  # of flows' errors; and a wrong flow as control
+TERMS = {  # of eq. (17)
     "first": "1 less than the residual (23)",
     "second": "kernel has moved (24)",
     "third": "clients have drifted (25)",
     "fourth": "products of changes (26)",
 }
+# What the proof allows each term, in units of eta K lambda_min / N times the residual.
 SHARES = {"second": 0.109 / 0.8**4, "third": 1 / 5, "fourth": 1 / 10}
 REMARKS = (
     "(18) bounds the squared norm; its proof bounds the norm by rho, so the square by rho^2: both are followed",
@@ -60,10 +61,10 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class TheoremSettings:
-    """Examples, clients and networks; the step is that of the theorem times ``step_factor``."""
+    """Examples, clients and networks; the step is the theorem's largest times ``step_factor``."""
 
     num_clients: int = within(4, least=2)
-    held: int = 1  # examples of a client; there are as many dimensions as examples, as (27) needs
+    held: int = 1  # examples of a client; (27) needs as many dimensions as examples of all
     outputs: int = 2
     spread: float = within(0.95, above=0, at_most=1)  # least singular value of X; the largest is 1
     truth: float = within(0.8, above=0)  # |W*|
@@ -73,31 +74,31 @@ class TheoremSettings:
     step_factor: float = within(0.9, above=0)
     delta: float = within(0.15, above=0, below=1)
     num_rounds: int = within(40, least=4)
-    draws: int = within(1, most=DRAWS)  # networks of a seed at each width; hypotheses and terms are those of the first
-    looks: int = within(4, least=2)  # at hypotheses and terms
+    draws: int = within(1, most=DRAWS)  # networks of a seed at each width; looks are at the first
+    looks: int = within(4, least=2)  # rounds at which the hypotheses and terms of the proof are computed
     control_width: int = 4
-    control_factor: float = within(100.0, above=1)  # of the step: a network that the theorem says nothing of
+    control_factor: float = within(100.0, above=1)  # times the step, for a network outside the theorem
 
     def size(self, width: int, rounds: int | None = None) -> Size:
-        """With as many dimensions as examples."""
+        """The size of a run, with as many dimensions as examples."""
         examples = self.num_clients * self.held
         return Size(self.num_clients, self.held, examples, self.outputs, width, self.local_steps,
                     rounds or self.num_rounds, self.depth)  # fmt: skip
 
     def most_factor(self) -> float:
-        """Of the theorem's step: there a client of all examples diverges."""
+        """The multiple of the theorem's step at which a client with all examples diverges."""
         return 2 * STEP * self.local_steps / self.spread**2
 
 
 def task(s: TheoremSettings, seed: int, factor: float) -> FullBatchWork:
-    """The clients' work; the inputs' norm is 1, so that all seeds' steps are one."""
+    """The clients' work at ``factor`` times the theorem's step, which is the same for all seeds as |X| is 1."""
     size = s.size(s.widths[0])
     drawn = problem(size, seed, s.spread, s.truth)
     return work_of(size, *drawn, factor * s.outputs * s.spread**2 / (STEP * s.depth * s.local_steps))
 
 
 def check(study: Study) -> None:
-    """Networks whose kernel is not singular, and local work that does not diverge."""
+    """Refuse networks whose kernel is singular, and steps at which local work diverges."""
     s, most = study.settings, study.settings.most_factor()
     for name, width in (("widths", s.widths[0]), ("control_width", s.control_width)):
         check_width(name, width, s.outputs, s.num_clients * s.held)
@@ -108,7 +109,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Every network, and the control of every seed: narrow, at a step far too large."""
+    """Follow every network, and for each seed the control: a narrow network at a step far too large."""
     s, found, wrong = study.settings, list[FollowedNetwork](), list[FollowedNetwork]()
     for seed in study.each_seed():
         work = task(s, seed, s.step_factor)
@@ -137,7 +138,7 @@ def slope(s: TheoremSettings, found: list[FollowedNetwork], name: str) -> MeanIn
 
 
 def fallen(loss: np.ndarray) -> float:
-    """The fall of its logarithm over the second half of the rounds."""
+    """The fall of ln ``loss`` over the second half of the rounds."""
     return float(np.log(loss[len(loss) // 2] / loss[-1]))
 
 
@@ -172,7 +173,7 @@ def conclude(study: Study, found: list[FollowedNetwork], wrong: list[FollowedNet
 
 
 def worst_terms(found: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> list[dict[str, Any]]:
-    """Each term over its share, the worst of all looks and seeds; and of the control."""
+    """Rows of each term over its share, the worst of all looks and seeds, and the same of its control."""
 
     def over(f: FollowedNetwork, name: str, unit: float = 1.0) -> float:
         seen = [look.terms[name] for look in f.looks]
@@ -194,6 +195,7 @@ def worst_terms(found: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> l
 def _error_rows(
     s: TheoremSettings, found: list[FollowedNetwork], rates: dict[str, MeanInterval]
 ) -> list[dict[str, Any]]:
+    """Mean error of every flow by width, and its slope."""
     rows = []
     for name, label in FLOWS.items():
         means = {f"w{w}": float(np.mean([f.error(name) for f in found if f.width == w])) for w in s.widths}
@@ -202,7 +204,7 @@ def _error_rows(
 
 
 def _rounds_sheet(f: FollowedNetwork) -> Sheet:
-    """The loss beside its bounds and flows, of one network."""
+    """The loss of one network by round, beside its bounds and flows."""
     squares = {name: np.sum(f.flows[name] ** 2, axis=1) for name in ("own", "infinite")}
     at = np.unique(np.linspace(0, len(f.modes) - 1, 6).round().astype(int))
     rows = [
@@ -217,7 +219,7 @@ def _rounds_sheet(f: FollowedNetwork) -> Sheet:
 
 
 def _hypotheses_sheet(found: list[FollowedNetwork]) -> Sheet:
-    """Where each is nearest to failing, or fails most."""
+    """Each hypothesis at the round where it is nearest to failing, or fails most."""
     rows = []
     for i, first in enumerate(found[0].looks[0].hypotheses):
         told = [look.hypotheses[i] for f in found for look in f.looks]
@@ -237,7 +239,7 @@ def _terms_sheet(terms: list[dict[str, Any]]) -> Sheet:
 
 
 def _modes_sheet(f: FollowedNetwork) -> Sheet:
-    """What is left of every mode after the last round, of one network."""
+    """How much of every mode of one network the last round leaves."""
     left = {name: values[-1] / values[0] for name, values in (("network", f.modes), *f.flows.items())}
     rows = [
         {"value": value, **{name: np.abs(values[j]) for name, values in left.items()}}
@@ -298,7 +300,7 @@ def _verdicts(
 
 
 def _draw(study: Study, f: FollowedNetwork) -> None:
-    """First seed, largest width: points are the network's."""
+    """Two figures of the first seed and largest width: decay, and the quantities of the proof."""
     s = study.settings
     at = np.unique(np.linspace(0, len(f.modes) - 1, 21).round().astype(int))
     bounds = {name: values[at] for name, values in f.bounds().items()}

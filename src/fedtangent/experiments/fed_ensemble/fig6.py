@@ -21,7 +21,7 @@ def run(study: Study) -> Outcome:
 
 
 def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
-    """That the mean of several walks is more accurate than one."""
+    """The mean of several walks is more accurate than one."""
     said = []
     for several in (f for f in found if f.entrant.num_models > 1):
         one = next(f for f in found if f.classes == several.classes and f.entrant.num_models == 1)

@@ -39,7 +39,7 @@ def run(name: str, study: Study) -> Outcome:
 
 
 def each_model(study: Study, found: Sequence[Scores]) -> Sheet:
-    """The models of the ensembles by themselves: the best, the worst, and the mean entropy of what they predict."""
+    """The single models of the ensembles: the best, the worst, and the mean entropy of their predictions."""
     rows = []
     for f in found:
         best, worst, entropy = MODELS.get(study.dataset, {}).get(f.entrant.num_models, (None,) * 3)
@@ -55,7 +55,7 @@ def each_model(study: Study, found: Sequence[Scores]) -> Sheet:
 
 
 def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
-    """The ensemble gains from more models at first, and its models lose by many."""
+    """More models make the ensemble more accurate at first, and its single models less so."""
     said = []
     for (classes,), same in grouped(found, "classes").items():
         own = sorted(same, key=lambda f: f.entrant.num_models)
