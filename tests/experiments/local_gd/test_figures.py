@@ -91,17 +91,15 @@ def test_the_row_space_is_where_runs_in_all_dimensions_are():
 
 
 def test_problems_are_drawn_as_the_paper_says():
-    found = problems.regression(1, 20, 30, 400).in_span()
-    noise = found.y.reshape(20, 30) - np.einsum(
-        "nid,nd->ni", (found.x @ found.basis.T).reshape(20, 30, -1), found.truths
-    )
+    found = problems.regression(1, 20, 30, 400)
+    noise = found.y.reshape(20, 30) - np.einsum("nid,nd->ni", found.x.reshape(20, 30, -1), found.truths)
     assert noise.std() == pytest.approx(0.2, rel=0.1)
     assert found.truths.std() == pytest.approx(2.0, rel=0.05)
-    assert np.std(found.x @ found.basis.T) == pytest.approx(1.0, rel=0.02)
+    assert np.std(found.x) == pytest.approx(1.0, rel=0.02)
     spread = problems.classification(1, 20, 5, 400, 0.5).truths
     assert (spread - spread.mean(axis=0)).std() == pytest.approx(0.5, rel=0.05)
     assert spread.mean(axis=0).std() == pytest.approx(1.0, rel=0.1)
-    again = problems.regression(1, 20, 30, 400).in_span()
+    again = problems.regression(1, 20, 30, 400)
     assert np.array_equal(found.x, again.x)
     assert not np.array_equal(found.y, problems.regression(2, 20, 30, 400).y)
 

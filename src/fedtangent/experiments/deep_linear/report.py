@@ -33,7 +33,7 @@ def outcome(study: Study, title: str, judge: Judge, more: More | None = None) ->
     """A figure's outcome: ``judge`` makes the claims from all curves, ``more`` further sheets."""
     s, rate = study.settings, rate_of(study)
     found, wrong = every_curve(study, rate)
-    remarks = said(study, found, rate)
+    remarks = remarks_on(study, found, rate)
     lost = [c for c in found if not np.isfinite(c.excess).all()]
     if lost:
         first = f"{scheme_name(lost[0].classes)}, {lost[0].setting}"
@@ -115,8 +115,8 @@ def draw(study: Study, found: Sequence[Curve], title: str, name: str) -> None:
             study.figures.path(f"{name}_loss"))  # fmt: skip
 
 
-def said(study: Study, found: Sequence[Curve], rate: float) -> tuple[str, ...]:
-    """The remarks: what the paper leaves open, and which of its conditions do not hold."""
+def remarks_on(study: Study, found: Sequence[Curve], rate: float) -> tuple[str, ...]:
+    """What the paper leaves open, and which of its conditions do not hold."""
     s, given = study.settings, problem(study, study.seeds[0])
     limit = stable_rate(study)
     constants = [c.constants for c in found]

@@ -48,10 +48,10 @@ def check(study: Study) -> None:
 
 def run(study: Study) -> Outcome:
     """Every method of the table."""
-    return league_report.outcome(study, "Table III", PUBLISHED, claims, lambda found: (whose(found),))
+    return league_report.outcome(study, "Table III", PUBLISHED, claims, lambda found: (own_predictions(found),))
 
 
-def whose(found: Sequence[Scores]) -> Sheet:
+def own_predictions(found: Sequence[Scores]) -> Sheet:
     """Accuracy of a client's own prediction on its and on another client's examples, and of the shared prediction."""
     names = ("accuracy", "shared", "others")
     rows = [

@@ -97,8 +97,8 @@ def ends(runs: Runs, s: CohortSettings) -> dict[str, np.ndarray]:
     return {name: np.array([after(c, s.num_rounds, s.window) for c in curves]) for name, curves in runs.items()}
 
 
-def spread(values: np.ndarray) -> str:
-    """The mean over seeds and its standard error."""
+def mean_and_error(values: np.ndarray) -> str:
+    """The mean over seeds and its standard error, as text."""
     return f"{values.mean():.4f} +- {values.std(ddof=1) / np.sqrt(len(values)):.4f}"
 
 
@@ -114,7 +114,7 @@ def against(runs: Runs, method: str, s: CohortSettings) -> tuple[Sheet, list[dic
             near = f"{own} is within {NEAR:g} of the centralised training", f"{d:+.4f} from it", d.above(-NEAR)
             claims.append(Claim(*(near if name == "centralised" else above)))
         rows.append(row)
-        shown.append({"label": LABELS[name], "accuracy": spread(values), "d": d})
+        shown.append({"label": LABELS[name], "accuracy": mean_and_error(values), "d": d})
     title = (
         f"test accuracy, mean of rounds {s.num_rounds - s.window + 1} to {s.num_rounds}, +- its standard error over "
         f"{len(found[method])} seeds"
@@ -224,13 +224,13 @@ def _figure_4(claim: str, study: Study) -> Outcome:
         title = f"rounds to FedAvg's accuracy after {s.reference_rounds} rounds, {sum(levels) / len(levels):.4f}"
         sheet, found = to_the_level(runs, levels, title)
         sheets.append(sheet)
-        claims += [soon(found[name], s, name) for name in compared]
+        claims += [ten_times_sooner(found[name], s, name) for name in compared]
         details = {"levels": levels, "rounds_to_level": found}
     draw(study, runs)
     return outcome(study, claim, tuned, [*sheets, by_round(runs)], rows, claims, {"": runs}, **details)
 
 
-def soon(reached: Reached, s: CohortSettings, method: str = "ntk_fl") -> Claim:
+def ten_times_sooner(reached: Reached, s: CohortSettings, method: str = "ntk_fl") -> Claim:
     """That NTK-FL reaches the accuracy of FedAvg's last round in at most a tenth of its rounds, on average."""
     mean, tenth = reached.mean_rounds, s.reference_rounds / 10
     found = f"not with every seed in {s.num_rounds}" if None in reached.rounds else f"in {mean:.1f}"

@@ -63,7 +63,7 @@ def run(study: Study) -> Outcome:
     ]  # fmt: skip
     gains = {m: ends[s.alphas[-1]][m] - ends[s.alphas[0]][m] for m in s.methods}
     title = f"test accuracy, mean of the last {s.window} of {s.num_rounds} rounds, +- its standard error, against alpha"
-    shown = tuple((LABELS[m], *(report.spread(of[m]) for of in ends.values()), f"{interval(gains[m]):+.4f}")
+    shown = tuple((LABELS[m], *(report.mean_and_error(of[m]) for of in ends.values()), f"{interval(gains[m]):+.4f}")
                   for m in s.methods)  # fmt: skip
     sheet = Sheet(title, ("method", *(f"{alpha:g}" for alpha in s.alphas), "last - first, 95 % interval"), shown)
     lines = {LABELS[m]: np.stack([of[m] for of in ends.values()], axis=1) for m in s.methods}
