@@ -110,8 +110,7 @@ def test_one_layer_is_its_flow_and_ends_at_its_limit(steps: int):
 
 def test_a_share_of_the_stable_rate_is_cut_to_two_digits_and_twice_it_diverges():
     study = study_of("deep_linear.fig2", SMALL)
-    settings = fig2.settings_of(study.settings)
-    limit, rate = curves.stable_rate(study, settings, study.seeds), curves.rate_of(study, settings)
+    limit, rate = curves.stable_rate(study), curves.rate_of(study)
     assert 0.45 * limit < rate <= 0.5 * limit and float(f"{rate:.1e}") == rate
     norms = []
     for seed in (0, 1):
@@ -169,7 +168,7 @@ def test_claims_of_figures_2_and_3():
 
 def test_claims_and_pairs_of_figure_4():
     s = fig4.RatioSettings(num_clients=(20, 10), classes_per_client=(0, 2))
-    assert fig4.settings_of(s) == [Setting(20, 5), Setting(40, 10), Setting(10, 5), Setting(20, 10)]
+    assert s.runs() == [Setting(20, 5), Setting(40, 10), Setting(10, 5), Setting(20, 10)]
 
     def runs(iid: float, two: float) -> list[Curve]:
         """What more decay the curve of twice as many clients has, by scheme."""
@@ -229,7 +228,7 @@ def test_bad_settings_are_refused(name: str, change: str, message: str) -> None:
 
 def test_a_rate_below_the_limit_is_not_refused():
     study = study_of("deep_linear.fig2", SMALL)
-    limit = curves.stable_rate(study, fig2.settings_of(study.settings), study.seeds)
+    limit = curves.stable_rate(study)
     study_of("deep_linear.fig2", (*SMALL, f"learning_rate={0.999 * limit}"))
     with pytest.raises(ValueError, match=r"learning_rate: got .*, at which local descent diverges"):
         study_of("deep_linear.fig2", (*SMALL, f"learning_rate={1.001 * limit}"))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtangent import data, simulate
-from fedtangent.experiments.fed_ensemble import table8
+from fedtangent.experiments.fed_ensemble import table8, versus_fed_avg
 
 from ..performed import performed, study_of
 
@@ -36,7 +36,7 @@ def test_of_the_printers_one_speed_is_left_out() -> None:
 @pytest.mark.slow
 def test_the_table_is_that_of_the_runs(tmp_path: Path) -> None:
     outcome, kept = performed("fed_ensemble.table8", TINY, tmp_path)
-    for row, name in zip(outcome.rows, table8.NAMES, strict=True):
+    for row, name in zip(outcome.rows, versus_fed_avg.NAMES, strict=True):
         own = [m.value for m in kept if m.algorithm == f"{name} learning_rate={row['learning_rate']:g}"
                and (m.split, m.metric, m.seed) == ("test", "mse", 0)]  # fmt: skip
         assert np.mean(own[-3:]) == pytest.approx(row["by_seed"][0], rel=1e-6)

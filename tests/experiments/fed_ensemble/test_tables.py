@@ -42,7 +42,7 @@ def test_the_server_of_fed_be_has_examples_that_no_client_has() -> None:
     assert list(found) == ["fed_avg", "fed_prox", "fed_be", "fed_be_no_distillation", "fed_ensemble-2"]
     for key, method in found.items():
         held = set(np.asarray(method.data.indices).tolist())
-        assert len(held) == (60 if key == "fed_be" else 80) and method.holds_examples == (key == "fed_be")
+        assert len(held) == (60 if key == "fed_be" else 80) and method.bound_to_seed == (key == "fed_be")
     rows = {np.asarray(trial.data.x[i]).tobytes() for i in np.asarray(found["fed_be"].data.indices)}
     server = found["fed_be"].build.args[-1]["server_data"]  # type: ignore[attr-defined]
     assert len(server) == 20 and not rows & {np.asarray(x).tobytes() for x in server}
@@ -50,7 +50,7 @@ def test_the_server_of_fed_be_has_examples_that_no_client_has() -> None:
 
 def test_every_client_trains_one_model_a_round_and_permutations_give_each_its_turn() -> None:
     cohorts = {
-        name: schedule.unroll(league._plan(league.LeagueSettings(), 6, Entrant(name, 3)), jax.random.key(0), 30)
+        name: schedule.unroll(league._all_asked(league.LeagueSettings(), 6, Entrant(name, 3)), jax.random.key(0), 30)
         for name in ("fed_ensemble", "random_sampling")
     }
     turns = {}

@@ -270,6 +270,9 @@ def test_the_figures_of_few_values_and_of_all_methods(tmp_path: Path, monkeypatc
 
 def test_a_level_that_is_not_reached_is_said_in_words() -> None:
     s = replace(TINY, num_rounds=12, reference_rounds=24)
-    reached, late = report.soon(report.Reached([1, 2], [9, 9]), s), report.soon(report.Reached([None, 2], [None, 9]), s)
+    reached, late = (
+        report.ten_times_sooner(report.Reached([1, 2], [9, 9]), s),
+        report.ten_times_sooner(report.Reached([None, 2], [None, 9]), s),
+    )
     assert reached == ("NTK-FL gets to that level in at most a tenth of the rounds (2.4)", "in 1.5", "seen")
     assert late[1:] == ("not with every seed in 12", "not seen")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent.experiments.local_gd import gaussian, lambda_rate, local_optimisers, participation, wide_network
+from fedtangent.experiments.local_gd import lambda_rate, local_optimisers, participation, problems, wide_network
 
 from ..performed import performed, study_of
 
@@ -79,7 +79,7 @@ def test_every_number_of_steps_stays_at_a_model_that_fits_all() -> None:
 
 
 def test_the_data_are_those_of_section_5() -> None:
-    drawn = gaussian.regression(0, 20, 200, 50)
+    drawn = problems.regression(0, 20, 200, 50)
     assert drawn.x.shape == (4000, 50) and drawn.partition.num_clients == 20
     truths = np.stack(
         [np.linalg.lstsq(drawn.x[r], drawn.y[r], rcond=None)[0] for r in map(drawn.partition.client, range(20))]
@@ -87,12 +87,12 @@ def test_the_data_are_those_of_section_5() -> None:
     assert np.std(truths) == pytest.approx(2, rel=0.1) and abs(np.corrcoef(truths)[0, 1]) < 0.5
     left = [drawn.y[r] - drawn.x[r] @ w for r, w in zip(map(drawn.partition.client, range(20)), truths, strict=True)]
     assert np.mean(np.square(left)) * 200 / 150 == pytest.approx(0.04, rel=0.1)
-    common = gaussian.regression(0, 2, 200, 50, 0.1, common=True)
+    common = problems.regression(0, 2, 200, 50, 0.1, common=True)
     one, other = (
         np.linalg.lstsq(common.x[r], common.y[r], rcond=None)[0] for r in map(common.partition.client, range(2))
     )
     assert np.linalg.norm(one - other) < 0.2 * np.linalg.norm(one)
-    signs = gaussian.classification(0, 3, 40, 10, 0.3)
+    signs = problems.classification(0, 3, 40, 10, 0.3)
     assert set(signs.y) == {-1.0, 1.0} and abs(signs.y.mean()) < 0.5
 
 

@@ -77,33 +77,31 @@ def test_figure_2(tmp_path):
 
 
 def test_the_row_space_is_where_runs_in_all_dimensions_are():
-    found = problems.halfspaces(0, 3, 4, 30, 0.5)
+    found = problems.classification(0, 3, 4, 30, 0.5).in_span()
     assert found.x.shape == (12, 12) and found.basis.shape == (30, 12)
     whole = found._replace(x=found.x @ found.basis.T, basis=np.eye(30))
     np.testing.assert_allclose(found.basis.T @ found.basis, np.eye(12), atol=1e-14)
     assert np.array_equal(np.sign(np.einsum("nid,nd->ni", whole.x.reshape(3, 4, 30), found.truths)).ravel(), found.y)
     told = {"learning_rate": 0.05, "local_steps": 7, "loss": "exponential_sum", "mu": 0.1}
     with jax.enable_x64():
-        few, many = (problems.simulated(p, p.partition, "fed_prox", 4, **told) for p in (found, whole))
+        few, many = (problems.simulated(p, "fed_prox", 4, **told) for p in (found, whole))
     assert few.shape == (5, 12) and many.shape == (5, 30)
     assert problems.off(found.lifted(few), many) < 1e-12
     assert problems.off(found.lifted(few)[1:], many[:-1]) > 0.1
 
 
 def test_problems_are_drawn_as_the_paper_says():
-    found = problems.gaussian_regression(1, 20, 30, 400)
-    noise = found.y.reshape(20, 30) - np.einsum(
-        "nid,nd->ni", (found.x @ found.basis.T).reshape(20, 30, -1), found.truths
-    )
+    found = problems.regression(1, 20, 30, 400)
+    noise = found.y.reshape(20, 30) - np.einsum("nid,nd->ni", found.x.reshape(20, 30, -1), found.truths)
     assert noise.std() == pytest.approx(0.2, rel=0.1)
     assert found.truths.std() == pytest.approx(2.0, rel=0.05)
-    assert np.std(found.x @ found.basis.T) == pytest.approx(1.0, rel=0.02)
-    spread = problems.halfspaces(1, 20, 5, 400, 0.5).truths
+    assert np.std(found.x) == pytest.approx(1.0, rel=0.02)
+    spread = problems.classification(1, 20, 5, 400, 0.5).truths
     assert (spread - spread.mean(axis=0)).std() == pytest.approx(0.5, rel=0.05)
     assert spread.mean(axis=0).std() == pytest.approx(1.0, rel=0.1)
-    again = problems.gaussian_regression(1, 20, 30, 400)
+    again = problems.regression(1, 20, 30, 400)
     assert np.array_equal(found.x, again.x)
-    assert not np.array_equal(found.y, problems.gaussian_regression(2, 20, 30, 400).y)
+    assert not np.array_equal(found.y, problems.regression(2, 20, 30, 400).y)
 
 
 def test_a_dirichlet_problem_has_one_truth_and_no_node_without_an_example():
@@ -118,11 +116,11 @@ def test_a_dirichlet_problem_has_one_truth_and_no_node_without_an_example():
 def test_where_no_model_fits_all_labels_a_certificate_is_raised():
     told = fig1d.SMOKE
     with pytest.raises(ValueError, match="y: got labels that no hyperplane through 0 separates"):
-        fig1d.classified(told, problems.halfspaces(0, 4, 20, 8, 5.0))
+        fig1d.classified(told, problems.classification(0, 4, 20, 8, 5.0).in_span())
 
 
 def test_what_is_alike_in_the_dual_and_by_the_engine():
-    problem = problems.halfspaces(3, 4, 5, 40, 0.5)
+    problem = problems.classification(3, 4, 5, 40, 0.5).in_span()
     with jax.enable_x64():
         one, other = (fig1d.classified(fig1d.SMOKE, problem, simulate=flag) for flag in (True, False))
     for name in fig1d.METHODS:
@@ -131,7 +129,7 @@ def test_what_is_alike_in_the_dual_and_by_the_engine():
 
 
 def test_a_rate_at_which_descent_diverges_leaves_runs_out():
-    problem = problems.halfspaces(3, 4, 5, 40, 0.5)
+    problem = problems.classification(3, 4, 5, 40, 0.5).in_span()
     wild = dataclasses.replace(fig1d.SMOKE, learning_rate=1e4)
     with jax.enable_x64():
         assert fig1d.tried(wild, problem, simulate=True) is None
@@ -208,7 +206,7 @@ def test_a_slope_and_what_is_no_projection_are_told_from_the_rows():
 
 
 def test_an_accuracy_is_that_of_the_angle():
-    problem = problems.halfspaces(0, 4, 5, 40, 0.0)
+    problem = problems.classification(0, 4, 5, 40, 0.0).in_span()
     own = problem.basis.T @ problem.truths[0]
     path = np.stack([own, -own])
     one = fig1d.Classified(problem, theory.feasible_sets(problem.x, problem.y, problem.partition),

@@ -1,16 +1,16 @@
 """What DeepLin's figures share: FedAvg's loss curves by N and K, beside infinite width and the bound (18).
 
-FedAvg takes full-batch steps on the sum of squares of a client, all clients take part and count alike, through the one
-federated loop. Losses are per example, so that those of different N can be compared (the paper's eq. 4 divides by N);
-the excess is what is above least squares, measured without cancellation (``problems``). Beside each curve the flow: the
-linear model that the network is at infinite width, from the network's own start, in closed form.
+FedAvg takes full-batch steps on the sum of squares of a client; all clients take part in every round, with equal
+weights. Losses are per example, so that those of different N can be compared (the paper's eq. 4 divides by N). The
+excess is the loss above that of least squares, computed without cancellation (``problems``). Each curve stands beside
+its flow: the network at infinite width, which is a linear model, in closed form from the network's own start.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -24,8 +24,8 @@ from fedtangent.compare.verdicts import Verdict, bounded_verdict
 from fedtangent.data import partition as partitions
 from fedtangent.engine.run import simulate
 from fedtangent.experiments.deep_linear.problems import Problem, load
-from fedtangent.experiments.lab.runner import Study, within
-from fedtangent.experiments.lab.trials import dealt, scheme_name
+from fedtangent.experiments.lab.runner import Study, by_scale, within
+from fedtangent.experiments.lab.trials import dealt, owners, scheme_name
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models import deep_linear
@@ -36,28 +36,32 @@ from fedtangent.types import Algorithm, Model, Partition, PyTree
 SUBJECT = "DeepLin, section V"
 PRINTED_RATE = 5e-4  # eta of the paper
 DELTA = 0.1  # of the theorem's width
-FAR = 1e60  # a model so large has diverged
+FAR = 1e60  # a model with a larger entry has diverged
 
 
 @dataclass(frozen=True)
 class CurveSettings:
-    """The paper's, and what it leaves open."""
+    """The paper's settings, and those that it does not give."""
 
-    num_train: int = within(0, least=0)  # the first so many examples; 0: all
-    directions: int = within(0, least=0)  # principal directions of the inputs that are kept; 0: their whole row space
+    num_train: int = within(0, least=0)  # the first examples; 0: all
+    directions: int = within(0, least=0)  # principal directions of the inputs that are kept; 0: all
     centred: int = within(0, least=0, most=1)  # 1: one-hot targets less 1 / C
     classes_per_client: tuple[int, ...] = within((0, 2), least=0)  # 0: dealt at random
     width: int = 500
     depth: int = 3
     num_rounds: int = within(100, least=4)
-    learning_rate: float = within(PRINTED_RATE, at_least=0)  # 0: ``share`` of the largest stable one
+    learning_rate: float = within(PRINTED_RATE, at_least=0)  # 0: ``share`` of the largest stable rate
     share: float = within(0.5, above=0, at_most=1)
-    level: float = within(0.2, above=0, below=1)  # of the excess at the start, to which rounds are counted
+    level: float = within(0.2, above=0, below=1)  # share of the initial excess to which rounds are counted
     dtype: str = within("float64", of=("float32", "float64"))  # of training
+
+    def runs(self) -> list[Setting]:
+        """N and K of each of the figure's runs."""
+        raise NotImplementedError
 
 
 class Setting(NamedTuple):
-    """Clients and their local steps."""
+    """The number of clients and of their local steps."""
 
     num_clients: int  # N
     local_steps: int  # K
@@ -71,19 +75,41 @@ class Setting(NamedTuple):
         return f"N = {self.num_clients}, K = {self.local_steps}"
 
 
+SMOKE: dict[str, Any] = {"num_train": 300, "directions": 8, "width": 256, "num_rounds": 20, "learning_rate": 0.0}
+DIGITS: dict[str, Any] = {"num_rounds": 100, "learning_rate": 0.0}
+IMAGES: dict[str, Any] = {"num_train": 10_000, "num_rounds": 100, "learning_rate": 0.0}
+
+
+def figure_scales(
+    kind: Callable[..., CurveSettings], few: Any, more: Any, **digits_smoke: Any
+) -> dict[str, dict[str, CurveSettings]]:
+    """A figure's settings by data set and scale.
+
+    ``few`` and ``more`` are ``num_clients`` below the paper's scale; ``digits_smoke`` changes the digits' smoke scale.
+    """
+    images = by_scale(
+        kind(**{**SMOKE, "num_train": 2000}, num_clients=few),
+        kind(**IMAGES, num_clients=more),
+        kind(dtype="float32"),
+    )
+    small = kind(**SMOKE, num_clients=few, **digits_smoke)
+    digits = by_scale(small, kind(**DIGITS, num_clients=few), kind(learning_rate=0.0))
+    return {"digits": digits, "mnist": images, "fashion_mnist": images}
+
+
 class Curve(NamedTuple):
     """One run: losses are per example, after 0, .., R rounds."""
 
     seed: int
-    classes: int  # a client's; 0: dealt at random
+    classes: int  # of a client; 0: dealt at random
     setting: Setting
     floor: float  # of least squares
     excess: np.ndarray  # [R + 1], of the network
     flow: np.ndarray  # [R + 1], at infinite width
-    limit: float  # what the flow's falls to
-    contraction: float  # of the flow's distance to its limit, in a round, at most
+    limit: float  # of ``flow``
+    contraction: float  # the largest factor by which a round shrinks the flow's distance to its limit
     constants: DeepLinearConstants
-    variation: float  # of clients' labels from all examples', total variation
+    variation: float  # total variation of clients' labels from the labels of all examples
 
     @property
     def loss(self) -> np.ndarray:
@@ -92,7 +118,7 @@ class Curve(NamedTuple):
 
     @property
     def bound(self) -> np.ndarray:
-        """Eq. (18) of the excess, [R + 1]."""
+        """The bound (18) on the excess, [R + 1]."""
         return np.asarray(self.excess[0] * self.constants.rate() ** np.arange(len(self.excess)))
 
     @property
@@ -107,7 +133,7 @@ def apart(values: np.ndarray, other: np.ndarray) -> float:
 
 
 def rounds_to(excess: np.ndarray, level: float) -> float:
-    """Rounds until a curve is first at ``level`` times its start, between rounds along its logarithm; inf if never."""
+    """Rounds until a curve first falls to ``level`` times its start, its logarithm interpolated; inf if never."""
     gone = np.log(excess / excess[0])
     below = np.flatnonzero(gone <= math.log(level))
     if not len(below):
@@ -120,38 +146,37 @@ def rounds_to(excess: np.ndarray, level: float) -> float:
 
 
 def problem(study: Study, seed: int) -> Problem:
-    """The data of a seed."""
+    """The data of one seed."""
     s = study.settings
     return load(study.dataset, study.data_dir, seed, s.num_train, s.directions, bool(s.centred))
 
 
 def work_of(given: Problem, partition: Partition, learning_rate: float, local_steps: int) -> theory.FullBatchWork:
-    """The clients' work of a round."""
+    """The clients' work in a round, as theory takes it."""
     return theory.full_batch_work(given.x, given.y, partition, learning_rate, local_steps)
 
 
-def check(study: Study, settings: Sequence[Setting]) -> None:
-    """Examples can be dealt to the clients, the network fits the data, and no client's descent diverges."""
+def check(study: Study) -> None:
+    """Refuse data that cannot be divided among the clients, and a rate at which a client's descent diverges."""
     s = study.settings
     for seed in study.seeds:
         given = problem(study, seed)
         for classes in s.classes_per_client:
-            for count in sorted({setting.num_clients for setting in settings}):
+            for count in _client_counts(s):
                 held = dealt(given.labels, count, classes, seed)
-                # the Frobenius norm is not below the spectral one, and costs nothing
-                certain = _limit_of(s, given, float(np.bincount(_owners(held), np.sum(given.x**2, axis=1)).max()))
+                # a cheap lower bound of the limit: the Frobenius norm is at least the spectral norm
+                certain = _limit_of(s, given, float(np.bincount(owners(held), np.sum(given.x**2, axis=1)).max()))
                 if s.learning_rate > certain:
                     refuse(s, stable_learning_rate(work_of(given, held, s.learning_rate, 1), s.depth))
 
 
-def _owners(held: Partition) -> np.ndarray:
-    """The client of each example."""
-    found = np.empty(len(held.indices), np.int64)
-    found[held.indices] = np.repeat(np.arange(held.num_clients), held.sizes)
-    return found
+def _client_counts(s: CurveSettings) -> list[int]:
+    """Every N of the runs."""
+    return sorted({setting.num_clients for setting in s.runs()})
 
 
 def _limit_of(s: CurveSettings, given: Problem, squared_norm: float) -> float:
+    """The largest stable rate of a client whose inputs have that squared spectral norm."""
     return 2 * given.y.shape[1] / (s.depth * squared_norm)
 
 
@@ -164,31 +189,31 @@ def refuse(s: CurveSettings, limit: float) -> None:
         )
 
 
-def stable_rate(study: Study, settings: Sequence[Setting], seeds: Iterable[int]) -> float:
+def stable_rate(study: Study) -> float:
     """The largest rate at which no client of any run diverges at infinite width."""
-    s, counts = study.settings, sorted({setting.num_clients for setting in settings})
+    s = study.settings
     return min(
         stable_learning_rate(work_of(given, dealt(given.labels, count, classes, seed), 1.0, 1), s.depth)
-        for seed in seeds
+        for seed in study.seeds
         for given in [problem(study, seed)]
         for classes in s.classes_per_client
-        for count in counts
+        for count in _client_counts(s)
     )
 
 
-def rate_of(study: Study, settings: Sequence[Setting]) -> float:
-    """Eta of all runs: the setting's, or a share of the largest stable one, cut to two digits."""
+def rate_of(study: Study) -> float:
+    """The learning rate of all runs: the setting's, or ``share`` of the largest stable one, cut to two digits."""
     s = study.settings
     if s.learning_rate:
         return float(s.learning_rate)
-    wanted = s.share * stable_rate(study, settings, study.seeds)
+    wanted = s.share * stable_rate(study)
     unit = 10.0 ** (math.floor(math.log10(wanted)) - 1)
     return float(f"{math.floor(wanted / unit) * unit:.1e}")
 
 
 @functools.lru_cache(maxsize=16)
 def _algorithm(sizes: tuple[int, int], s: CurveSettings, setting: Setting, rate: float) -> tuple[Model, Algorithm]:
-    """One of each for all seeds, so that they are compiled once."""
+    """The network and its algorithm, cached so that all seeds share one compiled program."""
     model = deep_linear(*sizes, s.width, s.depth, dtype=jnp.dtype(s.dtype))
     return model, algorithms.fed_avg(
         model, schedule.all_clients(setting.num_clients), client_learning_rate=rate, loss="squared_error_sum",
@@ -203,7 +228,7 @@ def _product(model: Model, size: int, params: PyTree) -> jax.Array:
 
 
 class Trained(NamedTuple):
-    """What the engine trained."""
+    """The networks that the engine trained."""
 
     initial: list[np.ndarray]  # W^1 .. W^L, [fan_out, fan_in] each
     models: np.ndarray  # [R + 1, r, C], the network as one matrix
@@ -229,13 +254,13 @@ def trained(
     return Trained(initial, np.stack([e.metrics["model"] for e in run.history.evaluations]))
 
 
-def every_curve(study: Study, settings: Sequence[Setting], rate: float) -> tuple[list[Curve], list[Wrong]]:
-    """Of every run of every seed, and of those of the first seed what wrong theories make of them."""
+def every_curve(study: Study, rate: float) -> tuple[list[Curve], list[Wrong]]:
+    """The curves of all runs and seeds, and the flows of wrong theories for the first seed's."""
     s, found, wrong = study.settings, list[Curve](), list[Wrong]()
     for seed in study.each_seed():
         given, spectrum = problem(study, seed), None
         for classes in s.classes_per_client:
-            for setting in settings:
+            for setting in s.runs():
                 held = dealt(given.labels, setting.num_clients, classes, seed)
                 network = trained(given, held, s, setting, rate, seed)
                 if spectrum is None:  # all runs of a seed start at the same network
@@ -258,7 +283,7 @@ def every_curve(study: Study, settings: Sequence[Setting], rate: float) -> tuple
 def _constants(
     given: Problem, s: CurveSettings, setting: Setting, rate: float, spectrum: tuple[float, float], start: np.ndarray
 ) -> DeepLinearConstants:
-    """Of the theorem for targets W* X, which is what it assumes."""
+    """The theorem's constants if the targets were W* X, as it assumes; ``spectrum`` is that of P(0)."""
     truth = float(np.linalg.norm(given.best, 2))
     residual = math.sqrt(2 * len(given.y) * float(given.excess(start)))
     return DeepLinearConstants(
@@ -268,6 +293,7 @@ def _constants(
 
 
 def _keep(study: Study, curve: Curve) -> None:
+    """Keep the metrics of a run."""
     name = f"fed_avg {scheme_name(curve.classes)} {curve.setting}"
     study.keep([
         Metric(r, name, curve.seed, "train", metric, float(value), 0, 0)
@@ -280,10 +306,10 @@ def _keep(study: Study, curve: Curve) -> None:
 
 
 class Wrong(NamedTuple):
-    """Flows of wrong theories, [R + 1] excess each; None where it is the right one."""
+    """The excess of flows of wrong theories, [R + 1] each."""
 
-    one_step: np.ndarray | None  # K forgotten
-    summed: np.ndarray  # N forgotten: clients' changes are added, not averaged; cut where it has diverged
+    one_step: np.ndarray | None  # K forgotten; None if K = 1
+    summed: np.ndarray  # N forgotten: clients' changes are added, not averaged; cut off where it diverges
 
 
 def _wrong(
@@ -301,9 +327,9 @@ def _wrong(
 
 
 def verdict(found: Sequence[Curve], wrong: Sequence[Wrong], sizes: str) -> Verdict:
-    """Every curve is its flow's, to half of what tells it from the flow of the nearest other K / N.
+    """Every curve is nearer to its own flow than half the distance from there to the nearest flow of another K / N.
 
-    Controls: the same with K forgotten, and with N forgotten, of the curve where that is noticed least.
+    Controls: the flows with K forgotten and with N forgotten; the one that is nearest to its curve counts.
     """
     ratios, forgotten = list[float](), {"K forgotten": list[float](), "N forgotten": list[float]()}
     for curve, other in zip(found, wrong, strict=True):

@@ -9,42 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from fedtangent.experiments.deep_linear import curves, report
 from fedtangent.experiments.deep_linear.curves import Curve, CurveSettings, Setting, rounds_to
-from fedtangent.experiments.lab.results import UNDECIDED, Claim, Outcome, interval
-from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
+from fedtangent.experiments.lab.results import UNDECIDED, Claim, Outcome, grouped, interval
+from fedtangent.experiments.lab.runner import Study, experiment, within
 from fedtangent.experiments.lab.trials import scheme_name
 
-PROPORTIONAL = 0.1  # what a power may differ from 1 and still be taken for proportional
+PROPORTIONAL = 0.1  # how far a power may be from 1 to count as proportional
 
 
 @dataclass(frozen=True)
 class ClientsSettings(CurveSettings):
-    """The paper's; K is ours."""
+    """The paper's settings, but for K."""
 
     num_clients: tuple[int, ...] = within((40, 80, 160), count=2, increasing=True)
     local_steps: int = 5
 
-
-def settings_of(s: ClientsSettings) -> list[Setting]:
-    """The runs."""
-    return [Setting(n, s.local_steps) for n in s.num_clients]
-
-
-def check(study: Study) -> None:
-    """Of every run."""
-    curves.check(study, settings_of(study.settings))
+    def runs(self) -> list[Setting]:
+        """Every N."""
+        return [Setting(n, self.local_steps) for n in self.num_clients]
 
 
 def run(study: Study) -> Outcome:
-    """Every N of every seed, in both schemes."""
+    """Train with every N on every seed, with clients of every kind."""
     s = study.settings
     title = f"Fig. 2: rounds grow with N, K = {s.local_steps}"
-    return report.outcome(study, title, settings_of(s), lambda found: claims(found, s.level))
+    return report.outcome(study, title, lambda found: claims(found, s.level))
 
 
 def claims(found: Sequence[Curve], level: float) -> tuple[Claim, ...]:
@@ -53,14 +46,13 @@ def claims(found: Sequence[Curve], level: float) -> tuple[Claim, ...]:
 
 
 def by_power(found: Sequence[Curve], level: float, of: str, power: float) -> tuple[Claim, ...]:
-    """Whether rounds to a level grow (power 1) or fall (-1) with what varies, "N" or "K", and as it to that power."""
+    """Whether rounds to a level grow (``power`` 1) or fall (-1) with ``of``, N or K, and in proportion to its power."""
     said, grow = list[Claim](), "grow" if power > 0 else "fall"
-    for classes in dict.fromkeys(c.classes for c in found):
+    for (classes,), same in grouped(found, "classes").items():
         steps, powers = list[float](), list[float]()
-        for seed in dict.fromkeys(c.seed for c in found):
-            own = [c for c in found if (c.classes, c.seed) == (classes, seed)]
+        for own in grouped(same, "seed").values():
             varied = np.array([c.setting.num_clients if of == "N" else c.setting.local_steps for c in own], float)
-            with np.errstate(invalid="ignore"):  # of two that never get there
+            with np.errstate(invalid="ignore"):  # two runs may both need infinitely many rounds
                 rounds = np.log([rounds_to(c.excess, level) for c in own])
                 steps.append(float(power * np.min(power * np.diff(rounds))))
             if np.isfinite(rounds).all():
@@ -79,21 +71,5 @@ def by_power(found: Sequence[Curve], level: float, of: str, power: float) -> tup
     return tuple(said)
 
 
-SMOKE: dict[str, Any] = {"num_train": 300, "directions": 8, "width": 256, "num_rounds": 20, "learning_rate": 0.0}
-DIGITS: dict[str, Any] = {"num_rounds": 100, "learning_rate": 0.0}
-IMAGES: dict[str, Any] = {"num_train": 10_000, "num_rounds": 100, "learning_rate": 0.0}
-SMALL = (5, 10, 20)
-IMAGES_SCALES = by_scale(
-    ClientsSettings(**{**SMOKE, "num_train": 2000}, num_clients=SMALL),
-    ClientsSettings(**IMAGES, num_clients=(10, 20, 40)),
-    ClientsSettings(dtype="float32"),
-)
-SCALES = {
-    "digits": by_scale(
-        ClientsSettings(**SMOKE, num_clients=SMALL), ClientsSettings(**DIGITS, num_clients=SMALL),
-        ClientsSettings(learning_rate=0.0),
-    ),
-    "mnist": IMAGES_SCALES,
-    "fashion_mnist": IMAGES_SCALES,
-}  # fmt: skip
-ENTRIES = (experiment(__name__, run, SCALES, ("liu_deep_linear",), check=check, exact=True, least_seeds=2),)
+SCALES = curves.figure_scales(ClientsSettings, (5, 10, 20), (10, 20, 40))
+ENTRIES = (experiment(__name__, run, SCALES, ("liu_deep_linear",), check=curves.check, exact=True, least_seeds=2),)

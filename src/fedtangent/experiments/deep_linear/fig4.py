@@ -9,39 +9,43 @@ closed form at infinite width tells by how much (``limit``).
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedtangent.experiments.deep_linear import curves, report
 from fedtangent.experiments.deep_linear.curves import Curve, CurveSettings, Setting, apart
-from fedtangent.experiments.deep_linear.fig2 import DIGITS, IMAGES, SMOKE
-from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval, table
-from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
+from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, grouped, interval, table
+from fedtangent.experiments.lab.runner import Study, experiment, within
 from fedtangent.experiments.lab.trials import scheme_name
 
-SAME = 0.1  # of |ln - ln'|: what a figure shows as one curve
+SAME = 0.1  # of |ln - ln'|: two curves that a figure shows as one
+ALIKE = ("one.classes", "one.setting", "twice.setting")  # in these the pairs of all seeds agree
 
 
 @dataclass(frozen=True)
 class RatioSettings(CurveSettings):
-    """The paper's: each N with ``local_steps`` beside 2 N with twice as many."""
+    """The paper's settings: each N with ``local_steps`` beside 2 N with twice as many."""
 
     classes_per_client: tuple[int, ...] = within((0, 5, 2), least=0)
     num_clients: tuple[int, ...] = within((80, 40), count=2)
     local_steps: int = 5
 
+    def runs(self) -> list[Setting]:
+        """Both of every pair, each once."""
+        both = (Setting(times * n, times * self.local_steps) for n in self.num_clients for times in (1, 2))
+        return list(dict.fromkeys(both))
+
 
 class Pair(NamedTuple):
-    """Two curves of one K / N, and one of another to tell what is near."""
+    """Two curves of one K / N, and one of another K / N, which shows what distance is small."""
 
     one: Curve
-    twice: Curve  # N and K
+    twice: Curve  # twice the N and K
     other: Curve  # of another K / N
 
     @property
@@ -61,7 +65,7 @@ class Pair(NamedTuple):
 
     @property
     def of_limits(self) -> float:
-        """Distance of what the flows fall to."""
+        """Distance of the flows' limits."""
         return abs(math.log(self.one.limit / self.twice.limit))
 
     @property
@@ -71,32 +75,17 @@ class Pair(NamedTuple):
 
     @property
     def until(self) -> int:
-        """Rounds for which the curves are within ``SAME``."""
+        """The last round until which the curves are within ``SAME`` of each other."""
         off = np.flatnonzero(np.abs(np.log(self.one.excess / self.twice.excess)) > SAME)
         return int(off[0]) - 1 if len(off) else len(self.one.excess) - 1
 
 
-def settings_of(s: RatioSettings) -> list[Setting]:
-    """The runs, each once."""
-    return list(dict.fromkeys(
-        Setting(times * n, times * s.local_steps) for n in s.num_clients for times in (1, 2)
-    ))  # fmt: skip
-
-
-def check(study: Study) -> None:
-    """Of every run."""
-    curves.check(study, settings_of(study.settings))
-
-
 def run(study: Study) -> Outcome:
-    """Every pair of every seed, in every scheme."""
+    """Train every pair on every seed, with clients of every kind."""
     s = study.settings
-
-    def more(found: Sequence[Curve]) -> tuple[Sheet, ...]:
-        return (sheet(pairs(found, s)),)
-
-    title = "Fig. 4: equal K/N"
-    outcome = report.outcome(study, title, settings_of(s), lambda found: claims(pairs(found, s)), more)
+    outcome = report.outcome(
+        study, "Fig. 4: equal K/N", lambda found: claims(pairs(found, s)), lambda found: (sheet(pairs(found, s)),)
+    )
     return outcome._replace(
         remarks=(*outcome.remarks, f"apart: largest |ln - ln'| of two curves in any round; {SAME:g} is taken for the "
                  "same; label distance: total variation of a client's labels from all examples'")
@@ -116,17 +105,10 @@ def pairs(found: Sequence[Curve], s: RatioSettings) -> list[Pair]:
     return made
 
 
-def _grouped(found: Sequence[Pair]) -> dict[tuple[int, Setting, Setting], list[Pair]]:
-    groups: dict[tuple[int, Setting, Setting], list[Pair]] = {}
-    for pair in found:
-        groups.setdefault((pair.one.classes, pair.one.setting, pair.twice.setting), []).append(pair)
-    return groups
-
-
 def sheet(found: Sequence[Pair]) -> Sheet:
     """Distances of the pairs, means over seeds and their intervals."""
     rows = []
-    for (classes, one, twice), own in _grouped(found).items():
+    for (classes, one, twice), own in grouped(found, *ALIKE).items():
         rows.append({
             "clients": scheme_name(classes), "pair": f"{tuple(one)}, {tuple(twice)}",
             "label distance": float(np.mean([(p.one.variation + p.twice.variation) / 2 for p in own])),
@@ -142,42 +124,23 @@ def sheet(found: Sequence[Pair]) -> Sheet:
 
 
 def claims(found: Sequence[Pair]) -> tuple[Claim, ...]:
-    """Equal K / N gives one curve; and, beyond the paper, the less so the more unlike the clients."""
+    """That equal K / N gives one curve; and, beyond the paper, the less so the more unlike the clients are."""
     said = list[Claim]()
-    for (classes, one, twice), own in _grouped(found).items():
+    for (classes, one, twice), own in grouped(found, *ALIKE).items():
         name = f"{scheme_name(classes)}: {tuple(one)} and {tuple(twice)}"
         for what, values in (("training loss", [p.of_loss for p in own]), ("excess", [p.of_excess for p in own])):
             away = interval(values)
             said.append(Claim(f"{name} have one curve of the {what} (to {SAME:g})", f"{away:.3f}", away.below(SAME)))
-    schemes = list(dict.fromkeys(p.one.classes for p in found))
-    if len(schemes) > 1:
-        by_seed = {
-            classes: np.array([
-                np.mean([p.of_excess for p in found if (p.one.classes, p.one.seed) == (classes, seed)])
-                for seed in dict.fromkeys(p.one.seed for p in found)
-            ])
-            for classes in schemes
-        }  # fmt: skip
-        for before, after in itertools.pairwise(schemes):
-            grows = interval(by_seed[after] - by_seed[before])
-            said.append(Claim(f"curves of one K/N are farther apart: {scheme_name(after)} than {scheme_name(before)}",
-                              f"{grows:+.3f}", grows.above()))  # fmt: skip
+    by_seed = {
+        classes: np.array([np.mean([p.of_excess for p in own]) for own in grouped(same, "one.seed").values()])
+        for (classes,), same in grouped(found, "one.classes").items()
+    }
+    for before, after in itertools.pairwise(by_seed):
+        grows = interval(by_seed[after] - by_seed[before])
+        said.append(Claim(f"curves of one K/N are farther apart: {scheme_name(after)} than {scheme_name(before)}",
+                          f"{grows:+.3f}", grows.above()))  # fmt: skip
     return tuple(said)
 
 
-FEW: dict[str, Any] = {"num_clients": (10, 5)}
-IMAGES_SCALES = by_scale(
-    RatioSettings(**{**SMOKE, "num_train": 2000}, **FEW),
-    RatioSettings(**IMAGES, num_clients=(20, 10)),
-    RatioSettings(dtype="float32"),
-)
-SCALES = {
-    "digits": by_scale(
-        dataclasses.replace(RatioSettings(**SMOKE, **FEW), classes_per_client=(0, 2)),
-        RatioSettings(**DIGITS, **FEW),
-        RatioSettings(learning_rate=0.0),
-    ),
-    "mnist": IMAGES_SCALES,
-    "fashion_mnist": IMAGES_SCALES,
-}  # fmt: skip
-ENTRIES = (experiment(__name__, run, SCALES, ("liu_deep_linear",), check=check, exact=True, least_seeds=2),)
+SCALES = curves.figure_scales(RatioSettings, (10, 5), (20, 10), classes_per_client=(0, 2))
+ENTRIES = (experiment(__name__, run, SCALES, ("liu_deep_linear",), check=curves.check, exact=True, least_seeds=2),)

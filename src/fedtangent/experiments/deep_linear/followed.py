@@ -1,4 +1,4 @@
-"""A deep linear network on its way through the federated loop: beside its flows, and what DeepLin's proof speaks of."""
+"""A deep linear network trained by FedAvg, beside its flows and the quantities of DeepLin's proof."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from fedtangent.theory.deep_linear import (
 from fedtangent.theory.deep_linear.theorem import linear_model
 from fedtangent.theory.flow import Rule, federated_flow
 
-FLOWS = {
+FLOWS = {  # the exact flows beside a network; the last three are wrong theories
     "own": "flow of P(0)",
     "infinite": "flow of the limit",
     "one_step": "K forgotten",
     "summed": "N forgotten",
     "lambda_max": "lambda_max everywhere",
 }
-DRAWS = 1000  # of one seed, at most
-CONTROL = "1 - 2 eta K lambda_min: N forgotten"  # a bound that is wrong
+DRAWS = 1000  # networks of one seed, at most
+CONTROL = "1 - 2 eta K lambda_min: N forgotten"  # the name of a wrong bound
 
 
 class Look(NamedTuple):
-    """What the proof speaks of, at one round."""
+    """The quantities of the proof after one round."""
 
     round: int
     hypotheses: tuple[Assumption, ...]
-    terms: dict[str, float]  # norms over the residual's in units of eta K lambda_min / N; the first's from 1
-    moved: float  # both sides of the layers' balance, over their norm at the start
-    unbalanced: float  # their difference
+    terms: dict[str, float]  # of (17): norms over the residual's in eta K lambda_min / N; "first": 1 less it
+    moved: float  # motion of both sides of the layers' balance, over their norm at the start
+    unbalanced: float  # motion of their difference, over the same
 
 
 class FollowedNetwork(NamedTuple):
-    """One network; residuals in the eigenbasis of P(0), least eigenvalue first, over the norm at the start."""
+    """One network; residuals are in the eigenbasis of P(0), least eigenvalue first, relative to the initial norm."""
 
     seed: int
     draw: int
@@ -53,16 +53,16 @@ class FollowedNetwork(NamedTuple):
     theorem: DeepLinearTheorem
     eigenvalues: np.ndarray  # [n C]
     modes: np.ndarray  # [R + 1, n C]
-    flows: dict[str, np.ndarray]  # FLOWS: [R + 1, n C]
-    looks: tuple[Look, ...]
+    flows: dict[str, np.ndarray]  # residuals of FLOWS, [R + 1, n C]
+    looks: tuple[Look, ...]  # of the first draw only
 
     @property
     def loss(self) -> np.ndarray:
-        """Sum of squares over that at the start, [R + 1]."""
+        """Squared residual over the initial one, [R + 1]."""
         return np.asarray(np.sum(self.modes**2, axis=1))
 
     def error(self, name: str) -> float:
-        """Of a flow: the largest distance of residuals over all rounds."""
+        """The largest distance of a flow's residual from the network's in any round."""
         return float(np.linalg.norm(self.flows[name] - self.modes, axis=1).max())
 
     @property
@@ -71,7 +71,7 @@ class FollowedNetwork(NamedTuple):
         return 2 * (1 - self.theorem.constants.rate())
 
     def bounds(self) -> dict[str, np.ndarray]:
-        """(18), what its proof shows, and the control, [R + 1]."""
+        """The bound (18), the one that its proof shows, and the control, [R + 1] each."""
         rounds = np.arange(len(self.modes))
         c = self.theorem.constants
         wrong = max(1 - 2 * c.num_clients * self.unit, 0.0)
@@ -79,7 +79,7 @@ class FollowedNetwork(NamedTuple):
 
 
 def follow(size: Size, work: FullBatchWork, which: tuple[int, int], looks: int, delta: float) -> FollowedNetwork:
-    """One network through the federated loop; ``which`` are seed and draw. Looks, so many, are at those of draw 0."""
+    """Train one network, ``which`` is (seed, draw), and compute its flows; for draw 0 also so many ``looks``."""
     (seed, draw), rounds = which, size.rounds
     seen = run_of(size, work.x, work.y, work.learning_rate, DRAWS * seed + draw, max(rounds // looks, 1))
     theorem, outputs = deep_linear_theorem(seen.weights[0], work, delta), work.x @ seen.models
@@ -110,7 +110,7 @@ def follow(size: Size, work: FullBatchWork, which: tuple[int, int], looks: int, 
 
 
 def check_width(name: str, width: int, outputs: int, dimension: int) -> None:
-    """Refuse networks narrower than both ends of their map: their P(0) is singular, and rho is 1."""
+    """Refuse a width below both dimensions of the map, at which P(0) is singular and rho is 1."""
     if width < min(outputs, dimension):
         raise ValueError(
             f"{name}: got {width}, must be at least {min(outputs, dimension)}, else lambda_min of P(0) is 0"
@@ -118,7 +118,7 @@ def check_width(name: str, width: int, outputs: int, dimension: int) -> None:
 
 
 def kernel_flow(work: FullBatchWork, start: np.ndarray, rounds: int) -> Callable[[np.ndarray, int, float], np.ndarray]:
-    """The exact flow of any kernel [n C, n C], local steps and rate from the outputs ``start``: [R + 1, n, C]."""
+    """A function of kernel [n C, n C], local steps and rate: the exact flow from outputs ``start``, [R + 1, n, C]."""
     plan = schedule.unroll(schedule.all_clients(work.num_clients), streams.keys(0).schedule, rounds)
 
     def flow(kernel: np.ndarray, steps: int, rate: float) -> np.ndarray:
@@ -131,7 +131,7 @@ def kernel_flow(work: FullBatchWork, start: np.ndarray, rounds: int) -> Callable
 
 
 def looked(theorem: DeepLinearTheorem, work: FullBatchWork, weights: list[np.ndarray], t: int) -> Look:
-    """Hypotheses, terms and balance at the server's weights after t rounds."""
+    """The quantities of the proof at the server's weights after t rounds."""
     residual = float(np.linalg.norm(work.x @ linear_model(weights) - work.y))
     terms = residual_terms(theorem.initial, weights, work)
     norms = {name: float(np.linalg.norm(term)) / residual for name, term in terms._asdict().items()}
@@ -143,9 +143,9 @@ def looked(theorem: DeepLinearTheorem, work: FullBatchWork, weights: list[np.nda
 
 
 def balance(initial: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tuple[float, float]:
-    """How far ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have moved, and how far their difference, in norm over all layers.
+    """How far ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have moved, and their difference, in norm over all layers.
 
-    Relative to the norm of both at the start. The difference is ``theory.balancedness``.
+    Both are relative to the initial norm of the two. The difference is ``theory.balancedness``.
     """
     size = moved = apart = 0.0
     for (below0, above0), (below, above) in zip(itertools.pairwise(initial), itertools.pairwise(weights), strict=True):

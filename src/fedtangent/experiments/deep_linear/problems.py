@@ -1,10 +1,10 @@
 """The data of DeepLin's figures, in the principal directions of their inputs, where a loss is a sum over modes.
 
-Inputs are divided by their lengths: the paper does not say how it scales them, and at pixels in [0, 1] its rate is
-above the stability limit of most of its settings. Targets are one-hot, of which it says nothing either. Bases of the
-row space change neither inner products nor the law of Gaussian first weights, so a run in ``rank(X)`` coordinates is
-the run in d of them; in those of the singular value decomposition ``X'X`` is diagonal, and what a linear model ``M``
-loses beyond least squares is ``1/2 |S (M - W*)|^2``, a sum of squares in which nothing cancels.
+Inputs are scaled to length 1: the paper does not say how it scales them, and for pixels in [0, 1] its rate is above
+the stability limit of most of its settings. Targets are one-hot, which the paper does not say either. An orthonormal
+basis of the row space changes neither inner products nor the law of Gaussian first weights, so a run in ``rank(X)``
+coordinates has the same law as one in all d. In the basis of the singular value decomposition ``X'X`` is diagonal, and
+the loss of a linear model ``M`` above least squares is ``1/2 |S (M - W*)|^2``, a sum of squares without cancellation.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from fedtangent.data.dataset import Dataset
 
 
 class Problem(NamedTuple):
-    """Examples in principal directions, float64."""
+    """Examples in r principal directions, float64."""
 
     x: np.ndarray  # [n, r], X'X diagonal
     y: np.ndarray  # [n, C]
     labels: np.ndarray  # [n]
-    singular: np.ndarray  # [r], falling
-    best: np.ndarray  # [r, C], W*: least squares
-    rank: int  # of all inputs; r is less where directions are left out
-    dimension: int  # d of the inputs as they come
+    singular: np.ndarray  # [r], the largest first
+    best: np.ndarray  # [r, C], W*, the least-squares model
+    rank: int  # of the inputs; r is less if directions are left out
+    dimension: int  # d, of the inputs as loaded
 
     @property
     def floor(self) -> float:
-        """Loss an example of least squares: labels are no linear functions of the inputs."""
+        """Loss per example of least squares; not 0, as labels are no linear functions of the inputs."""
         return float(np.sum((self.x @ self.best - self.y) ** 2) / (2 * len(self.y)))
 
     def excess(self, models: Any) -> np.ndarray:
-        """Loss an example, less ``floor``, of models [.., r, C]: [..]; not finite where a model has diverged."""
+        """Loss per example, less ``floor``, of models [.., r, C]: [..]; not finite where a model has diverged."""
         with np.errstate(over="ignore", invalid="ignore"):
             away = self.singular[:, None] * (np.asarray(models, np.float64) - self.best)
             return np.asarray(np.sum(away**2, axis=(-2, -1)) / (2 * len(self.y)))
 
 
 def problem_of(loaded: Dataset, directions: int = 0, centred: bool = False) -> Problem:
-    """Of a data set's training examples, in the first ``directions`` of their row space; 0: in all, which is exact.
+    """The problem of a data set's training examples in their first principal ``directions``; 0: in all.
 
     Raises ``ValueError`` for more directions than the rank.
     """
@@ -61,7 +61,7 @@ def problem_of(loaded: Dataset, directions: int = 0, centred: bool = False) -> P
 
 
 def principal_directions(x: np.ndarray) -> np.ndarray:
-    """Right singular vectors of x [n, d] as columns [d, r], by the triangle of a QR decomposition: no n x n matrix."""
+    """Right singular vectors of x [n, d] as columns [d, r], by a QR decomposition, which avoids an n x n matrix."""
     _, singular, right = np.linalg.svd(np.linalg.qr(x, mode="r"), full_matrices=False)
     known = singular > max(x.shape) * np.finfo(float).eps * singular[0]
     return np.asarray(right[known].T)

@@ -26,6 +26,7 @@ from fedtangent.experiments.lab.results import (
     disagreeing,
     grouped,
     interval,
+    log_slope,
     table,
 )
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
@@ -35,9 +36,9 @@ from fedtangent.theory.deep_linear import FullBatchWork, deep_linear_limit, gram
 from fedtangent.theory.deep_linear.theorem import deep_linear_theorem, linear_model
 
 SUBJECT = "DeepLin, lazy to rich"
-FLOOR = 1e-18  # of the initial loss: below, rates are those of rounding
-SLOPE, MARGIN = -1.0, 0.25  # of the kernel's motion against width
-NUMBERS = {  # of a cell, and what each is
+FLOOR = 1e-18  # share of the initial loss below which a loss is rounding
+SLOPE, MARGIN = -1.0, 0.25  # of the kernel's motion against width, and its tolerance
+NUMBERS = {  # what is measured in a cell
     "to_flow": "late rate / that of infinite width",
     "to_own": "late rate / that of P(0)",
     "to_bound": "late rate / that of (18)",
@@ -74,7 +75,7 @@ class RegimeSettings:
     num_rounds: int = within(60, least=20)
 
     def size(self, depth: int, width: int, times: int = 1, rounds: int | None = None) -> Size:
-        """``times`` as many clients, of as many times fewer examples and more local steps."""
+        """The size of a run with ``times`` as many clients and local steps, and so many times fewer examples each."""
         return Size(times * self.num_clients, self.held // times, self.dimension, self.outputs, width,
                     times * self.local_steps, rounds or self.num_rounds, depth)  # fmt: skip
 
@@ -89,37 +90,37 @@ class RegimeSettings:
 
 
 class Cell(NamedTuple):
-    """One seed's networks of one depth, width and scale; losses are over that at the start, [T]."""
+    """One seed's networks of one depth, width and scale; losses [T] are relative to the initial one."""
 
     seed: int
     depth: int
     width: int
     scale: float
     rounds: np.ndarray  # [T]
-    loss: np.ndarray
+    loss: np.ndarray  # of the network
     flow: np.ndarray  # of infinite width
-    own: np.ndarray  # the flow of P(0)
-    doubled: np.ndarray  # of {2 N, 2 K}
-    own_doubled: np.ndarray
-    rho: float
+    own: np.ndarray  # of the flow of P(0)
+    doubled: np.ndarray  # of the network with {2 N, 2 K}
+    own_doubled: np.ndarray  # of its flow of P(0)
+    rho: float  # of (18)
     wrong: float  # rho with N forgotten, at the rate of the linear model
-    need: float  # width
-    moved: float  # of the kernel
+    need: float  # the width that the theorem asks for
+    moved: float  # |P(end) - P(0)| / |P(0)|
     apart: float  # |P(0) - P of infinite width| / |P of infinite width|
 
     @property
     def diverged(self) -> bool:
-        """Either network."""
+        """Whether either network has diverged."""
         return not (np.isfinite(self.loss).all() and np.isfinite(self.doubled).all())
 
     def late(self, loss: np.ndarray) -> float:
-        """How fast ``loss`` falls a round in the late rounds of the network."""
+        """The fall of ln ``loss`` in a round, over the network's late rounds."""
         count = alive(self.loss)
         first, last = count // 2, count - 1
         return float(np.log(loss[first] / loss[last]) / (self.rounds[last] - self.rounds[first]))
 
     def numbers(self) -> dict[str, float]:
-        """NUMBERS; not a number where the cell diverged."""
+        """The values of NUMBERS; NaN if the cell diverged."""
         if self.diverged:
             return dict.fromkeys(NUMBERS, np.nan)
         rate = self.late(self.loss)
@@ -128,25 +129,25 @@ class Cell(NamedTuple):
         return dict(zip(NUMBERS, map(float, (*found, *ratios)), strict=True))
 
     def over(self, rho: float) -> float:
-        """The loss over ``rho^t``, the largest of all rounds."""
+        """The largest loss over ``rho^t`` of any round."""
         return float(np.max(self.loss[1:] / rho ** self.rounds[1:]))
 
 
 def alive(loss: np.ndarray) -> int:
-    """How many values, 3 or more, stand before the first that is below the floor."""
+    """The number of values before the first below FLOOR, but 3 at least."""
     below = ~(loss > FLOOR)
     return max(int(np.argmax(below)) if below.any() else len(loss), 3)
 
 
 def apart(loss: np.ndarray, other: np.ndarray) -> float:
-    """Distance of two curves: of their logarithms, relative to that of the first."""
+    """Mean distance of the logarithms of two curves, relative to the mean logarithm of the first."""
     count = min(alive(loss), alive(other))
     first, second = np.log(loss[1:count]), np.log(other[1:count])
     return float(np.mean(np.abs(second - first)) / np.mean(np.abs(first)))
 
 
 def check(study: Study) -> None:
-    """Halves of clients, examples for every dimension, kernels that are not singular, a least scale that scales."""
+    """Refuse singular kernels, clients of odd size, fewer examples than dimensions, and no scale below 1."""
     s = study.settings
     check_width("widths", s.widths[0], s.outputs, s.dimension)
     if s.held % 2:
@@ -158,13 +159,13 @@ def check(study: Study) -> None:
 
 
 def scaled(s: RegimeSettings, seed: int, size: Size, scale: float) -> FullBatchWork:
-    """The work at which the paper's network is the one of this scale."""
+    """The work at which the paper's network is equivalent to one of this initial scale."""
     x, y = problem(size, seed, s.spread, s.truth)
     return work_of(size, x, y / scale**size.depth, s.step_factor * 2 * s.outputs / size.depth)  # |X| is 1
 
 
 def run(study: Study) -> Outcome:
-    """All cells of every seed."""
+    """Compute all cells of every seed."""
     s, found = study.settings, list[Cell]()
     for seed in study.each_seed():
         own = [cell(s, seed, depth, width, scale) for depth, width in s.networks() for scale in s.scales]
@@ -178,12 +179,12 @@ def run(study: Study) -> Outcome:
 
 
 def cell(s: RegimeSettings, seed: int, depth: int, width: int, scale: float) -> Cell:
-    """Both networks of a cell beside their flows."""
+    """Train both networks of a cell, and compute their flows."""
     ends, curves = list[list[np.ndarray]](), list[np.ndarray]()
     for times in (2, 1):
         size = s.size(depth, width, times)
         work = scaled(s, seed, size, scale)
-        with np.errstate(over="ignore", invalid="ignore"):  # where it diverges
+        with np.errstate(over="ignore", invalid="ignore"):  # it may diverge
             seen = run_of(size, work.x, work.y, work.learning_rate, seed, s.num_rounds)
             residuals = work.x @ seen.models - work.y
         ends = list(seen.weights.values())
@@ -206,14 +207,14 @@ def cell(s: RegimeSettings, seed: int, depth: int, width: int, scale: float) -> 
 
 
 def relative(residuals: np.ndarray) -> np.ndarray:
-    """Sums of squares of [T, n, C] over the first."""
+    """Squared norms of residuals [T, n, C], relative to the first: [T]."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.sum(residuals**2, axis=(1, 2))
     return np.asarray(squares / squares[0])
 
 
 def transcribed(s: RegimeSettings, seed: int) -> Verdict:
-    """Weights s N(0, 1) by a transcription of eqs. (6) to (8), beside the federated loop that stands for them."""
+    """Eqs. (6) to (8) from weights s N(0, 1), written out, beside the engine's equivalent run."""
     scale, depth, count = s.scales[0], s.depth, 2
     size = s.size(depth, s.middle, rounds=count)
     paper = scaled(s, seed, size, scale)
@@ -241,11 +242,9 @@ def transcribed(s: RegimeSettings, seed: int) -> Verdict:
 
 
 def conclude(study: Study, found: list[Cell], exact: Verdict) -> Outcome:
-    """The map, and what it says."""
+    """The tables and figure of both maps, claims and verdicts."""
     s, rows, shown = study.settings, list[dict[str, Any]](), list[dict[str, Any]]()
-    cells = [{"cell": c, "depth": c.depth, "width": c.width, "scale": c.scale} for c in found]
-    for (depth, width, scale), same in grouped(cells, "depth", "width", "scale").items():
-        own = [row["cell"] for row in same]
+    for (depth, width, scale), own in grouped(found, "depth", "width", "scale").items():
         numbers = {name: [c.numbers()[name] for c in own] for name in NUMBERS}
         counts = {"lost": sum(c.diverged for c in own), "above": sum(bool(c.over(c.rho) > 1) for c in own)}
         place = {"depth": depth, "width": width, "scale": scale, "seeds": len(own)}
@@ -267,31 +266,28 @@ def conclude(study: Study, found: list[Cell], exact: Verdict) -> Outcome:
 
 
 def maps(s: RegimeSettings) -> list[tuple[str, str, list[tuple[int, int]]]]:
-    """That of widths and that of depths: what goes down, what stays, and depth and width of every line."""
+    """The maps of widths and of depths: what varies down the map, what is fixed, and (depth, width) of each line."""
     by_width = "width", f"depth {s.depth}", [(s.depth, w) for w in s.widths]
     return [by_width, ("depth", f"width {s.middle}", [(d, s.middle) for d in s.depths])]
 
 
 def _mean(values: list[float]) -> float | None:
-    """Of those that are numbers."""
+    """The mean of the finite values; None if there is none."""
     finite = [v for v in values if np.isfinite(v)]
     return float(np.mean(finite)) if finite else None
 
 
 def at_corner(s: RegimeSettings, found: list[Cell], lazy: bool) -> list[Cell]:
-    """Of the map of widths: the largest width and scale, or the least of both."""
+    """The cells with the largest width and scale of the map of widths (lazy), or the smallest of both."""
     place = -1 if lazy else 0
     return [c for c in found if (c.depth, c.width, c.scale) == (s.depth, s.widths[place], s.scales[place])]
 
 
 def slope(s: RegimeSettings, found: list[Cell], name: str) -> MeanInterval:
-    """Of ``moved`` or ``apart`` against width at the largest scale, logarithms: of every seed."""
+    """The slope of the logarithm of ``moved`` or ``apart`` against ln width at the largest scale, over seeds."""
     own = {(c.seed, c.width): getattr(c, name) for c in found if (c.depth, c.scale) == (s.depth, s.scales[-1])}
-    lines = [
-        np.polyfit(np.log(s.widths), np.log([own[seed, width] for width in s.widths]), 1)[0]
-        for seed in sorted({c.seed for c in found})
-    ]
-    return interval(lines)
+    seeds = sorted({c.seed for c in found})
+    return interval([log_slope(s.widths, [own[seed, width] for width in s.widths]) for seed in seeds])
 
 
 def _claims(s: RegimeSettings, found: list[Cell]) -> tuple[Claim, ...]:
@@ -333,18 +329,16 @@ def _verdicts(s: RegimeSettings, found: list[Cell]) -> tuple[Verdict, ...]:
         "1 - 2 eta K lambda_min: N forgotten", max(c.over(c.wrong) for c in lazy),
     )  # fmt: skip
     moved, away = slope(s, found, "moved"), slope(s, found, "apart")
-    off, reach = abs(moved.mean - SLOPE), moved.high - moved.mean
-    holds = True if off + reach <= MARGIN else False if off - reach > MARGIN else None
     motion = Verdict.of(
         SUBJECT, f"the kernel's motion at s = {s.scales[-1]:g}: slope against width", f"L {s.depth}, {len(lazy)} seeds",
-        (f"{moved:.2f}", f"{SLOPE:g} +- {MARGIN:g}", holds),
+        (f"{moved:.2f}", f"{SLOPE:g} +- {MARGIN:g}", moved.within(SLOPE, MARGIN)),
         ("P(0) from infinite width", f"{away:.2f}", abs(away.mean - SLOPE) > MARGIN),
     )  # fmt: skip
     return bound, motion
 
 
 def _draw(study: Study, shown: list[dict[str, Any]]) -> None:
-    """Both maps of three numbers."""
+    """Draw four of NUMBERS on both maps."""
     s, grid = study.settings, []
     kept = {(r["depth"], r["width"], r["scale"]): r for r in shown}
     for down, title, places in maps(s):

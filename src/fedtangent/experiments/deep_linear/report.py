@@ -1,4 +1,4 @@
-"""What is shown of DeepLin's loss curves: the table, the figures, what the paper leaves open."""
+"""The report on DeepLin's loss curves: table, figures, and remarks on what the paper leaves open."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from fedtangent.experiments.deep_linear.curves import (
     PRINTED_RATE,
     Curve,
-    Setting,
     every_curve,
     problem,
     rate_of,
@@ -30,11 +29,11 @@ Judge = Callable[[Sequence[Curve]], tuple[Claim, ...]]
 More = Callable[[Sequence[Curve]], tuple[Sheet, ...]]
 
 
-def outcome(study: Study, title: str, settings: Sequence[Setting], judge: Judge, more: More | None = None) -> Outcome:
-    """A figure's outcome, with the claims that ``judge`` finds in the curves and the further sheets of ``more``."""
-    s, rate = study.settings, rate_of(study, settings)
-    found, wrong = every_curve(study, settings, rate)
-    remarks = said(study, settings, found, rate)
+def outcome(study: Study, title: str, judge: Judge, more: More | None = None) -> Outcome:
+    """A figure's outcome: ``judge`` makes the claims from all curves, ``more`` further sheets."""
+    s, rate = study.settings, rate_of(study)
+    found, wrong = every_curve(study, rate)
+    remarks = remarks_on(study, found, rate)
     lost = [c for c in found if not np.isfinite(c.excess).all()]
     if lost:
         first = f"{scheme_name(lost[0].classes)}, {lost[0].setting}"
@@ -73,7 +72,7 @@ def row(curve: Curve, level: float) -> dict[str, Any]:
 
 
 def sheet(study: Study, found: Sequence[Curve], title: str) -> Sheet:
-    """Means over seeds of each run."""
+    """The table: means over seeds of each run."""
     level, means = study.settings.level, list[dict[str, Any]]()
     for own in grouped([row(c, level) for c in found], "clients", "num_clients", "local_steps").values():
         mean = {
@@ -91,7 +90,7 @@ def sheet(study: Study, found: Sequence[Curve], title: str) -> Sheet:
 
 
 def draw(study: Study, found: Sequence[Curve], title: str, name: str) -> None:
-    """Of the first seed: the excess with flow and bound, and the loss itself with its floor."""
+    """Two figures of the first seed: the excess with flow and bound, and the loss with that of least squares."""
     own = [c for c in found if c.seed == study.seeds[0]]
     at = np.arange(0, study.settings.num_rounds + 1, max(1, study.settings.num_rounds // DRAWN))
     lowest = 0.5 * min(float(min(c.excess.min(), c.flow.min())) for c in own)
@@ -116,10 +115,10 @@ def draw(study: Study, found: Sequence[Curve], title: str, name: str) -> None:
             study.figures.path(f"{name}_loss"))  # fmt: skip
 
 
-def said(study: Study, settings: Sequence[Setting], found: Sequence[Curve], rate: float) -> tuple[str, ...]:
+def remarks_on(study: Study, found: Sequence[Curve], rate: float) -> tuple[str, ...]:
     """What the paper leaves open, and which of its conditions do not hold."""
     s, given = study.settings, problem(study, study.seeds[0])
-    limit = stable_rate(study, settings, study.seeds)
+    limit = stable_rate(study)
     constants = [c.constants for c in found]
     steps = max(rate / c.step_limit() for c in constants)
     need = max(c.least_width() for c in constants)

@@ -25,7 +25,7 @@ from fedtangent.theory.fed_ensemble.bias_variance import Corollary1, Decompositi
 
 @dataclass(frozen=True)
 class EnsembleSizeSettings:
-    """``spacing``: least distance of the networks' inputs, so that their kernel has an inverse."""
+    """Sizes of the linear toy and of the networks, whose inputs are ``spacing`` apart so that Theta has an inverse."""
 
     num_models: tuple[int, ...] = within((1, 2, 4, 8), count=2)
     num_clients: int = 50
@@ -42,25 +42,25 @@ class EnsembleSizeSettings:
 
 
 class Series(NamedTuple):
-    """One model for every K: closed form and simulation, the limit of one model where there is one."""
+    """One kind of model for every K: closed form and simulation, and Corollary 1's limit."""
 
     name: str
     num_rounds: int
     limit: Corollary1
-    both: dict[int, tuple[Decomposition, Decomposition]]  # exact and seen
-    runs: int  # independent ones, of each K
+    both: dict[int, tuple[Decomposition, Decomposition]]  # by K, closed form and simulation
+    runs: int  # independent runs of each K
 
     def slope(self, seen: bool) -> Slope:
-        """Of the variance in K, simulated or in closed form."""
+        """The slope of log variance in log K, simulated if ``seen``, else in closed form."""
         return power_law({k: pair[seen].variance for k, pair in self.both.items()})
 
     def limit_of(self, num_models: int) -> float | None:
-        """Corollary 1's k(x, x) / K, mean over x."""
+        """Corollary 1's k(x, x) / K, mean over x; None if Theta has no inverse."""
         return None if self.limit.limit is None else float(self.limit.limit.mean()) / num_models
 
 
 def check(study: Study) -> None:
-    """Build the networks' data."""
+    """Draw the networks' data; raises ``ValueError``."""
     _network_problem(study.settings, study.seeds[0], study.settings.widths[0])
 
 
@@ -76,7 +76,7 @@ def _network_problem(s: EnsembleSizeSettings, seed: int, width: int) -> ToyProbl
 
 
 def run(study: Study) -> Outcome:
-    """The linear toy, and networks of every width, on the first seed's data."""
+    """Decompose the variance of the linear toy and of networks of every width, on the first seed's data."""
     s, seed = study.settings, study.seeds[0]
     clients = {"num_clients": s.num_clients, "points_per_client": s.points_per_client}
     linear = repeated_runs.sine_problem(seed, local_steps=s.local_steps, gap=True, **clients)
@@ -123,7 +123,7 @@ def _series(
 
 
 def _variances(linear: Series) -> Verdict:
-    """The linear toy must agree with its closed form at every K."""
+    """The linear toy's variance is that of its closed form at every K; control: a variance not divided by K."""
     allowed, most = sine.allowed(linear.runs, len(linear.both)), max(linear.both)
     worst = max(abs(sine.apart(seen.variance, exact.variance)) for exact, seen in linear.both.values())
     exact, seen = (d.variance for d in linear.both[most])
@@ -134,7 +134,7 @@ def _variances(linear: Series) -> Verdict:
 
 
 def _slope(one: Series, comparisons: int) -> Verdict:
-    """Every slope must agree with its closed form's: -1 for independent models of equal training."""
+    """A slope is that of its closed form, which is -1 for independent, equally trained models; control: 0."""
     exact, seen, allowed = one.slope(False), one.slope(True), sine.allowed(one.runs, comparisons)
     away, wrong = (abs(seen.slope - slope) / seen.standard_error for slope in (exact.slope, 0.0))
     found = f"{seen.slope:.3f} +- {seen.standard_error:.3f}", f"{exact.slope:.3f} +- {allowed:.1f} SE", away <= allowed

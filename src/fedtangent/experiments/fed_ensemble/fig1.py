@@ -29,15 +29,15 @@ from fedtangent.types import Algorithm, Gaussian, Model
 MODELS = {"linear": "linear model, 100 RBFs", "network": "erf network"}
 BEFORE, AFTER = "untrained", "trained"
 DRAWS = "draws of the process"
-LEAST_SD = 0.1  # of the largest: nearer to the data a standardised distance divides rounding by rounding
-SHARE_OF_VARIANCE = 0.99  # what the directions of the quadratic form hold
+LEAST_SD = 0.1  # of the largest deviation; where it is smaller, a standardised distance is rounding
+SHARE_OF_VARIANCE = 0.99  # held by the leading directions
 REFERENCE_DRAWS = 4000
-OUTSIDE = 0.0027  # share of draws beyond a range, as beyond three standard errors
+OUTSIDE = 0.0027  # share of draws outside a range, that of three standard errors
 
 
 @dataclass(frozen=True)
 class PosteriorSettings:
-    """Data with inputs far enough from each other that Theta has full rank, which Theorem 2 assumes."""
+    """Settings; inputs are ``spacing`` apart, so that Theta has full rank, which Theorem 2 assumes."""
 
     num_clients: int = 5
     points_per_client: int = 2
@@ -57,7 +57,7 @@ class Distance(NamedTuple):
 
 
 class Law(NamedTuple):
-    """A Gaussian process at m points, and the directions in which it can be told from others."""
+    """A Gaussian process at m points, and the leading directions of its covariance."""
 
     mean: np.ndarray  # [m]
     sd: np.ndarray  # [m]
@@ -107,7 +107,7 @@ def draws(law: Law, count: int, seed: int) -> np.ndarray:
 
 
 def run(study: Study) -> Outcome:
-    """Both models on every seed's data, and all of a model's runs against their processes together."""
+    """Train both kinds of model on every seed's data, and test whether they are draws of their processes."""
     s, cases = study.settings, dict[str, list[PosteriorCase]]()
     plan = schedule.per_client_permutations(s.num_clients, s.num_models)
     for name, model in (("linear", sine.linear_model()), ("network", sine.network(s.width))):
@@ -162,10 +162,10 @@ def _case(study: Study, model: Model, algorithm: Algorithm, seed: int) -> Poster
 
 
 def pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> dict[str, Any]:
-    """All models of all seeds against the process: the mean squared distance over its expectation 1, and the band.
+    """All models of all seeds against their processes: mean squared distance / rank, expected to be 1, and the band.
 
-    The interval of the ratio is that of a chi-square variable, at three standard errors' level; those of the share and
-    of the largest distance, at the same level, come from as many draws of the processes themselves.
+    The range of the ratio is that of a chi-square variable at the level of three standard errors. The ranges of the
+    share in the band and of the largest distance are at the same level, by draws of the processes.
     """
     of = [case.distances[when] for case in cases]
     freedom = sum(case.law.rank * len(d.squared) for case, d in zip(cases, of, strict=True))
@@ -182,7 +182,7 @@ def pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> dict[str, An
 
 
 def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[float, float], float]:
-    """Range of the share of points inside, and the upper end of the largest distance, over draws of the processes."""
+    """The range of the share of points in the band, and the upper limit of the largest distance, over draws."""
     inside, largest = np.zeros(REFERENCE_DRAWS), np.zeros(REFERENCE_DRAWS)
     for i, case in enumerate(cases):
         found = distance(case.law, draws(case.law, REFERENCE_DRAWS * num_models, i))
@@ -193,7 +193,7 @@ def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[f
 
 
 def verdicts_of(pools: list[dict[str, Any]]) -> tuple[Verdict, ...]:
-    """Remark 4 of FE-2024; the control, the same models before training, must not look like draws."""
+    """Remark 4 of FE-2024: trained models are draws of the process; control: the same models before training."""
     found = []
     for name, label in MODELS.items():
         of = {p["when"]: p for p in pools if p["model"] == name}

@@ -48,7 +48,7 @@ COLOURS = {AVERAGE: METHODS[3], ENSEMBLE: METHODS[0], WITH_NOISE: METHODS[2], FL
 
 @dataclass(frozen=True)
 class GapSettings:
-    """Fifty clients of two points, as in the paper; how long it trains, the paper does not say."""
+    """The paper's fifty clients of two points; the paper does not give the number of rounds."""
 
     num_clients: int = 50
     points_per_client: int = 2
@@ -61,7 +61,7 @@ class GapSettings:
 
 
 class Band(NamedTuple):
-    """A prediction and its 95 % band at m points."""
+    """A prediction and its standard deviation at m points."""
 
     mean: np.ndarray  # [m]
     sd: np.ndarray  # [m]
@@ -69,21 +69,21 @@ class Band(NamedTuple):
 
 
 class GapCase(NamedTuple):
-    """Everything of one seed."""
+    """The results of one seed."""
 
     seed: int
     held: sine.SineData
     found: dict[str, Band]  # by method
     scores: dict[str, dict[str, float]]
     distance: float  # of Fed-ensemble's models from the flow's prediction of each, relative
-    wrong: float  # of the models from the flow's mean, which forgets where they started
-    trouble: str  # with the limit; "" if there is none
+    wrong: float  # of the models from the flow's mean, which ignores their initial functions
+    trouble: str  # why the limit is unreliable; "" if it is not
 
 
 def band_of_members(members: np.ndarray, noise_variance: float = 0.0) -> Band:
     """The mean of models [K, m, 1] with ``uncertainty.predictive_interval``: their variance plus ``noise_variance``.
 
-    One model has no variance of its own: its band is that of the noise alone, constant over inputs.
+    With one model the band is that of the noise alone, constant over inputs.
     """
     found = uncertainty.predictive_interval(jnp.asarray(members), noise_variance=noise_variance)
     half = 0.5 * np.asarray(found.high - found.low)[:, 0]
@@ -91,7 +91,7 @@ def band_of_members(members: np.ndarray, noise_variance: float = 0.0) -> Band:
 
 
 def band_of_processes(means: np.ndarray, covariances: np.ndarray) -> Band:
-    """A model drawn at random among K Gaussian processes of means [K, m, 1] and covariances [K, m, m]."""
+    """The band of a model drawn at random from K Gaussian processes with means [K, m, 1], covariances [K, m, m]."""
     variance = np.diagonal(covariances, axis1=1, axis2=2).mean(axis=0) + means[:, :, 0].var(axis=0)
     return Band(means.mean(axis=0)[:, 0], np.sqrt(np.maximum(variance, 0)), np.zeros((0, means.shape[1])))
 
@@ -99,9 +99,9 @@ def band_of_processes(means: np.ndarray, covariances: np.ndarray) -> Band:
 def scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     """Coverage of the true function [m, 1], mean width and mean NLL of an observation, in each region.
 
-    The NLL is the expectation of ``-log N(y; mean, sd^2)`` over an observation y of a new client, in nats, exactly. A
-    band that has no width at some point of a region has an infinite one. An observation is ``a sin(2 pi x) + eps`` with
-    ``a ~ N(1, 0.2^2)`` and ``eps ~ N(0, 0.2^2)`` (FE-2024, section V-A).
+    The NLL is the exact expectation of ``-log N(y; mean, sd^2)`` in nats over an observation y of a new client,
+    ``a sin(2 pi x) + eps`` with ``a ~ N(1, 0.2^2)`` and ``eps ~ N(0, 0.2^2)`` (FE-2024, section V-A). It is infinite
+    where the band has no width at some point of the region.
     """
     found, outside = {}, np.abs(x[:, 0]) >= EDGE - 1e-9
     low, high = (band.mean + sign * sine.NORMAL_95 * band.sd for sign in (-1, 1))
@@ -120,10 +120,9 @@ def scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
 
 
 def summary(name: str, values: Any) -> MeanInterval:
-    """Student's interval over seeds; for a coverage Wilson's, of as many independent points as there are seeds.
+    """The mean over seeds with Student's interval; for a coverage Wilson's, for a ratio the geometric mean's.
 
-    A ratio is averaged as its logarithm, in which it is symmetric: its mean is the geometric one.
-    The points of one seed share its models, so the number of points says nothing about how sure a coverage is.
+    Wilson's interval counts each seed as one point, as the points of one seed share its models.
     """
     values = np.asarray(values, np.float64)
     mean = float(np.mean(values))
@@ -138,7 +137,7 @@ def summary(name: str, values: Any) -> MeanInterval:
 
 
 def run(study: Study) -> Outcome:
-    """Both methods, the flow and the limit on every seed's data."""
+    """Compute the bands of both methods, the flow and the limit on every seed's data."""
     s, cases = study.settings, list[GapCase]()
     model = sine.linear_model() if s.model == "linear" else sine.network(s.width)
     first = sine.of_study(study, study.seeds[0], gap=True)
@@ -200,6 +199,7 @@ def _residual(trained: sine.TrainedOutputs, held: sine.SineData) -> float:
 
 
 def _limit(blocks: KernelBlocks, held: sine.SineData) -> tuple[Band | None, str]:
+    """Theorem 2's band, None if Theta is singular, and what is wrong with it, if anything."""
     try:
         limit = gp_limit(blocks, held.y)
     except SingularKernelError as error:
@@ -211,7 +211,7 @@ def _limit(blocks: KernelBlocks, held: sine.SineData) -> tuple[Band | None, str]
 
 
 def judge(found: dict[str, dict[str, MeanInterval]]) -> tuple[Claim, ...]:
-    """Section V-B: Fed-ensemble knows what it does not know."""
+    """The claims of section V-B: Fed-ensemble's band is wide where there are no data."""
     ratio, own, single = found[ENSEMBLE]["ratio"], found[ENSEMBLE]["coverage.gap"], found[AVERAGE]["coverage.gap"]
     return (
         Claim("Fed-ensemble's band is wider in the gap than on the data",
@@ -224,7 +224,7 @@ def judge(found: dict[str, dict[str, MeanInterval]]) -> tuple[Claim, ...]:
 
 
 def exact(cases: Sequence[GapCase]) -> Verdict:
-    """The linear model's simulation must be the flow's prediction."""
+    """Linear models end where the flow predicts; control: the flow's mean, without their initial functions."""
     worst, wrong = max(case.distance for case in cases), min(case.wrong for case in cases)
     controls = {"its mean, without their start": wrong}
     found = exact_verdict("the exact flow", "linear models are where it puts them", worst, controls, EXACT)

@@ -44,7 +44,7 @@ LABELS = {
 
 @dataclass(frozen=True)
 class BarrierSettings:
-    """How the ensemble is trained, and how finely the plane is drawn."""
+    """How the ensemble is trained, and the grid of the plane."""
 
     num_clients: int = 50
     classes_per_client: int = 10
@@ -69,7 +69,7 @@ class ImageData(NamedTuple):
 
 
 class Triple(NamedTuple):
-    """Three models, and what lies between them."""
+    """Three models, and the loss between them."""
 
     params: list[PyTree]
     losses: np.ndarray  # [3] at the models
@@ -81,7 +81,7 @@ class Triple(NamedTuple):
 
     @property
     def barriers(self) -> np.ndarray:
-        """Of each pair, [3]."""
+        """The loss barrier of each pair, [3]."""
         return np.array([loss_surface.barrier(values) for values in self.segments])
 
 
@@ -94,7 +94,7 @@ def ensemble(s: BarrierSettings, model: Model, common_start: bool = False) -> Al
 
 
 def train(algorithm: Algorithm, held: FederatedData, num_rounds: int, seed: int) -> dict[int, PyTree]:
-    """Weights of all models, [K, ...], before training, and after a half, three quarters and all of the rounds."""
+    """Weights of all models, [K, ...], by round: before training, after 1/2, 3/4 and all of the rounds."""
     every = num_rounds // 4
     seen = simulate(
         algorithm, held, num_rounds, seed=seed, mapping="scan", evaluate_every=every,
@@ -104,7 +104,7 @@ def train(algorithm: Algorithm, held: FederatedData, num_rounds: int, seed: int)
 
 
 def measurer(model: Model, loss: loss_surface.Loss) -> Callable[[list[PyTree], ImageData], Triple]:
-    """``(three models, data) -> Triple``, compiled once."""
+    """A function ``(three models, data) -> Triple``, compiled once."""
     both = jax.jit(jax.value_and_grad(loss))
     classify = jax.jit(lambda params, x: jnp.argmax(model.apply(params, x), axis=-1))
     shares = np.linspace(0, 1, SEGMENT_POINTS)
@@ -156,7 +156,7 @@ def load(study: Study, seed: int) -> ImageData:
 
 
 def run(study: Study) -> Outcome:
-    """Train the ensemble and the one of one start, and measure the three kinds of triple, seed by seed."""
+    """For every seed train the ensemble and the control of one start, and measure the three kinds of triple."""
     s, first = study.settings, load(study, study.seeds[0])
     model = network(s, first.held.x, int(jnp.max(first.held.y)) + 1)
     algorithm, joint = ensemble(s, model), ensemble(s, model, common_start=True)
@@ -202,7 +202,7 @@ def run(study: Study) -> Outcome:
 
 
 def judge(found: dict[str, list[Triple]]) -> tuple[Claim, ...]:
-    """Section V: different models are different minima with a high loss barrier between them."""
+    """The claims of section V-D: models are different minima with a high loss barrier between them."""
     own = {kind: np.array([np.mean(t.barriers) for t in of]) for kind, of in found.items()}
     apart = interval(own[ENSEMBLE])
     peak = float(np.mean([t.segments.max() for t in found[ENSEMBLE]]))
@@ -234,7 +234,7 @@ def _sheet(found: dict[str, list[Triple]]) -> Sheet:
 
 
 def _draw(study: Study, images: ImageData, triples: dict[str, Triple], loss: loss_surface.Loss) -> None:
-    """Both figures, of the first seed."""
+    """Draw the loss on the planes and along the segments, of one seed's triples."""
     s, figures = study.settings, study.figures
     given, panels = (images.held.x, images.held.y), []
     rounds = tuple(str(share * s.num_rounds // 4) for share in (2, 3, 4))

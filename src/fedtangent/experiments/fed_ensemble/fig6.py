@@ -6,24 +6,22 @@ The paper's is CIFAR-10, i.i.d. A round is a step of each walk, in which K model
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
-from fedtangent.experiments.fed_ensemble.table2 import CIFAR10, DIGITS, IMAGES, SMOKE
+from fedtangent.experiments.fed_ensemble.table2 import image_scales
 from fedtangent.experiments.lab import league, league_report
 from fedtangent.experiments.lab.league import LeagueSettings, Scores
 from fedtangent.experiments.lab.results import Claim, Outcome
-from fedtangent.experiments.lab.runner import Study, by_scale, experiment
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.trials import IID
 
 
 def run(study: Study) -> Outcome:
-    """One walk, and K."""
+    """One walk alone, and K walks whose predictions are averaged."""
     return league_report.outcome(study, "Fig. 6", {}, claims)
 
 
 def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
-    """That the mean of several walks is more accurate than one."""
+    """The mean of several walks is more accurate than one."""
     said = []
     for several in (f for f in found if f.entrant.num_models > 1):
         one = next(f for f in found if f.classes == several.classes and f.entrant.num_models == 1)
@@ -33,17 +31,8 @@ def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
     return tuple(said)
 
 
-WALKS: dict[str, Any] = {"methods": ("random_walk",), "num_models": (1, 5), "classes_per_client": (IID,),
-                         "num_clients": 10}  # fmt: skip
-LONG = {"num_rounds": 100}
-PAPER = LeagueSettings(**WALKS, num_rounds=200)
-IMAGES_SCALES = by_scale(
-    replace(PAPER, **{**SMOKE, **WALKS}), replace(PAPER, **{**IMAGES, **WALKS, **LONG}), PAPER
-)  # fmt: skip
-SCALES = {
-    "digits": by_scale(replace(PAPER, **{**SMOKE, **WALKS}), replace(PAPER, **{**DIGITS, **WALKS, **LONG})),
-    "cifar10": {**IMAGES_SCALES, "paper": replace(PAPER, **CIFAR10)},
-    "mnist": IMAGES_SCALES,
-    "fashion_mnist": IMAGES_SCALES,
-}
+PAPER = LeagueSettings(
+    methods=("random_walk",), num_models=(1, 5), classes_per_client=(IID,), num_clients=10, num_rounds=200
+)
+SCALES = image_scales(PAPER, default={"num_clients": 10, "num_rounds": 100})
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=league.check, least_seeds=2),)

@@ -11,16 +11,17 @@ import numpy as np
 from fedtangent import data
 from fedtangent.engine.run import simulate
 from fedtangent.experiments.fed_ensemble import table8
-from fedtangent.experiments.fed_ensemble.table8 import NAMES, SCALES
+from fedtangent.experiments.fed_ensemble.table8 import SCALES
+from fedtangent.experiments.fed_ensemble.versus_fed_avg import NAMES
 from fedtangent.experiments.lab.results import Outcome, table
 from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.output.function_plots import UserCurve, curves_by_user
 
-SHOWN = 6  # users; there are so many printers
+SHOWN = 6  # users at most; there are six printers
 
 
 def run(study: Study) -> Outcome:
-    """Both methods at their rates, first seed, by user."""
+    """Train both methods at their rates with the first seed, and draw each user's curve."""
     bench, seed = table8.bench_of(study), study.seeds[0]
     loaded, rows = data.load(study.dataset, data_dir=study.data_dir), []
     assert loaded.user_train is not None
@@ -49,7 +50,7 @@ def run(study: Study) -> Outcome:
 
 
 def _tested(loaded: data.Dataset, user: int) -> np.ndarray:
-    """Rows of the test examples of a user, where they know theirs."""
+    """Rows of a user's test examples; none where the data set does not say whose they are."""
     return np.flatnonzero(np.asarray([] if loaded.user_test is None else loaded.user_test) == user)
 
 

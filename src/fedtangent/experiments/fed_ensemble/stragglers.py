@@ -17,28 +17,28 @@ from fedtangent import streams
 from fedtangent.experiments.fed_ensemble.table2 import DIGITS, IMAGES, SMOKE
 from fedtangent.experiments.lab import league
 from fedtangent.experiments.lab.league import LAST, Entrant, LeagueSettings
-from fedtangent.experiments.lab.results import Claim, Outcome, interval, table
+from fedtangent.experiments.lab.results import Claim, Outcome, grouped, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.lab.trials import scheme_name
 from fedtangent.federated.faults import round_times
 from fedtangent.output.run_plots import curves
 
-LITTLE = 0.01  # of accuracy: a loss that is none
+LITTLE = 0.01  # of accuracy: a smaller loss does not count
 
 
 @dataclass(frozen=True)
 class StragglerSettings(LeagueSettings):
-    """Those of the league; ``slow`` holds each ``slowness``, and who is asked and kept is compared with other ways."""
+    """The settings of the league; ``slow`` holds the values of ``slowness`` that are compared."""
 
     slow: tuple[float, ...] = within((0.0, 2.0), at_least=0)
 
 
 class Waited(NamedTuple):
-    """One method under one way to close a round: of each seed."""
+    """One method under one way to close a round, on all seeds."""
 
     classes: int
     slowness: float
-    way: str
+    way: str  # of ``ways``
     entrant: Entrant
     rate: float
     seconds: np.ndarray  # [seeds, R] of each round, in units of a client's mean time
@@ -46,7 +46,7 @@ class Waited(NamedTuple):
 
 
 def ways(s: LeagueSettings) -> dict[str, tuple[int, int]]:
-    """How many are asked and how many are kept: the first to answer, all that are asked, all of as few as are kept."""
+    """Ways to close a round, as (asked, kept): with the first to answer, with all asked, and asking only those kept."""
     asked, kept = s.clients_per_round, s.keep_first
     return {
         f"the first {kept} of {asked}": (asked, kept),
@@ -56,7 +56,7 @@ def ways(s: LeagueSettings) -> dict[str, tuple[int, int]]:
 
 
 def studies(study: Study) -> dict[tuple[float, str], Study]:
-    """One for each slowness and each way to close a round."""
+    """A study for each slowness and each way to close a round."""
     s = study.settings
     return {
         (slowness, name): replace(
@@ -68,7 +68,7 @@ def studies(study: Study) -> dict[tuple[float, str], Study]:
 
 
 def check(study: Study) -> None:
-    """Every method can be built under every way; fewer are kept than asked."""
+    """Build every method under every way; refuse settings that keep as many as are asked."""
     s = study.settings
     if s.slowness != 0:
         raise ValueError(f"slowness: got {s.slowness:g}, must be 0 here: slow has those that are compared")
@@ -81,7 +81,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Every method under every way, its rate by validation under each."""
+    """Run every method under every way, with its rate chosen by validation under each."""
     found = list[Waited]()
     for (slowness, way), own in studies(study).items():
         scores, runs = league.play_all(own, way if slowness == 0 else f"{way}, slowness {slowness:g}")
@@ -111,31 +111,29 @@ def draw(study: Study, found: Sequence[Waited]) -> None:
 
 
 def times(study: Study, classes: int, entrant: Entrant) -> np.ndarray:
-    """How long the server waits in each round, [seeds, R], by the cohorts and times that the runs have drawn."""
+    """How long the server waits in each round, [seeds, R], with the cohorts and times that the runs draw."""
     s, found = study.settings, []
     for seed in study.seeds:
-        plan = league.plan_of(s, league.divide(study, classes, seed), entrant)
+        plan = league.schedule_of(s, league.divide(study, classes, seed), entrant)
         found.append(np.asarray(round_times(plan, streams.keys(seed).schedule, s.num_rounds), np.float64))
     return np.stack(found)
 
 
 def in_time(one: Waited, budget: np.ndarray) -> np.ndarray:
-    """Accuracy of the last rounds that end within ``budget`` [seeds]; of the start where fewer than ``LAST`` do."""
+    """Mean accuracy of the last ``LAST`` rounds that end within a time ``budget``, both [seeds]; round 0 counts too."""
     clock = one.seconds.cumsum(axis=1)
     done = (clock <= budget[:, None] * (1 + 1e-12)).sum(axis=1)
     return np.array([a[max(0, r + 1 - LAST) : r + 1].mean() for a, r in zip(one.accuracy, done, strict=True)])
 
 
 def alike(found: Sequence[Waited]) -> dict[tuple[Any, ...], dict[str, Waited]]:
-    """The ways of one method on the same clients, the paper's first."""
-    groups: dict[tuple[Any, ...], dict[str, Waited]] = {}
-    for one in found:
-        groups.setdefault((one.classes, one.slowness, one.entrant), {})[one.way] = one
-    return groups
+    """By classes, slowness and entrant: the runs by way, the paper's way first."""
+    groups = grouped(found, "classes", "slowness", "entrant")
+    return {at: {one.way: one for one in own} for at, own in groups.items()}
 
 
 def rows_of(found: Sequence[Waited]) -> list[dict[str, Any]]:
-    """Rows of result.json; equal time is that in which the quickest way has done its rounds."""
+    """The rows of result.json; "in time" is the time in which the quickest way ends its rounds."""
     rows = []
     for of in alike(found).values():
         budget = np.min([one.seconds.sum(axis=1) for one in of.values()], axis=0)
@@ -150,7 +148,7 @@ def rows_of(found: Sequence[Waited]) -> list[dict[str, Any]]:
 
 
 def claims(found: Sequence[Waited]) -> tuple[Claim, ...]:
-    """Rounds are shorter; accuracy hardly suffers, but does where the same clients are always late."""
+    """Rounds are shorter and accuracy hardly suffers, except (the control) if the same clients are always late."""
     said = []
     for (classes, slowness, entrant), of in alike(found).items():
         first, every, few = of.values()

@@ -34,7 +34,7 @@ SIGMAS = np.exp(np.linspace(np.log(0.02), np.log(20.0), 400))  # initial standar
 
 @dataclass(frozen=True)
 class BiasVarianceSettings:
-    """The paper's sizes; what it leaves open is scanned. ``schedules`` and ``draws`` are of the simulation."""
+    """The paper's sizes, the values that are scanned, and the numbers of simulated schedules and initialisations."""
 
     num_clients: int = 50
     points_per_client: int = 2
@@ -47,37 +47,37 @@ class BiasVarianceSettings:
     draws: int = within(20, least=2)
 
 
-Pairs = dict[int, tuple[Decomposition, Decomposition]]  # of each K, closed form and simulation
+Pairs = dict[int, tuple[Decomposition, Decomposition]]  # by K, closed form and simulation
 
 
 class ScanCurve(NamedTuple):
-    """Closed form of one choice, for initial weights of unit variance, against K."""
+    """The closed form against K for one choice of settings, with initial weights of unit variance."""
 
     data_seed: int
     local_steps: int
     budget: str
     length: int  # rounds, or ages of K rounds
     num_models: tuple[int, ...]
-    bias: np.ndarray  # [K's] squared
-    initialisation: np.ndarray  # [K's]
-    schedules: np.ndarray  # [K's]
+    bias: np.ndarray  # squared, for each of ``num_models``
+    initialisation: np.ndarray  # part of the variance
+    schedules: np.ndarray  # part of the variance
 
 
 class Fit(NamedTuple):
-    """A choice with its best initial standard deviation, and its distance from the published numbers."""
+    """A choice of settings with its best initial standard deviation, and how far it is from the published numbers."""
 
     data_seed: int
     local_steps: int
     budget: str
     length: int
     sigma: float
-    reading: str  # of the paper's bias, one of READINGS
+    reading: str  # of READINGS: whether the paper's bias is squared
     variance_factor: float  # exp of the root mean square of log(closed form / published)
     bias_factor: float
     distance: float  # root mean square of all those logarithms
 
     def num_rounds(self, num_models: int) -> int:
-        """Rounds that K models are trained for."""
+        """Rounds for which K models are trained."""
         return self.length * (num_models if self.budget == "ages" else 1)
 
     @property
@@ -94,7 +94,7 @@ class Fit(NamedTuple):
 
 
 def curves(settings: BiasVarianceSettings, seed: int) -> list[ScanCurve]:
-    """Closed forms for the data of ``seed``: every number of local steps, and every length of either budget."""
+    """Closed forms on the data of ``seed``, for every number of local steps and every length of either budget."""
     found, ks = [], settings.num_models
     lengths = [(b, n) for b in BUDGETS for n in getattr(settings, b)]
     for steps in settings.local_steps:
@@ -103,7 +103,7 @@ def curves(settings: BiasVarianceSettings, seed: int) -> list[ScanCurve]:
         for k in ks:
             rounds = sorted({n * (k if b == "ages" else 1) for b, n in lengths})
             plan = repeated_runs.permutations(settings.num_clients, k)
-            # One model is trained by all clients in every round: its schedule is no draw.
+            # With one model all clients train it in every round: the schedule is not random.
             laws = repeated_runs.laws(problem, plan, rounds, range(settings.scanned_schedules if k > 1 else 1))
             for b, n in lengths:
                 at = rounds.index(n * (k if b == "ages" else 1))
@@ -128,7 +128,7 @@ def best_fits(found: Iterable[ScanCurve]) -> list[Fit]:
 
 
 def fit(curve: ScanCurve, reading: str) -> Fit:
-    """The initial standard deviation with which a choice is nearest to the published variances, and how near."""
+    """The initial standard deviation at which a choice is nearest to the published variances, and how near it is."""
     published = np.array([PUBLISHED[k] for k in curve.num_models])
     variance = SIGMAS[:, None] ** 2 * curve.initialisation + curve.schedules
     misses = np.log(variance / published[:, 1])
@@ -143,7 +143,7 @@ def fit(curve: ScanCurve, reading: str) -> Fit:
 
 
 def check(study: Study) -> None:
-    """Only what the paper has can stand beside it."""
+    """Refuse numbers of models that the paper does not have."""
     if not set(study.settings.num_models) <= set(PUBLISHED):
         raise ValueError(f"num_models: got {study.settings.num_models}, allowed are {', '.join(map(str, PUBLISHED))}")
 
@@ -193,7 +193,7 @@ def _deviations(budget: str, found: Pairs) -> dict[str, Any]:
 
 
 def _verdict(s: BiasVarianceSettings, c: dict[str, Any], budgets: int) -> Verdict:
-    """At the level of one verdict for the largest of all comparisons."""
+    """Simulation agrees with the closed form; the level is that of one verdict on all comparisons together."""
     allowed = sine.allowed(s.schedules, budgets * 2 * len(s.num_models))
     found = f"variance {c['variance']:.1f} SE, bias {c['bias']:.1f} SE at most", f"<= {allowed:.1f} SE"
     holds, control = max(c["variance"], c["bias"]) <= allowed, ("variance not divided by K", f"{c[NOT_DIVIDED]:.0f} SE")
@@ -218,7 +218,7 @@ def _comparison(fit: Fit, rows: list[dict[str, Any]]) -> Sheet:
 
 
 def _mechanism(s: BiasVarianceSettings, fit: Fit, found: Pairs) -> Sheet:
-    """What breaks 1/K: how much each model has been trained, and the schedules' part."""
+    """Why the variance does not fall as 1/K: how much each model is trained, and the part of the schedules."""
     rows = [
         {"k": k, "paper": k * PUBLISHED[k][1], "initial": k * exact.initialisation.value,
          "schedules": k * exact.schedules.value, "pull": 1 - (1 - 1 / k) ** s.num_clients,

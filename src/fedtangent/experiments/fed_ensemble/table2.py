@@ -8,6 +8,7 @@ same bytes: every client that takes part trains one model in a round.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -85,17 +86,31 @@ TEXT_DEFAULT: dict[str, Any] = {
     "num_validation": 500, "num_test": 1000, "learning_rates": (0.003, 0.01),
 }  # fmt: skip
 FEW_UPLOADERS: dict[str, Any] = {"num_clients": 0, "clients_per_round": 10, "keep_first": 8}
+
+
+def image_scales(
+    paper: LeagueSettings, smoke: Mapping[str, Any] = {}, default: Mapping[str, Any] = {}
+) -> dict[str, dict[str, LeagueSettings]]:
+    """Settings by data set and scale of a table of image data sets, whose settings are ``paper`` for MNIST.
+
+    ``smoke`` and ``default`` are what a table changes of SMOKE, and of DIGITS and IMAGES.
+    """
+    small, medium = replace(paper, **{**SMOKE, **smoke}), replace(paper, **{**IMAGES, **default})
+    return {
+        "digits": by_scale(small, replace(paper, **{**DIGITS, **default})),
+        "mnist": by_scale(small, medium, paper),
+        "fashion_mnist": by_scale(small, medium, paper),
+        "cifar10": by_scale(small, medium, replace(paper, **CIFAR10)),
+    }
+
+
 PAPER = LeagueSettings(methods=METHODS)
-SMALL, MEDIUM = replace(PAPER, **SMOKE), replace(PAPER, **IMAGES)
 OF_TEXT, OF_UPLOADERS = LeagueSettings(**TEXT), LeagueSettings(**UPLOADERS)
 SCALES = {
-    "digits": by_scale(SMALL, replace(PAPER, **DIGITS)),
-    "mnist": by_scale(SMALL, MEDIUM, PAPER),
-    "fashion_mnist": by_scale(SMALL, MEDIUM, PAPER),
-    "cifar10": by_scale(SMALL, MEDIUM, replace(PAPER, **CIFAR10)),
+    **image_scales(PAPER),
     "cifar100": by_scale(
-        replace(SMALL, classes_per_client=(IID,)),
-        replace(MEDIUM, num_clients=10, classes_per_client=(IID,)),
+        replace(PAPER, **SMOKE, classes_per_client=(IID,)),
+        replace(PAPER, **{**IMAGES, "num_clients": 10}, classes_per_client=(IID,)),
         replace(PAPER, **CIFAR100),
     ),
     "shakespeare": by_scale(replace(OF_TEXT, **TEXT_SMOKE), replace(OF_TEXT, **TEXT_DEFAULT), OF_TEXT),

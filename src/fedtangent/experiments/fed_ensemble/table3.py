@@ -26,7 +26,7 @@ PUBLISHED = {
         }.items()
     }
 }  # fmt: skip
-# Of two methods the first is more accurate, the paper says.
+# Pairs of methods of which the paper finds the first to be more accurate.
 AHEAD = (
     ("fed_ensemble", "fed_avg"),
     ("fed_ensemble", "ditto"),
@@ -39,7 +39,7 @@ AHEAD = (
 
 
 def check(study: Study) -> None:
-    """Every method can be built, and every client has examples of its own to be tested on."""
+    """Build every method; refuse clients without test examples of their own."""
     for classes in study.settings.classes_per_client:
         if league.divide(study, classes, study.seeds[0]).by_client is None:
             raise ValueError(f"classes_per_client: got {classes}, must be {USERS} or {DISTORTED}, clients tested apart")
@@ -48,11 +48,11 @@ def check(study: Study) -> None:
 
 def run(study: Study) -> Outcome:
     """Every method of the table."""
-    return league_report.outcome(study, "Table III", PUBLISHED, claims, lambda found: (whose(found),))
+    return league_report.outcome(study, "Table III", PUBLISHED, claims, lambda found: (own_predictions(found),))
 
 
-def whose(found: Sequence[Scores]) -> Sheet:
-    """How accurate a client's own prediction is on its examples and on another's, and everybody's prediction on its."""
+def own_predictions(found: Sequence[Scores]) -> Sheet:
+    """Accuracy of a client's own prediction on its and on another client's examples, and of the shared prediction."""
     names = ("accuracy", "shared", "others")
     rows = [
         {"clients": scheme_name(f.classes), "method": f.entrant.label,
@@ -65,7 +65,7 @@ def whose(found: Sequence[Scores]) -> Sheet:
 
 
 def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
-    """Those of the paper, that personal weights gain over uniform ones, and that they serve nobody else."""
+    """The paper's claims; that a client's own prediction is better for it than the shared one, and than for others."""
     at, said = {(f.entrant.method, f.classes): f for f in found}, list[Claim]()
     for classes in dict.fromkeys(f.classes for f in found):
         pairs = [(at.get((one, classes)), at.get((other, classes))) for one, other in AHEAD]

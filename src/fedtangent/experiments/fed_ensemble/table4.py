@@ -6,16 +6,15 @@ The paper's is CIFAR-10 with ResNet-18 and N.o.C. of 2, 4, 6, 8 and 10.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from fedtangent.experiments.fed_ensemble.table2 import CIFAR10, DIGITS, IMAGES, SMOKE
+from fedtangent.experiments.fed_ensemble.table2 import image_scales
 from fedtangent.experiments.lab import league, league_report
 from fedtangent.experiments.lab.league import LeagueSettings, Scores
 from fedtangent.experiments.lab.results import Claim, Outcome, interval
-from fedtangent.experiments.lab.runner import Study, by_scale, experiment
+from fedtangent.experiments.lab.runner import Study, experiment
 
 COUNTS = (2, 4, 6, 8, 10)
 PUBLISHED = {
@@ -32,12 +31,12 @@ PUBLISHED = {
 
 
 def run(study: Study) -> Outcome:
-    """Every method at every number of classes."""
+    """Run every method with every number of classes."""
     return league_report.outcome(study, "Table IV", PUBLISHED, claims)
 
 
 def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
-    """That Fed-ensemble leads, and more so with few classes a client than with many."""
+    """Fed-ensemble is ahead, and more so with few classes a client than with many."""
     said, counts = list(league_report.ahead(found, "fed_ensemble")), sorted({f.classes for f in found})
     at = {(f.entrant.method, f.classes): f.values["accuracy"] for f in found}
     for other in dict.fromkeys(f.entrant.method for f in found if f.entrant.method != "fed_ensemble"):
@@ -51,12 +50,5 @@ def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
 
 
 FEW: dict[str, Any] = {"methods": ("fed_avg", "fed_prox", "fed_ensemble"), "classes_per_client": COUNTS}
-PAPER = LeagueSettings(**FEW)
-IMAGES_SCALES = by_scale(replace(PAPER, **SMOKE, classes_per_client=(2, 10)), replace(PAPER, **IMAGES), PAPER)
-SCALES = {
-    "digits": by_scale(replace(PAPER, **SMOKE, classes_per_client=(2, 10)), replace(PAPER, **DIGITS)),
-    "cifar10": {**IMAGES_SCALES, "paper": replace(PAPER, **CIFAR10)},
-    "fashion_mnist": IMAGES_SCALES,
-    "mnist": IMAGES_SCALES,
-}
+SCALES = image_scales(LeagueSettings(**FEW), smoke={"classes_per_client": (2, 10)})
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=league.check, least_seeds=2),)

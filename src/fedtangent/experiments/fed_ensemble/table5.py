@@ -16,7 +16,7 @@ import numpy as np
 from fedtangent.experiments.fed_ensemble.table2 import DIGITS, IMAGES, SMOKE
 from fedtangent.experiments.lab import league, league_report
 from fedtangent.experiments.lab.league import LeagueSettings, Scores
-from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, table
+from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, grouped, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment
 from fedtangent.experiments.lab.trials import IID, scheme_name
 
@@ -39,7 +39,7 @@ def run(name: str, study: Study) -> Outcome:
 
 
 def each_model(study: Study, found: Sequence[Scores]) -> Sheet:
-    """The models of the ensembles by themselves: the best, the worst, and the mean entropy of what they predict."""
+    """The single models of the ensembles: the best, the worst, and the mean entropy of their predictions."""
     rows = []
     for f in found:
         best, worst, entropy = MODELS.get(study.dataset, {}).get(f.entrant.num_models, (None,) * 3)
@@ -55,10 +55,10 @@ def each_model(study: Study, found: Sequence[Scores]) -> Sheet:
 
 
 def claims(found: Sequence[Scores]) -> tuple[Claim, ...]:
-    """The ensemble gains from more models at first, and its models lose by many."""
+    """More models make the ensemble more accurate at first, and its single models less so."""
     said = []
-    for classes in dict.fromkeys(f.classes for f in found):
-        own = sorted((f for f in found if f.classes == classes), key=lambda f: f.entrant.num_models)
+    for (classes,), same in grouped(found, "classes").items():
+        own = sorted(same, key=lambda f: f.entrant.num_models)
         best = max(own, key=lambda f: float(np.mean(f.values["accuracy"])))
         least, most = own[0], own[-1]
         name, k = scheme_name(classes), [f.entrant.num_models for f in (least, best, most)]

@@ -5,15 +5,13 @@ The paper sees no difference i.i.d. and a gain of permutations with two classes 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from fedtangent.experiments.fed_ensemble.table2 import CIFAR10, DIGITS, IMAGES, SMOKE
+from fedtangent.experiments.fed_ensemble.table2 import image_scales
 from fedtangent.experiments.lab import league, league_report
 from fedtangent.experiments.lab.league import LeagueSettings
 from fedtangent.experiments.lab.results import Outcome
-from fedtangent.experiments.lab.runner import Study, by_scale, experiment
+from fedtangent.experiments.lab.runner import Study, experiment
 from fedtangent.experiments.lab.trials import IID
 
 PUBLISHED = {
@@ -25,17 +23,9 @@ PUBLISHED = {
 
 
 def run(study: Study) -> Outcome:
-    """Both ways, on clients of both kinds."""
+    """Both schedules, on clients of every kind."""
     return league_report.outcome(study, "Table VII", PUBLISHED, partial(league_report.ahead, of="fed_ensemble"))
 
 
-BOTH: dict[str, Any] = {"methods": ("random_sampling", "fed_ensemble")}
-PAPER = LeagueSettings(**BOTH)
-IMAGES_SCALES = by_scale(replace(PAPER, **SMOKE), replace(PAPER, **IMAGES), PAPER)
-SCALES = {
-    "digits": by_scale(replace(PAPER, **SMOKE), replace(PAPER, **DIGITS)),
-    "mnist": IMAGES_SCALES,
-    "fashion_mnist": IMAGES_SCALES,
-    "cifar10": {**IMAGES_SCALES, "paper": replace(PAPER, **CIFAR10)},
-}
+SCALES = image_scales(LeagueSettings(methods=("random_sampling", "fed_ensemble")))
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2024",), check=league.check, least_seeds=2),)

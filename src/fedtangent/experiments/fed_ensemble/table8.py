@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,17 +15,14 @@ import numpy as np
 from fedtangent import data, models
 from fedtangent.data import partition
 from fedtangent.data.federated import max_client_size
+from fedtangent.experiments.fed_ensemble.versus_fed_avg import NAMES, both_methods
 from fedtangent.experiments.lab.results import Claim, Outcome, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.experiments.lab.runs import Bench, EvaluationSets, Method, Tuned, repeat, tune
+from fedtangent.experiments.lab.runs import Bench, EvaluationSets, Method, Tuned, build_all, repeat, tune
 from fedtangent.experiments.lab.trials import EvaluationSet, Trial
-from fedtangent.federated import algorithms, schedule
-from fedtangent.federated.local import Work
-from fedtangent.federated.rates import staircase_decay
 from fedtangent.output.run_plots import curves
 from fedtangent.types import Algorithm, Array, PyTree
 
-NAMES = {"fed_avg": "FedAvg", "fed_ensemble": "Fed-ensemble"}
 PUBLISHED = {"fed_avg": "7.6e-3 +- 0.7e-3", "fed_ensemble": "5.5e-3 +- 0.9e-3"}
 LAST = 3  # rounds over which an error is averaged
 DECISIVE = ("num_models", "local_epochs", "batch_size", "width", "hidden_layers", "decay")
@@ -34,7 +30,7 @@ DECISIVE = ("num_models", "local_epochs", "batch_size", "width", "hidden_layers"
 
 @dataclass(frozen=True)
 class PrinterSettings:
-    """What both methods share."""
+    """What both methods share; the paper gives none of it."""
 
     num_models: int = within(5, least=2)
     num_rounds: int = within(200, least=LAST)
@@ -49,9 +45,10 @@ class PrinterSettings:
 
 
 def divide(study: Study, seed: int) -> Trial:
-    """All examples, one client a user; at the tuning seed one in eleven blocks of a user's inputs is left out.
+    """All examples, one client for each user; for the tuning seed a block of each user's examples is left out.
 
-    A user's inputs are in order of speed, so of the printers that is one speed.
+    It is one of eleven blocks in order of the first input, which for the printers is one speed. The validation
+    examples are those blocks of all users, whatever the seed.
     """
     loaded = data.load(study.dataset, data_dir=study.data_dir)
     assert loaded.user_train is not None
@@ -68,7 +65,7 @@ def divide(study: Study, seed: int) -> Trial:
 
 
 def _left_out(x: np.ndarray, user: np.ndarray) -> np.ndarray:
-    """Of each user the fifth block of eleven, in order of the first input."""
+    """Which examples are left out [n]: of each user the fifth of eleven blocks in order of the first input."""
     found = np.zeros(len(x), bool)
     for own in (np.flatnonzero(user == u) for u in np.unique(user)):
         blocks = np.array_split(own[np.argsort(x[own, 0], kind="stable")], min(11, len(own)))
@@ -80,23 +77,7 @@ def methods(s: PrinterSettings, trial: Trial) -> dict[str, Method]:
     """Both methods on one seed's data."""
     model = models.build("mlp", trial.data.x.shape[1:], trial.data.y.shape[1], widths=(s.width,) * s.hidden_layers,
                          parameterization="standard")  # fmt: skip
-    num_clients = trial.data.num_clients
-    plans = {
-        "fed_avg": schedule.all_clients(num_clients),
-        "fed_ensemble": schedule.per_client_permutations(num_clients, s.num_models),
-    }
-
-    def build(name: str, steps: Any, rate: float | Array) -> Algorithm:
-        algorithm: Algorithm = getattr(algorithms, name)(
-            model, plans[name], client_learning_rate=staircase_decay(rate, s.decay, 10),
-            work=Work(epochs=s.local_epochs, batch_size=s.batch_size), loss="squared_error",
-        )  # fmt: skip
-        return algorithm
-
-    return {
-        name: Method(NAMES[name], s.learning_rates, (0,), partial(build, name), trial.data, trial.splits)
-        for name in plans
-    }
+    return both_methods(s, trial, model, loss="squared_error")
 
 
 def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
@@ -113,13 +94,11 @@ def check(study: Study) -> None:
     s = study.settings
     if s.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {s.tuning_seed}, must not be among the seeds that are measured")
-    for method in methods(s, divide(study, study.seeds[0])).values():
-        for rate in method.rates:
-            method.build(0, rate)
+    build_all(methods(s, divide(study, study.seeds[0])))
 
 
 def bench_of(study: Study) -> Bench:
-    """Where both methods run."""
+    """The bench on which both methods run."""
     s = study.settings
     largest = max(max_client_size(divide(study, seed).data) for seed in (*study.seeds, s.tuning_seed))
     return Bench(study, partial(divide, study), partial(methods, s), {n: getattr(s, n) for n in DECISIVE}, measure,
@@ -127,13 +106,13 @@ def bench_of(study: Study) -> Bench:
 
 
 def chosen_rates(bench: Bench) -> dict[str, Tuned]:
-    """The rate of each method that is best on what is left out."""
+    """For each method the rate that is best on the examples left out."""
     s = bench.study.settings
     return {name: tune(bench, name, s.tuning_seed, s.tuning_rounds) for name in NAMES}
 
 
 def run(study: Study) -> Outcome:
-    """Both methods at their rates, for every seed."""
+    """Tune both methods and run them on every seed."""
     s, bench = study.settings, bench_of(study)
     chosen = chosen_rates(bench)
     configs = {name: tuned.config for name, tuned in chosen.items()}

@@ -18,7 +18,7 @@ from fedtangent.compare.predicted import run_flow
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import trained_networks
 from fedtangent.compare.verdicts import Verdict
-from fedtangent.experiments.lab.results import NOT_OWED, Outcome, Sheet, assumed, table
+from fedtangent.experiments.lab.results import NOT_OWED, Outcome, Sheet, assumption_sheet, table, theorem_details
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.kernels.gram import kernel_blocks
 from fedtangent.output.files import Metric
@@ -33,19 +33,19 @@ FORMS = {
     "informal": "4.1, FE-2024's t: e^(-K u t / 6)",
     "first_order": "without the 1/3: e^(-u t)",
 }
-RATE_AGES = 40
+RATE_AGES = 40  # ages over which the exact rate is computed, at most
 CONTROL = "control: lambda_max for lambda_min"
 CASES = {"digits": cases.digits, "sine": cases.sine_network}
 
 
 @dataclass(frozen=True)
 class EnsembleDecaySettings:
-    """Networks of one width for some rounds, their flow for many ages."""
+    """The networks, trained for some rounds, and their flow, followed for many ages."""
 
     width: int = 256
     num_rounds: int = within(40, least=cases.NUM_MODELS)  # an age
     flow_ages: int = 200
-    step_factor: float = within(1.0, above=0)  # on half of the largest stable step, which the comparisons use
+    step_factor: float = within(1.0, above=0)  # times half of the largest stable step
 
 
 class EnsembleDecay(NamedTuple):
@@ -55,12 +55,12 @@ class EnsembleDecay(NamedTuple):
     theorem: Theorem1
     networks: np.ndarray  # [R + 1, K]
     flow: np.ndarray  # [A * K + 1, K], every round
-    rate: float  # spectral radius of an age of the first model, from the flow's operator
+    rate: float  # exact factor of an age: spectral radius of the first model's flow
     uplink: np.ndarray  # bytes of one run, up and down
 
 
 def run(study: Study) -> Outcome:
-    """Every seed's networks and flow."""
+    """Train every seed's networks, and compute their flow."""
     s, found = study.settings, []
     for seed in study.each_seed():
         setting = CASES[study.dataset](study.data_dir, "smoke", seed)
@@ -97,7 +97,7 @@ def follow(setting: Setting, s: EnsembleDecaySettings) -> EnsembleDecay:
 
 
 def _rate(setting: Setting, flow: Flow, plan: Cohort, ages: int) -> float:
-    """Factor an age of the slowest mode of the first model: the spectral radius of its first ages, to their root."""
+    """The factor of an age for the first model's slowest mode: the spectral radius of n ages to the power 1 / n."""
     few = min(ages, RATE_AGES)
     if few < ages:
         first = Cohort(*(np.asarray(leaf)[: few * setting.schedule.num_models] for leaf in plan))  # type: ignore[arg-type]
@@ -106,14 +106,14 @@ def _rate(setting: Setting, flow: Flow, plan: Cohort, ages: int) -> float:
 
 
 def bounds(found: EnsembleDecay) -> dict[str, np.ndarray]:
-    """Every form, and the control, relative to R_0 after each age, [A + 1]."""
+    """Every form of the bound and the control after each age, relative to R_0, [A + 1] each."""
     theorem = found.theorem
     forms = {label: np.exp(-theorem.exponent(form)) for form, label in FORMS.items()}
     return forms | {CONTROL: np.exp(-theorem.exponent("proof", theorem.constants.lambda_max))}
 
 
 def ratios(found: EnsembleDecay, norms: np.ndarray, bound: np.ndarray) -> np.ndarray:
-    """Measured over bound at the end of each age after the start, [ages, K]."""
+    """Measured norms over the bound at the end of each age, [ages, K]."""
     at_ages = norms[:: found.theorem.plan.rounds_per_age][1:]
     with np.errstate(divide="ignore", over="ignore"):
         return np.asarray(at_ages / bound[1 : len(at_ages) + 1, None])
@@ -129,11 +129,11 @@ def _metrics(found: EnsembleDecay, seed: int) -> list[Metric]:
 
 
 def conclude(study: Study, found: list[EnsembleDecay]) -> Outcome:
-    """What the runs say of each form of the bound."""
+    """The tables, the figure, and a verdict on each form of the bound."""
     rows = [_form_row(found, label) for label in bounds(found[0])]
     failed = () if all(np.all(np.isfinite(f.networks)) for f in found) else ("networks diverged",)
     _draw(study, found[0])
-    sheet, details = assumed([f.theorem for f in found], "assumptions, measured on the first seed")
+    theorems = [f.theorem for f in found]
     wrong = f"{rows[-1]['networks_worst']:.3g}"
     control = CONTROL.removeprefix("control: "), wrong, bool(rows[-1]["networks_worst"] > 1)
     sizes = f"width {study.settings.width}, {study.settings.num_rounds} rounds, {len(found)} seeds"
@@ -142,8 +142,8 @@ def conclude(study: Study, found: list[EnsembleDecay]) -> Outcome:
                    (f"{r['networks_worst']:.3g}", "<= 1", r["networks_worst"] <= 1), control)
         for r in rows[:-1]
     )  # fmt: skip
-    details |= {"rate_of_an_age": [f.rate for f in found]}
-    sheets = _bounds_sheet(study, found, rows), sheet
+    details = theorem_details(theorems) | {"rate_of_an_age": [f.rate for f in found]}
+    sheets = _bounds_sheet(study, found, rows), assumption_sheet(theorems, "assumptions, measured on the first seed")
     return Outcome(sheets, rows, (), details, _remarks(found[0]), failed, verdicts)
 
 
@@ -159,7 +159,7 @@ def _form_row(found: list[EnsembleDecay], label: str) -> dict[str, Any]:
         "flow_worst": float(max(r.max() for r in flows)),
         "flow_hold": len(flows) - len(broken),
         "first_broken_age": min(broken) if broken else None,
-        # a bound that falls faster than the slowest mode is broken sooner or later, however many ages were followed
+        # a bound that falls faster than the slowest mode is broken sooner or later
         "hold_for_ever": sum(f.rate <= bounds(f)[label][1] / bounds(f)[label][0] for f in found),
         "seeds": len(found),
     }
@@ -195,7 +195,7 @@ def _remarks(first: EnsembleDecay) -> tuple[str, ...]:
 
 
 def _draw(study: Study, found: EnsembleDecay) -> None:
-    """The networks' rounds, and the flow to its end, with every bound and the exact rate."""
+    """Residuals of the networks, and of the flow to its end, with every bound and the exact rate."""
     length, short = found.theorem.plan.rounds_per_age, len(found.networks)
     ends = np.arange(0, len(found.flow), length)
     all_bounds = bounds(found)

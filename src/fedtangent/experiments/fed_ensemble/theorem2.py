@@ -27,7 +27,7 @@ NUMBERS = ("measured", "predicted", "standard_error", "farthest")
 
 @dataclass(frozen=True)
 class EnsembleLawSettings:
-    """How many networks, how wide, how long."""
+    """The number of networks, their widths and rounds."""
 
     num_models: int = within(NUM_MODELS, least=2)
     widths: tuple[int, ...] = (256, 512)
@@ -35,21 +35,21 @@ class EnsembleLawSettings:
     sine_rounds: int = 800
 
 
-def made(study: Study) -> list[Any]:
-    """What is compared on each data set."""
+def settings_of(study: Study) -> list[Any]:
+    """The setting that is compared on each data set."""
     s = study.settings
     names = BOTH.split("_and_") if study.dataset == BOTH else [study.dataset]
     return [limit.SETTINGS[n](study.seeds[0], s.num_models, s.widths, getattr(s, f"{n}_rounds")) for n in names]
 
 
 def run(study: Study) -> Outcome:
-    """The networks of each data set beside their law."""
+    """Train the networks of each data set, and compare them with their law."""
     seed, rows, verdicts = study.seeds[0], list[dict[str, Any]](), list[Verdict]()
     remarks = ["measured and predicted are means over entries (of mean and covariances root mean squares), SE of one "
                "entry; farthest: that of any entry, in its own SE",
                f"data, schedule and initialisations are those of seed {seed} alone: the {study.settings.num_models} "
                "models, independent draws of one law, are the repetitions"]  # fmt: skip
-    for setting in made(study):
+    for setting in settings_of(study):
         result = compare(setting, study.say)
         found = table(result)
         sent = {t.width: (t.uplink_bytes, t.downlink_bytes) for t in result.trained}
@@ -85,7 +85,7 @@ def table(result: Theorem2) -> list[dict[str, Any]]:
 
 
 def _size(values: np.ndarray, part: str) -> float:
-    """An average that does not cancel: root mean square, but of variances the mean."""
+    """The typical size of values of either sign: the root mean square, and for variances the mean."""
     return float(np.mean(values)) if part == "variance" else float(np.sqrt(np.mean(values**2)))
 
 
@@ -112,4 +112,4 @@ SCALES = dict.fromkeys(
         EnsembleLawSettings(widths=(1024, 4096), digits_rounds=2000, sine_rounds=2000),
     ),
 )
-ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=made),)
+ENTRIES = (experiment(__name__, run, SCALES, ("shi2024", "shi2021"), check=settings_of),)

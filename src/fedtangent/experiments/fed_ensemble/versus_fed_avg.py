@@ -14,18 +14,18 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import optax
 
 from fedtangent import data, models
 from fedtangent.data import partition
 from fedtangent.data.federated import max_client_size
+from fedtangent.experiments.lab.league import descent
 from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, Sheet, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.experiments.lab.runs import SCORES, Bench, Config, Method, Record, all_scores, choose, play
+from fedtangent.experiments.lab.runs import SCORES, Bench, Config, Method, Record, all_scores, build_all, choose, play
 from fedtangent.experiments.lab.trials import Trial, draw, trial_of
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
-from fedtangent.federated.rates import sgd, staircase_decay
+from fedtangent.federated.rates import staircase_decay
 from fedtangent.measures.uncertainty import Reliability
 from fedtangent.output.run_plots import curves, reliability_diagram
 from fedtangent.types import Algorithm, Array, Model
@@ -39,7 +39,7 @@ PAPER = (
     f"published, FE-2024 table II, MNIST of 100 clients with 2 classes each, a CNN: accuracy {PUBLISHED[BASELINE]} "
     f"for FedAvg, {PUBLISHED[METHOD]} for Fed-ensemble; the papers give no NLL, ECE or Brier score"
 )
-ENDS = ("difference", "low_95", "high_95")
+ENDS = ("difference", "low_95", "high_95")  # of a paired difference, in a row
 HIGHER_IS_BETTER = ("accuracy",)
 DECISIVE = ("num_models", "local_epochs", "batch_size", "model", "width", "decay", "weight_decay")
 
@@ -92,21 +92,28 @@ def divide(study: Study, seed: int) -> Trial:
 
 def methods(s: VersusSettings, trial: Trial) -> dict[str, Method]:
     """Both methods on one seed's data."""
+    optimizer = partial(descent, "sgd", s.weight_decay) if s.weight_decay else None
     model = network(s, trial.data.x, trial.num_classes)
+    return both_methods(s, trial, model, loss="cross_entropy", client_optimizer=optimizer)
+
+
+def both_methods(s: Any, trial: Trial, model: Model, **given: Any) -> dict[str, Method]:
+    """FedAvg and Fed-ensemble with all clients in every round; ``given`` are further arguments of both recipes.
+
+    ``s`` has ``num_models``, ``learning_rates``, ``decay`` (every ten rounds), ``local_epochs`` and ``batch_size``.
+    """
+    num_clients = trial.data.num_clients
     plans = {
-        BASELINE: schedule.all_clients(s.num_clients),
-        METHOD: schedule.per_client_permutations(s.num_clients, s.num_models),
+        BASELINE: schedule.all_clients(num_clients),
+        METHOD: schedule.per_client_permutations(num_clients, s.num_models),
     }
 
     def build(name: str, steps: Any, rate: float | Array) -> Algorithm:
-        return getattr(algorithms, name)(
-            model,
-            plans[name],
-            client_learning_rate=staircase_decay(rate, s.decay, 10),
-            work=Work(epochs=s.local_epochs, batch_size=s.batch_size),
-            loss="cross_entropy",
-            client_optimizer=partial(_decayed, s.weight_decay) if s.weight_decay else None,
-        )
+        algorithm: Algorithm = getattr(algorithms, name)(
+            model, plans[name], client_learning_rate=staircase_decay(rate, s.decay, 10),
+            work=Work(epochs=s.local_epochs, batch_size=s.batch_size), **given,
+        )  # fmt: skip
+        return algorithm
 
     return {
         name: Method(NAMES[name], s.learning_rates, (0,), partial(build, name), trial.data, trial.splits)
@@ -114,12 +121,8 @@ def methods(s: VersusSettings, trial: Trial) -> dict[str, Method]:
     }
 
 
-def _decayed(weight_decay: float, rate: float | Array) -> optax.GradientTransformation:
-    return optax.chain(optax.add_decayed_weights(weight_decay), sgd(rate))
-
-
 def network(s: Any, x: Array, outputs: int) -> Model:
-    """The ``model`` of the settings for square images, rows of ``x``."""
+    """The network that ``s.model`` names, for the square images [n, pixels] of ``x``."""
     size = math.prod(x.shape[1:])
     if s.model == "mlp":
         return models.build("mlp", size, outputs, widths=(s.width,), parameterization="standard")
@@ -128,13 +131,11 @@ def network(s: Any, x: Array, outputs: int) -> Model:
 
 def check(study: Study) -> None:
     """Build both methods on the first seed's data, with every rate."""
-    for method in methods(study.settings, divide(study, study.seeds[0])).values():
-        for rate in method.rates:
-            method.build(0, rate)
+    build_all(methods(study.settings, divide(study, study.seeds[0])))
 
 
 def run(study: Study) -> Outcome:
-    """Every seed, both methods, all rates; then the choice, the tables and the figures."""
+    """Run both methods with every rate on every seed, then choose the rates and compare."""
     s, found = study.settings, Found()
     largest = max(max_client_size(divide(study, seed).data) for seed in study.seeds)
     bench = Bench(
@@ -153,7 +154,7 @@ def last(records: list[Record], metric: str) -> np.ndarray:
 
 
 def conclude(study: Study, of: dict[str, Method], found: Found) -> Outcome:
-    """Each method's rate by each criterion, the pairs, and whether both had the same budget."""
+    """Choose each method's rate by each criterion, compare in pairs, and check that both sent the same bytes."""
     chosen, edges, failed = dict[str, dict[str, Config]](), list[str](), list[str]()
     for c, name in itertools.product(CRITERIA, NAMES):
         sign = 1 if c in HIGHER_IS_BETTER else -1
@@ -195,7 +196,7 @@ def conclude(study: Study, of: dict[str, Method], found: Found) -> Outcome:
 
 
 def _pair(found: Found, of: dict[str, Config], criterion: str, metric: str) -> dict[str, Any]:
-    """One test metric of both methods, and their paired difference with its 95 % interval, as a row of result.json."""
+    """A row of result.json: a test metric of both methods, and their paired difference with its 95 % interval."""
     values = {name: last(found[of[name]], f"test.{metric}") for name in NAMES}
     d = interval(values[METHOD].astype(np.float64) - values[BASELINE].astype(np.float64))
     verdict = "undecided"

@@ -1,4 +1,4 @@
-"""NTK-FL and its baselines on one seed's data: their settings at each scale, clients, and how each is built."""
+"""NTK-FL and its baselines: their settings, the data of one seed, and how each method is built."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from fedtangent.experiments.lab.trials import (
     draw,
     of_owners,
     one_hot,
+    partition_of,
     projected,
     trial_of,
     with_global_set,
@@ -53,9 +54,9 @@ EVOLVED = {
     "cp_ntk_fl": "squared_error",
     "cp_ntk_fl_cross_entropy": "cross_entropy",
 }
-# Recipes that are not called as the method is.
+# The recipes of methods that are not named after their recipe.
 RECIPES: dict[str, Callable[..., Algorithm]] = {"cp_fed_avg": algorithms.fed_avg, "qsgd": algorithms.fed_paq}
-# Each with what it makes smaller.
+# Each method with less communication, and the one that it is compared with.
 PAIRED = {"cp_ntk_fl": "ntk_fl", "cp_ntk_fl_cross_entropy": "ntk_fl_cross_entropy", "cp_fed_avg": "fed_avg"}
 METHODS = ("centralised", "ntk_fl", "ntk_fl_cross_entropy", "data_sharing", "fed_nova", "fed_avg")
 # The paper's grids (appendix A; section 6).
@@ -66,7 +67,7 @@ PAPER_TIMES = tuple(range(100, 2001, 100))
 
 @dataclass(frozen=True)
 class CohortSettings:
-    """Everything that the methods of one comparison share; the defaults are the paper's."""
+    """The settings that all methods share; the defaults are the paper's."""
 
     methods: tuple[str, ...] = within(METHODS, of=tuple(LABELS))
     partition: str = within("dirichlet", of=("dirichlet", "writers", "shifted"))
@@ -74,23 +75,23 @@ class CohortSettings:
     num_clients: int = 300
     clients_per_round: int = 20
     num_rounds: int = 50
-    reference_rounds: int = 100  # of FedAvg, whose accuracy then is what the others are to reach
-    window: int = 5  # evaluations whose mean is "the accuracy after" a round: single ones swing
+    reference_rounds: int = 100  # of FedAvg; the others are to reach its accuracy after them
+    window: int = 5  # evaluations that are averaged for "the accuracy after" a round, as single ones fluctuate
     width: int = 100
-    last_w_std: float = within(0.1, at_least=0)  # of the last layer's weights times sqrt(width): it starts near zero
+    last_w_std: float = within(0.1, at_least=0)  # last layer's initial deviation times sqrt(width): outputs near zero
     batch_size: int = 200
-    loss: str = within("cross_entropy", of=("cross_entropy", "squared_error"))  # NTK-FL's is in its name
+    loss: str = within("cross_entropy", of=("cross_entropy", "squared_error"))  # of the baselines
     learning_rates: tuple[float, ...] = within(PAPER_RATES, above=0)
     tangent_rates: tuple[float, ...] = within(PAPER_RATES, above=0)
     local_steps: tuple[int, ...] = within(PAPER_STEPS, increasing=True)
-    server_steps: tuple[int, ...] = within((20, 100, 300), increasing=True)  # the centralised; left open by the paper
+    server_steps: tuple[int, ...] = within((20, 100, 300), increasing=True)  # of the centralised; ours
     times: tuple[int, ...] = within(PAPER_TIMES, increasing=True)
     momentum: float = within(0.9, at_least=0, below=1)  # of FedNova's clients
     shared: float = within(0.1, above=0, at_most=1)  # data sharing's global set, as a share of all clients' examples
-    beta: float = within(1.0, above=0, at_most=1)  # share of its examples that a cp_ client uses in a round
-    projected: int = within(0, least=0)  # d1', dimensions of the random projection of the cp_ methods; 0: none
+    beta: float = within(1.0, above=0, at_most=1)  # share of its examples that a client of cp_ methods uses a round
+    projected: int = within(0, least=0)  # d1', dimension of the cp_ methods' random projection; 0: none
     sparsity: float = within(0.0, at_least=0, below=1)  # share of each example's Jacobian that CP-NTK-FL leaves out
-    value_bits: int = within(0, least=0, most=64)  # of a Jacobian's number on the wire; 0: those of the parameters
+    value_bits: int = within(0, least=0, most=64)  # bits of a Jacobian's number as sent; 0: as of the parameters
     tuning_rounds: int = 20
     tuning_seed: int = within(1000, least=0)
     num_train: int = within(0, least=0)
@@ -98,7 +99,7 @@ class CohortSettings:
     num_test: int = within(0, least=0)
 
 
-# Sizes for two cores.
+# Settings of the smaller scales, for two cores.
 DIGITS: dict[str, Any] = {
     "num_clients": 50, "clients_per_round": 10, "num_rounds": 20, "reference_rounds": 40, "tuning_rounds": 10,
     "batch_size": 20, "learning_rates": (0.01, 0.03, 0.1, 0.3), "tangent_rates": (0.01, 0.03, 0.1),
@@ -119,10 +120,10 @@ DECISIVE = ("clients_per_round", "width", "last_w_std", "batch_size", "loss", "t
 def divide(name: str, data_dir: Path | None, seed: int, s: CohortSettings) -> Trial:
     """The data of one seed: training and validation examples from the training set, test examples from the other.
 
-    Pixels are standardised by one mean and one deviation, those of the training set. Clients are Dirichlet draws of
-    labels (``"dirichlet"``, the paper's, section 6), the data set's own users (``"writers"``; validation and test
-    examples of all of them), or i.i.d. draws whose images each client distorts in its own way (``"shifted"``:
-    ``distorted``). Raises ``ValueError`` for more examples or clients than there are.
+    All pixels are standardised by the mean and deviation of the training set. Clients are drawn by Dirichlet label skew
+    (``"dirichlet"``, section 6 of the paper), are the data set's own users (``"writers"``), or hold i.i.d. examples
+    that each of them distorts in its own way (``"shifted"``: ``trials.distorted``). Raises ``ValueError`` for more
+    examples or clients than there are.
     """
     loaded = data.load(name, data_dir=data_dir, seed=seed, flatten=True)
     drawn = draw(loaded, seed, s.num_train, s.num_validation, s.num_test)
@@ -137,6 +138,7 @@ def divide(name: str, data_dir: Path | None, seed: int, s: CohortSettings) -> Tr
 
 
 def _clients(loaded: data.Dataset, drawn: Drawn, seed: int, s: CohortSettings) -> Partition:
+    """The clients' training examples, of a "dirichlet" or "writers" partition."""
     if s.partition == "dirichlet":
         return partition.dirichlet(drawn.y["train"], s.num_clients, s.alpha, seed)
     if loaded.user_train is None:
@@ -150,8 +152,8 @@ def _clients(loaded: data.Dataset, drawn: Drawn, seed: int, s: CohortSettings) -
 def network(s: CohortSettings, trial: Trial) -> Model:
     """The paper's multilayer perceptron of one hidden layer, in the standard parameterization, biases from zero.
 
-    Hidden weights are Kaiming's N(0, 2 / fan_in). The last layer's are ``last_w_std / sqrt(width)``: the paper does not
-    say; from larger ones the halved squared error starts far above its value at zero.
+    Hidden weights are Kaiming's N(0, 2 / fan_in). The last layer's deviation is ``last_w_std / sqrt(width)``, which is
+    our choice: with a larger one the halved squared error starts far above its value at zero.
     """
     size = int(np.prod(trial.data.x.shape[1:]))
     return models.build("mlp", size, trial.num_classes, widths=(s.width,), parameterization="standard", b_std=0.0,
@@ -161,7 +163,7 @@ def network(s: CohortSettings, trial: Trial) -> Model:
 def methods(s: CohortSettings, trial: Trial) -> dict[str, Method]:
     """The methods of the settings on one seed's data, under one schedule; all start from the same network.
 
-    Those with a projection (``cp_``) see projected inputs of ``s.projected`` numbers and have a network for these.
+    The ``cp_`` methods take inputs projected to ``s.projected`` numbers, with a network of that input size.
     """
     plan = schedule.uniform_sampling(s.num_clients, s.clients_per_round)
     small = projected(trial, s.projected) if s.projected and any(n in PAIRED for n in s.methods) else trial
@@ -170,12 +172,12 @@ def methods(s: CohortSettings, trial: Trial) -> dict[str, Method]:
 
 
 def _momentum(momentum: float, rate: float | Array) -> optax.GradientTransformation:
-    """FedNova's clients have momentum: with plain SGD and equally many local steps it would be FedAvg itself."""
+    """SGD with momentum, for FedNova: with plain SGD and equal numbers of local steps it would be FedAvg."""
     return optax.chain(optax.trace(momentum), sgd(rate))
 
 
 def _training(s: CohortSettings, name: str, trial: Trial, plan: Schedule) -> Method:
-    """Local training and an average, or training of pooled examples: the number of steps is searched over."""
+    """A method of local training, or centralised training; the number of steps is a hyper-parameter."""
     model, central = network(s, trial), name == "centralised"
     held = trial.data if s.loss == "cross_entropy" else one_hot(trial)
     own: dict[str, Any] = {"beta": s.beta} if name == "cp_fed_avg" else {}
@@ -194,13 +196,12 @@ def _training(s: CohortSettings, name: str, trial: Trial, plan: Schedule) -> Met
 
 
 def _evolving(s: CohortSettings, name: str, trial: Trial, plan: Schedule) -> Method:
-    """NTK-FL or, with the settings' switches, CP-NTK-FL, under the loss that ``EVOLVED`` gives for the name.
+    """NTK-FL, or CP-NTK-FL with the settings' subsampling and compression, under the method's loss in ``EVOLVED``.
 
-    The pool is rounded up to a multiple of 8: pools of like size share a compiled round, no example is dropped.
+    The pool is rounded up to a multiple of 8, so that pools of like size share a compiled round.
     """
     model, compressed = network(s, trial), name.startswith("cp_")
-    clients = Partition(np.asarray(trial.data.indices), np.asarray(trial.data.offsets))
-    pool = -(-largest_sample(clients, s.clients_per_round, s.beta if compressed else 1.0) // 8) * 8
+    pool = -(-largest_sample(partition_of(trial.data), s.clients_per_round, s.beta if compressed else 1.0) // 8) * 8
     recipe: Callable[..., Algorithm] = algorithms.cp_ntk_fl if compressed else algorithms.ntk_fl
     own: dict[str, Any] = {"times": s.times, "pool_size": pool, "unstable": "clip", "loss": EVOLVED[name]}
     if compressed:
@@ -213,5 +214,5 @@ def _evolving(s: CohortSettings, name: str, trial: Trial, plan: Schedule) -> Met
 
 
 def _single(rate: float | Array) -> float | Array:
-    """A rate; a traced one in single precision, in which these runs are."""
+    """A rate; a traced one in float32, in which these runs are."""
     return rate if isinstance(rate, float) else rate.astype(jnp.float32)

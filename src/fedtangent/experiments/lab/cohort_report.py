@@ -12,29 +12,29 @@ import numpy as np
 from fedtangent.experiments.lab.cohort import DECISIVE, EVOLVED, LABELS, CohortSettings, divide, methods
 from fedtangent.experiments.lab.results import NOT_SEEN, SEEN, Claim, Outcome, Sheet, interval, table
 from fedtangent.experiments.lab.runner import PACKAGE, Experiment, Study
-from fedtangent.experiments.lab.runs import Bench, Record, Runs, Tuned, repeat, tune
+from fedtangent.experiments.lab.runs import Bench, Record, Runs, Tuned, build_all, repeat, tune
 from fedtangent.output.run_plots import curves
 
 MIB = 2**20
-SHOWN = (0, 1, 2, 3, 5, 10, 15, 20, 30, 40, 50, 75, 100, 150, 200, 300, 500, 700)  # rounds of the table, and the last
+SHOWN = (0, 1, 2, 3, 5, 10, 15, 20, 30, 40, 50, 75, 100, 150, 200, 300, 500, 700)  # rounds in the table by round
 WHOLE = ("ntk_fl", "ntk_fl_cross_entropy")
 LOSSES = {
     "squared_error": "halved mean squared error to one-hot targets (the paper)",
     "cross_entropy": "cross entropy (its authors' code)",
 }
 STAND_IN = "scikit-learn's digits (64 inputs) stand in for the paper's data: name its data set and --data-dir"
-CLIENTS = {  # what is to be said of a partition
+CLIENTS = {  # a remark on each partition
     "dirichlet": "",
     "writers": "the writers of the data folder's sample: the paper has 300",
     "shifted": "no writers are known for these data: each client distorts its images in its own way (contrast, "
     "brightness, a shift by a pixel), in the test set clients are drawn at random",
 }
-NEAR = 0.02  # of accuracy: what "similar to the centralised" is taken to mean
+NEAR = 0.02  # of accuracy: our reading of "similar to the centralised"
 CURVES = "NTK-FL outperforms all baseline FL algorithms and is close to the ideal centralised training (curves only)"
 
 
 def check(study: Study, **changes: Any) -> None:
-    """Build every method on the first seed's data, with some settings changed; raises ``ValueError``."""
+    """Build every method on the first seed's data, with ``changes`` of settings; raises ``ValueError``."""
     s = dataclasses.replace(study.settings, **changes)
     if s.clients_per_round > s.num_clients:
         raise ValueError(f"clients_per_round: got {s.clients_per_round}, must be at most {s.num_clients}, all clients")
@@ -42,26 +42,24 @@ def check(study: Study, **changes: Any) -> None:
         raise ValueError(f"window: got {s.window}, must be at most num_rounds and reference_rounds")
     if s.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {s.tuning_seed}, which is among the seeds {study.seeds}")
-    for method in methods(s, divide(study.dataset, study.data_dir, study.seeds[0], s)).values():
-        for rate in method.rates:
-            method.build(method.steps[0], rate)
+    build_all(methods(s, divide(study.dataset, study.data_dir, study.seeds[0], s)))
 
 
 def bench_of(study: Study, **changes: Any) -> Bench:
-    """Where the runs of the settings take place, with some of them changed."""
+    """The bench of the study's runs, with ``changes`` of settings."""
     s = dataclasses.replace(study.settings, **changes)
     decisive = {name: getattr(s, name) for name in DECISIVE}
     return Bench(study, partial(divide, study.dataset, study.data_dir, s=s), partial(methods, s), decisive)
 
 
 def tune_all(bench: Bench) -> dict[str, Tuned]:
-    """What every method of the settings takes, tuned on the seed that is for it."""
+    """The hyper-parameters of every method, tuned on ``tuning_seed``."""
     s = bench.study.settings
     return {method: tune(bench, method, s.tuning_seed, s.tuning_rounds) for method in s.methods}
 
 
 def repeat_all(bench: Bench, tuned: dict[str, Tuned], rounds: Mapping[str, int] | None = None) -> Runs:
-    """Every method with what it takes, for ``num_rounds`` or as many rounds as ``rounds`` says."""
+    """Every method with its hyper-parameters on all seeds, for ``rounds[method]`` or ``num_rounds`` rounds."""
     given = dict.fromkeys(tuned, bench.study.settings.num_rounds) | dict(rounds or {})
     return repeat(bench, {m: t.config for m, t in tuned.items()}, given)
 
@@ -70,9 +68,9 @@ def outcome(
     study: Study, paper: str, tuned: dict[str, Tuned], sheets: Sequence[Sheet], rows: list[dict[str, Any]],
     claims: Sequence[Claim], found: Mapping[str, Runs], **details: Any,
 ) -> Outcome:  # fmt: skip
-    """The outcome with what the paper says, what was chosen, what was settled here and which runs were unstable.
+    """The outcome, with the paper's claim, the tuned hyper-parameters, our own choices and the runs that failed.
 
-    ``found`` are the runs under each of several settings, in words; one alone is "".
+    ``found`` are the runs, by a description of their settings, which is "" if all runs have the same.
     """
     grids = {
         name: {"chosen": t.config, "at_edge": t.at_edge,
@@ -95,17 +93,17 @@ def after(curve: Record, num_rounds: int, window: int) -> float:
 
 
 def ends(runs: Runs, s: CohortSettings) -> dict[str, np.ndarray]:
-    """``after`` the last round for each method, [seeds]."""
+    """Each method's accuracy ``after`` the last round, [seeds]."""
     return {name: np.array([after(c, s.num_rounds, s.window) for c in curves]) for name, curves in runs.items()}
 
 
-def spread(values: np.ndarray) -> str:
-    """The mean over seeds and its standard error."""
+def mean_and_error(values: np.ndarray) -> str:
+    """The mean over seeds and its standard error, as text."""
     return f"{values.mean():.4f} +- {values.std(ddof=1) / np.sqrt(len(values)):.4f}"
 
 
 def against(runs: Runs, method: str, s: CohortSettings) -> tuple[Sheet, list[dict[str, Any]], list[Claim]]:
-    """Test accuracy of all methods, and how far ``method`` is above each of the others, seed by seed: the claim."""
+    """Test accuracy of all methods, and claims that ``method`` is above each of the others, paired by seed."""
     found, rows, shown, claims, own = ends(runs, s), [], [], [], LABELS[method]
     for name, values in found.items():
         row: dict[str, Any] = {"method": name, "round": s.num_rounds, "accuracy": values.mean(), "seeds": values}
@@ -116,7 +114,7 @@ def against(runs: Runs, method: str, s: CohortSettings) -> tuple[Sheet, list[dic
             near = f"{own} is within {NEAR:g} of the centralised training", f"{d:+.4f} from it", d.above(-NEAR)
             claims.append(Claim(*(near if name == "centralised" else above)))
         rows.append(row)
-        shown.append({"label": LABELS[name], "accuracy": spread(values), "d": d})
+        shown.append({"label": LABELS[name], "accuracy": mean_and_error(values), "d": d})
     title = (
         f"test accuracy, mean of rounds {s.num_rounds - s.window + 1} to {s.num_rounds}, +- its standard error over "
         f"{len(found[method])} seeds"
@@ -126,24 +124,24 @@ def against(runs: Runs, method: str, s: CohortSettings) -> tuple[Sheet, list[dic
 
 
 class Reached(NamedTuple):
-    """When each seed's run of a method first reaches that seed's level; means are infinite if one does not."""
+    """When each seed's run of a method first reaches that seed's level; None, and infinite means, if it does not."""
 
     rounds: list[int | None]
     uplink: list[int | None]  # bytes until then
 
     @property
     def mean_rounds(self) -> float:
-        """Over seeds."""
+        """Mean rounds over seeds."""
         return float(np.mean([np.inf if r is None else r for r in self.rounds]))
 
     @property
     def mean_mib(self) -> float:
-        """Uplink over seeds."""
+        """Mean uplink in MiB over seeds."""
         return float(np.mean([np.inf if u is None else u for u in self.uplink])) / MIB
 
 
 def reached(curves: Sequence[Record], levels: Sequence[float]) -> Reached:
-    """The first rounds, from 1 on, after which the test accuracy is at least each seed's level, and bytes up."""
+    """The first round, from 1 on, after which each seed's test accuracy is at least its level, and the uplink then."""
     there = [np.flatnonzero(c.test[1:] >= level) for c, level in zip(curves, levels, strict=True)]
     rounds = [int(at[0]) + 1 if at.size else None for at in there]
     return Reached(rounds, [None if r is None else int(c.sent[r, 0]) for c, r in zip(curves, rounds, strict=True)])
@@ -152,7 +150,7 @@ def reached(curves: Sequence[Record], levels: Sequence[float]) -> Reached:
 def to_the_level(
     runs: Runs, levels: Sequence[float], title: str, published: Mapping[str, tuple[int, int]] | None = None
 ) -> tuple[Sheet, dict[str, Reached]]:
-    """Rounds and uplink until each method reaches ``levels``, one for each seed; ``published``: the paper's of both."""
+    """Rounds and uplink until each method reaches ``levels``, [seeds]; ``published`` are the paper's rounds and MB."""
     found, rows = {name: reached(curves, levels) for name, curves in runs.items()}, []
     for name, r in found.items():
         never = None in r.rounds
@@ -169,6 +167,7 @@ def to_the_level(
 
 
 def _tuning(tuned: dict[str, Tuned]) -> Sheet:
+    """The table of tuned hyper-parameters."""
     rows = [{**t._asdict(), "label": LABELS[name], "steps": t.config.steps or "", "tried": len(t.grid),
              "edge": " and ".join(t.at_edge)} for name, t in tuned.items()]  # fmt: skip
     return table("hyper-parameters by validation accuracy, on a seed of their own", rows, {
@@ -190,7 +189,7 @@ def by_round(runs: Runs) -> Sheet:
 
 
 def draw(study: Study, runs: Runs) -> None:
-    """Test accuracy from round 1 to ``num_rounds``, mean over seeds and its 95 % interval."""
+    """Draw test accuracy from round 1 to ``num_rounds``, mean over seeds and its 95 % interval."""
     s, path = study.settings, study.figures.path("accuracy_by_round")
     lines = {LABELS[name]: np.array([c.test[1 : s.num_rounds + 1] for c in of]) for name, of in runs.items()}
     title = f"{study.dataset}, {s.num_clients} clients ({s.partition}), {s.clients_per_round} a round"
@@ -198,7 +197,7 @@ def draw(study: Study, runs: Runs) -> None:
 
 
 def figure_4(name: str, summary: str, scales: Mapping[str, Any], claim: str = CURVES) -> Experiment:
-    """The entry of accuracy by round on one data set, the first of ``scales``; ``claim`` is the paper's."""
+    """The entry of a figure like fig. 4, accuracy by round; ``claim`` is the paper's."""
     more: dict[str, Any] = {"check": _check_figure_4, "least_seeds": 2}
     run, name = partial(_figure_4, claim), name.removeprefix(PACKAGE)
     return Experiment(name, f"NTK-FL, {summary}", run, papers=("yue2022",), scales=scales, **more)
@@ -225,14 +224,14 @@ def _figure_4(claim: str, study: Study) -> Outcome:
         title = f"rounds to FedAvg's accuracy after {s.reference_rounds} rounds, {sum(levels) / len(levels):.4f}"
         sheet, found = to_the_level(runs, levels, title)
         sheets.append(sheet)
-        claims += [soon(found[name], s, name) for name in compared]
+        claims += [ten_times_sooner(found[name], s, name) for name in compared]
         details = {"levels": levels, "rounds_to_level": found}
     draw(study, runs)
     return outcome(study, claim, tuned, [*sheets, by_round(runs)], rows, claims, {"": runs}, **details)
 
 
-def soon(reached: Reached, s: CohortSettings, method: str = "ntk_fl") -> Claim:
-    """Whether NTK-FL gets to the accuracy of FedAvg's last round in at most a tenth of its rounds, on average."""
+def ten_times_sooner(reached: Reached, s: CohortSettings, method: str = "ntk_fl") -> Claim:
+    """That NTK-FL reaches the accuracy of FedAvg's last round in at most a tenth of its rounds, on average."""
     mean, tenth = reached.mean_rounds, s.reference_rounds / 10
     found = f"not with every seed in {s.num_rounds}" if None in reached.rounds else f"in {mean:.1f}"
     claim = f"{LABELS[method]} gets to that level in at most a tenth of the rounds ({tenth:g})"
@@ -240,7 +239,7 @@ def soon(reached: Reached, s: CohortSettings, method: str = "ntk_fl") -> Claim:
 
 
 def _settled(study: Study) -> list[str]:
-    """What the paper leaves open, and how it was settled here."""
+    """Remarks on what the paper leaves open, and what is done here."""
     s = study.settings
     losses = list(dict.fromkeys(LOSSES[loss] for name, loss in EVOLVED.items() if name in s.methods))
     own = f", NTK-FL under the {' or the '.join(losses)}, its step clipped at the largest stable one" if losses else ""

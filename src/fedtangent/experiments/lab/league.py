@@ -1,9 +1,9 @@
 """Methods of the Fed-ensemble papers on one data set: accuracy after equal rounds and bytes, seeds paired.
 
-Under each seed all methods have the same data, clients, test examples and first network. Each takes the learning rate,
-of one grid for all, that is best on validation examples of a seed that is not measured on. As the papers do
-(FE-2024, section V-C), an accuracy is the mean over the last three rounds. Where clients are users, each is tested on
-its own examples by what it predicts itself, and an accuracy is the mean over clients (section V-D).
+For each seed all methods have the same data, clients, test examples and first network. Each method takes the learning
+rate, from one grid for all, that is best on validation examples of a further seed, on which nothing is measured. As in
+the papers (FE-2024, section V-C), an accuracy is the mean over the last three rounds. Where clients are users, each is
+tested on its own examples with its own prediction, and an accuracy is the mean over clients (section V-D).
 """
 
 from __future__ import annotations
@@ -23,7 +23,17 @@ from fedtangent.data.dataset import IMAGE, TOKENS, VECTOR
 from fedtangent.data.federated import max_client_size
 from fedtangent.data.sharing import without
 from fedtangent.experiments.lab.runner import Study, within
-from fedtangent.experiments.lab.runs import Bench, EvaluationSets, Method, Runs, Tuned, repeat, tune
+from fedtangent.experiments.lab.runs import (
+    Bench,
+    EvaluationSets,
+    Method,
+    Runs,
+    Tuned,
+    build_all,
+    finite_accuracy,
+    repeat,
+    tune,
+)
 from fedtangent.experiments.lab.trials import (
     DISTORTED,
     IID,
@@ -34,8 +44,10 @@ from fedtangent.experiments.lab.trials import (
     draw,
     first_users,
     of_users,
+    partition_of,
     scheme_name,
     trial_of,
+    with_partition,
 )
 from fedtangent.federated import algorithms, faults, schedule
 from fedtangent.federated.algorithms.distil import FEDBE
@@ -44,7 +56,7 @@ from fedtangent.federated.local import Work, client_view
 from fedtangent.federated.predict import weighted_models
 from fedtangent.federated.rates import sgd, staircase_decay
 from fedtangent.measures import uncertainty
-from fedtangent.types import Algorithm, Array, FederatedData, Model, Partition, PyTree, Schedule
+from fedtangent.types import Algorithm, Array, FederatedData, Model, PyTree, Schedule
 
 LAST = 3  # rounds over which an accuracy is averaged
 LABELS = {
@@ -62,7 +74,7 @@ LABELS = {
 }
 ENSEMBLES = ("fed_ensemble", "random_sampling", "fed_dyn_ensemble", "random_walk")  # of K models
 MU = {"fed_prox": "proximal", "fed_dyn": "dynamic", "fed_dyn_ensemble": "dynamic", "ditto": "personal"}
-WIDTHS: dict[str, Callable[[int], dict[str, Any]]] = {  # what a width makes of a model
+WIDTHS: dict[str, Callable[[int], dict[str, Any]]] = {  # the options of a model of a given width
     "mlp": lambda width: {"widths": (width,)},
     "cnn": lambda width: {"filters": (width, 2 * width), "hidden": (16 * width,)},
     "lstm": lambda width: {"units": width},
@@ -70,37 +82,37 @@ WIDTHS: dict[str, Callable[[int], dict[str, Any]]] = {  # what a width makes of 
     "resnet34": lambda width: {"width": width},
 }
 MODELS = ("mlp", "cnn", "resnet18", "resnet34", "mobilenet_v2", "shufflenet_v2", "lstm")
-# What LG-FedAvg's clients keep: all that is below the dense layers of a network, the last one of the mlp's.
+# The parameters that LG-FedAvg's clients keep: all below a network's dense layers, of an mlp all below its last layer.
 BELOW = "^(?!Dense|output|2/)"
-DECAY_EVERY = 10  # rounds, the papers' "by 0.99 after 10 rounds"
+DECAY_EVERY = 10  # rounds, after each of which the papers decay the learning rate by 0.99
 
 
 @dataclass(frozen=True)
 class LeagueSettings:
-    """Everything that the methods share; the defaults are those of the papers' MNIST."""
+    """The settings that all methods share; the defaults are those of the papers' MNIST."""
 
     methods: tuple[str, ...] = within(("fed_avg", "fed_prox", "fed_ensemble"), of=tuple(LABELS))
-    num_clients: int = within(100, least=0)  # of users the first so many, all of them if 0
-    classes_per_client: tuple[int, ...] = within((IID, 2), least=DISTORTED)  # 0: dealt at random; -1, -2: trials.py
+    num_clients: int = within(100, least=0)  # where clients are users: the first so many, 0 for all of them
+    classes_per_client: tuple[int, ...] = within((IID, 2), least=DISTORTED)  # or 0, -1, -2: see trials.py
     num_models: tuple[int, ...] = (5,)  # K of the ensembles
-    clients_per_round: int = within(0, least=0)  # that the server asks; 0: all. An ensemble's are of K strata
-    keep_first: int = within(0, least=0)  # answers that close a round; 0: all
-    completion_spread: float = within(1.0, above=0)  # of the log of the time that a client takes
+    clients_per_round: int = within(0, least=0)  # that the server asks; 0: all. For an ensemble drawn from K strata
+    keep_first: int = within(0, least=0)  # a round ends with so many answers; 0: with all
+    completion_spread: float = within(1.0, above=0)  # standard deviation of the log of a client's time
     slowness: float = within(0.0, at_least=0)  # how much the log of that time rises with a client's labels
     num_rounds: int = within(100, least=LAST)
     local_epochs: int = 10
     batch_size: int = 16
     model: str = within("cnn", of=MODELS)
-    width: int = within(0, least=0)  # of the mlp, of an LSTM, of the first layer of a CNN or ResNet; 0: its own
-    optimizer: str = within("sgd", of=("sgd", "adam"))  # of clients; Adam begins anew in every round
+    width: int = within(0, least=0)  # of an MLP or LSTM, or of the first layer of a CNN or ResNet; 0: the model's own
+    optimizer: str = within("sgd", of=("sgd", "adam"))  # the clients'; Adam's state is reset in every round
     learning_rates: tuple[float, ...] = within((0.001, 0.003, 0.01, 0.03, 0.1), above=0)
     decay: float = within(0.99, above=0, at_most=1)
     weight_decay: float = within(0.001, at_least=0)
     proximal: float = within(0.01, above=0)  # mu of FedProx
     dynamic: float = within(0.01, above=0)  # mu of FedDyn, its alpha
     personal: float = within(0.1, at_least=0)  # mu of Ditto, its lambda
-    gamma: float = within(0.1, above=0)  # of the weights by which a client sees an ensemble (FE-2024, eq. 4)
-    server_examples: int = 1000  # without labels, on which FedBE distils; no client holds them
+    gamma: float = within(0.1, above=0)  # of the weights that a client gives the models of an ensemble (FE-2024, eq. 4)
+    server_examples: int = 1000  # unlabelled examples on which FedBE distils; no client holds them
     distillation_epochs: int = 20  # of FedBE's student
     tuning_rounds: int = within(20, least=LAST)
     tuning_seed: int = within(1000, least=0)
@@ -109,14 +121,14 @@ class LeagueSettings:
     num_test: int = within(0, least=0)
 
 
-# What a run depends on, besides its data and its configuration.
+# The settings that a run depends on, besides its data and its configuration.
 DECISIVE = ("clients_per_round", "keep_first", "completion_spread", "slowness", "local_epochs", "batch_size", "model",
             "width", "optimizer", "decay", "weight_decay", "proximal", "dynamic", "personal", "gamma",
             "server_examples", "distillation_epochs")  # fmt: skip
 
 
 class Entrant(NamedTuple):
-    """A method, and of an ensemble the number of its models."""
+    """A method, and for an ensemble the number of its models."""
 
     method: str
     num_models: int = 1
@@ -133,27 +145,25 @@ class Entrant(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What one entrant reached on clients of one kind: of each seed, the means over the last rounds."""
+    """What one entrant reached on clients of one kind."""
 
     entrant: Entrant
-    classes: int  # of a client; 0: dealt at random
+    classes: int  # of a client, as in the settings
     chosen: Tuned
-    values: dict[str, np.ndarray]  # [seeds], by metric of the test split; "fell" too
-    spread: float  # of the accuracy, standard deviation over the last rounds of all seeds
+    values: dict[str, np.ndarray]  # [seeds] means over the last rounds, by metric of the test split; and ``fell``
+    spread: float  # standard deviation of the accuracy over the last rounds of all seeds
 
 
 def entrants(s: LeagueSettings) -> list[Entrant]:
     """Every method, an ensemble once for each number of models."""
-    return [
-        Entrant(name, k) for name in s.methods for k in (s.num_models if name in ENSEMBLES else (1,))
-    ]  # fmt: skip
+    return [Entrant(name, k) for name in s.methods for k in (s.num_models if name in ENSEMBLES else (1,))]
 
 
 # ---- one seed's data, and the methods on it ----------------------------------------------------------------------
 
 
 def divide(study: Study, classes: int, seed: int) -> Trial:
-    """The data of one seed, and its clients."""
+    """The data of one seed, divided among clients of ``classes`` classes (or IID, USERS, DISTORTED)."""
     s, loaded = study.settings, data.load(study.dataset, data_dir=study.data_dir, seed=seed)
     if classes == USERS:
         loaded = first_users(loaded, s.num_clients)
@@ -166,7 +176,7 @@ def divide(study: Study, classes: int, seed: int) -> Trial:
 
 
 def network(s: LeagueSettings, trial: Trial) -> Model:
-    """The ``model`` of the settings for the trial's inputs; raises ``ValueError`` for inputs that it does not read."""
+    """The network that ``s.model`` names; raises ``ValueError`` for inputs that it does not read."""
     x = trial.data.x
     kind = TOKENS if jnp.issubdtype(x.dtype, jnp.integer) else IMAGE if x.ndim == 4 else VECTOR
     own: dict[str, Any] = {"parameterization": "standard"} if s.model == "mlp" else {}
@@ -190,31 +200,22 @@ def methods(s: LeagueSettings, trial: Trial) -> dict[str, Method]:
             own["personal"] = weighted_models("cross_entropy", s.gamma)
         if entrant.method == "lg_fed_avg":
             own["private"] = BELOW
-        build = partial(_build, s, model, entrant, plan_of(s, trial, entrant), own)
-        found[entrant.key] = Method(
-            entrant.label,
-            s.learning_rates,
-            (0,),
-            build,
-            held,
-            sets,
-            holds_examples="server_data" in own or s.keep_first > 0,
-        )
+        build = partial(_build, s, model, entrant, schedule_of(s, trial, entrant), own)
+        bound = "server_data" in own or s.keep_first > 0
+        found[entrant.key] = Method(entrant.label, s.learning_rates, (0,), build, held, sets, bound_to_seed=bound)
     return found
 
 
 def _by_client(trial: Trial) -> dict[str, FederatedData]:
-    """The clients' examples: of train, and of the parts in which each has its own."""
+    """The clients' training examples, and those of the other parts where clients have examples of their own."""
     return {"train": trial.data, **(trial.by_client or {})}
 
 
 def _at_server(s: LeagueSettings, trial: Trial) -> tuple[Any, Array]:
-    """The clients' data without the examples that the server has, and those."""
-    held = trial.data
-    rows = np.random.default_rng([trial.seed, 2]).permutation(np.asarray(held.indices))[: s.server_examples]
-    kept = without(Partition(np.asarray(held.indices), np.asarray(held.offsets)), rows, "server_examples")
-    moved = held._replace(indices=jnp.asarray(kept.indices, jnp.int32), offsets=jnp.asarray(kept.offsets, jnp.int32))
-    return moved, held.x[np.sort(rows)]
+    """The clients' data without the examples that the server holds, and the inputs of these."""
+    held, clients = trial.data, partition_of(trial.data)
+    rows = np.random.default_rng([trial.seed, 2]).permutation(clients.indices)[: s.server_examples]
+    return with_partition(held, without(clients, rows, "server_examples")), held.x[np.sort(rows)]
 
 
 def _build(
@@ -226,12 +227,13 @@ def _build(
     steps: Any,
     rate: float | Array,
 ) -> Algorithm:
-    """The algorithm; ``rate`` may be traced."""
+    """The entrant's algorithm; ``own`` are arguments of its recipe alone, and ``rate`` may be traced."""
+    plain = s.optimizer == "sgd" and not s.weight_decay
     shared: dict[str, Any] = {
         "client_learning_rate": staircase_decay(rate, s.decay, DECAY_EVERY),
         "work": Work(epochs=s.local_epochs, batch_size=s.batch_size),
         "loss": "cross_entropy",
-        "client_optimizer": partial(_descent, s) if s.weight_decay or s.optimizer != "sgd" else None,
+        "client_optimizer": None if plain else partial(descent, s.optimizer, s.weight_decay),
         **own,
     }
     if entrant.method in MU:
@@ -244,9 +246,9 @@ def _build(
     return algorithm
 
 
-def plan_of(s: LeagueSettings, trial: Trial, entrant: Entrant) -> Schedule:
-    """Who trains what: the clients that ``_plan`` asks, or the first of them to answer."""
-    plan = _plan(s, trial.data.num_clients, entrant)
+def schedule_of(s: LeagueSettings, trial: Trial, entrant: Entrant) -> Schedule:
+    """Who trains what: all clients that are asked, or the first ``keep_first`` of them to answer."""
+    plan = _all_asked(s, trial.data.num_clients, entrant)
     if not s.keep_first:
         return plan
     if entrant.method == "random_walk":
@@ -256,12 +258,12 @@ def plan_of(s: LeagueSettings, trial: Trial, entrant: Entrant) -> Schedule:
 
 
 def completion_times(s: LeagueSettings, trial: Trial) -> np.ndarray:
-    """How long each client takes in the mean, [N]: in proportion to its examples, of all clients 1.
+    """Each client's mean time for a round, [N], in proportion to its examples; the mean over clients is 1.
 
-    With a ``slowness`` it rises with the mean of a client's labels, so that who is late is no matter of chance.
+    With a ``slowness`` it also rises with the mean of a client's labels, so that the same clients are always late.
     """
-    labels = np.asarray(trial.data.y)[np.asarray(trial.data.indices)]
-    sizes = np.diff(np.asarray(trial.data.offsets))
+    clients = partition_of(trial.data)
+    labels, sizes = np.asarray(trial.data.y)[clients.indices], clients.sizes
     owner = np.repeat(np.arange(len(sizes)), sizes)
     means = np.bincount(owner, labels, len(sizes)) / np.maximum(sizes, 1)
     score = (means - means.mean()) / max(float(means.std()), 1e-12)
@@ -269,10 +271,12 @@ def completion_times(s: LeagueSettings, trial: Trial) -> np.ndarray:
     return np.asarray(times / times.mean())
 
 
-def _plan(s: LeagueSettings, num_clients: int, entrant: Entrant) -> Schedule:
-    """All clients train in every round, for an ensemble one model each; of random walks, each model one client.
+def _all_asked(s: LeagueSettings, num_clients: int, entrant: Entrant) -> Schedule:
+    """Who trains what where every client that is asked answers.
 
-    Of sampled clients an ensemble's are of K strata, each with a model of its own (FE-2021, algorithm 1).
+    Without ``clients_per_round`` all clients train in every round, for an ensemble one model each; in a random walk
+    each model is trained by one client. Sampled clients of an ensemble come from K strata, one for each model
+    (FE-2021, algorithm 1).
     """
     asked, k = checks.whole("clients_per_round", s.clients_per_round, 0, num_clients), entrant.num_models
     if entrant.method not in ENSEMBLES:
@@ -289,26 +293,25 @@ def _plan(s: LeagueSettings, num_clients: int, entrant: Entrant) -> Schedule:
     return plan(num_clients, k)
 
 
-def _descent(s: LeagueSettings, rate: float | Array) -> optax.GradientTransformation:
-    """The clients' optimiser, with the weight decay added to the gradient."""
-    steps = optax.adam(rate) if s.optimizer == "adam" else sgd(rate)
-    return optax.chain(optax.add_decayed_weights(s.weight_decay), steps) if s.weight_decay else steps
+def descent(optimizer: str, weight_decay: float, rate: float | Array) -> optax.GradientTransformation:
+    """The clients' optimiser, "sgd" or "adam", with the weight decay added to the gradient."""
+    steps = optax.adam(rate) if optimizer == "adam" else sgd(rate)
+    return optax.chain(optax.add_decayed_weights(weight_decay), steps) if weight_decay else steps
 
 
 # ---- what is measured --------------------------------------------------------------------------------------------
 
 
 def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Of every split the ensemble's accuracy; of the test split also its models': largest, least, mean entropy.
+    """The ensemble's accuracy on every split; on the test split also its best and worst model's, and their entropy.
 
-    The entropy is that of a model's predictive distribution, mean over examples and models (FE-2024, Table V). Outputs
-    that are not finite have accuracy 0.
+    The entropy is that of a model's predictive distribution, mean over examples and models (FE-2024, Table V). If some
+    output is not finite, the accuracy is 0.
     """
     found = {}
     for name, (x, labels) in splits.items():
         members = algorithm.predict(state, x).members
-        finite = jnp.all(jnp.isfinite(members))
-        found[f"{name}.accuracy"] = jnp.where(finite, uncertainty.accuracy(members, labels), 0.0)
+        found[f"{name}.accuracy"] = finite_accuracy(members, labels)
         if name == "test":
             each = jnp.mean((members.argmax(axis=-1) == labels[None]).astype(members.dtype), axis=1)
             entropies = jax.lax.map(lambda one: jnp.mean(uncertainty.predictive_entropy(one[None])), members)
@@ -319,13 +322,13 @@ def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict
 def measure_clients(
     largest: Mapping[str, int], algorithm: Algorithm, state: PyTree, sets: EvaluationSets
 ) -> dict[str, Array]:
-    """Of every split the mean over clients of the accuracy of what each predicts for its own examples (section V-D).
+    """Mean over clients of the accuracy of each one's own prediction on its own examples (section V-D), by split.
 
-    Of the test split also ``shared``, that of what everybody predicts, and the control ``others``, that of what each
-    client predicts for the next one's examples. Clients without examples do not count; outputs that are not finite have
-    accuracy 0. ``largest`` are sizes of clients that none exceeds: of PARTS.
+    For the test split also ``shared``, the accuracy of the prediction that all clients share, and the control
+    ``others``, that of each client's prediction on the next client's examples. Clients without examples do not count;
+    a prediction that is not finite is wrong. ``largest`` bounds the clients' sizes in each of PARTS.
     """
-    asked = (("validation", 0), ("test", 0), ("test", 1))  # whose examples, from the client on
+    asked = (("validation", 0), ("test", 0), ("test", 1))  # a part, and how many clients further on its examples are
 
     def one(client: Array) -> Array:
         views = [
@@ -333,11 +336,11 @@ def measure_clients(
             for part, on in asked
         ]
         x = jnp.concatenate([sets[part].x[view.rows] for (part, _), view in zip(asked, views, strict=True)])
-        everybodys = own = algorithm.predict(state, x).mean
+        shared = own = algorithm.predict(state, x).mean
         if algorithm.personal is not None:
             own = algorithm.personal(state, sets["train"], largest["train"], client, x).mean
         found, ends = [], np.cumsum([largest[part] for part, _ in asked])
-        for outputs, at in ((own, 0), (own, 1), (own, 2), (everybodys, 1)):
+        for outputs, at in ((own, 0), (own, 1), (own, 2), (shared, 1)):
             mine = outputs[ends[at] - largest[asked[at][0]] : ends[at]]
             real = jnp.arange(len(mine)) < views[at].size
             right = (mine.argmax(axis=-1) == sets[asked[at][0]].y[views[at].rows]) & jnp.isfinite(mine).all(axis=-1)
@@ -350,31 +353,29 @@ def measure_clients(
 
 
 def last_rounds(values: np.ndarray) -> np.ndarray:
-    """What is averaged of a run's values [E]: those of the last rounds."""
+    """The values [LAST] of a run's last evaluations, of all its values [E]."""
     return values[-LAST:].astype(np.float64)
 
 
 def fell(accuracy: np.ndarray) -> float:
-    """By how much a run's accuracy [E], mean over ``LAST`` evaluations, is at the end below its best."""
+    """By how much a run's accuracy [E], averaged over ``LAST`` evaluations, ends below the best such average."""
     means = np.convolve(accuracy, np.ones(LAST) / LAST, "valid")
     return float(means.max() - means[-1])
 
 
 def check(study: Study) -> None:
-    """Divide the first seed's data in every way, and build every method with every rate."""
+    """Divide the first seed's data in every way and build every method with each rate; raises ``ValueError``."""
     s = study.settings
     if s.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {s.tuning_seed}, must not be among the seeds that are measured")
     for classes in s.classes_per_client:
-        for method in methods(s, divide(study, classes, study.seeds[0])).values():
-            for rate in method.rates:
-                method.build(0, rate)
+        build_all(methods(s, divide(study, classes, study.seeds[0])))
 
 
 def play_all(study: Study, name: str = "") -> tuple[list[Scores], dict[int, Runs]]:
-    """Every entrant on clients of every kind: its rate by validation, then all seeds.
+    """Choose every entrant's rate on clients of every kind, and run it on all seeds: scores, and runs by ``classes``.
 
-    The metrics that are kept call each run by its method, its rate, its clients and ``name``.
+    In the kept metrics a run is named after its method, its rate, its clients and ``name``.
     """
     s, found, runs = study.settings, list[Scores](), dict[int, Runs]()
     depends_on = {name: getattr(s, name) for name in DECISIVE}
@@ -394,13 +395,13 @@ def play_all(study: Study, name: str = "") -> tuple[list[Scores], dict[int, Runs
 
 
 def _largest(trials: Sequence[Trial]) -> dict[str, int]:
-    """The size of the largest client of any trial: of train, and of the parts in which each has examples of its own."""
+    """The size of the largest client of any trial, in train and in the parts in which clients have own examples."""
     sizes = [{part: max_client_size(held) for part, held in _by_client(t).items()} for t in trials]
     return {part: max(of[part] for of in sizes) for part in sizes[0]}
 
 
 def scores_of(entrant: Entrant, classes: int, chosen: Tuned, records: Sequence[Any]) -> Scores:
-    """What the runs of an entrant, one a seed, say."""
+    """An entrant's scores from its runs, one for each seed."""
     names = [n.partition(".")[2] for n in records[0].metrics if n.startswith("test.")]
     values = {n: np.array([last_rounds(r.metrics[f"test.{n}"]).mean() for r in records]) for n in names}
     values["fell"] = np.array([fell(r.test) for r in records])

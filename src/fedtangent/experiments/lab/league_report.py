@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedtangent.experiments.lab.league import LAST, Scores, entrants, play_all
-from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, Sheet, interval, table
+from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, Sheet, grouped, interval, table
 from fedtangent.experiments.lab.runner import Study
 from fedtangent.experiments.lab.runs import Runs
 from fedtangent.experiments.lab.trials import scheme_name
@@ -16,7 +16,7 @@ from fedtangent.output.run_plots import curves
 
 
 def sheet(title: str, found: Sequence[Scores], published: Mapping[tuple[str, int], float]) -> Sheet:
-    """Accuracies in percent with their deviation over last rounds and seeds, and the paper's (entrant, classes)."""
+    """Accuracies in percent, their deviation over last rounds and seeds, and those published (entrant, classes)."""
     rows = [
         {
             "clients": scheme_name(f.classes), "method": f.entrant.label, "rate": f.chosen.config.rate,
@@ -31,7 +31,7 @@ def sheet(title: str, found: Sequence[Scores], published: Mapping[tuple[str, int
 
 
 def rows_of(found: Sequence[Scores]) -> list[dict[str, Any]]:
-    """Rows of result.json."""
+    """The rows of result.json."""
     return [
         {"method": f.entrant.method, "num_models": f.entrant.num_models, "classes_per_client": f.classes,
          "learning_rate": f.chosen.config.rate, "validation_accuracy": f.chosen.score, "deviation": f.spread,
@@ -42,7 +42,7 @@ def rows_of(found: Sequence[Scores]) -> list[dict[str, Any]]:
 
 
 def difference(one: Scores, other: Scores, metric: str = "accuracy") -> MeanInterval:
-    """Of two entrants, paired by seed."""
+    """The difference of two entrants in ``metric``, paired by seed."""
     return interval(one.values[metric] - other.values[metric])
 
 
@@ -56,8 +56,7 @@ def more_accurate(one: Scores, other: Scores) -> Claim:
 def ahead(found: Sequence[Scores], of: str) -> tuple[Claim, ...]:
     """That the method ``of`` is more accurate than every other, on clients of every kind."""
     said = []
-    for classes in dict.fromkeys(f.classes for f in found):
-        own = [f for f in found if f.classes == classes]
+    for own in grouped(found, "classes").values():
         for one in (f for f in own if f.entrant.method == of):
             said += [more_accurate(one, other) for other in own if other.entrant.method != of]
     return tuple(said)
@@ -70,9 +69,9 @@ def outcome(
     claims: Callable[[Sequence[Scores]], tuple[Claim, ...]],
     more: Callable[[Sequence[Scores]], tuple[Sheet, ...]] = lambda _: (),
 ) -> Outcome:
-    """The table called ``name``: every entrant, the figure of its rounds, and what ``claims`` makes of them.
+    """Run every entrant and report the table ``name``, accuracy by round, and the claims.
 
-    ``published`` are percents, by data set, of (entrant's key, classes a client).
+    ``published`` are percents by data set and (entrant's key, classes a client); ``more`` makes further sheets.
     """
     found, runs = play_all(study)
     draw_rounds(study, runs)

@@ -1,9 +1,10 @@
-"""What an experiment answers: tables, intervals over paired seeds, claims that the intervals decide, verdicts."""
+"""What an experiment returns: tables, mean intervals over seeds, the claims that these decide, and verdicts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -11,18 +12,19 @@ from fedtangent.compare.verdicts import Verdict
 from fedtangent.measures.paired import half_width
 
 SEEN, NOT_SEEN, UNDECIDED = "seen", "not seen", "undecided"
+Row = TypeVar("Row")
 
 
 class Sheet(NamedTuple):
     """A table to print; numbers are already text."""
 
     title: str
-    columns: tuple[str, ...]  # the first is text; of the others, those of numbers stand to the right
+    columns: tuple[str, ...]  # the first holds text; others are aligned to the right where they hold numbers
     rows: tuple[tuple[str, ...], ...]
 
 
 def table(title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Sheet:
-    """A sheet of rows of result.json: of each column the format that shows a row, "-" where its number is None."""
+    """A sheet of ``rows``. ``columns`` maps each heading to the format string of its cells; None is shown as "-"."""
 
     def cell(form: str, row: Mapping[str, Any]) -> str:
         try:
@@ -45,31 +47,53 @@ class MeanInterval(NamedTuple):
         return f"{self.mean:{form}} [{self.low:{form}}, {self.high:{form}}]"
 
     def above(self, level: float = 0.0) -> str:
-        """Whether the mean is above ``level``: seen, not seen, or undecided where the interval holds the level."""
+        """Whether the mean is above ``level``: SEEN, NOT_SEEN, or UNDECIDED where the interval contains ``level``."""
         return SEEN if self.low > level else NOT_SEEN if self.high < level else UNDECIDED
 
     def below(self, level: float = 0.0) -> str:
-        """Whether the mean is below ``level``."""
+        """Whether the mean is below ``level``: as ``above``."""
         return SEEN if self.high < level else NOT_SEEN if self.low > level else UNDECIDED
 
+    def within(self, target: float, margin: float) -> bool | None:
+        """Whether the mean is within ``margin`` of ``target``; None where the interval does not decide."""
+        away, half = abs(self.mean - target), self.high - self.mean
+        return True if away + half <= margin else False if away - half > margin else None
+
     def row(self, name: str = "difference") -> dict[str, float]:
-        """As part of a row of result.json, the mean under ``name``."""
+        """The entries of a row of result.json, the mean under ``name``."""
         return {name: self.mean, "low_95": self.low, "high_95": self.high}
 
 
 def interval(values: Sequence[float] | np.ndarray) -> MeanInterval:
-    """The mean of at least two seeds' values and Student's interval; of paired differences, that of the pairs."""
+    """Mean and Student's 95 % interval of one value for each of two or more seeds; values may be paired differences."""
     array = np.asarray(values, np.float64)
     mean, half = float(np.mean(array)), float(half_width(array))
     return MeanInterval(mean, mean - half, mean + half)
 
 
-def grouped(rows: Sequence[Mapping[str, Any]], *keys: str) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
-    """Rows by their values of ``keys``, in order of first appearance."""
-    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+def grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by their values of ``keys``, in order of first appearance.
+
+    A key is an entry of a mapping, and an attribute (which may be dotted) of any other row.
+    """
+    found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(tuple(row[key] for key in keys), []).append(row)
+        at = tuple(row[key] if isinstance(row, Mapping) else attrgetter(key)(row) for key in keys)
+        found.setdefault(at, []).append(row)
     return found
+
+
+def means(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
+    """For each value of ``key``: means of the rows' other entries, all numbers, and the number of rows, ``runs``."""
+    return [
+        {name: float(np.mean([row[name] for row in own])) for name in own[0]} | {key: at, "runs": len(own)}
+        for (at,), own in grouped(rows, key).items()
+    ]
+
+
+def log_slope(x: Any, y: Any) -> float:
+    """The slope of ``ln y`` against ``ln x``, by least squares."""
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
 class Claim(NamedTuple):
@@ -81,32 +105,36 @@ class Claim(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came out. A claim that is not seen and a theorem that does not hold are results, no failures."""
+    """The result of one experiment. A claim that is not seen or a theorem that does not hold is no failure."""
 
     sheets: tuple[Sheet, ...]
-    rows: list[dict[str, Any]]  # of result.json
+    rows: list[dict[str, Any]]  # the table in result.json
     claims: tuple[Claim, ...] = ()
     details: Mapping[str, Any] = {}  # further entries of result.json
     remarks: tuple[str, ...] = ()  # what the reader should know before believing the numbers
-    failed: tuple[str, ...] = ()  # why the experiment does not count
-    verdicts: tuple[Verdict, ...] = ()  # simulation beside theory; where a control passes too, it does not count
+    failed: tuple[str, ...] = ()  # reasons why the experiment does not count
+    verdicts: tuple[Verdict, ...] = ()  # simulation beside theory; the experiment does not count if a control passes
 
 
 def disagreeing(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
-    """Those that do not hold, where simulation and theory are the same thing and have to."""
+    """A line for ``Outcome.failed`` for each verdict that does not hold, where simulation and theory must agree."""
     return tuple(f"{v.statement} {v.sizes}: {v.measured}, must be {v.expected}" for v in verdicts if not v.holds)
 
 
 NOT_OWED = "a bound that holds where its assumptions fail was not owed; one that is broken there is no counterexample"
 
 
-def assumed(of: Sequence[Any], title: str) -> tuple[Sheet, dict[str, Any]]:
-    """The assumptions of each run's theorem: those of the first run with in how many each holds; for result.json."""
+def assumption_sheet(theorems: Sequence[Any], title: str) -> Sheet:
+    """The assumptions as the first run's theorem measured them, and in how many of the runs each of them holds."""
     rows = [
-        {**a._asdict(), "held": sum(theorem.assumptions[i].holds for theorem in of), "runs": len(of)}
-        for i, a in enumerate(of[0].assumptions)
+        {**a._asdict(), "held": sum(theorem.assumptions[i].holds for theorem in theorems), "runs": len(theorems)}
+        for i, a in enumerate(theorems[0].assumptions)
     ]
     columns = {"assumption": "{name}", "what": "{statement}", "measured": "{measured:.3g}",
                "required": "{relation} {required:.3g}", "holds": "{held} of {runs}"}  # fmt: skip
-    details = {"assumptions": [t.assumptions for t in of], "constants": [t.constants for t in of]}
-    return table(title, rows, columns), details
+    return table(title, rows, columns)
+
+
+def theorem_details(theorems: Sequence[Any]) -> dict[str, Any]:
+    """The assumptions and constants of each run's theorem, for ``Outcome.details``."""
+    return {"assumptions": [t.assumptions for t in theorems], "constants": [t.constants for t in theorems]}

@@ -1,8 +1,8 @@
-"""The one runner of experiments: an experiment is an entry (settings as data, a run, its claims), a study is one of
-its runs as it is asked for, an outcome (``results``) what came out.
+"""The one runner of experiments.
 
-A new experiment is one file: its settings, a frozen dataclass with the three scales, the function of a ``Study`` that
-makes the ``Outcome``, and ``ENTRIES``.
+An ``Experiment`` is an entry: settings as data, and a function. A ``Study`` is one checked request to run it, and an
+``Outcome`` (``results``) what it returns. A new experiment is one file: its settings, a frozen dataclass with values
+for the three scales, the function from a ``Study`` to an ``Outcome``, and ``ENTRIES``.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ SCALES = ("smoke", "default", "paper")
 
 
 def by_scale(smoke: Settings, default: Settings | None = None, paper: Settings | None = None) -> dict[str, Settings]:
-    """The settings of each of ``SCALES``; one that is left out is that of the scale before."""
+    """The settings of each of ``SCALES``; a scale that is left out takes those of the scale before."""
     default = default or smoke
     return dict(zip(SCALES, (smoke, default, paper or default), strict=True))
 
 
 def within(default: Any, **limits: Any) -> Any:
-    """A setting with limits beyond those of its kind, which ``check_settings`` holds it to, or each of its values.
+    """A setting with a default and limits, which ``check_settings`` applies to it, or to each of its values.
 
-    Those of ``checks.whole`` or ``checks.number``; ``of``, the names that are allowed; for several values ``count``,
-    how many there must be at least, and ``increasing``.
+    ``limits`` are those of ``checks.whole`` or ``checks.number``; ``of``, the names that are allowed; and for several
+    values ``count``, the fewest values, and ``increasing``.
     """
     return dataclasses.field(default=default, metadata=limits)
 
@@ -51,8 +51,8 @@ def within(default: Any, **limits: Any) -> Any:
 def check_settings(settings: Any) -> None:
     """Raise ``ValueError`` for a setting out of its limits.
 
-    Without other limits whole numbers are at least 1 and fit 32 bits, other numbers are finite, and several values are
-    one or more, all different.
+    Where a setting has no limits of its own, whole numbers must be from 1 on and fit 32 bits, other numbers must be
+    finite, and several values must all be different.
     """
     for field in dataclasses.fields(settings):
         name, value, limits = field.name, getattr(settings, field.name), dict(field.metadata)
@@ -89,7 +89,7 @@ def changed(settings: Settings, changes: Sequence[str]) -> Settings:
 
 
 def written(settings: Any) -> list[str]:
-    """Each of ``settings``, a dataclass, as ``changed`` reads it."""
+    """Each of ``settings``, a dataclass, as ``name=value``, which ``changed`` reads."""
     pairs = vars(settings).items()
     return [f"{name}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for name, v in pairs]
 
@@ -108,45 +108,45 @@ def _read(name: str, text: str, like: Any) -> Any:
 
 
 class Request(NamedTuple):
-    """What the user asks for."""
+    """What the user asks for; unchecked."""
 
     scale: str  # one of SCALES
     seeds: tuple[int, ...]
     dataset: str | None = None  # None: the experiment's first
     data_dir: Path | None = None
-    changes: tuple[str, ...] = ()  # settings given another value, as "num_rounds=20"
+    changes: tuple[str, ...] = ()  # changed settings, such as "num_rounds=20"
 
 
 NOWHERE = Figures(Path())
 
 
 def _silent(_: Any) -> None:
-    """Nobody listens."""
+    """Ignore what is reported."""
 
 
 @dataclass
 class Clock:
-    """What a study's runs will take, where they are timed and not run (``runs.play``)."""
+    """Adds up the time that a study's runs would take, where they are timed instead of run (``runs.play``)."""
 
     seconds: float = 0.0
-    by_run: dict[Any, Any] = dataclasses.field(default_factory=dict)  # by what it depends on: of a round, and a run
+    by_run: dict[Any, Any] = dataclasses.field(default_factory=dict)  # by kind of run: seconds a round, and a record
 
 
 @dataclass(frozen=True)
 class Study:
-    """A checked request, and where its progress, numbers and figures go."""
+    """A checked request, and where its progress, metrics and figures go."""
 
     settings: Any
     dataset: str
     seeds: tuple[int, ...]
     data_dir: Path | None = None
-    say: Callable[[str], None] = _silent  # a line of progress
-    keep: Callable[[Sequence[Metric]], None] = _silent
+    say: Callable[[str], None] = _silent  # reports a line of progress
+    keep: Callable[[Sequence[Metric]], None] = _silent  # writes metrics
     figures: Figures = NOWHERE
-    clock: Clock | None = None  # set, runs are timed and not run
+    clock: Clock | None = None  # if given, runs are only timed
 
     def each_seed(self) -> Iterator[int]:
-        """The seeds; says how long was spent on each once the next is asked for."""
+        """The seeds; reports the time spent on each of them."""
         for seed in self.seeds:
             start = time.perf_counter()
             yield seed
@@ -155,18 +155,18 @@ class Study:
 
 @dataclass(frozen=True)
 class Experiment(Entry):
-    """One table, figure or claim; ``build`` makes a study's ``Outcome``, and is given the ``Study``."""
+    """One table, figure or claim; ``build`` takes a ``Study`` and returns its ``Outcome``."""
 
     scales: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     """Its settings by data set (the first is the default, and needs no files) and scale."""
     check: Callable[[Study], Any] = _silent
-    """Raises ``ValueError`` for what the settings' own limits do not say; writes nothing."""
+    """Raises ``ValueError`` for settings that are wrong beyond their own limits; writes nothing."""
     least_seeds: int = 1
     exact: bool = False
     """Whether it computes in float64."""
 
     def arithmetic(self) -> contextlib.AbstractContextManager[None]:
-        """What it computes in."""
+        """The context in which it computes: float64 if ``exact``."""
         return exact_arithmetic() if self.exact else contextlib.nullcontext()
 
 
@@ -177,9 +177,9 @@ def experiment(
     papers: tuple[str, ...],
     **more: Any,
 ) -> Experiment:
-    """The entry of a module (``__name__``): named after it, and summed up by the first paragraph of its docstring.
+    """The entry of the module ``__name__``; its summary is the first paragraph of the module's docstring.
 
-    A module of several parts of one figure gives each its ``name``, in the module's room, and its ``summary``.
+    A module with several parts of one figure makes an entry for each and gives its ``name`` and ``summary``.
     """
     room, _, own = module.removeprefix(PACKAGE).rpartition(".")
     name, said = more.pop("name", own), more.pop("summary", (sys.modules[module].__doc__ or "").split("\n\n")[0])
@@ -205,7 +205,10 @@ def prepare_study(entry: Experiment, request: Request) -> Study:
 
 
 def perform(entry: Experiment, study: Study) -> Outcome:
-    """Run it; the outcome's details and sheets then tell the settings, the claims and the verdicts too."""
+    """Run it; settings, claims and verdicts are added to the outcome's details, sheets and remarks.
+
+    An experiment whose verdict's control passes too has failed.
+    """
     with entry.arithmetic():
         found: Outcome = entry.build(study)
     details = {"settings": study.settings, "dataset": study.dataset, "claims": found.claims, "remarks": found.remarks}
@@ -229,15 +232,15 @@ def perform(entry: Experiment, study: Study) -> Outcome:
 
 # ---- how long it will take ----------------------------------------------------------------------------------------
 
-SHARE = 40  # of its rounds a study makes one to be timed, where it is no comparison of runs
+SHARE = 40  # an experiment without ``lab.runs`` is timed with one in so many of its rounds
 
 
 def expected_seconds(entry: Experiment, study: Study) -> float:
     """How long the study will take on this device, by a short measurement; nothing is written.
 
-    Of a comparison (``lab.runs``) each method's round is timed, with the examples of few clients where all take part,
-    and counted as often as the comparison makes it. Any other experiment is run twice with as few seeds as it takes and
-    few of its rounds, and what the further ones took is scaled to all; one without rounds in its settings is run once.
+    For a comparison of runs (``lab.runs``) one round of each method is timed and counted as often as it occurs. Any
+    other experiment is run twice, with as few seeds as it needs and with few and twice as few rounds; the difference
+    gives the time of a round. One without rounds in its settings is run once.
     """
     one = dataclasses.replace(study, seeds=study.seeds[: entry.least_seeds])
     most = max(_rounds(study.settings).values(), default=1)
@@ -255,7 +258,7 @@ def expected_seconds(entry: Experiment, study: Study) -> float:
 
 
 def _timed(entry: Experiment, study: Study, share: float) -> tuple[float, Clock | None]:
-    """The seconds of a study with a share of its rounds, and its clock, if it has timed any run."""
+    """The seconds that a study takes with a share of its rounds, and its clock if that has timed any run."""
     start, clock = time.perf_counter(), Clock()
     settings = dataclasses.replace(study.settings, **_rounds(study.settings, share))
     _rehearse(entry, dataclasses.replace(study, settings=settings), clock)
@@ -263,13 +266,13 @@ def _timed(entry: Experiment, study: Study, share: float) -> tuple[float, Clock 
 
 
 def _rehearse(entry: Experiment, study: Study, clock: Clock) -> None:
-    """Perform it with its runs timed by ``clock``, and throw away what comes out."""
+    """Perform it with ``clock`` and discard the outcome and its files."""
     with tempfile.TemporaryDirectory() as folder:
         perform(entry, dataclasses.replace(study, clock=clock, figures=Figures(Path(folder) / "figures")))
 
 
 def _rounds(settings: Any, share: float = 1.0) -> dict[str, int]:
-    """The settings that count rounds, and a share of each, within its limits."""
+    """``share`` of each setting that is a number of rounds, within its limits."""
     found = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)

@@ -1,4 +1,7 @@
-"""Methods by rates by seeds: each run is computed once and kept on disk, and rates are chosen by validation."""
+"""Runs of several methods, with every rate of a grid, on several seeds.
+
+Each run is computed once and kept on disk; rates are chosen on validation examples.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from fedtangent.measures import uncertainty
 from fedtangent.output.files import Metric
 from fedtangent.types import Algorithm, Array, FederatedData, PyTree
 
-EvaluationSets = dict[str, Any]  # by split an EvaluationSet; FederatedData, where clients are tested on their own
+EvaluationSets = dict[str, Any]  # by split an EvaluationSet, or FederatedData if clients have own examples to test on
 SCORES: dict[str, Callable[[Array, Array], Array]] = {
     "accuracy": uncertainty.accuracy,
     "nll": uncertainty.negative_log_likelihood,
@@ -35,16 +38,16 @@ SCORES: dict[str, Callable[[Array, Array], Array]] = {
 
 
 class Method(NamedTuple):
-    """One line of a figure."""
+    """One method on one seed's data: how its algorithm is built, and the grids of its hyper-parameters."""
 
     label: str
     rates: tuple[float, ...]
-    steps: tuple[int, ...]  # in a round: of each client, or of the server; (0,) where that is not a choice
+    steps: tuple[int, ...]  # steps in a round, of each client or of the server; (0,) where there is no such choice
     build: Callable[..., Algorithm]  # (steps, rate) -> algorithm; both may be traced
-    data: FederatedData  # the trial's, as this method is given it
+    data: FederatedData  # the trial's, in the form that this method trains on
     splits: EvaluationSets  # what it is evaluated on
-    pool_size: int = 0  # examples that the server of NTK-FL pools at most
-    holds_examples: bool = False  # whether the algorithm itself holds examples of the seed, as FedBE's server does
+    pool_size: int = 0  # the most examples that the server of NTK-FL pools
+    bound_to_seed: bool = False  # whether the algorithm itself holds arrays of the seed, as FedBE's server does
 
 
 class Config(NamedTuple):
@@ -59,12 +62,12 @@ class Config(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One run: what was measured and sent after each of E evaluated rounds, and what each of the R rounds reported."""
+    """One run: what was measured and sent at each of E evaluations, and the status of each of R rounds."""
 
-    rounds: np.ndarray  # [E], 0 first
+    rounds: np.ndarray  # [E], from 0
     metrics: dict[str, np.ndarray]  # "split.score" -> [E, ...]
-    sent: np.ndarray  # [E, 2] int64, bytes up and down
-    status: np.ndarray  # [R] int32, NTK-FL's: 0 fine, 1 every candidate diverged, 2 no examples
+    sent: np.ndarray  # [E, 2] int64, bytes sent until then, up and down
+    status: np.ndarray  # [R] int32, of NTK-FL: 0 fine, 1 every candidate diverged, 2 no examples
     seconds: float
 
     @property
@@ -78,22 +81,25 @@ class Record(NamedTuple):
         return self.metrics["test.accuracy"].astype(np.float64)
 
 
-TIMED = 1, 3  # rounds of two runs whose difference is the time of a round
-Runs = dict[str, list[Record]]  # of each method, one for each seed
+TIMED = 1, 3  # rounds of the two runs whose difference in time gives the time of a round
+Runs = dict[str, list[Record]]  # by method, one for each seed
+
+
+def finite_accuracy(members: Array, labels: Array) -> Array:
+    """Accuracy of the mean of members' outputs [K, n, C]; 0 if some output is not finite."""
+    return jnp.where(jnp.all(jnp.isfinite(members)), uncertainty.accuracy(members, labels), 0.0)
 
 
 def accuracies(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Accuracy of the prediction on each split; of outputs that are not finite, 0."""
-    found = {}
-    for name, (x, labels) in splits.items():
-        members = algorithm.predict(state, x).members
-        value = uncertainty.accuracy(members, labels)
-        found[f"{name}.accuracy"] = jnp.where(jnp.all(jnp.isfinite(members)), value, 0.0)
-    return found
+    """``{"test.accuracy": [], ...}``: ``finite_accuracy`` of the prediction on each split."""
+    return {
+        f"{name}.accuracy": finite_accuracy(algorithm.predict(state, x).members, labels)
+        for name, (x, labels) in splits.items()
+    }
 
 
 def all_scores(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """``{"test.accuracy": [], ...}``: SCORES and the members' mean accuracy on every split, and the bins of test."""
+    """SCORES and the members' mean accuracy on every split, and the bins of the reliability diagram of ``test``."""
     found: dict[str, Array] = {}
     for name, (x, labels) in splits.items():
         members = algorithm.predict(state, x).members
@@ -107,19 +113,19 @@ def all_scores(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> d
 
 @dataclass
 class Bench:
-    """Where the runs of one comparison take place. Holds one seed's data at a time."""
+    """The runs of one comparison: their data, methods and compiled programs. Holds one seed's data at a time."""
 
     study: Study
     trial: Callable[[int], Trial]
     methods_of: Callable[[Trial], dict[str, Method]]
-    depends_on: Mapping[str, Any]  # the settings that a run depends on, besides its data and its configuration
+    depends_on: Mapping[str, Any]  # the settings that a run depends on besides its data and configuration
     measure: Callable[[Algorithm, PyTree, EvaluationSets], dict[str, Array]] = accuracies
     every: int = 1  # rounds between two evaluations
-    largest_client: int = 0  # of all seeds; 0: of each seed's own, rounded up
-    judged_by: str = "validation.accuracy"  # by which rates are chosen; the larger the better
-    called: str = ""  # what runs are called in the metrics besides their configuration, where that leaves two alike
+    largest_client: int = 0  # size of the largest client of any seed; 0: each seed's own, rounded up
+    judged_by: str = "validation.accuracy"  # the metric by which rates are chosen, the larger the better
+    called: str = ""  # added to a run's name in the metrics, where its configuration does not tell it from others
     compiled: dict[tuple[Any, ...], TrialProgram] = field(default_factory=dict)
-    current: tuple[int, str, dict[str, Method]] | None = None  # seed, fingerprint of its trial, methods
+    current: tuple[int, str, dict[str, Method]] | None = None  # a seed, the fingerprint of its trial, its methods
 
     def methods(self, seed: int) -> dict[str, Method]:
         """The methods on the data of ``seed``."""
@@ -130,9 +136,9 @@ class Bench:
 
 
 def play(bench: Bench, config: Config, seed: int, num_rounds: int) -> Record:
-    """The run of ``config`` with ``seed``: read from the folder beside the figures, or computed and written there.
+    """The run of ``config`` with ``seed``: read from the folder ``runs`` beside the figures, or computed and kept.
 
-    Runs of a method that differ in steps, rate and seed share one compiled program.
+    Runs of a method that differ only in steps, rate and seed share one compiled program.
     """
     method = bench.methods(seed)[config.method]
     if bench.study.clock is not None:
@@ -147,10 +153,11 @@ def play(bench: Bench, config: Config, seed: int, num_rounds: int) -> Record:
 
 
 def _time(bench: Bench, clock: Clock, method: Method, config: Config, seed: int, num_rounds: int) -> Record:
-    """Count what a run would take, and return one whose every evaluation is that of a timed one.
+    """Add the time that a run would take to ``clock``; return a record that repeats a short run's last evaluation.
 
-    A round takes what an evaluation takes, and for each example that is trained on alike: where all clients take part
-    it is timed with one client and with three. Rates take alike, and so do clients of any classes.
+    A round is assumed to take a fixed time plus a time for each example that is trained on. Where all of many clients
+    take part it is therefore timed with the examples of one client and of three, and extrapolated. All rates, and
+    clients of any classes, are assumed to need the same time.
     """
     depends_on = {name: value for name, value in bench.depends_on.items() if name != "classes"}
     key = config.method, config.steps, json.dumps(depends_on, sort_keys=True)
@@ -160,7 +167,7 @@ def _time(bench: Bench, clock: Clock, method: Method, config: Config, seed: int,
         shares = (1, 3) if algorithm.schedule.num_slots >= len(sizes) > 6 else (len(sizes),)
         seconds = []
         for number in shares:
-            timed = method._replace(data=_only(method.data, number), holds_examples=False)
+            timed = method._replace(data=_only(method.data, number), bound_to_seed=False)
             _compute(bench, timed, config, seed, TIMED[0])  # compiles
             short, record = (_compute(bench, timed, config, seed, rounds) for rounds in TIMED)
             seconds.append(max(record.seconds - short.seconds, 0.0) / (TIMED[1] - TIMED[0]))
@@ -176,16 +183,17 @@ def _time(bench: Bench, clock: Clock, method: Method, config: Config, seed: int,
 
 
 def _only(data: FederatedData, number: int) -> FederatedData:
-    """The data of which only the first ``number`` clients hold examples, in arrays of the same shapes."""
+    """The data if only the first ``number`` clients held examples, in arrays of the same shapes."""
     offsets = jnp.minimum(data.offsets, data.offsets[number])
     return data._replace(offsets=offsets)
 
 
 def _compute(bench: Bench, method: Method, config: Config, seed: int, num_rounds: int) -> Record:
+    """Run it, with the program compiled for the method if there is one."""
     start = time.perf_counter()
-    largest = bench.largest_client or -(-max_client_size(method.data) // 8) * 8  # clients of like size: one program
+    largest = bench.largest_client or -(-max_client_size(method.data) // 8) * 8  # one program for like sizes
     engine = single_device_engine(method.data, "auto")._replace(max_client_size=largest)
-    key = (config.method, largest, method.pool_size, seed if method.holds_examples else None)
+    key = (config.method, largest, method.pool_size, seed if method.bound_to_seed else None)
     if key not in bench.compiled:
         numbers: dict[str, Any] = {"steps": config.steps, "rate": config.rate}
         bench.compiled[key] = trial_program(method.build, numbers, method.data, engine, bench.measure, bench.every)
@@ -196,7 +204,7 @@ def _compute(bench: Bench, method: Method, config: Config, seed: int, num_rounds
 
 
 def _digest(bench: Bench, config: Config) -> str:
-    """A name for a run: what it depends on."""
+    """A digest of all that a run depends on, part of the name of its file."""
     assert bench.current is not None
     of = {**bench.depends_on, "every": bench.every, "largest_client": bench.largest_client}
     text = json.dumps([bench.current[0], bench.current[1], *config, of], sort_keys=True)
@@ -204,9 +212,9 @@ def _digest(bench: Bench, config: Config) -> str:
 
 
 def _read(study: Study, path: Path, num_rounds: int) -> Record | None:
-    """The first ``num_rounds`` rounds of a finished run, or None if there is none that was evaluated there.
+    """The first ``num_rounds`` rounds of a kept run; None if there is no such run, or it was not evaluated there.
 
-    A file that is not as it was written is said and computed again: it saves time, and holds nothing that is lost.
+    A damaged file is reported, and the run computed again.
     """
     if not path.exists():
         return None
@@ -226,7 +234,7 @@ def _read(study: Study, path: Path, num_rounds: int) -> Record | None:
 
 
 def _write(path: Path, record: Record) -> None:
-    """Write a finished run, and its checksum, so that a kill or a power failure leaves the whole file or none."""
+    """Write a finished run with its checksum; a kill or a power failure leaves the whole file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content, parts = io.BytesIO(), record._asdict()
     held = {name: np.asarray(value) for name, value in {**parts.pop("metrics"), **parts}.items()}
@@ -235,14 +243,15 @@ def _write(path: Path, record: Record) -> None:
 
 
 def _sum(arrays: Mapping[str, np.ndarray]) -> str:
-    """The SHA-256 of arrays and their names."""
-    told = hashlib.sha256()
+    """The SHA-256 of arrays, their names, dtypes and shapes."""
+    digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
-        told.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
-    return told.hexdigest()
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
+    return digest.hexdigest()
 
 
 def _metrics(called: str, seed: int, record: Record) -> list[Metric]:
+    """Every scalar metric of every evaluation, of the run ``called`` so."""
     names = [tuple(name.split(".")) for name, values in record.metrics.items() if values.ndim == 1]
     return [
         Metric(int(r), called, seed, split, score, float(record.metrics[f"{split}.{score}"][e]),
@@ -252,26 +261,33 @@ def _metrics(called: str, seed: int, record: Record) -> list[Metric]:
 
 
 class Tuned(NamedTuple):
-    """What a method took, and the whole grid."""
+    """The configuration chosen for a method, and the scores of its whole grid."""
 
     config: Config
-    score: float  # on validation examples
+    score: float  # the mean of the bench's ``judged_by``
     at_edge: tuple[str, ...]  # "rate" or "steps", where the choice is at an end of its grid
     grid: dict[Config, float]
 
 
 def choose(method: Method, scores: dict[Config, float]) -> Tuned:
-    """The configuration of the best score on validation examples; one that is not finite only if there is no other."""
+    """The configuration with the best of ``scores``; one whose score is not finite only if there is no other."""
     best = max(scores, key=lambda c: scores[c] if np.isfinite(scores[c]) else -np.inf)
     tried = {"rate": method.rates, "steps": method.steps}
     edge = tuple(n for n, values in tried.items() if len(values) > 1 and getattr(best, n) in (min(values), max(values)))
     return Tuned(best, scores[best], edge, scores)
 
 
-def tune(bench: Bench, name: str, seed: int, num_rounds: int) -> Tuned:
-    """The rate and steps of a method that are best on validation examples, on a seed of their own.
+def build_all(methods: Mapping[str, Method]) -> None:
+    """Build every method with each of its rates; raises the ``ValueError`` of a recipe."""
+    for method in methods.values():
+        for rate in method.rates:
+            method.build(method.steps[0], rate)
 
-    The score is the mean of ``judged_by`` over the last quarter of ``num_rounds``, as single rounds swing.
+
+def tune(bench: Bench, name: str, seed: int, num_rounds: int) -> Tuned:
+    """The rate and steps of a method that are best on validation examples of ``seed``.
+
+    The score is the mean of ``judged_by`` over the last quarter of ``num_rounds``, as single rounds fluctuate.
     """
     method, start = bench.methods(seed)[name], time.perf_counter()
     grid: dict[Config, float] = {}

@@ -29,11 +29,11 @@ from fedtangent.theory.fed_ensemble.bias_variance import Decomposition, Estimate
 from fedtangent.types import Algorithm, Model, Partition, Schedule
 
 NORMAL_95 = 1.959963984540054  # the normal quantile of 0.975
-CANDIDATES = 40  # clients to choose each client from, where points must not be close
+CANDIDATES = 40  # clients that are drawn for each client that is kept, where inputs must not be close
 
 
 class SineData(NamedTuple):
-    """Training points, who holds them, and the true function on an even grid of [-1, 1]."""
+    """Training points of the clients, and the true function on an even grid of [-1, 1]."""
 
     x: np.ndarray  # [n, 1]
     y: np.ndarray  # [n, 1]
@@ -54,16 +54,16 @@ class TrainedOutputs(NamedTuple):
 def load(
     seed: int, num_clients: int, points_per_client: int, gap: bool, spacing: float = 0.0, test_points: int = 201
 ) -> SineData:
-    """The paper's sine data (``data.sources.sine``), if asked with inputs at least ``spacing`` apart.
+    """The paper's sine data (``data.sources.sine``), with inputs at least ``spacing`` apart.
 
-    For ``spacing`` > 0 clients are taken in the order in which they are drawn, and left out if one of their inputs is
-    too close to another. Close inputs make the tangent kernel singular, and Theorem 2 assumes that it is not.
+    If ``spacing`` > 0, clients are drawn one after another, and a client is left out if an input of its own is too
+    close to one already there. Close inputs make the tangent kernel singular, which Theorem 2 excludes.
 
     Raises ``ValueError`` for options out of range, or a spacing at which there are not so many clients.
     """
     if not (math.isfinite(spacing) and spacing >= 0):
         raise ValueError(f"spacing: got {spacing}, must be 0 or more")
-    if spacing > 0 and num_clients * points_per_client > 2 / spacing + 1:  # before any are drawn in vain
+    if spacing > 0 and num_clients * points_per_client > 2 / spacing + 1:  # cannot fit, so none are drawn
         raise ValueError(
             f"spacing: got {spacing:g}, at which {int(2 / spacing) + 1} inputs fit into [-1, 1], must be smaller for "
             f"{num_clients} clients of {points_per_client}"
@@ -89,7 +89,7 @@ def load(
 
 
 def of_study(study: Study, seed: int, gap: bool) -> SineData:
-    """The data of one seed."""
+    """The data of one of the study's seeds."""
     s = study.settings
     return load(seed, s.num_clients, s.points_per_client, gap, s.spacing)
 
@@ -106,15 +106,15 @@ def linear_model() -> Model:
 
 
 def network(width: int) -> Model:
-    """An erf network of one hidden layer whose units change over [-1, 1], in float64."""
+    """An erf network of one hidden layer, in float64, with weights large enough that units vary over [-1, 1]."""
     return mlp(1, 1, widths=(width,), activation="erf", w_std=8.0, b_std=4.0, last_w_std=4.0, dtype=jnp.float64)
 
 
 def step_size(model: Model, held: SineData) -> float:
     """Half of the largest step that is stable for every client: ``1 / max Theta(x, x)`` over the domain.
 
-    ``lambda_max(Theta_ii) / n_i`` is at most the mean of Theta's diagonal; and unlike it, the bound does not depend on
-    the data, so that one program serves every seed.
+    ``lambda_max(Theta_ii) / n_i`` is at most the largest entry of Theta's diagonal. The bound does not depend on the
+    training data, so that one compiled program serves every seed.
     """
     assert model.kernel is not None
     theta = np.asarray(model.kernel(jnp.asarray(held.x_test), None, get="ntk"))
@@ -146,7 +146,7 @@ def train(held: SineData, of: Algorithm, num_rounds: int, seed: int) -> TrainedO
 def flow(
     held: SineData, model: Model, plan: Schedule, local_steps: int, num_rounds: int, seed: int
 ) -> tuple[Flow, KernelBlocks]:
-    """The exact law of the run that ``train`` makes, under its very cohorts; and the kernel blocks."""
+    """The exact law of the run that ``train`` makes, with the same cohorts, and the kernel blocks."""
     assert model.kernel is not None
     setting = Setting(
         name="sine", title="", x_train=held.x, y_train=held.y, x_test=held.x_test, y_test=held.y_test, labels_test=None,
@@ -163,13 +163,13 @@ def flow(
 def decomposed(
     problem: ToyProblem, num_models: int, num_rounds: int, schedules: int, draws: int
 ) -> tuple[Decomposition, Decomposition]:
-    """Bias and variance of K models in closed form and by simulation, under the same schedules.
+    """Bias and variance of K models in closed form and by simulation, over the same schedules.
 
-    ``draws`` are initialisations under each schedule; those of a network are 1.
+    ``draws`` is the number of initialisations under each schedule; networks have 1.
     """
     plan = repeated_runs.permutations(problem.clients.num_clients, num_models)
     seeds = repeated_runs.seeds_of(num_models, schedules)
-    # One model is trained by all clients in every round: its schedule is no draw.
+    # With one model all clients train it in every round: the schedule is not random.
     laws = repeated_runs.laws(problem, plan, (num_rounds,), seeds if num_models > 1 else seeds[:1])
     runs = repeated_runs.simulated(problem, plan, num_rounds, seeds, draws)
     return (
@@ -179,7 +179,7 @@ def decomposed(
 
 
 def allowed(runs: int, comparisons: int) -> float:
-    """Standard errors, of so many runs, that any of the comparisons exceeds by chance in ``LEVEL`` of the cases."""
+    """The number of standard errors, of ``runs`` runs, that some comparison exceeds by chance with odds ``LEVEL``."""
     return float(student.ppf(1 - LEVEL / comparisons / 2, runs - 1))
 
 

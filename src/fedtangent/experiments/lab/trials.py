@@ -1,4 +1,4 @@
-"""The data of one seed: what all methods of a comparison share, and how methods are given it."""
+"""The data of one seed, which all methods of a comparison share, and the forms in which methods are given it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fedtangent.data.projection import projection_matrix
 from fedtangent.types import Array, FederatedData, Partition
 
 PARTS = ("train", "validation", "test")
-# In place of the classes of a client: examples dealt at random; one client for each user of the data set; dealt at
-# random, and distorted by each client in its own way. Clients of the last two are tested on their own examples.
+# In place of a client's number of classes: examples dealt at random; one client for each user of the data set; dealt at
+# random and distorted by each client in its own way. Clients of the last two are tested on their own examples.
 IID, USERS, DISTORTED = 0, -1, -2
 
 
@@ -31,26 +31,26 @@ class EvaluationSet(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What all methods share under one seed: training data and clients, and two sets to evaluate on."""
+    """The data that all methods share for one seed: training data and clients, and two sets to evaluate on."""
 
     seed: int
     data: FederatedData
     splits: dict[str, EvaluationSet]  # validation, test
     num_classes: int
-    by_client: dict[str, FederatedData] | None = None  # the same, where each client is tested on its own
+    by_client: dict[str, FederatedData] | None = None  # the same with their clients, if those are tested apart
 
 
 class Drawn(NamedTuple):
-    """Examples of each of PARTS: those of training and validation are of the training set."""
+    """Examples of each of PARTS; those of validation are drawn from the training set."""
 
     x: dict[str, np.ndarray]  # float32; tokens int32
     y: dict[str, np.ndarray]  # int32
-    rows: dict[str, np.ndarray]  # of the training set; those of test of the test set
+    rows: dict[str, np.ndarray]  # their rows in the training set, and in the test set for "test"
     rng: np.random.Generator
 
 
 def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, num_test: int) -> Drawn:
-    """Draw them; ``num_train`` and ``num_test`` are 0 for all that there are (after validation).
+    """Draw examples of every part; ``num_train`` and ``num_test`` are 0 for all that remain.
 
     Raises ``ValueError`` for more than there are.
     """
@@ -74,10 +74,10 @@ def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, n
 
 
 def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
-    """The examples of the data set's first ``number`` users, in ascending order of their ids; all of them if 0.
+    """The examples of the data set's first ``number`` users, in ascending order of their ids; 0: of all users.
 
-    Users are then numbered from 0; test examples that are nobody's all remain. Raises ``ValueError`` where the data set
-    does not say whose the examples are, and for more users than it has.
+    Users are then numbered from 0. Test examples without users all remain. Raises ``ValueError`` for a data set without
+    users, and for more users than it has.
     """
     if loaded.user_train is None:
         raise ValueError(
@@ -97,12 +97,19 @@ def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
 
 
 def of_owners(owner: np.ndarray, num_clients: int) -> Partition:
-    """The partition in which example i is client ``owner[i]``'s, [n] from 0; a client may have none."""
+    """The partition in which client ``owner[i]``, from 0, holds example i; a client may hold none."""
     return assemble([np.flatnonzero(owner == i) for i in range(num_clients)])
 
 
+def owners(clients: Partition) -> np.ndarray:
+    """The client of each example, [n], where every example has exactly one: the inverse of ``of_owners``."""
+    found = np.empty(len(clients.indices), np.int64)
+    found[clients.indices] = np.repeat(np.arange(clients.num_clients), clients.sizes)
+    return found
+
+
 def of_users(loaded: data.Dataset, drawn: Drawn) -> Partition | dict[str, Partition]:
-    """The examples of each user, of data that ``first_users`` has numbered; of each part, if tests have users."""
+    """One client for each user that ``first_users`` numbered; by part, if test examples have users too."""
     users = {"train": loaded.user_train, "validation": loaded.user_train, "test": loaded.user_test}
     assert loaded.user_train is not None
     number = int(loaded.user_train.max()) + 1
@@ -112,21 +119,18 @@ def of_users(loaded: data.Dataset, drawn: Drawn) -> Partition | dict[str, Partit
 
 
 def distorted_by(drawn: Drawn, num_clients: int, seed: int) -> tuple[Drawn, dict[str, Partition]]:
-    """Training examples dealt to the clients at random, the others drawn by them; each distorts its own."""
-    dealt_out, owner = partition.iid(len(drawn.y["train"]), num_clients, seed), dict[str, np.ndarray]()
-    owner["train"] = np.empty(len(drawn.y["train"]), np.int64)  # whose each example is
-    owner["train"][dealt_out.indices] = np.repeat(np.arange(num_clients), dealt_out.sizes)
+    """Examples dealt to the clients at random, each distorted by its client; and the clients of each part."""
+    owner = {"train": owners(partition.iid(len(drawn.y["train"]), num_clients, seed))}
     owner |= {part: drawn.rng.integers(num_clients, size=len(drawn.y[part])) for part in PARTS[1:]}
     x = {part: distorted(drawn.x[part], of, num_clients, seed) for part, of in owner.items()}
-    clients = {part: of_owners(of, num_clients) for part, of in owner.items()}
-    return drawn._replace(x=x), clients | {"train": dealt_out}
+    return drawn._replace(x=x), {part: of_owners(of, num_clients) for part, of in owner.items()}
 
 
 def distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
-    """Images in [0, 1], each as its owner would write it: feature skew for data without writers.
+    """Images in [0, 1], distorted by their clients: feature skew for data without writers.
 
-    A client has its own contrast (a factor from 0.5 to 1.5), brightness (-0.2 to 0.2) and place on the page (a shift by
-    up to one pixel each way, cyclic). ``x`` [n, ...] are square images of one channel, flat or not; ``owner`` [n] is
+    Each client has its own contrast (a factor from 0.5 to 1.5), brightness (-0.2 to 0.2) and cyclic shift (up to one
+    pixel each way). ``x`` [n, ...] are square images of one channel, flat or not; ``owner`` [n] is
     from 0 to ``num_clients - 1``.
     """
     rng = np.random.default_rng([seed, 1])
@@ -142,7 +146,7 @@ def distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) -> 
 
 
 def dealt(labels: np.ndarray, num_clients: int, classes: int, seed: int) -> Partition:
-    """Examples of ``labels`` [n] to N clients, each of so many classes, or dealt at random (``IID``).
+    """Examples with ``labels`` [n] divided among N clients of ``classes`` classes each, or at random (``IID``).
 
     Raises ``ValueError`` for more clients than examples.
     """
@@ -158,7 +162,7 @@ def scheme_name(classes: int) -> str:
 
 
 def trial_of(drawn: Drawn, clients: Partition | Mapping[str, Partition], seed: int, num_classes: int) -> Trial:
-    """The examples on the device; ``clients`` are those that train, or of each part where it has clients of its own."""
+    """The trial on the device; ``clients`` hold the training examples, or by part the examples of every part."""
     if isinstance(clients, Mapping):
         x, y = drawn.x, drawn.y
         own = {part: data.federated_data(x[part], y[part], clients[part], x[part].dtype) for part in PARTS}
@@ -169,13 +173,13 @@ def trial_of(drawn: Drawn, clients: Partition | Mapping[str, Partition], seed: i
 
 
 def one_hot(trial: Trial) -> FederatedData:
-    """The trial's data with one-hot targets [n, C] float32, uncentred: what NTK-FL fits."""
+    """The trial's data with one-hot targets [n, C] float32, not centred, which NTK-FL fits."""
     targets = data.classification_targets(np.asarray(trial.data.y), trial.num_classes)
     return trial.data._replace(y=jnp.asarray(targets, jnp.float32))
 
 
 def projected(trial: Trial, dimension: int) -> Trial:
-    """The trial with inputs projected to ``dimension`` numbers, all by the Gaussian matrix of its seed (section 4.2).
+    """The trial with inputs projected to ``dimension`` numbers by the Gaussian matrix of its seed (section 4.2).
 
     Raises ``ValueError`` for more dimensions than there are.
     """
@@ -188,21 +192,30 @@ def projected(trial: Trial, dimension: int) -> Trial:
     return trial._replace(data=held, splits=splits)
 
 
-def with_global_set(trial: Trial, share: float, labels: Array) -> tuple[FederatedData, np.ndarray]:
-    """Data in which every client also holds the global set, and that set: equally many of each class.
+def partition_of(held: FederatedData) -> Partition:
+    """Which examples each client holds, on the host."""
+    return Partition(np.asarray(held.indices), np.asarray(held.offsets))
 
-    It has ``share`` times as many examples as all clients together (NTK-FL, section 6, (i)), drawn from theirs by
-    their ``labels`` [n].
+
+def with_partition(held: FederatedData, clients: Partition) -> FederatedData:
+    """The same examples, held by other clients."""
+    return held._replace(
+        indices=jnp.asarray(clients.indices, jnp.int32), offsets=jnp.asarray(clients.offsets, jnp.int32)
+    )
+
+
+def with_global_set(trial: Trial, share: float, labels: Array) -> tuple[FederatedData, np.ndarray]:
+    """The data with a global set added to every client's examples, and the rows of that set.
+
+    The set has ``share`` times as many examples as all clients together (NTK-FL, section 6, (i)), equally many of each
+    of the ``labels`` [n].
     """
-    held = trial.data
     chosen = sharing.class_balanced(np.asarray(labels), max(1, round(share * len(labels))), trial.seed, "shared")
-    given = sharing.with_shared(Partition(np.asarray(held.indices), np.asarray(held.offsets)), chosen)
-    moved = held._replace(indices=jnp.asarray(given.indices, jnp.int32), offsets=jnp.asarray(given.offsets, jnp.int32))
-    return moved, chosen
+    return with_partition(trial.data, sharing.with_shared(partition_of(trial.data), chosen)), chosen
 
 
 def fingerprint(trial: Trial) -> str:
-    """A digest of everything that a trial holds."""
+    """The SHA-256 of all arrays of a trial."""
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves((trial.data, trial.splits, trial.by_client)):
         array = np.asarray(leaf)

@@ -22,7 +22,7 @@ from fedtangent.types import FederatedData, Model, Partition, PyTree
 
 DATASETS = ("digits", "sphere", "fashion_mnist")
 SPHERE_DIMENSION = 20
-TREND = 1e-9  # of the initial squared residual: below it a measured residual is rounding
+TREND = 1e-9  # share of the initial squared residual below which a measured one is rounding
 
 
 class TwoLayerProblem(NamedTuple):
@@ -38,9 +38,9 @@ class TwoLayerProblem(NamedTuple):
 
 
 def problem(name: str, data_dir: Path | None, num_examples: int, num_clients: int, seed: int) -> TwoLayerProblem:
-    """Draw it: on "sphere" inputs are uniform and labels random, on images 1 is an even class and -1 an odd one.
+    """Draw a problem: "sphere" has uniform inputs and random labels; of images even classes are 1 and odd ones -1.
 
-    Clients hold the examples in the order of their class (of chance, on the sphere), N / M each.
+    Examples are sorted by class, and each client holds N / M consecutive ones.
 
     Raises:
         ValueError: sizes that do not fit, what the data set's loader refuses.
@@ -70,24 +70,24 @@ def of_study(study: Study, seed: int) -> TwoLayerProblem:
 
 
 def check(study: Study) -> None:
-    """Build the first seed's problem; raises ``ValueError``."""
+    """Draw the first seed's problem; raises ``ValueError``."""
     of_study(study, study.seeds[0])
 
 
 def times(last: int) -> tuple[int, ...]:
-    """Ten candidate times of a round, the last ``last``."""
+    """Ten candidate times of a round, evenly spaced up to ``last``."""
     return tuple(int(t) for t in np.unique(np.linspace(last / 10, last, 10).round()))
 
 
 def worst(measured: np.ndarray, bound: np.ndarray, floor: float) -> float:
-    """Largest ratio of a squared residual to its bound after the start, both relative to the start."""
+    """The largest ratio of a squared residual to its bound after the start, where the residual is above ``floor``."""
     with np.errstate(divide="ignore", over="ignore"):
         ratio = measured[1:] / bound[1:]
     return float(np.max(np.where(measured[1:] > floor, ratio, 0.0)))
 
 
 def verdicts(theorem: str, rows: list[dict[str, Any]], *keys: str, worst: str = "worst") -> tuple[Verdict, ...]:
-    """Whether the runs of each value of ``keys`` stay below the bound, and none below that with lambda_max."""
+    """For each value of ``keys``: all runs stay below the bound; control: none stays below that with lambda_max."""
     found = []
     for at, own in grouped(rows, *keys).items():
         ratio, wrong = max(row[worst] for row in own), min(row["control_worst"] for row in own)
@@ -99,7 +99,7 @@ def verdicts(theorem: str, rows: list[dict[str, Any]], *keys: str, worst: str = 
 
 
 def remarks(c: NtkConstants) -> tuple[str, ...]:
-    """The numbers behind the rates, and what a bound is worth where its assumptions fail."""
+    """Remarks: the constants behind the rates, and what a bound says where its assumptions fail."""
     return (
         f"lambda {c.lambda_min:.3g}, lambda_max {c.lambda_max:.3g} of the limiting kernel (13); steps are fractions of "
         f"2 N / lambda_max; the proof of Theorem 1 asks for at most {c.lambda_min / 2 / c.num_examples:.2g}",
@@ -108,7 +108,7 @@ def remarks(c: NtkConstants) -> tuple[str, ...]:
 
 
 def first_above(measured: np.ndarray, bound: np.ndarray, floor: float) -> int | None:
-    """The first place after the start where the bound is broken, None if nowhere."""
+    """The first index after the start at which the bound is broken; None if it holds throughout."""
     above = (measured > bound) & (measured > floor)
     above[0] = False
     return int(np.argmax(above)) if above.any() else None
@@ -120,7 +120,7 @@ def start(model: Model, run_key: jax.Array) -> PyTree:
 
 
 class Start(NamedTuple):
-    """The network of one seed and width, as every run of it begins."""
+    """The network of one seed and width at the start of every run."""
 
     model: Model
     key: jax.Array  # that the weights are drawn from: the same for every method
@@ -144,12 +144,12 @@ def step_size(task: TwoLayerProblem, factor: float) -> float:
 
 
 class NtkRounds(NamedTuple):
-    """Per round, [R] each, but for ``candidates`` [R, Psi]."""
+    """What NTK-FL did in each of R rounds."""
 
     time: tuple[int, ...]  # t(k)
-    before: tuple[float, ...]  # squared residuals
-    after: tuple[float, ...]
-    candidates: np.ndarray  # squared residuals at every candidate time
+    before: tuple[float, ...]  # squared residual before the round
+    after: tuple[float, ...]  # and after it
+    candidates: np.ndarray  # squared residuals at every candidate time, [R, Psi]
     lambda_min: tuple[float, ...]  # of the kernel H at the start of the round
     bound: tuple[float, ...]  # (1 - eta lambda_min / (2 N))^t(k)
     uplink_bytes: int

@@ -17,13 +17,13 @@ from fedtangent import theory
 from fedtangent.compare.verdicts import EXACT, MARGIN, Verdict
 from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.experiments.local_gd.problems import Problem, gaussian_regression, off, simulated
+from fedtangent.experiments.local_gd.problems import Problem, off, regression, simulated
 from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import BoundedPanel, bounded
 from fedtangent.theory.local_gd.regression import LOSSES
 
-SAME = 1e-6  # of the centralised model's length: what a figure shows as 0
-REACHED = 0.01  # of the distance at the start
+SAME = 1e-6  # a share of the centralised model's length that a figure shows as 0
+REACHED = 0.01  # share of the initial distance at which G counts as having reached C
 
 READING = (
     "the paper prints the local loss 1 / (2N) |y - X w|^2 (section 2.1) and eta = 1e-4, with which much of a local "
@@ -34,7 +34,7 @@ READING = (
 
 @dataclass(frozen=True)
 class RegressionSettings:
-    """The paper's; ``loss`` is of nodes and of the centralised model."""
+    """The paper's settings; ``loss`` is that of the nodes and of the centralised model."""
 
     num_nodes: int = within(10, least=2)
     examples_per_node: int = 50
@@ -47,14 +47,14 @@ class RegressionSettings:
 
 
 class RegressionRun(NamedTuple):
-    """One problem: what the engine trained and its closed forms, in the problem's coordinates."""
+    """The trained models of one problem and their closed forms, in the problem's coordinates."""
 
     problem: Problem
-    path: np.ndarray  # [R + 1, r], G
-    trained: np.ndarray  # [r], C
-    finite: theory.LocalRegression  # of L steps
-    converged: theory.LocalRegression  # eq. (6)
-    centralised: theory.LocalRegression  # of one node, C's steps
+    path: np.ndarray  # [R + 1, r], the global model G after every round
+    trained: np.ndarray  # [r], the centralised model C
+    finite: theory.LocalRegression  # closed form of G, with L local steps
+    converged: theory.LocalRegression  # the same for local work until convergence, eq. (6)
+    centralised: theory.LocalRegression  # closed form of C
 
     @property
     def eq_6(self) -> np.ndarray:
@@ -72,34 +72,37 @@ class RegressionRun(NamedTuple):
 
 
 def regression_run(s: Any, dimension: int, seed: int, *, simulate: bool = True) -> RegressionRun:
-    """Both models on one seed's problem: the engine's, or without ``simulate`` the closed forms of as many steps.
+    """Both models on one seed's problem, by the engine or without ``simulate`` by their closed forms.
 
     Needs 64-bit types.
     """
-    problem = gaussian_regression(seed, s.num_nodes, s.examples_per_node, dimension)
+    problem = regression(seed, s.num_nodes, s.examples_per_node, dimension).in_span()
     x, y, nodes, pooled = problem.x, problem.y, problem.partition, problem.pooled
     local: dict[str, Any] = {"learning_rate": s.learning_rate, "local_steps": s.local_steps, "loss": s.loss}
     central = {**local, "local_steps": s.centralised_steps}
     finite = theory.local_regression(x, y, nodes, **local)
-    centralised = theory.local_regression(x, y, pooled, **central)
+    centralised = theory.local_regression(x, y, pooled.partition, **central)
     if simulate:
-        path = simulated(problem, nodes, "fed_avg", s.num_rounds, **local)
-        trained = simulated(problem, pooled, "fed_avg", 1, **central)[-1]
+        path = simulated(problem, "fed_avg", s.num_rounds, **local)
+        trained = simulated(pooled, "fed_avg", 1, **central)[-1]
     else:
         path, trained = finite.models(s.num_rounds), centralised.models(1)[-1]
     return RegressionRun(problem, path, trained, finite, theory.local_regression(x, y, nodes), centralised)
 
 
+def one_step(problem: Problem, s: Any) -> theory.LocalRegression:
+    """The closed form of one local step a round."""
+    given: dict[str, Any] = {"learning_rate": s.learning_rate, "local_steps": 1, "loss": s.loss}
+    return theory.local_regression(problem.x, problem.y, problem.partition, **given)
+
+
 def exact_verdict(runs: list[RegressionRun], s: Any) -> Verdict:
-    """The engine's models are the closed forms of as many steps, in every round; control: of one local step."""
+    """In every round the engine's models are the closed forms of as many steps; control: those of one local step."""
     worst, wrong = 0.0, np.inf
     for run in runs:
-        rounds, p = len(run.path) - 1, run.problem
-        one = theory.local_regression(
-            p.x, p.y, p.partition, learning_rate=s.learning_rate, local_steps=1, loss=s.loss
-        )  # fmt: skip
+        rounds = len(run.path) - 1
         own = off(run.path, run.finite.models(rounds)), off(run.trained[None], run.centralised.models(1)[1:])
-        worst, wrong = max(worst, *own), min(wrong, off(run.path, one.models(rounds)))
+        worst, wrong = max(worst, *own), min(wrong, off(run.path, one_step(run.problem, s).models(rounds)))
     sizes = f"d = {', '.join(map(str, sorted({run.problem.dimension for run in runs})))}"
     found = f"{worst:.1e} apart at most", f"<= {EXACT:g}", worst <= EXACT
     return Verdict.of("Local-GD Lemma 1", "simulation is the closed form of as many steps", sizes,
@@ -115,19 +118,18 @@ def check(study: Study) -> None:
 
 
 def check_descent(study: Study, dimension: int) -> None:
-    """Refuse a rate at which descent on a node's or on all examples' loss diverges, or does not move."""
+    """Refuse a rate at which descent, on a node's or on all examples, diverges or does not move."""
     s = study.settings
     for seed in study.seeds:
-        p = gaussian_regression(seed, s.num_nodes, s.examples_per_node, dimension)
-        for held in (p.partition, p.pooled):
-            run = theory.local_regression(p.x, p.y, held, learning_rate=s.learning_rate, local_steps=1, loss=s.loss)
-            if not run.unfinished < 1:
-                what, must = ("diverges", "less") if run.unfinished > 1 else ("does not move", "more")
+        problem = regression(seed, s.num_nodes, s.examples_per_node, dimension).in_span()
+        for p in (problem, problem.pooled):
+            if not (left := one_step(p, s).unfinished) < 1:
+                what, must = ("diverges", "less") if left > 1 else ("does not move", "more")
                 raise ValueError(f"learning_rate: got {s.learning_rate:g}, at which descent {what}, must be {must}")
 
 
 def run(study: Study) -> Outcome:
-    """Every seed's models by round."""
+    """Train on every seed's problem and measure the distances by round."""
     s, runs, rows, lines = study.settings, list[RegressionRun](), list[dict[str, Any]](), list[dict[str, np.ndarray]]()
     for seed in study.each_seed():
         one = regression_run(s, s.dimension, seed)
@@ -169,7 +171,7 @@ def row(seed: int, one: RegressionRun, own: dict[str, np.ndarray]) -> dict[str, 
 
 
 def claims(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
-    """G-Closed in every round, and C at the end, both relative to the distance at the start: the length of C."""
+    """G is G-Closed in every round and C at the end, relative to the initial distance, which is the length of C."""
     closed = interval([r["g_closed_largest"] / r["g_c_start"] for r in rows])
     end = interval([r["g_c_end"] / r["g_c_start"] for r in rows])
     late = interval([r["g_c_end"] - r["g_c_half"] for r in rows])

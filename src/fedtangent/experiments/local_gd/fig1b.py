@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
+from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, disagreeing, grouped, interval, means, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd.fig1a import (
     READING,
@@ -28,8 +28,8 @@ from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import BoundedPanel, bounded
 from fedtangent.theory.local_gd.regression import LOSSES
 
-EQUAL = 0.01  # relative difference up to which the models of the largest d count as the same
-LINES = {
+EQUAL = 0.01  # relative difference up to which two models of the largest d count as the same
+LINES = {  # of each part: a line's label, and its entry of a row
     "b": {"G to C": "g_c", "G to G-Closed (eq. 6)": "g_closed", "C to C-Closed (eq. 7)": "c_closed"},
     "c": {"global model, G": "error_g", "centralised, C": "error_c"},
 }
@@ -44,7 +44,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class DimensionSettings:
-    """The paper's, and dimensions: one of them is the number of all examples."""
+    """The paper's settings; one of ``dimensions`` is the number of all examples."""
 
     num_nodes: int = within(10, least=2)
     examples_per_node: int = 50
@@ -54,11 +54,11 @@ class DimensionSettings:
     learning_rate: float = within(1e-4, above=0)
     centralised_steps: int = 10_000
     loss: str = within("squared_error_sum", of=LOSSES)
-    simulated_seeds: int = 1  # of the others the closed form of L steps is taken, which theirs are compared with
+    simulated_seeds: int = 1  # for other seeds the closed form is taken, which the simulated ones are checked against
 
 
 def check(study: Study) -> None:
-    """Eq. (6) needs fewer examples at a node than dimensions; the claims need the peak, and a d on either side."""
+    """Eq. (6) needs fewer examples at a node than dimensions; the claims need the peak and a d on either side of it."""
     s = study.settings
     total, d = s.num_nodes * s.examples_per_node, s.dimensions
     if min(d) <= s.examples_per_node:
@@ -71,7 +71,7 @@ def check(study: Study) -> None:
 
 
 def run(part: str, study: Study) -> Outcome:
-    """Every dimension of every seed; ``part`` is "b" or "c"."""
+    """Train in every dimension on every seed; ``part`` is "b" or "c"."""
     s, runs, rows = study.settings, list[RegressionRun](), list[dict[str, Any]]()
     for seed in study.each_seed():
         for d in sorted(s.dimensions):
@@ -82,18 +82,18 @@ def run(part: str, study: Study) -> Outcome:
         own = [r for r in rows if r["seed"] == seed]
         study.keep([Metric(s.num_rounds, f"fed_avg d={r['dimension']}", seed, "train" if part == "b" else "test", name,
                            r[key], 0, 0) for r in own for name, key in LINES[part].items()])  # fmt: skip
-    means = [mean_row(own) for own in grouped(rows, "dimension").values()]
-    _draw(study, part, means)
+    mean_rows = means(rows, "dimension")
+    _draw(study, part, mean_rows)
     total = s.num_nodes * s.examples_per_node
     verdict = exact_verdict(runs, s)
     said = claims_b(rows, total) if part == "b" else claims_c(rows, total)
     return Outcome(
-        (_sheet(part, means, len(study.seeds)),), rows, said, {}, REMARKS, disagreeing([verdict]), (verdict,)
+        (_sheet(part, mean_rows, len(study.seeds)),), rows, said, {}, REMARKS, disagreeing([verdict]), (verdict,)
     )
 
 
 def row(seed: int, one: RegressionRun) -> dict[str, Any]:
-    """What one dimension of one seed says."""
+    """The distances and errors of one dimension and seed."""
     g, c, truths = one.path[-1], one.trained, one.problem.truths
     errors = [np.mean(np.sum((one.problem.lifted(w) - truths) ** 2, axis=1)) / one.problem.dimension for w in (g, c)]
     closed = one.eq_7
@@ -114,35 +114,30 @@ def row(seed: int, one: RegressionRun) -> dict[str, Any]:
     }
 
 
-def mean_row(own: Any) -> dict[str, Any]:
-    """Means over seeds of one dimension."""
-    return {key: own[0][key] if key == "dimension" else float(np.mean([r[key] for r in own])) for key in own[0]}
-
-
-def _sheet(part: str, means: list[dict[str, Any]], seeds: int) -> Any:
+def _sheet(part: str, mean_rows: list[dict[str, Any]], seeds: int) -> Sheet:
     if part == "b":
-        return table(f"Fig. 1(b): |w - w'| / d at the end, means of {seeds} seeds", means, {
+        return table(f"Fig. 1(b): |w - w'| / d at the end, means of {seeds} seeds", mean_rows, {
             "d": "{dimension}", "G to C": "{g_c:.3g}", "G to G-Closed": "{g_closed:.2g}",
             "C to C-Closed": "{c_closed:.2g}", "G-Closed to C-Closed": "{closed_closed:.3g}",
             "limit to C-Closed": "{limit_closed:.2g}", "|C| / d": "{size:.3g}", "contraction": "{contraction:.5f}",
             "left of C's way": "{contraction_c:.2g}", "of a local residual": "{unfinished:.2g}",
         })  # fmt: skip
-    return table(f"Fig. 1(c): generalisation error / d, means of {seeds} seeds", means, {
+    return table(f"Fig. 1(c): generalisation error / d, means of {seeds} seeds", mean_rows, {
         "d": "{dimension}", "G": "{error_g:.4g}", "C": "{error_c:.4g}", "contraction": "{contraction:.5f}",
         "left of C's way": "{contraction_c:.2g}",
     })  # fmt: skip
 
 
-def _draw(study: Study, part: str, means: list[dict[str, Any]]) -> None:
-    d = np.array([m["dimension"] for m in means])
-    lines = {name: np.array([m[key] for m in means]) for name, key in LINES[part].items()}
+def _draw(study: Study, part: str, mean_rows: list[dict[str, Any]]) -> None:
+    d = np.array([m["dimension"] for m in mean_rows])
+    lines = {name: np.array([m[key] for m in mean_rows]) for name, key in LINES[part].items()}
     what = "|w - w'| / d" if part == "b" else "error / d"
     panel = BoundedPanel(f"round {study.settings.num_rounds}, mean of {len(study.seeds)} seeds", d, lines, {})
     bounded([panel], f"Fig. 1({part}): regression", ("dimension d", what), None, study.figures.path(f"fig1{part}"))
 
 
 def peak(rows: list[dict[str, Any]], key: str, at: int) -> list[float]:
-    """By what factor, in tens, the value at dimension ``at`` is above the largest of any other: one for each seed."""
+    """The log10 of the value at dimension ``at`` over the largest at any other: one for each seed."""
     found = []
     for own in grouped(rows, "seed").values():
         here = [r[key] for r in own if r["dimension"] == at]
@@ -151,7 +146,7 @@ def peak(rows: list[dict[str, Any]], key: str, at: int) -> list[float]:
 
 
 def claims_b(rows: list[dict[str, Any]], total: int) -> tuple[Claim, ...]:
-    """The closed form everywhere, the peak, and the same model at the end."""
+    """Fig. 1(b): G is its closed form everywhere, has a peak at d = 500, and is C at the largest d."""
     most = max(r["dimension"] for r in rows)
     seeds = grouped(rows, "seed").values()
     closed = interval([max(r["g_closed"] / r["size"] for r in own) for own in seeds])
@@ -165,7 +160,7 @@ def claims_b(rows: list[dict[str, Any]], total: int) -> tuple[Claim, ...]:
 
 
 def claims_c(rows: list[dict[str, Any]], total: int) -> tuple[Claim, ...]:
-    """The same error at the end; of C a peak, which the paper's text has for distances only."""
+    """Fig. 1(c): equal errors at the largest d, and peaks, which the paper's text claims of distances only."""
     most = max(r["dimension"] for r in rows)
     away = interval([abs(r["error_g"] / r["error_c"] - 1) for r in rows if r["dimension"] == most])
     centralised, whole = interval(peak(rows, "error_c", total)), interval(peak(rows, "error_g", total))

@@ -16,18 +16,18 @@ import numpy as np
 
 from fedtangent import theory
 from fedtangent.compare.verdicts import EXACT, MARGIN, Verdict
-from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, interval, table
+from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, interval, log_slope, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.experiments.local_gd.problems import Problem, halfspaces, off, simulated
+from fedtangent.experiments.local_gd.problems import Problem, classification, off, simulated
 from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import BoundedPanel, bounded
 from fedtangent.theory.local_gd.max_margin import DivergenceError
 
 METHODS = ("G", "G-Mod")
-NEAR = 0.1  # a distance of directions that a figure shows as near; two models that know nothing of each other: 1.4
-INSIDE = 1e-3  # how much of a margin may lack for a model to count as inside the feasible sets
-HARMONIC, HARMONIC_MARGIN = -1.0, 0.25  # slope of a distance that falls as 1/k
-NO_PULL = 700.0  # ln(1 / lambda) of a proximal term that changes no number
+NEAR = 0.1  # a distance of directions that a figure shows as near; that of two unrelated models is 1.4
+INSIDE = 1e-3  # a model counts as inside the feasible sets if its margins are at least 1 less this
+HARMONIC, HARMONIC_MARGIN = -1.0, 0.25  # log-log slope of a distance that falls as 1/k, and its tolerance
+NO_PULL = 700.0  # ln(1 / lambda) of a proximal term too weak to change any number
 
 REMARKS = (
     "C minimises (1), the mean of the nodes' losses, as its loss on the 'global dataset' is not printed: on the sum of "
@@ -43,7 +43,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class ExponentialSettings:
-    """Local-GD on eq. (12), the paper's numbers."""
+    """The paper's settings of Local-GD on eq. (12)."""
 
     num_nodes: int = within(10, least=2)
     pull: float = within(1e-4, above=0)  # lambda
@@ -55,7 +55,7 @@ class ExponentialSettings:
 
 @dataclass(frozen=True)
 class HalfspaceSettings(ExponentialSettings):
-    """Fig. 1(d)'s; ``spread`` is the standard deviation of the elements of z_i, those of w* having 1."""
+    """The settings of fig. 1(d); ``spread`` is the standard deviation of the elements of z_i (of w* it is 1)."""
 
     examples_per_node: int = 50
     dimension: int = 1500
@@ -64,13 +64,13 @@ class HalfspaceSettings(ExponentialSettings):
 
 
 class Classified(NamedTuple):
-    """The models of one problem, in its coordinates."""
+    """The trained models of one problem, in its coordinates."""
 
     problem: Problem
     sets: theory.FeasibleSets
-    paths: dict[str, np.ndarray]  # of METHODS, [R + 1, r]
+    paths: dict[str, np.ndarray]  # by METHODS, [R + 1, r]
     centralised: np.ndarray  # [r], C
-    machine: np.ndarray  # [r], S
+    machine: np.ndarray  # [r], S, the support vector machine
 
     def to(self, model: np.ndarray) -> dict[str, np.ndarray]:
         """Distances of directions of both methods to ``model`` after rounds 2, 3, ..: [R - 1] each."""
@@ -78,18 +78,16 @@ class Classified(NamedTuple):
 
 
 def classified(s: ExponentialSettings, problem: Problem, *, simulate: bool = True) -> Classified:
-    """All models; those of METHODS by the engine, or without ``simulate`` by descent in the dual, which is the same.
+    """All models of a problem; METHODS by the engine, or without ``simulate`` by the equivalent descent in the dual.
 
     Needs 64-bit types. Raises ``ValueError`` where the examples are not separable.
     """
     x, y, nodes = problem.x, problem.y, problem.partition
-    sets = theory.feasible_sets(x, y, nodes, separable=x.shape[1] < len(y))  # r = n: all labels can be fitted
+    sets = theory.feasible_sets(x, y, nodes, separable=x.shape[1] < len(y))  # with r = n all labels can be fitted
     local: dict[str, Any] = {"learning_rate": s.learning_rate, "local_steps": s.local_steps,
                              "loss": "exponential_sum", "mu": s.pull}  # fmt: skip
     paths = {
-        name: simulated(problem, nodes, recipe, s.num_rounds, **local)
-        if simulate
-        else in_dual(s, sets, name, s.local_steps)
+        name: simulated(problem, recipe, s.num_rounds, **local) if simulate else in_dual(s, sets, name, s.local_steps)
         for name, recipe in zip(METHODS, ("fed_prox", "modified_local_gd"), strict=True)
     }
     central = descended(s, sets, 1 / s.num_nodes)
@@ -101,7 +99,7 @@ def classified(s: ExponentialSettings, problem: Problem, *, simulate: bool = Tru
 
 
 def tried(s: ExponentialSettings, problem: Problem, *, simulate: bool) -> Classified | None:
-    """``classified``, of labels that some model fits; None where descent diverges at the given rate."""
+    """``classified``, where some model fits all labels; None if descent diverges at the given rate."""
     try:
         one = classified(s, problem, simulate=simulate)
     except DivergenceError:
@@ -110,12 +108,12 @@ def tried(s: ExponentialSettings, problem: Problem, *, simulate: bool) -> Classi
 
 
 def left_out(missing: list[str], runs: int) -> tuple[str, ...]:
-    """What is said of runs that diverged."""
+    """A remark on the runs that diverged, if any."""
     return (f"{len(missing)} of {runs} runs diverged and are left out: {'; '.join(missing)}",) if missing else ()
 
 
 def descended(s: ExponentialSettings, sets: theory.FeasibleSets, factor: float) -> np.ndarray | None:
-    """The model trained on ``factor`` times the sum of all examples' losses, [r]; None where it diverges."""
+    """The model trained on ``factor`` times the sum of all examples' losses, [r]; None if it diverges."""
     rate, steps = s.learning_rate * factor, s.centralised_steps
     try:
         return theory.exponential_models(sets.pooled(), 1, NO_PULL, learning_rate=rate, local_steps=steps)[-1]
@@ -124,7 +122,7 @@ def descended(s: ExponentialSettings, sets: theory.FeasibleSets, factor: float) 
 
 
 def support_vector_machine(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """scikit-learn's hard margin [r]; examples mirrored through 0 make its intercept 0, which eq. (15) has not."""
+    """scikit-learn's hard-margin machine [r]. Mirrored examples make its intercept 0, as eq. (15) has none."""
     from sklearn.svm import SVC
 
     machine = SVC(kernel="linear", C=1e12, tol=1e-9, cache_size=500)
@@ -133,7 +131,7 @@ def support_vector_machine(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def in_dual(s: ExponentialSettings, sets: theory.FeasibleSets, name: str, steps: int) -> np.ndarray:
-    """The models of one of METHODS after every round of so many local steps, [R + 1, r], by theory."""
+    """The model of one of METHODS after every round of ``steps`` local steps, [R + 1, r], by descent in the dual."""
     alpha = theory.halpern(s.num_rounds, 0) if name == "G-Mod" else None
     return theory.exponential_models(
         sets, s.num_rounds, np.log(1 / s.pull), learning_rate=s.learning_rate, local_steps=steps, alpha=alpha
@@ -141,7 +139,7 @@ def in_dual(s: ExponentialSettings, sets: theory.FeasibleSets, name: str, steps:
 
 
 def _to_dual(s: ExponentialSettings, one: Classified, name: str, path: np.ndarray, steps: int) -> float:
-    """How far ``path`` is from so many local steps in the dual; infinite where those diverge."""
+    """How far ``path`` is from ``in_dual`` with that number of local steps; infinite if this diverges."""
     try:
         return off(path, in_dual(s, one.sets, name, steps))
     except DivergenceError:
@@ -149,7 +147,7 @@ def _to_dual(s: ExponentialSettings, one: Classified, name: str, path: np.ndarra
 
 
 def exact_verdict(s: ExponentialSettings, found: list[Classified], sizes: str) -> Verdict:
-    """The engine's models are those of descent in the dual, in every round; control: of one local step."""
+    """In every round the engine's models are those of descent in the dual; control: with one local step."""
     worst, wrong = 0.0, np.inf
     for one in found:
         for name, path in one.paths.items():
@@ -161,12 +159,12 @@ def exact_verdict(s: ExponentialSettings, found: list[Classified], sizes: str) -
 
 
 def run(study: Study) -> Outcome:
-    """Every seed's models by round."""
+    """Train on every seed's problem and measure the distances by round."""
     s, found, rows, lines = study.settings, list[Classified](), list[dict[str, Any]](), list[dict[str, Any]]()
     missing = list[str]()
     for seed in study.each_seed():
-        problem = halfspaces(seed, s.num_nodes, s.examples_per_node, s.dimension, s.spread)
-        one = tried(s, problem, simulate=True)
+        problem = classification(seed, s.num_nodes, s.examples_per_node, s.dimension, s.spread)
+        one = tried(s, problem.in_span(), simulate=True)
         if one is None:
             missing.append(f"seed {seed}")
             continue
@@ -189,7 +187,7 @@ def run(study: Study) -> Outcome:
 
 
 def row(s: ExponentialSettings, one: Classified) -> dict[str, Any]:
-    """Distances at round 2, half the rounds and the end, and to the support vector machine."""
+    """Distances to C at round 2, half of the rounds and the end, and to the support vector machine at the end."""
     to_c, to_s = one.to(one.centralised), one.to(one.machine)
     g, mod = METHODS
     return {
@@ -202,7 +200,7 @@ def row(s: ExponentialSettings, one: Classified) -> dict[str, Any]:
 
 
 def in_theory(s: HalfspaceSettings, one: Classified) -> dict[str, np.ndarray]:
-    """The global models of exactly solved local problems, [R + 1, r], and of projections, [K + 1, r]; S, [r]."""
+    """Global models of exact local solutions, [R + 1, r], and of K rounds of projections, [K + 1, r]; and S, [r]."""
     rounds = s.projection_rounds
     return {
         "exact": theory.exponential_models(one.sets, s.num_rounds, np.log(1 / s.pull)),
@@ -213,7 +211,7 @@ def in_theory(s: HalfspaceSettings, one: Classified) -> dict[str, np.ndarray]:
 
 
 def theory_row(s: HalfspaceSettings, one: Classified, ideal: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Where theory's models are, and G beside them."""
+    """Distances of theory's models to S, and of G to them."""
     best, r = ideal["ideal"], s.num_rounds
     away = {name: theory.direction_distance(ideal[name][2:], best) for name in ("projected", "drawn back")}
     whole, last = descended(s, one.sets, 1.0), one.paths["G"][-1]
@@ -232,14 +230,14 @@ def theory_row(s: HalfspaceSettings, one: Classified, ideal: dict[str, np.ndarra
 
 
 def slope(values: np.ndarray) -> float:
-    """Of log distance in log round, over the later half; ``values`` are of rounds 2, 3, .."""
+    """The slope of ln distance against ln round over the later half of ``values``, those of rounds 2, 3, .. ."""
     late = slice(len(values) // 2, None)
     rounds = np.arange(2, len(values) + 2)
-    return float(np.polyfit(np.log(rounds[late]), np.log(values[late]), 1)[0])
+    return log_slope(rounds[late], values[late])
 
 
 def verdicts_of(rows: list[dict[str, Any]], sizes: str) -> tuple[Verdict, ...]:
-    """S is eq. (15)'s; projections end in all sets; drawn back they fall to S as 1/k, and else they do not."""
+    """S solves eq. (15); projections end in all feasible sets; if drawn back, their distance to S falls as 1/k."""
 
     def over(key: str) -> np.ndarray:
         return np.array([r[key] for r in rows])
@@ -265,7 +263,7 @@ def verdicts_of(rows: list[dict[str, Any]], sizes: str) -> tuple[Verdict, ...]:
 
 
 def claims(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
-    """Of one problem for each seed; rows as ``row`` and ``theory_row`` give them."""
+    """The claims of fig. 1(d), on one row of ``row`` and ``theory_row`` for each seed."""
 
     def over(key: str) -> Any:
         return interval([r[key] for r in rows])
@@ -307,7 +305,7 @@ def _sheets(s: HalfspaceSettings, rows: list[dict[str, Any]]) -> tuple[Any, ...]
 
 
 def _draw(study: Study, one: Classified, ideal: dict[str, np.ndarray]) -> None:
-    """First seed."""
+    """The distances by round of one seed."""
     s: HalfspaceSettings = study.settings
     rounds, long = np.arange(2, s.num_rounds + 1), np.arange(2, s.projection_rounds + 1)
     gap = np.full(len(rounds), float(theory.direction_distance(one.centralised, one.machine)))

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedtangent import theory
 from fedtangent.compare.verdicts import Verdict
-from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
+from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, means, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd.fig1d import (
     METHODS,
@@ -27,13 +27,13 @@ from fedtangent.experiments.local_gd.fig1d import (
     left_out,
     tried,
 )
-from fedtangent.experiments.local_gd.problems import halfspaces
+from fedtangent.experiments.local_gd.problems import classification
 from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import BoundedPanel, bounded
 
 ALIKE = 0.02  # difference of two accuracies that a figure does not show
-ALLOWED = 4.5  # standard errors, of the largest of some hundred accuracies
-TOWARDS = {
+ALLOWED = 4.5  # standard errors that the largest deviation of some hundred accuracies may have
+TOWARDS = {  # of each part: a line's label, and its entry of a row
     "e": {"G": "G to C", "G-Mod": "G-Mod to C", "S": "S to C"},
     "f": {"G": "G to S", "G-Mod": "G-Mod to S", "C": "S to C"},
     "g": {name: f"accuracy {name}" for name in (*METHODS, "C", "S")},
@@ -42,17 +42,17 @@ TOWARDS = {
 
 @dataclass(frozen=True)
 class HalfspacesByDimension(ExponentialSettings):
-    """Fig. 1(d)'s for every dimension, and test inputs of each node."""
+    """The settings of fig. 1(d) for several dimensions, and the number of each node's test inputs."""
 
     examples_per_node: int = 50
     dimensions: tuple[int, ...] = within((500, 750, 1000, 1500, 2000, 3000, 4000), count=3)
     spread: float = within(0.5, at_least=0)
     test_inputs: int = within(200, least=10)
-    simulated_seeds: int = 1  # the others descend in the dual, which theirs are compared with
+    simulated_seeds: int = 1  # other seeds descend in the dual, which the simulated ones are checked against
 
 
 def check(study: Study) -> None:
-    """With fewer dimensions than examples there may be no model that fits all labels."""
+    """Refuse fewer dimensions than examples: there may be no model that fits all labels."""
     s = study.settings
     total = s.num_nodes * s.examples_per_node
     if min(s.dimensions) < total:
@@ -60,12 +60,12 @@ def check(study: Study) -> None:
 
 
 def run(part: str, study: Study) -> Outcome:
-    """Every dimension of every seed; ``part`` is "e", "f" or "g"."""
+    """Train in every dimension on every seed; ``part`` is "e", "f" or "g"."""
     s, found, rows = study.settings, list[Classified](), list[dict[str, Any]]()
     missing: list[str] = []
     for seed in study.each_seed():
         for d in sorted(s.dimensions):
-            problem = halfspaces(seed, s.num_nodes, s.examples_per_node, d, s.spread)
+            problem = classification(seed, s.num_nodes, s.examples_per_node, d, s.spread).in_span()
             simulate = seed in study.seeds[: s.simulated_seeds]
             one = tried(s, problem, simulate=simulate)
             if one is None:
@@ -77,24 +77,21 @@ def run(part: str, study: Study) -> Outcome:
                     for r in rows if r["seed"] == seed for name, key in TOWARDS[part].items()])  # fmt: skip
     if not rows:
         return Outcome((), [], failed=left_out(missing, len(missing)))
-    means = [
-        {k: float(np.mean([r[k] for r in own])) for k in own[0]} | {"runs": len(own)}
-        for own in grouped(rows, "dimension").values()
-    ]
-    _draw(study, part, means)
+    mean_rows = means(rows, "dimension")
+    _draw(study, part, mean_rows)
     sizes = f"d = {', '.join(map(str, sorted(s.dimensions)))}"
     verdicts = [exact_verdict(s, found, sizes)]
     if part == "g":
         verdicts.append(accuracy_verdict(rows, s.num_nodes * s.test_inputs, sizes))
     form, title = ".4f", {"e": "distance to C", "f": "distance to S", "g": "test accuracy"}[part]
-    columns = {"d": "{dimension:.0f}", "runs": "{runs}"} | {
+    columns = {"d": "{dimension}", "runs": "{runs}"} | {
         name: f"{{{key}:{form}}}" for name, key in TOWARDS[part].items()
     }
     if part == "g":
         columns |= {f"exact {name}": f"{{exact {name}:{form}}}" for name in TOWARDS["g"]}
     else:
         columns["G to G-Mod"] = f"{{G to G-Mod:{form}}}"
-    sheet = table(f"Fig. 1({part}): {title}, means of the runs", means, columns)
+    sheet = table(f"Fig. 1({part}): {title}, means of the runs", mean_rows, columns)
     remarks = (*REMARKS[:-1], *left_out(missing, len(rows) + len(missing)))
     whole = [seed for (seed,), own in grouped(rows, "seed").items() if len(own) == len(s.dimensions)]
     every = [r for r in rows if r["seed"] in whole]
@@ -103,19 +100,19 @@ def run(part: str, study: Study) -> Outcome:
 
 
 def models(one: Classified) -> dict[str, np.ndarray]:
-    """The trained models, [r] each."""
+    """The four trained models, [r] each."""
     return {**{name: path[-1] for name, path in one.paths.items()}, "C": one.centralised, "S": one.machine}
 
 
 def row(one: Classified) -> dict[str, float]:
-    """The distances of one problem at the end."""
+    """The distances between the trained models of one problem."""
     of = models(one)
     pairs = (("G", "C"), ("G-Mod", "C"), ("S", "C"), ("G", "S"), ("G-Mod", "S"), ("G", "G-Mod"))
     return {f"{a} to {b}": float(theory.direction_distance(of[a], of[b])) for a, b in pairs}
 
 
 def accuracies(one: Classified, seed: int, test_inputs: int) -> dict[str, float]:
-    """On N(0, 1) inputs of each node, [N, t, d], and what it is in the mean over all such: 1 less angle / pi."""
+    """Test accuracies on N(0, 1) inputs of each node, and their expectations, 1 - angle / pi."""
     truths, dimension = one.problem.truths, one.problem.dimension
     rng, found = np.random.default_rng([seed, dimension, 1]), dict[str, float]()
     lifted = np.stack([one.problem.lifted(w) for w in models(one).values()])
@@ -130,7 +127,7 @@ def accuracies(one: Classified, seed: int, test_inputs: int) -> dict[str, float]
 
 
 def accuracy_verdict(rows: list[dict[str, Any]], inputs: int, sizes: str) -> Verdict:
-    """Accuracies on test inputs are 1 less angle / pi; control: a model that knows nothing, 1/2."""
+    """Test accuracies are 1 - angle / pi; control: 1/2, the accuracy of guessing."""
     names = TOWARDS["g"]
     seen = np.array([[r[f"accuracy {name}"] for name in names] for r in rows])
     exact = np.array([[r[f"exact {name}"] for name in names] for r in rows])
@@ -142,7 +139,7 @@ def accuracy_verdict(rows: list[dict[str, Any]], inputs: int, sizes: str) -> Ver
 
 
 def by_dimension(rows: list[dict[str, Any]], key: str) -> list[float]:
-    """The slope of ``key`` in log10 of the dimension: one for each seed."""
+    """The slope of ``key`` against log10 of the dimension, one for each seed."""
     return [
         float(np.polyfit(np.log10([r["dimension"] for r in own]), [r[key] for r in own], 1)[0])
         for own in grouped(rows, "seed").values()
@@ -150,7 +147,7 @@ def by_dimension(rows: list[dict[str, Any]], key: str) -> list[float]:
 
 
 def claims_e(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
-    """Distances to C fall with d; G-Mod's is the larger."""
+    """Distances to C fall with d; that of G-Mod is the larger."""
     found = []
     for name in METHODS:
         falls = interval(by_dimension(rows, f"{name} to C"))
@@ -183,9 +180,9 @@ def claims_g(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
     return tuple(found)
 
 
-def _draw(study: Study, part: str, means: list[dict[str, Any]]) -> None:
-    d = np.array([m["dimension"] for m in means])
-    lines = {f"{name}": np.array([m[key] for m in means]) for name, key in TOWARDS[part].items()}
+def _draw(study: Study, part: str, mean_rows: list[dict[str, Any]]) -> None:
+    d = np.array([m["dimension"] for m in mean_rows])
+    lines = {name: np.array([m[key] for m in mean_rows]) for name, key in TOWARDS[part].items()}
     what = {"e": "distance to C", "f": "distance to S", "g": "test accuracy"}[part]
     panel = BoundedPanel(f"round {study.settings.num_rounds}, means of the runs", d, lines, {})
     lowest = 0.95 * min(float(v.min()) for v in lines.values())

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
+from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, means, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd import fig1d
 from fedtangent.experiments.local_gd.fig1d import METHODS, NEAR, Classified, ExponentialSettings, left_out, tried
@@ -26,17 +26,17 @@ from fedtangent.output.line_plots import BoundedPanel, bounded
 
 @dataclass(frozen=True)
 class DirichletSettings(ExponentialSettings):
-    """The paper's, and the values of alpha."""
+    """The paper's settings, but for the values of alpha."""
 
     num_examples: int = 500
     dimension: int = 1500
     alphas: tuple[float, ...] = within((0.1, 0.5, 1.0, 10.0), above=0)
     test_inputs: int = within(200, least=10)
-    simulated_seeds: int = 1  # the others descend in the dual, which theirs are compared with
+    simulated_seeds: int = 1  # other seeds descend in the dual, which the simulated ones are checked against
 
 
 def check(study: Study) -> None:
-    """A node holds an example, and some model fits all labels."""
+    """Every node must get an example, and some model must fit all labels."""
     s = study.settings
     if not s.num_nodes <= s.num_examples <= s.dimension:
         raise ValueError(
@@ -45,12 +45,12 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Every alpha of every seed."""
+    """Train with every alpha on every seed."""
     s, found, rows = study.settings, list[Classified](), list[dict[str, Any]]()
     missing, drawn = list[str](), dict[float, Classified]()
     for seed in study.each_seed():
         for alpha in s.alphas:
-            problem = dirichlet_halfspaces(seed, s.num_nodes, s.num_examples, s.dimension, alpha)
+            problem = dirichlet_halfspaces(seed, s.num_nodes, s.num_examples, s.dimension, alpha).in_span()
             simulate = seed in study.seeds[: s.simulated_seeds]
             one, sizes = tried(s, problem, simulate=simulate), problem.partition.sizes
             if one is None:
@@ -69,17 +69,13 @@ def run(study: Study) -> Outcome:
     if not rows:
         return Outcome((), [], failed=left_out(missing, len(missing)))
     _draw(study, drawn)
-    means = [
-        {k: float(np.mean([r[k] for r in own])) for k in own[0]} | {"runs": len(own)}
-        for own in grouped(rows, "alpha").values()
-    ]
     columns = {"alpha": "{alpha:g}", "runs": "{runs}", "smallest node": "{smallest:.1f}", "largest": "{largest:.1f}",
                "nodes of one class": "{of one class:.1f}"}  # fmt: skip
     distances = [f"{name} to C, {when}" for name in METHODS for when in ("half", "end")]
     distances += ["G to S", "G-Mod to S", "C to S"]
     columns |= {key: f"{{{key}:.4f}}" for key in distances}
     columns |= {name: f"{{accuracy {name}:.4f}}" for name in (*METHODS, "C", "S")}
-    sheet = table("Fig. 2: distance of directions and test accuracy, means of the runs", means, columns)
+    sheet = table("Fig. 2: distance of directions and test accuracy, means of the runs", means(rows, "alpha"), columns)
     sizes_text = f"d = {s.dimension}, alpha = {', '.join(f'{a:g}' for a in s.alphas)}"
     verdicts = (fig1d.exact_verdict(s, found, sizes_text),
                 accuracy_verdict(rows, s.num_nodes * s.test_inputs, sizes_text))  # fmt: skip
@@ -92,16 +88,16 @@ def run(study: Study) -> Outcome:
 
 
 def one_class(one: Classified) -> int:
-    """Nodes whose examples have all the same label."""
+    """The number of nodes whose examples all have the same label."""
     partition, y = one.problem.partition, one.problem.y
     return sum(len(set(y[partition.client(i)])) == 1 for i in range(partition.num_clients))
 
 
 def claims(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
-    """Both go to C whatever alpha is, and are as accurate."""
+    """For every alpha G and G-Mod come near C and are as accurate."""
     found = []
     for (alpha,), own in grouped(rows, "alpha").items():
-        if len(own) < 2:  # the others diverged
+        if len(own) < 2:  # other runs diverged
             continue
         for name in METHODS:
             end = interval([r[f"{name} to C, end"] for r in own])
@@ -116,7 +112,7 @@ def claims(rows: list[dict[str, Any]]) -> tuple[Claim, ...]:
 
 
 def _draw(study: Study, first: dict[float, Classified]) -> None:
-    """Of each alpha the first seed that did not diverge."""
+    """Distances by round, for each alpha of the first seed that did not diverge."""
     s = study.settings
     rounds = np.arange(2, s.num_rounds + 1)
     panels = [

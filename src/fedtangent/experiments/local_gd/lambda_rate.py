@@ -15,9 +15,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtangent.compare.verdicts import Verdict
-from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, grouped, interval, table
+from fedtangent.experiments.lab.results import (
+    Claim,
+    MeanInterval,
+    Outcome,
+    disagreeing,
+    grouped,
+    interval,
+    log_slope,
+    table,
+)
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.experiments.local_gd import gaussian
+from fedtangent.experiments.local_gd import problems
 from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import BoundedPanel, bounded
 from fedtangent.theory.local_gd import (
@@ -30,7 +39,7 @@ from fedtangent.theory.local_gd import (
 
 SUBJECT = "Local-GD, Lemma 2"
 MARGIN = 0.05  # of a fitted exponent: a factor ln l more would be 0.08 over these l
-LARGE = 1e4  # from this l on, rates are fitted
+LARGE = 1e4  # rates are fitted over values of l from here on
 REMARKS = (
     "l = ln(1 / lambda); rates are least-squares slopes of logarithms, l from 1e4 on; mean and 95 % interval",
     "along: coefficient of ln l in the residual w - l v, its part along v over |v|, by a least-squares line in ln l",
@@ -40,7 +49,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class LambdaSettings:
-    """Nodes as in section 5 of the paper, in more dimensions than examples."""
+    """The data of the paper's section 5, in more dimensions than examples, and the values l of ``log_inverses``."""
 
     num_nodes: int = within(4, least=2)
     held: int = 10  # examples of a node
@@ -53,32 +62,32 @@ class LambdaSettings:
 
 
 class Turned(NamedTuple):
-    """One seed and dimension, after one number of rounds; over the values of l, [V]."""
+    """One seed and dimension after one number of rounds; arrays are over the values of l, [V]."""
 
     seed: int
     dimension: int
     round: int
-    support: float
-    angle: np.ndarray  # to the projections
-    later: np.ndarray  # to the projections of a round more
-    to_svm: np.ndarray
+    support: float  # share of examples with margin 1 at the SVM
+    angle: np.ndarray  # to the projections v
+    later: np.ndarray  # to the projections after one round more
+    to_svm: np.ndarray  # angle to the SVM
     residual: np.ndarray  # |w - l v| / |v|
     along: np.ndarray  # (w - l v)'v / |v|^2
 
 
 def check(study: Study) -> None:
-    """Rates are fitted over three or more values, and the data of every seed can be separated."""
+    """Rates need three or more values of l, and every seed's data must be separable."""
     s = study.settings
     if sum(value >= LARGE for value in s.log_inverses) < 3:
         raise ValueError(f"log_inverses: got {s.log_inverses}, must be three or more of at least {LARGE:g}")
     for seed in study.seeds:
         for dimension in s.dimensions:
-            drawn = gaussian.classification(seed, s.num_nodes, s.held, dimension, s.spread)
+            drawn = problems.classification(seed, s.num_nodes, s.held, dimension, s.spread)
             feasible_sets(drawn.x, drawn.y, drawn.partition)
 
 
 def run(study: Study) -> Outcome:
-    """All values of l of every seed and dimension."""
+    """Solve every seed and dimension for all values of l."""
     found = list[Turned]()
     for seed in study.each_seed():
         for dimension in study.settings.dimensions:
@@ -92,8 +101,8 @@ def run(study: Study) -> Outcome:
 
 
 def turned(s: LambdaSettings, seed: int, dimension: int) -> list[Turned]:
-    """Every number of rounds of one seed and dimension."""
-    drawn = gaussian.classification(seed, s.num_nodes, s.held, dimension, s.spread)
+    """One seed and dimension after every number of rounds."""
+    drawn = problems.classification(seed, s.num_nodes, s.held, dimension, s.spread)
     sets = feasible_sets(drawn.x, drawn.y, drawn.partition)
     last, svm = s.rounds[-1], hard_margin(sets)
     support = float(np.mean(sets.margins(svm) < 1 + 1e-6))
@@ -110,26 +119,21 @@ def turned(s: LambdaSettings, seed: int, dimension: int) -> list[Turned]:
     return found
 
 
-def slope(x: np.ndarray, y: np.ndarray) -> float:
-    """Of ``ln y`` against ``ln x``."""
-    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
-
-
 def conclude(study: Study, found: list[Turned]) -> Outcome:
-    """The rates, and what they say of Lemma 2."""
+    """Fit the rates, and judge Lemma 2 by them."""
     levels = np.array(study.settings.log_inverses)
     large = levels >= LARGE
     l_large = levels[large]
     rows, shown = list[dict[str, Any]](), list[dict[str, Any]]()
-    for (dimension, k), own in grouped([t._asdict() for t in found], "dimension", "round").items():
+    for (dimension, k), own in grouped(found, "dimension", "round").items():
         rates = {
-            "angle": [-slope(l_large, t["angle"][large]) for t in own],
-            "lemma": [slope(np.log(l_large) / l_large, t["angle"][large]) for t in own],
-            "along": [float(np.polyfit(np.log(l_large), t["along"][large], 1)[0]) for t in own],
-            "later": [-slope(l_large, t["later"][large]) for t in own],
-            "at_paper": [t["angle"][0] for t in own],
-            "to_svm": [t["to_svm"][-1] for t in own],
-            "support": [t["support"] for t in own],
+            "angle": [-log_slope(l_large, t.angle[large]) for t in own],
+            "lemma": [log_slope(np.log(l_large) / l_large, t.angle[large]) for t in own],
+            "along": [float(np.polyfit(np.log(l_large), t.along[large], 1)[0]) for t in own],
+            "later": [-log_slope(l_large, t.later[large]) for t in own],
+            "at_paper": [t.angle[0] for t in own],
+            "to_svm": [t.to_svm[-1] for t in own],
+            "support": [t.support for t in own],
         }
         rows.append({"dimension": dimension, "round": k, **rates})
         shown.append(
@@ -149,7 +153,7 @@ def conclude(study: Study, found: list[Turned]) -> Outcome:
 
 
 def _claims(shown: list[dict[str, Any]], found: list[Turned]) -> tuple[Claim, ...]:
-    """Decided where they are nearest to failing."""
+    """Each claim is decided by the dimension and round that are nearest to failing it."""
     least = min((row["lemma"] for row in shown), key=lambda v: v.low)
     slow = min((row["angle"] for row in shown), key=lambda v: v.low)
     first, last = min(t.round for t in found), max(t.round for t in found)
@@ -178,7 +182,7 @@ def _verdicts(shown: list[dict[str, Any]]) -> tuple[Verdict, ...]:
         statement: str, name: str, target: float, control: str, wrong: MeanInterval, wrong_target: float
     ) -> Verdict:
         right = max((r[name] for r in shown), key=lambda v: _off(v, target))
-        fails = abs(wrong.mean - wrong_target) - (wrong.high - wrong.mean) > MARGIN
+        fails = wrong.within(wrong_target, MARGIN) is False
         found = f"{right:.3f}", f"{target:g} +- {MARGIN:g}", _off(right, target) <= MARGIN
         return Verdict.of(SUBJECT, statement, sizes, found, (control, f"{wrong:.3f}", fails), f"{MARGIN:g}")
 
@@ -196,13 +200,13 @@ def _off(values: MeanInterval, target: float) -> float:
 
 
 def _draw(study: Study, found: list[Turned]) -> None:
-    """First seed: the angle by l of every number of rounds, under both rates through its largest l."""
+    """The first seed's angles by l, beside both rates, drawn through the last point."""
     levels, panels = np.array(study.settings.log_inverses), []
-    for (dimension,), own in grouped([t._asdict() for t in found if t.seed == found[0].seed], "dimension").items():
-        end = own[-1]["angle"][-1]
+    for (dimension,), own in grouped([t for t in found if t.seed == found[0].seed], "dimension").items():
+        end = own[-1].angle[-1]
         rates = {"1 / l": 1 / levels, "Lemma 2: ln l / l": np.log(levels) / levels}
-        angles = {f"round {t['round']}": t["angle"] for t in own}
-        angles[f"to the SVM, round {own[-1]['round']}"] = own[-1]["to_svm"]
+        angles = {f"round {t.round}": t.angle for t in own}
+        angles[f"to the SVM, round {own[-1].round}"] = own[-1].to_svm
         through = {name: end * rate / rate[-1] for name, rate in rates.items()}
         panels.append(BoundedPanel(f"d = {dimension}", levels, angles, through))
     title = "angle of Local-GD's exact model to the projections, by l = ln(1 / lambda)"

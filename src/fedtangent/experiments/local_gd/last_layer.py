@@ -23,7 +23,7 @@ from fedtangent.compare.verdicts import Verdict
 from fedtangent.data import cache, features, partition
 from fedtangent.data.dataset import Dataset
 from fedtangent.engine.run import params_by_round
-from fedtangent.experiments.lab.results import Claim, Outcome, interval, table
+from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
@@ -34,8 +34,8 @@ from fedtangent.theory.local_gd import direction_distance
 from fedtangent.types import Algorithm, Partition
 
 SUBJECT = "Local-GD, section 5"
-FLOOR = 0.5  # of the distance after the first round: what "decreases to a small error floor" is taken to mean
-SIMILAR = 0.02  # of accuracy: what "very similar" is taken to mean
+FLOOR = 0.5  # of the distance after round 1: our reading of "decreases to a small error floor"
+SIMILAR = 0.02  # of accuracy: our reading of "very similar"
 COLOURED = ("cifar10",)
 REMARKS = (
     "distance: |w / |w| - c / |c||, weights and bias as one vector, to the centralised model at its end",
@@ -47,15 +47,15 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class LastLayerSettings:
-    """Those of the paper, but for what a scale makes smaller."""
+    """The paper's settings."""
 
     num_clients: int = within(10, least=2)
-    share: float = within(0.5, above=0, at_most=1)  # of a node's data that is of its own class
+    share: float = within(0.5, above=0, at_most=1)  # share of a node's data that is of its own class
     num_train: int = within(0, least=0)  # the first so many training examples; 0: all
     num_test: int = within(0, least=0)
     num_features: int = within(1024, least=4)  # of random convolutions
     filter_size: int = 3
-    weights: str = ""  # a file of ResNet-50's weights, for pictures in colour; none: random convolutions
+    weights: str = ""  # a file of ResNet-50's weights, for colour images; none: random convolutions
     learning_rate: float = within(0.01, above=0)
     batch_size: int = 128
     local_steps: int = 60
@@ -63,19 +63,19 @@ class LastLayerSettings:
 
 
 class Layers(NamedTuple):
-    """One seed's runs: of each the layer after every round."""
+    """One seed's runs."""
 
     seed: int
-    weights: dict[str, np.ndarray]  # run -> [R + 1, P]
-    accuracy: dict[str, np.ndarray]  # run -> [R + 1], on the test set
+    weights: dict[str, np.ndarray]  # by run, the layer after every round, [R + 1, P]
+    accuracy: dict[str, np.ndarray]  # by run, on the test set, [R + 1]
 
     def distance(self, run: str) -> np.ndarray:
-        """From the centralised model at its end, of rounds 1 to R, [R]."""
+        """Distance of directions to the final centralised model after rounds 1 to R, [R]."""
         return direction_distance(self.weights[run][1:], self.weights["centralised"][-1])
 
 
 def check(study: Study) -> None:
-    """The features can be made, the file of weights is there, and the nodes can be formed."""
+    """Make the features of one image, which reads the file of weights, and form the nodes; raises ``ValueError``."""
     s, loaded = study.settings, _images(study, study.seeds[0])
     if s.weights and study.dataset not in COLOURED:
         raise ValueError(
@@ -92,7 +92,7 @@ def _images(study: Study, seed: int) -> Dataset:
 
 
 def _featured(study: Study, loaded: Dataset, folder: Path | None) -> Dataset:
-    """Its features in place of its images; those kept in ``folder`` are not computed again."""
+    """The data set with features in place of images; features kept in ``folder`` are not computed again."""
     s = study.settings
     made: Callable[..., features.Features] = (
         partial(features.resnet50_features, weights=s.weights) if s.weights
@@ -102,7 +102,7 @@ def _featured(study: Study, loaded: Dataset, folder: Path | None) -> Dataset:
 
 
 def _tenths(say: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Says how far the features are, at each tenth of a large number of images."""
+    """A callback that reports progress at each tenth of a large number of images."""
     said = 0
 
     def tick(done: int, total: int) -> None:
@@ -115,7 +115,7 @@ def _tenths(say: Callable[[str], None]) -> Callable[[int, int], None]:
 
 
 def run(panel: str, study: Study) -> Outcome:
-    """Local-GD, the centralised model twice, and one node alone, of every seed."""
+    """Train Local-GD, the centralised model twice, and one node alone on every seed; ``panel`` is "h" or "i"."""
     found, made = list[Layers](), ""
     for seed in study.each_seed():
         loaded = _images(study, seed)
@@ -134,7 +134,7 @@ def run(panel: str, study: Study) -> Outcome:
 
 
 def train(loaded: Dataset, s: LastLayerSettings, seed: int) -> Layers:
-    """All runs of one seed; the node that stays alone is that of the seed's number, modulo nodes."""
+    """All runs of one seed; the node that trains alone is number ``seed`` modulo N."""
     nodes = partition.majority(loaded.y_train, s.num_clients, s.share, seed)
     everything = partition.of([np.sort(nodes.indices)], len(loaded.y_train))
     alone = partition.of([nodes.client(seed % s.num_clients)], len(loaded.y_train))
@@ -150,7 +150,7 @@ def train(loaded: Dataset, s: LastLayerSettings, seed: int) -> Layers:
 
 
 def _path(loaded: Dataset, held: Partition, s: LastLayerSettings, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The layer after every round [R + 1, P] and its test accuracy [R + 1]: of one node it is plain SGD."""
+    """The layer after every round [R + 1, P] and its test accuracy [R + 1]; with one node this is plain SGD."""
     algorithm = _algorithm(loaded.x_train.shape[1], loaded.num_classes, held.num_clients, s)
     held_data = datasets.federated_data(loaded.x_train, loaded.y_train, held, jnp.float32)
     weights, biases = (part[:, 0] for part in params_by_round(algorithm, held_data, s.num_rounds, seed)[0])
@@ -161,7 +161,7 @@ def _path(loaded: Dataset, held: Partition, s: LastLayerSettings, seed: int) -> 
 
 @functools.cache
 def _algorithm(num_features: int, num_classes: int, num_clients: int, s: LastLayerSettings) -> Algorithm:
-    """One for all seeds, so that it is compiled once."""
+    """The algorithm, cached so that all seeds share one compiled program."""
     return algorithms.fed_avg(
         logistic(num_features, num_classes), schedule.all_clients(num_clients), client_learning_rate=s.learning_rate,
         loss="cross_entropy", work=Work(steps=s.local_steps, batch_size=s.batch_size), weighting="uniform",
@@ -169,7 +169,7 @@ def _algorithm(num_features: int, num_classes: int, num_clients: int, s: LastLay
 
 
 def conclude(study: Study, found: list[Layers], panel: str, made: str) -> Outcome:
-    """What the runs say of the figure's claims."""
+    """The table, the figure and the claims of a panel; ``made`` says what the features are."""
     ends = {name: np.array([f.distance(name)[-1] for f in found]) for name in ("local_gd", "chance", "one node")}
     first = np.array([f.distance("local_gd")[0] for f in found])
     middle = np.array([f.distance("local_gd")[study.settings.num_rounds // 2 - 1] for f in found])
@@ -186,7 +186,7 @@ def conclude(study: Study, found: list[Layers], panel: str, made: str) -> Outcom
     judged = _judge_h(first, middle, ends) if panel == "h" else _judge_i(right)
     _draw(study, found, panel)
     failed = tuple(f"{name} diverged" for name in right if not all(np.isfinite(f.weights[name]).all() for f in found))
-    failed += tuple(f"{v.statement}: {v.measured}, must be {v.expected}" for v in judged[1] if v.holds is False)
+    failed += disagreeing(judged[1])
     return Outcome((sheet,), rows, judged[0], remarks=(*REMARKS, made), failed=failed, verdicts=judged[1])
 
 
@@ -216,7 +216,7 @@ def _judge_i(right: dict[str, np.ndarray]) -> tuple[tuple[Claim, ...], tuple[Ver
 
 
 def _verdict(statement: str, most: float, found: np.ndarray, wrong: np.ndarray) -> Verdict:
-    """Of the seeds that are nearest to failing; the node alone is above ``most`` on average."""
+    """The worst seed is below ``most``; control: the mean of the node that trains alone is not."""
     worst, control = float(found.max()), float(wrong.mean())
     return Verdict.of(SUBJECT, statement, "the worst seed", (f"{worst:.3g}", f"< {most:g}", worst < most),
                       ("one node alone, mean", f"{control:.3g}", control > most))  # fmt: skip

@@ -22,11 +22,10 @@ import optax
 from scipy.optimize import linprog
 
 from fedtangent.compare.verdicts import Verdict
-from fedtangent.data import partition
 from fedtangent.engine.run import params_by_round
 from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, grouped, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.experiments.local_gd import gaussian
+from fedtangent.experiments.local_gd import problems
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models.features import linear
@@ -54,7 +53,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class OptimiserSettings:
-    """Nodes as in section 5; momentum takes ``rate`` times 1 - .9, so that its steps are as long in the end."""
+    """The data of section 5. Momentum takes 1 - .9 times the rate of gradient descent: its steps end up as long."""
 
     num_nodes: int = within(4, least=2)
     held: int = 10  # examples of a node
@@ -69,29 +68,29 @@ class OptimiserSettings:
 
 
 class Ended(NamedTuple):
-    """One seed, task and optimiser: what was seen after every round."""
+    """One seed, task and optimiser."""
 
     seed: int
     task: str
     optimiser: str
-    model: np.ndarray  # [d] at the end
-    seen: dict[str, np.ndarray]  # [R + 1] each; of a direction from round 1 on
+    model: np.ndarray  # [d], the last global model
+    seen: dict[str, np.ndarray]  # what was measured after every round, [R + 1] each; NaN for the direction of 0
 
 
 def check(study: Study) -> None:
-    """More dimensions than examples, as the theorem asks, and a rate at which local work converges."""
+    """Refuse fewer dimensions than examples, which the theorem excludes, and a rate at which local work diverges."""
     s = study.settings
     if s.dimension <= s.num_nodes * s.held:
         raise ValueError(f"dimension: got {s.dimension}, must be more than the {s.num_nodes * s.held} examples")
     for seed in study.seeds:
-        drawn = gaussian.regression(seed, s.num_nodes, s.held, s.dimension)
+        drawn = problems.regression(seed, s.num_nodes, s.held, s.dimension)
         form = local_regression(drawn.x, drawn.y, drawn.partition, learning_rate=s.rate, local_steps=s.local_steps)
         if form.unfinished > 1:
             raise ValueError(f"rate: got {s.rate}, at which local work diverges for seed {seed}, must be smaller")
 
 
 def run(study: Study) -> Outcome:
-    """Both tasks and every optimiser of every seed."""
+    """Run both tasks with every optimiser on every seed."""
     found = list[Ended]()
     for seed in study.each_seed():
         found += regressed(study.settings, seed) + classified(study.settings, seed)
@@ -105,7 +104,7 @@ def run(study: Study) -> Outcome:
 
 @functools.cache
 def _algorithm(s: OptimiserSettings, name: str, task: str) -> Algorithm:
-    """One for all seeds, so that it is compiled once."""
+    """The algorithm, cached so that all seeds share one compiled program."""
     regression = task == "regression"
     plain = s.rate if regression else s.margin_rate
     rate = (s.adam_rate if regression else s.adam_margin_rate) if name in (ADAM, POOLED) else plain
@@ -120,21 +119,20 @@ def _algorithm(s: OptimiserSettings, name: str, task: str) -> Algorithm:
     )  # fmt: skip
 
 
-def _path(drawn: gaussian.GaussianNodes, s: OptimiserSettings, seed: int, name: str, task: str) -> np.ndarray:
+def _path(drawn: problems.Problem, s: OptimiserSettings, seed: int, name: str, task: str) -> np.ndarray:
     """The global model after every round, [R + 1, d]."""
-    algorithm = _algorithm(s, name, task)
-    if name == POOLED:
-        drawn = drawn._replace(partition=partition.of([drawn.partition.indices], len(drawn.y)))
-    return np.asarray(params_by_round(algorithm, drawn.federated(), s.num_rounds, seed)["weights"][:, 0, :, 0])
+    algorithm, held = _algorithm(s, name, task), (drawn.pooled if name == POOLED else drawn).federated()
+    return np.asarray(params_by_round(algorithm, held, s.num_rounds, seed)["weights"][:, 0, :, 0])
 
 
 def _falling(rate: float) -> Callable[[Array], Array]:
+    """The rate of a round, which falls as 1 / (1 + k / 10)."""
     return lambda round_: rate / (1 + jnp.asarray(round_, float) / 10)
 
 
 def regressed(s: OptimiserSettings, seed: int) -> list[Ended]:
-    """Squared error, to the minimum-norm model."""
-    drawn = gaussian.regression(seed, s.num_nodes, s.held, s.dimension)
+    """The regression: distances to the minimum-norm model."""
+    drawn = problems.regression(seed, s.num_nodes, s.held, s.dimension)
     centre, span = minimum_norm(drawn.x, drawn.y), np.linalg.svd(drawn.x, full_matrices=False)[2]
     found = []
     for name in OPTIMISERS:
@@ -157,8 +155,8 @@ def largest_margin(signed: np.ndarray) -> np.ndarray:
 
 
 def classified(s: OptimiserSettings, seed: int) -> list[Ended]:
-    """Logistic loss, beside both maximum margins."""
-    drawn = gaussian.classification(seed, s.num_nodes, s.held, s.dimension, s.spread)
+    """The classification by logistic loss: directions beside those of both maximum margins."""
+    drawn = problems.classification(seed, s.num_nodes, s.held, s.dimension, s.spread)
     sets = feasible_sets(drawn.x, drawn.y, drawn.partition)
     signed = drawn.x * drawn.y[:, None]
     best = {"l2": (hard_margin(sets), 2), "l_inf": (largest_margin(signed), np.inf)}
@@ -175,15 +173,15 @@ def classified(s: OptimiserSettings, seed: int) -> list[Ended]:
 
 
 def conclude(study: Study, found: list[Ended]) -> Outcome:
-    """Where each ends, and what that says."""
+    """Where each optimiser ends, and the claims on it."""
     rows, sheets = list[dict[str, Any]](), []
-    for (task,), of_task in grouped([f._asdict() for f in found], "task").items():
+    for (task,), of_task in grouped(found, "task").items():
         shown = []
         for (name,), own in grouped(of_task, "optimiser").items():
-            ends = {key: [float(f["seen"][key][-1]) for f in own] for key in own[0]["seen"]}
+            ends = {key: [float(f.seen[key][-1]) for f in own] for key in own[0].seen}
             rows.append({"task": task, "optimiser": name, **ends})
             shown.append({"optimiser": name, **{key: interval(v) for key, v in ends.items()}})
-        form = {"optimiser": "{optimiser}"} | {key: f"{{{key}:.3g}}" for key in of_task[0]["seen"]}
+        form = {"optimiser": "{optimiser}"} | {key: f"{{{key}:.3g}}" for key in of_task[0].seen}
         sheets.append(table(f"{task}, after {study.settings.num_rounds} rounds of {study.settings.local_steps} steps",
                             shown, form))  # fmt: skip
     _draw(study, found)
@@ -194,11 +192,12 @@ def conclude(study: Study, found: list[Ended]) -> Outcome:
 
 
 def _ends(found: list[Ended], task: str, name: str, what: str) -> np.ndarray:
+    """The last value of ``what``, [seeds]."""
     return np.array([f.seen[what][-1] for f in found if (f.task, f.optimiser) == (task, name)])
 
 
 def _claims(found: list[Ended]) -> tuple[Claim, ...]:
-    """Paired over seeds."""
+    """The claims, paired over seeds."""
     adam = interval(_ends(found, "regression", ADAM, "distance"))
     outside = interval(_ends(found, "regression", ADAM, "outside"))
     fitted = interval(_ends(found, "regression", ADAM, "residual"))
@@ -226,7 +225,7 @@ def _claims(found: list[Ended]) -> tuple[Claim, ...]:
 
 
 def _apart(found: list[Ended], task: str) -> MeanInterval:
-    """Momentum's end from gradient descent's: relative, or of directions."""
+    """Distance of momentum's end from gradient descent's, relative, or of directions in classification."""
     both = [
         [f.model for f in found if (f.task, f.optimiser) == (task, name)] for name in ("momentum", "gradient descent")
     ]

@@ -21,7 +21,7 @@ from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent.engine.run import params_by_round
 from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, grouped, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.experiments.local_gd import gaussian
+from fedtangent.experiments.local_gd import problems
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models.features import linear
@@ -63,17 +63,17 @@ class ParticipationRun(NamedTuple):
     dimension: int
     steps: int
     distance: np.ndarray  # [R + 1], |w - c| / |c|
-    everybody: np.ndarray  # the same of all nodes in every round
+    everybody: np.ndarray  # the same with all nodes in every round
     bias: float  # |end with all nodes - c| / |c|
 
     @property
     def rate(self) -> float:
-        """Fall of ``ln |w - c|`` in a round."""
+        """The fall of ``ln |w - c|`` in a round."""
         return fall(self.distance)
 
     @property
     def all_rate(self) -> float:
-        """The same of all nodes in every round."""
+        """The same with all nodes in every round."""
         return fall(self.everybody)
 
     @property
@@ -83,14 +83,14 @@ class ParticipationRun(NamedTuple):
 
 
 def fall(distance: np.ndarray) -> float:
-    """Of its logarithm in a round, by a least-squares line over the rounds in which it is above 1e-9."""
+    """The fall of ln ``distance`` in a round, by a least-squares line over the rounds before it is below 1e-9."""
     alive = distance > 1e-9
     count = max(len(alive) if alive.all() else int(np.argmin(alive)), 2)
     return -float(np.polyfit(np.arange(count), np.log(distance[:count]), 1)[0])
 
 
 def check(study: Study) -> None:
-    """One dimension above the number of examples, one below; local work that does not diverge."""
+    """One dimension must be above the number of examples and one below, and local work must not diverge."""
     s = study.settings
     examples = s.num_nodes * s.held
     if not s.wide > examples:
@@ -106,26 +106,25 @@ def check(study: Study) -> None:
                 raise ValueError(f"learning_rate: got {s.learning_rate}, at which local work diverges, must be smaller")
 
 
-def nodes(s: ParticipationSettings, seed: int, dimension: int) -> gaussian.GaussianNodes:
-    """The paper's regression where all can be fitted, one truth and a spread about it where not."""
-    spread = gaussian.TRUTH if dimension == s.wide else s.spread
-    return gaussian.regression(seed, s.num_nodes, s.held, dimension, spread, common=dimension == s.narrow)
+def nodes(s: ParticipationSettings, seed: int, dimension: int) -> problems.Problem:
+    """The paper's regression if ``wide``; else one truth and a spread about it, as no model fits all examples."""
+    spread = problems.TRUTH if dimension == s.wide else s.spread
+    return problems.regression(seed, s.num_nodes, s.held, dimension, spread, common=dimension == s.narrow)
 
 
-def closed_form(drawn: gaussian.GaussianNodes, s: ParticipationSettings, steps: int) -> LocalRegression:
+def closed_form(drawn: problems.Problem, s: ParticipationSettings, steps: int) -> LocalRegression:
     """Lemma 1 for this many local steps."""
-    given = {"learning_rate": s.learning_rate, "local_steps": steps}
-    return local_regression(drawn.x, drawn.y, drawn.partition, **given)  # type: ignore[arg-type]
+    return local_regression(drawn.x, drawn.y, drawn.partition, learning_rate=s.learning_rate, local_steps=steps)
 
 
 def cohorts(s: ParticipationSettings, seed: int) -> Cohort:
-    """Those that a simulation with this seed draws; nodes are of one size."""
+    """The cohorts that a simulation with this seed draws; nodes are of equal size, so their weights are 1."""
     plan = schedule.uniform_sampling(s.num_nodes, s.clients_per_round)
     return schedule.unroll(plan, streams.keys(seed).schedule, s.num_rounds)
 
 
 def run(study: Study) -> Outcome:
-    """Every seed, dimension and number of local steps in closed form, and a simulation of the first."""
+    """Compute every seed, dimension and number of local steps in closed form, and simulate one to check it."""
     s, found = study.settings, list[ParticipationRun]()
     for seed in study.each_seed():
         drawn_cohorts = cohorts(s, seed)
@@ -152,7 +151,7 @@ def follow(
 
 
 def simulated(s: ParticipationSettings, seed: int) -> Verdict:
-    """The closed form beside the federated loop, of the same cohorts, at a tenth of the rounds."""
+    """The closed form beside the engine with the same cohorts, after a tenth of the rounds."""
     steps, short = s.local_steps[1], max(s.num_rounds // 10, 2)
     drawn = nodes(s, seed, s.narrow)
     algorithm = algorithms.fed_avg(
@@ -177,11 +176,10 @@ def simulated(s: ParticipationSettings, seed: int) -> Verdict:
 
 
 def conclude(study: Study, found: list[ParticipationRun], verdict: Verdict) -> Outcome:
-    """How fast, how far away, and from which L on too far."""
+    """How fast runs are, how far away they settle, and from which L on that is too far."""
     s, rows, shown = study.settings, list[dict[str, Any]](), list[dict[str, Any]]()
-    for (dimension, steps), own in grouped([{"f": f, "d": f.dimension, "L": f.steps} for f in found], "d", "L").items():
-        runs = [row["f"] for row in own]
-        numbers = {
+    for (dimension, steps), runs in grouped(found, "dimension", "steps").items():
+        numbers: dict[str, list[Any]] = {
             "rate": [f.rate if dimension == s.wide else None for f in runs],
             "all_rate": [f.all_rate if dimension == s.wide else None for f in runs],
             "away": [f.away for f in runs],
@@ -200,12 +198,12 @@ def conclude(study: Study, found: list[ParticipationRun], verdict: Verdict) -> O
 
 
 def _first_too_many(s: ParticipationSettings, found: list[ParticipationRun]) -> int | None:
-    """Of one seed where not all can be fitted."""
+    """The first L with a distance above the tolerance in the narrow dimension, of one seed's runs."""
     return next((f.steps for f in found if f.dimension == s.narrow and f.away > s.tolerance), None)
 
 
 def _interpolating(s: ParticipationSettings, found: list[ParticipationRun]) -> Verdict:
-    """Where all can be fitted every L gets nearer to the centralised model all the time, else it does not."""
+    """In the wide dimension the distance to the centralised model keeps falling; control: the narrow dimension."""
 
     def factor(dimension: int) -> list[float]:
         own = [f for f in found if f.dimension == dimension and f.steps == s.local_steps[-1]]
@@ -220,7 +218,7 @@ def _interpolating(s: ParticipationSettings, found: list[ParticipationRun]) -> V
 
 
 def _claims(s: ParticipationSettings, found: list[ParticipationRun], shown: list[dict[str, Any]]) -> tuple[Claim, ...]:
-    """Paired over seeds."""
+    """The claims, paired over seeds."""
 
     def of(dimension: int, steps: int) -> list[ParticipationRun]:
         return [f for f in found if f.dimension == dimension and f.steps == steps]
@@ -247,7 +245,7 @@ def _claims(s: ParticipationSettings, found: list[ParticipationRun], shown: list
 
 
 def _draw(study: Study, found: list[ParticipationRun]) -> None:
-    """First seed: the distance by round of every L, of six where there are more."""
+    """The first seed's distances by round, for six values of L at most."""
     s, panels = study.settings, []
     for dimension, what in ((s.wide, "interpolating"), (s.narrow, "not interpolating")):
         own = [f for f in found if f.seed == found[0].seed and f.dimension == dimension]

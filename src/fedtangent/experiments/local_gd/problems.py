@@ -1,7 +1,7 @@
-"""What the figures of the Local-GD paper share: its data, runs of its algorithms, the row space they take place in.
+"""The data of the Local-GD paper (section 5 and B.1), and runs of its algorithms by the engine.
 
-From w_0 = 0 every step stays in the span of all examples. Problems are therefore stated in an orthonormal basis of it:
-inner products, so runs and distances, are those of all d dimensions, in ``min(n, d)`` coordinates.
+From w_0 = 0 every step stays in the span of all examples. ``Problem.in_span`` states a problem in an orthonormal basis
+of that span: inner products, and so runs and distances, are the same, in ``min(n, d)`` coordinates instead of d.
 """
 
 from __future__ import annotations
@@ -16,95 +16,109 @@ import numpy as np
 from fedtangent import data
 from fedtangent.data import partition as partitions
 from fedtangent.engine.run import params_by_round
-from fedtangent.experiments.local_gd import gaussian
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models.features import linear
-from fedtangent.types import Algorithm, Partition
+from fedtangent.types import Algorithm, FederatedData, Partition
+
+TRUTH, NOISE = 2.0, 0.2  # standard deviations of the truths' entries, and of the noise
 
 
 class Problem(NamedTuple):
-    """Examples of N nodes, float64, in r coordinates."""
+    """Examples of N nodes, float64, in r coordinates: all d, or those of ``basis``."""
 
     x: np.ndarray  # [n, r]
     y: np.ndarray  # [n]
     partition: Partition
-    basis: np.ndarray  # [d, r], orthonormal: inputs are x @ basis.T
-    truths: np.ndarray  # [N, d], w_i*
+    truths: np.ndarray  # [N, d], the linear model w_i* that labels the examples of each node
+    basis: np.ndarray | None = None  # [d, r], orthonormal: inputs are x @ basis.T; None: x are the inputs
 
     @property
     def dimension(self) -> int:
-        """d."""
-        return len(self.basis)
+        """The dimension d of the inputs."""
+        return self.truths.shape[1]
 
     @property
-    def pooled(self) -> Partition:
-        """All examples at one node."""
-        return Partition(np.arange(len(self.y), dtype=np.int32), np.array([0, len(self.y)], np.int32))
+    def pooled(self) -> Problem:
+        """The same examples, all at one node."""
+        return self._replace(partition=partitions.of([self.partition.indices], len(self.y)))
+
+    def federated(self) -> FederatedData:
+        """The data on the device, float64."""
+        return data.federated_data(self.x, self.y[:, None], self.partition, jnp.float64)
+
+    def in_span(self) -> Problem:
+        """The same problem in a basis of the span of its examples; itself if there are d examples or more."""
+        if len(self.x) >= self.x.shape[1]:
+            return self
+        basis, triangle = np.linalg.qr(self.x.T)
+        return self._replace(x=np.ascontiguousarray(triangle.T), basis=basis)
 
     def lifted(self, w: np.ndarray) -> np.ndarray:
         """Models [.., r] in all dimensions, [.., d]."""
-        return np.asarray(w @ self.basis.T)
+        return w if self.basis is None else np.asarray(w @ self.basis.T)
 
 
-def _in_span(x: np.ndarray, y: np.ndarray, partition: Partition, truths: np.ndarray) -> Problem:
-    if len(x) >= x.shape[1]:
-        return Problem(x, y, partition, np.eye(x.shape[1]), truths)
-    basis, triangle = np.linalg.qr(x.T)
-    return Problem(np.ascontiguousarray(triangle.T), y, partition, basis, truths)
+def regression(
+    seed: int, num_nodes: int, examples_per_node: int, dimension: int, spread: float = TRUTH, common: bool = False
+) -> Problem:
+    """``y_ij = x_ij' w_i* + z_ij`` (eq. 2): x ~ N(0, 1), z ~ N(0, .04), and w_i* ~ N(0, spread^2) for each node.
+
+    With ``common``, which is not the paper's, one truth ~ N(0, 4) of all nodes is added to each w_i*.
+    """
+    rng = np.random.default_rng([seed, dimension])
+    x = rng.standard_normal((num_nodes, examples_per_node, dimension))
+    truths = spread * rng.standard_normal((num_nodes, dimension))
+    if common:
+        truths = truths + TRUTH * rng.standard_normal(dimension)
+    return _of(x, np.einsum("nhd,nd->nh", x, truths) + NOISE * rng.standard_normal(x.shape[:2]), truths)
 
 
-def gaussian_regression(seed: int, num_nodes: int, examples_per_node: int, dimension: int) -> Problem:
-    """``gaussian.regression``, the paper's (section 5, eq. 2)."""
-    return _in_span(*gaussian.regression(seed, num_nodes, examples_per_node, dimension))
+def classification(seed: int, num_nodes: int, examples_per_node: int, dimension: int, spread: float) -> Problem:
+    """``y_ij = sign(x_ij' (w* + z_i))``: x, w* ~ N(0, 1), z_i ~ N(0, spread^2); the paper does not give the spread."""
+    rng = np.random.default_rng([seed, dimension])
+    x = rng.standard_normal((num_nodes, examples_per_node, dimension))
+    truths = rng.standard_normal(dimension) + spread * rng.standard_normal((num_nodes, dimension))
+    return _of(x, np.where(np.einsum("nhd,nd->nh", x, truths) >= 0, 1.0, -1.0), truths)
 
 
-def halfspaces(seed: int, num_nodes: int, examples_per_node: int, dimension: int, spread: float) -> Problem:
-    """``gaussian.classification`` (section 5)."""
-    return _in_span(*gaussian.classification(seed, num_nodes, examples_per_node, dimension, spread))
+def _of(x: np.ndarray, y: np.ndarray, truths: np.ndarray) -> Problem:
+    """The problem of inputs [N, h, d] and labels [N, h], node after node."""
+    nodes, each, dimension = x.shape
+    clients = Partition(np.arange(nodes * each, dtype=np.int32), each * np.arange(nodes + 1, dtype=np.int32))
+    return Problem(x.reshape(-1, dimension), y.reshape(-1), clients, truths)
 
 
 def dirichlet_halfspaces(seed: int, num_nodes: int, num_examples: int, dimension: int, alpha: float) -> Problem:
-    """``y = sign(x' w*)`` with one w*, each class divided among the nodes by Dir(alpha), one example or more (B.1)."""
+    """``y = sign(x' w*)`` with one w*, each class divided among the nodes by Dir(alpha) (B.1); no node is empty."""
     rng = np.random.default_rng([seed, dimension])
     x, truth = rng.standard_normal((num_examples, dimension)), rng.standard_normal(dimension)
     y = np.where(x @ truth >= 0, 1.0, -1.0)
     labels = (y > 0).astype(np.int32)
     dealt = partitions.dirichlet(labels, num_nodes, alpha, seed, dirichlet_method="per_class")
-    return _in_span(x, y, dealt, np.tile(truth, (num_nodes, 1)))
+    return Problem(x, y, dealt, np.tile(truth, (num_nodes, 1)))
 
 
 @functools.lru_cache(maxsize=8)
 def _algorithm(recipe: str, size: int, nodes: int, rate: float, steps: int, options: tuple[Any, ...]) -> Algorithm:
-    """One object, and so one compiled program, for all seeds."""
+    """The algorithm, cached so that all seeds share one compiled program."""
     make: Callable[..., Algorithm] = getattr(algorithms, recipe)
-    model, plan = linear(size, dtype=jnp.float64), schedule.all_clients(nodes)
-    return make(
-        model, plan, client_learning_rate=rate, work=Work(steps=steps), weighting="uniform", **dict(options)
-    )  # fmt: skip
+    model, plan, work = linear(size, dtype=jnp.float64), schedule.all_clients(nodes), Work(steps=steps)
+    return make(model, plan, client_learning_rate=rate, work=work, weighting="uniform", **dict(options))
 
 
 def simulated(
-    problem: Problem,
-    partition: Partition,
-    recipe: str,
-    num_rounds: int,
-    *,
-    learning_rate: float,
-    local_steps: int,
-    **options: Any,
+    problem: Problem, recipe: str, num_rounds: int, *, learning_rate: float, local_steps: int, **options: Any
 ) -> np.ndarray:
     """The global model after every round of ``recipe`` from 0, [R + 1, r], by the engine, in float64.
 
-    All nodes of ``partition`` take part in every round and count alike. ``options`` are the recipe's. Needs 64-bit
-    types.
+    All nodes take part in every round with equal weights. ``options`` are the recipe's. Needs 64-bit types.
     """
-    named = tuple(sorted(options.items()))
-    algorithm = _algorithm(
-        recipe, problem.x.shape[1], partition.num_clients, learning_rate, local_steps, named
-    )  # fmt: skip
-    held = data.federated_data(problem.x, problem.y[:, None], partition, dtype=jnp.float64)
-    return np.asarray(params_by_round(algorithm, held, num_rounds, mapping="scan")["weights"][:, 0, :, 0])
+    size, nodes, named = problem.x.shape[1], problem.partition.num_clients, tuple(sorted(options.items()))
+    algorithm = _algorithm(recipe, size, nodes, learning_rate, local_steps, named)
+    return np.asarray(
+        params_by_round(algorithm, problem.federated(), num_rounds, mapping="scan")["weights"][:, 0, :, 0]
+    )
 
 
 def off(found: np.ndarray, expected: np.ndarray) -> float:

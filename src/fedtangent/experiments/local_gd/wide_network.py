@@ -22,9 +22,18 @@ from fedtangent import data as datasets
 from fedtangent import streams
 from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent.engine.run import params_by_round
-from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, disagreeing, grouped, interval, table
+from fedtangent.experiments.lab.results import (
+    Claim,
+    MeanInterval,
+    Outcome,
+    disagreeing,
+    grouped,
+    interval,
+    log_slope,
+    table,
+)
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent.experiments.local_gd import gaussian
+from fedtangent.experiments.local_gd import problems
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.kernels.empirical import empirical_ntk
@@ -38,7 +47,7 @@ from fedtangent.theory.local_gd import local_regression
 from fedtangent.types import Algorithm, Model, Partition, PyTree
 
 SUBJECT = "Local-GD, wide networks"
-SLOPE, MARGIN = -0.5, 0.25  # of an error by sampling a kernel from so many units; nearer to -1/2 than to 0 or -1
+SLOPE, MARGIN = -0.5, 0.25  # of the error of a kernel sampled by that many units; nearer to -1/2 than to 0 or -1
 DISTANCES = {
     "last_own": "last layer, own features",
     "last_infinite": "last layer, infinite width",
@@ -57,7 +66,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class WidthSettings:
-    """Nodes with truths of their own and few examples, in few dimensions: what overparameterises is the width."""
+    """Nodes with truths of their own, few examples and few dimensions: the width makes it overparameterised."""
 
     num_nodes: int = within(4, least=2)
     held: int = 6  # examples of a node
@@ -67,7 +76,7 @@ class WidthSettings:
     local_steps: int = within(50, least=2)
     num_rounds: int = 20
     draws: int = 2  # networks of a seed, at each width
-    step_factor: float = within(0.5, above=0, below=2)  # of a node's examples over the kernel's largest eigenvalue
+    step_factor: float = within(0.5, above=0, below=2)  # of a node's examples / the largest eigenvalue
 
 
 class Task(NamedTuple):
@@ -81,14 +90,14 @@ class Task(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """One network: distances at the last round."""
+    """One network's distances after the last round."""
 
     seed: int
     draw: int
     width: int
     distances: dict[str, float]
-    wrong: dict[str, float]  # of the last layer to closed forms that are wrong
-    centralised: float
+    wrong: dict[str, float]  # of the last layer to wrong closed forms
+    centralised: float  # of the whole network to its own kernel's minimum-norm model
 
 
 def network(s: WidthSettings, width: int) -> Model:
@@ -98,7 +107,7 @@ def network(s: WidthSettings, width: int) -> Model:
 
 def task(s: WidthSettings, seed: int) -> Task:
     """The paper's regression on inputs of norm 1."""
-    drawn = gaussian.regression(seed, s.num_nodes, s.held, s.dimension)
+    drawn = problems.regression(seed, s.num_nodes, s.held, s.dimension)
     x = drawn.x / np.linalg.norm(drawn.x, axis=1, keepdims=True)
     test = np.random.default_rng([seed, 1]).standard_normal((s.num_test, s.dimension))
     kernel = network(s, 1).kernel
@@ -109,7 +118,7 @@ def task(s: WidthSettings, seed: int) -> Task:
 
 
 def run(study: Study) -> Outcome:
-    """Every width and draw of every seed."""
+    """Train every width and draw of every seed."""
     found, s = list[Trained](), study.settings
     of, limit = task(s, study.seeds[0]), infinite(s, task(s, study.seeds[0]))
     for seed in study.each_seed():
@@ -122,14 +131,14 @@ def run(study: Study) -> Outcome:
 
 
 class Limits(NamedTuple):
-    """Infinite width: the blocks of the tangent kernel and of the features' kernel, in the place of one."""
+    """At infinite width the tangent kernel and, in the same form, the kernel of the last layer's features."""
 
     tangent: KernelBlocks
     features: KernelBlocks
 
 
 def infinite(s: WidthSettings, of: Task) -> Limits:
-    """Those of the examples of ``of``."""
+    """The kernels of infinite width on the examples of ``of``."""
     kernel = network(s, 1).kernel
     assert kernel is not None
     tangent = kernel_blocks(kernel, of.x, of.x_test)
@@ -138,7 +147,7 @@ def infinite(s: WidthSettings, of: Task) -> Limits:
 
 
 def trained(s: WidthSettings, of: Task, limit: Limits, which: tuple[int, int], width: int) -> Trained:
-    """The last layer and the whole network, each beside its closed forms; ``which`` are seed and draw."""
+    """Train the last layer and the whole network and compare each with closed forms; ``which`` is (seed, draw)."""
     seed, draw = which
     algorithm, of_last, model = _algorithms(s, width, of.rate)
     key, structure = jax.random.fold_in(jax.random.key(seed), draw), model.structure
@@ -191,7 +200,7 @@ def trained(s: WidthSettings, of: Task, limit: Limits, which: tuple[int, int], w
 
 @functools.cache
 def _algorithms(s: WidthSettings, width: int, rate: float) -> tuple[Algorithm, Algorithm, Model]:
-    """Of the whole network, of its last layer alone, and the network: once for all seeds, so compiled once."""
+    """The algorithms of the whole network and of its last layer, and the network, cached for all seeds."""
     work, plan, model = Work(steps=s.local_steps), schedule.all_clients(s.num_nodes), network(s, width)
     whole, last = (
         algorithms.fed_avg(m, plan, client_learning_rate=rate, work=work)
@@ -210,12 +219,9 @@ def _ends(
 
 
 def slopes(found: list[Trained], name: str) -> MeanInterval:
-    """Of ln distance against ln width, each seed's."""
-    values = []
-    for own in grouped([t._asdict() for t in found], "seed").values():
-        widths, distances = [t["width"] for t in own], [t["distances"][name] for t in own]
-        values.append(float(np.polyfit(np.log(widths), np.log(distances), 1)[0]))
-    return interval(values)
+    """The slope of ln distance against ln width: its interval over seeds."""
+    by_seed = grouped(found, "seed").values()
+    return interval([log_slope([t.width for t in own], [t.distances[name] for t in own]) for own in by_seed])
 
 
 def conclude(study: Study, found: list[Trained]) -> Outcome:
@@ -224,8 +230,8 @@ def conclude(study: Study, found: list[Trained]) -> Outcome:
     rates = {name: slopes(found, name) for name in DISTANCES if name != "last_own"}
     for name, label in DISTANCES.items():
         row: dict[str, Any] = {"distance": label, "slope": rates.get(name)}
-        for (width,), own in grouped([t._asdict() for t in found], "width").items():
-            row[f"w{width}"] = interval([t["distances"][name] for t in own]).mean
+        for (width,), own in grouped(found, "width").items():
+            row[f"w{width}"] = interval([t.distances[name] for t in own]).mean
         rows.append({**row, "slope": None if row["slope"] is None else row["slope"].row("mean")})
         shown.append(row)
     widths = study.settings.widths
@@ -257,14 +263,10 @@ def _verdicts(found: list[Trained], rates: dict[str, MeanInterval]) -> tuple[Ver
                           EXACT)  # fmt: skip
 
     def slope(statement: str, right: str, wrong: str) -> Verdict:
-        both = rates[right], rates[wrong]
-        reach = both[0].high - both[0].mean
-        off = abs(both[0].mean - SLOPE)
-        holds = True if off + reach <= MARGIN else False if off - reach > MARGIN else None
-        found, other = f"{both[0]:.3f}", f"{both[1]:.3f}"
-        fails = abs(both[1].mean - SLOPE) > MARGIN
-        return Verdict.of(SUBJECT, statement, "", (found, f"{SLOPE:g} +- {MARGIN:g}", holds),
-                          (DISTANCES[wrong], other, fails))  # fmt: skip
+        found, other = rates[right], rates[wrong]
+        return Verdict.of(SUBJECT, statement, "",
+                          (f"{found:.3f}", f"{SLOPE:g} +- {MARGIN:g}", found.within(SLOPE, MARGIN)),
+                          (DISTANCES[wrong], f"{other:.3f}", abs(other.mean - SLOPE) > MARGIN))  # fmt: skip
 
     return (
         exact,
@@ -274,7 +276,7 @@ def _verdicts(found: list[Trained], rates: dict[str, MeanInterval]) -> tuple[Ver
 
 
 def _draw(study: Study, found: list[Trained]) -> None:
-    """All distances but the exact one, every seed a point."""
+    """All distances but the exact one by width, each seed a point."""
     widths, seeds = np.array(study.settings.widths, float), sorted({t.seed for t in found})
     panels = []
     for title, names, wrong in (

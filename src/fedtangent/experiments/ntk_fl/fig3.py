@@ -30,7 +30,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """The four methods, and what each pair loses."""
+    """Run the four methods, and compare each pair."""
     bench = report.bench_of(study)
     tuned = report.tune_all(bench)
     runs = report.repeat_all(bench, tuned)
@@ -40,7 +40,7 @@ def run(study: Study) -> Outcome:
 
 
 def losses(s: CohortSettings, runs: Runs) -> tuple[Sheet, list[dict[str, Any]], Claim]:
-    """What each pair loses, seed by seed, at the end; and whether FedAvg loses more."""
+    """The accuracy that each method loses by the reduction, paired by seed, and whether FedAvg loses more."""
     ends = report.ends(runs, s)
     lost = {plain: ends[plain] - ends[small] for small, plain in PAIRED.items() if small in ends}
     rows, shown = [], []

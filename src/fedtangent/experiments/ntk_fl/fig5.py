@@ -23,7 +23,7 @@ METHODS = ("ntk_fl", "data_sharing", "fed_nova", "fed_avg")
 
 @dataclass(frozen=True)
 class AlphaSettings(CohortSettings):
-    """Those of one comparison, and the values of alpha; ``alpha`` itself is not used."""
+    """A comparison's settings and the values of alpha, which take the place of ``alpha``."""
 
     alphas: tuple[float, ...] = within((0.1, 0.2, 0.3, 0.4, 0.5), above=0, count=2, increasing=True)
 
@@ -63,7 +63,7 @@ def run(study: Study) -> Outcome:
     ]  # fmt: skip
     gains = {m: ends[s.alphas[-1]][m] - ends[s.alphas[0]][m] for m in s.methods}
     title = f"test accuracy, mean of the last {s.window} of {s.num_rounds} rounds, +- its standard error, against alpha"
-    shown = tuple((LABELS[m], *(report.spread(of[m]) for of in ends.values()), f"{interval(gains[m]):+.4f}")
+    shown = tuple((LABELS[m], *(report.mean_and_error(of[m]) for of in ends.values()), f"{interval(gains[m]):+.4f}")
                   for m in s.methods)  # fmt: skip
     sheet = Sheet(title, ("method", *(f"{alpha:g}" for alpha in s.alphas), "last - first, 95 % interval"), shown)
     lines = {LABELS[m]: np.stack([of[m] for of in ends.values()], axis=1) for m in s.methods}
@@ -75,7 +75,7 @@ def run(study: Study) -> Outcome:
 
 
 def judge(s: AlphaSettings, gains: dict[str, np.ndarray]) -> list[Claim]:
-    """Whether each method gains more from the smallest to the largest alpha than NTK-FL, [seeds] each."""
+    """Claims that each method gains more from the smallest to the largest alpha than NTK-FL; gains are [seeds]."""
     more = {name: interval(gains[name] - gains["ntk_fl"]) for name in s.methods if name != "ntk_fl"}
     claim = f"gains more from alpha {s.alphas[0]:g} to {s.alphas[-1]:g} than NTK-FL"
     return [Claim(f"{LABELS[name]} {claim}", f"by {d:+.4f}", d.above()) for name, d in more.items()]

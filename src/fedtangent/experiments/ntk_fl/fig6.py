@@ -30,7 +30,7 @@ PUBLISHED_DIMENSIONS = (100, 200, 300, 400, 500, 600)
 
 @dataclass(frozen=True)
 class BetaSettings(CohortSettings):
-    """Those of one comparison, and the two axes; ``beta`` and ``projected`` themselves are where the rate is chosen."""
+    """A comparison's settings and the two axes; the rate is chosen at ``beta`` and ``projected``."""
 
     betas: tuple[float, ...] = within((0.7, 0.6, 0.5, 0.4, 0.3, 0.2), above=0, at_most=1, count=2)
     dimensions: tuple[int, ...] = within(PUBLISHED_DIMENSIONS, count=2)
@@ -57,7 +57,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Choose the rate in the middle, and run every cell with it."""
+    """Choose the rate at ``beta`` and ``projected``, and run every cell with it."""
     s, found = study.settings, dict[tuple[float, int], Runs]()
     tuned = report.tune_all(report.bench_of(study))
     for beta, dimension in itertools.product(s.betas, s.dimensions):
@@ -82,7 +82,7 @@ def published(beta: float, dimension: int) -> float | None:
 
 
 def judge(s: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) -> tuple[Claim, ...]:
-    """The largest against the smallest of each axis, mean over the other, seed by seed."""
+    """Claims on the largest against the smallest value of each axis, averaged over the other, paired by seed."""
     top, low = max(s.betas), min(s.betas)
     most, least = max(s.dimensions), min(s.dimensions)
     by_beta = interval(np.mean([ends[top, d] - ends[low, d] for d in s.dimensions], axis=0))

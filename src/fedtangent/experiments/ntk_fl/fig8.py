@@ -27,21 +27,21 @@ from fedtangent.output.line_plots import points_with_errors
 from fedtangent.output.surface_plots import Shown, reconstructions
 from fedtangent.types import Array, Key, Model
 
-# deep leakage, and what is read off a dense first layer in closed form
+# The attacks: three of deep leakage, and the closed form that reads a dense first layer.
 GRADIENT, ALL, KEPT, READ = "gradient", "jacobian", "jacobian, kept entries", "first layer"
-# what the closed form reads under the other switches
+# The closed form under the other protections of CP-NTK-FL.
 ROWS, PLACE = "rows shuffled", "rows shuffled, by place"
 WEIGHTS, COLLUSION = "weights shuffled", "weights shuffled, collusion"
 SECRET, LEAKED = "projected", "projected, leaked matrix"
 DEEP = (GRADIENT, ALL, KEPT)
 SHOWN = (*DEEP, READ)
 SWITCHES = (ROWS, PLACE, WEIGHTS, COLLUSION, SECRET, LEAKED)
-NAMES = {
-    **{GRADIENT: "gradient", ALL: "Jacobian", KEPT: "Jacobian, kept entries", READ: "first layer read"},
-    **{ROWS: "rows shuffled", PLACE: "its place's image", WEIGHTS: "weights shuffled", COLLUSION: "with collusion"},
-    **{SECRET: "projected", LEAKED: "matrix leaked"},
-}  # in tables and figures
-HIDDEN = (  # what is claimed, the score with the switch, the one without
+NAMES = {  # in tables and figures
+    GRADIENT: "gradient", ALL: "Jacobian", KEPT: "Jacobian, kept entries", READ: "first layer read",
+    ROWS: "rows shuffled", PLACE: "its place's image", WEIGHTS: "weights shuffled", COLLUSION: "with collusion",
+    SECRET: "projected", LEAKED: "matrix leaked",
+}  # fmt: skip
+HIDDEN = (  # a claim, and the attacks with and without what it is about
     ("shuffled rows hide whose image it is", PLACE, ROWS),
     ("shuffled rows hide the image", ROWS, READ),
     ("shuffled weights hide the image", WEIGHTS, READ),
@@ -54,7 +54,7 @@ PUBLISHED = {0.9: 0.06, 0.8: 0.23, 0.7: 0.35, 0.6: 0.47, 0.5: 0.65}
 
 @dataclass(frozen=True)
 class LeakageSettings:
-    """Several images of each seed, whose networks are drawn anew, and the attacker's effort."""
+    """The images and networks of each seed, and the attacker's effort."""
 
     sparsities: tuple[float, ...] = within((0.99, 0.9, 0.8, 0.7, 0.6, 0.5, 0.0), at_least=0, below=1)
     num_images: int = within(3, least=2)
@@ -70,7 +70,7 @@ class LeakageSettings:
 
     @property
     def attack(self) -> Attack:
-        """Deep leakage as the settings have it; raises ``ValueError``."""
+        """The options of deep leakage; raises ``ValueError``."""
         return Attack(self.optimizer, self.num_steps, self.learning_rate, self.num_restarts)
 
 
@@ -80,7 +80,7 @@ class AttackedImages(NamedTuple):
     seed: int
     x: np.ndarray  # [m, H, W]
     labels: np.ndarray  # [m] int32
-    known: np.ndarray  # [num_known, H, W] of the colluding client
+    known: np.ndarray  # [num_known, H, W], images of the colluding client
     num_classes: int
 
 
@@ -97,7 +97,7 @@ Found = dict[str, dict[float, Reconstruction]]  # by attack and sparsity
 
 
 def load(study: Study, seed: int) -> AttackedImages:
-    """Images drawn from the test set, of as many classes as there can be: those of one class resemble each other.
+    """Images drawn from the test set, of as many different classes as possible.
 
     Raises ``ValueError`` for more images than there are.
     """
@@ -131,14 +131,14 @@ def networks(s: LeakageSettings, images: AttackedImages) -> tuple[Model, Model, 
 
 
 def projected_size(s: LeakageSettings, images: AttackedImages) -> int:
-    """The paper's d1', as a share of the pixels."""
+    """The dimension d1' of projected images."""
     return max(round(s.projected_share * images.x[0].size), 1)
 
 
 def read_everything(
     study: Study, built: tuple[Model, Model, Model], images: AttackedImages, sparsities: tuple[float, ...]
 ) -> Found:
-    """Every attack at every sparsity, on networks as they are broadcast in the first round."""
+    """Every attack at every sparsity, on the networks that are broadcast in the first round."""
     s, found, keys = study.settings, Found(), [jax.random.fold_in(jax.random.key(images.seed), i) for i in range(3)]
     for sparsity in sparsities:
         parts = {
@@ -153,17 +153,19 @@ def read_everything(
 
 
 def _read(images: AttackedImages, x: Array, originals: np.ndarray | None = None, finite: bool = True) -> Reconstruction:
-    """Scores of reconstructions [m, ...]; what is not finite counts as a black image."""
+    """The SSIM of reconstructions [m, ...]; entries that are not finite count as 0."""
     own = images.x if originals is None else originals
     shown = np.clip(np.nan_to_num(np.asarray(x, np.float64), nan=0.0), 0, 1).reshape(own.shape)
     return Reconstruction(attacks.ssim(shown, own), shown, finite)
 
 
 def _inputs(model: Model, x: np.ndarray) -> Array:
+    """Images in the form that the model takes: with a channel, or flat."""
     return jnp.asarray(x)[..., None] if model.structure is None else jnp.asarray(x).reshape(len(x), -1)
 
 
 def _deep(s: LeakageSettings, model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
+    """Deep leakage through gradients and through Jacobians, with all and with the kept entries compared."""
     params, x = model.init(jax.random.fold_in(key, 0)), _inputs(model, images.x)
     shape, search = x.shape[1:], jax.random.fold_in(key, 1)
     labels = jnp.asarray(images.labels)
@@ -180,7 +182,7 @@ def _deep(s: LeakageSettings, model: Model, key: Key, images: AttackedImages, sp
 
 
 def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
-    """Closed form: plain, rows in another order, and weights in another order without and with a colluding client."""
+    """The closed form: plain, with shuffled rows, and with shuffled weights without and with a colluding client."""
     params = model.init(key)
     everyone = np.concatenate([images.x, images.known])
     seen = attacks.sparsify(attacks.jacobians(model, params, _inputs(model, everyone)), sparsity)
@@ -191,7 +193,7 @@ def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> R
     hidden = attacks.shuffle_weights(seen, jnp.asarray(rng.permutation(seen.values.shape[-1])))
     theirs = jax.tree.map(lambda leaf: leaf[:count], hidden)
     known, got = (np.asarray(part.values[count:]) for part in (seen, hidden))
-    order = np.argsort(attacks.order_from_known(known, got))  # that the colluding client's examples betray
+    order = np.argsort(attacks.order_from_known(known, got))  # which the colluding client's examples reveal
     betrayed = attacks.shuffle_weights(theirs, jnp.asarray(order))
     return {
         READ: _read(images, attacks.read_first_layer(model, params, own)),
@@ -203,7 +205,7 @@ def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> R
 
 
 def _projected(s: LeakageSettings, model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
-    """Closed form of the projected inputs, taken back with another matrix and with the clients' own."""
+    """The closed form on projected inputs, projected back with another matrix and with the clients' own."""
     params, x = model.init(key), jnp.asarray(images.x)
     pixels, size = x[0].size, projected_size(s, images)
     secret, other = (
@@ -219,7 +221,7 @@ def _projected(s: LeakageSettings, model: Model, key: Key, images: AttackedImage
 
 
 def _derangement(rng: np.random.Generator, count: int) -> np.ndarray:
-    """An order in which nothing stays in its place."""
+    """A random order in which no element keeps its place."""
     order = rng.permutation(count)
     result = np.empty(count, int)
     result[order] = np.roll(order, 1)
@@ -227,7 +229,7 @@ def _derangement(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 class Score(NamedTuple):
-    """Over the images of all seeds."""
+    """The SSIM over the images of all seeds."""
 
     mean: float
     error: float  # standard error of the mean
@@ -241,7 +243,7 @@ Scores = dict[str, dict[float, Score]]  # by attack and sparsity
 
 
 def check(study: Study) -> None:
-    """Load the first seed's images; the network must have the activation."""
+    """Load the first seed's images, and check the attack's options and the network's activation."""
     s = study.settings
     allowed = {"lenet": tuple(attacks.networks.ACTIVATIONS), "mlp": tuple(models.ACTIVATIONS)}[s.network]
     if s.activation not in allowed:
@@ -251,7 +253,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Every attack at every sparsity on every seed's images."""
+    """Make every attack at every sparsity on every seed's images."""
     s, found = study.settings, list[Found]()
     sparsities = tuple(sorted(s.sparsities, reverse=True))
     first = load(study, study.seeds[0])
@@ -297,9 +299,9 @@ def summaries(found: list[Found]) -> Scores:
 
 
 def judge(scores: Scores) -> tuple[Claim, ...]:
-    """Section 4.2 and appendix B, by intervals over images: what sparsity and the switches protect.
+    """Claims on what sparsity and the other protections hide (section 4.2, appendix B), by intervals over images.
 
-    An image is hidden where less than half of the SSIM is left, at the lowest sparsity.
+    An image is hidden if less than half of the SSIM is left at the lowest sparsity.
     """
     claims = []
     for name in DEEP:
@@ -340,7 +342,7 @@ def _draw(study: Study, images: AttackedImages, found: Found, scores: Scores, sp
     }
     title = f"What the server reads of one image ({study.dataset}); SSIM below each"
     reconstructions(images.x[0], shown, labels, title, figures.path("fig8_images"))
-    places = {v: i for i, v in enumerate(sparsities)}  # at equal distances
+    places = {v: i for i, v in enumerate(sparsities)}  # evenly spaced on the axis
     series = {NAMES[n]: {places[v]: scores[n][v][:2] for v in sparsities} for n in SHOWN}
     series["published (Fig. 8)"] = {places[v]: (known, 0.0) for v, known in PUBLISHED.items() if v in places}
     title = f"Leakage against sparsity ({study.dataset}, {study.settings.network})"

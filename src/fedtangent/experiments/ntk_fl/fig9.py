@@ -47,7 +47,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class WeightGapSettings:
-    """A cohort's pooled examples, and steps as a fraction of the largest stable one."""
+    """The pooled examples of a cohort, the networks, and the step as a fraction of the largest stable one."""
 
     num_clients: int = 20
     examples_per_client: int = 10
@@ -68,13 +68,14 @@ class WeightGap(NamedTuple):
     learning_rate: float
     paths: Descents
     figure: np.ndarray  # 2 sum gamma
-    lemma: np.ndarray | None = None  # Lemma 2 with the R that was measured; of eq. (12) alone, as the next
+    # The next three are bounds for eq. (12) alone.
+    lemma: np.ndarray | None = None  # Lemma 2 with the R that was measured
     counted: np.ndarray | None = None  # (25d) with the activities that did change
-    left_out: np.ndarray | None = None  # bound of the part that the lemma leaves out
+    left_out: np.ndarray | None = None  # the part that the lemma leaves out
 
 
 def check(study: Study) -> None:
-    """A cohort is of some of the clients, and the data can be divided among them."""
+    """Refuse a cohort of more clients than there are; draw the first seed's cohort."""
     s = study.settings
     if s.num_clients > s.total_clients:
         raise ValueError(f"num_clients: got {s.num_clients}, must be at most total_clients, {s.total_clients}")
@@ -82,7 +83,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Every network of every seed."""
+    """Train every network on every seed."""
     found = list[WeightGap]()
     for seed in study.each_seed():
         own = gaps(*cohort(study, seed), study.settings, seed)
@@ -121,7 +122,7 @@ def gaps(x: np.ndarray, labels: np.ndarray, s: WeightGapSettings, seed: int) -> 
 
 
 def _two_layer(x: np.ndarray, labels: np.ndarray, s: WeightGapSettings, seed: int) -> WeightGap:
-    """Eq. (12): inputs of norm 1, even classes 1 and odd ones -1."""
+    """The network of eq. (12): inputs of norm 1, labels 1 for even classes and -1 for odd ones."""
     x = x - min(float(x.min()), 0.0)
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
     y = np.where(labels % 2 == 0, 1.0, -1.0)[:, None]
@@ -145,7 +146,7 @@ def _two_layer(x: np.ndarray, labels: np.ndarray, s: WeightGapSettings, seed: in
 
 
 def row(g: WeightGap) -> dict[str, Any]:
-    """What one network says: the gap at the end, whether it grows, and the largest ratio to each bound."""
+    """One network's gap at the end, how often it grows, and its largest ratio to each bound."""
     gap, late = g.paths.gap, slice(2, None)
     moving = np.diff(gap) / np.maximum(gap[1:], 1e-300)
     return {
@@ -166,7 +167,7 @@ def row(g: WeightGap) -> dict[str, Any]:
 
 
 def _over(gap: np.ndarray, bound: np.ndarray | None) -> float | None:
-    """Largest gap over bound from the second step on, once the bound is above rounding."""
+    """The largest gap over ``bound``, where the bound is above rounding."""
     if bound is None:
         return None
     seen = bound > 1e-12 * bound[-1]
@@ -174,7 +175,7 @@ def _over(gap: np.ndarray, bound: np.ndarray | None) -> float | None:
 
 
 def conclude(study: Study, found: list[WeightGap]) -> Outcome:
-    """What the networks say of the bounds."""
+    """The table, the figure and the verdict on the bounds."""
     rows = [row(g) for g in found]
     failed: tuple[str, ...] = () if all(r["finite"] for r in rows) else ("a descent diverged",)
     known = [r for r in rows if r["network"] == "two_layer"]
@@ -207,7 +208,7 @@ def _sheet(study: Study, rows: list[dict[str, Any]]) -> Sheet:
 
 
 def _draw(study: Study, found: list[WeightGap]) -> None:
-    """First seed: the gap by update step, with the paper's bound and Lemma 2's."""
+    """The first seed's gaps by update step, with the paper's bound and Lemma 2's."""
     steps, panels = np.arange(study.settings.last_step + 1), []
     for g in found[: len(NETWORKS)]:
         bounds = {"2 sum gamma (the paper's)": g.figure}

@@ -15,15 +15,15 @@ from fedtangent.experiments.lab.runner import Study, by_scale, experiment, withi
 CLAIM = "CP-NTK-FL needs the fewest rounds, by an order of magnitude, at a similar uplink"
 # Rounds and MiB of uplink to 85 % on Fashion-MNIST, alpha = .1 (the paper prints MB; its FedAvg's are MiB).
 PUBLISHED = {"cp_ntk_fl": (26, 386), "fed_com": (250, 379), "qsgd": (614, 465), "fed_avg": (284, 1720)}
-# The paper does not specify the compressor of its Jacobians: 386 MB in 26 rounds are about half a bit a number. Here
-# the largest are kept, and their places sent: sparsity and value_bits.
+# The paper does not say how its Jacobians are compressed: 386 MB in 26 rounds are about half a bit for each entry. Here
+# only the largest entries are sent, with their places (``sparsity``), in ``value_bits`` bits.
 
 
 @dataclass(frozen=True)
 class TargetSettings(CohortSettings):
-    """Those of one comparison, and the accuracy to reach.
+    """A comparison's settings and the accuracy to reach.
 
-    ``num_rounds`` is the most of CP-NTK-FL under each loss, ``reference_rounds`` the most of the others.
+    CP-NTK-FL runs for ``num_rounds`` at most, the other methods for ``reference_rounds``.
     """
 
     target: float = within(0.85, above=0, below=1)
@@ -51,7 +51,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> Outcome:
-    """Every method for its most rounds, and when it reaches the target."""
+    """Run every method for its most rounds, and find when it reaches the target."""
     s, bench = study.settings, report.bench_of(study)
     tuned = report.tune_all(bench)
     runs = report.repeat_all(bench, tuned, {m: s.reference_rounds for m in s.methods if m not in EVOLVED})
@@ -66,7 +66,7 @@ def run(study: Study) -> Outcome:
 
 
 def judge(s: TargetSettings, found: dict[str, report.Reached]) -> tuple[Claim, ...]:
-    """Whether CP-NTK-FL needs fewer rounds than each of the others, seed by seed."""
+    """Claims that CP-NTK-FL needs fewer rounds than each of the others, paired by seed."""
     return tuple(
         _claim(s, found, own, other)
         for own in EVOLVED if own in found for other in found if other not in EVOLVED

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedtangent.compare.theorems.ntk_fl.descents import Descents, descents
 from fedtangent.experiments.lab import two_layer
-from fedtangent.experiments.lab.results import Outcome, Sheet, assumed, grouped, table
+from fedtangent.experiments.lab.results import Outcome, Sheet, assumption_sheet, grouped, table, theorem_details
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import BoundedPanel, bounded
@@ -31,7 +31,7 @@ METHODS = {
 
 @dataclass(frozen=True)
 class EvolutionDecaySettings:
-    """One pooled round of every width and step, and a few rounds of NTK-FL at the largest."""
+    """One pooled round for every width and step, and a few rounds of NTK-FL at the largest of both."""
 
     num_examples: int = 40
     num_clients: int = 4
@@ -54,7 +54,7 @@ class FollowedDescent(NamedTuple):
 
 
 def run(study: Study) -> Outcome:
-    """Every seed's descents, and its rounds of NTK-FL at the largest width and step."""
+    """Follow every seed's descents, and rounds of NTK-FL at the largest width and step."""
     s, found, rounds = study.settings, list[FollowedDescent](), list[two_layer.NtkRounds]()
     for seed in study.each_seed():
         task = two_layer.of_study(study, seed)
@@ -87,12 +87,12 @@ def follow(task: two_layer.TwoLayerProblem, s: EvolutionDecaySettings, seed: int
 
 
 def movement(start: PyTree, weights: PyTree) -> dict[str, Array]:
-    """How far the neuron that moved most has moved, R."""
+    """R, the largest distance that a neuron has moved."""
     return {"moved": jnp.max(jnp.linalg.norm(weights["v"] - start["v"], axis=1))}
 
 
 def row(f: FollowedDescent) -> dict[str, Any]:
-    """What one network says of the theorem; squared residuals relative to the start."""
+    """One network's residuals beside the theorem's bound, relative to the start."""
     steps, c = np.arange(len(f.paths.network)), f.theorem.constants
     bound, start = f.theorem.residual_bound(steps), c.residual**2
     floor = two_layer.TREND * start
@@ -116,14 +116,14 @@ def row(f: FollowedDescent) -> dict[str, Any]:
 
 
 def conclude(study: Study, found: list[FollowedDescent], rounds: list[two_layer.NtkRounds]) -> Outcome:
-    """What the runs say of the theorem."""
+    """The tables, the figure and the verdicts."""
     s, rows, last = study.settings, [row(f) for f in found], found[-1]
     failed: tuple[str, ...] = () if all(np.all(np.isfinite(f.paths.network)) for f in found) else ("networks diverged",)
     if any(r["linear_under_its_own_rate"] > 1 + 1e-6 for r in rows):
         failed += ("the linearised network is above its own exact rate",)
     _draw(study, found)
     title = f"assumptions, n = {last.width}, step {last.factor:g}, measured on the first seed"
-    sheet, _ = assumed([f.theorem for f in found if (f.width, f.factor) == (last.width, last.factor)], title)
+    sheet = assumption_sheet([f.theorem for f in found if (f.width, f.factor) == (last.width, last.factor)], title)
     end = (
         f"{rows[-1]['tangent_end']:.2g} of the start at the last step, where the bound says {rows[-1]['bound_end']:.2g}"
     )
@@ -133,7 +133,7 @@ def conclude(study: Study, found: list[FollowedDescent], rounds: list[two_layer.
     )
     return Outcome(
         (_sheet(study, rows), _round_sheet(s, rounds), sheet), rows,
-        details={"rounds": rounds, **assumed([f.theorem for f in found], title)[1]},
+        details={"rounds": rounds, **theorem_details([f.theorem for f in found])},
         remarks=(*remarks, *two_layer.remarks(last.theorem.constants)), failed=failed,
         verdicts=two_layer.verdicts("NTK-FL Theorem 1", rows, "width", "step_factor", worst="network_worst"),
     )  # fmt: skip
@@ -170,7 +170,7 @@ def _round_sheet(s: EvolutionDecaySettings, rounds: list[two_layer.NtkRounds]) -
 
 
 def _draw(study: Study, found: list[FollowedDescent]) -> None:
-    """First seed, largest step: squared residuals of the three under the bound, by width."""
+    """The first seed's squared residuals at the largest step, under the bound, a panel for each width."""
     s, panels = study.settings, []
     for f in (f for f in found if (f.seed, f.factor) == (found[0].seed, s.step_factors[-1])):
         steps, start = np.arange(s.last_time + 1), f.theorem.constants.residual**2

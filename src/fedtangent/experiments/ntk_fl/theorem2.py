@@ -16,7 +16,7 @@ import numpy as np
 
 from fedtangent.engine.run import predict, simulate
 from fedtangent.experiments.lab import two_layer
-from fedtangent.experiments.lab.results import Outcome, Sheet, assumed, grouped, table
+from fedtangent.experiments.lab.results import Outcome, Sheet, assumption_sheet, grouped, table, theorem_details
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
@@ -25,8 +25,8 @@ from fedtangent.output.line_plots import BoundedPanel, bounded
 from fedtangent.theory.ntk_fl.convergence import NtkTheorem, TwoLayerStart, ntk_theorem_2
 from fedtangent.types import PyTree
 
-MEANS = ("late_decay_over_bound", "end", "ntk_fl_one_round", "ratio_of_rates")  # over seeds, in the table
-EVALUATIONS = 50  # about so many rounds are looked at
+MEANS = ("late_decay_over_bound", "end", "ntk_fl_one_round", "ratio_of_rates")  # of these the table has means
+EVALUATIONS = 50  # of a run, about
 REMARKS = (
     "late decay: the measured fall of the squared residual's logarithm over the bound's, second half of the run; 4 to "
     "first order, where one mode is left",
@@ -64,7 +64,7 @@ class FollowedRounds(NamedTuple):
 
 
 def run(study: Study) -> Outcome:
-    """Every seed's rounds of FedAvg, each beside one round of NTK-FL."""
+    """Follow FedAvg on every seed, beside one round of NTK-FL."""
     found = list[FollowedRounds]()
     for seed in study.each_seed():
         own = follow(two_layer.of_study(study, seed), study.settings, seed)
@@ -105,7 +105,7 @@ def fed_avg_residuals(
     num_rounds: int,
     seed: int,
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Evaluated rounds [E] of FedAvg with the theorem's eta, squared residuals [E], bytes sent up. In 64-bit types.
+    """FedAvg with the theorem's eta: evaluated rounds [E], squared residuals [E], uplink bytes. Needs 64-bit types.
 
     The recipe divides by a client's N_m = N / M examples where (58) divides by N: its step is ``eta / M``.
     """
@@ -125,7 +125,7 @@ def fed_avg_residuals(
 
 
 def row(f: FollowedRounds) -> dict[str, Any]:
-    """What one run says of the theorem and of Remark 2."""
+    """One run's residuals beside the theorem's bound, and beside NTK-FL as in Remark 2."""
     c, rounds, rate = f.theorem.constants, f.rounds, f.theorem.rate()
     bound, floor = f.theorem.residual_bound(rounds), two_layer.TREND * f.squared[0]
     reached, broken = f.squared <= f.ntk, two_layer.first_above(f.squared, bound, floor)
@@ -153,14 +153,14 @@ def row(f: FollowedRounds) -> dict[str, Any]:
 
 
 def conclude(study: Study, found: list[FollowedRounds]) -> Outcome:
-    """What the runs say of the theorem."""
+    """The tables, the figure and the verdicts."""
     rows, last = [row(f) for f in found], found[-1]
     failed = () if all(np.all(np.isfinite(f.squared)) for f in found) else ("networks diverged",)
     _draw(study, found)
     at = f"n = {last.width}, step {last.factor:g}, tau = {last.theorem.constants.local_steps}"
-    sheet, _ = assumed([last.theorem], f"assumptions, {at}")
+    sheet = assumption_sheet([last.theorem], f"assumptions, {at}")
     return Outcome(
-        (_sheet(study, rows), sheet), rows, details=assumed([f.theorem for f in found], "")[1],
+        (_sheet(study, rows), sheet), rows, details=theorem_details([f.theorem for f in found]),
         remarks=(*REMARKS, *two_layer.remarks(last.theorem.constants)), failed=failed,
         verdicts=two_layer.verdicts("NTK-FL Theorem 2", rows, "width", "step_factor", "local_steps"),
     )  # fmt: skip
@@ -183,7 +183,7 @@ def _sheet(study: Study, rows: list[dict[str, Any]]) -> Sheet:
 
 
 def _draw(study: Study, found: list[FollowedRounds]) -> None:
-    """First seed, largest width and step: FedAvg by local steps, under the bound."""
+    """The first seed at the largest width and step under the bound, a panel for each number of local steps."""
     s, panels, rounds = study.settings, [], found[0].rounds
     for f in (f for f in found if f[:3] == (found[0].seed, s.widths[-1], s.step_factors[-1])):
         c, start = f.theorem.constants, f.squared[0]
