@@ -14,7 +14,7 @@ from fedtangent.data import files
 def find(directory: Path, stem: str) -> Path | None:
     """The first archive ``stem*.npz`` in the data folder or a subfolder ``stem*``."""
     own = f"{stem}.npz", f"{stem}[!0-9]*.npz"  # not cifar100 for cifar10
-    places = (directory, *sorted(p for p in directory.glob(f"{stem}*") if p.is_dir()))
+    places = files.places(directory, stem)
     return next((path for place in places for name in own for path in sorted(place.glob(name))), None)
 
 

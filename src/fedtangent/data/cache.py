@@ -69,8 +69,7 @@ def check(folder: Path) -> list[Checked]:
 
 def _digest(path: Path) -> str | None:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return files.digest(path)
     except OSError:
         return None
 

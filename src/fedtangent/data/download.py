@@ -11,7 +11,8 @@ import urllib.error
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-from fedtangent.data.published import Published, digest
+from fedtangent.data.files import digest
+from fedtangent.data.published import Published
 from fedtangent.progress import progress_of
 
 CHUNK = 2**20

@@ -6,6 +6,7 @@ Nothing in a file is executed, no pickle is read, and a pipe is refused instead 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import math
@@ -45,6 +46,17 @@ def expanded(name: str, path: str | os.PathLike[str]) -> Path:
     """The path with a leading ``~`` replaced by the home folder; raises ``ValueError`` where there is none."""
     with reading(name, os.fspath(path)):
         return Path(path).expanduser()
+
+
+def places(directory: Path, stem: str) -> list[Path]:
+    """The folders to look for files in: ``directory``, then its subfolders ``stem*`` in the order of their names."""
+    return [directory, *sorted(path for path in directory.glob(f"{stem}*") if path.is_dir())]
+
+
+def digest(path: Path) -> str:
+    """The sha256 of a file of any size; raises ``OSError``."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def content(name: str, path: Path) -> bytes:

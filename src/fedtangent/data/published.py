@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.data.files import reading
+from fedtangent.data.files import digest, places, reading
 
 Arrays = dict[str, np.ndarray]
 GZIP = b"\x1f\x8b"  # how such a file begins
@@ -53,12 +52,11 @@ def located(published: Published, directory: Path) -> tuple[dict[str, Path], lis
     """
     if not directory.is_dir():
         raise ValueError(f"{published.name}: data directory {directory} is not a directory")
-    within = sorted(path for path in directory.glob(f"{published.stem or published.name}*") if path.is_dir())
-    places = (directory / published.name, directory, *within)
+    folders = (directory / published.name, *places(directory, published.stem or published.name))
     found: dict[str, Path] = {}
     for role, file in published.files.items():
         names = [file.filename, *([file.filename.removesuffix(".gz")] if file.sha256_unpacked else [])]
-        paths = [place / name for place in places for name in names]
+        paths = [folder / name for folder in folders for name in names]
         existing = [path for path in paths if path.is_file()]
         if existing:
             found[role] = existing[0]
@@ -73,12 +71,6 @@ def lacking(published: Published, directory: Path, missing: list[str], instead: 
         f"{published.name}: data directory {directory} has no {', '.join(names)}{instead and f', nor {instead}'} "
         f"(looked in it and in its subfolders {published.stem or published.name}*{packed})"
     )
-
-
-def digest(path: Path) -> str:
-    """The sha256 of a file of any size; raises ``OSError``."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checksums(published: Published, role: str, path: Path) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from PIL import Image
 from fedtangent import checks
 from fedtangent.data import cache
 from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry, ImageOptions, SourceInfo, images
-from fedtangent.data.files import content, reading
+from fedtangent.data.files import content, places, reading
 from fedtangent.progress import progress_of
 
 NAME = "openimage"
@@ -86,7 +86,7 @@ def _folder(data_dir: Path | None) -> Path:
         raise ValueError(
             f"{NAME}: needs the files of {URL} (66 GB), unpacked: name their folder by data_dir or FEDTANGENT_DATA"
         )
-    for place in (directory, *sorted(directory.glob("[oO]pen*"))):
+    for place in places(directory, "[oO]pen"):
         if all((place / MAPPING / f"{split}.csv").is_file() for split in ("train", "test")):
             return place
     raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from fedtangent import checks
 from fedtangent.data import archive, leaf, tff
 from fedtangent.data.dataset import TOKENS, Dataset, DatasetEntry, SourceInfo
-from fedtangent.data.files import content
+from fedtangent.data.files import content, places
 from fedtangent.data.published import Arrays, Published, PublishedFile, contents
 from fedtangent.data.stored import Found, StoredOptions, obtain
 from fedtangent.data.text import CHARACTERS, WINDOW, encoded, windows
@@ -56,16 +57,12 @@ def _load(options: RolesOptions, data_dir: Path | None, seed: int) -> Dataset:
     share = checks.number("test_fraction", options.test_fraction, above=0, below=1)
     found = obtain(ROLES, options, data_dir, lambda directory: _otherwise(directory, share), NEITHER)
     parts = found.arrays if "x_train" in found.arrays else _by_role(found, stride)
-    if options.num_users is not None:
-        most = int(parts["user_train"].max()) + 1
-        kept = checks.whole("num_users", options.num_users, 1, most)
-        parts = _first_users(parts, kept)
-    info = SourceInfo(ROLES.homepage, ROLES.licence, str(found.read_from))
-    return _dataset(ROLES, parts, CHARACTERS, info)
+    return _dataset(ROLES, leaf.first_users(parts, options.num_users), CHARACTERS, found.read_from)
 
 
-def _dataset(published: Published, parts: Arrays, characters: str, info: SourceInfo) -> Dataset:
+def _dataset(published: Published, parts: Arrays, characters: str, read_from: Path) -> Dataset:
     """The data set of windows in ``parts``, uint8, as int32."""
+    info = SourceInfo(published.homepage, published.licence, str(read_from))
     arrays: dict[str, Any] = {"user_train": None} | {name: np.asarray(a, np.int32) for name, a in parts.items()}
     return Dataset(name=published.name, num_classes=len(characters), info=info, kind=TOKENS, **arrays)
 
@@ -77,7 +74,9 @@ def _otherwise(directory: Path, share: float) -> Found | None:
         if found is not None:
             return found
     folder = leaf.find(directory, NAME)
-    return None if folder is None else Found(_from_leaf(folder), folder)
+    if folder is None:
+        return None
+    return Found(leaf.joined(NAME, "role", functools.partial(leaf.users, NAME, folder), _of_role), folder)
 
 
 def _archived(directory: Path, share: float) -> Found | None:
@@ -94,8 +93,7 @@ def _archived(directory: Path, share: float) -> Found | None:
 
 def _texts(directory: Path, share: float) -> Found | None:
     """LEAF's texts by role, in the order of the files' names."""
-    within = [p for p in directory.glob(f"{NAME}*") if p.is_dir()]
-    for place in (directory, *sorted(within)):
+    for place in places(directory, NAME):
         for folder in (place, place / "data" / "raw_data", place / "raw_data"):
             paths = sorted((folder / "by_play_and_character").glob("*.txt"))
             if paths:
@@ -138,38 +136,15 @@ def _by_role(found: Found, stride: int) -> Arrays:
     return parts
 
 
-def _first_users(parts: Arrays, number: int) -> Arrays:
-    kept = {split: parts[f"user_{split}"] < number for split in ("train", "test")}
-    return {name: array[kept[name.rpartition("_")[2]]] for name, array in parts.items()}
-
-
-def _from_leaf(folder: Path) -> Arrays:
-    """LEAF's windows: ``x`` strings of 80 characters, ``y`` the next one."""
-    place: dict[str, int] = {}
-    parts: Arrays = {}
-    for split in ("train", "test"):
-        x, y, users = [], [], []
-        for user in leaf.users(NAME, folder, split):
-            if split == "train":
-                place[user.name] = len(place)
-            if user.name not in place:
-                raise ValueError(f"{NAME}: got role {user.name!r} in {user.path}, must be among those to train")
-            for window, following in zip(user.x, user.y, strict=True):
-                if (
-                    not (isinstance(window, str) and isinstance(following, str))
-                    or len(window + following) != WINDOW + 1
-                ):
-                    raise ValueError(
-                        f"{NAME}: got {window!r:.40} and {following!r:.10} in {user.path}, must be {WINDOW} characters "
-                        "and the next one"
-                    )
-            x.append("".join(user.x))
-            y.append("".join(user.y))
-            users += [place[user.name]] * len(user.y)
-        parts[f"x_{split}"] = encoded(_bytes("".join(x))).reshape(-1, WINDOW)
-        parts[f"y_{split}"] = encoded(_bytes("".join(y)))
-        parts[f"user_{split}"] = np.asarray(users, np.int32)
-    return parts
+def _of_role(role: leaf.User) -> tuple[np.ndarray, np.ndarray]:
+    """Codes of LEAF's windows, uint8 [n, 80], and of the next characters, [n]. Raises ``ValueError`` for others."""
+    for window, following in zip(role.x, role.y, strict=True):
+        if not (isinstance(window, str) and isinstance(following, str)) or len(window + following) != WINDOW + 1:
+            raise ValueError(
+                f"{NAME}: got {window!r:.40} and {following!r:.10} in {role.path}, must be {WINDOW} characters "
+                "and the next one"
+            )
+    return encoded(_bytes("".join(role.x))).reshape(-1, WINDOW), encoded(_bytes("".join(role.y)))
 
 
 def _bytes(text: str) -> np.ndarray:
@@ -208,8 +183,7 @@ def _load_tiny(options: TextOptions, data_dir: Path | None, seed: int) -> Datase
         if part.dtype != np.uint8 or part.ndim != 1 or len(part) <= WINDOW:
             raise ValueError(f"tiny_shakespeare: got {part.dtype} {part.shape} in {found.read_from}, must be a text")
         parts[f"x_{split}"], parts[f"y_{split}"] = windows(encoded(part, TINY_CHARACTERS), stride)
-    info = SourceInfo(TINY.homepage, TINY.licence, str(found.read_from))
-    return _dataset(TINY, parts, TINY_CHARACTERS, info)
+    return _dataset(TINY, parts, TINY_CHARACTERS, found.read_from)
 
 
 def _read_tiny(published: Published, paths: Mapping[str, Path]) -> Arrays:
