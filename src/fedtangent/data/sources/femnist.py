@@ -25,10 +25,10 @@ NEITHER = "femnist*.npz, nor LEAF's train/*.json and test/*.json"
 
 @dataclasses.dataclass(frozen=True)
 class WritersOptions(StoredImageOptions):
-    """Options of images by writer."""
+    """Options of FEMNIST."""
 
     num_users: int | None = None
-    """Use only the first so many writers."""
+    """Use only this many writers, the first ones."""
 
 
 def _load(name: str, num_classes: int, options: WritersOptions, data_dir: Path | None, seed: int) -> Dataset:
@@ -37,7 +37,7 @@ def _load(name: str, num_classes: int, options: WritersOptions, data_dir: Path |
     Labels below 10 are digits, then come upper case and lower case. The data folder has one of: TensorFlow Federated's
     ``emnist_all.sqlite.lzma``; LEAF's JSON; or an archive ``femnist*.npz`` of ``train_images`` [n, 28, 28] uint8 (255
     is paper), ``train_labels`` [n], ``train_offsets`` [W + 1] (writer after writer), and the same for ``test``, whose
-    offsets may be left out. Every writer of the test set is among those that train.
+    offsets may be left out. Test examples of writers without training examples are dropped.
     """
     found = obtain(FEMNIST, options, data_dir, _otherwise, NEITHER)
     arrays = found.arrays
