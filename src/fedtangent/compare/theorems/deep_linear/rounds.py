@@ -7,7 +7,7 @@ import numpy as np
 from fedtangent.compare.statistics import relative_distance, width_slope
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.theorems.deep_linear.runs import Size, problem, run_of, work_of
-from fedtangent.compare.verdicts import EXACT, SLOPE, SLOPE_MARGIN, Rival, Verdict, exact_verdict, judged
+from fedtangent.compare.verdicts import EXACT, SLOPE, SLOPE_MARGIN, Verdict, exact_verdict, judged, slope_rival
 from fedtangent.theory.deep_linear.gram import products
 from fedtangent.theory.deep_linear.rounds import averaged, local_paths, residual_terms
 from fedtangent.theory.deep_linear.theorem import deep_linear_limit, stable_learning_rate
@@ -76,8 +76,7 @@ def modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[Ve
     work = work._replace(learning_rate=STEP * stable_learning_rate(work, size.depth))
     left, singular, _ = np.linalg.svd(x, full_matrices=False)
     eigenvalues = size.depth * singular**2 / size.outputs  # of L/C X X'
-    limit = deep_linear_limit(work, size.depth)
-    summed = limit.models, deep_linear_limit(work._replace(local_steps=1), size.depth).models
+    limit, one_step = (deep_linear_limit(w, size.depth) for w in (work, work._replace(local_steps=1)))
     pace = 1 - work.learning_rate * size.local_steps * eigenvalues.max() / size.clients
     rounds = np.arange(size.rounds + 1)
 
@@ -93,42 +92,44 @@ def modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[Ve
 
     wrong = {
         "lambda_max in place of lambda": lambda start: of(start[None]) * pace ** rounds[:, None, None],
-        "K forgotten": lambda start: of(summed[1](size.rounds, start)),
+        "K forgotten": lambda start: of(one_step.models(size.rounds, start)),
         "N forgotten": lambda start: of(without_n(start)),
     }
-    errors, missed, floors = [], {name: [] for name in wrong}, {name: [] for name in wrong}  # type: ignore[var-annotated]
+    errors: list[np.ndarray] = []
+    missed: dict[str, list[np.ndarray]] = {name: [] for name in wrong}
+    floors: dict[str, list[np.ndarray]] = {name: [] for name in wrong}
     for width in widths:
-        own, other, apart = [], {name: [] for name in wrong}, {name: [] for name in wrong}  # type: ignore[var-annotated]
-        for draw in range(draws):
-            models = run_of(
-                size._replace(width=width), x, y, work.learning_rate, 1000 * seed + draw, size.rounds + 1
-            ).models
-            seen, told = of(models), of(summed[0](size.rounds, models[0]))
-            own.append(_by_mode(seen, told, told))
-            for name, theory in wrong.items():
-                rival = theory(models[0])
-                other[name].append(_by_mode(seen, rival, told))
-                apart[name].append(_by_mode(told, rival, told))
-        errors.append(np.array(own))
-        for name in wrong:
-            missed[name].append(np.array(other[name]))
-            floors[name].append(np.array(apart[name]))
+        own = size._replace(width=width)
+        paths = [
+            run_of(own, x, y, work.learning_rate, 1000 * seed + draw, size.rounds + 1).models for draw in range(draws)
+        ]
+        seen, right = [of(path) for path in paths], [of(limit.models(size.rounds, path[0])) for path in paths]
+        errors.append(_by_mode(seen, right, right))
+        for name, theory in wrong.items():
+            rival = [theory(path[0]) for path in paths]
+            missed[name].append(_by_mode(seen, rival, right))
+            floors[name].append(_by_mode(right, rival, right))
     statement = "residual by mode of P(0), each network to FedAvg of the linear model: slope against width"
-    found, verdicts = width_slope(widths, errors), []
-    for name in wrong:
-        expected = width_slope(widths, [np.hypot(e, f) for e, f in zip(errors, floors[name], strict=True)])
-        rival = Rival(name, abs(expected.value - SLOPE), lambda name=name: width_slope(widths, missed[name]))  # type: ignore[misc]
-        one = judged("DeepLin eq. (16), mode by mode", statement, SLOPE, SLOPE_MARGIN, [found], [rival])
-        verdicts.append(
-            one._replace(sizes=f"{size._replace(width=widths[-1])}, {draws} networks of {len(widths)} widths")
-        )
-    return verdicts
+    found = [width_slope(widths, errors)]
+    rivals = [slope_rival(name, widths, errors, missed[name], floors[name]) for name in wrong]
+    sizes = f"{size._replace(width=widths[-1])}, {draws} networks of {len(widths)} widths"
+    return [
+        judged("DeepLin eq. (16), mode by mode", statement, SLOPE, SLOPE_MARGIN, found, [rival])._replace(sizes=sizes)
+        for rival in rivals
+    ]
 
 
-def _by_mode(seen: np.ndarray, told: np.ndarray, start: np.ndarray) -> float:
-    """Root mean square over modes of an error over all rounds, each relative to how far the mode moves."""
-    off = np.sqrt(np.sum((seen - told) ** 2, axis=(0, 2)))
-    return float(np.sqrt(np.mean((off / np.sqrt(np.sum((start - start[0]) ** 2, axis=(0, 2)))) ** 2)))
+def _by_mode(seen: list[np.ndarray], predicted: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
+    """The error of each network's prediction over all rounds, [E]: the root mean square over modes.
+
+    That of a mode is relative to how far the mode moves by the right theory. Networks are coefficients [R + 1, r, C].
+    """
+
+    def norm(coefficients: np.ndarray) -> np.ndarray:
+        return np.asarray(np.sqrt(np.sum(coefficients**2, axis=(0, 2))))
+
+    pairs = zip(seen, predicted, right, strict=True)
+    return np.array([np.sqrt(np.mean((norm(s - p) / norm(t - t[0])) ** 2)) for s, p, t in pairs])
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.data.federated import federated_data
+from fedtangent.data.partition.given import consecutive
 from fedtangent.engine.run import simulate
 from fedtangent.federated.algorithms import fed_avg
 from fedtangent.federated.local import Work
@@ -38,8 +39,7 @@ class Size(NamedTuple):
     @property
     def partition(self) -> Partition:
         """One client's examples after another's."""
-        offsets = self.held * np.arange(self.clients + 1, dtype=np.int32)
-        return Partition(np.arange(self.clients * self.held, dtype=np.int32), offsets)
+        return consecutive([self.held] * self.clients)
 
 
 def problem(size: Size, seed: int, spread: float, truth: float = 0.5) -> tuple[np.ndarray, np.ndarray]:

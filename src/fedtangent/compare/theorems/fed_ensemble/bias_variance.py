@@ -47,14 +47,14 @@ def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict
     ratios: dict[int, np.ndarray] = {}
     late, early = 0.0, 0.0
     for k in NUM_MODELS:
-        plan, seeds = repeated_runs.permutations(clients, k), repeated_runs.seeds_of(k, schedules, seed)
+        schedule, seeds = repeated_runs.permutations(clients, k), repeated_runs.seeds_of(k, schedules, seed)
         num_rounds = ages * max(k, 4)
         said = corollary_1(problem.blocks, problem.y, k)
         assert said.limit is not None and said.mean is not None
         limit = float(said.limit.mean())
-        runs = repeated_runs.simulated(problem, plan, num_rounds, seeds, draws)
+        runs = repeated_runs.simulated(problem, schedule, num_rounds, seeds, draws)
         ratios[k] = np.mean((runs - said.mean) ** 2, axis=(2, 3)).ravel() / limit
-        for laws in repeated_runs.laws(problem, plan, (num_rounds // SOONER, num_rounds), seeds):
+        for laws in repeated_runs.laws(problem, schedule, (num_rounds // SOONER, num_rounds), seeds):
             off = [float(np.mean(law.variance + ((law.mean - said.mean) ** 2)[:, 0])) / limit - 1 for law in laws]
             early, late = np.maximum((early, late), np.abs(off))
     prior, cross, test = prior_blocks(problem.blocks)
@@ -98,15 +98,15 @@ def _judged(subject: str, statement: str, margin: float, found: list[Interval], 
 def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> list[Verdict]:
     """Every part of the decomposition of an ensemble of ``LAST`` over its closed form under the same schedules."""
     problem = repeated_runs.sine_problem(seed, local_steps=STEPS, num_clients=CLIENTS)
-    plan, seeds = repeated_runs.permutations(CLIENTS, LAST), repeated_runs.seeds_of(LAST, schedules, seed)
+    schedule, seeds = repeated_runs.permutations(CLIENTS, LAST), repeated_runs.seeds_of(LAST, schedules, seed)
 
     def law(problem: ToyProblem) -> Decomposition:
-        laws = repeated_runs.laws(problem, plan, (num_rounds,), seeds)
+        laws = repeated_runs.laws(problem, schedule, (num_rounds,), seeds)
         return decompose_laws([law[0] for law in laws], problem.expected, problem.noise)
 
     exact = law(problem)
     other = {f"{s} local steps for {STEPS}": law(problem._replace(local_steps=s)) for s in (1, 3)}
-    runs = repeated_runs.simulated(problem, plan, num_rounds, seeds, draws)
+    runs = repeated_runs.simulated(problem, schedule, num_rounds, seeds, draws)
     batches = [decompose_runs(part, problem.expected, problem.noise) for part in np.array_split(runs, BATCHES, axis=1)]
     sizes = (
         f"RBF-linear sine toy, N = {CLIENTS}, K = {LAST}, round {num_rounds}, {schedules} schedules x "
@@ -121,13 +121,12 @@ def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> li
         statement = f"{name} of the ensemble of {LAST} over its closed form"
         return _judged(DECOMPOSED, statement, margin, [_mean(values / right)], rivals)._replace(sizes=sizes)
 
-    rows = [
+    return [
         part("bias", BIAS_MARGIN, {"variance not taken off": exact.bias.value + exact.variance.value}),
         part("initialisation", MARGIN, {"K - 1 for K": LAST / (LAST - 1) * exact.initialisation.value}),
         _error(problem, exact, runs, seed)._replace(sizes=sizes),
         _schedules(seed, schedules, num_rounds),
     ]
-    return rows
 
 
 def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: int) -> Verdict:
@@ -149,9 +148,9 @@ def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: in
 def _schedules(seed: int, schedules: int, num_rounds: int) -> Verdict:
     """The schedules' part alone: models that all start at zero differ by nothing else, and must agree to rounding."""
     problem = repeated_runs.sine_problem(seed, local_steps=STEPS, sigma=0.0, num_clients=CLIENTS)
-    plan, seeds = repeated_runs.permutations(CLIENTS, LAST), repeated_runs.seeds_of(LAST, schedules, seed)
-    laws = repeated_runs.laws(problem, plan, (num_rounds,), seeds)
-    runs = repeated_runs.simulated(problem, plan, num_rounds, seeds, 1)[:, 0]
+    schedule, seeds = repeated_runs.permutations(CLIENTS, LAST), repeated_runs.seeds_of(LAST, schedules, seed)
+    laws = repeated_runs.laws(problem, schedule, (num_rounds,), seeds)
+    runs = repeated_runs.simulated(problem, schedule, num_rounds, seeds, 1)[:, 0]
     exact = decompose_laws([law[0] for law in laws], problem.expected).variance.value
     seen = decompose_runs(runs, problem.expected).variance.value
     biased = exact * (schedules - 1) / schedules

@@ -171,7 +171,6 @@ def _as_stated(seed: int) -> Verdict:
     rate = INSIDE * largest_progress(0.0, case.c2, 1.0, 1.0) / STEPS
     theorem = case.theorem([rate])
     found = decay_in_exponents(case, [rate], theorem.exponent())
-    allowed = {"kappa_3_small"}
     row = _decay_row(
         "FE-2024 Theorem 1 (FE-2021 4.1)",
         f"the largest step with kappa_2 < 1; outside only in kappa_3, of the proof's last line: {WHAT}",
@@ -183,7 +182,7 @@ def _as_stated(seed: int) -> Verdict:
             theorem.exponent("informal")[-1] / theorem.exponent()[-1],
         ),
     )
-    return row._replace(holds=bool(row.holds) and set(theorem.failing) <= allowed)
+    return row._replace(holds=bool(row.holds) and set(theorem.failing) <= {"kappa_3_small"})
 
 
 def _unequal_steps(seed: int) -> Verdict:

@@ -15,6 +15,7 @@ from fedtangent import data as datasets
 from fedtangent.compare.statistics import LEVEL, Interval
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.verdicts import Verdict
+from fedtangent.data.partition.given import consecutive
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
@@ -22,7 +23,7 @@ from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.models.dense import mlp
 from fedtangent.theory import gp_limit
 from fedtangent.theory.fed_ensemble.ensemble_mean import corollary_4_1
-from fedtangent.types import Gaussian, Partition
+from fedtangent.types import Gaussian
 
 SIZES = (1, 2, 4, 5)  # of the clients
 NUM_MODELS, NUM_POINTS, NUM_FEATURES = 4, 10, 40
@@ -73,7 +74,7 @@ def trained(seed: int, draws: int) -> tuple[Gaussian, np.ndarray, float]:
     theta = points @ points.T / NUM_FEATURES  # of the model below, exactly: its weights are N(0, 1)
     train, cross, test = theta[:n, :n], theta[n:, :n], theta[n:, n:]
     limit = gp_limit(KernelBlocks(train, cross, train, cross, test), y)
-    clients = Partition(np.arange(n, dtype=np.int32), np.cumsum((0, *SIZES)).astype(np.int32))
+    clients = consecutive(SIZES)
     largest = max(np.linalg.eigvalsh(train[np.ix_(own, own)])[-1] / len(own) for own in map(clients.client, range(4)))
     algorithm = algorithms.fed_ensemble(
         mlp(NUM_FEATURES, draws, (), w_std=1.0, b_std=None, dtype=jnp.float64),

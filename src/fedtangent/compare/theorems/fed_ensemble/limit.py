@@ -35,11 +35,12 @@ from fedtangent.compare.theorems.fed_ensemble.ensemble_law import (
 )
 from fedtangent.compare.verdicts import Rival, Verdict, judged
 from fedtangent.data import partition
+from fedtangent.data.partition.given import consecutive
 from fedtangent.federated import schedule
 from fedtangent.models.dense import mlp
 from fedtangent.theory import Flow, gp_limit
 from fedtangent.theory.prior import covariance_terms
-from fedtangent.types import Gaussian, Model, Partition
+from fedtangent.types import Gaussian, Model
 
 NUM_MODELS = 80
 DIGITS, NUM_POINTS = (4, 8, 12), 20  # examples of each client, test points of digits
@@ -157,7 +158,7 @@ def digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int)
         x_test=whole.x_test[:NUM_POINTS],
         y_test=whole.y_test[:NUM_POINTS],
         labels_test=None,
-        partition=Partition(np.arange(examples, dtype=np.int32), np.cumsum((0, *DIGITS)).astype(np.int32)),
+        partition=consecutive(DIGITS),
         schedule=schedule.per_client_permutations(len(DIGITS), num_models),
         widths=widths,
         draws=1,

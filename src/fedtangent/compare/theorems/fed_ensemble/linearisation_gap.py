@@ -12,6 +12,7 @@ from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import cohorts
 from fedtangent.compare.statistics import width_slope
 from fedtangent.compare.theorems import TheoremEntry, of_scale
+from fedtangent.compare.theorems.fed_ensemble.networks import half_slope_row
 from fedtangent.compare.theorems.fed_ensemble.small_networks import (
     FollowedNetworks,
     Task,
@@ -50,17 +51,8 @@ def _slopes(settings: list[Setting], seen: list[FollowedNetworks], where: str) -
         width_slope(widths, values)
         for values in (far, *([getattr(s, name)[:, -1] for s in seen] for name in ("drift", "gap", "change")))
     )
-    near = -0.5 - MARGIN, -0.5 + MARGIN
-    rows = [
-        Verdict.of(
-            "FE-2021 Theorem 9.1",
-            "operator norm of Theta_t - Theta: slope in the width",
-            where,
-            (str(distance), f"-1/2 (+- {MARGIN:g})", distance.within(*near)),
-            ("Theta_0 for the limit Theta", str(drift), drift.outside(*near)),
-            f"slope off by {MARGIN + distance.length:.2f}",
-        )
-    ]
+    statement, control = "operator norm of Theta_t - Theta: slope in the width", ("Theta_0 for the limit Theta", drift)
+    rows = [half_slope_row("FE-2021 Theorem 9.1", statement, where, distance, control, MARGIN)]
     steep = -np.inf, -0.5
     wrong = "initial function for the linearised one", str(change), change.outside(*steep)
     said = {

@@ -78,7 +78,7 @@ def constants(scale: str, seed: int, draws: int) -> list[Verdict]:
         return width_slope(widths, [m[name] for m in of])
 
     return [
-        _slope_row(
+        half_slope_row(
             "FE-2021 Lemma 9.1, first line",
             "||J_i(w) - J_i(w')|| / ||w - w'|| in a ball, largest over clients and pairs: slope in the width (a "
             "constant C in the papers' weights, which are l^-1/2 times these)",
@@ -86,7 +86,7 @@ def constants(scale: str, seed: int, draws: int) -> list[Verdict]:
             slope(smooth, "lipschitz"),
             ("ReLU, which (ii) excludes", slope(kinked, "lipschitz")),
         ),
-        _slope_row(
+        half_slope_row(
             "FE-2021 Lemma 9.1, second line",
             "||J_i(w)|| / C_i - 1 in a ball, C_i = sqrt(trace Theta_ii) as Theorem 1 takes it, root mean square over "
             "clients: slope in the width",
@@ -95,7 +95,7 @@ def constants(scale: str, seed: int, draws: int) -> list[Verdict]:
             ("C_i of the last layer alone", slope(smooth, "last_layer")),
             0.2,
         ),
-        _slope_row(
+        half_slope_row(
             "FE-2021 section 9.3, C_1",
             "C_1 / sqrt(l), which kappa_2 has: slope in the width. (The page's C_1 -> 0 is not seen: "
             f"l^-1/2 ||Hessian|| is {np.mean(smooth[0]['c1']):.2f} .. {np.mean(smooth[-1]['c1']):.2f})",
@@ -106,9 +106,10 @@ def constants(scale: str, seed: int, draws: int) -> list[Verdict]:
     ]
 
 
-def _slope_row(
+def half_slope_row(
     subject: str, statement: str, where: str, found: Interval, wrong: tuple[str, Interval], band: float = BAND
 ) -> Verdict:
+    """The slope ``found`` in the width is -1/2 to ``band``; that of the control ``wrong`` (name, slope) is not."""
     name, other = wrong
     return Verdict.of(
         subject,

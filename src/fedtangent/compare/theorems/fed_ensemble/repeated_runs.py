@@ -17,6 +17,7 @@ import numpy as np
 from fedtangent import data
 from fedtangent.compare.statistics import Slope, weighted_line
 from fedtangent.data import partition
+from fedtangent.data.partition.given import consecutive
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
@@ -89,10 +90,9 @@ def spaced_problem(seed: int, *, local_steps: int) -> ToyProblem:
     x = 0.5 + 0.13 * np.arange(4) + rng.uniform(0, 0.02, (2, 4))
     x = rng.permutation((x * [[-1], [1]]).ravel())[:, None]
     y = np.sin(2 * np.pi * x) + rng.normal(0, NOISE**0.5, x.shape)
-    clients = Partition(np.arange(len(x), dtype=np.int32), np.array([0, 1, 4, 8], np.int32))
     kernel = whole.model(1).kernel
     assert kernel is not None
-    return whole._replace(x=x, y=y, clients=clients, blocks=kernel_blocks(kernel, x, whole.x_test))
+    return whole._replace(x=x, y=y, clients=consecutive((1, 3, 4)), blocks=kernel_blocks(kernel, x, whole.x_test))
 
 
 @functools.cache
@@ -108,21 +108,21 @@ def seeds_of(num_models: int, count: int, first: int = 0) -> range:
 
 
 def laws(
-    problem: ToyProblem, plan: Schedule, rounds: Sequence[int], seeds: Sequence[int]
+    problem: ToyProblem, schedule: Schedule, rounds: Sequence[int], seeds: Sequence[int]
 ) -> list[tuple[EnsembleLaw, ...]]:
     """Exact law after each of ``rounds`` for each seed's schedule, ``[schedule][round]``."""
-    held = schedules(problem, plan, max(rounds), seeds)
+    held = schedules(problem, schedule, max(rounds), seeds)
     each = [Cohort(*(np.asarray(leaf)[i] for leaf in held)) for i in range(len(seeds))]
     return ensemble_laws(
         problem.blocks, problem.y, problem.clients, each, Rule(problem.local_steps, problem.learning_rate), rounds,
-        plan.num_models,
+        schedule.num_models,
     )  # fmt: skip
 
 
-def schedules(problem: ToyProblem, plan: Schedule, num_rounds: int, seeds: Sequence[int]) -> Cohort:
+def schedules(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: Sequence[int]) -> Cohort:
     """The cohorts of each seed's run, [schedules, R, S], clients weighted by examples as the simulation does."""
     longer = max(256, 1 << (num_rounds - 1).bit_length())  # one compiled program serves runs of many lengths
-    drawn = [_unrolled(plan, keys(int(seed)).schedule, longer) for seed in seeds]
+    drawn = [_unrolled(schedule, keys(int(seed)).schedule, longer) for seed in seeds]
     client, model, weight = (np.stack([np.asarray(c[i])[:num_rounds] for c in drawn]) for i in range(3))
     return Cohort(client, model, weight * np.asarray(problem.clients.sizes)[client])  # type: ignore[arg-type]
 
@@ -130,7 +130,7 @@ def schedules(problem: ToyProblem, plan: Schedule, num_rounds: int, seeds: Seque
 _unrolled = jax.jit(unroll, static_argnums=(0, 2))
 
 
-def simulated(problem: ToyProblem, plan: Schedule, num_rounds: int, seeds: Sequence[int], draws: int) -> np.ndarray:
+def simulated(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: Sequence[int], draws: int) -> np.ndarray:
     """Predictions of trained ensembles, [S, J, m, 1]: one run for each seed's schedule, J = ``draws`` outputs in each.
 
     The outputs of a linear model share no weights and, under squared loss, no gradients: each is an independent
@@ -139,7 +139,7 @@ def simulated(problem: ToyProblem, plan: Schedule, num_rounds: int, seeds: Seque
     """
     model = problem.model(draws)
     algorithm = algorithms.fed_ensemble(
-        model, plan, client_learning_rate=problem.learning_rate, work=Work(steps=problem.local_steps)
+        model, schedule, client_learning_rate=problem.learning_rate, work=Work(steps=problem.local_steps)
     )
     targets = np.tile(problem.y, (1, draws))
     held = data.federated_data(problem.x, targets, problem.clients, dtype=jnp.float64)

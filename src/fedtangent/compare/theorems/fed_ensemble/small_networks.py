@@ -18,13 +18,14 @@ from scipy.special import erf
 
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import cohorts, init_key, recipe
+from fedtangent.data.partition.given import consecutive
 from fedtangent.engine.run import predict, simulate
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.models.dense import mlp
 from fedtangent.models.linearised import first_order
 from fedtangent.theory.fed_ensemble.convergence import Networks, Theorem1, largest_progress, theorem_1
 from fedtangent.theory.flow import Rule
-from fedtangent.types import Array, Cohort, Key, Model, Partition, PyTree, Schedule
+from fedtangent.types import Array, Cohort, Key, Model, PyTree, Schedule
 
 W_STD = 1.5
 Function = Callable[[np.ndarray], np.ndarray]
@@ -92,8 +93,8 @@ def setting(task: Task, width: int, seed: int) -> Setting:
     theta = np.asarray(model(width).kernel(jnp.asarray(x), None, get="ntk"))  # type: ignore[misc]
     y = np.linalg.eigh(theta)[1][:, :1] if task.weakest else rng.standard_normal((n, 1))
     y = y * (task.labels * np.sqrt(np.trace(theta) / n) / np.linalg.norm(y))
-    offsets = np.cumsum((0, *task.sizes)).astype(np.int32)
-    c2 = float(sum(np.sqrt(np.trace(theta[a:b, a:b])) for a, b in itertools.pairwise(offsets)))
+    clients = consecutive(task.sizes)
+    c2 = float(sum(np.sqrt(np.trace(theta[a:b, a:b])) for a, b in itertools.pairwise(clients.offsets)))
     c1, r0 = 5.0, float(np.hypot(np.linalg.norm(y), np.sqrt(np.trace(theta))))
     rounds = max(task.group) + 1
     return Setting(
@@ -103,7 +104,7 @@ def setting(task: Task, width: int, seed: int) -> Setting:
         y_train=y,
         x_test=x[:1],
         y_test=y[:1],
-        partition=Partition(np.arange(n, dtype=np.int32), offsets),
+        partition=clients,
         schedule=turns(task.group),
         model=model,
         widths=(width,),

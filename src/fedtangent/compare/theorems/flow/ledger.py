@@ -50,8 +50,8 @@ class Trainer(NamedTuple):
 
 
 def _trainer(model: Model, rate: float, width: int) -> Trainer:
-    plan = schedule.per_client_permutations(CLIENTS, 2)
-    algorithm = algorithms.fed_ensemble(model, plan, client_learning_rate=rate, work=Work(steps=STEPS))
+    order = schedule.per_client_permutations(CLIENTS, 2)
+    algorithm = algorithms.fed_ensemble(model, order, client_learning_rate=rate, work=Work(steps=STEPS))
     return Trainer(model, rate, algorithm, width)
 
 

@@ -44,11 +44,6 @@ class Classified(NamedTuple):
     start: np.ndarray  # [d], of a run from elsewhere, as far from 0 as the SVM
     seed: int
 
-    @property
-    def missing(self) -> list[float]:
-        """Weights of a theory that misses a node."""
-        return self.problem.size.without_last()
-
 
 def problem_of(size: Size, seed: int) -> Classified:
     """Gaussian inputs of norm about 1, labels by truths of each node's own about one of all."""
@@ -80,7 +75,7 @@ def simulated_rounds(case: Classified, modified: bool) -> Verdict:
     wrong = {
         "lambda / 2": away(level + np.log(2)),
         "a mean in place of the sum": away(level - np.log(size.held)),
-        "a node missing": away(level, weights=case.missing),
+        "a node missing": away(level, weights=size.without_last()),
         "the projections of eq. (13)": relative_distance(level * projections[-1], seen),
         "alpha of eq. (16)": away(level, alpha=halpern(rounds)),
     }
@@ -162,7 +157,7 @@ def lemma_3(case: Classified, from_zero: bool) -> Verdict:
     """The plain mean of projections ends in every set, constraint by constraint, from any start."""
     start = None if from_zero else case.start
     short = {}
-    for name, weights in (("", "uniform"), ("a node missing", case.missing)):
+    for name, weights in (("", "uniform"), ("a node missing", case.problem.size.without_last())):
         end = parallel_projections(case.sets, ROUNDS, start=start, weights=weights)[-1]
         short[name] = float(1 - case.sets.margins(end).min())
     begin = "0" if from_zero else "elsewhere"

@@ -16,6 +16,7 @@ import numpy as np
 from fedtangent import data as datasets
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.verdicts import Verdict
+from fedtangent.data.partition.given import consecutive
 from fedtangent.engine.history import History
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms, schedule
@@ -29,11 +30,11 @@ from fedtangent.theory.ntk_fl.convergence import (
     ntk_theorem_2,
 )
 from fedtangent.theory.ntk_fl.lemmas import empirical_kernel, expected_kernel
-from fedtangent.types import Algorithm, Model, Partition, PyTree
+from fedtangent.types import Algorithm, Model, PyTree
 
 DELTA = 0.2
 PAIR = np.array([[1.0, 0.0], [0.9, np.sqrt(1 - 0.81)]])  # lambda_max is more than 4 times lambda_min
-CLIENTS = Partition(np.array([0, 1], np.int32), np.array([0, 1, 2], np.int32))
+CLIENTS = consecutive((1, 1))
 LOCAL_STEPS = 4
 ROUNDS = 3  # of NTK-FL
 TOO_FAST = 5.0  # times the theorems' rate: the true one is 4 times it

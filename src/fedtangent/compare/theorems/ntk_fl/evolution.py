@@ -12,6 +12,7 @@ from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.theorems.ntk_fl.descents import descents
 from fedtangent.compare.theorems.ntk_fl.problem import half_stable_step, sphere
 from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
+from fedtangent.data.partition.given import consecutive
 from fedtangent.engine.history import History
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms, schedule
@@ -19,10 +20,10 @@ from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.models.linearised import first_order
 from fedtangent.theory.ntk_fl.convergence import ntk_evolution
 from fedtangent.theory.ntk_fl.lemmas import empirical_kernel
-from fedtangent.types import Model, Partition, PyTree
+from fedtangent.types import Model, PyTree
 
 SIZE, NEW = 20, 8  # examples, and points that nobody trains on
-CLIENTS = Partition(np.arange(SIZE, dtype=np.int32), np.array([0, 6, 11, 20], np.int32))
+CLIENTS = consecutive((6, 5, 9))
 ROUNDS = 3
 TIMES = (2, 5, 10)  # early enough that a step more or less is felt
 DOUBLINGS = tuple(2**k for k in range(0, 11, 2))

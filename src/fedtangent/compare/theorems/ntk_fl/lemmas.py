@@ -18,6 +18,8 @@ from fedtangent.compare.verdicts import Verdict
 from fedtangent.theory.ntk_fl.lemmas import drift_bound, expected_kernel, sampling_bound, undecided_bound
 
 DELTA = 0.1
+ON_ARC, ARC_WIDTH = 64, 8  # inputs and neurons of Lemma 3
+ARC_RADIUS = 0.15 / (ON_ARC * ARC_WIDTH * np.sqrt(2 / np.pi))  # R: on average 0.15 pairs of input and neuron may switch
 FACTORS = np.round(np.arange(1.0, 0.0, -0.01), 2)  # of a bound, until it is noticed that it is too small
 
 
@@ -94,11 +96,8 @@ def lemma_3(seed: int, draws: int) -> Verdict:
     The lemma as printed uses Markov's inequality for one entry where it sums over N^2 of them: here it fails. For the
     sum itself the inequality gives N times as much, which is far more than there is.
     """
-    num, width = 64, 8
-    x, radius = arc(num), 0.15 / (num * width * np.sqrt(2 / np.pi))
-    v = np.random.default_rng(seed).standard_normal((draws, width, 2))
-    norms = drift(x, v, radius).operator
-    bounds = {form: drift_bound(radius, 1.0, DELTA, width, num, form) for form in ("union", "printed")}
+    norms = _drift_on_arc(seed, draws).operator
+    bounds = {form: drift_bound(ARC_RADIUS, 1.0, DELTA, ARC_WIDTH, ON_ARC, form) for form in ("union", "printed")}
 
     def fails(factor: float) -> Interval:
         return exceeded(norms <= factor * bounds["union"])
@@ -106,7 +105,7 @@ def lemma_3(seed: int, draws: int) -> Verdict:
     return _row(
         "NTK-FL Lemma 3",
         "how often neurons that move by R change H by more than Markov's inequality allows for the sum over entries",
-        f"N = {num} inputs on half a radian, n = {width}, R = {radius:.2g} alpha, {draws} draws",
+        f"N = {ON_ARC} inputs on half a radian, n = {ARC_WIDTH}, R = {ARC_RADIUS:.2g} alpha, {draws} draws",
         fails,
         ("the lemma as printed, by the inequality for one entry", exceeded(norms <= bounds["printed"])),
     )
@@ -114,27 +113,18 @@ def lemma_3(seed: int, draws: int) -> Verdict:
 
 def switched(seed: int, draws: int) -> Verdict:
     """(27) and (28): an entry changes by at most the neurons that switched on either input, in every draw."""
-    num, width = 64, 8
-    radius = 0.15 / (num * width * np.sqrt(2 / np.pi))
-    v = np.random.default_rng(seed).standard_normal((draws, width, 2))
-    found = drift(arc(num), v, radius)
+    found = _drift_on_arc(seed, draws)
     some = found.counted > 0
     ratio = float(np.max(found.frobenius[some] / found.counted[some]))
     wrong = float(np.max(found.frobenius[some] / found.half_counted[some]))
     return Verdict.of(
         "NTK-FL Lemma 3, (27) and (28)",
         "Frobenius norm of H's change / that of (|S_i| + |S_j|) x_i'x_j / n, largest",
-        f"N = {num} inputs on half a radian, n = {width}, {int(some.sum())} draws in which a neuron switches",
+        f"N = {ON_ARC} inputs on half a radian, n = {ARC_WIDTH}, {int(some.sum())} draws in which a neuron switches",
         (f"{ratio:.3f}", "<= 1", ratio <= 1),
         ("only one of the two inputs counted, |S_i|", f"{wrong:.3f}", wrong > 1),
         f"bound x {ratio:.2f}",
     )
-
-
-def arc(num: int) -> np.ndarray:
-    """Inputs of norm 1 at equal angles on half a radian."""
-    angles = np.linspace(0, 0.5, num)
-    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
 class WeightDrift(NamedTuple):
@@ -167,6 +157,13 @@ def drift(x: np.ndarray, v: np.ndarray, radius: float) -> WeightDrift:
     every = np.zeros((4, len(v)))
     every[:, some] = norms
     return WeightDrift(*every)
+
+
+def _drift_on_arc(seed: int, draws: int) -> WeightDrift:
+    """``drift`` of random neurons by ``ARC_RADIUS``, for inputs of norm 1 at equal angles on half a radian."""
+    angles = np.linspace(0, 0.5, ON_ARC)
+    v = np.random.default_rng(seed).standard_normal((draws, ARC_WIDTH, 2))
+    return drift(np.stack([np.cos(angles), np.sin(angles)], axis=1), v, ARC_RADIUS)
 
 
 def lemma_4(seed: int, draws: int) -> Verdict:
