@@ -1,4 +1,4 @@
-"""Eq. (6) to (17) of DeepLin: a round of FedAvg, the terms of its residual, and its modes as the width grows."""
+"""Eq. (6) to (17) of DeepLin: a round of FedAvg, the four terms of its residual, and its modes as the width grows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SIZES = Size(4, 5, 6, 2, 48, 5, 4), Size(8, 10, 20, 5, 200, 10, 6)
 MODES = Size(4, 5, 6, 4, 0, 5, 8, 2), Size(8, 10, 20, 5, 0, 10, 12)
 WIDTHS = (64, 256, 1024, 4096), (64, 128, 256, 512, 1024)
 DRAWS = 32, 32  # networks of each width
-SPREAD = 0.4  # the least singular value of X, the largest being 1
-STEP = 0.1  # of the largest stable learning rate
+SPREAD = 0.4  # the least singular value of X (the largest is 1)
+STEP = 0.1  # the learning rate, as a fraction of the largest stable one
 
 
 def one_round(size: Size, seed: int) -> list[Verdict]:
-    """The engine's round is eq. (6) to (8), and the residual after it is the sum of eq. (17)."""
+    """A simulated round equals eq. (6) to (8), and the residual after it is the sum of the four terms of eq. (17)."""
     x, y = problem(size, seed, SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=4 * STEP * stable_learning_rate(work, size.depth))
@@ -29,7 +29,7 @@ def one_round(size: Size, seed: int) -> list[Verdict]:
     sizes = f"{size}, {size.rounds} rounds"
 
     def told(given: object) -> float:
-        """How far eq. (8) is from the engine in the worst round, over how far the round moves."""
+        """Distance of eq. (8) from the simulation in the worst round, over how far that round moves the weights."""
         return max(
             relative_distance(_moved(path[r], averaged(local_paths(path[r], given))), _moved(path[r], path[r + 1]))  # type: ignore[arg-type]
             for r in range(size.rounds)
@@ -58,7 +58,7 @@ def one_round(size: Size, seed: int) -> list[Verdict]:
         terms = residual_terms(path[0], path[r], work)
         off = max(off, relative_distance(terms.total, after))
         for name, term in terms._asdict().items():
-            if r > 0 or name != "second":  # where a run begins only its local steps have moved P
+            if r > 0 or name != "second":  # in the first round P has moved only within the local steps
                 without[name] = min(without[name], relative_distance(terms.total - term, after))
     missing = {f"without the {name} term": value for name, value in without.items()}
     identity = exact_verdict("DeepLin eq. (16), (17)", "residual after a round = its four terms", off, missing, EXACT)
@@ -70,7 +70,7 @@ def _moved(before: list[np.ndarray], after: list[np.ndarray]) -> np.ndarray:
 
 
 def modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[Verdict]:
-    """The residual in the eigenbasis of the limit of P(0) against FedAvg of the linear model, as the width grows."""
+    """The residual in the eigenbasis of the limit of P(0): networks approach FedAvg of the linear model with width."""
     x, y = problem(size, seed, SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=STEP * stable_learning_rate(work, size.depth))

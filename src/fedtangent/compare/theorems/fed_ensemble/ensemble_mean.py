@@ -1,6 +1,6 @@
 """Corollary 4.1 of FE-2021 (eq. 5): how often the mean of trained ensembles is far from the limit's mean.
 
-The model is linear, so that Theorem 4.2 has no remainder, and its outputs are independent initialisations that one run
+The model is linear, so that Theorem 4.2 has no remainder. Its outputs are independent initialisations, which one run
 trains by one schedule on the same targets.
 """
 
@@ -28,12 +28,12 @@ from fedtangent.types import Gaussian
 SIZES = (1, 2, 4, 5)  # of the clients
 NUM_MODELS, NUM_POINTS, NUM_FEATURES = 4, 10, 40
 NUM_ROUNDS, LOCAL_STEPS = 100, 20
-FAR = 1.2  # standard deviations of the mean: where Chebyshev's inequality is nearest to a Gaussian's tails
+FAR = 1.2  # standard deviations of the mean, where Chebyshev's inequality is nearest to a Gaussian's tails
 MARGIN = 0.05  # of the probability itself
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Eq. (5), and the probability that it bounds, which is known for a Gaussian."""
+    """Eq. (5), and the probability that it bounds, which is known for a Gaussian limit."""
     draws = of_scale(scale, 2000, 20000)
     limit, means, left = trained(seed, draws)
     epsilon = FAR * np.sqrt(np.diag(limit.cov) / NUM_MODELS)
@@ -67,7 +67,7 @@ def checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def trained(seed: int, draws: int) -> tuple[Gaussian, np.ndarray, float]:
-    """The limit, the means [m, draws] of ensembles at the last round, and how much of the residual is left."""
+    """The limit, the means [m, draws] of ensembles at the last round, and the residual there over the initial one."""
     rng, n = np.random.default_rng(seed), sum(SIZES)
     points = rng.standard_normal((n + NUM_POINTS, NUM_FEATURES))
     x, y = points[:n], rng.standard_normal((n, 1))

@@ -1,7 +1,7 @@
-"""Ensembles trained again and again: many schedules, and for a linear model many initial functions under each.
+"""Ensembles trained many times: under many schedules, and for a linear model from many initial functions under each.
 
-What is measured here (``simulated``) and what theory says of the same schedules (``laws``) share the data, the step
-and the keys of the schedules, and nothing else.
+The simulation (``simulated``) and the theory of the same schedules (``laws``) share the data, the learning rate and the
+keys of the schedules, and nothing else.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AMPLITUDE, NOISE = 0.2**2, 0.2**2
 
 
 class ToyProblem(NamedTuple):
-    """Data, a model whose C outputs are independent if it is linear, its kernels, and how clients train it."""
+    """Data, a model (if it is linear, its C outputs are independent), its kernels, and how clients train it."""
 
     x: np.ndarray  # [n, 1]
     y: np.ndarray  # [n, 1]
@@ -60,8 +60,8 @@ def sine_problem(
 ) -> ToyProblem:
     """The toy of FE-2024, section V-A (FE-2021, section 5), in float64; ``gap``: the data of section V-B.
 
-    The paper gives neither step size nor local steps: the step here is half of the largest that is stable whatever
-    the data, ``1 / max_x Theta(x, x)``. ``seed`` draws the data; the 100 centres are those of seed 0.
+    The paper gives neither learning rate nor local steps. The rate here is ``1 / max_x Theta(x, x)``, half of the
+    largest that is stable for any data. ``seed`` draws the data; the 100 centres are those of seed 0.
     """
     toy = data.load("sine", seed=seed, num_users=num_clients, points_per_user=points_per_client, gap=gap,
                     test_points=TEST_POINTS)  # fmt: skip
@@ -81,10 +81,10 @@ def sine_problem(
 
 
 def spaced_problem(seed: int, *, local_steps: int) -> ToyProblem:
-    """The toy with a gap, of eight points that are more than a bandwidth apart, on three unequal clients.
+    """The toy with a gap on three unequal clients, with eight points that are more than a bandwidth apart.
 
-    On the papers' own points Theta is all but singular and no run comes near Theorem 2's limit; here a hundred rounds
-    do, whatever the seed.
+    On the papers' own points Theta is nearly singular and no run comes near Theorem 2's limit; here a hundred rounds
+    suffice for any seed.
     """
     rng, whole = np.random.default_rng(seed), sine_problem(seed, local_steps=local_steps, gap=True, num_clients=1)
     x = 0.5 + 0.13 * np.arange(4) + rng.uniform(0, 0.02, (2, 4))
@@ -102,7 +102,7 @@ def permutations(num_clients: int, num_models: int) -> Schedule:
 
 
 def seeds_of(num_models: int, count: int, first: int = 0) -> range:
-    """Seeds of the runs of K models, other ones for every K and every ``first``, so that results are independent."""
+    """``count`` seeds for runs of K models, distinct for every K and ``first``, so that results are independent."""
     start = (first * 2**16 + 1000 * num_models) % 2**32
     return range(start, start + count)
 
@@ -110,7 +110,7 @@ def seeds_of(num_models: int, count: int, first: int = 0) -> range:
 def laws(
     problem: ToyProblem, schedule: Schedule, rounds: Sequence[int], seeds: Sequence[int]
 ) -> list[tuple[EnsembleLaw, ...]]:
-    """Exact law after each of ``rounds`` for each seed's schedule, ``[schedule][round]``."""
+    """The ensemble's exact law after each of ``rounds`` under each seed's schedule, ``[schedule][round]``."""
     held = schedules(problem, schedule, max(rounds), seeds)
     each = [Cohort(*(np.asarray(leaf)[i] for leaf in held)) for i in range(len(seeds))]
     return ensemble_laws(

@@ -191,7 +191,7 @@ def lemma_4(seed: int, draws: int) -> Verdict:
 def _row(
     subject: str, statement: str, sizes: str, fails: Callable[[float], Interval], wrong: tuple[str, Interval]
 ) -> Verdict:
-    """``fails(factor)``: how often the bound times ``factor`` is exceeded; ``wrong``: the control's name and frequency."""
+    """``fails(factor)``: how often the bound times ``factor`` is exceeded; ``wrong``: the control and its frequency."""
     found, noticed = fails(1.0), next((f for f in FACTORS if rarely(fails(f)) is False), 0.0)
     return Verdict.of(
         subject,
