@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fedtangent.data import idx
 from fedtangent.data.published import Published, PublishedFile
+from fedtangent.data.sources import mnist
 
 from .originals import idx_bytes
 
@@ -45,14 +45,14 @@ def fake(tmp_path: Path) -> Fake:
     folder, files = tmp_path / "files", {}
     folder.mkdir()
     for role, array in arrays.items():
-        name = idx.MNIST.files[role].filename
+        name = mnist.MNIST.files[role].filename
         content = idx_bytes(array)
         packed = gzip.compress(content, mtime=0)
         (folder / name).write_bytes(packed)
         digests = [hashlib.sha256(b).hexdigest() for b in (packed, content)]
         files[role] = PublishedFile(name, len(packed), *digests)
     # nothing listens on the discard port of this machine
-    source = idx.MNIST._replace(name="fake_images", url="http://127.0.0.1:9/fake/", files=files)
+    source = mnist.MNIST._replace(name="fake_images", url="http://127.0.0.1:9/fake/", files=files)
     return Fake(source, arrays, folder)
 
 

@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedtangent.data import idx
-from fedtangent.data.sources import cifar, emnist, femnist, printers, shakespeare
+from fedtangent.data.sources import cifar, emnist, femnist, mnist, printers, shakespeare
 
 EACH = 3  # records of a file of CIFAR
 SPEECH = "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer the slings. "
@@ -175,10 +174,10 @@ PUBLISHED = {
     "cifar10": cifar.CIFAR10,
     "cifar100": cifar.CIFAR100,
     "emnist": emnist.EMNIST,
-    "fashion_mnist": idx.FASHION_MNIST,
+    "fashion_mnist": mnist.FASHION_MNIST,
     "femnist": femnist.FEMNIST,
     "femnist_digits": femnist.FEMNIST,
-    "mnist": idx.MNIST,
+    "mnist": mnist.MNIST,
     "printers": printers.PUBLISHED,
     "shakespeare": shakespeare.ROLES,
     "tiny_shakespeare": shakespeare.TINY,

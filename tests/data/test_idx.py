@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from fedtangent.data import idx
 from fedtangent.data.published import lacking, located
+from fedtangent.data.sources import mnist
 
 
 @given(hnp.arrays(np.uint8, hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=6)))
@@ -96,7 +97,7 @@ def test_read_rejects_an_altered_file(fake, tmp_path, packed):
 
 def test_read_rejects_another_data_sets_file(fake):
     with pytest.raises(ValueError, match=r"fashion_mnist: .* is not the published"):
-        idx.read(idx.FASHION_MNIST, "y_test", fake.folder / "t10k-labels-idx1-ubyte.gz")
+        idx.read(mnist.FASHION_MNIST, "y_test", fake.folder / "t10k-labels-idx1-ubyte.gz")
 
 
 def test_read_reports_a_file_it_cannot_open(fake, tmp_path):

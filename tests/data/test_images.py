@@ -214,12 +214,11 @@ def test_a_cache_of_something_else_is_an_error(fake, tmp_path):
 PROGRAM = """
 import sys
 from pathlib import Path
-from fedtangent.data import idx
 from fedtangent.data.images import StoredImageOptions
 from fedtangent.data.published import PublishedFile
 from fedtangent.data.sources import mnist
 files = {{role: PublishedFile(*file) for role, file in {files!r}.items()}}
-source = idx.MNIST._replace(name="fake_images", url={url!r}, files=files)
+source = mnist.MNIST._replace(name="fake_images", url={url!r}, files=files)
 dataset = mnist.load_images(source, StoredImageOptions(cache_dir={cache!r}))
 assert dataset.x_train.shape == (23, 28, 28, 1) and "tensorflow_datasets" in sys.modules
 loaded = [name for name in sys.modules if name.split(".")[0] == "tensorflow"]

@@ -7,13 +7,14 @@ import hashlib
 import numpy as np
 import pytest
 
-from fedtangent.data import idx, load, partition, text
+from fedtangent.data import load, partition, text
 from fedtangent.data.images import StoredImageOptions
+from fedtangent.data.sources import mnist
 from fedtangent.data.stored import obtain
 from fedtangent.experiments.ntk_fl.fig4 import WRITERS
 from fedtangent.types import Partition
 
-SOURCES = {"mnist": idx.MNIST, "fashion_mnist": idx.FASHION_MNIST}
+SOURCES = {"mnist": mnist.MNIST, "fashion_mnist": mnist.FASHION_MNIST}
 FIRST_LABELS = {"mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], "fashion_mnist": [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]}
 MOMENTS = {"mnist": (0.1307, 0.3081), "fashion_mnist": (0.2860, 0.3530)}  # of the training pixels, as widely quoted
 

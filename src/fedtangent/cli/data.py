@@ -12,7 +12,8 @@ import tyro
 from fedtangent.checks import choice, folder
 from fedtangent.data import load
 from fedtangent.data.cache import Checked, check, given_directory
-from fedtangent.data.published import Published, checksums, digest, located
+from fedtangent.data.files import digest
+from fedtangent.data.published import Published, checksums, located
 from fedtangent.data.stored import StoredOptions, obtain, stored_in
 from fedtangent.entries import catalogue, choose, option
 from fedtangent.output.files import Ended, ended

@@ -26,6 +26,7 @@ VARIANCE_MARGIN = 0.2
 INITIAL_MARGIN = 0.25
 EXACT = 1e-9
 MARGIN = 1e3  # how much farther than an exact bound its controls must be: orders of magnitude, never rounding
+ByWidth = Sequence[np.ndarray]  # [n] errors for each width
 
 
 class Verdict(NamedTuple):
@@ -127,6 +128,16 @@ def judged(
     return Verdict.of(subject, statement, "", right, wrong, f"{least:.2g}")
 
 
+def slope_rival(name: str, widths: Sequence[int], errors: ByWidth, missed: ByWidth, floors: ByWidth) -> Rival:
+    """A wrong theory, where the slope of errors against the width is judged.
+
+    ``errors`` are those to the right theory, ``missed`` those to the wrong one. The latter cannot fall below
+    ``floors``, the distance between both theories, which says how far their slope will be from -1/2.
+    """
+    expected = width_slope(widths, [np.hypot(e, floor) for e, floor in zip(errors, floors, strict=True)])
+    return Rival(name, abs(expected.value - SLOPE), partial(width_slope, widths, list(missed)))
+
+
 def slope_verdict(
     subject: str,
     widths: tuple[int, ...],
@@ -137,16 +148,14 @@ def slope_verdict(
     """Relative errors to the flow fall with the width at a slope near -1/2; those to a wrong flow do not.
 
     ``right`` and ``wrong`` are predictions of the last r evaluated rounds, [r, K, E, m, C] for each width; an error is
-    that of all of them. Errors to a wrong flow cannot fall below its distance from the right one, which says how far
-    their slope will be from -1/2.
+    that of all of them.
     """
     errors = [_of_run(s, p, s.test[-len(p) :]) for s, p in zip(seen, right, strict=True)]
     rivals = []
     for name, other in wrong.items():
         floors = [_of_run(s, p, o) for s, p, o in zip(seen, right, other, strict=True)]
-        expected = width_slope(widths, [np.hypot(e, floor) for e, floor in zip(errors, floors, strict=True)])
         missed = [_of_run(s, o, s.test[-len(o) :]) for s, o in zip(seen, other, strict=True)]
-        rivals.append(Rival(name, abs(expected.value - SLOPE), partial(width_slope, widths, missed)))
+        rivals.append(slope_rival(name, widths, errors, missed, floors))
     statement = "each network to the flow: slope of the error against width"
     return judged(subject, statement, SLOPE, SLOPE_MARGIN, [width_slope(widths, errors)], rivals)
 

@@ -14,19 +14,19 @@ from fedtangent.data import files
 def find(directory: Path, stem: str) -> Path | None:
     """The first archive ``stem*.npz`` in the data folder or a subfolder ``stem*``."""
     own = f"{stem}.npz", f"{stem}[!0-9]*.npz"  # not cifar100 for cifar10
-    places = (directory, *sorted(p for p in directory.glob(f"{stem}*") if p.is_dir()))
+    places = files.places(directory, stem)
     return next((path for place in places for name in own for path in sorted(place.glob(name))), None)
 
 
 def read(name: str, path: Path, needed: Sequence[str]) -> dict[str, np.ndarray]:
-    """The arrays of an archive, which has all that are ``needed``; raises ``ValueError``."""
+    """The arrays of an archive; raises ``ValueError`` unless all that are ``needed`` are among them."""
     held = files.arrays(name, path)
     require(name, path, held, needed)
     return held
 
 
 def require(name: str, path: Path, held: Collection[str], needed: Sequence[str]) -> None:
-    """Raise ``ValueError`` for arrays that are ``needed`` and not held."""
+    """Raise ``ValueError`` unless all ``needed`` names are among those ``held``."""
     missing = [key for key in needed if key not in held]
     if missing:
         raise ValueError(f"{name}: {path} has no {', '.join(missing)}; it has {', '.join(held) or 'nothing'}")
@@ -51,7 +51,7 @@ def owners(name: str, offsets: np.ndarray, count: int, least: int = 1) -> np.nda
 def images(
     name: str, path: Path, held: dict[str, np.ndarray], split: str, size: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images [n, *size] uint8 and labels [n] of ``"train"`` or ``"test"``; raises ``ValueError`` for others."""
+    """Images uint8 [n, *size] and labels [n] of the split "train" or "test"; raises ``ValueError`` for others."""
     x, y = held[f"{split}_images"], held.get(f"{split}_labels", np.zeros(0, int))
     if x.dtype != np.uint8 or x.shape[1:] != size or y.shape != x.shape[:1] or len(y) == 0:
         raise ValueError(

@@ -33,7 +33,7 @@ NAME = "fedtangent_published"  # the builder's folder
 
 
 class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
-    """The builder; its config is named after the data set and knows the addresses and checksums."""
+    """The builder of every published data set; its config is named after the one that it prepares."""
 
     VERSION = tfds.core.Version(VERSION)
 
@@ -87,7 +87,7 @@ class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
 
 
 def _features(published: Published) -> dict[str, Any]:
-    """An example's features, kept as the bytes of their own dtype; numbers are tensors without axes."""
+    """The features of an example, stored as raw bytes of their own dtype; a number is a tensor of shape ()."""
     return {
         name: tfds.features.Tensor(shape=shape, dtype=np.dtype(dtype), encoding="bytes")
         for name, (shape, dtype) in published.example
@@ -95,7 +95,7 @@ def _features(published: Published) -> dict[str, Any]:
 
 
 def _examples(published: Published, arrays: Arrays, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each example of a split, under its place in the original order."""
+    """Each example of a split, with its index in the original order as the key."""
     columns = {name: _rows(arrays, f"{name}_{split}", shape) for name, (shape, _) in published.example}
     total = min(len(column) for column in columns.values())
     with progress_of(total, f"{published.name}: writing {split}", "example") as shown:
@@ -105,7 +105,7 @@ def _examples(published: Published, arrays: Arrays, split: str) -> Iterator[tupl
 
 
 def _rows(arrays: Arrays, name: str, shape: tuple[int | None, ...]) -> Any:
-    """The examples of one array; texts, whose length is open, lie one after another."""
+    """The examples of one array; texts, of any length (None), lie one after another and are cut at their offsets."""
     if None not in shape:
         return arrays[name]
     offsets = arrays[f"offsets_{name.rpartition('_')[2]}"]
@@ -165,7 +165,7 @@ def _unwritable(published: Published, data_dir: str | Path | None, error: Except
 
 @contextlib.contextmanager
 def _no_empty_folders(published: Published, place: Path) -> Iterator[None]:
-    """Remove the folders of TFDS that a failure leaves with nothing in them, where they were not there before."""
+    """Within, a failure removes the folders that TFDS has made and left empty."""
     own = published.stem or published.name
     below = f"downloads/{own}", "downloads/extracted", "downloads", f"{NAME}/{published.name}", NAME
     made = [folder for folder in (*(place / name for name in below), place) if not folder.exists()]
@@ -173,14 +173,14 @@ def _no_empty_folders(published: Published, place: Path) -> Iterator[None]:
         yield
     except BaseException:
         for folder in made:
-            with contextlib.suppress(OSError):  # it holds the begin of a download, which goes on from there
+            with contextlib.suppress(OSError):  # not empty: it holds a partial download, which is resumed
                 folder.rmdir()
         raise
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what TFDS says of its own accord; our progress says the same in fewer lines."""
+    """Within, TFDS prints nothing: our own progress bar says the same in fewer lines."""
     logger = logging.getLogger("absl")
     level = logger.level
     tfds.disable_progress_bar()

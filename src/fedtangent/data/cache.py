@@ -23,7 +23,7 @@ FORMAT = 1
 
 
 def cache_directory(directory: str | os.PathLike[str] | None = None) -> Path:
-    """Where caches live: ``directory``, else $FEDTANGENT_CACHE, else the platform's cache folder of the user."""
+    """The folder of all caches: ``directory``, else $FEDTANGENT_CACHE, else the user's cache folder of the platform."""
     if directory is not None:
         return files.expanded("cache_dir", directory)
     if os.environ.get("FEDTANGENT_CACHE"):
@@ -35,7 +35,7 @@ def cache_directory(directory: str | os.PathLike[str] | None = None) -> Path:
 
 
 def given_directory(directory: str | os.PathLike[str] | None = None) -> Path | None:
-    """The folder with original files that was named: ``directory``, else $FEDTANGENT_DATA, else None."""
+    """The user's folder with original files: ``directory``, else $FEDTANGENT_DATA, else None."""
     if directory is not None:
         return files.expanded("data_dir", directory)
     given = os.environ.get("FEDTANGENT_DATA")
@@ -45,7 +45,7 @@ def given_directory(directory: str | os.PathLike[str] | None = None) -> Path | N
 def read(folder: Path) -> dict[str, np.ndarray] | None:
     """The arrays of a cache folder, by name, or None if there is no such folder.
 
-    Raises ``ValueError`` naming the file, and the way out, if one is missing or does not have the listed sha256.
+    Raises ``ValueError`` with the file, and what to do, if one is missing or does not have the listed sha256.
     """
     if not folder.exists():
         return None
@@ -54,7 +54,7 @@ def read(folder: Path) -> dict[str, np.ndarray] | None:
 
 
 class Checked(NamedTuple):
-    """A file and its sha256, as it should be and as it is; None where that cannot be said."""
+    """A file, the sha256 that it should have and the one that it has; None where either is unknown."""
 
     path: Path
     expected: str | None
@@ -62,21 +62,20 @@ class Checked(NamedTuple):
 
 
 def check(folder: Path) -> list[Checked]:
-    """Every file of a cache folder with its checksums; raises ``ValueError`` for a list of them that is damaged."""
+    """Every file of a cache folder with its checksums; raises ``ValueError`` if their list is damaged."""
     paths = {folder / f"{name}.npy": digest for name, digest in _manifest(folder).items()}
     return [Checked(path, digest, _digest(path)) for path, digest in paths.items()]
 
 
 def _digest(path: Path) -> str | None:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return files.digest(path)
     except OSError:
         return None
 
 
 def write(folder: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write a cache folder atomically: it appears whole, or, if another process was first, not at all.
+    """Write a cache folder atomically: all files appear at once. A folder that another process wrote first is kept.
 
     Raises ``ValueError`` if the folder cannot be written.
     """
@@ -101,7 +100,7 @@ def write(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 def _manifest(folder: Path) -> dict[str, str]:
     """Names and sha256 of the arrays in a cache folder."""
     path = folder / MANIFEST
-    with _or_removed(path):
+    with _advised(path):
         content = files.json_of("cached file", path)
         digests = content.get("sha256") if isinstance(content, dict) else None
         if not isinstance(digests, dict) or not digests or content.get("format") != FORMAT:
@@ -111,7 +110,7 @@ def _manifest(folder: Path) -> dict[str, str]:
 
 def _array(folder: Path, name: str, digest: str) -> np.ndarray:
     path = folder / f"{name}.npy"
-    with _or_removed(path):
+    with _advised(path):
         raw = files.content("cached file", path)
         actual = hashlib.sha256(raw).hexdigest()
         if actual != digest:
@@ -121,8 +120,8 @@ def _array(folder: Path, name: str, digest: str) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _or_removed(path: Path) -> Iterator[None]:
-    """Tell the way out beside what is wrong with a file of the cache."""
+def _advised(path: Path) -> Iterator[None]:
+    """Within, the message of a ``ValueError`` is followed by what to do: remove the folder."""
     try:
         yield
     except ValueError as error:

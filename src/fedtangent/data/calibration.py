@@ -1,10 +1,11 @@
-"""Results of short measurements, kept in memory and in one small file, so that each is made once on a machine.
+"""Results of short timing measurements, kept in memory and in a small file, so that a machine makes each once.
 
 The file is ``calibration.json`` in the cache folder ($FEDTANGENT_CACHE, or the user's). It can be removed at any time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -24,7 +25,7 @@ _memory: dict[str, dict[str, float]] = {}
 
 
 def machine() -> dict[str, Any]:
-    """What a measurement depends on besides its question: platform, kind and number of devices, cores, versions."""
+    """The part of a stored key that says where it was measured: platform, devices, cores, versions of JAX."""
     devices = jax.local_devices()
     return {
         "platform": devices[0].platform,
@@ -37,7 +38,7 @@ def machine() -> dict[str, Any]:
 
 
 def stored() -> dict[str, Any]:
-    """Every answer on file: question (JSON) to answer. An unreadable file holds none."""
+    """Every answer in the file, by its key (JSON text of question and machine); none if the file is unreadable."""
     path = cache_directory() / FILE
     try:
         content = files.json_of("calibration", path)
@@ -51,8 +52,8 @@ def cached(
 ) -> dict[str, float]:
     """The answer to ``question`` on this machine: from memory, from the file, or by calling ``measure``.
 
-    ``question`` holds what JSON can hold; the answer is a number, seconds above 0, for each of ``names``, and one on
-    file that is not is measured again. Where the cache folder cannot be written the answer is kept in memory only.
+    ``question`` must be valid JSON; the answer has seconds, above 0, for each of ``names``. A stored answer of another
+    form is measured again. Where the cache folder cannot be written the answer is kept in memory only.
     """
     key = json.dumps({"question": question, "machine": machine()}, sort_keys=True)
     if key not in _memory:
@@ -77,11 +78,9 @@ def forget() -> None:
 
 def _store(key: str, answer: dict[str, float]) -> None:
     folder = cache_directory()
-    try:
+    with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps({**stored(), key: answer}, indent=1, sort_keys=True)
         with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f".{FILE}.", delete=False) as file:
             file.write(text)
         Path(file.name).replace(folder / FILE)
-    except OSError:
-        return

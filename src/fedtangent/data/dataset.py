@@ -1,4 +1,4 @@
-"""What a data set is, and what the files of ``data.sources`` share."""
+"""What a data set and its entry are, and helpers that several files of ``data.sources`` use."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Dataset(NamedTuple):
 
     @property
     def num_outputs(self) -> int:
-        """Outputs C of a model: the classes, or the numbers of a target."""
+        """Outputs C that a model of it needs: the number of classes, or of a target's components."""
         return self.num_classes or self.y_train.shape[1]
 
 
@@ -58,9 +58,9 @@ class DatasetEntry(Entry):
     """A data set: ``build(options, data_dir, seed) -> Dataset``."""
 
     kind: str = VECTOR
-    """Of input: "image", "tokens" or "vector" (an image loaded flat is a vector)."""
+    """Kind of input: "image", "tokens" or "vector" (an image loaded flat is a vector)."""
     partition: str = "dirichlet"
-    """Name of its default partition: by its users, where it has any."""
+    """Name of its default partition; "by_user" where it has users."""
     is_regression: bool = False
     published: Any = None
     """The original files (``published.Published``), for a data set that is downloaded."""
@@ -76,24 +76,24 @@ class ImageOptions:
     """Options of images."""
 
     num_train: int | None = None
-    """Use only the first so many training examples."""
+    """Use only this many training examples, the first ones."""
     num_test: int | None = None
-    """Use only the first so many test examples."""
+    """Use only this many test examples, the first ones."""
     flatten: bool = False
-    """Images as vectors, without height, width and channels."""
+    """Give each image as one vector, without height, width and channels."""
     dtype: str = "float32"
-    """Of the pixels: float32 or float64."""
+    """Dtype of the pixels: float32 or float64."""
 
 
 def first(name: str, count: int | None, *arrays: np.ndarray) -> list[np.ndarray]:
-    """The first ``count`` rows of each array (all if None); raises ``ValueError`` unless there are so many."""
+    """The first ``count`` rows of each array (all if None); raises ``ValueError`` if there are fewer."""
     if count is not None:
         count = checks.whole(name, count, 1, len(arrays[0]))
     return [a[:count] for a in arrays]
 
 
 def images(x: np.ndarray, flatten: bool) -> tuple[np.ndarray, str]:
-    """Images [n, height, width(, channels)] as [n, height, width, channels], or flat, and their kind of input."""
+    """Images [n, height, width(, channels)] as [n, height, width, channels] or flat [n, d], and the kind of input."""
     if checks.flag("flatten", flatten):
         return x.reshape(len(x), -1), VECTOR
     return (x[..., None] if x.ndim == 3 else x), IMAGE
@@ -113,7 +113,7 @@ def classification_targets(labels: Any, num_classes: int, centred: bool = False)
 
 
 def sign_targets(labels: Any, num_classes: int) -> np.ndarray:
-    """Targets -1 and 1 [n, C] float64 of ``labels`` [n], one output against the rest, for the losses of margins.
+    """Targets -1 and 1 [n, C] float64 of ``labels`` [n]: 1 for the example's own class. For losses of margins.
 
     Raises ``ValueError`` as ``classification_targets`` does.
     """

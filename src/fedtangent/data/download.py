@@ -11,7 +11,8 @@ import urllib.error
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-from fedtangent.data.published import Published, digest
+from fedtangent.data.files import digest
+from fedtangent.data.published import Published
 from fedtangent.progress import progress_of
 
 CHUNK = 2**20
@@ -21,9 +22,9 @@ TIMEOUT = 30.0
 
 
 def fetch(published: Published, role: str, path: Path) -> None:
-    """Download one file to ``path``; where a former download stopped, it goes on.
+    """Download one file to ``path``, resuming a download that was interrupted.
 
-    The file appears whole and with the published checksum, or not at all; what came so far lies beside it as ``.part``.
+    The file appears whole and with the published checksum, or not at all; until then its bytes are in ``path.part``.
     Raises ``ValueError`` in one line for no network, an address that is gone, a wrong checksum and a full disk.
     """
     file = published.files[role]
@@ -58,7 +59,7 @@ def unavailable(published: Published, error: Exception) -> str:
 
 
 def _received(url: str, part: Path, size: int) -> None:
-    """All of ``url`` in ``part``, in as many connections as it takes; raises ``OSError``."""
+    """Download all of ``url`` to ``part``, reconnecting up to ``TRIES`` times; raises ``OSError``."""
     for attempt in range(TRIES):
         before = _size(part)
         try:
@@ -73,16 +74,16 @@ def _received(url: str, part: Path, size: int) -> None:
             error = broken
         silent = isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError)
         if silent and _size(part) == before and attempt == 0:
-            raise error  # nobody is there: told at once
+            raise error  # no server answers: not worth a second try
         if attempt + 1 < TRIES:
             time.sleep(PAUSE * 2**attempt)
     raise error
 
 
 def _receive(url: str, part: Path, size: int) -> bool:
-    """Append one connection's bytes to ``part``; whether all are there then."""
+    """Append the bytes of one connection to ``part``; returns whether the file is then complete."""
     begun = _size(part)
-    if begun > size:  # of another file
+    if begun > size:  # left from another file
         part.unlink()
         begun = 0
     if begun == size:
@@ -94,7 +95,7 @@ def _receive(url: str, part: Path, size: int) -> bool:
         refused.close()
         if refused.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise
-        part.unlink()  # more than there is: from the beginning, and checked
+        part.unlink()  # longer than the file on the server: start again; the checksum decides
         return _receive(url, part, size)
     with response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:  # the whole file, whatever was asked for

@@ -1,4 +1,4 @@
-"""Reading files from outside: their content, or a ``ValueError`` in one line that names the file.
+"""Reading files that fedtangent did not write: their content, or a ``ValueError`` in one line that names the file.
 
 Nothing in a file is executed, no pickle is read, and a pipe is refused instead of waited for.
 """
@@ -6,6 +6,7 @@ Nothing in a file is executed, no pickle is read, and a pipe is refused instead 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import math
@@ -18,11 +19,11 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-MOST_HEADER = 10_000  # bytes of an array's header; one of plain numbers has a hundred
+MOST_HEADER = 10_000  # bytes; the header of a plain array has about a hundred
 
 
 class Header(NamedTuple):
-    """Shape and dtype of an array, without its numbers."""
+    """Shape and dtype of an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -47,6 +48,17 @@ def expanded(name: str, path: str | os.PathLike[str]) -> Path:
         return Path(path).expanduser()
 
 
+def places(directory: Path, stem: str) -> list[Path]:
+    """The folders to look for files in: ``directory``, then its subfolders ``stem*`` in the order of their names."""
+    return [directory, *sorted(path for path in directory.glob(f"{stem}*") if path.is_dir())]
+
+
+def digest(path: Path) -> str:
+    """The sha256 of a file of any size; raises ``OSError``."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def content(name: str, path: Path) -> bytes:
     """The bytes of a file; raises ``ValueError`` for anything else, such as a folder or a pipe."""
     with reading(name, path), _opened(path) as file:
@@ -54,29 +66,29 @@ def content(name: str, path: Path) -> bytes:
 
 
 def json_of(name: str, path: Path) -> Any:
-    """What a file of JSON says; raises ``ValueError``."""
+    """The content of a JSON file; raises ``ValueError``."""
     raw = content(name, path)
     with reading(name, path):
         return json.loads(raw)
 
 
 def headers(name: str, path: Path) -> dict[str, Header]:
-    """Shape and dtype of each array of an ``.npz`` file, whose numbers are not read; raises as ``arrays`` does."""
+    """Shape and dtype of each array of an ``.npz`` file, without reading the arrays; raises as ``arrays`` does."""
     with reading(name, path), _opened(path) as file, zipfile.ZipFile(file) as packed:
         return {key: _header(packed, member) for key, member in _members(packed).items()}
 
 
 def arrays(name: str, path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an ``.npz`` file, in this machine's order of bytes.
+    """The arrays of an ``.npz`` file, in this machine's byte order.
 
-    Raises ``ValueError`` for a file that is none, is damaged or encrypted, or holds anything but plain arrays.
+    Raises ``ValueError`` for another kind of file, one that is damaged or encrypted, and anything but plain arrays.
     """
     with reading(name, path), _opened(path) as file:
         return unpacked(file)
 
 
 def unpacked(file: IO[bytes]) -> dict[str, np.ndarray]:
-    """The arrays of an open ``.npz`` file; what it raises for a bad one is for ``reading`` to catch."""
+    """The arrays of an open ``.npz`` file; call it within ``reading``, as a bad file raises various exceptions."""
     with zipfile.ZipFile(file) as packed:
         found = {}
         for key, member in _members(packed).items():
@@ -126,7 +138,7 @@ def _described(begin: bytes, size: int, what: str) -> Header:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file, max_header_size=MOST_HEADER)
-    except Exception as error:  # what it says of code in a header, or of large ones, helps nobody
+    except Exception as error:  # NumPy's own messages on odd headers would not help a user
         raise ValueError(f"{what} is no array as np.save writes it") from error
     if dtype.hasobject:
         raise ValueError(f"{what} holds Python objects, must be numbers or strings")

@@ -1,4 +1,4 @@
-"""Data sets of images: pixels scaled, users kept, from the arrays of any source."""
+"""The ``Dataset`` of images that a source has read as uint8 arrays: its options, scaling and checks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fedtangent.data.stored import Found, StoredOptions
 
 @dataclasses.dataclass(frozen=True)
 class StoredImageOptions(StoredOptions, ImageOptions):
-    """Options of images that are kept in the cache once they were downloaded."""
+    """Options of images that are downloaded once and then kept in the cache."""
 
     standardise: bool = False
     """Subtract the mean of all training pixels and divide by their standard deviation (one number each)."""
 
 
 def dataset(published: Published, found: Found, options: StoredImageOptions, size: tuple[int, ...]) -> Dataset:
-    """The data set of images uint8 [n, *size] and labels, in the original order, pixels in [0, 1].
+    """The data set of images uint8 [n, *size] and labels [n], in the original order, pixels scaled to [0, 1].
 
     Users are those of ``user_train`` and ``user_test`` [n], where there are any. Raises ``ValueError`` for arrays of
     other shapes or kinds, labels beyond the classes, and options out of range.
     """
     dtype = checks.dtype(options.dtype, "float32", "float64")
-    standardise, _ = (checks.flag(name, getattr(options, name)) for name in ("standardise", "flatten"))
+    standardise = checks.flag("standardise", options.standardise)
     arrays, shape = found.arrays, ", ".join(("n", *map(str, size)))
     for split in ("train", "test"):
         x, y = (arrays.get(f"{axis}_{split}", np.empty(0)) for axis in "xy")
@@ -58,7 +58,7 @@ def _moments(pixels: np.ndarray) -> tuple[float, float]:
 
 
 def _scaled(pixels: np.ndarray, mean: float, deviation: float, dtype: np.dtype[Any]) -> np.ndarray:
-    """``(pixels / 255 - mean) / deviation``, from a table of the 256 values, so that no float64 copy is made."""
+    """``(pixels / 255 - mean) / deviation``, looked up in a table of 256 values: no float64 copy of the pixels."""
     if deviation == 0.0:
         raise ValueError("standardise: got True, but the training images are all one shade")
     return ((np.arange(256) / 255 - mean) / deviation).astype(dtype)[pixels]

@@ -1,13 +1,18 @@
-"""LEAF's own files (Caldas et al., 2018): JSON of each user's examples, in folders ``train`` and ``test``."""
+"""LEAF (Caldas et al., 2018): its JSON files of each user's examples, and arrays of the examples of its users."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtangent.data import files
+import numpy as np
 
+from fedtangent import checks
+from fedtangent.data import files
+from fedtangent.data.published import Arrays
+
+SPLITS = ("train", "test")
 CITATION = """@article{caldas2018,
   title = {{LEAF}: A Benchmark for Federated Settings},
   author = {Caldas, Sebastian and Duddu, Sai Meher Karthik and Wu, Peter and Li, Tian and
@@ -27,19 +32,22 @@ class User(NamedTuple):
 
 
 def find(directory: Path, stem: str) -> Path | None:
-    """The folder with ``train/*.json`` and ``test/*.json``: ``stem*``, or ``data`` within it, as LEAF lays them."""
-    for place in (directory, *sorted(p for p in directory.glob(f"{stem}*") if p.is_dir())):
+    """The folder with ``train/*.json`` and ``test/*.json``, or None.
+
+    It is ``directory``, a subfolder ``stem*`` of it, or ``data`` in one of these, where LEAF's scripts write.
+    """
+    for place in files.places(directory, stem):
         for folder in (place, place / "data"):
-            if all(any((folder / split).glob("*.json")) for split in ("train", "test")):
+            if all(any((folder / split).glob("*.json")) for split in SPLITS):
                 return folder
     return None
 
 
 def users(name: str, folder: Path, split: str) -> Iterator[User]:
-    """The users of ``folder/split/*.json``, in the order of the files' names, then theirs.
+    """The users of ``folder/split/*.json``, file after file by name, in the order that each file lists them.
 
     A file is ``{"users": [..], "user_data": {user: {"x": [..], "y": [..]}}}``. Raises ``ValueError`` for another form,
-    a user without examples and one that comes twice.
+    a user without examples and one that is listed twice.
     """
     seen: set[str] = set()
     for path in sorted((folder / split).glob("*.json")):
@@ -59,3 +67,48 @@ def users(name: str, folder: Path, split: str) -> Iterator[User]:
             yield User(user, x, y, path)
     if not seen:
         raise ValueError(f"{name}: got no user in {folder / split}, must be one or more")
+
+
+def joined(
+    name: str,
+    kind: str,
+    of_split: Callable[[str], Iterable[User]],
+    examples: Callable[[User], tuple[np.ndarray, np.ndarray]],
+) -> Arrays:
+    """``x``, ``y`` and ``user`` [n] int32 of both splits, user after user.
+
+    ``of_split`` gives the users of a split; those of ``train`` are numbered in its order. ``examples`` makes a user's
+    ``x`` and ``y``. Raises ``ValueError`` for a test user without training examples; the message calls it a ``kind``.
+    """
+    number: dict[str, int] = {}
+    arrays: Arrays = {}
+    for split in SPLITS:
+        parts = []
+        for user in of_split(split):
+            if split == "train":
+                number[user.name] = len(number)
+            if user.name not in number:
+                raise ValueError(f"{name}: got {kind} {user.name!r} in {user.path}, must be among those to train")
+            parts.append((*examples(user), np.full(len(user.y), number[user.name], np.int32)))
+        for axis, each in zip(("x", "y", "user"), zip(*parts, strict=True), strict=True):
+            arrays[f"{axis}_{split}"] = np.concatenate(each)
+    return arrays
+
+
+def kept(arrays: Arrays, rows: Mapping[str, np.ndarray]) -> Arrays:
+    """The examples of each split for which ``rows`` [n] bool is True; all of a split that ``rows`` does not name."""
+    splits = {name: name.rpartition("_")[2] for name in arrays}
+    return {name: array[rows[splits[name]]] if splits[name] in rows else array for name, array in arrays.items()}
+
+
+def first_users(arrays: Arrays, num_users: int | None) -> Arrays:
+    """The examples of the first ``num_users`` training users (all if None); raises ``ValueError`` if there are fewer.
+
+    A split whose users are not known is left as it is.
+    """
+    if num_users is None:
+        return arrays
+    users = np.unique(arrays["user_train"])
+    chosen = users[: checks.whole("num_users", num_users, 1, len(users))]
+    known = [split for split in SPLITS if f"user_{split}" in arrays]
+    return kept(arrays, {split: np.isin(arrays[f"user_{split}"], chosen) for split in known})

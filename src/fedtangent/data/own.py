@@ -1,4 +1,4 @@
-"""A user's own data: an ``.npz`` file of plain arrays, named where a data set is."""
+"""A user's own data: an ``.npz`` file of plain arrays, whose path is given in place of a data set's name."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fedtangent.data.partition.drawn import generator
 
 SUFFIX = ".npz"
 NEEDED = ("x", "y")
-SPLITS = {"train": "", "test": "_test"}  # what the names of a split's arrays end with
+SPLITS = {"train": "", "test": "_test"}  # suffix of the names of a split's arrays
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnOptions:
-    """Options of a file of one's own."""
+    """Options of a user's own file."""
 
     test_fraction: float = 0.2
-    """Share of the examples, of each user's where there are users, to test on where there is no x_test."""
+    """Fraction of the examples (of each user's, if there are users) to test on if the file has no x_test."""
 
 
 def entry(name: str) -> DatasetEntry:
-    """The data set in the file ``name``; only the kinds and shapes of its arrays are looked at before it is built.
+    """The entry of the data set in the file ``name``; of its arrays only shapes and dtypes are read.
 
     The file has ``x`` and ``y``, as ``load`` takes them. Raises ``ValueError`` for one that cannot be read.
     """
@@ -50,7 +50,7 @@ def entry(name: str) -> DatasetEntry:
 
 
 def _kind(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
-    """What inputs of a shape and dtype are."""
+    """The kind of input of a shape and dtype; raises ``ValueError`` if it is none."""
     if len(shape) == 2 and dtype.kind == "i":
         return TOKENS
     if dtype.kind == "f" or dtype == np.uint8:
@@ -65,13 +65,13 @@ def _kind(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
 
 
 def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """The data set in the file; dtypes and shapes say what kind of data it is.
+    """The data set in the file; the kind of data follows from dtypes and shapes.
 
     Inputs ``x`` are images [n, height, width] or [n, height, width, channels] or vectors [n, d], floating as they are
     or uint8, which is divided by 255; or tokens [n, T], signed whole numbers. Targets ``y`` are classes [n], whole
-    numbers from 0 to the largest there is (of tokens, among the inputs too), or numbers [n] or [n, C], floating. Where
-    there are ``users`` [n], whole numbers or strings, each is a client's. ``x_test``, ``y_test`` and ``users_test`` are
-    the same to test on; without them it is a random share, of each user's own where there are users.
+    numbers from 0 to the largest there is (of tokens, among the inputs too), or numbers [n] or [n, C], floating.
+    ``users`` [n], optional, whole numbers or strings, are the user of each example. ``x_test``, ``y_test`` and
+    ``users_test`` are the same to test on; without them ``test_fraction`` of the examples is drawn at random.
 
     Raises ``ValueError`` for other arrays, numbers that are not finite, users to test that do not train, and pickles.
     """
@@ -110,7 +110,7 @@ def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, see
 def _users(
     name: str, held: dict[str, np.ndarray], end: str, names: np.ndarray | None
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """The names of the users, ascending, and whose each example is, [n] int32; (None, None) where that is not told."""
+    """Names of the users, ascending, and the index of each example's user, [n] int32; both None without users."""
     users = held.get(f"users{end}")
     if users is None:
         return None, None
@@ -127,7 +127,7 @@ def _users(
 
 
 def _held_out(count: int, user: np.ndarray | None, options: OwnOptions, seed: int) -> np.ndarray:
-    """Which examples are to test on, [count] bool: a share of each user's, who keeps one; one at least in all."""
+    """Which examples to test on, [count] bool: some of each user's, who keeps at least one; raises ``ValueError``."""
     share, rng = checks.number("test_fraction", options.test_fraction, above=0, below=1), generator(seed)
     rows = np.zeros(count, bool)
     for own in [np.arange(count)] if user is None else [np.flatnonzero(user == i) for i in range(user.max() + 1)]:
@@ -138,7 +138,7 @@ def _held_out(count: int, user: np.ndarray | None, options: OwnOptions, seed: in
 
 
 def _inputs(name: str, x: np.ndarray, kind: str) -> np.ndarray:
-    """Inputs as networks read them."""
+    """Inputs as networks read them: floating with channels, or int32 tokens; raises ``ValueError`` for others."""
     if x.size == 0:
         raise ValueError(f"{name}: got shape {x.shape}, must hold at least one example")
     checks.finite(name, x)
@@ -151,7 +151,7 @@ def _inputs(name: str, x: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _targets(name: str, y: np.ndarray, classes: bool) -> np.ndarray:
-    """Classes [n] int32, or numbers [n, C]."""
+    """Class labels int32 [n], or floating targets [n, C]; raises ``ValueError`` for others."""
     if classes:
         return checks.class_labels(name, y).astype(np.int32)
     if y.dtype.kind != "f" or y.ndim not in (1, 2) or y.size == 0:

@@ -1,4 +1,4 @@
-"""Gaussian projection of inputs with a seed that clients share and the server does not know (CP-NTK-FL).
+"""Gaussian projection of inputs, by a seed that the clients share and the server does not know (CP-NTK-FL).
 
 Data are projected once, before a run: a client of Yue et al. (ICML 2022, section 4.2) computes on ``Z = X P`` only.
 Whoever uses the model must project its inputs in the same way, so test examples are projected too.
@@ -35,7 +35,7 @@ def projection_matrix(
     checks.whole("dimension", dimension, 1, input_size)
     checks.choice("scale", scale, SCALES)
     entropy = int.from_bytes(seed, "big") if isinstance(seed, bytes) else seed
-    if not isinstance(entropy, int | np.integer) or entropy < 0:  # the seed is a secret: it is not told
+    if not isinstance(entropy, int | np.integer) or entropy < 0:  # the seed is a secret: it is not shown
         raise ValueError("seed: must be a whole number of at least 0, or bytes (it is secret and not shown)")
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(int(entropy))))
     factor = {"coordinates": input_size, "lengths": dimension, "none": 1}[scale] ** -0.5

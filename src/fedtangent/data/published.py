@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtangent.data.files import reading
+from fedtangent.data.files import digest, places, reading
 
 Arrays = dict[str, np.ndarray]
-GZIP = b"\x1f\x8b"  # how such a file begins
+GZIP = b"\x1f\x8b"  # the first two bytes of a gzip file
 
 
 class PublishedFile(NamedTuple):
@@ -22,43 +21,42 @@ class PublishedFile(NamedTuple):
     filename: str
     size: int  # bytes
     sha256: str
-    sha256_unpacked: str = ""  # of what a .gz file unpacks to, where that may lie in its place
+    sha256_unpacked: str = ""  # of the content of a .gz file that may also be given unpacked
 
 
 class Published(NamedTuple):
-    """A data set and its files, by their roles.
+    """A data set and its files; a file's role is its key in ``files``.
 
-    ``read(published, paths)`` checks the files, one path for each role, and makes arrays of them, for ``train`` and
-    ``test``: examples ``x_train`` [n, ...] and ``y_train`` [n], and whose they are, ``user_train`` [n] int32, where
-    that is known; or texts, ``text_train`` uint8 one after another with ``offsets_train`` [N + 1] int64.
+    ``read(published, paths)`` verifies the files, given the path of each role, and returns arrays of both splits, here
+    of ``train``: ``x_train`` [n, ...], ``y_train`` [n] and, where users are known, ``user_train`` [n] int32; or texts,
+    ``text_train`` uint8, one after another, with ``offsets_train`` [N + 1] int64.
     """
 
     name: str
     url: str  # ends in "/"
     files: Mapping[str, PublishedFile]
     read: Callable[[Any, Mapping[str, Path]], Arrays]
-    example: tuple[tuple[str, tuple[tuple[int | None, ...], str]], ...]  # of an example: name, shape and dtype
+    example: tuple[tuple[str, tuple[tuple[int | None, ...], str]], ...]  # its parts: name, shape and dtype
     num_classes: int
     description: str
     homepage: str
     licence: str
     citation: str  # BibTeX
-    stem: str = ""  # how the names of subfolders with its files begin; by default its own name
+    stem: str = ""  # prefix of the subfolders that its files are looked for in; by default its name
 
 
 def located(published: Published, directory: Path) -> tuple[dict[str, Path], list[str]]:
-    """The files of ``published`` in ``directory`` or its subfolders of that name, by role, and what is missing.
+    """The files of ``published`` found in ``directory`` or its subfolders ``stem*``, by role, and the missing names.
 
-    A file that may lie unpacked is found without ``.gz`` too. Raises ``ValueError`` for what is no directory.
+    A file that may be given unpacked is found without ``.gz`` too. Raises ``ValueError`` if it is not a directory.
     """
     if not directory.is_dir():
         raise ValueError(f"{published.name}: data directory {directory} is not a directory")
-    within = sorted(path for path in directory.glob(f"{published.stem or published.name}*") if path.is_dir())
-    places = (directory / published.name, directory, *within)
+    folders = (directory / published.name, *places(directory, published.stem or published.name))
     found: dict[str, Path] = {}
     for role, file in published.files.items():
         names = [file.filename, *([file.filename.removesuffix(".gz")] if file.sha256_unpacked else [])]
-        paths = [place / name for place in places for name in names]
+        paths = [folder / name for folder in folders for name in names]
         existing = [path for path in paths if path.is_file()]
         if existing:
             found[role] = existing[0]
@@ -66,19 +64,13 @@ def located(published: Published, directory: Path) -> tuple[dict[str, Path], lis
 
 
 def lacking(published: Published, directory: Path, missing: list[str], instead: str) -> ValueError:
-    """The error of a data folder without the files."""
+    """The error for a data folder without the files; ``instead`` names another form that was looked for too."""
     names = missing if len(missing) <= 6 else [*missing[:5], f"{len(missing) - 5} more"]
     packed = ", with and without .gz" if any(file.sha256_unpacked for file in published.files.values()) else ""
     return ValueError(
         f"{published.name}: data directory {directory} has no {', '.join(names)}{instead and f', nor {instead}'} "
         f"(looked in it and in its subfolders {published.stem or published.name}*{packed})"
     )
-
-
-def digest(path: Path) -> str:
-    """The sha256 of a file of any size; raises ``OSError``."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checksums(published: Published, role: str, path: Path) -> tuple[str, str]:
@@ -106,7 +98,7 @@ def _is_unpacked(file: PublishedFile, path: Path) -> bool:
 
 
 def contents(published: Published, role: str, path: Path) -> bytes:
-    """A published file, checked; unpacked where it may lie so. Raises ``ValueError``."""
+    """The verified bytes of a file; unpacked if it may be given unpacked. Raises ``ValueError``."""
     verify(published, role, path)
     with reading(published.name, path):
         raw = path.read_bytes()

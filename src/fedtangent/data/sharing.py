@@ -1,4 +1,4 @@
-"""Examples that clients share or do without: a global set, and examples that are held out to test on.
+"""Partitions with a globally shared set of examples, and with examples of each client held out to test on.
 
 Randomness comes from ``numpy.random.Generator(PCG64(seed))`` alone, as in ``partition``.
 """
@@ -19,7 +19,7 @@ from fedtangent.types import Partition
 def class_balanced(labels: Any, size: int, seed: int, name: str = "size") -> np.ndarray:
     """Indices of ``size`` examples drawn uniformly by class (Zhao et al., 2018, section 4), ascending int32.
 
-    Each class present gives equally many, to within one, without replacement; which classes give one more is drawn.
+    Classes give equally many, to within one, without replacement; which of them give one more is drawn.
     Raises ``ValueError`` for a size outside 1 .. n, or beyond what some class has; it calls the size ``name``.
     """
     labels = checks.class_labels("labels", labels)

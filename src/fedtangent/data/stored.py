@@ -1,7 +1,7 @@
-"""Where published data come from: a folder that the user names, the cache, or a download, which fills the cache.
+"""Getting published data: from a folder that the user names, from the cache, or by a download that fills the cache.
 
-Files in a data folder are used as they are. Where none is named the files are downloaded, prepared by TensorFlow
-Datasets and kept in the cache (``cache``).
+Files in the user's folder are read where they are. Without such a folder they are downloaded once, prepared by
+TensorFlow Datasets and kept in the cache (``cache``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedtangent.entries import option
 
 @dataclasses.dataclass(frozen=True)
 class StoredOptions:
-    """Where downloaded data are kept."""
+    """Options of downloaded data."""
 
     cache_dir: Path | None = option(None, may_differ=True)
     """Where prepared data are kept (default: $FEDTANGENT_CACHE, or the user's cache folder)."""
@@ -27,7 +27,7 @@ class StoredOptions:
 
 
 class Found(NamedTuple):
-    """Arrays, as ``Published.read`` makes them, and the folder that they were read from."""
+    """Arrays, as ``Published`` describes them, and the folder that they were read from."""
 
     arrays: Arrays
     read_from: Path
@@ -42,8 +42,8 @@ def obtain(
 ) -> Found:
     """The arrays of ``published``, from ``data_dir`` (or $FEDTANGENT_DATA), from the cache, or downloaded.
 
-    Where a data folder lacks the published files, ``otherwise(folder)`` reads the data in another form, called
-    ``instead`` in the error, or returns None. Raises ``ValueError`` for missing, altered or unreadable files, a
+    Where a data folder lacks the published files, ``otherwise(folder)`` reads the data in another form, which the
+    error calls ``instead``, or returns None. Raises ``ValueError`` for missing, altered or unreadable files, a
     corrupted cache, and files that cannot be downloaded.
     """
     directory = cache.given_directory(data_dir)

@@ -10,7 +10,7 @@ CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijk
 
 
 def encoded(text: np.ndarray, characters: str = CHARACTERS) -> np.ndarray:
-    """The index in ``characters`` of each byte of ``text`` [L], uint8 [L]; that of the space for unknown bytes."""
+    """The index in ``characters`` of each byte of ``text`` [L], uint8 [L]; unknown bytes get that of the space."""
     table = np.full(256, characters.index(" "), np.uint8)
     table[np.frombuffer(characters.encode("latin-1"), np.uint8)] = np.arange(len(characters), dtype=np.uint8)
     return table[text]

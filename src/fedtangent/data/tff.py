@@ -23,7 +23,7 @@ URL = "https://storage.googleapis.com/tff-datasets-public/"
 
 
 class Row(NamedTuple):
-    """One example: whose it is, and its features by name, bytes, float32 or int64."""
+    """One example: its client, and its features by name: bytes, or arrays of float32 or int64."""
 
     client: str
     features: dict[str, Any]
@@ -32,8 +32,8 @@ class Row(NamedTuple):
 def rows(published: Published, path: Path, split: str, features: Mapping[str, str]) -> Iterator[Row]:
     """The examples of ``split``, client after client in the order of their names, each in the order of the table.
 
-    ``features`` are names and kinds: ``bytes_list``, ``float_list`` or ``int64_list``, none of which is empty. The
-    database is unpacked beside the file for as long as it is read. Raises ``ValueError`` for a file that is not the
+    ``features`` are names and kinds: ``bytes_list``, ``float_list`` or ``int64_list``, none of which may be empty. The
+    database is unpacked into a temporary folder while it is read. Raises ``ValueError`` for a file that is not the
     published one, cannot be read or has no such split or feature.
     """
     from tensorflow_datasets.proto import tf_example_pb2  # heavy: TensorFlow Datasets

@@ -1,8 +1,8 @@
-"""Every theorem against simulation, each beside a wrong theory that must not pass.
+"""The theorems checked against simulation; every check also rejects a wrong theory, its negative control.
 
-A file below this package checks one theorem, or some that belong together, and ends with its entry, or holds what
-such files share. To add one, write the function in ``theory/``, the check with its ``TheoremEntry`` in a file here, and
-a test. The command line, ``fedtangent list theorems`` and the documentation's index find it there.
+Each file below checks one theorem, or some that belong together, and ends with its ``TheoremEntry``; the other files
+hold what these share. To add a theorem, write its function in ``theory/``, its check with an entry in a file here, and
+a test. The command line, ``fedtangent list theorems`` and the index of the documentation read the entries.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Size = TypeVar("Size")
 
 @dataclasses.dataclass(frozen=True)
 class TheoremEntry(Entry):
-    """A check of one theorem. ``build(scale, seed)`` gives its verdicts; it needs JAX's 64-bit types.
+    """A check of one theorem: ``build(scale, seed)`` returns its verdicts, and needs JAX's 64-bit types.
 
-    ``scale`` is one of ``SCALES``: "default" (some minutes at most on two cores) or "paper" (larger sizes, more seeds).
-    ``seed`` sets every random draw.
+    ``scale`` is one of ``SCALES``: "default" (a few minutes at most on two cores) or "paper" (larger sizes, more
+    draws). ``seed`` sets every random draw.
     """
 
     statement: str = ""
-    """Where it stands in its papers."""
+    """Number of the theorem or equation in its papers."""
     functions: tuple[Callable[..., Any], ...] = ()
     """The functions of ``theory`` that compute it."""
     figures: tuple[str, ...] = ()
@@ -35,9 +35,9 @@ class TheoremEntry(Entry):
 
 
 def wanted(names: tuple[str, ...]) -> dict[str, TheoremEntry]:
-    """The entries called ``names``, or of the papers called so (``ntk_fl``); all of them for none.
+    """The entries that ``names`` selects: an entry's name, or a paper's (``ntk_fl``) for all of its; without any, all.
 
-    Raises ``ValueError`` for another name.
+    Raises ``ValueError`` for an unknown name.
     """
     every = catalogue("theorems")
     papers = dict.fromkeys(name.split(".")[0] for name in every)
@@ -51,5 +51,5 @@ def wanted(names: tuple[str, ...]) -> dict[str, TheoremEntry]:
 
 
 def of_scale(scale: str, default: Size, paper: Size) -> Size:
-    """The one of the two that ``scale`` asks for; raises ``ValueError`` for another scale."""
+    """``default`` or ``paper``, whichever ``scale`` names; raises ``ValueError`` for another scale."""
     return default if choice("scale", scale, SCALES) == "default" else paper

@@ -58,6 +58,11 @@ def of(clients: Any, num_examples: int = checks.MAX_INDEX) -> Partition:
     return Partition(np.asarray(clients.indices, np.int32), np.asarray(clients.offsets, np.int32))
 
 
+def consecutive(sizes: Sequence[int]) -> Partition:
+    """The partition in which client i holds the next ``sizes[i]`` examples, in the order of the data."""
+    return Partition(np.arange(sum(sizes), dtype=np.int32), np.cumsum((0, *sizes)).astype(np.int32))
+
+
 def _of_lists(clients: Any) -> Partition:
     is_list = isinstance(clients, Sequence | np.ndarray) and not isinstance(clients, str | bytes)
     named = clients if isinstance(clients, Mapping) else dict(enumerate(clients)) if is_list else None

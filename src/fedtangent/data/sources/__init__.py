@@ -1,1 +1,1 @@
-"""Where data sets come from: a file each, and what the files share (archives, images, TFDS builders)."""
+"""The data sets: one file for each source; its ``ENTRIES`` are what ``fedtangent.data.load`` finds by name."""

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, or a part of CIFAR-10."""
+"""CIFAR-10 and CIFAR-100, as published, or some images of CIFAR-10 in the user's own archive."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from fedtangent.data.published import Arrays, Published, PublishedFile, contents
 from fedtangent.data.stored import Found, obtain
 
 SIZE = (32, 32, 3)
-PIXELS = 32 * 32 * 3  # of a record: 32 x 32 of red, of green, of blue, row after row, behind its labels
-FOLDERS = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}  # in the archive, and unpacked
+PIXELS = 32 * 32 * 3  # bytes behind the labels of a record: all of red, then green, then blue, each row after row
+FOLDERS = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}  # inside the published archive
 FILES = {
     "cifar10": {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]},
     "cifar100": {"train": ["train.bin"], "test": ["test.bin"]},
 }
 RECORDS = {"cifar10": 10_000, "cifar100": 50_000}  # of a training file; any test file has 10,000
-LABELS = {"cifar10": 1, "cifar100": 2}  # bytes before the pixels; the last one is the label
+LABELS = {"cifar10": 1, "cifar100": 2}  # bytes before the pixels; the last one is the label (fine, of CIFAR-100)
 
 
 def _load(published: Published, options: StoredImageOptions, data_dir: Path | None, seed: int) -> Dataset:
     """Colour images [n, 32, 32, 3] in [0, 1], and the fine labels of CIFAR-100; nothing is random.
 
     They are read from the original binary version, in the order of its files: the published archive, or the folder that
-    it unpacks to. A part of CIFAR-10 may be in an archive ``cifar10*.npz`` of ``train_images`` [n, 32, 32, 3] uint8 and
-    ``train_labels`` [n], and perhaps the same for ``test``; without, the last fifth of the images is the test set.
+    it unpacks to. For CIFAR-10 a file ``cifar10*.npz`` will do too, of ``train_images`` [n, 32, 32, 3] uint8 and
+    ``train_labels`` [n], and optionally the same for ``test``; without these the last fifth of the images tests.
     """
     name = published.name
     instead = f"folder {FOLDERS[name]}" + (", nor cifar10*.npz" if name == "cifar10" else "")
@@ -53,7 +53,7 @@ def _otherwise(name: str, directory: Path) -> Found | None:
 
 
 def _part(name: str, path: Path) -> Arrays:
-    """A part of the images, from an archive."""
+    """Images and labels of both splits from the user's archive, as ``_load`` describes it."""
     held = archive.read(name, path, ("train_images", "train_labels"))
     x, y = archive.images(name, path, held, "train", SIZE)
     kept = len(y) if "test_images" in held else len(y) - len(y) // 5
@@ -62,7 +62,7 @@ def _part(name: str, path: Path) -> Arrays:
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
-    """The images of the published archive."""
+    """Images and labels of both splits from the published archive."""
     name, path = published.name, paths["archive"]
     raw = contents(published, "archive", path)
     with reading(name, path), tarfile.open(fileobj=io.BytesIO(raw), mode="r:gz") as packed:
@@ -73,7 +73,7 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
 
 
 def _arrays(name: str, path: Path, files: Mapping[str, bytes]) -> Arrays:
-    """Images [n, 32, 32, 3] uint8 and labels [n] uint8 of both splits."""
+    """Images uint8 [n, 32, 32, 3] and labels uint8 [n] of both splits, from the bytes of each file."""
     arrays: Arrays = {}
     for split, names in FILES[name].items():
         parts = [_parsed(name, path / file, files[file], split) for file in names]
@@ -82,7 +82,7 @@ def _arrays(name: str, path: Path, files: Mapping[str, bytes]) -> Arrays:
 
 
 def _parsed(name: str, path: Path, content: bytes, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of one file."""
+    """Images and labels of one file; raises ``ValueError`` for another size or a label out of range."""
     record = LABELS[name] + PIXELS
     count = RECORDS[name] if split == "train" else RECORDS["cifar10"]
     if len(content) != count * record:

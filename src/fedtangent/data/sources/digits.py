@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits, which need no files."""
+"""scikit-learn's handwritten digits, which come with it: no files are needed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class DigitsOptions(ImageOptions):
     """Options of digits."""
 
     test_fraction: float = 0.2
-    """Share of the test set, of every class alike (to within one)."""
+    """Fraction of each class's examples in the test set, to within one example."""
     dtype: str = "float64"
-    """Of the pixels: float32 or float64."""
+    """Dtype of the pixels: float32 or float64."""
 
 
 def _load(options: DigitsOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Images [n, 8, 8, 1] in [0, 1], split by class; the split and the order of the examples are random by ``seed``."""
+    """Images [n, 8, 8, 1] in [0, 1], split within each class; ``seed`` draws the split and the order."""
     rng, dtype = generator(seed), checks.dtype(options.dtype, "float32", "float64")
     checks.number("test_fraction", options.test_fraction, above=0, below=1)
     from sklearn.datasets import load_digits as bundled
@@ -40,7 +40,7 @@ def _load(options: DigitsOptions, data_dir: Path | None, seed: int) -> Dataset:
 
 
 def _stratified(rng: np.random.Generator, labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of a train and a test set, each class divided in the same proportion, each set in random order."""
+    """Indices of a training and a test set, both in random order; every class is divided in the same proportion."""
     train, test = [], []
     for c in np.unique(labels):
         own = rng.permutation(np.flatnonzero(labels == c))

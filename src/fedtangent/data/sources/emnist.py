@@ -1,4 +1,4 @@
-"""EMNIST, handwritten characters without their writers."""
+"""EMNIST: handwritten characters, without the ids of their writers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedtangent.data.published import Arrays, Published, PublishedFile, verify
 from fedtangent.data.stored import obtain
 
 NUM_CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}
-FIRST_LABEL = {"letters": 1}  # in the files; 0 elsewhere
+FIRST_LABEL = {"letters": 1}  # the smallest label in the files; 0 in the other parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,14 +27,14 @@ class EmnistOptions(StoredImageOptions):
     """Options of emnist."""
 
     part: str = "balanced"
-    """Of its data sets: balanced, byclass, bymerge, digits, letters or mnist."""
+    """Which of its data sets: balanced, byclass, bymerge, digits, letters or mnist."""
 
 
 def _load(options: EmnistOptions, data_dir: Path | None, seed: int) -> Dataset:
     """Images [n, 28, 28, 1], white ink on black, upright, in [0, 1]; nothing is random.
 
     The data folder has the published ``gzip.zip``, whose idx files hold each image transposed. Labels are those of the
-    files, but ``letters`` are numbered from 0.
+    files, except that those of ``letters``, 1 to 26 there, start from 0.
     """
     part = checks.choice("part", options.part, NUM_CLASSES)
     published = of_part(part)
@@ -42,7 +42,7 @@ def _load(options: EmnistOptions, data_dir: Path | None, seed: int) -> Dataset:
 
 
 def of_part(part: str) -> Published:
-    """One of the data sets in the archive, which is kept in the cache by itself."""
+    """The data set ``part`` of the archive; each has a folder of its own in the cache."""
     return EMNIST._replace(name=f"emnist_{part}", num_classes=NUM_CLASSES[part])
 
 

@@ -1,4 +1,4 @@
-"""OpenImage by uploader: FedScale's choice of images and its mapping of them to clients."""
+"""OpenImage: FedScale's selection of Open Images, one client for each uploader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 from fedtangent import checks
 from fedtangent.data import cache
 from fedtangent.data.dataset import IMAGE, Dataset, DatasetEntry, ImageOptions, SourceInfo, images
-from fedtangent.data.files import content, reading
+from fedtangent.data.files import content, places, reading
 from fedtangent.progress import progress_of
 
 NAME = "openimage"
@@ -28,13 +28,13 @@ class OpenImageOptions(ImageOptions):
     """Options of openimage."""
 
     num_users: int | None = None
-    """Use only the training images of the first so many uploaders."""
+    """Use only the training images of this many uploaders, the first ones."""
     image_size: int = 64
     """Height and width that images are scaled to (FedScale: 256)."""
 
 
 class Row(NamedTuple):
-    """One image of the mapping."""
+    """One image: a line of ``client_data_mapping/*.csv``."""
 
     client: str
     path: Path
@@ -47,8 +47,8 @@ def _load(options: OpenImageOptions, data_dir: Path | None, seed: int) -> Datase
     The data folder, or a subfolder ``open*``, is the unpacked ``openImage.tar.gz`` of FedScale, 66 GB: nothing is
     downloaded. It has ``client_data_mapping/train.csv`` and ``test.csv`` with a line ``client_id, sample_path,
     label_name, label_id`` for each image, and the images in folders ``train`` and ``test``. They are read into memory,
-    ``12 s^2`` bytes each. Classes count from 0 to the largest label of both tables. Users of the test set are told
-    where all of them train too. Nothing is random.
+    ``12 s^2`` bytes each. Classes run from 0 to the largest label of both tables. ``user_test`` is given only if all
+    users of the test set also train. Nothing is random.
     """
     dtype = checks.dtype(options.dtype, "float32", "float64")
     size = checks.whole("image_size", options.image_size, 1, 1024)
@@ -76,7 +76,7 @@ def _load(options: OpenImageOptions, data_dir: Path | None, seed: int) -> Datase
 
 
 def _place(client: str) -> tuple[int, str]:
-    """Names of clients in the order of their numbers, as FedScale counts them."""
+    """Sort key of a client's name: by its number, as FedScale counts; names that are no numbers come last."""
     return (int(client), "") if client.isdigit() else (checks.MAX_INDEX, client)
 
 
@@ -86,7 +86,7 @@ def _folder(data_dir: Path | None) -> Path:
         raise ValueError(
             f"{NAME}: needs the files of {URL} (66 GB), unpacked: name their folder by data_dir or FEDTANGENT_DATA"
         )
-    for place in (directory, *sorted(directory.glob("[oO]pen*"))):
+    for place in places(directory, "[oO]pen"):
         if all((place / MAPPING / f"{split}.csv").is_file() for split in ("train", "test")):
             return place
     raise ValueError(
@@ -96,7 +96,7 @@ def _folder(data_dir: Path | None) -> Path:
 
 
 def _rows(folder: Path, split: str) -> list[Row]:
-    """The images of one table, in its order."""
+    """The images of one table, in its order; raises ``ValueError`` for a malformed line."""
     path = folder / MAPPING / f"{split}.csv"
     with reading(NAME, path), path.open(encoding="utf-8", newline="") as file:
         header, *lines = csv.reader(file)

@@ -1,9 +1,10 @@
-"""Six 3-D printers of the Internet of Federated Things: how strongly a print head shakes at which speed."""
+"""Regression on six 3-D printers: how strongly the print head vibrates, given its speed."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fedtangent.data.stored import Found, StoredOptions, obtain
 
 PRINTERS, SPEEDS, ROWS = 6, tuple(range(10, 121, 10)), 15
 TEST_SPEED = 30
-UNIT = 50.0  # of speed, in which the authors' code gives it to a network
+UNIT = 50.0  # the speed is divided by it, as in the authors' code
 COLUMNS = "average speed and the acceleration along two axes"
 
 
@@ -28,21 +29,20 @@ class PrintersOptions(StoredOptions):
     """Options of printers."""
 
     dtype: str = "float64"
-    """Of inputs and targets: float32 or float64."""
+    """Dtype of inputs and targets: float32 or float64."""
 
 
 def _load(options: PrintersOptions, data_dir: Path | None, seed: int) -> Dataset:
     """Speed and label of a printer, and its acceleration (Fed-ensemble, IEEE TASE 2024, section V-I and Table VIII).
 
-    ``x`` [n, 7] is the average nominal speed over 50, as the authors of the data give it to a network, and the
-    printer's label as one of six zeros and a one. ``y`` [n, 1] is ``sqrt(a_x^2 + a_y^2)`` of the root mean squares of
-    the acceleration along two axes. The test set is what was printed at the commanded speed 30, 15 rows of each
-    printer; the other eleven speeds train, 165 rows of each. Both know the printer. Units are
-    not stated. Nothing is random.
+    ``x`` [n, 7] is the average nominal speed divided by 50, as in the authors' code, and the printer as a one-hot
+    vector. ``y`` [n, 1] is ``sqrt(a_x^2 + a_y^2)`` of the root mean squares of the acceleration along two axes; the
+    authors state no units. The test set is what was printed at the commanded speed 30, 15 rows of each printer; the
+    other eleven speeds train, 165 rows of each. The user is the printer. Nothing is random.
 
     The data folder has the 72 original files ``FL_Dataset_Printer<1..6>_Speed<10..120>.csv``, or an archive
-    ``printer*.npz`` of ``data`` [6, 12, 15, 3]: printer, speed, row and, in a row, the numbers of a line. The files
-    have no header (code that takes the first line for one loses a row of each).
+    ``printer*.npz`` of ``data`` [6, 12, 15, 3]: printer, speed, row, and the three numbers of a row. The files have no
+    header: their first line is data.
     """
     dtype = checks.dtype(options.dtype, "float32", "float64")
     found = obtain(PUBLISHED, options, data_dir, _archived, "printer*.npz")
@@ -86,7 +86,7 @@ def _archived(directory: Path) -> Found | None:
 
 
 def _examples(data: np.ndarray, where: str) -> Arrays:
-    """Examples, printer after printer, of [printer, speed, row, column]."""
+    """Both splits, printer after printer, of ``data`` [printer, speed, row, column]; raises ``ValueError`` for NaN."""
     checks.finite(f"printers: {where}", data)
     user = np.broadcast_to(np.arange(PRINTERS)[:, None, None], data.shape[:3])
     x = np.concatenate([data[..., :1] / UNIT, np.eye(PRINTERS)[user]], axis=-1)
@@ -100,11 +100,11 @@ def _examples(data: np.ndarray, where: str) -> Arrays:
 
 
 def _files() -> dict[str, PublishedFile]:
-    """The files by printer and commanded speed, as ``"1 10"``, in the order of the table beside this module."""
+    """The files of ``printers.csv`` in its order; a role is the printer and the commanded speed, such as ``"1 10"``."""
     with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as table:
         rows = list(csv.DictReader(table))
     files = (PublishedFile(row["filename"], int(row["size"]), row["sha256"]) for row in rows)
-    return {" ".join("".join(c if c.isdigit() else " " for c in f.filename).split()): f for f in files}
+    return {" ".join(re.findall(r"\d+", file.filename)): file for file in files}
 
 
 PUBLISHED = Published(

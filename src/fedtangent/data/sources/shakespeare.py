@@ -1,8 +1,9 @@
-"""Shakespeare: what is said next, by speaking role, and in one text."""
+"""Shakespeare's plays as next-character prediction: by speaking role (LEAF), and as one text (char-rnn)."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from fedtangent import checks
 from fedtangent.data import archive, leaf, tff
 from fedtangent.data.dataset import TOKENS, Dataset, DatasetEntry, SourceInfo
-from fedtangent.data.files import content
+from fedtangent.data.files import content, places
 from fedtangent.data.published import Arrays, Published, PublishedFile, contents
 from fedtangent.data.stored import Found, StoredOptions, obtain
 from fedtangent.data.text import CHARACTERS, WINDOW, encoded, windows
@@ -35,18 +36,18 @@ class RolesOptions(TextOptions):
     """Options of shakespeare."""
 
     num_users: int | None = None
-    """Use only the first so many roles."""
+    """Use only this many roles, the first ones."""
     test_fraction: float = 0.2
-    """Share of a role's text, its end, to test on, where the files have no test set."""
+    """Fraction of each role's text, taken from its end, to test on, where the files have no test set."""
 
 
 def _load(options: RolesOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """The next character after 80 of a speaking role, a user each (LEAF, Caldas et al., 2018).
+    """Predict the character that follows 80 of a speaking role; each role is a user (LEAF, Caldas et al., 2018).
 
-    ``x`` [n, 80] int32 are places among LEAF's 80 characters (any other counts as a space, LEAF's sign for it), ``y``
-    [n] the character that follows. Windows lie in one role's speeches, one after another, and start every ``stride``
-    characters. The end of each role's text is the test set, so that no character of it was seen in training; roles too
-    short for a window of both are left out. Nothing is random.
+    ``x`` [n, 80] int32 are indices into LEAF's 80 characters (any other character is read as a space), ``y`` [n] the
+    index of the next one. A role's speeches are joined, and windows start every ``stride`` characters of that text. Its
+    end is the test set, so that no test character was seen in training; roles too short for a window in both are left
+    out. Nothing is random.
 
     The data folder has one of: TensorFlow Federated's ``shakespeare.sqlite.lzma``, whose test set is its own; LEAF's
     ``by_play_and_character/*.txt``, a file a role; LEAF's JSON, whose windows and test set are used as they are; or an
@@ -56,28 +57,26 @@ def _load(options: RolesOptions, data_dir: Path | None, seed: int) -> Dataset:
     share = checks.number("test_fraction", options.test_fraction, above=0, below=1)
     found = obtain(ROLES, options, data_dir, lambda directory: _otherwise(directory, share), NEITHER)
     parts = found.arrays if "x_train" in found.arrays else _by_role(found, stride)
-    if options.num_users is not None:
-        most = int(parts["user_train"].max()) + 1
-        kept = checks.whole("num_users", options.num_users, 1, most)
-        parts = _first_users(parts, kept)
-    info = SourceInfo(ROLES.homepage, ROLES.licence, str(found.read_from))
-    return _dataset(ROLES, parts, CHARACTERS, info)
+    return _dataset(ROLES, leaf.first_users(parts, options.num_users), CHARACTERS, found.read_from)
 
 
-def _dataset(published: Published, parts: Arrays, characters: str, info: SourceInfo) -> Dataset:
+def _dataset(published: Published, parts: Arrays, characters: str, read_from: Path) -> Dataset:
     """The data set of windows in ``parts``, uint8, as int32."""
+    info = SourceInfo(published.homepage, published.licence, str(read_from))
     arrays: dict[str, Any] = {"user_train": None} | {name: np.asarray(a, np.int32) for name, a in parts.items()}
     return Dataset(name=published.name, num_classes=len(characters), info=info, kind=TOKENS, **arrays)
 
 
 def _otherwise(directory: Path, share: float) -> Found | None:
-    """What the folder has in another form than the published file."""
+    """The texts or windows in ``directory`` in one of the other forms that ``_load`` names, or None."""
     for kind in (_archived, _texts):
         found = kind(directory, share)
         if found is not None:
             return found
     folder = leaf.find(directory, NAME)
-    return None if folder is None else Found(_from_leaf(folder), folder)
+    if folder is None:
+        return None
+    return Found(leaf.joined(NAME, "role", functools.partial(leaf.users, NAME, folder), _of_role), folder)
 
 
 def _archived(directory: Path, share: float) -> Found | None:
@@ -93,9 +92,8 @@ def _archived(directory: Path, share: float) -> Found | None:
 
 
 def _texts(directory: Path, share: float) -> Found | None:
-    """LEAF's texts by role, in the order of the files' names."""
-    within = [p for p in directory.glob(f"{NAME}*") if p.is_dir()]
-    for place in (directory, *sorted(within)):
+    """The texts of LEAF's ``by_play_and_character/*.txt``, one a role, in the order of the files' names; or None."""
+    for place in places(directory, NAME):
         for folder in (place, place / "data" / "raw_data", place / "raw_data"):
             paths = sorted((folder / "by_play_and_character").glob("*.txt"))
             if paths:
@@ -105,7 +103,7 @@ def _texts(directory: Path, share: float) -> Found | None:
 
 
 def _divided(texts: list[np.ndarray], share: float) -> Arrays:
-    """Each role's text in two, its end to test."""
+    """Each role's text in two: the last ``share`` of it is to test on."""
     cuts = [round((1 - share) * len(text)) for text in texts]
     both = {
         "train": [text[:cut] for text, cut in zip(texts, cuts, strict=True)],
@@ -119,7 +117,7 @@ def _joined(texts: list[np.ndarray], split: str) -> Arrays:
 
 
 def _by_role(found: Found, stride: int) -> Arrays:
-    """Windows of each role that has some to train on and some to test on."""
+    """Windows of each role that has at least one to train on and one to test on; raises ``ValueError`` if none has."""
     texts = {}
     for split in ("train", "test"):
         text, offsets = (found.arrays.get(f"{name}_{split}", np.empty(0)) for name in ("text", "offsets"))
@@ -138,48 +136,25 @@ def _by_role(found: Found, stride: int) -> Arrays:
     return parts
 
 
-def _first_users(parts: Arrays, number: int) -> Arrays:
-    kept = {split: parts[f"user_{split}"] < number for split in ("train", "test")}
-    return {name: array[kept[name.rpartition("_")[2]]] for name, array in parts.items()}
-
-
-def _from_leaf(folder: Path) -> Arrays:
-    """LEAF's windows: ``x`` strings of 80 characters, ``y`` the next one."""
-    place: dict[str, int] = {}
-    parts: Arrays = {}
-    for split in ("train", "test"):
-        x, y, users = [], [], []
-        for user in leaf.users(NAME, folder, split):
-            if split == "train":
-                place[user.name] = len(place)
-            if user.name not in place:
-                raise ValueError(f"{NAME}: got role {user.name!r} in {user.path}, must be among those to train")
-            for window, following in zip(user.x, user.y, strict=True):
-                if (
-                    not (isinstance(window, str) and isinstance(following, str))
-                    or len(window + following) != WINDOW + 1
-                ):
-                    raise ValueError(
-                        f"{NAME}: got {window!r:.40} and {following!r:.10} in {user.path}, must be {WINDOW} characters "
-                        "and the next one"
-                    )
-            x.append("".join(user.x))
-            y.append("".join(user.y))
-            users += [place[user.name]] * len(user.y)
-        parts[f"x_{split}"] = encoded(_bytes("".join(x))).reshape(-1, WINDOW)
-        parts[f"y_{split}"] = encoded(_bytes("".join(y)))
-        parts[f"user_{split}"] = np.asarray(users, np.int32)
-    return parts
+def _of_role(role: leaf.User) -> tuple[np.ndarray, np.ndarray]:
+    """Codes of LEAF's windows, uint8 [n, 80], and of the next characters, [n]. Raises ``ValueError`` for others."""
+    for window, following in zip(role.x, role.y, strict=True):
+        if not (isinstance(window, str) and isinstance(following, str)) or len(window + following) != WINDOW + 1:
+            raise ValueError(
+                f"{NAME}: got {window!r:.40} and {following!r:.10} in {role.path}, must be {WINDOW} characters "
+                "and the next one"
+            )
+    return encoded(_bytes("".join(role.x))).reshape(-1, WINDOW), encoded(_bytes("".join(role.y)))
 
 
 def _bytes(text: str) -> np.ndarray:
-    """A byte a character; one that has none, as no text of LEAF's does, is the byte 0."""
+    """The Latin-1 byte of each character; 0 for one that has none (LEAF's texts have no such character)."""
     codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
     return np.where(codes < 256, codes, 0).astype(np.uint8)
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
-    """Each role's snippets to train and to test, joined by line breaks."""
+    """Each role's text of both splits: its snippets, joined by line breaks."""
     roles: dict[str, dict[str, list[bytes]]] = {"train": {}, "test": {}}
     for split, held in roles.items():
         for row in tff.rows(published, paths["database"], split, {"snippets": "bytes_list"}):
@@ -195,10 +170,10 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
 
 
 def _load_tiny(options: TextOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """The next character after 80 of a million from Shakespeare's plays (Karpathy's char-rnn), as TFDS divides them.
+    """Predict the character that follows 80 of Karpathy's Tiny Shakespeare, a million characters of the plays.
 
-    The first 90 % train and the last 5 % test; TFDS's validation set, between them, is not used. ``x`` [n, 80] int32
-    are places among the 65 characters of the whole text, sorted; windows start every ``stride`` characters. No users.
+    As in TFDS the first 90 % train and the last 5 % test; its validation set, between them, is not used. ``x`` [n, 80]
+    int32 are indices into the text's 65 characters, sorted; windows start every ``stride`` characters. No users.
     """
     stride = checks.whole("stride", options.stride)
     found = obtain(TINY, options, data_dir)
@@ -208,8 +183,7 @@ def _load_tiny(options: TextOptions, data_dir: Path | None, seed: int) -> Datase
         if part.dtype != np.uint8 or part.ndim != 1 or len(part) <= WINDOW:
             raise ValueError(f"tiny_shakespeare: got {part.dtype} {part.shape} in {found.read_from}, must be a text")
         parts[f"x_{split}"], parts[f"y_{split}"] = windows(encoded(part, TINY_CHARACTERS), stride)
-    info = SourceInfo(TINY.homepage, TINY.licence, str(found.read_from))
-    return _dataset(TINY, parts, TINY_CHARACTERS, info)
+    return _dataset(TINY, parts, TINY_CHARACTERS, found.read_from)
 
 
 def _read_tiny(published: Published, paths: Mapping[str, Path]) -> Arrays:
@@ -219,7 +193,7 @@ def _read_tiny(published: Published, paths: Mapping[str, Path]) -> Arrays:
     return {**_joined([text[:cut]], "train"), **_joined([text[last:]], "test")}
 
 
-TEXT = (("text", ((None,), "uint8")),)  # an example
+TEXT = (("text", ((None,), "uint8")),)  # ``Published.example``: one text of any length
 
 ROLES = Published(
     name=NAME,

@@ -1,4 +1,4 @@
-"""The sine toy of the Fed-ensemble paper, which is generated."""
+"""The sine toy of the Fed-ensemble paper: generated, no files are needed."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class SineOptions:
     """Options of sine."""
 
     num_users: int = 50
-    """Users, each with an amplitude of its own."""
+    """Number of users, each with an amplitude of its own."""
     points_per_user: int = 2
-    """Points of each user."""
+    """Training points of each user."""
     gap: bool = False
     """No points between -0.5 and 0.5 (section V-B, Fig. 2)."""
     test_points: int = 200
-    """Points of the even grid of the test set."""
+    """Points of the test set, an even grid of [-1, 1]."""
     dtype: str = "float64"
-    """Of inputs and targets: float32 or float64."""
+    """Dtype of inputs and targets: float32 or float64."""
 
 
 def _load(options: SineOptions, data_dir: Path | None, seed: int) -> Dataset:

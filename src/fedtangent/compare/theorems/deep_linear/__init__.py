@@ -1,1 +1,1 @@
-"""DeepLin: FedAvg on deep linear networks."""
+"""The theorems of DeepLin (FedAvg on deep linear networks), each checked against simulation."""

@@ -1,4 +1,4 @@
-"""Theorem IV.2 of DeepLin, the hypotheses of its proof and its lemmas, along a run that meets its conditions."""
+"""Theorem IV.2 of DeepLin, the induction hypotheses of its proof and its lemmas, on a run that meets its conditions."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from fedtangent.theory.deep_linear.rounds import FullBatchWork, LocalPath, avera
 from fedtangent.theory.deep_linear.theorem import DeepLinearTheorem, deep_linear_theorem
 
 SIZES = Size(7, 1, 2, 1, 1100, 2, 400), Size(8, 1, 2, 2, 3200, 2, 800)
-SPREAD = 0.95  # the least singular value of X, the largest being 1: the width asked for rises with kappa^4
-DELTA = 0.2  # with which probability the theorem may fail
-LOOKS = 6  # at the weights, along the run
-NARROW = 4  # width of networks that the conditions are not met by
+SPREAD = 0.95  # the least singular value of X (the largest is 1); the required width grows as kappa^4
+DELTA = 0.2  # probability with which the theorem may fail
+LOOKS = 6  # how often the weights are recorded along the run
+NARROW = 4  # width of networks that violate the conditions: the controls
 NARROW_DRAWS = 20
 NARROW_ROUNDS = 50
 
 
 class Observed(NamedTuple):
-    """A run and what theory knows of it."""
+    """A run and its theorem."""
 
     size: Size
     work: FullBatchWork
     theorem: DeepLinearTheorem
-    losses: np.ndarray  # [R + 1], over that of the start
-    weights: dict[int, list[np.ndarray]]
+    losses: np.ndarray  # [R + 1], over the initial one
+    weights: dict[int, list[np.ndarray]]  # of the recorded rounds
 
     @property
     def last(self) -> list[np.ndarray]:
-        """Weights at the end."""
+        """Weights after the last round."""
         return self.weights[max(self.weights)]
 
     def bounded(self, of: str, statement: str, ratio: float, control: str, wrong: float) -> Verdict:
-        """What is measured over its bound, in the worst case."""
+        """The verdict on ``ratio``, a measured value over its bound; ``wrong`` is the same for the wrong bound."""
         unmet = f"; not met: {', '.join(self.theorem.failing)}" if self.theorem.failing else ""
         sizes = f"{self.size}, {self.size.rounds} rounds{unmet}"
         return bounded_verdict(f"DeepLin {of}", statement, sizes, ratio, control, wrong)
 
 
 def observe(size: Size, seed: int) -> Observed:
-    """A run at the largest rate of the theorem."""
+    """A run at the largest learning rate that the theorem allows."""
     x, y = problem(size, seed, SPREAD)
     largest = np.linalg.norm(x, 2) ** 2
     kappa = largest / np.linalg.svd(x, compute_uv=False)[-1] ** 2
@@ -59,7 +59,7 @@ def observe(size: Size, seed: int) -> Observed:
 
 
 def bound_18(seen: Observed) -> Verdict:
-    """At every round; with N forgotten it is broken."""
+    """The loss is below (18) after every round; the control, (18) without N, is violated."""
     rounds, constants = np.arange(len(seen.losses)), seen.theorem.constants
     ratio, wrong = (
         float((seen.losses / c.rate() ** rounds)[1:].max()) for c in (constants, constants._replace(num_clients=1))
@@ -68,7 +68,7 @@ def bound_18(seen: Observed) -> Verdict:
 
 
 def hypotheses(seen: Observed) -> list[Verdict]:
-    """B and C at every look; A is (18)."""
+    """Hypotheses B and C at every recorded round; A is (18)."""
     worst = dict[str, float]()
     for r, weights in seen.weights.items():
         for one in seen.theorem.hypotheses(weights, float(seen.losses[r]), r):
@@ -93,14 +93,14 @@ def hypotheses(seen: Observed) -> list[Verdict]:
 
 
 def _ratio(one: Assumption) -> float:
-    """Above 1 where it fails."""
+    """Measured over required value of an assumption, or its inverse for a lower bound: above 1 where it fails."""
     if one.relation == "<=":
         return one.measured / one.required
     return one.required / one.measured if one.measured > 0 else np.inf
 
 
 def narrow_networks(seen: Observed) -> Iterator[tuple[DeepLinearTheorem, list[np.ndarray]]]:
-    """Networks of few units on the same problem, with their theorem, before training."""
+    """Untrained networks of ``NARROW`` units on the same problem, each with its theorem."""
     size = seen.size._replace(width=NARROW)
     sizes = (size.dimension, *[NARROW] * (size.depth - 1), size.outputs)
     for draw in range(NARROW_DRAWS):
@@ -110,7 +110,7 @@ def narrow_networks(seen: Observed) -> Iterator[tuple[DeepLinearTheorem, list[np
 
 
 def lemma_1(seen: Observed) -> Verdict:
-    """Singular values of the start, within 0.8 and 1.2 of the limit's."""
+    """Lemma VII.1: the initial singular values are within 0.8 and 1.2 times their limits."""
 
     def worst(theorem: DeepLinearTheorem, weights: Sequence[np.ndarray]) -> float:
         low, high = theorem.singular_values(weights)
@@ -176,7 +176,7 @@ def stepped(path: LocalPath, work: FullBatchWork, client: int) -> list[np.ndarra
 def kernels(
     initial: Sequence[np.ndarray], weights: Sequence[np.ndarray], paths: Sequence[LocalPath], work: FullBatchWork
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """P(t, k) of every local step k, and how far each is from P(0), clients side by side, [n C, n C]."""
+    """P(t, k) at every local step k, and P(t, k) - P(0), [n C, n C] each, the clients' columns side by side."""
     now, begin = products(weights, work.x), products(initial, work.x)
     first = np.hstack([dense(begin, products(initial, work.of_client(c)[0])) for c in range(work.num_clients)])
     every = [np.hstack([dense(now, path.before[k]) for path in paths]) for k in range(work.local_steps)]
@@ -184,7 +184,7 @@ def kernels(
 
 
 def narrow_kernel(theorem: DeepLinearTheorem, weights: list[np.ndarray], work: FullBatchWork) -> float:
-    """By how much the kernel of a network of few units breaks Lemma VII.5."""
+    """The drift of a narrow network's kernel over the bound of Lemma VII.5: above 1 where it is violated."""
     own: list[np.ndarray] = weights
     for _ in range(NARROW_ROUNDS):
         own = averaged(local_paths(own, work))
@@ -193,13 +193,13 @@ def narrow_kernel(theorem: DeepLinearTheorem, weights: list[np.ndarray], work: F
 
 
 def _parts(p: np.ndarray, work: FullBatchWork) -> list[np.ndarray]:
-    """Of each client, the columns of its examples."""
+    """The columns of each client's examples."""
     outputs = work.y.shape[1]
     return np.split(p, outputs * np.cumsum(np.asarray(work.partition.sizes))[:-1], axis=1)
 
 
 def _factors(weights: Sequence[np.ndarray], work: FullBatchWork) -> tuple[np.ndarray, np.ndarray]:
-    """Two of the factors that P is made of."""
+    """Two matrices A and B of the kind whose Kronecker products P is made of, for Lemma VII.3."""
     of = products(weights, work.x)
     return of.below[1] @ of.below[1].T, of.below[0] @ of.below[0].T
 
@@ -209,7 +209,7 @@ def _norm(matrix: np.ndarray) -> float:
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """The bound, the hypotheses and the lemmas."""
+    """The bound of the theorem, the hypotheses and the lemmas."""
     seen = observe(of_scale(scale, *SIZES), seed)
     return [bound_18(seen), *hypotheses(seen), lemma_1(seen), *local_lemmas(seen)]
 

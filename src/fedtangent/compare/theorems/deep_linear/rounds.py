@@ -1,4 +1,4 @@
-"""Eq. (6) to (17) of DeepLin: a round of FedAvg, the terms of its residual, and its modes as the width grows."""
+"""Eq. (6) to (17) of DeepLin: a round of FedAvg, the four terms of its residual, and its modes as the width grows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from fedtangent.compare.statistics import relative_distance, width_slope
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.theorems.deep_linear.runs import Size, problem, run_of, work_of
-from fedtangent.compare.verdicts import EXACT, SLOPE, SLOPE_MARGIN, Rival, Verdict, exact_verdict, judged
+from fedtangent.compare.verdicts import EXACT, SLOPE, SLOPE_MARGIN, Verdict, exact_verdict, judged, slope_rival
 from fedtangent.theory.deep_linear.gram import products
 from fedtangent.theory.deep_linear.rounds import averaged, local_paths, residual_terms
 from fedtangent.theory.deep_linear.theorem import deep_linear_limit, stable_learning_rate
@@ -16,12 +16,12 @@ SIZES = Size(4, 5, 6, 2, 48, 5, 4), Size(8, 10, 20, 5, 200, 10, 6)
 MODES = Size(4, 5, 6, 4, 0, 5, 8, 2), Size(8, 10, 20, 5, 0, 10, 12)
 WIDTHS = (64, 256, 1024, 4096), (64, 128, 256, 512, 1024)
 DRAWS = 32, 32  # networks of each width
-SPREAD = 0.4  # the least singular value of X, the largest being 1
-STEP = 0.1  # of the largest stable learning rate
+SPREAD = 0.4  # the least singular value of X (the largest is 1)
+STEP = 0.1  # the learning rate, as a fraction of the largest stable one
 
 
 def one_round(size: Size, seed: int) -> list[Verdict]:
-    """The engine's round is eq. (6) to (8), and the residual after it is the sum of eq. (17)."""
+    """A simulated round equals eq. (6) to (8), and the residual after it is the sum of the four terms of eq. (17)."""
     x, y = problem(size, seed, SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=4 * STEP * stable_learning_rate(work, size.depth))
@@ -29,7 +29,7 @@ def one_round(size: Size, seed: int) -> list[Verdict]:
     sizes = f"{size}, {size.rounds} rounds"
 
     def told(given: object) -> float:
-        """How far eq. (8) is from the engine in the worst round, over how far the round moves."""
+        """Distance of eq. (8) from the simulation in the worst round, over how far that round moves the weights."""
         return max(
             relative_distance(_moved(path[r], averaged(local_paths(path[r], given))), _moved(path[r], path[r + 1]))  # type: ignore[arg-type]
             for r in range(size.rounds)
@@ -58,7 +58,7 @@ def one_round(size: Size, seed: int) -> list[Verdict]:
         terms = residual_terms(path[0], path[r], work)
         off = max(off, relative_distance(terms.total, after))
         for name, term in terms._asdict().items():
-            if r > 0 or name != "second":  # where a run begins only its local steps have moved P
+            if r > 0 or name != "second":  # in the first round P has moved only within the local steps
                 without[name] = min(without[name], relative_distance(terms.total - term, after))
     missing = {f"without the {name} term": value for name, value in without.items()}
     identity = exact_verdict("DeepLin eq. (16), (17)", "residual after a round = its four terms", off, missing, EXACT)
@@ -70,14 +70,13 @@ def _moved(before: list[np.ndarray], after: list[np.ndarray]) -> np.ndarray:
 
 
 def modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[Verdict]:
-    """The residual in the eigenbasis of the limit of P(0) against FedAvg of the linear model, as the width grows."""
+    """The residual in the eigenbasis of the limit of P(0): networks approach FedAvg of the linear model with width."""
     x, y = problem(size, seed, SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=STEP * stable_learning_rate(work, size.depth))
     left, singular, _ = np.linalg.svd(x, full_matrices=False)
     eigenvalues = size.depth * singular**2 / size.outputs  # of L/C X X'
-    limit = deep_linear_limit(work, size.depth)
-    summed = limit.models, deep_linear_limit(work._replace(local_steps=1), size.depth).models
+    limit, one_step = (deep_linear_limit(w, size.depth) for w in (work, work._replace(local_steps=1)))
     pace = 1 - work.learning_rate * size.local_steps * eigenvalues.max() / size.clients
     rounds = np.arange(size.rounds + 1)
 
@@ -93,42 +92,44 @@ def modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[Ve
 
     wrong = {
         "lambda_max in place of lambda": lambda start: of(start[None]) * pace ** rounds[:, None, None],
-        "K forgotten": lambda start: of(summed[1](size.rounds, start)),
+        "K forgotten": lambda start: of(one_step.models(size.rounds, start)),
         "N forgotten": lambda start: of(without_n(start)),
     }
-    errors, missed, floors = [], {name: [] for name in wrong}, {name: [] for name in wrong}  # type: ignore[var-annotated]
+    errors: list[np.ndarray] = []
+    missed: dict[str, list[np.ndarray]] = {name: [] for name in wrong}
+    floors: dict[str, list[np.ndarray]] = {name: [] for name in wrong}
     for width in widths:
-        own, other, apart = [], {name: [] for name in wrong}, {name: [] for name in wrong}  # type: ignore[var-annotated]
-        for draw in range(draws):
-            models = run_of(
-                size._replace(width=width), x, y, work.learning_rate, 1000 * seed + draw, size.rounds + 1
-            ).models
-            seen, told = of(models), of(summed[0](size.rounds, models[0]))
-            own.append(_by_mode(seen, told, told))
-            for name, theory in wrong.items():
-                rival = theory(models[0])
-                other[name].append(_by_mode(seen, rival, told))
-                apart[name].append(_by_mode(told, rival, told))
-        errors.append(np.array(own))
-        for name in wrong:
-            missed[name].append(np.array(other[name]))
-            floors[name].append(np.array(apart[name]))
+        own = size._replace(width=width)
+        paths = [
+            run_of(own, x, y, work.learning_rate, 1000 * seed + draw, size.rounds + 1).models for draw in range(draws)
+        ]
+        seen, right = [of(path) for path in paths], [of(limit.models(size.rounds, path[0])) for path in paths]
+        errors.append(_by_mode(seen, right, right))
+        for name, theory in wrong.items():
+            rival = [theory(path[0]) for path in paths]
+            missed[name].append(_by_mode(seen, rival, right))
+            floors[name].append(_by_mode(right, rival, right))
     statement = "residual by mode of P(0), each network to FedAvg of the linear model: slope against width"
-    found, verdicts = width_slope(widths, errors), []
-    for name in wrong:
-        expected = width_slope(widths, [np.hypot(e, f) for e, f in zip(errors, floors[name], strict=True)])
-        rival = Rival(name, abs(expected.value - SLOPE), lambda name=name: width_slope(widths, missed[name]))  # type: ignore[misc]
-        one = judged("DeepLin eq. (16), mode by mode", statement, SLOPE, SLOPE_MARGIN, [found], [rival])
-        verdicts.append(
-            one._replace(sizes=f"{size._replace(width=widths[-1])}, {draws} networks of {len(widths)} widths")
-        )
-    return verdicts
+    found = [width_slope(widths, errors)]
+    rivals = [slope_rival(name, widths, errors, missed[name], floors[name]) for name in wrong]
+    sizes = f"{size._replace(width=widths[-1])}, {draws} networks of {len(widths)} widths"
+    return [
+        judged("DeepLin eq. (16), mode by mode", statement, SLOPE, SLOPE_MARGIN, found, [rival])._replace(sizes=sizes)
+        for rival in rivals
+    ]
 
 
-def _by_mode(seen: np.ndarray, told: np.ndarray, start: np.ndarray) -> float:
-    """Root mean square over modes of an error over all rounds, each relative to how far the mode moves."""
-    off = np.sqrt(np.sum((seen - told) ** 2, axis=(0, 2)))
-    return float(np.sqrt(np.mean((off / np.sqrt(np.sum((start - start[0]) ** 2, axis=(0, 2)))) ** 2)))
+def _by_mode(seen: list[np.ndarray], predicted: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
+    """The error of each network's prediction over all rounds, [E]: the root mean square over modes.
+
+    That of a mode is relative to how far the mode moves by the right theory. Networks are coefficients [R + 1, r, C].
+    """
+
+    def norm(coefficients: np.ndarray) -> np.ndarray:
+        return np.asarray(np.sqrt(np.sum(coefficients**2, axis=(0, 2))))
+
+    pairs = zip(seen, predicted, right, strict=True)
+    return np.array([np.sqrt(np.mean((norm(s - p) / norm(t - t[0])) ** 2)) for s, p, t in pairs])
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""FedAvg on a deep linear network through the one federated loop, as DeepLin poses it."""
+"""FedAvg on a deep linear network, in DeepLin's notation and normalisation, run by the engine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.data.federated import federated_data
+from fedtangent.data.partition.given import consecutive
 from fedtangent.engine.run import simulate
 from fedtangent.federated.algorithms import fed_avg
 from fedtangent.federated.local import Work
@@ -20,7 +21,7 @@ from fedtangent.types import Algorithm, Partition, PyTree
 
 
 class Size(NamedTuple):
-    """Of a problem and its network."""
+    """Sizes of a problem and its network."""
 
     clients: int  # N
     held: int  # examples of a client
@@ -32,18 +33,17 @@ class Size(NamedTuple):
     depth: int = 3
 
     def __str__(self) -> str:
-        """As it is read in the table."""
+        """As the table shows it."""
         return f"N = {self.clients}, K = {self.local_steps}, L = {self.depth}, m = {self.width}"
 
     @property
     def partition(self) -> Partition:
         """One client's examples after another's."""
-        offsets = self.held * np.arange(self.clients + 1, dtype=np.int32)
-        return Partition(np.arange(self.clients * self.held, dtype=np.int32), offsets)
+        return consecutive([self.held] * self.clients)
 
 
 def problem(size: Size, seed: int, spread: float, truth: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs X with singular values from 1 to ``spread``, and targets ``W* X`` with ``|W*| = truth``: rows, float64."""
+    """Inputs X [n, d] with singular values from 1 to ``spread``, and targets ``X W*`` [n, C] with ``|W*| = truth``."""
     rng = np.random.default_rng([seed, size.dimension])
     left = np.linalg.qr(rng.standard_normal((size.clients * size.held, size.dimension)))[0]
     right = np.linalg.qr(rng.standard_normal((size.dimension, size.dimension)))[0]
@@ -53,13 +53,13 @@ def problem(size: Size, seed: int, spread: float, truth: float = 0.5) -> tuple[n
 
 
 def work_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float) -> FullBatchWork:
-    """What theory is told."""
+    """The same local work as ``algorithm_of``, as theory takes it."""
     return full_batch_work(x, y, size.partition, learning_rate, size.local_steps)
 
 
 @functools.lru_cache(maxsize=32)
 def algorithm_of(size: Size, learning_rate: float) -> Algorithm:
-    """FedAvg on the sum of squares, full batches, plain mean: one object, so one compiled program, for all seeds."""
+    """FedAvg on the sum of squares with full batches and a plain mean; cached, so that all seeds share one program."""
     return fed_avg(
         deep_linear(size.dimension, size.outputs, size.width, size.depth, jnp.float64),
         all_clients(size.clients),
@@ -71,17 +71,17 @@ def algorithm_of(size: Size, learning_rate: float) -> Algorithm:
 
 
 class Run(NamedTuple):
-    """What a run showed."""
+    """What is recorded of a run."""
 
     models: np.ndarray  # [R + 1, d, C], the network as one matrix after every round
-    weights: dict[int, list[np.ndarray]]  # W^1 .. W^L at some rounds, as the paper has them: [fan_out, fan_in]
+    weights: dict[int, list[np.ndarray]]  # W^1 .. W^L at some rounds, [fan_out, fan_in] as in the paper
 
 
 def run_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float, seed: int, every: int) -> Run:
-    """A run of ``size.rounds`` rounds; weights are kept of each ``every`` of them."""
+    """A run of ``size.rounds`` rounds; the weights of every ``every``-th are kept."""
     algorithm, count = algorithm_of(size, learning_rate), itertools.count()
     read, kept = algorithm.params, dict[int, list[np.ndarray]]()
-    assert read is not None  # of a global model
+    assert read is not None  # FedAvg has a global model
     scale = (size.width ** (size.depth - 1) * size.outputs) ** -0.5
 
     def look(state: PyTree) -> dict[str, np.ndarray]:

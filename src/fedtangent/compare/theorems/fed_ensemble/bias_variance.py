@@ -1,9 +1,8 @@
 """Corollary 1 and the bias-variance decomposition, on the linear toy: simulation against the closed form.
 
-The toy's model is linear, so that theory is exact at its one width: what is sampled is judged without a finite-width
-term, within ``MARGIN`` of the closed form, and theories off by the margin and an interval's length are told
-apart. Schedules are those of both sides; each output of a run is an initial function of its own, and the estimates
-come from independent batches of them.
+The toy's model is linear, so theory is exact at its one width: sampled quantities need no extrapolation in the width,
+and must be within a margin of the closed form. Both sides use the same schedules. Each output of a run is an
+independent initialisation; estimates come from independent batches of them.
 """
 
 from __future__ import annotations
@@ -25,36 +24,36 @@ from fedtangent.theory.prior import prior_blocks
 NUM_MODELS = (1, 2, 4, 8)
 LAST = max(NUM_MODELS)
 CLIENTS = 24
-STEPS, LIMIT_STEPS = 2, 10  # local steps: so few that another number tells, and so many that the limit is reached
+STEPS, LIMIT_STEPS = 2, 10  # local steps: few enough that their number matters; enough to reach the limit
 BIAS_MARGIN, MARGIN, LIMIT_MARGIN = 0.15, 0.05, 0.1  # of the closed form
 BATCHES = 64
 SIZES = (8, 2048, 8), (32, 2048, 16)  # schedules, initialisations of each, rounds: of the decomposition
 LIMIT_SIZES = (4, 1024, 16), (12, 1024, 60)  # of the corollary, rounds for each model
-SOONER = 8  # the corollary's last round over one that is too soon
+SOONER = 8  # the corollary's last round, over an earlier one that must not have reached the limit
 DECOMPOSED, COROLLARY = "FE-2024 eq. (10), FE-2021 eq. (3)", "FE-2024 Corollary 1, eq. (11)"
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Corollary 1 where its limit is reached, and eq. (10) / (3) with every part of it after some rounds."""
+    """Corollary 1 where its limit is reached, and every term of eq. (10) / (3) after some rounds."""
     with exact_arithmetic():
         return _corollary(seed, *of_scale(scale, *LIMIT_SIZES)) + _decomposition(seed, *of_scale(scale, *SIZES))
 
 
 def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict]:
-    """``E (1/K sum_k f_k - m)^2 = k(x, x) / K`` for every K, averaged over an even grid, over simulated ensembles."""
+    """``E (1/K sum_k f_k - m)^2 = k(x, x) / K`` for every K, averaged over a grid of x and simulated ensembles."""
     problem = repeated_runs.spaced_problem(seed, local_steps=LIMIT_STEPS)
     clients = problem.clients.num_clients
     ratios: dict[int, np.ndarray] = {}
     late, early = 0.0, 0.0
     for k in NUM_MODELS:
-        plan, seeds = repeated_runs.permutations(clients, k), repeated_runs.seeds_of(k, schedules, seed)
+        schedule, seeds = repeated_runs.permutations(clients, k), repeated_runs.seeds_of(k, schedules, seed)
         num_rounds = ages * max(k, 4)
         said = corollary_1(problem.blocks, problem.y, k)
         assert said.limit is not None and said.mean is not None
         limit = float(said.limit.mean())
-        runs = repeated_runs.simulated(problem, plan, num_rounds, seeds, draws)
+        runs = repeated_runs.simulated(problem, schedule, num_rounds, seeds, draws)
         ratios[k] = np.mean((runs - said.mean) ** 2, axis=(2, 3)).ravel() / limit
-        for laws in repeated_runs.laws(problem, plan, (num_rounds // SOONER, num_rounds), seeds):
+        for laws in repeated_runs.laws(problem, schedule, (num_rounds // SOONER, num_rounds), seeds):
             off = [float(np.mean(law.variance + ((law.mean - said.mean) ** 2)[:, 0])) / limit - 1 for law in laws]
             early, late = np.maximum((early, late), np.abs(off))
     prior, cross, test = prior_blocks(problem.blocks)
@@ -86,7 +85,7 @@ def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict
 
 
 def _mean(values: np.ndarray) -> Interval:
-    """The mean of independent values, [n]; the model has one width."""
+    """The mean of independent ``values`` [n] with its interval; the model has one width."""
     return combined((1,), (values,))
 
 
@@ -96,17 +95,17 @@ def _judged(subject: str, statement: str, margin: float, found: list[Interval], 
 
 
 def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> list[Verdict]:
-    """Every part of the decomposition of an ensemble of ``LAST`` over its closed form under the same schedules."""
+    """Every term of the decomposition for ``LAST`` models, over its closed form under the same schedules."""
     problem = repeated_runs.sine_problem(seed, local_steps=STEPS, num_clients=CLIENTS)
-    plan, seeds = repeated_runs.permutations(CLIENTS, LAST), repeated_runs.seeds_of(LAST, schedules, seed)
+    schedule, seeds = repeated_runs.permutations(CLIENTS, LAST), repeated_runs.seeds_of(LAST, schedules, seed)
 
     def law(problem: ToyProblem) -> Decomposition:
-        laws = repeated_runs.laws(problem, plan, (num_rounds,), seeds)
+        laws = repeated_runs.laws(problem, schedule, (num_rounds,), seeds)
         return decompose_laws([law[0] for law in laws], problem.expected, problem.noise)
 
     exact = law(problem)
     other = {f"{s} local steps for {STEPS}": law(problem._replace(local_steps=s)) for s in (1, 3)}
-    runs = repeated_runs.simulated(problem, plan, num_rounds, seeds, draws)
+    runs = repeated_runs.simulated(problem, schedule, num_rounds, seeds, draws)
     batches = [decompose_runs(part, problem.expected, problem.noise) for part in np.array_split(runs, BATCHES, axis=1)]
     sizes = (
         f"RBF-linear sine toy, N = {CLIENTS}, K = {LAST}, round {num_rounds}, {schedules} schedules x "
@@ -114,24 +113,23 @@ def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> li
     )
 
     def part(name: str, margin: float, more: Mapping[str, float]) -> Verdict:
-        """One term, in closed form and by ``more`` wrong theories."""
+        """The verdict on one term; ``more`` are wrong theories of it besides ``other``, by name."""
         wrong = {what: getattr(each, name).value for what, each in other.items()} | dict(more)
         values, right = np.array([getattr(b, name).value for b in batches]), getattr(exact, name).value
         rivals = [Rival(what, abs(right / by - 1), partial(_mean, values / by)) for what, by in wrong.items()]
         statement = f"{name} of the ensemble of {LAST} over its closed form"
         return _judged(DECOMPOSED, statement, margin, [_mean(values / right)], rivals)._replace(sizes=sizes)
 
-    rows = [
+    return [
         part("bias", BIAS_MARGIN, {"variance not taken off": exact.bias.value + exact.variance.value}),
         part("initialisation", MARGIN, {"K - 1 for K": LAST / (LAST - 1) * exact.initialisation.value}),
         _error(problem, exact, runs, seed)._replace(sizes=sizes),
         _schedules(seed, schedules, num_rounds),
     ]
-    return rows
 
 
 def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: int) -> Verdict:
-    """``E (y - h)^2`` against fresh labels of fresh clients, and the sum of the three terms in closed form."""
+    """``E (y - h)^2`` on fresh labels of fresh clients equals the sum of the three terms in closed form."""
     rng = np.random.default_rng(seed)
     amplitude, noise = rng.normal(1.0, 0.2, runs.shape), rng.normal(0.0, 0.2, runs.shape)
     each = np.mean((amplitude * np.sin(2 * np.pi * problem.x_test) + noise - runs) ** 2, axis=(2, 3)).ravel()
@@ -147,11 +145,11 @@ def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: in
 
 
 def _schedules(seed: int, schedules: int, num_rounds: int) -> Verdict:
-    """The schedules' part alone: models that all start at zero differ by nothing else, and must agree to rounding."""
+    """The schedules' part of the variance: models that all start at 0 differ by nothing else; equal to rounding."""
     problem = repeated_runs.sine_problem(seed, local_steps=STEPS, sigma=0.0, num_clients=CLIENTS)
-    plan, seeds = repeated_runs.permutations(CLIENTS, LAST), repeated_runs.seeds_of(LAST, schedules, seed)
-    laws = repeated_runs.laws(problem, plan, (num_rounds,), seeds)
-    runs = repeated_runs.simulated(problem, plan, num_rounds, seeds, 1)[:, 0]
+    schedule, seeds = repeated_runs.permutations(CLIENTS, LAST), repeated_runs.seeds_of(LAST, schedules, seed)
+    laws = repeated_runs.laws(problem, schedule, (num_rounds,), seeds)
+    runs = repeated_runs.simulated(problem, schedule, num_rounds, seeds, 1)[:, 0]
     exact = decompose_laws([law[0] for law in laws], problem.expected).variance.value
     seen = decompose_runs(runs, problem.expected).variance.value
     biased = exact * (schedules - 1) / schedules

@@ -1,12 +1,12 @@
-"""Theorem 1's bounds beside the measured decay, on linear models that meet its assumptions; networks stand elsewhere.
+"""Theorem 1's bounds beside the measured decay of linear models that meet its assumptions (``networks``: of networks).
 
-A bound for all initial residuals is compared with the worst of them: the operator norm of what an age does to the
-residual, carried out client by client (``RandomFederation.true_age``). The steps that the theorem and its proof allow
-are so small that it takes thousands to millions of ages for the residual to fall; the norm of one age bounds them all.
+The bounds hold for all initial residuals, so the worst one is measured: the operator norm of what an age does to the
+residual, computed client by client (``RandomFederation.true_age``). With the steps that the theorem and its proof allow
+the residual takes thousands to millions of ages to fall; the norm of one age bounds them all.
 
-The proof lets the network's own kernel differ from the limit by a third of its least eigenvalue, and makes up for it
-by the factor 1/3 in the exponent. Models here have such a kernel, the limit less that third in its weakest direction,
-so that what is measured is as near to the bound as a kernel that stays may come: twice its exponent.
+The proof lets the network's own kernel differ from the limit by a third of the least eigenvalue, which the factor 1/3
+in the exponent allows for. The models here have such a kernel: the limit less that third in its weakest direction. A
+constant kernel can come no nearer to the bound: it decays with twice the bound's exponent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedtangent.theory.fed_ensemble.convergence import (
 from fedtangent.theory.flow import Rule
 from fedtangent.types import Cohort
 
-INSIDE = 0.999  # of what an assumption allows
+INSIDE = 0.999  # the fraction used of what an assumption allows
 SIZES = (1, 2, 3, 3, 3, 3)  # of the clients
 GROUP = np.array([0, 0, 1, 2, 3, 4])  # clients that train together: three examples in every round of every model
 NUM_MODELS = 5
@@ -44,19 +44,19 @@ FALLING_STEPS = np.array([0.02, 0.01, 0.005, 0.0025])  # eta_0 tau
 
 
 class EdgeCase(NamedTuple):
-    """Clients that take turns, and a model whose own kernel is as far from the limit as the theorem allows."""
+    """Clients that take turns at the models, and a model whose own kernel is as far from the limit as is allowed."""
 
     limit: RandomFederation  # with the limiting kernel Theta
     own: RandomFederation  # with the model's own Theta_0
 
     @property
     def smallest(self) -> float:
-        """lambda_m, of Theta."""
+        """lambda_m, the least eigenvalue of Theta."""
         return float(np.linalg.eigvalsh(self.limit.theta)[0])
 
     @property
     def c2(self) -> float:
-        """C_2, the sum of the C_i, by definition."""
+        """C_2, the sum over clients of C_i = sqrt(trace Theta_ii)."""
         return _c2(self.limit)
 
     def theorem(self, rates: list[float], repeats: int = 1) -> Theorem1:
@@ -86,9 +86,9 @@ def edge_case(
     steps: int | tuple[int, ...] = STEPS,
     scale: float = 1.0,
 ) -> EdgeCase:
-    """Groups of clients take turns at as many models; random features of norm ``scale`` in expectation.
+    """As many groups of clients as models, which take turns; random features of norm ``scale`` in expectation.
 
-    Where ``steps`` differ, the client with the fewest has the weakest examples, a fourth of the others' kernel.
+    Where ``steps`` differ, the client with the fewest has examples whose kernel is a fourth of the others'.
     """
     rng, n, num_models = np.random.default_rng(seed), sum(sizes), int(group.max()) + 1
     features = scale * rng.standard_normal((n, 10 * n)) / np.sqrt(10 * n)
@@ -104,10 +104,10 @@ def edge_case(
 
 
 def decay_in_exponents(case: EdgeCase, rates: list[float], exponent: np.ndarray) -> float:
-    """The least fall of the worst initial residual's logarithm, in units of the bound's exponent: the bound says 1.
+    """How much the logarithm of the worst initial residual falls in an age, over the bound's exponent: at least 1.
 
-    Over all models and an age at each of ``rates``, of which ``exponent`` [A + 1] is the theory's. Norms of operators
-    multiply: what is so for one age and every initial residual is so for any number of ages.
+    The least over all models and one age at each of ``rates``; ``exponent`` [A + 1] is the theory's, cumulative. What
+    holds for one age and every initial residual holds for any number of ages, as operator norms multiply.
     """
     found = np.inf
     for rate, fallen in zip(rates, np.diff(exponent), strict=True):
@@ -118,7 +118,7 @@ def decay_in_exponents(case: EdgeCase, rates: list[float], exponent: np.ndarray)
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Every statement on the decay of the residual and the movement of the weights."""
+    """Every statement on the decay of the residual and on the movement of the weights."""
     return [
         _as_proved(seed),
         _as_stated(seed),
@@ -134,7 +134,7 @@ WHERE = f"n = {sum(SIZES)}, {len(SIZES)} clients of 1 to 3, K = {NUM_MODELS}, nb
 
 
 def _decay_row(subject: str, statement: str, sizes: str, found: float, said: str, wrong: tuple[str, float]) -> Verdict:
-    """``wrong`` is a control's name and by how much it makes the exponent larger."""
+    """The verdict on ``decay_in_exponents``; ``wrong`` is the control and the factor of its exponent."""
     name, factor = wrong
     return Verdict.of(
         subject,
@@ -147,7 +147,7 @@ def _decay_row(subject: str, statement: str, sizes: str, found: float, said: str
 
 
 def _as_proved(seed: int) -> Verdict:
-    """All assumptions hold, those that only the proof makes too; the step of the second age is half of the first's."""
+    """All assumptions hold, also those that only the proof makes; the second age has half the step of the first."""
     case = edge_case(seed)
     curvature = kappa_3(1.0, 0.0, case.c2, 1.0, 1.0, len(SIZES))
     progress = INSIDE * case.smallest / 2 / (6 * 3 * curvature)  # kappa_3 <= u / 6 of the smaller step
@@ -166,12 +166,11 @@ def _as_proved(seed: int) -> Verdict:
 
 
 def _as_stated(seed: int) -> Verdict:
-    """The largest step with kappa_2 < 1, which is all that is printed: the proof's last line asks for less."""
+    """The largest step with kappa_2 < 1, the only condition printed; the last line of the proof needs a smaller one."""
     case = edge_case(seed)
     rate = INSIDE * largest_progress(0.0, case.c2, 1.0, 1.0) / STEPS
     theorem = case.theorem([rate])
     found = decay_in_exponents(case, [rate], theorem.exponent())
-    allowed = {"kappa_3_small"}
     row = _decay_row(
         "FE-2024 Theorem 1 (FE-2021 4.1)",
         f"the largest step with kappa_2 < 1; outside only in kappa_3, of the proof's last line: {WHAT}",
@@ -183,11 +182,11 @@ def _as_stated(seed: int) -> Verdict:
             theorem.exponent("informal")[-1] / theorem.exponent()[-1],
         ),
     )
-    return row._replace(holds=bool(row.holds) and set(theorem.failing) <= allowed)
+    return row._replace(holds=bool(row.holds) and set(theorem.failing) <= {"kappa_3_small"})
 
 
 def _unequal_steps(seed: int) -> Verdict:
-    """Outside of the assumptions: clients take different numbers of steps, and the least is put in for tau."""
+    """Outside of the assumptions: clients take different numbers of steps, and tau is the least of them."""
     case = edge_case(seed, steps=UNEQUAL_STEPS)
     rate = INSIDE * largest_progress(0.0, case.c2, 1.0, 1.0) / max(UNEQUAL_STEPS)
     theorem = case.theorem([rate])
@@ -204,7 +203,7 @@ def _unequal_steps(seed: int) -> Verdict:
 
 
 def _rate(seed: int) -> Verdict:
-    """Eq. (27): all rates of an age are eta_0 tau lambda_i / nbar up to a relative error that falls as the step."""
+    """Eq. (27): the decay rates of an age are eta_0 tau lambda_i / nbar, to a relative error that falls as the step."""
     case = edge_case(seed).limit
     values = np.linalg.eigvalsh(case.theta)
     rates = []
@@ -228,7 +227,7 @@ def _rate(seed: int) -> Verdict:
 
 
 def pulling(seed: int) -> RandomFederation:
-    """One example a client; the first pulls hard at the second, which the first model's first round leaves alone."""
+    """One example a client; the first client's step raises the second's loss, and the second does not train then."""
     rng = np.random.default_rng(seed)
     features = 0.3 * np.eye(6, 8, k=1)
     features[0, 0], features[1, 0] = rng.uniform(8, 10), rng.uniform(18, 22)
@@ -238,7 +237,7 @@ def pulling(seed: int) -> RandomFederation:
 
 
 def _growth(seed: int) -> Verdict:
-    """Eq. (20): how much the residual grows inside an age, where one client's step is another's loss."""
+    """Eq. (20): how much the residual grows within an age, where one client's step raises another's loss."""
     case, progress = pulling(seed), 1e-6
     growth = float(np.linalg.norm(case.true_age(progress / STEPS), 2)) - 1
     c2 = _c2(case)
@@ -255,9 +254,10 @@ def _growth(seed: int) -> Verdict:
 
 
 def _movement(seed: int) -> Verdict:
-    """Eq. (18), second line, with the theorem's own kappa_2: the worst initial residual moves the weights most.
+    """Eq. (18), second line: how far the weights move for the worst initial residual.
 
-    Weights of a linear model move by ``J' Theta^-1 (1 - A^t) g_0`` where ages take g_0 to ``A^t g_0``.
+    In t ages that take a residual g_0 to ``A^t g_0``, the weights of a linear model move by
+    ``J' Theta^-1 (1 - A^t) g_0``.
     """
     case, steps, ages = edge_case(seed, (1, 1, 2), np.array([0, 0, 1]), 3, scale=0.1), 3, 2**15
     rate = 0.1 * largest_progress(0.0, case.c2, 1.0, 1.0) / steps

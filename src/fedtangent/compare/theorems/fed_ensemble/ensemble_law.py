@@ -1,9 +1,9 @@
-"""K trained models beside the Gaussian law of each: entry by entry, and summed up at infinite width.
+"""K trained models beside the Gaussian law of each: entry by entry, and as sums at infinite width.
 
-Entries (a point and an output, or two points and an output) are for tables and figures. Verdicts are on sums over
-them: a finite width makes every entry wrong by a little, and hundreds of correlated entries say less than their sum.
-Each sum is taken to infinite width (``compare/statistics.py``), and less the same sum of the predictions from the
-networks' own initial functions, whose expectation is known: nearly all of the scatter of K draws cancels.
+Entries (a point and an output, or two points and an output) are for tables and figures. Verdicts judge sums over them:
+a finite width shifts every entry a little, and hundreds of correlated entries say less than their sum. Each sum is
+extrapolated to infinite width (``compare/statistics.py``). The same sum of the predictions from the networks' own
+initial functions, whose expectation is known, is subtracted as a control variate: most of the scatter cancels.
 
 Plain float64 NumPy. Samples are [K, m, C]: K models, m points, C outputs.
 """
@@ -23,7 +23,7 @@ COVERED = 0.95
 
 
 class Entries(NamedTuple):
-    """One statistic at all its entries E: measured over K models, expected, and its standard error under the law."""
+    """One statistic at all its E entries: measured over K models, predicted, and its standard error under the law."""
 
     measured: np.ndarray  # [E]
     predicted: np.ndarray  # [E]
@@ -31,7 +31,7 @@ class Entries(NamedTuple):
 
     @property
     def farthest(self) -> float:
-        """Largest distance of any entry, in standard errors."""
+        """The largest distance of an entry from its prediction, in its standard errors."""
         return float(np.max(np.abs(self.measured - self.predicted) / self.standard_error))
 
 
@@ -85,7 +85,7 @@ def covered(samples: np.ndarray, law: ModelLaw, level: float = COVERED) -> np.nd
 
 
 def expected_cover(right: ModelLaw, law: ModelLaw) -> float:
-    """The share that ``law``'s intervals hold of what is drawn from ``right``: ``COVERED`` if the two are one."""
+    """The share of draws from ``right`` that lie in the intervals of ``law``: ``COVERED`` if both are the same."""
     sd, own = (np.sqrt(np.diagonal(each.cov, axis1=1, axis2=2))[:, :, None] for each in (right, law))
     reach, off = norm.ppf((1 + COVERED) / 2) * own / sd, (law.mean - right.mean) / sd
     return float(np.mean(norm.cdf(off + reach) - norm.cdf(off - reach)))
@@ -123,7 +123,7 @@ def covariance_ratio(sampled: Sequence[Sampled], exact: ModelLaw, law: ModelLaw)
 
 
 def expected_ratios(right: ModelLaw, law: ModelLaw) -> tuple[float, float]:
-    """What the ratios of variances and of covariances to ``law`` are, if ``right`` is the law."""
+    """The expected ratios of variances and of covariances to those of ``law``, if ``right`` is the true law."""
     cov = right.average_cov
     return float(np.trace(cov) / np.trace(law.average_cov)), float(np.sum(_off_diagonal(law) * cov))
 
@@ -143,6 +143,6 @@ def _ratio(sampled: Sequence[Sampled], exact: ModelLaw, weights: np.ndarray) -> 
 
 
 def _products(residual: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """``sum_ij weights_ij r_i r_j`` of each model about the average of all, averaged over outputs, [K]."""
+    """``sum_ij weights_ij r_i r_j`` of each model, r about its average over models; averaged over outputs, [K]."""
     centred = residual - residual.mean(axis=0)
     return np.asarray(np.mean(np.sum(centred * np.einsum("ij,kjc->kic", weights, centred), axis=1), axis=-1))

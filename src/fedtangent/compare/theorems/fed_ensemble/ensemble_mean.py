@@ -1,6 +1,6 @@
 """Corollary 4.1 of FE-2021 (eq. 5): how often the mean of trained ensembles is far from the limit's mean.
 
-The model is linear, so that Theorem 4.2 has no remainder, and its outputs are independent initialisations that one run
+The model is linear, so that Theorem 4.2 has no remainder. Its outputs are independent initialisations, which one run
 trains by one schedule on the same targets.
 """
 
@@ -15,6 +15,7 @@ from fedtangent import data as datasets
 from fedtangent.compare.statistics import LEVEL, Interval
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.verdicts import Verdict
+from fedtangent.data.partition.given import consecutive
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
@@ -22,17 +23,17 @@ from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.models.dense import mlp
 from fedtangent.theory import gp_limit
 from fedtangent.theory.fed_ensemble.ensemble_mean import corollary_4_1
-from fedtangent.types import Gaussian, Partition
+from fedtangent.types import Gaussian
 
 SIZES = (1, 2, 4, 5)  # of the clients
 NUM_MODELS, NUM_POINTS, NUM_FEATURES = 4, 10, 40
 NUM_ROUNDS, LOCAL_STEPS = 100, 20
-FAR = 1.2  # standard deviations of the mean: where Chebyshev's inequality is nearest to a Gaussian's tails
+FAR = 1.2  # standard deviations of the mean, where Chebyshev's inequality is nearest to a Gaussian's tails
 MARGIN = 0.05  # of the probability itself
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Eq. (5), and the probability that it bounds, which is known for a Gaussian."""
+    """Eq. (5), and the probability that it bounds, which is known for a Gaussian limit."""
     draws = of_scale(scale, 2000, 20000)
     limit, means, left = trained(seed, draws)
     epsilon = FAR * np.sqrt(np.diag(limit.cov) / NUM_MODELS)
@@ -66,14 +67,14 @@ def checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def trained(seed: int, draws: int) -> tuple[Gaussian, np.ndarray, float]:
-    """The limit, the means [m, draws] of ensembles at the last round, and how much of the residual is left."""
+    """The limit, the means [m, draws] of ensembles at the last round, and the residual there over the initial one."""
     rng, n = np.random.default_rng(seed), sum(SIZES)
     points = rng.standard_normal((n + NUM_POINTS, NUM_FEATURES))
     x, y = points[:n], rng.standard_normal((n, 1))
     theta = points @ points.T / NUM_FEATURES  # of the model below, exactly: its weights are N(0, 1)
     train, cross, test = theta[:n, :n], theta[n:, :n], theta[n:, n:]
     limit = gp_limit(KernelBlocks(train, cross, train, cross, test), y)
-    clients = Partition(np.arange(n, dtype=np.int32), np.cumsum((0, *SIZES)).astype(np.int32))
+    clients = consecutive(SIZES)
     largest = max(np.linalg.eigvalsh(train[np.ix_(own, own)])[-1] / len(own) for own in map(clients.client, range(4)))
     algorithm = algorithms.fed_ensemble(
         mlp(NUM_FEATURES, draws, (), w_std=1.0, b_std=None, dtype=jnp.float64),

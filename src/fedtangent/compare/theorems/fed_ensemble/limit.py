@@ -1,10 +1,9 @@
-"""Theorem 2 on trained networks: K models of Fed-ensemble at two widths beside their law.
+"""Theorem 2 on trained networks: K models of Fed-ensemble, at two widths, beside their predicted law.
 
-The prediction is Theorem 2's limit where the exact flow, at the last round, is far nearer to it than the verdicts'
-margins; the flow's own law of that round where it is not. Either assumes infinite width. What is judged is the K
-networks' mean, variance, covariances and coverage at infinite width, from those of two widths, and less the same of
-the flow from the very initial functions (``compare/statistics.py``): at either width itself the law is off by some
-percent, as it must be.
+The prediction is Theorem 2's limit if the exact flow, at the last round, is far nearer to it than the verdicts'
+margins; else it is the flow's own law of that round. Both assume infinite width, and are off by some percent at a
+finite one. So mean, variance, covariances and coverage of the K networks are extrapolated from two widths to infinity,
+with the flow from the same initial functions as a control variate (``compare/statistics.py``).
 """
 
 from __future__ import annotations
@@ -35,11 +34,12 @@ from fedtangent.compare.theorems.fed_ensemble.ensemble_law import (
 )
 from fedtangent.compare.verdicts import Rival, Verdict, judged
 from fedtangent.data import partition
+from fedtangent.data.partition.given import consecutive
 from fedtangent.federated import schedule
 from fedtangent.models.dense import mlp
 from fedtangent.theory import Flow, gp_limit
 from fedtangent.theory.prior import covariance_terms
-from fedtangent.types import Gaussian, Model, Partition
+from fedtangent.types import Gaussian, Model
 
 NUM_MODELS = 80
 DIGITS, NUM_POINTS = (4, 8, 12), 20  # examples of each client, test points of digits
@@ -48,8 +48,8 @@ AWAY = 0.02  # least distance of a test input of the sine from a training input
 MEAN_MARGIN = 0.05  # of how far training moves the function
 COVARIANCE_MARGIN = 0.1  # of the law's
 COVER_MARGIN = 0.02
-REACHED = 0.2  # of the margins: how far the last round's law may be from the limit to be judged by the limit
-SOONER = 4  # the last round over the one at which the flow must not be there yet
+REACHED = 0.2  # how far, in margins, the last round's law may be from the limit for the limit to be the prediction
+SOONER = 4  # the last round, over an earlier one at which the flow must not have reached the limit
 THEOREM = "FE-2024 Theorem 2 (FE-2021 4.2)"
 NAMES = {"mean": "mean", "variance": "variance", "covariance": "off-diagonal covariance"}
 SIZES: tuple[dict[str, Scale], ...] = (
@@ -71,7 +71,7 @@ class LawDistance(NamedTuple):
 
 
 class TrainedEnsemble(NamedTuple):
-    """K networks of one width at the last round, and what the flow makes of their own initial functions."""
+    """K networks of one width at the start and the last round, and the flow from their own initial functions."""
 
     width: int
     start: np.ndarray  # [K, m, C]
@@ -82,14 +82,14 @@ class TrainedEnsemble(NamedTuple):
 
 
 class Theorem2(NamedTuple):
-    """Everything about one data set."""
+    """Predictions and trained networks of one data set."""
 
     theory: Predicted
     gap: LawDistance  # of the last round
-    early: LawDistance  # of the round that is so much sooner
+    early: LawDistance  # of the earlier round, see ``SOONER``
     law: ModelLaw
     of: str  # what the law is: "Theorem 2's limit" or "the flow's law at round R"
-    movement: float  # root mean square norm of how far training moves the function, by theory
+    movement: float  # how far training moves the function by theory: root mean square norm
     trained: tuple[TrainedEnsemble, ...]
 
     @property
@@ -99,23 +99,23 @@ class Theorem2(NamedTuple):
 
     @property
     def own(self) -> ModelLaw:
-        """What the predictions from own initial functions are drawn from, in ``sampled``."""
+        """The law of the flow's predictions in ``sampled``: the last round's covariance about the mean of ``law``."""
         return self.law._replace(cov=self.theory.moments[-1].cov)
 
     @property
     def sampled(self) -> tuple[Sampled, ...]:
-        """Networks of every width beside the predictions from their own initial functions, moved to the law's mean."""
+        """Networks of every width beside the flow from their own initial functions, shifted to the mean of ``law``."""
         away = self.law.mean - self.theory.moments[-1].mean
         return tuple(Sampled(t.width, t.samples, t.own_flow + away) for t in self.trained)
 
 
 def sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
-    """The papers' sine with a gap (FE-2024, section V-B): inputs at least ``SPACING`` apart on 4 unequal clients.
+    """The sine data with a gap (FE-2024, section V-B): inputs at least ``SPACING`` apart, on 4 unequal clients.
 
-    The network has one hidden layer of cosines, whose kernel on these inputs has condition number of about 20: that of
-    erf or ReLU networks is so large on a scalar input (1e3 to 1e14) that no run reaches the limit. Test inputs are at
-    least ``AWAY`` from the training inputs: nearer, the predicted variance all but vanishes, and what the network's
-    finite width and the last of training leave there, though small, is many times the prediction.
+    The network has one hidden layer of cosines, whose kernel on these inputs has a condition number of about 20: with
+    erf or ReLU it is so large on scalar inputs (1e3 to 1e14) that no run reaches the limit. Test inputs are at least
+    ``AWAY`` from the training inputs: nearer, the predicted variance nearly vanishes, and the small effects of finite
+    width and unfinished training are many times larger.
     """
     toy = datasets.load("sine", seed=seed, gap=True, test_points=61)
     chosen: list[int] = []
@@ -147,7 +147,7 @@ def sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -
 
 
 def digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
-    """Some of the digits of ``fedtangent compare``, 10 outputs, on a few unequal clients; its ReLU network."""
+    """Some digits of the standard case of ``fedtangent compare``, on unequal clients, with its ReLU network."""
     whole, examples = cases.digits(None, "smoke", seed), sum(DIGITS)
     return dataclasses.replace(
         whole,
@@ -157,7 +157,7 @@ def digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int)
         x_test=whole.x_test[:NUM_POINTS],
         y_test=whole.y_test[:NUM_POINTS],
         labels_test=None,
-        partition=Partition(np.arange(examples, dtype=np.int32), np.cumsum((0, *DIGITS)).astype(np.int32)),
+        partition=consecutive(DIGITS),
         schedule=schedule.per_client_permutations(len(DIGITS), num_models),
         widths=widths,
         draws=1,
@@ -213,10 +213,10 @@ def _gap(law: ModelLaw, limit: Gaussian | None, movement: float) -> LawDistance:
 
 
 def finite_width(trained: TrainedEnsemble, law: ModelLaw) -> tuple[float, float]:
-    """What the finite width adds to the variance, relative to the law's, and its standard error.
+    """What the finite width adds to the variance, relative to that of ``law``, and its standard error.
 
-    The squares of the networks minus those of the flow from the same initial functions, about the law's mean: the
-    sampling error, common to both, all but cancels.
+    The mean difference of squares, about the law's mean, of networks and of the flow from the same initial functions:
+    their common sampling error nearly cancels.
     """
     variance = np.diag(law.average_cov)[None, :, None]
     squares = ((trained.samples - law.mean) ** 2 - (trained.own_flow - law.mean) ** 2) / variance
@@ -225,7 +225,7 @@ def finite_width(trained: TrainedEnsemble, law: ModelLaw) -> tuple[float, float]
 
 
 def wrong_laws(result: Theorem2) -> dict[str, ModelLaw]:
-    """Wrong theories: a client forgotten, the kernel of one layer's training for all, cross terms miscounted."""
+    """Wrong theories: clients missing, no training, the prior kernel for the tangent kernel, cross terms scaled."""
     setting, k = result.setting, result.theory.blocks
     assert k.nngp_train is not None and k.nngp_test_train is not None
     laws, by_size = {}, np.argsort(setting.partition.sizes, kind="stable")
@@ -243,7 +243,7 @@ def wrong_laws(result: Theorem2) -> dict[str, ModelLaw]:
 
 
 def _law(result: Theorem2, b: np.ndarray, cross: float = 1.0) -> ModelLaw:
-    """The law of ``B Y + f0(x) - B f0(X)``; ``cross`` multiplies the cross terms, which is wrong."""
+    """The law of ``B Y + f0(x) - B f0(X)``; a ``cross`` other than 1 scales the cross terms, which is wrong."""
     terms = covariance_terms(result.theory.blocks, b)
     cov = terms.prior + terms.propagated - cross * terms.cross
     return ModelLaw(
@@ -269,7 +269,7 @@ def rows(result: Theorem2) -> list[Verdict]:
 
 
 def sampled_rows(result: Theorem2) -> list[Verdict]:
-    """The networks against the law that they are judged by, be it the limit or the last round's."""
+    """The networks against ``result.law``: the limit, or the law of the last round."""
     s, widths = result.setting, ", ".join(str(t.width) for t in result.trained)
     sizes = (
         f"{s.name}: K = {len(result.law.mean)}, widths {widths}, {s.num_rounds} rounds, n = {len(s.x_train)} on "
@@ -310,7 +310,7 @@ def _ratios(result: Theorem2, wrong: dict[str, ModelLaw]) -> list[Verdict]:
 
 
 def _cover(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
-    """Of the trained networks by the law's 95 % intervals; by a wrong law's."""
+    """Coverage of the networks by the 95 % intervals of the law, and of wrong laws."""
 
     def measured(law: ModelLaw) -> Interval:
         return cover_at_infinite_width(result.sampled, result.own, law)
@@ -322,7 +322,7 @@ def _cover(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
 
 
 def _reached(result: Theorem2) -> Verdict:
-    """The exact law at the last round is the limit; where it is not, networks are judged by the former."""
+    """The flow's exact law at the last round is the limit."""
 
     def said(gap: LawDistance) -> str:
         return f"mean {gap.mean:.2g} of the movement, variance {gap.variance:.1%}"

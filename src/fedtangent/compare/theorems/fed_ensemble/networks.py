@@ -1,4 +1,4 @@
-"""Trained networks inside Theorem 9.1, and what it takes from their curvature: Lemma 9.1, C_i and C_1 (FE-2021)."""
+"""Trained networks that meet Theorem 9.1 (FE-2021), and its constants over widths: Lemma 9.1, C_i and C_1."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from fedtangent.types import PyTree
 TRAINED = Task((1, 2, 3, 3, 3, 3), (0, 0, 1, 2, 3, 4), 200, 0.95, labels=6.0, weakest=True, evaluations=10)
 WIDTH = 2048
 BAND = 0.1  # of a slope
-RADIUS = 1.0  # of the ball about the initial weights, in the parameterisation used here
+RADIUS = 1.0  # of the ball about the initial weights, in the NTK parameterisation
 NUM_POINTS = 6
 CLIENTS = (slice(0, 1), slice(1, 3), slice(3, 6))  # of 1, 2 and 3 examples
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """The decay of trained networks, and the constants of the theorem over widths."""
+    """The decay of trained networks, and the theorem's constants over widths."""
     return [_decay(scale, seed), *constants(scale, seed, 200)]
 
 
 def _decay(scale: str, seed: int) -> Verdict:
-    """Networks trained with kappa_2 < 1: their C_1, R_0 and kernels measured, every assumption reported."""
+    """Networks trained with kappa_2 < 1; C_1, R_0 and kernels are measured, and failing assumptions are shown."""
     given = setting(TRAINED, WIDTH, seed)
     seen = follow(given, of_scale(scale, 2, 10))
     theorems = [theorem(given, seen, draw) for draw in range(len(seen.start))]
@@ -78,7 +78,7 @@ def constants(scale: str, seed: int, draws: int) -> list[Verdict]:
         return width_slope(widths, [m[name] for m in of])
 
     return [
-        _slope_row(
+        half_slope_row(
             "FE-2021 Lemma 9.1, first line",
             "||J_i(w) - J_i(w')|| / ||w - w'|| in a ball, largest over clients and pairs: slope in the width (a "
             "constant C in the papers' weights, which are l^-1/2 times these)",
@@ -86,7 +86,7 @@ def constants(scale: str, seed: int, draws: int) -> list[Verdict]:
             slope(smooth, "lipschitz"),
             ("ReLU, which (ii) excludes", slope(kinked, "lipschitz")),
         ),
-        _slope_row(
+        half_slope_row(
             "FE-2021 Lemma 9.1, second line",
             "||J_i(w)|| / C_i - 1 in a ball, C_i = sqrt(trace Theta_ii) as Theorem 1 takes it, root mean square over "
             "clients: slope in the width",
@@ -95,7 +95,7 @@ def constants(scale: str, seed: int, draws: int) -> list[Verdict]:
             ("C_i of the last layer alone", slope(smooth, "last_layer")),
             0.2,
         ),
-        _slope_row(
+        half_slope_row(
             "FE-2021 section 9.3, C_1",
             "C_1 / sqrt(l), which kappa_2 has: slope in the width. (The page's C_1 -> 0 is not seen: "
             f"l^-1/2 ||Hessian|| is {np.mean(smooth[0]['c1']):.2f} .. {np.mean(smooth[-1]['c1']):.2f})",
@@ -106,9 +106,10 @@ def constants(scale: str, seed: int, draws: int) -> list[Verdict]:
     ]
 
 
-def _slope_row(
+def half_slope_row(
     subject: str, statement: str, where: str, found: Interval, wrong: tuple[str, Interval], band: float = BAND
 ) -> Verdict:
+    """The slope ``found`` in the width is -1/2 to ``band``; that of the control ``wrong`` (name, slope) is not."""
     name, other = wrong
     return Verdict.of(
         subject,
@@ -128,7 +129,7 @@ class Point(NamedTuple):
 
 
 def _measured(activation: str, width: int, draws: int, seed: int, x: np.ndarray) -> dict[str, np.ndarray]:
-    """Everything of Lemma 9.1 on ``draws`` networks of one width, [draws] each."""
+    """The quantities of Lemma 9.1 and C_1 on ``draws`` networks of one width, [draws] each, by name."""
     model = one_hidden_layer(x.shape[1], width, activation)
     assert model.kernel is not None
     nngp, ntk = (np.asarray(k) for k in model.kernel(jnp.asarray(x), None))
@@ -138,7 +139,7 @@ def _measured(activation: str, width: int, draws: int, seed: int, x: np.ndarray)
         params = jax.tree.map(np.asarray, model.init(key))
         start = jacobian(activation, params, x)
         points = [Point(np.zeros(start.shape[1]), start)]
-        # A random direction, and one in which the outputs move most for their number of weights: that of training.
+        # A random direction, and one in the span of the gradients, as training moves the weights.
         for direction in (rng.standard_normal(start.shape[1]), rng.standard_normal(len(x)) @ start):
             step = np.asarray(RADIUS * direction / np.linalg.norm(direction))
             points.append(Point(step, jacobian(activation, _moved(params, step), x)))

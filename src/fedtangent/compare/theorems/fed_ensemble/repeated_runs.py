@@ -1,7 +1,7 @@
-"""Ensembles trained again and again: many schedules, and for a linear model many initial functions under each.
+"""Ensembles trained many times: under many schedules, and for a linear model from many initial functions under each.
 
-What is measured here (``simulated``) and what theory says of the same schedules (``laws``) share the data, the step
-and the keys of the schedules, and nothing else.
+The simulation (``simulated``) and the theory of the same schedules (``laws``) share the data, the learning rate and the
+keys of the schedules, and nothing else.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from fedtangent import data
 from fedtangent.compare.statistics import Slope, weighted_line
 from fedtangent.data import partition
+from fedtangent.data.partition.given import consecutive
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
@@ -34,7 +35,7 @@ AMPLITUDE, NOISE = 0.2**2, 0.2**2
 
 
 class ToyProblem(NamedTuple):
-    """Data, a model whose C outputs are independent if it is linear, its kernels, and how clients train it."""
+    """Data, a model (if it is linear, its C outputs are independent), its kernels, and how clients train it."""
 
     x: np.ndarray  # [n, 1]
     y: np.ndarray  # [n, 1]
@@ -59,8 +60,8 @@ def sine_problem(
 ) -> ToyProblem:
     """The toy of FE-2024, section V-A (FE-2021, section 5), in float64; ``gap``: the data of section V-B.
 
-    The paper gives neither step size nor local steps: the step here is half of the largest that is stable whatever
-    the data, ``1 / max_x Theta(x, x)``. ``seed`` draws the data; the 100 centres are those of seed 0.
+    The paper gives neither learning rate nor local steps. The rate here is ``1 / max_x Theta(x, x)``, half of the
+    largest that is stable for any data. ``seed`` draws the data; the 100 centres are those of seed 0.
     """
     toy = data.load("sine", seed=seed, num_users=num_clients, points_per_user=points_per_client, gap=gap,
                     test_points=TEST_POINTS)  # fmt: skip
@@ -80,19 +81,18 @@ def sine_problem(
 
 
 def spaced_problem(seed: int, *, local_steps: int) -> ToyProblem:
-    """The toy with a gap, of eight points that are more than a bandwidth apart, on three unequal clients.
+    """The toy with a gap on three unequal clients, with eight points that are more than a bandwidth apart.
 
-    On the papers' own points Theta is all but singular and no run comes near Theorem 2's limit; here a hundred rounds
-    do, whatever the seed.
+    On the papers' own points Theta is nearly singular and no run comes near Theorem 2's limit; here a hundred rounds
+    suffice for any seed.
     """
     rng, whole = np.random.default_rng(seed), sine_problem(seed, local_steps=local_steps, gap=True, num_clients=1)
     x = 0.5 + 0.13 * np.arange(4) + rng.uniform(0, 0.02, (2, 4))
     x = rng.permutation((x * [[-1], [1]]).ravel())[:, None]
     y = np.sin(2 * np.pi * x) + rng.normal(0, NOISE**0.5, x.shape)
-    clients = Partition(np.arange(len(x), dtype=np.int32), np.array([0, 1, 4, 8], np.int32))
     kernel = whole.model(1).kernel
     assert kernel is not None
-    return whole._replace(x=x, y=y, clients=clients, blocks=kernel_blocks(kernel, x, whole.x_test))
+    return whole._replace(x=x, y=y, clients=consecutive((1, 3, 4)), blocks=kernel_blocks(kernel, x, whole.x_test))
 
 
 @functools.cache
@@ -102,27 +102,27 @@ def permutations(num_clients: int, num_models: int) -> Schedule:
 
 
 def seeds_of(num_models: int, count: int, first: int = 0) -> range:
-    """Seeds of the runs of K models, other ones for every K and every ``first``, so that results are independent."""
+    """``count`` seeds for runs of K models, distinct for every K and ``first``, so that results are independent."""
     start = (first * 2**16 + 1000 * num_models) % 2**32
     return range(start, start + count)
 
 
 def laws(
-    problem: ToyProblem, plan: Schedule, rounds: Sequence[int], seeds: Sequence[int]
+    problem: ToyProblem, schedule: Schedule, rounds: Sequence[int], seeds: Sequence[int]
 ) -> list[tuple[EnsembleLaw, ...]]:
-    """Exact law after each of ``rounds`` for each seed's schedule, ``[schedule][round]``."""
-    held = schedules(problem, plan, max(rounds), seeds)
+    """The ensemble's exact law after each of ``rounds`` under each seed's schedule, ``[schedule][round]``."""
+    held = schedules(problem, schedule, max(rounds), seeds)
     each = [Cohort(*(np.asarray(leaf)[i] for leaf in held)) for i in range(len(seeds))]
     return ensemble_laws(
         problem.blocks, problem.y, problem.clients, each, Rule(problem.local_steps, problem.learning_rate), rounds,
-        plan.num_models,
+        schedule.num_models,
     )  # fmt: skip
 
 
-def schedules(problem: ToyProblem, plan: Schedule, num_rounds: int, seeds: Sequence[int]) -> Cohort:
+def schedules(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: Sequence[int]) -> Cohort:
     """The cohorts of each seed's run, [schedules, R, S], clients weighted by examples as the simulation does."""
     longer = max(256, 1 << (num_rounds - 1).bit_length())  # one compiled program serves runs of many lengths
-    drawn = [_unrolled(plan, keys(int(seed)).schedule, longer) for seed in seeds]
+    drawn = [_unrolled(schedule, keys(int(seed)).schedule, longer) for seed in seeds]
     client, model, weight = (np.stack([np.asarray(c[i])[:num_rounds] for c in drawn]) for i in range(3))
     return Cohort(client, model, weight * np.asarray(problem.clients.sizes)[client])  # type: ignore[arg-type]
 
@@ -130,7 +130,7 @@ def schedules(problem: ToyProblem, plan: Schedule, num_rounds: int, seeds: Seque
 _unrolled = jax.jit(unroll, static_argnums=(0, 2))
 
 
-def simulated(problem: ToyProblem, plan: Schedule, num_rounds: int, seeds: Sequence[int], draws: int) -> np.ndarray:
+def simulated(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: Sequence[int], draws: int) -> np.ndarray:
     """Predictions of trained ensembles, [S, J, m, 1]: one run for each seed's schedule, J = ``draws`` outputs in each.
 
     The outputs of a linear model share no weights and, under squared loss, no gradients: each is an independent
@@ -139,7 +139,7 @@ def simulated(problem: ToyProblem, plan: Schedule, num_rounds: int, seeds: Seque
     """
     model = problem.model(draws)
     algorithm = algorithms.fed_ensemble(
-        model, plan, client_learning_rate=problem.learning_rate, work=Work(steps=problem.local_steps)
+        model, schedule, client_learning_rate=problem.learning_rate, work=Work(steps=problem.local_steps)
     )
     targets = np.tile(problem.y, (1, draws))
     held = data.federated_data(problem.x, targets, problem.clients, dtype=jnp.float64)

@@ -1,4 +1,4 @@
-"""Lemmas 9.2 and 9.3 and eq. (13)-(14) of FE-2021: orders in the step size, with wrong terms beside the right ones."""
+"""Lemmas 9.2 and 9.3 and eq. (13)-(14) of FE-2021: the order of each error in the step size, by fitted slopes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from fedtangent.types import Cohort, Partition
 
 STEPS = np.array([1e-2, 5e-3, 2.5e-3, 1.25e-3])
 BAND = 0.1  # of a fitted slope
-NUM_MODELS, NUM_FEATURES = 3, 40  # of a random federation
-Operators = list[np.ndarray]  # of each of STEPS, [n, n]
+NUM_MODELS, NUM_FEATURES = 3, 40  # of ``random_federation``
+Operators = list[np.ndarray]  # [n, n], one for each of STEPS
 
 
 class RandomFederation(NamedTuple):
-    """A random federation: kernel, clients of unequal sizes and steps, and the models that each trains in an age."""
+    """A kernel, clients of unequal sizes and steps, and which model each of them trains in the rounds of an age."""
 
     theta: np.ndarray  # [n, n]
     rows: tuple[np.ndarray, ...]  # of each client
@@ -39,7 +39,7 @@ class RandomFederation(NamedTuple):
 
     @property
     def partition(self) -> Partition:
-        """The clients' rows as the theory takes them."""
+        """The clients' rows as a ``Partition``."""
         offsets = np.cumsum([0] + [len(r) for r in self.rows]).astype(np.int32)
         return Partition(np.concatenate(self.rows).astype(np.int32), offsets)
 
@@ -51,11 +51,11 @@ class RandomFederation(NamedTuple):
         return Cohort(client, self.model, np.broadcast_to(sizes, self.model.shape))  # type: ignore[arg-type]
 
     def age(self, rate: float) -> Age:
-        """The theory's operators of model 0."""
+        """The theory's operators of an age of model 0."""
         return age_operators(self.theta, self.partition, self.cohorts, self.steps, rate)
 
     def true_age(self, rate: float, dynamics: str = "gradient_descent", trained_model: int = 0) -> np.ndarray:
-        """What one age does to a model's residual, [n, n], client by client: no expansion, nothing of the theory's."""
+        """The operator [n, n] of one age on a model's residual, client by client: nothing of ``theory`` is used."""
         n = len(self.theta)
         product = np.eye(n)
         for models in self.model:
@@ -76,7 +76,7 @@ class RandomFederation(NamedTuple):
 
 
 def random_federation(scale: str, seed: int) -> RandomFederation:
-    """A federation of clients of unequal sizes, whose points have random features."""
+    """A federation of clients of unequal sizes, with the kernel of random features."""
     sizes = of_scale(scale, (3, 1, 5, 2, 3), (8, 3, 12, 6, 9, 2, 10))
     rng = np.random.default_rng(seed)
     n = sum(sizes)
@@ -87,7 +87,7 @@ def random_federation(scale: str, seed: int) -> RandomFederation:
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Every statement on the second-order terms."""
+    """Every statement on second-order terms."""
     case = random_federation(scale, seed)
     where = f"n = {len(case.theta)}, {len(case.rows)} clients, K = {NUM_MODELS}, steps {STEPS[-1]:g} .. {STEPS[0]:g}"
     return [*_lemmas(case, where, seed), *_ages(case, where)]
@@ -99,7 +99,7 @@ def slope_in_the_step(steps: np.ndarray, errors: list[float]) -> float:
 
 
 def least_noticed(notices: Callable[[float], bool]) -> float:
-    """The least relative error of a theory, up to 1, that a check notices: to two digits, inf if it notices none."""
+    """The least relative error up to 1 for which ``notices(error)`` is true, to 2 %; inf if there is none."""
     low, high = 1e-9, 1.0
     if not notices(high):
         return np.inf
@@ -114,7 +114,7 @@ def _slope(errors: list[float]) -> float:
 
 
 class Orders(NamedTuple):
-    """An operator, what it is to first and to second order, and a wrong second order."""
+    """An operator, its first- and second-order approximations, and a wrong second-order one."""
 
     true: Operators
     first: Operators
@@ -199,7 +199,7 @@ def _ages(case: RandomFederation, where: str) -> list[Verdict]:
 
 
 def _predicted_error(where: str, measured: Operators, terms: Operators, wrong: Operators) -> Verdict:
-    """The second-order terms against the measured difference: relative error falls as the step."""
+    """The second-order terms equal the measured difference, to a relative error of first order in the step."""
 
     def errors(of: Operators, factor: float = 1.0) -> list[float]:
         return [float(np.linalg.norm(factor * t - m) / np.linalg.norm(m)) for t, m in zip(of, measured, strict=True)]

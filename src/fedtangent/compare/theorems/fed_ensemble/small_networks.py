@@ -1,8 +1,8 @@
-"""Networks small enough to be trained inside Theorem 9.1: steps with kappa_2 < 1, measured C_1, equal rounds.
+"""Networks that can be trained within Theorem 9.1: kappa_2 < 1, C_1 measured, equally many examples in every round.
 
-One hidden layer of erf units on nearly orthogonal inputs of norm 1, whose kernel is well conditioned, and few examples:
-C_2 grows with both, and steps have to fall as its square. Unequal clients take turns at the models in fixed groups, so
-that every round of every model has the same number of examples.
+They have one hidden layer of erf units. Inputs are few, nearly orthogonal and of norm 1, so that the kernel is well
+conditioned and C_2 small: the step must fall as its square. Unequal clients take turns at the models in fixed groups,
+so that every round of every model has the same number of examples.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from scipy.special import erf
 
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import cohorts, init_key, recipe
+from fedtangent.data.partition.given import consecutive
 from fedtangent.engine.run import predict, simulate
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.models.dense import mlp
 from fedtangent.models.linearised import first_order
 from fedtangent.theory.fed_ensemble.convergence import Networks, Theorem1, largest_progress, theorem_1
 from fedtangent.theory.flow import Rule
-from fedtangent.types import Array, Cohort, Key, Model, Partition, PyTree, Schedule
+from fedtangent.types import Array, Cohort, Key, Model, PyTree, Schedule
 
 W_STD = 1.5
 Function = Callable[[np.ndarray], np.ndarray]
-# Activations with their first and second derivatives; that of ReLU's kink is left out.
+# Activations with their first and second derivatives; ReLU's second one is taken as 0.
 ACTIVATIONS: dict[str, tuple[Function, Function, Function]] = {
     "erf": (
         erf,
@@ -40,7 +41,7 @@ ACTIVATIONS: dict[str, tuple[Function, Function, Function]] = {
 
 
 class Task(NamedTuple):
-    """Who holds how much, who trains together, and for how long."""
+    """Sizes of the clients, their groups, the length of training, and the targets."""
 
     sizes: tuple[int, ...]  # of the clients
     group: tuple[int, ...]  # of each client; groups take turns at as many models
@@ -53,12 +54,12 @@ class Task(NamedTuple):
 
     @property
     def nbar(self) -> int:
-        """Examples of a round of a model: the same for all groups."""
+        """Examples that train a model in a round; the same for all groups."""
         return sum(size for size, group in zip(self.sizes, self.group, strict=True) if group == 0)
 
 
 def turns(group: tuple[int, ...]) -> Schedule:
-    """Client i trains model ``group[i] + round``, modulo the number of groups."""
+    """The schedule in which client i trains model ``group[i] + round``, modulo the number of groups."""
     num_models, num_clients = max(group) + 1, len(group)
 
     def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
@@ -78,11 +79,11 @@ def inputs(rng: np.random.Generator, number: int) -> np.ndarray:
     size = number + 1
     x = np.linalg.qr(rng.standard_normal((size, size)))[0][:number]
     x = x + 0.15 * rng.standard_normal(x.shape) / np.sqrt(size)
-    return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True) * (1 - 1e-12))  # not above 1 by rounding
+    return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True) * (1 - 1e-12))  # never above 1 by rounding
 
 
 def setting(task: Task, width: int, seed: int) -> Setting:
-    """``task`` for networks of ``width``; the step allows for the C_1 and the initial functions that are expected."""
+    """``task`` for networks of ``width``; the step is chosen for the expected C_1 and size of the initial functions."""
     rng, n = np.random.default_rng(seed), sum(task.sizes)
     x = inputs(rng, n)
 
@@ -92,8 +93,8 @@ def setting(task: Task, width: int, seed: int) -> Setting:
     theta = np.asarray(model(width).kernel(jnp.asarray(x), None, get="ntk"))  # type: ignore[misc]
     y = np.linalg.eigh(theta)[1][:, :1] if task.weakest else rng.standard_normal((n, 1))
     y = y * (task.labels * np.sqrt(np.trace(theta) / n) / np.linalg.norm(y))
-    offsets = np.cumsum((0, *task.sizes)).astype(np.int32)
-    c2 = float(sum(np.sqrt(np.trace(theta[a:b, a:b])) for a, b in itertools.pairwise(offsets)))
+    clients = consecutive(task.sizes)
+    c2 = float(sum(np.sqrt(np.trace(theta[a:b, a:b])) for a, b in itertools.pairwise(clients.offsets)))
     c1, r0 = 5.0, float(np.hypot(np.linalg.norm(y), np.sqrt(np.trace(theta))))
     rounds = max(task.group) + 1
     return Setting(
@@ -103,7 +104,7 @@ def setting(task: Task, width: int, seed: int) -> Setting:
         y_train=y,
         x_test=x[:1],
         y_test=y[:1],
-        partition=Partition(np.arange(n, dtype=np.int32), offsets),
+        partition=clients,
         schedule=turns(task.group),
         model=model,
         widths=(width,),
@@ -116,7 +117,7 @@ def setting(task: Task, width: int, seed: int) -> Setting:
 
 
 def jacobian(activation: str, params: PyTree, x: np.ndarray) -> np.ndarray:
-    """Of ``one_hidden_layer`` by its weights, [n, P], in NumPy."""
+    """The Jacobian of ``one_hidden_layer`` with respect to its weights, [n, P], in NumPy."""
     w, a, first, last = _weights(params, x)
     function, slope, _ = ACTIVATIONS[activation]
     z = first * x @ w
@@ -125,12 +126,12 @@ def jacobian(activation: str, params: PyTree, x: np.ndarray) -> np.ndarray:
 
 
 def curvature(activation: str, params: PyTree, x: np.ndarray) -> float:
-    """C_1 of one network: a bound of ``l^-1/2 ||Hessian||`` in the papers' parameterisation, sharp for one example.
+    """C_1 of one network: a bound of ``l^-1/2 ||Hessian||`` in the papers' parameterisation, exact for one example.
 
-    The papers' weights are l^-1/2 times those here, so that it is l^1/2 times the norm here. Hidden units do not meet
-    in the Hessian; that of unit u for an example of norm r is ``[[p r^2, q r], [q r, 0]]`` in the direction of the
-    example and of the unit's last weight, with ``p = a_u phi''(z)`` and ``q = phi'(z)`` times the layers' scales. For
-    all examples at once the norm is at most the root of the sum of squares.
+    The papers' weights are l^-1/2 times those here, so it is l^1/2 times the norm here. The Hessian is block diagonal
+    in the hidden units; for an example of norm r the block of unit u is ``[[p r^2, q r], [q r, 0]]`` in the direction
+    of the example and of the unit's last weight, with ``p = a_u phi''(z)`` and ``q = phi'(z)`` times the layers'
+    scales. For all examples at once the norm is at most the root of the sum of squares.
     """
     w, a, first, last = _weights(params, x)
     _, slope, second = ACTIVATIONS[activation]
@@ -147,7 +148,7 @@ def _weights(params: PyTree, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, flo
 
 
 def own_linearisation(model: Model) -> Model:
-    """``model`` as a first-order polynomial in its weights about the weights it starts from, whatever those are."""
+    """``model`` linearised in its weights about its own initial weights, which are kept in its parameters."""
 
     def init(key: Key) -> PyTree:
         params = model.init(key)
@@ -160,7 +161,7 @@ def own_linearisation(model: Model) -> Model:
 
 
 class FollowedNetworks(NamedTuple):
-    """Networks of one width and their own linearisations along their training: [E, K], or [E, T, K] at T ages."""
+    """E draws of K networks of one width and their linearisations, at T ages of their training."""
 
     width: int
     ages: np.ndarray  # [T], the first is 0
@@ -218,7 +219,7 @@ def follow(given: Setting, draws: int) -> FollowedNetworks:
 
 
 def theorem(given: Setting, seen: FollowedNetworks, draw: int) -> Theorem1:
-    """Theorem 1 on one draw's K networks, with the kernel of them that is farthest from the limit."""
+    """Theorem 1 on the K networks of one draw, with their initial kernel that is farthest from the limit."""
     limit = np.asarray(given.kernel(jnp.asarray(given.x_train), None, get="ntk"))
     start = seen.kernels[draw, 0]
     farthest = start[np.argmax(np.linalg.norm(start - limit, 2, axis=(1, 2)))]

@@ -1,1 +1,1 @@
-"""The exact flow, which every linear model follows and every network approaches."""
+"""The exact federated flow: linear models follow it, networks approach it as they become wide."""

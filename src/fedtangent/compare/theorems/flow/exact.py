@@ -1,7 +1,7 @@
-"""The exact federated flow: linear models trained by the simulator equal it, networks come nearer with their width.
+"""The exact federated flow: simulated linear models equal it, networks come nearer to it as they become wider.
 
-Every option of the algorithms is one entry of ``OPTIONS``: how the simulator trains with it, what ``federated_flow`` is
-told, and what a theory that ignores it would be told instead.
+Every option of the algorithms is one entry of ``OPTIONS``: the simulator's arguments for it, those of
+``federated_flow``, and those of a wrong theory that ignores it.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from fedtangent.types import Algorithm, Model, Schedule
 
 THEOREM = "federated flow (FE-2021 section 9.2, exact)"
 LOCAL_STEPS = 4
-SLOWER = 0.95  # a rate that is wrong by 5 %
-SLOWER_STILL = (0.75, 0.5, 0.25, 0.1)  # for networks, which are themselves some percent away from their flow
+SLOWER = 0.95  # factor of the learning rate in a wrong theory
+SLOWER_STILL = (0.75, 0.5, 0.25, 0.1)  # the same for networks, which are themselves some percent off their flow
 SIZES = Scale((128, 512, 2048), 48, 10), Scale((128, 256, 512, 1024, 2048, 4096), 30, 20)
 LINEAR_ROUNDS = {"default": 30, "paper": 300}
 NUM_CLIENTS = 5
 NUM_STRATA = 2
 DECAY = 0.2
-SHRINKING = (1.0, 0.5, 0.25, 0.125)  # factors of the local steps' sizes
+SHRINKING = (1.0, 0.5, 0.25, 0.125)  # factor of each local step's size
 
 
 class Option(NamedTuple):
-    """One option, on both sides; a new one is a new entry of ``OPTIONS``."""
+    """One option, as the simulator and the theory take it."""
 
     name: str
     schedule: Callable[[], Schedule]
     recipe: Callable[..., Algorithm] = algorithms.fed_avg
-    both: dict[str, Any] = {}  # options of the recipe that the flow's Rule has under the same name  # noqa: RUF012
-    simulated: dict[str, Any] = {}  # further options of the recipe  # noqa: RUF012
+    both: dict[str, Any] = {}  # arguments of the recipe, and fields of the Rule with the same names  # noqa: RUF012
+    simulated: dict[str, Any] = {}  # further arguments of the recipe  # noqa: RUF012
     predicted: dict[str, Any] = {}  # further fields of the Rule  # noqa: RUF012
-    ignored: dict[str, Any] | None = None  # those of a theory that ignores the option; None: it ignores the schedule
-    uniform: bool = False  # clients weigh the same rather than by examples
-    lazy: bool = True  # networks of growing width approach it
+    ignored: dict[str, Any] | None = None  # fields of a Rule that ignores it; None: it ignores the schedule
+    uniform: bool = False  # clients have equal weights, instead of their numbers of examples
+    lazy: bool = True  # networks approach the flow as their width grows
 
 
 def every_client(num_models: int = 1) -> Schedule:
@@ -64,12 +64,12 @@ def every_client(num_models: int = 1) -> Schedule:
 
 
 def sampled(clients_per_round: int) -> Callable[[], Schedule]:
-    """So many clients are drawn in every round."""
+    """``clients_per_round`` clients are drawn in every round."""
     return partial(schedule.uniform_sampling, NUM_CLIENTS, clients_per_round)
 
 
 def permuted(num_models: int) -> Callable[[], Schedule]:
-    """Each client trains the models in orders of its own."""
+    """Each client trains the models in a random order of its own."""
     return partial(schedule.per_client_permutations, NUM_CLIENTS, num_models)
 
 
@@ -126,7 +126,7 @@ OPTIONS = (
         both={"nesterov": True, "server_learning_rate": 0.5},
         simulated={"momentum": 0.5},
         predicted={"server_momentum": 0.5},
-        ignored={"nesterov": False, "server_momentum": 0.0},  # the look ahead alone is less than a network's own gap
+        ignored={"nesterov": False, "server_momentum": 0.0},  # the look-ahead alone is less than a network's own gap
     ),
     Option(
         "local steps that shrink",
@@ -141,7 +141,7 @@ OPTIONS = (
         simulated={"client_optimizer": decaying},
         predicted={"weight_decay": DECAY},
         ignored={"weight_decay": 0.0},
-        lazy=False,  # the weights, and with them the tangent kernel, shrink alike at every width
+        lazy=False,  # weights, and so the tangent kernel, shrink by the same factor at every width
     ),
 )
 
@@ -170,7 +170,7 @@ def network_setting(seed: int, num_rounds: int) -> Setting:
 def _setting(
     name: str, points: tuple[np.ndarray, ...], model: Callable[[int], Model], num_rounds: int, seed: int
 ) -> Setting:
-    """Every option is tried on the same data and rate: half the largest stable step of any client."""
+    """The setting of all options; the learning rate is half the largest step at which every client is stable."""
     x_train, y_train, x_test = points
     held = partition.quantity_skew(len(x_train), NUM_CLIENTS, alpha=2.0, seed=seed, min_client_size=2)
     kernel = model(1).kernel
@@ -197,7 +197,7 @@ def _setting(
 
 
 def run(option: Option, setting: Setting, width: int, draws: int) -> Simulated:
-    """The option simulated."""
+    """Train ``draws`` initialisations under the option."""
     setting = dataclasses.replace(setting, schedule=option.schedule(), draws=draws)
     algorithm = option.recipe(
         setting.model(width),
@@ -211,7 +211,7 @@ def run(option: Option, setting: Setting, width: int, draws: int) -> Simulated:
 
 
 def flow_of(option: Option, setting: Setting, blocks: KernelBlocks, **changes: Any) -> Flow:
-    """What theory says of the option; ``changes`` make it wrong."""
+    """The flow under the option; ``changes`` of its Rule or schedule make it a wrong theory."""
     own = option.schedule()
     weighting = "uniform" if changes.pop("uniform", option.uniform) else "examples"
     drawn = cohorts(dataclasses.replace(setting, schedule=changes.pop("schedule", own), weighting=weighting))
@@ -224,7 +224,7 @@ def flow_of(option: Option, setting: Setting, blocks: KernelBlocks, **changes: A
 def wrong_flows(
     option: Option, setting: Setting, blocks: KernelBlocks, slower: tuple[float, ...] = (SLOWER,)
 ) -> dict[str, Flow]:
-    """Wrong theories of the option, the one that ignores it first."""
+    """Wrong theories: the option ignored, a local step less, and the client learning rate times each of ``slower``."""
     wrong: dict[str, dict[str, Any]] = {}
     if option.ignored is None:
         wrong["schedule ignored"] = {"schedule": every_client(option.schedule().num_models)}
@@ -236,16 +236,16 @@ def wrong_flows(
 
 
 def errors(flow: Flow, seen: Simulated) -> np.ndarray:
-    """Relative errors of every network at every round to the flow from its own initial function, [r, K, E].
+    """Error of every network at every round to the flow from its own initial function, [r, K, E].
 
-    Relative to how far the flow has moved the function at the test points.
+    It is relative to how far the flow moves the function at the test points over the whole run.
     """
     predicted = networks(flow, [seen], seen.rounds)[0]
     return relative_errors(predicted, seen.test, predicted[-1:] - predicted[:1])
 
 
 def exact(option: Option, setting: Setting) -> Verdict:
-    """The linear model under ``option`` against the flow, at every round, to ``EXACT``."""
+    """The linear model under ``option`` equals the flow at every round, to ``EXACT``."""
     blocks, seen = setting.blocks(), run(option, setting, 1, 2)
     worst = {name: float(np.max(errors(flow, seen))) for name, flow in wrong_flows(option, setting, blocks).items()}
     right = float(np.max(errors(flow_of(option, setting, blocks), seen)))
@@ -255,7 +255,7 @@ def exact(option: Option, setting: Setting) -> Verdict:
 
 
 def slope(option: Option, setting: Setting, widths: tuple[int, ...], num_networks: int) -> Verdict:
-    """Networks under ``option``: the error to the flow at the last round against the width."""
+    """The error of networks to the flow at the last round falls as width^-1/2."""
     setting = dataclasses.replace(setting, evaluate_every=0)
     blocks = setting.blocks()
     draws = -(-num_networks // option.schedule().num_models)

@@ -1,4 +1,4 @@
-"""The residual ledger on whole runs: every client's residual is the flow's to rounding, or within a network's bound."""
+"""The residual ledger on whole runs: each client's residual is the flow's, to rounding or within a network's bound."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from fedtangent.types import Algorithm, Model
 
 THEOREM = "FE-2021 section 9.4 (residual ledger)"
 CLIENTS, STEPS, EVALUATIONS = 6, 5, 6
-SPLIT = 1  # seed of the partition: one for all runs, which so share their compiled programs
+SPLIT = 1  # seed of the partition: the same for all runs, so that they share compiled programs
 LARGER = 1.1  # a step size that is wrong by 10 %
-LARGER_STEPS = (1.01, 1.02, 1.03, 1.05, 1.07, LARGER, 1.15, 1.2)  # until it is noticed
-OFF = (1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-9)  # and for a linear model
-SLOPE, BAND = -0.5, 0.1  # of width, which the gap falls with at least
+LARGER_STEPS = (1.01, 1.02, 1.03, 1.05, 1.07, LARGER, 1.15, 1.2)  # tried in turn until one is noticed
+OFF = (1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-9)  # relative errors of the step size, tried on a linear model
+SLOPE, BAND = -0.5, 0.1  # the gap's slope against the width is at most their sum
 SIZES = Scale((256, 1024, 4096), 8, 24), Scale((512, 2048, 8192), 16, 48)  # draws: seeds
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """The ledger of a linear model, of networks, and both beside wrong predictions."""
+    """The ledger of a linear model and of networks of several widths."""
     size = of_scale(scale, *SIZES)
     networks = {width: _networks(size, width, seed) for width in size.widths}
     return [_linear_check(size, seed), _bound_check(size, networks), _slope_check(size, networks)]
 
 
 class Trainer(NamedTuple):
-    """What the runs of all seeds share, and with it their compiled programs."""
+    """Model and algorithm, the same objects for all seeds, so that their runs share compiled programs."""
 
     model: Model
     rate: float
@@ -50,8 +50,8 @@ class Trainer(NamedTuple):
 
 
 def _trainer(model: Model, rate: float, width: int) -> Trainer:
-    plan = schedule.per_client_permutations(CLIENTS, 2)
-    algorithm = algorithms.fed_ensemble(model, plan, client_learning_rate=rate, work=Work(steps=STEPS))
+    order = schedule.per_client_permutations(CLIENTS, 2)
+    algorithm = algorithms.fed_ensemble(model, order, client_learning_rate=rate, work=Work(steps=STEPS))
     return Trainer(model, rate, algorithm, width)
 
 
@@ -60,7 +60,7 @@ def _ledger(trainer: Trainer, x: np.ndarray, y: np.ndarray, size: Scale, seed: i
     model, rate, algorithm, width = trainer
     clients = partition.quantity_skew(len(x), CLIENTS, 2.0, SPLIT, min_client_size=2)
     held = data.federated_data(x, y, clients, dtype=jnp.float64)
-    key = jax.random.fold_in(jax.random.key(seed), width)  # else narrow networks are parts of wider ones
+    key = jax.random.fold_in(jax.random.key(seed), width)  # with one key, narrow networks would be parts of wider ones
     ledger = residual_ledger(algorithm, model, held, size.num_rounds, Rule(STEPS, rate), seed=seed, init_key=key)
     every = size.num_rounds // EVALUATIONS
     run = simulate(algorithm, held, size.num_rounds, seed, "scan", every, evaluate=ledger, init_key=key)
@@ -74,11 +74,11 @@ def _examples(size: Scale) -> int:
 
 
 def _networks(size: Scale, width: int, seed: int) -> list[ResidualLedger]:
-    """A smooth network of one hidden layer on inputs of one norm, of which the kernel's diagonal is one number."""
+    """Ledgers of smooth one-hidden-layer networks; inputs have equal norms, so the kernel's diagonal is constant."""
     model = mlp(5, 1, (width,), "erf", dtype=jnp.float64)
     theta = model.kernel(jnp.ones((1, 5)), None, get="ntk")  # type: ignore[misc]
     trainer, found = _trainer(model, 1 / float(theta[0, 0]), width), []
-    for own in (np.arange(size.draws) + seed * size.draws) % 2**32:  # no draw is of two seeds
+    for own in (np.arange(size.draws) + seed * size.draws) % 2**32:  # two values of ``seed`` share no draw
         x = np.random.default_rng(own).standard_normal((_examples(size), 5))
         x *= np.sqrt(5) / np.linalg.norm(x, axis=1, keepdims=True)
         found.append(_ledger(trainer, x, np.sin(2 * x[:, :1]), size, int(own)))
@@ -151,7 +151,7 @@ def _slope(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Interval:
 
 
 def _slope_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verdict:
-    """O(l^-1/2) is an upper bound: a network with a smooth activation may come nearer faster."""
+    """The gap falls at least as width^-1/2: that is an upper bound, and smooth activations may do better."""
     found, steep = _slope(size, networks), (-np.inf, SLOPE + BAND)
     for factor in LARGER_STEPS:
         other = _slope(size, {width: [_wrong_rate(of, factor) for of in same] for width, same in networks.items()})

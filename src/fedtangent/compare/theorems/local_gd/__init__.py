@@ -1,1 +1,1 @@
-"""Local-GD's theorems against simulation, each beside a wrong theory that must not pass."""
+"""The theorems of Local-GD, each checked against simulation."""

@@ -23,11 +23,11 @@ from fedtangent.theory import (
 )
 from fedtangent.theory.local_gd.max_margin import project
 
-SPREAD = 0.4  # of a node's truth about that of all, per coordinate
-LAMBDA = 0.1  # at which hundreds of steps end the local work of eq. (12) to rounding
+SPREAD = 0.4  # standard deviation of a node's true separator about the common one, per coordinate
+LAMBDA = 0.1  # so large that ``STEPS`` local steps reach the minimiser of eq. (12) to rounding
 STEPS = 600
 SIMULATED_ROUNDS = 5
-FEW_ROUNDS = 3  # Lemma 2 is about a fixed round
+FEW_ROUNDS = 3  # of Lemma 2, which is about a fixed round
 LEVELS = np.array([1e3, 1e4, 1e5, 1e6])  # ln(1 / lambda)
 ROUNDS = 1000
 LATE = np.array([125, 250, 500, 1000])  # rounds over which a slope is fitted
@@ -36,22 +36,17 @@ GROWTH_MARGIN = 0.05
 
 
 class Classified(NamedTuple):
-    """A separable problem and what theory makes of it."""
+    """A separable problem with its feasible sets and its hard-margin SVM."""
 
     problem: LinearProblem
     sets: FeasibleSets
     svm: np.ndarray  # [d]
-    start: np.ndarray  # [d], of a run from elsewhere, as far from 0 as the SVM
+    start: np.ndarray  # [d], another start than 0, of the SVM's norm
     seed: int
-
-    @property
-    def missing(self) -> list[float]:
-        """Weights of a theory that misses a node."""
-        return self.problem.size.without_last()
 
 
 def problem_of(size: Size, seed: int) -> Classified:
-    """Gaussian inputs of norm about 1, labels by truths of each node's own about one of all."""
+    """Gaussian inputs of norm about 1, labelled by a separator of each node's own, which varies about a common one."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((size.nodes, size.held, size.dimension)) / np.sqrt(size.dimension)
     truths = rng.standard_normal(size.dimension) + SPREAD * rng.standard_normal((size.nodes, size.dimension))
@@ -63,7 +58,7 @@ def problem_of(size: Size, seed: int) -> Classified:
 
 
 def simulated_rounds(case: Classified, modified: bool) -> Verdict:
-    """Hundreds of local steps on eq. (12) end where its exact minimisers are, in Local-GD and in algorithm 3."""
+    """``STEPS`` local steps on eq. (12) reach its exact local minimisers, in Local-GD or (``modified``) algorithm 3."""
     size, rounds, level = case.problem.size, SIMULATED_ROUNDS, float(np.log(1 / LAMBDA))
     nodes = np.asarray(case.sets.signed)
     stable = 2 / float(np.linalg.svd(nodes, compute_uv=False).max() ** 2)  # at the start
@@ -80,7 +75,7 @@ def simulated_rounds(case: Classified, modified: bool) -> Verdict:
     wrong = {
         "lambda / 2": away(level + np.log(2)),
         "a mean in place of the sum": away(level - np.log(size.held)),
-        "a node missing": away(level, weights=case.missing),
+        "a node missing": away(level, weights=size.without_last()),
         "the projections of eq. (13)": relative_distance(level * projections[-1], seen),
         "alpha of eq. (16)": away(level, alpha=halpern(rounds)),
     }
@@ -94,12 +89,12 @@ def simulated_rounds(case: Classified, modified: bool) -> Verdict:
 
 
 def weak_models(case: Classified, rounds: int) -> np.ndarray:
-    """Local-GD's models after so many rounds at each of ``LEVELS``, [levels, d]."""
+    """Local-GD's models after ``rounds`` rounds at each of ``LEVELS``, [levels, d]."""
     return np.stack([exponential_models(case.sets, rounds, v)[-1] for v in LEVELS])
 
 
 def lemma_2_residual(case: Classified) -> Verdict:
-    """``|w - ln(1/lambda) w_bar|`` grows with ``ln ln(1/lambda)``: as much in each decade of ln(1/lambda)."""
+    """``w - ln(1/lambda) w_bar`` changes as ``ln ln(1/lambda)``: equally in each decade of ``ln(1/lambda)``."""
     models, growths = weak_models(case, FEW_ROUNDS), []
     for alpha in (None, halpern(FEW_ROUNDS)):
         bar = parallel_projections(case.sets, FEW_ROUNDS, alpha=alpha)[-1]
@@ -125,7 +120,7 @@ def slope_row(
     wrong: tuple[str, np.ndarray],
     expected: float,
 ) -> Verdict:
-    """A power law: the slope of log(right) over log(over), beside that of what a wrong theory says."""
+    """A power law: the slope of log(right) against log(over), and that of a wrong theory's (name, values)."""
     found, other = (float(np.polyfit(np.log(over), np.log(v), 1)[0]) for v in (right, wrong[1]))
     return Verdict.of(
         subject,
@@ -138,9 +133,9 @@ def slope_row(
 
 
 def lemma_2_direction(case: Classified) -> Verdict:
-    """Eq. (14): Local-GD's direction tends to that of the projections within ``ln ln(1/lambda) / ln(1/lambda)``.
+    """Eq. (14): Local-GD's direction is within ``ln ln(1/lambda) / ln(1/lambda)`` of that of the projections.
 
-    Over these values of lambda the slope of ``1 / ln(1/lambda)`` would be 1.1, which is not told from the bound's.
+    Over these values of lambda ``1 / ln(1/lambda)`` would have slope 1.1: the check cannot tell it from the bound.
     """
     models = weak_models(case, FEW_ROUNDS)
     plain, modified = (
@@ -159,10 +154,10 @@ def lemma_2_direction(case: Classified) -> Verdict:
 
 
 def lemma_3(case: Classified, from_zero: bool) -> Verdict:
-    """The plain mean of projections ends in every set, constraint by constraint, from any start."""
+    """The plain mean of projections ends in every feasible set: all margins reach 1, from any start."""
     start = None if from_zero else case.start
     short = {}
-    for name, weights in (("", "uniform"), ("a node missing", case.missing)):
+    for name, weights in (("", "uniform"), ("a node missing", case.problem.size.without_last())):
         end = parallel_projections(case.sets, ROUNDS, start=start, weights=weights)[-1]
         short[name] = float(1 - case.sets.margins(end).min())
     begin = "0" if from_zero else "elsewhere"
@@ -173,7 +168,7 @@ def lemma_3(case: Classified, from_zero: bool) -> Verdict:
 
 
 def theorem_2(case: Classified) -> Verdict:
-    """Local-GD's direction tends to that of the point in all sets where the mean of projections ends, not the SVM's."""
+    """Local-GD's direction tends to that of the point where the mean of projections ends, not to the SVM's."""
     models, end = weak_models(case, ROUNDS), parallel_projections(case.sets, ROUNDS)[-1]
     return slope_row(
         "Local-GD Theorem 2",
@@ -187,7 +182,7 @@ def theorem_2(case: Classified) -> Verdict:
 
 
 def theorem_3(case: Classified) -> Verdict:
-    """Drawn back to 0 by eq. (16) the direction tends to the SVM's as 1 / k; the plain mean's stays away from it."""
+    """With eq. (16), which pulls back to 0, the direction tends to the SVM's as 1 / k; without, it does not."""
     plain, drawn = (
         direction_distance(parallel_projections(case.sets, ROUNDS, alpha=alpha)[LATE], case.svm)
         for alpha in (None, halpern(ROUNDS))
@@ -204,7 +199,7 @@ def theorem_3(case: Classified) -> Verdict:
 
 
 def lemma_4(case: Classified) -> Verdict:
-    """From another start eq. (16) tends to the point of all sets that is nearest to it, as 1 / k."""
+    """From another start, eq. (16) tends as 1 / k to the point in all sets that is nearest to that start."""
     nearest = np.asarray(project(case.sets.pooled(), case.start).point[0])
     path = parallel_projections(case.sets, ROUNDS, alpha=halpern(ROUNDS), start=case.start)[LATE]
     near, machine = (np.linalg.norm(path - point, axis=1) for point in (nearest, case.svm))

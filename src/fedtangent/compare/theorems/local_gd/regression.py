@@ -1,4 +1,4 @@
-"""Lemma 1 and Theorem 1 of Local-GD: the global model of every round in closed form, and where it tends."""
+"""Lemma 1 and Theorem 1 of Local-GD: the global model of every round in closed form, its rate and its limit."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fedtangent.federated.algorithms import fed_avg
 from fedtangent.federated.schedule import all_clients, uniform_sampling
 from fedtangent.theory import LocalRegression, local_regression, local_theorem_1, minimum_norm
 
-ALIKE = 0.9  # cosine, before their noise, of an example of the first node and one of the second
-STEPS = 12  # local ones that leave a part to do
-MANY_STEPS = 40  # local ones that leave next to nothing
+ALIKE = 0.9  # correlation of one input of the first node with one of the second
+STEPS = 12  # local steps that do not converge
+MANY_STEPS = 40  # local steps that almost converge
 ROUNDS = 30
-SETTLED = 7  # a rate is fitted from where the next part of the distance has fallen by e^-7 more, to twice as late
+SETTLED = 7  # the fit of a rate starts where the next mode is e^-7 below the slowest, and ends twice as late
 RATE_MARGIN = 0.02  # of the rate
-NEAR = 1e-11  # how near to its limit a run is by theory when it is held against it
+NEAR = 1e-11  # a run is compared with its limit when it is as near by theory
 
 
 def problem_of(size: Size, seed: int) -> LinearProblem:
-    """The paper's (section 5): Gaussian inputs, truths N(0, 4) of each node's own, noise of variance 0.04.
+    """The problem of section 5: Gaussian inputs, weights N(0, 4) of each node's own, noise of variance 0.04.
 
-    Two nodes hold an example nearly alike, so that one eigenvalue of the averaged projection stands apart, below all
-    others, at every seed: it alone sets the pace of late rounds.
+    Two nodes hold a nearly equal input, so that for every seed one eigenvalue of the averaged projection is well below
+    all others: it alone sets the rate of late rounds.
     """
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((size.nodes, size.held, size.dimension))
@@ -39,20 +39,20 @@ def problem_of(size: Size, seed: int) -> LinearProblem:
 
 
 def rate_of(problem: LinearProblem) -> float:
-    """Half of the largest stable step of any node."""
+    """Half of the largest step at which every node is stable."""
     nodes = problem.x.reshape(problem.size.nodes, problem.size.held, -1)
     return problem.size.held / float(np.linalg.svd(nodes, compute_uv=False).max() ** 2)
 
 
 def theory_of(problem: LinearProblem, steps: int | None = None, **changes: Any) -> LocalRegression:
-    """What theory says of local work of so many steps, or until convergence; ``changes`` make it wrong."""
+    """The theory for ``steps`` local steps, or for local convergence if None; ``changes`` make it a wrong theory."""
     work = {} if steps is None else {"learning_rate": rate_of(problem), "local_steps": steps}
     given: dict[str, Any] = {"partition": problem.partition, **work, **changes}
     return local_regression(problem.x, problem.y, **given)
 
 
 def descent_of(problem: LinearProblem, seed: int, steps: int, rounds: int, cohort: int) -> Descent:
-    """``cohort`` nodes in each round: of all of them from 0, as in Theorem 1, else from a random model."""
+    """A run of ``cohort`` nodes a round: with all nodes from 0, as in Theorem 1, else from a random model."""
     nodes = problem.size.nodes
     every = cohort == nodes
     schedule = all_clients(nodes) if every else uniform_sampling(nodes, cohort)
@@ -60,7 +60,7 @@ def descent_of(problem: LinearProblem, seed: int, steps: int, rounds: int, cohor
 
 
 def lemma_1(problem: LinearProblem, seed: int, cohort: int) -> Verdict:
-    """The simulated global model is the closed form's at every round, ``cohort`` nodes in each."""
+    """With ``cohort`` nodes a round, the simulated global model equals the closed form at every round."""
     size, descent = problem.size, descent_of(problem, seed, STEPS, ROUNDS, cohort)
     seen = simulated(fed_avg, problem, descent)
     cohorts = weighed_cohorts(descent.schedule, problem.partition, ROUNDS, seed)
@@ -84,15 +84,15 @@ def lemma_1(problem: LinearProblem, seed: int, cohort: int) -> Verdict:
 
 
 def _apart(seen: np.ndarray, told: np.ndarray) -> float:
-    """The largest distance of two runs' models at a round, relative to how far the first has moved."""
+    """The largest distance of the two models at any round, relative to how far ``seen`` moves in all."""
     return float(np.linalg.norm(seen - told, axis=1).max() / np.linalg.norm(seen[-1] - seen[0]))
 
 
 def limit_form(problem: LinearProblem, seed: int) -> Verdict:
-    """The distance of runs of finite L from eq. (6), under what the unfinished local work can add up to.
+    """The distance of runs with finite L from eq. (6) is at most what unfinished local work can add up to.
 
-    A round adds at most the share of a local residual that is left, ``(1 - eta s / N)^L`` of the least eigenvalue s of
-    any X_i X_i', times the mean over nodes of how far eq. (4) moves a model; what was there shrinks.
+    A round adds at most ``(1 - eta s / N)^L``, the fraction of a local residual that is left, with s the least
+    eigenvalue of any ``X_i X_i'``, times the mean over nodes of how far eq. (4) moves a model. Old distances shrink.
     """
     size, exact = problem.size, theory_of(problem)
     models = exact.models(ROUNDS)
@@ -112,7 +112,7 @@ def limit_form(problem: LinearProblem, seed: int) -> Verdict:
 
 
 def rate(problem: LinearProblem, seed: int) -> Verdict:
-    """Theorem 1: the distance to the centralised model falls by 1 - the least eigenvalue of the averaged projection."""
+    """Theorem 1: a round takes the distance to the centralised model times 1 - least eigenvalue of mean projection."""
     size, run = problem.size, theory_of(problem)
     promised = local_theorem_1(run)
     least, following = (float(np.log1p(-value)) for value in run.eigenvalues[[-1, -2]])
@@ -134,7 +134,7 @@ def rate(problem: LinearProblem, seed: int) -> Verdict:
 
 
 def limit(problem: LinearProblem, seed: int, cohort: int) -> Verdict:
-    """Where a run ends: at the solution of all examples that is nearest to its start, whoever takes part."""
+    """A run ends at the solution of all examples that is nearest to its start, whichever nodes take part."""
     size = problem.size
     every = cohort == size.nodes
     rounds = theory_of(problem, STEPS).rounds_to(NEAR) * (1 if every else 2)
@@ -157,7 +157,7 @@ def limit(problem: LinearProblem, seed: int, cohort: int) -> Verdict:
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """The closed form at every round, its limit of many steps, the rate of Theorem 1 and where runs end."""
+    """The closed form at every round, its limit of many local steps, and the rate and limit of Theorem 1."""
     problem = problem_of(of_scale(scale, *SIZES), seed)
     cohorts = problem.size.nodes, problem.size.nodes // 2
     return [

@@ -1,4 +1,4 @@
-"""Local-GD through the one federated loop: the global model of a linear problem after every round."""
+"""Local-GD on a linear problem, run by the engine: the global model after every round."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent.data.federated import federated_data
+from fedtangent.data.partition.given import consecutive
 from fedtangent.engine.run import params_by_round
 from fedtangent.federated.local import Work
 from fedtangent.models.features import linear
@@ -16,7 +17,7 @@ from fedtangent.types import Algorithm, Partition, Schedule
 
 
 class Size(NamedTuple):
-    """How large a linear problem is."""
+    """Size of a linear problem."""
 
     nodes: int  # M
     held: int  # N, examples of a node
@@ -24,21 +25,15 @@ class Size(NamedTuple):
 
     @property
     def examples(self) -> int:
-        """Of all nodes."""
+        """Examples of all nodes."""
         return self.nodes * self.held
 
-    @property
-    def partition(self) -> Partition:
-        """One node's examples after another's."""
-        offsets = self.held * np.arange(self.nodes + 1, dtype=np.int32)
-        return Partition(np.arange(self.examples, dtype=np.int32), offsets)
-
     def without_last(self) -> list[float]:
-        """Weights of the nodes for a theory that misses one of them."""
+        """Weights [M] of the nodes in a wrong theory that ignores the last one."""
         return [1.0] * (self.nodes - 1) + [0.0]
 
     def __str__(self) -> str:
-        """As it is read in the table."""
+        """As the table shows it."""
         return f"M = {self.nodes}, N = {self.held}, d = {self.dimension}"
 
 
@@ -46,7 +41,7 @@ SIZES = Size(4, 6, 60), Size(10, 50, 1500)
 
 
 class LinearProblem(NamedTuple):
-    """Examples of nodes, each of which has a linear truth of its own."""
+    """The examples of all nodes; each node has linear targets of its own."""
 
     size: Size
     x: np.ndarray  # [M N, d]
@@ -54,12 +49,12 @@ class LinearProblem(NamedTuple):
 
     @property
     def partition(self) -> Partition:
-        """Who holds what."""
-        return self.size.partition
+        """One node's examples after another's."""
+        return consecutive([self.size.held] * self.size.nodes)
 
 
 class Descent(NamedTuple):
-    """How a run descends, whichever recipe it is of."""
+    """Schedule and steps of a run, whatever its recipe."""
 
     schedule: Schedule
     steps: int  # L
@@ -72,7 +67,7 @@ class Descent(NamedTuple):
 def simulated(
     recipe: Callable[..., Algorithm], problem: LinearProblem, descent: Descent, every: int = 1, **options: Any
 ) -> np.ndarray:
-    """The global model at the start and after each ``every`` rounds, [1 + R / every, d] float64."""
+    """The global model at the start and after every ``every`` rounds, [1 + R / every, d] float64."""
     algorithm = recipe(
         linear(problem.size.dimension, sigma=descent.scatter, dtype=jnp.float64),
         descent.schedule,

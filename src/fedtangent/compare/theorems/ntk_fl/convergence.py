@@ -1,8 +1,8 @@
 """Theorems 1 and 2 and Remark 2 of NTK-FL (Yue et al., ICML 2022), on the two-layer ReLU network of eq. (12).
 
-Both recipes run in the federated loop at the largest steps that the theorems allow, on a case where all assumptions
-hold. The rates of the theorems are a quarter of the true ones: the bounds are shown beside five times their rate, and
-the true rates, eq. (9a) and (58), beside ones that are off by a factor of two.
+Both recipes run at the largest learning rates that the theorems allow, on a case where all assumptions hold. The
+theorems' rates are a quarter of the true ones: the control of a bound has five times its rate; the control of a true
+rate, eq. (9a) or (58), is off by a factor of two.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from fedtangent import data as datasets
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.verdicts import Verdict
+from fedtangent.data.partition.given import consecutive
 from fedtangent.engine.history import History
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms, schedule
@@ -29,43 +30,43 @@ from fedtangent.theory.ntk_fl.convergence import (
     ntk_theorem_2,
 )
 from fedtangent.theory.ntk_fl.lemmas import empirical_kernel, expected_kernel
-from fedtangent.types import Algorithm, Model, Partition, PyTree
+from fedtangent.types import Algorithm, Model, PyTree
 
 DELTA = 0.2
-PAIR = np.array([[1.0, 0.0], [0.9, np.sqrt(1 - 0.81)]])  # lambda_max is more than 4 times lambda_min
-CLIENTS = Partition(np.array([0, 1], np.int32), np.array([0, 1, 2], np.int32))
+PAIR = np.array([[1.0, 0.0], [0.9, np.sqrt(1 - 0.81)]])  # the two inputs; lambda_max is over 4 times lambda_min
+CLIENTS = consecutive((1, 1))
 LOCAL_STEPS = 4
 ROUNDS = 3  # of NTK-FL
-TOO_FAST = 5.0  # times the theorems' rate: the true one is 4 times it
-RATE_BAND = 0.005  # of a measured rate: a neuron that switches is 1/n of a kernel whose least eigenvalue is 0.11
-REMARK_BAND = 0.01  # as the remark is to first order in the step
+TOO_FAST = 5.0  # factor of the theorems' rate in a control; the true rate is 4 times theirs
+RATE_BAND = 0.005  # of a measured rate; a switch of one neuron changes a kernel with least eigenvalue 0.11 by 1/n
+REMARK_BAND = 0.01  # wider, as the remark is to first order in the step
 
 
 class AllowedRun(NamedTuple):
-    """Two examples, targets so close to the start that all assumptions hold at the largest step they allow."""
+    """Two examples with targets so close to the initial outputs that every assumption holds at the largest step."""
 
     model: Model
-    key: jax.Array  # of the run
-    params: PyTree  # which start a run from that key
+    key: jax.Array  # initialises the run
+    params: PyTree  # the initial weights that this key gives
     y: np.ndarray  # [2]
     residual: np.ndarray  # [2]
     kernel: np.ndarray  # [2, 2]
 
 
 class Decay(NamedTuple):
-    """Squared residuals relative to those at the start: of the run, or of the round in which they are taken."""
+    """Squared residuals over those at the start: of the run (FedAvg), or of each round (NTK-FL)."""
 
     theorem: NtkTheorem
     at: np.ndarray  # [..., T] steps of NTK-FL's evolution, or rounds of FedAvg
     ratio: np.ndarray  # [..., T]
 
     def over_bound(self, factor: float = 1.0) -> float:
-        """The largest ratio to the theorem's bound, at ``factor`` times its rate (of the logarithm)."""
+        """The largest ratio to the theorem's bound, with its rate of decay multiplied by ``factor``."""
         return float(np.max(self.ratio / self.theorem.rate() ** (factor * self.at)))
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Both theorems where all their assumptions hold, the rates behind them, and Remark 2, which compares them."""
+    """Both theorems, the true rates of decay, and Remark 2, which compares the two methods."""
     sizes = (10_000, (50, 100, 200, 400, 800), 400), (40_000, (100, 1000, 3000), 1500)
     width, times, rounds = of_scale(scale, *sizes)
     case = allowed_run(seed, width)
@@ -80,7 +81,7 @@ def checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def allowed_run(seed: int, width: int) -> AllowedRun:
-    """The run on which all assumptions of both theorems hold."""
+    """The run of this ``width`` on which all assumptions of both theorems hold."""
     model = two_layer_relu(2, width, seed=seed, dtype=jnp.float64)
     key = jax.random.key(seed)
     params = model.init(jax.random.split(key, 1)[0])
@@ -91,7 +92,7 @@ def allowed_run(seed: int, width: int) -> AllowedRun:
 
 
 def ntk_fl_decay(case: AllowedRun, times: tuple[int, ...]) -> Decay:
-    """The recipe of NTK-FL at Theorem 1's largest step: the network at every candidate time of every round."""
+    """NTK-FL at Theorem 1's largest step: the decay at every candidate of ``times`` in every round."""
     start = TwoLayerStart(len(case.params["v"]), kernel=case.kernel)
     first = ntk_theorem_1(PAIR, case.residual, start, learning_rate=1e-3, delta=DELTA)
     eta = 0.999 * largest_learning_rate(first.constants)
@@ -103,10 +104,7 @@ def ntk_fl_decay(case: AllowedRun, times: tuple[int, ...]) -> Decay:
 
 
 def fed_avg_decay(case: AllowedRun, rounds: int) -> Decay:
-    """The recipe of FedAvg at Theorem 2's largest step.
-
-    A client's mean loss is over its N / M examples, so that its step is eta / M.
-    """
+    """FedAvg at Theorem 2's largest step eta: a client's is eta / M, as its mean loss is over N / M examples."""
     start, of = TwoLayerStart(len(case.params["v"]), kernel=case.kernel), (PAIR, case.residual, CLIENTS)
     first = ntk_theorem_2(*of, start, learning_rate=1e-3, local_steps=LOCAL_STEPS, delta=DELTA)
     eta = 0.999 * largest_learning_rate(first.constants)
@@ -131,7 +129,7 @@ def _run(case: AllowedRun, algorithm: Algorithm, rounds: int, evaluate_every: in
 
 
 def _bounded(decay: Decay, where: str) -> Verdict:
-    """The decay under the theorem's bound, where all its assumptions hold, and above one that is too fast."""
+    """The decay is below the theorem's bound, where all its assumptions hold, and above one that is too fast."""
     theorem = decay.theorem
     found, wrong = decay.over_bound(), decay.over_bound(TOO_FAST)
     failing = ", ".join(theorem.failing) or "none"
@@ -147,7 +145,7 @@ def _bounded(decay: Decay, where: str) -> Verdict:
 
 
 def evolution_rate(case: AllowedRun, decay: Decay) -> Verdict:
-    """NTK-FL's own rate on this case, ``(1 - eta lambda_min(H) / N)^2`` a step, of which (14) has a quarter."""
+    """NTK-FL's true rate here, ``(1 - eta lambda_min(H) / N)^2`` a step; the exponent of (14) is a quarter of it."""
     least = float(np.linalg.eigvalsh(case.kernel)[0])
     step = -2 * np.log1p(-decay.theorem.constants.learning_rate * least / 2)
     rates = -np.log(decay.ratio) / decay.at / step
@@ -163,10 +161,10 @@ def evolution_rate(case: AllowedRun, decay: Decay) -> Verdict:
 
 
 def averaging_rate(case: AllowedRun, decay: Decay) -> Verdict:
-    """FedAvg's own rate on this case, of (58) with the activities of the start; of it (15) has a quarter.
+    """FedAvg's true rate here, of (58) with the initial activation pattern; the exponent of (15) is a quarter of it.
 
-    A client of one example moves its residual to ``(1 - eta h / N)^tau`` of what it was, h its own entry of H, so that
-    a round is ``I - H diag((1 - (1 - eta h_m / N)^tau) / h_m) / M``.
+    A client of one example multiplies its residual by ``(1 - eta h_m / N)^tau``, h_m its diagonal entry of H, so that a
+    round multiplies all residuals by ``I - H diag((1 - (1 - eta h_m / N)^tau) / h_m) / M``.
     """
     eta, late = decay.theorem.constants.learning_rate, len(decay.at) // 2
     own = np.diag(case.kernel)
@@ -189,9 +187,9 @@ def averaging_rate(case: AllowedRun, decay: Decay) -> Verdict:
 
 
 def remark_2(evolved: Decay, averaged: Decay) -> Verdict:
-    """How much faster a round of NTK-FL is: by ``eta_1 t M / (eta_2 tau)``, (16), to first order in the steps.
+    """A round of NTK-FL decays ``eta_1 t M / (eta_2 tau)`` times as fast as FedAvg's, (16), to first order in both.
 
-    With mean losses at the clients the M cancels: FedAvg is then run with a step M times eta_2.
+    With a step of M times eta_2 at the clients, whose losses are means, the M would cancel.
     """
     one, two, t = evolved.theorem.constants, averaged.theorem.constants, int(evolved.at[0, 0])
     late = len(averaged.at) // 2
@@ -210,7 +208,7 @@ def remark_2(evolved: Decay, averaged: Decay) -> Verdict:
 
 
 def _rate(subject: str, statement: str, sizes: str, found: float, band: float, wrong: tuple[str, float]) -> Verdict:
-    """A measured rate over theory's, which is 1 to ``band``; ``wrong`` is the control's name and ratio."""
+    """A measured rate over the theory's is 1 to ``band``; ``wrong`` is the control's name and ratio."""
     return Verdict.of(
         subject,
         statement,

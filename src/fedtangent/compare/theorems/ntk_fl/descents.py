@@ -1,4 +1,4 @@
-"""Gradient descent on a network and on its linearisation, step by step: the two weights that Lemma 2 compares."""
+"""Gradient descent on a network and on its linearisation, step by step, from the same weights (Lemma 2)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Descents(NamedTuple):
     """After 0, 1, .. T steps, [T + 1] each; squared residuals are sums over examples and outputs."""
 
     network: np.ndarray  # of the network under gradient descent
-    tangent: np.ndarray  # of the network at the linearisation's weights: NTK-FL's
+    tangent: np.ndarray  # of the network at the linearisation's weights, which are NTK-FL's
     linear: np.ndarray  # of the linearised network itself
     largest: np.ndarray  # largest |f - y| of the network under gradient descent: Lemma 2's gamma
-    apart: np.ndarray  # sum over examples and outputs of |sum_{u<t} (f_u - linear f_u)|, residual_part's
+    apart: np.ndarray  # sum over examples and outputs of |sum_{u<t} (f_u - linear f_u)|, for ``residual_part``
     gap: np.ndarray  # l1 distance of the two weights
-    watched: dict[str, np.ndarray]
+    watched: dict[str, np.ndarray]  # what ``watch`` returned
 
 
 def _nothing(start: PyTree, weights: PyTree) -> dict[str, Array]:
@@ -41,13 +41,13 @@ def descents(
     kernel: str = "exact",
     watch: Callable[[PyTree, PyTree], dict[str, Array]] = _nothing,
 ) -> Descents:
-    """Both descents on ``1/(2 N C) sum |f - y|^2`` from the same weights. In the parameters' dtype.
+    """Both descents on ``1/(2 N C) sum |f - y|^2`` from the same weights, in the parameters' dtype.
 
     Args:
         x, y: [N, ...], [N, C].
-        kernel: ``"exact"`` descends on the linearised network; ``"averaged"`` takes the residuals that the paper's
-            ``H = 1/C sum_k Theta_kk`` gives every output (9b, 10).
-        watch: ``(weights at the start, weights of the network) -> numbers``, after every step.
+        kernel: ``"exact"`` descends on the linearised network; ``"averaged"`` lets every output's residual follow the
+            paper's ``H = 1/C sum_k Theta_kk`` (9b, 10).
+        watch: ``(initial weights, weights of the network) -> numbers`` by name, called after every step.
     """
     choice("kernel", kernel, ("exact", "averaged"))
     found = jax.device_get(

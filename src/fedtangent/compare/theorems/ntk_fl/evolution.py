@@ -1,4 +1,4 @@
-"""Eq. (9a) and (9b) of NTK-FL in whole runs of the recipe, and Remark 1: how far functions and weights go together."""
+"""Eq. (9a) and (9b) of NTK-FL in whole runs of the recipe, and Remark 1: how far the network leaves them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.theorems.ntk_fl.descents import descents
 from fedtangent.compare.theorems.ntk_fl.problem import half_stable_step, sphere
 from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
+from fedtangent.data.partition.given import consecutive
 from fedtangent.engine.history import History
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms, schedule
@@ -19,23 +20,23 @@ from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.models.linearised import first_order
 from fedtangent.theory.ntk_fl.convergence import ntk_evolution
 from fedtangent.theory.ntk_fl.lemmas import empirical_kernel
-from fedtangent.types import Model, Partition, PyTree
+from fedtangent.types import Model, PyTree
 
-SIZE, NEW = 20, 8  # examples, and points that nobody trains on
-CLIENTS = Partition(np.arange(SIZE, dtype=np.int32), np.array([0, 6, 11, 20], np.int32))
+SIZE, NEW = 20, 8  # training examples, and further points
+CLIENTS = consecutive((6, 5, 9))
 ROUNDS = 3
-TIMES = (2, 5, 10)  # early enough that a step more or less is felt
+TIMES = (2, 5, 10)  # candidate times, so early that one step more or less matters
 DOUBLINGS = tuple(2**k for k in range(0, 11, 2))
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """The evolution to rounding, and the remark on what it leaves behind."""
+    """Eq. (9a) and (9b) to rounding, and Remark 1."""
     width = of_scale(scale, 256, 1024)
     return [evolution(seed, width), remark_1(seed, width)]
 
 
 def evolution(seed: int, width: int) -> Verdict:
-    """The network linearised at a round's start, at the weights the round ends with, is what (9a) says, everywhere."""
+    """The network linearised at a round's start, at the weights of its end, equals (9a) at training and new points."""
     x, y, model, params = sphere(seed, width, SIZE + NEW)
     eta = half_stable_step(x[:SIZE], params)
     history = _run(model, (x[:SIZE], y[:SIZE]), eta, TIMES, seed)
@@ -63,7 +64,7 @@ def evolution(seed: int, width: int) -> Verdict:
 
 
 class _Round:
-    """One round of the recipe beside its evolution; ``weights`` at its start and end."""
+    """One round of ``time`` steps: the linearised network at its start and end, and the predictions of (9a)."""
 
     def __init__(
         self, model: Model, points: tuple[np.ndarray, np.ndarray], old: PyTree, new: PyTree, time: int, eta: float
@@ -75,18 +76,18 @@ class _Round:
         )
 
     def discrete(self, rows: np.ndarray, factor: float = 1.0, later: int = 0) -> np.ndarray:
-        """``B_t`` [N + m, N'] of the pooled examples ``rows``, with eta times ``factor`` and ``later`` steps."""
+        """``B_t`` [N + m, N'] of (9a) for the N' examples ``rows``, at eta times ``factor`` and ``later`` steps on."""
         blocks = KernelBlocks(self.kernel[np.ix_(rows, rows)], self.kernel[:, rows])
         return np.asarray(ntk_evolution(blocks, factor * self.eta / len(rows), self.time + later))
 
     def printed(self) -> np.ndarray:
-        """The same of (9a) as it is printed, ``exp(-eta t H / N)``."""
+        """``B_t`` [N + m, N] of (9a) as printed, with ``exp(-eta t H / N)``."""
         h = self.kernel[:SIZE, :SIZE]
         left = np.eye(SIZE) - expm(-self.eta * self.time / SIZE * h)
         return np.asarray(self.kernel[:, :SIZE] @ np.linalg.solve(h, left))
 
     def error(self, rows: np.ndarray, b: np.ndarray) -> float:
-        """How far the linearised network is from the evolution, relative to how far it has moved."""
+        """Distance of the linearised network from the prediction by ``b``, over how far it has moved."""
         predicted = self.start - b @ (self.start[rows] - self.y[rows])
         return float(np.linalg.norm(self.end - predicted) / np.linalg.norm(self.end - self.start))
 
@@ -99,7 +100,7 @@ def _run(
     seed: int,
     rounds: int = ROUNDS,
 ) -> History:
-    """The recipe with every client in every round."""
+    """The history of NTK-FL with every client in every round, and the weights after each."""
     algorithm = algorithms.ntk_fl(model, schedule.all_clients(3), learning_rate=eta, times=times, method="eigh")
     assert algorithm.params is not None
     read, held = algorithm.params, datasets.federated_data(points[0], points[1][:, None], CLIENTS, dtype=jnp.float64)
@@ -112,11 +113,11 @@ def _run(
 
 
 def remark_1(seed: int, width: int) -> Verdict:
-    """The residual that (9a) predicts goes to 0; the network at the weights of (9b) leaves it, the more the later.
+    """The residual of (9a) tends to 0; that of the network at the weights of (9b) departs from it as t grows.
 
-    Squared residuals of the network at the recipe's candidates over (9a)'s grow with t, and so does the distance of
-    these weights to gradient descent's. The control is what the remark denies: the same quotient for the linearised
-    network, which follows (9a) at every t.
+    The squared residual of the network at the recipe's candidates, over (9a)'s, grows with t, and so does the distance
+    of these weights from gradient descent's. The control is the same ratio for the linearised network, which follows
+    (9a) at every t.
     """
     x, y, model, params = sphere(seed, width, SIZE)
     eta = half_stable_step(x, params)

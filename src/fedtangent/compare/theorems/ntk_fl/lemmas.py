@@ -1,7 +1,7 @@
 """Lemmas 1, 3 and 4 of NTK-FL: neurons that may switch, and the kernel's drift and sampling error.
 
-Each says that something is bounded with probability 1 - delta. How often it is not is counted over draws, with an exact
-interval: the bound holds if all of the interval is below delta, a wrong one fails if none of it is.
+Each is a bound that holds with probability 1 - delta. Violations are counted over independent draws: a bound passes if
+the exact confidence interval of their frequency is all below delta, and fails if it is all above.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from fedtangent.compare.verdicts import Verdict
 from fedtangent.theory.ntk_fl.lemmas import drift_bound, expected_kernel, sampling_bound, undecided_bound
 
 DELTA = 0.1
-FACTORS = np.round(np.arange(1.0, 0.0, -0.01), 2)  # of a bound, until it is noticed that it is too small
+ON_ARC, ARC_WIDTH = 64, 8  # inputs and neurons of Lemma 3
+ARC_RADIUS = 0.15 / (ON_ARC * ARC_WIDTH * np.sqrt(2 / np.pi))  # R: on average 0.15 pairs of input and neuron may switch
+FACTORS = np.round(np.arange(1.0, 0.0, -0.01), 2)  # of a bound, tried in turn until one fails
 
 
 def exceeded(within: np.ndarray) -> Interval:
-    """How often not, of one answer a draw, with Clopper and Pearson's interval."""
+    """The frequency of False in ``within`` [draws], with Clopper and Pearson's interval."""
     count, draws = int(np.sum(~within)), len(within)
     low = beta.ppf(LEVEL / 2, count, draws - count + 1) if count else 0.0
     high = beta.ppf(1 - LEVEL / 2, count + 1, draws - count) if count < draws else 1.0
@@ -30,12 +32,12 @@ def exceeded(within: np.ndarray) -> Interval:
 
 
 def rarely(found: Interval) -> bool | None:
-    """Whether it is in at most delta of the cases: yes, no, or None if the draws cannot tell."""
+    """Whether a frequency is at most delta; None if there are too few draws to tell."""
     return found.within(0.0, DELTA)
 
 
 def checks(scale: str, seed: int) -> list[Verdict]:
-    """Every lemma where its bound is nearest to what it bounds."""
+    """Every lemma, on a case where its bound is nearly reached."""
     draws = of_scale(scale, 1, 4)
     return [
         lemma_1(seed, 300_000 * draws),
@@ -47,10 +49,10 @@ def checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def lemma_1(seed: int, draws: int) -> Verdict:
-    """All examples at once, orthonormal inputs: independent events, so that a union counts.
+    """All examples at once, with orthonormal inputs: independent events, for which the union bound is nearly reached.
 
-    R is such that the bound is just below one neuron: then it fails when a single one may switch, which for the bound
-    times a factor happens at R over that factor.
+    R makes the bound 0.99 neurons: it is violated when a single neuron may switch. The bound times a factor is violated
+    when one may at R over that factor.
     """
     width, num = 4, 2
     nearest = np.abs(np.random.default_rng(seed).standard_normal((draws, width * num))).min(axis=1)
@@ -69,7 +71,7 @@ def lemma_1(seed: int, draws: int) -> Verdict:
 
 
 def lemma_1_concentration(seed: int, draws: int) -> Verdict:
-    """Hoeffding's inequality in place of Markov's, where half of all neurons may switch: there it is nearest."""
+    """Lemma 1 by Hoeffding's inequality in place of Markov's; it is nearest where half of all neurons may switch."""
     width, num, radius = 100, 2, 0.6745
     z = np.abs(np.random.default_rng(seed).standard_normal((draws, width, num)))
     largest = np.sum(z <= radius, axis=1).max(axis=1)
@@ -89,16 +91,13 @@ def lemma_1_concentration(seed: int, draws: int) -> Verdict:
 
 
 def lemma_3(seed: int, draws: int) -> Verdict:
-    """Close inputs, of which a neuron meets one at a time: its switch changes a row and a column of H.
+    """Close inputs: a neuron switches on one of them at a time, which changes a row and a column of H.
 
-    The lemma as printed uses Markov's inequality for one entry where it sums over N^2 of them: here it fails. For the
-    sum itself the inequality gives N times as much, which is far more than there is.
+    The lemma as printed applies Markov's inequality to one entry where it sums over N^2 of them: here it fails. For the
+    sum itself the inequality gives N times as much, far more than is measured.
     """
-    num, width = 64, 8
-    x, radius = arc(num), 0.15 / (num * width * np.sqrt(2 / np.pi))
-    v = np.random.default_rng(seed).standard_normal((draws, width, 2))
-    norms = drift(x, v, radius).operator
-    bounds = {form: drift_bound(radius, 1.0, DELTA, width, num, form) for form in ("union", "printed")}
+    norms = _drift_on_arc(seed, draws).operator
+    bounds = {form: drift_bound(ARC_RADIUS, 1.0, DELTA, ARC_WIDTH, ON_ARC, form) for form in ("union", "printed")}
 
     def fails(factor: float) -> Interval:
         return exceeded(norms <= factor * bounds["union"])
@@ -106,39 +105,30 @@ def lemma_3(seed: int, draws: int) -> Verdict:
     return _row(
         "NTK-FL Lemma 3",
         "how often neurons that move by R change H by more than Markov's inequality allows for the sum over entries",
-        f"N = {num} inputs on half a radian, n = {width}, R = {radius:.2g} alpha, {draws} draws",
+        f"N = {ON_ARC} inputs on half a radian, n = {ARC_WIDTH}, R = {ARC_RADIUS:.2g} alpha, {draws} draws",
         fails,
         ("the lemma as printed, by the inequality for one entry", exceeded(norms <= bounds["printed"])),
     )
 
 
 def switched(seed: int, draws: int) -> Verdict:
-    """(27) and (28): an entry changes by at most the neurons that switched on either input, in every draw."""
-    num, width = 64, 8
-    radius = 0.15 / (num * width * np.sqrt(2 / np.pi))
-    v = np.random.default_rng(seed).standard_normal((draws, width, 2))
-    found = drift(arc(num), v, radius)
+    """(27) and (28): in every draw an entry of H changes by at most the neurons that switched on either input."""
+    found = _drift_on_arc(seed, draws)
     some = found.counted > 0
     ratio = float(np.max(found.frobenius[some] / found.counted[some]))
     wrong = float(np.max(found.frobenius[some] / found.half_counted[some]))
     return Verdict.of(
         "NTK-FL Lemma 3, (27) and (28)",
         "Frobenius norm of H's change / that of (|S_i| + |S_j|) x_i'x_j / n, largest",
-        f"N = {num} inputs on half a radian, n = {width}, {int(some.sum())} draws in which a neuron switches",
+        f"N = {ON_ARC} inputs on half a radian, n = {ARC_WIDTH}, {int(some.sum())} draws in which a neuron switches",
         (f"{ratio:.3f}", "<= 1", ratio <= 1),
         ("only one of the two inputs counted, |S_i|", f"{wrong:.3f}", wrong > 1),
         f"bound x {ratio:.2f}",
     )
 
 
-def arc(num: int) -> np.ndarray:
-    """Inputs of norm 1 at equal angles on half a radian."""
-    angles = np.linspace(0, 0.5, num)
-    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
-
-
 class WeightDrift(NamedTuple):
-    """Norms of H(v') - H(v), and Frobenius norms of what (28) makes of the neurons that did switch; [draws] each."""
+    """Norms of H(v') - H(v), and Frobenius norms of (28) with the neurons that did switch; [draws] each."""
 
     operator: np.ndarray
     frobenius: np.ndarray
@@ -147,9 +137,9 @@ class WeightDrift(NamedTuple):
 
 
 def drift(x: np.ndarray, v: np.ndarray, radius: float) -> WeightDrift:
-    """Every neuron of ``v`` [draws, n, d] moved by R towards or past the plane of the input nearest to it.
+    """The change of H when every neuron of ``v`` [draws, n, d] moves by R towards the plane of its nearest input.
 
-    H is taken from the activities here, by its definition below (12).
+    H is computed here from activation patterns, by its definition below (12).
     """
     gram, width = x @ x.T, v.shape[1]
     across = v @ x.T
@@ -169,8 +159,15 @@ def drift(x: np.ndarray, v: np.ndarray, radius: float) -> WeightDrift:
     return WeightDrift(*every)
 
 
+def _drift_on_arc(seed: int, draws: int) -> WeightDrift:
+    """``drift`` of random neurons by ``ARC_RADIUS``, for inputs of norm 1 at equal angles on half a radian."""
+    angles = np.linspace(0, 0.5, ON_ARC)
+    v = np.random.default_rng(seed).standard_normal((draws, ARC_WIDTH, 2))
+    return drift(np.stack([np.cos(angles), np.sin(angles)], axis=1), v, ARC_RADIUS)
+
+
 def lemma_4(seed: int, draws: int) -> Verdict:
-    """Two inputs next to each other: the union over entries costs least."""
+    """Lemma 4 for two close inputs, where the union bound over entries loses least."""
     width, num = 200, 2
     x = np.array([[1.0, 0.0], [np.cos(0.05), np.sin(0.05)]])
     v = np.random.default_rng(seed).standard_normal((draws, width, 2))
@@ -194,7 +191,7 @@ def lemma_4(seed: int, draws: int) -> Verdict:
 def _row(
     subject: str, statement: str, sizes: str, fails: Callable[[float], Interval], wrong: tuple[str, Interval]
 ) -> Verdict:
-    """``fails`` is how often the bound times a factor is exceeded; ``wrong`` the control's name and the same of it."""
+    """``fails(factor)``: how often the bound times ``factor`` is exceeded; ``wrong``: the control and its frequency."""
     found, noticed = fails(1.0), next((f for f in FACTORS if rarely(fails(f)) is False), 0.0)
     return Verdict.of(
         subject,

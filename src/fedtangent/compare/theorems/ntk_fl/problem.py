@@ -1,4 +1,4 @@
-"""Inputs of norm one and signs to learn, on the two-layer ReLU network of eq. (12)."""
+"""Random inputs of norm 1 with random signs as targets, for the two-layer ReLU network of eq. (12)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIMENSION = 10
 
 
 def sphere(seed: int, width: int, size: int) -> tuple[np.ndarray, np.ndarray, Model, PyTree]:
-    """Inputs [N, d], targets [N], the network, and the weights that start a run from ``jax.random.key(seed)``."""
+    """Inputs [N, d], targets [N], the network, and the initial weights of a run from ``jax.random.key(seed)``."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((size, DIMENSION))
     model = two_layer_relu(DIMENSION, width, seed=seed, dtype=jnp.float64)
@@ -23,5 +23,5 @@ def sphere(seed: int, width: int, size: int) -> tuple[np.ndarray, np.ndarray, Mo
 
 
 def half_stable_step(x: np.ndarray, params: PyTree) -> float:
-    """Half of the largest stable step of the empirical kernel, N / lambda_max."""
+    """Half of the largest stable step, N / lambda_max of the empirical kernel."""
     return len(x) / float(np.linalg.eigvalsh(empirical_kernel(x, params["v"]))[-1])
