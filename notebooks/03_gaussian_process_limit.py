@@ -105,7 +105,8 @@ plt.show()
 # Networks with a kernel that is singular to rounding never get there in a run of finite length. `Flow` says where
 # they are instead: exact at every round, without an inverse (notebooks 01 and 04). `ft.theory.gp_limit` adds to a
 # kernel that is singular to rounding the least jitter with which it can be inverted, and reports it (`limit.jitter`);
-# it refuses one that needs more than `max_relative_jitter`. The kernel below needs no more: nothing is printed.
+# it refuses one that needs more than `max_relative_jitter`. The smooth kernel below is not that far yet: its condition
+# number is 7e7, it needs no jitter, and nothing is printed.
 
 # %%
 smooth = ft.models.mlp(1, 1, widths=(64,), activation="erf", w_std=1.5, b_std=1.0, dtype=jnp.float64)
