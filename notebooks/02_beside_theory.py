@@ -56,10 +56,10 @@ for gap, width in zip(found.gaps, WIDTHS, strict=True):
 # %% [markdown]
 # ## Verdicts, each with a wrong theory
 #
-# A verdict compares a measured number with a predicted one, at a tolerance that comes from the standard errors.
-# Beside it stands a theory that is wrong on purpose, put through the same check: where that passes too, nothing is
-# shown. With fewer networks the verdicts would be undecided: sixty of each width take a minute or two, most of it to
-# compile.
+# A verdict compares a measured number, in brackets the interval that it leaves open, with a predicted one and its
+# margin: it holds if the whole interval lies within the margin. Beside it stands a theory that is wrong on purpose, put
+# through the same check: where that passes too, nothing is shown. With fewer networks the intervals would be too long
+# and the verdicts undecided: sixty of each width take a minute or two, most of it to compile.
 
 # %%
 for verdict in found.verdicts:

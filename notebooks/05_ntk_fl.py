@@ -15,8 +15,9 @@
 # # NTK-FL, and what crosses the wire
 #
 # NTK-FL's clients send the Jacobian of the network at every example; the server evolves the tangent kernel of the
-# pooled data, and so takes many steps of gradient descent in one round. It pays in bytes: CP-NTK-FL sends fewer rows,
-# projected inputs and sparse Jacobians, shuffled. What can still be read from these messages is asked at the end.
+# pooled data, and so takes many steps of gradient descent in one round. It pays in bytes: CP-NTK-FL sends fewer rows
+# and sparse Jacobians, shuffled, and can project the inputs (not done here). What can still be read from these messages
+# is asked at the end.
 
 # %%
 import jax

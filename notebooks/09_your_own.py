@@ -125,4 +125,5 @@ plt.show()
 
 # %% [markdown]
 # As a file `mine.py` it is an option of the command line: `fedtangent train --algorithm mine:fed_exp --epsilon 0.01`.
-# A new algorithm inherits what every one has; that the laws hold for it is a test (see docs/guides/own_algorithm.md).
+# Mappings, faults, checkpoints and counted bytes come with it. The tests of the laws that every algorithm keeps run for
+# it once it is registered: docs/guides/own_algorithm.md says how, and how to test it before.

@@ -244,7 +244,7 @@ def entry_of_function(name: str, function: Callable[..., Any]) -> AlgorithmEntry
         return found
 
     summary = (inspect.getdoc(function) or "an algorithm of your own").splitlines()[0]
-    why = "it is a function of your own; the rule of one that is near to it is in `fedtangent list algorithms`"
+    why = "it is a function of your own; compare one that is near to it and has a rule, such as fed_avg or fed_prox"
     return AlgorithmEntry(name, summary, build, options, recipe=function, rule=why)
 
 
