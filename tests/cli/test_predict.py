@@ -117,3 +117,12 @@ def test_a_folder_that_holds_a_run_is_refused(run: Callable, folder: Path) -> No
     (folder / "out" / "config.json").write_text(json.dumps({"command": "predict", "options": {}}))
     ended = run("predict", *TINY, "--output", "out")
     assert ended.code == 2 and "out holds a run: name another folder or --overwrite" in ended.err
+
+
+@pytest.mark.parametrize(("rate", "steps"), [("30", "2"), ("1e19", "8")])
+def test_a_run_that_is_predicted_to_diverge_is_said_to(run: Callable, folder: Path, rate: str, steps: str) -> None:
+    ended = run("predict", *TINY[:-1], steps, "--no-rates", "--client-learning-rate", rate, "--output", "out")
+    assert ended.code == 1 and "diverges at rate" in ended.err and "it is predicted" in ended.err
+    (row,) = json.loads((folder / "out/result.json").read_text())["rows"]
+    lost = [value is None for name, value in row.items() if name.startswith("test_")]
+    assert all(lost) if steps == "8" else not any(lost)  # the accuracy of numbers that are none is none

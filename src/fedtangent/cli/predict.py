@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from fedtangent.cli.arguments import FigureOptions
+from fedtangent.cli.trained import FAR
 from fedtangent.compare.alone import (
     AloneOptions,
     Curve,
@@ -96,14 +97,21 @@ def run_job(job: PredictJob) -> Ended:
 
 
 def _diverged(found: Sequence[Forecast]) -> list[str]:
-    """The runs of which a number that is predicted of the end is not finite: of one at its given rate, too."""
+    """The runs that diverge at their best rate; of a run that is predicted alone, also at its given rate."""
     curves = [(one.name, one.best) for one in found] + [(one.name, one.given) for one in found if len(found) == 1]
     shown = {(name, curve.rate): curve for name, curve in curves}
     return [
         f"{name}: diverges at rate {rate:.4g}, it is predicted"
         for (name, rate), curve in shown.items()
-        if not all(np.isfinite(values[:, -1]).all() for values in curve.values.values())
+        if _is_far(curve, found[0].plan.loss)
     ]
+
+
+def _is_far(curve: Curve, loss: str) -> bool:
+    """Whether it ends, as ``trained.status`` has it, with a number that is not finite or a training loss too large."""
+    losses = curve.mean("train", loss)
+    ends = [values[:, -1] for values in curve.values.values()]
+    return bool(losses[-1] > FAR * losses[0]) or not all(np.isfinite(end).all() for end in ends)
 
 
 def _metrics(found: Forecast) -> list[Metric]:

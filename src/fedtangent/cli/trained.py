@@ -16,7 +16,7 @@ SHOWN = {  # of each kind of diagnostics, whose metrics are filed under its name
     "kernel": ("drift", "commutator_relative"),
     "laziness": LAZINESS,
 }
-DIVERGED = 100.0  # times the first training loss
+FAR = 100.0  # times the first training loss: the run has diverged
 LOWER = "lower the learning rate"
 
 
@@ -39,8 +39,8 @@ def status(run: Run) -> str:
         return run.status
     if not finite:
         return f"diverged by round {run.history.evaluations[-1].round}"
-    if last > DIVERGED * first:
-        return f"diverged: the training loss is {DIVERGED:.0f} times the first one or more"
+    if last > FAR * first:
+        return f"diverged: the training loss is over {FAR:.0f} times the first one"
     return FINISHED
 
 

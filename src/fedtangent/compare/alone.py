@@ -158,7 +158,7 @@ class Forecast(NamedTuple):
         round_ = rounds_to_target(curve.rounds, values, target, rising=rising)
         after = values[1:] if len(values) > 1 else values
         sent = None if round_ is None else int(self.uplink_bytes[curve.rounds == round_][0])
-        return Reached(round_, sent, float((np.nanmax if rising else np.nanmin)(after)))
+        return Reached(round_, sent, float((np.fmax if rising else np.fmin).reduce(after)))
 
 
 def rounds_to_target(rounds: Any, values: Any, target: float, *, rising: bool) -> int | None:

@@ -182,7 +182,7 @@ def coverage_interval(share: float | Array, num_points: int, level: float = 0.95
 def measure(predicted: Prediction, targets: Array, labels: Array | None, loss: str) -> dict[str, float]:
     """Metrics of a prediction under ``loss``, a name of ``losses.LOSSES``: those of ``METRICS`` that apply, by name.
 
-    The metric of the loss itself is called ``metric_of(loss)``.
+    The metric of the loss itself is called ``metric_of(loss)``. Accuracies of outputs that are not finite are NaN.
 
     Args:
         targets: [n, C], what the squared error, or a loss of margins, compares with.
@@ -193,8 +193,8 @@ def measure(predicted: Prediction, targets: Array, labels: Array | None, loss: s
     scores, classes = _scores(members, mean, np.asarray(targets), known, loss)
     found = {name: float(value) for name, value in scores.items()}
     if known is not None:  # on the host, where a share is divided exactly
-        found["accuracy"] = float(np.mean(np.asarray(classes) == known))
-        found["accuracy_of_members"] = float(np.mean(members.argmax(axis=-1) == known))
+        right = {"accuracy": np.asarray(classes) == known, "accuracy_of_members": members.argmax(axis=-1) == known}
+        found |= {name: float(np.mean(share)) if np.isfinite(members).all() else np.nan for name, share in right.items()}
     return {name: found[name] for name in METRICS if name in found}
 
 
