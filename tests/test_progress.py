@@ -49,6 +49,20 @@ def test_lines_become_rarer_and_short_work_has_none(clock: list[float], capsys: 
     assert lines[0].startswith("long: point 100 of 100000, ") and lines[0].endswith(" left")
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_time_left_is_without_the_first_unit_which_compiles(
+    clock: list[float], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    with progress_of(20_000, "fed_avg", done=10) as bar:
+        for seconds in (30, 15, 15):
+            clock[0] += seconds
+            bar.update(1)
+    told = capsys.readouterr().err
+    assert "11 of 20000, ? left" in told or "11/20000" in told
+    assert "12 of 20000, 83:17:00 left" in told or "12/20000 [00:15<83:17:00" in told  # 19,988 times 15 s
+
+
 def test_nothing_where_it_is_not_shown(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     with progress_of(3, "silent", shown=False) as bar:
         for _ in range(3):

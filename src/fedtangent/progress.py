@@ -14,7 +14,19 @@ SHARE = 0.05  # of the time passed, between two lines: they become rarer as work
 SPLITS = ("test", "validation", "train")  # ``headline`` shows a metric of the first of these that there is
 
 
-class Lines(tqdm):
+class Bar(tqdm):
+    """A progress bar whose estimate of the time left is without the first update: before it, programs are compiled."""
+
+    is_timed = False  # whether a first update was there
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """Note that ``n`` more units are done."""
+        if not self.is_timed and not self.disable:
+            self.is_timed, self.initial, self.start_t = True, self.n + n, self._time() - self.delay
+        return super().update(n)
+
+
+class Lines(Bar):
     """A progress bar for logs: each update is printed as a line of its own."""
 
     monitor_interval = 0  # tqdm starts no thread to watch it
@@ -39,8 +51,9 @@ class Lines(tqdm):
 def progress_of(total: int, what: str, unit: str = "round", done: int = 0, shown: bool = True) -> tqdm:
     """A progress bar on standard error for ``total`` units of the work ``what``; silent unless it is ``shown``."""
     given = {"total": total, "initial": done, "desc": what, "unit": unit, "leave": False, "disable": not shown}
+    given["smoothing"] = 0  # the mean rate since the first update
     if sys.stderr.isatty():
-        return tqdm(**given)
+        return Bar(**given)
     form = "{desc}: {unit} {n_fmt} of {total_fmt}{postfix}, {remaining} left"
     return Lines(**given, bar_format=form, mininterval=SECONDS, miniters=1, delay=1e-9)
 

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _tell(f"error: cannot write to standard output: {error.strerror}")
         code = 1
     except KeyboardInterrupt:
-        _tell("interrupted; what was finished is in the output folder")
+        _tell("interrupted; what was finished until then, if anything, is in the output folder")
         code = 130
     try:
         sys.stderr.flush()

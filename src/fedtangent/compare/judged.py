@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -41,10 +41,18 @@ NARROW = 1e-3  # of the prior's widest axis: those below are left out
 REACHED = 0.25  # of a verdict's margin: how near the flow is to the limit when networks are judged by that too
 
 
-def all_verdicts(theory: Predicted, seen: tuple[Simulated, ...], moved: tuple[Simulated, ...]) -> tuple[Verdict, ...]:
+def all_verdicts(
+    theory: Predicted,
+    seen: tuple[Simulated, ...],
+    moved: tuple[Simulated, ...],
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[Verdict, ...]:
     """The comparisons that apply to what was predicted, trained (``seen``) and moved by NTK-FL."""
-    setting, wrong = theory.setting, {} if theory.setting.is_linear else wrong_flows(theory)
+    setting, name = theory.setting, theory.setting.name
+    say(f"{name}: verdicts on networks")
+    wrong = {} if setting.is_linear else wrong_flows(theory)
     sampled = sampled_verdicts(theory, seen, moved, wrong)
+    say(f"{name}: verdicts on linear models")
     examples, outputs = setting.y_train.shape
     if setting.is_linear:
         verdicts = [exact.linear_verdict(theory, seen[-1])]
@@ -53,8 +61,10 @@ def all_verdicts(theory: Predicted, seen: tuple[Simulated, ...], moved: tuple[Si
     else:
         verdicts = [exact.of_kernel_verdict(theory)]
     if theory.flow.kind.is_linear and examples <= exact.MOST_STARTS and starts_differ(theory):
+        say(f"{name}: verdicts on laws")
         verdicts += exact.law_verdicts(theory)
     if setting.is_standard and theory.limit is not None and _determined(theory.blocks):
+        say(f"{name}: verdicts on the flow repeated for ever")
         verdicts += _fixed_points(theory, theory.limit)
     return tuple(sampled + verdicts)
 

@@ -131,8 +131,7 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
         gaps = tuple(flow_gap(theory, s) for s in seen)
         curve = flow_curve(theory, seen[-1])
         laziness = tuple(_lazy(theory, *pair) for pair in zip(seen, gaps, strict=True)) if watched else ()
-        say(f"{setting.name}: verdicts")
-        verdicts = judged.all_verdicts(theory, tuple(seen), moved)
+        verdicts = judged.all_verdicts(theory, tuple(seen), moved, say)
     rows = _rows(theory, seen, moved, gaps, flow_seconds)
     return SideBySide(theory, tuple(seen), moved, gaps, curve, rows, verdicts, laziness, time.perf_counter() - start)
 

@@ -194,7 +194,8 @@ def measure(predicted: Prediction, targets: Array, labels: Array | None, loss: s
     found = {name: float(value) for name, value in scores.items()}
     if known is not None:  # on the host, where a share is divided exactly
         right = {"accuracy": np.asarray(classes) == known, "accuracy_of_members": members.argmax(axis=-1) == known}
-        found |= {name: float(np.mean(share)) if np.isfinite(members).all() else np.nan for name, share in right.items()}
+        finite = bool(np.isfinite(members).all())
+        found |= {name: float(np.mean(share)) if finite else np.nan for name, share in right.items()}
     return {name: found[name] for name in METRICS if name in found}
 
 
