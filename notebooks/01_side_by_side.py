@@ -58,7 +58,7 @@ print(f"{clients.num_clients} clients of {clients.sizes.min()} to {clients.sizes
 # %%
 K, ROUNDS, STEPS, WIDTH = 5, 80, 20, 1024
 model = models.mlp(1, 1, widths=(WIDTH,), activation="erf", w_std=8.0, b_std=4.0, last_w_std=1.0, dtype=jnp.float64)
-plan = schedule.per_client_permutations(clients.num_clients, K)
+permutations = schedule.per_client_permutations(clients.num_clients, K)
 
 blocks = kernels.kernel_blocks(model.kernel, toy.x_train, toy.x_test)
 largest = max(
@@ -79,7 +79,7 @@ print(f"client step size {rate:.4f}; spectrum of the kernel from {eigenvalues[0]
 # of every model at every round.
 
 # %%
-cohorts = schedule.unroll(plan, streams.keys(0).schedule, ROUNDS)
+cohorts = schedule.unroll(permutations, streams.keys(0).schedule, ROUNDS)
 weights = np.asarray(cohorts.weight) * np.asarray(clients.sizes)[np.asarray(cohorts.client)]
 rule = theory.Rule(local_steps=STEPS, learning_rate=rate)
 flow = theory.federated_flow(blocks, toy.y_train, clients, Cohort(cohorts.client, cohorts.model, weights), rule)
@@ -89,7 +89,7 @@ mean, cov = np.asarray(flow.mean(ROUNDS)), np.asarray(flow.cov(ROUNDS))  # [K, m
 # ## Simulation: networks trained by Fed-ensemble
 
 # %%
-algorithm = algorithms.fed_ensemble(model, plan, client_learning_rate=rate, work=Work(steps=STEPS))
+algorithm = algorithms.fed_ensemble(model, permutations, client_learning_rate=rate, work=Work(steps=STEPS))
 x_test = jnp.asarray(toy.x_test)
 x_all = jnp.concatenate([jnp.asarray(toy.x_train), x_test])
 n = len(toy.x_train)

@@ -47,12 +47,12 @@ print(f"condition number of the kernel {np.linalg.cond(kernel.ntk_train):.2g}, j
 
 # %%
 K, ROUNDS = 20, 3000
-plan = ft.federated.schedule.per_client_permutations(clients.num_clients, K)
+schedule = ft.federated.schedule.per_client_permutations(clients.num_clients, K)
 work = ft.federated.local.Work(steps=20)
 largest = max(
     np.linalg.eigvalsh(kernel.ntk_train[np.ix_(own, own)])[-1] / len(own) for own in map(clients.client, range(4))
 )
-algorithm = ft.federated.algorithms.fed_ensemble(model, plan, client_learning_rate=1 / largest, work=work)
+algorithm = ft.federated.algorithms.fed_ensemble(model, schedule, client_learning_rate=1 / largest, work=work)
 run = ft.simulate(algorithm, ft.data.federated_data(x, y, clients, jnp.float64), ROUNDS, seed=0)
 members = np.asarray(algorithm.predict(run.state, x_test).members)[..., 0]  # [K, 80]
 
@@ -103,14 +103,18 @@ plt.show()
 # ## Where the limit is not reached
 #
 # Networks with a kernel that is singular to rounding never get there in a run of finite length. `Flow` says where
-# they are instead: exact at every round, without an inverse (notebooks 01 and 04). `ft.theory.gp_limit` adds to a
-# kernel that is singular to rounding the least jitter with which it can be inverted, and reports it (`limit.jitter`);
-# it refuses one that needs more than `max_relative_jitter`. The smooth kernel below is not that far yet: its condition
-# number is 7e7, it needs no jitter, and nothing is printed.
+# they are instead: exact at every round, without an inverse (notebooks 01 and 04). `ft.theory.gp_limit` adds to such a
+# kernel the least jitter with which it can be inverted, and reports it (`limit.jitter`); it refuses one that needs
+# more than `max_relative_jitter`. Below, the kernel of a smooth network at 32 points of an interval: its condition
+# number is beyond what float64 holds, so it takes jitter, and without any it is refused.
 
 # %%
+x, x_test = np.linspace(-1, 1, 32)[:, None], np.linspace(-1.3, 1.3, 80)[:, None]
+y = np.sin(3 * x)
 smooth = ft.models.mlp(1, 1, widths=(64,), activation="erf", w_std=1.5, b_std=1.0, dtype=jnp.float64)
+kernel = ft.kernels.kernel_blocks(smooth.kernel, x, x_test)
+print(f"condition number {np.linalg.cond(kernel.ntk_train):.1g}, jitter {ft.theory.gp_limit(kernel, y).jitter:.1g}")
 try:
-    ft.theory.gp_limit(ft.kernels.kernel_blocks(smooth.kernel, x, x_test), y)
+    ft.theory.gp_limit(kernel, y, max_relative_jitter=0)
 except ft.kernels.gram.SingularKernelError as error:
     print(error)

@@ -43,8 +43,8 @@ ROUNDS, SHOWN = 60, range(0, 61, 4)
 def losses(alpha=0.1, steps=10, per_round=6):
     """Expected test loss after the rounds that are shown."""
     clients = ft.partition.dirichlet(parts, num_clients=6, alpha=alpha, seed=0)
-    plan = ft.federated.schedule.uniform_sampling(6, per_round)
-    cohorts = ft.federated.compose.drawn_cohorts(plan, clients, num_rounds=ROUNDS, seed=0)
+    schedule = ft.federated.schedule.uniform_sampling(6, per_round)
+    cohorts = ft.federated.compose.drawn_cohorts(schedule, clients, num_rounds=ROUNDS, seed=0)
     rule = ft.theory.Rule(local_steps=steps, learning_rate=0.1)
     flow = ft.theory.federated_flow(kernel, y, clients, cohorts, rule)
     return [float(ft.theory.predicted_loss(flow, y_test, r).total) for r in SHOWN]

@@ -37,15 +37,15 @@ clients = ft.partition.dirichlet(digits.y_train, num_clients=20, alpha=0.1, seed
 targets = ft.data.classification_targets(digits.y_train, num_classes=10, centred=True)
 held = ft.data.federated_data(digits.x_train, targets, clients)
 model = ft.models.mlp(64, 10, (100,), parameterization="standard", last_w_std=0.1)
-plan = ft.federated.schedule.uniform_sampling(20, clients_per_round=10)
+schedule = ft.federated.schedule.uniform_sampling(20, clients_per_round=10)
 work = ft.federated.local.Work(steps=20, batch_size=20)
 recipes = ft.federated.algorithms
 methods = {
-    "FedAvg": recipes.fed_avg(model, plan, client_learning_rate=0.3, work=work),
-    "NTK-FL": recipes.ntk_fl(model, plan, learning_rate=0.5, times=(100, 200, 400, 800), unstable="clip"),
+    "FedAvg": recipes.fed_avg(model, schedule, client_learning_rate=0.3, work=work),
+    "NTK-FL": recipes.ntk_fl(model, schedule, learning_rate=0.5, times=(100, 200, 400, 800), unstable="clip"),
     "CP-NTK-FL": recipes.cp_ntk_fl(
         model,
-        plan,
+        schedule,
         learning_rate=0.5,
         times=(100, 200, 400, 800),
         unstable="clip",

@@ -90,13 +90,13 @@ def fed_exp(model, schedule, *, client_learning_rate, work, epsilon: float = 1e-
 # ## Compared with FedAvg, paired over seeds
 
 # %%
-plan = ft.federated.schedule.uniform_sampling(10, clients_per_round=5)
+schedule = ft.federated.schedule.uniform_sampling(10, clients_per_round=5)
 work = ft.federated.local.Work(epochs=2, batch_size=20)
 
 
 def build(name):
     recipe = {"fed_exp": fed_exp, "fed_avg": ft.federated.algorithms.fed_avg}[name]
-    return recipe(model, plan, client_learning_rate=0.1, work=work, loss="cross_entropy")
+    return recipe(model, schedule, client_learning_rate=0.1, work=work, loss="cross_entropy")
 
 
 def accuracy(algorithm, state):

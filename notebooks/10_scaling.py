@@ -39,9 +39,9 @@ digits = ft.data.load("digits", flatten=True)
 clients = ft.partition.dirichlet(digits.y_train, num_clients=100, alpha=0.5, seed=0)
 held = ft.data.federated_data(digits.x_train, digits.y_train, clients, num_classes=10)
 model = ft.models.mlp(64, 10, (64,), parameterization="standard")
-plan = ft.federated.schedule.uniform_sampling(100, clients_per_round=50)
+schedule = ft.federated.schedule.uniform_sampling(100, clients_per_round=50)
 work = ft.federated.local.Work(epochs=1, batch_size=8)
-algorithm = ft.federated.algorithms.fed_avg(model, plan, client_learning_rate=0.1, work=work, loss="cross_entropy")
+algorithm = ft.federated.algorithms.fed_avg(model, schedule, client_learning_rate=0.1, work=work, loss="cross_entropy")
 
 seconds, ends = {}, {}
 for mapping in ("scan", "vmap", "chunked:8", "sharded:scan", "auto"):
@@ -74,7 +74,7 @@ for name, output in outputs.items():
 
 # %%
 def build(rate):
-    return ft.federated.algorithms.fed_avg(model, plan, client_learning_rate=rate, work=work, loss="cross_entropy")
+    return ft.federated.algorithms.fed_avg(model, schedule, client_learning_rate=rate, work=work, loss="cross_entropy")
 
 
 def accuracy(algorithm, state):
