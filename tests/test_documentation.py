@@ -19,6 +19,7 @@ from fedtangent import enable_x64, simulate
 from fedtangent.entries import KINDS, catalogue
 from fedtangent.federated.algorithms.entry import Given
 from fedtangent.federated.schedule import uniform_sampling
+from fedtangent.models import build
 
 from .documents import README, ROOT, example, examples, pages, run
 from .federated.toys import two_layer, uneven_data
@@ -40,6 +41,7 @@ HERE = (
     "ft.sweep",
     "np.savez",
     "linen.Module",
+    "from_flax",
     "resume=True",
     "def fed_sign",
 )
@@ -99,7 +101,11 @@ def test_data_and_networks_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     clients = run("np.savez")["clients"]
     assert clients.num_clients == 4 and list(clients.sizes) == [10] * 4
-    names: dict[str, Any] = run("linen.Module")
+    Path("mine.py").write_text(example("linen.Module"))
+    monkeypatch.syspath_prepend(tmp_path)
+    own = build("mine:network", (8, 8, 1), 10, units=50)
+    assert own.apply(own.init(jax.random.key(0)), np.ones((2, 8, 8, 1), np.float32)).shape == (2, 10)
+    names: dict[str, Any] = run("from_flax")
     assert names["model"].apply(names["params"], np.ones((2, 5), np.float32)).shape == (2, 3)
 
 
