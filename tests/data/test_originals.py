@@ -264,6 +264,7 @@ def test_femnist_in_leafs_own_format(tmp_path: Path) -> None:
     for text, says in (
         ("{", "cannot be read"),
         ('{"users": [], "user_data": {}}', "got no user in "),
+        (json.dumps({"users": ["a"] * 2, "user_data": {"a": {"x": image[3:], "y": [1, 2]}}}), "got user 'a' again in "),
         ("[]", "has not the form"),
         ('{"users": ["a"]}', "has not the form"),
     ):
