@@ -293,9 +293,14 @@ def test_shakespeare_in_leafs_own_formats(tmp_path: Path) -> None:
     given = load("shakespeare", other)
     assert given.x_train.shape == (10, 80) and given.user_test.tolist() == [1] * 5
     assert "".join(CHARACTERS[i] for i in given.x_train[6]) == shown[1:81]
+    leaf(other, test={"B": ([text[:79], text[:81]], [text[79:81], ""])})  # were windows that begin one too early
+    with pytest.raises(ValueError, match="must be 80 characters and the next one"):
+        load("shakespeare", other)
     leaf(other, test={"B": ([text[:79]], ["a"])})
     with pytest.raises(ValueError, match="must be 80 characters and the next one"):
         load("shakespeare", other)
+    leaf(other, test={"B": ([text[:79] + "\ud800"], ["a"])})  # half a character, which JSON may have: read as a space
+    assert CHARACTERS[load("shakespeare", other).x_test[0, -1]] == " "
 
 
 @pytest.mark.parametrize(
