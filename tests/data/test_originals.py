@@ -323,6 +323,13 @@ def test_offsets_that_would_give_the_wrong_user(tmp_path: Path, offsets: list, s
         load("shakespeare", tmp_path)
 
 
+def test_offsets_that_fall_in_numbers_without_a_sign(tmp_path: Path) -> None:
+    offsets = np.array([0, 500, 300, 700], np.uint16)
+    np.savez(tmp_path / "shakespeare_roles.npz", text=np.zeros(700, np.uint8), offsets=offsets)
+    with pytest.raises(ValueError, match=r"got \[500, 300\] for user 1, must rise"):
+        load("shakespeare", tmp_path)
+
+
 def test_archives_are_never_unpickled(tmp_path: Path) -> None:
     np.savez(tmp_path / "shakespeare_roles.npz", text=np.array([{}], object), offsets=np.array([0, 1]))
     with pytest.raises(ValueError, match=r"shakespeare: .* cannot be read: .* holds Python objects"):
