@@ -261,6 +261,9 @@ def test_femnist_in_leafs_own_format(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=says) as caught:
             load("femnist", tmp_path)
         assert "\n" not in str(caught.value)
+    leaf(folder, test={"a": (image[3:], [61, 10])})
+    with pytest.raises(ValueError, match=f"femnist_digits: got none of 10 classes to test in {folder}, must be "):
+        load("femnist_digits", tmp_path)
     for text, says in (
         ("{", "cannot be read"),
         ('{"users": [], "user_data": {}}', "got no user in "),
