@@ -36,7 +36,7 @@ def number(
     """
     array = value if isinstance(value, jax.core.Tracer) else np.asarray(value)
     if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
-        raise ValueError(f"{name}: got {_short(value)}, must be a number")
+        raise ValueError(f"{name}: got {shown(value)}, must be a number")
     if array.ndim != 0:
         raise ValueError(f"{name}: got an array of shape {array.shape}, must be one number")
     if isinstance(value, jax.core.Tracer):
@@ -64,7 +64,7 @@ def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int
     if not is_whole or not least <= value <= bound:
         is_large = is_whole and value > bound
         allowed = f"from {least} to {bound}" if most is not None or is_large else f"of at least {least}"
-        raise ValueError(f"{name}: got {_short(value)}, must be a whole number {allowed}")
+        raise ValueError(f"{name}: got {shown(value)}, must be a whole number {allowed}")
     return int(value)
 
 
@@ -76,7 +76,7 @@ def seed(value: Any, name: str = "seed") -> int:
 def instance(name: str, value: Any, of: type) -> None:
     """Refuse a value of another type."""
     if not isinstance(value, of):
-        raise ValueError(f"{name}: got {_short(value)}, must be a {of.__name__}")
+        raise ValueError(f"{name}: got {shown(value)}, must be a {of.__name__}")
 
 
 def flag(name: str, value: Any) -> bool:
@@ -122,9 +122,9 @@ def real_array(name: str, value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
     except ValueError as error:  # rows of different lengths
-        raise ValueError(f"{name}: got {_short(value)}, must be real numbers in one array") from error
+        raise ValueError(f"{name}: got {shown(value)}, must be real numbers in one array") from error
     if not (np.issubdtype(array.dtype, np.integer) or jnp.issubdtype(array.dtype, jnp.floating)):
-        raise ValueError(f"{name}: got {_short(value)}, must be a real number or an array of them")
+        raise ValueError(f"{name}: got {shown(value)}, must be a real number or an array of them")
     return array.astype(np.float64, copy=False)
 
 
@@ -177,6 +177,6 @@ def class_labels(name: str, labels: Any, num_classes: int | None = None) -> np.n
     return array
 
 
-def _short(value: Any) -> str:
+def shown(value: Any) -> str:
     """The ``repr`` of ``value`` in one line of at most 80 characters."""
     return f"{' '.join(repr(value).split()):.80}"

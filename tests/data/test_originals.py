@@ -261,9 +261,13 @@ def test_femnist_in_leafs_own_format(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=says) as caught:
             load("femnist", tmp_path)
         assert "\n" not in str(caught.value)
+    leaf(folder, test={"a": (image[3:], [61, 10])})
+    with pytest.raises(ValueError, match=f"femnist_digits: got none of 10 classes to test in {folder}, must be "):
+        load("femnist_digits", tmp_path)
     for text, says in (
         ("{", "cannot be read"),
         ('{"users": [], "user_data": {}}', "got no user in "),
+        (json.dumps({"users": ["a"] * 2, "user_data": {"a": {"x": image[3:], "y": [1, 2]}}}), "got user 'a' again in "),
         ("[]", "has not the form"),
         ('{"users": ["a"]}', "has not the form"),
     ):
@@ -292,9 +296,14 @@ def test_shakespeare_in_leafs_own_formats(tmp_path: Path) -> None:
     given = load("shakespeare", other)
     assert given.x_train.shape == (10, 80) and given.user_test.tolist() == [1] * 5
     assert "".join(CHARACTERS[i] for i in given.x_train[6]) == shown[1:81]
+    leaf(other, test={"B": ([text[:79], text[:81]], [text[79:81], ""])})  # were windows that begin one too early
+    with pytest.raises(ValueError, match="must be 80 characters and the next one"):
+        load("shakespeare", other)
     leaf(other, test={"B": ([text[:79]], ["a"])})
     with pytest.raises(ValueError, match="must be 80 characters and the next one"):
         load("shakespeare", other)
+    leaf(other, test={"B": ([text[:79] + "\ud800"], ["a"])})  # half a character, which JSON may have: read as a space
+    assert CHARACTERS[load("shakespeare", other).x_test[0, -1]] == " "
 
 
 @pytest.mark.parametrize(
@@ -314,6 +323,13 @@ def test_offsets_that_would_give_the_wrong_user(tmp_path: Path, offsets: list, s
     assert len(load("shakespeare", tmp_path, stride=1).y_train) == 560 - 80
     np.savez(tmp_path / "shakespeare_roles.npz", text=text, offsets=np.array(offsets))
     with pytest.raises(ValueError, match=says):
+        load("shakespeare", tmp_path)
+
+
+def test_offsets_that_fall_in_numbers_without_a_sign(tmp_path: Path) -> None:
+    offsets = np.array([0, 500, 300, 700], np.uint16)
+    np.savez(tmp_path / "shakespeare_roles.npz", text=np.zeros(700, np.uint8), offsets=offsets)
+    with pytest.raises(ValueError, match=r"got \[500, 300\] for user 1, must rise"):
         load("shakespeare", tmp_path)
 
 

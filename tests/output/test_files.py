@@ -106,6 +106,11 @@ def test_an_output_folder_is_made_or_refused_in_one_line(tmp_path: Path) -> None
     (tmp_path / "file").write_text("x")
     with pytest.raises(ValueError, match="output: cannot make the folder"):
         files.output_folder(tmp_path / "file")
+    for make in (lambda path: path.write_text(""), lambda path: path.symlink_to(tmp_path / "nowhere")):
+        make(folder / "figures")  # where figures are to go, when the work is done
+        with pytest.raises(ValueError, match=r"output: got .*b, in which figures is no folder: name another"):
+            files.output_folder(folder)
+        (folder / "figures").unlink()
 
 
 def test_a_folder_that_holds_a_run_is_taken_only_by_what_goes_on_with_it(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def owners(name: str, offsets: np.ndarray, count: int, least: int = 1) -> np.nda
     """
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or len(offsets) < 2:
         raise ValueError(f"{name}: got {offsets.dtype} {offsets.shape}, must be whole numbers [N + 1], N >= 1")
-    sizes = np.diff(offsets).astype(np.int64)
+    sizes: np.ndarray = np.diff(offsets.astype(np.int64))  # those without a sign would wrap around where they fall
     if offsets[0] != 0 or offsets[-1] != count:
         raise ValueError(f"{name}: got {offsets[0]} to {offsets[-1]}, must be from 0 to {count}, the examples")
     if (sizes < least).any():

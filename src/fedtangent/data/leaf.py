@@ -53,12 +53,12 @@ def users(name: str, folder: Path, split: str) -> Iterator[User]:
     for path in sorted((folder / split).glob("*.json")):
         whole = files.json_of(name, path)
         try:
-            held = {user: (whole["user_data"][user]["x"], whole["user_data"][user]["y"]) for user in whole["users"]}
+            held = [(user, whole["user_data"][user]["x"], whole["user_data"][user]["y"]) for user in whole["users"]]
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"{name}: {path} has not the form of LEAF's files: users and user_data with x and y"
             ) from error
-        for user, (x, y) in held.items():
+        for user, x, y in held:
             if not (isinstance(user, str) and isinstance(x, list) and isinstance(y, list)) or len(x) != len(y) or not y:
                 raise ValueError(f"{name}: got user {user!r} in {path}, must have as many x as y, one or more")
             if user in seen:

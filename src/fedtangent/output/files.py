@@ -87,6 +87,9 @@ def output_folder(path: str | os.PathLike[str]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"output: cannot make the folder {folder}: {error.strerror}") from error
+    figures = folder / "figures"  # made with the first of them, when the work is done
+    if os.path.lexists(figures) and not figures.is_dir():
+        raise ValueError(f"output: got {folder}, in which {figures.name} is no folder: name another folder")
     return folder
 
 

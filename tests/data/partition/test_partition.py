@@ -269,6 +269,7 @@ L = np.array([0, 0, 1, 1, 2, 2])
             r"user_ids: got shape \(2,\), dtype float64, must be whole numbers or strings",
         ),
         (lambda: partition.by_user(np.array([1, "1"], dtype=object)), "user_ids: got whole numbers and strings"),
+        (lambda: partition.by_user([["a"], ["b", "c"]]), r"user_ids: got shape \(\), dtype object, must be whole"),
         (lambda: partition.by_user([]), r"user_ids: got shape \(.*t64, must be whole numbers or strings \[n\], n >= 1"),
         (
             lambda: partition.by_user([[1, 2]]),
@@ -314,6 +315,14 @@ def test_an_example_without_a_user_is_refused(nobody):
         partition.by_user(ids)
 
 
+@pytest.mark.parametrize("nobody", [None, float("nan"), 1.5])
+def test_an_example_without_a_user_in_a_list(nobody):
+    with pytest.raises(ValueError, match=r"user_ids: got .* at position 1 \(1 such\), must be a whole"):
+        partition.by_user(["eve", nobody, "bob"])
+    with pytest.raises(ValueError, match="user_ids: got whole numbers and strings"):
+        partition.by_user(["1", 1])
+
+
 def test_lists_and_mappings_are_partitions():
     lists = [[0, 2], [], np.array([1, 2])]
     for clients in (lists, {"ada": lists[0], "bob": lists[1], "eve": lists[2]}, tuple(lists)):
@@ -332,6 +341,8 @@ def test_lists_and_mappings_are_partitions():
         ("iid", "partition: got 'iid', must be a Partition or lists"),
         ([[0.5]], r"partition: got \[0.5\] for client 0, must be a list of whole numbers"),
         ({"ada": 1}, "partition: got 1 for client 'ada', must be a list"),
+        ([[[0], [1, 2]]], r"partition: got \[\[0\], \[1, 2\]\] for client 0, must be a list"),
+        ([np.zeros((2, 2), int)], r"partition: got array\(\[\[0, 0\], \[0, 0\]\]\) for client 0, must be a list"),
         ([[3]], "partition.indices: got 3 at position 0, must be from 0 to 2"),
     ],
 )

@@ -26,7 +26,9 @@ def by_user(user_ids: Any) -> Partition:
         >>> ft.partition.by_user(["eve", "ann", "eve"]).sizes.tolist()
         [1, 2]
     """
-    ids = np.asarray(user_ids)
+    ids = _array(user_ids)
+    if ids.dtype.kind == "U" and not hasattr(user_ids, "dtype"):  # NumPy would write what else is in a list as strings
+        ids = np.asarray(user_ids, object)
     if ids.dtype.kind == "O" and ids.ndim == 1:
         strange = [i for i, name in enumerate(ids) if not isinstance(name, str | int | np.integer)]
         if strange:
@@ -58,6 +60,16 @@ def of(clients: Any, num_examples: int = checks.MAX_INDEX) -> Partition:
     return Partition(np.asarray(clients.indices, np.int32), np.asarray(clients.offsets, np.int32))
 
 
+def _array(given: Any) -> np.ndarray:
+    """What is given as an array; one object where it is none, as rows of different lengths."""
+    try:
+        return np.asarray(given)
+    except ValueError:
+        one = np.empty((), object)
+        one[()] = given
+        return one
+
+
 def consecutive(sizes: Sequence[int]) -> Partition:
     """The partition in which client i holds the next ``sizes[i]`` examples, in the order of the data."""
     return Partition(np.arange(sum(sizes), dtype=np.int32), np.cumsum((0, *sizes)).astype(np.int32))
@@ -67,12 +79,17 @@ def _of_lists(clients: Any) -> Partition:
     is_list = isinstance(clients, Sequence | np.ndarray) and not isinstance(clients, str | bytes)
     named = clients if isinstance(clients, Mapping) else dict(enumerate(clients)) if is_list else None
     if not named:
-        raise ValueError(f"partition: got {clients!r:.60}, must be a Partition or lists of indices, one or more")
+        raise ValueError(
+            f"partition: got {checks.shown(clients)}, must be a Partition or lists of indices, one or more"
+        )
     parts = {}
     for name, rows in named.items():
-        parts[name] = np.asarray(rows) if np.size(rows) else np.zeros(0, np.int32)
+        array = _array(rows)
+        parts[name] = array if array.size else np.zeros(0, np.int32)
         if parts[name].ndim != 1 or not np.issubdtype(parts[name].dtype, np.integer):
-            raise ValueError(f"partition: got {rows!r:.60} for client {name!r}, must be a list of whole numbers")
+            raise ValueError(
+                f"partition: got {checks.shown(rows)} for client {name!r}, must be a list of whole numbers"
+            )
     return Partition(np.concatenate(list(parts.values())), np.cumsum([0, *map(len, parts.values())]))
 
 

@@ -46,6 +46,9 @@ def _load(name: str, num_classes: int, options: WritersOptions, data_dir: Path |
     arrays = leaf.first_users(arrays, options.num_users)
     if "user_test" in arrays:  # a writer may have no digit to train on
         arrays = leaf.kept(arrays, {"test": np.isin(arrays["user_test"], arrays["user_train"])})
+    for split in leaf.SPLITS:
+        if len(arrays[f"y_{split}"]) == 0:
+            raise ValueError(f"{name}: got none of {num_classes} classes to {split} in {found.read_from}, must be one")
     described = FEMNIST._replace(name=name, num_classes=num_classes)
     return dataset(described, found._replace(arrays=arrays), options, SIZE)
 

@@ -139,7 +139,8 @@ def _by_role(found: Found, stride: int) -> Arrays:
 def _of_role(role: leaf.User) -> tuple[np.ndarray, np.ndarray]:
     """Codes of LEAF's windows, uint8 [n, 80], and of the next characters, [n]. Raises ``ValueError`` for others."""
     for window, following in zip(role.x, role.y, strict=True):
-        if not (isinstance(window, str) and isinstance(following, str)) or len(window + following) != WINDOW + 1:
+        is_text = isinstance(window, str) and isinstance(following, str)
+        if not is_text or (len(window), len(following)) != (WINDOW, 1):
             raise ValueError(
                 f"{NAME}: got {window!r:.40} and {following!r:.10} in {role.path}, must be {WINDOW} characters "
                 "and the next one"
@@ -149,7 +150,7 @@ def _of_role(role: leaf.User) -> tuple[np.ndarray, np.ndarray]:
 
 def _bytes(text: str) -> np.ndarray:
     """The Latin-1 byte of each character; 0 for one that has none (LEAF's texts have no such character)."""
-    codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")  # JSON may have half a pair
     return np.where(codes < 256, codes, 0).astype(np.uint8)
 
 

@@ -41,8 +41,8 @@ def locked(folder: Path, name: str, notify: Callable[[str], None] = warnings.war
                     if _is_at(file, folder / LOCK):
                         (folder / LOCK).unlink()
     finally:
-        with contextlib.suppress(OSError):
-            for place in made:
+        for place in made:
+            with contextlib.suppress(OSError):  # a path with .. in it names one of them twice
                 place.rmdir()
 
 

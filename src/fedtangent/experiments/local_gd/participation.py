@@ -97,8 +97,8 @@ def check(study: Study) -> None:
         raise ValueError(f"wide: got {s.wide}, must be more than the {examples} examples")
     if not s.held < s.narrow < examples:
         raise ValueError(f"narrow: got {s.narrow}, must be above held, {s.held}, and below the {examples} examples")
-    if s.clients_per_round > s.num_nodes:
-        raise ValueError(f"clients_per_round: got {s.clients_per_round}, must be at most num_nodes, {s.num_nodes}")
+    if s.clients_per_round >= s.num_nodes:  # all nodes stay at the centralised model, 0 away from it, where L = 1
+        raise ValueError(f"clients_per_round: got {s.clients_per_round}, must be below num_nodes, {s.num_nodes}")
     for dimension in (s.wide, s.narrow):
         for seed in study.seeds:
             run = closed_form(nodes(s, seed, dimension), s, 1)
