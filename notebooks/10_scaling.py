@@ -58,8 +58,9 @@ ax.set_xlabel("client updates a second")
 plt.show()
 
 # %% [markdown]
-# To share so small a work among devices costs more than it brings. `auto` measures the mappings for runs of more than a
-# few seconds only; this one takes less, so that its bar is that of a mapping chosen unmeasured.
+# To share so small a work among devices brings next to nothing. `auto` measures the mappings for runs of more than a
+# few seconds only; this one takes less, so that its bar is that of a mapping chosen unmeasured, and of the hundredths
+# of a second in which it looks at the round.
 #
 # ## They are one run, to rounding
 

@@ -120,4 +120,5 @@ def test_replicated_and_local() -> None:
     assert np.array_equal(jax.random.key_data(back["key"]), jax.random.key_data(tree["key"]))
     assert np.array_equal(back["x"], tree["x"])
     assert int(back["n"]) == 2
+    assert distributed._placed_on(device_mesh(1)) is distributed._placed_on(device_mesh(1))  # compiled once
     assert distributed.is_main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import platform
@@ -19,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedtangent.checks import whole
 from fedtangent.pytrees import is_key
-from fedtangent.types import PyTree
+from fedtangent.types import Array, PyTree
 
 VARIABLES = {
     "coordinator": "JAX_COORDINATOR_ADDRESS",
@@ -92,16 +93,21 @@ def is_main() -> bool:
     return jax.process_index() == 0
 
 
+@functools.cache
+def _placed_on(mesh: Mesh) -> Callable[[list[np.ndarray]], list[Array]]:
+    """Arrays, on each device of ``mesh``; one function, so that a second run compiles nothing."""
+    return jax.jit(lambda rows: rows, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
 def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
     """``tree`` on each device of ``mesh``, of all processes (they must hold equal values); as it is without a mesh."""
     if mesh is None:
         return tree
     leaves, structure = jax.tree.flatten(tree)
     words = [np.asarray(jax.random.key_data(leaf)) if is_key(leaf) else np.asarray(leaf) for leaf in leaves]
-    placed = jax.jit(lambda rows: rows, out_shardings=NamedSharding(mesh, PartitionSpec()))(words)
     typed = [
         jax.random.wrap_key_data(row, impl=jax.random.key_impl(leaf)) if is_key(leaf) else row
-        for row, leaf in zip(placed, leaves, strict=True)
+        for row, leaf in zip(_placed_on(mesh)(words), leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, typed)
 
