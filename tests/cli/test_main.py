@@ -257,9 +257,9 @@ def test_nothing_of_a_run_is_lost_to_another_of_its_folder(run: Callable, folder
     assert both.code == 2 and "overwrite: got it beside --resume" in both.err
     assert (out / "metrics.csv").read_bytes() == before
     assert run("train", *SMALL, "--seeds", "5:8", "--resume").code == 0
-    assert (
-        run("train", *SMALL, "--output", "").err == "fedtangent: error: output: got '', must be the name of a folder\n"
-    )
+    for name in ("output", "data_dir"):
+        ended = run("train", *SMALL, f"--{name.replace('_', '-')}", "")
+        assert ended.code == 2 and ended.err == f"fedtangent: error: {name}: got '', must be a value\n"
 
 
 def test_a_configuration_keeps_what_json_cannot_say(folder: Path) -> None:

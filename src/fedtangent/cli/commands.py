@@ -182,8 +182,9 @@ def _read(
     if any(name in given for name in description.CHOICES):  # another choice: options of the former one fall away
         before = {name: value for name, value in before.items() if name in options}
     switches = {f"no_{one.name}" for one in options.values() if one.type is bool}
-    if given.get("output") == [""]:
-        raise ValueError("output: got '', must be the name of a folder")
+    for name, found in given.items():
+        if name and found == [""]:
+            raise ValueError(f"{name}: got '', must be a value")
     for name in (*before, *given):
         if name not in options and (name in before or (name and name not in switches)):
             if command.describes:
