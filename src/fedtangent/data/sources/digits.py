@@ -17,7 +17,7 @@ class DigitsOptions(ImageOptions):
     """Options of digits."""
 
     test_fraction: float = 0.2
-    """Fraction of each class's examples in the test set, to within one example."""
+    """Share of each class in the test set, to within one example."""
     dtype: str = "float64"
     """Dtype of the pixels: float32 or float64."""
 
