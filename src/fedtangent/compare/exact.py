@@ -225,7 +225,8 @@ def law_verdicts(theory: Predicted) -> list[Verdict]:
 def _of_each_model(theory: Predicted, found: Law, at: int) -> Verdict:
     setting, points = theory.setting, some_points(theory.setting)
     law = theory.moments[at].mean[:, points], theory.moments[at].cov[:, points][:, :, points]
-    statement = f"law of each of {len(law[0])} models = flow's, round {setting.rounds[at]}"
+    whose = f"each of {len(law[0])} models" if len(law[0]) > 1 else "the model"
+    statement = f"law of {whose} = flow's, round {setting.rounds[at]}"
     wrong = _wrong_laws(theory, law, found, at)
     return exact_verdict(setting.name, statement, law_distance(found, law), wrong, EXACT)
 
