@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedtangent import checks
+from fedtangent.entries import choose
 
 
 def test_what_is_allowed_comes_back():
@@ -77,3 +78,13 @@ def test_one_wording(case: str) -> None:
     with pytest.raises(ValueError, match=r"^\w+[.\w]*: got .*, (must be|allowed are|must never) .*$") as caught:
         refused()
     assert str(caught.value) == message
+
+
+def test_a_name_that_is_nearly_right_is_suggested() -> None:
+    names = ["logistic", "exponential"]
+    with pytest.raises(ValueError, match=r"'logistics', allowed are logistic, exponential; did you mean logistic\?$"):
+        checks.choice("loss", "logistics", names)
+    with pytest.raises(ValueError, match=r"package\.module:function of your own; did you mean fed_avg\?$"):
+        choose("algorithms", "fedavg")
+    with pytest.raises(ValueError, match=r"^loss: got 'x', allowed are logistic, exponential$"):  # control
+        checks.choice("loss", "x", names)

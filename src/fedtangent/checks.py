@@ -5,6 +5,7 @@ One wording: ``name: got X, must be ..``, or ``name: got X, allowed are a, b`` f
 
 from __future__ import annotations
 
+import difflib
 import numbers
 import os
 from collections.abc import Iterable
@@ -104,8 +105,14 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     """``value``, one of the allowed names."""
     names = tuple(allowed)
     if not isinstance(value, str) or value not in names:
-        raise ValueError(f"{name}: got {value!r}, allowed are {', '.join(names)}")
+        raise ValueError(f"{name}: got {value!r}, allowed are {', '.join(names)}{nearest(value, names)}")
     return value
+
+
+def nearest(value: Any, names: Iterable[str]) -> str:
+    """Returns "; did you mean NAME?" for the name that is spelt most like ``value``, or nothing if none is."""
+    close = difflib.get_close_matches(value, list(names), 1) if isinstance(value, str) else []
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def dtype(value: Any, *allowed: str) -> np.dtype[Any]:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtangent.checks import MAX_INDEX, MAX_NUMBER
+from fedtangent.checks import MAX_INDEX, MAX_NUMBER, nearest
 
 KINDS = {  # kind -> the package or module whose files end with its entries
     "algorithms": "fedtangent.federated.algorithms",
@@ -142,7 +142,7 @@ def choose(kind: str, name: str) -> Any:
         return _own_entry(kind, name, _imported(what, name))
     if not isinstance(name, str) or name not in entries:
         more = ", or package.module:function of your own" if kind in OWN else ""
-        raise ValueError(f"{what}: got {name!r}, allowed are {', '.join(entries)}{more}")
+        raise ValueError(f"{what}: got {name!r}, allowed are {', '.join(entries)}{more}{nearest(name, entries)}")
     return entries[name]
 
 

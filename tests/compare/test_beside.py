@@ -186,7 +186,7 @@ def test_the_example_of_the_readme_from_arrays(monkeypatch: pytest.MonkeyPatch) 
         (lambda x, y, a, b: (x, y - 1, a, b), "labels: got"),
         (lambda x, y, a, b: (x, y, a[:, :2], b), "x_test of shape (6, 2)"),
         (lambda x, y, a, b: (x, y / 2, a, b), "y_train: got float64 of shape (24,), must be [n] integer labels or"),
-        (lambda x, y, a, b: (x, y, a), "data: got another thing, must be a name, a Dataset, or (x_train, y_train,"),
+        (lambda x, y, a, b: (x, y, a), "data: got a tuple of 3, must be a name, a Dataset or (x_train, y_train,"),
     ],
 )
 def test_refuses_other_arrays(change: Any, said: str) -> None:

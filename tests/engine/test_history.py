@@ -51,6 +51,8 @@ def test_a_run_is_shown_in_a_line() -> None:
     assert "array" in repr(run.history.evaluations[0])  # which have some to show
     empty = run.history._replace(evaluations=[])
     assert repr(empty) == "History(11 rounds, 0 evaluations)"
+    bare = run.history._replace(evaluations=[e._replace(metrics={}) for e in run.history.evaluations])
+    assert repr(bare) == "History(11 rounds, 5 evaluations, the last at round 11, without metrics)"
     assert repr(run._replace(state=None, history=empty)) == f"Run(finished, {empty!r}, state of 0 arrays, 0 MiB)"
 
 

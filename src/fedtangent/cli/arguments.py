@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
-import difflib
 import functools
 import inspect
 import io
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from fedtangent.checks import choice
+from fedtangent.checks import choice, nearest
 from fedtangent.entries import option
 from fedtangent.output.files import FORMATS, Figures
 
@@ -209,8 +208,7 @@ def _first_words(box: str) -> str:
 
 def unknown(name: str, command: str, names: Iterable[str]) -> ValueError:
     """The error of an option that the command does not have."""
-    near = difflib.get_close_matches(name, list(names), 1)
-    return ValueError(f"{name}: is no option of {command}" + (f"; did you mean {near[0]}?" if near else ""))
+    return ValueError(f"{name}: is no option of {command}{nearest(name, names)}")
 
 
 def page(usage: str, about: str, groups: Mapping[str, Any], options: Mapping[str, Option]) -> str:

@@ -122,7 +122,8 @@ def _refuse_options(entry: Entry, options: Mapping[str, Any], what: str) -> None
 def _data_of(arrays: Any) -> Dataset:
     """Vectors with labels or numbers, (x_train, y_train, x_test, y_test), as a data set."""
     if not isinstance(arrays, (tuple, list)) or len(arrays) != 4:
-        raise ValueError("data: got another thing, must be a name, a Dataset, or (x_train, y_train, x_test, y_test)")
+        got = f"a {type(arrays).__name__}" + (f" of {len(arrays)}" if isinstance(arrays, tuple | list) else "")
+        raise ValueError(f"data: got {got}, must be a name, a Dataset or (x_train, y_train, x_test, y_test)")
     x_train, y_train, x_test, y_test = map(np.asarray, arrays)
     for name, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
         labels = y.ndim == 1 and np.issubdtype(y.dtype, np.integer)

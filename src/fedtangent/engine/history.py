@@ -62,7 +62,8 @@ class History(NamedTuple):
         if not self.evaluations:
             return f"History({said})"
         last = self.evaluations[-1]
-        return f"History({said}, the last at round {last.round}: {headline(last.metrics) or 'no numbers'})"
+        metric = headline(last.metrics)
+        return f"History({said}, the last at round {last.round}{': ' + metric if metric else ', without metrics'})"
 
     def to_pandas(self) -> DataFrame:
         """A row for each evaluation: round, bytes, seconds, and the metrics, those of splits as ``test.accuracy``.

@@ -284,7 +284,9 @@ def _check_company(rule: Rule, kind: Kind) -> None:
         raise ValueError("nesterov: got True, must be False without a server_momentum above 0")
     if rule.dynamics == "gradient_flow":
         if rule.batches is not None:
-            raise ValueError("batches: got some, must be None with dynamics 'gradient_flow'")
+            shape = np.shape(rule.batches) if isinstance(rule.batches, (np.ndarray, jax.Array)) else ()
+            got = f"an array of shape {shape}" if shape else f"lists of {len(rule.batches)} clients"
+            raise ValueError(f"batches: got {got}, must be None with dynamics 'gradient_flow'")
         for name, plain in (("loss", "squared_error"), ("local_momentum", 0.0)):
             if (value := getattr(rule, name)) is not plain and (not is_concrete(value) or value != plain):
                 raise ValueError(f"{name}: got {value!r}, must be {plain!r} with dynamics 'gradient_flow'")
