@@ -25,9 +25,9 @@ from fedtangent.compare.judged import all_verdicts
 from fedtangent.compare.predicted import predict
 from fedtangent.compare.simulated import cohorts, trained_networks
 from fedtangent.compare.verdicts import as_rows
+from fedtangent.engine.building import build
 from fedtangent.engine.description import describe
 from fedtangent.entries import catalogue
-from fedtangent.federated.algorithms.entry import rule_of
 
 LOSSES = ("squared_error", "cross_entropy")
 
@@ -45,11 +45,7 @@ def beside(algorithm: str, loss: str, draws: int, rounds: int) -> list[dict[str,
 
 def is_followed(algorithm: str) -> bool:
     """Whether theory has a rule for it."""
-    try:
-        rule_of(*describe(algorithm=algorithm).algorithm)
-    except ValueError:
-        return False
-    return True
+    return not isinstance(build(describe(algorithm=algorithm)).algorithm.rule, str)
 
 
 def main() -> int:

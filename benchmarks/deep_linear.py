@@ -33,6 +33,7 @@ from fedtangent import data, models
 from fedtangent.data import partition
 from fedtangent.engine.processes import use_cores
 from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
 
 RATE = 5e-4  # the paper's
@@ -85,9 +86,13 @@ def measure(given: argparse.Namespace, mapping: str, x: np.ndarray, y: np.ndarra
     """One mapping."""
     held = data.federated_data(x, y, partition.iid(len(y), given.clients, 0), jnp.float32)
     algorithm = algorithms.fed_avg(
-        models.deep_linear(x.shape[1], OUTPUTS, given.width, given.depth), schedule.all_clients(given.clients),
-        client_learning_rate=RATE, loss="squared_error_sum", work=Work(steps=given.steps), weighting="uniform",
-    )  # fmt: skip
+        models.deep_linear(x.shape[1], OUTPUTS, given.width, given.depth),
+        schedule.all_clients(given.clients),
+        client_learning_rate=RATE,
+        loss="squared_error_sum",
+        work=Work(steps=given.steps),
+        averaging=Averaging(weighting="uniform"),
+    )
 
     def run(rounds: int) -> Any:
         return ft.simulate(algorithm, held, rounds, mapping=mapping)

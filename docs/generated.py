@@ -12,6 +12,7 @@ float32, 100 clients of 200 examples, 20 of them a round (all of them for algori
 from __future__ import annotations
 
 import base64
+import dataclasses
 import functools
 import json
 import re
@@ -29,11 +30,11 @@ from fedtangent.data.federated import federated_data
 from fedtangent.data.sharing import with_shared
 from fedtangent.engine.clients import engine_for
 from fedtangent.entries import KINDS, Entry, catalogue, option_names
-from fedtangent.federated.algorithms.entry import Given
+from fedtangent.federated.algorithms.entry import Supplied, options_of
 from fedtangent.models import mlp
 from fedtangent.papers import PAPERS
 from fedtangent.pytrees import num_bytes
-from fedtangent.types import FederatedData, Partition
+from fedtangent.types import Algorithm, FederatedData, Partition
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ROOT / "notebooks"
@@ -83,16 +84,28 @@ def named_paper(key: str) -> str:
     return " ".join(found[1].strip("{}") for found in (author, year) if found) or key
 
 
-def algorithm_cells(name: str) -> list[str]:
-    """The row of one algorithm: state in models' sizes, bytes in MiB. Nothing is trained: shapes are traced."""
+def built(name: str) -> Algorithm:
+    """The algorithm called ``name``, for the network and the clients of the tables."""
     entry, work, cohort = catalogue("algorithms")[name], {"local_epochs": 1}, {"clients_per_round": COHORT}
     model = mlp(INPUTS, OUTPUTS, (HIDDEN,), parameterization="standard")
     of_schedule = catalogue("schedules")[entry.schedule]
     schedule = of_schedule.build(_options(of_schedule, cohort), CLIENTS, 0)
-    shared = np.arange(SHARED, dtype=np.int32)
-    at_server = jnp.zeros((SERVER_EXAMPLES, INPUTS), jnp.float32)
-    algorithm = entry.build(_options(entry, work), Given(model, schedule, server_data=at_server, shared=shared))
-    data = _data(shared if "shared" in entry.needs else None)
+    at_server, shared = jnp.zeros((SERVER_EXAMPLES, INPUTS), jnp.float32), np.arange(SHARED, dtype=np.int32)
+    options = options_of(entry)(**{key: value for key, value in work.items() if key in option_names_of(entry)})
+    algorithm: Algorithm = entry.build(options, Supplied(model, schedule, server_data=at_server, shared=shared))
+    return algorithm
+
+
+def option_names_of(entry: Any) -> set[str]:
+    """The options of an algorithm, of one around another those of FedAvg inside it too."""
+    return {field.name for field in dataclasses.fields(options_of(entry))}
+
+
+def algorithm_cells(name: str) -> list[str]:
+    """The row of one algorithm: state in models' sizes, bytes in MiB. Nothing is trained: shapes are traced."""
+    entry, algorithm = catalogue("algorithms")[name], built(name)
+    model, schedule = algorithm.model, algorithm.schedule
+    data = _data(np.arange(SHARED, dtype=np.int32) if "shared" in entry.needs else None)
     state = jax.eval_shape(lambda: algorithm.init(0, CLIENTS))
     size = schedule.num_models * num_bytes(jax.eval_shape(model.init, jax.random.key(0)))
     cost, slots = algorithm.cost(data, engine_for(data, "scan")), schedule.num_slots
@@ -126,8 +139,9 @@ def rules() -> str:
     """What theory says of every algorithm: that it follows it, or why not and what is nearest."""
     rows = []
     for entry in catalogue("algorithms").values():
-        said = entry.rule if isinstance(entry.rule, str) else "has a rule"
-        rows.append((f"`{entry.name}`", said or "as the algorithm inside it (`--base`)"))
+        rule = built(entry.name).rule
+        said = "as the algorithm inside it (`--base`)" if entry.has_base else "has a rule"
+        rows.append((f"`{entry.name}`", rule if isinstance(rule, str) else said))
     return markdown(("algorithm", "theory"), rows)
 
 

@@ -33,6 +33,7 @@ import fedtangent
 from fedtangent import data, kernels, models, simulate, streams, theory
 from fedtangent.data import partition
 from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.algorithms.tangent import Pooling
 from fedtangent.federated.local import Work
 from fedtangent.types import Cohort
 
@@ -119,7 +120,7 @@ ntk_fl = algorithms.ntk_fl(
     model,
     schedule.all_clients(clients.num_clients, K),
     learning_rate=n / eigenvalues[-1],
-    slots_per_model=clients.num_clients,
+    pooling=Pooling(slots_per_model=clients.num_clients),
 )
 evolved = []
 for draw in range(8):

@@ -25,6 +25,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedtangent as ft
+from fedtangent.federated.algorithms.tangent import Compression
+from fedtangent.federated.ntk_fl import Evolution
 
 ft.enable_x64()  # the evolution of the kernel runs in float64
 
@@ -42,16 +44,15 @@ work = ft.federated.local.Work(steps=20, batch_size=20)
 recipes = ft.federated.algorithms
 methods = {
     "FedAvg": recipes.fed_avg(model, schedule, client_learning_rate=0.3, work=work),
-    "NTK-FL": recipes.ntk_fl(model, schedule, learning_rate=0.5, times=(100, 200, 400, 800), unstable="clip"),
+    "NTK-FL": recipes.ntk_fl(
+        model, schedule, learning_rate=0.5, evolution=Evolution(times=(100, 200, 400, 800), unstable="clip")
+    ),
     "CP-NTK-FL": recipes.cp_ntk_fl(
         model,
         schedule,
         learning_rate=0.5,
-        times=(100, 200, 400, 800),
-        unstable="clip",
-        beta=0.3,
-        sparsity=0.9,
-        shuffle=True,
+        evolution=Evolution(times=(100, 200, 400, 800), unstable="clip"),
+        compression=Compression(beta=0.3, sparsity=0.9, shuffle=True),
     ),
 }
 

@@ -23,6 +23,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedtangent as ft
+from fedtangent.federated.algorithms.common import Averaging
 
 ft.enable_x64()
 rng = np.random.default_rng(0)
@@ -54,7 +55,7 @@ algorithm = ft.federated.algorithms.fed_avg(
     client_learning_rate=0.003,
     work=ft.federated.local.Work(steps=2),
     loss="squared_error_sum",
-    weighting="uniform",
+    averaging=Averaging(weighting="uniform"),
 )
 held = ft.data.federated_data(x, y, clients, "float64")
 

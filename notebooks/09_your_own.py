@@ -26,7 +26,7 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent import pytrees
-from fedtangent.federated.algorithms.common import train_and_average
+from fedtangent.federated.algorithms.common import AveragingParts, train_and_average, trained
 from fedtangent.types import Server
 
 ft.enable_x64(False)
@@ -68,7 +68,16 @@ model = ft.models.from_flax(Residual(), x[:1], output_size=2)
 
 
 # %%
-def fed_exp(model, schedule, *, client_learning_rate, work, epsilon: float = 1e-3, **options):
+@ft.recipe
+def fed_exp(
+    model,
+    schedule,
+    client_learning_rate,
+    work=ft.Work(steps=10),
+    epsilon: float = 1e-3,
+    loss=None,
+    averaging=ft.Averaging(),
+):
     """FedExP (Jhunjhunwala et al., ICLR 2023, algorithm 1)."""
 
     def answer(broadcast, client_state, params, steps, client):
@@ -82,8 +91,9 @@ def fed_exp(model, schedule, *, client_learning_rate, work, epsilon: float = 1e-
 
     server = Server(init=lambda p: p, broadcast=lambda p: p, params=lambda p: p, update=step)
     local = {"answer": answer, "message": lambda p: {"update": p, "square": jnp.zeros(())}}
-    given = (model, schedule, client_learning_rate, work, {"weighting": "uniform"} | options)
-    return train_and_average("fed_exp", *given, server=server, local=local)
+    training = trained(model, client_learning_rate, None, work, loss)
+    averaging = averaging.filled(weighting="uniform")
+    return train_and_average("fed_exp", training, schedule, averaging, AveragingParts(server, local))
 
 
 # %% [markdown]

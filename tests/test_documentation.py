@@ -17,7 +17,7 @@ from matplotlib.image import imread
 
 from fedtangent import enable_x64, simulate
 from fedtangent.entries import KINDS, catalogue
-from fedtangent.federated.algorithms.entry import Given
+from fedtangent.federated.algorithms.entry import Supplied, entry_of
 from fedtangent.federated.schedule import uniform_sampling
 from fedtangent.models import build
 
@@ -119,9 +119,9 @@ def test_a_run_that_is_resumed_ends_as_the_uninterrupted_one(tmp_path: Path, mon
 
 
 def test_an_entry_of_ones_own_builds_its_algorithm() -> None:
-    (entry,) = run("def fed_sign")["ENTRIES"]
+    entry = entry_of(run("def fed_sign")["fed_sign"])
     options = entry.options(client_learning_rate=0.1, step_size=0.05)
-    algorithm = entry.build(options, Given(two_layer(), uniform_sampling(6, 4)))
+    algorithm = entry.build(options, Supplied(two_layer(), uniform_sampling(6, 4)))
     after = simulate(algorithm, uneven_data(), num_rounds=1, seed=0, mapping="scan").state.server
     before = jax.tree.leaves(algorithm.init(0, 6).server)
     moved = [np.abs(a - b) for a, b in zip(jax.tree.leaves(after), before, strict=True)]

@@ -22,7 +22,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 # Rooms from the ground up; one imports what stands before it, never what stands after. Below one roof, data flows this
 # way too.
-GROUND = ("types", "pytrees", "checks", "losses", "streams", "papers", "progress")
+GROUND = ("types", "pytrees", "checks", "losses", "optimizers", "streams", "papers", "progress")
 FLOW = (
     ("data",),
     *((f"federated.{part}",) for part in ("schedule", "local", "aggregate", "wire", "server", "predict", "compose")),
@@ -272,6 +272,17 @@ def test_import_is_quick_and_light():
 def test_the_package_itself_brings_nothing_so_that_the_program_answers_from_its_first_moment_on():
     _, modules = probe("import fedtangent", first="")
     assert "fedtangent" in modules and not {"jax", "numpy", "optax", "tyro"} & set(modules)
+
+
+FREE = "import jax\nfrom fedtangent.entries import KINDS, catalogue\nfor kind in KINDS: catalogue(kind)\n"
+FREE += "{more}\njax.config.update('jax_num_cpu_devices', 1)  # which is refused once a device was used"
+
+
+def test_no_module_uses_a_device_when_it_is_imported():
+    """Else a run could no longer choose how many of the machine's cores are devices."""
+    probe(FREE.format(more=""))
+    with pytest.raises(subprocess.CalledProcessError):  # control
+        probe(FREE.format(more="jax.devices()"))
 
 
 def test_the_probe_sees_a_heavy_import_and_a_slow_one():

@@ -24,6 +24,8 @@ from fedtangent.theory import Rule, federated_flow
 from fedtangent.theory.prior import prior_functions
 from fedtangent.types import Cohort, Prediction
 
+from .federated.laws import LAWS
+
 CLIENTS = partition.of([[0, 1], [2, 3]])
 SINGLE = partition.of([[0], [1], [2], [3]])
 X = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
@@ -165,4 +167,4 @@ def test_recipes_of_a_model_that_is_none(name: str, model: Any) -> None:
     entry = catalogue("algorithms")[name]
     plan = catalogue("schedules")[entry.schedule]
     made = plan.build(plan.options(), 8, 0)
-    refused(lambda: entry.recipe(model, made, **entry.laws.arguments), f"model: got {model!r}, must be a Model")
+    refused(lambda: entry.recipe(model, made, **LAWS[name].arguments), f"model: got {model!r}, must be a Model")

@@ -14,6 +14,7 @@ import workloads
 from workloads import CLASSES, EMBEDDING, EVALUATION_BATCH, HIDDEN, LOGISTIC_INPUTS, SIDE, VOCABULARY, WORKLOADS
 
 import fedtangent as ft
+from fedtangent.federated.algorithms.common import Averaging
 
 SPREAD_SEEDS = 3
 
@@ -72,7 +73,7 @@ def measure(arguments: Any) -> dict[str, Any]:
         client_learning_rate=workload.learning_rate,
         work=ft.federated.local.Work(epochs=1, batch_size=workload.batch_size),
         loss="cross_entropy",
-        weighting="examples",
+        averaging=Averaging(weighting="examples"),
     )
     size = workload.examples_per_client
     parts = ft.types.Partition(

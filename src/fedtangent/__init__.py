@@ -4,7 +4,8 @@ The public API on one screen::
 
     data.load(name)            data sets                    partition.dirichlet(...)     clients
     data.federated_data(...)   data on the device           models.mlp(...)              networks with kernels
-    federated.algorithms       fed_avg, fed_ensemble, scaffold, fed_dyn, ditto, fed_be, ntk_fl, ..
+    fed_avg(model, schedule, ..)    algorithms: fed_ensemble, scaffold, fed_dyn, ntk_fl, ..; ``recipe`` marks your own
+    Work(..), Averaging(..)    local steps and batches; weights, server step and channel of averaging algorithms
     federated.schedule         who trains which model when
     federated.wire.channel     compression and clipping     federated.predict           what clients predict
     cite(algorithm)            BibTeX of its papers         measures.privacy.epsilon()   of a private run
@@ -40,6 +41,7 @@ if TYPE_CHECKING:  # each is imported when first used, so that the command line 
         losses,
         measures,
         models,
+        optimizers,
         pytrees,
         theory,
         types,
@@ -47,11 +49,16 @@ if TYPE_CHECKING:  # each is imported when first used, so that the command line 
     from fedtangent.data import partition
     from fedtangent.engine import hypergradient, simulate, sweep
     from fedtangent.engine.processes import use_cores
+    from fedtangent.federated.algorithms.common import Averaging
+    from fedtangent.federated.algorithms.entry import recipe
+    from fedtangent.federated.local import Work
     from fedtangent.papers import cite
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Averaging",
+    "Work",
     "attacks",
     "cite",
     "compare",
@@ -64,8 +71,10 @@ __all__ = [
     "losses",
     "measures",
     "models",
+    "optimizers",
     "partition",
     "pytrees",
+    "recipe",
     "simulate",
     "sweep",
     "theory",
@@ -75,21 +84,53 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, *_RECIPES, "__version__"]
 
 
+_RECIPES = (  # public names of the algorithms' builders
+    "centralised",
+    "cp_ntk_fl",
+    "data_sharing",
+    "ditto",
+    "dp_fed_avg",
+    "fed_adagrad",
+    "fed_adam",
+    "fed_avg",
+    "fed_avg_m",
+    "fed_be",
+    "fed_be_no_distillation",
+    "fed_com",
+    "fed_dyn",
+    "fed_ensemble",
+    "fed_nova",
+    "fed_paq",
+    "fed_prox",
+    "fed_sgd",
+    "fed_yogi",
+    "gossip",
+    "lg_fed_avg",
+    "local_only",
+    "modified_local_gd",
+    "ntk_fl",
+    "random_walk",
+    "scaffold",
+)
 _WITHIN = {  # public names that are not modules of the package itself -> the module that holds them
+    "Averaging": "federated.algorithms.common",
+    "Work": "federated.local",
     "cite": "papers",
     "hypergradient": "engine",
     "partition": "data",
     "simulate": "engine",
     "sweep": "engine",
+    "recipe": "federated.algorithms.entry",
     "use_cores": "engine.processes",
+    **dict.fromkeys(_RECIPES, "federated.algorithms"),
 }
 
 
 def __getattr__(name: str) -> _Any:
-    if name not in __all__:
+    if name not in __all__ and name not in _RECIPES:
         raise AttributeError(f"module 'fedtangent' has no attribute {name!r}")
     module = _importlib.import_module(f"fedtangent.{_WITHIN.get(name, name)}")
     found = globals()[name] = getattr(module, name) if name in _WITHIN else module

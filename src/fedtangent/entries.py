@@ -11,12 +11,17 @@ names the package of every other kind. Schedules and graphs are one module each:
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
 import math
+import operator
 import pkgutil
+import re
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -117,11 +122,17 @@ def catalogue(kind: str) -> Mapping[str, Any]:
     root = importlib.import_module(KINDS[kind])
     found: dict[str, Any] = {}
     for module in (root, *_modules(root)):
-        for entry in vars(module).get("ENTRIES", ()):
+        for entry in (*vars(module).get("ENTRIES", ()), *_marked(kind, module)):
             if entry.name in found:
                 raise RuntimeError(f"{kind}: two entries are called {entry.name!r}")
             found[entry.name] = entry
     return dict(sorted(found.items()))
+
+
+def _marked(kind: str, module: Any) -> list[Any]:
+    """The entries of the functions that ``module`` defines and marks, with ``recipe`` for instance."""
+    marked = [v for v in vars(module).values() if hasattr(v, "about") and v.__module__ == module.__name__]
+    return [importlib.import_module(OWN[kind]).entry_of(function) for function in marked] if marked else []
 
 
 def _modules(root: Any) -> list[Any]:
@@ -169,36 +180,151 @@ def _own_entry(kind: str, name: str, function: Callable[..., Any]) -> Any:
 
 
 def own_options(
-    what: str, name: str, function: Callable[..., Any], given: Sequence[str], bases: tuple[type, ...]
+    what: str, name: str, function: Callable[..., Any], skipped: Sequence[str], bases: tuple[type, ...]
 ) -> Any:
-    """The options of a user's function: a dataclass that extends ``bases`` by the function's own parameters.
+    """Returns the options of a user's function: a dataclass that extends ``bases`` by the function's own parameters.
 
-    The first two parameters are what every function of its kind gets, and parameters named in ``given`` are filled in
+    The first two parameters are what every function of its kind gets, and parameters named in ``skipped`` are filled in
     by the package: neither are options. Raises ``ValueError`` for any other parameter that has no default, or whose
     annotation is no type that can be written on a command line.
     """
+    names = [p.name for p in _parameters(what, name, function)[2:] if p.name not in skipped]
+    return signature_options(name, function, names, bases, strict=True, what=what)
+
+
+def _parameters(what: str, name: str, function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a function of a user, of which the first two are positional."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-        kinds = typing.get_type_hints(function)
-    except (TypeError, ValueError, NameError) as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{what}: got {name!r}, whose signature cannot be read: {error}") from error
     if len(parameters) < 2 or any(p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters[:2]):
         raise ValueError(
             f"{what}: got {name!r}, which takes {inspect.signature(function)}, must take two arguments first"
         )
-    fields = []
-    for p in parameters[2:]:
-        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) or p.name in given:
+    return parameters
+
+
+def signature_options(
+    name: str,
+    function: Callable[..., Any],
+    parameters: Sequence[str],
+    bases: tuple[type, ...] = (),
+    *,
+    strict: bool = False,
+    what: str = "algorithm",
+) -> Any:
+    """Returns a dataclass whose fields are parameters of a function: their names, types, defaults and help.
+
+    Args:
+        name: How the function is called in errors.
+        function: The function; the help of a parameter is its text under ``Args:`` of the docstring.
+        parameters: Names of the parameters that are options.
+        bases: Dataclasses of further options; a field that several of them have is one option.
+        strict: Whether to raise for a parameter that no command line can write, and not to leave it out.
+        what: What the function is, for errors.
+
+    Raises:
+        ValueError: With ``strict``, a parameter without a default, or without a type that a command line can write.
+    """
+    import docstring_parser
+
+    try:
+        kinds = typing.get_type_hints(function)
+    except (TypeError, NameError) as error:
+        raise ValueError(f"{what}: got {name!r}, whose signature cannot be read: {error}") from error
+    described = {p.arg_name: p.description or "" for p in docstring_parser.parse(inspect.getdoc(function) or "").params}
+    signature, fields = inspect.signature(function).parameters, []
+    for parameter in (signature[key] for key in parameters):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name == "base":
             continue
-        if p.default is p.empty:
-            raise ValueError(f"{what}: got {name!r}, whose option {p.name} has no default, must have one")
-        if not _is_written(kinds.get(p.name)):
-            raise ValueError(
-                f"{what}: got {name!r}, whose option {p.name} must be annotated: as bool, int, float, str, Path, a "
-                "tuple of one of these, or one of them | None"
+        kind = _written_type(kinds.get(parameter.name))
+        if strict and parameter.default is parameter.empty:
+            raise ValueError(f"{what}: got {name!r}, whose option {parameter.name} has no default, must have one")
+        if kind is None:
+            if strict:
+                raise ValueError(
+                    f"{what}: got {name!r}, whose option {parameter.name} must be annotated: as bool, int, float, str, "
+                    "Path, a tuple of one of these, or one of them | None"
+                )
+            continue
+        if _is_written(type(parameter.default)) or parameter.default is None or isinstance(parameter.default, tuple):
+            help_ = _first_sentence(described.get(parameter.name, ""))
+            fields.append(
+                (parameter.name, kind, dataclasses.field(default=parameter.default, metadata={"help": help_}))
             )
-        fields.append((p.name, kinds[p.name], dataclasses.field(default=p.default)))
-    return dataclasses.make_dataclass("OwnOptions", fields, bases=bases, frozen=True)
+    title = f"{name.rpartition(':')[2].title().replace('_', '')}Options"
+    return dataclasses.make_dataclass(title, fields, bases=tuple(dict.fromkeys(bases)), frozen=True)
+
+
+def written_fields(record: type[Any]) -> dict[str, Any]:
+    """Returns the types of those fields of a dataclass that a command line can write, by name."""
+    kinds = {name: _written_type(kind) for name, kind in typing.get_type_hints(record).items()}
+    return {field.name: kinds[field.name] for field in dataclasses.fields(record) if kinds.get(field.name) is not None}
+
+
+def options_of_record(title: str, record: Any, names: Sequence[str], prefix: str = "") -> type[Any]:
+    """Returns a dataclass whose fields are fields of a dataclass.
+
+    Args:
+        title: Name of the class.
+        record: An instance, whose values are the defaults; the docstrings of its fields are their help.
+        names: The fields that are options.
+        prefix: Stands before each field's name.
+    """
+    of: Any = type(record)
+    kinds, texts = written_fields(of), help_of(of)
+    options = [
+        (
+            prefix + name,
+            kinds[name],
+            dataclasses.field(default=getattr(record, name), metadata={"help": _first_sentence(texts[name])}),
+        )
+        for name in names
+    ]
+    return dataclasses.make_dataclass(title, options, frozen=True)
+
+
+def prefixed(message: str, names: Sequence[str], prefix: str) -> str:
+    """Returns an error's message, with ``prefix`` before the argument that it names if that is one of ``names``."""
+    return prefix + message if message.partition(":")[0] in names else message
+
+
+def _first_sentence(text: str) -> str:
+    """The first sentence of a description, in one line."""
+    line = " ".join(text.split())
+    end = re.search(r"[.;](?= [A-Z`\"])|\.$", line)
+    return line if end is None else line[: end.start()] + "."
+
+
+@functools.cache
+def help_of(group: type[Any]) -> dict[str, str]:
+    """Returns the help of a dataclass's fields: their metadata, or the docstrings below them, inherited ones too."""
+    texts: dict[str, str] = {}
+    for cls in reversed(group.__mro__):
+        if not dataclasses.is_dataclass(cls):
+            continue
+        texts |= {f.name: f.metadata["help"] for f in dataclasses.fields(cls) if "help" in f.metadata}
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        except (OSError, TypeError, SyntaxError):  # made at run time
+            continue
+        lines = body.body if isinstance(body, ast.ClassDef) else []
+        for field, text in itertools.pairwise(lines):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+                texts[field.target.id] = inspect.cleandoc(ast.literal_eval(text.value))
+    return texts
+
+
+def _written_type(kind: Any) -> Any:
+    """The part of a type that a command line can write, None if it can write none of it."""
+    if _is_written(kind):
+        return kind
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        parts = [part for part in typing.get_args(kind) if part is types.NoneType or _is_written(part)]
+        if any(part is not types.NoneType for part in parts):
+            return functools.reduce(operator.or_, parts)
+    return None
 
 
 def _is_written(kind: Any) -> bool:

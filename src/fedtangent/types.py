@@ -14,7 +14,7 @@ that any optax transformation can be the server's optimiser.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -162,6 +162,10 @@ class Server(NamedTuple):
     params: Callable[[PyTree], PyTree]  # server_state -> the model's parameters, for prediction
     update: Callable[..., tuple[PyTree, dict[str, Array]]]
     # (server_state, aggregated, round_info) -> (server_state, info)
+    unheard: Callable[[PyTree, RoundInfo], PyTree] | None = None
+    # (server_state, info) -> the new state of a model that no message reached; None: its old state
+    map_models: Callable[..., Callable[..., PyTree]] = jax.vmap
+    # how the update is mapped over the K models: all at once, or ``sequentially`` for heavy servers
 
 
 class RoundInfo(NamedTuple):
@@ -252,33 +256,140 @@ class Engine(NamedTuple):
     mesh: Mesh | None = None  # the devices that hold data and state, None: the default one
 
 
+class Training(NamedTuple):
+    """What the clients of an algorithm train, and how: what theory needs to know of local training.
+
+    Attributes:
+        model: The network.
+        learning_rate: Step size of local gradient descent, a number or a schedule of the round; None with an
+            ``optimizer``.
+        optimizer: An optax optimiser, or a function from the round to one; None for gradient descent at
+            ``learning_rate``.
+        work: Local steps and minibatches of a round.
+        loss: Name of a loss of ``losses.LOSSES``, or a function as those there.
+    """
+
+    model: Model
+    learning_rate: Any
+    optimizer: Any
+    work: Any
+    loss: Any
+
+
+NO_RULE = "its recipe states no rule; nearest are fed_avg and fed_prox, which have one"
+
+
+class Composition(NamedTuple):
+    """How an algorithm was made, for those who make it anew for another model or follow it by theory.
+
+    Attributes:
+        training: What its clients do; None for algorithms whose clients do not train.
+        weighting: "examples" where a client counts by its number of examples, "uniform" where all count alike.
+        rule: What the closed form follows, as fields of ``theory.Rule``; or a sentence that says why there is no
+            closed form, and which algorithm with one is nearest.
+        rebuild: Makes the same algorithm for another model; None where the recipe was not marked with ``recipe``.
+    """
+
+    training: Training | None = None
+    weighting: str = "examples"
+    rule: Mapping[str, Any] | str = NO_RULE
+    rebuild: Callable[[Model], Algorithm] | None = None
+
+
+class Recipe(Protocol):
+    """A function that builds an algorithm."""
+
+    def __call__(self, model: Model, schedule: Schedule, /, *arguments: Any, **options: Any) -> Algorithm:
+        """Builds the algorithm for a model under a schedule.
+
+        Args:
+            model: Network that the clients train.
+            schedule: Which client trains which model in which round.
+            arguments: The recipe's own, in order.
+            options: The recipe's own, by name.
+        """
+
+
 class Algorithm(NamedTuple):
-    """A federated algorithm: what ``simulate`` runs."""
+    """A federated algorithm: what ``simulate`` runs.
+
+    Attributes:
+        name: Its name, as tables and figures show it.
+        init: ``(key, num_clients, init_key=None) -> state``.
+        step: ``(state, data, engine) -> (state, info)``; info is never carried to the next round.
+        predict: ``(state, x) -> Prediction``.
+        cost: ``(data, engine) -> Cost``.
+        schedule: Which client trains which model in which round.
+        personal: ``(state, data, max_client_size, client id, x) -> Prediction``, what that client predicts; None where
+            every client predicts with the global models.
+        params: ``state -> parameters`` of the K networks that it predicts with, [K, ...]; None where it predicts
+            otherwise.
+        composition: How it was made.
+    """
 
     name: str
-    init: Callable[..., PyTree]  # (key, num_clients, init_key=None) -> state
-    step: Callable[..., tuple[PyTree, dict[str, Array]]]  # (state, data, engine) -> (state, info), info never carried
-    predict: Callable[[PyTree, Array], Prediction]  # (state, x) -> Prediction
+    init: Callable[..., PyTree]
+    step: Callable[..., tuple[PyTree, dict[str, Array]]]
+    predict: Callable[[PyTree, Array], Prediction]
     cost: Callable[[FederatedData, Engine], Cost]
     schedule: Schedule
     personal: Callable[..., Prediction] | None = None
-    # (state, data, max_client_size, client id, x) -> what that client predicts; None: what everybody does
     params: Callable[[PyTree], PyTree] | None = None
-    # state -> the parameters of the K networks that it predicts with, [K, ...]; None: there are no such networks
+    composition: Composition = Composition()
 
     def __repr__(self) -> str:
         """Its name and its schedule."""
         return f"Algorithm({self.name}, {self.schedule!r})"
 
+    def __hash__(self) -> int:
+        """The hash of the functions that run it: how it was made does not decide which programs are compiled."""
+        return hash(tuple(self)[:-1])
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both run the same functions."""
+        return isinstance(other, Algorithm) and tuple(self)[:-1] == tuple(other)[:-1]
+
+    @property
+    def model(self) -> Model:
+        """The network that its clients train; raises ``ValueError`` where they train none."""
+        if self.composition.training is None:
+            raise ValueError(f"algorithm: got {self.name}, whose clients train no model, must be one whose clients do")
+        return self.composition.training.model
+
+    @property
+    def rule(self) -> Mapping[str, Any] | str:
+        """What the closed form follows, or a sentence that says why there is no closed form."""
+        return self.composition.rule
+
+    def on(self, model: Model) -> Algorithm:
+        """Returns the same algorithm for another model.
+
+        Args:
+            model: The other network; it must fit the same data.
+
+        Raises:
+            ValueError: The algorithm's recipe is not marked with ``fedtangent.recipe``, so that nothing knows how to
+                call it again.
+        """
+        if self.composition.rebuild is None:
+            raise ValueError(
+                f"algorithm: got {self.name}, which cannot be made for another model; mark the function that builds it "
+                "with @fedtangent.recipe"
+            )
+        return self.composition.rebuild(model)
+
 
 def wrapped(algorithm: Algorithm, name: str, ledger: Callable[[Cost, FederatedData], Cost] | None = None) -> Algorithm:
-    """``algorithm`` under another ``name``, with its cost changed by ``ledger`` (None: unchanged)."""
+    """Returns ``algorithm`` under another ``name``, with its cost changed by ``ledger`` (None: unchanged)."""
 
     def cost(data: FederatedData, engine: Engine) -> Cost:
-        found = algorithm.cost(data, engine)
-        return found if ledger is None else ledger(found, data)
+        inner = algorithm.cost(data, engine)
+        return inner if ledger is None else ledger(inner, data)
 
-    return algorithm._replace(name=name, cost=cost)
+    made = algorithm.composition
+    if made.rebuild is not None:
+        made = made._replace(rebuild=lambda model: wrapped(algorithm.on(model), name, ledger))
+    return algorithm._replace(name=name, cost=cost, composition=made)
 
 
 class Gaussian(NamedTuple):

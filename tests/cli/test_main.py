@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from fedtangent.engine import description
 from fedtangent.engine.checkpoints.lock import locked
 from fedtangent.engine.description import CHOICES
 from fedtangent.entries import catalogue, option_names
+from fedtangent.federated.algorithms.entry import options_of
 from fedtangent.output.files import write_config
 
 from .asking import asked
@@ -89,6 +91,7 @@ def test_the_help_of_an_algorithm_has_its_options_and_no_others(name: str) -> No
     assert len(page.splitlines()) <= SCREENS
     found, entries = options_in(page), description.resolve({"algorithm": name})
     mine = {option for entry in entries.values() for option in option_names(entry)}
+    mine |= {field.name for field in dataclasses.fields(options_of(catalogue("algorithms")[name]))}
     assert mine <= found
     every = {
         option for kind in set(CHOICES.values()) for entry in catalogue(kind).values() for option in option_names(entry)

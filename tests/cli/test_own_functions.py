@@ -57,6 +57,11 @@ def plain(model, schedule, *, client_learning_rate, loss, work):
     return algorithms.fed_avg(model, schedule, client_learning_rate=client_learning_rate, loss=loss, work=work)
 
 
+def stubborn(model, schedule, *, client_learning_rate, loss, work):
+    made = plain(model, schedule, client_learning_rate=client_learning_rate, loss=loss, work=work)
+    return made._replace(composition=made.composition._replace(rule="it is stubborn; nearest is fed_avg"))
+
+
 def other_outputs(input_shape, output_size):
     return models.mlp(3, 2)
 
@@ -157,7 +162,10 @@ REFUSED = {
     "returns nothing": (["--model", "mine:nothing"], "which returned a NoneType, must return a Model or a flax module"),
     "other outputs": (["--model", "mine:other_outputs"], "which returned a model of 2 outputs, must be 10"),
     "no step size": (["--algorithm", "mine:careless"], "must take client_learning_rate and loss, or **options"),
-    "no algorithm": (["--algorithm", "mine:no_algorithm"], "which returned a NoneType, must be an Algorithm"),
+    "no algorithm": (
+        ["--algorithm", "mine:no_algorithm"],
+        "no_algorithm: returned a NoneType, must return",
+    ),
     "an option of another": (
         ["--model", "mine:network", "--widths", "3"],
         "widths: is not used with model 'mine:network'",
@@ -165,7 +173,7 @@ REFUSED = {
     "an option's value": (["--model", "mine:network", "--units", "x"], "units"),
     "not taken": (
         ["--algorithm", "mine:plain", "--max-update-norm", "3"],
-        "max_update_norm: is not used with mine:plain",
+        "max_update_norm: is not used with algorithm 'mine:plain'",
     ),
     "another kind": (["--dataset", "mine:data"], "dataset: got 'mine:data', allowed are cifar10"),
 }
@@ -179,12 +187,10 @@ def test_what_is_refused(run: Callable, folder: Path, case: str) -> None:
 
 
 @pytest.mark.usefixtures("mine")
-def test_theory_follows_no_algorithm_of_ones_own(run: Callable, folder: Path) -> None:
+def test_theory_follows_a_users_algorithm_by_its_rule_alone(run: Callable, folder: Path) -> None:
     for command in ("compare", "predict"):
-        ended = run(command, "--algorithm", "mine:plain", "--output", "out")
-        assert_refused(
-            ended, folder, "algorithm: got 'mine:plain', of which theory has no rule: it is a function of your"
-        )
+        ended = run(command, "--algorithm", "mine:stubborn", "--output", "out")
+        assert_refused(ended, folder, "algorithm: got 'fed_avg', of which theory has no rule: it is stubborn; nearest")
         assert_refused(
             run(command, "--model", "mine:network", "--output", "out"), folder, "model: got 'mine:network', "
         )

@@ -106,13 +106,13 @@ def test_switches_reach_the_algorithms(tmp_path: Path) -> None:
 
 
 def test_the_pool_has_no_more_places_than_examples_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-    recipe = tangent.cp_ntk_fl
+    sizes_of_pools: list[int] = []
+    server = tangent.ntk_server
 
     def spy(*parts: Any, **more: Any) -> Any:
-        given.update(more)
-        return recipe(*parts, **more)
+        sizes_of_pools.append(more["pool_size"])
+        return server(*parts, **more)
 
-    monkeypatch.setattr(tangent, "cp_ntk_fl", spy)
+    monkeypatch.setattr(tangent, "ntk_server", spy)
     sizes = np.diff(job(tmp_path, "--algorithm", "cp_ntk_fl", "--beta", 0.25).built.data.offsets)
-    assert given["pool_size"] == sum(max(1, int(0.25 * size + 0.5)) for size in sizes) < sizes.sum() / 2
+    assert sizes_of_pools[0] == sum(max(1, int(0.25 * size + 0.5)) for size in sizes) < sizes.sum() / 2

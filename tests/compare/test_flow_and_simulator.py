@@ -13,6 +13,7 @@ from fedtangent.data import partition
 from fedtangent.engine.run import predict, simulate
 from fedtangent.engine.sweeps import sweep
 from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.algorithms.normalised import Normalisation
 from fedtangent.federated.local import Work
 from fedtangent.kernels.gram import kernel_blocks
 from fedtangent.losses import masked_mean
@@ -36,7 +37,9 @@ def test_fed_nova_with_unequal_numbers_of_steps():
     x, y = np.repeat(rng.uniform(-1, 1, (5, 1)), sizes, axis=0), np.repeat(rng.standard_normal((5, 2)), sizes, axis=0)
     held = Partition(np.arange(19, dtype=np.int32), np.cumsum([0, *sizes]).astype(np.int32))
     plan = schedule.uniform_sampling(5, 3)
-    algorithm = algorithms.fed_nova(MODEL, plan, client_learning_rate=0.2, work=Work(epochs=1, batch_size=1), mu=0.3)
+    algorithm = algorithms.fed_nova(
+        MODEL, plan, client_learning_rate=0.2, work=Work(epochs=1, batch_size=1), normalisation=Normalisation(0.3)
+    )
     on_device, points = data.federated_data(x, y, held, dtype=jnp.float64), jnp.asarray(np.concatenate([x, GRID]))
     history = simulate(
         algorithm, on_device, 12, seed=4, mapping="scan", evaluate_every=12,

@@ -19,6 +19,7 @@ from fedtangent.data import partition
 from fedtangent.engine.history import Run
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
 from fedtangent.models import mlp, rbf_linear
 from fedtangent.models.features import LinearStructure
@@ -213,7 +214,7 @@ def test_several_outputs_and_uniform_weights() -> None:
 
 
 def _uniform(*given: Any, **options: Any) -> Any:
-    return algorithms.fed_avg(*given, weighting="uniform", **options)
+    return algorithms.fed_avg(*given, averaging=Averaging(weighting="uniform"), **options)
 
 
 @pytest.mark.slow

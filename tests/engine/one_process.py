@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fedtangent.federated.ntk_fl import Evolution
+
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
@@ -41,7 +43,9 @@ def runs(mapping: str, names: str, toys: Any) -> dict[str, Any]:
         return algorithms.fed_ensemble(toys.two_layer(), strata(6, 3, 4), client_learning_rate=0.2, work=work)
 
     def ntk_fl() -> Algorithm:
-        return algorithms.ntk_fl(toys.two_layer(), per_client_permutations(6, 2), learning_rate=0.3, times=(1, 4))
+        return algorithms.ntk_fl(
+            toys.two_layer(), per_client_permutations(6, 2), learning_rate=0.3, evolution=Evolution(times=(1, 4))
+        )
 
     built, found = {"fed_ensemble": fed_ensemble, "ntk_fl": ntk_fl}, {}
     for algorithm in (built[name]() for name in names.split(",")):

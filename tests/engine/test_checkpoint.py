@@ -26,6 +26,7 @@ from fedtangent.engine.checkpoints.segment import Link, Segment, decode, encode
 from fedtangent.engine.history import Evaluation, Run
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
+from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import uniform_sampling
 from fedtangent.federated.wire.channel import top_k, with_error_feedback
@@ -495,7 +496,7 @@ def test_what_a_channel_remembers_and_what_was_sent_at_the_start_are_resumed(tmp
         shared=[0, 1],
         client_learning_rate=0.2,
         work=Work(steps=2),
-        channel=with_error_feedback(top_k(3)),
+        averaging=Averaging(channel=with_error_feedback(top_k(3))),
     )
 
     def go(rounds: int, folder: Path | None = None) -> Run:

@@ -16,7 +16,7 @@ from fedtangent.engine.building import Built, build
 from fedtangent.engine.clients import engine_for
 from fedtangent.engine.description import CommonOptions, describe
 from fedtangent.entries import catalogue
-from fedtangent.federated.algorithms.entry import Given
+from fedtangent.federated.algorithms.entry import Supplied
 from fedtangent.federated.schedule import all_clients, unroll
 from fedtangent.streams import keys
 
@@ -37,7 +37,7 @@ def test_every_algorithm_is_built_by_name(name: str) -> None:
     state = jax.eval_shape(lambda: algorithm.init(0, built.data.num_clients))
     _, info = jax.eval_shape(lambda s, d: algorithm.step(s, d, engine), state, built.data)
     assert info["model_weight"].shape == (built.schedule.num_models,)
-    assert set(ALGORITHMS[name].needs) <= set(Given._fields)
+    assert set(ALGORITHMS[name].needs) <= {*Supplied._fields, "pool_size"}
 
 
 @pytest.mark.parametrize("base", [name for name, entry in ALGORITHMS.items() if entry.inside])
@@ -147,7 +147,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "lg_fed_avg", "private": "no such"}, "private: got 'no such'"),
     ({"algorithm": "gossip", "graph": "erdos_renyi:0.01"}, "graph: got 'erdos_renyi:0.01'.*connected"),
     ({"algorithm": "gossip", "graph": "star"}, "graph: got 'star', allowed are "),
-    ({"algorithm": "gossip", "shuffle": True}, "shuffle: hides clients from a server, but gossip has none"),
+    ({"algorithm": "gossip", "shuffle": True}, "shuffle: is not used with algorithm 'gossip', only with"),
     ({"algorithm": "dp_fed_avg", "delta": 1.0}, "delta: got 1.0"),
     ({"algorithm": "dp_fed_avg", "clip_norm": 0.0}, "clip_norm: got 0.0"),
     ({"algorithm": "data_sharing", "shared_fraction": 1.5}, "shared_fraction: got 1.5"),

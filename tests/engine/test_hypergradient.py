@@ -13,9 +13,10 @@ import pytest
 from fedtangent.engine.hypergradients import Hypergradient, final_objective, hypergradient
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
+from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
-from fedtangent.federated.rates import staircase_decay
 from fedtangent.federated.schedule import all_clients, per_client_permutations
+from fedtangent.optimizers import staircase_decay
 from fedtangent.types import Algorithm, Model
 
 from . import tiny_runs
@@ -31,7 +32,7 @@ def build(client_learning_rate: Any, server_learning_rate: Any, differentiable: 
         tiny_runs.MODEL,
         all_clients(tiny_runs.NUM_CLIENTS),
         client_learning_rate=staircase_decay(client_learning_rate, 0.5, 2),
-        server_learning_rate=server_learning_rate,
+        averaging=Averaging(server_learning_rate=server_learning_rate),
         work=Work(steps=3, batch_size=2, differentiable=differentiable),
     )
 

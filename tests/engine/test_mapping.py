@@ -30,6 +30,7 @@ from fedtangent.engine.clients import (
 from fedtangent.federated import algorithms, compose
 from fedtangent.federated.compose import _fetched
 from fedtangent.federated.local import Work
+from fedtangent.federated.ntk_fl import Evolution
 from fedtangent.federated.schedule import all_clients, uniform_sampling
 from fedtangent.types import Algorithm, Array, Cohort, FederatedData, PyTree, Slots
 
@@ -175,7 +176,7 @@ def test_neither_fetching_a_cohort_together_nor_chunks_change_a_run(
 
     def build() -> Algorithm:
         if method == "ntk_fl":
-            return algorithms.ntk_fl(model, plan, learning_rate=0.3, times=(1, 4))
+            return algorithms.ntk_fl(model, plan, learning_rate=0.3, evolution=Evolution(times=(1, 4)))
         return algorithms.fed_avg(model, plan, client_learning_rate=0.2, work=Work(epochs=2, batch_size=2))
 
     def run(mapping: str) -> PyTree:

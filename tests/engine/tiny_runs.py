@@ -10,6 +10,7 @@ import numpy as np
 
 from fedtangent.engine.clients import engine_for
 from fedtangent.federated import algorithms
+from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import per_client_permutations
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, Model, Partition, PyTree
@@ -49,7 +50,7 @@ def build(
         MODEL,
         per_client_permutations(NUM_CLIENTS, num_models),
         client_learning_rate=client_learning_rate,
-        server_learning_rate=server_learning_rate,
+        averaging=Averaging(server_learning_rate=server_learning_rate),
         work=Work(epochs=2, batch_size=2, differentiable=differentiable),
     )
 

@@ -13,6 +13,8 @@ import optax
 from fedtangent.engine.history import Run
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
+from fedtangent.federated.algorithms.common import Averaging
+from fedtangent.federated.algorithms.personalised import PersonalTraining
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import per_client_permutations, uniform_sampling
@@ -67,12 +69,21 @@ def ran(name: str) -> tuple[Algorithm, Run]:
     common = {"client_learning_rate": RATE, "work": GLOBAL}
     algorithm, rounds = {
         "ditto": lambda: (
-            algorithms.ditto(MODEL, PARTIAL, mu=0.7, personal_learning_rate=0.1, personal_work=OWN, **common),
+            algorithms.ditto(
+                MODEL,
+                PARTIAL,
+                personal_training=PersonalTraining(0.7, personal_learning_rate=0.1, personal_work=OWN),
+                **common,
+            ),
             ROUNDS,
         ),
         "lg_fed_avg": lambda: (
             algorithms.lg_fed_avg(
-                MODEL, PERMUTED, private="[Wb]", weighting="uniform", server_learning_rate=0.7, **common
+                MODEL,
+                PERMUTED,
+                private="[Wb]",
+                averaging=Averaging(weighting="uniform", server_learning_rate=0.7),
+                **common,
             ),
             4,
         ),

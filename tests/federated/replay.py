@@ -15,7 +15,19 @@ from fedtangent.types import Algorithm, FederatedData, Model, Schedule
 
 from . import reference
 from .reference_corrected import Clients
-from .toys import EVERYBODY, NUM_CLIENTS, SIZES, cohorts, go, models_of, owned_rows, record, two_layer, uneven_data
+from .toys import (
+    EVERYBODY,
+    NUM_CLIENTS,
+    SIZES,
+    arguments_of,
+    cohorts,
+    go,
+    models_of,
+    owned_rows,
+    record,
+    two_layer,
+    uneven_data,
+)
 
 SEED = 3
 MODEL = two_layer()
@@ -54,6 +66,7 @@ def alike(i: int) -> float:
 def build(case: Case, model: Model = MODEL) -> Algorithm:
     """The algorithm of a case; an ensemble where its schedule has several models."""
     arguments = {"client_learning_rate": case.rate, "work": case.work, "loss": case.loss, **case.options}
+    arguments = arguments_of(case.recipe, arguments)
     if case.schedule.num_models > 1:
         return algorithms.fed_ensemble(model, case.schedule, base=case.recipe, **arguments)
     return case.recipe(model, case.schedule, **arguments)

@@ -14,14 +14,14 @@ import pytest
 from fedtangent.federated import algorithms
 from fedtangent.federated.algorithms import adaptive
 from fedtangent.federated.local import Work
-from fedtangent.federated.rates import staircase_decay
 from fedtangent.federated.schedule import per_client_permutations, uniform_sampling
+from fedtangent.optimizers import staircase_decay
 from fedtangent.types import Algorithm
 
 from ..nightly import nightly
 from . import reference_corrected as loops
 from .replay import MODEL, TOLERANCE, VISIBLE, Case, alike, build, by_examples, replayed, simulated
-from .toys import distance
+from .toys import arguments_of, distance
 
 FOUR, PAIRS = uniform_sampling(6, 4), per_client_permutations(6, 2)
 FULL, PASSES = Work(steps=3), Work(epochs=2, batch_size=2)
@@ -202,4 +202,5 @@ def test_constants_may_be_traced() -> None:
 def test_bad_arguments(recipe: str, changed: dict[str, Any], named: str) -> None:
     arguments = {"client_learning_rate": 0.1, "work": FULL} | changed
     with pytest.raises(ValueError, match=named):
-        getattr(algorithms, recipe)(MODEL, FOUR, **arguments)
+        build_named = getattr(algorithms, recipe)
+        build_named(MODEL, FOUR, **arguments_of(build_named, arguments))

@@ -12,14 +12,15 @@ import pytest
 from fedtangent.engine.clients import engine_for
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
-from fedtangent.federated.ntk_fl import Examples
+from fedtangent.federated.algorithms.tangent import Compression
+from fedtangent.federated.ntk_fl import Evolution, Examples
 from fedtangent.federated.schedule import all_clients, uniform_sampling
 from fedtangent.federated.wire import channel
 from fedtangent.federated.wire.subsample import num_sampled
 from fedtangent.models import mlp
 from fedtangent.types import FederatedData
 
-from .toys import distance, two_layer, uneven_data
+from .toys import arguments_of, distance, two_layer, uneven_data
 
 
 @functools.cache
@@ -30,9 +31,11 @@ def network() -> Any:
 @pytest.mark.slow
 def test_cp_ntk_fl_with_a_shuffler_alone_is_ntk_fl() -> None:
     data, plan = uneven_data(), uniform_sampling(6, 4)
-    given: dict[str, Any] = {"learning_rate": 0.3, "times": (1, 9), "kernel": "averaged", "method": "eigh"}
+    given: dict[str, Any] = {"learning_rate": 0.3, "evolution": Evolution((1, 9), method="eigh")}
     plain = simulate(algorithms.ntk_fl(network(), plan, **given), data, 1, 1, "scan")
-    mixed = simulate(algorithms.cp_ntk_fl(network(), plan, shuffle=True, **given), data, 1, 1, "scan")
+    mixed = simulate(
+        algorithms.cp_ntk_fl(network(), plan, compression=Compression(shuffle=True), **given), data, 1, 1, "scan"
+    )
     assert distance(plain.state.server, mixed.state.server) < 1e-12
     assert plain.history.evaluations[-1].uplink_bytes == mixed.history.evaluations[-1].uplink_bytes > 0
 
@@ -48,7 +51,9 @@ def image_data(inputs: int) -> FederatedData:
 
 def bytes_per_example(inputs: int, **options: Any) -> int:
     data = image_data(inputs)
-    algorithm = algorithms.cp_ntk_fl(mlp(inputs, 10, (100,)), all_clients(1), learning_rate=0.1, **options)
+    algorithm = algorithms.cp_ntk_fl(
+        mlp(inputs, 10, (100,)), all_clients(1), learning_rate=0.1, **arguments_of(algorithms.cp_ntk_fl, options)
+    )
     return algorithm.cost(data, engine_for(data, "scan")).uplink_per_example
 
 
@@ -75,9 +80,14 @@ def test_the_papers_table_1_needs_99_percent_of_a_jacobian_set_to_zero() -> None
 
 @pytest.mark.slow
 def test_beta_is_charged_by_what_is_drawn() -> None:
-    options: dict[str, Any] = {"learning_rate": 0.1, "times": (1,), "sparsity": 0.0}
     data, model = uneven_data(), network()
-    algorithm = algorithms.cp_ntk_fl(model, all_clients(6), beta=0.5, method="eigh", **options)
+    algorithm = algorithms.cp_ntk_fl(
+        model,
+        all_clients(6),
+        learning_rate=0.1,
+        compression=Compression(beta=0.5),
+        evolution=Evolution((1,), method="eigh"),
+    )
     run = simulate(algorithm, data, 1, 0, "scan")
     drawn = num_sampled(np.diff(np.asarray(data.offsets)), 0.5)
     np.testing.assert_array_equal(run.history.rounds["examples"][0], drawn)
@@ -92,13 +102,12 @@ def test_beta_is_charged_by_what_is_drawn() -> None:
         ("cp_ntk_fl", {"beta": 1.5}, r"beta: got 1.5, must be above 0 and at most 1"),
         ("cp_ntk_fl", {"value_bits": 64}, "value_bits: got 64, must be a whole number from 10 to 32"),
         ("cp_ntk_fl", {"linearise": print}, "linearise: is decided by sparsity"),
-        ("cp_ntk_fl", {"secure_aggregation": 32}, "secure_aggregation: cp_ntk_fl needs every client's Jacobians"),
-        ("ntk_fl", {"secure_aggregation": 32}, "secure_aggregation: ntk_fl needs every client's Jacobians one by one"),
     ],
 )
 def test_what_the_recipes_refuse(recipe: str, options: dict[str, Any], message: str) -> None:
+    build = getattr(algorithms, recipe)
     with pytest.raises(ValueError, match=message):
-        getattr(algorithms, recipe)(two_layer(), all_clients(6), learning_rate=0.1, **options)
+        build(two_layer(), all_clients(6), learning_rate=0.1, **arguments_of(build, options))
 
 
 def test_sparse_jacobians_cost_less_only_where_they_are_sparse_enough() -> None:

@@ -12,14 +12,14 @@ import pytest
 from fedtangent.engine.clients import engine_for
 from fedtangent.engine.history import charge
 from fedtangent.federated import algorithms, graph
-from fedtangent.federated.algorithms.decentralised import ORDERS, consensus_distance
+from fedtangent.federated.algorithms.decentralised import ORDERS, Mixing, consensus_distance
 from fedtangent.federated.faults import dropout, finite
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import own_models
 from fedtangent.types import Algorithm, PyTree, Schedule
 
 from . import reference, reference_decentralised
-from .toys import NUM_CLIENTS, cohorts, distance, fixed, go, models_of, owned_rows, two_layer, uneven_data
+from .toys import NUM_CLIENTS, arguments_of, cohorts, distance, fixed, go, models_of, owned_rows, two_layer, uneven_data
 
 SEED, RATE, STEPS, ROUNDS = 3, 0.2, 3, 2
 MODEL, DATA, RING = two_layer(), uneven_data(), graph.ring(NUM_CLIENTS)
@@ -34,8 +34,8 @@ def schedule_of(away: bool) -> Schedule:
 
 
 def build(order: str, away: bool, steps: int = STEPS, **options: Any) -> Algorithm:
-    given = {"client_learning_rate": RATE, "work": Work(steps=steps), "mixing": RING, "order": order} | options
-    return algorithms.gossip(MODEL, schedule_of(away), **given)
+    given = {"client_learning_rate": RATE, "work": Work(steps=steps), "graph": RING, "order": order} | options
+    return algorithms.gossip(MODEL, schedule_of(away), **arguments_of(algorithms.gossip, given))
 
 
 built = functools.cache(build)
@@ -150,7 +150,7 @@ STAR = graph.from_adjacency(np.pad(np.ones((1, 5)), ((0, 5), (1, 0))) + np.pad(n
 def test_the_ledger_is_charged_for_each_neighbour(g: graph.Graph, messages: int) -> None:
     """Where clients differ in neighbours (a star: five edges, both ways) at their mean, rounded up to a byte."""
     engine = engine_for(DATA, "scan")
-    cost = build("train_then_mix", False, mixing=g).cost(DATA, engine)
+    cost = build("train_then_mix", False, graph=g).cost(DATA, engine)
     model = sum(leaf.nbytes for leaf in ran("train_then_mix", False, True)[0][0].values())
     infos = ran("train_then_mix", False, True)[2]
     up, down = charge(cost, infos)
@@ -161,7 +161,9 @@ def test_the_ledger_is_charged_for_each_neighbour(g: graph.Graph, messages: int)
 def test_it_is_the_same_in_chunks_and_in_float32() -> None:
     states = [ran("mix_then_train", True, True, mapping)[1] for mapping in ("scan", "chunked:4")]
     assert distance(*(state.server.params for state in states)) < 1e-12
-    single = algorithms.gossip(two_layer(np.float32), EVERYBODY, client_learning_rate=RATE, work=WORK, mixing=RING)
+    single = algorithms.gossip(
+        two_layer(np.float32), EVERYBODY, client_learning_rate=RATE, work=WORK, mixing=Mixing(RING)
+    )
     data = DATA._replace(x=DATA.x.astype(np.float32), y=DATA.y.astype(np.float32))
     state, engine = single.init(SEED, NUM_CLIENTS), engine_for(data, "scan")
     after = jax.eval_shape(lambda s, d: single.step(s, d, engine)[0], state, data)
@@ -174,26 +176,26 @@ W4 = np.full((6, 6), 1 / 6)
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"mixing": graph.ring(5)}, r"mixing: got shape \(5, 5\), must be \[6, 6\], the schedule's models"),
-        ({"mixing": W4 * 0.9}, "mixing: row 0 sums to 0.9"),
-        ({"mixing": np.roll(np.eye(6), 1, axis=1)}, "mixing: must be symmetric"),
-        ({"mixing": np.eye(6)}, "mixing: has no spectral gap"),
-        ({"mixing": graph.metropolis_hastings(RING)}, "mixing: has no spectral gap"),  # an even ring has two colours
-        ({"mixing": W4 * np.nan}, "mixing: has the entry nan"),
+        ({"graph": graph.ring(5)}, r"mixing: got shape \(5, 5\), must be \[6, 6\], the schedule's models"),
+        ({"graph": W4 * 0.9}, "mixing: row 0 sums to 0.9"),
+        ({"graph": np.roll(np.eye(6), 1, axis=1)}, "mixing: must be symmetric"),
+        ({"graph": np.eye(6)}, "mixing: has no spectral gap"),
+        ({"graph": graph.metropolis_hastings(RING)}, "mixing: has no spectral gap"),  # an even ring has two colours
+        ({"graph": W4 * np.nan}, "mixing: has the entry nan"),
         ({"order": "both"}, "order: got 'both', allowed are " + ", ".join(ORDERS)),
         ({"client_learning_rate": 0.0}, "client_learning_rate"),
     ],
 )
 def test_bad_arguments(changed: dict[str, Any], named: str) -> None:
-    arguments = {"client_learning_rate": 0.1, "work": WORK, "mixing": RING} | changed
+    arguments = {"client_learning_rate": 0.1, "work": WORK, "graph": RING} | changed
     with pytest.raises(ValueError, match=named):
-        algorithms.gossip(MODEL, own_models(6), **arguments)
+        algorithms.gossip(MODEL, own_models(6), **arguments_of(algorithms.gossip, arguments))
 
 
 def test_one_model_has_nobody_to_mix_with() -> None:
     """K = 1 is FedAvg: mixing by [[1]]."""
     data, schedule, options = uneven_data(sizes=(5,)), own_models(1), {"client_learning_rate": RATE, "work": WORK}
-    gossip = algorithms.gossip(MODEL, schedule, mixing=np.ones((1, 1)), **options)
+    gossip = algorithms.gossip(MODEL, schedule, mixing=Mixing(np.ones((1, 1))), **options)
     plain = algorithms.fed_avg(MODEL, schedule, **options)
     ends = [go(a, data, "scan", ROUNDS, plain.init(SEED, 1))[0].server.params for a in (gossip, plain)]
     assert distance(*ends) < 1e-14

@@ -16,7 +16,7 @@ from fedtangent import streams
 from fedtangent.engine.history import Run
 from fedtangent.engine.run import simulate
 from fedtangent.federated.aggregate import stack
-from fedtangent.federated.compose import compose
+from fedtangent.federated.compose import Parts, compose
 from fedtangent.federated.faults import dropout, finite, stragglers
 from fedtangent.federated.schedule import all_clients, strata, uniform_sampling
 from fedtangent.federated.server import optax_server
@@ -192,8 +192,8 @@ def faulty(aggregate: str, guarded: bool) -> Algorithm:
     accept = finite(100.0) if guarded else None
     if aggregate == "mean":
         server = optax_server(optax.sgd(1.0, momentum=0.9))
-        return compose("faulty", two_layer(), local, server, STRATA, accept=accept)
-    return compose("faulty", two_layer(), local, pooling(), STRATA, aggregate=stack(8), accept=accept)
+        return compose("faulty", two_layer(), local, server, STRATA, Parts(accept=accept))
+    return compose("faulty", two_layer(), local, pooling(), STRATA, Parts(aggregate=stack(8), accept=accept))
 
 
 @functools.cache
@@ -283,7 +283,7 @@ def test_a_rejected_message_leaves_its_place_in_a_pool_empty() -> None:
         )
     )
     algorithm = compose(
-        "pool", two_layer(), local._replace(update=update), server, schedule, aggregate=aggregate, accept=finite()
+        "pool", two_layer(), local._replace(update=update), server, schedule, Parts(aggregate, accept=finite())
     )
     rounds = simulate(algorithm, data, 1, 0, "scan").history.rounds
     assert rounds["filled"].tolist() == [[2]]

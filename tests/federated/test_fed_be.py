@@ -16,6 +16,7 @@ from fedtangent.engine.clients import engine_for
 from fedtangent.engine.history import at_start, charge
 from fedtangent.engine.run import predict
 from fedtangent.federated import algorithms
+from fedtangent.federated.algorithms.bayesian import DistilledEnsemble
 from fedtangent.federated.algorithms.distil import Distillation, cyclical_rate, distil, num_steps
 from fedtangent.federated.algorithms.posterior import Clients, dirichlet, gaussian
 from fedtangent.federated.local import Work
@@ -26,7 +27,7 @@ from fedtangent.types import Algorithm, FederatedData, Key, Schedule
 
 from ..nightly import nightly
 from . import reference, reference_fed_be
-from .toys import NUM_CLIENTS, SIZES, cohorts, distance, go, models_of, owned_rows, two_layer, uneven_data
+from .toys import NUM_CLIENTS, SIZES, arguments_of, cohorts, distance, go, models_of, owned_rows, two_layer, uneven_data
 
 SEED, RATE, STEPS, ROUNDS, SAMPLES = 3, 0.3, 4, 2, 3
 MODEL, SERVER_X = two_layer(), np.random.default_rng(5).normal(size=(7, 3))
@@ -67,9 +68,11 @@ def build(case: Case, **changed: Any) -> Algorithm:
         "members": case.members,
     }
     if case.student is None:
-        return algorithms.fed_be_no_distillation(MODEL, case.schedule, **options | changed)
+        return algorithms.fed_be_no_distillation(
+            MODEL, case.schedule, **arguments_of(algorithms.fed_be_no_distillation, options | changed)
+        )
     options |= {"server_data": SERVER_X, "distillation": case.student, "temperature": case.temperature}
-    return algorithms.fed_be(MODEL, case.schedule, **options | changed)
+    return algorithms.fed_be(MODEL, case.schedule, **arguments_of(algorithms.fed_be, options | changed))
 
 
 class Ran(NamedTuple):
@@ -245,9 +248,7 @@ def test_float32_stays_float32() -> None:
         client_learning_rate=RATE,
         work=Work(steps=STEPS),
         loss="cross_entropy",
-        num_samples=SAMPLES,
-        server_data=SERVER_X.astype(np.float32),
-        distillation=MINI,
+        ensemble=DistilledEnsemble(num_samples=SAMPLES, server_data=SERVER_X.astype(np.float32), distillation=MINI),
     )
     step = functools.partial(algorithm.step, engine=engine_for(data, "scan"))
     state, _ = jax.eval_shape(step, algorithm.init(SEED, NUM_CLIENTS), data)
@@ -356,7 +357,7 @@ def test_clients_beyond_the_places_are_reported() -> None:
         ({"temperature": 0.5, "loss": "squared_error"}, "temperature: got 0.5, .* 1 for the loss 'squared_error'"),
         (
             {"server_learning_rate": 0.5},
-            "server_learning_rate: got 0.5, but fed_be has a server of its own",
+            "server_learning_rate: got 0.5, but fed_be does not use it",
         ),
         ({"slots_per_model": 5}, "slots_per_model: got 5, must be a whole number from 1 to 4"),
         ({"loss": "hinge"}, "loss: got 'hinge'"),

@@ -18,7 +18,7 @@ from fedtangent.federated.local import Work
 from fedtangent.models.features import linear
 from fedtangent.types import Algorithm, Model, Partition
 
-from .toys import counting
+from .toys import arguments_of, counting
 
 NODES, HELD, SIZE, ROUNDS = 4, 6, 40, 3
 STEPS, RATE, PULL = 150, 0.01, 0.05
@@ -123,7 +123,8 @@ CASES: dict[str, tuple[str, dict[str, Any], Told, dict[str, Told]]] = {
 def built(recipe: str, steps: int = STEPS, model: Model = MODEL, **options: Any) -> Algorithm:
     make = getattr(algorithms, recipe)
     plan = schedule.all_clients(NODES)
-    return make(model, plan, client_learning_rate=RATE, work=Work(steps=steps), **options)
+    given = {"client_learning_rate": RATE, "work": Work(steps=steps), **options}
+    return make(model, plan, **arguments_of(make, given))
 
 
 def nodes(targets: np.ndarray) -> Any:

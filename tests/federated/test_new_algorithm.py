@@ -9,6 +9,7 @@ import pytest
 
 from fedtangent.engine.run import simulate
 from fedtangent.federated.algorithms import fed_ensemble
+from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import per_client_permutations, uniform_sampling
 from fedtangent.types import Algorithm
@@ -61,9 +62,9 @@ def test_two_rounds_are_those_of_the_paper() -> None:
 
 
 def test_it_refuses_a_rate_that_its_own_server_would_not_look_at() -> None:
-    options = {"client_learning_rate": RATE, "work": Work(steps=1), "server_learning_rate": 0.5}
+    options = {"client_learning_rate": RATE, "work": Work(steps=1)}
     with pytest.raises(ValueError, match=r"server_learning_rate: got 0\.5, but fed_exp has a server of its own: leave"):
-        fed_exp()(two_layer(), uniform_sampling(6, 4), **options)
+        fed_exp()(two_layer(), uniform_sampling(6, 4), averaging=Averaging(server_learning_rate=0.5), **options)
 
 
 def test_it_goes_into_an_ensemble() -> None:

@@ -18,35 +18,32 @@ from fedtangent.federated.schedule import all_clients, per_client_permutations, 
 from fedtangent.federated.wire import channel
 from fedtangent.types import Algorithm
 
-from .toys import go, two_layer, uneven_data
+from .toys import arguments_of, go, two_layer, uneven_data
 
 GIVEN: dict[str, Any] = {"client_learning_rate": 0.2, "work": Work(steps=2)}
 RING = graph.ring(6)
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("fed_avg", {"sever_learning_rate": 1e-9}, "sever_learning_rate: is no option of fed_avg"),
-    ("fed_sgd", {"learning_rate": 0.1}, "client_learning_rate: is no option of fed_sgd"),
-    ("scaffold", {"optimizer": optax.adam}, "optimizer: is no option of scaffold"),
-    ("fed_ensemble", {"base": algorithms.fed_dyn, "mu": 0.1, "tau": 0.1}, "tau: is no option of fed_dyn"),
     ("fed_ensemble", {"base": "fed_avg"}, "base: got 'fed_avg', must be a recipe"),
     ("fed_prox", {"mu": "0.1"}, "mu: got '0.1', must be a number"),
     ("fed_avg", {"client_learning_rate": "0.1"}, "client_learning_rate: got '0.1', must be a number"),
-    ("fed_avg", {"server_learning_rate": None}, "server_learning_rate: got None, must be a number"),
     ("fed_dyn", {"mu": None}, "mu: got None, must be a number"),
     ("fed_avg", {"work": 5}, "work: got 5, must be a federated.local.Work"),
     ("fed_avg", {"channel": "qsgd"}, "channel: got 'qsgd', must be a channel"),
     ("fed_avg", {"channel": channel.qsgd}, "channel: got <function qsgd"),
     ("fed_avg", {"accept": True}, "accept: got True, must be a function"),
-    ("fed_avg", {"client_optimizer": "adam"}, "client_optimizer: got 'adam', must be a function"),
+    ("fed_avg", {"client_learning_rate": None}, "client_learning_rate: got none, must be given"),
+    ("fed_avg", {"client_optimizer": optax.sgd(0.1)}, "client_optimizer: got it beside client_learning_rate"),
+    ("fed_avg", {"client_learning_rate": optax.sgd(0.1)}, "client_learning_rate: got an optax optimiser"),
     ("fed_avg", {"personal": "own"}, "personal: got 'own', must be a function"),
     ("scaffold", {"personal": predict.own_models}, "personal: own_models is for algorithms"),
     ("local_only", {"accept": faults.finite()}, "accept: got"),
     ("dp_fed_avg", {"clip_norm": "a", "noise_multiplier": 1.0}, "clip_norm: got 'a', must be a number"),
-    ("gossip", {"schedule": all_clients(6, 6), "mixing": RING}, "schedule: must train model k on client k"),
-    ("gossip", {"schedule": per_client_permutations(6, 6), "mixing": RING}, "schedule: must train model k on"),
+    ("gossip", {"schedule": all_clients(6, 6), "graph": RING}, "schedule: must train model k on client k"),
+    ("gossip", {"schedule": per_client_permutations(6, 6), "graph": RING}, "schedule: must train model k on"),
     (
         "gossip",
-        {"schedule": schedule.own_models(6), "mixing": RING, "channel": channel.top_k(1)},
-        "channel: gossip sends whole models",
+        {"schedule": schedule.own_models(6), "graph": RING, "channel": channel.top_k(1)},
+        "channel: got .*, but gossip does not use it",
     ),
     ("random_walk", {"schedule": uniform_sampling(6, 3)}, "schedule: must train each model on one client"),
 ]
@@ -54,7 +51,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 def build(name: str, schedule: Any = None, **more: Any) -> Algorithm:
     plan = all_clients(6) if schedule is None else schedule
-    return getattr(algorithms, name)(two_layer(), plan, **(GIVEN | more))
+    recipe = getattr(algorithms, name)
+    return recipe(two_layer(), plan, **arguments_of(recipe, GIVEN | more))
 
 
 @pytest.mark.parametrize(("name", "options", "message"), REFUSED)
@@ -63,8 +61,20 @@ def test_what_a_recipe_refuses(name: str, options: dict[str, Any], message: str)
         build(name, **options)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", optax.adam, lambda: optax.adam(0.1)])
+def test_an_optimiser_is_one_of_optax_and_not_the_function_that_makes_it(optimizer: Any) -> None:
+    with pytest.raises(ValueError, match=r"client_optimizer: got .*, must be an optax optimiser such as"):
+        algorithms.fed_avg(two_layer(), all_clients(6), work=Work(steps=2), client_optimizer=optimizer)
+
+
+@pytest.mark.parametrize(("name", "unknown"), [("fed_avg", "sever_learning_rate"), ("fed_sgd", "client_learning_rate")])
+def test_an_argument_that_a_recipe_does_not_take_is_refused(name: str, unknown: str) -> None:
+    with pytest.raises(TypeError, match=unknown):
+        getattr(algorithms, name)(two_layer(), all_clients(6), **{unknown: 0.1})
+
+
 def test_gossip_needs_every_client_to_train() -> None:
-    algorithm, data = build("gossip", schedule.own_models(6), mixing=RING), uneven_data()
+    algorithm, data = build("gossip", schedule.own_models(6), graph=RING), uneven_data()
     assert algorithm.cost(data, engine_for(data)).downlink == 0
     with pytest.raises(ValueError, match="data: client 3 holds no examples"):
         simulate(algorithm, uneven_data(sizes=(3, 5, 1, 0, 6, 2)), 1)
@@ -72,10 +82,10 @@ def test_gossip_needs_every_client_to_train() -> None:
 
 def test_gossip_may_lose_clients_to_faults_and_be_built_under_a_trace() -> None:
     dropping = faults.dropout(schedule.own_models(6), 0.3)
-    assert build("gossip", dropping, mixing=RING).name == "gossip"
+    assert build("gossip", dropping, graph=RING).name == "gossip"
 
     def traced(rate: Any) -> Any:
-        assert build("gossip", dropping, mixing=RING, client_learning_rate=rate).name == "gossip"
+        assert build("gossip", dropping, graph=RING, client_learning_rate=rate).name == "gossip"
         return rate
 
     assert float(jax.jit(traced)(0.5)) == 0.5

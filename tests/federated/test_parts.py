@@ -17,9 +17,10 @@ from fedtangent.engine.history import Run
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.aggregate import stack
-from fedtangent.federated.compose import compose
+from fedtangent.federated.algorithms.tangent import Pooling
+from fedtangent.federated.compose import Parts, compose
 from fedtangent.federated.local import Work, local_training
-from fedtangent.federated.ntk_fl import send_examples
+from fedtangent.federated.ntk_fl import Evolution, send_examples
 from fedtangent.federated.predict import mean_of_models
 from fedtangent.federated.schedule import all_clients, random_models, strata
 from fedtangent.federated.server import optax_server
@@ -28,7 +29,7 @@ from fedtangent.losses import squared_error
 from fedtangent.types import Client, Cost, FederatedData, Key, Local, Model, PyTree, RoundInfo, Server
 
 from . import reference
-from .toys import SIZES, cohorts, distance, fixed, leaves, two_layer, uneven_data
+from .toys import SIZES, arguments_of, cohorts, distance, fixed, leaves, two_layer, uneven_data
 
 
 def test_optax_server_takes_the_message_as_a_gradient() -> None:
@@ -120,7 +121,7 @@ def visited(mapping: str, aggregate: str) -> Run:
     if aggregate == "mean":
         algorithm = compose("visits", two_layer(), visiting(), optax_server(optax.sgd(1.0)), STRATA)
     else:
-        algorithm = compose("visits", two_layer(), visiting(), pooling(), STRATA, aggregate=stack(8))
+        algorithm = compose("visits", two_layer(), visiting(), pooling(), STRATA, Parts(aggregate=stack(8)))
     return simulate(algorithm, uneven_data(), 9, 0, mapping)
 
 
@@ -182,8 +183,7 @@ def test_the_channels_key_is_not_one_of_training() -> None:
         local,
         server,
         fixed(2, 1, [(0, 0, 1.0), (1, 0, 1.0)]),
-        aggregate=stack(2),
-        channel=lossless()._replace(send=send),
+        Parts(aggregate=stack(2), channel=lossless()._replace(send=send)),
     )
     sent = simulate(algorithm, uneven_data(sizes=(3, 5)), 3, 0, "scan").history.rounds
     training = {tuple(key) for key in sent["epochs"].reshape(-1, 2).tolist()}
@@ -219,7 +219,9 @@ def test_a_client_without_examples_is_not_charged() -> None:
 
 def test_ntk_fl_is_charged_for_its_jacobians_and_reports_who_found_no_place(model: Model) -> None:
     schedule = fixed(6, 1, [(1, 0, 1.0), (4, 0, 1.0), (2, 0, 0.0)])
-    algorithm = algorithms.ntk_fl(model, schedule, learning_rate=0.1, times=(1,), slots_per_model=1)
+    algorithm = algorithms.ntk_fl(
+        model, schedule, learning_rate=0.1, evolution=Evolution(times=(1,)), pooling=Pooling(slots_per_model=1)
+    )
     run = simulate(algorithm, uneven_data(), 2, 0, "scan")
     assert run.history.rounds["dropped"].tolist() == [[1], [1]]
     examples = SIZES[1] + SIZES[4]  # both were sent
@@ -232,15 +234,14 @@ def test_the_ledger_is_exact_beyond_32_bits() -> None:
     """Jacobians of a wide model, charged and never built: the server of this run keeps its weights."""
     outputs, side = 10, 1500
     wide = Model("wide", lambda key: jnp.zeros((side, side), jnp.float32), lambda w, x: x, None, outputs)
-    algorithm = algorithms.ntk_fl(wide, all_clients(6), learning_rate=0.1, times=(1,))
+    algorithm = algorithms.ntk_fl(wide, all_clients(6), learning_rate=0.1, evolution=Evolution(times=(1,)))
     idle = compose(
         "idle",
         wide,
         send_examples(),
         Server(lambda p: p, lambda s: s, lambda s: s, lambda s, pooled, info: (s, {})),
         all_clients(6),
-        aggregate=stack(6),
-        channel=jacobians(outputs),
+        Parts(aggregate=stack(6), channel=jacobians(outputs)),
     )
     data = uneven_data()
     data = data._replace(y=jnp.zeros((sum(SIZES), outputs), jnp.float32))
@@ -265,7 +266,7 @@ def test_data_of_another_number_of_clients(model: Model, data: FederatedData) ->
 def test_unknown_weighting(model: Model) -> None:
     local = local_training(model, squared_error, optax.sgd(0.1), Work(steps=1))
     with pytest.raises(ValueError, match="weighting: got 'size', allowed are examples, uniform"):
-        compose("x", model, local, optax_server(optax.sgd(1.0)), all_clients(6), weighting="size")
+        compose("x", model, local, optax_server(optax.sgd(1.0)), all_clients(6), Parts(weighting="size"))
 
 
 @pytest.mark.parametrize(
@@ -285,4 +286,4 @@ def test_unknown_weighting(model: Model) -> None:
 )
 def test_bad_arguments_of_ntk_fl(model: Model, changed: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        algorithms.ntk_fl(model, all_clients(6), **({"learning_rate": 0.1} | changed))
+        algorithms.ntk_fl(model, all_clients(6), **arguments_of(algorithms.ntk_fl, {"learning_rate": 0.1} | changed))

@@ -11,6 +11,7 @@ import pytest
 
 from fedtangent.data.federated import max_client_size
 from fedtangent.federated import algorithms, predict
+from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import per_client_permutations
 from fedtangent.types import Algorithm, FederatedData, PyTree
@@ -41,7 +42,7 @@ def ensemble(how: str, gamma: float = 0.3) -> tuple[Algorithm, PyTree]:
         "none": lambda: None,
     }[how]()
     algorithm = algorithms.fed_ensemble(
-        MODEL, per_client_permutations(6, 3), client_learning_rate=RATE, work=GLOBAL, personal=own
+        MODEL, per_client_permutations(6, 3), client_learning_rate=RATE, work=GLOBAL, averaging=Averaging(personal=own)
     )
     return algorithm, algorithm.init(SEED, NUM_CLIENTS)
 

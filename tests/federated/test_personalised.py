@@ -14,6 +14,7 @@ from fedtangent.federated import algorithms
 from fedtangent.federated.algorithms.personalised import joined, private_mask, private_part, shared_part
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import all_clients
+from fedtangent.federated.wire.channel import lossless
 from fedtangent.models import mlp
 
 from . import reference
@@ -38,7 +39,7 @@ from .personalised_runs import (
     start,
     train,
 )
-from .toys import NUM_CLIENTS, distance, models_of, two_layer
+from .toys import NUM_CLIENTS, arguments_of, distance, models_of, two_layer
 
 
 def ditto_loop(fault: str) -> tuple[reference.Params, list[reference.Params]]:
@@ -167,7 +168,9 @@ def test_parts_of_a_nested_model_join_again() -> None:
 def test_float32_stays_float32(recipe: str) -> None:
     extra = {"ditto": {"mu": 0.1}, "lg_fed_avg": {"private": "V"}}.get(recipe, {})
     model = two_layer(jnp.float32)
-    algorithm = getattr(algorithms, recipe)(model, PERMUTED, client_learning_rate=RATE, work=GLOBAL, **extra)
+    build = getattr(algorithms, recipe)
+    given = {"client_learning_rate": RATE, "work": GLOBAL, **extra}
+    algorithm = build(model, PERMUTED, **arguments_of(build, given))
     data = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.float64 else leaf, DATA)
     before = algorithm.init(SEED, NUM_CLIENTS)
     after = jax.eval_shape(lambda s, d: algorithm.step(s, d, engine_for(data, "vmap"))[0], before, data)
@@ -194,11 +197,12 @@ COMMON = {"client_learning_rate": 0.1, "work": Work(steps=1)}
         ("lg_fed_avg", {"private": {"W": True}}, "private: got a mask of structure"),
         ("lg_fed_avg", {"private": {"W": 1, "b": 0, "V": 0}}, "private: got .*, a mask must hold True or False"),
         ("lg_fed_avg", {"private": "V", "server_learning_rate": -1.0}, "server_learning_rate: got -1"),
-        ("local_only", {"server_learning_rate": 0.5}, "server_learning_rate: got 0.5.*nothing travels"),
-        ("local_only", {"channel": "any"}, "channel.*nothing travels"),
+        ("local_only", {"server_learning_rate": 0.5}, "server_learning_rate: got 0.5, but local_only does not use it"),
+        ("local_only", {"channel": lossless()}, "channel: got .*, but local_only does not use it"),
         ("local_only", {"work": Work(steps=0)}, "local steps: got 0"),
     ],
 )
 def test_bad_arguments(recipe: str, changed: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        getattr(algorithms, recipe)(MODEL, all_clients(6), **(COMMON | changed))
+        build = getattr(algorithms, recipe)
+        build(MODEL, all_clients(6), **arguments_of(build, COMMON | changed))

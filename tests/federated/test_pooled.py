@@ -17,7 +17,7 @@ from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.algorithms.pooled import pool_server
-from fedtangent.federated.compose import compose
+from fedtangent.federated.compose import Parts, compose
 from fedtangent.federated.local import Work
 from fedtangent.federated.ntk_fl import send_examples
 from fedtangent.federated.schedule import all_clients, per_client_permutations, uniform_sampling
@@ -63,7 +63,7 @@ def batches(name: str) -> list[list[list[np.ndarray]]]:
     optimizer = optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)
     schedule = SCHEDULES[name]
     server, places = pool_server(model, squared_error, optimizer, POOLED), stack(schedule.num_slots)
-    algorithm = compose("record", model, send_examples(), server, schedule, aggregate=places)
+    algorithm = compose("record", model, send_examples(), server, schedule, Parts(aggregate=places))
     coded = DATA._replace(x=jnp.eye(len(X)), y=-jnp.ones(shape))
     step, state, found = jax.jit(algorithm.step, static_argnums=2), algorithm.init(SEED, NUM_CLIENTS), []
     for _ in range(ROUNDS):

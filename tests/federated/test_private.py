@@ -13,6 +13,7 @@ import pytest
 
 from fedtangent.engine.clients import engine_for
 from fedtangent.federated import algorithms
+from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.faults import dropout
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import poisson_sampling, uniform_sampling
@@ -22,7 +23,19 @@ from fedtangent.types import Algorithm, PyTree, Schedule
 
 from . import reference
 from . import reference_channel as loops
-from .toys import NUM_CLIENTS, cohorts, distance, fixed, go, leaves, models_of, owned_rows, two_layer, uneven_data
+from .toys import (
+    NUM_CLIENTS,
+    arguments_of,
+    cohorts,
+    distance,
+    fixed,
+    go,
+    leaves,
+    models_of,
+    owned_rows,
+    two_layer,
+    uneven_data,
+)
 
 SEED, RATE, STEPS, ROUNDS = 3, 0.2, 4, 2
 CLIP, NOISE, SERVER_RATE = 0.3, 0.4, 0.8
@@ -36,7 +49,7 @@ SCHEDULES = {
 
 def private(schedule: Schedule, **changed: Any) -> Algorithm:
     options = {"client_learning_rate": RATE, "work": Work(steps=STEPS), "clip_norm": CLIP, "noise_multiplier": NOISE}
-    return algorithms.dp_fed_avg(two_layer(), schedule, **(options | changed))
+    return algorithms.dp_fed_avg(two_layer(), schedule, **arguments_of(algorithms.dp_fed_avg, options | changed))
 
 
 @functools.cache
@@ -146,7 +159,11 @@ def test_without_noise_and_with_a_large_bound_it_is_fed_avg() -> None:
     schedule = uniform_sampling(6, 4)
     ours = private(schedule, noise_multiplier=0, clip_norm=1e6)
     plain = algorithms.fed_avg(
-        two_layer(), schedule, client_learning_rate=RATE, work=Work(steps=STEPS), weighting="uniform"
+        two_layer(),
+        schedule,
+        client_learning_rate=RATE,
+        work=Work(steps=STEPS),
+        averaging=Averaging(weighting="uniform"),
     )
     ends = [go(one, uneven_data(), "scan", 3, plain.init(SEED, 6))[0].server.params for one in (ours, plain)]
     assert distance(*ends) < TOLERANCE

@@ -12,9 +12,11 @@ import optax
 import pytest
 
 from fedtangent.federated import algorithms
+from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
-from fedtangent.federated.rates import at_round, check_rate, rate_at, sgd, staircase_decay
+from fedtangent.federated.ntk_fl import Evolution
 from fedtangent.federated.schedule import uniform_sampling
+from fedtangent.optimizers import at_round, check_rate, rate_at, sgd, staircase_decay
 from fedtangent.types import Algorithm, Model
 
 from . import reference
@@ -52,9 +54,17 @@ def test_bad_decay(arguments: tuple[Any, ...], named: str) -> None:
 
 def test_only_a_concrete_rate_is_checked() -> None:
     bad = {"rate: got 0.0": 0.0, "rate: got -1.0": -1.0, "rate: got nan": np.nan, "rate: got inf": jnp.float32(np.inf)}
-    for said, rate in {**bad, "rate in round 0: got -0.1.*": lambda t: -0.1 + 0 * t}.items():
+    for said, rate in bad.items():
         with pytest.raises(ValueError, match=f"^{said}, must be above 0 and finite"):
             check_rate("rate", rate)
+    with pytest.raises(ValueError, match=r"^rate in round 0: got -0.1.*, must be at least 0 and finite"):
+        check_rate("rate", lambda t: -0.1 + 0 * t)
+    falling = optax.linear_schedule(0.1, -0.1, 4)
+    check_rate("rate", falling, 3)  # 0 in round 2
+    with pytest.raises(ValueError, match=r"^rate in round 3: got -0.05"):
+        check_rate("rate", falling, 4)
+    with pytest.raises(ValueError, match=r"^rate: got an optax optimiser, must be a number or a schedule of the round"):
+        check_rate("rate", optax.sgd(0.1))
     with pytest.raises(ValueError, match=r"rate: got an array of shape \(2,\), must be one number"):
         check_rate("rate", jnp.ones(2))
     check_rate("rate", staircase_decay(0.1))
@@ -82,7 +92,9 @@ def test_parameters_keep_their_dtype(kind: str) -> None:
 
 def fed_avg(client: Any, server: Any = 1.0, model: Model = MODEL, work: Work | None = None) -> Algorithm:
     work = Work(epochs=2, batch_size=2) if work is None else work
-    return algorithms.fed_avg(model, SAMPLING, client_learning_rate=client, server_learning_rate=server, work=work)
+    return algorithms.fed_avg(
+        model, SAMPLING, client_learning_rate=client, averaging=Averaging(server_learning_rate=server), work=work
+    )
 
 
 @functools.cache
@@ -130,7 +142,7 @@ def test_a_run_with_schedules_is_the_loop_with_each_rounds_rates() -> None:
 
 def test_ntk_fl_takes_a_schedule() -> None:
     halved, plain = (
-        algorithms.ntk_fl(MODEL, SAMPLING, learning_rate=rate, times=(4,))
+        algorithms.ntk_fl(MODEL, SAMPLING, learning_rate=rate, evolution=Evolution(times=(4,)))
         for rate in (staircase_decay(0.3, 0.5, 1), 0.3)
     )
     begun = plain.init(0, 6)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedtangent.federated import algorithms
+from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import all_clients, per_client_permutations, random_models, strata, uniform_sampling
 from fedtangent.streams import keys
@@ -18,7 +19,7 @@ from fedtangent.types import Cohort, FederatedData, Schedule
 
 from . import reference
 from .replay import batches
-from .toys import NUM_CLIENTS, SIZES, cohorts, distance, go, models_of, two_layer, uneven_data
+from .toys import NUM_CLIENTS, SIZES, arguments_of, cohorts, distance, go, models_of, two_layer, uneven_data
 
 SEED, RATE = 3, 0.2
 MODEL = two_layer()
@@ -112,8 +113,7 @@ def simulated(name: str) -> tuple[Models, Models]:
         client_learning_rate=RATE,
         work=case.work,
         loss=case.loss,
-        server_learning_rate=case.server_rate,
-        weighting=case.weighting,
+        averaging=Averaging(server_learning_rate=case.server_rate, weighting=case.weighting),
     )
     start = algorithm.init(SEED, NUM_CLIENTS)
     end, _ = go(algorithm, case_data(case), "scan", case.rounds, start)
@@ -197,4 +197,4 @@ def test_cases_have_partial_participation_empty_slots_and_unvisited_models() -> 
 def test_bad_arguments(recipe: str, changed: dict[str, object], named: str) -> None:
     arguments = {"client_learning_rate": 0.1, "work": Work(steps=1)} | changed
     with pytest.raises(ValueError, match=named):
-        getattr(algorithms, recipe)(MODEL, all_clients(6), **arguments)
+        getattr(algorithms, recipe)(MODEL, all_clients(6), **arguments_of(algorithms.fed_avg, arguments))

@@ -15,10 +15,12 @@ from fedtangent.engine.clients import engine_for
 from fedtangent.engine.history import first_rounds, stacked
 from fedtangent.engine.loop import chunk_length, copied, info_shapes, run_chunk
 from fedtangent.federated import schedule as schedules
+from fedtangent.federated.algorithms import entry
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work, local_training
 from fedtangent.federated.server import optax_server
 from fedtangent.losses import squared_error
+from fedtangent.optimizers import at_rate
 from fedtangent.streams import keys
 from fedtangent.types import Algorithm, Array, Cohort, FederatedData, Key, Local, Model, PyTree, Schedule
 
@@ -26,6 +28,15 @@ SIZES = (3, 5, 1, 4, 6, 2)  # six uneven clients, one of a single example
 NUM_CLIENTS = len(SIZES)
 INPUTS, HIDDEN, OUTPUTS = 3, 4, 2
 EVERYBODY = schedules.all_clients(NUM_CLIENTS)
+
+
+def arguments_of(recipe: Any, flat: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's arguments from flat names; a function from the rate makes the clients' optimiser."""
+    arguments = entry.arguments_of(recipe, flat)
+    make = arguments.get("client_optimizer")
+    if make is not None and not isinstance(make, optax.GradientTransformation):
+        arguments["client_optimizer"] = at_rate(make, arguments.pop("client_learning_rate"))
+    return arguments
 
 
 def two_layer(dtype: Any = jnp.float64) -> Model:

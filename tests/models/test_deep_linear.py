@@ -15,8 +15,8 @@ from fedtangent import data, models, simulate
 from fedtangent.data import partition
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
-from fedtangent.federated.rates import staircase_decay
 from fedtangent.kernels import empirical_ntk
+from fedtangent.optimizers import staircase_decay
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_clients_take_its_own_steps(x, work):
     refuse = model._replace(descend=lambda *_: {}["taken"])
     with pytest.raises(KeyError, match="taken"):
         trained(refuse)
-    momentum = {"client_optimizer": partial(optax.sgd, momentum=0.5)}
+    momentum = {"client_learning_rate": None, "client_optimizer": optax.sgd(0.05, momentum=0.5)}
     trained(refuse, **momentum)
     trained(refuse, work=work._replace(batch_size=2))
     for recipe, own in ((algorithms.fed_prox, {"mu": 0.1}), (algorithms.scaffold, {})):

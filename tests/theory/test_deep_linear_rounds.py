@@ -15,6 +15,7 @@ from fedtangent.data import federated_data
 from fedtangent.engine import params_by_round
 from fedtangent.federated import schedule
 from fedtangent.federated.algorithms import fed_avg
+from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
 from fedtangent.theory.deep_linear import gram, rounds
 from fedtangent.theory.deep_linear.theorem import linear_model, stable_learning_rate
@@ -37,7 +38,7 @@ def engine_path(seed: int, num_rounds: int, x: np.ndarray, y: np.ndarray) -> lis
     """The server's weights after every round, in the paper's shapes."""
     algorithm = fed_avg(
         models.deep_linear(6, 3, WIDTH, DEPTH, jnp.float64), schedule.all_clients(3), client_learning_rate=RATE,
-        loss="squared_error_sum", work=Work(steps=STEPS), weighting="uniform",
+        loss="squared_error_sum", work=Work(steps=STEPS), averaging=Averaging(weighting="uniform"),
     )  # fmt: skip
     path = params_by_round(algorithm, federated_data(x, y, HELD, jnp.float64), num_rounds, seed, mapping="scan")
     return [[np.asarray(layer[0][r, 0]).T for layer in path[::2]] for r in range(num_rounds + 1)]

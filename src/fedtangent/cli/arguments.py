@@ -5,13 +5,9 @@ A group is a frozen dataclass whose fields' docstrings are their help. An option
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
-import functools
-import inspect
 import io
-import itertools
 import re
 import shutil
 import textwrap
@@ -23,7 +19,7 @@ from typing import Any, NamedTuple
 import tyro
 
 from fedtangent.checks import choice, nearest
-from fedtangent.entries import option
+from fedtangent.entries import help_of, option
 from fedtangent.output.files import FORMATS, Figures
 
 WIDTH = 100  # of a page of help, where neither a terminal nor $COLUMNS says another
@@ -119,22 +115,6 @@ def options_of(groups: Mapping[str, Any]) -> dict[str, Option]:
             if field.metadata.get("used_with"):
                 text = f"with --{field.metadata['used_with'].replace('_', '-')}: {text[:1].lower()}{text[1:]}"
             found.setdefault(name, Option(name, kind, default, text, title, positional))
-    return found
-
-
-@functools.cache
-def help_of(group: type[Any]) -> dict[str, str]:
-    """The docstrings of a dataclass's fields, those that it inherits too."""
-    found: dict[str, str] = {}
-    for cls in reversed(group.__mro__):
-        try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-        except (OSError, TypeError, SyntaxError):  # made at run time: its parents say it all
-            continue
-        lines = body.body if isinstance(body, ast.ClassDef) else []
-        for field, text in itertools.pairwise(lines):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-                found[field.target.id] = inspect.cleandoc(ast.literal_eval(text.value))
     return found
 
 

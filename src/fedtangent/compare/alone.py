@@ -17,6 +17,7 @@ import numpy as np
 from fedtangent.checks import flag, number, real_array, whole
 from fedtangent.compare.beside import (
     check_analytic,
+    check_followed,
     check_kernels,
     described_run,
     in_float64,
@@ -229,7 +230,7 @@ def check_alone(described: Description, alone: AloneOptions) -> None:
     flag("rates", alone.rates)
     if alone.target is not None:
         number("target", alone.target, above=0)
-    rule_beside(described)
+    check_followed(described)
     check_analytic(described)
 
 
@@ -238,7 +239,7 @@ def plan_of(described: Description, alone: AloneOptions) -> Plan:
     check_alone(described, alone)
     built, entry = build(described), described.model.entry
     model = in_float64(built.model)
-    setting = setting_of_run(described, built, rule_beside(described), lambda width: model, None)
+    setting = setting_of_run(described, built, rule_beside(described, built.algorithm), lambda width: model, None)
     ends = [model, model]
     if entry.at_width is not None:
         sizes = built.data.x.shape[1:], built.model.output_size

@@ -19,16 +19,16 @@ from fedtangent.data import classification_targets
 from fedtangent.data.dataset import Dataset, DatasetEntry, SourceInfo
 from fedtangent.engine.building import Built, build
 from fedtangent.engine.description import Chosen, Description, describe
-from fedtangent.entries import Entry, NoOptions, catalogue, option_names
-from fedtangent.federated.algorithms.entry import MOMENTUM, Descent, Training, rate_of, rule_of, work_of
-from fedtangent.federated.local import Work
+from fedtangent.entries import Entry, NoOptions, catalogue, choose, option_names
+from fedtangent.federated.algorithms.entry import MOMENTUM, RateOptions, Supplied
 from fedtangent.kernels.gram import analytic
 from fedtangent.losses import targets_of
+from fedtangent.models.dense import mlp
 from fedtangent.models.entry import ModelEntry
 from fedtangent.theory import Rule
 from fedtangent.theory.flow.rules import read_rule
 from fedtangent.theory.precision import require_float64
-from fedtangent.types import Key, Model, Partition, PyTree
+from fedtangent.types import Algorithm, Key, Model, Partition, PyTree
 
 MOST_POINTS = 500  # test points that laws are compared at, at most
 NOT_FOLLOWED = {  # an option, what it must be beside theory, and why
@@ -160,8 +160,10 @@ def setting_of(described: Description, beside: BesideOptions, built: Built | Non
     ``built`` is the run of this or another seed, whose data and clients are then used; by default it is built here,
     after everything that needs no data has been checked.
     """
-    followed, widths = rule_beside(described), _widths(described, beside)
+    check_followed(described)
+    widths = _widths(described, beside)
     built = build(described) if built is None else built
+    followed = rule_beside(described, built.algorithm)
     model = _models(described, built, beside.hidden_layers)
     setting = setting_of_run(described, built, followed, model)
     check_kernels(described, [model(width) for width in (widths[0], widths[-1])], setting.x_train[:2])
@@ -180,11 +182,17 @@ def setting_of_run(
 
     Laws are compared at the first ``most_points`` test points (None: at all). Raises ``ValueError`` for a single class.
     """
-    work, common = _work(described.algorithm.options), described.run
+    training, common = built.algorithm.composition.training, described.run
+    assert training is not None
     rule, weighting = followed
+    work = training.work
     cohorts = weighed_cohorts(built.schedule, built.clients, common.num_rounds, common.seed, weighting)
     batches = drawn_rows(work, built.clients, cohorts, common.seed)
-    rate = rate_of(described.algorithm.options)
+    rate = training.learning_rate
+    if rate is None:  # an optimiser at a rate
+        rate = RateOptions(
+            **{f.name: getattr(described.algorithm.options, f.name) for f in dataclasses.fields(RateOptions)}
+        ).value()
     rates = _each_round(rate, described) if callable(rate) else rate
     x_train, y_train = _examples(built, np.asarray(built.data.x), np.asarray(built.data.y))
     test = built.splits["test"]
@@ -218,30 +226,53 @@ def setting_of_run(
     )
 
 
-def rule_beside(described: Description) -> tuple[dict[str, Any], str]:
-    """Fields of ``theory.Rule`` for the algorithm and its options, and how clients are weighted in the mean.
+def check_followed(described: Description) -> None:
+    """Raises ``ValueError`` for algorithms and options that theory has no rule for, before data are loaded.
 
-    Raises ``ValueError`` for algorithms and options that theory has no rule for.
+    Whether there is a rule is told by the algorithm for a small network and a few clients.
     """
-    entry, o = described.algorithm
-    followed = dict(rule_of(entry, o))
-    own_weighting = followed.pop("weighting", "examples")
+    o = described.algorithm.options
     for name, (plain, why) in NOT_FOLLOWED.items():
         if getattr(o, name, plain) != plain:
             raise ValueError(f"{name}: got {getattr(o, name)!r}, must be {plain!r} beside theory, {why}")
-    if o.max_update_norm is not None and o.max_update_norm < np.inf:
-        raise ValueError(f"max_update_norm: got {o.max_update_norm}, must be inf beside theory, which rejects nothing")
+    bound = getattr(o, "max_update_norm", None)
+    if bound is not None and bound < np.inf:
+        raise ValueError(f"max_update_norm: got {bound}, must be inf beside theory, which rejects nothing")
     optimizer = getattr(o, "client_optimizer", "sgd")
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"client_optimizer: got {optimizer!r}, allowed beside theory are {', '.join(OPTIMIZERS)}")
-    followed = {name: _each_round(value, described) if callable(value) else value for name, value in followed.items()}
+    rule_beside(described, _small(described))
+
+
+def _small(described: Description) -> Algorithm:
+    """The described algorithm for a network of two layers and eight clients of its own schedule."""
+    entry = described.algorithm.entry
+    schedule = choose("schedules", entry.schedule)
+    examples = jnp.zeros((getattr(described.algorithm.options, "server_examples", 1), 2))
+    clients = schedule.build(schedule.options(), 8, 0)
+    supplied = Supplied(mlp(2, 2, (2,)), clients, server_data=examples, shared=np.zeros(1, int))
+    algorithm: Algorithm = entry.build(described.algorithm.options, supplied)
+    return algorithm
+
+
+def rule_beside(described: Description, algorithm: Algorithm) -> tuple[dict[str, Any], str]:
+    """Returns fields of ``theory.Rule`` for the algorithm, and how clients are weighted in the mean.
+
+    Raises ``ValueError`` for an algorithm that theory has no rule for, and for parts of a rule that do not go together.
+    """
+    o, rule = described.algorithm.options, algorithm.rule
+    if isinstance(rule, str):
+        raise ValueError(f"algorithm: got {algorithm.name!r}, of which theory has no rule: {rule}")
+    followed: dict[str, Any] = {
+        name: _each_round(value, described) if callable(value) else value for name, value in rule.items()
+    }
     followed["loss"] = o.loss
-    if optimizer == "momentum":
+    if getattr(o, "client_optimizer", "sgd") == "momentum":
         followed["local_momentum"] = MOMENTUM
     if getattr(o, "server_learning_rate", None) is not None:
         followed["server_learning_rate"] = o.server_learning_rate
-    read_rule(Rule(1, 1.0, **followed), np.ones(1, int))  # parts of it that do not go together
-    return followed, getattr(o, "weighting", None) or own_weighting
+    read_rule(Rule(1, 1.0, **followed), np.ones(1, int))
+    return followed, algorithm.composition.weighting
 
 
 def _each_round(value: Callable[[Any], Any], described: Description) -> np.ndarray:
@@ -289,11 +320,6 @@ def check_kernels(described: Description, ends: list[Model], x: np.ndarray) -> N
         raise ValueError(
             f"model: got {entry.name!r} that starts as the zero function, must have weights and biases above 0"
         )
-
-
-def _work(o: Descent) -> Work:
-    """The local work; of an algorithm that has none, one full gradient."""
-    return work_of(o) if isinstance(o, Training) else Work(steps=1)
 
 
 def _examples(built: Built, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,9 @@ from fedtangent.compare.settings import Setting
 from fedtangent.engine.history import History
 from fedtangent.engine.run import predict, resolve_mapping, simulate
 from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.algorithms.tangent import Pooling
 from fedtangent.federated.local import Work
+from fedtangent.federated.ntk_fl import Evolution
 from fedtangent.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
 from fedtangent.progress import progress_of
 from fedtangent.types import Algorithm, Cohort, Model, PyTree
@@ -115,10 +117,8 @@ def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool
         model,
         schedule.all_clients(clients, setting.schedule.num_models),
         learning_rate=0.5 * examples * outputs / float(np.linalg.eigvalsh(theta)[-1]),
-        times=setting.ntk_times,
-        kernel=kernel,
-        unstable="allow",
-        slots_per_model=clients,
+        evolution=Evolution(times=setting.ntk_times, kernel=kernel, unstable="allow"),
+        pooling=Pooling(slots_per_model=clients),
     )
     once = dataclasses.replace(setting, num_rounds=1, evaluate_every=0, draws=draws)
     return trained(once, algorithm, f"NTK-FL, {kernel} kernel", width, progress)

@@ -18,12 +18,13 @@ from fedtangent.data.projection import projected
 from fedtangent.engine.description import Chosen, CommonOptions, Description
 from fedtangent.entries import choose, option_names
 from fedtangent.federated import faults
-from fedtangent.federated.algorithms.entry import Given, Ran
+from fedtangent.federated.algorithms.entry import FinishedRun, Supplied
 from fedtangent.federated.wire.key_server import generate_keys, hand_out, open_key_file, with_key_exchange
 from fedtangent.models.entry import check_kind
 from fedtangent.types import Algorithm, Array, FederatedData, Model, Partition, Schedule
 
 KEY_FILE = "FEDTANGENT_KEY_FILE"
+CHOOSE = ("training", "validation")  # the examples that NTK-FL chooses the time of the evolution by
 EVALUATED_TRAIN = 10_000  # the most training examples on which train metrics are measured
 
 
@@ -59,7 +60,7 @@ class Built(NamedTuple):
         if how.entry.remark is None or num_rounds == 0:  # a run may diverge in its first round
             return ""
         cohort = cohort_size(own.options, self.schedule.num_clients)
-        ran = Ran(self.schedule, own.entry.name, cohort, run.keep_first is not None, num_rounds)
+        ran = FinishedRun(self.schedule, own.entry.name, cohort, run.keep_first is not None, num_rounds)
         return str(how.entry.remark(how.options, ran))
 
 
@@ -95,10 +96,10 @@ def build(described: Description) -> Built:
         at_server["validation"] = (splits["train"].x[held], y[held])
     cohort = cohort_size(described.schedule.options, clients.num_clients)
     expected = cohort if described.schedule.entry.name == "poisson" else None
-    given = Given(model, schedule, run.seed, clients=clients, expected_clients=expected, **at_server)
+    supplied = Supplied(model, schedule, run.seed, clients=clients, expected_clients=expected, **at_server)
 
     def recipe(model: Model) -> Algorithm:
-        algorithm: Algorithm = _built(how, given._replace(model=model))
+        algorithm: Algorithm = _built(how, supplied._replace(model=model))
         return algorithm if run.projection is None else with_key_exchange(algorithm, clients.num_clients)
 
     algorithm = recipe(model)
@@ -121,7 +122,7 @@ def _check(described: Description) -> None:
     several = "num_models" in option_names(choose("schedules", how.entry.schedule))
     if several and "num_models" not in option_names(own.entry):
         raise ValueError(f"schedule: got {own.entry.name!r}, must train several models, which {how.entry.name} has")
-    bound = how.options.max_update_norm
+    bound = getattr(how.options, "max_update_norm", None)
     if how.entry.sends not in ("updates", "nothing") and bound is not None and bound < math.inf:
         raise ValueError(f"max_update_norm: got {bound}, must be inf: {how.entry.name} sends no updates")
     if run.projection is not None:
@@ -166,7 +167,7 @@ def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition
 
 
 def _at_server(described: Description, loaded: data.Dataset, clients: Partition) -> tuple[Partition, dict[str, Any]]:
-    """The clients' examples without those held by the server, and what the algorithm needs, by field of ``Given``.
+    """The clients' examples without those held by the server, and what the algorithm needs, by field of ``Supplied``.
 
     Validation examples are given as indices.
     """
@@ -182,7 +183,7 @@ def _at_server(described: Description, loaded: data.Dataset, clients: Partition)
         number = max(1, round(share * len(loaded.x_train)))
         shared = sharing.class_balanced(loaded.y_train, number, run.seed, "shared_fraction")
         return sharing.with_shared(clients, shared), {"shared": shared}
-    if "validation" in how.entry.needs and how.options.ntk_choose == "validation":
+    if "validation" in how.entry.needs and checks.choice("ntk_choose", how.options.ntk_choose, CHOOSE) == "validation":
         held = _drawn(how.options.server_examples, run.seed, clients)
         return sharing.without(clients, held, "server_examples"), {"validation": held}
     return clients, {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import NamedTuple
 
 import chex
 import jax
@@ -27,6 +27,7 @@ from fedtangent.types import (
     Channel,
     Client,
     Cohort,
+    Composition,
     Cost,
     Engine,
     FederatedData,
@@ -57,48 +58,46 @@ class State(NamedTuple):
     channel: PyTree  # [K, N, ...], the channel's memory of each client (error feedback)
 
 
-class Parts(TypedDict, total=False):
-    """Parts of an algorithm that have a default."""
+class Parts(NamedTuple):
+    """Parts of an algorithm that have a default.
 
-    aggregate: Aggregate | None  # the weighted mean by default
-    channel: Channel | None  # lossless by default
-    weighting: str  # "examples" weighs a client by its number of examples (the default), "uniform" equally
-    map_models: Callable[..., Callable[..., PyTree]]
-    # how the server's update is mapped over the K models: all at once by default, ``sequentially`` for heavy servers
-    accept: Accept | None
-    # which messages the server counts (``faults.finite``); by default all. A rejected message counts as absent:
-    # ``info["rejected"]`` has their number per model [K], and a model whose messages are all rejected had no clients
-    unheard: Callable[[PyTree, RoundInfo], PyTree] | None
-    # (server_state, info) -> the new state of a model that no message reached; by default its old state
-    common_start: bool  # whether all K models start as the first one does; by default each from its own initialisation
-    predict: Callable[[Model, State, Array], Prediction] | None
-    # by default the mean of the networks ``server.params``; with another prediction, ``Algorithm.params`` is None
-    personal: Personal | None  # how a client predicts for itself; by default with the global models
-    check: Callable[[FederatedData], None] | None  # raises ``ValueError`` for data that it cannot run on
-    once: tuple[int, int]  # bytes up and down before the first round: data that the server holds or shares
-    ledger: Callable[[Cost, FederatedData], Cost] | None
-    # corrects the cost, for algorithms that do not send one message up and one model down
+    Attributes:
+        aggregate: Reduction of a round's messages to one value per model; None for their weighted mean.
+        channel: How a message travels; None for lossless.
+        weighting: "examples" weighs a client by its number of examples, "uniform" equally.
+        accept: Which messages the server counts (``faults.finite``); None for all. A rejected message counts as absent:
+            ``info["rejected"]`` has their number per model [K], and a model whose messages are all rejected had no
+            clients.
+        common_start: Whether all K models start as the first one does, and not each from its own initialisation.
+        predict: ``(model, state, x) -> Prediction``; None for the mean of the networks ``server.params``. With another
+            prediction, ``Algorithm.params`` is None.
+        personal: How a client predicts for itself; None for the global models.
+        check: Raises ``ValueError`` for data that the algorithm cannot run on.
+        ledger: Corrects the cost, for algorithms that do not send one message up and one model down, or that send
+            something before the first round.
+    """
+
+    aggregate: Aggregate | None = None
+    channel: Channel | None = None
+    weighting: str = "examples"
+    accept: Accept | None = None
+    common_start: bool = False
+    predict: Callable[[Model, State, Array], Prediction] | None = None
+    personal: Personal | None = None
+    check: Callable[[FederatedData], None] | None = None
+    ledger: Callable[[Cost, FederatedData], Cost] | None = None
 
 
 class _Composed(NamedTuple):
-    """All parts of an algorithm, with defaults for those that were not given."""
+    """An algorithm's parts, all of them."""
 
     model: Model
     local: Local
     server: Server
     schedule: Schedule
-    aggregate: Aggregate = weighted_mean()
-    channel: Channel = lossless()
-    weighting: str = "examples"
-    map_models: Callable[..., Callable[..., PyTree]] = jax.vmap
-    accept: Accept | None = None
-    unheard: Callable[[PyTree, RoundInfo], PyTree] | None = None
-    common_start: bool = False
-    predict: Callable[[Model, State, Array], Prediction] | None = None
-    personal: Personal | None = None
-    check: Callable[[FederatedData], None] | None = None
-    once: tuple[int, int] = (0, 0)
-    ledger: Callable[[Cost, FederatedData], Cost] | None = None
+    parts: Parts
+    aggregate: Aggregate
+    channel: Channel
 
 
 class TrainedSlots(NamedTuple):
@@ -110,21 +109,41 @@ class TrainedSlots(NamedTuple):
 
 
 def compose(
-    name: str, model: Model, local: Local, server: Server, schedule: Schedule, **parts: Unpack[Parts]
+    name: str,
+    model: Model,
+    local: Local,
+    server: Server,
+    schedule: Schedule,
+    parts: Parts = Parts(),
+    composition: Composition | None = None,
 ) -> Algorithm:
-    """Compose an algorithm from its parts in the one federated loop; ``Parts`` says what the others are.
+    """Composes an algorithm from its parts in the one federated loop.
 
-    Returns an ``Algorithm`` whose ``step`` needs an ``Engine`` (``simulate`` makes one).
-    Raises ``ValueError`` for a model or schedule that is none, and an unknown ``weighting``.
+    Args:
+        name: The algorithm's name.
+        model: The network.
+        local: What a client does with one model in a round.
+        server: What the server does with one model's aggregated messages.
+        schedule: Which client trains which model in which round.
+        parts: Further parts, all of which have a default.
+        composition: What the clients train and what rule theory follows; None where theory follows none.
+
+    Returns:
+        The algorithm; its ``step`` needs an ``Engine``, which ``simulate`` makes.
+
+    Raises:
+        ValueError: A model or schedule of another type, an unknown ``weighting``.
     """
     instance("model", model, Model)
     instance("schedule", schedule, Schedule)
-    given: dict[str, Any] = {name: part for name, part in parts.items() if part is not None}
+    instance("parts", parts, Parts)
+    choice("weighting", parts.weighting, WEIGHTINGS)
     # jitted so that the shape of a message and the round itself share one trace
     local = local._replace(update=jax.jit(local.update, inline=True))
-    made = _Composed(model, local, server, schedule, **given)
-    choice("weighting", made.weighting, WEIGHTINGS)
-
+    aggregate = weighted_mean() if parts.aggregate is None else parts.aggregate
+    made = _Composed(
+        model, local, server, schedule, parts, aggregate, lossless() if parts.channel is None else parts.channel
+    )
     initialise = jax.jit(partial(jax.lax.map, model.init))  # however many models, one is traced
 
     def init(key: Key | int, num_clients: int, init_key: Key | None = None) -> State:
@@ -140,13 +159,13 @@ def compose(
         return jax.vmap(server.params)(state.server)
 
     def predict_state(state: State, x: Array) -> Prediction:
-        return mean_of_models(model, params(state), x) if made.predict is None else made.predict(model, state, x)
+        return mean_of_models(model, params(state), x) if parts.predict is None else parts.predict(model, state, x)
 
     def predict_personal(state: State, data: FederatedData, largest: int, client_id: Array, x: Array) -> Prediction:
-        own = jax.tree.map(lambda leaf: leaf[:, client_id], state.client)
+        client_states = jax.tree.map(lambda leaf: leaf[:, client_id], state.client)
         client = client_view(data, client_id, jnp.bool_(True), largest, state.round)
-        assert made.personal is not None
-        return made.personal(model, params(state), own, client, x)
+        assert parts.personal is not None
+        return parts.personal(model, params(state), client_states, client, x)
 
     return Algorithm(
         name,
@@ -155,8 +174,9 @@ def compose(
         predict_state,
         cost,
         schedule,
-        None if made.personal is None else predict_personal,
-        params if made.predict is None else None,
+        None if parts.personal is None else predict_personal,
+        params if parts.predict is None else None,
+        Composition(weighting=parts.weighting) if composition is None else composition,
     )
 
 
@@ -175,8 +195,8 @@ def _init(
     if num_clients != schedule.num_clients:
         raise ValueError(f"data: has {num_clients} clients, but the schedule was built for {schedule.num_clients}")
     model_keys = streams.model_keys(run.init if init_key is None else init_key, num_models)
-    params = initialise(model_keys[:1] if made.common_start else model_keys)
-    if made.common_start:
+    params = initialise(model_keys[:1] if made.parts.common_start else model_keys)
+    if made.parts.common_start:
         params = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_models, *leaf.shape[1:])), params)
     client = _for_each_client(made.local.init, params, num_clients)
     memory = _for_each_client(lambda p: made.channel.init(made.local.message(p)), params, num_clients)
@@ -197,12 +217,12 @@ def _for_each_client(init: Callable[[PyTree], PyTree], params: PyTree, num_clien
 
 def _cost(made: _Composed, data: FederatedData, engine: Engine) -> Cost:
     _check_labels(made.model, data)
-    if made.check is not None:
-        made.check(data)
+    if made.parts.check is not None:
+        made.parts.check(data)
     message, broadcast = _message_shape(made, data, engine)
     uplink, per_example = made.channel.uplink(message, broadcast)
-    cost = Cost(uplink, per_example, pytrees.num_bytes(broadcast), *made.once)
-    return cost if made.ledger is None else made.ledger(cost, data)
+    cost = Cost(uplink, per_example, pytrees.num_bytes(broadcast))
+    return cost if made.parts.ledger is None else made.parts.ledger(cost, data)
 
 
 def _message_shape(made: _Composed, data: FederatedData, engine: Engine) -> tuple[PyTree, PyTree]:
@@ -251,7 +271,7 @@ def _draw(made: _Composed, state: State, data: FederatedData) -> tuple[Cohort, P
     cohort, drawn = made.schedule.sample(state.schedule_key, state.schedule, state.round)
     chex.assert_shape(cohort, (made.schedule.num_slots,))
     chex.assert_type((cohort.client, cohort.model, cohort.weight), (jnp.int32, jnp.int32, float))
-    return _weigh(cohort, data.offsets, made.weighting), drawn
+    return _weigh(cohort, data.offsets, made.parts.weighting), drawn
 
 
 def _train(
@@ -289,8 +309,8 @@ def _train_slot(
         message, memory = made.channel.send(send_key, message, before[1])
         chex.assert_trees_all_equal_shapes_and_dtypes(message, expected)
         own = made.local.settle(before[0], own, message)
-        if made.accept is not None:
-            row = row._replace(weight=jnp.where(made.accept(message), row.weight, 0))
+        if made.parts.accept is not None:
+            row = row._replace(weight=jnp.where(made.parts.accept(message), row.weight, 0))
         return row, message, TrainedSlots((own, memory), row.weight, {"examples": client.size, **info})
 
     return train
@@ -348,12 +368,12 @@ def _heard(made: _Composed, state: State, cohort: Cohort, trained: TrainedSlots)
 
 def _update(made: _Composed, state: State, acc: PyTree, heard: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
     """The server's states after the round, and its report."""
-    updated, report = made.map_models(made.server.update)(state.server, made.aggregate.finish(acc), heard)
+    updated, report = made.server.map_models(made.server.update)(state.server, made.aggregate.finish(acc), heard)
     still = state.server
-    if made.unheard is not None:
+    if made.server.unheard is not None:
         own = streams.server_keys(state.key, state.round, made.schedule.num_models, streams.EMPTY)
         nothing = RoundInfo(heard.round, jnp.zeros_like(heard.weight), jnp.zeros_like(heard.num_clients), own)
-        still = jax.vmap(made.unheard)(state.server, nothing)
+        still = jax.vmap(made.server.unheard)(state.server, nothing)
     return pytrees.where(heard.weight > 0, updated, still), report
 
 

@@ -15,8 +15,8 @@ import optax
 
 from fedtangent import pytrees
 from fedtangent.checks import whole
-from fedtangent.federated.rates import Optimizer, Sgd, at_round
 from fedtangent.losses import Loss
+from fedtangent.optimizers import Optimizer, Sgd, at_round
 from fedtangent.types import Array, Client, FederatedData, Key, Local, Model, PyTree
 
 
@@ -280,8 +280,8 @@ class Posed(TypedDict, total=False):
 def local_training(model: Model, loss: Loss, optimizer: Optimizer, work: Work, **posed: Unpack[Posed]) -> Local:
     """Local training on the problem that an algorithm poses; without ``posed``, FedAvg's: SGD from the broadcast.
 
-    ``optimizer`` may be a function from the round to one (``rates.sgd`` of a schedule); its state does not outlive a
-    round. Raises ``ValueError`` for an impossible ``work``.
+    ``optimizer`` may be a function from the round to one (``optimizers.sgd`` of a schedule); its state does not
+    outlive a round. Raises ``ValueError`` for an impossible ``work``.
     """
     validate_work(work)
     pose, answer = posed.get("pose", from_broadcast), posed.get("answer", difference)

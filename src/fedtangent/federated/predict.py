@@ -18,8 +18,8 @@ from fedtangent import checks
 from fedtangent.checks import number
 from fedtangent.data.federated import max_client_size
 from fedtangent.federated.local import LocalProblem, Work, client_view, minimise, validate_work
-from fedtangent.federated.rates import Rate, at_round, check_rate, sgd
 from fedtangent.losses import LOSSES, Loss, check_targets, get_loss, masked_mean, targets_of
+from fedtangent.optimizers import Rate, at_round, check_rate, sgd
 from fedtangent.types import Algorithm, Array, Client, FederatedData, Model, Prediction, PyTree
 
 Personal = Callable[[Model, PyTree, PyTree, Client, Array], Prediction]

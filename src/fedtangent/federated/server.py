@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedtangent.federated.rates import Optimizer, at_round
+from fedtangent.optimizers import Optimizer, at_round
 from fedtangent.types import Array, PyTree, RoundInfo, Server
 
 
@@ -22,7 +22,7 @@ def optax_server(optimizer: Optimizer) -> Server:
     """Take the aggregated pseudo-gradient ``server - client`` as a gradient of any optax optimiser.
 
     ``optax.sgd(1.0)`` is FedAvg: the new parameters are the weighted mean of the clients' parameters.
-    ``optimizer`` may be a function from the round to one (``rates.sgd`` of a schedule).
+    ``optimizer`` may be a function from the round to one (``optimizers.sgd`` of a schedule).
     """
 
     def update(state: OptaxState, aggregated: PyTree, info: RoundInfo) -> tuple[OptaxState, dict[str, Array]]:

@@ -14,6 +14,7 @@ from fedtangent import data
 from fedtangent.data import partition
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.algorithms.tangent import Pooling
 from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve, sparse_linearise
 from fedtangent.kernels import empirical_ntk
 from fedtangent.models import mlp
@@ -178,7 +179,11 @@ def test_a_federated_run_on_class_labels():
     federated = data.federated_data(X, LABELS, clients, dtype=jnp.float64)
     model = network()
     algorithm = algorithms.ntk_fl(
-        model, schedule.all_clients(3), learning_rate=RATE, times=(STEPS,), loss="cross_entropy", kernel="exact"
+        model,
+        schedule.all_clients(3),
+        learning_rate=RATE,
+        evolution=Evolution(times=(STEPS,), kernel="exact"),
+        loss="cross_entropy",
     )
     seen: list = []
 
@@ -196,19 +201,22 @@ def test_a_federated_run_on_class_labels():
 def test_a_run_validated_on_class_labels_and_refused_with_wrong_ones():
     clients, model = partition.iid(N, 3, seed=0), network()
     federated = data.federated_data(X, LABELS, clients, dtype=jnp.float64)
-    options = {"learning_rate": RATE, "times": (5, 50, 500), "loss": "cross_entropy"}
+    times = (5, 50, 500)
+    options = {"learning_rate": RATE, "evolution": Evolution(times, loss="cross_entropy")}
     held = jnp.asarray(X[:4]), jnp.asarray(LABELS[:4])
-    algorithm = algorithms.ntk_fl(model, schedule.all_clients(3), validation=held, **options)
+    algorithm = algorithms.ntk_fl(model, schedule.all_clients(3), pooling=Pooling(validation=held), **options)
     run = simulate(algorithm, federated, 1, 0)
     losses = np.asarray(run.history.rounds["losses"]).ravel()
-    assert np.asarray(run.history.rounds["time"]).item() == options["times"][int(np.argmin(losses))]
+    assert np.asarray(run.history.rounds["time"]).item() == times[int(np.argmin(losses))]
     with pytest.raises(ValueError, match=r"validation: got .* must be from 0 to 2"):
-        algorithms.ntk_fl(model, schedule.all_clients(3), validation=(held[0], held[1] + 3), **options)
+        algorithms.ntk_fl(model, schedule.all_clients(3), pooling=Pooling(validation=(held[0], held[1] + 3)), **options)
 
 
 def test_centred_targets_are_refused_before_a_run():
     clients, model = partition.iid(N, 3, seed=0), network()
-    algorithm = algorithms.ntk_fl(model, schedule.all_clients(3), learning_rate=RATE, times=(5,), loss="cross_entropy")
+    algorithm = algorithms.ntk_fl(
+        model, schedule.all_clients(3), learning_rate=RATE, evolution=Evolution(times=(5,)), loss="cross_entropy"
+    )
     centred = data.federated_data(X, ONE_HOT - 1 / C, clients, dtype=jnp.float64)
     with pytest.raises(ValueError, match="data: targets: got rows that are no probabilities, must be"):
         simulate(algorithm, centred, 1, 0)

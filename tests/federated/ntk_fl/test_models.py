@@ -10,7 +10,8 @@ import pytest
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.aggregate import stack
-from fedtangent.federated.compose import compose, sequentially
+from fedtangent.federated.algorithms.tangent import Pooling
+from fedtangent.federated.compose import Parts, compose, sequentially
 from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve, ntk_server, send_examples
 from fedtangent.federated.schedule import all_clients, per_client_permutations
 from fedtangent.federated.wire.subsample import largest_sample
@@ -19,7 +20,7 @@ from fedtangent.models.flax_networks import from_flax
 from fedtangent.types import Model, Partition
 
 from ...drawn import parameters
-from ..toys import distance, fixed, leaves, two_layer, uneven_data
+from ..toys import arguments_of, distance, fixed, leaves, two_layer, uneven_data
 from .descent import linearised_descent
 
 RATE, STEPS = 0.05, 30
@@ -74,7 +75,11 @@ def test_a_pool_without_padding_changes_nothing(dtype):
 
     def run(pool_size):
         algorithm = algorithms.ntk_fl(
-            two_layer(dtype), fixed(6, 2, slots), learning_rate=0.2, times=(2, 7), pool_size=pool_size
+            two_layer(dtype),
+            fixed(6, 2, slots),
+            learning_rate=0.2,
+            evolution=Evolution(times=(2, 7)),
+            pooling=Pooling(pool_size=pool_size),
         )
         return simulate(algorithm, data, 2, seed=0, mapping="scan")
 
@@ -91,15 +96,15 @@ def test_two_models_of_a_shuffled_pool_stay_the_same_to_rounding():
     def run(shuffle):
         model, plan = two_layer(), per_client_permutations(6, 2)
         server = ntk_server(model, 0.2, Evolution((2, 7), "exact"), shuffle=shuffle)
-        parts = {"aggregate": stack(6), "map_models": sequentially}
-        algorithm = compose("shuffled", model, send_examples(), server, plan, **parts)
+        server = server._replace(map_models=sequentially)
+        algorithm = compose("shuffled", model, send_examples(), server, plan, Parts(aggregate=stack(6)))
         return simulate(algorithm, uneven_data(), 2, seed=0, mapping="scan").state.server
 
     assert 0 < distance(run(True), run(False)) < 1e-10
 
 
 def test_class_labels_are_told_to_become_targets():
-    algorithm = algorithms.ntk_fl(two_layer(), all_clients(6), learning_rate=0.1, times=(1,))
+    algorithm = algorithms.ntk_fl(two_layer(), all_clients(6), learning_rate=0.1, evolution=Evolution(times=(1,)))
     with pytest.raises(ValueError, match=r"y and mask: got \(36,\) and .*class labels: one-hot"):
         simulate(algorithm, uneven_data(labels=True), 1)
 
@@ -116,4 +121,8 @@ def test_class_labels_are_told_to_become_targets():
 )
 def test_mistakes_are_named_before_any_work(options, message):
     with pytest.raises(ValueError, match=message):
-        algorithms.ntk_fl(two_layer(), all_clients(6), **{"learning_rate": 0.1, "times": (1,), **options})
+        algorithms.ntk_fl(
+            two_layer(),
+            all_clients(6),
+            **arguments_of(algorithms.ntk_fl, {"learning_rate": 0.1, "times": (1,), **options}),
+        )

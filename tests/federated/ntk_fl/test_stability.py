@@ -66,7 +66,10 @@ def test_clip_is_the_run_at_nine_tenths_of_the_largest_stable_rate():
 def rising():
     """From the fourth round on the rate is far above the largest stable one."""
     return algorithms.ntk_fl(
-        two_layer(), all_clients(6), learning_rate=lambda r: jnp.where(r < 3, 0.3, 1e4), times=(4, 9)
+        two_layer(),
+        all_clients(6),
+        learning_rate=lambda r: jnp.where(r < 3, 0.3, 1e4),
+        evolution=Evolution(times=(4, 9)),
     )
 
 
@@ -97,7 +100,9 @@ def test_without_the_guard_the_run_goes_on_and_its_status_tells():
 
 def test_a_run_whose_every_candidate_diverges_says_so() -> None:
     """Where a step that is too large is allowed the model is kept, as where it is refused, and the run tells."""
-    wild = algorithms.ntk_fl(two_layer(), all_clients(6), learning_rate=1e200, times=(4, 9), unstable="allow")
+    wild = algorithms.ntk_fl(
+        two_layer(), all_clients(6), learning_rate=1e200, evolution=Evolution(times=(4, 9), unstable="allow")
+    )
     through, ended = (
         simulate(wild, uneven_data(), 3, mapping="scan", stop_on_divergence=stop) for stop in (False, True)
     )

@@ -12,6 +12,7 @@ import pytest
 
 from fedtangent.engine.clients import engine_for, parse
 from fedtangent.federated import algorithms
+from fedtangent.federated.algorithms.tangent import Pooling
 from fedtangent.federated.ntk_fl import Evolution
 from fedtangent.federated.ntk_fl.evolution import choose_time
 from fedtangent.federated.ntk_fl.tangent import pool_examples
@@ -93,9 +94,9 @@ def test_validation_examples_are_charged_once():
     model = two_layer()
     held = (jnp.zeros((5, *data.x.shape[1:])), jnp.zeros((5, model.output_size)))
     costs = [
-        algorithms.ntk_fl(model, plan, learning_rate=0.1, times=(1,), validation=validation).cost(
-            data, engine_for(data, parse("scan"))
-        )
+        algorithms.ntk_fl(
+            model, plan, learning_rate=0.1, evolution=Evolution(times=(1,)), pooling=Pooling(validation=validation)
+        ).cost(data, engine_for(data, parse("scan")))
         for validation in (None, held)
     ]
     assert costs[1].uplink_once - costs[0].uplink_once == 8 * 5 * (data.x.shape[1] + model.output_size)

@@ -19,7 +19,7 @@ from fedtangent.federated.wire import channel
 from fedtangent.federated.wire.secure_aggregation import decode_mean, encode, fraction_bits, mask_messages
 
 from ...nightly import nightly
-from ..toys import distance, two_layer, uneven_data
+from ..toys import arguments_of, distance, two_layer, uneven_data
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -110,7 +110,13 @@ def test_clients_that_drop_out(name: str) -> None:
     plain = simulate(recipe(two_layer(), plan, **options()), data, 3, 2, "scan")
     answered = (plain.history.rounds["cohort"].weight > 0).sum(axis=1)
     assert answered.min() < 4
-    hidden = simulate(recipe(two_layer(), plan, **options(secure_aggregation=32)), data, 3, 2, "scan")
+    hidden = simulate(
+        recipe(two_layer(), plan, **arguments_of(algorithms.fed_avg, options(secure_aggregation=32))),
+        data,
+        3,
+        2,
+        "scan",
+    )
     step = 2.0 ** -fraction_bits(4, 32, 16.0)
     assert 0 < distance(plain.state.server, hidden.state.server) < 3 * 4 * 8 * step
     if name == "fed_avg":
@@ -126,17 +132,19 @@ def test_clients_that_drop_out(name: str) -> None:
         ("fed_avg", {"channel": channel.qsgd(4)}, "channel: must be lossless with secure_aggregation"),
         ("fed_avg", {"accept": faults.finite()}, "accept: needs single messages"),
         ("fed_avg", {"shuffle": True}, "shuffle: adds nothing to secure_aggregation"),
-        ("fed_com", {}, "channel: must be lossless with secure_aggregation"),
+        ("fed_com", {}, "secure_aggregation: got 32, but fed_com does not use it"),
         ("dp_fed_avg", {"clip_norm": 1.0, "noise_multiplier": 1.0}, "secure_aggregation: dp_fed_avg needs single"),
         ("fed_be_no_distillation", {}, "secure_aggregation: fed_be_no_distillation needs single messages"),
-        ("local_only", {}, "secure_aggregation: got 32, but in local_only nothing travels"),
+        ("local_only", {}, "secure_aggregation: got 32, but local_only does not use it"),
         ("random_walk", {"schedule": schedule.own_models(6)}, "secure_aggregation: hides clients from a server"),
     ],
 )
 def test_where_the_server_needs_single_messages(name: str, more: dict[str, Any], message: str) -> None:
     given = {"schedule": all_clients(6), "secure_aggregation": 32} | more
     with pytest.raises(ValueError, match=message):
-        getattr(algorithms, name)(two_layer(), **options(**given))
+        recipe = getattr(algorithms, name)
+        inner = algorithms.fed_avg if name == "random_walk" else recipe
+        recipe(two_layer(), given.pop("schedule"), **arguments_of(inner, options(**given)))
 
 
 def test_bits_and_limits() -> None:

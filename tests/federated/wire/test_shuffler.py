@@ -13,6 +13,7 @@ import pytest
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.aggregate import Stacked, weighted_mean
+from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
 from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_server
 from fedtangent.federated.schedule import uniform_sampling
@@ -80,7 +81,12 @@ def test_messages_are_shuffled_with_their_weights_before_averaging() -> None:
 def test_fed_avg_behind_a_shuffler_is_fed_avg() -> None:
     options: dict[str, Any] = {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=2)}
     plain, mixed = (
-        simulate(algorithms.fed_avg(two_layer(), uniform_sampling(6, 4), shuffle=s, **options), uneven_data(), 2, 1)
+        simulate(
+            algorithms.fed_avg(two_layer(), uniform_sampling(6, 4), averaging=Averaging(shuffle=s), **options),
+            uneven_data(),
+            2,
+            1,
+        )
         for s in (False, True)
     )
     assert distance(plain.state.server, mixed.state.server) < 1e-12

@@ -27,6 +27,7 @@ from fedtangent.experiments.deep_linear.problems import Problem, load
 from fedtangent.experiments.lab.runner import Study, by_scale, within
 from fedtangent.experiments.lab.trials import dealt, owners, scheme_name
 from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
 from fedtangent.models import deep_linear
 from fedtangent.output.files import Metric
@@ -217,7 +218,7 @@ def _algorithm(sizes: tuple[int, int], s: CurveSettings, setting: Setting, rate:
     model = deep_linear(*sizes, s.width, s.depth, dtype=jnp.dtype(s.dtype))
     return model, algorithms.fed_avg(
         model, schedule.all_clients(setting.num_clients), client_learning_rate=rate, loss="squared_error_sum",
-        work=Work(steps=setting.local_steps), weighting="uniform",
+        work=Work(steps=setting.local_steps), averaging=Averaging(weighting="uniform"),
     )  # fmt: skip
 
 

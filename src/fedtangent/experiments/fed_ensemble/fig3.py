@@ -24,10 +24,11 @@ from fedtangent.experiments.fed_ensemble.versus_fed_avg import network
 from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.federated import schedule
-from fedtangent.federated.algorithms.common import train_and_average
+from fedtangent.federated.algorithms.common import Averaging, AveragingParts, train_and_average, trained
+from fedtangent.federated.compose import Parts
 from fedtangent.federated.local import Work
-from fedtangent.federated.rates import staircase_decay
 from fedtangent.measures import loss_surface
+from fedtangent.optimizers import staircase_decay
 from fedtangent.output.files import Metric
 from fedtangent.output.surface_plots import SurfacePanel, loss_segments, loss_surfaces
 from fedtangent.types import Algorithm, Array, FederatedData, Model, PyTree
@@ -89,8 +90,9 @@ def ensemble(s: BarrierSettings, model: Model, common_start: bool = False) -> Al
     """Fed-ensemble with per-client permutations; ``common_start``: every model starts as the first one does."""
     plan = schedule.per_client_permutations(s.num_clients, s.num_models)
     rate, work = staircase_decay(s.learning_rate, s.decay, 10), Work(epochs=s.local_epochs, batch_size=s.batch_size)
-    loss = {"loss": "cross_entropy"}
-    return train_and_average("fed_ensemble", model, plan, rate, work, loss, common_start=common_start)  # type: ignore[arg-type]
+    training = trained(model, rate, None, work, "cross_entropy")
+    own = AveragingParts(parts=Parts(common_start=common_start))
+    return train_and_average("fed_ensemble", training, plan, Averaging(), own)
 
 
 def train(algorithm: Algorithm, held: FederatedData, num_rounds: int, seed: int) -> dict[int, PyTree]:

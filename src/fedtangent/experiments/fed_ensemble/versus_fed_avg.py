@@ -25,8 +25,8 @@ from fedtangent.experiments.lab.runs import SCORES, Bench, Config, Method, Recor
 from fedtangent.experiments.lab.trials import Trial, draw, trial_of
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
-from fedtangent.federated.rates import staircase_decay
 from fedtangent.measures.uncertainty import Reliability
+from fedtangent.optimizers import at_rate, staircase_decay
 from fedtangent.output.run_plots import curves, reliability_diagram
 from fedtangent.types import Algorithm, Array, Model
 
@@ -92,15 +92,15 @@ def divide(study: Study, seed: int) -> Trial:
 
 def methods(s: VersusSettings, trial: Trial) -> dict[str, Method]:
     """Both methods on one seed's data."""
-    optimizer = partial(descent, "sgd", s.weight_decay) if s.weight_decay else None
-    model = network(s, trial.data.x, trial.num_classes)
-    return both_methods(s, trial, model, loss="cross_entropy", client_optimizer=optimizer)
+    make = partial(descent, "sgd", s.weight_decay) if s.weight_decay else None
+    return both_methods(s, trial, network(s, trial.data.x, trial.num_classes), make, loss="cross_entropy")
 
 
-def both_methods(s: Any, trial: Trial, model: Model, **given: Any) -> dict[str, Method]:
+def both_methods(s: Any, trial: Trial, model: Model, make: Any = None, **given: Any) -> dict[str, Method]:
     """FedAvg and Fed-ensemble with all clients in every round; ``given`` are further arguments of both recipes.
 
-    ``s`` has ``num_models``, ``learning_rates``, ``decay`` (every ten rounds), ``local_epochs`` and ``batch_size``.
+    ``make`` makes the clients' optimiser of a rate (None: gradient descent). ``s`` has ``num_models``,
+    ``learning_rates``, ``decay`` (every ten rounds), ``local_epochs`` and ``batch_size``.
     """
     num_clients = trial.data.num_clients
     plans = {
@@ -109,10 +109,10 @@ def both_methods(s: Any, trial: Trial, model: Model, **given: Any) -> dict[str, 
     }
 
     def build(name: str, steps: Any, rate: float | Array) -> Algorithm:
-        algorithm: Algorithm = getattr(algorithms, name)(
-            model, plans[name], client_learning_rate=staircase_decay(rate, s.decay, 10),
-            work=Work(epochs=s.local_epochs, batch_size=s.batch_size), **given,
-        )  # fmt: skip
+        decayed = staircase_decay(rate, s.decay, 10)
+        descent = {"client_learning_rate": decayed} if make is None else {"client_optimizer": at_rate(make, decayed)}
+        work = Work(epochs=s.local_epochs, batch_size=s.batch_size)
+        algorithm: Algorithm = getattr(algorithms, name)(model, plans[name], work=work, **descent, **given)
         return algorithm
 
     return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,13 @@ from fedtangent.experiments.lab.trials import (
     with_global_set,
 )
 from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.algorithms.common import Averaging
+from fedtangent.federated.algorithms.compressed import Quantiser
+from fedtangent.federated.algorithms.tangent import Compression, Pooling
 from fedtangent.federated.local import Work
-from fedtangent.federated.rates import sgd
+from fedtangent.federated.ntk_fl import Evolution
 from fedtangent.federated.wire.subsample import largest_sample
+from fedtangent.optimizers import sgd
 from fedtangent.types import Algorithm, Array, Model, Partition, Schedule
 
 LABELS = {
@@ -180,14 +183,17 @@ def _training(s: CohortSettings, name: str, trial: Trial, plan: Schedule) -> Met
     """A method of local training, or centralised training; the number of steps is a hyper-parameter."""
     model, central = network(s, trial), name == "centralised"
     held = trial.data if s.loss == "cross_entropy" else one_hot(trial)
-    own: dict[str, Any] = {"beta": s.beta} if name == "cp_fed_avg" else {}
-    if name == "fed_nova":
-        own["client_optimizer"] = partial(_momentum, s.momentum)
+    own: dict[str, Any] = {"averaging": Averaging(beta=s.beta)} if name == "cp_fed_avg" else {}
+    if name == "qsgd":
+        own["quantiser"] = Quantiser(4)
     if name == "data_sharing":
         held, own["shared"] = with_global_set(trial._replace(data=held), s.shared, trial.data.y)
 
     def build(steps: Any, rate: float | Array) -> Algorithm:
-        rates = {"learning_rate" if central else "client_learning_rate": _single(rate)}
+        if name == "fed_nova":
+            rates: dict[str, Any] = {"client_optimizer": _momentum(s.momentum, _single(rate))}
+        else:
+            rates = {"learning_rate" if central else "client_learning_rate": _single(rate)}
         recipe, work = RECIPES.get(name) or getattr(algorithms, name), Work(steps=steps, batch_size=s.batch_size)
         return recipe(model, plan, work=work, loss=s.loss, **rates, **own)
 
@@ -203,9 +209,12 @@ def _evolving(s: CohortSettings, name: str, trial: Trial, plan: Schedule) -> Met
     model, compressed = network(s, trial), name.startswith("cp_")
     pool = -(-largest_sample(partition_of(trial.data), s.clients_per_round, s.beta if compressed else 1.0) // 8) * 8
     recipe: Callable[..., Algorithm] = algorithms.cp_ntk_fl if compressed else algorithms.ntk_fl
-    own: dict[str, Any] = {"times": s.times, "pool_size": pool, "unstable": "clip", "loss": EVOLVED[name]}
+    own: dict[str, Any] = {
+        "evolution": Evolution(s.times, unstable="clip", loss=EVOLVED[name]),
+        "pooling": Pooling(pool_size=pool),
+    }
     if compressed:
-        own |= {"beta": s.beta, "sparsity": s.sparsity, "value_bits": s.value_bits or None, "shuffle": True}
+        own["compression"] = Compression(s.beta, s.sparsity, s.value_bits or None, shuffle=True)
 
     def build(steps: Any, rate: float | Array) -> Algorithm:
         return recipe(model, plan, learning_rate=_single(rate), **own)

@@ -51,11 +51,12 @@ from fedtangent.experiments.lab.trials import (
 )
 from fedtangent.federated import algorithms, faults, schedule
 from fedtangent.federated.algorithms.distil import FEDBE
+from fedtangent.federated.algorithms.entry import arguments_of
 from fedtangent.federated.graph import ring
 from fedtangent.federated.local import Work, client_view
 from fedtangent.federated.predict import weighted_models
-from fedtangent.federated.rates import sgd, staircase_decay
 from fedtangent.measures import uncertainty
+from fedtangent.optimizers import Optimizer, Rate, at_rate, sgd, staircase_decay
 from fedtangent.types import Algorithm, Array, FederatedData, Model, PyTree, Schedule
 
 LAST = 3  # rounds over which an accuracy is averaged
@@ -228,12 +229,12 @@ def _build(
     rate: float | Array,
 ) -> Algorithm:
     """The entrant's algorithm; ``own`` are arguments of its recipe alone, and ``rate`` may be traced."""
+    decayed = staircase_decay(rate, s.decay, DECAY_EVERY)
     plain = s.optimizer == "sgd" and not s.weight_decay
     shared: dict[str, Any] = {
-        "client_learning_rate": staircase_decay(rate, s.decay, DECAY_EVERY),
+        **({"client_learning_rate": decayed} if plain else {"client_optimizer": descents(s, decayed)}),
         "work": Work(epochs=s.local_epochs, batch_size=s.batch_size),
         "loss": "cross_entropy",
-        "client_optimizer": None if plain else partial(descent, s.optimizer, s.weight_decay),
         **own,
     }
     if entrant.method in MU:
@@ -241,8 +242,8 @@ def _build(
     recipe = getattr(algorithms, entrant.method, None)
     if recipe is None or entrant.method == "fed_ensemble":
         base = algorithms.fed_dyn if entrant.method == "fed_dyn_ensemble" else algorithms.fed_avg
-        return algorithms.fed_ensemble(model, plan, base=base, **shared)
-    algorithm: Algorithm = recipe(model, plan, **shared)
+        return algorithms.fed_ensemble(model, plan, base=base, **arguments_of(base, shared))
+    algorithm: Algorithm = recipe(model, plan, **arguments_of(recipe, shared))
     return algorithm
 
 
@@ -291,6 +292,11 @@ def _all_asked(s: LeagueSettings, num_clients: int, entrant: Entrant) -> Schedul
         return schedule.random_walk(ring(num_clients), k)
     plan = schedule.random_models if entrant.method == "random_sampling" else schedule.per_client_permutations
     return plan(num_clients, k)
+
+
+def descents(s: LeagueSettings, rate: Rate) -> Optimizer:
+    """Returns the clients' optimiser of every round."""
+    return at_rate(partial(descent, s.optimizer, s.weight_decay), rate)
 
 
 def descent(optimizer: str, weight_decay: float, rate: float | Array) -> optax.GradientTransformation:

@@ -15,6 +15,7 @@ from fedtangent.engine.run import simulate
 from fedtangent.experiments.lab.results import NOT_OWED, grouped
 from fedtangent.experiments.lab.runner import Study
 from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.ntk_fl import Evolution
 from fedtangent.models.two_layer import two_layer_relu
 from fedtangent.theory.ntk_fl.convergence import NtkConstants
 from fedtangent.theory.ntk_fl.lemmas import empirical_kernel, expected_kernel
@@ -160,7 +161,9 @@ def several_rounds(
 ) -> NtkRounds:
     """NTK-FL with every client in every round, t(k) by the training loss (11a). Needs 64-bit types."""
     plan = schedule.all_clients(task.partition.num_clients)
-    algorithm = algorithms.ntk_fl(start.model, plan, learning_rate=learning_rate, times=times, kernel="averaged")
+    algorithm = algorithms.ntk_fl(
+        start.model, plan, learning_rate=learning_rate, evolution=Evolution(times=times, kernel="averaged")
+    )
     read, size = algorithm.params, len(task.x)
 
     def look(state: PyTree) -> dict[str, np.ndarray]:

@@ -26,6 +26,7 @@ from fedtangent.engine.run import params_by_round
 from fedtangent.experiments.lab.results import Claim, Outcome, disagreeing, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
 from fedtangent.models.dense import logistic
 from fedtangent.output.files import Metric
@@ -163,9 +164,13 @@ def _path(loaded: Dataset, held: Partition, s: LastLayerSettings, seed: int) -> 
 def _algorithm(num_features: int, num_classes: int, num_clients: int, s: LastLayerSettings) -> Algorithm:
     """The algorithm, cached so that all seeds share one compiled program."""
     return algorithms.fed_avg(
-        logistic(num_features, num_classes), schedule.all_clients(num_clients), client_learning_rate=s.learning_rate,
-        loss="cross_entropy", work=Work(steps=s.local_steps, batch_size=s.batch_size), weighting="uniform",
-    )  # fmt: skip
+        logistic(num_features, num_classes),
+        schedule.all_clients(num_clients),
+        client_learning_rate=s.learning_rate,
+        loss="cross_entropy",
+        work=Work(steps=s.local_steps, batch_size=s.batch_size),
+        averaging=Averaging(weighting="uniform"),
+    )
 
 
 def conclude(study: Study, found: list[Layers], panel: str, made: str) -> Outcome:

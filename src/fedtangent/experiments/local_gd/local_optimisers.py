@@ -27,8 +27,10 @@ from fedtangent.experiments.lab.results import Claim, MeanInterval, Outcome, dis
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent.experiments.local_gd import problems
 from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
 from fedtangent.models.features import linear
+from fedtangent.optimizers import at_rate, sgd
 from fedtangent.output.files import Metric
 from fedtangent.output.run_plots import curves
 from fedtangent.theory.local_gd import direction_distance, feasible_sets, hard_margin, local_regression, minimum_norm
@@ -112,11 +114,15 @@ def _algorithm(s: OptimiserSettings, name: str, task: str) -> Algorithm:
     make = OPTIMISERS[name]
     if name in (ADAM, POOLED) and not regression:
         make = partial(optax.adam, eps=EPSILON)
+    of_round = _falling(rate) if regression else rate
     return algorithms.fed_avg(
-        linear(s.dimension, dtype=jnp.float64), schedule.all_clients(1 if name == POOLED else s.num_nodes),
-        client_learning_rate=_falling(rate) if regression else rate, work=Work(steps=s.local_steps),
-        loss="squared_error" if regression else "logistic", weighting="uniform", client_optimizer=make,
-    )  # fmt: skip
+        linear(s.dimension, dtype=jnp.float64),
+        schedule.all_clients(1 if name == POOLED else s.num_nodes),
+        client_optimizer=sgd(of_round) if make is None else at_rate(make, of_round),
+        work=Work(steps=s.local_steps),
+        loss="squared_error" if regression else "logistic",
+        averaging=Averaging(weighting="uniform"),
+    )
 
 
 def _path(drawn: problems.Problem, s: OptimiserSettings, seed: int, name: str, task: str) -> np.ndarray:

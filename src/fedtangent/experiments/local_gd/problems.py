@@ -17,6 +17,7 @@ from fedtangent import data
 from fedtangent.data import partition as partitions
 from fedtangent.engine.run import params_by_round
 from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.algorithms.entry import arguments_of
 from fedtangent.federated.local import Work
 from fedtangent.models.features import linear
 from fedtangent.types import Algorithm, FederatedData, Partition
@@ -104,7 +105,8 @@ def _algorithm(recipe: str, size: int, nodes: int, rate: float, steps: int, opti
     """The algorithm, cached so that all seeds share one compiled program."""
     make: Callable[..., Algorithm] = getattr(algorithms, recipe)
     model, plan, work = linear(size, dtype=jnp.float64), schedule.all_clients(nodes), Work(steps=steps)
-    return make(model, plan, client_learning_rate=rate, work=work, weighting="uniform", **dict(options))
+    flat = {"client_learning_rate": rate, "work": work, "weighting": "uniform", **dict(options)}
+    return make(model, plan, **arguments_of(make, flat))
 
 
 def simulated(

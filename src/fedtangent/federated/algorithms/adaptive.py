@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Unpack, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,12 @@ import optax
 
 from fedtangent import pytrees
 from fedtangent.checks import number
-from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
-from fedtangent.federated.algorithms.entry import Averaging, entry_of
+from fedtangent.federated.algorithms.common import DEFAULT_WORK, Averaging, AveragingParts, train_and_average, trained
+from fedtangent.federated.algorithms.entry import recipe
 from fedtangent.federated.local import Work
-from fedtangent.federated.rates import Rate, check_rate
 from fedtangent.federated.server import optax_server
+from fedtangent.losses import Loss
+from fedtangent.optimizers import Optimizer, Rate, at_rate, check_rate
 from fedtangent.types import Algorithm, Array, Model, PyTree, Schedule, Server
 
 Number = float | Array
@@ -102,186 +103,232 @@ def heavy_ball(rate: Number, decay: Number, nesterov: bool = False) -> optax.Gra
 # ---- the algorithms -----------------------------------------------------------------------------------------------
 
 
-def _with_server(
-    given: tuple[Model, Schedule, Rate, Work],
-    options: Options,
-    make: Callable[[Number], optax.GradientTransformation],
-    name: str,
-    default_rate: float,
-) -> Algorithm:
-    """FedAvg's clients with the server optimiser ``make(server_learning_rate)``."""
-    options = cast(Options, {"server_learning_rate": default_rate, **options})
+@dataclasses.dataclass(frozen=True)
+class Adaptivity:
+    """Numbers of a server with moments (Reddi et al., 2021, algorithm 2)."""
+
+    beta_1: Number = 0.9
+    """Decay of the server's first moment."""
+    beta_2: Number = 0.99
+    """Decay of the server's second moment."""
+    tau: Number = 1e-3
+    """Degree of adaptivity: the server divides by the root of the second moment plus this."""
+    initial_second_moment: Number | None = None
+    """Second moment before the first round (default: tau^2; the paper: at least that)."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a beta outside [0, 1), a tau that is not positive, a negative initial moment."""
+        for name in ("beta_1", "beta_2"):
+            number(name, getattr(self, name), at_least=0, below=1)
+        check_rate("tau", self.tau)
+        if self.initial_second_moment is not None:
+            number("initial_second_moment", self.initial_second_moment, at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerMomentum:
+    """Momentum of a server (Hsu et al., 2019, section 4.3)."""
+
+    momentum: Number = 0.9
+    """Momentum of the server, in [0, 1)."""
+    nesterov: bool = False
+    """The server's momentum looks ahead."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a momentum outside [0, 1)."""
+        number("momentum", self.momentum, at_least=0, below=1)
+
+
+ADAPTS = "its server divides by what every parameter moved before, which no kernel knows; nearest is fed_avg_m"
+
+
+def _stepping(make: Callable[[Number], optax.GradientTransformation]) -> AveragingParts:
+    """A server that steps with the optimiser ``make`` of its rate."""
 
     def server(rate: Rate) -> Server:
-        return optax_server(client_descent(rate, make))
+        return optax_server(at_rate(make, rate))
 
-    return train_and_average(name, *given, options, server=server)
-
-
-class AdaptiveOptions(Options, total=False):
-    """Options of servers with a second moment."""
-
-    initial_second_moment: Number | None  # before the first round; tau^2 by default (the paper: at least that)
+    return AveragingParts(server)
 
 
-def _checked(
-    make: Callable[..., optax.GradientTransformation], options: AdaptiveOptions, tau: Number, **betas: Number
-) -> Callable[[Number], optax.GradientTransformation]:
-    """``make`` with its numbers but for the rate; raises ``ValueError`` for those out of range."""
-    initial = options.pop("initial_second_moment", None)
-    for name, beta in betas.items():
-        number(name, beta, at_least=0, below=1)
-    check_rate("tau", tau)
-    if initial is not None:
-        number("initial_second_moment", initial, at_least=0)
-    return partial(make, **betas, tau=tau, initial=initial)
-
-
+@recipe(
+    papers=("reddi2021",),
+    parts="local SGD; mean; Adam as published",
+    inside=True,
+    unused=("server_optimizer",),
+    python_only=("initial_second_moment",),
+)
 def fed_adam(
     model: Model,
     schedule: Schedule,
-    *,
-    client_learning_rate: Rate,
-    work: Work,
-    beta_1: Number = 0.9,
-    beta_2: Number = 0.99,
-    tau: Number = 1e-3,
-    **options: Unpack[AdaptiveOptions],
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    adaptivity: Adaptivity = Adaptivity(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """FedAdam (Reddi et al., 2021, algorithm 2): the server steps by ``-eta m / (sqrt(v) + tau)``.
+    """Builds FedAdam: the server steps by ``-eta m / (sqrt(v) + tau)`` (Reddi et al., 2021, algorithm 2).
 
     ``m = beta_1 m + (1 - beta_1) d`` and ``v = beta_2 v + (1 - beta_2) d^2`` for the clients' mean pseudo-gradient d,
-    without bias correction: it is not ``optax.adam``. The paper's beta, and its tau where it is not tuned.
+    without bias correction: it is not ``optax.adam``. ``averaging.server_learning_rate`` (eta) is 0.01 by default,
+    since steps are of its order and not of the pseudo-gradient's; the paper tunes it. Clients are weighted by examples
+    unless ``weighting="uniform"`` (the algorithm as printed).
 
-    ``initial_second_moment`` is v before the first round, ``tau^2`` by default (the paper: at least that).
-    ``server_learning_rate`` (eta) is 0.01 by default, since steps are of its order and not of the pseudo-gradient's;
-    the paper tunes it. Clients are weighted by examples unless ``weighting="uniform"`` (the algorithm as printed).
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        adaptivity: Decay of the moments, and the degree of adaptivity.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
 
-    Raises ``ValueError`` for a beta outside [0, 1), a tau that is not positive and a negative initial moment.
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: As ``fed_avg`` raises.
     """
-    make = _checked(adam, options, tau, beta_1=beta_1, beta_2=beta_2)
-    return _with_server((model, schedule, client_learning_rate, work), options, make, "fed_adam", 0.01)
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    make = partial(
+        adam,
+        beta_1=adaptivity.beta_1,
+        beta_2=adaptivity.beta_2,
+        tau=adaptivity.tau,
+        initial=adaptivity.initial_second_moment,
+    )
+    averaging = averaging.filled(server_learning_rate=0.01)
+    return train_and_average("fed_adam", training, schedule, averaging, _stepping(make), ADAPTS)
 
 
+@recipe(
+    papers=("reddi2021",),
+    parts="local SGD; mean; Yogi",
+    inside=True,
+    unused=("server_optimizer",),
+    python_only=("initial_second_moment",),
+)
 def fed_yogi(
     model: Model,
     schedule: Schedule,
-    *,
-    client_learning_rate: Rate,
-    work: Work,
-    beta_1: Number = 0.9,
-    beta_2: Number = 0.99,
-    tau: Number = 1e-3,
-    **options: Unpack[AdaptiveOptions],
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    adaptivity: Adaptivity = Adaptivity(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """FedYogi (Reddi et al., 2021, algorithm 2): FedAdam with ``v -= (1 - beta_2) d^2 sign(v - d^2)``.
+    """Builds FedYogi: FedAdam with ``v -= (1 - beta_2) d^2 sign(v - d^2)`` (Reddi et al., 2021, algorithm 2).
 
     Arguments, defaults and errors are those of ``fed_adam``.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        adaptivity: Decay of the moments, and the degree of adaptivity.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: As ``fed_avg`` raises.
     """
-    make = _checked(yogi, options, tau, beta_1=beta_1, beta_2=beta_2)
-    return _with_server((model, schedule, client_learning_rate, work), options, make, "fed_yogi", 0.01)
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    make = partial(
+        yogi,
+        beta_1=adaptivity.beta_1,
+        beta_2=adaptivity.beta_2,
+        tau=adaptivity.tau,
+        initial=adaptivity.initial_second_moment,
+    )
+    averaging = averaging.filled(server_learning_rate=0.01)
+    return train_and_average("fed_yogi", training, schedule, averaging, _stepping(make), ADAPTS)
 
 
+@recipe(
+    papers=("reddi2021",),
+    parts="local SGD; mean; Adagrad",
+    inside=True,
+    unused=("server_optimizer",),
+    python_only=("initial_second_moment",),
+)
 def fed_adagrad(
     model: Model,
     schedule: Schedule,
-    *,
-    client_learning_rate: Rate,
-    work: Work,
-    beta_1: Number = 0.0,
-    tau: Number = 1e-3,
-    **options: Unpack[AdaptiveOptions],
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    adaptivity: Adaptivity = Adaptivity(beta_1=0.0),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """FedAdagrad (Reddi et al., 2021, algorithm 2): FedAdam with ``v += d^2``; no momentum by default.
+    """Builds FedAdagrad: FedAdam with ``v += d^2`` and no momentum (Reddi et al., 2021, algorithm 2).
 
-    ``server_learning_rate`` is 0.1 by default; the other arguments and the errors are those of ``fed_adam``.
+    ``averaging.server_learning_rate`` is 0.1 by default, and ``adaptivity.beta_2`` has no meaning.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        adaptivity: Decay of the moments, and the degree of adaptivity.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: As ``fed_avg`` raises.
     """
-    make = _checked(adagrad, options, tau, beta_1=beta_1)
-    return _with_server((model, schedule, client_learning_rate, work), options, make, "fed_adagrad", 0.1)
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    make = partial(adagrad, beta_1=adaptivity.beta_1, tau=adaptivity.tau, initial=adaptivity.initial_second_moment)
+    averaging = averaging.filled(server_learning_rate=0.1)
+    return train_and_average("fed_adagrad", training, schedule, averaging, _stepping(make), ADAPTS)
 
 
+@recipe(papers=("hsu2019",), parts="local SGD; mean; momentum", inside=True, unused=("server_optimizer",))
 def fed_avg_m(
     model: Model,
     schedule: Schedule,
-    *,
-    client_learning_rate: Rate,
-    work: Work,
-    momentum: Number = 0.9,
-    nesterov: bool = False,
-    **options: Unpack[Options],
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    server_momentum: ServerMomentum = ServerMomentum(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """FedAvgM (Hsu et al., 2019, section 4.3): ``v = momentum v + d``, the server moves by ``-eta v``.
+    """Builds FedAvgM: the server moves by ``-eta v`` with ``v = momentum v + d`` (Hsu et al., 2019, section 4.3).
 
-    d is the clients' mean pseudo-gradient and eta ``server_learning_rate``, 1 by default as in the paper; momentum 0
-    is FedAvg. With ``nesterov`` the server moves by ``-eta (d + momentum v)``.
+    d is the clients' mean pseudo-gradient and eta ``averaging.server_learning_rate``, 1 by default as in the paper;
+    momentum 0 is FedAvg. With ``nesterov`` the server moves by ``-eta (d + momentum v)``.
 
-    Raises ``ValueError`` for a momentum outside [0, 1).
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        server_momentum: Momentum of the server.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm, with the rule by which theory follows it.
+
+    Raises:
+        ValueError: As ``fed_avg`` raises.
     """
-    number("momentum", momentum, at_least=0, below=1)
-    make = partial(heavy_ball, decay=momentum, nesterov=nesterov)
-    return _with_server((model, schedule, client_learning_rate, work), options, make, "fed_avg_m", 1.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class FedAdagradOptions(Averaging):
-    """Options of an adaptive server."""
-
-    tau: float = 1e-3
-    """Degree of adaptivity: the server divides by the root of the second moment plus this."""
-
-
-@dataclasses.dataclass(frozen=True)
-class MomentsOptions(FedAdagradOptions):
-    """Options of a server with two moments."""
-
-    beta_1: float = 0.9
-    """Decay of the server's first moment."""
-    beta_2: float = 0.99
-    """Decay of the server's second moment."""
-
-
-@dataclasses.dataclass(frozen=True)
-class FedAvgMOptions(Averaging):
-    """Options of FedAvgM."""
-
-    momentum: float = 0.9
-    """Momentum of the server."""
-
-
-_ADAPTS = "its server divides by what every parameter moved before, which no kernel knows; nearest is fed_avg_m"
-
-
-def _entry(
-    recipe: Callable[..., Algorithm], summary: str, options: type[Any], paper: str, server: str, rule: Any
-) -> Any:
-    parts = f"local SGD; mean; {server}"
-    return entry_of(recipe, summary, options, papers=(paper,), parts=parts, inside=True, rule=rule)
-
-
-ENTRIES = (
-    _entry(
-        fed_adam,
-        "Adam at the server, as published (Reddi et al., 2021)",
-        MomentsOptions,
-        "reddi2021",
-        "Adam as published",
-        _ADAPTS,
-    ),
-    _entry(fed_yogi, "Yogi at the server (Reddi et al., 2021)", MomentsOptions, "reddi2021", "Yogi", _ADAPTS),
-    _entry(
-        fed_adagrad,
-        "Adagrad at the server (Reddi et al., 2021)",
-        FedAdagradOptions,
-        "reddi2021",
-        "Adagrad",
-        _ADAPTS,
-    ),
-    _entry(
-        fed_avg_m,
-        "momentum at the server (Hsu et al., 2019)",
-        FedAvgMOptions,
-        "hsu2019",
-        "momentum",
-        lambda o: {"server_momentum": o.momentum},
-    ),
-)
+    momentum, nesterov = server_momentum.momentum, server_momentum.nesterov
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    own = _stepping(partial(heavy_ball, decay=momentum, nesterov=nesterov))
+    rule = {"server_momentum": momentum, "nesterov": nesterov}
+    return train_and_average("fed_avg_m", training, schedule, averaging, own, rule)

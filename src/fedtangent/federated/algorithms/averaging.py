@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any
 
-from fedtangent.federated.algorithms.common import Options, train_and_average
-from fedtangent.federated.algorithms.entry import (
-    TRAINED,
-    Around,
-    Laws,
-    Mean,
-    Sending,
-    ServerStep,
-    Stepping,
-    entry_of,
-    plain,
-)
+from fedtangent.federated.algorithms.common import DEFAULT_WORK, Averaging, train_and_average, trained
+from fedtangent.federated.algorithms.entry import recipe
 from fedtangent.federated.local import Work
-from fedtangent.federated.rates import Rate
-from fedtangent.types import Algorithm, Model, Schedule, wrapped
+from fedtangent.losses import Loss
+from fedtangent.optimizers import Optimizer, Rate
+from fedtangent.types import Algorithm, Model, Recipe, Schedule, wrapped
 
 
+@recipe(papers=("mcmahan2017",), parts="local SGD; mean; SGD", inside=True)
 def fed_avg(
-    model: Model, schedule: Schedule, *, client_learning_rate: Rate, work: Work, **options: Unpack[Options]
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """FedAvg (McMahan et al., 2017, algorithm 1): local SGD from the broadcast model, weighted mean of the models.
+    """Builds FedAvg: local SGD from the broadcast model, weighted mean of the models.
 
-    With ``server_learning_rate`` other than 1 the server moves that fraction of the way to the mean. Rates may be
-    schedules of the round (``federated.rates``). Further options: ``algorithms.common.Options``.
+    Source: McMahan et al., 2017, algorithm 1.
+
+    With a ``server_learning_rate`` other than 1 the server moves that fraction of the way to the mean.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent; its state does not outlive a
+            round.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm, with the rule by which theory follows it.
+
+    Raises:
+        ValueError: Not exactly one of rate and optimiser, or an argument of the wrong type or range.
 
     Example, 20 of 100 clients a round, each of which passes once over its data:
 
@@ -41,70 +54,67 @@ def fed_avg(
         >>> algorithm.name, ft.cite(algorithm).splitlines()[0]
         ('fed_avg', '@inproceedings{mcmahan2017,')
     """
-    return train_and_average("fed_avg", model, schedule, client_learning_rate, work, options)
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    return train_and_average("fed_avg", training, schedule, averaging, rule={})
 
 
-def fed_sgd(model: Model, schedule: Schedule, *, learning_rate: Rate, **options: Unpack[Options]) -> Algorithm:
-    """FedSGD (McMahan et al., 2017, section 2): each client sends one full-batch gradient, the server steps.
+@recipe(papers=("mcmahan2017",), parts="one gradient; mean; SGD")
+def fed_sgd(
+    model: Model,
+    schedule: Schedule,
+    learning_rate: Rate | None = None,
+    loss: str | Loss | None = None,
+    optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
+) -> Algorithm:
+    """Builds FedSGD: each client sends one full-batch gradient, the server steps (McMahan et al., 2017, section 2).
 
-    It is FedAvg with one local step; ``learning_rate`` is the step size of the mean gradient.
+    It is FedAvg with one local step of all of a client's examples.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        learning_rate: Step size of the mean gradient, a number or a schedule of the round.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        optimizer: An optax optimiser of the clients, in place of a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm, with the rule by which theory follows it.
+
+    Raises:
+        ValueError: As ``fed_avg`` raises.
     """
-    return train_and_average("fed_sgd", model, schedule, learning_rate, Work(steps=1), options)
+    training = trained(model, learning_rate, optimizer, Work(steps=1, batch_size=None), loss, "")
+    return train_and_average("fed_sgd", training, schedule, averaging, rule={})
 
 
 def check_base(base: Any) -> None:
-    """Raise ``ValueError`` unless ``base`` is a recipe, that is a function and not its name."""
+    """Raises ``ValueError`` unless ``base`` is a recipe, that is a function and not its name."""
     if not callable(base):
         raise ValueError(f"base: got {base!r}, must be a recipe such as algorithms.fed_avg")
 
 
-def fed_ensemble(
-    model: Model, schedule: Schedule, *, base: Callable[..., Algorithm] = fed_avg, **options: Any
-) -> Algorithm:
-    """Fed-ensemble: K models under a schedule that gives each client one model a round, around any algorithm.
+@recipe(papers=("shi2024", "shi2021"), parts="those of --base, K models, permutations", schedule="permutations")
+def fed_ensemble(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **options: Any) -> Algorithm:
+    """Builds Fed-ensemble: K models under a schedule that gives each client one model a round, around any algorithm.
 
     FE-2024, algorithm 1 with ``schedule.per_client_permutations``; FE-2021, algorithm 1 with ``schedule.strata``.
     Prediction is the mean of the models (eq. 2). It is ``base`` with another schedule: K = 1 is ``base`` exactly.
-    ``options`` are those of ``base``; FedDyn-ensemble (FE-2024, section V-D) is ``base=fed_dyn``.
+    FedDyn-ensemble (FE-2024, section V-D) is ``base=fed_dyn``.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which of the K models in which round.
+        base: Recipe of the algorithm inside, such as ``fed_avg``.
+        options: Further arguments of ``base``.
+
+    Returns:
+        The algorithm, with the rule of ``base``.
+
+    Raises:
+        ValueError: As ``base`` raises.
     """
     check_base(base)
     algorithm = base(model, schedule, **options)
     return wrapped(algorithm, "fed_ensemble" if base is fed_avg else f"{algorithm.name}_ensemble")
-
-
-@dataclasses.dataclass(frozen=True)
-class FedSgdOptions(Sending, ServerStep, Mean, Stepping):
-    """Options of FedSGD, which has no local work."""
-
-
-ENTRIES = (
-    entry_of(
-        fed_avg,
-        "local SGD, weighted mean of the clients' models (McMahan et al., 2017)",
-        papers=("mcmahan2017",),
-        parts="local SGD; mean; SGD",
-        inside=True,
-        rule=plain,
-    ),
-    entry_of(
-        fed_sgd,
-        "one full-batch gradient of each client (McMahan et al., 2017)",
-        FedSgdOptions,
-        renamed={"client_learning_rate": "learning_rate"},
-        papers=("mcmahan2017",),
-        parts="one gradient; mean; SGD",
-        rule=plain,
-        laws=Laws({"learning_rate": 0.2}),
-    ),
-    entry_of(
-        fed_ensemble,
-        "K models, each client trains one a round, around --base (Fed-ensemble, 2021 and 2024)",
-        Around,
-        papers=("shi2024", "shi2021"),
-        parts="those of --base, K models, permutations",
-        schedule="permutations",
-        laws=Laws(
-            {**TRAINED, "work": Work(steps=4, batch_size=4), "server_learning_rate": 0.8, "weighting": "uniform"}
-        ),
-    ),
-)

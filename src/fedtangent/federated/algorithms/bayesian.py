@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Unpack, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedtangent.checks import choice, instance, whole
 from fedtangent.federated.aggregate import Stacked, stack
-from fedtangent.federated.algorithms.common import Options, train_and_average
-from fedtangent.federated.algorithms.distil import FEDBE, SOFT_LOSSES, Distillation, check_distillation, distil
-from fedtangent.federated.algorithms.entry import (
-    TRAINED,
-    Given,
-    Laws,
-    Mean,
-    Sending,
-    Training,
-    entry_of,
-    shared_arguments,
-)
+from fedtangent.federated.algorithms.common import DEFAULT_WORK, Averaging, AveragingParts, train_and_average, trained
+from fedtangent.federated.algorithms.distil import SOFT_LOSSES, Distillation, check_distillation, distil
+from fedtangent.federated.algorithms.entry import recipe
 from fedtangent.federated.algorithms.posterior import (
     MEMBERS,
     Clients,
@@ -33,53 +24,108 @@ from fedtangent.federated.algorithms.posterior import (
     no_clients,
     weighted_mean_of,
 )
-from fedtangent.federated.compose import State, sequentially
+from fedtangent.federated.compose import Parts, State, sequentially
 from fedtangent.federated.local import Work
-from fedtangent.federated.rates import Rate
-from fedtangent.losses import get_loss, targets_of
+from fedtangent.losses import Loss, targets_of
+from fedtangent.optimizers import Optimizer, Rate
 from fedtangent.types import Algorithm, Array, Key, Model, Prediction, PyTree, RoundInfo, Schedule, Server
 
-
-class EnsembleOfClients(Options, total=False):
-    """Options of an ensemble that is drawn from the clients' models."""
-
-    num_samples: int  # models drawn from the posterior, 10 by default
-    posterior: str  # "gaussian" (diagonal, the default) or "dirichlet" (random convex combinations)
-    concentration: float  # of the symmetric Dirichlet distribution, 1 by default
-    members: tuple[str, ...]
-    # what the ensemble is made of, by default all: "samples", "clients" and "mean", each model counting once
-    slots_per_model: int | None
-    # the most clients that one model hears in a round (all slots by default); ``info["dropped"]`` counts, per model,
-    # those beyond it
+DISTILS = "its server learns what a sampled ensemble says; nearest is fed_avg, the mean that it samples about"
+SAMPLES = "it predicts with samples about the mean of the models; nearest is fed_avg, that mean"
 
 
+@dataclasses.dataclass(frozen=True)
+class EnsembleOfClients:
+    """What an ensemble that is drawn from the clients' models consists of."""
+
+    posterior: str = "gaussian"
+    """gaussian (diagonal) or dirichlet (random convex combinations)."""
+    num_samples: int = 10
+    """Models drawn from the posterior."""
+    concentration: float = 1.0
+    """Concentration of the symmetric Dirichlet distribution."""
+    members: tuple[str, ...] = MEMBERS
+    """What the ensemble consists of, each model counting once: samples, clients, mean."""
+    slots_per_model: int | None = None
+    """The most clients that one model hears in a round (default: all slots); ``info["dropped"]`` counts the others."""
+
+    def teacher(self) -> Teacher:
+        """Returns the ensemble's law; raises ``ValueError`` for options out of range."""
+        number = whole("num_samples", self.num_samples)
+        teacher = Teacher(self.posterior, number, self.concentration, tuple(self.members))
+        check_teacher(teacher)
+        return teacher
+
+    def places(self, schedule: Schedule) -> int:
+        """Returns how many clients' messages one model keeps."""
+        instance("schedule", schedule, Schedule)
+        most = schedule.num_slots
+        return most if self.slots_per_model is None else whole("slots_per_model", self.slots_per_model, 1, most)
+
+
+@dataclasses.dataclass(frozen=True)
+class DistilledEnsemble(EnsembleOfClients):
+    """An ensemble that is drawn from the clients' models, and how a student learns from it at the server."""
+
+    server_data: Array | None = None
+    """x [m, ...] without labels, held by the server. Charged as sent up once, before the first round."""
+    distillation: Distillation | None = None
+    """Rates, steps and cycles of the student (default: FedBE's, in proportion to ``server_data``)."""
+    temperature: float = 1.0
+    """Soft labels are ``p^(1/T)`` normalised; 1 is the paper's, 0.5 that of the code published with it. With the
+    squared error, whose labels are mean outputs, only 1 is allowed."""
+
+
+def _fitting(examples: int) -> Distillation:
+    """FedBE's distillation for so many examples: the paper's start and cycle are for ten thousand images."""
+    steps = 20 * -(-examples // min(128, examples))
+    return Distillation(start=steps // 6, cycle=max(1, steps // 60))
+
+
+SERVER = ("server_learning_rate", "server_optimizer")  # options of a server that steps
+
+
+@recipe(
+    papers=("chen2021",),
+    parts="local SGD; all messages; posterior, distillation",
+    unused=SERVER,
+    python_only=("concentration", "members", "slots_per_model", "temperature"),
+)
 def fed_be(
     model: Model,
     schedule: Schedule,
-    *,
-    client_learning_rate: Rate,
-    work: Work,
-    server_data: Array | None = None,
-    distillation: Distillation = FEDBE,
-    temperature: float = 1.0,
-    **options: Unpack[EnsembleOfClients],
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    ensemble: DistilledEnsemble = DistilledEnsemble(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """FedBE (Chen and Chao, ICLR 2021, algorithm 1): distil a Bayesian ensemble of the round's models at the server.
+    """Builds FedBE: distils a Bayesian ensemble of the round's models at the server.
 
-    The server fits a distribution to the clients' models, draws models from it, takes the mean
-    prediction of the ensemble on its own data as soft labels, and trains a student on them that starts at the clients'
-    weighted mean. The student is the next global model.
+    Source: Chen and Chao, ICLR 2021, algorithm 1.
+
+    The server fits a distribution to the clients' models, draws models from it, takes the mean prediction of the
+    ensemble on its own data as soft labels, and trains a student on them that starts at the clients' weighted mean. The
+    student is the next global model. ``info["distillation_loss"]`` is the student's mean loss.
 
     Args:
-        server_data: x [m, ...] without labels, held by the server. Charged as sent up once, before the first round.
-        distillation: rates, steps and cycles of the student, see ``distil.Distillation``.
-        temperature: soft labels are ``p^(1/T)`` normalised; 1 is the paper's, 0.5 that of the code published with it.
-            With ``loss="squared_error"``, for which labels are mean outputs, only 1 is allowed.
-        options: ``EnsembleOfClients``, and ``algorithms.common.Options``; the server has no rate but the student's.
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        ensemble: What the ensemble consists of, the server's data, and how the student learns.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
 
-    ``info["distillation_loss"]`` is the student's mean loss. Raises ``ValueError`` without server data, for a server
-    rate, a loss that is not in ``SOFT_LOSSES``, and for options out of range.
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: No server data, a loss that is not in ``SOFT_LOSSES``, options out of range; and as ``fed_avg``.
     """
+    server_data, distillation, temperature = ensemble.server_data, ensemble.distillation, ensemble.temperature
     if server_data is None:
         raise ValueError(
             "server_data: got None; FedBE distils on examples without labels at the server, x [m, ...] "
@@ -88,35 +134,33 @@ def fed_be(
     unlabelled = jnp.asarray(server_data)
     if unlabelled.ndim < 1 or unlabelled.shape[0] < 1:
         raise ValueError(f"server_data: got shape {unlabelled.shape}, must be x [m, ...] of at least one example")
+    distillation = _fitting(unlabelled.shape[0]) if distillation is None else distillation
     check_distillation(distillation, unlabelled.shape[0])
-    loss = choice("loss", options.get("loss", "squared_error"), SOFT_LOSSES)
-    if not 0 < temperature < float("inf") or (loss != "cross_entropy" and temperature != 1):
-        raise ValueError(f"temperature: got {temperature}, must be positive and finite, and 1 for the loss {loss!r}")
-    teacher, places, shared = _ensemble(schedule, options)
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    soft = choice("loss", training.loss, SOFT_LOSSES)
+    if not 0 < temperature < float("inf") or (soft != "cross_entropy" and temperature != 1):
+        raise ValueError(f"temperature: got {temperature}, must be positive and finite, and 1 for the loss {soft!r}")
+    teacher, places = ensemble.teacher(), ensemble.places(schedule)
 
     def update(params: PyTree, sent: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
         clients = clients_of(params, sent)
         mean, (sample_key, student_key) = weighted_mean_of(clients), jax.random.split(info.key)
-        ensemble = members_of(teacher, sample_key, mean, clients)
-        _, labels = ensemble_outputs(model, *ensemble, unlabelled, loss == "cross_entropy")
+        drawn = members_of(teacher, sample_key, mean, clients)
+        _, labels = ensemble_outputs(model, *drawn, unlabelled, soft == "cross_entropy")
         if temperature != 1:
             sharper = labels ** (1 / temperature)
             labels = sharper / jnp.sum(sharper, axis=-1, keepdims=True)
-        student, seen = distil(student_key, model, SOFT_LOSSES[loss], distillation, mean, unlabelled, labels)
+        student, seen = distil(student_key, model, SOFT_LOSSES[soft], distillation, mean, unlabelled, labels)
         return student, {"distillation_loss": seen, "dropped": sent.beyond}
 
-    return train_and_average(
-        "fed_be",
-        model,
-        schedule,
-        client_learning_rate,
-        work,
-        shared,
-        server=Server(lambda params: params, lambda state: state, lambda state: state, update),
-        aggregate=stack(places),
-        map_models=sequentially,
-        once=(unlabelled.size * unlabelled.dtype.itemsize, 0),
+    own = AveragingParts(
+        Server(lambda params: params, lambda state: state, lambda state: state, update, map_models=sequentially),
+        parts=Parts(
+            aggregate=stack(places),
+            ledger=lambda cost, data: cost._replace(uplink_once=unlabelled.size * unlabelled.dtype.itemsize),
+        ),
     )
+    return train_and_average("fed_be", training, schedule, averaging, own, DISTILS)
 
 
 class Posterior(NamedTuple):
@@ -127,26 +171,51 @@ class Posterior(NamedTuple):
     key: Key
 
 
+@recipe(
+    papers=("chen2021",),
+    parts="local SGD; all messages; mean, posterior to predict",
+    unused=SERVER,
+    python_only=("concentration", "members", "slots_per_model", "temperature"),
+)
 def fed_be_no_distillation(
     model: Model,
     schedule: Schedule,
-    *,
-    client_learning_rate: Rate,
-    work: Work,
-    **options: Unpack[EnsembleOfClients],
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    ensemble: EnsembleOfClients = EnsembleOfClients(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """FedBE without distillation (FE-2021 and FE-2024's FedBE-noKD): FedAvg that predicts with FedBE's ensemble.
+    """Builds FedBE without distillation (FE-2021 and FE-2024's FedBE-noKD): FedAvg that predicts with FedBE's ensemble.
 
     The next global model is the clients' weighted mean, so no data are needed at the server; a prediction is the
     mean over the ensemble that FedBE would distil, drawn from the last round's models. The state therefore holds the
-    clients' models of a round, ``slots_per_model`` for each of the K models. Options as in ``fed_be``.
+    clients' models of a round, ``slots_per_model`` for each of the K models.
 
     With ``loss="cross_entropy"`` the prediction's mean is the log of the members' mean probability, whose softmax is
     that probability. ``members`` of the prediction are those of all K ensembles, [K E, n, C]; where a place is empty
     stands the ensemble's mean, which changes no mean over members.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        ensemble: What the ensemble consists of.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: Options out of range, and as ``fed_avg`` raises.
     """
-    teacher, places, shared = _ensemble(schedule, options)
-    probabilities = targets_of(options.get("loss", "squared_error")) == "classes"
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    teacher, places = ensemble.teacher(), ensemble.places(schedule)
+    probabilities = targets_of(training.loss) == "classes"
 
     def init(params: PyTree) -> Posterior:
         return Posterior(params, no_clients(params, places), jax.random.key(0))
@@ -157,8 +226,8 @@ def fed_be_no_distillation(
 
     def predict(model: Model, state: State, x: Array) -> Prediction:
         def one(row: Posterior) -> tuple[Array, Array]:
-            ensemble, present = members_of(teacher, row.key, row.params, row.clients)
-            outputs, mean = ensemble_outputs(model, ensemble, present, x, probabilities)
+            drawn, present = members_of(teacher, row.key, row.params, row.clients)
+            outputs, mean = ensemble_outputs(model, drawn, present, x, probabilities)
             neutral = jnp.log(mean) if probabilities else mean
             return jnp.where(present[:, None, None], outputs, neutral[None]), mean
 
@@ -166,88 +235,8 @@ def fed_be_no_distillation(
         mean = jnp.mean(means, axis=0)
         return Prediction(jnp.log(mean) if probabilities else mean, outputs.reshape((-1, *outputs.shape[2:])))
 
-    return train_and_average(
-        "fed_be_no_distillation",
-        model,
-        schedule,
-        client_learning_rate,
-        work,
-        shared,
-        server=Server(init, lambda state: state.params, lambda state: state.params, update),
-        aggregate=stack(places),
-        predict=predict,
+    own = AveragingParts(
+        Server(init, lambda state: state.params, lambda state: state.params, update),
+        parts=Parts(aggregate=stack(places), predict=predict),
     )
-
-
-def _ensemble(schedule: Schedule, options: EnsembleOfClients) -> tuple[Teacher, int, Options]:
-    """What the ensemble is made of, checked, how many clients' messages one model keeps, and the other options."""
-    instance("schedule", schedule, Schedule)
-    rest: dict[str, Any] = dict(options)
-    get_loss(rest.get("loss", "squared_error"))
-    posterior, number = rest.pop("posterior", "gaussian"), rest.pop("num_samples", 10)
-    concentration, members = rest.pop("concentration", 1.0), rest.pop("members", MEMBERS)
-    teacher = Teacher(posterior, whole("num_samples", number), concentration, tuple(members))
-    check_teacher(teacher)
-    places = rest.pop("slots_per_model", None)
-    places = schedule.num_slots if places is None else whole("slots_per_model", places, 1, schedule.num_slots)
-    return teacher, places, cast(Options, rest)
-
-
-@dataclasses.dataclass(frozen=True)
-class PosteriorOptions(Sending, Mean, Training):
-    """Options of an ensemble that is drawn from the clients' models."""
-
-    posterior: str = "gaussian"
-    """gaussian or dirichlet."""
-    num_samples: int = 10
-    """Models drawn from the posterior."""
-
-
-@dataclasses.dataclass(frozen=True)
-class FedBeOptions(PosteriorOptions):
-    """Options of FedBE."""
-
-    server_examples: int = 100
-    """Training examples, without labels, that only the server holds."""
-
-
-def _build_fed_be(o: FedBeOptions, given: Given) -> Algorithm:
-    # FedBE's numbers are for ten thousand images: start and cycle in proportion to the steps that these data make.
-    steps = 20 * -(-o.server_examples // min(128, o.server_examples))
-    how = Distillation(start=steps // 6, cycle=max(1, steps // 60))
-    own: dict[str, Any] = {"server_data": given.server_data, "posterior": o.posterior, "num_samples": o.num_samples}
-    return fed_be(given.model, given.schedule, distillation=how, **own, **shared_arguments(o))
-
-
-_STUDENT = Distillation(epochs=3, batch_size=3, learning_rate=0.3, final_learning_rate=0.1, start=2, cycle=3)
-_ENSEMBLE = "the state holds the clients' models, each of which is a member of the ensemble"
-
-ENTRIES = (
-    entry_of(
-        fed_be,
-        "a Bayesian ensemble of the round's models, distilled at the server (FedBE, 2021)",
-        FedBeOptions,
-        build=_build_fed_be,
-        papers=("chen2021",),
-        parts="local SGD; all messages; posterior, distillation",
-        rule="its server learns what a sampled ensemble says; nearest is fed_avg, the mean that it samples about",
-        needs=("server_data",),
-        laws=Laws(
-            {**TRAINED, "work": Work(epochs=2, batch_size=2), "num_samples": 3, "distillation": _STUDENT},
-            # an ensemble of clients counts each client once
-            exact={"work": Work(steps=3), "members": ("samples", "mean")},
-        ),
-    ),
-    entry_of(
-        fed_be_no_distillation,
-        "FedBE's ensemble for prediction only (FedBE-noKD)",
-        PosteriorOptions,
-        papers=("chen2021",),
-        parts="local SGD; all messages; mean, posterior to predict",
-        rule="it predicts with samples about the mean of the models; nearest is fed_avg, that mean",
-        laws=Laws(
-            {**TRAINED, "posterior": "dirichlet", "slots_per_model": 4},
-            exempt={"doubling": _ENSEMBLE},
-        ),
-    ),
-)
+    return train_and_average("fed_be_no_distillation", training, schedule, averaging, own, SAMPLES)

@@ -1,162 +1,233 @@
-"""What the recipes share: the options that all of them take, and local training followed by an average."""
+"""What averaging algorithms share: their options, and local training followed by an average.
+
+An option for all averaging algorithms is a field of ``Averaging`` and its use in ``train_and_average``: both are here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, TypedDict, Unpack, cast
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-import optax
-
-from fedtangent.checks import flag
+from fedtangent.checks import flag, instance
 from fedtangent.federated.aggregate import weighted_mean
 from fedtangent.federated.compose import Parts, compose
 from fedtangent.federated.local import Posed, Work, local_training
 from fedtangent.federated.predict import Personal, own_models
-from fedtangent.federated.rates import Optimizer, Rate, check_rate, sgd
 from fedtangent.federated.server import optax_server
 from fedtangent.federated.wire.secure_aggregation import BITS, masked_numbers, secured
 from fedtangent.federated.wire.shuffler import shuffled
 from fedtangent.federated.wire.subsample import check_beta, subsampled
-from fedtangent.losses import Loss, check_targets, get_loss
-from fedtangent.types import Accept, Algorithm, Array, Channel, FederatedData, Local, Model, Schedule, Server
+from fedtangent.losses import check_targets, get_loss
+from fedtangent.optimizers import Optimizer, Rate, check_optimizer, check_rate, sgd
+from fedtangent.types import (
+    NO_RULE,
+    Accept,
+    Algorithm,
+    Channel,
+    Composition,
+    FederatedData,
+    Local,
+    Model,
+    Schedule,
+    Server,
+    Training,
+)
+
+DEFAULT_WORK = Work(epochs=5, batch_size=16)
 
 
-class Options(TypedDict, total=False):
-    """Options of every recipe that trains on its clients."""
+@dataclasses.dataclass(frozen=True)
+class Averaging:
+    """How the clients' messages travel, are weighted and move the server: options of every averaging algorithm."""
 
-    loss: str | Loss  # a name of losses.LOSSES, by default "squared_error", or a function as those there
-    server_learning_rate: Rate  # share of the way to the clients' mean, 1 by default; may be a schedule of the round
-    client_optimizer: Callable[[float | Array], optax.GradientTransformation] | None  # from the rate; SGD by default
-    weighting: str  # "examples" (the default) or "uniform"
-    accept: Accept | None  # which messages count, for instance ``faults.finite()``
-    channel: Channel | None  # how messages travel, lossless by default
-    personal: Personal | None  # how a client predicts for itself (``federated.predict``)
-    beta: float  # share of its examples that a client uses in a round (``subsample``), 1 by default
-    shuffle: bool  # a server between clients and aggregation permutes the messages (``shuffler``)
-    secure_aggregation: int | None  # bits of the masked numbers of which the server sees the sum (32 or 64)
+    server_learning_rate: Rate | None = None
+    """Step size of the server (default: 1, or the algorithm's own)."""
+    server_optimizer: Optimizer | None = None
+    """An optax optimiser of the server, in place of gradient descent at ``server_learning_rate``."""
+    weighting: str | None = None
+    """Weigh clients by examples or uniformly: examples, uniform (default: examples, or the algorithm's own)."""
+    channel: Channel | None = None
+    """How messages travel, such as ``channels.qsgd(4)`` (default: as they are)."""
+    accept: Accept | None = None
+    """Which messages the server counts, such as ``faults.finite()`` (default: all)."""
+    personal: Personal | None = None
+    """How a client predicts for itself (default: with the global models)."""
+    beta: float = 1.0
+    """Share of its examples that a client uses in a round."""
+    shuffle: bool = False
+    """A shuffling server permutes what clients send, so that the server does not know who sent what."""
+    secure_aggregation: int | None = None
+    """Bits of the masked numbers of which the server sees only the sum, 32 or 64 (default: not masked)."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for an option that is not of its kind."""
+        for name, what in (
+            ("accept", "of a message, such as faults.finite()"),
+            ("personal", "such as predict.weighted_models(loss, gamma)"),
+        ):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise ValueError(f"{name}: got {value!r}, must be a function ({what})")
+        if self.channel is not None and not isinstance(self.channel, Channel):
+            raise ValueError(f"channel: got {self.channel!r}, must be a channel such as channel.qsgd(4)")
+        if self.server_learning_rate is not None:
+            check_rate("server_learning_rate", self.server_learning_rate)
+            if self.server_optimizer is not None:
+                raise ValueError("server_optimizer: got it beside server_learning_rate, must be one of the two")
+        if self.server_optimizer is not None:
+            check_optimizer("server_optimizer", self.server_optimizer)
+        check_beta(self.beta)
+        flag("shuffle", self.shuffle)
+        if self.personal is own_models:
+            raise ValueError("personal: own_models is for algorithms whose clients keep models, which use it anyway")
+        bits = self.secure_aggregation
+        if bits is not None and (isinstance(bits, bool) or bits not in BITS):
+            raise ValueError(f"secure_aggregation: got {bits!r}, must be the bits of a masked number, 32 or 64")
+
+    def filled(self, **own: Any) -> Averaging:
+        """Returns the options, where those left open have the algorithm's ``own`` values."""
+        if self.server_optimizer is not None:
+            own.pop("server_learning_rate", None)
+        left_open = {name: value for name, value in own.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **left_open)
 
 
-def check_options(name: str, work: Work, options: Options) -> None:
-    """Raise ``ValueError`` for an option that does not exist, or is not of its kind."""
-    for option in options:
-        if option not in Options.__annotations__:
-            raise ValueError(f"{option}: is no option of {name}, allowed are {', '.join(Options.__annotations__)}")
+def local_descent(training: Training) -> Optimizer:
+    """Returns the clients' optimiser: the one that is given, or gradient descent at the clients' rate."""
+    return sgd(training.learning_rate) if training.optimizer is None else training.optimizer
+
+
+def trained(
+    model: Model,
+    client_learning_rate: Rate | None,
+    client_optimizer: Optimizer | None,
+    work: Work,
+    loss: Any,
+    name: str = "client",
+) -> Training:
+    """Returns what clients train and how, checked; ``loss`` None is the loss that the model is usually trained with.
+
+    Raises:
+        ValueError: Not exactly one of rate and optimiser, a rate that is not positive, no ``Work``, an unknown loss.
+    """
+    instance("model", model, Model)
+    rate, optimizer = (f"{name}_learning_rate", f"{name}_optimizer") if name else ("learning_rate", "optimizer")
+    if client_optimizer is None:
+        if client_learning_rate is None:
+            raise ValueError(f"{rate}: got none, must be given (or {optimizer})")
+        check_rate(rate, client_learning_rate)
+    elif client_learning_rate is not None:
+        raise ValueError(f"{optimizer}: got it beside {rate}, must be one of the two")
+    else:
+        check_optimizer(optimizer, client_optimizer)
     if not isinstance(work, Work):
         raise ValueError(f"work: got {work!r}, must be a federated.local.Work")
-    for option, what in FUNCTIONS.items():
-        value = options.get(option)
-        if value is not None and not callable(value):
-            raise ValueError(f"{option}: got {value!r}, must be a function ({what})")
-    if options.get("channel") is not None and not isinstance(options["channel"], Channel):
-        raise ValueError(f"channel: got {options['channel']!r}, must be a channel such as channel.qsgd(4)")
-    check_beta(options.get("beta", 1.0))
-    flag("shuffle", options.get("shuffle", False))
-    if options.get("personal") is own_models:
-        raise ValueError("personal: own_models is for algorithms whose clients keep models, which use it anyway")
+    loss = getattr(model, "loss", "squared_error") if loss is None else loss
+    get_loss(loss)
+    return Training(model, client_learning_rate, client_optimizer, work, loss)
 
 
-FUNCTIONS = {
-    "client_optimizer": "from the rate, such as optax.adam",
-    "accept": "of a message, such as faults.finite()",
-    "personal": "such as predict.weighted_models(loss, gamma)",
-}
+class AveragingParts(NamedTuple):
+    """Parts that an averaging algorithm replaces by its own.
 
+    Attributes:
+        server: A server of its own, which has no rate, or a function from the server's rate to it; None for a server
+            that steps with an optimiser.
+        local: The clients' local problem and message, where they are not FedAvg's.
+        around: Wraps local training by what else a client does.
+        parts: Further parts of the composition.
+    """
 
-def client_descent(rate: Rate, make: Callable[[float | Array], optax.GradientTransformation] | None) -> Optimizer:
-    """The clients' optimiser at ``rate``: SGD, or what ``make`` makes of the rate."""
-    if make is None:
-        return sgd(rate)
-    return (lambda round_: make(rate(round_))) if callable(rate) else make(rate)
-
-
-class AveragingParts(Parts, total=False):
-    """Parts that a recipe may replace by its own."""
-
-    server: Server | Callable[[Rate], Server]
-    # of ``options["server_learning_rate"]``, 1 unless given; by default SGD at that rate (1: the mean of the models)
-    local: Posed  # its local problem and message, where they are not FedAvg's
-    around: Callable[[Local], Local]  # wraps local training by what else a client does
+    server: Server | Callable[[Rate], Server] | None = None
+    local: Posed = Posed()
+    around: Callable[[Local], Local] = lambda train: train
+    parts: Parts = Parts()
 
 
 def train_and_average(
     name: str,
-    model: Model,
+    training: Training,
     schedule: Schedule,
-    client_learning_rate: Rate,
-    work: Work,
-    options: Options,
-    **own: Unpack[AveragingParts],
+    averaging: Averaging,
+    own: AveragingParts = AveragingParts(),
+    rule: Mapping[str, Any] | str = NO_RULE,
 ) -> Algorithm:
-    """Each client trains; the server steps along the weighted mean of the messages, as along a gradient.
+    """Builds an algorithm whose clients train and whose server steps along the weighted mean of their messages.
 
-    ``own`` are the recipe's own parts; ``options["personal"]`` replaces a ``personal`` among them. Raises
-    ``ValueError`` for rates that are not positive, a server rate where the server takes none, and an impossible
-    ``work``.
+    Args:
+        name: The algorithm's name.
+        training: What the clients train, and how.
+        schedule: Which client trains which model in which round.
+        averaging: Weights, server step and channel.
+        own: Parts of the algorithm's own.
+        rule: What the closed form follows, or a sentence that says why there is none.
+
+    Raises:
+        ValueError: A server rate or optimiser where the algorithm has a server of its own, an impossible ``work``, or
+            options that exclude each other.
     """
-    check_options(name, work, options)
-    check_rate("client_learning_rate", client_learning_rate)
-    server = _server(name, options, own.pop("server", _plain_server))
-    descent = client_descent(client_learning_rate, options.get("client_optimizer"))
-    loss, posed = options.get("loss", "squared_error"), own.pop("local", Posed())
-    train = local_training(model, get_loss(loss), descent, work, **posed)
-    around = own.pop("around", None)
-    shared: dict[str, Any] = {
-        "weighting": options.get("weighting", "examples"),
-        "accept": options.get("accept"),
-        "channel": options.get("channel"),
-    }
-    data_checks = partial(check_data, loss), own.get("check")
+    instance("averaging", averaging, Averaging)
+    server = _server(name, averaging, own.server)
+    train = local_training(training.model, get_loss(training.loss), local_descent(training), training.work, **own.local)
+    train = subsampled(own.around(train), averaging.beta)
+    weighting = "examples" if averaging.weighting is None else averaging.weighting
+    parts = own.parts._replace(weighting=weighting)
 
     def check(data: FederatedData) -> None:
-        for one in data_checks:
-            if one is not None:
-                one(data)
+        check_data(training.loss, data)
+        if own.parts.check is not None:
+            own.parts.check(data)
 
-    parts = cast(Parts, {**shared, **own, "check": check})
-    bits = options.get("secure_aggregation")
+    parts = parts._replace(check=check)
+    for field in ("accept", "channel", "personal"):
+        if getattr(averaging, field) is not None:
+            parts = parts._replace(**{field: getattr(averaging, field)})
+    bits = averaging.secure_aggregation
     if bits is not None:
-        _secure(name, bits, options, parts)
-    if options.get("personal") is not None:
-        parts["personal"] = options["personal"]
-    train = subsampled(train if around is None else around(train), options.get("beta", 1.0))
-    if bits is not None:
-        parts["channel"] = masked_numbers(bits)
-        parts["aggregate"], server = secured(server, schedule.num_slots, bits=bits)
-    if options.get("shuffle"):
-        parts["aggregate"], server = shuffled(parts.get("aggregate") or weighted_mean(), server, schedule.num_slots)
-    return compose(name, model, train, server, schedule, **parts)
+        _check_secure(name, averaging, parts)
+        aggregate, server = secured(server, schedule.num_slots, bits=bits)
+        parts = parts._replace(channel=masked_numbers(bits), aggregate=aggregate)
+    if averaging.shuffle:
+        aggregate, server = shuffled(parts.aggregate or weighted_mean(), server, schedule.num_slots)
+        parts = parts._replace(aggregate=aggregate)
+    composition = Composition(training, weighting, rule if isinstance(rule, str) else _unfollowed(averaging) or rule)
+    return compose(name, training.model, train, server, schedule, parts, composition)
 
 
-def check_data(loss: str | Loss, data: FederatedData) -> None:
-    """Raise ``ValueError`` for targets that the loss does not take."""
+def _unfollowed(averaging: Averaging) -> str:
+    """Why no closed form follows these options; empty where one may."""
+    if averaging.channel is not None:
+        return "theory has no rule for what a channel leaves out; nearest is a lossless one"
+    if averaging.secure_aggregation is not None:
+        return "theory has no rule for numbers that are rounded to be masked; nearest is secure_aggregation None"
+    return "" if averaging.beta == 1 else "theory follows all of a client's examples; nearest is beta 1"
+
+
+def check_data(loss: Any, data: FederatedData) -> None:
+    """Raises ``ValueError`` for targets that the loss does not take."""
     check_targets(loss, data.y, "data: targets")
 
 
-def _plain_server(rate: Rate) -> Server:
-    return optax_server(sgd(rate))
+def _server(name: str, averaging: Averaging, server: Server | Callable[[Rate], Server] | None) -> Server:
+    """The server; raises ``ValueError`` for a rate or an optimiser that it would ignore."""
+    rate, optimizer = averaging.server_learning_rate, averaging.server_optimizer
+    if server is None:
+        return optax_server(sgd(1.0 if rate is None else rate) if optimizer is None else optimizer)
+    refused = {"server_optimizer": optimizer} | ({"server_learning_rate": rate} if isinstance(server, Server) else {})
+    for option, value in refused.items():
+        if value is not None:
+            raise ValueError(f"{option}: got {value!r:.60}, but {name} has a server of its own: leave it out")
+    return server if isinstance(server, Server) else server(1.0 if rate is None else rate)
 
 
-def _server(name: str, options: Options, server: Server | Callable[[Rate], Server]) -> Server:
-    """The server at the rate of ``options``; raises ``ValueError`` for a rate that it would ignore."""
-    rate = options.get("server_learning_rate", 1.0)
-    check_rate("server_learning_rate", rate)
-    if callable(server):
-        return server(rate)
-    if "server_learning_rate" in options:
-        raise ValueError(f"server_learning_rate: got {rate}, but {name} has a server of its own: leave it out")
-    return server
-
-
-def _secure(name: str, bits: Any, options: Options, parts: Parts) -> None:
-    """Raise ``ValueError`` where the server needs to see single messages, which secure aggregation hides."""
-    if isinstance(bits, bool) or bits not in BITS:
-        raise ValueError(f"secure_aggregation: got {bits!r}, must be the bits of a masked number, 32 or 64")
-    if parts.get("aggregate") is not None:
+def _check_secure(name: str, averaging: Averaging, parts: Parts) -> None:
+    """Raises ``ValueError`` where the server needs to see single messages, which secure aggregation hides."""
+    if parts.aggregate is not None:
         raise ValueError(f"secure_aggregation: {name} needs single messages at the server, which sees their sum only")
-    if parts.get("accept") is not None:
+    if parts.accept is not None:
         raise ValueError("accept: needs single messages, of which a server with secure_aggregation sees the sum only")
-    if parts.get("channel") is not None:
+    if parts.channel is not None:
         raise ValueError("channel: must be lossless with secure_aggregation, whose masks fill all of a message")
-    if options.get("shuffle"):
+    if averaging.shuffle:
         raise ValueError("shuffle: adds nothing to secure_aggregation, whose server sees the sum only")

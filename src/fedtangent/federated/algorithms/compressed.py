@@ -3,93 +3,107 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Unpack
 
-from fedtangent.federated.algorithms.common import Options, train_and_average
-from fedtangent.federated.algorithms.entry import TRAINED, Laws, Mean, ServerStep, Training, entry_of
+from fedtangent.federated.algorithms.common import DEFAULT_WORK, Averaging, AveragingParts, train_and_average, trained
+from fedtangent.federated.algorithms.entry import recipe
+from fedtangent.federated.compose import Parts
 from fedtangent.federated.local import Work
-from fedtangent.federated.rates import Rate
 from fedtangent.federated.wire.channel import qsgd, uniform_quantiser
-from fedtangent.types import Algorithm, Channel, Model, Schedule
+from fedtangent.losses import Loss
+from fedtangent.optimizers import Optimizer, Rate
+from fedtangent.types import Algorithm, Model, Schedule
+
+ROUNDS = "its channel rounds what clients send at random; nearest is fed_avg, whose updates its own are on average"
 
 
+@dataclasses.dataclass(frozen=True)
+class Quantiser:
+    """How FedPAQ rounds a message."""
+
+    bits: int = 8
+    """Bits of a number, 2 to 16."""
+    bucket_size: int | None = None
+    """Numbers that share one norm (default: all of a message)."""
+
+
+@recipe(
+    papers=("haddadpour2021",),
+    parts="local SGD, uniform quantiser; mean; SGD",
+    unused=("channel", "secure_aggregation"),
+)
 def fed_com(
     model: Model,
     schedule: Schedule,
-    *,
-    client_learning_rate: Rate,
-    work: Work,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
     bits: int = 8,
-    **options: Unpack[Options],
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """FedCOM (Haddadpour et al., 2021, algorithm 1): local SGD, updates sent through an unbiased quantiser.
+    """Builds FedCOM: local SGD, updates sent through an unbiased quantiser (Haddadpour et al., 2021, algorithm 1).
 
     The quantiser is ``channel.uniform_quantiser(bits)``. The paper quantises ``(server - client) / eta`` and multiplies
     by eta at the server; the quantiser scales with what it is given, so that this is the same. ``server_learning_rate``
     is the paper's gamma. The paper weighs clients equally: ``weighting="uniform"``. For other channels use ``fed_avg``.
-    Raises ``ValueError`` for bits outside 2 .. 16.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        bits: Bits of a number.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: Bits outside 2 .. 16, and as ``fed_avg`` raises.
     """
-    wire = _own("fed_com", uniform_quantiser(bits), options)
-    return train_and_average("fed_com", model, schedule, client_learning_rate, work, options, channel=wire)
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    own = AveragingParts(parts=Parts(channel=uniform_quantiser(bits)))
+    return train_and_average("fed_com", training, schedule, averaging, own, ROUNDS)
 
 
+@recipe(
+    papers=("reisizadeh2020", "alistarh2017"),
+    parts="local SGD, QSGD; mean; SGD",
+    unused=("channel", "secure_aggregation"),
+)
 def fed_paq(
     model: Model,
     schedule: Schedule,
-    *,
-    client_learning_rate: Rate,
-    work: Work,
-    bits: int = 4,
-    bucket_size: int | None = None,
-    **options: Unpack[Options],
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    quantiser: Quantiser = Quantiser(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """FedPAQ (Reisizadeh et al., 2020, algorithm 1): local SGD, updates quantised as in QSGD, and their mean.
+    """Builds FedPAQ: local SGD, updates quantised as in QSGD, and their mean (Reisizadeh et al., 2020, algorithm 1).
 
     The quantiser is ``channel.qsgd(bits, bucket_size=...)``; with 4 bits it is NTK-FL's baseline "QSGD" (table 1). The
-    paper weighs clients equally: ``weighting="uniform"``. For other channels use ``fed_avg``. Raises ``ValueError`` for
-    bits outside 2 .. 16 and a ``bucket_size`` below 1.
+    paper weighs clients equally: ``weighting="uniform"``. For other channels use ``fed_avg``.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        quantiser: Bits of a number, and numbers that share one norm.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: Bits outside 2 .. 16, a ``bucket_size`` below 1, and as ``fed_avg`` raises.
     """
-    wire = _own("fed_paq", qsgd(bits, bucket_size=bucket_size), options)
-    return train_and_average("fed_paq", model, schedule, client_learning_rate, work, options, channel=wire)
-
-
-def _own(name: str, channel: Channel, options: Options) -> Channel:
-    if options.get("channel") is not None:
-        raise ValueError(f"channel: {name} has a channel of its own; give another one to fed_avg")
-    return channel
-
-
-@dataclasses.dataclass(frozen=True)
-class QuantisedOptions(ServerStep, Mean, Training):
-    """Options of quantised updates."""
-
-    bits: int = 8
-    """Bits of a number."""
-
-
-_DRAWS = {"doubling": "the quantiser draws anew for every client, so that two identical clients do not send the same"}
-
-_ROUNDS = "its channel rounds what clients send at random; nearest is fed_avg, whose updates its own are on average"
-
-ENTRIES = (
-    entry_of(
-        fed_com,
-        "FedAvg through an unbiased quantiser of --bits (FedCOM, Haddadpour et al., 2021)",
-        QuantisedOptions,
-        papers=("haddadpour2021",),
-        parts="local SGD, uniform quantiser; mean; SGD",
-        rule=_ROUNDS,
-        laws=Laws({**TRAINED, "server_learning_rate": 0.8}, exempt=_DRAWS),
-    ),
-    entry_of(
-        fed_paq,
-        "FedAvg through QSGD's quantiser of --bits (FedPAQ, Reisizadeh et al., 2020)",
-        QuantisedOptions,
-        papers=("reisizadeh2020", "alistarh2017"),
-        parts="local SGD, QSGD; mean; SGD",
-        rule=_ROUNDS,
-        laws=Laws(
-            {**TRAINED, "work": Work(steps=4, batch_size=4), "bucket_size": 5, "weighting": "uniform"}, exempt=_DRAWS
-        ),
-    ),
-)
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    own = AveragingParts(parts=Parts(channel=qsgd(quantiser.bits, bucket_size=quantiser.bucket_size)))
+    return train_and_average("fed_paq", training, schedule, averaging, own, ROUNDS)

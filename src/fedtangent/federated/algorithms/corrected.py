@@ -8,19 +8,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Unpack, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedtangent import pytrees
 from fedtangent.checks import MAX_INDEX, instance, number, whole
-from fedtangent.federated.algorithms.common import Options, train_and_average
-from fedtangent.federated.algorithms.entry import TRAINED, Averaging, Laws, entry_of
-from fedtangent.federated.algorithms.normalised import check_plain
+from fedtangent.federated.algorithms.common import DEFAULT_WORK, Averaging, AveragingParts, train_and_average, trained
+from fedtangent.federated.algorithms.entry import recipe
 from fedtangent.federated.local import LocalProblem, Posed, Work, proximal
-from fedtangent.federated.rates import Rate, check_rate, rate_at
+from fedtangent.losses import Loss
+from fedtangent.optimizers import Optimizer, Rate, check_rate, rate_at
 from fedtangent.types import Algorithm, Array, Client, Model, PyTree, RoundInfo, Schedule, Server
+
+OWN_SERVER = ("server_optimizer",)  # a server with state of its own takes a rate, but no optimiser
 
 
 def _fraction(info: RoundInfo, num_clients: int) -> Array:
@@ -28,30 +30,44 @@ def _fraction(info: RoundInfo, num_clients: int) -> Array:
     return jnp.asarray(info.num_clients, float) / num_clients
 
 
-def _uniform(options: Options) -> Options:
-    """``options``, with a uniform mean unless they say otherwise."""
-    return cast(Options, {"weighting": "uniform", **options})
-
-
+@recipe(papers=("li2020",), parts="local SGD, prox; mean; SGD", inside=True)
 def fed_prox(
     model: Model,
     schedule: Schedule,
-    *,
-    mu: float | Array,
-    client_learning_rate: Rate,
-    work: Work,
-    **options: Unpack[Options],
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    mu: float | Array = 0.1,
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """FedProx (Li et al., 2020, algorithm 2): FedAvg of ``F_i(w) + mu / 2 |w - w_server|^2``.
+    """Builds FedProx: FedAvg whose clients minimise ``F_i(w) + mu / 2 |w - w_server|^2``.
+
+    Source: Li et al., 2020, algorithm 2.
 
     mu = 0 is FedAvg, bit for bit. The paper draws clients in proportion to their examples and averages uniformly;
-    here, as for FedAvg, the schedule draws and ``weighting`` weighs (by examples unless told otherwise).
+    here, as for FedAvg, the schedule draws and the mean is by examples by default.
 
-    Raises ``ValueError`` for a negative mu.
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        mu: Strength of the proximal term, which holds clients near the model they got.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm, with the rule by which theory follows it.
+
+    Raises:
+        ValueError: A negative mu, and as ``fed_avg`` raises.
     """
     number("mu", mu, at_least=0)
-    local = Posed(pose=proximal(mu))
-    return train_and_average("fed_prox", model, schedule, client_learning_rate, work, options, local=local)
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    own = AveragingParts(local=Posed(pose=proximal(mu)))
+    return train_and_average("fed_prox", training, schedule, averaging, own, rule={"mu": mu})
 
 
 class Dynamic(NamedTuple):
@@ -80,31 +96,48 @@ def dynamic_server(mu: float | Array, num_clients: int, rate: Rate) -> Server:
     )
 
 
+@recipe(papers=("acar2021",), parts="local SGD, tilt and prox; mean; mean less h / mu", inside=True, unused=OWN_SERVER)
 def fed_dyn(
     model: Model,
     schedule: Schedule,
-    *,
-    mu: float | Array,
-    client_learning_rate: Rate,
-    work: Work,
-    **options: Unpack[Options],
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    mu: float | Array = 0.1,
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """FedDyn (Acar et al., 2021, algorithm 1): a dynamic regulariser aligns the clients' optima with the server's.
+    """Builds FedDyn: a dynamic regulariser aligns the clients' optima with the server's.
+
+    Source: Acar et al., 2021, algorithm 1.
 
     A client minimises ``F_i(w) - <h_i, w> + mu / 2 |w - w_server|^2`` (mu is the paper's alpha) by ``work``.
     It then takes ``h_i -= mu (w_i - w_server)``. The server takes ``h -= mu / N sum_i (w_i - w_server)``, over the
     participants but divided by the number N of all clients, and the model is the participants' mean minus
     ``h / mu``. Each model of an ensemble has its own h and h_i.
 
-    The mean is uniform, as in the paper; ``weighting="examples"`` weighs it (and the server's h with it). Behind a
-    channel h_i moves by what the server received, so that the server's h stays the mean of all h_i.
+    The mean is uniform by default, as in the paper; ``weighting="examples"`` weighs it (and the server's h with it).
+    Behind a channel h_i moves by what the server received, so that the server's h stays the mean of all h_i.
     ``server_learning_rate``, not in the paper, is the part of the way that the server goes.
 
-    Raises ``ValueError`` for a mu that is not positive.
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        mu: Strength of the dynamic regulariser (the paper's alpha).
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm, with the rule by which theory follows it.
+
+    Raises:
+        ValueError: A mu that is not positive, and as ``fed_avg`` raises.
     """
     instance("schedule", schedule, Schedule)
     check_rate("mu", mu)
-    options = _uniform(options)
 
     def pose(broadcast: PyTree, h: PyTree) -> LocalProblem:
         return LocalProblem(broadcast, anchor=broadcast, tilt=pytrees.scale(-1, h), prox=mu)
@@ -112,11 +145,11 @@ def fed_dyn(
     def settle(h: PyTree, same: PyTree, sent: PyTree) -> PyTree:
         return pytrees.add(h, pytrees.scale(mu, sent))
 
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
     local = Posed(pose=pose, init=pytrees.zeros_like, settle=settle)
-    server = partial(dynamic_server, mu, schedule.num_clients)
-    return train_and_average(
-        "fed_dyn", model, schedule, client_learning_rate, work, options, server=server, local=local
-    )
+    own = AveragingParts(partial(dynamic_server, mu, schedule.num_clients), local)
+    averaging = averaging.filled(weighting="uniform")
+    return train_and_average("fed_dyn", training, schedule, averaging, own, {"algorithm": "fed_dyn", "mu": mu})
 
 
 class Controlled(NamedTuple):
@@ -142,25 +175,44 @@ def controlled_server(num_clients: int, rate: Rate) -> Server:
     )
 
 
+@recipe(
+    papers=("karimireddy2020",), parts="local SGD, tilt; mean; SGD, control variate", inside=True, unused=OWN_SERVER
+)
 def scaffold(
-    model: Model, schedule: Schedule, *, client_learning_rate: Rate, work: Work, **options: Unpack[Options]
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    loss: str | Loss | None = None,
+    averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """SCAFFOLD with option II (Karimireddy et al., 2020, algorithm 1): control variates take the drift out of SGD.
+    """Builds SCAFFOLD with option II: control variates take the drift out of SGD.
+
+    Source: Karimireddy et al., 2020, algorithm 1.
 
     A client steps by ``-rate (g - c_i + c)`` and then has ``c_i+ = c_i - c + (x - y_i) / (steps rate)``, with its own
     number of steps and the round's rate. It sends ``x - y_i`` and ``c_i+ - c_i``, which is twice FedAvg's traffic both
     ways. The server takes ``x -= server_learning_rate mean(x - y_i)`` and ``c += |S| / N mean(c_i+ - c_i)``.
 
     The means are uniform, as in the paper, unless ``weighting="examples"``. Behind a channel c_i moves by what the
-    server received, so that c stays the mean of all c_i.
+    server received, so that c stays the mean of all c_i. In a round of rate 0 no control variate changes. The formula
+    of c_i+ assumes gradient descent, so that there is no choice of the clients' optimiser.
 
-    Raises ``ValueError`` for a ``client_optimizer`` other than plain SGD, which the formula of c_i+ assumes.
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm, with the rule by which theory follows it.
+
+    Raises:
+        ValueError: As ``fed_avg`` raises.
     """
     instance("schedule", schedule, Schedule)
-    make = options.get("client_optimizer")
-    if make is not None:
-        check_plain("client_optimizer", make)
-    options = _uniform(options)
 
     def pose(broadcast: Controlled, own: PyTree) -> LocalProblem:
         return LocalProblem(broadcast.params, tilt=pytrees.subtract(broadcast.control, own))
@@ -169,24 +221,47 @@ def scaffold(
         broadcast: Controlled, own: PyTree, params: PyTree, steps: Array, client: Client
     ) -> tuple[Controlled, PyTree]:
         moved = pytrees.subtract(broadcast.params, params)
-        each = 1 / (jnp.maximum(steps, 1).astype(float) * rate_at(client_learning_rate, client.round))
+        assert client_learning_rate is not None
+        rate = jnp.asarray(rate_at(client_learning_rate, client.round))
+        each = 1 / (jnp.maximum(steps, 1).astype(float) * jnp.where(rate > 0, rate, 1))
         change = pytrees.subtract(pytrees.scale(each, moved), broadcast.control)
+        change = pytrees.where(rate > 0, change, pytrees.zeros_like(change))
         return Controlled(moved, change), own
 
     def settle(own: PyTree, same: PyTree, sent: Controlled) -> PyTree:
         return pytrees.add(own, sent.control)
 
     message = lambda params: Controlled(params, params)  # noqa: E731
+    training = trained(model, client_learning_rate, None, work, loss)
     local = Posed(pose=pose, answer=answer, init=pytrees.zeros_like, message=message, settle=settle)
-    server = partial(controlled_server, schedule.num_clients)
-    return train_and_average(
-        "scaffold", model, schedule, client_learning_rate, work, options, server=server, local=local
-    )
+    own = AveragingParts(partial(controlled_server, schedule.num_clients), local)
+    averaging = averaging.filled(weighting="uniform")
+    return train_and_average("scaffold", training, schedule, averaging, own, {"algorithm": "scaffold"})
 
 
 def halpern(index: Array) -> Array:
     """``alpha^k = 1 - 1 / (k + 1)`` at ``index`` k (Local-GD paper, below eq. 16)."""
     return 1 - 1 / (jnp.asarray(index, float) + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Anchoring:
+    """How far a server is drawn back to where the run started: ``alpha(k + first_index)`` in round k, from 0."""
+
+    alpha: Callable[[Array], Array] = halpern
+    """From an index to alpha, the share of the clients' mean in the next model."""
+    first_index: int = 0
+    """Index of the first round: alpha is 1 - 1 / (k + this + 1), 0 as in algorithm 3, 1 as in eq. (16)."""
+    mu: float | Array = 0.0
+    """Strength of the proximal term (lambda of eq. 12), which holds clients near the model they got."""
+
+    def check(self) -> None:
+        """Raises ``ValueError`` for values out of range; not where it is made, which is when this file is imported."""
+        number("mu", self.mu, at_least=0)
+        whole("first_index", self.first_index, 0, MAX_INDEX // 2)
+        begin = self.alpha(jnp.int32(self.first_index))
+        if not isinstance(begin, jax.core.Tracer) and not 0 <= float(begin) <= 1:
+            raise ValueError(f"anchoring: got {float(begin):g} at index {self.first_index}, must be from 0 to 1")
 
 
 class Anchored(NamedTuple):
@@ -196,14 +271,14 @@ class Anchored(NamedTuple):
     anchor: PyTree
 
 
-def anchored_server(alpha: Callable[[Array], Array], first_index: int, rate: Rate) -> Server:
-    """Modified Local-GD (Local-GD paper, algorithm 3): ``(1 - alpha) w_start + alpha (w - rate d)``.
+def anchored_server(anchoring: Anchoring, rate: Rate) -> Server:
+    """Builds the server of Modified Local-GD (algorithm 3): ``(1 - alpha) w_start + alpha (w - rate d)``.
 
-    In round k (from 0) ``alpha`` is ``alpha(k + first_index)``.
+    In round k (from 0) ``alpha`` is ``anchoring.alpha(k + anchoring.first_index)``.
     """
 
     def update(state: Anchored, d: PyTree, info: RoundInfo) -> tuple[Anchored, dict[str, Array]]:
-        share = alpha(info.round + first_index)
+        share = anchoring.alpha(info.round + anchoring.first_index)
         mean = pytrees.subtract(state.params, pytrees.scale(rate_at(rate, info.round), d))
         params = pytrees.add(pytrees.scale(1 - share, state.anchor), pytrees.scale(share, mean))
         return Anchored(params, state.anchor), {}
@@ -218,119 +293,50 @@ def anchored_server(alpha: Callable[[Array], Array], first_index: int, rate: Rat
     )
 
 
+@recipe(papers=("localgd",), parts="local SGD, prox; mean; anchored at the start", unused=OWN_SERVER)
 def modified_local_gd(
     model: Model,
     schedule: Schedule,
-    *,
-    client_learning_rate: Rate,
-    work: Work,
-    anchoring: Callable[[Array], Array] = halpern,
-    first_index: int = 0,
-    mu: float | Array = 0.0,
-    **options: Unpack[Options],
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    anchoring: Anchoring = Anchoring(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """Modified Local-GD (Local-GD paper, algorithm 3): the clients' mean, drawn back to where the run started.
+    """Builds Modified Local-GD: the clients' mean, drawn back to where the run started (Local-GD paper, algorithm 3).
 
     In round k (from 0) ``w^{k+1} = (1 - alpha) w^0 + alpha mean_i(w_i)``, with w_i the models just trained from w^k
-    (line 9 prints ``w_i^k``; eq. 63 of its appendix has ``w_i^{k+1}``) and a uniform mean unless ``weighting`` says
-    otherwise. ``server_learning_rate``, not in the paper, is how far from w^k to the mean the server goes first.
+    (line 9 prints ``w_i^k``; eq. 63 of its appendix has ``w_i^{k+1}``) and a uniform mean by default.
+    ``server_learning_rate``, not in the paper, is how far from w^k to the mean the server goes first. With the default
+    ``anchoring`` the first round changes nothing, as in algorithm 3 and eq. (63); ``Anchoring(first_index=1)`` is
+    eq. (16), whose first round has alpha 1/2.
 
     Args:
-        anchoring: the index to alpha.
-        first_index: alpha of round k is ``anchoring(k + first_index)``. 0 is algorithm 3 and eq. (63): the first
-            round has alpha 0 and changes nothing. 1 is eq. (16), ``alpha^{k+1}``: the first round has alpha 1/2.
-        mu: lambda of eq. (12), whose clients minimise ``F_i(w) + mu / 2 |w - w^k|^2`` (loss "exponential_sum" there).
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        anchoring: alpha of every round, and the strength of the proximal term (lambda of eq. 12).
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
 
-    Raises ``ValueError`` for a ``first_index`` that is not a whole number from 0 on, an ``anchoring`` that starts
-    outside [0, 1], and a negative ``mu``.
+    Returns:
+        The algorithm, with the rule by which theory follows it.
+
+    Raises:
+        ValueError: A negative mu, a ``first_index`` that is not a whole number from 0 on, an alpha that starts outside
+            [0, 1], and as ``fed_avg`` raises.
     """
-    whole("first_index", first_index, 0, MAX_INDEX // 2)
-    begin = anchoring(jnp.int32(first_index))
-    if not isinstance(begin, jax.core.Tracer) and not 0 <= float(begin) <= 1:
-        raise ValueError(f"anchoring: got {float(begin):g} at index {first_index}, must be from 0 to 1")
-    options = _uniform(options)
-    number("mu", mu, at_least=0)
-    server, local = partial(anchored_server, anchoring, int(first_index)), Posed(pose=proximal(mu))
-    return train_and_average(
-        "modified_local_gd", model, schedule, client_learning_rate, work, options, server=server, local=local
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class FedProxOptions(Averaging):
-    """Options of FedProx."""
-
-    mu: float = 0.1
-    """Strength of the proximal term, which holds clients near the model they got."""
-
-
-@dataclasses.dataclass(frozen=True)
-class FedDynOptions(Averaging):
-    """Options of FedDyn."""
-
-    mu: float = 0.1
-    """Strength of the dynamic regulariser (the paper's alpha)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ModifiedLocalGDOptions(Averaging):
-    """Options of Modified Local-GD."""
-
-    first_index: int = 0
-    """alpha of round k (from 0) is 1 - 1 / (k + this + 1): 0 as in algorithm 3, 1 as in eq. (16)."""
-    mu: float = 0.0
-    """Strength of the proximal term (lambda of eq. 12), which holds clients near the model they got."""
-
-
-def _anchoring_rule(o: ModifiedLocalGDOptions) -> dict[str, Any]:
-    """alpha as a function of the round, from 0."""
-    return {
+    anchoring.check()
+    mu = anchoring.mu
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    own = AveragingParts(partial(anchored_server, anchoring), Posed(pose=proximal(mu)))
+    rule = {
         "algorithm": "modified_local_gd",
-        "mu": o.mu,
-        "anchoring": lambda round_: halpern(round_ + o.first_index),
-        "weighting": "uniform",
+        "mu": mu,
+        "anchoring": lambda round_: anchoring.alpha(round_ + anchoring.first_index),
     }
-
-
-_COUNTS = "the server weighs by |S| / N, a number of clients; test_corrected.py has the law for all clients at once"
-
-ENTRIES = (
-    entry_of(
-        fed_prox,
-        "clients are held near the model they got by --mu (Li et al., 2020)",
-        FedProxOptions,
-        papers=("li2020",),
-        parts="local SGD, prox; mean; SGD",
-        inside=True,
-        rule=lambda o: {"mu": o.mu},
-        laws=Laws({**TRAINED, "mu": 0.5}),
-    ),
-    entry_of(
-        fed_dyn,
-        "dynamic regularisation of strength --mu (Acar et al., 2021)",
-        FedDynOptions,
-        papers=("acar2021",),
-        parts="local SGD, tilt and prox; mean; mean less h / mu",
-        inside=True,
-        rule=lambda o: {"algorithm": "fed_dyn", "mu": o.mu, "weighting": "uniform"},
-        laws=Laws({**TRAINED, "work": Work(steps=4, batch_size=4), "mu": 0.5}, exempt={"doubling": _COUNTS}),
-    ),
-    entry_of(
-        scaffold,
-        "control variates, option II (Karimireddy et al., 2020)",
-        papers=("karimireddy2020",),
-        parts="local SGD, tilt; mean; SGD, control variate",
-        inside=True,
-        rule=lambda o: {"algorithm": "scaffold", "weighting": "uniform"},
-        laws=Laws({**TRAINED, "server_learning_rate": 0.8}, exempt={"doubling": _COUNTS}),
-    ),
-    entry_of(
-        modified_local_gd,
-        "aggregation anchored at the start (Modified Local-GD, algorithm 3)",
-        ModifiedLocalGDOptions,
-        papers=("localgd",),
-        parts="local SGD, prox; mean; anchored at the start",
-        rule=_anchoring_rule,
-        laws=Laws({**TRAINED, "work": Work(steps=3), "first_index": 1}),
-    ),
-)
+    averaging = averaging.filled(weighting="uniform")
+    return train_and_average("modified_local_gd", training, schedule, averaging, own, rule)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, Unpack
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,47 +13,50 @@ import numpy as np
 from fedtangent import pytrees
 from fedtangent.checks import choice, instance
 from fedtangent.federated.algorithms.averaging import check_base, fed_avg
-from fedtangent.federated.algorithms.common import Options, train_and_average
-from fedtangent.federated.algorithms.entry import (
-    LAW_CLIENTS,
-    TRAINED,
-    Around,
-    Averaging,
-    Given,
-    Laws,
-    entry_of,
-    shared_arguments,
-)
+from fedtangent.federated.algorithms.common import DEFAULT_WORK, Averaging, AveragingParts, train_and_average, trained
+from fedtangent.federated.algorithms.entry import recipe
+from fedtangent.federated.compose import Parts
 from fedtangent.federated.graph import (
     Graph,
     check_doubly_stochastic,
     metropolis_weights,
     named_graph,
-    ring,
     spectral_gap,
 )
 from fedtangent.federated.local import Work
-from fedtangent.federated.rates import Rate
-from fedtangent.types import Algorithm, Array, Cost, FederatedData, Model, PyTree, RoundInfo, Schedule, wrapped
+from fedtangent.federated.server import optax_server
+from fedtangent.losses import Loss
+from fedtangent.optimizers import Optimizer, Rate, sgd
+from fedtangent.types import Algorithm, Array, Cost, FederatedData, Model, PyTree, Recipe, RoundInfo, Schedule, wrapped
 
 ORDERS = ("train_then_mix", "mix_then_train")
+MIXES = "every client has a model of its own, which neighbours mix; nearest is fed_avg, where all are mixed"
 
 
-def random_walk(
-    model: Model, schedule: Schedule, *, base: Callable[..., Algorithm] = fed_avg, **options: Any
-) -> Algorithm:
-    """K models walk over a graph of clients and train where they stand (FE-2024, section V-H and figure 6).
+@recipe(papers=("shi2024",), parts="those of --base, K walks on a graph", schedule="random_walk")
+def random_walk(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **options: Any) -> Algorithm:
+    """Builds K models that walk over a graph of clients and train where they stand (FE-2024, section V-H and figure 6).
 
     It is ``base`` (FedAvg with one client for each model: the client's model is the next) under the schedule
     ``schedule.random_walk(graph, K)``: "FedAvg Random Walk" is K = 1, "Fed-ensemble Random Walk" predicts with the mean
-    of K models. ``options`` are those of ``base``.
+    of K models. There is no server: a client sends the model that it trained to the next one. The ledger charges one
+    message up for each model in each round and nothing down; a model that stays is charged as one that moves.
 
-    There is no server: a client sends the model that it trained to the next one. The ledger charges one message up for
-    each model in each round and nothing down; a model that stays is charged as one that moves. Raises ``ValueError``
-    for a schedule under which several clients train one model in a round.
+    Args:
+        model: Network that the clients train.
+        schedule: A schedule under which one client at the most trains each model in a round.
+        base: Recipe of the algorithm inside, such as ``fed_avg``.
+        options: Further arguments of ``base``.
+
+    Returns:
+        The algorithm, with the rule of ``base``.
+
+    Raises:
+        ValueError: A schedule under which several clients train one model in a round, options that hide clients from a
+            server, and as ``base`` raises.
     """
     check_base(base)
-    _no_server("random_walk", options)
+    _no_server("random_walk", options.get("averaging"))
     if not _walks(schedule):
         raise ValueError("schedule: must train each model on one client a round, as schedule.random_walk does")
     algorithm = base(model, schedule, **options)
@@ -61,10 +64,10 @@ def random_walk(
     return wrapped(algorithm, name, lambda cost, data: _between_clients(cost, 1.0))
 
 
-def _no_server(name: str, options: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for options that hide clients from a server."""
+def _no_server(name: str, averaging: Averaging | None) -> None:
+    """Raises ``ValueError`` for options that hide clients from a server."""
     for option in ("shuffle", "secure_aggregation"):
-        if options.get(option):
+        if averaging is not None and getattr(averaging, option):
             raise ValueError(f"{option}: hides clients from a server, but {name} has none: leave it out")
 
 
@@ -77,30 +80,43 @@ def _walks(schedule: Schedule, own: bool = False) -> bool:
     return len(np.unique(model)) == len(model) and (not own or np.array_equal(client, model))
 
 
+@dataclasses.dataclass(frozen=True)
+class Mixing:
+    """How neighbours mix their models."""
+
+    graph: Graph | np.ndarray | str = "ring"
+    """ring, torus, complete or erdos_renyi:<probability>. Or a graph, which mixes by ``graph.metropolis_weights``; or a
+    matrix [K, K], symmetric, rows sum to 1, at least 0, with a spectral gap."""
+    order: str = "train_then_mix"
+    """train_then_mix or mix_then_train."""
+    common_start: bool = True
+    """All models start alike, as the papers have it; otherwise each from its own initialisation."""
+    seed: int = 0
+    """Seed of a random graph."""
+
+
+@recipe(
+    papers=("lian2017",),
+    parts="local SGD; own model; mixing with neighbours",
+    schedule="own",
+    unused=("server_optimizer", "channel", "shuffle", "secure_aggregation"),
+)
 def gossip(
     model: Model,
     schedule: Schedule,
-    *,
-    client_learning_rate: Rate,
-    work: Work,
-    mixing: Graph | np.ndarray,
-    order: str = "train_then_mix",
-    common_start: bool = True,
-    **options: Unpack[Options],
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    mixing: Mixing = Mixing(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """Gossip averaging, or decentralised SGD: every client trains its own model and mixes it with its neighbours'.
+    """Builds gossip averaging: every client trains its own model and mixes it with its neighbours' (decentralised SGD).
 
     With ``W`` the mixing matrix, ``x_k`` the models and ``d_k`` what local training takes off model k:
     ``x_k <- sum_j W_kj (x_j - d_j)`` for ``"train_then_mix"`` (Koloskova et al., ICML 2020, algorithm 1), and
     ``x_k <- sum_j W_kj x_j - d_k`` for ``"mix_then_train"``, where training and sending take place at once. With one
     local step the latter is D-PSGD (Lian et al., NeurIPS 2017, algorithm 1, whose footnote allows the former too).
-
-    Args:
-        schedule: ``schedule.own_models(N)``, model k on client k.
-        mixing: [K, K], symmetric, rows sum to 1, at least 0, with a spectral gap; of a graph its
-            ``graph.metropolis_weights``.
-        common_start: all models start alike, as the papers have it; otherwise each from its own initialisation.
-        options: ``algorithms.common.Options``.
 
     A client that is not there (it drops out, or its message is rejected) neither trains nor exchanges: its model stays
     as it is, and its neighbours keep the share that it would have had. So every round mixes by a symmetric, doubly
@@ -108,20 +124,36 @@ def gossip(
     ``info["consensus_distance"]`` is ``sqrt(1 / K sum_k |x_k - mean|^2)`` after mixing.
 
     The ledger charges each client one message to each of its neighbours (W_kj > 0) up, and nothing down; where clients
-    differ in neighbours, each is charged the mean number, rounded up to a byte.
+    differ in neighbours, each is charged the mean number, rounded up to a byte. There is no channel: neighbours need
+    the model, of which a channel has the last change only.
 
-    Raises ``ValueError`` for a matrix that is none of the above, an unknown order, another schedule, a ``channel``
-    (neighbours need the model, of which a channel has the last change only) and, before a run, for data of which a
-    client has none: it could not take part, and its neighbours would lose touch.
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        mixing: Graph or matrix, order of mixing and training, and how models start.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: A matrix that is none of the above, an unknown order, another schedule than
+            ``schedule.own_models(N)`` and, before a run, data of which a client has none: it could not take part, and
+            its neighbours would lose touch; and as ``fed_avg`` raises.
     """
     if not _walks(schedule, own=True):
         raise ValueError("schedule: must train model k on client k, and on no other, as schedule.own_models does")
-    _no_server("gossip", options)
-    if options.get("channel") is not None:
+    if averaging.channel is not None:
         raise ValueError(
             "channel: gossip sends whole models, of which a channel has the last change only: leave it out"
         )
-    matrix = np.asarray(metropolis_weights(mixing) if isinstance(mixing, Graph) else mixing, np.float64)
+    graph, order = mixing.graph, mixing.order
+    named = named_graph(graph, schedule.num_clients, mixing.seed) if isinstance(graph, str) else graph
+    matrix = np.asarray(metropolis_weights(named) if isinstance(named, Graph) else named, np.float64)
     _check_mixing(matrix, schedule.num_models)
     choice("order", order, ORDERS)
 
@@ -139,18 +171,16 @@ def gossip(
         return updated
 
     neighbours = np.count_nonzero(matrix - np.diag(matrix.diagonal()), axis=1)
-    return train_and_average(
-        "gossip",
-        model,
-        schedule,
-        client_learning_rate,
-        work,
-        options,
-        map_models=map_models,
-        common_start=common_start,
-        check=_everybody_trains,
-        ledger=lambda cost, data: _between_clients(cost, float(neighbours.mean())),
+    own = AveragingParts(
+        lambda rate: optax_server(sgd(rate))._replace(map_models=map_models),
+        parts=Parts(
+            common_start=mixing.common_start,
+            check=_everybody_trains,
+            ledger=lambda cost, data: _between_clients(cost, float(neighbours.mean())),
+        ),
     )
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    return train_and_average("gossip", training, schedule, averaging, own, MIXES)
 
 
 def _everybody_trains(data: FederatedData) -> None:
@@ -196,44 +226,3 @@ def _between_clients(cost: Cost, messages: float) -> Cost:
     """The ledger of clients that send ``messages`` messages each round to one another, and have no server."""
     uplink, per_example = (int(np.ceil(messages * each)) for each in cost[:2])
     return cost._replace(uplink=uplink, uplink_per_example=per_example, downlink=0)
-
-
-@dataclasses.dataclass(frozen=True)
-class GossipOptions(Averaging):
-    """Options of gossip."""
-
-    graph: str = "ring"
-    """ring, torus, complete or erdos_renyi:<probability>."""
-
-
-def _build_gossip(o: GossipOptions, given: Given) -> Algorithm:
-    mixing = named_graph(o.graph, given.schedule.num_clients, given.seed)
-    return gossip(given.model, given.schedule, mixing=mixing, **shared_arguments(o))
-
-
-ENTRIES = (
-    entry_of(
-        random_walk,
-        "models walk over --graph and train where they stand, around --base (Fed-ensemble, 2024, V-H)",
-        Around,
-        papers=("shi2024",),
-        parts="those of --base, K walks on a graph",
-        schedule="random_walk",
-        laws=Laws(cohorts="one", nothing_on=("downlink_bytes",)),
-    ),
-    entry_of(
-        gossip,
-        "every client mixes its model with its neighbours' on --graph (D-PSGD, Lian et al., 2017)",
-        GossipOptions,
-        build=_build_gossip,
-        papers=("lian2017",),
-        parts="local SGD; own model; mixing with neighbours",
-        rule="every client has a model of its own, which neighbours mix; nearest is fed_avg, where all are mixed",
-        schedule="own",
-        laws=Laws(
-            {**TRAINED, "order": "mix_then_train", "mixing": ring(LAW_CLIENTS)},
-            cohorts="own",
-            nothing_on=("downlink_bytes",),
-        ),
-    ),
-)

@@ -1,6 +1,10 @@
-"""Entries of algorithms, the options that algorithms share, and how options become a recipe's arguments.
+"""Recipes: the functions that build algorithms, and how the command line's options become their arguments.
 
-A recipe is the function that composes an algorithm, such as ``fed_avg(model, schedule, client_learning_rate=..)``.
+A recipe is a function such as ``fed_avg(model, schedule, client_learning_rate=..)`` marked with ``recipe``. Its
+options on the command line are its own parameters: name, type, default and help stand in its signature and docstring.
+A parameter that a command line cannot write as one word, such as a ``Work`` or a ``Channel``, is written by the
+options of its record in ``WRITTEN``; a parameter that is a frozen record of several options, by one option a field.
+Open this file to add such a parameter, or to see where an option's value goes.
 """
 
 from __future__ import annotations
@@ -8,47 +12,67 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import optax
 
 from fedtangent import checks
 from fedtangent.checks import choice
-from fedtangent.entries import Entry, catalogue, option, own_options
+from fedtangent.entries import (
+    Entry,
+    NoOptions,
+    catalogue,
+    option,
+    options_of_record,
+    prefixed,
+    signature_options,
+    written_fields,
+)
 from fedtangent.federated import faults
+from fedtangent.federated.algorithms.common import DEFAULT_WORK
 from fedtangent.federated.local import Work
-from fedtangent.federated.rates import Rate, staircase_decay
 from fedtangent.federated.wire.channel import named_channel
 from fedtangent.federated.wire.sparsify import check_sparsity
-from fedtangent.types import Algorithm, Array, Channel, Model, Partition, Schedule
+from fedtangent.federated.wire.subsample import largest_sample
+from fedtangent.optimizers import Rate, at_rate, staircase_decay
+from fedtangent.types import Algorithm, Array, Model, Partition, Recipe, Schedule
 
-DEFAULT_EPOCHS = 5  # local epochs, where neither steps nor epochs are given
-LAW_CLIENTS = 8  # clients of the runs that the laws are tested on
 MOMENTUM = 0.9
-OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation] | None] = {
-    "sgd": None,
-    "momentum": lambda rate: optax.sgd(rate, momentum=MOMENTUM),
+OPTIMIZERS = {
+    "momentum": functools.partial(optax.sgd, momentum=MOMENTUM),
     "adam": optax.adam,
 }
+SECURE_BITS = 32  # of a masked number, where secure aggregation is switched on without saying how many
 
 
-class Given(NamedTuple):
-    """What an algorithm is built from, besides its options."""
+class Supplied(NamedTuple):
+    """What a described run supplies to a recipe, besides the options that the user gives.
+
+    Attributes:
+        model: The network.
+        schedule: Which client trains which model in which round.
+        seed: The run's seed, for random draws while the algorithm is built.
+        server_data: x [m, ...] without labels, held by the server.
+        shared: Indices of the examples that every client was given.
+        validation: The server's examples: x [m, ...] and targets [m, C] or labels [m].
+        clients: Which examples each client holds.
+        expected_clients: Clients of a round on average, where the schedule draws their number.
+    """
 
     model: Model
     schedule: Schedule
-    seed: int = 0  # the run's, for random draws while the algorithm is built
-    server_data: Array | None = None  # x [m, ...] without labels, held by the server
-    shared: np.ndarray | None = None  # indices of the examples that every client was given
-    validation: tuple[Array, Array] | None = None  # the server's: x [m, ...], targets [m, C] or labels [m]
+    seed: int = 0
+    server_data: Array | None = None
+    shared: np.ndarray | None = None
+    validation: tuple[Array, Array] | None = None
     clients: Partition | None = None
-    expected_clients: float | None = None  # clients of a round on average, where the schedule draws their number
+    expected_clients: float | None = None
 
 
-class Ran(NamedTuple):
-    """A finished run, as an entry's ``remark`` gets it."""
+class FinishedRun(NamedTuple):
+    """A finished run, as a recipe's ``remark`` gets it."""
 
     schedule: Schedule
     schedule_name: str
@@ -57,63 +81,12 @@ class Ran(NamedTuple):
     num_rounds: int
 
 
-TRAINED: Mapping[str, Any] = {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=3)}
+# ---- parameters that a command line writes by several options ----------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Laws:
-    """What the tests of the laws need to build an algorithm, and which laws it need not keep."""
-
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=lambda: TRAINED)
-    """Of the recipe, besides model and schedule."""
-    exact: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Changes to them under which clients with the same three examples send the same; by default they do anyway."""
-    cohorts: str = "many"
-    """Clients of a model in a round: "many"; "one"; "own", where it is always the same one."""
-    doubled: str = "weight"
-    """What makes one client two: twice the "weight", or the "examples" twice (of servers that pool, unweighted)."""
-    compared: str = "server"
-    """Field of the state that an absent client must not touch."""
-    nothing_on: tuple[str, ...] = ()
-    """Ledgers that stay empty, because nothing travels that way."""
-    exempt: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Laws that do not apply, and why."""
-
-
-@dataclasses.dataclass(frozen=True)
-class AlgorithmEntry(Entry):
-    """An algorithm: ``build`` takes an instance of ``options`` and a ``Given``."""
-
-    recipe: Callable[..., Algorithm] = cast("Any", None)  # noqa: RUF009
-    """The function that the package exports."""
-    parts: str = ""
-    """Client; aggregate; server, in a few words."""
-    schedule: str = "uniform"
-    """Name of its own schedule."""
-    personal: bool = False
-    """Whether each client predicts for itself, with what it kept."""
-    inside: bool = False
-    """Whether it may stand inside another algorithm (``base``); its options are then its recipe's arguments."""
-    needs: tuple[str, ...] = ()
-    """Fields of ``Given`` that it uses besides model, schedule and seed."""
-    sends: str = "updates"
-    """What its clients send: "updates", "examples", "Jacobians" or "nothing"."""
-    rule: Callable[[Any], Mapping[str, Any]] | str = ""
-    """How theory follows it: a function from its options to fields of ``theory.Rule`` (rates, steps and batches aside),
-    and "weighting" where its means are not by examples. Or text: why theory has no rule for it, and what is nearest."""
-    laws: Laws = Laws()
-    remark: Callable[[Any, Ran], str] | None = None
-    """A line of text printed with a run's results, from the options and the finished run."""
-
-    @property
-    def has_base(self) -> bool:
-        """Whether another algorithm stands inside it."""
-        return issubclass(self.options, Around)
-
-
-@dataclasses.dataclass(frozen=True)
-class Descent:
-    """Options of every algorithm that follows a gradient."""
+class RateOptions:
+    """Options of a rate of the clients, or of the server's evolution of a kernel."""
 
     client_learning_rate: float = 1.0
     """Step size of the clients, or of the server's evolution of a kernel."""
@@ -121,23 +94,30 @@ class Descent:
     """The clients' step size is multiplied by this every --decay-every rounds (the papers: 0.99)."""
     decay_every: int = option(10, used_with="decay")
     """Rounds between decays."""
-    loss: str = "squared_error"
-    """squared_error (classes as centred one-hot targets), cross_entropy, exponential or logistic (classes as -1 and 1,
-    one output against the rest); a mean over examples, with _sum behind its name their sum."""
-    max_update_norm: float | None = None
-    """Reject updates that are larger, or not finite (inf: only those)."""
+
+    def value(self) -> Rate:
+        """Returns the clients' rate; a schedule of the round if it decays."""
+        checks.number("client_learning_rate", self.client_learning_rate, above=0)
+        checks.number("decay", self.decay, above=0, at_most=1)
+        checks.whole("decay_every", self.decay_every)
+        rate = self.client_learning_rate
+        return rate if self.decay == 1 else staircase_decay(rate, self.decay, self.decay_every)
 
 
 @dataclasses.dataclass(frozen=True)
-class Stepping(Descent):
-    """Options of algorithms whose clients step with an optimiser."""
+class OptimizerOptions:
+    """Options of the clients' optimiser."""
 
     client_optimizer: str = "sgd"
     """sgd, momentum (0.9) or adam; its state does not outlive a round."""
 
+    def value(self) -> str:
+        """Returns the name of the optimiser, which stands beside the rate."""
+        return self.client_optimizer
+
 
 @dataclasses.dataclass(frozen=True)
-class Training(Stepping):
+class WorkOptions:
     """Options of local training."""
 
     local_steps: int | None = None
@@ -147,125 +127,416 @@ class Training(Stepping):
     batch_size: int = 16
     """Minibatch size; 0 for full batches."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Hiding:
-    """Options that let the server see less of each client."""
-
-    beta: float = 1.0
-    """Share of its examples that a client uses in a round."""
-    shuffle: bool = False
-    """A shuffling server permutes what clients send, so that the server does not know who sent what."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Mean(Hiding):
-    """Options of a mean over clients."""
-
-    weighting: str | None = None
-    """Weigh clients by examples or uniformly: examples, uniform (default: examples, or the algorithm's own)."""
+    def value(self) -> Work:
+        """Returns the local work; raises ``ValueError`` where both steps and epochs are given."""
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ValueError(
+                f"local_steps: got {self.local_steps} beside local_epochs {self.local_epochs}, must be one of the two"
+            )
+        for name in ("local_steps", "local_epochs"):
+            if getattr(self, name) is not None:
+                checks.whole(name, getattr(self, name))
+        checks.whole("batch_size", self.batch_size, 0)
+        epochs = DEFAULT_WORK.epochs if self.local_steps is None and self.local_epochs is None else self.local_epochs
+        return Work(self.local_steps, epochs, self.batch_size if self.batch_size > 0 else None)
 
 
 @dataclasses.dataclass(frozen=True)
-class ServerStep:
-    """Options of a server that steps."""
-
-    server_learning_rate: float | None = None
-    """Step size of the server (default: 1, or the algorithm's own)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Sending:
+class ChannelOptions:
     """Options of how updates travel."""
 
     channel: str = "lossless"
-    """How updates travel: lossless, top_k:<share>, random_k:<share>, qsgd:<bits>, quantise:<bits>."""
+    """How updates travel: lossless, top_k:<share>, random_k:<share>, qsgd:<bits>, quantise:<bits>, clip:<norm>."""
     error_feedback: bool = False
     """A client adds to its next update what the channel left out."""
     sparsity: float = 0.0
     """Share of an update's numbers that is set to zero, the smallest."""
+
+    def value(self) -> Any:
+        """Returns the channel, None for a lossless one; raises ``ValueError`` for a sparsity beside a channel."""
+        check_sparsity(self.sparsity)
+        if self.sparsity > 0 and self.channel != "lossless":
+            raise ValueError(f"sparsity: sends by top_k, but channel is {self.channel!r}: give one of the two")
+        text = self.channel if self.sparsity == 0 else f"top_k:{1 - self.sparsity:.15f}"
+        return named_channel(text, self.error_feedback)
+
+
+@dataclasses.dataclass(frozen=True)
+class AcceptOptions:
+    """Options of which messages the server counts."""
+
+    max_update_norm: float | None = None
+    """Reject updates that are larger, or not finite (inf: only those)."""
+
+    def value(self) -> Any:
+        """Returns the test of a message, None where all count; raises ``ValueError`` for a bound of 0 or less."""
+        if self.max_update_norm is None:
+            return None
+        if not self.max_update_norm > 0:
+            raise ValueError(f"max_update_norm: got {self.max_update_norm}, must be above 0 (inf: of any size)")
+        return faults.finite(self.max_update_norm)
+
+
+@dataclasses.dataclass(frozen=True)
+class SecureOptions:
+    """Options of secure aggregation."""
+
     secure_aggregation: bool = False
     """Clients send masked numbers; the server learns the sum only."""
 
+    def value(self) -> int | None:
+        """Returns the bits of a masked number, None without secure aggregation."""
+        return SECURE_BITS if self.secure_aggregation else None
+
 
 @dataclasses.dataclass(frozen=True)
-class Averaging(Sending, ServerStep, Mean, Training):
-    """Options of local training with an average at the server."""
+class ServerExamples:
+    """Options of examples that the server holds without labels."""
+
+    server_examples: int = 100
+    """Training examples, without labels, that only the server holds."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Around(Averaging):
-    """Options of an algorithm that wraps another one."""
+class ValidationOptions:
+    """Options of examples that the server chooses the time of a kernel's evolution by."""
+
+    ntk_choose: str = "training"
+    """The number of steps by the round's training examples, or by validation on --server-examples."""
+    server_examples: int = option(100, used_with="ntk_choose")
+    """Training examples that the server holds for validation, and no client does."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedOptions:
+    """Options of examples that every client holds."""
+
+    shared_fraction: float = 0.1
+    """Share of all examples that every client holds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LossOptions:
+    """Options of the loss."""
+
+    loss: str = "squared_error"
+    """squared_error (classes as centred one-hot targets), cross_entropy, exponential or logistic (classes as -1 and 1,
+    one output against the rest); a mean over examples, with _sum behind its name their sum."""
+
+    def value(self) -> str:
+        """Returns the loss."""
+        return self.loss
+
+
+@dataclasses.dataclass(frozen=True)
+class BaseOptions:
+    """Options of an algorithm around another one."""
 
     base: str = "fed_avg"
     """The algorithm inside, whose own options are given beside."""
 
 
-SHARED = frozenset(field.name for field in dataclasses.fields(Around))
+WRITTEN: Mapping[str, type[Any]] = {  # parameter of a recipe -> the options that write it
+    "client_learning_rate": RateOptions,
+    "learning_rate": RateOptions,
+    "client_optimizer": OptimizerOptions,
+    "optimizer": OptimizerOptions,
+    "work": WorkOptions,
+    "channel": ChannelOptions,
+    "accept": AcceptOptions,
+    "secure_aggregation": SecureOptions,
+    "server_data": ServerExamples,
+    "validation": ValidationOptions,
+    "shared": SharedOptions,
+    "loss": LossOptions,
+}
+OF_RUN = ("server_data", "validation", "shared", "expected_clients", "seed", "pool_size")  # a run supplies them
+PREFIXES = {"evolution": "ntk_"}  # of the options of a record's fields, by the parameter that is the record
 
 
-OWN_GROUPS: tuple[tuple[type[Any], tuple[str, ...]], ...] = (
-    # groups of options -> the recipe's arguments that they are turned into
-    (Sending, ("channel", "secure_aggregation")),
-    (ServerStep, ("server_learning_rate",)),
-    (Mean, ("weighting",)),
-    (Hiding, ("beta", "shuffle")),
-    (Training, ("work",)),
-    (Stepping, ("client_optimizer",)),
-    (Descent, ("client_learning_rate", "loss", "accept")),
-)
+# ---- entries ------------------------------------------------------------------------------------------------------
 
 
-def entry_of_function(name: str, function: Callable[..., Any]) -> AlgorithmEntry:
-    """The entry of a user's recipe ``(model, schedule, *, client_learning_rate, ..)``, ``package.module:function``.
+@dataclasses.dataclass(frozen=True)
+class AlgorithmEntry(Entry):
+    """An algorithm: ``build`` takes an instance of ``options`` and what the run supplies."""
 
-    A recipe takes the arguments that those of the package take (``work``, ``loss``, ``channel``, ..), by name or as
-    ``**options``, and has their options; its other parameters are options of its own. It returns an ``Algorithm``.
-    Raises ``ValueError`` as ``entries.own_options``, and for a recipe without a step size or a loss.
+    recipe: Recipe | None = None
+    """The function that builds it."""
+    parts: str = ""
+    """Client; aggregate; server, in a few words."""
+    schedule: str = "uniform"
+    """Name of the schedule that suits it."""
+    personal: bool = False
+    """Whether each client predicts for itself, with what it kept."""
+    inside: bool = False
+    """Whether it may stand inside another algorithm (``base``)."""
+    sends: str = "updates"
+    """What its clients send: "updates", "examples", "Jacobians" or "nothing"."""
+    remark: Callable[[Any, FinishedRun], str] | None = None
+    """A line of text printed with a run's results, from the options and the finished run."""
+
+    @property
+    def has_base(self) -> bool:
+        """Whether another algorithm stands inside it."""
+        return self.recipe is not None and "base" in inspect.signature(self.recipe).parameters
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The arguments that a run must supply."""
+        parameters = inspect.signature(self.recipe).parameters.values() if self.recipe is not None else ()
+        records = [p.default for p in parameters if dataclasses.is_dataclass(p.default)]
+        names = {p.name for p in parameters} | {f.name for record in records for f in dataclasses.fields(record)}
+        return tuple(name for name in OF_RUN if name in names)
+
+
+def recipe(
+    function: Recipe | None = None,
+    *,
+    unused: Sequence[str] = (),
+    python_only: Sequence[str] = (),
+    options: type[Any] = NoOptions,
+    **about: Any,
+) -> Any:
+    """Marks a function ``(model, schedule, ..) -> Algorithm`` as a recipe, so that its algorithm fits any model.
+
+    The algorithm that a marked function returns can be made for another model (``algorithm.on``), which is what
+    ``compare`` needs to train other widths. Use it bare, ``@fedtangent.recipe``, on a recipe of your own.
+
+    Args:
+        function: The function; its first two parameters are the model and the schedule.
+        unused: Fields of ``Averaging`` that have no meaning for the algorithm and are refused.
+        python_only: Parameters, or fields of records, that are no options of the command line.
+        options: A frozen dataclass, with a ``check()``, of further options of the command line.
+        about: Fields of ``AlgorithmEntry`` of a built-in recipe, such as ``papers``.
+
+    Returns:
+        The function, marked.
+
+    Raises:
+        ValueError: When the function is called, an unused option, or a result that is no ``Algorithm``.
+
+    Example:
+        >>> import fedtangent as ft
+        >>> @ft.recipe
+        ... def half_way(model, schedule, client_learning_rate):
+        ...     averaging = ft.Averaging(server_learning_rate=0.5)
+        ...     return ft.fed_avg(model, schedule, client_learning_rate, averaging=averaging)
     """
-    shared = [argument for _, arguments in OWN_GROUPS for argument in arguments]
-    everything = inspect.Parameter.VAR_KEYWORD in _kinds(function)
-    takes = set(shared) if everything else set(shared) & set(inspect.signature(function).parameters)
-    if not {"client_learning_rate", "loss"} <= takes:
-        raise ValueError(f"algorithm: got {name!r}, must take client_learning_rate and loss, or **options")
-    bases = tuple(group for group, arguments in OWN_GROUPS if takes & set(arguments))
-    options = own_options("algorithm", name, function, shared, bases)
+    if function is None:
+        return functools.partial(recipe, unused=unused, python_only=python_only, options=options, **about)
+    name, signature = getattr(function, "__name__", "recipe"), inspect.signature(function)
 
-    def build(o: Any, given: Given) -> Algorithm:
-        arguments = {**shared_arguments(o), **own_arguments(options, o)}
-        for argument in ("accept", "client_optimizer"):
-            if argument not in takes and arguments.pop(argument, None) is not None:
-                option = "max_update_norm" if argument == "accept" else argument
-                raise ValueError(f"{option}: is not used with {name}, which does not take {argument}")
-        unused = {argument for argument in arguments if argument in shared} - takes
-        found = function(given.model, given.schedule, **{k: v for k, v in arguments.items() if k not in unused})
-        if not isinstance(found, Algorithm):
-            raise ValueError(f"algorithm: got {name!r}, which returned a {type(found).__name__}, must be an Algorithm")
-        return found
+    @functools.wraps(function)
+    def marked(model: Model, schedule: Schedule, *arguments: Any, **named: Any) -> Algorithm:
+        if unused:
+            bound = signature.bind(model, schedule, *arguments, **named)
+            _refuse_unused(name, unused, bound.arguments.get("averaging"))
+        algorithm = function(model, schedule, *arguments, **named)
+        if not isinstance(algorithm, Algorithm):
+            raise ValueError(f"{name}: returned a {type(algorithm).__name__}, must return an Algorithm")
+        made = algorithm.composition._replace(rebuild=lambda other: marked(other, schedule, *arguments, **named))
+        return algorithm._replace(composition=made)
 
+    marked.about = {**about, "layout": _Layout(tuple(unused), tuple(python_only), options)}  # type: ignore[attr-defined]
+    return marked
+
+
+def _refuse_unused(name: str, unused: Sequence[str], averaging: Any) -> None:
+    """Raises ``ValueError`` for a field of ``averaging`` that has no meaning for the algorithm."""
+    for field in dataclasses.fields(averaging) if averaging is not None else ():
+        value = getattr(averaging, field.name)
+        if field.name in unused and value != field.default:
+            raise ValueError(f"{field.name}: got {value!r:.60}, but {name} does not use it: leave it out")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """How the parameters of a recipe are written on a command line."""
+
+    unused: tuple[str, ...] = ()
+    python_only: tuple[str, ...] = ()
+    extra: type[Any] = NoOptions
+
+    def groups(self, function: Any) -> list[type[Any]]:
+        """Returns the records of the options that write the recipe's parameters."""
+        takes_base = "base" in _parameters_of(function)
+        groups: list[type[Any]] = [BaseOptions] if takes_base else []
+        for name, record in self._parameters(function):
+            if record is None:
+                groups += [WRITTEN[name]] if name in WRITTEN else []
+                continue
+            groups += [WRITTEN[field] for field in self._fields(function, record) if field in WRITTEN]
+            groups.append(_plain_options(record, self._plain(function, record), PREFIXES.get(name, "")))
+        return [*groups, self.extra]
+
+    def plain(self, function: Any) -> list[str]:
+        """Returns the parameters that are an option each."""
+        names = [name for name, record in self._parameters(function) if record is None and name not in WRITTEN]
+        return [name for name in names if name not in OF_RUN]
+
+    def arguments(self, function: Any, o: Any, supplied: Supplied) -> dict[str, Any]:
+        """Returns the recipe's arguments, from options ``o`` and from what the run supplies."""
+        arguments: dict[str, Any] = {}
+        for name, record in self._parameters(function):
+            if record is not None:
+                fields = {field: _value(field, o, supplied) for field in self._fields(function, record)}
+                prefix, plain = PREFIXES.get(name, ""), self._plain(function, record)
+                fields |= {field: getattr(o, prefix + field) for field in plain}
+                both = (
+                    {field.name for field in dataclasses.fields(record)}
+                    & _parameters_of(function).keys()
+                    & WRITTEN.keys()
+                )
+                fields |= {field: _value(field, o, supplied) for field in both}  # such as the loss
+                arguments[name] = dataclasses.replace(record, **fields)
+            elif name in WRITTEN or name in OF_RUN:
+                arguments[name] = _value(name, o, supplied)
+            elif hasattr(o, name):
+                arguments[name] = getattr(o, name)
+        for name in arguments.keys() & {"client_optimizer", "optimizer"}:
+            _take_optimizer(name, arguments)
+        return arguments
+
+    def by_option(self, function: Any, message: str) -> str:
+        """Returns an error's message with the option's name in place of that of a record's field."""
+        for name, record in self._parameters(function):
+            if record is not None and name in PREFIXES:
+                message = prefixed(message, self._plain(function, record), PREFIXES[name])
+        return message
+
+    def _parameters(self, function: Any) -> list[tuple[str, Any]]:
+        """Each parameter, and its default where that is a record of several options."""
+        parameters = [p for p in _parameters_of(function).values() if p.name not in ("model", "schedule")]
+        return [
+            (p.name, p.default if dataclasses.is_dataclass(p.default) else None)
+            for p in parameters
+            if p.kind is not p.VAR_KEYWORD and p.name not in (*self.python_only, "base")
+        ]
+
+    def _fields(self, function: Any, record: Any) -> list[str]:
+        """The fields of a record that several options, or the run, write."""
+        taken = _parameters_of(function)
+        names = [f.name for f in dataclasses.fields(record) if f.name not in self.unused and f.name not in taken]
+        return [name for name in names if name in WRITTEN or name in OF_RUN]
+
+    def _plain(self, function: Any, record: Any) -> tuple[str, ...]:
+        """The fields of a record that are an option each."""
+        taken = {*self.unused, *self.python_only, *_parameters_of(function), *WRITTEN, *OF_RUN}
+        return tuple(name for name in written_fields(type(record)) if name not in taken)
+
+
+def _parameters_of(function: Any) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a recipe; ``**options`` of one that has no ``base`` stand for what FedAvg takes besides."""
+    parameters = dict(inspect.signature(function).parameters)
+    collects = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if not collects or "base" in parameters:
+        return parameters
+    more = dict(inspect.signature(catalogue("algorithms")["fed_avg"].recipe).parameters)
+    if "client_learning_rate" in parameters:  # by name: the recipe makes its own use of the rate
+        del more["client_optimizer"]
+    return {**{name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}, **more, **parameters}
+
+
+@functools.cache
+def _plain_options(record: Any, names: tuple[str, ...], prefix: str) -> type[Any]:
+    """The options that are plain fields of a record, with the record's values as defaults."""
+    return options_of_record(f"{type(record).__name__}Options", record, names, prefix)
+
+
+def _value(name: str, o: Any, supplied: Supplied) -> Any:
+    """The value of a parameter that several options, or the run, write."""
+    if name == "pool_size":
+        return _pool_size(o, supplied)
+    if name in OF_RUN:
+        return getattr(supplied, name)
+    group = WRITTEN[name]
+    return group(**{field.name: getattr(o, field.name) for field in dataclasses.fields(group)}).value()
+
+
+def arguments_of(function: Any, flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a recipe's arguments from flat names, as the command line has them: fields of records in their records.
+
+    For instance ``{"weighting": "uniform", "mu": 0.1}`` of ``fed_prox`` is ``mu=0.1`` and
+    ``averaging=Averaging(weighting="uniform")``.
+    """
+    arguments = dict(flat)
+    for parameter in _parameters_of(function).values():
+        record = arguments.get(parameter.name, parameter.default)
+        if dataclasses.is_dataclass(record):
+            names = {field.name for field in dataclasses.fields(record)} - {parameter.name}
+            fields = {name: arguments.pop(name) for name in names & arguments.keys()}
+            if fields:
+                arguments[parameter.name] = dataclasses.replace(record, **fields)  # type: ignore[type-var]
+    return arguments
+
+
+def entry_of(function: Any, name: str | None = None) -> AlgorithmEntry:
+    """Returns the entry of a marked recipe; ``name`` is how a user's own is written, ``package.module:function``.
+
+    Raises ``ValueError`` for a user's recipe with a parameter that a command line cannot write and that has no default.
+    """
+    about = dict(function.about)
+    layout: _Layout = about.pop("layout")
+    title, extra = name or function.__name__, layout.extra
+    groups = tuple(reversed(layout.groups(function)))  # so that the options of the first group come first
+    options = signature_options(title, function, layout.plain(function), groups, strict=name is not None)
     summary = (inspect.getdoc(function) or "an algorithm of your own").splitlines()[0]
-    why = "it is a function of your own; compare one that is near to it and has a rule, such as fed_avg or fed_prox"
-    return AlgorithmEntry(name, summary, build, options, recipe=function, rule=why)
+    summary = summary.removeprefix("Builds ").rstrip(".")
+
+    def build(o: Any, supplied: Supplied) -> Algorithm:
+        if getattr(o, "max_update_norm", None) is not None and getattr(o, "secure_aggregation", False):
+            raise ValueError("max_update_norm: needs single messages, which secure_aggregation hides")
+        if extra is not NoOptions:
+            extra(**{field.name: getattr(o, field.name) for field in dataclasses.fields(extra)}).check()
+        try:
+            return built(o, supplied)
+        except ValueError as error:  # which names a field of a record: the option is called otherwise
+            raise ValueError(layout.by_option(function, str(error))) from error
+
+    def built(o: Any, supplied: Supplied) -> Algorithm:
+        arguments = layout.arguments(function, o, supplied)
+        if "base" in _parameters_of(function):
+            inner = inside(o.base).recipe
+            arguments |= {"base": inner, **inner.about["layout"].arguments(inner, o, supplied)}  # type: ignore[union-attr]
+        algorithm: Algorithm = function(supplied.model, supplied.schedule, **arguments)
+        return algorithm
+
+    return AlgorithmEntry(title, summary, build, options, recipe=function, **about)
 
 
-def _kinds(function: Callable[..., Any]) -> set[Any]:
-    """The kinds of a function's parameters; none where they cannot be read, which ``own_options`` tells."""
-    try:
-        return {parameter.kind for parameter in inspect.signature(function).parameters.values()}
-    except (TypeError, ValueError):
-        return set()
+def entry_of_function(name: str, function: Any) -> AlgorithmEntry:
+    """Returns the entry of a user's recipe, called ``package.module:function``."""
+    entry = entry_of(function if hasattr(function, "about") else recipe(function), name)
+    if not {"client_learning_rate", "loss"} <= {field.name for field in dataclasses.fields(entry.options)}:
+        raise ValueError(f"algorithm: got {name!r}, must take client_learning_rate and loss, or **options")
+    return entry
+
+
+def _take_optimizer(name: str, arguments: dict[str, Any]) -> None:
+    """Replaces the rate among the arguments by an optimiser at that rate, if another than SGD is chosen."""
+    optimizer = choice("client_optimizer", arguments.pop(name), ("sgd", *OPTIMIZERS))
+    if optimizer == "sgd":
+        return
+    make = OPTIMIZERS[optimizer]
+    rate = arguments.pop("client_learning_rate" if name == "client_optimizer" else "learning_rate")
+    arguments[name] = at_rate(make, rate)
+
+
+def _pool_size(o: Any, supplied: Supplied) -> int | None:
+    """The most examples that one model pools in a round."""
+    if supplied.clients is None:
+        return None
+    slots = min(supplied.schedule.num_slots, supplied.schedule.num_clients)
+    return largest_sample(supplied.clients, slots, getattr(o, "beta", 1.0))
 
 
 def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:
-    """The options class of an algorithm; for one around another, joined with that of its ``base`` (default fed_avg).
+    """Returns the options class of an algorithm; for one around another, joined with that of its ``base``.
 
     Raises ``ValueError`` for a base that cannot stand inside another algorithm.
     """
-    if not entry.has_base:
-        return entry.options
-    inner = _inside(base or "fed_avg")
-    classes: Any = (entry.options, inner.options)
-    return _joined(classes)
+    return _joined((entry.options, inside(base or "fed_avg").options)) if entry.has_base else entry.options
 
 
 @functools.cache
@@ -275,118 +546,8 @@ def _joined(classes: Any) -> type[Any]:
     return dataclasses.dataclass(frozen=True)(joined)
 
 
-def _inside(base: str) -> AlgorithmEntry:
-    inside: dict[str, AlgorithmEntry] = {name: entry for name, entry in catalogue("algorithms").items() if entry.inside}
-    choice("base", base, inside)
-    return inside[base]
-
-
-def plain(o: Any) -> Mapping[str, Any]:
-    """The rule of FedAvg."""
-    return {}
-
-
-def rule_of(entry: AlgorithmEntry, o: Any) -> Mapping[str, Any]:
-    """Fields of ``theory.Rule``, from the ``rule`` of the algorithm's entry, or of that of the one inside it.
-
-    Raises ``ValueError`` where theory has no rule.
-    """
-    own = _inside(o.base) if entry.has_base else entry
-    if isinstance(own.rule, str):
-        raise ValueError(f"algorithm: got {own.name!r}, of which theory has no rule: {own.rule}")
-    return own.rule(o)
-
-
-def rate_of(o: Descent) -> Rate:
-    """The clients' rate, of the round if it decays."""
-    checks.number("client_learning_rate", o.client_learning_rate, above=0)
-    checks.number("decay", o.decay, above=0, at_most=1)
-    checks.whole("decay_every", o.decay_every)
-    rate = o.client_learning_rate
-    return rate if o.decay == 1 else staircase_decay(rate, o.decay, o.decay_every)
-
-
-def work_of(o: Training) -> Work:
-    """The local work."""
-    if o.local_steps is not None and o.local_epochs is not None:
-        raise ValueError(
-            f"local_steps: got {o.local_steps} beside local_epochs {o.local_epochs}, must be one of the two"
-        )
-    for name in ("local_steps", "local_epochs"):
-        if getattr(o, name) is not None:
-            checks.whole(name, getattr(o, name))
-    checks.whole("batch_size", o.batch_size, 0)
-    epochs = DEFAULT_EPOCHS if o.local_steps is None and o.local_epochs is None else o.local_epochs
-    return Work(o.local_steps, epochs, o.batch_size if o.batch_size > 0 else None)
-
-
-def channel_of(o: Sending) -> Channel | None:
-    """How updates travel; None: as they are. Raises ``ValueError`` for a sparsity beside a channel."""
-    check_sparsity(o.sparsity)
-    if o.sparsity > 0 and o.channel != "lossless":
-        raise ValueError(f"sparsity: sends by top_k, but channel is {o.channel!r}: give one of the two")
-    return named_channel(o.channel if o.sparsity == 0 else f"top_k:{1 - o.sparsity:.15f}", o.error_feedback)
-
-
-def shared_arguments(o: Any) -> dict[str, Any]:
-    """A recipe's arguments from the shared options; without an option the recipe's own default stays."""
-    given: dict[str, Any] = {}
-    if isinstance(o, Descent):
-        accept = None if o.max_update_norm is None else faults.finite(_bound(o))
-        given |= {"client_learning_rate": rate_of(o), "loss": o.loss, "accept": accept}
-    if isinstance(o, Stepping) and o.client_optimizer != "sgd":
-        choice("client_optimizer", o.client_optimizer, OPTIMIZERS)
-        given["client_optimizer"] = OPTIMIZERS[o.client_optimizer]
-    if isinstance(o, Training):
-        given["work"] = work_of(o)
-    for name in ("server_learning_rate", "weighting"):
-        if getattr(o, name, None) is not None:
-            given[name] = getattr(o, name)
-    if isinstance(o, Hiding):
-        given |= {"beta": o.beta} if o.beta != 1 else {}
-        given |= {"shuffle": True} if o.shuffle else {}
-    if isinstance(o, Sending):
-        given |= {"secure_aggregation": 32} if o.secure_aggregation else {}
-        wire = channel_of(o)
-        given |= {} if wire is None else {"channel": wire}
-    return given
-
-
-def _bound(o: Descent) -> float:
-    """The largest norm of an accepted update; raises ``ValueError`` where the server cannot see single messages."""
-    bound = o.max_update_norm
-    if bound is None or not bound > 0:
-        raise ValueError(f"max_update_norm: got {bound}, must be above 0 (inf: of any size)")
-    if isinstance(o, Sending) and o.secure_aggregation:
-        raise ValueError("max_update_norm: needs single messages, which secure_aggregation hides")
-    return bound
-
-
-def own_arguments(options: type[Any], o: Any) -> dict[str, Any]:
-    """The values in ``o`` of those options that only this algorithm has, or their defaults: arguments by name."""
-    own = {field.name: field.default for field in dataclasses.fields(options) if field.name not in SHARED}
-    return {name: getattr(o, name, default) for name, default in own.items()}
-
-
-def entry_of(
-    recipe: Callable[..., Algorithm],
-    summary: str,
-    options: type[Any] = Averaging,
-    renamed: Mapping[str, str] | None = None,
-    **more: Any,
-) -> AlgorithmEntry:
-    """The entry of a recipe, under the recipe's name; ``more`` are further fields of ``AlgorithmEntry``.
-
-    Unless ``more`` has a ``build``, options are passed to the recipe's arguments of the same names, or of the names in
-    ``renamed`` (option -> argument). The recipe also gets the fields of ``Given`` that it ``needs`` and, if it wraps
-    another algorithm, that one's recipe and options.
-    """
-
-    def build(o: Any, given: Given) -> Algorithm:
-        own = {(renamed or {}).get(name, name): value for name, value in shared_arguments(o).items()}
-        own |= {name: getattr(given, name) for name in more.get("needs", ())}
-        inner = _inside(o.base) if issubclass(options, Around) else None
-        own |= own_arguments(options, o) if inner is None else {"base": inner.recipe, **own_arguments(inner.options, o)}
-        return recipe(given.model, given.schedule, **own)
-
-    return AlgorithmEntry(recipe.__name__, summary, **{"build": build, **more}, options=options, recipe=recipe)
+def inside(base: str) -> AlgorithmEntry:
+    """Returns the entry of an algorithm that may stand inside another; raises ``ValueError`` for any other name."""
+    bases: dict[str, AlgorithmEntry] = {name: entry for name, entry in catalogue("algorithms").items() if entry.inside}
+    choice("base", base, bases)
+    return bases[base]

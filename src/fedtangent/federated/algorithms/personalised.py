@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,21 @@ import numpy as np
 
 from fedtangent import pytrees, streams
 from fedtangent.checks import instance, number
-from fedtangent.federated.algorithms.common import Options, client_descent, train_and_average
-from fedtangent.federated.algorithms.entry import TRAINED, Averaging, Laws, Training, entry_of
-from fedtangent.federated.compose import State
+from fedtangent.federated.algorithms.common import (
+    DEFAULT_WORK,
+    Averaging,
+    AveragingParts,
+    local_descent,
+    train_and_average,
+    trained,
+)
+from fedtangent.federated.algorithms.entry import recipe
+from fedtangent.federated.compose import Parts, State
 from fedtangent.federated.local import LocalProblem, Posed, Work, minimise, no_state, validate_work
 from fedtangent.federated.predict import mean_of_models, own_models
-from fedtangent.federated.rates import Optimizer, Rate, at_round, check_rate, sgd
 from fedtangent.federated.server import optax_server
 from fedtangent.losses import Loss, get_loss
+from fedtangent.optimizers import Optimizer, Rate, at_round, check_rate, sgd
 from fedtangent.types import (
     Algorithm,
     Array,
@@ -34,46 +41,79 @@ from fedtangent.types import (
     Server,
 )
 
+ALONE = "every client has a model of its own; nearest is fed_ensemble, or fed_avg with one client"
 
+
+@dataclasses.dataclass(frozen=True)
+class PersonalTraining:
+    """How Ditto's clients train their personal models; raises ``ValueError`` for a negative mu."""
+
+    mu: float | Array = 0.1
+    """How strongly a personal model is held near the global one (the paper's lambda): 0 leaves it alone."""
+    personal_learning_rate: Rate | None = None
+    """Step size, a number or a schedule of the round (default: that of the global model)."""
+    personal_work: Work | None = None
+    """Local steps and minibatches, drawn apart from those of the global model (default: as those)."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a negative mu."""
+        number("mu", self.mu, at_least=0)
+
+
+@recipe(
+    papers=("li2021",),
+    parts="local SGD, and a personal model with prox; mean; SGD",
+    python_only=("personal_learning_rate",),
+    personal=True,
+)
 def ditto(
     model: Model,
     schedule: Schedule,
-    *,
-    mu: float | Array,
-    client_learning_rate: Rate,
-    work: Work,
-    personal_learning_rate: Rate | None = None,
-    personal_work: Work | None = None,
-    **options: Unpack[Options],
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    personal_training: PersonalTraining = PersonalTraining(),
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """Ditto (Li et al., 2021, algorithm 1): FedAvg, and a personal model v_i beside it for every client.
+    """Builds Ditto: FedAvg, and a personal model v_i beside it for every client (Li et al., 2021, algorithm 1).
 
-    A client that takes part trains the broadcast model w as in FedAvg, and takes ``personal_work`` steps
+    A client that takes part trains the broadcast model w as in FedAvg, and takes steps
     ``v_i <- v_i - rate * (grad F_i(v_i) + mu (v_i - w))`` on its own, w being the model as broadcast. v_i starts from
-    the initial model and never travels; ``algorithm.personal`` predicts with it (the mean over the K models' v_i).
+    the initial model and never travels; ``algorithm.personal`` predicts with it (the mean over the K models' v_i). The
+    server averages as in FedAvg (by examples; the paper's ``1/|S_t|`` is ``weighting="uniform"``) and gets the same
+    global model.
 
     Args:
-        mu: the paper's lambda, at least 0: 0 leaves v_i to the client alone, a large one keeps it at w.
-        personal_learning_rate: ``client_learning_rate`` by default; a schedule of the round too.
-        personal_work: ``work`` by default; its minibatches are drawn apart from those of the global model.
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        personal_training: Rate and steps of the personal model, and how strongly it is held at w.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
 
-    The server averages as in FedAvg (by examples; the paper's ``1/|S_t|`` is ``weighting="uniform"``) and gets the same
-    global model. Raises ``ValueError`` for a negative ``mu``, a rate that is not positive, an impossible work.
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: As ``fed_avg`` raises.
     """
-    number("mu", mu, at_least=0)
-    rate = client_learning_rate if personal_learning_rate is None else personal_learning_rate
-    own_work = work if personal_work is None else personal_work
-    check_rate("personal_learning_rate" if personal_learning_rate is not None else "client_learning_rate", rate)
-    validate_work(own_work)
-    loss = get_loss(options.get("loss", "squared_error"))
-    descent = client_descent(rate, options.get("client_optimizer"))
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    steps = work if personal_training.personal_work is None else personal_training.personal_work
+    validate_work(steps)
+    rate = personal_training.personal_learning_rate
+    if rate is not None:
+        check_rate("personal_learning_rate", rate)
+    descent = local_descent(training) if rate is None else sgd(rate)
 
     def around(train: Local) -> Local:
-        return _with_personal_model(train, model, loss, descent, own_work, mu)
+        return _with_personal_model(train, model, get_loss(training.loss), descent, steps, personal_training.mu)
 
-    return train_and_average(
-        "ditto", model, schedule, client_learning_rate, work, options, around=around, personal=own_models
-    )
+    own = AveragingParts(around=around, parts=Parts(personal=own_models))
+    rule = "every client predicts with a model of its own; nearest is fed_avg, the model that all share"
+    return train_and_average("ditto", training, schedule, averaging, own, rule)
 
 
 def _with_personal_model(
@@ -147,26 +187,50 @@ class _Shared(NamedTuple):
     private: PyTree  # the initial private parameters
 
 
+@recipe(
+    papers=("liang2020",),
+    parts="local SGD; mean of the shared parameters; SGD",
+    personal=True,
+    unused=("server_optimizer",),
+)
 def lg_fed_avg(
     model: Model,
     schedule: Schedule,
-    *,
-    private: PyTree | str,
-    client_learning_rate: Rate,
-    work: Work,
-    **options: Unpack[Options],
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    private: PyTree | str = "^0/",
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """LG-FedAvg (Liang et al., 2020, algorithm 1): some parameters stay with the client, the others are averaged.
+    """Builds LG-FedAvg: some parameters stay with the client, the others are averaged.
+
+    Source: Liang et al., 2020, algorithm 1.
 
     Local training is joint over both parts. Only the shared ones are broadcast, sent and charged; a client's private
     ones start from the initial model and are its own for each of the K models.
 
-    ``private`` says which parameters stay: a tree of bools like the parameters, or a regular expression searched for in
-    a parameter's path (``private_mask``). The paper's are the lower layers, a client's own representation.
-
     ``algorithm.personal`` predicts with the shared part and the client's own private part. ``algorithm.predict``, for
     somebody without a private part, uses the shared part with the *initial* private part, which it was not trained
-    with. Raises ``ValueError`` for a ``private`` that matches no parameter, or all of them.
+    with.
+
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        private: Regular expression searched for in a parameter's path: those that match stay with their client. Or a
+            tree of bools like the parameters (``private_mask``). The paper's are the lower layers, a client's own
+            representation.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: A ``private`` that matches no parameter, or all of them, and as ``fed_avg`` raises.
     """
     mask = private_mask(model, private)
 
@@ -186,24 +250,16 @@ def lg_fed_avg(
         nobodys = joined(state.server.server.params, state.server.private)
         return mean_of_models(model, nobodys, x)
 
-    parts = Posed(
+    posed = Posed(
         pose=pose,
         answer=answer,
         init=lambda params: private_part(mask, params),
         message=lambda params: shared_part(mask, params),
     )
-    return train_and_average(
-        "lg_fed_avg",
-        model,
-        schedule,
-        client_learning_rate,
-        work,
-        options,
-        server=server,
-        local=parts,
-        personal=personal,
-        predict=predict,
-    )
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    own = AveragingParts(server, posed, parts=Parts(personal=personal, predict=predict))
+    rule = "some parameters stay with their client; nearest is fed_avg, where all are shared"
+    return train_and_average("lg_fed_avg", training, schedule, averaging, own, rule)
 
 
 def _of_shared_part(server: Server, mask: PyTree) -> Server:
@@ -221,24 +277,46 @@ def _of_shared_part(server: Server, mask: PyTree) -> Server:
     )
 
 
+@recipe(
+    papers=("mcmahan2017",),
+    parts="local SGD; nothing; nothing",
+    personal=True,
+    sends="nothing",
+    unused=("server_learning_rate", "server_optimizer", "channel", "accept", "shuffle", "secure_aggregation"),
+)
 def local_only(
-    model: Model, schedule: Schedule, *, client_learning_rate: Rate, work: Work, **options: Unpack[Options]
+    model: Model,
+    schedule: Schedule,
+    client_learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    loss: str | Loss | None = None,
+    client_optimizer: Optimizer | None = None,
+    averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """Purely local training: every client trains models of its own, from the initial ones, and nothing is averaged.
+    """Builds purely local training: every client trains models of its own, from the initial ones, without any average.
 
     Charged are the K initial models, sent to every client before the first round, and nothing after that.
     ``algorithm.personal`` predicts with the client's own models; ``algorithm.predict`` is the mean over all N clients
     of their models' outputs (also of clients that have not trained yet), at the cost of N predictions a model.
 
-    Raises ``ValueError`` for the options ``server_learning_rate``, ``channel``, ``accept``, ``shuffle`` and
-    ``secure_aggregation``: there is no server's step, and nothing travels.
+    Args:
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        work: Local steps, or epochs, and minibatches of a round.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
+        averaging: Weights, server step and channel.
+
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: Options of a server or a channel, since nothing travels, and as ``fed_avg`` raises.
     """
-    for name in ("server_learning_rate", "channel", "accept", "shuffle", "secure_aggregation"):
-        if options.get(name) is not None:
-            raise ValueError(f"{name}: got {options.get(name)!r}, but in local_only nothing travels: leave it out")
     instance("model", model, Model)
     initial = pytrees.num_bytes(jax.eval_shape(model.init, jax.random.key(0)))
-    parts = Posed(
+    posed = Posed(
         pose=lambda broadcast, own: LocalProblem(start=own),
         answer=lambda broadcast, own, params, steps, client: ((), params),
         init=lambda params: params,
@@ -255,19 +333,18 @@ def local_only(
         params=lambda state: state,
         update=lambda state, aggregated, info: (state, {}),
     )
-    return train_and_average(
-        "local_only",
-        model,
-        schedule,
-        client_learning_rate,
-        work,
-        options,
-        server=server,
-        local=parts,
-        personal=own_models,
-        predict=predict,  # the server's models never move
-        once=(0, schedule.num_models * schedule.num_clients * initial),
+    once = schedule.num_models * schedule.num_clients * initial
+    own = AveragingParts(
+        server,
+        posed,
+        parts=Parts(
+            personal=own_models,
+            predict=predict,  # the server's models never move
+            ledger=lambda cost, data: cost._replace(downlink_once=once),
+        ),
     )
+    training = trained(model, client_learning_rate, client_optimizer, work, loss)
+    return train_and_average("local_only", training, schedule, averaging, own, ALONE)
 
 
 def _mean_of_clients(model: Model, models: PyTree, x: Array) -> Array:
@@ -279,59 +356,3 @@ def _mean_of_clients(model: Model, models: PyTree, x: Array) -> Array:
         return total + model.apply(params, x), None
 
     return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), models)[0] / num_clients
-
-
-@dataclasses.dataclass(frozen=True)
-class DittoOptions(Averaging):
-    """Options of Ditto."""
-
-    mu: float = 0.1
-    """How strongly a personal model is held near the global one (the paper's lambda)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LgFedAvgOptions(Averaging):
-    """Options of LG-FedAvg."""
-
-    private: str = "^0/"
-    """Regular expression; parameters whose path matches it stay with their client."""
-
-
-_ALONE = {
-    "rejection": "no message carries anything that could be rejected",
-    "doubling": "no client has any influence on another, nor on the server",
-}
-
-ENTRIES = (
-    entry_of(
-        ditto,
-        "FedAvg, and a personal model of each client held near it by --mu (Li et al., 2021)",
-        DittoOptions,
-        papers=("li2021",),
-        parts="local SGD, and a personal model with prox; mean; SGD",
-        rule="every client predicts with a model of its own; nearest is fed_avg, the model that all share",
-        personal=True,
-        laws=Laws({**TRAINED, "mu": 0.5, "personal_work": Work(steps=3, batch_size=4)}),
-    ),
-    entry_of(
-        lg_fed_avg,
-        "parameters that match --private stay with their client (LG-FedAvg, Liang et al., 2020)",
-        LgFedAvgOptions,
-        papers=("liang2020",),
-        parts="local SGD; mean of the shared parameters; SGD",
-        rule="some parameters stay with their client; nearest is fed_avg, where all are shared",
-        personal=True,
-        laws=Laws({**TRAINED, "private": "[Wb]"}),
-    ),
-    entry_of(
-        local_only,
-        "every client trains alone",
-        Training,
-        papers=("mcmahan2017",),
-        parts="local SGD; nothing; nothing",
-        rule="every client has a model of its own; nearest is fed_ensemble, or fed_avg with one client",
-        personal=True,
-        sends="nothing",
-        laws=Laws(compared="client", nothing_on=("uplink_bytes",), exempt=_ALONE),
-    ),
-)

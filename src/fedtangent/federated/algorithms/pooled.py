@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedtangent.checks import instance, whole
 from fedtangent.data.sharing import number_given
 from fedtangent.federated.aggregate import Stacked, stack
 from fedtangent.federated.algorithms.averaging import check_base, fed_avg
-from fedtangent.federated.algorithms.common import check_data, client_descent
-from fedtangent.federated.algorithms.entry import Around, Laws, Training, entry_of
-from fedtangent.federated.compose import compose, sequentially
+from fedtangent.federated.algorithms.common import DEFAULT_WORK, check_data, local_descent, trained
+from fedtangent.federated.algorithms.entry import recipe
+from fedtangent.federated.compose import Parts, compose, sequentially
 from fedtangent.federated.local import LocalProblem, Work, minimise, validate_work
 from fedtangent.federated.ntk_fl import send_examples
-from fedtangent.federated.rates import Optimizer, Rate, at_round, check_rate
 from fedtangent.federated.wire import ledger
 from fedtangent.federated.wire.channel import as_is
 from fedtangent.losses import Loss, get_loss
+from fedtangent.optimizers import Optimizer, Rate, at_round
 from fedtangent.types import (
     Accept,
     Algorithm,
     Array,
     Client,
+    Composition,
     Cost,
     FederatedData,
     Model,
     PyTree,
+    Recipe,
     RoundInfo,
     Schedule,
     Server,
@@ -41,18 +41,18 @@ from fedtangent.types import (
 )
 
 
+@recipe(papers=("yue2022",), parts="its examples; pool; SGD on the pool", sends="examples")
 def centralised(
     model: Model,
     schedule: Schedule,
-    *,
-    learning_rate: Rate,
-    work: Work,
-    loss: str | Loss = "squared_error",
-    optimizer: Callable[[float | Array], optax.GradientTransformation] | None = None,
+    learning_rate: Rate | None = None,
+    work: Work = DEFAULT_WORK,
+    loss: str | Loss | None = None,
+    optimizer: Optimizer | None = None,
     slots_per_model: int | None = None,
     accept: Accept | None = None,
 ) -> Algorithm:
-    """Centralised training, the upper bound of NTK-FL, section 6, (iii): SGD at the server on the cohort's data.
+    """Builds centralised training: SGD at the server on the cohort's data (NTK-FL, section 6, (iii): the upper bound).
 
     The clients of a round hand over their examples; the server trains each model on the pooled examples of its
     clients: ``work`` counts its steps, or its epochs over the pool, and its minibatches are drawn from all pooled rows.
@@ -60,30 +60,37 @@ def centralised(
     and nothing downwards.
 
     Args:
-        learning_rate: may be a schedule of the round.
-        optimizer: from the rate, SGD by default; its state does not outlive a round.
-        slots_per_model: the most clients that one model pools in a round (all slots by default); ``info["dropped"]``
+        model: Network that the server trains.
+        schedule: Which client hands its examples to which model in which round.
+        learning_rate: Step size of the server, a number or a schedule of the round.
+        work: Steps, or epochs over the pool, and minibatches of a round.
+        loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
+        optimizer: An optax optimiser, in place of gradient descent; its state does not outlive a round.
+        slots_per_model: The most clients that one model pools in a round (default: all slots); ``info["dropped"]``
             counts, per model, those beyond it.
+        accept: Which messages count (default: all).
 
-    Raises ``ValueError`` for a rate that is not positive, an impossible ``work``, an unknown loss, or
-    ``slots_per_model`` outside 1 .. S.
+    Returns:
+        The algorithm; theory has no rule for it, and its ``rule`` says why.
+
+    Raises:
+        ValueError: Not exactly one of rate and optimiser, an impossible ``work``, an unknown loss, or
+            ``slots_per_model`` outside 1 .. S.
     """
-    check_rate("learning_rate", learning_rate)
+    training = trained(model, learning_rate, optimizer, work, loss, "")
     instance("schedule", schedule, Schedule)
     slots = schedule.num_slots if slots_per_model is None else slots_per_model
     whole("slots_per_model", slots, 1, schedule.num_slots)
-    server = pool_server(model, get_loss(loss), client_descent(learning_rate, optimizer), work)
-    return compose(
-        "centralised",
-        model,
-        send_examples(),
-        server,
-        schedule,
+    parts = Parts(
         aggregate=stack(slots),
         channel=as_is(lambda message, broadcast: (0, ledger.example_bytes(message.x, message.y))),
-        map_models=sequentially,
         accept=accept,
-        check=partial(check_data, loss),
+        check=partial(check_data, training.loss),
+    )
+    server = pool_server(model, get_loss(training.loss), local_descent(training), work)
+    rule = "its server trains on the pooled examples; nearest is fed_avg with one client, who holds them all"
+    return compose(
+        "centralised", model, send_examples(), server, schedule, parts, Composition(training, "examples", rule)
     )
 
 
@@ -120,32 +127,46 @@ def pool_server(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> S
             "dropped": aggregated.beyond,  # clients beyond the slots of the pool were not heard: reported
         }
 
-    return Server(init=lambda params: params, broadcast=lambda params: (), params=lambda params: params, update=update)
+    return Server(
+        init=lambda params: params,
+        broadcast=lambda params: (),
+        params=lambda params: params,
+        update=update,
+        map_models=sequentially,
+    )
 
 
+@recipe(papers=("zhao2018",), parts="those of --base, on shared examples too", python_only=("fraction",))
 def data_sharing(
     model: Model,
     schedule: Schedule,
     *,
     shared: Sequence[int] | np.ndarray,
     fraction: float = 1.0,
-    base: Callable[..., Algorithm] = fed_avg,
+    base: Recipe = fed_avg,
     **options: Any,
 ) -> Algorithm:
-    """Data sharing (Zhao et al., 2018, section 4; NTK-FL, section 6, (i)): clients also train on a global set.
+    """Builds data sharing: clients also train on a global set (Zhao et al., 2018, section 4; NTK-FL, section 6, (i)).
 
     It is ``base`` on data that ``sharing.with_shared(partition, shared, fraction)`` made, charged once, before the
     first round, for the x and y of the shared examples that every client is sent. A client's weight counts all that it
     holds.
 
     Args:
-        shared: indices of the global set G (``sharing.class_balanced`` draws one uniformly by class). NTK-FL's has
+        model: Network that the clients train.
+        schedule: Which client trains which model in which round.
+        shared: Indices of the global set G (``sharing.class_balanced`` draws one uniformly by class). NTK-FL's has
             10 % as many examples as all clients together.
-        fraction: how much of it each client got, the paper's alpha; NTK-FL's clients get all of it.
-        options: those of ``base``.
+        fraction: Share of the global set that each client gets, the paper's alpha; NTK-FL's clients get all of it.
+        base: Recipe of the algorithm inside, such as ``fed_avg``.
+        options: Further arguments of ``base``.
 
-    Raises ``ValueError`` for a ``shared`` that is empty, repeats an index or is no list of whole numbers, a fraction
-    outside (0, 1], and, before a run, for data of which some client that has examples was not given its shared ones.
+    Returns:
+        The algorithm, with the rule of ``base``.
+
+    Raises:
+        ValueError: A ``shared`` that is empty, repeats an index or is no list of whole numbers, a fraction outside
+            (0, 1], and, before a run, data of which some client that has examples was not given its shared ones.
     """
     each = number_given(shared, fraction)
     chosen = np.asarray(shared, np.int64)
@@ -176,39 +197,3 @@ def _sharing_clients(data: FederatedData, shared: np.ndarray, each: int) -> int:
             f"({short.size} such): make the partition with sharing.with_shared"
         )
     return int(np.sum(sizes > 0))
-
-
-@dataclasses.dataclass(frozen=True)
-class DataSharingOptions(Around):
-    """Options of data sharing."""
-
-    shared_fraction: float = 0.1
-    """Share of all examples that every client holds."""
-
-
-ENTRIES = (
-    entry_of(
-        centralised,
-        "SGD at the server on the cohort's pooled data",
-        Training,
-        renamed={"client_learning_rate": "learning_rate", "client_optimizer": "optimizer"},
-        papers=("yue2022",),
-        parts="its examples; pool; SGD on the pool",
-        rule="its server trains on the pooled examples; nearest is fed_avg with one client, who holds them all",
-        sends="examples",
-        laws=Laws(
-            {"learning_rate": 0.2, "work": Work(epochs=2, batch_size=3)},
-            exact={"work": Work(steps=3)},
-            doubled="examples",
-            nothing_on=("downlink_bytes",),
-        ),
-    ),
-    entry_of(
-        data_sharing,
-        "every client holds --shared-fraction of all examples too, around --base (Zhao et al., 2018)",
-        DataSharingOptions,
-        papers=("zhao2018",),
-        parts="those of --base, on shared examples too",
-        needs=("shared",),
-    ),
-)

@@ -93,12 +93,15 @@ class Evolution:
     """What ``ntk_evolve`` does, all of it static; raises ``ValueError`` for what is not allowed."""
 
     times: tuple[int, ...] = tuple(range(100, 2001, 100))
-    """Candidate numbers of gradient steps, increasing; the one with the smallest loss is kept (eq. 11a)."""
+    """Candidate numbers of gradient steps. They increase; the one with the smallest loss is kept (eq. 11a)."""
     kernel: str = "averaged"
-    """"averaged" evolves every output with the paper's ``H = 1/C sum_k Theta_kk`` [n, n]; "exact" with the whole
-    kernel, that is exactly the linearised network's gradient descent."""
+    """averaged (the paper's H for all outputs) or exact. "averaged" evolves every output with the paper's
+    ``H = 1/C sum_k Theta_kk`` [n, n]; "exact" with the whole kernel, that is exactly the linearised network's gradient
+    descent."""
     method: str = "auto"
-    """"eigh", one eigendecomposition for all times (of H, or of the [n C, n C] kernel); "chebyshev", a series of about
+    """auto (the cheapest), eigh, chebyshev, iterate or multirate; all give the same.
+
+    "eigh" is one eigendecomposition for all times (of H, or of the [n C, n C] kernel); "chebyshev" a series of about
     ``sqrt(60 t)`` products with the kernel (with H, or with one forward and one backward derivative each); "iterate",
     the steps themselves, t products; "multirate", for the cross entropy, the steps with a part of low rank of the
     kernel and a few hundred products with the whole (``multirate.multirate_dual``); "auto", the cheapest by measured
@@ -107,14 +110,15 @@ class Evolution:
     linearise: Linearise | None = None
     """What stands for the network's Jacobian (a function, made once); the whole network's by default."""
     criterion: str = "loss"
-    """By what the time is chosen: "loss", or "accuracy" (the share of wrong examples, ties to the earlier time)."""
+    """Choose the number of steps by loss or accuracy. Ties of accuracies go to the earlier time."""
     patience: int | None = None
-    """End the search once the loss has risen so many candidates in a row; None looks at all."""
+    """Stop looking once the loss rose so many candidates in a row (default: look at all)."""
     unstable: str = "stop"
-    """What to do with a learning rate above ``2 N C / lambda_max`` of the kernel in use (of the cross entropy
-    ``4 N / lambda_max``): "stop" (raise, or where the values are traced keep the parameters, with status 3), "clip" it
-    to 0.9 of that, or "allow" it, which diverges at large times. The averaged kernel's lambda_max is below the whole
-    one's."""
+    """A step size above the largest stable one: stop, clip (take 0.9 of that) or allow.
+
+    That is ``2 N C / lambda_max`` of the kernel in use (of the cross entropy ``4 N / lambda_max``). "stop" raises, or
+    where the values are traced keeps the parameters, with status 3; what is allowed diverges at large times. The
+    averaged kernel's lambda_max is below the whole one's."""
     loss: str = "squared_error"
     """"squared_error", the paper's; or "cross_entropy", ``-1/N sum y log softmax(f)``, that of its authors' code: f
     moves by ``eta / N Theta (y - softmax(f))`` a step, which has no closed form. It diverges for no step of up to

@@ -16,8 +16,8 @@ from fedtangent.federated.aggregate import Stacked
 from fedtangent.federated.ntk_fl.evolution import ntk_evolve
 from fedtangent.federated.ntk_fl.options import Evolution, held_out
 from fedtangent.federated.ntk_fl.tangent import Examples
-from fedtangent.federated.rates import Rate, rate_at
 from fedtangent.federated.wire.shuffler import permuted
+from fedtangent.optimizers import Rate, rate_at
 from fedtangent.types import Array, Client, Key, Local, Model, PyTree, RoundInfo, Server
 
 

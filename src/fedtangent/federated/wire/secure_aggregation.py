@@ -56,14 +56,6 @@ def secured(server: Server, slots_per_model: int, *, bits: int = 32, limit: floa
     return stack(slots_per_model), server._replace(update=update)
 
 
-def sum_only(algorithm: str, messages: str) -> ValueError:
-    """What to raise where an algorithm's server reads each client's ``messages``."""
-    return ValueError(
-        f"secure_aggregation: {algorithm} needs every client's {messages} one by one, but masked messages give their "
-        "sum only: use it with an algorithm that averages"
-    )
-
-
 def masked_numbers(bits: int = 32) -> Channel:
     """The uplink of secure aggregation. Raises ``ValueError`` for bits other than 32 and 64."""
     _check_bits(bits)

@@ -13,6 +13,7 @@ from fedtangent.data.federated import federated_data
 from fedtangent.data.partition.given import consecutive
 from fedtangent.engine.run import simulate
 from fedtangent.federated.algorithms import fed_avg
+from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import all_clients
 from fedtangent.models.linear_networks import deep_linear
@@ -66,7 +67,7 @@ def algorithm_of(size: Size, learning_rate: float) -> Algorithm:
         client_learning_rate=learning_rate,
         loss="squared_error_sum",
         work=Work(steps=size.local_steps),
-        weighting="uniform",
+        averaging=Averaging(weighting="uniform"),
     )
 
 

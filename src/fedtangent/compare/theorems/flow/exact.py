@@ -25,6 +25,7 @@ from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict, slope_verdict
 from fedtangent.data import partition
 from fedtangent.federated import algorithms, graph, schedule
+from fedtangent.federated.algorithms.entry import arguments_of
 from fedtangent.federated.local import Work
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent.models.dense import mlp
@@ -199,13 +200,14 @@ def _setting(
 def run(option: Option, setting: Setting, width: int, draws: int) -> Simulated:
     """Train ``draws`` initialisations under the option."""
     setting = dataclasses.replace(setting, schedule=option.schedule(), draws=draws)
+    arguments = {"client_learning_rate": setting.learning_rate, **option.both, **option.simulated}
+    if "client_optimizer" in arguments:  # a function from the rate
+        arguments["client_optimizer"] = arguments["client_optimizer"](arguments.pop("client_learning_rate"))
     algorithm = option.recipe(
         setting.model(width),
         setting.schedule,
-        client_learning_rate=setting.learning_rate,
         work=Work(steps=LOCAL_STEPS),
-        **option.both,
-        **option.simulated,
+        **arguments_of(option.recipe, arguments),
     )
     return trained(setting, algorithm, option.name, width, mapping="scan")
 

@@ -11,6 +11,7 @@ import numpy as np
 from fedtangent.data.federated import federated_data
 from fedtangent.data.partition.given import consecutive
 from fedtangent.engine.run import params_by_round
+from fedtangent.federated.algorithms.entry import arguments_of
 from fedtangent.federated.local import Work
 from fedtangent.models.features import linear
 from fedtangent.types import Algorithm, Partition, Schedule
@@ -73,7 +74,7 @@ def simulated(
         descent.schedule,
         client_learning_rate=descent.rate,
         work=Work(steps=descent.steps),
-        **options,
+        **arguments_of(recipe, options),
     )
     held = federated_data(problem.x, problem.y[:, None], problem.partition, dtype=jnp.float64)
     path = params_by_round(algorithm, held, descent.rounds, descent.seed, every=every, mapping="vmap")

@@ -21,6 +21,7 @@ from fedtangent.engine.history import History
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
+from fedtangent.federated.ntk_fl import Evolution
 from fedtangent.models.two_layer import two_layer_relu
 from fedtangent.theory.ntk_fl.convergence import (
     NtkTheorem,
@@ -97,7 +98,9 @@ def ntk_fl_decay(case: AllowedRun, times: tuple[int, ...]) -> Decay:
     first = ntk_theorem_1(PAIR, case.residual, start, learning_rate=1e-3, delta=DELTA)
     eta = 0.999 * largest_learning_rate(first.constants)
     theorem = ntk_theorem_1(PAIR, case.residual, start, learning_rate=eta, delta=DELTA)
-    algorithm = algorithms.ntk_fl(case.model, schedule.all_clients(2), learning_rate=eta, times=times, method="eigh")
+    algorithm = algorithms.ntk_fl(
+        case.model, schedule.all_clients(2), learning_rate=eta, evolution=Evolution(times=times, method="eigh")
+    )
     history = _run(case, algorithm, ROUNDS, ROUNDS)
     losses, before = (np.asarray(history.rounds[name])[:, 0] for name in ("losses", "loss_before"))
     return Decay(theorem, np.broadcast_to(times, losses.shape), losses / before[:, None])

@@ -16,6 +16,7 @@ from fedtangent.data.partition.given import consecutive
 from fedtangent.engine.history import History
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms, schedule
+from fedtangent.federated.ntk_fl import Evolution
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.models.linearised import first_order
 from fedtangent.theory.ntk_fl.convergence import ntk_evolution
@@ -101,7 +102,9 @@ def _run(
     rounds: int = ROUNDS,
 ) -> History:
     """The history of NTK-FL with every client in every round, and the weights after each."""
-    algorithm = algorithms.ntk_fl(model, schedule.all_clients(3), learning_rate=eta, times=times, method="eigh")
+    algorithm = algorithms.ntk_fl(
+        model, schedule.all_clients(3), learning_rate=eta, evolution=Evolution(times=times, method="eigh")
+    )
     assert algorithm.params is not None
     read, held = algorithm.params, datasets.federated_data(points[0], points[1][:, None], CLIENTS, dtype=jnp.float64)
 

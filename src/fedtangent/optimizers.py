@@ -1,0 +1,202 @@
+"""Learning rates and optimisers: schedules of the round, optax transformations, and which of them are linear.
+
+An optimiser is linear in its gradients if T steps with gradients g_1 .. g_T move it by ``-rate sum_t a_t g_t`` with
+numbers a_t of its own (Wang et al., 2020, eq. 4 and 5: SGD, momentum).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedtangent import pytrees
+from fedtangent.checks import number, whole
+from fedtangent.types import Array, PyTree
+
+Rate: TypeAlias = float | Array | Callable[[Array], Array]
+Optimizer: TypeAlias = optax.GradientTransformation | Callable[[Array], optax.GradientTransformation]
+
+_STEPS, _TOLERANCE = 4, 1e-3  # an optimiser that is not linear is off by the order of 1
+_FACTORS = (1e6, 1e-6)  # large and small, so that a clipping threshold shows
+
+
+def staircase_decay(initial: Rate, factor: float = 0.99, every: int = 10) -> Callable[[Array], Array]:
+    """``initial * factor ** floor(round / every)``: the papers' decay by 0.99 every ten rounds.
+
+    Raises ``ValueError`` for a rate that is not positive, a factor outside (0, 1] or ``every`` below 1.
+    """
+    check_rate("initial", initial)
+    if callable(initial):
+        raise ValueError("initial: got a schedule, must be a number")
+    number("factor", factor, above=0, at_most=1)
+    whole("every", every)
+    if factor == 1:
+        return optax.constant_schedule(initial)
+    decay = optax.exponential_decay(initial, int(every), factor, staircase=True)
+    # Of a whole number optax computes in float32, also where everything else is float64.
+    return lambda round_: decay(jnp.asarray(round_, float))
+
+
+def check_rate(name: str, rate: Rate, num_rounds: int = 1) -> None:
+    """Raises ``ValueError`` unless a rate is a number above 0, or a schedule of 0 or more in every round.
+
+    A schedule may begin at 0, as a warm-up does, or fall to it. A traced rate (of a sweep or a hypergradient) has no
+    value to check, and passes.
+
+    Args:
+        name: The argument's name.
+        rate: A number, or a function of the round.
+        num_rounds: Rounds in which a schedule is looked at, from 0 on.
+    """
+    if isinstance(rate, optax.GradientTransformation):
+        raise ValueError(f"{name}: got an optax optimiser, must be a number or a schedule of the round")
+    if not callable(rate):
+        number(name, rate, above=0)
+        return
+    for round_ in range(num_rounds):
+        number(f"{name} in round {round_}", rate(jnp.int32(round_)), at_least=0)
+
+
+def check_optimizer(name: str, optimizer: Optimizer) -> None:
+    """Raises ``ValueError`` unless an optimiser is one of optax, or a function from the round to one."""
+    if isinstance(optimizer, optax.GradientTransformation):
+        return
+    parameters = list(inspect.signature(optimizer).parameters) if callable(optimizer) else []
+    if not parameters or "rate" in parameters[0]:
+        got = getattr(optimizer, "__name__", None) or repr(optimizer)
+        raise ValueError(f"{name}: got {got:.60}, must be an optax optimiser such as optax.adam(1e-3)")
+
+
+def rate_at(rate: Rate, round_: Array) -> float | Array:
+    """The rate of round ``round_``."""
+    return rate(round_) if callable(rate) else rate
+
+
+class Sgd(optax.GradientTransformation):
+    """Plain gradient descent that exposes its rate, so that ``Model.descend`` can take the steps instead."""
+
+    rate: float | Array
+
+
+def sgd(rate: Rate) -> Optimizer:
+    """Gradient descent at ``rate``: an optax transformation, or a function from the round to one.
+
+    A rate is rounded to each parameter's dtype first, so that a constant schedule gives the same bits as the number
+    and float32 parameters stay in float32.
+    """
+    return (lambda round_: _descend(rate(round_))) if callable(rate) else _descend(rate)
+
+
+def at_rate(make: Callable[[float | Array], optax.GradientTransformation], rate: Rate) -> Optimizer:
+    """Returns the optimiser that ``make``, such as ``optax.adam``, makes of a rate, or of a schedule of the round."""
+    return (lambda round_: make(rate(round_))) if callable(rate) else make(rate)
+
+
+def at_round(optimizer: Optimizer, round_: Array) -> optax.GradientTransformation:
+    """The optimiser of round ``round_``. Its state must not depend on the round in shape or structure."""
+    return optimizer if isinstance(optimizer, optax.GradientTransformation) else optimizer(round_)
+
+
+def _descend(rate: float | Array) -> Sgd:
+    def update(gradient: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
+        return jax.tree.map(lambda g: jnp.asarray(-rate, g.dtype) * g, gradient), state
+
+    plain = Sgd(lambda params: optax.EmptyState(), update)
+    plain.rate = rate
+    return plain
+
+
+def _moved(optimizer: optax.GradientTransformation, gradients: list[PyTree]) -> np.ndarray:
+    """Minus the sum of the updates for these gradients, flattened; parameters start from a constant other than 0."""
+    params = jax.tree.map(lambda g: jnp.full(g.shape, 0.75, g.dtype), gradients[0])
+    state, moved = optimizer.init(params), pytrees.zeros_like(params)
+    for gradient in gradients:
+        updates, state = optimizer.update(gradient, state, params)
+        params, moved = pytrees.add(params, updates), pytrees.subtract(moved, updates)
+    return _flat(moved)
+
+
+def _flat(tree: PyTree) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def _coefficients(optimizer: optax.GradientTransformation, like: PyTree) -> list[float]:
+    """The displacement, of one parameter, for a unit gradient in one step alone: rate times a_1 .. a_T."""
+    zeros, ones = (jax.tree.map(fill, like) for fill in (jnp.zeros_like, jnp.ones_like))
+    impulses = [[ones if t == s else zeros for t in range(_STEPS)] for s in range(_STEPS)]
+    return [float(_moved(optimizer, impulse)[0]) for impulse in impulses]
+
+
+def _random(seed: int) -> list[PyTree]:
+    rng = np.random.default_rng(seed)
+    shapes = {"matrix": (2, 3), "vector": (4,)}
+    return [{name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes.items()} for _ in range(_STEPS)]
+
+
+def _scaled(factor: float, gradients: list[PyTree]) -> list[PyTree]:
+    return [pytrees.scale(factor, g) for g in gradients]
+
+
+def _differ(found: np.ndarray, expected: np.ndarray) -> bool:
+    """Whether two displacements differ, relative to the larger; one that is not finite does."""
+    size = max(np.abs(found).max(), np.abs(expected).max(), 1e-30)
+    return not np.abs(found - expected).max() <= _TOLERANCE * size
+
+
+def check_linear(name: str, optimizer: Optimizer) -> None:
+    """Raises ``ValueError`` unless an optimiser moves by ``-sum_t a_t g_t`` for its gradients g_1 .. g_T.
+
+    Tried on random gradients: scaled ones and a sum must move it accordingly (superposition), and every parameter must
+    have the same a_t, none negative. ``optax.adam``, clipping and weight decay fail (it pulls to 0, not the start). Of
+    a function from the round to an optimiser, the optimiser of round 0 is tried. One with a traced rate has no numbers
+    to look at, and passes.
+    """
+    try:
+        _try_linear(name, optimizer)
+    except jax.errors.TracerArrayConversionError:
+        return
+
+
+def _try_linear(name: str, optimizer: Optimizer) -> None:
+    with jax.ensure_compile_time_eval():
+        tried, one, two = at_round(optimizer, jnp.int32(0)), _random(0), _random(1)
+        first, second = _moved(tried, one), _moved(tried, two)
+        scaled = [_differ(_moved(tried, _scaled(c, one)), c * first) for c in _FACTORS]
+        together = _moved(tried, [pytrees.add(a, b) for a, b in zip(one, two, strict=True)])
+        if any(scaled) or _differ(together, first + second):
+            raise ValueError(f"{name}: got an optimiser that is not linear in the gradients, as optax.sgd is")
+        coefficients = _coefficients(tried, one[0])
+        weighed = [a * _flat(g) for a, g in zip(coefficients, one, strict=True)]
+        if _differ(first, np.sum(weighed, axis=0)):
+            raise ValueError(f"{name}: got an optimiser that treats parameters differently, must treat all alike")
+        if min(coefficients) < 0 or max(coefficients) == 0:
+            raise ValueError(f"{name}: got an optimiser that does not move against the gradients, as optax.sgd does")
+
+
+def unit_response(
+    optimizer: optax.GradientTransformation, prox: float | Array, steps: Array, most: int | None, dtype: jnp.dtype
+) -> Array:
+    """How far ``optimizer`` moves, downhill, in ``steps`` steps with gradient 1 and a proximal pull to the start, [].
+
+    ``most`` makes the loop static, of so many steps, as reverse-mode differentiation needs; None: of dynamic length.
+    """
+    start = jnp.zeros((), dtype)
+
+    def step(t: Array, carry: PyTree) -> PyTree:
+        moved, state = carry
+        updates, state = optimizer.update(1 + jnp.asarray(prox, dtype) * moved, state, moved)
+        return optax.apply_updates(moved, updates), state
+
+    def maybe(carry: PyTree, t: Array) -> tuple[PyTree, None]:
+        return pytrees.where(t < steps, step(t, carry), carry), None
+
+    carry = (start, optimizer.init(start))
+    if most is None:
+        return -jax.lax.fori_loop(0, steps, step, carry)[0]
+    return -jax.lax.scan(maybe, carry, jnp.arange(most))[0][0]
