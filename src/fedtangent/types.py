@@ -256,7 +256,7 @@ class Algorithm(NamedTuple):
     """A federated algorithm: what ``simulate`` runs."""
 
     name: str
-    init: Callable[..., PyTree]  # (key, num_clients, init_key=None) -> state
+    init: Callable[..., PyTree]  # (key, num_clients, start=None) -> state; start: a key, or parameters
     step: Callable[..., tuple[PyTree, dict[str, Array]]]  # (state, data, engine) -> (state, info), info never carried
     predict: Callable[[PyTree, Array], Prediction]  # (state, x) -> Prediction
     cost: Callable[[FederatedData, Engine], Cost]

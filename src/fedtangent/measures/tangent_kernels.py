@@ -263,9 +263,11 @@ class KernelDiagnostics:
         )
         return dict(zip(METRICS, values, strict=True))
 
-    def of_seed(self, algorithm: Algorithm, num_clients: int, seed: int | Key, init_key: Key | None = None) -> Any:
+    def of_seed(
+        self, algorithm: Algorithm, num_clients: int, seed: int | Key, start: Key | PyTree | None = None
+    ) -> Any:
         """The same for a run of another seed, from its own initial kernels; nothing is compiled anew."""
-        return replace(self, initial=self.kernels(algorithm.init(seed, num_clients, init_key)))
+        return replace(self, initial=self.kernels(algorithm.init(seed, num_clients, start)))
 
 
 def kernel_diagnostics(
@@ -275,7 +277,7 @@ def kernel_diagnostics(
     seed: int | Key = 0,
     num_examples: int = 256,
     examples_seed: int = 0,
-    init_key: Key | None = None,
+    start: Key | PyTree | None = None,
 ) -> KernelDiagnostics:
     """What measures the tangent kernels of a run at every evaluation: the ``evaluate`` of ``simulate``.
 
@@ -291,7 +293,7 @@ def kernel_diagnostics(
 
     Args:
         algorithm: one that predicts with K networks of ``model``; its ``params`` says so.
-        seed, init_key: those of the run.
+        seed, start: those of the run.
         num_examples: how many, at most; drawn by ``examples_seed``, from each client in proportion to what it holds.
             Clients' operators are those of their drawn examples.
 
@@ -309,7 +311,7 @@ def kernel_diagnostics(
         return jax.lax.map(lambda p: empirical_ntk(model, p, inputs, block_size=block), wide)
 
     fresh = KernelDiagnostics(watched, kernels_of, jax.jit(params), np.zeros(0))
-    found: KernelDiagnostics = fresh.of_seed(algorithm, data.num_clients, seed, init_key)
+    found: KernelDiagnostics = fresh.of_seed(algorithm, data.num_clients, seed, start)
     return found
 
 

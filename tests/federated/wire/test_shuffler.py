@@ -80,7 +80,12 @@ def test_messages_are_shuffled_with_their_weights_before_averaging() -> None:
 def test_fed_avg_behind_a_shuffler_is_fed_avg() -> None:
     options: dict[str, Any] = {"client_learning_rate": 0.2, "work": Work(epochs=2, batch_size=2)}
     plain, mixed = (
-        simulate(algorithms.fed_avg(two_layer(), uniform_sampling(6, 4), shuffle=s, **options), uneven_data(), 2, 1)
+        simulate(
+            algorithms.fed_avg(two_layer(), uniform_sampling(6, 4), shuffle=s, **options),
+            uneven_data(),
+            num_rounds=2,
+            seed=1,
+        )
         for s in (False, True)
     )
     assert distance(plain.state.server, mixed.state.server) < 1e-12

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtangent.data.federated import federated_data
 from fedtangent.data.partition.given import consecutive
-from fedtangent.engine.run import params_by_round
+from fedtangent.engine import Devices, params_by_round
 from fedtangent.federated.local import Work
 from fedtangent.models.features import linear
 from fedtangent.types import Algorithm, Partition, Schedule
@@ -76,5 +76,7 @@ def simulated(
         **options,
     )
     held = federated_data(problem.x, problem.y[:, None], problem.partition, dtype=jnp.float64)
-    path = params_by_round(algorithm, held, descent.rounds, descent.seed, every=every, mapping="vmap")
+    path = params_by_round(
+        algorithm, held, num_rounds=descent.rounds, seed=descent.seed, every=every, devices=Devices("vmap")
+    )
     return np.asarray(path["weights"][:, 0, :, 0])
