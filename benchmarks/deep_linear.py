@@ -31,6 +31,7 @@ import numpy as np
 import fedtangent as ft
 from fedtangent import data, models
 from fedtangent.data import partition
+from fedtangent.engine import Devices
 from fedtangent.engine.processes import use_cores
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.algorithms.common import Averaging
@@ -95,7 +96,7 @@ def measure(given: argparse.Namespace, mapping: str, x: np.ndarray, y: np.ndarra
     )
 
     def run(rounds: int) -> Any:
-        return ft.simulate(algorithm, held, rounds, mapping=mapping)
+        return ft.simulate(algorithm, held, num_rounds=rounds, devices=Devices(mapping))
 
     first = seconds(lambda: run(1).state, 1)
     again = seconds(lambda: run(1).state, 1)

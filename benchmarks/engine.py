@@ -187,7 +187,7 @@ def simulated(case: Case) -> Callable[[int], None]:
     algorithm = algorithms.fed_avg(model, plan, client_learning_rate=0.05, work=work, loss=loss)
 
     def rounds(number: int) -> None:
-        jax.block_until_ready(ft.simulate(algorithm, data, number, mapping=case.mapping).state)
+        jax.block_until_ready(ft.simulate(algorithm, data, num_rounds=number, devices=ft.Devices(case.mapping)).state)
 
     return rounds
 

@@ -24,6 +24,7 @@ from scipy import stats
 
 import fedtangent
 from fedtangent.compare.alone import AloneOptions, forecasts, plan_of
+from fedtangent.engine import Evaluation
 from fedtangent.engine.building import build
 from fedtangent.engine.description import describe
 from fedtangent.engine.run import predict, simulate
@@ -85,7 +86,13 @@ def simulated(name: str, rate: float, options: dict[str, Any]) -> float:
     """Test loss of networks trained at a rate, at the horizon."""
     built = build(describe(algorithm=name, **{**options, "client_learning_rate": rate}))
     common = built.description.run
-    run = simulate(built.algorithm, built.data, common.num_rounds, seed=common.seed, stop_on_divergence=False)
+    run = simulate(
+        built.algorithm,
+        built.data,
+        num_rounds=common.num_rounds,
+        seed=common.seed,
+        evaluation=Evaluation(stop_on_divergence=False),
+    )
     test = built.splits["test"]
     measured = uncertainty.measure(predict(built.algorithm, run.state, test.x), *test[1:], built.loss)
     return float(measured[uncertainty.metric_of(built.loss)])
@@ -118,8 +125,10 @@ def report(found: list[Found], seeds: int) -> dict[str, Any]:
             "predicted": interval([f.predicted for f in own]),
             "simulated": interval([f.losses[FACTORS.index(1.0)] for f in own]),
         }
-        print(f"{name:9} log2 of networks' best rate over the predicted {row['best_factor']}, regret {row['regret']}, "
-              f"test loss predicted {row['predicted']}, simulated {row['simulated']}")  # fmt: skip
+        print(
+            f"{name:9} log2 of networks' best rate over the predicted {row['best_factor']}, regret {row['regret']}, "
+            f"test loss predicted {row['predicted']}, simulated {row['simulated']}"
+        )
         rows.append(row)
     return {"rank_correlation": list(map(float, ranks)), "algorithm_regret": list(map(float, regrets)), "rows": rows}
 

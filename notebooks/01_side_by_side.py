@@ -30,7 +30,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedtangent
-from fedtangent import data, kernels, models, simulate, streams, theory
+from fedtangent import Evaluation, data, kernels, models, simulate, streams, theory
 from fedtangent.data import partition
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.algorithms.tangent import Pooling
@@ -99,11 +99,12 @@ for draw in range(8):  # eight ensembles of five networks, all under the same sc
     run = simulate(
         algorithm,
         federated,
-        ROUNDS,
+        num_rounds=ROUNDS,
         seed=0,
-        init_key=jax.random.key(100 + draw),
-        evaluate_every=ROUNDS,
-        evaluate=lambda state: {"f": np.asarray(algorithm.predict(state, x_all).members)},
+        start=jax.random.key(100 + draw),
+        evaluation=Evaluation(
+            every=ROUNDS, measure=lambda _, state: {"f": np.asarray(algorithm.predict(state, x_all).members)}
+        ),
     )
     start.append(run.history.evaluations[0].metrics["f"])
     trained.append(run.history.evaluations[-1].metrics["f"])
@@ -124,7 +125,7 @@ ntk_fl = algorithms.ntk_fl(
 )
 evolved = []
 for draw in range(8):
-    run = simulate(ntk_fl, federated, 1, seed=0, init_key=jax.random.key(100 + draw))
+    run = simulate(ntk_fl, federated, num_rounds=1, seed=0, start=jax.random.key(100 + draw))
     evolved.append(np.asarray(ntk_fl.predict(run.state, x_all).members))
 evolved = np.stack(evolved, 1)
 print(f"uplink of one run: NTK-FL {run.history.evaluations[-1].uplink_bytes / 2**20:.1f} MiB in 1 round")

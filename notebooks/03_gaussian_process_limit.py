@@ -53,7 +53,7 @@ largest = max(
     np.linalg.eigvalsh(kernel.ntk_train[np.ix_(own, own)])[-1] / len(own) for own in map(clients.client, range(4))
 )
 algorithm = ft.federated.algorithms.fed_ensemble(model, schedule, client_learning_rate=1 / largest, work=work)
-run = ft.simulate(algorithm, ft.data.federated_data(x, y, clients, jnp.float64), ROUNDS, seed=0)
+run = ft.simulate(algorithm, ft.data.federated_data(x, y, clients, jnp.float64), num_rounds=ROUNDS, seed=0)
 members = np.asarray(algorithm.predict(run.state, x_test).members)[..., 0]  # [K, 80]
 
 # %%

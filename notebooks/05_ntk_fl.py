@@ -59,11 +59,11 @@ methods = {
 
 # %%
 def accuracies(algorithm):
-    def evaluate(state):
+    def accuracy(algorithm, state):
         right = np.asarray(algorithm.predict(state, digits.x_test).mean).argmax(axis=-1) == digits.y_test
         return {"accuracy": right.mean()}
 
-    run = ft.simulate(algorithm, held, 10, seed=0, evaluate_every=1, evaluate=evaluate)
+    run = ft.simulate(algorithm, held, num_rounds=10, seed=0, evaluation=ft.Evaluation(every=1, measure=accuracy))
     seen = run.history.evaluations
     return [e.metrics["accuracy"] for e in seen], [e.uplink_bytes / 2**20 for e in seen]
 

@@ -60,11 +60,11 @@ algorithm = ft.federated.algorithms.fed_avg(
 held = ft.data.federated_data(x, y, clients, "float64")
 
 
-def squared(state):
+def squared(algorithm, state):
     return {"loss": 0.5 * float(np.sum((np.asarray(algorithm.predict(state, x).mean) - y) ** 2))}
 
 
-run = ft.simulate(algorithm, held, ROUNDS, seed=0, evaluate_every=10, evaluate=squared)
+run = ft.simulate(algorithm, held, num_rounds=ROUNDS, seed=0, evaluation=ft.Evaluation(every=10, measure=squared))
 rounds = np.array([e.round for e in run.history.evaluations])
 losses = np.array([e.metrics["loss"] for e in run.history.evaluations])
 

@@ -49,7 +49,7 @@ ensemble = recipes.fed_ensemble(
 single = recipes.fed_avg(
     model, ft.federated.schedule.all_clients(20), client_learning_rate=0.1, work=work, loss="cross_entropy"
 )
-states = {a.name: ft.simulate(a, held, 60, seed=0).state for a in (ensemble, single)}
+states = {a.name: ft.simulate(a, held, num_rounds=60, seed=0).state for a in (ensemble, single)}
 seen = digits.y_test < 8
 logits = {
     a.name: np.asarray(a.predict(states[a.name], digits.x_test).members) for a in (ensemble, single)

@@ -114,7 +114,9 @@ def accuracy(algorithm, state):
 
 
 grid = {"name": ["fed_avg", "fed_exp"]}
-found = ft.sweep(build, held, num_rounds=20, seeds=range(10), grid=grid, evaluate=accuracy, evaluate_every=1)
+found = ft.sweep(
+    build, held, num_rounds=20, seeds=range(10), grid=grid, evaluation=ft.Evaluation(every=1, measure=accuracy)
+)
 (difference,) = ft.measures.paired.differences(found, "accuracy", baseline={"name": "fed_avg"})
 print(f"FedExP minus FedAvg: {difference.mean:+.3f}, 95 % interval {difference.low:+.3f} to {difference.high:+.3f}")
 

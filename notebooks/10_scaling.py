@@ -45,9 +45,10 @@ algorithm = ft.federated.algorithms.fed_avg(model, schedule, client_learning_rat
 
 seconds, ends = {}, {}
 for mapping in ("scan", "vmap", "chunked:8", "sharded:scan", "auto"):
-    ft.simulate(algorithm, held, 20, seed=0, mapping=mapping)  # compiles, and where asked measures
+    devices = ft.Devices(mapping=mapping)
+    ft.simulate(algorithm, held, num_rounds=20, seed=0, devices=devices)  # compiles, and where asked measures
     begun = time.perf_counter()
-    ends[mapping] = ft.simulate(algorithm, held, 20, seed=0, mapping=mapping)
+    ends[mapping] = ft.simulate(algorithm, held, num_rounds=20, seed=0, devices=devices)
     jax.block_until_ready(ends[mapping].state.server.params)
     seconds[mapping] = time.perf_counter() - begun
 
@@ -84,7 +85,14 @@ def accuracy(algorithm, state):
 
 
 begun = time.perf_counter()
-found = ft.sweep(build, held, num_rounds=20, seeds=range(4), grid={"rate": [0.02, 0.05, 0.1, 0.2]}, evaluate=accuracy)
+found = ft.sweep(
+    build,
+    held,
+    num_rounds=20,
+    seeds=range(4),
+    grid={"rate": [0.02, 0.05, 0.1, 0.2]},
+    evaluation=ft.Evaluation(measure=accuracy),
+)
 print(f"16 runs in {time.perf_counter() - begun:.1f} s, compiled once")
 for config, values in zip(found.configs, np.asarray(found.metrics["accuracy"])[:, :, -1].T, strict=True):
     print(f"rate {config['rate']:g}: {values.mean():.3f} +- {values.std(ddof=1) / 2:.3f}")

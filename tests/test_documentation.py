@@ -16,6 +16,7 @@ import pytest
 from matplotlib.image import imread
 
 from fedtangent import enable_x64, simulate
+from fedtangent.engine import Devices
 from fedtangent.entries import KINDS, catalogue
 from fedtangent.federated.algorithms.entry import Supplied, entry_of
 from fedtangent.federated.schedule import uniform_sampling
@@ -112,7 +113,7 @@ def test_data_and_networks_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_run_that_is_resumed_ends_as_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = run("resume=True")
-    whole = simulate(names["algorithm"], names["data"], num_rounds=30, seed=0, mapping="scan")
+    whole = simulate(names["algorithm"], names["data"], num_rounds=30, seed=0, devices=Devices("scan"))
     resumed = jax.tree.leaves(names["run"].state.server)
     assert all(np.array_equal(a, b) for a, b in zip(resumed, jax.tree.leaves(whole.state.server), strict=True))
     assert int(names["run"].state.round) == 30 and (tmp_path / "checkpoints").is_dir()
@@ -122,7 +123,7 @@ def test_an_entry_of_ones_own_builds_its_algorithm() -> None:
     entry = entry_of(run("def fed_sign")["fed_sign"])
     options = entry.options(client_learning_rate=0.1, step_size=0.05)
     algorithm = entry.build(options, Supplied(two_layer(), uniform_sampling(6, 4)))
-    after = simulate(algorithm, uneven_data(), num_rounds=1, seed=0, mapping="scan").state.server
+    after = simulate(algorithm, uneven_data(), num_rounds=1, seed=0, devices=Devices("scan")).state.server
     before = jax.tree.leaves(algorithm.init(0, 6).server)
     moved = [np.abs(a - b) for a, b in zip(jax.tree.leaves(after), before, strict=True)]
     assert all(np.allclose(m, options.step_size, atol=1e-12) for m in moved)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedtangent import models
-from fedtangent.engine import hypergradients, processes, sweeps
+from fedtangent.engine import Evaluation, hypergradients, processes, sweeps
 from fedtangent.engine.checkpoints import CheckpointError, Checkpoints
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms, faults, schedule
@@ -36,14 +36,14 @@ def classifier() -> Any:
 
 def test_a_label_that_the_model_has_no_output_for() -> None:
     data = uneven_data(labels=True)
-    assert np.isfinite(simulate(classifier(), data, 1).history.rounds["loss"]).all()
+    assert np.isfinite(simulate(classifier(), data, num_rounds=1).history.rounds["loss"]).all()
     wrong = data._replace(y=data.y.at[3].set(OUTPUTS))
     with pytest.raises(ValueError, match="data: has the label 2, but the model two_layer has 2 outputs"):
-        simulate(classifier(), wrong, 1)
+        simulate(classifier(), wrong, num_rounds=1)
 
 
 def test_a_client_that_drops_out_has_received_and_sends_nothing() -> None:
-    run = simulate(average(dropout=0.5), uneven_data(), 40)
+    run = simulate(average(dropout=0.5), uneven_data(), num_rounds=40)
     last, filled = run.history.evaluations[-1], int((run.history.rounds["cohort"].weight > 0).sum())
     assert 0 < filled < 40 * 6
     assert last.uplink_bytes == filled * run.history.cost.uplink
@@ -73,18 +73,18 @@ def test_schedules_in_whole_numbers(build: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("rounds", [2.0, float("inf"), None, True, 0])
 def test_rounds_in_whole_numbers(rounds: Any) -> None:
     with pytest.raises(ValueError, match=r"num_rounds: got .*, must be a whole number of at least 1"):
-        simulate(classifier(), uneven_data(labels=True), rounds)
+        simulate(classifier(), uneven_data(labels=True), num_rounds=rounds)
 
 
 def test_a_checkpoint_of_another_algorithm_of_the_same_name(tmp_path: Path) -> None:
     """Without a config, the traced round stands for it."""
     data = uneven_data()
-    simulate(average(0.1, 3), data, 2, checkpoint=Checkpoints(tmp_path, every=1))
+    simulate(average(0.1, 3), data, num_rounds=2, checkpoints=Checkpoints(tmp_path, every=1))
     again = Checkpoints(tmp_path, every=1, resume=True)
     for other in (average(0.2, 3), average(0.1, 2)):
         with pytest.raises(CheckpointError, match="traced round"):
-            simulate(other, data, 4, checkpoint=again)
-    assert simulate(average(0.1, 3), data, 4, checkpoint=again).status == "finished"
+            simulate(other, data, num_rounds=4, checkpoints=again)
+    assert simulate(average(0.1, 3), data, num_rounds=4, checkpoints=again).status == "finished"
 
 
 def test_faults_of_one_kind_draw_for_themselves() -> None:
@@ -107,7 +107,14 @@ def test_a_label_without_an_output_in_a_sweep_and_a_hypergradient() -> None:
         return jnp.zeros(())
 
     with pytest.raises(ValueError, match="data: has the label 2"):
-        sweeps.sweep(build, wrong, 1, [0], {"rate": [0.1]}, evaluate=lambda a, s: {"zero": zero(a, s)})
+        sweeps.sweep(
+            build,
+            wrong,
+            num_rounds=1,
+            seeds=[0],
+            grid={"rate": [0.1]},
+            evaluation=Evaluation(measure=lambda a, s: {"zero": zero(a, s)}),
+        )
     with pytest.raises(ValueError, match="data: has the label 2"):
         hypergradients.hypergradient(build, wrong, 1, 0, {"rate": 0.1}, zero)
 
@@ -116,15 +123,15 @@ def test_a_malformed_partition_in_a_sweep() -> None:
     data = uneven_data()
     offsets = np.asarray(data.offsets)
     for indices, ends in ((-np.ones(offsets[-1], int), offsets), (np.asarray(data.indices), offsets[::-1])):
-        with pytest.raises(ValueError, match="partitions: 'bad': partition"):
+        with pytest.raises(ValueError, match="clients: 'bad': partition"):
             sweeps.sweep(
                 lambda: average(0.1, 1),
                 data,
-                1,
-                [0],
-                {},
-                evaluate=lambda a, s: {},
-                partitions={"bad": Partition(indices, ends)},
+                num_rounds=1,
+                seeds=[0],
+                grid={},
+                evaluation=Evaluation(measure=lambda a, s: {}),
+                clients={"a": {"bad": Partition(indices, ends)}},
             )
 
 
@@ -133,16 +140,23 @@ def swept(evaluate: Any, values: dict[str, list[Any]], build: Any = None) -> swe
         work, plan = Work(steps=1), schedule.per_client_permutations(6, K)
         return algorithms.fed_ensemble(two_layer(), plan, client_learning_rate=0.1, work=work)
 
-    return sweeps.sweep(build or ensemble_of, uneven_data(), 1, [0, 1], values, evaluate=evaluate)
+    return sweeps.sweep(
+        build or ensemble_of,
+        uneven_data(),
+        num_rounds=1,
+        seeds=[0, 1],
+        grid=values,
+        evaluation=Evaluation(measure=evaluate),
+    )
 
 
 def test_a_sweep_whose_configurations_measure_different_things() -> None:
     def some(algorithm: Any, state: Any) -> Any:
         return {"size": jnp.zeros(())} | ({"spread": jnp.ones(())} if algorithm.schedule.num_models > 1 else {})
 
-    with pytest.raises(ValueError, match="evaluate: the metric 'spread' is not measured for all"):
+    with pytest.raises(ValueError, match="measure: the metric 'spread' is not measured for all"):
         swept(some, {"K": [2, 1]})
-    with pytest.raises(ValueError, match=r"evaluate: the metric 'per' has shape \[3\] for .* but \[1\]"):
+    with pytest.raises(ValueError, match=r"measure: the metric 'per' has shape \[3\] for .* but \[1\]"):
         swept(lambda a, s: {"per": jnp.zeros(a.schedule.num_models)}, {"K": [3, 1]})
 
 
@@ -172,18 +186,24 @@ def test_a_sweep_over_arrays_that_look_alike() -> None:
 def test_two_runs_cannot_share_a_checkpoint_folder(tmp_path: Path) -> None:
     def second(evaluation: Any) -> None:
         with pytest.raises(CheckpointError, match="in use by another run"):
-            simulate(average(0.1, 1), uneven_data(), 1, seed=1, checkpoint=Checkpoints(tmp_path))
+            simulate(average(0.1, 1), uneven_data(), num_rounds=1, seed=1, checkpoints=Checkpoints(tmp_path))
 
-    first = simulate(average(0.1, 1), uneven_data(), 1, checkpoint=Checkpoints(tmp_path), on_evaluation=second)
+    first = simulate(
+        average(0.1, 1),
+        uneven_data(),
+        num_rounds=1,
+        evaluation=Evaluation(report=second),
+        checkpoints=Checkpoints(tmp_path),
+    )
     assert first.status == "finished"
     resumed = Checkpoints(tmp_path, resume=True)
-    assert simulate(average(0.1, 1), uneven_data(), 2, checkpoint=resumed).status == "finished"
+    assert simulate(average(0.1, 1), uneven_data(), num_rounds=2, checkpoints=resumed).status == "finished"
 
 
 @pytest.mark.parametrize("seed", [1.5, -1, 2**32, "a", True])
 def test_a_seed_in_whole_numbers(seed: Any) -> None:
     with pytest.raises(ValueError, match=r"seed: got .*, must be a whole number from 0 to 4294967295"):
-        simulate(average(0.1, 1), uneven_data(), 1, seed=seed)
+        simulate(average(0.1, 1), uneven_data(), num_rounds=1, seed=seed)
 
 
 @pytest.mark.parametrize("seeds", [[1.7], [], [0, 0], [-1], ["1"]])
@@ -193,8 +213,10 @@ def test_seeds_in_whole_numbers(seeds: Any) -> None:
 
 
 def test_an_evaluation_that_is_no_dictionary() -> None:
-    with pytest.raises(ValueError, match="evaluate: returned a float"):
-        simulate(classifier(), uneven_data(labels=True), 1, evaluate=lambda state: 1.0)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ValueError, match="measure: returned a float"):
+        simulate(
+            classifier(), uneven_data(labels=True), num_rounds=1, evaluation=Evaluation(measure=lambda _, state: 1.0)
+        )  # type: ignore[arg-type, return-value]
 
 
 def test_what_is_no_flax_module() -> None:

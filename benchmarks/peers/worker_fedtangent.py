@@ -89,10 +89,10 @@ def measure(arguments: Any) -> dict[str, Any]:
         run = ft.simulate(
             algorithm,
             data,
-            blocks * block,
+            num_rounds=blocks * block,
             seed=seed,
-            mapping=arguments.mapping,
-            on_evaluation=lambda _: clock.append(time.perf_counter()),
+            evaluation=ft.Evaluation(report=lambda _: clock.append(time.perf_counter())),
+            devices=ft.Devices(arguments.mapping),
         )
         return run, clock[-1] - clock[0]
 

@@ -9,11 +9,12 @@ The public API on one screen::
     federated.schedule         who trains which model when
     federated.wire.channel     compression and clipping     federated.predict           what clients predict
     cite(algorithm)            BibTeX of its papers         measures.privacy.epsilon()   of a private run
-    simulate(algorithm, data, num_rounds, seed)             compiled rounds
+    simulate(algorithm, data, num_rounds=.., seed=..)       compiled rounds
+    Evaluation, Devices, Checkpoints                        its settings
     use_cores()                                             first of all: every core is a device, trains clients
     sweep(...)                                              many runs; measures.paired has their intervals
     hypergradient(...)                                      derivatives through rounds
-    engine.checkpoints.Checkpoints, engine.processes.start  runs that survive; several processes
+    engine.processes.start                                  several processes
     attacks.from_jacobians, ssim                            what a curious server reads
     kernels.analytic, kernels.empirical_ntk                 tangent kernels
     measures.tangent_kernels                                kernels along training: drift, alignment, commutators
@@ -47,7 +48,7 @@ if TYPE_CHECKING:  # each is imported when first used, so that the command line 
         types,
     )
     from fedtangent.data import partition
-    from fedtangent.engine import hypergradient, simulate, sweep
+    from fedtangent.engine import Checkpoints, Devices, Evaluation, hypergradient, simulate, sweep
     from fedtangent.engine.processes import use_cores
     from fedtangent.federated.algorithms.common import Averaging
     from fedtangent.federated.algorithms.entry import recipe
@@ -58,6 +59,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Averaging",
+    "Checkpoints",
+    "Devices",
+    "Evaluation",
     "Work",
     "attacks",
     "cite",
@@ -117,6 +121,9 @@ _RECIPES = (  # public names of the algorithms' builders
 )
 _WITHIN = {  # public names that are not modules of the package itself -> the module that holds them
     "Averaging": "federated.algorithms.common",
+    "Checkpoints": "engine",
+    "Devices": "engine",
+    "Evaluation": "engine",
     "Work": "federated.local",
     "cite": "papers",
     "hypergradient": "engine",

@@ -10,6 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 SECONDS = 10.0  # between two lines, at first; work that takes less has none
+QUIET = 2.0  # before a bar that nobody asked for appears on a terminal
 SHARE = 0.05  # of the time passed, between two lines: they become rarer as work goes on
 SPLITS = ("test", "validation", "train")  # ``headline`` shows a metric of the first of these that there is
 
@@ -48,12 +49,16 @@ class Lines(Bar):
         super().close()
 
 
-def progress_of(total: int, what: str, unit: str = "round", done: int = 0, shown: bool = True) -> tqdm:
-    """A progress bar on standard error for ``total`` units of the work ``what``; silent unless it is ``shown``."""
+def progress_of(total: int, what: str, unit: str = "round", done: int = 0, shown: bool | None = True) -> tqdm:
+    """Returns a progress bar on standard error for ``total`` units of the work ``what``.
+
+    It is silent unless ``shown``; with None it appears once the work has taken a while, if no other bar is there.
+    """
+    quiet, shown = shown is None, not len(Bar._instances) if shown is None else shown
     given = {"total": total, "initial": done, "desc": what, "unit": unit, "leave": False, "disable": not shown}
     given["smoothing"] = 0  # the mean rate since the first update
     if sys.stderr.isatty():
-        return Bar(**given)
+        return Bar(**given, **({"mininterval": QUIET, "delay": 1e-9} if quiet else {}))
     form = "{desc}: {unit} {n_fmt} of {total_fmt}{postfix}, {remaining} left"
     return Lines(**given, bar_format=form, mininterval=SECONDS, miniters=1, delay=1e-9)
 

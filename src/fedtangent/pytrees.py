@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedtangent.types import Array, PyTree
 
@@ -78,3 +79,32 @@ def item_bytes(dtype: Any) -> int:
 def num_bytes(a: PyTree) -> int:
     """Bytes a pytree of arrays or shapes occupies, uncompressed."""
     return sum(math.prod(leaf.shape) * item_bytes(leaf.dtype) for leaf in jax.tree.leaves(a))
+
+
+def each_model(name: str, given: PyTree, like: PyTree) -> PyTree:
+    """Returns copies of the parameters ``given``, with the structure and shapes of ``like``, leaves [K, ...].
+
+    Args:
+        name: Of the argument, for the error.
+        given: Parameters of one model, which all K models get, or of each, with a leading axis K in every leaf.
+        like: Arrays or shapes of K models' parameters.
+
+    Raises:
+        ValueError: A leaf is missing, too many, or of another shape or dtype; names the first one.
+    """
+
+    def by_path(tree: PyTree) -> dict[str, Any]:
+        return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+    wanted, leaves = by_path(like), {path: np.asarray(leaf) for path, leaf in by_path(given).items()}
+    is_one = any(path in leaves and leaves[path].ndim == leaf.ndim - 1 for path, leaf in wanted.items())
+    for path in (*wanted, *leaves):
+        leaf, shape = leaves.get(path), wanted[path].shape[is_one:] if path in wanted else None
+        if leaf is None or shape is None or leaf.shape != shape or leaf.dtype != wanted[path].dtype:
+            got = "nothing" if leaf is None else f"{leaf.dtype} {leaf.shape}"
+            one = "nothing" if shape is None else f"{wanted[path].dtype} {wanted[path].shape[1:]}"
+            models = next(iter(wanted.values())).shape[0]
+            each = f", or that of each of {models} models, a leading axis of {models} in every leaf"
+            raise ValueError(f"{name}: got {got} at {path or 'the root'}, must be {one}{'' if shape is None else each}")
+    arrays = [jnp.broadcast_to(jnp.array(leaves[path]), leaf.shape) for path, leaf in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), arrays)

@@ -315,7 +315,7 @@ class Algorithm(NamedTuple):
 
     Attributes:
         name: Its name, as tables and figures show it.
-        init: ``(key, num_clients, init_key=None) -> state``.
+        init: ``(key, num_clients, start=None) -> state``; start is a key that initialises the models, or parameters.
         step: ``(state, data, engine) -> (state, info)``; info is never carried to the next round.
         predict: ``(state, x) -> Prediction``.
         cost: ``(data, engine) -> Cost``.

@@ -21,7 +21,7 @@ from fedtangent.compare.laziness.parts import METRICS as LAZINESS
 from fedtangent.data import partition
 from fedtangent.engine.building import Built, build
 from fedtangent.engine.description import Description
-from fedtangent.engine.history import Evaluation, History, Run
+from fedtangent.engine.history import History, Measurement, Run
 from fedtangent.engine.memory import MemoryPlan
 from fedtangent.engine.run import Resolved
 from fedtangent.federated import schedule
@@ -81,14 +81,16 @@ def kept_builds(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """`train` is prepared whole and writes what it writes, but its runs end as soon as they begin."""
 
-    def simulate(algorithm: Any, data: Any, num_rounds: int, *, seed: int, on_evaluation: Any, **options: Any) -> Run:
-        assert callable(options["evaluate"]) and options["mapping"] == "scan"
+    def simulate(
+        algorithm: Any, data: Any, *, num_rounds: int, seed: int, evaluation: Any, devices: Any, **_: Any
+    ) -> Run:
+        assert callable(evaluation.measure) and devices.mapping == "scan"
         evaluations = []
         for round_, loss in ((0, 2.0 + seed), (num_rounds, 1.0)):
             found = {"nll": loss, "mse": loss, "accuracy": 0.5}
-            watched = {} if options["evaluate"].args == (None,) else {"laziness": dict.fromkeys(LAZINESS, loss)}
-            evaluations.append(Evaluation(round_, {"train": found, "test": found} | watched, round_, round_, 0.25))
-            on_evaluation(evaluations[-1])
+            watched = {} if evaluation.measure.args == (None,) else {"laziness": dict.fromkeys(LAZINESS, loss)}
+            evaluations.append(Measurement(round_, {"train": found, "test": found} | watched, round_, round_, 0.25))
+            evaluation.report(evaluations[-1])
         rounds = {"model_weight": np.ones((1, algorithm.schedule.num_models))}
         return Run(None, History(evaluations, rounds, Cost(0, 0, 0)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from fedtangent.cli import train
 from fedtangent.compare.laziness.parts import METRICS as LAZINESS
-from fedtangent.engine.history import Evaluation
+from fedtangent.engine import Evaluation, Measurement
 from fedtangent.measures.tangent_kernels import METRICS
 
 from ..metrics_file import alike
@@ -45,13 +46,13 @@ def test_what_is_written_what_does_not_change_and_a_resumed_run(
     _check_rows(folder, kind)
     simulate = train.simulate
 
-    def interrupted(*arguments: Any, on_evaluation: Callable[[Evaluation], None], **options: Any) -> Any:
-        def then(evaluation: Evaluation) -> None:
-            on_evaluation(evaluation)
-            if evaluation.round == 2:
+    def interrupted(*arguments: Any, evaluation: Evaluation, **options: Any) -> Any:
+        def then(row: Measurement) -> None:
+            evaluation.report(row)  # type: ignore[misc]
+            if row.round == 2:
                 raise KeyboardInterrupt
 
-        return simulate(*arguments, on_evaluation=then, **options)
+        return simulate(*arguments, evaluation=dataclasses.replace(evaluation, report=then), **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(train, "simulate", interrupted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from fedtangent.cli import train
-from fedtangent.engine.history import Evaluation
+from fedtangent.engine import Evaluation, Measurement
 
 from ..metrics_file import alike
 
@@ -39,13 +40,13 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
     simulate = train.simulate
 
     def at(round_: int | None) -> None:
-        def interrupted(*arguments: Any, on_evaluation: Callable[[Evaluation], None], **options: Any) -> Any:
-            def then(evaluation: Evaluation) -> None:
-                on_evaluation(evaluation)
-                if evaluation.round == round_:
+        def interrupted(*arguments: Any, evaluation: Evaluation, **options: Any) -> Any:
+            def then(row: Measurement) -> None:
+                evaluation.report(row)  # type: ignore[misc]
+                if row.round == round_:
                     os.kill(os.getpid(), signal.SIGTERM)
 
-            return simulate(*arguments, on_evaluation=then, **options)
+            return simulate(*arguments, evaluation=dataclasses.replace(evaluation, report=then), **options)
 
         monkeypatch.setattr(train, "simulate", interrupted)
 

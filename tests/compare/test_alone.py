@@ -14,13 +14,14 @@ from fedtangent.compare.alone import AloneOptions, Plan, forecast, plan_of, rank
 from fedtangent.compare.predicted import run_flow
 from fedtangent.compare.simulated import cohorts, recipe
 from fedtangent.compare.table import draws_of
-from fedtangent.engine import simulate
+from fedtangent.engine import Evaluation, simulate
 from fedtangent.engine.building import build
 from fedtangent.engine.description import describe
 from fedtangent.engine.run import predict
 from fedtangent.measures import uncertainty
 from fedtangent.models.dense import mlp
 from fedtangent.theory.flow import recursion
+from fedtangent.types import Algorithm
 
 from .. import documents
 from ..nightly import nightly
@@ -83,14 +84,14 @@ def test_a_linear_model_that_is_trained_has_the_predicted_metrics(loss: str) -> 
     start = setting.model(1).init(jax.random.key(0))
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(start))  # its prior is the zero function
 
-    def measured(state: Any) -> dict[str, Any]:
+    def measured(algorithm: Algorithm, state: Any) -> dict[str, Any]:
         return {
             name: uncertainty.measure(predict(algorithm, state, split.x), split.targets, split.labels, loss)
             for name, split in plan.built.splits.items()
         }
 
     algorithm = recipe(setting, setting.model(1))
-    seen = simulate(algorithm, setting.federated(), 5, setting.seed, evaluate_every=1, evaluate=measured)
+    seen = simulate(algorithm, setting.federated(), num_rounds=5, seed=setting.seed, evaluation=Evaluation(1, measured))
     runs = runs_of(plan)
     found, wrong = runs.curve(plan.rate, False), runs.curve(1.02 * plan.rate, False)
     for (split, metric), values in found.values.items():
@@ -114,7 +115,7 @@ def test_just_below_the_stable_rate_a_linear_model_trains_and_just_above_it_does
         own = build(describe(**{**SETTINGS, "model": "logistic", "num_rounds": 40, "batch_size": 0, "local_steps": 5,
                                 "local_epochs": None, "client_learning_rate": rate}))  # fmt: skip
         algorithm, data = own.recipe(plan.setting.model(1)), plan.setting.federated()
-        run = simulate(algorithm, data, 40, plan.setting.seed)
+        run = simulate(algorithm, data, num_rounds=40, seed=plan.setting.seed)
         outputs = np.asarray(predict(algorithm, run.state, jnp.asarray(plan.setting.x_train)).mean)
         losses.append(float(plan.setting.mse(outputs, "train")))
     first = float(found.given.mean("train", "mse")[0])
@@ -210,7 +211,9 @@ def test_rounds_without_end_lead_to_the_limit() -> None:
 def test_bytes_are_those_of_the_run_to_the_last(more: dict[str, Any]) -> None:
     plan = planned(2, num_rounds=4, **more)
     up, down = alone._traffic(plan, cohorts(plan.setting))
-    run = simulate(plan.built.algorithm, plan.built.data, 4, plan.setting.seed, evaluate_every=1)
+    run = simulate(
+        plan.built.algorithm, plan.built.data, num_rounds=4, seed=plan.setting.seed, evaluation=Evaluation(1)
+    )
     assert [e.uplink_bytes for e in run.history.evaluations] == up.tolist()
     assert [e.downlink_bytes for e in run.history.evaluations] == down.tolist()
     assert up[-1] > up[1] > 0

@@ -10,6 +10,7 @@ import pytest
 from fedtangent import data
 from fedtangent.compare import beside_theory
 from fedtangent.data import partition
+from fedtangent.engine import Devices, Evaluation
 from fedtangent.engine.run import predict, simulate
 from fedtangent.engine.sweeps import sweep
 from fedtangent.federated import algorithms, schedule
@@ -41,10 +42,13 @@ def test_fed_nova_with_unequal_numbers_of_steps():
         MODEL, plan, client_learning_rate=0.2, work=Work(epochs=1, batch_size=1), normalisation=Normalisation(0.3)
     )
     on_device, points = data.federated_data(x, y, held, dtype=jnp.float64), jnp.asarray(np.concatenate([x, GRID]))
+
+    def at_points(algorithm, state):
+        return {"f": np.asarray(predict(algorithm, state, points).mean)}
+
     history = simulate(
-        algorithm, on_device, 12, seed=4, mapping="scan", evaluate_every=12,
-        evaluate=lambda state: {"f": np.asarray(predict(algorithm, state, points).mean)},
-    ).history  # fmt: skip
+        algorithm, on_device, num_rounds=12, seed=4, evaluation=Evaluation(measure=at_points), devices=Devices("scan")
+    ).history
     first, last = (e.metrics["f"] for e in history.evaluations)
     cohorts = weighted(schedule.unroll(plan, keys(4).schedule, 12), sizes)
     blocks = kernel_blocks(MODEL.kernel, x, GRID)
@@ -70,7 +74,7 @@ def test_a_loss_of_ones_own_in_both():
     on_device, points = data.federated_data(x, y, held, dtype=jnp.float64), jnp.asarray(np.concatenate([x, GRID]))
     algorithm = algorithms.fed_avg(MODEL, plan, client_learning_rate=0.5, work=Work(steps=4), loss=huber_like)
     first = predict(algorithm, algorithm.init(1, 3), points).mean
-    last = np.asarray(predict(algorithm, simulate(algorithm, on_device, 5, seed=1).state, points).mean)
+    last = np.asarray(predict(algorithm, simulate(algorithm, on_device, num_rounds=5, seed=1).state, points).mean)
     cohorts = weighted(schedule.unroll(plan, keys(1).schedule, 5), held.sizes)
 
     def error(loss) -> float:
@@ -111,10 +115,17 @@ def test_the_best_rate_of_a_sweep_is_the_predicted_one(alpha):
     def build(rate):
         return algorithms.fed_avg(MODEL, plan, client_learning_rate=rate, work=Work(steps=5))
 
+    def error(algorithm, state):
+        return {"mse": jnp.mean((algorithm.predict(state, jnp.asarray(GRID)).mean - y_test) ** 2)}
+
     measured = sweep(
-        build, on_device, 3, range(200), {"rate": [*rates, found.rate]},
-        evaluate=lambda a, state: {"mse": jnp.mean((a.predict(state, jnp.asarray(GRID)).mean - y_test) ** 2)},
-    ).metrics["mse"][:, :, -1]  # fmt: skip
+        build,
+        on_device,
+        num_rounds=3,
+        seeds=range(200),
+        grid={"rate": [*rates, found.rate]},
+        evaluation=Evaluation(measure=error),
+    ).metrics["mse"][:, :, -1]
     at_best = measured[:, -1]
     assert abs(at_best.mean() - found.loss) < 3 * at_best.std(ddof=1) / np.sqrt(len(at_best))
     for rate, column in zip(rates, measured.T, strict=False):

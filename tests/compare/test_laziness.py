@@ -20,6 +20,7 @@ from fedtangent.compare.predicted import run_flow, without_clients
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import Simulated, cohorts, init_key, recipe, trained_networks
 from fedtangent.compare.statistics import fitted_slope
+from fedtangent.engine import Devices, Evaluation
 from fedtangent.engine.building import build
 from fedtangent.engine.description import describe
 from fedtangent.engine.run import predict, simulate
@@ -168,7 +169,9 @@ def test_along_a_run_the_parts_are_those_of_its_own_predictions() -> None:
     assert (watch.why_no_limit, watch.rounds, watch.x.shape[0]) == ("", (0, 2, 4), 48)
     for seed in (0, 5):
         own = watch.of_seed(built.algorithm, 4, seed)
-        run = simulate(built.algorithm, built.data, 4, seed, "scan", evaluate_every=2, evaluate=own)
+        run = simulate(
+            built.algorithm, built.data, num_rounds=4, seed=seed, evaluation=Evaluation(2, own), devices=Devices("scan")
+        )
         first, _, last = (e.metrics for e in run.history.evaluations)
         assert first["total"] == first["feature_learning"] == first["drift"] == 0
         start, line, limit = own.predictions
@@ -210,7 +213,7 @@ def test_a_linear_model_is_its_own_linearisation_under_every_algorithm(name: str
     if built.algorithm.params is None:
         return  # refused: check_watchable
     x = built.splits["test"].x
-    run = simulate(built.algorithm, built.data, 4, 0, "scan")
+    run = simulate(built.algorithm, built.data, num_rounds=4, seed=0, devices=Devices("scan"))
     line = linearised_paths(built.recipe, built.model, built.data, x, (0, 4))(0)
     assert np.max(np.abs(line[1] - line[0])) > 0.02  # ten thousand times what the two may differ by
     np.testing.assert_allclose(line[1], predict(built.algorithm, run.state, x).members, atol=2e-6)

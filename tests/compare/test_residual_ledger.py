@@ -16,8 +16,8 @@ from fedtangent import data
 from fedtangent.compare import ResidualLedger, ledger_bounds, residual_ledger
 from fedtangent.compare.statistics import width_slope
 from fedtangent.data import partition
+from fedtangent.engine import Devices, Evaluation, simulate
 from fedtangent.engine.history import Run
-from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
@@ -48,7 +48,14 @@ def seen(model: Model, y: np.ndarray, *, x: np.ndarray = X, recipe: Any = algori
     algorithm = recipe(model, plan, client_learning_rate=rate, work=Work(steps=STEPS), **options)
     rule = Rule(STEPS, rate, **(flow or {}))
     ledger = residual_ledger(algorithm, model, held, ROUNDS, rule, seed=seed, weighting=weighting)
-    run = simulate(algorithm, held, ROUNDS, seed, "scan", evaluate_every, evaluate=ledger)
+    run = simulate(
+        algorithm,
+        held,
+        num_rounds=ROUNDS,
+        seed=seed,
+        evaluation=Evaluation(evaluate_every, ledger),
+        devices=Devices("scan"),
+    )
     if not isinstance(model.structure, LinearStructure):
         return Seen(ledger, run, np.zeros(0), np.zeros(0))
     start = algorithm.params(algorithm.init(seed, CLIENTS))["weights"]  # type: ignore[misc]

@@ -13,7 +13,7 @@ from fedtangent.compare import Setting, SideBySide, build, exact, judged, predic
 from fedtangent.compare.settings import standardised
 from fedtangent.compare.simulated import cohorts, init_key, initial_functions, recipe, trained
 from fedtangent.compare.verdicts import EXACT, Verdict
-from fedtangent.engine.run import simulate
+from fedtangent.engine import Evaluation, simulate
 from fedtangent.types import Cohort
 
 from .tiny import network
@@ -158,8 +158,14 @@ def test_cohorts_are_those_that_the_simulation_records_and_a_comparison_repeats_
     assert len({draws[k, e].tobytes() for k in range(2) for e in range(4)}) == 8
     expected = cohorts(setting)
     for draw in (0, 1):
-        run_ = simulate(algorithm, setting.federated(), 10, setting.seed, evaluate_every=5,
-                        init_key=init_key(setting, draw, 100))  # fmt: skip
+        run_ = simulate(
+            algorithm,
+            setting.federated(),
+            num_rounds=10,
+            seed=setting.seed,
+            start=init_key(setting, draw, 100),
+            evaluation=Evaluation(5),
+        )
         recorded = run_.history.rounds["cohort"]
         for name in ("client", "model", "weight"):
             np.testing.assert_array_equal(getattr(recorded, name), getattr(expected, name))

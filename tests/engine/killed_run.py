@@ -37,5 +37,5 @@ if __name__ == "__main__":
             os.kill(os.getpid(), signal.SIGTERM)
 
     mapping = "sharded" if several else "scan"
-    ended = stateful.run(int(rounds), checkpoint=checkpoint, mapping=mapping, on_evaluation=stop)
+    ended = stateful.run(int(rounds), checkpoints=checkpoint, mapping=mapping, report=stop)
     print(stateful.summary(ended))

@@ -33,6 +33,7 @@ def runs(mapping: str, names: str, toys: Any) -> dict[str, Any]:
     import numpy as np
 
     from fedtangent import simulate
+    from fedtangent.engine import Devices, Evaluation
     from fedtangent.federated import algorithms
     from fedtangent.federated.local import Work
     from fedtangent.federated.schedule import per_client_permutations, strata
@@ -49,7 +50,9 @@ def runs(mapping: str, names: str, toys: Any) -> dict[str, Any]:
 
     built, found = {"fed_ensemble": fed_ensemble, "ntk_fl": ntk_fl}, {}
     for algorithm in (built[name]() for name in names.split(",")):
-        run = simulate(algorithm, toys.uneven_data(), 6, seed=4, mapping=mapping, evaluate_every=4)
+        run = simulate(
+            algorithm, toys.uneven_data(), num_rounds=6, seed=4, evaluation=Evaluation(4), devices=Devices(mapping)
+        )
         weights = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.state.server)])
         found[f"{mapping} {algorithm.name}"] = {
             "weights": weights.tolist(),

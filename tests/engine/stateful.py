@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from typing import Any
@@ -11,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedtangent.engine import Devices, Evaluation, simulate
 from fedtangent.engine.history import Run
-from fedtangent.engine.run import simulate
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work, local_training
 from fedtangent.federated.schedule import strata
@@ -68,7 +69,7 @@ def algorithm() -> Algorithm:
     return sound._replace(step=step)
 
 
-def evaluate(state: PyTree) -> dict[str, Any]:
+def measure(_: Algorithm, state: PyTree) -> dict[str, Any]:
     """Metrics of every kind that a checkpoint holds."""
     weights = np.asarray(state.server.params)
     return {
@@ -79,10 +80,12 @@ def evaluate(state: PyTree) -> dict[str, Any]:
     }
 
 
-def run(num_rounds: int = 11, **options: Any) -> Run:
-    """A run, evaluated every third round unless told otherwise."""
-    given = {"data": data(), "seed": 3, "mapping": "scan", "evaluate_every": 3, "evaluate": evaluate}
-    return simulate(algorithm(), num_rounds=num_rounds, **{**given, **options})
+def run(num_rounds: int = 11, mapping: str = "scan", **options: Any) -> Run:
+    """A run, evaluated every third round unless ``options``, settings and those of ``Evaluation``, say otherwise."""
+    given = {"data": data(), "seed": 3, "every": 3, "measure": measure} | options
+    fields = [field.name for field in dataclasses.fields(Evaluation)]
+    evaluation = Evaluation(**{name: given.pop(name) for name in fields if name in given})
+    return simulate(algorithm(), num_rounds=num_rounds, evaluation=evaluation, devices=Devices(mapping), **given)
 
 
 def plain(tree: Any) -> Any:

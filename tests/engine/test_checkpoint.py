@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedtangent.engine import Devices, Evaluation, simulate
 from fedtangent.engine.checkpoints import CheckpointError, Checkpoints, files, store
 from fedtangent.engine.checkpoints.segment import Link, Segment, decode, encode
-from fedtangent.engine.history import Evaluation, Run
-from fedtangent.engine.run import simulate
+from fedtangent.engine.history import Measurement, Run
 from fedtangent.federated import algorithms
 from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
@@ -47,8 +47,8 @@ class Killed(BaseException):
     """Ends a run as a kill would: nothing of it is caught."""
 
 
-def killed_at(round_: int) -> Callable[[Evaluation], None]:
-    def on_evaluation(evaluation: Evaluation) -> None:
+def killed_at(round_: int) -> Callable[[Measurement], None]:
+    def on_evaluation(evaluation: Measurement) -> None:
         if evaluation.round == round_:
             raise Killed
 
@@ -77,7 +77,7 @@ def died(every: int | None, dies_at: int) -> Path:
 
 def die(folder: Path, every: int | None, dies_at: int, **options: Any) -> None:
     with pytest.raises(Killed):
-        stateful.run(checkpoint=at(folder, every, resume=False, **options), on_evaluation=killed_at(dies_at))
+        stateful.run(checkpoints=at(folder, every, resume=False, **options), report=killed_at(dies_at))
 
 
 def rounds_in(folder: Path) -> list[str]:
@@ -86,7 +86,7 @@ def rounds_in(folder: Path) -> list[str]:
 
 def test_checkpoints_do_not_change_a_bit(tmp_path: Path) -> None:
     for every in (1, 4, None):
-        run = stateful.run(checkpoint=at(tmp_path / str(every), every, resume=False))
+        run = stateful.run(checkpoints=at(tmp_path / str(every), every, resume=False))
         assert stateful.bits(run) == whole(), every
         assert run.status == "finished"
 
@@ -94,8 +94,8 @@ def test_checkpoints_do_not_change_a_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("every", "again"), [(1, 1), (2, 2), (2, 5), (4, None)])
 def test_a_run_that_died_and_is_resumed_is_the_same_bit_for_bit(tmp_path: Path, every: int, again: int | None) -> None:
     begun(tmp_path, every)
-    told: list[Evaluation] = []
-    run = stateful.run(checkpoint=at(tmp_path, again), on_evaluation=told.append)
+    told: list[Measurement] = []
+    run = stateful.run(checkpoints=at(tmp_path, again), report=told.append)
     assert stateful.bits(run) == whole()
     assert [e.round for e in told] == [0, 3, 6, 9, 11]
     assert stateful.plain(told) == stateful.plain(run.history.evaluations)
@@ -104,7 +104,7 @@ def test_a_run_that_died_and_is_resumed_is_the_same_bit_for_bit(tmp_path: Path, 
 def test_what_is_kept(tmp_path: Path) -> None:
     begun(tmp_path)
     assert rounds_in(tmp_path) == ["round-00000004", "round-00000006", "round-00000008"]
-    stateful.run(checkpoint=at(tmp_path, 5, keep=1))
+    stateful.run(checkpoints=at(tmp_path, 5, keep=1))
     assert rounds_in(tmp_path) == ["round-00000011"]
     assert sorted(p.name for p in tmp_path.glob("run-*/history/*")) == [
         f"{a:08d}-{b:08d}.npz" for a, b in ((0, 2), (2, 4), (4, 6), (6, 8), (8, 10), (10, 11))
@@ -113,10 +113,10 @@ def test_what_is_kept(tmp_path: Path) -> None:
 
 def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
     """Round 7 is evaluated as the last of seven, and is none of the longer run's evaluations."""
-    assert [e.round for e in stateful.run(7, checkpoint=at(tmp_path, 3, False)).history.evaluations] == [0, 3, 6, 7]
-    again = stateful.run(7, checkpoint=at(tmp_path, 3))
+    assert [e.round for e in stateful.run(7, checkpoints=at(tmp_path, 3, False)).history.evaluations] == [0, 3, 6, 7]
+    again = stateful.run(7, checkpoints=at(tmp_path, 3))
     assert stateful.bits(again) == stateful.bits(stateful.run(7))
-    assert stateful.bits(stateful.run(11, checkpoint=at(tmp_path, 3))) == whole()
+    assert stateful.bits(stateful.run(11, checkpoints=at(tmp_path, 3))) == whole()
 
 
 @pytest.mark.parametrize("lost", ["key", "schedule_key", "schedule", "client", "server", "round"])
@@ -135,7 +135,7 @@ def test_a_resume_that_loses_a_part_of_the_state_differs(
         monkeypatch.setattr(store, "read_state", lambda f, like: read(f, like)._replace(schedule=other.schedule))
     else:
         monkeypatch.setattr(store, "read_state", forgetful)
-    assert stateful.bits(stateful.run(checkpoint=at(tmp_path))) != whole()
+    assert stateful.bits(stateful.run(checkpoints=at(tmp_path))) != whole()
 
 
 # ---- which runs may continue ----
@@ -146,21 +146,22 @@ def test_another_configuration_is_refused_with_its_fields(tmp_path: Path) -> Non
     begun(tmp_path, config=config)
     other = {"rate": 0.2, "widths": [8, 4], "nested": {"a": 2, "c": 3}, "path": "x"}
     with pytest.raises(CheckpointError) as refused:
-        stateful.run(checkpoint=at(tmp_path, config=other), seed=4)
+        stateful.run(checkpoints=at(tmp_path, config=other), seed=4)
     said = str(refused.value)
     assert "rate (0.1 in the checkpoint, 0.2 now)" in said
     assert "nested.a (1 in the checkpoint, 2 now)" in said
     assert "nested.b" in said and "nested.c" in said
     assert "widths" not in said and "path" not in said and "seed" not in said
-    assert stateful.bits(stateful.run(checkpoint=at(tmp_path, config={**config, "path": "x"}))) == whole()
+    assert stateful.bits(stateful.run(checkpoints=at(tmp_path, config={**config, "path": "x"}))) == whole()
 
 
 @pytest.mark.parametrize(
     ("changed", "field"),
     [
         ({"seed": 4}, 'seed ("seed 3" in the checkpoint, "seed 4" now)'),
-        ({"init_key": jax.random.key(1)}, "init_key"),
-        ({"evaluate_every": 4}, "evaluate_every (3 in the checkpoint, 4 now)"),
+        ({"start": jax.random.key(1)}, "start"),
+        ({"start": np.zeros((2, 3, 2))}, 'start (null in the checkpoint, "parameters'),
+        ({"every": 4}, "evaluate_every (3 in the checkpoint, 4 now)"),
         ({"num_rounds": 7}, "num_rounds: got 7, but the checkpoint is at round 8"),
     ],
 )
@@ -170,7 +171,7 @@ def test_another_run_is_refused_even_if_the_configuration_does_not_tell(
     begun(tmp_path)
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
     with pytest.raises(CheckpointError) as refused:
-        stateful.run(**{"checkpoint": at(tmp_path), **changed})
+        stateful.run(**{"checkpoints": at(tmp_path), **changed})
     assert field in str(refused.value)
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
 
@@ -180,13 +181,13 @@ def test_other_data_or_another_shape_of_state_are_refused(tmp_path: Path) -> Non
     begun(tmp_path)
     other = stateful.data()._replace(y=stateful.data().y.at[3, 0].add(1e-9))
     with pytest.raises(CheckpointError, match=r"different are data\.y"):
-        stateful.run(data=other, checkpoint=at(tmp_path))
+        stateful.run(data=other, checkpoints=at(tmp_path))
     wider = stateful.algorithm()._replace(init=lambda *a: _wider(stateful.algorithm().init(*a)))
-    given = {"seed": 3, "mapping": "scan", "evaluate_every": 3, "evaluate": stateful.evaluate}
-    stateful.run(3, checkpoint=at(tmp_path / "plain", config={}, resume=False))
+    given = {"seed": 3, "evaluation": Evaluation(3, stateful.measure), "devices": Devices("scan")}
+    stateful.run(3, checkpoints=at(tmp_path / "plain", config={}, resume=False))
     for folder, config, said in ((tmp_path, stateful.CONFIG, ""), (tmp_path / "plain", {}, "traced round .*, ")):
         with pytest.raises(CheckpointError, match=rf"different are {said}state\.\.schedule_key"):
-            simulate(wider, stateful.data(), 11, checkpoint=at(folder, config=config), **given)
+            simulate(wider, stateful.data(), num_rounds=11, checkpoints=at(folder, config=config), **given)
 
 
 def _wider(state: Any) -> Any:
@@ -195,7 +196,7 @@ def _wider(state: Any) -> Any:
 
 def test_nothing_to_resume(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"resume: there is no checkpoint in .*nowhere"):
-        stateful.run(checkpoint=at(tmp_path / "nowhere"))
+        stateful.run(checkpoints=at(tmp_path / "nowhere"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -203,7 +204,7 @@ def test_other_versions_are_told_and_not_refused(tmp_path: Path, monkeypatch: py
     begun(tmp_path)
     said: list[str] = []
     monkeypatch.setattr(np, "__version__", "1.0.0")
-    run = stateful.run(checkpoint=at(tmp_path, notify=said.append), mapping="vmap")
+    run = stateful.run(checkpoints=at(tmp_path, notify=said.append), mapping="vmap")
     assert run.status == "finished"
     assert len(said) == 2
     assert 'numpy ("' in said[0] and '"1.0.0" now' in said[0]
@@ -216,7 +217,7 @@ def test_the_mapping_auto_is_what_it_was(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(sys.modules[module.__module__], "default_mapping", lambda: "vmap")
     said: list[str] = []
-    assert stateful.bits(stateful.run(checkpoint=at(tmp_path, notify=said.append), mapping="auto")) == whole()
+    assert stateful.bits(stateful.run(checkpoints=at(tmp_path, notify=said.append), mapping="auto")) == whole()
     assert said == []
 
 
@@ -224,18 +225,18 @@ def test_a_new_run_keeps_the_old_checkpoints_until_its_own_first(tmp_path: Path)
     begun(tmp_path)
     begun(tmp_path, every=4, dies_at=3)
     assert rounds_in(tmp_path) == ["round-00000004", "round-00000006", "round-00000008"]
-    assert stateful.bits(stateful.run(checkpoint=at(tmp_path))) == whole()
+    assert stateful.bits(stateful.run(checkpoints=at(tmp_path))) == whole()
     begun(tmp_path, every=4, dies_at=6)
     assert rounds_in(tmp_path) == ["round-00000004"]
-    assert stateful.bits(stateful.run(checkpoint=at(tmp_path))) == whole()
+    assert stateful.bits(stateful.run(checkpoints=at(tmp_path))) == whole()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(CheckpointError, match=r"checkpoint folder: .*file is not a directory"):
-        stateful.run(checkpoint=at(tmp_path / "file", resume=False))
+        stateful.run(checkpoints=at(tmp_path / "file", resume=False))
     with pytest.raises(CheckpointError, match=r"checkpoint folder: cannot write in .*file/sub"):
-        stateful.run(checkpoint=at(tmp_path / "file" / "sub", resume=False))
+        stateful.run(checkpoints=at(tmp_path / "file" / "sub", resume=False))
 
 
 # ---- damage ----
@@ -268,12 +269,12 @@ def test_damage_falls_back_to_the_last_good_checkpoint(tmp_path: Path, what: str
     paths = {"state": largest(newest / "state"), "record.json": newest / "record.json"}
     harm(paths[what])
     said: list[str] = []
-    run = stateful.run(checkpoint=at(tmp_path, notify=said.append))
+    run = stateful.run(checkpoints=at(tmp_path, notify=said.append))
     assert stateful.bits(run) == whole()
     assert len(said) == 1
     assert said[0].startswith("the checkpoint of round 8 is damaged (")
     assert said[0].endswith("going back to round 6")
-    again = stateful.run(checkpoint=at(tmp_path, notify=said.append))
+    again = stateful.run(checkpoints=at(tmp_path, notify=said.append))
     assert stateful.bits(again) == whole()
     assert len(said) == 1
 
@@ -287,7 +288,7 @@ def test_damage_to_a_segment_that_all_checkpoints_rely_on_loses_nothing(
     first = tmp_path / "run-0001" / history / "00000000-00000002.npz"
     before, said = first.read_bytes(), list[str]()
     harm(first)
-    assert stateful.bits(stateful.run(checkpoint=at(tmp_path, notify=said.append))) == whole()
+    assert stateful.bits(stateful.run(checkpoints=at(tmp_path, notify=said.append))) == whole()
     assert len(said) == 1 and said[0].startswith("00000000-00000002.npz")
     assert said[0].endswith("restored from its second file")
     assert first.read_bytes() == before
@@ -303,12 +304,12 @@ def test_a_record_that_lacks_something_is_damaged_and_one_of_another_format_is_r
             files.write_record(rounds[-1] / store.RECORD, harmed)
             with pytest.raises(files.DamagedError, match=rf"^record\.json has no {name}$"):
                 store._record(rounds[-1])
-    assert stateful.bits(stateful.run(checkpoint=at(tmp_path, keep=9, notify=said.append))) == whole()
+    assert stateful.bits(stateful.run(checkpoints=at(tmp_path, keep=9, notify=said.append))) == whole()
     assert said == ["the checkpoint of round 8 is damaged (record.json has no files); going back to round 6"]
     for path in (tmp_path / "run-0001").glob("round-*"):
         files.write_record(path / store.RECORD, {"format": 1, "round": 8})
-    with pytest.raises(CheckpointError, match=r"^resume: the checkpoint has format 1, this version reads 2$"):
-        stateful.run(checkpoint=at(tmp_path))
+    with pytest.raises(CheckpointError, match=r"^resume: the checkpoint has format 1, this version reads 3$"):
+        stateful.run(checkpoints=at(tmp_path))
 
 
 def test_a_segment_that_lacks_something_is_damaged() -> None:
@@ -333,7 +334,7 @@ def test_none_good_is_said_and_nothing_is_started(tmp_path: Path) -> None:
     for history in store.HISTORIES:
         flip(tmp_path / "run-0001" / history / "00000000-00000002.npz")
     with pytest.raises(CheckpointError, match=r"no good checkpoint in .*round 8 is damaged.*round 4 is damaged"):
-        stateful.run(checkpoint=at(tmp_path))
+        stateful.run(checkpoints=at(tmp_path))
     assert len(rounds_in(tmp_path)) == 3
 
 
@@ -352,9 +353,9 @@ def test_a_kill_while_a_checkpoint_is_written(tmp_path: Path, dies_in: str, monk
     with monkeypatch.context() as patched:
         patched.setattr(place, name, deadly)
         with pytest.raises(Killed):
-            stateful.run(checkpoint=at(tmp_path, 1, resume=False))
+            stateful.run(checkpoints=at(tmp_path, 1, resume=False))
     assert rounds_in(tmp_path) != []
-    assert stateful.bits(stateful.run(checkpoint=at(tmp_path, 1))) == whole()
+    assert stateful.bits(stateful.run(checkpoints=at(tmp_path, 1))) == whole()
     assert not list(tmp_path.rglob("*.part")) and not list(tmp_path.rglob("*.gone"))
 
 
@@ -362,11 +363,11 @@ def test_a_kill_while_a_checkpoint_is_written(tmp_path: Path, dies_in: str, monk
 
 
 def stopped_by(number: int, folder: Path, every: int | None = None, round_: int = 6) -> Run:
-    def interrupt(evaluation: Evaluation) -> None:
+    def interrupt(evaluation: Measurement) -> None:
         if evaluation.round == round_:
             os.kill(os.getpid(), number)
 
-    return stateful.run(checkpoint=at(folder, every, resume=False), on_evaluation=interrupt)
+    return stateful.run(checkpoints=at(folder, every, resume=False), report=interrupt)
 
 
 @pytest.fixture
@@ -388,19 +389,19 @@ def test_a_signal_saves_and_ends_the_run(tmp_path: Path, number: signal.Signals)
     assert 6 <= done < 11
     assert int(run.state.round) == done == len(run.history.rounds["loss"])
     assert rounds_in(tmp_path) == [f"round-{done:08d}"]
-    assert stateful.bits(stateful.run(checkpoint=at(tmp_path))) == whole()
+    assert stateful.bits(stateful.run(checkpoints=at(tmp_path))) == whole()
 
 
 @pytest.mark.usefixtures("interruptible")
 def test_a_second_signal_does_what_it_always_did(tmp_path: Path) -> None:
-    def twice(evaluation: Evaluation) -> None:
+    def twice(evaluation: Measurement) -> None:
         if evaluation.round == 6:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        stateful.run(checkpoint=at(tmp_path, resume=False), on_evaluation=twice)
-    assert stateful.bits(stateful.run(checkpoint=at(tmp_path))) == whole()
+        stateful.run(checkpoints=at(tmp_path, resume=False), report=twice)
+    assert stateful.bits(stateful.run(checkpoints=at(tmp_path))) == whole()
 
 
 def test_other_threads_and_runs_without_checkpoints_leave_signals_alone(tmp_path: Path) -> None:
@@ -408,20 +409,20 @@ def test_other_threads_and_runs_without_checkpoints_leave_signals_alone(tmp_path
     before = signal.getsignal(signal.SIGTERM)
     seen: list[Any] = []
 
-    def look(evaluation: Evaluation) -> None:
+    def look(evaluation: Measurement) -> None:
         seen.append(signal.getsignal(signal.SIGTERM) is before)
 
     def other_thread() -> None:
-        ends.append(stateful.run(checkpoint=at(tmp_path, resume=False), on_evaluation=look))
+        ends.append(stateful.run(checkpoints=at(tmp_path, resume=False), report=look))
 
     thread = threading.Thread(target=other_thread)
     thread.start()
     thread.join()
     assert stateful.bits(ends[0]) == whole()
-    stateful.run(on_evaluation=look)
+    stateful.run(report=look)
     assert all(seen)
     seen.clear()
-    stateful.run(checkpoint=at(tmp_path, resume=False), on_evaluation=look)
+    stateful.run(checkpoints=at(tmp_path, resume=False), report=look)
     assert not any(seen)
 
 
@@ -445,17 +446,17 @@ def test_bad_options(tmp_path: Path, options: dict[str, Any], message: str) -> N
 def test_a_metric_that_a_checkpoint_cannot_hold(tmp_path: Path) -> None:
     for metric, kind in ((object(), "object"), (np.array([object()]), "array of object"), ({1: 2}, "dict")):
         with pytest.raises(ValueError, match=rf"metrics of round 0\['a'\]: a checkpoint cannot hold an? {kind}"):
-            stateful.run(1, evaluate=lambda state, m=metric: {"a": m}, checkpoint=at(tmp_path, resume=False))
+            stateful.run(1, measure=lambda _, state, m=metric: {"a": m}, checkpoints=at(tmp_path, resume=False))
 
 
 def test_the_seconds_of_a_resumed_run_go_on_where_it_was_saved(tmp_path: Path) -> None:
-    begin, told = time.monotonic(), list[Evaluation]()
+    begin, told = time.monotonic(), list[Measurement]()
     with pytest.raises(Killed):
-        stateful.run(checkpoint=at(tmp_path, resume=False), on_evaluation=lambda e: (told.append(e), killed_at(9)(e)))
+        stateful.run(checkpoints=at(tmp_path, resume=False), report=lambda e: (told.append(e), killed_at(9)(e)))
     before = time.monotonic() - begin
     time.sleep(1)
     begin = time.monotonic()
-    seen = [e.seconds for e in stateful.run(checkpoint=at(tmp_path)).history.evaluations]
+    seen = [e.seconds for e in stateful.run(checkpoints=at(tmp_path)).history.evaluations]
     assert seen[:3] == [e.seconds for e in told[:3]]  # rounds 0, 3 and 6; what came after round 8 was lost
     assert 0 <= seen[0] < seen[2] < seen[3] < seen[4] <= before + time.monotonic() - begin
 
@@ -465,7 +466,7 @@ def test_a_segment_comes_back_as_it_was() -> None:
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), infos)
     metrics = {"text": "é", "s": np.array(["ab", "c"]), "n": [float("inf"), -0.0, 1e-320], "d": {"array": {"x": 1}}}
     metrics |= {"big": 10**30, "t": np.datetime64("2020-01-01")}
-    segment = Segment(4, 7, Link("x", "y"), infos, [Evaluation(5, metrics, 1, 2, 0.5)], 1.25)
+    segment = Segment(4, 7, Link("x", "y"), infos, [Measurement(5, metrics, 1, 2, 0.5)], 1.25)
     assert stateful.plain(decode(encode(segment, shapes), shapes)) == stateful.plain(segment)
 
 
@@ -479,7 +480,7 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
 
 def test_the_cost_of_the_history_does_not_grow(tmp_path: Path) -> None:
     """The last segment of a long run is as large as its first: the whole history is not written over again."""
-    stateful.run(40, checkpoint=at(tmp_path, 4, resume=False), evaluate_every=None)
+    stateful.run(40, checkpoints=at(tmp_path, 4, resume=False), every=None)
     sizes = [p.stat().st_size for p in sorted(tmp_path.glob("run-*/history/*"))]
     assert len(sizes) == 10
     assert max(sizes[1:-1]) <= min(sizes[1:-1]) + 16
@@ -501,7 +502,15 @@ def test_what_a_channel_remembers_and_what_was_sent_at_the_start_are_resumed(tmp
 
     def go(rounds: int, folder: Path | None = None) -> Run:
         kept = None if folder is None else Checkpoints(folder, every=2, resume=rounds == 8, config={"run": "whole"})
-        return simulate(algorithm, data, rounds, 0, "scan", 2, checkpoint=kept)
+        return simulate(
+            algorithm,
+            data,
+            num_rounds=rounds,
+            seed=0,
+            evaluation=Evaluation(2),
+            devices=Devices("scan"),
+            checkpoints=kept,
+        )
 
     go(4, tmp_path)
     resumed, once = go(8, tmp_path), go(8)

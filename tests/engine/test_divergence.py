@@ -19,7 +19,7 @@ from . import stateful
 
 def run(num_rounds: int = 20, **options: Any) -> Run:
     """After seven rounds the models are finite, after eight they are not."""
-    given: dict[str, Any] = {"data": stateful.data(breaking=True), "evaluate_every": 5, "stop_on_divergence": True}
+    given: dict[str, Any] = {"data": stateful.data(breaking=True), "every": 5, "stop_on_divergence": True}
     return stateful.run(num_rounds, **given | options)
 
 
@@ -42,21 +42,21 @@ def test_it_ends_at_the_last_good_round() -> None:
 @pytest.mark.parametrize("every", [1, 3, None])
 def test_how_often_it_is_saved_does_not_matter(tmp_path: Path, every: int | None) -> None:
     for resume in (False, True):
-        ended = run(checkpoint=Checkpoints(tmp_path, every=every, resume=resume, config=stateful.CONFIG))
+        ended = run(checkpoints=Checkpoints(tmp_path, every=every, resume=resume, config=stateful.CONFIG))
         assert ended.status == "diverged at round 8"
         assert stateful.bits(ended) == stateful.bits(diverged())
 
 
 @pytest.mark.parametrize("every", [1, 4, 7, 8, None])
 def test_how_often_it_is_looked_at_does_not_matter(every: int | None) -> None:
-    ended = run(evaluate_every=every, evaluate=None)
+    ended = run(every=every, measure=None)
     assert ended.status == "diverged at round 8"
     assert ended.history.evaluations[-1].round == 7
     assert stateful.plain(ended.state) == stateful.plain(diverged().state)
 
 
 def test_a_sound_run_is_not_changed() -> None:
-    ended = run(11, data=stateful.data(), evaluate_every=3)
+    ended = run(11, data=stateful.data(), every=3)
     assert ended.status == "finished"
     assert stateful.bits(ended) == stateful.bits(stateful.run())
 
@@ -71,6 +71,6 @@ def test_losses_tell_too() -> None:
 
 
 def test_steps_that_are_too_large() -> None:
-    ended = run(2000, data=stateful.data(scale=1e60), evaluate_every=None, evaluate=None)
+    ended = run(2000, data=stateful.data(scale=1e60), every=None, measure=None)
     assert ended.status.startswith("diverged at round ")
     assert is_finite(ended.state)

@@ -78,7 +78,7 @@ def central(name: str, step: float) -> float:
 
 def test_the_value_is_that_of_a_run() -> None:
     algorithm = build(**VALUES, differentiable=False)
-    run = simulate(algorithm, tiny_runs.data(), ROUNDS, SEED)
+    run = simulate(algorithm, tiny_runs.data(), num_rounds=ROUNDS, seed=SEED)
     value = float(tiny_runs.validation_loss(algorithm, run.state))
     assert [float(f.value) for f in (found(), found("none", last=1))] == pytest.approx([value] * 2, rel=1e-12)
 

@@ -13,15 +13,16 @@ import optax
 import pytest
 
 from fedtangent import simulate as simulate_from_the_root
+from fedtangent.engine import Devices, Evaluation, simulate
 from fedtangent.engine.clients import engine_for
-from fedtangent.engine.history import Evaluation, charge
+from fedtangent.engine.history import Measurement, charge
 from fedtangent.engine.loop import chunk_length
-from fedtangent.engine.run import simulate
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work, local_training
 from fedtangent.federated.schedule import uniform_sampling
 from fedtangent.federated.server import optax_server
 from fedtangent.losses import squared_error
+from fedtangent.pytrees import is_key
 from fedtangent.types import Algorithm, Cohort, Cost, FederatedData, Model, PyTree
 
 OFFSETS = [0, 2, 5, 6]
@@ -55,18 +56,16 @@ def weights(state: PyTree) -> np.ndarray:
 
 
 @functools.cache
-def evaluated() -> tuple[Any, list[Evaluation]]:
+def evaluated() -> tuple[Any, list[Measurement]]:
     """Seven rounds, evaluated every three."""
-    told: list[Evaluation] = []
+    told: list[Measurement] = []
     run = simulate(
         algorithm(),
         data(),
-        7,
+        num_rounds=7,
         seed=3,
-        mapping="scan",
-        evaluate_every=3,
-        evaluate=lambda state: {"weights": weights(state).copy()},
-        on_evaluation=told.append,
+        evaluation=Evaluation(3, lambda _, state: {"weights": weights(state).copy()}, report=told.append),
+        devices=Devices("scan"),
     )
     return run, told
 
@@ -98,13 +97,16 @@ def test_rounds_are_stacked_without_the_padding_of_the_last_chunk() -> None:
 
 def test_what_is_sent_before_the_first_round_counts_from_the_start() -> None:
     cost = Cost(1, 0, 1, uplink_once=5, downlink_once=7)
-    run = simulate(algorithm()._replace(cost=lambda data, engine: cost), data(), 1, mapping="scan")
+    run = simulate(algorithm()._replace(cost=lambda data, engine: cost), data(), num_rounds=1, devices=Devices("scan"))
     sent = [(e.uplink_bytes, e.downlink_bytes) for e in run.history.evaluations]
     assert sent == [(5, 7), (5 + 2, 7 + 2)]  # two of three clients a round
 
 
 def test_evaluate_every_beyond_the_end_is_once_at_the_end() -> None:
-    ends = [simulate(algorithm(), data(), 3, seed=3, mapping="scan", evaluate_every=every) for every in (None, 100)]
+    ends = [
+        simulate(algorithm(), data(), num_rounds=3, seed=3, evaluation=Evaluation(every), devices=Devices("scan"))
+        for every in (None, 100)
+    ]
     for run in ends:
         assert [e.round for e in run.history.evaluations] == [0, 3]
         assert run.history.evaluations[-1].metrics == {}
@@ -115,14 +117,16 @@ def test_another_number_of_rounds_compiles_and_traces_nothing() -> None:
     """Without evaluations too: neither the number of rounds nor their interval is in the compiled program."""
     step = chex.assert_max_traces(algorithm().step, 2)  # the memory plan's and the program's
     watched = algorithm()._replace(step=step)
-    simulate(watched, data(), 3, mapping="scan")
+    simulate(watched, data(), num_rounds=3, devices=Devices("scan"))
     COMPILES.clear()
     for rounds, every in ((2, None), (17, None), (300, None), (20, 7)):
-        run = simulate(watched, data(), rounds, mapping="scan", evaluate_every=every)
+        run = simulate(watched, data(), num_rounds=rounds, evaluation=Evaluation(every), devices=Devices("scan"))
         assert len(run.history.rounds["loss"]) == int(run.state.round) == rounds
     assert COMPILES == []
     with pytest.raises(AssertionError, match="is traced > 2 times"):  # another algorithm is traced
-        simulate(watched._replace(step=lambda *arguments: step(*arguments)), data(), 2, mapping="scan")
+        simulate(
+            watched._replace(step=lambda *arguments: step(*arguments)), data(), num_rounds=2, devices=Devices("scan")
+        )
 
 
 def test_a_step_that_changes_the_state_s_type_is_refused_when_traced() -> None:
@@ -131,7 +135,7 @@ def test_a_step_that_changes_the_state_s_type_is_refused_when_traced() -> None:
         return after._replace(round=after.round.astype(jnp.float32)), info
 
     with pytest.raises(AssertionError, match="dtypes"):
-        simulate(algorithm()._replace(step=step), data(), 2, mapping="scan")
+        simulate(algorithm()._replace(step=step), data(), num_rounds=2, devices=Devices("scan"))
 
 
 def test_infos_that_are_not_one_row_a_slot_are_refused_when_traced() -> None:
@@ -140,7 +144,7 @@ def test_infos_that_are_not_one_row_a_slot_are_refused_when_traced() -> None:
         return after, info | {"examples": info["examples"][:1]}
 
     with pytest.raises(AssertionError, match="shape"):
-        simulate(algorithm()._replace(step=step), data(), 2, mapping="scan")
+        simulate(algorithm()._replace(step=step), data(), num_rounds=2, devices=Devices("scan"))
 
 
 def test_a_chunk_of_large_infos_is_short() -> None:
@@ -152,21 +156,69 @@ def test_a_chunk_of_large_infos_is_short() -> None:
 
 
 def test_seed_is_an_int_or_its_key() -> None:
-    run = functools.partial(simulate, algorithm(), data(), 3, mapping="scan", evaluate_every=3)
+    run = functools.partial(
+        simulate, algorithm(), data(), num_rounds=3, evaluation=Evaluation(3), devices=Devices("scan")
+    )
     one = weights(run(seed=3).state)
     assert np.array_equal(one, weights(run(seed=jax.random.key(3)).state))
     assert not np.array_equal(one, weights(run(seed=4).state))
 
 
-def test_init_key_changes_the_start_and_not_the_cohorts() -> None:
-    run = simulate(algorithm(), data(), 3, seed=3, mapping="scan", evaluate_every=3, init_key=jax.random.key(9))
+def test_a_key_as_start_changes_the_models_and_not_the_cohorts() -> None:
+    run = simulate(
+        algorithm(),
+        data(),
+        num_rounds=3,
+        seed=3,
+        start=jax.random.key(9),
+        evaluation=Evaluation(3),
+        devices=Devices("scan"),
+    )
     other = evaluated()[0]
     assert np.array_equal(run.history.rounds["cohort"].client, other.history.rounds["cohort"].client[:3])
     assert not np.array_equal(weights(run.state), other.history.evaluations[1].metrics["weights"])
 
 
+def test_parameters_as_start() -> None:
+    """Those that a key draws give the run of that key, bit for bit; the caller's own arrays survive the run."""
+    run = functools.partial(simulate, algorithm(), data(), num_rounds=3, seed=3, devices=Devices("scan"))
+    of_key = run(start=jax.random.key(9))
+    each = algorithm().params(algorithm().init(3, 3, jax.random.key(9)))  # type: ignore[misc]
+    for given in (each, each[0], np.asarray(each)):
+        for a, b in zip(jax.tree.leaves(run(start=given).state), jax.tree.leaves(of_key.state), strict=True):
+            np.testing.assert_array_equal(*(jax.random.key_data(k) if is_key(k) else k for k in (a, b)))
+    assert np.isfinite(each).all()
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (3, r"start: got 3, must be None, a typed key"),
+        (jax.random.split(jax.random.key(0)), "start: got .*, must be None, a typed key"),
+        (
+            np.zeros((3, 1)),
+            r"start: got float64 \(3, 1\) at the root, must be float\d\d \(2, 1\), or that of each of 1",
+        ),
+        (np.zeros((2, 2, 1)), r"start: got float64 \(2, 2, 1\) at the root, must be"),
+        (np.zeros((2, 1), np.int32), r"start: got int32 \(2, 1\) at the root"),
+        ({"w": np.zeros((2, 1))}, "start: got nothing at the root, must be float"),
+    ],
+)
+def test_a_start_that_does_not_fit_is_refused_before_any_work(start: Any, message: str) -> None:
+    step = chex.assert_max_traces(algorithm().step, 0)
+    with pytest.raises(ValueError, match=message):
+        simulate(algorithm()._replace(step=step), data(), num_rounds=1, start=start)
+
+
 def test_progress_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    run = simulate(algorithm(), data(), 7, seed=3, mapping="scan", evaluate_every=3, progress=True)
+    run = simulate(
+        algorithm(),
+        data(),
+        num_rounds=7,
+        seed=3,
+        evaluation=Evaluation(every=3, progress=True),
+        devices=Devices("scan"),
+    )
     assert np.array_equal(weights(run.state), weights(evaluated()[0].state))
     assert capsys.readouterr().out == ""
 
@@ -174,7 +226,12 @@ def test_progress_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_callers_key_and_data_survive_a_run() -> None:
     key, given = jax.random.key(3), data()
     ends = [
-        weights(simulate(algorithm(), given, 3, key, "scan", evaluate_every=3, init_key=key).state) for _ in range(2)
+        weights(
+            simulate(
+                algorithm(), given, num_rounds=3, seed=key, start=key, evaluation=Evaluation(3), devices=Devices("scan")
+            ).state
+        )
+        for _ in range(2)
     ]
     assert np.array_equal(*ends)
 
@@ -188,8 +245,7 @@ def test_the_root_exports_it() -> None:
     [
         ({"num_rounds": 0}, "num_rounds: got 0, must be a whole number of at least 1"),
         ({"num_rounds": -3}, "num_rounds: got -3, must be a whole number of at least 1"),
-        ({"evaluate_every": 0}, "evaluate_every: got 0, must be a whole number of at least 1"),
-        ({"mapping": "pmap"}, "mapping: got 'pmap', allowed are auto, scan, vmap, chunked"),
+        ({"devices": Devices("pmap")}, "mapping: got 'pmap', allowed are auto, scan, vmap, chunked"),
         ({"evaluat": None}, r"simulate\(\) got an unexpected keyword argument 'evaluat'"),
     ],
 )
@@ -197,14 +253,14 @@ def test_bad_arguments_before_any_work(changed: dict[str, Any], message: str) ->
     calls: list[Any] = []
     watched = algorithm()._replace(init=lambda *args: calls.append(args))
     with pytest.raises((ValueError, TypeError), match=message):
-        simulate(watched, data(), **({"num_rounds": 1} | changed))
+        simulate(watched, data(), **{"num_rounds": 1} | changed)
     assert calls == []
 
 
 def test_data_of_another_number_of_clients() -> None:
     fewer = data()._replace(offsets=jnp.asarray([0, 2, 6], jnp.int32))
     with pytest.raises(ValueError, match="data: has 2 clients, but the schedule was built for 3"):
-        simulate(algorithm(), fewer, 1)
+        simulate(algorithm(), fewer, num_rounds=1)
 
 
 def test_a_step_outside_of_a_run_needs_only_an_engine() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtangent.engine.run import simulate
+from fedtangent.engine import Devices, Evaluation, simulate
 from fedtangent.engine.sweeps import Sweep, choose_over, sweep
 from fedtangent.measures.paired import differences
 
@@ -30,14 +30,12 @@ def swept(over: str) -> Sweep:
     return sweep(
         tiny_runs.build,
         tiny_runs.data(),
-        5,
-        SEEDS,
-        GRID if over == "map" else GRID | {"num_models": [2]},
-        evaluate=tiny_runs.measures,
-        evaluate_every=2,
-        partitions=PARTITIONS,
-        partition_name="skew",
-        over=over,
+        {"skew": PARTITIONS},
+        num_rounds=5,
+        seeds=SEEDS,
+        grid=GRID if over == "map" else GRID | {"num_models": [2]},
+        evaluation=Evaluation(2, tiny_runs.measures),
+        devices=Devices(runs=over),
     )
 
 
@@ -59,7 +57,13 @@ def alone(*values: Any) -> list[np.ndarray]:
     data, algorithm = tiny_runs.data(PARTITIONS[config.pop("skew")]), tiny_runs.build(**config)
     outputs = jax.jit(lambda state: tiny_runs.measures(algorithm, state)["outputs"])
     runs = [
-        simulate(algorithm, data, 5, SEEDS[i], evaluate_every=2, evaluate=lambda s: {"outputs": np.asarray(outputs(s))})
+        simulate(
+            algorithm,
+            data,
+            num_rounds=5,
+            seed=SEEDS[i],
+            evaluation=Evaluation(2, lambda _, s: {"outputs": np.asarray(outputs(s))}),
+        )
         for i in (0, 2)
     ]
     return [np.stack([e.metrics["outputs"] for e in run.history.evaluations]) for run in runs]
@@ -95,7 +99,14 @@ def of_many_seeds() -> tuple[np.ndarray, int]:
         return tiny_runs.build(client_learning_rate)
 
     grid = {"client_learning_rate": RATES}
-    found = sweep(build, tiny_runs.data(), 3, range(24), grid, evaluate=tiny_runs.measures)
+    found = sweep(
+        build,
+        tiny_runs.data(),
+        num_rounds=3,
+        seeds=range(24),
+        grid=grid,
+        evaluation=Evaluation(measure=tiny_runs.measures),
+    )
     return found.metrics["mse"], len(calls)
 
 
@@ -131,20 +142,28 @@ def test_choosing_how_to_run_many() -> None:
     ("changed", "named"),
     [
         ({"num_rounds": 0}, "num_rounds: got 0"),
-        ({"evaluate_every": 0}, "evaluate_every: got 0"),
+        ({"evaluation": Evaluation(2)}, "evaluation: got no measure"),
+        (
+            {"evaluation": Evaluation(measure=tiny_runs.measures, stop_on_divergence=True)},
+            "evaluation: got more than every and measure",
+        ),
         ({"seeds": ()}, r"seeds: got \[\]"),
         ({"seeds": (1, 1)}, r"seeds: got \[1, 1\]"),
         ({"seeds": (-1,)}, "seeds: got -1, must be a whole number from 0 to 4294967295"),
-        ({"over": "pmap"}, "over: got 'pmap', allowed are auto, map, vmap"),
-        ({"mapping": "sharded"}, "mapping: got 'sharded'"),
-        ({"mapping": "pmap"}, "mapping: got 'pmap'"),
+        ({"devices": Devices(runs="pmap")}, "devices.runs: got 'pmap', allowed are auto, map, vmap"),
+        ({"devices": Devices("sharded")}, "mapping: got 'sharded'"),
+        ({"devices": Devices("pmap")}, "mapping: got 'pmap'"),
         ({"grid": {"client_learning_rate": []}}, r"grid: got \[\] for client_learning_rate"),
         ({"grid": {"client_learning_rate": [0.1, -0.1]}}, "client_learning_rate: got -0.1"),
-        ({"partitions": {}}, "partitions: got none"),
-        ({"partitions": PARTITIONS, "partition_name": "client_learning_rate"}, "partition_name: got 'client_lea"),
-        ({"partitions": {"x": tiny_runs.EVEN._replace(offsets=np.array([0, 6, 12]))}}, "'x' has 2 clients, but data"),
+        ({"clients": {}}, r"clients: got \{\}, must be None or"),
+        ({"clients": {"skew": {}}}, "clients: got"),
+        ({"clients": {"client_learning_rate": PARTITIONS}}, "clients: got the name 'client_lea"),
         (
-            {"partitions": {"x": tiny_runs.EVEN._replace(indices=np.arange(1, 13))}},
+            {"clients": {"a": {"x": tiny_runs.EVEN._replace(offsets=np.array([0, 6, 12]))}}},
+            "'x' has 2 clients, but data",
+        ),
+        (
+            {"clients": {"a": {"x": tiny_runs.EVEN._replace(indices=np.arange(1, 13))}}},
             "'x': partition.indices: got 12 at position 11",
         ),
     ],
@@ -154,14 +173,21 @@ def test_bad_arguments(changed: dict[str, Any], named: str) -> None:
         "num_rounds": 2,
         "seeds": (0,),
         "grid": {"client_learning_rate": [0.1]},
-        "evaluate": tiny_runs.measures,
+        "evaluation": Evaluation(measure=tiny_runs.measures),
     } | changed
     with pytest.raises(ValueError, match=named):
         sweep(tiny_runs.build, tiny_runs.data(), **arguments)
 
 
 def test_a_grid_of_nothing_is_one_configuration() -> None:
-    found = sweep(functools.partial(tiny_runs.build, 0.1), tiny_runs.data(), 2, (0, 1), {}, evaluate=tiny_runs.measures)
+    found = sweep(
+        functools.partial(tiny_runs.build, 0.1),
+        tiny_runs.data(),
+        num_rounds=2,
+        seeds=(0, 1),
+        grid={},
+        evaluation=Evaluation(measure=tiny_runs.measures),
+    )
     assert found.configs == ({},)
     assert found.metrics["mse"].shape == (2, 1, 2)
     assert jnp.isfinite(found.metrics["mse"]).all()

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedtangent.engine import Devices, simulate
 from fedtangent.engine.history import Run
-from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.algorithms.personalised import PersonalTraining
@@ -90,7 +90,7 @@ def ran(name: str) -> tuple[Algorithm, Run]:
         "local_only": lambda: (algorithms.local_only(MODEL, PARTIAL, **common), ROUNDS),
         "fed_avg": lambda: (algorithms.fed_avg(MODEL, PARTIAL, **common), ROUNDS),
     }[name]()
-    return algorithm, simulate(algorithm, DATA, rounds, SEED, "scan")
+    return algorithm, simulate(algorithm, DATA, num_rounds=rounds, seed=SEED, devices=Devices("scan"))
 
 
 @functools.cache

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedtangent.engine import Devices, Evaluation, simulate
 from fedtangent.engine.clients import engine_for
-from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.algorithms.compressed import Quantiser
@@ -220,7 +220,9 @@ def test_bytes_of_a_message(name: str) -> None:
 @pytest.mark.parametrize("name", ["chain", "feedback"])
 def test_the_history_charges_messages_times_bytes(name: str) -> None:
     """Clients that are not sampled cost nothing; one that drops out has received the model and sends nothing."""
-    run = simulate(sending(name), in_float32(), 6, SEED, "scan", evaluate_every=1)
+    run = simulate(
+        sending(name), in_float32(), num_rounds=6, seed=SEED, evaluation=Evaluation(1), devices=Devices("scan")
+    )
     messages = (run.history.rounds["cohort"].weight > 0).sum(axis=1)
     contacted = run.history.rounds["contacted"]
     assert 0 < messages.sum() < contacted.sum() < 6 * 6
@@ -275,4 +277,4 @@ def test_more_numbers_than_a_message_has_are_refused_before_any_work() -> None:
         two_layer(), SCHEDULE, client_learning_rate=0.1, work=Work(steps=1), averaging=Averaging(channel=top_k(P + 1))
     )
     with pytest.raises(ValueError, match=f"k: got {P + 1}, must be from 1 to {P}"):
-        simulate(algorithm, uneven_data(), 1)
+        simulate(algorithm, uneven_data(), num_rounds=1)

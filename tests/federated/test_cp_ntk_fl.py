@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedtangent.engine import Devices, simulate
 from fedtangent.engine.clients import engine_for
-from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.algorithms.tangent import Compression
 from fedtangent.federated.ntk_fl import Evolution, Examples
@@ -32,9 +32,13 @@ def network() -> Any:
 def test_cp_ntk_fl_with_a_shuffler_alone_is_ntk_fl() -> None:
     data, plan = uneven_data(), uniform_sampling(6, 4)
     given: dict[str, Any] = {"learning_rate": 0.3, "evolution": Evolution((1, 9), method="eigh")}
-    plain = simulate(algorithms.ntk_fl(network(), plan, **given), data, 1, 1, "scan")
+    plain = simulate(algorithms.ntk_fl(network(), plan, **given), data, num_rounds=1, seed=1, devices=Devices("scan"))
     mixed = simulate(
-        algorithms.cp_ntk_fl(network(), plan, compression=Compression(shuffle=True), **given), data, 1, 1, "scan"
+        algorithms.cp_ntk_fl(network(), plan, compression=Compression(shuffle=True), **given),
+        data,
+        num_rounds=1,
+        seed=1,
+        devices=Devices("scan"),
     )
     assert distance(plain.state.server, mixed.state.server) < 1e-12
     assert plain.history.evaluations[-1].uplink_bytes == mixed.history.evaluations[-1].uplink_bytes > 0
@@ -88,7 +92,7 @@ def test_beta_is_charged_by_what_is_drawn() -> None:
         compression=Compression(beta=0.5),
         evolution=Evolution((1,), method="eigh"),
     )
-    run = simulate(algorithm, data, 1, 0, "scan")
+    run = simulate(algorithm, data, num_rounds=1, seed=0, devices=Devices("scan"))
     drawn = num_sampled(np.diff(np.asarray(data.offsets)), 0.5)
     np.testing.assert_array_equal(run.history.rounds["examples"][0], drawn)
     each = 8 * 2 * (3 * 5 + 5 + 5 * 2 + 2) + 8 * 2 * 2

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedtangent.engine.run import simulate
+from fedtangent.engine import Devices, simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import all_clients, per_client_permutations
@@ -40,7 +40,9 @@ def built(schedule: Any, name: str, ensemble: bool) -> Any:
 def test_one_model_is_the_algorithm_itself_bit_for_bit(name: str) -> None:
     """Permutations of one model are all clients every round."""
     ensemble, alone = (
-        simulate(built(schedule, name, several), uneven_data(), ROUNDS, SEED, "scan").state
+        simulate(
+            built(schedule, name, several), uneven_data(), num_rounds=ROUNDS, seed=SEED, devices=Devices("scan")
+        ).state
         for schedule, several in ((per_client_permutations(6, 1), True), (all_clients(6), False))
     )
     assert distance((ensemble.server, ensemble.client), (alone.server, alone.client)) == 0

@@ -13,8 +13,8 @@ import pytest
 from scipy.stats import norm
 
 from fedtangent import streams
+from fedtangent.engine import Devices, Evaluation, simulate
 from fedtangent.engine.history import Run
-from fedtangent.engine.run import simulate
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.compose import Parts, compose
 from fedtangent.federated.faults import dropout, finite, stragglers
@@ -200,7 +200,14 @@ def faulty(aggregate: str, guarded: bool) -> Algorithm:
 def run(aggregate: str, mapping: str, guarded: bool = True, how: str = "nan") -> Run:
     algorithm, data = faulty(aggregate, guarded), uneven_data()
     data = data._replace(y=np.full(data.y.shape, NONSENSE[how]))
-    return simulate(algorithm, data, 9, 0, mapping, 1, evaluate=lambda state: {"at": leaves(state.server)})
+    return simulate(
+        algorithm,
+        data,
+        num_rounds=9,
+        seed=0,
+        evaluation=Evaluation(1, lambda _, state: {"at": leaves(state.server)}),
+        devices=Devices(mapping),
+    )
 
 
 def is_finite(run: Run) -> bool:
@@ -285,7 +292,7 @@ def test_a_rejected_message_leaves_its_place_in_a_pool_empty() -> None:
     algorithm = compose(
         "pool", two_layer(), local._replace(update=update), server, schedule, Parts(aggregate, accept=finite())
     )
-    rounds = simulate(algorithm, data, 1, 0, "scan").history.rounds
+    rounds = simulate(algorithm, data, num_rounds=1, seed=0, devices=Devices("scan")).history.rounds
     assert rounds["filled"].tolist() == [[2]]
     assert rounds["beyond"].tolist() == [[1]]  # client 2: its place is the third whatever the server accepts
     assert rounds["W"].tolist() == [[[0.0, 4.0]]]

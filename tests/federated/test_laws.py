@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedtangent.engine import Devices, Evaluation
 from fedtangent.engine.clients import engine_for
 from fedtangent.engine.history import at_start, charge
 from fedtangent.engine.loop import copied, is_finite
@@ -202,7 +203,14 @@ class Case:
     def simulated(self, rounds: int, every: int, seed: int = SEED) -> Natural:
         before = len(self.calls)
         COMPILES.clear()
-        run = simulate(self.algorithm, self.data, rounds, seed, "scan", every, lambda state: {"at": copied(state)})
+        run = simulate(
+            self.algorithm,
+            self.data,
+            num_rounds=rounds,
+            seed=seed,
+            evaluation=Evaluation(every, lambda _, state: {"at": copied(state)}),
+            devices=Devices("scan"),
+        )
         states = {evaluation.round: evaluation.metrics["at"] for evaluation in run.history.evaluations}
         return Natural(run, states, len(self.calls) - before, len(COMPILES))
 
@@ -396,7 +404,13 @@ def test_a_schedule_with_dropouts_reaches_an_algorithm_by_its_cohorts_alone() ->
     case = case_of("scaffold")
     options = dict(case.laws.arguments)
     options |= case.guarded(options)
-    run = simulate(case.entry.recipe(case.model, dropout(case.schedule, 0.4), **options), case.data, 4, SEED, "scan")
+    run = simulate(
+        case.entry.recipe(case.model, dropout(case.schedule, 0.4), **options),
+        case.data,
+        num_rounds=4,
+        seed=SEED,
+        devices=Devices("scan"),
+    )
     left, _, everybody = with_dropouts(case.laws.cohorts)
     state, _ = go(case.algorithm, case.data, "scan", 4, case.start, left)
     assert distance(trained(run.state), trained(state)) < ROUNDING
@@ -422,7 +436,13 @@ def test_a_run_that_diverges_says_so(case: Case) -> None:
     arguments = {**case.laws.arguments, **needs, **(case.laws.diverging or {rate: 1e200})}
     wild = case.entry.recipe(two_layer(), case.schedule, **arguments)
     through, ended = (
-        simulate(wild, natural_data(case.laws.cohorts), 3, mapping="scan", stop_on_divergence=stop)
+        simulate(
+            wild,
+            natural_data(case.laws.cohorts),
+            num_rounds=3,
+            evaluation=Evaluation(stop_on_divergence=stop),
+            devices=Devices("scan"),
+        )
         for stop in (False, True)
     )
     assert re.match(r"diverged by round \d$|unstable at round 1: ", through.status), through.status

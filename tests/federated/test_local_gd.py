@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedtangent import data
-from fedtangent.engine.run import simulate
+from fedtangent.engine import Devices, Evaluation, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models.features import linear
@@ -138,9 +138,11 @@ def simulated(name: str) -> np.ndarray:
     recipe, options, told, _ = CASES[name]
     algorithm = built(recipe, **options)
     run = simulate(
-        algorithm, nodes(told.targets), ROUNDS, evaluate_every=1,
-        evaluate=lambda state: {"w": np.asarray(algorithm.params(state)["weights"])[0, :, 0]},
-    )  # fmt: skip
+        algorithm,
+        nodes(told.targets),
+        num_rounds=ROUNDS,
+        evaluation=Evaluation(1, lambda _, state: {"w": np.asarray(algorithm.params(state)["weights"])[0, :, 0]}),
+    )
     return np.array([e.metrics["w"] for e in run.history.evaluations])
 
 
@@ -167,9 +169,9 @@ def test_hundreds_of_local_steps_are_one_program(steps: int) -> None:
         model, calls = counting(MODEL)
         algorithm = built("fed_prox", steps, model, mu=PULL, loss="exponential_sum")
         algorithm = algorithm._replace(step=chex.assert_max_traces(algorithm.step, n=3))  # as in test_laws.py
-        simulate(algorithm, nodes(SIGNS), 2, mapping="scan", evaluate_every=2)
+        simulate(algorithm, nodes(SIGNS), num_rounds=2, evaluation=Evaluation(2), devices=Devices("scan"))
         first = len(calls)
-        simulate(algorithm, nodes(SIGNS), 4, mapping="scan", evaluate_every=2)
+        simulate(algorithm, nodes(SIGNS), num_rounds=4, evaluation=Evaluation(2), devices=Devices("scan"))
         assert len(calls) == first
         return first
 
@@ -179,4 +181,4 @@ def test_hundreds_of_local_steps_are_one_program(steps: int) -> None:
 def test_labels_that_are_no_signs_are_refused_before_the_run() -> None:
     for wrong in (np.where(SIGNS > 0, 1.0, 0.0), NUMBERS):
         with pytest.raises(ValueError, match=r"data: targets: got .*, must be -1 or 1 for the loss 'logistic'"):
-            simulate(built("fed_avg", loss="logistic"), nodes(wrong), 1)
+            simulate(built("fed_avg", loss="logistic"), nodes(wrong), num_rounds=1)

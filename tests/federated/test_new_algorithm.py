@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedtangent.engine.run import simulate
+from fedtangent.engine import Devices, simulate
 from fedtangent.federated.algorithms import fed_ensemble
 from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
@@ -51,7 +51,7 @@ def test_it_is_short() -> None:
 def test_two_rounds_are_those_of_the_paper() -> None:
     plan, work = uniform_sampling(6, 4), Work(steps=STEPS)
     algorithm = fed_exp()(two_layer(), plan, client_learning_rate=RATE, work=work, epsilon=EPSILON)
-    run = simulate(algorithm, uneven_data(), ROUNDS, SEED, "scan")
+    run = simulate(algorithm, uneven_data(), num_rounds=ROUNDS, seed=SEED, devices=Devices("scan"))
     start = models_of(algorithm, algorithm.init(SEED, 6))[0]
     selections = [row.tolist() for row in cohorts(plan, SEED, ROUNDS).client]
     (right, rates), (wrong, _) = loop(start, selections), loop(start, selections, half=False)
@@ -72,5 +72,5 @@ def test_it_goes_into_an_ensemble() -> None:
     options = {"client_learning_rate": RATE, "work": Work(epochs=1, batch_size=2)}
     algorithm = fed_ensemble(two_layer(), plan, base=fed_exp(), **options)
     assert algorithm.name == "fed_exp_ensemble"
-    run = simulate(algorithm, uneven_data(), 3, SEED, "vmap")
+    run = simulate(algorithm, uneven_data(), num_rounds=3, seed=SEED, devices=Devices("vmap"))
     assert (run.history.rounds["server_rate"] >= 1).all()

@@ -77,7 +77,7 @@ def test_gossip_needs_every_client_to_train() -> None:
     algorithm, data = build("gossip", schedule.own_models(6), graph=RING), uneven_data()
     assert algorithm.cost(data, engine_for(data)).downlink == 0
     with pytest.raises(ValueError, match="data: client 3 holds no examples"):
-        simulate(algorithm, uneven_data(sizes=(3, 5, 1, 0, 6, 2)), 1)
+        simulate(algorithm, uneven_data(sizes=(3, 5, 1, 0, 6, 2)), num_rounds=1)
 
 
 def test_gossip_may_lose_clients_to_faults_and_be_built_under_a_trace() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 
+from fedtangent.engine import Devices, Evaluation
 from fedtangent.engine.clients import engine_for
 from fedtangent.engine.history import Run
 from fedtangent.engine.run import predict, simulate
@@ -78,7 +79,14 @@ def test_a_model_without_clients_stays_and_is_reported(model: Model) -> None:
     local = local_training(model, squared_error, optax.sgd(0.1), Work(steps=1))
     algorithm = compose("idle", model, local, optax_server(optax.sgd(1.0, momentum=0.9)), schedule)
     data = uneven_data(sizes=(3, 5))
-    run = simulate(algorithm, data, 4, seed, "scan", 1, evaluate=lambda state: {"at": leaves(state.server)})
+    run = simulate(
+        algorithm,
+        data,
+        num_rounds=4,
+        seed=seed,
+        evaluation=Evaluation(1, lambda _, state: {"at": leaves(state.server)}),
+        devices=Devices("scan"),
+    )
     states = [evaluation.metrics["at"] for evaluation in run.history.evaluations]
     cohort = cohorts(schedule, seed, 4)
     expected = np.array(
@@ -122,7 +130,7 @@ def visited(mapping: str, aggregate: str) -> Run:
         algorithm = compose("visits", two_layer(), visiting(), optax_server(optax.sgd(1.0)), STRATA)
     else:
         algorithm = compose("visits", two_layer(), visiting(), pooling(), STRATA, Parts(aggregate=stack(8)))
-    return simulate(algorithm, uneven_data(), 9, 0, mapping)
+    return simulate(algorithm, uneven_data(), num_rounds=9, seed=0, devices=Devices(mapping))
 
 
 COMBINATIONS = pytest.mark.parametrize(
@@ -185,7 +193,7 @@ def test_the_channels_key_is_not_one_of_training() -> None:
         fixed(2, 1, [(0, 0, 1.0), (1, 0, 1.0)]),
         Parts(aggregate=stack(2), channel=lossless()._replace(send=send)),
     )
-    sent = simulate(algorithm, uneven_data(sizes=(3, 5)), 3, 0, "scan").history.rounds
+    sent = simulate(algorithm, uneven_data(sizes=(3, 5)), num_rounds=3, seed=0, devices=Devices("scan")).history.rounds
     training = {tuple(key) for key in sent["epochs"].reshape(-1, 2).tolist()}
     channel = {tuple(int(word) for word in key) for key in sent["sent"].reshape(-1, 2).tolist()}
     assert len(channel) == 3 * 2
@@ -203,7 +211,7 @@ def test_a_model_up_and_a_model_down_per_filled_slot() -> None:
     algorithm = algorithms.fed_ensemble(two_layer(jnp.float32), STRATA, client_learning_rate=0.1, work=Work(steps=1))
     data = uneven_data()
     data = data._replace(x=data.x.astype(jnp.float32), y=data.y.astype(jnp.float32))
-    run = simulate(algorithm, data, 3, 0, "scan", evaluate_every=2)
+    run = simulate(algorithm, data, num_rounds=3, seed=0, evaluation=Evaluation(2), devices=Devices("scan"))
     assert [(e.round, e.uplink_bytes, e.downlink_bytes) for e in run.history.evaluations] == [
         (t, t * 6 * parameters() * 4, t * 6 * parameters() * 4) for t in (0, 2, 3)
     ]
@@ -212,7 +220,7 @@ def test_a_model_up_and_a_model_down_per_filled_slot() -> None:
 def test_a_client_without_examples_is_not_charged() -> None:
     schedule = fixed(3, 1, [(0, 0, 1.0), (1, 0, 1.0), (2, 0, 0.0)])
     algorithm = algorithms.fed_avg(two_layer(), schedule, client_learning_rate=0.1, work=Work(steps=1))
-    run = simulate(algorithm, uneven_data(sizes=(2, 0, 3)), 2, 0, "scan")
+    run = simulate(algorithm, uneven_data(sizes=(2, 0, 3)), num_rounds=2, seed=0, devices=Devices("scan"))
     assert run.history.evaluations[-1].uplink_bytes == 2 * parameters() * 8
     assert run.history.rounds["examples"].tolist() == [[2, 0, 0]] * 2
 
@@ -222,7 +230,7 @@ def test_ntk_fl_is_charged_for_its_jacobians_and_reports_who_found_no_place(mode
     algorithm = algorithms.ntk_fl(
         model, schedule, learning_rate=0.1, evolution=Evolution(times=(1,)), pooling=Pooling(slots_per_model=1)
     )
-    run = simulate(algorithm, uneven_data(), 2, 0, "scan")
+    run = simulate(algorithm, uneven_data(), num_rounds=2, seed=0, devices=Devices("scan"))
     assert run.history.rounds["dropped"].tolist() == [[1], [1]]
     examples = SIZES[1] + SIZES[4]  # both were sent
     per_example = 2 * parameters() + 2 + 2  # the Jacobian of two outputs, the outputs, the targets
@@ -245,7 +253,7 @@ def test_the_ledger_is_exact_beyond_32_bits() -> None:
     )
     data = uneven_data()
     data = data._replace(y=jnp.zeros((sum(SIZES), outputs), jnp.float32))
-    run = simulate(idle, data, 3, 0, "scan")
+    run = simulate(idle, data, num_rounds=3, seed=0, devices=Devices("scan"))
     per_example = 4 * (outputs * side**2 + 2 * outputs)
     total = 3 * sum(SIZES) * per_example
     assert run.history.evaluations[-1].uplink_bytes == total > 2**32
@@ -260,7 +268,7 @@ def test_the_ledger_is_exact_beyond_32_bits() -> None:
 def test_data_of_another_number_of_clients(model: Model, data: FederatedData) -> None:
     algorithm = algorithms.fed_avg(model, all_clients(5), client_learning_rate=0.1, work=Work(steps=1))
     with pytest.raises(ValueError, match="data: has 6 clients, but the schedule was built for 5"):
-        simulate(algorithm, data, 1)
+        simulate(algorithm, data, num_rounds=1)
 
 
 def test_unknown_weighting(model: Model) -> None:

@@ -12,8 +12,8 @@ import optax
 import pytest
 
 from fedtangent.data import sharing
+from fedtangent.engine import Devices, simulate
 from fedtangent.engine.clients import engine_for
-from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.algorithms.pooled import pool_server
@@ -83,7 +83,7 @@ def chosen(schedule: Schedule, t: int, k: int) -> list[int]:
 def ran(name: str, mapping: str = "scan") -> tuple[list[reference.Params], list[reference.Params], Any]:
     algorithm = algorithms.centralised(MODEL, SCHEDULES[name], learning_rate=RATE, work=POOLED)
     begin = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
-    run = simulate(algorithm, DATA, ROUNDS, SEED, mapping)
+    run = simulate(algorithm, DATA, num_rounds=ROUNDS, seed=SEED, devices=Devices(mapping))
     return begin, models_of(algorithm, run.state), run
 
 
@@ -120,7 +120,7 @@ def test_full_batch_steps_weigh_every_example_alike() -> None:
     schedule = all_clients(6)
     algorithm = algorithms.centralised(MODEL, schedule, learning_rate=RATE, work=Work(steps=4))
     (params,) = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
-    run = simulate(algorithm, DATA, 2, SEED, "vmap")
+    run = simulate(algorithm, DATA, num_rounds=2, seed=SEED, devices=Devices("vmap"))
     end = reference.sgd(params, X, Y, [np.arange(len(X))] * 8, RATE, "squared_error")
     assert distance(models_of(algorithm, run.state)[0], end) < TOLERANCE
     assert run.history.rounds["server_steps"].tolist() == [[4], [4]]
@@ -147,7 +147,7 @@ def test_clients_without_a_place_in_the_pool_are_reported() -> None:
         slots_per_model=3,
     )
     (params,) = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
-    run = simulate(algorithm, DATA, 1, SEED, "scan")
+    run = simulate(algorithm, DATA, num_rounds=1, seed=SEED, devices=Devices("scan"))
     rows = np.concatenate([OWNED[i] for i in (4, 0, 5)])
     end = reference.sgd(params, X, Y, [rows] * 2, RATE, "squared_error")
     assert distance(models_of(algorithm, run.state)[0], end) < TOLERANCE
@@ -168,7 +168,7 @@ def test_data_sharing_is_fed_avg_on_own_and_shared_examples() -> None:
     schedule, data = uniform_sampling(6, 4), shared_data()
     algorithm = algorithms.data_sharing(MODEL, schedule, shared=SHARED, client_learning_rate=RATE, work=Work(steps=3))
     (params,) = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
-    run = simulate(algorithm, data, ROUNDS, SEED, "scan")
+    run = simulate(algorithm, data, num_rounds=ROUNDS, seed=SEED, devices=Devices("scan"))
 
     def end(owned: list[np.ndarray]) -> reference.Params:
         return reference.fed_avg(
@@ -211,10 +211,10 @@ def test_data_that_was_not_shared_is_an_error() -> None:
         with pytest.raises(
             ValueError, match=r"data: client \d holds \d of the shared examples, must hold 3 .*with_shared"
         ):
-            simulate(algorithm, data, 1, SEED, "scan")
+            simulate(algorithm, data, num_rounds=1, seed=SEED, devices=Devices("scan"))
     beyond = algorithms.data_sharing(MODEL, all_clients(6), shared=[99], client_learning_rate=RATE, work=Work(steps=1))
     with pytest.raises(ValueError, match="shared: has the index 99, but data has 21 examples"):
-        simulate(beyond, DATA, 1, SEED, "scan")
+        simulate(beyond, DATA, num_rounds=1, seed=SEED, devices=Devices("scan"))
 
 
 GOOD: dict[str, dict[str, Any]] = {

@@ -11,11 +11,12 @@ import numpy as np
 import optax
 import pytest
 
+from fedtangent.engine import Devices, params_by_round, simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
 from fedtangent.federated.ntk_fl import Evolution
-from fedtangent.federated.schedule import uniform_sampling
+from fedtangent.federated.schedule import all_clients, uniform_sampling
 from fedtangent.optimizers import at_round, check_rate, rate_at, sgd, staircase_decay
 from fedtangent.types import Algorithm, Model
 
@@ -149,3 +150,23 @@ def test_ntk_fl_takes_a_schedule() -> None:
     first, second = ([end(a, rounds, state=begun).server for a in (halved, plain)] for rounds in (1, 2))
     assert distance(*first) < 1e-12
     assert distance(*second) > 1e-4
+
+
+def test_a_rate_that_turns_negative_is_refused_before_any_work() -> None:
+    """Also where only a later round's is: 0.1 - 0.1 r is 0 in round 1 and -0.1 in round 2."""
+    rate = lambda round_: 0.1 - 0.1 * round_  # noqa: E731
+    falling = algorithms.fed_avg(MODEL, all_clients(6), client_learning_rate=rate, work=Work(steps=1))
+    with pytest.raises(
+        ValueError, match=r"^client_learning_rate in round 2: got -0.1.*, must be at least 0 and finite"
+    ):
+        simulate(falling, uneven_data(), num_rounds=3)
+    assert simulate(falling, uneven_data(), num_rounds=2).status == "finished"
+
+
+@pytest.mark.parametrize("recipe", ["fed_avg", "scaffold", "fed_nova", "fed_dyn"])
+def test_a_warm_up_from_0_moves_nothing_in_its_first_round(recipe: str) -> None:
+    warm = optax.linear_schedule(0.0, 0.2, 2)
+    algorithm = getattr(algorithms, recipe)(two_layer(), all_clients(6), client_learning_rate=warm, work=Work(steps=2))
+    models = params_by_round(algorithm, uneven_data(), num_rounds=2, devices=Devices("scan"))
+    for leaf in jax.tree.leaves(models):
+        assert np.array_equal(leaf[0], leaf[1]) and np.isfinite(leaf[2]).all() and not np.array_equal(leaf[1], leaf[2])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtangent.engine.run import simulate
+from fedtangent.engine import Devices, simulate
 from fedtangent.federated import algorithms, graph
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import mixed_permutations, own_models, random_walk
@@ -104,7 +104,7 @@ def test_two_rounds_of_the_recipe_equal_the_loop(base: str) -> None:
     options = {"client_learning_rate": RATE, "work": Work(steps=STEPS)}
     algorithm = algorithms.random_walk(model, schedule, base=getattr(algorithms, base), **options)
     start = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS))
-    run = simulate(algorithm, data, 2, SEED, "scan")
+    run = simulate(algorithm, data, num_rounds=2, seed=SEED, devices=Devices("scan"))
     end, walked, rows = models_of(algorithm, run.state), paths(schedule, 2, SEED), owned_rows(data)
     x, y = np.asarray(data.x), np.asarray(data.y)
 

@@ -12,7 +12,7 @@ import pytest
 
 from fedtangent import data, pytrees
 from fedtangent.data import partition
-from fedtangent.engine.run import simulate
+from fedtangent.engine import Devices, Evaluation, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.measures import tangent_kernels as measures
@@ -185,8 +185,8 @@ def test_a_watched_run_against_its_jacobians_and_its_own_history() -> None:
     assert algorithm.params is not None
     watch = kernel_diagnostics(algorithm, model, held, seed=7)
     assert watch.watched.rows.tolist() == list(range(30))
-    run = simulate(algorithm, held, 6, 7, "scan", evaluate_every=3, evaluate=watch)
-    plain = simulate(algorithm, held, 6, 7, "scan", evaluate_every=3)
+    run = simulate(algorithm, held, num_rounds=6, seed=7, evaluation=Evaluation(3, watch), devices=Devices("scan"))
+    plain = simulate(algorithm, held, num_rounds=6, seed=7, evaluation=Evaluation(3), devices=Devices("scan"))
     for one, other in zip(jax.tree.leaves(run.history.rounds), jax.tree.leaves(plain.history.rounds), strict=True):
         np.testing.assert_array_equal(one, other)
     for one, other in zip(jax.tree.leaves(run.state.server), jax.tree.leaves(plain.state.server), strict=True):
@@ -222,7 +222,7 @@ def test_a_watched_run_against_its_jacobians_and_its_own_history() -> None:
             assert found[name] == pytest.approx(value, rel=1e-6), name
     assert last["drift"] == pytest.approx(np.mean(drifts), rel=1e-9) and min(drifts) > 1e-3
     # negative control: the initial kernel of another seed is not this run's
-    assert kernel_diagnostics(algorithm, model, held, seed=8)(run.state)["drift"] > 1.3 * last["drift"]
+    assert kernel_diagnostics(algorithm, model, held, seed=8)(algorithm, run.state)["drift"] > 1.3 * last["drift"]
 
 
 def test_a_linear_model_does_not_drift_and_float32_is_measured_in_float64() -> None:
@@ -231,7 +231,7 @@ def test_a_linear_model_does_not_drift_and_float32_is_measured_in_float64() -> N
     held = data.federated_data(x, np.sin(3 * x), partition.iid(12, 3, 0), dtype=jnp.float32)
     algorithm = algorithms.fed_avg(model, schedule.all_clients(3), client_learning_rate=0.1, work=Work(steps=2))
     watch = kernel_diagnostics(algorithm, model, held)
-    run = simulate(algorithm, held, 3, mapping="scan", evaluate=watch)
+    run = simulate(algorithm, held, num_rounds=3, evaluation=Evaluation(measure=watch), devices=Devices("scan"))
     assert run.history.evaluations[-1].metrics["drift"] == 0.0
     wide = np.asarray(model.kernel(jnp.asarray(np.asarray(held.x), jnp.float64), None, get="ntk"))
     np.testing.assert_allclose(watch.initial[0], wide, rtol=1e-13)
@@ -242,7 +242,7 @@ def test_a_network_that_is_not_finite_is_not_a_number() -> None:
     watching, algorithm = watch(), ensemble(network())
     state = algorithm.init(0, 4)
     broken = state._replace(server=jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), state.server))
-    found = watching(broken)
+    found = watching(algorithm, broken)
     assert found["drift_model_0"] == 0.0 and np.isnan(found["drift_model_1"]) and np.isnan(found["drift"])
     for name in METRICS:
         assert np.isnan(found[f"{name}_model_1"]), name

@@ -105,7 +105,7 @@ def test_clients_take_its_own_steps(x, work):
         plan = schedule.all_clients(2)
         own = {"client_learning_rate": 0.05, "work": work, "loss": "squared_error_sum", **given}
         algorithm = recipe(model, plan, **own)
-        state = simulate(algorithm, held, 2).state
+        state = simulate(algorithm, held, num_rounds=2).state
         return algorithm.params(state)
 
     for given in ({}, {"client_learning_rate": staircase_decay(0.05, 0.5, 1)}):

@@ -12,7 +12,7 @@ import pytest
 
 from fedtangent import models, partition, theory
 from fedtangent.data import federated_data
-from fedtangent.engine import params_by_round
+from fedtangent.engine import Devices, params_by_round
 from fedtangent.federated import schedule
 from fedtangent.federated.algorithms import fed_avg
 from fedtangent.federated.algorithms.common import Averaging
@@ -40,7 +40,9 @@ def engine_path(seed: int, num_rounds: int, x: np.ndarray, y: np.ndarray) -> lis
         models.deep_linear(6, 3, WIDTH, DEPTH, jnp.float64), schedule.all_clients(3), client_learning_rate=RATE,
         loss="squared_error_sum", work=Work(steps=STEPS), averaging=Averaging(weighting="uniform"),
     )  # fmt: skip
-    path = params_by_round(algorithm, federated_data(x, y, HELD, jnp.float64), num_rounds, seed, mapping="scan")
+    path = params_by_round(
+        algorithm, federated_data(x, y, HELD, jnp.float64), num_rounds=num_rounds, seed=seed, devices=Devices("scan")
+    )
     return [[np.asarray(layer[0][r, 0]).T for layer in path[::2]] for r in range(num_rounds + 1)]
 
 

@@ -19,11 +19,11 @@ from fedtangent.cli.arguments import FigureOptions, MachineOptions
 from fedtangent.cli.trained import SHOWN, counted, ended_as, mean_cost, remarks, rows_of, table_of, whose
 from fedtangent.compare.laziness.along import LazinessDiagnostics, check_linearisable, laziness_diagnostics
 from fedtangent.data.cache import given_directory
-from fedtangent.engine import memory
+from fedtangent.engine import Devices, Evaluation, memory
 from fedtangent.engine.building import Built, build, key_path, seed_digest
 from fedtangent.engine.checkpoints import Checkpoints, has_checkpoint
 from fedtangent.engine.description import Description, check_used
-from fedtangent.engine.history import Evaluation, Run
+from fedtangent.engine.history import Measurement, Run
 from fedtangent.engine.processes import is_main
 from fedtangent.engine.run import Resolved, predict, resolve_mapping, simulate
 from fedtangent.engine.sweeps import parse_seeds
@@ -44,7 +44,7 @@ from fedtangent.output.files import (
 )
 from fedtangent.output.tables import console
 from fedtangent.output.tensorboard import check_tensorboard, tensorboard
-from fedtangent.types import Array
+from fedtangent.types import Algorithm, Array
 
 DIAGNOSTICS = ("none", *SHOWN)
 LOGS = ("none", "tensorboard")
@@ -184,15 +184,15 @@ def run_job(job: TrainJob) -> Ended:
     logging = tensorboard(folder) if o.log == "tensorboard" and is_main() else contextlib.nullcontext()
     watch, takes_classes = _watch(job), targets_of(built.loss) == "classes"
 
-    def evaluate(watch: Watch | None, state: Any) -> dict[str, Any]:
+    def evaluate(watch: Watch | None, algorithm: Algorithm, state: Any) -> dict[str, Any]:
         found = {
-            name: uncertainty.measure(predict(built.algorithm, state, split.x), split.targets, split.labels, built.loss)
+            name: uncertainty.measure(predict(algorithm, state, split.x), split.targets, split.labels, built.loss)
             for name, split in built.splits.items()
         }
         found |= {} if built.of_clients is None else {"clients": _measure_clients(built, state)}
-        return found | ({} if watch is None else {o.diagnostics: watch(state)})
+        return found | ({} if watch is None else {o.diagnostics: watch(algorithm, state)})
 
-    def note(seed: int, e: Evaluation) -> None:
+    def note(seed: int, e: Measurement) -> None:
         if not is_main():
             return
         if not metrics:  # the first thing that happens, once a checkpoint that cannot be resumed has been refused
@@ -213,17 +213,19 @@ def run_job(job: TrainJob) -> Ended:
             runs[seed] = simulate(
                 built.algorithm,
                 built.data,
-                run.num_rounds,
+                num_rounds=run.num_rounds,
                 seed=seed,
-                mapping=mapping.mapping,
-                evaluate_every=o.evaluate_every,
-                evaluate=functools.partial(
-                    evaluate, watch and watch.of_seed(built.algorithm, built.data.num_clients, seed)
+                evaluation=Evaluation(
+                    every=o.evaluate_every,
+                    measure=functools.partial(
+                        evaluate, watch and watch.of_seed(built.algorithm, built.data.num_clients, seed)
+                    ),
+                    report=functools.partial(note, seed),
+                    stop_on_divergence=job.machine.stop_on_divergence,
+                    progress=is_main(),
                 ),
-                on_evaluation=functools.partial(note, seed),
-                progress=is_main(),
-                checkpoint=None if job.machine.checkpoint_every == 0 else checkpoints_of(job, seed),
-                stop_on_divergence=job.machine.stop_on_divergence,
+                devices=Devices(mapping.mapping),
+                checkpoints=None if job.machine.checkpoint_every == 0 else checkpoints_of(job, seed),
             )
             if runs[seed].signal:
                 return Ended(runs[seed].status, 128 + runs[seed].signal, "continue with the same options and --resume")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedtangent.compare.laziness.parts import METRICS as LAZINESS
-from fedtangent.engine.history import FINISHED, Evaluation, Run
+from fedtangent.engine.history import FINISHED, Measurement, Run
 from fedtangent.measures.paired import half_width
 from fedtangent.output.files import Ended, ended
 from fedtangent.output.tables import TextTable, number
@@ -65,7 +65,7 @@ def whose(runs: dict[int, Run], good: dict[int, Run]) -> str:
     return f"{found}, mean of {len(runs)} seeds" if len(runs) > 1 else found
 
 
-def mean_cost(runs: dict[int, Run]) -> Evaluation:
+def mean_cost(runs: dict[int, Run]) -> Measurement:
     """The last evaluation, with the bytes of all seeds averaged."""
     ends = [run.history.evaluations[-1] for run in runs.values()]
     up, down = (round(float(np.mean([getattr(e, f"{way}_bytes") for e in ends]))) for way in ("uplink", "downlink"))
@@ -86,7 +86,7 @@ def rows_of(runs: dict[int, Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def table_of(title: str, rows: list[dict[str, Any]], last: Evaluation) -> TextTable:
+def table_of(title: str, rows: list[dict[str, Any]], last: Measurement) -> TextTable:
     """The last metrics and the bytes sent, as they are printed."""
     several = "seeds" in rows[0]
     columns = {"value": "value"} | ({"half_width_95": "+- (95 %)"} if several else {})

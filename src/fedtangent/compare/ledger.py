@@ -58,7 +58,7 @@ class Observer(NamedTuple):
 
 @dataclass(frozen=True)
 class ResidualLedger:
-    """``evaluate`` of a run that fills ``rows``; made by ``residual_ledger``, where everything is explained."""
+    """Measure of a run that fills ``rows``; made by ``residual_ledger``, where everything is explained."""
 
     federation: bounds.Federation
     observer: Observer
@@ -72,7 +72,7 @@ class ResidualLedger:
         """Whether every row has passed (and there is one)."""
         return bool(self.rows) and all(row.passed for row in self.rows)
 
-    def __call__(self, state: PyTree) -> dict[str, float]:
+    def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
         """Add the rows of this evaluation; returns the share that failed, the worst gap / tolerance, and both means."""
         outputs, kernels, travelled, weights = (np.asarray(a) for a in self.observer.look(state))
         seen = Snapshot(int(state.round), outputs, kernels - self.observer.kernels, travelled, weights)
@@ -156,10 +156,10 @@ def residual_ledger(
     /,
     *,
     seed: int | Key = 0,
-    init_key: Key | None = None,
+    start: Key | PyTree | None = None,
     weighting: str = "examples",
 ) -> ResidualLedger:
-    """An ``evaluate`` for ``simulate`` that holds every model, on every client's examples, against the theory.
+    """A measure for ``Evaluation`` that holds every model, on every client's examples, against the theory.
 
     The prediction of a model is ``theory.federated_flow`` with that model's own empirical kernel Theta_0 and own
     initial function, under the cohorts that the algorithm's schedule draws from ``seed``. At every evaluation each
@@ -181,7 +181,7 @@ def residual_ledger(
     Memory: a kernel [n C, n C] (or [n, n] for one output) for each model and evaluation.
 
     Args:
-        seed, init_key: those of the run. num_rounds: of the run, at least.
+        seed, start: those of the run. num_rounds: of the run, at least.
         weighting: how the algorithm weighs clients, ``"examples"`` or ``"uniform"``.
         rule: what the theory says that clients and server do, ``theory.Rule(local_steps, learning_rate, ..)``; the flow
             knows nothing of the algorithm. What a server or a client remembers is left out of how a source evolves, not
@@ -203,7 +203,7 @@ def residual_ledger(
         >>> algorithm = ft.federated.algorithms.fed_ensemble(model, schedule, client_learning_rate=0.1, work=work)
         >>> rule = ft.theory.Rule(local_steps=5, learning_rate=0.1)
         >>> ledger = ft.compare.residual_ledger(algorithm, model, data, 20, rule)
-        >>> run = ft.simulate(algorithm, data, 20, evaluate_every=10, evaluate=ledger)
+        >>> run = ft.simulate(algorithm, data, num_rounds=20, evaluation=ft.Evaluation(every=10, measure=ledger))
         >>> len(ledger.rows), ledger.passed, ledger.is_of(run.history)
         (18, True, True)
         >>> max(row.gap for row in ledger.rows) < 1e-12
@@ -226,8 +226,8 @@ def residual_ledger(
         outputs="shared" if shared else "full",
         rule=rule,
     )
-    start = algorithm.init(seed, data.num_clients, init_key)
-    observer, outputs = _observer(algorithm, model, data, start, of)
+    first = algorithm.init(seed, data.num_clients, start)
+    observer, outputs = _observer(algorithm, model, data, first, of)
     return _ledger(of, observer, outputs)
 
 

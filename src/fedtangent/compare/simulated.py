@@ -14,6 +14,7 @@ import numpy as np
 
 from fedtangent.compare.cohorts import weighed_cohorts
 from fedtangent.compare.settings import Setting
+from fedtangent.engine import Devices, Evaluation
 from fedtangent.engine.history import History
 from fedtangent.engine.run import predict, resolve_mapping, simulate
 from fedtangent.federated import algorithms, schedule
@@ -91,7 +92,7 @@ def trained_networks(setting: Setting, width: int, progress: bool = False, watch
             watches.append(watches[0].of_seed(algorithm, setting.partition.num_clients, *given))
         else:
             data = setting.federated()
-            watches.append(kernel_diagnostics(algorithm, model, data, given[0], WATCHED, init_key=given[1]))
+            watches.append(kernel_diagnostics(algorithm, model, data, given[0], WATCHED, start=given[1]))
     return trained(setting, algorithm, setting.method, width, progress, watches=watches)
 
 
@@ -139,7 +140,7 @@ def trained(
     # once: all draws run one program
     mapping = resolve_mapping(algorithm, data, setting.num_rounds, mapping, evaluated=[x]).mapping
 
-    def outputs(watch: KernelDiagnostics | None, state: Any) -> dict[str, np.ndarray]:
+    def outputs(watch: KernelDiagnostics | None, algorithm: Algorithm, state: Any) -> dict[str, np.ndarray]:
         prediction = predict(algorithm, state, x)
         found = {"members": np.asarray(prediction.members), "mean": np.asarray(prediction.mean)}
         if watch is None:
@@ -152,12 +153,14 @@ def trained(
         run = simulate(
             algorithm,
             data,
-            setting.num_rounds,
+            num_rounds=setting.num_rounds,
             seed=setting.seed,
-            mapping=mapping,
-            evaluate_every=setting.evaluate_every or None,
-            evaluate=partial(outputs, watches[draw] if draw < len(watches) else None),
-            init_key=init_key(setting, draw, width),
+            start=init_key(setting, draw, width),
+            evaluation=Evaluation(
+                every=setting.evaluate_every or None,
+                measure=partial(outputs, watches[draw] if draw < len(watches) else None),
+            ),
+            devices=Devices(mapping),
         )
         return run.history, time.perf_counter() - start
 

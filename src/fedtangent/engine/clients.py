@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import os
@@ -91,6 +92,21 @@ class Mapping(NamedTuple):
     def __str__(self) -> str:
         inner = f"chunked:{self.width}" if self.kind == "chunked" else self.kind
         return inner if self.devices == 1 else f"sharded:{inner}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """How work is mapped onto the devices; this does not change a result beyond rounding.
+
+    Attributes:
+        mapping: Of a round's clients: ``scan`` (one after another), ``vmap`` (all at once), ``chunked:<n>`` (n at a
+            time, of like size), ``sharded`` or ``sharded:<one of these>`` (divided over all devices), or ``auto``.
+        runs: Of the runs of a sweep: ``map``, one after another, each as long as it takes; ``vmap``, all at once, every
+            client as long as the largest and the memory of all runs; ``auto`` is map on a CPU, vmap on an accelerator.
+    """
+
+    mapping: str = "auto"
+    runs: str = "auto"
 
 
 def parse(name: str, devices: int | None = None) -> Mapping:

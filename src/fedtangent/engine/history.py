@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from fedtangent.checks import whole
 from fedtangent.progress import headline
 from fedtangent.pytrees import num_bytes
 from fedtangent.types import Cost, PyTree
@@ -20,21 +19,7 @@ if TYPE_CHECKING:
 FINISHED = "finished"  # the status of a run that did all its rounds without trouble
 
 
-def check_rounds(num_rounds: int, evaluate_every: int | None) -> int:
-    """Rounds between evaluations; raises ``ValueError`` for numbers that are not whole and at least 1."""
-    for name, value in (("num_rounds", num_rounds), ("evaluate_every", evaluate_every)):
-        if value is not None or name == "num_rounds":
-            whole(name, value)
-    return min(evaluate_every or num_rounds, num_rounds)
-
-
-def check_options(function: str, options: Mapping[str, Any], kind: type) -> None:
-    """Raise ``TypeError``, as Python does, for a keyword argument that ``kind``, a ``TypedDict``, does not have."""
-    for name in options.keys() - kind.__annotations__.keys():
-        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-
-
-class Evaluation(NamedTuple):
+class Measurement(NamedTuple):
     """The metrics after ``round`` rounds (0 is the initial state).
 
     ``seconds`` is wall time since the run began, compiling, evaluating and saving included; for a resumed run the time
@@ -51,7 +36,7 @@ class Evaluation(NamedTuple):
 class History(NamedTuple):
     """A run's evaluations, and the infos of every round stacked along a leading axis R."""
 
-    evaluations: list[Evaluation]
+    evaluations: list[Measurement]
     rounds: dict[str, Any]  # NumPy arrays [R, ...]; "cohort" is a Cohort of arrays [R, S]
     cost: Cost
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent.checks import choice, whole
-from fedtangent.engine.history import check_rounds
+from fedtangent.engine.clients import Devices
 from fedtangent.engine.sweeps import single_device_engine
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, PyTree
 
@@ -39,7 +39,7 @@ def final_objective(
     seed: int | Key,
     objective: Objective,
     *,
-    mapping: str = "auto",
+    devices: Devices = Devices(),
     remat: str = "round",
     last: int | None = None,
 ) -> FinalObjective:
@@ -50,7 +50,7 @@ def final_objective(
             work must be ``differentiable`` (``Work(..., differentiable=True)``): a loop of dynamic length has no
             reverse mode.
         objective: ``(algorithm, final state) -> scalar``, for instance the validation loss.
-        mapping: how clients are mapped (not ``sharded``).
+        devices: how clients are mapped (not ``sharded``).
         remat: what is kept for the backward pass. ``"none"``: all local steps of all rounds. ``"round"``: the state
             before each round; every round is computed twice. ``"sqrt"``: the states before about sqrt(R) stretches of
             as many rounds; every round is computed three times. Beside that, the local steps of one round.
@@ -58,9 +58,9 @@ def final_objective(
 
     Raises ``ValueError`` for bad arguments.
     """
-    check_rounds(num_rounds, None)
+    whole("num_rounds", num_rounds)
     choice("remat", remat, REMAT)
-    engine = single_device_engine(data, mapping)
+    engine = single_device_engine(data, devices.mapping)
     through = num_rounds if last is None else whole("last", last, 1, num_rounds)
 
     def run(values: dict[str, Array]) -> Array:
@@ -90,7 +90,9 @@ def hypergradient(
     Where the objective is only piecewise smooth in a value (a ReLU changes sides) this is the derivative of the piece.
     """
     final = final_objective(build, data, num_rounds, seed, objective, **options)
-    build(**values).cost(data, single_device_engine(data, options.get("mapping", "auto")))  # do data fit the model?
+    build(**values).cost(
+        data, single_device_engine(data, options.get("devices", Devices()).mapping)
+    )  # do data fit the model?
     given = {name: jnp.asarray(float(value)) for name, value in values.items()}
     try:
         return Hypergradient(*jax.jit(jax.value_and_grad(final))(given))

@@ -7,6 +7,7 @@ the same algorithm on data of the same shape compiles nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import time
 from collections.abc import Callable
@@ -18,12 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent.checks import whole
 from fedtangent.engine.checkpoints.store import Saved, Store, due, restore, save
-from fedtangent.engine.history import FINISHED, Evaluation, History, Run, at_start, charge, first_rounds, stacked
+from fedtangent.engine.history import FINISHED, History, Measurement, Run, at_start, charge, first_rounds, stacked
 from fedtangent.engine.processes import local
 from fedtangent.types import DIVERGED, Algorithm, Array, Cost, Engine, FederatedData, PyTree
 
-Evaluate = Callable[[PyTree], dict[str, Any]]
+Measure = Callable[[Algorithm, PyTree], dict[str, Any]]
 _INFO_BYTES = 8 * 2**20  # the most that a chunk's infos take (those of one round may take more)
 _INFO_ROUNDS = 128
 _SECONDS = 1.0  # about what a chunk takes in a run with checkpoints, so that it reacts to a signal soon
@@ -80,6 +82,37 @@ def chunk_length(shapes: PyTree) -> int:
     return 2 ** int(np.log2(min(max(_INFO_BYTES // max(of_a_round, 1), 1), _INFO_ROUNDS)))
 
 
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """What is measured along a run, and what the caller learns of it while it runs; none of it changes the result.
+
+    Attributes:
+        every: Rounds between evaluations; None: at the start and at the end only.
+        measure: ``(algorithm, state) -> metrics by name``, called on the initial state, every ``every`` rounds and at
+            the end. The state's buffers are re-used by the next rounds: copy what is to be kept.
+        report: Called with each ``Measurement`` as soon as it is there, so that nothing computed is lost; when a run is
+            resumed, first with those of the checkpoint.
+        stop_on_divergence: Look, between chunks of rounds, whether the server's numbers are finite and whether any
+            client's loss is; if not, return state and history of the last round for which they were, with ``status``
+            "diverged at round ..."; and likewise before a round that the server could not make, "unstable at round
+            ...". Keeps a second copy of the state on the device. Without it the run goes on, and ``status`` tells at
+            its end.
+        progress: Whether to show how far the run is: a bar on a terminal, elsewhere a line every ten seconds or more.
+            None: where the run is long and nothing else shows its progress.
+    """
+
+    every: int | None = None
+    measure: Measure | None = None
+    report: Callable[[Measurement], Any] | None = None
+    stop_on_divergence: bool = False
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for an interval that is not a whole number of at least 1."""
+        if self.every is not None:
+            whole("evaluation.every", self.every)
+
+
 class RunSetup(NamedTuple):
     """What stays the same during a run."""
 
@@ -87,14 +120,12 @@ class RunSetup(NamedTuple):
     engine: Engine
     data: FederatedData
     num_rounds: int
-    evaluate_every: int | None
-    evaluate: Evaluate
-    on_evaluation: Callable[[Evaluation], None]
+    evaluation: Evaluation
+    report: Callable[[Measurement], Any]
     cost: Cost
     shapes: PyTree  # of one round's infos
     length: int  # rounds of a chunk, at most
     store: Store | None
-    stop_on_divergence: bool
 
 
 class Past(NamedTuple):
@@ -103,7 +134,7 @@ class Past(NamedTuple):
     round: int
     state: PyTree
     chunks: list[PyTree]
-    evaluations: list[Evaluation]
+    evaluations: list[Measurement]
     sent: tuple[int, int]  # bytes up and down
     saved: Saved
     begun: float  # time.monotonic() at the start; for a resumed run without the time between the two processes
@@ -111,7 +142,7 @@ class Past(NamedTuple):
     saved_evaluations: int = 0
 
 
-def start(setup: RunSetup, fresh: PyTree) -> Past:
+def first_past(setup: RunSetup, fresh: PyTree) -> Past:
     """Where the run begins: at the fresh state, or at the newest checkpoint if it is resumed."""
     store = setup.store
     if store is None or not store.options.resume:
@@ -121,7 +152,7 @@ def start(setup: RunSetup, fresh: PyTree) -> Past:
     # The final evaluation of the shorter run that is continued may be at a round that this run does not evaluate.
     evaluations = [e for e in found.evaluations if _is_evaluated(setup, e.round)]
     for evaluation in evaluations:
-        setup.on_evaluation(evaluation)
+        setup.report(evaluation)
     up, down = charge(setup.cost, stacked(setup.shapes, found.infos))
     first = at_start(setup.cost)
     sent = up + first[0], down + first[1]
@@ -131,14 +162,14 @@ def start(setup: RunSetup, fresh: PyTree) -> Past:
 
 
 def _is_evaluated(setup: RunSetup, round_: int) -> bool:
-    every = setup.evaluate_every
+    every = setup.evaluation.every
     return round_ in (0, setup.num_rounds) or (every is not None and round_ % every == 0)
 
 
 def _next_stop(setup: RunSetup, done: int) -> int:
     """The next round at which to stop for an evaluation, a checkpoint or a check for divergence."""
-    intervals = [setup.evaluate_every, setup.store.options.every if setup.store else None]
-    intervals += [setup.length if setup.stop_on_divergence else None]
+    intervals = [setup.evaluation.every, setup.store.options.every if setup.store else None]
+    intervals += [setup.length if setup.evaluation.stop_on_divergence else None]
     return min([done - done % n + n for n in intervals if n is not None] + [setup.num_rounds])
 
 
@@ -167,7 +198,7 @@ def go(setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance
     past, stop = _look(setup, past), 0
     while past.round < setup.num_rounds and not stop:
         chunks = len(past.chunks)
-        good = past._replace(state=copied(past.state)) if setup.stop_on_divergence else None
+        good = past._replace(state=copied(past.state)) if setup.evaluation.stop_on_divergence else None
         past, stop = _to_next_stop(setup, past, signalled, advance)
         if good is not None and not _is_good(past, chunks):
             return _diverged(setup, good, chunks, past)
@@ -211,11 +242,12 @@ def _evaluate(setup: RunSetup, past: Past) -> None:
     if past.evaluations and past.evaluations[-1].round == past.round:
         return
     seconds = _seconds(past)
-    metrics = setup.evaluate(local(past.state))
+    measure = setup.evaluation.measure
+    metrics = {} if measure is None else measure(setup.algorithm, local(past.state))
     if not isinstance(metrics, dict):
-        raise ValueError(f"evaluate: returned a {type(metrics).__name__}, must return a dictionary of metrics by name")
-    past.evaluations.append(Evaluation(past.round, metrics, *past.sent, seconds))
-    setup.on_evaluation(past.evaluations[-1])
+        raise ValueError(f"measure: returned a {type(metrics).__name__}, must return a dictionary of metrics by name")
+    past.evaluations.append(Measurement(past.round, metrics, *past.sent, seconds))
+    setup.report(past.evaluations[-1])
 
 
 def _save(setup: RunSetup, store: Store, past: Past) -> Past:

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, TypedDict, Unpack
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent.checks import instance, shown, whole
 from fedtangent.data.federated import max_client_size
 from fedtangent.engine import auto, memory
 from fedtangent.engine.checkpoints import Checkpoints, store
 from fedtangent.engine.checkpoints.options import identity
-from fedtangent.engine.clients import Mapping, default_mapping, engine_for, parse
-from fedtangent.engine.history import Evaluation, Run, check_options, check_rounds
+from fedtangent.engine.clients import Devices, Mapping, default_mapping, engine_for, parse
+from fedtangent.engine.history import Measurement, Run
 from fedtangent.engine.loop import (
-    Evaluate,
+    Evaluation,
     RunSetup,
     chunk_length,
+    first_past,
     go,
     info_shapes,
     run_chunk,
-    start,
     state_shapes,
 )
-from fedtangent.engine.processes import replicate, stop_signals
+from fedtangent.engine.processes import is_main, replicate, stop_signals
+from fedtangent.optimizers import check_rate
 from fedtangent.progress import headline, progress_of
+from fedtangent.pytrees import is_key
 from fedtangent.types import Algorithm, Array, FederatedData, Key, Prediction, PyTree
 
 
@@ -87,57 +90,54 @@ def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Mapp
     )
 
 
-class RunOptions(TypedDict, total=False):
-    """Further options of ``simulate``.
+def federated(data: FederatedData, clients: None) -> FederatedData:
+    """Returns the data of a run divided among its clients, on the device.
 
-    Args:
-        init_key: initialise the models from this key instead (schedule and training keys stay the seed's).
-        on_evaluation: called with each evaluation as soon as it is there, so that nothing computed is lost; when a run
-            is resumed, first with those of the checkpoint.
-        progress: show a bar on a terminal; elsewhere a line every ten seconds or more.
-        checkpoint: write checkpoints, and continue from one if told so. A run that was stopped, or killed, and resumed
-            returns what the uninterrupted run returns, bit for bit, history included, seconds aside; so does a finished
-            one that is resumed with more rounds. While it runs, the first SIGTERM or SIGINT makes it finish what it
-            computes, save, and return with ``status`` "stopped by ...".
-        stop_on_divergence: look, between chunks, whether the server's numbers are finite and whether any client's loss
-            is; if not, return state and history of the last round for which they were, with ``status`` "diverged at
-            round ..."; and likewise before a round that the server could not make, "unstable at round ...". Keeps a
-            second copy of the state on the device. Without it the run goes on, and ``status`` tells at its end.
+    This is where other forms of ``data`` and ``clients`` become ``FederatedData``.
     """
-
-    init_key: Key | None
-    on_evaluation: Callable[[Evaluation], None] | None
-    progress: bool
-    checkpoint: Checkpoints | None
-    stop_on_divergence: bool
+    instance("data", data, FederatedData)
+    if clients is not None:
+        raise ValueError(f"clients: got {shown(clients)}, must be None: FederatedData says who holds which example")
+    return data
 
 
 def simulate(
     algorithm: Algorithm,
     data: FederatedData,
+    clients: None = None,
+    *,
     num_rounds: int,
     seed: int | Key = 0,
-    mapping: str = "auto",
-    evaluate_every: int | None = None,
-    evaluate: Evaluate | None = None,
-    **options: Unpack[RunOptions],
+    start: Key | PyTree | None = None,
+    evaluation: Evaluation = Evaluation(),
+    devices: Devices = Devices(),
+    checkpoints: Checkpoints | None = None,
 ) -> Run:
-    """Run ``num_rounds`` rounds of ``algorithm`` on ``data``.
+    """Runs ``num_rounds`` rounds of ``algorithm`` on ``data``: networks are trained.
 
     Args:
-        seed: an int or a typed key; initialisation, schedule and training keys are derived from it.
-        mapping: how a cohort is mapped onto the devices, which does not change the result beyond rounding: ``scan``
-            (one client after another), ``vmap`` (all at once), ``chunked:<n>`` (n at a time, of like size),
-            ``sharded`` or ``sharded:<one of these>`` (divided over all devices), ``auto`` (see ``resolve_mapping``).
-        evaluate_every: rounds between evaluations (default: once at the end); it does not change the result.
-        evaluate: ``state -> metrics``, called on the initial state and after every ``evaluate_every`` rounds. The
-            state's buffers are re-used by the next rounds: copy what is to be kept.
-        options: ``init_key``, ``on_evaluation``, ``progress``, ``checkpoint``, ``stop_on_divergence``; see
-            ``RunOptions``.
+        algorithm: What runs; the recipes of ``federated.algorithms`` make one.
+        data: Examples and the clients that hold them.
+        clients: None; ``data`` says who holds which example.
+        num_rounds: Communication rounds R.
+        seed: An int or a typed key, from which the keys of initialisation, schedule and training are derived.
+        start: What the models begin with: None, for the initialisation that the seed draws; a typed key to initialise
+            from, while schedule and training stay the seed's; or parameters, of one model (all K begin there) or of
+            each, with a leading axis K.
+        evaluation: What is measured and when, and what is shown on the way.
+        devices: How a round's clients are mapped onto the devices; this does not change the result beyond rounding.
+        checkpoints: Where to write checkpoints, and whether to continue from one. A run that was stopped, or killed,
+            and resumed returns what the uninterrupted run returns, bit for bit, history included, seconds aside; so
+            does a finished run that is resumed with more rounds. During a run with checkpoints the first SIGTERM or
+            SIGINT makes it finish what it computes, save, and return with ``status`` "stopped by ...".
 
-    Returns ``Run(state, history, status)``. Raises ``ValueError`` for bad arguments, and for a run that does not fit
-    into memory (with the largest chunk that would), before any work;
-    ``CheckpointError``, which is one, for a checkpoint that cannot be continued from.
+    Returns:
+        The final state, the history and the status of the run.
+
+    Raises:
+        ValueError: A bad argument, or a run that does not fit into memory (with the largest chunk that would), before
+            any work.
+        CheckpointError: A checkpoint that cannot be continued from; it is a ``ValueError``.
 
     Example, FedAvg with half of ten clients in every round:
 
@@ -151,20 +151,23 @@ def simulate(
         >>> fed_avg = ft.federated.algorithms.fed_avg(
         ...     model, half, client_learning_rate=0.1, work=work, loss="cross_entropy"
         ... )
-        >>> run = ft.simulate(fed_avg, data, num_rounds=20, seed=0, mapping="scan")
+        >>> run = ft.simulate(fed_avg, data, num_rounds=20, seed=0)
         >>> fed_avg.predict(run.state, digits.x_test).mean.shape == (len(digits.x_test), 10)
         True
     """
-    check_options("simulate", options, RunOptions)
-    check_rounds(num_rounds, evaluate_every)
-    checkpoint, init_key = options.get("checkpoint"), options.get("init_key")
-    saves = None if checkpoint is None else store.open_store(checkpoint)
-    mapping = resolve_mapping(algorithm, data, num_rounds, mapping, checkpoint).mapping
+    data = federated(data, clients)
+    whole("num_rounds", num_rounds)
+    training = algorithm.composition.training
+    if training is not None and training.learning_rate is not None:
+        check_rate("client_learning_rate", training.learning_rate, num_rounds)
+    check_start(algorithm, data.num_clients, start)
+    saves = None if checkpoints is None else store.open_store(checkpoints)
+    mapping = resolve_mapping(algorithm, data, num_rounds, devices.mapping, checkpoints).mapping
     engine = engine_for(data, mapping)
-    state = algorithm.init(seed, data.num_clients, init_key)
+    state = algorithm.init(seed, data.num_clients, start)
     shapes = info_shapes(algorithm, engine, state, data)
     if saves is not None:
-        who = identity(algorithm.name, data, seed, init_key, evaluate_every)
+        who = identity(algorithm.name, data, seed, start, evaluation.every)
         if not saves.options.config:
             who["traced round"] = auto.fingerprint(algorithm, data, state)
         saves = store.for_run(saves, who, mapping, shapes)
@@ -173,57 +176,80 @@ def simulate(
         engine=engine,
         data=data,
         num_rounds=num_rounds,
-        evaluate_every=evaluate_every,
-        evaluate=evaluate or (lambda state: {}),
-        on_evaluation=options.get("on_evaluation") or (lambda evaluation: None),
+        evaluation=evaluation,
+        report=evaluation.report or (lambda row: None),
         cost=algorithm.cost(data, engine),
         shapes=shapes,
         length=chunk_length(shapes),
         store=saves,
-        stop_on_divergence=options.get("stop_on_divergence", False),
     )
     with store.claimed(saves):
-        return _run(setup, state, options.get("progress", False))
+        return _run(setup, state)
+
+
+def check_start(algorithm: Algorithm, num_clients: int, start: Key | PyTree | None) -> None:
+    """Raises ``ValueError`` for a ``start`` that is neither one key nor parameters of the algorithm's models."""
+    keys = start if isinstance(start, jax.Array) and is_key(start) else None
+    if isinstance(start, int) or (keys is not None and keys.shape != ()):
+        raise ValueError(f"start: got {shown(start)}, must be None, a typed key (jax.random.key(..)), or parameters")
+    if start is not None and keys is None:
+        jax.eval_shape(lambda: algorithm.init(0, num_clients, start))  # compares the shapes, computes nothing
 
 
 def params_by_round(
     algorithm: Algorithm,
     data: FederatedData,
+    clients: None = None,
+    *,
     num_rounds: int,
     seed: int | Key = 0,
-    *,
     every: int = 1,
-    mapping: str = "auto",
-    init_key: Key | None = None,
+    start: Key | PyTree | None = None,
+    devices: Devices = Devices(),
 ) -> PyTree:
-    """The server's parameters at the start and after each ``every`` rounds: NumPy, leaves [1 + R / every, K, ..].
+    """Returns the server's parameters at the start and after each ``every`` rounds.
 
-    Arguments are those of ``simulate``. Where the run diverges they are not finite from there on. Raises as
-    ``simulate`` does, and ``ValueError`` for an algorithm without global models.
+    Args:
+        algorithm: One with global models.
+        data, clients, num_rounds, seed, start, devices: As in ``simulate``.
+        every: Rounds between two sets of parameters.
+
+    Returns:
+        NumPy arrays [1 + R / every, K, ..] in the structure of the parameters; where the run diverges they are not
+        finite from there on.
+
+    Raises:
+        ValueError: As ``simulate`` does, and for an algorithm without global models.
     """
     read = algorithm.params
     if read is None:
         raise ValueError(f"algorithm: got {algorithm.name}, must be one of global models")
 
-    def look(state: PyTree) -> dict[str, PyTree]:
+    def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:
         return {"params": jax.tree.map(lambda leaf: np.array(leaf), read(state))}
 
-    run = simulate(algorithm, data, num_rounds, seed, mapping, every, look, init_key=init_key)
-    seen = [evaluation.metrics["params"] for evaluation in run.history.evaluations]
+    looked = Evaluation(every, look)
+    run = simulate(
+        algorithm, data, clients, num_rounds=num_rounds, seed=seed, start=start, evaluation=looked, devices=devices
+    )
+    seen = [row.metrics["params"] for row in run.history.evaluations]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *seen)
 
 
-def _run(setup: RunSetup, state: PyTree, progress: bool) -> Run:
-    begin = start(setup, state)
+def _run(setup: RunSetup, state: PyTree) -> Run:
+    begin = first_past(setup, state)
     mesh = setup.engine.mesh
     setup = setup._replace(data=replicate(setup.data, mesh))
     begin = begin._replace(state=replicate(begin.state, mesh))
-    told = progress_of(setup.num_rounds, setup.algorithm.name, done=begin.round, shown=progress)
-    with stop_signals(setup.store is not None) as signalled, told as bar:
+    shown = setup.evaluation.progress if is_main() else False
+    with (
+        stop_signals(setup.store is not None) as signalled,
+        progress_of(setup.num_rounds, setup.algorithm.name, done=begin.round, shown=shown) as bar,
+    ):
 
-        def note(evaluation: Evaluation) -> None:
-            if said := headline(evaluation.metrics):
-                bar.set_postfix_str(f"{said} after round {evaluation.round}", refresh=False)
-            setup.on_evaluation(evaluation)
+        def note(row: Measurement) -> None:
+            if said := headline(row.metrics):
+                bar.set_postfix_str(f"{said} after round {row.round}", refresh=False)
+            setup.report(row)
 
-        return go(setup._replace(on_evaluation=note), begin, signalled, bar.update)
+        return go(setup._replace(report=note), begin, signalled, bar.update)

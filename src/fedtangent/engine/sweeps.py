@@ -9,18 +9,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import checks
-from fedtangent.checks import choice
+from fedtangent.checks import choice, instance, shown, whole
 from fedtangent.data.partition import validate
 from fedtangent.engine import memory
-from fedtangent.engine.clients import default_kind, engine_for
-from fedtangent.engine.history import check_options, check_rounds, data_frame
+from fedtangent.engine.clients import Devices, default_kind, engine_for
+from fedtangent.engine.history import data_frame
+from fedtangent.engine.loop import Evaluation, Measure
 from fedtangent.types import Algorithm, Array, Engine, FederatedData, Key, Partition, PyTree
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 OVER = ("auto", "map", "vmap")
 
 Config = dict[str, Any]
-Evaluate = Callable[[Algorithm, PyTree], dict[str, Array]]  # (algorithm, state) -> metrics, traced
+Clients = Mapping[str, Mapping[Any, Partition]] | None  # name of an axis -> label -> partition
 
 
 class Sweep(NamedTuple):
@@ -73,51 +74,44 @@ class _Alike(NamedTuple):
     partition: Array | None  # [members] int32; None: there is but one
 
 
-class SweepOptions(TypedDict, total=False):
-    """Further options of ``sweep``.
-
-    Args:
-        partitions: other partitions of the same examples over as many clients, by label: one more axis of the product,
-            called ``partition_name`` (``"alpha"`` by default). They are padded to a common size; ``build`` does not see
-            them.
-        mapping: how each run maps its clients (not ``sharded``; ``"auto"`` by default).
-        over: ``"map"``, one run after another, each as long as it takes; ``"vmap"``, all at once, every client as long
-            as the largest and the memory of all runs; ``"auto"``, the default, is map on a CPU, vmap on an accelerator.
-    """
-
-    partitions: Mapping[Any, Partition] | None
-    partition_name: str
-    mapping: str
-    over: str
-
-
 def sweep(
     build: Callable[..., Algorithm],
     data: FederatedData,
+    clients: Clients = None,
+    *,
     num_rounds: int,
     seeds: Sequence[int],
     grid: Mapping[str, Sequence[Any]],
-    *,
-    evaluate: Evaluate,
-    evaluate_every: int | None = None,
-    **options: Unpack[SweepOptions],
+    evaluation: Evaluation,
+    devices: Devices = Devices(),
 ) -> Sweep:
-    """Run every configuration of ``grid`` with every seed.
+    """Runs every configuration of ``grid`` with every seed.
 
     Floating values (rates, mu) are traced: configurations that differ in them only are one compiled program. Anything
     else (the number of models K or of local steps, names) decides shapes or code: each combination of such values is
     compiled by itself, one program after another.
 
     Args:
-        build: the algorithm of a configuration, called with the grid's names as keyword arguments; floats arrive as
+        build: The algorithm of a configuration, called with the grid's names as keyword arguments; floats arrive as
             traced scalars. It is first called with each configuration's own numbers, which checks them.
-        grid: values of each argument; the configurations are their product, the last name varying fastest.
-        evaluate: ``(algorithm, state) -> {name: array}``, traced, on the initial state and every ``evaluate_every``
-            rounds and at the end (default: at the end only).
-        options: ``partitions``, ``partition_name``, ``mapping``, ``over``; see ``SweepOptions``.
+        data: As in ``simulate``.
+        clients: None; or several partitions of the same examples over as many clients, by label, under the name of the
+            axis that they add to the product: ``{"alpha": {0.1: partition, 1.0: another}}``. They are padded to a
+            common size; ``build`` does not see them.
+        num_rounds: Communication rounds R of every run.
+        seeds: Of the runs; a seed draws the same under every configuration.
+        grid: Values of each argument; the configurations are their product, the last name varying fastest.
+        evaluation: ``measure`` is traced, so that it returns arrays; ``every`` is as in ``simulate``. The others are
+            left alone: a sweep has no divergence to stop at and nothing to report before its end.
+        devices: How each run maps its clients (not ``sharded``), and how the runs are mapped.
 
-    Each member equals the single ``simulate`` of its configuration and seed, to rounding. Raises ``ValueError`` for
-    bad arguments before any work.
+    Returns:
+        The metrics of every seed and configuration.
+
+    Raises:
+        ValueError: A bad argument, before any work.
+
+    Each member equals the single ``simulate`` of its configuration and seed, to rounding.
 
     Example, two step sizes and three seeds, one program:
 
@@ -134,35 +128,35 @@ def sweep(
         >>> def accuracy(algorithm, state):
         ...     predicted = algorithm.predict(state, digits.x_test).mean.argmax(axis=-1)
         ...     return {"accuracy": (predicted == digits.y_test).mean()}
-        >>> found = ft.sweep(fed_avg, data, 5, seeds=range(3), grid={"rate": [0.01, 0.5]}, evaluate=accuracy)
+        >>> grid, evaluation = {"rate": [0.01, 0.5]}, ft.Evaluation(measure=accuracy)
+        >>> found = ft.sweep(fed_avg, data, num_rounds=5, seeds=range(3), grid=grid, evaluation=evaluation)
         >>> found.metrics["accuracy"].shape  # seeds, configurations, evaluations: at the start and at the end
         (3, 2, 2)
         >>> [better] = ft.measures.paired.differences(found, "accuracy", baseline={"rate": 0.01})
         >>> better.config, bool(better.mean > 0)
         ({'rate': 0.5}, True)
     """
-    check_options("sweep", options, SweepOptions)
-    partitions, partition_name = options.get("partitions"), options.get("partition_name", "alpha")
-    every = check_rounds(num_rounds, evaluate_every)
-    _check_axes(grid, partitions, partition_name, data)
-    seeds, how = check_seeds(seeds), choose_over(options.get("over", "auto"))
-    axes = dict(grid) if partitions is None else {**grid, partition_name: list(partitions)}
+    instance("data", data, FederatedData)
+    every, measure = min(evaluation.every or num_rounds, whole("num_rounds", num_rounds)), _measure(evaluation)
+    axis, partitions = _check_axes(grid, clients, data)
+    seeds, how = check_seeds(seeds), choose_over(devices.runs)
+    axes = {**grid, axis: list(partitions)} if partitions else dict(grid)
     configs = tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
     for config in configs:
         built = build(**{name: config[name] for name in grid})
     variants = _variants(data, partitions)
-    engine = single_device_engine(data, options.get("mapping", "auto"))
+    engine = single_device_engine(data, devices.mapping)
     if variants is not None:  # one engine for all partitions: its largest client is the largest of any
         engine = engine._replace(max_client_size=int(np.max(np.diff(np.asarray(variants[1]), axis=1))))
     built.cost(data, engine)  # refuses data that do not fit the model
     lengths = stretches(num_rounds, every)
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
-    groups = _groups(configs, list(grid), partition_name if partitions is not None else None)
-    programs = [_program(how, partial(member, build, engine, evaluate, group.static, lengths)) for group in groups]
+    groups = _groups(configs, list(grid), axis if partitions else None)
+    programs = [_program(how, partial(member, build, engine, measure, group.static, lengths)) for group in groups]
     arguments = [(keys, group.values, group.partition, data, variants) for group in groups]
     shapes = [jax.eval_shape(program, *given) for program, given in zip(programs, arguments, strict=True)]
     for program, given in zip(programs, arguments, strict=True):
-        memory.check_program(f"over: got {how}", program, *given)
+        memory.check_program(f"devices.runs: got {how}", program, *given)
     found = _tables(configs, groups, shapes)
     for group, program, given in zip(groups, programs, arguments, strict=True):
         for name, rows in program(*given).items():
@@ -178,11 +172,11 @@ def _tables(configs: Sequence[Config], groups: Sequence[_Alike], shapes: Sequenc
     first = shapes[0]
     for group, mine in zip(groups, shapes, strict=True):
         for name in sorted(set(first) ^ set(mine)):
-            raise ValueError(f"evaluate: the metric {name!r} is not measured for all of {configs[0]}, {group.static}")
+            raise ValueError(f"measure: the metric {name!r} is not measured for all of {configs[0]}, {group.static}")
         for name in first:
             if first[name].shape[2:] != mine[name].shape[2:]:
                 raise ValueError(
-                    f"evaluate: the metric {name!r} has shape {list(first[name].shape[3:])} for {configs[0]} but "
+                    f"measure: the metric {name!r} has shape {list(first[name].shape[3:])} for {configs[0]} but "
                     f"{list(mine[name].shape[3:])} for {group.static}, must be of one shape"
                 )
     return {
@@ -199,7 +193,7 @@ def stretches(num_rounds: int, every: int) -> list[int]:
 def member(
     build: Callable[..., Algorithm],
     engine: Engine,
-    evaluate: Evaluate,
+    measure: Measure,
     static: Config,
     lengths: Sequence[int],
     key: Key,
@@ -211,7 +205,7 @@ def member(
 
     def stretch(state: PyTree, rounds: Array) -> tuple[PyTree, dict[str, Array]]:
         state = jax.lax.fori_loop(0, rounds, lambda _, s: algorithm.step(s, data, engine)[0], state)
-        return state, evaluate(algorithm, state)
+        return state, measure(algorithm, state)
 
     return jax.lax.scan(stretch, algorithm.init(key, data.num_clients), jnp.asarray(lengths, jnp.int32))[1]
 
@@ -242,7 +236,7 @@ def map_members(over: str, run: Callable[[PyTree], PyTree], members: PyTree) -> 
 
 def choose_over(over: str) -> str:
     """``"map"`` or ``"vmap"``; ``"auto"`` is map on a CPU. Raises ``ValueError`` for another name."""
-    choice("over", over, OVER)
+    choice("devices.runs", over, OVER)
     if over == "auto":
         return {"scan": "map", "vmap": "vmap"}[default_kind()]
     return over
@@ -270,35 +264,44 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     return tuple(given)
 
 
+def _measure(evaluation: Evaluation) -> Measure:
+    """What the sweep measures; raises ``ValueError`` where there is nothing, or settings that a sweep does not have."""
+    if evaluation.measure is None:
+        raise ValueError("evaluation: got no measure, must be Evaluation(measure=..) in a sweep")
+    if evaluation != Evaluation(evaluation.every, evaluation.measure):
+        raise ValueError("evaluation: got more than every and measure, must be those only in a sweep")
+    return evaluation.measure
+
+
 def _check_axes(
-    grid: Mapping[str, Sequence[Any]],
-    partitions: Mapping[Any, Partition] | None,
-    partition_name: str,
-    data: FederatedData,
-) -> None:
+    grid: Mapping[str, Sequence[Any]], clients: Clients, data: FederatedData
+) -> tuple[str, Mapping[Any, Partition]]:
+    """The name and the values of the axis of partitions, which is empty where there is none."""
     for name, values in grid.items():
         if isinstance(values, str) or len(values) == 0:
             raise ValueError(f"grid: got {values!r} for {name}, must be a list of one or more values")
-    if partitions is None:
-        return
-    if not partitions:
-        raise ValueError("partitions: got none, must be one or more")
-    if partition_name in grid:
-        raise ValueError(f"partition_name: got {partition_name!r}, must be no name of the grid")
+    if clients is None:
+        return "", {}
+    if not isinstance(clients, Mapping) or len(clients) != 1 or not all(clients.values()):
+        raise ValueError(f"clients: got {shown(clients)}, must be None or {{name: {{label: partition, ..}}}}")
+    [(axis, partitions)] = clients.items()
+    if axis in grid:
+        raise ValueError(f"clients: got the name {axis!r}, must be no name of the grid")
     for label, partition in partitions.items():
         if len(partition.offsets) - 1 != data.num_clients:
             raise ValueError(
-                f"partitions: {label!r} has {len(partition.offsets) - 1} clients, but data has {data.num_clients}"
+                f"clients: {label!r} has {len(partition.offsets) - 1} clients, but data has {data.num_clients}"
             )
         try:
             validate(partition, data.x.shape[0])
         except ValueError as error:
-            raise ValueError(f"partitions: {label!r}: {error}") from error
+            raise ValueError(f"clients: {label!r}: {error}") from error
+    return axis, partitions
 
 
-def _variants(data: FederatedData, partitions: Mapping[Any, Partition] | None) -> tuple[Array, Array] | None:
+def _variants(data: FederatedData, partitions: Mapping[Any, Partition]) -> tuple[Array, Array] | None:
     """Indices [V, m] and offsets [V, N + 1] of all partitions; what pads the indices belongs to no client."""
-    if partitions is None:
+    if not partitions:
         return None
     longest = max(len(p.indices) for p in partitions.values())
     indices = [np.pad(np.asarray(p.indices), (0, longest - len(p.indices))) for p in partitions.values()]

@@ -146,8 +146,8 @@ def compose(
     )
     initialise = jax.jit(partial(jax.lax.map, model.init))  # however many models, one is traced
 
-    def init(key: Key | int, num_clients: int, init_key: Key | None = None) -> State:
-        return _init(made, initialise, streams.keys(key), num_clients, init_key)
+    def init(key: Key | int, num_clients: int, start: Key | PyTree | None = None) -> State:
+        return _init(made, initialise, streams.keys(key), num_clients, start)
 
     def step(state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, Array]]:
         return _step(made, state, data, engine)
@@ -189,13 +189,21 @@ def sequentially(update: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def _init(
-    made: _Composed, initialise: Callable[[Array], PyTree], run: streams.Keys, num_clients: int, init_key: Key | None
+    made: _Composed,
+    initialise: Callable[[Array], PyTree],
+    run: streams.Keys,
+    num_clients: int,
+    start: Key | PyTree | None,
 ) -> State:
     schedule, num_models = made.schedule, made.schedule.num_models
     if num_clients != schedule.num_clients:
         raise ValueError(f"data: has {num_clients} clients, but the schedule was built for {schedule.num_clients}")
-    model_keys = streams.model_keys(run.init if init_key is None else init_key, num_models)
-    params = initialise(model_keys[:1] if made.parts.common_start else model_keys)
+    key = start if isinstance(start, jax.Array) and pytrees.is_key(start) else None
+    model_keys = streams.model_keys(run.init if key is None else key, num_models)
+    if start is None or key is not None:
+        params = initialise(model_keys[:1] if made.parts.common_start else model_keys)
+    else:
+        params = pytrees.each_model("start", start, jax.eval_shape(initialise, model_keys))
     if made.parts.common_start:
         params = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_models, *leaf.shape[1:])), params)
     client = _for_each_client(made.local.init, params, num_clients)

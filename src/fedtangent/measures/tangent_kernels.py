@@ -231,7 +231,7 @@ class KernelDiagnostics:
     parameters: Callable[[PyTree], PyTree]  # of a state
     initial: np.ndarray  # [K, m, m] Theta_0
 
-    def __call__(self, state: PyTree) -> dict[str, float]:
+    def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
         """The metrics of ``METRICS`` by name."""
         each = [self.measure(theta, k) for k, theta in enumerate(self.kernels(state))]
         found = {name: float(np.mean([values[name] for values in each])) for name in METRICS}
@@ -263,9 +263,11 @@ class KernelDiagnostics:
         )
         return dict(zip(METRICS, values, strict=True))
 
-    def of_seed(self, algorithm: Algorithm, num_clients: int, seed: int | Key, init_key: Key | None = None) -> Any:
+    def of_seed(
+        self, algorithm: Algorithm, num_clients: int, seed: int | Key, start: Key | PyTree | None = None
+    ) -> Any:
         """The same for a run of another seed, from its own initial kernels; nothing is compiled anew."""
-        return replace(self, initial=self.kernels(algorithm.init(seed, num_clients, init_key)))
+        return replace(self, initial=self.kernels(algorithm.init(seed, num_clients, start)))
 
 
 def kernel_diagnostics(
@@ -275,11 +277,11 @@ def kernel_diagnostics(
     seed: int | Key = 0,
     num_examples: int = 256,
     examples_seed: int = 0,
-    init_key: Key | None = None,
+    start: Key | PyTree | None = None,
 ) -> KernelDiagnostics:
-    """What measures the tangent kernels of a run at every evaluation: the ``evaluate`` of ``simulate``.
+    """Returns what measures the tangent kernels of a run at every evaluation.
 
-    ``simulate(algorithm, data, 100, seed=0, evaluate=kernel_diagnostics(algorithm, model, data, seed=0))`` has these
+    A run with ``evaluation=Evaluation(measure=kernel_diagnostics(algorithm, model, data, seed=0))`` has these
     metrics, for each of the K models on the same training examples: relative drift from the initial kernel (Frobenius
     and operator norm: Theorem 9.1 of FE-2021), alignment with the targets (plain and centred), effective rank, trace
     over largest eigenvalue, ends of the spectrum, condition number; mean norm of the pairwise commutators of the
@@ -291,7 +293,7 @@ def kernel_diagnostics(
 
     Args:
         algorithm: one that predicts with K networks of ``model``; its ``params`` says so.
-        seed, init_key: those of the run.
+        seed, start: those of the run.
         num_examples: how many, at most; drawn by ``examples_seed``, from each client in proportion to what it holds.
             Clients' operators are those of their drawn examples.
 
@@ -309,7 +311,7 @@ def kernel_diagnostics(
         return jax.lax.map(lambda p: empirical_ntk(model, p, inputs, block_size=block), wide)
 
     fresh = KernelDiagnostics(watched, kernels_of, jax.jit(params), np.zeros(0))
-    found: KernelDiagnostics = fresh.of_seed(algorithm, data.num_clients, seed, init_key)
+    found: KernelDiagnostics = fresh.of_seed(algorithm, data.num_clients, seed, start)
     return found
 
 

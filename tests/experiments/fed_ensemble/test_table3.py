@@ -10,6 +10,7 @@ import pytest
 
 from fedtangent import data, simulate
 from fedtangent.data.dataset import Dataset, SourceInfo
+from fedtangent.engine import Devices
 from fedtangent.experiments.fed_ensemble import table3
 from fedtangent.experiments.lab import league
 from fedtangent.experiments.lab.league import Entrant, Scores
@@ -59,7 +60,7 @@ def test_what_is_measured_is_each_clients_own_prediction_on_its_own_examples(key
     method = league.methods(study.settings, trial)[key]
     algorithm = method.build(0, 0.5)
     assert (algorithm.personal is None) == (key == "fed_avg")
-    run = simulate(algorithm, method.data, 3, 0, "scan")
+    run = simulate(algorithm, method.data, num_rounds=3, seed=0, devices=Devices("scan"))
     found = league.measure_clients(league._largest([trial]), algorithm, run.state, method.splits)
     for part, held in trial.by_client.items():
         own = evaluate_clients(algorithm, run.state, trial.data, held)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedtangent import data, simulate
+from fedtangent.engine import Devices
 from fedtangent.experiments.fed_ensemble import table8, versus_fed_avg
 
 from ..performed import performed, study_of
@@ -44,7 +45,7 @@ def test_the_table_is_that_of_the_runs(tmp_path: Path) -> None:
     trial = table8.divide(study, 0)
     method = table8.methods(study.settings, trial)["fed_ensemble"]
     algorithm = method.build(0, outcome.rows[1]["learning_rate"])
-    run = simulate(algorithm, method.data, 4, 0, "scan")
+    run = simulate(algorithm, method.data, num_rounds=4, seed=0, devices=Devices("scan"))
     test = trial.splits["test"]
     error = float(jnp.mean((algorithm.predict(run.state, test.x).mean - test.labels) ** 2))
     rate = f"{outcome.rows[1]['learning_rate']:g}"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedtangent import pytrees, simulate
+from fedtangent.engine import Devices
 from fedtangent.experiments.fed_ensemble import table2, table4, table5
 from fedtangent.experiments.lab import league, league_report
 from fedtangent.experiments.lab.league import Entrant, Scores
@@ -67,7 +68,7 @@ def test_every_client_trains_one_model_a_round_and_permutations_give_each_its_tu
 def test_a_method_is_its_algorithm(key: str) -> None:
     trial, s = divided(f"methods={key.split('-')[0]}", classes=2)
     method = league.methods(s, trial)[key]
-    run = simulate(method.build(0, 0.5), method.data, 3, 0, "scan")
+    run = simulate(method.build(0, 0.5), method.data, num_rounds=3, seed=0, devices=Devices("scan"))
     found = league.measure(method.build(0, 0.5), run.state, method.splits)
     members = np.asarray(method.build(0, 0.5).predict(run.state, trial.splits["test"].x).members)
     labels = np.asarray(trial.splits["test"].labels)

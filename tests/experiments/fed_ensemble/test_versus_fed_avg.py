@@ -13,6 +13,7 @@ from scipy import stats
 
 from fedtangent import simulate
 from fedtangent.data.federated import max_client_size
+from fedtangent.engine import Devices, Evaluation
 from fedtangent.engine.sweeps import single_device_engine
 from fedtangent.engine.trials import run_trial, trial_program
 from fedtangent.experiments.fed_ensemble import versus_fed_avg as experiment
@@ -20,7 +21,7 @@ from fedtangent.experiments.lab.runner import Study
 from fedtangent.experiments.lab.runs import SCORES, Config, Method, Record, all_scores, choose
 from fedtangent.experiments.lab.trials import Trial, draw
 from fedtangent.measures import uncertainty
-from fedtangent.types import Array, PyTree
+from fedtangent.types import Algorithm, Array, PyTree
 
 from ..performed import performed, study_of
 
@@ -67,11 +68,13 @@ def test_a_run_is_that_of_simulate_and_trials_share_a_program(name: str) -> None
         assert list(run.rounds) == [0, 2, 3]
         algorithm, seen = methods[0].build(0, rate), list[Array]()
 
-        def look(state: PyTree, algorithm: object = algorithm, seen: list[Array] = seen) -> dict[str, Array]:
-            seen.append(algorithm.predict(state, x).members)  # type: ignore[attr-defined]
+        def look(algorithm: Algorithm, state: PyTree, seen: list[Array] = seen) -> dict[str, Array]:
+            seen.append(algorithm.predict(state, x).members)
             return {}
 
-        whole = simulate(algorithm, trials[0].data, 3, seed=4, mapping="scan", evaluate_every=2, evaluate=look)
+        whole = simulate(
+            algorithm, trials[0].data, num_rounds=3, seed=4, evaluation=Evaluation(2, look), devices=Devices("scan")
+        )
         for e, members in enumerate(seen):
             for metric, score in SCORES.items():
                 np.testing.assert_allclose(

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from fedtangent import simulate
+from fedtangent.engine import Devices, Evaluation
 from fedtangent.experiments.lab import cohort_report as report
 from fedtangent.experiments.lab import runs
 from fedtangent.experiments.lab.cohort import DIGITS, LABELS, CohortSettings, divide, methods
@@ -22,6 +23,7 @@ from fedtangent.experiments.lab.trials import Trial, distorted, one_hot, project
 from fedtangent.experiments.ntk_fl import table1
 from fedtangent.output import run_plots
 from fedtangent.output.files import Figures
+from fedtangent.types import Algorithm
 
 from ...nightly import nightly
 
@@ -63,10 +65,12 @@ def test_a_run_is_that_of_simulate(name: str, tmp_path: Path) -> None:
     algorithm = method.build(config.steps, config.rate)
     outputs = jax.jit(lambda state: algorithm.predict(state, x).mean)
 
-    def look(state: object) -> dict[str, float]:
+    def look(_: Algorithm, state: object) -> dict[str, float]:
         return {"accuracy": float(np.mean(np.asarray(outputs(state)).argmax(axis=-1) == np.asarray(labels)))}
 
-    run = simulate(algorithm, method.data, 2, seed=3, mapping="scan", evaluate_every=1, evaluate=look)
+    run = simulate(
+        algorithm, method.data, num_rounds=2, seed=3, evaluation=Evaluation(1, look), devices=Devices("scan")
+    )
     np.testing.assert_allclose(found.test, [e.metrics["accuracy"] for e in run.history.evaluations], atol=0.02)
     assert list(found.sent[:, 0]) == [e.uplink_bytes for e in run.history.evaluations]
     assert list(found.sent[:, 1]) == [e.downlink_bytes for e in run.history.evaluations]

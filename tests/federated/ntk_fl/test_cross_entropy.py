@@ -12,7 +12,7 @@ import pytest
 
 from fedtangent import data
 from fedtangent.data import partition
-from fedtangent.engine.run import simulate
+from fedtangent.engine import Evaluation, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.algorithms.tangent import Pooling
 from fedtangent.federated.ntk_fl import Evolution, Examples, ntk_evolve, sparse_linearise
@@ -187,11 +187,11 @@ def test_a_federated_run_on_class_labels():
     )
     seen: list = []
 
-    def look(state):
+    def look(algorithm, state):
         seen.append(jax.tree.map(lambda leaf: np.array(leaf[0]), algorithm.params(state)))
         return {}
 
-    simulate(algorithm, federated, 1, 0, evaluate_every=1, evaluate=look)
+    simulate(algorithm, federated, num_rounds=1, seed=0, evaluation=Evaluation(1, look))
     start, end = seen
     expected = descend(model, start, STEPS)
     assert np.linalg.norm(flat(end) - expected) < 1e-10 * np.linalg.norm(expected - flat(start))
@@ -205,7 +205,7 @@ def test_a_run_validated_on_class_labels_and_refused_with_wrong_ones():
     options = {"learning_rate": RATE, "evolution": Evolution(times, loss="cross_entropy")}
     held = jnp.asarray(X[:4]), jnp.asarray(LABELS[:4])
     algorithm = algorithms.ntk_fl(model, schedule.all_clients(3), pooling=Pooling(validation=held), **options)
-    run = simulate(algorithm, federated, 1, 0)
+    run = simulate(algorithm, federated, num_rounds=1, seed=0)
     losses = np.asarray(run.history.rounds["losses"]).ravel()
     assert np.asarray(run.history.rounds["time"]).item() == times[int(np.argmin(losses))]
     with pytest.raises(ValueError, match=r"validation: got .* must be from 0 to 2"):
@@ -219,7 +219,7 @@ def test_centred_targets_are_refused_before_a_run():
     )
     centred = data.federated_data(X, ONE_HOT - 1 / C, clients, dtype=jnp.float64)
     with pytest.raises(ValueError, match="data: targets: got rows that are no probabilities, must be"):
-        simulate(algorithm, centred, 1, 0)
+        simulate(algorithm, centred, num_rounds=1, seed=0)
 
 
 @pytest.mark.parametrize("mask", [np.ones(N), np.ones(N, int), 2 * np.ones(N, int)])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine.run import simulate
+from fedtangent.engine import Devices, simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.aggregate import stack
 from fedtangent.federated.algorithms.tangent import Pooling
@@ -81,7 +81,7 @@ def test_a_pool_without_padding_changes_nothing(dtype):
             evolution=Evolution(times=(2, 7)),
             pooling=Pooling(pool_size=pool_size),
         )
-        return simulate(algorithm, data, 2, seed=0, mapping="scan")
+        return simulate(algorithm, data, num_rounds=2, seed=0, devices=Devices("scan"))
 
     padded, dense, small = run(None), run(11), run(5)
     tolerance = 1e-10 if dtype == jnp.float64 else 1e-5
@@ -98,7 +98,7 @@ def test_two_models_of_a_shuffled_pool_stay_the_same_to_rounding():
         server = ntk_server(model, 0.2, Evolution((2, 7), "exact"), shuffle=shuffle)
         server = server._replace(map_models=sequentially)
         algorithm = compose("shuffled", model, send_examples(), server, plan, Parts(aggregate=stack(6)))
-        return simulate(algorithm, uneven_data(), 2, seed=0, mapping="scan").state.server
+        return simulate(algorithm, uneven_data(), num_rounds=2, seed=0, devices=Devices("scan")).state.server
 
     assert 0 < distance(run(True), run(False)) < 1e-10
 
@@ -106,7 +106,7 @@ def test_two_models_of_a_shuffled_pool_stay_the_same_to_rounding():
 def test_class_labels_are_told_to_become_targets():
     algorithm = algorithms.ntk_fl(two_layer(), all_clients(6), learning_rate=0.1, evolution=Evolution(times=(1,)))
     with pytest.raises(ValueError, match=r"y and mask: got \(36,\) and .*class labels: one-hot"):
-        simulate(algorithm, uneven_data(labels=True), 1)
+        simulate(algorithm, uneven_data(labels=True), num_rounds=1)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine.run import simulate
+from fedtangent.engine import Devices, Evaluation, simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.ntk_fl import Evolution, ntk_evolve
 from fedtangent.federated.schedule import all_clients
@@ -74,12 +74,13 @@ def rising():
 
 
 def run(rounds: int, **options):
-    return simulate(rising(), uneven_data(), rounds, seed=1, mapping="scan", **options)
+    evaluation = Evaluation(**options)
+    return simulate(rising(), uneven_data(), num_rounds=rounds, seed=1, evaluation=evaluation, devices=Devices("scan"))
 
 
 @pytest.mark.parametrize("every", [None, 2])
 def test_a_run_ends_before_the_round_that_is_refused(every):
-    ended = run(7, stop_on_divergence=True, evaluate_every=every, evaluate=lambda state: {})
+    ended = run(7, stop_on_divergence=True, every=every, measure=lambda _, state: {})
     assert re.fullmatch(
         r"unstable at round 4: learning rate 10000 is above [\d.]+, the largest stable one", ended.status
     )
@@ -104,7 +105,10 @@ def test_a_run_whose_every_candidate_diverges_says_so() -> None:
         two_layer(), all_clients(6), learning_rate=1e200, evolution=Evolution(times=(4, 9), unstable="allow")
     )
     through, ended = (
-        simulate(wild, uneven_data(), 3, mapping="scan", stop_on_divergence=stop) for stop in (False, True)
+        simulate(
+            wild, uneven_data(), num_rounds=3, evaluation=Evaluation(stop_on_divergence=stop), devices=Devices("scan")
+        )
+        for stop in (False, True)
     )
     assert through.status == "unstable at round 1: the loss is finite after none of the candidate numbers of steps"
     assert (through.history.rounds["status"] == DIVERGED).all()

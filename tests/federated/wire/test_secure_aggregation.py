@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.engine.run import simulate
+from fedtangent.engine import Devices, simulate
 from fedtangent.federated import algorithms, faults, schedule
 from fedtangent.federated.local import Work
 from fedtangent.federated.schedule import all_clients, uniform_sampling
@@ -107,15 +107,15 @@ def options(**more: Any) -> dict[str, Any]:
 def test_clients_that_drop_out(name: str) -> None:
     """Masks are drawn among those who answered: the average is the plain one, to the resolution of the numbers."""
     plan, data, recipe = faults.dropout(uniform_sampling(6, 4), 0.4), uneven_data(), getattr(algorithms, name)
-    plain = simulate(recipe(two_layer(), plan, **options()), data, 3, 2, "scan")
+    plain = simulate(recipe(two_layer(), plan, **options()), data, num_rounds=3, seed=2, devices=Devices("scan"))
     answered = (plain.history.rounds["cohort"].weight > 0).sum(axis=1)
     assert answered.min() < 4
     hidden = simulate(
         recipe(two_layer(), plan, **arguments_of(algorithms.fed_avg, options(secure_aggregation=32))),
         data,
-        3,
-        2,
-        "scan",
+        num_rounds=3,
+        seed=2,
+        devices=Devices("scan"),
     )
     step = 2.0 ** -fraction_bits(4, 32, 16.0)
     assert 0 < distance(plain.state.server, hidden.state.server) < 3 * 4 * 8 * step

@@ -84,8 +84,8 @@ def test_fed_avg_behind_a_shuffler_is_fed_avg() -> None:
         simulate(
             algorithms.fed_avg(two_layer(), uniform_sampling(6, 4), averaging=Averaging(shuffle=s), **options),
             uneven_data(),
-            2,
-            1,
+            num_rounds=2,
+            seed=1,
         )
         for s in (False, True)
     )

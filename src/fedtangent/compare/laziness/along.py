@@ -1,4 +1,4 @@
-"""How lazy a run is at every evaluation: an ``evaluate`` of ``simulate``, for algorithms that predict with networks."""
+"""How lazy a run is at every evaluation: a measure of ``Evaluation``, for algorithms that predict with networks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_EXAMPLES = 4000  # training examples of which there is a kernel of infinite
 def linearised_paths(
     algorithm_of: Callable[[Model], Algorithm], model: Model, data: FederatedData, x: Array, rounds: Sequence[int]
 ) -> Callable[[Key | int], np.ndarray]:
-    """``(seed, init_key=None) -> outputs`` [r, K, m, C] at ``x`` of the linearisations of K networks after ``rounds``.
+    """``(seed, init=None) -> outputs`` [r, K, m, C] at ``x`` of the linearisations of K networks after ``rounds``.
 
     Each network is linearised at its own start, ``linearised(model, w_0)``, and trained by ``algorithm_of`` as the
     network itself is: any algorithm, also one of which theory has no rule. A weight is a weight to both, so that what
@@ -83,7 +83,7 @@ def check_linearisable(model: Model, x: Array) -> None:
 
 @dataclass(frozen=True)
 class LazinessDiagnostics:
-    """``evaluate`` of a run: ``state -> {metric: value}``; made by ``laziness_diagnostics``.
+    """Measure of a run: ``(algorithm, state) -> {metric: value}``; made by ``laziness_diagnostics``.
 
     Values are means over the K models; with several models those of each come too, as ``drift_model_0``. A metric is
     not-a-number at a round that is none of ``rounds``, as the last good one of a run that diverged. Predictions are
@@ -100,7 +100,7 @@ class LazinessDiagnostics:
     why_no_limit: str = ""
     seed: int = 0
 
-    def __call__(self, state: PyTree) -> dict[str, float]:
+    def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
         """The metrics of ``METRICS`` by name; without a limit, ``feature_learning`` and ``drift`` only."""
         found = self.parts(state)._asdict() | {"drift": self.kernels.drifts(state)}
         each = {name: values for name, values in found.items() if values is not None}
@@ -141,7 +141,7 @@ class LazinessDiagnostics:
 
 
 def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 256) -> LazinessDiagnostics:
-    """Watches how lazy a run ``simulate(built.algorithm, built.data, .., evaluate_every, evaluate=watch)`` is.
+    """Watches how lazy a run of ``built.algorithm`` with ``evaluation=Evaluation(evaluate_every, watch)`` is.
 
     At every evaluation, for each of the K models, as ``laziness.parts`` explains: ``feature_learning``, the distance of
     the network to its own linearisation, trained alike (``linearised_paths``); ``initial_kernel``, that of the

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 
 from fedtangent.checks import whole
-from fedtangent.types import FederatedData, Key
+from fedtangent.pytrees import is_key
+from fedtangent.types import FederatedData, Key, PyTree
 
 _ROWS = 4096  # of each array; enough to tell data apart, cheap for data of any size
 
@@ -102,14 +103,24 @@ def key_text(key: int | Key | None) -> str | None:
     return None if key is None else f"seed {int(key)}"
 
 
+def start_text(start: Key | PyTree | None) -> str | None:
+    """What the models begin with as text: a key, or the SHA-256 of parameters."""
+    if start is None or (isinstance(start, jax.Array) and is_key(start)):
+        return key_text(start)
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(start):
+        digest.update(np.ascontiguousarray(np.asarray(leaf)).tobytes())
+    return f"parameters {digest.hexdigest()[:16]}"
+
+
 def identity(
-    algorithm: str, data: FederatedData, seed: int | Key, init_key: Key | None, evaluate_every: int | None
+    algorithm: str, data: FederatedData, seed: int | Key, start: Key | PyTree | None, evaluate_every: int | None
 ) -> dict[str, Any]:
     """What a resumed run must share with the one that it continues, besides the caller's own config."""
     return {
         "algorithm": algorithm,
         "seed": key_text(seed),
-        "init_key": key_text(init_key),
+        "start": start_text(start),
         "evaluate_every": evaluate_every,
         "data": fingerprint(data),
     }

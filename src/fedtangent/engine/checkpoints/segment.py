@@ -15,7 +15,7 @@ import numpy as np
 
 from fedtangent.data.files import unpacked
 from fedtangent.engine.checkpoints.files import DamagedError
-from fedtangent.engine.history import Evaluation
+from fedtangent.engine.history import Measurement
 from fedtangent.types import PyTree
 
 HEADER = ("start", "stop", "previous", "evaluations", "seconds", "layout", "dtypes")  # what a segment tells
@@ -38,7 +38,7 @@ class Segment(NamedTuple):
     stop: int
     previous: Link | None
     infos: PyTree  # NumPy arrays [stop - start, ...]
-    evaluations: list[Evaluation]
+    evaluations: list[Measurement]
     seconds: float
 
 
@@ -126,6 +126,6 @@ def decode(content: bytes, shapes: PyTree) -> Segment:
     arrays = {name: array.view(np.dtype(header["dtypes"][name])) for name, array in arrays.items()}
     leaves, structure = jax.tree.flatten(shapes)
     infos = jax.tree.unflatten(structure, [arrays[f"info {i}"] for i in range(len(leaves))])
-    told = [Evaluation(round_, _raise(metrics, arrays), *more) for round_, metrics, *more in header["evaluations"]]
+    told = [Measurement(round_, _raise(metrics, arrays), *more) for round_, metrics, *more in header["evaluations"]]
     previous = None if header["previous"] is None else Link(*header["previous"])
     return Segment(header["start"], header["stop"], previous, infos, told, header["seconds"])

@@ -39,11 +39,11 @@ from fedtangent.engine.checkpoints.files import (
 from fedtangent.engine.checkpoints.lock import locked
 from fedtangent.engine.checkpoints.options import CheckpointError, Checkpoints, differences, plain
 from fedtangent.engine.checkpoints.segment import Link, Segment, decode, encode
-from fedtangent.engine.history import Evaluation
+from fedtangent.engine.history import Measurement
 from fedtangent.engine.processes import environment
 from fedtangent.types import PyTree
 
-FORMAT = 2
+FORMAT = 3
 RECORD = "record.json"
 FIELDS = {  # of a record
     "round": int,
@@ -81,7 +81,7 @@ class RestoredRun(NamedTuple):
 
     state: PyTree
     infos: list[PyTree]  # chunk after chunk
-    evaluations: list[Evaluation]
+    evaluations: list[Measurement]
     saved: Saved
     seconds: float  # it had taken by then
 
@@ -162,7 +162,7 @@ def save(
     round_: int,
     state: PyTree,
     infos: PyTree,
-    evaluations: list[Evaluation],
+    evaluations: list[Measurement],
     seconds: float,
 ) -> Saved:
     """Write a checkpoint after ``round_`` rounds that took ``seconds``; infos, evaluations: those since ``saved``.

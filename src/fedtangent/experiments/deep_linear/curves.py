@@ -22,7 +22,7 @@ import numpy as np
 from fedtangent import data, theory
 from fedtangent.compare.verdicts import Verdict, bounded_verdict
 from fedtangent.data import partition as partitions
-from fedtangent.engine.run import simulate
+from fedtangent.engine import Devices, Evaluation, simulate
 from fedtangent.experiments.deep_linear.problems import Problem, load
 from fedtangent.experiments.lab.runner import Study, by_scale, within
 from fedtangent.experiments.lab.trials import dealt, owners, scheme_name
@@ -244,14 +244,21 @@ def trained(
     read, initial = algorithm.params, list[np.ndarray]()
     assert read is not None  # FedAvg has global models
 
-    def look(state: PyTree) -> dict[str, Any]:
+    def look(_: Algorithm, state: PyTree) -> dict[str, Any]:
         params = read(state)
         if not initial:
             initial.extend(np.array(layer[0][0], np.float64).T for layer in params[::2])
         return {"model": np.array(_product(model, sizes[0], params))}
 
     federated = data.federated_data(given.x, given.y, held, dtype=jnp.dtype(s.dtype))
-    run = simulate(algorithm, federated, s.num_rounds, seed, mapping, 1, look)
+    run = simulate(
+        algorithm,
+        federated,
+        num_rounds=s.num_rounds,
+        seed=seed,
+        evaluation=Evaluation(1, look),
+        devices=Devices(mapping),
+    )
     return Trained(initial, np.stack([e.metrics["model"] for e in run.history.evaluations]))
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedtangent import data, pytrees
 from fedtangent.data import partition
-from fedtangent.engine.run import simulate
+from fedtangent.engine import Devices, Evaluation, simulate
 from fedtangent.experiments.fed_ensemble.versus_fed_avg import network
 from fedtangent.experiments.lab.results import Claim, Outcome, Sheet, interval, table
 from fedtangent.experiments.lab.runner import Study, by_scale, experiment, within
@@ -98,10 +98,13 @@ def ensemble(s: BarrierSettings, model: Model, common_start: bool = False) -> Al
 def train(algorithm: Algorithm, held: FederatedData, num_rounds: int, seed: int) -> dict[int, PyTree]:
     """Weights of all models, [K, ...], by round: before training, after 1/2, 3/4 and all of the rounds."""
     every = num_rounds // 4
+
+    def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:
+        return {"params": jax.tree.map(np.array, state.server.params)}
+
     seen = simulate(
-        algorithm, held, num_rounds, seed=seed, mapping="scan", evaluate_every=every,
-        evaluate=lambda state: {"params": jax.tree.map(np.array, state.server.params)},
-    ).history.evaluations  # fmt: skip
+        algorithm, held, num_rounds=num_rounds, seed=seed, evaluation=Evaluation(every, look), devices=Devices("scan")
+    ).history.evaluations
     return {e.round: e.metrics["params"] for e in seen if e.round != every}
 
 

@@ -30,7 +30,7 @@ def run(study: Study) -> Outcome:
     for name, tuned in table8.chosen_rates(bench).items():
         method, shown = bench.methods(seed)[name], []
         algorithm = method.build(0, tuned.config.rate)
-        state = simulate(algorithm, method.data, study.settings.num_rounds, seed).state
+        state = simulate(algorithm, method.data, num_rounds=study.settings.num_rounds, seed=seed).state
         for user in np.unique(loaded.user_train)[:SHOWN]:
             own = np.flatnonzero(loaded.user_train == user)
             inputs = np.repeat(x[own[:1]], len(grid), axis=0)

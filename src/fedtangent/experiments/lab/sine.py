@@ -17,6 +17,7 @@ from fedtangent.compare.statistics import LEVEL
 from fedtangent.compare.theorems.fed_ensemble import repeated_runs
 from fedtangent.compare.theorems.fed_ensemble.repeated_runs import ToyProblem
 from fedtangent.data import partition
+from fedtangent.engine import Devices, Evaluation
 from fedtangent.engine.run import predict, simulate
 from fedtangent.experiments.lab.runner import Study
 from fedtangent.federated import algorithms
@@ -134,10 +135,10 @@ def train(held: SineData, of: Algorithm, num_rounds: int, seed: int) -> TrainedO
     seen = simulate(
         of,
         data.federated_data(held.x, held.y, held.clients, dtype=jnp.float64),
-        num_rounds,
+        num_rounds=num_rounds,
         seed=seed,
-        mapping="scan",
-        evaluate=lambda state: {"members": np.asarray(predict(of, state, x).members)},
+        evaluation=Evaluation(measure=lambda of, state: {"members": np.asarray(predict(of, state, x).members)}),
+        devices=Devices("scan"),
     ).history.evaluations
     first, last = seen[0].metrics["members"], seen[-1].metrics["members"]
     return TrainedOutputs(first[:, :split], first[:, split:], last[:, :split], last[:, split:])

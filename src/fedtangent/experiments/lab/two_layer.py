@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtangent import data as datasets
 from fedtangent.compare.verdicts import Verdict
-from fedtangent.engine.run import simulate
+from fedtangent.engine import Evaluation, simulate
 from fedtangent.experiments.lab.results import NOT_OWED, grouped
 from fedtangent.experiments.lab.runner import Study
 from fedtangent.federated import algorithms, schedule
@@ -19,7 +19,7 @@ from fedtangent.federated.ntk_fl import Evolution
 from fedtangent.models.two_layer import two_layer_relu
 from fedtangent.theory.ntk_fl.convergence import NtkConstants
 from fedtangent.theory.ntk_fl.lemmas import empirical_kernel, expected_kernel
-from fedtangent.types import FederatedData, Model, Partition, PyTree
+from fedtangent.types import Algorithm, FederatedData, Model, Partition, PyTree
 
 DATASETS = ("digits", "sphere", "fashion_mnist")
 SPHERE_DIMENSION = 20
@@ -116,7 +116,7 @@ def first_above(measured: np.ndarray, bound: np.ndarray, floor: float) -> int | 
 
 
 def start(model: Model, run_key: jax.Array) -> PyTree:
-    """The weights that a run of one model begins with, given ``run_key`` as its ``init_key``."""
+    """The weights that a run of one model begins with, given ``run_key`` as its ``start``."""
     return model.init(jax.random.split(run_key, 1)[0])
 
 
@@ -166,10 +166,12 @@ def several_rounds(
     )
     read, size = algorithm.params, len(task.x)
 
-    def look(state: PyTree) -> dict[str, np.ndarray]:
+    def look(_: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
         return {"v": np.array(read(state)["v"][0])}  # type: ignore[misc]
 
-    seen = simulate(algorithm, task.federated(), num, seed, evaluate_every=1, evaluate=look, init_key=start.key).history
+    seen = simulate(
+        algorithm, task.federated(), num_rounds=num, seed=seed, start=start.key, evaluation=Evaluation(1, look)
+    ).history
     starts = [e.metrics["v"] for e in seen.evaluations[:num]]
     least = tuple(float(np.linalg.eigvalsh(empirical_kernel(task.x, v))[0]) for v in starts)
     chosen = tuple(int(t) for t in np.asarray(seen.rounds["time"]).reshape(num))

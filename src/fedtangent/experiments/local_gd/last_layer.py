@@ -154,7 +154,8 @@ def _path(loaded: Dataset, held: Partition, s: LastLayerSettings, seed: int) -> 
     """The layer after every round [R + 1, P] and its test accuracy [R + 1]; with one node this is plain SGD."""
     algorithm = _algorithm(loaded.x_train.shape[1], loaded.num_classes, held.num_clients, s)
     held_data = datasets.federated_data(loaded.x_train, loaded.y_train, held, jnp.float32)
-    weights, biases = (part[:, 0] for part in params_by_round(algorithm, held_data, s.num_rounds, seed)[0])
+    path = params_by_round(algorithm, held_data, num_rounds=s.num_rounds, seed=seed)
+    weights, biases = (part[:, 0] for part in path[0])
     right = [np.mean(np.argmax(loaded.x_test @ w + b, axis=1) == loaded.y_test)
              for w, b in zip(weights, biases, strict=True)]  # fmt: skip
     return np.concatenate([weights.reshape(len(weights), -1), biases.reshape(len(biases), -1)], axis=1), np.array(right)

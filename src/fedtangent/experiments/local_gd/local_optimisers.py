@@ -128,7 +128,7 @@ def _algorithm(s: OptimiserSettings, name: str, task: str) -> Algorithm:
 def _path(drawn: problems.Problem, s: OptimiserSettings, seed: int, name: str, task: str) -> np.ndarray:
     """The global model after every round, [R + 1, d]."""
     algorithm, held = _algorithm(s, name, task), (drawn.pooled if name == POOLED else drawn).federated()
-    return np.asarray(params_by_round(algorithm, held, s.num_rounds, seed)["weights"][:, 0, :, 0])
+    return np.asarray(params_by_round(algorithm, held, num_rounds=s.num_rounds, seed=seed)["weights"][:, 0, :, 0])
 
 
 def _falling(rate: float) -> Callable[[Array], Array]:

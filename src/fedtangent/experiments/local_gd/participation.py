@@ -158,7 +158,8 @@ def simulated(s: ParticipationSettings, seed: int) -> Verdict:
         linear(s.narrow, dtype=jnp.float64), schedule.uniform_sampling(s.num_nodes, s.clients_per_round),
         client_learning_rate=s.learning_rate, work=Work(steps=steps),
     )  # fmt: skip
-    seen = params_by_round(algorithm, drawn.federated(), short, seed, every=short)["weights"][-1, 0, :, 0]
+    path = params_by_round(algorithm, drawn.federated(), num_rounds=short, seed=seed, every=short)
+    seen = path["weights"][-1, 0, :, 0]
     part, other = (jax.tree.map(lambda leaf: leaf[:short], cohorts(s, each)) for each in (seed, seed + 1))
 
     def off(form: LocalRegression, rounds: Cohort | int) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedtangent import data
 from fedtangent.data import partition as partitions
-from fedtangent.engine.run import params_by_round
+from fedtangent.engine import Devices, params_by_round
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.algorithms.entry import arguments_of
 from fedtangent.federated.local import Work
@@ -118,9 +118,8 @@ def simulated(
     """
     size, nodes, named = problem.x.shape[1], problem.partition.num_clients, tuple(sorted(options.items()))
     algorithm = _algorithm(recipe, size, nodes, learning_rate, local_steps, named)
-    return np.asarray(
-        params_by_round(algorithm, problem.federated(), num_rounds, mapping="scan")["weights"][:, 0, :, 0]
-    )
+    path = params_by_round(algorithm, problem.federated(), num_rounds=num_rounds, devices=Devices("scan"))
+    return np.asarray(path["weights"][:, 0, :, 0])
 
 
 def off(found: np.ndarray, expected: np.ndarray) -> float:

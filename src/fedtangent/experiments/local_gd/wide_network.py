@@ -214,7 +214,7 @@ def _ends(
 ) -> tuple[PyTree, PyTree]:
     """The parameters at the start and after the last round."""
     held = datasets.federated_data(x, of.y[:, None], of.partition, jnp.float64)
-    both = params_by_round(algorithm, held, s.num_rounds, seed, every=s.num_rounds, init_key=key)
+    both = params_by_round(algorithm, held, num_rounds=s.num_rounds, seed=seed, every=s.num_rounds, start=key)
     return jax.tree.map(lambda leaf: leaf[0, 0], both), jax.tree.map(lambda leaf: leaf[-1, 0], both)
 
 

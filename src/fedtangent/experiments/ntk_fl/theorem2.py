@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtangent.engine import Evaluation
 from fedtangent.engine.run import predict, simulate
 from fedtangent.experiments.lab import two_layer
 from fedtangent.experiments.lab.results import Outcome, Sheet, assumption_sheet, grouped, table, theorem_details
@@ -23,7 +24,7 @@ from fedtangent.federated.local import Work
 from fedtangent.output.files import Metric
 from fedtangent.output.line_plots import BoundedPanel, bounded
 from fedtangent.theory.ntk_fl.convergence import NtkTheorem, TwoLayerStart, ntk_theorem_2
-from fedtangent.types import PyTree
+from fedtangent.types import Algorithm, PyTree
 
 MEANS = ("late_decay_over_bound", "end", "ntk_fl_one_round", "ratio_of_rates")  # of these the table has means
 EVALUATIONS = 50  # of a run, about
@@ -114,11 +115,13 @@ def fed_avg_residuals(
     algorithm = algorithms.fed_avg(start.model, plan, client_learning_rate=learning_rate / clients, work=work)
     outputs = jax.jit(lambda state: predict(algorithm, state, x).mean[:, 0])
 
-    def look(state: PyTree) -> dict[str, float]:
+    def look(_: Algorithm, state: PyTree) -> dict[str, float]:
         return {"squared": float(np.sum((np.asarray(outputs(state)) - task.y) ** 2))}
 
     every, held = max(num_rounds // EVALUATIONS, 1), task.federated()
-    run = simulate(algorithm, held, num_rounds, seed, evaluate_every=every, evaluate=look, init_key=start.key)
+    run = simulate(
+        algorithm, held, num_rounds=num_rounds, seed=seed, start=start.key, evaluation=Evaluation(every, look)
+    )
     seen = run.history.evaluations
     squared = np.array([e.metrics["squared"] for e in seen])
     return np.array([e.round for e in seen]), squared, seen[-1].uplink_bytes

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtangent.data.federated import federated_data
 from fedtangent.data.partition.given import consecutive
-from fedtangent.engine.run import simulate
+from fedtangent.engine import Devices, Evaluation, simulate
 from fedtangent.federated.algorithms import fed_avg
 from fedtangent.federated.algorithms.common import Averaging
 from fedtangent.federated.local import Work
@@ -85,7 +85,7 @@ def run_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float, seed:
     assert read is not None  # FedAvg has a global model
     scale = (size.width ** (size.depth - 1) * size.outputs) ** -0.5
 
-    def look(state: PyTree) -> dict[str, np.ndarray]:
+    def look(_: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
         layers, r = [np.asarray(layer[0][0]) for layer in read(state)[::2]], next(count)
         if r % every == 0:
             kept[r] = [layer.T.copy() for layer in layers]
@@ -95,5 +95,7 @@ def run_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float, seed:
         return {"model": scale * product}
 
     data = federated_data(x, y, size.partition, dtype=jnp.float64)
-    run = simulate(algorithm, data, size.rounds, seed, mapping="scan", evaluate_every=1, evaluate=look)
+    run = simulate(
+        algorithm, data, num_rounds=size.rounds, seed=seed, evaluation=Evaluation(1, look), devices=Devices("scan")
+    )
     return Run(np.array([e.metrics["model"] for e in run.history.evaluations]), kept)

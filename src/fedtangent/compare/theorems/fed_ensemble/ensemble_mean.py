@@ -16,6 +16,7 @@ from fedtangent.compare.statistics import LEVEL, Interval
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.data.partition.given import consecutive
+from fedtangent.engine import Devices
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
@@ -84,7 +85,7 @@ def trained(seed: int, draws: int) -> tuple[Gaussian, np.ndarray, float]:
     )
     held = datasets.federated_data(x, np.tile(y, (1, draws)), clients, dtype=jnp.float64)
     start = np.asarray(predict(algorithm, algorithm.init(seed, len(SIZES)), jnp.asarray(x)).mean)
-    state = simulate(algorithm, held, NUM_ROUNDS, seed=seed, mapping="scan").state
+    state = simulate(algorithm, held, num_rounds=NUM_ROUNDS, seed=seed, devices=Devices("scan")).state
     means = np.asarray(predict(algorithm, state, jnp.asarray(points)).mean)
     return limit, means[n:], float(np.linalg.norm(means[:n] - y) / np.linalg.norm(start - y))
 

@@ -18,6 +18,7 @@ from fedtangent import data
 from fedtangent.compare.statistics import Slope, weighted_line
 from fedtangent.data import partition
 from fedtangent.data.partition.given import consecutive
+from fedtangent.engine import Devices
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms
 from fedtangent.federated.local import Work
@@ -145,7 +146,7 @@ def simulated(problem: ToyProblem, schedule: Schedule, num_rounds: int, seeds: S
     held = data.federated_data(problem.x, targets, problem.clients, dtype=jnp.float64)
     x, seen = jnp.asarray(problem.x_test), []
     for seed in seeds:
-        run = simulate(algorithm, held, num_rounds, seed=int(seed), mapping="scan")
+        run = simulate(algorithm, held, num_rounds=num_rounds, seed=int(seed), devices=Devices("scan"))
         seen.append(np.asarray(predict(algorithm, run.state, x).mean).T[:, :, None])
     return np.stack(seen)
 

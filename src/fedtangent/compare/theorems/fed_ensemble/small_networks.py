@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,14 @@ from scipy.special import erf
 from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import cohorts, init_key, recipe
 from fedtangent.data.partition.given import consecutive
+from fedtangent.engine import Devices, Evaluation
 from fedtangent.engine.run import predict, simulate
 from fedtangent.kernels.empirical import empirical_ntk
 from fedtangent.models.dense import mlp
 from fedtangent.models.linearised import first_order
 from fedtangent.theory.fed_ensemble.convergence import Networks, Theorem1, largest_progress, theorem_1
 from fedtangent.theory.flow import Rule
-from fedtangent.types import Array, Cohort, Key, Model, PyTree, Schedule
+from fedtangent.types import Algorithm, Array, Cohort, Key, Model, PyTree, Schedule
 
 W_STD = 1.5
 Function = Callable[[np.ndarray], np.ndarray]
@@ -184,7 +185,7 @@ def follow(given: Setting, draws: int) -> FollowedNetworks:
     network, tangent = (recipe(given, m) for m in (model, own_linearisation(model)))
     kernels = jax.jit(jax.vmap(lambda params: empirical_ntk(model, params, x)))
 
-    def outputs(state: PyTree) -> dict[str, np.ndarray]:
+    def outputs(_: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
         assert network.params is not None
         weights = network.params(state)
         each = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), weights) for k in range(given.schedule.num_models)]
@@ -192,16 +193,24 @@ def follow(given: Setting, draws: int) -> FollowedNetworks:
         members = np.asarray(predict(network, state, x).members)
         return {"members": members, "kernels": np.asarray(kernels(weights)), "c1": np.array(curved)}
 
-    def straight(state: PyTree) -> dict[str, np.ndarray]:
-        return {"members": np.asarray(predict(tangent, state, x).members)}
+    def straight(algorithm: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
+        return {"members": np.asarray(predict(algorithm, state, x).members)}
 
     found = []
     for draw in range(draws):
+        start = init_key(given, draw, given.largest)
+        common: dict[str, Any] = {
+            "num_rounds": given.num_rounds,
+            "seed": given.seed,
+            "start": start,
+            "devices": Devices("scan"),
+        }
         seen, linear = (
-            simulate(algorithm, data, given.num_rounds, given.seed, "scan", evaluate_every=given.evaluate_every,
-                     evaluate=evaluate, init_key=init_key(given, draw, given.largest)).history.evaluations
-            for algorithm, evaluate in ((network, outputs), (tangent, straight))
-        )  # fmt: skip
+            simulate(
+                algorithm, data, evaluation=Evaluation(given.evaluate_every, measure), **common
+            ).history.evaluations
+            for algorithm, measure in ((network, outputs), (tangent, straight))
+        )
         names = ("members", "kernels", "c1")
         found.append([np.stack([e.metrics[name] for e in seen]) for name in names])
         found[-1].append(np.stack([e.metrics["members"] for e in linear]))

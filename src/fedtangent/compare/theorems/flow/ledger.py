@@ -15,7 +15,7 @@ from fedtangent.compare.statistics import Interval, width_slope
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.data import partition
-from fedtangent.engine.run import simulate
+from fedtangent.engine import Devices, Evaluation, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.local import Work
 from fedtangent.models.dense import mlp
@@ -61,9 +61,17 @@ def _ledger(trainer: Trainer, x: np.ndarray, y: np.ndarray, size: Scale, seed: i
     clients = partition.quantity_skew(len(x), CLIENTS, 2.0, SPLIT, min_client_size=2)
     held = data.federated_data(x, y, clients, dtype=jnp.float64)
     key = jax.random.fold_in(jax.random.key(seed), width)  # with one key, narrow networks would be parts of wider ones
-    ledger = residual_ledger(algorithm, model, held, size.num_rounds, Rule(STEPS, rate), seed=seed, init_key=key)
+    ledger = residual_ledger(algorithm, model, held, size.num_rounds, Rule(STEPS, rate), seed=seed, start=key)
     every = size.num_rounds // EVALUATIONS
-    run = simulate(algorithm, held, size.num_rounds, seed, "scan", every, evaluate=ledger, init_key=key)
+    run = simulate(
+        algorithm,
+        held,
+        num_rounds=size.num_rounds,
+        seed=seed,
+        start=key,
+        evaluation=Evaluation(every, ledger),
+        devices=Devices("scan"),
+    )
     if not ledger.is_of(run.history):
         raise AssertionError("the run's cohorts are not those that the ledger predicted")
     return ledger

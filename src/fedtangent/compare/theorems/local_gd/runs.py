@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtangent.data.federated import federated_data
 from fedtangent.data.partition.given import consecutive
-from fedtangent.engine.run import params_by_round
+from fedtangent.engine import Devices, params_by_round
 from fedtangent.federated.algorithms.entry import arguments_of
 from fedtangent.federated.local import Work
 from fedtangent.models.features import linear
@@ -77,5 +77,7 @@ def simulated(
         **arguments_of(recipe, options),
     )
     held = federated_data(problem.x, problem.y[:, None], problem.partition, dtype=jnp.float64)
-    path = params_by_round(algorithm, held, descent.rounds, descent.seed, every=every, mapping="vmap")
+    path = params_by_round(
+        algorithm, held, num_rounds=descent.rounds, seed=descent.seed, every=every, devices=Devices("vmap")
+    )
     return np.asarray(path["weights"][:, 0, :, 0])

@@ -7,7 +7,7 @@ rate, eq. (9a) or (58), is off by a factor of two.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from fedtangent import data as datasets
 from fedtangent.compare.theorems import TheoremEntry, of_scale
 from fedtangent.compare.verdicts import Verdict
 from fedtangent.data.partition.given import consecutive
+from fedtangent.engine import Evaluation
 from fedtangent.engine.history import History
 from fedtangent.engine.run import predict, simulate
 from fedtangent.federated import algorithms, schedule
@@ -124,11 +125,12 @@ def _run(case: AllowedRun, algorithm: Algorithm, rounds: int, evaluate_every: in
     held = datasets.federated_data(PAIR, case.y[:, None], CLIENTS, dtype=jnp.float64)
     outputs = jax.jit(lambda state: predict(algorithm, state, jnp.asarray(PAIR)).mean[:, 0])
 
-    def look(state: PyTree) -> dict[str, float]:
+    def look(_: Algorithm, state: PyTree) -> dict[str, float]:
         return {"squared": float(np.sum((np.asarray(outputs(state)) - case.y) ** 2))}
 
-    options: dict[str, Any] = {"evaluate_every": evaluate_every, "evaluate": look, "init_key": case.key}
-    return simulate(algorithm, held, rounds, 0, **options).history
+    return simulate(
+        algorithm, held, num_rounds=rounds, start=case.key, evaluation=Evaluation(evaluate_every, look)
+    ).history
 
 
 def _bounded(decay: Decay, where: str) -> Verdict:

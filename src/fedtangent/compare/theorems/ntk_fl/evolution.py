@@ -13,15 +13,15 @@ from fedtangent.compare.theorems.ntk_fl.descents import descents
 from fedtangent.compare.theorems.ntk_fl.problem import half_stable_step, sphere
 from fedtangent.compare.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent.data.partition.given import consecutive
+from fedtangent.engine import Evaluation, simulate
 from fedtangent.engine.history import History
-from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.ntk_fl import Evolution
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.models.linearised import first_order
 from fedtangent.theory.ntk_fl.convergence import ntk_evolution
 from fedtangent.theory.ntk_fl.lemmas import empirical_kernel
-from fedtangent.types import Model, PyTree
+from fedtangent.types import Algorithm, Model, PyTree
 
 SIZE, NEW = 20, 8  # training examples, and further points
 CLIENTS = consecutive((6, 5, 9))
@@ -108,11 +108,11 @@ def _run(
     assert algorithm.params is not None
     read, held = algorithm.params, datasets.federated_data(points[0], points[1][:, None], CLIENTS, dtype=jnp.float64)
 
-    def look(state: PyTree) -> dict[str, PyTree]:
+    def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:
         return {"params": jax.tree.map(lambda leaf: np.asarray(leaf)[0], read(state))}
 
     key = jax.random.key(seed)
-    return simulate(algorithm, held, rounds, seed, evaluate_every=1, evaluate=look, init_key=key).history
+    return simulate(algorithm, held, num_rounds=rounds, seed=seed, start=key, evaluation=Evaluation(1, look)).history
 
 
 def remark_1(seed: int, width: int) -> Verdict:
