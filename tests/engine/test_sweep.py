@@ -145,7 +145,7 @@ def test_choosing_how_to_run_many() -> None:
         ({"partitions": {"x": tiny_runs.EVEN._replace(offsets=np.array([0, 6, 12]))}}, "'x' has 2 clients, but data"),
         (
             {"partitions": {"x": tiny_runs.EVEN._replace(indices=np.arange(1, 13))}},
-            "'x': partition.indices: got 12 at position 11",
+            "'x': partition: got 12 for client ",
         ),
     ],
 )
