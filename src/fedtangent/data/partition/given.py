@@ -79,17 +79,13 @@ def _of_lists(clients: Any, name: str) -> Partition:
     is_list = isinstance(clients, Sequence | np.ndarray) and not isinstance(clients, str | bytes)
     named = clients if isinstance(clients, Mapping) else dict(enumerate(clients)) if is_list else None
     if not named:
-        raise ValueError(
-            f"{name}: got {checks.shown(clients)}, must be a Partition or lists of indices, one or more"
-        )
+        raise ValueError(f"{name}: got {checks.shown(clients)}, must be a Partition or lists of indices, one or more")
     parts = {}
     for client, rows in named.items():
         array = _array(rows)
         parts[client] = array if array.size else np.zeros(0, np.int32)
         if parts[client].ndim != 1 or not np.issubdtype(parts[client].dtype, np.integer):
-            raise ValueError(
-                f"{name}: got {checks.shown(rows)} for client {client!r}, must be a list of whole numbers"
-            )
+            raise ValueError(f"{name}: got {checks.shown(rows)} for client {client!r}, must be a list of whole numbers")
     return Partition(np.concatenate(list(parts.values())), np.cumsum([0, *map(len, parts.values())]))
 
 
