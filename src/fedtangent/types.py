@@ -112,23 +112,92 @@ class Slots(NamedTuple):
     # x [B, max_size, ...] and y [B, max_size, ...] of the clients, where the engine fetched them for the whole round
 
 
+class Kernel(Protocol):
+    """The prior covariance and the tangent kernel of a network, in the limit of infinite width or exactly."""
+
+    def __call__(self, x1: Array, x2: Array | None = None, get: str | tuple[str, ...] = ("nngp", "ntk")) -> Any:
+        """Returns kernel blocks [n1, n2], the same for every output.
+
+        Args:
+            x1: Inputs [n1, ...].
+            x2: Inputs [n2, ...]; None for those of ``x1``.
+            get: "nngp", the covariance of the outputs at the start, or "ntk", the tangent kernel: then that block is
+                returned. A tuple of names: then a record with a field for each.
+        """
+
+
+class AtWidth(Protocol):
+    """Makes the same network in another width."""
+
+    def __call__(self, width: int, /) -> Model:
+        """Returns the network with as many hidden layers as before, each ``width`` units wide.
+
+        Args:
+            width: Units of every hidden layer, at least 1.
+        """
+
+
+class Descend(Protocol):
+    """Takes several full-batch gradient steps at once."""
+
+    def __call__(
+        self,
+        params: PyTree,
+        x: Array,
+        loss: Callable[[Array], Array],
+        rate: float | Array,
+        steps: Array,
+        most: int | Array,
+        /,
+    ) -> tuple[PyTree, Array]:
+        """Returns the parameters after the steps, and the sum of the losses before each of them.
+
+        Args:
+            params: Where the steps begin.
+            x: Inputs [n, ...].
+            loss: ``outputs [n, C] -> []``.
+            rate: Step size; it may be traced.
+            steps: Number of steps; it may be traced.
+            most: A bound of the number of steps.
+        """
+
+
 class Model(NamedTuple):
-    """A network (or linear model) as pure functions, with the analytic kernel of exactly that network."""
+    """A network (or linear model) as pure functions, with the analytic kernel of exactly that network.
+
+    Attributes:
+        name: Its name, as tables and figures show it.
+        init: ``key -> params``.
+        apply: ``(params, x [n, ...]) -> outputs [n, C]``.
+        kernel: Its analytic kernel; None where there is none.
+        output_size: Number of outputs C.
+        structure: Where its weights sit, with which ``kernels.empirical`` builds the kernel without a Jacobian, and
+            which may have a method ``descend``; or None.
+        at_width: Makes the same network in another width; None where the kernel does not depend on a width.
+        is_linear: Whether it is linear in its parameters, so that ``kernel`` is exact and not a limit.
+        loss: Name of the loss that it is usually trained with where there are classes.
+        reads_tokens: Whether an example is whole numbers that stand for symbols, or real numbers; None if not known.
+    """
 
     name: str
-    init: Callable[[Key], PyTree]  # key -> params
-    apply: Callable[[PyTree, Array], Array]  # (params, x [n, ...]) -> [n, C]
-    kernel: Callable[..., Any] | None  # (x1, x2=None, get=("nngp", "ntk")) -> kernels [n1, n2] per output
+    init: Callable[[Key], PyTree]
+    apply: Callable[[PyTree, Array], Array]
+    kernel: Kernel | None
     output_size: int
-    structure: Any = None  # what kernels.empirical needs to build the kernel without a Jacobian, or None
-    descend: Callable[..., tuple[PyTree, Array]] | None = None
-    # Several full-batch gradient steps at once, for models where that is cheaper than one by one; None: one by one.
-    # (params, x, loss of the outputs, rate, steps, bound of the steps) -> (params, sum of the losses); the rate and the
-    # number of steps may be traced
+    structure: Any = None
+    at_width: AtWidth | None = None
+    is_linear: bool = False
+    loss: str = "squared_error"
+    reads_tokens: bool | None = None
 
     def __repr__(self) -> str:
         """Its name and its number of outputs."""
         return f"Model({self.name}, output_size={self.output_size})"
+
+    @property
+    def descend(self) -> Descend | None:
+        """Takes several full-batch gradient steps at once, for models where that is cheaper; None: one by one."""
+        return getattr(self.structure, "descend", None)
 
 
 def _as_parameters(params: PyTree) -> PyTree:

@@ -69,10 +69,10 @@ def put(array, at, value):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x": put(X, (4, 1), np.nan)}, r"x: got NaN or infinity in example 4 \(1 of 6 such\), must be finite"),
-        ({"x": put(X, (0, 0), -np.inf)}, r"x: got NaN or infinity in example 0 \(1 of 6 such\), must be finite"),
-        ({"y": put(X, (5, 0), np.nan)}, r"y: got NaN or infinity in example 5 \(1 of 6 such\), must be finite"),
-        ({"y": put(X, (3, 0), np.inf)}, r"y: got NaN or infinity in example 3 \(1 of 6 such\), must be finite"),
+        ({"x": put(X, (4, 1), np.nan)}, r"x: got nan in row 4 \(1 of 6 rows such\), must be finite"),
+        ({"x": put(X, (0, 0), -np.inf)}, r"x: got -inf in row 0 \(1 of 6 rows such\), must be finite"),
+        ({"y": put(X, (5, 0), np.nan)}, r"y: got nan in row 5 \(1 of 6 rows such\), must be finite"),
+        ({"y": put(X, (3, 0), np.inf)}, r"y: got inf in row 3 \(1 of 6 rows such\), must be finite"),
         (
             {"x": put(X, (0, 0), 1e300), "dtype": "float32"},
             "x: got values beyond the range of float32, must be rescaled, or dtype float64",
@@ -99,8 +99,8 @@ def put(array, at, value):
         ({"dtype": "nonsense"}, "dtype: got 'nonsense', allowed are float32, float64, int32"),
         ({"dtype": "int32"}, "x: got float64, must be whole numbers for dtype int32"),
         ({"x": np.full((6, 2), 2**40), "dtype": "int32"}, "x: got values beyond the range of int32, must be within it"),
-        ({"indices": put(PARTITION.indices, 3, 6)}, r"partition.indices: got 6 at position 3, must be from 0 to 5"),
-        ({"indices": put(PARTITION.indices, 3, -1)}, "got -1 at position 3"),
+        ({"indices": put(PARTITION.indices, 3, 6)}, "partition: got 6 for client 2, must be from 0 to 5"),
+        ({"indices": put(PARTITION.indices, 3, -1)}, "partition: got -1 for client 2, must be from 0 to 5"),
         ({"indices": PARTITION.indices + 0.0}, "partition.indices: got shape .*, must be a 1-D array of whole numbers"),
         (
             {"indices": PARTITION.indices[:, None]},

@@ -164,7 +164,7 @@ def test_choosing_how_to_run_many() -> None:
         ),
         (
             {"clients": {"a": {"x": tiny_runs.EVEN._replace(indices=np.arange(1, 13))}}},
-            "'x': partition.indices: got 12 at position 11",
+            "clients: 'x': partition: got 12 for client 3, must be from 0 to 11",
         ),
     ],
 )

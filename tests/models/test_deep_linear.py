@@ -98,7 +98,7 @@ def test_its_own_steps_of_descent_are_those_of_the_gradient(x, depth):
 def test_clients_take_its_own_steps(x, work):
     """Which gives what the gradient gives, also under a schedule; anything but plain descent takes the gradient."""
     model = models.deep_linear(5, 3, 16, 3, jnp.float64)
-    plain = model._replace(descend=None)
+    plain = model._replace(structure=model.structure._replace(descend=None))
     held = data.federated_data(x, x[:, :3], partition.iid(6, 2, 0), jnp.float64)
 
     def trained(model, recipe=algorithms.fed_avg, **given):
@@ -110,7 +110,7 @@ def test_clients_take_its_own_steps(x, work):
 
     for given in ({}, {"client_learning_rate": staircase_decay(0.05, 0.5, 1)}):
         chex.assert_trees_all_close(trained(model, **given), trained(plain, **given), rtol=1e-11)
-    refuse = model._replace(descend=lambda *_: {}["taken"])
+    refuse = model._replace(structure=model.structure._replace(descend=lambda *_: {}["taken"]))
     with pytest.raises(KeyError, match="taken"):
         trained(refuse)
     momentum = {"client_learning_rate": None, "client_optimizer": optax.sgd(0.05, momentum=0.5)}

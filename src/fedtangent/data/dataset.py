@@ -92,6 +92,26 @@ def first(name: str, count: int | None, *arrays: np.ndarray) -> list[np.ndarray]
     return [a[:count] for a in arrays]
 
 
+def finite_rows(name: str, array: np.ndarray) -> None:
+    """Raises ``ValueError`` for NaN or infinity in ``array`` [n, ...], naming the first such row."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.sum(array)):  # one pass; a sum that overflows is looked at row by row too
+            return
+    flat = array.reshape(len(array), -1)
+    rows = ~np.isfinite(flat).all(axis=1)
+    if rows.any():
+        row = int(np.argmax(rows))
+        value = flat[row][~np.isfinite(flat[row])][0]
+        raise ValueError(f"{name}: got {value} in row {row} ({rows.sum()} of {len(rows)} rows such), must be finite")
+
+
+def check_float32(name: str, array: np.ndarray, allowed: str = "must be rescaled") -> None:
+    """Raises ``ValueError`` for finite numbers that are infinite in float32."""
+    most = float(np.finfo(np.float32).max)
+    if array.size and array.dtype.itemsize > 4 and max(float(array.max()), -float(array.min())) > most:
+        raise ValueError(f"{name}: got values beyond the range of float32, {allowed}")
+
+
 def images(x: np.ndarray, flatten: bool) -> tuple[np.ndarray, str]:
     """Images [n, height, width(, channels)] as [n, height, width, channels] or flat [n, d], and the kind of input."""
     if checks.flag("flatten", flatten):

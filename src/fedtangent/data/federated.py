@@ -9,6 +9,7 @@ import numpy as np
 
 from fedtangent import checks
 from fedtangent.data import partition as partitions
+from fedtangent.data.dataset import check_float32, finite_rows
 from fedtangent.types import FederatedData
 
 
@@ -96,11 +97,6 @@ def _check_finite(name: str, array: np.ndarray, dtype: Any) -> None:
     if not (jnp.issubdtype(array.dtype, jnp.floating) or np.issubdtype(array.dtype, np.integer)):
         raise ValueError(f"{name}: got dtype {array.dtype}, must be real numbers")
     if jnp.issubdtype(array.dtype, jnp.floating):
-        rows = ~np.isfinite(array.reshape(len(array), -1)).all(axis=1)
-        if rows.any():
-            raise ValueError(
-                f"{name}: got NaN or infinity in example {int(np.argmax(rows))} "
-                f"({int(rows.sum())} of {len(array)} such), must be finite"
-            )
-        if dtype != jnp.float64 and array.size and float(np.abs(array).max()) > float(np.finfo(np.float32).max):
-            raise ValueError(f"{name}: got values beyond the range of float32, must be rescaled, or dtype float64")
+        finite_rows(name, array)
+        if dtype != jnp.float64:
+            check_float32(name, array, "must be rescaled, or dtype float64")

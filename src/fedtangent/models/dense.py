@@ -15,7 +15,7 @@ from fedtangent.checks import choice, number, whole
 from fedtangent.entries import option
 from fedtangent.models.entry import CROSS_ENTROPY, MOST_UNITS, SQUARED_ERROR, ModelEntry
 from fedtangent.models.kernels import AnalyticKernel, check_dtype
-from fedtangent.types import Array, Key, Model, PyTree
+from fedtangent.types import Array, Descend, Key, Model, PyTree
 
 PARAMETERIZATIONS = ("ntk", "standard")
 
@@ -37,6 +37,7 @@ class DenseStructure(NamedTuple):
     input_size: int
     activation: Callable[[Array], Array]
     layers: tuple[DenseLayer, ...]
+    descend: Descend | None = None  # several gradient steps at once, see ``types.Model``
 
 
 def flatten_inputs(x: Array, input_size: int) -> Array:
@@ -201,6 +202,8 @@ def mlp(
         kernel=kernel,
         output_size=output_size,
         structure=structure,
+        is_linear=not widths,
+        reads_tokens=False,
     )
 
 

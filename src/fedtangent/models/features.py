@@ -102,6 +102,8 @@ def _of_features(
         kernel=kernel,
         output_size=output_size,
         structure=LinearStructure(features),
+        is_linear=True,
+        reads_tokens=False,
     )
 
 

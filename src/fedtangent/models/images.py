@@ -47,7 +47,7 @@ def of_images(network: Any, shape: Sequence[int], output_size: int, name: str) -
         dtype = jax.tree.leaves(params)[0].dtype
         return flat.apply(params, x.reshape((x.shape[0], *shape)).astype(dtype))
 
-    return flat._replace(apply=apply, structure=flax_structure(apply))
+    return flat._replace(apply=apply, structure=flax_structure(apply), loss=CROSS_ENTROPY, reads_tokens=False)
 
 
 def strides(shape: Sequence[int], places: int) -> list[int]:

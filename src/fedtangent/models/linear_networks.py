@@ -80,8 +80,9 @@ def deep_linear(input_size: int, output_size: int, width: int = 500, depth: int 
         apply=apply,
         kernel=AnalyticKernel(functools.cache(network), lambda x: flatten_inputs(x, input_size)),
         output_size=output_size,
-        structure=DenseStructure(input_size, _same, tuple(DenseLayer(scale, None) for scale in scales)),
-        descend=descend,
+        structure=DenseStructure(input_size, _same, tuple(DenseLayer(scale, None) for scale in scales), descend),
+        is_linear=depth == 1,
+        reads_tokens=False,
     )
 
 

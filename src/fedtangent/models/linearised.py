@@ -14,7 +14,9 @@ def linearised(model: Model, at: PyTree) -> Model:
     def apply(params: PyTree, x: Array) -> Array:
         return first_order(model, at, params, x)
 
-    return Model(f"linearised {model.name}", model.init, apply, None, model.output_size)
+    return model._replace(
+        name=f"linearised {model.name}", apply=apply, kernel=None, structure=None, at_width=None, is_linear=True
+    )
 
 
 def first_order(model: Model, at: PyTree, params: PyTree, x: Array) -> Array:

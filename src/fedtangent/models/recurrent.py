@@ -215,7 +215,16 @@ def lstm(
     name = f"lstm({vocabulary}, {embedding}, {layers}x{units})"
     # one output for each example: of several the kernel would be one of positions, too
     structure = LayeredStructure(partial(_plan, layers), partial(_run, layers, recur)) if positions == "last" else None
-    return Model(name=name, init=init, apply=apply, kernel=None, output_size=sizes[-1], structure=structure)
+    return Model(
+        name=name,
+        init=init,
+        apply=apply,
+        kernel=None,
+        output_size=sizes[-1],
+        structure=structure,
+        loss=CROSS_ENTROPY,
+        reads_tokens=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -279,8 +279,8 @@ L = np.array([0, 0, 1, 1, 2, 2])
             lambda: partition.of(Partition(np.array([0, 1]), np.array([0, 1]))),
             r"partition\.offsets: got 0 to 1, must be from 0 to len\(indices\) = 2",
         ),
-        (lambda: partition.of(Partition(np.array([0, -1]), np.array([0, 2]))), "got -1 at position 1"),
-        (lambda: partition.of(Partition(np.array([0, 6]), np.array([0, 2])), 6), "got 6 at position 1"),
+        (lambda: partition.of(Partition(np.array([0, -1]), np.array([0, 2]))), "got -1 for client 0"),
+        (lambda: partition.of(Partition(np.array([0, 6]), np.array([0, 2])), 6), "got 6 for client 0"),
         (lambda: partition.of(Partition(np.array([0, 1]), np.array([0, 2, 1, 2]))), "must never fall"),
         (lambda: partition.heterogeneity(Partition(np.array([6]), np.array([0, 1])), L), "must be from 0 to 5"),
         (
@@ -343,7 +343,7 @@ def test_lists_and_mappings_are_partitions():
         ({"ada": 1}, "partition: got 1 for client 'ada', must be a list"),
         ([[[0], [1, 2]]], r"partition: got \[\[0\], \[1, 2\]\] for client 0, must be a list"),
         ([np.zeros((2, 2), int)], r"partition: got array\(\[\[0, 0\], \[0, 0\]\]\) for client 0, must be a list"),
-        ([[3]], "partition.indices: got 3 at position 0, must be from 0 to 2"),
+        ([[3]], "partition: got 3 for client 0, must be from 0 to 2"),
     ],
 )
 def test_what_is_no_partition(clients, message):

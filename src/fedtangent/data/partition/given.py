@@ -14,11 +14,11 @@ from fedtangent.entries import Entry
 from fedtangent.types import Partition
 
 
-def by_user(user_ids: Any) -> Partition:
+def by_user(user_ids: Any, name: str = "user_ids") -> Partition:
     """One client for each distinct user (writer, speaker, device), in ascending order of their ids.
 
     ``user_ids`` [n] are all whole numbers or all strings, such as a column of a pandas table. Raises ``ValueError`` for
-    other things, among them None and NaN: an example without a user.
+    other things, among them None and NaN: an example without a user. ``name`` is what the error calls them.
 
     Example:
 
@@ -30,33 +30,33 @@ def by_user(user_ids: Any) -> Partition:
     if ids.dtype.kind == "U" and not hasattr(user_ids, "dtype"):  # NumPy would write what else is in a list as strings
         ids = np.asarray(user_ids, object)
     if ids.dtype.kind == "O" and ids.ndim == 1:
-        strange = [i for i, name in enumerate(ids) if not isinstance(name, str | int | np.integer)]
+        strange = [i for i, user in enumerate(ids) if not isinstance(user, str | int | np.integer)]
         if strange:
             raise ValueError(
-                f"user_ids: got {ids[strange[0]]!r} at position {strange[0]} ({len(strange)} such), must be a whole "
+                f"{name}: got {ids[strange[0]]!r} at position {strange[0]} ({len(strange)} such), must be a whole "
                 "number or a string for every example"
             )
-        if len({isinstance(name, str) for name in ids}) > 1:
-            raise ValueError("user_ids: got whole numbers and strings, must be of one kind: is 1 the same user as '1'?")
+        if len({isinstance(user, str) for user in ids}) > 1:
+            raise ValueError(f"{name}: got whole numbers and strings, must be of one kind: is 1 the same user as '1'?")
         ids = np.asarray(ids.tolist())
     if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iuUS":
         raise ValueError(
-            f"user_ids: got shape {ids.shape}, dtype {ids.dtype}, must be whole numbers or strings [n], n >= 1"
+            f"{name}: got shape {ids.shape}, dtype {ids.dtype}, must be whole numbers or strings [n], n >= 1"
         )
     _, user, counts = np.unique(ids, return_inverse=True, return_counts=True)
     return assemble(np.split(np.argsort(user, kind="stable"), np.cumsum(counts)[:-1]))
 
 
-def of(clients: Any, num_examples: int = checks.MAX_INDEX) -> Partition:
+def of(clients: Any, num_examples: int = checks.MAX_INDEX, name: str = "partition") -> Partition:
     """The partition in which each client holds the examples that ``clients`` lists for it, in that order.
 
     ``clients`` is a ``Partition``, a sequence of index arrays, or a mapping from each client's name to them, whose
     order is that of the clients. Clients may overlap, and may be empty. Raises ``ValueError`` for anything else, and
-    for indices that are not among ``num_examples``.
+    for indices that are not among ``num_examples``; ``name`` is what the error calls them.
     """
     if not isinstance(clients, Partition):
-        clients = _of_lists(clients)
-    validate(clients, num_examples)
+        clients = _of_lists(clients, name)
+    validate(clients, num_examples, name=name)
     return Partition(np.asarray(clients.indices, np.int32), np.asarray(clients.offsets, np.int32))
 
 
@@ -75,59 +75,54 @@ def consecutive(sizes: Sequence[int]) -> Partition:
     return Partition(np.arange(sum(sizes), dtype=np.int32), np.cumsum((0, *sizes)).astype(np.int32))
 
 
-def _of_lists(clients: Any) -> Partition:
+def _of_lists(clients: Any, name: str) -> Partition:
     is_list = isinstance(clients, Sequence | np.ndarray) and not isinstance(clients, str | bytes)
     named = clients if isinstance(clients, Mapping) else dict(enumerate(clients)) if is_list else None
     if not named:
-        raise ValueError(
-            f"partition: got {checks.shown(clients)}, must be a Partition or lists of indices, one or more"
-        )
+        raise ValueError(f"{name}: got {checks.shown(clients)}, must be a Partition or lists of indices, one or more")
     parts = {}
-    for name, rows in named.items():
+    for client, rows in named.items():
         array = _array(rows)
-        parts[name] = array if array.size else np.zeros(0, np.int32)
-        if parts[name].ndim != 1 or not np.issubdtype(parts[name].dtype, np.integer):
-            raise ValueError(
-                f"partition: got {checks.shown(rows)} for client {name!r}, must be a list of whole numbers"
-            )
+        parts[client] = array if array.size else np.zeros(0, np.int32)
+        if parts[client].ndim != 1 or not np.issubdtype(parts[client].dtype, np.integer):
+            raise ValueError(f"{name}: got {checks.shown(rows)} for client {client!r}, must be a list of whole numbers")
     return Partition(np.concatenate(list(parts.values())), np.cumsum([0, *map(len, parts.values())]))
 
 
-def validate(partition: Partition, num_examples: int, exact: bool = False) -> None:
+def validate(partition: Partition, num_examples: int, exact: bool = False, name: str = "partition") -> None:
     """Raise ``ValueError`` unless ``partition`` is a well-formed map of clients into ``num_examples`` examples.
 
     There is at least one client; offsets start at 0, never fall and end at ``len(indices)``; indices are in range.
     Clients may be empty and may share examples, but for ``exact``: every example belongs to exactly one client.
+    ``name`` is what the error calls the partition.
     """
     num_examples = checks.whole("num_examples", num_examples)
     if not (hasattr(partition, "indices") and hasattr(partition, "offsets")):
-        raise ValueError(f"partition: got a {type(partition).__name__}, must be a Partition (partition.of makes one)")
+        raise ValueError(f"{name}: got a {type(partition).__name__}, must be a Partition (partition.of makes one)")
     indices, offsets = (np.asarray(a) for a in (partition.indices, partition.offsets))
-    for name, array in (("indices", indices), ("offsets", offsets)):
+    for part, array in (("indices", indices), ("offsets", offsets)):
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
             raise ValueError(
-                f"partition.{name}: got shape {array.shape}, dtype {array.dtype}, must be a 1-D array of whole numbers"
+                f"{name}.{part}: got shape {array.shape}, dtype {array.dtype}, must be a 1-D array of whole numbers"
             )
     if len(offsets) < 2:
-        raise ValueError(f"partition.offsets: got {len(offsets)} entries, must be num_clients + 1, at least 2")
+        raise ValueError(f"{name}.offsets: got {len(offsets)} entries, must be num_clients + 1, at least 2")
     if offsets[0] != 0 or offsets[-1] != len(indices):
         raise ValueError(
-            f"partition.offsets: got {offsets[0]} to {offsets[-1]}, must be from 0 to len(indices) = {len(indices)}"
+            f"{name}.offsets: got {offsets[0]} to {offsets[-1]}, must be from 0 to len(indices) = {len(indices)}"
         )
     if (falls := np.flatnonzero(offsets[1:] < offsets[:-1])).size:
         i = int(falls[0])
-        raise ValueError(f"partition.offsets: got {offsets[i : i + 2].tolist()} at {i}, must never fall")
+        raise ValueError(f"{name}.offsets: got {offsets[i : i + 2].tolist()} at {i}, must never fall")
     wrong = (indices < 0) | (indices >= num_examples)
     if wrong.any():
         at = int(np.argmax(wrong))
-        raise ValueError(
-            f"partition.indices: got {indices[at]} at position {at}, must be from 0 to {num_examples - 1}, "
-            f"one of {num_examples} examples"
-        )
+        client = int(np.searchsorted(offsets, at, side="right")) - 1
+        raise ValueError(f"{name}: got {indices[at]} for client {client}, must be from 0 to {num_examples - 1}")
     if exact and ((held := np.bincount(indices, minlength=num_examples)) != 1).any():
         at = int(np.argmax(held != 1))
         raise ValueError(
-            f"partition: got example {at} {held[at]} times ({int((held != 1).sum())} such), must give each of "
+            f"{name}: got example {at} {held[at]} times ({int((held != 1).sum())} such), must give each of "
             f"{num_examples} examples to exactly one client"
         )
 

@@ -1,0 +1,378 @@
+"""The examples of a run: what is on the device and for theory, in every form that users give, and what is refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedtangent as ft
+from fedtangent.data.dataset import Dataset, SourceInfo
+from fedtangent.data.examples import Examples, clients_of, run_examples
+from fedtangent.models import cnn, lstm, mlp
+from fedtangent.types import Model, Partition
+
+RNG = np.random.default_rng(0)
+X, X_TEST = RNG.standard_normal((12, 5)), RNG.standard_normal((4, 5))
+LABELS, LABELS_TEST = np.arange(12) % 3, np.arange(4) % 3
+NUMBERS, NUMBERS_TEST = RNG.standard_normal((12, 2)), RNG.standard_normal((4, 2))
+CLIENTS = [[0, 1, 2, 5], [3, 4, 0], []]
+
+
+def same(got: Any, expected: Any, dtype: Any) -> None:
+    """Of one dtype and equal bit for bit."""
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(expected, dtype))
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    """The whole message of the ``ValueError`` that a call raises."""
+    with pytest.raises(ValueError) as caught:
+        call()
+    return str(caught.value)
+
+
+# ---- what a run gets ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("x64", [True, False])
+@pytest.mark.parametrize(
+    ("loss", "targets", "takes_labels"),
+    [
+        ("squared_error", np.eye(3) - 1 / 3, False),
+        ("squared_error_sum", np.eye(3) - 1 / 3, False),
+        ("logistic", 2 * np.eye(3) - 1, False),
+        ("cross_entropy", np.eye(3) - 1 / 3, True),
+        (lambda outputs, targets, mask: jnp.sum(outputs), np.eye(3) - 1 / 3, True),
+    ],
+)
+def test_class_labels_in_the_form_of_the_loss(loss: Any, targets: np.ndarray, takes_labels: bool, x64: bool) -> None:
+    with jax.enable_x64(x64):
+        found = run_examples((X, LABELS, X_TEST, LABELS_TEST), CLIENTS, loss)
+    same(found.data.x, X, np.float32)
+    same(found.data.y, LABELS if takes_labels else targets[LABELS], np.int32 if takes_labels else np.float32)
+    same(found.data.indices, [0, 1, 2, 5, 3, 4, 0], np.int32)
+    same(found.data.offsets, [0, 4, 7, 7], np.int32)
+    for which, x, y in (("train", X, LABELS), ("test", X_TEST, LABELS_TEST)):
+        split = getattr(found, which)
+        same(split.x, x, np.float32)
+        same(split.targets, targets[y], np.float32)
+        same(split.labels, y, np.int32)
+        assert split.num_examples == len(x)
+    assert (found.num_outputs, found.input_shape, found.classes) == (3, (5,), None)
+
+
+def test_numbers_to_predict() -> None:
+    found = run_examples((X, NUMBERS, X_TEST, NUMBERS_TEST), CLIENTS)
+    assert found.test is not None and found.test.labels is None and found.num_outputs == 2
+    same(found.data.y, NUMBERS, np.float32)
+    same(found.test.targets, NUMBERS_TEST, np.float32)
+    one = run_examples((X, NUMBERS[:, 0]), CLIENTS, "squared_error", mlp(5, 1, (3,)))
+    same(one.data.y, NUMBERS[:, :1], np.float32)
+    assert one.test is None
+    assert refusal(lambda: one.in_float64("test")) == (
+        "split: got 'test', must be 'train': the data have no test examples"
+    )
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "cross_entropy", "logistic"])
+def test_theory_gets_the_numbers_that_networks_are_trained_on(loss: str) -> None:
+    """Rounded to float32, and in float64; of the cross entropy the targets are probabilities."""
+    found = run_examples((X, LABELS, X_TEST, LABELS_TEST), CLIENTS, loss)
+    for which, inputs, labels in (("train", X, LABELS), ("test", X_TEST, LABELS_TEST)):
+        x, y = found.in_float64(which)
+        same(x, inputs.astype(np.float32), np.float64)
+        same(y, np.eye(3)[labels] if loss == "cross_entropy" else getattr(found, which).targets, np.float64)
+        few = found.in_float64(which, 2)
+        same(few[0], x[:2], np.float64)
+        same(few[1], y[:2], np.float64)
+    assert (found.in_float64()[0] != X).any()  # control: they are rounded
+    alone = run_examples((X, LABELS * 0), CLIENTS, "cross_entropy")
+    assert refusal(alone.in_float64) == "loss: got cross_entropy, must be squared_error for a single class"
+
+
+def test_metrics_of_training_examples_stand_for_ten_thousand_at_most() -> None:
+    x, y = RNG.standard_normal((10_003, 2)), RNG.standard_normal((10_003, 1))
+    found = run_examples((x, y), np.arange(10_003) % 7)
+    assert found.train.num_examples == 10_000 and found.data.x.shape == (10_003, 2)
+    same(found.train.x, x[:10_000], np.float32)
+    same(found.train.targets, y[:10_000], np.float32)
+    assert found.in_float64()[0].shape == (10_003, 2)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float16, np.float64])
+def test_images_stay_images_and_a_dense_network_flattens_them(dtype: Any) -> None:
+    images = RNG.integers(0, 200, (12, 6, 4, 3)).astype(dtype)
+    for model in (mlp(72, 3, (4,)), cnn((6, 4, 3), 3, (2,), (), 3)):
+        found = run_examples((images, LABELS), CLIENTS, "cross_entropy", model)
+        same(found.data.x, images, np.float32)
+        assert found.input_shape == (6, 4, 3) and found.dataset.kind == "image"
+
+
+def test_whole_numbers_are_tokens_for_a_model_that_reads_tokens() -> None:
+    texts = RNG.integers(0, 3, (12, 7))
+    found = run_examples((texts, LABELS), CLIENTS, "cross_entropy", lstm(3, 3, 2, 2, 1))
+    same(found.data.x, texts, np.int32)
+    same(found.in_float64()[0], texts, np.int32)
+    same(run_examples((texts, LABELS), CLIENTS, "cross_entropy", mlp(7, 3, (2,))).data.x, texts, np.float32)
+
+
+@pytest.mark.parametrize("kind", [np.array, list, lambda names: np.array(names, object)])
+def test_string_labels_are_numbered_in_sorted_order(kind: Callable[[list[str]], Any]) -> None:
+    names = ["dog", "ant", "cat"]
+    train, test = [names[i] for i in LABELS], [names[i] for i in LABELS_TEST]
+    found = run_examples((X, kind(train), X_TEST, kind(test)), CLIENTS)
+    assert found.classes == ("ant", "cat", "dog") and found.test is not None
+    assert [found.classes[i] for i in np.asarray(found.train.labels)] == train
+    assert [found.classes[i] for i in np.asarray(found.test.labels)] == test
+    assert repr(found) == (
+        "Examples('given data': 12 to train, 6 of them on 3 clients, 4 to test; inputs (5,), 3 classes (ant, cat, dog))"
+    )
+
+
+def test_a_data_set_or_its_name() -> None:
+    digits = ft.data.load("digits", seed=3)
+    n = len(digits.x_train)
+    clients = ft.partition.iid(n, 4, 0)
+    for data in (digits, "digits"):
+        found: Examples = run_examples(data, clients, seed=3)
+        same(found.data.x, digits.x_train, np.float32)
+        assert found.test is not None
+        same(found.test.labels, digits.y_test, np.int32)
+        assert repr(found) == (
+            f"Examples('digits': {n} to train, all of them on 4 clients, {len(digits.x_test)} to test; inputs "
+            "(8, 8, 1), 10 classes)"
+        )
+    again = ft.partition.iid(n, 2, 0)
+    same(found.held_by(again).offsets, again.offsets, np.int32)
+    assert refusal(lambda: found.held_by(Partition(np.array([n]), np.array([0, 1])))) == (
+        f"partition: got {n} for client 0, must be from 0 to {n - 1}"
+    )
+
+
+def test_a_model_may_have_more_outputs_than_arrays_have_classes() -> None:
+    """The arrays do not say how many classes there are; a data set does."""
+    with pytest.warns(UserWarning, match=r"y_train: has no example of 1 of 4 classes.*: 3; number"):
+        found = run_examples((X, LABELS), CLIENTS, "squared_error", mlp(5, 4, (3,)))
+    same(found.data.y, np.eye(4)[LABELS] - 1 / 4, np.float32)
+
+
+# ---- clients --------------------------------------------------------------------------------------------------------
+
+
+def test_the_forms_of_clients() -> None:
+    whole = Partition(np.array([0, 1, 2, 3]), np.array([0, 2, 4]))
+    forms: list[Any] = [whole, [[0, 1], [2, 3]], (np.array([0, 1]), np.array([2, 3])), np.array([[0, 1], [2, 3]])]
+    forms += [{"a": [0, 1], "b": [2, 3]}, ["a", "a", "b", "b"], np.array([7, 7, 9, 9]), [7, 7, 9, 9]]
+    forms += [np.array(["a", "a", "b", "b"], object)]
+    for clients in forms:
+        found = clients_of(clients, 4)
+        assert found.indices.tolist() == [0, 1, 2, 3] and found.offsets.tolist() == [0, 2, 4]
+    # of four examples, four numbers are users and one list of four is a client
+    assert clients_of([0, 1, 2, 3], 4).num_clients == 4 and clients_of([[0, 1, 2, 3]], 4).num_clients == 1
+
+
+def test_clients_may_share_examples_and_leave_some_to_nobody() -> None:
+    assert "12 to train, 2 of them on 2 clients" in repr(run_examples((X, LABELS), [[0, 1], [1]]))
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ([[0, 1, 1], [2]], "clients: got example 1 2 times for client 0, must list an example of a client once"),
+        (
+            Partition(np.array([0, 3, 2, 3]), np.array([0, 1, 4])),
+            "clients: got example 3 2 times for client 1, must list an example of a client once",
+        ),
+        ([[0], [], [4, 12]], "clients: got 12 for client 2, must be from 0 to 11"),
+        ([[0], [-1]], "clients: got -1 for client 1, must be from 0 to 11"),
+        ([[], []], "clients: got 2 without any example, must hold at least one"),
+        ([], "clients: got [], must be a Partition or lists of indices, one or more"),
+        (None, "clients: got None, must be a Partition or lists of indices, one or more"),
+        ([["a"], [1]], "clients: got ['a'] for client 0, must be a list of whole numbers"),
+        (
+            ["a"] * 11,
+            "clients: got 11 users, must be one for each of 12 training examples, or a list of arrays, the examples of "
+            "each client",
+        ),
+        (
+            ["a"] * 11 + [None],
+            "clients: got None at position 11 (1 such), must be a whole number or a string for every example",
+        ),
+        (
+            Partition(np.array([0, 3]), np.array([0, 1])),
+            "clients.offsets: got 0 to 1, must be from 0 to len(indices) = 2",
+        ),
+    ],
+)
+def test_clients_that_are_refused(clients: Any, message: str) -> None:
+    assert refusal(lambda: run_examples((X, LABELS), clients)) == message
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+def changed(array: np.ndarray, at: Any, value: float) -> np.ndarray:
+    array = array.copy()
+    array[at] = value
+    return array
+
+
+ALL = {"x_train": X, "y_train": LABELS, "x_test": X_TEST, "y_test": LABELS_TEST}
+KINDS = "must be whole numbers or strings [n], the class labels, or floating numbers [n] or [n, C]"
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"x_train": changed(X, (7, 1), np.nan)}, "x_train: got nan in row 7 (1 of 12 rows such), must be finite"),
+    ({"x_test": changed(X_TEST, 2, -np.inf)}, "x_test: got -inf in row 2 (1 of 4 rows such), must be finite"),
+    (
+        {"y_train": changed(NUMBERS, (11, 1), np.nan), "y_test": NUMBERS_TEST},
+        "y_train: got nan in row 11 (1 of 12 rows such), must be finite",
+    ),
+    ({"x_test": X_TEST * 1e300}, "x_test: got values beyond the range of float32, must be rescaled"),
+    ({"x_test": X_TEST[:, :4]}, "x_test: got 4 columns, must be 5 as x_train has"),
+    ({"x_test": X_TEST.reshape(4, 5, 1)}, "x_test: got examples of shape (5, 1), must be (5,) as x_train has"),
+    ({"y_train": NUMBERS, "y_test": NUMBERS_TEST[:, :1]}, "y_test: got 1 column, must be 2 as y_train has"),
+    ({"y_test": NUMBERS_TEST}, "y_test: got floating numbers, must be whole numbers as y_train has"),
+    ({"y_test": ["a"] * 4}, "y_test: got strings, must be whole numbers as y_train has"),
+    ({"y_train": LABELS[:10]}, "y_train: got 10 targets, must be 12, one for each row of x_train"),
+    (
+        {"y_train": NUMBERS[:10, 0], "y_test": NUMBERS_TEST[:, 0]},
+        "y_train: got 10 targets, must be 12, one for each row of x_train",
+    ),
+    ({"y_train": LABELS - 1}, "y_train: got -1 at position 0 (4 such), must be at least 0"),
+    (
+        {"y_train": LABELS[:, None]},
+        f"y_train: got int64 of shape (12, 1), {KINDS} (of one column of labels make [n] by y.ravel())",
+    ),
+    ({"y_train": LABELS > 1}, f"y_train: got bool of shape (12,), {KINDS}"),
+    ({"x_train": X.astype(str)}, "x_train: got <U32, must be real numbers"),
+    ({"x_train": X.astype(complex)}, "x_train: got complex128, must be real numbers"),
+    ({"x_train": X[:, 0]}, "x_train: got shape (12,), must be [n, ...], a row of numbers for each example"),
+    ({"x_train": X[:, :0]}, "x_train: got shape (12, 0), must be [n, ...], a row of numbers for each example"),
+    ({"x_train": [[1, 2], [3]]}, "x_train: got [[1, 2], [3]], must be one array"),
+    ({"x_test": None}, "x_test: got object, must be real numbers"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD)
+def test_arrays_that_are_refused(changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in one line, before anything goes to the device."""
+    monkeypatch.setattr(jnp, "asarray", lambda *_, **__: pytest.fail("an array went to the device"))
+    assert refusal(lambda: run_examples(tuple({**ALL, **changes}.values()), CLIENTS)) == message
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (X, "data: got array("),
+        ((X, LABELS, X_TEST), "data: got tuple of 3, must be a Dataset, a data set's name, (x_train, y_train) or "),
+        ({"x": X}, "data: got dict of 1, must be a Dataset, "),
+        ("digit", "dataset: got 'digit', "),
+    ],
+)
+def test_other_things_are_no_data(data: Any, message: str) -> None:
+    said = refusal(lambda: run_examples(data, CLIENTS))
+    assert said.startswith(message) and "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("y", "loss", "message"),
+    [
+        (
+            NUMBERS[:, 0],
+            "cross_entropy",
+            "loss: got 'cross_entropy', which needs class labels (whole numbers or strings [n]), but y_train has "
+            "float64 numbers of shape (12, 1), allowed are squared_error, squared_error_sum, and for numbers -1 and 1 "
+            "exponential, logistic, exponential_sum, logistic_sum",
+        ),
+        (np.full((12, 1), 2.0), "logistic", "y_train: got 2, must be -1 or 1 for the loss 'logistic'"),
+    ],
+)
+def test_targets_that_the_loss_does_not_take(y: np.ndarray, loss: str, message: str) -> None:
+    assert refusal(lambda: run_examples((X, y), CLIENTS, loss)) == message
+    assert refusal(lambda: run_examples((X, LABELS), CLIENTS, "hinge")).startswith("loss: got 'hinge', ")
+
+
+def _digits() -> Dataset:
+    return ft.data.load("digits", num_train=40, num_test=40)
+
+
+TEXTS = Dataset(
+    "texts", np.zeros((12, 4), np.int32), LABELS, np.zeros((0, 4), np.int32), LABELS[:0], 3, None,
+    SourceInfo("", "", ""), "tokens",
+)  # fmt: skip
+MODELS: list[tuple[Any, Callable[[], Model], str]] = [
+    (
+        (X, LABELS),
+        lambda: mlp(5, 2, ()),
+        "model: got mlp(5-2, relu, ntk) of 2 outputs, must have 3, one for each class of y_train (0 to 2)",
+    ),
+    (
+        (X, [("ant", "cat", "dog")[i] for i in LABELS]),
+        lambda: mlp(5, 1, ()),
+        "model: got mlp(5-1, relu, ntk) of 1 output, must have 3, one for each class of y_train (ant, cat, dog); a "
+        "single output is fitted to floating numbers, such as -1 and 1",
+    ),
+    (
+        (X, NUMBERS[:, 0]),
+        lambda: mlp(5, 3, ()),
+        "model: got mlp(5-3, relu, ntk) of 3 outputs, must have 1, one for each column of y_train; class labels are "
+        "whole numbers or strings [n]",
+    ),
+    (
+        _digits(),
+        lambda: mlp(64, 12, ()),
+        "model: got mlp(64-12, relu, ntk) of 12 outputs, must have 10, one for each class of y_train (0 to 9)",
+    ),
+    (
+        (X, LABELS),
+        lambda: mlp(4, 3, ()),
+        "model: got mlp(4-3, relu, ntk), which cannot read examples of shape (5,) of given data: x: got (1, 5), 5 "
+        "numbers an example, must be 4 for this model",
+    ),
+    (
+        _digits(),
+        lambda: lstm(10, units=2),
+        "model: got lstm(10, 8, 2x2), which reads tokens, must read real numbers, as digits has",
+    ),
+    (
+        (X, LABELS),
+        lambda: lstm(3, units=2),
+        "x_train: got float64, must be whole numbers, the tokens that the model reads",
+    ),
+    (
+        TEXTS,
+        lambda: mlp(4, 3, ()),
+        "model: got mlp(4-3, relu, ntk), which reads real numbers, must read tokens, as texts has",
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "build", "message"), MODELS)
+def test_models_that_do_not_fit_the_data(data: Any, build: Callable[[], Model], message: str) -> None:
+    assert refusal(lambda: run_examples(data, CLIENTS, "squared_error", build())) == message
+
+
+# ---- what is said ---------------------------------------------------------------------------------------------------
+
+
+def test_classes_that_nothing_trains_are_named() -> None:
+    with pytest.warns(UserWarning) as said:
+        run_examples((X, LABELS % 2 * 7, X_TEST, np.array([0, 7, 3, 0])), CLIENTS)
+    assert [str(warning.message) for warning in said] == [
+        "y_test: has labels that y_train has not, so that no client learns them: 3; leave these test examples out, or "
+        "add such training examples",
+        "y_train: has no example of 5 of 8 classes, so that nothing trains their outputs: 1, 2, 4, 5, 6; number the "
+        "classes without gaps by np.unique(y, return_inverse=True)[1], or give the model fewer outputs",
+    ]
+    with pytest.warns(UserWarning, match=r"y_test: .* learns them: zebra; leave"):
+        found = run_examples((X, ["ant"] * 12, X_TEST, ["ant"] * 3 + ["zebra"]), CLIENTS)
+    assert found.classes == ("ant", "zebra")
+    with warnings.catch_warnings():  # control: every class is there, and a data set says itself how many there are
+        warnings.simplefilter("error")
+        run_examples((X, LABELS, X_TEST, LABELS_TEST), CLIENTS)
+        run_examples(_digits()._replace(y_train=_digits().y_train % 3), CLIENTS)
