@@ -12,11 +12,15 @@ import numpy as np
 import optax
 import pytest
 
+from fedtangent import data as datasets
+from fedtangent import models
 from fedtangent import simulate as simulate_from_the_root
+from fedtangent.data import partition
 from fedtangent.engine import Devices, Evaluation, simulate
 from fedtangent.engine.clients import engine_for
 from fedtangent.engine.history import Measurement, charge
 from fedtangent.engine.loop import chunk_length
+from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.compose import compose
 from fedtangent.federated.local import Work, local_training
 from fedtangent.federated.schedule import uniform_sampling
@@ -24,6 +28,8 @@ from fedtangent.federated.server import optax_server
 from fedtangent.losses import squared_error
 from fedtangent.pytrees import is_key
 from fedtangent.types import Algorithm, Cohort, Cost, FederatedData, Model, PyTree
+
+from . import tiny_runs
 
 OFFSETS = [0, 2, 5, 6]
 COMPILES: list[str] = []
@@ -277,3 +283,49 @@ def test_a_client_that_was_contacted_and_dropped_out_is_charged_downlink_alone()
     cohort = Cohort(np.zeros_like(weight, int), np.zeros_like(weight, int), weight)  # type: ignore[arg-type]
     infos = {"cohort": cohort, "contacted": np.array([3, 2]), "examples": np.array([[5, 0, 7], [0, 0, 1]])}
     assert charge(Cost(100, 10, 1000), infos) == (3 * 100 + 13 * 10, 5 * 1000)
+
+
+def test_data_are_a_data_set_its_name_or_arrays() -> None:
+    digits = datasets.load("digits", num_train=40, num_test=5)
+    clients = partition.iid(40, num_clients=4, seed=0)
+    rows, user = [clients.client(i) for i in range(4)], np.empty(40, int)
+    for i, own in enumerate(rows):
+        user[own] = i
+    model = models.logistic(64, 10)
+    fed_avg = algorithms.fed_avg(model, schedule.all_clients(4), client_learning_rate=0.1, work=Work(steps=2))
+
+    def trained(data: Any, clients: Any) -> np.ndarray:
+        run = simulate(fed_avg, data, clients, num_rounds=2, seed=0)
+        assert fed_avg.params is not None
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(fed_avg.params(run.state))])
+
+    targets = datasets.classification_targets(digits.y_train, 10, centred=True)
+    divided = datasets.federated_data(digits.x_train, targets, clients, dtype=jnp.float32)
+    expected = trained(divided, None)
+    arrays = digits.x_train, digits.y_train
+    for data, held in ((digits, clients), (arrays, rows), ((*arrays, digits.x_test, digits.y_test), clients)):
+        np.testing.assert_array_equal(trained(data, held), expected)
+    np.testing.assert_allclose(trained(digits, user), expected, rtol=1e-5, atol=1e-6)  # in the order of the rows
+    assert np.max(np.abs(trained(digits, [*rows[:3], rows[3][:5]]) - expected)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("data", "clients", "message"),
+    [
+        (tiny_runs.data(), tiny_runs.EVEN, r"clients: got .*, must be None: FederatedData says"),
+        ((tiny_runs.X, tiny_runs.TARGETS), None, "clients: got None, must be a Partition, a list"),
+        ((tiny_runs.X, tiny_runs.TARGETS), [[0, 1], [1, 12], [2], [3]], "clients: got 12"),
+        ((tiny_runs.X[:, :2], tiny_runs.TARGETS), tiny_runs.EVEN, "model: got tanh, which cannot read examples"),
+        ((tiny_runs.X, np.arange(12) % 3), tiny_runs.EVEN, "model: got tanh of 1 output, must have 3"),
+        ("digts", tiny_runs.EVEN, "did you mean digits"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused(data: Any, clients: Any, message: str) -> None:
+    fed_avg = algorithms.fed_avg(tiny_runs.MODEL, schedule.all_clients(4), client_learning_rate=0.1, work=Work(steps=2))
+    with pytest.raises(ValueError, match=message):
+        simulate(fed_avg, data, clients, num_rounds=1)
+
+
+def test_an_algorithm_that_does_not_say_what_it_trains_takes_divided_data() -> None:
+    with pytest.raises(ValueError, match=r"data: got .*, must be FederatedData: .* does not say which model"):
+        simulate(algorithm(), (tiny_runs.X, tiny_runs.TARGETS), tiny_runs.EVEN, num_rounds=1)

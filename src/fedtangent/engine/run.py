@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent.checks import instance, shown, whole
+from fedtangent.checks import shown, whole
+from fedtangent.data.dataset import Dataset
+from fedtangent.data.examples import run_examples
 from fedtangent.data.federated import max_client_size
 from fedtangent.engine import auto, memory
 from fedtangent.engine.checkpoints import Checkpoints, store
@@ -90,21 +92,38 @@ def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Mapp
     )
 
 
-def federated(data: FederatedData, clients: None) -> FederatedData:
-    """Returns the data of a run divided among its clients, on the device.
+def federated(algorithm: Algorithm, data: Any, clients: Any = None) -> FederatedData:
+    """Returns the training examples of a run on the device, divided among its clients.
 
-    This is where other forms of ``data`` and ``clients`` become ``FederatedData``.
+    Args:
+        algorithm: What runs; its model and its loss decide which examples fit.
+        data: ``FederatedData``, or what ``data.examples.run_examples`` takes, with ``clients`` in one of its forms.
+        clients: None with ``FederatedData``, which says who holds which example.
+
+    Raises:
+        ValueError: Data or clients that do not fit, in a line that names the argument.
     """
-    instance("data", data, FederatedData)
-    if clients is not None:
-        raise ValueError(f"clients: got {shown(clients)}, must be None: FederatedData says who holds which example")
-    return data
+    if isinstance(data, FederatedData):
+        if clients is not None:
+            raise ValueError(f"clients: got {shown(clients)}, must be None: FederatedData says who holds which example")
+        return data
+    training = algorithm.composition.training
+    if training is None:
+        raise ValueError(
+            f"data: got {shown(data)}, must be FederatedData: {algorithm.name} does not say which model and loss it has"
+        )
+    if clients is None:
+        raise ValueError(
+            "clients: got None, must be a Partition, a list of index arrays or the user of each training example, "
+            "unless data is FederatedData"
+        )
+    return run_examples(data, clients, training.loss, training.model).data
 
 
 def simulate(
     algorithm: Algorithm,
-    data: FederatedData,
-    clients: None = None,
+    data: FederatedData | Dataset | str | tuple[Any, ...],
+    clients: Any = None,
     *,
     num_rounds: int,
     seed: int | Key = 0,
@@ -117,8 +136,10 @@ def simulate(
 
     Args:
         algorithm: What runs; the recipes of ``federated.algorithms`` make one.
-        data: Examples and the clients that hold them.
-        clients: None; ``data`` says who holds which example.
+        data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test), of
+            which the training examples are used; or ``FederatedData``, which also says who holds which example.
+        clients: Who holds which training example: a ``Partition``, a list of index arrays, or the user of each
+            example [n]; None with ``FederatedData``.
         num_rounds: Communication rounds R.
         seed: An int or a typed key, from which the keys of initialisation, schedule and training are derived.
         start: What the models begin with: None, for the initialisation that the seed draws; a typed key to initialise
@@ -144,18 +165,17 @@ def simulate(
         >>> import fedtangent as ft
         >>> digits = ft.data.load("digits", num_train=200)
         >>> clients = ft.partition.iid(200, num_clients=10, seed=0)
-        >>> data = ft.data.federated_data(digits.x_train, digits.y_train, clients, num_classes=10)
         >>> model = ft.models.logistic(64, 10)
         >>> half = ft.federated.schedule.uniform_sampling(10, clients_per_round=5)
         >>> work = ft.federated.local.Work(epochs=1, batch_size=10)
         >>> fed_avg = ft.federated.algorithms.fed_avg(
         ...     model, half, client_learning_rate=0.1, work=work, loss="cross_entropy"
         ... )
-        >>> run = ft.simulate(fed_avg, data, num_rounds=20, seed=0)
+        >>> run = ft.simulate(fed_avg, digits, clients, num_rounds=20, seed=0)
         >>> fed_avg.predict(run.state, digits.x_test).mean.shape == (len(digits.x_test), 10)
         True
     """
-    data = federated(data, clients)
+    data = federated(algorithm, data, clients)
     whole("num_rounds", num_rounds)
     training = algorithm.composition.training
     if training is not None and training.learning_rate is not None:
@@ -198,8 +218,8 @@ def check_start(algorithm: Algorithm, num_clients: int, start: Key | PyTree | No
 
 def params_by_round(
     algorithm: Algorithm,
-    data: FederatedData,
-    clients: None = None,
+    data: FederatedData | Dataset | str | tuple[Any, ...],
+    clients: Any = None,
     *,
     num_rounds: int,
     seed: int | Key = 0,
