@@ -6,10 +6,13 @@ import csv
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
+from fedtangent.engine import Devices, simulate
 from fedtangent.engine.clients import engine_for
-from fedtangent.types import Cost
+from fedtangent.types import Algorithm, Cost
 
 from .asking import prepared
 
@@ -19,6 +22,7 @@ RUNS = {  # options, and the bytes of a message by hand
     "fed_paq": ("--algorithm fed_paq --bits 4", P // 2 + 4),
     "dp_fed_avg": ("--algorithm dp_fed_avg --noise-multiplier 0.1", 4 * P),
     "sparse": ("--channel top_k:0.1 --error-feedback", 121 * 4 + -(-P // 8)),  # places as a bit map, which is shorter
+    "clipped": ("--channel clip:0.01", 4 * P),
 }
 
 
@@ -45,3 +49,18 @@ def test_metrics_carry_the_exact_bytes(run: Callable, folder: Path) -> None:
         }
     assert found == {(r, r * 3 * message, r * 3 * 4 * P) for r in (0, 2, 4)}
     assert "privacy: epsilon " in ended.out and "at delta 1e-05, for the data of one client" in ended.out
+
+
+def test_clip_is_the_channel_that_python_has() -> None:
+    built = prepared(f"train --channel clip:0.01 {GIVEN}").built
+    free = prepared(f"train {GIVEN}").built
+
+    def moved(algorithm: Algorithm) -> float:
+        """Length of the server's first step, of rate 1: at most that of one client's message."""
+        start = algorithm.init(0, 5)
+        after = simulate(algorithm, built.data, num_rounds=1, seed=0, devices=Devices("scan")).state
+        leaves = zip(*map(jax.tree.leaves, (algorithm.params(start), algorithm.params(after))), strict=True)
+        return float(np.sqrt(sum(np.sum(np.square(np.asarray(a) - np.asarray(b))) for a, b in leaves)))
+
+    assert 0 < moved(built.algorithm) <= 0.01 * (1 + 1e-6)
+    assert moved(free.algorithm) > 0.02  # the control
