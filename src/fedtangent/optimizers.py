@@ -27,9 +27,15 @@ _FACTORS = (1e6, 1e-6)  # large and small, so that a clipping threshold shows
 
 
 def staircase_decay(initial: Rate, factor: float = 0.99, every: int = 10) -> Callable[[Array], Array]:
-    """``initial * factor ** floor(round / every)``: the papers' decay by 0.99 every ten rounds.
+    """Returns the schedule ``initial * factor ** floor(round / every)``, the papers' decay by 0.99 every ten rounds.
 
-    Raises ``ValueError`` for a rate that is not positive, a factor outside (0, 1] or ``every`` below 1.
+    Args:
+        initial: Rate of the first rounds, a number above 0.
+        factor: Number in (0, 1] that the rate is multiplied by.
+        every: Rounds between two decays.
+
+    Raises:
+        ValueError: A rate that is not positive, a factor outside (0, 1] or ``every`` below 1.
     """
     check_rate("initial", initial)
     if callable(initial):
@@ -74,7 +80,7 @@ def check_optimizer(name: str, optimizer: Optimizer) -> None:
 
 
 def rate_at(rate: Rate, round_: Array) -> float | Array:
-    """The rate of round ``round_``."""
+    """Returns the rate of round ``round_``, a scalar, from a number or a schedule."""
     return rate(round_) if callable(rate) else rate
 
 
@@ -85,7 +91,7 @@ class Sgd(optax.GradientTransformation):
 
 
 def sgd(rate: Rate) -> Optimizer:
-    """Gradient descent at ``rate``: an optax transformation, or a function from the round to one.
+    """Builds gradient descent at ``rate``: an optax transformation, or a function from the round to one.
 
     A rate is rounded to each parameter's dtype first, so that a constant schedule gives the same bits as the number
     and float32 parameters stay in float32.
@@ -99,7 +105,7 @@ def at_rate(make: Callable[[float | Array], optax.GradientTransformation], rate:
 
 
 def at_round(optimizer: Optimizer, round_: Array) -> optax.GradientTransformation:
-    """The optimiser of round ``round_``. Its state must not depend on the round in shape or structure."""
+    """Returns the optimiser of round ``round_``; the shapes of its state must be the same in every round."""
     return optimizer if isinstance(optimizer, optax.GradientTransformation) else optimizer(round_)
 
 
@@ -127,7 +133,7 @@ def _flat(tree: PyTree) -> np.ndarray:
 
 
 def _coefficients(optimizer: optax.GradientTransformation, like: PyTree) -> list[float]:
-    """The displacement, of one parameter, for a unit gradient in one step alone: rate times a_1 .. a_T."""
+    """Rate times a_1 .. a_T: the movement of one parameter when the gradient is 1 in step t and 0 in all others."""
     zeros, ones = (jax.tree.map(fill, like) for fill in (jnp.zeros_like, jnp.ones_like))
     impulses = [[ones if t == s else zeros for t in range(_STEPS)] for s in range(_STEPS)]
     return [float(_moved(optimizer, impulse)[0]) for impulse in impulses]
@@ -152,10 +158,14 @@ def _differ(found: np.ndarray, expected: np.ndarray) -> bool:
 def check_linear(name: str, optimizer: Optimizer) -> None:
     """Raises ``ValueError`` unless an optimiser moves by ``-sum_t a_t g_t`` for its gradients g_1 .. g_T.
 
-    Tried on random gradients: scaled ones and a sum must move it accordingly (superposition), and every parameter must
-    have the same a_t, none negative. ``optax.adam``, clipping and weight decay fail (it pulls to 0, not the start). Of
-    a function from the round to an optimiser, the optimiser of round 0 is tried. One with a traced rate has no numbers
-    to look at, and passes.
+    The optimiser runs on random gradients, on multiples of them and on a sum of two sequences: its movement must scale
+    and add up likewise, and all parameters must share the same a_t, none of them negative. ``optax.adam`` and clipping
+    fail, and so does weight decay, which pulls to 0 and not to the start. A function from the round to an optimiser is
+    tried in round 0. An optimiser with a traced rate has no numbers to compare, and passes.
+
+    Args:
+        name: The argument's name, for the message.
+        optimizer: An optax optimiser, or a function from the round to one.
     """
     try:
         _try_linear(name, optimizer)
@@ -182,9 +192,17 @@ def _try_linear(name: str, optimizer: Optimizer) -> None:
 def unit_response(
     optimizer: optax.GradientTransformation, prox: float | Array, steps: Array, most: int | None, dtype: jnp.dtype
 ) -> Array:
-    """How far ``optimizer`` moves, downhill, in ``steps`` steps with gradient 1 and a proximal pull to the start, [].
+    """Returns how far an optimiser moves one number downhill when every gradient is 1.
 
-    ``most`` makes the loop static, of so many steps, as reverse-mode differentiation needs; None: of dynamic length.
+    Args:
+        optimizer: An optax optimiser that is linear in the gradients.
+        prox: Strength mu of a proximal pull to the start; 0 for none.
+        steps: Number of steps, a traced whole number [].
+        most: The most steps, for a loop of fixed length that reverse mode can differentiate; None for any number.
+        dtype: Floating type of the number.
+
+    Returns:
+        The distance, a scalar [].
     """
     start = jnp.zeros((), dtype)
 

@@ -326,7 +326,7 @@ class Engine(NamedTuple):
 
 
 class Training(NamedTuple):
-    """What the clients of an algorithm train, and how: what theory needs to know of local training.
+    """Model, loss, optimiser and local steps of an algorithm's clients, as theory needs them.
 
     Attributes:
         model: The network.
@@ -352,10 +352,10 @@ class Composition(NamedTuple):
     """How an algorithm was made, for those who make it anew for another model or follow it by theory.
 
     Attributes:
-        training: What its clients do; None for algorithms whose clients do not train.
+        training: The clients' local training; None for algorithms whose clients do not train.
         weighting: "examples" where a client counts by its number of examples, "uniform" where all count alike.
-        rule: What the closed form follows, as fields of ``theory.Rule``; or a sentence that says why there is no
-            closed form, and which algorithm with one is nearest.
+        rule: Fields of ``theory.Rule`` for the closed form; or a sentence that says why theory has none, and names
+            the nearest algorithm that has one.
         rebuild: Makes the same algorithm for another model; None where the recipe was not marked with ``recipe``.
     """
 
@@ -427,7 +427,7 @@ class Algorithm(NamedTuple):
 
     @property
     def rule(self) -> Mapping[str, Any] | str:
-        """What the closed form follows, or a sentence that says why there is no closed form."""
+        """Fields of ``theory.Rule`` for the closed form, or a sentence why theory has none."""
         return self.composition.rule
 
     def on(self, model: Model) -> Algorithm:

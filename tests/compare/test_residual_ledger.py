@@ -24,7 +24,7 @@ from fedtangent.federated.local import Work
 from fedtangent.models import mlp, rbf_linear
 from fedtangent.models.features import LinearStructure
 from fedtangent.theory import Rule
-from fedtangent.types import Cohort, Model, Partition
+from fedtangent.types import Algorithm, Cohort, Model, Partition
 
 from ..nightly import nightly
 
@@ -34,6 +34,7 @@ PARTITION = partition.quantity_skew(14, CLIENTS, 2.0, 1, min_client_size=2)
 
 
 class Seen(NamedTuple):
+    algorithm: Algorithm
     ledger: ResidualLedger
     run: Run
     features: np.ndarray  # of the linear model
@@ -57,9 +58,9 @@ def seen(model: Model, y: np.ndarray, *, x: np.ndarray = X, recipe: Any = algori
         devices=Devices("scan"),
     )
     if not isinstance(model.structure, LinearStructure):
-        return Seen(ledger, run, np.zeros(0), np.zeros(0))
+        return Seen(algorithm, ledger, run, np.zeros(0), np.zeros(0))
     start = algorithm.params(algorithm.init(seed, CLIENTS))["weights"]  # type: ignore[misc]
-    return Seen(ledger, run, np.asarray(model.structure.features(jnp.asarray(x))), np.asarray(start))
+    return Seen(algorithm, ledger, run, np.asarray(model.structure.features(jnp.asarray(x))), np.asarray(start))
 
 
 def network(width: int, outputs: int = 1) -> Model:
@@ -246,7 +247,7 @@ def test_a_network_that_is_not_finite_fails_without_an_error(wide: Seen) -> None
     state = wide.run.state
     broken = state._replace(server=jax.tree.map(lambda leaf: leaf * jnp.nan, state.server), round=jnp.int32(8))
     ledger = dataclasses.replace(wide.ledger, snapshots=[], rows=[], sources=([], []))
-    found = ledger(broken)
+    found = ledger(wide.algorithm, broken)
     assert found["failed"] == 1.0 and np.isnan(found["gap"]) and not ledger.passed
 
 
@@ -297,9 +298,9 @@ def test_mistakes_are_refused(make: Callable[[], Any], message: str) -> None:
 def test_a_ledger_is_for_its_rounds_and_needs_64_bits(linear: Seen) -> None:
     state = linear.run.state
     with pytest.raises(ValueError, match="state: got round 13, must be up to num_rounds, 12"):
-        linear.ledger(state._replace(round=state.round + 1))
+        linear.ledger(linear.algorithm, state._replace(round=state.round + 1))
     with pytest.raises(ValueError, match="state: got round 12, must be after 12: a ledger a run"):
-        linear.ledger(state)
+        linear.ledger(linear.algorithm, state)
     fedtangent.enable_x64(False)
     try:
         with pytest.raises(ValueError, match="jax_enable_x64: got False, must be True"):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedtangent.engine import Devices
 from fedtangent.engine.hypergradients import Hypergradient, final_objective, hypergradient
 from fedtangent.engine.run import simulate
 from fedtangent.federated import algorithms
@@ -52,7 +53,7 @@ def found(remat: str = "round", mapping: str = "scan", last: int | None = None) 
         VALUES,
         tiny_runs.validation_loss,
         remat=remat,
-        mapping=mapping,
+        devices=Devices(mapping),
         last=last,
     )
 
@@ -160,7 +161,7 @@ def test_without_static_loops_there_is_no_derivative_and_it_says_why() -> None:
         ({"remat": "all"}, "remat: got 'all', allowed are none, round, sqrt"),
         ({"last": 0}, "last: got 0, must be a whole number from 1 to 2"),
         ({"last": 3}, "last: got 3, must be a whole number from 1 to 2"),
-        ({"mapping": "sharded"}, "mapping: got 'sharded'"),
+        ({"devices": Devices("sharded")}, "mapping: got 'sharded'"),
         ({"values": VALUES | {"server_learning_rate": -1.0}}, "server_learning_rate: got -1.0"),
     ],
 )

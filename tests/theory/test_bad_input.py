@@ -71,7 +71,7 @@ BAD = {
     "outputs full": (lambda g: {"outputs": "full"}, r"ntk_train: got shape \(24, 24\), must be \(48, 48\)"),
     "rows out of range": (
         lambda g: {"partition": Partition(np.arange(1, 25), np.array([0, 24]))},
-        r"partition\.indices: got 24 at position 23, must be from 0 to 23",
+        "partition: got 24 for client 0, must be from 0 to 23",
     ),
     "offsets": (
         lambda g: {"partition": Partition(np.arange(24), np.array([0, 20]))},

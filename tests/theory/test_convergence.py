@@ -250,7 +250,9 @@ def test_refuses(maker):
         "learning_rate: got -1.0, must be above 0": {"rule": run.rule(learning_rate=-1.0)},
         "mu: got 0.1, must be 0.0 here": {"rule": run.rule(mu=0.1)},
         "algorithm: got 'scaffold', must be 'fed_avg' here": {"rule": run.rule(algorithm="scaffold")},
-        r"partition\.indices: got 40 at position 39": {"partition": Partition(np.arange(1, 41), np.array([0, 40]))},
+        "partition: got 40 for client 0, must be from 0 to 39": {
+            "partition": Partition(np.arange(1, 41), np.array([0, 40]))
+        },
         "cohorts: got shapes": {"cohorts": Cohort(run.client, run.model, run.weight[:1])},
     }
     for message, change in bad.items():

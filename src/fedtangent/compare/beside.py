@@ -229,16 +229,16 @@ def setting_of_run(
 def check_followed(described: Description) -> None:
     """Raises ``ValueError`` for algorithms and options that theory has no rule for, before data are loaded.
 
-    Whether there is a rule is told by the algorithm for a small network and a few clients.
+    The algorithm is built for a small network and eight clients, which is enough to read its rule.
     """
-    o = described.algorithm.options
+    options = described.algorithm.options
     for name, (plain, why) in NOT_FOLLOWED.items():
-        if getattr(o, name, plain) != plain:
-            raise ValueError(f"{name}: got {getattr(o, name)!r}, must be {plain!r} beside theory, {why}")
-    bound = getattr(o, "max_update_norm", None)
+        if getattr(options, name, plain) != plain:
+            raise ValueError(f"{name}: got {getattr(options, name)!r}, must be {plain!r} beside theory, {why}")
+    bound = getattr(options, "max_update_norm", None)
     if bound is not None and bound < np.inf:
         raise ValueError(f"max_update_norm: got {bound}, must be inf beside theory, which rejects nothing")
-    optimizer = getattr(o, "client_optimizer", "sgd")
+    optimizer = getattr(options, "client_optimizer", "sgd")
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"client_optimizer: got {optimizer!r}, allowed beside theory are {', '.join(OPTIMIZERS)}")
     rule_beside(described, _small(described))
@@ -258,19 +258,24 @@ def _small(described: Description) -> Algorithm:
 def rule_beside(described: Description, algorithm: Algorithm) -> tuple[dict[str, Any], str]:
     """Returns fields of ``theory.Rule`` for the algorithm, and how clients are weighted in the mean.
 
-    Raises ``ValueError`` for an algorithm that theory has no rule for, and for parts of a rule that do not go together.
+    Args:
+        described: The run, whose options of optimiser, loss and server rate belong to the rule.
+        algorithm: The run's algorithm, for any model.
+
+    Raises:
+        ValueError: The algorithm has no rule, or parts of its rule contradict each other.
     """
-    o, rule = described.algorithm.options, algorithm.rule
+    options, rule = described.algorithm.options, algorithm.rule
     if isinstance(rule, str):
         raise ValueError(f"algorithm: got {algorithm.name!r}, of which theory has no rule: {rule}")
     followed: dict[str, Any] = {
         name: _each_round(value, described) if callable(value) else value for name, value in rule.items()
     }
-    followed["loss"] = o.loss
-    if getattr(o, "client_optimizer", "sgd") == "momentum":
+    followed["loss"] = options.loss
+    if getattr(options, "client_optimizer", "sgd") == "momentum":
         followed["local_momentum"] = MOMENTUM
-    if getattr(o, "server_learning_rate", None) is not None:
-        followed["server_learning_rate"] = o.server_learning_rate
+    if getattr(options, "server_learning_rate", None) is not None:
+        followed["server_learning_rate"] = options.server_learning_rate
     read_rule(Rule(1, 1.0, **followed), np.ones(1, int))
     return followed, algorithm.composition.weighting
 

@@ -122,11 +122,11 @@ def compose(
     Args:
         name: The algorithm's name.
         model: The network.
-        local: What a client does with one model in a round.
-        server: What the server does with one model's aggregated messages.
+        local: A client's training of one model in a round, and its message.
+        server: The server's step of one model along the aggregated messages.
         schedule: Which client trains which model in which round.
-        parts: Further parts, all of which have a default.
-        composition: What the clients train and what rule theory follows; None where theory follows none.
+        parts: Further parts, such as the channel, with their defaults.
+        composition: The clients' training and the rule for theory; None where theory has no rule.
 
     Returns:
         The algorithm; its ``step`` needs an ``Engine``, which ``simulate`` makes.

@@ -91,8 +91,8 @@ def ensemble(s: BarrierSettings, model: Model, common_start: bool = False) -> Al
     plan = schedule.per_client_permutations(s.num_clients, s.num_models)
     rate, work = staircase_decay(s.learning_rate, s.decay, 10), Work(epochs=s.local_epochs, batch_size=s.batch_size)
     training = trained(model, rate, None, work, "cross_entropy")
-    own = AveragingParts(parts=Parts(common_start=common_start))
-    return train_and_average("fed_ensemble", training, plan, Averaging(), own)
+    replaced = AveragingParts(parts=Parts(common_start=common_start))
+    return train_and_average("fed_ensemble", training, plan, Averaging(), replaced)
 
 
 def train(algorithm: Algorithm, held: FederatedData, num_rounds: int, seed: int) -> dict[int, PyTree]:

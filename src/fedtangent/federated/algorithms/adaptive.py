@@ -143,12 +143,18 @@ ADAPTS = "its server divides by what every parameter moved before, which no kern
 
 
 def _stepping(make: Callable[[Number], optax.GradientTransformation]) -> AveragingParts:
-    """A server that steps with the optimiser ``make`` of its rate."""
+    """A server that steps with the optimiser that ``make`` returns for its rate."""
 
     def server(rate: Rate) -> Server:
         return optax_server(at_rate(make, rate))
 
     return AveragingParts(server)
+
+
+def _with_moments(make: Callable[..., optax.GradientTransformation], adaptivity: Adaptivity) -> AveragingParts:
+    """A server that steps with Adam or Yogi, which have the same numbers."""
+    numbers = {"beta_1": adaptivity.beta_1, "beta_2": adaptivity.beta_2, "tau": adaptivity.tau}
+    return _stepping(partial(make, **numbers, initial=adaptivity.initial_second_moment))
 
 
 @recipe(
@@ -192,15 +198,8 @@ def fed_adam(
         ValueError: As ``fed_avg`` raises.
     """
     training = trained(model, client_learning_rate, client_optimizer, work, loss)
-    make = partial(
-        adam,
-        beta_1=adaptivity.beta_1,
-        beta_2=adaptivity.beta_2,
-        tau=adaptivity.tau,
-        initial=adaptivity.initial_second_moment,
-    )
     averaging = averaging.filled(server_learning_rate=0.01)
-    return train_and_average("fed_adam", training, schedule, averaging, _stepping(make), ADAPTS)
+    return train_and_average("fed_adam", training, schedule, averaging, _with_moments(adam, adaptivity), ADAPTS)
 
 
 @recipe(
@@ -241,15 +240,8 @@ def fed_yogi(
         ValueError: As ``fed_avg`` raises.
     """
     training = trained(model, client_learning_rate, client_optimizer, work, loss)
-    make = partial(
-        yogi,
-        beta_1=adaptivity.beta_1,
-        beta_2=adaptivity.beta_2,
-        tau=adaptivity.tau,
-        initial=adaptivity.initial_second_moment,
-    )
     averaging = averaging.filled(server_learning_rate=0.01)
-    return train_and_average("fed_yogi", training, schedule, averaging, _stepping(make), ADAPTS)
+    return train_and_average("fed_yogi", training, schedule, averaging, _with_moments(yogi, adaptivity), ADAPTS)
 
 
 @recipe(
@@ -329,6 +321,6 @@ def fed_avg_m(
     """
     momentum, nesterov = server_momentum.momentum, server_momentum.nesterov
     training = trained(model, client_learning_rate, client_optimizer, work, loss)
-    own = _stepping(partial(heavy_ball, decay=momentum, nesterov=nesterov))
+    replaced = _stepping(partial(heavy_ball, decay=momentum, nesterov=nesterov))
     rule = {"server_momentum": momentum, "nesterov": nesterov}
-    return train_and_average("fed_avg_m", training, schedule, averaging, own, rule)
+    return train_and_average("fed_avg_m", training, schedule, averaging, replaced, rule)

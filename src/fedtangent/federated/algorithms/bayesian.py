@@ -36,7 +36,7 @@ SAMPLES = "it predicts with samples about the mean of the models; nearest is fed
 
 @dataclasses.dataclass(frozen=True)
 class EnsembleOfClients:
-    """What an ensemble that is drawn from the clients' models consists of."""
+    """Members of the ensemble that FedBE draws from the clients' models."""
 
     posterior: str = "gaussian"
     """gaussian (diagonal) or dirichlet (random convex combinations)."""
@@ -45,7 +45,7 @@ class EnsembleOfClients:
     concentration: float = 1.0
     """Concentration of the symmetric Dirichlet distribution."""
     members: tuple[str, ...] = MEMBERS
-    """What the ensemble consists of, each model counting once: samples, clients, mean."""
+    """Members of the ensemble, each model counting once: samples, clients, mean."""
     slots_per_model: int | None = None
     """The most clients that one model hears in a round (default: all slots); ``info["dropped"]`` counts the others."""
 
@@ -114,7 +114,7 @@ def fed_be(
         schedule: Which client trains which model in which round.
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
-        ensemble: What the ensemble consists of, the server's data, and how the student learns.
+        ensemble: Members of the ensemble, the server's data, and how the student learns.
         loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
@@ -153,14 +153,14 @@ def fed_be(
         student, seen = distil(student_key, model, SOFT_LOSSES[soft], distillation, mean, unlabelled, labels)
         return student, {"distillation_loss": seen, "dropped": sent.beyond}
 
-    own = AveragingParts(
+    replaced = AveragingParts(
         Server(lambda params: params, lambda state: state, lambda state: state, update, map_models=sequentially),
         parts=Parts(
             aggregate=stack(places),
             ledger=lambda cost, data: cost._replace(uplink_once=unlabelled.size * unlabelled.dtype.itemsize),
         ),
     )
-    return train_and_average("fed_be", training, schedule, averaging, own, DISTILS)
+    return train_and_average("fed_be", training, schedule, averaging, replaced, DISTILS)
 
 
 class Posterior(NamedTuple):
@@ -202,7 +202,7 @@ def fed_be_no_distillation(
         schedule: Which client trains which model in which round.
         client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
         work: Local steps, or epochs, and minibatches of a round.
-        ensemble: What the ensemble consists of.
+        ensemble: Members of the ensemble.
         loss: Name of a loss of ``losses.LOSSES`` or a function as those there; by default the model's usual one.
         client_optimizer: An optax optimiser of the clients, in place of gradient descent at a rate.
         averaging: Weights, server step and channel.
@@ -235,8 +235,8 @@ def fed_be_no_distillation(
         mean = jnp.mean(means, axis=0)
         return Prediction(jnp.log(mean) if probabilities else mean, outputs.reshape((-1, *outputs.shape[2:])))
 
-    own = AveragingParts(
+    replaced = AveragingParts(
         Server(init, lambda state: state.params, lambda state: state.params, update),
         parts=Parts(aggregate=stack(places), predict=predict),
     )
-    return train_and_average("fed_be_no_distillation", training, schedule, averaging, own, SAMPLES)
+    return train_and_average("fed_be_no_distillation", training, schedule, averaging, replaced, SAMPLES)

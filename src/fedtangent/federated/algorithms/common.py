@@ -85,16 +85,16 @@ class Averaging:
         if bits is not None and (isinstance(bits, bool) or bits not in BITS):
             raise ValueError(f"secure_aggregation: got {bits!r}, must be the bits of a masked number, 32 or 64")
 
-    def filled(self, **own: Any) -> Averaging:
-        """Returns the options, where those left open have the algorithm's ``own`` values."""
+    def filled(self, **defaults: Any) -> Averaging:
+        """Returns the options with the algorithm's ``defaults`` for those that are None."""
         if self.server_optimizer is not None:
-            own.pop("server_learning_rate", None)
-        left_open = {name: value for name, value in own.items() if getattr(self, name) is None}
+            defaults.pop("server_learning_rate", None)
+        left_open = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **left_open)
 
 
 def local_descent(training: Training) -> Optimizer:
-    """Returns the clients' optimiser: the one that is given, or gradient descent at the clients' rate."""
+    """Returns the clients' optimiser, or gradient descent at their learning rate where they have none."""
     return sgd(training.learning_rate) if training.optimizer is None else training.optimizer
 
 
@@ -106,7 +106,15 @@ def trained(
     loss: Any,
     name: str = "client",
 ) -> Training:
-    """Returns what clients train and how, checked; ``loss`` None is the loss that the model is usually trained with.
+    """Checks the arguments of local training and returns them as one record.
+
+    Args:
+        model: Network that the clients train.
+        client_learning_rate: Step size of local gradient descent, a number or a schedule of the round.
+        client_optimizer: An optax optimiser, in place of gradient descent at a rate.
+        work: Local steps, or epochs, and minibatches of a round.
+        loss: Name of a loss or a function; None for the loss that the model is usually trained with.
+        name: Prefix of the two arguments' names in error messages; empty for ``learning_rate`` and ``optimizer``.
 
     Raises:
         ValueError: Not exactly one of rate and optimiser, a rate that is not positive, no ``Work``, an unknown loss.
@@ -129,14 +137,14 @@ def trained(
 
 
 class AveragingParts(NamedTuple):
-    """Parts that an averaging algorithm replaces by its own.
+    """Parts in which an averaging algorithm differs from FedAvg.
 
     Attributes:
-        server: A server of its own, which has no rate, or a function from the server's rate to it; None for a server
-            that steps with an optimiser.
-        local: The clients' local problem and message, where they are not FedAvg's.
-        around: Wraps local training by what else a client does.
-        parts: Further parts of the composition.
+        server: Another server, without a rate, or a function from the server's rate to one; None for a server that
+            steps with an optimiser.
+        local: The clients' local problem and message.
+        around: Wraps local training by further work of the client, such as a second model.
+        parts: Further parts of the composition, such as a channel.
     """
 
     server: Server | Callable[[Rate], Server] | None = None
@@ -150,34 +158,38 @@ def train_and_average(
     training: Training,
     schedule: Schedule,
     averaging: Averaging,
-    own: AveragingParts = AveragingParts(),
+    replaced: AveragingParts = AveragingParts(),
     rule: Mapping[str, Any] | str = NO_RULE,
 ) -> Algorithm:
     """Builds an algorithm whose clients train and whose server steps along the weighted mean of their messages.
 
     Args:
         name: The algorithm's name.
-        training: What the clients train, and how.
+        training: The clients' model, loss, optimiser and local steps.
         schedule: Which client trains which model in which round.
         averaging: Weights, server step and channel.
-        own: Parts of the algorithm's own.
-        rule: What the closed form follows, or a sentence that says why there is none.
+        replaced: Parts in which the algorithm differs from FedAvg.
+        rule: Fields of ``theory.Rule`` for the closed form, or a sentence why theory has none.
+
+    Returns:
+        The composed algorithm.
 
     Raises:
         ValueError: A server rate or optimiser where the algorithm has a server of its own, an impossible ``work``, or
             options that exclude each other.
     """
     instance("averaging", averaging, Averaging)
-    server = _server(name, averaging, own.server)
-    train = local_training(training.model, get_loss(training.loss), local_descent(training), training.work, **own.local)
-    train = subsampled(own.around(train), averaging.beta)
+    server = _server(name, averaging, replaced.server)
+    loss, descent = get_loss(training.loss), local_descent(training)
+    train = local_training(training.model, loss, descent, training.work, **replaced.local)
+    train = subsampled(replaced.around(train), averaging.beta)
     weighting = "examples" if averaging.weighting is None else averaging.weighting
-    parts = own.parts._replace(weighting=weighting)
+    parts = replaced.parts._replace(weighting=weighting)
 
     def check(data: FederatedData) -> None:
         check_data(training.loss, data)
-        if own.parts.check is not None:
-            own.parts.check(data)
+        if replaced.parts.check is not None:
+            replaced.parts.check(data)
 
     parts = parts._replace(check=check)
     for field in ("accept", "channel", "personal"):

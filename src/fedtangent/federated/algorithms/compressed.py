@@ -64,8 +64,8 @@ def fed_com(
         ValueError: Bits outside 2 .. 16, and as ``fed_avg`` raises.
     """
     training = trained(model, client_learning_rate, client_optimizer, work, loss)
-    own = AveragingParts(parts=Parts(channel=uniform_quantiser(bits)))
-    return train_and_average("fed_com", training, schedule, averaging, own, ROUNDS)
+    replaced = AveragingParts(parts=Parts(channel=uniform_quantiser(bits)))
+    return train_and_average("fed_com", training, schedule, averaging, replaced, ROUNDS)
 
 
 @recipe(
@@ -105,5 +105,5 @@ def fed_paq(
         ValueError: Bits outside 2 .. 16, a ``bucket_size`` below 1, and as ``fed_avg`` raises.
     """
     training = trained(model, client_learning_rate, client_optimizer, work, loss)
-    own = AveragingParts(parts=Parts(channel=qsgd(quantiser.bits, bucket_size=quantiser.bucket_size)))
-    return train_and_average("fed_paq", training, schedule, averaging, own, ROUNDS)
+    replaced = AveragingParts(parts=Parts(channel=qsgd(quantiser.bits, bucket_size=quantiser.bucket_size)))
+    return train_and_average("fed_paq", training, schedule, averaging, replaced, ROUNDS)

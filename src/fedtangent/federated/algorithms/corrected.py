@@ -66,8 +66,8 @@ def fed_prox(
     """
     number("mu", mu, at_least=0)
     training = trained(model, client_learning_rate, client_optimizer, work, loss)
-    own = AveragingParts(local=Posed(pose=proximal(mu)))
-    return train_and_average("fed_prox", training, schedule, averaging, own, rule={"mu": mu})
+    replaced = AveragingParts(local=Posed(pose=proximal(mu)))
+    return train_and_average("fed_prox", training, schedule, averaging, replaced, rule={"mu": mu})
 
 
 class Dynamic(NamedTuple):
@@ -147,9 +147,9 @@ def fed_dyn(
 
     training = trained(model, client_learning_rate, client_optimizer, work, loss)
     local = Posed(pose=pose, init=pytrees.zeros_like, settle=settle)
-    own = AveragingParts(partial(dynamic_server, mu, schedule.num_clients), local)
+    replaced = AveragingParts(partial(dynamic_server, mu, schedule.num_clients), local)
     averaging = averaging.filled(weighting="uniform")
-    return train_and_average("fed_dyn", training, schedule, averaging, own, {"algorithm": "fed_dyn", "mu": mu})
+    return train_and_average("fed_dyn", training, schedule, averaging, replaced, {"algorithm": "fed_dyn", "mu": mu})
 
 
 class Controlled(NamedTuple):
@@ -234,9 +234,9 @@ def scaffold(
     message = lambda params: Controlled(params, params)  # noqa: E731
     training = trained(model, client_learning_rate, None, work, loss)
     local = Posed(pose=pose, answer=answer, init=pytrees.zeros_like, message=message, settle=settle)
-    own = AveragingParts(partial(controlled_server, schedule.num_clients), local)
+    replaced = AveragingParts(partial(controlled_server, schedule.num_clients), local)
     averaging = averaging.filled(weighting="uniform")
-    return train_and_average("scaffold", training, schedule, averaging, own, {"algorithm": "scaffold"})
+    return train_and_average("scaffold", training, schedule, averaging, replaced, {"algorithm": "scaffold"})
 
 
 def halpern(index: Array) -> Array:
@@ -332,11 +332,11 @@ def modified_local_gd(
     anchoring.check()
     mu = anchoring.mu
     training = trained(model, client_learning_rate, client_optimizer, work, loss)
-    own = AveragingParts(partial(anchored_server, anchoring), Posed(pose=proximal(mu)))
+    replaced = AveragingParts(partial(anchored_server, anchoring), Posed(pose=proximal(mu)))
     rule = {
         "algorithm": "modified_local_gd",
         "mu": mu,
         "anchoring": lambda round_: anchoring.alpha(round_ + anchoring.first_index),
     }
     averaging = averaging.filled(weighting="uniform")
-    return train_and_average("modified_local_gd", training, schedule, averaging, own, rule)
+    return train_and_average("modified_local_gd", training, schedule, averaging, replaced, rule)

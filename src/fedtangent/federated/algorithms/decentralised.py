@@ -171,7 +171,7 @@ def gossip(
         return updated
 
     neighbours = np.count_nonzero(matrix - np.diag(matrix.diagonal()), axis=1)
-    own = AveragingParts(
+    replaced = AveragingParts(
         lambda rate: optax_server(sgd(rate))._replace(map_models=map_models),
         parts=Parts(
             common_start=mixing.common_start,
@@ -180,7 +180,7 @@ def gossip(
         ),
     )
     training = trained(model, client_learning_rate, client_optimizer, work, loss)
-    return train_and_average("gossip", training, schedule, averaging, own, MIXES)
+    return train_and_average("gossip", training, schedule, averaging, replaced, MIXES)
 
 
 def _everybody_trains(data: FederatedData) -> None:

@@ -138,8 +138,9 @@ def fed_nova(
         return Normalised(pytrees.scale(1 / scale, pytrees.subtract(broadcast, params)), scale), state
 
     message = lambda params: Normalised(params, jnp.zeros((), _precision(params)))  # noqa: E731
-    own = AveragingParts(partial(normalised_server, tau_eff), Posed(pose=proximal(mu), answer=answer, message=message))
-    return train_and_average("fed_nova", training, schedule, averaging, own, {"algorithm": "fed_nova", "mu": mu})
+    local = Posed(pose=proximal(mu), answer=answer, message=message)
+    replaced = AveragingParts(partial(normalised_server, tau_eff), local)
+    return train_and_average("fed_nova", training, schedule, averaging, replaced, {"algorithm": "fed_nova", "mu": mu})
 
 
 def _precision(params: PyTree) -> jnp.dtype:

@@ -111,9 +111,9 @@ def ditto(
     def around(train: Local) -> Local:
         return _with_personal_model(train, model, get_loss(training.loss), descent, steps, personal_training.mu)
 
-    own = AveragingParts(around=around, parts=Parts(personal=own_models))
+    replaced = AveragingParts(around=around, parts=Parts(personal=own_models))
     rule = "every client predicts with a model of its own; nearest is fed_avg, the model that all share"
-    return train_and_average("ditto", training, schedule, averaging, own, rule)
+    return train_and_average("ditto", training, schedule, averaging, replaced, rule)
 
 
 def _with_personal_model(
@@ -257,9 +257,9 @@ def lg_fed_avg(
         message=lambda params: shared_part(mask, params),
     )
     training = trained(model, client_learning_rate, client_optimizer, work, loss)
-    own = AveragingParts(server, posed, parts=Parts(personal=personal, predict=predict))
+    replaced = AveragingParts(server, posed, parts=Parts(personal=personal, predict=predict))
     rule = "some parameters stay with their client; nearest is fed_avg, where all are shared"
-    return train_and_average("lg_fed_avg", training, schedule, averaging, own, rule)
+    return train_and_average("lg_fed_avg", training, schedule, averaging, replaced, rule)
 
 
 def _of_shared_part(server: Server, mask: PyTree) -> Server:
@@ -334,7 +334,7 @@ def local_only(
         update=lambda state, aggregated, info: (state, {}),
     )
     once = schedule.num_models * schedule.num_clients * initial
-    own = AveragingParts(
+    replaced = AveragingParts(
         server,
         posed,
         parts=Parts(
@@ -344,7 +344,7 @@ def local_only(
         ),
     )
     training = trained(model, client_learning_rate, client_optimizer, work, loss)
-    return train_and_average("local_only", training, schedule, averaging, own, ALONE)
+    return train_and_average("local_only", training, schedule, averaging, replaced, ALONE)
 
 
 def _mean_of_clients(model: Model, models: PyTree, x: Array) -> Array:

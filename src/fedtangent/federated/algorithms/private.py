@@ -150,8 +150,8 @@ def dp_fed_avg(
 
         return stepping._replace(unheard=unheard)
 
-    own = AveragingParts(server, parts=Parts(aggregate=fixed_mean(m)))
-    return train_and_average("dp_fed_avg", training, schedule, averaging, own, NOISY)
+    replaced = AveragingParts(server, parts=Parts(aggregate=fixed_mean(m)))
+    return train_and_average("dp_fed_avg", training, schedule, averaging, replaced, NOISY)
 
 
 def _received_clipped(channel: Channel, norm: float) -> Channel:

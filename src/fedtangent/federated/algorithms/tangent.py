@@ -25,7 +25,7 @@ EVOLVES = "its server evolves a kernel (theory.ntk_evolution); nearest is fed_av
 
 @dataclasses.dataclass(frozen=True)
 class Pooling:
-    """What the server of NTK-FL pools, and what it chooses the time of the evolution by."""
+    """Sizes of NTK-FL's pool at the server, and the examples that choose the time of the evolution."""
 
     validation: tuple[Array, Array] | None = None
     """Examples x [m, ...] and y [m, C] that the server holds, charged as sent up once before the first round."""
@@ -40,7 +40,7 @@ class Pooling:
 
 @dataclasses.dataclass(frozen=True)
 class Compression:
-    """The switches of CP-NTK-FL, each of which works by itself; by default all are off."""
+    """Switches of CP-NTK-FL; each works without the others, and all are off by default."""
 
     beta: float = 1.0
     """Share of its examples that a client uses in a round."""
@@ -76,9 +76,9 @@ def ntk_fl(
         schedule: Which client sends its Jacobians to which model in which round.
         learning_rate: eta of the halved squared error averaged over examples and outputs, or of the mean cross
             entropy, on class labels; a number or a schedule of the round.
-        loss: squared_error or cross_entropy (default: that of ``evolution``).
+        loss: squared_error or cross_entropy (default: the loss of ``evolution``).
         evolution: Times, kernel and method of the evolution.
-        pooling: What the server pools, and what it chooses the time by.
+        pooling: Sizes of the pool, and the examples that choose the time.
 
     Returns:
         The algorithm; theory has no rule for it, and its ``rule`` says why.
@@ -115,9 +115,9 @@ def cp_ntk_fl(
         model: Network whose kernel is evolved.
         schedule: Which client sends its Jacobians to which model in which round.
         learning_rate: As of ``ntk_fl``.
-        loss: squared_error or cross_entropy (default: that of ``evolution``).
+        loss: squared_error or cross_entropy (default: the loss of ``evolution``).
         evolution: Times, kernel and method of the evolution, without a ``linearise``, which sparsity decides.
-        pooling: What the server pools, and what it chooses the time by.
+        pooling: Sizes of the pool, and the examples that choose the time.
         compression: Share of examples, sparsity, bits and shuffling.
 
     Returns:
