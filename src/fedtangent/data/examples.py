@@ -38,7 +38,7 @@ class Split(NamedTuple):
 
     Attributes:
         x: Inputs [n, ...].
-        targets: What the squared error, or a loss of margins, compares outputs with, [n, C].
+        targets: Numbers that the squared error, or a loss of margins, compares outputs with, [n, C].
         labels: Class labels [n] int32; None for regression.
     """
 
@@ -54,7 +54,7 @@ class Split(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Examples:
-    """What a run trains on and is measured on; ``run_examples`` makes it.
+    """Training and test examples of a run, and the clients that hold them; ``run_examples`` makes it.
 
     Attributes:
         dataset: The data on the host, as the user has them; string labels as their numbers.
@@ -63,7 +63,7 @@ class Examples:
         clients: Which training examples each client holds.
         data: The training examples on the device, inputs float32 or int32 (tokens), targets as the loss takes them.
         train: The first 10,000 training examples at most, to measure metrics on.
-        test: All test examples, or None where there are none.
+        test: All test examples; None for data without a test split.
     """
 
     dataset: Dataset
@@ -165,7 +165,7 @@ def run_examples(
             takes them as labels.
         model: The network, to be checked against the data; it may have more outputs than arrays have classes.
         data_dir: Folder with original files, for a data set's name.
-        seed: Of what is random in loading a data set by its name.
+        seed: Seed of the random part of loading a data set by its name.
 
     Returns:
         The examples on the device and on the host, and who holds them.
@@ -193,10 +193,15 @@ def run_examples(
 
 
 def clients_of(clients: Any, num_examples: int) -> Partition:
-    """Returns the partition that ``clients`` describe, in one of the forms that ``run_examples`` takes.
+    """Returns the partition that ``clients`` describe.
 
-    Raises ``ValueError`` for users of another number, and for clients that repeat an example, hold one that there is
-    not, or hold none at all.
+    Args:
+        clients: One of the forms that ``run_examples`` takes.
+        num_examples: Number of training examples n.
+
+    Raises:
+        ValueError: A list of users whose length is not n; clients that repeat an example, or hold an example beyond n;
+            or no client with an example.
     """
     if not isinstance(clients, Partition | Mapping) and _are_users(clients):
         if len(clients) != num_examples:
@@ -422,7 +427,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _listed(names: Any) -> str:
-    """The first names, and that there are more."""
+    """The first five names, with .. for further ones."""
     return ", ".join(map(str, names[:5])) + (", .." if len(names) > 5 else "")
 
 

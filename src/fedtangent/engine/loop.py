@@ -84,14 +84,14 @@ def chunk_length(shapes: PyTree) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What is measured along a run, and what the caller learns of it while it runs; none of it changes the result.
+    """Metrics of a run, their rounds, and reports while it runs; none of these changes the result.
 
     Attributes:
         every: Rounds between evaluations; None: at the start and at the end only.
         measure: ``(algorithm, state) -> metrics by name``, called on the initial state, every ``every`` rounds and at
-            the end. The state's buffers are re-used by the next rounds: copy what is to be kept.
-        report: Called with each ``Measurement`` as soon as it is there, so that nothing computed is lost; when a run is
-            resumed, first with those of the checkpoint.
+            the end. The next rounds re-use the state's buffers: copy arrays that are kept.
+        report: Called with each ``Measurement`` as soon as it exists; when a run is resumed, first with the
+            measurements of the checkpoint.
         stop_on_divergence: Look, between chunks of rounds, whether the server's numbers are finite and whether any
             client's loss is; if not, return state and history of the last round for which they were, with ``status``
             "diverged at round ..."; and likewise before a round that the server could not make, "unstable at round

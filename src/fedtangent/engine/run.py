@@ -132,20 +132,20 @@ def simulate(
     devices: Devices = Devices(),
     checkpoints: Checkpoints | None = None,
 ) -> Run:
-    """Runs ``num_rounds`` rounds of ``algorithm`` on ``data``: networks are trained.
+    """Simulates ``num_rounds`` rounds of ``algorithm`` on ``data``: networks are trained.
 
     Args:
-        algorithm: What runs; the recipes of ``federated.algorithms`` make one.
+        algorithm: The algorithm, from a recipe such as ``fed_avg``.
         data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test), of
             which the training examples are used; or ``FederatedData``, which also says who holds which example.
         clients: Who holds which training example: a ``Partition``, a list of index arrays, or the user of each
             example [n]; None with ``FederatedData``.
         num_rounds: Communication rounds R.
         seed: An int or a typed key, from which the keys of initialisation, schedule and training are derived.
-        start: What the models begin with: None, for the initialisation that the seed draws; a typed key to initialise
+        start: Beginning of the models: None, for the initialisation that the seed draws; a typed key to initialise
             from, while schedule and training stay the seed's; or parameters, of one model (all K begin there) or of
             each, with a leading axis K.
-        evaluation: What is measured and when, and what is shown on the way.
+        evaluation: Metrics, the rounds at which they are measured, and progress.
         devices: How a round's clients are mapped onto the devices; this does not change the result beyond rounding.
         checkpoints: Where to write checkpoints, and whether to continue from one. A run that was stopped, or killed,
             and resumed returns what the uninterrupted run returns, bit for bit, history included, seconds aside; so
@@ -252,8 +252,8 @@ def params_by_round(
     run = simulate(
         algorithm, data, clients, num_rounds=num_rounds, seed=seed, start=start, evaluation=looked, devices=devices
     )
-    seen = [row.metrics["params"] for row in run.history.evaluations]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *seen)
+    measured = [row.metrics["params"] for row in run.history.evaluations]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *measured)
 
 
 def _run(setup: RunSetup, state: PyTree) -> Run:

@@ -85,7 +85,7 @@ def sweep(
     evaluation: Evaluation,
     devices: Devices = Devices(),
 ) -> Sweep:
-    """Runs every configuration of ``grid`` with every seed.
+    """Simulates every configuration of ``grid`` with every seed.
 
     Floating values (rates, mu) are traced: configurations that differ in them only are one compiled program. Anything
     else (the number of models K or of local steps, names) decides shapes or code: each combination of such values is

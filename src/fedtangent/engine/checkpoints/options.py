@@ -104,7 +104,7 @@ def key_text(key: int | Key | None) -> str | None:
 
 
 def start_text(start: Key | PyTree | None) -> str | None:
-    """What the models begin with as text: a key, or the SHA-256 of parameters."""
+    """Returns the beginning of the models as text: a key, or the SHA-256 of parameters."""
     if start is None or (isinstance(start, jax.Array) and is_key(start)):
         return key_text(start)
     digest = hashlib.sha256()
