@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedtangent.data import Dataset
+from fedtangent.data.examples import inputs_on_device
 from fedtangent.engine import building, description
 from fedtangent.engine.building import Built, build
 from fedtangent.engine.clients import engine_for
@@ -67,7 +68,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "ntk_fl", "loss": "exponential"}, "loss: got 'exponential', allowed are squared_error, cross"),
     ({"algorithm": "fed_be", "loss": "logistic"}, "loss: got 'logistic', allowed are cross_entropy, squared_error"),
     ({"dataset": "sine", "loss": "logistic"}, "y_train: got .*, must be -1 or 1 for the loss 'logistic'"),
-    ({"dataset": "sine", "loss": "cross_entropy_sum"}, "loss: got cross_entropy_sum, must be squared_error: "),
+    (
+        {"dataset": "sine", "loss": "cross_entropy_sum"},
+        "loss: got 'cross_entropy_sum', which needs class labels .* allowed are squared_error",
+    ),
     ({"weighting": "x"}, "weighting: got 'x', .*examples, uniform"),
     ({"activation": "x"}, "activation: got 'x'.*relu"),
     ({"parameterization": "x"}, "parameterization: got 'x', allowed are ntk, standard"),
@@ -234,8 +238,7 @@ def test_data_that_are_not_finite_or_no_classes(
 
 def test_inputs_keep_their_kind_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tiny().data.x.dtype == jnp.float32 and tiny().data.x.shape == (120, 8, 8, 1)
-    x, dtype = building._inputs(np.zeros((3, 5), np.int16))
-    assert dtype == jnp.int32 and x.dtype == np.int32
+    assert inputs_on_device(np.zeros((3, 5), np.int16)).dtype == np.int32
     whole = lambda x: (16 * x).astype(np.int32)  # noqa: E731
     altered(monkeypatch, x_train=whole, x_test=whole)
     built = tiny()

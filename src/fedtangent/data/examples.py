@@ -180,7 +180,7 @@ def run_examples(
     """
     dataset, classes = _read(data, data_dir, seed, bool(model is not None and model.reads_tokens))
     for split in SPLITS[: 2 if len(dataset.x_test) else 1]:
-        _check_split(dataset, split, loss)
+        check_split(dataset, split, loss)
     partition = clients_of(clients, len(dataset.x_train))
     is_arrays = not isinstance(data, str | Dataset)
     if model is not None:
@@ -335,8 +335,14 @@ def _called(y: np.ndarray) -> str:
 # ---- checks ---------------------------------------------------------------------------------------------------------
 
 
-def _check_split(dataset: Dataset, split: str, loss: str | Loss) -> None:
-    """Raises ``ValueError`` unless a split's arrays go together, are finite, and are what the loss takes."""
+def check_split(dataset: Dataset, split: str, loss: str | Loss) -> None:
+    """Raises ``ValueError`` unless a split's arrays go together, are finite, and suit the loss.
+
+    Args:
+        dataset: The data on the host.
+        split: "train" or "test".
+        loss: Name of the loss, or a function.
+    """
     (x_name, x), (y_name, y) = ((f"{axis}_{split}", getattr(dataset, f"{axis}_{split}")) for axis in "xy")
     for name, array, train in ((x_name, x, dataset.x_train), (y_name, y, dataset.y_train)):
         got, allowed = array.shape[1:], train.shape[1:]
@@ -440,14 +446,27 @@ def _on_device(dataset: Dataset, classes: tuple[str, ...] | None, loss: str | Lo
     targets, labels = _targets_of(loss, dataset.y_train, num_classes)
     x, y = jnp.asarray(inputs_on_device(dataset.x_train)), labels if takes_labels and labels is not None else targets
     data = FederatedData(x, jnp.asarray(y), *map(jnp.asarray, clients))
-    few = slice(MOST_MEASURED)
-    first = x if len(x) <= MOST_MEASURED else jnp.asarray(inputs_on_device(dataset.x_train[few]))
-    train = Split(first, jnp.asarray(targets[few]), None if labels is None else jnp.asarray(labels[few]))
-    test = None
-    if len(dataset.x_test):
-        inputs, (targets, labels) = inputs_on_device(dataset.x_test), _targets_of(loss, dataset.y_test, num_classes)
-        test = Split(jnp.asarray(inputs), jnp.asarray(targets), None if labels is None else jnp.asarray(labels))
+    train = split_of(dataset, "train", loss, MOST_MEASURED)
+    if len(x) <= MOST_MEASURED:
+        train = train._replace(x=x)  # held once
+    test = split_of(dataset, "test", loss) if len(dataset.x_test) else None
     return Examples(dataset, classes, loss, clients, data, train, test)
+
+
+def split_of(dataset: Dataset, split: str, loss: str | Loss, most: int | None = None) -> Split:
+    """Returns examples on the device, with targets as the loss takes them.
+
+    Args:
+        dataset: The data on the host.
+        split: "train" or "test".
+        loss: Name of the loss, or a function.
+        most: Only the first so many examples; None for all.
+    """
+    x, y = (getattr(dataset, f"{axis}_{split}")[:most] for axis in "xy")
+    targets, labels = _targets_of(loss, y, dataset.num_classes)
+    return Split(
+        jnp.asarray(inputs_on_device(x)), jnp.asarray(targets), None if labels is None else jnp.asarray(labels)
+    )
 
 
 def inputs_on_device(x: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedtangent import checks, data, losses
 from fedtangent.data import sharing
+from fedtangent.data.examples import MOST_MEASURED, SPLITS, Split, check_split, inputs_on_device, split_of
 from fedtangent.data.projection import projected
 from fedtangent.engine.description import Chosen, CommonOptions, Description
 from fedtangent.entries import choose, option_names
@@ -21,19 +22,10 @@ from fedtangent.federated import faults
 from fedtangent.federated.algorithms.entry import FinishedRun, Supplied
 from fedtangent.federated.wire.key_server import generate_keys, hand_out, open_key_file, with_key_exchange
 from fedtangent.models.entry import check_kind
-from fedtangent.types import Algorithm, Array, FederatedData, Model, Partition, Schedule
+from fedtangent.types import Algorithm, FederatedData, Model, Partition, Schedule
 
 KEY_FILE = "FEDTANGENT_KEY_FILE"
 CHOOSE = ("training", "validation")  # the examples that NTK-FL chooses the time of the evolution by
-EVALUATED_TRAIN = 10_000  # the most training examples on which train metrics are measured
-
-
-class Split(NamedTuple):
-    """Examples to evaluate on."""
-
-    x: Array
-    targets: Array  # [n, C] what the squared error, or a loss of margins, compares with
-    labels: Array | None  # [n] class labels, None for regression
 
 
 class Built(NamedTuple):
@@ -85,12 +77,13 @@ def build(described: Description) -> Built:
     loaded = _projected(run, loaded, clients.num_clients)
     clients, at_server = _at_server(described, loaded, clients)
     loss = how.options.loss
-    splits = {which: _split(loaded, which, loss) for which in ("train", "test")}
+    for split in SPLITS[: 2 if len(loaded.x_test) else 1]:
+        check_split(loaded, split, loss)
+    splits = {split: split_of(loaded, split, loss) for split in SPLITS}
     model = _built(described.model, loaded.x_train.shape[1:], splits["train"].targets.shape[1])
     schedule = _faulty(run, _built(described.schedule, clients.num_clients, run.seed), clients.sizes)
     y = splits["train"].labels if losses.targets_of(loss) == "classes" else splits["train"].targets
-    if y is None:
-        raise ValueError(f"loss: got {loss}, must be squared_error: {loaded.name} has no class labels")
+    assert y is not None  # check_split refuses such a loss
     if "validation" in at_server:
         held = at_server["validation"]
         at_server["validation"] = (splits["train"].x[held], y[held])
@@ -103,10 +96,10 @@ def build(described: Description) -> Built:
         return algorithm if run.projection is None else with_key_exchange(algorithm, clients.num_clients)
 
     algorithm = recipe(model)
-    x, dtype = _inputs(loaded.x_train)
-    federated = data.federated_data(x, np.asarray(y), clients, dtype=dtype)
-    of_clients = None if own_test is None else data.federated_data(x, np.asarray(y), own_test, dtype=dtype)
-    splits["train"] = jax.tree.map(lambda rows: rows[:EVALUATED_TRAIN], splits["train"])
+    x = inputs_on_device(loaded.x_train)
+    federated = data.federated_data(x, np.asarray(y), clients, dtype=x.dtype)
+    of_clients = None if own_test is None else data.federated_data(x, np.asarray(y), own_test, dtype=x.dtype)
+    splits["train"] = jax.tree.map(lambda rows: rows[:MOST_MEASURED], splits["train"])
     return Built(described, algorithm, model, schedule, clients, federated, splits, of_clients, recipe)
 
 
@@ -134,28 +127,6 @@ def _check(described: Description) -> None:
         check_kind(described.model.entry, described.dataset.entry.kind)
 
 
-def _inputs(x: np.ndarray) -> tuple[np.ndarray, Any]:
-    """Inputs as they go to the device, and their dtype: whole numbers (tokens) as int32, others as float32."""
-    dtype = jnp.int32 if np.issubdtype(x.dtype, np.integer) else jnp.float32
-    return np.asarray(x, dtype), dtype
-
-
-def _split(loaded: data.Dataset, which: str, loss: str) -> Split:
-    """One split with the targets of ``loss``; raises ``ValueError`` for numbers that it does not take."""
-    x, y = getattr(loaded, f"x_{which}"), getattr(loaded, f"y_{which}")
-    checks.finite(f"x_{which}", x)
-    checks.finite(f"y_{which}", y)
-    inputs = jnp.asarray(*_inputs(x))
-    if loaded.num_classes == 0:
-        losses.check_targets(loss, y, f"y_{which}")
-        return Split(inputs, jnp.asarray(y, jnp.float32), None)
-    if losses.targets_of(loss) == "signs":
-        targets = data.sign_targets(y, loaded.num_classes)
-    else:
-        targets = data.classification_targets(y, loaded.num_classes, centred=True)
-    return Split(inputs, jnp.asarray(targets, jnp.float32), jnp.asarray(y, jnp.int32))
-
-
 def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition | None]:
     """What clients train on, and what is kept to test their personal predictions."""
     if run.client_test == 0:
@@ -175,7 +146,7 @@ def _at_server(described: Description, loaded: data.Dataset, clients: Partition)
     if "server_data" in how.entry.needs:
         held = _drawn(how.options.server_examples, run.seed, clients)
         kept = sharing.without(clients, held, "server_examples")
-        return kept, {"server_data": jnp.asarray(*_inputs(loaded.x_train[held]))}
+        return kept, {"server_data": jnp.asarray(inputs_on_device(loaded.x_train[held]))}
     if "shared" in how.entry.needs:
         share = checks.number("shared_fraction", how.options.shared_fraction, above=0, below=1)
         if loaded.num_classes == 0:
