@@ -183,7 +183,7 @@ def test_the_example_of_the_readme_from_arrays(monkeypatch: pytest.MonkeyPatch) 
         (lambda x, y, a, b: (x[:, 0], y, a, b), "data: got x_train of shape (24,) and y_train of shape (24,), must be"),
         (lambda x, y, a, b: (x, y[1:], a, b), "data: got x_train of shape (24, 3) and y_train of shape (23,)"),
         (lambda x, y, a, b: (x, y, np.where(a > 0, np.nan, a), b), "x_test: got"),
-        (lambda x, y, a, b: (x, y - 1, a, b), "labels: got"),
+        (lambda x, y, a, b: (x, y - 1, a, b), "y_train: got -1 at position 0 (9 such), must be from 0 to 1"),
         (lambda x, y, a, b: (x, y, a[:, :2], b), "x_test of shape (6, 2)"),
         (lambda x, y, a, b: (x, y / 2, a, b), "y_train: got float64 of shape (24,), must be [n] integer labels or"),
         (lambda x, y, a, b: (x, y, a), "data: got a tuple of 3, must be a name, a Dataset or (x_train, y_train,"),
