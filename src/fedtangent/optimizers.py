@@ -6,6 +6,7 @@ numbers a_t of its own (Wang et al., 2020, eq. 4 and 5: SGD, momentum).
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import TypeAlias
@@ -173,6 +174,7 @@ def check_linear(name: str, optimizer: Optimizer) -> None:
         return
 
 
+@functools.lru_cache(maxsize=64)  # a recipe and every flow of its rule ask
 def _try_linear(name: str, optimizer: Optimizer) -> None:
     with jax.ensure_compile_time_eval():
         tried, one, two = at_round(optimizer, jnp.int32(0)), _random(0), _random(1)

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from fedtangent import models
@@ -72,7 +73,7 @@ def test_it_is_held_once(points: Any) -> None:
 RULES: dict[str, dict[str, Any]] = {
     "fed_avg": {},
     "fed_prox": {"mu": 0.5},
-    "momentum": {"local_momentum": 0.5, "server_momentum": 0.5},
+    "momentum": {"client_optimizer": optax.sgd(1.0, momentum=0.5), "server_momentum": 0.5},
     "decay": {"weight_decay": 0.1},
     "fed_dyn": {"algorithm": "fed_dyn", "mu": 0.5},
     "scaffold": {"algorithm": "scaffold"},

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import numpy as np
+import optax
 import pytest
 
 from fedtangent.kernels.gram import KernelBlocks
@@ -41,22 +42,31 @@ def drawn(rng: np.random.Generator) -> np.ndarray:
 
 
 BATCHES = drawn(np.random.default_rng(1))
+MOMENTUM, NESTEROV = optax.sgd(1.0, momentum=0.6), optax.sgd(0.3, momentum=0.6, nesterov=True)
+SHRINKING = optax.chain(optax.trace(0.6), optax.scale_by_schedule(lambda t: -0.5**t))
+LINEAR = {MOMENTUM: (0.6, False, 1.0), NESTEROV: (0.6, True, 1.0), SHRINKING: (0.6, False, 0.5)}  # momentum, .., shrink
+WARM_UP = RATE * np.array([1.0, 0.0, 1.0, 0.5])
 RULES: dict[str, dict[str, Any]] = {
     "fed_avg": {},
-    "momentum": {"local_momentum": 0.6},
-    "prox": {"mu": 0.3, "local_momentum": 0.6},
+    "momentum": {"client_optimizer": MOMENTUM},
+    "nesterov": {"client_optimizer": NESTEROV},
+    "steps that shrink": {"client_optimizer": SHRINKING},
+    "prox": {"mu": 0.3, "client_optimizer": MOMENTUM},
     "server momentum": {"server_momentum": 0.5, "server_learning_rate": 1.3},
     "steps of other sizes": {"step_weights": (1.0, 0.5, 0.25, 0.25, 0.1)},
     "fed_nova": {"algorithm": "fed_nova"},
+    "fed_nova, nesterov": {"algorithm": "fed_nova", "client_optimizer": NESTEROV},
+    "fed_nova, a round of rate 0": {"algorithm": "fed_nova", "learning_rate": WARM_UP},
+    "scaffold, a round of rate 0": {"algorithm": "scaffold", "learning_rate": WARM_UP},
     "fed_dyn": {"algorithm": "fed_dyn", "mu": 0.3},
-    "fed_dyn, momentum": {"algorithm": "fed_dyn", "mu": 0.3, "local_momentum": 0.6},
+    "fed_dyn, momentum": {"algorithm": "fed_dyn", "mu": 0.3, "client_optimizer": MOMENTUM},
     "scaffold": {"algorithm": "scaffold"},
     "weight decay": {"weight_decay": 0.2},
-    "weight decay, momentum": {"weight_decay": 0.2, "local_momentum": 0.6},
+    "weight decay, momentum": {"weight_decay": 0.2, "client_optimizer": MOMENTUM},
     "modified_local_gd": {"algorithm": "modified_local_gd", "anchoring": 1 - 1 / np.arange(2.0, ROUNDS + 2)},
     "modified_local_gd, prox": {
         **{"algorithm": "modified_local_gd", "anchoring": np.array([0.5, 0.0, 0.8, 1.0])},
-        **{"mu": 0.3, "local_momentum": 0.6, "server_learning_rate": 0.9},
+        **{"mu": 0.3, "client_optimizer": MOMENTUM, "server_learning_rate": 0.9},
     },
 }
 
@@ -81,10 +91,12 @@ def targets(loss: str) -> np.ndarray:
 def by_hand(jacobian: np.ndarray, start: np.ndarray, loss: str, batches: np.ndarray | None, **rule: Any) -> np.ndarray:
     """All models' parameters after every round, [R + 1, K, P], from ``start`` [K, P]."""
     algorithm, mu, decay = rule.get("algorithm", "fed_avg"), rule.get("mu", 0.0), rule.get("weight_decay", 0.0)
+    momentum, looks_ahead, shrink = LINEAR.get(rule.get("client_optimizer"), (0.0, False, 1.0))
+    rates = np.broadcast_to(rule.get("learning_rate", RATE), ROUNDS)
     w, buffer = start.copy(), np.zeros_like(start)
     own, common = np.zeros((MODELS, 4, start.shape[1])), np.zeros_like(start)  # h_i or c_i, h or c
     seen = [w.copy()]
-    for r in range(ROUNDS):
+    for r, rate in enumerate(rates):
         after, filled = w.copy(), []
         for k in range(MODELS):
             mine = [s for s in range(SLOTS) if MODEL[r, s] == k]
@@ -93,7 +105,7 @@ def by_hand(jacobian: np.ndarray, start: np.ndarray, loss: str, batches: np.ndar
             share = SIZES[CLIENT[r, mine]] / SIZES[CLIENT[r, mine]].sum()
             moves, taus, changes = [], [], []
             for s in mine:
-                i, v, velocity = CLIENT[r, s], w[k].copy(), np.zeros(start.shape[1])
+                i, v, velocity, weight, length = CLIENT[r, s], w[k].copy(), np.zeros(start.shape[1]), 0.0, 0.0
                 tilt = {"fed_dyn": -own[k, i], "scaffold": common[k] - own[k, i]}.get(algorithm, 0.0)
                 for t in range(STEPS[i]):
                     rows = ROWS[i] if batches is None else batches[r, s, t][batches[r, s, t] >= 0]
@@ -102,12 +114,14 @@ def by_hand(jacobian: np.ndarray, start: np.ndarray, loss: str, batches: np.ndar
                     number = 1 if loss.endswith("_sum") else len(rows)
                     g = j.T @ slope(loss, f, targets(loss)[rows]).reshape(-1) / number
                     g = g + tilt + mu * (v - w[k]) + decay * v
-                    velocity = rule.get("local_momentum", 0.0) * velocity + g
-                    v = v - RATE * rule.get("step_weights", np.ones(STEPS.max()))[t] * velocity
+                    velocity, weight = momentum * velocity + g, momentum * weight + 1
+                    step, unit = (g + momentum * velocity, 1 + momentum) if looks_ahead else (velocity, 1.0)
+                    v = v - rate * rule.get("step_weights", np.ones(STEPS.max()))[t] * shrink**t * step / unit
+                    length += shrink**t * ((1 + momentum * weight) if looks_ahead else weight) / unit
                 moves.append(v - w[k])
-                taus.append(float(STEPS[i]))
+                taus.append(length)
                 if algorithm == "scaffold":
-                    changes.append(own[k, i] - common[k] - moves[-1] / (STEPS[i] * RATE) - own[k, i])
+                    changes.append(-common[k] - moves[-1] / (STEPS[i] * rate) if rate > 0 else np.zeros_like(v))
                 if algorithm == "fed_dyn":
                     changes.append(-mu * moves[-1])
             if algorithm == "fed_nova":
@@ -148,7 +162,7 @@ def flow_of(jacobian: np.ndarray, outputs: str, **rule: Any) -> Flow:
     held = Partition(INDICES, OFFSETS)
     cohorts = Cohort(CLIENT.astype(np.int32), MODEL.astype(np.int32), SIZES[CLIENT].astype(float))  # type: ignore[arg-type]
     y = targets(rule.get("loss", "squared_error")) if rule.get("loss") in LOSSES else Y
-    return federated_flow(blocks, y, held, cohorts, Rule(STEPS, RATE, **rule), num_models=MODELS, outputs=outputs)
+    return federated_flow(blocks, y, held, cohorts, Rule(STEPS, **{"learning_rate": RATE, **rule}), num_models=MODELS, outputs=outputs)
 
 
 def apart(jacobian: np.ndarray, outputs: str, loss: str, batches: np.ndarray | None, rule: dict[str, Any],
@@ -164,7 +178,7 @@ def apart(jacobian: np.ndarray, outputs: str, loss: str, batches: np.ndarray | N
     return float(max(np.abs(test - seen[:, :, N:]).max(), np.abs(train - seen[:, :, :N]).max()))
 
 
-DAILY = ("prox", "steps of other sizes", "fed_nova", "fed_dyn", "scaffold", "weight decay")
+DAILY = ("prox", "nesterov", "steps that shrink", "fed_nova, nesterov", "fed_nova, a round of rate 0", "scaffold, a round of rate 0", "steps of other sizes", "fed_nova", "fed_dyn", "scaffold", "weight decay")
 
 
 @pytest.mark.parametrize("name", nightly(RULES, DAILY))
@@ -200,13 +214,13 @@ def test_outputs_that_share_parameters(batches: np.ndarray | None) -> None:
         {"loss": "squared_error"},
         {"batches": np.flip(BATCHES, axis=2)},
         {"batches": None},
-        {"local_momentum": 0.0},
+        {"client_optimizer": None},
         {"mu": 0.0},
     ],
     ids=["the other loss", "another order", "full batches", "momentum forgotten", "pull forgotten"],
 )
 def test_a_wrong_theory_is_far(wrong: dict[str, Any]) -> None:
-    rule = {"mu": 0.3, "local_momentum": 0.6}
+    rule = {"mu": 0.3, "client_optimizer": MOMENTUM}
     assert apart(SHARED, "shared", "cross_entropy", BATCHES, rule, wrong) > 1e-3
 
 
@@ -235,8 +249,11 @@ def test_under_another_loss_there_is_no_law() -> None:
         ({"algorithm": "modified_local_gd", "anchoring": np.ones(3)}, r"anchoring: got shape \(3,\), must be a number"),
         ({"anchoring": 0.5}, "anchoring: got one for algorithm 'fed_avg', allowed are modified_local_gd"),
         ({"algorithm": "modified_local_gd", "weight_decay": 0.1}, "weight_decay: got one for algorithm 'modified"),
-        ({"local_momentum": 1.0}, "local_momentum: got 1.0"),
-        ({"local_momentum": 0.5, "algorithm": "scaffold"}, "local_momentum: got one for algorithm 'scaffold'"),
+        ({"client_optimizer": optax.adam(0.1)}, "client_optimizer: got an optimiser that is not linear"),
+        (
+            {"client_optimizer": MOMENTUM, "algorithm": "scaffold"},
+            "client_optimizer: got one for algorithm 'scaffold'",
+        ),
         ({"loss": "cross_entropy", "dynamics": "gradient_flow"}, "loss: got 'cross_entropy'"),
         ({"batches": BATCHES[:, :, :1]}, "batches: got int64 of shape"),
         ({"batches": np.full_like(BATCHES, -1)}, "batches: got an empty one of client"),

@@ -191,6 +191,9 @@ def mlp(
         check_dtype(dtype, needs_x64=True)
         return _initialise(layers, parameterization, dtype, key)
 
+    def at_width(width: int) -> Model:
+        return mlp(input_size, output_size, (width,) * len(widths), activation, parameterization, dtype, **scales)
+
     kernel = AnalyticKernel(
         network=functools.cache(lambda: _stax(layers, activation, parameterization)),
         prepare=lambda x: flatten_inputs(x, input_size),
@@ -202,6 +205,7 @@ def mlp(
         kernel=kernel,
         output_size=output_size,
         structure=structure,
+        at_width=at_width if widths else None,
         is_linear=not widths,
         reads_tokens=False,
     )
@@ -267,7 +271,6 @@ ENTRIES = (
         MlpOptions,
         function=mlp,
         learning_rates={SQUARED_ERROR: 1.0, CROSS_ENTROPY: 1.0},
-        at_width=lambda o, width, depth: dataclasses.replace(o, widths=(width,) * depth),
     ),
     ModelEntry(
         "logistic",
@@ -276,6 +279,5 @@ ENTRIES = (
         LogisticOptions,
         function=logistic,
         learning_rates={SQUARED_ERROR: 0.01, CROSS_ENTROPY: 0.1},
-        is_linear=True,
     ),
 )

@@ -32,12 +32,6 @@ class ModelEntry(Entry):
     learning_rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """For each loss a step size of clients at which it trains, measured at its own sizes."""
 
-    at_width: Callable[[Any, int, int], Any] | None = None
-    """Its options, a width and a number of hidden layers -> the options of a network of which all these are so wide;
-    None where its kernel does not depend on a width."""
-    is_linear: bool = False
-    """Whether it is linear in its parameters."""
-
     def fitting_loss(self, is_regression: bool) -> str:
         """The loss that it is trained with, if none is asked for."""
         return SQUARED_ERROR if is_regression else self.loss

@@ -146,7 +146,6 @@ ENTRIES = (
         ("localgd",),
         function=linear,
         learning_rates={SQUARED_ERROR: 0.03, CROSS_ENTROPY: 1.0, EXPONENTIAL: 0.03, LOGISTIC: 1.0},
-        is_linear=True,
     ),
     ModelEntry(
         "rbf_linear",
@@ -157,6 +156,5 @@ ENTRIES = (
         function=rbf_linear,
         kinds=("vector",),
         learning_rates={SQUARED_ERROR: 0.1},
-        is_linear=True,
     ),
 )

@@ -81,6 +81,7 @@ def deep_linear(input_size: int, output_size: int, width: int = 500, depth: int 
         kernel=AnalyticKernel(functools.cache(network), lambda x: flatten_inputs(x, input_size)),
         output_size=output_size,
         structure=DenseStructure(input_size, _same, tuple(DenseLayer(scale, None) for scale in scales), descend),
+        at_width=None if depth == 1 else lambda width: deep_linear(input_size, output_size, width, depth, dtype),
         is_linear=depth == 1,
         reads_tokens=False,
     )
@@ -155,6 +156,5 @@ ENTRIES = (
         ("liu_deep_linear",),
         function=deep_linear,
         learning_rates={SQUARED_ERROR: 0.3},
-        at_width=lambda o, width, depth: dataclasses.replace(o, width=width, depth=depth + 1),
     ),
 )

@@ -55,7 +55,15 @@ def two_layer_relu(
         nngp, ntk = arc_cosine(first, second, spread)
         return select(Kernels(nngp if "nngp" in names else None, ntk if "ntk" in names else None), get)
 
-    return Model(f"two_layer_relu({input_size}-{width}-1)", init, apply, kernel, output_size=1, reads_tokens=False)
+    return Model(
+        name=f"two_layer_relu({input_size}-{width}-1)",
+        init=init,
+        apply=apply,
+        kernel=kernel,
+        output_size=1,
+        at_width=lambda other: two_layer_relu(input_size, other, alpha, covariance, seed, dtype),
+        reads_tokens=False,
+    )
 
 
 def output_signs(width: int, seed: int = 0) -> np.ndarray:

@@ -146,10 +146,10 @@ def check_steps(local_steps: Any, num_clients: int) -> np.ndarray:
 
 
 def check_rate(name: str, rate: Any, num_rounds: int) -> None:
-    """A learning rate, a number or one per round, positive and finite where its value is known."""
+    """A learning rate: a number above 0, or one per round of 0 or more; finite where its value is known."""
     value = _each_round(name, rate, num_rounds)
-    if value is not None and not (np.all(np.isfinite(value)) and np.all(value > 0)):
-        raise ValueError(f"{name}: got {rate}, must be above 0 and finite")
+    if value is not None and not (np.all(np.isfinite(value)) and (np.all(value >= 0) if value.ndim else value > 0)):
+        raise ValueError(f"{name}: got {rate}, must be above 0 (in a round: 0 or more) and finite")
 
 
 def check_shares(name: str, share: Any, num_rounds: int) -> None:

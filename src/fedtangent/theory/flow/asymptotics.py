@@ -260,8 +260,9 @@ def stability(flow: Flow) -> Stability:
     """Compares the largest step of a run with the bound of every client that trains."""
     check_known("rule", flow.rounds.learning_rate, flow.rounds.server_learning_rate, flow.numbers)
     flow.check_law("bound of stable steps")
-    if flow.kind.algorithm != "fed_avg" or flow.kind.has_server_momentum or flow.kind.has_local_momentum:
-        whose = {"server_momentum": flow.kind.has_server_momentum, "local_momentum": flow.kind.has_local_momentum}
+    has_optimizer = flow.kind.client_optimizer is not None
+    if flow.kind.algorithm != "fed_avg" or flow.kind.has_server_momentum or has_optimizer:
+        whose = {"server_momentum": flow.kind.has_server_momentum, "client_optimizer": has_optimizer}
         with_ = " and ".join(name for name, is_on in whose.items() if is_on)
         found = f"fed_avg with {with_}" if flow.kind.algorithm == "fed_avg" else flow.kind.algorithm
         raise ValueError(f"rule: got {found}, must be plain fed_avg here; ask for largest_stable_learning_rate()")

@@ -13,7 +13,8 @@ limit of many small steps.
 
 Under another loss the place of g / n_i is taken by the derivative of the loss by the outputs at the client's own model
 (``jax.grad`` of the loss over the batch, so that a sum over examples has no 1 / n_i). Then z is no longer linear in
-anything, and the steps are taken one by one. So are those on minibatches and those with local momentum.
+anything, and the steps are taken one by one. So are those on minibatches and those of an optimiser other than gradient descent, which is then run on the coefficients:
+being linear in the gradients, it treats them as it treats the weights.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedtangent.kernels.gram import product
 from fedtangent.kernels.large import LargeKernel
 from fedtangent.losses import get_loss
+from fedtangent.optimizers import at_round, unit_response
 from fedtangent.theory.flow.rules import Kind, Numbers
-from fedtangent.types import Array, Partition
+from fedtangent.types import Array, Partition, PyTree
 
 SMALLEST_BUCKET = 32
 NODES, NODE_WEIGHTS = np.polynomial.legendre.leggauss(8)
@@ -179,18 +182,25 @@ def sizes_of_steps(kind: Kind, numbers: Numbers, rate: Array, steps: Array) -> A
     return jnp.where(jnp.arange(kind.most_steps) < steps, rate * numbers.step_weights, 0.0)
 
 
-def kappas(kind: Kind, numbers: Numbers, sizes: Array) -> tuple[Array, Array]:
-    """kappa before each local step, [most_steps], and after the last, []."""
-    nu = numbers.nu
+def unit_optimizer(kind: Kind, round_: Array) -> optax.GradientTransformation:
+    """Returns the clients' optimiser of a round, its steps in units of its first step along a gradient of 1."""
+    if kind.client_optimizer is None:
+        return optax.scale(-1.0)
+    optimizer = at_round(kind.client_optimizer, round_)
+    first = unit_response(optimizer, 0.0, jnp.int32(1), 1, jnp.float64)  # 0 in a round of rate 0, which moves nothing
+    return optax.chain(optimizer, optax.scale(1 / jnp.where(first > 0, first, 1.0)))
 
-    def step(carry: tuple[Array, Array], eta: Array) -> tuple[tuple[Array, Array], Array]:
-        kappa, velocity = carry
-        if not kind.has_local_momentum:
-            return (kappa * (1 - eta * nu) + eta, velocity), kappa
-        velocity = numbers.local_momentum * velocity + 1 - nu * kappa
-        return (kappa + eta * velocity, velocity), kappa
 
-    (last, _), before = jax.lax.scan(step, (jnp.zeros(()), jnp.zeros(())), sizes)
+def kappas(optimizer: optax.GradientTransformation, nu: Array, sizes: Array) -> tuple[Array, Array]:
+    """Returns kappa before each local step, [most_steps], and after the last, []; ``optimizer`` in unit steps."""
+
+    def step(carry: tuple[Array, PyTree], eta: Array) -> tuple[tuple[Array, PyTree], Array]:
+        kappa, state = carry
+        update, state = optimizer.update(nu * kappa - 1, state)
+        return (kappa + eta * update, state), kappa
+
+    zero = jnp.zeros(())
+    (last, _), before = jax.lax.scan(step, (zero, optimizer.init(zero)), sizes)
     return before, last
 
 
@@ -213,6 +223,7 @@ def descent_by_steps(
     kind: Kind,
     numbers: Numbers,
     block: Array,
+    optimizer: optax.GradientTransformation,
     of_step: Callable[[Array], Batch],
     steps: Array,
     sizes: Array,
@@ -222,28 +233,29 @@ def descent_by_steps(
 
     Args:
         block: [s, s] Theta_ii; of_step: the batch of step t; steps: the client's own number of them.
+        optimizer: The client's, in unit steps (``unit_optimizer``).
         sizes: of ``sizes_of_steps``.
     """
-    nu, before = numbers.nu, kappas(kind, numbers, sizes)[0]
+    nu, before = numbers.nu, kappas(optimizer, numbers.nu, sizes)[0]
 
-    def step(carry: tuple[Array, Array], now: tuple[Array, Array, Array]) -> tuple[Array, Array]:
-        (z, velocity), (t, eta, kappa) = carry, now
+    def step(carry: tuple[Array, PyTree], now: tuple[Array, Array, Array]) -> tuple[Array, PyTree]:
+        (z, state), (t, eta, kappa) = carry, now
         rows, counts = of_step(t)
         felt_there = jax.tree.map(lambda values: values.at[rows].get(mode="fill", fill_value=0.0), felt)
         f = felt_there.values - product(block.at[rows].get(mode="fill", fill_value=0.0), z)
         if felt_there.tilt is not None:
             f = f - kappa * felt_there.tilt
         push = _slope(kind, f, felt_there.targets, counts)
-        if not kind.has_local_momentum:
-            return (z * (1 - eta * nu)).at[rows].add(eta * push, mode="drop"), velocity
-        velocity = (numbers.local_momentum * velocity - nu * z).at[rows].add(push, mode="drop")
-        return z + eta * velocity, velocity
+        if kind.client_optimizer is None:  # touches the rows of the batch only
+            return (z * (1 - eta * nu)).at[rows].add(eta * push, mode="drop"), state
+        update, state = optimizer.update((nu * z).at[rows].add(-push, mode="drop"), state)
+        return z + eta * update, state
 
-    def own(carry: tuple[Array, Array], now: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
+    def own(carry: tuple[Array, PyTree], now: tuple[Array, Array, Array]) -> tuple[tuple[Array, PyTree], None]:
         return jax.lax.cond(now[0] < steps, lambda c: step(c, now), lambda c: c, carry), None
 
-    zeros = jnp.zeros_like(felt.values)
-    return jax.lax.scan(own, (zeros, zeros), (jnp.arange(len(sizes)), sizes, before))[0][0]
+    start = jnp.zeros_like(felt.values)
+    return jax.lax.scan(own, (start, optimizer.init(start)), (jnp.arange(len(sizes)), sizes, before))[0][0]
 
 
 def _slope(kind: Kind, f: Array, targets: Array | None, counts: Array) -> Array:

@@ -18,7 +18,17 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent.kernels.gram import product
-from fedtangent.theory.flow.clients import Batch, Bucket, Felt, Gains, descent_by_steps, gains, kappas, sizes_of_steps
+from fedtangent.theory.flow.clients import (
+    Batch,
+    Bucket,
+    Felt,
+    Gains,
+    descent_by_steps,
+    gains,
+    kappas,
+    sizes_of_steps,
+    unit_optimizer,
+)
 from fedtangent.theory.flow.rounds import BucketSlots, Rounds
 from fedtangent.theory.flow.rules import Kind, Numbers
 from fedtangent.types import Array
@@ -213,7 +223,7 @@ def _trained(kind: Kind, program: Program, felt: _Felt, state: FlowState, j: Arr
         own = None if state.own is None else state.own[i].at[slots.place[j], model].get(mode="fill", fill_value=0.0)
         answer = _answers(kind, program, bucket, slots, j, felt, own)
         if normaliser is not None:
-            weight = weight * normaliser[model] / answer.kappa
+            weight = weight * normaliser[model] / jnp.where(answer.kappa > 0, answer.kappa, 1.0)
         at = bucket.rows[slots.place[j]], model[:, None]
         change = change.at[at].add(weight[:, None, None] * answer.moves, mode="drop")
         pull = pull.at[model].add(weight * answer.kappa)
@@ -239,7 +249,7 @@ def _answers(
     kind: Kind, program: Program, bucket: Bucket, slots: BucketSlots, j: Array, felt: _Felt, own: Array | None
 ) -> _Answers:
     """What the clients of one bucket's slots answer to ``felt`` in round ``j``."""
-    place, rate = slots.place[j], program.rounds.learning_rate[j]
+    place = slots.place[j]
     at = bucket.rows[place], program.rounds.model[j][slots.slot[j]][:, None]
     batches = None if program.rounds.batches is None else program.rounds.batches[j][slots.slot[j]]
     its = Felt(
@@ -252,7 +262,7 @@ def _answers(
         i, present, felt, e, batches = slot
 
         def trained() -> Array:
-            return _train(kind, program, bucket, i, rate, felt, e, batches)
+            return _train(kind, program, bucket, i, j, felt, e, batches)
 
         return jax.lax.cond(present, trained, lambda: jnp.zeros_like(felt.values))
 
@@ -262,14 +272,14 @@ def _answers(
 
 
 def _train(
-    kind: Kind, program: Program, bucket: Bucket, i: Array, rate: Array, felt: Felt, e: Array | None,
+    kind: Kind, program: Program, bucket: Bucket, i: Array, j: Array, felt: Felt, e: Array | None,
     batches: Array | None,
 ) -> Array:  # fmt: skip
-    """z of client ``i`` of a bucket, [s, D]; e [s, D] are the coefficients of its own h_i or c_i, whose tilt is -e.
+    """z of client ``i`` of a bucket in round ``j``, [s, D]; e [s, D] are the coefficients of its own h_i or c_i, whose tilt is -e.
 
     ``batches`` [T, B] are places in its examples, -1 for none; None: all of them in every step.
     """
-    numbers, steps = program.numbers, bucket.local_steps[i]
+    numbers, steps, rate = program.numbers, bucket.local_steps[i], program.rounds.learning_rate[j]
     if kind.stepwise:
         assert bucket.block is not None
         block, sizes, width = bucket.block[i], sizes_of_steps(kind, numbers, rate, steps), kind.rows_per_example
@@ -284,7 +294,7 @@ def _train(
             rows = jnp.where(held, rows, block.shape[0]).ravel()
             return Batch(rows, jnp.repeat(batches[t] >= 0, width))
 
-        return descent_by_steps(kind, numbers, block, of_step, steps, sizes, felt)
+        return descent_by_steps(kind, numbers, block, unit_optimizer(kind, j), of_step, steps, sizes, felt)
     eigenvalues, vectors = bucket.eigenvalues[i], bucket.eigenvectors[i]
     found: Gains = gains(kind, numbers, eigenvalues, rate, bucket.num_examples[i], steps)
     turned = found.own[:, None] * product(vectors.T, felt.values)
@@ -300,7 +310,8 @@ def _own_change(kind: Kind, numbers: Numbers, answer: _Answers, own: Array) -> A
     """Change of the coefficients of h_i (FedDyn: ``h_i -= alpha u``) or c_i (SCAFFOLD, option II)."""
     if kind.algorithm == "fed_dyn":
         return -numbers.mu * answer.moves
-    return -answer.gradient / jnp.where(answer.kappa > 0, answer.kappa, 1.0)[:, None, None] - own
+    moves = (answer.kappa > 0)[:, None, None]  # in a round of rate 0 no control variate changes
+    return jnp.where(moves, -answer.gradient / jnp.where(moves, answer.kappa[:, None, None], 1.0) - own, 0.0)
 
 
 def _server(kind: Kind, program: Program, j: Array, state: FlowState, change: Array, sums: _Sums) -> FlowState:
@@ -339,10 +350,11 @@ def _kappas_of(kind: Kind, program: Program, bucket: Bucket, slots: BucketSlots,
     """How far a constant force moves each client of a bucket's slots in round ``j``, [S]."""
     place, rate = slots.place[j], program.rounds.learning_rate[j]
     one = functools.partial(gains, kind._replace(algorithm="fed_avg", decays=False), program.numbers)
+    optimizer = unit_optimizer(kind, j)
 
     def kappa(num_examples: Array, steps: Array) -> Array:
         if kind.stepwise:
-            return kappas(kind, program.numbers, sizes_of_steps(kind, program.numbers, rate, steps))[1]
+            return kappas(optimizer, program.numbers.nu, sizes_of_steps(kind, program.numbers, rate, steps))[1]
         return one(jnp.zeros(1), rate, num_examples, steps).kappa
 
     return jax.vmap(kappa)(jnp.asarray(bucket.num_examples)[place], jnp.asarray(bucket.local_steps)[place])

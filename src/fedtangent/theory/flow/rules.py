@@ -12,6 +12,7 @@ import numpy as np
 
 from fedtangent.checks import choice, flag, instance, number, real_array
 from fedtangent.losses import Loss, get_loss
+from fedtangent.optimizers import Optimizer, check_linear
 from fedtangent.theory.precision import is_concrete
 from fedtangent.types import Array, Partition
 
@@ -65,8 +66,10 @@ class Rule:
     """A name of ``losses.LOSSES``, or a function as those there. Under "squared_error", ``1/2 |f - y|^2`` summed over
     outputs, mean and covariance are predicted; under any other, such as "cross_entropy" (whose targets are
     probabilities of the classes), the run that starts from a given function."""
-    local_momentum: Any = 0.0
-    """Momentum of the clients' steps, in [0, 1); each round starts without any."""
+    client_optimizer: Optimizer | None = field(default=None, metadata=STATIC)
+    """The clients' optimiser, an optax transformation that is linear in the gradients (or a function from the round to
+    one); its state does not outlive a round. ``learning_rate`` is the length of its first step along a gradient of 1:
+    another ``learning_rate`` scales all its steps. None: gradient descent."""
     anchoring: Any = 1.0
     """Modified Local-GD's alpha: the share of the clients' mean in the next model, the rest is the initial one; a
     number from 0 to 1, or one per round [R]."""
@@ -83,7 +86,7 @@ class Kind(NamedTuple):
     weighs_steps: bool = False  # local steps have weights of their own
     stepwise: bool = False  # local steps are taken one by one: on minibatches, of another loss, with momentum
     loss: str | Loss = "squared_error"  # of losses.LOSSES
-    has_local_momentum: bool = False
+    client_optimizer: Optimizer | None = None  # None: gradient descent
     rows_per_example: int = 1  # of the kernel
     most_steps: int = 1  # the largest number of local steps
 
@@ -111,7 +114,6 @@ class Numbers(NamedTuple):
     homogeneity: Array  # [] J(x) w_0 = homogeneity * f_0(x)
     server_momentum: Array  # []
     step_weights: Array  # [most_steps]
-    local_momentum: Array  # []
 
     @property
     def nu(self) -> Array:
@@ -125,7 +127,6 @@ def read_rule(rule: Rule, local_steps: np.ndarray, stepwise: bool = False) -> tu
     Raises ``ValueError`` for values out of range and options that exclude each other.
     """
     _check_values(rule)
-    has_local_momentum = _is_on(rule.local_momentum)
     kind = Kind(
         algorithm=rule.algorithm,
         dynamics=rule.dynamics,
@@ -133,16 +134,16 @@ def read_rule(rule: Rule, local_steps: np.ndarray, stepwise: bool = False) -> tu
         nesterov=bool(rule.nesterov),
         decays=_is_on(rule.weight_decay),
         weighs_steps=rule.step_weights is not None,
-        stepwise=stepwise or rule.batches is not None or has_local_momentum or rule.loss != "squared_error",
+        stepwise=stepwise or rule.batches is not None or rule.client_optimizer is not None or rule.loss != "squared_error",
         loss=rule.loss,
-        has_local_momentum=has_local_momentum,
+        client_optimizer=rule.client_optimizer,
     )
     _check_company(rule, kind)
     by_steps = kind.weighs_steps or kind.stepwise or (kind.tilts and rule.dynamics == "gradient_descent")
     if by_steps:  # else a closed form serves, however many steps there are
         kind = kind._replace(most_steps=int(local_steps.max()))
     weights = _step_weights(rule, kind.most_steps)
-    values = rule.mu, rule.weight_decay, rule.homogeneity, rule.server_momentum, weights, rule.local_momentum
+    values = rule.mu, rule.weight_decay, rule.homogeneity, rule.server_momentum, weights
     known = (np.asarray(value, np.float64) if is_concrete(value) else value for value in values)
     return kind, Numbers(*(jnp.asarray(value, jnp.float64) for value in known))
 
@@ -253,7 +254,8 @@ def _check_values(rule: Rule) -> None:
         number(name, getattr(rule, name), at_least=0)
     get_loss(rule.loss)
     number("server_momentum", rule.server_momentum, at_least=0, below=1)
-    number("local_momentum", rule.local_momentum, at_least=0, below=1)
+    if rule.client_optimizer is not None:
+        check_linear("client_optimizer", rule.client_optimizer)
     number("homogeneity", rule.homogeneity)
     flag("nesterov", rule.nesterov)
     if rule.algorithm == "fed_dyn" and not _is_on(rule.mu):
@@ -274,7 +276,7 @@ def _check_company(rule: Rule, kind: Kind) -> None:
         "weight_decay": (kind.decays, ("fed_avg",)),  # fed_nova's normaliser is that of an undecayed step
         "server_momentum": (kind.has_server_momentum, ("fed_avg",)),
         "step_weights": (kind.weighs_steps, all_but_scaffold),  # scaffold: equal steps
-        "local_momentum": (kind.has_local_momentum, ("fed_avg", "fed_dyn", "modified_local_gd")),
+        "client_optimizer": (kind.client_optimizer is not None, all_but_scaffold),
         "anchoring": (bool(drawn_back), ("modified_local_gd",)),
     }
     for name, (given, goes_with) in excluded.items():
@@ -287,7 +289,7 @@ def _check_company(rule: Rule, kind: Kind) -> None:
             shape = np.shape(rule.batches) if isinstance(rule.batches, (np.ndarray, jax.Array)) else ()
             got = f"an array of shape {shape}" if shape else f"lists of {len(rule.batches)} clients"
             raise ValueError(f"batches: got {got}, must be None with dynamics 'gradient_flow'")
-        for name, plain in (("loss", "squared_error"), ("local_momentum", 0.0)):
+        for name, plain in (("loss", "squared_error"), ("client_optimizer", None)):
             if (value := getattr(rule, name)) is not plain and (not is_concrete(value) or value != plain):
                 raise ValueError(f"{name}: got {value!r}, must be {plain!r} with dynamics 'gradient_flow'")
 
