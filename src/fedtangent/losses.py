@@ -115,26 +115,30 @@ def get_loss(name: str | Loss) -> Loss:
     return LOSSES[name]
 
 
-def mean_form(name: str | Loss) -> str:
-    """The name of the loss as a mean: ``mean_form("logistic_sum")`` and ``mean_form("logistic")`` are ``"logistic"``.
+def mean_form(name: str | Loss) -> str | Loss:
+    """Returns the name of a loss as a mean over examples, such as "logistic" for "logistic_sum"; a function as it is.
 
-    Raises ``ValueError`` for an unknown name, and for a user's own function, of which nothing is known.
+    Raises ``ValueError`` for an unknown name.
     """
     if callable(name):
-        raise ValueError(
-            f"loss: got the function {getattr(name, '__name__', name)!r}, must be a name where targets and metrics "
-            f"depend on it, one of {', '.join(LOSSES)}; recipes and theory.Rule take functions"
-        )
+        return name
     get_loss(name)
     return name.removesuffix(SUM)
 
 
 def targets_of(name: str | Loss) -> str:
-    """What the loss called ``name`` compares outputs with; errors of ``mean_form``.
+    """Returns what a loss compares outputs with: "numbers", "classes", "signs", or "own" for a user's function.
 
-    "numbers" [n, C]; "classes", labels [n] or probabilities [n, C]; "signs", numbers -1 and 1 [n, C].
+    "numbers" are [n, C]; "classes" labels [n] or probabilities [n, C]; "signs" numbers -1 and 1 [n, C]. Raises
+    ``ValueError`` for an unknown name.
     """
-    return _MEANS[mean_form(name)][1]
+    mean = mean_form(name)
+    return "own" if callable(mean) else _MEANS[mean][1]
+
+
+def words(name: str | Loss) -> str:
+    """Returns the name of a loss for a text: "squared error" for "squared_error"; of a function its own name."""
+    return str(getattr(name, "__name__", "the user's own loss") if callable(name) else name).replace("_", " ")
 
 
 def check_targets(name: str | Loss, values: Any, what: str = "targets") -> None:

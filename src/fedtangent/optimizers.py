@@ -191,6 +191,67 @@ def _try_linear(name: str, optimizer: Optimizer) -> None:
             raise ValueError(f"{name}: got an optimiser that does not move against the gradients, as optax.sgd does")
 
 
+def first_steps(optimizer: Optimizer, num_rounds: int) -> float | np.ndarray:
+    """Returns how far an optimiser's first step goes along a gradient of 1: a number, or one for each round [R].
+
+    For ``optax.sgd(0.1, momentum=0.9)`` it is 0.1: what stands for the learning rate of any linear optimiser.
+
+    Args:
+        optimizer: An optax optimiser, or a function from the round to one.
+        num_rounds: Rounds R.
+    """
+
+    def one(round_: Array) -> Array:
+        return unit_response(at_round(optimizer, round_), 0.0, jnp.int32(1), 1, jnp.zeros(()).dtype)
+
+    if isinstance(optimizer, optax.GradientTransformation):
+        return float(one(jnp.int32(0)))
+    return np.asarray(jax.jit(jax.vmap(one))(jnp.arange(num_rounds, dtype=jnp.int32)))
+
+
+def heavy_ball(name: str, optimizer: Optimizer) -> dict[str, float | bool]:
+    """Returns rate, momentum and Nesterov's look ahead of an optimiser, as fields of ``theory.Rule`` for the server.
+
+    They are read off its answer to a gradient of 1 in the first round and 0 after it.
+
+    Args:
+        name: The argument's name, for the message.
+        optimizer: An optax optimiser, or a function from the round to one, which is refused.
+
+    Raises:
+        ValueError: It is not linear in the gradients, changes from round to round, or is no momentum method.
+    """
+    check_linear(name, optimizer)
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise ValueError(f"{name}: got a function of the round, must be an optax optimiser")
+    with jax.ensure_compile_time_eval():
+        answers = [_answers(optimizer, late) for late in (0, 1)]
+    first, second, third, *_ = answers[0]
+    momentum = third / second if second else 0.0
+    if np.allclose(answers[0][:-1], answers[1][1:], rtol=_TOLERANCE, atol=0) and 0 <= momentum < 1:
+        for looks_ahead in (False, True):
+            rate = first / (1 + momentum) if looks_ahead else first
+            expected = rate * momentum ** (np.arange(_STEPS) + looks_ahead)
+            expected[0] = first
+            if np.allclose(answers[0], expected, rtol=_TOLERANCE, atol=0):
+                found: dict[str, float | bool] = {
+                    "server_learning_rate": float(rate),
+                    "server_momentum": float(momentum),
+                }
+                return found | ({"nesterov": True} if looks_ahead and momentum else {})
+    raise ValueError(f"{name}: got an optimiser that is not gradient descent with momentum, as optax.sgd is")
+
+
+def _answers(optimizer: optax.GradientTransformation, late: int) -> np.ndarray:
+    """How far the optimiser moves one number downhill in each of some steps, whose gradients are 0 but for one 1."""
+    number_ = jnp.asarray(0.75, float)
+    state, moves = optimizer.init(number_), []
+    for t in range(_STEPS):
+        update, state = optimizer.update(jnp.asarray(float(t == late), float), state, number_)
+        moves.append(-float(update))
+    return np.array(moves)
+
+
 def unit_response(
     optimizer: optax.GradientTransformation, prox: float | Array, steps: Array, most: int | None, dtype: jnp.dtype
 ) -> Array:

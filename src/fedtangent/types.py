@@ -355,13 +355,13 @@ class Composition(NamedTuple):
         training: The clients' local training; None for algorithms whose clients do not train.
         weighting: "examples" where a client counts by its number of examples, "uniform" where all count alike.
         rule: Fields of ``theory.Rule`` for the closed form; or a sentence that says why theory has none, and names
-            the nearest algorithm that has one.
+            the nearest algorithm that has one; or a function without arguments that returns one of the two.
         rebuild: Makes the same algorithm for another model; None where the recipe was not marked with ``recipe``.
     """
 
     training: Training | None = None
     weighting: str = "examples"
-    rule: Mapping[str, Any] | str = NO_RULE
+    rule: Mapping[str, Any] | str | Callable[[], Mapping[str, Any] | str] = NO_RULE
     rebuild: Callable[[Model], Algorithm] | None = None
 
 
@@ -428,7 +428,8 @@ class Algorithm(NamedTuple):
     @property
     def rule(self) -> Mapping[str, Any] | str:
         """Fields of ``theory.Rule`` for the closed form, or a sentence why theory has none."""
-        return self.composition.rule
+        rule = self.composition.rule
+        return rule() if callable(rule) else rule
 
     def on(self, model: Model) -> Algorithm:
         """Returns the same algorithm for another model.

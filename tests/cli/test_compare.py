@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from fedtangent.cli import compare
-from fedtangent.compare import Setting, SideBySide, judged, predicted
+from fedtangent.compare import Setting, Comparison, judged, predicted
 
 from .conftest import tiny
 from .test_commands import COMPARE
 
 
 @functools.cache
-def compared() -> SideBySide:
+def compared() -> Comparison:
     """The tiny case, compared once."""
     return compare.run(tiny(None, "smoke", 0))
 

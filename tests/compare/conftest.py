@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedtangent.compare import Setting, SideBySide, run, side_by_side
+from fedtangent.compare import Setting, Comparison, run, side_by_side
 
 from .tiny import digits, linear, network
 
@@ -15,7 +15,7 @@ def linear_setting() -> Setting:
 
 
 @pytest.fixture(scope="package")
-def linear_result(linear_setting: Setting) -> SideBySide:
+def linear_result(linear_setting: Setting) -> Comparison:
     """Without NTK-FL, which the command's tests run on it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(side_by_side, "_evolve", lambda *given: ())
@@ -23,10 +23,10 @@ def linear_result(linear_setting: Setting) -> SideBySide:
 
 
 @pytest.fixture(scope="package")
-def network_result() -> SideBySide:
+def network_result() -> Comparison:
     return run(network())
 
 
 @pytest.fixture(scope="package")
-def digits_result() -> SideBySide:
+def digits_result() -> Comparison:
     return run(digits())

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.compare import Setting, SideBySide, build, exact, predicted, settings
+from fedtangent.compare import Setting, Comparison, build, exact, predicted, settings
 from fedtangent.compare.simulated import cohorts
 from fedtangent.data import partition
 from fedtangent.federated import algorithms, compose, schedule
@@ -147,7 +147,7 @@ def test_the_theory_does_not_share_a_fault_in_the_simulations_weights(
 
 
 @pytest.mark.slow
-def test_moments_of_another_model_are_noticed(network_result: SideBySide) -> None:
+def test_moments_of_another_model_are_noticed(network_result: Comparison) -> None:
     theory = network_result.theory
     rolled = tuple(m._replace(mean=np.roll(m.mean, 1, axis=0)) for m in theory.moments)
     wrong = dataclasses.replace(theory, moments=rolled)

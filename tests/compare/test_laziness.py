@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent.compare import SideBySide
+from fedtangent.compare import Comparison
 from fedtangent.compare.laziness import along
 from fedtangent.compare.laziness.along import _limit, check_linearisable, laziness_diagnostics, linearised_paths
 from fedtangent.compare.laziness.parts import METRICS, Parts, parts
@@ -248,7 +248,7 @@ def test_a_model_without_forward_derivatives_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_networks_of_a_comparison(network_result: SideBySide, linear_result: SideBySide) -> None:
+def test_networks_of_a_comparison(network_result: Comparison, linear_result: Comparison) -> None:
     """The parts are those of the first draw's networks, their trained linearisations, and the flow beside them."""
     assert linear_result.laziness == ()
     found, setting = network_result.laziness, network_result.setting

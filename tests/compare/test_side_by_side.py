@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedtangent.compare import Setting, SideBySide, build, exact, judged, predicted, run
+from fedtangent.compare import Setting, Comparison, build, exact, judged, predicted, run
 from fedtangent.compare.settings import standardised
 from fedtangent.compare.simulated import cohorts, init_key, initial_functions, recipe, trained
 from fedtangent.compare.verdicts import EXACT, Verdict
@@ -19,16 +19,16 @@ from fedtangent.types import Cohort
 from .tiny import network
 
 
-def named(result: SideBySide, start: str) -> list[Verdict]:
+def named(result: Comparison, start: str) -> list[Verdict]:
     found = [v for v in result.verdicts if v.statement.startswith(start)]
     assert found, [v.statement for v in result.verdicts]
     return found
 
 
-def test_a_linear_model_follows_the_flow_to_rounding(linear_result: SideBySide) -> None:
+def test_a_linear_model_follows_the_flow_to_rounding(linear_result: Comparison) -> None:
     (verdict,) = named(linear_result, "simulation = flow")
     assert verdict.passed
-    assert repr(linear_result).startswith(f"SideBySide({linear_result.setting.title}: Simulation and theory agree")
+    assert repr(linear_result).startswith(f"Comparison({linear_result.setting.title}: Simulation and theory agree")
     error = linear_result.gaps[0].error
     assert error.shape == (3, 2, 5)
     # at round 0 the flow is the initial function itself
@@ -36,13 +36,13 @@ def test_a_linear_model_follows_the_flow_to_rounding(linear_result: SideBySide) 
     assert float(verdict.measured) <= EXACT
 
 
-def test_predicted_and_simulateds_of_a_linear_model_are_one(linear_result: SideBySide) -> None:
+def test_predicted_and_simulateds_of_a_linear_model_are_one(linear_result: Comparison) -> None:
     gap = linear_result.gaps[0]
     np.testing.assert_allclose(gap.simulated, gap.predicted, rtol=1e-9)
     assert gap.simulated[-1] < 0.9 * gap.simulated[0]
 
 
-def test_the_drawn_flow_is_that_of_the_networks_at_every_round(linear_result: SideBySide) -> None:
+def test_the_drawn_flow_is_that_of_the_networks_at_every_round(linear_result: Comparison) -> None:
     """At the evaluated rounds it is what the networks did, in between what the flow says of each."""
     setting, curve, seen = linear_result.setting, linear_result.curve, linear_result.simulated[-1]
     assert curve.rounds.tolist() == list(range(setting.num_rounds + 1))
@@ -55,7 +55,7 @@ def test_the_drawn_flow_is_that_of_the_networks_at_every_round(linear_result: Si
 
 
 @pytest.mark.slow
-def test_rows_of_a_regression_name_every_method(network_result: SideBySide) -> None:
+def test_rows_of_a_regression_name_every_method(network_result: Comparison) -> None:
     assert [row.method for row in network_result.rows] == [
         *[f"Fed-ensemble, width {w}" for w in (16, 32, 64)],
         "NTK-FL, averaged kernel, width 64",
@@ -72,7 +72,7 @@ def test_rows_of_a_regression_name_every_method(network_result: SideBySide) -> N
 
 
 @pytest.mark.slow
-def test_rows_of_a_classification_have_accuracies_and_both_kernels(digits_result: SideBySide) -> None:
+def test_rows_of_a_classification_have_accuracies_and_both_kernels(digits_result: Comparison) -> None:
     assert all(row.accuracy is not None and 0 <= row.accuracy <= 1 for row in digits_result.rows)
     assert "NTK-FL, exact kernel, width 32" in [row.method for row in digits_result.rows]
     assert named(digits_result, "NTK-FL, exact kernel: mean")
@@ -84,7 +84,7 @@ def test_rows_of_a_classification_have_accuracies_and_both_kernels(digits_result
 
 
 @pytest.mark.slow
-def test_a_row_measures_what_its_networks_did(network_result: SideBySide) -> None:
+def test_a_row_measures_what_its_networks_did(network_result: Comparison) -> None:
     setting, row, seen = network_result.setting, network_result.rows[2], network_result.simulated[2]
     ensembles = seen.test[-1].mean(axis=0)
     assert row.test_mse == pytest.approx(np.mean((ensembles - setting.y_test) ** 2), rel=1e-12)
@@ -95,7 +95,7 @@ def test_a_row_measures_what_its_networks_did(network_result: SideBySide) -> Non
 
 
 @pytest.mark.slow
-def test_every_kind_of_verdict_is_there(linear_result: SideBySide, network_result: SideBySide) -> None:
+def test_every_kind_of_verdict_is_there(linear_result: Comparison, network_result: Comparison) -> None:
     for result in (linear_result, network_result):
         assert named(result, "variance of initial functions = prior's")[0].holds is not False  # few: undecided
         (apart,) = named(result, "networks start independently of each other: of other draws, models")
@@ -117,14 +117,14 @@ def test_every_kind_of_verdict_is_there(linear_result: SideBySide, network_resul
 
 @pytest.mark.slow
 @pytest.mark.theory
-def test_the_flows_fixed_point_is_theorem_2_under_three_schedules(network_result: SideBySide) -> None:
+def test_the_flows_fixed_point_is_theorem_2_under_three_schedules(network_result: Comparison) -> None:
     found = named(network_result, "flow repeated for ever = Theorem 2")
     assert len(found) == 3
     assert all(v.passed for v in found)
 
 
 @pytest.mark.slow
-def test_networks_come_nearer_to_the_flow_with_their_width(network_result: SideBySide) -> None:
+def test_networks_come_nearer_to_the_flow_with_their_width(network_result: Comparison) -> None:
     errors = [gap.error[-1].mean() for gap in network_result.gaps]
     assert errors[0] > errors[1] > errors[2]
     for gap in network_result.gaps:
@@ -132,7 +132,7 @@ def test_networks_come_nearer_to_the_flow_with_their_width(network_result: SideB
 
 
 @pytest.mark.slow
-def test_predictions_cover_the_evaluated_rounds(network_result: SideBySide) -> None:
+def test_predictions_cover_the_evaluated_rounds(network_result: Comparison) -> None:
     assert network_result.setting.rounds == (0, 4, 8, 10)
     assert len(network_result.theory.moments) == 4
     assert all(seen.rounds == (0, 4, 8, 10) for seen in network_result.simulated)
@@ -141,14 +141,14 @@ def test_predictions_cover_the_evaluated_rounds(network_result: SideBySide) -> N
 
 
 @pytest.mark.slow
-def test_ntk_fl_starts_from_fed_ensembles_networks(network_result: SideBySide) -> None:
+def test_ntk_fl_starts_from_fed_ensembles_networks(network_result: Comparison) -> None:
     by_width = {seen.width: seen for seen in network_result.simulated}
     for moved in network_result.ntk_fl:
         np.testing.assert_array_equal(moved.test[0], by_width[moved.width].test[0])
 
 
 def test_cohorts_are_those_that_the_simulation_records_and_a_comparison_repeats_itself(
-    linear_setting: Setting, linear_result: SideBySide
+    linear_setting: Setting, linear_result: Comparison
 ) -> None:
     setting, first = linear_setting, linear_result.simulated[0]
     algorithm = recipe(setting, setting.model(100))
@@ -196,7 +196,7 @@ def equal_weights(setting: Setting, blocks: object, plan: Cohort, *rest: object,
 RIGHT_FLOW = predicted.run_flow
 
 
-def test_a_wrong_flow_is_noticed(linear_result: SideBySide, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_flow_is_noticed(linear_result: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is trained anew: the right networks are held against a mistaken theory."""
     setting, seen = linear_result.setting, linear_result.simulated[0]
     propagated = exact._propagated(linear_result.theory, exact.some_points(setting), setting.num_rounds)

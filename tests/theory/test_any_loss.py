@@ -43,7 +43,7 @@ def drawn(rng: np.random.Generator) -> np.ndarray:
 
 BATCHES = drawn(np.random.default_rng(1))
 MOMENTUM, NESTEROV = optax.sgd(1.0, momentum=0.6), optax.sgd(0.3, momentum=0.6, nesterov=True)
-SHRINKING = optax.chain(optax.trace(0.6), optax.scale_by_schedule(lambda t: -0.5**t))
+SHRINKING = optax.chain(optax.trace(0.6), optax.scale_by_schedule(lambda t: -(0.5**t)))
 LINEAR = {MOMENTUM: (0.6, False, 1.0), NESTEROV: (0.6, True, 1.0), SHRINKING: (0.6, False, 0.5)}  # momentum, .., shrink
 WARM_UP = RATE * np.array([1.0, 0.0, 1.0, 0.5])
 RULES: dict[str, dict[str, Any]] = {
@@ -162,7 +162,9 @@ def flow_of(jacobian: np.ndarray, outputs: str, **rule: Any) -> Flow:
     held = Partition(INDICES, OFFSETS)
     cohorts = Cohort(CLIENT.astype(np.int32), MODEL.astype(np.int32), SIZES[CLIENT].astype(float))  # type: ignore[arg-type]
     y = targets(rule.get("loss", "squared_error")) if rule.get("loss") in LOSSES else Y
-    return federated_flow(blocks, y, held, cohorts, Rule(STEPS, **{"learning_rate": RATE, **rule}), num_models=MODELS, outputs=outputs)
+    return federated_flow(
+        blocks, y, held, cohorts, Rule(STEPS, **{"learning_rate": RATE, **rule}), num_models=MODELS, outputs=outputs
+    )
 
 
 def apart(jacobian: np.ndarray, outputs: str, loss: str, batches: np.ndarray | None, rule: dict[str, Any],
@@ -178,7 +180,19 @@ def apart(jacobian: np.ndarray, outputs: str, loss: str, batches: np.ndarray | N
     return float(max(np.abs(test - seen[:, :, N:]).max(), np.abs(train - seen[:, :, :N]).max()))
 
 
-DAILY = ("prox", "nesterov", "steps that shrink", "fed_nova, nesterov", "fed_nova, a round of rate 0", "scaffold, a round of rate 0", "steps of other sizes", "fed_nova", "fed_dyn", "scaffold", "weight decay")
+DAILY = (
+    "prox",
+    "nesterov",
+    "steps that shrink",
+    "fed_nova, nesterov",
+    "fed_nova, a round of rate 0",
+    "scaffold, a round of rate 0",
+    "steps of other sizes",
+    "fed_nova",
+    "fed_dyn",
+    "scaffold",
+    "weight decay",
+)
 
 
 @pytest.mark.parametrize("name", nightly(RULES, DAILY))
@@ -271,3 +285,18 @@ def test_targets_of_margins_are_signs() -> None:
     rule = Rule(STEPS, RATE, loss="exponential")
     with pytest.raises(ValueError, match=r"y_train: got .*, must be -1 or 1 for the loss 'exponential'"):
         federated_flow(blocks, Y, held, cohorts, rule, num_models=MODELS)
+
+
+@pytest.mark.parametrize("name", nightly(["momentum", "nesterov", "steps that shrink"], ["steps that shrink"]))
+def test_the_influence_of_the_start_goes_through_an_optimiser(name: str) -> None:
+    """What ``mean`` and ``cov`` are made of, beside runs from every function of a basis."""
+    flow, basis = flow_of(SHARED, "shared", **RULES[name]), np.eye(N)
+    b, zeros = np.asarray(flow.dependence(ROUNDS)[0]), np.zeros((MODELS, M, C))
+
+    def ends(start: np.ndarray) -> np.ndarray:
+        return np.asarray(flow.predict(start, zeros, [ROUNDS]))[0]
+
+    still = ends(np.zeros((MODELS, N, C)))
+    moved = [ends(np.broadcast_to(one[None, :, None], (MODELS, N, C))) - still for one in basis]
+    assert np.abs(np.stack([m[:, :, 0] for m in moved], axis=-1) + b).max() < 1e-12
+    assert np.abs(np.asarray(flow_of(SHARED, "shared").dependence(ROUNDS)[0]) - b).max() > 1e-2

@@ -6,20 +6,23 @@ Of the standard cases; or of any run, described by the options of `fedtangent tr
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 
-from fedtangent.checks import MAX_SEED, folder, seed
+from fedtangent.checks import MAX_SEED, folder, seed, whole
 from fedtangent.cli.arguments import FigureOptions
-from fedtangent.compare import Setting, SideBySide, build, run
-from fedtangent.compare.beside import BesideOptions, check_free, setting_of
+from fedtangent.compare import Comparison, Setting, run
+from fedtangent.compare import build as case_settings
 from fedtangent.compare.cases import DEFAULT_CASES
+from fedtangent.compare.comparison import EVALUATIONS, check_widths, comparison_of, followed_rule
 from fedtangent.compare.verdicts import Verdict, as_rows, summary
-from fedtangent.engine.description import Description
+from fedtangent.engine.building import build, preview, small_model
+from fedtangent.engine.description import Chosen, Description
+from fedtangent.engine.loop import Evaluation
 from fedtangent.entries import catalogue, choose, option
 from fedtangent.measures.uncertainty import metric_of
 from fedtangent.output.comparison_plots import draw_all
@@ -55,9 +58,17 @@ class CompareOptions:
 
 
 @dataclass(frozen=True)
-class ComparisonOptions(BesideOptions):
-    """What is compared of a run that is described."""
+class ComparisonOptions:
+    """Options of a comparison, besides those of the run."""
 
+    widths: tuple[int, ...] = (64, 256, 1024)
+    """Widths of the networks, all hidden layers alike; three or more."""
+    draws: int = 16
+    """Networks of every width (times K), each from a start of its own; five or more."""
+    hidden_layers: int = 1
+    """Hidden layers of an mlp."""
+    evaluations: int = EVALUATIONS
+    """How many rounds networks are evaluated at, at most, besides the start."""
     output: Path = Path("results/compare")
     """Folder for config.json, metrics.csv, result.json and figures/."""
 
@@ -81,7 +92,7 @@ def prepare(options: CompareOptions, figures: FigureOptions) -> CompareJob:
     for name in options.case:
         choose("cases", name)  # before any data is loaded
     given = options.data_dir, options.scale, options.seed
-    settings = [setting for name in dict.fromkeys(options.case) for setting in build(name, *given)]
+    settings = [setting for name in dict.fromkeys(options.case) for setting in case_settings(name, *given)]
     values = asdict(options) | asdict(figures)
     return CompareJob(settings, values, options.seed, options.output, figures)
 
@@ -89,8 +100,32 @@ def prepare(options: CompareOptions, figures: FigureOptions) -> CompareJob:
 def prepare_run(options: ComparisonOptions, figures: FigureOptions, described: Description) -> CompareJob:
     """The same of a run, as ``train`` takes it; raises ``ValueError`` also where theory has no rule for it."""
     values = described.values() | asdict(options) | asdict(figures)
-    check_free(described, options.hidden_layers)
-    return CompareJob([setting_of(described, options)], values, described.run.seed, options.output, figures)
+    whole("evaluations", options.evaluations)
+    described = _of_layers(described, whole("hidden_layers", options.hidden_layers))
+    followed_rule(preview(described), described.run.num_rounds)  # before any data are loaded
+    check_widths(small_model(described), options.widths)
+    built, run = build(described), described.run
+    evaluation = Evaluation(max(-(-run.num_rounds // options.evaluations), 1))
+    setting = comparison_of(
+        built.algorithm, built.examples, run.num_rounds, run.seed, evaluation, options.widths, options.draws
+    )
+    return CompareJob([setting], values, run.seed, options.output, figures)
+
+
+def _of_layers(described: Description, hidden_layers: int) -> Description:
+    """Returns the run whose mlp has so many hidden layers; raises ``ValueError`` for a width that the model is given.
+
+    An option of a model called ``widths`` has the name of the comparison's.
+    """
+    entry, o = described.model
+    plain = type(o)()
+    if getattr(o, "width", None) != getattr(plain, "width", None):
+        raise ValueError(f"width: got {o.width}; beside theory it is given by widths: leave it out")
+    if hasattr(o, "widths"):
+        o = replace(o, widths=plain.widths * hidden_layers)
+    elif hidden_layers != 1:
+        raise ValueError(f"hidden_layers: got {hidden_layers}, must be left out: the model is {entry.name}, no mlp")
+    return described._replace(model=Chosen(entry, o))
 
 
 def run_job(job: CompareJob) -> Ended:
@@ -98,7 +133,7 @@ def run_job(job: CompareJob) -> Ended:
     screen, start = console(), time.perf_counter()
     say, folder = clock(screen), output_folder(job.output)
     write_config(folder, "compare", job.options)
-    results: list[SideBySide] = []
+    results: list[Comparison] = []
     for setting in job.settings:
         screen.print(f"[bold]{setting.title}[/bold]")
         results.append(run(setting, progress=True, say=say))
@@ -112,7 +147,7 @@ def run_job(job: CompareJob) -> Ended:
     return ended([*_diverged(results), *said])
 
 
-def _diverged(results: list[SideBySide]) -> list[str]:
+def _diverged(results: list[Comparison]) -> list[str]:
     """The networks that ended in numbers that are not finite."""
     return [
         f"{seen.method}, width {seen.width} [{result.setting.name}]: diverged"
@@ -122,7 +157,7 @@ def _diverged(results: list[SideBySide]) -> list[str]:
     ]
 
 
-def _show(screen: Console, results: list[SideBySide], verdicts: list[Verdict]) -> None:
+def _show(screen: Console, results: list[Comparison], verdicts: list[Verdict]) -> None:
     screen.print()
     for result in results:
         screen.print(comparison_table(result.rows))
@@ -134,7 +169,7 @@ def _show(screen: Console, results: list[SideBySide], verdicts: list[Verdict]) -
     screen.print()
 
 
-def _notes(result: SideBySide) -> list[str]:
+def _notes(result: Comparison) -> list[str]:
     """How near the flow itself has come to the limit, and how good NTK-FL's averaged kernel is."""
     theory, last = result.theory, result.setting.num_rounds
     notes = [f"no limit to compare with, so the flow is the prediction: {theory.why_no_limit.split(';')[0]}"]
@@ -153,7 +188,7 @@ def _notes(result: SideBySide) -> list[str]:
     return notes
 
 
-def _metrics(seed: int, result: SideBySide) -> list[Metric]:
+def _metrics(seed: int, result: Comparison) -> list[Metric]:
     """The learning curves: of every method and width, and the flow's from the starts of the widest networks."""
     setting, rows = result.setting, list[Metric]()
     of_loss = {"mse": "residual"}.get(metric_of(setting.loss), metric_of(setting.loss))
@@ -161,7 +196,7 @@ def _metrics(seed: int, result: SideBySide) -> list[Metric]:
     for seen, gap in [*trained, *((moved, None) for moved in result.ntk_fl)]:
         algorithm = f"{seen.method}, width {seen.width} [{setting.name}]"
         for at, round_ in enumerate(seen.rounds):
-            sent = [total * round_ // max(seen.rounds[-1], 1) for total in (seen.uplink_bytes, seen.downlink_bytes)]
+            sent = [seen.sent[at].uplink_bytes, seen.sent[at].downlink_bytes]
             found = {("train", "mse"): float(setting.mse(seen.train[at].mean(axis=0), "train").mean())}
             found |= _on_test(setting, seen.test[at])
             if gap is not None:
@@ -192,7 +227,7 @@ def _on_test(setting: Setting, outputs: np.ndarray) -> dict[tuple[str, str], flo
     )
 
 
-def _write(folder: Path, seed: int, results: list[SideBySide]) -> None:
+def _write(folder: Path, seed: int, results: list[Comparison]) -> None:
     write_metrics(folder, [m for r in results for m in _metrics(seed, r)])
     write_result(
         folder,

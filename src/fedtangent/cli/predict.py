@@ -16,20 +16,23 @@ from rich.console import Console
 
 from fedtangent.cli.arguments import FigureOptions
 from fedtangent.cli.trained import FAR
-from fedtangent.compare.alone import (
-    AloneOptions,
+from fedtangent.compare.comparison import check_analytic, followed_rule
+from fedtangent.compare.forecast import (
     Curve,
     Forecast,
+    Forecasting,
     Plan,
     Rates,
-    check_alone,
+    check_forecasting,
     forecasts,
     memory_of,
     plan_of,
     ranked,
 )
+from fedtangent.engine.building import build, preview, small_model
 from fedtangent.engine.description import Description, in_common
-from fedtangent.losses import mean_form
+from fedtangent.engine.loop import Evaluation
+from fedtangent.losses import mean_form, words
 from fedtangent.output.files import Ended, Metric, ended, output_folder, write_config, write_metrics, write_result
 from fedtangent.output.tables import TextTable, clock, console, number
 
@@ -38,9 +41,11 @@ MUCH = 10.0  # times the best rate, beyond which a stable one is no use
 
 
 @dataclass(frozen=True)
-class PredictOptions(AloneOptions):
+class PredictOptions(Forecasting):
     """What is predicted of the run, and where it goes."""
 
+    evaluate_every: int = 1
+    """Rounds between evaluations, at which a target can be reached."""
     output: Path = Path("results/predict")
     """Folder for config.json, metrics.csv, result.json and figures/."""
 
@@ -56,13 +61,19 @@ class PredictJob(NamedTuple):
 
 def prepare(options: PredictOptions, figures: FigureOptions, described: tuple[Description, ...]) -> PredictJob:
     """Check every option and load the data; raises ``ValueError``, also where theory has no rule."""
-    for one in described:
-        check_alone(one, options)  # of all of them, before any data are loaded
+    check_forecasting(options)
+    evaluation = Evaluation(options.evaluate_every)
+    for one in described:  # before any data are loaded
+        followed_rule(preview(one), one.run.num_rounds)
+        check_analytic(small_model(one))
     values = in_common([one.values() for one in described]) | asdict(options) | asdict(figures)
     names = [one.algorithm.entry.name for one in described]
     values["algorithm"] = names[0] if len(names) == 1 else names
     placed = replace(options, kernel_dir=options.kernel_dir or options.output / "kernels")
-    plans = [plan_of(one, placed) for one in described]
+    plans = [
+        plan_of(built.algorithm, built.examples, one.run.num_rounds, one.run.seed, evaluation, placed)
+        for one, built in ((one, build(one)) for one in described)
+    ]
     memory_of(plans[0])
     return PredictJob(plans, values, options.output, figures)
 
@@ -142,9 +153,9 @@ def _rows(found: Forecast) -> list[dict[str, Any]]:
         row |= {"rounds": plan.setting.num_rounds}
         row |= {f"{split}_{metric}": float(curve.mean(split, metric)[-1]) for split, metric in curve.values}
         row |= {"uplink_bytes": int(found.uplink_bytes[-1])}
-        if plan.alone.target is not None:
-            reached = found.reached(plan.alone.target, curve)
-            row |= {"target": plan.alone.target, "rounds_to_target": reached.round}
+        if plan.forecasting.target is not None:
+            reached = found.reached(plan.forecasting.target, curve)
+            row |= {"target": plan.forecasting.target, "rounds_to_target": reached.round}
             row |= {"uplink_bytes_to_target": reached.uplink_bytes, f"nearest_test_{plan.main}": reached.nearest}
         rows.append(row | ({} if found.limit is None else {"limit": found.limit}))
     return rows
@@ -155,15 +166,15 @@ def _rate(rate: float) -> str:
 
 
 def _goal(plan: Plan) -> str:
-    return f"{'accuracy' if plan.main == 'accuracy' else 'MSE'} {plan.alone.target:g}"
+    return f"{'accuracy' if plan.main == 'accuracy' else 'MSE'} {plan.forecasting.target:g}"
 
 
 def _ends(found: Forecast, curve: Curve) -> list[str]:
     """Test metrics at the horizon, and what it takes to the target."""
     plan = found.plan
     cells = [number(float(curve.mean("test", name)[-1]), 4) for name in dict.fromkeys((plan.loss, plan.main))]
-    if plan.alone.target is not None:
-        reached = found.reached(plan.alone.target, curve)
+    if plan.forecasting.target is not None:
+        reached = found.reached(plan.forecasting.target, curve)
         sent = None if reached.uplink_bytes is None else reached.uplink_bytes / MEBIBYTE
         cells += ["never" if reached.round is None else str(reached.round), number(sent, 1)]
     return cells
@@ -172,12 +183,12 @@ def _ends(found: Forecast, curve: Curve) -> list[str]:
 def _columns(plan: Plan) -> list[str]:
     names = {"nll": "test NLL", "mse": "test MSE", "loss": "test loss", "accuracy": "accuracy"}
     found = [names[name] for name in dict.fromkeys((plan.loss, plan.main))]
-    return [*found, *(["rounds", "MiB up"] if plan.alone.target is not None else [])]
+    return [*found, *(["rounds", "MiB up"] if plan.forecasting.target is not None else [])]
 
 
 def _until(plan: Plan) -> str:
     """What a table's rounds and bytes are, where it has them."""
-    return "" if plan.alone.target is None else f"; rounds and MiB to {_goal(plan)}"
+    return "" if plan.forecasting.target is None else f"; rounds and MiB to {_goal(plan)}"
 
 
 def _show(screen: Console, found: Forecast) -> None:
@@ -190,7 +201,7 @@ def _show(screen: Console, found: Forecast) -> None:
     for way, sent in (("uplink", found.uplink_bytes), ("downlink", found.downlink_bytes)):
         cells.append(("", f"{way} MiB", number(int(sent[-1]) / MEBIBYTE, 2), ""))
     title = f"{found.name} at rate {found.given.rate:g}, round {horizon}, predicted"
-    screen.print(TextTable(title, ("split", "metric", "value", f"90 % of {plan.alone.draws} starts"), cells))
+    screen.print(TextTable(title, ("split", "metric", "value", f"90 % of {plan.forecasting.draws} starts"), cells))
     if rates is not None:
         _show_rates(screen, found, rates)
     _remark(screen, found)
@@ -233,12 +244,12 @@ def _remark(screen: Console, found: Forecast) -> None:
     if rates is not None and rates.stable == 0:
         lines.append("the training loss rises at every rate that was tried")
     if rates is not None and plan.loss != "mse" and rates.stable > MUCH * rates.best:
-        by = mean_form(plan.built.loss).replace("_", " ")
+        by = words(mean_form(plan.examples.loss))
         lines.append(f"by the {by} loss a run may end well at rates far above the best: stable is no bound to go to")
     if rates is not None and rates.at_edge:
         lines.append(f"the best rate is at an end of those tried, {rates.tried[0]:.3g} to {rates.tried[-1]:.3g}")
-    if plan.alone.target is not None:
-        reached = found.reached(plan.alone.target, found.best)
+    if plan.forecasting.target is not None:
+        reached = found.reached(plan.forecasting.target, found.best)
         if reached.round is None:
             at_end = "" if found.limit is None else f"; Theorem 2's limit has {found.limit[plan.main]:.4g}"
             lines.append(

@@ -25,7 +25,7 @@ from fedtangent.engine.checkpoints import Checkpoints, has_checkpoint
 from fedtangent.engine.description import Description, check_used
 from fedtangent.engine.history import Measurement, Run
 from fedtangent.engine.processes import is_main
-from fedtangent.engine.run import Resolved, predict, resolve_mapping, simulate
+from fedtangent.engine.run import Resolved, measured, predict, resolve_mapping, simulate
 from fedtangent.engine.sweeps import parse_seeds
 from fedtangent.entries import lasting, option
 from fedtangent.federated import predict as personal
@@ -116,7 +116,7 @@ def prepare(options: TrainOptions, machine: MachineOptions, figures: FigureOptio
 def _resolve_mapping(job: TrainJob, resumed: Checkpoints | None, measure: bool = True) -> Resolved:
     """How the clients are mapped; raises ``ValueError`` for a run that does not fit, evaluations included."""
     built, rounds = job.built, job.built.description.run.num_rounds
-    seen = [split.x for split in built.splits.values()]
+    seen = [split.x for split in (built.examples.train, built.examples.test) if split is not None]
     return resolve_mapping(built.algorithm, built.data, rounds, job.machine.mapping, resumed, measure, seen)
 
 
@@ -185,10 +185,7 @@ def run_job(job: TrainJob) -> Ended:
     watch, takes_classes = _watch(job), targets_of(built.loss) == "classes"
 
     def evaluate(watch: Watch | None, algorithm: Algorithm, state: Any) -> dict[str, Any]:
-        found = {
-            name: uncertainty.measure(predict(algorithm, state, split.x), split.targets, split.labels, built.loss)
-            for name, split in built.splits.items()
-        }
+        found: dict[str, Any] = measured(built.examples, algorithm, state)
         found |= {} if built.of_clients is None else {"clients": _measure_clients(built, state)}
         return found | ({} if watch is None else {o.diagnostics: watch(algorithm, state)})
 
@@ -229,8 +226,10 @@ def run_job(job: TrainJob) -> Ended:
             )
             if runs[seed].signal:
                 return Ended(runs[seed].status, 128 + runs[seed].signal, "continue with the same options and --resume")
-            test = built.splits["test"]
-            if takes_classes and test.labels is not None:  # every process takes part in a prediction
+            test = built.examples.test
+            if (
+                takes_classes and test is not None and test.labels is not None
+            ):  # every process takes part in a prediction
                 members = np.asarray(predict(built.algorithm, runs[seed].state, test.x).members, np.float64)
                 bins.append(uncertainty.reliability(jnp.asarray(members), test.labels))
     if is_main():
@@ -258,7 +257,7 @@ def _watch(job: TrainJob) -> Watch | None:
 def _measure_clients(built: Built, state: Any) -> dict[str, float]:
     """Every client on its own test examples: the mean over clients, and over examples."""
     assert built.of_clients is not None
-    if built.splits["test"].labels is None:
+    if built.examples.train.labels is None:
         name, score = "mse", personal.mse
     else:
         takes_classes = targets_of(built.loss) == "classes"
@@ -303,7 +302,7 @@ def _setting(job: TrainJob) -> str:
     """What the numbers of the table depend on most, in one line."""
     described = job.built.description
     rate, loss = described.algorithm.options.client_learning_rate, job.built.loss.replace("_", " ")
-    how = f"{described.model.entry.name}, {described.partition.entry.name} on {job.built.clients.num_clients} clients"
+    how = f"{described.model.entry.name}, {described.partition.entry.name} on {job.built.data.num_clients} clients"
     return f"{how}; {loss}, client learning rate {rate:.4g}"
 
 

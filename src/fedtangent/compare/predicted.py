@@ -12,6 +12,7 @@ from fedtangent.compare.settings import Setting
 from fedtangent.compare.simulated import Simulated, network_functions
 from fedtangent.kernels.gram import KernelBlocks, SingularKernelError
 from fedtangent.kernels.large import LargeKernel
+from fedtangent.losses import words
 from fedtangent.theory import Flow, Rule, federated_flow, gp_limit, prior_functions
 from fedtangent.theory.prior import covariance_terms
 from fedtangent.types import Cohort, Gaussian
@@ -61,7 +62,7 @@ def predict(setting: Setting, cohorts: Cohort) -> Predicted:
     blocks = setting.blocks()
     flow = run_flow(setting, blocks, cohorts)
     if not flow.kind.is_linear:
-        why = f"a law is known of the loss squared_error, not of {setting.loss}"
+        why = f"a law is known of the loss squared_error, not of {words(setting.loss)}"
         drawn = _from_prior(setting, blocks, flow)
         return Predicted(setting, cohorts, blocks, flow, _sampled_laws(drawn), None, why, drawn=drawn[:, -1])
     limit, why = limit_of(setting, blocks)

@@ -16,7 +16,7 @@ from scipy.special import softmax
 from fedtangent import data as datasets
 from fedtangent.checks import finite
 from fedtangent.kernels.gram import KernelBlocks, kernel_blocks
-from fedtangent.losses import get_loss, mean_form, targets_of
+from fedtangent.losses import Loss, get_loss, mean_form, targets_of, words
 from fedtangent.types import Algorithm, FederatedData, Model, Partition, Schedule
 
 
@@ -82,9 +82,10 @@ class Setting:
         return "Fed-ensemble" if self.algorithm is None else self.algorithm(self.model(self.largest)).name
 
     @property
-    def loss(self) -> str:
-        """What is trained."""
-        return str(self.rule.get("loss", "squared_error"))
+    def loss(self) -> str | Loss:
+        """Name of the loss that is trained, or the user's own function."""
+        loss: str | Loss = self.rule.get("loss", "squared_error")
+        return loss
 
     def left(self, outputs: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """The training error of ``outputs`` [r, K, E, n, C] at some rows of the training examples, [r].
@@ -116,7 +117,7 @@ class Setting:
         """What ``left`` measures."""
         if targets_of(self.loss) == "numbers":
             return "training residual, root mean square"
-        return f"training {mean_form(self.loss).replace('_', ' ')}"
+        return f"training {words(mean_form(self.loss))}"
 
     @property
     def largest(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,8 +18,11 @@ from fedtangent.compare.simulated import Simulated, cohorts, ntk_fl, trained_net
 from fedtangent.compare.statistics import relative_errors
 from fedtangent.compare.table import MethodRow, simulated_row, theory_row
 from fedtangent.compare.verdicts import Verdict, summary
+from fedtangent.engine.history import History
 from fedtangent.losses import targets_of
+from fedtangent.measures import uncertainty
 from fedtangent.theory.precision import require_float64
+from fedtangent.types import Prediction
 
 FEWEST_DRAWS = 5  # for the interval of a variance
 FEWEST_WIDTHS = 3  # for the interval of a slope
@@ -45,7 +48,7 @@ class FlowCurve(NamedTuple):
     score: np.ndarray  # [r, K, E] accuracy at the test points, or mean squared error where they have no labels
 
 
-class SideBySide(NamedTuple):
+class Comparison(NamedTuple):
     """Everything that was simulated and predicted for one setting."""
 
     theory: Predicted
@@ -65,7 +68,43 @@ class SideBySide(NamedTuple):
 
     def __repr__(self) -> str:
         """What was compared, and the outcome in one line."""
-        return f"SideBySide({self.setting.title}: {summary(self.verdicts)})"
+        return f"Comparison({self.setting.title}: {summary(self.verdicts)})"
+
+    @property
+    def history(self) -> History:
+        """Metrics of the widest networks along the run, means over the draws with bands, beside those of the flow.
+
+        Test metrics are those of the points that laws are compared at, the first 500 at most.
+        """
+        seen, gap = self.simulated[-1], self.gaps[-1]
+        predicted = self._history(gap.train, gap.test, gap.test.mean(axis=1), is_predicted=True)
+        return self._history(seen.train, seen.test, seen.ensemble, predicted=predicted)
+
+    def _history(self, train: np.ndarray, test: np.ndarray, ensemble: np.ndarray, **more: Any) -> History:
+        """Metrics of networks [r, K, E, ., C], of whose test outputs ``ensemble`` [r, E, m, C] is the prediction."""
+        setting, values = self.setting, dict[str, np.ndarray]()
+        labels = None if setting.labels_test is None else np.argmax(setting.y_train, axis=-1)
+        for name, outputs, mean, y, known in (
+            ("train", train, train.mean(axis=1), setting.y_train, labels),
+            ("test", test, ensemble, setting.y_test, setting.labels_test),
+        ):
+            found = [
+                [
+                    uncertainty.measure(Prediction(*of_draw), y, known, setting.loss)
+                    for of_draw in zip(*of_round, strict=True)
+                ]
+                for of_round in zip(mean, outputs.swapaxes(1, 2), strict=True)
+            ]
+            values |= {f"{name}.{n}": np.array([[one[n] for one in row] for row in found]) for n in found[0][0]}
+        evaluations = []
+        for i, sent in enumerate(self.simulated[-1].sent):
+            metrics: dict[str, dict[str, float]] = {"train": {}, "test": {}}
+            for name, table in values.items():
+                points, _, metric = name.partition(".")
+                metrics[points][metric] = float(table[i].mean())
+            evaluations.append(sent._replace(metrics=metrics))
+        bands = {name: tuple(np.percentile(table, (5, 95), axis=1)) for name, table in values.items()}
+        return History(evaluations, {}, self.simulated[-1].cost, bands, **more)
 
     def by_client(self) -> dict[int, tuple[float, float]]:
         """Client -> what is left of training at its own examples (``Setting.left``) at the end: predicted, simulated.
@@ -106,7 +145,7 @@ def flow_curve(theory: Predicted, seen: Simulated) -> FlowCurve:
     return FlowCurve(rounds, np.mean(np.power(left, power), axis=0) ** (1 / power), np.concatenate(score, axis=2))
 
 
-def run(setting: Setting, progress: bool = False, say: Report = lambda line: None) -> SideBySide:
+def run(setting: Setting, progress: bool = False, say: Report = lambda line: None) -> Comparison:
     """Simulate and predict ``setting`` and compare: rows, verdicts, and what figures need.
 
     Raises ``ValueError`` when 64-bit mode is off: comparisons run in float64 (``fedtangent.enable_x64()``); and for
@@ -133,7 +172,7 @@ def run(setting: Setting, progress: bool = False, say: Report = lambda line: Non
         laziness = tuple(_lazy(theory, *pair) for pair in zip(seen, gaps, strict=True)) if watched else ()
         verdicts = judged.all_verdicts(theory, tuple(seen), moved, say)
     rows = _rows(theory, seen, moved, gaps, flow_seconds)
-    return SideBySide(theory, tuple(seen), moved, gaps, curve, rows, verdicts, laziness, time.perf_counter() - start)
+    return Comparison(theory, tuple(seen), moved, gaps, curve, rows, verdicts, laziness, time.perf_counter() - start)
 
 
 def _lazy(theory: Predicted, seen: Simulated, gap: FlowGap) -> Laziness:

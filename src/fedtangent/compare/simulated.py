@@ -15,7 +15,7 @@ import numpy as np
 from fedtangent.compare.cohorts import weighed_cohorts
 from fedtangent.compare.settings import Setting
 from fedtangent.engine import Devices, Evaluation
-from fedtangent.engine.history import History
+from fedtangent.engine.history import History, Measurement
 from fedtangent.engine.run import predict, resolve_mapping, simulate
 from fedtangent.federated import algorithms, schedule
 from fedtangent.federated.algorithms.tangent import Pooling
@@ -23,7 +23,7 @@ from fedtangent.federated.local import Work
 from fedtangent.federated.ntk_fl import Evolution
 from fedtangent.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
 from fedtangent.progress import progress_of
-from fedtangent.types import Algorithm, Cohort, Model, PyTree
+from fedtangent.types import Algorithm, Cohort, Cost, Model, PyTree
 
 AT_ONCE, POINTS_AT_ONCE = 100, 2**17  # initial functions that are computed together, and points of all of them
 WATCHED = 256  # training examples that they are measured on, at most
@@ -46,8 +46,8 @@ class Simulated(NamedTuple):
     test: np.ndarray  # [r, K, E, m, C]
     ensemble: np.ndarray  # [r, E, m, C], the algorithm's own prediction from its K networks
     seconds: float  # of one run of the K models, compilation left out where there is more than one run
-    uplink_bytes: int  # of one run of the K models
-    downlink_bytes: int
+    sent: tuple[Measurement, ...]  # bytes of one run of the K models until each evaluated round, without metrics
+    cost: Cost
     info: dict[str, Any]
     watched: WatchedNetworks | None = None
 
@@ -174,17 +174,17 @@ def trained(
         np.stack([np.stack([e.metrics[name] for e in h.evaluations]) for h in histories], axis=axis)
         for name, axis in (("members", 2), ("mean", 1))
     )  # [r, K, E, n + m, C], [r, E, n + m, C]
-    last = histories[-1].evaluations[-1]
+    evaluations = histories[-1].evaluations
     return Simulated(
         method=method,
         width=width,
-        rounds=tuple(e.round for e in histories[-1].evaluations),
+        rounds=tuple(e.round for e in evaluations),
         train=members[..., :split, :],
         test=members[..., split:, :],
         ensemble=means[..., split:, :],
         seconds=min(seconds),
-        uplink_bytes=last.uplink_bytes,
-        downlink_bytes=last.downlink_bytes,
+        cost=histories[-1].cost,
+        sent=tuple(e._replace(metrics={}) for e in evaluations),
         info={k: np.stack([h.rounds[k] for h in histories]) for k in histories[-1].rounds if k != "cohort"},
         watched=_watched(histories[: len(watches)]) if watches else None,
     )

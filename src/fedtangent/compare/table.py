@@ -90,7 +90,7 @@ def simulated_row(theory: Predicted, seen: Simulated, flow_error: float | None) 
         variance_ratio=float(np.sum(variance.mean(axis=-1)) / np.trace(cov)) if comparable else None,
         flow_error=flow_error,
         rounds=seen.rounds[-1],
-        uplink_mib=seen.uplink_bytes / MEBIBYTE,
+        uplink_mib=seen.sent[-1].uplink_bytes / MEBIBYTE,
         seconds=seen.seconds,
     )
 

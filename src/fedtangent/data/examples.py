@@ -130,6 +130,11 @@ class Examples:
         dataset = self.dataset
         x, y = (getattr(dataset, f"{axis}_{split}")[:most] for axis in "xy")
         inputs, (targets, labels) = inputs_on_device(x), _targets_of(self.loss, y, dataset.num_classes)
+        if labels is not None and callable(self.loss):
+            raise ValueError(
+                f"loss: got the function {losses.words(self.loss)!r}, must be a name for class labels, or the targets "
+                "floating numbers [n, C]: labels have no known form as numbers for it"
+            )
         if labels is not None and losses.targets_of(self.loss) == "classes":
             if self.num_outputs < 2:
                 raise ValueError(f"loss: got {self.loss}, must be squared_error for a single class")

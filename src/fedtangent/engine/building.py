@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent import checks, data, losses
+from fedtangent import checks, data
 from fedtangent.data import sharing
-from fedtangent.data.examples import MOST_MEASURED, SPLITS, Split, check_split, inputs_on_device, split_of
+from fedtangent.data.examples import Examples, inputs_on_device, run_examples
 from fedtangent.data.projection import projected
 from fedtangent.engine.description import Chosen, CommonOptions, Description
 from fedtangent.entries import choose, option_names
 from fedtangent.federated import faults
 from fedtangent.federated.algorithms.entry import FinishedRun, Supplied
 from fedtangent.federated.wire.key_server import generate_keys, hand_out, open_key_file, with_key_exchange
+from fedtangent.models.dense import mlp
 from fedtangent.models.entry import check_kind
 from fedtangent.types import Algorithm, FederatedData, Model, Partition, Schedule
 
@@ -34,25 +33,27 @@ class Built(NamedTuple):
     description: Description
     algorithm: Algorithm
     model: Model
-    schedule: Schedule  # with its faults
-    clients: Partition  # who trains on what
-    data: FederatedData
-    splits: dict[str, Split]  # "train" and "test"
+    examples: Examples
     of_clients: FederatedData | None  # each client's own test examples
-    recipe: Callable[[Model], Algorithm]  # the same algorithm for another model
+
+    @property
+    def data(self) -> FederatedData:
+        """The training examples of every client, on the device."""
+        return self.examples.data
 
     @property
     def loss(self) -> str:
         """Name of the loss that is trained."""
-        return str(self.description.algorithm.options.loss)
+        return str(self.examples.loss)
 
     def remark(self, num_rounds: int) -> str:
         """The remark of the algorithm's entry on a run of ``num_rounds`` rounds; empty for most algorithms."""
         own, how, run = self.description.schedule, self.description.algorithm, self.description.run
+        schedule = self.algorithm.schedule
         if how.entry.remark is None or num_rounds == 0:  # a run may diverge in its first round
             return ""
-        cohort = cohort_size(own.options, self.schedule.num_clients)
-        ran = FinishedRun(self.schedule, own.entry.name, cohort, run.keep_first is not None, num_rounds)
+        cohort = cohort_size(own.options, schedule.num_clients)
+        ran = FinishedRun(schedule, own.entry.name, cohort, run.keep_first is not None, num_rounds)
         return str(how.entry.remark(how.options, ran))
 
 
@@ -76,31 +77,43 @@ def build(described: Description) -> Built:
     clients, own_test = _apart(run, _built(described.partition, loaded, run.seed))
     loaded = _projected(run, loaded, clients.num_clients)
     clients, at_server = _at_server(described, loaded, clients)
-    loss = how.options.loss
-    for split in SPLITS[: 2 if len(loaded.x_test) else 1]:
-        check_split(loaded, split, loss)
-    splits = {split: split_of(loaded, split, loss) for split in SPLITS}
-    model = _built(described.model, loaded.x_train.shape[1:], splits["train"].targets.shape[1])
+    examples = run_examples(loaded, clients, how.options.loss)
+    model = _built(described.model, loaded.input_shape, loaded.num_outputs)
     schedule = _faulty(run, _built(described.schedule, clients.num_clients, run.seed), clients.sizes)
-    y = splits["train"].labels if losses.targets_of(loss) == "classes" else splits["train"].targets
-    assert y is not None  # check_split refuses such a loss
     if "validation" in at_server:
         held = at_server["validation"]
-        at_server["validation"] = (splits["train"].x[held], y[held])
+        at_server["validation"] = (examples.data.x[held], examples.data.y[held])
     cohort = cohort_size(described.schedule.options, clients.num_clients)
     expected = cohort if described.schedule.entry.name == "poisson" else None
     supplied = Supplied(model, schedule, run.seed, clients=clients, expected_clients=expected, **at_server)
+    algorithm: Algorithm = _built(how, supplied)
+    if run.projection is not None:
+        algorithm = with_key_exchange(algorithm, clients.num_clients)
+    of_clients = None if own_test is None else examples.held_by(own_test)
+    return Built(described, algorithm, model, examples, of_clients)
 
-    def recipe(model: Model) -> Algorithm:
-        algorithm: Algorithm = _built(how, supplied._replace(model=model))
-        return algorithm if run.projection is None else with_key_exchange(algorithm, clients.num_clients)
 
-    algorithm = recipe(model)
-    x = inputs_on_device(loaded.x_train)
-    federated = data.federated_data(x, np.asarray(y), clients, dtype=x.dtype)
-    of_clients = None if own_test is None else data.federated_data(x, np.asarray(y), own_test, dtype=x.dtype)
-    splits["train"] = jax.tree.map(lambda rows: rows[:MOST_MEASURED], splits["train"])
-    return Built(described, algorithm, model, schedule, clients, federated, splits, of_clients, recipe)
+SMALL_EXAMPLES = {"image": (16, 16, 1), "tokens": (8,), "vector": (1,)}  # shape of an example of each kind
+
+
+def small_model(described: Description) -> Model:
+    """Returns the described model for small examples of its kind and two classes: before any data are loaded."""
+    model: Model = _built(described.model, SMALL_EXAMPLES[described.dataset.entry.kind], 2)
+    return model
+
+
+def preview(described: Description) -> Algorithm:
+    """Returns the described algorithm for a network of two layers and eight clients: before any data are loaded.
+
+    It is enough to read its rule.
+    """
+    entry = described.algorithm.entry
+    schedule = choose("schedules", entry.schedule)
+    examples = jnp.zeros((getattr(described.algorithm.options, "server_examples", 1), 2))
+    clients = schedule.build(schedule.options(), 8, 0)
+    return _built(
+        described.algorithm, Supplied(mlp(2, 2, (2,)), clients, server_data=examples, shared=np.zeros(1, int))
+    )
 
 
 def _built(chosen: Chosen, *given: Any) -> Any:

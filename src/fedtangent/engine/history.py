@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from fedtangent.pytrees import num_bytes
 from fedtangent.types import Cost, PyTree
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 
@@ -34,27 +36,79 @@ class Measurement(NamedTuple):
 
 
 class History(NamedTuple):
-    """A run's evaluations, and the infos of every round stacked along a leading axis R."""
+    """A run's evaluations, and the infos of every round: of a simulation, a forecast or a comparison.
+
+    Attributes:
+        evaluations: Metrics at the evaluated rounds, the first after round 0.
+        rounds: Infos of every round, NumPy arrays [R, ...]; "cohort" is a ``Cohort`` of arrays [R, S]. Empty for a
+            forecast.
+        cost: Bytes of a message and of a broadcast.
+        bands: For metrics that are means over initialisations, by name such as "test.accuracy", their 5th and 95th
+            percentiles, [r] each.
+        is_predicted: Whether theory predicted it, and no network was trained.
+        predicted: Of a comparison, the same metrics as theory predicts them; else None.
+    """
 
     evaluations: list[Measurement]
-    rounds: dict[str, Any]  # NumPy arrays [R, ...]; "cohort" is a Cohort of arrays [R, S]
+    rounds: dict[str, Any]
     cost: Cost
+    bands: Mapping[str, tuple[np.ndarray, np.ndarray]] = MappingProxyType({})
+    is_predicted: bool = False
+    predicted: History | None = None
 
     def __repr__(self) -> str:
         """How long it is, and where it ended."""
-        length = next((len(leaf) for leaf in jax.tree.leaves(self.rounds)), 0)
-        said = f"{length} rounds, {len(self.evaluations)} evaluations"
+        last_round = self.evaluations[-1].round if self.evaluations else 0
+        length = next((len(leaf) for leaf in jax.tree.leaves(self.rounds)), last_round)
+        said = f"{length} {'predicted ' * self.is_predicted}rounds, {len(self.evaluations)} evaluations"
         if not self.evaluations:
             return f"History({said})"
         last = self.evaluations[-1]
         metric = headline(last.metrics)
         return f"History({said}, the last at round {last.round}{': ' + metric if metric else ', without metrics'})"
 
-    def to_pandas(self) -> DataFrame:
-        """A row for each evaluation: round, bytes, seconds, and the metrics, those of splits as ``test.accuracy``.
+    def _repr_html_(self) -> str:
+        from fedtangent.output.history_plots import history_html
 
-        What is no number stays as it is, an array too. Raises ``ImportError`` where pandas is not installed.
+        return history_html(self)
+
+    @property
+    def evaluated(self) -> np.ndarray:
+        """The evaluated rounds, [r]."""
+        return np.array([e.round for e in self.evaluations], int)
+
+    def curves(self) -> dict[str, np.ndarray]:
+        """Returns every metric that is a number at all evaluated rounds, [r] each, by names such as "test.accuracy"."""
+        rows = [_flat(e.metrics) for e in self.evaluations]
+        names = [name for name, value in (rows[0] if rows else {}).items() if np.ndim(value) == 0 and _is_number(value)]
+        return {name: np.array([row[name] for row in rows], float) for name in names if all(name in r for r in rows)}
+
+    def plot(self, *metrics: str) -> Figure:
+        """Draws metrics along the rounds: simulation solid, theory dashed, bands over initialisations shaded.
+
+        Args:
+            metrics: Names such as "accuracy", a panel each; by default accuracy and loss.
+
+        Returns:
+            A matplotlib figure.
+
+        Raises:
+            ValueError: The history has no numbers, or not those that are named.
         """
+        from fedtangent.output.history_plots import history_figure
+
+        return history_figure(self, metrics)
+
+    def to_pandas(self) -> DataFrame:
+        """Returns a row for each evaluation: round, bytes, seconds, and metrics under names such as "test.accuracy".
+
+        Ends of bands are called "test.accuracy_p5" and "test.accuracy_p95", and what theory predicts in a comparison
+        "predicted.test.accuracy". Values that are no numbers stay as they are. Raises ``ImportError`` where pandas is
+        not installed.
+        """
+        theory = {} if self.predicted is None else self.predicted.curves()
+        bands = {f"{name}_p{end}": values[at] for name, values in self.bands.items() for at, end in enumerate((5, 95))}
+        more = bands | {f"predicted.{name}": values for name, values in theory.items()}
         return data_frame(
             [
                 {
@@ -63,8 +117,9 @@ class History(NamedTuple):
                     "downlink_bytes": e.downlink_bytes,
                     "seconds": e.seconds,
                     **_flat(e.metrics),
+                    **{name: values[i] for name, values in more.items()},
                 }
-                for e in self.evaluations
+                for i, e in enumerate(self.evaluations)
             ]
         )
 
@@ -88,6 +143,10 @@ class Run(NamedTuple):
         arrays = [leaf for leaf in jax.tree.leaves(self.state) if hasattr(leaf, "dtype")]
         size = num_bytes(arrays) / 2**20
         return f"Run({self.status}, {self.history!r}, state of {len(arrays)} arrays, {size:.3g} MiB)"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def data_frame(rows: Any) -> DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 
 from fedtangent.checks import shown, whole
 from fedtangent.data.dataset import Dataset
-from fedtangent.data.examples import run_examples
+from fedtangent.data.examples import Examples, run_examples
 from fedtangent.data.federated import max_client_size
 from fedtangent.engine import auto, memory
 from fedtangent.engine.checkpoints import Checkpoints, store
@@ -30,6 +31,7 @@ from fedtangent.engine.loop import (
     state_shapes,
 )
 from fedtangent.engine.processes import is_main, replicate, stop_signals
+from fedtangent.measures import uncertainty
 from fedtangent.optimizers import check_rate
 from fedtangent.progress import headline, progress_of
 from fedtangent.pytrees import is_key
@@ -92,32 +94,51 @@ def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Mapp
     )
 
 
-def federated(algorithm: Algorithm, data: Any, clients: Any = None) -> FederatedData:
-    """Returns the training examples of a run on the device, divided among its clients.
+def examples_of(algorithm: Algorithm, data: Any, clients: Any = None) -> Examples:
+    """Returns the training and test examples of a run, and who holds them.
 
     Args:
-        algorithm: What runs; its model and its loss decide which examples fit.
-        data: ``FederatedData``, or what ``data.examples.run_examples`` takes, with ``clients`` in one of its forms.
-        clients: None with ``FederatedData``, which says who holds which example.
+        algorithm: The algorithm; its model and its loss decide which examples fit.
+        data: ``Examples``, or what ``data.examples.run_examples`` takes.
+        clients: None with ``Examples``, which say who holds which example; else one of the forms that
+            ``run_examples`` takes.
 
     Raises:
         ValueError: Data or clients that do not fit, in a line that names the argument.
     """
-    if isinstance(data, FederatedData):
-        if clients is not None:
-            raise ValueError(f"clients: got {shown(clients)}, must be None: FederatedData says who holds which example")
+    if isinstance(data, Examples):
+        _refuse_clients(data, clients)
         return data
     training = algorithm.composition.training
-    if training is None:
+    if training is None or isinstance(data, FederatedData):
+        why = "it has no test examples" if training else f"{algorithm.name} does not say which model and loss it has"
         raise ValueError(
-            f"data: got {shown(data)}, must be FederatedData: {algorithm.name} does not say which model and loss it has"
+            f"data: got {shown(data)}, must be {'a Dataset, a name or arrays' if training else 'FederatedData'}: {why}"
         )
     if clients is None:
         raise ValueError(
             "clients: got None, must be a Partition, a list of index arrays or the user of each training example, "
             "unless data is FederatedData"
         )
-    return run_examples(data, clients, training.loss, training.model).data
+    return run_examples(data, clients, training.loss, training.model)
+
+
+def _refuse_clients(data: Any, clients: Any) -> None:
+    if clients is not None:
+        name = type(data).__name__
+        raise ValueError(f"clients: got {shown(clients)}, must be None: {name} says who holds which example")
+
+
+def measured(examples: Examples, algorithm: Algorithm, state: PyTree) -> dict[str, dict[str, float]]:
+    """Returns the metrics of an algorithm's prediction at the training and the test examples, by split and name.
+
+    Training metrics are those of the first 10,000 training examples at most.
+    """
+    splits = {"train": examples.train} | ({} if examples.test is None else {"test": examples.test})
+    return {
+        name: uncertainty.measure(predict(algorithm, state, split.x), split.targets, split.labels, examples.loss)
+        for name, split in splits.items()
+    }
 
 
 def simulate(
@@ -136,8 +157,8 @@ def simulate(
 
     Args:
         algorithm: The algorithm, from a recipe such as ``fed_avg``.
-        data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test), of
-            which the training examples are used; or ``FederatedData``, which also says who holds which example.
+        data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test); or
+            ``FederatedData``, training examples on the device, which also says who holds which example.
         clients: Who holds which training example: a ``Partition``, a list of index arrays, or the user of each
             example [n]; None with ``FederatedData``.
         num_rounds: Communication rounds R.
@@ -145,7 +166,9 @@ def simulate(
         start: Beginning of the models: None, for the initialisation that the seed draws; a typed key to initialise
             from, while schedule and training stay the seed's; or parameters, of one model (all K begin there) or of
             each, with a leading axis K.
-        evaluation: Metrics, the rounds at which they are measured, and progress.
+        evaluation: Metrics, the rounds at which they are measured, and progress. Without a ``measure`` they are
+            accuracy and loss at the training examples (the first 10,000 at most) and the test examples; of
+            ``FederatedData`` none.
         devices: How a round's clients are mapped onto the devices; this does not change the result beyond rounding.
         checkpoints: Where to write checkpoints, and whether to continue from one. A run that was stopped, or killed,
             and resumed returns what the uninterrupted run returns, bit for bit, history included, seconds aside; so
@@ -172,17 +195,25 @@ def simulate(
         ...     model, half, client_learning_rate=0.1, work=work, loss="cross_entropy"
         ... )
         >>> run = ft.simulate(fed_avg, digits, clients, num_rounds=20, seed=0)
-        >>> fed_avg.predict(run.state, digits.x_test).mean.shape == (len(digits.x_test), 10)
-        True
+        >>> [(row.round, row.metrics["test"]["accuracy"] > 0.7) for row in run.history.evaluations]
+        [(0, False), (20, True)]
     """
-    data = federated(algorithm, data, clients)
     whole("num_rounds", num_rounds)
+    evaluated: list[Array] = []
+    if isinstance(data, FederatedData):
+        _refuse_clients(data, clients)
+    else:
+        examples = examples_of(algorithm, data, clients)
+        data = examples.data
+        if evaluation.measure is None:
+            evaluation = dataclasses.replace(evaluation, measure=partial(measured, examples))
+            evaluated = [split.x for split in (examples.train, examples.test) if split is not None]
     training = algorithm.composition.training
     if training is not None and training.learning_rate is not None:
         check_rate("client_learning_rate", training.learning_rate, num_rounds)
     check_start(algorithm, data.num_clients, start)
     saves = None if checkpoints is None else store.open_store(checkpoints)
-    mapping = resolve_mapping(algorithm, data, num_rounds, devices.mapping, checkpoints).mapping
+    mapping = resolve_mapping(algorithm, data, num_rounds, devices.mapping, checkpoints, evaluated=evaluated).mapping
     engine = engine_for(data, mapping)
     state = algorithm.init(seed, data.num_clients, start)
     shapes = info_shapes(algorithm, engine, state, data)

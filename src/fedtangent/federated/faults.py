@@ -173,4 +173,5 @@ def finite(max_norm: float = math.inf) -> Accept:
             good &= jnp.sqrt(sum(squares)) <= max_norm
         return good
 
+    accept.max_norm = max_norm  # type: ignore[attr-defined]  # theory follows a server that rejects nothing finite
     return accept

@@ -25,7 +25,7 @@ from jax.scipy.special import logsumexp
 from scipy.special import ndtri
 
 from fedtangent.checks import class_labels, number, real_array, whole
-from fedtangent.losses import get_loss, mean_form, targets_of
+from fedtangent.losses import Loss, get_loss, mean_form, targets_of
 from fedtangent.types import Array, Prediction
 
 METRICS = (  # in the order of a table
@@ -179,18 +179,23 @@ def coverage_interval(share: float | Array, num_points: int, level: float = 0.95
     return Interval((centre - half) / scale, (centre + half) / scale)
 
 
-def measure(predicted: Prediction, targets: Array, labels: Array | None, loss: str) -> dict[str, float]:
-    """Metrics of a prediction under ``loss``, a name of ``losses.LOSSES``: those of ``METRICS`` that apply, by name.
+def measure(
+    predicted: Prediction, targets: Array | np.ndarray, labels: Array | np.ndarray | None, loss: str | Loss
+) -> dict[str, float]:
+    """Returns the metrics of a prediction under a loss: those of ``METRICS`` that apply, by name.
 
     The metric of the loss itself is called ``metric_of(loss)``. Accuracies of outputs that are not finite are NaN.
 
     Args:
+        predicted: Outputs of the K models, [K, n, C], and their mean.
         targets: [n, C], what the squared error, or a loss of margins, compares with.
         labels: [n] class labels; None for regression.
+        loss: Name of a loss, or a function, which is given the labels where there are labels.
     """
     members, mean = np.asarray(predicted.members, np.float64), np.asarray(predicted.mean, np.float64)
     known = None if labels is None else class_labels("labels", labels, members.shape[-1])
-    scores, classes = _scores(members, mean, np.asarray(targets), known, loss)
+    takes_labels = callable(loss) and labels is not None
+    scores, classes = _scores(members, mean, np.asarray(labels if takes_labels else targets), known, loss)
     found = {name: float(value) for name, value in scores.items()}
     if known is not None:  # on the host, where a share is divided exactly
         right = {"accuracy": np.asarray(classes) == known, "accuracy_of_members": members.argmax(axis=-1) == known}
@@ -199,18 +204,18 @@ def measure(predicted: Prediction, targets: Array, labels: Array | None, loss: s
     return {name: found[name] for name in METRICS if name in found}
 
 
-def metric_of(loss: str) -> str:
-    """The metric that shows how training by ``loss`` goes on; raises ``ValueError`` for an unknown loss.
+def metric_of(loss: str | Loss) -> str:
+    """Returns the metric that shows how training by a loss goes on; raises ``ValueError`` for an unknown loss.
 
-    It is "nll" for a loss of classes, "mse" for one of numbers, and for one of margins "loss": the loss itself, of the
-    mean prediction.
+    It is "nll" for a loss of classes, "mse" for one of numbers, and for one of margins, or a user's own function,
+    "loss": the loss itself, of the mean prediction.
     """
-    return {"classes": "nll", "numbers": "mse", "signs": "loss"}[targets_of(loss)]
+    return {"classes": "nll", "numbers": "mse"}.get(targets_of(loss), "loss")
 
 
 @functools.partial(jax.jit, static_argnames="loss")
 def _scores(
-    members: Array, mean: Array, targets: Array, labels: Array | None, loss: str
+    members: Array, mean: Array, targets: Array, labels: Array | None, loss: str | Loss
 ) -> tuple[dict[str, Array], Array]:
     """The metrics of ``measure`` by name, but for accuracies, and the predicted classes [n]."""
     several, found = members.shape[0] > 1, dict[str, Array]()

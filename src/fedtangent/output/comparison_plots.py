@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedtangent.compare.side_by_side import SideBySide
+from fedtangent.compare.side_by_side import Comparison
 from fedtangent.compare.statistics import fitted_slope
 from fedtangent.compare.theorems.fed_ensemble.ensemble_law import Entries, covered, entries
 from fedtangent.compare.theorems.fed_ensemble.limit import Theorem2
@@ -38,10 +38,10 @@ MOST_BARS = 600  # entries drawn of a scatter
 MOST_LINEAR = 30  # largest over smallest variance on linear axes
 
 
-def draw_all(results: Sequence[SideBySide], figures: Figures) -> list[Path]:
+def draw_all(results: Sequence[Comparison], figures: Figures) -> list[Path]:
     """Every figure that applies to ``results``, written where ``figures`` says; returns their paths."""
 
-    def of(result: SideBySide, what: str) -> Path:
+    def of(result: Comparison, what: str) -> Path:
         return figures.path(f"{slug(result.setting.name)}_{what}")
 
     paths = [bands(r, of(r, "bands")) for r in results if r.setting.x_train.shape[1] == 1]
@@ -55,7 +55,7 @@ def draw_all(results: Sequence[SideBySide], figures: Figures) -> list[Path]:
     return paths
 
 
-def bands(result: SideBySide, path: Path) -> Path:
+def bands(result: Comparison, path: Path) -> Path:
     """Networks, NTK-FL and theory on a scalar input: mean, 95 % band, individual models, data."""
     setting, theory = result.setting, result.theory
     x, order = setting.x_test[:, 0], np.argsort(setting.x_test[:, 0])
@@ -83,7 +83,7 @@ def bands(result: SideBySide, path: Path) -> Path:
     return save(figure, path, setting.title)
 
 
-def width_errors(results: Sequence[SideBySide], path: Path) -> Path:
+def width_errors(results: Sequence[Comparison], path: Path) -> Path:
     """Relative error of each network to the flow against width, with the fitted slope beside theory's -1/2."""
     figure, axes = canvas(len(results), width=4.6, height=3.8)
     for ax, result in zip(axes[0], results, strict=True):
@@ -105,7 +105,7 @@ def width_errors(results: Sequence[SideBySide], path: Path) -> Path:
     return save(figure, path)
 
 
-def residuals(results: Sequence[SideBySide], path: Path) -> Path:
+def residuals(results: Sequence[Comparison], path: Path) -> Path:
     """Predicted and simulated training residual against the round."""
     figure, axes = canvas(len(results), width=4.6, height=3.6)
     for ax, result in zip(axes[0], results, strict=True):
@@ -116,7 +116,7 @@ def residuals(results: Sequence[SideBySide], path: Path) -> Path:
     return save(figure, path)
 
 
-def beside(result: SideBySide, path: Path) -> Path:
+def beside(result: Comparison, path: Path) -> Path:
     """A run's learning curve at every width beside the predicted one, and what is left at each client."""
     setting, widest = result.setting, result.simulated[-1]
     figure, axes = canvas(2, width=5.2, height=3.9)
@@ -141,7 +141,7 @@ def beside(result: SideBySide, path: Path) -> Path:
     return save(figure, path, setting.title)
 
 
-def laziness(result: SideBySide, path: Path) -> Path:
+def laziness(result: Comparison, path: Path) -> Path:
     """The parts of the distance to the flow against width and against round, and the drift of the tangent kernels.
 
     Points are networks; lines go through their geometric means.
@@ -181,7 +181,7 @@ def _geometric(values: np.ndarray) -> np.ndarray:
     return np.asarray(np.exp(np.mean(np.log(values), axis=-1)))
 
 
-def uncertainty(result: SideBySide, path: Path) -> Path:
+def uncertainty(result: Comparison, path: Path) -> Path:
     """Predicted against sampled mean and standard deviation, test point by test point, at the largest width."""
     seen, last = result.simulated[-1], result.theory.moments[-1]
     members = seen.test[-1]  # [K, E, m, C]

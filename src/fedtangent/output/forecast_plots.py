@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedtangent.compare.alone import Curve, Forecast
+from fedtangent.compare.forecast import Curve, Forecast
 from fedtangent.output.style import FEW, METHODS, NEUTRAL, PREDICTED, SIMULATED, canvas, dress, in_words, reach, save
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
     their own best rates. Bands go from the 5th to the 95th percentile of the initial functions.
     """
     first = forecasts[0].plan
+    target = first.forecasting.target
     panels = [(metric, False) for metric in dict.fromkeys((first.loss, first.main))]
     panels += [(first.main, True)] * (first.setting.num_rounds > FEW)
     figure, axes = canvas(len(panels), width=4.6, height=3.6)
@@ -39,18 +40,18 @@ def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
         elif metric != "accuracy":
             untrained = max(float(f.given.mean("train", metric)[0]) for f in forecasts)
             values = np.concatenate([c.mean(split, metric) for c, split, *_ in _lines(forecasts)])
-            least = np.nanmin(values) if first.alone.target is None else min(np.nanmin(values), first.alone.target)
+            least = np.nanmin(values if target is None else [*values, target])
             ax.set_ylim(0.8 * least, BEYOND * untrained)
-        if first.alone.target is not None and metric == first.main:
-            ax.axhline(first.alone.target, color=NEUTRAL, lw=1, ls=":", label=f"target {first.alone.target:g}")
+        if target is not None and metric == first.main:
+            ax.axhline(target, color=NEUTRAL, lw=1, ls=":", label=f"target {target:g}")
         title = "axis of the last half" if late else ""
         dress(ax, "round", in_words(metric), title, log="" if late or metric == "accuracy" else "y", whole=True)
-    starts = first.alone.draws
+    starts = first.forecasting.draws
     return save(figure, path, f"{_title(forecasts)}, predicted; bands: 90 % of {starts} starts")
 
 
 def _title(forecasts: Sequence[Forecast]) -> str:
-    dataset = forecasts[0].plan.built.description.dataset.entry.name
+    dataset = forecasts[0].plan.examples.dataset.name
     return f"{forecasts[0].name if len(forecasts) == 1 else f'{len(forecasts)} algorithms'} on {dataset}"
 
 

@@ -75,6 +75,16 @@ def save(figure: Figure, path: Path, title: str = "") -> Path:
     """
     import matplotlib
 
+    finish(figure, title)
+    dated = {".pdf": "CreationDate", ".svg": "Date"}.get(path.suffix)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "fedtangent"}):
+        figure.savefig(path, dpi=150, metadata={dated: None} if dated else None)
+    return path
+
+
+def finish(figure: Figure, title: str = "") -> None:
+    """Adds title, legends and the marks of logarithmic axes to a drawn figure."""
     if title:
         figure.suptitle(title, fontsize=11)
     _add_legends(figure)
@@ -82,11 +92,6 @@ def save(figure: Figure, path: Path, title: str = "") -> Path:
         _mark_logarithms(ax.xaxis)
         _mark_logarithms(ax.yaxis)
     _part_ticks(figure)
-    dated = {".pdf": "CreationDate", ".svg": "Date"}.get(path.suffix)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "fedtangent"}):
-        figure.savefig(path, dpi=150, metadata={dated: None} if dated else None)
-    return path
 
 
 def _add_legends(figure: Figure) -> None:

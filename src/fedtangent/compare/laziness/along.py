@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtangent import pytrees
-from fedtangent.compare.beside import BesideOptions, setting_of
+from fedtangent.compare.comparison import check_analytic, check_kernels, in_float64, setting_of
 from fedtangent.compare.laziness.parts import Parts, parts
 from fedtangent.compare.predicted import run_flow
 from fedtangent.compare.settings import Setting, exact_arithmetic
@@ -158,9 +158,10 @@ def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 
     algorithm, run = built.algorithm, built.description.run
     check_linearisable(built.model, built.data.x[:2])
     kernels = kernel_diagnostics(algorithm, built.model, built.data, run.seed, num_examples, run.seed)
-    x = jnp.concatenate([kernels.watched.x, built.splits["test"].x[:num_examples]])
+    test = built.examples.train if built.examples.test is None else built.examples.test
+    x = jnp.concatenate([kernels.watched.x, test.x[:num_examples]])
     rounds = tuple(np.cumsum(stretches(run.num_rounds, min(evaluate_every, run.num_rounds))).tolist())
-    paths = linearised_paths(built.recipe, built.model, built.data, x, rounds)
+    paths = linearised_paths(algorithm.on, built.model, built.data, x, rounds)
     limit, why = None, ""
     try:
         limit = _limit(built, x)
@@ -171,20 +172,21 @@ def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 
 
 def _limit(built: Built, x: Array) -> Callable[[int], Flow]:
     """The federated flow of infinite width of a run with a seed; raises ``ValueError`` where there is none."""
-    described, examples = built.description, len(built.data.x)
+    run, examples, model = built.description.run, len(built.data.x), in_float64(built.model)
     if examples > MOST_EXAMPLES:
         raise ValueError(f"data: got {examples} training examples, must be at most {MOST_EXAMPLES} for their kernel")
 
     def told(seed: int) -> Setting:
-        own = described._replace(run=dataclasses.replace(described.run, seed=seed))
-        return setting_of(own, BesideOptions(), built)
+        return setting_of(built.algorithm, built.examples, run.num_rounds, seed)
 
     with exact_arithmetic():
-        x_train = told(described.run.seed).x_train  # refused here, if it is
+        check_analytic(model)
+        x_train = told(run.seed).x_train  # raises here where theory does not follow the run
+        check_kernels(model, x_train[:2])
 
     @functools.cache
     def blocks() -> KernelBlocks:
-        return kernel_blocks(built.model.kernel, x_train, np.asarray(x, x_train.dtype))  # type: ignore[arg-type]
+        return kernel_blocks(model.kernel, x_train, np.asarray(x, x_train.dtype))  # type: ignore[arg-type]
 
     def flow(seed: int) -> Flow:
         setting = told(seed)

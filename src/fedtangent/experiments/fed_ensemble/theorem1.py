@@ -92,7 +92,7 @@ def follow(setting: Setting, s: EnsembleDecaySettings) -> EnsembleDecay:
         np.linalg.norm(seen.train[:, :, 0] - setting.y_train, axis=(2, 3)) / r0,
         np.linalg.norm(residual, axis=(2, 3)) / r0,
         _rate(setting, flow, plan, rounds // length),
-        np.array([seen.uplink_bytes, seen.downlink_bytes]),
+        np.array([seen.sent[-1].uplink_bytes, seen.sent[-1].downlink_bytes]),
     )
 
 

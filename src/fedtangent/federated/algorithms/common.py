@@ -6,7 +6,9 @@ An option for all averaging algorithms is a field of ``Averaging`` and its use i
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from fedtangent.checks import flag, instance
@@ -19,7 +21,7 @@ from fedtangent.federated.wire.secure_aggregation import BITS, masked_numbers, s
 from fedtangent.federated.wire.shuffler import shuffled
 from fedtangent.federated.wire.subsample import check_beta, subsampled
 from fedtangent.losses import check_targets, get_loss
-from fedtangent.optimizers import Optimizer, Rate, check_optimizer, check_rate, sgd
+from fedtangent.optimizers import Optimizer, Rate, check_linear, check_optimizer, check_rate, heavy_ball, sgd
 from fedtangent.types import (
     NO_RULE,
     Accept,
@@ -203,17 +205,34 @@ def train_and_average(
     if averaging.shuffle:
         aggregate, server = shuffled(parts.aggregate or weighted_mean(), server, schedule.num_slots)
         parts = parts._replace(aggregate=aggregate)
-    composition = Composition(training, weighting, rule if isinstance(rule, str) else _unfollowed(averaging) or rule)
+    composition = Composition(training, weighting, partial(_followed, training, averaging, rule))
     return compose(name, training.model, train, server, schedule, parts, composition)
 
 
-def _unfollowed(averaging: Averaging) -> str:
-    """Why no closed form follows these options; empty where one may."""
+def _followed(training: Training, averaging: Averaging, rule: Mapping[str, Any] | str) -> Mapping[str, Any] | str:
+    """Returns the rule with the fields that stand for loss, optimisers and server rate; or why there is none."""
+    if isinstance(rule, str):
+        return rule
     if averaging.channel is not None:
-        return "theory has no rule for what a channel leaves out; nearest is a lossless one"
+        return "its channel may leave numbers out; nearest is one that is lossless"
     if averaging.secure_aggregation is not None:
-        return "theory has no rule for numbers that are rounded to be masked; nearest is secure_aggregation None"
-    return "" if averaging.beta == 1 else "theory follows all of a client's examples; nearest is beta 1"
+        return "secure_aggregation rounds its messages; nearest is the same algorithm without"
+    if averaging.beta != 1:
+        return f"its clients use a share beta = {averaging.beta} of their examples; nearest is beta = 1"
+    if getattr(averaging.accept, "max_norm", math.inf if averaging.accept is None else 0) < math.inf:
+        return "its server may reject messages; nearest is one that accepts all finite ones, as faults.finite() does"
+    fields: dict[str, Any] = {"loss": training.loss, **rule}
+    try:
+        if training.optimizer is not None:
+            check_linear("its client_optimizer", training.optimizer)
+            fields["client_optimizer"] = training.optimizer
+        if averaging.server_optimizer is not None:
+            fields |= heavy_ball("its server_optimizer", averaging.server_optimizer)
+    except ValueError as error:
+        return str(error)
+    if averaging.server_learning_rate is not None:
+        fields["server_learning_rate"] = averaging.server_learning_rate
+    return fields
 
 
 def check_data(loss: Any, data: FederatedData) -> None:

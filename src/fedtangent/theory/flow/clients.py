@@ -13,8 +13,8 @@ limit of many small steps.
 
 Under another loss the place of g / n_i is taken by the derivative of the loss by the outputs at the client's own model
 (``jax.grad`` of the loss over the batch, so that a sum over examples has no 1 / n_i). Then z is no longer linear in
-anything, and the steps are taken one by one. So are those on minibatches and those of an optimiser other than gradient descent, which is then run on the coefficients:
-being linear in the gradients, it treats them as it treats the weights.
+anything, and the steps are taken one by one. So are those on minibatches, and those of an optimiser other than gradient
+descent: it runs on the coefficients, which it treats as it treats the weights, since it is linear in the gradients.
 """
 
 from __future__ import annotations

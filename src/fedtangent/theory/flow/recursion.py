@@ -275,9 +275,10 @@ def _train(
     kind: Kind, program: Program, bucket: Bucket, i: Array, j: Array, felt: Felt, e: Array | None,
     batches: Array | None,
 ) -> Array:  # fmt: skip
-    """z of client ``i`` of a bucket in round ``j``, [s, D]; e [s, D] are the coefficients of its own h_i or c_i, whose tilt is -e.
+    """z of client ``i`` of a bucket in round ``j``, [s, D].
 
-    ``batches`` [T, B] are places in its examples, -1 for none; None: all of them in every step.
+    ``e`` [s, D] are the coefficients of its own h_i or c_i, whose tilt is -e. ``batches`` [T, B] are places
+    in its examples, -1 for none; None: all of them in every step.
     """
     numbers, steps, rate = program.numbers, bucket.local_steps[i], program.rounds.learning_rate[j]
     if kind.stepwise:

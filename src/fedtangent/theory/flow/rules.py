@@ -134,7 +134,10 @@ def read_rule(rule: Rule, local_steps: np.ndarray, stepwise: bool = False) -> tu
         nesterov=bool(rule.nesterov),
         decays=_is_on(rule.weight_decay),
         weighs_steps=rule.step_weights is not None,
-        stepwise=stepwise or rule.batches is not None or rule.client_optimizer is not None or rule.loss != "squared_error",
+        stepwise=stepwise
+        or rule.batches is not None
+        or rule.client_optimizer is not None
+        or rule.loss != "squared_error",
         loss=rule.loss,
         client_optimizer=rule.client_optimizer,
     )

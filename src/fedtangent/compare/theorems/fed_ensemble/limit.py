@@ -201,7 +201,7 @@ def train(setting: Setting, flow: Flow, width: int) -> TrainedEnsemble:
     seen = trained_networks(setting, width)
     own = networks(flow, [seen], (setting.num_rounds,))[0][0]
     outputs = seen.test[0][:, 0], seen.test[-1][:, 0], own[:, 0]
-    return TrainedEnsemble(width, *outputs, seen.uplink_bytes, seen.downlink_bytes)
+    return TrainedEnsemble(width, *outputs, seen.sent[-1].uplink_bytes, seen.sent[-1].downlink_bytes)
 
 
 def _gap(law: ModelLaw, limit: Gaussian | None, movement: float) -> LawDistance:

@@ -1,7 +1,7 @@
-"""Theory alone: learning curves, rates, and rounds and bytes to a target of a run, with no network trained.
+"""``predict``: learning curves, rates, and rounds and bytes to a target of a run, with no network trained.
 
 Initial functions are drawn from the network's prior. The federated flow, with the run's own kernel, cohorts,
-minibatches and rates, moves them round by round, and they are measured as ``train`` measures networks.
+minibatches and rates, moves them round by round, and they are measured as ``simulate`` measures networks.
 """
 
 from __future__ import annotations
@@ -15,16 +15,8 @@ import jax
 import numpy as np
 
 from fedtangent.checks import flag, number, real_array, whole
-from fedtangent.compare.beside import (
-    check_analytic,
-    check_followed,
-    check_kernels,
-    described_run,
-    in_float64,
-    rule_beside,
-    setting_of_run,
-)
 from fedtangent.compare.cohorts import contacted_clients
+from fedtangent.compare.comparison import check_analytic, check_evaluation, check_kernels, setting_of
 from fedtangent.compare.predicted import drawn_starts, limit_of, run_flow
 from fedtangent.compare.rates import Rates, searched_rates
 from fedtangent.compare.settings import Setting
@@ -33,10 +25,11 @@ from fedtangent.compare.simulated import cohorts
 from fedtangent.compare.sizes import KernelPlan, plan_kernels, planned_kernels
 from fedtangent.compare.table import expected_accuracy
 from fedtangent.data.dataset import Dataset
-from fedtangent.engine.building import Built, build
+from fedtangent.data.examples import Examples, Split
 from fedtangent.engine.clients import default_mapping, engine_for
-from fedtangent.engine.description import Description
-from fedtangent.engine.history import at_start, charge
+from fedtangent.engine.history import History, Measurement, at_start, charge
+from fedtangent.engine.loop import Evaluation
+from fedtangent.engine.run import examples_of
 from fedtangent.entries import option
 from fedtangent.kernels.gram import KernelBlocks
 from fedtangent.kernels.large import LargeKernel, check_file
@@ -44,7 +37,7 @@ from fedtangent.measures import uncertainty
 from fedtangent.progress import progress_of
 from fedtangent.theory import Flow
 from fedtangent.theory.precision import require_float64
-from fedtangent.types import Cohort, Partition, Prediction
+from fedtangent.types import Algorithm, Cohort, Cost, Prediction
 
 BAND = (5, 95)  # percent of the initial functions
 TRIED_DRAWS = 4  # initial functions that rates are tried on, the same at every rate
@@ -54,15 +47,13 @@ KERNELS = Path("results/kernels")
 
 
 @dataclasses.dataclass(frozen=True)
-class AloneOptions:
-    """Options of a prediction, besides those of the run."""
+class Forecasting:
+    """What is predicted of a run besides its learning curve, and from how many initial functions."""
 
     target: float | None = None
     """Rounds and bytes to this test accuracy; without labels, to this mean squared error, or loss of margins."""
     draws: int = 16
     """Initial functions (times K) that are averaged over, and make the band; two or more."""
-    evaluate_every: int = 1
-    """Rounds between evaluations, at which a target can be reached."""
     rates: bool = True
     """Off: the learning curve at the rate that is given, and no search for others."""
     kernel_dir: Path | None = option(None, may_differ=True)
@@ -72,32 +63,45 @@ class AloneOptions:
 class Plan(NamedTuple):
     """A checked run of which nothing has been predicted yet; made by ``plan_of``."""
 
-    built: Built
+    algorithm: Algorithm
+    examples: Examples
     setting: Setting
-    alone: AloneOptions
+    forecasting: Forecasting
 
     @property
     def loss(self) -> str:
         """The metric of the loss, under the name that ``train`` gives it."""
-        return uncertainty.metric_of(self.built.loss)
+        return uncertainty.metric_of(self.examples.loss)
 
     @property
     def rate(self) -> float:
-        """The clients' rate that the run is given, the first of a schedule."""
-        return float(np.ravel(self.setting.learning_rate)[0])
+        """The clients' rate that the run is given, the largest of a schedule."""
+        return float(np.max(self.setting.learning_rate))
 
     @property
     def at_once(self) -> int:
         """How many initial functions are computed together, a divisor of ``draws``."""
         s = self.setting
         of_one = len(s.rounds) * s.schedule.num_models * (len(s.x_train) + len(s.x_test)) * s.y_train.shape[1]
-        draws = self.alone.draws
+        draws = self.forecasting.draws
         return max(e for e in range(1, draws + 1) if draws % e == 0 and (e == 1 or e * of_one <= AT_ONCE))
 
     @property
     def main(self) -> str:
         """The test metric that ``target`` refers to."""
-        return self.loss if self.built.splits["test"].labels is None else "accuracy"
+        return self.loss if self.examples.train.labels is None else "accuracy"
+
+    @property
+    def cost(self) -> Cost:
+        """Bytes of a message and of a broadcast."""
+        data = self.examples.data
+        return self.algorithm.cost(data, engine_for(data, default_mapping()))
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The examples that metrics are measured on; without test examples the training examples take their place."""
+        train, test = self.examples.train, self.examples.test
+        return {"train": train, "test": train if test is None else test}
 
 
 class Curve(NamedTuple):
@@ -139,8 +143,28 @@ class Forecast(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The algorithm's."""
-        return self.plan.built.algorithm.name
+        """The algorithm's name."""
+        return self.plan.algorithm.name
+
+    @property
+    def history(self) -> History:
+        """The learning curve at the given rate, as ``simulate`` has it: means over the initial functions, with bands.
+
+        ``rounds`` is empty: nothing was trained.
+        """
+        curve, splits = self.given, [key for key in self.given.values if self.plan.examples.test or key[0] == "train"]
+        evaluations = [
+            Measurement(
+                int(round_),
+                {s: {m: float(curve.mean(s, m)[i]) for t, m in splits if t == s} for s in dict(splits)},
+                int(self.uplink_bytes[i]),
+                int(self.downlink_bytes[i]),
+                0.0,
+            )
+            for i, round_ in enumerate(curve.rounds)
+        ]
+        bands = {f"{split}.{metric}": curve.band(split, metric) for split, metric in splits}
+        return History(evaluations, {}, self.plan.cost, bands, is_predicted=True)
 
     @property
     def loss(self) -> float:
@@ -178,30 +202,43 @@ def rounds_to_target(rounds: Any, values: Any, target: float, *, rising: bool) -
     return int(at[found[0]]) if len(found) else None
 
 
-def theory_alone(
-    data: Dataset | tuple[Any, Any, Any, Any] | str = "digits",
-    partition: Partition | str | None = None,
+def predict(
+    algorithm: Algorithm,
+    data: Dataset | str | tuple[Any, ...] | Examples,
+    clients: Any = None,
     *,
-    progress: bool = False,
-    say: Report = lambda line: None,
-    **options: Any,
+    num_rounds: int,
+    seed: int = 0,
+    evaluation: Evaluation = Evaluation(),
+    forecasting: Forecasting = Forecasting(),
 ) -> Forecast:
-    """What theory predicts of a run that is not trained: learning curves, stable and best rate, rounds to a target.
+    """Predicts a run of which no network is trained: learning curves, stable and best rate, rounds to a target.
+
+    The network is the algorithm's, at infinite width; for more than 8,000 points initial functions are drawn from
+    networks of its own width. Predictions are made in float64 (``fedtangent.enable_x64()``).
 
     Args:
-        data, partition, progress, say: as of ``beside_theory``.
-        options: every option of ``fedtangent train`` that describes a run, and ``target``, ``draws``,
-            ``evaluate_every``, ``rates`` and ``kernel_dir`` of the prediction (``AloneOptions``). The network is the
-            one described, at infinite width; for more than 8,000 points, initial functions are drawn from networks of
-            its own width.
+        algorithm: The algorithm, for a model with an analytic kernel.
+        data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test).
+            Without test examples the training examples take their place.
+        clients: Who holds which training example: a ``Partition``, a list of index arrays, or the user of each
+            example [n].
+        num_rounds: Communication rounds R.
+        seed: Seed of initial functions, schedule and minibatches.
+        evaluation: Rounds between evaluations (default: 1), and progress.
+        forecasting: Target, number of initial functions, and whether rates are searched.
+
+    Returns:
+        Learning curves with bands at the given and at the best rate, and bytes on the wire.
 
     Raises:
-        ValueError: as ``beside_theory`` does. Predictions are made in float64 (``fedtangent.enable_x64()``).
+        ValueError: Before anything is computed: 64-bit types are off, theory does not follow the algorithm (the message
+            says why), the model has no analytic kernel, or an argument is out of range.
     """
     require_float64()
-    own = [field.name for field in dataclasses.fields(AloneOptions)]
-    alone = AloneOptions(**{name: options.pop(name) for name in own if name in options})
-    (found,) = forecasts([plan_of(described_run(data, partition, options), alone)], progress, say)
+    examples = examples_of(algorithm, data, clients)
+    plan = plan_of(algorithm, examples, num_rounds, seed, evaluation, forecasting)
+    (found,) = forecasts([plan], bool(evaluation.progress))
     return found
 
 
@@ -217,37 +254,39 @@ def forecasts(plans: Sequence[Plan], progress: bool = False, say: Report = lambd
 
 def memory_of(plan: Plan) -> KernelPlan:
     """The memory that its kernels need; raises ``ValueError`` if there is too little, or a kernel file was altered."""
-    found = plan_kernels(plan.setting, plan.at_once, Path(plan.alone.kernel_dir or KERNELS))
+    found = plan_kernels(plan.setting, plan.at_once, Path(plan.forecasting.kernel_dir or KERNELS))
     if found.folder is not None:
         check_file(plan.setting.kernel, plan.setting.x_train, found.folder)
     return found
 
 
-def check_alone(described: Description, alone: AloneOptions) -> None:
-    """Raise ``ValueError`` for bad options and runs that theory cannot predict, before data are loaded."""
-    whole("draws", alone.draws, 2)
-    whole("evaluate_every", alone.evaluate_every)
-    flag("rates", alone.rates)
-    if alone.target is not None:
-        number("target", alone.target, above=0)
-    check_followed(described)
-    check_analytic(described)
+def check_forecasting(forecasting: Forecasting) -> None:
+    """Raises ``ValueError`` for an option out of range."""
+    whole("draws", forecasting.draws, 2)
+    flag("rates", forecasting.rates)
+    if forecasting.target is not None:
+        number("target", forecasting.target, above=0)
 
 
-def plan_of(described: Description, alone: AloneOptions) -> Plan:
-    """The plan of a described run; raises ``ValueError`` as ``theory_alone`` does."""
-    check_alone(described, alone)
-    built, entry = build(described), described.model.entry
-    model = in_float64(built.model)
-    setting = setting_of_run(described, built, rule_beside(described, built.algorithm), lambda width: model, None)
-    ends = [model, model]
-    if entry.at_width is not None:
-        sizes = built.data.x.shape[1:], built.model.output_size
-        ends = [entry.build(entry.at_width(described.model.options, width, 1), *sizes) for width in (8, 16)]
-    check_kernels(described, ends, setting.x_train[:2])
-    plan = Plan(built, dataclasses.replace(setting, evaluate_every=alone.evaluate_every), alone)
-    if plan.main == "accuracy" and alone.target is not None:
-        number("target", alone.target, above=0, at_most=1)
+def plan_of(
+    algorithm: Algorithm,
+    examples: Examples,
+    num_rounds: int,
+    seed: int,
+    evaluation: Evaluation = Evaluation(),
+    forecasting: Forecasting = Forecasting(),
+) -> Plan:
+    """Returns the plan of a run; raises ``ValueError`` as ``predict`` does."""
+    check_evaluation(evaluation)
+    check_forecasting(forecasting)
+    whole("num_rounds", num_rounds)
+    check_analytic(algorithm.model)
+    setting = setting_of(algorithm, examples, num_rounds, seed, most_points=None, own_width=True)
+    check_kernels(algorithm.model, setting.x_train[:2])
+    every = 1 if evaluation.every is None else evaluation.every
+    plan = Plan(algorithm, examples, dataclasses.replace(setting, evaluate_every=every), forecasting)
+    if plan.main == "accuracy" and forecasting.target is not None:
+        number("target", forecasting.target, above=0, at_most=1)
     return plan
 
 
@@ -258,16 +297,16 @@ def forecast(
     setting, name = plan.setting, plan.setting.name
     with jax.default_matmul_precision("highest"):
         drawn = cohorts(setting)
-        runs = _Runs(plan, run_flow(setting, kernels, drawn), drawn_starts(setting, kernels, plan.alone.draws))
-        say(f"{name}: learning curve, {plan.alone.draws} starts")
+        runs = _Runs(plan, run_flow(setting, kernels, drawn), drawn_starts(setting, kernels, plan.forecasting.draws))
+        say(f"{name}: learning curve, {plan.forecasting.draws} starts")
         given = runs.curve(plan.rate, progress)
         found = Forecast(plan, given, given, None, *_traffic(plan, drawn), None)
-        if plan.alone.rates:
+        if plan.forecasting.rates:
             say(f"{name}: stable and best rate, {runs.tried} starts")
             rates = _rates(runs, float(given.values["train", plan.loss][: runs.tried, 0].mean()), progress)
             say(f"{name}: learning curve at the best rate")
             found = found._replace(best=runs.curve(rates.best, progress), rates=rates)
-        target = plan.alone.target
+        target = plan.forecasting.target
         if target is not None and found.reached(target, found.best).round is None:
             found = found._replace(limit=_at_limit(setting, kernels, runs.flow))
     return found
@@ -299,8 +338,8 @@ class _Runs(NamedTuple):
 
     def measured(self, rate: float, rounds: Sequence[int], draws: slice) -> dict[tuple[str, str], np.ndarray]:
         """(split, metric) -> [E, r] of some initial functions: what ``train`` measures, at the same examples."""
-        built, train, starts = self.plan.built, len(self.plan.setting.x_train), self.starts[draws]
-        splits, loss = built.splits, built.loss
+        plan, train, starts = self.plan, len(self.plan.setting.x_train), self.starts[draws]
+        splits, loss = plan.splits, plan.examples.loss
         given = starts[:, :, :train], starts[:, :, train:]
         runs = self.at(rate).runs(*given, rounds, len(splits["train"].x))
         values: dict[tuple[str, str], np.ndarray] = {}
@@ -351,11 +390,10 @@ def _rates(runs: _Runs, first_loss: float, progress: bool) -> Rates:
 
 def _traffic(plan: Plan, drawn: Cohort) -> tuple[np.ndarray, np.ndarray]:
     """Bytes up and down until each evaluated round, [r] each, as the ledger of a run counts them."""
-    built, setting = plan.built, plan.setting
-    cost = built.algorithm.cost(built.data, engine_for(built.data, default_mapping()))
-    contacted = contacted_clients(built.schedule, drawn, setting.seed)
+    setting, cost = plan.setting, plan.cost
+    contacted = contacted_clients(setting.schedule, drawn, setting.seed)
     weight = np.asarray(drawn.weight)
-    examples = np.asarray(built.clients.sizes)[np.asarray(drawn.client)] * (weight > 0)
+    examples = np.asarray(setting.partition.sizes)[np.asarray(drawn.client)] * (weight > 0)
     sent = [at_start(cost)]
     for r in range(setting.num_rounds):
         cohort = Cohort(drawn.client[r], drawn.model[r], drawn.weight[r])
